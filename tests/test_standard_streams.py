@@ -22,11 +22,11 @@ SIGNALLED = f"""{shlex.quote(sys.executable)} -c '
 import os, signal, sys
 from sinklab import standard_streams
 import sinklab.train.loop as loop
-def record(run, record, written, old=loop.Run.record):
+def record(run, record, written, old=loop.TrainLoop.write_record):
     old(run, record, written)
     if record["step"] == 3:
         os.kill(os.getpid(), signal.SIGTERM)
-loop.Run.record = record
+loop.TrainLoop.write_record = record
 sys.argv[0] = "sinklab"
 from sinklab.__main__ import run
 run()'"""
@@ -58,7 +58,7 @@ def shell(command: str) -> tuple[int, str]:
 def test_a_log_that_cannot_be_written_does_not_change_a_run(config, tmp_path, program, streams, code, kind):
     program, *options = program.split(' --supervise')
     options = '--supervise' if options else ''
-    command = f'{program} train --config={config} --workdir={tmp_path}/run {options} {standard_streams}'
+    command = f'{program} train --config={config} --workdir={tmp_path}/run {options} {streams}'
     assert shell(command)[0] == code
     folder = RunDir(tmp_path / 'run')
     assert outcome(folder.path)['kind'] == kind

@@ -24,7 +24,7 @@ Check = Callable[[], None]
 
 
 class LocalAppendLog:
-    """A file on a disk that lines are added to.
+    """A file on a disk to which lines are appended.
 
     What a crash has cut off at its end is removed: followed by other lines, it would look like damage. Whoever reads
     the file while it grows has not used it, as it has no end.
@@ -52,7 +52,7 @@ class LocalAppendLog:
 
 
 class RemoteAppendLog:
-    """Segments in a bucket, written in the background; `check` is asked before, and raises what ends the writing."""
+    """Segments in a bucket, written in the background; `check` is called before, and raises to end the writing."""
 
     def __init__(self, path: Path, check: Check):
         self.folder, self.check = get_segment_folder(path), check
@@ -78,7 +78,7 @@ class RemoteAppendLog:
                 return
 
     def sync(self) -> None:
-        """Until all lines that have come are in the bucket."""
+        """Wait until all appended lines are in the bucket."""
         with self.flush_lock:
             with self.buffer_lock:
                 content = self.buffer
@@ -119,7 +119,7 @@ def get_segment_folder(path: Path) -> Path:
 
 
 def list_segments(path: Path) -> list[tuple[str, int]]:
-    """(name, bytes) of the segments that there are."""
+    """Return (name, bytes) of all segments."""
     objects = list_objects(get_segment_folder(path)).items()
     return sorted((name, info.size) for name, info in objects if parse_segment_number(name) is not None)
 
@@ -130,7 +130,7 @@ def parse_segment_number(name: str) -> int | None:
 
 
 def read_log(path: Path, start: int = 0) -> bytes:
-    """All that is there now, from a byte on."""
+    """Return the current content, from byte `start` on."""
     if not is_remote(path):
         with contextlib.suppress(FileNotFoundError):
             return untrusted_files.read_regular_file(path, start)

@@ -25,7 +25,7 @@ T = TypeVar('T')
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A file to write, which takes the name `path` once it is whole and lies on the disk, or in the bucket."""
+    """Yield a file to write, which is renamed to `path`, or uploaded there, once it is complete."""
     if is_remote(path):
         with tempfile.TemporaryDirectory() as temporary_dir:
             yield (temporary_path := Path(temporary_dir, path.name))
@@ -44,12 +44,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def upload_file(local_path: Path, path: Path) -> None:
-    """Puts a local file into a bucket, in one stroke."""
+    """Upload a local file into a bucket atomically."""
     get_file_system(path).put_file(os.fspath(local_path), os.fspath(path), chunksize=UPLOAD_PART_BYTES)
 
 
 def append_text(path: Path, text: str) -> None:
-    """Adds to a small file; an object is written anew, by one who writes it alone.
+    """Append to a small file; an object is written again as a whole, and must have one writer only.
 
     Raises:
         DamagedFileError: a folder, a FIFO, a socket or a device is in its place.
@@ -71,7 +71,7 @@ def open_nonblocking(path: str, flags: int) -> int:
 
 
 def poll_until(read: Callable[[], T]) -> T:
-    """What is seen on a network's disk: as soon as there is something, or at last."""
+    """Call `read` until it returns something, as a network file system may show a file late."""
     deadline = time.monotonic() + SHARED_DISK_SECONDS
     while not (result := read()) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -80,7 +80,7 @@ def poll_until(read: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def writable_folder(folder: Path) -> Iterator[None]:
-    """A folder to write in, made if need be; says in words when that cannot be."""
+    """Create a folder if it is missing, and translate errors of writing there into a UserError."""
     try:
         if not is_remote(folder):  # in a bucket there are no folders
             folder.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ def get_cache_dir() -> Path:
 
 
 def get_cache_limit_bytes(folder: Path) -> int:
-    """Bytes that a folder of the cache may take: $SINKLAB_CACHE_GB, or half of what it could on its disk."""
+    """Return how many bytes a cache folder may take: $SINKLAB_CACHE_GB, or half of what its disk allows."""
     if limit_gb := os.environ.get('SINKLAB_CACHE_GB'):
         try:
             return int(float(limit_gb) * 1e9)

@@ -16,7 +16,7 @@ TextPredicate = Callable[[str | None], bool]  # of what stands there; None where
 
 
 class LocalCasFile:
-    """A file that stays open: once another has been put in its place, what is written reaches nobody."""
+    """A local file that stays open: once another file has replaced it, writes reach nobody."""
 
     def __init__(self, path: Path, is_ours: TextPredicate):
         self.path, self.is_ours, self.descriptor = path, is_ours, None
@@ -28,7 +28,7 @@ class LocalCasFile:
             return None
 
     def compare_and_swap(self, is_expected: TextPredicate, text: str) -> bool:
-        """Puts a text in the place of what is there, if that is as expected."""
+        """Replace the text if the current one is as expected; return whether it was."""
         with acquire_lock(self.path.with_suffix(LOCK_SUFFIX)):
             if not is_expected(self.read()):
                 return False
@@ -38,7 +38,7 @@ class LocalCasFile:
         return True
 
     def overwrite(self, text: str) -> None:
-        """Says something else of the same length: it can be read at any time, and is kept on a full disk."""
+        """Overwrite with a text of the same length, which readers see at any time, also on a full disk."""
         os.pwrite(self.descriptor, text.encode(), 0)
         os.fsync(self.descriptor)
 
@@ -54,7 +54,7 @@ class LocalCasFile:
 
 
 class RemoteCasFile:
-    """An object, written and taken away on the condition that it is the one that we have put there."""
+    """An object, written and deleted only if it is still the version that this process wrote."""
 
     def __init__(self, path: Path, is_ours: TextPredicate):
         self.path, self.is_ours, self.file_system, self.version = path, is_ours, get_file_system(path), ''
@@ -70,7 +70,7 @@ class RemoteCasFile:
         return is_expected(current_text) and self.write_if_unchanged(text)
 
     def overwrite(self, text: str) -> None:
-        """Says something else, also where the answer to an earlier time was lost, and what lies there is ours."""
+        """Overwrite the object, also if the response to an earlier write was lost and the object is ours."""
         if not self.write_if_unchanged(text):
             current_text, version = self.read_with_version()
             if self.is_ours(current_text):
@@ -84,7 +84,7 @@ class RemoteCasFile:
         return bool(version)
 
     def read_with_version(self) -> tuple[str | None, str]:
-        """(what lies there, its mark)."""
+        """Return the text of the object and its version."""
         try:
             content, version = self.file_system.read_with_version(os.fspath(self.path))
         except FileNotFoundError:

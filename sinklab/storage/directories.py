@@ -33,7 +33,7 @@ ABSENT_ERRORS = FileNotFoundError, NotADirectoryError, IsADirectoryError
 
 
 def list_entries(folder: Path) -> Iterator[Path]:
-    """What lies in a folder; nothing where that is not there."""
+    """Yield the entries of a folder; none if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         if not is_remote(folder):
             yield from folder.iterdir()
@@ -45,12 +45,12 @@ def list_entries(folder: Path) -> Iterator[Path]:
 
 
 def read_file(path: Path) -> bytes:
-    """Of a file that may be written anew meanwhile: all of one or all of the other."""
+    """Read a file that may be replaced meanwhile: all of the old content or all of the new."""
     return untrusted_files.read_regular_file(path)
 
 
 def list_committed(folder: Path) -> list[str]:
-    """The names of the folders in it that are whole."""
+    """Return the names of the folders in a folder that are committed."""
     if not is_remote(folder):
         with contextlib.suppress(NotADirectoryError):
             return [path.name for path in list_entries(folder)]
@@ -59,7 +59,7 @@ def list_committed(folder: Path) -> list[str]:
 
 
 def list_files(folder: Path) -> list[str]:
-    """Of all files of a folder, by their paths in it, as far as they are there."""
+    """Return the relative paths of all files below a folder; none if it does not exist."""
     if is_remote(folder):
         return sorted(list_objects(folder))
 
@@ -74,7 +74,7 @@ def list_files(folder: Path) -> list[str]:
 
 
 def make_folder(folder: Path) -> None:
-    """An empty folder; in a bucket, where there are none, an object that stands for it."""
+    """Create a folder; in a bucket, which has none, create an object that stands for it."""
     if is_remote(folder):
         (folder / FOLDER_MARKER).write_bytes(b'')
     else:
@@ -86,7 +86,7 @@ def is_folder(folder: Path) -> bool:
 
 
 def compute_size(folder: Path) -> int:
-    """Bytes of all files of a folder."""
+    """Return the bytes of all files below a folder."""
     if is_remote(folder):
         return sum(info.size for info in list_objects(folder).values())
     file_paths = (folder / name for name in list_files(folder))
@@ -95,7 +95,7 @@ def compute_size(folder: Path) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class StoredFile:
-    """What can be known of a file: its bytes, and what tells its content from others, as its storage says it."""
+    """The size and the content digest of a file, as its storage reports them."""
 
     path: Path
     size: int
@@ -114,7 +114,7 @@ class StoredFile:
 
 
 def get_stored_files(folder: Path, names: Iterable[str]) -> dict[str, StoredFile]:
-    """Those of some files of a folder that are there."""
+    """Return those of the named files of a folder that exist, by name."""
     if is_remote(folder):
         objects = list_objects(folder)
         return {name: make_stored_file(folder / name, objects[name]) for name in names if name in objects}
@@ -198,7 +198,7 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
 
 
 def mark_deleted(folder: Path) -> None:
-    """Have a folder, which was whole, be no longer so, in one stroke.
+    """Mark a committed folder as deleted, atomically.
 
     On a disk it gets a unique name that ends with DELETED_SUFFIX, since an earlier folder of this name may be left
     that could not be deleted.
@@ -212,7 +212,7 @@ def mark_deleted(folder: Path) -> None:
 
 
 def move_folder(folder: Path, target: Path) -> None:
-    """Gives a folder another name; in a bucket it is copied there, and then gone."""
+    """Move a folder; in a bucket it is copied and then deleted."""
     if not is_remote(folder):
         folder.replace(target)
         return

@@ -64,7 +64,7 @@ def release_lock(path: Path, lock_fd: int) -> None:
 
 
 def break_stale_lock(path: Path, stale_identity: tuple[int, int] | None) -> int | None:
-    """Put a lock in the place of a dead one's.
+    """Replace a stale lock by one of this process.
 
     On a disk without locks of the kernel, of several that come here at the same time the last has it.
 

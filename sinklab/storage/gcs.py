@@ -36,7 +36,7 @@ for name in ('gcsfs', 'google.auth'):  # what they have to say is said here
 
 
 def unwrap_decorator(method: Callable) -> Callable:
-    """A method without what decorates it."""
+    """Return a method without its decorator."""
     return getattr(method, '__wrapped__', method)
 
 
@@ -88,7 +88,7 @@ class Storage(GCSFileSystem):
         await retry_upload(request)
 
     async def _delete_files(self, paths: list[str], _: int) -> list:
-        """One by one: of a batch, errors of single objects come in other words, and emulators know none."""
+        """Delete files one by one: a batch reports errors in another form, and emulators support none."""
         return await _run_coros_in_chunks(
             [self._rm_file(path) for path in paths], batch_size=MAX_DELETIONS, return_exceptions=True
         )
@@ -135,7 +135,7 @@ def get_credentials() -> Any:
 
 @functools.cache
 def find_credentials() -> Any:
-    """The credentials that Google's library finds, or none: what is public can be read without."""
+    """Return the credentials that Google's library finds, or none: public objects need none."""
     try:
         return google.auth.default(scopes=['https://www.googleapis.com/auth/devstorage.full_control'])[0]
     except google.auth.exceptions.DefaultCredentialsError as error:
@@ -150,7 +150,7 @@ def is_upload_start(method: str, path: str) -> bool:
 
 
 async def require_part_kept(request: Callable[[], Awaitable]) -> Any:
-    """The answer to a part of an upload; one without a range says that nothing of it was kept."""
+    """Return the response to a part of an upload, and raise if it has no range, so that nothing was kept."""
     headers, content = await request()
     if not content and 'Range' not in headers:
         raise ConnectionResetError('nothing of a part was kept')
@@ -158,6 +158,6 @@ async def require_part_kept(request: Callable[[], Awaitable]) -> Any:
 
 
 def parse_bucket_name(path: str, *arguments: str) -> str:
-    """Whose bucket a request of GCS is about."""
+    """Return the bucket name of a request to GCS; '' if it names none."""
     name = re.search(r'(?:^|/)b/([^/?]+)', path)
     return '' if not name else arguments[0] if name[1] == '{}' else name[1]

@@ -45,11 +45,11 @@ UNREADABLE_OWNER = dict(token='', host='?', pid=0, machine='', born='', job='', 
 
 
 class LeaseLostError(UserError):
-    """The folder is another job's now: nothing more may be written there, not even how this one has ended."""
+    """Another job holds the folder now: nothing more may be written there, not even the outcome of this one."""
 
 
 class Lease:
-    """A folder that this job alone may write in."""
+    """The lease of a folder, in which this job alone may write."""
 
     def __init__(self, folder: Path):
         self.path, self.token = folder / LEASE_NAME, uuid.uuid4().hex
@@ -148,7 +148,7 @@ def get_heartbeat_seconds(path: Path) -> float:
 
 
 class NullLease:
-    """A lease that another process of the run has."""
+    """A stand-in for the lease, which another process of the run holds."""
 
     def check(self) -> None:
         pass
@@ -158,7 +158,7 @@ class NullLease:
 
 
 class LeaseWatcher:
-    """What can be known of the owner of a folder by looking at its lease again and again."""
+    """A watcher of the owner of a folder, which reads its lease repeatedly."""
 
     def __init__(self, path: Path):
         self.path, self.start_time, self.owner = path, time.monotonic(), read_owner(path)
@@ -185,12 +185,12 @@ class LeaseWatcher:
 
     @property
     def silent_seconds(self) -> float:
-        """Seconds since the last sign of life of an owner out of sight."""
+        """Seconds since the last heartbeat of an owner on another machine; 0 on this one."""
         return 0.0 if is_on_this_machine(self.owner) else time.monotonic() - self.last_change_time
 
     @property
     def is_gone(self) -> bool:
-        """Whether nobody is at work there: no lease, or one of the dead, or of somebody who is not heard of."""
+        """Whether there is no lease, or its owner is dead or has been silent for too long."""
         return self.owner is None or is_dead(self.owner) or self.silent_seconds > OWNER_TIMEOUT_SECONDS
 
     def is_free(self, candidate: dict, grace_seconds: float) -> bool:
@@ -203,16 +203,16 @@ class LeaseWatcher:
         return is_requeued or self.silent_seconds > OWNER_TIMEOUT_SECONDS
 
     def is_stopping(self, grace_seconds: float) -> bool:
-        """Whether it may still take the time that it has been given to stop."""
+        """Return whether the owner is stopping and still has time to do so."""
         is_in_time = time.monotonic() - self.start_time < grace_seconds + GRACE_MARGIN_SECONDS
         return self.owner['state'] == 'stopping' and self.silent_seconds < OWNER_TIMEOUT_SECONDS and is_in_time
 
     def is_alive(self, grace_seconds: float) -> bool:
-        """Whether it is at work, as far as can be seen now."""
+        """Return whether the owner is known to run."""
         return not self.is_stopping(grace_seconds) and (self.has_heartbeat or is_on_this_machine(self.owner))
 
     def format_wait_message(self, grace_seconds: float) -> str:
-        """What is waited for, if it is worth telling."""
+        """Return a message about what is waited for; '' if there is none yet."""
         if self.is_stopping(grace_seconds):
             return f'waiting until {describe_owner(self.owner)} has stopped'
         message = f'waiting {OWNER_TIMEOUT_SECONDS:.0f} s for a sign of life of {describe_owner(self.owner)}'
@@ -221,7 +221,7 @@ class LeaseWatcher:
 
 @contextlib.contextmanager
 def hold_lease(folder: Path, grace_seconds: float = DEFAULT_GRACE_SECONDS) -> Iterator[Lease]:
-    """A folder for one job; it is made if need be, and taken away again where nothing else has come into it."""
+    """Hold the lease of a folder, which is created if missing, and deleted again if it stays empty."""
     parents = () if is_remote(folder) else (folder, *folder.parents)
     created_folders = [path for path in parents if not os.path.exists(path)]
     folder_lease = Lease(folder)
@@ -239,12 +239,12 @@ def hold_lease(folder: Path, grace_seconds: float = DEFAULT_GRACE_SECONDS) -> It
 
 
 def read_owner_token(folder: Path) -> str | None:
-    """The token of the job that has the folder, as it is seen from here."""
+    """Return the token of the job that holds the folder; None if there is none."""
     return get_token(read_owner(folder / LEASE_NAME))
 
 
 def is_unowned(folder: Path) -> bool:
-    """Whether no job has the folder, or one whose process, which could be seen from here, has ended."""
+    """Return whether no job holds the folder, or one of this machine whose process has ended."""
     owner = read_owner(folder / LEASE_NAME)
     return owner is None or is_dead(owner)
 
@@ -284,7 +284,7 @@ def describe_owner(owner: dict) -> str:
 
 
 def get_process_identity() -> dict:
-    """Which process this is, of which job of a cluster."""
+    """Return the fields of a lease that identify this process and its cluster job."""
     pid, (job, attempt) = os.getpid(), get_cluster_job(os.environ)
     return dict(
         host=socket.gethostname(),
@@ -297,7 +297,7 @@ def get_process_identity() -> dict:
 
 
 def get_cluster_job(environment: Mapping[str, str]) -> tuple[str, int]:
-    """(name, start) of a cluster's job; '' where this is none."""
+    """Return (name, number of restarts) of the cluster job; ('', 0) outside a cluster."""
     for names, restart_variable in CLUSTER_JOB_VARIABLES:
         if names[-1] in environment:
             return '/'.join(environment.get(name, '') for name in names), int(environment.get(restart_variable) or 0)
@@ -305,17 +305,17 @@ def get_cluster_job(environment: Mapping[str, str]) -> tuple[str, int]:
 
 
 def is_dead(owner: dict) -> bool:
-    """Whether its process can be looked at from here, and has ended."""
+    """Return whether the owner's process is on this machine and has ended."""
     return is_on_this_machine(owner) and get_process_start_time(owner['pid']) != owner['born']
 
 
 def is_on_this_machine(owner: dict) -> bool:
-    """Whether its process can be looked at from here."""
+    """Return whether the owner's process is on this machine."""
     return bool(owner['machine']) and owner['machine'] == get_machine_id()
 
 
 def get_machine_id() -> str:
-    """This boot of this machine, and what numbers processes in it; '' where the system does not say."""
+    """Return an ID of this boot and PID namespace; '' where the system does not report it."""
     try:
         return f'{Path("/proc/sys/kernel/random/boot_id").read_text().strip()} {os.readlink("/proc/self/ns/pid")}'
     except OSError:
@@ -323,7 +323,7 @@ def get_machine_id() -> str:
 
 
 def get_process_start_time(pid: int) -> str:
-    """When a process began, in ticks: numbers of processes are given again. '' once it has ended."""
+    """Return the start time of a process in ticks, since PIDs are reused; '' once it has ended."""
     try:
         state, *fields = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()
     except OSError:

@@ -12,7 +12,7 @@ CONTENT_DIGEST_KEYS = ('md5Hash', 'crc32c', 'ETag')  # what storage says of a co
 
 @dataclasses.dataclass(frozen=True)
 class ObjectInfo:
-    """Bytes of an object, a digest of its content with its kind, and its version, another once it is written over."""
+    """The size, content digest with its kind, and version of an object."""
 
     size: int
     content_digest: str
@@ -27,7 +27,7 @@ def parse_object_info(metadata: Mapping) -> ObjectInfo:
 
 
 def list_objects(folder: Path, prefix: str = '') -> dict[str, ObjectInfo]:
-    """All objects below a folder, by their paths in it; those that begin so. A request for a thousand."""
+    """Return all objects below a folder whose relative paths begin with `prefix`; a request lists a thousand."""
     root = os.fspath(folder).partition('://')[2] + '/'
     objects = get_file_system(folder).find(os.fspath(folder), detail=True, prefix=prefix)
     return {

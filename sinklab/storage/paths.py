@@ -20,7 +20,7 @@ REMOTE_SCHEMES = {'gs': ('gcsfs', 'gcs'), 's3': ('s3fs', 's3')}
 
 
 def parse_path(path: str | os.PathLike) -> Path:
-    """A pathlib.Path, or an epath.Path for gs:// and s3://."""
+    """Return a pathlib.Path, or an epath.Path for gs:// and s3://."""
     text = os.fspath(path)
     if not is_remote(text):
         return Path(text)
@@ -54,7 +54,7 @@ def register_file_system(scheme: str) -> None:
 
 
 def is_remote(path: str | os.PathLike) -> bool:
-    """Whether it lies in a bucket, where files are objects: whole or not there, and never appended to.
+    """Return whether a path lies in a bucket, where files are objects, which are never appended to.
 
     Raises UserError of gs:/bucket, by which nobody means a folder `gs:`.
     """
@@ -65,7 +65,7 @@ def is_remote(path: str | os.PathLike) -> bool:
 
 
 def get_file_system(path: Path) -> Any:
-    """The fsspec file system of a path in a bucket; paths are given to it as text."""
+    """Return the fsspec file system of a path in a bucket; its methods take paths as text."""
     import fsspec
 
     return fsspec.filesystem(os.fspath(path).partition('://')[0])
@@ -120,14 +120,14 @@ def check_utf8(path: Path, consequence: str) -> None:
 
 
 def make_relative(path: Path, start: Path) -> str:
-    """The way from one folder to another; in whole, where there is none from a disk to a bucket."""
+    """Return the relative path from one folder to another; the absolute one between a disk and a bucket."""
     if is_remote(path) and get_bucket_url(path) == get_bucket_url(start):
         return posixpath.relpath(get_object_key(path), get_object_key(start))
     return os.fspath(make_absolute(path)) if is_remote(path) or is_remote(start) else os.path.relpath(path, start)
 
 
 def join_path(start: Path, relative_path: str) -> Path:
-    """Where such a way leads to."""
+    """Return the path to which a path of `make_relative` leads."""
     if is_remote(relative_path):
         return parse_path(relative_path)
     if is_remote(start) and not os.path.isabs(relative_path):
@@ -138,7 +138,7 @@ def join_path(start: Path, relative_path: str) -> Path:
 
 
 def find_common_folder(paths: list[Path]) -> Path:
-    """The innermost folder that all of them lie in."""
+    """Return the innermost folder that contains all paths."""
     if not any(map(is_remote, paths)):
         return Path(os.path.commonpath(paths))
     if len({get_bucket_url(path) for path in paths}) > 1:
@@ -147,18 +147,18 @@ def find_common_folder(paths: list[Path]) -> Path:
 
 
 def get_bucket_url(path: Path) -> str:
-    """gs://BUCKET; nothing of a local path."""
+    """Return gs://BUCKET; '' for a local path."""
     return '/'.join(os.fspath(path).split('/')[:3]) if is_remote(path) else ''
 
 
 def get_object_key(path: Path) -> str:
-    """/FOLDER/FILE of a path in a bucket."""
+    """Return the /FOLDER/FILE part of a path in a bucket."""
     return os.fspath(path).removeprefix(get_bucket_url(path)) or '/'
 
 
 @contextlib.contextmanager
 def short_timeout(seconds: float) -> Iterator[None]:
-    """For a request of this thread that nobody should wait for longer than that."""
+    """Limit the seconds for which requests of this thread are retried."""
     from sinklab.storage.retry import RETRY_SECONDS
 
     token = RETRY_SECONDS.set(seconds)

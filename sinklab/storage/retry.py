@@ -25,21 +25,21 @@ LAST_WARNING_TIMES: dict[str, float] = {}  # when it was told of a storage that 
 
 
 class StorageTimeoutError(OSError):
-    """No TimeoutError: of those fsspec keeps neither the number nor the words."""
+    """Storage did not respond in time. No TimeoutError, whose errno and message fsspec drops."""
 
 
 class AccessDeniedError(PermissionError):
-    """What no other start mends: no credentials, or none that are enough."""
+    """Credentials are missing or insufficient; a restart cannot help."""
 
 
 class BucketNotFoundError(OSError):
-    """Nor this."""
+    """The bucket does not exist; a restart cannot help."""
 
 
 async def retry_request(
     request: Callable[[], Awaitable], bucket_url: str, timeout_seconds: float | None = None
 ) -> Any:
-    """The answer to a request, of so many seconds at most, as soon as there is one; or an OSError with an errno.
+    """Send a request until it succeeds, each try with a timeout; raise an OSError with an errno otherwise.
 
     Of a try without an answer nobody knows whether the storage has heard it.
     """
@@ -64,7 +64,7 @@ async def retry_request(
 
 
 def get_request_timeout(timeout_seconds: float | None) -> float | None:
-    """Of one request; where nobody should wait for long, also of one whose end is not known."""
+    """Return the timeout of one request, also of one without its own where `short_timeout` holds."""
     retry_seconds = RETRY_SECONDS.get()
     return (
         timeout_seconds
@@ -74,7 +74,7 @@ def get_request_timeout(timeout_seconds: float | None) -> float | None:
 
 
 async def retry_upload(request: Callable[[], Awaitable]) -> Any:
-    """An upload, begun again if the storage no longer knows of it: it has ended, and the answer was lost."""
+    """Upload, and start again if the storage no longer knows the upload: it ended, and the response was lost."""
     for remaining in reversed(range(MAX_UPLOAD_ATTEMPTS)):
         try:
             return await request()
@@ -108,7 +108,7 @@ def raise_unless_absent(error: Exception) -> None:
 
 
 def warn_of_retry(text: str, bucket_url: str) -> None:
-    """Says once what holds for all the requests that wait for the same."""
+    """Print a warning once for all requests that wait for the same storage."""
     if time.monotonic() - LAST_WARNING_TIMES.get(bucket_url, -RETRY_SECONDS.get()) >= RETRY_SECONDS.get():
         LAST_WARNING_TIMES[bucket_url] = time.monotonic()
         print(text, file=sys.stderr)
@@ -127,7 +127,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def translate_error(error: Exception, bucket_url: str, waited_seconds: float) -> Exception:
-    """What an error is for those above: of the system's kinds."""
+    """Translate an error of a library into an OSError of the system's kinds."""
     if is_transient(error):
         return StorageTimeoutError(
             errno.ETIMEDOUT, f'{bucket_url} has not answered for {waited_seconds:.0f} s ({summarize_error(error)})'
@@ -159,7 +159,7 @@ def make_bucket_error(bucket_url: str) -> BucketNotFoundError:
 
 
 def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and what it comes from."""
+    """Yield an error and its causes."""
     while error:
         yield error
         error = error.__cause__
@@ -170,7 +170,7 @@ def get_class_names(error: BaseException) -> set[tuple[str, str]]:
 
 
 def get_http_status(error: BaseException) -> int:
-    """The number of HTTP that an error stands for, or 0."""
+    """Return the HTTP status of an error, or 0."""
     for cause in iterate_causes(error):
         http_status = getattr(cause, 'code', None) or getattr(cause, 'status', None)
         if isinstance(response := getattr(cause, 'response', None), dict):
@@ -181,7 +181,7 @@ def get_http_status(error: BaseException) -> int:
 
 
 def get_s3_error_code(error: BaseException) -> str:
-    """The word of S3 for an error, or ''."""
+    """Return the S3 code of an error, or ''."""
     responses = (getattr(cause, 'response', None) for cause in iterate_causes(error))
     return next(
         (str(response.get('Error', {}).get('Code')) for response in responses if isinstance(response, dict)), ''
@@ -233,7 +233,7 @@ CHANGED_STATUSES = {404, 412, 416}  # of a read that wants an object as it was
 
 
 def read_if_match(path: str, size: int, read: Callable[[], bytes]) -> bytes:
-    """A range of an object that is still the one that had a mark; of another, or of none, an error with ESTALE."""
+    """Read a range of an object if it has the expected version; raise ESTALE otherwise."""
     try:
         content = read()
     except OSError as error:  # gcsfs says 412 by FileExistsError
@@ -246,7 +246,7 @@ def read_if_match(path: str, size: int, read: Callable[[], bytes]) -> bytes:
 
 
 def find_own_version(file_system: Any, path: str, content: bytes) -> str | None:
-    """The mark of what lies there if this process wrote it, in a try whose answer was lost; contents are unique."""
+    """Return the version of an object that this process wrote in a try whose response was lost."""
     try:
         stored, version = file_system.read_with_version(path)
     except FileNotFoundError:

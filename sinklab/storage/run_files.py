@@ -40,7 +40,7 @@ RunId = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Lineage(Struct):
-    """What a fork comes from, as row.json has it."""
+    """The origin of a fork, as in row.json."""
 
     run: str
     step: Step
@@ -181,7 +181,7 @@ PRINTED_WARNINGS: set[tuple[str, str]] = set()  # (file, message)
 
 
 def warn_once(file: Path, message: str) -> None:
-    """Say once in this process, on stderr, what is wrong with a file that is done without."""
+    """Print once per process, on stderr, what is wrong with a file that is skipped."""
     if (warning := (str(file), message)) not in PRINTED_WARNINGS:
         PRINTED_WARNINGS.add(warning)
         print(f'sinklab: {message}', file=sys.stderr, flush=True)

@@ -110,7 +110,7 @@ class Storage(S3FileSystem):
 
 
 class BufferedBody:
-    """What an answer of S3 holds, which is here already."""
+    """The body of a response of S3 that is already in memory."""
 
     def __init__(self, content: bytes):
         self.content, self.buffer = content, io.BytesIO(content)

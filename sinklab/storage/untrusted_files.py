@@ -42,7 +42,7 @@ WRONG_KIND_ERRNOS = errno.ELOOP, errno.EISDIR
 
 
 class DamagedFileError(UserError):
-    """A file is not what it has to be. The message names it, and says what to do."""
+    """A file is damaged. The message names it and says what to do."""
 
 
 class IrregularFileError(DamagedFileError):
@@ -125,7 +125,7 @@ def read_object_range(path: Path, start: int, end: int) -> bytes:
 
 
 def check_regular_file(path: Path) -> None:
-    """Refuse what stands in the place of a file that is about to be read or written; it may be missing."""
+    """Raise if something other than a regular file is at a path; the file may be missing."""
     if is_remote(path):
         return
     with contextlib.suppress(FileNotFoundError), translate_lasting_errors(path):

@@ -28,7 +28,7 @@ ONE_PER_HOST_PATTERNS = {'SLURM_STEP_TASKS_PER_NODE': r'1(\(x\d+\))?', 'OMPI_COM
 
 @dataclasses.dataclass(frozen=True)
 class ProcessInfo:
-    """The number of a process among all, where process 0 is to be found, and which devices are its own."""
+    """The index of a process, the number of processes, the address of process 0, and the process's devices."""
 
     index: int = 0
     count: int = 1
@@ -47,14 +47,14 @@ class ProcessInfo:
         return self.format_address(self.port)
 
     def format_address(self, port: int) -> str:
-        """Another port of the host of process 0."""
+        """Return the address of another port of the host of process 0."""
         return f'[{self.host}]:{port}' if ':' in self.host else f'{self.host}:{port}'
 
 
 def resolve_process_info(
     coordinator: str | None, processes: int | None, process: int | None, timeout: float
 ) -> ProcessInfo:
-    """As given, or as found."""
+    """Return the process info that the flags give, or that the environment of a cluster gives."""
     flags = {'--coordinator': coordinator, '--processes': processes, '--process': process}
     if processes == 1 and coordinator is None and process in (None, 0):
         return ProcessInfo()
@@ -86,7 +86,7 @@ def is_valid_host(name: str) -> bool:
 
 
 def detect_process_info(environment: Mapping[str, str], timeout: float) -> ProcessInfo:
-    """What a cluster says, in jax's own reading; alone where there is none."""
+    """Return the process info of a cluster, as jax reads it; that of a single process outside a cluster."""
     check_not_one_of_many(environment)
     if not any(set(variables) <= environment.keys() for variables in CLUSTER_VARIABLES) and not any(
         map(glob.glob, TPU_DEVICE_PATTERNS)
@@ -149,7 +149,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_not_one_of_many(environment: Mapping[str, str]) -> None:
-    """Where a cluster has started many processes, or is about to, none of them takes itself for the only one."""
+    """Refuse to run as the only process where a cluster has started many, or is about to."""
     num_tasks = max(read_count(environment, name) or 1 for name in ('SLURM_NTASKS', 'SLURM_JOB_NUM_NODES'))
     if 'SLURM_JOB_ID' in environment and 'SLURM_STEP_NODELIST' not in environment and num_tasks > 1:
         raise UserError(

@@ -28,7 +28,7 @@ NOT_LOCAL_ERRNOS = errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT  # no interface of th
 
 
 class Connection(asyncio.Protocol):
-    """A connection of the hub. `end_reason` says how it has ended, and is empty before."""
+    """A connection of the coordinator. `end_reason` says how it has ended, and is empty before."""
 
     def __init__(self, silence_seconds: float, on_open: Callable, on_message: Callable, on_lost: Callable):
         self.silence_seconds, self.on_open, self.on_message, self.on_lost = (
@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(line)
 
     def check_timeouts(self, now: float) -> None:
-        """Drop it when it has been silent, or has not read, for too long."""
+        """Drop the connection if it has been silent, or has not read, for too long."""
         if self.blocked_since is not None and now - self.blocked_since > self.silence_seconds:
             self.abort(f'not reading what it is sent for {self.silence_seconds:.0f} s')
         elif now - self.last_heard_time > self.silence_seconds:

@@ -39,7 +39,7 @@ ACTIVITY_FORMATS = {'step': 'in step {step}', 'reading its batch': 'reading its 
 
 @dataclasses.dataclass
 class Progress:
-    """Where a process is: what it does, at which step, since when, and how long that usually takes."""
+    """The progress of a process: its activity, step, start time, and the usual duration of that activity."""
 
     activity: str = 'starting'
     step: int = 0
@@ -52,11 +52,11 @@ class Progress:
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """Further on is greater; who computes a step has arrived at it."""
+        """The order of progress: a process that is further on has a greater rank."""
         return self.step, self.activity == 'step'
 
     def get_timeout(self, timeouts: Timeouts) -> float:
-        """Seconds that it may take."""
+        """Return how many seconds this activity may take."""
         if self.activity in UNBOUNDED_ACTIVITIES:
             return math.inf
         has_usual_time = self.usual_seconds is not None and self.activity not in UNTIMED_ACTIVITIES
@@ -135,7 +135,7 @@ LISTEN_BACKLOG = 1024  # connections that the system holds until they are accept
 
 
 class Coordinator:
-    """Gathers, watches and decides, in one thread of its own, which waits for nobody."""
+    """The coordinator: gathers values, detects hangs and decides how a run ends, in a thread of its own."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Coordinator:
         self.thread = threading.Thread(target=self.run_thread, daemon=True)
 
     def open(self, host: str, port: int) -> str:
-        """Let the supervisors of other processes in.
+        """Accept connections of the supervisors of other processes.
 
         Returns:
             Why that is on all interfaces of this machine; '' if it is on that of the host's address alone.
@@ -179,11 +179,11 @@ class Coordinator:
         )
 
     def attach_local(self, local_sock: socket.socket) -> None:
-        """Let the supervisor of process 0 in, before the thread starts."""
+        """Attach the supervisor of process 0, before the thread starts."""
         self.local_sock = local_sock
 
     def run_thread(self) -> None:
-        """Do the work of the hub in its thread until the run is over."""
+        """Run the coordinator in its thread until the run is over."""
         try:
             asyncio.run(self.run())
         except Exception as error:  # before there was anybody to tell, e.g. without file descriptors for a loop
@@ -246,7 +246,7 @@ class Coordinator:
         return Connection(self.timeouts.silence, on_open, self.receive, self.handle_loss)
 
     def accept_connection(self, server: socket.socket) -> None:
-        """Let one in, in the place of the oldest without a greeting if there are too many of those."""
+        """Accept a connection; if too many have sent no greeting, drop the oldest of them."""
         if len(self.unauthenticated) + len(self.accepting) >= self.connection_limit():
             oldest = next((conn for conn in self.unauthenticated if not conn.end_reason), None)
             wait_seconds = GREETING_SECONDS - (time.monotonic() - oldest.start_time) if oldest else GREETING_SECONDS
@@ -270,7 +270,7 @@ class Coordinator:
         task.add_done_callback(self.accepting.discard)
 
     def pause_accepting(self, server: socket.socket, seconds: float) -> None:
-        """Accept nobody for a while; the system holds who comes."""
+        """Accept no connection for a while; the system queues those that arrive."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(server)
         loop.call_later(
@@ -282,7 +282,7 @@ class Coordinator:
         conn.send_challenge()
 
     def list_connected_workers(self) -> list[WorkerState]:
-        """The members that can still be told something, without that of process 0."""
+        """Return the connected workers, without that of process 0."""
         return [worker for worker in self.workers.values() if worker.index and not worker.conn.end_reason]
 
     def broadcast(self, message: Message) -> None:
@@ -353,7 +353,7 @@ class Coordinator:
             self.start_generation()
 
     def reject_without_secret(self, process: int) -> None:
-        """Say, once for each process that is waited for, that one came in its name with another secret.
+        """Print, once for each missing process, that a process with its index had another secret.
 
         Process 0 waits on: whoever has not proved the secret may be a stranger, who must not end the run.
         """
@@ -364,7 +364,7 @@ class Coordinator:
             self.print_line(f'turned away: {self.rejections[process]}; process 0 still waits for process {process}')
 
     def start_generation(self, previous_exit: ExitStatus | None = None) -> None:
-        """Has all of them start their children, at first or again."""
+        """Have all supervisors start their workers, for the first time or again."""
         self.generation += 1
         self.deadline, self.exit_statuses, self.gather_requests = None, {}, {}
         for worker in self.workers.values():
@@ -373,7 +373,7 @@ class Coordinator:
         self.broadcast(StartWorkers(self.generation, port, previous_exit))
 
     def gather(self, worker: WorkerState, message: GatherRequest) -> None:
-        """The values of the n-th time that each has come to gather, once all have."""
+        """Send the values of the n-th gather to all workers, once each has sent its own."""
         requests = self.gather_requests.setdefault(message.number, {})
         requests[worker.index] = message
         others = ((index, mismatch.name) for index, mismatch in requests.items() if mismatch.name != message.name)
@@ -396,7 +396,7 @@ class Coordinator:
         self.check_deadlines(time.monotonic())
 
     def check_deadlines(self, now: float) -> None:
-        """Decides, once there is something to decide."""
+        """End or restart the run if a deadline has passed or a worker has ended or hangs."""
         unfinished = [worker for worker in self.workers.values() if worker.index not in self.exit_statuses]
         is_past_deadline = self.deadline is not None and now >= self.deadline
         if self.is_over:
@@ -436,7 +436,7 @@ class Coordinator:
 
 
 def find_free_port(base_port: int) -> int:
-    """A port that nobody listens on, away from those that other jobs of this host are given beside this one's."""
+    """Return a free port that is not next to `base_port`, where other jobs of this host have theirs."""
     first = base_port + PORT_OFFSET - USER_PORTS.start
     for port in (USER_PORTS[(first + offset) % len(USER_PORTS)] for offset in range(len(USER_PORTS))):
         with contextlib.suppress(OSError), socket.create_server(('', port)):

@@ -36,7 +36,7 @@ STOPPING_MESSAGE = 'stopping after this step; once more to stop at once'
 
 @dataclasses.dataclass(frozen=True)
 class ExitStatus:
-    """Why something has ended, in the words of one line."""
+    """Why a process or a run has ended, described in one line."""
 
     cause: ExitCause
     words: str = ''
@@ -65,12 +65,12 @@ class ExitStatus:
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape what a terminal would obey, and what has no UTF-8; line breaks and tabs stay."""
+    """Escape control characters and what has no UTF-8; line breaks and tabs stay."""
     return ''.join(char if char.isprintable() or char in '\n\t' else ascii(char)[1:-1] for char in text)
 
 
 def make_exit_status(return_code: int, has_started: bool, log_tail: str) -> ExitStatus:
-    """Of a process that has left without a word; `return_code` is minus a signal where one has killed it."""
+    """Return the exit status of a process that reported none; `return_code` is minus a signal that killed it."""
     if -return_code in CAUSE_BY_SIGNAL:
         return make_immediate_stop(-return_code) if has_started else make_early_stop(-return_code)
     if return_code == -signal.SIGABRT:
@@ -99,7 +99,7 @@ def make_immediate_stop(signum: int) -> ExitStatus:
 
 
 def combine_exit_statuses(exit_statuses: dict[int, ExitStatus], names: list[str]) -> ExitStatus:
-    """How all have ended, of how each has, in the order in which that was heard."""
+    """Combine the exit statuses of processes, in the order in which they arrived, into that of the run."""
     root_index = min(exit_statuses, key=lambda index: [*EXIT_CAUSES].index(exit_statuses[index].cause))
     root_status = exit_statuses[root_index]
     is_same_for_all = (

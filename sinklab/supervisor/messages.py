@@ -29,11 +29,11 @@ Digest = Annotated[str, Meta(pattern=r'\A[0-9a-f]{64}\Z')]  # a proof, or a nonc
 
 
 class Message(msgspec.Struct, tag_field='kind', forbid_unknown_fields=True, frozen=True):
-    """What all messages have in common: their type, in the field `kind`."""
+    """The base of all messages, which adds their type in the field `kind`."""
 
 
 class Challenge(Message, tag='challenge'):
-    """The first word of the hub on a new connection."""
+    """The first message of the coordinator on a new connection."""
 
     nonce: Digest
 
@@ -50,29 +50,29 @@ class Hello(Message, tag='hello'):
 
 
 class Welcome(Message, tag='welcome'):
-    """The hub's answer to a greeting that it accepts, with its own proof."""
+    """The coordinator's answer to a greeting that it accepts, with its own proof."""
 
     proof: Digest
 
 
 class Rejection(Message, tag='refused'):
-    """The hub's answer to a greeting that it refuses for good."""
+    """The coordinator's answer to a greeting that it rejects for good."""
 
     words: str
 
 
 class RetryLater(Message, tag='later'):
-    """The hub's answer to who comes while its run is ending; it may come again."""
+    """The coordinator's answer to a greeting while its run is ending; the sender may try again."""
 
     words: str
 
 
 class Heartbeat(Message, tag='beat'):
-    """A sign of life."""
+    """A heartbeat."""
 
 
 class ProgressReport(Message, tag='at'):
-    """Where a child is. Its supervisor adds which child of which generation that is."""
+    """The progress of a worker. Its supervisor adds the generation."""
 
     place: Name
     step: Count
@@ -84,7 +84,7 @@ class ProgressReport(Message, tag='at'):
 
 
 class GatherRequest(Message, tag='gather'):
-    """What a child brings to the n-th meeting of all: JSON in a text, which only other children read."""
+    """A worker's value for the n-th gather: a JSON text, which only other workers read."""
 
     number: Count
     name: Name
@@ -93,21 +93,21 @@ class GatherRequest(Message, tag='gather'):
 
 
 class GatherResult(Message, tag='gathered'):
-    """What all have brought, by their numbers."""
+    """The values of all workers of one gather, by index."""
 
     values: list[str]
     generation: Count = 0
 
 
 class WorkerExit(Message, tag='end'):
-    """How a child has ended."""
+    """How a worker has ended."""
 
     end: ExitStatus
     generation: Count = 0
 
 
 class StartWorkers(Message, tag='go'):
-    """The hub has all supervisors start their children, at first or after an end."""
+    """The coordinator's request to all supervisors to start their workers, at first or again."""
 
     generation: Count
     port: Port | None
@@ -115,7 +115,7 @@ class StartWorkers(Message, tag='go'):
 
 
 class RunExit(Message, tag='over'):
-    """How all have ended."""
+    """How the run has ended."""
 
     end: ExitStatus
 
@@ -140,7 +140,7 @@ def get_host_name() -> str:
 
 
 class MessageChannel:
-    """One end of a connection that threads read and write, over which something must come every so often."""
+    """A connection that threads read and write; it ends if it is silent for too long."""
 
     def __init__(self, sock: socket.socket, silence_seconds: float | None, decoder: msgspec.json.Decoder):
         sock.settimeout(silence_seconds)
@@ -157,7 +157,7 @@ class MessageChannel:
             self.close()
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages until the other end is gone; `end_reason` then says how that was seen."""
+        """Yield messages until the connection ends; `end_reason` then says why."""
         reason = 'gone'
         try:
             with self.sock.makefile('rb') as lines:

@@ -24,7 +24,7 @@ MAX_SECRET_FILE_BYTES = 4096
 
 @dataclasses.dataclass(frozen=True)
 class RunSecret:
-    """A secret, and the file that holds it where process 0 has made one."""
+    """A secret, and its file if process 0 has created one."""
 
     text: str = ''
     file: Path | None = None

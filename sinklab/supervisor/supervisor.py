@@ -121,7 +121,7 @@ class WorkerProcess:
         on_message(self, None)
 
     def record_report(self, has_signal_handler: bool) -> None:
-        """A sign of life, and whether it has an ear for signals."""
+        """Record a report of the worker, and whether the worker handles signals."""
         self.last_report_time, self.has_reported, self.has_signal_handler = time.monotonic(), True, has_signal_handler
         self.has_started = self.has_started or has_signal_handler
 
@@ -142,7 +142,7 @@ class WorkerProcess:
         )
 
     def wait_exit_status(self, timeouts: Timeouts) -> ExitStatus:
-        """How it has ended, once it has let go of its end of the line."""
+        """Return how the worker has ended, once it has closed its end of the connection."""
         try:
             return_code = self.process.wait(timeouts.shutdown)
         except subprocess.TimeoutExpired:
@@ -161,7 +161,7 @@ class WorkerProcess:
         self.channel.close()
 
     def read_log_tail(self) -> str:
-        """What it has said of its own failure, and the end of its noise."""
+        """Return the traceback that the worker reported, and the end of its log file."""
         size = os.fstat(self.log_file.fileno()).st_size
         log_tail = os.pread(self.log_file.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES)).decode(
             errors='replace'
@@ -170,7 +170,7 @@ class WorkerProcess:
 
 
 def read_process_state(pid: int) -> str:
-    """What the system says of a process, in its letters; ? where it says nothing."""
+    """Return the state of a process as a letter of /proc; ? where there is none."""
     try:
         return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
     except (OSError, IndexError):
@@ -292,7 +292,7 @@ CONNECT_RETRY_SECONDS = 0.2  # seconds between two attempts to reach process 0
 
 
 class Supervisor:
-    """All it does happens in one thread; the others, and signals, put into `events` what it is to do.
+    """The supervisor of a worker process. It acts in one thread; other threads and signals put events into `events`.
 
     `on_failure` gets an exit status and the end of the log before it; `decide_restart`, of process 0, decides whether
     all processes restart.
@@ -324,7 +324,7 @@ class Supervisor:
         self.secret, self.nonces = RunSecret(), ('', '')
 
     def run(self) -> ExitStatus:
-        """Until all processes have ended; how they have."""
+        """Run until all processes have ended, and return how they did."""
         stop_signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         signals = [
             signum for signum in stop_signals if signal.getsignal(signum) != signal.SIG_IGN or signum != signal.SIGHUP
@@ -347,7 +347,7 @@ class Supervisor:
         self.events.put(functools.partial(function, *arguments))
 
     def process_event(self, timeout: float = 0.5) -> None:
-        """Does the next thing that is to do."""
+        """Process the next event, or return after the timeout."""
         with contextlib.suppress(queue.Empty):
             self.events.get(timeout=min(timeout, self.timeouts.heartbeat / 2))()
         if time.monotonic() - self.last_heartbeat > self.timeouts.heartbeat and self.events.empty():
@@ -358,16 +358,15 @@ class Supervisor:
             and not self.coordinator
             and time.monotonic() > self.deadline + self.timeouts.silence
         ):
-            self.exit_status = self.exit_status or ExitStatus(
-                'refused', self.wrong_address_message
-            )  # who says something, and never enough
+            # Another program answers, but never greets as a coordinator.
+            self.exit_status = self.exit_status or ExitStatus('refused', self.wrong_address_message)
 
     @property
     def wrong_address_message(self) -> str:
         return f'what answers at {self.process_info.address} is not process 0 of a run; give its address'
 
     def start(self) -> None:
-        """Goes to where the supervisors of all processes meet."""
+        """Start: open the coordinator in process 0, and connect to it in every process."""
         read_secret_variable()
         if self.coordinator:
             if self.process_info.count > 1 and not self.open_coordinator():
@@ -408,7 +407,7 @@ class Supervisor:
         threading.Thread(target=self.receive_messages, args=(self.channel,), daemon=True).start()
 
     def answer_challenge(self, challenge: Challenge) -> None:
-        """Say who this is, and prove that it knows the secret."""
+        """Answer with the index of this process and a proof that it knows the secret."""
         if not self.coordinator:
             self.secret = find_secret(self.process_info)
         self.nonces = challenge.nonce, secrets.token_hex(32)
@@ -417,7 +416,7 @@ class Supervisor:
         self.channel.send(Hello(index, count, get_host_name(), os.getpid(), self.nonces[1], proof))
 
     def check_welcome(self, welcome: Welcome) -> None:
-        """Go on, if it is the hub that welcomes."""
+        """Go on if the coordinator proves that it knows the secret."""
         expected = self.secret.prove('hub', *self.nonces, self.process_info.index, self.process_info.count)
         if hmac.compare_digest(welcome.proof, expected) and self.nonces[0]:
             self.is_accepted = True
@@ -425,7 +424,7 @@ class Supervisor:
             self.channel.reject()
 
     def connect(self) -> None:
-        """Goes to process 0, unless a signal comes first."""
+        """Connect to process 0, unless a signal arrives first."""
         while not self.exit_status:
             try:
                 sock = socket.create_connection(
@@ -444,7 +443,7 @@ class Supervisor:
             self.process_event(CONNECT_RETRY_SECONDS)
 
     def reconnect(self, message: str) -> None:
-        """Comes again: a run that is at its end will have made room."""
+        """Connect again: the earlier run at this address is about to end."""
         self.channel.close()
         self.channel = None
         if time.monotonic() > self.deadline:
@@ -467,7 +466,7 @@ class Supervisor:
                 self.report_exit(silence_exit)
 
     def handle_coordinator_message(self, channel: MessageChannel, message: Message) -> None:
-        """What the hub says."""
+        """Handle a message of the coordinator."""
         if channel is not self.channel:
             return
         match message:
@@ -491,7 +490,7 @@ class Supervisor:
                 self.worker.channel.send(message)
 
     def handle_coordinator_loss(self, channel: MessageChannel) -> None:
-        """The hub is gone, or something else is where it should be."""
+        """Handle the loss of the coordinator, or an answer by another program."""
         if channel is not self.channel:
             return
         if self.coordinator and self.coordinator.failure:
@@ -525,7 +524,7 @@ class Supervisor:
             )
 
     def handle_worker_message(self, worker: WorkerProcess, message: Message | None) -> None:
-        """What the child says, and at last that it has let go of the line."""
+        """Handle a message of the worker, or None once it has closed the connection."""
         if worker is not self.worker:
             return
         match message:
@@ -543,14 +542,14 @@ class Supervisor:
         self.channel.send(msgspec.structs.replace(message, generation=self.generation))
 
     def report_exit(self, exit_status: ExitStatus) -> None:
-        """Lets all know of an end; the hub alone decides what comes of it."""
+        """Report how the worker has ended; the coordinator alone decides what follows."""
         if self.channel:
             self.forward(WorkerExit(exit_status))
         else:
             self.exit_status = exit_status
 
     def handle_signal(self, signum: int) -> None:
-        """The first signal is the child's, once it has an ear for it; a later one acts at once."""
+        """Forward the first signal to a worker that handles signals; end the run at once on a later one."""
         now = time.monotonic()
         if self.stop_request and now - self.stop_request[1] > SAME_SIGNAL_SECONDS:
             self.report_exit(make_immediate_stop(signum))

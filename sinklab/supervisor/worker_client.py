@@ -38,13 +38,13 @@ def is_supervised() -> bool:
 
 
 def connect_group() -> ProcessGroup:
-    """The group of this process, as its supervisor has put it into the environment."""
+    """Return the group of this process, from the settings that its supervisor put into the environment."""
     settings = os.environ.pop(WORKER_VARIABLE, None)
     return WorkerClient(**json.loads(settings)) if settings else SingleProcessGroup()
 
 
 class WorkerClient:
-    """All processes of a run, reached through this one's supervisor; without it, this process ends."""
+    """The process group of a run, through the supervisor of this process; without it, this process ends."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class WorkerClient:
             self.wake_event.set()
 
     def initialize_distributed(self) -> None:
-        """All processes have met before: jax aborts where one is missing."""
+        """Initialize jax.distributed, once all processes are known to be there: jax aborts without one."""
         import jax
 
         flags = os.environ.get('XLA_FLAGS', '')
@@ -113,7 +113,7 @@ class WorkerClient:
         )
 
     def exit(self, exit_status: ExitStatus) -> NoReturn:
-        """Leaves, at once: an orderly end of jax waits for processes that may be gone."""
+        """Exit at once: jax's own shutdown waits for processes that may be gone."""
         self.channel.send(WorkerExit(exit_status))
         if exit_status.exit_code == 0:
             self.report_progress('ending', self.progress[1])
@@ -130,7 +130,7 @@ class WorkerClient:
         os._exit(ExitStatus('lost').exit_code)
 
     def send_heartbeats(self) -> None:
-        """Signs of life, from another thread than the one that may wait for other processes."""
+        """Send heartbeats from a thread of their own: the main thread may wait for other processes."""
         while True:
             self.wake_event.clear()
             self.reported_handler = has_signal_handler()
