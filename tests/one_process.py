@@ -70,7 +70,7 @@ def main() -> None:
 
 def read(noted, batches, step, rows):
     noted.append([step, rows.start, rows.stop])
-    return batches.rows(step, rows)
+    return batches.read_rows(step, rows)
 
 
 main()
