@@ -107,7 +107,10 @@ def supervise_run(
     is_this_run: Callable[[], bool],
     restarts: int,
 ) -> int:
-    """Has a command run in a child, and ends as those of all processes do. `ours`: the folder holds this run."""
+    """Run a command in a supervised worker process, and return the exit code of the run.
+
+    `is_this_run` returns whether the folder holds this run.
+    """
     find_newest_step = functools.partial(digests.find_newest_step, run_dir)
     restart_policy = None if process_info.index else RestartPolicy(run_dir, is_this_run, find_newest_step, restarts)
     log_to_run_dir = functools.partial(log_failure, run_dir, process_info.index)

@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
         except DECODE_ERRORS:
             self.abort(NOT_A_RUN_PROCESS)
             return False
-        if self.is_authenticated:  # a stranger has one silence for its greeting, whatever it says
+        if self.is_authenticated:  # an unauthenticated connection has one timeout for its greeting
             self.last_heard_time = time.monotonic()
         self.on_message(self, message)
         return not self.end_reason

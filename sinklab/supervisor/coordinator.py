@@ -153,7 +153,7 @@ class Coordinator:
         self.accepting: set[asyncio.Task] = set()
         self.deadline = time.monotonic() + timeouts.join
         self.is_over, self.exit_statuses = False, {}
-        self.failure: ExitStatus | None = None  # of the hub itself, for a supervisor that it can no longer tell
+        self.failure: ExitStatus | None = None  # of the coordinator itself, if it cannot reach a supervisor
         self.gather_requests: dict[int, dict[int, GatherRequest]] = {}
         self.thread = threading.Thread(target=self.run_thread, daemon=True)
 
@@ -224,14 +224,14 @@ class Coordinator:
 
     @contextlib.contextmanager
     def end_run_on_error(self) -> Iterator[None]:
-        """End the run for all processes, with the reason, where the hub itself fails."""
+        """End the run for all processes, with the reason, if the coordinator itself fails."""
         try:
             yield
         except Exception as error:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """End the run for all processes because of an error of the hub; what has ended already stays as it is."""
+        """End the run for all processes because of an error of the coordinator, unless it has ended already."""
         if not self.is_over:
             self.failure = describe_error(error)
             self.end_run(self.failure)
@@ -336,7 +336,7 @@ class Coordinator:
             )
         elif process not in range(self.count):
             problem = f'--process={process} is not below --processes={self.count}'
-        elif self.is_over or (current and current.conn.end_reason):  # the newcomer is of the start that follows
+        elif self.is_over or (current and current.conn.end_reason):  # the process belongs to the next run
             problem, reply_class = RUN_ENDING_MESSAGE, RetryLater
         elif current:
             problem = f'--process={process} is taken by {current}; give each process a number of its own'
@@ -355,7 +355,7 @@ class Coordinator:
     def reject_without_secret(self, process: int) -> None:
         """Print, once for each missing process, that a process with its index had another secret.
 
-        Process 0 waits on: whoever has not proved the secret may be a stranger, who must not end the run.
+        Process 0 waits on: a connection that has not proved the secret must not end the run.
         """
         if process in range(self.count) and process not in (*self.workers, *self.rejections):
             self.rejections[process] = (

@@ -126,7 +126,7 @@ FROM_COORDINATOR_DECODER = msgspec.json.Decoder(
 )
 WORKER_DECODER = msgspec.json.Decoder(
     Heartbeat | ProgressReport | GatherRequest | GatherResult | WorkerExit
-)  # a supervisor and its child
+)  # a supervisor and its worker
 DECODE_ERRORS = msgspec.MsgspecError, ValueError, RecursionError
 
 

@@ -85,7 +85,7 @@ class WorkerProcess:
         on_message: Callable[['WorkerProcess', Message | None], None],
     ):
         own_sock, worker_sock = socket.socketpair()
-        self.log_file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the child
+        self.log_file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
         terminal = [] if process_info.index else [os.dup(1), os.dup(2)]
         settings = dict(
             link=worker_sock.fileno(),
@@ -507,7 +507,7 @@ class Supervisor:
             self.reconnect(self.wrong_address_message)
 
     def start_worker(self, generation: int, port: int | None, previous_exit: ExitStatus | None) -> None:
-        """Starts the child, in the place of one that has ended or is to."""
+        """Start the worker, and stop an earlier one that still runs."""
         if previous_exit:
             self.print_line(f'{previous_exit.words}; starting again')
             self.stop_worker(previous_exit)
@@ -560,11 +560,11 @@ class Supervisor:
             self.report_exit(make_early_stop(signum))
         elif self.worker.has_signal_handler:
             self.worker.send_signal(signum)
-            if self.process_info.index:  # a child that has the terminal says so itself
+            if self.process_info.index:  # a worker that has the terminal says so itself
                 self.print_line(STOPPING_MESSAGE)
 
     def stop_worker(self, exit_status: ExitStatus) -> None:
-        """Ends the child, and keeps what it leaves behind where something is to be looked into."""
+        """Stop the worker, and keep its log if it failed."""
         worker, self.worker = self.worker, None
         if worker:
             worker.kill(dump_stacks=exit_status.is_failure)
