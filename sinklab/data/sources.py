@@ -110,8 +110,8 @@ def open_source(source_name: str) -> Source:
     """Return the data source of a name, such as `text:corpus/*.txt`; nothing is read before its documents are.
 
     Args:
-        source_name: The name: the kind, a colon, and what the kind needs, as `SOURCES` lists them. To add a kind is to
-            write a function (name, what follows the colon) -> Source and to enter it there.
+        source_name: The kind, a colon, and what the kind needs, as `SOURCES` lists them. To add a kind, write a
+            function (name, what follows the colon) -> Source and add it there.
 
     Raises:
         UserError: There is no such kind, or no such file.
@@ -242,7 +242,7 @@ def get_file_version(path: Path | source_files.RemoteFile) -> tuple[int, int | s
 
 def make_record_source(
     kind: str,
-    matched_files: list[tuple[str, Path]],
+    matched_files: Sequence[tuple[str, Any]],
     fields: FieldNames,
     read_content: ContentReader,
     masked: bool = False,
