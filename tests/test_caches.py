@@ -10,8 +10,8 @@ from sinklab.train import state
 
 ROOT = Path(__file__).parents[1] / 'sinklab'
 UNBOUNDED = ('functools.cache', 'cache', 'functools.lru_cache(None)', 'functools.lru_cache(maxsize=None)')
-# Functions of few values, whoever asks: the schemes of files.place.BUCKETS; classes of a library.
-FEW = {'register', 'make_verified_class'}
+# Functions of few values, whoever asks: the schemes of storage.paths.REMOTE_SCHEMES; classes of a library.
+FEW = {'register_file_system', 'make_verified_class'}
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def train(spec, path, origin, *listeners, row='fork'):
 
 def test_a_fork_that_changes_nothing_goes_on_bit_for_bit_like_its_parent(parent, spec, origin, tmp_path):
     records = train(spec, tmp_path / 'fork', origin)
-    after = timeless(parent.records(), after=4)
+    after = timeless(parent.read_records(), after=4)
     assert timeless(records, after=4) == after
     assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
     assert 'valid/loss' in records[0], 'what it comes with is measured, as a fresh run is'
@@ -77,7 +77,7 @@ def test_a_fork_that_has_begun_needs_its_parent_no_more(parent, spec, origin, tm
     with pytest.raises(Died):
         train(spec, tmp_path / 'fork', origin, Dying(6))
     shutil.rmtree(tmp_path / 'parent')
-    assert timeless(train(spec, tmp_path / 'fork', None), after=4) == timeless(parent.records(), after=4)
+    assert timeless(train(spec, tmp_path / 'fork', None), after=4) == timeless(parent.read_records(), after=4)
     shutil.rmtree(tmp_path / 'fork' / 'checkpoints')
     with pytest.raises(UserError, match=r'has no checkpoint and begins at step 4 of \.\./parent; give --from again'):
         train(spec, tmp_path / 'fork', None)
@@ -108,7 +108,7 @@ def test_what_is_new_and_dropped_and_otherwise_is_named(spec, origin, tmp_path):
     norms = ['blocks.attention_norms.before.gain_D', 'blocks.ffn_norms.before.gain_D', 'norm.gain_D']
     assert lineage['dropped'] == norms
     assert 'optimizer.weight_decay 0.1 -> 0.3' in lineage['config']
-    assert (folder.path / lineage['run']).resolve() == origin.folder.path.resolve()
+    assert (folder.path / lineage['run']).resolve() == origin.run_dir.path.resolve()
     assert (lineage['row'], lineage['step'], lineage['data']) == ('softmax', 4, [])
 
 
@@ -193,7 +193,7 @@ def test_a_fork_whose_first_checkpoint_was_cut_short_is_carried_over_again(paren
     shutil.copytree(path, tmp_path / 'alone')
     records = train(spec, path, origin)
     assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
-    assert timeless(records, after=4) == timeless(parent.records(), after=4)
+    assert timeless(records, after=4) == timeless(parent.read_records(), after=4)
     with pytest.raises(UserError, match=r'has no checkpoint and begins at step 4 of .*/parent; give --from again'):
         train(spec, tmp_path / 'alone', None)
 
@@ -202,7 +202,7 @@ def test_an_origin_that_is_another_one_since_the_claim_is_not_loaded(parent, spe
     path = begun(spec, origin, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')
     again = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
-    digests.write_digests(again.folder, 4, 0, 1, seconds=9.0)
+    digests.write_digests(again.run_dir, 4, 0, 1, seconds=9.0)
     with pytest.raises(UserError, match=r'parent/checkpoints/4 is not what it was when the fork was begun'):
         train(spec, path, again)
     assert RunDir(path).list_checkpoint_steps() == []
@@ -212,7 +212,7 @@ def test_an_origin_that_has_been_damaged_since_the_claim_is_not_loaded(parent, s
     path = begun(spec, origin, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')
     damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
-    flip(damaged.folder, 4, np.random.default_rng(0))
+    flip(damaged.run_dir, 4, np.random.default_rng(0))
     with pytest.raises(UserError, match=r'checkpoints/4 is not sound: .* does not hold what was saved'):
         train(spec, path, damaged)
     assert RunDir(path).list_checkpoint_steps() == []

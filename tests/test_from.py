@@ -57,7 +57,7 @@ def test_without_a_config_the_parent_has_it_and_fields_that_it_leaves_empty_can_
     assert (config['model']['mask']['window'], config['optimizer']['clip_norm']) == (6, 0.5)
     assert folder.read_json('row')['overrides']['model.mask.window'] == '6'
     assert folder.read_json('row')['row'] == 'fork'
-    assert folder.read_lineage()['commit'] == parent.environment()['commit']
+    assert folder.read_lineage()['commit'] == parent.read_environment()['commit']
     assert [record['step'] for record in folder.read_records()] == [4, 5, 6, 7, 8]
 
 

@@ -171,7 +171,7 @@ def test_another_optimizer_may_take_the_parameters_and_what_is_new_is_said(spec,
     assert [record['step'] for record in records] == [*range(9)]
     assert 'valid/loss' in records[0]
     lineage = RunDir(tmp_path / 'tuned').read_lineage()
-    assert (tmp_path / 'tuned' / lineage['run']).resolve() == origin.folder.path.resolve()
+    assert (tmp_path / 'tuned' / lineage['run']).resolve() == origin.run_dir.path.resolve()
     assert (lineage['step'], lineage['takes'], lineage['start']) == (8, 'params', 0)
     assert lineage['new'] == ['blocks.attention.columns.key_HK', 'blocks.attention.columns.value_HK']
     assert 'optimizer.name adamw -> sgd' in lineage['config']

@@ -10,8 +10,8 @@ from sinklab.cli import compilation_flags
 
 SCRIPT = """
 import sys
-from sinklab.cli.compilation_flags import Programs
-compiled = Programs(sys.argv[1])
+from sinklab.cli.compilation_flags import CompilationCache
+compiled = CompilationCache(sys.argv[1])
 import jax
 jax.jit(lambda x: x + 1)(1.0)
 print(compiled)

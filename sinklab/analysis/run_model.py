@@ -75,7 +75,7 @@ class RunModel:
         self.remarks: tuple[str, ...] = ()
         self.available_arrays = (
             *AVAILABLE_ARRAYS,
-            *(('sink_LPCD',) if LEARNED_KV_KINDS[self.spec.model.columns.kind].token.count else ()),
+            *(('sink_LPCD',) if LEARNED_KV_KINDS[self.spec.model.columns.kind].tokens_class.num_tokens else ()),
         )
 
     @functools.cached_property
