@@ -108,11 +108,11 @@ def test_the_gradient_of_a_batch_is_the_mean_of_those_of_its_parts(model):
 
     What is left are sums in another order, after which some values are rounded to the other side: of a few in 2^15.
     """
-    spec = gradients.built(gradients.MODELS[model], 'bfloat16')
-    params, ids_BT = gradients.given(spec, sequences=2048)
-    parts = [gradients.gradient(spec, params, ids_BT[at : at + 8]) for at in range(0, 2048, 8)]
+    spec = gradients.make_spec(gradients.MODELS[model], 'bfloat16')
+    params, ids_BT = gradients.make_inputs(spec, num_sequences=2048)
+    parts = [gradients.compute_gradient(spec, params, ids_BT[at : at + 8]) for at in range(0, 2048, 8)]
     mean = jax.tree.map(lambda *arrays: np.mean(arrays, 0), *parts)
-    assert worst(gradients.gradient(spec, params, ids_BT), mean) < (UNIT / 4, '')
+    assert worst(gradients.compute_gradient(spec, params, ids_BT), mean) < (UNIT / 4, '')
 
 
 def test_a_token_that_is_seen_100_000_times_has_the_gradient_of_float32():
