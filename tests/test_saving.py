@@ -28,7 +28,9 @@ def test_a_run_saves_by_the_clock(corpus, tmp_path):
 @pytest.mark.slow
 def test_a_save_that_does_not_fit_the_grace_is_said_once(corpus, tmp_path):
     hearing = Hearing()
-    train(spec(corpus, checkpoint__every_steps=2, log__every_steps=1), tmp_path / 'short', hearing, grace_seconds=1e-3)
+    train(
+        spec(corpus, checkpoint__every_steps=2, log__every_steps=1), tmp_path / 'short', hearing, grace_seconds=1e-3
+    )
     (note,) = hearing.notes
     assert '--grace is 0.001 s: a run that is told to stop may be killed before it is saved' in note
     hearing.notes.clear()

@@ -52,10 +52,10 @@ RUN = Path(__file__).with_name('run')
 def import_sinklab() -> argparse.Namespace:
     """Return the functions of sinklab that this script calls."""
     from sinklab.cli.main import main
+    from sinklab.config.spec import Hardware
+    from sinklab.config.validate import parse_config
     from sinklab.data.batches import load_run_data
     from sinklab.parallel.device_mesh import make_mesh
-    from sinklab.config.validate import parse_config
-    from sinklab.config.spec import Hardware
     from sinklab.planning.compile_run import get_programs
 
     return argparse.Namespace(
