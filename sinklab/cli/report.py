@@ -120,7 +120,7 @@ def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: 
             out_dir.mkdir(parents=True, exist_ok=True)
         page.write_report_page(out_dir / 'report.html', runs, args.paper, verdicts)
         if kinds:
-            import_pictures().write(out_dir, runs, kinds)
+            import_pictures().write_pictures(out_dir, runs, kinds)
         if args.latex:
             latex.write_latex_table(out_dir / 'table.tex', runs)
     except OSError as error:
