@@ -102,7 +102,8 @@ def compile_variants(direction: str, arrays: list[jax.Array], length: int, head_
                 jax.block_until_ready(function(*arrays))
             except Exception as error:  # the plain matrix of 16k tokens does not fit, for one
                 print(
-                    f'T={length:6} K={head_width:4} {direction:21} {name:26} left out: {str(error).splitlines()[0][:90]}'
+                    f'T={length:6} K={head_width:4} {direction:21} '
+                    f'{name:26} left out: {str(error).splitlines()[0][:90]}'
                 )
                 continue
             yield name + with_sinks * ' + sink scores', function

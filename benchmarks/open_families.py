@@ -404,7 +404,8 @@ def format_table(old_results: dict[str, Any], new_results: dict[str, Any]) -> st
         )
         remarks = '; '.join(result.get('remarks', ()))
         rows.append(
-            f'| `{family}` | {format_answer(old_results.get(family))} | {format_answer(result)} | {difference_text} | {remarks} |'
+            f'| `{family}` | {format_answer(old_results.get(family))} '
+            f'| {format_answer(result)} | {difference_text} | {remarks} |'
         )
     return '\n'.join(rows)
 

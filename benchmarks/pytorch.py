@@ -4,9 +4,9 @@
 
 The same model, batch, clipping and optimizer, float32: ours as `sinklab train --data=N --remat=NAMES` runs it, with a
 device for each core unless told otherwise; PyTorch eager, with its fused AdamW and scaled_dot_product_attention; and
-plain JAX, as one writes it first (benchmarks/jax_baseline.py), on one device. A round takes so many steps of each, while the
-others wait. Of malloc, PyTorch and plain JAX have what the system has, ours what `sinklab train` has, large pages
-(sinklab/cli/malloc.py); with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, or =0, all three have the same.
+plain JAX, as one writes it first (benchmarks/jax_baseline.py), on one device. A round takes so many steps of each,
+while the others wait. Of malloc, PyTorch and plain JAX have what the system has, ours what `sinklab train` has, large
+pages (sinklab/cli/malloc.py); with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, or =0, all three have the same.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Benchmark of batches from a token store in a bucket: seconds that a step waits for its batch.
 
-    python benchmarks/remote_store.py [--steps=100] [--step=0.2] [--latency=0.03] [--rows=8] [--length=2048] [--rounds=3]
+    python benchmarks/remote_store.py [--steps=100] [--step=0.2] [--latency=0.03] [--rows=8]
+        [--length=2048] [--rounds=3]
 
 A bucket in this process answers each range after a latency, as many at once as are asked for. Batches of this
 process's rows are read as by `sinklab train`, ahead of the steps; a stall is what a step waits for its batch. Beside

@@ -25,8 +25,7 @@ def run_child(start: float, options: list[str]) -> None:
     """One run; prints its parts as JSON."""
     from sinklab.cli import progress
     from sinklab.cli.main import main
-    from sinklab.train import loop, state
-    from sinklab.train import setup
+    from sinklab.train import loop, setup, state
 
     parts = {'imports': time.time() - start}
 

@@ -188,7 +188,8 @@ def print_cost(name: str, row_cost: dict) -> None:
         for purpose, width in dict(gathered=10, scattered=10, between=9).items()
     )
     print(
-        f'{name:24}{row_cost["compiled"]:7} s{row_cost["bytes"] / 2**30:6.2f}{sent}{row_cost["beside"]:8.0%}{row_cost["milliseconds"]:6}'
+        f'{name:24}{row_cost["compiled"]:7} '
+        f's{row_cost["bytes"] / 2**30:6.2f}{sent}{row_cost["beside"]:8.0%}{row_cost["milliseconds"]:6}'
         f'{row_cost["mfu"]:5.0%}',
         flush=True,
     )

@@ -129,10 +129,12 @@ def main() -> None:
     print(f'step of the loop, ms:       {format_spread(loop_ms)}')
     print(f'one probe, ms:              {format_spread(probe_ms)}')
     print(
-        f'loop over step, %:          {format_spread([100 * (w / a - 1) for a, w in zip(bare_ms, loop_ms, strict=True)])}'
+        'loop over step, %:          '
+        f'{format_spread([100 * (w / a - 1) for a, w in zip(bare_ms, loop_ms, strict=True)])}'
     )
     print(
-        f'a probe every {PROBE_INTERVAL} steps, %: {format_spread([o / a for a, o in zip(bare_ms, probe_ms, strict=True)])}'
+        f'a probe every {PROBE_INTERVAL} steps, %: '
+        f'{format_spread([o / a for a, o in zip(bare_ms, probe_ms, strict=True)])}'
     )
 
 

@@ -231,8 +231,8 @@ FIXES = {
     'no make': 'apt-get install make',
     'not UTF-8': 'run the tests with --basetemp on a Linux file system such as ext4',
 }
-# Files of tests that use buckets through sinklab.storage, in `make test` on one kind of bucket each. The tests of that
-# interface itself (test_objects*.py, test_objects_words.py, test_files.py) run on both.
+# Files of tests that use buckets through sinklab.storage, in `make test` on one kind of bucket each. The tests of
+# that interface itself (test_objects*.py, test_objects_words.py, test_files.py) run on both.
 ONE_KIND = {
     f'test_{name}.py'
     for name in (

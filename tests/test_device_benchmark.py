@@ -115,7 +115,9 @@ def test_what_a_device_can_do_is_told_part_after_part(tmp_path):
 
 @pytest.mark.slow
 def test_what_was_used_of_what_was_planned_is_told_where_a_device_says_it(device, monkeypatch, tmp_path):
-    monkeypatch.setitem(device['measure_memory'].__globals__, 'get_memory_stats', lambda: dict(peak_bytes_in_use=1000))
+    monkeypatch.setitem(
+        device['measure_memory'].__globals__, 'get_memory_stats', lambda: dict(peak_bytes_in_use=1000)
+    )
     given = device['argparse'].Namespace(out=tmp_path, one='memory', row='softmax_60m', dry=True)
     (found,) = device['measure_memory'](given)
     row = found['memory']['softmax_60m']

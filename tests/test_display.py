@@ -113,7 +113,10 @@ def test_a_program_that_does_not_end_is_killed():
     assert said.strip() == 'begun'
 
 
-SWEEP = 'import sys\nfrom sinklab.sweep import run\nrun.prepare_stores = lambda runs: None\nfrom test_display import sweep\n'
+SWEEP = (
+    'import sys\nfrom sinklab.sweep import run\nrun.prepare_stores '
+    '= lambda runs: None\nfrom test_display import sweep\n'
+)
 
 
 @pytest.mark.slow

@@ -99,7 +99,8 @@ def compile_best_layouts(spec: Spec, layout: Hardware, target: tuple, row_info: 
     )
     if not candidates:
         raise UserError(
-            f'none of {len(rejected)} layouts has room for this run: {format_nearest_layout(rejected)}; give more chips'
+            f'none of {len(rejected)} layouts has room for this '
+            f'run: {format_nearest_layout(rejected)}; give more chips'
         )
     reports = []
     for candidate in candidates:
@@ -121,7 +122,8 @@ def compile_best_layouts(spec: Spec, layout: Hardware, target: tuple, row_info: 
         print_compiled_programs(' '.join(candidate['options']), candidate)
     suffix = f'; {format_nearest_layout(rejected)}' if rejected else ''
     print(
-        f'{row_info["row"]} on {row_info["topology"]}: {len(candidates)} layouts fit by formula, {len(rejected)} are refused{suffix}'
+        f'{row_info["row"]} on {row_info["topology"]}: {len(candidates)} '
+        f'layouts fit by formula, {len(rejected)} are refused{suffix}'
     )
     return 0 if reports else 1
 

@@ -186,7 +186,8 @@ def describe_optimizer_source(row: dict, spec: Spec) -> str:
     warmup_note = ', the first step at a rate of 0' if optimizer.warmup_steps else ''
     settings = (
         f'peak learning rate {optimizer.peak_learning_rate:g}, {optimizer.schedule}, warm-up of '
-        f'{optimizer.warmup_steps} of {optimizer.steps} steps{warmup_note}, batch of {optimizer.batch_size}, weight decay '
+        f'{optimizer.warmup_steps} of {optimizer.steps} '
+        f'steps{warmup_note}, batch of {optimizer.batch_size}, weight decay '
         f'{optimizer.weight_decay:g}'
     )
     if 'optimizer_defaults' in row:
@@ -211,7 +212,8 @@ def build_config(module: Any, config_path: str, row: str | None, size: str | Non
     size_parameter = inspect.signature(module.get_config).parameters.get('size')
     if size is not None and size_parameter is None:
         raise UserError(
-            f'--size={size}: get_config of --config={config_path} takes no size; leave --size out, or make it with table() '
+            f'--size={size}: get_config of --config={config_path} '
+            'takes no size; leave --size out, or make it with table() '
             'of configs/table.py'
         )
     flags = {} if size is None else dict(size=size)

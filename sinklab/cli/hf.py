@@ -47,7 +47,10 @@ def export_model(args: argparse.Namespace) -> int:
         spec, params, hf_config, tokenizer, make_absolute(out), args.dtype or 'float32'
     )
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    message = f'{args.out}: {hf_config["model_type"]}, {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(step)}'
+    message = (
+        f'{args.out}: {hf_config["model_type"]}, {num_parameters:,} '
+        f'parameters of {run_dir.checkpoint_dir / str(step)}'
+    )
     print(f'{message}; {parity_text}')
     return 0
 

@@ -64,7 +64,8 @@ def parse_hardware(args: argparse.Namespace) -> Hardware:
         raise UserError(f'--attention={args.attention} is unknown; it is one of {", ".join(get_args(BackendName))}')
     if args.remat != 'auto' and not parse_saved_activations(args.remat) <= set(SAVEABLE_ACTIVATIONS):
         raise UserError(
-            f'--remat={args.remat} is unknown; give {", ".join(REMAT_MODES)}, or some of {",".join(SAVEABLE_ACTIVATIONS)}'
+            f'--remat={args.remat} is unknown; give {", ".join(REMAT_MODES)}, '
+            f'or some of {",".join(SAVEABLE_ACTIVATIONS)}'
         )
     return Hardware(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Hardware)})
 

@@ -120,7 +120,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     trains_tokenizer, vocabulary_size = fields['tokenizer'] == 'train' and not is_check, fields['vocabulary']
     if trains_tokenizer and not MIN_TRAINED_VOCABULARY <= vocabulary_size <= MAX_TRAINED_VOCABULARY:
         raise UserError(
-            f'--vocabulary={vocabulary_size}: a tokenizer trained here has {MIN_TRAINED_VOCABULARY} to {MAX_TRAINED_VOCABULARY} ids'
+            f'--vocabulary={vocabulary_size}: a tokenizer trained here '
+            f'has {MIN_TRAINED_VOCABULARY} to {MAX_TRAINED_VOCABULARY} ids'
         )
     return check_store(args, fields) if is_check else build_store(args, fields)
 
@@ -255,8 +256,14 @@ def print_store_table(store: Any, store_summary: dict, texts: list[str], size_no
     console = terminal.make_console(width=120)
     terminal.print_table(console, headings, rows, left_columns=['side'])
     dropped = ', '.join(f'{count:,} {reason}' for reason, count in store_summary['dropped'].items())
-    store_line = f'{store}: digest {store_summary["digest"]}, {store_summary["shards"]} shards, dropped: {dropped or "nothing"}'
-    windows = f'windows of {store_summary["length"]} + 1 tokens{f" ({size_note})" if size_note else ""}; {format_batches(store_summary)}'
+    store_line = (
+        f'{store}: digest {store_summary["digest"]}, '
+        f'{store_summary["shards"]} shards, dropped: {dropped or "nothing"}'
+    )
+    windows = (
+        f'windows of {store_summary["length"]} + 1 '
+        f'tokens{f" ({size_note})" if size_note else ""}; {format_batches(store_summary)}'
+    )
     for line in (store_line, windows, *texts):
         console.print(escape_control(line, keep='\n\t'), soft_wrap=True)
 
@@ -306,5 +313,8 @@ class PrepareProgressBar:
             return
         self.last_update_time = time.monotonic()
         self.progress.update(
-            self.task_id, completed=progress.bytes_read, total=progress.total_bytes, description=escape_control(progress)
+            self.task_id,
+            completed=progress.bytes_read,
+            total=progress.total_bytes,
+            description=escape_control(progress),
         )

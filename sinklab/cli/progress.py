@@ -59,7 +59,10 @@ class LatestMetrics:
     def format_line(self) -> str:
         """Format all numbers for a log, Sink_1 with its step if that is not the newest one."""
         step_suffix = '' if self.sink_step in (None, self.step) else f' at step {self.sink_step}'
-        return f'step {self.step}/{self.num_steps}  loss {self.loss}  {self.speed} tokens/s  {HEADLINE_METRIC.label} {self.sink}{step_suffix}'
+        return (
+            f'step {self.step}/{self.num_steps}  loss {self.loss}  {self.speed} '
+            f'tokens/s  {HEADLINE_METRIC.label} {self.sink}{step_suffix}'
+        )
 
     def format_bar_text(self) -> str:
         """Format the numbers behind a bar."""

@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--cache',
         metavar='x+y',
-        help=f'cache of x first and y recent tokens, such as 4+60 (default: x of {NUM_FIRST_TOKENS}, and x + y of a training '
+        help=f'cache of x first and y recent tokens, such as 4+60 (default: x of {NUM_FIRST_TOKENS}, and x '
+        '+ y of a training '
         'window less one)',
     )
 

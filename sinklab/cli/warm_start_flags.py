@@ -108,7 +108,10 @@ def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
         lineage['step'],
         lineage.get('takes', ''),
     )
-    message = f'{child_dir} holds a fork of {format_run_ref(takes, recorded_path, recorded_step)}, and --from={flag.flag_text}'
+    message = (
+        f'{child_dir} holds a fork of '
+        f'{format_run_ref(takes, recorded_path, recorded_step)}, and --from={flag.flag_text}'
+    )
     is_moved = recorded_path != resolve_path(parent_dir.path)
     if flag.step not in (None, recorded_step) or (
         is_moved and digests.compute_checkpoint_digest(parent_dir, recorded_step) != lineage.get('seal')
@@ -116,7 +119,8 @@ def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
         raise UserError(f'{message} is another checkpoint; give that one, wherever it lies now, or a new folder')
     if flag.takes != takes:
         raise UserError(
-            f'{message} takes along something else of it; give {quote_shell(f"--from={format_run_ref(takes, parent_dir, recorded_step)}")}'
+            f'{message} takes along something else of it; give '
+            f'{quote_shell(f"--from={format_run_ref(takes, parent_dir, recorded_step)}")}'
         )
     return recorded_step
 
