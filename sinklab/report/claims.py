@@ -1,4 +1,4 @@
-"""Claims as contrasts of two numbers of runs, paired by seed, and what the runs say of them."""
+"""Claims as contrasts of two metrics of runs, paired by seed, and the verdicts that the runs give on them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from sinklab.schema import UserError, format_unknown_name
 
 VERDICTS = ('contradicted', 'not seen', 'diverged', 'unsettled', 'holds', 'not run', 'not testable here')
 FAILS_METRIC = 'fails'  # 0 or 1
-OTHER_METRICS = (LOSS_METRIC, FAILS_METRIC, EMERGENCE_METRIC)  # numbers that are no measure
+OTHER_METRICS = (LOSS_METRIC, FAILS_METRIC, EMERGENCE_METRIC)  # metrics outside the metric registry
 INTERVAL_NOTE = f'mean difference of paired seeds and its interval ({INTERVAL_DESCRIPTION})'
 CLAIM_HEADINGS = ('claim', 'published', 'here', 'n', 'verdict')
 BRIEF_HEADINGS = ('claim', 'unit', 'paper', 'here', 'seeds', 'verdict')
@@ -43,7 +43,7 @@ LEGEND = (
     'that the claim asks for; unsettled, ~N: the claim needs about N seeds'
 )
 UNIT_OF_METRIC = {LOSS_METRIC: measures.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
-# Verdicts as a count of them says them, the best first.
+# The wording and the order of verdicts in the line of counts, the best verdict first.
 VERDICT_PHRASES = {
     'holds': 'hold',
     'contradicted': 'contradicted',
@@ -58,7 +58,7 @@ COMPARISON_WORDS = {'>': 'more than', '<': 'less than', '=': 'as much as'}
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """A number of a run, at its end or before its first step."""
+    """A metric of a run, read at the end of the run or before its first step."""
 
     row: str  # TABLE:ROW
     metric: str
@@ -70,7 +70,17 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """`of` is `way` than `than`; differences below `least` do not count. `why`: what keeps it from being tested."""
+    """A claim that compares two operands.
+
+    Attributes:
+        words: The claim in one sentence.
+        source: The publication that makes the claim.
+        of: The first operand. None if the claim cannot be tested.
+        way: The claimed comparison: `of` is more than (>), less than (<) or as much as (=) `than`.
+        than: The second operand. None if the claim cannot be tested.
+        least: The smallest difference that counts, in the unit of the metric.
+        why: The reason why the claim cannot be tested; empty if it can.
+    """
 
     words: str
     source: str
@@ -90,7 +100,20 @@ class Claim:
 
 
 def read_claim_metrics(run_dir: RunDir, outcome: str, metric_names: set[str]) -> dict:
-    """How a run ended, and some of its numbers before the first step and at the end; one that diverged fails."""
+    """Read the outcome of a run and its metrics before the first step and at the end.
+
+    Args:
+        run_dir: The folder of the run.
+        outcome: The outcome of the run, such as `done` or `diverged`.
+        metric_names: The metrics to keep. A metric that the run did not record is left out.
+
+    Returns:
+        The fields `outcome`, `start` and `end`. For any outcome but `done`, the only metric of `end` is `fails`,
+        which is 1.
+
+    Raises:
+        DamagedFileError: config.json is damaged, or metrics.jsonl has a damaged line.
+    """
     steps, vocabulary = run_dir.read_limits()
     records = run_dir.read_records(steps, strict=True)
     first_metrics = compute_run_metrics([record for record in records if record['step'] == 0], None)
@@ -103,7 +126,14 @@ def read_claim_metrics(run_dir: RunDir, outcome: str, metric_names: set[str]) ->
 
 
 def parse_claims(definitions: Mapping[str, Mapping]) -> dict[str, Claim]:
-    """Of a file's CLAIMS; raises UserError."""
+    """Parse the CLAIMS of a config file.
+
+    Args:
+        definitions: {name of the claim: fields of `Claim`}, where `of` and `than` are tuples of fields of `Operand`.
+
+    Raises:
+        UserError: CLAIMS is not a dict, or a claim is invalid.
+    """
     if not isinstance(definitions, Mapping):
         raise UserError(f'CLAIMS is {definitions!r}, and has to be a dict of claims by name; see configs/claims.py')
     return {name: parse_claim(name, fields) for name, fields in definitions.items()}
@@ -121,7 +151,7 @@ def parse_claim(name: str, fields: Mapping) -> Claim:
 
 
 def find_claim_fault(claim: Claim) -> str:
-    """What keeps a contrast from being one."""
+    """Return what is wrong with a claim, or an empty string if it is valid."""
     if not claim.of and not claim.than:
         return '' if claim.why else 'it has neither of and than nor why'
     if not claim.of or not claim.than:
@@ -149,7 +179,16 @@ def find_operand_fault(operand: Operand) -> str:
 def make_claims_table(
     claims: Mapping[str, Claim], runs: Mapping[str, dict], published: Mapping[str, dict]
 ) -> list[dict]:
-    """An entry for each claim, of {row: {seed: measured}} and {row: published numbers}; contradicted ones first."""
+    """Make an entry with the verdict of each claim.
+
+    Args:
+        claims: The claims by name.
+        runs: {row: {seed: what `read_claim_metrics` returns}}.
+        published: {row: {metric: published value}}.
+
+    Returns:
+        The entries in the order of VERDICTS, so contradicted claims come first.
+    """
     entries = [make_claim_entry(name, claim, runs, published) for name, claim in claims.items()]
     return sorted(entries, key=lambda entry: VERDICTS.index(entry['verdict']))
 
@@ -185,18 +224,21 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
 
 
 def get_unit(claim: Claim) -> str:
-    """Of its difference; nothing where the table of measures has none."""
+    """Return the unit of the difference, or an empty string if the metric registry has none."""
     metric_info = measures.find_metric_info(claim.of.metric) if claim.of else None
     return metric_info.unit if metric_info else ''
 
 
 def is_two_sided(claim: Claim) -> bool:
-    """Whether its difference may be of either sign; what was not there before, or does not fail, cannot be less."""
+    """Return whether the difference can have either sign.
+
+    A sink that was absent before training cannot become weaker, and a row that never fails cannot fail less often.
+    """
     return bool(claim.of) and claim.than.when == 'end' and claim.of.metric != FAILS_METRIC
 
 
 def compute_claim_differences(claim: Claim, runs: Mapping[str, dict]) -> dict[str, float]:
-    """By seed, of the seeds that have both numbers."""
+    """Compute the difference of the operands by seed, for the seeds that have both values."""
     of_values, than_values = (get_operand_values(operand, runs) for operand in claim.operands)
     return {seed: of_values[seed] - than_values[seed] for seed in of_values if seed in than_values}
 
@@ -207,7 +249,7 @@ def get_operand_values(operand: Operand, runs: Mapping[str, dict]) -> dict[str, 
 
 
 def count_diverged(claim: Claim, runs: Mapping[str, dict], seed_differences: Mapping[str, float]) -> int:
-    """How many seeds have no difference, and a run that diverged."""
+    """Count the seeds that have no difference and at least one diverged run."""
     operand_runs = [runs.get(operand.row, {}).items() for operand in claim.operands]
     return len(
         {seed for run in operand_runs for seed, measured_run in run if measured_run['outcome'] == 'diverged'}
@@ -216,7 +258,10 @@ def count_diverged(claim: Claim, runs: Mapping[str, dict], seed_differences: Map
 
 
 def get_published_difference(claim: Claim, published: Mapping[str, dict]) -> float | None:
-    """The published difference, where both numbers are; no model has a sink before it is trained."""
+    """Return the published difference, or None if one of the two values is not published.
+
+    The value before training counts as 0, because no model has a sink before it is trained.
+    """
     if not claim.of:
         return None
     of_value, than_value = (published.get(operand.row, {}).get(operand.metric) for operand in claim.operands)
@@ -225,7 +270,14 @@ def get_published_difference(claim: Claim, published: Mapping[str, dict]) -> flo
 
 
 def judge_claim(claim: Claim, values: list[float], interval: Interval | None, num_diverged: int) -> str:
-    """One of VERDICTS, by the interval that their differences have."""
+    """Return one of VERDICTS for a claim.
+
+    Args:
+        claim: The claim.
+        values: The difference of each seed.
+        interval: The confidence interval of the mean difference; None if there are too few values.
+        num_diverged: The number of seeds without a difference because a run diverged.
+    """
     if claim.why:
         return 'not testable here'
     if interval is None:
@@ -234,7 +286,10 @@ def judge_claim(claim: Claim, values: list[float], interval: Interval | None, nu
 
 
 def explain_untestable(claim: Claim, runs: Mapping[str, dict]) -> str:
-    """Why a share cannot be seen to be less: there is none beside it."""
+    """Explain why a claim that a percentage is lower cannot be tested; return an empty string if it can.
+
+    The claim cannot be tested if the mean of the second operand is below the smallest difference that counts.
+    """
     than_values = (
         [*get_operand_values(claim.than, runs).values()] if claim.way == '<' and get_unit(claim) == '%' else []
     )
@@ -247,7 +302,14 @@ def explain_untestable(claim: Claim, runs: Mapping[str, dict]) -> str:
 
 
 def compute_sign_test(entries: list[dict]) -> dict:
-    """How many claims that may come out either way have come out as claimed, and how likely that is of coins."""
+    """Compute a one-sided sign test over the claims whose difference can have either sign.
+
+    Claims of equality, untestable claims, claims without an interval and mean differences of exactly 0 are left out.
+
+    Returns:
+        The number of claims, the number `as_published` whose mean difference is on the claimed side, and `p`, the
+        probability that a fair coin gives at least as many; None if there are no claims.
+    """
     counted_entries = [entry for entry in entries if entry['interval'] and entry['either'] and entry['way'] != '=']
     signs = [orient_mean(entry) for entry in counted_entries if entry['mean']]
     num_as_claimed = sum(sign > 0 for sign in signs)
@@ -256,12 +318,12 @@ def compute_sign_test(entries: list[dict]) -> dict:
 
 
 def orient_mean(entry: dict) -> float:
-    """Above 0 where a mean difference is as claimed."""
+    """Return the mean difference with its sign chosen so that the claimed side is positive."""
     return -entry['mean'] if entry['way'] == '<' else entry['mean']
 
 
 def format_claim_cells(entry: dict) -> list[str]:
-    """Under HEADINGS, as a person reads it."""
+    """Format the cells of a claim under CLAIM_HEADINGS."""
     return [
         entry['claim'],
         format_signed(entry['published']),
@@ -281,7 +343,10 @@ def format_mean_and_interval(entry: dict, digits: int = 2) -> str:
 
 
 def format_brief_cells(entry: dict, claim: Claim) -> list[str]:
-    """Return the cells of a claim that was tested, under BRIEF: with its unit, and as few digits as say something."""
+    """Format the cells of a tested claim under BRIEF_HEADINGS, with a unit and few digits.
+
+    Percentages have one digit after the point, steps have none, and other units have two.
+    """
     unit = UNIT_OF_METRIC.get(claim.of.metric, entry['unit'])
     digits = 1 if unit == '%' else 0 if unit == 'steps' else 2
     values = format_signed(entry['published'], digits), format_mean_and_interval(entry, digits)
@@ -289,7 +354,7 @@ def format_brief_cells(entry: dict, claim: Claim) -> list[str]:
 
 
 def format_counts(entries: list[dict]) -> str:
-    """Say how many claims have each verdict."""
+    """Format the number of claims with each verdict as one sentence."""
     verdicts = [entry['verdict'] for entry in entries]
     texts = [
         f'{verdicts.count(verdict)} {VERDICT_PHRASES.get(verdict, verdict)}'
@@ -300,13 +365,18 @@ def format_counts(entries: list[dict]) -> str:
 
 
 def format_verdict_names(entries: list[dict], verdict: str) -> list[str]:
-    """Name the claims with a verdict, in one line; no line where there is none."""
+    """Return one line with the names of the claims that have a verdict, or no line if there are none."""
     names = [entry['claim'] for entry in entries if entry['verdict'] == verdict]
     return [f'{verdict.capitalize()}: {", ".join(names)}.'] if names else []
 
 
 def format_verdict(entry: dict, is_brief: bool = False) -> str:
-    """Return the verdict, about how many seeds would settle it, and how many runs have diverged."""
+    """Format the verdict with the estimated number of seeds needed and the number of diverged seeds.
+
+    Args:
+        entry: An entry of `make_claims_table`.
+        is_brief: Use the short form for a narrow table.
+    """
     diverged_text = f', {entry["diverged"]} diverged' if entry['diverged'] and entry['verdict'] != 'diverged' else ''
     seeds_text = ''
     if entry['verdict'] == 'unsettled':
@@ -319,7 +389,7 @@ def format_verdict(entry: dict, is_brief: bool = False) -> str:
 
 
 def format_markdown(entries: list[dict]) -> str:
-    """The table and the sign test as a page has them."""
+    """Format the claims table, the names of claims without runs, and the sign test as Markdown."""
     lines = [
         f'| claim | contrast | published | here, {INTERVAL_DESCRIPTION} | n | verdict |',
         '|---|---|---|---|---|---|',

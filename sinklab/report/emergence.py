@@ -1,4 +1,7 @@
-"""When a sink emerges in a run: by half of what it ends with, between two probes, and in which head first."""
+"""Emergence of the sink in a run: the probes between which it emerges, and the first head that has it.
+
+The sink emerges when Sink_1 passes half of its final value.
+"""
 
 import dataclasses
 
@@ -13,13 +16,23 @@ from sinklab.report.runs import RunResult
 
 @dataclasses.dataclass(frozen=True)
 class RunEmergence:
-    start_step: int | None  # the last probe with at most half of it; None: the first probe has more
-    end_step: int  # the first probe from which on there is more
-    rate: float  # the rate there
-    first_head: (
-        tuple[int, int] | None
-    )  # (layer, head), from 1, whose mean alpha_1 is first above the threshold for good
-    first_head_step: int | None  # the first of the probes that are drawn in which it is
+    """The emergence of the sink in one run.
+
+    Attributes:
+        start_step: The step of the last probe with at most half of the final Sink_1. None if the first probe
+            already has more.
+        end_step: The step of the first probe from which on Sink_1 stays above half of its final value.
+        rate: Sink_1 at `end_step`, in percent.
+        first_head: (layer, head), counted from 1, of the first head whose mean alpha_1 stays above the threshold.
+            None if there is no such head.
+        first_head_step: The first of the loaded probes from which on that head stays above the threshold.
+    """
+
+    start_step: int | None
+    end_step: int
+    rate: float
+    first_head: tuple[int, int] | None
+    first_head_step: int | None
 
     @property
     def span(self) -> EmergenceSpan:
@@ -28,15 +41,15 @@ class RunEmergence:
 
 @dataclasses.dataclass(frozen=True)
 class PointEmergence:
-    """The runs at one place of an axis."""
+    """The emergence of the sink in the runs of one point of a sweep axis."""
 
-    tick: int  # of the axis' labels
-    emergences: list[RunEmergence]  # of those that end with a sink
-    num_runs: int  # all of them
+    tick: int  # index into the labels of the axis
+    emergences: list[RunEmergence]  # of the runs that learned a sink
+    num_runs: int  # with and without a sink
 
 
 def find_emergences(points: list[AxisPoint], run_groups: list[RunGroup]) -> list[PointEmergence]:
-    """Of each point of an axis' line."""
+    """Return the emergence of the sink at each point of one line of a sweep axis."""
     runs_of_group = {run_group.name: run_group.counted_runs for run_group in run_groups}
     emergences_by_point = [select_learned(runs_of_group[point.group_name]) for point in points]
     return [
@@ -46,14 +59,14 @@ def find_emergences(points: list[AxisPoint], run_groups: list[RunGroup]) -> list
 
 
 def select_learned(runs: list[RunResult]) -> list[RunEmergence]:
-    """Return the emergences of the runs in which a sink was learned: not those that had it at step 0."""
+    """Return the emergence of each run that learned a sink; a sink at step 0 was not learned."""
     return [
         run_emergence for run in runs if (run_emergence := find_run_emergence(run)) and run_emergence.span.is_learned
     ]
 
 
 def compute_span(runs: list[RunResult]) -> EmergenceSpan:
-    """Return the probes between which the sinks of runs emerge."""
+    """Return the steps of the probes between which the sinks of the runs emerge; skip runs without a probe."""
     run_emergences = [find_run_emergence(run) for run in runs if run.get_last(HEADLINE_METRIC.name) is not None]
     return span_of([item and (item.start_step, item.end_step) for item in run_emergences])
 

@@ -1,6 +1,7 @@
 """Data of the figures of the HTML page, packed into one compressed payload.
 
-Unpacked by assets/unpack.js: the length of the JSON in four bytes, the JSON, padding to four bytes, the arrays.
+assets/unpack.js unpacks the payload. It contains the length of the JSON (four bytes, little-endian), the JSON padded
+to a multiple of four bytes, and the arrays.
 """
 
 import base64
@@ -31,12 +32,14 @@ def pad_to_alignment(data: bytes) -> bytes:
 
 
 class BinaryPayload:
+    """A buffer of deduplicated arrays that is written behind a JSON header."""
+
     def __init__(self) -> None:
-        self.offsets: dict[bytes, int] = {}  # what was added, and where it begins; the same is kept once
+        self.offsets: dict[bytes, int] = {}  # offset of each distinct array, in the order in which they were added
         self.num_bytes = 0
 
     def add_array(self, values: Any, dtype: str = 'f4') -> list:
-        """[kind, first byte, length] of an array, for the JSON."""
+        """Add an array, and return its reference for the JSON header: [dtype, byte offset, number of elements]."""
         array = np.ascontiguousarray(values, np.dtype(dtype).newbyteorder('<'))
         data = pad_to_alignment(array.tobytes())
         if data not in self.offsets:
@@ -45,11 +48,23 @@ class BinaryPayload:
         return [dtype, self.offsets[data], array.size]
 
     def add_quantized(self, values: np.ndarray, low: float, top: float, dtype: str) -> list:
-        """By as many levels from low to top as the kind has; what is not finite counts as low."""
+        """Quantize values to unsigned integers, and add the resulting array.
+
+        Args:
+            values: Any shape; values outside the range are clipped. NaN and negative infinity count as `low`, and
+                positive infinity counts as `top`.
+            low: The value of level 0.
+            top: The value of the highest level.
+            dtype: `u1` (255 is the highest level) or `u2` (65,535).
+
+        Returns:
+            The reference of the array, as `add_array` returns it.
+        """
         share = (np.nan_to_num(values, nan=low, posinf=top, neginf=low) - low) / max(top - low, 1e-30)
         return self.add_array(np.rint(np.clip(share, 0, 1) * MAX_LEVEL[dtype]), dtype)
 
     def encode(self, header: Any) -> str:
+        """Encode the JSON header and the arrays as gzip-compressed base64 text."""
         header_bytes = pad_to_alignment(json.dumps(header, allow_nan=False, separators=(',', ':')).encode())
         content_bytes = len(header_bytes).to_bytes(ALIGNMENT_BYTES, 'little') + header_bytes + b''.join(self.offsets)
         return base64.b64encode(gzip.compress(content_bytes, 6, mtime=0)).decode()
@@ -68,15 +83,15 @@ TRAIN_INFOS = (
     MetricInfo('train/learning_rate', 'learning rate', 'Of the step.', digits=5),
     MetricInfo('speed/tokens_per_second', 'tokens/s', 'Of the whole run.', digits=0),
 )
-MAX_TOTAL_POINTS = 20_000  # of one number's curves together
-MAX_POINTS, MIN_POINTS = 400, 40  # of one
-MAX_RUNS_WITH_LOSSES = 8  # runs whose losses of training are drawn, and all of whose numbers
-DOTTED_KINDS = ('only', 'mean')  # kinds of lines that are drawn as dots: not the runs of a mean
+MAX_TOTAL_POINTS = 20_000  # points in all curves of one metric together
+MAX_POINTS, MIN_POINTS = 400, 40  # limits for one curve
+MAX_RUNS_WITH_LOSSES = 8  # with more runs, training losses and metrics outside the run table are left out
+DOTTED_KINDS = ('only', 'mean')  # validation losses of these kinds are drawn as dots; members of a mean are left out
 CONTEXT_METRICS = ('sink/1', 'sink/star/clean', 'alpha/1', 'entropy/row', 'mass/row')
 
 
 class LineFigures:
-    """Draws numbers of these arms into a pack."""
+    """A builder of figures of lines: it adds the curves of run groups to a payload and describes them in JSON."""
 
     def __init__(self, run_groups: list[RunGroup], payload: BinaryPayload):
         self.run_groups, self.payload = run_groups, payload
@@ -85,7 +100,10 @@ class LineFigures:
         self.max_points = choose_max_points(len(self.runs))
 
     def list_metric_infos(self) -> list[MetricInfo]:
-        """What is offered to be looked at over steps; of many runs, what the table has."""
+        """List the recorded metrics that can be plotted over steps.
+
+        With more than MAX_RUNS_WITH_LOSSES runs, only metrics of the run table and the validation loss are listed.
+        """
         names = dict.fromkeys(name for run in self.runs for record in run.records for name in record)
         candidates = [*TRAIN_INFOS, VALID_LOSS, *filter(None, map(measures.find_metric_info, names))]
         has_few_runs = len(self.runs) <= MAX_RUNS_WITH_LOSSES
@@ -96,6 +114,11 @@ class LineFigures:
         ]
 
     def make_sink_and_loss_figure(self, as_paper: bool) -> dict:
+        """Make the figure of Sink_1 and loss over steps, with marks where a sink emerges.
+
+        Args:
+            as_paper: Add the published values at the last step.
+        """
         sink_panel = self.make_panel(measures.HEADLINE_METRIC)
         sink_panel['marks'] = [
             self.make_emergence_mark(run, run_emergence)
@@ -113,7 +136,7 @@ class LineFigures:
         return make_figure('curves', 'Sink and loss', f'{sentence} {loss_sentence}', [sink_panel, loss_panel])
 
     def make_loss_panel(self) -> dict:
-        """The loss of training as lines, that of validation, which has few points, as dots upon them."""
+        """Draw the training loss as lines and the validation loss, which has few points, as dots."""
         training, validation = self.make_panel(VALID_LOSS, TRAIN_LOSS), self.make_panel(VALID_LOSS)
         lines = [dict(line, what='training') for line in training['lines']]
         lines += [
@@ -123,7 +146,7 @@ class LineFigures:
         return dict(validation, label=label, lines=lines, sentence=LOSSES_SENTENCE)
 
     def make_published_points(self, metric_name: str) -> list[dict]:
-        """A point for each arm, at the last step of its runs."""
+        """Make a point with the published value of each group, at the last step of its runs."""
         values_of_groups = [
             (index, run_group, run_group.row_info['published'].get(metric_name))
             for index, run_group in enumerate(self.run_groups)
@@ -141,7 +164,9 @@ class LineFigures:
 
     def make_emergence_mark(self, run: RunResult, run_emergence) -> dict:
         head_text = (
-            f', layer {run_emergence.first_head[0]} head {run_emergence.first_head[1]} first' if run_emergence.first_head else ''
+            f', layer {run_emergence.first_head[0]} head {run_emergence.first_head[1]} first'
+            if run_emergence.first_head
+            else ''
         )
         return dict(
             run=self.run_indices[run.name],
@@ -151,7 +176,10 @@ class LineFigures:
         )
 
     def make_context_figure(self) -> dict | None:
-        """What `log.sinks` and `log.rows` have recorded over whole training windows, beside the probe's."""
+        """Make the figure of metrics over whole training windows, with the metrics of the probe as dashed lines.
+
+        The config fields `log.sinks` and `log.rows` record these metrics. Return None if no run has one.
+        """
         names = [
             name for name in CONTEXT_METRICS if any(run.get_last(f'{name}/context') is not None for run in self.runs)
         ]
@@ -187,7 +215,12 @@ class LineFigures:
         return dict(header, x='step', lines=[line for line in lines if line] + branch_lines)
 
     def make_group_lines(self, index: int, run_group: RunGroup, name: str) -> list[dict]:
-        """The mean of its runs with its spread, and they thin; of a single one, itself."""
+        """Make the lines of a metric in one group.
+
+        Returns:
+            A line for each run that has the metric and, if several runs have common steps, their mean with its sample
+            standard deviation. The kind of a run's line is `member` next to a mean and `only` otherwise.
+        """
         kind = 'only' if len(run_group.runs) == 1 else 'member'
         lines = [
             dict(self.make_line(run, *run.get_curve(name)), kind=kind)
@@ -215,7 +248,7 @@ class LineFigures:
         return dict(arm=group_index, run=self.run_indices[run.name], x=xs, y=ys)
 
     def make_ratios_figure(self, figure_spec: FigureSpec) -> dict:
-        """By block, at each probe."""
+        """Make the figure of a ratio by block, with the values of each probe."""
         lines = [
             dict(
                 run=self.run_indices[run.name],
@@ -233,7 +266,7 @@ class LineFigures:
         return make_figure(figure_spec.name, figure_spec.title, figure_spec.caption, [panel]) | dict(kind='ratios')
 
     def make_axis_figure(self, axis: SweepAxis) -> dict:
-        """Sink, loss and emergence against a field of the config; hollow, what was published."""
+        """Make the figure of Sink_1, loss and step of emergence against a config field, with published values."""
         sentence = (
             f'What rows end with that differ in {axis.field} alone, mean and spread over seeds; hollow and dashed, '
             'what was published, at its own size. Values stand in their order, not to scale.'
@@ -264,7 +297,11 @@ class LineFigures:
         return dict(header, x=axis.name, ticks=axis.labels, lines=[line for line in lines if line])
 
     def make_emergence_line(self, points: list[AxisPoint]) -> dict | None:
-        """The steps of emergence of the runs that have learned a sink, read out as intervals."""
+        """Make the line of the mean step of emergence over the runs that learned a sink.
+
+        The field `words` holds the interval of steps that is shown for each point. Return an empty result if no run
+        learned a sink.
+        """
         runs_of_group = {run_group.name: run_group.counted_runs for run_group in self.run_groups}
         pairs = [(point, select_learned(runs_of_group[point.group_name])) for point in points]
         spans = [
@@ -301,18 +338,22 @@ class LineFigures:
 
 
 def choose_max_points(num_runs: int) -> int:
-    """At most so many of each curve."""
+    """Choose the largest number of points of one curve, given the number of runs."""
     return int(np.clip(MAX_TOTAL_POINTS // num_runs, MIN_POINTS, MAX_POINTS))
 
 
 def make_figure(name: str, title: str, sentence: str, panels: list[dict]) -> dict:
-    """Of the panels in which something stands."""
+    """Make a figure of lines from the panels that have at least one line."""
     nonempty_panels = [panel for panel in panels if panel['lines']]
     return dict(name=name, kind='lines', title=title, sentence=sentence, panels=nonempty_panels)
 
 
 def select_extremes(values: list[float], max_points: int) -> list[int]:
-    """At most so many places: all, or the smallest and the largest value of count / 2 equal parts, and the ends."""
+    """Select the indices of at most `max_points` values, keeping minima and maxima.
+
+    A curve that is short enough keeps all its values. A longer one is split into `max_points // 2 - 1` equal parts;
+    the first value, the last value and the minimum and maximum of each part are kept.
+    """
     if len(values) <= max_points:
         return [*range(len(values))]
     indices, start = {0, len(values) - 1}, 0
@@ -322,15 +363,18 @@ def select_extremes(values: list[float], max_points: int) -> list[int]:
     return sorted(indices)
 
 
-MAX_MAP_VALUES = 1_500_000  # values of all maps of one picture together
-MAX_MATRIX_VALUES = 2_500_000  # of all matrices of one picture
-MAX_MATRIX_RUNS = 24  # whose matrices are there
-MAX_MATRIX_HEADS = 16  # of one run
-MIN_MATRIX_HEADS = 4  # heads of a run, however many there are
+MAX_MAP_VALUES = 1_500_000  # values in all head maps of one figure together
+MAX_MATRIX_VALUES = 2_500_000  # values in all attention matrices of one figure together
+MAX_MATRIX_RUNS = 24  # runs with attention matrices
+MAX_MATRIX_HEADS = 16  # heads of one run
+MIN_MATRIX_HEADS = 4  # heads of one run, even if that exceeds the limit on values
 
 
 def make_head_maps(runs: list[RunResult], figure_spec: FigureSpec, payload: BinaryPayload) -> dict:
-    """A map a run, of as many probes as all runs together have room for."""
+    """Make the figure with a map of all layers and heads for each run.
+
+    Each run gets an equal share of MAX_MAP_VALUES, which limits its number of probes.
+    """
     drawn_runs = [
         (index, run, run.probe_values[figure_spec.name])
         for index, run in enumerate(runs)
@@ -353,7 +397,11 @@ def make_head_maps(runs: list[RunResult], figure_spec: FigureSpec, payload: Bina
 
 
 def make_matrix_maps(runs: list[RunResult], figure_spec: FigureSpec, payload: BinaryPayload) -> dict:
-    """The strongest heads of the first runs, at as many probes as there is room for, the last one first of all."""
+    """Make the figure with the attention matrices of the strongest heads of the first MAX_MATRIX_RUNS runs.
+
+    Each run gets an equal share of MAX_MATRIX_VALUES, which limits its heads first and then its probes. The last
+    probe is always included.
+    """
     drawn_runs = [(index, run) for index, run in enumerate(runs) if run.has_figure(figure_spec)][:MAX_MATRIX_RUNS]
     low, top, maps = 0.0, figure_spec.scale_max or 1.0, []
     for index, run in drawn_runs:
@@ -379,7 +427,10 @@ def make_matrix_maps(runs: list[RunResult], figure_spec: FigureSpec, payload: Bi
 
 
 def compute_scale(figure_spec: FigureSpec, values: list[np.ndarray]) -> tuple[float, float]:
-    """Of the scale: from 0, or as far below as above where some value is negative."""
+    """Compute the limits of a colour scale: from 0, or symmetric around 0 if a value is negative.
+
+    The upper limit is `scale_max` of the figure, or the largest value if it has none.
+    """
     top = figure_spec.scale_max or max(float(np.nanmax(array)) for array in values)
     low = min(float(np.nanmin(array)) for array in values)
     widest = max(top, -low)
@@ -395,7 +446,16 @@ MAP_MAKERS = dict(heads=make_head_maps, matrices=make_matrix_maps)
 
 
 def make_page_data(run_groups: list[RunGroup], rows: list[dict], as_paper: bool) -> tuple[list[dict], str]:
-    """(the figures, what their script unpacks)."""
+    """Make the figures of the HTML page.
+
+    Args:
+        run_groups: The groups of runs, in the order of the page.
+        rows: The entries of `make_group_table`, in the same order.
+        as_paper: Add published values, and sort and title the figures as in the paper.
+
+    Returns:
+        The descriptions of the figures, and the payload that assets/unpack.js unpacks.
+    """
     payload, runs = BinaryPayload(), [run for run_group in run_groups for run in run_group.runs]
     page_figures = make_all_figures(run_groups, rows, payload, as_paper)
     if as_paper:
@@ -446,7 +506,7 @@ def make_run_info(run: RunResult, run_groups: list[RunGroup]) -> dict:
     )
 
 
-# By names of figures, in the paper's order; a number is of arXiv 2410.10781v1, where it is known.
+# {figure name: (title, number)} in the order of the paper. Numbers are those of arXiv 2410.10781v1, or '' if unknown.
 PAPER_FIGURES = {
     'norm': ('Hidden states', ''),
     'key': ('Keys', ''),
@@ -468,7 +528,7 @@ PAPER_FIGURES = {
 
 
 def sort_like_paper(figures: list[dict]) -> list[dict]:
-    """The paper's first, in its order and by its numbers; then the others."""
+    """Sort the figures of the paper first, in the order of the paper, and give them its figure numbers."""
     positions = {name: position for position, name in enumerate(PAPER_FIGURES)}
     sorted_figures = sorted(figures, key=lambda figure: positions.get(figure['name'], len(PAPER_FIGURES)))
     return [dict(figure, title=make_paper_title(figure)) for figure in sorted_figures]

@@ -1,4 +1,4 @@
-"""The table by row for a paper, by booktabs."""
+"""LaTeX export of the table by row, for the booktabs package."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +11,7 @@ from sinklab.storage.atomic_write import atomic_write
 
 
 def write_latex_table(path: Path, runs: list[RunResult]) -> None:
+    """Write the table by row as a LaTeX tabular, replacing the file atomically."""
     run_groups = group_runs(runs)
     with atomic_write(path) as unfinished:
         unfinished.write_text(
@@ -22,6 +23,12 @@ def write_latex_table(path: Path, runs: list[RunResult]) -> None:
 
 
 def format_latex_table(rows: list[dict], spans: Mapping | None = None) -> str:
+    """Format the table by row as a LaTeX tabular.
+
+    Args:
+        rows: The entries of `make_group_table`.
+        spans: The result of `sweep_table.compute_spans`. None: the table shows the mean step of emergence.
+    """
     headings, cells = sweep_table.format_table_cells(rows, spans)
     if any(row['direction'] for row in rows):
         headings, cells = (

@@ -1,7 +1,8 @@
-"""report.html: one file that needs no network.
+"""The HTML report (report.html): one file that needs no network.
 
-Drawn by a few hundred lines of our own in assets/: a library of plots weighs 4.6 MB a page, has a slider for each
-figure and nothing for a screen reader; here tables and titles are HTML, and stand there where no script runs.
+A few hundred lines of JavaScript in assets/ draw the figures. A plotting library would add 4.6 MB to each page, has a
+separate slider for each figure and does not support screen readers. Tables and titles are plain HTML, so they are
+visible without JavaScript.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from sinklab.storage.atomic_write import atomic_write
 ASSETS_DIR = Path(__file__).parent / 'assets'
 SCRIPTS = ('unpack.js', 'colours.js', 'lines.js', 'panels.js', 'maps.js', 'controls.js', 'start.js')
 EMPTY_CELLS = ('', '-', ('-', ''))
-MAX_OPEN_RUNS = 12  # runs whose table is open
+MAX_OPEN_RUNS = 12  # with more runs, the table by run is collapsed at first
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 )
@@ -35,14 +36,21 @@ ROWS_SENTENCE = (
     ' direction compares the difference from the first row with the published one.'
 )
 
-# Shown by a script where a table is wider than its frame.
+# A script shows this hint if a table is wider than its frame.
 SCROLL_HINT = '<p class="hint" hidden>More columns: scroll the table sideways &#8594;</p>'
 
 
 def write_report_page(
     path: Path, runs: list[RunResult], as_paper: bool = False, claim_entries: Sequence[dict] = ()
 ) -> None:
-    """`claimed` are the entries of report/claims.py, where runs were made for them."""
+    """Write the HTML report of runs, replacing the file atomically.
+
+    Args:
+        path: The HTML file.
+        runs: At least one run.
+        as_paper: Add published values to the figures, and sort and title the figures as in the paper.
+        claim_entries: The entries of `claims.make_claims_table`; empty if the runs do not belong to claims.
+    """
     run_groups = group_runs(runs)
     rows = make_group_table(run_groups)
     figures, payload = make_page_data(run_groups, rows, as_paper)
@@ -57,6 +65,7 @@ def render_page(
     payload: str,
     claim_entries: Sequence[dict] = (),
 ) -> str:
+    """Render the HTML document with its tables, figures, styles and scripts."""
     runs = [run for run_group in run_groups for run in run_group.runs]
     title = f'Attention sinks: {format_names([run_group.name for run_group in run_groups])}'
     body = [
@@ -103,7 +112,7 @@ def render_figure(figure: dict) -> str:
 
 
 def render_limits_note(runs: list[RunResult]) -> str:
-    """By which rule less is drawn than the runs hold."""
+    """Render the note on the limits by which the figures leave out data."""
     max_probes = max(len(run.probe_steps) for run in runs)
     text = (
         f'Of {len(runs)} runs: curves of at most {choose_max_points(len(runs))} points, the smallest and largest value of equal '
@@ -156,12 +165,12 @@ def render_rows_table(run_groups: list[RunGroup], rows: list[dict]) -> str:
 
 
 def count_runs(row: dict) -> int:
-    """Of how many runs its numbers are."""
+    """Return the largest number of runs behind a metric of a row."""
     return max((stats['n'] for stats in row['ours'].values()), default=0)
 
 
 def make_metric_cell(row: dict, name: str, spans: Mapping[str, EmergenceSpan]) -> tuple[str, str]:
-    """(ours, published); emergence as the steps between which the sinks of all seeds emerge."""
+    """Return (own value, published value); emergence is shown as the interval of steps over all seeds."""
     published = row['published'].get(name)
     if name == sweep_table.EMERGENCE_METRIC and spans[row['row']].num_runs:
         return spans[row['row']].format_cell(), '' if published is None else sweep_table.format_number(published)
@@ -198,7 +207,15 @@ def render_runs_table(runs: list[RunResult], run_groups: list[RunGroup]) -> str:
 def render_table(
     name: str, title: str, sentence: str, headings: list[str], lines: list[tuple[int | None, list]]
 ) -> str:
-    """A table whose rows know their arm, in a frame that scrolls, without the columns in which nothing stands."""
+    """Render an HTML table in a scrollable frame, without its empty columns.
+
+    Args:
+        name: The suffix of the id of the section.
+        title: The title, or an empty string for neither title nor sentence.
+        sentence: The paragraph under the title.
+        headings: The headings of the columns.
+        lines: (index of the run group or None, cells) of each row. A cell may be (own value, published value).
+    """
     column_indices = [
         column
         for column in range(len(headings))

@@ -30,17 +30,29 @@ from sinklab.report.statistics import INTERVAL_DESCRIPTION
 from sinklab.report.sweep_table import EMERGENCE_METRIC, LOSS_METRIC
 from sinklab.storage.atomic_write import atomic_write
 
-LINE_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # Okabe and Ito
+LINE_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # by Okabe and Ito
 LINE_STYLES = ('-', '--', ':', '-.')
-HEADS_PER_RUN = 4  # shown of each run
-RUNS_PER_ROW = 4  # runs, in a grid of them
-MAX_MAP_RUNS = 12  # runs of which maps are drawn
-MAX_LEGEND_ENTRIES = 12  # arms of a legend
-FONT_OPTIONS = {'svg.fonttype': 'none', 'pdf.fonttype': 42}  # text stays text
+HEADS_PER_RUN = 4  # attention matrices of one run
+RUNS_PER_ROW = 4  # head maps in one row of the grid
+MAX_MAP_RUNS = 12  # runs with maps
+MAX_LEGEND_ENTRIES = 12  # with more run groups there is no legend
+FONT_OPTIONS = {'svg.fonttype': 'none', 'pdf.fonttype': 42}  # keep text as text rather than as outlines
 
 
 def write_pictures(folder: Path, runs: list[RunResult], formats: Sequence[str] = ('png',)) -> list[Path]:
-    """curves, a picture for each axis of a sweep, of emergence, of the table of measures; PNG at 200 dots an inch."""
+    """Write the figures of runs as image files.
+
+    The figures are the curves, one figure for each sweep axis, the emergence of the sink, and the figures of the
+    metric registry. Bitmaps have 200 dots per inch.
+
+    Args:
+        folder: The folder for the files.
+        runs: At least one run.
+        formats: File extensions that matplotlib supports, such as `png`, `svg` and `pdf`.
+
+    Returns:
+        The paths of the files.
+    """
     run_groups, paths = group_runs(runs), []
     with plt.rc_context(FONT_OPTIONS | FIGURE_RC_PARAMS):
         for name, draw, argument in list_figures(run_groups):
@@ -54,7 +66,7 @@ def write_pictures(folder: Path, runs: list[RunResult], formats: Sequence[str] =
 
 
 def list_figures(run_groups: list[RunGroup]) -> list[tuple]:
-    """(name, what draws it, of what)."""
+    """List the figures as (name, function that draws the figure, its second argument)."""
     sweep_axes = find_axes(run_groups, make_group_table(run_groups))
     axes_with_emergence = [
         axis
@@ -98,7 +110,14 @@ def draw_curves(run_groups: list[RunGroup], _: None) -> plt.Figure:
 
 
 def draw_mean_curve(axis: plt.Axes, run_group: RunGroup, metric_name: str, line_style: dict) -> dict[str, plt.Line2D]:
-    """Draw the mean of its runs with its spread, and they thin; of a single one, itself. Return {name: line}."""
+    """Draw a metric of a run group over steps.
+
+    With several counted runs that have common steps, draw their mean, its sample standard deviation as a band, and
+    each run as a thin line. Otherwise draw each run.
+
+    Returns:
+        {label of the legend: line}, with one entry.
+    """
     mean_curve = compute_mean_curve(run_group.counted_runs, metric_name)
     run_style = dict(alpha=0.35, linewidth=0.7) if mean_curve else {}
     lines = [axis.plot(*run.get_curve(metric_name), **line_style, **run_style)[0] for run in run_group.runs]
@@ -111,7 +130,7 @@ def draw_mean_curve(axis: plt.Axes, run_group: RunGroup, metric_name: str, line_
 
 
 def draw_sweep_axis(run_groups: list[RunGroup], sweep_axis: SweepAxis) -> plt.Figure:
-    """Sink and loss against a field, ours filled and published hollow."""
+    """Draw Sink_1 and loss against a config field; published values have hollow markers."""
     figure, panels = plt.subplots(1, 2, figsize=(8, 2.8), layout='constrained')
     lines = [{}, {}]
     for panel, (name, label) in enumerate(
@@ -148,7 +167,10 @@ def select_published(points: list[AxisPoint], metric_name: str) -> list[tuple]:
 
 
 def draw_emergence(run_groups: list[RunGroup], sweep_axes: list[SweepAxis]) -> plt.Figure:
-    """Against each field the two probes between which the sink of each run emerges, and in how many runs one does."""
+    """Draw the two probes between which the sink of each run emerges, against each swept config field.
+
+    The tick labels give the number of runs that learned a sink and the number of all runs.
+    """
     size = dict(figsize=(1 + 2.6 * len(sweep_axes), 2.8), layout='constrained')
     figure, panels = plt.subplots(1, len(sweep_axes), sharey=True, squeeze=False, **size)
     for axis, sweep_axis in zip(panels[0], sweep_axes, strict=True):
@@ -176,7 +198,10 @@ def draw_emergence(run_groups: list[RunGroup], sweep_axes: list[SweepAxis]) -> p
 
 
 def draw_emergence_bars(axis: plt.Axes, line: list[PointEmergence], line_style: dict) -> None:
-    """A bar for each run, side by side, with a dot where it is seen first, and a line through their means."""
+    """Draw a bar from the start to the end step of emergence for each run, and a line through the means.
+
+    A dot marks the end step, which is the first probe after the sink emerged.
+    """
     for point in line:
         xs = point.tick + 0.06 * (np.arange(len(point.emergences)) - (len(point.emergences) - 1) / 2)
         axis.vlines(
@@ -232,13 +257,13 @@ def draw_head_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> plt.F
 
 
 def add_colour_bar(figure: plt.Figure, image: Any, axes: Any, label: str) -> plt.Figure:
-    """With a scale of one width, however high the figure is."""
+    """Add a colour bar whose width does not depend on the height of the figure."""
     figure.colorbar(image, ax=axes, label=label, aspect=16 * len(axes), pad=0.02)
     return figure
 
 
 def choose_ticks(count: int) -> list[int]:
-    """At most eight."""
+    """Choose at most eight evenly spaced ticks from 1 to `count`."""
     return [*range(1, count + 1, -(-count // 8))]
 
 
@@ -281,9 +306,10 @@ def draw_ratios(run_groups: list[RunGroup], figure_spec: FigureSpec) -> plt.Figu
 
 
 def add_legend(figure: plt.Figure, axis: plt.Axes, line_of_label: dict[str, Any]) -> plt.Figure:
-    """Inside where it is short, below where it would hide the lines; of too many arms none.
+    """Add a legend: inside the axes if it is short, below the axes if it is longer, none if it is too long.
 
-    Lines are given by their names, not by labels: Matplotlib leaves out those that begin with an underscore.
+    A legend below does not hide the lines. Labels are set as text afterwards, because matplotlib leaves out lines
+    whose label begins with an underscore.
     """
     labels, lines = [*map(escape_figure, line_of_label)], [*line_of_label.values()]
     if 0 < len(line_of_label) <= 3:
@@ -319,7 +345,10 @@ PUBLISHED_MARKER = dict(marker='|', color='black', s=60)
 
 
 def write_claims_plot(path: Path, entries: list[dict], unit: str) -> None:
-    """A line a claim, of those whose difference has this unit; the dash is what was published."""
+    """Write a PNG plot of the confidence interval of each claim whose difference has the unit `unit`.
+
+    A dash marks the published difference. Untestable claims and claims without an interval are left out.
+    """
     with plt.rc_context(FIGURE_RC_PARAMS):
         draw_claims_plot(path, entries, unit)
 
