@@ -22,13 +22,13 @@ from sinklab.attn.reference import AttentionOutput
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 from sinklab.schema import UserError
 
-MAX_KERNEL_POWER = 4  # of masses that no maximum scales: those from 3e-10 on are then above float32's least
+MAX_KERNEL_POWER = 4  # of unshifted masses: (3e-10)^4 is about the smallest normal float32
 
 
 class AttentionBackend(Protocol):
-    """A backend: one of the classes below, or a module with these names."""
+    """Interface of an attention backend: one of the classes below, or a module with these names."""
 
-    platform: str | None  # None: all
+    platform: str | None  # None: all platforms
 
     def attend(
         self, query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_mass: bool = False
@@ -36,12 +36,12 @@ class AttentionBackend(Protocol):
         """Compute attention as `reference.attend` does; the mass of rows is defined only if `needs_mass` is True."""
 
     def explain_unsupported(self, problem: AttentionProblem) -> str | None:
-        """Return what of the problem the backend cannot compute, or None."""
+        """Return why the backend cannot compute a problem, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
 class XLABackend:
-    """A function in plain XLA, which can compute every problem."""
+    """Attention in plain jnp, which can compute every problem."""
 
     function: Callable[..., AttentionOutput]
     platform = None
@@ -92,16 +92,16 @@ BACKENDS: dict[str, AttentionBackend] = {
 }
 
 
-MAX_RELATIVE_ERROR = 2e-2  # of the largest entry, in bfloat16, for a kernel to be trusted
-NUM_CHECKED_TOKENS = 4096  # a length at which every kernel has several blocks, interior ones too
+MAX_RELATIVE_ERROR = 2e-2  # largest accepted error of a kernel in bfloat16, relative to the largest entry
+NUM_CHECKED_TOKENS = 4096  # every kernel has several blocks at this length, including interior ones
 NUM_CHECKED_HEADS = 2
 NO_CUDNN_MESSAGE = (
-    'cuDNN is not detected'  # what jax's RuntimeError says while `jax.nn.dot_product_attention` is traced
+    'cuDNN is not detected'  # in the RuntimeError that jax raises while it traces `jax.nn.dot_product_attention`
 )
 
 
 class UnsupportedBackendError(Exception):
-    """A backend that jax, its compilers or the devices here cannot run; the cause is what they raised."""
+    """Error for a backend that jax, its compilers or these devices cannot run; its cause is their error."""
 
 
 def measure_error(name: str, problem: AttentionProblem) -> float:
@@ -140,33 +140,37 @@ def measure_error(name: str, problem: AttentionProblem) -> float:
         compile_and_execute(compute_gradient, arrays, name),
     )
     leaves = jax.tree.leaves(relative_errors)
-    return max(leaves) if np.isfinite(leaves).all() else float('inf')  # max() would pass over what is no number
+    return max(leaves) if np.isfinite(leaves).all() else float('inf')  # max() may ignore NaN
 
 
 def compile_and_execute(jitted: Callable, arrays: list[jax.Array], backend: str) -> Any:
-    """Trace, lower, compile and execute a jitted function of (arrays, backend), and wait for what it returns.
+    """Trace, lower, compile and execute a jitted function of (arrays, backend), and wait for its result.
 
-    Which errors say that the backend cannot run here, and which are bugs, depends on the stage that raises them:
-    jax and Pallas raise the same types for both.
+    The stage that raises an error decides whether the backend cannot run here or has a bug: jax and Pallas raise the
+    same types for both.
+
+    Raises:
+        UnsupportedBackendError: The backend cannot run here.
     """
     with translate_unsupported_errors(is_unsupported_by_tracing):
         traced = jitted.trace(arrays, backend)
-    # No code of this project runs in here: kernels are Python functions that tracing has called. The lowering rules
-    # of Pallas (Mosaic for TPU and for GPU) raise NotImplementedError, ValueError, TypeError, IndexError and classes
-    # of their own, which are private, for what they do not support.
+    # Lowering runs no code of this project: tracing has already called the kernels, which are Python functions. For
+    # unsupported operations the lowering rules of Pallas (Mosaic for TPU and for GPU) raise NotImplementedError,
+    # ValueError, TypeError, IndexError and private classes of their own.
     with translate_unsupported_errors(lambda failure: True):
         lowered = traced.lower()
-    # XLA, Mosaic and ptxas, as well as the device when it executes, raise JaxRuntimeError and nothing else.
+    # XLA, Mosaic, ptxas and execution on the device raise only JaxRuntimeError.
     with translate_unsupported_errors(lambda failure: isinstance(failure, jax.errors.JaxRuntimeError)):
         return jax.block_until_ready(lowered.compile()(arrays))
 
 
 def is_unsupported_by_tracing(failure: Exception) -> bool:
-    """Return whether an error of a backend's own Python code says that jax does not support a program.
+    """Return whether an error raised during tracing means that jax does not support a program.
 
-    NotImplementedError is what jax and Pallas raise for that; JaxRuntimeError comes of constants that are computed on
-    the device. ValueError, TypeError and the like are raised for shapes, dtypes and indices that do not fit: those
-    of a kernel are ours, and `explain_unsupported` of the kernels says what they do not support.
+    jax and Pallas raise NotImplementedError for unsupported programs. JaxRuntimeError comes from constants that are
+    computed on the device. ValueError, TypeError and similar errors are raised for shapes, dtypes and indices that do
+    not fit. Inside a kernel they are bugs of this project, because `explain_unsupported` of the kernels already
+    reports what they do not support.
     """
     unsupported = isinstance(failure, NotImplementedError | jax.errors.JaxRuntimeError)
     return unsupported or (type(failure) is RuntimeError and NO_CUDNN_MESSAGE in str(failure))
@@ -218,7 +222,7 @@ class BackendChoice:
         return self.backend + ''.join(f' (not {name}: {reason})' for name, reason in self.rejection_reasons.items())
 
     def describe_fallback(self) -> str | None:
-        """Return a line that says which backends failed and what was used instead; None where none failed."""
+        """Return a line that names the failed backends and the one used instead; None if none failed."""
         if not self.failed_backends:
             return None
         reasons = '; '.join(f'{name}: {self.rejection_reasons[name]}' for name in self.failed_backends)
@@ -231,8 +235,8 @@ def select_backend(requested: str, platform: str, problem: AttentionProblem, ver
     Args:
         requested: Name in `BACKENDS`, or `auto`.
         platform: Platform of the devices, as `jax.default_backend()` names it.
-        problem: What the backend has to compute.
-        verify: Compare backends of one platform with the definition on the devices at hand.
+        problem: Attention problem that the backend has to compute.
+        verify: Compare platform-specific backends with the definition on the attached devices.
 
     Raises:
         UserError: `requested` cannot be used.
@@ -257,13 +261,13 @@ def select_backend(requested: str, platform: str, problem: AttentionProblem, ver
 
 
 def explain_unusable(name: str, platform: str, problem: AttentionProblem) -> str | None:
-    """Return why a backend must not be used, or None; verify it here if it is for one platform only."""
+    """Return why a backend must not be used, or None; verify it on these devices if it is platform-specific."""
     reason = explain_unsupported(name, platform, problem)
     if reason or BACKENDS[name].platform is None:
         return reason
     try:
         relative_error = measure_error(name, problem)
-    except UnsupportedBackendError as failure:  # anything else is a bug in the backend, which a fall-back would hide
+    except UnsupportedBackendError as failure:  # any other error is a bug in the backend, which a fallback would hide
         return f'it fails on these devices ({failure})'
     return (
         None

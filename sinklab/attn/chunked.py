@@ -1,4 +1,4 @@
-"""Chunked attention: the reference for a chunk of queries at a time, in memory linear in T."""
+"""Chunked attention: reference attention for one chunk of queries at a time, with memory linear in T."""
 
 import dataclasses
 import itertools
@@ -14,21 +14,21 @@ from sinklab.attn import reference
 from sinklab.attn.reference import AttentionOutput
 from sinklab.attn.spec import AttentionSpec, slice_keys
 
-CHUNK_SIZE = 128  # queries whose scores are alive at once
-NUM_STRIPES = 8  # parts of the queries; each reads those keys alone that its mask can show
+CHUNK_SIZE = 128  # queries whose scores are in memory at once
+NUM_STRIPES = 8  # parts of the queries; each reads only the keys that its mask may show
 
 
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec) -> AttentionOutput:
-    """Compute `reference.attend` a chunk of queries at a time, forward and backward."""
+    """Compute `reference.attend` one chunk of queries at a time, forward and backward."""
     length, num_learned_kv = query_BTHK.shape[1], spec.num_learned_kv
     query_chunks = split_into_chunks(query_BTHK, spec)
     num_chunks, chunk = query_chunks[0].shape[0], query_chunks[0].shape[2]
     bounds_2T = spec.mask.pad(after=num_chunks * chunk - length).bounds_2T
-    # Chunks add up their gradients in float32.
+    # Gradients of keys and values are summed over chunks in float32.
     float32_arrays = [array.astype(jnp.float32) for array in (key_BSGK, value_BSGK)]
 
     def attend_stripe(first: int, last: int) -> tuple[jax.Array, reference.RowStats]:
-        """Attend with the chunks first..last, which see no text before key `low` and none from `high` on."""
+        """Attend with the chunks [first, last), whose queries see only keys of the text in [low, high)."""
         low, high = find_key_range(bounds_2T[:, first * chunk : last * chunk], key_BSGK.shape[1] - num_learned_kv)
         key, value = (slice_keys(array, num_learned_kv, low, high) for array in float32_arrays)
         stripe_spec = spec.slice_text(low, high)
@@ -54,7 +54,7 @@ def split_into_stripes(num_chunks: int) -> list[tuple[int, int]]:
 
 
 def find_key_range(bounds_2T: np.ndarray, num_keys: int) -> tuple[int, int]:
-    """Return the range of keys that some query sees; one key where no query sees any."""
+    """Return the range (start, end) of keys that some query sees; one key if no query sees any."""
     start, end = bounds_2T[:, bounds_2T[0] < bounds_2T[1]] if (bounds_2T[0] < bounds_2T[1]).any() else ([0], [1])
     return int(min(start)), int(min(max(end), num_keys))
 
@@ -86,13 +86,13 @@ def split_into_chunks(
 def make_chunk_spec(
     spec: AttentionSpec, start_BT: jax.Array, end_BT: jax.Array, position_BT: jax.Array, num_keys: int
 ) -> AttentionSpec:
-    """Return the attention spec of the queries of a chunk."""
+    """Return the attention spec of one chunk of queries."""
     bias = dataclasses.replace(spec.bias, query_position_BT=position_BT)
     return dataclasses.replace(spec, mask=masks.make_traced_mask(start_BT, end_BT, num_keys), bias=bias)
 
 
 def join_chunks(array: jax.Array, axis: int, length: int) -> jax.Array:
-    """Join chunks along the first axis to the first `length` queries along `axis`."""
+    """Concatenate the chunks of the first axis along `axis`, and keep the first `length` queries."""
     array = jnp.moveaxis(array, 0, axis)
     shape = (*array.shape[:axis], -1, *array.shape[axis + 2 :])
     return jax.lax.slice_in_dim(array.reshape(shape), 0, length, axis=axis)

@@ -33,7 +33,7 @@ def explain_unsupported(problem: AttentionProblem) -> str | None:
 
 
 def attend(query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_mass: bool = False) -> AttentionOutput:
-    """Compute softmax attention; the shift of a row is its lse, and its Z is then 1 / gain."""
+    """Compute softmax attention; the shift of a row is its log-sum-exp, so that its Z is 1 / gain."""
     num_previous_keys, gain = find_causal_window(spec.mask), spec.operation.gain
     attend_on_device = functools.partial(
         jax.nn.dot_product_attention,
@@ -50,14 +50,14 @@ def attend(query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_mass: bo
 
 
 def shard_over_mesh(function: Callable, key_BSGK: jax.Array) -> Callable:
-    """Run on each device's own sequences and heads; cuDNN divides neither by itself on a partly manual mesh."""
+    """Shard over sequences and heads with shard_map: cuDNN does not do so on a partly manual mesh."""
     batch, _, heads, _ = sharding.make_auto_partition_spec(key_BSGK.shape, ('batch', None, 'heads', None))
     array_spec, row_spec = PartitionSpec(batch, None, heads, None), PartitionSpec(batch, None, heads)
     return sharding.shard_map_auto_axes(function, sharding.get_auto_axes(), (array_spec,) * 3, (array_spec, row_spec))
 
 
 def find_causal_window(mask: Mask) -> int | None:
-    """How many keys before its own a query sees, at most, under a causal mask or window; None under another."""
+    """Return the most keys before its own that a query sees; None if the mask is no causal window."""
     start_T, end_T = mask.bounds_2T
     query_T = np.arange(mask.num_queries)
     num_previous_keys = int((query_T - start_T).max())

@@ -1,4 +1,4 @@
-"""Attention from the sums of kernels: learned keys, normalizer and gain, in differentiable jnp."""
+"""Attention from the row sums of kernels: learned keys, normalizer and gain, in differentiable jnp."""
 
 import dataclasses
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def attend(
     spec: AttentionSpec,
     needs_mass: bool = False,
 ) -> AttentionOutput:
-    """Compute attention by the kernels of a platform; the mass of rows is summed only if `needs_mass` is True."""
+    """Compute attention with a platform's kernels; row masses are summed only if `needs_mass` is True."""
     operation, num_learned_kv, power = spec.operation, spec.num_learned_kv, spec.operation.power
     text = query_BTHK, key_BSGK[:, num_learned_kv:], value_BSGK[:, num_learned_kv:]
     column_BHTC = compute_learned_scores(query_BTHK, key_BSGK[:, :num_learned_kv], spec)
@@ -61,7 +61,7 @@ def attend(
 
 
 def choose_reduction(operation: Operation, needs_mass: bool = False) -> Reduction:
-    """Return the reduction of an operation: softmax if it is shifted, else linear with the masses that are read."""
+    """Return the reduction of an operation: softmax if it is shifted, else linear with the masses it needs."""
     if operation.similarity.is_shifted:
         return SoftmaxReduction()
     needs_total, similarity = operation.normalizer.uses_total, operation.similarity
@@ -79,7 +79,7 @@ def choose_reduction(operation: Operation, needs_mass: bool = False) -> Reductio
 
 
 def make_kernel_spec(spec: AttentionSpec, head_width: int) -> KernelSpec:
-    """Make the kernel spec of the keys of the text."""
+    """Make the kernel spec for the keys of the text, without learned keys."""
     bias, scale = spec.bias, spec.operation.scale
     score_spec = ScoreSpec(head_width**-0.5 if scale is None else scale, spec.operation.offset)
     if bias.relative is None:
@@ -111,7 +111,7 @@ def reduce_softmax(
             reduction, dataclasses.replace(kernel_spec, score_spec=kernel_spec.score_spec * power)
         )
         power_lse = power_lse_BHT[..., None]
-    # The total is then between 1 and the number of columns + 1, whatever the power.
+    # With this shift the total is between 1 and the number of learned keys + 1, for every power.
     shift = jnp.max(jnp.concatenate([power_lse / power, column_BHTC], -1), -1, keepdims=True)
     shift = jnp.where((lse > MASK_VALUE / 2) | (column_BHTC.shape[-1] > 0), shift, 0.0)
     shift = jax.lax.stop_gradient(jnp.maximum(shift, 0.0) if operation.uses_unit else shift)

@@ -129,14 +129,15 @@ def attention(
             sigmoid attention (2409.04431) has -log(T), which is an offset of -1.
         gain: Factor of all weights, above 0.
         power: The p of `p_norm`, above 0; without another normalizer it must be None.
-        is_causal: Query i attends to the keys j <= i alone.
-        local_window_size: (left, right): query i attends to the keys i - left <= j <= i + right alone. One number
-            stands for both.
+        is_causal: Query i attends only to the keys j <= i.
+        local_window_size: (left, right): query i attends only to the keys i - left <= j <= i + right. A single
+            number is used for both.
         return_weights: Also return A. The implementation must then be `auto` or `dense`.
         implementation: `dense` builds the matrix A; `chunked` builds the rows of 128 queries at a time, so that
-            memory grows with T and not with its square; `tpu`, `gpu` and `cudnn` are kernels. `auto` is `dense` where
-            `bias`, `mask` or `return_weights` need the matrix, and `chunked` elsewhere. A kernel is refused where it
-            cannot compute what is asked, and not checked on your device: `sinklab doctor --kernels` does that.
+            memory grows with T and not with its square; `tpu`, `gpu` and `cudnn` are kernels. `auto` is `dense` if
+            `bias`, `mask` or `return_weights` need the matrix, and `chunked` otherwise. A kernel that cannot compute
+            the call raises UserError. Kernels are not verified on your device here: `sinklab doctor --kernels` does
+            that.
 
     Returns:
         The output, of shape BTNV (or TNV), in the dtype of the values. With `return_weights` a pair of the output
@@ -160,7 +161,7 @@ def attention(
     if not return_weights:
         return output
     weights = result.attention_BHTS
-    assert weights is not None  # `resolve_implementation` has found a backend that returns them
+    assert weights is not None  # `resolve_implementation` has chosen a backend that returns them
     return output, weights if is_batched else weights[0]
 
 
@@ -172,7 +173,7 @@ def attend_on_backend(
     spec: AttentionSpec,
     matrices: Mapping[str, ArrayLike],
 ) -> AttentionOutput:
-    """Compute attention with a backend, or with the arrays `bias` and `mask` by the definition."""
+    """Compute attention with a backend, or with the reference if there are `bias` or `mask` arrays."""
     if not matrices:
         return BACKENDS[backend].attend(query_BTHK, key_BSGK, value_BSGK, spec)
     num_keys = key_BSGK.shape[1]
@@ -184,7 +185,7 @@ def attend_on_backend(
 
 
 def convert_arrays(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return queries, keys and values as arrays of floating-point numbers whose shapes fit, or raise UserError."""
+    """Return queries, keys and values as floating-point arrays with matching shapes, or raise UserError."""
     arrays = dict(query=jnp.asarray(query), key=jnp.asarray(key), value=jnp.asarray(value))
     shapes = ', '.join(f'{name} {array.shape}' for name, array in arrays.items())
     for name, array in arrays.items():
@@ -204,7 +205,7 @@ def convert_arrays(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> tuple[
 
 
 def convert_matrix(name: str, array_like: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
-    """Return `bias` or `mask` as an array whose four axes are 1 or those of the scores, or raise UserError."""
+    """Return `bias` or `mask` as a 4D array that broadcasts to the scores, or raise UserError."""
     array = jnp.asarray(array_like)
     dtype_class, dtype_name = (jnp.bool_, 'booleans') if name == 'mask' else (jnp.floating, 'floating-point numbers')
     if not jnp.issubdtype(array.dtype, dtype_class):
@@ -223,7 +224,7 @@ def make_operation(
     score_offset: float = 0.0,
     scale: ArrayLike | None = None,
 ) -> Operation:
-    """Return the operation of a similarity and a normalizer, or raise UserError where they do not go together."""
+    """Return the operation of a similarity and a normalizer; raise UserError if they cannot be combined."""
     similarity_entry = find_entry('similarity', similarity, SIMILARITIES, Similarity)
     normalizer_entry = find_entry('normalizer', normalizer, NORMALIZERS, Normalizer)
     if (
@@ -252,7 +253,7 @@ def make_operation(
 
 
 def convert_scale(scale: ArrayLike) -> float | jax.Array:
-    """Return a scale as a number, or as an array in float32 if jax traces it; or raise UserError."""
+    """Return a scale as a float, or as a float32 array if jax traces it; raise UserError if it is invalid."""
     if not isinstance(scale, jax.core.Tracer):
         return convert_number('scale', scale)
     if scale.ndim or not is_real_dtype(scale.dtype):
@@ -264,7 +265,7 @@ def convert_number(name: str, value: ArrayLike, exclusive_min: float = -math.inf
     """Return a number as a float, or raise UserError unless it is finite and above `exclusive_min`."""
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError):  # an array that jax traces, or a list of lists of several lengths
+    except (TypeError, ValueError):  # a traced array, or ragged nested lists
         array = np.empty((), object)
     if array.ndim or not is_real_dtype(array.dtype) or not exclusive_min < float(array) < math.inf:
         text = ' '.join(reprlib.repr(value).split())
@@ -279,7 +280,7 @@ def is_real_dtype(dtype: np.dtype[Any]) -> bool:
 
 
 def find_entry(kind: str, value: Any, table: Mapping[str, Entry], entry_class: type[Entry]) -> Entry:
-    """Return the entry of a table that a name stands for, or the entry that is given itself."""
+    """Return the table entry of a name, or the given entry itself; raise UserError for an unknown name."""
     if isinstance(value, entry_class):
         return value
     if not isinstance(value, str) or value not in table:
@@ -288,7 +289,7 @@ def find_entry(kind: str, value: Any, table: Mapping[str, Entry], entry_class: t
 
 
 def make_mask(num_queries: int, num_keys: int, is_causal: bool, local_window_size: Window | None) -> Mask:
-    """Return the interval of keys that each query sees; query i stands at the place of key i."""
+    """Make the mask of `is_causal` and `local_window_size`; query i has the position of key i."""
     query_T = np.arange(num_queries, dtype=np.int32)
     start_T, end_T = np.zeros_like(query_T), np.full_like(query_T, num_keys)
     if is_causal:
@@ -314,7 +315,7 @@ def convert_window(window: Window) -> tuple[int, int]:
 def resolve_implementation(
     implementation: str, spec: AttentionSpec, query: jax.Array, value: jax.Array, needs: list[str]
 ) -> str:
-    """Return the backend that computes attention, or raise UserError where it cannot."""
+    """Return the name of the backend, or raise UserError if it cannot compute attention as requested."""
     if implementation not in get_args(BackendName):
         raise UserError(
             format_unknown_name(

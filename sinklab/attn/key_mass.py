@@ -1,4 +1,4 @@
-"""Attention that the first keys receive, and means over rows, without the full matrix."""
+"""Attention mass on the first keys, and means over rows, without the full attention matrix."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ RowFunctions = Mapping[str, Callable[[jax.Array], jax.Array]]
 class KeyMass:
     """Sums over queries of A_ij and of |A_ij| / sum_j |A_ij|, and the mean of the mass sum_j |A_ij|."""
 
-    raw_BHS: jax.Array  # columns, then keys
+    raw_BHS: jax.Array  # S: learned keys, then the first keys of the text
     share_BHS: jax.Array
     mass_BH: jax.Array
 
@@ -31,7 +31,7 @@ def compute_key_mass(
     num_keys: int,
     first_query: int = 0,
 ) -> KeyMass:
-    """Compute the mass on learned keys and the first `num_keys` keys of the text, from query `first_query` on."""
+    """Compute the mass on learned keys and the first `num_keys` text keys, from query `first_query` on."""
     attention_BHTS = recompute_weights(query_BTHK, key_BSGK, row_stats.shift_BHT, row_stats.z_BHT, spec, num_keys)[
         :, :, first_query:
     ]
@@ -50,7 +50,7 @@ def compute_row_means(
 ) -> dict[str, jax.Array]:
     """Compute means over rows of attention, from query `first_query` on.
 
-    This is O(T^2 K) work, a chunk of queries at a time.
+    This takes O(T^2 K) operations, one chunk of queries at a time.
 
     Args:
         query_BTHK: Queries.
@@ -58,7 +58,7 @@ def compute_row_means(
         row_stats: Statistics of the rows, from the forward pass.
         spec: Attention spec.
         row_functions: Functions attention_BHTS -> value_BHT.
-        first_query: First query whose row counts.
+        first_query: First query whose row is included.
 
     Returns:
         Mean_BH of each function.
@@ -82,7 +82,7 @@ def compute_row_means(
 
 
 def recompute_weights(query_BTHK, key_BSGK, shift_BHT, z_BHT, spec: AttentionSpec, num_keys: int) -> jax.Array:
-    """Compute attention_BHTS to the learned keys and the first `num_keys` keys again, from the statistics of rows."""
+    """Recompute attention_BHTS to learned keys and the first `num_keys` keys, from row statistics."""
     inputs = query_BTHK, key_BSGK[:, : spec.num_learned_kv + num_keys], shift_BHT[..., None], z_BHT[..., None]
     query_BTHK, key_BSGK, shift_BHT1, z_BHT1 = jax.lax.stop_gradient(inputs)
     bias_BHTS = jax.lax.stop_gradient(spec.slice_text(0, num_keys).materialize_bias(num_keys))

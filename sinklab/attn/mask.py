@@ -14,7 +14,8 @@ class Mask:
     """An interval of keys for each query: query t sees the keys start[t] <= s < end[t].
 
     The leading axis of `start_BT` and `end_BT` is the batch, or 1 if all sequences have the same mask. `bounds_2T` is
-    known before anything is traced: for each query the start and end of an interval that contains its own.
+    static (known before tracing): for each query, the start and end of an interval that contains the query's interval
+    in every sequence.
     """
 
     start_BT: jax.Array | np.ndarray
@@ -63,7 +64,7 @@ class Mask:
 
 
 def make_static_mask(start_T: np.ndarray, end_T: np.ndarray) -> Mask:
-    """Make a mask of the same intervals for every sequence, known before anything is traced."""
+    """Make a static mask, with the same intervals for every sequence."""
     return Mask(start_T[None], end_T[None], np.stack([start_T, end_T]))
 
 
@@ -90,7 +91,10 @@ def make_prefix_mask(length: int, num_tokens: int) -> Mask:
 
 
 def make_window_mask(length: int, num_keys: int) -> Mask:
-    """Make a mask of the `num_keys` keys up to the query's own (the paper's shifted window); it is not causal."""
+    """Make a mask that hides keys more than `num_keys` - 1 before the query (the paper's shifted window).
+
+    Keys after the query stay visible: the mask is not causal.
+    """
     return make_static_mask(
         np.maximum(make_query_indices(length) - num_keys + 1, 0), np.full_like(make_query_indices(length), length)
     )
@@ -109,7 +113,7 @@ def make_document_mask(start_BT: jax.Array) -> Mask:
 
 
 def make_traced_mask(start_BT: jax.Array, end_BT: jax.Array, num_keys: int) -> Mask:
-    """Make a mask from traced intervals, of which nothing is known before they are traced."""
+    """Make a mask from traced intervals; its static bounds contain all keys."""
     bounds_2T = np.broadcast_to(np.array([[0], [num_keys]], np.int32), (2, start_BT.shape[-1]))
     return Mask(start_BT, end_BT, bounds_2T)
 

@@ -1,12 +1,12 @@
 """Attention operations: similarities (score to weight) and normalizers (row sums to Z), in two tables.
 
-A shifted similarity is given scores less m, the largest visible one of their row, so that exponentials stay finite;
-the factor that this takes out of weight and mass alike cancels in their ratio. What was 1 before the shift is then
-`unit` = exp(-m); where it is used, m is at least 0. Every similarity has a finite slope at 0, for hidden scores are
-weighed as 0 and then dropped.
+A shifted similarity receives scores minus m, the largest visible score of their row, so that exponentials stay finite.
+The factor exp(-m) of weight and mass cancels in their ratio. A constant 1 before the shift becomes `unit` = exp(-m);
+where `unit` is used, m is at least 0. Every similarity has a finite slope at 0, because hidden scores are weighed as 0
+and then dropped.
 """
 
-# Functions in the table are of the type `WeighFunction`; their definitions do not repeat it.
+# Functions in the table have the type `WeighFunction`; their definitions do not repeat it.
 # mypy: allow-untyped-defs
 
 import dataclasses
@@ -28,10 +28,10 @@ class Similarity:
     Attributes:
         weigh: Element-wise function (score, unit) -> (weight, mass), with a finite slope at 0. The weight is the
             numerator of attention, the mass is what the normalizer sums; most similarities return one array twice.
-        is_shifted: Scores come less the largest one that the query sees, so that exponentials stay finite. The factor
-            must cancel between weight and sum, so that such a similarity needs a normalizer that reads the sum.
-        uses_unit: `weigh` reads `unit`, which is what a 1 beside e^s becomes after the shift.
-        is_signed: Weights may be below 0.
+        is_shifted: The largest score that the query sees is subtracted from scores, so that exponentials stay finite.
+            The factor must cancel between weight and sum, so such a similarity needs a normalizer that reads the sum.
+        uses_unit: `weigh` reads `unit`, the value of a constant 1 (next to e^s) after the shift.
+        is_signed: Weights may be negative.
         approximate_weigh: The same function, faster and with errors of up to 6e-8, for kernels whose weights are not
             divided by their sum.
     """
@@ -115,17 +115,17 @@ SIMILARITIES = {
 }
 
 
-EPSILON = 1e-8  # of the released code
+EPSILON = 1e-8  # as in the paper's released code
 
 
 @dataclasses.dataclass(frozen=True)
 class RowSums:
-    """What a normalizer computes Z from: sums over the keys that each query sees.
+    """Sums over the keys that each query sees, from which a normalizer computes Z.
 
     Attributes:
-        total: Sum of the masses, or of their powers where `power` is given.
-        count: Number of those keys, without learned columns.
-        unit: What a 1 beside the masses is after scores were shifted.
+        total: Sum of the masses, or of their powers if `power` is not None.
+        count: Number of visible keys, without learned keys.
+        unit: Value of a constant 1 (next to the masses) after scores were shifted.
         power: The p of `p_norm`, or None.
     """
 
@@ -140,7 +140,7 @@ class Normalizer:
     """An entry of `NORMALIZERS`: the function from a row's sums to Z, by which its weights are divided.
 
     Attributes:
-        compute_z: Function RowSums -> Z, never 0, also where a query sees no key.
+        compute_z: Function RowSums -> Z, which is never 0, even if a query sees no key.
         uses_unit: `compute_z` reads `RowSums.unit`.
         uses_total: `compute_z` reads `RowSums.total`.
     """
@@ -200,7 +200,7 @@ class Operation:
     `sum`. docs/guides/add_an_operation.md adds one.
 
     Attributes:
-        name: What messages call it.
+        name: Name in messages.
         similarity: Entry of `SIMILARITIES`; it gives weight and mass.
         normalizer: Entry of `NORMALIZERS`; it gives Z.
         gain: Factor of all weights.
@@ -220,7 +220,7 @@ class Operation:
 
     @property
     def uses_unit(self) -> bool:
-        """Whether the similarity or the normalizer has a 1 beside exponentials (see `Similarity.uses_unit`)."""
+        """Whether the similarity or the normalizer reads `unit` (see `Similarity.uses_unit`)."""
         return self.similarity.uses_unit or self.normalizer.uses_unit
 
 
@@ -228,8 +228,8 @@ def resolve_operation(attention: spec.AttentionConfig, length: int = 1) -> Opera
     """Return the operation of a config's `model.attention`, for windows of `length` tokens.
 
     Args:
-        attention: That part of the spec; its offset is in units of log(length).
-        length: Tokens of a training window.
+        attention: The `model.attention` of a config; its offset is in units of log(length).
+        length: Number of tokens of a training window.
     """
     return Operation(
         f'{attention.similarity} with {attention.normalizer}',

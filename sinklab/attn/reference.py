@@ -13,25 +13,27 @@ from sinklab.attn.spec import AttentionSpec
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowStats:
-    """What makes a row's weights from its scores: A_ij = weight(s_ij - shift_i, exp(-shift_i)) / z_i."""
+    """Row statistics that turn scores into weights: A_ij = weight(s_ij - shift_i, exp(-shift_i)) / z_i."""
 
     shift_BHT: jax.Array  # 0 for similarities that are not shifted
-    z_BHT: jax.Array  # over the gain
+    z_BHT: jax.Array  # Z / gain
     mass_BHT: jax.Array  # sum_j |A_ij|
 
 
 class AttentionOutput(NamedTuple):
-    """What every backend gives."""
+    """Output of an attention backend."""
 
-    output_BTHK: jax.Array  # in the values' dtype
-    row_stats: RowStats  # without a gradient
-    attention_BHTS: jax.Array | None = None  # in float32; of the definition alone
+    output_BTHK: jax.Array  # in the dtype of the values
+    row_stats: RowStats  # without gradients
+    attention_BHTS: jax.Array | None = None  # in float32; from the reference only
 
 
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec) -> AttentionOutput:
-    """o_i = sum_j A_ij v_j, A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)).
+    """Compute attention by its definition, through the full matrix of weights.
 
-    s_ij = scale * <q_i, k_j> + b_ij + offset, and no scale is 1 / sqrt(K). G key heads serve H / G query heads each.
+    o_i = sum_j A_ij v_j, with A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)) and the scores
+    s_ij = scale * <q_i, k_j> + b_ij + offset. A scale of None is 1 / sqrt(K). Each of the G key heads serves H / G
+    query heads.
     """
     num_keys = key_BSGK.shape[1] - spec.num_learned_kv
     arrays = spec.materialize_bias(num_keys), spec.materialize_mask(num_keys)
@@ -51,7 +53,7 @@ def attend_with_matrices(
     key_BSHK, value_BSHK = (repeat_kv(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))
     score_BHTS = compute_scores(query_BTHK, key_BSHK, operation.scale) + bias_BHTS
     attention_BHTS, row_stats = compute_weights(score_BHTS, visible_BHTS, operation, num_learned_kv)
-    # Asked for BTHK, einsum has the factors change sides, and XLA:CPU takes longer for each head.
+    # For an output of BTHK einsum would swap the factors, and XLA:CPU would take longer for each head.
     output_BHTK = jnp.einsum('BHTS,BSHK->BHTK', attention_BHTS.astype(value_BSHK.dtype), value_BSHK)
     return AttentionOutput(jnp.swapaxes(output_BHTK, 1, 2), jax.lax.stop_gradient(row_stats), attention_BHTS)
 
@@ -63,7 +65,7 @@ def compute_scores(query_BTHK: jax.Array, key_BSHK: jax.Array, scale: float | ja
 
 
 def repeat_kv(array_BSGK: jax.Array, num_heads: int) -> jax.Array:
-    """Each of the G key heads once for every query head that it serves."""
+    """Repeat each of the G key heads once for every query head that it serves."""
     num_kv_heads = array_BSGK.shape[2]
     return array_BSGK if num_kv_heads == num_heads else jnp.repeat(array_BSGK, num_heads // num_kv_heads, 2)
 
@@ -71,7 +73,7 @@ def repeat_kv(array_BSGK: jax.Array, num_heads: int) -> jax.Array:
 def compute_weights(
     score_BHTS: jax.Array, visible_BHTS: jax.Array, operation: Operation, num_learned_kv: int = 0
 ) -> tuple[jax.Array, RowStats]:
-    """(attention_BHTS, what made it)."""
+    """Return attention_BHTS and its row statistics."""
     similarity = operation.similarity
     max_score = jnp.zeros((*score_BHTS.shape[:-1], 1))
     if similarity.is_shifted:
@@ -79,8 +81,8 @@ def compute_weights(
         max_score = jnp.max(score_BHTS, -1, keepdims=True, where=visible_BHTS, initial=lower_bound)
         max_score = jax.lax.stop_gradient(jnp.where(jnp.isneginf(max_score), 0.0, max_score))
     unit = jnp.exp(-max_score)
-    # Hidden scores are set to 0 before they are weighed: the exponential of one that was never part of the
-    # maximum could overflow, and 0 * inf would reach the gradient.
+    # Hidden scores are set to 0 before they are weighed: they are not part of the maximum, so their exponential could
+    # overflow, and 0 * inf would reach the gradient.
     weight, mass = similarity.weigh(jnp.where(visible_BHTS, score_BHTS - max_score, 0.0), unit)
     total, scale = sum_powers(mass, visible_BHTS, operation.power)
     num_visible = jnp.sum(visible_BHTS[..., num_learned_kv:], -1, keepdims=True)
@@ -90,7 +92,10 @@ def compute_weights(
 
 
 def sum_powers(mass: jax.Array, visible: jax.Array, power: float | None) -> tuple[jax.Array, jax.Array | float]:
-    """(sum of (mass / scale)^power, scale): powers of masses over their largest, or whole rows would underflow."""
+    """Return (sum of (mass / scale)^power, scale).
+
+    The scale is the largest visible mass of the row; without it the powers of whole rows could underflow.
+    """
     if power is None:
         return jnp.sum(mass, -1, keepdims=True, where=visible), 1.0
     max_mass = jax.lax.stop_gradient(jnp.max(mass, -1, keepdims=True, where=visible, initial=0.0))

@@ -14,10 +14,10 @@ from sinklab.attn.operations import Operation
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RelativePositionBias:
-    """b_ij of head h = function(parameters of h, max(position_i - position_j, 0)).
+    """Relative position bias: b_ij of head h is function(parameters of h, max(position_i - position_j, 0)).
 
-    The function is given P arrays _H11, one for each parameter, and distance_B1TS in float32; a kernel traces it
-    with P scalars and a block of distances, if it is elementwise.
+    The function receives P arrays _H11, one for each parameter, and distance_B1TS in float32. If it is elementwise,
+    kernels trace it with P scalars and a block of distances.
     """
 
     function: Callable[[Sequence[jax.Array], jax.Array], jax.Array] = dataclasses.field(metadata=dict(static=True))
@@ -29,7 +29,7 @@ class RelativePositionBias:
         return not isinstance(self.parameter_HP, np.ndarray)
 
     def __call__(self, query_BT: jax.Array | np.ndarray, key_BS: jax.Array | np.ndarray) -> jax.Array:
-        """bias_BHTS, in float32."""
+        """Return bias_BHTS in float32."""
         distance_BTS = jnp.maximum(query_BT[:, :, None] - key_BS[:, None, :], 0)
         parameters = [jnp.asarray(parameter_H)[:, None, None] for parameter_H in self.parameter_HP.T]
         return jnp.asarray(self.function(parameters, distance_BTS[:, None].astype(jnp.float32)), jnp.float32)
@@ -51,7 +51,7 @@ class ScoreBias:
         return self.evaluate_relative(slice(num_learned_kv))
 
     def evaluate_relative(self, keys: slice) -> jax.Array | float:
-        """Return bias_BHTS of some of the keys by `relative`, or 0 without it."""
+        """Return the relative position bias_BHTS of a slice of keys, or 0 without `relative`."""
         if self.relative is None:
             return 0.0
         assert self.query_position_BT is not None, 'a curve needs the positions of queries'
@@ -79,7 +79,7 @@ Array = jax.Array | np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """An attention spec; every query sees the `num_learned_kv` first keys, and the text through the mask."""
+    """Attention specification: each query sees the first `num_learned_kv` keys, and text through `mask`."""
 
     operation: Operation
     mask: Mask
@@ -92,7 +92,7 @@ class AttentionSpec:
         return jnp.pad(self.mask.materialize(num_keys), padding, constant_values=True)[:, None]
 
     def materialize_bias(self, num_keys: int) -> jax.Array | float:
-        """Return b_ij + offset of the same keys, as BHTS; any axis may be 1."""
+        """Return b_ij + offset of learned keys and `num_keys` keys of the text, as BHTS; any axis may be 1."""
         return self.bias.materialize(self.num_learned_kv, num_keys) + self.operation.offset
 
     def evaluate_learned_bias(self) -> jax.Array | float:

@@ -8,21 +8,21 @@ import numpy as np
 
 from sinklab.attn.mask import Mask
 
-# Of a block of queries and one of keys: no query sees a key, every query sees every key, or some see some.
+# Kinds of a pair of query and key blocks: no query sees a key, every query sees every key, or neither.
 HIDDEN, INTERIOR, BOUNDARY = 0, 1, 2
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockPlan:
-    """N pairs of blocks, those of one outer block side by side; every outer block is there at least once."""
+    """N pairs of query and key blocks, grouped by outer block; every outer block occurs at least once."""
 
     outer_N: np.ndarray
     inner_N: np.ndarray
-    kind_BN: jax.Array | np.ndarray  # B is 1 where all sequences have one mask
-    fetch_BN: jax.Array | np.ndarray  # the inner block to load: for a hidden pair the last one loaded
-    low_BN: jax.Array | np.ndarray  # no query of the pair sees a key before this one
-    high_BN: jax.Array | np.ndarray  # or from this one on
-    kinds: frozenset[int]  # that can occur
+    kind_BN: jax.Array | np.ndarray  # B is 1 if all sequences have the same mask
+    fetch_BN: jax.Array | np.ndarray  # the inner block to load; for a hidden pair, the block loaded last
+    low_BN: jax.Array | np.ndarray  # no query of the pair sees a key before this key
+    high_BN: jax.Array | np.ndarray  # no query of the pair sees this key or a later one
+    kinds: frozenset[int]  # kinds that may occur
 
     @property
     def edge_N(self) -> np.ndarray:
@@ -43,10 +43,10 @@ def make_block_plan(mask: Mask, num_keys: int, block_size: tuple[int, int], key_
     """Plan the pairs of blocks of a mask.
 
     Args:
-        mask: Mask, of a multiple of the queries of a block.
-        num_keys: Number of keys, a multiple of those of a block.
+        mask: Mask, whose number of queries is a multiple of the queries of a block.
+        num_keys: Number of keys, a multiple of the keys of a block.
         block_size: (queries, keys) of a block.
-        key_major: Blocks of keys are the outer blocks.
+        key_major: Whether the outer blocks are blocks of keys.
     """
     active_IJ = classify_blocks(np, mask.bounds_2T[:, None], num_keys, block_size)[0][0] != HIDDEN
     outer_first = active_IJ.T if key_major else active_IJ
@@ -64,7 +64,10 @@ def make_block_plan(mask: Mask, num_keys: int, block_size: tuple[int, int], key_
 
 
 def classify_blocks(xp, edges, num_keys: int, block_size: tuple[int, int]):
-    """Return kind_BIJ of every pair of blocks, low_BI and high_BI of every query block, from start_BT and end_BT."""
+    """Return kind_BIJ of all pairs of blocks, and low_BI and high_BI of all query blocks.
+
+    `edges` are start_BT and end_BT of the mask.
+    """
     start_BIQ, end_BIQ = (edge_BT.reshape(len(edge_BT), -1, block_size[0]) for edge_BT in edges)
     first_J = np.arange(0, num_keys, block_size[1])
     last_J = first_J + block_size[1]
@@ -76,13 +79,13 @@ def classify_blocks(xp, edges, num_keys: int, block_size: tuple[int, int]):
 
 
 def find_last_loaded(xp, kind_BN):
-    """Return the index of the last pair up to each that is not hidden."""
+    """Return, for each pair, the index of the last pair up to it that is not hidden."""
     number_BN = xp.where(kind_BN != HIDDEN, np.arange(kind_BN.shape[-1]), 0)
     return np.maximum.accumulate(number_BN, -1) if xp is np else jax.lax.cummax(number_BN, 1)
 
 
 def sum_over_group(d_BHSK: jax.Array, array_BGSK: jax.Array) -> jax.Array:
-    """Sum the gradients of the query heads of a group."""
+    """Sum the gradients of the query heads that share a key head, in float32."""
     if d_BHSK.shape == array_BGSK.shape:
         return d_BHSK
     (batch, num_groups), rest = array_BGSK.shape[:2], d_BHSK.shape[2:]

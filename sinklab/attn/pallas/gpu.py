@@ -1,7 +1,8 @@
 """Kernels for Hopper GPUs (Pallas, Mosaic GPU): forward and backward.
 
-A thread block has one block of queries or of keys, the outer one, and walks through the blocks of the others that it
-meets: forward and for the gradient of queries these are keys, for the gradients of keys and values they are queries.
+A thread block has one outer block, of queries or of keys, and loops over the inner blocks that the mask does not hide.
+The inner blocks are keys in the forward pass and for the gradient of queries, and queries for the gradients of keys and
+values.
 """
 
 import functools
@@ -146,7 +147,7 @@ def query_gradient_kernel(block_ops, warpgroup: Warpgroup) -> None:
 
 
 def key_gradient_kernel(block_ops, warpgroup: Warpgroup) -> None:
-    """Compute gradients of keys and values; scores are transposed, so that left operands stay in registers."""
+    """Compute gradients of keys and values, with scores transposed to keep left operands in registers."""
     (key, value), (queries, d_outputs, *statistics) = warpgroup.outer, warpgroup.inner
 
     def step(pair: BlockPair, slot, carry):

@@ -25,9 +25,9 @@ def broadcast_to_block(row, shape: tuple[int, int], axis: int):
 
 
 class SoftmaxBlockOps:
-    """o = sum e^(s - lse) v and lse, online, in powers of two."""
+    """Online softmax in powers of two: o = sum e^(s - lse) v, and lse."""
 
-    name, weigh_functions = 'softmax', ()  # what it weighs by, of scores
+    name, weigh_functions = 'softmax', ()  # no weigh functions for `find_unsupported_ops` to check
 
     def __init__(self, reduction: SoftmaxReduction, score_spec: ScoreSpec):
         self.score_spec, self.scale, self.is_register_bound = (
@@ -41,13 +41,13 @@ class SoftmaxBlockOps:
         return [LOG2E * lse, d_mass]
 
     def start(self, num_queries: int):
-        """(largest, total)."""
+        """Return the initial (largest score, total) of each query."""
         return jnp.full((num_queries,), MASK_VALUE, jnp.float32), jnp.zeros((num_queries,), jnp.float32)
 
     def add(self, product_QS, rows, bias_QS, hide: Callable):
-        """(weight_QS, what is kept of earlier sums, rows)."""
+        """Return (weight_QS, factor that rescales earlier sums, new rows)."""
         (old_max, total), score, scale = rows, product_QS, self.scale
-        if bias_QS is not None or scale <= 0:  # else the multiply-add of the exponential scales
+        if bias_QS is not None or scale <= 0:  # otherwise the multiply-add of the exponential applies the scale
             score, scale = self.scale * product_QS, 1.0
         if bias_QS is not None:
             score += LOG2E * bias_QS
@@ -67,14 +67,17 @@ class SoftmaxBlockOps:
         ]
 
     def gradients(self, product, bias, row: Callable, hide: Callable):
-        """(weight, dS of dA); row(0) is lse in powers of two and row(1) the cotangent of the mass, of each score."""
+        """Return (weight, function dA -> dS).
+
+        row(0) is lse in powers of two and row(1) the cotangent of the mass, both broadcast to the scores.
+        """
         score = self.scale * product - (row(0) - LOG2E * self.score_spec.offset)
         weight = hide(jnp.exp2(score if bias is None else score + LOG2E * bias), 0.0)
         return weight, lambda d_weight: weight * (d_weight + row(1))
 
 
 class LinearBlockOps:
-    """sum w(s) v, and sum m(s) for each mass."""
+    """Linear reduction: sum w(s) v, and sum m(s) for each mass m."""
 
     name = 'linear'
 
@@ -85,7 +88,7 @@ class LinearBlockOps:
             (reduction.weigh,),
             reduction.num_statistics,
         )
-        self.is_register_bound = self.num_statistics > 1 or score_spec.bias_function is not None  # the registers
+        self.is_register_bound = self.num_statistics > 1 or score_spec.bias_function is not None  # see `choose_inner_block`
 
     def scale_rows(self, rows):
         return rows
@@ -107,7 +110,7 @@ class LinearBlockOps:
         return sum_QV, list(rows)
 
     def gradients(self, product, bias, row: Callable, hide: Callable):
-        """(weight, dS of dA); row(n) is the cotangent of mass n, of each score."""
+        """Return (weight, function dA -> dS); row(n) is the cotangent of mass n, broadcast to the scores."""
         (weight, _), (slope, mass_slopes) = make_lowerable(functools.partial(compute_slopes, self.weigh))(
             self.compute_score(product, bias)
         )

@@ -10,26 +10,26 @@ from jax.extend.core import Literal
 
 
 def logistic(x):
-    """1 / (1 + e^-x); tanh.approx, which is off by 2^-11, would leave nothing of small weights."""
+    """Compute 1 / (1 + e^-x) without tanh.approx, whose error of 2^-11 would exceed small weights."""
     root = lax.rsqrt(1 + jnp.exp(-x))
     return root * root
 
 
 def log1p(x):
-    """log(1 + x) with the digits that 1 + x rounds off (Kahan)."""
+    """Compute log(1 + x) with the digits that 1 + x rounds off (Kahan)."""
     one_plus_x = 1 + x
     rounded_x = one_plus_x - 1
     return jnp.where(rounded_x == 0, x, jnp.log(one_plus_x) * (x / jnp.where(rounded_x == 0, 1.0, rounded_x)))
 
 
 def expm1(x):
-    """e^x - 1, by its series where e^x rounds digits off."""
+    """Compute e^x - 1, by its series where e^x would round digits off."""
     series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x / 720)))))
     return jnp.where(jnp.abs(x) < 0.3, series, jnp.exp(x) - 1)
 
 
 def power(x, y):
-    """|x|^y, below 0 with the sign of an odd whole power, and nothing for others."""
+    """Compute x^y from |x|^y; for x < 0 it is negated if y is odd, and NaN if y is no whole number."""
     magnitude, half = jnp.exp2(y * jnp.log2(jnp.abs(x))), y / 2
     odd = floor(half) != half
     signed = jnp.where(odd, -magnitude, magnitude)
@@ -41,7 +41,7 @@ def floor(x):
     return jnp.where(toward_zero > x, toward_zero - 1, toward_zero)
 
 
-# Of the primitives that weights and curves are made of: those that Mosaic GPU lowers, and those rewritten for it.
+# Primitives of weigh and bias functions: those that Mosaic GPU can lower, and (in REWRITES) those rewritten for it.
 SUPPORTED_PRIMITIVES = {
     'abs',
     'add',
@@ -90,7 +90,7 @@ CALL_PRIMITIVES = {'pjit', 'jit', 'closed_call', 'core_call', 'custom_jvp_call',
 
 
 def make_lowerable(function: Callable) -> Callable:
-    """Return the same function of arrays, inlined, with primitives that kernels do not know rewritten."""
+    """Inline a function of arrays, and rewrite the primitives in it that Mosaic GPU cannot lower."""
 
     def run(*arguments):
         closed_jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
@@ -124,14 +124,14 @@ def evaluate_jaxpr(closed_jaxpr, inputs):
 
 
 def get_called_jaxpr(equation):
-    """Return the jaxpr that an equation calls, or None if it is no plain call."""
+    """Return the jaxpr that an equation calls, or None if the equation is no plain call."""
     if equation.primitive.name not in CALL_PRIMITIVES:
         return None
     return equation.params.get('jaxpr') or equation.params.get('call_jaxpr')
 
 
 def find_unsupported_ops(bias_function: Callable | None, weigh_functions: Sequence[Callable]) -> set[str]:
-    """Return the primitives of a bias or of weigh functions that kernels do not support."""
+    """Return the primitives of bias and weigh functions, and of their slopes, that kernels do not support."""
     scalar, block = jnp.float32(1), jax.ShapeDtypeStruct((1, 1), jnp.float32)
     jaxprs = [jax.make_jaxpr(functools.partial(compute_slopes, weigh))(block) for weigh in weigh_functions]
     if bias_function is not None:

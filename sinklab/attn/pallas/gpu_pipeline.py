@@ -1,6 +1,7 @@
 """Pipeline of the GPU kernels: block sizes, order of blocks, warpgroups and their shared memory.
 
-The third loads the inner blocks, which all of them pass in the same order.
+A thread block has three warpgroups. Two of them multiply, each with half of the outer block. The third loads the inner
+blocks, in the order in which the other two use them.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from sinklab.attn.pallas.gpu_lowering import compute_slopes, make_lowerable
 from sinklab.attn.pallas.primitive import KernelSpec
 
 OUTER_BLOCK = 128  # queries or keys of a thread block
-INNER_BLOCKS = {  # of a step, by the width of a head: registers are what limits it
+INNER_BLOCKS = {  # rows of an inner block, by direction and head width; the number of registers limits them
     'forward': {64: 128, 96: 128, 128: 128},
     'query': {64: 128, 96: 128, 128: 128},
     'key': {64: 128, 96: 64, 128: 64},
@@ -29,7 +30,7 @@ INNER_BLOCKS = {  # of a step, by the width of a head: registers are what limits
 
 
 def choose_inner_block(direction: str, is_register_bound: bool, width: int) -> int:
-    """Return the keys or queries of a step; fewer where a bias or the slopes of several masses need registers."""
+    """Return the rows of an inner block: fewer if a bias or slopes of several masses need registers."""
     return 64 if is_register_bound and direction != 'forward' else INNER_BLOCKS[direction][width]
 
 
@@ -60,14 +61,14 @@ def plan_segments(mask: Mask, num_keys: int, block_size: tuple[int, int], key_ma
     return bound_BI4.astype(xp.int32), segments
 
 
-WARPGROUP_ROWS = OUTER_BLOCK // 2  # of the outer block for one warpgroup: what wgmma multiplies at once
-NUM_STAGES = 2  # inner blocks on the chip
-MAX_REGISTERS = {'multiply': 240, 'load': 24}  # of a thread: (2 * 240 + 24) * 128 <= 65536
+WARPGROUP_ROWS = OUTER_BLOCK // 2  # rows of the outer block for one warpgroup: those of one wgmma
+NUM_STAGES = 2  # inner blocks in shared memory at once
+MAX_REGISTERS = {'multiply': 240, 'load': 24}  # registers of a thread: (2 * 240 + 24) * 128 <= 65536
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamedInput:
-    """Where one inner array passes through: buffers that one warpgroup fills and the others free."""
+    """Ring buffer of one inner array: one warpgroup fills its slots, the other two release them."""
 
     source: jax.Array
     buffer: jax.Array
@@ -75,7 +76,7 @@ class StreamedInput:
     empty_barrier: jax.Array
 
     def load(self, n, count, index) -> None:
-        """Block n of `count`; at the end this waits until all are freed."""
+        """Load block n of `count`; for n >= count only wait until a slot is released."""
         slot = lax.rem(n, jnp.int32(NUM_STAGES))
         pl.when(n >= NUM_STAGES)(lambda: plgpu.barrier_wait(self.empty_barrier.at[slot]))
 
@@ -91,7 +92,7 @@ class StreamedInput:
         plgpu.barrier_arrive(self.empty_barrier.at[slot])
 
     def take_row(self, slot):
-        """A row, in registers: once for every block."""
+        """Load the row of a slot into registers and release the slot; call this once for each block."""
         row = load_row(self.wait(slot), 1)
         self.release(slot)
         return row
@@ -110,7 +111,7 @@ class BlockPair:
         return WARPGROUP_ROWS, self.warpgroup.call.inner_block
 
     def load_rows(self, ref, is_outer: bool):
-        """Numbers of the outer rows, or of the inner ones, for each score."""
+        """Load the numbers of the outer or inner rows, broadcast to each score."""
         axis = 0 if is_outer else 1
         start, size = (self.warpgroup.outer_start, WARPGROUP_ROWS) if is_outer else (self.inner_start, self.shape[1])
         row = load_row(ref.at[pl.ds(start, size)], axis)
@@ -131,7 +132,7 @@ class BlockPair:
         return jnp.where((self.load_query_row(0) <= key) & (key < self.load_query_row(1)), array, fill_value)
 
     def load_positions(self):
-        """Positions of the query and the key of each score; loaded early, so that nobody waits for them."""
+        """Load the positions of the query and the key of each score; call this early to hide the latency."""
         call, ref = self.warpgroup.call, self.warpgroup.position_BS
         if call.bias_function is None:
             return None
@@ -149,7 +150,7 @@ class BlockPair:
         )
 
     def compute_bias_slopes(self, positions) -> list[jax.Array]:
-        """Return d bias / d parameter, for each parameter that is learned."""
+        """Return d bias / d parameter for each learned parameter."""
         parameters, bias_function = (
             self.warpgroup.load_parameters()[: self.warpgroup.call.num_slopes],
             self.warpgroup.call.bias_function,
@@ -176,7 +177,7 @@ def load_row(row_ref, axis: int):
 
 @dataclasses.dataclass(frozen=True)
 class Warpgroup:
-    """A multiplying warpgroup: its rows of the outer arrays, the inner ones, and its places in the results."""
+    """A multiplying warpgroup: its rows of the outer arrays, the inner arrays, and its output buffers."""
 
     call: 'KernelCall'
     sequence: jax.Array
@@ -197,7 +198,7 @@ class Warpgroup:
         return self.sequence if ref.shape[0] > 1 else 0
 
     def load_statistics(self) -> list[jax.Array]:
-        """Those of its own queries."""
+        """Load the statistics of the queries of this warpgroup."""
         row_slice = pl.ds(self.outer_start, WARPGROUP_ROWS)
         return [load_row(ref.at[self.sequence, self.head, row_slice], 0) for ref in self.small_inputs[4:]]
 
@@ -205,7 +206,10 @@ class Warpgroup:
         return [self.small_inputs[3][self.head, p] for p in range(self.call.num_parameters)]
 
     def take_turns(self, work: Callable = lambda: None):
-        """Where the two take turns, one has the tensor cores while the other weighs; `work` is done in between."""
+        """Alternate with the other warpgroup: one uses the tensor cores while the other weighs.
+
+        `work` runs before this warpgroup waits for the other. Without a `turn_barrier` only `work` runs.
+        """
         if self.turn_barrier is not None:
             plgpu.barrier_arrive(self.turn_barrier)
         result = work()
@@ -214,7 +218,7 @@ class Warpgroup:
         return result
 
     def loop_over_blocks(self, step: Callable, carry):
-        """carry after step(pair, slot, carry) for every inner block."""
+        """Return the carry after calling step(pair, slot, carry) for every inner block."""
 
         def visit(masked, n, carry):
             slot = lax.rem(n - self.bounds[0], jnp.int32(NUM_STAGES))
@@ -236,7 +240,7 @@ class Warpgroup:
 
 
 class KernelCall:
-    """A kernel over (sequence, head, outer block)."""
+    """Call of a GPU kernel, with the grid (sequence, head, outer block)."""
 
     def __init__(self, direction: str, block_ops, kernel_spec: KernelSpec, query_BHTK, key_BGSK):
         mask, positions, parameter_HP = kernel_spec.mask, kernel_spec.positions, kernel_spec.parameter_HP
@@ -308,7 +312,7 @@ class KernelCall:
         small_refs, outer, inner, output_refs, scratch = split_refs(refs, ref_counts)
         outer_buffers, inner_buffers, row_buffers, outer_full, inner_full, inner_empty, turn = scratch
         b, h, i, number = (lax.axis_index(name) for name in ('sequence', 'head', 'outer', 'warpgroup'))
-        i = i if self.key_major else self.grid[2] - 1 - i  # under a causal mask the longest first
+        i = i if self.key_major else self.grid[2] - 1 - i  # start with the blocks that see most keys under a causal mask
         bounds = [small_refs[0][b if small_refs[0].shape[0] > 1 else 0, i, n] for n in range(4)]
         streams = [
             StreamedInput(*stream_refs)

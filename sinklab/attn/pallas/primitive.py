@@ -1,7 +1,7 @@
 """Reductions of the kernels (softmax, linear), with custom gradients, padding and sharding.
 
-Everything else about attention is ordinary jnp on these (epilogue.py), so their backward passes take the cotangents
-of the statistics as well.
+The rest of attention is ordinary jnp on the results of these reductions (sinklab/attn/finalize.py), so the backward
+passes also take the cotangents of the statistics.
 """
 
 import dataclasses
@@ -16,25 +16,25 @@ from jax.sharding import PartitionSpec
 from sinklab.attn.mask import Mask
 from sinklab.parallel import sharding
 
-MASK_VALUE = -1e30  # lse of a query that sees nothing
+MASK_VALUE = -1e30  # lse of a query that sees no key
 
 WeighMasses = Callable[[jax.Array], tuple[jax.Array, Sequence[jax.Array]]]  # score -> (weight, masses)
 
 
 @dataclasses.dataclass(frozen=True)
 class SoftmaxReduction:
-    """o_i = sum_j e^(s_ij - lse_i) v_j, and the statistic lse_i = log sum_j e^s_ij."""
+    """Softmax reduction: o_i = sum_j e^(s_ij - lse_i) v_j, with the statistic lse_i = log sum_j e^s_ij."""
 
     num_statistics = 1
 
     def get_residuals(self, output: jax.Array, statistics: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """What the backward pass wants of the forward one."""
+        """Return the residuals that the backward pass needs from the forward pass."""
         return output, *statistics
 
     def compute_backward_rows(
         self, residuals, d_output: jax.Array, d_statistics: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """(lse, dlse - sum dO * O), by which dS = e^(s - lse) * (dO V^T + dlse - sum dO * O)."""
+        """Return (lse, dlse - sum dO * O), with which dS = e^(s - lse) * (dO V^T + dlse - sum dO * O)."""
         output, lse_BHT = residuals
         dot_BHT = jnp.sum(d_output.astype(jnp.float32) * output.astype(jnp.float32), -1)
         return [lse_BHT, d_statistics[0] - dot_BHT]
@@ -42,7 +42,10 @@ class SoftmaxReduction:
 
 @dataclasses.dataclass(frozen=True)
 class LinearReduction:
-    """u_i = sum_j w(s_ij) v_j, and a statistic sum_j m(s_ij) for each mass m: `weigh` gives w and all m."""
+    """Linear reduction: u_i = sum_j w(s_ij) v_j, with a statistic sum_j m(s_ij) for each mass m.
+
+    `weigh` returns w and all m.
+    """
 
     weigh: WeighMasses
 
@@ -56,7 +59,7 @@ class LinearReduction:
     def compute_backward_rows(
         self, residuals, d_output: jax.Array, d_statistics: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """The cotangents c_n, by which dS = w' dO V^T + sum_n m_n' c_n."""
+        """Return the cotangents c_n, with which dS = w' dO V^T + sum_n m_n' c_n."""
         return list(d_statistics)
 
 
@@ -65,7 +68,7 @@ Reduction = SoftmaxReduction | LinearReduction
 
 @dataclasses.dataclass(frozen=True)
 class ScoreSpec:
-    """Scores: s_ij = scale <q_i, k_j> + bias_function(parameters of the head, distance_ij) + offset."""
+    """Scores s_ij = scale <q_i, k_j> + bias_function(parameters of the head, distance_ij) + offset."""
 
     scale: float
     offset: float = 0.0
@@ -81,7 +84,7 @@ class ScoreSpec:
 
 @dataclasses.dataclass(frozen=True)
 class KernelSpec:
-    """What kernels need besides arrays and the reduction."""
+    """Specification of a kernel call, without its reduction, queries, keys and values."""
 
     score_spec: ScoreSpec
     mask: Mask
@@ -90,10 +93,13 @@ class KernelSpec:
 
 
 class Kernels(Protocol):
-    """The kernels of a platform, a module; arrays are BHTK, their lengths multiples of `get_padding_multiple`."""
+    """Interface of a platform's kernels, which are a module.
+
+    Arrays are BHTK; their lengths are multiples of `get_padding_multiple`.
+    """
 
     def get_padding_multiple(self, length: int) -> int:
-        """Return a number to whose multiple `length` queries or keys are padded."""
+        """Return the number to a multiple of which `length` queries or keys are padded."""
 
     def explain_unsupported(
         self, reduction: Reduction, score_spec: ScoreSpec, query_BHTK, key_BGSK, value_BGSV
@@ -117,7 +123,10 @@ def run_kernels(
     key_BSGK: jax.Array,
     value_BSGV: jax.Array,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """(output_BTHV, statistics_BHT) of the text. Padded, laid out, sharded."""
+    """Run the kernels on the keys of the text, and return (output_BTHV, statistics_BHT).
+
+    Arrays are padded, transposed to BHTK, and sharded over the mesh.
+    """
     length, num_keys, num_heads = query_BTHK.shape[1], key_BSGK.shape[1], query_BTHK.shape[2]
     paddings = query_padding, key_padding = (
         -length % kernels.get_padding_multiple(length),
@@ -144,23 +153,30 @@ def run_kernels(
 
 
 def move_heads_first(array_BTHK: jax.Array, padding: int) -> jax.Array:
-    """array_BHTK with so many rows more."""
+    """Transpose an array to BHTK, and append `padding` rows of zeros."""
     return jnp.pad(jnp.swapaxes(array_BTHK, 1, 2), ((0, 0), (0, 0), (0, padding), (0, 0)))
 
 
 def make_differentiable(kernels: Kernels, reduction: Reduction, kernel_spec: KernelSpec) -> Callable:
-    """run(query_BHTK, key_BGSK, value_BGSV, parameter_HP, rows) -> (output_BHTV, statistics), with its gradient."""
+    """Make a differentiable function from kernels.
+
+    Returns:
+        A function (query_BHTK, key_BGSK, value_BGSV, parameter_HP, row_inputs) -> (output_BHTV, statistics).
+    """
     is_static, bounds_2T = kernel_spec.mask.is_static, kernel_spec.mask.bounds_2T
 
     def bind_arrays(parameter_HP, row_inputs) -> KernelSpec:
-        """With this device's mask and positions; a static mask is closed over, so that kernels can look at it."""
+        """Return the kernel spec with the mask and positions of this device.
+
+        A static mask is closed over and not passed as an array, so that kernels can inspect it.
+        """
         edges, positions = ((), row_inputs) if is_static else (row_inputs[:2], row_inputs[2:])
         mask = kernel_spec.mask if is_static else Mask(*edges, bounds_2T)
         return KernelSpec(kernel_spec.score_spec, mask, tuple(positions) or None, parameter_HP)
 
     def forward(query, key, value, parameter_HP, row_inputs):
         outputs = kernels.forward(reduction, bind_arrays(parameter_HP, row_inputs), query, key, value)
-        output, statistics = checkpoint_name(outputs, 'attention')  # both are wanted by the backward pass
+        output, statistics = checkpoint_name(outputs, 'attention')  # the backward pass needs both
         residuals = query, key, value, parameter_HP, row_inputs, reduction.get_residuals(output, statistics)
         return (output, statistics), residuals
 
@@ -184,7 +200,7 @@ def make_differentiable(kernels: Kernels, reduction: Reduction, kernel_spec: Ker
 def shard_over_mesh(
     function: Callable, arrays: Sequence[jax.Array], parameter_HP: jax.Array, row_inputs: Sequence[jax.Array]
 ) -> Callable:
-    """`run` on every device's own sequences and heads, under a mesh; kernels know of none."""
+    """Shard a function over sequences and heads with shard_map, because kernels cannot be partitioned."""
     batch, heads, *_ = sharding.make_auto_partition_spec(arrays[1].shape, ('batch', 'heads', None, None))
     array_spec, row_spec = PartitionSpec(batch, heads), PartitionSpec(batch, heads, None)
     row_input_specs = [PartitionSpec(batch if len(row) > 1 else None) for row in row_inputs]

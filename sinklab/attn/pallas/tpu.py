@@ -1,7 +1,8 @@
 """TPU kernels (Pallas, Mosaic): forward and backward, over the pairs of a block plan.
 
-Forward, rows of scores are queries: softmax is online, as in flash attention, and linear just adds. Backward, the
-columns are, so that what is known of a query is a row of lanes; a head's whole dq stays on the chip in float32.
+In the forward pass, the rows of a block of scores are queries. Softmax is online, as in flash attention; the linear
+reduction only adds. In the backward pass, the columns are queries, so that the statistics of queries are rows of lanes.
+The whole dq of a head stays in VMEM in float32.
 """
 
 import functools
@@ -21,13 +22,13 @@ from sinklab.attn.pallas.tpu_block import (
     make_block_ops,
 )
 
-BLOCK_SIZES = 2048, 1024, 512, 256, 128  # of keys, and of half as many queries; see `get_padding_multiple`
-STRIP_KEYS = 256  # keys whose scores are alive at once
+BLOCK_SIZES = 2048, 1024, 512, 256, 128  # keys of a block; blocks have at most half as many queries
+STRIP_KEYS = 256  # keys whose scores are computed at once
 VMEM_LIMIT_BYTES = 100 * 2**20  # of the 128 MiB of v5e and v6e
 
 
 def get_padding_multiple(length: int) -> int:
-    """Return the largest block size that pads `length` queries or keys by at most an eighth, or the smallest."""
+    """Return the largest block size whose padding is at most an eighth of `length`, or the smallest."""
     return next(size for size in BLOCK_SIZES if 8 * (-length % size) <= length or size == BLOCK_SIZES[-1])
 
 
@@ -113,7 +114,7 @@ def index_whole_head(b, h, n, *_):
 
 
 class KernelCall:
-    """A pallas_call over (sequence, head, pair of blocks), and where the blocks of such a step lie."""
+    """A pallas_call with the grid (sequence, head, pair of blocks), and the index maps of its blocks."""
 
     def __init__(self, make_plan: Callable, kernel_spec: KernelSpec, query_BHTK, key_BGSK):
         mask, positions = kernel_spec.mask, kernel_spec.positions
@@ -138,7 +139,7 @@ class KernelCall:
         )
 
     def get_pair_index(self, b, n):
-        """Return the index of a pair of blocks in the arrays of each sequence."""
+        """Return the index of a pair of blocks in the flattened BN arrays of the block plan."""
         return b * self.grid[2] + n if self.has_batch_masks else n
 
     def index_outer(self, b, h, n, fetch, outer_N, *_):
@@ -180,10 +181,10 @@ class KernelCall:
         """Run a kernel.
 
         Args:
-            kernel: Body, called with this object, the numbers of parameters and outputs, and refs.
+            kernel: Kernel body, called with this object, the numbers of parameters and outputs, and refs.
             name: Name of the kernel in the compiled program.
-            inputs: (array, block, index) of each input.
-            outputs: (shape, dtype, block or None for a whole head, index) of each output.
+            inputs: (array, block shape, index map) of each input.
+            outputs: (shape, dtype, block shape or None for a whole head, index map) of each output.
             scratch: Shapes of buffers in VMEM, in float32.
         """
 

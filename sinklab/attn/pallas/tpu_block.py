@@ -16,7 +16,7 @@ from sinklab.attn.pallas.primitive import (
 )
 
 NUM_LANES = 128
-NT_DIMS, NN_DIMS, TN_DIMS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))  # what a product sums over
+NT_DIMS, NN_DIMS, TN_DIMS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))  # contracting dimensions of a product
 
 
 def dot(left, right, contracting_dims):
@@ -34,12 +34,12 @@ def repeat_lanes(column_Q1, width: int):
 
 
 def sum_by_lane(array_QS):
-    """Sum the columns that share a lane; the lanes themselves are summed once, at the end."""
+    """Sum the columns that share a lane; `finish` sums over lanes once, at the end."""
     return sum(array_QS[:, start : start + NUM_LANES] for start in range(0, array_QS.shape[1], NUM_LANES))
 
 
 class GridStep:
-    """A grid step: its pair of blocks, and what is shown of them."""
+    """A grid step: its pair of blocks, and the range of keys that its queries see."""
 
     def __init__(self, call, scalars, parameter_HP, num_parameters: int, row_refs):
         self.call, self.row_refs = call, row_refs
@@ -53,7 +53,13 @@ class GridStep:
         self.query_block, self.key_block = (outer_N[n], inner_N[n]) if call.query_major else (inner_N[n], outer_N[n])
 
     def run(self, start: Callable, visit: Callable, finish: Callable) -> None:
-        """start() first in an outer block, visit(strips, masked) at what is seen, finish() last."""
+        """Visit the visible strips of keys of this grid step.
+
+        Args:
+            start: Called before the first pair of an outer block.
+            visit: Function (strips, masked), called for visible keys; `masked` says whether they need the mask.
+            finish: Called after the last pair of an outer block.
+        """
         strip, size = self.call.strip_keys, self.call.block_sizes[1]
 
         def interior():
@@ -122,9 +128,9 @@ def forward_kernel(
 
 
 class SoftmaxBlockOps:
-    """o = sum e^(s - lse) v and lse, online."""
+    """Online softmax: o = sum e^(s - lse) v, and lse."""
 
-    name, num_running_sums = 'softmax', 2  # rows that are kept from block to block
+    name, num_running_sums = 'softmax', 2  # statistics of rows that are carried from block to block
 
     def __init__(self, reduction: SoftmaxReduction):
         pass
@@ -147,7 +153,10 @@ class SoftmaxBlockOps:
         sum_QV[...] = repeat_lanes(rescale, sum_QV.shape[1]) * sum_QV[...] + product
 
     def finish(self, sum_QV, largest_QL, total_QL):
-        """Queries that saw nothing have summed e^0 of hidden scores."""
+        """Return the output and lse; queries that saw no key get 0 and MASK_VALUE.
+
+        The sums of such queries are of e^0 of hidden scores.
+        """
         sees_keys = largest_QL[...] > MASK_VALUE / 2
         total = jnp.where(sees_keys, jnp.sum(total_QL[...], 1, keepdims=True), 1.0)
         width = sum_QV.shape[1]
@@ -155,13 +164,13 @@ class SoftmaxBlockOps:
         return output, jnp.where(sees_keys, largest_QL[...] + jnp.log(total), MASK_VALUE)
 
     def gradients(self, score_SQ, d_weight_SQ, lse_1Q, d_mass_1Q):
-        """(weight, dS)."""
+        """Return (weight, dS)."""
         weight_SQ = jnp.exp(score_SQ - lse_1Q)
         return weight_SQ, weight_SQ * (d_weight_SQ + d_mass_1Q)
 
 
 class LinearBlockOps:
-    """sum w(s) v, and sum m(s) for each mass."""
+    """Linear reduction: sum w(s) v, and sum m(s) for each mass m."""
 
     name = 'linear'
 
@@ -189,7 +198,7 @@ class LinearBlockOps:
         )
 
     def gradients(self, score_SQ, d_weight_SQ, *d_mass_1Q):
-        """(weight, dS)."""
+        """Return (weight, dS)."""
         (weight_SQ, masses), vjp = jax.vjp(self.weigh, score_SQ)
         d_masses = type(masses)(jnp.broadcast_to(row, score_SQ.shape) for row in d_mass_1Q)
         return weight_SQ, vjp((d_weight_SQ, d_masses))[0]
