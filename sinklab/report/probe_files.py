@@ -1,4 +1,4 @@
-"""Arrays of a run's probe files, checked and thinned to a budget."""
+"""Arrays of the probe files of a run, checked, and subsampled to a limit on the number of files."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,16 +11,16 @@ from sinklab.storage import run_files
 from sinklab.storage.untrusted_files import DamagedFileError
 
 DELETE_REMEDY = 'delete it, and the report does without it'
-MAX_FILES = 1600  # read of all runs together
+MAX_FILES = 1600  # probe files read from all runs together
 
 
 def select_probes(paths: list[Path], count: int) -> list[Path]:
-    """At most so many, from the first to the last at even distances."""
+    """Select at most `count` evenly spaced probe files; if `count` is 1, select the last one."""
     return [paths[index] for index in select_evenly(len(paths), count)]
 
 
 def select_evenly(length: int, count: int) -> list[int]:
-    """At most `count` places of `length`, from the first to the last at even distances; of one, the last."""
+    """Select at most `count` evenly spaced indices from 0 to `length - 1`; if `count` is 1, select the last one."""
     if count == 1:
         return [length - 1] if length else []
     return (
@@ -29,7 +29,16 @@ def select_evenly(length: int, count: int) -> list[int]:
 
 
 def load_probe_values(paths: list[Path]) -> dict[str, np.ndarray]:
-    """Of N probes, by names of pictures: values_NLH for heads, values_NL for ratios; none where a probe lacks it."""
+    """Load the arrays of the figures of kind `heads` and `ratios` from N probe files of one run.
+
+    Returns:
+        {name of the figure: values}, with values_NLH for `heads` and values_NL for `ratios`. A figure is left out if
+        one of the probes lacks its array.
+
+    Raises:
+        DamagedFileError: A file is damaged, or its number of layers or heads differs from that of the first file.
+        UserError: A file lacks the array of the headline figure.
+    """
     figure_specs = [figure_spec for figure_spec in measures.FIGURES if figure_spec.kind != 'matrices']
     probe_arrays = [
         read_probe_arrays(path, [figure_spec.array_name for figure_spec in figure_specs]) for path in paths
@@ -47,7 +56,7 @@ def load_probe_values(paths: list[Path]) -> dict[str, np.ndarray]:
 
 
 def read_probe_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Those of a probe's file that it has."""
+    """Read the named arrays that a probe file contains, and check their dimensions; raise DamagedFileError."""
     file_arrays = run_files.read_arrays(path, [*names], DELETE_REMEDY)
     run_files.check_dimensions(path, file_arrays, DELETE_REMEDY)
     return file_arrays
@@ -56,7 +65,7 @@ def read_probe_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]
 def check_same_shape(
     path: Path, file_arrays: dict[str, np.ndarray], first_path: Path, first_arrays: dict[str, np.ndarray]
 ) -> None:
-    """Refuse a probe whose layers or heads are not those of another one of its run."""
+    """Raise DamagedFileError if two probes of a run have different numbers of layers or heads."""
     dimensions, first_dimensions = (
         run_files.check_dimensions(*pair, DELETE_REMEDY) for pair in ((path, file_arrays), (first_path, first_arrays))
     )

@@ -1,4 +1,4 @@
-"""Groups of runs that differ by seed alone, and the config axes along which groups differ."""
+"""Groups of runs that differ only by seed, and sweep axes: config fields by which groups differ."""
 
 import dataclasses
 import json
@@ -9,29 +9,34 @@ from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.report import sweep_table
 from sinklab.report.runs import RunResult, drop_seed_fields, format_config_value
 
-EXCLUDED_OUTCOMES = ('diverged', 'refused')  # kinds of ends whose numbers are no result
+EXCLUDED_OUTCOMES = ('diverged', 'refused')  # the metrics of runs with these outcomes are no results
 
 
 @dataclasses.dataclass(frozen=True)
 class RunGroup:
+    """The runs of one row of a report; they differ only by seed."""
+
     name: str
     runs: list[RunResult]
 
     @property
     def row_info(self) -> dict:
-        """row.json, by the name that the arm has here."""
+        """The content of row.json, with the name of the group as its row."""
         row_info = self.runs[0].row_info
         return {'source': '', **row_info, 'row': self.name, 'published': row_info.get('published') or {}}
 
     @property
     def counted_runs(self) -> list[RunResult]:
-        """Those that are done; where none is, those under way."""
+        """The runs that are done; if there are none, the runs that have neither diverged nor been refused."""
         done = [run for run in self.runs if run.outcome == 'done']
         return done or [run for run in self.runs if run.outcome not in EXCLUDED_OUTCOMES]
 
 
 def group_runs(runs: list[RunResult]) -> list[RunGroup]:
-    """The baseline first, which changes nothing of its table's default, if it is there; the others as given."""
+    """Group runs by their group name, with the baseline first and the others in the given order.
+
+    The baseline is the first group that is no fork and whose row changes nothing in the default config of its table.
+    """
     run_groups = [
         RunGroup(name, [run for run in runs if run.group_name == name])
         for name in dict.fromkeys(run.group_name for run in runs)
@@ -49,7 +54,7 @@ def find_baseline(run_groups: list[RunGroup]) -> RunGroup:
 
 
 def make_group_table(run_groups: list[RunGroup]) -> list[dict]:
-    """As of a sweep, and whether a row lies on the published side of the first."""
+    """Make the entries of the sweep table for groups of runs, each with its direction against the first row."""
     rows = sweep_table.make_sweep_table([make_row_result(run_group) for run_group in run_groups])
     return [row | dict(direction=sweep_table.compare_direction(row, rows[0])) for row in rows]
 
@@ -74,7 +79,12 @@ def is_only_run_of_seed(run_group: RunGroup, run: RunResult) -> bool:
 
 
 def compute_mean_curve(runs: list[RunResult], metric_name: str) -> tuple[list[int], np.ndarray, np.ndarray] | None:
-    """(steps, mean, sample standard deviation) of a number at the steps that all of several runs recorded it at."""
+    """Compute the mean curve of a metric over several runs.
+
+    Returns:
+        The steps at which all runs recorded the metric, the mean and the sample standard deviation at each of them.
+        None for fewer than two runs, or without a common step.
+    """
     curves = [dict(zip(*run.get_curve(metric_name), strict=True)) for run in runs]
     steps = sorted(set.intersection(*map(set, curves))) if len(curves) > 1 else []
     if not steps:
@@ -84,23 +94,27 @@ def compute_mean_curve(runs: list[RunResult], metric_name: str) -> tuple[list[in
 
 
 AXIS_METRICS = (HEADLINE_METRIC.name, sweep_table.LOSS_METRIC, sweep_table.EMERGENCE_METRIC)
-# Where a field that is None hides nothing, it reaches as far as another one.
+# A None in one of these fields hides no token, so its effective value is that of the second field.
 FALLBACK_FIELDS = {'model.mask.window': 'data.length', 'model.mask.block': 'data.length'}
 
 
 @dataclasses.dataclass(frozen=True)
 class AxisPoint:
+    """One run group on a sweep axis."""
+
     group_name: str
-    tick: int  # of the axis' labels
-    ours: dict  # {name: spread}
-    published: dict
+    tick: int  # index into the labels of the axis
+    ours: dict  # {metric: mean, sd and n}
+    published: dict  # {metric: value}
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepAxis:
+    """A config field by which run groups differ."""
+
     field: str
-    labels: list[str]  # the values, in their order and not to scale
-    lines: list[list[AxisPoint]]  # each of arms that differ in nothing else
+    labels: list[str]  # the values of the field in ascending order; the axis is not to scale
+    lines: list[list[AxisPoint]]  # the groups of a line differ in no other field
 
     @property
     def name(self) -> str:
@@ -108,9 +122,16 @@ class SweepAxis:
 
 
 def find_axes(run_groups: list[RunGroup], rows: list[dict]) -> list[SweepAxis]:
-    """Of every field by which some arms, alike in all else, can be laid side by side; those of most arms first.
+    """Find the config fields by which some groups differ while all their other fields are equal.
 
-    Forks are left out: they have more than a config otherwise.
+    Forks are left out, because they differ from other runs in more than the config.
+
+    Args:
+        run_groups: The groups of runs.
+        rows: The entries of `make_group_table`, in the same order.
+
+    Returns:
+        The sweep axes, those with the most groups first.
     """
     pairs = [
         (run_group, row)
@@ -124,7 +145,7 @@ def find_axes(run_groups: list[RunGroup], rows: list[dict]) -> list[SweepAxis]:
 
 
 def find_numeric_fields(configs: list[dict]) -> list[str]:
-    """The fields that differ, and are numbers or nothing."""
+    """Find the fields that differ between configs and whose values are all numbers or None."""
     fields = dict.fromkeys(name for config in configs for name in config)
     values = {name: [config.get(name) for config in configs] for name in fields}
     return [
@@ -161,6 +182,6 @@ def sort_by_value(group: list[tuple]) -> list[tuple]:
 
 
 def get_reached_value(field: str, config: dict) -> float | None:
-    """The value of a field, or what it reaches where it is None."""
+    """Return the value of a field, or its effective value if it is None (FALLBACK_FIELDS)."""
     value = config[field]
     return config.get(FALLBACK_FIELDS.get(field, ''), value) if value is None else value

@@ -1,4 +1,4 @@
-"""Runs as a report reads them: records, probe arrays, config, outcome, and display names."""
+"""Runs of a report: their records, probe arrays, configs, outcomes and display names."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,18 +27,33 @@ from sinklab.storage.untrusted_files import DamagedFileError
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    name: str  # its arm, and its seed where the arm has others
+    """A run as a report shows it.
+
+    Attributes:
+        name: The display name: the group name, with the seed or the folder if the group has several runs.
+        group_name: The name of the group of runs that differ only by seed.
+        records: The records of metrics.jsonl, by step.
+        probe_steps: The steps of the N loaded probes.
+        probe_values: {name of the figure: values of the loaded probes}, with values_NLH for figures of kind `heads`
+            and values_NL for `ratios`.
+        run_dir: The folder of the run.
+        notes: The origin of a fork, and the config changes between attempts.
+        row_info: The content of row.json.
+        config: {path of the field: value}; empty if the run has no config.
+        outcome_record: The content of outcome.json. If that file is missing or damaged, the kind is `done` or
+            `unfinished`, depending on the records.
+    """
+
+    name: str
     group_name: str
     records: list[dict]
-    probe_steps: list[int]  # of the probes that are drawn
-    probe_values: dict[
-        str, np.ndarray
-    ]  # of those N probes, by names of pictures: values_NLH for heads, values_NL for ratios
+    probe_steps: list[int]
+    probe_values: dict[str, np.ndarray]
     run_dir: RunDir
-    notes: list[str]  # what it comes from, and what has changed on its way
-    row_info: dict  # row.json
-    config: dict  # flat
-    outcome_record: dict  # outcome.json; of kind `unfinished` where it has said nothing yet
+    notes: list[str]
+    row_info: dict
+    config: dict
+    outcome_record: dict
 
     @property
     def seed(self) -> int | None:
@@ -49,21 +64,25 @@ class RunResult:
         return self.outcome_record['kind']
 
     def get_curve(self, metric_name: str) -> tuple[list[int], list[float]]:
-        """(steps, values) where a number was recorded."""
+        """Return the steps at which a metric was recorded, and its values there."""
         points = [(record['step'], record[metric_name]) for record in self.records if metric_name in record]
         return [step for step, _ in points], [value for _, value in points]
 
     def get_last(self, metric_name: str) -> float | None:
-        """The newest value of a number."""
+        """Return the last recorded value of a metric, or None if it was never recorded."""
         return next((record[metric_name] for record in reversed(self.records) if metric_name in record), None)
 
     def interpolate(self, metric_name: str, step: int) -> float | None:
-        """Where the curve of a number is drawn at a step."""
+        """Interpolate the curve of a metric linearly at a step; return None if it was never recorded."""
         steps, values = self.get_curve(metric_name)
         return float(np.interp(step, steps, values)) if steps else None
 
     def find_strongest_heads(self, num_heads: int) -> list[tuple[int, int]]:
-        """(layer, head) of the heads that give most to the first token, in the last probe."""
+        """Find the heads with the largest attention to the first token in the last probe.
+
+        Returns:
+            (layer, head) of each head, counted from 0, the strongest first; [] without a probe.
+        """
         if not self.probe_steps:
             return []
         alpha_LH = self.probe_values[measures.HEADLINE_FIGURE.name][-1]
@@ -71,12 +90,21 @@ class RunResult:
         return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, alpha_LH.shape), strict=True)]
 
     def has_figure(self, figure_spec: FigureSpec) -> bool:
+        """Return whether the probes of the run have the array of a figure."""
         if figure_spec.kind != 'matrices':
             return figure_spec.name in self.probe_values
         return bool(self.probe_steps) and self.load_matrices(figure_spec) is not None
 
     def load_matrices(self, figure_spec: FigureSpec, index: int = -1) -> np.ndarray | None:
-        """Of all layers and heads in one of its probes, read when they are asked for."""
+        """Read the attention matrices of all layers and heads from the file of one loaded probe.
+
+        Args:
+            figure_spec: A figure of kind `matrices`.
+            index: The index of the probe in `probe_steps`.
+
+        Returns:
+            Matrices LHTS, or None if the file lacks the array.
+        """
         arrays = probe_files.read_probe_arrays(
             self.run_dir.get_probe_path(self.probe_steps[index]), [figure_spec.array_name]
         )
@@ -84,7 +112,19 @@ class RunResult:
 
 
 def read_runs(paths: list[str]) -> list[RunResult]:
-    """The runs in these folders, each named by its row, and by its changes, its seed or its folder where it must."""
+    """Read the runs in the given folders.
+
+    A run is named by its row. Config changes, the seed and the folder are added to the name if it is not unique.
+    If one of several runs has a damaged file, it is left out with a warning on stderr.
+
+    Args:
+        paths: At least one run folder; repeated paths count once.
+
+    Raises:
+        DamagedFileError: No run has a readable row.json and config.json, or the only readable run has another damaged
+            file.
+        UserError: A folder holds no run, each run has a damaged file, or a probe file lacks the headline array.
+    """
     run_dirs = [RunDir(path) for path in dict.fromkeys(paths)]
     run_dirs = select_readable(run_dirs)
     rows, configs = [get_row_name(run_dir) for run_dir in run_dirs], [read_config(run_dir) for run_dir in run_dirs]
@@ -97,7 +137,7 @@ def read_runs(paths: list[str]) -> list[RunResult]:
     for arguments in zip(run_dirs, names, group_names, configs, strict=True):
         try:
             loaded.append(load_run(*arguments, max_probes))
-        except DamagedFileError as error:  # such as a probe
+        except DamagedFileError as error:  # for example in a probe file
             if len(run_dirs) == 1:
                 raise
             run_files.warn_once(arguments[0].path, f'{error}; the report goes on without this run')
@@ -107,7 +147,12 @@ def read_runs(paths: list[str]) -> list[RunResult]:
 
 
 def select_readable(run_dirs: list[RunDir]) -> list[RunDir]:
-    """Return the folders whose row and config can be read; of several, the others are named and left out."""
+    """Return the folders whose row.json and config.json can be read, and warn about the others on stderr.
+
+    Raises:
+        DamagedFileError: No folder is readable.
+        UserError: A folder holds no run.
+    """
     readable_dirs, damaged = [], []
     for run_dir in run_dirs:
         try:
@@ -124,9 +169,16 @@ def select_readable(run_dirs: list[RunDir]) -> list[RunDir]:
 
 
 def find_branches(runs: list[RunResult], metric_name: str) -> list[tuple[int, list[int], list[float]]]:
-    """(place of a fork, steps, values): from its parent's curve to its own, where both are among the runs.
+    """Find the line segments that connect the curve of a parent run with the curve of its fork.
 
-    One that counts its steps anew stands beside its parent and is no branch of it.
+    A fork that restarts its step count is no branch of its parent and has no segment.
+
+    Args:
+        runs: The runs of the report. A fork has a segment only if its parent is among them.
+        metric_name: The metric of the curves.
+
+    Returns:
+        (index of the fork in `runs`, steps, values) of each segment.
     """
     forks, index_of_path = [], {resolve_path(run.run_dir.path): run for run in runs}
     for index, run in enumerate(runs):
@@ -151,7 +203,11 @@ def make_notes(run_dir: RunDir) -> list[str]:
 
 
 def get_row_name(run_dir: RunDir) -> str:
-    """The name of its row, or its folder's where it has none; of a fork, with what it comes from."""
+    """Return the row name of a run or, without a row name, the name of its folder; add the origin of a fork.
+
+    Raises:
+        UserError: The folder holds no run.
+    """
     try:
         row, lineage = run_dir.read_json('row')['row'], run_dir.read_lineage()
         row = run_dir.path.absolute().name if row in (None, '') else str(row)
@@ -169,7 +225,14 @@ def get_row_name(run_dir: RunDir) -> str:
 
 
 def read_config(run_dir: RunDir) -> dict:
-    """Flat; empty of a run that was stopped before it had one."""
+    """Read the flattened config of a run; return {} for a run that was stopped before it wrote one.
+
+    If config.json is invalid, or missing although the run has metrics, print a warning on stderr. An invalid config
+    is returned unchanged.
+
+    Raises:
+        DamagedFileError: config.json does not match the schema of the file.
+    """
     try:
         fields = run_dir.read_json('config')
     except FileNotFoundError:
@@ -209,9 +272,9 @@ def load_run(run_dir: RunDir, name: str, group_name: str, config: dict, max_prob
 
 
 def warn_of_gaps(run_dir: RunDir, records: list[dict], every_steps: int | None) -> None:
-    """Say on stderr where lines are missing within metrics.jsonl."""
+    """Warn on stderr about missing lines within metrics.jsonl."""
     if not isinstance(every_steps, int):
-        return  # of an older run, or damaged
+        return  # the config is missing, damaged or of an older version
     try:
         gaps = run_dir.find_gaps(records, every_steps, records[-1]['step'] if records else None)
     except DamagedFileError as error:
@@ -222,7 +285,7 @@ def warn_of_gaps(run_dir: RunDir, records: list[dict], every_steps: int | None) 
 
 
 def warn_of_lost_probes(run_dir: RunDir, records: list[dict]) -> None:
-    """Say on stderr which probes are in metrics.jsonl and have no file."""
+    """Warn on stderr if a probe that is recorded in metrics.jsonl has no file."""
     saved_steps = {run_files.parse_probe_step(path) for path in run_dir.probe_files}
     lost_steps = [
         record['step']
@@ -236,7 +299,7 @@ def warn_of_lost_probes(run_dir: RunDir, records: list[dict]) -> None:
 
 
 def read_row_info(run_dir: RunDir) -> dict:
-    """Read row.json; published values that are no numbers are named and left out."""
+    """Read row.json; leave out published values that are not numbers, with a warning on stderr."""
     row_info, path = run_dir.read_json('row'), run_dir.path / 'row.json'
     published = row_info.get('published', {})
     numbers = {name: value for name, value in published.items() if isinstance(value, int | float)}
@@ -248,7 +311,11 @@ def read_row_info(run_dir: RunDir) -> dict:
 
 
 def read_outcome(run_dir: RunDir, records: list[dict], last_step: int | None) -> dict:
-    """How the latest attempt has ended; a run that says nothing is done if it has measured its last step."""
+    """Read how the latest attempt ended.
+
+    If outcome.json is missing or damaged, the run counts as `done` if its last step has a validation loss, and as
+    `unfinished` otherwise.
+    """
     path = run_dir.path / 'outcome.json'
     try:
         return dict(step=0, message='') | run_files.read_run_file(path, 'outcome', 'the report judges by its numbers')
@@ -261,7 +328,7 @@ def read_outcome(run_dir: RunDir, records: list[dict], last_step: int | None) ->
 
 
 def select_drawn_figures(runs: list[RunResult]) -> list[FigureSpec]:
-    """Those that some run has the array of; one is older than a measure whose array its probes lack."""
+    """Select the figures whose array exists in some run; probes of old runs lack the arrays of newer metrics."""
     return [figure_spec for figure_spec in measures.FIGURES if any(run.has_figure(figure_spec) for run in runs)]
 
 
@@ -277,7 +344,10 @@ SEED_FIELDS = ('seed', 'data.seed')
 
 
 def drop_seed_fields(config: dict) -> dict:
-    """What two seeds of one arm have alike."""
+    """Return the config without the fields that may differ between runs of one group.
+
+    These are the seeds and the fields that may change between attempts of a run (CHANGEABLE_PREFIXES).
+    """
     return {
         name: value
         for name, value in config.items()
@@ -286,7 +356,7 @@ def drop_seed_fields(config: dict) -> dict:
 
 
 def make_group_names(rows: list[str], configs: list[dict]) -> list[str]:
-    """Of each run: its row, and where another run of the row differs by more than a seed, what it has there."""
+    """Return the group name of each run: its row, and the fields that differ within the row, without seeds."""
     comparable_configs = [drop_seed_fields(config) for config in configs]
     group_names = []
     for row, config in zip(rows, comparable_configs, strict=True):
@@ -301,7 +371,7 @@ def make_group_names(rows: list[str], configs: list[dict]) -> list[str]:
 
 
 def shorten_field_name(name: str, names: list[str]) -> str:
-    """The last part of a field's name, where no other one ends in it."""
+    """Return the last part of a field name, or the whole name if another name has the same last part."""
     last_part = name.rpartition('.')[2]
     return last_part if [other.rpartition('.')[2] for other in names].count(last_part) == 1 else name
 
@@ -311,7 +381,10 @@ def format_config_value(value: object) -> str:
 
 
 def make_run_names(group_names: list[str], seeds: list[int | None], paths: list[Path]) -> list[str]:
-    """Of each run: its arm, its seed where the arm has several runs, its folder where that is not enough."""
+    """Return the display name of each run.
+
+    The name is that of the group. The seed is added if the group has several runs, and the folder if that is ambiguous.
+    """
     labels = [
         group_name if group_names.count(group_name) == 1 or seed is None else f'{group_name}, seed {seed}'
         for group_name, seed in zip(group_names, seeds, strict=True)
@@ -323,10 +396,10 @@ def make_run_names(group_names: list[str], seeds: list[int | None], paths: list[
 
 
 def format_relative_path(path: Path, paths: Sequence[Path]) -> str:
-    """A folder as seen from the one that all lie in."""
+    """Format a folder relative to the common parent of all folders."""
     try:
         return make_relative(
             make_absolute(path), find_common_folder([make_absolute(other).parent for other in paths])
         )
-    except (UserError, ValueError):  # they lie in different buckets, or on different disks
+    except (UserError, ValueError):  # the folders are in different buckets or on different drives
         return str(path)
