@@ -1,4 +1,4 @@
-"""Attention backends: the table `BACKENDS`, their verification on this device, and the selection of one."""
+"""Attention backends: the table `BACKENDS`, their verification on devices, and their selection."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ class AttentionBackend(Protocol):
     def attend(
         self, query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_mass: bool = False
     ) -> AttentionOutput:
-        """Compute attention as `reference.attend` does; the mass of rows is defined only if `needs_mass` is True."""
+        """Compute attention as `reference.attend` does; row masses are defined only if `needs_mass` is True."""
 
     def explain_unsupported(self, problem: AttentionProblem) -> str | None:
         """Return why the backend cannot compute a problem, or None."""
@@ -261,7 +261,7 @@ def select_backend(requested: str, platform: str, problem: AttentionProblem, ver
 
 
 def explain_unusable(name: str, platform: str, problem: AttentionProblem) -> str | None:
-    """Return why a backend must not be used, or None; verify it on these devices if it is platform-specific."""
+    """Return why a backend must not be used, or None; a platform-specific one is verified on the devices."""
     reason = explain_unsupported(name, platform, problem)
     if reason or BACKENDS[name].platform is None:
         return reason

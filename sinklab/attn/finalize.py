@@ -61,7 +61,7 @@ def attend(
 
 
 def choose_reduction(operation: Operation, needs_mass: bool = False) -> Reduction:
-    """Return the reduction of an operation: softmax if it is shifted, else linear with the masses it needs."""
+    """Return the reduction of an operation: softmax if it is shifted, else linear with the needed masses."""
     if operation.similarity.is_shifted:
         return SoftmaxReduction()
     needs_total, similarity = operation.normalizer.uses_total, operation.similarity
@@ -126,7 +126,7 @@ def reduce_linear(
     operation: Operation,
     column_BHTC: jax.Array,
 ):
-    """Return the same as `reduce_softmax`, from the linear reduction; the mass is 0 where it is not needed."""
+    """Return the same as `reduce_softmax` from the linear reduction; an unneeded total or mass is 0."""
     output_BTHK, statistics = reduce_text(reduction, kernel_spec)
     zeros_BHT1 = jnp.zeros((*column_BHTC.shape[:-1], 1))
     statistic_columns = iter([row_BHT[..., None] for row_BHT in statistics])

@@ -1,9 +1,9 @@
 """Attention operations: similarities (score to weight) and normalizers (row sums to Z), in two tables.
 
-A shifted similarity receives scores minus m, the largest visible score of their row, so that exponentials stay finite.
-The factor exp(-m) of weight and mass cancels in their ratio. A constant 1 before the shift becomes `unit` = exp(-m);
-where `unit` is used, m is at least 0. Every similarity has a finite slope at 0, because hidden scores are weighed as 0
-and then dropped.
+A shifted similarity receives scores minus m, the largest visible score of their row, so that exponentials stay
+finite. The factor exp(-m) of weight and mass cancels in their ratio. A constant 1 before the shift becomes `unit` =
+exp(-m); where `unit` is used, m is at least 0. Every similarity has a finite slope at 0, because hidden scores are
+weighed as 0 and then dropped.
 """
 
 # Functions in the table have the type `WeighFunction`; their definitions do not repeat it.

@@ -14,7 +14,7 @@ from sinklab.attn.operations import Operation
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RelativePositionBias:
-    """Relative position bias: b_ij of head h is function(parameters of h, max(position_i - position_j, 0)).
+    """Relative position bias b_ij = function(parameters of the head, max(position_i - position_j, 0)).
 
     The function receives P arrays _H11, one for each parameter, and distance_B1TS in float32. If it is elementwise,
     kernels trace it with P scalars and a block of distances.

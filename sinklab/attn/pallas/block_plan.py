@@ -1,4 +1,4 @@
-"""Block plans: the pairs of query and key blocks that a kernel visits, and which of them need the mask."""
+"""Block plans: the pairs of query and key blocks that a kernel visits, and which need the mask."""
 
 import dataclasses
 

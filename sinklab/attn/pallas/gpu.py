@@ -1,8 +1,8 @@
 """Kernels for Hopper GPUs (Pallas, Mosaic GPU): forward and backward.
 
-A thread block has one outer block, of queries or of keys, and loops over the inner blocks that the mask does not hide.
-The inner blocks are keys in the forward pass and for the gradient of queries, and queries for the gradients of keys and
-values.
+A thread block has one outer block, of queries or of keys, and loops over the inner blocks that the mask does not
+hide. The inner blocks are keys in the forward pass and for the gradient of queries, and queries for the gradients of
+keys and values.
 """
 
 import functools

@@ -88,7 +88,8 @@ class LinearBlockOps:
             (reduction.weigh,),
             reduction.num_statistics,
         )
-        self.is_register_bound = self.num_statistics > 1 or score_spec.bias_function is not None  # see `choose_inner_block`
+        # See `choose_inner_block`.
+        self.is_register_bound = self.num_statistics > 1 or score_spec.bias_function is not None
 
     def scale_rows(self, rows):
         return rows

@@ -1,7 +1,7 @@
 """Pipeline of the GPU kernels: block sizes, order of blocks, warpgroups and their shared memory.
 
-A thread block has three warpgroups. Two of them multiply, each with half of the outer block. The third loads the inner
-blocks, in the order in which the other two use them.
+A thread block has three warpgroups. Two of them multiply, each with half of the outer block. The third loads the
+inner blocks, in the order in which the other two use them.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ def choose_inner_block(direction: str, is_register_bound: bool, width: int) -> i
 
 
 def plan_segments(mask: Mask, num_keys: int, block_size: tuple[int, int], key_major: bool):
-    """Return bound_BI4, and the segments (first bound, last bound, is masked) that contain blocks to visit.
+    """Return bound_BI4, and the segments (first bound, last bound, is_masked) of blocks to visit.
 
     Blocks with visible keys are between bounds 0 and 3 of their outer block; those between 1 and 2 need no mask.
     """
@@ -272,7 +272,7 @@ class KernelCall:
         statistics=(),
         takes_turns: bool = False,
     ):
-        """Return outputs of the shape of `outer` and of `output_dtypes`, then `num_row_outputs` rows in float32."""
+        """Return outputs with the shape of `outer` and `output_dtypes`, then `num_row_outputs` float32 rows."""
         shape = (*self.grid[:2], *outer[0].shape[2:])
         output_types = [jax.ShapeDtypeStruct(shape, dtype) for dtype in output_dtypes]
         small_inputs = [*self.small_inputs, *statistics]
@@ -312,7 +312,7 @@ class KernelCall:
         small_refs, outer, inner, output_refs, scratch = split_refs(refs, ref_counts)
         outer_buffers, inner_buffers, row_buffers, outer_full, inner_full, inner_empty, turn = scratch
         b, h, i, number = (lax.axis_index(name) for name in ('sequence', 'head', 'outer', 'warpgroup'))
-        i = i if self.key_major else self.grid[2] - 1 - i  # start with the blocks that see most keys under a causal mask
+        i = i if self.key_major else self.grid[2] - 1 - i  # the longest rows of a causal mask first
         bounds = [small_refs[0][b if small_refs[0].shape[0] > 1 else 0, i, n] for n in range(4)]
         streams = [
             StreamedInput(*stream_refs)
