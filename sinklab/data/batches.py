@@ -1,4 +1,4 @@
-"""Batches: the sequences of a step, a pure function of (seed, step), whole or the rows that a process needs."""
+"""Training batches as a pure function of (seed, step), and the data that a run reads."""
 
 import dataclasses
 import functools
@@ -21,21 +21,28 @@ from sinklab.schema import UserError
 
 
 class Batches(Protocol):
-    """Batches of int32_BT of T + 1 ids, by step from 0; there is no last one."""
+    """Training batches of int32 token ids of shape (B, T + 1), by step from 0 without an upper bound."""
 
-    def read_rows(self, step: int, rows: Iterable[int]) -> np.ndarray: ...
+    def read_rows(self, step: int, rows: Iterable[int]) -> np.ndarray:
+        """Return some rows of the batch of a step, int32 of shape (rows, T + 1)."""
+        ...
 
     def compute_digest(self, step: int) -> str:
-        """What processes compare, to see that theirs is one batch."""
+        """Return a digest of a batch, which processes compare to check that they read the same batch."""
         ...
 
     def count_epochs(self, step: int) -> dict[str, float]:
-        """How often the data has been read before a step; of a mixture, what is read most, and each domain."""
+        """Count the epochs that are read before a step, as numbers for metrics.jsonl.
+
+        Returns:
+            Epochs by metric name; for a mixture, the largest number and the number of each domain. Empty for
+            generated data, which has no epochs.
+        """
         ...
 
 
 class SyntheticBatches:
-    """Batches drawn from a chain."""
+    """Batches sampled from the Markov chain of the Bigram-Backcopy task."""
 
     def __init__(self, chain: bigram_backcopy.MarkovChain, seed: int, batch_size: int, length: int):
         self.chain, self.seed, self.shape = chain, seed, (batch_size, length)
@@ -53,29 +60,40 @@ class SyntheticBatches:
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
-    """All that a run reads."""
+    """Training batches, held-out windows and probe sequences of a run."""
 
     batches: Batches
     valid_NT: np.ndarray | HeldOutWindows  # held-out windows of T + 1 ids
     probe_PT: np.ndarray
-    fingerprint: dict[str, str | int]  # of what decides the batches
-    triggers: int | None = None  # the ids below it are triggers of Bigram-Backcopy
-    tokenizer: str | None = None  # the text of its tokenizer.json
-    start_prefetch: Callable[[int], None] = lambda first: None  # is told the step after which batches are read
-    messages: tuple[str, ...] = ()  # lines for whoever follows the run
+    fingerprint: dict[str, str | int]  # digests and settings that determine the batches
+    triggers: int | None = None  # ids below this number are trigger tokens of Bigram-Backcopy
+    tokenizer: str | None = None  # contents of tokenizer.json
+    start_prefetch: Callable[[int], None] = lambda first: None  # called once with the first step that is read
+    messages: tuple[str, ...] = ()  # status lines for the user
 
     def is_trigger(self, ids_NT: np.ndarray) -> np.ndarray | None:
+        """Return the mask of trigger tokens, or None if the task has no triggers."""
         return None if self.triggers is None else ids_NT < self.triggers
 
     def find_valid_triggers(self) -> np.ndarray | None:
+        """Return the mask of trigger tokens in the inputs of the held-out windows, or None without triggers."""
         return None if self.triggers is None else self.is_trigger(self.valid_NT[:, :-1])
 
 
-TRAINING_STREAM, VALIDATION_STREAM, PROBE_STREAM = range(3)  # streams of random numbers
+TRAINING_STREAM, VALIDATION_STREAM, PROBE_STREAM = range(3)  # seeds of independent random streams
 
 
 def load_run_data(spec: spec.Spec, share: float = 1.0) -> RunData:
-    """What a run reads; `share` is how much of each batch this process does."""
+    """Load the training batches, held-out windows and probe sequences of a run.
+
+    Args:
+        spec: The configuration of the run.
+        share: Fraction of the rows of each batch that this process reads. It only decides whether caching a remote
+            store on disk is worthwhile.
+
+    Raises:
+        UserError: The source cannot be read or does not match the configuration, or it has too few windows.
+    """
     return TASKS[spec.data.task](spec, share)
 
 
@@ -87,7 +105,8 @@ def load_text_data(spec: spec.Spec, share: float) -> RunData:
     data, vocabulary = spec.data, spec.model.vocabulary
     store = open_corpus(data, vocabulary)
     weights, masked = store.meta['weights'], data.loss == 'assistant'
-    parts = {name: [name] for name in weights} or {'': store.domains}  # mixed by weight, or shuffled together
+    # A mixture with weights has one set of windows per domain. Without weights all domains are shuffled together.
+    parts = {name: [name] for name in weights} or {'': store.domains}
     valid_parts, valid_weights = select_domain(store, spec.valid.domain) if spec.valid.domain else (parts, weights)
 
     def make_windows(side: str, parts: dict[str, list[str]], share: float, fix: bool) -> list[TransformedWindows]:
@@ -121,24 +140,33 @@ def load_text_data(spec: spec.Spec, share: float) -> RunData:
 
 
 def format_share(data: spec.DataConfig, train: list[TransformedWindows]) -> tuple[str, ...]:
-    """How much data.share is, which the tables of the paper say in tokens."""
+    """Format `data.share` in training tokens, the unit of the paper's tables; nothing for a share of 1."""
     if data.share == 1:
         return ()
     used_windows, all_windows = sum(map(len, train)), sum(part.windows.ends[-1] for part in train)
     used_tokens, all_tokens = (count * (data.length + 1) for count in (used_windows, all_windows))
     return (
-        f'data.share {data.share:g} is {used_tokens:,} of {all_tokens:,} training tokens; in the paper, of 5,000,000,000',
+        f'data.share {data.share:g} is {used_tokens:,} of {all_tokens:,} training tokens; '
+        'in the paper, of 5,000,000,000',
     )
 
 
 def select_domain(store: Store, domain: str) -> tuple[dict[str, list[str]], dict[str, float]]:
-    """A mixture of nothing else: (the domains of each part, weights)."""
+    """Return (domains of each set of windows, weights) for validation on one domain only."""
     [name] = store.resolve_domains(domain, 'config.valid.domain')
     return {name: [name]}, {name: 1.0}
 
 
 def start_prefetch(store: Store, batches: ShuffledBatches, spec: spec.Spec, share: float, first_step: int) -> None:
-    """Tells a store how much of it is read after a step by a process that reads this share of a run's rows."""
+    """Enable the disk cache of a remote store if this process will read enough of its training windows.
+
+    Args:
+        store: The token store.
+        batches: The training batches of the store.
+        spec: The configuration of the run.
+        share: Fraction of the rows of each batch that this process reads.
+        first_step: The first step whose batch is read.
+    """
     ends = batches.count_epochs_per_set(spec.optimizer.steps), batches.count_epochs_per_set(first_step)
     epochs = [end - begin for end, begin in zip(*ends, strict=True)]
     windows_read = sum(
@@ -152,7 +180,7 @@ def start_prefetch(store: Store, batches: ShuffledBatches, spec: spec.Spec, shar
 
 
 def check_enough_windows(spec: spec.Spec, held_out: list[TransformedWindows], weights: Mapping[str, float]) -> None:
-    """Refuses validation that would read a window twice."""
+    """Raise UserError if validation would read a held-out window twice."""
     for part, name in zip(held_out, weights or [''], strict=True):
         num_needed = math.ceil(spec.valid.windows * weights.get(name, 1.0))
         if len(part) < num_needed:

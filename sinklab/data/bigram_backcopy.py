@@ -1,8 +1,9 @@
 """Bigram-Backcopy task (Guo et al., 2024): a Markov chain whose trigger tokens copy their predecessor.
 
-z_1 is `<s>`; z_2 is drawn from the characters that are no triggers; then z_n+1 = z_n-1 where z_n is a trigger, and is
-drawn from P(. | z_n), the bigrams of a text, where it is none. The triggers are its most frequent characters. Ids are
-characters in the order of their frequency, so that the triggers come first, and `<s>` last.
+A sequence starts with z_1 = `<s>`. z_2 is drawn from the unigram distribution of the characters that are not
+triggers. After that, z_n+1 = z_n-1 if z_n is a trigger; otherwise z_n+1 is drawn from P(. | z_n), the bigram
+distribution of a text. The triggers are the most frequent characters of the text. Ids are characters in order of
+frequency, so triggers have the smallest ids. `<s>` has the largest id.
 """
 
 import dataclasses
@@ -15,9 +16,11 @@ from sinklab.schema import UserError
 
 @dataclasses.dataclass(frozen=True)
 class MarkovChain:
+    """Unigram and bigram statistics of a text, with the number of trigger tokens."""
+
     unigram_V: np.ndarray
     bigram_VV: np.ndarray  # P(column | row)
-    triggers: int  # the ids below it
+    triggers: int  # ids below this number are triggers
 
     @property
     def begin_token(self) -> int:
@@ -29,7 +32,17 @@ class MarkovChain:
 
 
 def fit_chain(texts: list[str], vocabulary: int, triggers: int) -> MarkovChain:
-    """The statistics of the texts' vocabulary - 1 most frequent characters, or of all if they are fewer."""
+    """Fit a Markov chain to the bigrams of the most frequent characters of texts.
+
+    Args:
+        texts: The texts, which are joined by newlines.
+        vocabulary: Largest vocabulary, including `<s>`. Characters beyond the `vocabulary` - 1 most frequent ones are
+            removed from the text.
+        triggers: Number of trigger tokens.
+
+    Raises:
+        UserError: The text has fewer than `triggers` + 2 characters.
+    """
     text = '\n'.join(texts)
     code_points = np.frombuffer(text.encode('utf-32-le'), np.uint32)
     characters, ids, counts = np.unique(code_points, return_inverse=True, return_counts=True)
@@ -50,16 +63,19 @@ def fit_chain(texts: list[str], vocabulary: int, triggers: int) -> MarkovChain:
 def sample_sequences(
     chain: MarkovChain, count: int, length: int, rng: np.random.Generator, rows: range | None = None
 ) -> np.ndarray:
-    """Draw sequences of a chain, all of them or a part.
+    """Sample a batch of sequences from a Markov chain, or some consecutive rows of the batch.
+
+    A row has the same tokens whether it is sampled alone or with the whole batch.
 
     Args:
-        count: sequences of the whole batch, which decides what each of them is.
-        length: tokens of a sequence.
-        rng: a generator over PCG64, whose numbers for other rows are skipped.
-        rows: the consecutive rows of the batch that are drawn; None: all.
+        chain: The Markov chain.
+        count: Number of sequences of the whole batch. The tokens of each row depend on it.
+        length: Tokens per sequence.
+        rng: A generator over PCG64, which can skip the random numbers of the other rows.
+        rows: Consecutive rows of the batch to sample; None for all rows.
 
     Returns:
-        int32 of shape (rows, length).
+        int32 token ids of shape (rows, length).
     """
     rows = range(count) if rows is None else rows
     rows_before, rows_after, num_rows = rows.start, count - rows.stop, len(rows)
@@ -68,7 +84,7 @@ def sample_sequences(
     non_trigger_V = np.where(np.arange(chain.begin_token) < chain.triggers, 0, chain.unigram_V)
     ids_BT = np.empty((num_rows, length), np.int32)
     ids_BT[:, 0] = chain.begin_token
-    skip(rows_before)  # a number for each row: the first column takes one by inversion, as the others do
+    skip(rows_before)  # rng.choice consumes one random number per row, as every later column does
     ids_BT[:, 1] = rng.choice(chain.begin_token, num_rows, p=non_trigger_V / non_trigger_V.sum())
     for t in range(2, length):
         last_B = ids_BT[:, t - 1]

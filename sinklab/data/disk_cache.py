@@ -1,4 +1,4 @@
-"""Disk cache of remote token stores, bounded in size, with eviction of the least recently used."""
+"""Disk cache of remote token stores, limited in size, with LRU eviction."""
 
 import contextlib
 import fcntl
@@ -11,26 +11,39 @@ from sinklab.data.remote_store import MAX_RANGED_SHARE
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX
 from sinklab.storage.cache_dir import get_cache_dir, get_cache_limit_bytes
 
-MAX_FETCH_RATIO = 1.2  # times the bytes that are needed may be fetched
-USED_FILE = '.used'  # locked by whoever uses a store, with the bytes that it may come to; its time is when that began
+MAX_FETCH_RATIO = 1.2  # largest allowed ratio of fetched bytes to needed bytes
+# Each user of a cached store holds a shared lock on this file. It contains the bytes that the store may grow to, and
+# its mtime is the start of the last use.
+USED_FILE = '.used'
 
 
 def compute_coverage(share: float, epochs: float) -> float:
-    """The share of the windows that a process reads that has a share f of every batch, after n + r epochs.
+    """Compute the expected fraction of windows that a process reads with a fraction of every batch.
 
-    1 - (1 - f)^n (1 - f r): an epoch takes each window into one batch, and the order of epochs is independent.
+    For a fraction f and n + r epochs (n whole, r < 1) it is 1 - (1 - f)^n (1 - f r), because an epoch uses each
+    window once and epochs are shuffled independently.
+
+    Args:
+        share: Fraction of the rows of every batch that the process reads.
+        epochs: Number of epochs, may be fractional.
     """
     full_epochs, partial_epoch = divmod(epochs, 1)
     return 1 - (1 - share) ** full_epochs * (1 - share * partial_epoch)
 
 
 def is_worth_fetching(coverage: float) -> bool:
-    """Whether files as a whole, and what is read beside them, are not much more than what is needed of them."""
+    """Return whether fetching whole files costs little more than ranged reads of the needed parts.
+
+    The cost includes the ranged reads while the files are being fetched.
+
+    Args:
+        coverage: Fraction of the files that will be read.
+    """
     return MAX_FETCH_RATIO * coverage >= 1 + MAX_RANGED_SHARE
 
 
 class DiskCache:
-    """A folder for the files of a store, which is not taken away while this object, or its process, lives."""
+    """Cache folder of one store, protected from eviction by a shared lock as long as this object exists."""
 
     def __init__(self, folder: Path, size: int):
         folder.mkdir(exist_ok=True)
@@ -43,7 +56,15 @@ class DiskCache:
 
 
 def reserve_disk_cache(digest: str, size: int) -> DiskCache | None:
-    """A place for a store of so many bytes; those used longest ago make room. None where there is none."""
+    """Reserve a cache folder for a store, evicting the least recently used stores that nobody uses.
+
+    Args:
+        digest: Digest of the store, which names the folder.
+        size: Bytes that the store may grow to.
+
+    Returns:
+        None if the store does not fit beside the stores in use, or if the cache cannot be written.
+    """
     root = get_cache_dir() / 'remote'
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -58,7 +79,7 @@ def reserve_disk_cache(digest: str, size: int) -> DiskCache | None:
                 ) and not is_in_use(other):
                     shutil.rmtree(other)
             return DiskCache(root / digest, size)
-    except OSError:  # a cache that cannot be written keeps nothing
+    except OSError:  # the cache is optional: without it the store is read by ranges
         return None
 
 
@@ -76,7 +97,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 def count_cached_bytes(folder: Path) -> int:
-    """Bytes of a store's files; of one in use, of those that may still come."""
+    """Count the bytes of a cached store; a store in use counts at least the bytes that it reserved."""
     num_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.name != USED_FILE)
     return max(num_bytes, int((folder / USED_FILE).read_text() or 0)) if is_in_use(folder) else num_bytes
 

@@ -1,4 +1,4 @@
-"""Documents and data sources, which yield them one at a time."""
+"""Documents, and data sources that yield documents one at a time."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -12,10 +12,10 @@ class Document:
     """One document of a source.
 
     Attributes:
-        name: Unique within its source, and the same wherever the source lies.
-        parts: Pairs of a text and whether it is to be predicted.
-        domain: '' where the source names none.
-        size: Bytes of the source that it stands for.
+        name: Unique within the source, and independent of where the source is stored.
+        parts: Pairs (text, whether the text is in the loss).
+        domain: Domain name; '' if the source names none.
+        size: Bytes of the source that the document accounts for, used for progress.
     """
 
     name: str
@@ -37,9 +37,9 @@ class DamagedDocument:
     """A document that cannot be read.
 
     Attributes:
-        where: Such as 'pile/03.jsonl.zst, line 17'.
-        why: Such as 'is not UTF-8 (byte 3)'.
-        size: Bytes of the source that it stands for.
+        location: Where the document is, such as 'pile/03.jsonl.zst, line 17'.
+        reason: Why it cannot be read, such as 'is not UTF-8 (byte 3)'.
+        size: Bytes of the source that the document accounts for, used for progress.
     """
 
     location: str
@@ -49,12 +49,12 @@ class DamagedDocument:
 
 @dataclasses.dataclass(frozen=True)
 class SourcePiece:
-    """A part of a source that can be read by itself: a file, or a range of a data set.
+    """A part of a source that can be read independently: a file, or a range of examples of a data set.
 
     Attributes:
-        name: Unique within its source.
+        name: Unique within the source.
         size: Bytes on disk.
-        read: Function without arguments that yields documents one at a time.
+        read: Function without arguments that yields the documents one at a time.
     """
 
     name: str
@@ -64,14 +64,14 @@ class SourcePiece:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A data source: documents in pieces that can be read at the same time.
+    """A data source: documents in pieces that can be read in parallel.
 
     Attributes:
-        pieces: In a fixed order, which is the order of the documents.
-        identity: Values for JSON that change whenever the content may have changed; the token cache depends on them.
-        weights: Pairs of a domain and its share, of a mixture that has them; shares sum to 1.
-        masked: Some parts of its documents are not to be predicted.
-        limit: Documents whose key is below it are held out, where the source decides that itself.
+        pieces: Pieces in a fixed order, which is the order of the documents.
+        identity: JSON values that change whenever the content may have changed; part of the key of the store cache.
+        weights: Pairs (domain, weight) of a weighted mixture; weights sum to 1. None otherwise.
+        masked: Whether some parts of the documents are excluded from the loss.
+        limit: Documents with a key below the limit are held out. None: `survey_corpus` computes the limit.
     """
 
     pieces: tuple[SourcePiece, ...]
@@ -90,6 +90,7 @@ class Source:
 
 
 def require_intact(document: Document | DamagedDocument) -> Document:
+    """Return the document, or raise UserError if it is damaged."""
     if isinstance(document, DamagedDocument):
         raise UserError(
             f'{document.location} {document.reason}; mend it, leave it out, or let prepare --lenient drop it'

@@ -15,14 +15,30 @@ from sinklab.data.document import (
 )
 from sinklab.schema import UserError
 
-SAMPLE_CHARS = 1 << 26  # characters
-WORD_BORDER, MAX_BORDER_CHARS = re.compile(r'(?<=\S)\s+(?=\S)'), 1000  # of two words; the most characters to it
+SAMPLE_CHARS = 1 << 26  # characters of the sample that the tokenizer is trained on
+# The whitespace between two words, and the number of characters in which it is searched.
+WORD_BORDER, MAX_BORDER_CHARS = re.compile(r'(?<=\S)\s+(?=\S)'), 1000
 
 
 def survey_corpus(source: Source, held_out: float, lenient: bool, with_texts: bool) -> tuple[int, list[str]]:
-    """(the limit below which keys are held out, a sample of the other texts if `texts`).
+    """Choose the held-out documents of a corpus, and sample the training texts for the tokenizer.
 
-    A corpus that fits the sample is split exactly; of a larger one, a share of all possible keys is held out.
+    A corpus that fits the sample is split exactly. For a larger corpus the limit is the fraction `held_out` of the
+    key range, so the held-out share is approximate.
+
+    Args:
+        source: The data source.
+        held_out: Fraction of the documents to hold out.
+        lenient: Skip damaged documents instead of raising.
+        with_texts: Also sample texts.
+
+    Returns:
+        (limit, texts): documents whose key is below the limit are held out. `texts` samples the training documents
+        if `with_texts` is set.
+
+    Raises:
+        UserError: A document is damaged and `lenient` is False, or a corpus that fits the sample has fewer than two
+            documents.
     """
     if source.limit is None and (with_texts or source.size <= SAMPLE_CHARS):
         documents, is_complete = take_documents(source.read_documents(), SAMPLE_CHARS, lenient)
@@ -34,7 +50,13 @@ def survey_corpus(source: Source, held_out: float, lenient: bool, with_texts: bo
 
 
 def split_single_text(source: Source, held_out: float) -> Source:
-    """A source of one text as two documents, one to train on and one held out; any other source as it is."""
+    """Split a source that has only one document with text into a training and a held-out document.
+
+    Args:
+        source: The data source. It is returned unchanged if it has more documents, has a loss mask, or has a text
+            that is too short to split.
+        held_out: Fraction of the text to hold out.
+    """
     text_documents = (
         document for document in source.read_documents() if isinstance(document, Document) and not document.is_blank
     )
@@ -57,7 +79,13 @@ def split_single_text(source: Source, held_out: float) -> Source:
 
 
 def split_document(document: Document, held_out: float) -> tuple[Document, Document] | None:
-    """(what is trained on, what is held out) of a text that is cut between words; the smaller key is held out."""
+    """Split a document between two words.
+
+    The keys of the two new names decide the side: a smaller key is held out.
+
+    Returns:
+        (training document, held-out document); None if the text is too short or a part would be blank.
+    """
     text, names = document.text, [f'{document.name}#{number}' for number in (1, 2)]
     if len(text) < 2 * MAX_BORDER_CHARS:
         return None
@@ -74,7 +102,7 @@ def split_document(document: Document, held_out: float) -> tuple[Document, Docum
 
 
 def sample_pieces(source: Source, limit: int, lenient: bool) -> list[str]:
-    """Texts from all over a large corpus: the beginnings of its pieces, in the order of their keys."""
+    """Sample training texts of a large corpus: the first documents of the pieces, in order of their keys."""
     chars_per_piece, num_chars, texts = max(SAMPLE_CHARS // len(source.pieces), SAMPLE_CHARS >> 10), 0, []
     for piece in sorted(source.pieces, key=lambda piece: hash_document_name(piece.name)):
         documents, _ = take_documents(piece.read(), chars_per_piece, lenient)
@@ -90,7 +118,10 @@ def sample_pieces(source: Source, limit: int, lenient: bool) -> list[str]:
 def take_documents(
     documents: Iterator[Document | DamagedDocument], size: int, lenient: bool
 ) -> tuple[list[Document], bool]:
-    """(the first documents, of `size` characters, whether these are all)."""
+    """Return the first documents that are not blank, up to `size` characters, and whether they are all.
+
+    The document that exceeds `size` is included.
+    """
     first_documents, num_chars = [], 0
     for document in documents:
         if isinstance(document, DamagedDocument) and lenient:
@@ -104,7 +135,11 @@ def take_documents(
 
 
 def compute_limit(keys: list[int], held_out: float) -> int:
-    """The limit that holds out a share of these keys, and leaves one at least on each side."""
+    """Compute the key limit that holds out a fraction of documents and leaves at least one on each side.
+
+    Raises:
+        UserError: There are fewer than two keys.
+    """
     if len(keys) < 2:
         raise UserError(
             f'the corpus has {len(keys) or "no"} document with text that can be read, and a part of it must be held '
@@ -115,5 +150,5 @@ def compute_limit(keys: list[int], held_out: float) -> int:
 
 
 def hash_document_name(name: str) -> int:
-    """A hash that decides whether a document is held out, whatever the order of the documents."""
+    """Hash a document name to the 64-bit key that decides whether the document is held out."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], 'big')
