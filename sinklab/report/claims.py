@@ -1,4 +1,4 @@
-"""Claims as contrasts of two metrics of runs, paired by seed, and the verdicts that the runs give on them."""
+"""Claims as contrasts of two metrics of runs, paired by seed, and the resulting verdicts."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -66,7 +66,7 @@ def select_learned(runs: list[RunResult]) -> list[RunEmergence]:
 
 
 def compute_span(runs: list[RunResult]) -> EmergenceSpan:
-    """Return the steps of the probes between which the sinks of the runs emerge; skip runs without a probe."""
+    """Return the steps between which the sinks of the runs emerge; skip runs without a probe."""
     run_emergences = [find_run_emergence(run) for run in runs if run.get_last(HEADLINE_METRIC.name) is not None]
     return span_of([item and (item.start_step, item.end_step) for item in run_emergences])
 

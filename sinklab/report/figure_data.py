@@ -39,7 +39,7 @@ class BinaryPayload:
         self.num_bytes = 0
 
     def add_array(self, values: Any, dtype: str = 'f4') -> list:
-        """Add an array, and return its reference for the JSON header: [dtype, byte offset, number of elements]."""
+        """Add an array, and return its reference for the JSON: [dtype, byte offset, number of elements]."""
         array = np.ascontiguousarray(values, np.dtype(dtype).newbyteorder('<'))
         data = pad_to_alignment(array.tobytes())
         if data not in self.offsets:
@@ -91,7 +91,7 @@ CONTEXT_METRICS = ('sink/1', 'sink/star/clean', 'alpha/1', 'entropy/row', 'mass/
 
 
 class LineFigures:
-    """A builder of figures of lines: it adds the curves of run groups to a payload and describes them in JSON."""
+    """A builder of line figures, which adds the curves of run groups to a binary payload."""
 
     def __init__(self, run_groups: list[RunGroup], payload: BinaryPayload):
         self.run_groups, self.payload = run_groups, payload
@@ -176,7 +176,7 @@ class LineFigures:
         )
 
     def make_context_figure(self) -> dict | None:
-        """Make the figure of metrics over whole training windows, with the metrics of the probe as dashed lines.
+        """Make the figure of metrics over whole training windows, with those of the probe as dashed lines.
 
         The config fields `log.sinks` and `log.rows` record these metrics. Return None if no run has one.
         """
@@ -397,7 +397,7 @@ def make_head_maps(runs: list[RunResult], figure_spec: FigureSpec, payload: Bina
 
 
 def make_matrix_maps(runs: list[RunResult], figure_spec: FigureSpec, payload: BinaryPayload) -> dict:
-    """Make the figure with the attention matrices of the strongest heads of the first MAX_MATRIX_RUNS runs.
+    """Make the figure with attention matrices of the strongest heads of the first MAX_MATRIX_RUNS runs.
 
     Each run gets an equal share of MAX_MATRIX_VALUES, which limits its heads first and then its probes. The last
     probe is always included.

@@ -306,10 +306,10 @@ def draw_ratios(run_groups: list[RunGroup], figure_spec: FigureSpec) -> plt.Figu
 
 
 def add_legend(figure: plt.Figure, axis: plt.Axes, line_of_label: dict[str, Any]) -> plt.Figure:
-    """Add a legend: inside the axes if it is short, below the axes if it is longer, none if it is too long.
+    """Add a legend inside the axes if it is short, below the axes if it is longer, or not at all.
 
-    A legend below does not hide the lines. Labels are set as text afterwards, because matplotlib leaves out lines
-    whose label begins with an underscore.
+    A long legend would hide the lines inside the axes. With more than MAX_LEGEND_ENTRIES entries there is no legend.
+    Labels are set as text afterwards, because matplotlib leaves out lines whose label begins with an underscore.
     """
     labels, lines = [*map(escape_figure, line_of_label)], [*line_of_label.values()]
     if 0 < len(line_of_label) <= 3:

@@ -20,7 +20,7 @@ def select_probes(paths: list[Path], count: int) -> list[Path]:
 
 
 def select_evenly(length: int, count: int) -> list[int]:
-    """Select at most `count` evenly spaced indices from 0 to `length - 1`; if `count` is 1, select the last one."""
+    """Select at most `count` evenly spaced indices below `length`; if `count` is 1, select the last one."""
     if count == 1:
         return [length - 1] if length else []
     return (
@@ -56,7 +56,11 @@ def load_probe_values(paths: list[Path]) -> dict[str, np.ndarray]:
 
 
 def read_probe_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Read the named arrays that a probe file contains, and check their dimensions; raise DamagedFileError."""
+    """Read those of the named arrays that a probe file contains, and check their dimensions.
+
+    Raises:
+        DamagedFileError: The file is damaged, or the dimensions of its arrays are inconsistent.
+    """
     file_arrays = run_files.read_arrays(path, [*names], DELETE_REMEDY)
     run_files.check_dimensions(path, file_arrays, DELETE_REMEDY)
     return file_arrays

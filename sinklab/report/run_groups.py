@@ -54,7 +54,10 @@ def find_baseline(run_groups: list[RunGroup]) -> RunGroup:
 
 
 def make_group_table(run_groups: list[RunGroup]) -> list[dict]:
-    """Make the entries of the sweep table for groups of runs, each with its direction against the first row."""
+    """Make the entries of the sweep table for groups of runs, and add the direction of each.
+
+    `sweep_table.compare_direction` explains the direction.
+    """
     rows = sweep_table.make_sweep_table([make_row_result(run_group) for run_group in run_groups])
     return [row | dict(direction=sweep_table.compare_direction(row, rows[0])) for row in rows]
 

@@ -203,7 +203,7 @@ def make_notes(run_dir: RunDir) -> list[str]:
 
 
 def get_row_name(run_dir: RunDir) -> str:
-    """Return the row name of a run or, without a row name, the name of its folder; add the origin of a fork.
+    """Return the row name of a run, or the name of its folder without one; add the origin of a fork.
 
     Raises:
         UserError: The folder holds no run.
@@ -328,7 +328,7 @@ def read_outcome(run_dir: RunDir, records: list[dict], last_step: int | None) ->
 
 
 def select_drawn_figures(runs: list[RunResult]) -> list[FigureSpec]:
-    """Select the figures whose array exists in some run; probes of old runs lack the arrays of newer metrics."""
+    """Select the figures whose array exists in some run; old runs lack the arrays of newer metrics."""
     return [figure_spec for figure_spec in measures.FIGURES if any(run.has_figure(figure_spec) for run in runs)]
 
 
@@ -356,7 +356,7 @@ def drop_seed_fields(config: dict) -> dict:
 
 
 def make_group_names(rows: list[str], configs: list[dict]) -> list[str]:
-    """Return the group name of each run: its row, and the fields that differ within the row, without seeds."""
+    """Return the group name of each run: its row, and the fields but seeds that differ within the row."""
     comparable_configs = [drop_seed_fields(config) for config in configs]
     group_names = []
     for row, config in zip(rows, comparable_configs, strict=True):
@@ -383,7 +383,8 @@ def format_config_value(value: object) -> str:
 def make_run_names(group_names: list[str], seeds: list[int | None], paths: list[Path]) -> list[str]:
     """Return the display name of each run.
 
-    The name is that of the group. The seed is added if the group has several runs, and the folder if that is ambiguous.
+    The name is that of the group. The seed is added if the group has several runs, and the folder if the name would
+    still be ambiguous.
     """
     labels = [
         group_name if group_names.count(group_name) == 1 or seed is None else f'{group_name}, seed {seed}'

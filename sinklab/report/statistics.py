@@ -1,4 +1,4 @@
-"""Confidence intervals of a mean over seeds, and the verdict that an interval gives on a claim."""
+"""Confidence intervals of a mean over seeds, and verdicts on claims based on such intervals."""
 
 from collections.abc import Sequence
 
@@ -6,19 +6,29 @@ import numpy as np
 from scipy.special import betaincinv, stdtrit
 
 CONFIDENCE_LEVEL = 0.95
-MIN_SAMPLES = 5  # numbers; of three it would cover 81 to 92 %
-MAX_SKEWNESS_FRACTION = 0.95
+MIN_SAMPLES = 5  # an interval of three values would cover the mean in only 81 to 92 % of cases
+MAX_SKEWNESS_FRACTION = 0.95  # of the skewness at which the interval reaches the stationary point of the cubic
 
 
 def compute_mean_interval(values: Sequence[float], level: float = CONFIDENCE_LEVEL) -> tuple[float, float] | None:
-    """Of a mean: t = sqrt(n) (mean - mu) / s, made symmetric by its cubic (Hall, 1992, J. R. Statist. Soc. B 54).
+    """Compute a confidence interval of a mean, corrected for skewness by Hall's cubic transformation.
 
-    With g the skewness and x = t / sqrt(n): x + g x^2 / 3 + g^2 x^3 / 27 + g / 6n is held between the quantiles q of
-    Student's t over sqrt(n). Where |g| q > sqrt(n) that reaches beyond the point at which the cubic stands still, and
-    the interval is up to 2.4 times as wide as Student's: |g| is held to FARTHEST of that. Of skewed shares it covers
-    93 to 95 % at a level of 0.95, where Student's own covers 91 to 95; where a part of the shares is 0, from 83 % on,
-    as Student's.
-    None of fewer than five numbers; a point where they are all one.
+    Hall (1992, J. R. Statist. Soc. B 54) makes t = sqrt(n) (mean - mu) / s more symmetric. With skewness g and
+    x = t / sqrt(n), the transformed value is x + g x^2 / 3 + g^2 x^3 / 27 + g / 6n. The interval holds each mu whose
+    transformed value lies between the quantiles -q and q of Student's t, divided by sqrt(n).
+
+    If |g| q > sqrt(n), the interval reaches beyond the stationary point of the cubic and becomes up to 2.4 times as
+    wide as Student's. Therefore |g| is limited to MAX_SKEWNESS_FRACTION of sqrt(n) / q.
+
+    For skewed shares at a level of 0.95, the coverage is 93 to 95 % (Student's interval: 91 to 95 %). If some of the
+    shares are 0, the coverage can fall to 83 %, as with Student's interval.
+
+    Args:
+        values: One value per seed.
+        level: The confidence level.
+
+    Returns:
+        The lower and the upper limit. They are equal if all values are equal. None for fewer than MIN_SAMPLES values.
     """
     if len(values) < MIN_SAMPLES:
         return None
@@ -38,7 +48,17 @@ def compute_mean_interval(values: Sequence[float], level: float = CONFIDENCE_LEV
 def compute_proportion_interval(
     values: Sequence[float], level: float = CONFIDENCE_LEVEL
 ) -> tuple[float, float] | None:
-    """Of the share of ones among zeros and ones (Clopper and Pearson, 1934, Biometrika); it covers no less often."""
+    """Compute a Clopper-Pearson confidence interval of the share of ones among zeros and ones.
+
+    The coverage is at least the confidence level. Source: Clopper and Pearson (1934), Biometrika.
+
+    Args:
+        values: A 0 or 1 per seed.
+        level: The confidence level.
+
+    Returns:
+        The lower and the upper limit. None for fewer than MIN_SAMPLES values.
+    """
     if len(values) < MIN_SAMPLES:
         return None
     n, ones, tail = len(values), int(sum(values)), (1 - level) / 2
@@ -48,23 +68,31 @@ def compute_proportion_interval(
 
 
 def invert_hall_cubic(y: float, skewness: float, n: int) -> float:
-    """x of the cubic's value y / sqrt(n)."""
+    """Return the x at which Hall's cubic has the value `y / sqrt(n)`."""
     z = y / n**0.5 - skewness / (6 * n)
     return z if abs(skewness) < 1e-9 else 3 / skewness * (np.cbrt(1 + skewness * z) - 1)
 
 
-LOOK_SEEDS = 5, 8  # seeds: of every claim, and of those that the first look leaves open
-LOOK_CONFIDENCE_LEVEL = 1 - 0.05 / len(
-    LOOK_SEEDS
-)  # of an interval at each look, so that all looks together err in 5 of 100
+LOOK_SEEDS = 5, 8  # number of seeds at the first look (all claims) and at the second (claims still unsettled)
+# The level of the interval at each look. By Bonferroni correction, all looks together err in at most 5 % of cases.
+LOOK_CONFIDENCE_LEVEL = 1 - 0.05 / len(LOOK_SEEDS)
 INTERVAL_DESCRIPTION = '95 % over two looks'
-MAX_SEEDS = 1000  # seeds that are worth a figure
+MAX_SEEDS = 1000  # estimates of this many seeds or more are not reported as a number
 
 Interval = tuple[float, float]
 
 
 def compute_difference_interval(values: list[float], is_binary: bool = False) -> Interval | None:
-    """The interval of a mean difference; binary ones, where none is below 0, are a share of so many seeds."""
+    """Compute the confidence interval of a mean difference at LOOK_CONFIDENCE_LEVEL.
+
+    Args:
+        values: The difference of each seed.
+        is_binary: Whether both operands are 0 or 1. If then no difference is -1, the differences are treated as a
+            proportion of seeds.
+
+    Returns:
+        The lower and the upper limit. None for fewer than MIN_SAMPLES values.
+    """
     compute = compute_proportion_interval if is_proportion(values, is_binary) else compute_mean_interval
     return compute(values, LOOK_CONFIDENCE_LEVEL)
 
@@ -74,11 +102,26 @@ def is_proportion(values: list[float], is_binary: bool) -> bool:
 
 
 def decide_verdict(interval: Interval, mean: float, way: str, least: float) -> str:
-    """What an interval of a mean difference says.
+    """Decide the verdict on a claim from the confidence interval of the mean difference.
 
-    Of more or less: holds, where it lies on the claimed side of 0 and its mean is a difference that counts;
-    contradicted, where it does on the other; not seen, where no difference in it counts. Of the same: the last holds,
-    and an interval in which every difference counts contradicts.
+    A difference counts if its absolute value is at least `least`. The first row that applies decides.
+
+    Verdict for `>` and `<`  Condition
+    holds                    The interval is on the claimed side of 0, and the mean is on that side and counts.
+    contradicted             The interval is on the other side of 0, and the mean is on that side and counts.
+    not seen                 No difference in the interval counts.
+    unsettled                None of these.
+
+    Verdict for `=`          Condition
+    holds                    No difference in the interval counts.
+    contradicted             Every difference in the interval counts.
+    unsettled                None of these.
+
+    Args:
+        interval: The limits of the confidence interval.
+        mean: The mean difference.
+        way: The claimed comparison: `>`, `<` or `=`.
+        least: The smallest difference that counts.
     """
     low, high = interval
     if way == '<':
@@ -92,7 +135,17 @@ def decide_verdict(interval: Interval, mean: float, way: str, least: float) -> s
 
 
 def estimate_needed_seeds(values: list[float], way: str, least: float, is_binary: bool = False) -> int | None:
-    """About so many seeds would settle it, by this mean and spread, if not skewed; None: more than are worth it."""
+    """Estimate how many seeds would settle a claim, assuming the observed mean and spread and no skewness.
+
+    Args:
+        values: The difference of each seed so far.
+        way: The claimed comparison: `>`, `<` or `=`.
+        least: The smallest difference that counts.
+        is_binary: Whether both operands are 0 or 1.
+
+    Returns:
+        The number of seeds; MIN_SAMPLES if there are fewer values so far, and None if MAX_SEEDS or more are needed.
+    """
     if len(values) < MIN_SAMPLES:
         return MIN_SAMPLES
     seed_counts = range(len(values) + 1, MAX_SEEDS)
@@ -116,6 +169,8 @@ def estimate_needed_seeds(values: list[float], way: str, least: float, is_binary
             None,
         )
     effect = abs(mean) - (least if way == '=' else 0)
-    half_width = effect if abs(mean) >= least else least - abs(mean)  # of the widest interval that says something
+    half_width = (
+        effect if abs(mean) >= least else least - abs(mean)
+    )  # half of the widest interval that settles the claim
     quantiles = ((n, float(stdtrit(n - 1, (1 + LOOK_CONFIDENCE_LEVEL) / 2))) for n in seed_counts)
     return next((n for n, quantile in quantiles if quantile * sd < half_width * n**0.5), None)

@@ -12,17 +12,18 @@ from sinklab.report.emergence import find_run_emergence
 from sinklab.report.run_groups import RunGroup
 from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
 
-MAX_NAMED_GROUPS = 6  # arms that are named each
+MAX_NAMED_GROUPS = 6  # with more run groups, the headline only summarizes them
 
 
 def format_headline(run_groups: list[RunGroup]) -> str:
+    """Format the headline sentence of a report: the sink of each group, or a summary of many groups."""
     if len(run_groups) > MAX_NAMED_GROUPS:
         return format_many_groups(run_groups)
     return '; '.join(f'{run_group.name}: {", ".join(format_group(run_group))}' for run_group in run_groups) + '.'
 
 
 def format_group(run_group: RunGroup) -> list[str]:
-    """What is to be said of it: its sink, and what of its runs has gone otherwise."""
+    """Return phrases about a group: its sink rate, its runs without a probe, and its excluded runs."""
     measured_runs = [run for run in run_group.counted_runs if run.get_last(HEADLINE_METRIC.name) is not None]
     unmeasured_runs = [run for run in run_group.counted_runs if run not in measured_runs]
     excluded_runs = [run for run in run_group.runs if run not in run_group.counted_runs]
@@ -67,7 +68,7 @@ def format_failure(run_group: RunGroup, run: RunResult) -> str:
 
 
 def format_many_groups(run_groups: list[RunGroup]) -> str:
-    """The ends of the order by the mean rate, and how many are neither."""
+    """Summarize many groups: the lowest and the highest mean sink rate, and counts of exceptions."""
     rates = {}
     for run_group in run_groups:
         if group_rates := [
@@ -91,7 +92,7 @@ def format_many_groups(run_groups: list[RunGroup]) -> str:
 
 RUN_HEADINGS = ('run', *(number.label for number in RUN_METRIC_INFOS), 'emerges (step)', 'first head', 'end')
 PUBLISHED_SOURCE = 'published, of another model'
-MAX_NAMED_ROWS = 6  # rows that a sentence names each
+MAX_NAMED_ROWS = 6  # with more rows, the comparison sentence leaves out their values
 EXTRA_COLUMN_SENTENCES = {
     'runs': 'How many are done, each with another seed.',
     'emerges': 'Steps between which Sink_1 passes half of its last value (at start: it has passed it before '
@@ -101,11 +102,12 @@ EXTRA_COLUMN_SENTENCES = {
 
 
 def format_legend(headings: Sequence[str], metric_infos: Sequence[MetricInfo] = ()) -> str:
-    """Say in one paragraph what columns with these headings, and units behind them, mean.
+    """Format the legend of a table as one paragraph that explains its columns.
 
     Args:
-        headings: those without a meaning here are passed over.
-        metric_infos: what some of them are, beside what every run is measured by.
+        headings: The headings of the columns, each with its unit in parentheses if there is one. Unknown headings are
+            skipped.
+        metric_infos: Metrics in addition to those of the metric registry.
     """
     all_infos = *measures.METRIC_INFOS, *RUN_METRIC_INFOS, *metric_infos
     sentences = {metric_info.label: metric_info.description for metric_info in all_infos} | EXTRA_COLUMN_SENTENCES
@@ -116,13 +118,19 @@ def format_legend(headings: Sequence[str], metric_infos: Sequence[MetricInfo] = 
 
 
 def lowercase_first_letter(sentence: str) -> str:
-    """Return a sentence to follow a colon."""
+    """Return a sentence without its period and with a lowercase first letter, to follow a colon.
+
+    The first letter stays as it is if no lowercase letter follows, as in an abbreviation.
+    """
     first, rest = sentence.rstrip('.')[:1], sentence.rstrip('.')[1:]
     return (first.lower() if rest[:1].islower() else first) + rest
 
 
 def make_run_table(runs: list[RunResult]) -> list[dict]:
-    """None where a number was never recorded, or no sink has emerged."""
+    """Make a row for each run, with its metrics, emergence and outcome.
+
+    A metric that was never recorded is None, and `emergence` is None if the run has no sink.
+    """
     return [make_run_row(run) for run in runs]
 
 
@@ -145,7 +153,7 @@ def make_run_row(run: RunResult) -> dict:
 
 
 def format_run_cells(row: dict) -> list[str]:
-    """A row of it as a person reads it, under HEADINGS."""
+    """Format a row of `make_run_table` as cells under RUN_HEADINGS."""
     values = [(metric_info, row[metric_info.name]) for metric_info in RUN_METRIC_INFOS]
     return [
         row['arm'],
@@ -155,7 +163,7 @@ def format_run_cells(row: dict) -> list[str]:
 
 
 def format_end_cells(row: dict) -> list[str]:
-    """When a sink emerges, in which head first, and how the run has ended."""
+    """Format the last cells of a run: the steps of emergence, the first head, and the outcome."""
     emergence_fields, outcome_text = row['emergence'], row['outcome'] + ('' if row['probes'] else ', no probe')
     if not emergence_fields:
         return [
@@ -172,11 +180,14 @@ def format_end_cells(row: dict) -> list[str]:
 
 
 def make_metric_table(records: list[dict], published: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of a table with a line for each number of one run.
+    """Make a table with a line for each metric of one run.
 
     Args:
-        records: of its metrics.jsonl.
-        published: {name: number}, of its row.
+        records: The records of metrics.jsonl.
+        published: {metric: published value} of the row of the run.
+
+    Returns:
+        The headings and the lines. The column of published values is left out if it is empty.
     """
     last_values = {name: value for record in records for name, value in record.items()}
     metric_infos = [
@@ -205,14 +216,14 @@ def make_metric_table(records: list[dict], published: Mapping[str, object]) -> t
 
 
 def describe_published(row: Mapping, headings: Sequence[str]) -> str:
-    """Say what is published of a row besides the numbers of its table, and where that is published.
+    """Describe the source of the published values of a row, and whether the row is published as failing.
 
     Args:
-        row: its row.json.
-        headings: of the table, as `of_one` returns them.
+        row: The content of row.json.
+        headings: The headings of the table, as `make_metric_table` returns them.
 
     Returns:
-        A line, or '' where the table shows no published number and the row is not published as failing.
+        A line, or an empty string if the table shows no published value and the row is not published as failing.
     """
     is_published_failure = bool((row.get('published') or {}).get('fails'))
     sources = [f'{row["source"]}, of another model'] if row.get('source') else []
@@ -226,7 +237,10 @@ def format_duration(record: dict) -> str:
 
 
 def summarize_sink(records: list[dict]) -> tuple[float | None, str]:
-    """Return what Sink_1 a run has ended with, and in words when it emerged."""
+    """Return the final Sink_1 of a run, in percent, and a phrase about its emergence.
+
+    Without a probe, Sink_1 is None.
+    """
     probe_records = [record for record in records if HEADLINE_METRIC.name in record]
     if not probe_records:
         return None, 'no probe'
@@ -238,11 +252,14 @@ def summarize_sink(records: list[dict]) -> tuple[float | None, str]:
 def summarize_sink_of_rows(
     rows: Sequence[Mapping], spans: Mapping[str, EmergenceSpan]
 ) -> dict[str, tuple[float | None, str]]:
-    """Return the same of each row of a sweep, as the mean of its runs.
+    """Return the mean final Sink_1 and a phrase about its emergence for each row of a sweep.
 
     Args:
-        rows: of report/sweep.py:table.
-        spans: of report/sweep.py:spans.
+        rows: The entries of `sweep_table.make_sweep_table`.
+        spans: The result of `sweep_table.compute_spans`.
+
+    Returns:
+        {row: (mean Sink_1 in percent, phrase)}. Without a probe, Sink_1 is None and the phrase is the outcome.
     """
     summaries = {}
     for row in rows:
@@ -252,7 +269,7 @@ def summarize_sink_of_rows(
 
 
 def collect_published_rates(rows: Mapping[str, Mapping]) -> tuple[dict[str, str], str]:
-    """Return {row: its published Sink_1}, of the rows that have one, and in words where that comes from."""
+    """Return {row: published Sink_1 as text} for the rows that have one, and a phrase about the source."""
     rates = {name: row.get('published', {}).get(HEADLINE_METRIC.name) for name, row in rows.items()}
     return {
         name: f'{format_fixed(rate, 1)} %' for name, rate in rates.items() if isinstance(rate, int | float)
@@ -262,13 +279,13 @@ def collect_published_rates(rows: Mapping[str, Mapping]) -> tuple[dict[str, str]
 def format_comparison(
     observed: Mapping[str, tuple[float | None, str]], expected: Mapping[str, str], source: str, page: object = None
 ) -> str:
-    """Say in one sentence what was seen, what was expected, and where the page lies.
+    """Format one sentence with the observed Sink_1, the expected Sink_1, and the path of the HTML report.
 
     Args:
-        observed: {row: (Sink_1, words)}.
-        expected: {row: its Sink_1 in words}.
-        source: where the expected values come from.
-        page: the file, if there is one.
+        observed: {row: (Sink_1 in percent or None, phrase about its emergence)}.
+        expected: {row: Sink_1 as text}.
+        source: The source of the expected values.
+        page: The path of the HTML report; None if there is none.
     """
     texts = []
     if len(observed) <= MAX_NAMED_ROWS:

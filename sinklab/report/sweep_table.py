@@ -24,35 +24,49 @@ from sinklab.run_dir import RunDir
 
 COMPARED_METRICS = [number.name for number in METRIC_INFOS if number.in_sweep]
 LOSS_METRIC = VALID_LOSS.name
-EMERGENCE_METRIC = 'emergence/step'  # the middle of the two probes between which a run's sink emerges
-EMERGENCE_START_METRIC, EMERGENCE_END_METRIC = (
-    'emergence/after',
-    'emergence/at',
-)  # these probes: the first of them is missing where there is none before
+EMERGENCE_METRIC = 'emergence/step'  # the midpoint between the two probes between which the sink of a run emerges
+# The steps of these two probes. The start is missing if the sink is there at the first probe.
+EMERGENCE_START_METRIC, EMERGENCE_END_METRIC = 'emergence/after', 'emergence/at'
 EMERGENCE_INFO = MetricInfo(EMERGENCE_METRIC, 'emerges', 'Step at which the sink emerges.', 'step')
-FAILING_LOSS_FRACTION = (
-    0.6  # of log V. The worst loss that was published of a run that trains is 0.50 of it, of 50,432 ids.
-)
+# A run fails if its loss is above this fraction of log V. The highest published loss of a run that trains is
+# 0.50 log V, with a vocabulary of 50,432 ids.
+FAILING_LOSS_FRACTION = 0.6
 FAILED_OUTCOMES = {'diverged', 'failed'}
 
 
 @dataclasses.dataclass(frozen=True)
 class RowResult:
-    """One row with all its seeds."""
+    """The results of one row of a sweep over all its seeds."""
 
     row_info: dict  # config, row, diff, published, source
-    outcomes: dict[int, str]  # by seed: done, diverged, refused, crashed, to do
-    reasons: dict[int, str]  # by seed, where an outcome has one
-    metrics_by_seed: dict[int, dict[str, float]]  # by seed, of the runs that are done
+    outcomes: dict[int, str]  # {seed: done, diverged, refused, crashed or to do}
+    reasons: dict[int, str]  # {seed: reason of the outcome}, for outcomes that have a reason
+    metrics_by_seed: dict[
+        int, dict[str, float]
+    ]  # {seed: metrics} of done runs (a report without any uses unfinished runs)
 
 
 def read_last_metrics(run_dir: RunDir) -> dict[str, float]:
-    """The last value of every number that a run recorded, and whether it fails (1) or not (0)."""
+    """Read the last value of every metric of a run, and compute its emergence and whether it fails.
+
+    Raises:
+        DamagedFileError: config.json is damaged, or metrics.jsonl has a damaged line.
+    """
     last_step, vocabulary = run_dir.read_limits()
     return compute_run_metrics(run_dir.read_records(last_step, strict=True), vocabulary)
 
 
 def compute_run_metrics(records: list[dict], vocabulary: int | None) -> dict[str, float]:
+    """Collect the last value of every metric, and add the steps of emergence and the metric `fails`.
+
+    Args:
+        records: The records of metrics.jsonl, by step.
+        vocabulary: The size of the vocabulary. None: unknown, and the result has no `fails`.
+
+    Returns:
+        {metric: value}. The steps of emergence are present only if the run ends with a sink. `fails` is 1 for a run
+        that failed and 0 otherwise.
+    """
     metrics = {name: value for record in records for name, value in record.items()}
     probe_records = [record for record in records if HEADLINE_METRIC.name in record]
     if emergence_steps := find_emergence(
@@ -69,12 +83,20 @@ def compute_run_metrics(records: list[dict], vocabulary: int | None) -> dict[str
 
 
 def has_failed(loss: float, vocabulary: int) -> bool:
-    """Whether a run has failed that ended with this validation loss: it is not finite, or above 0.6 log V."""
+    """Return whether the final validation loss means failure: it is not finite, or above 0.6 log V."""
     return not loss <= FAILING_LOSS_FRACTION * math.log(vocabulary)
 
 
 def make_sweep_table(results: list[RowResult]) -> list[dict]:
-    """What each row is about, and its outcome, ours {name: spread}, and the difference from the first row."""
+    """Make the entries of the table of a sweep.
+
+    Args:
+        results: The results of each row. The first one is the baseline.
+
+    Returns:
+        An entry for each row: the fields of `row_info`, `outcome` as text, `seeds` (the outcomes by seed), `reasons`,
+        `ours` ({metric: mean, sd and n}) and `difference` from the baseline (None for the baseline).
+    """
     baseline, *others = results
     return [make_row(baseline, None), *(make_row(result, baseline) for result in others)]
 
@@ -96,8 +118,8 @@ def make_row(result: RowResult, baseline: RowResult | None) -> dict:
 
 
 def list_compared_metrics(result: RowResult) -> list[str]:
-    """What is compared: the table's own, whatever else is published of the row, and the loss."""
-    published = [name for name in result.row_info['published'] if name != 'fails']  # stands in the outcome
+    """List the metrics to compare: standard ones, other published ones of the row, emergence and loss."""
+    published = [name for name in result.row_info['published'] if name != 'fails']  # part of the outcome column
     return list(dict.fromkeys([*COMPARED_METRICS, *published, EMERGENCE_METRIC, LOSS_METRIC]))
 
 
@@ -106,7 +128,11 @@ def get_values(result: RowResult, metric_name: str) -> dict[int, float]:
 
 
 def compute_differences(result: RowResult, baseline: RowResult) -> dict[str, dict]:
-    """The spread of (this row - the first one) over the seeds that both have, and the 95 % interval of its mean."""
+    """Compute the paired differences between a row and the baseline for Sink_1 and the loss.
+
+    Returns:
+        {metric: mean, sd, n, and the 95 % confidence interval of the mean}, over the seeds that both rows have.
+    """
     stats = {}
     for name in (HEADLINE_METRIC.name, LOSS_METRIC):
         row_values, baseline_values = get_values(result, name), get_values(baseline, name)
@@ -116,7 +142,18 @@ def compute_differences(result: RowResult, baseline: RowResult) -> dict[str, dic
 
 
 def compare_direction(row: dict, baseline: dict, metric_name: str = HEADLINE_METRIC.name) -> str:
-    """Whether a row differs from the first one to the same side as published, and beyond its spread over seeds."""
+    """Compare the sign of the difference between a row and the baseline with the published sign.
+
+    Args:
+        row: An entry of `make_sweep_table`.
+        baseline: The first entry.
+        metric_name: Sink_1 or the loss.
+
+    Returns:
+        `as published` or `opposite`, followed by `, one seed` if there is only one; `within the spread` if the mean
+        difference is at most its standard deviation over seeds; `no difference` if the difference of a single seed is
+        0; and an empty string if one of the differences is unknown or the published values are equal.
+    """
     published = [item['published'].get(metric_name) for item in (row, baseline)]
     difference = (row['difference'] or {}).get(metric_name)
     if difference is None or None in published or published[0] == published[1]:
@@ -128,19 +165,22 @@ def compare_direction(row: dict, baseline: dict, metric_name: str = HEADLINE_MET
 
 
 def summarize_values(values: list[float]) -> dict[str, float | int | None]:
-    """Mean and sample standard deviation; that of one number is unknown."""
+    """Compute the mean, the sample standard deviation (None for one value) and the number of values."""
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return dict(mean=float(np.mean(values)), sd=sd, n=len(values))
 
 
 def list_outcomes(result: RowResult) -> list[str]:
-    """The outcomes by seed; of a row that is published as failing, a run that is done may have failed, too."""
+    """List the outcome of each seed.
+
+    In a row that is published as failing, a run that is done counts as `failed` if its metric `fails` is 1.
+    """
     fails_of_seed = get_values(result, 'fails') if result.row_info['published'].get('fails') else {}
     return ['failed' if fails_of_seed.get(seed) else run_outcome for seed, run_outcome in result.outcomes.items()]
 
 
 def format_outcome(outcomes: list[str], is_published_failure: bool) -> str:
-    """How often each, and whether it is what was published."""
+    """Format the count of each outcome and, for a row published as failing, whether the runs agree."""
     distinct = dict.fromkeys(outcomes)
     text = ', '.join(f'{outcome_kind} {outcomes.count(outcome_kind)}/{len(outcomes)}' for outcome_kind in distinct)
     if not is_published_failure or not {'done', *FAILED_OUTCOMES} & set(distinct):
@@ -151,7 +191,7 @@ def format_outcome(outcomes: list[str], is_published_failure: bool) -> str:
 
 
 def find_column_info(name: str) -> MetricInfo | None:
-    """Return how a number is shown, None of one that is not known."""
+    """Return the label, unit and digits of a metric, or None if the metric is unknown."""
     return {LOSS_METRIC: VALID_LOSS, EMERGENCE_METRIC: EMERGENCE_INFO}.get(name) or find_metric_info(name)
 
 
@@ -161,18 +201,18 @@ def get_label(name: str) -> str:
 
 
 def get_short_label(name: str) -> str:
-    """Return the label of a number for a list of several, and for the contrast of a claim."""
+    """Return the short label of a metric, for lists of metrics and for contrasts of claims."""
     return 'loss' if name == LOSS_METRIC else get_label(name)
 
 
 def get_heading(name: str) -> str:
-    """Return the label of a number with its unit."""
+    """Return the label of a metric with its unit."""
     metric_info = find_column_info(name)
     return metric_info.axis_label if metric_info else name
 
 
 def compute_spans(results: list[RowResult]) -> dict[str, EmergenceSpan]:
-    """Return between which probes the sinks of a row's seeds emerge, of each row with a probe."""
+    """Compute the steps between which the sinks of all seeds emerge, for each row that has a probe."""
     span_of_row = {}
     for result in results:
         probed_runs = [metrics for metrics in result.metrics_by_seed.values() if HEADLINE_METRIC.name in metrics]
@@ -189,7 +229,7 @@ def compute_spans(results: list[RowResult]) -> dict[str, EmergenceSpan]:
 
 
 def format_published(published: dict) -> str:
-    """Published numbers, as a person reads them."""
+    """Format published values as one line of text."""
     texts = (
         get_short_label(name) if value is True else f'{get_short_label(name)} {format_number(value)}'
         for name, value in published.items()
@@ -204,11 +244,11 @@ def format_number(value: object) -> str:
 def format_table_cells(
     rows: list[dict], spans: Mapping[str, EmergenceSpan] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Return headings and cells of a table for people; a column in which nothing stands is left out.
+    """Format the table of a sweep as headings and cells, without empty columns.
 
     Args:
-        rows: of `table`.
-        spans: of `spans`; without it a sink emerges at the mean of the middles.
+        rows: The entries of `make_sweep_table`.
+        spans: The result of `compute_spans`. None: the table shows the mean step of emergence instead.
     """
     columns = {'row': [row['row'] for row in rows], 'runs': [str(count_done(row)) for row in rows]}
     for name in list_shown_metrics(rows):
@@ -231,12 +271,12 @@ def format_table_cells(
 
 
 def format_brief_outcome(row: dict) -> str:
-    """Return the outcome of a row, and no count where all of its runs are done."""
+    """Return the outcome of a row, shortened to `done` if all of its runs are done."""
     return 'done' if row['outcome'] == f'done {len(row["seeds"])}/{len(row["seeds"])}' else row['outcome']
 
 
 def list_shown_metrics(rows: list[dict]) -> list[str]:
-    """What is shown of some row: the usual numbers, and between them what else was published and is measured here."""
+    """List the metrics to show: the compared ones, other metrics of some row, emergence and loss."""
     others = dict.fromkeys(
         name for row in rows for name in row['ours'] if name not in (*COMPARED_METRICS, EMERGENCE_METRIC, LOSS_METRIC)
     )
@@ -244,7 +284,10 @@ def list_shown_metrics(rows: list[dict]) -> list[str]:
 
 
 def has_published_cells(rows: list[dict]) -> bool:
-    """Whether a cell of `cells` has a published number; that of emergence is not shown next to an interval."""
+    """Return whether a cell of `format_table_cells` has a published value.
+
+    A published step of emergence does not count, because it is not shown next to an interval of steps.
+    """
     shown = [name for name in list_shown_metrics(rows) if name != EMERGENCE_METRIC]
     return any(row['published'].get(name) is not None for row in rows for name in shown)
 
@@ -254,7 +297,7 @@ def count_done(row: dict) -> int:
 
 
 def format_cell(stats: dict | None, published: object = None) -> str:
-    """mean ± spread (published)."""
+    """Format a cell as `mean ± standard deviation (published value)`."""
     spread_text = f' ± {stats["sd"]:.2f}' if stats and stats['sd'] is not None else ''
     own_text = f'{format_fixed(stats["mean"], 2)}{spread_text}' if stats else ''
     return f'{own_text or "-"} ({format_number(published)})' if published is not None else own_text
