@@ -1,1 +1,1 @@
-"""Sweeps: rows and seeds, each run in a process of its own."""
+"""Sweeps over rows and seeds, with a subprocess for each run."""

@@ -1,4 +1,4 @@
-"""The runs of a sweep before it begins: every row with every seed, and what their folders know of them."""
+"""Plan of a sweep: a run for every row and seed, with its state as found in its folder."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -16,7 +16,18 @@ from sinklab.storage.untrusted_files import DamagedFileError
 
 
 def check_seed_count(option: str, rows: Iterable[str], workdir: str) -> None:
-    """Refuse a count N where a row has a run of seed N and none of seeds before: N alone once meant that seed."""
+    """Refuse a seed count N if a row has a run with seed N and none with a lower seed.
+
+    In earlier versions --seeds=N meant the single seed N, so such a folder belongs to that seed.
+
+    Args:
+        option: The value of --seeds.
+        rows: The names of the rows.
+        workdir: The folder of the sweep.
+
+    Raises:
+        UserError: A row has only a run with seed N.
+    """
     if ',' in option:
         return
     seeds = parse_seeds(option)
@@ -34,7 +45,17 @@ def check_seed_count(option: str, rows: Iterable[str], workdir: str) -> None:
 
 @dataclasses.dataclass
 class SweepRun:
-    """One row with one seed, and what has become of it: to do, done, diverged, refused or crashed."""
+    """One row with one seed, and its outcome.
+
+    Attributes:
+        row: The name of the row, with the table as TABLE:ROW if the sweep has several tables.
+        seed: The seed.
+        run_dir: The folder of the run.
+        size: The name of the model size. None if the config cannot be loaded.
+        spec: The config of the run. None if it cannot be loaded.
+        outcome: `to do`, `done`, `diverged`, `refused` or `crashed`.
+        reason: The reason of the outcome, if it has one.
+    """
 
     row: str
     seed: int
@@ -48,7 +69,7 @@ class SweepRun:
         return f'{self.row}, seed {self.seed}'
 
     def read_last_outcome(self) -> dict:
-        """Its outcome.json; nothing where the folder holds none, or another run."""
+        """Read outcome.json; return {} if it is missing or damaged, or if the folder holds another run."""
         try:
             self.run_dir.check_spec(self.spec)
             return self.run_dir.read_json('outcome')
@@ -59,7 +80,7 @@ class SweepRun:
             return {}
 
     def delete_outcome(self) -> None:
-        """How the last attempt has ended, before the next one."""
+        """Delete outcome.json of the last attempt, if there is one; call this before the next attempt."""
         if self.read_last_outcome():
             (self.run_dir.path / 'outcome.json').unlink()
 
@@ -71,7 +92,19 @@ def plan_runs(
     load: Callable[[str, int], tuple[Spec, dict]],
     hardware: Hardware,
 ) -> list[SweepRun]:
-    """Every run, a whole table seed by seed; none of them where one is refused. `load` is of a row and a seed."""
+    """Plan every run of a sweep; all rows of the first seed come first.
+
+    Args:
+        rows: The names of the rows.
+        seeds: The seeds.
+        workdir: The folder of the sweep.
+        load: Function that returns the config and the content of row.json of a row and a seed.
+        hardware: The layout of the devices, with which each config is checked.
+
+    Raises:
+        UserError: A run is refused, two runs share a folder, or `workdir` holds a run or is not writable. Then no run
+            is planned.
+    """
     if RunDir(workdir).has_run():
         raise UserError(f'--workdir={workdir} holds a run; give a folder for the runs of a sweep')
     planned = [
@@ -89,13 +122,13 @@ def plan_runs(
 
 
 def get_run_dir_name(row: str, seed: int) -> str:
-    """Of a run's folder; where there are several tables, a row is TABLE:ROW."""
+    """Return the name of the folder of a run; a row of several tables is given as TABLE:ROW."""
     table_path, _, row_name = row.rpartition(':')
     return quote_file_name(f'{PurePath(table_path).stem}.{row_name}' if table_path else row_name) + f'-{seed}'
 
 
 def plan_run(run_dir: RunDir, row: str, seed: int, load: Callable[[str, int], tuple[Spec, dict]]) -> SweepRun:
-    """A run as it is asked for, refused where that cannot be."""
+    """Plan one run; its outcome is `refused` if its config cannot be loaded."""
     try:
         spec, row_info = load(row, seed)
     except UserError as refusal:
@@ -104,7 +137,7 @@ def plan_run(run_dir: RunDir, row: str, seed: int, load: Callable[[str, int], tu
 
 
 def check_refused(runs: list[SweepRun]) -> None:
-    """Refuses all runs where one is refused, so that no typo is met after hours of training."""
+    """Raise UserError if any run is refused, so that a typo does not surface after hours of training."""
     reasons = {run.row: run.reason for run in runs if run.outcome == 'refused'}
     if not reasons:
         return
@@ -118,7 +151,7 @@ def check_refused(runs: list[SweepRun]) -> None:
 
 
 def check_run_dirs(runs: list[SweepRun]) -> None:
-    """Refuse two rows that would have one folder."""
+    """Raise UserError if two runs would have the same folder."""
     first_of_path = {}
     for run in runs:
         other = first_of_path.setdefault(run.run_dir.path, run)
@@ -127,14 +160,19 @@ def check_run_dirs(runs: list[SweepRun]) -> None:
 
 
 def check_run(run: SweepRun, hardware: Hardware) -> None:
-    """What its folder knows of a run; if that is not its end, what `train` refuses of its folder and its layout."""
+    """Set the outcome of a run from the state of its folder.
+
+    A run is `done` if it has an evaluation and a checkpoint at its last step. A run that has neither finished nor
+    diverged is `refused` if `train` would refuse its layout on the devices. A run is also `refused` if its folder is
+    damaged or holds another run.
+    """
     from sinklab.train import setup
 
     last_step = run.spec.optimizer.steps
     try:
         advice = f'the row has changed since: give another --workdir, rename the row, or move {run.run_dir} away'
         run.run_dir.check_spec(run.spec, advice)
-        run.run_dir.read_records(last_step, strict=True)  # what is damaged is no result, and is not trained over
+        run.run_dir.read_records(last_step, strict=True)  # damaged records are no result and must not be overwritten
         if run.run_dir.has_evaluation(last_step) and digests.find_newest_step(run.run_dir) == last_step:
             run.outcome = 'done'
         elif (last_outcome := run.read_last_outcome()).get('kind') == 'diverged':
@@ -146,7 +184,10 @@ def check_run(run: SweepRun, hardware: Hardware) -> None:
 
 
 def find_duplicate_rows(runs: list[SweepRun]) -> list[list[str]]:
-    """Rows that are the same run: what differs at the paper's size may not at a smaller one."""
+    """Find groups of rows with equal configs.
+
+    Rows that differ at the size of the paper may be equal at a smaller size.
+    """
     rows_of_spec = {}
     for run in runs:
         rows_of_spec.setdefault(run.spec, []).append(run.row)

@@ -1,4 +1,4 @@
-"""What runs have measured for claims, by row and seed (claims.json), and what it says of them (verdicts.json)."""
+"""Files of the claims command: metrics by row and seed (claims.json), and verdicts (verdicts.json)."""
 
 import dataclasses
 import json
@@ -21,12 +21,24 @@ CLAIMS_FIELDS = 'size', 'overrides', 'same', 'configs', 'runs'
 
 
 def expand_same_rows(results: dict) -> dict[str, dict]:
-    """{row: {seed: measured}}, of rows that are the same run, too."""
+    """Return {row: {seed: measured}}, with an entry for each row that has the same runs as another one.
+
+    Args:
+        results: The content of claims.json.
+    """
     return results['runs'] | {row: results['runs'].get(first, {}) for row, first in results['same'].items()}
 
 
 def read_or_create(workdir: str, header: dict) -> dict:
-    """What a folder's file has; refused where that is of other runs."""
+    """Read claims.json of a folder, or return new content if it is missing.
+
+    Args:
+        workdir: The folder of the claims.
+        header: The fields of claims.json that must be equal to those of an existing file.
+
+    Raises:
+        UserError: The folder is that of a sweep, claims.json cannot be read, or its fields differ from `header`.
+    """
     path = parse_path(workdir) / CLAIMS_FILE
     if not path.exists():
         if (path.parent / 'sweep.json').exists():
@@ -41,6 +53,7 @@ def read_or_create(workdir: str, header: dict) -> dict:
 
 
 def read_results(path: Path) -> dict:
+    """Read claims.json; raise UserError if it cannot be read, lacks a field or does not match its schema."""
     advice = f'give a {CLAIMS_FILE} that sinklab claims has written'
     try:
         content = untrusted_files.read_regular_file(path, max_bytes=run_files.MAX_JSON_FILE_BYTES)
@@ -55,15 +68,22 @@ def read_results(path: Path) -> dict:
 
 
 def get_flat_config(spec: Spec) -> dict:
-    """What numbers depend on, flat."""
+    """Return the flattened config without the fields on which results do not depend (checkpoint, log)."""
     config = flatten_dict(dataclasses.asdict(spec))
     return {path: value for path, value in config.items() if path.partition('.')[0] not in ('checkpoint', 'log')}
 
 
 def find_changed_rows(results: dict, specs: Mapping[str, Spec | None]) -> dict[str, str]:
-    """{row: how it differs from what was measured}, of those that do; None is a row that is gone.
+    """Find the rows whose config differs from the one that was measured.
 
-    A field that there was not then is none of its.
+    Fields that did not exist at the time of the measurement are ignored.
+
+    Args:
+        results: The content of claims.json.
+        specs: {row: its config of today}; None for a row that no longer exists.
+
+    Returns:
+        {row: description of the change}, for the rows that changed. A row that no longer exists is `gone`.
     """
     base_config, changed_rows = get_base_config(results['configs']), {}
     for row, config_change in results['configs'].items():
@@ -79,14 +99,22 @@ def find_changed_rows(results: dict, specs: Mapping[str, Spec | None]) -> dict[s
 
 
 def get_base_config(configs: dict[str, dict]) -> dict:
-    """The one that is kept whole; of the others it is kept what they have otherwise."""
+    """Return the first config, which is stored whole; the others are stored as differences from it."""
     return next(iter(configs.values()), {})
 
 
 def add_runs(
     results: dict, specs: Mapping[str, Spec], same: dict[str, str], runs: list[SweepRun], metric_names: set[str]
 ) -> dict:
-    """With what runs say now that have ended."""
+    """Return the content of claims.json with the metrics of the runs that are done or diverged.
+
+    Args:
+        results: The content so far; it is not changed.
+        specs: {row: config}.
+        same: {row: first row with the same runs}.
+        runs: The runs of the sweep.
+        metric_names: The metrics that claims need.
+    """
     measured_runs = {row: dict(seeds) for row, seeds in results['runs'].items()}
     for run in runs:
         if run.outcome in ('done', 'diverged'):
@@ -104,7 +132,7 @@ def add_runs(
 
 
 def list_run_dirs(workdir: Path) -> list[Path]:
-    """The runs of a folder that `sinklab claims` has filled; none of another one."""
+    """List the run folders of a folder that `sinklab claims` filled; return [] for any other folder."""
     if not (workdir / CLAIMS_FILE).exists():
         return []
     seeds_of_row = read_results(workdir / CLAIMS_FILE)['runs']
@@ -112,7 +140,7 @@ def list_run_dirs(workdir: Path) -> list[Path]:
 
 
 def read_verdicts(workdir: Path) -> list[dict]:
-    """What was said of claims there, if anything was."""
+    """Read verdicts.json of a folder; return [] if it is missing or damaged."""
     path = workdir / VERDICTS_FILE
     try:
         return run_files.read_run_file(path, 'verdicts', 'the report does without it; sinklab claims writes it again')
@@ -124,6 +152,7 @@ def read_verdicts(workdir: Path) -> list[dict]:
 
 
 def write_json(workdir: str, name: str, content: dict | list) -> None:
+    """Write a JSON file into a folder, atomically; raise UserError if the folder is not writable."""
     directory = parse_path(workdir)
     with writable_folder(directory), atomic_write(directory / name) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1, allow_nan=False) + '\n', encoding='utf-8')

@@ -1,4 +1,4 @@
-"""Execution of a sweep's runs in subprocesses, with signals forwarded to them."""
+"""Execution of the runs of a sweep in subprocesses, with signals forwarded to them."""
 
 import contextlib
 import os
@@ -16,19 +16,22 @@ from sinklab.storage.lease import Lease
 from sinklab.supervisor.exit_status import CAUSE_BY_SIGNAL, EXIT_CAUSES, KIND_BY_EXIT_CODE, make_exit_status
 from sinklab.sweep.plan import SweepRun
 
-MAX_LINE_BYTES = 65536  # bytes of a line that are read at once
+MAX_LINE_BYTES = 65536  # a longer line of output is read in parts
 
 
 class SignalForwarder:
-    """Collects SIGINT, SIGTERM and SIGHUP as long as it is open, and passes them on to the commands that run.
+    """A context manager that records SIGINT, SIGTERM and SIGHUP and forwards them to running commands.
+
+    SIGHUP is not handled if the process ignores it.
 
     Args:
-        on_stop: called once a signal has come, in a thread of its own: a handler must not write files.
+        on_stop: Called once, after the first signal, in a separate thread, because a signal handler must not write
+            files.
     """
 
     def __init__(self, on_stop: Callable[[], None] = lambda: None):
         self.received_signals, self.processes, self.on_stop = [], set(), on_stop
-        self.signal_queue = queue.SimpleQueue()  # the one that a handler may put something into
+        self.signal_queue = queue.SimpleQueue()  # its `put` is reentrant, so a signal handler may call it
 
     def __enter__(self) -> 'SignalForwarder':
         handled_signals = [
@@ -59,23 +62,27 @@ class SignalForwarder:
         self.signal_queue.put(signal_number)
 
     def send_signal(self, signal_number: int) -> None:
-        """Send a signal to all commands that run."""
+        """Send a signal to all running commands."""
         for process in list(self.processes):
             with contextlib.suppress(OSError):
                 process.send_signal(signal_number)
 
     def run_command(self, command: list[str], on_line: Callable[[bytes], bool]) -> tuple[int, str]:
-        """Run a command, and return its exit code and the end of what it says.
+        """Run a command in a subprocess, and return its exit code and the end of its output.
 
         Args:
-            command: a program and its arguments.
-            on_line: shows a line; returns whether it is a record rather than words. The environment of the command asks
-                for records (cli/progress.py).
+            command: The program and its arguments. It is asked for progress records by the environment variable
+                SINKLAB_PROGRESS (cli/progress.py).
+            on_line: Function that shows a line of output. It returns whether the line is a progress record, which is
+                left out of the returned output.
+
+        Returns:
+            The exit code, negative if a signal ended the command, and at most the last 10,000 bytes of the output.
         """
         output, environment = b'', {**os.environ, 'SINKLAB_PROGRESS': 'json'}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             self.processes.add(process)
-            if self.received_signals:  # between two commands
+            if self.received_signals:  # a signal arrived before this command was in `processes`
                 process.send_signal(self.received_signals[-1])
             while line := process.stdout.readline(MAX_LINE_BYTES):
                 output = output if on_line(line) else (output + line)[-10_000:]
@@ -83,28 +90,28 @@ class SignalForwarder:
         return process.returncode, output.decode(errors='replace')
 
 
-# The signal by which a sweep ends that was stopped, by the exit code of its run.
+# {exit code of a stopped run: signal with which the sweep ends}.
 SIGNAL_OF_EXIT_CODE = {EXIT_CAUSES['interrupted'][1]: signal.SIGINT, EXIT_CAUSES['stopped'][1]: signal.SIGTERM}
-KIND_ALIASES = {'lost': 'crashed'}  # to a sweep, which goes on with the next run, they are the same
+KIND_ALIASES = {'lost': 'crashed'}  # a sweep treats both alike: it continues with the next run
 
 
 class SweepCallback(Protocol):
-    """Shows what runs do."""
+    """Interface of a progress display of a sweep."""
 
     def on_run_begin(self, label: str, run: SweepRun) -> None:
-        """Hear that a run begins; `at` has its name, and which one it is of how many."""
+        """Handle the beginning of a run; `label` has its name, its number and the number of runs."""
 
     def on_output_line(self, run: SweepRun, line: bytes) -> bool:
-        """Hear a line of a run's process; return whether it is a record rather than words."""
+        """Handle a line of output of a run; return whether it is a progress record rather than text."""
 
     def on_run_end(self, run: SweepRun) -> None:
-        """Hear that a run has ended, or was stopped."""
+        """Handle the end of a run, also if it was stopped."""
 
     def on_stop_signal(self) -> None:
-        """Hear that a signal has come that stops all runs."""
+        """Handle the first signal, which stops all runs."""
 
     def print_line(self, text: str) -> None:
-        """Show a line about a run."""
+        """Print a line about a run."""
 
 
 def run_sweep(
@@ -114,7 +121,22 @@ def run_sweep(
     lease: Lease,
     jobs: int = 1,
 ) -> int | None:
-    """Run what is to do, `jobs` at once; return the signal that has ended it before its time."""
+    """Run all runs whose outcome is `to do`, and set their outcomes.
+
+    Args:
+        runs: The runs of `plan_runs`.
+        command: Function that returns the command line of a run.
+        callback: The progress display.
+        lease: The lease of the folder of the sweep, checked before each run.
+        jobs: The number of runs at once. Several jobs split the CPU cores between them.
+
+    Returns:
+        The signal that stopped the sweep early; None if no run is left to do or no signal arrived.
+
+    Raises:
+        UserError: `jobs` is less than 1.
+        LeaseLostError: Another job holds the folder.
+    """
     if jobs > 1:
         prepare_stores(runs)
     cores = iter(split_cores(jobs))
@@ -149,8 +171,8 @@ def run_sweep(
         except BaseException:
             for pending in futures:
                 pending.cancel()
-            forwarder.received_signals.append(signal.SIGTERM)  # for a command that is being started right now
-            forwarder.send_signal(signal.SIGTERM)  # they save, and the sweep ends with what this attempt has raised
+            forwarder.received_signals.append(signal.SIGTERM)  # stops a command that is being started right now
+            forwarder.send_signal(signal.SIGTERM)  # the runs save their state; then the sweep raises the error
             raise
     return (
         forwarder.received_signals[0]
@@ -160,7 +182,10 @@ def run_sweep(
 
 
 def prepare_stores(runs: list[SweepRun]) -> None:
-    """Makes a store of each text while all cores are free for that; what is wrong with one, its runs say."""
+    """Create the token stores of all runs that are to do, while all cores are free.
+
+    Errors are suppressed, because the runs that need the store report them.
+    """
     from sinklab.data.prepare import open_corpus
 
     specs = [run.spec for run in runs if run.outcome == 'to do' and run.spec.data.task == 'text']
@@ -170,7 +195,11 @@ def prepare_stores(runs: list[SweepRun]) -> None:
 
 
 def record_outcome(run: SweepRun, forwarder: SignalForwarder, exit_code: int, output: str) -> None:
-    """What has become of a run; one that was stopped is still to do, and no other is begun."""
+    """Set the outcome of a run that has exited.
+
+    A stopped run stays `to do`, and no other run begins after it, because it counts as a received signal. After a
+    signal, only `done` and `diverged` are recorded.
+    """
     kind, message = classify_exit(run.read_last_outcome(), exit_code, output)
     if kind == 'stopped':
         forwarder.received_signals.append(SIGNAL_OF_EXIT_CODE.get(exit_code, -exit_code))
@@ -179,7 +208,17 @@ def record_outcome(run: SweepRun, forwarder: SignalForwarder, exit_code: int, ou
 
 
 def split_cores(jobs: int) -> list[Iterable[int] | None]:
-    """The cores of each of several jobs; None: all, or nobody has a say in it here. Raises UserError."""
+    """Split the available CPU cores between jobs.
+
+    Args:
+        jobs: The number of jobs.
+
+    Returns:
+        The cores of each job; None for all cores, if there is one job or the platform cannot pin threads.
+
+    Raises:
+        UserError: `jobs` is less than 1.
+    """
     if jobs < 1:
         raise UserError(f'--jobs={jobs} must be a whole number of at least 1')
     if jobs == 1 or not hasattr(os, 'sched_getaffinity'):
@@ -189,13 +228,20 @@ def split_cores(jobs: int) -> list[Iterable[int] | None]:
 
 
 def pin_to_cores(cores: Iterable[int] | None) -> None:
-    """Keeps this thread, and the processes that it starts, on some cores."""
+    """Pin this thread, and the processes that it starts, to CPU cores; do nothing if `cores` is None."""
     if cores is not None:
         os.sched_setaffinity(0, cores)
 
 
 def classify_exit(outcome_record: dict, exit_code: int, output: str) -> tuple[str, str]:
-    """(kind, message) as the run has written them; of one that could not, its exit code and its last line."""
+    """Return the outcome kind of a run and its message.
+
+    Args:
+        outcome_record: The content of outcome.json; {} if the run could not write it. Then the kind and the message
+            come from the exit code and the last line of output.
+        exit_code: The exit code of the process, negative for a signal.
+        output: The end of the output.
+    """
     if outcome_record:
         kind, message = outcome_record['kind'], outcome_record.get('message', '')
     elif exit_code < 0:
