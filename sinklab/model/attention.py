@@ -28,19 +28,21 @@ from sinklab.parallel.sharding import constrain_sharding
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Intermediates:
-    attention_BHTS: jax.Array | None = None  # float32, before any proxy normalization; columns left of the text
-    query_BTHK: jax.Array | None = None  # as they ask
-    key_BSHK: jax.Array | None = None  # as attended, columns left of the text, as all of S
+    """Intermediates of attention layers; arrays that were not requested are None."""
+
+    attention_BHTS: jax.Array | None = None  # float32, before any proxy normalization; S: learned keys, then text
+    query_BTHK: jax.Array | None = None  # as multiplied by the keys
+    key_BSHK: jax.Array | None = None  # as multiplied by the queries; S as above
     value_BSHK: jax.Array | None = None
-    head_BTHK: jax.Array | None = None  # sum_j A_ij v_j, before what is added, normed or gated
-    normed_BTD: jax.Array | None = None  # what attention reads of the stream, after its norm
-    residual_BTD: jax.Array | None = None  # the stream after the block, before a norm that joins it
-    sink_BCD: jax.Array | None = None  # that of sink tokens
-    key_mass: KeyMass | None = None  # by columns and first keys, from the queries of the text
+    head_BTHK: jax.Array | None = None  # sum_j A_ij v_j, before V bias, head norm and gate
+    normed_BTD: jax.Array | None = None  # input of attention: the residual stream after the norm
+    residual_BTD: jax.Array | None = None  # residual stream after the block, before a `joined` norm
+    sink_BCD: jax.Array | None = None  # residual stream of sink tokens
+    key_mass: KeyMass | None = None  # on learned keys and first keys, from the queries of the text
     row_means: dict[str, jax.Array] | None = None  # _BH, over the queries of the text
 
     def slice_text(self, num_dropped: int) -> 'Intermediates':
-        """Drop the first `num_dropped` queries, which are not of the text."""
+        """Drop the first `num_dropped` queries, which are sink tokens and not text."""
 
         def slice_queries(array: jax.Array | None, axis: int) -> jax.Array | None:
             return None if array is None else jax.lax.slice_in_dim(array, num_dropped, None, axis=axis)
@@ -63,7 +65,7 @@ def make_attention_spec(
 ) -> AttentionSpec:
     """Make the attention spec of a model that is trained on windows of `length` tokens.
 
-    `position_BT` and `mask` are those of the text.
+    `position_BT` and `mask` are those of the text, without a sink token.
     """
     learned_kv = LEARNED_KV_KINDS[model.columns.kind]
     query_BT = learned_kv.tokens_class.shift_positions(position_BT)
@@ -76,7 +78,10 @@ def make_attention_spec(
 
 
 def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionProblem:
-    """Make the problem that a model of `length` tokens has for a backend; three documents stand for any."""
+    """Make the attention problem of a model on `length` tokens, to select a backend for it.
+
+    A document mask is represented by that of three documents.
+    """
     learned_kv, document_BT = LEARNED_KV_KINDS[model.columns.kind], None
     if model.mask.document:
         document_BT = jnp.asarray(example_specs.make_document_starts(length))
@@ -94,19 +99,19 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
 
 @dataclasses.dataclass(frozen=True)
 class AttentionContext:
-    """What all layers share: the attention spec, the backend, and which intermediates to return."""
+    """Inputs that all layers share: attention spec, backend, and which intermediates to return."""
 
     spec: AttentionSpec
     rotate: Callable[[jax.Array], jax.Array]
     backend: str  # name in BACKENDS
-    capture: bool  # return matrices of attention, by the `dense` backend
-    num_first_keys: int  # return the mass on so many first keys
-    row_functions: RowFunctions  # return the means of these functions of rows
+    capture: bool  # return attention matrices, from the `dense` backend
+    num_first_keys: int  # return the attention mass on this many first keys
+    row_functions: RowFunctions  # return the means of these functions over rows
 
     def attend_heads(
         self, layer: 'SelfAttention', query_BTHK, key_BTHK, value_BTHK
     ) -> tuple[jax.Array, Intermediates]:
-        """Rotate queries and keys, add learned keys, and return the outputs of heads and `Intermediates`."""
+        """Rotate queries and keys, prepend learned keys, and compute head outputs and `Intermediates`."""
         query_BTHK, key_BTHK = layer.feature_map(self.rotate(query_BTHK)), self.rotate(key_BTHK)
         key_BSHK, value_BSHK = layer.columns.prepend(key_BTHK, value_BTHK)
         arrays = (checkpoint_name(array, 'qkv') for array in (query_BTHK, layer.feature_map(key_BSHK), value_BSHK))
@@ -115,10 +120,10 @@ class AttentionContext:
 
 @dataclasses.dataclass(frozen=True)
 class Combination:
-    """How heads become one vector: each through its own part of W_O, or their sum through all of it."""
+    """How heads are combined: each through its own part of W_O, or their sum through all of W_O."""
 
     sums_heads: bool
-    has_wide_values: bool = False  # values as wide as the model
+    has_wide_values: bool = False  # values have the width of the model
 
 
 COMBINATIONS = {
@@ -129,7 +134,7 @@ COMBINATIONS = {
 
 
 class ProjectionBias(nnx.Module):
-    """A learned vector, added."""
+    """Bias of a projection: a learned vector that is added."""
 
     def __init__(self, shape: tuple[int, int], head_axis: str):
         self.vector_HK = nnx.Param(jnp.zeros(shape), axes=(head_axis, 'head_width'), inputs=None)
@@ -145,7 +150,10 @@ def make_projection_bias(
 
 
 class SelfAttention(nnx.Module):
-    """x -> sum over heads of attend(x W_Q, x W_K, x W_V) W_O; H of keys and values may be fewer than of queries."""
+    """Self-attention layer: sum over heads of attend(x W_Q, x W_K, x W_V) W_O.
+
+    Keys and values may have fewer heads than queries (grouped-query attention).
+    """
 
     def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
         init, width = INITIALIZATIONS[model.initialization], model.head_width
@@ -195,7 +203,7 @@ class SelfAttention(nnx.Module):
         return self.combine(head_BTHK), intermediates
 
     def attend(self, query_BTHK, key_BSHK, value_BSHK, context: AttentionContext) -> tuple[jax.Array, Intermediates]:
-        """Compute the outputs of heads and `Intermediates`, given all keys and values."""
+        """Compute head outputs and `Intermediates` from all keys and values."""
         bias = dataclasses.replace(context.spec.bias, learned_HC=self.columns.get_bias_HC())
         attention_spec, needs_mass = dataclasses.replace(context.spec, bias=bias), context.num_first_keys > 0
         output = BACKENDS[context.backend].attend(query_BTHK, key_BSHK, value_BSHK, attention_spec, needs_mass)

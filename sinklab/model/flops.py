@@ -8,14 +8,14 @@ from sinklab.model.attention import COMBINATIONS
 from sinklab.model.layers import FFN_ACTIVATIONS, GATES
 from sinklab.model.learned_kv import count_learned_kv
 
-TRAINING_FLOPS_FACTOR = 3  # a gradient is two products for each one of the forward pass
+TRAINING_FLOPS_FACTOR = 3  # the backward pass has two products for each one of the forward pass
 
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
     """FLOPs of the forward pass per token."""
 
-    projections: float  # of queries, keys and values, of heads to one vector, of gates and feature maps
+    projections: float  # queries, keys, values, output, gates and feature maps
     attention: float
     ffn: float
     head: float
@@ -30,8 +30,8 @@ def count_forward_flops(model: spec.ModelConfig, length: int, uses_mask: bool = 
 
     Args:
         model: Config of the model.
-        length: Tokens of a window.
-        uses_mask: Count the scores that the mask shows only (half of them under a causal mask).
+        length: Number of tokens of a window.
+        uses_mask: Count only scores that the mask does not hide (half of them under a causal mask).
     """
     combination = COMBINATIONS[model.combination]
     width, heads, kv_heads, key_width = model.width, model.heads, model.num_kv_heads, model.head_width
@@ -54,7 +54,9 @@ def count_forward_flops(model: spec.ModelConfig, length: int, uses_mask: bool = 
 def count_recompute_flops(model: spec.ModelConfig, length: int, remat: str) -> float:
     """Count the FLOPs of the forward pass per token that the backward pass repeats under --remat."""
     forward_flops = count_forward_flops(model, length)
-    ffn_output = 2 * model.layers * model.width * model.ffn_width  # of the FFN; nothing backward reads what it gives
+    ffn_output = (
+        2 * model.layers * model.width * model.ffn_width
+    )  # not repeated: the backward pass does not read its result
     middle = 2 * model.layers * count_output_weights(model)
     parts = {'attention': forward_flops.attention, 'qkv': forward_flops.projections - middle, 'middle': middle}
     parts['ffn'] = forward_flops.ffn - ffn_output
@@ -81,12 +83,12 @@ def count_gate_weights(model: spec.ModelConfig, value_width: int) -> int:
 
 
 def compute_mean_visible_keys(mask: spec.MaskConfig, length: int) -> float:
-    """Return the mean number of keys of the text that a query sees; a window counts as one document."""
+    """Return the mean number of text keys that a query sees, with one document for each window."""
     start_T, end_T = resolve_mask(dataclasses.replace(mask, document=False), length, None).bounds_2T
     return float((end_T - start_T).mean())
 
 
 def count_step_flops(spec: spec.Spec) -> float:
-    """Of one update."""
+    """Count the FLOPs of one training step."""
     tokens = spec.optimizer.batch_size * spec.data.length
     return TRAINING_FLOPS_FACTOR * tokens * count_forward_flops(spec.model, spec.data.length).total

@@ -9,12 +9,16 @@ from flax import nnx
 
 from sinklab.config import spec
 
-StdFunction = Callable[[spec.ModelConfig, int], float]  # of a map with so many inputs
+StdFunction = Callable[
+    [spec.ModelConfig, int], float
+]  # (config, number of inputs of the linear map) -> standard deviation
 
 
 @dataclasses.dataclass(frozen=True)
 class Initialization:
-    embedding: StdFunction  # its inputs are its width
+    """Standard deviations of the groups of parameters."""
+
+    embedding: StdFunction  # its number of inputs is the embedding width
     linear: StdFunction
     attention_output: StdFunction
     ffn_output: StdFunction
@@ -29,7 +33,7 @@ def depth_scaled_std(model: spec.ModelConfig, inputs: int) -> float:
 
 
 def released_ffn_std(model: spec.ModelConfig, inputs: int) -> float:
-    """The released code scales by depth where the FFN is SwiGLU, and only there."""
+    """Return the std of the released code, which scales by depth only if the FFN is SwiGLU."""
     return depth_scaled_std(model, inputs) if model.ffn == 'swiglu' else fan_in_std(model, inputs)
 
 
@@ -57,15 +61,21 @@ INITIALIZATIONS = {
     'gpt2': Initialization(constant_std, constant_std, gpt2_residual_std, gpt2_residual_std),  # Radford et al., 2019
     'torch': Initialization(
         unit_std, torch_linear_std, torch_linear_std, torch_linear_std
-    ),  # the deviations of PyTorch's defaults
+    ),  # the standard deviations of PyTorch's defaults
 }
 
 
 def make_normal_param(
     rngs: nnx.Rngs, shape: tuple[int, ...], std: float, axes: tuple[str | None, ...], *, inputs: int | None
 ) -> nnx.Param:
-    """N(0, std^2) of `shape`, each dimension named by a logical axis of sharding.RULES.
+    """Make a parameter with entries from N(0, std^2).
 
-    `inputs` says how many of them a map reads, which come first; None: no map (a vector, a table, the head).
+    Args:
+        rngs: Random number generators.
+        shape: Shape of the parameter.
+        std: Standard deviation.
+        axes: Logical axis of each dimension, a name of `sharding.RULES` or None.
+        inputs: Number of leading dimensions that are inputs of a linear map; None if the parameter is no linear map
+            (a vector, a table, the head).
     """
     return nnx.Param(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes=axes, inputs=inputs)

@@ -18,7 +18,10 @@ from sinklab.parallel.sharding import constrain_sharding
 
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x^2) + epsilon) * gain over the last axis, computed in float32, returned in the dtype of x."""
+    """RMSNorm over the last axis: x / sqrt(mean(x^2) + epsilon) * gain.
+
+    It is computed in float32 and returned in the dtype of x.
+    """
 
     def __init__(self, width: int, epsilon: float):
         self.epsilon = epsilon
@@ -31,7 +34,7 @@ class RMSNorm(nnx.Module):
 
 
 class Identity(nnx.Module):
-    """Stands where a placement has no norm."""
+    """The identity, in place of a norm or a bias that the config switches off."""
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         return x_BTD
@@ -39,10 +42,10 @@ class Identity(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class NormPlacement:
-    before: bool = False  # of what a branch reads
-    after: bool = False  # of what it gives
-    joined: bool = False  # of its sum with the stream
-    final: bool = True  # of the stream that the head reads
+    before: bool = False  # norm of the input of a branch
+    after: bool = False  # norm of the output of a branch
+    joined: bool = False  # norm of the sum of branch output and residual stream
+    final: bool = True  # norm of the residual stream before the head
 
 
 NORM_PLACEMENTS = {
@@ -74,14 +77,14 @@ class IdentityMap(nnx.Module):
 
 
 class Elu1Map(IdentityMap):
-    """elu(x) + 1."""
+    """The feature map elu(x) + 1."""
 
     def __call__(self, x_BTHK):
         return elu_plus_one(x_BTHK)
 
 
 class MLPMap(IdentityMap):
-    """relu(x W_in) W_out, one for queries and keys and for all heads of a layer."""
+    """The feature map relu(x W_in) W_out, shared by queries, keys and all heads of a layer."""
 
     def __init__(self, model, rngs):
         std = INITIALIZATIONS[model.initialization].linear(model, model.head_width)
@@ -99,15 +102,15 @@ FEATURE_MAPS = {'identity': IdentityMap, 'elu1': Elu1Map, 'mlp': MLPMap}
 
 @dataclasses.dataclass(frozen=True)
 class GateKind:
-    input: Literal['x', 'value']  # what opens it: the layer's normed input, or the token's own value
+    input: Literal['x', 'value']  # input of the gate: the layer's normed input, or the token's own value
     target: Literal['value', 'output']  # what it multiplies
-    is_wide: bool  # one for each dimension of a head, or one for the head
+    is_wide: bool  # one gate for each dimension of a head, or one for the whole head
     is_shared: bool = False  # the same for all heads
 
 
 GATES = {
     'none': None,
-    'elementwise': GateKind('x', 'output', is_wide=True),  # Qiu et al., 2025: G1, and the three below
+    'elementwise': GateKind('x', 'output', is_wide=True),  # Qiu et al., 2025, as the next three; their G1
     'headwise': GateKind('x', 'output', is_wide=False),
     'shared': GateKind('x', 'output', is_wide=True, is_shared=True),
     'value': GateKind('x', 'value', is_wide=True),  # their G2
@@ -150,7 +153,10 @@ FFN_ACTIVATIONS = {  # activation, whether it is a gate
 
 
 class FFN(nnx.Module):
-    """activation(x W_in) W_out, or gated: (activation(x W_gate) * x W_in) W_out (Shazeer, 2020)."""
+    """Feed-forward network: activation(x W_in) W_out, or (activation(x W_gate) * x W_in) W_out.
+
+    The second form is gated (Shazeer, 2020).
+    """
 
     def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
         init = INITIALIZATIONS[model.initialization]
@@ -170,7 +176,7 @@ class FFN(nnx.Module):
         return param_einsum('BTF,FD->BTD', hidden_BTF, self.out_FD)
 
 
-@functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)  # the scan over layers is barrier enough
+@functools.partial(jax.checkpoint, static_argnums=0, prevent_cse=False)  # the scan over layers already prevents CSE
 def activate(activation: Callable, in_BTF: jax.Array, gate_BTF: jax.Array | None) -> jax.Array:
-    """activation(in), or activation(gate) * in, whose own steps no backward pass keeps."""
+    """Compute activation(in), or activation(gate) * in; the backward pass recomputes intermediate results."""
     return activation(in_BTF) if gate_BTF is None else in_BTF * activation(gate_BTF)

@@ -1,7 +1,7 @@
 """Learned keys and values before the text (the attention biases of Table 3), and the sink token.
 
-They are never rotated and never part of a mask. Whoever reads a captured matrix finds the first token at column
-number `count(model)`.
+Learned keys are never rotated and never masked. In a captured attention matrix, the first token has the key index
+`count_learned_kv(model)`.
 """
 
 import jax
@@ -13,11 +13,11 @@ from sinklab.config import spec
 from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
 from sinklab.parallel.mixed_precision import all_gather_param, broadcast_and_cast
 
-INIT_STD = 0.02  # of the released code
+INIT_STD = 0.02  # as in the released code
 
 
 class PrependedTokens(nnx.Module):
-    """No prepended token."""
+    """Tokens that are prepended to the text; this base class has none."""
 
     num_tokens = 0
 
@@ -30,13 +30,13 @@ class PrependedTokens(nnx.Module):
 
     @classmethod
     def shift_positions(cls, position_BT: jax.Array) -> jax.Array:
-        """Return the positions of token and text, given those of the text."""
+        """Return the positions of prepended tokens and text, given those of the text."""
         xp = np if isinstance(position_BT, np.ndarray) else jnp
         return xp.pad(position_BT + cls.num_tokens, ((0, 0), (cls.num_tokens, 0)))
 
 
 class SinkToken(PrependedTokens):
-    """A learned token before the text, at position 0: it gets a position encoding and is a query, too."""
+    """A learned token before the text, at position 0; it has a position encoding and is also a query."""
 
     num_tokens = 1
 
@@ -52,10 +52,10 @@ class SinkToken(PrependedTokens):
 
 
 class LearnedKV(nnx.Module):
-    """No learned key or value."""
+    """Learned keys and values before those of the text; this base class has none."""
 
     num_keys = 0
-    tokens_class = PrependedTokens  # what of them comes with the sequence
+    tokens_class = PrependedTokens  # tokens that are prepended to the sequence
 
     def __init__(self, model: spec.ModelConfig, value_width: int, rngs: nnx.Rngs):
         pass
@@ -74,13 +74,13 @@ class LearnedKV(nnx.Module):
 
 
 class SinkTokenKV(LearnedKV):
-    """The key and value of a sink token, which are already among those of the sequence."""
+    """Key and value of a sink token, which the sequence already contains."""
 
     num_keys, tokens_class = 1, SinkToken
 
 
 class LearnedKey(LearnedKV):
-    """K bias: a learned key whose value is fixed: zero, m e_1, or m (1, ..., 1) / sqrt(K)."""
+    """K bias: a learned key with a fixed value, which is zero, m e_1, or m (1, ..., 1) / sqrt(K)."""
 
     num_keys = 1
 
@@ -113,7 +113,7 @@ class LearnedKeyValue(LearnedKV):
 
 
 class LearnedLogit(LearnedKV):
-    """A learned logit besides the scores of the keys, without a value (gpt-oss)."""
+    """A learned logit in addition to the scores of keys, without a value (gpt-oss)."""
 
     num_keys = 1
 
@@ -145,7 +145,7 @@ def make_vector_param(model: spec.ModelConfig, width: int, rngs: nnx.Rngs) -> nn
 
 
 def prepend_vector(vector_HK: jax.Array, text_BSHK: jax.Array) -> jax.Array:
-    """Prepend a vector to the keys or values of the text; its missing dimensions are 0."""
+    """Prepend a vector, padded with zeros to their width, to the keys or values of the text."""
     batch, _, heads, width = text_BSHK.shape
     vector_HK = jnp.pad(vector_HK, ((0, 0), (0, width - vector_HK.shape[-1])))
     return jnp.concatenate([broadcast_and_cast(vector_HK, (batch, 1, heads, width), text_BSHK.dtype), text_BSHK], 1)

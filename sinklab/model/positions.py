@@ -1,4 +1,4 @@
-"""Positions: what tells a query where a key stands. A position acts at one or more of the three hooks below."""
+"""Position encodings: each one overrides one or more of the three hooks of `PositionEncoding`."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ from sinklab.config.spec import MAX_RELATIVE_DISTANCE
 from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
 from sinklab.parallel.mixed_precision import all_gather_param, broadcast_and_cast
 
-NUM_BUCKETS = 32  # of the relative positions: those of T5 and of the released code
+NUM_BUCKETS = 32  # buckets of relative positions, as in T5 and in the released code
 
 
 class PositionEncoding(nnx.Module):
-    """No position: every hook leaves things as they are. B of position_BT is 1 or the batch."""
+    """Base class, without a position encoding: hooks change nothing. B of position_BT is 1 or the batch."""
 
     def __init__(self, model: spec.ModelConfig, length: int, rngs: nnx.Rngs):
         pass
@@ -35,7 +35,7 @@ class PositionEncoding(nnx.Module):
 
 
 class SinusoidalPosition(PositionEncoding):
-    """Sinusoids (Vaswani et al., 2017), all sines left of all cosines, as released."""
+    """Sinusoids (Vaswani et al., 2017), all sines before all cosines, as in the released code."""
 
     base = 10_000.0
 
@@ -56,7 +56,10 @@ class LearnedPosition(PositionEncoding):
 
 
 class RotaryPosition(PositionEncoding):
-    """RoPE (Su et al., 2021), half-split: dimensions i and i + K/2 turn by t * base^(-2i/K), or slower."""
+    """RoPE (Su et al., 2021), half-split: dimensions i and i + K/2 rotate by t * base^(-2i/K).
+
+    RoPE scaling lowers these frequencies.
+    """
 
     def __init__(self, model, length, rngs):
         self.rotary = model.rotary
@@ -71,7 +74,7 @@ class RotaryPosition(PositionEncoding):
 
 
 class AlibiPosition(PositionEncoding):
-    """-slope_h * distance (Press et al., 2022), slope_h = 2^(-8h/H) where H is a power of 2."""
+    """ALiBi: -slope_h * distance (Press et al., 2022), with slope_h = 2^(-8h/H) if H is a power of 2."""
 
     def __init__(self, model, length, rngs):
         self.heads = model.heads
@@ -83,28 +86,28 @@ class AlibiPosition(PositionEncoding):
 
 
 class RelativePaperCode(PositionEncoding):
-    """The number of the distance's bucket, 0 to 31, unlearned (sail-sg/Attention-Sink, model_relpos.py)."""
+    """Bucket of the distance, 0 to 31, as an unlearned bias (sail-sg/Attention-Sink, model_relpos.py)."""
 
     def make_relative_bias(self):
         return RelativePositionBias(lambda _, distance: compute_buckets(distance), np.zeros((1, 0)))
 
 
 class RelativePaperPrinted(PositionEncoding):
-    """Equation 7 of the paper, whose floor is taken before the multiplication."""
+    """Unlearned bias of Equation 7 of the paper, which takes the floor before the multiplication."""
 
     def make_relative_bias(self):
         return RelativePositionBias(lambda _, distance: compute_buckets(distance, floor_first=True), np.zeros((1, 0)))
 
 
 class RelativePaperNegative(PositionEncoding):
-    """The number of the distance's bucket with a minus sign, which favours the nearest keys."""
+    """Negative bucket of the distance as an unlearned bias, which favours the nearest keys."""
 
     def make_relative_bias(self):
         return RelativePositionBias(lambda _, distance: -compute_buckets(distance), np.zeros((1, 0)))
 
 
 class RelativeT5(PositionEncoding):
-    """A learned number for each bucket and head, the same in all layers (Raffel et al., 2020)."""
+    """T5 bias: a learned number for each bucket and head, shared by all layers (Raffel et al., 2020)."""
 
     def __init__(self, model, length, rngs):
         std = INITIALIZATIONS[model.initialization].linear(model, model.width)
@@ -133,15 +136,18 @@ def linear_scaling(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Arr
 
 
 def llama3_scaling(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
-    """f / factor of what turns less than `slow` times in `length`, f of what turns more than `fast` times, between
-    them what lies between (Llama 3.1)."""
+    """Scale low frequencies by 1 / factor, as Llama 3.1 does.
+
+    Frequencies with fewer than `slow` turns in `length` tokens are scaled, those with more than `fast` turns are not,
+    and those between are interpolated linearly in the number of turns.
+    """
     turns_K = rotary.length * frequency_K / (2 * np.pi)
     share_K = jnp.clip((turns_K - rotary.slow) / (rotary.fast - rotary.slow), 0, 1)
     return (1 - share_K) * frequency_K / rotary.factor + share_K * frequency_K
 
 
 def compute_buckets(distance: jax.Array, floor_first: bool = False) -> jax.Array:
-    """Each distance below 16 by itself, those up to 128 by their logarithm, the rest together; in float32."""
+    """Compute buckets of distances in float32: exact below 16, logarithmic to 128, one for the rest."""
     exact = NUM_BUCKETS // 2
     log_distance = jnp.log(jnp.maximum(distance, exact) / exact) / np.log(MAX_RELATIVE_DISTANCE / exact)
     log_bucket = jnp.floor(log_distance) * exact if floor_first else jnp.floor(log_distance * exact)
@@ -149,7 +155,11 @@ def compute_buckets(distance: jax.Array, floor_first: bool = False) -> jax.Array
 
 
 def compute_alibi_slopes(heads: int) -> np.ndarray:
-    """2^(-8h/H); other H take those of the power of 2 below, then every other one of the power above."""
+    """Compute the ALiBi slopes 2^(-8h/H) of H heads.
+
+    If H is no power of 2, these are the slopes of the next lower power of 2, followed by every other slope of the
+    next higher one.
+    """
     power = 2 ** int(np.log2(heads))
     first_slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)
     extra_slopes = 2.0 ** (-8 * np.arange(1, 2 * power, 2) / (2 * power))

@@ -3,8 +3,8 @@
 The cache stores keys before rotation, and positions are positions in the cache: token t is a query at position
 min(t, x + y), the first x tokens have the positions 0, 1, ..., and the last y tokens are at their distances in the
 text. Embedded position encodings are added at the position of the query, and stay in the cache. A learned sink token
-is token 0, one of the x first tokens; other learned keys are always visible and do not count. A window of the model
-counts positions in the cache, too.
+is token 0, one of the x first tokens; other learned keys are always visible and do not count. A window of the
+model also counts positions in the cache.
 
 The number of tokens that are read at once does not change the result: each query sees what it would see alone.
 """
@@ -25,14 +25,14 @@ from sinklab.model.positions import POSITIONS, PositionEncoding
 from sinklab.model.transformer import Transformer
 from sinklab.parallel.mixed_precision import look_up
 
-CHUNK_SIZE = 128  # queries whose scores are alive at once
-ALWAYS_TIME, NEVER_TIME = -1, 1 << 30  # times of keys: before all tokens, and after all
+CHUNK_SIZE = 128  # queries whose scores are in memory at once
+ALWAYS_TIME, NEVER_TIME = -1, 1 << 30  # times of keys that every query sees, and that no query sees
 Tree = TypeVar('Tree')
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheConfig:
-    """The numbers of first and recent tokens in a KV cache, which a token sees besides itself."""
+    """Numbers of first and recent tokens in a KV cache, which a token sees in addition to itself."""
 
     num_first: int
     num_recent: int
@@ -62,7 +62,7 @@ class KVCache:
     """The KV cache of a layer; no query sees entries that are not filled yet."""
 
     first: KeyValues
-    recent: KeyValues  # the last of them just before what is read next
+    recent: KeyValues  # the last one directly precedes the next token to be read
 
 
 @jax.tree_util.register_dataclass
@@ -70,14 +70,14 @@ class KVCache:
 class StreamState:
     """The state of a stream: the number of tokens that were read, and the KV cache of each layer."""
 
-    num_read: jax.Array  # so many tokens, with a sink token
-    caches: KVCache  # with a leading L
+    num_read: jax.Array  # number of tokens read, including a sink token
+    caches: KVCache  # with a leading axis L
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RotatedQueries:
-    """Queries, rotated for some of the keys; B of positions and times is 1."""
+    """Queries that are rotated for one group of keys; B of positions and times is 1."""
 
     query_BTHK: jax.Array
     position_BT: jax.Array
@@ -87,7 +87,7 @@ class RotatedQueries:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RotatedKeys:
-    key_values: KeyValues  # rotated, learned keys before them
+    key_values: KeyValues  # rotated, with learned keys first
     position_BS: jax.Array
     time_BS: jax.Array
     num_learned_kv: int = dataclasses.field(default=0, metadata=dict(static=True))
@@ -95,13 +95,13 @@ class RotatedKeys:
 
 @dataclasses.dataclass(frozen=True)
 class StreamingContext:
-    """Stands for an `AttentionContext`: attends to the KV cache and to the tokens that are read now."""
+    """Replacement of `AttentionContext` that attends to the KV cache and to the tokens being read."""
 
     cache_config: CacheConfig
     model: spec.ModelConfig
-    length: int  # of the windows that the model is trained on
+    length: int  # tokens of a training window
     position: PositionEncoding
-    start_time: jax.Array  # of the first token that is read now
+    start_time: jax.Array  # time of the first token being read
     kv_cache: KVCache
     capture = False
 
@@ -116,7 +116,7 @@ class StreamingContext:
     def attend(
         self, layer: SelfAttention, query_BTHK: jax.Array, first_kv: KeyValues, recent_kv: KeyValues
     ) -> jax.Array:
-        """Compute o_i = sum_j A_ij v_j over learned keys, first and recent tokens, a chunk of queries at a time."""
+        """Compute o_i = sum_j A_ij v_j over learned, first and recent keys, one chunk of queries at a time."""
         length = query_BTHK.shape[1]
         chunk_size = min(CHUNK_SIZE, length) if is_shift_invariant(self.model) else 1
         num_chunks = -(-length // chunk_size)
@@ -171,7 +171,7 @@ class StreamingContext:
     def make_recent_keys(
         self, layer: SelfAttention, recent_kv: KeyValues, first_keys: RotatedKeys, starts: tuple[jax.Array, jax.Array]
     ) -> RotatedKeys:
-        """Make the keys of recent tokens, from their positions and times, without those of first tokens."""
+        """Make the keys of recent tokens; those that are also first tokens are hidden from all queries."""
         offset_BS = jnp.arange(recent_kv.key_BSHK.shape[1])[None] - self.cache_config.num_recent
         position_BS, time_BS = (start + offset_BS for start in starts)
         key_BSHK = layer.feature_map(self.position.rotate(recent_kv.key_BSHK, position_BS))
@@ -209,7 +209,7 @@ class StreamingContext:
         return score_BHTS + bias.materialize(keys.num_learned_kv, score_BHTS.shape[-1] - keys.num_learned_kv)
 
     def compute_mask(self, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
-        """Return which keys are in the cache and in the window of the model, as bool_BTS."""
+        """Return which keys are in the cache and in the attention window of the model, as bool_BTS."""
         time_B1S = keys.time_BS[:, None]
         lag_BTS = queries.time_BT[..., None] - time_B1S
         distance_BTS = queries.position_BT[..., None] - keys.position_BS[:, None]
@@ -246,7 +246,7 @@ def init_stream(model: Transformer, cache_config: CacheConfig, batch: int = 1) -
 def read_tokens(
     model: Transformer, cache_config: CacheConfig, state: StreamState, token_BT: jax.Array
 ) -> tuple[jax.Array, StreamState]:
-    """Read tokens at once; return hidden_BTD after the last norm, and the new state."""
+    """Read a segment of tokens; return hidden_BTD after the last norm, and the new state."""
     return advance_stream(model, cache_config, state, look_up(model.embedding_VD, token_BT, model.dtype))
 
 
@@ -267,12 +267,12 @@ def advance_stream(
 
 
 def is_shift_invariant(model: spec.ModelConfig) -> bool:
-    """Return whether scores depend on distances only: not if a feature map follows the rotation."""
+    """Return whether scores depend on distances only; they do not if a feature map follows a rotation."""
     return model.attention.feature_map == 'identity' or POSITIONS[model.position].rotate is PositionEncoding.rotate
 
 
 def fill_first(first_kv: KeyValues, new_kv: KeyValues, start_time: jax.Array) -> KeyValues:
-    """Return the first tokens, with those of them that are read now."""
+    """Return the first tokens, including those that are being read."""
     num_new = new_kv.key_BSHK.shape[1]
     offset_S = jnp.arange(first_kv.key_BSHK.shape[1]) - start_time
     is_new_S11 = ((offset_S >= 0) & (offset_S < num_new))[:, None, None]

@@ -28,12 +28,12 @@ from sinklab.parallel.sharding import constrain_sharding
 
 
 def apply_remat(layer: Callable, remat: str) -> Callable:
-    """Wrap a layer in `jax.checkpoint`, as --remat says.
+    """Wrap a layer in `jax.checkpoint` with the policy of --remat.
 
     Args:
         layer: Function of a scan over blocks.
-        remat: `none` saves all activations, `full` none, and names joined by commas save the activations of these
-            names.
+        remat: `none` saves all activations, `full` saves none, and comma-separated names save the activations with
+            these names.
     """
     if remat == 'none':
         return layer
@@ -41,7 +41,7 @@ def apply_remat(layer: Callable, remat: str) -> Callable:
     if unknown := names - set(SAVEABLE_ACTIVATIONS):
         raise ValueError(f'{", ".join(unknown)} is kept nowhere; names are {", ".join(SAVEABLE_ACTIVATIONS)}')
     policy = jax.checkpoint_policies.save_only_these_names(*names)
-    return jax.checkpoint(layer, prevent_cse=False, policy=policy)  # a scan is barrier enough
+    return jax.checkpoint(layer, prevent_cse=False, policy=policy)  # the scan already prevents CSE
 
 
 class Block(nnx.Module):
@@ -67,11 +67,11 @@ class Block(nnx.Module):
         return norms.joined(sum_BTD), intermediates
 
 
-EMBEDDING_AXES = 'vocabulary', 'embed'  # axes of embedding and head
+EMBEDDING_AXES = 'vocabulary', 'embed'  # logical axes of embedding and head
 
 
 class Transformer(nnx.Module):
-    """LLaMA-style decoder for up to `length` tokens: blocks, scanned; no dropout."""
+    """LLaMA-style decoder for up to `length` tokens, with scanned blocks and without dropout."""
 
     def __init__(self, model: spec.ModelConfig, length: int, rngs: nnx.Rngs):
         self.model, self.length, self.dtype = model, length, jnp.dtype(model.dtype)
@@ -112,10 +112,10 @@ class Transformer(nnx.Module):
         Args:
             token_BT: Token ids.
             start_BT: Index at which the document of each token starts; needed for a document mask only.
-            position_BT: Positions of the tokens; from 0 if it is None.
+            position_BT: Positions of the tokens; None for 0, 1, 2, ...
             backend: Name in `BACKENDS`.
             capture: Return attention matrices and residual streams, with the `dense` backend.
-            num_first_keys: Without `capture`, return the mass that so many first keys receive, unless it is 0.
+            num_first_keys: Return the attention mass on this many first keys, unless `capture` is True; 0 for none.
             row_functions: Functions of rows of attention, whose means over the queries are returned.
             remat: Which activations are saved for the backward pass; see `apply_remat`.
 

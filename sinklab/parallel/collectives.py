@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from sinklab.parallel import sharding
 from sinklab.parallel.device_mesh import find_rings
 
-# Of the mesh that a program is being traced for, by axis: the rings of the network that it goes along.
+# For the mesh that a program is being traced for: the sizes of the network's rings along each axis.
 AXIS_RINGS: contextvars.ContextVar[Mapping[str, tuple[int, ...]] | None] = contextvars.ContextVar(
     'rings', default=None
 )
@@ -23,10 +23,11 @@ AXIS_RINGS: contextvars.ContextVar[Mapping[str, tuple[int, ...]] | None] = conte
 def shard_map_over_batch(
     function: Callable, mesh: jax.sharding.Mesh, parameter_shardings: dict, returns_gradient: bool = False
 ) -> Callable:
-    """local(params, ids_BT), written for one device and its part of both, with the parameters' shardings.
+    """Wrap a per-device function (params, ids_BT) in shard_map over the batch.
 
-    Gives what is the same on all devices and, of a gradient, what is laid out as parameters are. Axes along
-    which neither is divided stay the compiler's.
+    Each device gets its shards of the parameters and its sequences. Results must be the same on all devices; with
+    `returns_gradient` the second of two results is sharded as the parameters are. Mesh axes that divide neither batch
+    nor parameters this way stay automatic, so that the compiler partitions along them.
     """
     manual_axes, axis_rings = (
         {axis for axis, size in mesh.shape.items() if axis in sharding.BATCH_AXES or size == 1},
@@ -59,7 +60,7 @@ def get_manual_axes() -> tuple[str, ...]:
 
 
 def all_gather(array: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """All-gather the array of which this device has a shard."""
+    """All-gather an array of which this device has a shard, along its manual mesh axes."""
     return apply_to_sharded_axes(all_gather_axes, array, logical_axes)
 
 
@@ -72,7 +73,7 @@ def all_gather_axes(sharded_dimensions: list[tuple[int, str]], array: jax.Array)
 
 
 def reduce_scatter(array: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """Reduce-scatter arrays: return the shard of this device of their sum over devices."""
+    """Reduce-scatter an array: return this device's shard of the sum over devices."""
     return apply_to_sharded_axes(reduce_scatter_axes, array, logical_axes)
 
 
@@ -85,7 +86,10 @@ def reduce_scatter_axes(sharded_dimensions: list[tuple[int, str]], array: jax.Ar
 
 
 def apply_to_sharded_axes(function: Callable, array: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
-    """function(parts, array), of which the compiler would gather what it has divided."""
+    """Apply function(sharded_dimensions, array) inside a shard_map over automatic axes.
+
+    Without the shard_map the compiler would gather the dimensions that it has partitioned.
+    """
     sharded_dimensions, auto_spec = (
         find_sharded_dimensions(logical_axes),
         sharding.make_auto_partition_spec(array.shape, logical_axes),
@@ -97,7 +101,7 @@ def apply_to_sharded_axes(function: Callable, array: jax.Array, logical_axes: Se
 
 
 def psum_scatter_rings(array_nDN: jax.Array, axis: str) -> jax.Array:
-    """Reduce-scatter along each ring in turn; return the entry of this device."""
+    """Reduce-scatter along one ring after another; return the entry of this device."""
     array_RN = array_nDN.reshape(-1, array_nDN.shape[-1])
     for size, groups in make_ring_groups(axis, 1):
         chunks = array_RN.reshape(size, -1, array_RN.shape[-1])
@@ -106,7 +110,7 @@ def psum_scatter_rings(array_nDN: jax.Array, axis: str) -> jax.Array:
 
 
 def all_gather_rings(array_RN: jax.Array, axis: str) -> jax.Array:
-    """All-gather along each ring in turn; return the arrays of all devices in order."""
+    """All-gather along one ring after another; return the arrays of all devices in order."""
     for _, groups in reversed(make_ring_groups(axis, 2)):
         gathered_parts = jax.lax.all_gather(array_RN, axis, axis_index_groups=groups)
         array_RN = gathered_parts.reshape(-1, array_RN.shape[-1])
@@ -114,7 +118,11 @@ def all_gather_rings(array_RN: jax.Array, axis: str) -> jax.Array:
 
 
 def make_ring_groups(axis: str, max_groups: int) -> list[tuple[int, list[list[int]] | None]]:
-    """(devices, groups of them) of each ring, or of so many together: over more the compiler for TPUs adds arrays."""
+    """Return (number of devices, axis_index_groups) of each step of a collective along the rings of an axis.
+
+    Each ring is a step, but the innermost `max_groups` rings are one step. Over more rings at once, the TPU compiler
+    would add whole arrays instead.
+    """
     rings = (AXIS_RINGS.get() or {}).get(axis, (jax.lax.axis_size(axis),))
     num_outer = max(0, len(rings) - max_groups)
     sizes = *rings[:num_outer], math.prod(rings[num_outer:])
@@ -128,7 +136,7 @@ def make_ring_groups(axis: str, max_groups: int) -> list[tuple[int, list[list[in
 
 
 def find_sharded_dimensions(logical_axes: Sequence[str | None]) -> list[tuple[int, str]]:
-    """(dimension, axis of the mesh) of what is divided where the program is written for one device."""
+    """Return (dimension, mesh axis) of each dimension that is sharded along a manual mesh axis."""
     mesh = jax.sharding.get_abstract_mesh()
     sharded_axes = {axis for axis in get_manual_axes() if mesh.shape[axis] > 1}
     axes = [sharding.RULES[name] if name else None for name in logical_axes]

@@ -22,9 +22,9 @@ MESH_AXES = ('data', 'fsdp', 'tensor')
 
 
 def make_mesh(hardware: Hardware, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
-    """Make the mesh of all devices; sizes that are not given put `fsdp` within a slice and `data` across slices.
+    """Make the mesh of all devices; by default `fsdp` is within a slice and `data` across slices.
 
-    A slice is what a fast network joins: of TPUs a slice, of GPUs a node.
+    A slice is a group of devices with a fast network: a TPU slice or a GPU node.
     """
     devices = get_devices() if devices is None else devices
     slices = group_by_slice(devices)
@@ -36,7 +36,7 @@ def make_mesh(hardware: Hardware, devices: Sequence[jax.Device] | None = None) -
 
 
 def split_cpu_devices(hardware: Hardware, num_processes: int = 1) -> None:
-    """Split the CPU into as many devices as a layout needs, unless the user set a number or jax has started."""
+    """Split the CPU into the devices of a layout, unless the user set a number or jax has started."""
     num_devices = math.prod(size or 1 for size in (hardware.data, hardware.fsdp, hardware.tensor)) // num_processes
     is_configured = jax.config.jax_num_cpu_devices > 0 or 'host_platform_device_count' in os.environ.get(
         'XLA_FLAGS', ''
@@ -47,7 +47,7 @@ def split_cpu_devices(hardware: Hardware, num_processes: int = 1) -> None:
 
 
 def get_devices() -> list[jax.Device]:
-    compilation_cache.install_verified_cache()  # before the first program is compiled, in whatever verb
+    compilation_cache.install_verified_cache()  # every command calls this before it compiles a program
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:
@@ -55,11 +55,11 @@ def get_devices() -> list[jax.Device]:
 
 
 def get_device_memory_bytes(num_local_processes: int = 1) -> int:
-    """Return how many bytes of memory each device of this process has.
+    """Return the memory of each device of this process in bytes.
 
     Args:
-        num_local_processes: How many processes of the run are on this host. The devices of a CPU share the
-            memory of the host; an accelerator reports its own.
+        num_local_processes: Number of processes of the run on this host. CPU devices share the memory of the host;
+            an accelerator reports its own.
     """
     local_devices = jax.local_devices()
     bytes_limit = (local_devices[0].memory_stats() or {}).get('bytes_limit')
@@ -67,16 +67,16 @@ def get_device_memory_bytes(num_local_processes: int = 1) -> int:
 
 
 def get_host_memory_bytes() -> int:
-    """Return how many bytes this process and its siblings may use: the host's memory or, if less, their cgroup's."""
+    """Return the memory in bytes of the processes on this host: the host's or, if less, their cgroup's."""
     return min([os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'), *read_cgroup_limits()])
 
 
 def read_cgroup_limits(
     cgroup_file: Path = Path('/proc/self/cgroup'), cgroup_root: Path = Path('/sys/fs/cgroup')
 ) -> Iterator[int]:
-    """Yield the memory limits of this process's control group and of those above it (version 1 and 2), in bytes.
+    """Yield the memory limits, in bytes, of this process's cgroup and its parents (versions 1 and 2).
 
-    In a container the group's path may be that of the host, which is not mounted; the mounted root has its limit.
+    In a container the cgroup path may be the host's, which is not mounted; the mounted root then has the limit.
     """
     with contextlib.suppress(OSError):
         for line in cgroup_file.read_text().splitlines():
@@ -127,7 +127,7 @@ def compute_mesh_shape(hardware: Hardware, num_devices: int, num_slices: int = 1
 
 
 def arrange_devices(mesh_shape: tuple[int, int, int], slices: list[list[jax.Device]]) -> np.ndarray:
-    """Arrange devices as a mesh: neighbors adjacent, and slices along the first axis that they divide."""
+    """Arrange devices as a mesh, with neighbors adjacent and slices along the first axis they divide."""
     num_slices, slice_sizes = len(slices), {len(slice_devices) for slice_devices in slices}
     slice_axis = next((axis for axis, size in enumerate(mesh_shape[:2]) if size % num_slices == 0), None)
     if slice_axis is None or len(slice_sizes) > 1:
@@ -143,7 +143,7 @@ def arrange_devices(mesh_shape: tuple[int, int, int], slices: list[list[jax.Devi
 
 
 def find_rings(mesh: jax.sharding.Mesh) -> dict[str, tuple[int, ...]]:
-    """Return, for each axis, the number of devices on each line of the network, the outermost first."""
+    """Return the ring sizes of each mesh axis: devices on each line of the network, outermost first."""
     devices_by_axis = {
         axis: np.moveaxis(mesh.devices, index, 0).reshape(size, -1)[:, 0]
         for index, (axis, size) in enumerate(mesh.shape.items())
@@ -187,7 +187,7 @@ def find_crossed_boundary(lines: Sequence[Sequence[jax.Device]]) -> str:
 
 
 def format_devices_per_process() -> str:
-    """Return the text on how many devices each of several processes has."""
+    """Return a text with the number of devices of each process; empty for one process."""
     counts = collections.Counter(device.process_index for device in get_devices())
     description = ', '.join(f'{count} of process {index}' for index, count in sorted(counts.items()))
     return f' ({description})' if len(counts) > 1 else ''

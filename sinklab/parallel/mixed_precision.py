@@ -1,9 +1,9 @@
 """Mixed-precision einsum and lookup on sharded parameters: gather and cast, gradients in float32.
 
-A parameter is float32. What is computed with it is rounded to the dtype of the activations, and its gradient is not:
-one number serves every row of a batch, and sums of so many addends in bfloat16 stop growing after 8 bits. So parts
-are gathered as they are computed with, rounded, and gradients are added and parted in float32. What was gathered is
-not kept for the backward pass, but gathered again.
+Parameters are float32. Products with a parameter use it rounded to the dtype of the activations. Its gradient is not
+rounded: every row of the batch adds to it, and sums of so many addends in bfloat16 stop growing after 8 bits.
+Therefore shards are cast and then all-gathered, and gradients are summed and reduce-scattered in float32. Gathered
+parameters are not saved for the backward pass, which gathers them again.
 """
 
 import functools
@@ -14,7 +14,7 @@ from flax import nnx
 
 from sinklab.parallel import collectives
 
-HEAD_DIMS = 'HK'  # dimensions that stand together in a weight and in what it meets or gives
+HEAD_DIMS = 'HK'  # adjacent dimensions of a weight, and of the input or output of its product
 
 
 def broadcast_and_cast(array: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
@@ -32,19 +32,26 @@ def get_logical_axes(parameter: nnx.Param) -> tuple[str | None, ...]:
 
 
 def transpose_with_barrier(equation: str, array: jax.Array) -> jax.Array:
-    """einsum(equation, array), made here and once.
+    """Transpose an array by einsum, between optimization barriers.
 
-    A transpose that XLA:CPU moves into a product makes that slow, or has its wide factor copied; one that it moves
-    into what reads it is made again by each.
+    The barriers make XLA:CPU transpose here and only once. If it moves a transpose into a product, that product is
+    slow or copies its wide factor. If it moves a transpose into the consumers of the result, each of them repeats it.
     """
     barrier = jax.lax.optimization_barrier
     return barrier(jnp.einsum(equation, barrier(array)))
 
 
 def param_einsum(equation: str, x: jax.Array, weight: nnx.Param, dtype: jnp.dtype | None = None) -> jax.Array:
-    """einsum(equation, x, weight) of what is rounded to the dtype of x, given in `dtype` or that of x.
+    """Compute einsum(equation, x, weight), with the weight rounded to the dtype of x.
 
-    Its gradient is rounded to the dtype of x, too, before it is multiplied; that of the weight is summed in its own.
+    The gradient of the result is also rounded to the dtype of x before it is multiplied. The gradient of the weight
+    is summed in the dtype of the weight.
+
+    Args:
+        equation: Einsum equation of x and weight.
+        x: Activations.
+        weight: Parameter, with its logical axes.
+        dtype: Dtype of the result; None for that of x.
     """
     return sharded_einsum(equation, get_logical_axes(weight), dtype, x, weight[...])
 
@@ -52,7 +59,7 @@ def param_einsum(equation: str, x: jax.Array, weight: nnx.Param, dtype: jnp.dtyp
 def sharded_einsum(
     equation: str, axes: tuple[str | None, ...], dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array
 ) -> jax.Array:
-    """Multiply by a sharded parameter, einsum of named dimensions."""
+    """Compute the einsum of activations and a parameter that is sharded along its logical axes."""
     if not collectives.find_sharded_dimensions(axes):
         return mixed_precision_einsum(equation, axes, dtype, x, weight)
     return merged_heads_einsum(HEAD_DIMS, equation, axes, dtype, x, weight)
@@ -61,7 +68,7 @@ def sharded_einsum(
 def merged_heads_einsum(
     merged_dims: str, equation: str, axes: tuple, dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array
 ):
-    """Multiply with two dimensions merged, so that gathered shards have the tiles of the whole matrix."""
+    """Compute an einsum with two dimensions merged, so that gathered shards are tiled as the whole matrix."""
     x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
     if merged_dims not in weight_dims:
         return mixed_precision_einsum(equation, axes, dtype, x, weight)
@@ -89,7 +96,7 @@ def mixed_precision_einsum(equation, axes, dtype, x, weight):
 
 
 def gather_weight(weight: jax.Array, axes: tuple[str | None, ...], dtype: jnp.dtype) -> jax.Array:
-    """All-gather a weight that is cast before it is sent."""
+    """Cast a weight, then all-gather it."""
     return collectives.all_gather(weight.astype(dtype), *axes)
 
 
@@ -102,10 +109,11 @@ def einsum_backward(equation, axes, dtype, residuals, d_y):
     x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
     d_y = d_y.astype(x.dtype)
     d_x = jnp.einsum(f'{y_dims},{weight_dims}->{x_dims}', d_y, gather_weight(weight, axes, x.dtype))
-    # What is divided comes first, as it travels. XLA:CPU has no product in bfloat16 that it transposes afterwards.
+    # Sharded dimensions come first, as the collective sends them. XLA:CPU has no bfloat16 product with a transpose of
+    # the result.
     sharded_dims = ''.join(weight_dims[dimension] for dimension, _ in collectives.find_sharded_dimensions(axes))
     if not sharded_dims and x.dtype == weight.dtype and d_y.size + weight.size < x.size:
-        # The left factor is copied, to transpose it: of a wide one and a narrow one the narrow one, and then the sum.
+        # The left factor is copied to be transposed. Make that the narrow factor (d_y), and transpose the sum.
         order = ''.join(dim for dim in dict.fromkeys(y_dims + x_dims) if dim in weight_dims)
         return d_x, transpose_with_barrier(
             f'{order}->{weight_dims}', jnp.einsum(f'{y_dims},{x_dims}->{order}', d_y, x)

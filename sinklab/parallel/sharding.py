@@ -58,7 +58,10 @@ def logical_to_mesh_axes(*logical_axes: str | None) -> PartitionSpec:
 
 
 def constrain_sharding(array: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """Constrain the sharding of an array; outside a mesh do nothing, replicate what mesh axes do not divide."""
+    """Constrain the sharding of an array; outside a mesh return it unchanged.
+
+    Dimensions that the mesh axes do not divide are replicated.
+    """
     if not get_auto_axes():
         return array
     mesh = jax.sharding.get_abstract_mesh()
@@ -68,12 +71,12 @@ def constrain_sharding(array: jax.Array, *logical_axes: str | None) -> jax.Array
 
 
 def drop_manual_axes(mesh: AbstractMesh, spec: PartitionSpec) -> PartitionSpec:
-    """Return the partition along automatic axes; along manual axes a device has its shard already."""
+    """Return the partition spec along automatic axes; along manual axes a device already has its shard."""
     return restrict_spec(spec, mesh.auto_axes)
 
 
 def restrict_spec(spec: PartitionSpec, allowed_axes: Collection[str]) -> PartitionSpec:
-    """Return the partition along some mesh axes only."""
+    """Return the partition spec along the allowed mesh axes only."""
     return PartitionSpec(*(entry if set(to_axis_tuple(entry)) <= set(allowed_axes) else None for entry in spec))
 
 
@@ -88,7 +91,11 @@ def to_axis_tuple(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 def drop_indivisible_axes(
     mesh: jax.sharding.Mesh | AbstractMesh, shape: tuple[int, ...], spec: PartitionSpec
 ) -> PartitionSpec:
-    """Return the partition without axes that do not divide a dimension; a batch is never replicated."""
+    """Return the partition spec without axes that do not divide a dimension.
+
+    Raises:
+        ValueError: The batch cannot be divided; a batch is never replicated.
+    """
     for entry, size in zip(spec, shape, strict=True):
         if entry == RULES['batch'] and size % count_shards(mesh, entry):
             raise ValueError(
@@ -100,7 +107,7 @@ def drop_indivisible_axes(
 
 
 def count_shards(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ...] | None = RULES['batch']) -> int:
-    """Return into how many shards mesh axes divide a dimension, by default the batch."""
+    """Return the number of shards into which mesh axes divide a dimension, by default the batch."""
     return math.prod(mesh.shape[axis] for axis in to_axis_tuple(axes))
 
 
@@ -147,7 +154,7 @@ def put_batch(ids_BT: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
 
 
 def make_per_device_array(value: int, mesh: jax.sharding.Mesh) -> jax.Array:
-    """int32_D, in which every process gives the value of its own devices."""
+    """Make int32_D; each process sets the entries of its own devices to its `value`."""
     return jax.make_array_from_callback(
         (mesh.size,), make_per_device_sharding(mesh), lambda _: np.full(1, value, np.int32)
     )
