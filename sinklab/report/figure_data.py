@@ -136,7 +136,7 @@ class LineFigures:
         return make_figure('curves', 'Sink and loss', f'{sentence} {loss_sentence}', [sink_panel, loss_panel])
 
     def make_loss_panel(self) -> dict:
-        """Draw the training loss as lines and the validation loss, which has few points, as dots."""
+        """Make the panel of the training loss as lines and the validation loss, which has few points, as dots."""
         training, validation = self.make_panel(VALID_LOSS, TRAIN_LOSS), self.make_panel(VALID_LOSS)
         lines = [dict(line, what='training') for line in training['lines']]
         lines += [

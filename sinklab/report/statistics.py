@@ -169,8 +169,7 @@ def estimate_needed_seeds(values: list[float], way: str, least: float, is_binary
             None,
         )
     effect = abs(mean) - (least if way == '=' else 0)
-    half_width = (
-        effect if abs(mean) >= least else least - abs(mean)
-    )  # half of the widest interval that settles the claim
+    # Half the width of the widest interval that settles the claim.
+    half_width = effect if abs(mean) >= least else least - abs(mean)
     quantiles = ((n, float(stdtrit(n - 1, (1 + LOOK_CONFIDENCE_LEVEL) / 2))) for n in seed_counts)
     return next((n for n, quantile in quantiles if quantile * sd < half_width * n**0.5), None)

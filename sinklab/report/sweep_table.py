@@ -41,9 +41,8 @@ class RowResult:
     row_info: dict  # config, row, diff, published, source
     outcomes: dict[int, str]  # {seed: done, diverged, refused, crashed or to do}
     reasons: dict[int, str]  # {seed: reason of the outcome}, for outcomes that have a reason
-    metrics_by_seed: dict[
-        int, dict[str, float]
-    ]  # {seed: metrics} of done runs (a report without any uses unfinished runs)
+    # {seed: metrics}, of the runs that are done. A report without such runs uses unfinished ones.
+    metrics_by_seed: dict[int, dict[str, float]]
 
 
 def read_last_metrics(run_dir: RunDir) -> dict[str, float]:
