@@ -68,16 +68,16 @@ def of_many_shards(folder):
 
 def documents(store, side, domain=''):
     """The ids of each document, without what opens and closes it."""
-    row = store.row(side, domain)
-    starts, _ = row.documents()
-    ids = [row.ids(int(start), int(end)) for start, end in zip(starts, [*starts[1:], len(row)], strict=True)]
+    row = store.get_tokens(side, domain)
+    starts, _ = row.read_documents()
+    ids = [row.read_ids(int(start), int(end)) for start, end in zip(starts, [*starts[1:], len(row)], strict=True)]
     assert all(row[-1] == END for row in ids)
     assert all(row[0] == BEGIN for row in ids) or not store.has_bos
     return [row[int(store.has_bos) : -1].tolist() for row in ids]
 
 
 def texts_of(store, side, domain=''):
-    return [store.tokenizer().decode(ids, skip_special_tokens=False) for ids in documents(store, side, domain)]
+    return [store.load_tokenizer().decode(ids, skip_special_tokens=False) for ids in documents(store, side, domain)]
 
 
 def corpus_of(count, seed=0, words=30):

@@ -153,7 +153,7 @@ def test_a_large_file_is_streamed_and_read_once(bucket, tmp_path):
 
 
 def test_of_a_table_the_columns_that_are_needed_are_read(bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr(source_files, 'BLOCK', 1 << 16)
+    monkeypatch.setattr(source_files, 'BLOCK_BYTES', 1 << 16)
     rng = np.random.default_rng(0)
     other = [rng.bytes(300_000) for _ in range(20)]
     table = pyarrow.table({'before': other, 'text': [f'{n} text' for n in range(20)], 'more': other})
@@ -174,7 +174,7 @@ def test_what_is_cut_off_is_said_as_on_a_disk(bucket, tmp_path, name):
     if name == 'a.jsonl':
         *_, last = found(f'text:{bucket.url}/{name}')
         assert last == dataclasses.replace(
-            found(f'text:{tmp_path}/{name}')[-1], where=f'{bucket.url}/{name}, line 40'
+            found(f'text:{tmp_path}/{name}')[-1], location=f'{bucket.url}/{name}, line 40'
         )
     else:
         assert refused(f'text:{bucket.url}/{name}') == refused(f'text:{tmp_path}/{name}').replace(
@@ -205,7 +205,7 @@ def test_a_storage_that_fails_for_a_while_costs_time_alone(both, bucket, how):
 
 
 def test_a_file_that_is_written_over_while_it_is_read_is_refused(bucket, tmp_path, monkeypatch):
-    monkeypatch.setattr(source_files, 'BLOCK', 1 << 12)
+    monkeypatch.setattr(source_files, 'BLOCK_BYTES', 1 << 12)
     (tmp_path / 'a.jsonl').write_bytes(lines(corpus_of(4000)))
     sent(tmp_path, bucket.url)
     documents = open_source(f'text:{bucket.url}/a.jsonl').read_documents()

@@ -39,8 +39,8 @@ BUILDER = """
 """
 READER = """
     import json, sys
-    from sinklab.data.sources import source
-    found = [(d.name, d.text, d.domain, d.size) for d in source(sys.argv[1]).documents()]
+    from sinklab.data.sources import open_source
+    found = [(d.name, d.text, d.domain, d.size) for d in open_source(sys.argv[1]).read_documents()]
     assert 'tensorflow' not in sys.modules
     print(json.dumps(found))
 """

@@ -97,13 +97,13 @@ def test_rows_are_read_across_the_borders_of_shards(mixed, bucket):
     far = Store(uploaded(mixed, bucket))
     assert far.digest == mixed.digest
     for name in mixed.domains:
-        one, other = far.get_tokens('train', name), mixed.row('train', name)
-        exactly_equal(one.read_ids(0, len(one)), other.ids(0, len(other)))
-        exactly_equal(one.read_ids(100, 420), other.ids(100, 420))
-        for found, wanted in zip(one.read_documents(), other.documents(), strict=True):
+        one, other = far.get_tokens('train', name), mixed.get_tokens('train', name)
+        exactly_equal(one.read_ids(0, len(one)), other.read_ids(0, len(other)))
+        exactly_equal(one.read_ids(100, 420), other.read_ids(100, 420))
+        for found, wanted in zip(one.read_documents(), other.read_documents(), strict=True):
             exactly_equal(found, wanted)
-    exactly_equal(far.load_probe_arrays()['random_PT'], mixed.probes()['random_PT'])
-    assert far.load_tokenizer().to_str() == mixed.tokenizer().to_str()
+    exactly_equal(far.load_probe_arrays()['random_PT'], mixed.load_probe_arrays()['random_PT'])
+    assert far.load_tokenizer().to_str() == mixed.load_tokenizer().to_str()
 
 
 def test_a_store_is_opened_by_one_listing_and_one_file(mixed, bucket):
@@ -119,8 +119,8 @@ def test_windows_that_follow_each_other_are_one_request(store, bucket):
     data = expecting(spec)
     windows = data.batches.windows[0].windows
     bucket.proxy.requests.clear()
-    data.batches.gathered([(0, at) for at in (9, 3, 4, 5, 3)])
-    assert windows.runs([9, 3, 4, 5, 3]) == [(3, 3), (9, 1)]
+    data.batches.read_windows([(0, at) for at in (9, 3, 4, 5, 3)])
+    assert windows.group_consecutive([9, 3, 4, 5, 3]) == [(3, 3), (9, 1)]
     assert bucket.proxy.count('.ids') == 2
 
 
@@ -155,7 +155,7 @@ def test_the_coverage_of_a_run_is_what_its_rows_come_to(each, processes, steps, 
 def test_files_that_are_read_all_over_are_kept_and_fetched_once(store, bucket, disk):
     spec = spec_on(uploaded(store, bucket), optimizer__batch_size=8, optimizer__steps=200)
     before = fetched(spec, 60)
-    size = store.size(['ids'], 'train')
+    size = store.count_bytes(['ids'], 'train')
     assert size <= kept(disk) <= size + 100
     bucket.proxy.requests.clear()
     after = fetched(spec, 60)
@@ -164,7 +164,7 @@ def test_files_that_are_read_all_over_are_kept_and_fetched_once(store, bucket, d
 
 
 def test_a_store_that_exceeds_the_bound_is_read_by_ranges(store, bucket, disk, monkeypatch):
-    size = store.size(['ids'], 'train')
+    size = store.count_bytes(['ids'], 'train')
     monkeypatch.setenv('SINKLAB_CACHE_GB', str((size - 1) / 1e9))
     data = fetched(spec_on(uploaded(store, bucket), optimizer__steps=500), 20)
     assert data.batches.read_rows(0, range(4)).shape == (4, LENGTH + 1)
@@ -230,7 +230,7 @@ def test_a_bound_that_is_no_number_is_refused(store, bucket, given, monkeypatch)
 @pytest.mark.slow
 def test_a_store_is_read_by_several_at_once(mixed, bucket):
     url = uploaded(mixed, bucket)
-    wanted = mixed.row('train', 'code').ids(0, 100)
+    wanted = mixed.get_tokens('train', 'code').read_ids(0, 100)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: Store(url).get_tokens('train', 'code').read_ids(0, 100), range(16)))
     assert all(np.array_equal(ids, wanted) for ids in found)

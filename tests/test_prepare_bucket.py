@@ -51,7 +51,7 @@ EVERY = '**/*.{txt,jsonl,jsonl.gz,jsonl.zst,parquet}'
 
 
 def same(local, remote):
-    """Whether a store in a bucket has the files of one on a disk, byte for byte, and MARKS alone beside them."""
+    """Whether a store in a bucket has the files of one on a disk, byte for byte, and ETAGS_FILE alone beside them."""
     names = [name for name in directories.list_files(local) if name != '.lock']
     assert directories.list_files(remote) == sorted([*names, ETAGS_FILE])
     for name in names:
@@ -131,7 +131,7 @@ def read(bucket):
 
 @pytest.mark.slow
 def test_what_was_finished_is_neither_written_nor_read_again(tmp_path, bucket, monkeypatch):
-    monkeypatch.setattr('sinklab.data.prepare.TASK', 2000)
+    monkeypatch.setattr('sinklab.data.prepare.TASK_CHARS', 2000)
     source = written(tmp_path / 'a.jsonl', corpus_of(150))
     local = made(tmp_path / 'whole', source, shard_tokens=1000)
     folder = parse_path(f'{bucket.url}/store')
@@ -164,7 +164,7 @@ def remove(folder, name):
 @pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
 @pytest.mark.parametrize(('damage', 'done'), in_turn(itertools.product([tampered, remove], [False, True])))
 def test_a_shard_that_is_not_what_was_uploaded_is_made_anew(tmp_path, bucket, monkeypatch, damage, done):
-    monkeypatch.setattr('sinklab.data.prepare.TASK', 2000)
+    monkeypatch.setattr('sinklab.data.prepare.TASK_CHARS', 2000)
     source = written(tmp_path / 'a.jsonl', corpus_of(150))
     local, folder = made(tmp_path / 'whole', source, shard_tokens=1000), parse_path(f'{bucket.url}/store')
     if done:

@@ -34,7 +34,7 @@ def test_a_single_text_is_cut_into_a_side_that_is_trained_on_and_one_that_is_hel
 
 @pytest.mark.parametrize('sample', [1 << 26, 1000])  # characters: more than the text has, and fewer
 def test_a_store_of_one_long_text_has_both_of_its_sides(tmp_path, monkeypatch, capsys, sample):
-    monkeypatch.setattr(held_out_split, 'SAMPLE', sample)
+    monkeypatch.setattr(held_out_split, 'SAMPLE_CHARS', sample)
     text = ' '.join(corpus_of(200))
     (tmp_path / 'long.txt').write_text(text)
     (tmp_path / 'blank.txt').write_text(' ')
@@ -59,7 +59,7 @@ def test_a_large_corpus_gives_its_tokenizer_a_sample_from_all_over(tmp_path, mon
     (tmp_path / 'texts').mkdir()
     for number in range(50):
         (tmp_path / 'texts' / f'{number:02}.txt').write_text(f'{number} ' + 'a word ' * 1000)
-    monkeypatch.setattr(held_out_split, 'SAMPLE', 40_000)
+    monkeypatch.setattr(held_out_split, 'SAMPLE_CHARS', 40_000)
     limit, texts = held_out_split.survey_corpus(
         sources.open_source(f'text:{tmp_path}/texts/*.txt'), 0.2, lenient=False, with_texts=True
     )

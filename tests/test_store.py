@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stores import BEGIN, END, corpus_of, made, mixture, of_many_shards, other_tokenizer, recipe, texts_of, written
 
 from sinklab.cli.main import main
-from sinklab.data import store as store_room
+from sinklab.data import store as store_module
 from sinklab.data.batches import load_run_data
 from sinklab.data.prepare import open_corpus, prepare_store
 from sinklab.data.store import Store
@@ -37,14 +37,14 @@ def copied(store, tmp_path):
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_row_reads_as_if_its_shards_were_one_array(store, data):
-    row = store.row('train', data.draw(st.sampled_from(store.domains)))
+    row = store.get_tokens('train', data.draw(st.sampled_from(store.domains)))
     whole = np.concatenate(
         [np.fromfile(store.path / f'{shard.name}.{IDS_SUFFIX}', store.dtype) for shard in row.shards]
     )
     assert len(row) == len(whole)
     start = data.draw(st.integers(0, len(whole) - 1))
     end = data.draw(st.integers(start + 1, len(whole)))
-    np.testing.assert_array_equal(row.ids(start, end), whole[start:end])
+    np.testing.assert_array_equal(row.read_ids(start, end), whole[start:end])
 
 
 def test_every_document_keeps_its_domain(store):
@@ -57,8 +57,8 @@ def test_every_document_keeps_its_domain(store):
 def test_what_the_meta_file_counts_is_what_is_there(store):
     for domain in store.meta['domains']:
         for side in ('train', 'held_out'):
-            row = store.row(side, domain['name'])
-            starts, _ = row.documents()
+            row = store.get_tokens(side, domain['name'])
+            starts, _ = row.read_documents()
             texts = texts_of(store, side, domain['name'])
             assert domain[side] == dict(
                 documents=len(starts), tokens=len(row), bytes=sum(len(text.encode()) for text in texts)
@@ -93,7 +93,7 @@ def test_a_damaged_shard_is_refused_by_name_and_nothing_is_touched(copied, kind,
 
 @pytest.mark.parametrize('suffix', ['ids', 'documents'])
 def test_a_large_store_is_refused_by_size_and_its_digests_are_left_to_the_check(copied, suffix, monkeypatch):
-    monkeypatch.setattr(store_room, 'VERIFIED', 0)
+    monkeypatch.setattr(store_module, 'MAX_VERIFIED_BYTES', 0)
     name = f'train-001-00001.{suffix}'
     DAMAGE['flipped'](copied / name)
     assert any(name in problem for problem in find_problems(Store(copied), 300))
@@ -177,9 +177,9 @@ def test_samples_are_decoded(store):
 
 
 def test_documents_are_opened_by_bos_where_that_is_asked(store):
-    row = store.row('train', 'prose')
-    starts, _ = row.documents()
-    assert all(row.ids(int(start), int(start) + 1)[0] == BEGIN for start in starts)
+    row = store.get_tokens('train', 'prose')
+    starts, _ = row.read_documents()
+    assert all(row.read_ids(int(start), int(start) + 1)[0] == BEGIN for start in starts)
 
 
 def test_nothing_is_prepared_twice(tmp_path, capsys):

@@ -20,7 +20,7 @@ def test_a_text_cannot_spell_a_special_token(tmp_path):
 
 
 def test_a_long_document_is_cut_where_that_changes_no_token(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer, 'LONGEST', 1000)
+    monkeypatch.setattr(tokenizer, 'MAX_ENCODED_CHARS', 1000)
     long = ' '.join(corpus_of(400))
     store = made(tmp_path / 'store', written(tmp_path / 'a.jsonl', [long, 'short one', 'another']))
     whole = store.load_tokenizer().encode(long, add_special_tokens=False).ids
@@ -28,7 +28,7 @@ def test_a_long_document_is_cut_where_that_changes_no_token(tmp_path, monkeypatc
 
 
 def test_a_long_document_that_cannot_be_cut_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer, 'LONGEST', 1000)
+    monkeypatch.setattr(tokenizer, 'MAX_ENCODED_CHARS', 1000)
     with pytest.raises(UserError, match=r'a\.jsonl:2 has 5,000 characters.*split the document'):
         made(tmp_path / 'store', written(tmp_path / 'a.jsonl', ['short', 'x' * 5000, 'another']))
 

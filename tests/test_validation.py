@@ -111,7 +111,7 @@ def test_an_index_that_names_a_file_in_a_deeper_folder_says_so(tmp_path):
 def test_json_that_is_damaged_too_large_or_too_deep_is_refused(content, tmp_path):
     path = tmp_path / 'some.json'
     path.write_bytes(content)
-    assert str(path) in refusal(untrusted_files.read_json, path, most=50_000 if len(content) > 1100 else 1000)
+    assert str(path) in refusal(untrusted_files.read_json, path, max_bytes=50_000 if len(content) > 1100 else 1000)
 
 
 def test_json_within_its_bounds_is_read(tmp_path):
@@ -154,7 +154,7 @@ def test_a_disk_or_bucket_that_does_not_answer_is_no_damage_of_a_file(error, tmp
     asked = recipe(given := written(tmp_path / 'a.jsonl', TEXTS))
     (tmp_path / 'recipe.json').write_text('{}')
     (tmp_path / 'meta.json').write_text('{}')
-    monkeypatch.setattr(untrusted_files, 'opened', lambda path: Unanswering(error))
+    monkeypatch.setattr(untrusted_files, 'open_regular_file', lambda path: Unanswering(error))
     for read in (
         lambda: untrusted_files.read_json(tmp_path / 'meta.json'),
         lambda: untrusted_files.load_npz(tmp_path / 'probe.npz'),
@@ -233,7 +233,7 @@ def test_arrays_that_are_damaged_pickled_or_too_large_are_refused_without_alloca
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(monkeypatch):
-    monkeypatch.setattr(untrusted_files, 'ARRAY_BYTES', 1 << 20)
+    monkeypatch.setattr(untrusted_files, 'MAX_ARRAY_BYTES', 1 << 20)
     file = io.BytesIO()
     np.savez_compressed(file, a=np.zeros(1 << 20))
     assert 'unpacks' in refusal(untrusted_files.load_npz, file.getvalue(), 'some.npz')
@@ -420,5 +420,7 @@ def test_a_record_in_a_bucket_that_is_not_utf_8_is_made_again(tmp_path, bucket, 
         shard.write_record(folder, {file: seen[file] for file in shard.file_names})
     (folder / 'meta.json').unlink()
     record = folder / f'{next(shard.name for shard in whole.shards if shard.side == "train")}.json'
-    monkeypatch.setattr(remote_store, 'storage', lambda folder: Altered(os.fspath(record).partition('://')[2]))
+    monkeypatch.setattr(
+        remote_store, 'get_file_system', lambda folder: Altered(os.fspath(record).partition('://')[2])
+    )
     assert made(folder, given).digest == whole.digest
