@@ -334,7 +334,7 @@ def format_changeable_fields() -> str:
 
 # metrics.md
 
-# Recorded by training itself; the names are in sinklab/train and sinklab/data/sequences.
+# Recorded by training itself; the names are in sinklab/train and sinklab/data/windows.py.
 TRAINING_METRICS = {
     'step': ('', 'Number of updates so far.'),
     'seconds': ('s', 'Time of training so far, over all attempts.'),

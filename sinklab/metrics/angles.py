@@ -67,9 +67,9 @@ METRICS = (
         compute_arrays=compute_score_averages,
         compute_numbers=compute_score_numbers,
         infos=tuple(
-            MetricInfo(f'qk/{name}/{of}', f'q.k {name} {of}', sentence)
+            MetricInfo(f'qk/{name}/{part}', f'q.k {name} {part}', sentence)
             for name, sentence in SCORE_PARTS.items()
-            for of in ('1', 'other', 'difference')
+            for part in ('1', 'other', 'difference')
         ),
         saved_arrays=tuple(f'{name}_LH2' for name in SCORE_PARTS),
         figure=FigureSpec(
@@ -94,18 +94,18 @@ OFFLINE_METRICS = (
         inputs=('key_LPSHK',),
         compute_arrays=select_keys,
         compute_numbers=lambda arrays, setting: {
-            f'key/rank/{of}': float(compute_effective_rank(arrays[f'{name}_key_LPHK']).mean())
-            for name, of in KEY_POSITIONS.items()
+            f'key/rank/{part}': float(compute_effective_rank(arrays[f'{name}_key_LPHK']).mean())
+            for name, part in KEY_POSITIONS.items()
         },
         infos=tuple(
             MetricInfo(
-                f'key/rank/{of}',
-                f'key rank {of}',
+                f'key/rank/{part}',
+                f'key rank {part}',
                 'Effective number of dimensions in which a key varies over texts, (sum l)^2 / sum l^2 with l the '
                 'variances: of the first token, and of the token in the middle; the mean over heads.',
                 digits=1,
             )
-            for of in KEY_POSITIONS.values()
+            for part in KEY_POSITIONS.values()
         ),
     ),
 )

@@ -30,10 +30,10 @@ class EmergenceSpan:
     """The steps between which the sinks of one or several runs emerge.
 
     Attributes:
-        after: The first of them; None where some run has its sink at its first probe.
-        at: The last of them; None where no run ends with a sink.
-        sinks: How many runs end with a sink.
-        runs: How many runs have a probe.
+        start_step: The first of them; None where some run has its sink at its first probe.
+        end_step: The last of them; None where no run ends with a sink.
+        num_sinks: How many runs end with a sink.
+        num_runs: How many runs have a probe.
     """
 
     start_step: int | None
@@ -67,7 +67,7 @@ def merge_emergence(emergences: Sequence[tuple[int | None, int] | None]) -> Emer
     """Return the steps between which the sinks of runs emerge.
 
     Args:
-        emergences: of each run that has a probe, what `emergence` returns.
+        emergences: What `find_emergence` returns for each run that has a probe.
     """
     sinks = [steps for steps in emergences if steps is not None]
     start_steps = [steps for steps, _ in sinks if steps is not None]

@@ -43,8 +43,8 @@ METRICS = (
             name_by_layer(f'spike/{name}', np.mean(arrays[f'{name}_LP'], 1)) for name in STATISTICS
         ),
         infos=tuple(
-            MetricInfo(f'spike/{name}/{{k}}', f'{name.replace("_", " ")} {{k}}', said, digits=1)
-            for name, said in STATISTICS.items()
+            MetricInfo(f'spike/{name}/{{k}}', f'{name.replace("_", " ")} {{k}}', sentence, digits=1)
+            for name, sentence in STATISTICS.items()
         ),
         saved_arrays=tuple(f'{name}_L' for name in STATISTICS),
     ),

@@ -14,7 +14,7 @@ IMPLICIT_KEY_NORMALIZERS = ('plus_one',)  # normalizers that are softmax with a 
 
 @dataclasses.dataclass(frozen=True)
 class MetricSetting:
-    """What a measure has to know of a model besides its arrays. The first token is key number `columns`."""
+    """What a metric needs to know of a model besides its arrays. The first token is key number `columns`."""
 
     length: int  # T, of the text
     columns: int  # keys left of the text, an implicit one among them
@@ -73,7 +73,7 @@ def complete_arrays(arrays: dict[str, Any], setting: MetricSetting) -> dict[str,
 
 
 def complete_key_mass(key_mass: Any, setting: MetricSetting) -> Any:
-    """What columns and first keys have received, the implicit column as in forward_arrays."""
+    """What columns and first keys have received, the implicit column as in `extract_arrays`."""
     if not setting.implicit:
         return key_mass
     xp = key_mass.raw_BHS.__array_namespace__()
@@ -107,11 +107,11 @@ class MetricInfo:
     Attributes:
         name: Its name in metrics.jsonl; {k} stands for a token, layer or threshold.
         label: Its name in tables and figures.
-        sentence: What it is, for the documentation.
+        description: What it is, for the documentation.
         unit: Its unit, '' for none.
         digits: Digits after the decimal point.
-        table: Show it in the table of runs, and when `train` ends.
-        sweep: Compare it between the rows of a sweep, also where nothing is published.
+        in_table: Show it in the table of runs, and when `train` ends.
+        in_sweep: Compare it between the rows of a sweep, also where nothing is published.
     """
 
     name: str
@@ -136,12 +136,12 @@ class FigureSpec:
 
     Attributes:
         kind: `heads` for values_LH (with a slider over steps), `matrices` for matrices_LHTS, `ratios` for ratios_L.
-        array: The name of the array in a probe's file.
+        array_name: The name of the array in a probe's file.
         title: The title of the figure.
         label: The name of its values.
-        sentence: Its caption.
-        of: Function of the array that is shown.
-        largest: The end of the scale; None for the largest value.
+        caption: Its caption.
+        transform: Function of the array; its result is shown.
+        scale_max: The end of the scale; None for the largest value.
     """
 
     kind: Literal['heads', 'matrices', 'ratios']
@@ -171,15 +171,16 @@ class Metric:
     """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md adds one.
 
     Attributes:
-        reads: Names of the arrays that it reads (see `sinklab.metrics.metric`), such as `attention_LPHTS`.
-        arrays: Function (*those arrays, setting) -> arrays that the probe returns. It is compiled with the probe.
-        numbers: Function (those arrays as NumPy, setting) -> numbers by name, for metrics.jsonl.
-        shown: The numbers that tables, pages and the documentation show.
-        saved: Names of the arrays of a probe's file. `name_LH` is the mean over the sequences P of `name_LPH`.
-        picture: A figure of a saved array, or None.
-        applies: Function setting -> whether the metric exists for this model and these texts.
-        context: Function (sums of attention over a training batch, setting) -> numbers, for `log.sinks`.
-        row: Function attention_BHTS -> one value a query, for `log.rows`.
+        inputs: Names of the arrays that it reads (see `sinklab.metrics.metric`), such as `attention_LPHTS`.
+        compute_arrays: Function (*those arrays, setting) -> arrays that the probe returns. It is compiled with the
+            probe.
+        compute_numbers: Function (those arrays as NumPy, setting) -> numbers by name, for metrics.jsonl.
+        infos: The numbers that tables, pages and the documentation show.
+        saved_arrays: Names of the arrays of a probe's file. `name_LH` is the mean over the sequences P of `name_LPH`.
+        figure: A figure of a saved array, or None.
+        is_applicable: Function setting -> whether the metric exists for this model and these texts.
+        context_numbers: Function (sums of attention over a training batch, setting) -> numbers, for `log.sinks`.
+        row_function: Function attention_BHTS -> one value a query, for `log.rows`.
     """
 
     inputs: tuple[str, ...] = ()

@@ -28,7 +28,10 @@ def compute_spread(residual_LPTD):
 
 
 def apply_last_row_by_distance(share_TS):
-    """softmax_i g(t - i): rows whose weights are those of the last one, by distance; all beyond FARTHEST have one."""
+    """Apply the weights of the last row to all rows by distance: softmax_i g(t - i).
+
+    All distances beyond MAX_RELATIVE_DISTANCE have the same weight.
+    """
     length = share_TS.shape[-1]
     distance_TS = np.subtract.outer(np.arange(length), np.arange(length)).clip(0, MAX_RELATIVE_DISTANCE)
     weight_TS = share_TS[..., -1, ::-1][..., distance_TS] * np.tri(length)

@@ -18,9 +18,6 @@ from sinklab.metrics import (
     sink,
     sink_position,
 )
-from sinklab.metrics import (
-    norms as norms_module,
-)
 from sinklab.metrics.metric import (
     Arrays,
     Metric,
@@ -37,7 +34,7 @@ Metrics = tuple[Metric, ...]
 METRICS = (
     *sink.METRICS,
     *entropy.METRICS,
-    *norms_module.CONTRIBUTION_METRICS,
+    *norms.CONTRIBUTION_METRICS,
     *norms.METRICS,
     *angles.METRICS,
     *bigram_backcopy.METRICS,
@@ -50,14 +47,14 @@ OFFLINE_METRICS = (
     *sink_position.METRICS,
     *propositions.METRICS,
 )
-METRIC_INFOS = [number for measure in METRICS for number in measure.infos]
-OFFLINE_METRIC_INFOS = [number for measure in OFFLINE_METRICS for number in measure.infos]
-FIGURES = [measure.figure for measure in METRICS if measure.figure]
-# The number that tables and figures show besides those of the measures.
+METRIC_INFOS = [info for metric in METRICS for info in metric.infos]
+OFFLINE_METRIC_INFOS = [info for metric in OFFLINE_METRICS for info in metric.infos]
+FIGURES = [metric.figure for metric in METRICS if metric.figure]
+# The number that tables and figures show besides those of the metrics.
 VALID_LOSS = MetricInfo('valid/loss', 'valid loss', 'Mean cross-entropy of held-out windows.', 'nats')
 # What is shown where there is room for one.
-HEADLINE_METRIC = next(number for number in METRIC_INFOS if number.name == 'sink/1')
-HEADLINE_FIGURE = next(picture for picture in FIGURES if picture.array_name == 'alpha_LPHJ')
+HEADLINE_METRIC = next(info for info in METRIC_INFOS if info.name == 'sink/1')
+HEADLINE_FIGURE = next(figure for figure in FIGURES if figure.array_name == 'alpha_LPHJ')
 
 
 def select_applicable(setting: MetricSetting, metrics: Metrics = METRICS) -> list[Metric]:
@@ -65,12 +62,12 @@ def select_applicable(setting: MetricSetting, metrics: Metrics = METRICS) -> lis
 
 
 def compute_probe_arrays(captured: Any, setting: MetricSetting, metrics: Metrics = METRICS) -> Arrays:
-    """What all measures keep of a Capture of L layers."""
+    """Compute the arrays of all metrics from a Capture of L layers."""
     return compute_arrays(extract_arrays(captured, setting), setting, metrics)
 
 
 def compute_arrays(forward: Arrays, setting: MetricSetting, metrics: Metrics) -> Arrays:
-    """What measures keep of the arrays of a forward pass."""
+    """Compute the arrays of metrics from the arrays of a forward pass."""
     return merge_disjoint(
         metric.compute_arrays(*(forward[name] for name in metric.inputs), setting)
         for metric in select_applicable(setting, metrics)
@@ -78,7 +75,7 @@ def compute_arrays(forward: Arrays, setting: MetricSetting, metrics: Metrics) ->
 
 
 def select_measurable(inputs: Collection[str]) -> Metrics:
-    """All measures, DEEPER ones among them, that read nothing but these arrays."""
+    """Select all metrics, OFFLINE_METRICS included, that read only some of these arrays."""
     return tuple(metric for metric in (*METRICS, *OFFLINE_METRICS) if {*metric.inputs} <= {*inputs})
 
 
@@ -95,7 +92,10 @@ def get_row_functions(setting: MetricSetting) -> dict[str, Callable[[Any], Any]]
         if metric.row_function and metric.context_numbers is compute_nothing
     ]
     return {
-        m.infos[0].name: lambda attention, m=m: m.row_function(add_implicit_key(attention, setting)) for m in metrics
+        metric.infos[0].name: lambda attention, metric=metric: metric.row_function(
+            add_implicit_key(attention, setting)
+        )
+        for metric in metrics
     }
 
 

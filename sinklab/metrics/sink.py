@@ -112,7 +112,7 @@ def compute_prefix_numbers(alpha_LPHJ) -> dict[str, float]:
 
 
 def summarize_context(name: str, alpha_BH) -> Arrays:
-    """rate_and_mean over a training batch, traced."""
+    """Compute sink/NAME and alpha/NAME of a training batch, in a traced function."""
     return {f'sink/{name}': 100 * (alpha_BH > SINK_THRESHOLD).mean(), f'alpha/{name}': alpha_BH.mean()}
 
 
@@ -185,7 +185,9 @@ METRICS = (
         'star',
         lambda attention, setting: compute_column_importance(normalize_rows(attention), setting.columns).max(-1),
         (
-            *make_importance_infos('star', f'{LEARNED_KEY_SENTENCE}; its own query counts.', in_table=True, in_sweep=True),
+            *make_importance_infos(
+                'star', f'{LEARNED_KEY_SENTENCE}; its own query counts.', in_table=True, in_sweep=True
+            ),
             *make_importance_infos('star/clean', f'{LEARNED_KEY_SENTENCE}; its own query does not count.'),
         ),
         compute_numbers=lambda star_LPH, setting: (

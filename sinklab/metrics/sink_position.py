@@ -99,7 +99,7 @@ METRICS = (
         compute_arrays=lambda sink, setting: {'column_LPC': compute_norms(sink)},
     ),
     Metric(
-        inputs=('attention_LPHTS', 'residual_LPTD'),  # by way of what other measures keep of them
+        inputs=('attention_LPHTS', 'residual_LPTD'),  # through the arrays that other metrics compute from them
         compute_numbers=lambda arrays, setting: name_by_layer('norm/own', compute_sink_norm_ratio(arrays)),
         infos=(MetricInfo('norm/own/{k}', 'own ratio {k}', NORM_RATIO_SENTENCE),),
     ),
