@@ -1,4 +1,4 @@
-"""Initialisations, as the standard deviations of their normal distributions, and parameters with named axes."""
+"""Initializations (standard deviations of normal distributions), and parameters with logical axes."""
 
 import dataclasses
 from collections.abc import Callable

@@ -118,7 +118,7 @@ def all_gather_rings(array_RN: jax.Array, axis: str) -> jax.Array:
 
 
 def make_ring_groups(axis: str, max_groups: int) -> list[tuple[int, list[list[int]] | None]]:
-    """Return (number of devices, axis_index_groups) of each step of a collective along the rings of an axis.
+    """Return (number of devices, axis_index_groups) of each step of a collective along a mesh axis.
 
     Each ring is a step, but the innermost `max_groups` rings are one step. Over more rings at once, the TPU compiler
     would add whole arrays instead.

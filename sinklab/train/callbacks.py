@@ -16,39 +16,41 @@ from sinklab.storage.paths import is_remote, make_absolute
 class Callback:
     """A callback of the training loop: the methods below are called on process 0 while a run trains.
 
-    This one does nothing; derive from it and override what you need. Pass listeners to `sinklab.train.loop.train`.
-    The terminal, TensorBoard and Weights & Biases are listeners. An exception ends the run; wrap a listener in
-    `BestEffortCallback` where training should go on without it.
+    The methods of this base class do nothing; derive from it and override those that you need. Pass callbacks to
+    `sinklab.train.loop.train`. The terminal, TensorBoard and Weights & Biases are callbacks. An exception in a
+    callback ends the run; wrap it in `BestEffortCallback` if training should continue without it.
     """
 
     def on_message(self, line: str) -> None:
-        """Receive a line for whoever reads the terminal."""
+        """Receive a line to print on the terminal."""
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
         """Receive the start of an attempt, the first one or one that resumes.
 
         Args:
-            step: The step that training goes on from; 0 for a new run.
-            attention: The backend that computes attention, and why others were not taken.
-            changes: Fields of the config that differ from the attempt before, a line each.
+            step: The step after which training resumes; 0 for a new run.
+            attention: The attention backend, and why preferred backends were rejected.
+            changes: Fields of the config that differ from the previous attempt, one line each.
         """
 
     def on_record(self, record: dict[str, Any], written: bool) -> None:
-        """Receive the numbers of a step.
+        """Receive the metrics of a step.
 
         Args:
-            record: Numbers by name, as in metrics.jsonl, with `step`.
-            written: Whether metrics.jsonl has this record: steps between two logged ones are not written.
+            record: Metrics by name, as in metrics.jsonl, with `step`.
+            written: Whether the record is written to metrics.jsonl; steps between two logged steps are not written.
         """
 
 
 class BestEffortCallback(Callback):
-    """A callback whose errors end it and not the run, since metrics.jsonl holds the same values.
+    """Wrapper of a callback that disables it at its first error, so that the run continues.
+
+    metrics.jsonl has the same values.
 
     Args:
-        callback: what is called until it raises an exception for the first time.
-        name: what the warning calls it.
-        warn: called once, with a line that says what happened.
+        callback: The callback, which is called until it raises an exception for the first time.
+        name: Name of the callback in the warning.
+        warn: Function that is called once, with a line that describes the error.
     """
 
     def __init__(self, callback: Callback, name: str, warn: Callable[[str], None]):
@@ -127,7 +129,7 @@ class WandbCallback(Callback, contextlib.AbstractContextManager[Any]):
             config=flatten_dict(self.run_dir.read_json('config')),
             settings=self.wandb.Settings(silent=True),
         )
-        # A resumed run logs steps again, which the step counter of W&B would refuse.
+        # A resumed run logs steps again, which the step counter of W&B would reject.
         self.wandb_run.define_metric('*', step_metric='step')
 
     def on_record(self, record: dict[str, Any], written: bool) -> None:
@@ -136,15 +138,19 @@ class WandbCallback(Callback, contextlib.AbstractContextManager[Any]):
 
     def __exit__(self, *_: object) -> None:
         if self.wandb_run:
-            with contextlib.suppress(Exception):  # the run has ended, and metrics.jsonl is whole
+            with contextlib.suppress(Exception):  # the run has ended, and metrics.jsonl is complete
                 self.wandb_run.finish()
 
 
-PROFILE_DIR = 'profile'  # in the run's folder
+PROFILE_DIR = 'profile'  # in the run directory
 
 
 def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
-    """Parse STEP:COUNT into the steps that the run has. Raises UserError."""
+    """Parse STEP:COUNT into the range of steps to trace, which ends at the last step of the run.
+
+    Raises:
+        UserError: The option is invalid, begins after the last step, or the run directory is in a bucket.
+    """
     match = re.fullmatch(r'(\d{1,12}):(\d{1,12})', option)
     first_step, count = map(int, match.groups()) if match else (0, 0)
     if not first_step or not count:
@@ -159,9 +165,10 @@ def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
 class ProfilerCallback(Callback, contextlib.AbstractContextManager[Any]):
     """Callback that traces some steps with the JAX profiler into profile/ of the run directory.
 
-    A step is dispatched before the numbers of the one before it are there: a trace begins with the numbers of the
-    last step but one before those that are asked for, or with the attempt. So it may also have the step before them
-    and the one after, what is due after these, and of an attempt's first two steps what is compiled for them.
+    A step is dispatched before the metrics of the previous step arrive. Therefore the trace starts when the metrics
+    of the second step before the requested ones arrive, or at the start of the attempt. So it may also contain the
+    step before the requested steps, the step after them, work that is due after these steps and, for the first two
+    steps of an attempt, their compilation.
     """
 
     def __init__(self, run_dir: RunDir, steps: range, print_line: Callable[[str], None]):
@@ -178,7 +185,7 @@ class ProfilerCallback(Callback, contextlib.AbstractContextManager[Any]):
         if self.is_tracing and record['step'] >= self.steps[-1]:
             import jax
 
-            jax.block_until_ready(jax.live_arrays())  # the numbers are of one device, and others may be at work
+            jax.block_until_ready(jax.live_arrays())  # metrics come from one device, and others may still compute
             self.stop_trace()
             first_step, last_step = self.steps[0], self.steps[-1]
             self.print_line(
@@ -192,7 +199,7 @@ class ProfilerCallback(Callback, contextlib.AbstractContextManager[Any]):
         import jax
 
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # a million calls of what is compiled would crowd out the steps
+        options.python_tracer_level = 0  # a million calls during compilation would crowd out the steps
         jax.profiler.start_trace(str(self.run_dir.path / PROFILE_DIR), profiler_options=options)
         self.is_tracing = self.is_resolved = True
 

@@ -19,7 +19,10 @@ from sinklab.train.step import compute_predicted_fraction, make_data_parallel_lo
 
 
 def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
-    """Make a function (params, ids_NT, trigger_NT) -> {valid/loss, ...}, with triggers by kind of token."""
+    """Make a function (params, ids_NT, trigger_NT) -> {'valid/loss': loss, ...}.
+
+    With `trigger_NT`, the losses of each kind of token are added.
+    """
     loss_fn, token_loss_fn = make_mean_loss(spec, mesh, backend), make_token_loss(spec, mesh, backend)
     micro_batch = hardware.get_micro_batch_size(spec.optimizer.batch_size)
 
@@ -64,7 +67,7 @@ def make_token_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked
 def load_sharded_parts(
     ids_NT: np.ndarray | HeldOutWindows, max_rows: int, mesh: jax.sharding.Mesh
 ) -> list[jax.Array]:
-    """Load sequences onto the devices in equal parts; each process reads those of its own devices."""
+    """Load sequences onto devices in equal parts; each process reads the sequences of its own devices."""
     num_parts, part_rows = compute_part_sizes(len(ids_NT), max_rows, sharding.count_shards(mesh))
 
     def read_rows(first_row: int, part_rows: range) -> np.ndarray:
@@ -92,7 +95,7 @@ def count_predicted(ids_BT: jax.Array) -> jax.Array:
 def split_into_parts(ids_NT: np.ndarray, max_rows: int, num_shards: int) -> list[np.ndarray]:
     """Split sequences into equal parts of at most `max_rows`, each a multiple of `num_shards`.
 
-    What is not predicted fills up the last ones.
+    The last part is padded with ids that are excluded from the loss.
     """
     num_parts, part_rows = compute_part_sizes(len(ids_NT), max_rows, num_shards)
     return np.split(pad_rows(ids_NT, num_parts * part_rows), num_parts)

@@ -24,15 +24,15 @@ from sinklab.schema import UserError
 from sinklab.train import state
 from sinklab.train.loss import sum_losses
 
-MIN_TEMPERATURE = 1e-30  # float32 divides by no less
+MIN_TEMPERATURE = 1e-30  # float32 cannot divide by less
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-    """Sampling of the next token from softmax(logits / temperature); at temperature 0, the most likely."""
+    """Sampler of the next token from softmax(logits / temperature); at temperature 0, the most likely."""
 
     temperature: float
-    top_k: int | None  # the likeliest alone; None: all
+    top_k: int | None  # sample from this many most likely tokens only; None: from all
 
     def __call__(self, logits_V: jax.Array, key: jax.Array) -> jax.Array:
         if self.temperature < MIN_TEMPERATURE:
@@ -80,16 +80,16 @@ def make_key(seed: int, index: int) -> jax.Array:
     return jax.random.fold_in(jax.random.key(seed), index)
 
 
-SEGMENT_TOKENS = 1024  # tokens that are read at once, at most
+SEGMENT_TOKENS = 1024  # maximum number of tokens that are read at once
 
 
 @dataclasses.dataclass(frozen=True)
 class StreamingLoss:
     """Loss of a text that was read with a KV cache."""
 
-    loss: float  # mean over what is predicted, nats
+    loss: float  # mean over predicted tokens, in nats
     num_predicted: int
-    seconds: float  # without what was compiled
+    seconds: float  # without compilation
 
     @property
     def perplexity(self) -> float:
@@ -98,7 +98,7 @@ class StreamingLoss:
 
 
 def check_streaming(spec: Spec, cache: CacheConfig) -> None:
-    """Raise UserError if a model cannot read token by token, or has no positions for such a cache."""
+    """Raise UserError if a model cannot read token by token, or lacks positions for a cache."""
     mask, cache_option = spec.model.mask, f'--cache={cache}'
     if spec.data.task != 'text':
         raise UserError(f'a run of config.data.task={spec.data.task} has read no text; give one of task=text')
@@ -120,7 +120,7 @@ def check_streaming(spec: Spec, cache: CacheConfig) -> None:
 
 
 def count_sink_tokens(spec: Spec) -> int:
-    """Return how many tokens the model puts before a text."""
+    """Return the number of sink tokens that the model prepends to a text."""
     return LEARNED_KV_KINDS[spec.model.columns.kind].tokens_class.num_tokens
 
 
@@ -149,7 +149,7 @@ def measure_perplexity(
 ) -> StreamingLoss:
     """Read a text in segments and predict each token from the cached keys before it.
 
-    An id that is read and not predicted stands as its complement.
+    An id that is read but not predicted is given as its complement (see `sinklab.loss_mask`).
     """
     check_streaming(spec, cache)
     num_predicted = int(is_in_loss(ids_T[1:]).sum())

@@ -51,11 +51,12 @@ from sinklab.train.run_status import (
 )
 from sinklab.train.setup import acquire_lease, add_lineage, describe_environment, set_up_run
 
-# What a process may wish of all; the largest counts. Above these: the number of SIGINT or SIGTERM, to end the run.
+# Requests of a process to all processes, of which the largest is met. Larger numbers are those of SIGINT or SIGTERM,
+# which request a stop.
 NO_REQUEST, SAVE_REQUEST = 0, 1
-MAX_STEPS_TO_STOP = 3  # at most, from a signal to the state that is saved
-PREFETCH_DEPTH = 16  # batches that are read and placed before their steps, at most
-# What is measured of a state beside its steps, and a number that every one of them leaves in its record.
+MAX_STEPS_TO_STOP = 3  # maximum number of steps between a signal and the saved state
+PREFETCH_DEPTH = 16  # maximum number of batches that are read and put on devices before their steps
+# Evaluations of a state, and for each of them a metric that it always adds to its record.
 METRIC_OF_EVAL = {'valid': 'valid/loss', 'probe': HEADLINE_METRIC.name}
 
 
@@ -69,19 +70,26 @@ def train(
     origin: warm_start.WarmStart | None = None,
     grace_seconds: float = DEFAULT_GRACE_SECONDS,
 ) -> list[dict]:
-    """Train in `run_dir`, from its newest checkpoint or from that of its origin.
+    """Train a run, resuming from the newest checkpoint in `run_dir` or from the checkpoint of `origin`.
 
     Args:
-        grace_seconds: Time that is left to a run between a stop signal and its end.
+        spec: Config of the run.
+        hardware: Layout and options of the devices.
+        run_dir: Run directory, which is locked by a lease.
+        row: Content of row.json.
+        *callbacks: Callbacks, which are called on process 0.
+        group: Processes of the run; None for a single process.
+        origin: Checkpoint of another run that a new run starts from; None for a run from scratch.
+        grace_seconds: Time between a stop signal and the forced end of the run.
 
     Returns:
-        All records of the run, on process 0.
+        All records of the run on process 0, and [] on other processes.
 
     Raises:
-        UserError: The run cannot begin; nothing of it but its outcome has changed, and no step was compiled. Later, a
-            program does not fit in device memory.
+        UserError: The run cannot begin: only its outcome was written, and no step was compiled. Later, a program does
+            not fit in device memory.
         DivergedError: A metric is not finite.
-        StoppedBySignal: The run was told to stop, and has saved a checkpoint.
+        StoppedBySignal: A signal requested a stop, and a checkpoint was saved.
         ReplicaMismatchError: Replicas or processes hold different values.
     """
     log_filters.install_filters()
@@ -91,7 +99,7 @@ def train(
     with acquire_lease(run_dir, group, grace_seconds) as lease:
         broadcast_from_primary(
             group, 'folder, held', lambda: run_dir.check_spec(spec)
-        )  # as the job has left it that was waited for
+        )  # again, as the previous owner of the lease has left it
         with write_outcome(run_dir), translate_storage_errors(run_dir):
             warm_start.check_warm_start(origin, spec, run_dir, group)
             hardware, mesh, attention, data = set_up_run(spec, hardware, run_dir, group)
@@ -119,7 +127,11 @@ def train(
 
 @contextlib.contextmanager
 def close_checkpointer(checkpointer: Checkpointer) -> Iterator[None]:
-    """Wait at the end for unfinished saves, on all processes if all end alike; never for another job's directory."""
+    """Wait for unfinished saves at the end of a run.
+
+    If all processes end in the same way, each waits for all of them. If the lease is lost, nothing is awaited,
+    because the directory belongs to another job.
+    """
     with contextlib.ExitStack() as stack:
         stack.callback(checkpointer.close)
         try:
@@ -135,7 +147,7 @@ def close_checkpointer(checkpointer: Checkpointer) -> Iterator[None]:
 
 @dataclasses.dataclass
 class TrainLoop:
-    """One attempt at a run: its compiled functions, and what is due after each step."""
+    """One attempt at a run: its compiled functions, and the work that is due after each step."""
 
     spec: Spec
     hardware: Hardware
@@ -195,9 +207,9 @@ class TrainLoop:
 
     @contextlib.contextmanager
     def report_fallback_at_exit(self) -> Iterator[None]:
-        """Report at the end that a kernel failed here and another backend computed attention.
+        """Log at exit that a kernel failed and that another backend computed attention.
 
-        The start says it too, thousands of lines earlier.
+        The start of the attempt reports it too, but thousands of lines earlier.
         """
         try:
             yield
@@ -206,7 +218,7 @@ class TrainLoop:
                 self.log_line(line)
 
     def restore_or_create(self, resume_step: int, missing_evals: list[str]) -> dict:
-        """Restore or create the state, report where the run resumes, and run its missing evaluations."""
+        """Restore or create the train state, report the start of the attempt, and run missing evaluations."""
         self.group.report_progress('restoring', resume_step)
         has_checkpoint = self.checkpointer.newest_step == resume_step
         train_state = (
@@ -238,7 +250,7 @@ class TrainLoop:
         return train_state
 
     def run_steps(self, compiled_step: Callable, train_state: dict, resume_step: int) -> None:
-        """Run the steps; metrics of a step are read while the devices compute the next, or at once if needed."""
+        """Run the steps; metrics of a step are read during the next step, or immediately if needed."""
         pending, request, steps = None, NO_REQUEST, range(resume_step + 1, self.spec.optimizer.steps + 1)
         with contextlib.closing(Prefetcher(self.load_batch, steps, PREFETCH_DEPTH)) as batches:
             for step_num in steps:
@@ -278,16 +290,16 @@ class TrainLoop:
         return self.received_signals[0] if self.received_signals else SAVE_REQUEST if is_save_overdue else NO_REQUEST
 
     def is_state_needed(self, step_num: int) -> bool:
-        """Return whether something after this step needs its state."""
+        """Return whether an evaluation or a save is due after a step, which needs its state."""
         return bool(self.list_due_evals(step_num)) or is_due(step_num, self.spec.checkpoint.every_steps)
 
     def list_due_evals(self, step_num: int) -> list[str]:
-        """List the evaluations that are due after a step; before the first and after the last, all."""
+        """List the evaluations that are due after a step; all of them at the start and after the last step."""
         is_edge = step_num == self.start_step or self.is_last(step_num)
         return [name for name in METRIC_OF_EVAL if is_edge or is_due(step_num, getattr(self.spec, name).every_steps)]
 
     def find_missing_evals(self, step_num: int) -> list[str]:
-        """Find evaluations that were due after a step and are missing, as after a stop."""
+        """Find evaluations that were due after a step and are missing in metrics.jsonl, as after a stop."""
         logged_record = next((record for record in self.run_dir.read_records() if record['step'] == step_num), {})
         return [name for name in self.list_due_evals(step_num) if METRIC_OF_EVAL[name] not in logged_record]
 
@@ -306,16 +318,23 @@ class TrainLoop:
     def process_metrics(
         self, step_num: int, metrics: dict[str, jax.Array], train_state: dict | None = None, request: int = NO_REQUEST
     ) -> int:
-        """Read the metrics of a step and do what is due; `train_state` is given if that needs the state.
+        """Read the metrics of a step, and evaluate, log, save or stop if that is due.
 
-        Returns what has been wished, of which all processes learn here.
+        Args:
+            step_num: The step.
+            metrics: Its metrics, on the devices.
+            train_state: The state after the step; None if nothing that is due needs it.
+            request: Request that is known so far.
+
+        Returns:
+            The largest request of all processes, which is the same on all of them.
         """
         self.lease.check()
         self.group.report_progress('step', step_num, self.stopwatch.step_seconds)
         metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
         request = max(request, int(metrics.pop('wish')))
         if not all(map(math.isfinite, metrics.values())):
-            self.checkpointer.delete_if_newest(step_num - 1)  # these numbers are of the parameters that it holds
+            self.checkpointer.delete_if_newest(step_num - 1)  # its parameters gave these metrics
             raise DivergedError(step_num, metrics)
         self.stopwatch.count_step()
         record = {'step': step_num, 'seconds': self.stopwatch.get_total_seconds(), **metrics}
@@ -417,9 +436,9 @@ def is_due(step_num: int, every_steps: int) -> bool:
 
 
 class StepTimer:
-    """Training time of a run over all attempts, and steps per second."""
+    """Timer of a run: its training time over all attempts, and steps per second."""
 
-    step_seconds = None  # seconds a step has lately taken
+    step_seconds = None  # seconds of a step since the last restart; None before the first step
 
     def __init__(self, previous_seconds: float):
         self.start_time = time.perf_counter() - previous_seconds
@@ -432,7 +451,7 @@ class StepTimer:
         self.lap_start, self.num_steps = time.perf_counter(), 0
 
     def count_step(self) -> None:
-        """Count a step; the time between pauses is left out."""
+        """Count a step, and update `step_seconds`; call `restart` after a pause to exclude it."""
         self.num_steps += 1
         self.step_seconds = 1 / self.get_steps_per_second()
 

@@ -25,7 +25,7 @@ def find_document_starts(ids_BT: jax.Array, end_token: int) -> jax.Array:
 
 
 def make_document_inputs(ids_BT: jax.Array, spec: spec.Spec) -> dict[str, jax.Array]:
-    """Make the inputs of the model beside its tokens, which depend on documents; usually none."""
+    """Make the keyword arguments of the model that depend on document boundaries; usually none."""
     inputs = {}
     if spec.model.mask.document:
         inputs['start_BT'] = find_document_starts(ids_BT, spec.data.end_token)
@@ -46,7 +46,7 @@ def make_forward(spec: Spec, **model_options) -> Callable:
     return apply_model
 
 
-MIN_CHUNK_ROWS = 512  # of logits, as wide as the whole vocabulary, that are made at once
+MIN_CHUNK_ROWS = 512  # minimum rows of logits, as wide as the vocabulary, that are computed at once
 
 
 @jax.custom_vjp
@@ -79,7 +79,7 @@ def sum_losses(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, 
 
 @functools.partial(jax.jit, static_argnames='gradient')
 def sum_losses_gathered(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, gradient: bool) -> tuple:
-    """Sum the losses with a head that is gathered along the width; the compiler may divide its vocabulary."""
+    """Sum the losses with a head that is gathered along its width; its vocabulary may be sharded."""
     head_spec = sharding.make_auto_partition_spec(head_VD.shape[:1], ['vocabulary'])
     vocabulary_axes, replicated = tuple(sharding.list_mesh_axes(head_spec)), PartitionSpec()
     sum_local = functools.partial(sum_losses_sharded, gradient=gradient, vocabulary_axes=vocabulary_axes)
@@ -116,13 +116,16 @@ def sum_losses_sharded(
         return total_N.sum(), None, None
     d_hidden_RD = d_hidden_NRD.reshape(-1, hidden_BTD.shape[-1])[: target_BT.size]
     d_hidden_BTD = d_hidden_RD.reshape(hidden_BTD.shape)
-    if vocabulary_axes:  # added in float32, as all that devices add
+    if vocabulary_axes:  # summed in float32, as all sums over devices
         d_hidden_BTD = jax.lax.psum(d_hidden_BTD, vocabulary_axes).astype(hidden_BTD.dtype)
     return total_N.sum(), d_hidden_BTD, transpose_with_barrier('DV->VD', d_head_DV)
 
 
 def choose_chunk_rows(width: int) -> int:
-    """Choose as many rows as the head is wide, so that logits of a chunk are no larger than its gradient."""
+    """Choose at least as many rows as the width of the head.
+
+    With that number the logits of a chunk are about as large as the head's gradient.
+    """
     return max(MIN_CHUNK_ROWS, width)
 
 

@@ -21,14 +21,14 @@ from sinklab.train.loss import make_forward
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on a device."""
+    """Estimate of the bytes on one device."""
 
     parameters: int
     moments: int
-    gradients: int  # with micro-batches, of one and of all before it
-    activations: int  # of a micro-batch, that all layers keep between its forward and backward pass
-    layer: int  # while one is at work: its weights whole, their gradients, and what it has computed again
-    loss_buffers: int  # while the loss is: the head whole, its gradient, and logits
+    gradients: int  # with micro-batches: of one, and the sum over previous ones
+    activations: int  # saved by all layers for the backward pass of a micro-batch
+    layer: int  # of the running layer: gathered weights, their gradients, recomputed activations
+    loss_buffers: int  # of the loss: gathered head, its gradient, and logits
 
     @property
     def total(self) -> int:
@@ -60,7 +60,8 @@ def estimate_activation_bytes(
 ) -> int:
     """Estimate what the layers save for the backward pass of the sequences of a device.
 
-    Along `tensor` it is taken for whole: the stream, most of what is kept if little is, is.
+    Activations count as not sharded over `tensor`. This is true of the residual stream, which is most of what is
+    saved if little is saved.
     """
     num_shards = sharding.count_shards(mesh)
     return (
@@ -70,7 +71,7 @@ def estimate_activation_bytes(
     )
 
 
-@functools.lru_cache(maxsize=64)  # a ranking of layouts asks for some ten of one spec, each several times
+@functools.lru_cache(maxsize=64)  # a layout search needs about ten for one spec, each several times
 def estimate_sequence_activation_bytes(spec: Spec, remat: str, backend: str, num_shards: int) -> int:
     """Estimate the bytes that the layers save for the backward pass of one sequence."""
     bytes_of_one, bytes_of_two = (
@@ -81,7 +82,7 @@ def estimate_sequence_activation_bytes(spec: Spec, remat: str, backend: str, num
 
 
 def trace_backward(spec: Spec, remat: str, backend: str, num_sequences: int) -> Any:
-    """Trace the backward pass of some sequences through the layers, as shapes of its residuals."""
+    """Trace the forward pass through the layers, and return the shapes of the residuals for backward."""
     apply_model, params = make_forward(spec, remat=remat, backend=backend), state.get_state_shapes(spec)['params']
     ids = jax.ShapeDtypeStruct((num_sequences, spec.data.length), jnp.int32)
     return jax.eval_shape(
@@ -108,24 +109,28 @@ def estimate_loss_bytes(spec: Spec, mesh: jax.sharding.Mesh) -> int:
     return model.vocabulary * ((itemsize + 8) * model.width + (itemsize + 8) * num_rows) // mesh.shape['tensor']
 
 
-# From what computes nothing again to what computes everything again.
+# From no recomputation to full recomputation.
 REMAT_POLICIES = ('none', 'attention,qkv,middle,ffn', 'attention,qkv,middle', 'attention,qkv', 'attention', 'full')
-USABLE_MEMORY_FRACTION = 0.9  # of a device's memory: the rest is for what the compiler does not share
+USABLE_MEMORY_FRACTION = 0.9  # of a device's memory; the rest is for buffers that the compiler does not share
 GIB = 2**30
 OOM_SIZE_PATTERNS = (
     r'Used \S+ of \S+ hbm\. Exceeded hbm capacity by \S*\w',
     r'memory required for HLO temporaries \(\S+\) exceeds available HBM \(\S+\)',
     r'allocat\w+ [\d.]+ ?\w*',
 )
-MEMORY_ERROR_PATTERN = r'memory|alloc|reserve|\bhbm\b'  # in what XLA says when it is memory that is exhausted
+MEMORY_ERROR_PATTERN = r'memory|alloc|reserve|\bhbm\b'  # in XLA's message if the exhausted resource is memory
 
 
 def choose_remat_policy(
     spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float
 ) -> str:
-    """Choose the remat policy: as given or, for auto, the first that fits. Raises UserError if none fits.
+    """Choose the remat policy: the given one or, for `auto`, the first whose estimated memory fits.
 
-    What lies between products is always made again: compilers estimate that to be quicker than to write and read it.
+    `auto` always recomputes activations between matrix products, because compilers estimate that this is faster than
+    to write and read them.
+
+    Raises:
+        UserError: No policy fits in `memory_bytes` of a device.
     """
     if hardware.remat != 'auto':
         return hardware.remat
@@ -143,7 +148,7 @@ def choose_remat_policy(
 def suggest_micro_batch(
     spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float
 ) -> list[str]:
-    """Suggest the largest micro-batch that fits if everything is recomputed."""
+    """Suggest the largest smaller micro-batch that fits if everything is recomputed."""
     while options := suggest_half_micro_batch(spec, hardware, mesh):
         hardware = dataclasses.replace(hardware, remat='full', micro_batch=int(options[0].partition('=')[2]))
         if estimate_memory(spec, hardware, mesh, backend).total <= USABLE_MEMORY_FRACTION * memory_bytes:
@@ -153,7 +158,7 @@ def suggest_micro_batch(
 
 @contextlib.contextmanager
 def translate_oom_errors(program: str, program_args: tuple) -> Iterator[None]:
-    """Translate an out-of-memory error of a program into a UserError that says what would need less."""
+    """Translate an out-of-memory error of a program into a UserError with options that need less memory."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -166,13 +171,13 @@ def translate_oom_errors(program: str, program_args: tuple) -> Iterator[None]:
 def translate_async_oom_errors(program_args: tuple) -> Iterator[None]:
     """Translate out-of-memory errors, wherever a run notices them, into a UserError.
 
-    Programs are dispatched asynchronously: what fails on a device is raised by what waits for its results first, such
-    as `jax.device_get` or a save, and not by the call of the program, which `translate_oom_errors` covers.
-    Starting the same command again would not help. RESOURCE_EXHAUSTED alone is not enough here: messages between
-    processes can fail with it too, and there another start can help.
+    Programs are dispatched asynchronously: an error on a device is raised by the first call that waits for results,
+    such as `jax.device_get` or a save, and not by the call of the program, which `translate_oom_errors` covers.
+    Restarting the same command would not help. RESOURCE_EXHAUSTED alone is not sufficient here: messages between
+    processes can also fail with it, and in that case a restart can help.
 
     Args:
-        program_args: (spec, hardware, mesh, backend), to say what would need less.
+        program_args: (spec, hardware, mesh, backend), to suggest options that need less memory.
     """
     try:
         yield
@@ -229,13 +234,13 @@ def format_gibibytes(estimate: MemoryEstimate) -> str:
 
 
 def get_peak_flops(mesh: jax.sharding.Mesh) -> float | None:
-    """Return the peak operations per second of all devices together; None where it is not published."""
+    """Return the peak FLOP/s of all devices together; None if it is not published."""
     device_peak = chip_specs.get_peak_flops(mesh.devices.flat[0].device_kind)
     return device_peak and device_peak * mesh.size
 
 
 def format_device_layout(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> list[str]:
-    """Describe the layout of a run on its devices in a line; empty for one device of an unknown kind."""
+    """Describe the device layout of a run in one line; return [] for one device of an unknown kind."""
     if mesh.size == 1 and not get_peak_flops(mesh):
         return []
     crossings = device_mesh.find_crossed_boundaries(mesh)

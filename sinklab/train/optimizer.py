@@ -1,4 +1,7 @@
-"""Optimizers and schedules, all optax's; weight decay is decoupled and acts on every parameter, as released."""
+"""Optimizers and schedules of optax.
+
+Weight decay is decoupled and acts on every parameter, as in the released code.
+"""
 
 import optax
 from flax import nnx

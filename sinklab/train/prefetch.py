@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar('T')
-JOIN_TIMEOUT_SECONDS = 5.0  # seconds for what is being made when it is closed; what hangs is left behind
+JOIN_TIMEOUT_SECONDS = 5.0  # seconds that `close` waits for the thread; one that hangs is abandoned
 
 
 class Prefetcher(Generic[T]):
-    """Iterator of function(index) over indices, computed up to `depth` ahead in a background thread.
+    """Prefetcher of function(index) for each index, up to `depth` results ahead, in a background thread.
 
     An error of the function is raised by the call of `get` for the same index.
     """

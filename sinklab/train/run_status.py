@@ -62,7 +62,7 @@ def write_outcome(run_dir: RunDir) -> Iterator[None]:
         raise
     finally:
         if not isinstance(error, LeaseLostError):
-            with contextlib.suppress(OSError, DamagedFileError):  # the disk, or a file, may be what has ended it
+            with contextlib.suppress(OSError, DamagedFileError):  # the disk or a file may be the cause of the error
                 if run_dir.has_run():
                     run_dir.write_json('outcome', make_outcome(run_dir, error))
 
@@ -83,7 +83,7 @@ def make_outcome(run_dir: RunDir, error: BaseException | None) -> dict[str, str 
 
 
 def classify_error(error: BaseException) -> ExitStatus:
-    """Classify an error as an outcome: by the user, on all processes, of the machine, or of the code."""
+    """Return the exit status of an error, by whether the user, the run, the machine or the code caused it."""
     match error:
         case UserError():
             return ExitStatus('refused', str(error))
@@ -109,7 +109,7 @@ def classify_error(error: BaseException) -> ExitStatus:
     return ExitStatus(cause, message, ''.join(traceback.format_exception(error)))
 
 
-# Not what was there before: a shell script's background jobs are born with SIGINT ignored.
+# These are restored, not the previous handlers: background jobs of a shell script start with SIGINT ignored.
 DEFAULT_HANDLERS = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
@@ -119,13 +119,15 @@ DEFAULT_HANDLERS = {
 
 @contextlib.contextmanager
 def collect_stop_signals() -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM and SIGHUP, so that a step can end; a second signal, a second later, acts at once.
+    """Collect the stop signals SIGINT, SIGTERM and SIGHUP in a list, so that a step can end first.
+
+    A second signal, at least a second after the first, takes effect immediately.
 
     A terminal, a sweep and a supervisor may each pass on the same signal, so that a process receives it several times
-    within a second. That counts as one signal, also if the step has ended in the meantime: leaving the context waits
+    within a second. They count as one signal, even if the step has ended in the meantime: leaving the context waits
     for the rest of that second, while checkpoints are being written.
 
-    SIGHUP stays ignored where it is, as under nohup; otherwise it is collected as SIGTERM.
+    SIGHUP stays ignored if it is ignored, as under nohup; otherwise it is collected as SIGTERM.
     """
     received, first_time = [], None
 
@@ -133,7 +135,7 @@ def collect_stop_signals() -> Iterator[list[int]]:
         nonlocal first_time
         current_time = time.monotonic()
         if first_time is None:
-            first_time = current_time  # before anything during which another signal may be handled
+            first_time = current_time  # set first: another signal may be handled during the next lines
             received.append(signal.SIGTERM if signal_number == signal.SIGHUP else signal_number)
             standard_streams.write_error(f'{standard_streams.get_line_prefix()}{STOPPING_MESSAGE}\n')
         elif current_time - first_time > SAME_SIGNAL_SECONDS:

@@ -48,9 +48,12 @@ from sinklab.train import (
 def set_up_run(
     spec: Spec, hardware: Hardware, run_dir: RunDir, group: ProcessGroup
 ) -> tuple[Hardware, jax.sharding.Mesh, BackendChoice, RunData]:
-    """Return (hardware, mesh, attention backend, data), the same on all processes; an error ends all."""
+    """Set up a run: return (hardware, mesh, attention backend, data), consistent on all processes.
+
+    The returned hardware has the chosen remat policy. An error on one process is raised on all processes.
+    """
     host_names = group.gather('host', platform.node())
-    num_local_processes = host_names.count(host_names[group.index])  # on this host, which share its memory
+    num_local_processes = host_names.count(host_names[group.index])  # they share the memory of this host
     mesh = make_mesh_on_all(spec, hardware, group, num_local_processes)
     broadcast_from_primary(group, 'room', lambda: check_disk_space(spec, run_dir, mesh))
     attention = run_on_all_or_raise(group, 'attention', lambda: step.choose_step_backend(spec, hardware))
@@ -94,7 +97,7 @@ def acquire_lease(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) ->
 def add_lineage(
     origin: warm_start.WarmStart | None, spec: Spec, run_dir: RunDir, row: dict, data: RunData, group: ProcessGroup
 ) -> dict:
-    """Return the content of row.json, for a fork with its lineage."""
+    """Return the content of row.json; for a new fork, with its lineage."""
 
     def find_lineage() -> dict:
         if origin is None or run_dir.has_run():
@@ -107,9 +110,9 @@ def add_lineage(
 def make_mesh_on_all(
     spec: Spec, hardware: Hardware, group: ProcessGroup, num_local_processes: int
 ) -> jax.sharding.Mesh:
-    """Make the mesh of all processes, and refuse a layout that does not fit on it.
+    """Make the mesh on all processes; raise UserError if the layout does not fit.
 
-    Where processes have different numbers of devices, the refusal names that: it is why the layout does not fit.
+    If processes have different numbers of devices, the error reports that, because it is why the layout does not fit.
     """
     try:
         return run_on_all_or_raise(group, 'devices', lambda: make_mesh(spec, hardware, num_local_processes))
@@ -119,7 +122,7 @@ def make_mesh_on_all(
 
 
 def count_devices() -> int:
-    """Return how many devices this process has; 0 where jax finds none."""
+    """Return the number of devices of this process; 0 if jax finds none."""
     try:
         return len(jax.local_devices())
     except RuntimeError:
@@ -127,10 +130,15 @@ def count_devices() -> int:
 
 
 def make_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) -> jax.sharding.Mesh:
-    """Make the mesh, and refuse before the data is read what does not fit on it.
+    """Make the mesh, and check the layout and memory before any data is read.
 
     Args:
-        num_local_processes: Of the run, on this host.
+        spec: Config of the run.
+        hardware: Requested layout.
+        num_local_processes: Number of processes of the run on this host.
+
+    Raises:
+        UserError: The layout does not divide batch or parameters, or memory does not suffice.
     """
     mesh = device_mesh.make_mesh(hardware)
     check_layout(spec, hardware, mesh)
@@ -144,7 +152,7 @@ def make_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) -> jax.s
 
 def check_disk_space(spec: Spec, run_dir: RunDir, mesh: jax.sharding.Mesh) -> None:
     if is_remote(run_dir.path):
-        return  # a bucket has no end
+        return  # a bucket has no size limit
     saved_steps, num_copies = (
         run_dir.list_checkpoint_steps(),
         spec.checkpoint.keep + 1,
@@ -165,7 +173,7 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml-c
 
 
 def get_package_versions(packages=PACKAGES) -> dict[str, str | None]:
-    """Return the installed versions; None for what is not installed."""
+    """Return the installed versions of packages; None for a package that is not installed."""
 
     def find_version(package: str) -> str | None:
         try:
@@ -210,11 +218,11 @@ def describe_environment(layout: dict, attention: str, attempts: list[dict]) -> 
 
 
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
-FIELD_OF_AXIS = {'embed': 'width', 'ffn': 'ffn_width'}  # of config.model, where an axis has another name
+FIELD_OF_AXIS = {'embed': 'width', 'ffn': 'ffn_width'}  # field of config.model, if its name is not that of the axis
 
 
 def make_requested_mesh(hardware: Hardware) -> jax.sharding.AbstractMesh:
-    """Make the mesh with the requested axes without touching devices, which another process may hold."""
+    """Make an abstract mesh of the requested sizes, without devices, which another process may hold."""
     return jax.sharding.AbstractMesh(tuple(getattr(hardware, axis) or 1 for axis in MESH_AXES), MESH_AXES)
 
 

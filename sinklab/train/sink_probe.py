@@ -21,7 +21,7 @@ from sinklab.train.loss import make_forward
 
 
 def estimate_sequence_bytes(model: ModelConfig, length: int) -> int:
-    """Estimate the bytes that the probe captures of a sequence."""
+    """Estimate the bytes that the probe captures for one sequence."""
     num_keys = length + count_learned_kv(model)
     value_width = model.width if COMBINATIONS[model.combination].has_wide_values else model.head_width
     num_entries = length * model.width
@@ -31,7 +31,7 @@ def estimate_sequence_bytes(model: ModelConfig, length: int) -> int:
 
 
 def estimate_probe_bytes(spec: Spec) -> int:
-    """Estimate the bytes that the probe captures of all its sequences."""
+    """Estimate the bytes that the probe captures for all its sequences."""
     return spec.probe.sequences * estimate_sequence_bytes(spec.model, spec.probe.length)
 
 
@@ -73,7 +73,7 @@ def jit_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
 def compute_probe_metrics(
     probe_arrays: dict[str, np.ndarray], spec: Spec, trigger_PT: np.ndarray | None = None
 ) -> dict[str, float]:
-    """Compute the metrics of the probe that metrics.jsonl gets."""
+    """Compute the metrics of the probe that are written to metrics.jsonl."""
     return registry.compute_numbers(dict(probe_arrays, trigger_PT=trigger_PT), get_probe_setting(spec))
 
 

@@ -1,4 +1,4 @@
-"""The training state: a plain pytree {step, params, opt_state}, and where each leaf lives."""
+"""The train state, a pytree {step, params, opt_state}: its initialization, shapes and shardings."""
 
 import functools
 from collections.abc import Callable
@@ -14,18 +14,19 @@ from sinklab.model.transformer import Transformer
 from sinklab.parallel import sharding
 from sinklab.train.optimizer import make_muon_dimension_numbers, make_optimizer
 
-# On a CPU, what runs once is made of the same bits in a fifth of the time. Other platforms have options of their own.
+# Initialization runs only once. On CPU this option gives the same bits in a fifth of the time. Other platforms have
+# other options.
 INIT_COMPILER_OPTIONS = {'cpu': {'xla_backend_optimization_level': 1}}
 
 
-# By default XLA leaves out roundings within what it fuses, and what it fuses depends on shapes: then a batch and its
-# parts, or two layouts, are rounded in other places.
+# By default XLA omits roundings inside fusions, and fusions depend on shapes. Then a batch and its micro-batches, or
+# two layouts, would be rounded in different places.
 ROUNDING_COMPILER_OPTIONS = {'bfloat16': {'xla_allow_excess_precision': False}}
-# Else the compiler for TPUs makes sums of padded parts of the smaller weights, and waits for them.
+# Otherwise the compiler for TPUs gathers smaller weights as sums of padded shards, and waits for them.
 ALL_GATHER_COMPILER_OPTIONS = {'tpu': {'xla_tpu_prefer_async_allgather_to_allreduce': True}}
 
-# Of a run, its fork and a few that are measured beside it; a session that trains many must not keep what each of them
-# had, structures and traced functions among it.
+# Enough for a run, its fork and a few runs that are measured with them. A session that trains many runs must not keep
+# the model structures and traced functions of all of them.
 cache_by_spec = functools.lru_cache(maxsize=8)
 
 
@@ -65,7 +66,10 @@ def get_state_shardings(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
     }
 
     def find_moment_sharding(path: tuple, _: jax.ShapeDtypeStruct) -> jax.sharding.NamedSharding:
-        """An optimizer's state holds trees like the parameters', whole or in part, somewhere inside its own."""
+        """Return the sharding of the parameter whose path ends the path of a moment; else replicate.
+
+        The state of an optimizer contains trees like that of the parameters, complete or in part, at any depth.
+        """
         name_path = get_name_path(path)
         return next(
             (
@@ -87,7 +91,7 @@ def get_state_shapes(spec: spec.Spec) -> dict:
 
 
 def get_compiler_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, bool]:
-    """By which intermediates are rounded as the program says, and weights are gathered beside what is computed."""
+    """Return compiler options that keep roundings of the program and make all-gathers asynchronous."""
     return ROUNDING_COMPILER_OPTIONS.get(spec.model.dtype, {}) | ALL_GATHER_COMPILER_OPTIONS.get(
         mesh.devices.flat[0].platform, {}
     )

@@ -29,7 +29,7 @@ def make_loss(spec: Spec, first_target: int = 1, **model_options) -> Callable:
 def make_loss_with_intermediates(spec: Spec, first_target: int = 1, **model_options) -> Callable:
     """Make a function (params, ids_BT of T + 1) -> (mean cross-entropy, Intermediates).
 
-    What is not predicted counts for the mean, with a loss of 0.
+    Targets that are not predicted count in the mean, with a loss of 0.
     """
     apply_model = make_forward(spec, **model_options)
 
@@ -64,8 +64,9 @@ def make_data_parallel_loss(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh)
 def make_value_and_grad(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh, num_micro_batches: int) -> Callable:
     """Make a function (params, ids_BT) -> ((loss, metrics), gradient) that accumulates over micro-batches.
 
-    Each device takes its own sequences. Of the gradient it keeps its parts: sums along the axes that divide a
-    parameter are parted as they are made, in every micro-batch, and those along others are made once, at the end.
+    Each device computes with its own sequences, and keeps its own shards of the gradient. Along mesh axes that shard
+    a parameter, gradients are reduce-scattered in every micro-batch; along other axes they are summed once, at the
+    end.
     """
     value_and_grad = functools.partial(
         accumulate_gradients, jax.value_and_grad(loss, has_aux=True), num_micro_batches
@@ -127,18 +128,18 @@ def choose_step_backend_for(spec: Spec, hardware: Hardware, platform: str) -> Ba
 
 
 def make_abstract_inputs(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Return the inputs of a step beside the state: a batch, and a request of each device."""
+    """Return the inputs of a step other than the state: a batch, and the request of each device."""
     shape = spec.optimizer.batch_size, spec.data.length + 1
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.make_batch_sharding(mesh, shape))
     return batch, jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=sharding.make_per_device_sharding(mesh))
 
 
 def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
-    """Make step(state, ids_BT, request_D) -> (state, metrics with `wish`); the state is donated.
+    """Make the train step: step(state, ids_BT, request_D) -> (state, metrics); the state is donated.
 
-    The wish is the largest of those of all devices, so that every process learns of each other's.
+    The metric `wish` is the largest request of all devices, so that every process receives the requests of others.
     """
-    first_target = spec.model.mask.prefix or 1  # a prefix is seen, not predicted
+    first_target = spec.model.mask.prefix or 1  # all queries see the prefix, so that it is not predicted
     setting = make_setting(spec, spec.data.length, count_learned_kv(spec.model))
     capture_options = dict(
         num_first_keys=spec.probe.keys if spec.log.sinks else 0,
@@ -171,8 +172,9 @@ def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
             'train/learning_rate': learning_rate(state['step']),
             **sink_metrics,
         }
-        # No wish where numbers are wrong; and so its collective waits for theirs. Of two collectives, one in a loop,
-        # of which neither waits for the other, devices of a CPU begin with different ones, and wait for ever.
+        # Make the reduction of requests depend on the metrics. Without the dependency, devices of XLA:CPU may start
+        # the two collectives, one of which is in a loop, in different orders, and deadlock. No request is passed on
+        # if the gradient norm is NaN.
         grad_norm = jax.lax.optimization_barrier(metrics)['train/grad_norm']
         metrics['wish'] = jnp.where(grad_norm >= 0, request_D, 0).max()
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), metrics

@@ -23,20 +23,20 @@ from sinklab.storage.atomic_write import poll_until
 from sinklab.storage.paths import make_absolute, make_relative
 from sinklab.train import state
 
-DATA_ORDER_FIELDS = ('data.', 'optimizer.batch_size ')  # what says which tokens a step reads
+DATA_ORDER_FIELDS = ('data.', 'optimizer.batch_size ')  # fields that determine which tokens a step reads
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartMode:
-    """What a fork takes from a checkpoint."""
+    """Mode of a warm start: what a fork takes from a checkpoint."""
 
-    state_keys: tuple[str, ...]  # of a state
-    fixed_fields: tuple[str, ...]  # fields of the config that say of what kind these are
-    continues: bool  # from the checkpoint's step, in the same data
-    description: str  # how the fork begins, before the step
+    state_keys: tuple[str, ...]  # keys of the train state that are taken
+    fixed_fields: tuple[str, ...]  # fields of the config that must not change, so that these fit
+    continues: bool  # whether the fork continues at the checkpoint's step, in the same data
+    description: str  # how the fork begins, in messages, before the word step
 
 
-# Ids of another task are other ids, so that no parameter is of use to it.
+# Token ids of another task have other meanings, so that its parameters cannot be used.
 WARM_START_MODES = {
     '': WarmStartMode(
         ('step', 'params', 'opt_state'), ('optimizer.name', 'data.task'), continues=True, description='at'
@@ -68,7 +68,7 @@ class WarmStart:
 
 
 def check_warm_start(origin: WarmStart | None, spec: Spec, run_dir: RunDir, group: ProcessGroup) -> None:
-    """Raise UserError for an origin that a new run cannot start from, before data is read."""
+    """Raise UserError, before data is read, if a new run cannot start from its origin."""
     if broadcast_from_primary(group, 'new fork', lambda: origin is not None and not run_dir.has_run()):
         broadcast_from_primary(group, 'what is carried over', lambda: check_compatible_spec(origin, spec))
         verify_origin(origin, group)
@@ -76,7 +76,7 @@ def check_warm_start(origin: WarmStart | None, spec: Spec, run_dir: RunDir, grou
 
 
 def check_state_keys(origin: WarmStart) -> None:
-    """Raise UserError if a checkpoint lacks what is to be taken, as that of an imported model."""
+    """Raise UserError if a checkpoint, such as that of an imported model, lacks a key that is taken."""
     if (
         missing_keys := set(origin.mode.state_keys)
         - restore.read_metadata(get_checkpoint_path(origin)).metadata.keys()
@@ -109,7 +109,7 @@ def check_compatible_spec(origin: WarmStart, spec: Spec) -> None:
 
 
 def verify_origin(origin: WarmStart | None, group: ProcessGroup) -> None:
-    """Raise UserError if a checkpoint is corrupt, or not the same on all processes."""
+    """Raise UserError if the checkpoint of the origin is corrupt, or not the same on all processes."""
 
     def get_digest() -> str | None:
         return digests.compute_checkpoint_digest(origin.run_dir, origin.step) if origin else None
@@ -150,12 +150,15 @@ def describe_lineage(origin: WarmStart, spec: Spec, run_dir: RunDir, data_finger
 def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprint: dict[str, str | int]) -> list[str]:
     """Return how the data of a fork differs from that of its origin, as far as the config allows it.
 
-    What does not go on in the data of its origin may have others in any case.
+    A fork that does not continue in the data of its origin may always have other data.
+
+    Raises:
+        UserError: The tokenizer differs, or other data is not allowed.
     """
     origin_data = restore.read_metadata(get_checkpoint_path(origin)).custom_metadata['data']
     data_differences = format_differences(
         origin_data, {name: data_fingerprint.get(name) for name in origin_data}
-    )  # of a model that is imported, few
+    )  # an imported model has few of these fields
     if origin_data.get('tokenizer') != data_fingerprint.get('tokenizer'):
         raise UserError(
             f'{origin} has another tokenizer ({"; ".join(data_differences)}); its ids are not those of this data; '
@@ -177,8 +180,8 @@ def prepare_first_checkpoint(
 ) -> tuple[int, list[str]]:
     """Return the step to resume from, and a line for each checkpoint that was quarantined.
 
-    A fork, which begins after step `start_step`, gets what it takes along as a first checkpoint of its own where it
-    has none that is valid; after that it no longer needs its origin.
+    A fork without a valid checkpoint saves the state that it takes from its origin as its first checkpoint, at step
+    `start_step`. After that it no longer needs its origin.
     """
     newest_step, quarantine_lines = checkpointer.find_latest_valid_step()
     if newest_step is not None:
@@ -196,7 +199,7 @@ def prepare_first_checkpoint(
 
 
 def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
-    """Return the lineage of a fork; raise UserError if it must begin and no origin is given."""
+    """Return the lineage of a fork; raise UserError if the fork needs its origin and none is given."""
     lineage = run_dir.read_lineage()
     if lineage and origin is None:
         description = WARM_START_MODES[lineage.get('takes', '')].description
@@ -216,7 +219,7 @@ def check_origin_unchanged(origin: WarmStart, lineage: dict) -> None:
 
 
 def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
-    """Load what is taken from a verified origin, by path; the rest is initialized."""
+    """Load the leaves that are taken from a verified origin, by path; initialize all others."""
     abstract_origin = state.make_abstract_state(origin.spec, mesh)
     abstract_parts = {name: abstract_origin[name] for name in origin.mode.state_keys}
     pytree_options = None if abstract_parts.keys() == abstract_origin.keys() else restore.make_partial_load_options()
