@@ -25,15 +25,15 @@ from sinklab.run_dir import RunDir, format_differences
 from sinklab.schema import UserError
 from sinklab.storage.paths import make_absolute
 
-WAIT_REPORT_SECONDS = 30.0  # seconds that somebody waits for a save until that is said, and between two times
+WAIT_REPORT_SECONDS = 30.0  # seconds of waiting for a save before a message, and between messages
 
 
 class Checkpointer:
     """The checkpoints of one run directory. All processes of the group call its methods in the same order.
 
-    `check_owner` is called before anything is written, also in the background, and raises if another job owns the
-    directory. `run_id` is for a run whose run.json is written after its first checkpoint; otherwise the id is read
-    from that file, or from the checkpoints where the file is missing.
+    `check_owner` is called before each write, also in the background, and raises if another job owns the directory.
+    `run_id` is given for a run whose run.json is written after its first checkpoint. Otherwise the id is read from
+    that file or, if it is missing, from the checkpoints.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Checkpointer:
         self.check_owner = check_owner
         self.run_id = run_id or broadcast_from_primary(self.group, 'run id', lambda: digests.find_run_id(run_dir))
         self.pool, self.pending_save = ThreadPoolExecutor(1, 'checkpoint'), None
-        self.save_seconds: float | None = None  # of the latest finished save, until its digests lay on the disk
+        self.save_seconds: float | None = None  # duration of the latest finished save, including its digests
         broadcast_from_primary(self.group, 'folder of checkpoints', lambda: retention.clean_up_run_dir(run_dir))
-        self.newest_step = self.find_latest_step()  # begun, if not yet finished
+        self.newest_step = self.find_latest_step()  # its save may still be running
 
     def find_latest_step(self) -> int | None:
         """Return the step of the newest finished checkpoint, valid or not."""
@@ -65,7 +65,7 @@ class Checkpointer:
         )
 
     def find_latest_valid_step(self) -> tuple[int | None, list[str]]:
-        """Return the newest valid checkpoint, and a line for each newer one that was quarantined or deleted."""
+        """Return the newest valid step, and a line for each newer one that was quarantined or deleted."""
         corruptions: dict[int, CorruptionReport] = {}
         for step in reversed(broadcast_from_primary(self.group, 'checkpoints', self.run_dir.list_checkpoint_steps)):
             if not (corruption := find_corruption_on_all(self.run_dir, step, self.group)):
@@ -107,7 +107,7 @@ class Checkpointer:
             return ocp.load(make_absolute(path), abstract_state)
 
     def check_compatible(self, step: int, abstract_state: dict) -> None:
-        """Raise UserError if a checkpoint is of other data or of another model."""
+        """Raise UserError if a checkpoint has other data or another model than this run."""
         path = self.run_dir.checkpoint_dir / str(step)
         metadata = restore.read_metadata(path)
         if data_differences := format_differences(metadata.custom_metadata['data'], self.data_fingerprint):
@@ -148,7 +148,7 @@ class Checkpointer:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being saved."""
+        """Wait until the pending save is finished; raise its error, if any."""
         pending: Future[float] | None
         pending, self.pending_save = self.pending_save, None
         if pending:
@@ -156,7 +156,7 @@ class Checkpointer:
                 self.save_seconds = self.wait_with_progress(pending).result()
 
     def wait_with_progress(self, pending: Future[float]) -> Future[float]:
-        """Wait for a pending save, and report it if that takes long."""
+        """Wait for a pending save, and print a message every `WAIT_REPORT_SECONDS`."""
         start_time, waiting = time.monotonic(), (pending,)
         while futures.wait(waiting, WAIT_REPORT_SECONDS).not_done:
             message = f'the checkpoint of step {self.newest_step} is being written to {self.run_dir}'
@@ -164,7 +164,7 @@ class Checkpointer:
         return pending
 
     def wait_on_all_processes(self) -> None:
-        """Wait until all processes have finished their saves: one that leaves would end the others."""
+        """Wait until all processes have finished their saves; one that exits earlier would end the others."""
         self.wait()
         self.group.gather('saved', None)
 
@@ -190,7 +190,7 @@ def is_incomplete_save(corruptions: dict[int, CorruptionReport]) -> bool:
 
 
 def find_corruption_on_all(run_dir: RunDir, step: int, group: ProcessGroup) -> CorruptionReport | None:
-    """Find the corruption that any process finds in its share of the files of a checkpoint."""
+    """Verify a checkpoint, a share of its files on each process; return a corruption or None."""
     group.report_progress('verifying a checkpoint', step)
 
     def find_local_corruption() -> dict | None:

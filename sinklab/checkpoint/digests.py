@@ -1,9 +1,9 @@
-"""The digests of a checkpoint, of what its files hold: written after its commit, verified before it is read.
+"""Digests of checkpoint files: written after a checkpoint is committed, verified before it is read.
 
-They lie in `digests/STEP/PROCESS.json` beside `checkpoints/`, which is Orbax's: what empties or swaps a folder there
-leaves them as they were. A process digests what it has written, so that nothing is read over a network; a bucket's
-storage is asked for its own digests. The folder of a step is made before its save begins, so that a save that was cut
-short is told from digests that were lost.
+Digests are stored in `digests/STEP/PROCESS.json`, next to the `checkpoints/` directory, which belongs to Orbax. So
+they do not change if a checkpoint directory is emptied or swapped. Each process digests the files that it has
+written, so that nothing is read over a network; a bucket is asked for its own digests. The digest directory of a step
+is made before its save begins, so that an interrupted save can be told from lost digests.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from sinklab.storage import directories, run_files
 from sinklab.storage.atomic_write import atomic_write, poll_until
 from sinklab.storage.untrusted_files import DamagedFileError, is_relative_name
 
-HASH_THREADS = min(4, os.cpu_count() or 1)  # hashing holds no lock, and more of them would take the loop's cores
+HASH_THREADS = min(4, os.cpu_count() or 1)  # hashing releases the GIL; more threads would slow training
 PROCESS_DIR_PREFIX, MANIFEST_NAME = 'ocdbt.process_', 'manifest.ocdbt'
 RUN_ID_KEY = 'run_id'
-PROCESS_PATTERN = re.compile(r'(?:^|\.)process_(\d+)$')  # in Orbax's names of what one process writes
+PROCESS_PATTERN = re.compile(r'(?:^|\.)process_(\d+)$')  # in Orbax's names of files that one process writes
 RunIdFinder = Callable[[], str | None]
 
 
@@ -38,7 +38,7 @@ class CorruptionReport:
     """Why a checkpoint is not valid."""
 
     reason: str
-    is_incomplete: bool = False  # its save, as far as the digests tell
+    is_incomplete: bool = False  # whether its save did not finish, according to its digests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,23 +48,23 @@ class CheckpointDigests:
     files: dict[str, tuple[int, str]]
     written: str
     seconds: float
-    run_ids: frozenset[str | None] = frozenset((None,))  # of its processes
+    run_ids: frozenset[str | None] = frozenset((None,))  # as its processes recorded them
 
 
 def get_owner_process(name: str, num_processes: int) -> int:
-    """Return which of `num_processes` processes has written a file."""
+    """Return the index of the process that has written a file, of `num_processes` processes."""
     process_numbers = [int(match[1]) for part in name.split('/') if (match := PROCESS_PATTERN.search(part))]
     return process_numbers[0] if process_numbers and process_numbers[0] < num_processes else 0
 
 
 def find_missing_manifest(names: Iterable[str]) -> str | None:
-    """Return the path of a manifest that a checkpoint lacks, without which Orbax cannot restore its arrays.
+    """Return the path of a missing manifest, without which Orbax cannot restore arrays, or None.
 
-    Each process writes its arrays into a folder `ocdbt.process_N`. At the end of a save Orbax merges these folders
-    into one manifest beside them, or skips that without an error where it finds none of them.
+    Each process writes its arrays into a directory `ocdbt.process_N`. At the end of a save Orbax merges these
+    directories into one manifest next to them; if it finds none of them, it skips the merge without an error.
 
     Args:
-        names: the paths of all files of the checkpoint, relative to it.
+        names: Paths of all files of the checkpoint, relative to it.
     """
     names = set(names)
     parents = {parent for name in names for parent in PurePosixPath(name).parents}
@@ -86,10 +86,18 @@ def write_digests(
     seconds: float,
     run_id: str | EllipsisType | None = ...,
 ) -> None:
-    """Digest what one of `num_processes` processes has written of a committed checkpoint, whose save took so long.
+    """Write the digests of the files of a committed checkpoint that one process has written.
 
     Args:
-        run_id: the id of the run; found in its folder if it is not given.
+        run_dir: Run directory.
+        step: Step of the checkpoint.
+        process: Index of this process.
+        num_processes: Number of processes that have saved the checkpoint.
+        seconds: Duration of the save.
+        run_id: Id of the run, or None for a run without an id; found in the run directory if it is not given.
+
+    Raises:
+        FileNotFoundError: A file that this process has saved, or the manifest, is missing.
     """
     run_id = find_run_id(run_dir) if run_id is ... else run_id
     checkpoint = run_dir.checkpoint_dir / str(step)
@@ -128,22 +136,22 @@ def write_digests(
 def read_digests(
     run_dir: RunDir, step: int, run_id: RunIdFinder | None = None
 ) -> CheckpointDigests | CorruptionReport:
-    """Read what all processes have digested of a step of this run; `run_id` as for `find_corruption`."""
+    """Read the digests of all processes for a step of this run; `run_id` as for `find_corruption`."""
     return match_run_id(run_dir, read_any_digests(run_dir, step), run_id or (lambda: find_run_id(run_dir)))
 
 
 def find_run_id(run_dir: RunDir) -> str | None:
-    """Return the id of the run of a folder: that in run.json or, where it is missing, that of all its checkpoints.
+    """Return the id of a run, from run.json or, if that file is missing, from all checkpoints.
 
     Returns:
-        None for a run that is older than these ids, and for a folder without checkpoints.
+        The id; None for a run that is older than run ids, and for a directory without checkpoints.
 
     Raises:
-        UserError: run.json is damaged, or is missing where checkpoints have different ids.
+        UserError: run.json is damaged, or it is missing and checkpoints have different ids.
     """
     if (stored_id := run_dir.read_run_id()) is not None:
         return stored_id
-    step_of_id: dict[str | None, int] = {}  # with a step that has it
+    step_of_id: dict[str | None, int] = {}  # id -> a step that has it
     for step in run_dir.list_checkpoint_steps():
         if isinstance(step_digests := read_any_digests(run_dir, step), CheckpointDigests):
             step_of_id |= dict.fromkeys(step_digests.run_ids, step)
@@ -165,7 +173,7 @@ def find_run_id(run_dir: RunDir) -> str | None:
 def match_run_id(
     run_dir: RunDir, step_digests: CheckpointDigests | CorruptionReport, run_id: RunIdFinder
 ) -> CheckpointDigests | CorruptionReport:
-    """Return the digests of a checkpoint, or a fault where they are of a run with another id."""
+    """Return the digests of a checkpoint, or a CorruptionReport if their run has another id."""
     if (
         isinstance(step_digests, CorruptionReport)
         or (expected_id := run_id()) is None
@@ -179,12 +187,12 @@ def match_run_id(
 
 
 def make_run_id_finder(run_dir: RunDir) -> RunIdFinder:
-    """Return a function that finds the id of a run once, when it is first asked."""
+    """Make a function that finds the id of a run at its first call, and caches it."""
     return functools.cache(functools.partial(find_run_id, run_dir))
 
 
 def read_any_digests(run_dir: RunDir, step: int) -> CheckpointDigests | CorruptionReport:
-    """Return what all processes have digested of a step, whatever run it is of."""
+    """Read the digests of all processes for a step, whatever their run id is."""
     digest_dir = run_dir.digest_dir / str(step)
     if not directories.is_folder(digest_dir):
         return CorruptionReport(f'it has no digests ({digest_dir} is missing)')
@@ -205,7 +213,7 @@ def find_newest_step(run_dir: RunDir) -> int | None:
 
     def read_step(step: int) -> CheckpointDigests | CorruptionReport:
         any_digests = read_any_digests(run_dir, step)
-        with contextlib.suppress(UserError):  # a damaged or missing run.json is refused where the run is read
+        with contextlib.suppress(UserError):  # reading the run raises the error of a damaged or missing run.json
             return match_run_id(run_dir, any_digests, find_id)
         return any_digests
 
@@ -222,7 +230,7 @@ def compute_checkpoint_digest(run_dir: RunDir, step: int) -> str:
 
 
 def read_process_digests(run_dir: RunDir, step: int, process: int) -> dict | CorruptionReport:
-    """Read what one process has digested, checked against its schema."""
+    """Read the digests of one process, and validate their schema."""
     file = get_digest_path(run_dir, step, process)
     try:
         part = run_files.read_run_file(file, 'digests')
@@ -241,10 +249,14 @@ def read_process_digests(run_dir: RunDir, step: int, process: int) -> dict | Cor
 def find_corruption(
     run_dir: RunDir, step: int, process: int = 0, num_processes: int = 1, run_id: RunIdFinder | None = None
 ) -> CorruptionReport | None:
-    """Return what is wrong with a checkpoint, as far as the files of one of `num_processes` processes show it.
+    """Verify a share of the files of a checkpoint; return a CorruptionReport, or None if they are valid.
 
     Args:
-        run_id: returns the id of the run, for who asks about many steps; otherwise it is found for this one.
+        run_dir: Run directory.
+        step: Step of the checkpoint.
+        process: Index of this process, which determines its share.
+        num_processes: Number of processes that share the files.
+        run_id: Function that returns the id of the run, for callers that verify many steps; None to find the id here.
     """
     checkpoint = run_dir.checkpoint_dir / str(step)
     any_digests = poll_until(

@@ -1,8 +1,8 @@
-"""Filters for what Orbax and TensorStore log and print beside the errors that they raise.
+"""Filters for messages that Orbax and TensorStore log or print in addition to the errors that they raise.
 
-Loggers and `sys.unraisablehook` belong to the whole process. One filter and one hook are installed and stay; inside
-`suppress_orbax_logs` they let less through. They are never removed: another thread or library may have installed its
-own meanwhile.
+Loggers and `sys.unraisablehook` belong to the whole process. One filter and one hook are installed and stay
+installed, because another thread or library may have installed its own in the meantime. Inside `suppress_orbax_logs`
+they suppress more.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-ORBAX_PATH_PART = '/orbax/'  # in the paths of its files
+ORBAX_PATH_PART = '/orbax/'  # in the paths of Orbax's source files
 LOGGER_NAMES = None, 'absl', 'asyncio'
-# Orbax keeps what a thread of its has raised, raises it again where the save is waited for, and logs it besides with
-# a traceback, once for each thread that waits for the first: 3 to 9 of them, 280 lines, around one line of ours.
+# Orbax stores an error of one of its threads, and raises it again where the save is awaited. It also logs the error
+# with a traceback, once for each thread that waits for the first: 3 to 9 of them, 280 lines, around one line of ours.
 ORBAX_FUTURE_FILE = 'orbax/checkpoint/_src/futures/future.py'
-NEVER_RETRIEVED_TEXT = 'never retrieved'  # of what asyncio says of a task that was waited for with others
+NEVER_RETRIEVED_TEXT = 'never retrieved'  # in asyncio's message about a task that was awaited with others
 NEVER_AWAITED_PATTERN = 'coroutine .* was never awaited'
 
 
 class OrbaxLogSuppressor:
-    """Counter of the threads inside `suppress_orbax_logs`; a warning is ignored while there is one."""
+    """Counter of threads inside `suppress_orbax_logs`; while there is one, a warning is ignored."""
 
     def __init__(self) -> None:
         self.lock, self.num_threads, self.warning_filter = threading.Lock(), 0, None
@@ -43,7 +43,7 @@ class OrbaxLogSuppressor:
         with self.lock:
             self.num_threads -= 1
             if not self.num_threads:
-                with contextlib.suppress(ValueError):  # what other threads have added meanwhile stays
+                with contextlib.suppress(ValueError):  # filters that other threads have added in the meantime stay
                     warnings.filters.remove(self.warning_filter)
 
 
@@ -52,38 +52,38 @@ SUPPRESSOR, INSTALL_LOCK = OrbaxLogSuppressor(), threading.Lock()
 
 @contextlib.contextmanager
 def suppress_orbax_logs() -> Iterator[None]:
-    """Let nothing be heard of what Orbax says beside what it raises, nor of the tasks that it leaves behind."""
+    """Suppress logs of Orbax, and messages of tasks that it leaves behind, inside the block."""
     SUPPRESSOR.enter()
     try:
         yield
     except BaseException:
-        gc.collect()  # the last that those tasks say
+        gc.collect()  # the last messages of those tasks appear now, while they are suppressed
         raise
     finally:
         SUPPRESSOR.leave()
 
 
 def install_filters() -> None:
-    """Install the filter and the hook, unless they are there."""
-    import absl.logging  # noqa: F401  makes the logger `absl` of its own class, which getLogger alone would not
+    """Install the filter and the hook, unless they are installed."""
+    import absl.logging  # noqa: F401  creates the logger `absl` with its own class, as getLogger would not
 
     with INSTALL_LOCK:
         for name in LOGGER_NAMES:
-            logging.getLogger(name).addFilter(is_logged)  # which adds the same filter no second time
+            logging.getLogger(name).addFilter(is_logged)  # it adds the same filter only once
         if not isinstance(sys.unraisablehook, UnraisableHook):
             sys.unraisablehook = UnraisableHook(sys.unraisablehook)
 
 
 def is_logged(record: logging.LogRecord) -> bool:
-    """Return whether to log a record: all but errors of storage that a thread or task of Orbax has raised.
+    """Return whether to log a record; storage errors that threads or tasks of Orbax raise are not logged.
 
-    Inside of `suppress_orbax_logs`, nothing of Orbax is.
+    Inside `suppress_orbax_logs`, no record of Orbax is logged.
     """
     never_retrieved = NEVER_RETRIEVED_TEXT in str(record.msg)  # the message of asyncio has no arguments
     if SUPPRESSOR.num_threads and (never_retrieved or ORBAX_PATH_PART in record.pathname):
         return False
     error = record.exc_info[1] if record.exc_info else None
-    # ValueError is what Orbax makes of an error of TensorStore.
+    # Orbax raises errors of TensorStore as ValueError.
     if record.name not in LOGGER_NAMES or not isinstance(error, OSError | ValueError):
         return True
     if record.name == 'asyncio':
@@ -92,10 +92,10 @@ def is_logged(record: logging.LogRecord) -> bool:
 
 
 class UnraisableHook:
-    """A sys.unraisablehook that passes on what is no consequence of an error that Orbax raises.
+    """A `sys.unraisablehook` that drops consequences of errors that Orbax raises itself.
 
-    It calls the hook that it has found, and that one alone for as long as it lives: hooks that call each other cannot
-    come to be a circle, whoever puts which of them back.
+    It passes everything else to the hook that was installed before it, and never to another one. So hooks that call
+    each other cannot form a cycle, whichever of them is restored.
     """
 
     def __init__(self, hook: Callable[[Any], Any]):
@@ -107,15 +107,15 @@ class UnraisableHook:
         ) or is_late_callback(unraisable)
         if not (
             is_suppressed and issubclass(unraisable.exc_type, Exception)
-        ):  # KeyboardInterrupt is to be heard everywhere
+        ):  # KeyboardInterrupt is never suppressed
             self.hook(unraisable)
 
 
 def is_late_callback(unraisable: Any) -> bool:
-    """Return whether TensorStore has called an event loop that has ended.
+    """Return whether an error comes from TensorStore, which has called a closed event loop.
 
-    Once one write of a save has failed, its event loop is closed. The other writes, which fail later, still call it
-    from threads of C++, where nothing can be raised: what comes of that has frames of asyncio alone.
+    When one write of a save fails, its event loop is closed. The other writes, which fail later, still call the loop
+    from C++ threads, where nothing can be raised. The traceback of such an error has only frames of asyncio.
     """
     if unraisable.exc_type is not RuntimeError or str(unraisable.exc_value) != 'Event loop is closed':
         return False

@@ -1,4 +1,4 @@
-"""Orbax contexts for local and remote checkpoints, and translation of its errors."""
+"""Orbax contexts for local and remote checkpoints, and translation of Orbax errors."""
 
 import contextlib
 import errno
@@ -17,9 +17,9 @@ from sinklab.storage.paths import is_remote
 from sinklab.storage.permanent_errors import PERMANENT_ERRNOS, describe_permission, get_error_path
 from sinklab.storage.retry import StorageTimeoutError
 
-TEMPORARY_SUFFIX = '.orbax-checkpoint-tmp'  # in the name of what is being saved
+TEMPORARY_SUFFIX = '.orbax-checkpoint-tmp'  # in the name of an unfinished save
 REGION_VARIABLES = 'AWS_REGION', 'AWS_DEFAULT_REGION'
-# Nothing of the files.
+# Errors that do not concern the files of a checkpoint.
 UNRELATED_ERRORS = (
     UserError,
     MemoryError,
@@ -32,13 +32,16 @@ UNRELATED_ERRORS = (
 
 @contextlib.contextmanager
 def shorten_read_errors(path: Path) -> Iterator[None]:
-    """Raise errors of reading a checkpoint as one line, of the thousands of characters of Orbax."""
+    """Translate errors of reading a checkpoint into a UserError of one line.
+
+    Orbax's own messages have thousands of characters.
+    """
     try:
         with suppress_orbax_logs():
             yield
     except UNRELATED_ERRORS:
         raise
-    except Exception as error:  # of any kind: what a file raises depends on what is wrong with it
+    except Exception as error:  # of any type: it depends on what is wrong with a file
         raise UserError(
             f'{path} cannot be read ({describe_root_cause(error)}); it is of another version, or has changed since '
             'it was verified: see sinklab checkpoint verify'
@@ -47,10 +50,10 @@ def shorten_read_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_orbax_context(path: Path) -> Iterator[None]:
-    """Have Orbax make folders before it starts threads, and save and load in the bucket of a path.
+    """Use an Orbax context that makes directories before it starts threads, and that supports buckets.
 
-    Threads that Orbax starts before the folders wait 300 s for a folder that cannot be made, and the process cannot
-    end meanwhile. In a bucket nothing is renamed: what is saved ends with a file that says so.
+    Threads that Orbax starts before it makes directories wait 300 s for a directory that cannot be made, and the
+    process cannot exit in the meantime. Nothing is renamed in a bucket: a save there ends with a commit file.
     """
     context = ocp.Context()
     context.async_options.create_directories_asynchronously = False
@@ -63,7 +66,7 @@ def use_orbax_context(path: Path) -> Iterator[None]:
 
 
 def patch_orbax_for_s3() -> None:
-    """Patch Orbax, which knows the TensorStore drivers of disks and gs://, for s3:// paths."""
+    """Patch Orbax for s3:// paths; by itself it uses the TensorStore drivers of disks and gs:// only."""
     from orbax.checkpoint._src.path import gcs_utils
     from orbax.checkpoint._src.serialization import tensorstore_utils
 
@@ -87,7 +90,7 @@ def make_s3_driver(path: str) -> dict[str, Any]:
     options = dict(
         endpoint=get_variable('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL'), aws_region=get_variable(*REGION_VARIABLES)
     )
-    if get_variable('AWS_ACCESS_KEY_ID'):  # nothing else need be tried, with a complaint about each
+    if get_variable('AWS_ACCESS_KEY_ID'):  # do not try other sources, with a warning about each
         options['aws_credentials'] = {'type': 'environment'}
     return dict(driver='s3', bucket=bucket, path=key) | {name: value for name, value in options.items() if value}
 
@@ -111,7 +114,7 @@ OUTPUT_DISK_FULL_MESSAGE = (
     'no room is left on the disk of {folder}; make room and run the same command again, or choose another folder'
 )
 OUTPUT_ACCESS_MESSAGE = '{folder} cannot be written ({error}){seen}; make it accessible, or choose another folder'
-# By the numbers of the system, or by what Orbax, which has none, says instead.
+# Each sign is an errno, or a text in messages of Orbax, whose errors have no errno.
 DISK_FULL_SIGNS = (errno.ENOSPC, errno.EDQUOT, 'RESOURCE_EXHAUSTED', 'No space left', 'quota exceeded')
 ACCESS_SIGNS = (*PERMANENT_ERRNOS, 'Read-only file system', 'PERMISSION_DENIED', 'Permission denied')
 ACCESS_SIGNS += ('Operation not permitted', 'Not a directory', 'Is a directory', 'Too many levels of symbolic links')
@@ -122,7 +125,7 @@ ACCESS_SIGNS += ('File too large', 'File name too long')
 def translate_storage_errors(run_dir: RunDir, saving_path: Path | None = None) -> Iterator[None]:
     """Translate errors of the storage of a run directory into a UserError.
 
-    What is wrong with the storage in another way, Orbax makes a ValueError of while it saves; it is an OSError again.
+    While it saves, Orbax raises other errors of the storage as ValueError. With `saving_path` these become OSError.
     """
     try:
         yield
@@ -143,8 +146,8 @@ def translate_write_errors(output_path: Path) -> Iterator[None]:
     """Translate errors of the disk of a new output directory into a UserError.
 
     Raises:
-        UserError: the disk is full, or the folder may not be written.
-        OSError: Orbax could not write it for another reason.
+        UserError: The disk is full, or the directory is not writable.
+        OSError: Orbax could not write the directory for another reason.
     """
     try:
         yield
@@ -178,7 +181,7 @@ def select_message(run_dir: RunDir, error: Exception) -> str | None:
 
 
 def has_sign(error: Exception, signs: tuple[int | str, ...]) -> bool:
-    """Return whether an error has one of these numbers of the system, or says one of these texts."""
+    """Return whether an error has one of these errnos, or one of these texts in its message."""
     error_number, message = getattr(error, 'errno', None), str(error)
     return any(sign == error_number or (isinstance(sign, str) and sign in message) for sign in signs)
 
@@ -194,6 +197,6 @@ def format_error(error: Exception) -> str:
 
 
 def describe_error_permission(error: Exception) -> str:
-    """Return the permission of the path that an error names, to follow what is said of the folder."""
+    """Return the permissions of the path that an error names, as the end of a message; or an empty text."""
     path_permission = describe_permission(path) if (path := get_error_path(error)) else ''
     return f': {path_permission}' if path_permission else ''

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and its parameters alone."""
+"""Metadata of a checkpoint, and restoring or saving its parameters only."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,7 +24,9 @@ def read_metadata(checkpoint: Path) -> Any:
     """Read the metadata of a checkpoint without its arrays: `metadata`, a tree, and `custom_metadata`."""
     with shorten_read_errors(checkpoint), use_orbax_context(checkpoint):
         checkpoint_metadata = ocp.metadata(make_absolute(checkpoint))
-        if not (checkpoint_metadata.metadata and checkpoint_metadata.custom_metadata):  # what is empty reads as that
+        if not (
+            checkpoint_metadata.metadata and checkpoint_metadata.custom_metadata
+        ):  # Orbax reads empty files as empty metadata
             raise ValueError('it does not say what it holds')
     return checkpoint_metadata
 
@@ -36,7 +38,7 @@ def get_leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def check_same_model(checkpoint: Path, saved_tree: Any, expected_tree: Any) -> None:
-    """Raise UserError if a checkpoint is of another model."""
+    """Raise UserError if the shapes of a checkpoint are not those of the expected model."""
     saved_shapes, expected_shapes = get_leaf_shapes(saved_tree), get_leaf_shapes(expected_tree)
     for name in sorted(saved_shapes.keys() | expected_shapes.keys()):
         if saved_shapes.get(name) != expected_shapes.get(name):
@@ -50,8 +52,13 @@ def restore_parameters(path: str | Path, step: int, dtype: str | None = None, ab
     """Restore the parameters of a run at a step, after verifying them.
 
     Args:
-        dtype: Name of the dtype of floating-point leaves; None: as saved.
-        abstract_params: Shapes and shardings of the parameters; None: NumPy arrays are returned.
+        path: Run directory.
+        step: Step of the checkpoint.
+        dtype: Name of the dtype of floating-point leaves; None for the saved dtype.
+        abstract_params: Shapes and shardings of the parameters; None to return NumPy arrays.
+
+    Raises:
+        UserError: The checkpoint is missing, corrupt, or of another model than `abstract_params`.
     """
     run_dir = RunDir(path)
     checkpoint = run_dir.checkpoint_dir / str(step)
@@ -98,7 +105,7 @@ def save_parameters(run_dir: RunDir, step: int, output_path: Path, dtype: str | 
 
 @contextlib.contextmanager
 def delete_on_failure(output_path: Path) -> Iterator[None]:
-    """Remove what a save that fails has written beside the folder that it was to make."""
+    """Delete the temporary directories that a failed save leaves next to its output directory."""
     existing_paths = set(list_temporary_dirs(output_path))
     try:
         yield
@@ -110,8 +117,8 @@ def delete_on_failure(output_path: Path) -> Iterator[None]:
 
 
 def list_temporary_dirs(output_path: Path) -> list[Path]:
-    """Return the folders that Orbax writes before they get the name of this one."""
-    if is_remote(output_path):  # nothing is renamed there
+    """List the temporary directories that Orbax renames to `output_path` when a save is complete."""
+    if is_remote(output_path):  # nothing is renamed in a bucket
         return []
     return [
         path

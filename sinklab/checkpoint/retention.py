@@ -39,11 +39,11 @@ def delete_step(run_dir: RunDir, step: int) -> list[str]:
     """Delete a step: its checkpoint, unfinished saves of it, and its digests.
 
     Returns:
-        A line for each folder of which files are left on the disk. It is no checkpoint any more, but takes room; the
-        next attempt at the run tries again.
+        A line for each directory that still has files on the disk. It is no longer a checkpoint but takes space; the
+        next attempt at the run tries to delete it again.
 
     Raises:
-        OSError: the checkpoint cannot be renamed, and is still one; or the storage of a bucket does not delete.
+        OSError: The checkpoint cannot be renamed, and so is still a checkpoint; or a bucket does not delete it.
     """
     directories.mark_deleted(run_dir.checkpoint_dir / str(step))
     checkpoint_dirs = run_dir.checkpoint_dir / str(step), *run_dir.checkpoint_dir.glob(f'{step}.*')
@@ -51,7 +51,7 @@ def delete_step(run_dir: RunDir, step: int) -> list[str]:
 
 
 def try_to_delete(paths: Iterable[Path]) -> list[str]:
-    """Delete folders, and return a line for each one on a disk that cannot be deleted."""
+    """Delete directories, and return a line for each one on a disk that cannot be deleted."""
     lines = []
     for path in paths:
         try:
@@ -77,9 +77,9 @@ def make_digest_dir(run_dir: RunDir, step: int) -> None:
 
 
 def clean_up_run_dir(run_dir: RunDir) -> None:
-    """Make the directories, and delete what an earlier process has left incomplete.
+    """Make the directories, and delete files that an earlier process has left incomplete.
 
-    Digests that were written stay without their checkpoint, which may have been moved away and may come back.
+    Complete digests without a checkpoint stay, because the checkpoint may have been moved away temporarily.
     """
     with writable_folder(run_dir.checkpoint_dir), writable_folder(run_dir.digest_dir):
         saved_names = set(map(str, run_dir.list_checkpoint_steps()))
@@ -88,7 +88,7 @@ def clean_up_run_dir(run_dir: RunDir) -> None:
         ]
         for path in partial_paths:
             check_is_partial(run_dir, path)
-        # STEP.UNIQUE.deleted on a disk; STEP in a bucket, or as an earlier version has it STEP.deleted
+        # STEP.UNIQUE.deleted on a disk, STEP in a bucket; earlier versions wrote STEP.deleted.
         deleted_names = {
             path.name.split('.')[0] if path.name.endswith(DELETED_SUFFIX) else path.name for path in partial_paths
         }
