@@ -86,7 +86,7 @@ def parse_shard(record: Any, file: Path) -> Shard:
     """Return the shard of a record that was read from a file.
 
     Raises:
-        UserError: a field is missing, unknown or of another type, or the name does not lie in the folder of the store.
+        UserError: A field is missing, unknown or of another type, or the name leads out of the folder of the store.
     """
     fields = {field.name for field in dataclasses.fields(Shard)}
     try:

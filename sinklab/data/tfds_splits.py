@@ -64,7 +64,8 @@ class TFDSSplit:
         texts = [path for path, is_text in self.string_features.items() if is_text]
         if len(texts) != 1:
             raise UserError(
-                f'{self.source_name} needs #field=NAME behind it (strings: {", ".join(self.string_features) or "none"})'
+                f'{self.source_name} needs #field=NAME behind it '
+                f'(strings: {", ".join(self.string_features) or "none"})'
             )
         return texts[0]
 
@@ -162,7 +163,8 @@ def load_builder(tfds: ModuleType, source_name: str, name: str) -> Any:
         ) from error
     except Exception as error:
         raise UserError(
-            f'{source_name} is not on this machine and cannot be made here ({type(error).__name__}: {shorten_text(error)}); '
+            f'{source_name} is not on this machine and cannot be made here '
+            f'({type(error).__name__}: {shorten_text(error)}); '
             f'run tfds build {name} {ARRAY_RECORD_FLAG} where it can, and give its folder'
         ) from error
     return builder

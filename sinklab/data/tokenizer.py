@@ -73,8 +73,8 @@ def check_special_tokens(tokenizer: Tokenizer, end_token: int, fixed_token: int,
         examples = ', '.join(f'{number} {content}' for number, content in sorted(special.items())[:8])
         remedy = f'set end_token to one of: {examples}' if examples else 'it has none: add one, by add_special_tokens'
         raise UserError(
-            f'{name} has {tokenizer.id_to_token(end_token)!r} as its token {end_token}, which is to end documents and must be a '
-            f'special one; {remedy}'
+            f'{name} has {tokenizer.id_to_token(end_token)!r} as its token {end_token}, which is to end documents '
+            f'and must be a special one; {remedy}'
         )
     if tokenizer.id_to_token(fixed_token) is None or fixed_token == end_token:
         raise UserError(
@@ -203,8 +203,8 @@ class EncoderProcesses:
             return pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise UserError(
-                f'a tokenizing process has died (exit code {get_exit_code(process)}); what is done is kept, and the same '
-                'command goes on: with fewer --processes, if memory was short'
+                f'a tokenizing process has died (exit code {get_exit_code(process)}); what is done is kept, '
+                'and the same command goes on: with fewer --processes, if memory was short'
             ) from error
 
     def stop(self) -> None:
