@@ -1,6 +1,6 @@
 """Conversion of nested mappings to frozen dataclasses, with validation of each field.
 
-The type of a field has all its rules: `Literal` lists the allowed values, `Annotated` has a `Constraint`.
+The type of a field contains its rules: `Literal` lists the allowed values, and `Annotated` has a `Constraint`.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 
 class UserError(ValueError):
-    """Error of the user. Its message says what was given, what is allowed and what to do, in one line."""
+    """Error that the user can correct; one line says what was given, what is allowed and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Constraint:
     is_satisfied: Callable[[Any], bool]
 
 
-# Steps and places in arrays are int32.
+# Steps and array indices are int32.
 PositiveInt = Annotated[int, Constraint('a whole number of at least 1, below 2^31', lambda x: 1 <= x < 2**31)]
 NonNegativeInt = Annotated[int, Constraint('a whole number of at least 0, below 2^31', lambda x: 0 <= x < 2**31)]
 Bool = Annotated[bool, Constraint('True or False', lambda x: True)]
@@ -45,7 +45,7 @@ def parse_dataclass(dataclass_type: type, value: Any, path: str) -> Any:
 
 
 def raise_errors(errors: Iterable[str]) -> None:
-    """Raise one UserError, of one line, that has every error; do nothing if there is none."""
+    """Raise one UserError with all errors in one line; do nothing if there are none."""
     distinct = list(dict.fromkeys(errors))
     if len(distinct) == 1:
         raise UserError(distinct[0])
@@ -63,7 +63,7 @@ def parse_value(hint: Any, value: Any, path: str) -> Any:
 
 
 def validate_dataclass(dataclass_type: type, mapping: Any, path: str, errors: list[str]) -> Any:
-    """Convert a mapping to a dataclass and append errors to `errors`; the result is valid only without errors."""
+    """Convert a mapping to a dataclass, and append errors to `errors`; with errors the result is invalid."""
     if not isinstance(mapping, Mapping):
         errors.append(f'{path} is {mapping!r}; it must hold the fields {", ".join(get_field_names(dataclass_type))}')
         return None
@@ -108,10 +108,14 @@ def get_field_names(dataclass_type: type) -> list[str]:
 def format_unknown_name(
     subject: str, name: str, allowed: Iterable[str], label: str = 'fields here', suggestion: str | None = None
 ) -> str:
-    """Say that a name is unknown, which one may have been meant, and which there are.
+    """Format the message about an unknown name, with a suggestion and the allowed names.
 
     Args:
-        suggestion: the name that may have been meant, where it is not to be looked for among `allowed`.
+        subject: What is unknown, as the message begins.
+        name: The unknown name, for which the closest allowed name is suggested.
+        allowed: The allowed names.
+        label: Label of the allowed names.
+        suggestion: The name to suggest; None to search for the closest one in `allowed`.
     """
     allowed = list(allowed)
     suggestion = suggestion or next(iter(difflib.get_close_matches(name, allowed, 1)), None)

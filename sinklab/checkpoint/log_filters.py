@@ -1,4 +1,4 @@
-"""Filters for messages that Orbax and TensorStore log or print in addition to the errors that they raise.
+"""Filters for messages that Orbax and TensorStore log or print in addition to raising errors.
 
 Loggers and `sys.unraisablehook` belong to the whole process. One filter and one hook are installed and stay
 installed, because another thread or library may have installed its own in the meantime. Inside `suppress_orbax_logs`

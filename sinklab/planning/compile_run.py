@@ -38,7 +38,7 @@ def get_programs(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backen
     )
     _, probe_rows = evaluate.compute_part_sizes(spec.probe.sequences, spec.probe.sequences, num_shards)
 
-    # Where some tokens are triggers, losses are told of each token.
+    # With trigger tokens, a run computes the loss of each token.
     make_valid_loss = evaluate.make_token_loss if spec.data.triggers else evaluate.make_mean_loss
 
     def make_abstract_ids(count: int, length: int) -> jax.ShapeDtypeStruct:
@@ -86,9 +86,10 @@ def compile_run(
     program_names: Sequence[str] = (),
     print_line: Callable[[str], None] = lambda text: None,
 ) -> CompiledRun:
-    """Compile the programs of a run, or those of some names.
+    """Compile the programs of a run, or those with the given names.
 
-    Raises UserError if a program does not fit on the chips, or cannot be divided over them.
+    Raises:
+        UserError: A program does not fit on the chips, or cannot be divided over them.
     """
     mesh = device_mesh.make_mesh(hardware, target_devices)
     setup.check_layout(spec, hardware, mesh)
@@ -120,7 +121,7 @@ def count_resident_bytes(name: str, spec: Spec, mesh: jax.sharding.Mesh) -> int:
 
 
 def get_platform(target_devices: Sequence[jax.Device]) -> str:
-    """Return the name of the JAX platform of such devices."""
+    """Return the name of the JAX platform of the target devices."""
     return {'cuda': 'gpu'}.get(target_devices[0].platform, target_devices[0].platform)
 
 
@@ -131,7 +132,7 @@ def select_programs(program_names: Sequence[str], available_names: list[str]) ->
 
 
 def make_report(spec: Spec, compiled_run: CompiledRun) -> dict:
-    """Return the report for JSON."""
+    """Make the report of a compiled run, for JSON output."""
     return dict(
         devices=compiled_run.mesh.size,
         mesh=dict(compiled_run.mesh.shape),

@@ -13,8 +13,8 @@ from sinklab.config.spec import Hardware, Spec
 from sinklab.model import flops
 from sinklab.planning.hlo import Collective, HloProgram
 
-KERNEL_PREFIX = 'sinklab_'  # in the names of ours, of which the compiler says no cycles
-# Of what it gives to SparseCores (rows of a table, on v5p) the compiler tells neither text nor cycles.
+KERNEL_PREFIX = 'sinklab_'  # in the names of our kernels, for which the compiler estimates no cycles
+# The compiler reports neither text nor cycles of operations on SparseCores (gathers of table rows, on v5p).
 ANALYSIS_COMPILER_OPTIONS = {'tpu': {'xla_tpu_offload_gather_to_sparsecore': False}}
 
 
@@ -23,8 +23,8 @@ class CompiledProgram:
     """A compiled program, with its memory use on each device."""
 
     program: HloProgram
-    memory_bytes: dict[str, int]  # arguments, output, temporary, code, what lies beside them, and peak of all
-    compile_seconds: float  # to lower and compile
+    memory_bytes: dict[str, int]  # argument, output, alias, temp, code, beside (other arrays), peak
+    compile_seconds: float  # including lowering
 
 
 def compile_program(lower: Any, platform: str, resident_bytes: int = 0) -> CompiledProgram:
@@ -45,12 +45,12 @@ def compile_program(lower: Any, platform: str, resident_bytes: int = 0) -> Compi
 class StepTimeEstimate:
     """A lower bound of the seconds of a step, from published chip specs and the compiler's cycle counts."""
 
-    products: float  # of the FLOPs that the model wants, at the peak
-    again: float  # of those that the backward pass makes again
-    compiler: float | None  # what the compiler estimates of all but kernels
-    kernels: float  # of attention, at the peak
-    waited: float  # collectives within a slice that nothing is computed beside
-    hidden: float  # the others
+    products: float  # matrix products of the model, at peak FLOP/s
+    again: float  # matrix products that the backward pass repeats
+    compiler: float | None  # the compiler's estimate of everything except kernels
+    kernels: float  # attention kernels, at peak FLOP/s
+    waited: float  # synchronous collectives within a slice, without concurrent computation
+    hidden: float  # asynchronous collectives within a slice
 
     @property
     def compute_seconds(self) -> float:
@@ -67,7 +67,7 @@ class StepTimeEstimate:
 
     @property
     def limit(self) -> str:
-        """What takes most of the time beyond matrix products."""
+        """The overhead that takes most of the time beyond matrix products."""
         overheads = {
             'collectives that are waited for': self.waited,
             'collectives beside the computation': max(0.0, self.hidden - self.compute_seconds),
@@ -86,7 +86,8 @@ def estimate_step_time(
     )
     forward_flops = flops.count_forward_flops(spec.model, spec.data.length)
     tokens_per_device = spec.optimizer.batch_size * spec.data.length / mesh.size
-    # Queries times keys, weights times values, and of their gradients five products where the formula counts four.
+    # Kernels have two products forward (queries times keys, weights times values), and five backward, where the
+    # formula counts four.
     kernel_runs, batch_size = step.program.count_kernels(KERNEL_PREFIX), spec.optimizer.batch_size
     attention_flops = (
         tokens_per_device
@@ -116,7 +117,7 @@ def estimate_step_time(
 
 
 def compute_link_fraction(collective: Collective, mesh: jax.sharding.Mesh) -> float:
-    """Compute the fraction of a chip's links that a collective uses; on a torus, by its directions."""
+    """Compute the fraction of a chip's links that a collective uses, from the directions of a torus."""
     chips = mesh.devices.flatten()
     group_chips = [chips[index] for index in collective.replica_groups[0]]
     return max(1, count_directions(group_chips)) / max(1, count_directions(chips))
@@ -128,7 +129,7 @@ def is_within_slice(collective: Collective, mesh: jax.sharding.Mesh) -> bool:
 
 
 def count_directions(chips: Sequence[jax.Device]) -> int:
-    """Count the coordinates in which some devices differ; 0 where the network is a switch."""
+    """Count the coordinates in which devices differ; 0 if the network is a switch."""
     return sum(
         len(set(coordinates)) > 1
         for coordinates in zip(*(getattr(chip, 'coords', ()) for chip in chips), strict=True)

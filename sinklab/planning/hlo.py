@@ -15,16 +15,16 @@ ARRAY_PATTERN = re.compile(r'([a-z][a-z0-9]*)\[([\d,]*)\](?:\{([\d,]*)(?::T\((\d
 CALLEE_PATTERN = re.compile(
     r'(?:calls|body|condition)=%?([\w.\-]+)|(?:branch_computations|called_computations)=\{([^}]*)\}'
 )
-# Bytes that each of n devices sends, over those of the largest array of the collective.
+# Bytes that each of n devices sends, divided by the bytes of the largest array of the collective.
 SENT_BYTES_RATIO = {
     'all-gather': lambda n: (n - 1) / n,
     'reduce-scatter': lambda n: (n - 1) / n,
     'all-reduce': lambda n: 2 * (n - 1) / n,
     'all-to-all': lambda n: (n - 1) / n,
-    'collective-permute': lambda n: 1.0,  # of pairs
+    'collective-permute': lambda n: 1.0,  # between pairs of devices
 }
-SCATTER_FUSION_NAME = 'all-reduce-scatter'  # in the name of what keeps a part of an all-reduce as it is made
-# Of a collective that is fused with what is computed meanwhile: one instruction begins it, others go on with it.
+SCATTER_FUSION_NAME = 'all-reduce-scatter'  # in the name of a fusion that keeps a shard of an all-reduce
+# Names of a collective that is fused with concurrent computation: one instruction starts it, others continue it.
 ASYNC_START_PREFIX, ASYNC_CONTINUATION_PREFIXES = (
     'async-collective-start',
     ('async-collective-done', 'async_collective_fusion'),
@@ -36,7 +36,7 @@ class Instruction:
     name: str
     type: str
     opcode: str
-    operands_and_attributes: str  # operands and attributes
+    operands_and_attributes: str
 
     def find_attribute(self, pattern: str) -> str | None:
         match = re.search(pattern, self.operands_and_attributes)
@@ -59,16 +59,16 @@ class Instruction:
         return self.find_attribute(r'op_name="([^"]*)"') or ''
 
 
-NO_CALLER = Instruction('', '', '', '')  # calls the entry
+NO_CALLER = Instruction('', '', '', '')  # caller of the entry computation
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    kind: str  # of SENT
-    types: tuple[str, ...]  # of what it gives, or reads where that is more
-    num_bytes: int  # of those
-    replica_groups: tuple[tuple[int, ...], ...]  # of devices, by their numbers
-    num_executions: int  # a run of the program
+    kind: str  # key of SENT_BYTES_RATIO
+    types: tuple[str, ...]  # of its results
+    num_bytes: int  # of its largest array: the results or, for a reduce-scatter, the operand
+    replica_groups: tuple[tuple[int, ...], ...]  # groups of device numbers
+    num_executions: int  # in one execution of the program
     is_async: bool
     op_name: str
 
@@ -96,7 +96,7 @@ class HloProgram:
 
     @functools.cached_property
     def execution_counts(self) -> dict[str, int]:
-        """How often each computation is executed; a fusion counts as its caller."""
+        """Number of executions of each computation; a fusion has that of its caller."""
         counts: dict[str, int] = collections.Counter({self.entry: 1})
         for name in self.sort_computations():
             for instruction in self.computations[name]:
@@ -121,7 +121,7 @@ class HloProgram:
         return [*reversed(visited)]
 
     def count_trips(self, loop: Instruction) -> int:
-        """Return the trip count of a loop from 0, as of lax.scan: the constant that its condition compares with."""
+        """Return the trip count of a loop from 0, as of lax.scan; its condition compares with that constant."""
         if trip_count := loop.find_attribute(r'known_trip_count":\{"n":"(\d+)"'):
             return int(trip_count)
         condition = self.computations.get(loop.find_attribute(r'condition=%?([\w.\-]+)') or '', [])
@@ -238,7 +238,7 @@ def select_result_arrays(opcode: str, arrays: list) -> list:
     if opcode in ('all-gather-start', 'reduce-scatter-start'):
         return arrays[len(arrays) // 2 :]  # operands come first
     if opcode == 'collective-permute-start':
-        return arrays[1:2]  # between an operand and what the runtime keeps
+        return arrays[1:2]  # after the operand and before values of the runtime
     return arrays
 
 

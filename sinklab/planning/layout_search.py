@@ -13,29 +13,32 @@ from sinklab.parallel import device_mesh
 from sinklab.schema import UserError
 from sinklab.train import memory_estimate, setup, state
 
-MICRO_BATCH_COUNTS = (1, 2, 4, 8, 16)  # into how many parts a batch may be divided
+MICRO_BATCH_COUNTS = (1, 2, 4, 8, 16)  # numbers of micro-batches to try
 
 
 @dataclasses.dataclass(frozen=True)
 class LayoutCandidate:
-    """A parallelism layout: its cost, or why it is refused."""
+    """A candidate layout: its memory and step time, or why it is rejected."""
 
     hardware: Hardware
-    bytes: int | None = None  # on a device; None where it cannot be laid on them
-    seconds: float = 0.0  # a step, at least
+    bytes: int | None = None  # on one device; None if the layout is invalid for the devices
+    seconds: float = 0.0  # lower bound of the time of a step
     refused: str = ''
 
 
 def rank_layouts(
     spec: Spec, requested: Hardware, target_devices: Sequence[jax.Device], chip: ChipSpec, backend: str
 ) -> tuple[list[LayoutCandidate], list[LayoutCandidate]]:
-    """Return (layouts that fit, fastest first; layouts that do not fit). Given options are kept."""
+    """Return (layouts that fit, fastest first; layouts that are rejected).
+
+    Options that `requested` sets are kept.
+    """
     slices = device_mesh.group_by_slice(target_devices)
     entries = [
         evaluate_layout(spec, hardware, target_devices, chip, backend)
         for hardware in generate_layouts(spec, requested, len(target_devices), len(slices))
     ]
-    # Of what differs in rounding alone, that which takes least memory.
+    # Layouts whose times differ only by rounding are ordered by memory.
     fitting_entries = sorted(
         (entry for entry in entries if not entry.refused),
         key=lambda entry: (float(f'{entry.seconds:.6g}'), entry.bytes),

@@ -1,4 +1,4 @@
-"""Devices that are not attached, described for ahead-of-time compilation (TPUs, and GPUs of one Hopper node)."""
+"""Descriptions of devices that are not attached, for compilation: TPUs, and GPUs of one Hopper node."""
 
 import importlib.util
 import os
@@ -16,19 +16,19 @@ from sinklab.schema import UserError
 REPOSITORY_LIBTPU = (
     Path(__file__).parents[2] / '.venv' / 'libtpu' / 'libtpu' / 'libtpu.so'
 )  # where `make test` puts it
-# Several processes may compile at once, and none is to look for a chip.
+# Several processes may compile at the same time, and none of them may look for a chip.
 LIBTPU_ENVIRONMENT = dict(
     ALLOW_MULTIPLE_LIBTPU_LOAD='1',
     TPU_SKIP_MDS_QUERY='1',
     TPU_WORKER_HOSTNAMES='localhost',
-    TPU_ACCELERATOR_TYPE='v5litepod-4',  # asked for by libtpu, whatever it compiles for
+    TPU_ACCELERATOR_TYPE='v5litepod-4',  # libtpu requires a value, whatever its target is
 )
-# In how many dimensions the chips of a slice stand.
+# Number of dimensions of the topology of a slice.
 NUM_TOPOLOGY_DIMENSIONS = {'v4': 3, 'v5e': 2, 'v5p': 3, 'v6e': 2, 'tpu7x': 3}
 
 
 def find_libtpu() -> str | None:
-    """Return the path of libtpu: TPU_LIBRARY_PATH, that of `make test`, or that beside jax."""
+    """Return the path of libtpu: TPU_LIBRARY_PATH, that of `make test`, or that of the environment."""
     if configured_path := os.environ.get('TPU_LIBRARY_PATH'):
         return configured_path
     if REPOSITORY_LIBTPU.exists():
@@ -43,7 +43,7 @@ def find_libtpu_version() -> str | None:
     return next((folder.stem.removeprefix('libtpu-') for folder in info_folders), None)
 
 
-# What XLA asks of a GPU, as its GpuTargetConfigProto: Hopper, with so much memory of such a speed.
+# XLA's GpuTargetConfigProto of a Hopper GPU, with placeholders for the size and bandwidth of its memory.
 HOPPER_TARGET_CONFIG = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
@@ -59,7 +59,11 @@ device_description_str: "{kind}"
 
 
 def parse_topology(topology: str) -> tuple[str, list[jax.Device]]:
-    """Parse CHIP:SHAPE or SLICESxCHIP:SHAPE into (name in CHIPS, devices). Raises UserError."""
+    """Parse CHIP:SHAPE or SLICESxCHIP:SHAPE into (name in CHIPS, devices).
+
+    Raises:
+        UserError: The topology is unknown, or its compiler is not installed.
+    """
     match = re.fullmatch(r'(?:([1-9]\d*)x)?([a-z]\w*):([1-9]\d*(?:x[1-9]\d*)*)', topology)
     if not match or match[2] not in CHIPS:
         raise UserError(
@@ -78,7 +82,13 @@ def parse_topology(topology: str) -> tuple[str, list[jax.Device]]:
 
 
 def make_gpu_devices(topology: str, chip_name: str) -> list[jax.Device]:
-    """Those of one node of Hopper; raises UserError. Of more nodes jax describes no borders."""
+    """Make the devices of one Hopper node for compilation.
+
+    More nodes are not supported, because jax does not describe the boundaries between them.
+
+    Raises:
+        UserError: The topology is not one Hopper node, or the compiler for GPUs is not installed.
+    """
     match, chip = re.fullmatch(r'(h100|h200):([1-8])', topology), CHIPS[chip_name]
     if not match:
         raise UserError(
@@ -105,7 +115,11 @@ def has_cuda_plugin() -> bool:
 
 
 def make_tpu_devices(topology: str, num_slices: int = 1) -> list[jax.Device]:
-    """Make the devices of a topology such as v5e:2x2 for compilation. Raises UserError."""
+    """Make the devices of a TPU topology, such as v5e:2x2, for compilation.
+
+    Raises:
+        UserError: libtpu is not installed, or it does not know the topology.
+    """
     if (path := find_libtpu()) is None:
         raise UserError(
             f'libtpu, which has the compiler for TPUs, is not installed; install it: {format_extra_command("tpu")}'
@@ -116,5 +130,5 @@ def make_tpu_devices(topology: str, num_slices: int = 1) -> list[jax.Device]:
     try:
         slice_options = dict(num_slices=num_slices) if num_slices > 1 else {}
         return topologies.get_topology_desc(platform='tpu', topology_name=topology, **slice_options).devices
-    except Exception as error:  # what libtpu makes of a name is its own affair
+    except Exception as error:  # of any type: libtpu does not document what it raises
         raise UserError(f'{topology} is no topology that libtpu knows ({str(error).splitlines()[0]})') from error

@@ -1,4 +1,4 @@
-"""The forward pass and next-token cross-entropy, computed in chunks without the logits of a whole batch."""
+"""The forward pass, and next-token cross-entropy in chunks, without the logits of a whole batch."""
 
 import functools
 from collections.abc import Callable

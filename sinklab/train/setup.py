@@ -1,4 +1,4 @@
-"""Setup of a run before its first step: lease, mesh, checks, attention backend, data, environment record."""
+"""Setup of a run before its first step: lease, mesh, checks, attention backend, data, environment."""
 
 import contextlib
 import dataclasses
