@@ -7,14 +7,14 @@ import dataclasses
 class ChipSpec:
     """Peak rates of an accelerator in bytes, seconds, and dense bfloat16 FLOPs summed in float32."""
 
-    device_kinds: tuple[str, ...]  # what jax says of a device: its device_kind
-    flops_per_second: float  # operations a second
-    memory_bytes: float  # bytes
-    memory_bytes_per_second: float  # of that memory
-    link_bytes_per_second: float  # that it sends a second to its neighbours or to its node, over all links together
+    device_kinds: tuple[str, ...]  # values of `device_kind` of jax devices
+    flops_per_second: float
+    memory_bytes: float
+    memory_bytes_per_second: float  # memory bandwidth
+    link_bytes_per_second: float  # sent to neighbors, or within a node, over all links together
     source: str
-    devices_per_chip: int = 1  # of jax, which share what is said above
-    clock_hz: float | None = None  # cycles a second, where the peak and the size of its matrix units say that
+    devices_per_chip: int = 1  # jax devices of a chip, which share these rates and this memory
+    clock_hz: float | None = None  # if it follows from the peak and the size of the matrix units
 
 
 CLOUD_TPU_SOURCE = 'docs.cloud.google.com/tpu/docs/{}, November 2026; links: half of what it calls bidirectional'

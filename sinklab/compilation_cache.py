@@ -1,9 +1,9 @@
 """The persistent compilation cache of jax, with a digest for each entry.
 
 jax writes an entry without a digest, and XLA trusts what it reads: a flipped bit can end the process, or change what
-the program computes. Here an entry is a header with a SHA-256 and the bytes of jax, in one file, so that a digest and
-its entry cannot come apart. The digest covers the key as well: an entry under another's name is not accepted. It
-guards against damage, not against somebody who may write into the folder.
+the program computes. Here an entry is one file with a header, which has a SHA-256, and the bytes of jax, so that a
+digest cannot be separated from its entry. The digest also covers the key: an entry under the name of another key is
+not accepted. It protects against damage, not against somebody who can write to the directory.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ import jax
 
 MAGIC = b'sinklab-program-1 '
 HEADER_BYTES = len(MAGIC) + 64 + 1  # the magic, a SHA-256 in hexadecimal digits, and a newline
-NAME_FORMAT = '{}-verified'  # of a key; jax itself adds the suffixes
+NAME_FORMAT = '{}-verified'  # name of a key; jax adds the suffixes
 ENTRY_SUFFIX, ATIME_SUFFIX = '-cache', '-atime'  # suffixes of jax: an entry, and the time of its last use
 TEMPORARY_SUFFIX = '.unfinished'
-STALE_FILE_SECONDS = 3600.0  # seconds after which nobody writes an unfinished file any more
+STALE_FILE_SECONDS = 3600.0  # age in seconds from which an unfinished file is abandoned
 
 
 def add_digest(key: str, program: bytes) -> bytes:
-    """Return what is written of a compiled program: a header with its digest, and the program."""
+    """Return the cache entry of a compiled program: a header with its digest, then the program."""
     return MAGIC + compute_digest(key, program) + b'\n' + program
 
 
@@ -35,7 +35,7 @@ def remove_digest(key: str, entry: bytes) -> bytes:
     """Return the compiled program of an entry.
 
     Raises:
-        ValueError: the entry has no digest, or another one than its content.
+        ValueError: The entry has no digest, or a digest that differs from that of its content.
     """
     if not entry.startswith(MAGIC) or entry[HEADER_BYTES - 1 : HEADER_BYTES] != b'\n':
         raise ValueError('it has no digest')
@@ -52,11 +52,11 @@ def compute_digest(key: str, program: bytes) -> bytes:
 
 
 def install_verified_cache() -> bool:
-    """Have jax verify what it reads from its compilation cache, wherever that lies; return whether it does.
+    """Make jax verify the entries of its compilation cache, wherever it is; return whether it does.
 
-    jax has no public way to give it a cache object. `get_file_cache` of its private module makes one of the name
-    `LRUCache` when the first program is compiled, so that this name is replaced. Where a version of jax has no such
-    name, its cache is switched off: nothing is read that was not verified.
+    jax has no public way to set a cache object. `get_file_cache` of its private module creates an `LRUCache` when the
+    first program is compiled, so this name is replaced. If a version of jax has no such name, its cache is switched
+    off, so that no unverified entry is read.
     """
     try:
         private_module = importlib.import_module('jax._src.compilation_cache')
@@ -65,7 +65,7 @@ def install_verified_cache() -> bool:
         verified_class = make_verified_class(cache_class)
         if cache_class is not verified_class:
             private_module.LRUCache = verified_class
-            # A program that was compiled before has made a cache that does not verify.
+            # A program that was compiled earlier has created a cache that does not verify.
             public_module.reset_cache()
     except (ImportError, AttributeError, TypeError) as error:
         if jax.config.jax_enable_compilation_cache:
@@ -77,7 +77,7 @@ def install_verified_cache() -> bool:
             jax.config.update('jax_enable_compilation_cache', False)
         return False
     if cache_class is not verified_class:
-        # On a GPU, XLA keeps what it measured of single kernels in files of its own, which it reads without a digest.
+        # On a GPU, XLA stores autotuning results of kernels in files of its own, which it reads without a digest.
         with contextlib.suppress(AttributeError):
             jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
     return True
@@ -85,7 +85,7 @@ def install_verified_cache() -> bool:
 
 @functools.cache
 def make_verified_class(base: type) -> type:
-    """Return a subclass of jax's LRUCache that adds a digest to each entry, and verifies it before it returns one."""
+    """Make a subclass of jax's LRUCache that adds a digest to each entry, and verifies it on read."""
     if getattr(base, 'is_verified', False):
         return base
 
@@ -103,16 +103,16 @@ def make_verified_class(base: type) -> type:
                 return None
 
         def put(self, key: str, value: bytes) -> None:
-            """Write an entry in one stroke, so that no other process reads a part of it."""
+            """Write an entry atomically, so that no other process reads a part of it."""
             name, entry = NAME_FORMAT.format(key), add_digest(key, value)
             path = self.path / f'{name}{ENTRY_SUFFIX}'
-            if self.eviction_enabled or '://' in os.fspath(path):  # under a lock of jax; an object appears whole
+            if self.eviction_enabled or '://' in os.fspath(path):  # jax holds a lock; objects are written atomically
                 super().put(name, entry)
             elif not path.exists():
                 write_atomically(Path(path), entry)
 
         def remove(self, key: str, reason: Exception) -> None:
-            """Remove an entry that must not be used, and say so in one line."""
+            """Remove an entry that must not be used, and print one line about it."""
             name, action = NAME_FORMAT.format(key), 'it is removed and compiled again'
             path = self.path / f'{name}{ENTRY_SUFFIX}'
             try:
@@ -126,7 +126,10 @@ def make_verified_class(base: type) -> type:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that takes its name when it is complete. After a power failure its digest tells damage."""
+    """Write a file atomically: it gets its name when it is complete.
+
+    After a power failure, the digest of the entry reveals damage.
+    """
     temporary_path = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
     try:
         temporary_path.write_bytes(content)
@@ -136,7 +139,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def remove_unverified(folder: Path) -> None:
-    """Remove the entries of earlier versions, which had no digest and are not read any more, from a local folder."""
+    """Remove entries of earlier versions, which have no digest and are not read, from a local directory."""
     num_removed = 0
     for suffix in (ENTRY_SUFFIX, ATIME_SUFFIX):
         for path in folder.glob(f'*{suffix}'):
@@ -145,7 +148,7 @@ def remove_unverified(folder: Path) -> None:
             with contextlib.suppress(OSError):
                 path.unlink()
                 num_removed += suffix == ENTRY_SUFFIX
-    for path in folder.glob(f'*{ENTRY_SUFFIX}.*{TEMPORARY_SUFFIX}'):  # of a process that was killed while it wrote
+    for path in folder.glob(f'*{ENTRY_SUFFIX}.*{TEMPORARY_SUFFIX}'):  # of a process that was killed while writing
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > STALE_FILE_SECONDS:
                 path.unlink()

@@ -1,8 +1,8 @@
-"""Text that comes from users, files or other hosts, escaped for each kind of place that it is written to.
+"""Escaping of text that comes from users, files or other hosts, for each format that it is written to.
 
-A name may hold any character: markup of rich, `$` of mathtext, `&` of LaTeX, `<` of HTML, `/` of a path, a control
-sequence of a terminal. Each function returns text that the place shows as the characters that were given. Control and
-format characters have no picture: they are shown as the escapes of Python, such as \\x1b, everywhere but in JSON.
+A name may contain any character: markup of rich, `$` of mathtext, `&` of LaTeX, `<` of HTML, `/` of a path, a control
+sequence of a terminal. Each function returns text that its format shows as the given characters. Control and format
+characters have no glyph: they are shown as escapes of Python, such as \\x1b, everywhere but in JSON.
 """
 
 import hashlib
@@ -14,14 +14,14 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-# Categories of characters that have no picture, or change how others are shown: controls (C0, DEL, C1), halves of
-# characters, separators of lines and paragraphs, and format characters, such as a space of no width (U+200B), the
-# mark of the order of bytes (U+FEFF), and marks after which text is shown in another order than given (U+202E).
+# Unicode categories of characters that have no glyph, or that change how others are shown: controls (C0, DEL, C1),
+# surrogates, line and paragraph separators, and format characters, such as the zero-width space (U+200B), the byte
+# order mark (U+FEFF), and marks that change the direction of the text after them (U+202E).
 HIDDEN_CATEGORIES = ('Cc', 'Cs', 'Zl', 'Zp', 'Cf')
 JOINERS = '\u200c\u200d'  # format characters that belong to the spelling of Persian and Hindi, and to emoji
-MAX_NAME_BYTES = 200  # bytes of a file name, of the 255 that file systems allow; what is appended needs some
-FIGURE_LINE_CHARS = 60  # letters of a line in a picture
-# LaTeX defines these commands for all encodings of fonts, since 2020.
+MAX_NAME_BYTES = 200  # bytes of a file name; file systems allow 255, and suffixes need some
+FIGURE_LINE_CHARS = 60  # characters of a line in a figure
+# LaTeX has defined these commands for all font encodings since 2020.
 LATEX_COMMANDS = {char: f'\\{char}' for char in '&%$#_{}'}
 LATEX_COMMANDS |= {
     '\\': r'\textbackslash{}',
@@ -41,18 +41,18 @@ LATEX_COMMANDS |= {
 
 
 def is_hidden(char: str) -> bool:
-    """Return whether a character has no picture of its own, or changes how others are shown; but for JOINERS."""
+    """Return whether a character has no glyph, or changes how others are shown; JOINERS are not hidden."""
     if char in string.printable:
         return char in '\t\n\r\x0b\x0c'
     return unicodedata.category(char) in HIDDEN_CATEGORIES and char not in JOINERS
 
 
 def escape_control(text: object, keep: str = '') -> str:
-    """Replace characters that `is_hidden` names by visible escapes, as \\x1b, \\n, \\u200b.
+    """Replace characters for which `is_hidden` is True by visible escapes, such as \\x1b, \\n, \\u200b.
 
     Args:
-        text: anything; its `str` is shown.
-        keep: control characters that stay as they are.
+        text: Any object; its `str` is escaped.
+        keep: Control characters that are not escaped.
     """
     text = str(text)
     if text.isascii() and text.isprintable():
@@ -63,29 +63,29 @@ def escape_control(text: object, keep: str = '') -> str:
 
 
 def escape_html(text: object) -> str:
-    """Escape text for the content, or a quoted attribute, of an element of HTML."""
+    """Escape text for the content, or a quoted attribute, of an HTML element."""
     return html.escape(escape_control(text))
 
 
 def escape_latex(text: object) -> str:
-    """Escape text for LaTeX, also for the first cell of a line of a table."""
+    """Escape text for LaTeX, also for the first cell of a table row."""
     escaped = ''.join(LATEX_COMMANDS.get(char, char) for char in escape_control(text))
-    escaped = re.sub('(?<=-)-|(?<=,),', lambda match: f'{{}}{match[0]}', escaped)  # or it were one character
-    return f'{{}}{escaped}' if escaped[:1] in ('[', '*') else escaped  # or it were an argument of the line before
+    escaped = re.sub('(?<=-)-|(?<=,),', lambda match: f'{{}}{match[0]}', escaped)  # prevent ligatures
+    return f'{{}}{escaped}' if escaped[:1] in ('[', '*') else escaped  # else an argument of the row before
 
 
 def escape_markdown(text: object) -> str:
-    """Escape what would end a cell of a table of Markdown, begin a tag or be a character reference; emphasis stays.
+    """Escape text for a cell of a Markdown table: pipes, tags and character references, but not emphasis.
 
-    Backslashes are escaped, too: one in front of a character would take away the effect of that which is put there.
+    Backslashes are escaped, too: one in front of an escaped character would cancel the backslash that is inserted.
     """
     return re.sub(r'\\|\||<(?=[A-Za-z/!?])|&(?=#?\w+;)', r'\\\g<0>', escape_control(text))
 
 
 def escape_figure(text: object) -> str:
-    """Return text for Matplotlib: long names in several lines.
+    """Escape text for Matplotlib, and break long names into several lines.
 
-    What `$` means there depends on the settings of FIGURE_RC_PARAMS, which must hold while a figure is made.
+    FIGURE_RC_PARAMS must be in effect while a figure is made, or `$` would start a formula.
     """
     escaped = escape_control(text)
     return '\n'.join(
@@ -93,20 +93,20 @@ def escape_figure(text: object) -> str:
     )
 
 
-# Settings of Matplotlib with which text is drawn as it is given.
+# Settings of Matplotlib with which text is drawn literally.
 FIGURE_RC_PARAMS: dict[Any, Any] = {'text.parse_math': False, 'text.usetex': False}
 
 
 def quote_file_name(text: object) -> str:
-    """Return a name for a file or folder made from any text: the same for the same text, another one for others.
+    """Convert any text to a file name, which is the same for the same text and another for other text.
 
-    What a path or a glob reads as something else, a dot in front, and control characters become %XX, as in a URL.
-    A name that is too long ends with a digest. An empty text stays empty.
+    Special characters of paths and globs, a leading dot, and control characters become %XX, as in a URL. A name that
+    is too long ends with a digest. An empty text stays empty.
     """
     text = str(text)
     safe = re.sub(r'%(?=[0-9A-Fa-f]{2})', '%25', text)
     safe = ''.join(percent_encode(char) if char in '/\\*?[' or is_hidden(char) else char for char in safe)
-    safe = re.sub(r'^\.', '%2E', safe)  # a shell's * leaves out names that begin with a dot
+    safe = re.sub(r'^\.', '%2E', safe)  # * of a shell does not match names that begin with a dot
     encoded = safe.encode()
     if len(encoded) <= MAX_NAME_BYTES:
         return safe
@@ -119,7 +119,7 @@ def percent_encode(char: str) -> str:
 
 
 def quote_shell(word: object) -> str:
-    """Quote a word of a command that a person may copy into a shell; control characters by $'...' of bash and zsh."""
+    """Quote a word for a shell command; hidden characters need the $'...' syntax of bash and zsh."""
     word = str(word)
     if not any(map(is_hidden, word)):
         return shlex.quote(word)
@@ -137,5 +137,5 @@ def is_encodable(word: str) -> bool:
 
 
 def join_shell(words: Iterable[object]) -> str:
-    """Join words to one command line that a shell splits into the same words."""
+    """Join words into a command line that a shell splits into the same words."""
     return ' '.join(map(quote_shell, words))

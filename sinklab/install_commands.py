@@ -1,4 +1,4 @@
-"""Commands that install missing packages, for the environment and copy of sinklab that run.
+"""Commands that install missing packages, for the running environment and copy of sinklab.
 
 sinklab is not on the Python Package Index: `pip install "sinklab[hf]"` fails, or installs somebody else's package.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sinklab.escape import join_shell, quote_shell
 
-ROOT = Path(__file__).resolve().parents[1]  # of a clone, or site-packages
+ROOT = Path(__file__).resolve().parents[1]  # root of a clone, or site-packages
 
 
 def format_extra_command(extra: str) -> str:
@@ -28,12 +28,12 @@ def format_extra_command(extra: str) -> str:
 
 
 def format_package_command(*packages: str) -> str:
-    """Return the command that installs packages of the index, such as `lm-eval[hf]`."""
+    """Return the command that installs packages from the index, such as `lm-eval[hf]`."""
     return f'{format_installer()} {join_shell(packages)}'
 
 
 def format_installer() -> str:
-    """Return the start of an install command: the uv or pip that is there, for the Python that runs."""
+    """Return the start of an install command: the available uv or pip, for the running Python."""
     python = Path(sys.executable)
     if (uv := python.with_name('uv')).is_file():
         parts = [format_path(uv), 'pip', 'install', '--python', format_path(python)]
@@ -45,7 +45,7 @@ def format_installer() -> str:
 
 
 def format_path(path: Path) -> str:
-    """Return a path relative to the working directory where it lies below it, else the absolute path."""
+    """Return a path relative to the working directory if it is inside it, else the absolute path."""
     path = Path(os.path.abspath(path))  # not resolved: the Python of an environment is a link to another one
     try:
         working_dir = Path.cwd()
@@ -55,7 +55,7 @@ def format_path(path: Path) -> str:
 
 
 def list_requirements(extra: str) -> list[str]:
-    """Return what an extra requires by the metadata of the installed sinklab, such as `pandas>=2.2`."""
+    """List the requirements of an extra, such as `pandas>=2.2`, from the metadata of the installed sinklab."""
     split_lines = [line.partition(';') for line in importlib.metadata.requires('sinklab') or ()]
     return [
         name.strip()

@@ -1,6 +1,6 @@
 """Standard streams whose write errors cannot end a run.
 
-Examples are a log on a full disk, a reader that has gone (`2>&1 | head -1`), a closed terminal, a closed
+Examples of such errors are a log on a full disk, a closed pipe (`2>&1 | head -1`), a closed terminal, and a closed
 descriptor (`2>&-`). What a run does, saves and returns must not depend on them.
 """
 
@@ -13,28 +13,30 @@ from typing import Any
 
 from sinklab.escape import escape_control
 
-TEXT_CONTROL_CHARS = '\t\n\r'  # control characters that text consists of, and lines that are written over and over
-CLOSED_ERRNOS = errno.EPIPE, errno.EBADF  # nobody reads this stream any more
-HANGUP_ERRNOS = errno.EIO, errno.ENXIO  # the same of a terminal; of a file, the disk has failed
+TEXT_CONTROL_CHARS = '\t\n\r'  # control characters of ordinary text, and of lines that are overwritten
+CLOSED_ERRNOS = errno.EPIPE, errno.EBADF  # the reader has closed the stream
+HANGUP_ERRNOS = errno.EIO, errno.ENXIO  # for a terminal, the same; for a file, the disk has failed
 
 
 class OutputClosedError(Exception):
-    """The reader of standard output has gone, so that there is nobody to go on for.
+    """Error that the reader of standard output has closed it, so that the command can stop.
 
-    It is no BrokenPipeError: rich would turn that into SystemExit(1).
+    It is not derived from BrokenPipeError, because rich turns that into SystemExit(1).
     """
 
 
 class SafeStream:
     """A text or binary stream whose `write` and `flush` do not raise.
 
-    Control characters are written as visible escapes: names in files, and what other hosts say, must not move the
-    cursor or set the title of a terminal. `get_unescaped_stream` is for a writer that does without.
+    Control characters are written as visible escapes: names in files, and text from other hosts, must not move the
+    cursor or set the title of a terminal. `get_unescaped_stream` is for a writer that escapes text itself. `error` is
+    the first error, other than a closed stream, for the exit code.
 
     Args:
-        stream: what is written to; everything but `write`, `flush` and `buffer` is its own.
-        is_result: whether it carries the result of a command. Then OutputClosedError is raised once its reader has
-            gone, and `error` keeps the first other error, for the exit code.
+        stream: Stream to write to; attributes that this class does not define are those of `stream`.
+        is_result: Whether the stream carries the result of a command. If so, OutputClosedError is raised when the
+        reader
+            has closed it.
     """
 
     def __init__(self, stream: Any, is_result: bool = False):
@@ -76,14 +78,14 @@ class SafeStream:
                 raise OutputClosedError from error
 
     def _redirect_to_null(self) -> None:
-        """Send what is buffered, and all that follows, to the null device, also what C++ libraries write."""
+        """Redirect buffered and later output to the null device, including output of C++ libraries."""
         with contextlib.suppress(OSError, ValueError):
             null_fd = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null_fd, self.stream.fileno())
             os.close(null_fd)
 
     def final_flush(self) -> Exception | None:
-        """Flush for the last time, so that the interpreter has nothing to report; return the first error."""
+        """Flush before exit, so that the interpreter reports no error; return the first error, or None."""
         with contextlib.suppress(OutputClosedError):
             self.flush()
         self.error = self.error or (self._buffer and self._buffer.error)
@@ -98,7 +100,7 @@ class SafeStream:
 
 
 class UnescapedStream:
-    """The same stream for a writer that escapes text by itself, and sends sequences of its own to a terminal."""
+    """A SafeStream without escaping, for a writer that escapes text and sends control sequences itself."""
 
     def __init__(self, stream: SafeStream):
         self.stream, self.write = stream, stream.write_unescaped
@@ -108,39 +110,39 @@ class UnescapedStream:
 
 
 def get_unescaped_stream(stream: Any) -> Any:
-    """Return a stream that writes control characters as they are; one that is not made safe is returned itself."""
+    """Return a stream that does not escape; a stream that is no SafeStream is returned unchanged."""
     return UnescapedStream(stream) if isinstance(stream, SafeStream) else stream
 
 
 def open_missing_descriptors() -> None:
-    """Open the null device for each standard descriptor that is closed, or the next file would take its number."""
+    """Open the null device for each closed standard descriptor, whose number a file would get otherwise."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free number
     for name, descriptor in (('stdout', 1), ('stderr', 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, 'w', errors='backslashreplace', closefd=False))  # noqa: SIM115
 
 
 def install_safe_streams() -> None:
-    """Replace sys.stdout and sys.stderr by streams that cannot end a run. To be called once, at the start."""
+    """Replace sys.stdout and sys.stderr by SafeStreams; call this once, at the start of the process."""
     open_missing_descriptors()
-    os.environ.setdefault('PYTHON_COLORS', '0')  # or Python 3.14 would colour --help and tracebacks
+    os.environ.setdefault('PYTHON_COLORS', '0')  # otherwise Python 3.14 colors --help and tracebacks
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors='backslashreplace')  # of a path that is not UTF-8
+        stream.reconfigure(errors='backslashreplace')  # for paths that are not UTF-8
     sys.stdout, sys.stderr = SafeStream(sys.stdout, is_result=True), SafeStream(sys.stderr)
 
 
 def ignore_closed_output() -> None:
-    """Go on without standard output once its reader has gone: for verbs that train."""
+    """Continue without standard output after its reader has closed it; for commands that train."""
     if isinstance(sys.stdout, SafeStream):
         sys.stdout.is_result = False
 
 
 def flush_standard_streams(exit_code: int) -> int:
-    """Flush both streams at the end of a process, and return its exit code: 1 if its result could not be written."""
+    """Flush both streams at exit; return the exit code, which becomes 1 if the result was not written."""
     error = sys.stdout.final_flush()
     if error and not exit_code and sys.stdout.is_result:
         print(f'sinklab: standard output could not be written ({error}); the result is lost', file=sys.stderr)
@@ -150,7 +152,7 @@ def flush_standard_streams(exit_code: int) -> int:
 
 
 def get_line_prefix() -> str:
-    """Return what comes before a line for `write_error`: it takes the place of a live bar, and else follows it."""
+    """Return a prefix for `write_error`: it clears a progress bar on a terminal, or else starts a new line."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if sys.stderr.isatty() and os.environ.get('TERM', 'dumb') != 'dumb':
             return '\r\x1b[2K'
@@ -160,10 +162,10 @@ def get_line_prefix() -> str:
 def write_error(text: str) -> None:
     """Write to the descriptor of sys.stderr, also from a signal handler; drop what cannot be written.
 
-    A signal handler must not use the buffer of sys.stderr, which the interrupted code may be writing to. It must not
-    wait, either: a reader that has stopped (`2>&1 | less`) would keep the process from ending.
+    A signal handler must not use the buffer of sys.stderr, because the interrupted code may be writing to it. It must
+    not block either: a reader that has paused (`2>&1 | less`) would keep the process from exiting.
     """
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # there is none, or it has no descriptor
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no sys.stderr, or one without a descriptor
         descriptor = sys.stderr.fileno()
         if select.select([], [descriptor], [], 0)[1]:
             os.write(descriptor, text.encode())

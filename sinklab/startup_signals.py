@@ -1,8 +1,9 @@
 """Signal handlers from the start of a process until a command installs its own.
 
-Python turns Ctrl-C into a KeyboardInterrupt wherever the main thread is: in the import of a C extension, which then
-fails in other words or crashes, or in a callback of the garbage collector, which swallows it. Here a second thread
-ends the process while it is starting. Once a verb runs, KeyboardInterrupt is raised where it can be handled.
+Python raises KeyboardInterrupt on Ctrl-C wherever the main thread is. If it is importing a C extension, the import
+fails with another error or crashes; a callback of the garbage collector swallows the exception. Therefore a second
+thread ends the process while it is starting. When a command runs, KeyboardInterrupt is raised where it can be
+handled.
 """
 
 import _thread
@@ -20,7 +21,7 @@ from sinklab import standard_streams
 
 TERMINATION_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 SIGINT_EXIT_CODE = 128 + signal.SIGINT
-RETRY_SECONDS = 0.05  # seconds until an interrupt is raised again that could not be handled where it came
+RETRY_SECONDS = 0.05  # seconds until an interrupt that was swallowed is raised again
 FORCE_QUIT_SECONDS = 1.0  # seconds after the first Ctrl-C from which another one ends the process at once
 STOP_MESSAGE = 'stopped at once by {name}; what was saved before is intact'
 
@@ -29,9 +30,12 @@ _program_name, _exit_lock = 'sinklab', _thread.allocate_lock()
 
 
 def exit_on_signal(signum: int, frame: FrameType | None = None) -> None:
-    """End this process by a signal, with one line. A handler of Python, which `_watch_wakeup_pipe` calls as well."""
+    """End this process by a signal, with one line.
+
+    This is a Python signal handler; `_watch_wakeup_pipe` calls it as well.
+    """
     if not _exit_lock.acquire(blocking=False):
-        return  # the other thread is at it
+        return  # the other thread already ends the process
     standard_streams.write_error(f'{_program_name}: {STOP_MESSAGE.format(name=signal.Signals(signum).name)}\n')
     if signum != signal.SIGINT:
         _kill_self(signum)
@@ -39,13 +43,14 @@ def exit_on_signal(signum: int, frame: FrameType | None = None) -> None:
 
 
 def install_signal_handlers(verb: str = '') -> None:
-    """Have SIGINT, SIGTERM and SIGHUP end this process at once, with one line, until other handlers are installed.
+    """Install handlers of SIGINT, SIGTERM and SIGHUP that end this process immediately, with one line.
 
-    A signal that is ignored stays so, as under nohup. SIGINT ends the process with code 130. The process dies of the
-    other signals, as it would without a handler, and its parent sees that.
+    They stay until other handlers are installed. A signal that is ignored stays ignored, as under nohup. SIGINT ends
+    the process with code 130. The other signals kill the process, as they would without a handler, so that its parent
+    sees the signal.
 
     Args:
-        verb: what the line names beside the program.
+        verb: Command that the line names after the program.
     """
     global _program_name
     _program_name = f'sinklab {verb}'.strip()
@@ -61,17 +66,20 @@ def install_signal_handlers(verb: str = '') -> None:
 
 
 def _watch_wakeup_pipe(read_fd: int) -> None:
-    """End the process while its main thread is busy in C or C++, where no handler of Python runs."""
+    """End the process on a signal, even if its main thread runs C or C++ code and no Python handler."""
     signal.pthread_sigmask(
         signal.SIG_BLOCK, TERMINATION_SIGNALS
-    )  # or one that came between `block_signals` and the new program were lost
+    )  # otherwise a signal between `block_signals` and the new program would be lost
     while signums := os.read(read_fd, 1):
-        if signal.getsignal(signums[0]) is exit_on_signal:  # else a verb handles it
+        if signal.getsignal(signums[0]) is exit_on_signal:  # otherwise a command handles it
             exit_on_signal(signums[0])
 
 
 def _kill_self(signum: int) -> None:
-    """End this process by a signal. Python sets handlers in its main thread alone, so the C library is asked."""
+    """Kill this process by a signal.
+
+    Python sets handlers only in its main thread, so the C library resets the handler.
+    """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).signal(signum, 0)
         os.kill(os.getpid(), signum)
@@ -79,7 +87,7 @@ def _kill_self(signum: int) -> None:
 
 
 def _reset_after_fork() -> None:
-    """Give a forked process default handlers: a signal to it is none to its parent."""
+    """Restore default handlers in a forked process, whose signals must not be taken for its parent's."""
     signal.set_wakeup_fd(-1)
     for signum in TERMINATION_SIGNALS:
         if signal.getsignal(signum) is exit_on_signal:
@@ -92,15 +100,16 @@ def block_signals() -> None:
 
 
 def unblock_signals() -> None:
-    """Let through what `block_signals` has held back."""
+    """Unblock the signals that `block_signals` has blocked; pending ones are delivered."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
 
 
 @contextlib.contextmanager
 def enable_keyboard_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt on Ctrl-C, after an import that the main thread is in, again if it is swallowed.
+    """Raise KeyboardInterrupt on Ctrl-C inside the block.
 
-    A second Ctrl-C, a second after the first or later, ends the process at once.
+    During an import it is raised after the import. If the exception is swallowed, it is raised again. A second
+    Ctrl-C, more than FORCE_QUIT_SECONDS after the first, ends the process immediately.
     """
     if signal.getsignal(signal.SIGINT) is not exit_on_signal:
         yield
@@ -123,7 +132,9 @@ def enable_keyboard_interrupts() -> Iterator[None]:
     def schedule_retry() -> None:
         def resend_interrupt() -> None:
             retry_event.set()
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # wakes it, too, if it sleeps
+            signal.pthread_kill(
+                threading.main_thread().ident, signal.SIGINT
+            )  # also wakes the main thread if it sleeps
 
         timer = threading.Timer(RETRY_SECONDS, resend_interrupt)
         timer.daemon = True
@@ -142,14 +153,15 @@ def enable_keyboard_interrupts() -> Iterator[None]:
     finally:
         sys.unraisablehook = previous_hook
         if signal.getsignal(signal.SIGINT) is handle_interrupt:
-            # `_watch_wakeup_pipe` may not have read yet that a signal came which was handled here.
+            # After a signal `exit_on_signal` must not be installed again: `_watch_wakeup_pipe` may not have read yet
+            # that signal, which was handled here, and would end the process.
             signal.signal(
                 signal.SIGINT, exit_on_signal if first_time is None else lambda *_: os._exit(SIGINT_EXIT_CODE)
             )
 
 
 def _find_import_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the outermost import statement that is under way, or None."""
+    """Return the frame of the outermost import statement that is being executed, or None."""
     import_frame = None
     while frame:
         if frame.f_code.co_filename.startswith('<frozen importlib'):
@@ -159,7 +171,7 @@ def _find_import_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def _raise_after_import(import_frame: FrameType) -> None:
-    """Raise KeyboardInterrupt in a frame once its import statement has ended: C extensions do not survive one."""
+    """Raise KeyboardInterrupt in a frame after its import, because C extensions do not survive one."""
 
     def raise_interrupt(frame: FrameType, event: str, argument: object) -> None:
         sys.settrace(None)

@@ -1,1 +1,1 @@
-"""Planning: compilation for devices that are not attached, memory and time estimates, and layout search."""
+"""Planning: compilation for devices that are not attached, memory and time estimates, layout search."""

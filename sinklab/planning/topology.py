@@ -130,5 +130,5 @@ def make_tpu_devices(topology: str, num_slices: int = 1) -> list[jax.Device]:
     try:
         slice_options = dict(num_slices=num_slices) if num_slices > 1 else {}
         return topologies.get_topology_desc(platform='tpu', topology_name=topology, **slice_options).devices
-    except Exception as error:  # of any type: libtpu does not document what it raises
+    except Exception as error:  # of whatever type libtpu raises
         raise UserError(f'{topology} is no topology that libtpu knows ({str(error).splitlines()[0]})') from error
