@@ -56,7 +56,7 @@ CHIPS = {
 
 
 def find_chip(device_kind: str) -> ChipSpec | None:
-    """Return the spec of a device_kind of jax; None if it is not listed, such as another card with the same chip."""
+    """Return the spec of a jax device_kind; None if it is not listed, as for other cards with that chip."""
     return next((chip for chip in CHIPS.values() if device_kind in chip.device_kinds), None)
 
 

@@ -32,8 +32,9 @@ LATEX_COMMANDS |= {
     '|': r'\textbar{}',
     '`': r'\textasciigrave{}',
     "'": r'\textquotesingle{}',
-    # Fonts show `"` as a closing quote. \textquotedbl is for the encoding T1 alone and an error without it, so two
-    # straight single quotes stand for the straight double one: they look alike, with all fonts and without a package.
+    # Fonts show `"` as a closing quote. \textquotedbl works with the encoding T1 only and is an error without it, so
+    # two straight single quotes stand for the straight double one: they look alike, with all fonts and without a
+    # package.
     '"': r'\textquotesingle{}\textquotesingle{}',
     '±': r'$\pm$',
     '−': '$-$',

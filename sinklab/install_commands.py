@@ -55,7 +55,7 @@ def format_path(path: Path) -> str:
 
 
 def list_requirements(extra: str) -> list[str]:
-    """List the requirements of an extra, such as `pandas>=2.2`, from the metadata of the installed sinklab."""
+    """List the requirements of an extra, such as `pandas>=2.2`, from metadata of the installed sinklab."""
     split_lines = [line.partition(';') for line in importlib.metadata.requires('sinklab') or ()]
     return [
         name.strip()

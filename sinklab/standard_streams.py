@@ -152,7 +152,7 @@ def flush_standard_streams(exit_code: int) -> int:
 
 
 def get_line_prefix() -> str:
-    """Return a prefix for `write_error`: it clears a progress bar on a terminal, or else starts a new line."""
+    """Return a prefix for `write_error`: it clears a progress bar on a terminal, or starts a new line."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if sys.stderr.isatty() and os.environ.get('TERM', 'dumb') != 'dumb':
             return '\r\x1b[2K'

@@ -103,7 +103,7 @@ FEATURE_MAPS = {'identity': IdentityMap, 'elu1': Elu1Map, 'mlp': MLPMap}
 @dataclasses.dataclass(frozen=True)
 class GateKind:
     input: Literal['x', 'value']  # input of the gate: the layer's normed input, or the token's own value
-    target: Literal['value', 'output']  # what it multiplies
+    target: Literal['value', 'output']  # the array that the gate multiplies
     is_wide: bool  # one gate for each dimension of a head, or one for the whole head
     is_shared: bool = False  # the same for all heads
 

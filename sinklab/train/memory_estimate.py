@@ -58,7 +58,7 @@ def count_device_bytes(tree: dict) -> int:
 def estimate_activation_bytes(
     spec: Spec, hardware: Hardware, remat: str, mesh: jax.sharding.Mesh, backend: str
 ) -> int:
-    """Estimate what the layers save for the backward pass of the sequences of a device.
+    """Estimate the bytes that layers save for the backward pass of a device's sequences in a micro-batch.
 
     Activations count as not sharded over `tensor`. This is true of the residual stream, which is most of what is
     saved if little is saved.

@@ -261,7 +261,7 @@ def check_parameter_layout(mesh: AnyMesh, leaf: nnx.Variable) -> None:
 
 
 def check_residual_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_bytes: int) -> None:
-    """Raise UserError for a batch whose residual stream alone does not fit on a device."""
+    """Raise UserError if the residual stream of a micro-batch does not fit on a device by itself."""
     model, micro_batch = spec.model, hardware.get_micro_batch_size(spec.optimizer.batch_size)
     tokens_per_device = micro_batch * spec.data.length // sharding.count_shards(mesh)
     min_bytes = tokens_per_device * model.layers * model.width * jnp.dtype(model.dtype).itemsize

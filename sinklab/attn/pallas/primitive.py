@@ -99,7 +99,7 @@ class Kernels(Protocol):
     """
 
     def get_padding_multiple(self, length: int) -> int:
-        """Return the number to a multiple of which `length` queries or keys are padded."""
+        """Return a number; `length` queries or keys are padded to a multiple of it."""
 
     def explain_unsupported(
         self, reduction: Reduction, score_spec: ScoreSpec, query_BHTK, key_BGSK, value_BGSV
