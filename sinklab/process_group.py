@@ -1,4 +1,4 @@
-"""Process group of a run: gathering of JSON values, broadcasts and errors raised on all processes."""
+"""Process group of a run: all-gather and broadcast of JSON values, and errors raised on all processes."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -9,22 +9,32 @@ T = TypeVar('T')
 
 
 class ProcessGroup(Protocol):
-    """All processes of a run, as one of them knows them. Values are what JSON has."""
+    """Protocol for one process to communicate with all processes of its run. Values are JSON values."""
 
     index: int
     count: int
 
     def gather(self, name: str, value: Any) -> list[Any]:
-        """The values of all processes, by their numbers; waits until all have come to this name."""
+        """All-gather a value: wait until all processes have called `gather` with this name.
+
+        Returns:
+            The values of all processes, in the order of their process indices.
+        """
         ...
 
     def report_progress(self, activity: str, step: int = 0, usual_seconds: float | None = None) -> None:
-        """Tells who waits where this process is, and how many seconds that usually takes; None: nobody knows."""
+        """Report the current activity to whoever applies timeouts to this process.
+
+        Args:
+            activity: What the process does now.
+            step: The training step.
+            usual_seconds: How many seconds this activity usually takes; None: unknown.
+        """
         ...
 
 
 class SingleProcessGroup:
-    """The group of a single process."""
+    """Process group of a single process."""
 
     index, count = 0, 1
 
@@ -36,7 +46,16 @@ class SingleProcessGroup:
 
 
 def gather_or_raise(group: ProcessGroup, name: str, function: Callable[[], Any]) -> list[Any]:
-    """What a function returns on each process, as JSON has it; what one of them refuses, all refuse."""
+    """Call a function on each process, and all-gather its results, in the order of process indices.
+
+    Args:
+        group: The process group.
+        name: The same name on all processes.
+        function: Returns a JSON value, or raises UserError.
+
+    Raises:
+        UserError: The function raised it on any process; then all processes raise it.
+    """
     try:
         own_answer = dict(value=function(), refused=None)
     except UserError as error:
@@ -47,32 +66,63 @@ def gather_or_raise(group: ProcessGroup, name: str, function: Callable[[], Any])
 
 
 def run_on_all_or_raise(group: ProcessGroup, name: str, function: Callable[[], T]) -> T:
-    """What a function returns on this process, be it what it may; what one of them refuses, all refuse."""
+    """Call a function on each process, and return its local result, which may be of any type.
+
+    Args:
+        group: The process group.
+        name: The same name on all processes.
+        function: Returns any value, or raises UserError.
+
+    Raises:
+        UserError: The function raised it on any process; then all processes raise it.
+    """
     results = []
     gather_or_raise(group, name, lambda: results.append(function()))
     return results[0]
 
 
 def broadcast_from_primary(group: ProcessGroup, name: str, function: Callable[[], Any]) -> Any:
-    """What a function returns on process 0, which alone calls it."""
+    """Call a function on process 0 only, and broadcast its result, a JSON value, to all processes.
+
+    Raises:
+        UserError: The function raised it; then all processes raise it.
+    """
     return gather_or_raise(group, name, function if group.index == 0 else lambda: None)[0]
 
 
 def raise_first_error(errors: list[str | None]) -> None:
-    """Refuses what any process has refused, in its words; of one that is not alone with it, the first's."""
+    """Raise UserError with the first error message of any process, if there is one.
+
+    Args:
+        errors: One message for each process; None: no error. If all processes have the same message, it is raised
+            as it is; otherwise it begins with the index of the process.
+    """
     index, message = next(((index, message) for index, message in enumerate(errors) if message), (0, None))
     if message:
         raise UserError(message if set(errors) == {message} else f'process {index}: {message}')
 
 
 def check_equal_on_all(group: ProcessGroup, name: str, values: dict[str, Any]) -> None:
-    """Refuses what differs from process to process."""
+    """Raise UserError if the values differ between processes.
+
+    Args:
+        group: The process group.
+        name: The same name on all processes, used for the all-gather.
+        values: {what the user reads in the message: its JSON value}.
+    """
     if mismatch := describe_difference(group.gather(name, values)):
         raise UserError(f'{mismatch}; start all of them alike')
 
 
 def describe_difference(values: list[dict[str, Any]]) -> str | None:
-    """Where the first process that differs from process 0 does."""
+    """Describe the first difference between process 0 and any other process.
+
+    Args:
+        values: One dict for each process.
+
+    Returns:
+        The text of the message; None if all are equal.
+    """
     first = values[0]
     for index, other in enumerate(values):
         for key in first | other:

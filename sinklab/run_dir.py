@@ -1,18 +1,18 @@
 """The run directory: config, metrics, probes, checkpoints, and checks before a run resumes.
 
 config.json     the resolved config
-run.json        {"id"}, random, given to the run when it began; its checkpoints carry it
-tokenizer.json  of a run on text
-row.json        config file, row, diff, published numbers, source; of a fork, what it comes from
-environment.json  versions, devices, layout, commit of the latest attempt; of each, its attention and what it changed
-metrics.jsonl   {"step", "seconds", name: number} a line; appended, never rewritten; in a bucket metrics/NUMBER.jsonl
+run.json        {"id"}: a random id, made when the run is initialized; its checkpoints store the same id
+tokenizer.json  the tokenizer of a run on text
+row.json        config file, row, diff, published numbers, source; for a fork, its lineage
+environment.json  versions, devices, layout and commit of the latest attempt; attention and changes of each attempt
+metrics.jsonl   one line a record: {"step", "seconds", name: number}; append-only; in a bucket metrics/NUMBER.jsonl
 probe/          STEP.npz, the arrays of one probe
-checkpoints/    STEP, a checkpoint of Orbax
-digests/        STEP/PROCESS.json, sha256 and size of what a process has written of a checkpoint
-damaged/        STEP, a checkpoint that was passed over, and its digests
-processes/      PROCESS.log, what has gone wrong on a process, and where its threads were
-outcome.json    how the latest attempt has ended: kind, step, checkpoint, message, exit_code
-lease.json      the job that is at work here
+checkpoints/    STEP, an Orbax checkpoint
+digests/        STEP/PROCESS.json, sha256 and size of the files of a checkpoint that a process has written
+damaged/        STEP, a quarantined checkpoint and its digests
+processes/      PROCESS.log, the errors of a process, with the stacks of its threads
+outcome.json    how the latest attempt ended: kind, step, checkpoint, message, exit_code
+lease.json      the lease of the job that works in this folder
 """
 
 import contextlib
@@ -44,7 +44,7 @@ from sinklab.storage.untrusted_files import DamagedFileError
 
 
 def flatten_dict(tree: dict, prefix: str = '') -> dict[str, Any]:
-    """{'a': {'b': 1}} -> {'a.b': 1}."""
+    """Flatten a nested dict to dotted keys: {'a': {'b': 1}} becomes {'a.b': 1}."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     return {
@@ -59,12 +59,22 @@ def format_differences(old: dict, new: dict) -> list[str]:
 
 
 def format_run_ref(takes: str, run_path: object, step: int | str) -> str:
-    """Return the reference of a checkpoint as --from takes it, with the kind of warm start."""
+    """Format a checkpoint as a value of --from: [TAKES:]RUN@STEP.
+
+    Args:
+        takes: What a warm start takes from the checkpoint, such as 'params'; '': all of it.
+        run_path: The run folder.
+        step: The step of the checkpoint, or a placeholder.
+    """
     return f'{takes and f"{takes}:"}{run_path}@{step}'
 
 
 def format_lineage(lineage: dict) -> list[str]:
-    """Return labels of the origin of a fork and of what it changes; an empty result for other runs."""
+    """Format the origin of a fork, and what the fork changes, as a list of short texts.
+
+    Args:
+        lineage: The entry `from` of row.json; empty for a run that is no fork, which gives [].
+    """
     if not lineage:
         return []
     labels = {'new': 'new', 'dropped': 'dropped', 'reads other data': 'data'}
@@ -73,7 +83,8 @@ def format_lineage(lineage: dict) -> list[str]:
     return [f'from {origin}', *lineage.get('config', []), *details]
 
 
-# What may lie in a folder before its config does: of the job that is at work, and of a claim that was cut short.
+# Files that a folder may contain before config.json exists: those of the job that works there, and those that an
+# interrupted `initialize` has left.
 FILES_BEFORE_CONFIG = (
     'lease.json',
     'lease.lock',
@@ -91,6 +102,8 @@ STEPS_FIELD, CHANGEABLE_PREFIXES = 'optimizer.steps', tuple(f'{name}.' for name 
 
 
 class RunDir:
+    """A run directory, on a file system or in a bucket."""
+
     def __init__(self, path: str | os.PathLike):
         if not str(path):
             raise UserError('--workdir= is empty; give a folder')
@@ -119,7 +132,7 @@ class RunDir:
 
     @property
     def probe_files(self) -> list[Path]:
-        """Return the probes taken, by step; a file whose name is no step is named and passed over."""
+        """Probe files, sorted by step; a file whose name is no step is skipped, with a warning."""
         files = sorted((self.path / 'probe').glob('*.npz'))
         for file in files:
             if run_files.parse_probe_step(file) is None:
@@ -135,26 +148,26 @@ class RunDir:
         return self.path / 'probe' / f'{step:08}.npz'
 
     def read_json(self, name: str) -> dict:
-        """Read config, row, environment or outcome, or the table of a sweep.
+        """Read NAME.json: config, row, environment, outcome, or sweep (the table of a sweep).
 
         Raises:
-            Damaged: it is not as its schema in files/run_files.py says.
-            FileNotFoundError: it is not there.
+            DamagedFileError: The file does not have its schema in sinklab/storage/run_files.py.
+            FileNotFoundError: There is no such file.
         """
         content = run_files.read_run_file(self.path / f'{name}.json', name)
         return fill_missing_fields(content) if name == 'config' else content
 
     def read_limits(self) -> tuple[int | None, int | None]:
-        """Return the last step of the run and its vocabulary, each None where config.json does not say it."""
+        """Read the number of steps and the vocabulary size from config.json; each is None if missing there."""
         config = self.read_json('config')
         return config.get('optimizer', {}).get('steps'), config.get('model', {}).get('vocabulary')
 
     def read_run_id(self) -> str | None:
-        """Return the id in run.json.
+        """Read the run id from run.json.
 
         Returns:
-            None where it is missing: of a run that is older than these ids, in a folder that holds no run, or lost;
-            checkpoint/digests.py:find_run_id then finds it in the checkpoints.
+            The id; None if run.json is missing: the run is older than run ids, the folder holds no run, or the file
+            was lost. sinklab.checkpoint.digests.find_run_id then finds the id in the checkpoints.
 
         Raises:
             UserError: run.json is damaged.
@@ -166,7 +179,11 @@ class RunDir:
             return None
 
     def read_environment(self) -> dict:
-        """Of the newest attempt, with (step, attention) of all; nothing of what cannot be read."""
+        """Read environment.json: the environment of the newest attempt, and a list of all attempts.
+
+        Returns:
+            Its content; {} if the file is missing or damaged. A damaged file gives a warning.
+        """
         file = self.path / 'environment.json'
         try:
             environment = run_files.read_run_file(
@@ -182,10 +199,11 @@ class RunDir:
             return {}
 
     def check_spec(self, spec: Spec, remedy: str | None = None) -> None:
-        """Raise UserError if a folder holds another run or other files, or if no checkpoint can be saved in it.
+        """Raise UserError if the folder holds another run or other files, or cannot hold checkpoints.
 
         Args:
-            remedy: what to do where it holds another run; otherwise, to give a new folder.
+            spec: The spec of the run that is to train in this folder.
+            remedy: Advice for the case that the folder holds another run; None: give a new folder.
         """
         check_checkpoint_path(self.path)
         if not self.path.exists():
@@ -238,7 +256,7 @@ class RunDir:
             )
 
     def check_files(self) -> None:
-        """Raise DamagedFileError if a file to read or write is a folder, a FIFO or a link to one."""
+        """Raise DamagedFileError if a file of the run is no regular file, such as a folder or a FIFO."""
         if is_remote(self.path):
             return
         probes = self.path / 'probe'
@@ -248,22 +266,28 @@ class RunDir:
             untrusted_files.check_regular_file(file)
 
     def load_flat_configs(self, spec: Spec) -> tuple[dict, dict]:
-        """(the run's, this one), flat."""
+        """Return the saved config of the run and the config of `spec`, both flattened to dotted keys.
+
+        If both read a token store, the saved config gets the new path of the store, so that the paths do not differ.
+        """
         saved_config, new_config = flatten_dict(self.read_json('config')), flatten_dict(dataclasses.asdict(spec))
         if all(config.get('data.source', '').startswith('store:') for config in (saved_config, new_config)):
             saved_config['data.source'] = new_config[
                 'data.source'
-            ]  # a checkpoint knows the store by its digest, wherever it is
+            ]  # a checkpoint identifies the store by its digest, not by its path
         return saved_config, new_config
 
     def list_changes(self, spec: Spec) -> list[str]:
-        """Return the fields that differ from the latest attempt of the run."""
+        """Return the config fields that differ from the saved config of the run."""
         return format_differences(*self.load_flat_configs(spec))
 
     def explain_scaling(self, mismatches: list[str], saved_config: dict) -> str:
-        """Name the fields that differ because an older version multiplied a row's numbers by what a size has.
+        """Describe mismatches that exist because an older version scaled the numbers of a row with the size.
 
-        That is seen where row.json has another number than config.json. Returns '' where there is none.
+        Such a field has different numbers in row.json and in config.json.
+
+        Returns:
+            The note for the error message; '' if no field was scaled.
         """
         try:
             row = self.read_json('row')
@@ -284,7 +308,13 @@ class RunDir:
         )
 
     def check_step_change(self, spec: Spec, saved_steps: int, remedy: str | None = None) -> None:
-        """Raise UserError if another number of steps would change steps that are done."""
+        """Raise UserError if a new number of steps would change steps that are already done.
+
+        Args:
+            spec: The spec with the new number of steps.
+            saved_steps: The number of steps in the saved config.
+            remedy: Advice for the case that the schedule cannot be extended; None: fork the run or give a new folder.
+        """
         steps, schedule, checkpoint_steps = (
             spec.optimizer.steps,
             spec.optimizer.schedule,
@@ -315,7 +345,14 @@ class RunDir:
         return (self.path / 'config.json').exists()
 
     def read_lineage(self) -> dict:
-        """Read the run and the step that a fork comes from, and its changes; empty for other runs."""
+        """Read the lineage of a fork from row.json: its parent run and step, and its changes.
+
+        Returns:
+            The lineage; {} for a run that is no fork, and for a folder without a run.
+
+        Raises:
+            DamagedFileError: The folder holds a run without row.json.
+        """
         try:
             return self.read_json('row').get('from') or {}
         except FileNotFoundError:
@@ -327,7 +364,15 @@ class RunDir:
             ) from None
 
     def summarize_newest_attempt(self, attempts: list[dict]) -> tuple[int, str, list[str]]:
-        """Return (step, attention backends of all attempts, changes) of the newest attempt."""
+        """Summarize the newest attempt for the log.
+
+        Args:
+            attempts: The attempts in environment.json, the newest one last.
+
+        Returns:
+            The step at which the newest attempt started; the attention backends of all attempts as text, the newest
+            first; and the lines about changes, with the lineage if a fork starts with this attempt.
+        """
         step, changes = attempts[-1]['step'], attempts[-1].get('changes', [])
         attention_backends = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
         try:
@@ -338,15 +383,23 @@ class RunDir:
         return step, ', earlier '.join(attention_backends), [*lineage_lines, *changes]
 
     def read_start_step(self) -> int:
-        """Return the step that the run starts after; a fork records it if it is not the step of its checkpoint."""
+        """Read the step after which the run starts: 0, or for a fork the step of its parent checkpoint.
+
+        A fork that counts from another step records that step as `start`.
+        """
         lineage = self.read_lineage()
         return lineage.get('start', lineage.get('step', 0))
 
     def initialize(self, spec: Spec, row: dict, tokenizer: str | None = None, run_id: str | None = None) -> None:
-        """Write the config of this run into a new folder; leave a folder that `check_spec` accepted as it is.
+        """Write the config and the other initial files of a run; do nothing if the folder holds a run already.
+
+        Call `check_spec` first: it raises if the folder holds another run.
 
         Args:
-            run_id: the id of the run, if it has been made already; otherwise it gets a new one.
+            spec: The config of the run.
+            row: The content of row.json.
+            tokenizer: The content of tokenizer.json; None: the run has none.
+            run_id: The id of the run, if it has been made already; None: make a new id.
         """
         if self.has_run():
             return
@@ -358,15 +411,15 @@ class RunDir:
             self.write_json('config', dataclasses.asdict(spec))
 
     def as_read_only(self) -> 'RunDir':
-        """Return the same folder for a process that leaves writing to another process."""
+        """Return the same run directory for a process that writes nothing, because another process does."""
         return ReadOnlyRunDir(self.path)
 
     def open_metrics_writer(self, check_lease: Callable[[], None]) -> 'MetricsWriter':
-        """Return the writer of metrics.jsonl, which calls `check_lease` before it writes in the background."""
+        """Open the writer of metrics.jsonl; it calls `check_lease` before it writes in the background."""
         return MetricsWriter(self, check_lease)
 
     def save_probe(self, step: int, save: Callable[[Path], None]) -> None:
-        """Save the arrays of a probe."""
+        """Save the arrays of the probe at a step, by calling `save` with the path."""
         save(self.get_probe_path(step))
 
     def delete_json(self, name: str) -> None:
@@ -381,13 +434,17 @@ class RunDir:
             temporary_path.write_text(content, encoding='utf-8')
 
     def read_records(self, last_step: int | None = None, strict: bool = False) -> list[dict]:
-        """metrics.jsonl by step. A resumed run says the steps after its checkpoint again; the last word counts.
+        """Read metrics.jsonl, with one merged record for each step, in ascending order of steps.
 
-        What a stopped run has left to its next attempt to measure stands in a line of its own.
+        A resumed run logs the steps after its checkpoint again; the last value of a metric counts. Evaluations that a
+        stopped run left to its next attempt are on a line of their own, which is merged into the record of the step.
 
         Args:
-            last_step: the run has no step after this one; a line that has is damaged. None: that is not known.
-            strict: raise Damaged for a damaged line, instead of saying on stderr that it is passed over.
+            last_step: The last step of the run; a line with a later step is damaged. None: unknown.
+            strict: Raise for a damaged line; False: skip the line with a warning on stderr.
+
+        Raises:
+            DamagedFileError: A line is damaged, and `strict` is True.
         """
         steps: dict[int, dict] = {}
         extra_step = None
@@ -405,16 +462,16 @@ class RunDir:
         return [steps[step] for step in sorted(steps)]
 
     def list_checkpoint_steps(self) -> list[int]:
-        """Return the steps of the complete checkpoints, in ascending order."""
+        """List the steps of the complete checkpoints, in ascending order."""
         return sorted(int(name) for name in list_committed(self.checkpoint_dir) if name.isascii() and name.isdigit())
 
     def warn_about_lost_lines(self, record: dict, last_step: int, *required_names: str) -> None:
-        """Say on stderr that metrics.jsonl has lost its end, of a run that ends at `last_step`.
+        """Warn on stderr if metrics.jsonl of a finished run has lost its last lines.
 
         Args:
-            record: the newest record that there is.
-            last_step: the last step of the run.
-            *required_names: numbers that its last record has.
+            record: The newest record in metrics.jsonl.
+            last_step: The last step of the run.
+            *required_names: Metrics that the record of the last step must have.
         """
         file, step = self.path / METRICS_FILE, record.get('step', 0)
         missing_names = [name for name in required_names if name not in record]
@@ -428,13 +485,14 @@ class RunDir:
             )
 
     def find_gaps(self, records: list[dict], interval: int, end_step: int | None = None) -> list[tuple[int, int]]:
-        """Return pairs of steps between which metrics.jsonl has lost lines of training.
+        """Find pairs of steps between which metrics.jsonl has lost training records.
 
         Args:
-            records: of metrics.jsonl, by step.
-            interval: steps from one line to the next, by the config. Earlier attempts may have had others (the
-                changes in environment.json): the largest counts, so that no line is missed that was never written.
-            end_step: lines are to reach as far as this step, from which training goes on. None: as far as they go.
+            records: The records of metrics.jsonl, in ascending order of steps.
+            interval: Steps between two training records, from the config. Earlier attempts may have used other
+                intervals (the changes in environment.json). The largest one counts, so that lines which were never
+                written are not reported as lost.
+            end_step: The step from which training resumes, which the records should reach. None: the newest record.
         """
         changes = [
             entry for attempt in self.read_environment().get('attempts', []) for entry in attempt.get('changes', [])
@@ -448,7 +506,7 @@ class RunDir:
         return gaps
 
     def format_gap(self, gap: tuple[int, int]) -> str:
-        """Return the warning about one pair of `find_gaps`."""
+        """Format the warning about one pair of steps from `find_gaps`."""
         before, after = gap
         return (
             f'{self.path / METRICS_FILE} has lost its lines of training between steps {before} and {after}; curves '
@@ -456,19 +514,25 @@ class RunDir:
         )
 
     def has_evaluation(self, step: int) -> bool:
-        """Return whether a run was evaluated after a step, as it is at its end."""
+        """Return whether metrics.jsonl has a validation loss for a step, as it has for the last step."""
         return any(record['step'] == step and 'valid/loss' in record for record in self.read_records())
 
     def read_elapsed_seconds(self, step: int) -> float:
-        """Return the seconds that the run had taken when it reached a step."""
+        """Read how many seconds the run had taken when it reached a step; 0.0 if there is no record."""
         return max(
             (record.get('seconds', 0.0) for record in self.read_records() if record['step'] <= step), default=0.0
         )
 
     def read_metric_lines(self, strict: bool = False) -> list[dict]:
-        """Return the lines of metrics.jsonl as written; one cut off by a crash is passed over.
+        """Read the lines of metrics.jsonl in the order in which they were written.
 
-        A damaged one is passed over, too, and named on stderr, or raises Damaged if that is asked for.
+        A line that a crash has cut off is skipped.
+
+        Args:
+            strict: Raise for a damaged line; False: skip the line with a warning on stderr.
+
+        Raises:
+            DamagedFileError: A line is damaged, and `strict` is True.
         """
         file = self.path / METRICS_FILE
         records, faults = run_files.decode_metrics(append_log.read_log(file))
@@ -479,26 +543,30 @@ class RunDir:
         return records
 
     def read_metric_lines_from(self, start_byte: int) -> tuple[list[dict], int]:
-        """Return the complete lines of metrics.jsonl from a byte on, and the byte after them."""
+        """Read the complete lines of metrics.jsonl that begin at or after a byte offset.
+
+        Returns:
+            The records, and the byte offset after the last complete line, for the next call.
+        """
         file = self.path / METRICS_FILE
         new_bytes = b''.join(append_log.read_log(file, start_byte).rpartition(b'\n')[:2])
         records, faults = run_files.decode_metrics(new_bytes)
         if faults:
             num_lines_before = (
                 append_log.read_log(file)[:start_byte].count(b'\n') if start_byte else 0
-            )  # of a whole file, read for this alone
+            )  # reads the whole file, only to number the damaged lines
             _, faults = run_files.decode_metrics(new_bytes, num_lines_before + 1)
             run_files.warn_once(file, run_files.format_faults(file, faults))
         return records, start_byte + len(new_bytes)
 
 
 def make_run_id() -> str:
-    """Return a random id, which no other run has."""
+    """Make a random id, so that no two runs have the same one."""
     return secrets.token_hex(8)
 
 
 class NullMetricsWriter:
-    """Writer of metrics that writes nothing, because another process does."""
+    """Metrics writer that writes nothing, because another process does."""
 
     def append(self, record: dict) -> None:
         pass
@@ -511,7 +579,7 @@ class NullMetricsWriter:
 
 
 class ReadOnlyRunDir(RunDir):
-    """Run directory of a process that leaves writing to another process."""
+    """Run directory of a process that writes nothing, because another process does."""
 
     def open_metrics_writer(self, check_lease: Callable[[], None]) -> NullMetricsWriter:
         return NullMetricsWriter()
@@ -530,7 +598,7 @@ class ReadOnlyRunDir(RunDir):
 
 
 class MetricsWriter:
-    """Writer that appends records to metrics.jsonl."""
+    """Metrics writer that appends records to metrics.jsonl."""
 
     def __init__(self, run_dir: RunDir, check_lease: Callable[[], None]):
         self.log = append_log.open_append_log(run_dir.path / METRICS_FILE, check_lease)

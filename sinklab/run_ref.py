@@ -1,4 +1,4 @@
-"""Parsing of run references, RUN[@STEP]."""
+"""Parsing of run references, RUN[@STEP], and reading of the run they refer to."""
 
 import re
 
@@ -10,11 +10,17 @@ from sinklab.schema import UserError
 from sinklab.storage import untrusted_files
 from sinklab.storage.untrusted_files import DamagedFileError
 
-HF_PREFIX = 'hf:'  # before the folder of an open model, or its name on the Hugging Face hub
+HF_PREFIX = 'hf:'  # prefix of an open model: hf:FOLDER, or hf:ID on the Hugging Face Hub
 
 
 def parse_run_ref(run_ref: str) -> tuple[RunDir, int | None]:
-    """Return the run directory and the step, None if there is none; a run folder may have @ in its name."""
+    """Parse RUN[@STEP] into a run directory and a step.
+
+    The name of a run folder may contain @: if `run_ref` as a whole is a run folder, no step is split off.
+
+    Returns:
+        The run directory, and the step; None if no step is given.
+    """
     path, _, step = run_ref.rpartition('@')
     run_dir = RunDir(run_ref)
     if not path or not step.isdecimal() or run_dir.has_run() or run_dir.list_checkpoint_steps():
@@ -23,7 +29,11 @@ def parse_run_ref(run_ref: str) -> tuple[RunDir, int | None]:
 
 
 def select_steps(run_dir: RunDir, step: int | None) -> list[int]:
-    """Return the named step if it has a checkpoint, or all steps that have one."""
+    """Return the given step if it has a checkpoint, or all steps with a checkpoint if `step` is None.
+
+    Raises:
+        UserError: The folder is no run, it has no checkpoints, or it has none of this step.
+    """
     saved_steps = run_dir.list_checkpoint_steps()
     if not saved_steps:
         if str(run_dir).startswith(HF_PREFIX) or is_hf_model(run_dir):
@@ -37,7 +47,12 @@ def select_steps(run_dir: RunDir, step: int | None) -> list[int]:
 
 
 def read_spec(run_dir: RunDir) -> Spec:
-    """Read the spec of a run."""
+    """Read the spec of a run from its config.json.
+
+    Raises:
+        DamagedFileError: config.json is damaged.
+        UserError: The folder is no run, or the config is one of another version of sinklab.
+    """
     try:
         return parse_config(run_dir.read_json('config'))
     except FileNotFoundError as error:
@@ -54,7 +69,7 @@ def read_spec(run_dir: RunDir) -> Spec:
 
 
 def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> UserError:
-    """Return the error for a reference that is no run folder, with what to do where it is a Hugging Face model.
+    """Make the UserError for a reference that is no run folder; it says what to do for an open model.
 
     Args:
         run_ref: What the user gave: a path, or hf:PATH_OR_ID.
@@ -79,7 +94,7 @@ def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> Use
 
 
 def is_hf_model(run_dir: RunDir) -> bool:
-    """Return whether a folder has the config.json of a model of transformers."""
+    """Return whether a folder has the config.json of a transformers model."""
     try:
         return 'model_type' in untrusted_files.read_json(run_dir.path / 'config.json')
     except (OSError, UserError):

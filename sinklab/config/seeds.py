@@ -1,16 +1,19 @@
-"""Parsing of --seeds."""
+"""Parsing and formatting of --seeds."""
 
 from sinklab.schema import UserError
 
-MAX_SEEDS = 1000  # more than anyone trains: a larger number is meant as a seed
+MAX_SEEDS = 1000  # more than anyone trains: a larger number is probably meant as one seed
 SEEDS_HELP = "a count (3: seeds 0, 1, 2) or a comma-separated list ('0,2,5'; '2,' is seed 2 alone)"
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return the seeds that --seeds stands for: for a number N, 0 to N - 1; of numbers with commas, those.
+    """Parse --seeds into a list of seeds.
+
+    Args:
+        text: A count N, for seeds 0 to N - 1, or a comma-separated list of different seeds; 'N,' is seed N alone.
 
     Raises:
-        UserError: it is neither.
+        UserError: The text is neither, or the count is not from 1 to MAX_SEEDS.
     """
     count = parse_uint32(text)
     if count is not None and 1 <= count <= MAX_SEEDS:
@@ -30,7 +33,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_uint32(text: str) -> int | None:
-    """Return a seed, a whole number from 0 to 2^32 - 1; None if the text is not one."""
+    """Parse a seed, a whole number from 0 to 2^32 - 1; return None if the text is not one."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
         return None
     number = int(text)

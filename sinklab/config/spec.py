@@ -19,7 +19,7 @@ from sinklab.schema import (
     UnitInterval,
 )
 
-# Each similarity, with the normalizers that it goes with.
+# The normalizers that each similarity can be combined with.
 NORMALIZERS_BY_SIMILARITY: dict[str, tuple[str, ...]] = {
     'exp': ('sum', 'p_norm', 'plus_one'),
     'softpick': ('sum',),
@@ -45,25 +45,26 @@ PositionName = Literal[
     'alibi',
     'rotary',
 ]
-MAX_RELATIVE_DISTANCE = 128  # from this distance on, relative positions tell keys apart no longer
+MAX_RELATIVE_DISTANCE = 128  # relative positions do not distinguish keys from this distance on
 FFNName = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu']
 BackendName = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
 GateName = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']
 
-# By a field of Optimizer, the other fields that its values have use for; those that none names are of use to all.
+# {field of OptimizerConfig: {value of the field: other fields that only some values use}}. Fields of OptimizerConfig
+# that are not listed here are used with every value.
 HYPERPARAMETERS: dict[str, dict[str, tuple[str, ...]]] = {
     'name': {'adamw': ('beta2', 'epsilon'), 'sgd': (), 'muon': ('beta2', 'epsilon')},
     'schedule': {'constant': (), 'cosine': ('final_share',)},
 }
 
-# What a run may have otherwise from one attempt on: no bit of a parameter depends on it. On the rest of log and on
-# probe.keys the last bits do, for what is logged of a step is compiled with it.
+# Fields that may change when a run resumes: no bit of a parameter depends on them. The last bits of the parameters do
+# depend on the other fields of `log` and on `probe.keys`, because the metrics of a step are compiled into the step.
 CHANGEABLE_PROBE_FIELDS = ('every_steps', 'sequences', 'length', 'inputs', 'domain', 'prepend')
 CHANGEABLE_FIELDS = ('valid', 'checkpoint', 'log.every_steps', *(f'probe.{name}' for name in CHANGEABLE_PROBE_FIELDS))
-# Schedules whose steps are the same however many follow, so that a run may be given more.
+# Schedules whose learning rates do not depend on the number of steps, so that a run can be extended.
 EXTENDABLE_SCHEDULES = ('constant',)
 
-# Fields that came after runs were written, and what those runs are.
+# Fields that did not exist when older runs were written, with the values that those runs correspond to.
 DEFAULTS_FOR_OLD_CONFIGS = {
     'model': {
         'kv_heads': None,
@@ -76,7 +77,7 @@ DEFAULTS_FOR_OLD_CONFIGS = {
 
 
 def fill_missing_fields(config: Any) -> Any:
-    """A config as an older version wrote it, with the fields that came later."""
+    """Add default values for fields that are missing in a config of an older version."""
     if not isinstance(config, dict):
         return config
     return config | {
@@ -86,11 +87,12 @@ def fill_missing_fields(config: Any) -> Any:
     }
 
 
-# What a fork may take along of a checkpoint, as it stands before RUN in --from; without a word, all of it.
+# What a warm start takes from the parent checkpoint: the prefix before RUN in --from. '': all of it.
 WarmStartTakes = Literal['', 'params']
 
 
-# What a layer may keep for its backward pass, by the bytes that it takes for what is not computed again.
+# Activations that a layer can save for its backward pass, ordered by the bytes that they take relative to the
+# computation that is not repeated.
 SAVEABLE_ACTIVATIONS = {
     'attention': 'what heads have aggregated, with the statistics of its rows: kernels are not run again',
     'qkv': 'queries, keys and values: their products, norms and rotations are not made again',
@@ -100,7 +102,14 @@ SAVEABLE_ACTIVATIONS = {
 
 
 def parse_saved_activations(remat: str) -> set[str]:
-    """Those of KEPT, or unknown ones, that --remat=none, full or NAMES keeps."""
+    """Parse --remat into the set of activations that are saved.
+
+    Args:
+        remat: `none` (all are saved), `full` (none is saved), or names of SAVEABLE_ACTIVATIONS, separated by commas.
+
+    Returns:
+        Names of activations. Unknown names are returned as they are; the caller checks them.
+    """
     return {'none': set(SAVEABLE_ACTIVATIONS), 'full': set()}.get(remat, set(remat.split(',')))
 
 
@@ -124,7 +133,11 @@ class AttentionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RotaryConfig:
-    """Dimensions i and i + K/2 turn by t * f_i at place t, f_i = base^(-2i/K), and slower where that is scaled."""
+    """Rotary position encoding (RoPE).
+
+    At position t, dimensions i and i + K/2 are rotated by the angle t * f_i, with f_i = base^(-2i/K). Scaling for
+    longer contexts lowers these frequencies.
+    """
 
     base: PositiveFloat
     """Base of the frequencies (theta in Hugging Face configs)."""
@@ -143,7 +156,10 @@ class RotaryConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MaskConfig:
-    """What a query sees is the intersection; all None and False: what is not after it."""
+    """Attention mask: a query sees the keys that every field allows.
+
+    With all fields None or False, the mask is causal.
+    """
 
     prefix: PositiveInt | None
     """Number of first tokens that every query sees; the loss of these tokens is not counted (prefix LM)."""
@@ -157,7 +173,7 @@ class MaskConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LearnedKVConfig:
-    """What every query sees beside the text (Table 3: attention biases), and how it is made."""
+    """Learned keys and values that every query sees besides the text (attention biases, Table 3)."""
 
     kind: Literal['none', 'sink_token', 'k', 'kv', 'v', 'logit']
     """Learned keys or values besides the text (attention biases, Table 3): a sink token, a key, a key and a value,
@@ -224,7 +240,7 @@ class ModelConfig:
 
     @property
     def num_kv_heads(self) -> int:
-        """How many heads keys and values have."""
+        """Number of key and value heads."""
         return self.kv_heads or self.heads
 
 
@@ -368,7 +384,7 @@ class Spec:
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """How a run is laid on devices. Never part of a row: the result is the same on all of them."""
+    """Layout of a run on devices. It is never part of a row, because the result does not depend on it."""
 
     data: PositiveInt | None = None
     """Devices that split the batch; None: all slices, GPU nodes or cores."""
@@ -384,5 +400,5 @@ class Hardware:
     """Attention backend."""
 
     def get_micro_batch_size(self, batch_size: int) -> int:
-        """Of a batch, how many are read at once."""
+        """Return how many sequences of a batch are computed at once."""
         return self.micro_batch or batch_size

@@ -20,9 +20,9 @@ from sinklab.schema import parse_dataclass, raise_errors
 MIN_TRAINED_VOCABULARY, MAX_TRAINED_VOCABULARY = (
     258,
     1 << 20,
-)  # ids: two special ones and the bytes; what fits in memory
-MASS_INDEPENDENT_NORMALIZERS = ('none', 'count')  # normalizers that do not look at the mass of a row
-# What each scaling of rotary positions has use for.
+)  # ids: two special tokens and 256 bytes; what fits in memory
+MASS_INDEPENDENT_NORMALIZERS = ('none', 'count')  # normalizers that do not depend on the mass of a row
+# The fields of RotaryConfig that each scaling uses.
 ROTARY_SCALING_FIELDS = {'linear': ('factor',), 'llama3': ('factor', 'slow', 'fast', 'length')}
 LEARNED_KV_VALUES = {'k': ('zero', 'first', 'uniform'), 'kv': ('learned',), 'v': ('learned',)}
 
@@ -31,7 +31,8 @@ def parse_config(config: Mapping[str, Any]) -> Spec:
     """Parse a config (nested mapping) into a spec.
 
     Raises:
-        UserError: a field is not as its type says; or, if all are, fields do not go together. It names every fault.
+        UserError: Fields have invalid values; or, if all fields are valid alone, some contradict each other. The
+            message lists every error.
     """
     spec = parse_dataclass(Spec, config, 'config')
     raise_errors(find_errors(spec))
@@ -39,7 +40,7 @@ def parse_config(config: Mapping[str, Any]) -> Spec:
 
 
 def find_errors(spec: Spec) -> Iterator[str]:
-    """Yield errors of fields that are valid alone and not together."""
+    """Yield error messages about fields that are valid alone but not together."""
     yield from find_attention_errors(spec.model.attention)
     yield from find_learned_kv_errors(spec.model)
     yield from find_model_errors(spec.model)
@@ -161,7 +162,7 @@ def find_mask_errors(spec: Spec) -> Iterator[str]:
 
 
 def find_position_reset_errors(model: ModelConfig) -> Iterator[str]:
-    """Yield errors of positions that restart at each document."""
+    """Yield error messages about positions that restart at each document."""
     description = f'config.data.positions=reset with position {model.position}'
     if model.position == 'none':
         yield f'{description} does nothing; set it to continued'
