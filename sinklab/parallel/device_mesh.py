@@ -47,7 +47,7 @@ def split_cpu_devices(hardware: Hardware, num_processes: int = 1) -> None:
 
 
 def get_devices() -> list[jax.Device]:
-    compilation_cache.install_verified_cache()  # every command calls this before it compiles a program
+    compilation_cache.install_verified_cache()  # must run before any command compiles its first program
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:

@@ -172,9 +172,9 @@ def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
             'train/learning_rate': learning_rate(state['step']),
             **sink_metrics,
         }
-        # Make the reduction of requests depend on the metrics. Without the dependency, devices of XLA:CPU may start
-        # the two collectives, one of which is in a loop, in different orders, and deadlock. No request is passed on
-        # if the gradient norm is NaN.
+        # Make the reduction of requests depend on the metrics. If two collectives, one of them in a loop, do not
+        # depend on each other, devices of XLA:CPU may start them in different orders, and deadlock. No request is
+        # passed on if the gradient norm is NaN.
         grad_norm = jax.lax.optimization_barrier(metrics)['train/grad_norm']
         metrics['wish'] = jnp.where(grad_norm >= 0, request_D, 0).max()
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), metrics
