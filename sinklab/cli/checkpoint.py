@@ -121,7 +121,7 @@ def verify_checkpoints(args: argparse.Namespace) -> int:
     rows = [
         dict(step=step, path=str(run_dir.checkpoint_dir / str(step)), fault=corruption.reason if corruption else None)
         for step, corruption in corruption_reports.items()
-        if step in run_dir.list_checkpoint_steps()  # a run that goes on may have taken it away meanwhile
+        if step in run_dir.list_checkpoint_steps()  # a run that is still training may have deleted it meanwhile
     ]
     print_rows(args.json, rows, lambda row: f'{row["path"]}: {row["fault"] or "sound"}')
     return int(any(row['fault'] for row in rows))
@@ -133,7 +133,7 @@ def restore_parameters(args: argparse.Namespace) -> int:
     from sinklab import compilation_cache
 
     compilation_cache.install_verified_cache()
-    jax.config.update('jax_platforms', 'cpu')  # a run may hold the others
+    jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
     from sinklab.checkpoint import log_filters, restore
 
     run_dir, steps = resolve_steps(args)

@@ -1,4 +1,4 @@
-"""RUN[@STEP] as a model that reads text, with the tokenizer of its training, and --cache=x+y."""
+"""Flags of commands that load a checkpoint: RUN[@STEP], --tokenizer, --bare and --cache=x+y."""
 
 import argparse
 import dataclasses
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the argument of commands that take a run or an open model."""
+    """Add the positional argument for a run or an open model."""
     parser.add_argument(
         'model',
         metavar='RUN[@STEP] | hf:PATH_OR_ID',
@@ -46,7 +46,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RunCheckpoint:
-    """A step of a run."""
+    """Checkpoint of a run at a step, with the spec of the run."""
 
     run_dir: RunDir
     step: int
@@ -56,14 +56,28 @@ class RunCheckpoint:
         return f'{self.run_dir}@{self.step}'
 
     def load_tokenizer(self, file: str | None) -> 'Tokenizer':
-        """The one that the run was trained with, or a file that is the same."""
+        """Load the tokenizer that the run was trained with.
+
+        Args:
+            file: A tokenizer.json with the same content, if the original one is gone; None: the original one.
+        """
         from sinklab.analysis.run_model import find_run_tokenizer
         from sinklab.data import tokenizer
 
         return tokenizer.load_tokenizer(find_run_tokenizer(self.run_dir, self.step, self.spec, file))
 
     def encode_text(self, text: str, name: str, bare: bool, tokenizer: 'Tokenizer') -> 'np.ndarray':
-        """Of a text, as training would show its beginning; what is put there stands as its complement."""
+        """Encode a text, and add the tokens that training puts at the beginning of a text.
+
+        Args:
+            text: The text.
+            name: Where the text comes from, for error messages.
+            bare: True: add no tokens.
+            tokenizer: The tokenizer of the run.
+
+        Returns:
+            The ids. The added tokens are stored as the bitwise complement of their ids, so they are negative.
+        """
         from sinklab.data.probe_sequences import add_training_tokens
         from sinklab.data.tokenizer import encode_long_text
 
@@ -71,7 +85,7 @@ class RunCheckpoint:
         return ids_T if bare else add_training_tokens(ids_T, self.spec.data)
 
     def load_parameters(self) -> Any:
-        """Verified, and where they are computed with."""
+        """Restore the parameters of the checkpoint, verified, on the devices that compute with them."""
         from sinklab.checkpoint import restore
         from sinklab.train.generate import make_abstract_params
 
@@ -88,7 +102,11 @@ def load_checkpoint(run_ref: str) -> RunCheckpoint:
 
 
 def parse_cache(text: str, spec: Spec) -> 'CacheConfig':
-    """x+y, which the model can have."""
+    """Parse --cache=x+y into the size of a KV cache: x first and y recent tokens.
+
+    Raises:
+        UserError: The text is not x+y, or the model cannot use such a cache.
+    """
     from sinklab.model.streaming import CacheConfig
     from sinklab.train.generate import check_streaming
 

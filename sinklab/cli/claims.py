@@ -35,7 +35,7 @@ from sinklab.sweep.run import split_cores
 DEFAULT_SIZE = 'quickstart'
 DEFAULT_NUM_SEEDS = 5
 TEST_HINT = 'To test one of them: sinklab claims NAME --workdir=DIR'
-EXTRA_METRICS = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # kept beside what claims read
+EXTRA_METRICS = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # saved besides those of claims
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +95,7 @@ def check_no_training_flags(args: argparse.Namespace) -> None:
 
 
 def load_results(path: str) -> dict:
-    """What a claims.json has; says which rows are others by now."""
+    """Read a claims.json, and print which of its rows have changed since then."""
     from sinklab.sweep import results
 
     claims_data = results.read_results(parse_path(path))
@@ -104,7 +104,7 @@ def load_results(path: str) -> dict:
 
 
 def find_changed_rows(claims_data: dict) -> dict[str, str]:
-    """{row: how it differs from what was measured}, of those that do."""
+    """Return {row: how it differs from what was measured}, only for the rows that have changed."""
     from sinklab.sweep import results
 
     overrides = [f'--config.{path}={value}' for path, value in claims_data['overrides'].items()]
@@ -115,7 +115,7 @@ def find_changed_rows(claims_data: dict) -> dict[str, str]:
 
 
 def load_row_spec(row: str, options: list[str], size: str) -> Spec | None:
-    """None of a row that is gone."""
+    """Load the spec of a row; return None if there is no such row any more, or if it is invalid."""
     try:
         return config_flags.load_spec(get_config_path(row), options, size)[0]
     except UserError:
@@ -128,13 +128,13 @@ def print_changes(path: str, changes: dict[str, str]) -> None:
 
 
 def format_changes(changes: dict[str, str]) -> str:
-    """Each change once, with all rows that have it."""
+    """Format each change once, with all rows that have it."""
     rows = {change: [row for row in changes if changes[row] == change] for change in changes.values()}
     return '; '.join(f'{", ".join(names)} ({change})' for change, names in rows.items())
 
 
 def check_png_path(path: str | None) -> None:
-    """Refuses before anything is trained what could not be drawn after it."""
+    """Raise UserError before training starts if the plot could not be written after it."""
     if path is None:
         return
     try:
@@ -146,7 +146,7 @@ def check_png_path(path: str | None) -> None:
 
 
 def load_claims(args: argparse.Namespace, extra_args: list[str]) -> dict:
-    """All claims of the file, among which the named ones are."""
+    """Load all claims of the config file; raise UserError if it does not have the named claims."""
     from sinklab.report.claims import parse_claims
 
     if unexpected := [argument for argument in extra_args if not argument.startswith('--config.') or args.results]:
@@ -159,7 +159,7 @@ def load_claims(args: argparse.Namespace, extra_args: list[str]) -> dict:
 
 
 def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: dict) -> int:
-    """Trains what is missing of all that the named claims read."""
+    """Train the missing runs of the named claims, write the results and print the verdicts."""
     from sinklab.sweep import results
 
     layout, size = parallelism_flags.parse_hardware(args), args.size or DEFAULT_SIZE
@@ -212,25 +212,25 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
 
 
 def get_config_path(row: str) -> str:
-    """TABLE:ROW as --config takes it: of a file of configs/, or of a path."""
+    """Return TABLE:ROW as a value of --config: TABLE is the stem of a file in configs/, or a path to a file."""
     table, _, name = row.partition(':')
     return row if table.endswith('.py') else f'configs/{table}.py:{name}'
 
 
 def find_first_equal_rows(specs: Mapping[str, Spec]) -> dict[str, str]:
-    """{row: the first row that is the same run}, so that each run is trained once."""
+    """Return {row: the first row with an equal spec}, so that equal runs are trained once."""
     first_rows = {}
     return {row: first_rows.setdefault(spec, row) for row, spec in specs.items()}
 
 
 def collect_published_numbers(claims: dict) -> dict[str, dict]:
-    """{row: its published numbers} of all that the claims read."""
+    """Return {row: its published numbers} for all rows that the claims read."""
     rows = {operand.row for claim in claims.values() for operand in claim.operands}
     return {row: config_flags.load_row_info(get_config_path(row))['published'] for row in rows}
 
 
 def compute_verdicts(claims: dict, claims_data: dict) -> list[dict]:
-    """Return the verdict of each claim."""
+    """Compute the verdict on each claim."""
     from sinklab.report import claims as report
     from sinklab.sweep import results
 

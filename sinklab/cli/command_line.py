@@ -1,4 +1,4 @@
-"""The command line of this program."""
+"""Command line of this process."""
 
 import sys
 from pathlib import Path
@@ -11,11 +11,11 @@ def get_program_argv() -> list[str]:
 
 
 def is_sinklab_process() -> bool:
-    """Whether this process is the command's, and not a program that calls it."""
+    """Return whether this process is the command `sinklab`, and not a program that imports sinklab."""
     path = Path(sys.argv[0])
     return path.name == 'sinklab' or path.parts[-2:] == ('sinklab', '__main__.py')
 
 
 def format_command_line() -> str:
-    """The command line that was given, to be given again."""
+    """Format the command line of this process so that the user can run it again."""
     return join_shell([*get_program_argv(), *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""Compiled programs: kept from one run to the next, and told."""
+"""Compilation flags of XLA, and the persistent compilation cache behind --compiled."""
 
 import argparse
 import hashlib
@@ -11,12 +11,12 @@ from sinklab.schema import UserError
 from sinklab.storage.paths import check_utf8, is_remote, parse_path
 
 NO_CACHE = 'none'
-# XLA's quickest: half the time of a start, and steps of twice or more.
+# XLA's fastest compilation: it halves the time of a start, and steps take twice as long or more.
 FAST_COMPILE_FLAGS = (
     '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
 )
 ACCELERATOR_PACKAGES = ('libtpu', 'jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm7_plugin')
-FAST_COMPILE_SIZES = ('smoke',)  # sizes whose programs run for less time than they take to compile
+FAST_COMPILE_SIZES = ('smoke',)  # sizes whose programs take longer to compile than to run
 
 
 def add_cache_argument(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,13 @@ def add_cache_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def set_fast_compile_flags(size: str | None) -> None:
-    """What learns nothing is compiled in haste, where jax knows the CPU alone; to be said before it is at work."""
+    """Set XLA flags for fast compilation, for --size=smoke on CPU-only installs.
+
+    Call this before jax initializes its backend: XLA_FLAGS is read then. Flags that the user has set are kept.
+
+    Args:
+        size: The size of the run; None: the config file has no sizes.
+    """
     xla_flags = os.environ.get('XLA_FLAGS', '')
     if size in FAST_COMPILE_SIZES and '--xla_backend' not in xla_flags and is_cpu_only():
         os.environ['XLA_FLAGS'] = f'{xla_flags} {FAST_COMPILE_FLAGS}'.strip()
@@ -39,7 +45,14 @@ def is_cpu_only() -> bool:
 
 
 class CompilationCache:
-    """Keeps what this process compiles in a folder, finds what others have, and counts both."""
+    """Persistent compilation cache of jax, which counts compiled programs and cache hits.
+
+    Args:
+        cache_dir: Folder, or 'none' for no cache; None: the folder of jax's configuration, or that of the user.
+
+    Raises:
+        UserError: The given folder cannot be written. If a default folder cannot be written, the cache is turned off.
+    """
 
     def __init__(self, cache_dir: str | None):
         import jax
@@ -84,7 +97,7 @@ def is_utf8_path(path: str) -> bool:
 
 def ensure_writable(path: str) -> bool:
     if is_remote(path):
-        return bool(parse_path(path))  # jax says what it cannot keep there, and goes on without
+        return bool(parse_path(path))  # if writing there fails, jax warns and continues without
     try:
         Path(path).mkdir(0o700, parents=True, exist_ok=True)  # who can write there can run code as this user
     except OSError:
@@ -93,7 +106,10 @@ def ensure_writable(path: str) -> bool:
 
 
 def get_default_cache_dir() -> Path:
-    """In the user's cache, by the kind of processor: a program for a CPU holds instructions that others may lack."""
+    """Return the default folder of the compilation cache, one for each kind of processor.
+
+    A program compiled for one CPU may contain instructions that another CPU lacks.
+    """
     from sinklab.storage.cache_dir import get_cache_dir
 
     return get_cache_dir() / 'programs' / hashlib.sha256(describe_processor().encode()).hexdigest()[:8]

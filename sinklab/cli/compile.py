@@ -89,7 +89,14 @@ def compile_layout(spec: Spec, layout: Hardware, target: tuple, program_names: S
 
 
 def compile_best_layouts(spec: Spec, layout: Hardware, target: tuple, row_info: dict, as_json: bool) -> int:
-    """The best three of all layouts, compiled."""
+    """Rank all layouts by formula, compile the best NUM_COMPILED_LAYOUTS that fit, and print them.
+
+    Returns:
+        The exit code: 0 if a compiled layout fits, otherwise 1.
+
+    Raises:
+        UserError: No layout fits by formula.
+    """
     from sinklab.planning import layout_search
     from sinklab.planning.compile_run import get_platform
     from sinklab.train.step import choose_step_backend_for
@@ -106,7 +113,7 @@ def compile_best_layouts(spec: Spec, layout: Hardware, target: tuple, row_info: 
     for candidate in candidates:
         try:
             reports.append(describe_candidate(candidate) | compile_layout(spec, candidate.hardware, target, ['step']))
-        except UserError as error:  # the formula was too small
+        except UserError as error:  # the formula underestimated the memory
             rejected.append(dataclasses.replace(candidate, refused=str(error)))
         if len(reports) == NUM_COMPILED_LAYOUTS:
             break
@@ -129,7 +136,7 @@ def compile_best_layouts(spec: Spec, layout: Hardware, target: tuple, row_info: 
 
 
 def format_nearest_layout(rejected: list) -> str:
-    """Of what is refused, that which would need least, and why."""
+    """Format the rejected layout that needs the least memory, with the reason of its rejection."""
     candidate = min(rejected, key=lambda candidate: candidate.bytes or math.inf)
     return f'{" ".join(parallelism_flags.format_hardware_flags(candidate.hardware))} is refused ({candidate.refused})'
 

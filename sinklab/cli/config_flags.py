@@ -1,4 +1,4 @@
-"""--config=FILE:ROW, --size=SIZE and --config.PATH=VALUE, read into a spec."""
+"""Parsing of --config=FILE:ROW, --size=SIZE and --config.PATH=VALUE into a spec."""
 
 import ast
 import dataclasses
@@ -22,16 +22,25 @@ CONFIG_FILE_FORMS = {
 }
 
 
-ExpectedSinks = tuple[dict[str, str], str]  # {row: its Sink_1 in words}, and where that comes from
+ExpectedSinks = tuple[dict[str, str], str]  # ({row: expected Sink_1 as text}, source of these numbers)
 
 
 def load_spec(
     config_path: str, override_args: list[str], size: str | None = None, module: Any = None
 ) -> tuple[Spec, dict]:
-    """(spec, what row.json holds) for --config=`given` at a size, with the overrides in `rest` applied.
+    """Load the spec of --config=FILE[:ROW] at a size, with overrides applied.
 
     Args:
-        module: of the config file, where that has been run already; otherwise it is run.
+        config_path: The value of --config.
+        override_args: Arguments --config.PATH=VALUE.
+        size: The size; None: the default size of the config file.
+        module: The module of the config file, if it has been loaded already; None: load it.
+
+    Returns:
+        The spec, and the content of row.json.
+
+    Raises:
+        UserError: The config file, the row, the size, an override or the resulting config is invalid.
     """
     spec, row_info, *_ = load_and_describe(config_path, override_args, size, module)
     return spec, row_info
@@ -40,9 +49,12 @@ def load_spec(
 def load_and_describe(
     config_path: str, override_args: list[str], size: str | None = None, module: Any = None
 ) -> tuple[Spec, dict, str | None, ExpectedSinks | None]:
-    """Return what load() returns, what the row comes to, and what is expected of the rows of its file.
+    """Load a spec as `load_spec` does, describe its row, and return the expected sinks of its config file.
 
-    The config file, a user's program, is run once. For the arguments see load().
+    The config file is a program of the user, which this function runs only once. `load_spec` describes the arguments.
+
+    Returns:
+        The spec, the content of row.json, the result of `describe_row`, and the result of `get_expected_sinks`.
     """
     file, _, row = config_path.partition(':')
     module = module or load_config_module(file)
@@ -58,9 +70,9 @@ def load_and_describe(
 
 
 def format_fitting_sizes(module: Any, config_path: str, size: str | None, override_args: list[str]) -> str:
-    """Return at which other sizes a row can be trained whose own values are refused at this one; '' if at none.
+    """Format the other sizes at which an invalid row can be trained, for an error message; '' if there are none.
 
-    A value of the row is at fault if the row can be trained with the value of the baseline in its place.
+    A field of the row is at fault if the row is valid with the value of the baseline in its place.
     """
     row, baseline = config_path.partition(':')[2], get_baseline(module, size)
     overridden_paths = {path for path, _ in map(parse_override, override_args)}
@@ -92,20 +104,22 @@ def format_fitting_sizes(module: Any, config_path: str, size: str | None, overri
 
 
 def get_row_diff(module: Any, row: str) -> dict[str, Any]:
-    """Return the diff of a row as it is written; nothing where the file has no such row."""
+    """Return the diff of a row as the file has it; {} if the file has no such row."""
     return getattr(module, 'ROWS', {}).get(find_row_key(module, row), {}).get('diff', {})
 
 
 def describe_row(module: Any, row: str, size: str | None, spec: Spec) -> str | None:
-    """Return the fields in which a row differs from the baseline of its table at a size, in one line.
+    """Format the fields in which a row differs from the baseline of its table, in one line.
 
     Args:
-        module: of the config file.
-        row: its name; '' where none was given.
-        spec: what is trained, with all overrides. Its two seeds are left out.
+        module: The module of the config file.
+        row: The name of the row; '' if none was given.
+        size: The size of the baseline; None: the default size of the config file.
+        spec: The spec that is trained, with all overrides. Its two seeds are left out.
 
     Returns:
-        None where the file has no baseline, as a file without table() of configs/table.py.
+        The line; None if no row was given, or if the file has no baseline, because it does not use table() of
+        configs/table.py.
     """
     if not row or not (baseline := get_baseline(module, size)):
         return None
@@ -119,7 +133,7 @@ def describe_row(module: Any, row: str, size: str | None, spec: Spec) -> str | N
 
 
 def format_unchanged_row(module: Any, row: str, baseline: dict[str, Any]) -> str:
-    """Say of a row that trains the baseline which of its values the baseline has, too."""
+    """Format the values of a row that is equal to the baseline."""
     diff = get_row_diff(module, row)
     if not diff:
         return 'the baseline'
@@ -132,13 +146,13 @@ def format_value(value: Any) -> str:
 
 
 def is_baseline(module: Any, config_path: str, size: str | None) -> bool:
-    """Return whether a row, FILE:ROW, is at a size the config that its table has without any row."""
+    """Return whether a row, FILE:ROW, has the same config as the baseline of its table at a size."""
     row, baseline = config_path.partition(':')[2], get_baseline(module, size)
     return bool(baseline) and build_config(module, config_path, row, size)[0].to_dict() == baseline.to_dict()
 
 
 def get_baseline(module: Any, size: str | None) -> Any:
-    """Return the config of a table without any of its rows, at a size; None where it has none."""
+    """Return the baseline config of a table, the one without a row, at a size; None if it has no baseline."""
     make_baseline = getattr(module.get_config, 'baseline', None)
     if not make_baseline:
         return None
@@ -146,9 +160,18 @@ def get_baseline(module: Any, size: str | None) -> Any:
 
 
 def load_run_config(run_dir: RunDir, run_name: str, override_args: list[str]) -> tuple[Spec, dict]:
-    """The same of a run's own config under a new name, with the overrides in `rest` applied to it.
+    """Load the spec of an existing run under a new name, with overrides applied.
 
-    What was published of the run's row is of that alone, as long as nothing that touches a number is overridden.
+    The published numbers of the row hold for its own config only. They are removed if an override changes a field
+    outside of CHANGEABLE_FIELDS, on which the parameters depend.
+
+    Args:
+        run_dir: The existing run.
+        run_name: The name of the new run.
+        override_args: Arguments --config.PATH=VALUE.
+
+    Returns:
+        The spec, and the content of row.json of the new run.
     """
     from configs import default
 
@@ -166,12 +189,12 @@ def load_run_config(run_dir: RunDir, run_name: str, override_args: list[str]) ->
 
 
 def is_imported(row: dict) -> bool:
-    """Return whether the row.json is of a model of Hugging Face that has been imported, not of a run that trained."""
+    """Return whether a row.json is that of an imported Hugging Face model, which has not been trained here."""
     return 'optimizer_defaults' in row and not row.get('from')
 
 
 def set_dependent_defaults(config: Any, overrides: dict[str, str]) -> None:
-    """Set the defaults of fine-tuning that depend on fields which are overridden, unless they are overridden, too."""
+    """Set the fine-tuning defaults that depend on other fields, except those that are overridden themselves."""
     optimizer, probe, length = config.optimizer, config.probe, config.data.length
     defaults = {'optimizer.warmup_steps': optimizer.steps // 10, 'probe.length': max(2, min(probe.length, length))}
     defaults['probe.keys'] = min(probe['keys'], defaults['probe.length'])  # probe.keys is a method
@@ -181,7 +204,7 @@ def set_dependent_defaults(config: Any, overrides: dict[str, str]) -> None:
 
 
 def describe_optimizer_source(row: dict, spec: Spec) -> str:
-    """Return in one line whose optimizer a run has that begins with the parameters of another."""
+    """Format the optimizer of a run that starts from the parameters of another run, and where it comes from."""
     optimizer = spec.optimizer
     warmup_note = ', the first step at a rate of 0' if optimizer.warmup_steps else ''
     settings = (
@@ -196,7 +219,14 @@ def describe_optimizer_source(row: dict, spec: Spec) -> str:
 
 
 def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:
-    """Applies --config.PATH=VALUE to a ConfigDict; {PATH: VALUE}."""
+    """Apply arguments --config.PATH=VALUE to a ConfigDict in place.
+
+    Returns:
+        {PATH: VALUE}, with values as text.
+
+    Raises:
+        UserError: Overrides are invalid; the message lists all of them.
+    """
     overrides, errors = [parse_override(argument) for argument in override_args], []
     for path, text in overrides:
         try:
@@ -208,7 +238,20 @@ def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:
 
 
 def build_config(module: Any, config_path: str, row: str | None, size: str | None) -> tuple[Any, str | None]:
-    """A row's ConfigDict, and the size that it has: the one given, or else what get_config takes by itself."""
+    """Build the ConfigDict of a row with get_config of its config file.
+
+    Args:
+        module: The module of the config file.
+        config_path: The value of --config, for error messages.
+        row: The name of the row; None: none was given.
+        size: The size; None: the default of get_config.
+
+    Returns:
+        The ConfigDict, and its size; the size is None if get_config has no sizes.
+
+    Raises:
+        UserError: get_config takes no size, or it raised an exception.
+    """
     size_parameter = inspect.signature(module.get_config).parameters.get('size')
     if size is not None and size_parameter is None:
         raise UserError(
@@ -221,16 +264,22 @@ def build_config(module: Any, config_path: str, row: str | None, size: str | Non
         return module.get_config(find_row_key(module, row), **flags), size or (
             size_parameter and size_parameter.default
         )
-    except Exception as error:  # a config file is its author's program: what it raises is what there is to say
+    except Exception as error:  # the config file is a user's program, which may raise anything
         flags = f'--config={config_path}{f" --size={size}" if size else ""}'
         raise UserError(f'{flags}: {format_config_error(error, module.__file__)}') from error
 
 
 def get_row_info(module: Any, file: str, row: str, config: Any = None) -> dict:
-    """Return where a row is, its diff, its published numbers and their source.
+    """Return the file of a row, its name, its diff, its published numbers and their source.
 
     Args:
-        config: the row's config, of which the diff then has the values; otherwise it has those that are written.
+        module: The module of the config file.
+        file: The path of the config file.
+        row: The name of the row.
+        config: The ConfigDict of the row; the diff then has its values. None: the diff has the values in the file.
+
+    Raises:
+        UserError: The row in the file does not have the expected form.
     """
     row_info = getattr(module, 'ROWS', {}).get(find_row_key(module, row), {})
     is_well_formed = isinstance(row_info, dict) and all(
@@ -257,12 +306,12 @@ def get_row_info(module: Any, file: str, row: str, config: Any = None) -> dict:
 
 
 def get_diff_value(path: str, raw_value: Any, config: Any) -> Any:
-    """Return the value that a row has in a config, or without one that which is written, as JSON can say it."""
+    """Return the value of a field in a config, or without a config the value in the file, as a JSON value."""
     from configs import table
 
     if config is not None and path in table.list_fields(
         config
-    ):  # a get_config without table() may have a diff of others
+    ):  # without table(), a diff may name other things than fields
         return table.get_field(config, path)
     if isinstance(raw_value, table.FactorOfSize):
         return f'{raw_value.factor} x {raw_value.of or path}'
@@ -270,16 +319,18 @@ def get_diff_value(path: str, raw_value: Any, config: Any) -> Any:
 
 
 def load_row_info(config_path: str) -> dict:
-    """What one row, FILE:ROW, is about."""
+    """Load the file, name, diff, published numbers and source of one row, FILE:ROW."""
     file, _, row = config_path.rpartition(':')
     return get_row_info(load_config_module(file), file, row)
 
 
 def load_rows(file: str, size: str | None = None, module: Any = None) -> dict[str, dict]:
-    """Describe the rows of a config file, at a size or the file's own; return nothing where it has no table.
+    """Load the rows of a config file: {name: the result of `get_row_info`}; {} if the file has no table.
 
     Args:
-        module: of the config file, where that has been run already; otherwise it is run.
+        file: The path of the config file.
+        size: The size at which diffs have their values; None: the default size of the file.
+        module: The module of the config file, if it has been loaded already; None: load it.
     """
     module = module or load_config_module(file)
     row_table = getattr(module, 'ROWS', {})
@@ -294,7 +345,7 @@ def load_rows(file: str, size: str | None = None, module: Any = None) -> dict[st
 
 
 def try_build_config(module: Any, config_path: str, size: str | None) -> Any:
-    """Return a row's config at a size; None where the row, or the size, is refused."""
+    """Build the ConfigDict of a row at a size; return None if the row or the size is invalid."""
     try:
         return build_config(module, config_path, config_path.rpartition(':')[2], size)[0]
     except UserError:
@@ -302,12 +353,20 @@ def try_build_config(module: Any, config_path: str, size: str | None) -> Any:
 
 
 def find_row_key(module: Any, row: str | None) -> Any:
-    """Return the key of a row as the file has it, such as 5 where 5 is given as text."""
+    """Find the key of a row as the file has it, such as the number 5 for the text '5'."""
     return next((key for key in getattr(module, 'ROWS', {}) if str(key) == row), row)
 
 
 def load_config_module(file: str, required_name: str = 'get_config') -> Any:
-    """The module of a config file: a path from here, or else one of those installed with sinklab."""
+    """Load the module of a config file by running it.
+
+    Args:
+        file: A path relative to the working directory, or else the path of a file installed with sinklab.
+        required_name: What the module must define: a key of CONFIG_FILE_FORMS.
+
+    Raises:
+        UserError: There is no such file, it raised an exception, or it lacks `required_name`.
+    """
     import configs
 
     installed_path = Path(configs.__file__).parents[1] / file
@@ -317,7 +376,8 @@ def load_config_module(file: str, required_name: str = 'get_config') -> Any:
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(module_spec)
     try:
-        # Without bytecode: Python takes that of the version before where an edit keeps the second and the size.
+        # Without cached bytecode: Python would use that of the previous version if an edit keeps the size of the file
+        # and its modification time in seconds.
         exec(compile(path.read_bytes(), str(path), 'exec'), module.__dict__)
     except Exception as error:
         raise UserError(f'--config={file} does not run: {format_config_error(error, path)}') from error
@@ -329,7 +389,7 @@ def load_config_module(file: str, required_name: str = 'get_config') -> Any:
 
 
 def check_tables(module: Any, file: str) -> None:
-    """Refuse ROWS and EXPECTED of a config file that are not of the form in which they are read."""
+    """Raise UserError if ROWS or EXPECTED of a config file does not have the expected form."""
     row_table, expected_sinks = getattr(module, 'ROWS', {}), getattr(module, 'EXPECTED', None)
     if not isinstance(row_table, Mapping):
         raise UserError(
@@ -352,7 +412,10 @@ def check_tables(module: Any, file: str) -> None:
 
 
 def format_config_error(error: Exception, file: str | Path) -> str:
-    """What a config file has raised, and where in it; what it says itself, by raise ValueError, is said alone."""
+    """Format an exception of a config file, with its type and the line in the file.
+
+    A ValueError that the file itself raises is meant for the user: only its message is shown.
+    """
     file = Path(file).absolute()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).absolute() == file]
     prefix = '' if type(error) is ValueError else f'{type(error).__name__}: '
@@ -363,7 +426,7 @@ def format_config_error(error: Exception, file: str | Path) -> str:
 
 
 def list_config_files() -> list[str]:
-    """The config files that came with sinklab, as --config takes them."""
+    """List the config files that are installed with sinklab, as values of --config."""
     import configs
 
     files = Path(configs.__file__).parent.glob('*.py')
@@ -372,7 +435,7 @@ def list_config_files() -> list[str]:
 
 
 def parse_override(argument: str) -> tuple[str, str]:
-    """--config.a.b=value -> (a.b, value)."""
+    """Parse --config.PATH=VALUE into (PATH, VALUE)."""
     name, separator, value = argument.partition('=')
     if not name.startswith('--config.') or not separator:
         raise UserError(
@@ -382,7 +445,7 @@ def parse_override(argument: str) -> tuple[str, str]:
 
 
 def assign_value(config: Any, path: str, text: str) -> None:
-    """Sets one value of a ConfigDict, in the type that it has there."""
+    """Set one field of a ConfigDict to a value given as text, converted to the type of the field."""
     *parents, field_name = path.split('.')
     prefix, root_config = 'config', config
     for name in parents:
@@ -401,7 +464,18 @@ def assign_value(config: Any, path: str, text: str) -> None:
 
 
 def get_child(config: Any, name: str, prefix: str, path: str, root_config: Any) -> Any:
-    """Return a part of a config; a refusal names the field of the whole config that `path` is most like."""
+    """Return an entry of a config or of a part of it.
+
+    Args:
+        config: The part of the config.
+        name: The name of the entry.
+        prefix: The dotted name of `config`, for error messages.
+        path: The dotted name of the whole override; the error message suggests the most similar field.
+        root_config: The whole config.
+
+    Raises:
+        UserError: There is no such entry.
+    """
     if not hasattr(config, 'keys'):
         raise UserError(f'{prefix} holds a value, so there is no {prefix}.{name}')
     if name not in config:
@@ -415,7 +489,11 @@ def get_child(config: Any, name: str, prefix: str, path: str, root_config: Any) 
 
 
 def parse_value(text: str, value_type: type) -> Any:
-    """A command line's text as a value of `kind`; None empties a field that may be empty."""
+    """Parse a text of the command line as a value of a type; 'None' is parsed as None for every type.
+
+    Raises:
+        TypeError, ValueError, SyntaxError: The text is no such value.
+    """
     if value_type is str or text == 'None':
         return None if text == 'None' else text
     parsed = ast.literal_eval(text)
@@ -427,7 +505,7 @@ def parse_value(text: str, value_type: type) -> Any:
 
 
 def load_expected_sinks(file: str, size: str | None, overrides: Collection[str]) -> ExpectedSinks | None:
-    """Return what expected_of() returns, of a config file; None where that is gone or is refused."""
+    """Load a config file and call `get_expected_sinks`; return None if the file is missing or invalid."""
     try:
         return get_expected_sinks(load_config_module(file), size, overrides)
     except UserError:
@@ -435,13 +513,16 @@ def load_expected_sinks(file: str, size: str | None, overrides: Collection[str])
 
 
 def get_expected_sinks(module: Any, size: str | None, overrides: Collection[str]) -> ExpectedSinks | None:
-    """Return {row: its Sink_1 in words} and where that comes from, by EXPECTED of a config file.
+    """Return the expected Sink_1 of rows, as text, and the source, from EXPECTED of a config file.
 
     Args:
-        overrides: of fields.
+        module: The module of the config file.
+        size: The size of the runs.
+        overrides: The overrides of the runs.
 
     Returns:
-        None where the file has none, or where the runs are of another size than its own, or overridden.
+        None if the file has no EXPECTED, or if EXPECTED does not hold for these runs, because they have overrides or
+        another size than the default of the file.
     """
     expected_sinks = getattr(module, 'EXPECTED', None)
     size_parameter = inspect.signature(module.get_config).parameters.get('size')
