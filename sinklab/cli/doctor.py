@@ -66,10 +66,10 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def run_check(check: Callable[[], object]) -> str:
-    """ok, or why not."""
+    """Run a check; return 'ok', or the type and the first line of the exception that it raised."""
     try:
         check()
-    except Exception as error:  # whatever is broken here is what was asked for
+    except Exception as error:  # any exception is a result of the check
         return f'{type(error).__name__}: {error}'.splitlines()[0]
     return 'ok'
 
@@ -87,7 +87,7 @@ def list_devices() -> list[str]:
 
 
 def check_attention() -> None:
-    """Every similarity and normalizer that go together: finite, forward and backward."""
+    """Check that the gradient of each valid pair of similarity and normalizer is finite."""
     import jax
     import jax.numpy as jnp
 
@@ -97,7 +97,7 @@ def check_attention() -> None:
     from sinklab.attn.spec import AttentionSpec
 
     compilation_cache.install_verified_cache()
-    x = jax.random.uniform(jax.random.key(0), (1, 8, 2, 4))  # scores above 0, as identity with sum needs them
+    x = jax.random.uniform(jax.random.key(0), (1, 8, 2, 4))  # positive scores: identity with sum divides by their sum
     for operation in example_specs.make_operations().values():
         spec = AttentionSpec(operation, make_causal_mask(8))
         gradient = jax.grad(lambda x, spec=spec: reference.attend(x, x, x, spec).output_BTHK.sum())(x)
@@ -162,11 +162,15 @@ def print_installation(report: dict) -> None:
 
 
 CASE_LENGTH, CASE_HEADS, CASE_HEAD_WIDTH = 256, 2, 64
-SHOWN_MASKS = 'causal', 'prefix', 'window', 'document', 'alibi'  # the rules of examples.py that are shown
+SHOWN_MASKS = 'causal', 'prefix', 'window', 'document', 'alibi'  # the specs of example_specs.py that are shown
 
 
 def check_backends(as_json: bool) -> int:
-    """Prints the table; 1 where a backend that auto may choose here is wrong or fails."""
+    """Compare each attention backend with the definition, and print the results.
+
+    Returns:
+        The exit code: 1 if a backend that `auto` may choose here is wrong or fails, otherwise 0.
+    """
     import jax
 
     from sinklab import compilation_cache
@@ -192,7 +196,12 @@ def check_backends(as_json: bool) -> int:
 
 
 def check_backend(backend_name: str, platform: str, problem: Any) -> dict:
-    """outcome: ok, wrong, or lacks; with the largest error or the reason."""
+    """Compare an attention backend with the definition, for one attention problem.
+
+    Returns:
+        `outcome`: ok, wrong, or lacks (not supported); with the largest relative `error`, or the `reason` why there
+        is none.
+    """
     from sinklab.attn.backends import MAX_RELATIVE_ERROR, UnsupportedBackendError, explain_unsupported, measure_error
 
     if reason := explain_unsupported(backend_name, platform, problem):
@@ -201,7 +210,7 @@ def check_backend(backend_name: str, platform: str, problem: Any) -> dict:
         relative_error = measure_error(backend_name, problem)
     except UnsupportedBackendError as failure:
         return dict(outcome='wrong', reason=str(failure))
-    except Exception as failure:  # whatever fails here is what was asked for
+    except Exception as failure:  # any exception is a result of the check
         return dict(outcome='wrong', reason=f'{type(failure).__name__}: {failure}'.splitlines()[0])
     return dict(outcome='ok' if relative_error <= MAX_RELATIVE_ERROR else 'wrong', error=relative_error)
 

@@ -93,7 +93,7 @@ def format_number(value: float) -> str:
 
 
 def format_run_metrics(metrics: dict[str, float]) -> list[str]:
-    """What the run itself has measured after the same step."""
+    """Format the metrics that the run itself has measured after the same step."""
     from sinklab.metrics import registry as measures
 
     infos = {name: measures.find_metric_info(name) for name in metrics}
@@ -104,7 +104,14 @@ def format_run_metrics(metrics: dict[str, float]) -> list[str]:
 
 
 def list_metrics(numbers: dict[str, float]) -> list[tuple[str, float, float | None]]:
-    """(name, value, standard error) of each; a filter of answers stands behind the name."""
+    """List (name, value, standard error) of the metrics of a task.
+
+    Args:
+        numbers: {'NAME,FILTER': value} of lm-evaluation-harness, with standard errors as 'NAME_stderr,FILTER'.
+
+    Returns:
+        One tuple for each metric; a filter of answers is appended to the name, in parentheses.
+    """
     rows = []
     for key, value in numbers.items():
         name, _, filter_name = key.partition(',')

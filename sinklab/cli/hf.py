@@ -1,4 +1,4 @@
-"""Models of LLaMA's family, from where transformers has them and back."""
+"""Import and export of models of the LLaMA family in the format of Hugging Face transformers."""
 
 import argparse
 import contextlib
@@ -21,18 +21,18 @@ from sinklab.storage.paths import (
 )
 
 IMPORT_VERSION = (
-    2  # counts the defaults that imports have had, so that a run that began with older ones finds its own
+    2  # version of the import defaults: a run that started from an import with older defaults still finds that one
 )
 
 
 def export_model(args: argparse.Namespace) -> int:
-    """Refuses what cannot be said before it reads an array."""
+    """Export a checkpoint as a transformers model; raise UserError before reading arrays if it has no such form."""
     import jax
 
     from sinklab import compilation_cache
 
     compilation_cache.install_verified_cache()
-    jax.config.update('jax_platforms', 'cpu')  # where float32 is multiplied as float32
+    jax.config.update('jax_platforms', 'cpu')  # CPUs multiply float32 in full float32 precision
     from sinklab.analysis.model_ref import resolve_checkpoint
     from sinklab.analysis.run_model import find_run_tokenizer
     from sinklab.checkpoint import restore
@@ -61,7 +61,7 @@ def import_model(args: argparse.Namespace) -> int:
     from sinklab import compilation_cache
 
     compilation_cache.install_verified_cache()
-    jax.config.update('jax_platforms', 'cpu')  # a run may hold the others
+    jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
     run_dir = RunDir(args.out)
     if run_dir.path.exists():
         raise UserError(f'--out={args.out} is there already; give a new folder')
@@ -72,7 +72,16 @@ def import_model(args: argparse.Namespace) -> int:
 
 
 def write_imported_run(hf_source: str, run_dir: RunDir, final_path: Path) -> int:
-    """Makes a run folder, which comes to lie at `home`, and returns how many parameters it has."""
+    """Write a run folder with the parameters of a Hugging Face model as the checkpoint of step 0.
+
+    Args:
+        hf_source: hf:PATH or hf:ORG/NAME.
+        run_dir: The new run folder.
+        final_path: The path to which the run folder will be moved, which its config refers to.
+
+    Returns:
+        The number of parameters.
+    """
     from configs import default, fine_tuning
     from sinklab.config.validate import parse_config
     from sinklab.hf import convert, files
@@ -92,9 +101,14 @@ def write_imported_run(hf_source: str, run_dir: RunDir, final_path: Path) -> int
 
 
 def get_cached_import(hf_source: str, child_dir: RunDir) -> str:
-    """What --from=hf:PATH stands for: params:RUN@0, of a run in the cache that is imported where it is not there.
+    """Return the value of --from that --from=hf:PATH stands for: params:RUN@0, of an imported run in the cache.
 
-    A run that has begun with one knows it, wherever the model itself is by now.
+    The model is imported if it is not in the cache. A child run that exists already has its parent in row.json, so
+    the model itself may have been moved or deleted since.
+
+    Args:
+        hf_source: hf:PATH or hf:ORG/NAME.
+        child_dir: The run folder of the run that is to start from the model.
     """
     if lineage := child_dir.read_lineage() if child_dir.has_run() else {}:
         parent_path = join_path(child_dir.path, lineage['run'])
@@ -108,7 +122,7 @@ def get_cached_import(hf_source: str, child_dir: RunDir) -> str:
         temp_path = run_dir.path.with_name(f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
         try:
             write_imported_run(hf_source, RunDir(temp_path), run_dir.path)
-            with contextlib.suppress(OSError):  # another process was first
+            with contextlib.suppress(OSError):  # another process has imported it in the meantime
                 temp_path.rename(run_dir.path)
         finally:
             shutil.rmtree(temp_path, ignore_errors=True)

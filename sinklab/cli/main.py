@@ -53,13 +53,13 @@ EPILOG = """example:
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax
   sinklab measure runs/softmax
   sinklab VERB --help  # the options of a verb, and examples"""
-# Verbs whose exit code is that of their runs, whoever reads what they print.
+# Commands whose exit code is that of their runs, even if the reader of their output has gone.
 TRAINING_COMMANDS = 'train', 'sweep', 'claims'
-OVERRIDE_COMMANDS = 'train', 'compile', 'sweep', 'claims'  # verbs that take --config.PATH=VALUE
+OVERRIDE_COMMANDS = 'train', 'compile', 'sweep', 'claims'  # commands that take --config.PATH=VALUE
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that names unknown options before it asks for missing ones."""
+    """Argument parser that reports unknown options before missing ones."""
 
     subcommands: argparse._SubParsersAction | None = None
 
@@ -68,10 +68,10 @@ class CommandParser(argparse.ArgumentParser):
         return self.subcommands
 
     def check_unknown_options(self, argv: Sequence[str]) -> None:
-        """Refuse options that the subcommand of a command line does not have, with the one that is most like each.
+        """Raise UserError for options that the subcommand does not have, and suggest the most similar one.
 
-        --config.PATH=VALUE is left to the subcommand, and so is what follows --. As in argparse, a word with a space
-        is the value of the option before it: --prompt '-- a comment'. Raises UserError.
+        --config.PATH=VALUE and everything after -- are left to the subcommand. As in argparse, a word with a space is
+        the value of the option before it: --prompt '-- a comment'.
         """
         if self.subcommands:
             index = next((index for index, word in enumerate(argv) if word in self.subcommands.choices), None)
@@ -96,7 +96,7 @@ class CommandParser(argparse.ArgumentParser):
             raise UserError(f'{"; ".join(errors)}; see {self.prog} --help')
 
     def is_value(self, words: Sequence[str], index: int) -> bool:
-        """Return whether argparse reads a word as a value although it begins with dashes."""
+        """Return whether argparse parses a word as a value although it begins with dashes."""
         if ' ' in words[index].partition('=')[0]:
             return True
         previous_option = self._option_string_actions.get(words[index - 1]) if index else None
@@ -107,7 +107,7 @@ class CommandParser(argparse.ArgumentParser):
         raise SystemExit(1)
 
     def format_suggestion(self, option: str, known_options: Sequence[str]) -> str:
-        """Return which option, or which field of the config, may have been meant."""
+        """Suggest the option or the config field that the user may have meant; return '' if none is similar."""
         fields = []
         if self.prog.rpartition(' ')[2] in OVERRIDE_COMMANDS:
             from configs import default
@@ -149,8 +149,11 @@ def build_parser() -> CommandParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb. Exit codes: 0 done, 1 refused, 3 diverged, 42 start it again, 130 after Ctrl-C, 70 crashed."""
-    gc.set_threshold(100_000)  # what a start makes stays: to look through it again and again takes a second
+    """Run one command, and return its exit code.
+
+    Exit codes: 0 done, 1 user error, 3 diverged, 42 to be started again, 70 crashed, 130 Ctrl-C.
+    """
+    gc.set_threshold(100_000)  # scanning the long-lived objects of start-up repeatedly takes a second
     arg_list, root_parser = sys.argv[1:] if argv is None else list(argv), build_parser()
     try:
         root_parser.check_unknown_options(arg_list)
@@ -161,14 +164,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         standard_streams.ignore_closed_output()
     try:
         return COMMANDS[args.command].run(args, extra_args)
-    except standard_streams.OutputClosedError:  # its reader has enough
+    except standard_streams.OutputClosedError:  # the reader of the output has closed it
         return 0
     except (Exception, KeyboardInterrupt) as error:
         return report_error(args.command, error)
 
 
 def report_error(command: str, error: BaseException) -> int:
-    """Says what has ended a verb, and returns its exit code."""
+    """Print the error that ended a command, and return the exit code."""
     exit_status = classify_error(error)
     if exit_status.trace:
         print(exit_status.trace, end='', file=sys.stderr)
@@ -176,7 +179,5 @@ def report_error(command: str, error: BaseException) -> int:
         print(f'sinklab {command}: {escape_control(process_flags.format_exit_status(exit_status))}', file=sys.stderr)
     sys.stderr.flush()
     if isinstance(error, LeaseLostError | KeyboardInterrupt):
-        os._exit(
-            exit_status.exit_code
-        )  # an orderly end would write what is still being written, or wait for what is compiled
+        os._exit(exit_status.exit_code)  # an orderly exit would finish pending writes, or wait for a compilation
     return exit_status.exit_code

@@ -1,4 +1,8 @@
-"""What malloc is told: a step on a CPU takes its arrays from the system anew, and gives them back."""
+"""Huge pages for malloc on CPUs.
+
+On a CPU, every training step allocates its arrays from the system again and returns them. `train` therefore asks for
+pages of 2 MB.
+"""
 
 import os
 import platform
@@ -11,16 +15,16 @@ from sinklab.cli.compilation_flags import is_cpu_only
 
 TUNABLES = 'GLIBC_TUNABLES'
 HUGE = 'glibc.malloc.hugetlb'
-BEGUN = 'SINKLAB_BEGUN'  # the process that has begun once more
-SINCE = 2, 35  # of glibc
+BEGUN = 'SINKLAB_BEGUN'  # environment variable: id of the process that has executed itself again
+SINCE = 2, 35  # the first version of glibc with this tunable
 SYSTEM = Path('/sys/kernel/mm/transparent_hugepage/enabled')
 
 
 def ask_for_large_pages() -> None:
-    """Begins this process once more, its malloc asking for pages of 2 MB: it can be told at a start alone.
+    """Execute this process again with huge pages of 2 MB for malloc, which glibc reads only at process start.
 
-    Only where the process is the command's own, the user has not said a word of it, the system gives large pages to
-    those who ask, and jax knows the CPU alone.
+    Do nothing unless all of these hold: the process is the command `sinklab` itself, the user has not set this
+    tunable, the system gives huge pages to processes that ask for them, and jax has only the CPU.
     """
     own, more = str(os.getpid()), told()
     if not more or not is_sinklab_process() or os.environ.get(BEGUN) == own:
@@ -29,12 +33,12 @@ def ask_for_large_pages() -> None:
     startup_signals.block_signals()
     try:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | more)
-    except OSError:  # it goes on with small ones
+    except OSError:  # continue with small pages
         startup_signals.unblock_signals()
 
 
 def told() -> dict[str, str]:
-    """What an environment has more for that; nothing where it is not wanted."""
+    """Return the environment variables that turn huge pages on; {} if they should not be turned on."""
     said = os.environ.get(TUNABLES, '')
     if HUGE in said or not (is_cpu_only() and is_asked()):
         return {}
@@ -42,7 +46,7 @@ def told() -> dict[str, str]:
 
 
 def is_asked() -> bool:
-    """Whether malloc can ask for large pages, and the system gives them to nobody else."""
+    """Return whether this glibc can ask for huge pages, and the system gives them only on request (madvise)."""
     name, version = platform.libc_ver()
     try:
         able = name == 'glibc' and tuple(map(int, version.split('.'))) >= SINCE

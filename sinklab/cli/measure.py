@@ -124,7 +124,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     )
     if args.out:
         with writable_folder(parse_path(args.out).parent):
-            pass  # before anything is measured
+            pass  # raises before anything is measured, if the folder cannot be written
     answers = [measure_model(measured_model, request) for measured_model in measured_models]
     report = measure_job.make_record(answers, args.all)
     try:
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             print_measurements(report['steps'] if args.all else [report])
             print_emergence(report['series'] if args.all else {})
         sys.stdout.flush()
-    finally:  # also when the reader of the output has gone (| head); after it, so that a full disk costs no result
+    finally:  # also if the reader has closed the output (| head); after printing, in case the disk is full
         if args.out:
             with writable_folder(parse_path(args.out)):
                 measure_job.write_results(answers, args.out, args.all)
@@ -175,7 +175,7 @@ def parse_list(option: str, text: str, element_type: Callable) -> tuple:
 
 @contextlib.contextmanager
 def show_progress(model_name: str, sequences: int) -> Iterator['ProgressFn']:
-    """Counts sequences on a terminal, and nowhere else."""
+    """Show a progress bar of sequences, on a terminal only."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
     from sinklab.cli import terminal
@@ -193,7 +193,7 @@ def show_progress(model_name: str, sequences: int) -> Iterator['ProgressFn']:
 
 
 def print_measurements(reports: list[dict]) -> None:
-    """Print what was measured: of one model a line for each number, of several a line for each model."""
+    """Print measurements: one line for each metric of a single model, or one line for each of several models."""
     if len(reports) == 1:
         print(escape_control(reports[0]['model']))
         print_one_model(reports[0])
@@ -210,7 +210,7 @@ def print_measurements(reports: list[dict]) -> None:
 
 
 def select_metrics(reports: list[dict]) -> list['MetricInfo']:
-    """Return the numbers of TOLD that some of these have, and what was asked for beside them."""
+    """Select the metrics to print: those of PRINTED_METRICS that a report has, the loss, and Sink_1 by length."""
     from sinklab.analysis.measure_job import LOSS_INFO
     from sinklab.metrics import registry as measures
 
@@ -222,7 +222,7 @@ def select_metrics(reports: list[dict]) -> list['MetricInfo']:
 
 
 def print_one_model(report: dict) -> None:
-    """Print a table with a line for each number, a column for each kind of input, and what the numbers are."""
+    """Print a table with a line for each metric and a column for each kind of input, and describe the metrics."""
     from sinklab.cli import terminal
     from sinklab.report.summary_table import format_legend
 
@@ -237,7 +237,7 @@ def print_one_model(report: dict) -> None:
     headings, console = ['number', *inputs, 'what it is'], terminal.make_console(width=120)
     if len(inputs) == 1:
         terminal.print_table(console, headings, rows, wrap_columns=headings[-1:])
-    else:  # there is no room for sentences in a line
+    else:  # a line has no room for descriptions
         terminal.print_table(console, headings[:-1], [row[:-1] for row in rows])
         console.print(f'{format_legend([row[0] for row in rows], infos)}.', soft_wrap=not console.is_terminal)
 
@@ -258,7 +258,7 @@ def print_several_models(reports: list[dict]) -> None:
 
 
 def print_layer_metrics(report: dict) -> None:
-    """Print how far a token spreads, and what queries are worth, by layer, where that was asked for."""
+    """Print the metrics of LAYER_METRICS by layer, if they were measured."""
     for name, values in report['inputs'].items():
         for family, description in LAYER_METRICS.items():
             layer_values = [value for key, value in values.items() if key.startswith(f'{family}/')]

@@ -1,4 +1,4 @@
-"""The options of a command that say how a run is laid on devices."""
+"""Flags for the layout of a run on devices: parallelism, micro-batches, remat and the attention backend."""
 
 import argparse
 import dataclasses
@@ -71,5 +71,5 @@ def parse_hardware(args: argparse.Namespace) -> Hardware:
 
 
 def format_hardware_flags(hardware: Hardware) -> list[str]:
-    """What gives this hardware to a command."""
+    """Format a layout as command-line flags."""
     return [f'--{name}={value}' for name, value in dataclasses.asdict(hardware).items() if value is not None]

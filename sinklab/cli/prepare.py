@@ -127,7 +127,13 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def parse_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What is given, each in the domain of its field; and the values of configs/default.py for what is not."""
+    """Parse the settings of a store: the given options, and defaults for the others.
+
+    Options with the name of a config field are validated as that field, and have the default of configs/default.py.
+
+    Raises:
+        UserError: A given option is invalid.
+    """
     from sinklab.cli.config_flags import load_spec
 
     default_spec, _ = load_spec('configs/default.py', [])
@@ -167,7 +173,7 @@ def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
 
 
 def choose_size(store: Any) -> tuple[str, Any]:
-    """Return the largest size that fits a store, and its spec.
+    """Choose the largest size that fits a store, and return it with its spec.
 
     A size fits if the store has windows for a batch and for validation, and if the vocabulary is not small for it: a
     tokenizer of 512 ids was not trained for a model that has 50,432.
@@ -185,7 +191,7 @@ def choose_size(store: Any) -> tuple[str, Any]:
 
 
 def format_train_command(store_path: str, fields: dict[str, Any], store: Any, size: str, spec: Any) -> str:
-    """Return a command that trains on the store at a size."""
+    """Format a command that trains on the store at a size."""
     changed_names = [
         name for name in STORE_FIELDS if name != 'tokenizer' and fields[name] != getattr(spec.data, name)
     ]
@@ -269,7 +275,7 @@ def print_store_table(store: Any, store_summary: dict, texts: list[str], size_no
 
 
 def format_batches(store_summary: dict) -> str:
-    """How the windows make batches, and what a host reads of them."""
+    """Format the number of batches in an epoch, and how many windows each host reads."""
     batch_size, hosts, num_windows = (
         store_summary['batch_size'],
         store_summary['hosts'],
@@ -284,7 +290,7 @@ def format_batches(store_summary: dict) -> str:
 
 
 class PrepareProgressBar:
-    """A listener to a preparation: a live line on a terminal, a line now and then in a log."""
+    """Progress callback of prepare: a progress bar on a terminal, otherwise occasional lines in a log."""
 
     def __init__(self):
         from rich.progress import BarColumn, Progress

@@ -1,4 +1,4 @@
-"""The options of a command that is one of several processes, and its way into their group and out of it."""
+"""Flags of a run with several or supervised processes, and the entry points of supervisor and worker."""
 
 import argparse
 import functools
@@ -74,7 +74,7 @@ def parse_process_info(args: argparse.Namespace) -> cluster.ProcessInfo:
 
 
 def parse_timeouts(args: argparse.Namespace) -> Timeouts:
-    """As the options say."""
+    """Parse --join_timeout, --patience and --grace; raise UserError if they or --restarts are invalid."""
     if args.restarts < 0:
         raise UserError(f'--restarts={args.restarts} must be a whole number of at least 0')
     multiple_text, _, floor_text = (args.patience or '').partition(',')
@@ -92,7 +92,7 @@ def parse_timeouts(args: argparse.Namespace) -> Timeouts:
 
 
 def parse_positive(value: str | float) -> float | None:
-    """A finite number above 0, if that is what is given."""
+    """Parse a finite number above 0; return None if the value is not one."""
     try:
         return float(value) if 0 < float(value) < math.inf else None
     except ValueError:
@@ -109,7 +109,13 @@ def supervise_run(
 ) -> int:
     """Run a command in a supervised worker process, and return the exit code of the run.
 
-    `is_this_run` returns whether the folder holds this run.
+    Args:
+        command: The command line of the worker.
+        process_info: Index of this process, number of processes and address of the coordinator.
+        timeouts: The timeouts of the supervisor.
+        run_dir: The run folder.
+        is_this_run: Returns whether the folder holds this run: nothing is written into another one.
+        restarts: How many times the run is restarted after a failure.
     """
     find_newest_step = functools.partial(digests.find_newest_step, run_dir)
     restart_policy = None if process_info.index else RestartPolicy(run_dir, is_this_run, find_newest_step, restarts)
@@ -128,7 +134,7 @@ def supervise_run(
 
 
 def format_exit_status(exit_status: ExitStatus) -> str:
-    """What a person reads of an end, and can do."""
+    """Format the exit status for the user, with a hint on how to resume."""
     return exit_status.words + RECOVERY_HINTS.get(exit_status.kind, '').format(command=format_command_line())
 
 
@@ -137,13 +143,17 @@ def print_error(text: str) -> None:
 
 
 def restore_cursor() -> None:
-    """A line that was live when its process was killed has left none."""
+    """Clear the live line of a killed worker on the terminal, and show the cursor again."""
     if sys.stderr.isatty():
         standard_streams.get_unescaped_stream(sys.stderr).write('\r\x1b[K\x1b[?25h')
 
 
 def run_worker(function: Callable[[ProcessGroup], ExitStatus]) -> NoReturn:
-    """Runs a function as one of a group, and leaves as it ends."""
+    """Run a function as a worker of a process group, and exit with its exit status.
+
+    Args:
+        function: Takes the process group; an exception from it is converted to an exit status.
+    """
     group = worker_client.connect_group()
     try:
         exit_status = function(group)

@@ -1,4 +1,4 @@
-"""What a person sees of runs under way: live bars on a terminal, a line now and then in a log.
+"""Progress display of running runs: live bars on a terminal, occasional lines in a log.
 
 A sweep trains its runs in processes of their own. It sets SINKLAB_PROGRESS=json for them. They then write their
 numbers as JSON text sequences (RFC 7464) to standard error, and the sweep shows them all in one display.
@@ -33,12 +33,12 @@ RECORD_SEPARATOR = '\x1e'  # the character before each record of a JSON text seq
 RECORD_SECONDS = 0.2  # seconds between two records
 LOSS_METRIC, SPEED_METRIC = 'train/loss', 'speed/tokens_per_second'
 SAVING_TEXT = 'stopping, saves a checkpoint'
-MAX_FINISHED_BARS = 8  # bars of runs that have ended which stay until the end of a sweep
+MAX_FINISHED_BARS = 8  # in a sweep with more runs than this, the bar of a run is hidden when the run ends
 
 
 @dataclasses.dataclass
 class LatestMetrics:
-    """The newest numbers of a run, as text."""
+    """Latest metrics of a run, formatted as text."""
 
     num_steps: int
     step: int = 0
@@ -57,7 +57,7 @@ class LatestMetrics:
             self.sink, self.sink_step = HEADLINE_METRIC.format_value(record[HEADLINE_METRIC.name]), self.step
 
     def format_line(self) -> str:
-        """Format all numbers for a log, Sink_1 with its step if that is not the newest one."""
+        """Format all metrics for a log; Sink_1 has its step if that is not the newest step."""
         step_suffix = '' if self.sink_step in (None, self.step) else f' at step {self.sink_step}'
         return (
             f'step {self.step}/{self.num_steps}  loss {self.loss}  {self.speed} '
@@ -65,20 +65,20 @@ class LatestMetrics:
         )
 
     def format_bar_text(self) -> str:
-        """Format the numbers behind a bar."""
+        """Format the metrics that are shown behind a bar."""
         if self.step == 0 and self.loss.strip() == '-':
             return 'compiling' if self.sink_step is None else f'compiling   {HEADLINE_METRIC.label} {self.sink:>7}'
         return f'loss {self.loss}  {HEADLINE_METRIC.label} {self.sink:>7}'
 
 
 class ProgressDisplay:
-    """Shows how runs go on: a bar for each on a terminal, else a line of each every LOG_SECONDS seconds.
+    """Progress display of runs: a bar for each on a terminal, otherwise a line for each every LOG_SECONDS seconds.
 
-    As a context it shows the bars and takes them away.
+    As a context manager it shows the bars, and removes them at the end.
 
     Args:
-        console: what is written to.
-        is_single_run: whether there is one run, whose speed is shown as well.
+        console: The console to print to.
+        is_single_run: Whether there is only one run; its speed is then shown as well.
     """
 
     def __init__(self, console: Console, is_single_run: bool = False):
@@ -103,7 +103,7 @@ class ProgressDisplay:
         self.bars.stop()
 
     def add(self, name: str, steps: int) -> int:
-        """Begin to show a run, and return the key by which it is updated."""
+        """Add a run to the display, and return the key for its updates."""
         key = self.bars.add_task(escape_control(name), total=steps, text='starting')
         self.runs[key], self.last_print_times[key] = LatestMetrics(steps), 0.0
         return key
@@ -119,16 +119,16 @@ class ProgressDisplay:
             self.print_line(f'{self.bars.tasks[key].description}  {numbers.format_line()}')
 
     def set_bar_text(self, key: int, text: str) -> None:
-        """Show words in place of the numbers of a run."""
+        """Show a text instead of the metrics of a run."""
         self.bars.update(key, text=text)
 
     def print_line(self, text: str) -> None:
-        """Print a line, above the bars if there are any."""
+        """Print a line above the bars."""
         self.console.print(escape_control(text), soft_wrap=True)
 
 
 class ProgressRecordWriter:
-    """Write progress as a JSON text sequence (RFC 7464) to the display of a sweep."""
+    """Writer of progress records, as a JSON text sequence (RFC 7464), for the display of a sweep."""
 
     def __init__(self, stream: Any):
         self.stream, self.num_steps, self.last_write_time = standard_streams.get_unescaped_stream(stream), 0, 0.0
@@ -159,14 +159,14 @@ class ProgressRecordWriter:
 
 
 class ProgressCallback(Callback):
-    """Shows how one run goes on. As a context it shows the bar and takes it away.
+    """Callback that shows the progress of one run; as a context manager it shows the bar, and removes it at the end.
 
     Args:
-        name: of the run.
-        spec: its config.
-        compilation_cache: its text says what was compiled, and is printed after the first step.
-        stderr: whether to write to standard error; else to standard output.
-        row_description: the fields that the row changes at its size, in one line.
+        name: The name of the run.
+        spec: The spec of the run.
+        compilation_cache: Its text says how many programs were compiled; it is printed after the first step.
+        stderr: True: write to standard error; False: to standard output.
+        row_description: The fields that the row changes at its size, in one line.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class ProgressCallback(Callback):
         self.display.update(self.key, record)
 
     def on_message(self, line: str) -> None:
-        """Say what the reader should know; a sweep shows it, too."""
+        """Print a message for the user; a sweep shows it as well."""
         if isinstance(self.display, ProgressRecordWriter):
             self.display.write_record(warning=line)
         else:
@@ -218,7 +218,7 @@ class ProgressCallback(Callback):
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
         if self.row_description and not isinstance(
             self.display, ProgressRecordWriter
-        ):  # a sweep has said it of all rows
+        ):  # a sweep has printed the descriptions of all rows
             self.print_fact(self.row_description)
         self.print_fact(f'attention: {attention}')
         if changes:
@@ -233,20 +233,21 @@ class ProgressCallback(Callback):
             )
 
     def print_line(self, line: str) -> None:
-        """Print a line as it is."""
+        """Print a line without the name of the run."""
         self.display.print_line(line)
 
     def print_fact(self, line: str) -> None:
-        """Say something of the run that a log should have."""
+        """Print a fact about the run that a log should contain, after the name of the run."""
         self.display.print_line(line if isinstance(self.display, ProgressRecordWriter) else f'{self.name}  {line}')
 
     def finish(self, exit_status: ExitStatus, message: str, print_results: Callable[[], None]) -> None:
-        """Take the bar away, and say how the run has ended.
+        """Remove the bar, and print how the run has ended.
 
         Args:
-            exit_status: how it has ended.
-            message: the line that says so, where the run is not done.
-            print_results: prints the results of the run; a sweep does that for all of its runs.
+            exit_status: The exit status of the run.
+            message: The line to print if the exit code is not 0.
+            print_results: Prints the results of the run if its exit code is 0. In a sweep it is not called, because
+                the sweep prints the results of all runs.
         """
         if isinstance(self.display, ProgressRecordWriter):
             self.display.write_record(end=exit_status.kind, words=exit_status.words)
@@ -259,11 +260,11 @@ class ProgressCallback(Callback):
 
 
 class SweepDisplay(ProgressDisplay, SweepCallback):
-    """One display of all runs of a sweep.
+    """Progress display of all runs of a sweep.
 
     Args:
-        runs: all of them; those that are to do get a bar each.
-        jobs: how many there are at once.
+        runs: All runs; each run that is still to do gets a bar when it begins.
+        jobs: How many runs train at once.
     """
 
     def __init__(self, runs: list[SweepRun], jobs: int):
@@ -283,11 +284,11 @@ class SweepDisplay(ProgressDisplay, SweepCallback):
             self.bar_keys[id(run)] = self.add(self.format_run_name(run), run.spec.optimizer.steps)
 
     def on_output_line(self, run: SweepRun, line: bytes) -> bool:
-        """Show a line of a run's process; return whether it is a record."""
+        """Show a line from the process of a run; return whether it is a progress record."""
         text = line.decode(errors='backslashreplace').removesuffix('\n')
         content = parse_record(text)
         if content is None:
-            # What a run says as it stops names a command that goes on with this run alone.
+            # The stop message of a run has a command that resumes only this run, not the sweep: it is not shown.
             is_end = text == STOPPING_MESSAGE or (self.is_stopping and text.startswith('sinklab train: '))
             if text.strip() and not (self.is_live and is_end):
                 self.print_line(f'{self.format_run_name(run)}: {text}')
@@ -312,7 +313,7 @@ class SweepDisplay(ProgressDisplay, SweepCallback):
             self.set_bar_text(key, run.outcome if run.outcome != 'to do' else 'stopped')
 
     def on_stop_signal(self) -> None:
-        """Say beside the bars that a signal has come, and what the runs do now."""
+        """Show beside the bars that the runs are stopping and save checkpoints."""
         self.is_stopping = True
         for run in self.pending_runs:
             if run.outcome == 'to do' and id(run) in self.bar_keys:
@@ -320,7 +321,7 @@ class SweepDisplay(ProgressDisplay, SweepCallback):
 
 
 def parse_record(text: str) -> dict | None:
-    """Return a record of a JSON text sequence; None of any other line."""
+    """Parse a record of a JSON text sequence (RFC 7464); return None for any other line."""
     if not text.startswith(RECORD_SEPARATOR):
         return None
     try:

@@ -70,7 +70,15 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def find_runs(pattern: str) -> list[Path]:
-    """The runs of a sweep; in a bucket those of a pattern, which no shell has looked for; else, as given."""
+    """Find the run folders that an argument stands for.
+
+    Args:
+        pattern: A run folder, the folder of a sweep or of claims, or a glob pattern of run folders in a bucket, which
+            the shell has not expanded.
+
+    Raises:
+        UserError: A pattern matches no run.
+    """
     if not (is_remote(pattern) and glob.has_magic(pattern)):
         return list_sweep_runs(parse_path(pattern)) or list_claim_runs(parse_path(pattern)) or [parse_path(pattern)]
     parent = pattern[: min(pattern.index(character) for character in '*?[' if character in pattern)].rpartition('/')[
@@ -85,7 +93,7 @@ def find_runs(pattern: str) -> list[Path]:
 
 
 def list_sweep_runs(sweep_dir: Path) -> list[Path]:
-    """Of the folder of a sweep that has ended: its runs, the rows in their order."""
+    """List the run folders of a finished sweep in the order of its rows; return [] for any other folder."""
     if not (sweep_dir / 'sweep.json').exists():
         return []
     from sinklab.sweep import plan
@@ -105,13 +113,13 @@ def list_claim_runs(claims_dir: Path) -> list[Path]:
 
 
 def choose_report_dir(run_paths: list[str]) -> Path:
-    """A single run's own folder, or the innermost one that all of several lie in."""
+    """Return the folder of a single run, or the innermost folder that contains all of several runs."""
     paths = [make_absolute(parse_path(path)) for path in run_paths]
     return paths[0] if len(paths) == 1 else find_common_folder([path.parent for path in paths])
 
 
 def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: list[dict]) -> Path:
-    """The page, and what else is asked for."""
+    """Write report.html and the requested figures and LaTeX table; return the path of report.html."""
     from sinklab.report import latex, page
 
     kinds = [kind for kind in ('png', 'svg', 'pdf') if getattr(args, kind)]
@@ -129,7 +137,7 @@ def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: 
 
 
 def write_page(sweep_dir: Path) -> Path | None:
-    """Write the page of a sweep; return its file, or None where no run has begun."""
+    """Write report.html of a sweep; return its path, or None if no run has started."""
     from sinklab.report import page, runs
 
     file, paths = sweep_dir / 'report.html', [str(path) for path in list_sweep_runs(sweep_dir)]
@@ -155,7 +163,7 @@ def print_runs(rows: list[dict]) -> None:
     columns = list(zip(RUN_HEADINGS, *map(format_run_cells, rows), strict=True))
     nonempty_columns = [
         column for column in columns if not {'-'}.issuperset(column[1:])
-    ]  # none of which no run has a value
+    ]  # without columns that are empty for all runs
     headings, *lines = zip(*nonempty_columns, strict=True)
     terminal.print_table(console, headings, lines)
     console.print(f'{format_legend(headings)}.', soft_wrap=not console.is_terminal)

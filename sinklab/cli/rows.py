@@ -54,10 +54,16 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def check_row(row: dict, size: str | None, module: Any) -> dict:
-    """Return the size of a row, whether it is equal to its baseline there, and why `train` would refuse it, if so.
+    """Check whether a row can be trained.
 
     Args:
-        module: of the row's config file.
+        row: The row, as `load_rows` returns it.
+        size: The size; None: the default size of the config file.
+        module: The module of the config file.
+
+    Returns:
+        `size`; `equals_baseline`, whether the row equals its baseline at this size; and, if the row is invalid,
+        `refused`, the error message that `train` would give.
     """
     from sinklab.cli.config_flags import is_baseline, load_spec
 
@@ -95,11 +101,11 @@ def print_rows(tables: dict[str, list[dict]]) -> None:
 
 
 def has_short_names(rows: list[dict], width: int) -> bool:
-    """Return whether names of rows leave most of a line to what is said of them."""
+    """Return whether all row names fit in a third of a line."""
     return max(len(row['row']) for row in rows) <= width // 3
 
 
 def format_diff(diff: dict) -> str:
-    """A diff by the last names of its fields."""
+    """Format a diff, with only the last part of each field name."""
     texts = (f'{value:.4g}' if isinstance(value, float) else str(value) for value in diff.values())
     return ', '.join(f'{path.rpartition(".")[2]}={value}' for path, value in zip(diff, texts, strict=True)) or '-'

@@ -23,7 +23,7 @@ from sinklab.schema import (
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-NUM_FIRST_TOKENS = 4  # tokens of the beginning that are kept where no cache is given
+NUM_FIRST_TOKENS = 4  # first tokens in the default cache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +86,7 @@ def check_top_k(value: int | None, vocabulary: int) -> int | None:
 
 
 def get_default_cache(length: int) -> str:
-    """As many as a query of training sees beside itself."""
+    """Return the default --cache: as many keys as a query sees besides itself in a training window."""
     first = min(NUM_FIRST_TOKENS, max(length - 2, 0))
     return f'{first}+{max(length - 1 - first, 1)}'
 
@@ -99,7 +99,7 @@ def check_prompt(prompt: str) -> str:
 
 
 def decode_stream(tokenizer: 'Tokenizer', prompt_ids: list[int], generated_ids: Iterable[int]) -> Iterator[str]:
-    """What each token adds to the text before it, as soon as its characters are whole."""
+    """Decode generated tokens one by one, and yield new text once its UTF-8 characters are complete."""
     ids, previous_text = list(prompt_ids), tokenizer.decode(prompt_ids)
     for token_id in generated_ids:
         ids.append(token_id)

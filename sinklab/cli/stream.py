@@ -14,7 +14,7 @@ from sinklab.cli import checkpoint_flags
 from sinklab.schema import UserError
 from sinklab.storage.paths import parse_path
 
-FIRST_TOKEN_COUNTS = 0, 1, 2, 4  # tokens that the caches of the table keep of the beginning
+FIRST_TOKEN_COUNTS = 0, 1, 2, 4  # numbers of first tokens in the default caches (Table 3)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,10 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def list_default_caches(length: int) -> list[str]:
-    """Table 3's, which has windows of 2048 tokens and 1024 in a cache."""
+    """List the default caches, as in Table 3: half a training window each.
+
+    Table 3 has windows of 2048 tokens and caches of 1024.
+    """
     half = max(length // 2, 1)
     return [f'{first}+{half - first}' for first in FIRST_TOKEN_COUNTS if first < half]
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LEFT_COLUMNS = 'row', 'end', 'claim', 'words', 'source', 'verdict'
-WRAP_COLUMNS = 'end', 'words', 'source', 'verdict'  # columns that are folded where a terminal is narrow
+WRAP_COLUMNS = 'end', 'words', 'source', 'verdict'  # columns that are wrapped on a narrow terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 def train_runs(
     runs: list[SweepRun], make_command: Callable[[SweepRun], list[str]], run_lease: Lease, jobs: int
 ) -> int | None:
-    """Train what is to do, shown in one display; return the signal that has ended it before its time."""
+    """Train the pending runs in one progress display; return the signal that stopped them, or None."""
     from sinklab.cli.progress import SweepDisplay
 
     with SweepDisplay(runs, jobs) as display:
@@ -136,7 +136,16 @@ def check_no_seed_overrides(extra_args: list[str]) -> None:
 
 
 def report_failures(command_name: str, runs: list[SweepRun], stop_signal: int | None) -> int:
-    """Says what has failed and what has stopped the rest, and returns the exit code."""
+    """Print the failures of runs, and a command to resume after a signal; return the exit code.
+
+    Args:
+        command_name: The name of the command, for the messages.
+        runs: All runs.
+        stop_signal: The signal that has stopped the runs; None: there was none.
+
+    Returns:
+        130 after SIGINT, 42 after another signal, 1 if a run was refused or crashed, otherwise 0.
+    """
     failures = [f'{run.row} {run.outcome}: {run.reason}' for run in runs if run.outcome in ('refused', 'crashed')]
     for message in dict.fromkeys(failures):
         print_status(f'sinklab {command_name}: {message}')
@@ -147,7 +156,7 @@ def report_failures(command_name: str, runs: list[SweepRun], stop_signal: int | 
 
 
 def select_rows(args: argparse.Namespace) -> tuple[Any, dict[str, dict]]:
-    """The module of the config file, and the rows to run, in their order, with what each is about."""
+    """Load the config file; return its module and the selected rows, {name: row}, in the order of --rows."""
     file, _, row = args.config.partition(':')
     if row:
         suggestion = join_shell([f'--config={file}', f'--rows={row}'])
@@ -182,7 +191,7 @@ def write_summary(
     stop_signal: int | None,
     expected: config_flags.ExpectedSinks | None,
 ) -> None:
-    """Write sweep.json, and a page if that is asked for, then print the results of all runs."""
+    """Write sweep.json, and report.html if requested, then print the results of all runs."""
     from sinklab.report import summary_table, sweep_table
 
     overrides = dict(map(config_flags.parse_override, extra_args))
@@ -219,7 +228,7 @@ def make_run_group(row_info: dict, runs: list[SweepRun]) -> Any:
 
 
 def build_summary_table(rows: list[dict], spans: dict) -> tuple[list[str], list[list[str]]]:
-    """Return headings and cells of the closing table; a count of runs only where a row has several."""
+    """Return headings and cells of the summary table; it has a column `runs` only if a row has several runs."""
     from sinklab.report import sweep_table
 
     headings, lines = sweep_table.format_table_cells(rows, spans)
@@ -234,7 +243,7 @@ def build_summary_table(rows: list[dict], spans: dict) -> tuple[list[str], list[
 
 
 def format_legend(headings: list[str], rows: list[dict]) -> str:
-    """Say what the columns of a table of rows mean, and what stands in its cells."""
+    """Format the legend of the summary table: the meaning of its columns and cells."""
     from sinklab.report import summary_table, sweep_table
 
     has_spread = any(list(row['seeds'].values()).count('done') > 1 for row in rows)
@@ -255,7 +264,7 @@ def format_legend(headings: list[str], rows: list[dict]) -> str:
 
 
 def print_table_with_note(headings: list[str], rows: list[list[str]], note: str = '') -> None:
-    """Print a table whose units stand in a line of their own below the headings, and a note."""
+    """Print a table with the units on a second line of its headings, and a note below the table."""
     from sinklab.cli import terminal
 
     terminal.print_table(
@@ -270,7 +279,10 @@ def print_table_with_note(headings: list[str], rows: list[list[str]], note: str 
 
 
 def split_heading(heading: str) -> 'Text | str':
-    """Divide 'Sink_1 - softmax (%)' after Sink_1, 'valid loss (nats)' before its unit, 'row mass' between words."""
+    """Split a heading into two lines.
+
+    'Sink_1 - softmax (%)' is split after Sink_1, 'valid loss (nats)' before its unit, and 'row mass' between words.
+    """
     from sinklab.cli import terminal
 
     name, separator, suffix = heading.partition(' - ')
@@ -284,7 +296,7 @@ def split_heading(heading: str) -> 'Text | str':
 
 
 def print_wrapped(text: str) -> None:
-    """Print a text, wrapped between words where it goes to a terminal."""
+    """Print a text, wrapped between words on a terminal."""
     from sinklab.cli import terminal
 
     console = terminal.make_console()
@@ -292,5 +304,5 @@ def print_wrapped(text: str) -> None:
 
 
 def print_status(text: str) -> None:
-    sys.stderr.write(f'{escape_control(text)}\n')  # whole, beside what runs at once say
+    sys.stderr.write(f'{escape_control(text)}\n')  # one write, so that parallel output cannot split the line
     sys.stderr.flush()

@@ -21,8 +21,8 @@ from sinklab.storage.paths import make_absolute
 from sinklab.storage.untrusted_files import DamagedFileError
 from sinklab.train.callbacks import Callback
 
-POLL_SECONDS = 1.0  # seconds between two looks
-RESTART_SECONDS = 15.0  # seconds in which a run that was lost is started again by its supervisors, or is over
+POLL_SECONDS = 1.0  # seconds between two polls
+RESTART_SECONDS = 15.0  # seconds to wait for supervisors to restart a lost run, before it counts as over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def get_run_name(run_dir: RunDir) -> str:
-    """Return the name of its row, or of the folder where there is none."""
+    """Return the name of the row of a run, or the name of its folder if it has no row."""
     file, folder_name = run_dir.path / 'row.json', make_absolute(run_dir.path).name
     try:
         row = run_files.read_run_file(file, 'row', f'the run is called {folder_name}')
@@ -62,7 +62,11 @@ def get_run_name(run_dir: RunDir) -> str:
 
 
 def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
-    """Tells a listener of the newest attempt and record, and of what comes, as long as the run is under way."""
+    """Pass the newest attempt and records of a run to a callback, and all later ones until the run is over.
+
+    Yields:
+        None after each poll; the caller waits before the next one.
+    """
     from sinklab.metrics.registry import HEADLINE_METRIC
 
     lease_watch, last_alive_time, num_attempts = LeaseWatcher(run_dir.path / LEASE_NAME), time.monotonic(), 0
@@ -83,13 +87,13 @@ def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
         for record in [*records, *new_records]:
             callback.on_record(record, written=True)
         records = []
-        if is_over:  # before what was written by then was read
+        if is_over:  # determined before the records were read, so that none is missed
             return
         yield
 
 
 def read_outcome(run_dir: RunDir) -> dict:
-    """How the latest attempt has ended; lost, where it has said nothing."""
+    """Read the outcome of the latest attempt; its kind is `lost` if there is no outcome.json."""
     try:
         return run_dir.read_json('outcome')
     except DamagedFileError as error:

@@ -1,4 +1,4 @@
-"""Text and tables on a terminal: names are shown as they are given, and numbers are never cut off."""
+"""Text and tables on a terminal: names are shown without markup, and numbers are never truncated."""
 
 import os
 import sys
@@ -15,13 +15,13 @@ from sinklab.escape import escape_control
 from sinklab.standard_streams import get_unescaped_stream
 
 COLUMN_GAP = 2  # cells between two columns
-MIN_COLUMN_WIDTH = 8  # cells of a column of names or words in a line that is short
+MIN_COLUMN_WIDTH = 8  # minimum width in cells of a column of text on a narrow terminal
 
 
 class SafeConsole(Console):
-    """A console that shows control characters as escapes; its own sequences for colours and lines still work.
+    """Console that escapes control characters in text; its own sequences for colours and lines still work.
 
-    It never hides the cursor: a process that is killed could not show it again.
+    It never hides the cursor, because a killed process could not show it again.
     """
 
     def show_cursor(self, show: bool = True) -> bool:
@@ -36,11 +36,11 @@ class SafeConsole(Console):
 
 
 def make_console(stderr: bool = False, width: int | None = None) -> Console:
-    """Make a console for which text is text: no markup, no :emoji:, no highlighting.
+    """Make a console without markup, :emoji: and highlighting.
 
     Args:
-        stderr: whether it writes to standard error.
-        width: of lines that do not go to a terminal, where COLUMNS does not say it; without it rich decides.
+        stderr: True: write to standard error; False: to standard output.
+        width: Width of lines if the output is no terminal and COLUMNS is not set; None: rich decides.
     """
     stream = sys.stderr if stderr else sys.stdout
     return SafeConsole(
@@ -53,17 +53,17 @@ def make_console(stderr: bool = False, width: int | None = None) -> Console:
 
 
 def is_live(console: Console) -> bool:
-    """Return whether a line of the console can be written over: not in a file or a pipe, nor with TERM=dumb."""
+    """Return whether lines of the console can be overwritten: not in a file or a pipe, nor with TERM=dumb."""
     return console.is_interactive and console.file.isatty()
 
 
 def make_cell(text: object, style: str = '') -> Text:
-    """Return a text for a cell, a heading or a title, in which nothing is markup."""
+    """Make a text without markup for a cell, a heading or a title of a table."""
     return Text(escape_control(text), style)
 
 
 def make_progress_column(template: str) -> TextColumn:
-    """Return a column of a progress bar whose fields are no markup."""
+    """Make a column of a progress bar whose fields are shown without markup."""
     return TextColumn(template, markup=False)
 
 
@@ -75,15 +75,18 @@ def print_table(
     wrap_columns: Iterable[object] = (),
     **table_options: Any,
 ) -> None:
-    """Print a table whose numbers are whole however narrow the terminal is.
+    """Print a table whose numbers are never truncated, even on a narrow terminal.
 
-    The first column holds names, which are folded where there is no room. Where the numbers do not fit beside them,
-    the table is printed in several pieces, each beginning with the names.
+    The first column holds names, which are wrapped if they do not fit. If the numbers do not fit beside the names,
+    the table is printed in several pieces, each with the column of names.
 
     Args:
-        headings, rows: text, or Text of rich.
-        left_columns: headings of the other columns that are aligned to the left.
-        wrap_columns: headings of other columns that hold words, and may be folded, too.
+        console: The console to print to.
+        headings: One for each column: a text, or a Text of rich.
+        rows: The cells of each row: a text, or a Text of rich.
+        left_columns: Headings of the columns that are left-aligned, besides the first one.
+        wrap_columns: Headings of the columns of text that are left-aligned and may be wrapped, besides the first one.
+        **table_options: Options of rich.table.Table, such as a title, for the first piece.
     """
     columns = [list(map(to_text, column)) for column in zip(headings, *rows, strict=True)]
     wrap_columns = {str(heading) for heading in wrap_columns}
@@ -116,9 +119,9 @@ def print_table(
 
 
 def shrink_widths(widths: list[int], foldable: list[bool], total_width: int) -> list[int]:
-    """Return widths of columns of which those that may be folded share what the others leave of a line.
+    """Shrink the columns that can be wrapped to the width that the other columns leave.
 
-    Where that is too little, they share a third of the line, and the table is to be split.
+    If that width is too small, these columns share a third of the line, and the table has to be split.
     """
     foldable_indices = sorted((index for index, can_fold in enumerate(foldable) if can_fold), key=widths.__getitem__)
     remaining = (
@@ -129,14 +132,14 @@ def shrink_widths(widths: list[int], foldable: list[bool], total_width: int) -> 
     if remaining < MIN_COLUMN_WIDTH * len(foldable_indices):
         remaining = max(total_width // 3, MIN_COLUMN_WIDTH * len(foldable_indices))
     widths = [*widths]
-    for rank, index in enumerate(foldable_indices):  # the narrowest first: what it does not need is for the others
+    for rank, index in enumerate(foldable_indices):  # narrowest first: others share what it leaves
         widths[index] = min(widths[index], remaining // (len(foldable_indices) - rank))
         remaining -= widths[index]
     return widths
 
 
 def split_columns(widths: list[int], total_width: int) -> list[list[int]]:
-    """Divide the columns of a table into pieces that fit, each with the first column."""
+    """Split the columns of a table into pieces that fit the width, each with the first column."""
     pieces = [[0]]
     for index in range(1, len(widths)):
         piece = pieces[-1]
@@ -155,5 +158,5 @@ def to_text(value: object) -> Text:
 
 
 def make_multiline_cell(*texts: str | None) -> Text:
-    """Return a cell of several lines, without those that are empty."""
+    """Make a cell with one line for each text that is not empty."""
     return Text('\n').join(make_cell(text) for text in texts if text)

@@ -113,7 +113,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def has_requested_run(args: argparse.Namespace, extra_args: list[str]) -> bool:
-    """Whether the folder holds the run that is asked for."""
+    """Return whether the run folder holds the requested run."""
     run_dir = RunDir(args.workdir)
     if not run_dir.has_run():
         return False
@@ -126,7 +126,19 @@ def has_requested_run(args: argparse.Namespace, extra_args: list[str]) -> bool:
 
 
 def run_training(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> ExitStatus:
-    """Trains as one of a group, as the only one or one that a supervisor speaks for."""
+    """Train a run as one process of a group.
+
+    Args:
+        args: The parsed arguments.
+        extra_args: Overrides --config.PATH=VALUE.
+        group: The group of a single process, or the group of supervised workers.
+
+    Returns:
+        The exit status, on which all processes agree.
+
+    Raises:
+        UserError: The arguments are invalid on any process, or differ between processes.
+    """
     from sinklab.parallel import device_mesh
 
     run_dir = run_on_all_or_raise(group, 'folder', lambda: RunDir(args.workdir))
@@ -165,10 +177,14 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
 def load_requested_spec(
     args: argparse.Namespace, extra_args: list[str], run_dir: RunDir, parent: warm_start_flags.ParentCheckpoint | None
 ) -> tuple[Spec, dict, str | None, config_flags.ExpectedSinks | None]:
-    """Return what is to be trained, of a config file or of the run that it comes from.
+    """Load the requested spec, from a config file or from the parent run of a fork.
 
     Returns:
-        The spec, the row, the fields that it changes in words, and what is expected of the rows of its config file.
+        The spec; the content of row.json; a line about the fields that the row changes or about the optimizer; and
+        the expected sinks of the config file.
+
+    Raises:
+        UserError: Neither --config nor --from is given, or the config is invalid.
     """
     if args.config:
         return config_flags.load_and_describe(args.config, extra_args, args.size)
@@ -199,7 +215,11 @@ def run_loop(
     origin: Any,
     grace_seconds: float,
 ) -> tuple[ExitStatus, list[dict]]:
-    """Train, and return the end that all processes agree on, and the records of a run that is done."""
+    """Run the training loop.
+
+    Returns:
+        The exit status, on which all processes agree; and the metric records, which are [] unless the run is done.
+    """
     from sinklab.train import loop
     from sinklab.train.run_status import (
         DivergedError,
@@ -224,7 +244,7 @@ def run_loop(
 def start_progress(
     row: dict, spec: Any, compilation_cache: Any, description: str | None, stack: contextlib.ExitStack
 ) -> Any:
-    """The line that goes on as the run does."""
+    """Start the progress display of the run, which ends with the exit stack."""
     from sinklab.cli.progress import ProgressCallback
 
     return stack.enter_context(
@@ -233,7 +253,7 @@ def start_progress(
 
 
 def parse_profile_steps(args: argparse.Namespace, run_dir: RunDir, spec: Spec) -> range | None:
-    """The steps of which a trace is asked for."""
+    """Parse --profile into the range of steps to trace; return None if it is not given."""
     from sinklab.train import callbacks as callbacks_module
 
     return (
@@ -250,7 +270,7 @@ def make_callbacks(
     print_message: Any,
     stack: contextlib.ExitStack,
 ) -> list:
-    """Whoever else listens to the run, as asked for."""
+    """Make the requested callbacks of the training loop: TensorBoard, Weights & Biases and the profiler."""
     from sinklab.train import callbacks as callbacks_module
     from sinklab.train.callbacks import BestEffortCallback
 
@@ -273,7 +293,11 @@ def make_callbacks(
 
 
 def collect_shared_settings(spec: Any, layout: Any) -> dict[str, Any]:
-    """What must be alike on all processes. A store may lie elsewhere on each: its digest is compared."""
+    """Collect the settings that must be equal on all processes: versions, layout and config.
+
+    The path of a token store is left out, because it may differ between processes; the digest of the store is
+    compared instead.
+    """
     import sinklab
     from sinklab.train.setup import get_commit, get_package_versions
 
@@ -285,7 +309,7 @@ def collect_shared_settings(spec: Any, layout: Any) -> dict[str, Any]:
 
 
 def format_last_record(record: dict) -> str:
-    """Return the last record of a run in one line."""
+    """Format the last record of a run in one line."""
     from sinklab.metrics.registry import METRIC_INFOS
 
     infos = [info for info in METRIC_INFOS if info.in_table and info.name in record]
@@ -296,7 +320,7 @@ def format_last_record(record: dict) -> str:
 def print_results(
     run_dir: RunDir, row: dict, records: list[dict], expected: config_flags.ExpectedSinks | None
 ) -> None:
-    """Print the results of a run that is done: a table with a line for each number, and what to do next."""
+    """Print the results of a finished run: a table with a line for each metric, and the next command."""
     from sinklab.cli import terminal
     from sinklab.report import summary_table
 

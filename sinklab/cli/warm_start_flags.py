@@ -1,4 +1,4 @@
-"""--from=[TAKES:]RUN[@STEP], the checkpoint that a fork comes from, and what it takes along of it."""
+"""Parsing of --from=[TAKES:]RUN[@STEP]: the parent checkpoint of a fork, and what the fork takes from it."""
 
 import dataclasses
 from typing import Any, get_args
@@ -21,7 +21,7 @@ from sinklab.storage.paths import join_path, resolve_path
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartFlag:
-    """--from, as it is given."""
+    """Parsed value of --from; `step` is None if no step is given."""
 
     flag_text: str
     takes: WarmStartTakes
@@ -31,7 +31,10 @@ class WarmStartFlag:
 
 @dataclasses.dataclass(frozen=True)
 class ParentCheckpoint:
-    """A run, which a fork that has begun can do without, a step of it, and what is taken along of that."""
+    """Checkpoint of the parent run, and what a fork takes from it.
+
+    Once the fork has begun, it no longer needs the parent run, which may be gone.
+    """
 
     run_dir: RunDir
     step: int
@@ -39,7 +42,19 @@ class ParentCheckpoint:
 
 
 def resolve_parent(from_flag: str | None, child: RunDir, group: ProcessGroup) -> ParentCheckpoint | None:
-    """What is given, at a step that process 0 chooses, and that is the same on all processes."""
+    """Resolve --from to a parent checkpoint, which is the same on all processes; process 0 chooses the step.
+
+    Args:
+        from_flag: The value of --from; None: not given.
+        child: The run folder of the fork.
+        group: The process group.
+
+    Returns:
+        The parent checkpoint; None if --from is not given.
+
+    Raises:
+        UserError: --from is invalid on any process, or differs between processes.
+    """
     if from_flag and from_flag.startswith(HF_PREFIX):
         from_flag = run_on_all_or_raise(
             group, 'import of --from', lambda: import_parent_model(from_flag, child, group)
@@ -51,7 +66,11 @@ def resolve_parent(from_flag: str | None, child: RunDir, group: ProcessGroup) ->
 
 
 def import_parent_model(from_flag: str, child: RunDir, group: ProcessGroup) -> str:
-    """The parameters that hf:PATH stands for, as --from has them; what several processes read, all have to see."""
+    """Import the model of --from=hf:PATH into the cache, and return the value of --from for the imported run.
+
+    Raises:
+        UserError: There are several processes, which may not all see the cache.
+    """
     if group.count > 1:
         raise UserError(
             f'--from={from_flag} is for one process; write it where all of them see it, by sinklab checkpoint import '
@@ -61,7 +80,10 @@ def import_parent_model(from_flag: str, child: RunDir, group: ProcessGroup) -> s
 
 
 def parse_from_flag(from_flag: str) -> WarmStartFlag:
-    """What is taken stands before the first colon; a path may have a colon, too."""
+    """Parse [TAKES:]RUN[@STEP].
+
+    A prefix before the first colon counts as TAKES only if it is a known value, because a path may contain a colon.
+    """
     takes, _, run = from_flag.partition(':')
     if takes not in filter(None, get_args(WarmStartTakes)):
         takes, run = '', from_flag
@@ -71,14 +93,22 @@ def parse_from_flag(from_flag: str) -> WarmStartFlag:
 
 
 def format_parent_step(flag: WarmStartFlag | None, step: int | None) -> str:
-    """What all processes must have alike."""
+    """Format what is taken and the step of --from, for the comparison between processes."""
     if not flag:
         return 'not given'
     return f'{flag.takes and f"{flag.takes} of "}step {step if flag.step is None else flag.step}'
 
 
 def choose_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
-    """The given step, or the newest where none is; of a fork that has begun, the one that it has come from."""
+    """Choose the step of the parent checkpoint.
+
+    Returns:
+        For a fork that exists already, the step in its row.json; otherwise the given step, or the newest step if none
+        is given.
+
+    Raises:
+        UserError: The parent is no run, is the child itself, or lacks the step; or the child is another run.
+    """
     parent_dir = flag.run_dir
     if resolve_path(parent_dir.path) == resolve_path(child_dir.path):
         raise UserError(f'--from={flag.flag_text} is the --workdir, too; give a new folder')
@@ -92,12 +122,16 @@ def choose_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     steps, newest_step = (
         select_steps(parent_dir, flag.step),
         digests.find_newest_step(parent_dir),
-    )  # the last may still be being saved
+    )  # the last checkpoint may still be in the process of being saved
     return steps[-1] if flag.step is not None or newest_step is None else newest_step
 
 
 def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
-    """The step that a folder which holds a run says that it has come from."""
+    """Return the parent step that row.json of an existing fork records.
+
+    Raises:
+        UserError: The run is no fork, or a fork of another checkpoint than --from names.
+    """
     lineage, parent_dir = child_dir.read_lineage(), flag.run_dir
     if not lineage:
         raise UserError(
@@ -126,7 +160,7 @@ def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
 
 
 def load_warm_start(parent: ParentCheckpoint) -> Any:
-    """What the training loop is to go on from; None where the parent is gone."""
+    """Load the warm start for the training loop from the parent run; return None if the parent is gone."""
     from sinklab.train.warm_start import WarmStart
 
     parent_dir = parent.run_dir
