@@ -212,7 +212,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
 
 
 def get_config_path(row: str) -> str:
-    """Return TABLE:ROW as a value of --config: TABLE is the stem of a file in configs/, or a path to a file."""
+    """Return TABLE:ROW as a value of --config; TABLE is the stem of a file in configs/, or a path."""
     table, _, name = row.partition(':')
     return row if table.endswith('.py') else f'configs/{table}.py:{name}'
 

@@ -70,7 +70,7 @@ def load_and_describe(
 
 
 def format_fitting_sizes(module: Any, config_path: str, size: str | None, override_args: list[str]) -> str:
-    """Format the other sizes at which an invalid row can be trained, for an error message; '' if there are none.
+    """Format the sizes at which an invalid row is valid, for an error message; '' if there are none.
 
     A field of the row is at fault if the row is valid with the value of the baseline in its place.
     """
@@ -189,12 +189,12 @@ def load_run_config(run_dir: RunDir, run_name: str, override_args: list[str]) ->
 
 
 def is_imported(row: dict) -> bool:
-    """Return whether a row.json is that of an imported Hugging Face model, which has not been trained here."""
+    """Return whether a row.json is that of an imported Hugging Face model, not of a training run."""
     return 'optimizer_defaults' in row and not row.get('from')
 
 
 def set_dependent_defaults(config: Any, overrides: dict[str, str]) -> None:
-    """Set the fine-tuning defaults that depend on other fields, except those that are overridden themselves."""
+    """Set the fine-tuning defaults that depend on other fields, except those that are overridden."""
     optimizer, probe, length = config.optimizer, config.probe, config.data.length
     defaults = {'optimizer.warmup_steps': optimizer.steps // 10, 'probe.length': max(2, min(probe.length, length))}
     defaults['probe.keys'] = min(probe['keys'], defaults['probe.length'])  # probe.keys is a method
@@ -204,7 +204,7 @@ def set_dependent_defaults(config: Any, overrides: dict[str, str]) -> None:
 
 
 def describe_optimizer_source(row: dict, spec: Spec) -> str:
-    """Format the optimizer of a run that starts from the parameters of another run, and where it comes from."""
+    """Format the optimizer settings of a warm-started run in one line, with their origin."""
     optimizer = spec.optimizer
     warmup_note = ', the first step at a rate of 0' if optimizer.warmup_steps else ''
     settings = (

@@ -26,7 +26,11 @@ IMPORT_VERSION = (
 
 
 def export_model(args: argparse.Namespace) -> int:
-    """Export a checkpoint as a transformers model; raise UserError before reading arrays if it has no such form."""
+    """Export a checkpoint as a transformers model, and compare the outputs of both.
+
+    Raises:
+        UserError: transformers has no such model, or an argument is invalid. This is checked before arrays are read.
+    """
     import jax
 
     from sinklab import compilation_cache
@@ -101,7 +105,7 @@ def write_imported_run(hf_source: str, run_dir: RunDir, final_path: Path) -> int
 
 
 def get_cached_import(hf_source: str, child_dir: RunDir) -> str:
-    """Return the value of --from that --from=hf:PATH stands for: params:RUN@0, of an imported run in the cache.
+    """Resolve --from=hf:PATH to --from=params:RUN@0 of an imported run in the cache.
 
     The model is imported if it is not in the cache. A child run that exists already has its parent in row.json, so
     the model itself may have been moved or deleted since.
@@ -109,6 +113,9 @@ def get_cached_import(hf_source: str, child_dir: RunDir) -> str:
     Args:
         hf_source: hf:PATH or hf:ORG/NAME.
         child_dir: The run folder of the run that is to start from the model.
+
+    Returns:
+        The value of --from.
     """
     if lineage := child_dir.read_lineage() if child_dir.has_run() else {}:
         parent_path = join_path(child_dir.path, lineage['run'])

@@ -21,7 +21,9 @@ SYSTEM = Path('/sys/kernel/mm/transparent_hugepage/enabled')
 
 
 def ask_for_large_pages() -> None:
-    """Execute this process again with huge pages of 2 MB for malloc, which glibc reads only at process start.
+    """Execute this process again with huge pages of 2 MB for malloc.
+
+    glibc reads this tunable only at the start of a process.
 
     Do nothing unless all of these hold: the process is the command `sinklab` itself, the user has not set this
     tunable, the system gives huge pages to processes that ask for them, and jax has only the CPU.
@@ -46,7 +48,7 @@ def told() -> dict[str, str]:
 
 
 def is_asked() -> bool:
-    """Return whether this glibc can ask for huge pages, and the system gives them only on request (madvise)."""
+    """Return whether glibc can ask for huge pages, and the system gives them only on request (madvise)."""
     name, version = platform.libc_ver()
     try:
         able = name == 'glibc' and tuple(map(int, version.split('.'))) >= SINCE

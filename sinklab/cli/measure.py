@@ -134,7 +134,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             print_measurements(report['steps'] if args.all else [report])
             print_emergence(report['series'] if args.all else {})
         sys.stdout.flush()
-    finally:  # also if the reader has closed the output (| head); after printing, in case the disk is full
+    finally:  # also if the reader closes the output (| head); after printing, so that a full disk loses no result
         if args.out:
             with writable_folder(parse_path(args.out)):
                 measure_job.write_results(answers, args.out, args.all)
@@ -193,7 +193,7 @@ def show_progress(model_name: str, sequences: int) -> Iterator['ProgressFn']:
 
 
 def print_measurements(reports: list[dict]) -> None:
-    """Print measurements: one line for each metric of a single model, or one line for each of several models."""
+    """Print measurements: a line for each metric of a single model, or a line for each of several models."""
     if len(reports) == 1:
         print(escape_control(reports[0]['model']))
         print_one_model(reports[0])
@@ -210,7 +210,7 @@ def print_measurements(reports: list[dict]) -> None:
 
 
 def select_metrics(reports: list[dict]) -> list['MetricInfo']:
-    """Select the metrics to print: those of PRINTED_METRICS that a report has, the loss, and Sink_1 by length."""
+    """Select the metrics to print that a report has: PRINTED_METRICS, the loss, and Sink_1 by length."""
     from sinklab.analysis.measure_job import LOSS_INFO
     from sinklab.metrics import registry as measures
 
@@ -222,7 +222,7 @@ def select_metrics(reports: list[dict]) -> list['MetricInfo']:
 
 
 def print_one_model(report: dict) -> None:
-    """Print a table with a line for each metric and a column for each kind of input, and describe the metrics."""
+    """Print a table with a line for each metric and a column for each kind of input, with descriptions."""
     from sinklab.cli import terminal
     from sinklab.report.summary_table import format_legend
 

@@ -43,14 +43,14 @@ PREPARE_FLAGS = (
     'processes',
 )
 CHECK_FLAGS = ('length', 'batch_size', 'hosts')
-MAX_VOCABULARY_RATIO = 4  # a vocabulary of less than a fourth of a size's is of a smaller model
+MAX_VOCABULARY_RATIO = 4  # a vocabulary below a fourth of that of a size belongs to a smaller model
 STORE_FIELDS = (
     'tokenizer',
     'held_out',
     'bos',
     'end_token',
     'fixed_token',
-)  # fields of config.data that a store has, too
+)  # fields of config.data that a store has as well
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

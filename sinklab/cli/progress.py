@@ -72,7 +72,7 @@ class LatestMetrics:
 
 
 class ProgressDisplay:
-    """Progress display of runs: a bar for each on a terminal, otherwise a line for each every LOG_SECONDS seconds.
+    """Progress display of runs: bars on a terminal, otherwise one line for each run every LOG_SECONDS.
 
     As a context manager it shows the bars, and removes them at the end.
 
@@ -159,7 +159,9 @@ class ProgressRecordWriter:
 
 
 class ProgressCallback(Callback):
-    """Callback that shows the progress of one run; as a context manager it shows the bar, and removes it at the end.
+    """Callback that shows the progress of one run.
+
+    As a context manager it shows the bar, and removes it at the end.
 
     Args:
         name: The name of the run.

@@ -228,7 +228,7 @@ def make_run_group(row_info: dict, runs: list[SweepRun]) -> Any:
 
 
 def build_summary_table(rows: list[dict], spans: dict) -> tuple[list[str], list[list[str]]]:
-    """Return headings and cells of the summary table; it has a column `runs` only if a row has several runs."""
+    """Build headings and cells of the summary table, with a column `runs` only if a row has several runs."""
     from sinklab.report import sweep_table
 
     headings, lines = sweep_table.format_table_cells(rows, spans)

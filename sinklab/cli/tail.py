@@ -62,7 +62,7 @@ def get_run_name(run_dir: RunDir) -> str:
 
 
 def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
-    """Pass the newest attempt and records of a run to a callback, and all later ones until the run is over.
+    """Pass the newest attempt and records of a run to a callback, and later ones until the run is over.
 
     Yields:
         None after each poll; the caller waits before the next one.

@@ -42,7 +42,7 @@ class ParentCheckpoint:
 
 
 def resolve_parent(from_flag: str | None, child: RunDir, group: ProcessGroup) -> ParentCheckpoint | None:
-    """Resolve --from to a parent checkpoint, which is the same on all processes; process 0 chooses the step.
+    """Resolve --from to a parent checkpoint, the same on all processes; process 0 chooses the step.
 
     Args:
         from_flag: The value of --from; None: not given.
@@ -66,7 +66,7 @@ def resolve_parent(from_flag: str | None, child: RunDir, group: ProcessGroup) ->
 
 
 def import_parent_model(from_flag: str, child: RunDir, group: ProcessGroup) -> str:
-    """Import the model of --from=hf:PATH into the cache, and return the value of --from for the imported run.
+    """Import the model of --from=hf:PATH into the cache; return the value of --from for the imported run.
 
     Raises:
         UserError: There are several processes, which may not all see the cache.

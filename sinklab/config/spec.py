@@ -115,7 +115,10 @@ def parse_saved_activations(remat: str) -> set[str]:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)), s_ij = <f(q_i), f(k_j)> / sqrt(K) + b_ij + offset log T."""
+    """Attention operation.
+
+    A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)), s_ij = <f(q_i), f(k_j)> / sqrt(K) + b_ij + offset log T.
+    """
 
     similarity: SimilarityName
     """Function that turns the score of a query and a key into the weight of the key."""
