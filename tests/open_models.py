@@ -5,7 +5,7 @@ import numpy as np
 from benchmarks.open_families import SAMPLE_TEXT, VOCABULARY, make_tokenizer_json
 from benchmarks.open_families import save_model as saved
 
-__all__ = ['SAMPLE_TEXT', 'VOCABULARY', 'configs', 'saved', 'make_tokenizer_json', 'told']
+__all__ = ['SAMPLE_TEXT', 'VOCABULARY', 'configs', 'make_tokenizer_json', 'saved', 'told']
 
 
 def configs() -> dict:

@@ -218,12 +218,12 @@ def test_every_claim_is_of_rows_and_numbers_that_there_are(given):
         assert claim.words, name
         assert claim.source, name
         assert bool(claim.why) != bool(claim.of), name
-        for reading in claim.readings:
-            config_flags.load_spec(get_config_path(reading.row), [], 'quickstart')
+        for operand in claim.operands:
+            config_flags.load_spec(get_config_path(operand.row), [], 'quickstart')
             assert (
-                reading.number == 'fails'
-                or measures.find_metric_info(reading.number)
-                or reading.number == 'valid/loss'
+                operand.metric == 'fails'
+                or measures.find_metric_info(operand.metric)
+                or operand.metric == 'valid/loss'
             ), name
     assert sum(claim.of is not None for claim in given.values()) >= 30
 
@@ -232,16 +232,16 @@ def test_every_claim_is_of_rows_and_numbers_that_there_are(given):
 @pytest.mark.slow
 def test_rows_that_are_compared_differ_in_what_they_say_alone(given, size):
     for name, claim in given.items():
-        loaded = [config_flags.load_spec(get_config_path(reading.row), [], size) for reading in claim.readings]
+        loaded = [config_flags.load_spec(get_config_path(operand.row), [], size) for operand in claim.operands]
         if loaded:
             fields = [flatten_dict(dataclasses.asdict(spec)) for spec, _ in loaded]
             differ = {path for path in fields[0] if fields[0][path] != fields[1][path]}
             assert differ <= {path for _, row in loaded for path in row['diff']}, name
-            assert differ or len({reading.row for reading in claim.readings}) == 1, name
+            assert differ or len({operand.row for operand in claim.operands}) == 1, name
 
 
 def test_a_claim_that_is_published_with_numbers_is_what_they_say(given):
-    rows = {reading.row for claim in given.values() for reading in claim.readings}
+    rows = {operand.row for claim in given.values() for operand in claim.operands}
     published = {row: config_flags.load_row_info(get_config_path(row))['published'] for row in rows}
     for name, claim in given.items():
         difference = claims.get_published_difference(claim, published)
@@ -254,13 +254,13 @@ def test_every_interval_of_shares_is_drawn(monkeypatch, tmp_path):
     plt = pytest.importorskip('matplotlib.pyplot')
     kept, close = [], plt.close
     monkeypatch.setattr(plt, 'close', kept.append)
-    forest = pytest.importorskip('sinklab.report.pictures')
+    pictures = pytest.importorskip('sinklab.report.pictures')
     found = claims.make_claims_table(
         {'holds': a_claim(), 'against': a_claim('>'), 'far': a_claim(why='too far'), 'empty': a_claim()},
         runs({n: 1.0 + n for n in range(5)}, {n: 50.0 + n**2 for n in range(5)}),
         {},
     )
-    forest.write(tmp_path / 'claims.png', found, '%')
+    pictures.write_claims_plot(tmp_path / 'claims.png', found, '%')
     (figure,) = kept
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     drawn = [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 2]

@@ -18,7 +18,7 @@ NOTHING = dict(same={}, configs={}, runs={})
 
 def added(monkeypatch, before, specs):
     """With a run of every row that is the first of its kind."""
-    monkeypatch.setattr(results, 'measured', lambda folder, outcome, names: f'of {folder}')
+    monkeypatch.setattr(results, 'read_claim_metrics', lambda run_dir, outcome, names: f'of {run_dir}')
     same = find_first_equal_rows(specs)
     runs = [SweepRun(row, 0, RunDir(row), None, specs[row], 'done') for row in dict.fromkeys(same.values())]
     return results.add_runs(before, specs, same, runs, set())

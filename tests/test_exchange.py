@@ -159,7 +159,7 @@ def test_a_model_computes_the_same_here_and_there_and_comes_back_bit_by_bit(name
 
 
 def test_bfloat16_and_several_files_are_read_and_written(tokenizer, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(files, 'LARGEST', 20_000)
+    monkeypatch.setattr(files, 'MAX_FILE_BYTES', 20_000)
     model = made('llama, 2 kv heads', tmp_path / 'theirs', tokenizer, torch.bfloat16)
     run = brought(capsys, tmp_path / 'theirs', tmp_path / 'run')
     assert_close(of_ours(run), of_theirs(model))
@@ -206,7 +206,7 @@ def test_a_run_of_ours_is_served_with_its_tokenizer(run, tmp_path, capsys):
 
 def test_what_does_not_compute_the_same_leaves_nothing(run, tmp_path, capsys, monkeypatch):
     right = weights.ParameterSpec.convert_to_hf
-    monkeypatch.setattr(weights.ParameterSpec, 'given_out', lambda leaf, array: right(leaf, array) * 1.001)
+    monkeypatch.setattr(weights.ParameterSpec, 'convert_to_hf', lambda leaf, array: right(leaf, array) * 1.001)
     code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
     assert (code, len(err.splitlines())) == (1, 1)
     assert 'what was written is not this model, and is deleted' in err
@@ -222,7 +222,7 @@ def test_another_tokenizer_is_not_exported(run, tokenizer, tmp_path, capsys):
 
 
 def test_without_torch_the_extra_is_named_before_anything_is_written(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(convert.parity, 'libraries', lambda: files.import_hf_library('torch_that_is_absent'))
+    monkeypatch.setattr(convert.parity, 'require_libraries', lambda: files.import_hf_library('torch_that_is_absent'))
     code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
     assert code == 1
     assert err.endswith(f'this needs torch_that_is_absent; install it: {format_extra_command("hf")}\n')

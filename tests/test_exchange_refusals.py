@@ -53,7 +53,7 @@ def whole(tmp_path_factory):
     }
     arrays = [(name, shape, lambda shape=shape: rng.normal(size=shape)) for name, shape in shapes.items()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, 'LARGEST', 30_000)
+        patch.setattr(files, 'MAX_FILE_BYTES', 30_000)
         files.write_arrays(path, arrays, np.dtype(np.float32))
     assert len(list(path.glob('*.safetensors'))) == 2
     (path / 'tokenizer.json').write_text(tokens.train_tokenizer(['some words of text'], 300))
@@ -304,7 +304,7 @@ def test_of_the_hub_no_pickle_is_fetched(tmp_path, monkeypatch, capsys):
             asked.append((name, allow_patterns))
             raise OSError('no network\nat all')
 
-    monkeypatch.setattr(files, 'library', lambda name: Hub)
+    monkeypatch.setattr(files, 'import_hf_library', lambda name: Hub)
     said = brought(tmp_path / 'theirs', capsys, 'hf:org/name')
     assert 'hf:org/name is no folder here, and cannot be fetched (OSError: no network at all)' in said
     assert asked == [('org/name', ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model'])]

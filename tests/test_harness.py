@@ -38,7 +38,7 @@ def own(request, whole):
 
 @pytest.fixture(autouse=True)
 def several_lengths(monkeypatch):
-    monkeypatch.setattr(lm_eval, 'SHORTEST', 4)
+    monkeypatch.setattr(lm_eval, 'MIN_LENGTH', 4)
 
 
 def requests(kind, *arguments):
@@ -48,7 +48,7 @@ def requests(kind, *arguments):
 def test_a_continuation_has_the_likelihood_of_its_formula(own):
     asked = SinklabLM(own)
     pairs = [(one['question'], choice) for one in QUESTIONS for choice in one['choices']]
-    assert {asked.length(len(asked.tok_encode(''.join(pair)))) for pair in pairs} >= {8, 16}
+    assert {asked.choose_length(len(asked.tok_encode(''.join(pair)))) for pair in pairs} >= {8, 16}
     found = asked.loglikelihood(requests('loglikelihood', *pairs), disable_tqdm=True)
     for (context, continuation), (score, likeliest) in zip(pairs, found, strict=True):
         begin = len(context.rstrip())  # the library moves spaces

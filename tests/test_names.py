@@ -75,8 +75,8 @@ def test_a_report_on_a_terminal_names_its_runs(found, capsys):
 
 
 def test_the_names_of_a_report_in_json_are_those_that_were_given(found, capsys):
-    paths = [str(run.folder) for run in found[:12]]
-    assert main(['report', *paths, '--json', f'--out={found[0].folder}/out']) == 0
+    paths = [str(run.run_dir) for run in found[:12]]
+    assert main(['report', *paths, '--json', f'--out={found[0].run_dir}/out']) == 0
     assert [row['arm'] for row in json.loads(capsys.readouterr().out)] == NAMES[:12]
 
 

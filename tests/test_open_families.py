@@ -97,7 +97,7 @@ def measure(tmp_path, capsys, monkeypatch):
 def test_attention_is_what_transformers_returns(made, opened, family):
     subject = opened(family)
     assert open_families.compare_attention(subject, made(family)[1], IDS_PT) <= 1e-6
-    every = tuple(range(1, len(subject.show.layers) + 1))
+    every = tuple(range(1, len(subject.recorder.layers) + 1))
     assert subject.array_layers['attention_LPHTS'] == ATTENTION_LAYERS.get(family, every)
 
 
@@ -115,7 +115,7 @@ def test_every_family_is_measured_by_the_verb_and_from_python(made, measure, fam
 @pytest.mark.parametrize('family', sampled(WITHOUT_ATTENTION))
 def test_a_model_without_attention_is_refused_before_its_weights_are_read(made, measure, monkeypatch, family):
     folder, _ = made(family)
-    monkeypatch.setattr(hf_model, 'loaded', lambda *_: pytest.fail('its weights were read'))
+    monkeypatch.setattr(hf_model, 'load_model', lambda *_: pytest.fail('its weights were read'))
     code, _, err = measure(folder)
     assert (code, len(err)) == (1, 1)
     assert f'model type {family}' in err[0]
@@ -173,7 +173,7 @@ def test_both_attentions_of_a_layer_can_be_shown(made):
 
 def test_numbers_of_each_layer_count_the_layers_of_the_model(opened):
     subject = opened('bamba')
-    kept = subject.observe(IDS_PT, lambda layer: {'n_LPTD': layer['normed_LPTD']} if 'normed_LPTD' in layer else {})
+    kept = subject.capture(IDS_PT, lambda layer: {'n_LPTD': layer['normed_LPTD']} if 'normed_LPTD' in layer else {})
     norm_LT = np.linalg.norm(kept['n_LPTD'], axis=-1).mean(1)
     found = measure_module.measure_model(subject, IDS_PT)
     numbers = {name: value for name, value in found.numbers.items() if name.startswith('norm/normed/')}
@@ -191,7 +191,7 @@ def test_propositions_are_not_claimed_of_hybrid_models(opened):
 
 def test_each_head_counts_once_where_layers_have_different_numbers_of_heads(made, opened):
     subject, (folder, model) = opened('laguna'), made('laguna')
-    assert subject.heads == (4, 8, 4)
+    assert subject.heads_per_layer == (4, 8, 4)
     attention = [np.float64(layer) for layer in open_families.get_hf_attention(model, IDS_PT)]
     alpha = np.concatenate([layer[..., 0].mean(-1).ravel() for layer in attention])
     found = measure_module.measure_model(subject, IDS_PT)
@@ -212,7 +212,7 @@ def test_ranks_of_keys_are_those_of_heads_of_their_own_widths(opened):
         ranks.append(angles.compute_effective_rank(layer['key_LPSHK'][:, :, 0]))
         return {}
 
-    subject.observe(IDS_PT, keep)
+    subject.capture(IDS_PT, keep)
     assert len(widths) == 2
     np.testing.assert_allclose(
         measure_module.measure_model(subject, IDS_PT).numbers['key/rank/1'], np.mean(ranks), rtol=1e-6

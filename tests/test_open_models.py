@@ -32,7 +32,7 @@ def model(request, tmp_path_factory):
 
 
 def shown(subject, *names):
-    found = subject.observe(IDS_PT, lambda layer: {name: layer[name] for name in names if name in layer})
+    found = subject.capture(IDS_PT, lambda layer: {name: layer[name] for name in names if name in layer})
     return [np.float64(found[name]) for name in names]
 
 
@@ -53,12 +53,12 @@ def test_what_is_seen_is_what_transformers_returns(model):
 def test_queries_keys_and_values_make_what_is_attended(model):
     family, _, subject = model
     if family == 'bloom':
-        assert 'query_LPTHK' not in subject.reads
+        assert 'query_LPTHK' not in subject.available_arrays
         return
     names = 'attention_LPHTS', 'query_LPTHK', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK'
     attention, query, key, value, head = shown(subject, *names)
     np.testing.assert_allclose(np.einsum('lphts,lpshk->lpthk', attention, value), head, atol=1e-4)
-    columns = subject.setting(T).columns
+    columns = subject.make_setting(T).columns
     score = np.einsum('lpthk,lpshk->lphts', query, key[:, :, columns:]) / np.sqrt(query.shape[-1])
     seen = attention[..., columns:] > 0
     weight = np.exp(score - np.where(seen, score, -np.inf).max(-1, keepdims=True)) * seen
@@ -77,13 +77,15 @@ def test_numbers_are_those_of_the_matrices_of_transformers(model):
     norm = np.linalg.norm(residual, axis=-1).mean(1)
     for layer, one in enumerate(norm, 1):
         np.testing.assert_allclose(numbers[f'norm/ratio/{layer:02}'], one[0] / one[1:].mean(), rtol=1e-5)
-    assert {name for one in registry.select_measurable(subject.reads) for name in one.inputs} <= {*subject.reads}
+    assert {name for one in registry.select_measurable(subject.available_arrays) for name in one.inputs} <= {
+        *subject.available_arrays
+    }
 
 
 def test_parts_of_the_sequences_are_measured_as_all_at_once(model, monkeypatch):
     _, _, subject = model
     whole = measure.measure_model(subject, IDS_PT).numbers
-    monkeypatch.setattr('sinklab.analysis.hf_model.AT_ONCE', 1)
+    monkeypatch.setattr('sinklab.analysis.hf_model.MAX_BATCH_BYTES', 1)
     parts = measure.measure_model(subject, IDS_PT).numbers
     for name, value in whole.items():
         np.testing.assert_allclose(parts[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
@@ -124,7 +126,7 @@ def test_the_verb_says_what_is_published_beside_and_finds_again_what_it_has_meas
     assert found['published'] == {'natural': 77.0, 'random': 70.29, 'repeated': 62.28}
     assert found['inputs'].keys() == {'natural', 'random', 'repeated'}
     assert found['inputs']['natural']['sink/1/T64@0.3'] == found['inputs']['natural']['sink/1']
-    monkeypatch.setattr(measure, 'measured', lambda *_, **__: pytest.fail('it was measured before'))
+    monkeypatch.setattr(measure, 'measure_model', lambda *_, **__: pytest.fail('it was measured before'))
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out) == found
     assert measure.find_published(f'hf:{gpt2[0]}', 32) == {}
@@ -154,7 +156,7 @@ def test_the_loss_is_that_of_transformers(model):
     ids = torch.as_tensor(IDS_PT)
     with torch.inference_mode():
         expected = theirs(input_ids=ids, labels=ids).loss
-    np.testing.assert_allclose(subject.loss(IDS_PT).mean(), float(expected), rtol=1e-5)
+    np.testing.assert_allclose(subject.compute_loss(IDS_PT).mean(), float(expected), rtol=1e-5)
 
 
 @pytest.mark.parametrize(('bos', 'first'), [('auto', None), ('none', None), ('force', '<|end|>')])

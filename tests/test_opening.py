@@ -45,7 +45,7 @@ def state_of(path):
 
 def test_three_lines_without_the_corpus_and_without_a_trace(trained, monkeypatch):
     path, *_ = trained
-    monkeypatch.setattr('sinklab.analysis.run_model.corpus', lambda *_: pytest.fail('the corpus is read'))
+    monkeypatch.setattr('sinklab.analysis.run_model.open_corpus', lambda *_: pytest.fail('the corpus is read'))
     before = state_of(path)
     run = sinklab.open(path)
     found = run.attention('import os')

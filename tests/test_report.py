@@ -41,15 +41,15 @@ def numbers_in(text):
 def test_a_run_is_read_as_it_was_written(found, tmp_path):
     run = found[0]
     assert run.probe_steps == [0, 10, 20]
-    assert run.curve('train/loss') == ([0, 10, 20], [5.0, 4.0, 3.0])
-    assert run.curve('nothing') == ([], [])
+    assert run.get_curve('train/loss') == ([0, 10, 20], [5.0, 4.0, 3.0])
+    assert run.get_curve('nothing') == ([], [])
     with np.load(RunDir(tmp_path / 'a').get_probe_path(20)) as arrays:
         alpha_LH = arrays['alpha_LPHJ'][..., 0].mean(1)
-    np.testing.assert_allclose(run.values['alpha'][2], alpha_LH)
-    (layer, head), *_ = run.strongest(4)
+    np.testing.assert_allclose(run.probe_values['alpha'][2], alpha_LH)
+    (layer, head), *_ = run.find_strongest_heads(4)
     assert alpha_LH[layer, head] == alpha_LH.max()
-    np.testing.assert_allclose(run.matrices(MATRICES).sum(-1), 1, atol=1e-2)
-    assert run.values['value'].shape == (3, 3), 'ratios of every probe'
+    np.testing.assert_allclose(run.load_matrices(MATRICES).sum(-1), 1, atol=1e-2)
+    assert run.probe_values['value'].shape == (3, 3), 'ratios of every probe'
     row = {'arm': 'softmax', 'step': 20, 'sink/1': 40.0, 'sink/star': None, 'alpha/1': 0.3, 'valid/loss': 5 - 20 / 12}
     table = summary_table.make_run_table(found)
     assert {name: table[0][name] for name in row} == row
@@ -117,7 +117,7 @@ def test_a_run_that_is_older_than_a_measure_is_named_where_its_picture_is_lackin
 
 def test_of_many_probes_the_first_the_last_and_some_between_are_read(monkeypatch, tmp_path):
     path = made_up(tmp_path / 'a', 'softmax', steps=range(0, 90, 10))
-    monkeypatch.setattr(probe_files, 'FILES', 3)
+    monkeypatch.setattr(probe_files, 'MAX_FILES', 3)
     assert runs.read_runs([path])[0].probe_steps == [0, 40, 80]
     assert probe_files.select_evenly(3, 1) == [2]
     assert probe_files.select_evenly(0, 5) == []
@@ -201,10 +201,8 @@ def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
 )
 def test_a_sink_emerges_at_the_probe_from_which_on_there_is_more_than_half_of_its_end(tmp_path, rates, after, at):
     path = made_up(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))
-    figure_data = [
-        json.dumps(dict(step=10 * place, seconds=1, **{'sink/1': rate})) for place, rate in enumerate(rates)
-    ]
-    (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(figure_data) + '\n')
+    lines = [json.dumps(dict(step=10 * place, seconds=1, **{'sink/1': rate})) for place, rate in enumerate(rates)]
+    (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
     run = runs.read_runs([path])[0]
     one = emergence.find_run_emergence(run)
     step, head = first_to_stay(run.probe_steps, run.probe_values['alpha'])
@@ -326,10 +324,10 @@ def test_the_table_is_latex_that_escapes_what_it_has_to(tmp_path):
     made_up(tmp_path / 'a', 'softmax', published={'sink/1': 18.18})
     made_up(tmp_path / 'b', 'k_first & 50%', published={'sink/1': 1.0})
     latex.write_latex_table(tmp_path / 'table.tex', runs.read_runs([f'{tmp_path}/a', f'{tmp_path}/b']))
-    figure_data = (tmp_path / 'table.tex').read_text().splitlines()
-    assert r'\toprule' in figure_data
-    assert next(line for line in figure_data if line.startswith('softmax')).startswith('softmax & 1 & 40.00 (18.18)')
-    assert any(line.startswith(r'k\_first \& 50\% & 1 & 40.00 (1.00)') for line in figure_data)
+    lines = (tmp_path / 'table.tex').read_text().splitlines()
+    assert r'\toprule' in lines
+    assert next(line for line in lines if line.startswith('softmax')).startswith('softmax & 1 & 40.00 (18.18)')
+    assert any(line.startswith(r'k\_first \& 50\% & 1 & 40.00 (1.00)') for line in lines)
 
 
 @pytest.mark.slow

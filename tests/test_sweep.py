@@ -307,7 +307,7 @@ class Unheard(SweepCallback):
 
 def test_a_sweep_in_a_folder_that_another_has_taken_over_starts_nothing_more(tmp_path):
     class Lost:
-        def stopping(self):
+        def mark_stopping(self):
             raise AssertionError
 
         def check(self):
@@ -320,7 +320,7 @@ def test_a_sweep_in_a_folder_that_another_has_taken_over_starts_nothing_more(tmp
 
 def test_an_error_in_one_job_ends_a_sweep_while_earlier_jobs_run(tmp_path, monkeypatch):
     class Held:
-        def stopping(self):
+        def mark_stopping(self):
             pass
 
         def check(self):
@@ -333,7 +333,7 @@ def test_an_error_in_one_job_ends_a_sweep_while_earlier_jobs_run(tmp_path, monke
 
     runs = [SweepRun('softmax', seed, RunDir(tmp_path / str(seed)), None, None) for seed in (0, 1)]
     began = time.monotonic()
-    monkeypatch.setattr(sweep, 'prepare', lambda runs: None)
+    monkeypatch.setattr(sweep, 'prepare_stores', lambda runs: None)
     with pytest.raises(RuntimeError, match='seed 1'):
         run_sweep(runs, command, Unheard(), Held(), jobs=2)
     assert time.monotonic() - began < 30

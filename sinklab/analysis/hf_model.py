@@ -93,12 +93,13 @@ class HFModel:
             layers_text, num_layers = ', '.join(map(str, lacking)), len(self.recorder.layers)
             layers_text += f': {", ".join(layer_types)}' if layer_types else ''
             remarks.append(
-                f'{len(lacking)} of {num_layers} layers have no attention matrix ({layers_text}); numbers of heads are of the '
-                f'other {num_layers - len(lacking)}'
+                f'{len(lacking)} of {num_layers} layers have no attention matrix ({layers_text}); '
+                f'numbers of heads are of the other {num_layers - len(lacking)}'
             )
         if len(set(self.heads_per_layer)) > 1:
             remarks.append(
-                f'layers have {min(self.heads_per_layer)} to {max(self.heads_per_layer)} heads; each head of each counts once'
+                f'layers have {min(self.heads_per_layer)} to {max(self.heads_per_layer)} heads; '
+                'each head of each counts once'
             )
         if 'query_LPTHK' not in self.available_arrays:
             remarks.append('it shows no queries, keys and values; numbers of these are left out')

@@ -302,8 +302,8 @@ class CheckedTaskManager(TaskManager):
         except Exception as error:  # of a network, of files, of a YAML file: told in its words
             message = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
             raise UserError(
-                f'{", ".join(map(str, task_list))} cannot be loaded ({message}); tasks have their data from the Hugging '
-                'Face hub, or from the files that their YAML file names'
+                f'{", ".join(map(str, task_list))} cannot be loaded ({message}); tasks have their data from the '
+                'Hugging Face hub, or from the files that their YAML file names'
             ) from error
         for name, task in loaded['tasks'].items():
             if getattr(task, 'UNSAFE_CODE', False) or getattr(task, 'MULTIMODAL', False):
@@ -362,7 +362,7 @@ def evaluate_tasks(
 
 def describe_checkpoint(lm: SinklabLM) -> dict[str, Any]:
     run_model = lm.run_model
-    last_record = next((record for record in run_model.folder.records() if record['step'] == run_model.step), {})
+    last_record = next((record for record in run_model.run_dir.read_records() if record['step'] == run_model.step), {})
     metrics = {name: last_record[name] for name in RUN_METRIC_NAMES if name in last_record}
     return dict(model=run_model.name, digest=run_model.digest, measured=metrics)
 

@@ -72,7 +72,7 @@ def draw_repeated(model: MeasurableModel, input_spec: InputSpec) -> np.ndarray:
 def read_domains(model: MeasurableModel, input_spec: InputSpec) -> dict[str, np.ndarray]:
     """The texts of each domain of a source, or of a run's own store."""
     if input_spec.source is None:
-        names = model.domains()
+        names = model.list_domains()
         if len(names) < 2:
             raise UserError(f'{model.name} was trained on one domain; give natural instead of domains')
         return {f'domain/{name}': load_held_out(model, input_spec, domain=name) for name in names}
@@ -108,8 +108,8 @@ def encode_beginnings(
     ]
     if len(sequences) < input_spec.sequences:
         raise UserError(
-            f'{input_spec.sequences} texts of {input_spec.length} tokens are wanted and {name} has {len(sequences)}; lower '
-            '--sequences or --length, or give another --source'
+            f'{input_spec.sequences} texts of {input_spec.length} tokens are wanted and {name} has {len(sequences)}; '
+            'lower --sequences or --length, or give another --source'
         )
     return np.array(sequences)
 
@@ -177,13 +177,13 @@ def measure_selection(
     model: MeasurableModel, ids_PT: np.ndarray, position_T: np.ndarray | None = None
 ) -> dict[str, float]:
     """selection/L: by how much the loss of these texts rises where the queries of that layer are 0, in nats."""
-    if not hasattr(model, 'without_queries'):
+    if not hasattr(model, 'copy_with_zero_queries'):
         raise UserError(f'--selection is of runs, and {model.name} is none; leave it out')
     loss = np.nanmean(model.compute_loss(ids_PT, position_T))
     silenced_models = (model.copy_with_zero_queries(layer) for layer in range(model.spec.model.layers))
     return name_by_layer(
         'selection',
-        np.array([np.nanmean(silenced_model.loss(ids_PT, position_T)) - loss for silenced_model in silenced_models]),
+        np.array([np.nanmean(silenced_model.compute_loss(ids_PT, position_T)) - loss for silenced_model in silenced_models]),
     )
 
 
@@ -246,7 +246,7 @@ def measure_model(
     metrics = registry.select_measurable(model.available_arrays)
     captured = model.capture(ids_PT, MetricExtractor(setting), position_T, on_progress)
     if setting.triggers:
-        captured |= dict(trigger_PT=model.triggers(ids_PT))
+        captured |= dict(trigger_PT=model.find_triggers(ids_PT))
     numbers = {name: float(value) for name, value in registry.compute_numbers(captured, setting, metrics).items()}
     arrays = registry.select_saved_arrays(captured, setting, metrics)
     return Measurement(renumber_layers(numbers, model), dict(arrays) | make_layer_arrays(model))

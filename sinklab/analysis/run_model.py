@@ -83,7 +83,8 @@ class RunModel:
         config_json = json.dumps(
             [dataclasses.asdict(part) for part in (self.spec.model, self.spec.data)], sort_keys=True
         )
-        return f'{digests.compute_checkpoint_digest(self.run_dir, self.step)} {hashlib.sha256(config_json.encode()).hexdigest()[:16]}'
+        config_digest = hashlib.sha256(config_json.encode()).hexdigest()[:16]
+        return f'{digests.compute_checkpoint_digest(self.run_dir, self.step)} {config_digest}'
 
     @property
     def mesh(self) -> jax.sharding.Mesh:

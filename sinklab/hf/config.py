@@ -125,7 +125,8 @@ def parse_rope(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
     if any(type(value) not in (int, float) for value in rope_fields.values()):
         raise UserError(
-            f'{name}: {key} is {rope!r}; of type {rope_type} it has numbers for {", ".join(ROPE_TYPE_KEYS[rope_type])}'
+            f'{name}: {key} is {rope!r}; of type {rope_type} it has numbers for '
+            f'{", ".join(ROPE_TYPE_KEYS[rope_type])}'
         )
     rope_fields = {field: float(value) for field, value in rope_fields.items()}
     if rope_type == 'llama3':

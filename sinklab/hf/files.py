@@ -80,8 +80,8 @@ def list_weight_files(model_dir: Path) -> list[Path]:
         pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in model_dir.glob(pattern))
         if pickles:
             raise UserError(
-                f'{model_dir} holds {pickles[0]}, a pickle, which may run anything and is not read; have transformers '
-                'write the model anew, which makes safetensors'
+                f'{model_dir} holds {pickles[0]}, a pickle, which may run anything and is not read; have '
+                'transformers write the model anew, which makes safetensors'
             )
         raise UserError(
             f'{model_dir} has no {MODEL_FILE} and no {INDEX_FILE}; give a folder of Hugging Face that is whole'

@@ -38,9 +38,9 @@ BRIEF_HEADINGS = ('claim', 'unit', 'paper', 'here', 'seeds', 'verdict')
 LEGEND = (
     'claim: --list prints the sentence of each; paper: the published difference; here: the mean difference between '
     'the two runs of a seed [its 95 % interval, widened because claims may be judged twice, after '
-    f'{LOOK_SEEDS[0]} and after {LOOK_SEEDS[1]} seeds]; share: share of runs that fail; holds, contradicted: the interval lies '
-    'on the claimed or on the other side of 0; not seen: every difference in the interval is smaller than the least '
-    'that the claim asks for; unsettled, ~N: the claim needs about N seeds'
+    f'{LOOK_SEEDS[0]} and after {LOOK_SEEDS[1]} seeds]; share: share of runs that fail; holds, contradicted: the '
+    'interval lies on the claimed or on the other side of 0; not seen: every difference in the interval is smaller '
+    'than the least that the claim asks for; unsettled, ~N: the claim needs about N seeds'
 )
 UNIT_OF_METRIC = {LOSS_METRIC: measures.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
 # The wording and the order of verdicts in the line of counts, the best verdict first.

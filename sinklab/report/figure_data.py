@@ -128,7 +128,8 @@ class LineFigures:
         loss_panel, loss_sentence = self.make_panel(VALID_LOSS), f'{VALID_LOSS.label}: {VALID_LOSS.description}'
         if len(self.runs) <= MAX_RUNS_WITH_LOSSES and any(run.get_curve(TRAIN_LOSS)[0] for run in self.runs):
             loss_panel, loss_sentence = self.make_loss_panel(), f'loss: {LOSSES_SENTENCE}'
-        sentence = f'{measures.HEADLINE_METRIC.label}: {measures.HEADLINE_METRIC.description} A triangle stands where it has emerged.'
+        headline = measures.HEADLINE_METRIC
+        sentence = f'{headline.label}: {headline.description} A triangle stands where it has emerged.'
         if as_paper:
             sink_panel['lines'] += self.make_published_points(measures.HEADLINE_METRIC.name)
             loss_panel['lines'] += self.make_published_points(VALID_LOSS.name)
@@ -331,7 +332,7 @@ class LineFigures:
         return points and dict(
             kind=kind,
             arms=[names.index(point.group_name) for point, *_ in points],
-            x=self.payload.add_array([point.at for point, *_ in points], 'i4'),
+            x=self.payload.add_array([point.tick for point, *_ in points], 'i4'),
             y=self.payload.add_array([value for _, value, _ in points]),
             sd=self.payload.add_array([sd for *_, sd in points]),
         )

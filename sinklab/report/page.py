@@ -73,7 +73,8 @@ def render_page(
         f'<p class="answer">{escape_html(format_headline(run_groups))}</p>',
         '<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>',
         read_asset('controls.html'),
-        f'<main>{render_claims_table(claim_entries)}{render_rows_table(run_groups, rows)}{render_runs_table(runs, run_groups)}',
+        f'<main>{render_claims_table(claim_entries)}{render_rows_table(run_groups, rows)}',
+        render_runs_table(runs, run_groups),
         f'{"".join(map(render_figure, figures))}{render_limits_note(runs)}</main>',
         f'<script type="application/octet-stream" id="packed">{payload}</script>',
         f'<script>"use strict";{"".join(map(read_asset, SCRIPTS))}</script>',
@@ -81,8 +82,8 @@ def render_page(
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}"><title>{escape_html(title)}</title>'
-        f'<style>{read_asset("page.css")}</style></head><body>{"".join(body)}</body></html>'
+        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'
+        f'<title>{escape_html(title)}</title><style>{read_asset("page.css")}</style></head><body>{"".join(body)}</body></html>'
     )
 
 
@@ -115,9 +116,10 @@ def render_limits_note(runs: list[RunResult]) -> str:
     """Render the note on the limits by which the figures leave out data."""
     max_probes = max(len(run.probe_steps) for run in runs)
     text = (
-        f'Of {len(runs)} runs: curves of at most {choose_max_points(len(runs))} points, the smallest and largest value of equal '
-        f'parts; {max_probes} probes of a run at most, at even distances; maps by 65,535 levels, matrices by 255, of the '
-        f'{figure_data.MAX_MATRIX_HEADS} strongest heads of {figure_data.MAX_MATRIX_RUNS} runs at most.'
+        f'Of {len(runs)} runs: curves of at most {choose_max_points(len(runs))} points, the smallest and largest '
+        f'value of equal parts; {max_probes} probes of a run at most, at even distances; maps by 65,535 levels, '
+        f'matrices by 255, of the {figure_data.MAX_MATRIX_HEADS} strongest heads of {figure_data.MAX_MATRIX_RUNS} '
+        'runs at most.'
     )
     return f'<p class="note" id="kept">{text}</p>'
 

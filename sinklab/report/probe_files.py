@@ -76,8 +76,8 @@ def check_same_shape(
     for letter, kind in (('L', 'layers'), ('H', 'heads')):
         if dimensions.get(letter) != first_dimensions.get(letter):
             raise DamagedFileError(
-                f'{path} has {dimensions.get(letter)} {kind}, and {first_path} has {first_dimensions.get(letter)}; delete the one that is '
-                'of another run, and the report does without it'
+                f'{path} has {dimensions.get(letter)} {kind}, and {first_path} has {first_dimensions.get(letter)}; '
+                'delete the one that is of another run, and the report does without it'
             )
 
 
@@ -85,6 +85,6 @@ def require_headline_array(path: Path, file_arrays: dict[str, np.ndarray]) -> No
     array_name = measures.HEADLINE_FIGURE.array_name
     if array_name not in file_arrays:
         raise UserError(
-            f'{path} has no {array_name}, for an earlier sinklab has written it; delete it, and the report does without '
-            'it, or train the run anew'
+            f'{path} has no {array_name}, for an earlier sinklab has written it; delete it, and the report does '
+            'without it, or train the run anew'
         )

@@ -41,7 +41,8 @@ def format_sink_rate(run_group: RunGroup, runs: list[RunResult]) -> str:
         return f'none after {format_steps(runs)} ({format_seeds(runs)})'
     rate_text = f'{rates[0]:.0f} %' if len(runs) == 1 else f'{sum(rates) / len(rates):.0f} % ({format_range(rates)})'
     emergence_text = emergence_span(runs).format_sentence('emerging')
-    return f'{rate_text} of (text, layer, head) have a sink after {format_steps(runs)} ({format_seeds(runs)}), {emergence_text}'
+    when = f'after {format_steps(runs)} ({format_seeds(runs)}), {emergence_text}'
+    return f'{rate_text} of (text, layer, head) have a sink {when}'
 
 
 def format_range(rates: list[float]) -> str:
@@ -80,7 +81,8 @@ def format_many_groups(run_groups: list[RunGroup]) -> str:
     if rates:
         lowest, highest = min(rates, key=rates.get), max(rates, key=rates.get)
         texts[0] += (
-            f': from {rates[lowest]:.0f} % of (text, layer, head) with a sink ({lowest}) to {rates[highest]:.0f} % ({highest})'
+            f': from {rates[lowest]:.0f} % of (text, layer, head) with a sink ({lowest}) '
+            f'to {rates[highest]:.0f} % ({highest})'
         )
         num_without_sink = sum(rate < MIN_FINAL_RATE_PERCENT for rate in rates.values())
         texts.append(f'{num_without_sink} of {len(rates)} rows have none')
