@@ -1,4 +1,4 @@
-"""Preparation of a token store from documents: parallel, resumable, in constant memory."""
+"""Preparation of a token store from documents: parallel, resumable and in constant memory."""
 
 import collections
 import contextlib
@@ -47,16 +47,16 @@ from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.lease import hold_lease
 from sinklab.storage.paths import is_remote, parse_path
 
-TASK_CHARS = 1 << 20  # characters tokenized by one process at once
-BYTES_PER_PROCESS = 1 << 22  # bytes of source that are not worth another process
-PROGRESS_SECONDS = 10.0  # seconds between two lines
-MAX_DOMAINS = 200  # at most, as each has shards open
-MAX_DAMAGED_SHOWN = 10  # damaged documents, at most, that are named when they are dropped
+TASK_CHARS = 1 << 20  # characters that one process tokenizes per task
+BYTES_PER_PROCESS = 1 << 22  # source bytes that justify one more process
+PROGRESS_SECONDS = 10.0  # seconds between two progress lines
+MAX_DOMAINS = 200  # each domain keeps shard files open
+MAX_DAMAGED_SHOWN = 10  # dropped damaged documents that are named; further ones are only counted
 
 
 @dataclasses.dataclass
 class Progress:
-    """Bytes of the source that have been read, and tokens that have been written."""
+    """Progress of a preparation: source bytes read and tokens written."""
 
     total_bytes: int
     bytes_read: float = 0
@@ -67,8 +67,8 @@ class Progress:
         seconds = time.monotonic() - self.start_time
         seconds_left = seconds * (self.total_bytes / self.bytes_read - 1) if self.bytes_read else float('inf')
         return (
-            f'{self.bytes_read / 1e6:,.0f} of {self.total_bytes / 1e6:,.0f} MB, {self.bytes_read / seconds / 1e6:.1f} MB/s, '
-            f'{self.tokens / 1e6:,.1f}M tokens, {max(seconds_left, 0):,.0f} s left'
+            f'{self.bytes_read / 1e6:,.0f} of {self.total_bytes / 1e6:,.0f} MB, '
+            f'{self.bytes_read / seconds / 1e6:.1f} MB/s, {self.tokens / 1e6:,.1f}M tokens, {max(seconds_left, 0):,.0f} s left'
         )
 
 
@@ -80,7 +80,7 @@ def print_status(message: object) -> None:
 
 
 class ProgressPrinter:
-    """A listener that prints a line of progress every QUIET seconds."""
+    """Progress callback that prints a line at most every PROGRESS_SECONDS seconds."""
 
     def __init__(self):
         self.print_time = time.monotonic()
@@ -94,13 +94,25 @@ class ProgressPrinter:
 def prepare_store(
     recipe: Recipe, folder: Path, processes: int | None = None, on_progress: ProgressCallback = lambda _: None
 ) -> None:
-    """Makes `folder` the store of a recipe; what an earlier attempt has finished is verified and kept."""
+    """Prepare the token store of a recipe in `folder`, resuming an earlier attempt.
+
+    Shards that an earlier attempt finished are verified and kept.
+
+    Args:
+        recipe: The source, the tokenizer and the settings of the store.
+        folder: A local folder, or a folder of a bucket.
+        processes: Tokenizing processes; None: one per core, fewer for a small source.
+        on_progress: Callback that receives the progress.
+
+    Raises:
+        UserError: The source or tokenizer cannot be used, the folder belongs to another recipe, or a file cannot be
+            written.
+    """
     source = split_single_text(sources.open_source(recipe.source), recipe.held_out)
     with writable_folder(folder) if is_remote(folder) else contextlib.nullcontext():
         old_plan = read_plan(folder, recipe, source)
-    fresh_plan = (
-        None if old_plan or is_remote(folder) else make_plan(recipe, source)
-    )  # of a bucket it is first seen who may
+    # In a bucket the plan is made later, under the lease, so that only the owner of the lease makes it.
+    fresh_plan = None if old_plan or is_remote(folder) else make_plan(recipe, source)
     with writable_folder(folder), lock_store(folder) as check_lease, open_scratch_dir(folder) as scratch:
         plan = ensure_plan(folder, recipe, source, fresh_plan)
         if store_files.is_store_complete(folder):
@@ -123,7 +135,11 @@ def count_cores() -> int:
 
 @contextlib.contextmanager
 def open_scratch_dir(folder: Path) -> Iterator[Path]:
-    """Where shards grow: in their folder, or on a disk of this machine until they go to their bucket."""
+    """Yield the folder for unfinished shards: `folder` itself, or a temporary local one if that is remote.
+
+    Raises:
+        UserError: The temporary disk is full.
+    """
     if not is_remote(folder):
         yield folder
         return
@@ -141,7 +157,10 @@ def open_scratch_dir(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def lock_store(folder: Path) -> Iterator[Callable[[], None]]:
-    """One process at a time; gives what is to be asked before something is written."""
+    """Lock a store folder for one process; yields a function that raises if a remote lease was lost.
+
+    The function must be called before each write.
+    """
     if is_remote(folder):
         with hold_lease(folder) as store_lease:
             yield store_lease.check
@@ -152,7 +171,7 @@ def lock_store(folder: Path) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """On a disk the others wait, and find the work done."""
+    """Lock a local folder; another process waits for the lock and then finds the finished store."""
     with (folder / '.lock').open('w') as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -168,13 +187,13 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class TextTarget:
-    """Where the ids of a text go."""
+    """Destination of the token ids of one piece of a document."""
 
     stream: ShardStream
-    predicted: bool
-    first_entry: DocumentEntry | None  # its first text
-    is_last: bool  # its last
-    size: float  # bytes of the source that it stands for
+    predicted: bool  # whether the piece is in the loss
+    first_entry: DocumentEntry | None  # entry of the document for its first piece, None for later pieces
+    is_last: bool  # whether the piece is the last one of the document
+    size: float  # source bytes that the piece accounts for
 
 
 def make_entry(document: Document) -> DocumentEntry:
@@ -187,7 +206,7 @@ def make_entry(document: Document) -> DocumentEntry:
 
 
 class StoreBuilder:
-    """A preparation: documents are read and routed to streams at one end, and their ids written at the other."""
+    """Pipeline that reads documents, tokenizes them in parallel and writes their ids to shard streams."""
 
     def __init__(
         self,
@@ -225,7 +244,7 @@ class StoreBuilder:
         self.finish()
 
     def iter_tasks(self) -> Iterator[list[str]]:
-        """Texts of about TASK characters; `waiting` keeps where the ids of each go."""
+        """Yield tasks of about TASK_CHARS characters, and append the target of each text to `pending`."""
         texts, size = [], 0
         for text, target in self.iter_texts():
             texts.append(text)
@@ -282,8 +301,8 @@ class StoreBuilder:
             domains = list(dict.fromkeys([*(name for _, name in self.streams), domain]))
             if len(domains) > MAX_DOMAINS:
                 raise UserError(
-                    f'{self.recipe.source} has over {MAX_DOMAINS} domains ({", ".join(domains[:3])}, ...), each of which '
-                    'gets shards of its own; name another field'
+                    f'{self.recipe.source} has over {MAX_DOMAINS} domains ({", ".join(domains[:3])}, ...), '
+                    'each of which gets shards of its own; name another field'
                 )
             arguments = domains.index(domain), self.recipe.shard_tokens, self.source.masked
             self.streams[side, domain] = ShardStream(self.folders, side, domain, *arguments)
@@ -302,7 +321,7 @@ class StoreBuilder:
             target.stream.end_document()
 
     def finish(self) -> None:
-        """Ends the last shards, and makes a store of all."""
+        """Finish the last shards and write meta.json, which completes the store."""
         if (num_unnamed := self.dropped['damaged'] - MAX_DAMAGED_SHOWN) > 0:
             print_status(f'dropped: {num_unnamed:,} more that are damaged')
         for stream in self.streams.values():
@@ -321,6 +340,11 @@ class StoreBuilder:
 
 
 def open_corpus(data: spec.DataConfig, vocabulary: int) -> Store:
+    """Open the token store of `data.source`, preparing it in the cache if it is not a `store:` already.
+
+    Raises:
+        UserError: The kind of the source is unknown, or the store does not match the configuration.
+    """
     kind, _, store_path = data.source.partition(':')
     kinds = [*sources.SOURCES, 'store:DIR']
     if kind not in [form.partition(':')[0] for form in kinds]:
@@ -331,7 +355,11 @@ def open_corpus(data: spec.DataConfig, vocabulary: int) -> Store:
 
 
 def find_tokenizer_file(run_dir: Path, data: spec.DataConfig, vocabulary: int, override: str | None = None) -> Path:
-    """The tokenizer.json of a run folder: a given one, its config's unless that has changed, its own, its store's."""
+    """Find the tokenizer.json of a run folder.
+
+    The first of these that applies: `override`; the file that the configuration names, if it exists and the copy in
+    the run folder does not differ from it; the copy in the run folder; the file that the configuration names, even if it is missing; the file of the store.
+    """
     run_file, config_file = (
         run_dir / TOKENIZER_FILE,
         None if data.tokenizer == 'train' else parse_path(data.tokenizer),
@@ -350,13 +378,13 @@ def find_tokenizer_file(run_dir: Path, data: spec.DataConfig, vocabulary: int, o
 
 
 def check_store(store: Store, data: spec.DataConfig, vocabulary: int) -> None:
-    """Refuses a store that was made for other runs than this."""
+    """Raise UserError if a store was prepared with settings other than those of the configuration."""
     for name in SHARED_SETTINGS:
         store_value, config_value = store.meta[name], getattr(data, name)
         if store_value != config_value:
             raise UserError(
-                f'{store} was prepared with {name} {store_value}, and config.data.{name} is {config_value}; set it to {store_value}, '
-                f'or prepare another store with --{name}={config_value}'
+                f'{store} was prepared with {name} {store_value}, and config.data.{name} is {config_value}; '
+                f'set it to {store_value}, or prepare another store with --{name}={config_value}'
             )
     if data.tokenizer != 'train' and compute_tokenizer_digest(data.tokenizer) != store.meta['tokenizer']:
         raise UserError(
@@ -372,7 +400,7 @@ def check_store(store: Store, data: spec.DataConfig, vocabulary: int) -> None:
 
 
 def open_cached_store(data: spec.DataConfig, vocabulary: int) -> Store:
-    """The store of a source; the name of its folder is a hash of all that it is made of."""
+    """Open the cached store of a source, preparing it if needed; a hash of its inputs names the folder."""
     is_trained = data.tokenizer == 'train'
     settings = {name: getattr(data, name) for name in SHARED_SETTINGS}
     recipe = Recipe(data.source, data.tokenizer, vocabulary if is_trained else None, **settings)

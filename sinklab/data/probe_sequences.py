@@ -1,4 +1,4 @@
-"""Probe sequences, on which every run of a store is measured, and prompts in the form of training."""
+"""Probe sequences, which all runs of a store are measured on, and prompts in the training format."""
 
 import numpy as np
 
@@ -10,9 +10,20 @@ from sinklab.schema import UserError
 
 
 def make_natural_probe(store: Store, probe: spec.ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
-    """The first ids of held-out texts, in the order of their keys; then, if those are too few, their next ones.
+    """Return the first tokens of held-out documents, in order of their keys.
 
-    With ids `before`, those stand before each text, and the last of its `length` ids make room for them.
+    If there are too few documents, the next segments of the same documents follow.
+
+    Args:
+        store: The token store.
+        probe: Number, length and domain of the sequences.
+        prefix_ids: Ids that are prepended to each text. They count towards `probe.length`.
+
+    Returns:
+        int32 of shape (probe.sequences, probe.length).
+
+    Raises:
+        UserError: The held-out documents have too few segments of this length.
     """
     names = store.resolve_domains(probe.domain, 'config.probe.domain')
     text_tokens = probe.length - len(prefix_ids)
@@ -35,7 +46,7 @@ def make_natural_probe(store: Store, probe: spec.ProbeConfig, prefix_ids: list[i
 
 
 def list_held_out_texts(store: Store, domain: str) -> tuple[np.ndarray, ...]:
-    """(number of the domain, start, length, key) of every held-out text, its BOS left out."""
+    """Return arrays (domain number, start, length, key) of all held-out documents, without their BOS."""
     tokens = store.get_tokens('held_out', domain)
     starts, keys = tokens.read_documents()
     first = starts + int(store.has_bos)
@@ -63,7 +74,7 @@ def load_probe_ids(store: Store, name: str, probe: spec.ProbeConfig) -> np.ndarr
 
 
 def prepend_ids(ids_PT: np.ndarray, prefix_ids: list[int]) -> np.ndarray:
-    """With ids before them, at the cost of the last."""
+    """Prepend ids to each row and drop as many ids at its end."""
     return np.insert(ids_PT, [0] * len(prefix_ids), prefix_ids, axis=1)[:, : ids_PT.shape[1]]
 
 
@@ -71,7 +82,11 @@ PROBE_INPUTS = {'natural': make_natural_probe, 'random': make_random_probe, 'rep
 
 
 def add_training_tokens(ids_T: np.ndarray, data: spec.DataConfig) -> np.ndarray:
-    """With BOS before it and the fixed token at its place, if training has them there; neither is predicted."""
+    """Add BOS and the fixed token to a prompt if training data has them; both are excluded from the loss.
+
+    Raises:
+        UserError: The prompt is too short to reach the position of the fixed token.
+    """
     added_token = exclude_from_loss(data.fixed_token)
     if data.bos == 'documents':
         ids_T = np.insert(ids_T, 0, added_token)

@@ -17,18 +17,21 @@ from sinklab.data.source_files import (
 )
 from sinklab.schema import UserError
 
-PARQUET_BATCH_ROWS = 256  # of a table, held at once
+PARQUET_BATCH_ROWS = 256  # rows of a table in memory at once
 
 
 class RecordError(ValueError):
-    """Why one record cannot be used, others of its file being fine."""
+    """One record that cannot be used; other records of the file are not affected."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordFormat:
-    unit: str  # what a record is called; '' where it is the whole file
-    read_records: Callable[[Path, list[str]], Iterator[tuple[int, Any, int]]]  # (number, record, bytes on disk)
-    decode_record: Callable[[Any], dict[str, Any]]  # of a record, or a Fault
+    """A file format: how to read its raw records and how to decode one of them."""
+
+    unit: str  # word for one record, used in messages; '' if the record is the whole file
+    # Function (path, columns) that yields (number, record, bytes on disk). Number is 0 for a whole file.
+    read_records: Callable[[Path, list[str]], Iterator[tuple[int, Any, int]]]
+    decode_record: Callable[[Any], dict[str, Any]]  # raises RecordError
 
 
 def get_record_format(path: Path) -> RecordFormat:
@@ -41,7 +44,11 @@ def read_whole_file(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]
 
 
 def read_lines(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:
-    """Lines that are not blank; of a compressed file, the first line of a block stands for the block."""
+    """Yield (line number, line, bytes on disk) of the lines that are not blank.
+
+    Bytes are differences of the file position. In a compressed file the first line of a block accounts for the whole
+    block.
+    """
     end = 0
     with open_decompressed(path) as (texts, file):
         for number, text in enumerate(texts, 1):
@@ -58,7 +65,7 @@ def read_parquet_rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Any
         for name in columns:
             if name not in table.schema_arrow.names:
                 raise UserError(f'{path} has no column {name!r} (columns: {", ".join(table.schema_arrow.names)})')
-        groups = range(table.num_row_groups)  # one by one: asked for all, it reads the whole file first
+        groups = range(table.num_row_groups)  # one at a time: iter_batches over all groups reads the whole file first
         batches = (batch for group in groups for batch in table.iter_batches(PARQUET_BATCH_ROWS, [group], columns))
         count = table.metadata.num_rows
         for number, row in enumerate(itertools.chain.from_iterable(batch.to_struct_array() for batch in batches)):
@@ -66,7 +73,7 @@ def read_parquet_rows(path: Path, columns: list[str]) -> Iterator[tuple[int, Any
 
 
 def decode_utf8(decode: Callable[[], Any]) -> Any:
-    """What decodes, or a Fault."""
+    """Call a decoder and raise RecordError if it meets invalid UTF-8."""
     try:
         return decode()
     except UnicodeDecodeError as error:
@@ -103,7 +110,7 @@ ROLES = ('system', 'user', 'assistant')
 
 @dataclasses.dataclass(frozen=True)
 class FieldNames:
-    """Where in a record the content and the domain are; the domain may be nowhere, ''."""
+    """Paths of the fields that hold the content and the domain; '' if there is no domain field."""
 
     content: str
     domain: str
@@ -118,7 +125,16 @@ ContentReader = Callable[[dict[str, Any], str], TextParts]
 
 
 def parse_field_options(source_name: str, argument: str, default_field: str) -> tuple[str, FieldNames]:
-    """(what stands before #, the fields that are named behind it)"""
+    """Split a source argument into the part before `#` and the fields named after it.
+
+    Args:
+        source_name: The whole source, for messages.
+        argument: Such as 'GLOB#field=NAME,domain=NAME'.
+        default_field: The content field if none is named.
+
+    Raises:
+        UserError: An option is unknown or empty.
+    """
     head, _, tail = argument.rpartition('#')
     if not head or '=' not in tail:
         return argument, FieldNames(default_field, '')
@@ -133,7 +149,7 @@ def parse_field_options(source_name: str, argument: str, default_field: str) -> 
 def convert_records(
     records: Iterable, decode_record: Callable, fields: FieldNames, read_content: ContentReader
 ) -> Iterator[Document | DamagedDocument]:
-    """Of records with their names, places and sizes."""
+    """Convert records (name, location, record, size) to documents, or to damaged documents."""
     for name, location, record, size in records:
         try:
             values = decode_record(record)
@@ -148,7 +164,13 @@ def read_text(values: dict[str, Any], path: str) -> TextParts:
 
 
 def read_conversation(values: dict[str, Any], path: str) -> TextParts:
-    """<|user|>, newline, words, newline, <|assistant|>, newline, words that are predicted, newline, ..."""
+    r"""Format a conversation as text parts: `<|user|>\nWORDS\n<|assistant|>\nWORDS\n...`.
+
+    Only the words of the assistant are in the loss. Neighbouring parts with the same loss mask are joined.
+
+    Raises:
+        RecordError: The field is no list of messages, a role is unknown, or the assistant has no words.
+    """
     messages = get_field(values, path)
     if not isinstance(messages, list):
         raise RecordError(f'has a "{path}" that is no list of messages')

@@ -1,4 +1,4 @@
-"""Token store in a bucket: etags of its objects, ranged reads, and background fetches to disk."""
+"""Token store in a bucket: etags of objects, ranged reads and background fetches to the disk cache."""
 
 import contextvars
 import errno
@@ -21,16 +21,25 @@ from sinklab.storage.object_info import list_objects
 from sinklab.storage.paths import get_file_system
 from sinklab.storage.untrusted_files import read_json
 
-ETAGS_FILE = 'marks.json'  # of a finished store in a bucket, beside its meta.json
+ETAGS_FILE = 'marks.json'  # etags of the shard files of a finished store in a bucket, next to meta.json
 
 
 def list_etags(folder: Path, prefix: str = '') -> dict[str, str]:
-    """Size and mark of each object of a folder whose name begins so, by one request for a thousand."""
+    """List 'SIZE DIGEST' of the objects of a folder by name; one request lists a thousand objects.
+
+    Args:
+        folder: A folder of a bucket.
+        prefix: What the relative names must begin with.
+    """
     return {name: f'{info.size} {info.content_digest}' for name, info in list_objects(folder, prefix).items()}
 
 
 def read_etags(folder: Path) -> dict[str, str]:
-    """What was seen of the shards of a finished store; nothing where it came here as a copy."""
+    """Read the etags that were recorded when a store was finished.
+
+    Returns:
+        Etags by file name; {} if the file is missing or damaged, as in a store that was copied here.
+    """
     try:
         return read_json(folder / ETAGS_FILE, dict[str, str])
     except (FileNotFoundError, UserError):
@@ -43,18 +52,21 @@ def write_etags(folder: Path, etags: Mapping[str, str]) -> None:
 
 
 def read_objects(folder: Path, files: Iterable[str]) -> list[bytes]:
-    """Return the bytes of small objects, which are asked for all at once."""
+    """Read small objects in parallel and return their bytes in the order of `files`."""
     paths = [os.fspath(folder / file) for file in files]
     contents_by_path = get_file_system(folder).cat(paths) if paths else {}
     return [contents_by_path[path.partition('://')[2]] for path in paths]
 
 
-MAX_READER_THREADS = 64  # ranges that a process reads at once
-MAX_FETCHER_THREADS = 4  # files that it fetches whole at once
+MAX_READER_THREADS = 64  # ranges that a process reads in parallel
+MAX_FETCHER_THREADS = 4  # whole files that a process fetches in parallel
 
 
 class DaemonThreadPool:
-    """So many at most, each begun when there is something for it to do."""
+    """Thread pool of daemon threads, started on demand up to `max_threads`.
+
+    Unlike the threads of concurrent.futures, daemon threads do not delay the exit of the process.
+    """
 
     def __init__(self, max_threads: int):
         self.max_threads, self.num_threads = max_threads, 0
@@ -78,7 +90,10 @@ class DaemonThreadPool:
                 future.set_exception(error)
 
     def map(self, function: Callable, items: Iterable) -> list:
-        """What a function makes of each, in their order; of one alone without another thread."""
+        """Apply a function to items in parallel and return the results in order.
+
+        A single item is processed in the calling thread.
+        """
         items = list(items)
         if len(items) == 1:
             return [function(items[0])]
@@ -95,18 +110,21 @@ def get_fetcher_pool() -> DaemonThreadPool:
     return DaemonThreadPool(MAX_FETCHER_THREADS)
 
 
-MAX_RANGED_SHARE = 0.05  # of a file may be read by ranges while it is being fetched whole
+MAX_RANGED_SHARE = 0.05  # fraction of a file that may be read by ranges while the whole file is being fetched
 
 
 class RemoteStore:
-    """Sizes and marks of all files, of one listing; what is read later is of these files or refused."""
+    """Objects of a store in a bucket, as listed when the store was opened.
+
+    Reading an object that has changed since then raises UserError.
+    """
 
     def __init__(self, folder: Path):
         self.folder, self.storage = os.fspath(folder), get_file_system(folder)
         self.object_infos = list_objects(folder)
 
     def compute_version(self, files: Iterable[str]) -> str:
-        """Of some files together, for processes to compare."""
+        """Compute a digest of the sizes and versions of some files, which processes compare."""
         return hashlib.sha256(repr([(file, self.object_infos.get(file)) for file in files]).encode()).hexdigest()[:16]
 
     def read(self, file: str, start: int = 0, end: int | None = None) -> bytes:
@@ -124,7 +142,7 @@ class RemoteStore:
 
 
 class RemoteArray:
-    """A file as an array whose slices are read when they are asked for; the whole of it is held to its digest."""
+    """A file in a bucket as an array; a slice is read on access, and a read of the whole file is verified."""
 
     def __init__(self, remote_store: RemoteStore, file: str, dtype: np.dtype, sha256: str):
         self.remote_store, self.file, self.dtype, self.sha256 = remote_store, file, dtype, sha256
@@ -137,20 +155,23 @@ class RemoteArray:
         content = self.remote_store.read(self.file, start * self.dtype.itemsize, end * self.dtype.itemsize)
         if end - start == len(self) and hashlib.sha256(content).hexdigest() != self.sha256:
             raise UserError(
-                f'{self.remote_store.folder} is damaged: {self.file} is not as it was written (its sha256 differs); bring the '
-                'file anew, or give its prepare command again, which mends it'
+                f'{self.remote_store.folder} is damaged: {self.file} is not as it was written (its sha256 differs); '
+                'bring the file anew, or give its prepare command again, which mends it'
             )
         return np.frombuffer(content, self.dtype)
 
 
 class CachedArray(RemoteArray):
-    """One that is fetched whole from when it is first asked for; until it is there, a little of it by ranges."""
+    """RemoteArray that fetches the whole file to the disk cache in the background after the first access.
+
+    Until the file is there, up to MAX_RANGED_SHARE of it is read by ranges. A read beyond that waits for the file.
+    """
 
     def __init__(self, remote_store: RemoteStore, file: str, dtype: np.dtype, sha256: str, folder: Path):
         super().__init__(remote_store, file, dtype, sha256)
         self.path, self.lock = folder / file, threading.Lock()
         self.num_ranged, self.fetch_future = 0, None
-        if self.path.exists():  # whole, for it got its name when it was
+        if self.path.exists():  # complete: atomic_write gives a file its name when it is complete
             self.fetch_future = Future()
             self.fetch_future.set_result(np.memmap(self.path, dtype, 'r').view(np.ndarray))
 
@@ -160,7 +181,7 @@ class CachedArray(RemoteArray):
         return super().__getitem__(index)
 
     def is_read_from_file(self, index: slice) -> bool:
-        """Whether this slice is taken from the whole file, which may have to come first."""
+        """Return whether a slice is read from the cached file, possibly after waiting for the fetch."""
         start, end, _ = index.indices(len(self))
         with self.lock:
             self.fetch_future = self.fetch_future or get_fetcher_pool().submit(self.fetch_file)
@@ -170,7 +191,11 @@ class CachedArray(RemoteArray):
         return False
 
     def fetch_file(self) -> np.ndarray | None:
-        """The file on this machine's disk, where another process may have put it; None where that has no room."""
+        """Fetch the file to the disk cache, unless another process has done so, and map it.
+
+        Returns:
+            None if the disk cannot hold the file.
+        """
         content = None if self.path.exists() else super().__getitem__(slice(None))
         try:
             if not self.path.exists():

@@ -26,12 +26,15 @@ from sinklab.schema import UserError
 from sinklab.storage.object_info import ObjectInfo, list_objects, parse_object_info
 from sinklab.storage.paths import get_file_system, parse_path
 
-ZSTD_READ_BYTES = 1 << 14  # bytes of a .zst given to its decoder at once: what comes out may be much more
+ZSTD_READ_BYTES = 1 << 14  # compressed bytes per decoder call; small, because the output may be much larger
 BRACES = re.compile(r'\{([^{}]*,[^{}]*)\}')
 
 
 def glob_files(pattern: str) -> list[tuple[str, Path]]:
-    """(name, path) of the files that match, sorted by name, which is relative to the pattern's fixed folder."""
+    """Return (name, path) of the matching files, sorted by name.
+
+    A name is the path relative to the part of the pattern without wildcards.
+    """
     paths, roots = set(), []
     for alternative in [pattern] if os.path.isfile(pattern) else expand_braces(pattern):
         if glob.has_magic(alternative) and not os.path.isfile(alternative):
@@ -45,7 +48,7 @@ def glob_files(pattern: str) -> list[tuple[str, Path]]:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """a.{txt,jsonl} -> a.txt, a.jsonl, as a shell has it."""
+    """Expand braces as a shell does: a.{txt,jsonl} -> a.txt, a.jsonl."""
     if not (braces := BRACES.search(pattern)):
         return [pattern]
     before, after = pattern[: braces.start()], pattern[braces.end() :]
@@ -53,7 +56,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def make_utf8_name(path: str) -> str:
-    """A path may hold any bytes; a name is UTF-8."""
+    """Convert a path to a valid UTF-8 name by escaping bytes that are not UTF-8."""
     return os.fsencode(Path(path).as_posix()).decode(errors='backslashreplace')
 
 
@@ -85,7 +88,10 @@ def translate_read_errors(path: Path, *damage_errors: type[Exception]) -> Iterat
 
 @contextlib.contextmanager
 def open_decompressed(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """(the content, the file that it comes from)"""
+    """Open a file and yield (decompressed content, underlying file), both as binary files.
+
+    The position of the underlying file measures progress in bytes on disk.
+    """
     with translate_read_errors(path), path.open('rb') as file:
         yield DECOMPRESSORS[path.suffix](file, path) if path.suffix in DECOMPRESSORS else file, file
 
@@ -99,7 +105,10 @@ def open_zstd(file: BinaryIO, path: Path) -> BinaryIO:
 
 
 def iter_zstd_content(file: BinaryIO, zstandard: ModuleType) -> Iterator[bytes]:
-    """The content of a .zst, frame by frame: zstandard's own reader takes a file that is cut off for a whole one."""
+    """Decompress a .zst file frame by frame and raise EOFError if it is truncated or damaged.
+
+    The stream reader of zstandard does not report a truncated file.
+    """
     frame = None
     while data := file.read(ZSTD_READ_BYTES):
         while data:
@@ -114,7 +123,7 @@ def iter_zstd_content(file: BinaryIO, zstandard: ModuleType) -> Iterator[bytes]:
 
 
 class IteratorFile(io.RawIOBase):
-    """A file of what an iterator brings."""
+    """Binary file over an iterator of chunks."""
 
     def __init__(self, chunks: Iterable[bytes]):
         self.chunks, self.chunk = iter(chunks), memoryview(b'')
@@ -136,19 +145,19 @@ class IteratorFile(io.RawIOBase):
 DECOMPRESSORS = {'.gz': open_gzip, '.zst': open_zstd}
 
 
-BLOCK_BYTES = 1 << 22  # bytes of a range
-MAX_BLOCKS = 8  # ranges of a file in memory: a table is read at several places in turn
-PREFETCH_BLOCKS = 2  # ranges that are under way while one is used
+BLOCK_BYTES = 1 << 22  # bytes per ranged read
+MAX_BLOCKS = 8  # blocks of a file in memory; several, because a Parquet reader alternates between places
+PREFETCH_BLOCKS = 2  # blocks that are prefetched while one is used
 CHANGED_MESSAGE = 'has changed since this was begun; let nobody write there, and prepare it to another folder'
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file in a bucket as it was listed, with what is asked here of a path."""
+    """A file in a bucket as listed, with the methods of a path that readers of sources need."""
 
     url: str
     size: int
-    version: str  # of its storage, another one as soon as it is written over
+    version: str  # object version of the storage, which changes whenever the object is overwritten
 
     def __str__(self) -> str:
         return self.url
@@ -170,7 +179,7 @@ class RemoteFile:
 
 
 class RangeReader(io.RawIOBase):
-    """A file of BLOCKs; as long as they are read one after another, the next ones are on their way."""
+    """Binary file that is read in blocks of BLOCK_BYTES and prefetches the next blocks on sequential access."""
 
     def __init__(self, size: int, read: Callable[[int, int], bytes]):
         self.size, self.read_range, self.position = size, read, 0
@@ -212,7 +221,7 @@ class RangeReader(io.RawIOBase):
 
 
 def submit_to_daemon_thread(function: Callable, *arguments: Any) -> concurrent.futures.Future:
-    """What a thread makes that nobody waits for at an end."""
+    """Run a function in a daemon thread, which does not delay the exit of the process."""
     future = concurrent.futures.Future()
 
     def run() -> None:
@@ -226,7 +235,11 @@ def submit_to_daemon_thread(function: Callable, *arguments: Any) -> concurrent.f
 
 
 def glob_objects(pattern: str) -> list[tuple[str, RemoteFile]]:
-    """(name, object) of those that match as files of a disk would, sorted by name: relative to the fixed folder."""
+    """Return (name, file) of the matching objects of a bucket, sorted by name, as `glob_files` does on a disk.
+
+    Raises:
+        UserError: The bucket does not exist or is a wildcard, or an object cannot be read.
+    """
     parse_path(pattern)
     remote_files, roots = {}, []
     for alternative in [pattern] if find_object(pattern) else expand_braces(pattern):
@@ -235,7 +248,7 @@ def glob_objects(pattern: str) -> list[tuple[str, RemoteFile]]:
             roots.append(parts[:-1])
             remote_files |= {alternative: remote_file} if remote_file else {}
             if not remote_file:
-                list_matching_objects(alternative, roots[-1], parts[-1])  # says when there is no such bucket
+                list_matching_objects(alternative, roots[-1], parts[-1])  # raises if the bucket does not exist
         else:
             roots.append([*itertools.takewhile(lambda part: not glob.has_magic(part), parts)])
             remote_files |= find_matching_objects(alternative, roots[-1])
@@ -245,7 +258,11 @@ def glob_objects(pattern: str) -> list[tuple[str, RemoteFile]]:
 
 
 def find_object(url: str) -> RemoteFile | None:
-    """The object of a name, if there is one."""
+    """Return the object of a URL, or None if there is none.
+
+    Raises:
+        UserError: The bucket is a wildcard, or the storage cannot be read.
+    """
     bucket = url.split('/')[2]
     if glob.has_magic(bucket):
         raise UserError(f'{url} leaves open which bucket; name it')
@@ -264,7 +281,7 @@ def find_object(url: str) -> RemoteFile | None:
 
 
 def find_matching_objects(pattern: str, root_parts: list[str]) -> dict[str, RemoteFile]:
-    """The objects that match, by their names."""
+    """Return the objects that match a pattern, by URL."""
     rest = pattern.split('/')[len(root_parts) :]
     prefix = '' if rest[0] == '**' else ''.join(itertools.takewhile(lambda letter: letter not in '*?[', rest[0]))
     infos = {
@@ -279,11 +296,15 @@ def find_matching_objects(pattern: str, root_parts: list[str]) -> dict[str, Remo
 
 
 def list_matching_objects(pattern: str, folder: list[str], prefix: str) -> dict[str, ObjectInfo]:
-    """What lies below a folder, as far as it begins so; a bucket that is not there is told from one that is empty."""
+    """List the objects below a folder whose names begin with a prefix; {} for a folder that does not exist.
+
+    Raises:
+        UserError: The bucket does not exist.
+    """
     with translate_read_errors(pattern):
         try:
             return list_objects('/'.join(folder), prefix)
-        except FileNotFoundError:  # without a bucket it is ENXIO
+        except FileNotFoundError:  # the folder is missing; a missing bucket raises ENXIO, which is translated
             return {}
 
 
@@ -296,11 +317,11 @@ def make_remote_file(url: str, info: ObjectInfo) -> RemoteFile:
 
 
 def is_glob_match(parts: list[str], pattern: list[str]) -> bool:
-    """Whether a path matches, as glob has it: ** stands for any folders, and no * for a leading dot."""
+    """Match the parts of a path like `glob`: ** matches any folders, and wildcards do not match a leading dot."""
     if not pattern or not parts:
         return not pattern and not parts
     is_hidden = parts[0].startswith('.') and not pattern[0].startswith('.')
-    if pattern == ['**']:  # what is below, and not what stands before it
+    if pattern == ['**']:  # a trailing ** matches everything below, but not the folder itself
         return not any(part.startswith('.') for part in parts)
     if pattern[0] == '**':
         return is_glob_match(parts, pattern[1:]) or (not is_hidden and is_glob_match(parts[1:], pattern))

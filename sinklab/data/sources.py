@@ -1,4 +1,4 @@
-"""Data sources that `--source` and `config.data.source` can name, in the table `SOURCES`."""
+"""Data sources that `--source` and `config.data.source` can name; the table `SOURCES` lists them."""
 
 import dataclasses
 import functools
@@ -24,12 +24,21 @@ from sinklab.data.source_files import shorten_text, translate_read_errors
 from sinklab.schema import UserError, format_unknown_name
 from sinklab.storage.paths import is_remote, parse_path
 
-MAX_WEIGHT = 1e100  # weight, so that a sum of them is finite
+MAX_WEIGHT = 1e100  # limit that keeps the sum of weights finite
 MIXTURE_FORM = '{"domain": {"source": "text:GLOB", "weight": 0.3}, ...}'
 
 
 def open_mixture(source_name: str, argument: str, open_part: Callable[[str], Source]) -> Source:
-    """Sources that are a domain each, with shares for all of them or for none; `source` gives one by its name."""
+    """Open a mixture of sources, each of which is one domain.
+
+    Args:
+        source_name: The whole source, for messages.
+        argument: Path of a JSON file of the form MIXTURE_FORM. All components have a weight, or none has one.
+        open_part: Function that opens the source of a component.
+
+    Raises:
+        UserError: The file or a component is invalid, or only some components have a weight or a loss mask.
+    """
     components = read_components(source_name, parse_path(argument))
     sources = {
         name: open_component(f'{source_name}, {shorten_text(repr(name))[1:-1]},', name, value, open_part)
@@ -61,7 +70,7 @@ def read_components(source_name: str, path: Path) -> dict[str, Any]:
 
 
 def build_unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON whose keys are different: of two that are the same, json keeps the last and says nothing."""
+    """Build a JSON object and raise RecordError on duplicate keys, of which `json` would keep the last."""
     names = [name for name, _ in pairs]
     if duplicates := [name for name in names if names.count(name) > 1]:
         raise RecordError(f'has {duplicates[0]!r} twice')
@@ -103,18 +112,18 @@ def set_domain(piece: SourcePiece, name: str) -> SourcePiece:
 
 
 SKIPPED_NAMES = {'site-packages', 'test', 'tests', 'idle_test'}
-MAX_TFDS_PIECES = 64  # of a data set of the catalogue
+MAX_TFDS_PIECES = 64  # pieces of a split of TensorFlow Datasets
 
 
 def open_source(source_name: str) -> Source:
-    """Return the data source of a name, such as `text:corpus/*.txt`; nothing is read before its documents are.
+    """Return the data source of a name, such as `text:corpus/*.txt`, without reading its documents.
 
     Args:
         source_name: The kind, a colon, and what the kind needs, as `SOURCES` lists them. To add a kind, write a
             function (name, what follows the colon) -> Source and add it there.
 
     Raises:
-        UserError: There is no such kind, or no such file.
+        UserError: The kind is unknown, or no file matches.
     """
     openers = {form.partition(':')[0]: kind for form, kind in SOURCES.items()}
     kind, _, argument = source_name.partition(':')
@@ -125,13 +134,13 @@ def open_source(source_name: str) -> Source:
 
 
 def read_texts(source_name: str) -> list[str]:
-    """Read the texts of a small corpus into memory, without those that are blank."""
+    """Read the texts of a small corpus into memory, without blank ones; a damaged document raises UserError."""
     documents = map(require_intact, open_source(source_name).read_documents())
     return [document.text for document in documents if not document.is_blank]
 
 
 def open_stdlib(source_name: str, argument: str) -> Source:
-    """The Python sources of the running interpreter's standard library, its tests aside."""
+    """Open the Python standard library of the running interpreter as a source, without its tests."""
     if argument:
         raise UserError(f'{source_name} is more than stdlib, which is the whole library; leave :{argument} out')
     root = Path(sysconfig.get_path('stdlib'))
@@ -140,7 +149,7 @@ def open_stdlib(source_name: str, argument: str) -> Source:
 
 
 def find_python_files(root: Path) -> Iterator[Path]:
-    """The .py files below a folder; installed packages, ten times as many, are never entered."""
+    """Find the .py files below a folder without entering site-packages, which holds ten times as many."""
     for folder, folders, names in os.walk(root):
         folders[:] = set(folders) - SKIPPED_NAMES
         yield from (Path(folder, name) for name in set(names) - SKIPPED_NAMES if name.endswith('.py'))
@@ -156,7 +165,7 @@ def read_python_file(name: str, path: Path) -> Iterator[Document | DamagedDocume
 
 
 def open_text(source_name: str, argument: str) -> Source:
-    """Each .txt is a document, and so is a field of each line of a .jsonl and of each row of a .parquet."""
+    """Open text files: one document per .txt file, .jsonl line or .parquet row."""
     pattern, fields = record_formats.parse_field_options(source_name, argument, 'text')
     matched_files = match_files(source_name, pattern, record_formats.FORMATS)
     for _, path in matched_files:
@@ -166,7 +175,7 @@ def open_text(source_name: str, argument: str) -> Source:
 
 
 def open_chat(source_name: str, argument: str) -> Source:
-    """Each line or row is a conversation, of which the words of the assistant are to be predicted."""
+    """Open conversations, one per .jsonl line or .parquet row; only words of the assistant are in the loss."""
     pattern, fields = record_formats.parse_field_options(source_name, argument, 'messages')
     suffixes = [
         suffix
@@ -179,7 +188,7 @@ def open_chat(source_name: str, argument: str) -> Source:
 
 
 def open_tfds(source_name: str, argument: str) -> Source:
-    """Each example of a split of a data set of the catalogue of TensorFlow Datasets is a document."""
+    """Open a split of a data set of TensorFlow Datasets, one document per example."""
     name, fields = record_formats.parse_field_options(source_name, argument, '')
     split = tfds_splits.open_split(source_name, name)
     fields = FieldNames(fields.content or split.find_text_feature(), fields.domain)
@@ -232,7 +241,7 @@ def make_file_source(
 
 
 def get_file_version(path: Path | source_files.RemoteFile) -> tuple[int, int | str]:
-    """(bytes, what changes with them) of a file."""
+    """Return (size in bytes, version) of a file; the version is the mtime, or the object version in a bucket."""
     if isinstance(path, source_files.RemoteFile):
         return path.size, path.version
     with source_files.translate_read_errors(path):

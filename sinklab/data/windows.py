@@ -1,4 +1,4 @@
-"""Windows of T + 1 token ids, interventions on them, and their shuffled batches."""
+"""Windows of T + 1 token ids, interventions on windows, and shuffled batches of windows."""
 
 import bisect
 import hashlib
@@ -13,13 +13,22 @@ from sinklab.data.store import TokenArray
 from sinklab.loss_mask import exclude_from_loss, is_in_loss
 from sinklab.schema import UserError
 
-MAX_WINDOWS_PER_READ = 64  # windows of one request, at most
+MAX_WINDOWS_PER_READ = 64  # consecutive windows that one request reads
 
 
 class Windows:
-    """Disjoint blocks of T + 1 ids of each domain's tokens, by index; of a share of them, drawn by the seed.
+    """Disjoint blocks of T + 1 token ids of one or several domains, by index.
 
-    With `masked`, ids that are not to be predicted stand as `targets` has them.
+    Args:
+        token_arrays: The tokens of each domain. A window does not cross domains.
+        length: T, the tokens per sequence.
+        label: Name of the windows, for messages and for the seeds of random tokens.
+        share: Fraction of the windows to use, chosen at random by the seed.
+        seed: Seed of the choice.
+        masked: Encode the loss mask in the ids, as `exclude_from_loss` does.
+
+    Raises:
+        UserError: The tokens are too few for one window.
     """
 
     def __init__(
@@ -44,14 +53,14 @@ class Windows:
         return self.count
 
     def get_number(self, index: int) -> int:
-        """Which window of the whole side it is."""
+        """Return the number of a window among all windows of the side."""
         return int(self.numbers[index])
 
     def __getitem__(self, index: int) -> np.ndarray:
         return self.read(self.get_number(index))
 
     def read(self, number: int, count: int = 1) -> np.ndarray:
-        """The ids of a window of the whole side, and of so many that follow it in the same row."""
+        """Read the ids of `count` consecutive windows of one domain, starting with a window number."""
         part = bisect.bisect_right(self.ends, number)
         start = (number - (self.ends[part - 1] if part else 0)) * self.size
         tokens, end = self.token_arrays[part], start + count * self.size
@@ -59,7 +68,7 @@ class Windows:
         return np.where(tokens.read_loss_mask(start, end), ids_T, exclude_from_loss(ids_T)) if self.masked else ids_T
 
     def group_consecutive(self, numbers: Iterable[int]) -> list[tuple[int, int]]:
-        """(first, count) of those that follow each other, and can be read at once."""
+        """Group window numbers to runs (first, count) of consecutive windows that one request can read."""
         runs = []
         for number in sorted(set(numbers)):
             first, count = runs[-1] if runs else (number, 0)
@@ -71,7 +80,10 @@ class Windows:
 
 
 class TransformedWindows:
-    """Windows as a row wants them, the same in every epoch; what is random is drawn by the seed and the window."""
+    """Windows after the interventions of the configuration, the same in every epoch.
+
+    Random tokens depend only on the seed and the window.
+    """
 
     def __init__(self, windows: Windows, data: spec.DataConfig, vocabulary: int, with_fixed_token: bool):
         self.windows, self.data, self.vocabulary, self.with_fixed_token = windows, data, vocabulary, with_fixed_token
@@ -83,14 +95,14 @@ class TransformedWindows:
         return self.apply_interventions(index, self.windows[index])
 
     def apply_interventions(self, index: int, ids_T: np.ndarray) -> np.ndarray:
-        """What becomes of the ids of a window."""
+        """Set the random tokens and the fixed token in the ids of a window."""
         name = f'{self.windows.label} {self.windows.get_number(index)}'
         ids_T = set_random_tokens(ids_T, self.data, self.vocabulary, name)
         return set_fixed_token(ids_T, self.data) if self.with_fixed_token else ids_T
 
 
 def set_fixed_token(ids_T: np.ndarray, data: spec.DataConfig) -> np.ndarray:
-    """x_k is data.fixed_token for k = data.fixed_position (Table 7)."""
+    """Set x_k to `data.fixed_token` for k = `data.fixed_position` (Table 7)."""
     if data.fixed_position is None:
         return ids_T
     ids_T = ids_T.copy()
@@ -100,7 +112,14 @@ def set_fixed_token(ids_T: np.ndarray, data: spec.DataConfig) -> np.ndarray:
 
 
 def set_random_tokens(ids_T: np.ndarray, data: spec.DataConfig, vocabulary: int, name: str) -> np.ndarray:
-    """x_k is uniform over the vocabulary for k from data.random_first to random_last (section 5 of the paper)."""
+    """Draw x_k uniformly from the vocabulary for k from random_first to random_last (section 5).
+
+    Args:
+        ids_T: The ids of a window.
+        data: The data configuration. The ids are returned unchanged if `data.random_first` is None.
+        vocabulary: Vocabulary size.
+        name: Name of the window, which seeds the generator together with `data.seed`.
+    """
     if data.random_first is None:
         return ids_T
     rng = np.random.default_rng([data.seed, *name.encode()])
@@ -111,7 +130,7 @@ def set_random_tokens(ids_T: np.ndarray, data: spec.DataConfig, vocabulary: int,
 
 
 def copy_loss_mask(ids: np.ndarray | int, original_ids: np.ndarray) -> np.ndarray:
-    """The ids, as complements where those before them were: what is not predicted stays so."""
+    """Return new ids with the loss mask of the original ids: excluded positions stay excluded."""
     return np.where(is_in_loss(original_ids), ids, exclude_from_loss(np.asarray(ids)))
 
 
@@ -119,7 +138,7 @@ WindowIndex = tuple[int, int]  # (which set of windows, index in it)
 
 
 class WindowIndices:
-    """The places of a set of windows, for an order of them."""
+    """Sequence of the (set, index) pairs of one set of windows, the data source that grain shuffles."""
 
     def __init__(self, part: int, count: int):
         self.part, self.count = part, count
@@ -132,10 +151,18 @@ class WindowIndices:
 
 
 class ShuffledBatches:
-    """Batches of windows, each epoch shuffled anew; with weights, of several sets of windows in those shares.
+    """Batches of windows, shuffled anew in each epoch; with weights, a mixture of several sets of windows.
 
-    From a bucket, whose store reads `each` of several at once, windows that follow each other are read as one, and a
-    batch is known by its places.
+    For a remote store, consecutive windows are read by one request, and the digest of a batch is computed from
+    window indices instead of ids.
+
+    Args:
+        windows: Sets of windows. Without weights only the first set is used.
+        seed: Seed of the shuffle.
+        batch_size: Rows of a batch.
+        weights: Weight of each set by name.
+        map_reads: `Store.map_reads` of a remote store; None for a local store.
+        store_version: `Store.remote_version` of a remote store.
     """
 
     def __init__(
@@ -163,7 +190,7 @@ class ShuffledBatches:
         )
 
     def read_windows(self, indices: list[WindowIndex]) -> list[np.ndarray]:
-        """What stands at these places, read at once."""
+        """Read the windows at some indices in parallel, consecutive windows by one request."""
         numbers = [(part, self.windows[part].windows.get_number(index)) for part, index in indices]
         ids_by_number = {}
         for run_ids in self.map_reads(lambda run: dict(self.read_run(*run)), self.group_consecutive(numbers)):
@@ -174,7 +201,7 @@ class ShuffledBatches:
         ]
 
     def group_consecutive(self, numbers: list[WindowIndex]) -> list[tuple[int, int, int]]:
-        """(set, first, count) of windows, by their numbers, that follow each other."""
+        """Group pairs (set, window number) to runs (set, first, count) of consecutive windows."""
         return [
             (part, *run)
             for part in sorted({part for part, _ in numbers})
@@ -188,7 +215,7 @@ class ShuffledBatches:
         return (((part, first + i), ids_T) for i, ids_T in enumerate(ids))
 
     def compute_digest(self, step: int) -> str:
-        """What tells a batch from others: its ids, or where they stand in which files of a bucket."""
+        """Compute a digest of the ids of a batch; for a remote store, of its indices and the store version."""
         all_rows = range(self.batch_size)
         indices = (self.store_version, self.get_indices(step, all_rows)) if self.map_reads else None
         content = repr(indices).encode() if indices else self.read_rows(step, all_rows).tobytes()
@@ -202,13 +229,13 @@ class ShuffledBatches:
         return {'data/epoch': max(epochs), **set_epochs}
 
     def count_epochs_per_set(self, step: int) -> list[float]:
-        """How often each set of windows has been read before a step."""
+        """Count the epochs of each set of windows that are read before a step."""
         num_read, shares = step * self.batch_size, self.weights.values() if self.weights else [1]
         return [num_read * share / len(part) for share, part in zip(shares, self.windows, strict=True)]
 
 
 class HeldOutWindows:
-    """Held-out windows, of which only those are read that are looked at, each once."""
+    """Held-out windows as an array whose rows are read on first access and then kept in memory."""
 
     def __init__(self, batches: ShuffledBatches, length: int):
         self.batches, self.shape, self.loaded_rows = batches, (batches.batch_size, length + 1), {}
