@@ -89,7 +89,7 @@ def test_what_jax_is_told_of_devices_goes_before(files, tmp_path, monkeypatch):
     assert 'wants 2 devices and 1 are here' in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_runs_at_once_are_what_they_are_one_after_another(files, tmp_path):
     given = [f'--config={files}/mine.py', '--rows=softmax,sigmoid', '--size=smoke', '--seeds=1', '--json']
     tables = []
@@ -132,6 +132,19 @@ def test_a_row_of_several_tables_has_a_folder_that_says_which():
     assert name('/somewhere/mine.py:softmax', 0) == 'mine.softmax-0'
 
 
+@pytest.mark.slow
+def test_a_claim_trains_its_rows_and_gets_a_verdict(files, tmp_path):
+    options = [f'--config={files}/claims.py', '--size=smoke', '--seeds=1', f'--workdir={tmp_path}/runs', '--json']
+    completed = program(files, 'claims', 'more', *options, '--jobs=2')
+    assert completed.returncode == 0, completed.stderr
+    (entry,) = json.loads(completed.stdout)
+    sigmoid, softmax = (
+        records(tmp_path / 'runs' / f'mine.{row}-0')[-1]['mass/row'] for row in ('sigmoid', 'softmax')
+    )
+    assert entry['verdict'] == 'unsettled'  # one seed has no interval
+    assert [*entry['differences'].values()] == pytest.approx([sigmoid - softmax])
+
+
 @pytest.fixture(scope='module')
 def claimed(files, tmp_path_factory):
     """(DIR, what the command has printed)."""
@@ -145,7 +158,7 @@ def asked(files, path):
     return [f'--config={files}/claims.py', '--size=smoke', f'--seeds={SEEDS}', f'--workdir={path}']
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_claims_train_what_they_want_and_are_judged_by_it(claimed):
     path, entries = claimed
     assert {entry['claim']: entry['verdict'] for entry in entries} == {
@@ -168,14 +181,14 @@ def test_claims_train_what_they_want_and_are_judged_by_it(claimed):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_was_measured_is_judged_again_from_its_file_alone(files, claimed):
     path, entries = claimed
     again = program(files, 'claims', f'--config={files}/claims.py', f'--results={path}/claims.json', '--json')
     assert json.loads(again.stdout) == entries
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_claims_go_on_with_what_is_missing(files, claimed):
     path, _ = claimed
     before = {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
@@ -189,7 +202,7 @@ def test_claims_go_on_with_what_is_missing(files, claimed):
     }, 'what other claims have measured stays'
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ('arguments', 'words'),
     [
@@ -205,7 +218,7 @@ def test_a_folder_of_other_runs_is_refused(files, claimed, arguments, words):
     assert words in line
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_report_of_claims_begins_with_their_verdicts(files, claimed):
     path, entries = claimed
     done = program(files, 'report', str(path))

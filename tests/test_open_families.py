@@ -43,7 +43,7 @@ ATTENTION_LAYERS = {
     'zamba': (3, 6),
     'zamba2': (2, 4),
 }
-SAMPLE = 'gptj', 'gpt_neo', 'falcon', 'bamba', 'doge', 'gemma4_text', 'laguna', 'minimax', 'mamba'
+SAMPLE = 'gptj', 'falcon', 'bamba', 'doge', 'minimax', 'mamba'
 IDS_PT = np.random.default_rng(0).integers(2, 100, (2, 16))
 P, T = IDS_PT.shape
 NOT_KNOWN = 'the installed transformers has no model type {}'

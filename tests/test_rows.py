@@ -37,15 +37,15 @@ def choices(value, path=()):
         yield path, type(value) if type(value) in (int, float) else value
 
 
-def kind(name):
-    """Yield the optimizer of a row, and the names that it chooses for its model and probe.
+def names_of_attention(name):
+    """Yield the optimizer of a row, and the names that it chooses for attention, its mask, its columns and its probe.
 
-    Switches and numbers of a model, each against a reference, are in test_model.py.
+    Other parts of a model are trained in test_step.py and compared with a reference in test_model.py.
     """
     spec = SPECS[name]
     yield 'optimizer', spec.optimizer.name
-    for part in ('model', 'probe'):
-        yield from (choice for choice in choices(getattr(spec, part), (part,)) if isinstance(choice[1], str))
+    for part in (spec.model.attention, spec.model.mask, spec.model.columns, spec.probe):
+        yield from ((type(part), *choice) for choice in choices(part) if isinstance(choice[1], str))
 
 
 def attending(name):
@@ -75,7 +75,7 @@ def reading(spec, sources):
     return dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=sources[spec.data.loss]))
 
 
-@pytest.mark.parametrize('name', sampled(SPECS, kind))
+@pytest.mark.parametrize('name', sampled(SPECS, names_of_attention))
 def test_a_row_takes_steps_and_a_probe(name, sources):
     spec = reading(SPECS[name], sources)
     undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)  # it would move what has no gradient

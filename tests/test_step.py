@@ -79,8 +79,7 @@ OTHERS = [
 SHARDED = Hardware(fsdp=2, tensor=2)
 PLAIN = tiny()
 # The other layouts, with and without remat and micro-batches, are in test_layouts.py.
-SAMPLED = [Hardware(data=4), SHARDED, Hardware(micro_batch=2, data=2), Hardware(remat='full')]
-SAMPLED += [Hardware(fsdp=4, remat='qkv,middle')]
+SAMPLED = [SHARDED, Hardware(micro_batch=2, data=2), Hardware(fsdp=4, remat='qkv,middle')]
 CASES = [
     pytest.param(PLAIN, hardware, marks=() if hardware in SAMPLED else pytest.mark.exhaustive) for hardware in LAYOUTS
 ]

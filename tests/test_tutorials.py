@@ -42,7 +42,7 @@ def reader(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', some(FOLLOWED, ['first_run', 'own_ablation']))
+@pytest.mark.parametrize('name', some(FOLLOWED, ['first_run']))
 def test_a_tutorial_is_executed_and_prints_what_it_shows(name, reader):
     """Numbers differ from run to run and from size to size; words, columns and rows do not."""
     for module in NEEDS.get(name, ()):

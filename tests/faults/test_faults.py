@@ -123,6 +123,7 @@ def test_a_process_is_killed(job, undisturbed, tmp_path, moment, seen):
     seen(where=where, seconds=round(seconds, 2), codes=codes, words=[words(one) for one in said], again=count)
 
 
+@pytest.mark.exhaustive
 def test_a_process_is_told_to_stop(job, undisturbed, tmp_path, moment, seen):
     """All save the same step, exit 42, and go on bit for bit."""
     codes, said, where, seconds = harm(job, tmp_path / 'run', moment, 'TERM')
