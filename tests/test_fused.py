@@ -33,7 +33,7 @@ WIDTHS = 64, 96, 128
 
 
 def cases():
-    """Every similarity and normalizer in float32, some in bfloat16, at widths that take turns; the rest is exhaustive."""
+    """Yield each similarity and normalizer in float32 and some in bfloat16; the rest of the product is exhaustive."""
     for operation in KERNELS:
         for shift, precision in enumerate(PRECISIONS):
             for width in WIDTHS:

@@ -58,6 +58,7 @@ def test_without_that_private_name_nothing_is_read_from_the_cache(monkeypatch, c
 
     monkeypatch.delattr(compilation_cache, 'LRUCache')
     enabled = jax.config.jax_enable_compilation_cache
+    jax.config.update('jax_enable_compilation_cache', True)  # where it is off, the warning was printed before
     try:
         assert not program_cache.install()
         assert not jax.config.jax_enable_compilation_cache
