@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,8 +18,10 @@ from sinklab.cli.sweep import command
 from sinklab.folder import Folder
 from sinklab.lease import Superseded, lease
 from sinklab.processes.cluster import Seat
+from sinklab.processes.ending import STOPPING
 from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import Run
+from sinklab.sweep.process import Relay
 from sinklab.sweep.run import Watch, train
 
 CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
@@ -217,6 +220,20 @@ def test_a_row_that_cannot_be_is_refused_before_the_first_one_trains(capsys, tmp
     assert words in line
     assert 'nothing was trained: mend that, or name other --rows' in line
     assert not (tmp_path / 'runs').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('number', 'code'), [(1, 7), (2, -signal.SIGTERM)])
+def test_a_command_that_is_stopping_receives_only_a_second_signal_of_the_sweep(number, code):
+    script = f'import sys, time; print({STOPPING!r}, flush=True); time.sleep(1.0); sys.exit(7)'
+    with Relay() as relay:
+
+        def send_when_stopping(line):
+            for _ in range(number if STOPPING.encode() in line else 0):
+                relay.hear(signal.SIGTERM, None)
+            return False
+
+        assert relay.run([sys.executable, '-c', script], send_when_stopping)[0] == code
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-from sinklab.processes.ending import OF_SIGNAL
+from sinklab.processes.ending import OF_SIGNAL, STOPPING
 
 LONGEST = 65536  # bytes of a line that are read at once
 
@@ -22,6 +22,7 @@ class Relay:
 
     def __init__(self, stopping: Callable[[], None] = lambda: None):
         self.received, self.children, self.stopping = [], set(), stopping
+        self.stopping_children = set()  # those that have said that they are stopping
         self.heard = queue.SimpleQueue()  # the one that a handler may put something into
 
     def __enter__(self) -> 'Relay':
@@ -49,8 +50,14 @@ class Relay:
         self.heard.put(number)
 
     def send(self, number: int) -> None:
-        """Send a signal to all commands that run."""
+        """Send a signal to all commands that run, but the first one only to those that have not received it.
+
+        A terminal sends Ctrl-C to the commands as well. If this process is delayed for more than a second, a command
+        would take what is sent here for a second Ctrl-C, and would not save.
+        """
         for child in list(self.children):
+            if child in self.stopping_children and len(self.received) == 1:
+                continue
             with contextlib.suppress(OSError):
                 child.send_signal(number)
 
@@ -68,6 +75,9 @@ class Relay:
             if self.received:  # between two commands
                 child.send_signal(self.received[-1])
             while line := child.stdout.readline(LONGEST):
+                if STOPPING.encode() in line:
+                    self.stopping_children.add(child)
                 said = said if hear(line) else (said + line)[-10_000:]
             self.children.discard(child)
+            self.stopping_children.discard(child)
         return child.returncode, said.decode(errors='replace')
