@@ -14,7 +14,7 @@ CPU_TORCH := torch==2.13.0+cpu
 UV := install --quiet --disable-pip-version-check $(PINS:%=--constraint %) uv
 TORCH := $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: $(PINS:%=--constraint %)
 # Bytecode of tests and of sinklab is written by the first process, also where PYTHONDONTWRITEBYTECODE is set.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist loadfile
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal
 # Pages are generated from the code, which needs no accelerator. The variable silences an advertisement of the theme.
 MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 

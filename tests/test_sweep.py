@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,9 +18,10 @@ from sinklab.cli.sweep import make_train_command
 from sinklab.run_dir import RunDir
 from sinklab.storage.lease import LeaseLostError, hold_lease
 from sinklab.supervisor.cluster import ProcessInfo
+from sinklab.supervisor.exit_status import STOPPING_MESSAGE
 from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import SweepRun
-from sinklab.sweep.run import SweepCallback, run_sweep
+from sinklab.sweep.run import SignalForwarder, SweepCallback, run_sweep
 
 CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
@@ -217,6 +219,20 @@ def test_a_row_that_cannot_be_is_refused_before_the_first_one_trains(capsys, tmp
     assert words in line
     assert 'nothing was trained: mend that, or name other --rows' in line
     assert not (tmp_path / 'runs').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('number', 'code'), [(1, 7), (2, -signal.SIGTERM)])
+def test_a_command_that_is_stopping_receives_only_a_second_signal_of_the_sweep(number, code):
+    script = f'import sys, time; print({STOPPING_MESSAGE!r}, flush=True); time.sleep(1.0); sys.exit(7)'
+    with SignalForwarder() as forwarder:
+
+        def send_when_stopping(line):
+            for _ in range(number if STOPPING_MESSAGE.encode() in line else 0):
+                forwarder.handle_signal(signal.SIGTERM, None)
+            return False
+
+        assert forwarder.run_command([sys.executable, '-c', script], send_when_stopping)[0] == code
 
 
 @pytest.mark.slow

@@ -13,7 +13,13 @@ from typing import Protocol
 
 from sinklab.schema import UserError
 from sinklab.storage.lease import Lease
-from sinklab.supervisor.exit_status import CAUSE_BY_SIGNAL, EXIT_CAUSES, KIND_BY_EXIT_CODE, make_exit_status
+from sinklab.supervisor.exit_status import (
+    CAUSE_BY_SIGNAL,
+    EXIT_CAUSES,
+    KIND_BY_EXIT_CODE,
+    STOPPING_MESSAGE,
+    make_exit_status,
+)
 from sinklab.sweep.plan import SweepRun
 
 MAX_LINE_BYTES = 65536  # a longer line of output is read in parts
@@ -31,6 +37,7 @@ class SignalForwarder:
 
     def __init__(self, on_stop: Callable[[], None] = lambda: None):
         self.received_signals, self.processes, self.on_stop = [], set(), on_stop
+        self.stopping_processes = set()  # those that have printed that they are stopping
         self.signal_queue = queue.SimpleQueue()  # its `put` is reentrant, so a signal handler may call it
 
     def __enter__(self) -> 'SignalForwarder':
@@ -62,8 +69,14 @@ class SignalForwarder:
         self.signal_queue.put(signal_number)
 
     def send_signal(self, signal_number: int) -> None:
-        """Send a signal to all running commands."""
+        """Send a signal to all running commands, but the first signal only to those that have not received it.
+
+        A terminal sends Ctrl-C to the commands as well. If this process is delayed for more than a second, a command
+        would take the forwarded signal for a second Ctrl-C, and would not save.
+        """
         for process in list(self.processes):
+            if process in self.stopping_processes and len(self.received_signals) == 1:
+                continue
             with contextlib.suppress(OSError):
                 process.send_signal(signal_number)
 
@@ -85,8 +98,11 @@ class SignalForwarder:
             if self.received_signals:  # a signal arrived before this command was in `processes`
                 process.send_signal(self.received_signals[-1])
             while line := process.stdout.readline(MAX_LINE_BYTES):
+                if STOPPING_MESSAGE.encode() in line:
+                    self.stopping_processes.add(process)
                 output = output if on_line(line) else (output + line)[-10_000:]
             self.processes.discard(process)
+            self.stopping_processes.discard(process)
         return process.returncode, output.decode(errors='replace')
 
 
