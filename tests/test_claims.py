@@ -8,7 +8,7 @@ import pytest
 from configs.claims import CLAIMS
 from sinklab.cli import config_flags
 from sinklab.cli.claims import get_config_path
-from sinklab.metrics import registry as measures
+from sinklab.metrics import registry
 from sinklab.report import claims
 from sinklab.report.claims import Claim, Operand
 from sinklab.report.statistics import compute_difference_interval, decide_verdict, estimate_needed_seeds
@@ -222,7 +222,7 @@ def test_every_claim_is_of_rows_and_numbers_that_there_are(given):
             config_flags.load_spec(get_config_path(operand.row), [], 'quickstart')
             assert (
                 operand.metric == 'fails'
-                or measures.find_metric_info(operand.metric)
+                or registry.find_metric_info(operand.metric)
                 or operand.metric == 'valid/loss'
             ), name
     assert sum(claim.of is not None for claim in given.values()) >= 30

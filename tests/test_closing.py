@@ -7,8 +7,7 @@ import pytest
 from sinklab.cli import config_flags, sweep
 from sinklab.metrics.emergence import EmergenceSpan, merge_emergence
 from sinklab.metrics.metric import format_fixed
-from sinklab.report import summary_table
-from sinklab.report import sweep_table as table
+from sinklab.report import summary_table, sweep_table
 from sinklab.report.sweep_table import RowResult
 
 QUICK = 'configs/quickstart.py'
@@ -21,7 +20,7 @@ def records(*rates, **last):
 
 
 def arm(row, *seeds, published=None):
-    numbers = {seed: table.compute_run_metrics(given, 512) for seed, given in enumerate(seeds)}
+    numbers = {seed: sweep_table.compute_run_metrics(given, 512) for seed, given in enumerate(seeds)}
     about = dict(config=QUICK, row=row, published=published or {})
     return RowResult(about, dict.fromkeys(numbers, 'done'), {}, numbers)
 
@@ -39,8 +38,10 @@ def test_what_rounds_to_zero_has_no_sign(value, digits, sign, text):
 
 def test_the_steps_of_emergence_are_the_same_for_a_run_and_for_a_row():
     run = records(0, 10, 40, 40)
-    rows, spans = (function([arm('softmax', run)]) for function in (table.make_sweep_table, table.compute_spans))
-    headings, ((*cells,),) = table.format_table_cells(rows, spans)
+    rows, spans = (
+        function([arm('softmax', run)]) for function in (sweep_table.make_sweep_table, sweep_table.compute_spans)
+    )
+    headings, ((*cells,),) = sweep_table.format_table_cells(rows, spans)
     assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-200'
     assert spans == {'softmax': EmergenceSpan(100, 200, 1, 1)}
     assert summary_table.summarize_sink(run) == (40.0, spans['softmax'].format_sentence())
@@ -49,13 +50,15 @@ def test_the_steps_of_emergence_are_the_same_for_a_run_and_for_a_row():
 
 def test_several_seeds_emerge_between_the_first_and_the_last_of_their_probes():
     arms = [arm('softmax', records(0, 10, 40, 40), records(0, 0, 0, 40), records(0, 0, 0, 0.5))]
-    assert table.compute_spans(arms) == {'softmax': EmergenceSpan(100, 300, 2, 3)}
-    rate, words = summary_table.summarize_sink_of_rows(table.make_sweep_table(arms), table.compute_spans(arms))[
-        'softmax'
-    ]
+    assert sweep_table.compute_spans(arms) == {'softmax': EmergenceSpan(100, 300, 2, 3)}
+    rate, words = summary_table.summarize_sink_of_rows(
+        sweep_table.make_sweep_table(arms), sweep_table.compute_spans(arms)
+    )['softmax']
     assert round(rate, 3) == 26.833
     assert [int(number) for number in re.findall(r'\d+', words)] == [100, 300, 2, 3]
-    headings, ((*cells,),) = sweep.build_summary_table(table.make_sweep_table(arms), table.compute_spans(arms))
+    headings, ((*cells,),) = sweep.build_summary_table(
+        sweep_table.make_sweep_table(arms), sweep_table.compute_spans(arms)
+    )
     assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-300 (2 of 3)'
 
 
@@ -89,10 +92,10 @@ def test_a_table_says_none_where_a_row_has_no_sink_at_its_end():
         arm('sigmoid', records(0, 0.1), records(0, 0)),
         arm('silent', [{'step': 1}]),
     ]
-    headings, lines = sweep.build_summary_table(table.make_sweep_table(arms), table.compute_spans(arms))
+    headings, lines = sweep.build_summary_table(sweep_table.make_sweep_table(arms), sweep_table.compute_spans(arms))
     at = headings.index('emerges (step)')
     assert [line[at] for line in lines] == ['0-100', 'none', '']
-    assert 'none: ' in sweep.format_legend(headings, table.make_sweep_table(arms))
+    assert 'none: ' in sweep.format_legend(headings, sweep_table.make_sweep_table(arms))
 
 
 def test_a_run_has_a_line_for_each_number_with_its_unit_its_published_value_and_its_meaning():
@@ -132,8 +135,8 @@ def test_the_source_is_named_where_the_table_shows_a_published_number_or_the_row
 @pytest.mark.parametrize(('published', 'shown'), [({'sink/1': 18.18}, True), ({'sink/2': 1.0}, False)])
 def test_a_note_explains_parentheses_where_a_cell_has_them(published, shown):
     arms = [arm('softmax', records(0, 40), published=published | {'fails': True})]
-    rows = table.make_sweep_table(arms)
-    headings, lines = sweep.build_summary_table(rows, table.compute_spans(arms))
+    rows = sweep_table.make_sweep_table(arms)
+    headings, lines = sweep.build_summary_table(rows, sweep_table.compute_spans(arms))
     assert any('(' in cell for cell in lines[0]) == shown
     assert ('in parentheses' in sweep.format_legend(headings, rows)) == shown
 
@@ -161,8 +164,8 @@ def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
         arm('softmax', records(0, 40, **{'mass/row': 1.0}), published={'sink/1': 18.18}),
         arm('other', records(0, 0)),
     ]
-    rows = table.make_sweep_table(arms)
-    headings, _ = sweep.build_summary_table(rows, table.compute_spans(arms))
+    rows = sweep_table.make_sweep_table(arms)
+    headings, _ = sweep.build_summary_table(rows, sweep_table.compute_spans(arms))
     note = sweep.format_legend(headings, rows)
     plain = [heading.partition(' (')[0] for heading in headings]
     assert [name for name in plain if f'{name}: ' not in note] == ['row', 'Sink_1 - softmax', 'end'], (
@@ -183,8 +186,8 @@ def test_the_table_of_a_quickstart_fits_into_80_columns(monkeypatch, capsys):
     mass = {'mass/row': 0.3}
     softmax = arm('softmax', records(0, 10, 48.5, **mass), published={'sink/1': 18.18, 'valid/loss': 3.73})
     arms = [softmax, arm('sigmoid_apple', records(0, 0, 0, **mass))]
-    rows = table.make_sweep_table(arms)
-    sweep.print_table_with_note(*sweep.build_summary_table(rows, table.compute_spans(arms)))
+    rows = sweep_table.make_sweep_table(arms)
+    sweep.print_table_with_note(*sweep.build_summary_table(rows, sweep_table.compute_spans(arms)))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines[-2:]] == ['softmax', 'sigmoid_apple'], 'each row in one line'

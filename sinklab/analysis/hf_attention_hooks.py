@@ -12,20 +12,21 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from sinklab.schema import UserError
 
-ATTENTION_NAME = 'sinklab_seen'  # the name under which attention is computed and shown
-ACTIVE_RECORDERS: list['AttentionRecorder'] = []  # whose pass is under way, the innermost last
-CAPTURE_MODES = 'interface', 'modules', 'model'  # in which a model shows its attention
-# Where configs say how many layers there are; of a decoder that stands alone, num_hidden_layers may be the encoder's.
+ATTENTION_NAME = 'sinklab_seen'  # the name of our attention function in transformers' attention interface
+ACTIVE_RECORDERS: list['AttentionRecorder'] = []  # recorders with a forward pass in progress, the innermost last
+CAPTURE_MODES = 'interface', 'modules', 'model'  # in the order in which they are tried; see AttentionRecorder
+# Config fields with the number of layers. In the config of a stand-alone decoder, num_hidden_layers may be the
+# number of the encoder's layers.
 LAYER_COUNT_FIELDS = 'num_hidden_layers', 'decoder_layers', 'num_decoder_layers', 'num_layers'
-TRIAL_IDS = np.zeros(
-    (1, 2), np.int64
-)  # the ids of the first pass: two tokens are enough to recognize causal attention
+# The token ids of the trial pass: two tokens are enough to recognize causal attention.
+TRIAL_IDS = np.zeros((1, 2), np.int64)
 
-LayerArrays = dict[str, np.ndarray]  # arrays of one layer, by the names of measure/setting.py less their L
+# Arrays of one layer, under the names of sinklab.metrics.metric without the letter L.
+LayerArrays = dict[str, np.ndarray]
 
 
 def record_hook_error(hook: Callable) -> Callable:
-    """Mark an exception of a hook as sinklab's own: it is raised through the model, whose fault it is not."""
+    """Record an exception of a hook, which is raised through the model but is not an error of the model."""
 
     @functools.wraps(hook)
     def call_hook(self: 'AttentionRecorder', *arguments: Any) -> Any:
@@ -39,28 +40,30 @@ def record_hook_error(hook: Callable) -> Callable:
 
 
 class AttentionRecorder:
-    """Run a model, and call a function on the arrays of each layer, one layer after another.
+    """A recorder that runs a model and calls a function on the arrays of each layer, in the order of the layers.
 
-    Attention is taken in the first of three ways in which a model shows it: from transformers' attention interface
-    ("interface"); of models that do not use it (GPT-J, GPT-Neo, Falcon, Bloom, ...) the attention weights that their
-    modules return under eager attention ("modules"); those that the model as a whole returns ("model").
+    It captures attention in the first of three modes that works for the model:
+
+    - interface: from transformers' attention interface.
+    - modules: the attention weights that modules return under eager attention, for models that do not use the
+      interface (GPT-J, GPT-Neo, Falcon, Bloom, ...).
+    - model: the attention weights that the model itself returns.
     """
 
     def __init__(self, model: torch.nn.Module, name: str = ''):
         self.model, self.name, self.layers = model, name, find_layers(model)
         self.layer_arrays: LayerArrays = {}
-        self.attending_module: torch.nn.Module | None = None  # the module whose attention is in `layer`
+        self.attending_module: torch.nn.Module | None = None  # the module whose attention is in `layer_arrays`
         self.extract: Callable[[LayerArrays], Any] = dict
         self.outputs: list[Any] = []
-        self.layer_numbers: list[int] = []  # of the layers of `shown`, from 1
-        self.layer_number = 1  # of the layer that is running
-        self.length = 0  # of the texts
-        self.hook_error: Exception | None = None  # of our own, in this pass
+        self.layer_numbers: list[int] = []  # for each of `outputs`, the number of its layer, from 1
+        self.layer_number = 1  # the layer that is running
+        self.length = 0  # tokens of each sequence
+        self.hook_error: Exception | None = None  # the exception of one of our hooks in this pass
         self.mode = 'interface' if model.config._attn_implementation == ATTENTION_NAME else 'modules'
         self.is_trial = False
-        self.weight_positions: dict[
-            torch.nn.Module, int
-        ] = {}  # modules that return attention weights -> at which place
+        # For each module that returns attention weights, their position among its outputs.
+        self.weight_positions: dict[torch.nn.Module, int] = {}
         for layer in self.layers:
             layer.register_forward_hook(self.on_layer_output)
             for module in layer.modules():
@@ -68,10 +71,10 @@ class AttentionRecorder:
                     module.register_forward_pre_hook(self.on_attention_input, with_kwargs=True)
 
     def run_trial(self) -> list[LayerArrays]:
-        """Return the arrays of each layer for two tokens, by whichever way the model shows its attention.
+        """Return the arrays of each layer for two tokens, in the first capture mode that works for the model.
 
         Raises:
-            UserError: the model cannot be run, has no attention matrices, or attends to later tokens.
+            UserError: The model cannot be run, has no attention matrices, or attends to later tokens.
         """
         user_error = UserError(
             f'{self.name} ({type(self.model).__name__}) has no attention matrices: none of its {len(self.layers)} '
@@ -167,7 +170,11 @@ class AttentionRecorder:
 
     @record_hook_error
     def on_attention(self, module, query, key, value, scaling, output, attention) -> None:
-        """Queries, keys, values are (P, H, T, K), outputs (P, T, H, K); keys of a group of heads are repeated."""
+        """Store the arrays of one attention call.
+
+        Queries, keys and values are (P, H, T, K), outputs are (P, T, H, K). The keys and values of a group of heads
+        are repeated for each head.
+        """
         if self.attending_module not in (None, module):  # a layer with two attentions, one after another
             normed = {name: self.layer_arrays[name] for name in ('normed_PTD',) if name in self.layer_arrays}
             self.append_layer({name: array for name, array in self.layer_arrays.items() if name not in normed})
@@ -183,10 +190,10 @@ class AttentionRecorder:
 
     @record_hook_error
     def on_layer_output(self, module: torch.nn.Module, args: tuple, output: Any) -> None:
-        if not self.is_active():  # the model is asked for something else
+        if not self.is_active():  # this forward pass is not one of this recorder
             return
         residual = next(iterate_values(output), None)
-        # Gemma 3n has several streams beside each other, and CPM-Ant puts tokens of its own before a text.
+        # Gemma 3n has several residual streams, and CPM-Ant puts tokens of its own before a text.
         if isinstance(residual, torch.Tensor) and residual.ndim == 3 and residual.shape[1] == self.length:
             self.layer_arrays['residual_PTD'] = residual.numpy()
         self.append_layer(self.layer_arrays)
@@ -216,9 +223,9 @@ def iterate_values(output: Any) -> Iterator[Any]:
 
 
 def is_attention_weights(value: Any) -> bool:
-    """Return whether something is attention weights of LOOK: (1, H, 2, 2), rows of shares that sum to at most 1.
+    """Return whether a value is attention weights for TRIAL_IDS: (1, H, 2, 2) with rows that sum to at most 1.
 
-    Keys, values and states of linear attention have four axes as well, and are not this.
+    Keys, values and states of linear attention also have four axes. They do not pass this test.
     """
     if not isinstance(value, torch.Tensor) or value.ndim != 4 or value.shape[0] != 1 or value.shape[2:] != (2, 2):
         return False
@@ -227,7 +234,7 @@ def is_attention_weights(value: Any) -> bool:
 
 
 def make_run_error(model: torch.nn.Module, name: str, error: Exception) -> UserError:
-    """Return what is said of an exception that transformers raises while a model runs."""
+    """Make the UserError for an exception that transformers raises while a model runs."""
     return UserError(
         f'{name} (model type {model.config.model_type}) cannot be run by transformers {transformers.__version__}: '
         f'{format_exception(error)}; give another model'
@@ -240,9 +247,9 @@ def format_exception(error: Exception) -> str:
 
 
 def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
-    """Return the list of a model's layers: the first list of as many modules as its config has layers.
+    """Return the first module list of a model with as many modules as its config has layers.
 
-    Lists within lists (the experts of a layer, the two attentions of a LongCat layer) are not looked at.
+    Nested lists (the experts of a layer, the two attentions of a LongCat layer) are not considered.
     """
     config = model.config.get_text_config()
     counts = [
@@ -265,7 +272,7 @@ def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
 def record_eager_attention(
     module: torch.nn.Module, query, key, value, attention_mask=None, **options: Any
 ) -> tuple[Any, Any]:
-    """Eager attention as a model's own file defines it."""
+    """Compute eager attention by the function of the model's own file, and pass its arrays to the active recorder."""
     eager: Callable = sys.modules[type(module).__module__].eager_attention_forward
     output, attention = eager(module, query, key, value, attention_mask, **options)
     if ACTIVE_RECORDERS:

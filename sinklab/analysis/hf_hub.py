@@ -9,11 +9,15 @@ from sinklab.hf import files
 from sinklab.run_ref import HF_PREFIX
 from sinklab.schema import UserError
 
-CODE_PATTERN = '*.py'  # that comes with a model, fetched where it may run
+CODE_PATTERN = '*.py'  # Python code of a model; fetched only if remote_code is given
 
 
 def find_model_dir(path_or_id: str, remote_code: bool = False) -> Path:
-    """A folder as it is, else the files of a model of the Hugging Face hub, with all their weights as safetensors."""
+    """Return the directory of a local model, or fetch the files of a model of the Hugging Face hub.
+
+    Raises:
+        UserError: The directory holds a run of sinklab, no config.json, or weights that are not safetensors.
+    """
     model_dir = files.fetch_model_dir(
         f'{HF_PREFIX}{Path(path_or_id).expanduser()}', (CODE_PATTERN,) if remote_code else ()
     )
@@ -29,9 +33,9 @@ def find_model_dir(path_or_id: str, remote_code: bool = False) -> Path:
 
 @contextlib.contextmanager
 def explain_remote_code(name: str) -> Iterator[None]:
-    """Name --remote-code where transformers refuses to run Python code that comes with a model or a tokenizer.
+    """Raise a UserError that names --remote-code where transformers refuses to run Python code of a model.
 
-    transformers asks on a terminal whether to run it unless `trust_remote_code` is given, so that it is always given.
+    Callers always give `trust_remote_code`: without it transformers asks on a terminal whether to run the code.
     """
     try:
         yield
@@ -45,7 +49,7 @@ def explain_remote_code(name: str) -> Iterator[None]:
 
 
 def digest_model_dir(model_dir: Path) -> str:
-    """Of config, weights and code."""
+    """Return a SHA-256 digest of the config, weights and Python code of a model."""
     hasher = hashlib.sha256()
     for file in (
         model_dir / files.CONFIG_FILE,

@@ -27,12 +27,15 @@ from sinklab.hf.parity import suppress_transformers_logs
 from sinklab.metrics.metric import MetricSetting, complete_arrays
 from sinklab.schema import UserError
 
-NUM_FIRST_KEYS = 10  # whose importance is told, of the paper
-MAX_BATCH_BYTES = 1 << 26  # bytes of attention that one layer shows at once
+NUM_FIRST_KEYS = 10  # number of first tokens whose importance is reported, as in the paper
+MAX_BATCH_BYTES = 1 << 26  # bytes of the attention weights of one layer in a batch
 
 
 class HFModel:
-    """In float32, without its head. `bos`: what its tokenizer does by itself (auto), none, or BOS by force."""
+    """A causal language model of transformers in float32.
+
+    `bos` is `auto` (what the tokenizer adds by itself), `none`, or `force` (BOS before every text).
+    """
 
     def __init__(self, model_dir: str | Path, bos: str = 'auto', remote_code: bool = False, name: str = ''):
         self.model_dir, self.name, self.bos = Path(model_dir), name or f'hf:{model_dir}', bos
@@ -68,22 +71,24 @@ class HFModel:
                 )
         except UserError:
             raise
-        except Exception as error:  # the library raises what its parts do
+        except Exception as error:  # transformers raises exceptions of many types here
             message = ' '.join(str(error).split())[:200]
             raise UserError(f'{self.name} has no tokenizer ({message}); give --inputs=random or repeated') from error
-        if len(tokenizer) <= len(tokenizer.all_special_ids):  # what the library makes of nothing
+        if len(tokenizer) <= len(
+            tokenizer.all_special_ids
+        ):  # transformers makes an empty tokenizer if there are no files
             raise UserError(f'{self.name} has no tokenizer, or one of no words; give --inputs=random or repeated')
         return tokenizer
 
     @property
     def layers_without_attention(self) -> list[int]:
-        """Return the layers, from 1, without an attention matrix: of state spaces, convolutions, linear attention."""
+        """The layers, from 1, without an attention matrix: state-space, convolution and linear attention layers."""
         with_attention = self.array_layers['attention_LPHTS']
         return [number for number in range(1, len(self.recorder.layers) + 1) if number not in with_attention]
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return what is not measured of this model, and why, a sentence each."""
+        """Sentences that say what is not measured, and why."""
         remarks = []
         if lacking := self.layers_without_attention:
             layer_types = (
@@ -109,7 +114,7 @@ class HFModel:
 
     @property
     def position(self) -> str:
-        """What transformers does not say of all models in one way."""
+        """The kind of position encoding, a guess from modules and config: transformers has no common field for it."""
         rotary = any('rotary' in type(module).__name__.lower() for module in self.model.modules())
         alibi = getattr(self.config, 'alibi', False) or self.config.model_type in ('bloom', 'mpt')
         return 'rotary' if rotary else 'alibi' if alibi else 'learned'
@@ -134,7 +139,7 @@ class HFModel:
     @property
     def max_length(self) -> int | None:
         limit = getattr(self.config, 'max_position_embeddings', None)
-        return limit if limit and limit > 0 else None  # XLNet says -1 where there is no limit
+        return limit if limit and limit > 0 else None  # -1 in XLNet means that there is no limit
 
     def get_learned_key_names(self) -> list[str]:
         return ['(sink)'] * self.has_sinks
@@ -144,7 +149,7 @@ class HFModel:
 
     def make_setting(self, length: int, **overrides: Any) -> MetricSetting:
         windows = self.find_windows(length)
-        window = windows.pop() if len(windows) == 1 else None  # where layers differ, it is none of all
+        window = windows.pop() if len(windows) == 1 else None  # None if layers have different windows
         fields = dict(
             length=length,
             columns=int(self.has_sinks),
@@ -163,7 +168,7 @@ class HFModel:
         return self.find_windows(length) == {None} and not self.has_sinks and has_attention_alone
 
     def find_windows(self, length: int) -> set[int | None]:
-        """Those of the layers that are short of the length."""
+        """Return the attention windows of the layers; None stands for layers whose window covers the length."""
         layer_types = getattr(self.config, 'layer_types', None) or ['sliding_attention']
         window = getattr(self.config, 'sliding_window', None)
         effective_window = window if window and window < length else None
@@ -228,10 +233,10 @@ def check_has_attention(model_dir: Any, name: str, remote_code: bool) -> None:
 
 
 def load_model(model_dir: Any, name: str, remote_code: bool) -> torch.nn.Module:
-    """Load the model, all of whose parameters must be in its files.
+    """Load a model; refuse it if a parameter is missing in its files.
 
-    Models that do not know transformers' attention interface refuse its name (GPT-J, GPT-Neo, Falcon) and are loaded
-    with their own eager attention.
+    Models without support for transformers' attention interface (GPT-J, GPT-Neo, Falcon) refuse ATTENTION_NAME. They
+    are loaded with their own eager attention.
     """
     options = dict(dtype=torch.float32, use_safetensors=True, trust_remote_code=remote_code)
     for implementation in (ATTENTION_NAME, 'eager'):
@@ -241,7 +246,7 @@ def load_model(model_dir: Any, name: str, remote_code: bool) -> torch.nn.Module:
                     model_dir, attn_implementation=implementation, output_loading_info=True, **options
                 )
                 break
-            except Exception as error:  # of a config, of weights, of what a model wants installed: told in its words
+            except Exception as error:  # errors of the config, of weights, or of missing packages
                 if implementation == 'eager' or ATTENTION_NAME not in str(error):
                     raise make_load_error(name, error) from error
     if missing := sorted(map(str, [*loading_info['missing_keys'], *loading_info['mismatched_keys']])):
@@ -254,18 +259,22 @@ def make_load_error(name: str, error: Exception) -> UserError:
 
 
 def make_position_kwargs(ids_PT: np.ndarray, position_T: np.ndarray) -> dict[str, torch.Tensor]:
-    """With a mask that says that each is one text: else positions that fall are taken for the start of another."""
+    """Return the keyword arguments of a forward pass for token positions.
+
+    The attention mask says that each row is one text. Without it transformers takes decreasing positions for the
+    start of another text.
+    """
     position_PT = np.broadcast_to(position_T, ids_PT.shape).copy()
     return dict(position_ids=torch.as_tensor(position_PT), attention_mask=torch.ones(ids_PT.shape))
 
 
 def add_layer_axis(name: str) -> str:
-    """residual_PTD -> residual_LPTD."""
+    """Return the name of an array with the axis L, such as residual_LPTD for residual_PTD."""
     return name.replace('_P', '_LP')
 
 
 def stack_layers(layers: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return what is kept of all layers by name; a layer without attention has nothing of that."""
+    """Concatenate the arrays of all layers by name; a layer without attention has no attention arrays."""
     names = dict.fromkeys(name for layer in layers for name in layer)
     return {name: concatenate_layers(name, [layer[name] for layer in layers if name in layer]) for name in names}
 
@@ -273,9 +282,9 @@ def stack_layers(layers: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def concatenate_layers(name: str, arrays: list[np.ndarray]) -> np.ndarray:
     """Concatenate the arrays of layers, each (1, ...), along L; the letters of a name are its axes.
 
-    Heads of different widths K are filled with zeros to the widest, which changes no norm, product or variance.
-    Where layers differ in their number of heads, all heads stand beside each other as those of one layer, so that
-    every head counts once in each mean, as it does where layers are alike.
+    Heads of different widths K are padded with zeros to the widest, which changes no norm, product or variance. If
+    layers differ in their number of heads, arrays are concatenated along H, as heads of one layer, so that every head
+    has the same weight in each mean.
     """
     axes = name.rpartition('_')[2]
     if axes.endswith('K'):

@@ -33,22 +33,22 @@ from sinklab.train import state
 from sinklab.train.evaluate import make_token_loss
 from sinklab.train.loss import make_forward
 
-LIMIT_KEYS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens'  # one, by several names
-DEFAULT_MAX_TOKENS = 256  # tokens, where a task names none
+LIMIT_KEYS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens'  # names of one option
+DEFAULT_MAX_TOKENS = 256  # if a task sets no limit
 SUPPORTED_KEYS = 'until', 'do_sample', 'temperature', *LIMIT_KEYS
-TRUNCATION_KEYS = 'top_k', 'top_p', 'min_p'  # of what is drawn from: without effect on the likeliest
+TRUNCATION_KEYS = 'top_k', 'top_p', 'min_p'  # restrict sampling; without effect on greedy decoding
 NEUTRAL_OPTIONS = ('num_beams', 1), ('top_p', 1), ('top_k', 0), ('repetition_penalty', 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class GenerationConfig:
     until: tuple[str, ...]
-    max_new_tokens: int  # tokens
-    temperature: float  # 0: the likeliest token
+    max_new_tokens: int
+    temperature: float  # 0: greedy decoding
 
 
 def parse_generation_options(options: dict[str, Any]) -> GenerationConfig:
-    """What a task wants of a text; what would change it and is not known here is refused."""
+    """Parse the generation options of a task; refuse unknown options that would change the generated text."""
     until = options.get('until') or ()
     sampled = options.get('do_sample')
     temperature = float(options.get('temperature', 1.0 if sampled else 0.0)) if sampled is not False else 0.0
@@ -68,7 +68,7 @@ def parse_generation_options(options: dict[str, Any]) -> GenerationConfig:
 
 
 class GeneratedText:
-    """One that is being written, from its context on."""
+    """A text that is being generated, with the token ids of its context."""
 
     def __init__(self, context: list[int], config: GenerationConfig):
         self.ids, self.context_length, self.config = list(context), len(context), config
@@ -89,7 +89,7 @@ class GeneratedText:
 
 
 def sample_token(logits_V: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
-    """argmax, or v with probability softmax(logits / temperature)_v."""
+    """Sample a token from softmax(logits / temperature), or take the argmax if the temperature is 0."""
     if not temperature:
         return int(logits_V.argmax())
     score_V = np.float64(logits_V) / temperature
@@ -98,16 +98,18 @@ def sample_token(logits_V: np.ndarray, temperature: float, rng: np.random.Genera
 
 
 MAX_LOGITS_BYTES = 1 << 29  # bytes of logits in float32
-MIN_LENGTH = 32  # shorter texts are read as texts of so many tokens
+MIN_LENGTH = 32  # shorter texts are padded to this length
 
 
 @register_model('sinklab')
 class SinklabLM(TemplateLM):
-    """Texts as training shaped them; of one that is too long, what the training length has room for at its end."""
+    """A run as a model of lm-evaluation-harness.
 
-    def __init__(
-        self, run: str | RunModel, batch_size: int | str = 'auto', **_: Any
-    ):  # a device is for jax to choose
+    Texts are formatted as in training. A text that is longer than the training length loses its beginning.
+    """
+
+    # lm-evaluation-harness also passes a device, which is ignored: jax chooses it.
+    def __init__(self, run: str | RunModel, batch_size: int | str = 'auto', **_: Any):
         super().__init__()
         self.run_model = run if isinstance(run, RunModel) else open_model(str(run))
         if not isinstance(self.run_model, RunModel):
@@ -124,7 +126,7 @@ class SinklabLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What a text without a context comes after: BOS, or the end of another text."""
+        """The token before a text without a context: BOS, or the end-of-text token."""
         return [self.eot_token_id, *self.prefix_ids][-1]
 
     def get_model_info(self) -> dict[str, str]:
@@ -149,7 +151,7 @@ class SinklabLM(TemplateLM):
         return [score for score, _ in scores]
 
     def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:
-        """Every token by a pass over all before it; texts that are finished make room for others."""
+        """Generate texts, one forward pass for each token; each batch takes the next texts that are not done."""
         arguments = [request.args for request in requests]
         texts = [
             GeneratedText(self.tok_encode(context) or [self.prefix_token_id], parse_generation_options(options))
@@ -163,19 +165,19 @@ class SinklabLM(TemplateLM):
         return [text.text for text in texts]
 
     def truncate(self, ids: list[int]) -> list[int]:
-        """What is read of ids that begin as every text does."""
+        """Drop ids after the prefix until the rest fits the training length."""
         return [*self.prefix_ids, *ids[len(self.prefix_ids) :][-self.max_text_tokens :]]
 
     def split_request(self, context: list[int], continuation: list[int]) -> Iterator[tuple[list[int], int]]:
-        """(ids, how many of the last are predicted): one, or more of a continuation that is too long for one."""
-        context = context or [self.prefix_token_id]  # it was of spaces alone, which the library moves
+        """Yield (ids, number of last ids to predict): one part, or several for a long continuation."""
+        context = context or [self.prefix_token_id]  # lm_eval has moved a context of spaces into the continuation
         ids = [*context, *continuation]
         for start in range(len(context), len(ids), self.max_text_tokens):
             end = min(start + self.max_text_tokens, len(ids))
             yield [*self.truncate(ids[: end - 1]), ids[end - 1]], end - start
 
     def score_parts(self, parts: list[tuple[list[int], int]], disable_tqdm: bool) -> list[tuple[float, bool]]:
-        """(log-probability of what is predicted, whether each of it is the likeliest), of each part."""
+        """Return for each part (log-probability of the predicted ids, whether greedy decoding gives all of them)."""
         scores: list[Any] = [None] * len(parts)
         with (
             tqdm(total=len(parts), disable=disable_tqdm, desc='texts read') as progress_bar,
@@ -192,7 +194,7 @@ class SinklabLM(TemplateLM):
         return scores
 
     def generate_next_tokens(self, texts: list[GeneratedText], batch_size: int) -> None:
-        """Adds a token to each."""
+        """Append the next token to each text."""
         inputs = [self.truncate(text.ids) for text in texts]
         ids_BT = pad_texts(inputs, batch_size, self.choose_length(max(map(len, inputs))))
         last_B = np.array([len(ids) - 1 for ids in inputs] + [0] * (batch_size - len(inputs)))
@@ -202,7 +204,7 @@ class SinklabLM(TemplateLM):
             text.append_token(logits_V, self.rng, self.eot_token_id, self.run_model.tokenizer)
 
     def make_batches(self, lengths: list[int]) -> Iterator[tuple[list[int], int, int]]:
-        """(which texts, rows, length) of each batch, the longest first, in few shapes."""
+        """Yield (indices of texts, batch size, length) of each batch, the longest texts first, in few shapes."""
         by_length: dict[int, list[int]] = {}
         for index, length in enumerate(lengths):
             by_length.setdefault(self.choose_length(length), []).append(index)
@@ -214,7 +216,7 @@ class SinklabLM(TemplateLM):
             )
 
     def choose_length(self, length: int) -> int:
-        """What is read for a text of so many tokens: what follows it is without effect."""
+        """Return the padded length for a text; the padding follows the text and has no effect on it."""
         return min(max(MIN_LENGTH, round_up_to_power_of_two(length)), self.max_length)
 
     def choose_batch_size(self, length: int, num_texts: int) -> int:
@@ -232,7 +234,7 @@ class SinklabLM(TemplateLM):
 
     @functools.cached_property
     def next_logits_program(self) -> Callable:
-        """following(params, ids_BT, last_B) -> logits_BV of what comes after the last token of each text."""
+        """The jitted function (params, ids_BT, last_B) -> logits_BV of the token after position last_B."""
         forward_fn = make_forward(self.run_model.spec)
 
         def compute_next_logits(params: dict, ids_BT: jax.Array, last_B: jax.Array) -> jax.Array:
@@ -243,7 +245,7 @@ class SinklabLM(TemplateLM):
 
 
 def check_scorable(spec: Spec, name: str) -> None:
-    """Refuses what has no likelihood of a text, or none that its training was of."""
+    """Refuse a run that cannot score texts, or that was trained on another format of texts."""
     data, prefix = spec.data, spec.model.mask.prefix
     if data.task != 'text':
         raise UserError(f'{name} was trained on {data.task}, not on text; give another run')
@@ -258,7 +260,7 @@ def check_scorable(spec: Spec, name: str) -> None:
 
 
 def pad_texts(texts: Iterable[list[int]], num_rows: int, length: int) -> np.ndarray:
-    """ids_BT of texts, whose end no query of theirs sees."""
+    """Return ids_BT of texts, padded at the end with id 0, which causal attention of the text does not see."""
     ids_BT = np.zeros((num_rows, length), np.int32)
     for ids_T, ids in zip(ids_BT, texts, strict=False):
         ids_T[: len(ids)] = ids
@@ -269,20 +271,14 @@ def round_up_to_power_of_two(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
-if __name__ == '__main__':  # lm_eval's own command line, which looks for models in itself alone
-    from lm_eval.__main__ import cli_evaluate
-
-    cli_evaluate()
-
-
-BOOTSTRAP_ITERATIONS = 1000  # of a bootstrapped standard error
-RUN_METRIC_NAMES = 'sink/1', 'alpha/1', 'valid/loss'  # what the run itself has measured after the same step
-HF_BATCH_SIZE = 8  # texts that an open model reads
+BOOTSTRAP_ITERATIONS = 1000  # for the bootstrapped standard error
+RUN_METRIC_NAMES = 'sink/1', 'alpha/1', 'valid/loss'  # metrics of the run at the same step, reported along
+HF_BATCH_SIZE = 8  # texts in a batch of a Hugging Face model
 NON_METRIC_KEYS = 'alias', 'name', 'sample_len', 'sample_count', ' '
 
 
 class CheckedTaskManager(TaskManager):
-    """Says in one line what is wrong with a task."""
+    """A task manager that raises a UserError of one line where a task cannot be loaded or must not be run."""
 
     def match_names(self, task_names: list[str]) -> list[str]:
         for name in task_names:
@@ -299,7 +295,7 @@ class CheckedTaskManager(TaskManager):
     def load(self, task_list: Any) -> Any:
         try:
             loaded = super().load(task_list)
-        except Exception as error:  # of a network, of files, of a YAML file: told in its words
+        except Exception as error:  # errors of the network, of data files, or of the YAML file
             message = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
             raise UserError(
                 f'{", ".join(map(str, task_list))} cannot be loaded ({message}); tasks have their data from the '
@@ -312,13 +308,13 @@ class CheckedTaskManager(TaskManager):
 
 
 def load_task_manager(task_names: list[str], include_dir: str | None) -> CheckedTaskManager:
-    """Your own alone where no more is wanted: to read the thousands of files of the library takes its time."""
+    """Return a task manager of `include_dir` alone if it has all tasks: indexing the tasks of lm_eval is slow."""
     manager = CheckedTaskManager(include_path=include_dir, include_defaults=False)
     return manager if {*task_names} <= {*manager.all_subtasks} else CheckedTaskManager(include_path=include_dir)
 
 
 def load_lm(model_ref: str) -> LM:
-    """A step of a run, or hf:PATH_OR_ID as lm-evaluation-harness reads it."""
+    """Load a checkpoint of a run, or hf:PATH_OR_ID by the Hugging Face loader of lm-evaluation-harness."""
     if not model_ref.startswith(HF_PREFIX):
         return SinklabLM(open_model(model_ref))
     model_dir = hf_hub.find_model_dir(model_ref.removeprefix(HF_PREFIX))
@@ -341,8 +337,8 @@ def evaluate_tasks(
     limit: int | None = None,
     few_shot: int | None = None,
 ) -> dict[str, Any]:
-    """All numbers by tasks and groups of tasks, with lm-evaluation-harness's own names of them."""
-    os.environ['DISABLE_MULTIPROC'] = '1'  # else it forks a process that has threads
+    """Evaluate tasks; return the metrics of each task and group under the names of lm-evaluation-harness."""
+    os.environ['DISABLE_MULTIPROC'] = '1'  # lm_eval would fork this process, which has threads
     lm, manager = load_lm(model_ref), load_task_manager(task_names, include_dir)
     matched_names = manager.match_names(task_names)
     with contextlib.redirect_stdout(sys.stderr):
@@ -362,7 +358,8 @@ def evaluate_tasks(
 
 def describe_checkpoint(lm: SinklabLM) -> dict[str, Any]:
     run_model = lm.run_model
-    last_record = next((record for record in run_model.run_dir.read_records() if record['step'] == run_model.step), {})
+    records = run_model.run_dir.read_records()
+    last_record = next((record for record in records if record['step'] == run_model.step), {})
     metrics = {name: last_record[name] for name in RUN_METRIC_NAMES if name in last_record}
     return dict(model=run_model.name, digest=run_model.digest, measured=metrics)
 
@@ -379,3 +376,9 @@ def summarize_task(name: str, results: dict) -> dict[str, Any]:
             if isinstance(value, int | float) and key not in NON_METRIC_KEYS
         },
     )
+
+
+if __name__ == '__main__':  # lm_eval's own command line finds models of lm_eval alone; this module registers ours
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

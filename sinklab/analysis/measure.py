@@ -29,19 +29,24 @@ from sinklab.storage.untrusted_files import DamagedFileError
 from sinklab.train.setup import get_package_versions
 
 INPUT_KINDS = 'natural', 'random', 'repeated', 'domains'
-MAX_CHARS_PER_TOKEN = 40  # characters of a text for each token that is wanted of it
+MAX_CHARS_PER_TOKEN = 40  # characters of a text that are encoded for each requested token
 
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
+    """The number, length, seed and source of input sequences."""
+
     sequences: int
     length: int
     seed: int
-    source: str | None  # of texts; None: a run's own, held out
+    source: str | None  # of texts; None: the held-out texts of the run
 
 
 def make_inputs(model: MeasurableModel, kinds: list[str], input_spec: InputSpec) -> dict[str, np.ndarray]:
-    """ids_PT by names: of a kind, and of domains domain/NAME. What is repeated has no other token before it."""
+    """Make ids_PT for each kind of input; the kind `domains` gives one domain/NAME for each domain.
+
+    Repeated sequences do not get the training format, so that no other token stands before them.
+    """
     inputs = {}
     for kind in kinds:
         inputs |= (
@@ -70,7 +75,7 @@ def draw_repeated(model: MeasurableModel, input_spec: InputSpec) -> np.ndarray:
 
 
 def read_domains(model: MeasurableModel, input_spec: InputSpec) -> dict[str, np.ndarray]:
-    """The texts of each domain of a source, or of a run's own store."""
+    """Read the texts of each domain of a source, or of the run's token store."""
     if input_spec.source is None:
         names = model.list_domains()
         if len(names) < 2:
@@ -98,7 +103,7 @@ def read_documents(source_name: str) -> Iterator[Document]:
 def encode_beginnings(
     model: MeasurableModel, input_spec: InputSpec, documents: Iterator[Document], name: str
 ) -> np.ndarray:
-    """The first ids of the first texts that have enough of them."""
+    """Return the first token ids of the first documents that are long enough."""
     ids = (model.encode(document.text[: MAX_CHARS_PER_TOKEN * input_spec.length]) for document in documents)
     sequences = [
         *itertools.islice(
@@ -115,7 +120,7 @@ def encode_beginnings(
 
 
 def load_held_out(model: RunModel, input_spec: InputSpec, domain: str | None = None) -> np.ndarray:
-    """What the probes of a run's own training see, of another number and length."""
+    """Load the probe sequences of the run, in the number and length of `input_spec`."""
     probe = model.spec.probe
     sizes = dict(sequences=input_spec.sequences, length=input_spec.length, domain=domain or probe.domain)
     probe = dataclasses.replace(probe, inputs='natural', **sizes)
@@ -126,7 +131,10 @@ INPUT_MAKERS = {'natural': read_natural, 'random': draw_random, 'repeated': draw
 
 
 def parse_positions(option: str, length: int) -> np.ndarray:
-    """Places of tokens, from 0: replace:K has token 1 stand where token K does, swap:K each where the other does."""
+    """Return the positions of tokens, from 0, for replace:K or swap:K.
+
+    replace:K gives token 1 the position of token K, swap:K exchanges the positions of tokens 1 and K.
+    """
     kind, _, position = option.partition(':')
     if kind not in ('replace', 'swap') or not position.isdecimal() or not 2 <= int(position) <= length:
         raise UserError(f'--positions={option} is none; give replace:K or swap:K, K from 2 to {length}')
@@ -137,21 +145,24 @@ def parse_positions(option: str, length: int) -> np.ndarray:
     return position_T
 
 
-PERTURBATION_BATCH_SIZE = 8  # texts
+PERTURBATION_BATCH_SIZE = 8
 
 
 def measure_perturbation(
     model: MeasurableModel, ids_PT: np.ndarray, position: int, seed: int, position_T: np.ndarray | None = None
 ) -> dict[str, float]:
-    """perturbation/LL: mean over texts and tokens at and after `place` (from 0) of ||dh_t|| over ||h_t||, by block.
+    """Measure how much a change of one token changes the hidden states of each block.
 
-    dh_t is what becomes of h_t where the token at `place` is another one, drawn from the vocabulary.
+    perturbation/LL is the mean of ||dh_t|| / ||h_t|| over texts and over tokens t >= `position` (from 0), where dh_t
+    is the change of the hidden state h_t when the token at `position` is replaced by another one of the vocabulary.
     """
     if 'residual_LPTD' not in model.available_arrays:
         raise UserError(f'{model.name} shows no hidden states, in which a change could spread; leave --perturb out')
     drawn_P = np.random.default_rng(seed).integers(model.vocabulary - 1, size=len(ids_PT))
     other_PT = ids_PT.copy()
-    other_PT[:, position] = drawn_P + (drawn_P >= strip_loss_mask(ids_PT[:, position]))  # never itself
+    other_PT[:, position] = drawn_P + (
+        drawn_P >= strip_loss_mask(ids_PT[:, position])
+    )  # another token than the one there
     batches = [
         slice(start, start + PERTURBATION_BATCH_SIZE) for start in range(0, len(ids_PT), PERTURBATION_BATCH_SIZE)
     ]
@@ -176,14 +187,14 @@ def extract_residual(arrays: dict) -> dict:
 def measure_selection(
     model: MeasurableModel, ids_PT: np.ndarray, position_T: np.ndarray | None = None
 ) -> dict[str, float]:
-    """selection/L: by how much the loss of these texts rises where the queries of that layer are 0, in nats."""
+    """Measure selection/LL: the rise of the loss, in nats, when the queries of one layer are set to 0."""
     if not hasattr(model, 'copy_with_zero_queries'):
         raise UserError(f'--selection is of runs, and {model.name} is none; leave it out')
     loss = np.nanmean(model.compute_loss(ids_PT, position_T))
     silenced_models = (model.copy_with_zero_queries(layer) for layer in range(model.spec.model.layers))
     return name_by_layer(
         'selection',
-        np.array([np.nanmean(silenced_model.compute_loss(ids_PT, position_T)) - loss for silenced_model in silenced_models]),
+        np.array([np.nanmean(silenced.compute_loss(ids_PT, position_T)) - loss for silenced in silenced_models]),
     )
 
 
@@ -206,7 +217,10 @@ PUBLISHED_LENGTH = 64
 
 
 def find_published(model_name: str, length: int) -> dict[str, float]:
-    """By inputs, of a model whose folder or name on the hub ends as the published one's does; of LENGTH alone."""
+    """Return the published sink rates for each kind of input, if the model and the length are those of the paper.
+
+    The model is recognized by the last part of its path or hub name.
+    """
     base_name = PurePath(model_name.removeprefix('hf:')).name.lower()
     return (
         {}
@@ -220,13 +234,18 @@ NUMERIC_PACKAGES = 'jax', 'jaxlib', 'numpy', 'torch', 'transformers'
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
+    """The metrics of one input, and the arrays that they are computed from."""
+
     numbers: dict[str, float]
-    arrays: Mapping[str, np.ndarray]  # as a probe's file has them
+    arrays: Mapping[str, np.ndarray]  # the arrays of a probe file
 
 
 @dataclasses.dataclass(frozen=True)
 class MetricExtractor:
-    """What all measures keep of a layer that they can be taken of; equal ones are one program."""
+    """A function that extracts from captured arrays what the metrics need.
+
+    It is a dataclass because equal extractors share one compiled program.
+    """
 
     setting: MetricSetting
 
@@ -241,7 +260,15 @@ def measure_model(
     on_progress: ProgressFn = ignore_progress,
     **overrides: Any,
 ) -> Measurement:
-    """Of so many sequences; `how` changes fields of the Setting, `position_T` the places of tokens."""
+    """Compute all metrics of the given sequences.
+
+    Args:
+        model: The model to measure.
+        ids_PT: The token ids.
+        position_T: The positions of the tokens; None: 0, 1, 2, ...
+        on_progress: Called with the number of sequences of each finished batch.
+        **overrides: Fields of the MetricSetting to change.
+    """
     setting = model.make_setting(ids_PT.shape[1], **overrides)
     metrics = registry.select_measurable(model.available_arrays)
     captured = model.capture(ids_PT, MetricExtractor(setting), position_T, on_progress)
@@ -253,9 +280,9 @@ def measure_model(
 
 
 def renumber_layers(numbers: dict[str, float], model: MeasurableModel) -> dict[str, float]:
-    """Number `norm/normed/LL` by the layers of the model, where not all of them have an attention that reads.
+    """Renumber `norm/normed/LL` by the layers of the model if only some of them have that array.
 
-    It is the one number of each layer that is made of an array which hybrid models have of some layers alone.
+    It is the only metric per layer whose array is missing in some layers of hybrid models.
     """
     layers = model.array_layers.get('normed_LPTD', ())
     names = {f'norm/normed/{index:02}': f'norm/normed/{layer:02}' for index, layer in enumerate(layers, 1)}
@@ -263,10 +290,10 @@ def renumber_layers(numbers: dict[str, float], model: MeasurableModel) -> dict[s
 
 
 def make_layer_arrays(model: MeasurableModel) -> dict[str, np.ndarray]:
-    """Return what the L of the arrays of attention of an open model stands for.
+    """Return the layer numbers of the axis L, or H, of the attention arrays of a Hugging Face model.
 
-    `attention_layer_L` has the layers, from 1, that have attention. Where these differ in their number of heads, all
-    heads are kept as those of one layer, and `attention_layer_H` has the layer of each head.
+    `attention_layer_L` has the layers, from 1, with attention. If they differ in their number of heads, all heads are
+    stored as the heads of one layer, and `attention_layer_H` has the layer of each head.
     """
     layers = model.array_layers.get('attention_LPHTS')
     if layers is None:
@@ -284,13 +311,13 @@ def measure_cached(
     on_progress: ProgressFn = ignore_progress,
     **overrides: Any,
 ) -> Measurement:
-    """The same, computed once for a model and its inputs."""
+    """Compute all metrics as `measure_model` does, or read them from the cache."""
     path = get_cache_dir() / 'measured' / f'{compute_cache_key(model, ids_PT, position_T, overrides)}.npz'
     try:
         return read_cached(path)
     except DamagedFileError as error:
         run_files.warn_once(path, f'{error}; it is measured again')
-    except OSError:  # nothing is kept there, or nobody may look
+    except OSError:  # not in the cache, or the cache cannot be read
         pass
     measurement = measure_model(model, ids_PT, position_T, on_progress, **overrides)
     try:
@@ -303,7 +330,11 @@ def measure_cached(
 
 
 def read_cached(path: Path) -> Measurement:
-    """Read what was measured before. Raises Damaged where it is not what was kept under this name."""
+    """Read a measurement from the cache.
+
+    Raises:
+        DamagedFileError: The file is not the one that was written under this name.
+    """
     arrays = run_files.read_arrays(path, remedy='it is of no use')
     texts = [arrays.pop(name, None) for name in ('numbers', 'seal')]
     if any(text is None or text.shape or text.dtype.kind != 'U' for text in texts):
@@ -315,10 +346,12 @@ def read_cached(path: Path) -> Measurement:
 
 
 def digest_measurement(cache_key: str, measurement: Measurement) -> str:
-    """Compute a digest of a result and of the name that it is kept under."""
+    """Compute a digest of a measurement and its cache key."""
     hasher = hashlib.sha256(json.dumps([cache_key, measurement.numbers]).encode())
     for key, array in sorted(measurement.arrays.items()):
-        hasher.update(f'{key} {array.dtype.itemsize} {array.shape} '.encode())  # of bfloat16 a file keeps the bits
+        hasher.update(
+            f'{key} {array.dtype.itemsize} {array.shape} '.encode()
+        )  # no dtype: np.savez stores bfloat16 as raw bytes
         hasher.update(np.ascontiguousarray(array).tobytes())
     return hasher.hexdigest()
 
@@ -326,7 +359,7 @@ def digest_measurement(cache_key: str, measurement: Measurement) -> str:
 def compute_cache_key(
     model: MeasurableModel, ids_PT: np.ndarray, position_T: np.ndarray | None, overrides: dict[str, Any]
 ) -> str:
-    """Of all that decides a result: the model, the inputs, the setting, and the code that measures."""
+    """Compute a digest of everything that decides a result: model, inputs, setting, and the code of sinklab."""
     setting = dataclasses.asdict(model.make_setting(ids_PT.shape[1], **overrides))
     positions = None if position_T is None else list(map(int, position_T))
     key_json = json.dumps([digest_code(), model.digest, setting, positions, ids_PT.shape])
@@ -335,7 +368,7 @@ def compute_cache_key(
 
 @functools.cache
 def digest_code() -> str:
-    """Of sinklab, and of the libraries that compute."""
+    """Compute a digest of the source of sinklab and of the versions of the numeric packages."""
     hasher = hashlib.sha256(json.dumps(get_package_versions(NUMERIC_PACKAGES)).encode())
     for file in sorted(Path(__file__).parents[1].rglob('*.py')):
         hasher.update(file.read_bytes())

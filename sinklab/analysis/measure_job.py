@@ -18,27 +18,29 @@ from sinklab.schema import UserError, format_unknown_name
 from sinklab.storage.atomic_write import atomic_write
 from sinklab.storage.paths import parse_path
 
-OPEN_MODEL_DEFAULTS = dict(
-    sequences=100, length=PUBLISHED_LENGTH, source='stdlib'
-)  # of what was not probed in a training: the paper's numbers
+# Defaults for Hugging Face models, which have no config of probes: the numbers of the paper.
+OPEN_MODEL_DEFAULTS = dict(sequences=100, length=PUBLISHED_LENGTH, source='stdlib')
 LOSS_INFO = MetricInfo('loss', 'loss', 'Mean of -log p of every token but the first.', 'nats')
 MIN_VALUES = dict(sequences=1, length=2, keys=1, perturb=1, seed=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasureRequest:
-    """None: as a run was probed, and USUAL of an open model."""
+    """What to measure.
+
+    A field that is None has the value of the run's probes, or that of OPEN_MODEL_DEFAULTS for a Hugging Face model.
+    """
 
     inputs: tuple[str, ...] = ('natural',)
     source: str | None = None
     sequences: int | None = None
     length: int | None = None
     seed: int = 0
-    keys: int | None = None  # the first tokens whose importance is told; at least K of `positions`
-    lengths: tuple[int, ...] = ()  # sinks of the first T tokens, at these thresholds
+    keys: int | None = None  # the number of first tokens whose importance is reported; at least K of `positions`
+    lengths: tuple[int, ...] = ()  # prefix lengths T for which sink rates are computed, at `thresholds`
     thresholds: tuple[float, ...] = (SINK_THRESHOLD,)
     positions: str | None = None
-    perturb: int | None = None  # a token, from 1
+    perturb: int | None = None  # the position of the perturbed token, from 1
     loss: bool = False
     selection: bool = False
 
@@ -58,19 +60,23 @@ class MeasureRequest:
             raise UserError('--eps has two thresholds that are one in six digits; leave one out')
 
     def fill_defaults(self, model: MeasurableModel) -> 'MeasureRequest':
-        """With all that is None filled in; raises UserError where the model cannot be asked so."""
+        """Return the request with every None filled in.
+
+        Raises:
+            UserError: The request does not fit the model.
+        """
         defaults = dict(vars(model.spec.probe), source=None) if hasattr(model, 'spec') else OPEN_MODEL_DEFAULTS
         requested = {name: getattr(self, name) for name in OPEN_MODEL_DEFAULTS}
         request = dataclasses.replace(self, **{k: defaults[k] if v is None else v for k, v in requested.items()})
         length, max_length = request.length, model.max_length
         if max_length and length > max_length:
             raise UserError(f'{model.name} reads {max_length} tokens, and --length is {length}; lower it')
-        min_length = max(1, model.make_setting(length).prefix)  # before which a text is not yet itself
+        min_length = max(1, model.make_setting(length).prefix)  # shorter texts lie within the bidirectional prefix
         if invalid := [prefix_length for prefix_length in self.lengths if not min_length <= prefix_length <= length]:
             raise UserError(
                 f'--lengths has {invalid[0]}, of texts of {length}; give {min_length} to {length}, or --length'
             )
-        if request.positions:  # what stands at K is told, too
+        if request.positions:  # the importance of token K is reported, too
             default_keys = model.make_setting(length).keys
             request = dataclasses.replace(
                 request, keys=max(self.keys or default_keys, int(request.position_T[0]) + 1)
@@ -86,34 +92,34 @@ class MeasureRequest:
 
     @property
     def setting_overrides(self) -> dict[str, Any]:
-        """What the Setting has of it."""
+        """The fields of the MetricSetting that the request changes."""
         overrides = dict(lengths=self.lengths, thresholds=self.thresholds) if self.lengths else {}
         return overrides | (dict(keys=self.keys) if self.keys else {})
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasureResult:
-    """Of a model, which is not kept with it."""
+    """The result of a MeasureJob. It does not hold the model, whose memory can be freed."""
 
-    header: dict[str, Any]  # model, digest, and of the question what USUAL names
-    step: int | None  # of a run
-    measurements: dict[str, Measurement]  # by inputs
+    header: dict[str, Any]  # model, digest, and the fields of the request that OPEN_MODEL_DEFAULTS names
+    step: int | None  # the step of a run
+    measurements: dict[str, Measurement]  # for each input
     published: dict[str, float]
-    propositions: list[dict[str, Any]]  # what must hold of one token, repeated, where they are of this model
+    propositions: list[dict[str, Any]]  # the paper's propositions on repeated tokens, if they cover this model
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is printed, and kept in measured.json."""
+        """Return the result as it is printed and written to measured.json."""
         numbers = {name: replace_nonfinite(measurement.numbers) for name, measurement in self.measurements.items()}
         return dict(self.header, inputs=numbers, published=self.published, propositions=self.propositions)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasureJob:
-    """A question with what it is asked of."""
+    """A complete request with the model and the input sequences."""
 
     model: MeasurableModel
     request: MeasureRequest
-    ids_by_input: dict[str, np.ndarray]  # _PT, by inputs
+    ids_by_input: dict[str, np.ndarray]  # ids_PT for each input
 
     @property
     def num_sequences(self) -> int:
@@ -131,7 +137,7 @@ class MeasureJob:
         )
 
     def get_published(self) -> dict[str, float]:
-        """Of a model that is asked as the published one was."""
+        """Return the published sink rates if BOS and positions are those of the paper."""
         is_unchanged = self.model.bos == 'auto' and not self.request.positions
         return find_published(self.model.name, self.request.length) if is_unchanged else {}
 
@@ -162,7 +168,7 @@ def make_job(model: MeasurableModel, request: MeasureRequest) -> MeasureJob:
 
 
 def compute_extra_metrics(model: MeasurableModel, ids_PT: np.ndarray, request: MeasureRequest) -> dict[str, float]:
-    """What takes passes of its own."""
+    """Compute the metrics that need forward passes of their own."""
     metrics = {}
     if request.loss:
         metrics[LOSS_INFO.name] = float(np.nanmean(model.compute_loss(ids_PT, request.position_T)))
@@ -174,12 +180,12 @@ def compute_extra_metrics(model: MeasurableModel, ids_PT: np.ndarray, request: M
 
 
 def replace_nonfinite(numbers: dict[str, float]) -> dict[str, float | None]:
-    """As JSON can say them."""
+    """Replace nan and infinities by None, since JSON has no such numbers."""
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 def summarize_series(results: list[MeasureResult]) -> dict[str, dict[str, Any]]:
-    """By inputs, of several steps of a run: when its sink emerges, and in which heads first."""
+    """Return for each input when a sink emerges in the steps of a run, and in which heads first."""
     steps = [item.step for item in results]
     summaries = {}
     for name in results[0].measurements:
@@ -191,13 +197,13 @@ def summarize_series(results: list[MeasureResult]) -> dict[str, dict[str, Any]]:
 
 
 def make_record(results: list[MeasureResult], is_series: bool) -> dict[str, Any]:
-    """Of one step, or of all of a run."""
+    """Make the record of one step, or that of a series of steps."""
     steps = [result.to_dict() for result in results]
     return dict(steps=steps, series=summarize_series(results)) if is_series else steps[0]
 
 
 def write_results(results: list[MeasureResult], output_dir: str, is_series: bool) -> None:
-    """DIR/measured.json, and the arrays of each input as DIR/INPUT.npz, or as DIR/STEP/INPUT.npz of all steps."""
+    """Write DIR/measured.json, and the arrays of each input to DIR/INPUT.npz, or DIR/STEP/INPUT.npz for a series."""
     for result in results:
         step_dir = parse_path(output_dir) / (f'{result.step:08}' if is_series else '')
         step_dir.mkdir(parents=True, exist_ok=True)

@@ -8,28 +8,30 @@ import numpy as np
 from sinklab.metrics.metric import Arrays, MetricSetting
 from sinklab.schema import UserError
 
-# (arrays of a forward pass with a leading L and P, by the names of measure/setting.py) -> what is kept of them.
+# Takes the arrays of a forward pass, under the names of sinklab.metrics.metric, and returns the arrays to keep.
 ExtractFn = Callable[[dict[str, Any]], Arrays]
-# Is told of so many sequences more that have been read.
+# Takes the number of sequences that were processed since the last call.
 ProgressFn = Callable[[int], Any]
 
 
 def ignore_progress(sequences: int) -> None:
-    """Nobody is told."""
+    """Do nothing."""
 
 
 class MeasurableModel(Protocol):
+    """A model that can be measured: a checkpoint of a run, or a Hugging Face model."""
+
     @property
     def name(self) -> str: ...
 
     @property
     def bos(self) -> str:
-        """`auto`, `none` or `force`."""
+        """Which BOS texts begin with: `auto`, `none` or `force`."""
         ...
 
     @property
     def digest(self) -> str:
-        """Digest of the parameters, and of everything else that decides the output."""
+        """A digest of the parameters and of everything else that decides the output."""
         ...
 
     @property
@@ -37,52 +39,52 @@ class MeasurableModel(Protocol):
 
     @property
     def max_length(self) -> int | None:
-        """The number of tokens that a text may have."""
+        """The maximum number of tokens of a sequence; None: no limit."""
         ...
 
     @property
     def position(self) -> str:
-        """As in spec.Position, or another word."""
+        """The kind of position encoding, as in `model.position` of the config."""
         ...
 
     @property
     def available_arrays(self) -> tuple[str, ...]:
-        """The arrays that it has for all layers, or for those that have attention."""
+        """The names of the arrays that a forward pass gives for all layers, or for all layers with attention."""
         ...
 
     @property
     def array_layers(self) -> Mapping[str, tuple[int, ...]]:
-        """The layers, from 1, that have an array; all layers have the arrays that are not listed."""
+        """The layers, from 1, that have an array; an array that is not listed exists in all layers."""
         ...
 
     @property
     def heads_per_layer(self) -> tuple[int, ...]:
-        """The heads of each layer that has attention, where layers may differ; else empty."""
+        """The number of heads of each layer with attention; empty if all layers have the same number."""
         ...
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is not measured, and why, a sentence each."""
+        """Sentences that say what is not measured, and why."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, with what stands before every text."""
+        """Return the token ids of a text, with the tokens that are put before every text."""
         ...
 
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
-        """What each token stands for."""
+        """Return the text of each token."""
         ...
 
     def get_learned_key_names(self) -> list[str]:
-        """The names of what stands left of the text."""
+        """Return the names of the keys before the text that are no tokens of it, such as learned sinks."""
         ...
 
     def is_causal_softmax(self, length: int) -> bool:
-        """Whether each token of a text attends to all up to itself and to nothing else, by softmax, in all layers."""
+        """Return whether all layers have causal softmax attention over the whole text and no other keys."""
         ...
 
     def apply_training_format(self, ids_PT: np.ndarray) -> np.ndarray:
-        """Sequences as training shaped its own."""
+        """Return sequences in the format of training, such as with a fixed token."""
         ...
 
     def make_setting(self, length: int, **overrides: Any) -> MetricSetting: ...
@@ -94,16 +96,19 @@ class MeasurableModel(Protocol):
         position_T: np.ndarray | None = None,
         on_progress: ProgressFn = ignore_progress,
     ) -> dict[str, np.ndarray]:
-        """What is kept of all layers and sequences; of arrays without a P, of the first sequences."""
+        """Run the model and return what `extract` keeps of all layers and sequences.
+
+        Arrays without the axis P are those of the first batch.
+        """
         ...
 
     def compute_loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
-        """loss_PT in nats of every token but the first; nan of what training puts into texts and does not predict."""
+        """Return loss_PT in nats of every token but the first; nan for tokens that are not in the training loss."""
         ...
 
 
 def check_length(model: MeasurableModel, ids_PT: np.ndarray) -> int:
-    """The length of the sequences; raises UserError where it is more than a model can read."""
+    """Return the length of the sequences; raise UserError if it exceeds the maximum of the model."""
     length = int(ids_PT.shape[1])
     if model.max_length and length > model.max_length:
         raise UserError(f'{model.name} reads {model.max_length} tokens, and {length} are given; shorten the text')
@@ -116,7 +121,10 @@ def run_in_batches(
     batch_size: int,
     on_progress: ProgressFn = ignore_progress,
 ) -> dict[str, np.ndarray]:
-    """What is kept of so many sequences at once, part after part; of arrays without a P, the first part's."""
+    """Run `compute` on batches and concatenate its arrays along the axis P.
+
+    Arrays without the axis P are those of the first batch.
+    """
     outputs = []
     for start in range(0, len(ids_PT), batch_size):
         outputs.append(compute(ids_PT[start : start + batch_size]))

@@ -26,8 +26,7 @@ from sinklab.config.spec import Hardware, Spec
 from sinklab.data.batches import PREPENDED_IDS
 from sinklab.data.prepare import find_tokenizer_file, open_corpus
 from sinklab.data.probe_sequences import add_training_tokens
-from sinklab.data.tokenizer import Tokenizer, load_tokenizer
-from sinklab.data.tokenizer import compute_tokenizer_digest as digest_of
+from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, load_tokenizer
 from sinklab.data.windows import set_fixed_token
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
 from sinklab.metrics.metric import Arrays, MetricSetting, extract_arrays, make_setting
@@ -40,7 +39,7 @@ from sinklab.train import sink_probe, state
 from sinklab.train.evaluate import make_token_loss
 from sinklab.train.loss import make_forward
 
-MAX_BATCH_BYTES = 1 << 30  # bytes of what is captured, or of logits, at once
+MAX_BATCH_BYTES = 1 << 30  # bytes of captured arrays, or of logits, of a batch
 SOFTMAX_OPERATION = 'identity', 'exp', 'sum'
 QUERY_PARAMETERS = 'query_DHK', 'query_bias'
 AVAILABLE_ARRAYS = (
@@ -54,7 +53,7 @@ AVAILABLE_ARRAYS = (
 )
 
 
-# What begins a text: as the run's own probes have it, nothing, or BOS. (changes of probe, changes of data)
+# For each value of --bos, (changes of the probe config, changes of the data config).
 BOS_CHANGES: dict[str, tuple[dict, dict]] = {
     'auto': ({}, {}),
     'none': (dict(prepend='none'), dict(fixed_held_out=False)),
@@ -63,13 +62,13 @@ BOS_CHANGES: dict[str, tuple[dict, dict]] = {
 
 
 class RunModel:
-    """A step of a run; nothing is written to its folder."""
+    """A checkpoint of a run. Nothing is written to the run directory."""
 
     def __init__(self, run_dir: RunDir, step: int, bos: str = 'auto'):
         self.run_dir, self.step, self.bos, self.spec = run_dir, step, bos, apply_bos(read_spec(run_dir), bos)
         self.name = f'{run_dir}@{step}'
         self.vocabulary = self.spec.model.vocabulary
-        # All layers are alike, and show everything.
+        # All layers have all arrays and the same number of heads.
         self.array_layers: dict[str, tuple[int, ...]] = {}
         self.heads_per_layer: tuple[int, ...] = ()
         self.remarks: tuple[str, ...] = ()
@@ -92,19 +91,19 @@ class RunModel:
 
     @functools.cached_property
     def params(self) -> dict:
-        """The verified parameters, on the first device."""
+        """The parameters on the first device, with verified digests."""
         abstract_params = state.make_abstract_state(self.spec, self.mesh)['params']
         return restore.restore_parameters(self.run_dir.path, self.step, abstract_params=abstract_params)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The run's own; one that is older than tokenizer.json in its folder has it from its corpus."""
+        """The tokenizer of the run directory, or that of the token store for a run without tokenizer.json."""
         if self.spec.data.task != 'text':
             raise UserError(f'{self.run_dir} was trained on {self.spec.data.task}, which has no tokenizer; give ids')
         return load_tokenizer(find_run_tokenizer(self.run_dir, self.step, self.spec))
 
     def encode(self, text: str) -> list[int]:
-        """As the run's probes begin, where these put something before a text, else as training showed a beginning."""
+        """Return token ids with the tokens that probes put before a text; without such, in the format of training."""
         ids_T = np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
         prefix_ids = PREPENDED_IDS[self.spec.probe.prepend](self.spec.data)
         if prefix_ids or self.bos == 'none':
@@ -120,7 +119,7 @@ class RunModel:
         return self.spec.data.length
 
     def get_learned_key_names(self) -> list[str]:
-        """Their names, left of the text, an implicit one first."""
+        """Return the names of the keys before the text, the implicit key first."""
         has_implicit_key = self.make_setting(2).implicit
         return ['(+1)'] * has_implicit_key + [f'({self.spec.model.columns.kind})'] * count_learned_kv(self.spec.model)
 
@@ -142,7 +141,7 @@ class RunModel:
         return [self.decode_token(int(token_id)) for token_id in strip_loss_mask(np.asarray(ids_T))]
 
     def decode_token(self, token_id: int) -> str:
-        """Return the text of a token; of a special token that training put into sequences, what it is for."""
+        """Return the text of a token; for a special token that training adds to sequences, its purpose."""
         data = self.spec.data
         if token_id == data.fixed_token and not self.tokenizer.decode([token_id], skip_special_tokens=True):
             if data.fixed_position is not None:
@@ -158,7 +157,7 @@ class RunModel:
         return nnx.merge(state.make_abstract_model(self.spec)[0], self.params)
 
     def list_domains(self) -> list[str]:
-        """Those of the run's store."""
+        """Return the domains of the run's token store."""
         return open_corpus(self.spec.data, self.vocabulary).domains
 
     def make_setting(self, length: int, **overrides: Any) -> MetricSetting:
@@ -186,7 +185,10 @@ class RunModel:
         return np.where(is_in_loss(ids_PT[:, 1:]), arrays['loss_LPT'][0], np.nan)
 
     def copy_with_zero_queries(self, layer: int) -> 'RunModel':
-        """The same with scores of 0 in one layer, but for what positions and columns add to them."""
+        """Return a copy of the model whose queries are 0 in one layer.
+
+        The scores of that layer are then 0, apart from what the position bias and learned keys add.
+        """
         clone, attention = copy.copy(self), self.params['blocks']['attention']
         queries = {name: attention[name] for name in QUERY_PARAMETERS if name in attention}
         zeros = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[layer].set(0), queries)
@@ -197,7 +199,7 @@ class RunModel:
         return jax.device_get(program(self.params, sharding.put_batch(strip_loss_mask(ids_PT), self.mesh)))
 
     def choose_batch_size(self, length: int) -> int:
-        """How many sequences are captured at once."""
+        """Return the number of sequences whose captured arrays fit MAX_BATCH_BYTES."""
         return max(1, MAX_BATCH_BYTES // sink_probe.estimate_sequence_bytes(self.spec.model, length))
 
 
@@ -206,9 +208,9 @@ def make_one_device_mesh() -> jax.sharding.Mesh:
     return device_mesh.make_mesh(Hardware(), device_mesh.get_devices()[:1])
 
 
-@functools.lru_cache(maxsize=16)  # what is asked of another step, or again, is not compiled again
+@functools.lru_cache(maxsize=16)  # so that other steps of a run use the same compiled program
 def jit_capture(spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | None) -> Callable:
-    """program(params, ids_PT) -> what is kept of all layers."""
+    """Return the jitted function (params, ids_PT) -> arrays that `extract` keeps of all layers."""
     forward_fn = make_forward(spec, capture=True, **make_position_kwargs(positions))
 
     def program(params: dict, ids_PT: jax.Array) -> Arrays:
@@ -222,7 +224,7 @@ def jit_capture(spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | Non
 
 @functools.lru_cache(maxsize=16)
 def jit_token_loss(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
-    """program(params, ids_PT) -> loss_LPT, of one L."""
+    """Return the jitted function (params, ids_PT) -> loss_LPT, where L is 1."""
     program = make_token_loss(spec, make_one_device_mesh(), **make_position_kwargs(positions))
     return lambda params, ids_PT: {'loss_LPT': program(params, ids_PT)[0][None]}
 
@@ -232,12 +234,12 @@ def make_hashable(position_T: np.ndarray | None) -> tuple[int, ...] | None:
 
 
 def make_position_kwargs(position_T: Any) -> dict[str, np.ndarray]:
-    """What a forward pass is told of where tokens stand."""
+    """Return the keyword arguments of a forward pass for token positions."""
     return {} if position_T is None else dict(position_BT=np.array(position_T)[None])
 
 
 def apply_bos(spec: Spec, bos: str) -> Spec:
-    """The spec of a run whose texts begin so."""
+    """Return the config of a run with the changes that --bos asks for."""
     if bos != 'auto' and spec.data.task != 'text':
         raise UserError(f'--bos={bos} is of texts, and the run was trained on {spec.data.task}; leave it out')
     probe_changes, data_changes = BOS_CHANGES[bos]
@@ -249,12 +251,16 @@ def apply_bos(spec: Spec, bos: str) -> Spec:
 
 
 def find_run_tokenizer(run_dir: RunDir, step: int, spec: Spec, override: str | None = None) -> Path:
-    """The tokenizer.json of a run; raises UserError where it is not the one that the checkpoint was trained with."""
+    """Find the tokenizer.json of a run.
+
+    Raises:
+        UserError: It is not the tokenizer that the checkpoint was trained with.
+    """
     tokenizer_path = find_tokenizer_file(run_dir.path, spec.data, spec.model.vocabulary, override)
     trained_digest = (
         restore.read_metadata(run_dir.checkpoint_dir / str(step)).custom_metadata['data'].get('tokenizer')
     )
-    if not trained_digest or not digest_of(tokenizer_path).startswith(trained_digest):
+    if not trained_digest or not compute_tokenizer_digest(tokenizer_path).startswith(trained_digest):
         remedy = 'give the one of its token store' if override else 'give --tokenizer=FILE, its tokenizer.json'
         raise UserError(f'{tokenizer_path} is another tokenizer than {run_dir}@{step} was trained with; {remedy}')
     return tokenizer_path

@@ -94,9 +94,9 @@ def format_number(value: float) -> str:
 
 def format_run_metrics(metrics: dict[str, float]) -> list[str]:
     """Format the metrics that the run itself has measured after the same step."""
-    from sinklab.metrics import registry as measures
+    from sinklab.metrics import registry
 
-    infos = {name: measures.find_metric_info(name) for name in metrics}
+    infos = {name: registry.find_metric_info(name) for name in metrics}
     return [
         f'{info.label} {info.format_value(metrics[name])}' if info else f'{name} {metrics[name]:.3f}'
         for name, info in infos.items()

@@ -212,12 +212,12 @@ def print_measurements(reports: list[dict]) -> None:
 def select_metrics(reports: list[dict]) -> list['MetricInfo']:
     """Select the metrics to print that a report has: PRINTED_METRICS, the loss, and Sink_1 by length."""
     from sinklab.analysis.measure_job import LOSS_INFO
-    from sinklab.metrics import registry as measures
+    from sinklab.metrics import registry
 
     names = dict.fromkeys(name for item in reports for values in item['inputs'].values() for name in values)
-    length_metrics = [measures.find_metric_info(name) for name in names if name.startswith('sink/1/T')]
+    length_metrics = [registry.find_metric_info(name) for name in names if name.startswith('sink/1/T')]
     return [
-        item for item in (*map(measures.find_metric_info, PRINTED_METRICS), LOSS_INFO) if item.name in names
+        item for item in (*map(registry.find_metric_info, PRINTED_METRICS), LOSS_INFO) if item.name in names
     ] + length_metrics
 
 

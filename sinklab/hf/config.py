@@ -6,7 +6,7 @@ from typing import Any
 from sinklab.config import spec
 from sinklab.schema import UserError, format_unknown_name
 
-# What transformers takes for what a config.json leaves out, of all kinds of model and of each.
+# Defaults of transformers for keys that a config.json leaves out: of all model types, and of each.
 TRANSFORMERS_DEFAULTS = dict(hidden_act='silu', rms_norm_eps=1e-6, tie_word_embeddings=False, max_window_layers=28)
 MODEL_TYPES: dict[str, dict[str, Any]] = {
     'llama': dict(architectures=['LlamaForCausalLM']),
@@ -21,7 +21,7 @@ FIELD_OF_KEY = {
     'intermediate_size': 'ffn_width',
     'vocab_size': 'vocabulary',
 }
-# What a model here is not, with the values by which a config.json says that it is not that either.
+# Keys of features that our model lacks, with the values that turn the feature off.
 UNSUPPORTED_KEYS = {
     'hidden_act': ('swish', 'silu'),
     'attention_bias': (None, False),
@@ -34,7 +34,7 @@ ORIGINAL_LENGTH_KEY = 'original_max_position_embeddings'
 ROPE_TYPE_KEYS = {'default': (), 'linear': ('factor',), 'llama3': tuple(ROPE_SCALING_FIELDS)}
 ROPE_KEYS = {'rope_type', 'type', 'rope_theta', ORIGINAL_LENGTH_KEY, *ROPE_SCALING_FIELDS}
 
-# What an exported model is, by the fields that have other values.
+# Fields of the model config with the only value that can be exported.
 EXPORTABLE_VALUES = {
     'position': 'rotary',
     'ffn': 'swiglu',
@@ -50,11 +50,11 @@ EXPORTABLE_VALUES = {
     'mask.block': None,
     'columns.kind': 'none',
 }
-DEFAULT_LENGTH = 2048  # of windows, where a model takes that many tokens
+DEFAULT_LENGTH = 2048  # of training windows, if the model takes that many tokens
 
 
 def parse_hf_config(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Of a config.json: the fields of the model by their dotted names, and how long windows of text are."""
+    """Parse a config.json into config fields by their dotted names: those of the model, and `data.length`."""
     model_type = hf_config.get('model_type')
     if model_type not in MODEL_TYPES:
         raise UserError(
@@ -97,7 +97,7 @@ def find_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def get_window(config: Mapping[str, Any], name: str) -> int | None:
-    """How many keys a query sees in every layer."""
+    """Return the window of sliding-window attention, None if there is none; all layers must have the same."""
     model_type, layers, window = config['model_type'], config['num_hidden_layers'], config.get('sliding_window')
     if model_type == 'llama' or (model_type != 'mistral' and not config.get('use_sliding_window')):
         window = None
@@ -111,7 +111,7 @@ def get_window(config: Mapping[str, Any], name: str) -> int | None:
 
 
 def parse_rope(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """As it is written now, in rope_parameters, or as it was before, in rope_scaling beside rope_theta."""
+    """Parse rope_parameters, or rope_scaling and rope_theta of older versions of transformers."""
     key = 'rope_scaling' if config.get('rope_scaling') else 'rope_parameters'
     rope = config.get(key) or {}
     rope_type = rope.get('rope_type', rope.get('type', 'default'))
@@ -136,7 +136,17 @@ def parse_rope(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def make_hf_config(model: spec.ModelConfig, length: int, begin_token: int, end_token: int) -> dict[str, Any]:
-    """The config.json of a model that takes so many tokens; `begin` and `end` are ids."""
+    """Make the config.json of a model.
+
+    Args:
+        model: The config of the model.
+        length: The maximum number of tokens of a text.
+        begin_token: The id of BOS.
+        end_token: The id of the end-of-text token.
+
+    Raises:
+        UserError: transformers has no model type for this config.
+    """
     for field, exportable in EXPORTABLE_VALUES.items():
         if (value := get_field(model, field)) != exportable:
             raise UserError(
@@ -179,7 +189,10 @@ def get_model_type(model: spec.ModelConfig) -> str:
 
 
 def make_rope_fields(rotary: spec.RotaryConfig) -> dict[str, Any]:
-    """In both ways: who reads one alone would take 10000 for what the other says."""
+    """Return the rope fields of current and of older versions of transformers.
+
+    A version that finds only the fields of the other would use rope_theta 10000.
+    """
     rope_type = {'none': 'default'}.get(rotary.scaling, rotary.scaling)
     scaling = {key: getattr(rotary, ROPE_SCALING_FIELDS[key]) for key in ROPE_TYPE_KEYS[rope_type]}
     scaling |= {ORIGINAL_LENGTH_KEY: rotary.length} if rope_type == 'llama3' else {}

@@ -28,7 +28,7 @@ from sinklab.storage.untrusted_files import resolve_name
 
 
 def make_config_fields(source_dir: Path, final_dir: Path) -> dict[str, Any]:
-    """What a config has of a folder, by dotted names, if its tokenizer comes to lie in `home`."""
+    """Make the config fields of a Hugging Face model, by dotted names; its tokenizer will lie in `final_dir`."""
     hf_config = files.read_json_object(source_dir / files.CONFIG_FILE)
     config_fields = config.parse_hf_config(hf_config, str(source_dir / files.CONFIG_FILE))
     tokenizer, name = load_source_tokenizer(source_dir), str(source_dir / TOKENIZER_FILE)
@@ -67,19 +67,19 @@ def load_source_tokenizer(source_dir: Path) -> Tokenizer:
 
 
 def get_first_id(value: Any) -> int | None:
-    """One id of what may be several or none."""
+    """Return the first token id of a value that is an id, a list of ids, or None."""
     value = value[0] if isinstance(value, list) and value else value
     return value if type(value) is int else None
 
 
 def choose_other_token(tokenizer: Tokenizer, end_token: int) -> int:
-    """A token beside the end, special if there is one."""
+    """Return the id of another token than `end_token`, of a special token if there is one."""
     special = [token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     return next(token_id for token_id in (*sorted(special), 0, 1) if token_id != end_token)
 
 
 def import_model(source_dir: Path, spec: Spec, run_dir: RunDir, row: dict) -> int:
-    """Makes a run folder of a source, and returns how many parameters it has."""
+    """Write the run directory of a Hugging Face model; return its number of parameters."""
     params = weights.read_params(spec.model, files.SafetensorsReader(source_dir), str(source_dir))
     with writable_folder(run_dir.path):
         for name in (TOKENIZER_FILE, *files.COMPANION_FILES):
@@ -99,7 +99,11 @@ TOKENIZER_CLASS = 'PreTrainedTokenizerFast'
 
 
 def check_export(spec: Spec, output_dir: Path, length: int | None) -> dict[str, Any]:
-    """The config.json of a run's model that takes so many tokens; refuses what transformers has no name for."""
+    """Check that a run can be exported; return the config.json of its model.
+
+    Raises:
+        UserError: transformers has no such model, or the output directory cannot be used.
+    """
     if length is not None and length < 1:
         raise UserError(f'--length is {length}; a model takes at least 1 token')
     if spec.data.task != 'text':
@@ -118,7 +122,7 @@ def check_export(spec: Spec, output_dir: Path, length: int | None) -> dict[str, 
 def export_model(
     spec: Spec, params: dict, hf_config: dict[str, Any], tokenizer_path: Path, output_dir: Path, dtype: str
 ) -> parity.ParityReport:
-    """Writes a folder, and holds it to what these parameters compute here; there is none if that fails."""
+    """Write a Hugging Face model directory and check its parity; delete it if the check fails."""
     unfinished = output_dir.with_name(f'{output_dir.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
     with writable_folder(unfinished):
         try:
@@ -158,5 +162,5 @@ def write_model_files(
 
 
 def round_params(params: dict, dtype: str) -> dict:
-    """Parameters as a file in this dtype has them."""
+    """Return parameters in float32 after rounding to the dtype of the exported files."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)).astype('float32'), params)

@@ -22,21 +22,21 @@ from sinklab.storage import untrusted_files
 
 MODEL_FILE, INDEX_FILE, CONFIG_FILE = 'model.safetensors', 'model.safetensors.index.json', 'config.json'
 PICKLE_PATTERNS = ('*.bin', '*.pt', '*.pth', '*.ckpt', '*.pkl')
-# Of the hub: arrays, what is told of them, and all that a tokenizer may be made of; never a pickle.
+# Files that are fetched from the hub: weights, configs and tokenizer files; never a pickle.
 FETCH_PATTERNS = ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model']
 SUPPORTED_DTYPES = ('F32', 'F16', 'BF16')
-# What goes along with a tokenizer.json, and says nothing of parameters.
+# Files beside tokenizer.json that do not depend on the parameters.
 COMPANION_FILES = (
     'tokenizer_config.json',
     'special_tokens_map.json',
     'chat_template.jinja',
     'generation_config.json',
 )
-MAX_FILE_BYTES = 5 * 10**9  # bytes of arrays in a file
+MAX_FILE_BYTES = 5 * 10**9  # of arrays in a safetensors file
 
 
 def import_hf_library(name: str) -> Any:
-    """A library of the extra hf."""
+    """Import a library of the extra `hf`; raise UserError with the install command if it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -44,7 +44,10 @@ def import_hf_library(name: str) -> Any:
 
 
 def fetch_model_dir(model_ref: str, extra_patterns: tuple[str, ...] = ()) -> Path:
-    """The folder of hf:PATH, or of hf:ORG/NAME as the hub has it, of which WANTED is fetched, and more patterns."""
+    """Return the directory of hf:PATH, or fetch hf:ORG/NAME from the hub.
+
+    Files that match FETCH_PATTERNS or `extra_patterns` are fetched.
+    """
     name = model_ref.removeprefix(HF_PREFIX)
     if Path(name).is_dir():
         return Path(name)
@@ -55,7 +58,7 @@ def fetch_model_dir(model_ref: str, extra_patterns: tuple[str, ...] = ()) -> Pat
     hub = import_hf_library('huggingface_hub')
     try:
         return Path(hub.snapshot_download(name, allow_patterns=[*FETCH_PATTERNS, *extra_patterns]))
-    except Exception as error:  # of any kind: of the network, of the hub, of who may read what
+    except Exception as error:  # errors of the network, of the hub, or of access rights
         message = ' '.join(str(error).split())[:160]
         raise UserError(
             f'{model_ref} is no folder here, and cannot be fetched ({type(error).__name__}: {message})'
@@ -73,7 +76,7 @@ def read_json_object(path: Path) -> dict:
 
 
 def list_weight_files(model_dir: Path) -> list[Path]:
-    """The files of a folder that hold its arrays."""
+    """List the safetensors files of a model directory; refuse pickles and names outside of the directory."""
     if (model_dir / MODEL_FILE).exists():
         return [model_dir / MODEL_FILE]
     if not (model_dir / INDEX_FILE).exists():
@@ -102,9 +105,9 @@ def list_weight_files(model_dir: Path) -> list[Path]:
 
 
 def copy_companion(source_dir: Path, output_dir: Path, name: str) -> None:
-    """Copy a file that goes along with a tokenizer, if it is there; a link that leads out of its folder is skipped.
+    """Copy a companion file of a tokenizer, if it exists; skip a link that leads out of its directory.
 
-    Who made the folder chose where its links lead: a copy of what they name could carry a private file away.
+    The author of the directory chose where its links lead: copying the target could publish a private file.
     """
     path = source_dir / name
     if untrusted_files.is_linked_outside(path, source_dir) or (path.exists() and not path.is_file()):
@@ -116,14 +119,14 @@ def copy_companion(source_dir: Path, output_dir: Path, name: str) -> None:
 
 
 def compute_identity(model_dir: Path) -> str:
-    """What tells a folder from what it was before: where its files lie, how long they are and since when."""
+    """Compute a digest of the paths, sizes and modification times of the files of a model directory."""
     paths = [model_dir / CONFIG_FILE, model_dir / 'tokenizer.json', *list_weight_files(model_dir)]
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
     return hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:16]
 
 
 class SafetensorsReader:
-    """The arrays of a folder, read one at a time."""
+    """A reader of the arrays of a model directory, one array at a time."""
 
     def __init__(self, model_dir: Path):
         self.file_of_array = {}
@@ -158,7 +161,7 @@ def translate_safetensors_errors(path: Path) -> Iterator[None]:
 def write_arrays(
     output_dir: Path, arrays: Iterable[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]], dtype: Any
 ) -> None:
-    """Arrays in files of at most LARGEST bytes, and where there are several, which of them lies where."""
+    """Write arrays to safetensors files of at most MAX_FILE_BYTES, with an index if there are several files."""
     save_file, shards = import_hf_library('safetensors.numpy').save_file, [{}]
     size = total = 0
     for name, shape, array in arrays:
@@ -180,7 +183,7 @@ def write_arrays(
 
 
 def make_os_error(error: Exception, path: Path) -> OSError:
-    """Return the OSError that safetensors has met while it wrote a file, and names in its text."""
+    """Make the OSError that the message of a safetensors error names."""
     match = re.search(r'os error (\d+)', str(error))
     error_number = int(match[1]) if match else errno.EIO
     return OSError(error_number, os.strerror(error_number) if match else str(error), str(path))

@@ -16,15 +16,16 @@ from sinklab.hf.files import import_hf_library
 from sinklab.model.transformer import Transformer
 from sinklab.schema import UserError
 
-# Of the largest logit, or of 1; roundings of float32 add up with every layer.
+# The tolerance is relative to the largest logit, at least 1. Rounding errors of float32 grow with the number of
+# layers, so that it is scaled by layers / SHALLOW_LAYERS above that number.
 RELATIVE_TOLERANCE, SHALLOW_LAYERS = 1e-5, 4
-DEFAULT_TOKENS, MAX_TOKENS = 64, 1024  # tokens that are compared; to see the end of a window, more
+DEFAULT_TOKENS, MAX_TOKENS = 64, 1024  # compared tokens; more than the default to reach beyond a window
 SAMPLE_TEXT = 'The first token receives 42 % of the attention.\n\n    def sink(x): return x[0]  # naïve, 注意, ☃\n'
 
 
 @dataclasses.dataclass(frozen=True)
 class ParityReport:
-    """Differences, at most, and by what they were found."""
+    """The largest differences of logits and attention, and the version of transformers."""
 
     logits_error: float
     attention_error: float
@@ -41,7 +42,11 @@ def require_libraries() -> None:
 
 
 def check_parity(model_dir: Path, spec: Spec, params: dict, length: int) -> ParityReport:
-    """Raises UserError where a folder does not say what these parameters do."""
+    """Compare a model directory with our model of these parameters.
+
+    Raises:
+        UserError: The tokenizer, the logits or the attention weights differ.
+    """
     check_tokenizer_parity(model_dir)
     ids_BT = make_sample_ids(spec.model, length)
     own_outputs, hf_outputs = (
@@ -63,14 +68,14 @@ def check_parity(model_dir: Path, spec: Spec, params: dict, length: int) -> Pari
 
 
 def make_sample_ids(model: ModelConfig, length: int) -> np.ndarray:
-    """Two sequences of ids, beyond the window where that is not far."""
+    """Make two random sequences of token ids, longer than the attention window if that is at most MAX_TOKENS."""
     past_window = (model.mask.window or 0) + 8
     num_tokens = min(length, past_window if DEFAULT_TOKENS < past_window <= MAX_TOKENS else DEFAULT_TOKENS)
     return np.random.default_rng(0).integers(0, model.vocabulary, (2, num_tokens)).astype(np.int32)
 
 
 def compute_with_sinklab(model: ModelConfig, params: dict, ids_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(logits_BTV, attention_LBHTS) of one document each, in float32."""
+    """Return (logits_BTV, attention_LBHTS) in float32; each sequence is one document."""
     mask = dataclasses.replace(model.mask, document=False)
     model = dataclasses.replace(model, dtype='float32', mask=mask)
     graph, _ = nnx.split(nnx.eval_shape(lambda: Transformer(model, ids_BT.shape[1], nnx.Rngs(0))))
@@ -84,10 +89,10 @@ def compute_with_sinklab(model: ModelConfig, params: dict, ids_BT: np.ndarray) -
 
 
 def compute_with_transformers(model_dir: Path, ids_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same of transformers. Of other implementations than eager it gives no attention."""
+    """Return (logits_BTV, attention_LBHTS) of transformers, with eager attention, which alone returns weights."""
     torch, transformers = import_hf_library('torch'), import_hf_library('transformers')
     options = dict(attn_implementation='eager', dtype=torch.float32, local_files_only=True, use_safetensors=True)
-    options['trust_remote_code'] = False  # without a word transformers would ask, and run what a yes allows
+    options['trust_remote_code'] = False  # if it is not given, transformers asks on the terminal
     with suppress_transformers_logs(transformers):
         model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
             model_dir, output_loading_info=True, **options
@@ -101,7 +106,7 @@ def compute_with_transformers(model_dir: Path, ids_BT: np.ndarray) -> tuple[np.n
 
 
 def check_tokenizer_parity(model_dir: Path) -> None:
-    """Refuses a tokenizer that transformers reads as another one."""
+    """Refuse a tokenizer for which transformers gives other token ids than our reader."""
     transformers, own_tokenizer = (
         import_hf_library('transformers'),
         tokens.load_tokenizer(model_dir / 'tokenizer.json'),
@@ -117,7 +122,7 @@ def check_tokenizer_parity(model_dir: Path) -> None:
 
 @contextlib.contextmanager
 def suppress_transformers_logs(transformers: Any) -> Iterator[None]:
-    """Without bars and advice."""
+    """Turn off progress bars and warnings of transformers."""
     logging = transformers.utils.logging
     verbosity, has_progress_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -1,6 +1,6 @@
 """Conversion of parameters between the names and shapes of transformers and ours.
 
-A linear map of transformers is (outputs, inputs), and ours the other way round, with heads apart.
+A linear weight of transformers is (outputs, inputs). Ours is (inputs, outputs), with an axis of its own for heads.
 """
 
 import dataclasses
@@ -38,11 +38,11 @@ HF_NAMES = {
     'norm.gain_D': 'model.norm.weight',
     'head_VD': 'lm_head.weight',
 }
-COMPUTED_PATTERN = re.compile(r'rotary_emb\.inv_freq$')  # which older checkpoints hold
+COMPUTED_PATTERN = re.compile(r'rotary_emb\.inv_freq$')  # of older checkpoints; computed, no parameter
 
 
 class ArrayReader(Protocol):
-    """Arrays that lie in files, by the names of transformers."""
+    """A reader of arrays by their names in transformers."""
 
     shapes: dict[str, tuple[int, ...]]
 
@@ -51,7 +51,7 @@ class ArrayReader(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSpec:
-    """A parameter of ours: its shape in one layer, in how many, and how many of its axes a map reads."""
+    """The shape of a parameter in one layer, the number of layers, and the number of its input axes."""
 
     shape: tuple[int, ...]
     num_layers: int | None
@@ -76,7 +76,7 @@ class ParameterSpec:
 
 
 def list_parameters(model: spec.ModelConfig) -> dict[str, ParameterSpec]:
-    """The parameters of a model, by our names."""
+    """List the parameters of a model under our names."""
 
     def make_spec(parameter: nnx.Variable) -> ParameterSpec:
         is_stacked = sharding.get_logical_axes(parameter)[:1] == ('layer',)
@@ -89,7 +89,11 @@ def list_parameters(model: spec.ModelConfig) -> dict[str, ParameterSpec]:
 
 
 def read_params(model: spec.ModelConfig, reader: ArrayReader, source: str) -> dict[str, Any]:
-    """The parameters of a model in float32, of files that hold all of them and nothing else."""
+    """Read the parameters of a model in float32.
+
+    Raises:
+        UserError: The files lack an array, hold an unknown one, or a shape differs.
+    """
     parameters = list_parameters(model)
     check_arrays(model, parameters, reader.shapes, source)
     tree: dict[str, Any] = {}
@@ -137,7 +141,7 @@ def check_arrays(
 def convert_params(
     model: spec.ModelConfig, params: dict[str, Any]
 ) -> Iterator[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]]:
-    """(name, shape, the array) of each array of transformers."""
+    """Yield (name, shape, function that returns the array) of each array in the format of transformers."""
     flat_params = flatten_dict(params)
     for name, parameter in list_parameters(model).items():
         for layer, hf_name in enumerate(parameter.get_hf_names(HF_NAMES[name])):

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import bdtrc
 
 from sinklab.escape import escape_markdown
-from sinklab.metrics import registry as measures
+from sinklab.metrics import registry
 from sinklab.metrics.metric import format_fixed
 from sinklab.report.statistics import (
     INTERVAL_DESCRIPTION,
@@ -42,7 +42,7 @@ LEGEND = (
     'interval lies on the claimed or on the other side of 0; not seen: every difference in the interval is smaller '
     'than the least that the claim asks for; unsettled, ~N: the claim needs about N seeds'
 )
-UNIT_OF_METRIC = {LOSS_METRIC: measures.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
+UNIT_OF_METRIC = {LOSS_METRIC: registry.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
 # The wording and the order of verdicts in the line of counts, the best verdict first.
 VERDICT_PHRASES = {
     'holds': 'hold',
@@ -158,7 +158,7 @@ def find_claim_fault(claim: Claim) -> str:
         return 'it has one of of and than without the other'
     if claim.way not in COMPARISON_WORDS:
         return f'its way is {claim.way!r}, and has to be one of {", ".join(COMPARISON_WORDS)}'
-    if claim.of.metric != claim.than.metric and not (measures.find_metric_info(claim.of.metric) and get_unit(claim)):
+    if claim.of.metric != claim.than.metric and not (registry.find_metric_info(claim.of.metric) and get_unit(claim)):
         return f'{claim.of.metric} and {claim.than.metric} are not of one kind'
     if not claim.least > 0:
         return f'its least is {claim.least!r}, the smallest difference that counts, and has to be above 0'
@@ -170,8 +170,8 @@ def find_claim_fault(claim: Claim) -> str:
 def find_operand_fault(operand: Operand) -> str:
     if operand.when not in ('end', 'start'):
         return f'{operand.when!r} is no time of a reading; give end or start'
-    if operand.metric not in OTHER_METRICS and not measures.find_metric_info(operand.metric):
-        metric_names = [*OTHER_METRICS, *(metric_info.name for metric_info in measures.METRIC_INFOS)]
+    if operand.metric not in OTHER_METRICS and not registry.find_metric_info(operand.metric):
+        metric_names = [*OTHER_METRICS, *(metric_info.name for metric_info in registry.METRIC_INFOS)]
         return format_unknown_name(f'number {operand.metric!r}', operand.metric, metric_names, 'numbers')
     return ''
 
@@ -225,7 +225,7 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
 
 def get_unit(claim: Claim) -> str:
     """Return the unit of the difference, or an empty string if the metric registry has none."""
-    metric_info = measures.find_metric_info(claim.of.metric) if claim.of else None
+    metric_info = registry.find_metric_info(claim.of.metric) if claim.of else None
     return metric_info.unit if metric_info else ''
 
 

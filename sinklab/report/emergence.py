@@ -5,9 +5,7 @@ The sink emerges when Sink_1 passes half of its final value.
 
 import dataclasses
 
-from sinklab.metrics.emergence import EmergenceSpan, find_first_heads
-from sinklab.metrics.emergence import find_emergence as of_rates
-from sinklab.metrics.emergence import merge_emergence as span_of
+from sinklab.metrics.emergence import EmergenceSpan, find_emergence, find_first_heads, merge_emergence
 from sinklab.metrics.registry import HEADLINE_FIGURE, HEADLINE_METRIC
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.report.run_groups import AxisPoint, RunGroup
@@ -36,7 +34,7 @@ class RunEmergence:
 
     @property
     def span(self) -> EmergenceSpan:
-        return span_of([(self.start_step, self.end_step)])
+        return merge_emergence([(self.start_step, self.end_step)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +66,12 @@ def select_learned(runs: list[RunResult]) -> list[RunEmergence]:
 def compute_span(runs: list[RunResult]) -> EmergenceSpan:
     """Return the steps between which the sinks of the runs emerge; skip runs without a probe."""
     run_emergences = [find_run_emergence(run) for run in runs if run.get_last(HEADLINE_METRIC.name) is not None]
-    return span_of([item and (item.start_step, item.end_step) for item in run_emergences])
+    return merge_emergence([item and (item.start_step, item.end_step) for item in run_emergences])
 
 
 def find_run_emergence(run: RunResult) -> RunEmergence | None:
     steps, rates = run.get_curve(HEADLINE_METRIC.name)
-    steps_around = of_rates(steps, rates)
+    steps_around = find_emergence(steps, rates)
     return steps_around and RunEmergence(*steps_around, rates[steps.index(steps_around[1])], *find_first_head(run))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sinklab.escape import escape_control
-from sinklab.metrics import registry as measures
+from sinklab.metrics import registry
 from sinklab.metrics.emergence import estimate_step
 from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.metrics.registry import FIGURES, VALID_LOSS
@@ -105,7 +105,7 @@ class LineFigures:
         With more than MAX_RUNS_WITH_LOSSES runs, only metrics of the run table and the validation loss are listed.
         """
         names = dict.fromkeys(name for run in self.runs for record in run.records for name in record)
-        candidates = [*TRAIN_INFOS, VALID_LOSS, *filter(None, map(measures.find_metric_info, names))]
+        candidates = [*TRAIN_INFOS, VALID_LOSS, *filter(None, map(registry.find_metric_info, names))]
         has_few_runs = len(self.runs) <= MAX_RUNS_WITH_LOSSES
         return [
             metric_info
@@ -119,7 +119,7 @@ class LineFigures:
         Args:
             as_paper: Add the published values at the last step.
         """
-        sink_panel = self.make_panel(measures.HEADLINE_METRIC)
+        sink_panel = self.make_panel(registry.HEADLINE_METRIC)
         sink_panel['marks'] = [
             self.make_emergence_mark(run, run_emergence)
             for run in self.runs
@@ -128,10 +128,10 @@ class LineFigures:
         loss_panel, loss_sentence = self.make_panel(VALID_LOSS), f'{VALID_LOSS.label}: {VALID_LOSS.description}'
         if len(self.runs) <= MAX_RUNS_WITH_LOSSES and any(run.get_curve(TRAIN_LOSS)[0] for run in self.runs):
             loss_panel, loss_sentence = self.make_loss_panel(), f'loss: {LOSSES_SENTENCE}'
-        headline = measures.HEADLINE_METRIC
+        headline = registry.HEADLINE_METRIC
         sentence = f'{headline.label}: {headline.description} A triangle stands where it has emerged.'
         if as_paper:
-            sink_panel['lines'] += self.make_published_points(measures.HEADLINE_METRIC.name)
+            sink_panel['lines'] += self.make_published_points(registry.HEADLINE_METRIC.name)
             loss_panel['lines'] += self.make_published_points(VALID_LOSS.name)
             sentence += ' Hollow, at the end: what was published, at its own size and number of steps.'
         return make_figure('curves', 'Sink and loss', f'{sentence} {loss_sentence}', [sink_panel, loss_panel])
@@ -186,7 +186,7 @@ class LineFigures:
         ]
         panels = []
         for name in names:
-            panel = self.make_panel(measures.find_metric_info(name), f'{name}/context')
+            panel = self.make_panel(registry.find_metric_info(name), f'{name}/context')
             lines = [
                 line
                 for index, run_group in enumerate(self.run_groups)
@@ -274,7 +274,7 @@ class LineFigures:
         )
         panels = [
             self.make_axis_panel(axis, metric_info)
-            for metric_info in (measures.HEADLINE_METRIC, VALID_LOSS, EMERGENCE_AXIS_INFO)
+            for metric_info in (registry.HEADLINE_METRIC, VALID_LOSS, EMERGENCE_AXIS_INFO)
         ]
         return make_figure(f'along-{axis.field}', f'Along {axis.name}', sentence, panels)
 

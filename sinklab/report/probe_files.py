@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sinklab.metrics import registry as measures
+from sinklab.metrics import registry
 from sinklab.schema import UserError
 from sinklab.storage import run_files
 from sinklab.storage.untrusted_files import DamagedFileError
@@ -39,7 +39,7 @@ def load_probe_values(paths: list[Path]) -> dict[str, np.ndarray]:
         DamagedFileError: A file is damaged, or its number of layers or heads differs from that of the first file.
         UserError: A file lacks the array of the headline figure.
     """
-    figure_specs = [figure_spec for figure_spec in measures.FIGURES if figure_spec.kind != 'matrices']
+    figure_specs = [figure_spec for figure_spec in registry.FIGURES if figure_spec.kind != 'matrices']
     probe_arrays = [
         read_probe_arrays(path, [figure_spec.array_name for figure_spec in figure_specs]) for path in paths
     ]
@@ -82,7 +82,7 @@ def check_same_shape(
 
 
 def require_headline_array(path: Path, file_arrays: dict[str, np.ndarray]) -> None:
-    array_name = measures.HEADLINE_FIGURE.array_name
+    array_name = registry.HEADLINE_FIGURE.array_name
     if array_name not in file_arrays:
         raise UserError(
             f'{path} has no {array_name}, for an earlier sinklab has written it; delete it, and the report does '

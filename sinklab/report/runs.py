@@ -8,7 +8,7 @@ import numpy as np
 
 from sinklab.config.validate import parse_config
 from sinklab.escape import quote_shell
-from sinklab.metrics import registry as measures
+from sinklab.metrics import registry
 from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.report import probe_files
 from sinklab.run_dir import (
@@ -85,7 +85,7 @@ class RunResult:
         """
         if not self.probe_steps:
             return []
-        alpha_LH = self.probe_values[measures.HEADLINE_FIGURE.name][-1]
+        alpha_LH = self.probe_values[registry.HEADLINE_FIGURE.name][-1]
         order = np.argsort(-alpha_LH, axis=None)[:num_heads]
         return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, alpha_LH.shape), strict=True)]
 
@@ -290,7 +290,7 @@ def warn_of_lost_probes(run_dir: RunDir, records: list[dict]) -> None:
     lost_steps = [
         record['step']
         for record in records
-        if measures.HEADLINE_METRIC.name in record and record['step'] not in saved_steps
+        if registry.HEADLINE_METRIC.name in record and record['step'] not in saved_steps
     ]
     if lost_steps and saved_steps:
         probe_path = run_dir.get_probe_path(lost_steps[0])
@@ -329,13 +329,13 @@ def read_outcome(run_dir: RunDir, records: list[dict], last_step: int | None) ->
 
 def select_drawn_figures(runs: list[RunResult]) -> list[FigureSpec]:
     """Select the figures whose array exists in some run; old runs lack the arrays of newer metrics."""
-    return [figure_spec for figure_spec in measures.FIGURES if any(run.has_figure(figure_spec) for run in runs)]
+    return [figure_spec for figure_spec in registry.FIGURES if any(run.has_figure(figure_spec) for run in runs)]
 
 
 RUN_METRIC_INFOS = (
     MetricInfo('step', 'step', 'Last step that was recorded.', digits=0),
-    *(number for number in measures.METRIC_INFOS if number.in_table),
-    measures.VALID_LOSS,
+    *(number for number in registry.METRIC_INFOS if number.in_table),
+    registry.VALID_LOSS,
     MetricInfo('seconds', 'time', 'Time of training, over all attempts.', 's', digits=0),
 )
 

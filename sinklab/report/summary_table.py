@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from sinklab.metrics import registry as measures
-from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT, EmergenceSpan, merge_emergence
-from sinklab.metrics.emergence import find_emergence as of_rates
+from sinklab.metrics import registry
+from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT, EmergenceSpan, find_emergence, merge_emergence
 from sinklab.metrics.metric import MetricInfo, format_fixed
 from sinklab.metrics.registry import HEADLINE_METRIC
-from sinklab.report.emergence import compute_span as emergence_span
-from sinklab.report.emergence import find_run_emergence
+from sinklab.report.emergence import compute_span, find_run_emergence
 from sinklab.report.run_groups import RunGroup
 from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
 
@@ -40,7 +38,7 @@ def format_sink_rate(run_group: RunGroup, runs: list[RunResult]) -> str:
     if max(rates) < MIN_FINAL_RATE_PERCENT:
         return f'none after {format_steps(runs)} ({format_seeds(runs)})'
     rate_text = f'{rates[0]:.0f} %' if len(runs) == 1 else f'{sum(rates) / len(rates):.0f} % ({format_range(rates)})'
-    emergence_text = emergence_span(runs).format_sentence('emerging')
+    emergence_text = compute_span(runs).format_sentence('emerging')
     when = f'after {format_steps(runs)} ({format_seeds(runs)}), {emergence_text}'
     return f'{rate_text} of (text, layer, head) have a sink {when}'
 
@@ -111,7 +109,7 @@ def format_legend(headings: Sequence[str], metric_infos: Sequence[MetricInfo] = 
             skipped.
         metric_infos: Metrics in addition to those of the metric registry.
     """
-    all_infos = *measures.METRIC_INFOS, *RUN_METRIC_INFOS, *metric_infos
+    all_infos = *registry.METRIC_INFOS, *RUN_METRIC_INFOS, *metric_infos
     sentences = {metric_info.label: metric_info.description for metric_info in all_infos} | EXTRA_COLUMN_SENTENCES
     labels = [heading.partition(' (')[0] for heading in headings]
     if HEADLINE_METRIC.label in labels and 'alpha_1' not in labels:
@@ -247,7 +245,7 @@ def summarize_sink(records: list[dict]) -> tuple[float | None, str]:
     if not probe_records:
         return None, 'no probe'
     rates = [record[HEADLINE_METRIC.name] for record in probe_records]
-    emergence_steps = of_rates([record['step'] for record in probe_records], rates)
+    emergence_steps = find_emergence([record['step'] for record in probe_records], rates)
     return rates[-1], merge_emergence([emergence_steps]).format_sentence()
 
 
