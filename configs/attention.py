@@ -8,7 +8,7 @@ to no mass: read `mass/row` beside them. Rows named `_normalized` divide by the 
 p-norm, alpha_A multiplies softmax by A. Decided: the last alpha is 0.02, where the ICLR version prints 0.05, and the
 sinks of all alphas are of rows rescaled to a sum of 1. softmax_off_by_one is softmax with a column of zero key and
 value, and is measured as that: its 1 is a column, `sink/star` is its share, and no row is rescaled. A row fails that
-is published so where its runs diverge, or end above 0.6 log V (report/sweep.py, `failed`).
+is published so where its runs diverge, or end above 0.6 log V (report/sweep_table.py, `has_failed`).
 """
 
 from configs.table import scale_with_size, table
