@@ -79,9 +79,9 @@ def scale_with_size(diff: dict[str, object]) -> dict[str, SizeScaledValue]:
 
     - Whole numbers from 3 on are rounded to the nearest even number, because widths have to be even; positive ones
       below 3 to the nearest whole number, at least 1. A 0 stays 0. scale() rounds in another way.
-    - A field of PART_OF in configs/sizes.py follows the field that it is a part of: a window and a block follow
-      data.length, model.columns.key_width follows model.head_width, and model.kv_heads follows model.heads. Windows
-      and blocks are at least 2 (LEAST).
+    - A field in REFERENCE_FIELDS of configs/sizes.py scales with its reference field: a window and a block with
+      data.length, model.columns.key_width with model.head_width, and model.kv_heads with model.heads. Windows and
+      blocks are at least 2 (MIN_VALUES).
     - Texts, flags and None stay as they are written, and so do numbers whose default is 0 or None.
 
     Args:
