@@ -68,7 +68,8 @@ class Progress:
         seconds_left = seconds * (self.total_bytes / self.bytes_read - 1) if self.bytes_read else float('inf')
         return (
             f'{self.bytes_read / 1e6:,.0f} of {self.total_bytes / 1e6:,.0f} MB, '
-            f'{self.bytes_read / seconds / 1e6:.1f} MB/s, {self.tokens / 1e6:,.1f}M tokens, {max(seconds_left, 0):,.0f} s left'
+            f'{self.bytes_read / seconds / 1e6:.1f} MB/s, {self.tokens / 1e6:,.1f}M tokens, '
+            f'{max(seconds_left, 0):,.0f} s left'
         )
 
 
@@ -358,7 +359,8 @@ def find_tokenizer_file(run_dir: Path, data: spec.DataConfig, vocabulary: int, o
     """Find the tokenizer.json of a run folder.
 
     The first of these that applies: `override`; the file that the configuration names, if it exists and the copy in
-    the run folder does not differ from it; the copy in the run folder; the file that the configuration names, even if it is missing; the file of the store.
+    the run folder does not differ from it; the copy in the run folder; the file that the configuration names, even if
+    it is missing; the file of the store.
     """
     run_file, config_file = (
         run_dir / TOKENIZER_FILE,

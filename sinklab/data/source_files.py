@@ -179,7 +179,7 @@ class RemoteFile:
 
 
 class RangeReader(io.RawIOBase):
-    """Binary file that is read in blocks of BLOCK_BYTES and prefetches the next blocks on sequential access."""
+    """Binary file that is read in blocks and prefetches the next blocks on sequential access."""
 
     def __init__(self, size: int, read: Callable[[int, int], bytes]):
         self.size, self.read_range, self.position = size, read, 0
@@ -235,7 +235,7 @@ def submit_to_daemon_thread(function: Callable, *arguments: Any) -> concurrent.f
 
 
 def glob_objects(pattern: str) -> list[tuple[str, RemoteFile]]:
-    """Return (name, file) of the matching objects of a bucket, sorted by name, as `glob_files` does on a disk.
+    """Return (name, file) of the matching objects of a bucket, as `glob_files` does on a disk.
 
     Raises:
         UserError: The bucket does not exist or is a wildcard, or an object cannot be read.
@@ -296,7 +296,7 @@ def find_matching_objects(pattern: str, root_parts: list[str]) -> dict[str, Remo
 
 
 def list_matching_objects(pattern: str, folder: list[str], prefix: str) -> dict[str, ObjectInfo]:
-    """List the objects below a folder whose names begin with a prefix; {} for a folder that does not exist.
+    """List the objects below a folder whose names begin with a prefix; {} for a missing folder.
 
     Raises:
         UserError: The bucket does not exist.
@@ -317,7 +317,10 @@ def make_remote_file(url: str, info: ObjectInfo) -> RemoteFile:
 
 
 def is_glob_match(parts: list[str], pattern: list[str]) -> bool:
-    """Match the parts of a path like `glob`: ** matches any folders, and wildcards do not match a leading dot."""
+    """Match the parts of a path as `glob` does.
+
+    A ** matches any number of folders. Wildcards do not match a leading dot.
+    """
     if not pattern or not parts:
         return not pattern and not parts
     is_hidden = parts[0].startswith('.') and not pattern[0].startswith('.')

@@ -134,7 +134,11 @@ def open_source(source_name: str) -> Source:
 
 
 def read_texts(source_name: str) -> list[str]:
-    """Read the texts of a small corpus into memory, without blank ones; a damaged document raises UserError."""
+    """Read the texts of a small corpus into memory, without blank ones.
+
+    Raises:
+        UserError: The source cannot be opened, or a document is damaged.
+    """
     documents = map(require_intact, open_source(source_name).read_documents())
     return [document.text for document in documents if not document.is_blank]
 
@@ -175,7 +179,10 @@ def open_text(source_name: str, argument: str) -> Source:
 
 
 def open_chat(source_name: str, argument: str) -> Source:
-    """Open conversations, one per .jsonl line or .parquet row; only words of the assistant are in the loss."""
+    """Open conversations, one per .jsonl line or .parquet row.
+
+    Only the words of the assistant are in the loss.
+    """
     pattern, fields = record_formats.parse_field_options(source_name, argument, 'messages')
     suffixes = [
         suffix
@@ -241,7 +248,7 @@ def make_file_source(
 
 
 def get_file_version(path: Path | source_files.RemoteFile) -> tuple[int, int | str]:
-    """Return (size in bytes, version) of a file; the version is the mtime, or the object version in a bucket."""
+    """Return (size in bytes, version) of a file: its mtime in ns, or the object version in a bucket."""
     if isinstance(path, source_files.RemoteFile):
         return path.size, path.version
     with source_files.translate_read_errors(path):
