@@ -12,7 +12,8 @@ from sinklab.install_commands import format_package_command
 from sinklab.schema import UserError
 
 FLAGS_HINT = 'give --coordinator=HOST:PORT --processes=N --process=I to each process, or --processes=1 to be alone'
-# Variables, of which all are there -> what is started by jax's own detection. A look at them spares its import.
+# Sets of environment variables. jax detects a cluster if all variables of a set exist. Checking them here avoids the
+# import of jax outside clusters.
 CLUSTER_VARIABLES = [
     ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST'),
     ('KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'),
@@ -22,20 +23,20 @@ CLUSTER_VARIABLES = [
     ('MEGASCALE_COORDINATOR_ADDRESS',),
 ]
 TPU_DEVICE_PATTERNS = '/dev/accel[0-9]*', '/dev/vfio/[0-9]*'
-# Of a host with a single process, all devices are its own; jax would take the first.
+# Values that mean one process per host. Such a process uses all devices of its host; jax would use only the first.
 ONE_PER_HOST_PATTERNS = {'SLURM_STEP_TASKS_PER_NODE': r'1(\(x\d+\))?', 'OMPI_COMM_WORLD_LOCAL_SIZE': '1'}
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessInfo:
-    """The index of a process, the number of processes, the address of process 0, and the process's devices."""
+    """The index of a process, the number of processes, the address of process 0, and the devices."""
 
     index: int = 0
     count: int = 1
     host: str = ''
     port: int = 0
-    devices: list[int] | None = None  # all that there are
-    is_one_machine: bool = False  # a cluster says that all processes are on this machine
+    devices: list[int] | None = None  # local device ids; None: all devices of the host
+    is_one_machine: bool = False  # the cluster reports that all processes are on this machine
 
     @property
     def is_local(self) -> bool:
@@ -54,7 +55,17 @@ class ProcessInfo:
 def resolve_process_info(
     coordinator: str | None, processes: int | None, process: int | None, timeout: float
 ) -> ProcessInfo:
-    """Return the process info that the flags give, or that the environment of a cluster gives."""
+    """Return the process info from the flags or, if none is given, from the environment of a cluster.
+
+    Args:
+        coordinator: HOST:PORT of process 0; None: not given.
+        processes: The number of processes; None: not given.
+        process: The index of this process; None: not given.
+        timeout: Seconds that jax's cluster detection may take.
+
+    Raises:
+        UserError: A flag is invalid, some flags are given without the others, or the cluster cannot be detected.
+    """
     flags = {'--coordinator': coordinator, '--processes': processes, '--process': process}
     if processes == 1 and coordinator is None and process in (None, 0):
         return ProcessInfo()
@@ -78,7 +89,10 @@ def parse_address(name: str, text: str) -> tuple[str, int]:
 
 
 def is_valid_host(name: str) -> bool:
-    """Return whether a name can be asked for: sockets raise UnicodeError of one that is too long, or is not UTF-8."""
+    """Return whether sockets accept a host name.
+
+    They raise UnicodeError for a name that is too long or not UTF-8.
+    """
     try:
         return bool(name.encode('idna'))
     except UnicodeError:
@@ -86,20 +100,24 @@ def is_valid_host(name: str) -> bool:
 
 
 def detect_process_info(environment: Mapping[str, str], timeout: float) -> ProcessInfo:
-    """Return the process info of a cluster, as jax reads it; that of a single process outside a cluster."""
+    """Return the process info of a cluster, as jax detects it; a single process outside a cluster.
+
+    Raises:
+        UserError: The cluster cannot be detected, or `check_not_one_of_many` raises it.
+    """
     check_not_one_of_many(environment)
     if not any(set(variables) <= environment.keys() for variables in CLUSTER_VARIABLES) and not any(
         map(glob.glob, TPU_DEVICE_PATTERNS)
     ):
         return ProcessInfo()
     try:
-        from jax._src.clusters import ClusterEnv  # private: jax.distributed.initialize alone reads clusters in public
+        from jax._src.clusters import ClusterEnv  # private: jax offers detection only in distributed.initialize
 
         with warnings.catch_warnings(action='ignore'):
             coordinator, count, index, devices = ClusterEnv.auto_detect_unset_distributed_params(
                 None, None, None, None, None, int(timeout)
             )
-    except Exception as error:  # of any kind: it asks servers, through packages of their own
+    except Exception as error:  # of any type: detection queries servers through other packages
         reason = f'{type(error).__name__}: {" ".join(str(error).split())}'
         raise UserError(f'the environment of this cluster cannot be read ({reason}); {FLAGS_HINT}') from error
     if coordinator is None or count == 1:
@@ -117,17 +135,17 @@ def detect_process_info(environment: Mapping[str, str], timeout: float) -> Proce
 
 
 def is_one_machine(environment: Mapping[str, str], count: int) -> bool:
-    """Return whether SLURM or Open MPI says that all processes are on this machine."""
+    """Return whether SLURM or Open MPI reports that all processes are on this machine."""
     return read_count(environment, 'SLURM_STEP_NUM_NODES') == 1 or (
         read_count(environment, 'OMPI_COMM_WORLD_LOCAL_SIZE') == count
     )
 
 
 def read_count(environment: Mapping[str, str], name: str) -> int | None:
-    """Return a variable of a cluster that says how many there are of something; None if it is not set.
+    """Return a count from an environment variable of a cluster; None if the variable is not set.
 
     Raises:
-        UserError: it is no whole number of at least 1.
+        UserError: The value is not a whole number of at least 1 and below 10^9.
     """
     text = environment.get(name)
     if text is None:
@@ -141,7 +159,7 @@ def read_count(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or address reaches this machine alone."""
+    """Return whether a host name or address is a loopback address, which reaches this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -149,7 +167,13 @@ def is_loopback(host: str) -> bool:
 
 
 def check_not_one_of_many(environment: Mapping[str, str]) -> None:
-    """Refuse to run as the only process where a cluster has started many, or is about to."""
+    """Refuse to run as the only process if a cluster has started several, or is about to.
+
+    Raises:
+        UserError: SLURM allocated several tasks or hosts and this process is not part of a step; Open MPI runs
+            several ranks and does not give the address of the first; or this is a pod of an indexed job of Kubernetes
+            and the package `kubernetes` is missing.
+    """
     num_tasks = max(read_count(environment, name) or 1 for name in ('SLURM_NTASKS', 'SLURM_JOB_NUM_NODES'))
     if 'SLURM_JOB_ID' in environment and 'SLURM_STEP_NODELIST' not in environment and num_tasks > 1:
         raise UserError(

@@ -22,13 +22,22 @@ from sinklab.supervisor.messages import (
     encode_message,
 )
 
-MAX_UNREAD_BYTES = 4 * MAX_MESSAGE_BYTES  # bytes that may wait for a process to read them, and one message more
+MAX_UNREAD_BYTES = 4 * MAX_MESSAGE_BYTES  # limit of the write buffer; an empty buffer accepts any message
 MAX_UNREAD_GREETING_BYTES = 4 * MAX_GREETING_BYTES
 NOT_LOCAL_ERRNOS = errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT  # no interface of this machine has the address
 
 
 class Connection(asyncio.Protocol):
-    """A connection of the coordinator. `end_reason` says how it has ended, and is empty before."""
+    """A connection of the coordinator, with timeouts and a bounded write buffer.
+
+    `end_reason` says why the connection has ended, and is empty while it is open.
+
+    Args:
+        silence_seconds: Seconds without a message, or with unread data, after which the connection is aborted.
+        on_open: Called with the connection when it is open.
+        on_message: Called with the connection and each message.
+        on_lost: Called with the connection when it has ended.
+    """
 
     def __init__(self, silence_seconds: float, on_open: Callable, on_message: Callable, on_lost: Callable):
         self.silence_seconds, self.on_open, self.on_message, self.on_lost = (
@@ -41,7 +50,7 @@ class Connection(asyncio.Protocol):
         self.nonce = secrets.token_hex(32)
         self.transport, self.partial_line = None, bytearray()
         self.start_time = self.last_heard_time = time.monotonic()
-        self.blocked_since = None  # since when the other end has not read what waits for it
+        self.blocked_since = None  # since when sent data has waited for the other end; None: no data waits
 
     @property
     def max_message_bytes(self) -> int:
@@ -49,7 +58,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.transport = transport
-        transport.set_write_buffer_limits(high=0)  # `pause_writing` comes with the first byte that waits
+        transport.set_write_buffer_limits(high=0)  # so that the first byte that waits calls `pause_writing`
         self.on_open(self)
 
     def send_challenge(self) -> None:
@@ -72,9 +81,12 @@ class Connection(asyncio.Protocol):
             self.abort(NOT_A_RUN_PROCESS)
 
     def receive_line(self, line: bytearray) -> bool:
-        """Hand on a message; drop this connection, and nothing else, if the message is not as its type says.
+        """Decode a line and pass the message to `on_message`; abort this connection if it is invalid.
 
-        An error of `on_message` is not the fault of who sent the message: `on_message` handles it.
+        `on_message` handles its own errors, since they are not the fault of the sender.
+
+        Returns:
+            Whether the connection is still open.
         """
         try:
             if len(line) > self.max_message_bytes:
@@ -83,7 +95,7 @@ class Connection(asyncio.Protocol):
         except DECODE_ERRORS:
             self.abort(NOT_A_RUN_PROCESS)
             return False
-        if self.is_authenticated:  # an unauthenticated connection has one timeout for its greeting
+        if self.is_authenticated:  # before that, one timeout covers the whole greeting
             self.last_heard_time = time.monotonic()
         self.on_message(self, message)
         return not self.end_reason
@@ -93,7 +105,7 @@ class Connection(asyncio.Protocol):
         self.on_lost(self)
 
     def send(self, message: Message) -> None:
-        """Send, or keep until the other end reads; drop it when too much is kept."""
+        """Send a message; abort the connection if too much data waits for the other end to read."""
         if self.end_reason:
             return
         line, unread_bytes = encode_message(message), self.transport.get_write_buffer_size()
@@ -105,35 +117,40 @@ class Connection(asyncio.Protocol):
             self.transport.write(line)
 
     def check_timeouts(self, now: float) -> None:
-        """Drop the connection if it has been silent, or has not read, for too long."""
+        """Abort the connection if it has been silent, or has left data unread, for too long."""
         if self.blocked_since is not None and now - self.blocked_since > self.silence_seconds:
             self.abort(f'not reading what it is sent for {self.silence_seconds:.0f} s')
         elif now - self.last_heard_time > self.silence_seconds:
             self.abort(f'not heard of for {self.silence_seconds:.0f} s')
 
     def close(self) -> None:
-        """End it when all is sent, as far as the other end reads it at once."""
+        """Close the connection after its buffered data, as far as the other end reads it at once."""
         self.end_reason = self.end_reason or 'gone'
         self.transport.close()
 
     def abort(self, reason: str) -> None:
-        """End it at once. `on_lost` is called afterwards, from the loop."""
+        """Close the connection at once, without its buffered data.
+
+        The event loop calls `on_lost` afterwards.
+        """
         self.end_reason = self.end_reason or reason
         self.partial_line = bytearray()
         self.transport.abort()
 
 
 def open_listeners(host: str, port: int, backlog: int) -> tuple[list[socket.socket], str]:
-    """Listen on the interface of an address alone, or on all where no interface is known to have it.
+    """Listen on the interface with the host's address, or on all interfaces if none is known to have it.
 
     Args:
-        host: a name or address of process 0, as the other processes are given it.
+        host: The host name or address of process 0, as it is given to the other processes.
+        port: The port to listen on.
+        backlog: The maximum number of connections that the system queues until they are accepted.
 
     Returns:
-        The sockets, and why they are those of all interfaces; '' if they are not.
+        The sockets, and the reason for listening on all interfaces; '' if only the host's address is used.
 
     Raises:
-        UserError: the port is taken, or not for this user. Its cause is the OSError.
+        UserError: The port is in use, or this user may not open it. The cause is the OSError.
     """
     try:
         addresses = dict.fromkeys(
@@ -171,7 +188,7 @@ def open_listener(family: int, address: tuple, backlog: int) -> socket.socket:
 
 
 def listen_on_all_interfaces(port: int, backlog: int) -> list[socket.socket]:
-    """Listen on all interfaces."""
+    """Listen on all interfaces, for IPv4 and IPv6 if the system supports both in one socket."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
         return [

@@ -1,4 +1,4 @@
-"""The coordinator in process 0, which registers workers, detects hangs, and decides how a run ends."""
+"""The coordinator in process 0: it registers workers, detects hangs, and decides how a run ends."""
 
 import asyncio
 import contextlib
@@ -32,8 +32,9 @@ from sinklab.supervisor.messages import (
 from sinklab.supervisor.run_secret import SECRET_VARIABLE, RunSecret
 from sinklab.supervisor.timeouts import Timeouts
 
+# Activities without a usual duration. Their timeout is Timeouts.untimed.
 UNTIMED_ACTIVITIES = ('starting', 'compiling', 'measuring', 'saving', 'restoring', 'ending')
-UNBOUNDED_ACTIVITIES = ('preparing its data',)  # of any size
+UNBOUNDED_ACTIVITIES = ('preparing its data',)  # no timeout, since data can have any size
 ACTIVITY_FORMATS = {'step': 'in step {step}', 'reading its batch': 'reading its batch of step {step}'}
 
 
@@ -52,11 +53,11 @@ class Progress:
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """The order of progress: a process that is further on has a greater rank."""
+        """The sort key of progress; a process that is further on has a greater one."""
         return self.step, self.activity == 'step'
 
     def get_timeout(self, timeouts: Timeouts) -> float:
-        """Return how many seconds this activity may take."""
+        """Return how many seconds this activity may take; infinity if it has no limit."""
         if self.activity in UNBOUNDED_ACTIVITIES:
             return math.inf
         has_usual_time = self.usual_seconds is not None and self.activity not in UNTIMED_ACTIVITIES
@@ -77,7 +78,7 @@ class WorkerState:
     conn: Connection
     worker_pid: int | None = None
     progress: Progress = dataclasses.field(default_factory=Progress)
-    excused_time: float = 0.0  # when it last waited for who was at something that takes its time
+    excused_time: float = 0.0  # when it last waited for a process in an untimed activity
 
     def __str__(self) -> str:
         return f'process {self.index} (host {self.host}, pid {self.worker_pid or self.pid})'
@@ -98,7 +99,11 @@ class WorkerState:
 
 
 def find_hung_worker(unfinished: list[WorkerState], timeouts: Timeouts) -> ExitStatus | None:
-    """Whether some wait too long, and for whom. Who is at something that takes its time is waited for."""
+    """Return the exit status `hung` if a worker exceeds its timeout; None otherwise.
+
+    Workers that wait for stragglers are excused as long as each straggler is in an untimed activity, such as saving,
+    and within its timeout.
+    """
     furthest = max((worker.progress for worker in unfinished), key=lambda progress: progress.rank, default=Progress())
     stragglers = [worker for worker in unfinished if worker.progress.rank < furthest.rank]
     if stragglers and all(
@@ -118,7 +123,7 @@ def find_hung_worker(unfinished: list[WorkerState], timeouts: Timeouts) -> ExitS
 
 RestartDecider = Callable[
     [ExitStatus, bool], tuple[ExitStatus, bool]
-]  # an end, whether all could start again -> the end, whether they do
+]  # (exit status, whether a restart is possible) -> (exit status to report, whether to restart)
 
 
 USER_PORTS, PORT_OFFSET = range(1024, 65536), 1000
@@ -128,14 +133,23 @@ WRONG_SECRET_MESSAGE = (
     f'give {SECRET_VARIABLE} alike to all processes, or, where all are on one machine, '
     'start them as one user with one SINKLAB_CACHE'
 )
-MAX_UNAUTHENTICATED = 64  # connections without a greeting, beside those that the processes themselves may be opening
-GREETING_SECONDS = 0.2  # seconds that each of them has at least, however many come
-ACCEPT_RETRY_SECONDS = 0.2  # seconds until an accept that failed is tried again
-LISTEN_BACKLOG = 1024  # connections that the system holds until they are accepted
+MAX_UNAUTHENTICATED = 64  # connections without a greeting, in addition to one for each process
+GREETING_SECONDS = 0.2  # seconds that each of these has at least for its greeting
+ACCEPT_RETRY_SECONDS = 0.2  # seconds until a failed accept is retried
+LISTEN_BACKLOG = 1024  # connections that the system queues until they are accepted
 
 
 class Coordinator:
-    """The coordinator: gathers values, detects hangs and decides how a run ends, in a thread of its own."""
+    """The coordinator of a run. It works in a thread of its own.
+
+    It gathers values of the workers, detects hangs, and decides how the run ends.
+
+    Args:
+        count: The number of processes.
+        timeouts: The timeouts of the processes.
+        decide_restart: Decides whether all processes restart after an end.
+        print_line: Prints a line for the user.
+    """
 
     def __init__(
         self,
@@ -149,19 +163,21 @@ class Coordinator:
         self.workers: dict[int, WorkerState] = {}
         self.rejections: dict[int, str] = {}
         self.generation, self.port, self.interface, self.servers, self.local_sock = 0, 0, None, [], None
-        self.unauthenticated: dict[Connection, None] = {}  # without a greeting that was accepted; oldest first
+        self.unauthenticated: dict[Connection, None] = {}  # no accepted greeting yet; oldest first
         self.accepting: set[asyncio.Task] = set()
         self.deadline = time.monotonic() + timeouts.join
         self.is_over, self.exit_statuses = False, {}
-        self.failure: ExitStatus | None = None  # of the coordinator itself, if it cannot reach a supervisor
+        self.failure: ExitStatus | None = (
+            None  # an error of the coordinator itself, for when no message can report it
+        )
         self.gather_requests: dict[int, dict[int, GatherRequest]] = {}
         self.thread = threading.Thread(target=self.run_thread, daemon=True)
 
     def open(self, host: str, port: int) -> str:
-        """Accept connections of the supervisors of other processes.
+        """Listen for the supervisors of the other processes.
 
         Returns:
-            Why that is on all interfaces of this machine; '' if it is on that of the host's address alone.
+            The reason for listening on all interfaces; '' if only the host's address is used.
         """
         self.servers, reason = connection.open_listeners(host, port, LISTEN_BACKLOG)
         self.port, self.deadline = port, time.monotonic() + self.timeouts.join
@@ -169,7 +185,7 @@ class Coordinator:
         return reason
 
     def connection_limit(self) -> int:
-        """Return how many connections may be without a greeting, so that most file descriptors stay free."""
+        """Return how many connections may lack a greeting, so that most file descriptors stay free."""
         max_descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = self.count + MAX_UNAUTHENTICATED
         return (
@@ -179,14 +195,14 @@ class Coordinator:
         )
 
     def attach_local(self, local_sock: socket.socket) -> None:
-        """Attach the supervisor of process 0, before the thread starts."""
+        """Attach the supervisor of process 0. Call this before the thread starts."""
         self.local_sock = local_sock
 
     def run_thread(self) -> None:
         """Run the coordinator in its thread until the run is over."""
         try:
             asyncio.run(self.run())
-        except Exception as error:  # before there was anybody to tell, e.g. without file descriptors for a loop
+        except Exception as error:  # before a connection existed, e.g. for lack of file descriptors
             self.failure = self.failure or describe_error(error)
         finally:
             self.local_sock.close()
@@ -237,7 +253,10 @@ class Coordinator:
             self.end_run(self.failure)
 
     def handle_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict) -> None:
-        """Handle what asyncio reports; an OSError is of one connection, which is closed by then."""
+        """Handle an exception that asyncio reports.
+
+        An OSError belongs to one connection, which is closed by then; it does not end the run.
+        """
         error = context.get('exception')
         if isinstance(error, Exception) and not isinstance(error, OSError):
             self.fail(error)
@@ -257,7 +276,7 @@ class Coordinator:
             return
         try:
             sock, _ = server.accept()
-        except (BlockingIOError, ConnectionError):  # it is gone again
+        except (BlockingIOError, ConnectionError):  # the client has closed it already
             return
         except OSError:  # no file descriptors, or no memory
             self.pause_accepting(server, ACCEPT_RETRY_SECONDS)
@@ -282,7 +301,7 @@ class Coordinator:
         conn.send_challenge()
 
     def list_connected_workers(self) -> list[WorkerState]:
-        """Return the connected workers, without that of process 0."""
+        """Return the workers with an open connection, except that of process 0."""
         return [worker for worker in self.workers.values() if worker.index and not worker.conn.end_reason]
 
     def broadcast(self, message: Message) -> None:
@@ -325,7 +344,7 @@ class Coordinator:
         is_ending = self.is_over or any(worker.conn.end_reason for worker in self.workers.values())
         problem, reply_class = None, Rejection
         if not hmac.compare_digest(hello.proof, self.secret.prove('process', *proof_parts)):
-            # Of a start that follows, which may have a secret of its own, or of nobody.
+            # The sender belongs to the next start, which may have another secret, or to no run.
             conn.send(RetryLater(RUN_ENDING_MESSAGE) if is_ending else Rejection(WRONG_SECRET_MESSAGE))
             if not is_ending:
                 self.reject_without_secret(process)
@@ -343,7 +362,7 @@ class Coordinator:
         if problem:
             if process in range(self.count):
                 self.rejections[process] = problem
-            conn.send(reply_class(problem))  # and leaves it to the other end to close: a reset could overtake this
+            conn.send(reply_class(problem))  # the other end closes: a reset could overtake this message
             return
         self.unauthenticated.pop(conn, None)
         self.workers[process] = newcomer
@@ -355,7 +374,7 @@ class Coordinator:
     def reject_without_secret(self, process: int) -> None:
         """Print, once for each missing process, that a process with its index had another secret.
 
-        Process 0 waits on: a connection that has not proved the secret must not end the run.
+        Process 0 keeps waiting: a connection that has not proved the secret must not end the run.
         """
         if process in range(self.count) and process not in (*self.workers, *self.rejections):
             self.rejections[process] = (
@@ -364,7 +383,7 @@ class Coordinator:
             self.print_line(f'turned away: {self.rejections[process]}; process 0 still waits for process {process}')
 
     def start_generation(self, previous_exit: ExitStatus | None = None) -> None:
-        """Have all supervisors start their workers, for the first time or again."""
+        """Tell all supervisors to start their workers, for the first time or again."""
         self.generation += 1
         self.deadline, self.exit_statuses, self.gather_requests = None, {}, {}
         for worker in self.workers.values():
@@ -373,7 +392,10 @@ class Coordinator:
         self.broadcast(StartWorkers(self.generation, port, previous_exit))
 
     def gather(self, worker: WorkerState, message: GatherRequest) -> None:
-        """Send the values of the n-th gather to all workers, once each has sent its own."""
+        """Send the values of the n-th gather to all workers, once each has sent its own.
+
+        If workers send different names for the same gather, the later one counts as crashed.
+        """
         requests = self.gather_requests.setdefault(message.number, {})
         requests[worker.index] = message
         others = ((index, mismatch.name) for index, mismatch in requests.items() if mismatch.name != message.name)
@@ -387,7 +409,10 @@ class Coordinator:
             self.broadcast(GatherResult([requests[index].value for index in range(self.count)], self.generation))
 
     def record_exit(self, worker: WorkerState, exit_status: ExitStatus) -> None:
-        """Waits a moment for other ends after the first bad one: they may have caused it."""
+        """Record the exit status of a worker.
+
+        After the first failure the coordinator waits a moment for other exit statuses: one of them may be the cause.
+        """
         self.exit_statuses.setdefault(worker.index, exit_status)
         if exit_status.cause != 'done':
             wait_seconds = self.timeouts.orderly_exit if exit_status.orderly else self.timeouts.settle
@@ -429,14 +454,18 @@ class Coordinator:
             self.end_run(exit_status)
 
     def end_run(self, exit_status: ExitStatus) -> None:
-        """End the run, and tell all processes how."""
+        """End the run and broadcast its exit status to all processes."""
         self.is_over, self.deadline = True, time.monotonic() + self.timeouts.shutdown
         self.broadcast(RunExit(exit_status))
         self.wake_event.set()
 
 
 def find_free_port(base_port: int) -> int:
-    """Return a free port that is not next to `base_port`, where other jobs of this host have theirs."""
+    """Return a free port away from `base_port`, next to which other jobs of this host have theirs.
+
+    Raises:
+        UserError: No port is free.
+    """
     first = base_port + PORT_OFFSET - USER_PORTS.start
     for port in (USER_PORTS[(first + offset) % len(USER_PORTS)] for offset in range(len(USER_PORTS))):
         with contextlib.suppress(OSError), socket.create_server(('', port)):

@@ -7,8 +7,8 @@ from typing import Literal
 
 from sinklab.schema import UserError
 
-# What a process, or all of them, have ended of -> (kind in outcome.json, exit code). Of several, the first in this
-# order has caused the others: a process that is killed makes others raise and abort, and none of those kills it.
+# Cause of the end of a process or a run -> (kind in outcome.json, exit code). If processes end with several causes,
+# the first in this order has caused the others: a killed process makes others raise and abort, but not the reverse.
 EXIT_CAUSES = {
     'refused': ('refused', 1),
     'diverged': ('diverged', 3),
@@ -26,7 +26,7 @@ EXIT_CAUSES = {
     'aborted': ('lost', 42),
     'done': ('done', 0),
 }
-# What an exit code says where no word has come: a stop would have left one.
+# The kind of an exit code, for a process that reported none. 42 means `lost`, since a process that stops reports it.
 KIND_BY_EXIT_CODE = {code: kind for kind, code in reversed(EXIT_CAUSES.values())}
 CAUSE_BY_SIGNAL = {signal.SIGINT: 'interrupted', signal.SIGHUP: 'stopped', signal.SIGTERM: 'stopped'}
 SAME_SIGNAL_SECONDS = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
@@ -40,8 +40,8 @@ class ExitStatus:
 
     cause: ExitCause
     words: str = ''
-    trace: str = ''  # for who has to mend it
-    orderly: bool = False  # the others are about to end alike
+    trace: str = ''  # details for debugging: a traceback or the end of a log
+    orderly: bool = False  # the other processes are about to end in the same way
 
     def __post_init__(self):
         for name in ('words', 'trace'):
@@ -57,7 +57,7 @@ class ExitStatus:
 
     @property
     def is_failure(self) -> bool:
-        """Whether something is to be looked into."""
+        """Whether the end is a failure to look into: `lost` or `crashed`."""
         return self.kind in ('lost', 'crashed')
 
     def replace_words(self, words: str) -> 'ExitStatus':
@@ -65,12 +65,18 @@ class ExitStatus:
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape control characters and what has no UTF-8; line breaks and tabs stay."""
+    """Escape unprintable characters, such as lone surrogates; keep line breaks and tabs."""
     return ''.join(char if char.isprintable() or char in '\n\t' else ascii(char)[1:-1] for char in text)
 
 
 def make_exit_status(return_code: int, has_started: bool, log_tail: str) -> ExitStatus:
-    """Return the exit status of a process that reported none; `return_code` is minus a signal that killed it."""
+    """Return the exit status of a process that reported none.
+
+    Args:
+        return_code: The exit code, or minus the number of the signal that killed the process.
+        has_started: Whether the process had installed its own signal handler.
+        log_tail: The end of its log, which becomes the trace of a crash.
+    """
     if -return_code in CAUSE_BY_SIGNAL:
         return make_immediate_stop(-return_code) if has_started else make_early_stop(-return_code)
     if return_code == -signal.SIGABRT:
@@ -81,7 +87,7 @@ def make_exit_status(return_code: int, has_started: bool, log_tail: str) -> Exit
 
 
 def describe_error(error: Exception) -> ExitStatus:
-    """Return the end of a run in which what watches over its processes has failed."""
+    """Return the exit status of a run whose supervision failed with an exception."""
     if isinstance(error, UserError):
         return ExitStatus('refused', str(error))
     message = ' '.join(traceback.format_exception_only(error)[-1].split())
@@ -99,7 +105,16 @@ def make_immediate_stop(signum: int) -> ExitStatus:
 
 
 def combine_exit_statuses(exit_statuses: dict[int, ExitStatus], names: list[str]) -> ExitStatus:
-    """Combine the exit statuses of processes, in the order in which they arrived, into that of the run."""
+    """Combine the exit statuses of processes into the exit status of the run.
+
+    Args:
+        exit_statuses: Exit statuses by process index, in the order in which they arrived.
+        names: The names of all processes, by index.
+
+    Returns:
+        The exit status whose cause is first in EXIT_CAUSES. Its words begin with the name of the process, unless all
+        processes ended with the same words.
+    """
     root_index = min(exit_statuses, key=lambda index: [*EXIT_CAUSES].index(exit_statuses[index].cause))
     root_status = exit_statuses[root_index]
     is_same_for_all = (

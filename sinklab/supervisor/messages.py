@@ -1,6 +1,6 @@
-"""Messages between processes: JSON lines over a socket, each checked against its type.
+"""Messages between processes: JSON lines over a socket.
 
-Each message is checked against its type, with all bounds, before anything is done with it.
+Each message is validated against its type, including all bounds, before it is used.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from msgspec import Meta
 
 from sinklab.supervisor.exit_status import ExitStatus
 
-MAX_MESSAGE_BYTES = 1 << 24  # bytes of a message between processes that know each other
-MAX_GREETING_BYTES = 1 << 12  # bytes of a message before that
+MAX_MESSAGE_BYTES = 1 << 24  # bytes of a message after authentication
+MAX_GREETING_BYTES = 1 << 12  # bytes of a message before authentication
 NOT_A_RUN_PROCESS = 'no process of a run'
 
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
@@ -68,7 +68,7 @@ class RetryLater(Message, tag='later'):
 
 
 class Heartbeat(Message, tag='beat'):
-    """A heartbeat."""
+    """A sign of life, without fields."""
 
 
 class ProgressReport(Message, tag='at'):
@@ -126,7 +126,7 @@ FROM_COORDINATOR_DECODER = msgspec.json.Decoder(
 )
 WORKER_DECODER = msgspec.json.Decoder(
     Heartbeat | ProgressReport | GatherRequest | GatherResult | WorkerExit
-)  # a supervisor and its worker
+)  # between a supervisor and its worker
 DECODE_ERRORS = msgspec.MsgspecError, ValueError, RecursionError
 
 
@@ -135,12 +135,12 @@ def encode_message(message: Message) -> bytes:
 
 
 def get_host_name() -> str:
-    """Return the name of this machine, as far as it is printable ASCII."""
+    """Return the host name in printable ASCII, with `?` for all other characters."""
     return re.sub('[^ -~]', '?', socket.gethostname())[:255]
 
 
 class MessageChannel:
-    """A connection that threads read and write; it ends if it is silent for too long."""
+    """A connection that several threads use. It ends if it is silent for `silence_seconds`."""
 
     def __init__(self, sock: socket.socket, silence_seconds: float | None, decoder: msgspec.json.Decoder):
         sock.settimeout(silence_seconds)
@@ -148,7 +148,7 @@ class MessageChannel:
         self.send_lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Sends, or leaves it to who receives to find that nobody is there any more."""
+        """Send a message; if that fails, close the channel, which ends the iteration over messages."""
         line = encode_message(message)
         try:
             with self.send_lock:
@@ -174,11 +174,11 @@ class MessageChannel:
             self.close()
 
     def reject(self) -> None:
-        """Ends a connection to somebody who is not what it should be."""
+        """Close a connection to a program that is not a process of this run."""
         self.end_reason = self.end_reason or NOT_A_RUN_PROCESS
         self.close()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # it is closed
+        with contextlib.suppress(OSError):  # it is closed already
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()

@@ -1,7 +1,7 @@
 """The secret of a run, with which its processes authenticate their connections.
 
-It is never sent. Each side of a new connection sends a number that nobody has seen before (a nonce), and proves by an
-HMAC over both numbers that it knows the secret. Without a secret the proofs still have to fit, and protect nothing.
+The secret is never sent. Each side of a new connection sends a nonce, and proves by an HMAC over both nonces that it
+knows the secret. If there is no secret, the proofs are still checked, but they protect nothing.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.supervisor.cluster import ProcessInfo
 
 SECRET_VARIABLE = 'SINKLAB_RUN_SECRET'
-MIN_SECRET_CHARS = 16  # characters; who records a greeting can try shorter ones
+MIN_SECRET_CHARS = 16  # whoever records a greeting can try all shorter secrets
 MAX_SECRET_FILE_BYTES = 4096
 
 
@@ -30,33 +30,36 @@ class RunSecret:
     file: Path | None = None
 
     def prove(self, role: str, *parts: object) -> str:
-        """Return an HMAC that only who knows the secret can make.
+        """Return an HMAC that proves knowledge of the secret.
 
         Args:
-            role: who proves it, so that nobody can send a proof back to where it came from.
-            *parts: the nonces of both sides, and what the proof is to vouch for.
+            role: The side that makes the proof, so that nobody can send a proof back to its sender.
+            *parts: The nonces of both sides, and the values that the proof authenticates.
         """
         content = '\n'.join([role, *map(str, parts)])
         return hmac.new(self.text.encode(), content.encode(), 'sha256').hexdigest()
 
     def remove_file(self) -> None:
-        """Remove the file, while the port is still held: after that it may be another run's."""
+        """Remove the file of the secret.
+
+        Call this while the port is still held: afterwards the file may be that of another run.
+        """
         if self.file:
             with contextlib.suppress(OSError):
                 self.file.unlink()
 
 
 def read_secret_variable() -> str:
-    """Return what SINKLAB_RUN_SECRET says; '' if it is not set.
+    """Return the value of SINKLAB_RUN_SECRET; '' if the variable is not set.
 
     Raises:
-        UserError: it is empty or too short to protect anything.
+        UserError: The value is empty, or too short to protect anything.
     """
     secret = os.environ.get(SECRET_VARIABLE)
     if secret is None:
         return ''
     secret = secret.strip()
-    if not secret:  # what was to give it has failed: without a secret the run would go on unprotected
+    if not secret:  # the command that should have set it failed; the run must not go on unprotected
         raise UserError(
             f'{SECRET_VARIABLE} is set and empty, and needs at least {MIN_SECRET_CHARS} characters; '
             'make one for all processes by: openssl rand -hex 32, or unset it'
@@ -70,11 +73,11 @@ def read_secret_variable() -> str:
 
 
 def create_secret(process_info: ProcessInfo) -> RunSecret:
-    """Return the secret of process 0: the given one, or a new one where all processes are on this machine.
+    """Return the secret of process 0: SINKLAB_RUN_SECRET, or a new one if all processes are local.
 
-    The new one is written into the user's cache, readable by this user alone. Where that cannot be written, it is
-    what the others find there: the secret of a run that was killed, or none. It is empty, too, if processes are on
-    several machines and none is given.
+    A new secret is written to the user's cache, readable by this user alone. If it cannot be written, the secret is
+    the one that the other processes find there: that of a run that was killed, or ''. The secret is also '' if
+    processes are on several machines and the variable is not set.
     """
     if (secret := read_secret_variable()) or not process_info.is_local:
         return RunSecret(secret)
@@ -94,9 +97,9 @@ def create_secret(process_info: ProcessInfo) -> RunSecret:
 
 
 def find_secret(process_info: ProcessInfo) -> RunSecret:
-    """Return the secret of another process than 0: the given one, or what process 0 has written on this machine.
+    """Return the secret of another process than 0: SINKLAB_RUN_SECRET, or the one in process 0's file.
 
-    To be called when process 0 has answered: by then it has written the file.
+    Call this after process 0 has answered: by then it has written the file.
     """
     if (secret := read_secret_variable()) or not process_info.is_local:
         return RunSecret(secret)
@@ -104,7 +107,7 @@ def find_secret(process_info: ProcessInfo) -> RunSecret:
 
 
 def read_secret_file(file: Path) -> str:
-    """Return the secret in a file of this user; '' if there is none, or it is too short to protect anything."""
+    """Return the secret in a file of this user; '' if there is none, or if it is too short."""
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as stream:
             text = stream.read(MAX_SECRET_FILE_BYTES) if os.fstat(stream.fileno()).st_uid == os.geteuid() else ''
@@ -114,6 +117,6 @@ def read_secret_file(file: Path) -> str:
 
 
 def get_secret_path(port: int) -> Path:
-    """Return the file of the run that meets at a port of this machine."""
+    """Return the file of the secret of the run whose process 0 listens on a port of this machine."""
     host = re.sub(r'[^\w.-]', '_', socket.gethostname())
     return get_cache_dir() / 'run-secrets' / f'{host}-{port}'

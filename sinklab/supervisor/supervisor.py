@@ -67,13 +67,16 @@ from sinklab.supervisor.run_secret import SECRET_VARIABLE as SECRET
 from sinklab.supervisor.timeouts import Timeouts
 from sinklab.supervisor.worker_client import WORKER_VARIABLE
 
-LOG_TAIL_BYTES = 100_000  # bytes of what it says beside its words
-RUNNING_STATES = 'RSD'  # runs, waits, waits for a disk; and is not stopped
-STACK_DUMP_SECONDS = 0.5  # seconds to write where all of its threads are
+LOG_TAIL_BYTES = 100_000  # bytes of the end of a worker's log that are kept
+RUNNING_STATES = 'RSD'  # letters of /proc: running, sleeping, waiting for a disk; not stopped
+STACK_DUMP_SECONDS = 0.5  # seconds that a worker has to write the stacks of its threads
 
 
 class WorkerProcess:
-    """A worker process, which trains. Its lines for a terminal go there, all else goes to `log_file`."""
+    """A worker process, which trains.
+
+    In process 0 its lines for the user go to the terminal. All other output goes to `log_file`.
+    """
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class WorkerProcess:
         on_message: Callable[['WorkerProcess', Message | None], None],
     ):
         own_sock, worker_sock = socket.socketpair()
-        self.log_file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
+        self.log_file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the worker
         terminal = [] if process_info.index else [os.dup(1), os.dup(2)]
         settings = dict(
             link=worker_sock.fileno(),
@@ -106,7 +109,7 @@ class WorkerProcess:
             stdin=subprocess.DEVNULL,
             stdout=self.log_file,
             stderr=self.log_file,
-            process_group=0,  # a terminal's Ctrl-C comes by way of the parent
+            process_group=0,  # the supervisor forwards Ctrl-C of the terminal
         )
         for descriptor in (worker_sock.detach(), *terminal):
             os.close(descriptor)
@@ -121,7 +124,7 @@ class WorkerProcess:
         on_message(self, None)
 
     def record_report(self, has_signal_handler: bool) -> None:
-        """Record a report of the worker, and whether the worker handles signals."""
+        """Record that the worker sent a report, and whether it handles signals."""
         self.last_report_time, self.has_reported, self.has_signal_handler = time.monotonic(), True, has_signal_handler
         self.has_started = self.has_started or has_signal_handler
 
@@ -129,7 +132,11 @@ class WorkerProcess:
         self.process.send_signal(signum)
 
     def check_silence(self, timeouts: Timeouts) -> ExitStatus | None:
-        """Whether it gives no sign of life. One that computes in C++ may keep the interpreter for a while."""
+        """Return the exit status `frozen` if the worker has been silent for too long; None otherwise.
+
+        The limit is `timeouts.silence` if the system does not show the worker as running, `timeouts.join` before its
+        first report, and `timeouts.busy_silence` after it: a call into C++ may keep the interpreter for a while.
+        """
         silent_seconds = time.monotonic() - self.last_report_time
         is_running = read_process_state(self.process.pid) in RUNNING_STATES
         max_seconds = (
@@ -142,7 +149,10 @@ class WorkerProcess:
         )
 
     def wait_exit_status(self, timeouts: Timeouts) -> ExitStatus:
-        """Return how the worker has ended, once it has closed its end of the connection."""
+        """Wait for the end of the worker and return its exit status; kill it if it does not end in time.
+
+        Call this once the worker has closed its end of the connection.
+        """
         try:
             return_code = self.process.wait(timeouts.shutdown)
         except subprocess.TimeoutExpired:
@@ -151,7 +161,7 @@ class WorkerProcess:
         return self.reported_exit or make_exit_status(return_code, self.has_started, self.read_log_tail())
 
     def kill(self, dump_stacks: bool) -> None:
-        """Ends it at once; writes before where all its threads are."""
+        """Kill the worker; with `dump_stacks`, have it first write the stacks of its threads to its log."""
         if dump_stacks and self.has_reported and self.process.poll() is None:
             self.send_signal(signal.SIGUSR1)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -170,23 +180,28 @@ class WorkerProcess:
 
 
 def read_process_state(pid: int) -> str:
-    """Return the state of a process as a letter of /proc; ? where there is none."""
+    """Return the state of a process as a letter of /proc; `?` if there is no such process."""
     try:
         return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
     except (OSError, IndexError):
         return '?'
 
 
-STORAGE_TIMEOUT_SECONDS = 10.0  # of a request to a bucket, for which nobody should be kept waiting
-MAX_FRUITLESS = 5  # attempts in a row that came to no new checkpoint, each started by a scheduler
-MAX_FRUITLESS_RESTARTS = 3  # or by the supervisors themselves
+STORAGE_TIMEOUT_SECONDS = (
+    10.0  # seconds for which requests to a bucket are retried: nothing should wait for them longer
+)
+MAX_FRUITLESS = 5  # attempts in a row without a new checkpoint, restarts by a scheduler included
+MAX_FRUITLESS_RESTARTS = 3  # the same, counting only restarts by the supervisors
 
 
 class RestartPolicy:
-    """The decision of process 0 whether a run restarts, and the record of how it ended.
+    """The policy of process 0: whether a run restarts, and the record of how it ended.
 
-    `is_this_run` says whether the folder holds this run: nothing is written into any other.
-    `find_newest_step` returns the newest step of the folder that was saved completely.
+    Args:
+        run_dir: The run directory.
+        is_this_run: Returns whether the folder holds this run; nothing is written to the folder of another run.
+        find_newest_step: Returns the newest step of the folder with a complete checkpoint; None if there is none.
+        restarts: How many times the supervisors may restart the run.
     """
 
     def __init__(
@@ -211,13 +226,20 @@ class RestartPolicy:
                 self.num_fruitless = last_outcome.get('fruitless', 0)
 
     def poll_newest_step(self) -> int | None:
-        """Return the newest checkpoint; the one known before where the disk does not say, or a file is damaged."""
+        """Return the newest complete step; the last known one if the storage fails or a file is damaged."""
         with contextlib.suppress(OSError, ValueError), short_timeout(STORAGE_TIMEOUT_SECONDS):
             return self.find_newest_step()
         return self.newest_step
 
     def decide_restart(self, exit_status: ExitStatus, can_restart: bool) -> tuple[ExitStatus, bool]:
-        """Whether all begin again after an end; in vain they do so a few times only."""
+        """Decide whether all processes restart after an end.
+
+        Only an end of kind `lost` leads to a restart. After a few attempts in a row without a new checkpoint the run
+        ends with the cause `fruitless`.
+
+        Returns:
+            The exit status to report, and whether the processes restart.
+        """
         if exit_status.kind != 'lost':
             return exit_status, False
         newest_step = self.poll_newest_step()
@@ -235,7 +257,12 @@ class RestartPolicy:
         return exit_status, is_restarting
 
     def write_outcome(self, exit_status: ExitStatus) -> None:
-        """Writes the outcome where process 0 could not, or does not know what the others know."""
+        """Write outcome.json unless process 0 has already recorded this end.
+
+        Process 0 may have failed before it could write, or may not know how the others ended. Nothing is written for
+        a refused run, while a job holds the folder, or if the folder holds another run. The end of a lost run is
+        always written, with its count of fruitless attempts. Errors of the storage are ignored.
+        """
         fruitless_field = (
             dict(fruitless=self.num_fruitless)
             if exit_status.kind == 'lost' or exit_status.cause == 'fruitless'
@@ -262,14 +289,14 @@ class RestartPolicy:
                 self.run_dir.write_json('outcome', outcome | dict(exit_code=exit_status.exit_code) | fruitless_field)
 
     def read_outcome(self) -> dict:
-        """Return what outcome.json says; nothing if it is missing or damaged, and is to be written anew."""
+        """Return the content of outcome.json; an empty dict if the file is missing or damaged."""
         try:
             return self.run_dir.read_json('outcome')
         except (FileNotFoundError, DamagedFileError):
             return {}
 
     def read_last_step(self) -> int:
-        """Return the step of the last line of metrics.jsonl; 0 if that has none, or cannot be read."""
+        """Return the step of the last line of metrics.jsonl; 0 if there is none or the file is damaged."""
         try:
             return next((line['step'] for line in reversed(self.run_dir.read_metric_lines())), 0)
         except DamagedFileError:
@@ -277,7 +304,7 @@ class RestartPolicy:
 
 
 def log_failure(run_dir: RunDir, index: int, exit_status: ExitStatus, log_tail: str) -> None:
-    """Appends to the log of a process what went wrong, and what its threads and libraries said before."""
+    """Append the reason of a failure and the end of the worker's log to processes/INDEX.log."""
     with contextlib.suppress(OSError, UserError), short_timeout(STORAGE_TIMEOUT_SECONDS):
         if not run_dir.has_run():
             return
@@ -292,10 +319,17 @@ CONNECT_RETRY_SECONDS = 0.2  # seconds between two attempts to reach process 0
 
 
 class Supervisor:
-    """The supervisor of a worker process. It acts in one thread; other threads and signals put events into `events`.
+    """The supervisor of a worker process.
 
-    `on_failure` gets an exit status and the end of the log before it; `decide_restart`, of process 0, decides whether
-    all processes restart.
+    It acts in one thread. Other threads and signal handlers put events into `events`.
+
+    Args:
+        process_info: The index and count of this process.
+        command: The command line of the worker.
+        timeouts: The timeouts of the processes.
+        on_failure: Called with the exit status of a worker that failed and the end of its log.
+        print_line: Prints a line for the user.
+        decide_restart: Decides whether all processes restart; used in process 0 only.
     """
 
     def __init__(
@@ -324,7 +358,7 @@ class Supervisor:
         self.secret, self.nonces = RunSecret(), ('', '')
 
     def run(self) -> ExitStatus:
-        """Run until all processes have ended, and return how they did."""
+        """Run until all processes have ended, and return the exit status of the run."""
         stop_signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         signals = [
             signum for signum in stop_signals if signal.getsignal(signum) != signal.SIG_IGN or signum != signal.SIGHUP
@@ -347,7 +381,10 @@ class Supervisor:
         self.events.put(functools.partial(function, *arguments))
 
     def process_event(self, timeout: float = 0.5) -> None:
-        """Process the next event, or return after the timeout."""
+        """Process the next event, or return after the timeout.
+
+        A heartbeat that is due is sent, too.
+        """
         with contextlib.suppress(queue.Empty):
             self.events.get(timeout=min(timeout, self.timeouts.heartbeat / 2))()
         if time.monotonic() - self.last_heartbeat > self.timeouts.heartbeat and self.events.empty():
@@ -366,12 +403,12 @@ class Supervisor:
         return f'what answers at {self.process_info.address} is not process 0 of a run; give its address'
 
     def start(self) -> None:
-        """Start: open the coordinator in process 0, and connect to it in every process."""
+        """Open the coordinator in process 0, and connect to it in every process."""
         read_secret_variable()
         if self.coordinator:
             if self.process_info.count > 1 and not self.open_coordinator():
                 return
-            if self.process_info.count > 1:  # before anybody is answered, who may then look for it
+            if self.process_info.count > 1:  # before any process is answered, which then reads the file
                 self.coordinator.secret = self.secret = create_secret(self.process_info)
                 self.warn_without_secret()
             sock, coordinator_sock = socket.socketpair()
@@ -382,7 +419,13 @@ class Supervisor:
             self.connect()
 
     def open_coordinator(self) -> bool:
-        """Waits for a run that is at its end to let go of the port, unless a signal comes first."""
+        """Open the port of the coordinator; return False if a signal arrives first.
+
+        If a run that is ending still holds the port, retry until it releases the port.
+
+        Raises:
+            UserError: The port cannot be opened.
+        """
         deadline = time.monotonic() + 2 * self.timeouts.shutdown
         while not self.exit_status:
             try:
@@ -416,7 +459,7 @@ class Supervisor:
         self.channel.send(Hello(index, count, get_host_name(), os.getpid(), self.nonces[1], proof))
 
     def check_welcome(self, welcome: Welcome) -> None:
-        """Go on if the coordinator proves that it knows the secret."""
+        """Accept the coordinator if it proves that it knows the secret; otherwise close the connection."""
         expected = self.secret.prove('hub', *self.nonces, self.process_info.index, self.process_info.count)
         if hmac.compare_digest(welcome.proof, expected) and self.nonces[0]:
             self.is_accepted = True
@@ -424,13 +467,17 @@ class Supervisor:
             self.channel.reject()
 
     def connect(self) -> None:
-        """Connect to process 0, unless a signal arrives first."""
+        """Connect to process 0, with retries; give up if a signal arrives first.
+
+        Raises:
+            UserError: Process 0 does not answer until the deadline.
+        """
         while not self.exit_status:
             try:
                 sock = socket.create_connection(
                     (self.process_info.host, self.process_info.port), self.timeouts.silence
                 )
-                if sock.getsockname() != sock.getpeername():  # a port of its own that met itself
+                if sock.getsockname() != sock.getpeername():  # not a TCP self-connection
                     self.start_channel(sock)
                     return
                 sock.close()
@@ -443,7 +490,10 @@ class Supervisor:
             self.process_event(CONNECT_RETRY_SECONDS)
 
     def reconnect(self, message: str) -> None:
-        """Connect again: the earlier run at this address is about to end."""
+        """Connect again: the earlier run at this address is about to end.
+
+        After the deadline, end with `message` instead.
+        """
         self.channel.close()
         self.channel = None
         if time.monotonic() > self.deadline:
@@ -466,7 +516,7 @@ class Supervisor:
                 self.report_exit(silence_exit)
 
     def handle_coordinator_message(self, channel: MessageChannel, message: Message) -> None:
-        """Handle a message of the coordinator."""
+        """Handle a message of the coordinator; ignore messages of earlier connections."""
         if channel is not self.channel:
             return
         match message:
@@ -503,11 +553,11 @@ class Supervisor:
             self.exit_status = self.exit_status or (
                 lost_status if self.is_accepted else ExitStatus('refused', self.wrong_address_message)
             )
-        else:  # as a run at its end leaves who comes late
+        else:  # a run that is ending closes the connections of late processes
             self.reconnect(self.wrong_address_message)
 
     def start_worker(self, generation: int, port: int | None, previous_exit: ExitStatus | None) -> None:
-        """Start the worker, and stop an earlier one that still runs."""
+        """Start the worker, after stopping an earlier one that still runs."""
         if previous_exit:
             self.print_line(f'{previous_exit.words}; starting again')
             self.stop_worker(previous_exit)
@@ -542,14 +592,17 @@ class Supervisor:
         self.channel.send(msgspec.structs.replace(message, generation=self.generation))
 
     def report_exit(self, exit_status: ExitStatus) -> None:
-        """Report how the worker has ended; the coordinator alone decides what follows."""
+        """Report the exit status of the worker to the coordinator, which alone decides what follows."""
         if self.channel:
             self.forward(WorkerExit(exit_status))
         else:
             self.exit_status = exit_status
 
     def handle_signal(self, signum: int) -> None:
-        """Forward the first signal to a worker that handles signals; end the run at once on a later one."""
+        """Forward the first signal to a worker that handles signals; end the run at once on a later one.
+
+        Signals within SAME_SIGNAL_SECONDS of the first count as one.
+        """
         now = time.monotonic()
         if self.stop_request and now - self.stop_request[1] > SAME_SIGNAL_SECONDS:
             self.report_exit(make_immediate_stop(signum))
@@ -560,11 +613,11 @@ class Supervisor:
             self.report_exit(make_early_stop(signum))
         elif self.worker.has_signal_handler:
             self.worker.send_signal(signum)
-            if self.process_info.index:  # a worker that has the terminal says so itself
+            if self.process_info.index:  # the worker of process 0 has the terminal and prints this itself
                 self.print_line(STOPPING_MESSAGE)
 
     def stop_worker(self, exit_status: ExitStatus) -> None:
-        """Stop the worker, and keep its log if it failed."""
+        """Kill the worker; if it failed, pass its exit status and the end of its log to `on_failure`."""
         worker, self.worker = self.worker, None
         if worker:
             worker.kill(dump_stacks=exit_status.is_failure)

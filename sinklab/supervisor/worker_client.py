@@ -1,4 +1,4 @@
-"""The client of a supervised worker process: collectives of JSON values, progress and exit through its supervisor."""
+"""The process group of a supervised worker: gathers of JSON values, progress and exit."""
 
 import contextlib
 import ctypes
@@ -27,10 +27,11 @@ from sinklab.supervisor.messages import (
 )
 
 WORKER_VARIABLE = 'SINKLAB_SUPERVISED'
-# XLA for CPUs otherwise begins independent collectives in any order, and processes meet in different ones.
+# Without this flag XLA:CPU may start independent collectives in different orders in different processes, which then
+# wait for each other in different collectives.
 ORDERED_COLLECTIVES_FLAG = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
-BIND_VARIABLE = 'JAX_COORDINATOR_BIND_ADDRESS'  # of jax itself, for whoever wants another interface
-PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of Linux
+BIND_VARIABLE = 'JAX_COORDINATOR_BIND_ADDRESS'  # of jax; a user may set it to choose another interface
+PR_SET_PDEATHSIG = 1  # of prctl on Linux: the signal to this process when its parent ends
 
 
 def is_supervised() -> bool:
@@ -38,13 +39,16 @@ def is_supervised() -> bool:
 
 
 def connect_group() -> ProcessGroup:
-    """Return the group of this process, from the settings that its supervisor put into the environment."""
+    """Return the process group of this process.
+
+    A supervisor puts the settings into the environment. Without them the group has a single process.
+    """
     settings = os.environ.pop(WORKER_VARIABLE, None)
     return WorkerClient(**json.loads(settings)) if settings else SingleProcessGroup()
 
 
 class WorkerClient:
-    """The process group of a run, through the supervisor of this process; without it, this process ends."""
+    """The process group of a run, through the supervisor. The process exits if the supervisor is lost."""
 
     def __init__(
         self,
@@ -94,13 +98,16 @@ class WorkerClient:
             self.wake_event.set()
 
     def initialize_distributed(self) -> None:
-        """Initialize jax.distributed, once all processes are known to be there: jax aborts without one."""
+        """Initialize jax.distributed.
+
+        Call this once all processes are known to exist: jax aborts if one is missing.
+        """
         import jax
 
         flags = os.environ.get('XLA_FLAGS', '')
         if ORDERED_COLLECTIVES_FLAG.partition('=')[0] not in flags:
             os.environ['XLA_FLAGS'] = f'{flags} {ORDERED_COLLECTIVES_FLAG}'.strip()
-        jax.config.update('jax_enable_preemption_service', False)  # it swallows SIGTERM
+        jax.config.update('jax_enable_preemption_service', False)  # its service would catch SIGTERM
         jax.distributed.initialize(
             self.coordinator_address,
             self.count,
@@ -109,15 +116,15 @@ class WorkerClient:
             cluster_detection_method='deactivate',
             coordinator_bind_address=None if BIND_VARIABLE in os.environ else self.bind_address,
             initialization_timeout=int(self.join_seconds),
-            heartbeat_timeout_seconds=3600,  # supervisors see within seconds who is gone, and say so
+            heartbeat_timeout_seconds=3600,  # supervisors detect and report a lost process within seconds
         )
 
     def exit(self, exit_status: ExitStatus) -> NoReturn:
-        """Exit at once: jax's own shutdown waits for processes that may be gone."""
+        """Exit at once, without jax's shutdown, which would wait for processes that may be gone."""
         self.channel.send(WorkerExit(exit_status))
         if exit_status.exit_code == 0:
             self.report_progress('ending', self.progress[1])
-            self.gather('end', None)  # who leaves first takes the others with it
+            self.gather('end', None)  # the first process to exit would end the others
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -130,7 +137,10 @@ class WorkerClient:
         os._exit(ExitStatus('lost').exit_code)
 
     def send_heartbeats(self) -> None:
-        """Send heartbeats from a thread of their own: the main thread may wait for other processes."""
+        """Send heartbeats in an endless loop.
+
+        This runs in a thread of its own, since the main thread may wait for other processes.
+        """
         while True:
             self.wake_event.clear()
             self.reported_handler = has_signal_handler()
@@ -142,11 +152,11 @@ class WorkerClient:
 
 
 def initialize_distributed(group: ProcessGroup) -> None:
-    """Makes the devices of all processes those of one run; an only process has none but its own."""
+    """Initialize jax.distributed in a run of several processes; do nothing in a single process."""
     if isinstance(group, WorkerClient) and group.count > 1:
         group.initialize_distributed()
 
 
 def has_signal_handler() -> bool:
-    """Whether a signal would be heard, and not be the end."""
+    """Return whether SIGTERM has a handler other than those that end the process at once."""
     return signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, startup_signals.exit_on_signal, None)
