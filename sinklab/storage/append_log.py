@@ -1,7 +1,8 @@
 """Append-only logs of lines: a file on a disk, segments in a bucket.
 
-A segment is written anew with all that it holds whenever something has come, until it is large; then the next begins.
-Their names count up, from attempt to attempt, so that what is read of all of them is what was written, once.
+A segment is an object that is rewritten as a whole whenever lines have been added, until it has SEGMENT_BYTES; then
+the next segment begins. The numbers of segments increase from attempt to attempt, so that the content of all segments
+together is what was written, once.
 """
 
 import contextlib
@@ -18,16 +19,16 @@ from sinklab.storage.object_info import list_objects
 from sinklab.storage.paths import get_file_system, is_remote
 from sinklab.storage.run_files import is_truncated
 
-FLUSH_SECONDS = 20.0  # seconds, at most, until a line is in the bucket, beside what a request takes
-SEGMENT_BYTES = 1 << 20  # bytes of a segment that gets no more lines
+FLUSH_SECONDS = 20.0  # seconds until a line is in the bucket, at most, plus the time of a request
+SEGMENT_BYTES = 1 << 20  # bytes after which a segment gets no more lines
 Check = Callable[[], None]
 
 
 class LocalAppendLog:
     """A file on a disk to which lines are appended.
 
-    What a crash has cut off at its end is removed: followed by other lines, it would look like damage. Whoever reads
-    the file while it grows has not used it, as it has no end.
+    A last line that a crash truncated is removed: followed by other lines, it would look like damage. Processes that
+    read the file while it grows have not used that line, since it has no line break.
     """
 
     def __init__(self, path: Path, check: Check):
@@ -52,7 +53,10 @@ class LocalAppendLog:
 
 
 class RemoteAppendLog:
-    """Segments in a bucket, written in the background; `check` is called before, and raises to end the writing."""
+    """Segments in a bucket, which a background thread writes.
+
+    `check` is called before each write; an exception of `check` ends the writing.
+    """
 
     def __init__(self, path: Path, check: Check):
         self.folder, self.check = get_segment_folder(path), check
@@ -73,7 +77,7 @@ class RemoteAppendLog:
         while not self.stop_event.wait(FLUSH_SECONDS):
             try:
                 self.sync()
-            except Exception as error:  # of whatever kind: it is raised where lines are added
+            except Exception as error:  # of any type: the next `append` raises it
                 self.error = error
                 return
 
@@ -97,7 +101,11 @@ class RemoteAppendLog:
                 self.version = ''
 
     def write_segment(self, path: str, content: bytes) -> None:
-        """Writes a segment in the place of what was written of it before, and of nothing else."""
+        """Write a segment if its object is the version that this log wrote last, or does not exist.
+
+        Raises:
+            FileExistsError: Another process has written the segment.
+        """
         version = get_file_system(self.folder).write_if_match(path, content, self.version)
         if not version:
             self.check()
@@ -119,18 +127,18 @@ def get_segment_folder(path: Path) -> Path:
 
 
 def list_segments(path: Path) -> list[tuple[str, int]]:
-    """Return (name, bytes) of all segments."""
+    """Return (name, size in bytes) of all segments, in order."""
     objects = list_objects(get_segment_folder(path)).items()
     return sorted((name, info.size) for name, info in objects if parse_segment_number(name) is not None)
 
 
 def parse_segment_number(name: str) -> int | None:
-    """Return the number of a segment; None of an object that is none."""
+    """Return the number of a segment; None for another object."""
     return int(match[1]) if (match := re.fullmatch(r'([0-9]{8,12})\.jsonl', name)) else None
 
 
 def read_log(path: Path, start: int = 0) -> bytes:
-    """Return the current content, from byte `start` on."""
+    """Return the current content from byte `start` on; b'' if there is no log."""
     if not is_remote(path):
         with contextlib.suppress(FileNotFoundError):
             return untrusted_files.read_regular_file(path, start)

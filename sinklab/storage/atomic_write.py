@@ -1,4 +1,4 @@
-"""Atomic writes: a file takes its name when it is complete."""
+"""Atomic writes: a file gets its name when it is complete."""
 
 import contextlib
 import errno
@@ -16,10 +16,10 @@ from sinklab.storage.paths import get_file_system, is_remote
 from sinklab.storage.permanent_errors import PERMANENT_ERRNOS, describe_permission, get_error_path
 
 UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EEXIST, *PERMANENT_ERRNOS)
-UNWRITABLE_ERRNOS += (errno.ENXIO,)  # of a bucket that is not there
+UNWRITABLE_ERRNOS += (errno.ENXIO,)  # of a missing bucket
 TEMPORARY_SUFFIX = '.unfinished'
-SHARED_DISK_SECONDS = 5.0  # seconds until a network's disk shows everywhere what is written on it
-UPLOAD_PART_BYTES = 32 << 20  # bytes of a large file that go into a bucket by one request
+SHARED_DISK_SECONDS = 5.0  # seconds until a network file system shows a new file on all hosts
+UPLOAD_PART_BYTES = 32 << 20  # bytes of a large file that one request uploads
 T = TypeVar('T')
 
 
@@ -33,7 +33,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         return
     temporary_path = path.with_name(
         f'{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}'
-    )  # others may be at the same
+    )  # unique, since other processes may write the same file
     try:
         yield temporary_path
         with temporary_path.open('rb') as file:
@@ -49,14 +49,14 @@ def upload_file(local_path: Path, path: Path) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append to a small file; an object is written again as a whole, and must have one writer only.
+    """Append to a small file; an object is rewritten as a whole and must have only one writer.
 
     Raises:
-        DamagedFileError: a folder, a FIFO, a socket or a device is in its place.
+        DamagedFileError: A folder, a FIFO, a socket or a device is at the path.
     """
     if not is_remote(path):
         untrusted_files.check_regular_file(path)
-        # Without O_NONBLOCK a reader would be waited for where a FIFO has come into its place since.
+        # Without O_NONBLOCK, `open` would wait for a reader if a FIFO has replaced the file since the check.
         with open(path, 'a', encoding='utf-8', opener=open_nonblocking) as file:
             untrusted_files.check_regular_stat(path, os.fstat(file.fileno()))
             file.write(text)
@@ -71,7 +71,13 @@ def open_nonblocking(path: str, flags: int) -> int:
 
 
 def poll_until(read: Callable[[], T]) -> T:
-    """Call `read` until it returns something, as a network file system may show a file late."""
+    """Call `read` until it returns a true value, for at most SHARED_DISK_SECONDS.
+
+    A network file system may show a file late.
+
+    Returns:
+        The last value.
+    """
     deadline = time.monotonic() + SHARED_DISK_SECONDS
     while not (result := read()) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -80,9 +86,13 @@ def poll_until(read: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def writable_folder(folder: Path) -> Iterator[None]:
-    """Create a folder if it is missing, and translate errors of writing there into a UserError."""
+    """Create a folder if it is missing, and translate errors of writing there into a UserError.
+
+    Raises:
+        UserError: The folder cannot be created or written.
+    """
     try:
-        if not is_remote(folder):  # in a bucket there are no folders
+        if not is_remote(folder):  # buckets have no folders
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f'{folder} cannot be made ({error.strerror}); choose another folder') from error

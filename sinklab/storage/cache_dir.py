@@ -9,21 +9,32 @@ from sinklab.schema import UserError
 
 
 def get_cache_dir() -> Path:
-    """Return $SINKLAB_CACHE, or sinklab in the user's cache folder; make it, for this user alone, if it is not there.
+    """Return the cache directory: $SINKLAB_CACHE, or `sinklab` in the user's cache folder.
 
-    Compiled programs of it are run, so that nobody else may write there. The mode of a folder that exists is left.
+    If it is missing, it is created with access for this user alone, because compiled programs in it are executed. The
+    mode of an existing directory is not changed.
+
+    Raises:
+        UserError: $SINKLAB_CACHE is a URL.
     """
     cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
     cache_dir = os.environ.get('SINKLAB_CACHE') or Path(cache_home) / 'sinklab'
     if '://' in str(cache_dir):
         raise UserError(f'SINKLAB_CACHE={cache_dir} is no local folder; name one')
-    with contextlib.suppress(OSError):  # whoever writes there says what is wrong
+    with contextlib.suppress(OSError):  # the first write there reports the error
         Path(cache_dir).mkdir(0o700, parents=True, exist_ok=True)
     return Path(cache_dir)
 
 
 def get_cache_limit_bytes(folder: Path) -> int:
-    """Return how many bytes a cache folder may take: $SINKLAB_CACHE_GB, or half of what its disk allows."""
+    """Return how many bytes a cache folder may have.
+
+    The limit is $SINKLAB_CACHE_GB in units of 10^9 bytes, or half of the sum of the size of the folder and the free
+    space of its disk.
+
+    Raises:
+        UserError: $SINKLAB_CACHE_GB is not a number.
+    """
     if limit_gb := os.environ.get('SINKLAB_CACHE_GB'):
         try:
             return int(float(limit_gb) * 1e9)

@@ -1,4 +1,7 @@
-"""Compare-and-swap files: a small text that is replaced only if it is as expected, locally or in a bucket."""
+"""Compare-and-swap files: a small text is replaced only if the current text is as expected.
+
+They are local files or objects in a bucket.
+"""
 
 import contextlib
 import os
@@ -10,13 +13,16 @@ from sinklab.storage.atomic_write import atomic_write
 from sinklab.storage.file_lock import acquire_lock
 from sinklab.storage.paths import get_file_system, is_remote
 
-MAX_TEXT_BYTES = 1 << 20  # bytes of the text
-LOCK_SUFFIX = '.lock'  # in the place of its suffix: who changes hands
-TextPredicate = Callable[[str | None], bool]  # of what stands there; None where nothing does
+MAX_TEXT_BYTES = 1 << 20  # maximum bytes of the text
+LOCK_SUFFIX = '.lock'  # replaces the suffix of the path, for the lock that is held while the file is replaced
+TextPredicate = Callable[[str | None], bool]  # gets the current text; None if there is no file
 
 
 class LocalCasFile:
-    """A local file that stays open: once another file has replaced it, writes reach nobody."""
+    """A local file that stays open for `overwrite`.
+
+    Once another process has replaced the file, `overwrite` writes to the old file, which nobody can read any more.
+    """
 
     def __init__(self, path: Path, is_ours: TextPredicate):
         self.path, self.is_ours, self.descriptor = path, is_ours, None
@@ -38,12 +44,15 @@ class LocalCasFile:
         return True
 
     def overwrite(self, text: str) -> None:
-        """Overwrite with a text of the same length, which readers see at any time, also on a full disk."""
+        """Overwrite the text by one of the same length.
+
+        Readers can read the file at any time. The write also succeeds on a full disk.
+        """
         os.pwrite(self.descriptor, text.encode(), 0)
         os.fsync(self.descriptor)
 
     def release(self) -> None:
-        """Takes our text away."""
+        """Delete the file if it still has the text of this process, and close it."""
         with (
             contextlib.suppress(OSError, untrusted_files.DamagedFileError),
             acquire_lock(self.path.with_suffix(LOCK_SUFFIX)),
@@ -54,7 +63,7 @@ class LocalCasFile:
 
 
 class RemoteCasFile:
-    """An object, written and deleted only if it is still the version that this process wrote."""
+    """An object that is replaced or deleted only if it still has the version that was seen last."""
 
     def __init__(self, path: Path, is_ours: TextPredicate):
         self.path, self.is_ours, self.file_system, self.version = path, is_ours, get_file_system(path), ''
@@ -70,7 +79,7 @@ class RemoteCasFile:
         return is_expected(current_text) and self.write_if_unchanged(text)
 
     def overwrite(self, text: str) -> None:
-        """Overwrite the object, also if the response to an earlier write was lost and the object is ours."""
+        """Overwrite the object, even if the response to an earlier write was lost."""
         if not self.write_if_unchanged(text):
             current_text, version = self.read_with_version()
             if self.is_ours(current_text):
@@ -78,7 +87,7 @@ class RemoteCasFile:
                 self.write_if_unchanged(text)
 
     def write_if_unchanged(self, text: str) -> bool:
-        """Whether this has come into the place of what was seen there last."""
+        """Write the object if it has the version that was seen last; return whether it had."""
         version = self.file_system.write_if_match(os.fspath(self.path), text.encode(), self.version)
         self.version = version or self.version
         return bool(version)

@@ -1,7 +1,7 @@
 """Directories: listing, copying, deleting and digests, on a disk or below the prefix of a bucket.
 
-A folder of a disk gets its name when it is whole. In a bucket nothing is renamed: there a folder is whole once it has
-an object COMMIT, which comes last and goes first.
+On a disk a folder gets its name when it is complete. In a bucket nothing can be renamed: there a folder is complete
+once it has the object COMMIT_MARKER, which is written last and deleted first.
 """
 
 import base64
@@ -21,11 +21,11 @@ from sinklab.storage import untrusted_files
 from sinklab.storage.object_info import ObjectInfo, list_objects
 from sinklab.storage.paths import get_file_system, is_remote
 
-COMMIT_MARKER = 'commit_success.txt'  # as Orbax has it
+COMMIT_MARKER = 'commit_success.txt'  # the name that Orbax uses
 FOLDER_MARKER = '.made'
-DELETED_SUFFIX = '.deleted'  # a name in one stroke, since files go one by one
-COPY_BATCH_SIZE = 32  # objects that are copied
-GLOB_CHARS = set('*?[')  # of names that fsspec would take for patterns
+DELETED_SUFFIX = '.deleted'  # a folder is renamed atomically, whereas its files are deleted one by one
+COPY_BATCH_SIZE = 32  # objects that are copied at a time
+GLOB_CHARS = set('*?[')  # fsspec would take a name with one of these for a pattern
 RMTREE_ERROR_ARG = (
     'onexc' if sys.version_info >= (3, 12) else 'onerror'
 )  # of shutil.rmtree; the older name is deprecated
@@ -40,17 +40,20 @@ def list_entries(folder: Path) -> Iterator[Path]:
             return
         root = os.fspath(folder).partition('://')[2]
         for name in get_file_system(folder).ls(os.fspath(folder), detail=False):
-            if name.rstrip('/') != root:  # an object that stands for the folder, as a console makes it
+            if name.rstrip('/') != root:  # an object that stands for the folder; web consoles create it
                 yield folder / name.rstrip('/').rpartition('/')[2]
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file that may be replaced meanwhile: all of the old content or all of the new."""
+    """Read a file that may be replaced meanwhile; the content is all old or all new."""
     return untrusted_files.read_regular_file(path)
 
 
 def list_committed(folder: Path) -> list[str]:
-    """Return the names of the folders in a folder that are committed."""
+    """Return the names of the committed folders in a folder.
+
+    On a disk these are all entries, since a folder gets its name when it is complete.
+    """
     if not is_remote(folder):
         with contextlib.suppress(NotADirectoryError):
             return [path.name for path in list_entries(folder)]
@@ -74,7 +77,7 @@ def list_files(folder: Path) -> list[str]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder; in a bucket, which has none, create an object that stands for it."""
+    """Create a folder; in a bucket, which has no folders, create an object that stands for it."""
     if is_remote(folder):
         (folder / FOLDER_MARKER).write_bytes(b'')
     else:
@@ -86,11 +89,11 @@ def is_folder(folder: Path) -> bool:
 
 
 def compute_size(folder: Path) -> int:
-    """Return the bytes of all files below a folder."""
+    """Return the size in bytes of all files below a folder."""
     if is_remote(folder):
         return sum(info.size for info in list_objects(folder).values())
     file_paths = (folder / name for name in list_files(folder))
-    return sum(path.stat().st_size for path in file_paths if path.exists())  # somebody may be taking them away
+    return sum(path.stat().st_size for path in file_paths if path.exists())  # another process may be deleting them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,19 +105,19 @@ class StoredFile:
     get_digest: Callable[[], str]
 
     def has_digest(self, digest: str) -> bool:
-        """Whether its content is what had a digest, in this kind of storage or in another that it came from."""
+        """Return whether the content has a digest that this or another kind of storage reported."""
         own_digest, kind = self.get_digest(), get_digest_kind(digest)
         if own_digest == digest or kind not in DIGEST_FORMATS:
             return own_digest == digest
         if (
             get_digest_kind(own_digest) == kind and '-' not in own_digest
-        ):  # that of S3 is one of parts, where it came in parts
+        ):  # after a multipart upload the ETag of S3, with a dash, is no MD5 of the content
             return False
         return hash_file(self.path, DIGEST_FORMATS[kind]) == digest
 
 
 def get_stored_files(folder: Path, names: Iterable[str]) -> dict[str, StoredFile]:
-    """Return those of the named files of a folder that exist, by name."""
+    """Return the named files of a folder that exist, by name."""
     if is_remote(folder):
         objects = list_objects(folder)
         return {name: make_stored_file(folder / name, objects[name]) for name in names if name in objects}
@@ -151,10 +154,10 @@ DIGEST_FORMATS = {
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder and all that it holds, if it is there; of a link, the link alone.
+    """Delete a folder and its content if it exists; of a symbolic link, delete the link alone.
 
     Raises:
-        OSError: the first error, after all that can be deleted is.
+        OSError: The first error, after all that can be deleted is deleted.
     """
     if not is_remote(folder):
         delete_local_path(folder)
@@ -165,7 +168,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def delete_local_path(path: Path) -> None:
-    """Delete what lies at a path of a disk, and raise the first error at the end."""
+    """Delete a local file or folder; raise the first error after all that can be deleted is deleted."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -182,7 +185,7 @@ def delete_local_path(path: Path) -> None:
 
 
 def remove_files(folder: Path, names: Iterable[str]) -> None:
-    """Takes away some files of a folder."""
+    """Delete some files of a folder."""
     paths = [folder / name for name in names]
     if not is_remote(folder):
         for path in paths:
@@ -200,19 +203,19 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
 def mark_deleted(folder: Path) -> None:
     """Mark a committed folder as deleted, atomically.
 
-    On a disk it gets a unique name that ends with DELETED_SUFFIX, since an earlier folder of this name may be left
-    that could not be deleted.
+    On a disk the folder gets a unique name that ends with DELETED_SUFFIX, since a folder of the same name that could
+    not be deleted may be left from before.
     """
     with contextlib.suppress(FileNotFoundError):
         if is_remote(folder):
-            (folder / DELETED_SUFFIX).write_bytes(b'')  # which tells it from a folder that never had a COMMIT
+            (folder / DELETED_SUFFIX).write_bytes(b'')  # distinguishes it from a folder that was never committed
             (folder / COMMIT_MARKER).unlink()
         else:
             folder.replace(folder.with_name(f'{folder.name}.{uuid.uuid4().hex[:8]}{DELETED_SUFFIX}'))
 
 
 def move_folder(folder: Path, target: Path) -> None:
-    """Move a folder; in a bucket it is copied and then deleted."""
+    """Move a folder; in a bucket it is copied, the commit marker last, and then deleted."""
     if not is_remote(folder):
         folder.replace(target)
         return

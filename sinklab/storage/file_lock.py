@@ -1,9 +1,10 @@
 """A lock file for processes on several hosts that share a disk.
 
-The lock is a file that one process makes, and deletes some milliseconds later. Of a process that has died the file
-stays: whoever has waited for it long enough puts a file of its own in its place. To compare and to replace, or to
-compare and to delete, are two steps; whoever takes them holds the kernel's lock (`flock`) on the file that is
-compared, so that nobody else changes it in between. The kernel frees that lock when a process dies.
+A process acquires the lock by creating the file, and releases it some milliseconds later by deleting the file. If the
+process dies, the file stays: a process that has waited long enough breaks the lock by putting a file of its own in
+its place. Compare-and-replace and compare-and-delete take two steps. A process that takes them holds the kernel's
+lock (`flock`) on the file that it compares, so that no other process changes the file in between. The kernel releases
+the `flock` when a process dies.
 """
 
 import contextlib
@@ -19,18 +20,20 @@ from sinklab.storage import untrusted_files
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX
 from sinklab.storage.untrusted_files import DamagedFileError
 
-STALE_LOCK_SECONDS = 10.0  # seconds until whoever has a lock, for some milliseconds, is taken for dead
-FLOCK_WAIT_FACTOR = 6  # times as long until whoever holds the kernel's lock is taken for stopped
-# Of a disk without such locks, or on NFS of a file that this user may only read.
+STALE_LOCK_SECONDS = 10.0  # a lock is held for milliseconds; after these seconds its owner counts as dead
+FLOCK_WAIT_FACTOR = 6  # times as long until the holder of the `flock` counts as suspended
+# Errors of a disk without `flock`, or of NFS for a file that this user may only read.
 NO_FLOCK_ERRNOS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF
 
 
 @contextlib.contextmanager
 def acquire_lock(path: Path) -> Iterator[None]:
-    """Hold the lock for a few milliseconds; others wait once in vain for a process that dies inside.
+    """Hold the lock for a critical section of a few milliseconds.
+
+    If the owner dies inside the section, other processes wait STALE_LOCK_SECONDS once, and then break the lock.
 
     Raises:
-        DamagedFileError: what stands in the place of the file is no regular file.
+        DamagedFileError: Something other than a regular file is at the path.
     """
     identity, unchanged_since = None, time.monotonic()
     while True:
@@ -54,7 +57,7 @@ def acquire_lock(path: Path) -> Iterator[None]:
 
 
 def release_lock(path: Path, lock_fd: int) -> None:
-    """Delete the file of a lock, if it is still ours."""
+    """Delete the lock file if it is still that of this process, and close it."""
     try:
         with hold_flock(lock_fd):
             if read_file_identity(path) == get_descriptor_identity(lock_fd):
@@ -66,10 +69,10 @@ def release_lock(path: Path, lock_fd: int) -> None:
 def break_stale_lock(path: Path, stale_identity: tuple[int, int] | None) -> int | None:
     """Replace a stale lock by one of this process.
 
-    On a disk without locks of the kernel, of several that come here at the same time the last has it.
+    On a disk without `flock`, if several processes do this at the same time, the last one gets the lock.
 
     Returns:
-        A descriptor of the new file, or None where somebody else was first.
+        A descriptor of the new file; None if another process was faster.
     """
     try:
         stale_fd = open_lock_file(path)
@@ -99,10 +102,12 @@ def create_lock_file(path: Path) -> int:
 
 
 def open_lock_file(path: Path) -> int:
-    """Open the file of a lock as NFS wants it for locks of the kernel; of another user, as far as that is allowed.
+    """Open a lock file for `flock`.
+
+    NFS needs write access for that. A file of another user may allow reading only.
 
     Raises:
-        DamagedFileError: it is no regular file, or may not be read.
+        DamagedFileError: The file is not a regular file, or may not be read.
     """
     with untrusted_files.translate_lasting_errors(path):
         try:
@@ -113,9 +118,10 @@ def open_lock_file(path: Path) -> int:
 
 @contextlib.contextmanager
 def hold_flock(descriptor: int) -> Iterator[None]:
-    """Hold the kernel's lock on an open file, where the disk has such locks.
+    """Hold the kernel's lock (`flock`) on an open file, if the disk supports it.
 
-    Whoever holds it does so for less than a millisecond, unless it is stopped; it is then not waited for any more.
+    A process holds it for less than a millisecond, unless it is suspended. After FLOCK_WAIT_FACTOR *
+    STALE_LOCK_SECONDS the caller goes on without the lock.
     """
     deadline = time.monotonic() + FLOCK_WAIT_FACTOR * STALE_LOCK_SECONDS
     while time.monotonic() < deadline:
@@ -136,14 +142,16 @@ def hold_flock(descriptor: int) -> Iterator[None]:
 
 
 def read_file_identity(path: Path) -> tuple[int, int] | None:
-    """Return which file this is; None where there is none. Raises DamagedFileError for what is no regular file."""
+    """Return (inode, modification time) of a lock file; None if there is none.
+
+    Raises:
+        DamagedFileError: A link to nothing, or something other than a regular file, is at the path.
+    """
     try:
         with untrusted_files.translate_lasting_errors(path):
-            descriptor = untrusted_files.open_regular_descriptor(
-                path
-            )  # a network's disk looks again where a file is opened
+            descriptor = untrusted_files.open_regular_descriptor(path)  # NFS revalidates a file when it is opened
     except FileNotFoundError:
-        if path.is_symlink():  # which keeps the file from being made, and is nobody's lock
+        if path.is_symlink():  # it prevents the creation of the lock file, and is no lock
             raise DamagedFileError(f'{path} is a link to nothing where a file has to be; remove it') from None
         return None
     try:

@@ -29,19 +29,21 @@ from sinklab.storage.retry import (
     try_abort_upload,
 )
 
-MAX_DELETIONS = 64  # deletions
+MAX_DELETIONS = 64  # concurrent deletions
 
-for name in ('gcsfs', 'google.auth'):  # what they have to say is said here
+for name in ('gcsfs', 'google.auth'):  # this module reports their errors
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def unwrap_decorator(method: Callable) -> Callable:
-    """Return a method without its decorator."""
+    """Return the method that a decorator wraps."""
     return getattr(method, '__wrapped__', method)
 
 
 class Storage(GCSFileSystem):
-    # Without their own tries, six at each request.
+    """The file system of gs:// URLs."""
+
+    # Without the retries of gcsfs: six attempts for each request.
     _request = unwrap_decorator(GCSFileSystem._request)
     _get_file_concurrent = unwrap_decorator(GCSFileSystem._get_file_concurrent)
 
@@ -66,7 +68,7 @@ class Storage(GCSFileSystem):
             )
         except FileNotFoundError as error:
             if method == 'DELETE':
-                return {}, b''  # by an earlier try, perhaps, whose answer was lost; S3 does not tell either
+                return {}, b''  # deleted by an earlier attempt, perhaps; S3 reports no error either
             if (method, path) == ('GET', 'b/{}/o') or is_upload_start(method, path):
                 raise make_bucket_error(bucket_url) from error
             raise
@@ -96,7 +98,7 @@ class Storage(GCSFileSystem):
     async def _isdir(self, path: str) -> bool:
         try:
             return (await self._info(path))['type'] == 'directory'
-        except FileNotFoundError:  # and nothing else
+        except FileNotFoundError:  # any other error is raised
             return False
 
     async def _walk(self, path: str, *arguments: Any, **options: Any) -> AsyncIterator:
@@ -135,7 +137,11 @@ def get_credentials() -> Any:
 
 @functools.cache
 def find_credentials() -> Any:
-    """Return the credentials that Google's library finds, or none: public objects need none."""
+    """Return the credentials that google.auth finds; `anon` if there are none, for public objects.
+
+    Raises:
+        AccessDeniedError: GOOGLE_APPLICATION_CREDENTIALS is set and does not lead to credentials.
+    """
     try:
         return google.auth.default(scopes=['https://www.googleapis.com/auth/devstorage.full_control'])[0]
     except google.auth.exceptions.DefaultCredentialsError as error:
@@ -150,7 +156,13 @@ def is_upload_start(method: str, path: str) -> bool:
 
 
 async def require_part_kept(request: Callable[[], Awaitable]) -> Any:
-    """Return the response to a part of an upload, and raise if it has no range, so that nothing was kept."""
+    """Send a part of an upload; raise if the storage has kept nothing of it.
+
+    The response to a part that was kept has a range.
+
+    Raises:
+        ConnectionResetError: Nothing was kept. The part can be sent again.
+    """
     headers, content = await request()
     if not content and 'Range' not in headers:
         raise ConnectionResetError('nothing of a part was kept')
@@ -158,6 +170,6 @@ async def require_part_kept(request: Callable[[], Awaitable]) -> Any:
 
 
 def parse_bucket_name(path: str, *arguments: str) -> str:
-    """Return the bucket name of a request to GCS; '' if it names none."""
+    """Return the bucket name in the path of a request to GCS; '' if there is none."""
     name = re.search(r'(?:^|/)b/([^/?]+)', path)
     return '' if not name else arguments[0] if name[1] == '{}' else name[1]

@@ -1,6 +1,6 @@
-"""The lease of a folder: one job at a time may write there, as its lease.json says.
+"""The lease of a folder: one job at a time, which lease.json names, may write there.
 
-Its owner writes a heartbeat every HEARTBEAT_SECONDS, on a disk into the file that it holds open, in a bucket only
+Its owner writes a heartbeat every HEARTBEAT_SECONDS: on a disk into the file that it holds open, in a bucket only
 over the version that it wrote last. Once another job has replaced the lease, these heartbeats reach nobody. Clocks of
 hosts are never compared: an owner whose heartbeat changes while another job reads it is alive.
 """
@@ -24,19 +24,17 @@ from sinklab.storage.paths import is_remote, short_timeout
 from sinklab.storage.untrusted_files import DamagedFileError, IrregularFileError
 
 LEASE_NAME = 'lease.json'
-HEARTBEAT_SECONDS = 2.0  # seconds between two beats
-REMOTE_HEARTBEAT_SECONDS = 10.0  # in a bucket, where each is a request
-# Seconds without a beat, of our own clock, until a process out of sight is taken for dead: a call into C++ may keep
-# the interpreter, and with it the thread that beats.
+HEARTBEAT_SECONDS = 2.0  # seconds between two heartbeats
+REMOTE_HEARTBEAT_SECONDS = 10.0  # in a bucket, where each heartbeat is a request
+# Seconds without a heartbeat, by the clock of the reader, until a process on another machine counts as dead. A call
+# into C++ may keep the interpreter, and with it the thread that sends heartbeats.
 OWNER_TIMEOUT_SECONDS = 60.0
-DEFAULT_GRACE_SECONDS = 30.0  # seconds that a job which was told to stop may take
-GRACE_MARGIN_SECONDS = 10.0  # and more, before it counts as one that works on
-POLL_SECONDS = 0.1  # seconds between two looks; in a bucket as many times more as there are between two beats
-LEASE_BYTES = (
-    1024  # bytes of the file: written over in one piece, it can be read at any time, and kept on a full disk
-)
+DEFAULT_GRACE_SECONDS = 30.0  # seconds that a job may take to stop
+GRACE_MARGIN_SECONDS = 10.0  # additional seconds until a stopping job counts as working
+POLL_SECONDS = 0.1  # seconds between two reads; in a bucket longer, in the ratio of the heartbeats
+LEASE_BYTES = 1024  # bytes of the file: overwritten by one write, it is readable at any time, also on a full disk
 
-# The variables by which a cluster names a job, and counts its starts.
+# Environment variables with the name of a cluster job, and with the number of its restarts.
 CLUSTER_JOB_VARIABLES = (
     (('SLURM_CLUSTER_NAME', 'SLURM_JOB_ID'), 'SLURM_RESTART_COUNT'),
     (('JOBSET_NAMESPACE', 'JOBSET_NAME'), 'JOBSET_RESTART_ATTEMPT'),
@@ -45,7 +43,10 @@ UNREADABLE_OWNER = dict(token='', host='?', pid=0, machine='', born='', job='', 
 
 
 class LeaseLostError(UserError):
-    """Another job holds the folder now: nothing more may be written there, not even the outcome of this one."""
+    """Another job holds the lease of the folder.
+
+    Nothing more may be written there, not even the outcome of this job.
+    """
 
 
 class Lease:
@@ -58,13 +59,20 @@ class Lease:
         self.heartbeat_seconds = get_heartbeat_seconds(folder)
         self.content = get_process_identity() | dict(token=self.token, beat=0.0, state='running')
         self.start_time = self.last_read_time = time.monotonic()
-        self.last_attempt_time = 0.0  # to look, by who works
+        self.last_attempt_time = 0.0  # when `check` last tried to read the lease
         self.loss_reason = ''
         self.stop_event = threading.Event()
         self.thread = threading.Thread(target=self.send_heartbeats, daemon=True)
 
     def acquire(self, grace_seconds: float) -> None:
-        """Take the lease: wait for an owner that is stopping, replace one that is dead, and refuse one that works."""
+        """Acquire the lease: wait for a stopping owner, replace a dead one, and refuse a working one.
+
+        Args:
+            grace_seconds: How many seconds a stopping owner may take.
+
+        Raises:
+            UserError: Another job works in the folder.
+        """
         watcher, last_message = LeaseWatcher(self.path), ''
         while True:
             if watcher.is_free(self.content, grace_seconds):
@@ -83,7 +91,7 @@ class Lease:
         self.thread.start()
 
     def replace_owner(self, owner: dict | None) -> bool:
-        """Replace the lease of an owner by this one; return False where the owner's is no longer there."""
+        """Replace the lease of `owner` by this one; return False if that lease is no longer there."""
         return self.cas_file.compare_and_swap(
             lambda text: get_token(parse_owner(text)) == get_token(owner), self.encode()
         )
@@ -100,18 +108,18 @@ class Lease:
             self.poll_owner()
             if self.loss_reason:
                 return
-            with contextlib.suppress(OSError):  # what cannot be read of us for long enough is taken from us
+            with contextlib.suppress(OSError):  # if heartbeats fail for long enough, another job takes the lease
                 self.write_record()
 
     def poll_owner(self) -> None:
-        """Read the lease, and note in `loss_reason` if it is no longer this job's."""
+        """Read the lease; set `loss_reason` if it is no longer that of this job."""
         with contextlib.suppress(OSError):
             try:
                 owner = read_owner(self.path)
-            except IrregularFileError as error:  # nobody but another job, or a person, puts that into its place
+            except IrregularFileError as error:  # only another job or a person can have put it there
                 self.loss_reason = str(error)
                 return
-            except DamagedFileError:  # a permission, which may come back: as with every other error of the disk
+            except DamagedFileError:  # a permission may be restored, as any other error may end
                 return
             self.last_read_time = time.monotonic()
             if get_token(owner) != self.token:
@@ -120,11 +128,15 @@ class Lease:
                 )
 
     def check(self) -> None:
-        """Raise LeaseLostError once another job holds the folder; call it before anything is written."""
+        """Raise LeaseLostError if another job holds the folder. Call this before each write.
+
+        Raises:
+            LeaseLostError: Another job holds the folder, or the lease is gone.
+        """
         max_age_seconds = 1.5 * REMOTE_HEARTBEAT_SECONDS if self.is_remote else HEARTBEAT_SECONDS
-        # This process may have been suspended as a whole.
+        # Without a recent read, this process may have been suspended and have lost the lease meanwhile.
         if time.monotonic() - max(self.last_read_time, self.last_attempt_time) > max_age_seconds:
-            # Storage that does not answer is not asked at every step.
+            # A bucket that does not respond is not queried again at every step.
             self.last_attempt_time = time.monotonic() if self.is_remote else 0.0
             with short_timeout(HEARTBEAT_SECONDS):
                 self.poll_owner()
@@ -167,7 +179,7 @@ class LeaseWatcher:
     def poll(self) -> None:
         previous_owner, read_start = self.owner, time.monotonic()
         self.owner = read_owner(self.path)
-        self.last_change_time += time.monotonic() - read_start  # while nothing can be seen, nobody is silent
+        self.last_change_time += time.monotonic() - read_start  # the time of a slow read does not count as silence
         self.has_heartbeat = (
             self.owner is not None
             and self.owner != previous_owner
@@ -175,7 +187,7 @@ class LeaseWatcher:
         )
         if self.owner != previous_owner:
             self.last_change_time = time.monotonic()
-        # What is read while it is written may be cut, and is another the next time.
+        # A lease that is read while it is written may be truncated; the next read then gives another text.
         if self.owner and is_unreadable(self.owner) and self.silent_seconds > get_heartbeat_seconds(self.path):
             run_files.warn_once(
                 self.path,
@@ -212,7 +224,7 @@ class LeaseWatcher:
         return not self.is_stopping(grace_seconds) and (self.has_heartbeat or is_on_this_machine(self.owner))
 
     def format_wait_message(self, grace_seconds: float) -> str:
-        """Return a message about what is waited for; '' if there is none yet."""
+        """Return a message that says what `acquire` waits for; '' if it is too early for one."""
         if self.is_stopping(grace_seconds):
             return f'waiting until {describe_owner(self.owner)} has stopped'
         message = f'waiting {OWNER_TIMEOUT_SECONDS:.0f} s for a sign of life of {describe_owner(self.owner)}'
@@ -221,7 +233,7 @@ class LeaseWatcher:
 
 @contextlib.contextmanager
 def hold_lease(folder: Path, grace_seconds: float = DEFAULT_GRACE_SECONDS) -> Iterator[Lease]:
-    """Hold the lease of a folder, which is created if missing, and deleted again if it stays empty."""
+    """Hold the lease of a folder; create the folder if it is missing, delete it again if it stays empty."""
     parents = () if is_remote(folder) else (folder, *folder.parents)
     created_folders = [path for path in parents if not os.path.exists(path)]
     folder_lease = Lease(folder)
@@ -244,23 +256,23 @@ def read_owner_token(folder: Path) -> str | None:
 
 
 def is_unowned(folder: Path) -> bool:
-    """Return whether no job holds the folder, or one of this machine whose process has ended."""
+    """Return whether the folder has no lease, or that of an ended process of this machine."""
     owner = read_owner(folder / LEASE_NAME)
     return owner is None or is_dead(owner)
 
 
 def read_owner(path: Path) -> dict | None:
-    """Read a lease; None where there is none.
+    """Read a lease; return None if there is none.
 
     Raises:
-        IrregularFileError: something else than a file is in its place.
-        DamagedFileError: it may not be read.
+        IrregularFileError: Something other than a file is at the path.
+        DamagedFileError: The file may not be read.
     """
     return parse_owner(open_cas_file(path).read())
 
 
 def is_unreadable(owner: dict) -> bool:
-    """Return whether a lease does not say whose it is: its whole text stands for that, as its token."""
+    """Return whether a lease does not name its owner; its whole text is then its token."""
     return owner | dict(token='') == UNREADABLE_OWNER
 
 
@@ -315,7 +327,7 @@ def is_on_this_machine(owner: dict) -> bool:
 
 
 def get_machine_id() -> str:
-    """Return an ID of this boot and PID namespace; '' where the system does not report it."""
+    """Return an ID of this boot and PID namespace; '' if the system does not report it."""
     try:
         return f'{Path("/proc/sys/kernel/random/boot_id").read_text().strip()} {os.readlink("/proc/self/ns/pid")}'
     except OSError:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sinklab.storage.paths import get_file_system
 
-CONTENT_DIGEST_KEYS = ('md5Hash', 'crc32c', 'ETag')  # what storage says of a content, the best first
+CONTENT_DIGEST_KEYS = ('md5Hash', 'crc32c', 'ETag')  # of the metadata; the best first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ObjectInfo:
     size: int
     content_digest: str
     version: str
-    is_decompressed: bool = False  # by the storage, when it is read
+    is_decompressed: bool = False  # the storage decompresses it when it is read
 
 
 def parse_object_info(metadata: Mapping) -> ObjectInfo:
@@ -27,7 +27,10 @@ def parse_object_info(metadata: Mapping) -> ObjectInfo:
 
 
 def list_objects(folder: Path, prefix: str = '') -> dict[str, ObjectInfo]:
-    """Return all objects below a folder whose relative paths begin with `prefix`; a request lists a thousand."""
+    """Return all objects below a folder whose relative paths begin with `prefix`.
+
+    One request lists a thousand objects.
+    """
     root = os.fspath(folder).partition('://')[2] + '/'
     objects = get_file_system(folder).find(os.fspath(folder), detail=True, prefix=prefix)
     return {

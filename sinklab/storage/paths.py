@@ -12,15 +12,19 @@ from typing import Any
 from sinklab.install_commands import format_extra_command
 from sinklab.schema import UserError
 
-os.environ['EPATH_USE_TF'] = 'false'  # or etils would have TensorFlow reach buckets, where that is installed
-# Characters of a path that Orbax or TensorStore read as something else: a checkpoint there cannot be restored.
+os.environ['EPATH_USE_TF'] = 'false'  # otherwise etils uses TensorFlow for buckets if it is installed
+# Characters of a path that Orbax or TensorStore interpret: a checkpoint at such a path cannot be restored.
 UNSAVABLE_CHARS = ('*', '?', '[', '\\')
-# (the library that is needed, the extra that brings it and the file here that holds a Storage of it)
+# Scheme -> (library, name of the extra that installs it and of the module here that defines its Storage).
 REMOTE_SCHEMES = {'gs': ('gcsfs', 'gcs'), 's3': ('s3fs', 's3')}
 
 
 def parse_path(path: str | os.PathLike) -> Path:
-    """Return a pathlib.Path, or an epath.Path for gs:// and s3://."""
+    """Return a pathlib.Path, or an epath.Path for gs:// and s3://.
+
+    Raises:
+        UserError: The URL has another scheme or no bucket, or the library for its scheme is not installed.
+    """
     text = os.fspath(path)
     if not is_remote(text):
         return Path(text)
@@ -37,7 +41,7 @@ def parse_path(path: str | os.PathLike) -> Path:
 
 @functools.cache
 def register_file_system(scheme: str) -> None:
-    """Make fsspec, and with it etils and Orbax, use the file system of this package for a scheme of URLs."""
+    """Make fsspec, and with it etils and Orbax, use the file system of this package for a URL scheme."""
     import fsspec
     from etils.epath import backend
 
@@ -49,14 +53,16 @@ def register_file_system(scheme: str) -> None:
     storage_class = importlib.import_module(f'sinklab.storage.{extra}').Storage
     for name in storage_class.protocol:
         fsspec.register_implementation(name, storage_class, clobber=True)
-    # etils keeps a file system that another library (tensorflow_datasets) has used before. Nothing public forgets it.
+    # etils caches a file system that another library (tensorflow_datasets) has used before. No public function clears
+    # the cache.
     backend.fsspec_backend._get_filesystem.cache_clear()
 
 
 def is_remote(path: str | os.PathLike) -> bool:
-    """Return whether a path lies in a bucket, where files are objects, which are never appended to.
+    """Return whether a path lies in a bucket, where files are objects, to which nothing can be appended.
 
-    Raises UserError of gs:/bucket, by which nobody means a folder `gs:`.
+    Raises:
+        UserError: The path is gs:/bucket, by which nobody means a folder `gs:`.
     """
     scheme, colon, rest = os.fspath(path).partition(':')
     if colon and scheme in REMOTE_SCHEMES and not rest.startswith('//'):
@@ -86,10 +92,10 @@ def check_checkpoint_path(path: Path) -> None:
     backslash as a slash and accepts UTF-8 alone. In a bucket fsspec expands the same patterns.
 
     Args:
-        path: a folder that checkpoints are to be saved in, relative or absolute.
+        path: A folder for checkpoints, relative or absolute.
 
     Raises:
-        UserError: the absolute path has one of these characters.
+        UserError: The absolute path has one of UNSAVABLE_CHARS, or is not UTF-8.
     """
     absolute_path = os.fspath(make_absolute(path))
     if bad_chars := [char for char in UNSAVABLE_CHARS if char in absolute_path]:
@@ -104,11 +110,11 @@ def check_utf8(path: Path, consequence: str) -> None:
     """Refuse a path that is not UTF-8, which libraries that are not written in Python cannot open.
 
     Args:
-        path: a file or folder, relative or absolute.
-        consequence: what cannot be done there.
+        path: A file or folder, relative or absolute.
+        consequence: What cannot be done there, for the message.
 
     Raises:
-        UserError: the absolute path has bytes that are not UTF-8.
+        UserError: The absolute path has bytes that are not UTF-8.
     """
     absolute_path = os.fspath(make_absolute(path))
     try:
@@ -120,14 +126,17 @@ def check_utf8(path: Path, consequence: str) -> None:
 
 
 def make_relative(path: Path, start: Path) -> str:
-    """Return the relative path from one folder to another; the absolute one between a disk and a bucket."""
+    """Return the path relative to `start`.
+
+    Between a disk and a bucket, or between two buckets, it is the absolute path.
+    """
     if is_remote(path) and get_bucket_url(path) == get_bucket_url(start):
         return posixpath.relpath(get_object_key(path), get_object_key(start))
     return os.fspath(make_absolute(path)) if is_remote(path) or is_remote(start) else os.path.relpath(path, start)
 
 
 def join_path(start: Path, relative_path: str) -> Path:
-    """Return the path to which a path of `make_relative` leads."""
+    """Return the absolute path of a path that `make_relative` returned for `start`."""
     if is_remote(relative_path):
         return parse_path(relative_path)
     if is_remote(start) and not os.path.isabs(relative_path):
@@ -138,7 +147,11 @@ def join_path(start: Path, relative_path: str) -> Path:
 
 
 def find_common_folder(paths: list[Path]) -> Path:
-    """Return the innermost folder that contains all paths."""
+    """Return the innermost folder that contains all paths.
+
+    Raises:
+        UserError: The paths are not all local or all in one bucket.
+    """
     if not any(map(is_remote, paths)):
         return Path(os.path.commonpath(paths))
     if len({get_bucket_url(path) for path in paths}) > 1:

@@ -10,44 +10,56 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-DEFAULT_RETRY_SECONDS = 300.0  # seconds in which a request is tried again
+DEFAULT_RETRY_SECONDS = 300.0  # seconds for which a request is retried
 RETRY_SECONDS = contextvars.ContextVar('PATIENCE', default=DEFAULT_RETRY_SECONDS)
-WARN_AFTER_SECONDS = 5.0  # seconds after which that is told
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0  # seconds between two tries, doubled from one to the next
-TRANSIENT_STATUSES = {408, 429, 500, 502, 503, 504}  # of HTTP: the same request may be answered later
+WARN_AFTER_SECONDS = 5.0  # seconds of retries until a warning is printed
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0  # seconds between two attempts, doubled each time
+TRANSIENT_STATUSES = {408, 429, 500, 502, 503, 504}  # HTTP statuses after which the same request may succeed later
 FORBIDDEN_STATUSES = {401, 403}
 CONNECT_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS = (
     20.0,
     120.0,
-)  # seconds until a connection is there; without a byte, or of a request that sends many
-MAX_UPLOAD_ATTEMPTS = 5  # times that an upload of many parts is begun
-LAST_WARNING_TIMES: dict[str, float] = {}  # when it was told of a storage that it does not answer
+)  # seconds to connect; seconds without a received byte, or of an attempt that sends data
+MAX_UPLOAD_ATTEMPTS = 5  # attempts of a multipart upload
+LAST_WARNING_TIMES: dict[str, float] = {}  # time of the last warning for each bucket
 
 
 class StorageTimeoutError(OSError):
-    """Storage did not respond in time. No TimeoutError, whose errno and message fsspec drops."""
+    """Storage did not respond in time.
+
+    This is not a TimeoutError, because fsspec drops the errno and the message of those.
+    """
 
 
 class AccessDeniedError(PermissionError):
-    """Credentials are missing or insufficient; a restart cannot help."""
+    """Credentials are missing or insufficient; a restart does not help."""
 
 
 class BucketNotFoundError(OSError):
-    """The bucket does not exist; a restart cannot help."""
+    """The bucket does not exist; a restart does not help."""
 
 
 async def retry_request(
     request: Callable[[], Awaitable], bucket_url: str, timeout_seconds: float | None = None
 ) -> Any:
-    """Send a request until it succeeds, each try with a timeout; raise an OSError with an errno otherwise.
+    """Send a request, and retry it as long as its errors are transient.
 
-    Of a try without an answer nobody knows whether the storage has heard it.
+    The storage may have executed an attempt that got no response.
+
+    Args:
+        request: Starts an attempt.
+        bucket_url: The bucket, for messages.
+        timeout_seconds: The timeout of each attempt; None: no limit besides the timeouts of the connection.
+
+    Raises:
+        OSError: An error of the request that `translate_error` has translated, or a StorageTimeoutError when the time
+            for retries is over.
     """
     start_time, pause = time.monotonic(), FIRST_PAUSE_SECONDS
     while True:
         try:
             return await asyncio.wait_for(request(), get_request_timeout(timeout_seconds))
-        except Exception as error:  # of the libraries below, which have no kind in common
+        except Exception as error:  # client libraries have no common base class
             waited_seconds, retry_seconds = time.monotonic() - start_time, RETRY_SECONDS.get()
             if not is_transient(error) or waited_seconds + pause > retry_seconds:
                 translated = translate_error(error, bucket_url, waited_seconds)
@@ -64,7 +76,7 @@ async def retry_request(
 
 
 def get_request_timeout(timeout_seconds: float | None) -> float | None:
-    """Return the timeout of one request, also of one without its own where `short_timeout` holds."""
+    """Return the timeout of one attempt; within `short_timeout`, each attempt has one."""
     retry_seconds = RETRY_SECONDS.get()
     return (
         timeout_seconds
@@ -74,7 +86,13 @@ def get_request_timeout(timeout_seconds: float | None) -> float | None:
 
 
 async def retry_upload(request: Callable[[], Awaitable]) -> Any:
-    """Upload, and start again if the storage no longer knows the upload: it ended, and the response was lost."""
+    """Upload; start again if the storage does not know the upload or has kept other data.
+
+    The storage does not know an upload that has ended. The response to its end was then lost.
+
+    Raises:
+        OSError: The storage has kept other data in every attempt.
+    """
     for remaining in reversed(range(MAX_UPLOAD_ATTEMPTS)):
         try:
             return await request()
@@ -93,7 +111,7 @@ async def retry_upload(request: Callable[[], Awaitable]) -> Any:
 
 
 async def try_abort_upload(request: Callable[[], Awaitable]) -> Any:
-    """Takes back what was uploaded by halves, if that can be done at once; otherwise the bucket's rules do."""
+    """Abort an incomplete upload, without retries; otherwise the bucket's rules delete it."""
     token = RETRY_SECONDS.set(0.0)
     try:
         with contextlib.suppress(Exception):
@@ -108,14 +126,14 @@ def raise_unless_absent(error: Exception) -> None:
 
 
 def warn_of_retry(text: str, bucket_url: str) -> None:
-    """Print a warning once for all requests that wait for the same storage."""
+    """Print a warning once for all requests that wait for the same bucket."""
     if time.monotonic() - LAST_WARNING_TIMES.get(bucket_url, -RETRY_SECONDS.get()) >= RETRY_SECONDS.get():
         LAST_WARNING_TIMES[bucket_url] = time.monotonic()
         print(text, file=sys.stderr)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same request may be answered later: the storage is busy, or was not reached."""
+    """Return whether the same request may succeed later: the storage is busy, or was not reached."""
     if any(
         get_class_names(cause) & CONNECTION_ERRORS or getattr(cause, 'retryable', None) is True
         for cause in iterate_causes(error)
@@ -127,7 +145,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def translate_error(error: Exception, bucket_url: str, waited_seconds: float) -> Exception:
-    """Translate an error of a library into an OSError of the system's kinds."""
+    """Translate an error of a client library into an OSError; return an unknown error as it is."""
     if is_transient(error):
         return StorageTimeoutError(
             errno.ETIMEDOUT, f'{bucket_url} has not answered for {waited_seconds:.0f} s ({summarize_error(error)})'
@@ -170,7 +188,7 @@ def get_class_names(error: BaseException) -> set[tuple[str, str]]:
 
 
 def get_http_status(error: BaseException) -> int:
-    """Return the HTTP status of an error, or 0."""
+    """Return the HTTP status of an error or of its causes; 0 if there is none."""
     for cause in iterate_causes(error):
         http_status = getattr(cause, 'code', None) or getattr(cause, 'status', None)
         if isinstance(response := getattr(cause, 'response', None), dict):
@@ -181,7 +199,7 @@ def get_http_status(error: BaseException) -> int:
 
 
 def get_s3_error_code(error: BaseException) -> str:
-    """Return the S3 code of an error, or ''."""
+    """Return the S3 error code of an error or of its causes; '' if there is none."""
     responses = (getattr(cause, 'response', None) for cause in iterate_causes(error))
     return next(
         (str(response.get('Error', {}).get('Code')) for response in responses if isinstance(response, dict)), ''
@@ -192,23 +210,23 @@ def summarize_error(error: BaseException) -> str:
     return ' '.join(str(error).split())[:120] or type(error).__name__
 
 
-# By (package, class): none of them is imported before a bucket is named.
+# Classes as (package, name), so that no client library is imported unless a bucket is used.
 CHECKSUM_ERRORS = {('gcsfs', 'ChecksumError')}
 CONNECTION_ERRORS = {
     ('aiohttp', 'ClientConnectionError'),
     ('aiohttp', 'ClientPayloadError'),
     ('botocore', 'HTTPClientError'),
     ('botocore', 'ConnectionError'),
-    ('botocore', 'ResponseParserError'),  # of an answer that was cut
+    ('botocore', 'ResponseParserError'),  # a truncated response
     ('botocore', 'FlexibleChecksumError'),
-    ('botocore', 'CredentialRetrievalError'),  # there are credentials, and whoever renews them does not answer
+    ('botocore', 'CredentialRetrievalError'),  # the service that renews credentials does not respond
     ('botocore', 'MetadataRetrievalError'),
-    ('google', 'TransportError'),  # as above, of tokens
+    ('google', 'TransportError'),  # the same, for tokens
     ('requests', 'ConnectionError'),
     ('requests', 'ProxyError'),
     ('requests', 'Timeout'),
 }
-# The last is of two who write the same object at the same time.
+# ConditionalRequestConflict, the last: two processes write the same object at the same time.
 TRANSIENT_S3_CODES = {'RequestTimeout', 'IncompleteBody', 'InternalError', 'SlowDown', 'OperationAborted'}
 TRANSIENT_S3_CODES |= {'ServiceUnavailable', 'XAmzContentSHA256Mismatch', 'BadDigest', 'ConditionalRequestConflict'}
 EXPIRED_TOKEN_CODES = {'ExpiredToken', 'InvalidToken', 'TokenRefreshRequired'}
@@ -229,14 +247,23 @@ LIBRARY_ERRORS = {
 }
 
 
-CHANGED_STATUSES = {404, 412, 416}  # of a read that wants an object as it was
+CHANGED_STATUSES = {404, 412, 416}  # HTTP statuses of a conditional read of an object that has changed
 
 
 def read_if_match(path: str, size: int, read: Callable[[], bytes]) -> bytes:
-    """Read a range of an object if it has the expected version; raise ESTALE otherwise."""
+    """Read a range of an object if the object has the expected version.
+
+    Args:
+        path: The path, for messages.
+        size: The number of bytes that the range has.
+        read: Sends the conditional request.
+
+    Raises:
+        OSError: With the errno ESTALE if the object has another version, with EIO if the response has another size.
+    """
     try:
         content = read()
-    except OSError as error:  # gcsfs says 412 by FileExistsError
+    except OSError as error:  # gcsfs raises FileExistsError for status 412
         if isinstance(error, FileExistsError | FileNotFoundError) or get_http_status(error) in CHANGED_STATUSES:
             raise OSError(errno.ESTALE, f'{path} is not what it was') from error
         raise
@@ -246,7 +273,10 @@ def read_if_match(path: str, size: int, read: Callable[[], bytes]) -> bytes:
 
 
 def find_own_version(file_system: Any, path: str, content: bytes) -> str | None:
-    """Return the version of an object that this process wrote in a try whose response was lost."""
+    """Return the version of an object that this process wrote in an attempt whose response was lost.
+
+    The version is None if the object does not exist or has another content.
+    """
     try:
         stored, version = file_system.read_with_version(path)
     except FileNotFoundError:

@@ -1,7 +1,8 @@
 """Schemas and checked reads of the files of a run directory.
 
-A file that does not match its schema raises DamagedFileError, in one line: which file, what is wrong with it, what to
-do. A line of metrics.jsonl that does not match is left out and returned as a LineFault, beside the valid lines.
+A file that does not match its schema raises DamagedFileError, with a message of one line: which file, what is wrong
+with it, what to do. A line of metrics.jsonl that does not match is left out and returned as a LineFault, beside the
+valid lines.
 """
 
 import itertools
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 MAX_JSON_FILE_BYTES = 64 << 20  # bytes of a JSON file
 MAX_LINE_BYTES = 1 << 20  # bytes of a line of metrics.jsonl
 MAX_NESTING = 32  # objects and lists inside each other
-MODEL_DIMENSIONS = 'LH'  # letters of dimensions that all arrays of a model have alike
+MODEL_DIMENSIONS = 'LH'  # letters of dimensions that have the same size in all arrays of a model
 RESTORE_REMEDY = 'bring it back, or do without this folder'
 LINE_REMEDY = 'bring it back, or remove the line when no job is at work there'
 
 Step = Annotated[int, Meta(ge=0, lt=2**31)]  # as in spec.py: steps in arrays are int32
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
-# What training records is float32, and finite: it ends otherwise.
+# Training records finite float32 numbers: it ends at a number that is not finite.
 Number = Annotated[int, Meta(ge=-(2**53), le=2**53)] | Annotated[float, Meta(ge=-3.5e38, le=3.5e38)]
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[int, Meta(ge=0, le=10**12)] | Annotated[float, Meta(ge=0, le=1e12)]
@@ -56,7 +57,10 @@ class Lineage(Struct):
 
 
 class Row(Struct):
-    """row.json. What a config file says of a row beside this is its author's."""
+    """row.json.
+
+    The author of a config file may give a row other fields. They are not checked.
+    """
 
     config: str = ''
     row: str | None = None
@@ -86,7 +90,7 @@ class Attempt(Struct):
 
 
 class Environment(Struct):
-    """environment.json, as far as it is read again."""
+    """The fields of environment.json that are read again."""
 
     commit: str | None = None
     attempts: list[Attempt] = []
@@ -101,7 +105,10 @@ class ConfigModel(Struct):
 
 
 class Config(Struct):
-    """config.json, as far as it is read of a run of any version; sinklab.config.validate has the rest."""
+    """The fields of config.json that are read from a run of any version.
+
+    sinklab.config.validate checks the others.
+    """
 
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     model: ConfigModel = msgspec.field(default_factory=ConfigModel)
@@ -131,7 +138,10 @@ class Claims(Struct):
 
 
 class LeaseOwner(Struct):
-    """lease.json. A number of a process becomes a part of a path, and has to be one."""
+    """lease.json.
+
+    `pid` becomes a part of a path in /proc, and therefore has to be a whole number.
+    """
 
     token: str = ''
     host: str = ''
@@ -145,13 +155,16 @@ class LeaseOwner(Struct):
 
 
 class RunIdentity(Struct):
-    """run.json: what checkpoints of this run carry, so that those of others are told from them."""
+    """run.json: the id that the checkpoints of this run carry, unlike those of other runs."""
 
     id: RunId
 
 
 class ProcessDigests(Struct):
-    """digests/STEP/PROCESS.json: the files of a checkpoint that one process has written, {name: (bytes, digest)}."""
+    """digests/STEP/PROCESS.json: the files of a checkpoint that one process has written.
+
+    `files` is {name: (bytes, digest)}.
+    """
 
     step: Step
     process: Annotated[int, Meta(ge=0, lt=2**20)]
@@ -181,7 +194,7 @@ PRINTED_WARNINGS: set[tuple[str, str]] = set()  # (file, message)
 
 
 def warn_once(file: Path, message: str) -> None:
-    """Print once per process, on stderr, what is wrong with a file that is skipped."""
+    """Print on stderr, once per process, what is wrong with a file that is skipped."""
     if (warning := (str(file), message)) not in PRINTED_WARNINGS:
         PRINTED_WARNINGS.add(warning)
         print(f'sinklab: {message}', file=sys.stderr, flush=True)
@@ -194,19 +207,29 @@ def read_run_file(file: Path, kind: str, remedy: str = RESTORE_REMEDY) -> Any:
     """Read a JSON file, checked against its schema.
 
     Args:
-        file: its path.
-        kind: a name of SCHEMAS.
-        remedy: what to do where it is damaged, for the message.
+        file: The path.
+        kind: A key of SCHEMAS.
+        remedy: What to do if the file is damaged, for the message.
 
     Raises:
-        DamagedFileError: it is not as the schema says.
-        FileNotFoundError: it is not there.
+        DamagedFileError: The file does not match the schema.
+        FileNotFoundError: The file does not exist.
     """
     return decode_run_file(untrusted_files.read_regular_file(file, max_bytes=MAX_JSON_FILE_BYTES), kind, file, remedy)
 
 
 def decode_run_file(content: bytes | str, kind: str, file: Path | str, remedy: str = RESTORE_REMEDY) -> Any:
-    """Decode the content of a JSON file as plain objects, checked against its schema; raise DamagedFileError."""
+    """Decode the content of a JSON file as plain objects, checked against its schema.
+
+    Args:
+        content: The content.
+        kind: A key of SCHEMAS.
+        file: The path, for the message.
+        remedy: What to do if the file is damaged, for the message.
+
+    Raises:
+        DamagedFileError: The content does not match the schema.
+    """
     try:
         decoded = parse_finite_json(content)
         msgspec.convert(decoded, SCHEMAS[kind])
@@ -216,7 +239,11 @@ def decode_run_file(content: bytes | str, kind: str, file: Path | str, remedy: s
 
 
 def parse_finite_json(content: bytes | str) -> Any:
-    """Parse JSON of finite numbers that is not nested deeply. Raises ValueError."""
+    """Parse JSON whose numbers are finite and whose nesting is at most MAX_NESTING levels deep.
+
+    Raises:
+        ValueError: The content is not such JSON.
+    """
     return untrusted_files.decode_json(content, MAX_NESTING, finite=True)
 
 
@@ -238,22 +265,22 @@ def decode_metrics(content: bytes, first_number: int = 1) -> tuple[list[dict[str
     """Decode lines of metrics.jsonl.
 
     A crash can truncate a line (see `is_truncated`). The next attempt resumes from a checkpoint that is older than
-    that line, and records the steps before it, and then its step, again. That attempt may crash, too, or be stopped,
-    before it comes to that step. Therefore a line that is cut off is no fault where one of these holds:
+    that line, and records the steps before it, and then its step, again. That attempt may also crash or be stopped
+    before it comes to that step. Therefore a truncated line is no fault if one of these holds:
 
-    - another line records its step, or the line ends before its step can be told;
+    - another line records its step, or the line is too short to show its step;
     - no line after it has a greater step;
-    - the next line has no greater step than the last whole one before it: a new attempt has begun there. That attempt
-      may record other steps, as `log.every_steps` may be changed.
+    - the next line has no greater step than the last complete line before it: a new attempt has begun there. That
+      attempt may record other steps, since `log.every_steps` may be changed.
 
-    Otherwise the run has gone past its step without it, and the line is taken for damaged.
+    Otherwise the run has passed that step without recording it, and the line counts as damaged.
 
     Args:
-        content: whole lines; the last one may still be being written.
-        first_number: the number of the first of them, for faults.
+        content: Complete lines. The last line may be incomplete, since the run may be writing it.
+        first_number: The number of the first line, for faults.
 
     Returns:
-        the records that are as they have to be, and what is wrong with the other lines.
+        The valid records, and the faults of the other lines.
     """
     lines = content.split(b'\n')
     if not lines[-1]:
@@ -280,7 +307,11 @@ def decode_metrics(content: bytes, first_number: int = 1) -> tuple[list[dict[str
 
 
 def decode_record(line: bytes) -> dict[str, Any]:
-    """Decode one line. Raises ValueError, which says what is wrong."""
+    """Decode one line of metrics.jsonl.
+
+    Raises:
+        ValueError: The line is invalid. The message says why.
+    """
     if not line.strip():
         raise ValueError('it is empty')
     if len(line) > MAX_LINE_BYTES:
@@ -300,13 +331,13 @@ def decode_record(line: bytes) -> dict[str, Any]:
 
 
 def is_truncated(line: bytes) -> bool:
-    """Return whether a crash can have left it: what was written of a record before its end."""
+    """Return whether a line can be a record that a crash truncated: the beginning of a record."""
     prefix = b'{"step": '
     return bool(line) and not line.endswith(b'}') and line[: len(prefix)] == prefix[: len(line)]
 
 
 def format_faults(file: Path, faults: list[LineFault], is_skipped: bool = True) -> str:
-    """Return one line about all faults of a metrics.jsonl."""
+    """Describe all faults of a metrics.jsonl in one line."""
     line, reason = faults[0]
     others = (
         f', as {"is one line" if len(faults) == 2 else f"are {len(faults) - 1} lines"} more' if faults[1:] else ''
@@ -321,28 +352,33 @@ def format_faults(file: Path, faults: list[LineFault], is_skipped: bool = True) 
 def read_arrays(
     file: Path, names: Collection[str] | None = None, remedy: str = RESTORE_REMEDY
 ) -> dict[str, 'np.ndarray']:
-    """Read arrays of a file as np.savez writes it, none of which can be larger than the file says by its size.
+    """Read arrays of a file that np.savez wrote.
+
+    The size of each array is bounded by the size of the file.
 
     Args:
-        file: its path.
-        names: which of them, as far as they are there; None: all.
-        remedy: what to do where it is damaged, for the message.
+        file: The path.
+        names: The names of the arrays to read; those that do not exist are left out. None: all arrays.
+        remedy: What to do if the file is damaged, for the message.
 
     Raises:
-        DamagedFileError: the file or one of these arrays is not as NumPy writes it, or would have to be unpickled.
-        FileNotFoundError: it is not there.
+        DamagedFileError: The file or one of these arrays is not as NumPy writes it, or would have to be unpickled.
+        FileNotFoundError: The file does not exist.
     """
     return untrusted_files.load_npz(file, remedy=remedy, names=names, max_bytes=math.inf)
 
 
 def check_dimensions(file: Path, arrays: dict[str, 'np.ndarray'], remedy: str = RESTORE_REMEDY) -> dict[str, int]:
-    """Check arrays against the letters that end their names: alpha_LPHJ has four dimensions, of L, P, H and J.
+    """Check arrays against the letters that end their names.
+
+    alpha_LPHJ has four dimensions: L, P, H and J. A digit stands for a dimension of that size.
 
     Returns:
-        how many layers (L) and heads (H) there are, as far as they occur.
+        The numbers of layers (L) and heads (H), as far as they occur.
 
     Raises:
-        DamagedFileError: an array has other dimensions, two arrays disagree, or one holds nothing that can be drawn.
+        DamagedFileError: An array has other dimensions, two arrays disagree, or an array is empty, has no numbers,
+            has infinities, or is nan throughout.
     """
     import numpy as np
 
@@ -369,7 +405,11 @@ def check_dimensions(file: Path, arrays: dict[str, 'np.ndarray'], remedy: str = 
 
 
 def decode_numbers(text: str, file: Path) -> dict[str, float]:
-    """Decode the numbers that a kept result of `measure` has, possibly NaN; raise DamagedFileError."""
+    """Decode the numbers of a cached result of `measure`, which may be nan.
+
+    Raises:
+        DamagedFileError: The text is not a JSON object of numbers.
+    """
     try:
         return msgspec.convert(json.loads(text), MeasuredNumbers)
     except (RecursionError, ValueError, msgspec.MsgspecError) as error:
@@ -377,6 +417,6 @@ def decode_numbers(text: str, file: Path) -> dict[str, float]:
 
 
 def parse_probe_step(file: Path) -> int | None:
-    """Return the step in the name of a probe's file, STEP.npz; None where the name is no step."""
+    """Return the step in the name STEP.npz of a probe file; None if the name has no step."""
     name = file.stem
     return int(name) if re.fullmatch(r'[0-9]{1,10}', name) and int(name) < 2**31 else None

@@ -25,12 +25,14 @@ from sinklab.storage.retry import (
     try_abort_upload,
 )
 
-MAX_CONNECTIONS = 64  # requests of one process; botocore has 10
-MAX_BUFFERED_BYTES = 64 << 20  # bytes of an object that are read whole before they are given on
+MAX_CONNECTIONS = 64  # concurrent requests of one process; the default of botocore is 10
+MAX_BUFFERED_BYTES = 64 << 20  # up to this size, an object is read as a whole in each attempt
 
 
 class Storage(S3FileSystem):
-    retries = 1  # asked again here, and by none of the libraries
+    """The file system of s3:// URLs."""
+
+    retries = 1  # attempts by s3fs: `retry_request` retries, and the libraries do not
 
     def __init__(self, *arguments: Any, **options: Any):
         client_config = dict(
@@ -110,7 +112,7 @@ class Storage(S3FileSystem):
 
 
 class BufferedBody:
-    """The body of a response of S3 that is already in memory."""
+    """The body of an S3 response, which is already in memory."""
 
     def __init__(self, content: bytes):
         self.content, self.buffer = content, io.BytesIO(content)

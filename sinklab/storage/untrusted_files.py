@@ -1,6 +1,6 @@
 """Checked reads of files that others may have written: kind, size, names, JSON and .npz.
 
-Every reader here raises DamagedFileError, in one line that names the file, and holds at most its bound in memory.
+Readers raise DamagedFileError, with a message of one line that names the file. The memory that each takes is bounded.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 MAX_READ_BYTES = 4 << 30  # bytes of a file that is read as a whole
-RANGE_NOT_SATISFIABLE = 416  # of HTTP
+RANGE_NOT_SATISFIABLE = 416  # HTTP status
 FILE_KIND_NAMES = {
     stat.S_IFDIR: 'a folder',
     stat.S_IFIFO: 'a FIFO',
@@ -36,7 +36,7 @@ FILE_KIND_NAMES = {
     stat.S_IFCHR: 'a device',
     stat.S_IFBLK: 'a device',
 }
-# Errors that a command meets again if it is started again, unlike those of a disk that does not answer.
+# Errors that occur again after a restart, unlike those of a disk that does not respond.
 LASTING_ERRNOS = errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EISDIR
 WRONG_KIND_ERRNOS = errno.ELOOP, errno.EISDIR
 
@@ -46,7 +46,7 @@ class DamagedFileError(UserError):
 
 
 class IrregularFileError(DamagedFileError):
-    """Something else stands in the place of the file: a folder, a FIFO, a link to itself, a far larger file.
+    """Something other than a regular file is at the path: a folder, a FIFO, a link to itself, a huge file.
 
     A permission that is refused is no proof of that: credentials for Kerberos or NFS expire and are renewed.
     """
@@ -57,9 +57,9 @@ def open_regular_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file to read its bytes.
 
     Raises:
-        IrregularFileError: it is a folder, a FIFO, a socket or a device.
-        DamagedFileError: it may not be read.
-        FileNotFoundError: it is not there.
+        IrregularFileError: It is a folder, a FIFO, a socket or a device.
+        DamagedFileError: It may not be read.
+        FileNotFoundError: It does not exist.
     """
     if is_remote(path):
         with path.open('rb') as file:
@@ -73,8 +73,13 @@ def open_regular_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def open_regular_descriptor(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file of a disk without waiting; raise DamagedFileError for another kind, OSError as os.open."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK)  # a FIFO would be waited for without it
+    """Open a regular file of a disk without blocking.
+
+    Raises:
+        IrregularFileError: It is not a regular file.
+        OSError: As os.open raises it.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK)  # without it, opening a FIFO would block
     try:
         check_regular_stat(path, os.fstat(descriptor))
     except BaseException:
@@ -85,7 +90,7 @@ def open_regular_descriptor(path: Path, flags: int = os.O_RDONLY) -> int:
 
 @contextlib.contextmanager
 def translate_lasting_errors(path: Path) -> Iterator[None]:
-    """Raise DamagedFileError instead of an error that would come again."""
+    """Raise DamagedFileError instead of an OSError that would occur again."""
     try:
         yield
     except OSError as error:
@@ -95,10 +100,10 @@ def translate_lasting_errors(path: Path) -> Iterator[None]:
 
 
 def read_regular_file(path: Path, start: int = 0, max_bytes: int = MAX_READ_BYTES) -> bytes:
-    """Read a file from a byte on.
+    """Read a file from byte `start` on.
 
     Raises:
-        DamagedFileError: that is more than `max_bytes`, or `open_regular_file` raises it.
+        DamagedFileError: There are more than `max_bytes`, or `open_regular_file` raises it.
     """
     if is_remote(path):
         content = read_object_range(path, start, start + max_bytes + 1)
@@ -113,7 +118,7 @@ def read_regular_file(path: Path, start: int = 0, max_bytes: int = MAX_READ_BYTE
 
 
 def read_object_range(path: Path, start: int, end: int) -> bytes:
-    """Read a part of an object of a bucket, as far as there is one, and no byte more."""
+    """Read bytes `start` to `end` of an object in a bucket, as far as they exist, and no byte more."""
     try:
         return get_file_system(path).cat_file(os.fspath(path), start=start, end=end)
     except OSError as error:
@@ -125,7 +130,7 @@ def read_object_range(path: Path, start: int, end: int) -> bytes:
 
 
 def check_regular_file(path: Path) -> None:
-    """Raise if something other than a regular file is at a path; the file may be missing."""
+    """Raise DamagedFileError if something other than a regular file is at a path; it may be missing."""
     if is_remote(path):
         return
     with contextlib.suppress(FileNotFoundError), translate_lasting_errors(path):
@@ -139,7 +144,7 @@ def make_damaged_error(path: Path, error: OSError) -> DamagedFileError:
 
 
 def is_lasting_error(error: OSError) -> bool:
-    """Return whether an error comes again whenever the file is read again, a missing file included."""
+    """Return whether an error occurs again whenever the file is read; also for a missing file."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR, *LASTING_ERRNOS)
 
 
@@ -159,21 +164,21 @@ def check_size(path: Path, size: int, max_bytes: int) -> None:
 MAX_JSON_BYTES = 256 << 20  # the largest tokenizer.json has 40 MB, meta.json of 100,000 shards has 60 MB
 MAX_JSON_DEPTH = 64  # levels of nesting
 MAX_ARRAY_BYTES = 16 << 30  # of all arrays of an .npz
-MAX_DEFLATE_RATIO = 1100  # bytes that one byte of a deflated file stands for, at most
+MAX_DEFLATE_RATIO = 1100  # maximum bytes that one byte of a deflated file expands to
 HUB_REPOSITORY_PREFIXES = ('models--', 'datasets--', 'spaces--')  # of a folder of Hugging Face's hub cache
 DEFAULT_REMEDY = 'get it again'
 T = TypeVar('T')
 
 
 def check_relative_name(name: Any, file: str | os.PathLike) -> str:
-    """Return a name that was read from a file, if it names something below the folder of that file.
+    """Return a name that was read from a file, if it is a relative path below the folder of that file.
 
     Args:
-        name: one or several components with / between them; none may be empty, `.` or `..`.
-        file: where the name was read.
+        name: One or several components with / between them; none may be empty, `.` or `..`.
+        file: The file that the name was read from.
 
     Raises:
-        DamagedFileError: the name is no text, or absolute, or leads out of the folder, or has a backslash or a
+        DamagedFileError: The name is no text, or absolute, or leads out of the folder, or has a backslash or a
             control character.
     """
     if not is_relative_name(name):
@@ -191,10 +196,11 @@ def is_relative_name(name: Any) -> bool:
 
 
 def resolve_name(folder: Path, name: Any, file: str | os.PathLike) -> Path:
-    """Return the path of a name that was read from a file, checked by `check_relative_name`, and without links out.
+    """Return the path below a folder of a name that was read from a file.
 
     Raises:
-        DamagedFileError: also where the name, or a folder above it, is a link that leads out of the folder.
+        DamagedFileError: `check_relative_name` refuses the name; or the name, or a folder above it, is a link that
+            leads out of the folder.
     """
     path = folder / check_relative_name(name, file)
     if not is_linked_outside(path, folder):
@@ -209,7 +215,7 @@ def is_linked_outside(path: Path, folder: Path) -> bool:
 
     The snapshots of Hugging Face's hub cache consist of links to `blobs` of the same repository; these stay inside.
     """
-    if is_remote(path):  # in a bucket there are no links
+    if is_remote(path):  # buckets have no links
         return False
     resolved_path, resolved_folder = path.resolve(), folder.resolve()
     allowed_folders = [
@@ -223,8 +229,8 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     """Return the content of a regular file of at most `max_bytes`.
 
     Raises:
-        DamagedFileError: it is no regular file, may not be read, or is larger.
-        OSError: it is not there, or its disk or bucket does not answer.
+        DamagedFileError: It is no regular file, may not be read, or is larger.
+        OSError: It does not exist, or its disk or bucket does not respond.
     """
     with open_regular_file(path) as file:
         content = file.read(max_bytes + 1)
@@ -239,20 +245,20 @@ def read_json(path: Path, schema: type[T] = dict, max_bytes: int = MAX_JSON_BYTE
     """Return the content of a JSON file, converted to a type by `msgspec.convert`.
 
     Args:
-        path: a local file, or one in a bucket.
+        path: A local file, or one in a bucket.
         schema: `dict`, or a type with its fields: a TypedDict, a dataclass, a msgspec.Struct.
-        max_bytes: the largest size in bytes.
-        remedy: what the reader of the message is to do.
+        max_bytes: The maximum size in bytes.
+        remedy: What to do if the file is damaged, for the message.
 
     Raises:
-        OSError: it is not there, or its disk or bucket does not answer, of which the file is not to blame.
-        DamagedFileError: it is no regular file, too large, too deeply nested, no UTF-8, no JSON or of another type.
+        OSError: It does not exist, or its disk or bucket does not respond, which is no fault of the file.
+        DamagedFileError: It is no regular file, too large, too deeply nested, no UTF-8, no JSON or of another type.
     """
     return parse_json(read_bounded(path, max_bytes), path, schema, remedy)
 
 
 def parse_json(content: bytes, name: str | os.PathLike, schema: type[T] = dict, remedy: str = DEFAULT_REMEDY) -> T:
-    """Return what a text in JSON says, as `read_json` does; `name` is where it comes from."""
+    """Parse a JSON text as `read_json` does; `name` is its origin, for messages."""
     try:
         return msgspec.convert(decode_json(content), schema)
     except msgspec.ValidationError as error:
@@ -265,19 +271,19 @@ def decode_json(content: bytes | str, max_depth: int = MAX_JSON_DEPTH, finite: b
     """Decode JSON as plain objects.
 
     Args:
-        content: a text, or its bytes in UTF-8.
-        max_depth: levels of objects and lists inside each other that are allowed.
-        finite: whether NaN, infinities and numbers that are too large for float64 are refused.
+        content: A text, or its bytes in UTF-8.
+        max_depth: The maximum depth of nested objects and lists.
+        finite: Whether NaN, infinities and numbers that are too large for float64 are refused.
 
     Raises:
-        ValueError: it is no UTF-8, no JSON, nested too deeply, or has a number that is refused.
+        ValueError: It is no UTF-8, no JSON, nested too deeply, or has a number that is refused.
     """
     text = content.decode('utf-8') if isinstance(content, bytes) else content
     number_hooks: dict[str, Any] = (
         dict(parse_constant=reject_constant, parse_float=parse_finite_number) if finite else {}
     )
     try:
-        # json and not msgspec, which refuses half of a surrogate pair: names of files that are not UTF-8 have them.
+        # json and not msgspec, which refuses lone surrogates: names of files that are not UTF-8 have them.
         decoded = json.loads(text, **number_hooks)
         check_depth(decoded, max_depth)
     except RecursionError:
@@ -296,7 +302,7 @@ def parse_finite_number(text: str) -> float:
 
 
 def check_depth(decoded: Any, max_depth: int) -> None:
-    """Raise RecursionError where lists and objects are nested more than `max_depth` levels deep."""
+    """Raise RecursionError if lists and objects are nested more than `max_depth` levels deep."""
     level: Iterable[Any] = [decoded]
     for _ in range(max_depth + 1):
         nested = [item for item in level if isinstance(item, dict | list)]
@@ -319,18 +325,18 @@ def load_npz(
     names: Collection[str] | None = None,
     max_bytes: float = 0,
 ) -> 'dict[str, np.ndarray]':
-    """Return arrays of an .npz, whose headers are checked before anything is allocated; no pickles.
+    """Load arrays of an .npz; check their headers before anything is allocated, and load no pickles.
 
     Args:
-        content: a path, local or in a bucket, or the bytes of a file.
-        name: what the file is called, where bytes are given.
-        remedy: what the reader of the message is to do.
-        names: which arrays, as far as they are there; None: all.
-        max_bytes: how many bytes these arrays may have; 0: MAX_ARRAY_BYTES.
+        content: A path, local or in a bucket, or the bytes of a file.
+        name: The name of the file, if bytes are given.
+        remedy: What to do if the file is damaged, for the message.
+        names: The names of the arrays to load; those that do not exist are left out. None: all arrays.
+        max_bytes: The maximum bytes of these arrays together; 0: MAX_ARRAY_BYTES.
 
     Raises:
-        OSError: it is not there, or its disk or bucket does not answer.
-        DamagedFileError: it is no .npz, or an array claims more bytes than its member of the archive has.
+        OSError: It does not exist, or its disk or bucket does not respond.
+        DamagedFileError: It is no .npz, or an array claims other bytes than its member of the archive has.
     """
     name, max_bytes = name or os.fspath(content), max_bytes or MAX_ARRAY_BYTES
     try:
@@ -344,7 +350,7 @@ def load_npz(
                 raise ValueError(f'it unpacks to more than {max_bytes:,} bytes')
             return {key: read_array(archive, members[key], key) for key in selected}
     except (*ARCHIVE_ERRORS, OSError) as error:
-        # zipfile says "not a zip file" where a disk does not answer. Before the beginning of a file is EINVAL.
+        # zipfile raises BadZipFile if a disk does not respond. EINVAL: a seek before the start of a damaged file.
         cause = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
         if isinstance(cause, OSError) and cause.errno != errno.EINVAL:
             raise cause from None
@@ -355,7 +361,10 @@ def load_npz(
 
 
 def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> 'np.ndarray':
-    """Read one array. What its header says is compared with the bytes that there are before any are allocated."""
+    """Read one array of an .npz.
+
+    The size in its header is compared with the bytes of the archive member before anything is allocated.
+    """
     import numpy as np
 
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -373,7 +382,7 @@ def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> '
         size = math.prod(shape) * dtype.itemsize
         if size != entry.file_size - member.tell():
             raise ValueError(f'{name} has other bytes than its shape {shape} of {dtype} needs')
-        content = member.read(size) + member.read(1)  # at its end its checksum is compared
+        content = member.read(size) + member.read(1)  # the read at the end verifies the checksum
         if len(content) != size:
             raise ValueError(f'{name} has {len(content):,} bytes of {size:,}')
     flat_array = np.frombuffer(bytearray(content), dtype)
