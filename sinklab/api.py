@@ -18,7 +18,10 @@ from sinklab.schema import UserError
 
 
 def open(model_ref: str, **options: Any) -> 'OpenedRun | OpenedModel':
-    """Open a run, RUN@STEP or hf:PATH_OR_ID, as `sinklab.open` does; parameters are read when they are needed."""
+    """Open RUN, RUN@STEP or hf:PATH_OR_ID for `sinklab.open`.
+
+    The parameters of a run are read when they are first needed, those of a Hugging Face model at once.
+    """
     model = open_model(str(model_ref), **options)
     return OpenedRun(model) if isinstance(model, RunModel) else OpenedModel(model)
 
@@ -52,17 +55,22 @@ class AttentionMatrices:
         return self.layers[index], head
 
     def plot(self, layer: int | None = None, head: int | None = None, place: int | None = None) -> Any:
-        """Draw the matrix of one head; of what is not given, that with the largest mean attention to the first token.
+        """Draw the attention matrix of one head.
 
+        If several matrices fit the arguments, the one with the largest mean attention to the first token is drawn.
         Arguments are indices and count from 0. The title counts layers and heads from 1, as reports do.
 
         Args:
-            layer: of the model, from 0. Of a layer with two attentions it is the matrix with the stronger head.
-            head: from 0.
-            place: of the matrix in `layers` and `matrix_LHTS`, from 0, instead of `layer`.
+            layer: The layer of the model, from 0; None: any. For a layer with two attentions, the matrix with the
+                stronger head is drawn.
+            head: The head, from 0; None: any.
+            place: The index of the matrix in `layers` and `matrix_LHTS`, from 0, instead of `layer`.
+
+        Returns:
+            A matplotlib figure.
 
         Raises:
-            UserError: there is no such matrix.
+            UserError: There is no such matrix.
         """
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -74,7 +82,7 @@ class AttentionMatrices:
         )
         suffix = f', matrix {same_layer.index(index) + 1} of {len(same_layer)}' if len(same_layer) > 1 else ''
         size = 2 + 0.2 * len(self.keys)
-        with rc_context(FIGURE_RC_PARAMS):  # a text keeps what holds when it is made
+        with rc_context(FIGURE_RC_PARAMS):  # a text keeps the settings that hold when it is created
             figure = Figure(figsize=(size, size), layout='constrained')
             axes = figure.subplots()
             image = axes.imshow(self.matrix_LHTS[index, head], cmap='viridis', vmin=0)
@@ -85,7 +93,11 @@ class AttentionMatrices:
         return figure
 
     def _select_matrix(self, layer: int | None, head: int | None, place: int | None) -> tuple[int, int]:
-        """Return the place and the head of the strongest of those that are asked for."""
+        """Return (place, head) of the strongest of the matrices that fit the arguments of `plot`.
+
+        Raises:
+            UserError: There is no such matrix.
+        """
         num_matrices, num_heads = self.matrix_LHTS.shape[:2]
         if place is not None and (layer is not None or not 0 <= place < num_matrices):
             raise UserError(f'place={place} must be 0 to {num_matrices - 1}, and stands instead of a layer')
@@ -117,7 +129,7 @@ class AttentionMatrices:
 
 
 def format_token(token: str) -> str:
-    """Return a token as a label of an axis, in which spaces and ends of lines are seen."""
+    """Return a token as an axis label, in which spaces, tabs and line breaks are visible."""
     return escape_figure(token.replace(' ', '·').replace('\n', '⏎').replace('\t', '⇥')) or '∅'
 
 
@@ -126,7 +138,10 @@ def extract_attention(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_heads_by_layer(matrix_LHTS: np.ndarray, heads_per_layer: tuple[int, ...]) -> np.ndarray:
-    """Return heads that stand beside each other, as layers of different numbers of heads; what lacks is nan."""
+    """Split heads into layers if the layers have different numbers of heads.
+
+    The heads are then the heads of one layer of `matrix_LHTS`. A head that a layer lacks becomes nan.
+    """
     if len(set(heads_per_layer)) < 2:
         return matrix_LHTS
     padded_LHTS = np.full(
@@ -138,7 +153,7 @@ def split_heads_by_layer(matrix_LHTS: np.ndarray, heads_per_layer: tuple[int, ..
 
 
 class OpenedModel:
-    """A run or a model of transformers that is open for reading; `sinklab.open` makes it."""
+    """A run or a Hugging Face model that is open for reading; `sinklab.open` makes it."""
 
     def __init__(self, subject: MeasurableModel):
         self.subject = subject
@@ -147,13 +162,13 @@ class OpenedModel:
         return f'sinklab.open({self.subject.name!r})'
 
     def ids(self, text: str | list[str]) -> np.ndarray:
-        """Return the token ids of one or more texts, as training shaped its own.
+        """Return the token ids of one or more texts, in the format of training.
 
         Args:
             text: One text, or several. All are cut to the length of the shortest.
 
         Returns:
-            An array of whole numbers (texts, tokens).
+            An integer array (texts, tokens).
 
         Raises:
             UserError: A text is empty, or has fewer than two tokens.
@@ -224,12 +239,19 @@ class OpenedRun(OpenedModel):
         return self.subject.run_dir.list_checkpoint_steps()
 
     def at(self, step: int) -> 'OpenedRun':
-        """Return the same run at another checkpoint; raise UserError where there is none at this step."""
+        """Return the same run at another checkpoint.
+
+        Raises:
+            UserError: There is no checkpoint at this step.
+        """
         (saved_step,) = select_steps(self.subject.run_dir, step)
         return OpenedRun(RunModel(self.subject.run_dir, saved_step, self.subject.bos))
 
     def params(self, step: int | None = None) -> dict[str, Any]:
-        """Read the parameters of a checkpoint, the one that is open if no step is given, and verify their digests.
+        """Read the parameters of a checkpoint, and verify their digests.
+
+        Args:
+            step: The step of the checkpoint; None: the one that is open.
 
         Returns:
             Nested dicts of NumPy arrays, named as the parameters of the flax.nnx module.
@@ -245,10 +267,10 @@ class OpenedRun(OpenedModel):
         return self.subject.build_module()
 
     def curve(self, name: str) -> Any:
-        """Return what the run itself has logged of one metric, or of all whose names begin with `name` and a slash.
+        """Return the logged values of one metric, or of all whose names begin with `name` and a slash.
 
         Returns:
-            A data frame of pandas with one row a step and one column a metric.
+            A pandas data frame with one row for each step and one column for each metric.
 
         Raises:
             UserError: pandas is not installed, or the run has logged no such metric.

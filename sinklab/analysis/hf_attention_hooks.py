@@ -40,7 +40,7 @@ def record_hook_error(hook: Callable) -> Callable:
 
 
 class AttentionRecorder:
-    """A recorder that runs a model and calls a function on the arrays of each layer, in the order of the layers.
+    """A recorder that runs a model and passes the arrays of each layer to a function, layer by layer.
 
     It captures attention in the first of three modes that works for the model:
 
@@ -205,7 +205,10 @@ class AttentionRecorder:
 
 
 def add_model_attentions(layers: list[LayerArrays], output: Any) -> Iterator[LayerArrays]:
-    """Yield the layers with the attention weights that the model returns, if it returns as many as it has layers."""
+    """Yield the layers with the attention weights that the model returns.
+
+    If the model returns another number of weights than it has layers, the layers stay as they are.
+    """
     attentions = getattr(output, 'attentions', None) or ()
     for index, layer in enumerate(layers):
         attention = attentions[index] if len(attentions) == len(layers) else None
@@ -223,9 +226,10 @@ def iterate_values(output: Any) -> Iterator[Any]:
 
 
 def is_attention_weights(value: Any) -> bool:
-    """Return whether a value is attention weights for TRIAL_IDS: (1, H, 2, 2) with rows that sum to at most 1.
+    """Return whether a value is attention weights for TRIAL_IDS.
 
-    Keys, values and states of linear attention also have four axes. They do not pass this test.
+    These have the shape (1, H, 2, 2), and rows that sum to at most 1. Keys, values and states of linear attention
+    also have four axes. They do not pass this test.
     """
     if not isinstance(value, torch.Tensor) or value.ndim != 4 or value.shape[0] != 1 or value.shape[2:] != (2, 2):
         return False
@@ -272,7 +276,7 @@ def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
 def record_eager_attention(
     module: torch.nn.Module, query, key, value, attention_mask=None, **options: Any
 ) -> tuple[Any, Any]:
-    """Compute eager attention by the function of the model's own file, and pass its arrays to the active recorder."""
+    """Compute eager attention by the model's own function; pass its arrays to the active recorder."""
     eager: Callable = sys.modules[type(module).__module__].eager_attention_forward
     output, attention = eager(module, query, key, value, attention_mask, **options)
     if ACTIVE_RECORDERS:

@@ -82,7 +82,10 @@ class HFModel:
 
     @property
     def layers_without_attention(self) -> list[int]:
-        """The layers, from 1, without an attention matrix: state-space, convolution and linear attention layers."""
+        """The layers, from 1, without an attention matrix.
+
+        These are state-space, convolution and linear attention layers.
+        """
         with_attention = self.array_layers['attention_LPHTS']
         return [number for number in range(1, len(self.recorder.layers) + 1) if number not in with_attention]
 
@@ -114,7 +117,10 @@ class HFModel:
 
     @property
     def position(self) -> str:
-        """The kind of position encoding, a guess from modules and config: transformers has no common field for it."""
+        """The kind of position encoding, guessed from modules and config.
+
+        transformers has no common field for it.
+        """
         rotary = any('rotary' in type(module).__name__.lower() for module in self.model.modules())
         alibi = getattr(self.config, 'alibi', False) or self.config.model_type in ('bloom', 'mpt')
         return 'rotary' if rotary else 'alibi' if alibi else 'learned'
@@ -217,7 +223,11 @@ class HFModel:
 
 
 def check_has_attention(model_dir: Any, name: str, remote_code: bool) -> None:
-    """Refuse a model whose config has no attention heads (Mamba, RWKV, xLSTM, ...) before its weights are read."""
+    """Refuse a model without attention heads (Mamba, RWKV, xLSTM, ...) before its weights are read.
+
+    Raises:
+        UserError: The config of the model has no attention heads, or cannot be loaded.
+    """
     with suppress_transformers_logs(transformers):
         try:
             config = transformers.AutoConfig.from_pretrained(

@@ -177,7 +177,7 @@ class SinklabLM(TemplateLM):
             yield [*self.truncate(ids[: end - 1]), ids[end - 1]], end - start
 
     def score_parts(self, parts: list[tuple[list[int], int]], disable_tqdm: bool) -> list[tuple[float, bool]]:
-        """Return for each part (log-probability of the predicted ids, whether greedy decoding gives all of them)."""
+        """Return (log-probability of the predicted ids, whether greedy decoding gives them) for each part."""
         scores: list[Any] = [None] * len(parts)
         with (
             tqdm(total=len(parts), disable=disable_tqdm, desc='texts read') as progress_bar,
@@ -260,7 +260,10 @@ def check_scorable(spec: Spec, name: str) -> None:
 
 
 def pad_texts(texts: Iterable[list[int]], num_rows: int, length: int) -> np.ndarray:
-    """Return ids_BT of texts, padded at the end with id 0, which causal attention of the text does not see."""
+    """Return ids_BT of texts, padded at the end with id 0.
+
+    Causal attention of the text does not see the padding.
+    """
     ids_BT = np.zeros((num_rows, length), np.int32)
     for ids_T, ids in zip(ids_BT, texts, strict=False):
         ids_T[: len(ids)] = ids
@@ -308,7 +311,10 @@ class CheckedTaskManager(TaskManager):
 
 
 def load_task_manager(task_names: list[str], include_dir: str | None) -> CheckedTaskManager:
-    """Return a task manager of `include_dir` alone if it has all tasks: indexing the tasks of lm_eval is slow."""
+    """Return a task manager of `include_dir` alone if it has all tasks, otherwise of all tasks of lm_eval.
+
+    Indexing the tasks of lm_eval is slow.
+    """
     manager = CheckedTaskManager(include_path=include_dir, include_defaults=False)
     return manager if {*task_names} <= {*manager.all_subtasks} else CheckedTaskManager(include_path=include_dir)
 

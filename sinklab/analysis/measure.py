@@ -217,7 +217,7 @@ PUBLISHED_LENGTH = 64
 
 
 def find_published(model_name: str, length: int) -> dict[str, float]:
-    """Return the published sink rates for each kind of input, if the model and the length are those of the paper.
+    """Return the published sink rates for each kind of input, if model and length are of the paper.
 
     The model is recognized by the last part of its path or hub name.
     """
@@ -359,7 +359,7 @@ def digest_measurement(cache_key: str, measurement: Measurement) -> str:
 def compute_cache_key(
     model: MeasurableModel, ids_PT: np.ndarray, position_T: np.ndarray | None, overrides: dict[str, Any]
 ) -> str:
-    """Compute a digest of everything that decides a result: model, inputs, setting, and the code of sinklab."""
+    """Compute a digest of all that decides a result: model, inputs, setting, and code of sinklab."""
     setting = dataclasses.asdict(model.make_setting(ids_PT.shape[1], **overrides))
     positions = None if position_T is None else list(map(int, position_T))
     key_json = json.dumps([digest_code(), model.digest, setting, positions, ids_PT.shape])

@@ -203,7 +203,10 @@ def make_record(results: list[MeasureResult], is_series: bool) -> dict[str, Any]
 
 
 def write_results(results: list[MeasureResult], output_dir: str, is_series: bool) -> None:
-    """Write DIR/measured.json, and the arrays of each input to DIR/INPUT.npz, or DIR/STEP/INPUT.npz for a series."""
+    """Write measured.json and the arrays of each input.
+
+    The files are DIR/measured.json and DIR/INPUT.npz, or DIR/STEP/INPUT.npz for a series of steps.
+    """
     for result in results:
         step_dir = parse_path(output_dir) / (f'{result.step:08}' if is_series else '')
         step_dir.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,11 @@ def resolve_checkpoint(run_ref: str, accepts_hf_models: bool = False) -> tuple[R
 
 
 def resolve_run(run_ref: str, accepts_hf_models: bool = False) -> tuple[RunDir, int | None]:
-    """Return the run directory of RUN[@STEP] and the step, None if there is none; require a run of sinklab."""
+    """Return the run directory of RUN[@STEP], and the step or None.
+
+    Raises:
+        UserError: There is no run of sinklab.
+    """
     if run_ref.startswith(HF_PREFIX):
         raise make_missing_run_error(run_ref)
     run_dir, step = parse_run_ref(run_ref)

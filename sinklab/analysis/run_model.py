@@ -103,7 +103,10 @@ class RunModel:
         return load_tokenizer(find_run_tokenizer(self.run_dir, self.step, self.spec))
 
     def encode(self, text: str) -> list[int]:
-        """Return token ids with the tokens that probes put before a text; without such, in the format of training."""
+        """Return token ids with the tokens that probes put before a text.
+
+        If probes put none, the ids have the format of training.
+        """
         ids_T = np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
         prefix_ids = PREPENDED_IDS[self.spec.probe.prepend](self.spec.data)
         if prefix_ids or self.bos == 'none':

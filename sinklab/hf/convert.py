@@ -28,7 +28,10 @@ from sinklab.storage.untrusted_files import resolve_name
 
 
 def make_config_fields(source_dir: Path, final_dir: Path) -> dict[str, Any]:
-    """Make the config fields of a Hugging Face model, by dotted names; its tokenizer will lie in `final_dir`."""
+    """Make the config fields of a Hugging Face model, by dotted names.
+
+    Its tokenizer will lie in `final_dir`.
+    """
     hf_config = files.read_json_object(source_dir / files.CONFIG_FILE)
     config_fields = config.parse_hf_config(hf_config, str(source_dir / files.CONFIG_FILE))
     tokenizer, name = load_source_tokenizer(source_dir), str(source_dir / TOKENIZER_FILE)

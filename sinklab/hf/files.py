@@ -161,7 +161,7 @@ def translate_safetensors_errors(path: Path) -> Iterator[None]:
 def write_arrays(
     output_dir: Path, arrays: Iterable[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]], dtype: Any
 ) -> None:
-    """Write arrays to safetensors files of at most MAX_FILE_BYTES, with an index if there are several files."""
+    """Write arrays to safetensors files of at most MAX_FILE_BYTES, with an index for several files."""
     save_file, shards = import_hf_library('safetensors.numpy').save_file, [{}]
     size = total = 0
     for name, shape, array in arrays:

@@ -68,7 +68,10 @@ def check_parity(model_dir: Path, spec: Spec, params: dict, length: int) -> Pari
 
 
 def make_sample_ids(model: ModelConfig, length: int) -> np.ndarray:
-    """Make two random sequences of token ids, longer than the attention window if that is at most MAX_TOKENS."""
+    """Make two random sequences of token ids.
+
+    They are longer than the attention window if `length` and MAX_TOKENS allow it.
+    """
     past_window = (model.mask.window or 0) + 8
     num_tokens = min(length, past_window if DEFAULT_TOKENS < past_window <= MAX_TOKENS else DEFAULT_TOKENS)
     return np.random.default_rng(0).integers(0, model.vocabulary, (2, num_tokens)).astype(np.int32)
@@ -89,7 +92,10 @@ def compute_with_sinklab(model: ModelConfig, params: dict, ids_BT: np.ndarray) -
 
 
 def compute_with_transformers(model_dir: Path, ids_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (logits_BTV, attention_LBHTS) of transformers, with eager attention, which alone returns weights."""
+    """Return (logits_BTV, attention_LBHTS) of transformers.
+
+    Attention is eager: no other implementation returns the weights.
+    """
     torch, transformers = import_hf_library('torch'), import_hf_library('transformers')
     options = dict(attn_implementation='eager', dtype=torch.float32, local_files_only=True, use_safetensors=True)
     options['trust_remote_code'] = False  # if it is not given, transformers asks on the terminal
