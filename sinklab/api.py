@@ -1,4 +1,4 @@
-"""What `sinklab.open` returns: a run or a Hugging Face model, opened read-only for analysis in Python."""
+"""The objects that `sinklab.open` returns: a run or a Hugging Face model, opened read-only."""
 
 import dataclasses
 import functools

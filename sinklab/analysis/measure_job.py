@@ -26,7 +26,7 @@ MIN_VALUES = dict(sequences=1, length=2, keys=1, perturb=1, seed=0)
 
 @dataclasses.dataclass(frozen=True)
 class MeasureRequest:
-    """What to measure.
+    """A request to measure a model, as the command line gives it.
 
     A field that is None has the value of the run's probes, or that of OPEN_MODEL_DEFAULTS for a Hugging Face model.
     """
