@@ -1,1 +1,6 @@
-"""Jobs of `sinklab` on pods and clusters: python -m launch.queued_resources | launch.jobset | launch.slurm --help"""
+"""Launchers of `sinklab` jobs on TPU pods, Kubernetes and SLURM.
+
+python -m launch.queued_resources --help
+python -m launch.jobset --help
+python -m launch.slurm --help
+"""

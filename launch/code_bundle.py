@@ -12,8 +12,8 @@ from launch.plan import (
 
 ROOT = Path(__file__).parents[1]
 PYTHON_VERSION = '3.11'
-# make pins makes the versions of pins/ anew, with a digest of every file that may be installed: what a package index
-# gives instead is refused. The wheel of this tree has no digest: it comes from the same folder as the digests.
+# `make pins` regenerates the requirements in pins/, with a digest of every file that may be installed. uv refuses a
+# file with another digest. The wheel of this tree has no digest because it comes from the same folder as the digests.
 INSTALL_SCRIPT = f"""#!/bin/bash
 # The environment of this code, made once. What runs in that of other code is left alone.
 set -eu
@@ -30,15 +30,23 @@ ln -sfn "$env" env
 
 
 def get_local_folder(name: str) -> str:
-    """The folder of this machine that has what a launcher makes for a job."""
+    """Return the local folder in which a launcher writes the files of a job."""
     return f'runs/launched/{name}'
 
 
 def plan_code_bundle(job: Job, folder: str, pins: str, *files: File) -> Plan:
-    """Checks a job's row, and puts files and all that its code needs into a folder; pins: tpu or gpu."""
+    """Plan to check the row of a job and to write its code bundle into a folder.
+
+    Args:
+        job: the job, whose --config names the row and the config file to copy.
+        folder: the target folder.
+        pins: the pinned requirements, `tpu` or `gpu`.
+        *files: further files to write.
+    """
     file, _, row = (find_option(job.arguments, 'config') or '').partition(':')
     check_commands = [make_command('sinklab', 'rows', f'--config={file}')] if row else []
-    # By way of an archive of the sources: a wheel of the tree itself keeps what an earlier one has left in build/.
+    # uv builds the wheel from a source archive. A wheel built from the tree itself would include files that an
+    # earlier build left in build/.
     build_wheel = make_command('uv', 'build', '--quiet', '--out-dir', folder, str(ROOT))
     copy_pins = make_command('cp', str(ROOT / 'launch' / 'pins' / f'{pins}.txt'), f'{folder}/pins.txt')
     return Plan(
@@ -48,7 +56,11 @@ def plan_code_bundle(job: Job, folder: str, pins: str, *files: File) -> Plan:
 
 
 def make_copy_commands(file: str, folder: str) -> list[Command]:
-    """A copy of a config file, at the same path from a folder as from here."""
+    """Return the commands that copy a config file into a folder, at the same relative path as here.
+
+    Raises:
+        UserError: the path is absolute or leaves the current folder.
+    """
     if not file:
         return []
     if Path(file).is_absolute() or '..' in Path(file).parts:

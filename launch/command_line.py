@@ -1,4 +1,4 @@
-"""The command line that all launchers share: VERB NAME [options] [-- train ...]."""
+"""Command line of all launchers: VERB NAME [options] [-- train ...]."""
 
 import argparse
 import dataclasses
@@ -23,15 +23,16 @@ from launch.plan import Plan, make_command
 from sinklab.config.seeds import SEEDS_HELP, parse_seeds
 from sinklab.escape import escape_control
 
-DEFAULT_GRACE_SECONDS = 120  # seconds, where nothing is said
-STOP_MARGIN_SECONDS = 10  # seconds that a stop takes beside the save, which may just have begun when it is told
-# Options of `sinklab train` that name what it reads -> the path in their values.
+DEFAULT_GRACE_SECONDS = 120  # without --grace and --save
+# Seconds that a stop takes in addition to its save. A save may just have begun when the stop signal arrives.
+STOP_MARGIN_SECONDS = 10
+# {option of `sinklab train` that names input data: pattern whose group is the path in its value}.
 PATH_OPTIONS = {
     'from': r'(?:params:)?(.+)',
     'config.data.source': r'(?:store|text|chat|mixture):(.+)',
     'config.data.tokenizer': r'(.*/.*)',
 }
-# How a run folder is copied from where it lies.
+# {prefix of a run folder: function that returns the commands to copy the folder}.
 COPY_COMMANDS = {
     'gs://': lambda there, here: [make_command('gcloud', 'storage', 'rsync', '--recursive', there, here)],
     's3://': lambda there, here: [make_command('aws', 's3', 'sync', there, here)],
@@ -41,24 +42,24 @@ COPY_COMMANDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Verb:
-    """An action on the jobs of a command line."""
+    """An action on jobs, such as submit or stop."""
 
     summary: str
     make_plan: Callable[[list[Job], argparse.Namespace], Plan]
-    required_options: tuple[str, ...] = ()  # what must be given: workdir, arguments
-    is_single_job: bool = False  # of a single job at a time, which has the terminal
+    required_options: tuple[str, ...] = ()  # of 'workdir' and 'arguments'
+    is_single_job: bool = False  # accepts one job only, whose commands use the terminal
 
 
 @dataclasses.dataclass(frozen=True)
 class Scheduler:
-    """The parts in which a launcher differs from the others."""
+    """The scheduler-specific parts of a launcher."""
 
     module: str
     summary: str
     add_options: Callable[[argparse.ArgumentParser], None]
-    check_options: Callable[[argparse.Namespace], None]  # refuses options that do not fit
-    path_prefixes: tuple[str, ...]  # how paths begin that all hosts reach
-    get_max_grace_seconds: Callable[[argparse.Namespace], float]  # seconds that the scheduler waits at most
+    check_options: Callable[[argparse.Namespace], None]  # raises UserError for invalid combinations of options
+    path_prefixes: tuple[str, ...]  # prefixes of paths that all hosts can reach
+    get_max_grace_seconds: Callable[[argparse.Namespace], float]  # longest time between SIGTERM and SIGKILL
     verbs: dict[str, Verb]
 
 
@@ -146,7 +147,15 @@ def raise_usage_error(message: str) -> None:
 
 
 def main(scheduler: Scheduler, argv: Sequence[str] | None = None) -> int:
-    """Prints or executes what a command line asks for. Exit codes: 0 done, 1 refused or failed, 130 after Ctrl-C."""
+    """Print the plan of a command line, or execute it with --execute.
+
+    Args:
+        scheduler: the launcher.
+        argv: arguments without the program name; None for those of this process.
+
+    Returns:
+        The exit code: 0 for success, 1 after a UserError, 130 after Ctrl-C.
+    """
     try:
         args, plan = plan_command_line(scheduler, sys.argv[1:] if argv is None else argv)
         plan.execute() if args.execute else print(plan, end='')
@@ -180,7 +189,11 @@ def split_at_separator(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def make_job(scheduler: Scheduler, verb: Verb, args: argparse.Namespace, arguments: tuple[str, ...]) -> Job:
-    """The job that is given, of which a sweep makes several."""
+    """Return the job that the options describe, before --rows and --seeds expand it.
+
+    Raises:
+        UserError: an option that the verb requires is missing, or a value is invalid.
+    """
     name = check_job_name(args.name)
     if 'workdir' in verb.required_options and not args.workdir:
         raise UserError(f'{args.verb} needs --workdir=DIR, the run folder')
@@ -205,7 +218,14 @@ def make_job(scheduler: Scheduler, verb: Verb, args: argparse.Namespace, argumen
 
 
 def choose_grace_seconds(args: argparse.Namespace, max_grace_seconds: float) -> int:
-    """Seconds to save in: as given, else as a save needs them, within what the scheduler allows."""
+    """Return the seconds from SIGTERM to SIGKILL.
+
+    Without --grace, this is the larger of DEFAULT_GRACE_SECONDS and the time that --save needs, limited to
+    `max_grace_seconds`.
+
+    Raises:
+        UserError: the time is too short for --save, or longer than the scheduler allows.
+    """
     needed_seconds = math.ceil(args.save) + STOP_MARGIN_SECONDS if args.save else 0
     check_minimum(args, grace=1)
     grace_seconds = (
@@ -226,7 +246,11 @@ def choose_grace_seconds(args: argparse.Namespace, max_grace_seconds: float) -> 
 
 
 def parse_variables(assignments: list[str]) -> dict[str, str]:
-    """Return the variables of --env. A name alone has the value that it has here, which no process list shows."""
+    """Return the environment variables of --env.
+
+    A name without a value takes its value from the environment of the launcher. Such a value does not appear in
+    process lists.
+    """
     for assignment in assignments:
         name, equals, _ = assignment.partition('=')
         if not re.fullmatch(r'[A-Za-z_]\w*', name):
@@ -242,7 +266,7 @@ def split_list(text: str) -> list[str]:
 
 
 def parse_seeds_flag(text: str) -> list[int]:
-    """Return the seeds that --seeds stands for, as `sinklab sweep` reads them; none where it is not given."""
+    """Parse --seeds with the parser of `sinklab sweep`; return [] for an empty text."""
     try:
         return parse_seeds(text) if text else []
     except ValueError as error:
@@ -250,7 +274,7 @@ def parse_seeds_flag(text: str) -> list[int]:
 
 
 def check_paths(arguments: tuple[str, ...], path_prefixes: tuple[str, ...]) -> None:
-    """Refuses what lies here alone and is read there."""
+    """Raise UserError if an option of `sinklab train` names input data that the hosts cannot reach."""
     for name, pattern in PATH_OPTIONS.items():
         match = re.fullmatch(pattern, find_option(arguments, name) or '')
         if match:
@@ -258,10 +282,19 @@ def check_paths(arguments: tuple[str, ...], path_prefixes: tuple[str, ...]) -> N
 
 
 def check_layout(arguments: tuple[str, ...], num_devices: int, target: str) -> None:
-    """Refuses sizes that would leave devices without work, or miss some; those not said follow from the devices."""
+    """Raise UserError if --data, --fsdp and --tensor do not fit the number of devices.
+
+    `sinklab train` infers the axes that are not given. The product of the given sizes must therefore divide the
+    number of devices, and must equal it if both --data and --fsdp are given.
+
+    Args:
+        arguments: the arguments of `sinklab train`.
+        num_devices: the number of devices of the job.
+        target: the description of the devices in the error message.
+    """
     sizes = {name: size for name in ('data', 'fsdp', 'tensor') if (size := find_option(arguments, name)) is not None}
     if not all(re.fullmatch('[1-9][0-9]*', size) for size in sizes.values()):
-        return  # of which sinklab has its own words
+        return  # `sinklab train` reports sizes that are not positive whole numbers
     num_requested = math.prod(map(int, sizes.values()))
     if num_requested != num_devices and (num_devices % num_requested or {'data', 'fsdp'} <= sizes.keys()):
         xla_flags = ' '.join(f'--{name}={size}' for name, size in sizes.items())
@@ -272,7 +305,7 @@ def check_layout(arguments: tuple[str, ...], num_devices: int, target: str) -> N
 
 
 def check_minimum(args: argparse.Namespace, **minimums: int) -> None:
-    """Refuses numbers that are too small."""
+    """Raise UserError if an option is below its minimum; options that are None are not checked."""
     for name, minimum in minimums.items():
         value = getattr(args, name)
         if value is not None and value < minimum:
@@ -280,12 +313,21 @@ def check_minimum(args: argparse.Namespace, **minimums: int) -> None:
 
 
 def require_options(args: argparse.Namespace, **examples: str) -> None:
-    """Refuses a command that lacks options, each with an example of its value."""
+    """Raise UserError if an option is missing.
+
+    Args:
+        args: the parsed options.
+        **examples: {name of a required option: example of its value for the error message}.
+    """
     for name, example in examples.items():
         if not getattr(args, name):
             raise UserError(f'--{name} is not given; give it, e.g. --{name}={example}')
 
 
 def get_code_folder(args: argparse.Namespace, path_prefixes: tuple[str, ...]) -> str:
-    """The folder of the code of a job, that its hosts reach."""
+    """Return the code folder of a job: --code, or by default a folder beside the run folder.
+
+    Raises:
+        UserError: the hosts of the job cannot reach the folder.
+    """
     return check_reachable('code', args.code or make_sibling_path(args.workdir, 'code', args.name), path_prefixes)

@@ -1,4 +1,4 @@
-"""What a job is, whoever starts it: one run of `sinklab` on some hosts; and the jobs of a sweep."""
+"""Scheduler-independent jobs: one run of `sinklab` on some hosts, and the jobs of a sweep."""
 
 import dataclasses
 import itertools
@@ -8,28 +8,39 @@ from collections.abc import Mapping
 from sinklab.escape import join_shell, quote_shell
 from sinklab.supervisor.exit_status import EXIT_CAUSES
 
-# What a scheduler starts again: a run that says so, and a process that a signal has ended. All else is final.
+# A scheduler restarts a run that exits with a code for a retry, and a process that one of these signals has ended. It
+# does not restart after any other exit code.
 RETRY_SIGNALS = {'SIGABRT': 6, 'SIGBUS': 7, 'SIGKILL': 9, 'SIGSEGV': 11, 'SIGTERM': 15}
 RETRY_EXIT_CODES = (
     *sorted({code for kind, code in EXIT_CAUSES.values() if kind == 'lost'}),
     *(128 + n for n in RETRY_SIGNALS.values()),
 )
-# What is not for a user to say to a run -> what to do instead.
+# {option that a user may not give after --: remedy in the error message}. The launcher or the scheduler sets them.
 RESERVED_OPTIONS = {
     **{name: f'give --{name} before it' for name in ('workdir', 'grace', 'compiled', 'restarts')},
     **dict.fromkeys(('coordinator', 'processes', 'process'), 'leave it out, the scheduler says it'),
 }
-JOB_NAME_PATTERN = r'[a-z]([a-z0-9-]{0,38}[a-z0-9])?'  # what a VM, a pod and a job of SLURM may be called
+JOB_NAME_PATTERN = r'[a-z]([a-z0-9-]{0,38}[a-z0-9])?'  # valid as the name of a VM, a pod and a SLURM job
 BUCKET_PREFIXES = ('gs://', 's3://')
 
 
 class UserError(ValueError):
-    """An error of the user, in one line: what was given, what is allowed, what to do."""
+    """A user error; its message is one line with the given value, the allowed values and the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run: what is asked of `sinklab`, where, and for how long it is tried again."""
+    """One run of `sinklab` under a scheduler.
+
+    Attributes:
+        name: The name of the job at the scheduler.
+        arguments: The arguments of `sinklab`, from `train` on, without the options of RESERVED_OPTIONS.
+        workdir: The run folder.
+        environment: Environment variables of the run.
+        max_restarts: The number of restarts that the scheduler attempts.
+        grace_seconds: Seconds from SIGTERM to SIGKILL.
+        compilation_cache: The folder of compiled programs, or `none`.
+    """
 
     name: str
     arguments: tuple[str, ...]
@@ -49,10 +60,12 @@ class Job:
         return ['sinklab', *self.arguments, *run_flags]
 
     def make_script(self, folder: str, secret_file: str = '') -> str:
-        """Return Bash that becomes this run, in an environment that INSTALL_SCRIPT made in a folder.
+        """Return a Bash script that executes this run in the environment that INSTALL_SCRIPT created.
 
         Args:
-            secret_file: a file with the secret of the run, by which its processes know each other.
+            folder: the folder in which INSTALL_SCRIPT ran.
+            secret_file: a file with the shared secret by which the processes of the run authenticate each other;
+                '' to leave SINKLAB_RUN_SECRET as it is.
         """
         read_secret = f'SINKLAB_RUN_SECRET=$(< {quote_shell(secret_file)}) || exit 1'
         exports = [read_secret, 'export SINKLAB_RUN_SECRET'] if secret_file else []
@@ -74,7 +87,7 @@ def check_job_name(name: str) -> str:
 
 
 def find_option(arguments: tuple[str, ...], name: str) -> str | None:
-    """The value of the last --name=VALUE or --name VALUE."""
+    """Return the value of the last --name=VALUE or --name VALUE; None if the option is missing."""
     value = None
     for argument, next_argument in itertools.pairwise((*arguments, None)):
         if argument == f'--{name}':
@@ -85,7 +98,11 @@ def find_option(arguments: tuple[str, ...], name: str) -> str | None:
 
 
 def check_train_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """The arguments of `sinklab`, if it is a run that they ask for and nothing that is said elsewhere."""
+    """Return the arguments of `sinklab` after checking them.
+
+    Raises:
+        UserError: the command is not `train`, or an option of RESERVED_OPTIONS is given.
+    """
     if arguments[:1] != ('train',):
         command_line = join_shell(arguments) or 'nothing'
         raise UserError(
@@ -98,7 +115,16 @@ def check_train_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def expand_sweep(job: Job, rows: list[str], seeds: list[int]) -> list[Job]:
-    """A job for each row with each seed, in folders as `sinklab sweep` has them; without rows, the job itself."""
+    """Return one job for each row and seed, in run folders named as by `sinklab sweep`.
+
+    Args:
+        job: the job to expand.
+        rows: rows of the config file; without rows, the result is the job itself.
+        seeds: seeds of each row; an empty list stands for seed 0.
+
+    Raises:
+        UserError: seeds without rows, a --config that names a row or is missing, or two jobs of one name.
+    """
     if not rows:
         if seeds:
             raise UserError('--seeds are of rows; give --rows=ROW,... too, and --config=FILE without one')
@@ -138,12 +164,16 @@ def remove_option(arguments: tuple[str, ...], name: str) -> list[str]:
 
 
 def make_sibling_path(workdir: str, *parts: str) -> str:
-    """A path in the folder of a run folder."""
+    """Return a path in the parent folder of a run folder."""
     return '/'.join([workdir.rstrip('/').rpartition('/')[0], *parts])
 
 
 def check_reachable(name: str, path: str, path_prefixes: tuple[str, ...]) -> str:
-    """The path that an option gives, if every host of a job reaches it."""
+    """Return the path of an option.
+
+    Raises:
+        UserError: the path does not begin with one of `path_prefixes`, so the hosts of a job cannot reach it.
+    """
     if not path.startswith(path_prefixes):
         raise UserError(
             f'--{name}: {path} is not seen by the hosts of a job; give a path that begins with '

@@ -1,4 +1,4 @@
-"""Jobs on TPUs of Google Kubernetes Engine: a JobSet, one pod a host, started again when it says so."""
+"""Jobs on TPUs of Google Kubernetes Engine: a JobSet with one pod per host and automatic restarts."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ from launch.plan import (
     make_command,
 )
 
-SPOT_GRACE_SECONDS = 25  # seconds that pods of a spot node are given at most
+SPOT_GRACE_SECONDS = 25  # longest time from SIGTERM to SIGKILL for pods on spot nodes
 INSTALL_FOLDER = '/opt/sinklab'
 DOCKERFILE = f"""FROM python:{PYTHON_VERSION}-slim
 RUN pip install --no-cache-dir uv
@@ -30,7 +30,8 @@ COPY . .
 RUN bash install.sh
 """
 FIRST_POD_SELECTOR = 'batch.kubernetes.io/job-completion-index=0,jobset.sigs.k8s.io/job-index=0'
-# The secret by which processes recognise each other (docs/guides/network.md): a random number of the JobSet.
+# The shared secret by which the processes of a run authenticate each other (docs/guides/network.md): the UID of the
+# JobSet.
 SECRET_VARIABLE = {
     'name': 'SINKLAB_RUN_SECRET',
     'valueFrom': {'fieldRef': {'fieldPath': "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"}},
@@ -50,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_manifest(job: Job, args: argparse.Namespace) -> dict[str, Any]:
-    """The JobSet of a job."""
+    """Return the JobSet manifest of a job."""
     return {
         'apiVersion': 'jobset.x-k8s.io/v1alpha2',
         'kind': 'JobSet',
@@ -58,7 +59,7 @@ def make_manifest(job: Job, args: argparse.Namespace) -> dict[str, Any]:
             'name': job.name,
             'namespace': args.namespace,
             'labels': {'kueue.x-k8s.io/queue-name': args.queue} if args.queue else {},
-            # The pods of a slice lie on the hosts of one slice.
+            # Kubernetes places all pods of a replicated job on the hosts of one TPU slice.
             'annotations': {'alpha.jobset.sigs.k8s.io/exclusive-topology': NODEPOOL_LABEL},
         },
         'spec': {
@@ -74,7 +75,7 @@ def make_manifest(job: Job, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_job_spec(job: Job, args: argparse.Namespace) -> dict[str, Any]:
-    """A Job: a pod for each host, all of which fail with the first."""
+    """Return the spec of a Kubernetes Job with one pod per host; the Job fails when its first pod fails."""
     tpu_slice = tpu_slices.parse_slice(args.accelerator)
     final_exit_codes = {'containerName': 'sinklab', 'operator': 'NotIn', 'values': list(RETRY_EXIT_CODES)}
     return {
@@ -119,13 +120,13 @@ def make_container(job: Job, args: argparse.Namespace, chips: int) -> dict[str, 
 
 
 def make_variables(job: Job) -> list[dict[str, Any]]:
-    """Return the variables of a pod: those of the job, and the secret of its run if it has none of its own."""
+    """Return the environment variables of a pod: those of the job, and SECRET_VARIABLE if the job has none."""
     job_variables = [{'name': name, 'value': escape_dollars(value)} for name, value in job.environment.items()]
     return job_variables if SECRET_VARIABLE['name'] in job.environment else [*job_variables, SECRET_VARIABLE]
 
 
 def escape_dollars(text: str) -> str:
-    """For Kubernetes, to which $(NAME) is a variable and $$ a $."""
+    """Escape $ for Kubernetes, which expands $(NAME) to a variable and $$ to $."""
     return text.replace('$', '$$')
 
 
@@ -175,7 +176,7 @@ def plan_for_each(jobs: list[Job], args: argparse.Namespace, *words: str) -> Pla
 
 
 def plan_resume(jobs: list[Job], args: argparse.Namespace) -> Plan:
-    """A JobSet that has ended cannot go on; another of its name can."""
+    """Plan to delete the JobSets and create them again; a JobSet that has ended cannot be restarted."""
     return plan_stop(jobs, args) + plan_apply(jobs, args)
 
 
@@ -184,7 +185,7 @@ def plan_status(jobs: list[Job], args: argparse.Namespace) -> Plan:
 
 
 def plan_for_first_pods(jobs: list[Job], args: argparse.Namespace, *words: str) -> Plan:
-    """About the pod of process 0 of each job."""
+    """Plan a kubectl command for the pod of process 0 of each job."""
     selectors = [f'--selector=jobset.sigs.k8s.io/jobset-name={job.name},{FIRST_POD_SELECTOR}' for job in jobs]
     return Plan(commands=tuple(make_kubectl_command(args, *words, selector) for selector in selectors))
 

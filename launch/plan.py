@@ -1,4 +1,4 @@
-"""A plan: files to write, then commands to run. It is printed as the shell script that does the same, or executed."""
+"""Plans of files to write and commands to run; a plan is executed, or printed as an equivalent shell script."""
 
 import collections
 import dataclasses
@@ -21,7 +21,7 @@ INSTALL_HINTS = {
     'aws': 'install it by pip install awscli',
 }
 SLURM_HINT = 'give this command where jobs of the cluster are given, its login node'
-# What schedulers say when they refuse -> what to do about it.
+# {pattern of an error message of a scheduler: remedy}.
 ERROR_HINTS = {
     r'quota|RESOURCE_EXHAUSTED': (
         'ask for more at https://console.cloud.google.com/iam-admin/quotas, or take another --zone, --spot or a '
@@ -63,6 +63,8 @@ def make_command(*argv: str, is_optional: bool = False) -> Command:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
+    """Files to write, then commands to run, in their order. `+` joins two plans."""
+
     files: tuple[File, ...] = ()
     commands: tuple[Command, ...] = ()
 
@@ -94,14 +96,14 @@ class Plan:
 def write_file(file: File) -> None:
     path = Path(file.path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if file.is_private:  # from its first byte on, also where an earlier one was readable
+    if file.is_private:  # create the file with mode 0600 before writing, even if a readable file existed
         path.unlink(missing_ok=True)
         path.touch(mode=0o600, exist_ok=False)
     path.write_text(file.text, encoding='utf-8')
 
 
 def format_write_script(file: File) -> str:
-    """Return Bash that writes a file as `write_file` does."""
+    """Return a Bash script that writes a file as `write_file` does."""
     delimiter = 'END'
     while delimiter in file.text.splitlines():
         delimiter += '_'
@@ -113,7 +115,10 @@ def format_write_script(file: File) -> str:
 
 
 def run_command(command_to_run: Command) -> tuple[int, list[str]]:
-    """(exit code, the last lines of stderr) of a command, which speaks for itself meanwhile."""
+    """Run a command whose output goes to the terminal; return its exit code and last lines of stderr.
+
+    The lines are [] for an interactive command, whose stderr is not captured.
+    """
     print(f'$ {command_to_run}', file=sys.stderr, flush=True)
     if command_to_run.is_interactive:
         return subprocess.run(command_to_run.argv).returncode, []

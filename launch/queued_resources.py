@@ -1,4 +1,4 @@
-"""Jobs on TPU VMs of Google Cloud: a queued resource, one service a host, made again when it is taken away."""
+"""Jobs on TPU VMs of Google Cloud: a queued resource with one service per host, recreated after preemption."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ from launch.plan import (
 )
 from sinklab.escape import quote_shell
 
-SPOT_GRACE_SECONDS = 30  # seconds from the notice to the end of a spot VM
+SPOT_GRACE_SECONDS = 30  # from the preemption notice to the end of a spot VM
 INSTALL_FOLDER = '/opt/sinklab'
 BOOT_SCRIPT = """#!/bin/bash
 # At every boot of a host: the code, its environment, the run. run.sh has the values of --env: all is for root alone.
@@ -47,8 +47,8 @@ cp {folder}/sinklab.service /run/systemd/system/
 systemctl daemon-reload
 systemctl start --no-block sinklab
 """
-# Made once for a job: hosts of a run under way have read it, and one that boots later must get the same. A command
-# makes it, and it is no file of the plan, so that what a launcher prints does not hold it.
+# Creates the secret of a job once. The hosts of a running job have read it, and a host that boots later must get the
+# same one. A command creates the secret, not a file of the plan, so that a printed plan does not contain it.
 MAKE_SECRET = (
     'set -e; umask 077; '
     '[[ -s "$1" ]] || "$0" -c "import secrets; print(secrets.token_hex(32))" > "$1"; '
@@ -66,8 +66,8 @@ RestartSec=15
 TimeoutStopSec={grace}
 KillMode=mixed
 """
-# Asks as long as the run is not over, and makes the resource again when it is taken away. A run that is over costs on
-# as long as its machines stand, so they are given back.
+# Polls until the run ends, and recreates the resource after a preemption. The TPUs cost money until the resource is
+# deleted, so the script deletes it when the run ends.
 KEEP_SCRIPT = """#!/bin/bash
 set -u
 left={restarts}
@@ -133,7 +133,7 @@ def make_queued_resource_command(args: argparse.Namespace, *words: str, is_optio
 
 
 def list_node_names(job: Job, args: argparse.Namespace) -> list[str]:
-    """The names of a job's slices."""
+    """Return the node names of the slices of a job."""
     return [job.name] if args.slices == 1 else [f'{job.name}-{number}' for number in range(args.slices)]
 
 
@@ -145,7 +145,7 @@ def make_ssh_command(
 
 
 def make_first_host_command(job: Job, args: argparse.Namespace, remote_command: str) -> Command:
-    """On the host of process 0."""
+    """Return the command that runs a remote command by ssh on the host of process 0."""
     return make_ssh_command(list_node_names(job, args)[0], args, '0', remote_command)
 
 
@@ -256,7 +256,10 @@ def plan_preempt(jobs: list[Job], args: argparse.Namespace) -> Plan:
 
 
 def plan_stop(jobs: list[Job], args: argparse.Namespace) -> Plan:
-    """Saved first, if it stands, and given back."""
+    """Plan to stop the runs, which save on SIGTERM, and to delete their queued resources.
+
+    A resource is deleted even if its service cannot be stopped, for example because its VMs are gone.
+    """
     return sum((plan_stop_job(job, args) for job in jobs), Plan())
 
 

@@ -1,4 +1,4 @@
-"""Jobs on a cluster of SLURM: one script, one process a host, started again when it says so."""
+"""Jobs on SLURM clusters: one batch script, one process per host, requeued for a retry."""
 
 import argparse
 import re
@@ -26,9 +26,10 @@ from launch.plan import File, Plan, make_command
 from sinklab.escape import quote_shell
 
 PATH_PREFIXES = ('/', *BUCKET_PREFIXES)
-# SLURM starts a job again by itself after a preemption or the loss of a host. By an exit code it does only where its
-# administrator has set RequeueExit, so the script asks: of that no cluster needs to know. A signal ahead of the limit
-# is for the steps; one that the script gets is of the whole job, and what becomes of that SLURM decides.
+# SLURM requeues a job by itself after a preemption or the loss of a host. It requeues by exit code only if the
+# administrator has set RequeueExit. The script therefore calls `scontrol requeue` itself, which needs no setting of
+# the cluster. The signal before the time limit goes to the job steps only. A TERM that reaches the script concerns the
+# whole job; SLURM then decides whether the job runs again, so the script does not requeue it.
 JOB_SCRIPT = """#!/bin/bash
 {directives}
 ended=
@@ -99,7 +100,12 @@ def make_job_script(jobs: list[Job], args: argparse.Namespace, folder: str) -> s
 
 
 def quote_directive(value: str) -> str:
-    """For `sbatch`, to which a backslash within quotes is one more way to quote, and a line break an end."""
+    """Quote a value for an #SBATCH line.
+
+    Raises:
+        UserError: the value has a backslash, which sbatch treats as an escape within quotes, or a line break, which
+            ends the line.
+    """
     if re.search(r'[\\\n]', value):
         raise UserError(f'{value!r} holds a backslash or a line break, which sbatch does not read; take another')
     return shlex.quote(value)
@@ -120,7 +126,7 @@ def plan_submit(jobs: list[Job], args: argparse.Namespace) -> Plan:
 
 
 def get_shared_code_folder(args: argparse.Namespace) -> str:
-    """The folder of the code, which all hosts and this one see."""
+    """Return the code folder, on a file system that this machine and all hosts share."""
     return get_code_folder(args, ('/',))
 
 
@@ -129,7 +135,7 @@ def plan_resume(jobs: list[Job], args: argparse.Namespace) -> Plan:
 
 
 def make_plan_by_name(*commands: tuple[str, ...]) -> Callable[[list[Job], argparse.Namespace], Plan]:
-    """Commands about the jobs of a name."""
+    """Make a plan function that runs commands on all jobs of a name."""
     return lambda jobs, args: Plan(commands=tuple(make_command(*words, f'--name={args.name}') for words in commands))
 
 
@@ -141,7 +147,8 @@ def plan_logs(jobs: list[Job], args: argparse.Namespace) -> Plan:
 STATUS_COMMAND = ('squeue', '--me', '--format=%i %T %r %M %l %R')
 TERM_COMMAND = ('scancel', '--me', '--signal=TERM')
 CANCEL_PENDING_COMMAND = ('scancel', '--me', '--state=PENDING')
-# The script alone, which then knows that it is the end; srun would kill the processes (--full).
+# --batch signals the batch script only, which then does not requeue the job. --full would signal srun as well, and
+# srun would kill the processes.
 TERM_SCRIPT_COMMAND = (*TERM_COMMAND, '--batch')
 SCHEDULER = Scheduler(
     module='launch.slurm',
@@ -149,7 +156,7 @@ SCHEDULER = Scheduler(
     add_options=add_options,
     check_options=check_options,
     path_prefixes=PATH_PREFIXES,
-    get_max_grace_seconds=lambda given: 65535,  # of --signal; after a preemption, GraceTime of the partition
+    get_max_grace_seconds=lambda given: 65535,  # limit of --signal; a preemption has GraceTime of the partition
     verbs={
         'submit': Verb('the code, its environment and the job', plan_submit, ('workdir', 'arguments')),
         'resume': Verb('the same job again, as it was shipped', plan_resume, ('workdir',)),

@@ -1,4 +1,4 @@
-"""TPU generations, slice topologies, and the flags that request them."""
+"""TPU generations, slice topologies, and the options that request them."""
 
 import argparse
 import dataclasses
@@ -21,17 +21,17 @@ TOPOLOGIES_3D = {
 
 @dataclasses.dataclass(frozen=True)
 class TpuKind:
-    """A generation of chips."""
+    """A TPU generation."""
 
-    accelerator_type: str  # the accelerator type of Cloud TPU is this, - and a number
-    cores_per_chip: int  # of a chip, in that number
+    accelerator_type: str  # prefix of the accelerator type of Cloud TPU, as in v5litepod-256
+    cores_per_chip: int  # factor from chips to the number in the accelerator type
     runtime_version: str
     gke_accelerator: str
-    topologies: dict[int, str]
-    max_single_host_chips: int  # chips of the largest slice of one host; hosts of larger ones have four
+    topologies: dict[int, str]  # {number of chips: topology}
+    max_single_host_chips: int  # chips of the largest slice with one host; hosts of larger slices have 4 chips each
 
 
-# Names and runtimes are as Google's pages have them in November 2026; none has been asked for.
+# Names and runtimes are those of Google's documentation in November 2026. None was requested from Google Cloud.
 TPU_KINDS = {
     'v4': TpuKind('v4', 2, 'tpu-ubuntu2204-base', 'tpu-v4-podslice', TOPOLOGIES_3D, 4),
     'v5e': TpuKind('v5litepod', 1, 'v2-alpha-tpuv5-lite', 'tpu-v5-lite-podslice', TOPOLOGIES_2D, 8),
@@ -86,7 +86,12 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def check_run(arguments: tuple[str, ...], args: argparse.Namespace) -> None:
-    """Refuses a run that its slices cannot hold, before anybody waits for them."""
+    """Raise UserError if the mesh sizes of a run do not fit its slices, before the job waits for TPUs.
+
+    Args:
+        arguments: the arguments of `sinklab train`.
+        args: the options of the launcher.
+    """
     require_options(args, accelerator='v5e-256')
     devices = args.slices * parse_slice(args.accelerator).chips
     check_layout(arguments, devices, f'{args.slices} x {args.accelerator}')

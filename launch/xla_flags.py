@@ -1,4 +1,4 @@
-"""Named sets of XLA flags for --flags."""
+"""Named sets of XLA flags, selected by --flags."""
 
 from launch.job import UserError
 
@@ -8,8 +8,8 @@ ALL_REDUCE_FLAGS = (
 )
 LATENCY_HIDING_FLAG = '--xla_gpu_enable_latency_hiding_scheduler=true'
 
-# Name -> the variables of a run. That they are accepted is tested; what they are worth has not been measured.
-# No profile is about gathers: the step says itself how they are made, and libtpu fuses them for v5e alone.
+# {name: environment variables of a run}. Tests check that the flags are accepted; their effect was not measured. No
+# profile has flags for all-gathers: the train step itself defines them, and libtpu fuses them on v5e only.
 PROFILES = {
     'none': {},
     'tpu': {'LIBTPU_INIT_ARGS': VMEM_LIMIT_FLAG},
