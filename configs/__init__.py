@@ -1,6 +1,7 @@
-"""What is run: one file for each table of the paper, one row for each ablation.
+"""Experiment configs: one file for each topic, one row for each ablation.
 
-Sources say where a number stands. "Gu et al." is "When Attention Sink Emerges in Language Models", which numbers its
-tables, figures and appendices differently as arXiv 2410.10781v1 (v1) and as printed for ICLR 2025 (ICLR); docstrings
-mean v1 where they say neither. What is said of a figure has been read off it by eye: it is no number to compare with.
+The source of a row says where its published numbers are printed. "Gu et al.", or "the paper", is "When Attention Sink
+Emerges in Language Models". Its tables, figures and appendices have different numbers in arXiv 2410.10781v1 (v1) and
+in the ICLR 2025 version (ICLR). Docstrings that name neither version mean v1. Values of figures were read by eye and
+are not exact enough for comparisons.
 """

@@ -1,14 +1,21 @@
-"""Which attention operations have a sink? Those whose rows are normalized; the tables of the paper and a few since.
+"""Attention operations of the paper and of later work, and which of them have a sink.
 
     sinklab train --config=configs/attention.py:sigmoid --workdir=runs/sigmoid
 
-Where rows do not sum to 1 the sink is of proxy scores, |A_ij| / sum_j |A_ij|, which mean nothing where there is next
-to no mass: read `mass/row` beside them. Rows named `_normalized` divide by the sum, with signed scores by max(|sum|,
-1). `elu1` is a similarity; `kernel_elu1`, `linear` and `mlp` are products of feature maps. `_p_P` divides by the
-p-norm, alpha_A multiplies softmax by A. Decided: the last alpha is 0.02, where the ICLR version prints 0.05, and the
-sinks of all alphas are of rows rescaled to a sum of 1. softmax_off_by_one is softmax with a column of zero key and
-value, and is measured as that: its 1 is a column, `sink/star` is its share, and no row is rescaled. A row fails that
-is published so where its runs diverge, or end above 0.6 log V (report/sweep_table.py, `has_failed`).
+In the paper, the operations with a sink are those that normalize the attention rows. If rows do not sum to 1, Sink_k
+is computed from proxy scores, |A_ij| / sum_j |A_ij|. Proxy scores are meaningless if a row has almost no mass, so
+read `mass/row` together with them.
+
+- `*_normalized` divides by the row sum; with signed scores, by max(|sum|, 1).
+- `elu1` is a similarity; `kernel_elu1`, `linear` and `mlp` are inner products of feature maps.
+- `*_p_P` divides by the p-norm with p = P.
+- `alpha_A` multiplies softmax by A. Decided: the last alpha is 0.02, although the ICLR version prints 0.05, and
+  Sink_k of these rows is computed after the attention rows are rescaled to a sum of 1.
+- `softmax_off_by_one` is equal to softmax with one more column of zero key and zero value, and is measured in that
+  form: `sink/star` is the share of the column, and attention rows are not rescaled.
+
+A run of a row that is published as a failure fails if it diverges, or if its final loss is above 0.6 log V
+(`has_failed` in sinklab/report/sweep_table.py).
 """
 
 from configs.table import scale_with_size, table

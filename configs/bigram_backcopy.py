@@ -1,12 +1,15 @@
-"""Bigram-Backcopy (Guo et al., 2410.13835): why a head that has nothing to add attends to the first token.
+"""Bigram-Backcopy (Guo et al., 2410.13835): a synthetic task in which a sink forms on the first token.
 
     sinklab train --config=configs/bigram_backcopy.py:softmax --size=quickstart --workdir=runs/backcopy
 
-After a trigger comes the character before it, else a bigram. One head learns to copy on triggers and, elsewhere, to
-attend to `<s>`, whose value it drains: read `alpha/1/trigger` and `alpha/1/other`. The source's setup but for this
-codebase's RMSNorm (LayerNorm there) and text: bring Tiny Shakespeare for its bigrams with
---config.data.source=text:shakespeare.txt. Results are in words and figures, without numbers; those of this project
-are of one seed at the quickstart size. Do not take sigmoid or elu1 for an arm without a sink here: read `mass/row`.
+After a trigger, the next character is the one before the trigger; otherwise it is drawn from a bigram distribution.
+One head learns to copy on triggers. On other queries it attends to `<s>`, whose value vector becomes small.
+`alpha/1/trigger` and `alpha/1/other` measure the attention to `<s>` by kind of query.
+
+The setup is that of Guo et al. except for RMSNorm, where they use LayerNorm, and the text. For their bigrams, give
+Tiny Shakespeare: --config.data.source=text:shakespeare.txt. They publish results in words and figures, without
+numbers. The results of this project come from one seed at the quickstart size. Do not use sigmoid or elu1 as a
+baseline without a sink on this task; see `mass/row`.
 """
 
 from configs.sizes import SMOKE
@@ -43,7 +46,7 @@ SIZES = {
         'model.width': 64,
         'model.head_width': 64,
         'model.ffn_width': 256,
-        'optimizer.peak_learning_rate': 1e-3,  # at 3e-3 relu, whose rate is ten times that, does not learn
+        'optimizer.peak_learning_rate': 1e-3,  # at 3e-3 the row relu, with ten times this rate, does not learn
         'optimizer.steps': 1200,
         'optimizer.batch_size': 32,
         'data.length': 64,

@@ -1,13 +1,18 @@
-"""Does the block bear on the sink? FFNs, norms, heads, gates.
+"""Transformer blocks: how the FFN, norms, heads and gates affect the sink.
 
     sinklab train --config=configs/blocks.py:post_norm --workdir=runs/post_norm
 
-The baseline is also pre-norm, 8 heads, their outputs concatenated. Decided: the released code scales the last map of
-an FFN by depth only in SwiGLU, so Table 8 compares initializations, too; the rows `_even` scale it in all. All FFNs
-have d_ff = 1536, so that those without a gate have two thirds of its parameters. Heads are added by reading A, values
-as wide as a head, whose shapes are those printed, so that the published number is of `add`; `add_wide` is reading B.
-The quickstart has 8 heads here, to be divided as in the paper. Norms and gates are of other papers, whose sink
-numbers have other thresholds and models.
+The baseline has pre-norm and 8 heads whose outputs are concatenated. The quickstart size has 8 heads in this file, so
+that the rows can divide them as in the paper. Norms and gates come from other papers, whose sink numbers have other
+thresholds and models.
+
+Decided:
+
+- The released code scales the initial values of an FFN's last matrix by depth only in SwiGLU, so Table 8 also
+  compares initializations. The rows `*_even` scale it in every FFN.
+- All FFNs have d_ff = 1536, so FFNs without a gate have two thirds of the parameters of SwiGLU.
+- `add` adds head outputs with values as wide as a head (reading A). Its shapes are those that the paper prints, so
+  the published number belongs to `add`. `add_wide` has values as wide as the model (reading B).
 """
 
 from configs.sizes import QUICKSTART, SIZES, SMOKE

@@ -1,12 +1,15 @@
-"""What the paper, its author's talk and a few papers since claim, as contrasts of two numbers of runs.
+"""Claims of the paper, its author's talk and later papers, as comparisons of two metrics of runs.
 
     sinklab claims --seeds=8 --jobs=2 --workdir=runs/claims
     sinklab claims sigmoid column_k --workdir=runs/claims
 
-A number is that of a row's run, TABLE:ROW, at its end or before its first step; seeds are paired. `>`, `<` and `=`
-say how `of` is beside `than`. `least` is the smallest difference that counts: 5 points of a sink score, 0.02 of a
-loss. What cannot be tested at a small size says why. At the quickstart's size every row has a fixed first token but
-those of data.py, and those of blocks.py have twice the heads: each is compared with its like.
+A claim compares the reading `of` with the reading `than`; `way` is `>`, `<` or `=`. A reading is a metric of the runs
+of a row, TABLE:ROW, at the end of training or, with `start`, before the first step. Runs are paired by seed. `least`
+is the smallest difference that counts: 5 percentage points of a sink metric, 0.02 of a loss. A claim that cannot be
+tested at a small size has a reason, `why`, instead.
+
+At the quickstart size every row has a fixed first token except the rows of data.py, and the rows of blocks.py have
+twice as many heads. Each row is therefore compared with a baseline of the same kind.
 """
 
 BASELINE_ROW, NO_FIXED_TOKEN_ROW, EIGHT_HEADS_ROW = 'attention:softmax', 'data:amount_5b', 'blocks:swiglu'
@@ -25,7 +28,18 @@ GU_V1, GU_ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
 
 
 def make_claim(statement, source, row, direction, reference=None, metric=SINK_METRIC, min_difference=None):
-    """Of a row beside another reading; where none is given, the same number of BASE."""
+    """Make a claim about a metric of a row.
+
+    Args:
+        statement: the claim as a sentence.
+        source: where it is published.
+        row: the row, as TABLE:ROW.
+        direction: `>`, `<` or `=`.
+        reference: the reading to compare with, (row, metric) or (row, metric, 'start'); None for the same metric of
+            BASELINE_ROW.
+        metric: the metric of the row.
+        min_difference: the smallest difference that counts; None for that of MIN_DIFFERENCES.
+    """
     readings = dict(of=(row, metric), than=reference or (BASELINE_ROW, metric))
     return dict(
         words=statement, source=source, **readings, way=direction, least=min_difference or MIN_DIFFERENCES[metric]
@@ -33,12 +47,12 @@ def make_claim(statement, source, row, direction, reference=None, metric=SINK_ME
 
 
 def make_presence_claim(statement, source, row):
-    """A sink that was not there before training."""
+    """Make a claim that Sink_1 of a row is higher after training than before."""
     return make_claim(statement, source, row, '>', (row, SINK_METRIC, 'start'))
 
 
 def make_other_position_claim(statement, source, row, metric):
-    """A sink that lies there and not on the first token."""
+    """Make a claim that another sink metric of a row is higher than its Sink_1."""
     return make_claim(statement, source, row, '>', (row, SINK_METRIC), metric)
 
 

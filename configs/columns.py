@@ -1,14 +1,21 @@
-"""Does a sink of its own take the sink from the first token? Sink token, KV, K and V biases, and what K biases need.
+"""Learned KV: whether sink tokens and KV, K and V biases take the sink from the first token.
 
     sinklab train --config=configs/columns.py:kv --workdir=runs/kv
 
-Sink_* is of the column, over the queries of the text and, as released, a query of its own. Its key is not rotated,
-and every query sees it. The value of `k` is zero, that of `k_first_M` M e_1, that of `k_uniform_M` M (1, ..., 1) /
-sqrt(K), all of them fixed; of `k_width_N` only the first N dimensions of the key are learned (at the quickstart's
-head width of 16, rows 1 to 8 are one). Decided: those are the first N as they lie, under the released half-split
-rotation, where dimension i turns with i + K/2: N different frequencies of the queries, the fastest ones, up to K/2;
-in the interleaved layout of equation 10 they would be N/2 pairs. The header of Table 11 is misprinted, its order is
-not shared, shared, not shared, shared, as Table 3 shows; a sink token stands at position 0 and the text from 1.
+The rows add a column to the attention matrix. The key of the column is not rotated, and every query sees it. Sink_*
+measures the column, over the queries of the text and, as in the released code, one query of the column itself. A sink
+token is at position 0, and the text begins at position 1.
+
+Some rows have a fixed value: zero in `k`, M e_1 in `k_first_M`, and M (1, ..., 1) / sqrt(K) in `k_uniform_M`. In
+`k_width_N` only the first N dimensions of the key are learned. At the quickstart's head width of 16, the rows
+`k_width_1` to `k_width_8` are the same.
+
+Decided: the first N dimensions are those of the released half-split rotation, which rotates dimension i together with
+i + K/2. The learned key thus meets N different frequencies of the queries, the fastest ones, up to N = K/2. In the
+interleaved layout of equation 10 it would meet N/2 pairs.
+
+The header of Table 11 is misprinted. The order of its columns is not shared, shared, not shared, shared, as Table 3
+shows.
 """
 
 from configs.table import scale_with_size, table

@@ -1,19 +1,19 @@
-"""How does the data bear on the sink? The amount of it, random first tokens, a token that is always the same.
+"""Data: how the amount of data, random first tokens and fixed tokens affect the sink.
 
     sinklab train --config=configs/data.py:fixed_2 --workdir=runs/fixed_2
 
-Amounts are shares of the baseline's 5B tokens, at the same number of steps; of a store that holds more or less, the
-same shares are other amounts, and a run tells its own at its start. Random tokens are drawn from all ids,
-once for each window; probes are natural text. The fixed token is id 1, in training, validation and probe sequences.
-Decided: random and fixed tokens are targets like others, as released. A size may fix the first token; every row but
-`fixed_K` frees it.
+Amounts are shares of the baseline's 5B tokens, at the same number of steps. With a store of another size the same
+shares are other amounts; a run prints its own amount when it starts. Random tokens are drawn from all ids, once for
+each window, and probes read natural text. The fixed token has id 1, in training, validation and probe sequences.
+Decided: random and fixed tokens are targets of the loss like other tokens, as in the released code. A size may set a
+fixed first token; every row except `fixed_K` removes it.
 """
 
 from configs.table import table
 
 FIGURE_2C = 'Gu et al. (v1), Figure 2C'
 FIGURES_2C_AND_28 = f'{FIGURE_2C}; (ICLR), Figure 28'
-NO_FIXED_TOKEN = {'data.fixed_position': None}  # lest a size fix the first token
+NO_FIXED_TOKEN = {'data.fixed_position': None}  # override sizes that fix the first token
 
 
 def make_amount_row(share, note, source=FIGURE_2C):

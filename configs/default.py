@@ -2,10 +2,10 @@
 
     sinklab train --config=configs/default.py --workdir=runs/default
 
-The only place where a default value is written. The learning rate stays at its peak after the warm-up, as in
-the released configs (54 of 54 set min_lr = learning_rate), although the text says cosine. The vocabulary is
-GPT-NeoX's; its tokenizer.json and the documents (a sample of the Pile: sail/regmix-data-sample) are yours to
-bring: --config.data.source=text:'pile/*.jsonl' --config.data.tokenizer=neox/tokenizer.json
+This file is the only place that defines default values. The learning rate stays at its peak after the warm-up, as in
+the released configs (54 of 54 set min_lr = learning_rate), although the text of the paper says cosine. The vocabulary
+is that of GPT-NeoX. Its tokenizer.json and the documents (a sample of the Pile: sail/regmix-data-sample) are not
+included; give them with --config.data.source=text:'pile/*.jsonl' --config.data.tokenizer=neox/tokenizer.json
 """
 
 from ml_collections import ConfigDict

@@ -1,11 +1,11 @@
-"""When does a sink emerge, and how does that move with the learning rate, the weight decay and the width?
+"""Emergence: the step at which a sink emerges, by learning rate, weight decay and width.
 
     sinklab sweep --config=configs/emergence.py --size=quickstart --seeds=0,1,2,3,4 --jobs=2 --workdir=runs/emergence
     sinklab report runs/emergence --png
 
-The second command writes emergence.png: for each of the three the two probes between which each run's sink emerges.
-Rates and decays that were published are rows of optimization.py; those between them, and widths of the residual
-stream at the same heads and the same FFN, are of this project.
+The second command writes emergence.png. For each of the three hyperparameters it shows the two probes between which
+the sink of each run emerges. The published learning rates and weight decays are rows of optimization.py. The other
+values are of this project, and so are the widths of the residual stream, which keep the heads and the FFN width.
 """
 
 from configs import optimization

@@ -2,11 +2,11 @@
 
     sinklab train --config=configs/extensions.py:streaming_sink_token --workdir=runs/streaming_sink_token
 
-The base is the recipe of Pythia-160M (deduplicated Pile, 143k steps of 256 x 2048 tokens), whose warm-up and cosine
-the other rows keep; the block stays this codebase's: RMSNorm, rotary positions over the whole head, no biases,
-attention before the FFN. Perplexities X+Y are of the first PG19 test book, X first and Y last keys being kept. The
-quickstart has longer windows here, so that
-contexts have room to be shorter; its context rows are short of steps: give them --config.optimizer.steps=1500.
+The base is the recipe of Pythia-160M (deduplicated Pile, 143k steps of 256 x 2048 tokens). The other rows keep its
+warm-up and its cosine schedule. The block is that of this codebase: RMSNorm, rotary positions over the whole head, no
+biases, attention before the FFN. A perplexity X+Y is that of the first PG19 test book with a cache of the first X and
+the last Y keys. The quickstart size has longer windows in this file, so that contexts can be shorter. Its context
+rows have too few steps; give them --config.optimizer.steps=1500.
 """
 
 from configs.sizes import QUICKSTART, SMOKE
@@ -50,7 +50,7 @@ def make_streaming_row(diff, perplexities, accuracies, **fields):
 
 
 def make_context_row(length):
-    """About 5B tokens, at the same number of tokens a step."""
+    """Make a row of one context length, with about 5B tokens and the same number of tokens per step."""
     sizes = {'model.ffn_width': 2048, 'optimizer.steps': 10_000}
     if length != 2048:
         sizes |= {'data.length': length, 'optimizer.batch_size': 256 * 2048 // length}

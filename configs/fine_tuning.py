@@ -1,16 +1,19 @@
-"""What becomes of sinks in conversations? The 1B pair, fine-tuned: softmax, and sigmoid without a normalizer.
+"""Fine-tuning on conversations: the 1B pair, softmax and sigmoid without a normalizer.
 
     sinklab prepare --source='chat:ultrachat_200k/train_sft-*.parquet' --tokenizer=neox/tokenizer.json \\
         --held_out=0.01 --out=stores/ultrachat
     sinklab train --config=configs/fine_tuning.py:softmax_1b --from=params:runs/softmax_1b --workdir=runs/softmax_chat
 
-A row begins with the parameters of its namesake in configs/scale.py; the tokenizer is that of its run. Of the paper:
-the recipe of alignment-handbook, UltraChat-200k, 2e-5 with cosine, batches of 64 x 2048 tokens, one epoch (about 2.0k
-steps). Of the recipe and its library's defaults, the paper naming none: a warm-up of a tenth of the steps, a cosine
-down to 0, no weight decay, AdamW's 0.999. Decided: 2000 steps; the loss is of the assistant's words, where the recipe
-names no mask (--config.data.loss=all); one conversation of a hundred is held out, and the probe reads of those.
-Without --from a row trains a new model on conversations. A model of Hugging Face that is trained further without a
-row (--from=hf:PATH) has the same optimizer: see IMPORTED.
+A row begins with the parameters of the row of the same name in configs/scale.py, and with the tokenizer of that run.
+Without --from, a row trains a new model on conversations. A Hugging Face model that is trained without a row
+(--from=hf:PATH) has the same optimizer; see IMPORTED_MODEL_OPTIMIZER.
+
+- From the paper: the recipe of alignment-handbook, UltraChat-200k, a learning rate of 2e-5 with cosine, batches of
+  64 x 2048 tokens, one epoch (about 2.0k steps).
+- From the recipe and the defaults of its library, because the paper does not state them: a warm-up of a tenth of the
+  steps, a cosine down to 0, no weight decay, beta2 = 0.999 of AdamW.
+- Decided: 2000 steps. The loss is computed on the assistant's tokens; the recipe names no mask, which is
+  --config.data.loss=all. One conversation in a hundred is held out, and probes read held-out conversations.
 """
 
 from configs.scale import SIGMOID, SIZE_1B
@@ -31,11 +34,11 @@ BASE = {
     'data.loss': 'assistant',
 }
 
-# What a model of Hugging Face is trained further with where no row is named: --from=hf:PATH without --config. The
-# warm-up is a tenth of however many steps are asked for.
+# The optimizer of Hugging Face models that are trained without a row: --from=hf:PATH without --config. The caller
+# sets the warm-up to a tenth of the steps.
 IMPORTED_MODEL_OPTIMIZER = {path: value for path, value in BASE.items() if path.startswith('optimizer.')}
 
-# A small corpus has few conversations to hold out.
+# These sizes hold out a larger share, because a small corpus has few conversations.
 SIZES = {
     'paper': {},
     'quickstart': QUICKSTART

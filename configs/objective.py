@@ -1,13 +1,16 @@
-"""How does the loss bear on the sink? Prefix language modeling and windows of attention.
+"""Training objective: how prefix language modeling and attention windows affect the sink.
 
     sinklab train --config=configs/objective.py:window_256 --workdir=runs/window_256
 
-Weight decay, the third regularizer of Table 1, is in optimization.py. The loss of a prefix row leaves the prefix out;
-its validation loss does not, as released. Decided: a token of the prefix is seen by all T queries, so its alpha_k is
-their mean, where section 3 divides by T - k + 1, by which it could be above 1; `sink/prefix` is of the strongest
-token of each sequence, layer and head, and `argmax/k` says how often that is x_k, with a sink or without. A window of
-w holds w keys, the query's own among them. At T = 64 a window of 32 hides x_1 from half of the queries, so that
-alpha_1 <= 0.5: the probe reports `sink/1/window` beside it, over the queries that see it.
+Weight decay, the third regularizer of Table 1, is in optimization.py.
+
+The training loss of a prefix row excludes the prefix; its validation loss includes it, as in the released code.
+Decided: all T queries see a token of the prefix, so its alpha_k is the mean over T queries. Section 3 divides by
+T - k + 1, by which alpha_k could be above 1. `sink/prefix` measures the strongest prefix token of each sequence,
+layer and head. `argmax/k` is how often that token is x_k, with or without a sink.
+
+A window of w has w keys, including the key of the query itself. At T = 64 a window of 32 hides x_1 from half of the
+queries, so alpha_1 <= 0.5. The probe therefore also reports `sink/1/window`, over the queries that see x_1.
 """
 
 from configs.table import scale_with_size, table

@@ -1,12 +1,16 @@
-"""How does optimization bear on the sink? Learning rate, steps, batch size, weight decay, schedule, optimizer.
+"""Optimization: how learning rate, steps, batch size, decay, schedule and optimizer affect the sink.
 
     sinklab train --config=configs/optimization.py:rate_8e-4_10k --workdir=runs/rate_8e-4_10k
 
-The baseline is also the batch of 512 and the weight decay of 0.1. Its probes are the curve over steps of Figure 2A:
-the sink emerges between 1k and 2k steps (about 7 % at 5k, read off ICLR Figure 28). Decided: the rate stays at its
-peak, as in the released configs, where the text says cosine (the row `cosine`); step counts are the table's, not
-those of the released configs; weight decay is AdamW's, decoupled, where the text writes it into the loss. The rate
-does not follow the batch.
+The baseline is also the row of batch size 512 and of weight decay 0.1. Its probes give the curve over steps of Figure
+2A: the sink emerges between 1k and 2k steps (about 7 % at 5k, read from ICLR Figure 28).
+
+Decided:
+
+- The learning rate stays at its peak, as in the released configs. The text of the paper says cosine (row `cosine`).
+- Step counts are those of the table, not those of the released configs.
+- Weight decay is the decoupled one of AdamW. The text of the paper writes it as a term of the loss.
+- The learning rate does not change with the batch size.
 """
 
 from configs.table import scale_with_size, table

@@ -1,16 +1,21 @@
-"""How do packing and BOS bear on the sink? Masks over documents, BOS in training and in what the model then reads.
+"""Packing: how document masks, and BOS in training and in probes, affect the sink.
 
     sinklab train --config=configs/packing.py:document_bos --workdir=runs/document_bos
 
-From "Why do LLMs attend to the first token?" (Barbero et al.; a model of 120M, 30B tokens). `causal` sees across
-documents, `document` does not. BOS stands before every document (`bos`), or there and at the start of every window
-(`fixed`). Sink and loss are of BOS + text; in rows that end in `_text`, of text alone, the training being that of the
-row before. Decided: the base is LLaMA-2's block at 12 layers of 768, 124M parameters with one of its two tables, and
-28,610 steps of the default's 2^20 tokens; shapes, batch and rate are not stated, so they are chosen, the rest being
-the default. Threshold and length, which are not stated either, are the usual ones (0.3, T = 64), and positions go on
-over documents. `fixed` is both, for the slides write "fix a BOS in the first position" beside "bos: yes"; a BOS at
-the first place alone is the other reading, --config.data.bos=none. A token that a row prepends is prepended in the
-probe alone; validation windows are packed as in training.
+The rows come from "Why do LLMs attend to the first token?" (Barbero et al.; a model of 120M, 30B tokens). In `causal`
+rows queries see keys of other documents; in `document` rows they do not. BOS is before every document (`bos`), or
+before every document and at the start of every window (`fixed`). Sink_k and the loss are measured on BOS + text. In
+rows that end in `_text` they are measured on text without BOS; their training is that of the row before. A token that
+a row prepends is prepended in probes only; validation windows are packed as in training.
+
+Decided:
+
+- The base is the block of LLaMA-2 with 12 layers of width 768 (124M parameters, counting one of its two embedding
+  tables), and 28,610 steps of the default's 2^20 tokens. Shapes, batch size and learning rate are not stated, so they
+  are chosen here; all else is the default.
+- Threshold and length are not stated; they are the usual ones (0.3, T = 64). Positions continue across documents.
+- `fixed` has both kinds of BOS, because the slides write "fix a BOS in the first position" beside "bos: yes". The
+  other reading, a BOS at the first position only, is --config.data.bos=none.
 """
 
 from configs.table import table
@@ -23,7 +28,7 @@ BASE = {
     'optimizer.steps': 28_610,
 }
 
-CAUSAL = {'data.fixed_position': None}  # lest a size fix the first token
+CAUSAL = {'data.fixed_position': None}  # override sizes that fix the first token
 DOCUMENT = CAUSAL | {'model.mask.document': True}
 BOS = {'data.bos': 'documents'}
 FIXED_BOS = BOS | {'data.fixed_position': 1}

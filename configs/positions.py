@@ -1,14 +1,20 @@
-"""Does the position encoding bear on the sink? In the paper: hardly; it emerges with all of them.
+"""Position encodings: in the paper, a sink emerges with all of them.
 
     sinklab train --config=configs/positions.py:alibi --workdir=runs/alibi
 
-Decided: `relative` comes in four kinds. The released code adds the number of the bucket, unlearned, to every score,
-which favours the farthest keys (hence the loss) and alone gives alpha_1 = 0.334 at T = 64, above the threshold: its
-35.53 % is of the encoding, not of the model. Equation 7, as printed, takes the floor earlier (0.225); the
-preliminaries print its negative, which favours the nearest keys (0.022, below the 0.074 of uniform attention); T5
-learns a number for each bucket and head. Sinusoids are concatenated, not interleaved, as released. A bias, of ALiBi
-too, is added after the division by sqrt(K), as released; appendix A could be read as before it, by which the bias
-alone would have alpha_1 = 0.103 (the code) or 0.094 (as printed) at K = 96.
+Decided: `relative` has four variants. "Alone" means alpha_1 at T = 64 from the position bias alone.
+
+- `relative_paper_code`: the released code adds the number of the bucket, which is not learned, to every score. The
+  bias favours the farthest keys, which explains the high loss. Alone it gives 0.334, above the threshold, so its
+  published 35.53 % is a property of the encoding and not of the model.
+- `relative_paper_printed`: equation 7 as printed takes the floor earlier (alone 0.225).
+- `relative_paper_negative`: the preliminaries print the negative of the bias, which favours the nearest keys (alone
+  0.022, below the 0.074 of uniform attention).
+- `relative_t5`: T5 learns a number for each bucket and head.
+
+Sinusoids are concatenated and not interleaved, as in the released code. A position bias, including that of ALiBi, is
+added after the division by sqrt(K), as in the released code. Appendix A could be read as adding it before the
+division; the bias alone would then have alpha_1 = 0.103 (the code) or 0.094 (as printed) at K = 96.
 """
 
 from configs.table import table

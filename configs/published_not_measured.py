@@ -1,6 +1,6 @@
 """Published numbers that no metric of a run measures, with the reason.
 
-Where another verb measures the same of a finished run, the reason names it.
+If another command measures the same number of a finished run, the reason names the command.
 """
 
 LM_EVAL_REASON = (

@@ -1,13 +1,13 @@
-"""A sink emerges on a laptop, on real text, in minutes; without a normalizer it does not.
+"""Quickstart: a sink emerges in minutes on real text on a laptop; without a normalizer it does not.
 
     make quickstart
     sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax
     sinklab sweep --config=configs/quickstart.py --seeds=0,1,2 --jobs=2 --workdir=runs/rows
 
-Rows of the other tables, at the size that sizes.py calls quickstart, where `softmax` has a fixed first token as well.
-`make quickstart` trains softmax and sigmoid_apple, which differ in the operation alone: docs/results/quickstart.md
-has the figures of eight seeds. The paper's plain `sigmoid`, without the offset of -log T, is a row beside them. What
-else the paper claims, and whether it is seen at this size: sinklab claims, docs/results/claims.md.
+The rows are those of other tables, at the size `quickstart` of sizes.py, where `softmax` also has a fixed first
+token. `make quickstart` trains softmax and sigmoid_apple, which differ in the attention operation only.
+docs/results/quickstart.md has the results of eight seeds. The row `sigmoid` is that of the paper, without the offset
+of -log T. `sinklab claims` tests other claims of the paper at this size; docs/results/claims.md has the verdicts.
 """
 
 from configs import (
@@ -25,7 +25,7 @@ ROWS = {
     **{name: optimization.ROWS[name] for name in ('decay_0.01', 'rate_2e-4_20k')},
 }
 
-# Sink_1 at the end, for people: `sinklab sweep` prints it beside what it has measured.
+# Expected Sink_1 at the end of training. `sinklab sweep` prints it beside the measured values.
 EXPECTED = {
     'rows': {'softmax': '17 to 56 %', 'sigmoid_apple': '0 %'},
     'source': 'eight seeds, docs/results/quickstart.md',

@@ -1,20 +1,21 @@
-"""Do sinks come and go with scale as at 60M? Softmax and sigmoid at 60M, 150M, 350M and 1B.
+"""Scale: softmax and sigmoid at 60M, 150M, 350M and 1B parameters.
 
     sinklab train --config=configs/scale.py:softmax_1b --workdir=runs/softmax_1b --remat=auto
 
-Of the paper: 60M, and the numbers of 1B, whose settings are of the released config (22 layers of 2048, 40k steps,
-41.9B tokens, the rate flat at 4e-4; its two scripts have their contents swapped). The sigmoid model has no massive
-activations. Ours, and nowhere published: 150M and 350M, the steps between, so that it can be seen how Sink_1 and the
-step at which a sink emerges move before 1B is paid for. They have the heads of 1B and its FFN (2.75 widths).
+The rows of 60M are those of the paper. The rows of 1B have its published numbers and the settings of its released
+config (22 layers of 2048, 40k steps, 41.9B tokens, a constant learning rate of 4e-4; the contents of its two scripts
+are swapped). The paper finds no massive activations in the sigmoid model. The rows of 150M and 350M are of this
+project and not published. They show how Sink_1 and the step at which a sink emerges change with size, before the cost
+of 1B. Their heads are 128 wide and their FFN has 2.75 times the model width, as at 1B.
 
-At least, by the compiler's estimate (`sinklab compile`, --remat=auto; nothing of it is measured), softmax takes
+The compiler estimates at least the following cost of softmax (`sinklab compile`, --remat=auto; not measured):
 
     60M   20,000 steps of 0.69 s on v5e-16     61 chip-hours
     150M  20,000 steps of 1.19 s on v5e-16    106 chip-hours
     350M  30,000 steps of 0.47 s on v5e-64    250 chip-hours
     1B    40,000 steps of 0.31 s on v5e-256   890 chip-hours (0.58 s on v5p-128, of 64 chips: 410)
 
-and sigmoid within a few percent of it.
+The estimates for sigmoid are within a few percent.
 """
 
 from configs.table import scale_with_size, table
@@ -28,7 +29,7 @@ def make_size_diff(layers, width, ffn_width, **other_fields):
     return scale_with_size(sizes | {name.replace('__', '.'): value for name, value in other_fields.items()})
 
 
-# As many steps and heads as 60M; 154M parameters but for the embeddings, then 341M and 1.13B.
+# 154M, 341M and 1.13B parameters without the embeddings. 150M has as many steps and heads as 60M.
 SIZE_150M = make_size_diff(12, 1024, 2816)
 SIZE_350M = make_size_diff(17, 1280, 3520, model__heads=10, optimizer__steps=30_000)
 SIZE_1B = make_size_diff(22, 2048, 5632, model__heads=16, optimizer__steps=40_000)

@@ -1,15 +1,16 @@
 """Sizes: values that replace those of the default, so that any row also runs on a smaller machine.
 
-A size sets the model, the lengths and the step counts. A value in a row stands as it is written, at every size,
-unless the row marks it as following the size: see scale and scale_with_size in table.py.
+A size sets the model, the lengths and the step counts. A value in a row is the same at every size, unless the row
+marks it with `scale` or `scale_with_size` (configs/table.py).
 """
 
-# On a laptop, a sink emerges in minutes if what the paper found to help it is exaggerated: the first token is always
-# the same (Table 7), the learning rate and the weight decay are far above the default (ICLR Table 9, Table 1). The
-# vocabulary is small because a sink emerges only after the tokens are learned: after 2000 steps, 1024 ids gave a sink
-# of 8 %, and 2048 ids of 6 %. The width is small because a step at 128 took nearly twice as long. Three layers and
-# gpt2's smaller embeddings, because with four, or with those released, the first layer's queries come to nothing in
-# the sigmoid arm: docs/results/quickstart.md has what was tried.
+# A sink emerges on a laptop in minutes, because this size exaggerates what promotes a sink in the paper: the first
+# token is fixed (Table 7), and the learning rate and the weight decay are far above the default (ICLR Table 9, Table
+# 1). The vocabulary is small because a sink emerges only after the tokens are learned: after 2000 steps, 1024 ids
+# gave a sink of 8 %, and 2048 ids of 6 %. The width is small because a step at width 128 took nearly twice as long.
+# There are three layers, and the smaller initial embeddings of gpt2, because with four layers or with the released
+# embeddings the queries of the first layer vanish in the sigmoid runs. docs/results/quickstart.md lists what was
+# tried.
 QUICKSTART = {
     'model.layers': 3,
     'model.initialization': 'gpt2',
@@ -33,7 +34,7 @@ QUICKSTART = {
     'checkpoint.every_steps': 500,
 }
 
-# A dry run of any row in seconds: everything is executed, nothing is learned.
+# A dry run of any row in seconds. It executes all code, but too few steps for the model to learn.
 SMOKE = {
     'model.layers': 2,
     'model.width': 16,
@@ -57,12 +58,12 @@ SMOKE = {
 
 SIZES = {'paper': {}, 'quickstart': QUICKSTART, 'smoke': SMOKE}
 
-# Fields that no size sets, and the fields that they are a part of: with scale_with_size, a window is a share of the
-# length.
+# {field that no size sets: reference field}. With scale_with_size, a field keeps its ratio to the reference field; a
+# window, for example, to the length.
 REFERENCE_FIELDS = {
     'model.mask.window': 'data.length',
     'model.mask.block': 'data.length',
     'model.columns.key_width': 'model.head_width',
     'model.kv_heads': 'model.heads',
 }
-MIN_VALUES = {'model.mask.window': 2, 'model.mask.block': 2}  # with a window of 1, a query would see itself alone
+MIN_VALUES = {'model.mask.window': 2, 'model.mask.block': 2}  # with a window of 1, a query would only see itself

@@ -1,11 +1,13 @@
-"""Tables of rows: get_config = table(ROWS). A row is a few values beside the default, and where its numbers are from.
+"""Tables of rows, made by get_config = table(ROWS).
 
-A value in a row is trained as it is written, at every size. What follows the size is marked in the row:
+A row is a diff from the default, with its published numbers and their source. A value in a row is the same at every
+size, unless the row marks it as depending on the size:
 
     diff={'optimizer.warmup_steps': 400}                    400 steps at every size
-    diff=scale('optimizer.weight_decay', 3)                 three times what the size has
-    diff=scale('model.mask.window', 1 / 4, of='data.length')    a quarter of a window
-    diff=scale_with_size({'optimizer.weight_decay': 0.3})   0.3 at the paper's size, elsewhere by the same factor
+    diff=scale('optimizer.weight_decay', 3)                 three times the value of the size
+    diff=scale('model.mask.window', 1 / 4, of='data.length')    a quarter of data.length
+    diff=scale_with_size({'optimizer.weight_decay': 0.3})   0.3 at the paper's size; the same ratio to the
+                                                                default at other sizes
 """
 
 import dataclasses
@@ -17,7 +19,12 @@ from configs.sizes import MIN_VALUES, REFERENCE_FIELDS, SIZES
 
 @dataclasses.dataclass(frozen=True)
 class FactorOfSize:
-    """A factor of what a size has in this field, or in another one."""
+    """A value that is a multiple of the value of a field at a size.
+
+    Attributes:
+        factor: The multiple.
+        of: The dotted name of the multiplied field; None for the field that is set.
+    """
 
     factor: float
     of: str | None = None
@@ -26,8 +33,12 @@ class FactorOfSize:
         """Return the value at a size.
 
         Args:
+            path: the dotted name of the field that is set.
             unsized_config: the config without the size.
             sized_config: the config of the size.
+
+        Raises:
+            ValueError: the multiplied field does not exist, or is no number at this size.
         """
         field = self.of or path
         check_field(field, sized_config)
@@ -45,12 +56,12 @@ class FactorOfSize:
 
 @dataclasses.dataclass(frozen=True)
 class SizeScaledValue:
-    """A value at the paper's size, which has the same ratio to the default at every other size."""
+    """A value at the paper's size that keeps its ratio to the default at other sizes."""
 
     value: object
 
     def resolve(self, path, unsized_config, sized_config):
-        """Return the value at a size. For the arguments see Multiple.resolve."""
+        """Return the value at a size. For the arguments see FactorOfSize.resolve."""
         reference_field = REFERENCE_FIELDS.get(path, path)
         scaled = scale_number(
             self.value, get_field(unsized_config, reference_field), get_field(sized_config, reference_field)
@@ -59,13 +70,16 @@ class SizeScaledValue:
 
 
 def scale(path: str, factor: float, of: str | None = None) -> dict[str, FactorOfSize]:
-    """Make the part of a diff that multiplies what a size has.
+    """Make the part of a diff that multiplies the value of a size.
 
     Args:
         path: the field that is set.
-        factor: a number. Of a field with a whole number the product is rounded to the nearest whole number, odd or
-            even, and a positive product to at least 1. scale_with_size() rounds in another way.
-        of: the field that is multiplied, where that is not the one that is set.
+        factor: a number. For integer fields the product is rounded to the nearest integer, odd or even, and a
+            positive product to at least 1. scale_with_size() rounds differently.
+        of: the field that is multiplied; None for the field that is set.
+
+    Raises:
+        ValueError: the factor is no number.
     """
     if isinstance(factor, bool) or not isinstance(factor, int | float):
         raise ValueError(f'scale({path!r}, {factor!r}): the factor must be a number, as in scale({path!r}, 3)')
@@ -73,16 +87,17 @@ def scale(path: str, factor: float, of: str | None = None) -> dict[str, FactorOf
 
 
 def scale_with_size(diff: dict[str, object]) -> dict[str, SizeScaledValue]:
-    """Make a diff of values at the paper's size, each of which has the same ratio to the default at every size.
+    """Make a diff of values at the paper's size that keep their ratios to the default at other sizes.
 
-    At the paper's size values are trained as they are written. At another size:
+    At the paper's size the values are those of the diff. At another size:
 
-    - Whole numbers from 3 on are rounded to the nearest even number, because widths have to be even; positive ones
-      below 3 to the nearest whole number, at least 1. A 0 stays 0. scale() rounds in another way.
+    - Integer values are scaled and rounded. A scaled value of 3 or more is rounded to the nearest even number,
+      because widths must be even. A positive one below 3 is rounded to the nearest integer, at least 1. A 0 stays 0.
+      scale() rounds differently.
     - A field in REFERENCE_FIELDS of configs/sizes.py scales with its reference field: a window and a block with
       data.length, model.columns.key_width with model.head_width, and model.kv_heads with model.heads. Windows and
       blocks are at least 2 (MIN_VALUES).
-    - Texts, flags and None stay as they are written, and so do numbers whose default is 0 or None.
+    - Strings, flags and None do not change. Numbers whose default is 0 or None do not change.
 
     Args:
         diff: values by the names of their fields.
@@ -91,10 +106,19 @@ def scale_with_size(diff: dict[str, object]) -> dict[str, SizeScaledValue]:
 
 
 def table(rows, base=None, sizes=SIZES, default_size='paper'):
-    """Make get_config(row, size) for rows {name: {diff, published, source}}, each a diff from the default.
+    """Make the function get_config(row, size) of a config file.
 
-    `base` and a size stand between the default and a row. get_config.baseline(size) is the config without a row,
-    and get_config.sizes the names of the sizes.
+    Values are applied in this order: the default, `base`, the size, the diff of the row.
+
+    Args:
+        rows: {name of a row: {diff, published, source}}.
+        base: values by the names of their fields; None for no values.
+        sizes: {name of a size: values}.
+        default_size: the size of get_config without a size.
+
+    Returns:
+        get_config, which raises ValueError for unknown rows, sizes and fields. Its attribute `baseline` is a function
+        that returns the config of a size without a row, and `sizes` is the tuple of the names of the sizes.
     """
 
     def baseline(size=default_size):
@@ -115,7 +139,7 @@ def table(rows, base=None, sizes=SIZES, default_size='paper'):
 
 
 def make_config(values):
-    """Return the default with some values set."""
+    """Return the default config with some values replaced."""
     config = default.get_config()
     for path, value in values.items():
         set_field(config, path, value)
@@ -123,9 +147,18 @@ def make_config(values):
 
 
 def scale_number(value, paper_reference, size_reference):
-    """Return a number at another size: as many times what stands there as it was times the paper's.
+    """Scale a number of the paper's size by the ratio of a reference value at another size to the paper's.
 
-    Whole numbers from 3 on are rounded to even ones, as widths have to be.
+    An integer is rounded to the nearest even number if the scaled value is 3 or more, because widths must be even.
+
+    Args:
+        value: the number at the paper's size.
+        paper_reference: the reference value at the paper's size.
+        size_reference: the reference value at the other size.
+
+    Returns:
+        The scaled number. It is `value` itself if the references are equal, if `paper_reference` is 0, or if one of
+        the three is a flag, a string or None.
     """
     if (
         size_reference == paper_reference
@@ -156,7 +189,7 @@ def set_field(config, path, value):
 
 
 def check_field(path, config):
-    """Raise ValueError unless a path names a field of a config, and no section of it."""
+    """Raise ValueError unless a path names a field of a config; a section is not a field."""
     value = config
     for name in path.split('.'):
         if not hasattr(value, 'items') or name not in value:
@@ -175,7 +208,7 @@ def get_field(config, path):
 
 
 def list_fields(config, prefix=''):
-    """The dotted names of all fields."""
+    """Yield the dotted names of all fields."""
     for name, value in config.items():
         yield from list_fields(value, f'{prefix}{name}.') if hasattr(value, 'items') else [f'{prefix}{name}']
 
@@ -186,7 +219,7 @@ def format_suggestion(name, names):
 
 
 def find_closest_name(name, names):
-    """Return the name that is most like a given one, as a whole and in its last component; None if none is."""
+    """Return the name most similar to a given one, compared as a whole and by its last component; None if none is."""
     full_matcher = difflib.SequenceMatcher(b=name)
     suffix_matcher = difflib.SequenceMatcher(b=name.rpartition('.')[2])
 

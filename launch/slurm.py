@@ -28,8 +28,8 @@ from sinklab.escape import quote_shell
 PATH_PREFIXES = ('/', *BUCKET_PREFIXES)
 # SLURM requeues a job by itself after a preemption or the loss of a host. It requeues by exit code only if the
 # administrator has set RequeueExit. The script therefore calls `scontrol requeue` itself, which needs no setting of
-# the cluster. The signal before the time limit goes to the job steps only. A TERM that reaches the script concerns the
-# whole job; SLURM then decides whether the job runs again, so the script does not requeue it.
+# the cluster. The signal before the time limit goes to the job steps only. A TERM to the script concerns the whole
+# job; SLURM then decides whether the job runs again, so the script does not requeue it.
 JOB_SCRIPT = """#!/bin/bash
 {directives}
 ended=
