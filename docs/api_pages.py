@@ -1,7 +1,7 @@
-"""Writes the pages of docs/reference/api/: mkdocstrings fills them from docstrings.
+"""Generator of the pages of docs/reference/api/, which mkdocstrings fills from docstrings.
 
-A page names objects by their path in the code. Of `sinklab`, every exported name has its place, so that a new one
-needs no edit here.
+A page names objects by their path in the code. The page of the package lists every name that `sinklab` exports, so a
+new name needs no edit here.
 """
 
 import importlib
@@ -9,7 +9,7 @@ import inspect
 
 import sinklab
 
-# Pages besides that of the package itself: title, purpose, objects. A missing object fails the build.
+# {page other than that of the package: (title, purpose, objects)}. A missing object fails the build.
 PAGES = {
     'opened.md': (
         'Opened runs and models',
@@ -86,7 +86,7 @@ def build_pages() -> dict[str, str]:
 
 
 def build_package_page() -> str:
-    """Return the page of the package: every name that it exports."""
+    """Return the page of the package, with every name that it exports."""
     return (
         '# Python API\n\n'
         'This page lists what `import sinklab` offers.\n\n'
@@ -98,7 +98,7 @@ def build_package_page() -> str:
 
 
 def list_exports() -> dict[str, str]:
-    """Return {public name: path of the object} of the package; `dir` also has names that are imported lazily."""
+    """Return {public name: path of the object} of the package, including names that are imported lazily."""
     paths = {}
     for name in sorted(dir(sinklab), key=lambda name: inspect.isclass(getattr(sinklab, name))):
         value = getattr(sinklab, name)
@@ -109,12 +109,12 @@ def list_exports() -> dict[str, str]:
 
 
 def format_directive(path: str, name: str = '') -> str:
-    """Return what mkdocstrings replaces by the documentation of an object."""
+    """Return the directive that mkdocstrings replaces with the documentation of an object."""
     heading = f'    options:\n      heading: sinklab.{name}\n      toc_label: {name}\n' if name else ''
     return f'::: {path}\n{heading}\n'
 
 
 def check_object_exists(path: str) -> None:
-    """Raise AttributeError where an object is not in the code."""
+    """Raise AttributeError if an object does not exist."""
     module, _, name = path.rpartition('.')
     getattr(importlib.import_module(module), name)

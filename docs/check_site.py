@@ -1,9 +1,9 @@
-"""Checks the built site: links between its pages, their anchors, and that no page loads anything from a network.
+"""Check of the built site: links, anchors, and files that a page would load from a network.
 
     python docs/check_site.py build/docs
 
-MkDocs checks the links of Markdown pages; this also covers links of the theme and of HTML within pages. Prints one
-line for each fault and exits with 1 where there are any.
+MkDocs checks the links of Markdown pages. This script also checks links of the theme and links in HTML of pages. It
+prints one line for each fault, and exits with 1 if there is a fault.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 LOADED_ATTRIBUTES = {'script': 'src', 'img': 'src', 'iframe': 'src', 'source': 'src', 'link': 'href'}
-UNLOADED_RELS = ('canonical', 'prev', 'next')  # values of rel that load nothing
+UNLOADED_RELS = ('canonical', 'prev', 'next')  # values of rel with which a browser loads nothing
 
 
 class PageParser(HTMLParser):
-    """The links of a page, what it loads, and its anchors."""
+    """Parser of the links, the loaded URLs and the anchors of a page."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -36,10 +36,10 @@ class PageParser(HTMLParser):
 
 
 def find_faults(site: Path) -> Iterator[str]:
-    """Return one line for each broken link and for each file that would come from a network."""
+    """Yield one line for each broken link and for each file that would be loaded from a network."""
     pages = {path: PageParser(path) for path in sorted(site.rglob('*.html'))}
     for path, page in pages.items():
-        if path.name == '404.html':  # a server shows it anywhere, so that its links begin with /
+        if path.name == '404.html':  # its links begin with /, because a server shows it at any path
             continue
         name = path.relative_to(site)
         for target in page.loaded_urls:
@@ -54,7 +54,7 @@ def find_faults(site: Path) -> Iterator[str]:
 
 
 def find_link_error(path: Path, target: str, pages: dict[Path, PageParser]) -> str:
-    """Return what is wrong with a link of a page; nothing where it is whole, or leaves the site."""
+    """Return the fault of a link of a page; '' if the link is valid or leaves the site."""
     parts = urlsplit(target)
     if parts.scheme or parts.netloc:
         return ''

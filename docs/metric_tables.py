@@ -16,12 +16,12 @@ TABLE_HEAD = '| number | what it is |\n|---|---|\n'
 
 
 def update_page(text: str, infos: list[MetricInfo]) -> str:
-    """A page with the table as it is now."""
+    """Return a page with its table replaced by that of the given metrics."""
     return re.sub(re.escape(TABLE_HEAD) + r'(\|.*\n)*', lambda _: TABLE_HEAD + format_rows(infos), text)
 
 
 def format_rows(infos: list[MetricInfo]) -> str:
-    """Neighbours of one sentence share a row."""
+    """Return the rows of the table; consecutive metrics with the same description share a row."""
     groups = itertools.groupby(infos, lambda info: info.description)
     return ''.join(
         f'| {", ".join(map(format_name, group))} | {escape_pipes(sentence)} |\n' for sentence, group in groups

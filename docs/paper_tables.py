@@ -1,8 +1,8 @@
-"""Writes docs/paper/tables.md: every table and figure of the paper and of later work, as rows, with our results.
+"""Generator of docs/paper/tables.md: tables and figures of the paper and of later work, with our results.
 
-Published numbers are those of the rows in configs/ and of sinklab/analysis/measure.py, ours those of
-docs/results/claims.json, verdicts those that `sinklab claims` computes of it. What is written here is which rows
-belong to which table, and what a result would take.
+Published numbers come from the rows in configs/ and from sinklab/analysis/measure.py. Our numbers come from
+docs/results/claims.json, and `sinklab claims` computes the verdicts from them. This module defines which rows belong
+to which table, and what a missing result would need.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from sinklab.sweep import results
 
 RESULTS_FILE = Path(__file__).parent / 'results' / 'claims.json'
 BASELINE_ROW = 'optimization:rate_4e-4_20k'
-BASELINE_CHIP_HOURS = 61  # of the baseline on TPU v5e, by the compiler's estimate: configs/scale.py
+BASELINE_CHIP_HOURS = 61  # estimated by the compiler for TPU v5e: configs/scale.py
 SWEEP_COMMAND = (
     'sinklab sweep --config=configs/{table}.py --size=quickstart \\\n  --workdir=runs/{table} \\\n  --rows={rows}'
 )
@@ -46,15 +46,15 @@ SWEEP_COMMAND = (
 
 @dataclasses.dataclass(frozen=True)
 class PaperEntry:
-    """A table or a figure, or several that show the same runs."""
+    """A table or a figure, or several of them that show the same runs."""
 
     location: str
     title: str
     rows: tuple[str, ...] = ()  # TABLE:ROW, with wildcards
     description: str = ''
-    commands: tuple[str, ...] = ()  # besides training the rows
-    missing_reason: str = ''  # why there is no result, and what one would take
-    claims: tuple[str, ...] = ()  # of configs/claims.py, which have no row
+    commands: tuple[str, ...] = ()  # in addition to the training of the rows
+    missing_reason: str = ''  # why there is no result, and what it would need
+    claims: tuple[str, ...] = ()  # names in configs/claims.py of claims without a row
 
 
 NO_OPEN_MODELS = (
@@ -483,7 +483,7 @@ def format_claim(verdict_entry: dict) -> str:
     return f'{format_code(name)} {format_anchor(f"claim-{name}")}{words} {verdict_text}'
 
 
-# What is in the repository
+# Data of the repository
 
 
 @functools.cache
@@ -551,7 +551,7 @@ def find_our_runs(row: str) -> dict[str, dict] | None:
         return None
     first_config = results.get_base_config(
         load_results()['configs']
-    )  # a field that came later is none of the measured ones
+    )  # ignore config fields that were added after the results were made
     return group_runs_by_config().get(make_config_key({path: row_config.get(path) for path in first_config}))
 
 

@@ -1,6 +1,7 @@
-"""Writes the pages of docs/reference/ from the code, so that they cannot go out of date.
+"""Generator of the pages of docs/reference/ from the code.
 
-`build_pages` returns them; docs/site_hook.py gives them to MkDocs. Nothing here is written to disk. To read one page:
+`build_pages` returns the pages, and docs/site_hook.py passes them to MkDocs. This module writes nothing to disk.
+Print one page with:
 
     python -m docs.reference config.md
 """
@@ -59,7 +60,7 @@ def format_table(headings: Iterable[str], lines: Iterable[Iterable[object]]) -> 
 
 
 def format_cell(value: object) -> str:
-    """Return text that stays within one cell of a table."""
+    """Return the text of a table cell, on one line and with escaped pipes."""
     return ' '.join(str(value).split()).replace('\\|', '|').replace('|', '\\|')
 
 
@@ -68,7 +69,7 @@ def format_code(value: object) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return plain text in which Markdown and HTML find no markup."""
+    """Escape the characters of plain text that are markup in Markdown or HTML."""
     return re.sub(r'([\\`*_<>\[\]$#])', r'\\\1', text)
 
 
@@ -79,12 +80,12 @@ def format_sentence(text: str) -> str:
 
 
 def format_anchor(identifier: str) -> str:
-    """Return an empty element that links can point to, for a line of a table."""
+    """Return an empty HTML element as a link target within a line of a table."""
     return f'<span id="{identifier}"></span>'
 
 
 def format_value(value: object) -> str:
-    """Return a value as one would write it after --config.PATH=."""
+    """Format a value as it is written after --config.PATH= on the command line."""
     if value is None:
         return 'None'
     return f'{value:g}' if isinstance(value, float) else str(value)
@@ -94,7 +95,7 @@ def format_value(value: object) -> str:
 
 
 def build_commands_page() -> str:
-    """Return the page of every command and every option, from the argument parsers."""
+    """Return the page of all commands and options, from the argument parsers."""
     root_parser = main.build_parser()
     summary = format_table(
         ['command', 'purpose'],
@@ -115,7 +116,7 @@ def build_commands_page() -> str:
 
 
 def list_subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Return the subcommands of a parser."""
+    """Yield (name, parser) of the subcommands of a parser."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             yield from action.choices.items()
@@ -126,7 +127,7 @@ def make_slug(name: str) -> str:
 
 
 def format_command(name: str, parser: argparse.ArgumentParser, level: int) -> str:
-    """Return what one command does, its usage, its options and an example."""
+    """Return the section of one command: description, usage, options and examples."""
     options = [action for action in parser._actions if not isinstance(action, argparse._SubParsersAction)]
     options = [action for action in options if action.dest != 'help' and action.help != argparse.SUPPRESS]
     formatter = argparse.HelpFormatter(parser.prog, width=96)
@@ -145,12 +146,12 @@ def format_command(name: str, parser: argparse.ArgumentParser, level: int) -> st
 
 
 def expand_help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """Return the help text of an argument with its values filled in."""
+    """Return the help text of an argument with its placeholders expanded, such as the default."""
     return parser._get_formatter()._expand_help(action) if action.help else ''
 
 
 def format_invocation(action: argparse.Action) -> str:
-    """Return an argument as it is typed."""
+    """Return an argument as a user types it."""
     value = action.metavar or (action.dest.upper() if action.nargs != 0 else '')
     if not action.option_strings:
         return format_code(f'{value} ...' if action.nargs in ('*', '+') else value)
@@ -161,7 +162,7 @@ def format_invocation(action: argparse.Action) -> str:
 
 
 def format_meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """Return the help text, then what the argument takes and its default."""
+    """Return the help text of an argument, its type or choices, and its default."""
     type_text = 'flag' if action.nargs == 0 else {int: 'integer', float: 'number'}.get(action.type, 'text')
     if action.choices:
         type_text = f'one of {", ".join(format_code(choice) for choice in action.choices)}'
@@ -172,7 +173,7 @@ def format_meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> 
 
 
 def format_examples(epilog: str) -> str:
-    """Return the examples of a help text as code blocks, and what stands between them as text."""
+    """Convert the epilog of a help text: indented lines to code blocks, other lines to paragraphs."""
     markdown, groups = (
         '',
         [
@@ -201,14 +202,14 @@ class ConfigField:
     """A field of a config."""
 
     path: str
-    type_name: str  # its type in words
+    type_name: str  # the type in words
     allowed: str
     default: Any
     meaning: str
 
 
 def list_config_fields(config_class: type = Spec, prefix: str = '') -> Iterator[ConfigField]:
-    """Return all fields of the config, in the order of the dataclasses of sinklab/config/spec.py."""
+    """Yield all fields of the config, in the order of the dataclasses of sinklab/config/spec.py."""
     default_config = default.get_config()
     hints, meanings = get_type_hints(config_class, include_extras=True), read_field_docstrings(config_class)
     for field in dataclasses.fields(config_class):
@@ -223,7 +224,7 @@ def list_config_fields(config_class: type = Spec, prefix: str = '') -> Iterator[
 
 
 def read_field_docstrings(config_class: type) -> dict[str, str]:
-    """Return the strings that follow the fields of a dataclass in its source."""
+    """Return {field: the string that follows the field in the source} of a dataclass."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(config_class))).body
     docstrings = {}
     for declaration, docstring in itertools.pairwise(tree.body):
@@ -237,7 +238,7 @@ def read_field_docstrings(config_class: type) -> dict[str, str]:
 
 
 def describe_type(hint: Any) -> tuple[str, str]:
-    """Return the type of a field and the values that it allows, in words."""
+    """Return the type of a field and its allowed values, in words."""
     if isinstance(hint, types.UnionType) or get_origin(hint) is Union:
         kind, allowed = describe_type(get_args(hint)[0])
         return kind, f'{allowed}, or `None`'
@@ -248,7 +249,7 @@ def describe_type(hint: Any) -> tuple[str, str]:
 
 
 def build_config_page() -> str:
-    """Return the page of every field of a config."""
+    """Return the page of all config fields."""
     all_fields = list(list_config_fields())
     markdown = (
         '# Config fields\n\n'
@@ -280,7 +281,7 @@ def build_config_page() -> str:
 
 
 def escape_math(text: str) -> str:
-    """Return prose with code spans left alone."""
+    """Escape the markup of prose, except in code spans."""
     return ''.join(part if part.startswith('`') else escape_markdown(part) for part in re.split(r'(`[^`]*`)', text))
 
 
@@ -300,7 +301,7 @@ def format_pairs() -> str:
 
 
 def format_sizes(all_fields: list[ConfigField]) -> str:
-    """Return the table of what `--size` sets."""
+    """Return the table of the values that `--size` sets."""
     smaller = [name for name in SIZES if SIZES[name]]
     paths = [field for field in all_fields if any(field.path in SIZES[name] for name in smaller)]
     lines = (
@@ -334,7 +335,7 @@ def format_changeable_fields() -> str:
 
 # metrics.md
 
-# Recorded by training itself; the names are in sinklab/train and sinklab/data/windows.py.
+# Metrics that training records; sinklab/train and sinklab/data/windows.py define the names.
 TRAINING_METRICS = {
     'step': ('', 'Number of updates so far.'),
     'seconds': ('s', 'Time of training so far, over all attempts.'),
@@ -351,7 +352,7 @@ TRAINING_METRICS = {
     'data/epoch/DOMAIN': ('', 'The same of one domain of a mixture.'),
 }
 
-# Measured by passes of their own: sinklab/observe and sinklab/cli/stream.py.
+# Metrics of separate passes: sinklab/analysis and sinklab/cli/stream.py.
 ON_REQUEST_METRICS = {
     'loss': ('measure --loss', 'nats', 'Mean cross-entropy of the measured texts, every token but the first.'),
     'selection/{k}': (
@@ -370,7 +371,7 @@ ON_REQUEST_METRICS = {
         'Perplexity of a long text under a KV cache of the first and the most recent tokens.',
     ),
 }
-# Computed from the records of a finished run by sinklab/report/sweep_table.py.
+# Metrics that sinklab/report/sweep_table.py computes from the records of a finished run.
 DERIVED_METRICS = {
     'emergence/step': 'Step at which the sink emerges: the middle of the two probes between which Sink_1 first '
     'passes half '
@@ -380,7 +381,7 @@ DERIVED_METRICS = {
 
 
 def build_metrics_page() -> str:
-    """Return the page of every metric."""
+    """Return the page of all metrics."""
     return (
         '# Metrics\n\n'
         'This page lists every number that sinklab records or measures, by the name that it has in '
@@ -444,7 +445,7 @@ def build_metrics_page() -> str:
 
 
 def format_metrics_table(metrics: Iterable[Metric]) -> str:
-    """Return the table of the numbers of some measures."""
+    """Return the table of the numbers of some metrics."""
     lines = (format_metric(info) for metric in metrics for info in metric.infos)
     return format_table(['metric', 'label', 'unit', 'meaning', 'shown in'], lines)
 
@@ -474,7 +475,7 @@ def list_context_metrics() -> Iterator[list[str]]:
 
 
 def build_rows_page() -> str:
-    """Return the page of every row of every table of configs/."""
+    """Return the page of all rows of all tables of configs/."""
     markdown = (
         '# Rows\n\n'
         'This page lists every row of every table in `configs/`: what it changes from the default, the published '
@@ -620,7 +621,7 @@ def build_exit_codes_page() -> str:
 
 # run_files.md
 
-# Who writes a file and when it is there; fields of JSON files come from the schemas of sinklab/storage/run_files.py.
+# {file of a run folder: its content}. The fields of JSON files come from the schemas of sinklab/storage/run_files.py.
 RUN_FILES = {
     'config.json': 'The whole config of the run, as it was resolved: every field of [Config fields](config.md).',
     'run.json': 'A random id that the run got when it began. Its checkpoints carry the same id.',
@@ -695,12 +696,12 @@ def build_run_files_page() -> str:
 
 
 def list_run_files() -> list[str]:
-    """Return the files that the docstring of sinklab/run_dir.py lists."""
+    """Return the names of the files that the docstring of sinklab/run_dir.py lists."""
     return re.findall(r'^([\w.]+/?)  ', run_dir.__doc__, re.MULTILINE)
 
 
 def format_schema(schema: Any) -> str:
-    """Return a table of the fields of a msgspec schema, with those of its parts below."""
+    """Return a table of the fields of a msgspec schema; for a list, of its element type."""
     if get_origin(schema) is list:
         return 'A list of objects:\n\n' + format_schema(get_args(schema)[0])
     lines = (

@@ -2,7 +2,7 @@
 
     python docs/run_commands.py README.md [--but='make test']
 
-What cannot run just anywhere (a pod, a download) stands in ```console blocks and is passed over.
+Commands that need a pod or a download are in ```console blocks, which this script skips.
 """
 
 import argparse

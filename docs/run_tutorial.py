@@ -1,20 +1,20 @@
-"""Run a tutorial as its reader would: its files, commands and cells, in a new folder, in the order of the page.
+"""Run a tutorial: its files, commands and notebook cells, in a new folder, in the order of the page.
 
     python docs/run_tutorial.py docs/tutorials/first_run.md             # as written, minutes
     python docs/run_tutorial.py --quick docs/tutorials/first_run.md     # with the small size that the page names
     python docs/run_tutorial.py --update docs/tutorials/first_run.md    # as written; the page's outputs become these
 
-What a block of a page is:
+Blocks of a page:
 
 - ```python with a first line `# NAME.py` is a file; any other ```python is a cell of a notebook, and the cells of a
   page share their names.
 - ```sh is commands for bash; the exported variables of earlier blocks stay set.
-- ```text after a comment `<!-- output: all -->`, `first N`, `last N` or `lines A B` (Python's [A:B]) is what
-  the block before it printed. `all, as in ...` is not compared.
+- ```text after a comment `<!-- output: all -->`, `first N`, `last N` or `lines A B` (Python's [A:B]) is the output
+  of the block before it. `all, as in ...` is not compared.
 - ```console is not run: it needs a cloud, a network or an hour.
 
-A page that takes minutes begins with a line `export ...` and names another in "To try this page in seconds:
-`export ...`"; --quick runs that one instead.
+A page that takes minutes begins with a line `export ...`, and names another line in "To try this page in seconds:
+`export ...`". --quick runs the second line in place of the first.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BLOCK_PATTERN = re.compile(r'(?:^<!-- output: ([^\n]*) -->\n+)?^```(\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 QUICK_PATTERN = re.compile(r'To try this page in seconds:\s`(export [^`]*)`')
-TERMINAL_COLUMNS = '120'  # no table of a tutorial is folded
+TERMINAL_COLUMNS = '120'  # wide enough that no table of a tutorial wraps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Block:
 
     Attributes:
         kind: The language after the fence.
-        text: What stands between the fences.
-        lines: Of an output, which lines of it the page shows; None for blocks that are no output.
-        span: Where the text stands in the page.
+        text: The text between the fences.
+        lines: The lines of an output that the page shows, such as `first 3`; None for blocks that are not an output.
+        span: Start and end of the text in the page.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name of the file that this block is, or None."""
+        """The name of the file that the block contains; None if the block is not a file."""
         match = re.match(r'# (\S+\.py)\n', self.text)
         return match[1] if self.kind == 'python' and match else None
 
@@ -65,7 +65,7 @@ def read_blocks(page: str) -> list[Block]:
 
 
 def make_quick(page: str) -> str:
-    """Return a page with the small size that it names in place of its own; a page without one is small already."""
+    """Return a page that runs at its small size; a page that names no small size is returned unchanged."""
     if not (quick := QUICK_PATTERN.search(page)):
         return page
     quick_page = re.sub(r'(?<=^```sh\n)export .*$', lambda _: quick[1], page, count=1, flags=re.MULTILINE)
@@ -90,7 +90,7 @@ def select_lines(output: str, lines: str) -> list[str]:
 
 
 def reduce_to_shape(line: str) -> str:
-    """Return a line with # for every number and one space between words: what is the same on each machine."""
+    """Return the parts of a line that are the same on each machine: numbers become #, spaces are merged."""
     line = re.sub(r'\d{4}-\d\d-\d\dT[\d:+.]+', '#', line)  # a date and time
     line = re.sub(r'[^\w\s./@:=,-]', ' ', line)
     line = re.sub(r'(?<![A-Za-z_\d])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?', '#', line)
@@ -98,11 +98,11 @@ def reduce_to_shape(line: str) -> str:
 
 
 class TutorialRunner:
-    """A reader that follows the steps of a page in a folder.
+    """Runner of the blocks of a page in a folder.
 
     Args:
         folder: Where files are written and commands run.
-        environment: Variables for the commands, besides those of this process.
+        environment: Environment variables for the commands, in addition to those of this process.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str] | None = None):
@@ -110,7 +110,7 @@ class TutorialRunner:
         self.variables = {**os.environ, 'COLUMNS': TERMINAL_COLUMNS, **(environment or {})}
 
     def follow(self, block: Block) -> None:
-        """Write the file, run the commands or execute the cell of a block, and keep what it prints."""
+        """Write the file, run the commands or execute the cell of a block, and store the output."""
         if block.file:
             (self.folder / block.file).write_text(block.text, encoding='utf-8')
         elif block.kind == 'sh':
@@ -119,7 +119,7 @@ class TutorialRunner:
             self.last_output = self.execute(block.text)
 
     def run(self, commands: str) -> str:
-        """Run commands with bash, and remember the variables that they export."""
+        """Run commands with bash and return their output; keep the variables that they export."""
         script = f'set -e\n{commands}\nenv -0 > {shlex.quote(str(self.folder / ".environment"))}\n'
         process = subprocess.run(
             ['bash', '-c', script], cwd=self.folder, env=self.variables, text=True,
@@ -132,7 +132,7 @@ class TutorialRunner:
         return process.stdout
 
     def execute(self, cell: str) -> str:
-        """Execute a cell as a notebook does: the value of a last expression is printed."""
+        """Execute a notebook cell and return its output, including the value of a last expression."""
         *body, last = ast.parse(cell).body
         output, previous_dir = io.StringIO(), Path.cwd()
         os.chdir(self.folder)
@@ -151,9 +151,9 @@ class TutorialRunner:
 
 
 def follow_page(page: str, runner: TutorialRunner) -> list[tuple[Block, list[str]]]:
-    """Follow a page from its first block to its last, and return each output block with the lines that were printed.
+    """Run all blocks of a page, and return each output block with the lines that were printed.
 
-    Of a block that is compared, the lines that are returned are all that were printed; the page may show some.
+    The lines are all printed lines, of which the page may show a part.
     """
     outputs = []
     for block in read_blocks(page):
@@ -165,7 +165,7 @@ def follow_page(page: str, runner: TutorialRunner) -> list[tuple[Block, list[str
 
 
 def update_outputs(page: str, outputs: list[tuple[Block, list[str]]]) -> str:
-    """Return a page whose outputs are what was printed."""
+    """Return a page with its outputs replaced by the printed lines."""
     for block, printed in reversed(outputs):
         start, end = block.span
         page = page[:start] + '\n'.join(select_lines('\n'.join(printed), block.lines)) + '\n' + page[end:]

@@ -1,4 +1,4 @@
-"""Hook of MkDocs: adds the generated pages, and turns links to files of the repository into plain names.
+"""MkDocs hook that adds the generated pages and replaces links to repository files by plain names.
 
 mkdocs.yml names this file under `hooks`.
 """
@@ -12,7 +12,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the code that pages are generated from is that of this clone
+sys.path.insert(0, str(ROOT))  # generate pages from the code of this clone
 
 from docs import api_pages, paper_tables, reference  # noqa: E402
 
@@ -20,7 +20,7 @@ LINK_PATTERN = re.compile(r'(?<!!)\[([^\]\[]*)\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)
 
 
 def generated_pages() -> dict[str, str]:
-    """Return {path in docs/: Markdown} of all pages that are made at build time."""
+    """Return {path in docs/: Markdown} of all pages that are generated at build time."""
     return {
         **{f'reference/{name}': text for name, text in reference.build_pages().items()},
         **{f'reference/api/{name}': text for name, text in api_pages.build_pages().items()},
@@ -29,7 +29,11 @@ def generated_pages() -> dict[str, str]:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the generated pages."""
+    """Add the generated pages to the files of the site.
+
+    Raises:
+        PluginError: a file in docs/ has the path of a generated page.
+    """
     for path, text in generated_pages().items():
         if existing_file := files.get_file_from_path(path):
             raise PluginError(
@@ -40,7 +44,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Replace links to files outside of docs/ by the path of the file: the site has no copy of them."""
+    """Replace links to files outside of docs/, which the site does not contain, by the path of the file."""
     page_dir = (ROOT / 'docs' / page.file.src_uri).parent
 
     def replace_link(match: re.Match) -> str:
