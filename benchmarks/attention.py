@@ -1,10 +1,10 @@
-"""Attention in chunks against the whole matrix on this machine, in one process, in turns.
+"""Benchmark of chunked attention against dense attention, in turns in one process.
 
     python benchmarks/attention.py [--lengths=512,2048,4096] [--rounds=7] [--matrix=4096]
 
-One sequence, 4 heads of 64, causal, float32. A line is the median time of a call and its quartiles, and the memory of
-the program beside its arguments and results; from lengths above --matrix on, chunks alone. `+ sinks` adds the scores
-of the first four keys.
+One sequence, 4 heads of 64, causal, float32. A line has the median time of a call with its quartiles, and the
+temporary memory of the program, without arguments and results. Lengths above --matrix are measured in chunks only.
+`+ sinks` adds the scores of the first four keys.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def parse_lengths(text: str) -> list[int]:
 def compile_call(
     backend: str, operation: Operation, length: int, with_gradient: bool, with_sinks: bool
 ) -> tuple[Callable, float]:
-    """(call, MiB)."""
+    """Return a compiled call and its temporary memory in MiB."""
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.normal(size=(1, length, NUM_HEADS, HEAD_WIDTH)), jnp.float32) for _ in range(3)]
     spec = AttentionSpec(operation, make_causal_mask(length))
@@ -80,7 +80,7 @@ def compile_call(
 
 def print_times(title: str, runs: dict, rounds: int) -> None:
     seconds = {name: [] for name in runs}
-    for _ in range(rounds + 1):  # the first is not counted
+    for _ in range(rounds + 1):  # the first round is warm-up
         for name, (call, _) in runs.items():
             start = time.perf_counter()
             call()

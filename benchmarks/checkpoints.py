@@ -1,9 +1,10 @@
-"""What a checkpoint costs: the caller of a save, the save, its digests, and what verifies them before a restore.
+"""Benchmark of checkpoints: saving, digests, verification and restoring.
 
     python benchmarks/checkpoints.py [--megabytes=1000] [--rounds=3]
 
-A state of so many megabytes in eight arrays on one device is saved and restored in a new folder, as the loop does it.
-Its files are in page cache, so that what is told is not the disk's.
+A state of --megabytes in eight arrays on one device is saved and restored in a new folder, as by the training loop.
+The time that save() blocks its caller is measured separately. The files are in the page cache, so the disk is not
+measured.
 """
 
 import argparse
@@ -28,7 +29,7 @@ NUM_ARRAYS = 8
 
 def make_state(megabytes: int) -> dict[str, Any]:
     shape = NUM_ARRAYS, megabytes * 1_000_000 // (4 * NUM_ARRAYS)
-    values = jax.random.normal(jax.random.key(0), shape)  # what is drawn does not compress
+    values = jax.random.normal(jax.random.key(0), shape)  # random values do not compress
     return jax.block_until_ready(dict(step=jnp.int32(0), params={str(i): row for i, row in enumerate(values)}))
 
 
@@ -39,13 +40,13 @@ def time_call(function: Callable[[], Any]) -> float:
 
 
 def run_round(train_state: dict) -> dict[str, float]:
-    """Seconds of each part."""
+    """Return the seconds of each part."""
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), train_state)
     checkpoint_spec = parse_config(default.get_config().to_dict()).checkpoint
     with tempfile.TemporaryDirectory() as path:
         run_dir = RunDir(path)
         checkpointer = Checkpointer(run_dir, checkpoint_spec, dict(store='benchmark'))
-        checkpointer.save(1, train_state)  # the first imports and compiles
+        checkpointer.save(1, train_state)  # warm-up: the first save imports and compiles
         checkpointer.wait()
         save_call_seconds = time_call(lambda: checkpointer.save(2, train_state))
         checkpointer.wait()

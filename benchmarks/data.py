@@ -1,11 +1,12 @@
-"""What the token store costs: batches against plain NumPy, `sinklab prepare` against bare `tokenizers`.
+"""Benchmark of the token store: batches against NumPy, and `sinklab prepare` against `tokenizers`.
 
     python benchmarks/data.py [--read_tokens=100000000] [--text_mb=24] [--rounds=3] [--seconds=2] [--vocabulary=8192]
 
-Batches of 16 x 2048 are read on one core, from a store in page cache, in alternation with as many rows that NumPy
-alone takes from one memory map. `sinklab prepare` runs as a user runs it, from a .jsonl to a finished store, with a
-given tokenizer, in alternation with `Tokenizer.encode_batch_fast` over the same texts in memory on the same cores;
-and once on ten times the text, to see whether the resident memory of all its processes together grows.
+Batches of 16 x 2048 are read on one core, from a store in the page cache, in alternation with the same number of rows
+that NumPy reads from one memory map. `sinklab prepare` runs as a user runs it, from a .jsonl to a finished store,
+with a given tokenizer, in alternation with `Tokenizer.encode_batch_fast` over the same texts in memory on the same
+cores. It also runs once on ten times the text, to show whether the resident memory of all its processes together
+grows.
 """
 
 import argparse
@@ -37,7 +38,7 @@ BATCH, LENGTH = 16, 2048
 
 
 def iterate_library_texts(num_bytes: int) -> Iterator[str]:
-    """Texts of the standard library until there are `size` bytes or no more."""
+    """Yield texts of the standard library until they have `num_bytes` bytes or there are no more."""
     for document in sources.open_source('stdlib').read_documents():
         if num_bytes <= 0:
             return
@@ -46,7 +47,7 @@ def iterate_library_texts(num_bytes: int) -> Iterator[str]:
 
 
 def write_corpus(folder: Path, num_bytes: int) -> Path:
-    """A .jsonl of the standard library, over and over until it has `size` bytes of text."""
+    """Write a .jsonl of the standard library, repeated until it has `num_bytes` bytes of text."""
     texts = list(iterate_library_texts(num_bytes))
     path, num_written, index = folder / f'{num_bytes}.jsonl', 0, 0
     with path.open('w') as file:
@@ -58,7 +59,7 @@ def write_corpus(folder: Path, num_bytes: int) -> Path:
 
 
 def make_readers(store: Store, vocabulary: int) -> tuple[Callable[[int], object], Callable[[int], object]]:
-    """(our batch of a number, the same amount of rows by NumPy from one memory map)."""
+    """Return two functions of a batch number: one reads a batch of ours, one reads as many rows with NumPy."""
     windows = Windows([store.get_tokens('train', '')], LENGTH, 'training')
     data = parse_config(default.get_config().to_dict()).data
     batches = ShuffledBatches([TransformedWindows(windows, data, vocabulary, with_fixed_token=True)], 0, BATCH)
@@ -74,7 +75,7 @@ def make_readers(store: Store, vocabulary: int) -> tuple[Callable[[int], object]
 
 
 def measure_throughput(read: Callable[[int], object], seconds: float) -> float:
-    """Million tokens a second."""
+    """Return million tokens per second."""
     count, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         read(count)
@@ -83,7 +84,7 @@ def measure_throughput(read: Callable[[int], object], seconds: float) -> float:
 
 
 def iterate_process_tree(pid: int) -> Iterator[int]:
-    """A process and all that descend from it."""
+    """Yield the ids of a process and of all its descendants."""
     yield pid
     for task_dir in Path(f'/proc/{pid}/task').glob('*/children'):
         for child_pid in task_dir.read_text().split():
@@ -91,18 +92,18 @@ def iterate_process_tree(pid: int) -> Iterator[int]:
 
 
 def measure_resident_mb(pid: int) -> float:
-    """MB of a process and all that descend from it; pages that they share count for each."""
+    """Return the resident MB of a process and its descendants; shared pages count once per process."""
     pages = 0
     for member_pid in iterate_process_tree(pid):
         try:
             pages += int(Path(f'/proc/{member_pid}/statm').read_text().split()[1])
-        except (OSError, IndexError):  # it has just ended
+        except (OSError, IndexError):  # the process has just ended
             continue
     return pages * os.sysconf('SC_PAGE_SIZE') / 1e6
 
 
 def time_prepare(source: Path, tokenizer_path: Path, folder: Path) -> tuple[float, float]:
-    """(seconds, most MB resident) of `sinklab prepare`."""
+    """Return the seconds and the peak resident MB of `sinklab prepare`."""
     command = [sys.executable, '-m', 'sinklab', 'prepare', f'--source=text:{source}', f'--out={folder}', '--json']
     command += [f'--tokenizer={tokenizer_path}', '--held_out=0.01']
     start, peak_mb = time.perf_counter(), 0.0
@@ -120,7 +121,7 @@ def time_prepare(source: Path, tokenizer_path: Path, folder: Path) -> tuple[floa
 
 
 def time_tokenizers(tokenizer_path: Path, texts: list[str]) -> float:
-    """Seconds of `tokenizers` alone, in a process of its own, all cores, texts and tokenizer at hand."""
+    """Return the seconds of `tokenizers` alone on all cores; loading the tokenizer is not included."""
     loaded_tokenizer, start = Tokenizer.from_file(str(tokenizer_path)), time.perf_counter()
     for offset in range(0, len(texts), 1000):
         loaded_tokenizer.encode_batch_fast(texts[offset : offset + 1000], add_special_tokens=False)
@@ -136,7 +137,7 @@ def run_read_rounds(folder: Path, args: argparse.Namespace) -> dict:
     prepare_store(Recipe(f'text:{source}', str(tokenizer_path), None, 0.01, 'none', 0, 1), folder / 'read')
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
-    store = Store(folder / 'read')  # which reads every byte once
+    store = Store(folder / 'read')  # opening the store reads every byte once
     read_batch, read_numpy = make_readers(store, args.vocabulary)
     rates = [
         (measure_throughput(read_batch, args.seconds), measure_throughput(read_numpy, args.seconds))

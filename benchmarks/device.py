@@ -1,12 +1,17 @@
-"""All that is to be known of one accelerator, in one command of at most nine minutes, part after part.
+"""Benchmark of one accelerator in several parts, by default in at most nine minutes.
 
     PYTHONPATH=. python benchmarks/device.py --out=DIR [--parts=steps,memory] [--minutes=9] [--dry]
 
-Each part is a process of its own, which leaves DIR/PART.json, whatever becomes of the others, and no process when its
-time is over: kernels (against the definition, cuDNN and plain XLA), tests (of kernels, by pytest), steps (60M and 1B,
-softmax and sigmoid, in turn with a plain JAX step of the same shapes), memory (what the compiler said against what
-was in use, a process for each row), gaps (what the host takes to dispatch a step, of what the device takes to run
-it). --dry runs all of it at the size smoke, on whatever jax finds.
+Each part runs in a separate process and writes DIR/PART.json, independently of the other parts. When its time is
+over, the process and its children are ended. The parts are:
+
+- kernels: attention kernels against cuDNN and plain XLA (benchmarks/gpu_attention.py).
+- tests: tests of the kernels, by pytest.
+- steps: 60M and 1B, softmax and sigmoid, in turn with a plain JAX step of the same shapes.
+- memory: planned bytes of the compiler against used bytes, in one process per row.
+- gaps: the time in which the host dispatches a step, against the time in which the device runs it.
+
+--dry runs all parts at the size smoke, on any device that jax finds.
 """
 
 import argparse
@@ -26,13 +31,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TIME_SHARES = dict(
     steps=0.45, kernels=0.2, tests=0.15, memory=0.15, gaps=0.05
-)  # of the time, the rest of which goes on
+)  # shares of the total time; unused time passes to later parts
 ROWS = ('softmax_60m', 'sigmoid_60m', 'softmax_1b', 'sigmoid_1b')
 BATCH_SIZES = {'60m': 32, '1b': 8}  # sequences of one device
-MFU_GOALS = {'60m': 0.25, '1b': 0.45}  # of MFU
-MEMORY_RATIO_RANGE = 0.9, 1.1  # of what was planned, what is used is to be
+MFU_GOALS = {'60m': 0.25, '1b': 0.45}
+MEMORY_RATIO_RANGE = 0.9, 1.1  # goal for used bytes / planned bytes
 WARMUP_STEPS, NUM_STEPS, NUM_ROUNDS = 3, 10, 3
-TERMINATION_SECONDS = 5.0  # seconds for processes that are told to end
+TERMINATION_SECONDS = 5.0  # from SIGTERM to SIGKILL
 
 
 def main() -> int:
@@ -53,8 +58,11 @@ def main() -> int:
 
 
 def run_parts(parts: list[str], args: argparse.Namespace) -> list[int]:
-    """Runs parts in their time, of what is used in memory each row by itself; 1 where one has failed."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # not without what has been started
+    """Run parts, each in its time; return one code per process, 1 for a failure.
+
+    The part memory runs each row in a separate process, because the peak of used bytes is one of the whole process.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exit through the `finally` that ends child processes
     deadline, codes = time.monotonic() + 60 * args.minutes, []
     for part in (part for part in TIME_SHARES if part in parts):
         (args.out / f'{part}.json').unlink(missing_ok=True)
@@ -76,7 +84,7 @@ def make_part_command(part: str, row: str | None, args: argparse.Namespace) -> l
 
 
 def run_with_timeout(command: list[str], seconds: float) -> int | None:
-    """The exit code of a command, None where its time is over; nothing is left of what it has started."""
+    """Run a command and end its process group; return its exit code, or None after a timeout."""
     environment = os.environ | dict(PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]))
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
@@ -88,14 +96,14 @@ def run_with_timeout(command: list[str], seconds: float) -> int | None:
 
 
 def terminate_process_group(process: subprocess.Popen) -> None:
-    """Tells a process and its group to end, and kills those that are there seconds later."""
+    """Send SIGTERM to the process group of a process, and SIGKILL to what is left after TERMINATION_SECONDS."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal_number)
             deadline = time.monotonic() + TERMINATION_SECONDS
             while time.monotonic() < deadline:
                 process.poll()
-                os.killpg(process.pid, 0)  # raises when none is left
+                os.killpg(process.pid, 0)  # raises ProcessLookupError when no process is left
                 time.sleep(0.05)
 
 
@@ -118,7 +126,7 @@ def write_part(args: argparse.Namespace) -> int:
     ):
         for key, value in figures.items():
             result[key] = result.get(key, {}) | value if isinstance(value, dict) else value
-        file.write_text(json.dumps(result, indent=2) + '\n')  # what there is by now, if the time is over
+        file.write_text(json.dumps(result, indent=2) + '\n')  # keeps the figures so far if the time ends
     return 1 if result.get('failed') else 0
 
 
@@ -144,7 +152,7 @@ def run_kernel_tests(args: argparse.Namespace):
 
 
 def time_train_steps(args: argparse.Namespace):
-    """Tokens a second and MFU of ours and of a plain step, in turn."""
+    """Measure tokens per second and MFU of the sinklab step and of a plain JAX step, in turns."""
     import jax
 
     from sinklab.train import memory_estimate, step
@@ -159,7 +167,7 @@ def time_train_steps(args: argparse.Namespace):
             times = {name: [] for name in runs}
             for name in [*runs] * NUM_ROUNDS:
                 times[name].append(runs[name](NUM_STEPS))
-        runs.clear()  # of their states, before others are made
+        runs.clear()  # free their states before the next ones are created
         peak_flops = memory_estimate.get_peak_flops(mesh)
         result = {
             name: summarize_times(spec, seconds, peak_flops) | dict(remat=remats[name])
@@ -170,7 +178,10 @@ def time_train_steps(args: argparse.Namespace):
 
 
 def make_baseline_run(spec) -> tuple[str, Callable]:
-    """What a plain step computes again, and its run: nothing, as one writes it, where that fits beside ours."""
+    """Return the remat policy of a plain JAX step and its timed run.
+
+    The policy is `none` if the step then fits into the memory that the sinklab step leaves free, else `full`.
+    """
     import jax
     import jax_baseline
 
@@ -181,7 +192,7 @@ def make_baseline_run(spec) -> tuple[str, Callable]:
         memory_estimate.USABLE_MEMORY_FRACTION * device_mesh.get_device_memory_bytes()
         - get_memory_stats().get('bytes_in_use', 0)
     )
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # of a compiler that knows the room, or in it
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # out of memory, in the compiler or in the warm-up steps
         state, step = jax_baseline.make_train_step(spec, 'none')
         compiled = step.lower(state, make_ids(spec)).compile()
         if get_planned_bytes(compiled) <= free_bytes:
@@ -191,7 +202,7 @@ def make_baseline_run(spec) -> tuple[str, Callable]:
 
 
 def measure_memory(args: argparse.Namespace):
-    """Bytes that the compiler plans, those that this process has used at most, and those that are said by shapes."""
+    """Measure planned bytes of the compiler, peak used bytes of this process, and the estimate from shapes."""
     import jax
 
     from sinklab.train import memory_estimate, state, step
@@ -214,7 +225,7 @@ def measure_memory(args: argparse.Namespace):
 
 
 def get_planned_bytes(compiled) -> int:
-    """Bytes of a program and its arguments, as the compiler has planned them."""
+    """Return the bytes of a program and its arguments, as planned by the compiler."""
     analysis = compiled.memory_analysis()
     return (
         analysis.argument_size_in_bytes
@@ -225,14 +236,14 @@ def get_planned_bytes(compiled) -> int:
 
 
 def get_memory_stats() -> dict:
-    """What a device says of its memory; of a CPU nothing."""
+    """Return the memory statistics of the first device; {} on a CPU."""
     import jax
 
     return jax.local_devices()[0].memory_stats() or {}
 
 
 def measure_dispatch(args: argparse.Namespace):
-    """Seconds that the host takes for a step, and the device."""
+    """Measure the seconds per step of the device and of the host, which dispatches without waiting."""
     import jax
 
     from sinklab.train import step
@@ -245,7 +256,7 @@ def measure_dispatch(args: argparse.Namespace):
 
 
 def load_run(row: str, args: argparse.Namespace) -> tuple:
-    """(spec, layout, mesh, backend) of a row, on one device."""
+    """Return the spec, hardware, mesh and attention backend of a row on one device."""
     import dataclasses
 
     import jax
@@ -286,7 +297,10 @@ def make_sinklab_run(spec, mesh, train_step: Callable) -> Callable:
 
 
 def make_timed_run(step: Callable, train_state, batch) -> Callable:
-    """run(count) -> seconds a step, once it is warm; of the host alone, where that does not wait for the device."""
+    """Run warm-up steps and return run(count, wait), which returns seconds per step.
+
+    Without `wait`, the time is that of the host only, which does not wait for the device.
+    """
     import jax
 
     state_cell = [train_state]

@@ -2,10 +2,11 @@
 
     python benchmarks/fault_tolerance.py [--rounds=20] [--every=40] [--size=quickstart]
 
-A turn of the loop is a checkpoint with its digests, and the `every` steps after it with their data and metrics; by
-`make quickstart` a checkpoint is due every 480. It is compared with the mean of the bare turns before and after it.
-By the clock, and by what the process takes of its cores, which other work on the machine does not lengthen. Signs of
-life go on beside both; what they take is told as the time of the supervisor, of one core.
+A turn of the loop is a checkpoint with its digests and the --every steps after it, with their data and metrics. In
+`make quickstart` a checkpoint is due every 480 steps. A turn is compared with the mean of the bare turns before and
+after it. Times are wall-clock seconds and CPU seconds of the process; other work on the machine does not lengthen CPU
+seconds. Heartbeats continue during both kinds of turn; their cost is reported as CPU time of the supervisor, in
+percent of one core.
 """
 
 import argparse
@@ -39,35 +40,35 @@ from sinklab.train.setup import get_package_versions
 
 
 class TurnCallback(Callback):
-    """Gives the bare step a turn wherever a checkpoint is due, when no step of the loop is under way."""
+    """Callback that times bare steps wherever a checkpoint is due, when no step of the loop is running."""
 
     def __init__(self, group: ProcessGroup, time_step: Callable[[int], float], interval: int):
         self.group, self.time_step, self.interval, self.turn_end = group, time_step, interval, None
-        self.bare_times, self.loop_times = [], []  # (seconds by the clock, seconds of cores) a step
+        self.bare_times, self.loop_times = [], []  # (wall-clock seconds, CPU seconds) per step
 
     def on_record(self, record: dict, written: bool) -> None:
         if record['step'] == 0 or record['step'] % self.interval:
             return
         if self.turn_end:
             self.loop_times.append(measure_since(self.turn_end, self.interval))
-        self.group.report_progress('measuring', record['step'])  # for as long as it takes
+        self.group.report_progress('measuring', record['step'])  # an activity with a long timeout
         start = measure_since((0.0, 0.0))
-        self.time_step(self.interval - 1)  # after one more
+        self.time_step(self.interval - 1)  # time_step runs one more step first
         self.bare_times.append(measure_since(start, self.interval))
         self.turn_end = measure_since((0.0, 0.0))
 
 
 def measure_since(start: tuple[float, float], num_steps: int = 1) -> tuple[float, float]:
-    """(seconds by the clock, seconds of cores) a step, since a moment."""
+    """Return (wall-clock seconds, CPU seconds) per step since a start."""
     clock, cores = start
     return (time.perf_counter() - clock) / num_steps, (time.process_time() - cores) / num_steps
 
 
 def run_supervised(group: ProcessGroup, args: argparse.Namespace, out_dir: Path) -> ExitStatus:
-    """The supervised run; leaves the seconds a step of each turn."""
+    """Train under the supervisor, and write the seconds per step of each turn to turns.json."""
     spec = make_uninterrupted_spec(
         args.every * (args.rounds + 1) + 1, args.size
-    )  # the last step is measured, and in no turn
+    )  # the last step is evaluated and belongs to no turn
     spec = dataclasses.replace(spec, checkpoint=dataclasses.replace(spec.checkpoint, every_steps=args.every))
     turns = TurnCallback(group, make_step_timer(spec), args.every)
     with ProgressCallback('softmax', spec) as progress:
@@ -115,12 +116,12 @@ def main() -> None:
 
 
 def convert_to_milliseconds(turns: list[tuple[float, float]]) -> list[list[float]]:
-    """Milliseconds by the clock, and of cores."""
+    """Convert turns to a list of wall-clock milliseconds and a list of CPU milliseconds."""
     return [[1e3 * value for value in column] for column in zip(*turns, strict=True)]
 
 
 def get_cpu_seconds() -> float:
-    """Seconds of a core that this process has taken, without its children."""
+    """Return the CPU seconds of this process without its children."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 

@@ -1,13 +1,13 @@
-"""Attention on one GPU: our sigmoid and softmax kernels against cuDNN's softmax and plain XLA, in one process.
+"""Benchmark of attention on one GPU: our sigmoid and softmax kernels against cuDNN and plain XLA.
 
     PYTHONPATH=. python benchmarks/gpu_attention.py [--tokens=16384] [--lengths=1024,4096,16384] [--widths=64,128]
         [--rounds=20]
 
-Needs jax with its CUDA plugin, flax and nothing else. Random bfloat16 data, 2048 wide, causal; every kernel is held
-to the definition on a short sequence first, and one that is wrong or fails is named and left out. Kernels
-take turns, call by call; a figure is the median of `rounds`, in TFLOP/s of the visible half of the matrix (2 T^2 K
-forward, 3.5 times that with the backward pass), with the range from the first to the third quartile, and its ratio to
-cuDNN. The last lines are what sink scores at every step add.
+It needs jax with its CUDA plugin and flax. The data are random bfloat16 values of a model 2048 wide, with a causal
+mask. A kernel that cannot be used or fails is named and left out. All kernels run in one process and take turns. A
+figure is the median of --rounds, in TFLOP/s of the visible half of the matrix (2 T^2 K forward, 3.5 times that with
+the backward pass), with its quartiles and its ratio to cuDNN. Lines with `+ sink scores` include the sink scores of
+every step.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from sinklab.attn.key_mass import compute_key_mass
 from sinklab.attn.mask import make_causal_mask
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 
-MODEL_WIDTH = 2048  # of the model: its heads fill it
+MODEL_WIDTH = 2048  # heads x head width
 SOFTMAX, SIGMOID = make_operations()['exp', 'sum'], make_operations()['sigmoid', 'none']
 VARIANTS = {
     'cuDNN softmax': ('cudnn', SOFTMAX),
@@ -38,7 +38,7 @@ VARIANTS = {
     'XLA sigmoid': ('dense', SIGMOID),
     'chunked sigmoid': ('chunked', SIGMOID),
 }
-NUM_KEYS = 4  # whose importance is measured
+NUM_KEYS = 4  # keys whose sink scores are computed
 
 
 def main() -> int:
@@ -88,7 +88,7 @@ def compare_kernels(length: int, head_width: int, args: argparse.Namespace) -> l
 
 
 def compile_variants(direction: str, arrays: list[jax.Array], length: int, head_width: int):
-    """(name, compiled function) of whatever compiles and is right."""
+    """Yield the name and the function of every variant that compiles and runs."""
     for name, (backend, operation) in VARIANTS.items():
         spec = AttentionSpec(operation, make_causal_mask(length))
         if reason := explain_unusable(
@@ -100,7 +100,7 @@ def compile_variants(direction: str, arrays: list[jax.Array], length: int, head_
             function = jax.jit(make_function(direction, backend, spec, with_sinks))
             try:
                 jax.block_until_ready(function(*arrays))
-            except Exception as error:  # the plain matrix of 16k tokens does not fit, for one
+            except Exception as error:  # for example, the dense matrix of 16k tokens does not fit
                 print(
                     f'T={length:6} K={head_width:4} {direction:21} '
                     f'{name:26} left out: {str(error).splitlines()[0][:90]}'
@@ -126,7 +126,7 @@ def make_function(direction: str, backend: str, spec: AttentionSpec, with_sinks:
 
 
 def time_in_turns(runs: dict[str, Callable], arrays: list[jax.Array], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every call; ten calls are timed at once, so that launching them does not count."""
+    """Return seconds per call, over ten calls at a time so that launch overhead does not count."""
     seconds = {name: [] for name in runs}
     for _ in range(rounds):
         for name, function in runs.items():

@@ -1,10 +1,11 @@
-"""What bfloat16 does to the gradient of each parameter, over many sequences that begin with the same token.
+"""Error of bfloat16 in the gradient of each parameter, over many sequences with the same first token.
 
     python benchmarks/gradients.py [--sequences=4096] [--part=8] [--models='logit, post;v, mlp']
 
-Sums: the gradient of the whole batch against the mean, in float64, of those of its parts. A part adds few numbers, so
-that sums of many in few digits show. Rounding: the same gradient against that of the model in float32. Both are the
-largest error of an entry over the largest entry of its array, and four models have every kind of parameter.
+Sums: the gradient of the whole batch against the float64 mean of the gradients of its parts. A part adds few numbers,
+so the difference shows the error of long sums in bfloat16. Rounding: the gradient of the whole batch against that of
+the model in float32. Both are the largest error of an entry relative to the largest entry of its array. The four
+models together have every kind of parameter.
 """
 
 import argparse
@@ -56,7 +57,7 @@ def make_spec(changes: dict, dtype: str) -> Spec:
 
 
 def make_parameters(spec: Spec) -> dict:
-    """Parameters that leave no part without effect."""
+    """Return random parameters with which every part of the model has an effect."""
     rng = np.random.default_rng(0)
     shapes = nnx.to_pure_dict(state.make_abstract_model(spec)[1])
     return jax.tree_util.tree_map_with_path(
@@ -65,7 +66,7 @@ def make_parameters(spec: Spec) -> dict:
 
 
 def compute_errors(actual: dict, expected: dict) -> dict[str, float]:
-    """The largest error over the largest entry, by parameter."""
+    """Return {parameter: largest error relative to its largest expected entry}."""
     pairs = zip(jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True)
     return {
         '.'.join(entry.key for entry in path): float(
@@ -76,7 +77,7 @@ def compute_errors(actual: dict, expected: dict) -> dict[str, float]:
 
 
 def compute_gradient(spec: Spec, params: dict, ids_BT: np.ndarray) -> dict:
-    """In float64; compiled once for each number of sequences."""
+    """Return the gradient in float64; jit compiles once per number of sequences."""
     return jax.tree.map(np.float64, jax.device_get(compile_gradient(spec)(params, ids_BT)))
 
 
@@ -86,7 +87,7 @@ def compile_gradient(spec: Spec) -> Callable:
 
 
 def make_inputs(spec: Spec, num_sequences: int) -> tuple[dict, np.ndarray]:
-    """(parameters, ids_BT)."""
+    """Return the parameters and ids_BT, whose first token is the same in all sequences."""
     ids_BT = np.random.default_rng(1).integers(2, spec.model.vocabulary, (num_sequences, spec.data.length + 1))
     ids_BT[:, 0] = spec.data.fixed_token
     return make_parameters(spec), ids_BT

@@ -13,7 +13,7 @@ LEARNING_RATE = 4e-4
 
 
 def init_parameters(spec: Spec) -> dict:
-    """float32, layers stacked."""
+    """Initialize float32 parameters, with the layers stacked along the first axis."""
     model, keys = spec.model, iter(jax.random.split(jax.random.key(0), 9))
     width, inner_width, layers = model.width, model.heads * model.head_width, model.layers
 
@@ -66,15 +66,20 @@ def compute_loss(params: dict, ids_BT: jax.Array, spec: Spec, remat: str) -> jax
 
 
 def compute_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """By cuDNN where that is, else as jax does it."""
+    """Compute causal attention with cuDNN on a GPU, else with the default implementation of jax."""
     kind = 'cudnn' if jax.default_backend() == 'gpu' else None
     return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation=kind)
 
 
 def make_train_step(spec: Spec, remat: str) -> tuple[tuple, Callable]:
-    """((params, moments), step(state, ids_BT) -> (state, loss)); the state is donated.
+    """Make the initial state and the jitted train step.
 
-    Of a layer the backward pass computes again nothing (remat none), as one writes it first, or all (full).
+    Args:
+        spec: the spec of the model and of the batch.
+        remat: `none` saves all activations for the backward pass; `full` recomputes each layer.
+
+    Returns:
+        The state (params, optimizer state), and step(state, ids_BT) -> (state, loss), which donates the state.
     """
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(LEARNING_RATE, b2=0.95, weight_decay=0.1))
     params = init_parameters(spec)

@@ -1,8 +1,9 @@
-"""The loss in chunks against the formula through all logits, with and without gradients (`d`), on one device.
+"""Benchmark of the chunked loss against the loss of all logits, on one device.
 
     python benchmarks/loss.py [--batch=8] [--length=512] [--width=256] [--vocabulary=8192] [--rounds=9]
 
-A line is the median time of a call, its range, and the memory of the program beside its arguments and results.
+A line has the median time of a call, its range, and the temporary memory of the program, without arguments and
+results. `d` is the loss with gradients.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from sinklab.train.setup import get_package_versions
 
 
 def compute_full_loss(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array) -> jax.Array:
-    """The same mean, of targets from 0 on."""
+    """Compute the mean cross-entropy from all logits at once; targets must not be negative."""
     return optax.softmax_cross_entropy_with_integer_labels(compute_logits(hidden_BTD, head_VD), target_BT).mean()
 
 

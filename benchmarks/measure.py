@@ -26,7 +26,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run_forward(model: torch.nn.Module, ids_PT: np.ndarray) -> tuple:
-    """transformers' own forward pass, with attentions."""
+    """Run the forward pass of transformers and return its attentions."""
     with torch.inference_mode():
         return model(torch.as_tensor(ids_PT), output_attentions=True, use_cache=False).attentions
 

@@ -1,10 +1,11 @@
-"""Families of open models: each as a tiny model of random weights, measured, and held to transformers' own attention.
+"""Check of open model families: tiny random models, measured and compared with transformers.
 
 python benchmarks/open_families.py FOLDER [--families=gptj,falcon] [--out=now.json]
 python benchmarks/open_families.py FOLDER --table [--before=before.json] --out=now.json
 
-The first writes models to FOLDER, runs `sinklab measure` and `sinklab.open(...).attention(...)` on each and keeps the
-answers in --out; the second prints them as the table of docs/results/open_models.md, beside those of another version.
+The first command writes models to FOLDER, runs `sinklab measure` and `sinklab.open(...).attention(...)` on each
+model, compares the attention with that of transformers, and writes the results to --out. The second command prints
+the results as the table of docs/results/open_models.md, beside the results of another version (--before).
 """
 
 import argparse
@@ -23,7 +24,7 @@ import numpy as np
 VOCABULARY = 128
 SAMPLE_TEXT = 'import os\n\ndef f(x, y):\n    return os.path.join(x, y)\n\nself.x = y\n' * 8
 
-# Sizes that many families share.
+# Config fields that many families share.
 BASE = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
 BASE |= dict(max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=1)
 GPT = dict(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=1)
@@ -46,7 +47,7 @@ MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1
 DELTA_NET = dict(linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
 RECURRENT = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3)
 
-# Fields of a config of each model type of transformers.
+# {model type of transformers: fields of its config}.
 FAMILIES: dict[str, dict[str, Any]] = {
     'afmoe': WIDE_HEADS | MOE | WINDOW | dict(num_dense_layers=1, num_hidden_layers=4),
     'apertus': LLAMA,
@@ -266,14 +267,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def make_config(family: str) -> Any:
-    """Return the tiny config of a family; raises ValueError where the installed transformers does not know it."""
+    """Return the tiny config of a family.
+
+    Raises:
+        ValueError: the installed transformers has no such model type.
+    """
     import transformers
 
     return transformers.AutoConfig.for_model(family, **FAMILIES[family])
 
 
 def make_tokenizer_json() -> str:
-    """Return a byte-level tokenizer of 128 ids, with an end token that is BOS, too."""
+    """Return a byte-level tokenizer of 128 ids as JSON, whose end token is also BOS."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -285,7 +290,7 @@ def make_tokenizer_json() -> str:
 
 
 def save_model(config: Any, folder: Path, tokenizer: str | None = None) -> Any:
-    """Save a model of random weights, with attention that is far from uniform, and return it."""
+    """Save a model with random weights whose attention is far from uniform, and return it."""
     import torch
     import transformers
 
@@ -307,7 +312,7 @@ def save_model(config: Any, folder: Path, tokenizer: str | None = None) -> Any:
 
 
 def get_hf_attention(model: Any, ids_PT: np.ndarray) -> list[np.ndarray | None]:
-    """Return the attention_PHTS that transformers returns of each layer under eager attention."""
+    """Return attention_PHTS of each layer from transformers; None for layers without attention."""
     import torch
 
     with torch.no_grad():
@@ -318,7 +323,7 @@ def get_hf_attention(model: Any, ids_PT: np.ndarray) -> list[np.ndarray | None]:
 
 
 def get_sinklab_attention(hf_model: Any, ids_PT: np.ndarray) -> list[np.ndarray]:
-    """Return the attention_PHTS that sinklab sees, of one layer after another that has attention."""
+    """Return attention_PHTS of each layer with attention from sinklab, in the order of the layers."""
     attentions = []
 
     def collect_layer(layer: dict) -> dict:
@@ -330,14 +335,17 @@ def get_sinklab_attention(hf_model: Any, ids_PT: np.ndarray) -> list[np.ndarray]
 
 
 def compare_attention(hf_model: Any, model: Any, ids_PT: np.ndarray) -> float | None:
-    """Return the largest difference between both; None where transformers returns no attention.
+    """Return the largest difference between the attention of sinklab and of transformers.
 
-    A column of sinks, which transformers leaves out, is left out.
+    Columns of learned sinks are not compared, because transformers does not return them.
+
+    Returns:
+        The difference; None if transformers returns no attention, inf if the shapes do not match.
     """
     actual, expected = get_sinklab_attention(hf_model, ids_PT), get_hf_attention(model, ids_PT)
     if not any(array is not None for array in expected):
         return None
-    if len(actual) < len(expected):  # some layers have no attention; of linear attention transformers returns states
+    if len(actual) < len(expected):  # skip layers without attention; transformers returns states for linear attention
         expected = [expected[layer - 1] for layer in hf_model.array_layers['attention_LPHTS']]
     pairs = [*zip(actual, expected, strict=True)]
     if any(
@@ -348,7 +356,7 @@ def compare_attention(hf_model: Any, model: Any, ids_PT: np.ndarray) -> float | 
 
 
 def measure_family(family: str, folder: Path, source: Path) -> dict[str, Any]:
-    """Measure a family with the verb and from Python, and compare it with transformers."""
+    """Measure a family with `sinklab measure` and with `sinklab.open`, and compare it with transformers."""
     import sinklab
     from sinklab.cli.main import main
 
@@ -382,7 +390,7 @@ def measure_family(family: str, folder: Path, source: Path) -> dict[str, Any]:
 
 
 def format_answer(result: dict[str, Any] | None) -> str:
-    """Return what a table says of an answer."""
+    """Return the table cell of a result; - for a missing result."""
     if result is None:
         return '-'
     if result['answer'] != 'measured':
@@ -432,7 +440,7 @@ def main(args: argparse.Namespace) -> None:
     transformers.utils.logging.disable_progress_bar()
     results = {}
     with tempfile.TemporaryDirectory() as temp_dir:
-        os.environ['SINKLAB_CACHE'] = temp_dir  # nothing that was measured before is told again
+        os.environ['SINKLAB_CACHE'] = temp_dir  # an empty cache, so that every model is measured again
         source = Path(temp_dir) / 'text.txt'
         source.write_text(SAMPLE_TEXT)
         for family in args.families.split(','):

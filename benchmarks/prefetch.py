@@ -2,9 +2,10 @@
 
     python benchmarks/prefetch.py [--steps=400] [--rounds=3] [--step=0.05] [--stall=0.5] [--every=2]
 
-Stalls come at random, on average every so many seconds. Three walks take turns: nothing stalls, a batch is read
-between two steps, and batches are read ahead as by `sinklab train`; the last two meet the same stalls. Hidden is the
-share of what the second takes longer than the first that the third does not.
+Stalls are random, on average one every --every seconds. Three loops take turns: without stalls, with batches read
+between two steps, and with batches prefetched as by `sinklab train`. The second and the third loop have the same
+stalls. The hidden share is the part of the extra time of the second loop, over the first, that the third loop does
+not have.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from sinklab.train.prefetch import Prefetcher
 
 
 def make_reader(args: argparse.Namespace, seed: int, stall: float) -> Callable[[int], object]:
-    """read(number) -> a batch on the devices, now and then after a stall."""
+    """Return read(step), which puts a batch on the devices, at random steps after a stall."""
     rng, mesh = random.Random(seed), device_mesh.make_mesh(Hardware())
     stalled_steps = {step for step in range(args.steps) if rng.random() < args.step / args.every}
 
@@ -37,7 +38,7 @@ def make_reader(args: argparse.Namespace, seed: int, stall: float) -> Callable[[
 
 
 def time_steps(args: argparse.Namespace, get_batch: Callable[[int], object]) -> float:
-    """Of a walk, whose batches must come in their order."""
+    """Return the seconds of a loop, and assert that its batches come in order."""
     start = time.perf_counter()
     for step in range(args.steps):
         assert int(get_batch(step)[0, 0]) == step
@@ -46,7 +47,7 @@ def time_steps(args: argparse.Namespace, get_batch: Callable[[int], object]) -> 
 
 
 def run_round(args: argparse.Namespace, seed: int) -> tuple[float, float, float]:
-    """Seconds of the three walks."""
+    """Return the seconds of the three loops."""
     stalling_reader = make_reader(args, seed, args.stall)
     unstalled, unprefetched = time_steps(args, make_reader(args, seed, 0.0)), time_steps(args, stalling_reader)
     with contextlib.closing(Prefetcher(stalling_reader, range(args.steps), PREFETCH_DEPTH)) as batches:
@@ -58,7 +59,7 @@ def main() -> None:
     for name, default in dict(steps=400, rounds=3, step=0.05, stall=0.5, every=2.0).items():
         parser.add_argument(f'--{name}', type=type(default), default=default)
     args = parser.parse_args()
-    make_reader(args, 0, 0.0)(0)  # the first batch makes the devices
+    make_reader(args, 0, 0.0)(0)  # warm-up: the first batch initializes the devices
     rounds = [run_round(args, seed) for seed in range(args.rounds)]
     unstalled, unprefetched, prefetched = zip(*rounds, strict=True)
     hidden_percent = [

@@ -1,12 +1,16 @@
-"""A training step of ours beside one of PyTorch, on this machine's cores, in turn, each in a process of its own.
+"""Benchmark of a sinklab train step against PyTorch and plain JAX on CPU cores.
 
     python benchmarks/pytorch.py [--size=quickstart] [--batch=32] [--length=64] [--rounds=20]
 
-The same model, batch, clipping and optimizer, float32: ours as `sinklab train --data=N --remat=NAMES` runs it, with a
-device for each core unless told otherwise; PyTorch eager, with its fused AdamW and scaled_dot_product_attention; and
-plain JAX, as one writes it first (benchmarks/jax_baseline.py), on one device. A round takes so many steps of each,
-while the others wait. Of malloc, PyTorch and plain JAX have what the system has, ours what `sinklab train` has, large
-pages (sinklab/cli/malloc.py); with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, or =0, all three have the same.
+Each framework runs in a separate process, with the same model, batch, clipping and optimizer, by default in float32:
+
+- ours, as `sinklab train --data=N --remat=NAMES` runs it, by default with one device per core.
+- PyTorch eager, with fused AdamW and scaled_dot_product_attention.
+- plain JAX (benchmarks/jax_baseline.py), on one device.
+
+In a round, each runs --steps steps while the others wait. PyTorch and plain JAX have the system's default for malloc.
+Ours has the huge pages of `sinklab train` (sinklab/cli/malloc.py). With GLIBC_TUNABLES=glibc.malloc.hugetlb=1, or =0,
+all three have the same setting.
 """
 
 import argparse
@@ -38,7 +42,7 @@ DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
 
 
 def make_sinklab_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
-    """A step, which returns its loss."""
+    """Return a function that runs one step and returns its loss."""
     hardware = Hardware(data=args.data or args.cores, fsdp=1, remat=args.remat)
     device_mesh.split_cpu_devices(hardware)
     mesh = device_mesh.make_mesh(hardware)
@@ -67,7 +71,7 @@ def make_jax_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) -> C
 
 
 class Block(torch.nn.Module):
-    """As it is usually written: one product for queries, keys and values, one for gate and input of the FFN."""
+    """Transformer block with one product for queries, keys and values, and one for the two inputs of the FFN."""
 
     def __init__(self, model: ModelConfig):
         super().__init__()
@@ -113,7 +117,7 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 def make_pytorch_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
-    """bfloat16 is autocast, as PyTorch mixes precisions."""
+    """Return a function that runs one step and returns its loss; bfloat16 uses autocast."""
     torch.manual_seed(0)
     torch.set_num_threads(args.cores)
     model, ids_BT = Decoder(spec.model), torch.from_numpy(ids_BT).long()
@@ -137,7 +141,7 @@ STEP_MAKERS = {'ours': make_sinklab_step, 'PyTorch eager': make_pytorch_step, 'p
 
 
 def serve_steps(name: str, args: argparse.Namespace) -> None:
-    """Says the loss of a first step and, whenever it is told a number of steps, how many milliseconds one took."""
+    """Print the loss of a first step; then print milliseconds per step for each number of steps on stdin."""
     config = default.get_config(size=args.size)
     config.model.dtype, config.data.length, config.optimizer.batch_size = args.dtype, args.length, args.batch
     spec = parse_config(config.to_dict())
@@ -153,7 +157,7 @@ def serve_steps(name: str, args: argparse.Namespace) -> None:
 
 
 class StepProcess:
-    """One of STEP_MAKERS in a process of its own."""
+    """A separate process that runs the steps of one of STEP_MAKERS."""
 
     def __init__(self, name: str):
         command = [sys.executable, *sys.argv, f'--only={name}']

@@ -3,9 +3,9 @@
     python benchmarks/remote_store.py [--steps=100] [--step=0.2] [--latency=0.03] [--rows=8]
         [--length=2048] [--rounds=3]
 
-A bucket in this process answers each range after a latency, as many at once as are asked for. Batches of this
-process's rows are read as by `sinklab train`, ahead of the steps; a stall is what a step waits for its batch. Beside
-it one range after another, and the same rows from a disk.
+A simulated bucket in this process answers each range request after a latency, with any number of concurrent requests.
+Batches of this process's rows are prefetched as by `sinklab train`. A stall is the time that a step waits for its
+batch. The same rows are also read with one request after another, and from a disk.
 """
 
 import argparse
@@ -34,12 +34,12 @@ from sinklab.storage import object_info
 from sinklab.train.loop import PREFETCH_DEPTH
 from sinklab.train.prefetch import Prefetcher
 
-LETTERS_PER_DOCUMENT, MIN_LETTERS = 2_000, 1_000_000  # letters of a document, of all
+LETTERS_PER_DOCUMENT, MIN_LETTERS = 2_000, 1_000_000  # letters per document, and of the whole corpus at least
 patch_object = mock.patch.object
 
 
 class SlowBucket:
-    """A folder as a bucket that takes its time, and counts."""
+    """A folder served as a bucket with latency, which counts requests and bytes."""
 
     def __init__(self, folder: Path, latency: float):
         self.folder, self.latency, self.lock = folder, latency, threading.Lock()
@@ -59,7 +59,7 @@ class SlowBucket:
 
 
 def make_store(folder: Path, num_tokens: int) -> Path:
-    """A store of random letters."""
+    """Prepare a token store of random letters."""
     rng = np.random.default_rng(0)
     with (folder / 'texts.jsonl').open('w') as file:
         for _ in range(-(-num_tokens // LETTERS_PER_DOCUMENT)):
@@ -72,7 +72,7 @@ def make_store(folder: Path, num_tokens: int) -> Path:
 
 @contextlib.contextmanager
 def mount_bucket(folder: Path, latency: float) -> Iterator[SlowBucket]:
-    """s3://b/s in the place of a folder."""
+    """Serve the store in a folder as s3://b/s within the context."""
     slow_bucket, meta = SlowBucket(folder, latency), json.loads((folder / 'meta.json').read_text())
     storage_patches = (
         patch_object(module, 'get_file_system', return_value=slow_bucket) for module in (remote_store, object_info)
@@ -92,7 +92,7 @@ def make_spec(path: str, args: argparse.Namespace) -> Spec:
 
 
 def measure_stalls(get_batch: Callable[[int], object], args: argparse.Namespace) -> list[float]:
-    """Seconds that each step waits for its batch."""
+    """Return the seconds that each step waits for its batch."""
     stall_seconds = []
     for step in range(args.steps):
         start = time.perf_counter()
@@ -103,7 +103,7 @@ def measure_stalls(get_batch: Callable[[int], object], args: argparse.Namespace)
 
 
 def run_steps(path: str, args: argparse.Namespace, concurrent: bool = True) -> list[float]:
-    """Of one of eight processes."""
+    """Return the stalls of one of eight processes; without `concurrent`, with one request at a time."""
     data = load_run_data(make_spec(path, args), 1 / 8)
     data.start_prefetch(0)
     if not concurrent and data.batches.map_reads:
@@ -128,7 +128,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         store_path = make_store(
             Path(name), max(MIN_LETTERS, 2 * args.rows * args.steps * args.length)
-        )  # 4 epochs: by ranges
+        )  # 4 epochs, so that the store is read by ranges
         os.environ['SINKLAB_CACHE'] = name
         with mount_bucket(store_path, args.latency) as slow_bucket:
             for _ in range(args.rounds):

@@ -1,12 +1,12 @@
-"""Benchmark of the start of a run by its parts: cold, warm, and after a restart.
+"""Benchmark of the parts of a run's startup: cold, warm, and after a restart.
 
-The third kind, a restart, goes on from the checkpoint of the warm one, and has to find all its programs.
+The restart resumes from the checkpoint of the warm run, and must find all compiled programs in the cache.
 
     python benchmarks/startup_time.py [--rounds=3] [--config=configs/default.py] [--size=smoke]
 
-Every run is a process of its own, timed from its start: seconds by the clock, the median and the range of the rounds.
-`first step` and `end` are counted from the start, the other parts are what they took; a program is traced, lowered,
-and compiled or found.
+Every run is a separate process, timed from its start. Times are wall-clock seconds, as median and range of the
+rounds. `first step` and `end` are times since the start; the other parts are durations. The time of a program
+includes tracing, lowering, and compiling it or loading it from the cache.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import time
 
 
 def run_child(start: float, options: list[str]) -> None:
-    """One run; prints its parts as JSON."""
+    """Run `sinklab` in this process, and print the seconds of its parts as JSON."""
     from sinklab.cli import progress
     from sinklab.cli.main import main
     from sinklab.train import loop, setup, state
@@ -59,12 +59,12 @@ def run_child(start: float, options: list[str]) -> None:
 
 
 def wrap_maker(time_function, name: str, maker):
-    """What a maker makes, timed."""
+    """Wrap a factory function so that calls of the function that it returns are timed."""
     return lambda *args: time_function(name, maker(*args))
 
 
 def run_command(options: list[str], cache_dir: str, run_dir: str) -> tuple[dict[str, float], str]:
-    """(seconds by part, what it has said)"""
+    """Run a child process; return the seconds of its parts and its stderr."""
     environment = {name: value for name, value in os.environ.items() if name != 'JAX_COMPILATION_CACHE_DIR'}
     command = [sys.executable, __file__, '--child', str(time.time()), *options, f'--workdir={run_dir}']
     process = subprocess.run(
@@ -74,7 +74,7 @@ def run_command(options: list[str], cache_dir: str, run_dir: str) -> tuple[dict[
 
 
 def run_round(options: list[str]) -> dict[str, dict[str, float]]:
-    """The parts of the three kinds of start."""
+    """Return the seconds of the parts of a cold, a warm and a restarted run."""
     with tempfile.TemporaryDirectory() as temp_dir:
         cold, _ = run_command(options, f'{temp_dir}/cache', f'{temp_dir}/cold')
         warm, _ = run_command(options, f'{temp_dir}/cache', f'{temp_dir}/warm')

@@ -1,12 +1,12 @@
-"""What a step of 1B would cost on slices of TPUs that are not here, by the compiler's text: no chip, no clock.
+"""Estimate of the cost of a 1B train step on TPU slices, from the compiled program and without a TPU.
 
     python benchmarks/step_cost.py [--topologies=v5e:16x16] [--rows=softmax_1b] [--check | --write]
 
-A line is a row of configs/scale.py on a topology, laid on it as a run would be (--remat=auto): seconds to compile,
-GiB on a chip, megabytes that a chip sends by what it sends them for (weights gathered, gradients scattered, what goes
-between slices), the share of weights that travels beside the computation, and an estimate of the step and of its MFU,
-at most. It exits 1 where a rule below is broken; with --check, also where a figure is more than a tenth from that in
-benchmarks/step_cost.json, which --write makes.
+A line is a row of configs/scale.py on a topology, with the layout of a run (--remat=auto): seconds to compile, GiB
+per chip, megabytes that a chip sends by purpose (weights gathered, gradients scattered, traffic between slices), the
+share of gathered bytes that overlaps with computation, and estimates of the step time (a lower bound) and of the MFU
+(an upper bound). The exit code is 1 if a rule below is broken. With --check it is also 1 if a figure differs by more
+than 10 % from benchmarks/step_cost.json, which --write creates.
 """
 
 import argparse
@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 FIGURES = Path(__file__).with_suffix('.json')
 TOPOLOGIES = 'v5e:16x16', 'v5p:4x4x4', '2xv5e:8x8'
 ROWS = 'softmax_1b', 'sigmoid_1b'
-MIN_BYTES = 2**20  # bytes; losses, norms and gains are less
-MAX_OVERHEAD = 1.1  # of the least bytes that could be sent
+MIN_BYTES = 2**20  # smaller collectives (losses, norms, gains) are ignored
+MAX_OVERHEAD = 1.1  # limit of sent bytes / minimal bytes
 MIN_OVERLAP = {
     'v5e': 0.6
-}  # of the bytes of gathers, that travel beside what is computed; other chips do not overlap them
+}  # least share of all-gather bytes that overlaps with computation; other chips do not overlap them
 COMMAND = 'python benchmarks/step_cost.py --write'
 CHECKED_FIGURES = (
     'bytes',
@@ -35,7 +35,7 @@ CHECKED_FIGURES = (
     'between',
     'beside',
     'mfu',
-)  # what --check holds to the committed figures
+)  # figures that --check compares with the committed ones
 
 
 def main() -> int:
@@ -103,13 +103,13 @@ def compute_cost(row: str, topology_name: str) -> dict:
 
 
 def group_by_purpose(collectives: list, mesh) -> dict[str, list]:
-    """Collectives of more than a few numbers, by what they are for."""
+    """Group the collectives of at least MIN_BYTES by purpose."""
     from sinklab.planning.cost_estimate import find_crossed_axes
 
     purposes = {
         ('all-gather', 'fsdp'): 'gathered',
         ('reduce-scatter', 'fsdp'): 'scattered',
-        ('collective-permute', 'fsdp'): 'scattered',  # what the compiler makes of some
+        ('collective-permute', 'fsdp'): 'scattered',  # the compiler rewrites some reduce-scatters to it
         ('all-reduce', 'data'): 'between',
     }
     groups = collections.defaultdict(list)
@@ -120,7 +120,7 @@ def group_by_purpose(collectives: list, mesh) -> dict[str, list]:
 
 
 def compute_overlap(gathers: list) -> float:
-    """The share of the bytes of gathers that travels while something is computed."""
+    """Return the share of all-gather bytes that overlaps with computation."""
     return sum(collective.sent_bytes for collective in gathers if collective.is_async) / max(
         1, sum(collective.sent_bytes for collective in gathers)
     )
@@ -129,7 +129,15 @@ def compute_overlap(gathers: list) -> float:
 def find_broken_rules(
     spec, result, shape_bytes: int, sent_collectives: dict[str, list], min_overlap: float | None
 ) -> list[str]:
-    """The rules that a step does not keep, of so many bytes by shapes; so much of its gathers is to be hidden."""
+    """Return the rules that a compiled step breaks.
+
+    Args:
+        spec: the spec of the run.
+        result: the compiled run.
+        shape_bytes: the estimate of memory from shapes.
+        sent_collectives: the collectives by purpose.
+        min_overlap: the least share of all-gather bytes that must overlap with computation; None for no limit.
+    """
     from sinklab.train import state
 
     matrices = [
@@ -173,7 +181,7 @@ def list_leaves(params: dict) -> list:
 
 
 def list_merged_shapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """A shape, and as it is where two neighbours of its dimensions are one."""
+    """Return a shape, and its variants with two neighboring dimensions merged."""
     merged = [(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :]) for axis in range(1, len(shape) - 1)]
     return [shape, *(candidate for candidate in merged if len(candidate) > 2)]
 
@@ -202,7 +210,7 @@ def print_broken(name: str, messages: list[str]) -> int:
 
 
 def check_figures(costs: dict) -> int:
-    """1 if a figure is more than a tenth from the committed one."""
+    """Return 1 if a figure differs by more than 10 % from the committed one, else 0."""
     committed = json.loads(FIGURES.read_text())['costs']
     messages = {
         name: [

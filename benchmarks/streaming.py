@@ -1,10 +1,11 @@
-"""A text under a cache of x first and y recent tokens: in one pass, and token by token, in turn, in one process.
+"""Benchmark of streaming with a cache of x first and y recent tokens: one pass against token by token.
 
     python benchmarks/streaming.py [--size=paper] [--tokens=1024] [--cache=4+1020] [--rounds=2] [--dtype=float32]
 
-Both are one program each, from ids to the sum of all losses, of one model with fresh parameters; token by token is a
-scan that carries the cache. Times are of the clock, and of all cores together, which counts a second core and not who
-else is at work. What the losses differ by, over the loss, is told with them.
+Each variant is one program from ids to the sum of all losses, of the same model with initial parameters. Token by
+token is a scan that carries the cache. The variants take turns in one process. Times are wall-clock seconds and CPU
+seconds of all cores together; CPU seconds count a second core, but not other work on the machine. The relative
+difference of the losses is printed as well.
 """
 
 import argparse
@@ -44,7 +45,12 @@ def make_spec(args: argparse.Namespace) -> Spec:
 
 
 def make_loss_function(cache: CacheConfig, chunk_tokens: int) -> Callable:
-    """of(model, ids_T of T + 1) -> the sum of the losses; so many tokens are read at once."""
+    """Return a function of a model and T + 1 ids that returns the sum of the losses.
+
+    Args:
+        cache: the cache config.
+        chunk_tokens: tokens that are read at once; T must be a multiple of it.
+    """
 
     def compute_loss(model: Transformer, ids_T: jax.Array) -> jax.Array:
         def step(stream: StreamState, pair_2T: jax.Array) -> tuple[StreamState, jax.Array]:

@@ -1,13 +1,13 @@
-"""What the TPU compiler says that attention kernels cost: no chip, no clock, static estimates.
+"""Static cost estimates of attention kernels by the TPU compiler, without a TPU.
 
     python benchmarks/tpu_cost.py [--chips=v5e,v6e] [--length=4096] [--width=128] [--heads=4] [--check | --write]
 
-A line is one kernel, without a mask, in bfloat16: VLIW bundles of its main body for 1024 x 1024 scores, how much of
-the matrix unit and of the vector unit they fill, and the compiler's own estimate of cycles for the whole kernel. The
-body is straight code, so its bundles are cycles but for what it waits for. The estimate counts a region under a
-predicate in part, so it is no use for splash; the estimator refuses v5e kernels that fetch scalars. --check compares
-with benchmarks/tpu_cost.json and exits 1 where bundles or cycles are more than 10 % off, or a kernel costs more than
-its limit; --write makes that file.
+A line is one kernel, without a mask, in bfloat16: the VLIW bundles of its main body for 1024 x 1024 scores, the share
+of the matrix unit and of the vector unit that they use, and the compiler's estimate of cycles for the whole kernel.
+The body has no branches, so its bundles are its cycles without stalls. The estimate counts only a part of a region
+under a predicate, so it is not valid for splash. The estimator rejects v5e kernels that fetch scalars. --check
+compares with benchmarks/tpu_cost.json, and exits with 1 if bundles or cycles differ by more than 10 % or if a kernel
+costs more than its limit. --write creates that file.
 """
 
 import argparse
@@ -33,9 +33,9 @@ BUNDLE_LIMITS = {
     ('sigmoid forward', 'softmax forward'): 1.0,
     ('sigmoid backward', 'softmax backward'): 1.03,
 }
-MIN_MATRIX_SHARE = 0.9  # of the matrix unit, by a backward kernel of ours
+MIN_MATRIX_SHARE = 0.9  # least use of the matrix unit by a backward kernel of ours
 FIGURE_SHAPE = 4096, 128, 4  # length, width, heads
-UNIT_NAMES = {'matrix': ('MXU', 'MATMUL'), 'vector': ('VALU',)}  # as one libtpu or another names them
+UNIT_NAMES = {'matrix': ('MXU', 'MATMUL'), 'vector': ('VALU',)}  # versions of libtpu use different names
 DUMP_FLAGS = '--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles|final_hlo-static'
 
 
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def find_argument_error(args: argparse.Namespace) -> str | None:
-    """Why nothing can be compiled."""
+    """Return the reason why the arguments are invalid or nothing can be compiled; None if there is none."""
     from sinklab.planning import topology
 
     for option, names in (('chips', CHIP_TOPOLOGIES), ('kernels', KERNELS)):
@@ -87,7 +87,7 @@ def find_argument_error(args: argparse.Namespace) -> str | None:
 
 
 def print_ratios(costs: dict) -> None:
-    """Each kernel over softmax of the same chip and direction, in whatever both have."""
+    """Print the ratios of each kernel to softmax of the same chip and direction, for figures that both have."""
     for name, kernel_cost in costs.items():
         chip, *kind, direction = name.split()
         softmax = costs.get(f'{chip} softmax {direction}')
@@ -104,7 +104,7 @@ def print_ratios(costs: dict) -> None:
 
 
 def check_figures(costs: dict) -> int:
-    """1 if a figure is more than a tenth from the committed one."""
+    """Return 1 if a figure differs by more than 10 % from the committed one, else 0."""
     committed, exit_code = json.loads(FIGURES.read_text())['costs'], 0
     for name, kernel_cost in costs.items():
         for key in ('bundles', 'cycles'):
@@ -120,7 +120,7 @@ def check_figures(costs: dict) -> int:
 
 
 def check_limits(costs: dict) -> int:
-    """1 if a kernel takes more bundles than its limit times those of another one, or leaves the matrix unit idle."""
+    """Return 1 if a kernel exceeds its limit of bundles or uses too little of the matrix unit, else 0."""
     exit_code = 0
     for chip, (kernel, other) in itertools.product(CHIP_TOPOLOGIES, BUNDLE_LIMITS):
         limit = BUNDLE_LIMITS[kernel, other]
@@ -135,7 +135,10 @@ def check_limits(costs: dict) -> int:
 
 
 def measure_cost(chip: str, kernel: str, args: argparse.Namespace) -> dict:
-    """Compiles twice, each in a process of its own: the estimator takes the process with it when it refuses."""
+    """Measure the cost of a kernel by two compilations in separate processes.
+
+    The processes are separate because the estimator ends the process when it rejects a kernel.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run_child(chip, kernel, args, f'--xla_jf_dump_to={folder} {DUMP_FLAGS}', check=True)
         figures = find_kernel_body(Path(folder))
@@ -149,7 +152,7 @@ def measure_cost(chip: str, kernel: str, args: argparse.Namespace) -> dict:
 
 
 def count_scores(kernel: str, length: int) -> int:
-    """How many a body computes."""
+    """Return the number of scores that the body of a kernel computes."""
     from sinklab.attn.pallas import tpu
 
     queries, keys = (
@@ -178,7 +181,7 @@ def run_child(chip: str, kernel: str, args: argparse.Namespace, flags: str, chec
 
 
 def find_kernel_body(folder: Path) -> dict:
-    """The longest stretch of bundles between labels and branches, of the kernel that has the longest."""
+    """Return the figures of the longest branch-free sequence of bundles in a dump."""
     stretches = []
     for table in folder.glob('*final_hlo-static-per-bundle-utilization.txt'):
         name = table.name.split('final_hlo')[0].rsplit('-', 2)[0]
@@ -202,7 +205,7 @@ def find_kernel_body(folder: Path) -> dict:
 
 
 def find_branch_addresses(text: str) -> list[int]:
-    """Addresses of the bundles that are jumped to or that jump."""
+    """Return the addresses of bundles that are branch targets or that branch."""
     addresses = []
     for line in text.splitlines():
         address = re.match(r'\s*(0x[0-9a-f]+|0)\s+([A-Z]{2}:)?', line)
@@ -232,7 +235,7 @@ def compile_kernel(chip: str, kernel: str, args: argparse.Namespace) -> int:
 
 
 def make_sinklab_kernel(kernel: str, args: argparse.Namespace):
-    """(function, shapes): one kernel of the softmax or the linear primitive."""
+    """Return a kernel of the softmax or the linear primitive, and the shapes of its arguments."""
     import jax.numpy as jnp
 
     from sinklab.attn import finalize
@@ -260,7 +263,7 @@ def make_sinklab_kernel(kernel: str, args: argparse.Namespace):
 
 
 def make_splash_kernel(kernel: str, args: argparse.Namespace):
-    """(function, shapes): JAX's softmax kernel, in blocks of 1024."""
+    """Return the splash attention kernel of JAX with blocks of 1024, and the shapes of its arguments."""
     import jax
     import jax.numpy as jnp
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask

@@ -2,9 +2,9 @@
 
     python benchmarks/train_loop.py [--steps=120] [--rounds=5] [--size=quickstart]
 
-A round times, in turn, the bare step on one fixed batch, `sinklab train`'s own loop with nothing due but its
-metrics (data, transfer, metrics.jsonl, progress), and a probe with its numbers and its file. The first sixth of the
-steps is not counted.
+A round times three things in turn: the bare step on one fixed batch; the loop of `sinklab train` with only its
+metrics due (data, transfer, metrics.jsonl, progress); and a probe with its metrics and its file. The first sixth of
+the steps is warm-up and not counted.
 """
 
 import argparse
@@ -41,7 +41,7 @@ PROBE_INTERVAL = 100  # steps between two probes
 
 
 def make_uninterrupted_spec(steps: int, size: str) -> Spec:
-    """The quickstart's row with nothing due between its steps but metrics."""
+    """Return the quickstart's softmax row with nothing due between its steps except metrics."""
     config = quickstart.get_config('softmax', size)
     for part in ('valid', 'probe', 'checkpoint'):
         config[part].every_steps = 0
@@ -50,7 +50,7 @@ def make_uninterrupted_spec(steps: int, size: str) -> Spec:
 
 
 def make_step_timer(spec: Spec) -> Callable[[int], float]:
-    """Seconds a step of the jitted function alone."""
+    """Return a function that times a number of steps of the jitted train step, in seconds per step."""
     mesh = device_mesh.make_mesh(HARDWARE)
     with jax.set_mesh(mesh):
         train_state = state.create_state(spec, mesh)
@@ -72,7 +72,7 @@ def make_step_timer(spec: Spec) -> Callable[[int], float]:
 
 
 def time_loop(spec: Spec, warmup_steps: int) -> float:
-    """Seconds a step of the real loop, between its step `warm` and the one before its last."""
+    """Return seconds per step of the training loop, from step `warmup_steps` to the one before the last."""
     times_by_step = {}
 
     class Clock(Callback):
@@ -86,7 +86,7 @@ def time_loop(spec: Spec, warmup_steps: int) -> float:
 
 
 def make_probe_timer(spec: Spec) -> Callable[[], float]:
-    """Seconds of a probe: its computation, its numbers and its file."""
+    """Return a function that times a probe in seconds: its computation, its metrics and its file."""
     mesh = device_mesh.make_mesh(HARDWARE)
     with jax.set_mesh(mesh):
         params = state.create_state(spec, mesh)['params']
