@@ -59,7 +59,7 @@ def write_corpus(folder: Path, num_bytes: int) -> Path:
 
 
 def make_readers(store: Store, vocabulary: int) -> tuple[Callable[[int], object], Callable[[int], object]]:
-    """Return two functions of a batch number: one reads a batch of ours, one reads as many rows with NumPy."""
+    """Return two functions of a batch number: one reads a batch of ours, one reads as much with NumPy."""
     windows = Windows([store.get_tokens('train', '')], LENGTH, 'training')
     data = parse_config(default.get_config().to_dict()).data
     batches = ShuffledBatches([TransformedWindows(windows, data, vocabulary, with_fixed_token=True)], 0, BATCH)

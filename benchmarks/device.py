@@ -96,7 +96,7 @@ def run_with_timeout(command: list[str], seconds: float) -> int | None:
 
 
 def terminate_process_group(process: subprocess.Popen) -> None:
-    """Send SIGTERM to the process group of a process, and SIGKILL to what is left after TERMINATION_SECONDS."""
+    """Send SIGTERM to a process group, and SIGKILL to what is left after TERMINATION_SECONDS."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal_number)
@@ -202,7 +202,7 @@ def make_baseline_run(spec) -> tuple[str, Callable]:
 
 
 def measure_memory(args: argparse.Namespace):
-    """Measure planned bytes of the compiler, peak used bytes of this process, and the estimate from shapes."""
+    """Measure planned bytes of the compiler, peak bytes of this process, and the estimate from shapes."""
     import jax
 
     from sinklab.train import memory_estimate, state, step

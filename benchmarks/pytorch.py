@@ -71,7 +71,7 @@ def make_jax_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) -> C
 
 
 class Block(torch.nn.Module):
-    """Transformer block with one product for queries, keys and values, and one for the two inputs of the FFN."""
+    """Transformer block with one product for queries, keys and values, and one for both FFN inputs."""
 
     def __init__(self, model: ModelConfig):
         super().__init__()

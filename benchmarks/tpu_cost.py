@@ -87,7 +87,7 @@ def find_argument_error(args: argparse.Namespace) -> str | None:
 
 
 def print_ratios(costs: dict) -> None:
-    """Print the ratios of each kernel to softmax of the same chip and direction, for figures that both have."""
+    """Print the ratios of each kernel to softmax of the same chip and direction, for common figures."""
     for name, kernel_cost in costs.items():
         chip, *kind, direction = name.split()
         softmax = costs.get(f'{chip} softmax {direction}')

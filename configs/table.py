@@ -219,7 +219,7 @@ def format_suggestion(name, names):
 
 
 def find_closest_name(name, names):
-    """Return the name most similar to a given one, compared as a whole and by its last component; None if none is."""
+    """Return the most similar name, by the whole name and by its last component; None if none is similar."""
     full_matcher = difflib.SequenceMatcher(b=name)
     suffix_matcher = difflib.SequenceMatcher(b=name.rpartition('.')[2])
 

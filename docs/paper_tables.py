@@ -1,4 +1,4 @@
-"""Generator of docs/paper/tables.md: tables and figures of the paper and of later work, with our results.
+"""Generator of docs/paper/tables.md: tables and figures of the paper and later work, with our results.
 
 Published numbers come from the rows in configs/ and from sinklab/analysis/measure.py. Our numbers come from
 docs/results/claims.json, and `sinklab claims` computes the verdicts from them. This module defines which rows belong

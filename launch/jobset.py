@@ -120,7 +120,7 @@ def make_container(job: Job, args: argparse.Namespace, chips: int) -> dict[str, 
 
 
 def make_variables(job: Job) -> list[dict[str, Any]]:
-    """Return the environment variables of a pod: those of the job, and SECRET_VARIABLE if the job has none."""
+    """Return the environment variables of a pod: those of the job, and the secret if the job has none."""
     job_variables = [{'name': name, 'value': escape_dollars(value)} for name, value in job.environment.items()]
     return job_variables if SECRET_VARIABLE['name'] in job.environment else [*job_variables, SECRET_VARIABLE]
 

@@ -1,4 +1,4 @@
-"""Plans of files to write and commands to run; a plan is executed, or printed as an equivalent shell script."""
+"""Plans of files to write and commands to run, to be executed or printed as a shell script."""
 
 import collections
 import dataclasses
@@ -47,7 +47,13 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """An argument list. If `is_optional`, the plan continues when it fails; `is_interactive` passes the terminal."""
+    """A command of a plan.
+
+    Attributes:
+        argv: The argument list.
+        is_optional: Whether the plan continues when the command fails.
+        is_interactive: Whether the command inherits stderr, so that the plan does not read it.
+    """
 
     argv: tuple[str, ...]
     is_optional: bool = False

@@ -1,4 +1,4 @@
-"""Jobs on TPU VMs of Google Cloud: a queued resource with one service per host, recreated after preemption."""
+"""Jobs on TPU VMs of Google Cloud: a queued resource, one service per host, recreated if preempted."""
 
 import argparse
 import os
