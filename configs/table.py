@@ -30,7 +30,7 @@ class Multiple:
             here: the config of the size.
         """
         field = self.of or path
-        known(field, here)
+        check_field(here, field)
         number = reading(here, field)
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError(
@@ -103,9 +103,10 @@ def table(rows, base=None, sizes=SIZES, usual='paper'):
         named(row, rows, 'row')
         plain, here, config = made(base or {}), baseline(size), baseline(size)
         for path, value in rows[row]['diff'].items():
-            known(path, here)
-            marked = isinstance(value, Multiple | Scaled)
-            assign(config, path, value.resolve(path, plain, here) if marked else value)
+            if isinstance(value, Multiple | Scaled):
+                check_field(here, path)
+                value = value.resolve(path, plain, here)
+            assign(config, path, value)
         return config
 
     get_config.baseline, get_config.sizes = baseline, tuple(sizes)
@@ -142,15 +143,15 @@ def named(name, menu, kind):
 
 
 def assign(config, path, value):
-    known(path, config)
+    check_field(config, path)
     try:
         config.update_from_flattened_dict({path: value})
     except TypeError as error:
         raise ValueError(f'{path} is {value!r}, where a value is like {reading(config, path)!r}') from error
 
 
-def known(path, config):
-    """Raise ValueError unless a path names a field of a config, and no section of it."""
+def check_field(config, path):
+    """Raise ValueError if a path does not name a field of a config; the name of a section is no field."""
     value = config
     for name in path.split('.'):
         if not hasattr(value, 'items') or name not in value:

@@ -54,9 +54,10 @@ def register(scheme: str) -> None:
 
 
 def is_remote(path: str | os.PathLike) -> bool:
-    """Whether it lies in a bucket, where files are objects: whole or not there, and never appended to.
+    """Return whether a path lies in a bucket, where files are objects: complete or absent, and never appended to.
 
-    Raises Refusal of gs:/bucket, by which nobody means a folder `gs:`.
+    Raises:
+        Refusal: the path is like gs:/bucket, which is a mistake for gs://bucket.
     """
     scheme, colon, rest = os.fspath(path).partition(':')
     if colon and scheme in BUCKETS and not rest.startswith('//'):
@@ -125,7 +126,7 @@ def relative(path: Path, start: Path) -> str:
 
 
 def joined(start: Path, way: str) -> Path:
-    """Where such a way leads to."""
+    """Return the path that `relative` has expressed as a way from a folder."""
     if is_remote(way):
         return place(way)
     if is_remote(start) and not os.path.isabs(way):

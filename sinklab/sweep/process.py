@@ -21,8 +21,8 @@ class Relay:
     """
 
     def __init__(self, stopping: Callable[[], None] = lambda: None):
-        self.received, self.children, self.stopping = [], set(), stopping
-        self.stopping_children = set()  # those that have said that they are stopping
+        self.received, self.stopping = [], stopping
+        self.children = {}  # {process of a command: whether it has printed that it is stopping}
         self.heard = queue.SimpleQueue()  # the one that a handler may put something into
 
     def __enter__(self) -> 'Relay':
@@ -55,8 +55,8 @@ class Relay:
         A terminal sends Ctrl-C to the commands as well. If this process is delayed for more than a second, a command
         would take what is sent here for a second Ctrl-C, and would not save.
         """
-        for child in list(self.children):
-            if child in self.stopping_children and len(self.received) == 1:
+        for child, is_stopping in list(self.children.items()):
+            if is_stopping and len(self.received) == 1:
                 continue
             with contextlib.suppress(OSError):
                 child.send_signal(number)
@@ -71,13 +71,12 @@ class Relay:
         """
         said, environment = b'', {**os.environ, 'SINKLAB_PROGRESS': 'json'}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
-            self.children.add(child)
+            self.children[child] = False
             if self.received:  # between two commands
                 child.send_signal(self.received[-1])
             while line := child.stdout.readline(LONGEST):
                 if STOPPING.encode() in line:
-                    self.stopping_children.add(child)
+                    self.children[child] = True
                 said = said if hear(line) else (said + line)[-10_000:]
-            self.children.discard(child)
-            self.stopping_children.discard(child)
+            del self.children[child]
         return child.returncode, said.decode(errors='replace')
