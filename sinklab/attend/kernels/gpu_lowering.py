@@ -29,7 +29,11 @@ def expm1(x):
 
 
 def power(x, y):
-    """|x|^y, below 0 with the sign of an odd whole power, and nothing for others."""
+    """Return x^y of an array x and a scalar y: for x < 0, nan unless y is a whole number.
+
+    Mosaic GPU does not lower a selection whose predicate is a scalar, so y is broadcast first.
+    """
+    y = jnp.broadcast_to(y, x.shape)
     size, half = jnp.exp2(y * jnp.log2(jnp.abs(x))), y / 2
     odd = floor(half) != half
     signed = jnp.where(odd, -size, size)
