@@ -41,7 +41,7 @@ class FactorOfSize:
             ValueError: the multiplied field does not exist, or is no number at this size.
         """
         field = self.of or path
-        check_field(field, sized_config)
+        check_field(sized_config, field)
         number = get_field(sized_config, field)
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError(
@@ -129,9 +129,10 @@ def table(rows, base=None, sizes=SIZES, default_size='paper'):
         check_name(row, rows, 'row')
         unsized_config, sized_config, config = make_config(base or {}), baseline(size), baseline(size)
         for path, value in rows[row]['diff'].items():
-            check_field(path, sized_config)
-            is_size_dependent = isinstance(value, FactorOfSize | SizeScaledValue)
-            set_field(config, path, value.resolve(path, unsized_config, sized_config) if is_size_dependent else value)
+            if isinstance(value, FactorOfSize | SizeScaledValue):
+                check_field(sized_config, path)
+                value = value.resolve(path, unsized_config, sized_config)
+            set_field(config, path, value)
         return config
 
     get_config.baseline, get_config.sizes = baseline, tuple(sizes)
@@ -181,15 +182,15 @@ def check_name(name, allowed, kind):
 
 
 def set_field(config, path, value):
-    check_field(path, config)
+    check_field(config, path)
     try:
         config.update_from_flattened_dict({path: value})
     except TypeError as error:
         raise ValueError(f'{path} is {value!r}, where a value is like {get_field(config, path)!r}') from error
 
 
-def check_field(path, config):
-    """Raise ValueError unless a path names a field of a config; a section is not a field."""
+def check_field(config, path):
+    """Raise ValueError if a path does not name a field of a config; the name of a section is no field."""
     value = config
     for name in path.split('.'):
         if not hasattr(value, 'items') or name not in value:

@@ -1,5 +1,6 @@
 """Every benchmark once, at sizes that take seconds: what it prints can be read. No time is asserted."""
 
+import importlib
 import json
 import re
 import runpy
@@ -211,3 +212,12 @@ def test_a_start_is_told_by_its_parts_cold_warm_and_again(told):
     found = {name: [*map(float, seconds)] for name, *seconds in re.findall(rf'^(\w[\w ]+?) +{kinds}$', text, re.M)}
     assert {'imports', 'data', 'initial state', 'validation', 'probe', 'step', 'checkpoints'} < found.keys()
     assert all(first < end for first, end in zip(found['first step'], found['end'], strict=True))
+
+
+@pytest.mark.slow
+def test_kernels_are_compared_with_the_definition_where_a_backend_covers_them(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    gpu_kernels = importlib.import_module('gpu_kernels')
+    here, elsewhere = (gpu_kernels.make_cells([backend])[0] for backend in ('chunked', 'gpu'))
+    assert 1e-4 < gpu_kernels.get_largest_error(gpu_kernels.compare_cell(here)) < 2e-2
+    assert gpu_kernels.compare_cell(elsewhere) is None

@@ -6,6 +6,8 @@ import pytest
 from gpu_problems import SUMS
 
 from sinklab.attn import mask
+from sinklab.attn.backends import BACKENDS
+from sinklab.attn.example_specs import make_operations, make_specs
 from sinklab.attn.pallas import gpu
 from sinklab.attn.pallas.primitive import KernelSpec, ScoreSpec, SoftmaxReduction
 from sinklab.planning import topology
@@ -55,3 +57,30 @@ def test_kernels_compile_for_a_gpu_without_a_matrix_of_scores(absent, name, show
         lowered = jax.jit(both).lower(of(jnp.int32, 1, length), query, key, key, parameter_HP, *rows)
         memory = lowered.compile().memory_analysis()
     assert memory.temp_size_in_bytes < length * length
+
+
+def operations_and_masks():
+    """Every operation that the kernels cover, under two masks; a few of them in the fast tests."""
+    fast = [('exp', 'sum'), ('sigmoid', 'none'), ('sigmoid', 'p_norm')]
+    for operation in (each for each in make_operations() if each[0] != 'softpick'):
+        for shown in ('causal', 'alibi'):
+            marks = [] if operation in fast and shown == 'causal' else [pytest.mark.slow]
+            yield pytest.param(operation, shown, marks=marks, id=f'{"/".join(operation)}-{shown}')
+
+
+@pytest.mark.parametrize(('operation', 'shown'), operations_and_masks())
+def test_kernels_of_every_operation_are_lowered_for_a_gpu(operation, shown):
+    """Mosaic GPU lowers kernels without a GPU and without a compiler; jax 0.11 lowers otherwise than 0.10."""
+    from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+
+    spec = make_specs(make_operations()[operation], 2, 512)[shown]
+
+    def total(arrays):
+        output, rows, _ = BACKENDS['gpu'].attend(*arrays, spec, needs_mass=True)
+        return output.astype(jnp.float32).sum(), rows.mass_BHT
+
+    array = jax.ShapeDtypeStruct((1, 512, 2, 64), jnp.bfloat16)
+    device = AbstractDevice(device_kind='NVIDIA H100', num_cores=None, platform='cuda')
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ('x',), (AxisType.Auto,), abstract_device=device)):
+        traced = jax.jit(jax.grad(total, has_aux=True)).trace([array] * 3)
+        assert traced.lower(lowering_platforms=('cuda',)).as_text().count('mosaic_gpu') >= 3

@@ -159,7 +159,7 @@ def in_parts(monkeypatch):
     return np.random.default_rng(1).bytes((12 << 20) + 7)
 
 
-FAULTS = [Answer(status=503), Answer(lost=True), Answer(taken=1 << 20), Answer(bytes=0)]
+FAULTS = dict(busy=Answer(status=503), lost=Answer(lost=True), cut=Answer(taken=1 << 20), unread=Answer(bytes=0))
 
 
 @pytest.mark.parametrize(('fault', 'bucket'), in_turn(itertools.product(FAULTS, KINDS)), indirect=['bucket'])
@@ -174,7 +174,7 @@ def test_a_large_file_is_whole_whatever_happens_to_each_of_its_requests(bucket, 
 
         def rule(*request, seen=seen, number=number):
             seen.append(request)
-            return fault if len(seen) == number + 1 and request[0] in ('POST', 'PUT') else None
+            return FAULTS[fault] if len(seen) == number + 1 and request[0] in ('POST', 'PUT') else None
 
         with bucket.proxy.treating(rule):
             write(path, in_parts)

@@ -59,10 +59,10 @@ def register_file_system(scheme: str) -> None:
 
 
 def is_remote(path: str | os.PathLike) -> bool:
-    """Return whether a path lies in a bucket, where files are objects, to which nothing can be appended.
+    """Return whether a path lies in a bucket, where files are objects: complete or absent, and never appended to.
 
     Raises:
-        UserError: The path is gs:/bucket, by which nobody means a folder `gs:`.
+        UserError: The path is like gs:/bucket, which is a mistake for gs://bucket.
     """
     scheme, colon, rest = os.fspath(path).partition(':')
     if colon and scheme in REMOTE_SCHEMES and not rest.startswith('//'):

@@ -36,8 +36,8 @@ class SignalForwarder:
     """
 
     def __init__(self, on_stop: Callable[[], None] = lambda: None):
-        self.received_signals, self.processes, self.on_stop = [], set(), on_stop
-        self.stopping_processes = set()  # those that have printed that they are stopping
+        self.received_signals, self.on_stop = [], on_stop
+        self.processes = {}  # {process of a running command: whether it has printed that it is stopping}
         self.signal_queue = queue.SimpleQueue()  # its `put` is reentrant, so a signal handler may call it
 
     def __enter__(self) -> 'SignalForwarder':
@@ -74,8 +74,8 @@ class SignalForwarder:
         A terminal sends Ctrl-C to the commands as well. If this process is delayed for more than a second, a command
         would take the forwarded signal for a second Ctrl-C, and would not save.
         """
-        for process in list(self.processes):
-            if process in self.stopping_processes and len(self.received_signals) == 1:
+        for process, is_stopping in list(self.processes.items()):
+            if is_stopping and len(self.received_signals) == 1:
                 continue
             with contextlib.suppress(OSError):
                 process.send_signal(signal_number)
@@ -94,15 +94,14 @@ class SignalForwarder:
         """
         output, environment = b'', {**os.environ, 'SINKLAB_PROGRESS': 'json'}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-            self.processes.add(process)
+            self.processes[process] = False
             if self.received_signals:  # a signal arrived before this command was in `processes`
                 process.send_signal(self.received_signals[-1])
             while line := process.stdout.readline(MAX_LINE_BYTES):
                 if STOPPING_MESSAGE.encode() in line:
-                    self.stopping_processes.add(process)
+                    self.processes[process] = True
                 output = output if on_line(line) else (output + line)[-10_000:]
-            self.processes.discard(process)
-            self.stopping_processes.discard(process)
+            del self.processes[process]
         return process.returncode, output.decode(errors='replace')
 
 

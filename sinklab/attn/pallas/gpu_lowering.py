@@ -29,7 +29,11 @@ def expm1(x):
 
 
 def power(x, y):
-    """Compute x^y from |x|^y; for x < 0 it is negated if y is odd, and NaN if y is no whole number."""
+    """Return x^y of an array x and a scalar y: for x < 0, nan unless y is a whole number.
+
+    Mosaic GPU does not lower a selection whose predicate is a scalar, so y is broadcast first.
+    """
+    y = jnp.broadcast_to(y, x.shape)
     magnitude, half = jnp.exp2(y * jnp.log2(jnp.abs(x))), y / 2
     odd = floor(half) != half
     signed = jnp.where(odd, -magnitude, magnitude)
