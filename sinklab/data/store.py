@@ -32,14 +32,13 @@ from sinklab.schema import UserError, format_unknown_name
 from sinklab.storage.paths import is_remote, parse_path
 from sinklab.storage.untrusted_files import is_lasting_error, is_linked_outside, load_npz
 
-MAX_VERIFIED_BYTES = (
-    1 << 30
-)  # bytes of ids that are verified whenever they are opened; `prepare --check` verifies more
-MAX_MAPPED_FILES = 1 << 14  # files that are mapped at once, where the system allows it
+# A store with at most this many bytes of ids is verified by digest on opening; `prepare --check` verifies any store.
+MAX_VERIFIED_BYTES = 1 << 30
+MAX_MAPPED_FILES = 1 << 14  # memory-mapped files kept open, if the system allows it
 
 
 class TokenArray:
-    """The tokens of one side of one domain, as if they lay in one array."""
+    """The tokens of one side of one domain, presented as one array over all shards."""
 
     def __init__(self, store: 'Store', shards: list[Shard]):
         self.store, self.shards = store, shards
@@ -63,7 +62,7 @@ class TokenArray:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def read_documents(self) -> tuple[np.ndarray, np.ndarray]:
-        """(start, key) of each document."""
+        """Return arrays (start, key) of all documents."""
         parts = self.store.map_reads(lambda shard: self.store.get_array(shard, DOCUMENTS_SUFFIX)[:], self.shards)
         starts = [part['start'].astype(np.int64) + first for part, first in zip(parts, self.starts[:-1], strict=True)]
         keys = [part['key'] for part in parts]
@@ -71,13 +70,21 @@ class TokenArray:
 
 
 class Store:
-    """A finished store. Its digest is of its tokens and of what tells how to read them, wherever it lies."""
+    """A finished token store, local or in a bucket.
+
+    Its digest covers the tokens and the settings needed to read them. It does not depend on the location.
+
+    Args:
+        path: The folder of the store.
+
+    Raises:
+        UserError: There is no finished store, or the store is damaged.
+    """
 
     def __init__(self, path: str | os.PathLike):
         self.path, self.is_remote = parse_path(path), is_remote(path)
-        self.remote_store = (
-            RemoteStore(self.path) if self.is_remote else None
-        )  # first: what is changed after it is found out
+        # List the objects before reading any, so that every later change of an object is detected.
+        self.remote_store = RemoteStore(self.path) if self.is_remote else None
         self.meta = store_files.read_meta(self.path)
         self.shards = [parse_shard(record, self.path / META_FILE) for record in self.meta['shards']]
         self.dtype = np.dtype(self.meta['dtype'])
@@ -101,7 +108,11 @@ class Store:
         return [domain['name'] for domain in self.meta['domains']]
 
     def resolve_domains(self, domain: str | None, field: str) -> list[str]:
-        """The one domain that a field of a config names, or all."""
+        """Return the domain that a config field names, or all domains for None.
+
+        Raises:
+            UserError: The store has no such domain; the message names `field`.
+        """
         names = [name for name in self.domains if domain in (None, name)]
         if not names:
             raise UserError(format_unknown_name(f'{field} = {domain!r}', str(domain), self.domains, 'domains'))
@@ -112,14 +123,14 @@ class Store:
 
     @property
     def remote_version(self) -> str | None:
-        """Of the files in a bucket as they are now, whatever they are called by; None on a disk."""
+        """Digest of the sizes and versions of all files of a remote store on opening; None if local."""
         files = [file for shard in self.shards for file in shard.file_names]
         return self.remote_store and self.remote_store.compute_version(
             [*files, META_FILE, TOKENIZER_FILE, PROBE_FILE]
         )
 
     def count_bytes(self, suffixes: Iterable[str], *sides: str) -> int:
-        """Bytes of the files of its shards, of all sides if none is named."""
+        """Count the bytes of shard files with some suffixes, on the given sides or on all."""
         shards = [shard for shard in self.shards if shard.side in (sides or SIDES)]
         return sum(self.compute_file_sizes(shard)[suffix] for shard in shards for suffix in suffixes)
 
@@ -138,18 +149,23 @@ class Store:
         return self.remote_store.read(file) if self.is_remote else (self.path / file).read_bytes()
 
     def read_verified_file(self, file: str, expected_digest: str) -> bytes:
-        """A file that was verified when the store was opened; one in a bucket is so now."""
+        """Read a file and verify its digest if the store is remote; local files were verified on opening."""
         content = self.read_file(file)
         if self.is_remote and hashlib.sha256(content).hexdigest() != expected_digest:
             self.raise_damaged(f'{file} is not the one that it was made with')
         return content
 
     def map_reads(self, function: Callable, items: Iterable) -> list:
-        """What a function that reads makes of each; at once, where reading is waiting."""
+        """Apply a reading function to items and return the results in order, in parallel for a remote store."""
         return get_reader_pool().map(function, items) if self.is_remote else [function(item) for item in items]
 
     def enable_disk_cache(self, coverage: float, suffixes: Iterable[str]) -> None:
-        """Has the training files of a store in a bucket be fetched whole, if as much of them is read and they fit."""
+        """Fetch whole training files of a remote store to the disk cache, if that is worthwhile and they fit.
+
+        Args:
+            coverage: Fraction of the training windows that will be read.
+            suffixes: Suffixes of the files that will be read, which count for the size.
+        """
         if self.is_remote and is_worth_fetching(coverage):
             self.disk_cache = reserve_disk_cache(self.digest, self.count_bytes(suffixes, 'train'))
             self.get_array.cache_clear()
@@ -168,12 +184,12 @@ class Store:
         return CachedArray(*arguments, self.disk_cache.folder) if is_cached else RemoteArray(*arguments)
 
     def compute_file_sizes(self, shard: Shard) -> dict[str, int]:
-        """Bytes that its files must have, by suffix."""
+        """Compute the expected sizes in bytes of the files of a shard, by suffix."""
         counts = {IDS_SUFFIX: shard.tokens, PREDICTED_SUFFIX: shard.tokens, DOCUMENTS_SUFFIX: shard.documents}
         return {suffix: counts[suffix] * self.get_dtype(suffix).itemsize for suffix in shard.sha256}
 
     def verify_files(self, with_digests: bool) -> None:
-        """Refuses a store with a file that is missing or damaged: by its size, or by its digest, too."""
+        """Raise UserError if a file is missing or has a wrong size or, with `with_digests`, a wrong digest."""
         for shard in self.shards:
             for suffix, size in self.compute_file_sizes(shard).items():
                 self.check_links(f'{shard.name}.{suffix}')
@@ -188,7 +204,7 @@ class Store:
 
     def check_links(self, file: str) -> None:
         path = self.path / file
-        # A name of a shard has no folder in it, so that only a link leads anywhere else.
+        # Shard names contain no folder, so only a symbolic link can point outside the store.
         if not self.is_remote and os.path.islink(path) and is_linked_outside(path, self.path):
             raise UserError(f'{path} is a link that leads out of the store, to {path.resolve()}; put a copy there')
 
@@ -217,7 +233,7 @@ class Store:
 
 
 def raise_open_file_limit() -> int:
-    """How many files may be mapped at once: half of those that may be open, which are made as many as can be."""
+    """Raise the soft limit of open files, and return how many files may be mapped: half of the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = 2 * MAX_MAPPED_FILES if hard == resource.RLIM_INFINITY else min(2 * MAX_MAPPED_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < target:

@@ -13,12 +13,19 @@ from sinklab.data.store_files import (
     Shard,
 )
 
-CHECKED_SUFFIXES = IDS_SUFFIX, DOCUMENTS_SUFFIX  # of a shard, to look into
-MAX_SAMPLE_CHARS = 160  # characters of a sample
+CHECKED_SUFFIXES = IDS_SUFFIX, DOCUMENTS_SUFFIX  # files of a shard whose contents are checked
+MAX_SAMPLE_CHARS = 160
 
 
 def find_problems(store: Store, vocabulary: int) -> Iterator[str]:
-    """Every file by its digest, every count and every id by what must hold; shard by shard, each file read once."""
+    """Check the digests, counts and ids of all files of a store, and yield a message for each problem.
+
+    Each file is read once, and one shard is in memory at a time.
+
+    Args:
+        store: The token store.
+        vocabulary: Every id must be below this number.
+    """
     for shard in store.shards:
         contents: dict[str, bytes] = {}
         if damage := shard.find_damage(functools.partial(read_and_store, contents, store.read_file)):
@@ -58,7 +65,14 @@ def find_shard_problems(store: Store, shard: Shard, arrays: dict[str, np.ndarray
 
 
 def summarize_store(store: Store, length: int, batch_size: int, hosts: int) -> dict:
-    """Counts, and how many windows and batches they make; no rows per host where hosts do not divide a batch."""
+    """Summarize a store: its settings, counts, windows and batches.
+
+    Args:
+        store: The token store.
+        length: Tokens per sequence; a window has one token more.
+        batch_size: Sequences per batch.
+        hosts: Number of hosts. `rows_per_host` is None if the hosts do not divide the batch evenly.
+    """
     windows = {
         side: {name: len(store.get_tokens(side, name)) // (length + 1) for name in store.domains} for side in SIDES
     }
@@ -78,7 +92,7 @@ def summarize_store(store: Store, length: int, batch_size: int, hosts: int) -> d
 
 
 def decode_samples(store: Store, count: int) -> list[str]:
-    """The beginnings of the first documents of each side, decoded."""
+    """Decode the beginnings of the first `count` documents of each side."""
     tokenizer, texts = store.load_tokenizer(), []
     for side in SIDES:
         tokens = next(tokens for tokens in (store.get_tokens(side, name) for name in store.domains) if len(tokens))

@@ -1,10 +1,10 @@
 """Files of a token store: shards with their records, recipe.json, meta.json and probe.npz.
 
-SIDE-DOMAIN-NUMBER.ids        the ids, little-endian, one document after another
-SIDE-DOMAIN-NUMBER.documents  where each document starts, and its key: two uint64 a document
-SIDE-DOMAIN-NUMBER.predicted  a byte a token, where documents tell what is to be predicted from what is not
-SIDE-DOMAIN-NUMBER.json       the record, until meta.json holds it
-marks.json                    in a bucket: what the storage says of these files
+SIDE-DOMAIN-NUMBER.ids        token ids, little-endian, one document after another
+SIDE-DOMAIN-NUMBER.documents  start and key of each document, two uint64 per document
+SIDE-DOMAIN-NUMBER.predicted  loss mask, one byte per token; only for sources with a loss mask
+SIDE-DOMAIN-NUMBER.json       record of the shard, until meta.json contains it
+marks.json                    only in a bucket: sizes and etags of these files
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from sinklab.storage.atomic_write import atomic_write
 from sinklab.storage.paths import is_remote
 from sinklab.storage.untrusted_files import check_relative_name, is_lasting_error, read_json
 
-FORMAT_VERSION = 3  # of all that a store holds
+FORMAT_VERSION = 3  # of all files of a store
 SIDES = ('train', 'held_out')
 RECIPE_FILE, TOKENIZER_FILE, PROBE_FILE, META_FILE = 'recipe.json', 'tokenizer.json', 'probe.npz', 'meta.json'
 IDS_SUFFIX, DOCUMENTS_SUFFIX, PREDICTED_SUFFIX = 'ids', 'documents', 'predicted'
@@ -46,25 +46,26 @@ class Shard:
     domain: str
     tokens: Count
     documents: Count
-    bytes: Count  # of their texts in UTF-8
-    largest: Count  # id
-    said: Sha256  # digest of the digests of its documents
+    bytes: Count  # bytes of the documents in UTF-8
+    largest: Count  # largest id
+    said: Sha256  # digest of the digests of the documents
     sha256: dict[Literal['ids', 'documents', 'predicted'], Sha256]  # by suffix
 
     def find_damage(self, read: Callable[[str], bytes]) -> str | None:
-        """Return what is wrong with its files, if anything is; `read` gives the content of a file by its name.
+        """Verify the digests of the files and return a message for the first damaged file, or None.
+
+        Args:
+            read: Function that returns the content of a file by its name.
 
         Raises:
-            OSError: a disk or a bucket does not answer.
+            OSError: A disk or bucket does not respond, which says nothing about the file.
         """
         for suffix, digest in self.sha256.items():
             file = f'{self.name}.{suffix}'
             try:
                 content = read(file)
             except OSError as error:
-                if not is_lasting_error(
-                    error
-                ):  # of a disk or a bucket that does not answer, the file is not to blame
+                if not is_lasting_error(error):  # a disk or bucket that does not respond is no damage of the file
                     raise
                 return f'{file} cannot be read ({error.strerror or error})'
             if hashlib.sha256(content).hexdigest() != digest:
@@ -76,7 +77,7 @@ class Shard:
         return [f'{self.name}.{suffix}' for suffix in self.sha256]
 
     def write_record(self, folder: Path, etags: Mapping[str, str] | None = None) -> None:
-        """Its record, by which it counts as finished; in a bucket with the marks of its files."""
+        """Write the record that marks the shard as finished; in a bucket it includes the etags of the files."""
         record = dataclasses.asdict(self) | (dict(marks=etags) if etags else {})
         with atomic_write(folder / f'{self.name}.json') as unfinished:
             unfinished.write_text(json.dumps(record), encoding='utf-8')
@@ -102,22 +103,22 @@ def parse_shard(record: Any, file: Path) -> Shard:
 
 
 def digest_file(file: Path) -> str:
-    """Its sha256; of nothing, where there is no file."""
+    """Return the sha256 of a file; the sha256 of empty content if there is no file."""
     return hashlib.sha256(file.read_bytes() if file.exists() else b'').hexdigest()
 
 
-SETUP_FILES = (TOKENIZER_FILE, '.unfinished', '.lock', 'lease.json')  # what is there before recipe.json
-SHARED_SETTINGS = ('bos', 'end_token', 'fixed_token', 'held_out')  # that a run's config.data must have, too
+SETUP_FILES = (TOKENIZER_FILE, '.unfinished', '.lock', 'lease.json')  # endings of files that precede recipe.json
+SHARED_SETTINGS = ('bos', 'end_token', 'fixed_token', 'held_out')  # must be equal in a store and a run's config.data
 Plan = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What a store is made of, and how."""
+    """The source, the tokenizer and the settings that a store is prepared with."""
 
     source: str
-    tokenizer: str  # train, or a tokenizer.json
-    vocabulary: int | None  # of a tokenizer trained here
+    tokenizer: str  # 'train', or the path of a tokenizer.json
+    vocabulary: int | None  # vocabulary of a trained tokenizer; None for a given tokenizer.json
     held_out: float
     bos: str
     end_token: int
@@ -131,7 +132,7 @@ def digest_json(content: Any) -> str:
 
 
 def build_request(recipe: Recipe, source: Source) -> Plan:
-    """What two attempts must agree on; whether damaged documents are dropped is up to each."""
+    """Build the settings that all attempts must share; `lenient` is not among them and may change."""
     fields = dataclasses.asdict(recipe)
     del fields['lenient']
     if recipe.tokenizer != 'train':
@@ -140,7 +141,14 @@ def build_request(recipe: Recipe, source: Source) -> Plan:
 
 
 def make_plan(recipe: Recipe, source: Source) -> tuple[Plan, str]:
-    """(the plan, the text of its tokenizer.json)."""
+    """Make the plan of a new store: choose the key limit and train or read the tokenizer.
+
+    Returns:
+        (plan, contents of tokenizer.json). The plan has the request and the digest of the tokenizer.
+
+    Raises:
+        UserError: The source cannot be split, or the tokenizer is invalid.
+    """
     train = recipe.tokenizer == 'train'
     requested = build_request(recipe, source)
     limit, texts = survey_corpus(source, recipe.held_out, recipe.lenient, with_texts=train)
@@ -155,7 +163,14 @@ def make_plan(recipe: Recipe, source: Source) -> tuple[Plan, str]:
 
 
 def read_plan(folder: Path, recipe: Recipe, source: Source) -> Plan | None:
-    """The plan that a folder was begun with, if it was; refused where that is another, or something else is there."""
+    """Read the plan of an earlier attempt in a folder.
+
+    Returns:
+        None if the folder is empty or does not exist.
+
+    Raises:
+        UserError: The earlier attempt had other settings or another source, or the folder has unrelated files.
+    """
     file = folder / RECIPE_FILE
     if not file.exists():
         paths = folder.iterdir() if folder.is_dir() else ()
@@ -179,7 +194,17 @@ def read_plan(folder: Path, recipe: Recipe, source: Source) -> Plan | None:
 
 
 def ensure_plan(folder: Path, recipe: Recipe, source: Source, fresh_plan: tuple[Plan, str] | None) -> Plan:
-    """The plan of a folder, once its tokenizer.json is as planned; `fresh` is the new plan of an empty folder."""
+    """Return the plan of a folder, after writing recipe.json and tokenizer.json if needed.
+
+    Args:
+        folder: The folder of the store.
+        recipe: The recipe of the store.
+        source: The opened source.
+        fresh_plan: What `make_plan` returned for a new store; None: it is called if needed.
+
+    Raises:
+        UserError: The folder does not match the recipe, or a damaged tokenizer.json cannot be reproduced.
+    """
     plan = read_plan(folder, recipe, source)
     if plan and digest_file(folder / TOKENIZER_FILE) == plan['tokenizer_sha256']:
         return plan
@@ -194,12 +219,12 @@ def ensure_plan(folder: Path, recipe: Recipe, source: Source, fresh_plan: tuple[
     return planned
 
 
-PROBE_SEQUENCES, PROBE_LENGTH = 128, 2048  # of the probe sequences that are no text
+PROBE_SEQUENCES, PROBE_LENGTH = 128, 2048  # size of the random and repeated probe sequences
 COPY_AGAIN_REMEDY = 'bring the store anew'
 
 
 class DomainCounts(TypedDict):
-    """Count the documents, tokens and bytes of a domain on each side."""
+    """Documents, tokens and bytes of a domain on each side."""
 
     name: str
     train: dict[str, Count]
@@ -207,10 +232,10 @@ class DomainCounts(TypedDict):
 
 
 class StoreMeta(TypedDict):
-    """The fields of meta.json; the shards are read by `parse_shard`."""
+    """Fields of meta.json; `parse_shard` validates the shards."""
 
     format: int
-    digest: Annotated[str, msgspec.Meta(pattern=r'\A[0-9a-f]{16}\Z')]  # the name of a folder in the cache
+    digest: Annotated[str, msgspec.Meta(pattern=r'\A[0-9a-f]{16}\Z')]  # names a folder in the disk cache
     source: str
     tokenizer: Sha256
     vocabulary: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
@@ -228,7 +253,7 @@ class StoreMeta(TypedDict):
 
 
 def write_probe_file(path: Path, vocabulary: int) -> None:
-    """Draws the sequences that are no text, once for all runs: ids uniform over the vocabulary."""
+    """Draw the random and repeated probe sequences, uniform over the vocabulary and the same for all runs."""
     rng = np.random.default_rng(0)
     with path.open('wb') as file:
         np.savez(
@@ -246,7 +271,10 @@ def write_meta(
     dropped: Mapping[str, int],
     etags: Mapping[str, str],
 ) -> None:
-    """The files whose presence says that a store is whole; they take over the records of its shards, and marks."""
+    """Write meta.json, which marks a store as complete, then delete the records of the shards.
+
+    probe.npz, and the etags of a remote store, are written before meta.json.
+    """
     if is_remote(folder):
         remote_store.write_etags(folder, etags)
     store_tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
@@ -276,7 +304,11 @@ def write_meta(
 
 
 def read_meta(folder: epath.Path) -> dict:
-    """meta.json of a store that may lie anywhere."""
+    """Read and validate meta.json of a local or remote store.
+
+    Raises:
+        UserError: There is no finished store, the file is damaged, or its format version is not supported.
+    """
     file = folder / META_FILE
     try:
         meta = read_json(file, remedy=COPY_AGAIN_REMEDY)
@@ -295,7 +327,7 @@ def read_meta(folder: epath.Path) -> dict:
 
 
 def check_meta(meta: dict, file: Path, remedy: str) -> None:
-    """Raise UserError where a field of meta.json is missing or of another type."""
+    """Raise UserError if a field of meta.json is missing or has a wrong type."""
     try:
         msgspec.convert(meta, StoreMeta)
     except msgspec.ValidationError as error:
@@ -303,7 +335,7 @@ def check_meta(meta: dict, file: Path, remedy: str) -> None:
 
 
 def count_domain(domain: str, shards: list[Shard]) -> dict:
-    """Documents, tokens and bytes of a domain, by side."""
+    """Sum the documents, tokens and bytes of the shards of a domain, by side."""
     sums = {}
     for side in SIDES:
         side_shards = [shard for shard in shards if (shard.domain, shard.side) == (domain, side)]
@@ -314,7 +346,10 @@ def count_domain(domain: str, shards: list[Shard]) -> dict:
 
 
 def is_store_complete(folder: Path) -> bool:
-    """Whether a folder holds a store without damage; a damaged one becomes unfinished, its good shards kept."""
+    """Return whether a folder has a complete store without damage.
+
+    A damaged store is marked as unfinished: the records of its good shards are written and meta.json is deleted.
+    """
     file = folder / META_FILE
     if not file.exists():
         return False
@@ -340,7 +375,10 @@ def find_good_local_shards(folder: Path, shards: list[Shard]) -> Iterator[tuple[
 
 
 def find_good_remote_shards(folder: Path, shards: list[Shard]) -> Iterator[tuple[Shard, dict[str, str]]]:
-    """Those whose files are the ones that were written, by their marks, or, without these, when they are read."""
+    """Yield (shard, etags) of the intact shards in a bucket.
+
+    A shard with unknown or changed etags is read and verified by digest.
+    """
     recorded_etags, current_etags = remote_store.read_etags(folder), remote_store.list_etags(folder)
     for shard in shards:
         current = {file: current_etags.get(file) for file in shard.file_names}

@@ -1,4 +1,4 @@
-"""Writer of token-store shards, which keeps the shards that an earlier attempt finished."""
+"""Writer of token-store shards that resumes after the shards of an earlier attempt."""
 
 import array
 import dataclasses
@@ -26,7 +26,7 @@ from sinklab.storage.untrusted_files import parse_json
 
 
 class HashingWriter:
-    """A file that is hashed as it grows, and gets its name, or goes to its bucket, when it is whole."""
+    """File writer that computes the sha256 while writing, and renames or uploads the complete file."""
 
     def __init__(self, path: Path, scratch: Path):
         self.path, self.unfinished_path = path, scratch / f'{path.name}.unfinished'
@@ -37,7 +37,7 @@ class HashingWriter:
         self.hasher.update(content)
 
     def finish(self) -> str:
-        """Its digest, when it lies on the disk, or in the bucket."""
+        """Flush the file to disk, rename or upload it, and return its sha256."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
@@ -51,7 +51,7 @@ class HashingWriter:
 
 @dataclasses.dataclass(frozen=True)
 class DocumentEntry:
-    """What a shard notes of a document, beside its tokens."""
+    """Key, digest and size of a document, which a shard records besides the tokens."""
 
     key: int
     digest: bytes
@@ -59,7 +59,7 @@ class DocumentEntry:
 
 
 class ShardWriter:
-    """A shard that documents are added to."""
+    """Writer of one unfinished shard."""
 
     def __init__(self, folder: Path, scratch: Path, name: str, masked: bool):
         self.folder, self.scratch, self.name = folder, scratch, name
@@ -82,7 +82,7 @@ class ShardWriter:
         self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
 
     def finish(self, side: str, domain: str) -> tuple[Shard, dict[str, str]]:
-        """The record of what is written now, and in a bucket the marks of its files."""
+        """Finish the files, write the record and return (shard, etags of its files); no etags on a local disk."""
         self.writers[DOCUMENTS_SUFFIX] = HashingWriter(self.folder / f'{self.name}.{DOCUMENTS_SUFFIX}', self.scratch)
         columns = [np.frombuffer(column, np.uint64) for column in (self.starts, self.keys)]
         self.writers[DOCUMENTS_SUFFIX].write(np.rec.fromarrays(columns, dtype=DOCUMENT_DTYPE).tobytes())
@@ -104,9 +104,10 @@ class ShardWriter:
 
 
 class ShardStream:
-    """The documents of one side of one domain, in shards; those that were finished before are kept.
+    """Stream of documents of one side of one domain, written to shards; shards finished earlier are kept.
 
-    One end of a pipeline asks `passes` of each document, and the other adds those that did not pass.
+    The reader of the pipeline calls `skip_finished` for each document. The writer adds the documents for which
+    `skip_finished` returned False.
     """
 
     def __init__(
@@ -114,22 +115,25 @@ class ShardStream:
     ):
         (self.folder, self.scratch), self.side, self.domain, self.number = folders, side, domain, number
         self.shard_tokens, self.masked, self.shard_writer = shard_tokens, masked, None
-        self.etags: dict[str, str] = {}  # of the files of its shards, in a bucket
+        self.etags: dict[str, str] = {}  # etags of the shard files, if the store is in a bucket
         self.shards = self.find_remote_shards() if is_remote(self.folder) else self.find_local_shards()
-        self.pending_shards = list(self.shards)  # finished shards whose documents are still to come by
+        self.pending_shards = list(self.shards)  # finished shards whose documents the source has not yielded yet
         self.num_skipped, self.hasher = 0, hashlib.sha256()
 
     def format_shard_name(self, number: int) -> str:
         return f'{self.side}-{self.number:03}-{number:05}'
 
     def find_local_shards(self) -> list[Shard]:
-        """The finished shards up to the first that is missing or damaged; no later one counts as finished."""
+        """Return the finished shards before the first one that is missing or damaged.
+
+        The records of all later shards are deleted, so that these shards count as unfinished.
+        """
         shards = []
         while (record := self.folder / f'{self.format_shard_name(len(shards))}.json').exists():
             parsed = self.parse_record(record, record.read_bytes())
             if not parsed or parsed[0].find_damage(lambda file: (self.folder / file).read_bytes()):
                 break
-            shard, _ = parsed  # it has marks where it is a copy from a bucket
+            shard, _ = parsed  # a record that was copied from a bucket contains etags, which do not matter here
             shards.append(shard)
         for stale_record in sorted(self.folder.glob(f'{self.side}-{self.number:03}-*.json')):
             if stale_record.stem >= self.format_shard_name(len(shards)):
@@ -137,7 +141,7 @@ class ShardStream:
         return shards
 
     def parse_record(self, file: Path, content: bytes) -> tuple[Shard, dict | None] | None:
-        """Return the shard of a record and its marks; None where that is damaged, so that the shard is made anew."""
+        """Return (shard, etags) of a record; None if it is damaged, so that the shard is written again."""
         try:
             fields = parse_json(content, file)
             etags = fields.pop('marks', None)
@@ -147,7 +151,10 @@ class ShardStream:
         return (shard, etags) if shard.name == file.name.removesuffix('.json') else None
 
     def find_remote_shards(self) -> list[Shard]:
-        """The same of a bucket, where no file is read for that: its size and its mark say what it is."""
+        """Return the finished shards of a bucket before the first one that is missing or damaged.
+
+        The sizes and etags of the listing identify the files, so that no shard file is read.
+        """
         current_etags, shards = remote_store.list_etags(self.folder, self.format_shard_name(0)[:-5]), []
         record_files = list(
             itertools.takewhile(
@@ -158,7 +165,7 @@ class ShardStream:
             parsed = self.parse_record(self.folder / file, content)
             if not parsed:
                 break
-            shard, shard_etags = parsed  # no marks where it is a copy from a disk
+            shard, shard_etags = parsed  # a record that was copied from a local disk contains no etags
             if shard_etags != {file: current_etags.get(file) for file in shard.file_names}:
                 break
             shards.append(shard)
@@ -172,7 +179,11 @@ class ShardStream:
         return shards
 
     def skip_finished(self, entry: DocumentEntry) -> bool:
-        """Whether a finished shard has the document."""
+        """Return whether a finished shard contains the document, and verify the documents of each such shard.
+
+        Raises:
+            UserError: The documents of the source differ from those of a finished shard.
+        """
         if not self.pending_shards:
             return False
         self.num_skipped += 1
@@ -195,7 +206,7 @@ class ShardStream:
         self.shard_writer.add(ids, predicted)
 
     def end_document(self) -> None:
-        """A document is complete, and with it perhaps a shard."""
+        """End a document, and finish the shard if it has `shard_tokens` tokens or more."""
         if self.shard_writer.tokens >= self.shard_tokens:
             self.finish()
 
