@@ -77,3 +77,28 @@ def test_any_number_of_processes_reads_the_same_global_batches_and_a_run_goes_on
             read = {row for _, start, stop in process['read'] for row in range(start, stop)}
             assert read == set(range(number * BATCH // count, (number + 1) * BATCH // count))  # and no other's rows
         first = last
+
+
+@pytest.mark.slow
+def test_two_processes_of_four_devices_train_as_one_process_does(tmp_path):
+    """The layout on which a flag of XLA:CPU once gave wrong gradients."""
+    port, layout = free_port(), ['--data=2', '--fsdp=4']
+    command = [sys.executable, '-m', 'sinklab', 'train', '--config=configs/default.py', '--size=smoke']
+    values = dict(batch_size=16, steps=6, name='sgd', beta2=None, epsilon=None, clip_norm=None)
+    command += ['--config.data.length=16', *(f'--config.optimizer.{name}={value}' for name, value in values.items())]
+    group = [f'--coordinator=127.0.0.1:{port}', '--processes=2']
+    runs = dict(one=[[]], eight=[layout], two=[[*layout, *group, f'--process={index}'] for index in range(2)])
+    losses = {}
+    for name, processes in runs.items():
+        workdir = tmp_path / name
+        started = [
+            subprocess.Popen([*command, f'--workdir={workdir}', *flags], cwd=HERE.parent, stderr=subprocess.PIPE)
+            for flags in processes
+        ]
+        errors = [process.communicate(timeout=300)[1].decode() for process in started]
+        assert [process.returncode for process in started] == [0] * len(started), errors
+        records = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+        losses[name] = [record['train/loss'] for record in records if 'train/loss' in record]
+    assert len(losses['one']) > 1
+    assert losses['eight'] == pytest.approx(losses['one'], rel=1e-6)
+    assert losses['two'] == pytest.approx(losses['one'], rel=1e-6)

@@ -27,9 +27,6 @@ from sinklab.supervisor.messages import (
 )
 
 WORKER_VARIABLE = 'SINKLAB_SUPERVISED'
-# Without this flag XLA:CPU may start independent collectives in different orders in different processes, which then
-# wait for each other in different collectives.
-ORDERED_COLLECTIVES_FLAG = '--xla_cpu_enable_concurrency_optimized_scheduler=false'
 BIND_VARIABLE = 'JAX_COORDINATOR_BIND_ADDRESS'  # of jax; a user may set it to choose another interface
 PR_SET_PDEATHSIG = 1  # of prctl on Linux: the signal to this process when its parent ends
 
@@ -104,9 +101,6 @@ class WorkerClient:
         """
         import jax
 
-        flags = os.environ.get('XLA_FLAGS', '')
-        if ORDERED_COLLECTIVES_FLAG.partition('=')[0] not in flags:
-            os.environ['XLA_FLAGS'] = f'{flags} {ORDERED_COLLECTIVES_FLAG}'.strip()
         jax.config.update('jax_enable_preemption_service', False)  # its service would catch SIGTERM
         jax.distributed.initialize(
             self.coordinator_address,
