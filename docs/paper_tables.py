@@ -10,7 +10,7 @@ import fnmatch
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -553,13 +553,6 @@ def find_our_runs(row: str) -> dict[str, dict] | None:
         load_results()['configs']
     )  # ignore config fields that were added after the results were made
     return group_runs_by_config().get(make_config_key({path: row_config.get(path) for path in first_config}))
-
-
-def find_unlisted_rows(entries: Iterable[PaperEntry] = ()) -> list[str]:
-    """Return the rows that no entry has; those of configs/quickstart.py are rows of other files."""
-    entries = list(entries) or [entry for group in ENTRY_GROUPS.values() for entry in group]
-    listed = {row for entry in entries for row in match_rows(entry)}
-    return [row for row in load_all_rows() if row not in listed and not row.startswith('quickstart:')]
 
 
 if __name__ == '__main__':

@@ -38,7 +38,7 @@ def test_a_run_that_saves_nothing_before_its_end_says_so_at_its_start(capsys, ev
     )
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == 'mine  attention: chunked, earlier dense'
-    assert any('saves no checkpoint before its end' in line for line in lines) == told
+    assert any('saves a checkpoint only at the end' in line for line in lines) == told
 
 
 def test_what_a_row_comes_to_is_said_at_its_start(capsys):

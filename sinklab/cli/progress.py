@@ -230,7 +230,7 @@ class ProgressCallback(Callback):
             not interval or step + interval - step % interval >= self.num_steps
         ):
             self.print_fact(
-                f'saves no checkpoint before its end, but for Ctrl-C and SIGTERM '
+                f'saves a checkpoint only at the end, or when Ctrl-C or SIGTERM stops it '
                 f'(config.checkpoint.every_steps is {interval})'
             )
 

@@ -188,7 +188,7 @@ def check_enough_windows(spec: spec.Spec, held_out: list[TransformedWindows], we
             raise UserError(
                 f'config.valid.windows is {spec.valid.windows} and the held-out {documents} have {len(part)} '
                 f'windows of {spec.data.length + 1} tokens, of which it takes {num_needed}; lower it, lower '
-                'config.data.length, or hold out more'
+                'config.data.length, hold out more, or give a smaller --size'
             )
 
 

@@ -91,7 +91,7 @@ def format_many_groups(run_groups: list[RunGroup]) -> str:
 
 
 RUN_HEADINGS = ('run', *(number.label for number in RUN_METRIC_INFOS), 'emerges (step)', 'first head', 'end')
-PUBLISHED_SOURCE = 'published, of another model'
+PUBLISHED_SOURCE = 'another model'
 MAX_NAMED_ROWS = 6  # with more rows, the comparison sentence leaves out their values
 EXTRA_COLUMN_SENTENCES = {
     'runs': 'How many are done, each with another seed.',
@@ -295,7 +295,8 @@ def format_comparison(
         ]
         texts.append(f'Seen: {HEADLINE_METRIC.label} is {join_with_and(row_texts)}')
         if expected_texts := [f'{words} for {name}' for name, words in expected.items() if name in observed]:
-            texts.append(f'expected: {join_with_and(expected_texts)} ({source})')
+            label = 'published' if source == PUBLISHED_SOURCE else 'expected'
+            texts.append(f'{label}: {join_with_and(expected_texts)} ({source})')
     return '; '.join([*texts, *([f'page: {page}'] if page else [])])
 
 
