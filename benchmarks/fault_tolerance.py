@@ -33,7 +33,7 @@ from sinklab.run_dir import RunDir
 from sinklab.supervisor import worker_client
 from sinklab.supervisor.cluster import ProcessInfo
 from sinklab.supervisor.exit_status import ExitStatus
-from sinklab.supervisor.timeouts import Timeouts
+from sinklab.supervisor.messages import Timeouts
 from sinklab.train import loop
 from sinklab.train.callbacks import Callback
 from sinklab.train.setup import get_package_versions

@@ -21,8 +21,7 @@ import numpy as np
 
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh, sharding
-from sinklab.train.loop import PREFETCH_DEPTH
-from sinklab.train.prefetch import Prefetcher
+from sinklab.train.loop import PREFETCH_DEPTH, Prefetcher
 
 
 def make_reader(args: argparse.Namespace, seed: int, stall: float) -> Callable[[int], object]:

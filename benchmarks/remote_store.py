@@ -30,9 +30,8 @@ from sinklab.data import remote_store, store
 from sinklab.data.batches import load_run_data
 from sinklab.data.prepare import prepare_store
 from sinklab.data.store_files import Recipe
-from sinklab.storage import object_info
-from sinklab.train.loop import PREFETCH_DEPTH
-from sinklab.train.prefetch import Prefetcher
+from sinklab.storage import paths
+from sinklab.train.loop import PREFETCH_DEPTH, Prefetcher
 
 LETTERS_PER_DOCUMENT, MIN_LETTERS = 2_000, 1_000_000  # letters per document, and of the whole corpus at least
 patch_object = mock.patch.object
@@ -75,7 +74,7 @@ def mount_bucket(folder: Path, latency: float) -> Iterator[SlowBucket]:
     """Serve the store in a folder as s3://b/s within the context."""
     slow_bucket, meta = SlowBucket(folder, latency), json.loads((folder / 'meta.json').read_text())
     storage_patches = (
-        patch_object(module, 'get_file_system', return_value=slow_bucket) for module in (remote_store, object_info)
+        patch_object(module, 'get_file_system', return_value=slow_bucket) for module in (remote_store, paths)
     )
     with contextlib.ExitStack() as patches:
         for patch in (*storage_patches, patch_object(store.store_files, 'read_meta', return_value=meta)):

@@ -73,8 +73,7 @@ def compute_cost(row: str, topology_name: str) -> dict:
     from sinklab.chip_specs import CHIPS
     from sinklab.config.spec import Hardware
     from sinklab.config.validate import parse_config
-    from sinklab.planning.compile_run import compile_run
-    from sinklab.planning.cost_estimate import estimate_step_time
+    from sinklab.planning.compile_run import compile_run, estimate_step_time
     from sinklab.planning.topology import parse_topology
     from sinklab.train import memory_estimate
 
@@ -104,7 +103,7 @@ def compute_cost(row: str, topology_name: str) -> dict:
 
 def group_by_purpose(collectives: list, mesh) -> dict[str, list]:
     """Group the collectives of at least MIN_BYTES by purpose."""
-    from sinklab.planning.cost_estimate import find_crossed_axes
+    from sinklab.planning.compile_run import find_crossed_axes
 
     purposes = {
         ('all-gather', 'fsdp'): 'gathered',

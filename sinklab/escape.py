@@ -2,7 +2,7 @@
 
 A name may contain any character: markup of rich, `$` of mathtext, `&` of LaTeX, `<` of HTML, `/` of a path, a control
 sequence of a terminal. Each function returns text that its format shows as the given characters. Control and format
-characters have no glyph: they are shown as escapes of Python, such as \\x1b, everywhere but in JSON.
+characters have no glyph: they are shown as escapes of Python, such as \x1b, everywhere but in JSON.
 """
 
 import hashlib
@@ -10,8 +10,10 @@ import html
 import re
 import shlex
 import string
+import sys
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 # Unicode categories of characters that have no glyph, or that change how others are shown: controls (C0, DEL, C1),
@@ -140,3 +142,18 @@ def is_encodable(word: str) -> bool:
 def join_shell(words: Iterable[object]) -> str:
     """Join words into a command line that a shell splits into the same words."""
     return ' '.join(map(quote_shell, words))
+
+
+def get_program_argv() -> list[str]:
+    return [sys.argv[0]] if Path(sys.argv[0]).name == 'sinklab' else [sys.executable, '-m', 'sinklab']
+
+
+def is_sinklab_process() -> bool:
+    """Return whether this process is the command `sinklab`, and not a program that imports sinklab."""
+    path = Path(sys.argv[0])
+    return path.name == 'sinklab' or path.parts[-2:] == ('sinklab', '__main__.py')
+
+
+def format_command_line() -> str:
+    """Format the command line of this process so that the user can run it again."""
+    return join_shell([*get_program_argv(), *sys.argv[1:]])

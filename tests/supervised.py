@@ -17,7 +17,7 @@ from sinklab.schema import UserError
 from sinklab.supervisor import worker_client
 from sinklab.supervisor.cluster import ProcessInfo
 from sinklab.supervisor.exit_status import ExitStatus
-from sinklab.supervisor.timeouts import Timeouts
+from sinklab.supervisor.messages import Timeouts
 
 GIVEN = json.loads(sys.argv[1])
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.train.prefetch import Prefetcher
+from sinklab.train.loop import Prefetcher
 
 
 @settings(deadline=None, max_examples=30)

@@ -17,7 +17,12 @@ import sinklab
 from sinklab.attn import backends, reference
 from sinklab.attn import mask as masks
 from sinklab.attn.mask import make_causal_mask
-from sinklab.attn.operations import NORMALIZERS, SIMILARITIES, Similarity, resolve_operation
+from sinklab.attn.operations import (
+    NORMALIZERS,
+    SIMILARITIES,
+    Similarity,
+    resolve_operation,
+)
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 from sinklab.config.spec import NORMALIZERS_BY_SIMILARITY, AttentionConfig
 

@@ -12,7 +12,7 @@ from runs import Died, Dying, Hearing, spec, timeless, train
 
 from sinklab.checkpoint import restore
 from sinklab.cli import tail
-from sinklab.cli import warm_start_flags as cli
+from sinklab.cli import train as cli
 from sinklab.cli.main import main
 from sinklab.process_group import SingleProcessGroup
 from sinklab.report import runs

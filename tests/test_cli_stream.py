@@ -13,7 +13,7 @@ from sinklab.checkpoint import restore
 from sinklab.cli import sample, stream
 from sinklab.cli.main import main
 from sinklab.data.prepare import open_corpus as stored
-from sinklab.data.probe_sequences import add_training_tokens
+from sinklab.data.windows import add_training_tokens
 from sinklab.loss_mask import exclude_from_loss
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError

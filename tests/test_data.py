@@ -13,8 +13,14 @@ from stores import END, Array
 
 from sinklab.data.batches import load_run_data
 from sinklab.data.prepare import open_corpus as stored
-from sinklab.data.probe_sequences import PROBE_INPUTS, make_natural_probe
-from sinklab.data.windows import ShuffledBatches, TransformedWindows, Windows, set_fixed_token
+from sinklab.data.windows import (
+    PROBE_INPUTS,
+    ShuffledBatches,
+    TransformedWindows,
+    Windows,
+    make_natural_probe,
+    set_fixed_token,
+)
 from sinklab.schema import UserError
 from sinklab.train.loss import find_document_starts
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from conftest import tiny
 
-from sinklab.checkpoint import digests, retention
+from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.orbax import TEMPORARY_SUFFIX
 from sinklab.run_dir import RunDir
@@ -58,7 +58,7 @@ def test_retention_says_in_a_line_what_it_cannot_delete_and_training_goes_on(tmp
 
 def test_what_could_not_be_deleted_is_tried_again_by_the_next_attempt(tmp_path, undeletable, monkeypatch, capsys):
     saved(tmp_path, 2, 4)
-    assert len(retention.delete_step(RunDir(tmp_path), 4)) == 1
+    assert len(checkpointer.delete_step(RunDir(tmp_path), 4)) == 1
     saved(tmp_path)
     assert len(capsys.readouterr().err.splitlines()) == 1
     monkeypatch.undo()
@@ -69,7 +69,7 @@ def test_what_could_not_be_deleted_is_tried_again_by_the_next_attempt(tmp_path, 
 
 def test_a_step_that_could_not_be_deleted_can_be_saved_again_and_retired(tmp_path, undeletable, capsys):
     saved(tmp_path, 2)
-    retention.delete_step(RunDir(tmp_path), 2)
+    checkpointer.delete_step(RunDir(tmp_path), 2)
     saved(tmp_path, 2, 4, 6, checkpoint__keep=2)
     assert RunDir(tmp_path).list_checkpoint_steps() == [4, 6]
     assert 'Traceback' not in capsys.readouterr().err
@@ -79,7 +79,7 @@ def test_a_step_that_could_not_be_deleted_can_be_saved_again_and_retired(tmp_pat
 def test_digests_go_with_a_checkpoint_whose_deletion_was_cut_short(tmp_path, name):
     saved(tmp_path, 2, 4)
     (tmp_path / 'checkpoints' / '2').rename(tmp_path / 'checkpoints' / name)
-    retention.clean_up_run_dir(RunDir(tmp_path))
+    checkpointer.clean_up_run_dir(RunDir(tmp_path))
     assert [path.name for path in RunDir(tmp_path).digest_dir.iterdir()] == ['4']
     assert [path.name for path in RunDir(tmp_path).checkpoint_dir.iterdir()] == ['4']
 
@@ -88,5 +88,5 @@ def test_digests_stay_of_a_checkpoint_that_was_moved_away_while_a_half_saved_one
     saved(tmp_path, 2, 4)
     (tmp_path / 'checkpoints' / '2').rename(tmp_path / 'away')
     (tmp_path / 'checkpoints' / f'2{TEMPORARY_SUFFIX}-1').mkdir()
-    retention.clean_up_run_dir(RunDir(tmp_path))
+    checkpointer.clean_up_run_dir(RunDir(tmp_path))
     assert sorted(path.name for path in RunDir(tmp_path).digest_dir.iterdir()) == ['2', '4']

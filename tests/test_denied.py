@@ -20,7 +20,7 @@ from sinklab.hf import files
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
 from sinklab.storage.atomic_write import writable_folder
-from sinklab.storage.permanent_errors import describe_permission, is_permanent_error
+from sinklab.storage.paths import describe_permission, is_permanent_error
 from sinklab.train.run_status import classify_error
 
 STATE = dict(step=jnp.int32(4), params=dict(w=jnp.arange(4000.0)))

@@ -16,7 +16,7 @@ from conftest import tiny
 from damages import WAYS, flip, lose, no_digests, poison, swap, truncate
 from threads import alike
 
-from sinklab.checkpoint import digests, retention
+from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer, find_corruption_on_all
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
@@ -152,7 +152,7 @@ def test_a_save_that_was_cut_short_is_passed_over_also_where_it_was_the_first(sa
 def test_kills_in_the_middle_of_the_digests_leave_nothing_behind(saved, tmp_path, last):
     folder = copied(saved, tmp_path / 'run')
     if last == 2:
-        retention.delete_step(folder, 4)
+        checkpointer.delete_step(folder, 4)
     for _ in range(3):
         cut_short(folder, last)
         checkpoints = opened(folder)

@@ -14,11 +14,12 @@ from sinklab.cli.main import main
 from sinklab.data import tokenizer as tokens
 from sinklab.data.sources import read_texts
 from sinklab.hf import (
-    config,
     convert,
     files,
     parity,
-    weights,
+)
+from sinklab.hf import (
+    convert as convert_module,
 )
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir, flatten_dict
@@ -152,7 +153,7 @@ def test_a_model_computes_the_same_here_and_there_and_comes_back_bit_by_bit(name
     for part, array in before.items():
         np.testing.assert_array_equal(array, after[part])
     read = [files.read_json_object(tmp_path / folder / files.CONFIG_FILE) for folder in ('theirs', 'again')]
-    assert config.parse_hf_config(read[0], 'theirs') == config.parse_hf_config(read[1], 'again')
+    assert convert_module.parse_hf_config(read[0], 'theirs') == convert_module.parse_hf_config(read[1], 'again')
     ours = transformers.AutoTokenizer.from_pretrained(tmp_path / 'again')
     assert ours('abc def')['input_ids'] == tokens.parse_tokenizer(tokenizer, 'it').encode('abc def').ids
     assert (ours.eos_token_id, again.generation_config.eos_token_id) == (0, 0)
@@ -205,8 +206,8 @@ def test_a_run_of_ours_is_served_with_its_tokenizer(run, tmp_path, capsys):
 
 
 def test_what_does_not_compute_the_same_leaves_nothing(run, tmp_path, capsys, monkeypatch):
-    right = weights.ParameterSpec.convert_to_hf
-    monkeypatch.setattr(weights.ParameterSpec, 'convert_to_hf', lambda leaf, array: right(leaf, array) * 1.001)
+    right = convert_module.ParameterSpec.convert_to_hf
+    monkeypatch.setattr(convert_module.ParameterSpec, 'convert_to_hf', lambda leaf, array: right(leaf, array) * 1.001)
     code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
     assert (code, len(err.splitlines())) == (1, 1)
     assert 'what was written is not this model, and is deleted' in err
@@ -257,7 +258,7 @@ def test_a_model_is_trained_further_with_another_operation(corpus, tokenizer, tm
         change.startswith('model.attention.similarity exp -> sigmoid') for change in folder.read_lineage()['config']
     )
     theirs = flatten_dict(
-        weights.read_params(read_spec(folder).model, files.SafetensorsReader(tmp_path / 'theirs'), 'theirs')
+        convert_module.read_params(read_spec(folder).model, files.SafetensorsReader(tmp_path / 'theirs'), 'theirs')
     )
     ours = flatten_dict(restore_parameters(folder.path, 0))
     jax.tree.map(np.testing.assert_array_equal, ours, {name: theirs[name] for name in ours})

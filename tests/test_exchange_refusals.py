@@ -8,10 +8,10 @@ import pytest
 from conftest import tiny
 
 from sinklab.checkpoint import digests
-from sinklab.cli import warm_start_flags
+from sinklab.cli import train
 from sinklab.cli.main import main
 from sinklab.data import tokenizer as tokens
-from sinklab.hf import config, files, weights
+from sinklab.hf import convert, files
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
@@ -48,8 +48,8 @@ def whole(tmp_path_factory):
     rng = np.random.default_rng(0)
     shapes = {
         one: leaf.hf_shape
-        for name, leaf in weights.list_parameters(model).items()
-        for one in leaf.get_hf_names(weights.HF_NAMES[name])
+        for name, leaf in convert.list_parameters(model).items()
+        for one in leaf.get_hf_names(convert.HF_NAMES[name])
     }
     arrays = [(name, shape, lambda shape=shape: rng.normal(size=shape)) for name, shape in shapes.items()]
     with pytest.MonkeyPatch.context() as patch:
@@ -195,7 +195,7 @@ def test_arrays_of_other_kinds_are_named(folder, capsys):
 )
 def test_a_model_that_is_none_of_ours_is_refused_by_name(given, words):
     with pytest.raises(UserError) as refusal:
-        config.parse_hf_config(CONFIG | given, 'config.json')
+        convert.parse_hf_config(CONFIG | given, 'config.json')
     assert words in str(refusal.value)
     assert '\n' not in str(refusal.value)
 
@@ -225,17 +225,17 @@ def test_a_model_that_is_none_of_ours_is_refused_by_name(given, words):
     ids=str,
 )
 def test_fields_are_what_transformers_takes_them_for(given, expected):
-    found = config.parse_hf_config(given, 'config.json')
+    found = convert.parse_hf_config(given, 'config.json')
     assert {name: found[f'model.{name}'] for name in expected} == expected
 
 
 def test_a_window_stays_within_windows_of_text():
-    found = config.parse_hf_config(MISTRAL | dict(sliding_window=4096, max_position_embeddings=32768), 'config.json')
+    found = convert.parse_hf_config(MISTRAL | dict(sliding_window=4096, max_position_embeddings=32768), 'config.json')
     assert (found['model.mask.window'], found['data.length']) == (4096, 8192)
-    assert config.parse_hf_config(CONFIG | dict(max_position_embeddings=8192), 'config.json')['data.length'] == 2048
+    assert convert.parse_hf_config(CONFIG | dict(max_position_embeddings=8192), 'config.json')['data.length'] == 2048
 
 
-@pytest.mark.parametrize('name', config.EXPORTABLE_VALUES)
+@pytest.mark.parametrize('name', convert.EXPORTABLE_VALUES)
 def test_what_transformers_cannot_say_is_refused_by_its_field(name):
     others = {
         **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'sandwich', 'head_norm': True, 'combination': 'add'},
@@ -243,7 +243,7 @@ def test_what_transformers_cannot_say_is_refused_by_its_field(name):
         **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
     }
     with pytest.raises(UserError, match=rf'^config\.model\.{name} is {others[name]}, which transformers cannot say'):
-        config.make_hf_config(of(**{name.replace('.', '__'): others[name]}), 16, 1, 0)
+        convert.make_hf_config(of(**{name.replace('.', '__'): others[name]}), 16, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -261,17 +261,17 @@ def test_what_transformers_cannot_say_is_refused_by_its_field(name):
 )
 def test_what_is_written_is_read_as_it_was(fields, kind):
     model = of(**fields)
-    found = config.make_hf_config(model, 16, 1, 0)
+    found = convert.make_hf_config(model, 16, 1, 0)
     assert found['model_type'] == kind
     tree = tiny(**{f'model__{name}': value for name, value in fields.items()})
-    for name, value in config.parse_hf_config(found, 'config.json').items():
+    for name, value in convert.parse_hf_config(found, 'config.json').items():
         part, _, field = name.partition('.')
-        assert config.get_field(getattr(tree, part), field) == value, name
+        assert convert.get_field(getattr(tree, part), field) == value, name
 
 
 def test_biases_and_norms_of_queries_go_together_in_no_model():
     with pytest.raises(UserError, match='qkv_bias and qk_norm are both set'):
-        config.make_hf_config(of(qkv_bias=True, qk_norm=True), 16, 1, 0)
+        convert.make_hf_config(of(qkv_bias=True, qk_norm=True), 16, 1, 0)
 
 
 def test_several_processes_are_told_to_import_first(folder, tmp_path):
@@ -284,7 +284,7 @@ def test_several_processes_are_told_to_import_first(folder, tmp_path):
     with pytest.raises(
         UserError, match=r'is for one process; .* sinklab checkpoint import hf:.* and give --from=params:DIR'
     ):
-        warm_start_flags.resolve_parent(f'hf:{folder}', RunDir(tmp_path / 'run'), Two())
+        train.resolve_parent(f'hf:{folder}', RunDir(tmp_path / 'run'), Two())
 
 
 def test_a_run_that_begins_with_what_is_no_model_is_not_begun(tmp_path, capsys):

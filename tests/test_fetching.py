@@ -12,10 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import Array, chat, corpus_of, made, of_many_shards
 
-from sinklab.data import disk_cache
-from sinklab.data.disk_cache import compute_coverage
+from sinklab.data import remote_store
+from sinklab.data.remote_store import compute_coverage
 from sinklab.data.store import Store
-from sinklab.data.windows import MAX_WINDOWS_PER_READ, ShuffledBatches, TransformedWindows, Windows
+from sinklab.data.windows import (
+    MAX_WINDOWS_PER_READ,
+    ShuffledBatches,
+    TransformedWindows,
+    Windows,
+)
 from sinklab.schema import UserError
 
 
@@ -199,7 +204,7 @@ def test_what_a_killed_process_has_left_unfinished_is_taken_away(disk):
     disk.mkdir(parents=True)
     (disk / 'x').mkdir()
     (disk / 'x' / 'train.ids.123.unfinished').write_bytes(b'half')
-    assert disk_cache.reserve_disk_cache('x', 10)
+    assert remote_store.reserve_disk_cache('x', 10)
     assert not list(disk.rglob('*.unfinished'))
 
 

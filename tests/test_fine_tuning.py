@@ -12,14 +12,8 @@ from sinklab.data.batches import load_run_data
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import device_mesh, sharding
 from sinklab.schema import UserError
-from sinklab.train import (
-    evaluate,
-    state,
-    step,
-)
-from sinklab.train import (
-    step as step_module,
-)
+from sinklab.train import evaluate, state, step
+from sinklab.train import step as step_module
 from sinklab.train.loss import make_forward
 
 

@@ -9,7 +9,7 @@ from runs import saved
 from threads import alike
 
 from sinklab.checkpoint import digests
-from sinklab.cli import warm_start_flags
+from sinklab.cli import train
 from sinklab.cli.config_flags import load_run_config, load_spec
 from sinklab.cli.main import main
 from sinklab.process_group import SingleProcessGroup
@@ -81,7 +81,7 @@ def test_without_a_step_the_newest_is_taken_and_kept(capsys, parent, tmp_path):
     given = [f'--from={parent}', f'--workdir={tmp_path}/fork', '--config.optimizer.steps=10']
     assert forked(capsys, *given)[0] == 0
     assert RunDir(tmp_path / 'fork').read_lineage()['step'] == 8
-    assert warm_start_flags.resolve_parent(str(parent), RunDir(tmp_path / 'fork'), SingleProcessGroup()).step == 8
+    assert train.resolve_parent(str(parent), RunDir(tmp_path / 'fork'), SingleProcessGroup()).step == 8
 
 
 def made(path, *steps, lineage=None):
@@ -114,15 +114,13 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, monkeypatch, given, words):
     made(tmp_path / 'run', 2, 4)
     made(tmp_path / 'empty')
     with pytest.raises(UserError, match=words):
-        warm_start_flags.resolve_parent(given, RunDir('child'), SingleProcessGroup())
+        train.resolve_parent(given, RunDir('child'), SingleProcessGroup())
 
 
 def test_a_run_that_is_no_fork_is_not_made_one(tmp_path):
     made(tmp_path / 'run', 4)
     with pytest.raises(UserError, match='holds a run that is no fork'):
-        warm_start_flags.resolve_parent(
-            f'{tmp_path}/run@4', RunDir(made(tmp_path / 'child', 4)), SingleProcessGroup()
-        )
+        train.resolve_parent(f'{tmp_path}/run@4', RunDir(made(tmp_path / 'child', 4)), SingleProcessGroup())
 
 
 def test_a_fork_knows_its_parent_by_what_it_holds_wherever_it_lies_now(tmp_path):
@@ -132,27 +130,23 @@ def test_a_fork_knows_its_parent_by_what_it_holds_wherever_it_lies_now(tmp_path)
     child = RunDir(made(tmp_path / 'child', lineage=lineage))
     (tmp_path / 'run').rename(tmp_path / 'moved')
     for given in ('moved', 'moved@4', 'run@4'):
-        assert warm_start_flags.resolve_parent(f'{tmp_path}/{given}', child, SingleProcessGroup()).step == 4
+        assert train.resolve_parent(f'{tmp_path}/{given}', child, SingleProcessGroup()).step == 4
     for given in ('moved@2', 'other@4', 'nowhere@4'):
         with pytest.raises(UserError, match=rf'holds a fork of .*/run@4, and --from=.*{given} is another checkpoint'):
-            warm_start_flags.resolve_parent(f'{tmp_path}/{given}', child, SingleProcessGroup())
+            train.resolve_parent(f'{tmp_path}/{given}', child, SingleProcessGroup())
 
 
 def test_a_folder_may_have_an_at_and_a_number_in_its_name(tmp_path):
     made(tmp_path / 'run@5', 2, 4)
     for given, step in (('run@5', 4), ('run@5@2', 2)):
-        parent = warm_start_flags.resolve_parent(
-            f'{tmp_path}/{given}', RunDir(tmp_path / 'child'), SingleProcessGroup()
-        )
+        parent = train.resolve_parent(f'{tmp_path}/{given}', RunDir(tmp_path / 'child'), SingleProcessGroup())
         assert (parent.run_dir.path, parent.step) == (tmp_path / 'run@5', step)
 
 
 def test_what_is_taken_stands_before_the_first_colon(tmp_path):
     run = made(tmp_path / 'a:run', 2, 4)
     for given, takes, step in (('params:', 'params', 4), ('', '', 4), ('params:', 'params', 2)):
-        parent = warm_start_flags.resolve_parent(
-            f'{given}{run}@{step}', RunDir(tmp_path / 'child'), SingleProcessGroup()
-        )
+        parent = train.resolve_parent(f'{given}{run}@{step}', RunDir(tmp_path / 'child'), SingleProcessGroup())
         assert (parent.run_dir.path, parent.step, parent.takes) == (run, step, takes)
 
 
@@ -162,17 +156,15 @@ def test_a_fork_of_parameters_knows_its_parent_wherever_it_lies_and_takes_nothin
     lineage = dict(run='../run', step=4, seal=digests.compute_checkpoint_digest(run, 4), takes='params', start=0)
     child, moved = RunDir(made(tmp_path / 'child', lineage=lineage)), tmp_path / 'moved'
     run.path.rename(moved)
-    assert warm_start_flags.resolve_parent(f'params:{moved}', child, SingleProcessGroup()).step == 4
+    assert train.resolve_parent(f'params:{moved}', child, SingleProcessGroup()).step == 4
     words = rf'fork of params:.*/run@4, and --from={moved} takes along something else of it; give --from=params:.*@4'
     with pytest.raises(UserError, match=words):
-        warm_start_flags.resolve_parent(f'{moved}', child, SingleProcessGroup())
+        train.resolve_parent(f'{moved}', child, SingleProcessGroup())
 
 
 def of_each(tmp_path, *given):
     """What each of two processes understands by its --from."""
-    return alike(
-        2, lambda group: warm_start_flags.resolve_parent(given[group.index], RunDir(tmp_path / 'child'), group)
-    )
+    return alike(2, lambda group: train.resolve_parent(given[group.index], RunDir(tmp_path / 'child'), group))
 
 
 def test_process_0_chooses_the_step(tmp_path):

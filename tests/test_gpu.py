@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinklab.attn import mask
-from sinklab.attn.pallas import gpu, gpu_pipeline
-from sinklab.attn.pallas.gpu_block import LOG2E, make_block_ops
+from sinklab.attn.pallas import gpu
+from sinklab.attn.pallas import gpu as gpu_module
+from sinklab.attn.pallas.gpu import LOG2E, make_block_ops
 from sinklab.attn.pallas.gpu_lowering import REWRITES, make_lowerable
 from sinklab.attn.pallas.primitive import (
     MASK_VALUE,
@@ -32,7 +33,7 @@ def intervals(draw):
 
 def assert_planned(shown, keys, size, by_key):
     """Every pair that sees is walked through, and what is walked through unmasked sees entirely."""
-    bound_BI4, segments = gpu_pipeline.plan_segments(shown, keys, size, by_key)
+    bound_BI4, segments = gpu_module.plan_segments(shown, keys, size, by_key)
     visible_BTS = np.asarray(shown.materialize(keys))
     blocks_BIJ = visible_BTS.reshape(len(visible_BTS), -1, size[0], keys // size[1], size[1]).swapaxes(2, 3)
     some, every = blocks_BIJ.any((3, 4)), blocks_BIJ.all((3, 4))
@@ -77,7 +78,7 @@ def hiding(shown, b, queries, keys):
 def walk(block, shown, query, key, value, parameter_HP):
     """Forward of one sequence and head, block by block: what a kernel does, without one."""
     outputs, rows_of_all = [], []
-    bound_BI4, segments = gpu_pipeline.plan_segments(shown, len(key), (128, 64), False)
+    bound_BI4, segments = gpu_module.plan_segments(shown, len(key), (128, 64), False)
     for i, bound in enumerate(np.asarray(bound_BI4)[0]):
         queries, rows, total = slice(128 * i, 128 * i + 128), block.start(128), jnp.zeros((128, value.shape[1]))
         for low, high, masked in segments:

@@ -20,9 +20,9 @@ from sinklab.supervisor.messages import (
     MessageChannel,
     ProgressReport,
     RunExit,
+    Timeouts,
     WorkerExit,
 )
-from sinklab.supervisor.timeouts import Timeouts
 
 PATIENCE = Timeouts(**QUICK | dict(join=10.0, silence=5.0))
 

@@ -14,9 +14,9 @@ from recorders import HARD, NAMES, RUN, SUBMIT, WHERE, launched, printed, record
 
 from launch import command_line, job, tpu_slices
 from sinklab.cli.main import build_parser
-from sinklab.config.seeds import parse_seeds
 from sinklab.escape import is_hidden
 from sinklab.supervisor.exit_status import EXIT_CAUSES
+from sinklab.sweep.plan import parse_seeds
 
 ROOT = Path(__file__).parents[1]
 
@@ -222,7 +222,7 @@ def test_seeds_are_read_as_a_sweep_reads_them(given):
 
 
 # Modules of sinklab that import the standard library alone, or others that do.
-LIGHT = 'sinklab.supervisor.exit_status', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.config.seeds'
+LIGHT = 'sinklab.supervisor.exit_status', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.sweep.plan'
 
 
 def test_launchers_import_light_modules_of_sinklab_alone_and_nothing_imports_a_launcher():

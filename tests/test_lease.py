@@ -12,9 +12,9 @@ import pytest
 from threads import crowd
 
 from sinklab.schema import UserError
-from sinklab.storage import file_lock as files
+from sinklab.storage import compare_and_swap as files
 from sinklab.storage import lease
-from sinklab.supervisor.timeouts import Timeouts
+from sinklab.supervisor.messages import Timeouts
 
 OTHER = dict(host='elsewhere', machine='another boot', pid=17, born='5', job='', attempt=0, token='theirs')
 AS_IT_IS = lease.OWNER_TIMEOUT_SECONDS

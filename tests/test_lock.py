@@ -13,7 +13,7 @@ import pytest
 from conftest import tiny
 
 from sinklab.run_dir import RunDir
-from sinklab.storage import file_lock
+from sinklab.storage import compare_and_swap
 from sinklab.storage.untrusted_files import DamagedFileError
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ DEAD = 0.6
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """A lock whose owner is taken for dead soon."""
-    monkeypatch.setattr(file_lock, 'STALE_LOCK_SECONDS', DEAD)
+    monkeypatch.setattr(compare_and_swap, 'STALE_LOCK_SECONDS', DEAD)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ class Section:
         """Starts a thread of this name that goes in and stays so long."""
 
         def come():
-            with file_lock.acquire_lock(self.path):
+            with compare_and_swap.acquire_lock(self.path):
                 self.inside.append(name)
                 self.most = max(self.most, len(self.inside))
                 self.entered[name].set()
@@ -106,19 +106,19 @@ def test_on_a_disk_without_locks_of_the_kernel_a_dead_lock_is_taken_over_as_well
     def refuse(file, operation):
         raise OSError(errno.ENOLCK, 'No locks available')
 
-    monkeypatch.setattr(file_lock.fcntl, 'flock', refuse)
+    monkeypatch.setattr(compare_and_swap.fcntl, 'flock', refuse)
     path.touch()
-    with file_lock.acquire_lock(path):
+    with compare_and_swap.acquire_lock(path):
         assert path.exists()
     assert list(path.parent.iterdir()) == []
 
 
 def test_a_process_that_was_stopped_while_it_took_over_is_not_waited_for_for_ever(path, monkeypatch):
-    monkeypatch.setattr(file_lock, 'FLOCK_WAIT_FACTOR', 2)
+    monkeypatch.setattr(compare_and_swap, 'FLOCK_WAIT_FACTOR', 2)
     path.touch()
     with path.open('rb+') as file:
-        file_lock.fcntl.flock(file, file_lock.fcntl.LOCK_EX)
-        with file_lock.acquire_lock(path):
+        compare_and_swap.fcntl.flock(file, compare_and_swap.fcntl.LOCK_EX)
+        with compare_and_swap.acquire_lock(path):
             pass
     assert list(path.parent.iterdir()) == []
 
@@ -127,7 +127,7 @@ def test_no_descriptor_is_left_open(path):
     before = len(os.listdir('/proc/self/fd'))
     path.touch()
     for _ in range(3):
-        with file_lock.acquire_lock(path):
+        with compare_and_swap.acquire_lock(path):
             pass
     assert len(os.listdir('/proc/self/fd')) == before
 
@@ -149,12 +149,12 @@ IRREGULAR = {
 
 @pytest.mark.parametrize('make', IRREGULAR.values(), ids=IRREGULAR)
 def test_what_is_no_file_in_the_place_of_a_lock_is_refused_at_once(path, make, monkeypatch):
-    monkeypatch.setattr(file_lock, 'STALE_LOCK_SECONDS', 60.0)
+    monkeypatch.setattr(compare_and_swap, 'STALE_LOCK_SECONDS', 60.0)
     make(path)
     refused = []
 
     def come():
-        with pytest.raises(DamagedFileError) as raised, file_lock.acquire_lock(path):
+        with pytest.raises(DamagedFileError) as raised, compare_and_swap.acquire_lock(path):
             pass
         refused.append(str(raised.value))
 
@@ -182,7 +182,7 @@ def test_only_its_owner_may_write_a_lock(path, taken_over):
         path.touch()
     mask = os.umask(0)
     try:
-        with file_lock.acquire_lock(path):
+        with compare_and_swap.acquire_lock(path):
             assert stat.S_IMODE(path.stat().st_mode) == 0o644
     finally:
         os.umask(mask)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.cli import command_line, malloc
+from sinklab import escape
+from sinklab.cli import malloc
 from sinklab.train.setup import describe_environment
 
 
@@ -97,4 +98,4 @@ def test_a_run_says_what_malloc_was_told(monkeypatch):
 
 
 def test_this_process_is_no_command():
-    assert not command_line.is_sinklab_process()
+    assert not escape.is_sinklab_process()

@@ -37,7 +37,7 @@ def test_a_cache_that_cannot_be_written_takes_no_result_away(trained, tmp_path, 
 
 def test_a_result_is_printed_before_a_folder_that_cannot_be_written_ends_it(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        'sinklab.analysis.measure_job.write_results', lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left'))
+        'sinklab.analysis.measure.write_results', lambda *_: (_ for _ in ()).throw(OSError(28, 'No space left'))
     )
     code, found, err = measure(trained, capsys, f'--out={tmp_path}/out')
     assert (code, 'sink/1' in found['inputs']['natural']) == (1, True)

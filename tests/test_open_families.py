@@ -13,7 +13,7 @@ import transformers
 
 import sinklab
 from benchmarks import open_families
-from sinklab.analysis import hf_model, measure_job
+from sinklab.analysis import hf_model
 from sinklab.analysis import measure as measure_module
 from sinklab.analysis.hf_model import HFModel
 from sinklab.cli.main import main
@@ -183,8 +183,8 @@ def test_numbers_of_each_layer_count_the_layers_of_the_model(opened):
 
 
 def test_propositions_are_not_claimed_of_hybrid_models(opened):
-    told = measure_job.make_job(
-        opened('bamba'), measure_job.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
+    told = measure_module.make_job(
+        opened('bamba'), measure_module.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
     ).run()
     assert told.propositions == []
 

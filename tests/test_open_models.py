@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip('torch', reason='open models need torch, which has no wheel here')
 pytest.importorskip('transformers', reason='open models need transformers')
 
-from sinklab.analysis import hf_hub, measure, measure_job
+from sinklab.analysis import hf_hub, measure
+from sinklab.analysis import measure as measure_module
 from sinklab.analysis.hf_model import HFModel
 from sinklab.cli.main import main
 from sinklab.metrics import registry
@@ -143,8 +144,8 @@ def test_a_model_of_one_layer_and_texts_shorter_than_the_keys_are_measured(tmp_p
 
 def test_propositions_are_of_models_that_see_whole_texts_by_softmax(model):
     family, _, subject = model
-    asked = measure_job.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
-    told = measure_job.make_job(subject, asked).run().propositions
+    asked = measure_module.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
+    told = measure_module.make_job(subject, asked).run().propositions
     assert bool(told) == (family in PLAIN)
     assert all(one['holds'] for one in told)
 

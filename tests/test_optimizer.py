@@ -6,7 +6,7 @@ import pytest
 from conftest import tiny
 from flax import nnx
 
-from sinklab.model.initialization import make_normal_param
+from sinklab.model.layers import make_normal_param
 from sinklab.train import state
 from sinklab.train.optimizer import make_muon_dimension_numbers, make_optimizer, make_schedule
 

@@ -14,10 +14,10 @@ from outsider import ATTACKS, DIGEST, attacked, connected
 from processes import TOUCH, Run, free_port, started
 
 from sinklab.schema import UserError
-from sinklab.supervisor import cluster, connection
+from sinklab.supervisor import cluster, coordinator
 from sinklab.supervisor import run_secret as secrets
 from sinklab.supervisor.cluster import ProcessInfo
-from sinklab.supervisor.connection import Connection
+from sinklab.supervisor.coordinator import Connection
 from sinklab.supervisor.exit_status import ExitStatus
 from sinklab.supervisor.messages import (
     DECODE_ERRORS,
@@ -273,7 +273,7 @@ class Peer:
         self.heard.append(message)
 
     def lost(self, connection):
-        self.why = connection.end_reason
+        self.why = coordinator.end_reason
 
     async def open(self):
         ours, self.other = socket.socketpair()
@@ -297,7 +297,7 @@ def test_who_never_reads_is_dropped_and_delays_nobody():
             sent += 1
         other.connection.send(GatherRequest(1, 'x', 'y'))
         assert time.monotonic() - begun < 2
-        assert sent <= (connection.MAX_UNREAD_BYTES >> 20) + 2
+        assert sent <= (coordinator.MAX_UNREAD_BYTES >> 20) + 2
         await settled()
         assert (deaf.why, other.why) == ('not reading what it is sent', None)
         assert other.other.recv(100) == encode_message(GatherRequest(1, 'x', 'y'))
@@ -355,11 +355,11 @@ def test_a_message_that_is_not_as_its_type_says_ends_its_connection_alone():
 
 def test_one_interface_is_listened_on_where_the_address_says_which():
     port = free_port()
-    sockets, reason = connection.open_listeners('127.0.0.1', port, 1)
+    sockets, reason = coordinator.open_listeners('127.0.0.1', port, 1)
     assert [one.getsockname()[:2] for one in sockets] == [('127.0.0.1', port)]
     assert reason == ''
     with pytest.raises(UserError):
-        connection.open_listeners('127.0.0.1', port, 1)
+        coordinator.open_listeners('127.0.0.1', port, 1)
     sockets[0].close()
 
 
@@ -379,7 +379,7 @@ def test_all_interfaces_are_listened_on_where_none_is_known_to_have_the_address(
 
     port = free_port()
     monkeypatch.setattr(socket, 'getaddrinfo', getaddrinfo)
-    (opened,), reason = connection.open_listeners(host, port, 1)
+    (opened,), reason = coordinator.open_listeners(host, port, 1)
     monkeypatch.undo()
     assert host in reason
     with opened, connected(('127.0.0.1', port)):

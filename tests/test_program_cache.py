@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 from sinklab import compilation_cache as compilation_cache_module
-from sinklab.cli import compilation_flags
+from sinklab.cli import hardware_flags
 from sinklab.storage.cache_dir import get_cache_dir
 
 PROGRAM = bytes(range(256)) * 40
@@ -224,7 +224,7 @@ def test_folders_of_the_cache_are_for_the_user_alone(tmp_path, monkeypatch):
     try:
         monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
         assert stat.S_IMODE(get_cache_dir().stat().st_mode) == 0o700
-        assert compilation_flags.ensure_writable(str(tmp_path / 'compiled'))
+        assert hardware_flags.ensure_writable(str(tmp_path / 'compiled'))
         assert stat.S_IMODE((tmp_path / 'compiled').stat().st_mode) == 0o700
     finally:
         os.umask(before)

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from sinklab.cli import compilation_flags
+from sinklab.cli import hardware_flags
 
 SCRIPT = """
 import sys
-from sinklab.cli.compilation_flags import CompilationCache
+from sinklab.cli.hardware_flags import CompilationCache
 compiled = CompilationCache(sys.argv[1])
 import jax
 jax.jit(lambda x: x + 1)(1.0)
@@ -39,17 +39,17 @@ def test_none_are_kept_where_none_are_wanted():
 def test_only_what_learns_nothing_is_compiled_in_haste(monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', '--xla_dump_to=somewhere')
     for size in (None, 'paper', 'quickstart'):
-        compilation_flags.set_fast_compile_flags(size)
+        hardware_flags.set_fast_compile_flags(size)
     assert os.environ['XLA_FLAGS'] == '--xla_dump_to=somewhere'
-    compilation_flags.set_fast_compile_flags('smoke')
-    compilation_flags.set_fast_compile_flags('smoke')
-    assert os.environ['XLA_FLAGS'] == f'--xla_dump_to=somewhere {compilation_flags.FAST_COMPILE_FLAGS}'
+    hardware_flags.set_fast_compile_flags('smoke')
+    hardware_flags.set_fast_compile_flags('smoke')
+    assert os.environ['XLA_FLAGS'] == f'--xla_dump_to=somewhere {hardware_flags.FAST_COMPILE_FLAGS}'
 
 
 def test_programs_of_other_processors_lie_elsewhere(monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
-    here = compilation_flags.get_default_cache_dir()
-    assert here == compilation_flags.get_default_cache_dir()
+    here = hardware_flags.get_default_cache_dir()
+    assert here == hardware_flags.get_default_cache_dir()
     assert here.parent == tmp_path / 'programs'
-    monkeypatch.setattr(compilation_flags, 'describe_processor', lambda: 'another')
-    assert compilation_flags.get_default_cache_dir() != here
+    monkeypatch.setattr(hardware_flags, 'describe_processor', lambda: 'another')
+    assert hardware_flags.get_default_cache_dir() != here

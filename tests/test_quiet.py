@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from sinklab.checkpoint.log_filters import install_filters, suppress_orbax_logs
+from sinklab.checkpoint.orbax import install_filters, suppress_orbax_logs
 
 
 def process_wide():

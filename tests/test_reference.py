@@ -17,7 +17,7 @@ from configs import default
 from configs.table import get_field, list_fields
 from docs import api_pages, check_site, paper_tables, reference
 from sinklab import run_dir
-from sinklab.analysis.measure_job import LOSS_INFO
+from sinklab.analysis.measure import LOSS_INFO
 from sinklab.cli import main
 from sinklab.config import spec
 from sinklab.metrics.registry import METRIC_INFOS, OFFLINE_METRIC_INFOS

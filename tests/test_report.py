@@ -15,10 +15,12 @@ from sinklab.report import (
     latex,
     page,
     pictures,
-    probe_files,
     run_groups,
     runs,
     summary_table,
+)
+from sinklab.report import (
+    runs as runs_module,
 )
 from sinklab.report.emergence import RunEmergence
 from sinklab.report.figure_data import BinaryPayload
@@ -117,10 +119,10 @@ def test_a_run_that_is_older_than_a_measure_is_named_where_its_picture_is_lackin
 
 def test_of_many_probes_the_first_the_last_and_some_between_are_read(monkeypatch, tmp_path):
     path = made_up(tmp_path / 'a', 'softmax', steps=range(0, 90, 10))
-    monkeypatch.setattr(probe_files, 'MAX_FILES', 3)
+    monkeypatch.setattr(runs_module, 'MAX_FILES', 3)
     assert runs.read_runs([path])[0].probe_steps == [0, 40, 80]
-    assert probe_files.select_evenly(3, 1) == [2]
-    assert probe_files.select_evenly(0, 5) == []
+    assert runs_module.select_evenly(3, 1) == [2]
+    assert runs_module.select_evenly(0, 5) == []
 
 
 def test_seeds_are_a_mean_with_a_spread_and_a_diverged_one_is_no_part_of_it(tmp_path):

@@ -16,7 +16,8 @@ from made_up import made_up, probe
 
 from sinklab.cli.main import main
 from sinklab.metrics.registry import FIGURES
-from sinklab.report import probe_files, runs
+from sinklab.report import runs
+from sinklab.report import runs as runs_module
 from sinklab.run_dir import RunDir
 from sinklab.storage import run_files, untrusted_files
 from sinklab.storage.lease import LeaseLostError, hold_lease
@@ -434,7 +435,7 @@ def test_a_probe_of_another_model_is_named(tmp_path):
     arrays = dict(np.load(folder.get_probe_path(10)))
     np.savez(folder.get_probe_path(10), **{name: array[:1] for name, array in arrays.items()})
     with pytest.raises(DamagedFileError, match=r'00000010\.npz has 1 layers, and .* has 3'):
-        probe_files.load_probe_values(folder.probe_files)
+        runs_module.load_probe_values(folder.probe_files)
     assert FIGURES
 
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import tiny
 from runs import spec, train
 
-from sinklab.checkpoint import digests, restore, retention
+from sinklab.checkpoint import checkpointer, digests, restore
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.digests import RUN_ID_KEY
 from sinklab.cli.main import main
@@ -154,7 +154,7 @@ def test_digests_of_one_process_of_another_run_are_enough(tmp_path):
     for name in ('manifest.ocdbt', 'ocdbt.process_1/of_1'):
         (state / name).write_text(name)
     folder.digest_dir.mkdir()
-    retention.make_digest_dir(folder, 4)
+    checkpointer.make_digest_dir(folder, 4)
     digests.write_digests(folder, 4, 0, 2, 1.0)
     digests.write_digests(folder, 4, 1, 2, 1.0, 'another')
     fault = digests.find_corruption(folder, 4)

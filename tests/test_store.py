@@ -16,8 +16,7 @@ from sinklab.cli.main import main
 from sinklab.data import store as store_module
 from sinklab.data.batches import load_run_data
 from sinklab.data.prepare import open_corpus, prepare_store
-from sinklab.data.store import Store
-from sinklab.data.store_check import decode_samples, find_problems
+from sinklab.data.store import Store, decode_samples, find_problems
 from sinklab.data.store_files import IDS_SUFFIX
 from sinklab.schema import UserError
 

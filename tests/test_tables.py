@@ -324,8 +324,13 @@ def test_every_menu_has_its_function():
     from sinklab.attn.operations import NORMALIZERS, SIMILARITIES
     from sinklab.data.batches import PREPENDED_IDS, TASKS
     from sinklab.model.attention import COMBINATIONS
-    from sinklab.model.initialization import INITIALIZATIONS
-    from sinklab.model.layers import FEATURE_MAPS, FFN_ACTIVATIONS, GATES, NORM_PLACEMENTS
+    from sinklab.model.layers import (
+        FEATURE_MAPS,
+        FFN_ACTIVATIONS,
+        GATES,
+        INITIALIZATIONS,
+        NORM_PLACEMENTS,
+    )
     from sinklab.model.learned_kv import LEARNED_KV_KINDS, VALUE_DIRECTIONS
     from sinklab.model.positions import POSITIONS
     from sinklab.train.optimizer import OPTIMIZERS, SCHEDULES

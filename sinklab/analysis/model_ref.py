@@ -8,7 +8,13 @@ from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import digests
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
-from sinklab.run_ref import HF_PREFIX, is_hf_model, make_missing_run_error, parse_run_ref, select_steps
+from sinklab.run_ref import (
+    HF_PREFIX,
+    is_hf_model,
+    make_missing_run_error,
+    parse_run_ref,
+    select_steps,
+)
 from sinklab.schema import UserError
 
 

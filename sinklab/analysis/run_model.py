@@ -25,11 +25,15 @@ from sinklab.checkpoint import digests, restore
 from sinklab.config.spec import Hardware, Spec
 from sinklab.data.batches import PREPENDED_IDS
 from sinklab.data.prepare import find_tokenizer_file, open_corpus
-from sinklab.data.probe_sequences import add_training_tokens
 from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, load_tokenizer
-from sinklab.data.windows import set_fixed_token
+from sinklab.data.windows import add_training_tokens, set_fixed_token
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
-from sinklab.metrics.metric import Arrays, MetricSetting, extract_arrays, make_setting
+from sinklab.metrics.metric import (
+    Arrays,
+    MetricSetting,
+    extract_arrays,
+    make_setting,
+)
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.parallel import device_mesh, sharding
 from sinklab.run_dir import RunDir

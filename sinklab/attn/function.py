@@ -15,7 +15,13 @@ from sinklab.attn import backends, reference
 from sinklab.attn import mask as masks
 from sinklab.attn.backends import BACKENDS
 from sinklab.attn.mask import Mask
-from sinklab.attn.operations import NORMALIZERS, SIMILARITIES, Normalizer, Operation, Similarity
+from sinklab.attn.operations import (
+    NORMALIZERS,
+    SIMILARITIES,
+    Normalizer,
+    Operation,
+    Similarity,
+)
 from sinklab.attn.reference import AttentionOutput
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 from sinklab.config.spec import NORMALIZERS_BY_SIMILARITY, BackendName

@@ -1,19 +1,27 @@
-"""Asynchronous checkpoints of the train state, tagged with the fingerprint of its data."""
+"""Retention, deletion, and quarantine of checkpoints in a run directory."""
 
+import contextlib
 import dataclasses
+import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from orbax.checkpoint import v1 as ocp
 
-from sinklab.checkpoint import digests, restore, retention
+from sinklab.checkpoint import digests, restore
 from sinklab.checkpoint.digests import CorruptionReport
-from sinklab.checkpoint.log_filters import suppress_orbax_logs
-from sinklab.checkpoint.orbax import shorten_read_errors, translate_storage_errors, use_orbax_context
+from sinklab.checkpoint.orbax import TEMPORARY_SUFFIX as ORBAX_TEMPORARY_SUFFIX
+from sinklab.checkpoint.orbax import (
+    shorten_read_errors,
+    suppress_orbax_logs,
+    translate_storage_errors,
+    use_orbax_context,
+)
 from sinklab.config.spec import CheckpointConfig
 from sinklab.process_group import (
     ProcessGroup,
@@ -23,7 +31,129 @@ from sinklab.process_group import (
 )
 from sinklab.run_dir import RunDir, format_differences
 from sinklab.schema import UserError
-from sinklab.storage.paths import make_absolute
+from sinklab.storage import directories
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
+from sinklab.storage.directories import DELETED_SUFFIX
+from sinklab.storage.paths import get_error_path, is_remote, make_absolute
+
+
+def select_retained_steps(steps: Iterable[int], retention_policy: CheckpointConfig) -> list[int]:
+    """Select the steps whose checkpoints are retained."""
+    ordered, keep_every_steps = sorted(steps), retention_policy.keep_every_steps
+    return [
+        step
+        for step in ordered
+        if step in ordered[-retention_policy.keep :] or (keep_every_steps and step % keep_every_steps == 0)
+    ]
+
+
+def delete_unretained_steps(run_dir: RunDir, retention_policy: CheckpointConfig) -> None:
+    """Delete checkpoints that are not retained."""
+    saved_steps = run_dir.list_checkpoint_steps()
+    for step in set(saved_steps) - set(select_retained_steps(saved_steps, retention_policy)):
+        print_lines(delete_step(run_dir, step))
+
+
+def delete_step(run_dir: RunDir, step: int) -> list[str]:
+    """Delete a step: its checkpoint, unfinished saves of it, and its digests.
+
+    Returns:
+        A line for each directory that still has files on the disk. It is no longer a checkpoint but takes space; the
+        next attempt at the run tries to delete it again.
+
+    Raises:
+        OSError: The checkpoint cannot be renamed, and so is still a checkpoint; or a bucket does not delete it.
+    """
+    directories.mark_deleted(run_dir.checkpoint_dir / str(step))
+    checkpoint_dirs = run_dir.checkpoint_dir / str(step), *run_dir.checkpoint_dir.glob(f'{step}.*')
+    return try_to_delete([run_dir.digest_dir / str(step), *checkpoint_dirs])
+
+
+def try_to_delete(paths: Iterable[Path]) -> list[str]:
+    """Delete directories, and return a line for each one on a disk that cannot be deleted."""
+    lines = []
+    for path in paths:
+        try:
+            directories.remove_folder(path)
+        except OSError as error:
+            if is_remote(path):
+                raise
+            lines.append(
+                f'{path} could not be deleted ({error.strerror}: {get_error_path(error) or path}); delete it'
+            )
+    return lines
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
+
+
+def make_digest_dir(run_dir: RunDir, step: int) -> None:
+    """Make an empty directory for the digests of a save."""
+    directories.remove_folder(run_dir.digest_dir / str(step))
+    directories.make_folder(run_dir.digest_dir / str(step))
+
+
+def clean_up_run_dir(run_dir: RunDir) -> None:
+    """Make the directories, and delete files that an earlier process has left incomplete.
+
+    Complete digests without a checkpoint stay, because the checkpoint may have been moved away temporarily.
+    """
+    with writable_folder(run_dir.checkpoint_dir), writable_folder(run_dir.digest_dir):
+        saved_names = set(map(str, run_dir.list_checkpoint_steps()))
+        partial_paths = [
+            path for path in directories.list_entries(run_dir.checkpoint_dir) if is_partial(path.name, saved_names)
+        ]
+        for path in partial_paths:
+            check_is_partial(run_dir, path)
+        # STEP.UNIQUE.deleted on a disk, STEP in a bucket; earlier versions wrote STEP.deleted.
+        deleted_names = {
+            path.name.split('.')[0] if path.name.endswith(DELETED_SUFFIX) else path.name for path in partial_paths
+        }
+        for path in directories.list_entries(run_dir.digest_dir):
+            if path.name not in saved_names and (path.name in deleted_names or not any(path.glob('*.json'))):
+                print_lines(try_to_delete([path]))
+        print_lines(try_to_delete(partial_paths))
+        for path in (
+            *run_dir.checkpoint_dir.glob(f'*{TEMPORARY_SUFFIX}'),
+            *run_dir.digest_dir.glob(f'*/*{TEMPORARY_SUFFIX}'),
+        ):
+            path.unlink(missing_ok=True)
+
+
+def is_partial(name: str, saved_names: set[str]) -> bool:
+    """Return whether a directory is a checkpoint that is incomplete or partly deleted."""
+    return (
+        ORBAX_TEMPORARY_SUFFIX in name
+        or name.endswith(DELETED_SUFFIX)
+        or (name.isdigit() and name not in saved_names)
+    )
+
+
+def check_is_partial(run_dir: RunDir, path: Path) -> None:
+    """Raise UserError if a checkpoint is complete, but was copied to a bucket without its commit marker."""
+    if not path.name.isdigit() or (path / DELETED_SUFFIX).exists():
+        return
+    if isinstance(digests.read_any_digests(run_dir, int(path.name)), digests.CheckpointDigests):
+        raise UserError(
+            f'{path} has no {directories.COMMIT_MARKER}, as after a copy from a disk; put an empty object of '
+            'that name there, or delete it'
+        )
+
+
+def quarantine_step(run_dir: RunDir, step: int) -> Path:
+    """Move a checkpoint and its digests to the quarantine directory."""
+    names = itertools.chain([f'{step}'], (f'{step}.{number}' for number in itertools.count(1)))
+    quarantine_dir = next(
+        run_dir.quarantine_dir / name for name in names if not (run_dir.quarantine_dir / name).exists()
+    )
+    with writable_folder(quarantine_dir):
+        directories.move_folder(run_dir.checkpoint_dir / str(step), quarantine_dir / 'checkpoint')
+        with contextlib.suppress(FileNotFoundError):
+            directories.move_folder(run_dir.digest_dir / str(step), quarantine_dir / 'digests')
+    return quarantine_dir
+
 
 WAIT_REPORT_SECONDS = 30.0  # seconds of waiting for a save before a message, and between messages
 
@@ -55,7 +185,7 @@ class Checkpointer:
         self.run_id = run_id or broadcast_from_primary(self.group, 'run id', lambda: digests.find_run_id(run_dir))
         self.pool, self.pending_save = ThreadPoolExecutor(1, 'checkpoint'), None
         self.save_seconds: float | None = None  # duration of the latest finished save, including its digests
-        broadcast_from_primary(self.group, 'folder of checkpoints', lambda: retention.clean_up_run_dir(run_dir))
+        broadcast_from_primary(self.group, 'folder of checkpoints', lambda: clean_up_run_dir(run_dir))
         self.newest_step = self.find_latest_step()  # its save may still be running
 
     def find_latest_step(self) -> int | None:
@@ -86,10 +216,8 @@ class Checkpointer:
         def clear_steps() -> list[str]:
             with translate_storage_errors(self.run_dir):
                 if not is_incomplete_save(corruptions):
-                    return [f'it lies in {retention.quarantine_step(self.run_dir, step)} now' for step in corruptions]
-                return [
-                    '; '.join(retention.delete_step(self.run_dir, step)) or 'it is deleted' for step in corruptions
-                ]
+                    return [f'it lies in {quarantine_step(self.run_dir, step)} now' for step in corruptions]
+                return ['; '.join(delete_step(self.run_dir, step)) or 'it is deleted' for step in corruptions]
 
         results = broadcast_from_primary(self.group, 'passed over', clear_steps) if corruptions else []
         return [
@@ -124,7 +252,7 @@ class Checkpointer:
         path = make_absolute(self.run_dir.checkpoint_dir / str(step))
         with translate_storage_errors(self.run_dir), suppress_orbax_logs(), use_orbax_context(path):
             if self.group.index == 0:
-                retention.make_digest_dir(self.run_dir, step)
+                make_digest_dir(self.run_dir, step)
             response = ocp.save_async(path, state, custom_metadata={'data': self.data_fingerprint})
         self.newest_step, self.pending_save = step, self.pool.submit(self.finish_save, step, response, start_time)
 
@@ -139,7 +267,7 @@ class Checkpointer:
         seconds = time.perf_counter() - start_time
         if self.group.index == 0:
             self.check_owner()
-            retention.delete_unretained_steps(self.run_dir, self.retention_policy)
+            delete_unretained_steps(self.run_dir, self.retention_policy)
         return seconds
 
     def raise_save_error(self) -> None:
@@ -172,9 +300,7 @@ class Checkpointer:
         """Delete the newest checkpoint if it is of this step, whose state turned out to be unusable."""
         if self.newest_step == step:
             self.wait()
-            broadcast_from_primary(
-                self.group, f'drop {step}', lambda: retention.print_lines(retention.delete_step(self.run_dir, step))
-            )
+            broadcast_from_primary(self.group, f'drop {step}', lambda: print_lines(delete_step(self.run_dir, step)))
             self.newest_step = self.find_latest_step()
 
     def close(self) -> None:

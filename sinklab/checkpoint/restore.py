@@ -11,8 +11,13 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests
-from sinklab.checkpoint.log_filters import suppress_orbax_logs
-from sinklab.checkpoint.orbax import TEMPORARY_SUFFIX, shorten_read_errors, translate_write_errors, use_orbax_context
+from sinklab.checkpoint.orbax import (
+    TEMPORARY_SUFFIX,
+    shorten_read_errors,
+    suppress_orbax_logs,
+    translate_write_errors,
+    use_orbax_context,
+)
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
 from sinklab.storage import directories

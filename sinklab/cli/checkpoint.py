@@ -134,13 +134,13 @@ def restore_parameters(args: argparse.Namespace) -> int:
 
     compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
-    from sinklab.checkpoint import log_filters, restore
+    from sinklab.checkpoint import orbax, restore
 
     run_dir, steps = resolve_steps(args)
     out = parse_path(args.out)
     if out.exists():
         raise UserError(f'--out={args.out} is there already; give a new folder')
-    log_filters.install_filters()
+    orbax.install_filters()
     num_parameters = restore.save_parameters(run_dir, steps[-1], out, args.dtype)
     print(f'{args.out}: {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(steps[-1])}')
     return 0

@@ -78,8 +78,8 @@ class RunCheckpoint:
         Returns:
             The ids. The added tokens are stored as the bitwise complement of their ids, so they are negative.
         """
-        from sinklab.data.probe_sequences import add_training_tokens
         from sinklab.data.tokenizer import encode_long_text
+        from sinklab.data.windows import add_training_tokens
 
         ids_T = encode_long_text(tokenizer, text, name)
         return ids_T if bare else add_training_tokens(ids_T, self.spec.data)

@@ -15,14 +15,8 @@ import argparse
 import json
 from collections.abc import Mapping
 
-from sinklab.cli import (
-    compilation_flags,
-    config_flags,
-    parallelism_flags,
-    sweep,
-)
+from sinklab.cli import config_flags, hardware_flags, sweep
 from sinklab.cli.train import add_size_argument
-from sinklab.config.seeds import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
@@ -30,6 +24,7 @@ from sinklab.schema import UserError, format_unknown_name
 from sinklab.storage.lease import hold_lease
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
+from sinklab.sweep.plan import parse_seeds
 from sinklab.sweep.run import split_cores
 
 DEFAULT_SIZE = 'quickstart'
@@ -57,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_size_argument(parser)
     sweep.add_jobs_argument(parser)
-    parallelism_flags.add_arguments(parser)
-    compilation_flags.add_cache_argument(parser)
+    hardware_flags.add_arguments(parser)
+    hardware_flags.add_cache_argument(parser)
     parser.add_argument(
         '--png', metavar='FILE', help='also draw all differences in percent, with their intervals, into a PNG file'
     )
@@ -162,7 +157,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     """Train the missing runs of the named claims, write the results and print the verdicts."""
     from sinklab.sweep import results
 
-    layout, size = parallelism_flags.parse_hardware(args), args.size or DEFAULT_SIZE
+    layout, size = hardware_flags.parse_hardware(args), args.size or DEFAULT_SIZE
     seeds = parse_seeds(str(DEFAULT_NUM_SEEDS) if args.seeds is None else args.seeds)
     split_cores(args.jobs)
     sweep.check_no_seed_overrides(extra_args)
@@ -171,7 +166,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         return config_flags.load_spec(get_config_path(row), [*extra_args, *sweep.format_seed_flags(seed)], size)
 
     selected_claims = [claims[name] for name in args.names or claims]
-    options = [*parallelism_flags.format_hardware_flags(layout), f'--size={size}', *extra_args]
+    options = [*hardware_flags.format_hardware_flags(layout), f'--size={size}', *extra_args]
     options += [f'--compiled={args.compiled}'] if args.compiled else []
     with hold_lease(RunDir(args.workdir).path) as run_lease:
         previous_data = results.read_or_create(

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sinklab.cli import config_flags, parallelism_flags
+from sinklab.cli import config_flags, hardware_flags
 from sinklab.cli.train import add_size_argument
 from sinklab.config.spec import Hardware, Spec
 from sinklab.escape import escape_control
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help='kind and number of chips: v5e:16x16, v5p:4x4x4, 2xv5e:8x8 (two slices), h100:8 and others',
     )
-    parallelism_flags.add_arguments(parser)
+    hardware_flags.add_arguments(parser)
     parser.add_argument(
         '--programs',
         metavar='NAMES',
@@ -65,10 +65,10 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         raise UserError('--fit compiles the step alone; leave --programs out')
     if args.fit:
         return compile_best_layouts(
-            spec, parallelism_flags.parse_hardware(args), target, dict(row=title, topology=args.topology), args.json
+            spec, hardware_flags.parse_hardware(args), target, dict(row=title, topology=args.topology), args.json
         )
     report = compile_layout(
-        spec, parallelism_flags.parse_hardware(args), target, args.programs.split(',') if args.programs else ()
+        spec, hardware_flags.parse_hardware(args), target, args.programs.split(',') if args.programs else ()
     )
     if args.json:
         print(json.dumps(dict(row=title, topology=args.topology, **report), indent=2))
@@ -138,12 +138,12 @@ def compile_best_layouts(spec: Spec, layout: Hardware, target: tuple, row_info: 
 def format_nearest_layout(rejected: list) -> str:
     """Format the rejected layout that needs the least memory, with the reason of its rejection."""
     candidate = min(rejected, key=lambda candidate: candidate.bytes or math.inf)
-    return f'{" ".join(parallelism_flags.format_hardware_flags(candidate.hardware))} is refused ({candidate.refused})'
+    return f'{" ".join(hardware_flags.format_hardware_flags(candidate.hardware))} is refused ({candidate.refused})'
 
 
 def describe_candidate(candidate: Any) -> dict:
     fields = dict(
-        options=parallelism_flags.format_hardware_flags(candidate.hardware),
+        options=hardware_flags.format_hardware_flags(candidate.hardware),
         formula_bytes=candidate.bytes,
         formula_seconds=candidate.seconds,
     )

@@ -202,7 +202,12 @@ def check_backend(backend_name: str, platform: str, problem: Any) -> dict:
         `outcome`: ok, wrong, or lacks (not supported); with the largest relative `error`, or the `reason` why there
         is none.
     """
-    from sinklab.attn.backends import MAX_RELATIVE_ERROR, UnsupportedBackendError, explain_unsupported, measure_error
+    from sinklab.attn.backends import (
+        MAX_RELATIVE_ERROR,
+        UnsupportedBackendError,
+        explain_unsupported,
+        measure_error,
+    )
 
     if reason := explain_unsupported(backend_name, platform, problem):
         return dict(outcome='lacks', reason=reason)

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from sinklab import startup_signals
-from sinklab.cli.command_line import is_sinklab_process
-from sinklab.cli.compilation_flags import is_cpu_only
+from sinklab.cli.hardware_flags import is_cpu_only
+from sinklab.escape import is_sinklab_process
 
 TUNABLES = 'GLIBC_TUNABLES'
 HUGE = 'glibc.malloc.hugetlb'

@@ -20,7 +20,7 @@ from sinklab.storage.atomic_write import writable_folder
 from sinklab.storage.paths import parse_path
 
 if TYPE_CHECKING:
-    from sinklab.analysis.measure_job import MeasureRequest, MeasureResult
+    from sinklab.analysis.measure import MeasureRequest, MeasureResult
     from sinklab.analysis.model_protocol import MeasurableModel, ProgressFn
     from sinklab.metrics.metric import MetricInfo
 
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     request = parse_request(args)
     if args.out and parse_path(args.out).exists():
         raise UserError(f'--out={args.out} is there already; give a new folder')
-    from sinklab.analysis import measure_job, model_ref
+    from sinklab.analysis import measure, model_ref
 
     measured_models = (
         model_ref.open_all_checkpoints(args.model, args.bos)
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         with writable_folder(parse_path(args.out).parent):
             pass  # raises before anything is measured, if the folder cannot be written
     answers = [measure_model(measured_model, request) for measured_model in measured_models]
-    report = measure_job.make_record(answers, args.all)
+    report = measure.make_record(answers, args.all)
     try:
         if args.json:
             print(json.dumps(report, indent=2, allow_nan=False))
@@ -137,12 +137,12 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     finally:  # also if the reader closes the output (| head); after printing, so that a full disk loses no result
         if args.out:
             with writable_folder(parse_path(args.out)):
-                measure_job.write_results(answers, args.out, args.all)
+                measure.write_results(answers, args.out, args.all)
     return 0
 
 
 def measure_model(model: 'MeasurableModel', request: 'MeasureRequest') -> 'MeasureResult':
-    from sinklab.analysis.measure_job import make_job
+    from sinklab.analysis.measure import make_job
 
     job = make_job(model, request)
     with show_progress(model.name, job.num_sequences) as on_progress:
@@ -158,7 +158,7 @@ def parse_request(args: argparse.Namespace) -> 'MeasureRequest':
     thresholds = parse_list('--eps', args.eps, float)
     if thresholds and not lengths:
         raise UserError(f'--eps={args.eps} is of --lengths; give these, such as --lengths=16,32,64')
-    from sinklab.analysis.measure_job import MeasureRequest
+    from sinklab.analysis.measure import MeasureRequest
 
     fields = {name: getattr(args, name) for name in SHARED_FIELDS}
     return MeasureRequest(
@@ -211,7 +211,7 @@ def print_measurements(reports: list[dict]) -> None:
 
 def select_metrics(reports: list[dict]) -> list['MetricInfo']:
     """Select the metrics to print that a report has: PRINTED_METRICS, the loss, and Sink_1 by length."""
-    from sinklab.analysis.measure_job import LOSS_INFO
+    from sinklab.analysis.measure import LOSS_INFO
     from sinklab.metrics import registry
 
     names = dict.fromkeys(name for item in reports for values in item['inputs'].values() for name in values)

@@ -210,8 +210,7 @@ def has_enough_windows(store: Any, spec: Any) -> bool:
 
 
 def check_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
-    from sinklab.data.store import Store
-    from sinklab.data.store_check import find_problems, summarize_store
+    from sinklab.data.store import Store, find_problems, summarize_store
     from sinklab.data.tokenizer import compute_tokenizer_digest
 
     store = Store(args.check)
@@ -240,7 +239,7 @@ def check_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
 def print_store(
     args: argparse.Namespace, fields: dict[str, Any], store: Any, issues: list[str], size_note: str
 ) -> None:
-    from sinklab.data.store_check import decode_samples, summarize_store
+    from sinklab.data.store import decode_samples, summarize_store
 
     store_summary = summarize_store(store, fields['length'], fields['batch_size'], fields['hosts'])
     if args.json:

@@ -9,16 +9,15 @@ from typing import NoReturn
 
 from sinklab import standard_streams
 from sinklab.checkpoint import digests
-from sinklab.cli.command_line import format_command_line
-from sinklab.escape import escape_control
+from sinklab.escape import escape_control, format_command_line
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
 from sinklab.storage.lease import DEFAULT_GRACE_SECONDS
 from sinklab.supervisor import cluster, worker_client
 from sinklab.supervisor.exit_status import ExitStatus
+from sinklab.supervisor.messages import Timeouts
 from sinklab.supervisor.supervisor import RestartPolicy, Supervisor, log_failure
-from sinklab.supervisor.timeouts import Timeouts
 from sinklab.train.run_status import classify_error
 
 RECOVERY_HINTS = {'stopped': '; go on with: {command}', 'lost': '; start the same command again'}

@@ -17,24 +17,17 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sinklab.cli import (
-    compilation_flags,
-    config_flags,
-    parallelism_flags,
-    report,
-)
-from sinklab.cli.command_line import format_command_line, get_program_argv
+from sinklab.cli import config_flags, hardware_flags, report
 from sinklab.cli.train import add_size_argument
-from sinklab.config.seeds import SEEDS_HELP, format_seeds, parse_seeds
 from sinklab.config.spec import Spec
-from sinklab.escape import escape_control, join_shell
+from sinklab.escape import escape_control, format_command_line, get_program_argv, join_shell
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError, format_unknown_name
 from sinklab.storage.atomic_write import atomic_write, writable_folder
 from sinklab.storage.lease import Lease, hold_lease
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
-from sinklab.sweep.plan import SweepRun
+from sinklab.sweep.plan import SEEDS_HELP, SweepRun, format_seeds, parse_seeds
 from sinklab.sweep.run import run_sweep, split_cores
 
 if TYPE_CHECKING:
@@ -65,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='folder for the run folders (ROW-SEED) and sweep.json, such as runs/sweep',
     )
     add_jobs_argument(parser)
-    parallelism_flags.add_arguments(parser)
-    compilation_flags.add_cache_argument(parser)
+    hardware_flags.add_arguments(parser)
+    hardware_flags.add_cache_argument(parser)
     parser.add_argument('--report', action='store_true', help='also write DIR/report.html, a page with pictures')
     parser.add_argument('--json', action='store_true', help='print the table as JSON')
     parser.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
@@ -87,7 +80,7 @@ def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    layout, (module, table) = parallelism_flags.parse_hardware(args), select_rows(args)
+    layout, (module, table) = hardware_flags.parse_hardware(args), select_rows(args)
     seeds = [0] if args.seeds is None else parse_seeds(args.seeds)
     split_cores(args.jobs)
     check_no_seed_overrides(extra_args)
@@ -98,7 +91,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         )
 
     options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(args, name))]
-    options = [*parallelism_flags.format_hardware_flags(layout), *options, *extra_args]
+    options = [*hardware_flags.format_hardware_flags(layout), *options, *extra_args]
     with hold_lease(RunDir(args.workdir).path) as run_lease:
         if args.seeds is not None:
             plan.check_seed_count(args.seeds, table, args.workdir)

@@ -10,13 +10,19 @@ from typing import Protocol
 import numpy as np
 
 from sinklab.config import spec
-from sinklab.data import bigram_backcopy, probe_sequences
-from sinklab.data.disk_cache import compute_coverage
+from sinklab.data import bigram_backcopy, windows
 from sinklab.data.prepare import open_corpus
+from sinklab.data.remote_store import compute_coverage
 from sinklab.data.sources import read_texts
 from sinklab.data.store import Store
 from sinklab.data.store_files import IDS_SUFFIX, PREDICTED_SUFFIX
-from sinklab.data.windows import HeldOutWindows, ShuffledBatches, TransformedWindows, Windows, set_fixed_token
+from sinklab.data.windows import (
+    HeldOutWindows,
+    ShuffledBatches,
+    TransformedWindows,
+    Windows,
+    set_fixed_token,
+)
 from sinklab.schema import UserError
 
 
@@ -119,9 +125,7 @@ def load_text_data(spec: spec.Spec, share: float) -> RunData:
 
     held_out = make_windows('held_out', valid_parts, 1.0, data.fixed_held_out)
     check_enough_windows(spec, held_out, valid_weights)
-    probe_PT = probe_sequences.PROBE_INPUTS[spec.probe.inputs](
-        store, spec.probe, PREPENDED_IDS[spec.probe.prepend](data)
-    )
+    probe_PT = windows.PROBE_INPUTS[spec.probe.inputs](store, spec.probe, PREPENDED_IDS[spec.probe.prepend](data))
     remote_options = dict(map_reads=store.map_reads, store_version=store.remote_version) if store.is_remote else {}
     train = make_windows('train', parts, data.share, True)
     batches = ShuffledBatches(train, data.seed, spec.optimizer.batch_size, weights, **remote_options)

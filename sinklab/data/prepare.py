@@ -26,7 +26,7 @@ from sinklab.data.document import (
     require_intact,
 )
 from sinklab.data.held_out_split import hash_document_name, split_single_text
-from sinklab.data.store import Store
+from sinklab.data.store import DocumentEntry, ShardStream, Store
 from sinklab.data.store_files import (
     FORMAT_VERSION,
     META_FILE,
@@ -38,8 +38,12 @@ from sinklab.data.store_files import (
     make_plan,
     read_plan,
 )
-from sinklab.data.store_writer import DocumentEntry, ShardStream
-from sinklab.data.tokenizer import choose_ids_dtype, compute_tokenizer_digest, encode_tasks, read_tokenizer_json
+from sinklab.data.tokenizer import (
+    choose_ids_dtype,
+    compute_tokenizer_digest,
+    encode_tasks,
+    read_tokenizer_json,
+)
 from sinklab.escape import escape_control
 from sinklab.schema import UserError, format_unknown_name
 from sinklab.storage.atomic_write import writable_folder

@@ -23,8 +23,7 @@ from typing import Any, BinaryIO
 
 from sinklab.install_commands import format_extra_command
 from sinklab.schema import UserError
-from sinklab.storage.object_info import ObjectInfo, list_objects, parse_object_info
-from sinklab.storage.paths import get_file_system, parse_path
+from sinklab.storage.paths import ObjectInfo, get_file_system, list_objects, parse_object_info, parse_path
 
 ZSTD_READ_BYTES = 1 << 14  # compressed bytes per decoder call; small, because the output may be much larger
 BRACES = re.compile(r'\{([^{}]*,[^{}]*)\}')

@@ -2,7 +2,12 @@
 
 import numpy as np
 
-from sinklab.metrics.metric import FigureSpec, Metric, MetricInfo, MetricSetting
+from sinklab.metrics.metric import (
+    FigureSpec,
+    Metric,
+    MetricInfo,
+    MetricSetting,
+)
 from sinklab.metrics.norms import compare_first_with_others, compute_norms, make_norm_infos
 from sinklab.metrics.sink import EPSILON
 

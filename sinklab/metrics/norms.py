@@ -2,7 +2,13 @@
 
 import numpy as np
 
-from sinklab.metrics.metric import FigureSpec, Metric, MetricInfo, MetricSetting, make_head_metric
+from sinklab.metrics.metric import (
+    FigureSpec,
+    Metric,
+    MetricInfo,
+    MetricSetting,
+    make_head_metric,
+)
 from sinklab.metrics.sink import EPSILON
 
 HIDDEN_SENTENCE = 'Norm of the first hidden state over the mean of the others, after each block.'

@@ -11,14 +11,30 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sinklab.attn import example_specs
 from sinklab.attn.backends import BACKENDS
-from sinklab.attn.key_mass import KeyMass, RowFunctions, compute_key_mass, compute_row_means
+from sinklab.attn.key_mass import (
+    KeyMass,
+    RowFunctions,
+    compute_key_mass,
+    compute_row_means,
+)
 from sinklab.attn.mask import Mask, resolve_mask
 from sinklab.attn.operations import resolve_operation
 from sinklab.attn.reference import repeat_kv
-from sinklab.attn.spec import AttentionProblem, AttentionSpec, RelativePositionBias, ScoreBias
+from sinklab.attn.spec import (
+    AttentionProblem,
+    AttentionSpec,
+    RelativePositionBias,
+    ScoreBias,
+)
 from sinklab.config import spec
-from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
-from sinklab.model.layers import FEATURE_MAPS, Gate, Identity, make_norm
+from sinklab.model.layers import (
+    FEATURE_MAPS,
+    INITIALIZATIONS,
+    Gate,
+    Identity,
+    make_norm,
+    make_normal_param,
+)
 from sinklab.model.learned_kv import LEARNED_KV_KINDS
 from sinklab.model.positions import POSITIONS
 from sinklab.parallel.mixed_precision import broadcast_and_cast, param_einsum

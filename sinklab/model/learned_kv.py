@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from sinklab.config import spec
-from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
+from sinklab.model.layers import INITIALIZATIONS, make_normal_param
 from sinklab.parallel.mixed_precision import all_gather_param, broadcast_and_cast
 
 INIT_STD = 0.02  # as in the released code

@@ -18,9 +18,20 @@ from sinklab.attn.key_mass import RowFunctions
 from sinklab.attn.mask import resolve_mask
 from sinklab.config import spec
 from sinklab.config.spec import SAVEABLE_ACTIVATIONS, parse_saved_activations
-from sinklab.model.attention import AttentionContext, Intermediates, SelfAttention, make_attention_spec
-from sinklab.model.initialization import INITIALIZATIONS, make_normal_param
-from sinklab.model.layers import FFN, NORM_PLACEMENTS, BranchNorms, make_norm
+from sinklab.model.attention import (
+    AttentionContext,
+    Intermediates,
+    SelfAttention,
+    make_attention_spec,
+)
+from sinklab.model.layers import (
+    FFN,
+    INITIALIZATIONS,
+    NORM_PLACEMENTS,
+    BranchNorms,
+    make_norm,
+    make_normal_param,
+)
 from sinklab.model.learned_kv import LEARNED_KV_KINDS
 from sinklab.model.positions import POSITIONS
 from sinklab.parallel.mixed_precision import look_up, sharded_einsum

@@ -5,7 +5,12 @@ The sink emerges when Sink_1 passes half of its final value.
 
 import dataclasses
 
-from sinklab.metrics.emergence import EmergenceSpan, find_emergence, find_first_heads, merge_emergence
+from sinklab.metrics.emergence import (
+    EmergenceSpan,
+    find_emergence,
+    find_first_heads,
+    merge_emergence,
+)
 from sinklab.metrics.registry import HEADLINE_FIGURE, HEADLINE_METRIC
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.report.run_groups import AxisPoint, RunGroup

@@ -18,9 +18,13 @@ from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.metrics.registry import FIGURES, VALID_LOSS
 from sinklab.report import run_groups as run_groups_module
 from sinklab.report.emergence import compute_span, find_run_emergence, select_learned
-from sinklab.report.probe_files import select_evenly
-from sinklab.report.run_groups import AxisPoint, RunGroup, SweepAxis, compute_mean_curve
-from sinklab.report.runs import RunResult, find_branches
+from sinklab.report.run_groups import (
+    AxisPoint,
+    RunGroup,
+    SweepAxis,
+    compute_mean_curve,
+)
+from sinklab.report.runs import RunResult, find_branches, select_evenly
 from sinklab.report.sweep_table import EMERGENCE_METRIC
 
 ALIGNMENT_BYTES = 4

@@ -3,7 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from sinklab.metrics import registry
-from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT, EmergenceSpan, find_emergence, merge_emergence
+from sinklab.metrics.emergence import (
+    MIN_FINAL_RATE_PERCENT,
+    EmergenceSpan,
+    find_emergence,
+    merge_emergence,
+)
 from sinklab.metrics.metric import MetricInfo, format_fixed
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.report.emergence import compute_span, find_run_emergence

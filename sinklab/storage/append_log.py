@@ -15,8 +15,7 @@ from pathlib import Path
 
 from sinklab.storage import untrusted_files
 from sinklab.storage.directories import read_file
-from sinklab.storage.object_info import list_objects
-from sinklab.storage.paths import get_file_system, is_remote
+from sinklab.storage.paths import get_file_system, is_remote, list_objects
 from sinklab.storage.run_files import is_truncated
 
 FLUSH_SECONDS = 20.0  # seconds until a line is in the bucket, at most, plus the time of a request

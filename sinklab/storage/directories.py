@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.storage import untrusted_files
-from sinklab.storage.object_info import ObjectInfo, list_objects
-from sinklab.storage.paths import get_file_system, is_remote
+from sinklab.storage.paths import ObjectInfo, get_file_system, is_remote, list_objects
 
 COMMIT_MARKER = 'commit_success.txt'  # the name that Orbax uses
 FOLDER_MARKER = '.made'

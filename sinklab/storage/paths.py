@@ -1,11 +1,15 @@
 """Paths: local paths, and gs:// and s3:// URLs as epath.Path with the same methods."""
 
 import contextlib
+import dataclasses
+import errno
 import functools
 import importlib
 import os
 import posixpath
-from collections.abc import Iterator
+import pwd
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +183,84 @@ def short_timeout(seconds: float) -> Iterator[None]:
         yield
     finally:
         RETRY_SECONDS.reset(token)
+
+
+CONTENT_DIGEST_KEYS = ('md5Hash', 'crc32c', 'ETag')  # of the metadata; the best first
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectInfo:
+    """The size, content digest with its kind, and version of an object."""
+
+    size: int
+    content_digest: str
+    version: str
+    is_decompressed: bool = False  # the storage decompresses it when it is read
+
+
+def parse_object_info(metadata: Mapping) -> ObjectInfo:
+    content_digest = next(f'{kind} {metadata[kind]}' for kind in CONTENT_DIGEST_KEYS if metadata.get(kind))
+    version = str(metadata.get('generation') or metadata['ETag'])
+    return ObjectInfo(int(metadata['size']), content_digest, version, metadata.get('contentEncoding') == 'gzip')
+
+
+def list_objects(folder: Path, prefix: str = '') -> dict[str, ObjectInfo]:
+    """Return all objects below a folder whose relative paths begin with `prefix`.
+
+    One request lists a thousand objects.
+    """
+    root = os.fspath(folder).partition('://')[2] + '/'
+    objects = get_file_system(folder).find(os.fspath(folder), detail=True, prefix=prefix)
+    return {
+        path.removeprefix(root): parse_object_info(metadata)
+        for path, metadata in objects.items()
+        if not path.endswith('/')
+    }
+
+
+# A permission, a file of another kind at the path, or a limit of this process. A restart meets the same error.
+PERMANENT_ERRNOS = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP))
+PERMANENT_ERRNOS |= {errno.ENAMETOOLONG, errno.EFBIG}
+
+
+def is_permanent_error(error: BaseException) -> bool:
+    """Return whether a storage error names a path and would occur again after a restart."""
+    return isinstance(error, OSError) and error.errno in PERMANENT_ERRNOS and get_error_path(error) is not None
+
+
+def get_error_path(error: BaseException) -> str | None:
+    """Return the path that a storage error names; for a rename, the new path."""
+    name = getattr(error, 'filename2', None) or getattr(error, 'filename', None)
+    return os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) and name else None
+
+
+def describe_path_error(error: OSError) -> str:
+    """Describe in one line what is wrong with the path that an error names, and its permissions."""
+    permissions = describe_permission(get_error_path(error))
+    return f'{get_error_path(error)} cannot be used ({error.strerror}{f"; {permissions}" if permissions else ""})'
+
+
+def describe_permission(name: str) -> str:
+    """Describe the mode and owner of a path or of its nearest folder that can be inspected.
+
+    Returns:
+        `PATH is MODE OWNER:GROUP, this process runs as USER`; '' for a bucket, or if nothing can be inspected.
+    """
+    if is_remote(name):
+        return ''
+    path = Path(os.path.abspath(name))
+    for existing_path in (path, *path.parents):
+        try:
+            info = existing_path.lstat()
+        except OSError:
+            continue
+        mode, owner = stat.filemode(info.st_mode), f'{get_user_name(info.st_uid)}:{info.st_gid}'
+        return f'{existing_path} is {mode} {owner}, this process runs as {get_user_name(os.geteuid())}'
+    return ''
+
+
+def get_user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

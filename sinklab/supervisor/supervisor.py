@@ -52,6 +52,7 @@ from sinklab.supervisor.messages import (
     RetryLater,
     RunExit,
     StartWorkers,
+    Timeouts,
     Welcome,
     WorkerExit,
     get_host_name,
@@ -64,7 +65,6 @@ from sinklab.supervisor.run_secret import (
     read_secret_variable,
 )
 from sinklab.supervisor.run_secret import SECRET_VARIABLE as SECRET
-from sinklab.supervisor.timeouts import Timeouts
 from sinklab.supervisor.worker_client import WORKER_VARIABLE
 
 LOG_TAIL_BYTES = 100_000  # bytes of the end of a worker's log that are kept

@@ -1,16 +1,19 @@
-"""The training loop: steps, logging, evaluations, checkpoints, and stop requests."""
+"""Prefetching of batches in a background thread."""
 
 import contextlib
 import dataclasses
 import functools
 import math
+import queue
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
 
 import jax
 
 from sinklab.attn.backends import BackendChoice
-from sinklab.checkpoint import log_filters
+from sinklab.checkpoint import orbax
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.orbax import translate_storage_errors
 from sinklab.config.spec import Hardware, Spec
@@ -41,7 +44,6 @@ from sinklab.train import (
 )
 from sinklab.train.callbacks import Callback
 from sinklab.train.evaluate import make_evaluate
-from sinklab.train.prefetch import Prefetcher
 from sinklab.train.run_status import (
     DivergedError,
     ReplicaMismatchError,
@@ -49,7 +51,52 @@ from sinklab.train.run_status import (
     collect_stop_signals,
     write_outcome,
 )
-from sinklab.train.setup import acquire_lease, add_lineage, describe_environment, set_up_run
+from sinklab.train.setup import (
+    acquire_lease,
+    add_lineage,
+    describe_environment,
+    set_up_run,
+)
+
+T = TypeVar('T')
+JOIN_TIMEOUT_SECONDS = 5.0  # seconds that `close` waits for the thread; one that hangs is abandoned
+
+
+class Prefetcher(Generic[T]):
+    """Prefetcher of function(index) for each index, up to `depth` results ahead, in a background thread.
+
+    An error of the function is raised by the call of `get` for the same index.
+    """
+
+    def __init__(self, function: Callable[[int], T], indices: Iterable[int], depth: int):
+        self.function, self.indices = function, indices
+        self.free_slots, self.results, self.is_closed = threading.Semaphore(depth), queue.SimpleQueue(), False
+        self.thread = threading.Thread(target=self.run_worker, daemon=True)
+        self.thread.start()
+
+    def run_worker(self) -> None:
+        for index in self.indices:
+            self.free_slots.acquire()
+            if self.is_closed:
+                return
+            try:
+                self.results.put((self.function(index), None))
+            except BaseException as error:
+                self.results.put((None, error))
+
+    def get(self) -> T:
+        """Return the next result, which frees a slot."""
+        result, error = self.results.get()
+        self.free_slots.release()
+        if error:
+            raise error
+        return result
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.free_slots.release()
+        self.thread.join(JOIN_TIMEOUT_SECONDS)
+
 
 # Requests of a process to all processes, of which the largest is met. Larger numbers are those of SIGINT or SIGTERM,
 # which request a stop.
@@ -92,7 +139,7 @@ def train(
         StoppedBySignal: A signal requested a stop, and a checkpoint was saved.
         ReplicaMismatchError: Replicas or processes hold different values.
     """
-    log_filters.install_filters()
+    orbax.install_filters()
     group = group or SingleProcessGroup()
     run_dir = run_dir if group.index == 0 else run_dir.as_read_only()
     broadcast_from_primary(group, 'folder', lambda: run_dir.check_spec(spec))

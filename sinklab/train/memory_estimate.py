@@ -12,7 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from sinklab import chip_specs
-from sinklab.config.spec import SAVEABLE_ACTIVATIONS, Hardware, Spec, parse_saved_activations
+from sinklab.config.spec import (
+    SAVEABLE_ACTIVATIONS,
+    Hardware,
+    Spec,
+    parse_saved_activations,
+)
 from sinklab.parallel import device_mesh, sharding
 from sinklab.schema import UserError
 from sinklab.train import loss, state

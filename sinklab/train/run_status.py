@@ -13,7 +13,7 @@ from sinklab.checkpoint import digests
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
 from sinklab.storage.lease import LeaseLostError
-from sinklab.storage.permanent_errors import describe_path_error, is_permanent_error
+from sinklab.storage.paths import describe_path_error, is_permanent_error
 from sinklab.storage.retry import AccessDeniedError, BucketNotFoundError, StorageTimeoutError
 from sinklab.storage.untrusted_files import DamagedFileError
 from sinklab.supervisor.exit_status import (

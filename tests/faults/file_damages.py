@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.cli.compilation_flags import FAST_COMPILE_FLAGS
+from sinklab.cli.hardware_flags import FAST_COMPILE_FLAGS
 
 VERBS = 'train', 'tail', 'report', 'measure', 'verify'
 BAD = 'silent', 'traceback', 'hang', 'retry', 'unnamed'
@@ -495,16 +495,16 @@ def work() -> None:
     channel = os.fdopen(os.dup(1), 'w')
     import jax  # noqa: F401
 
-    from sinklab.analysis import measure, measure_job  # noqa: F401
+    from sinklab.analysis import measure  # noqa: F401
     from sinklab.cli import tail
     from sinklab.cli.main import main
-    from sinklab.storage import atomic_write, file_lock, lease
+    from sinklab.storage import atomic_write, compare_and_swap, lease
     from sinklab.train import loop  # noqa: F401
 
     # Seconds that are waited for somebody who is not there, and for files that a network's disk may show late.
     (
         tail.RESTART_SECONDS,
-        file_lock.STALE_LOCK_SECONDS,
+        compare_and_swap.STALE_LOCK_SECONDS,
         lease.OWNER_TIMEOUT_SECONDS,
         atomic_write.SHARED_DISK_SECONDS,
     ) = 0.5, 0.5, 3.0, 0.0

@@ -1,4 +1,4 @@
-"""TPU kernels (Pallas, Mosaic): forward and backward, over the pairs of a block plan.
+"""Bodies of the TPU kernels: one grid step, with its pair of blocks.
 
 In the forward pass, the rows of a block of scores are queries. Softmax is online, as in flash attention; the linear
 reduction only adds. In the backward pass, the columns are queries, so that the statistics of queries are rows of
@@ -14,13 +14,270 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sinklab.attn.pallas import block_plan
-from sinklab.attn.pallas.primitive import KernelSpec, Reduction, ScoreSpec
-from sinklab.attn.pallas.tpu_block import (
-    NUM_LANES,
-    backward_kernel,
-    forward_kernel,
-    make_block_ops,
+from sinklab.attn.pallas.primitive import (
+    MASK_VALUE,
+    KernelSpec,
+    LinearReduction,
+    Reduction,
+    ScoreSpec,
+    SoftmaxReduction,
 )
+
+NUM_LANES = 128
+NT_DIMS, NN_DIMS, TN_DIMS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))  # contracting dimensions of a product
+
+
+def dot(left, right, contracting_dims):
+    return jax.lax.dot_general(left, right, (contracting_dims, ((), ())), preferred_element_type=jnp.float32)
+
+
+def to_column(row):
+    """Transpose a row of lanes to a column."""
+    return jnp.transpose(jnp.broadcast_to(row, (NUM_LANES, row.shape[1])))[:, :1]
+
+
+def repeat_lanes(column_Q1, width: int):
+    """Repeat a column that fills NUM_LANES lanes to `width` lanes."""
+    return jnp.tile(column_Q1, (1, -(-width // NUM_LANES)))[:, :width]
+
+
+def sum_by_lane(array_QS):
+    """Sum the columns that share a lane; `finish` sums over lanes once, at the end."""
+    return sum(array_QS[:, start : start + NUM_LANES] for start in range(0, array_QS.shape[1], NUM_LANES))
+
+
+class GridStep:
+    """A grid step: its pair of blocks, and the range of keys that its queries see."""
+
+    def __init__(self, call, scalars, parameter_HP, num_parameters: int, row_refs):
+        self.call, self.row_refs = call, row_refs
+        self.parameters = [parameter_HP[pl.program_id(1), p] for p in range(num_parameters)]
+        _, outer_N, inner_N, edge_N, *per_sequence = scalars
+        n = pl.program_id(2)
+        self.kind, self.low, self.high = (
+            scalar_N[call.get_pair_index(pl.program_id(0), n)] for scalar_N in per_sequence
+        )
+        self.edge, self.is_first, self.is_last = edge_N[n], n == 0, n == call.grid[2] - 1
+        self.query_block, self.key_block = (outer_N[n], inner_N[n]) if call.query_major else (inner_N[n], outer_N[n])
+
+    def run(self, start: Callable, visit: Callable, finish: Callable) -> None:
+        """Visit the visible strips of keys of this grid step.
+
+        Args:
+            start: Called before the first pair of an outer block.
+            visit: Function (strips, masked), called for visible keys; `masked` says whether they need the mask.
+            finish: Called after the last pair of an outer block.
+        """
+        strip, size = self.call.strip_keys, self.call.block_sizes[1]
+
+        def interior():
+            visit([pl.ds(number * strip, strip) for number in range(size // strip)], False)
+
+        pl.when(self.edge & 1 != 0)(start)
+        if self.call.plan.kinds == {block_plan.INTERIOR}:
+            interior()
+        else:
+            pl.when(self.kind == block_plan.INTERIOR)(interior)
+            visible_range = [jnp.clip(edge - self.key_block * size, 0, size) for edge in (self.low, self.high)]
+            low, high = jax.lax.div(visible_range[0], strip), pl.cdiv(visible_range[1], strip)
+
+            @pl.when(self.kind == block_plan.BOUNDARY)
+            def _():
+                jax.lax.fori_loop(low, high, lambda number, _: visit([pl.ds(number * strip, strip)], True), None)
+
+        pl.when(self.edge & 2 != 0)(finish)
+
+    def compute_score(self, product, score_spec: ScoreSpec, keys: pl.Slice):
+        score = score_spec.scale * product
+        if score_spec.bias_function is not None:
+            score += self.compute_bias(score_spec.bias_function, self.parameters, keys)
+        return score + score_spec.offset if score_spec.offset else score
+
+    def compute_bias(self, bias_function: Callable, parameters, keys: pl.Slice):
+        query, key = self.row_refs[2][...], self.row_refs[3][:, keys]
+        query, key = (to_column(query), key) if self.call.query_major else (query, to_column(key))
+        return bias_function(parameters, jnp.maximum(query - key, 0).astype(jnp.float32))
+
+    def compute_mask(self, keys: pl.Slice):
+        start, end = (row[...] for row in self.row_refs[:2])
+        queries, first_key = self.call.block_sizes[0], self.key_block * self.call.block_sizes[1] + keys.start
+        if self.call.query_major:
+            key = first_key + jax.lax.broadcasted_iota(jnp.int32, (queries, keys.size), 1)
+            return (to_column(start) <= key) & (key < to_column(end))
+        key = first_key + jax.lax.broadcasted_iota(jnp.int32, (keys.size, queries), 0)
+        return (start <= key) & (key < end)
+
+
+def split_refs(call, num_parameters: int, refs):
+    """Return the grid step, and the refs of inputs, outputs and scratch."""
+    scalars, (parameter_HP, *rest) = refs[: len(call.scalars)], refs[len(call.scalars) :]
+    num_rows = len(call.row_inputs)
+    return GridStep(call, scalars, parameter_HP, num_parameters, rest[:num_rows]), rest[num_rows:]
+
+
+def forward_kernel(
+    score_spec: ScoreSpec, block_ops: 'BlockOps', call, num_parameters: int, num_outputs: int, *refs
+) -> None:
+    step, (query, key, value, *rest) = split_refs(call, num_parameters, refs)
+    (output, *statistics), scratch = rest[:num_outputs], rest[num_outputs:]
+
+    def visit(strips, masked):
+        for keys in strips:
+            score = step.compute_score(dot(query[...], key[keys, :], NT_DIMS), score_spec, keys)
+            block_ops.add(scratch, score, step.compute_mask(keys) if masked else None, value[keys, :])
+
+    def finish():
+        sum_QV, *statistic_columns = block_ops.finish(*scratch)
+        output[...] = sum_QV.astype(output.dtype)
+        for row, statistic_column in zip(statistics, statistic_columns, strict=True):
+            row[...] = jnp.transpose(statistic_column)[:1]
+
+    step.run(lambda: block_ops.start(*scratch), visit, finish)
+
+
+class SoftmaxBlockOps:
+    """Online softmax: o = sum e^(s - lse) v, and lse."""
+
+    name, num_running_sums = 'softmax', 2  # statistics of rows that are carried from block to block
+
+    def __init__(self, reduction: SoftmaxReduction):
+        pass
+
+    def start(self, sum_QV, largest_QL, total_QL):
+        sum_QV[...] = jnp.zeros_like(sum_QV)
+        largest_QL[...] = jnp.full_like(largest_QL, MASK_VALUE)
+        total_QL[...] = jnp.zeros_like(total_QL)
+
+    def add(self, scratch, score, visible, value):
+        sum_QV, largest_QL, total_QL = scratch
+        if visible is not None:
+            score = jnp.where(visible, score, MASK_VALUE)
+        old_max = largest_QL[...]
+        new_max = jnp.maximum(old_max, jnp.max(score, 1, keepdims=True))
+        rescale, weight = jnp.exp(old_max - new_max), jnp.exp(score - repeat_lanes(new_max, score.shape[1]))
+        largest_QL[...] = new_max
+        total_QL[...] = rescale * total_QL[...] + sum_by_lane(weight)
+        product = dot(weight.astype(value.dtype), value, NN_DIMS)
+        sum_QV[...] = repeat_lanes(rescale, sum_QV.shape[1]) * sum_QV[...] + product
+
+    def finish(self, sum_QV, largest_QL, total_QL):
+        """Return the output and lse; queries that saw no key get 0 and MASK_VALUE.
+
+        The sums of such queries are of e^0 of hidden scores.
+        """
+        sees_keys = largest_QL[...] > MASK_VALUE / 2
+        total = jnp.where(sees_keys, jnp.sum(total_QL[...], 1, keepdims=True), 1.0)
+        width = sum_QV.shape[1]
+        output = jnp.where(repeat_lanes(sees_keys, width), sum_QV[...] / repeat_lanes(total, width), 0.0)
+        return output, jnp.where(sees_keys, largest_QL[...] + jnp.log(total), MASK_VALUE)
+
+    def gradients(self, score_SQ, d_weight_SQ, lse_1Q, d_mass_1Q):
+        """Return (weight, dS)."""
+        weight_SQ = jnp.exp(score_SQ - lse_1Q)
+        return weight_SQ, weight_SQ * (d_weight_SQ + d_mass_1Q)
+
+
+class LinearBlockOps:
+    """Linear reduction: sum w(s) v, and sum m(s) for each mass m."""
+
+    name = 'linear'
+
+    def __init__(self, reduction: LinearReduction):
+        self.weigh, self.num_running_sums = reduction.weigh, reduction.num_statistics
+
+    def start(self, *scratch):
+        for sums in scratch:
+            sums[...] = jnp.zeros_like(sums)
+
+    def add(self, scratch, score, visible, value):
+        weight, masses = self.weigh(score)
+        sum_QV, *totals = scratch
+
+        def hide(x):
+            return x if visible is None else jnp.where(visible, x, 0.0)
+
+        for total_QL, mass in zip(totals, masses, strict=True):
+            total_QL[...] += sum_by_lane(hide(mass))
+        sum_QV[...] += dot(hide(weight).astype(value.dtype), value, NN_DIMS)
+
+    def finish(self, sum_QV, *totals):
+        return sum_QV[...], *(
+            jnp.broadcast_to(jnp.sum(total_QL[...], 1, keepdims=True), total_QL.shape) for total_QL in totals
+        )
+
+    def gradients(self, score_SQ, d_weight_SQ, *d_mass_1Q):
+        """Return (weight, dS)."""
+        (weight_SQ, masses), vjp = jax.vjp(self.weigh, score_SQ)
+        d_masses = type(masses)(jnp.broadcast_to(row, score_SQ.shape) for row in d_mass_1Q)
+        return weight_SQ, vjp((d_weight_SQ, d_masses))[0]
+
+
+BlockOps = SoftmaxBlockOps | LinearBlockOps
+BLOCK_OPS = {SoftmaxReduction: SoftmaxBlockOps, LinearReduction: LinearBlockOps}
+
+
+def make_block_ops(reduction: Reduction) -> BlockOps:
+    return BLOCK_OPS[type(reduction)](reduction)
+
+
+def backward_kernel(
+    score_spec: ScoreSpec, block_ops: BlockOps, num_rows: int, call, num_parameters: int, num_outputs: int, *refs
+) -> None:
+    step, (query, key, value, d_output, *rest) = split_refs(call, num_parameters, refs)
+    statistics, (d_query, d_key, d_value, d_parameter, *scratch) = rest[:num_rows], rest[num_rows:]
+    d_query_sum, d_key_sum, d_value_sum = scratch
+    queries = pl.ds(pl.multiple_of(step.query_block * call.block_sizes[0], NUM_LANES), call.block_sizes[0])
+
+    @pl.when(step.is_first)
+    def _():
+        d_query_sum[...] = jnp.zeros_like(d_query_sum)
+        d_parameter[...] = jnp.zeros_like(d_parameter)
+
+    def start():
+        d_key_sum[...] = jnp.zeros_like(d_key_sum)
+        d_value_sum[...] = jnp.zeros_like(d_value_sum)
+
+    def visit(strips, masked):
+        d_query_sum[queries, :] += sum(add_strip(keys, masked) for keys in strips)
+
+    def add_strip(keys, masked):
+        def hide(x):
+            return jnp.where(step.compute_mask(keys), x, 0.0) if masked else x
+
+        score_SQ = step.compute_score(dot(key[keys, :], query[...], NT_DIMS), score_spec, keys)
+        d_weight_SQ = dot(value[keys, :], d_output[...], NT_DIMS)
+        weight_and_d_score = block_ops.gradients(score_SQ, d_weight_SQ, *(row[...] for row in statistics))
+        weight_SQ, d_score_SQ = map(hide, weight_and_d_score)
+        d_value_sum[keys, :] += dot(weight_SQ.astype(d_output.dtype), d_output[...], NN_DIMS)
+        if score_spec.is_learned:
+            add_parameter_gradients(d_parameter, step, score_spec.bias_function, keys, d_score_SQ)
+        d_score_SQ = d_score_SQ.astype(query.dtype)
+        d_key_sum[keys, :] += dot(d_score_SQ, query[...], NN_DIMS)
+        return dot(d_score_SQ, key[keys, :], TN_DIMS)
+
+    def finish():
+        d_key[...] = (score_spec.scale * d_key_sum[...]).astype(d_key.dtype)
+        d_value[...] = d_value_sum[...].astype(d_value.dtype)
+
+    step.run(start, visit, finish)
+
+    @pl.when(step.is_last)
+    def _():
+        d_query[...] = (score_spec.scale * d_query_sum[...]).astype(d_query.dtype)
+
+
+def add_parameter_gradients(d_parameter, step: GridStep, bias_function: Callable, keys: pl.Slice, d_score_SQ) -> None:
+    """Add sum dS * d bias / d parameter, as a tile of partial sums for each parameter of the head."""
+    parameters = step.parameters
+    for p, parameter in enumerate(parameters):
+
+        def evaluate_bias(x, p=p):
+            return step.compute_bias(bias_function, [*parameters[:p], x, *parameters[p + 1 :]], keys)
+
+        slope_SQ = jax.jvp(evaluate_bias, (parameter,), (jnp.ones_like(parameter),))[1]
+        tiles = (d_score_SQ * slope_SQ).reshape(d_score_SQ.shape[0] // 8, 8, -1, NUM_LANES)
+        d_parameter[8 * p : 8 * (p + 1), :] += tiles.sum((0, 2))
+
 
 BLOCK_SIZES = 2048, 1024, 512, 256, 128  # keys of a block; blocks have at most half as many queries
 STRIP_KEYS = 256  # keys whose scores are computed at once
