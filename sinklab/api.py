@@ -10,10 +10,10 @@ from sinklab.analysis.measure import measure_model
 from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.model_ref import open_model
 from sinklab.analysis.run_model import RunModel
-from sinklab.checkpoint import restore
+from sinklab.checkpoint import checkpointer
 from sinklab.escape import FIGURE_RC_PARAMS, escape_figure
 from sinklab.install_commands import format_extra_command
-from sinklab.run_ref import select_steps
+from sinklab.run_dir import select_steps
 from sinklab.schema import UserError
 
 
@@ -256,7 +256,7 @@ class OpenedRun(OpenedModel):
         Returns:
             Nested dicts of NumPy arrays, named as the parameters of the flax.nnx module.
         """
-        params: dict[str, Any] = restore.restore_parameters(
+        params: dict[str, Any] = checkpointer.restore_parameters(
             self.subject.run_dir.path, self.subject.step if step is None else step
         )
         return params

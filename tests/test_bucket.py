@@ -10,7 +10,7 @@ from conftest import tiny
 from emulators import Answer
 from runs import Died, Dying, Hearing, spec, timeless, train
 
-from sinklab.checkpoint import restore
+from sinklab.checkpoint import checkpointer
 from sinklab.cli import tail
 from sinklab.cli import train as cli
 from sinklab.cli.main import main
@@ -48,7 +48,7 @@ def arrays(path):
 
 
 def params(path, step):
-    return jax.tree.leaves(restore.restore_parameters(path, step))
+    return jax.tree.leaves(checkpointer.restore_parameters(path, step))
 
 
 def same(ours, theirs):

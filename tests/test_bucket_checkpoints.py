@@ -8,7 +8,7 @@ import pytest
 from conftest import some, tiny
 from orbax.checkpoint import v1 as ocp
 
-from sinklab.checkpoint import digests, restore
+from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_was_copied_to_a_disk_is_known_by_what_its_bucket_had_
         (here.path / name).parent.mkdir(parents=True, exist_ok=True)
         (here.path / name).write_bytes((at / name).read_bytes())
     assert digests.find_corruption(here, 1) is None
-    loaded = restore.restore_parameters(here.path, 1)
+    loaded = checkpointer.restore_parameters(here.path, 1)
     assert np.array_equal(loaded['x'], state['params']['x'])
     largest = max(list_files(here.checkpoint_dir / '1'), key=lambda name: ('/d/' in name, name))
     harmed = here.checkpoint_dir / '1' / largest

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from conftest import tiny, tiny_config
 
+from sinklab.checkpoint import checkpointer, digests, orbax
 from sinklab.checkpoint import checkpointer as checkpoints_file
-from sinklab.checkpoint import digests, orbax, restore
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.validate import parse_config
 from sinklab.run_dir import RunDir
@@ -257,7 +257,7 @@ def test_what_orbax_says_of_the_storage_is_an_error_of_it_in_one_line(tmp_path, 
 
 @pytest.mark.parametrize('dtype', [None, 'bfloat16'])
 def test_parameters_alone_come_back_on_the_host_in_a_dtype(saved, dtype):
-    found = restore.restore_parameters(saved.path, 4, dtype)
+    found = checkpointer.restore_parameters(saved.path, 4, dtype)
     assert found.keys() == VALUES.keys()
     for name, leaf in found.items():
         assert type(leaf) is np.ndarray
@@ -267,7 +267,7 @@ def test_parameters_alone_come_back_on_the_host_in_a_dtype(saved, dtype):
 def test_parameters_alone_come_back_where_they_are_wanted(saved):
     mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
-    found = restore.restore_parameters(saved.path, 4, 'bfloat16', abstract(STATE['params'], split))
+    found = checkpointer.restore_parameters(saved.path, 4, 'bfloat16', abstract(STATE['params'], split))
     assert {(leaf.sharding, leaf.dtype) for leaf in found.values()} == {(split, jnp.dtype('bfloat16'))}
 
 
@@ -275,7 +275,7 @@ def test_parameters_of_a_damaged_checkpoint_are_not_loaded(saved, tmp_path):
     folder = RunDir(shutil.copytree(saved.path, tmp_path / 'run'))
     (folder.checkpoint_dir / '4' / 'state' / '_sharding').write_text('{}')
     with pytest.raises(UserError, match=r'checkpoints/4 is not sound: state/_sharding has 2 bytes'):
-        restore.restore_parameters(folder.path, 4)
+        checkpointer.restore_parameters(folder.path, 4)
 
 
 def around():

@@ -7,7 +7,7 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 from runs import spec, train
 
-from sinklab.checkpoint import digests, restore
+from sinklab.checkpoint import checkpointer, digests
 from sinklab.cli import main
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
@@ -62,5 +62,5 @@ def test_a_checkpoint_without_its_merged_manifest_is_faulty_and_refused(tmp_path
     digest.write_text(''.join(lines[:at] + lines[at + 4 :]))
     assert 'state/manifest.ocdbt' in digests.find_corruption(folder, step).reason
     with pytest.raises(UserError):
-        restore.restore_parameters(tmp_path, step)
+        checkpointer.restore_parameters(tmp_path, step)
     assert main.main(['checkpoint', 'verify', str(tmp_path)]) == 1

@@ -9,7 +9,7 @@ import streams
 from conftest import tiny
 from runs import spec
 
-from sinklab.checkpoint import restore
+from sinklab.checkpoint import checkpointer
 from sinklab.cli import sample, stream
 from sinklab.cli.main import main
 from sinklab.data.prepare import open_corpus as stored
@@ -51,7 +51,7 @@ def test_a_text_is_read_under_each_cache_with_the_perplexity_of_its_definition(w
     path, _ = whole
     code, out, _ = said(capsys, 'stream', f'{path}@4', f'--text={text}', '--cache=0+5,2+3', '--json')
     assert code == 0
-    ids, params = ids_of(corpus), restore.restore_parameters(path, 4)
+    ids, params = ids_of(corpus), checkpointer.restore_parameters(path, 4)
     rows = json.loads(out)
     assert [row['cache'] for row in rows] == ['0+5', '2+3']
     for row, (first, recent) in zip(rows, ((0, 5), (2, 3)), strict=True):
@@ -207,7 +207,7 @@ def test_what_training_put_before_a_text_is_read_and_not_predicted(whole, tmp_pa
     (fixed,), (bare,) = (json.loads(said(capsys, *asked, *more)[1]) for more in ([], ['--bare']))
     ids = ids_of(corpus)
     assert (fixed['predicted'], bare['predicted']) == (len(ids), len(ids) - 1)
-    params = restore.restore_parameters(moved, RunDir(moved).list_checkpoint_steps()[-1])
+    params = checkpointer.restore_parameters(moved, RunDir(moved).list_checkpoint_steps()[-1])
     logits_TV = streams.logits(params, np.append([BEGIN], ids), spec(corpus), 2, 3)[:-1]
     assert fixed['perplexity'] == pytest.approx(streams.perplexity(logits_TV, ids), rel=1e-4)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import tiny
 
-from sinklab.checkpoint import restore
+from sinklab.checkpoint import checkpointer
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.orbax import translate_storage_errors
 from sinklab.cli.main import main
@@ -180,6 +180,6 @@ def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_taken_for_an_empty
 def test_what_a_failed_save_has_begun_is_taken_away_and_what_lay_beside_it_stays(tmp_path):
     beside = tmp_path / 'out.orbax-checkpoint-tmp-of-another'
     beside.mkdir()
-    with pytest.raises(KeyError), restore.delete_on_failure(tmp_path / 'out'):
+    with pytest.raises(KeyError), checkpointer.delete_on_failure(tmp_path / 'out'):
         fail(tmp_path / 'out.orbax-checkpoint-tmp')
     assert list(tmp_path.iterdir()) == [beside]

@@ -9,21 +9,14 @@ from conftest import some, tiny
 from runs import parameters as leaves
 from runs import train
 
-from sinklab.checkpoint.restore import restore_parameters
+from sinklab.checkpoint.checkpointer import restore_parameters
 from sinklab.cli.main import main
 from sinklab.data import tokenizer as tokens
 from sinklab.data.sources import read_texts
-from sinklab.hf import (
-    convert,
-    files,
-    parity,
-)
-from sinklab.hf import (
-    convert as convert_module,
-)
+from sinklab.hf import convert, files
+from sinklab.hf import convert as convert_module
 from sinklab.install_commands import format_extra_command
-from sinklab.run_dir import RunDir, flatten_dict
-from sinklab.run_ref import read_spec
+from sinklab.run_dir import RunDir, flatten_dict, read_spec
 
 WORDS = f'transformers and torch are not installed: {format_extra_command("hf")}, where torch has a wheel'
 torch = pytest.importorskip('torch', reason=WORDS)
@@ -95,7 +88,7 @@ def of_theirs(model):
 
 def of_ours(path):
     folder = RunDir(path)
-    return parity.compute_with_sinklab(read_spec(folder).model, restore_parameters(path, 0), IDS)
+    return convert_module.compute_with_sinklab(read_spec(folder).model, restore_parameters(path, 0), IDS)
 
 
 def said(capsys, *arguments):
@@ -194,7 +187,7 @@ def test_a_run_of_ours_is_served_with_its_tokenizer(run, tmp_path, capsys):
     assert 'qwen3' in out
     assert f'of transformers {transformers.__version__}' in out
     model = loaded(tmp_path / 'out')
-    ours = parity.compute_with_sinklab(read_spec(RunDir(run)).model, restore_parameters(run, 8), IDS)
+    ours = convert_module.compute_with_sinklab(read_spec(RunDir(run)).model, restore_parameters(run, 8), IDS)
     assert_close(ours, of_theirs(model))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
     ids = tokenizer('abc', return_tensors='pt')

@@ -8,7 +8,12 @@ import pytest
 from buckets import exactly_equal, expecting, fetched, large, received, spec_on, uploaded
 from emulators import Answer
 
-from sinklab.data.store import Store, decode_samples, find_problems, summarize_store
+from sinklab.data.store import (
+    Store,
+    decode_samples,
+    find_problems,
+    summarize_store,
+)
 from sinklab.schema import UserError
 from sinklab.storage.paths import get_file_system, parse_path, short_timeout
 from sinklab.supervisor.exit_status import ExitStatus

@@ -13,7 +13,7 @@ from threads import alike
 
 from configs import default, fine_tuning
 from sinklab.checkpoint.checkpointer import Checkpointer
-from sinklab.checkpoint.restore import restore_parameters as nested
+from sinklab.checkpoint.checkpointer import restore_parameters as nested
 from sinklab.cli.config_flags import describe_optimizer_source, load_run_config, load_spec
 from sinklab.cli.main import main
 from sinklab.config.spec import Hardware, WarmStartTakes

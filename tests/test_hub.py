@@ -10,7 +10,8 @@ from processes import QUICK, free_port
 from sinklab.cli.process_flags import supervise_run
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
-from sinklab.supervisor import coordinator, run_secret, supervisor
+from sinklab.supervisor import coordinator, supervisor
+from sinklab.supervisor import coordinator as coordinator_module
 from sinklab.supervisor.cluster import ProcessInfo
 from sinklab.supervisor.exit_status import ExitStatus
 from sinklab.supervisor.messages import (
@@ -39,7 +40,7 @@ class Group:
 
     def __init__(self, judge=lambda end, able: (end, False), count=2):
         self.hub = coordinator.Coordinator(count, PATIENCE, judge)
-        self.secret = self.hub.secret = run_secret.RunSecret('a secret of the tests')
+        self.secret = self.hub.secret = coordinator_module.RunSecret('a secret of the tests')
         port = free_port()
         self.hub.open('127.0.0.1', port)
         own, other = socket.socketpair()

@@ -208,7 +208,7 @@ def at_step(notes, step):
 
 @pytest.mark.exhaustive  # that codes have it queued again is tested above, that runs go on bit for bit in test_loop
 def test_two_processes_that_are_told_to_stop_ahead_of_time_end_in_the_bits_of_those_that_are_not(submitted):
-    from sinklab.checkpoint import restore
+    from sinklab.checkpoint import checkpointer
     from sinklab.run_dir import RunDir
 
     cluster, run, notes = submitted('stopped')
@@ -218,7 +218,9 @@ def test_two_processes_that_are_told_to_stop_ahead_of_time_end_in_the_bits_of_th
     assert len(RunDir(run).read_environment()['attempts']) == 3
     steps = [RunDir(path).list_checkpoint_steps()[-1] for path in (run, undisturbed)]
     assert steps == [12, 12]
-    assert digest(restore.restore_parameters(run, 12)) == digest(restore.restore_parameters(undisturbed, 12))
+    assert digest(checkpointer.restore_parameters(run, 12)) == digest(
+        checkpointer.restore_parameters(undisturbed, 12)
+    )
 
 
 def digest(parameters):

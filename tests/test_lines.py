@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from sinklab.storage import append_log
+from sinklab.storage import run_files
 from sinklab.storage.directories import list_files
 from sinklab.storage.lease import LeaseLostError
 from sinklab.storage.paths import parse_path
@@ -17,7 +17,7 @@ def path(bucket):
 
 
 def written(path, *texts, check=lambda: None):
-    adding = append_log.open_append_log(path, check)
+    adding = run_files.open_append_log(path, check)
     for text in texts:
         adding.append(text)
         adding.sync()
@@ -25,34 +25,34 @@ def written(path, *texts, check=lambda: None):
 
 
 def test_what_was_written_is_read_once_and_in_order_from_any_byte_on(path, monkeypatch):
-    monkeypatch.setattr(append_log, 'SEGMENT_BYTES', 10)
+    monkeypatch.setattr(run_files, 'SEGMENT_BYTES', 10)
     told = [f'line {number}'.encode() for number in range(9)]
     for attempt in range(3):
         written(path, *told[3 * attempt : 3 * attempt + 3]).close()
     whole = b''.join(line + b'\n' for line in told)
-    assert append_log.read_log(path) == whole
+    assert run_files.read_log(path) == whole
     assert (
-        len(append_log.list_segments(path)) == 6
+        len(run_files.list_segments(path)) == 6
     )  # two lines are more than ten bytes, and each attempt begins a segment
     for start in (0, 1, 7, 14, len(whole) - 1, len(whole), len(whole) + 1):
-        assert append_log.read_log(path, start) == whole[start:]
+        assert run_files.read_log(path, start) == whole[start:]
 
 
 def test_what_was_added_is_there_in_time(path, monkeypatch):
-    monkeypatch.setattr(append_log, 'FLUSH_SECONDS', 0.1)
-    adding = append_log.open_append_log(path)
+    monkeypatch.setattr(run_files, 'FLUSH_SECONDS', 0.1)
+    adding = run_files.open_append_log(path)
     for line in (b'one', b'two'):
         adding.append(line)
         until = time.monotonic() + 5
-        while not append_log.read_log(path).endswith(line + b'\n') and time.monotonic() < until:
+        while not run_files.read_log(path).endswith(line + b'\n') and time.monotonic() < until:
             time.sleep(0.02)
-    assert append_log.read_log(path) == b'one\ntwo\n'
-    assert len(append_log.list_segments(path)) == 1
+    assert run_files.read_log(path) == b'one\ntwo\n'
+    assert len(run_files.list_segments(path)) == 1
     adding.close()
 
 
 def test_without_lines_nothing_is_asked_of_the_storage(bucket, path, monkeypatch):
-    monkeypatch.setattr(append_log, 'FLUSH_SECONDS', 0.01)
+    monkeypatch.setattr(run_files, 'FLUSH_SECONDS', 0.01)
     adding = written(path, b'one')
     before = len(bucket.proxy.requests)
     time.sleep(0.2)
@@ -67,11 +67,11 @@ def test_who_is_killed_loses_what_has_come_since_the_last_segment_and_doubles_no
     killed.stop_event.set()  # without what a close does
     again = written(path, b'three')
     again.close()
-    assert append_log.read_log(path) == b'one\ntwo\nthree\n'
+    assert run_files.read_log(path) == b'one\ntwo\nthree\n'
 
 
 def test_a_folder_that_another_job_has_taken_gets_no_line_more(path, monkeypatch):
-    monkeypatch.setattr(append_log, 'FLUSH_SECONDS', 0.05)
+    monkeypatch.setattr(run_files, 'FLUSH_SECONDS', 0.05)
     taken = threading.Event()
 
     def check():
@@ -86,17 +86,17 @@ def test_a_folder_that_another_job_has_taken_gets_no_line_more(path, monkeypatch
         adding.append(b'three')
     with pytest.raises(LeaseLostError):
         adding.close()
-    assert append_log.read_log(path) == b'one\n'
+    assert run_files.read_log(path) == b'one\n'
 
 
 def test_lines_that_come_while_a_segment_is_written_come_after_it(bucket, path, monkeypatch):
-    monkeypatch.setattr(append_log, 'SEGMENT_BYTES', 64)
-    monkeypatch.setattr(append_log, 'FLUSH_SECONDS', 0.001)
-    adding = append_log.open_append_log(path)
+    monkeypatch.setattr(run_files, 'SEGMENT_BYTES', 64)
+    monkeypatch.setattr(run_files, 'FLUSH_SECONDS', 0.001)
+    adding = run_files.open_append_log(path)
     told = [f'line {number}'.encode() for number in range(200)]
     for line in told:
         adding.append(line)
         time.sleep(0.001)
     adding.close()
-    assert append_log.read_log(path) == b''.join(line + b'\n' for line in told)
-    assert len(append_log.list_segments(path)) == len(list_files(path.parent / 'metrics')) > 1
+    assert run_files.read_log(path) == b''.join(line + b'\n' for line in told)
+    assert len(run_files.list_segments(path)) == len(list_files(path.parent / 'metrics')) > 1

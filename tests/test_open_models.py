@@ -9,10 +9,11 @@ import pytest
 pytest.importorskip('torch', reason='open models need torch, which has no wheel here')
 pytest.importorskip('transformers', reason='open models need transformers')
 
-from sinklab.analysis import hf_hub, measure
+from sinklab.analysis import measure
 from sinklab.analysis import measure as measure_module
 from sinklab.analysis.hf_model import HFModel
 from sinklab.cli.main import main
+from sinklab.hf import files
 from sinklab.metrics import registry
 from sinklab.schema import UserError
 
@@ -213,4 +214,4 @@ def another_vocabulary(folder):
 def test_what_is_not_there_is_refused_without_a_network(tmp_path, monkeypatch):
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
     with pytest.raises(UserError, match='cannot be fetched'):
-        hf_hub.find_model_dir('nobody/nothing')
+        files.find_model_dir('nobody/nothing')

@@ -15,9 +15,9 @@ from processes import TOUCH, Run, free_port, started
 
 from sinklab.schema import UserError
 from sinklab.supervisor import cluster, coordinator
-from sinklab.supervisor import run_secret as secrets
+from sinklab.supervisor import coordinator as secrets
 from sinklab.supervisor.cluster import ProcessInfo
-from sinklab.supervisor.coordinator import Connection
+from sinklab.supervisor.coordinator import SECRET_VARIABLE, Connection, create_secret, find_secret
 from sinklab.supervisor.exit_status import ExitStatus
 from sinklab.supervisor.messages import (
     DECODE_ERRORS,
@@ -31,7 +31,6 @@ from sinklab.supervisor.messages import (
     WorkerExit,
     encode_message,
 )
-from sinklab.supervisor.run_secret import SECRET_VARIABLE, create_secret, find_secret
 
 SECRET = 'a secret of the tests, long enough'
 UNTIL_TOLD = TOUCH + "while not (folder.path / 'go').exists(): time.sleep(0.05)"

@@ -12,7 +12,7 @@ pytest.importorskip('torch', reason='open models need torch, which has no wheel 
 pytest.importorskip('transformers', reason='open models need transformers')
 
 from sinklab.cli.main import main
-from sinklab.hf import parity
+from sinklab.hf import convert
 
 pytestmark = pytest.mark.slow
 
@@ -92,5 +92,5 @@ def test_an_exported_tokenizer_is_compared_without_its_code(folder, monkeypatch)
     with_tokenizer_code(folder)
     monkeypatch.setattr('builtins.input', lambda *_: 'y')
     with pytest.raises(Exception, match='trust_remote_code'):
-        parity.check_tokenizer_parity(folder)
+        convert.check_tokenizer_parity(folder)
     assert not (folder.parent / 'ran').exists()

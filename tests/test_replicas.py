@@ -8,7 +8,7 @@ from conftest import tiny
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh
 from sinklab.process_group import SingleProcessGroup
-from sinklab.train import replica_check, state
+from sinklab.train import loop, state
 
 LAYOUTS = [Hardware(data=4), Hardware(data=2, fsdp=2), Hardware(data=2, tensor=2), Hardware(fsdp=4)]
 
@@ -32,13 +32,11 @@ def test_a_bit_that_differs_between_copies_is_found(hardware):
     with jax.set_mesh(mesh := device_mesh.make_mesh(hardware)):
         params, differing = (
             state.create_state(spec, mesh)['params'],
-            replica_check.make_mismatch_finder(spec, mesh, SingleProcessGroup()),
+            loop.make_mismatch_finder(spec, mesh, SingleProcessGroup()),
         )
         assert differing(1, params) is None
         embedding = params['embedding_VD']
-        copied = any(
-            len(group) > 1 for group in replica_check.group_devices_by_shard(embedding.sharding, embedding.shape)
-        )
+        copied = any(len(group) > 1 for group in loop.group_devices_by_shard(embedding.sharding, embedding.shape))
         found = differing(2, params | {'embedding_VD': altered(embedding, 3)})
     assert (found is not None) == copied
     assert found is None or ('embedding_VD' in found and 'device 3 of process 0' in found)

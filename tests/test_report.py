@@ -19,9 +19,7 @@ from sinklab.report import (
     runs,
     summary_table,
 )
-from sinklab.report import (
-    runs as runs_module,
-)
+from sinklab.report import runs as runs_module
 from sinklab.report.emergence import RunEmergence
 from sinklab.report.figure_data import BinaryPayload
 from sinklab.run_dir import RunDir

@@ -8,7 +8,8 @@ import pytest
 from conftest import tiny
 from runs import spec, train
 
-from sinklab.checkpoint import checkpointer, digests, restore
+from sinklab.checkpoint import checkpointer, digests
+from sinklab.checkpoint import checkpointer as checkpointer_module
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.digests import RUN_ID_KEY
 from sinklab.cli.main import main
@@ -124,7 +125,7 @@ def test_a_copied_or_moved_run_keeps_its_id_and_its_checkpoints(tmp_path):
     moved = RunDir(shutil.move(folder.path, tmp_path / 'moved'))
     for other in (copied, moved):
         assert digests.find_corruption(other, 4) is None
-        assert restore.restore_parameters(other.path, 4)['w'][0] == 3
+        assert checkpointer_module.restore_parameters(other.path, 4)['w'][0] == 3
 
 
 @pytest.mark.parametrize('content', ['', '[]', '5', '{}', '{"id": 5}', '{"id": ""}', '[' * 100_000, '\xff'], ids=len)

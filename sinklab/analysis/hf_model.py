@@ -11,7 +11,6 @@ import torch
 import transformers
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from sinklab.analysis import hf_hub
 from sinklab.analysis.model_protocol import (
     ExtractFn,
     ProgressFn,
@@ -19,7 +18,8 @@ from sinklab.analysis.model_protocol import (
     ignore_progress,
     run_in_batches,
 )
-from sinklab.hf.parity import suppress_transformers_logs
+from sinklab.hf import files
+from sinklab.hf.convert import suppress_transformers_logs
 from sinklab.metrics.metric import MetricSetting, complete_arrays
 from sinklab.schema import UserError
 
@@ -332,12 +332,12 @@ class HFModel:
 
     @functools.cached_property
     def digest(self) -> str:
-        return f'{hf_hub.digest_model_dir(self.model_dir)} {self.bos}'
+        return f'{files.digest_model_dir(self.model_dir)} {self.bos}'
 
     @functools.cached_property
     def tokenizer(self) -> Any:
         try:
-            with hf_hub.explain_remote_code(self.name):
+            with files.explain_remote_code(self.name):
                 tokenizer = transformers.AutoTokenizer.from_pretrained(
                     self.model_dir, trust_remote_code=self.remote_code
                 )

@@ -20,14 +20,14 @@ from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from sinklab.analysis import hf_hub
 from sinklab.analysis.model_ref import open_model
 from sinklab.analysis.run_model import RunModel
 from sinklab.config.spec import Spec
+from sinklab.hf import files
 from sinklab.install_commands import format_package_command
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
-from sinklab.run_ref import HF_PREFIX
+from sinklab.run_dir import HF_PREFIX
 from sinklab.schema import UserError
 from sinklab.train import state
 from sinklab.train.evaluate import make_token_loss
@@ -323,7 +323,7 @@ def load_lm(model_ref: str) -> LM:
     """Load a checkpoint of a run, or hf:PATH_OR_ID by the Hugging Face loader of lm-evaluation-harness."""
     if not model_ref.startswith(HF_PREFIX):
         return SinklabLM(open_model(model_ref))
-    model_dir = hf_hub.find_model_dir(model_ref.removeprefix(HF_PREFIX))
+    model_dir = files.find_model_dir(model_ref.removeprefix(HF_PREFIX))
     try:
         import torch
         from lm_eval.models.huggingface import HFLM

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from sinklab.analysis import hf_hub
 from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import digests
+from sinklab.hf import files
 from sinklab.install_commands import format_extra_command
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import (
+from sinklab.run_dir import (
     HF_PREFIX,
+    RunDir,
     is_hf_model,
     make_missing_run_error,
     parse_run_ref,
@@ -21,12 +21,12 @@ from sinklab.schema import UserError
 def open_model(model_ref: str, bos: str = 'auto', remote_code: bool = False) -> MeasurableModel:
     """Open a checkpoint of a run (the newest complete one if no step is given), or hf:PATH_OR_ID."""
     if model_ref.startswith(HF_PREFIX):
-        model_dir = hf_hub.find_model_dir(model_ref.removeprefix(HF_PREFIX), remote_code)  # before torch is loaded
+        model_dir = files.find_model_dir(model_ref.removeprefix(HF_PREFIX), remote_code)  # before torch is loaded
         try:
             from sinklab.analysis.hf_model import HFModel
         except ImportError as error:
             raise UserError(f'{model_ref} needs {error.name}; install it: {format_extra_command("hf")}') from error
-        with hf_hub.explain_remote_code(model_ref):
+        with files.explain_remote_code(model_ref):
             return HFModel(model_dir, bos, remote_code, model_ref)
     return RunModel(*resolve_checkpoint(model_ref, accepts_hf_models=True), bos)
 

@@ -21,7 +21,7 @@ from sinklab.analysis.model_protocol import (
     ignore_progress,
     run_in_batches,
 )
-from sinklab.checkpoint import digests, restore
+from sinklab.checkpoint import checkpointer, digests
 from sinklab.config.spec import Hardware, Spec
 from sinklab.data.batches import PREPENDED_IDS
 from sinklab.data.prepare import find_tokenizer_file, open_corpus
@@ -36,8 +36,7 @@ from sinklab.metrics.metric import (
 )
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.parallel import device_mesh, sharding
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import read_spec
+from sinklab.run_dir import RunDir, read_spec
 from sinklab.schema import UserError
 from sinklab.train import sink_probe, state
 from sinklab.train.evaluate import make_token_loss
@@ -97,7 +96,7 @@ class RunModel:
     def params(self) -> dict:
         """The parameters on the first device, with verified digests."""
         abstract_params = state.make_abstract_state(self.spec, self.mesh)['params']
-        return restore.restore_parameters(self.run_dir.path, self.step, abstract_params=abstract_params)
+        return checkpointer.restore_parameters(self.run_dir.path, self.step, abstract_params=abstract_params)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -265,7 +264,7 @@ def find_run_tokenizer(run_dir: RunDir, step: int, spec: Spec, override: str | N
     """
     tokenizer_path = find_tokenizer_file(run_dir.path, spec.data, spec.model.vocabulary, override)
     trained_digest = (
-        restore.read_metadata(run_dir.checkpoint_dir / str(step)).custom_metadata['data'].get('tokenizer')
+        checkpointer.read_metadata(run_dir.checkpoint_dir / str(step)).custom_metadata['data'].get('tokenizer')
     )
     if not trained_digest or not compute_tokenizer_digest(tokenizer_path).startswith(trained_digest):
         remedy = 'give the one of its token store' if override else 'give --tokenizer=FILE, its tokenizer.json'

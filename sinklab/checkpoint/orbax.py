@@ -23,7 +23,12 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
-from sinklab.storage.paths import PERMANENT_ERRNOS, describe_permission, get_error_path, is_remote
+from sinklab.storage.paths import (
+    PERMANENT_ERRNOS,
+    describe_permission,
+    get_error_path,
+    is_remote,
+)
 from sinklab.storage.retry import StorageTimeoutError
 
 TEMPORARY_SUFFIX = '.orbax-checkpoint-tmp'  # in the name of an unfinished save

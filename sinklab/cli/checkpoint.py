@@ -17,8 +17,7 @@ import sys
 from collections.abc import Callable
 
 from sinklab.cli import hf
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import parse_run_ref, select_steps
+from sinklab.run_dir import RunDir, parse_run_ref, select_steps
 from sinklab.schema import UserError
 from sinklab.storage.paths import parse_path
 
@@ -134,14 +133,14 @@ def restore_parameters(args: argparse.Namespace) -> int:
 
     compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
-    from sinklab.checkpoint import orbax, restore
+    from sinklab.checkpoint import checkpointer, orbax
 
     run_dir, steps = resolve_steps(args)
     out = parse_path(args.out)
     if out.exists():
         raise UserError(f'--out={args.out} is there already; give a new folder')
     orbax.install_filters()
-    num_parameters = restore.save_parameters(run_dir, steps[-1], out, args.dtype)
+    num_parameters = checkpointer.save_parameters(run_dir, steps[-1], out, args.dtype)
     print(f'{args.out}: {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(steps[-1])}')
     return 0
 

@@ -6,8 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sinklab.config.spec import Spec
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import read_spec
+from sinklab.run_dir import RunDir, read_spec
 from sinklab.schema import (
     NonNegativeInt,
     PositiveInt,
@@ -86,10 +85,10 @@ class RunCheckpoint:
 
     def load_parameters(self) -> Any:
         """Restore the parameters of the checkpoint, verified, on the devices that compute with them."""
-        from sinklab.checkpoint import restore
+        from sinklab.checkpoint import checkpointer
         from sinklab.train.generate import make_abstract_params
 
-        return restore.restore_parameters(
+        return checkpointer.restore_parameters(
             self.run_dir.path, self.step, abstract_params=make_abstract_params(self.spec)
         )
 

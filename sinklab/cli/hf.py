@@ -8,8 +8,7 @@ import uuid
 from pathlib import Path
 
 from sinklab.escape import quote_shell
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import HF_PREFIX, read_spec
+from sinklab.run_dir import HF_PREFIX, RunDir, read_spec
 from sinklab.schema import UserError
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX
 from sinklab.storage.cache_dir import get_cache_dir
@@ -39,14 +38,14 @@ def export_model(args: argparse.Namespace) -> int:
     jax.config.update('jax_platforms', 'cpu')  # CPUs multiply float32 in full float32 precision
     from sinklab.analysis.model_ref import resolve_checkpoint
     from sinklab.analysis.run_model import find_run_tokenizer
-    from sinklab.checkpoint import restore
+    from sinklab.checkpoint import checkpointer
     from sinklab.hf import convert
 
     run_dir, step = resolve_checkpoint(args.run)
     spec, out = read_spec(run_dir), parse_path(args.out)
     hf_config = convert.check_export(spec, out, args.length)
     tokenizer = find_run_tokenizer(run_dir, step, spec, args.tokenizer)
-    params = restore.restore_parameters(run_dir.path, step)
+    params = checkpointer.restore_parameters(run_dir.path, step)
     parity_text = convert.export_model(
         spec, params, hf_config, tokenizer, make_absolute(out), args.dtype or 'float32'
     )

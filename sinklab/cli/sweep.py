@@ -20,14 +20,24 @@ from typing import TYPE_CHECKING, Any
 from sinklab.cli import config_flags, hardware_flags, report
 from sinklab.cli.train import add_size_argument
 from sinklab.config.spec import Spec
-from sinklab.escape import escape_control, format_command_line, get_program_argv, join_shell
+from sinklab.escape import (
+    escape_control,
+    format_command_line,
+    get_program_argv,
+    join_shell,
+)
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError, format_unknown_name
 from sinklab.storage.atomic_write import atomic_write, writable_folder
 from sinklab.storage.lease import Lease, hold_lease
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
-from sinklab.sweep.plan import SEEDS_HELP, SweepRun, format_seeds, parse_seeds
+from sinklab.sweep.plan import (
+    SEEDS_HELP,
+    SweepRun,
+    format_seeds,
+    parse_seeds,
+)
 from sinklab.sweep.run import run_sweep, split_cores
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import read_spec
+from sinklab.run_dir import RunDir, read_spec
 from sinklab.schema import UserError
 from sinklab.storage import run_files
 from sinklab.storage.lease import LEASE_NAME, LeaseWatcher

@@ -28,7 +28,12 @@ from sinklab.cli import (
     process_flags,
 )
 from sinklab.config.spec import Hardware, Spec, WarmStartTakes
-from sinklab.escape import escape_control, get_program_argv, join_shell, quote_shell
+from sinklab.escape import (
+    escape_control,
+    get_program_argv,
+    join_shell,
+    quote_shell,
+)
 from sinklab.process_group import (
     ProcessGroup,
     SingleProcessGroup,
@@ -36,9 +41,11 @@ from sinklab.process_group import (
     check_equal_on_all,
     run_on_all_or_raise,
 )
-from sinklab.run_dir import RunDir, flatten_dict, format_run_ref
-from sinklab.run_ref import (
+from sinklab.run_dir import (
     HF_PREFIX,
+    RunDir,
+    flatten_dict,
+    format_run_ref,
     parse_run_ref,
     read_spec,
     select_steps,

@@ -23,7 +23,13 @@ from typing import Any, BinaryIO
 
 from sinklab.install_commands import format_extra_command
 from sinklab.schema import UserError
-from sinklab.storage.paths import ObjectInfo, get_file_system, list_objects, parse_object_info, parse_path
+from sinklab.storage.paths import (
+    ObjectInfo,
+    get_file_system,
+    list_objects,
+    parse_object_info,
+    parse_path,
+)
 
 ZSTD_READ_BYTES = 1 << 14  # compressed bytes per decoder call; small, because the output may be much larger
 BRACES = re.compile(r'\{([^{}]*,[^{}]*)\}')

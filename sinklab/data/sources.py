@@ -68,7 +68,7 @@ class TFDSSplit:
         return len(self.examples)
 
     @property
-    def identity(self) -> tuple:
+    def identity(self) -> tuple[Any, ...]:
         shards = [(os.path.basename(shard.path), shard.skip, shard.size, shard.mtime_ns) for shard in self.shards]
         return self.full_name, self.split, len(self), *shards
 
@@ -111,7 +111,8 @@ class TFDSSplit:
 
     def read_examples(self, indices: range) -> Sequence[Any]:
         try:
-            return self.examples.__getitems__(list(indices))
+            examples: Sequence[Any] = self.examples.__getitems__(list(indices))  # type: ignore[attr-defined]
+            return examples
         except Exception as error:  # of a C++ reader, or of a decoder
             raise UserError(
                 f'{self.source_name} is cut off or damaged ({shorten_text(error)}); prepare it again'

@@ -41,7 +41,12 @@ from sinklab.schema import UserError, format_unknown_name
 from sinklab.storage import directories
 from sinklab.storage.atomic_write import upload_file
 from sinklab.storage.paths import is_remote, parse_path
-from sinklab.storage.untrusted_files import is_lasting_error, is_linked_outside, load_npz, parse_json
+from sinklab.storage.untrusted_files import (
+    is_lasting_error,
+    is_linked_outside,
+    load_npz,
+    parse_json,
+)
 
 # A store with at most this many bytes of ids is verified by digest on opening; `prepare --check` verifies any store.
 MAX_VERIFIED_BYTES = 1 << 30

@@ -1,8 +1,9 @@
-"""Conversion between a Hugging Face config.json and the fields of a config.
+"""Parity check of an exported model: logits, attention, and token ids against transformers.
 
 A linear weight of transformers is (outputs, inputs). Ours is (inputs, outputs), with an axis of its own for heads.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -20,11 +21,12 @@ from flax import nnx
 
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config import spec
-from sinklab.config.spec import Spec
+from sinklab.config.spec import ModelConfig, Spec
 from sinklab.data import tokenizer as tokens
 from sinklab.data.store_files import TOKENIZER_FILE
 from sinklab.data.tokenizer import Tokenizer
-from sinklab.hf import files, parity
+from sinklab.hf import files
+from sinklab.hf.files import import_hf_library
 from sinklab.model.transformer import Transformer
 from sinklab.parallel import sharding
 from sinklab.run_dir import RunDir, flatten_dict, make_run_id
@@ -32,6 +34,131 @@ from sinklab.schema import UserError, format_unknown_name
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
 from sinklab.storage.paths import check_utf8, is_remote
 from sinklab.storage.untrusted_files import resolve_name
+
+# The tolerance is relative to the largest logit, at least 1. Rounding errors of float32 grow with the number of
+# layers, so that it is scaled by layers / SHALLOW_LAYERS above that number.
+RELATIVE_TOLERANCE, SHALLOW_LAYERS = 1e-5, 4
+DEFAULT_TOKENS, MAX_TOKENS = 64, 1024  # compared tokens; more than the default to reach beyond a window
+SAMPLE_TEXT = 'The first token receives 42 % of the attention.\n\n    def sink(x): return x[0]  # naïve, 注意, ☃\n'
+
+
+@dataclasses.dataclass(frozen=True)
+class ParityReport:
+    """The largest differences of logits and attention, and the version of transformers."""
+
+    logits_error: float
+    attention_error: float
+    transformers_version: str
+
+    def __str__(self) -> str:
+        differences = f'logits within {self.logits_error:.1e} and attention within {self.attention_error:.1e}'
+        return f'{differences} of transformers {self.transformers_version}'
+
+
+def require_libraries() -> None:
+    for name in ('torch', 'transformers', 'safetensors'):
+        import_hf_library(name)
+
+
+def check_parity(model_dir: Path, spec: Spec, params: dict, length: int) -> ParityReport:
+    """Compare a model directory with our model of these parameters.
+
+    Raises:
+        UserError: The tokenizer, the logits or the attention weights differ.
+    """
+    check_tokenizer_parity(model_dir)
+    ids_BT = make_sample_ids(spec.model, length)
+    own_outputs, hf_outputs = (
+        compute_with_sinklab(spec.model, params, ids_BT),
+        compute_with_transformers(model_dir, ids_BT),
+    )
+    differences = [
+        float(np.abs(value - reference).max()) for value, reference in zip(own_outputs, hf_outputs, strict=True)
+    ]
+    allowed = (
+        RELATIVE_TOLERANCE
+        * max(1.0, float(np.abs(own_outputs[0]).max()))
+        * max(1.0, spec.model.layers / SHALLOW_LAYERS)
+    )
+    report = ParityReport(*differences, import_hf_library('transformers').__version__)
+    if not all(value <= allowed for value in differences):
+        raise UserError(f'{report}, and {allowed:.1e} is allowed: what was written is not this model, and is deleted')
+    return report
+
+
+def make_sample_ids(model: ModelConfig, length: int) -> np.ndarray:
+    """Make two random sequences of token ids.
+
+    They are longer than the attention window if `length` and MAX_TOKENS allow it.
+    """
+    past_window = (model.mask.window or 0) + 8
+    num_tokens = min(length, past_window if DEFAULT_TOKENS < past_window <= MAX_TOKENS else DEFAULT_TOKENS)
+    return np.random.default_rng(0).integers(0, model.vocabulary, (2, num_tokens)).astype(np.int32)
+
+
+def compute_with_sinklab(model: ModelConfig, params: dict, ids_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (logits_BTV, attention_LBHTS) in float32; each sequence is one document."""
+    mask = dataclasses.replace(model.mask, document=False)
+    model = dataclasses.replace(model, dtype='float32', mask=mask)
+    graph, _ = nnx.split(nnx.eval_shape(lambda: Transformer(model, ids_BT.shape[1], nnx.Rngs(0))))
+
+    @jax.jit
+    def forward_fn(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits_BTV, intermediates = nnx.merge(graph, params)(ids_BT, capture=True)
+        return logits_BTV, intermediates.attention_BHTS
+
+    return tuple(map(np.asarray, forward_fn(params, ids_BT)))
+
+
+def compute_with_transformers(model_dir: Path, ids_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (logits_BTV, attention_LBHTS) of transformers.
+
+    Attention is eager: no other implementation returns the weights.
+    """
+    torch, transformers = import_hf_library('torch'), import_hf_library('transformers')
+    options = dict(attn_implementation='eager', dtype=torch.float32, local_files_only=True, use_safetensors=True)
+    options['trust_remote_code'] = False  # if it is not given, transformers asks on the terminal
+    with suppress_transformers_logs(transformers):
+        model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
+            model_dir, output_loading_info=True, **options
+        )
+    if problems := {key: sorted(map(str, value)) for key, value in loading_info.items() if value}:
+        raise UserError(f'transformers reads {model_dir} with {problems}')
+    with torch.no_grad():
+        token_ids = torch.from_numpy(ids_BT.astype(np.int64))
+        outputs = model.eval()(input_ids=token_ids, output_attentions=True, use_cache=False)
+    return outputs.logits.numpy(), np.stack([layer.numpy() for layer in outputs.attentions])
+
+
+def check_tokenizer_parity(model_dir: Path) -> None:
+    """Refuse a tokenizer for which transformers gives other token ids than our reader."""
+    transformers, own_tokenizer = (
+        import_hf_library('transformers'),
+        tokens.load_tokenizer(model_dir / 'tokenizer.json'),
+    )
+    with suppress_transformers_logs(transformers):
+        hf_tokenizer = transformers.AutoTokenizer.from_pretrained(
+            model_dir, local_files_only=True, trust_remote_code=False
+        )
+        hf_ids = hf_tokenizer(SAMPLE_TEXT, add_special_tokens=False)['input_ids']
+    if hf_ids != own_tokenizer.encode(SAMPLE_TEXT, add_special_tokens=False).ids:
+        raise UserError(f'transformers makes other ids of a text by {model_dir} than its tokenizer.json does here')
+
+
+@contextlib.contextmanager
+def suppress_transformers_logs(transformers: Any) -> Iterator[None]:
+    """Turn off progress bars and warnings of transformers."""
+    logging = transformers.utils.logging
+    verbosity, has_progress_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_progress_bars:
+            logging.enable_progress_bar()
+
 
 # Defaults of transformers for keys that a config.json leaves out: of all model types, and of each.
 TRANSFORMERS_DEFAULTS = dict(hidden_act='silu', rms_norm_eps=1e-6, tie_word_embeddings=False, max_window_layers=28)
@@ -455,21 +582,19 @@ def check_export(spec: Spec, output_dir: Path, length: int | None) -> dict[str, 
     check_utf8(output_dir, 'transformers could not read a model there')
     if output_dir.exists():
         raise UserError(f'--out={output_dir} is there already; give a new folder')
-    parity.require_libraries()
+    require_libraries()
     return hf_config
 
 
 def export_model(
     spec: Spec, params: dict, hf_config: dict[str, Any], tokenizer_path: Path, output_dir: Path, dtype: str
-) -> parity.ParityReport:
+) -> ParityReport:
     """Write a Hugging Face model directory and check its parity; delete it if the check fails."""
     unfinished = output_dir.with_name(f'{output_dir.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
     with writable_folder(unfinished):
         try:
             write_model_files(spec, params, hf_config, tokenizer_path, unfinished, dtype)
-            report = parity.check_parity(
-                unfinished, spec, round_params(params, dtype), hf_config['max_position_embeddings']
-            )
+            report = check_parity(unfinished, spec, round_params(params, dtype), hf_config['max_position_embeddings'])
             unfinished.rename(output_dir)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)

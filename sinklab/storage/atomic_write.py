@@ -12,7 +12,13 @@ from typing import TypeVar
 
 from sinklab.schema import UserError
 from sinklab.storage import untrusted_files
-from sinklab.storage.paths import PERMANENT_ERRNOS, describe_permission, get_error_path, get_file_system, is_remote
+from sinklab.storage.paths import (
+    PERMANENT_ERRNOS,
+    describe_permission,
+    get_error_path,
+    get_file_system,
+    is_remote,
+)
 
 UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EEXIST, *PERMANENT_ERRNOS)
 UNWRITABLE_ERRNOS += (errno.ENXIO,)  # of a missing bucket

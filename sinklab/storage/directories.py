@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.storage import untrusted_files
-from sinklab.storage.paths import ObjectInfo, get_file_system, is_remote, list_objects
+from sinklab.storage.paths import (
+    ObjectInfo,
+    get_file_system,
+    is_remote,
+    list_objects,
+)
 
 COMMIT_MARKER = 'commit_success.txt'  # the name that Orbax uses
 FOLDER_MARKER = '.made'

@@ -27,7 +27,16 @@ from sinklab.storage.lease import is_unowned
 from sinklab.storage.paths import short_timeout
 from sinklab.storage.untrusted_files import DamagedFileError
 from sinklab.supervisor.cluster import ProcessInfo
-from sinklab.supervisor.coordinator import Coordinator, RestartDecider
+from sinklab.supervisor.coordinator import (
+    SECRET_VARIABLE,
+    Coordinator,
+    RestartDecider,
+    RunSecret,
+    create_secret,
+    find_secret,
+    read_secret_variable,
+)
+from sinklab.supervisor.coordinator import SECRET_VARIABLE as SECRET
 from sinklab.supervisor.exit_status import (
     SAME_SIGNAL_SECONDS,
     STOPPING_MESSAGE,
@@ -57,14 +66,6 @@ from sinklab.supervisor.messages import (
     WorkerExit,
     get_host_name,
 )
-from sinklab.supervisor.run_secret import (
-    SECRET_VARIABLE,
-    RunSecret,
-    create_secret,
-    find_secret,
-    read_secret_variable,
-)
-from sinklab.supervisor.run_secret import SECRET_VARIABLE as SECRET
 from sinklab.supervisor.worker_client import WORKER_VARIABLE
 
 LOG_TAIL_BYTES = 100_000  # bytes of the end of a worker's log that are kept

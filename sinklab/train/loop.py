@@ -1,4 +1,4 @@
-"""Prefetching of batches in a background thread."""
+"""Check that replicas of a parameter hold the same bits on all devices."""
 
 import contextlib
 import dataclasses
@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
 
 from sinklab.attn.backends import BackendChoice
 from sinklab.checkpoint import orbax
@@ -21,6 +24,7 @@ from sinklab.data.batches import RunData
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.model import flops
 from sinklab.parallel import sharding
+from sinklab.parallel.device_mesh import MESH_AXES
 from sinklab.process_group import (
     ProcessGroup,
     SingleProcessGroup,
@@ -36,7 +40,6 @@ from sinklab.storage.lease import (
 )
 from sinklab.train import (
     memory_estimate,
-    replica_check,
     sink_probe,
     state,
     step,
@@ -57,6 +60,64 @@ from sinklab.train.setup import (
     describe_environment,
     set_up_run,
 )
+
+
+def make_mismatch_finder(
+    spec: Spec, mesh: jax.sharding.Mesh, group: ProcessGroup
+) -> Callable[[int, dict], str | None]:
+    """Make a function (step, params) -> description of a replica that differs, or None."""
+    param_shardings = state.get_state_shardings(spec, mesh)['params']
+    shapes = state.get_state_shapes(spec)['params']
+
+    def sum_local_bits(params: dict) -> jax.Array:
+        """Sum the bits of the shard of each leaf on this device: uint32_1N; a flipped bit changes the sum."""
+        bits = (jax.lax.bitcast_convert_type(leaf, jnp.uint32) for leaf in jax.tree.leaves(params))
+        return jnp.stack([part.sum(dtype=jnp.uint32) for part in bits])[None]
+
+    param_specs = jax.tree.map(lambda leaf_sharding: leaf_sharding.spec, param_shardings)
+    sum_bits = jax.jit(
+        jax.shard_map(sum_local_bits, in_specs=(param_specs,), out_specs=PartitionSpec(MESH_AXES), check_vma=False)
+    )
+    leaves = list(zip(jax.tree_util.tree_leaves_with_path(param_shardings), jax.tree.leaves(shapes), strict=True))
+    replica_groups = [
+        (jax.tree_util.keystr(path), group_devices_by_shard(leaf_sharding, leaf.shape))
+        for (path, leaf_sharding), leaf in leaves
+    ]
+    if all(len(devices) == 1 for _, device_groups in replica_groups for devices in device_groups):
+        return lambda step, params: None
+
+    def find_mismatch(step: int, params: dict) -> str | None:
+        local_sums = {
+            shard.device.id: np.asarray(shard.data)[0].tolist() for shard in sum_bits(params).addressable_shards
+        }
+        all_sums = {
+            int(name): device_sums
+            for process_sums in group.gather(f'copies {step}', local_sums)
+            for name, device_sums in process_sums.items()
+        }
+        for index, (name, groups) in enumerate(replica_groups):
+            for first, *others in groups:
+                for other in others:
+                    if all_sums[first.id][index] != all_sums[other.id][index]:
+                        return f'{name} differs on {format_device(first)} and {format_device(other)}'
+        return None
+
+    return find_mismatch
+
+
+def group_devices_by_shard(
+    leaf_sharding: jax.sharding.NamedSharding, shape: tuple[int, ...]
+) -> list[list[jax.Device]]:
+    """Group the devices that hold the same shard of an array."""
+    groups: dict[str, list[jax.Device]] = {}
+    for device, index in leaf_sharding.devices_indices_map(shape).items():
+        groups.setdefault(str(index), []).append(device)
+    return list(groups.values())
+
+
+def format_device(device: jax.Device) -> str:
+    return f'device {device.id} of process {device.process_index}'
+
 
 T = TypeVar('T')
 JOIN_TIMEOUT_SECONDS = 5.0  # seconds that `close` waits for the thread; one that hangs is abandoned
@@ -219,7 +280,7 @@ class TrainLoop:
         )
         self.run_probe = self.translate_oom('the probe')(sink_probe.make_probe(self.spec, self.mesh))
         self.last_save_time = time.monotonic()
-        self.find_replica_mismatch = replica_check.make_mismatch_finder(self.spec, self.mesh, self.group)
+        self.find_replica_mismatch = make_mismatch_finder(self.spec, self.mesh, self.group)
         self.peak_flops = memory_estimate.get_peak_flops(self.mesh)
         self.make_request_array = functools.cache(functools.partial(sharding.make_per_device_array, mesh=self.mesh))
 

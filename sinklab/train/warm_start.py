@@ -7,8 +7,13 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from sinklab.checkpoint import digests, restore
-from sinklab.checkpoint.checkpointer import Checkpointer, find_corruption_on_all
+from sinklab.checkpoint import digests
+from sinklab.checkpoint.checkpointer import (
+    Checkpointer,
+    find_corruption_on_all,
+    make_partial_load_options,
+    read_metadata,
+)
 from sinklab.checkpoint.orbax import shorten_read_errors, use_orbax_context
 from sinklab.config.spec import Spec, WarmStartTakes
 from sinklab.process_group import ProcessGroup, broadcast_from_primary, check_equal_on_all
@@ -77,10 +82,7 @@ def check_warm_start(origin: WarmStart | None, spec: Spec, run_dir: RunDir, grou
 
 def check_state_keys(origin: WarmStart) -> None:
     """Raise UserError if a checkpoint, such as that of an imported model, lacks a key that is taken."""
-    if (
-        missing_keys := set(origin.mode.state_keys)
-        - restore.read_metadata(get_checkpoint_path(origin)).metadata.keys()
-    ):
+    if missing_keys := set(origin.mode.state_keys) - read_metadata(get_checkpoint_path(origin)).metadata.keys():
         params_option = format_run_ref('params', origin.run_dir, origin.step)
         raise UserError(
             f'{get_checkpoint_path(origin)} holds no {min(missing_keys)}, which {origin} takes along; '
@@ -155,7 +157,7 @@ def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprin
     Raises:
         UserError: The tokenizer differs, or other data is not allowed.
     """
-    origin_data = restore.read_metadata(get_checkpoint_path(origin)).custom_metadata['data']
+    origin_data = read_metadata(get_checkpoint_path(origin)).custom_metadata['data']
     data_differences = format_differences(
         origin_data, {name: data_fingerprint.get(name) for name in origin_data}
     )  # an imported model has few of these fields
@@ -222,7 +224,7 @@ def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) ->
     """Load the leaves that are taken from a verified origin, by path; initialize all others."""
     abstract_origin = state.make_abstract_state(origin.spec, mesh)
     abstract_parts = {name: abstract_origin[name] for name in origin.mode.state_keys}
-    pytree_options = None if abstract_parts.keys() == abstract_origin.keys() else restore.make_partial_load_options()
+    pytree_options = None if abstract_parts.keys() == abstract_origin.keys() else make_partial_load_options()
     with (
         shorten_read_errors(get_checkpoint_path(origin)),
         use_orbax_context(get_checkpoint_path(origin)),

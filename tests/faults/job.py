@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from sinklab.checkpoint import restore
+from sinklab.checkpoint import checkpointer
 from sinklab.run_dir import RunDir
 
 HERE = Path(__file__).parent
@@ -122,7 +122,7 @@ def timeless(workdir):
 
 def parameters(workdir):
     """The parameters of the newest checkpoint, by name; its digests are verified."""
-    found = restore.restore_parameters(workdir, RunDir(workdir).list_checkpoint_steps()[-1])
+    found = checkpointer.restore_parameters(workdir, RunDir(workdir).list_checkpoint_steps()[-1])
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
 
 

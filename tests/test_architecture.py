@@ -119,23 +119,14 @@ def test_no_file_imports_itself_through_others():
 
 
 STAGES = {
-    'data': [
-        *('document', 'source_files', 'record_formats', 'tfds_splits', 'sources', 'held_out_split', 'tokenizer'),
-        *('remote_store', 'disk_cache', 'store_files', 'store', 'store_writer', 'store_check', 'prepare'),
-        *('windows', 'probe_sequences', 'bigram_backcopy', 'batches'),
-    ],
-    'attn': [
-        *('mask', 'operations', 'spec', 'reference', 'chunked', 'key_mass', 'pallas', 'finalize', 'cudnn'),
-        *('backends', 'function', 'example_specs'),
-    ],
+    package: re.findall(r'`(\w+)`', modules)
+    for package, modules in re.findall(r'^- `(\w+)/`: (.*(?:\n  .*)*)', PAGE, re.MULTILINE)
 }
 
 
 @pytest.mark.parametrize('package', STAGES)
 def test_a_module_of_an_ordered_package_imports_only_from_those_before_it(package):
     stages, folder = STAGES[package], ROOT / 'sinklab' / package
-    listed = re.search(rf'^- `{package}/`: ((?:.|\n  )+)$', PAGE, re.MULTILINE)[1]
-    assert re.findall(r'`(\w+)`', listed) == stages
     assert {path.stem for path in folder.iterdir() if path.stem[0] != '_'} == set(stages)
     for path in folder.rglob('*.py'):
         here = path.relative_to(folder).parts[0].removesuffix('.py')
