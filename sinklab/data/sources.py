@@ -99,7 +99,7 @@ class TFDSSplit:
                 )
 
     def read_records(self, start: int, stop: int) -> Iterator[tuple[str, str, Any, int]]:
-        """(name, where, example, bytes)"""
+        """Yield (name, location, example, size in bytes) of the examples from `start` to `stop`."""
         starts = [shard.start for shard in self.shards]
         for first in range(start, stop, EXAMPLES_PER_READ):
             indices = range(first, min(first + EXAMPLES_PER_READ, stop))
@@ -167,7 +167,7 @@ def load_builder_from_directory(tfds: ModuleType, source_name: str, path: str) -
 
 
 def load_builder(tfds: ModuleType, source_name: str, name: str) -> Any:
-    """The data set of this name, downloaded and prepared where it is not yet."""
+    """Load the builder of a data set; download and prepare the data set if that was not done yet."""
     import_library('tensorflow_datasets.text', source_name)  # registers c4, wikipedia and others
     try:
         builder = tfds.builder(name)

@@ -1,7 +1,7 @@
 """Tokenizers (Hugging Face tokenizer.json or a trained byte-level BPE) and parallel encoding.
 
-`python -m sinklab.data.tokenizer TOKENIZER.JSON` serves one of those: pickled lists of texts come in by stdin,
-and pickled lists of ids go out. It ends when its stdin does, so that none outlives whoever started it.
+`python -m sinklab.data.tokenizer TOKENIZER.JSON` encodes pickled lists of texts from standard input, and writes pickled
+lists of ids to standard output. It exits when its input ends, so that it does not outlive its parent.
 """
 
 import collections
@@ -33,7 +33,15 @@ CUT_CONTEXT_CHARS, MAX_CUT_TRIES = (
 
 
 def parse_tokenizer(text: str, name: str) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, in which no text spells a special token, and nothing is cut or padded."""
+    """Parse a tokenizer.json; its special tokens are not recognized in texts, and it neither truncates nor pads.
+
+    Args:
+        text: The content of the file.
+        name: The name of the file, for the error message.
+
+    Raises:
+        UserError: The text is not a tokenizer.json.
+    """
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
@@ -45,7 +53,7 @@ def parse_tokenizer(text: str, name: str) -> Tokenizer:
 
 
 def read_tokenizer_json(file: str | Path) -> str:
-    """The text of a tokenizer.json."""
+    """Read a tokenizer.json; raise UserError if it is missing or not UTF-8."""
     try:
         return read_bounded(parse_path(file), MAX_JSON_BYTES).decode('utf-8')
     except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError) as error:
@@ -57,7 +65,7 @@ def load_tokenizer(file: str | Path) -> Tokenizer:
 
 
 def get_vocabulary_size(tokenizer: Tokenizer) -> int:
-    """One more than its largest id, which may be more than it has tokens."""
+    """Return one more than the largest id, which may exceed the number of tokens."""
     return 1 + max(tokenizer.get_vocab().values())
 
 
@@ -66,7 +74,11 @@ def compute_tokenizer_digest(file: str) -> str:
 
 
 def check_special_tokens(tokenizer: Tokenizer, end_token: int, fixed_token: int, name: str) -> None:
-    """Refuses ids that cannot end documents, or stand at fixed places and as BOS."""
+    """Check that the ids can end documents and can be a BOS or a fixed token.
+
+    Raises:
+        UserError: `end_token` is not a special token, or `fixed_token` does not exist or is equal to it.
+    """
     added = tokenizer.get_added_tokens_decoder().items()
     special = {number: token.content for number, token in added if token.special}
     if end_token not in special:
@@ -83,7 +95,7 @@ def check_special_tokens(tokenizer: Tokenizer, end_token: int, fixed_token: int,
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
-    """The tokenizer.json of a byte-level BPE of at most `vocabulary` ids."""
+    """Train a byte-level BPE with at most `vocabulary` ids, and return its tokenizer.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -98,7 +110,11 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
 
 
 def split_text(text: str, tokenizer: Tokenizer, name: str) -> Iterator[str]:
-    """A long text in pieces, to be tokenized one at a time; their ids are those of the whole text."""
+    """Split a long text into pieces whose ids, one piece after another, are those of the whole text.
+
+    Raises:
+        UserError: There is no place near the maximal length where the text can be cut without a change of ids.
+    """
     start = 0
     while len(text) - start > MAX_ENCODED_CHARS:
         end = next(
@@ -120,14 +136,14 @@ def split_text(text: str, tokenizer: Tokenizer, name: str) -> Iterator[str]:
 
 
 def find_word_ends(text: str, end: int) -> Iterator[int]:
-    """Ends of words before a place, the nearest first."""
+    """Yield the ends of words before a position, the nearest first."""
     positions = range(end, end - MAX_ENCODED_CHARS // 2, -1)
     ends = (position for position in positions if text[position - 1].isalnum() and not text[position].isalnum())
     return itertools.islice(ends, MAX_CUT_TRIES)
 
 
 def is_safe_cut(tokenizer: Tokenizer, text: str, position: int) -> bool:
-    """Whether the text around a place has the ids of its two sides, tokenized apart."""
+    """Return whether the text around a position has the same ids if its two sides are tokenized separately."""
     contexts = (
         text[position - CUT_CONTEXT_CHARS : position + CUT_CONTEXT_CHARS],
         text[position - CUT_CONTEXT_CHARS : position],
@@ -137,11 +153,11 @@ def is_safe_cut(tokenizer: Tokenizer, text: str, position: int) -> bool:
     return joined == left + right
 
 
-TASKS_PER_PROCESS = 3  # tasks under way for each process
+TASKS_PER_PROCESS = 3  # submitted and unfinished tasks for each process
 
 
 def choose_ids_dtype(tokenizer: Tokenizer) -> np.dtype:
-    """The smallest that holds every id."""
+    """Return the smallest unsigned dtype that can hold every id."""
     return np.dtype('<u2' if get_vocabulary_size(tokenizer) <= 2**16 else '<u4')
 
 
@@ -151,12 +167,12 @@ def encode_texts(tokenizer: Tokenizer, ids_dtype: np.dtype, texts: list[str]) ->
 
 
 def encode_long_text(tokenizer: Tokenizer, text: str, name: str) -> np.ndarray:
-    """The ids of one text of any length."""
+    """Encode one text of any length."""
     return np.concatenate(encode_texts(tokenizer, np.dtype(np.int32), [*split_text(text, tokenizer, name)]))
 
 
 def encode_tasks(tokenizer_path: Path, tasks: Iterable[list[str]], processes: int) -> Iterator[list[np.ndarray]]:
-    """The ids of each task, in order; few tasks are under way at once."""
+    """Encode lists of texts in parallel; yield the ids of each list, in order, with few lists in memory at once."""
     if processes == 1:
         tokenizer = load_tokenizer(tokenizer_path)
         yield from map(functools.partial(encode_texts, tokenizer, choose_ids_dtype(tokenizer)), tasks)
@@ -181,14 +197,14 @@ def map_in_order(pool: ThreadPoolExecutor, function: Callable, tasks: Iterable, 
 
 
 class EncoderProcesses:
-    """A process for each thread that starts one."""
+    """Tokenizer processes, one for each thread of a pool."""
 
     def __init__(self, tokenizer_path: Path):
         self.command = [sys.executable, '-m', 'sinklab.data.tokenizer', str(tokenizer_path)]
         self.thread_local, self.processes = threading.local(), []
 
     def start(self) -> None:
-        # In a session of its own, Ctrl-C reaches the parent alone; the end of stdin then ends this one.
+        # In its own session, Ctrl-C reaches only the parent; the worker exits when its standard input ends.
         path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get('PYTHONPATH')]))
         environment = {**os.environ, 'PYTHONPATH': path, 'TOKENIZERS_PARALLELISM': 'false'}
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True)
@@ -231,7 +247,7 @@ def serve_encoder(tokenizer_path: str) -> None:
         try:
             pickle.dump(encode_texts(tokenizer, ids_dtype, texts), sys.stdout.buffer)
             sys.stdout.buffer.flush()
-        except BrokenPipeError:  # whoever asked is dead
+        except BrokenPipeError:  # the parent has exited
             os._exit(1)
 
 

@@ -5,13 +5,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-MIN_FINAL_RATE_PERCENT = 1.0  # percent: what ends below has no sink
+MIN_FINAL_RATE_PERCENT = 1.0  # a run that ends below has no sink
 
 
 def find_emergence(steps: Sequence[int], rates: Sequence[float]) -> tuple[int | None, int] | None:
-    """(the last step with at most half of the final rate, None where there is none; the first one that stays above).
+    """Find the two steps between which a sink emerges.
 
-    It emerges between the two, which is what the spacing of the steps leaves open. None where it does not.
+    Args:
+        steps: The steps of the probes.
+        rates: Sink_1 of each probe, in percent.
+
+    Returns:
+        (the last step with at most half of the final rate, or None if there is none; the first step after which the
+        rate stays above half of the final rate). None if the final rate is below MIN_FINAL_RATE_PERCENT.
     """
     if not len(rates) or rates[-1] < MIN_FINAL_RATE_PERCENT:
         return None
@@ -21,7 +27,7 @@ def find_emergence(steps: Sequence[int], rates: Sequence[float]) -> tuple[int | 
 
 
 def estimate_step(start_step: int | None, end_step: int) -> float:
-    """The step of emergence as one number, right to within half of what lies between two probes."""
+    """Estimate the step of emergence; the error is at most half of the interval between two probes."""
     return float(end_step) if start_step is None else (start_step + end_step) / 2
 
 
@@ -30,8 +36,8 @@ class EmergenceSpan:
     """The steps between which the sinks of one or several runs emerge.
 
     Attributes:
-        start_step: The first of them; None where some run has its sink at its first probe.
-        end_step: The last of them; None where no run ends with a sink.
+        start_step: The first of them; None if some run has its sink at its first probe.
+        end_step: The last of them; None if no run ends with a sink.
         num_sinks: How many runs end with a sink.
         num_runs: How many runs have a probe.
     """

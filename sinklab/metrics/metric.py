@@ -14,24 +14,31 @@ IMPLICIT_KEY_NORMALIZERS = ('plus_one',)  # normalizers that are softmax with a 
 
 @dataclasses.dataclass(frozen=True)
 class MetricSetting:
-    """What a metric needs to know of a model besides its arrays. The first token is key number `columns`."""
+    """The properties of a model and its texts that metrics need. The first token is key number `columns`."""
 
-    length: int  # T, of the text
+    length: int  # T, of a text
     columns: int  # keys left of the text, an implicit one among them
-    implicit: bool  # the leftmost column is in no array of the model, and is completed below
+    implicit: bool  # the leftmost column is in no array of the model; `complete_arrays` adds it
     gain: float  # of attention
     keys: int  # J: the first tokens whose importance is reported
     prefix: int  # first tokens that all queries see; 0: causal
     window: int | None  # below the length
     reach: int  # how many queries can see the first token
     triggers: bool  # some queries are triggers of Bigram-Backcopy
-    lengths: tuple[int, ...] = ()  # shorter texts that are measured, too, and at which thresholds
+    lengths: tuple[int, ...] = ()  # shorter lengths that are measured in addition
     thresholds: tuple[float, ...] = ()
-    repeated: bool = False  # all tokens of a text are one
+    repeated: bool = False  # all tokens of a text are the same
 
 
 def make_setting(spec: Spec, length: int, columns: int, **overrides: Any) -> MetricSetting:
-    """The setting of a model over so many tokens, with so many columns of its own; what is given otherwise is so."""
+    """Make the setting of a model.
+
+    Args:
+        spec: The spec of the model.
+        length: The number of tokens of a text.
+        columns: The number of keys left of the text in the arrays of the model.
+        **overrides: Fields of `MetricSetting` that replace those of the spec.
+    """
     mask, attention = spec.model.mask, spec.model.attention
     implicit = attention.normalizer in IMPLICIT_KEY_NORMALIZERS
     fields = dict(
@@ -49,7 +56,7 @@ def make_setting(spec: Spec, length: int, columns: int, **overrides: Any) -> Met
 
 
 def add_implicit_key(attention_TS: Any, setting: MetricSetting) -> Any:
-    """With the implicit column, if there is one, left of all others: what rows lack of a sum of the gain."""
+    """Add the implicit column on the left, if there is one: it gets what the row lacks to a sum of `gain`."""
     if not setting.implicit:
         return attention_TS
     missing_mass = (setting.gain - attention_TS.sum(-1, keepdims=True)).clip(0)
@@ -57,13 +64,13 @@ def add_implicit_key(attention_TS: Any, setting: MetricSetting) -> Any:
 
 
 def extract_arrays(captured: Any, setting: MetricSetting) -> dict[str, Any]:
-    """A Capture of L layers by names, with the implicit column."""
+    """Extract the arrays of a Capture of L layers by name, with the implicit column."""
     arrays = {name: array for name, array in vars(captured).items() if '_B' in name and array is not None}
     return complete_arrays({name.replace('_B', '_LP'): array for name, array in arrays.items()}, setting)
 
 
 def complete_arrays(arrays: dict[str, Any], setting: MetricSetting) -> dict[str, Any]:
-    """Arrays with the implicit column, if there is one."""
+    """Add the implicit column to attention, keys and values, if there is one."""
     if setting.implicit and 'attention_LPHTS' in arrays:  # not every layer of an open model has attention
         arrays['attention_LPHTS'] = add_implicit_key(arrays['attention_LPHTS'], setting)
         for name in {'key_LPSHK', 'value_LPSHK'} & arrays.keys():
@@ -73,7 +80,7 @@ def complete_arrays(arrays: dict[str, Any], setting: MetricSetting) -> dict[str,
 
 
 def complete_key_mass(key_mass: Any, setting: MetricSetting) -> Any:
-    """What columns and first keys have received, the implicit column as in `extract_arrays`."""
+    """Add the implicit column to the key mass, as `extract_arrays` does for attention."""
     if not setting.implicit:
         return key_mass
     xp = key_mass.raw_BHS.__array_namespace__()
@@ -91,10 +98,12 @@ Arrays = Mapping[str, Any]
 
 
 def format_fixed(value: float, digits: int, sign: str = '') -> str:
-    """Return a number with so many decimals; what rounds to 0 has no sign.
+    """Format a number with fixed decimals; a number that rounds to 0 has no sign.
 
     Args:
-        sign: + puts one before positive numbers.
+        value: The number.
+        digits: Digits after the decimal point.
+        sign: '+' to mark positive numbers, too.
     """
     text = f'{value:z.{digits}f}'
     return f'{value:{sign}.{digits}f}' if text.strip('0.') else text
@@ -154,7 +163,7 @@ class FigureSpec:
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """The first part of the name of the array, which names the file of the figure."""
         return self.array_name.partition('_')[0]
 
 
@@ -246,7 +255,7 @@ def make_row_metric(name: str, row_function: Callable[[Any], Any], info: MetricI
 
 
 def merge_disjoint(parts: Iterable[Arrays]) -> dict[str, Any]:
-    """Of parts that share no name."""
+    """Merge mappings; raise ValueError if two of them share a name."""
     pairs = [pair for part in parts for pair in part.items()]
     if duplicates := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
         raise ValueError(f'two measures give {", ".join(duplicates)}')

@@ -13,7 +13,7 @@ from sinklab.metrics.metric import (
 from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.sink import EPSILON, normalize_rows
 
-# By positions, (proposition, number that it bounds); each is at most 0, but for roundings.
+# {position encoding: (proposition, the number that it bounds)}; each number is at most 0, except for rounding.
 RELATIVE_POSITIONS = ('relative_paper_code', 'relative_paper_printed', 'relative_paper_negative')
 PROPOSITIONS = {
     'none': (1, 'repeated/uneven'),
@@ -22,11 +22,11 @@ PROPOSITIONS = {
     'rotary': (4, 'repeated/bound'),
 }
 TOLERANCE = 1e-5
-MIN_WEIGHT_SUM = 1e-30  # a sum of weights to divide by
+MIN_WEIGHT_SUM = 1e-30  # the least divisor
 
 
 def compute_spread(residual_LPTD):
-    """The largest ||h_t - h_1|| over ||h_1||, _LP."""
+    """Compute the largest ||h_t - h_1|| / ||h_1|| over t, for each layer and sequence."""
     return compute_norms(residual_LPTD - residual_LPTD[:, :, :1]).max(-1) / compute_norms(
         residual_LPTD[:, :, 0]
     ).clip(EPSILON)
@@ -44,8 +44,14 @@ def apply_last_row_by_distance(share_TS):
 
 
 def compute_bound_violations(attention, query, key, setting: MetricSetting) -> Arrays:
-    """How far scores are from 1/t and from a softmax of the distance, how far the first is above 1/t, and how far any
-    is above Proposition 4's bound."""
+    """Compute how far normalized attention violates the propositions on texts of one repeated token.
+
+    Returns:
+        uneven_LPH: the largest distance from 1/t.
+        above_LPH: the largest excess of the first token over 1/t.
+        relative_LPH: the largest distance from a softmax of the distance alone.
+        bound_LPH: the largest excess over the bound of Proposition 4.
+    """
     share = normalize_rows(attention)[..., setting.columns :]
     xp, position_T = share.__array_namespace__(), np.arange(1, setting.length + 1)
     even_TS = np.tri(setting.length) / position_T[:, None]
@@ -71,7 +77,10 @@ def is_within_bound(number: float | None, bound: float) -> bool:
 
 
 def judge_propositions(position: str, numbers: dict[str, float | None]) -> list[tuple[str, float | None, bool]]:
-    """(claim, number, whether it holds) of those that are made of these positions, of softmax over whole texts."""
+    """Return (claim, number, whether it holds) for the propositions about a position encoding.
+
+    The propositions assume softmax over whole texts.
+    """
     if position not in PROPOSITIONS:
         return []
     spreads = [value for name, value in numbers.items() if name.startswith('repeated/spread/')]

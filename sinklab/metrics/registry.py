@@ -39,7 +39,7 @@ METRICS = (
     *angles.METRICS,
     *bigram_backcopy.METRICS,
 )
-# What is measured of a finished model alone: too dear, or too much, for every probe of a training.
+# Metrics of finished models only: they take too much time or space for every probe of a training run.
 OFFLINE_METRICS = (
     *angles.OFFLINE_METRICS,
     *massive_activations.METRICS,
@@ -50,9 +50,9 @@ OFFLINE_METRICS = (
 METRIC_INFOS = [info for metric in METRICS for info in metric.infos]
 OFFLINE_METRIC_INFOS = [info for metric in OFFLINE_METRICS for info in metric.infos]
 FIGURES = [metric.figure for metric in METRICS if metric.figure]
-# The number that tables and figures show besides those of the metrics.
+# A number that tables and figures show and that is not a metric of a probe.
 VALID_LOSS = MetricInfo('valid/loss', 'valid loss', 'Mean cross-entropy of held-out windows.', 'nats')
-# What is shown where there is room for one.
+# The number and the figure that are shown where only one is.
 HEADLINE_METRIC = next(info for info in METRIC_INFOS if info.name == 'sink/1')
 HEADLINE_FIGURE = next(figure for figure in FIGURES if figure.array_name == 'alpha_LPHJ')
 
@@ -80,12 +80,15 @@ def select_measurable(inputs: Collection[str]) -> Metrics:
 
 
 def compute_numbers(arrays: Arrays, setting: MetricSetting, metrics: Metrics = METRICS) -> dict[str, float]:
-    """What a probe adds to metrics.jsonl."""
+    """Compute the numbers that a probe adds to metrics.jsonl."""
     return merge_disjoint(metric.compute_numbers(arrays, setting) for metric in select_applicable(setting, metrics))
 
 
 def get_row_functions(setting: MetricSetting) -> dict[str, Callable[[Any], Any]]:
-    """What is measured of whole rows and of nothing less: attention_BHTS of some queries -> a value of each."""
+    """Return the functions of metrics that need whole rows of attention, by name.
+
+    Each takes attention_BHTS of some queries and returns one value for each query.
+    """
     metrics = [
         metric
         for metric in select_applicable(setting)
@@ -100,7 +103,7 @@ def get_row_functions(setting: MetricSetting) -> dict[str, Callable[[Any], Any]]
 
 
 def compute_context_numbers(captured: Any, setting: MetricSetting) -> Arrays:
-    """NAME/context of a training batch, over its whole length: of first keys and of rows, where asked for."""
+    """Compute the numbers NAME/context of a training batch from its captured key masses and row means."""
     numbers = {name: value.mean() for name, value in (captured.row_means or {}).items()}
     if captured.key_mass is not None:
         key_mass = complete_key_mass(captured.key_mass, setting)
@@ -109,13 +112,13 @@ def compute_context_numbers(captured: Any, setting: MetricSetting) -> Arrays:
 
 
 def select_saved_arrays(arrays: Arrays, setting: MetricSetting, metrics: Metrics = METRICS) -> dict[str, np.ndarray]:
-    """The arrays of a probe's file: as kept, or their means over sequences."""
+    """Select the arrays that a probe file stores: `name_LH` is the mean of `name_LPH` over sequences."""
     names = [name for metric in select_applicable(setting, metrics) for name in metric.saved_arrays]
     return {name: arrays[name] if name in arrays else arrays[name.replace('_L', '_LP')].mean(1) for name in names}
 
 
 def find_metric_info(name: str) -> MetricInfo | None:
-    """What people read of a recorded name; that of sink/{k} for sink/2, with 2 in its label."""
+    """Find the MetricInfo of a recorded name, such as sink/{k} with k = 2 for sink/2; None if there is none."""
     for entry in (*METRIC_INFOS, *OFFLINE_METRIC_INFOS):
         if match := re.fullmatch(re.sub(r'\\{(\w+)\\}', r'(?P<\1>[\\d.e-]+)', re.escape(entry.name)), name):
             return dataclasses.replace(entry, name=name, label=entry.label.format(**match.groupdict()))

@@ -124,7 +124,7 @@ def compute_token_context(key_mass: Any, setting: MetricSetting) -> Arrays:
 
 
 def make_importance_infos(name: str, sentence: str, **flags: bool) -> tuple[MetricInfo, MetricInfo]:
-    """The rate and the mean of an importance, for people."""
+    """Make the MetricInfo of Sink_k and of alpha_k of an importance."""
     symbol = name.replace('star', '*')
     return (
         MetricInfo(f'sink/{name}', f'Sink_{symbol}', sentence, '%', 1, **flags),
@@ -135,7 +135,7 @@ def make_importance_infos(name: str, sentence: str, **flags: bool) -> tuple[Metr
 def make_importance_metric(
     array_name: str, name: str, sentence: str, compute_value: Callable, in_sweep: bool = False, **fields: Any
 ) -> Metric:
-    """The rate and the mean of one importance of each sequence, layer and head."""
+    """Make a metric of Sink_k and alpha_k from an importance of each sequence, layer and head."""
     infos = make_importance_infos(name, sentence, in_sweep=in_sweep)
     return make_head_metric(
         array_name,
