@@ -8,9 +8,8 @@ Each framework runs in a separate process, with the same model, batch, clipping 
 - PyTorch eager, with fused AdamW and scaled_dot_product_attention.
 - plain JAX (benchmarks/jax_baseline.py), on one device.
 
-In a round, each runs --steps steps while the others wait. PyTorch and plain JAX have the system's default for malloc.
-Ours has the huge pages of `sinklab train` (sinklab/cli/malloc.py). With GLIBC_TUNABLES=glibc.malloc.hugetlb=1, or =0,
-all three have the same setting.
+In a round, each runs --steps steps while the others wait. GLIBC_TUNABLES=glibc.malloc.hugetlb=1 gives huge pages to
+all three (docs/results/speed.md).
 """
 
 import argparse
@@ -31,7 +30,6 @@ from torch.nn import functional
 
 from configs import default
 from configs.sizes import SIZES
-from sinklab.cli import malloc
 from sinklab.config.spec import Hardware, ModelConfig, Spec
 from sinklab.config.validate import parse_config
 from sinklab.parallel import device_mesh, sharding
@@ -161,10 +159,7 @@ class StepProcess:
 
     def __init__(self, name: str):
         command = [sys.executable, *sys.argv, f'--only={name}']
-        extra_environment = malloc.told() if name == 'ours' else {}
-        self.process = subprocess.Popen(
-            command, env=os.environ | extra_environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         print(f'{name}, loss of the first step: {self.read_number():.4f}')
 
     def read_number(self) -> float:

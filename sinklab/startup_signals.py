@@ -62,14 +62,11 @@ def install_signal_handlers(verb: str = '') -> None:
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     _thread.start_new_thread(_watch_wakeup_pipe, (read_fd,))
     os.register_at_fork(after_in_child=_reset_after_fork)
-    unblock_signals()
 
 
 def _watch_wakeup_pipe(read_fd: int) -> None:
     """End the process on a signal, even if its main thread runs C or C++ code and no Python handler."""
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, TERMINATION_SIGNALS
-    )  # otherwise a signal between `block_signals` and the new program would be lost
+    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)  # other threads receive the signals
     while signums := os.read(read_fd, 1):
         if signal.getsignal(signums[0]) is exit_on_signal:  # otherwise a command handles it
             exit_on_signal(signums[0])
@@ -92,16 +89,6 @@ def _reset_after_fork() -> None:
     for signum in TERMINATION_SIGNALS:
         if signal.getsignal(signum) is exit_on_signal:
             signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
-
-
-def block_signals() -> None:
-    """Block signals while this process replaces its program; `install_signal_handlers` unblocks them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
-
-
-def unblock_signals() -> None:
-    """Unblock the signals that `block_signals` has blocked; pending ones are delivered."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ from sinklab.cli import (
     config_flags,
     hardware_flags,
     hf,
-    malloc,
     process_flags,
 )
 from sinklab.config.spec import Hardware, Spec, WarmStartTakes
@@ -254,7 +253,6 @@ def add_size_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    malloc.ask_for_large_pages()
     if worker_client.is_supervised():
         process_flags.run_worker(functools.partial(run_training, args, extra_args))
     process_info = process_flags.parse_process_info(args)

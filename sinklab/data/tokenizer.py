@@ -1,7 +1,7 @@
 """Tokenizers (Hugging Face tokenizer.json or a trained byte-level BPE) and parallel encoding.
 
-`python -m sinklab.data.tokenizer TOKENIZER.JSON` encodes pickled lists of texts from standard input, and writes pickled
-lists of ids to standard output. It exits when its input ends, so that it does not outlive its parent.
+`python -m sinklab.data.tokenizer TOKENIZER.JSON` encodes pickled lists of texts from standard input, and writes
+pickled lists of ids to standard output. It exits when its input ends, so that it does not outlive its parent.
 """
 
 import collections
