@@ -1,4 +1,4 @@
-"""Forward hooks that record attention and hidden states of each layer of a Hugging Face model."""
+"""A Hugging Face model as a measurable model."""
 
 import functools
 import sys

@@ -1,4 +1,4 @@
-"""Retention, deletion, and quarantine of checkpoints in a run directory."""
+"""Saving, restoring, verification, retention and quarantine of the checkpoints of a run."""
 
 import contextlib
 import dataclasses

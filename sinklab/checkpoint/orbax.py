@@ -1,4 +1,4 @@
-"""Orbax contexts for local and remote checkpoints, and translation of Orbax errors.
+"""Orbax contexts for local and remote checkpoints, and translation of Orbax errors; filters of its logs.
 
 Loggers and `sys.unraisablehook` belong to the whole process. One filter and one hook are installed and stay
 installed, because another thread or library may have installed its own in the meantime. Inside `suppress_orbax_logs`

@@ -1,4 +1,4 @@
-"""Compilation flags of XLA, and the persistent compilation cache behind --compiled."""
+"""Flags of the layout on devices, of XLA, and of the persistent compilation cache."""
 
 import argparse
 import dataclasses

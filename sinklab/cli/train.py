@@ -1,4 +1,4 @@
-"""Parsing of --from=[TAKES:]RUN[@STEP]: the parent checkpoint of a fork, and what the fork takes from it.
+"""Train a language model, and measure its attention sinks on the way.
 
 DIR gets config.json, metrics.jsonl, probes and checkpoints. The same command, given again, goes on from the newest
 checkpoint; a run that is done is left as it is. Ctrl-C and SIGTERM save a checkpoint first. --config.PATH=VALUE sets

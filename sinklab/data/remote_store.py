@@ -1,4 +1,4 @@
-"""Token store in a bucket: etags of objects, ranged reads and background fetches to the disk cache."""
+"""Token store in a bucket: etags of objects, ranged reads, and the disk cache that they fill."""
 
 import contextlib
 import contextvars

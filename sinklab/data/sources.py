@@ -1,4 +1,4 @@
-"""Splits of TensorFlow Datasets stored as ArrayRecord, read without TensorFlow."""
+"""Data sources that `--source` and `config.data.source` can name; the table `SOURCES` lists them."""
 
 import bisect
 import contextlib

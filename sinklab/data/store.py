@@ -1,4 +1,4 @@
-"""Token store: shards of token ids with digests, memory-mapped from disk or read from a bucket."""
+"""Token store: shards of token ids with digests; writing, reading from disk or a bucket, and verification."""
 
 import array
 import bisect

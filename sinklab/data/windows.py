@@ -1,4 +1,4 @@
-"""Windows of T + 1 token ids, interventions on windows, and shuffled batches of windows."""
+"""Windows of T + 1 token ids, interventions on them, shuffled batches, and the sequences of the probe."""
 
 import bisect
 import hashlib

@@ -1,4 +1,4 @@
-"""Parity check of an exported model: logits, attention, and token ids against transformers.
+"""Conversion of runs to Hugging Face models and back, and a parity check against transformers.
 
 A linear weight of transformers is (outputs, inputs). Ours is (inputs, outputs), with an axis of its own for heads.
 """

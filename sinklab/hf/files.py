@@ -1,4 +1,4 @@
-"""Files of a Hugging Face model directory: JSON, safetensors, and tokenizer files."""
+"""Files of a Hugging Face model directory, local or of the Hub: JSON, safetensors, and tokenizer files."""
 
 import contextlib
 import errno

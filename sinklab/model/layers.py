@@ -1,4 +1,4 @@
-"""Initializations (standard deviations of normal distributions), and parameters with logical axes."""
+"""Layers: RMSNorm and its placements, feature maps, gates, the feed-forward network, and initializations."""
 
 import dataclasses
 import functools

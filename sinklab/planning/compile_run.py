@@ -1,4 +1,4 @@
-"""Memory and step-time estimates from compiled programs."""
+"""Compilation of a run for absent devices, and estimates of its memory and step time."""
 
 import dataclasses
 import time

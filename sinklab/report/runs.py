@@ -1,4 +1,4 @@
-"""Arrays of the probe files of a run, checked, and subsampled to a limit on the number of files."""
+"""Reading of runs for reports: records, and arrays of probe files."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence

@@ -1,12 +1,10 @@
-"""A lock file for processes on several hosts that share a disk.
+"""Compare-and-swap of small files on disks and in buckets, and the lock file that it uses on disks.
 
-A process acquires the lock by creating the file, and releases it some milliseconds later by deleting the file. If the
-process dies, the file stays: a process that has waited long enough breaks the lock by putting a file of its own in
-its place. Compare-and-replace and compare-and-delete take two steps. A process that takes them holds the kernel's
-lock (`flock`) on the file that it compares, so that no other process changes the file in between. The kernel releases
-the `flock` when a process dies.
-
-They are local files or objects in a bucket.
+Processes on several hosts may share a disk. A process acquires the lock by creating the file, and releases it some
+milliseconds later by deleting the file. If the process dies, the file stays: a process that has waited long enough
+breaks the lock by putting a file of its own in its place. Compare-and-replace and compare-and-delete take two steps.
+A process that takes them holds the kernel's lock (`flock`) on the file that it compares, so that no other process
+changes the file in between. The kernel releases the `flock` when a process dies.
 """
 
 import contextlib

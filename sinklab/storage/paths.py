@@ -1,4 +1,7 @@
-"""Paths: local paths, and gs:// and s3:// URLs as epath.Path with the same methods."""
+"""Paths: local paths, and gs:// and s3:// URLs as epath.Path with the same methods.
+
+Also what storage reports of a path: the size and digest of objects in a bucket, and errors that a restart cannot fix.
+"""
 
 import contextlib
 import dataclasses

@@ -1,12 +1,12 @@
-"""Schemas and checked reads of the files of a run directory.
+"""Schemas and checked reads of the files of a run directory, and its append-only log.
 
 A file that does not match its schema raises DamagedFileError, with a message of one line: which file, what is wrong
-with it, what to do. A line of metrics.jsonl that does not match is left out and returned as a LineFault, beside the
+with it, what to do. A line of metrics.jsonl that does not match is left out and returned as a LineFault, with the
 valid lines.
 
-A segment is an object that is rewritten as a whole whenever lines have been added, until it has SEGMENT_BYTES; then
-the next segment begins. The numbers of segments increase from attempt to attempt, so that the content of all segments
-together is what was written, once.
+In a bucket, a log consists of segments. A segment is an object that is rewritten as a whole whenever lines have been
+added, until it has SEGMENT_BYTES; then the next segment begins. The numbers of segments increase from attempt to
+attempt, so that the concatenated segments are what was written, once.
 """
 
 import itertools

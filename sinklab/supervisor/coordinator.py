@@ -1,7 +1,8 @@
-"""The secret of a run, with which its processes authenticate their connections.
+"""The coordinator in process 0: it registers workers, detects hangs, and decides how a run ends.
 
-The secret is never sent. Each side of a new connection sends a nonce, and proves by an HMAC over both nonces that it
-knows the secret. If there is no secret, the proofs are still checked, but they protect nothing.
+Processes authenticate their connections by the secret of the run, which is never sent. Each side of a new connection
+sends a nonce, and proves by an HMAC over both nonces that it knows the secret. If there is no secret, the proofs are
+still checked, but they protect nothing.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Timeouts of the processes of a run.
+"""Messages and timeouts of the processes of a run.
 
 Each message is validated against its type, including all bounds, before it is used.
 """

@@ -1,4 +1,4 @@
-"""Parsing and formatting of --seeds."""
+"""Plan of a sweep: a run for every row and seed, with its state as found in its folder."""
 
 import dataclasses
 from collections.abc import Callable, Iterable

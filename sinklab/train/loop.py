@@ -1,4 +1,4 @@
-"""Check that replicas of a parameter hold the same bits on all devices."""
+"""The training loop: steps, logging, evaluations, checkpoints, and stop requests."""
 
 import contextlib
 import dataclasses
@@ -61,109 +61,13 @@ from sinklab.train.setup import (
     set_up_run,
 )
 
-
-def make_mismatch_finder(
-    spec: Spec, mesh: jax.sharding.Mesh, group: ProcessGroup
-) -> Callable[[int, dict], str | None]:
-    """Make a function (step, params) -> description of a replica that differs, or None."""
-    param_shardings = state.get_state_shardings(spec, mesh)['params']
-    shapes = state.get_state_shapes(spec)['params']
-
-    def sum_local_bits(params: dict) -> jax.Array:
-        """Sum the bits of the shard of each leaf on this device: uint32_1N; a flipped bit changes the sum."""
-        bits = (jax.lax.bitcast_convert_type(leaf, jnp.uint32) for leaf in jax.tree.leaves(params))
-        return jnp.stack([part.sum(dtype=jnp.uint32) for part in bits])[None]
-
-    param_specs = jax.tree.map(lambda leaf_sharding: leaf_sharding.spec, param_shardings)
-    sum_bits = jax.jit(
-        jax.shard_map(sum_local_bits, in_specs=(param_specs,), out_specs=PartitionSpec(MESH_AXES), check_vma=False)
-    )
-    leaves = list(zip(jax.tree_util.tree_leaves_with_path(param_shardings), jax.tree.leaves(shapes), strict=True))
-    replica_groups = [
-        (jax.tree_util.keystr(path), group_devices_by_shard(leaf_sharding, leaf.shape))
-        for (path, leaf_sharding), leaf in leaves
-    ]
-    if all(len(devices) == 1 for _, device_groups in replica_groups for devices in device_groups):
-        return lambda step, params: None
-
-    def find_mismatch(step: int, params: dict) -> str | None:
-        local_sums = {
-            shard.device.id: np.asarray(shard.data)[0].tolist() for shard in sum_bits(params).addressable_shards
-        }
-        all_sums = {
-            int(name): device_sums
-            for process_sums in group.gather(f'copies {step}', local_sums)
-            for name, device_sums in process_sums.items()
-        }
-        for index, (name, groups) in enumerate(replica_groups):
-            for first, *others in groups:
-                for other in others:
-                    if all_sums[first.id][index] != all_sums[other.id][index]:
-                        return f'{name} differs on {format_device(first)} and {format_device(other)}'
-        return None
-
-    return find_mismatch
-
-
-def group_devices_by_shard(
-    leaf_sharding: jax.sharding.NamedSharding, shape: tuple[int, ...]
-) -> list[list[jax.Device]]:
-    """Group the devices that hold the same shard of an array."""
-    groups: dict[str, list[jax.Device]] = {}
-    for device, index in leaf_sharding.devices_indices_map(shape).items():
-        groups.setdefault(str(index), []).append(device)
-    return list(groups.values())
-
-
-def format_device(device: jax.Device) -> str:
-    return f'device {device.id} of process {device.process_index}'
-
-
-T = TypeVar('T')
-JOIN_TIMEOUT_SECONDS = 5.0  # seconds that `close` waits for the thread; one that hangs is abandoned
-
-
-class Prefetcher(Generic[T]):
-    """Prefetcher of function(index) for each index, up to `depth` results ahead, in a background thread.
-
-    An error of the function is raised by the call of `get` for the same index.
-    """
-
-    def __init__(self, function: Callable[[int], T], indices: Iterable[int], depth: int):
-        self.function, self.indices = function, indices
-        self.free_slots, self.results, self.is_closed = threading.Semaphore(depth), queue.SimpleQueue(), False
-        self.thread = threading.Thread(target=self.run_worker, daemon=True)
-        self.thread.start()
-
-    def run_worker(self) -> None:
-        for index in self.indices:
-            self.free_slots.acquire()
-            if self.is_closed:
-                return
-            try:
-                self.results.put((self.function(index), None))
-            except BaseException as error:
-                self.results.put((None, error))
-
-    def get(self) -> T:
-        """Return the next result, which frees a slot."""
-        result, error = self.results.get()
-        self.free_slots.release()
-        if error:
-            raise error
-        return result
-
-    def close(self) -> None:
-        self.is_closed = True
-        self.free_slots.release()
-        self.thread.join(JOIN_TIMEOUT_SECONDS)
-
-
 # Requests of a process to all processes, of which the largest is met. Larger numbers are those of SIGINT or SIGTERM,
 # which request a stop.
 NO_REQUEST, SAVE_REQUEST = 0, 1
 MAX_STEPS_TO_STOP = 3  # maximum number of steps between a signal and the saved state
 PREFETCH_DEPTH = 16  # maximum number of batches that are read and put on devices before their steps
+PREFETCH_CLOSE_SECONDS = 5.0  # seconds that `close` waits for the thread; one that hangs is abandoned
+T = TypeVar('T')
 # Evaluations of a state, and for each of them a metric that it always adds to its record.
 METRIC_OF_EVAL = {'valid': 'valid/loss', 'probe': HEADLINE_METRIC.name}
 
@@ -566,3 +470,96 @@ class StepTimer:
     def get_steps_per_second(self) -> float:
         """Return the steps per second since the last restart of the timer."""
         return self.num_steps / (time.perf_counter() - self.lap_start)
+
+
+class Prefetcher(Generic[T]):
+    """Prefetcher of function(index) for each index, up to `depth` results ahead, in a background thread.
+
+    An error of the function is raised by the call of `get` for the same index.
+    """
+
+    def __init__(self, function: Callable[[int], T], indices: Iterable[int], depth: int):
+        self.function, self.indices = function, indices
+        self.free_slots, self.results, self.is_closed = threading.Semaphore(depth), queue.SimpleQueue(), False
+        self.thread = threading.Thread(target=self.run_worker, daemon=True)
+        self.thread.start()
+
+    def run_worker(self) -> None:
+        for index in self.indices:
+            self.free_slots.acquire()
+            if self.is_closed:
+                return
+            try:
+                self.results.put((self.function(index), None))
+            except BaseException as error:
+                self.results.put((None, error))
+
+    def get(self) -> T:
+        """Return the next result, which frees a slot."""
+        result, error = self.results.get()
+        self.free_slots.release()
+        if error:
+            raise error
+        return result
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.free_slots.release()
+        self.thread.join(PREFETCH_CLOSE_SECONDS)
+
+
+def make_mismatch_finder(
+    spec: Spec, mesh: jax.sharding.Mesh, group: ProcessGroup
+) -> Callable[[int, dict], str | None]:
+    """Make a function (step, params) -> description of a replica that differs, or None."""
+    param_shardings = state.get_state_shardings(spec, mesh)['params']
+    shapes = state.get_state_shapes(spec)['params']
+
+    def sum_local_bits(params: dict) -> jax.Array:
+        """Sum the bits of the shard of each leaf on this device: uint32_1N; a flipped bit changes the sum."""
+        bits = (jax.lax.bitcast_convert_type(leaf, jnp.uint32) for leaf in jax.tree.leaves(params))
+        return jnp.stack([part.sum(dtype=jnp.uint32) for part in bits])[None]
+
+    param_specs = jax.tree.map(lambda leaf_sharding: leaf_sharding.spec, param_shardings)
+    sum_bits = jax.jit(
+        jax.shard_map(sum_local_bits, in_specs=(param_specs,), out_specs=PartitionSpec(MESH_AXES), check_vma=False)
+    )
+    leaves = list(zip(jax.tree_util.tree_leaves_with_path(param_shardings), jax.tree.leaves(shapes), strict=True))
+    replica_groups = [
+        (jax.tree_util.keystr(path), group_devices_by_shard(leaf_sharding, leaf.shape))
+        for (path, leaf_sharding), leaf in leaves
+    ]
+    if all(len(devices) == 1 for _, device_groups in replica_groups for devices in device_groups):
+        return lambda step, params: None
+
+    def find_mismatch(step: int, params: dict) -> str | None:
+        local_sums = {
+            shard.device.id: np.asarray(shard.data)[0].tolist() for shard in sum_bits(params).addressable_shards
+        }
+        all_sums = {
+            int(name): device_sums
+            for process_sums in group.gather(f'copies {step}', local_sums)
+            for name, device_sums in process_sums.items()
+        }
+        for index, (name, groups) in enumerate(replica_groups):
+            for first, *others in groups:
+                for other in others:
+                    if all_sums[first.id][index] != all_sums[other.id][index]:
+                        return f'{name} differs on {format_device(first)} and {format_device(other)}'
+        return None
+
+    return find_mismatch
+
+
+def group_devices_by_shard(
+    leaf_sharding: jax.sharding.NamedSharding, shape: tuple[int, ...]
+) -> list[list[jax.Device]]:
+    """Group the devices that hold the same shard of an array."""
+    groups: dict[str, list[jax.Device]] = {}
+    for device, index in leaf_sharding.devices_indices_map(shape).items():
+        groups.setdefault(str(index), []).append(device)
+    return list(groups.values())
+
+
+def format_device(device: jax.Device) -> str:
+    return f'device {device.id} of process {device.process_index}'

@@ -1,11 +1,11 @@
-"""Softmax and linear reductions of one block of scores on the GPU, in plain jnp.
-
-A thread block has three warpgroups. Two of them multiply, each with half of the outer block. The third loads the
-inner blocks, in the order in which the other two use them.
+"""Kernels for Hopper GPUs (Pallas, Mosaic GPU): forward and backward.
 
 A thread block has one outer block, of queries or of keys, and loops over the inner blocks that the mask does not
 hide. The inner blocks are keys in the forward pass and for the gradient of queries, and queries for the gradients of
 keys and values.
+
+A thread block has three warpgroups. Two of them multiply, each with half of the outer block. The third loads the
+inner blocks, in the order in which the other two use them.
 """
 
 import dataclasses
