@@ -127,7 +127,7 @@ def find_word_ends(text: str, end: int) -> Iterator[int]:
 
 
 def is_safe_cut(tokenizer: Tokenizer, text: str, position: int) -> bool:
-    """Whether the text around a place has the ids of its two sides, tokenized apart."""
+    """Return whether the text around a position has the same ids if its two sides are tokenized separately."""
     contexts = (
         text[position - CUT_CONTEXT_CHARS : position + CUT_CONTEXT_CHARS],
         text[position - CUT_CONTEXT_CHARS : position],
