@@ -68,7 +68,7 @@ def operations_and_masks():
             yield pytest.param(operation, shown, marks=marks, id=f'{"/".join(operation)}-{shown}')
 
 
-@pytest.mark.parametrize(('operation', 'shown'), operations_and_masks())
+@pytest.mark.parametrize(('operation', 'shown'), [*operations_and_masks()])
 def test_kernels_of_every_operation_are_lowered_for_a_gpu(operation, shown):
     """Mosaic GPU lowers kernels without a GPU and without a compiler; jax 0.11 lowers otherwise than 0.10."""
     from jax.sharding import AbstractDevice, AbstractMesh, AxisType

@@ -2,12 +2,12 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import free_port
 from stores import corpus_of, made, written
 
 HERE = Path(__file__).parent
@@ -27,12 +27,6 @@ def config(tmp_path_factory):
         optimizer__batch_size=BATCH,
         optimizer__steps=12,
     )
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(('127.0.0.1', 0))
-        return listener.getsockname()[1]
 
 
 def trained(count, folder, last, config):

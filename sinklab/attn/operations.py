@@ -220,7 +220,7 @@ class Operation:
 
     @property
     def uses_unit(self) -> bool:
-        """Whether the similarity or the normalizer reads `unit` (see `Similarity.uses_unit`)."""
+        """Return whether the similarity or the normalizer reads `unit` (see `Similarity.uses_unit`)."""
         return self.similarity.uses_unit or self.normalizer.uses_unit
 
 

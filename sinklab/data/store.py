@@ -116,7 +116,7 @@ class Store:
 
     @property
     def has_bos(self) -> bool:
-        """Whether each document begins with BOS."""
+        """Return whether each document begins with BOS."""
         return self.meta['bos'] == 'documents'
 
     @property

@@ -65,7 +65,7 @@ class EmergenceSpan:
 
     @property
     def is_learned(self) -> bool:
-        """Whether a rate was lower before: at step 0 nothing has been learned yet."""
+        """Return whether an earlier rate was lower; at step 0 nothing has been learned yet."""
         return self.start_step is not None or bool(self.end_step)
 
 

@@ -202,7 +202,7 @@ class LeaseWatcher:
 
     @property
     def is_gone(self) -> bool:
-        """Whether there is no lease, or its owner is dead or has been silent for too long."""
+        """Return whether there is no lease, or its owner is dead or has been silent for too long."""
         return self.owner is None or is_dead(self.owner) or self.silent_seconds > OWNER_TIMEOUT_SECONDS
 
     def is_free(self, candidate: dict, grace_seconds: float) -> bool:

@@ -40,7 +40,7 @@ class ProcessInfo:
 
     @property
     def is_local(self) -> bool:
-        """Whether all processes are known to be on this machine."""
+        """Return whether all processes are known to be on this machine."""
         return self.is_one_machine or is_loopback(self.host)
 
     @property

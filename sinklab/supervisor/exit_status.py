@@ -57,7 +57,7 @@ class ExitStatus:
 
     @property
     def is_failure(self) -> bool:
-        """Whether the end is a failure to look into: `lost` or `crashed`."""
+        """Return whether the end needs an investigation: `lost` or `crashed`."""
         return self.kind in ('lost', 'crashed')
 
     def replace_words(self, words: str) -> 'ExitStatus':

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -36,9 +37,12 @@ client = Some(CoreV1Api=lambda: None, BatchV1Api=lambda: None, exceptions=Some(A
 
 
 def free_port():
-    with socket.socket() as listener:
-        listener.bind(('127.0.0.1', 0))
-        return listener.getsockname()[1]
+    """Return a port that is free and that the system does not give to outgoing connections."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)  # Linux gives out those from 32,768 on
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(('127.0.0.1', port))
+            return port
 
 
 class Job:
