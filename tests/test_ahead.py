@@ -55,9 +55,9 @@ def test_an_error_is_raised_where_its_turn_is():
 
 HANGS = """
 import time
-from sinklab.train import prefetch
-prefetch.JOIN_TIMEOUT_SECONDS = 0.1
-prefetch.Prefetcher(lambda _: time.sleep(600), range(3), 3).close()
+from sinklab.train import loop
+loop.PREFETCH_CLOSE_SECONDS = 0.1
+loop.Prefetcher(lambda _: time.sleep(600), range(3), 3).close()
 """
 
 

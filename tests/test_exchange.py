@@ -216,7 +216,7 @@ def test_another_tokenizer_is_not_exported(run, tokenizer, tmp_path, capsys):
 
 
 def test_without_torch_the_extra_is_named_before_anything_is_written(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(convert.parity, 'require_libraries', lambda: files.import_hf_library('torch_that_is_absent'))
+    monkeypatch.setattr(convert, 'require_libraries', lambda: files.import_hf_library('torch_that_is_absent'))
     code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
     assert code == 1
     assert err.endswith(f'this needs torch_that_is_absent; install it: {format_extra_command("hf")}\n')

@@ -62,7 +62,7 @@ def test_what_others_log_is_left_as_it_is(caplog, name):
 
 def test_absl_keeps_a_logger_of_its_own_class():
     """It must not be made by getLogger before absl makes it."""
-    script = 'from sinklab.checkpoint import log_filters; log_filters.install_filters()\n'
+    script = 'from sinklab.checkpoint import orbax; orbax.install_filters()\n'
     script += 'import absl.logging, logging; assert type(logging.getLogger("absl")) is absl.logging.ABSLLogger'
     subprocess.run([sys.executable, '-c', script], check=True)
 

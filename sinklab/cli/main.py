@@ -1,3 +1,5 @@
+"""The command line: subcommands, usage errors and exit codes."""
+
 import argparse
 import difflib
 import gc

@@ -16,13 +16,13 @@ from sinklab.metrics import registry
 from sinklab.metrics.emergence import estimate_step
 from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.metrics.registry import FIGURES, VALID_LOSS
-from sinklab.report import run_groups as run_groups_module
 from sinklab.report.emergence import compute_span, find_run_emergence, select_learned
 from sinklab.report.run_groups import (
     AxisPoint,
     RunGroup,
     SweepAxis,
     compute_mean_curve,
+    find_axes,
 )
 from sinklab.report.runs import RunResult, find_branches, select_evenly
 from sinklab.report.sweep_table import EMERGENCE_METRIC
@@ -483,7 +483,7 @@ def make_all_figures(
     line_figures, runs = LineFigures(run_groups, payload), [run for run_group in run_groups for run in run_group.runs]
     candidates = [
         line_figures.make_sink_and_loss_figure(as_paper),
-        *map(line_figures.make_axis_figure, run_groups_module.find_axes(run_groups, rows)),
+        *map(line_figures.make_axis_figure, find_axes(run_groups, rows)),
         line_figures.make_context_figure(),
     ]
     for figure_spec in FIGURES:

@@ -3,10 +3,6 @@
 In the forward pass, the rows of a block of scores are queries. Softmax is online, as in flash attention; the linear
 reduction only adds. In the backward pass, the columns are queries, so that the statistics of queries are rows of
 lanes. The whole dq of a head stays in VMEM in float32.
-
-In the forward pass, the rows of a block of scores are queries. Softmax is online, as in flash attention; the linear
-reduction only adds. In the backward pass, the columns are queries, so that the statistics of queries are rows of
-lanes. The whole dq of a head stays in VMEM in float32.
 """
 
 import functools
