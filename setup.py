@@ -44,7 +44,7 @@ setup(
         'jax>=0.10.2,<0.13',  # sinklab/compilation_cache.py, sinklab/supervisor/cluster.py
         'flax>=0.12.8',
         'optax>=0.2.8',
-        'orbax-checkpoint>=0.12.8,<0.13',  # sinklab/checkpoint/orbax.py
+        'orbax-checkpoint>=0.12.8,<0.13',  # sinklab/checkpoint/orbax_compat.py
         'grain>=0.2.18',
         'ml-collections>=1.1.0',
         'msgspec>=0.20',

@@ -14,7 +14,11 @@ PAGES = {
     'opened.md': (
         'Opened runs and models',
         'This page describes what `sinklab.open` returns: a run or an open model that can be measured and plotted.',
-        ('sinklab.api.OpenedModel', 'sinklab.api.OpenedRun', 'sinklab.api.AttentionMatrices'),
+        (
+            'sinklab.opened_models.OpenedModel',
+            'sinklab.opened_models.OpenedRun',
+            'sinklab.opened_models.AttentionMatrices',
+        ),
     ),
     'operation.md': (
         'Attention operation',
@@ -50,9 +54,9 @@ PAGES = {
         'This page describes a source of documents, as `data.source` names one.',
         (
             'sinklab.data.sources.open_source',
-            'sinklab.data.document.Source',
-            'sinklab.data.document.Document',
-            'sinklab.data.document.SourcePiece',
+            'sinklab.data.source_types.Source',
+            'sinklab.data.source_types.Document',
+            'sinklab.data.source_types.SourcePiece',
         ),
     ),
     'callback.md': (

@@ -6,8 +6,8 @@ The public Python API is `sinklab.open`, `sinklab.attention`, and the exception 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sinklab.api import OpenedModel, OpenedRun
     from sinklab.attn.function import attention as attention
+    from sinklab.opened_models import OpenedModel, OpenedRun
     from sinklab.schema import UserError as UserError
 
 __version__ = '0.2.0'
@@ -34,9 +34,9 @@ def open(model_ref: str, *, bos: str = 'auto', remote_code: bool = False) -> 'Op
     Raises:
         UserError: There is no such run, step or model, or a package that it needs is not installed.
     """
-    from sinklab import api
+    from sinklab import opened_models
 
-    return api.open(model_ref, bos=bos, remote_code=remote_code)
+    return opened_models.open(model_ref, bos=bos, remote_code=remote_code)
 
 
 def __getattr__(name: str) -> Any:

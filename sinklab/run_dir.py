@@ -40,7 +40,7 @@ from sinklab.schema import UserError
 from sinklab.storage import run_files, untrusted_files
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write, writable_folder
 from sinklab.storage.directories import list_committed, list_entries
-from sinklab.storage.paths import check_checkpoint_path, is_remote, parse_path
+from sinklab.storage.paths import check_path_readable_by_orbax, is_remote, parse_path
 from sinklab.storage.untrusted_files import DamagedFileError
 
 
@@ -206,7 +206,7 @@ class RunDir:
             spec: The spec of the run that is to train in this folder.
             remedy: Advice for the case that the folder holds another run; None: give a new folder.
         """
-        check_checkpoint_path(self.path)
+        check_path_readable_by_orbax(self.path)
         if not self.path.exists():
             return
         if not self.path.is_dir():

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from attending import steep
 
-from sinklab.attn.pallas.primitive import (
+from sinklab.attn.pallas.reductions import (
     MASK_VALUE,
     KernelSpec,
     LinearReduction,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conftest import tiny, tiny_config
 
-from sinklab.checkpoint import checkpointer, digests, orbax
+from sinklab.checkpoint import checkpointer, digests, orbax_compat
 from sinklab.checkpoint import checkpointer as checkpoints_file
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.validate import parse_config
@@ -233,11 +233,11 @@ def test_a_folder_that_vanishes_during_a_save_is_said_in_words(tmp_path, monkeyp
 
 
 def test_an_error_that_is_not_of_the_folder_is_left_as_it_is(tmp_path):
-    with pytest.raises(FileNotFoundError), orbax.translate_storage_errors(RunDir(tmp_path / 'run')):
+    with pytest.raises(FileNotFoundError), orbax_compat.translate_storage_errors(RunDir(tmp_path / 'run')):
         (tmp_path / 'corpus').read_text()
-    with pytest.raises(PermissionError), orbax.translate_storage_errors(RunDir(tmp_path / 'run')):
+    with pytest.raises(PermissionError), orbax_compat.translate_storage_errors(RunDir(tmp_path / 'run')):
         raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'corpus'))
-    with pytest.raises(UserError), orbax.translate_storage_errors(RunDir(tmp_path / 'run')):
+    with pytest.raises(UserError), orbax_compat.translate_storage_errors(RunDir(tmp_path / 'run')):
         raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'run' / 'probe'))
 
 

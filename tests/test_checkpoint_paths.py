@@ -11,7 +11,7 @@ from sinklab.checkpoint import checkpointer, digests
 from sinklab.cli import main
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
-from sinklab.storage.paths import check_checkpoint_path
+from sinklab.storage.paths import check_path_readable_by_orbax
 
 UNREADABLE = ['a[x]', 'a\\b', 'a*', 'a?', os.fsdecode(b'\xff')]
 READABLE = ' ]{}%20#~|:;&\'"$!@=+,()ü日'
@@ -20,11 +20,11 @@ READABLE = ' ]{}%20#~|:;&\'"$!@=+,()ü日'
 @pytest.mark.parametrize('name', UNREADABLE, ids=ascii)
 def test_a_path_is_refused_below_which_orbax_loses_files(tmp_path, monkeypatch, name):
     with pytest.raises(UserError):
-        check_checkpoint_path(tmp_path / name / 'run')
+        check_path_readable_by_orbax(tmp_path / name / 'run')
     (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / name)
     with pytest.raises(UserError):
-        check_checkpoint_path(RunDir('run').path)
+        check_path_readable_by_orbax(RunDir('run').path)
 
 
 def test_nothing_is_written_where_training_is_refused_for_its_path(tmp_path, corpus):
@@ -40,7 +40,7 @@ def test_parameters_are_not_written_to_such_a_path(tmp_path):
 
 def test_every_other_character_of_a_path_is_restored(tmp_path):
     folder = tmp_path / READABLE
-    check_checkpoint_path(folder)
+    check_path_readable_by_orbax(folder)
     ocp.save(folder / '5', {'a': np.arange(4)})
     np.testing.assert_array_equal(ocp.load(folder / '5')['a'], np.arange(4))
     assert digests.find_missing_manifest(str(path.relative_to(folder)) for path in folder.rglob('*')) is None

@@ -20,7 +20,7 @@ from sinklab.metrics import (
 )
 from sinklab.metrics.metric import MetricSetting, extract_arrays, make_setting
 from sinklab.model.learned_kv import count_learned_kv
-from sinklab.train.loss import make_forward
+from sinklab.train.forward import make_forward
 
 L, P, H, T, K, D, KEYS = 3, 2, 2, 12, 4, 8, 3
 SINK = next(measure for measure in registry.OFFLINE_METRICS if measure.inputs == ('sink_LPCD',))

@@ -9,7 +9,7 @@ from conftest import tiny
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer
-from sinklab.checkpoint.orbax import TEMPORARY_SUFFIX
+from sinklab.checkpoint.orbax_compat import TEMPORARY_SUFFIX
 from sinklab.run_dir import RunDir
 
 STATE = dict(step=jnp.int32(0), params=dict(w=jnp.zeros(3)))

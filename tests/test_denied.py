@@ -14,14 +14,14 @@ from conftest import tiny
 
 from sinklab.checkpoint import checkpointer
 from sinklab.checkpoint.checkpointer import Checkpointer
-from sinklab.checkpoint.orbax import translate_storage_errors
+from sinklab.checkpoint.orbax_compat import translate_storage_errors
 from sinklab.cli.main import main
 from sinklab.hf import files
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
 from sinklab.storage.atomic_write import writable_folder
 from sinklab.storage.paths import describe_permission, is_permanent_error
-from sinklab.train.run_status import classify_error
+from sinklab.train.run_outcome import classify_error
 
 STATE = dict(step=jnp.int32(4), params=dict(w=jnp.arange(4000.0)))
 PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)

@@ -17,7 +17,7 @@ from sinklab.data.store import (
 from sinklab.schema import UserError
 from sinklab.storage.paths import get_file_system, parse_path, short_timeout
 from sinklab.supervisor.exit_status import ExitStatus
-from sinklab.train.run_status import classify_error
+from sinklab.train.run_outcome import classify_error
 
 
 @pytest.fixture(scope='module')

@@ -14,7 +14,7 @@ from sinklab.parallel import device_mesh, sharding
 from sinklab.schema import UserError
 from sinklab.train import evaluate, state, step
 from sinklab.train import step as step_module
-from sinklab.train.loss import make_forward
+from sinklab.train.forward import make_forward
 
 
 @pytest.fixture(scope='module')

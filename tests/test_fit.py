@@ -13,7 +13,7 @@ from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh
 from sinklab.schema import UserError
 from sinklab.train import memory_estimate, state
-from sinklab.train.loss import make_forward
+from sinklab.train.forward import make_forward
 
 
 def held(hardware, spec=None):

@@ -21,7 +21,7 @@ from sinklab.model.learned_kv import count_learned_kv
 from sinklab.model.transformer import Transformer
 from sinklab.run_dir import flatten_dict
 from sinklab.train import state
-from sinklab.train.loss import make_document_inputs
+from sinklab.train.forward import make_document_inputs
 
 pytestmark = pytest.mark.slow  # each case has a program of its own to compile
 

@@ -158,7 +158,7 @@ def test_the_loss_is_that_of_transformers(model):
     ids = torch.as_tensor(IDS_PT)
     with torch.inference_mode():
         expected = theirs(input_ids=ids, labels=ids).loss
-    np.testing.assert_allclose(subject.compute_loss(IDS_PT).mean(), float(expected), rtol=1e-5)
+    np.testing.assert_allclose(subject.compute_token_losses(IDS_PT).mean(), float(expected), rtol=1e-5)
 
 
 @pytest.mark.parametrize(('bos', 'first'), [('auto', None), ('none', None), ('force', '<|end|>')])

@@ -14,14 +14,14 @@ import reference
 import runs
 
 import sinklab
-from sinklab import api, standard_streams
+from sinklab import opened_models, standard_streams
 from sinklab.analysis import measure
 from sinklab.cli.main import main
 from sinklab.data.batches import load_run_data
 from sinklab.metrics import sink
 from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
-from sinklab.train.loss import make_forward
+from sinklab.train.forward import make_forward
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -80,7 +80,7 @@ def test_a_picture_shows_the_strongest_matrix_of_those_that_are_asked_for():
     pytest.importorskip('matplotlib')
     first_LH = np.array([[0.1, 0.2], [0.9, 0.3], [0.4, 0.5], [0.6, np.nan]])
     matrix_LHTS = np.broadcast_to(first_LH[..., None, None], (4, 2, 3, 3))
-    found = api.AttentionMatrices(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (0, 0, 2, 2))
+    found = opened_models.AttentionMatrices(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (0, 0, 2, 2))
     assert found.strongest() == (0, 0)
     for given, at, head, title in [
         ({}, 1, 0, 'layer 1, matrix 2 of 2, head 1'),
@@ -104,7 +104,7 @@ def test_a_picture_shows_the_strongest_matrix_of_those_that_are_asked_for():
 def test_tokens_with_any_characters_are_labels_that_show_them():
     pytest.importorskip('matplotlib')
     words = ['a\x1b[31m', 'x\u202ey', '$\\frac$', '$', ' \n\t', '', '\ud800']
-    found = api.AttentionMatrices(np.ones((1, 1, 7, 7)), words, words, (0,))
+    found = opened_models.AttentionMatrices(np.ones((1, 1, 7, 7)), words, words, (0,))
     axes = found.plot().axes[0]
     wanted = [r'a\x1b[31m', r'x\u202ey', r'$\frac$', '$', '·⏎⇥', '∅', r'\ud800']
     axes.figure.canvas.draw()  # where $\frac$ as a formula raises
@@ -178,7 +178,7 @@ def test_texts_begin_as_asked_and_their_loss_is_that_of_the_reference(trained, b
         [formulas.logsumexp(row) - row[target] for row, target in zip(logits_TV, ids_T[1:], strict=True)]
         for logits_TV, ids_T in zip(logits_PTV, ids_PT, strict=True)
     ]
-    np.testing.assert_allclose(subject.compute_loss(ids_PT), expected, rtol=1e-4)
+    np.testing.assert_allclose(subject.compute_token_losses(ids_PT), expected, rtol=1e-4)
 
 
 def test_a_text_may_be_shorter_than_the_keys_that_are_told(trained):
@@ -237,7 +237,7 @@ def test_a_layer_selects_by_what_its_queries_are_worth(trained):
     ids_PT = np.random.default_rng(0).integers(2, subject.vocabulary, (4, 8))
     found = measure.measure_selection(subject, ids_PT)
     assert [*found] == ['selection/01', 'selection/02']
-    own, loss = subject.params, subject.compute_loss(ids_PT).mean()
+    own, loss = subject.params, subject.compute_token_losses(ids_PT).mean()
     for layer in range(2):
         query_LDHK = np.array(own['blocks']['attention']['query_DHK'])
         query_LDHK[layer] = 0.0
@@ -249,7 +249,9 @@ def test_a_layer_selects_by_what_its_queries_are_worth(trained):
         flat_TS = np.tril(np.ones((8, 8))) / np.arange(1, 9)[:, None]
         shown_BHTS = np.asarray(captured.attention_BHTS[layer])
         np.testing.assert_allclose(shown_BHTS, np.broadcast_to(flat_TS, shown_BHTS.shape), atol=1e-6)
-        assert found[f'selection/0{layer + 1}'] == pytest.approx(silent.compute_loss(ids_PT).mean() - loss, abs=1e-6)
+        assert found[f'selection/0{layer + 1}'] == pytest.approx(
+            silent.compute_token_losses(ids_PT).mean() - loss, abs=1e-6
+        )
     np.testing.assert_array_equal(
         subject.params['blocks']['attention']['query_DHK'], own['blocks']['attention']['query_DHK']
     )

@@ -13,7 +13,7 @@ from orbax.checkpoint._src.futures import future
 from runs import spec, train
 
 from sinklab import startup_signals
-from sinklab.checkpoint import orbax
+from sinklab.checkpoint import orbax_compat
 from sinklab.schema import UserError
 from sinklab.train.callbacks import Callback
 
@@ -36,13 +36,13 @@ FULL = OSError(28, 'No space left on device'), ValueError('RESOURCE_EXHAUSTED: F
 
 @pytest.mark.parametrize('error', FULL, ids=lambda error: type(error).__name__)
 def test_an_error_of_storage_is_not_logged_beside_what_is_raised(caplog, error):
-    orbax.install_filters()
+    orbax_compat.install_filters()
     fail_in_a_thread(error)
     assert caplog.records == []
 
 
 def test_another_error_of_a_thread_is_logged(caplog):
-    orbax.install_filters()
+    orbax_compat.install_filters()
     fail_in_a_thread(TypeError('a bug'))
     (record,) = caplog.records
     assert 'a bug' in record.getMessage()
@@ -50,7 +50,7 @@ def test_another_error_of_a_thread_is_logged(caplog):
 
 @pytest.mark.parametrize('name', ['absl', 'asyncio', 'orbax', None], ids=str)
 def test_what_others_log_is_left_as_it_is(caplog, name):
-    orbax.install_filters()
+    orbax_compat.install_filters()
     logger = logging.getLogger(name)
     try:
         raise OSError(28, 'No space left on device')
@@ -62,17 +62,17 @@ def test_what_others_log_is_left_as_it_is(caplog, name):
 
 def test_absl_keeps_a_logger_of_its_own_class():
     """It must not be made by getLogger before absl makes it."""
-    script = 'from sinklab.checkpoint import orbax; orbax.install_filters()\n'
+    script = 'from sinklab.checkpoint import orbax_compat; orbax_compat.install_filters()\n'
     script += 'import absl.logging, logging; assert type(logging.getLogger("absl")) is absl.logging.ABSLLogger'
     subprocess.run([sys.executable, '-c', script], check=True)
 
 
 def test_the_filter_is_installed_once():
     for _ in range(2):
-        orbax.install_filters()
-    assert logging.getLogger('absl').filters.count(orbax.is_logged) == 1
+        orbax_compat.install_filters()
+    assert logging.getLogger('absl').filters.count(orbax_compat.is_logged) == 1
     hook = sys.unraisablehook
-    assert not isinstance(getattr(hook, 'hook', None), orbax.UnraisableHook)
+    assert not isinstance(getattr(hook, 'hook', None), orbax_compat.UnraisableHook)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def hooked(monkeypatch):
     """Errors that cannot be raised and reach the hook behind the filter."""
     heard = []
     monkeypatch.setattr(sys, 'unraisablehook', heard.append)
-    orbax.install_filters()
+    orbax_compat.install_filters()
     return heard
 
 
@@ -123,8 +123,8 @@ def test_hooks_that_others_set_and_put_back_meanwhile_are_called_and_never_in_a_
 
     stack = contextlib.ExitStack()
     changes = [
-        lambda: stack.enter_context(orbax.suppress_orbax_logs()),
-        orbax.install_filters,
+        lambda: stack.enter_context(orbax_compat.suppress_orbax_logs()),
+        orbax_compat.install_filters,
         stack.close,
         wrap,
         put_back,
@@ -147,11 +147,11 @@ def test_keyboard_interrupts_and_the_filter_leave_each_other_in_force(hooked, mo
     monkeypatch.setattr(startup_signals.signal, 'signal', lambda number, handler: None)
     with startup_signals.enable_keyboard_interrupts():
         if inside:
-            orbax.install_filters()
+            orbax_compat.install_filters()
         sys.unraisablehook(unraisable('C++'))
         sys.unraisablehook(unraisable('a program'))
         assert len(hooked) == 1
-    with orbax.suppress_orbax_logs():
+    with orbax_compat.suppress_orbax_logs():
         sys.unraisablehook(unraisable('C++'))
     assert len(hooked) == 1
 
@@ -162,15 +162,15 @@ def test_an_interrupt_in_code_of_orbax_is_heard_inside_of_quiet(hooked):
         exec(code)
     trace = raised.value.__traceback__
     given = types.SimpleNamespace(exc_type=KeyboardInterrupt, exc_value=raised.value, exc_traceback=trace)
-    with orbax.suppress_orbax_logs():
+    with orbax_compat.suppress_orbax_logs():
         sys.unraisablehook(given)
     assert hooked == [given]
 
 
 def test_a_message_that_cannot_be_formatted_does_not_raise_from_the_filter():
-    orbax.install_filters()
-    with orbax.suppress_orbax_logs():
-        assert orbax.is_logged(logging.LogRecord('absl', logging.ERROR, 'x.py', 1, '%d', ('x',), None))
+    orbax_compat.install_filters()
+    with orbax_compat.suppress_orbax_logs():
+        assert orbax_compat.is_logged(logging.LogRecord('absl', logging.ERROR, 'x.py', 1, '%d', ('x',), None))
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ from sinklab.supervisor.exit_status import CAUSE_BY_SIGNAL, EXIT_CAUSES
 from sinklab.sweep import plan
 from sinklab.sweep import run as sweep_run
 from sinklab.sweep.run import SIGNAL_OF_EXIT_CODE, SignalForwarder, classify_exit
-from sinklab.train import loop, run_status, setup
-from sinklab.train.run_status import write_outcome
+from sinklab.train import loop, run_outcome, setup
+from sinklab.train.run_outcome import write_outcome
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_a_signal_comes_to_the_process_under_way_at_once():
 def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeypatch, before):
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, before))
-        received = after.enter_context(run_status.collect_stop_signals())
+        received = after.enter_context(run_outcome.collect_stop_signals())
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)
         assert received == [signal.SIGINT]
-        monkeypatch.setattr(run_status, 'SAME_SIGNAL_SECONDS', 0.0)
+        monkeypatch.setattr(run_outcome, 'SAME_SIGNAL_SECONDS', 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -91,7 +91,7 @@ def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeyp
 def test_a_signal_that_comes_while_the_first_is_handled_does_not_act(monkeypatch):
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
-        received = after.enter_context(run_status.collect_stop_signals())
+        received = after.enter_context(run_outcome.collect_stop_signals())
         clock, more = time.monotonic, [signal.SIGINT]
 
         def a_minute_later():
@@ -106,10 +106,10 @@ def test_a_signal_that_comes_while_the_first_is_handled_does_not_act(monkeypatch
 
 @pytest.mark.slow
 def test_a_repeated_signal_does_not_act_after_the_step_has_ended(monkeypatch):
-    monkeypatch.setattr(run_status, 'SAME_SIGNAL_SECONDS', 0.3)
+    monkeypatch.setattr(run_outcome, 'SAME_SIGNAL_SECONDS', 0.3)
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
-        with run_status.collect_stop_signals() as received:
+        with run_outcome.collect_stop_signals() as received:
             signal.raise_signal(signal.SIGINT)
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         assert received == [signal.SIGINT]

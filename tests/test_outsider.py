@@ -17,7 +17,12 @@ from sinklab.schema import UserError
 from sinklab.supervisor import cluster, coordinator
 from sinklab.supervisor import coordinator as secrets
 from sinklab.supervisor.cluster import ProcessInfo
-from sinklab.supervisor.coordinator import SECRET_VARIABLE, Connection, create_secret, find_secret
+from sinklab.supervisor.coordinator import (
+    SECRET_VARIABLE,
+    Connection,
+    create_secret,
+    find_secret,
+)
 from sinklab.supervisor.exit_status import ExitStatus
 from sinklab.supervisor.messages import (
     DECODE_ERRORS,

@@ -26,7 +26,7 @@ from sinklab.parallel import device_mesh, sharding
 from sinklab.parallel.mixed_precision import param_einsum
 from sinklab.train import state, step
 from sinklab.train import step as step_module
-from sinklab.train.loss import make_document_inputs
+from sinklab.train.forward import make_document_inputs
 
 UNIT = 2.0**-8  # of a rounding to bfloat16, relative
 STRICT = state.ROUNDING_COMPILER_OPTIONS['bfloat16']

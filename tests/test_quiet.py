@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from sinklab.checkpoint.orbax import install_filters, suppress_orbax_logs
+from sinklab.checkpoint.orbax_compat import install_filters, suppress_orbax_logs
 
 
 def process_wide():

@@ -12,7 +12,7 @@ from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.run_dir import RunDir
 from sinklab.storage.lease import LeaseLostError
 from sinklab.train import loop
-from sinklab.train.run_status import DivergedError, ReplicaMismatchError, StoppedBySignal
+from sinklab.train.run_outcome import DivergedError, ReplicaMismatchError, StoppedBySignal
 
 
 @pytest.mark.slow

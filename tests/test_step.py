@@ -24,7 +24,7 @@ from sinklab.train import (
     step,
 )
 from sinklab.train import step as step_module
-from sinklab.train.loss import make_forward
+from sinklab.train.forward import make_forward
 
 IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 

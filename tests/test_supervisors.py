@@ -158,7 +158,7 @@ def test_a_step_that_does_not_end_names_who_did_not_arrive_but_a_save_may_take_i
 @pytest.mark.parametrize('told', [0, 1])
 def test_a_process_that_has_begun_stops_as_it_will_and_all_with_it_and_it_is_said_once(run, told):
     """By the child where that has the terminal."""
-    script = 'from sinklab.train.run_status import collect_stop_signals\n'
+    script = 'from sinklab.train.run_outcome import collect_stop_signals\n'
     script += f'with collect_stop_signals() as heard:\n  {TOUCH}'
     script += "  while not any(group.gather('x', len(heard))): time.sleep(0.1)\n"
     script += "end = End('stopped', 'saved at step 7', orderly=True)"

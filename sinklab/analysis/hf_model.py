@@ -475,7 +475,7 @@ class HFModel:
 
         return run_in_batches(compute, ids_PT, batch_size, on_progress)
 
-    def compute_loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
+    def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         length = check_length(self, ids_PT)
 
         def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:

@@ -31,7 +31,7 @@ from sinklab.run_dir import HF_PREFIX
 from sinklab.schema import UserError
 from sinklab.train import state
 from sinklab.train.evaluate import make_token_loss
-from sinklab.train.loss import make_forward
+from sinklab.train.forward import make_forward
 
 LIMIT_KEYS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens'  # names of one option
 DEFAULT_MAX_TOKENS = 256  # if a task sets no limit

@@ -15,7 +15,7 @@ import numpy as np
 from sinklab.analysis.model_protocol import MeasurableModel, ProgressFn, ignore_progress
 from sinklab.analysis.run_model import RunModel
 from sinklab.data.batches import load_run_data
-from sinklab.data.document import Document, require_intact
+from sinklab.data.source_types import Document, require_intact
 from sinklab.data.sources import open_source
 from sinklab.loss_mask import strip_loss_mask
 from sinklab.metrics import registry
@@ -195,11 +195,13 @@ def measure_selection(
     """Measure selection/LL: the rise of the loss, in nats, when the queries of one layer are set to 0."""
     if not hasattr(model, 'copy_with_zero_queries'):
         raise UserError(f'--selection is of runs, and {model.name} is none; leave it out')
-    loss = np.nanmean(model.compute_loss(ids_PT, position_T))
+    loss = np.nanmean(model.compute_token_losses(ids_PT, position_T))
     silenced_models = (model.copy_with_zero_queries(layer) for layer in range(model.spec.model.layers))
     return name_by_layer(
         'selection',
-        np.array([np.nanmean(silenced.compute_loss(ids_PT, position_T)) - loss for silenced in silenced_models]),
+        np.array(
+            [np.nanmean(silenced.compute_token_losses(ids_PT, position_T)) - loss for silenced in silenced_models]
+        ),
     )
 
 
@@ -536,7 +538,7 @@ def compute_extra_metrics(model: MeasurableModel, ids_PT: np.ndarray, request: M
     """Compute the metrics that need forward passes of their own."""
     metrics = {}
     if request.loss:
-        metrics[LOSS_INFO.name] = float(np.nanmean(model.compute_loss(ids_PT, request.position_T)))
+        metrics[LOSS_INFO.name] = float(np.nanmean(model.compute_token_losses(ids_PT, request.position_T)))
     if request.selection:
         metrics |= measure_selection(model, ids_PT, request.position_T)
     if request.perturb is not None:

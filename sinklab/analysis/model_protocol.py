@@ -102,7 +102,7 @@ class MeasurableModel(Protocol):
         """
         ...
 
-    def compute_loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
+    def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         """Return loss_PT in nats of every token but the first.
 
         It is nan for tokens that are not in the training loss.

@@ -40,7 +40,7 @@ from sinklab.run_dir import RunDir, read_spec
 from sinklab.schema import UserError
 from sinklab.train import sink_probe, state
 from sinklab.train.evaluate import make_token_loss
-from sinklab.train.loss import make_forward
+from sinklab.train.forward import make_forward
 
 MAX_BATCH_BYTES = 1 << 30  # bytes of captured arrays, or of logits, of a batch
 SOFTMAX_OPERATION = 'identity', 'exp', 'sum'
@@ -183,7 +183,7 @@ class RunModel:
         with jax.set_mesh(self.mesh):
             return run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size, on_progress)
 
-    def compute_loss(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
+    def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         program = jit_token_loss(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
         batch_size = max(1, MAX_BATCH_BYTES // (4 * check_length(self, ids_PT) * self.vocabulary))
         with jax.set_mesh(self.mesh):

@@ -40,7 +40,7 @@ def compute_key_mass(
     return KeyMass(attention_BHTS.sum(2), share_BHTS.sum(2), mass_BHT.mean(-1))
 
 
-def compute_row_means(
+def compute_mean_of_row_functions(
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
     row_stats: reference.RowStats,

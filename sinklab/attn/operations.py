@@ -71,7 +71,7 @@ def half_tanh(x: jax.Array) -> jax.Array:
 
 
 @half_tanh.defjvp
-def _(primals, tangents):
+def half_tanh_jvp(primals, tangents):
     weight = half_tanh(*primals)
     return weight, (weight - weight * weight) * tangents[0]
 
@@ -91,7 +91,7 @@ def elu_plus_one(x: jax.Array) -> jax.Array:
 
 
 @elu_plus_one.defjvp
-def _(primals, tangents):
+def elu_plus_one_jvp(primals, tangents):
     weight = elu_plus_one(*primals)
     return weight, jnp.minimum(weight, 1) * tangents[0]
 

@@ -18,8 +18,8 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.digests import CorruptionReport
-from sinklab.checkpoint.orbax import TEMPORARY_SUFFIX as ORBAX_TEMPORARY_SUFFIX
-from sinklab.checkpoint.orbax import (
+from sinklab.checkpoint.orbax_compat import TEMPORARY_SUFFIX as ORBAX_TEMPORARY_SUFFIX
+from sinklab.checkpoint.orbax_compat import (
     shorten_read_errors,
     suppress_orbax_logs,
     translate_storage_errors,
@@ -38,7 +38,12 @@ from sinklab.schema import UserError
 from sinklab.storage import directories
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
 from sinklab.storage.directories import DELETED_SUFFIX
-from sinklab.storage.paths import check_checkpoint_path, get_error_path, is_remote, make_absolute
+from sinklab.storage.paths import (
+    check_path_readable_by_orbax,
+    get_error_path,
+    is_remote,
+    make_absolute,
+)
 
 
 def select_retained_steps(steps: Iterable[int], retention_policy: CheckpointConfig) -> list[int]:
@@ -401,7 +406,7 @@ def restore_parameters(path: str | Path, step: int, dtype: str | None = None, ab
 
 def save_parameters(run_dir: RunDir, step: int, output_path: Path, dtype: str | None = None) -> int:
     """Save only the parameters of a run at a step, and return how many there are."""
-    check_checkpoint_path(output_path)
+    check_path_readable_by_orbax(output_path)
     params = restore_parameters(run_dir.path, step, dtype)
     output_path = make_absolute(output_path)
     with (

@@ -12,7 +12,12 @@ from typing import Any
 
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
-from sinklab.run_dir import CHANGEABLE_PREFIXES, RunDir, flatten_dict, read_spec
+from sinklab.run_dir import (
+    CHANGEABLE_PREFIXES,
+    RunDir,
+    flatten_dict,
+    read_spec,
+)
 from sinklab.schema import UserError, format_unknown_name, raise_errors
 
 CONFIG_FILE_FORMS = {

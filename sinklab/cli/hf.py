@@ -13,7 +13,7 @@ from sinklab.schema import UserError
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.paths import (
-    check_checkpoint_path,
+    check_path_readable_by_orbax,
     join_path,
     make_absolute,
     parse_path,
@@ -89,7 +89,7 @@ def write_imported_run(hf_source: str, run_dir: RunDir, final_path: Path) -> int
     from sinklab.config.validate import parse_config
     from sinklab.hf import convert, files
 
-    check_checkpoint_path(run_dir.path)
+    check_path_readable_by_orbax(run_dir.path)
     source = files.fetch_model_dir(hf_source)
     config, fields = default.get_config(), convert.make_config_fields(source, final_path)
     try:

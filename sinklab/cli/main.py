@@ -31,7 +31,7 @@ from sinklab.cli import (
 from sinklab.escape import escape_control
 from sinklab.schema import UserError
 from sinklab.storage.lease import LeaseLostError
-from sinklab.train.run_status import classify_error
+from sinklab.train.run_outcome import classify_error
 
 COMMANDS = {
     'prepare': prepare,

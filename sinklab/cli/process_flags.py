@@ -18,7 +18,7 @@ from sinklab.supervisor import cluster, worker_client
 from sinklab.supervisor.exit_status import ExitStatus
 from sinklab.supervisor.messages import Timeouts
 from sinklab.supervisor.supervisor import RestartPolicy, Supervisor, log_failure
-from sinklab.train.run_status import classify_error
+from sinklab.train.run_outcome import classify_error
 
 RECOVERY_HINTS = {'stopped': '; go on with: {command}', 'lost': '; start the same command again'}
 
@@ -153,7 +153,7 @@ def run_worker(function: Callable[[ProcessGroup], ExitStatus]) -> NoReturn:
     Args:
         function: Takes the process group; an exception from it is converted to an exit status.
     """
-    group = worker_client.connect_group()
+    group = worker_client.make_process_group()
     try:
         exit_status = function(group)
     except BaseException as error:

@@ -375,7 +375,7 @@ def run_loop(
         The exit status, on which all processes agree; and the metric records, which are [] unless the run is done.
     """
     from sinklab.train import loop
-    from sinklab.train.run_status import (
+    from sinklab.train.run_outcome import (
         DivergedError,
         ReplicaMismatchError,
         StoppedBySignal,
@@ -482,7 +482,9 @@ def print_results(
         return
     name, console = row['row'] or row['config'], terminal.make_console(width=100)
     headings, rows = summary_table.make_metric_table(records, row.get('published') or {})
-    console.print(escape_control(f'{name}: done, {summary_table.format_duration(records[-1])}'), soft_wrap=True)
+    console.print(
+        escape_control(f'{name}: done, {summary_table.format_steps_and_seconds(records[-1])}'), soft_wrap=True
+    )
     terminal.print_table(console, headings, rows, left_columns=['what it is'], wrap_columns=['what it is'])
     if published := summary_table.describe_published(row, headings):
         console.print(escape_control(published), soft_wrap=not console.is_terminal)

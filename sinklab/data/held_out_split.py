@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from sinklab.data.document import (
+from sinklab.data.source_types import (
     DamagedDocument,
     Document,
     Source,

@@ -19,13 +19,13 @@ import numpy as np
 
 from sinklab.config import spec
 from sinklab.data import sources, store_files, tokenizer
-from sinklab.data.document import (
+from sinklab.data.held_out_split import hash_document_name, split_single_text
+from sinklab.data.source_types import (
     DamagedDocument,
     Document,
     Source,
     require_intact,
 )
-from sinklab.data.held_out_split import hash_document_name, split_single_text
 from sinklab.data.store import DocumentEntry, ShardStream, Store
 from sinklab.data.store_files import (
     FORMAT_VERSION,
@@ -118,7 +118,7 @@ def prepare_store(
         old_plan = read_plan(folder, recipe, source)
     # In a bucket the plan is made later, under the lease, so that only the owner of the lease makes it.
     fresh_plan = None if old_plan or is_remote(folder) else make_plan(recipe, source)
-    with writable_folder(folder), lock_store(folder) as check_lease, open_scratch_dir(folder) as scratch:
+    with writable_folder(folder), lock_store(folder) as check_lease, open_local_build_dir(folder) as scratch:
         plan = ensure_plan(folder, recipe, source, fresh_plan)
         if store_files.is_store_complete(folder):
             return
@@ -139,7 +139,7 @@ def count_cores() -> int:
 
 
 @contextlib.contextmanager
-def open_scratch_dir(folder: Path) -> Iterator[Path]:
+def open_local_build_dir(folder: Path) -> Iterator[Path]:
     """Yield the folder for unfinished shards: `folder` itself, or a temporary local one if that is remote.
 
     Raises:
@@ -263,7 +263,7 @@ class StoreBuilder:
 
     def iter_texts(self) -> Iterator[tuple[str, TextTarget]]:
         for document in self.source.read_documents():
-            if self.is_usable(document):
+            if self.keep_or_count_dropped(document):
                 entry = make_entry(document)
                 stream = self.get_stream(document.domain, 'held_out' if entry.key < self.limit else 'train')
                 if not stream.skip_finished(entry):
@@ -272,7 +272,7 @@ class StoreBuilder:
             self.progress.bytes_read += document.size
             self.on_progress(self.progress)
 
-    def is_usable(self, document: Document | DamagedDocument) -> bool:
+    def keep_or_count_dropped(self, document: Document | DamagedDocument) -> bool:
         if isinstance(document, DamagedDocument) and self.recipe.lenient:
             self.dropped['damaged'] += 1
             if self.dropped['damaged'] <= MAX_DAMAGED_SHOWN:

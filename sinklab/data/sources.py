@@ -19,22 +19,22 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.data import record_formats, source_files
-from sinklab.data.document import (
-    DamagedDocument,
-    Document,
-    Source,
-    SourcePiece,
-    require_intact,
-)
-from sinklab.data.record_formats import (
+from sinklab.data import source_files, source_formats
+from sinklab.data.source_files import shorten_text, translate_read_errors
+from sinklab.data.source_formats import (
     ContentReader,
     FieldNames,
     RecordError,
     import_library,
     parse_json_object,
 )
-from sinklab.data.source_files import shorten_text, translate_read_errors
+from sinklab.data.source_types import (
+    DamagedDocument,
+    Document,
+    Source,
+    SourcePiece,
+    require_intact,
+)
 from sinklab.schema import UserError, format_unknown_name
 from sinklab.storage.paths import is_remote, parse_path
 
@@ -362,12 +362,12 @@ def read_python_file(name: str, path: Path) -> Iterator[Document | DamagedDocume
 
 def open_text(source_name: str, argument: str) -> Source:
     """Open text files: one document per .txt file, .jsonl line or .parquet row."""
-    pattern, fields = record_formats.parse_field_options(source_name, argument, 'text')
-    matched_files = match_files(source_name, pattern, record_formats.FORMATS)
+    pattern, fields = source_formats.parse_field_options(source_name, argument, 'text')
+    matched_files = match_files(source_name, pattern, source_formats.FORMATS)
     for _, path in matched_files:
-        if record_formats.get_record_format(path) is record_formats.TEXT_FORMAT and fields != FieldNames('text', ''):
+        if source_formats.get_record_format(path) is source_formats.TEXT_FORMAT and fields != FieldNames('text', ''):
             raise UserError(f'{source_name} names fields, and {path} has none; leave them out, or match other files')
-    return make_record_source('text', matched_files, fields, record_formats.read_text)
+    return make_record_source('text', matched_files, fields, source_formats.read_text)
 
 
 def open_chat(source_name: str, argument: str) -> Source:
@@ -375,20 +375,20 @@ def open_chat(source_name: str, argument: str) -> Source:
 
     Only the words of the assistant are in the loss.
     """
-    pattern, fields = record_formats.parse_field_options(source_name, argument, 'messages')
+    pattern, fields = source_formats.parse_field_options(source_name, argument, 'messages')
     suffixes = [
         suffix
-        for suffix, record_format in record_formats.FORMATS.items()
-        if record_format is not record_formats.TEXT_FORMAT
+        for suffix, record_format in source_formats.FORMATS.items()
+        if record_format is not source_formats.TEXT_FORMAT
     ]
     return make_record_source(
-        'chat', match_files(source_name, pattern, suffixes), fields, record_formats.read_conversation, masked=True
+        'chat', match_files(source_name, pattern, suffixes), fields, source_formats.read_conversation, masked=True
     )
 
 
 def open_tfds(source_name: str, argument: str) -> Source:
     """Open a split of a data set of TensorFlow Datasets, one document per example."""
-    name, fields = record_formats.parse_field_options(source_name, argument, '')
+    name, fields = source_formats.parse_field_options(source_name, argument, '')
     split = open_split(source_name, name)
     fields = FieldNames(fields.content or split.find_text_feature(), fields.domain)
     split.check_features(fields.content, fields.domain)
@@ -397,8 +397,8 @@ def open_tfds(source_name: str, argument: str) -> Source:
 
     def make_piece(start: int, stop: int) -> SourcePiece:
         def read() -> Iterator[Document | DamagedDocument]:
-            return record_formats.convert_records(
-                split.read_records(start, stop), dict, fields, record_formats.read_text
+            return source_formats.convert_records(
+                split.read_records(start, stop), dict, fields, source_formats.read_text
             )
 
         return SourcePiece(f'{name}:{start}-{stop}', split.estimate_bytes(stop) - split.estimate_bytes(start), read)
@@ -456,14 +456,14 @@ def make_record_source(
     masked: bool = False,
 ) -> Source:
     def read(name: str, path: Path) -> Iterator[Document | DamagedDocument]:
-        record_format = record_formats.get_record_format(path)
+        record_format = source_formats.get_record_format(path)
         numbered_records = (
             (f'{name}:{number}', f'{path}, {record_format.unit} {number}', record, size)
             if number
             else (name, str(path), record, size)
             for number, record, size in record_format.read_records(path, fields.columns)
         )
-        return record_formats.convert_records(numbered_records, record_format.decode_record, fields, read_content)
+        return source_formats.convert_records(numbered_records, record_format.decode_record, fields, read_content)
 
     return make_file_source(kind, matched_files, read, fields.content, fields.domain, masked=masked)
 

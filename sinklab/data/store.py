@@ -209,7 +209,7 @@ class Store:
         for shard in self.shards:
             for suffix, size in self.compute_file_sizes(shard).items():
                 self.check_links(f'{shard.name}.{suffix}')
-                self.check_size(f'{shard.name}.{suffix}', size)
+                self.check_file_size(f'{shard.name}.{suffix}', size)
             if with_digests and (damage := shard.find_damage(self.read_file)):
                 self.raise_damaged(damage)
         for file, expected_digest in ((TOKENIZER_FILE, self.meta['tokenizer']), (PROBE_FILE, self.meta['probe'])):
@@ -224,7 +224,7 @@ class Store:
         if not self.is_remote and os.path.islink(path) and is_linked_outside(path, self.path):
             raise UserError(f'{path} is a link that leads out of the store, to {path.resolve()}; put a copy there')
 
-    def check_size(self, file: str, size: int) -> None:
+    def check_file_size(self, file: str, size: int) -> None:
         try:
             actual_size = self.get_file_size(file)
         except OSError as error:
@@ -272,7 +272,7 @@ def find_problems(store: Store, vocabulary: int) -> Iterator[str]:
     """
     for shard in store.shards:
         contents: dict[str, bytes] = {}
-        if damage := shard.find_damage(functools.partial(read_and_store, contents, store.read_file)):
+        if damage := shard.find_damage(functools.partial(read_and_memoize, contents, store.read_file)):
             yield damage
         else:
             arrays = {
@@ -287,7 +287,7 @@ def find_problems(store: Store, vocabulary: int) -> Iterator[str]:
         yield 'probe.npz has ids beyond the tokenizer'
 
 
-def read_and_store(contents: dict[str, bytes], read: Callable[[str], bytes], file: str) -> bytes:
+def read_and_memoize(contents: dict[str, bytes], read: Callable[[str], bytes], file: str) -> bytes:
     contents[file] = read(file)
     return contents[file]
 
@@ -453,7 +453,7 @@ class ShardStream:
         """
         shards = []
         while (record := self.folder / f'{self.format_shard_name(len(shards))}.json').exists():
-            parsed = self.parse_record(record, record.read_bytes())
+            parsed = self.parse_shard_info(record, record.read_bytes())
             if not parsed or parsed[0].find_damage(lambda file: (self.folder / file).read_bytes()):
                 break
             shard, _ = parsed  # a record that was copied from a bucket contains etags, which do not matter here
@@ -463,7 +463,7 @@ class ShardStream:
                 stale_record.unlink()
         return shards
 
-    def parse_record(self, file: Path, content: bytes) -> tuple[Shard, dict | None] | None:
+    def parse_shard_info(self, file: Path, content: bytes) -> tuple[Shard, dict | None] | None:
         """Return (shard, etags) of a record; None if it is damaged, so that the shard is written again."""
         try:
             fields = parse_json(content, file)
@@ -485,7 +485,7 @@ class ShardStream:
             )
         )
         for file, content in zip(record_files, remote_store.read_objects(self.folder, record_files), strict=True):
-            parsed = self.parse_record(self.folder / file, content)
+            parsed = self.parse_shard_info(self.folder / file, content)
             if not parsed:
                 break
             shard, shard_etags = parsed  # a record that was copied from a local disk contains no etags

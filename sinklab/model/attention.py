@@ -15,7 +15,7 @@ from sinklab.attn.key_mass import (
     KeyMass,
     RowFunctions,
     compute_key_mass,
-    compute_row_means,
+    compute_mean_of_row_functions,
 )
 from sinklab.attn.mask import Mask, resolve_mask
 from sinklab.attn.operations import resolve_operation
@@ -235,7 +235,9 @@ class SelfAttention(nnx.Module):
             compute_key_mass(*row_args, context.num_first_keys, num_sink_tokens) if context.num_first_keys else None
         )
         means = (
-            compute_row_means(*row_args, context.row_functions, num_sink_tokens) if context.row_functions else None
+            compute_mean_of_row_functions(*row_args, context.row_functions, num_sink_tokens)
+            if context.row_functions
+            else None
         )
         return output.output_BTHK, Intermediates(key_mass=key_mass, row_means=means)
 

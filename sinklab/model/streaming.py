@@ -120,7 +120,7 @@ class StreamingContext:
         length = query_BTHK.shape[1]
         chunk_size = min(CHUNK_SIZE, length) if is_shift_invariant(self.model) else 1
         num_chunks = -(-length // chunk_size)
-        query_BTHK, recent_kv = pad_tokens((query_BTHK, recent_kv), num_chunks * chunk_size - length)
+        query_BTHK, recent_kv = pad_token_axis((query_BTHK, recent_kv), num_chunks * chunk_size - length)
         first_keys = self.make_first_keys(layer, first_kv)
 
         def attend_chunk(start: jax.Array) -> jax.Array:
@@ -285,6 +285,6 @@ def slice_tokens(tree: Tree, start: jax.Array | int, num_tokens: int) -> Tree:
     return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, start, num_tokens, 1), tree)
 
 
-def pad_tokens(tree: Tree, padding: int) -> Tree:
+def pad_token_axis(tree: Tree, padding: int) -> Tree:
     """Pad each array with `padding` tokens at the end."""
     return jax.tree.map(lambda array: jnp.pad(array, ((0, 0), (0, padding), (0, 0), (0, 0))), tree)

@@ -237,7 +237,7 @@ def describe_published(row: Mapping, headings: Sequence[str]) -> str:
     return ''.join(f'published: {source_text}' for source_text in sources) if 'published' in headings else ''
 
 
-def format_duration(record: dict) -> str:
+def format_steps_and_seconds(record: dict) -> str:
     return f'{record["step"]} steps in {record["seconds"]:.0f} s'
 
 

@@ -92,7 +92,7 @@ def resolve_path(path: Path) -> Path:
     return path if is_remote(path) else path.resolve()
 
 
-def check_checkpoint_path(path: Path) -> None:
+def check_path_readable_by_orbax(path: Path) -> None:
     """Refuse a path below which Orbax would write checkpoints that it cannot read.
 
     On a disk Orbax finds the files of each process with `glob` and does not escape the path, and TensorStore reads a

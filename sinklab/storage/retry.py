@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 DEFAULT_RETRY_SECONDS = 300.0  # seconds for which a request is retried
-RETRY_SECONDS = contextvars.ContextVar('PATIENCE', default=DEFAULT_RETRY_SECONDS)
+RETRY_SECONDS = contextvars.ContextVar('RETRY_SECONDS', default=DEFAULT_RETRY_SECONDS)
 WARN_AFTER_SECONDS = 5.0  # seconds of retries until a warning is printed
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0  # seconds between two attempts, doubled each time
 TRANSIENT_STATUSES = {408, 429, 500, 502, 503, 504}  # HTTP statuses after which the same request may succeed later

@@ -35,7 +35,7 @@ def is_supervised() -> bool:
     return WORKER_VARIABLE in os.environ
 
 
-def connect_group() -> ProcessGroup:
+def make_process_group() -> ProcessGroup:
     """Return the process group of this process.
 
     A supervisor puts the settings into the environment. Without them the group has a single process.
@@ -91,7 +91,7 @@ class WorkerClient:
 
     def report_progress(self, activity: str, step: int = 0, usual_seconds: float | None = None) -> None:
         self.progress = activity, int(step), None if usual_seconds is None else float(usual_seconds), time.monotonic()
-        if has_signal_handler() != self.reported_handler:
+        if has_graceful_sigterm_handler() != self.reported_handler:
             self.wake_event.set()
 
     def initialize_distributed(self) -> None:
@@ -137,7 +137,7 @@ class WorkerClient:
         """
         while True:
             self.wake_event.clear()
-            self.reported_handler = has_signal_handler()
+            self.reported_handler = has_graceful_sigterm_handler()
             activity, step, usual_seconds, start_time = self.progress
             self.channel.send(
                 ProgressReport(activity, step, usual_seconds, time.monotonic() - start_time, self.reported_handler)
@@ -151,6 +151,6 @@ def initialize_distributed(group: ProcessGroup) -> None:
         group.initialize_distributed()
 
 
-def has_signal_handler() -> bool:
+def has_graceful_sigterm_handler() -> bool:
     """Return whether SIGTERM has a handler other than those that end the process at once."""
     return signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, startup_signals.exit_on_signal, None)

@@ -14,7 +14,7 @@ from sinklab.metrics import bigram_backcopy
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
 from sinklab.train import state
-from sinklab.train.loss import make_forward
+from sinklab.train.forward import make_forward
 from sinklab.train.step import compute_predicted_fraction, make_data_parallel_loss, make_loss
 
 

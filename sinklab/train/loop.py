@@ -16,9 +16,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from sinklab.attn.backends import BackendChoice
-from sinklab.checkpoint import orbax
+from sinklab.checkpoint import orbax_compat
 from sinklab.checkpoint.checkpointer import Checkpointer
-from sinklab.checkpoint.orbax import translate_storage_errors
+from sinklab.checkpoint.orbax_compat import translate_storage_errors
 from sinklab.config.spec import Hardware, Spec
 from sinklab.data.batches import RunData
 from sinklab.metrics.registry import HEADLINE_METRIC
@@ -47,7 +47,7 @@ from sinklab.train import (
 )
 from sinklab.train.callbacks import Callback
 from sinklab.train.evaluate import make_evaluate
-from sinklab.train.run_status import (
+from sinklab.train.run_outcome import (
     DivergedError,
     ReplicaMismatchError,
     StoppedBySignal,
@@ -104,7 +104,7 @@ def train(
         StoppedBySignal: A signal requested a stop, and a checkpoint was saved.
         ReplicaMismatchError: Replicas or processes hold different values.
     """
-    orbax.install_filters()
+    orbax_compat.install_filters()
     group = group or SingleProcessGroup()
     run_dir = run_dir if group.index == 0 else run_dir.as_read_only()
     broadcast_from_primary(group, 'folder', lambda: run_dir.check_spec(spec))

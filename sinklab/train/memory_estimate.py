@@ -21,7 +21,7 @@ from sinklab.config.spec import (
 from sinklab.parallel import device_mesh, sharding
 from sinklab.schema import UserError
 from sinklab.train import loss, state
-from sinklab.train.loss import make_forward
+from sinklab.train.forward import make_forward
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from sinklab.schema import UserError
 from sinklab.storage.atomic_write import atomic_write
 from sinklab.train import state
 from sinklab.train.evaluate import split_into_parts
-from sinklab.train.loss import make_forward
+from sinklab.train.forward import make_forward
 
 
 def estimate_sequence_bytes(model: ModelConfig, length: int) -> int:

@@ -16,7 +16,8 @@ from sinklab.model.attention import Intermediates, make_attention_problem
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import collectives, sharding
 from sinklab.train import state
-from sinklab.train.loss import cross_entropy, make_forward
+from sinklab.train.forward import make_forward
+from sinklab.train.loss import cross_entropy
 from sinklab.train.optimizer import make_schedule
 
 

@@ -14,7 +14,7 @@ from sinklab.checkpoint.checkpointer import (
     make_partial_load_options,
     read_metadata,
 )
-from sinklab.checkpoint.orbax import shorten_read_errors, use_orbax_context
+from sinklab.checkpoint.orbax_compat import shorten_read_errors, use_orbax_context
 from sinklab.config.spec import Spec, WarmStartTakes
 from sinklab.process_group import ProcessGroup, broadcast_from_primary, check_equal_on_all
 from sinklab.run_dir import (

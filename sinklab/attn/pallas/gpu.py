@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from sinklab.attn.mask import Mask
 from sinklab.attn.pallas import block_plan
 from sinklab.attn.pallas.gpu_lowering import compute_slopes, find_unsupported_ops, make_lowerable
-from sinklab.attn.pallas.primitive import (
+from sinklab.attn.pallas.reductions import (
     MASK_VALUE,
     KernelSpec,
     LinearReduction,
@@ -82,7 +82,7 @@ class SoftmaxBlockOps:
             jnp.where(sees_keys, (largest + jnp.log2(total)) / LOG2E + self.score_spec.offset, MASK_VALUE)
         ]
 
-    def gradients(self, product, bias, row: Callable, hide: Callable):
+    def compute_weight_and_vjp(self, product, bias, row: Callable, hide: Callable):
         """Return (weight, function dA -> dS).
 
         row(0) is lse in powers of two and row(1) the cotangent of the mass, both broadcast to the scores.
@@ -126,7 +126,7 @@ class LinearBlockOps:
     def finish(self, sum_QV, rows):
         return sum_QV, list(rows)
 
-    def gradients(self, product, bias, row: Callable, hide: Callable):
+    def compute_weight_and_vjp(self, product, bias, row: Callable, hide: Callable):
         """Return (weight, function dA -> dS); row(n) is the cotangent of mass n, broadcast to the scores."""
         (weight, _), (slope, mass_slopes) = make_lowerable(functools.partial(compute_slopes, self.weigh))(
             self.compute_score(product, bias)
@@ -603,7 +603,9 @@ def query_gradient_kernel(block_ops, warpgroup: Warpgroup) -> None:
         total_QK, rows = carry
         positions, row = pair.load_positions(), lambda n: broadcast_to_block(statistics[n], pair.shape, 0)
         product_QS = multiply(query, keys.wait(slot).transpose((1, 0)))
-        _, differentiate = block_ops.gradients(product_QS, pair.compute_bias(positions), row, pair.apply_mask)
+        _, differentiate = block_ops.compute_weight_and_vjp(
+            product_QS, pair.compute_bias(positions), row, pair.apply_mask
+        )
         d_weight_QS = multiply(d_output, values.wait(slot).transpose((1, 0)))
         values.release(slot)
         d_score_QS = differentiate(d_weight_QS)
@@ -632,7 +634,9 @@ def key_gradient_kernel(block_ops, warpgroup: Warpgroup) -> None:
         )
         query = queries.wait(slot)
         product_SQ = multiply(key, query.transpose((1, 0)))
-        weight_SQ, differentiate = block_ops.gradients(product_SQ, pair.compute_bias(positions), row, pair.apply_mask)
+        weight_SQ, differentiate = block_ops.compute_weight_and_vjp(
+            product_SQ, pair.compute_bias(positions), row, pair.apply_mask
+        )
         d_output = d_outputs.wait(slot)
         d_value, d_weight_SQ = accumulate(
             (d_value, make_zero_accumulator(product_SQ.shape)),

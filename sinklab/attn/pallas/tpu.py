@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sinklab.attn.pallas import block_plan
-from sinklab.attn.pallas.primitive import (
+from sinklab.attn.pallas.reductions import (
     MASK_VALUE,
     KernelSpec,
     LinearReduction,
@@ -171,7 +171,7 @@ class SoftmaxBlockOps:
         output = jnp.where(repeat_lanes(sees_keys, width), sum_QV[...] / repeat_lanes(total, width), 0.0)
         return output, jnp.where(sees_keys, largest_QL[...] + jnp.log(total), MASK_VALUE)
 
-    def gradients(self, score_SQ, d_weight_SQ, lse_1Q, d_mass_1Q):
+    def compute_weight_and_d_score(self, score_SQ, d_weight_SQ, lse_1Q, d_mass_1Q):
         """Return (weight, dS)."""
         weight_SQ = jnp.exp(score_SQ - lse_1Q)
         return weight_SQ, weight_SQ * (d_weight_SQ + d_mass_1Q)
@@ -205,7 +205,7 @@ class LinearBlockOps:
             jnp.broadcast_to(jnp.sum(total_QL[...], 1, keepdims=True), total_QL.shape) for total_QL in totals
         )
 
-    def gradients(self, score_SQ, d_weight_SQ, *d_mass_1Q):
+    def compute_weight_and_d_score(self, score_SQ, d_weight_SQ, *d_mass_1Q):
         """Return (weight, dS)."""
         (weight_SQ, masses), vjp = jax.vjp(self.weigh, score_SQ)
         d_masses = type(masses)(jnp.broadcast_to(row, score_SQ.shape) for row in d_mass_1Q)
@@ -246,7 +246,9 @@ def backward_kernel(
 
         score_SQ = step.compute_score(dot(key[keys, :], query[...], NT_DIMS), score_spec, keys)
         d_weight_SQ = dot(value[keys, :], d_output[...], NT_DIMS)
-        weight_and_d_score = block_ops.gradients(score_SQ, d_weight_SQ, *(row[...] for row in statistics))
+        weight_and_d_score = block_ops.compute_weight_and_d_score(
+            score_SQ, d_weight_SQ, *(row[...] for row in statistics)
+        )
         weight_SQ, d_score_SQ = map(hide, weight_and_d_score)
         d_value_sum[keys, :] += dot(weight_SQ.astype(d_output.dtype), d_output[...], NN_DIMS)
         if score_spec.is_learned:
