@@ -277,7 +277,7 @@ class Peer:
         self.heard.append(message)
 
     def lost(self, connection):
-        self.why = coordinator.end_reason
+        self.why = connection.end_reason
 
     async def open(self):
         ours, self.other = socket.socketpair()
