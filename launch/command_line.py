@@ -20,8 +20,8 @@ from launch.job import (
     make_sibling_path,
 )
 from launch.plan import Plan, make_command
+from sinklab.config.seeds import SEEDS_HELP, parse_seeds
 from sinklab.escape import escape_control
-from sinklab.sweep.plan import SEEDS_HELP, parse_seeds
 
 DEFAULT_GRACE_SECONDS = 120  # without --grace and --save
 # Seconds that a stop takes in addition to its save. A save may just have begun when the stop signal arrives.

@@ -222,7 +222,7 @@ def test_seeds_are_read_as_a_sweep_reads_them(given):
 
 
 # Modules of sinklab that import the standard library alone, or others that do.
-LIGHT = 'sinklab.supervisor.exit_status', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.sweep.plan'
+LIGHT = 'sinklab.supervisor.exit_status', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.config.seeds'
 
 
 def test_launchers_import_light_modules_of_sinklab_alone_and_nothing_imports_a_launcher():

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from sinklab.cli import config_flags, hardware_flags, sweep
 from sinklab.cli.train import add_size_argument
+from sinklab.config.seeds import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
@@ -24,7 +25,6 @@ from sinklab.schema import UserError, format_unknown_name
 from sinklab.storage.lease import hold_lease
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
-from sinklab.sweep.plan import parse_seeds
 from sinklab.sweep.run import split_cores
 
 DEFAULT_SIZE = 'quickstart'

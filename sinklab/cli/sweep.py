@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.cli import config_flags, hardware_flags, report
 from sinklab.cli.train import add_size_argument
+from sinklab.config.seeds import SEEDS_HELP, format_seeds, parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.escape import (
     escape_control,
@@ -33,10 +34,7 @@ from sinklab.storage.lease import Lease, hold_lease
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 from sinklab.sweep.plan import (
-    SEEDS_HELP,
     SweepRun,
-    format_seeds,
-    parse_seeds,
 )
 from sinklab.sweep.run import run_sweep, split_cores
 

@@ -35,7 +35,7 @@ from sinklab.model.layers import (
     make_norm,
     make_normal_param,
 )
-from sinklab.model.learned_kv import LEARNED_KV_KINDS
+from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
 from sinklab.model.positions import POSITIONS
 from sinklab.parallel.mixed_precision import broadcast_and_cast, param_einsum
 from sinklab.parallel.sharding import constrain_sharding
@@ -124,14 +124,43 @@ class AttentionContext:
     num_first_keys: int  # return the attention mass on this many first keys
     row_functions: RowFunctions  # return the means of these functions over rows
 
-    def attend_heads(
-        self, layer: 'SelfAttention', query_BTHK, key_BTHK, value_BTHK
+    def attend(
+        self, query_BTHK, key_BTHK, value_BTHK, feature_map: nnx.Module, learned_kv: LearnedKV
     ) -> tuple[jax.Array, Intermediates]:
-        """Rotate queries and keys, prepend learned keys, and compute head outputs and `Intermediates`."""
-        query_BTHK, key_BTHK = layer.feature_map(self.rotate(query_BTHK)), self.rotate(key_BTHK)
-        key_BSHK, value_BSHK = layer.columns.prepend(key_BTHK, value_BTHK)
-        arrays = (checkpoint_name(array, 'qkv') for array in (query_BTHK, layer.feature_map(key_BSHK), value_BSHK))
-        return layer.attend(*arrays, self)
+        """Attend with the queries of a layer to its learned keys and to its keys of the text.
+
+        Args:
+            query_BTHK: Queries, before rotation and feature map.
+            key_BTHK: Keys of the text, likewise; one for each head of the queries.
+            value_BTHK: Values of the text.
+            feature_map: The feature map of the layer, which is applied to queries and keys.
+            learned_kv: The learned keys, values and key biases of the layer.
+
+        Returns:
+            The outputs of the heads, head_BTHK, and the requested `Intermediates`.
+        """
+        query_BTHK, key_BTHK = feature_map(self.rotate(query_BTHK)), self.rotate(key_BTHK)
+        key_BSHK, value_BSHK = learned_kv.prepend(key_BTHK, value_BTHK)
+        query_BTHK, key_BSHK, value_BSHK = (
+            checkpoint_name(array, 'qkv') for array in (query_BTHK, feature_map(key_BSHK), value_BSHK)
+        )
+        bias = dataclasses.replace(self.spec.bias, learned_HC=learned_kv.get_bias_HC())
+        attention_spec = dataclasses.replace(self.spec, bias=bias)
+        needs_mass = self.num_first_keys > 0
+        output = BACKENDS[self.backend].attend(query_BTHK, key_BSHK, value_BSHK, attention_spec, needs_mass)
+        if self.capture:
+            return output.output_BTHK, Intermediates(
+                output.attention_BHTS, query_BTHK, key_BSHK, value_BSHK, output.output_BTHK
+            )
+        row_args = query_BTHK, key_BSHK, output.row_stats, attention_spec
+        num_sink_tokens = learned_kv.tokens_class.num_tokens
+        key_mass = compute_key_mass(*row_args, self.num_first_keys, num_sink_tokens) if needs_mass else None
+        row_means = (
+            compute_mean_of_row_functions(*row_args, self.row_functions, num_sink_tokens)
+            if self.row_functions
+            else None
+        )
+        return output.output_BTHK, Intermediates(key_mass=key_mass, row_means=row_means)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,33 +242,12 @@ class SelfAttention(nnx.Module):
             repeat_kv(array, query_BTHK.shape[2]) for array in (self.key_norm(key_BTGK), value_BTGK)
         )
         gated_BTHK = self.gate('value', value_BTHK, x_BTD, value_BTHK)
-        head_BTHK, intermediates = context.attend_heads(self, self.query_norm(query_BTHK), key_BTHK, gated_BTHK)
+        head_BTHK, intermediates = context.attend(
+            self.query_norm(query_BTHK), key_BTHK, gated_BTHK, self.feature_map, self.columns
+        )
         head_BTHK = self.head_norm(self.columns.add_value(head_BTHK))
         head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTHK)
         return self.combine(head_BTHK), intermediates
-
-    def attend(self, query_BTHK, key_BSHK, value_BSHK, context: AttentionContext) -> tuple[jax.Array, Intermediates]:
-        """Compute head outputs and `Intermediates` from all keys and values."""
-        bias = dataclasses.replace(context.spec.bias, learned_HC=self.columns.get_bias_HC())
-        attention_spec, needs_mass = dataclasses.replace(context.spec, bias=bias), context.num_first_keys > 0
-        output = BACKENDS[context.backend].attend(query_BTHK, key_BSHK, value_BSHK, attention_spec, needs_mass)
-        if context.capture:
-            return output.output_BTHK, Intermediates(
-                output.attention_BHTS, query_BTHK, key_BSHK, value_BSHK, output.output_BTHK
-            )
-        row_args, num_sink_tokens = (
-            (query_BTHK, key_BSHK, output.row_stats, attention_spec),
-            self.columns.tokens_class.num_tokens,
-        )
-        key_mass = (
-            compute_key_mass(*row_args, context.num_first_keys, num_sink_tokens) if context.num_first_keys else None
-        )
-        means = (
-            compute_mean_of_row_functions(*row_args, context.row_functions, num_sink_tokens)
-            if context.row_functions
-            else None
-        )
-        return output.output_BTHK, Intermediates(key_mass=key_mass, row_means=means)
 
     def combine(self, head_BTHK: jax.Array) -> jax.Array:
         if self.combination.sums_heads:

@@ -14,13 +14,14 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from sinklab.attn import chunked, reference
 from sinklab.attn.operations import resolve_operation
 from sinklab.attn.spec import ScoreBias
 from sinklab.config import spec
-from sinklab.model.attention import COMBINATIONS, SelfAttention
-from sinklab.model.learned_kv import LEARNED_KV_KINDS
+from sinklab.model.attention import COMBINATIONS
+from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
 from sinklab.model.positions import POSITIONS, PositionEncoding
 from sinklab.model.transformer import Transformer
 from sinklab.parallel.mixed_precision import look_up
@@ -90,6 +91,7 @@ class RotatedKeys:
     key_values: KeyValues  # rotated, with learned keys first
     position_BS: jax.Array
     time_BS: jax.Array
+    learned_bias_HC: jax.Array | None = None  # biases of the scores of learned keys without a position
     num_learned_kv: int = dataclasses.field(default=0, metadata=dict(static=True))
 
 
@@ -105,39 +107,39 @@ class StreamingContext:
     kv_cache: KVCache
     capture = False
 
-    def attend_heads(self, layer: SelfAttention, query_BTHK, key_BTHK, value_BTHK) -> tuple[jax.Array, KVCache]:
-        """Compute the outputs of heads and the new KV cache."""
+    def attend(
+        self, query_BTHK, key_BTHK, value_BTHK, feature_map: nnx.Module, learned_kv: LearnedKV
+    ) -> tuple[jax.Array, KVCache]:
+        """Return the outputs of the heads and the new KV cache; see `AttentionContext.attend` for the arguments."""
         new_kv = KeyValues(key_BTHK, value_BTHK)
         first_kv = fill_first(self.kv_cache.first, new_kv, self.start_time)
         recent_kv = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self.kv_cache.recent, new_kv)
         kv_cache = KVCache(first_kv, slice_tokens(recent_kv, query_BTHK.shape[1], self.cache_config.num_recent))
-        return self.attend(layer, query_BTHK, first_kv, recent_kv), kv_cache
+        first_keys = self.make_first_keys(first_kv, feature_map, learned_kv)
+        return self.attend_in_chunks(query_BTHK, first_keys, recent_kv, feature_map), kv_cache
 
-    def attend(
-        self, layer: SelfAttention, query_BTHK: jax.Array, first_kv: KeyValues, recent_kv: KeyValues
+    def attend_in_chunks(
+        self, query_BTHK: jax.Array, first_keys: RotatedKeys, recent_kv: KeyValues, feature_map: nnx.Module
     ) -> jax.Array:
         """Compute o_i = sum_j A_ij v_j over learned, first and recent keys, one chunk of queries at a time."""
         length = query_BTHK.shape[1]
         chunk_size = min(CHUNK_SIZE, length) if is_shift_invariant(self.model) else 1
         num_chunks = -(-length // chunk_size)
         query_BTHK, recent_kv = pad_token_axis((query_BTHK, recent_kv), num_chunks * chunk_size - length)
-        first_keys = self.make_first_keys(layer, first_kv)
 
         def attend_chunk(start: jax.Array) -> jax.Array:
-            slices = (
-                slice_tokens(query_BTHK, start, chunk_size),
-                slice_tokens(recent_kv, start, self.cache_config.num_recent + chunk_size),
-            )
-            return self.attend_chunk(layer, *slices, first_keys, self.start_time + start)
+            chunk_BTHK = slice_tokens(query_BTHK, start, chunk_size)
+            chunk_kv = slice_tokens(recent_kv, start, self.cache_config.num_recent + chunk_size)
+            return self.attend_chunk(chunk_BTHK, first_keys, chunk_kv, feature_map, self.start_time + start)
 
         return chunked.join_chunks(jax.lax.map(attend_chunk, chunk_size * jnp.arange(num_chunks)), 1, length)
 
     def attend_chunk(
         self,
-        layer: SelfAttention,
         query_BTHK: jax.Array,
-        recent_kv: KeyValues,
         first_keys: RotatedKeys,
+        recent_kv: KeyValues,
+        feature_map: nnx.Module,
         start_time: jax.Array,
     ) -> jax.Array:
         """Attend with the queries of a chunk.
@@ -150,45 +152,47 @@ class StreamingContext:
         position_in_cache_BT = jnp.minimum(time_BT, self.cache_config.size)
         consecutive_BT = position_in_cache_BT[:, :1] + offset_BT
         queries_of_first, queries_of_recent = (
-            RotatedQueries(layer.feature_map(self.position.rotate(query_BTHK, position_BT)), position_BT, time_BT)
+            RotatedQueries(feature_map(self.position.rotate(query_BTHK, position_BT)), position_BT, time_BT)
             for position_BT in (position_in_cache_BT, consecutive_BT)
         )
-        recent_keys = self.make_recent_keys(layer, recent_kv, first_keys, (consecutive_BT[:, :1], time_BT[:, :1]))
-        return self.attend_rows(layer, [(queries_of_first, first_keys), (queries_of_recent, recent_keys)])
+        starts = consecutive_BT[:, :1], time_BT[:, :1]
+        recent_keys = self.make_recent_keys(recent_kv, first_keys, feature_map, starts)
+        return self.attend_rows([(queries_of_first, first_keys), (queries_of_recent, recent_keys)])
 
-    def make_first_keys(self, layer: SelfAttention, first_kv: KeyValues) -> RotatedKeys:
+    def make_first_keys(self, first_kv: KeyValues, feature_map: nnx.Module, learned_kv: LearnedKV) -> RotatedKeys:
         """Make the keys of the first tokens, with learned keys before them."""
         index_BS = jnp.arange(first_kv.key_BSHK.shape[1])[None]
-        key_BSHK, value_BSHK = layer.columns.prepend(
+        key_BSHK, value_BSHK = learned_kv.prepend(
             self.position.rotate(first_kv.key_BSHK, index_BS), first_kv.value_BSHK
         )
         num_learned_kv = key_BSHK.shape[1] - index_BS.shape[1]
         position_BS, time_BS = (
             jnp.pad(index_BS, ((0, 0), (num_learned_kv, 0)), constant_values=value) for value in (0, ALWAYS_TIME)
         )
-        return RotatedKeys(KeyValues(layer.feature_map(key_BSHK), value_BSHK), position_BS, time_BS, num_learned_kv)
+        key_values = KeyValues(feature_map(key_BSHK), value_BSHK)
+        return RotatedKeys(key_values, position_BS, time_BS, learned_kv.get_bias_HC(), num_learned_kv)
 
     def make_recent_keys(
-        self, layer: SelfAttention, recent_kv: KeyValues, first_keys: RotatedKeys, starts: tuple[jax.Array, jax.Array]
+        self,
+        recent_kv: KeyValues,
+        first_keys: RotatedKeys,
+        feature_map: nnx.Module,
+        starts: tuple[jax.Array, jax.Array],
     ) -> RotatedKeys:
         """Make the keys of recent tokens; those that are also first tokens are hidden from all queries."""
         offset_BS = jnp.arange(recent_kv.key_BSHK.shape[1])[None] - self.cache_config.num_recent
         position_BS, time_BS = (start + offset_BS for start in starts)
-        key_BSHK = layer.feature_map(self.position.rotate(recent_kv.key_BSHK, position_BS))
+        key_BSHK = feature_map(self.position.rotate(recent_kv.key_BSHK, position_BS))
         is_first_BS = time_BS < first_keys.position_BS.shape[1] - first_keys.num_learned_kv
         return RotatedKeys(
             KeyValues(key_BSHK, recent_kv.value_BSHK), position_BS, jnp.where(is_first_BS, NEVER_TIME, time_BS)
         )
 
-    def attend_rows(
-        self, layer: SelfAttention, query_key_groups: list[tuple[RotatedQueries, RotatedKeys]]
-    ) -> jax.Array:
+    def attend_rows(self, query_key_groups: list[tuple[RotatedQueries, RotatedKeys]]) -> jax.Array:
         """Attend to several groups of keys that form one row for each query."""
         attention_operation = resolve_operation(self.model.attention, self.length)
         score_BHTS = (
-            jnp.concatenate(
-                [self.compute_scores(layer, *query_key_group) for query_key_group in query_key_groups], -1
-            )
+            jnp.concatenate([self.compute_scores(*query_key_group) for query_key_group in query_key_groups], -1)
             + attention_operation.offset
         )
         visible_B1TS = jnp.concatenate(
@@ -200,10 +204,10 @@ class StreamingContext:
         value_BSHK = jnp.concatenate([keys.key_values.value_BSHK for _, keys in query_key_groups], 1)
         return jnp.einsum('BHTS,BSHK->BTHK', weight_BHTS.astype(value_BSHK.dtype), value_BSHK)
 
-    def compute_scores(self, layer: SelfAttention, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
+    def compute_scores(self, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
         """Compute <q_i, k_j> / sqrt(K) + b_ij as score_BHTS."""
         bias = ScoreBias(
-            self.position.make_relative_bias(), queries.position_BT, keys.position_BS, layer.columns.get_bias_HC()
+            self.position.make_relative_bias(), queries.position_BT, keys.position_BS, keys.learned_bias_HC
         )
         score_BHTS = reference.compute_scores(queries.query_BTHK, keys.key_values.key_BSHK)
         return score_BHTS + bias.materialize(keys.num_learned_kv, score_BHTS.shape[-1] - keys.num_learned_kv)
