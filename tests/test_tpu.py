@@ -112,9 +112,9 @@ def test_a_training_step_compiles_for_a_mesh_of_chips():
     mesh = Mesh(chips, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh):
         batch = jax.ShapeDtypeStruct((4, 257), jnp.int32, sharding=sharding.make_batch_sharding(mesh, (4, 257)))
-        wish = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=sharding.make_per_device_sharding(mesh))
+        request = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=sharding.make_per_device_sharding(mesh))
         advance = step.make_train_step(spec, hardware, mesh, 'tpu')
-        text = advance.lower(state.make_abstract_state(spec, mesh), batch, wish).compile().as_text()
+        text = advance.lower(state.make_abstract_state(spec, mesh), batch, request).compile().as_text()
     assert 'sinklab_softmax_forward' in text
     assert 'sinklab_softmax_backward' in text
 

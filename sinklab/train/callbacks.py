@@ -1,10 +1,11 @@
-"""Callbacks of the training loop: base class, TensorBoard, Weights & Biases, and the profiler."""
+"""Callbacks of the training loop: base classes, TensorBoard, Weights & Biases, and the profiler."""
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from sinklab.install_commands import format_extra_command
@@ -40,6 +41,58 @@ class Callback:
             record: Metrics by name, as in metrics.jsonl, with `step`.
             written: Whether the record is written to metrics.jsonl; steps between two logged steps are not written.
         """
+
+
+# A function (step, metrics, state) -> new metrics, or None. `metrics` is the record of the step so far; `state` is
+# a dict of `step`, `params` and `opt_state`.
+StateFunction = Callable[[int, dict[str, Any], dict[str, Any]], Mapping[str, float] | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class StateCallback:
+    """A function that is called with the train state after every `every` steps, and after the last step.
+
+    It is called on all processes of a run after the same step, so that it can compute with sharded arrays. The next
+    step donates the state, so the function must not keep its arrays. The metrics that it returns become part of the
+    record of the step, in metrics.jsonl and for other callbacks. It is not called after a step at which the run is
+    stopped.
+
+    Args:
+        fn: The function.
+        every: Number of steps between two calls; 0: only after the last step.
+
+    Raises:
+        UserError: `every` is not an integer of at least 0, or `fn` cannot be called.
+    """
+
+    fn: StateFunction
+    every: int
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn) or type(self.every) is not int or self.every < 0:
+            raise UserError(
+                f'({self.fn!r}, {self.every!r}) is not a state callback; give a function of (step, metrics, state) '
+                'and a number of steps, 0 or more'
+            )
+
+    def call(self, step: int, record: dict[str, Any], state: dict[str, Any]) -> dict[str, float]:
+        """Call the function, and return its metrics.
+
+        Raises:
+            UserError: The function returned something else than a mapping from new names to numbers.
+        """
+        metrics = self.fn(step, dict(record), state)
+        name = getattr(self.fn, '__qualname__', repr(self.fn))
+        if metrics is None:
+            return {}
+        if not isinstance(metrics, Mapping):
+            raise UserError(f'{name} returned {type(metrics).__name__}; return a dict of metrics, or None')
+        if repeated := sorted(set(metrics) & set(record)):
+            raise UserError(f'{name} returned the metric {repeated[0]}, which the record has already; rename it')
+        try:
+            return {str(metric): float(value) for metric, value in metrics.items()}
+        except (TypeError, ValueError) as error:
+            raise UserError(f'{name} returned a metric that is not a number ({error}); return numbers') from error
 
 
 class BestEffortCallback(Callback):

@@ -7,7 +7,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import jax
@@ -45,7 +45,7 @@ from sinklab.train import (
     step,
     warm_start,
 )
-from sinklab.train.callbacks import Callback
+from sinklab.train.callbacks import Callback, StateCallback, StateFunction
 from sinklab.train.evaluate import make_evaluate
 from sinklab.train.run_outcome import (
     DivergedError,
@@ -61,15 +61,46 @@ from sinklab.train.setup import (
     set_up_run,
 )
 
-# Requests of a process to all processes, of which the largest is met. Larger numbers are those of SIGINT or SIGTERM,
-# which request a stop.
-NO_REQUEST, SAVE_REQUEST = 0, 1
 MAX_STEPS_TO_STOP = 3  # maximum number of steps between a signal and the saved state
 PREFETCH_DEPTH = 16  # maximum number of batches that are read and put on devices before their steps
 PREFETCH_CLOSE_SECONDS = 5.0  # seconds that `close` waits for the thread; one that hangs is abandoned
 T = TypeVar('T')
-# Evaluations of a state, and for each of them a metric that it always adds to its record.
-METRIC_OF_EVAL = {'valid': 'valid/loss', 'probe': HEADLINE_METRIC.name}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What processes request after a step: to save a checkpoint, or to save it and stop.
+
+    Each process passes its request to the step as one number, of which the step returns the largest: 0 for nothing,
+    1 for a save, and the number of a signal, which is larger, for a stop.
+    """
+
+    save: bool = False
+    stop_signal: int | None = None
+
+    @classmethod
+    def decode(cls, number: int) -> 'Request':
+        return cls(save=number == 1, stop_signal=number if number > 1 else None)
+
+    def encode(self) -> int:
+        return self.stop_signal or int(self.save)
+
+    def __bool__(self) -> bool:
+        return self.encode() > 0
+
+    def __or__(self, other: 'Request') -> 'Request':
+        return max(self, other, key=Request.encode)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """An evaluation that every run has: a state callback with a metric that tells whether it was run.
+
+    It is also due at the start of a run, and after a resume if the stop came before it.
+    """
+
+    callback: StateCallback
+    metric: str
 
 
 def train(
@@ -78,6 +109,7 @@ def train(
     run_dir: RunDir,
     row: dict,
     *callbacks: Callback,
+    state_callbacks: Sequence[tuple[StateFunction, int]] = (),
     group: ProcessGroup | None = None,
     origin: warm_start.WarmStart | None = None,
     grace_seconds: float = DEFAULT_GRACE_SECONDS,
@@ -89,7 +121,8 @@ def train(
         hardware: Layout and options of the devices.
         run_dir: Run directory, which is locked by a lease.
         row: Content of row.json.
-        *callbacks: Callbacks, which are called on process 0.
+        *callbacks: Callbacks, which are called on process 0 with metrics and messages.
+        state_callbacks: Pairs (fn, every) of functions that are called on all processes with the train state.
         group: Processes of the run; None for a single process.
         origin: Checkpoint of another run that a new run starts from; None for a run from scratch.
         grace_seconds: Time between a stop signal and the forced end of the run.
@@ -105,6 +138,7 @@ def train(
         ReplicaMismatchError: Replicas or processes hold different values.
     """
     orbax_compat.install_filters()
+    state_callbacks = tuple(StateCallback(*callback) for callback in state_callbacks)
     group = group or SingleProcessGroup()
     run_dir = run_dir if group.index == 0 else run_dir.as_read_only()
     broadcast_from_primary(group, 'folder', lambda: run_dir.check_spec(spec))
@@ -129,6 +163,7 @@ def train(
                     data,
                     checkpointer,
                     callbacks,
+                    state_callbacks,
                     group,
                     lease,
                     grace_seconds,
@@ -169,6 +204,7 @@ class TrainLoop:
     data: RunData
     checkpointer: Checkpointer
     callbacks: tuple[Callback, ...]
+    state_callbacks: tuple[StateCallback, ...]
     group: ProcessGroup
     lease: Lease | NullLease
     grace_seconds: float
@@ -178,11 +214,13 @@ class TrainLoop:
         self.start_step = broadcast_from_primary(self.group, 'start', self.run_dir.read_start_step)
         self.program_args = program_args = self.spec, self.hardware, self.mesh, self.attention.backend
         self.translate_oom = functools.partial(memory_estimate.translate_oom_errors, program_args=program_args)
-        self.train_step, self.evaluate = (
-            step.make_train_step(*program_args),
-            self.translate_oom('validation')(make_evaluate(*program_args)),
+        self.train_step = step.make_train_step(*program_args)
+        self.compute_valid_loss = self.translate_oom('validation')(make_evaluate(*program_args))
+        self.compute_probe_arrays = self.translate_oom('the probe')(sink_probe.make_probe(self.spec, self.mesh))
+        self.evaluations = (
+            Evaluation(StateCallback(self.run_validation, self.spec.valid.every_steps), 'valid/loss'),
+            Evaluation(StateCallback(self.run_probe, self.spec.probe.every_steps), HEADLINE_METRIC.name),
         )
-        self.run_probe = self.translate_oom('the probe')(sink_probe.make_probe(self.spec, self.mesh))
         self.last_save_time = time.monotonic()
         self.find_replica_mismatch = make_mismatch_finder(self.spec, self.mesh, self.group)
         self.peak_flops = memory_estimate.get_peak_flops(self.mesh)
@@ -230,7 +268,12 @@ class TrainLoop:
                 self.log_line(line)
 
     def restore_or_create(self, resume_step: int, missing_evals: list[str]) -> dict:
-        """Restore or create the train state, report the start of the attempt, and run missing evaluations."""
+        """Restore or create the train state, report the start of the attempt, and run missing evaluations.
+
+        Args:
+            resume_step: The step of the checkpoint, or 0.
+            missing_evals: The metrics of the evaluations that are missing.
+        """
         self.group.report_progress('restoring', resume_step)
         has_checkpoint = self.checkpointer.newest_step == resume_step
         train_state = (
@@ -255,28 +298,34 @@ class TrainLoop:
             callback.on_train_begin(*self.run_dir.summarize_newest_attempt(attempts))
         train_state = train_state or state.create_state(self.spec, self.mesh)
         if missing_evals:
-            metrics = self.run_evals(resume_step, train_state['params'], missing_evals)
-            self.write_record(
-                {'step': resume_step, 'seconds': self.stopwatch.get_total_seconds(), **metrics}, written=True
-            )
+            record = {'step': resume_step, 'seconds': self.stopwatch.get_total_seconds()}
+            callbacks = [evaluation.callback for evaluation in self.evaluations if evaluation.metric in missing_evals]
+            self.write_record(record | self.call_with_state(callbacks, record, train_state), written=True)
         return train_state
 
     def run_steps(self, compiled_step: Callable, train_state: dict, resume_step: int) -> None:
-        """Run the steps; metrics of a step are read during the next step, or immediately if needed."""
-        pending, request, steps = None, NO_REQUEST, range(resume_step + 1, self.spec.optimizer.steps + 1)
+        """Run the steps.
+
+        The metrics of a step are read while the next step computes. If the state after a step is needed, they are
+        read at once, because the next step donates the state.
+        """
+        steps = range(resume_step + 1, self.spec.optimizer.steps + 1)
+        unread_metrics, request = None, Request()
         with contextlib.closing(Prefetcher(self.load_batch, steps, PREFETCH_DEPTH)) as batches:
             for step_num in steps:
                 self.group.report_progress('reading its batch', step_num)
                 with jax.profiler.StepTraceAnnotation('train', step_num=step_num):
-                    train_state, metrics = compiled_step(
-                        train_state, batches.get(), self.make_request_array(self.get_local_request())
+                    train_state, step_metrics = compiled_step(
+                        train_state, batches.get(), self.make_request_array(self.get_local_request().encode())
                     )
-                if pending:
-                    request = self.process_metrics(*pending)
-                pending = step_num, metrics
+                if unread_metrics:
+                    metrics, request = self.read_metrics(step_num - 1, unread_metrics)
+                    self.log_step(step_num - 1, metrics)
+                unread_metrics = step_metrics
                 if request or self.is_state_needed(step_num):
-                    self.process_metrics(step_num, metrics, train_state, request)
-                    pending, request = None, NO_REQUEST
+                    metrics, newer_request = self.read_metrics(step_num, step_metrics)
+                    self.use_state(step_num, metrics, train_state, request | newer_request)
+                    unread_metrics, request = None, Request()
 
     def compile_step(self, train_state: dict) -> Callable:
         """Compile the train step."""
@@ -293,27 +342,38 @@ class TrainLoop:
         shape = self.spec.optimizer.batch_size, self.spec.data.length + 1
         return sharding.load_batch(functools.partial(self.data.batches.read_rows, step_num - 1), shape, self.mesh)
 
-    def get_local_request(self) -> int:
+    def get_local_request(self) -> Request:
         """Return the request of this process: stop after a signal, or save by the clock of process 0."""
-        every_minutes = self.spec.checkpoint.every_minutes
-        is_save_overdue = (
-            every_minutes and self.group.index == 0 and time.monotonic() - self.last_save_time > 60 * every_minutes
-        )
-        return self.received_signals[0] if self.received_signals else SAVE_REQUEST if is_save_overdue else NO_REQUEST
+        if self.received_signals:
+            return Request(stop_signal=self.received_signals[0])
+        save_seconds = 60 * self.spec.checkpoint.every_minutes
+        is_overdue = time.monotonic() - self.last_save_time > save_seconds
+        return Request(save=bool(save_seconds and self.group.index == 0 and is_overdue))
 
     def is_state_needed(self, step_num: int) -> bool:
-        """Return whether an evaluation or a save is due after a step, which needs its state."""
-        return bool(self.list_due_evals(step_num)) or is_due(step_num, self.spec.checkpoint.every_steps)
+        """Return whether a callback or a save is due after a step, which needs its state."""
+        return bool(self.list_due_callbacks(step_num)) or is_due(step_num, self.spec.checkpoint.every_steps)
 
-    def list_due_evals(self, step_num: int) -> list[str]:
+    def list_due_evals(self, step_num: int) -> list[Evaluation]:
         """List the evaluations that are due after a step; all of them at the start and after the last step."""
         is_edge = step_num == self.start_step or self.is_last(step_num)
-        return [name for name in METRIC_OF_EVAL if is_edge or is_due(step_num, getattr(self.spec, name).every_steps)]
+        return [each for each in self.evaluations if is_edge or is_due(step_num, each.callback.every)]
+
+    def list_due_callbacks(self, step_num: int) -> list[StateCallback]:
+        """List the evaluations and the state callbacks that are due after a step."""
+        evaluations, is_last = self.list_due_evals(step_num), self.is_last(step_num)
+        others = [each for each in self.state_callbacks if is_last or is_due(step_num, each.every)]
+        return [evaluation.callback for evaluation in evaluations] + others
 
     def find_missing_evals(self, step_num: int) -> list[str]:
-        """Find evaluations that were due after a step and are missing in metrics.jsonl, as after a stop."""
+        """Find evaluations that were due after a step and are missing in metrics.jsonl, as after a stop.
+
+        Returns:
+            The metrics of these evaluations.
+        """
         logged_record = next((record for record in self.run_dir.read_records() if record['step'] == step_num), {})
-        return [name for name in self.list_due_evals(step_num) if METRIC_OF_EVAL[name] not in logged_record]
+        due_metrics = [evaluation.metric for evaluation in self.list_due_evals(step_num)]
+        return [metric for metric in due_metrics if metric not in logged_record]
 
     def describe_lost_lines(self, resume_step: int) -> list[str]:
         """Describe the lines up to `resume_step` that metrics.jsonl has lost."""
@@ -327,78 +387,99 @@ class TrainLoop:
     def is_last(self, step_num: int) -> bool:
         return step_num == self.spec.optimizer.steps
 
-    def process_metrics(
-        self, step_num: int, metrics: dict[str, jax.Array], train_state: dict | None = None, request: int = NO_REQUEST
-    ) -> int:
-        """Read the metrics of a step, and evaluate, log, save or stop if that is due.
-
-        Args:
-            step_num: The step.
-            metrics: Its metrics, on the devices.
-            train_state: The state after the step; None if nothing that is due needs it.
-            request: Request that is known so far.
+    def read_metrics(self, step_num: int, device_metrics: dict[str, jax.Array]) -> tuple[dict[str, float], Request]:
+        """Wait for the metrics of a step.
 
         Returns:
-            The largest request of all processes, which is the same on all of them.
+            The metrics, and the request of all processes, which is the same on all of them.
+
+        Raises:
+            DivergedError: A metric is not finite.
         """
         self.lease.check()
         self.group.report_progress('step', step_num, self.stopwatch.step_seconds)
-        metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        request = max(request, int(metrics.pop('wish')))
+        metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
+        request = Request.decode(int(metrics.pop('request')))
         if not all(map(math.isfinite, metrics.values())):
             self.checkpointer.delete_if_newest(step_num - 1)  # its parameters gave these metrics
             raise DivergedError(step_num, metrics)
         self.stopwatch.count_step()
-        record = {'step': step_num, 'seconds': self.stopwatch.get_total_seconds(), **metrics}
-        if is_logged := is_due(step_num, self.spec.log.every_steps):
-            tokens = self.spec.optimizer.batch_size * self.spec.data.length
-            record['speed/tokens_per_second'] = self.stopwatch.get_steps_per_second() * tokens
-            if self.peak_flops:
-                record['speed/mfu'] = (
-                    self.stopwatch.get_steps_per_second() * flops.count_step_flops(self.spec) / self.peak_flops
-                )
-            record |= self.data.batches.count_epochs(step_num)
-        due_evals = self.list_due_evals(step_num) if train_state else []
-        if request <= SAVE_REQUEST:
-            record |= self.run_evals(step_num, train_state['params'], due_evals) if due_evals else {}
-        self.write_record(record, written=bool(is_logged or due_evals))
-        if train_state:
-            self.save_or_stop(step_num, train_state, metrics, request)
-        if is_logged:
-            self.checkpointer.raise_save_error()
-            self.warn_of_short_grace()
-        if is_logged or train_state:
-            self.stopwatch.restart()
-        return request
+        return metrics, request
 
-    def save_or_stop(self, step_num: int, train_state: dict, metrics: dict[str, float], request: int) -> None:
-        """Save if a save is due or requested, and stop if that is requested."""
+    def make_record(self, step_num: int, metrics: dict[str, float]) -> dict:
+        """Make the record of a step, with the speed and the epochs if the step is logged."""
+        record = {'step': step_num, 'seconds': self.stopwatch.get_total_seconds(), **metrics}
+        if self.is_logged(step_num):
+            steps_per_second = self.stopwatch.get_steps_per_second()
+            tokens = self.spec.optimizer.batch_size * self.spec.data.length
+            record['speed/tokens_per_second'] = steps_per_second * tokens
+            if self.peak_flops:
+                record['speed/mfu'] = steps_per_second * flops.count_step_flops(self.spec) / self.peak_flops
+            record |= self.data.batches.count_epochs(step_num)
+        return record
+
+    def is_logged(self, step_num: int) -> bool:
+        return is_due(step_num, self.spec.log.every_steps)
+
+    def log_step(self, step_num: int, metrics: dict[str, float]) -> None:
+        """Log a step whose state is not needed."""
+        self.write_record(self.make_record(step_num, metrics), written=self.is_logged(step_num))
+        self.check_saves(step_num)
+
+    def use_state(self, step_num: int, metrics: dict[str, float], train_state: dict, request: Request) -> None:
+        """Call what needs the state after a step, log the step, save and stop, as far as each is due or requested."""
+        record, due_callbacks = self.make_record(step_num, metrics), self.list_due_callbacks(step_num)
+        if not request.stop_signal:
+            record |= self.call_with_state(due_callbacks, record, train_state)
+        self.write_record(record, written=self.is_logged(step_num) or bool(due_callbacks))
         if request or self.is_last(step_num) or is_due(step_num, self.spec.checkpoint.every_steps):
             self.save_checkpoint(step_num, train_state, metrics)
-        if request > SAVE_REQUEST:
+        if request.stop_signal:
             self.lease.mark_stopping()
-            raise StoppedBySignal(request, step_num)
+            raise StoppedBySignal(request.stop_signal, step_num)
+        self.check_saves(step_num)
+        self.stopwatch.restart()
 
-    def run_evals(self, step_num: int, params: dict, evals: list[str]) -> dict[str, float]:
-        """Run the validation and the probe."""
-        self.group.report_progress('measuring', step_num)
-        metrics = {}
-        if 'valid' in evals:
-            metrics |= self.evaluate(params, self.data.valid_NT, self.data.find_valid_triggers())
-        if 'probe' in evals:
-            probe_arrays = self.run_probe(params, self.data.probe_PT)
-            self.run_dir.save_probe(
-                step_num,
-                functools.partial(
-                    sink_probe.save_probe, probe_arrays=probe_arrays, setting=sink_probe.get_probe_setting(self.spec)
-                ),
-            )
-            metrics |= sink_probe.compute_probe_metrics(
-                probe_arrays, self.spec, self.data.is_trigger(self.data.probe_PT)
-            )
-        if not all(map(math.isfinite, metrics.values())):
-            raise DivergedError(step_num, metrics)
-        return metrics
+    def check_saves(self, step_num: int) -> None:
+        """Raise the error of a failed save, and warn if saves are slow; do nothing unless the step is logged."""
+        if self.is_logged(step_num):
+            self.checkpointer.raise_save_error()
+            self.warn_of_short_grace()
+            self.stopwatch.restart()
+
+    def call_with_state(self, callbacks: list[StateCallback], record: dict, train_state: dict) -> dict[str, float]:
+        """Call state callbacks, and return the metrics that they return.
+
+        Args:
+            callbacks: The callbacks, in this order.
+            record: The record of the step so far.
+            train_state: The state after the step.
+
+        Raises:
+            UserError: A callback returned something else than new metrics.
+            DivergedError: A returned metric is not finite.
+        """
+        step_num, new_metrics = record['step'], {}
+        if callbacks:
+            self.group.report_progress('measuring', step_num)
+        for callback in callbacks:
+            new_metrics |= callback.call(step_num, record | new_metrics, train_state)
+        if not all(map(math.isfinite, new_metrics.values())):
+            raise DivergedError(step_num, new_metrics)
+        return new_metrics
+
+    def run_validation(self, step_num: int, _: dict, train_state: dict) -> dict[str, float]:
+        """Compute the validation loss."""
+        return self.compute_valid_loss(train_state['params'], self.data.valid_NT, self.data.find_valid_triggers())
+
+    def run_probe(self, step_num: int, _: dict, train_state: dict) -> dict[str, float]:
+        """Measure attention on the probe sequences, and save the arrays of the probe."""
+        probe_arrays = self.compute_probe_arrays(train_state['params'], self.data.probe_PT)
+        save_arrays = functools.partial(
+            sink_probe.save_probe, probe_arrays=probe_arrays, setting=sink_probe.get_probe_setting(self.spec)
+        )
+        self.run_dir.save_probe(step_num, save_arrays)
+        return sink_probe.compute_probe_metrics(probe_arrays, self.spec, self.data.is_trigger(self.data.probe_PT))
 
     def write_record(self, record: dict, written: bool) -> None:
         if written:

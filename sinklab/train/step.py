@@ -138,7 +138,7 @@ def make_abstract_inputs(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[jax.Shape
 def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """Make the train step: step(state, ids_BT, request_D) -> (state, metrics); the state is donated.
 
-    The metric `wish` is the largest request of all devices, so that every process receives the requests of others.
+    The metric `request` is the largest request of all devices, so that every process receives the requests of others.
     """
     first_target = spec.model.mask.prefix or 1  # all queries see the prefix, so that it is not predicted
     setting = make_setting(spec, spec.data.length, count_learned_kv(spec.model))
@@ -177,7 +177,7 @@ def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
         # depend on each other, devices of XLA:CPU may start them in different orders, and deadlock. No request is
         # passed on if the gradient norm is NaN.
         grad_norm = jax.lax.optimization_barrier(metrics)['train/grad_norm']
-        metrics['wish'] = jnp.where(grad_norm >= 0, request_D, 0).max()
+        metrics['request'] = jnp.where(grad_norm >= 0, request_D, 0).max()
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), metrics
 
     out_shardings, options = (
