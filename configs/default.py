@@ -2,10 +2,11 @@
 
     sinklab train --config=configs/default.py --workdir=runs/default
 
-This file is the only place that defines default values. The learning rate stays at its peak after the warm-up, as in
-the released configs (54 of 54 set min_lr = learning_rate), although the text of the paper says cosine. The vocabulary
-is that of GPT-NeoX. Its tokenizer.json and the documents (a sample of the Pile: sail/regmix-data-sample) are not
-included; give them with --config.data.source=text:'pile/*.jsonl' --config.data.tokenizer=neox/tokenizer.json
+The values are the defaults of the schema, sinklab/config/spec.py; a test compares the two. The learning rate stays at
+its peak after the warm-up, as in the released configs (54 of 54 set min_lr = learning_rate), although the text of the
+paper says cosine. The vocabulary is that of GPT-NeoX. Its tokenizer.json and the documents (a sample of the Pile:
+sail/regmix-data-sample) are not included; give them with
+--config.data.source=text:'pile/*.jsonl' --config.data.tokenizer=neox/tokenizer.json
 """
 
 from ml_collections import ConfigDict

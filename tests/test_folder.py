@@ -5,17 +5,18 @@ import json
 import shlex
 
 import pytest
-from conftest import tiny, tiny_config
+from conftest import tiny
 from runs import saved
 
 from sinklab.config.spec import (
     CHANGEABLE_FIELDS,
-    DEFAULTS_FOR_OLD_CONFIGS,
+    FIELDS_ADDED_LATER,
     Hardware,
     Spec,
+    fill_missing_fields,
 )
 from sinklab.config.validate import parse_config
-from sinklab.run_dir import RunDir, flatten_dict
+from sinklab.run_dir import RunDir
 from sinklab.schema import UserError
 from sinklab.sweep import plan
 
@@ -76,7 +77,7 @@ def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(fo
 
 def test_a_run_of_before_a_field_came_has_what_it_then_was(folder):
     config = folder.read_json('config')
-    for part, name in ((part, name) for part, later in DEFAULTS_FOR_OLD_CONFIGS.items() for name in later):
+    for part, name in ((part, name) for part, later in FIELDS_ADDED_LATER.items() for name in later):
         del config[part][name]
     (folder.path / 'config.json').write_text(json.dumps(config))
     folder.check_spec(tiny())
@@ -88,10 +89,9 @@ def test_a_run_of_before_a_field_came_has_what_it_then_was(folder):
 
 def test_what_came_later_is_what_is_usual():
     """Until a usual value changes, which then is another than that of older runs."""
-    config = flatten_dict(tiny_config().to_dict())
-    assert {name: config[name] for name in flatten_dict(DEFAULTS_FOR_OLD_CONFIGS)} == flatten_dict(
-        DEFAULTS_FOR_OLD_CONFIGS
-    )
+    rotary = dict(base=10_000.0, scaling='none', factor=None, slow=None, fast=None, length=None)
+    model = dict(kv_heads=None, rotary=rotary, qkv_bias=False, tied=False)
+    assert fill_missing_fields({'model': {}, 'valid': {}}) == {'model': model, 'valid': {'domain': None}}
 
 
 @pytest.mark.parametrize(

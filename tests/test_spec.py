@@ -1,6 +1,8 @@
 import pytest
 from conftest import tiny, tiny_config
 
+from configs import default
+from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
 from sinklab.schema import UserError
 
@@ -159,3 +161,7 @@ def test_fields_that_do_not_go_together_are_refused_with_what_does(changes, word
         tiny(**changes)
     assert words in str(refusal.value)
     assert '\n' not in str(refusal.value)
+
+
+def test_default_config_file_has_defaults_of_schema():
+    assert parse_config(default.get_config().to_dict()) == Spec()

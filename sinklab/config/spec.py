@@ -1,4 +1,7 @@
-"""Frozen dataclasses of a run's configuration, without defaults."""
+"""The schema of a config: each field with its type, allowed values, default and help.
+
+The defaults are the paper's 60M baseline. configs/default.py has the same values as a config file.
+"""
 
 import dataclasses
 from typing import Annotated, Any, Literal
@@ -64,29 +67,6 @@ CHANGEABLE_FIELDS = ('valid', 'checkpoint', 'log.every_steps', *(f'probe.{name}'
 # Schedules whose learning rates do not depend on the number of steps, so that a run can be extended.
 EXTENDABLE_SCHEDULES = ('constant',)
 
-# Fields that did not exist when older runs were written, with the values that those runs correspond to.
-DEFAULTS_FOR_OLD_CONFIGS = {
-    'model': {
-        'kv_heads': None,
-        'rotary': dict(base=10_000.0, scaling='none', factor=None, slow=None, fast=None, length=None),
-        'qkv_bias': False,
-        'tied': False,
-    },
-    'valid': {'domain': None},
-}
-
-
-def fill_missing_fields(config: Any) -> Any:
-    """Add default values for fields that are missing in a config of an older version."""
-    if not isinstance(config, dict):
-        return config
-    return config | {
-        section: defaults | config[section]
-        for section, defaults in DEFAULTS_FOR_OLD_CONFIGS.items()
-        if isinstance(config.get(section), dict)
-    }
-
-
 # What a warm start takes from the parent checkpoint: the prefix before RUN in --from. '': all of it.
 WarmStartTakes = Literal['', 'params']
 
@@ -120,17 +100,17 @@ class AttentionConfig:
     A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)), s_ij = <f(q_i), f(k_j)> / sqrt(K) + b_ij + offset log T.
     """
 
-    similarity: SimilarityName
+    similarity: SimilarityName = 'exp'
     """Function that turns the score of a query and a key into the weight of the key."""
-    normalizer: NormalizerName
+    normalizer: NormalizerName = 'sum'
     """What the weights of a row are divided by, as a function of the sum of the row."""
-    feature_map: FeatureMapName
+    feature_map: FeatureMapName = 'identity'
     """Map applied to queries and keys before their product: none, elu + 1, or a learned MLP."""
-    gain: PositiveFloat
+    gain: PositiveFloat = 1.0
     """Factor of all attention weights; with softmax, the sum of each row."""
-    power: PositiveFloat | None
+    power: PositiveFloat | None = None
     """p of normalizer `p_norm`; None with other normalizers."""
-    offset: FiniteFloat
+    offset: FiniteFloat = 0.0
     """Constant added to every score, in units of log(data.length): -1 is the bias of Apple's sigmoid attention."""
 
 
@@ -142,18 +122,18 @@ class RotaryConfig:
     longer contexts lowers these frequencies.
     """
 
-    base: PositiveFloat
+    base: PositiveFloat = 10_000.0
     """Base of the frequencies (theta in Hugging Face configs)."""
-    scaling: Literal['none', 'linear', 'llama3']
+    scaling: Literal['none', 'linear', 'llama3'] = 'none'
     """How frequencies are scaled for longer contexts: `linear` divides all of them by `factor`, `llama3` only
     the low ones."""
-    factor: PositiveFloat | None
+    factor: PositiveFloat | None = None
     """Divisor of the scaled frequencies; None without scaling."""
-    slow: PositiveFloat | None
+    slow: PositiveFloat | None = None
     """For `llama3`: a frequency with fewer turns than this in `length` tokens is divided by `factor`."""
-    fast: PositiveFloat | None
+    fast: PositiveFloat | None = None
     """For `llama3`: a frequency with more turns than this in `length` tokens is left as it is."""
-    length: PositiveInt | None
+    length: PositiveInt | None = None
     """For `llama3`: the context length before scaling, in tokens."""
 
 
@@ -164,13 +144,13 @@ class MaskConfig:
     With all fields None or False, the mask is causal.
     """
 
-    prefix: PositiveInt | None
+    prefix: PositiveInt | None = None
     """Number of first tokens that every query sees; the loss of these tokens is not counted (prefix LM)."""
-    window: PositiveInt | None
+    window: PositiveInt | None = None
     """Number of keys that a query sees, its own included (sliding window)."""
-    block: PositiveInt | None
+    block: PositiveInt | None = None
     """Block size: a query sees only keys of its own block of this many tokens."""
-    document: Bool
+    document: Bool = False
     """True: a query sees only keys of its own document."""
 
 
@@ -178,67 +158,67 @@ class MaskConfig:
 class LearnedKVConfig:
     """Learned keys and values that every query sees besides the text (attention biases, Table 3)."""
 
-    kind: Literal['none', 'sink_token', 'k', 'kv', 'v', 'logit']
+    kind: Literal['none', 'sink_token', 'k', 'kv', 'v', 'logit'] = 'none'
     """Learned keys or values besides the text (attention biases, Table 3): a sink token, a key, a key and a value,
     a value, or a logit."""
-    shared: Bool
+    shared: Bool = False
     """True: one bias for all heads of a layer; False: one for each head."""
-    key_width: PositiveInt | None
+    key_width: PositiveInt | None = None
     """Number of first dimensions of the key that are learned, the others being 0; None: all."""
-    value: Literal['learned', 'zero', 'first', 'uniform']
+    value: Literal['learned', 'zero', 'first', 'uniform'] = 'learned'
     """Value of the bias: learned, zero, or fixed along e_1 (`first`) or (1, ..., 1) (`uniform`)."""
-    value_norm: PositiveFloat | None
+    value_norm: PositiveFloat | None = None
     """Norm of a fixed value (`first` or `uniform`); None otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    layers: PositiveInt
+    layers: PositiveInt = 10
     """Number of transformer blocks."""
-    width: PositiveInt
+    width: PositiveInt = 768
     """Width of the residual stream (d_model)."""
-    heads: PositiveInt
+    heads: PositiveInt = 8
     """Number of query heads of each layer."""
-    kv_heads: PositiveInt | None
+    kv_heads: PositiveInt | None = None
     """Number of key and value heads (grouped-query attention); None: as many as `heads`."""
-    head_width: PositiveInt
+    head_width: PositiveInt = 96
     """Width of a head (d_head)."""
-    ffn_width: PositiveInt
+    ffn_width: PositiveInt = 1536
     """Width of the hidden layer of the feed-forward network (d_ff)."""
-    vocabulary: PositiveInt
+    vocabulary: PositiveInt = 50432
     """Number of token ids; of a tokenizer that is trained here, its size."""
-    position: PositionName
+    position: PositionName = 'rotary'
     """Position encoding."""
-    rotary: RotaryConfig
+    rotary: RotaryConfig = RotaryConfig()
     """Rotary position encoding; used with `position=rotary` only."""
-    ffn: FFNName
+    ffn: FFNName = 'swiglu'
     """Activation of the feed-forward network; names that end with `glu` have a gate."""
-    norm: Literal['pre', 'post', 'sandwich']
+    norm: Literal['pre', 'post', 'sandwich'] = 'pre'
     """Where RMSNorm stands: before each sublayer, after it, or both (`sandwich`)."""
-    qkv_bias: Bool
+    qkv_bias: Bool = False
     """True: learned biases of the query, key and value projections."""
-    qk_norm: Bool
+    qk_norm: Bool = False
     """True: RMSNorm of queries and keys."""
-    head_norm: Bool
+    head_norm: Bool = False
     """True: RMSNorm of the output of each head."""
-    combination: Literal['concatenate', 'add', 'add_wide']
+    combination: Literal['concatenate', 'add', 'add_wide'] = 'concatenate'
     """How outputs of heads become one vector: concatenated, or added (`add_wide`: values as wide as the model)."""
-    gate: GateName
+    gate: GateName = 'none'
     """Gate of the attention output or of the values, and what it is computed for."""
-    norm_epsilon: PositiveFloat
+    norm_epsilon: PositiveFloat = 1e-5
     """Epsilon of RMSNorm."""
-    tied: Bool
+    tied: Bool = False
     """True: the output head is the embedding matrix."""
-    initialization: Literal['released', 'released_even', 'gpt2', 'torch']
+    initialization: Literal['released', 'released_even', 'gpt2', 'torch'] = 'released'
     """Distribution of the initial parameters: as the released code (`released_even`: also scaling the last
     map of FFNs other than SwiGLU by depth), as GPT-2, or as PyTorch defaults."""
-    dtype: Literal['bfloat16', 'float32']
+    dtype: Literal['bfloat16', 'float32'] = 'bfloat16'
     """Type of the computation; parameters and attention statistics are float32."""
-    attention: AttentionConfig
+    attention: AttentionConfig = AttentionConfig()
     """The attention operation."""
-    mask: MaskConfig
+    mask: MaskConfig = MaskConfig()
     """The attention mask."""
-    columns: LearnedKVConfig
+    columns: LearnedKVConfig = LearnedKVConfig()
     """Attention biases."""
 
     @property
@@ -249,140 +229,158 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    name: Literal[*HYPERPARAMETERS['name']]
+    name: Literal[*HYPERPARAMETERS['name']] = 'adamw'
     """Optimizer: AdamW, SGD with momentum, or Muon."""
-    peak_learning_rate: PositiveFloat
+    peak_learning_rate: PositiveFloat = 4e-4
     """Learning rate after the warm-up."""
-    final_share: UnitInterval | None
+    final_share: UnitInterval | None = None
     """Learning rate of the last step as a share of the peak, for schedule `cosine`; None for `constant`."""
-    schedule: Literal[*HYPERPARAMETERS['schedule']]
+    schedule: Literal[*HYPERPARAMETERS['schedule']] = 'constant'
     """Learning rate after the warm-up: constant, or a cosine that ends at `final_share`."""
-    warmup_steps: NonNegativeInt
+    warmup_steps: NonNegativeInt = 100
     """Steps of linear warm-up from 0."""
-    steps: PositiveInt
+    steps: PositiveInt = 20_000
     """Number of updates."""
-    batch_size: PositiveInt
+    batch_size: PositiveInt = 512
     """Sequences of each update, over all devices."""
-    weight_decay: NonNegativeFloat
+    weight_decay: NonNegativeFloat = 0.1
     """Decoupled weight decay of all parameters; each step multiplies them by 1 - learning rate * weight decay."""
-    clip_norm: PositiveFloat | None
+    clip_norm: PositiveFloat | None = 1.0
     """Largest norm of the gradient, above which it is scaled down; None: no clipping."""
-    beta1: DecayRate
+    beta1: DecayRate = 0.9
     """First-moment decay of AdamW; the momentum of `sgd` and `muon`."""
-    beta2: DecayRate | None
+    beta2: DecayRate | None = 0.95
     """Second-moment decay of AdamW, which `muon` uses for parameters that are no matrices; None for `sgd`."""
-    epsilon: PositiveFloat | None
+    epsilon: PositiveFloat | None = 1e-8
     """Epsilon of AdamW; None for `sgd`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    task: Literal['text', 'backcopy']
+    task: Literal['text', 'backcopy'] = 'text'
     """`text`: next-token prediction on documents; `backcopy`: the synthetic task Bigram-Backcopy."""
-    source: NonEmptyStr
+    source: NonEmptyStr = 'stdlib'
     """Where documents come from: `stdlib` (the sources of Python's standard library), `text:GLOB`, `chat:GLOB`,
     `tfds:NAME`, `mixture:FILE` or `store:DIR`."""
-    tokenizer: NonEmptyStr
+    tokenizer: NonEmptyStr = 'train'
     """`train`: train a byte-level BPE tokenizer on the source; otherwise the path of a tokenizer.json."""
-    end_token: NonNegativeInt
+    end_token: NonNegativeInt = 0
     """Id of the token that ends each document."""
-    fixed_token: NonNegativeInt
+    fixed_token: NonNegativeInt = 1
     """Id of the token that `fixed_position` writes and that serves as BOS."""
-    length: PositiveInt
+    length: PositiveInt = 2048
     """Tokens of a training window (context length)."""
-    held_out: OpenUnitInterval
+    held_out: OpenUnitInterval = 0.15
     """Share of the documents that is held out for validation and probes."""
-    share: LeftOpenUnitInterval
+    share: LeftOpenUnitInterval = 1.0
     """Share of the training windows that is used."""
-    bos: Literal['none', 'documents']
+    bos: Literal['none', 'documents'] = 'none'
     """`documents`: BOS at the start of every document."""
-    loss: Literal['all', 'assistant']
+    loss: Literal['all', 'assistant'] = 'all'
     """Targets that count: all, or those of assistant turns of a chat."""
-    fixed_position: PositiveInt | None
+    fixed_position: PositiveInt | None = None
     """Position, from 1, at which every window has `fixed_token`; None: nowhere."""
-    fixed_held_out: Bool
+    fixed_held_out: Bool = True
     """True: validation and probe sequences have the fixed token as well."""
-    random_first: PositiveInt | None
+    random_first: PositiveInt | None = None
     """First position, from 1, of training and validation windows that holds a random token; None: none."""
-    random_last: PositiveInt | None
+    random_last: PositiveInt | None = None
     """Last position that holds a random token."""
-    positions: Literal['continued', 'reset']
+    positions: Literal['continued', 'reset'] = 'continued'
     """`reset`: positions start again at 0 with each document; `continued`: they run through the window."""
-    triggers: PositiveInt | None
+    triggers: PositiveInt | None = None
     """For `backcopy`: number of trigger characters, the most frequent ones; None for text."""
-    seed: Seed
+    seed: Seed = 0
     """Seed of the order of the training windows and of random tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ValidationConfig:
-    every_steps: NonNegativeInt
+    every_steps: NonNegativeInt = 1000
     """Steps between two measurements of the validation loss; 0: only at the start and at the end."""
-    windows: PositiveInt
+    windows: PositiveInt = 800
     """Number of held-out windows."""
-    domain: NonEmptyStr | None
+    domain: NonEmptyStr | None = None
     """Domain of the held-out documents, for a corpus with several; None: all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeConfig:
-    every_steps: NonNegativeInt
+    every_steps: NonNegativeInt = 250
     """Steps between two probes, which measure attention; 0: only at the start and at the end."""
-    sequences: PositiveInt
+    sequences: PositiveInt = 100
     """Number of probe sequences."""
-    length: Annotated[int, Constraint('at least 2', lambda x: x >= 2)]
+    length: Annotated[int, Constraint('at least 2', lambda x: x >= 2)] = 64
     """Tokens of a probe sequence (T of the metrics)."""
-    keys: PositiveInt
+    keys: PositiveInt = 10
     """Importance alpha_k and Sink_k are reported for keys 1 to this number."""
-    inputs: Literal['natural', 'random', 'repeated']
+    inputs: Literal['natural', 'random', 'repeated'] = 'natural'
     """Probe inputs: held-out texts, ids drawn from the vocabulary, or one id repeated."""
-    domain: NonEmptyStr | None
+    domain: NonEmptyStr | None = None
     """Domain of natural inputs, for a corpus with several; None: all."""
-    prepend: Literal['none', 'bos', 'eos']
+    prepend: Literal['none', 'bos', 'eos'] = 'none'
     """Token before each probe text."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    every_steps: NonNegativeInt
+    every_steps: NonNegativeInt = 1000
     """Steps between two checkpoints; 0: only at the end."""
-    every_minutes: NonNegativeFloat
+    every_minutes: NonNegativeFloat = 0.0
     """Minutes after the last checkpoint until another one is saved, by the clock of process 0; 0: by
     steps only."""
-    keep: Annotated[int, Constraint('at least 2, so that there is one before the newest', lambda x: x >= 2)]
+    keep: Annotated[int, Constraint('at least 2, so that there is one before the newest', lambda x: x >= 2)] = 3
     """Number of newest checkpoints that are kept."""
-    keep_every_steps: NonNegativeInt
+    keep_every_steps: NonNegativeInt = 0
     """Checkpoints of steps that are multiples of this are never deleted; 0: none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    every_steps: PositiveInt
+    every_steps: PositiveInt = 10
     """Steps between two lines of training metrics."""
-    sinks: Bool
+    sinks: Bool = False
     """True: log sink metrics of the training batch as well, over its whole length (names end with /context)."""
-    rows: Bool
+    rows: Bool = False
     """True: log metrics of whole attention rows of the training batch, whose weights are computed a second time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    model: ModelConfig
+    """The config of a run; `sinklab.config.validate.parse_config` makes a valid one from a nested mapping."""
+
+    model: ModelConfig = ModelConfig()
     """The model."""
-    optimizer: OptimizerConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
     """The optimizer."""
-    data: DataConfig
+    data: DataConfig = DataConfig()
     """The data."""
-    valid: ValidationConfig
+    valid: ValidationConfig = ValidationConfig()
     """The validation loss."""
-    probe: ProbeConfig
+    probe: ProbeConfig = ProbeConfig()
     """The probes of attention."""
-    checkpoint: CheckpointConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
     """The checkpoints."""
-    log: LogConfig
+    log: LogConfig = LogConfig()
     """The training metrics."""
-    seed: Seed
+    seed: Seed = 0
     """Seed of the initial parameters."""
+
+
+# Fields that did not exist when older runs were written, by section. Those runs correspond to the defaults.
+FIELDS_ADDED_LATER = {'model': ('kv_heads', 'rotary', 'qkv_bias', 'tied'), 'valid': ('domain',)}
+
+
+def fill_missing_fields(config: Any) -> Any:
+    """Add the defaults of fields that are missing in a config of an older version."""
+    if not isinstance(config, dict):
+        return config
+    defaults = dataclasses.asdict(Spec())
+    return config | {
+        section: {name: defaults[section][name] for name in names} | config[section]
+        for section, names in FIELDS_ADDED_LATER.items()
+        if isinstance(config.get(section), dict)
+    }
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sinklab.config.spec import (
-    DEFAULTS_FOR_OLD_CONFIGS,
     HYPERPARAMETERS,
     NORMALIZERS_BY_SIMILARITY,
     AttentionConfig,
@@ -13,6 +12,7 @@ from sinklab.config.spec import (
     DataConfig,
     ModelConfig,
     OptimizerConfig,
+    RotaryConfig,
     Spec,
 )
 from sinklab.schema import parse_dataclass, raise_errors
@@ -22,6 +22,18 @@ MIN_TRAINED_VOCABULARY, MAX_TRAINED_VOCABULARY = (
     1 << 20,
 )  # ids: two special tokens and 256 bytes; what fits in memory
 MASS_INDEPENDENT_NORMALIZERS = ('none', 'count')  # normalizers that do not depend on the mass of a row
+# Fields that only text has a use for: fields of DataConfig, and fields of evaluations.
+TEXT_DATA_FIELDS = (
+    'bos',
+    'loss',
+    'fixed_position',
+    'random_first',
+    'share',
+    'tokenizer',
+    'end_token',
+    'fixed_token',
+)
+TEXT_EVALUATION_FIELDS = 'probe.prepend', 'probe.inputs', 'probe.domain', 'valid.domain'
 # The fields of RotaryConfig that each scaling uses.
 ROTARY_SCALING_FIELDS = {'linear': ('factor',), 'llama3': ('factor', 'slow', 'fast', 'length')}
 LEARNED_KV_VALUES = {'k': ('zero', 'first', 'uniform'), 'kv': ('learned',), 'v': ('learned',)}
@@ -134,11 +146,11 @@ def find_rotary_errors(model: ModelConfig) -> Iterator[str]:
             yield f'{description}; it is a number for {" and ".join(scalings)}, and None for others'
     if rotary.scaling == 'llama3' and rotary.slow and rotary.fast and rotary.slow >= rotary.fast:
         yield f'{path}.slow and fast are {rotary.slow} and {rotary.fast}; what turns slowly turns less often'
-    defaults = DEFAULTS_FOR_OLD_CONFIGS['model']['rotary']
-    if model.position != 'rotary' and (rotary.base, rotary.scaling) != (defaults['base'], defaults['scaling']):
+    defaults = RotaryConfig()
+    if model.position != 'rotary' and (rotary.base, rotary.scaling) != (defaults.base, defaults.scaling):
         yield (
             f'{path} has base {rotary.base:g} and scaling {rotary.scaling}, for which position {model.position} has '
-            f'no use; leave them at {defaults["base"]:g} and {defaults["scaling"]}'
+            f'no use; leave them at {defaults.base:g} and {defaults.scaling}'
         )
 
 
@@ -230,11 +242,10 @@ def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
             f'{path}.triggers is {data.triggers}; with {model.vocabulary} ids, at most {model.vocabulary - 2} can be'
         )
     if data.task == 'backcopy':
-        defaults = dict(bos='none', loss='all', fixed_position=None, random_first=None, share=1.0)
-        defaults |= dict(tokenizer='train', end_token=0, fixed_token=1)
-        for name, value in defaults.items():
-            if getattr(data, name) != value:
-                yield f'{path}.{name} is {getattr(data, name)}, for which backcopy has no use; leave it at {value}'
+        for name in TEXT_DATA_FIELDS:
+            value, default = getattr(data, name), getattr(DataConfig(), name)
+            if value != default:
+                yield f'{path}.{name} is {value}, for which backcopy has no use; leave it at {default}'
 
 
 def find_special_token_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
@@ -272,9 +283,9 @@ def find_probe_errors(spec: Spec) -> Iterator[str]:
         yield 'config.probe.prepend=eos ends a document before the text, which then does not see it; set it to bos'
     if probe.domain and probe.inputs != 'natural':
         yield f'config.probe.domain is {probe.domain}, and {probe.inputs} inputs are of none; set it to None'
-    text_defaults = {'probe.prepend': 'none', 'probe.inputs': 'natural', 'probe.domain': None, 'valid.domain': None}
-    for name, default in text_defaults.items():
-        value = operator.attrgetter(name)(spec)
+    for name in TEXT_EVALUATION_FIELDS:
+        get_field = operator.attrgetter(name)
+        value, default = get_field(spec), get_field(Spec())
         if data.task != 'text' and value != default:
             yield f'config.{name} is {value}, for which {data.task} has no use; leave it at {default}'
 
