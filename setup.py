@@ -37,7 +37,7 @@ setup(
     # An editable install with this line is a path file. Without it, setuptools installs an import hook that is asked
     # after sys.path, and Python takes a folder named sinklab in the working directory for an empty namespace package.
     package_dir={'': '.'},
-    packages=find_packages(include=['sinklab*', 'configs']),
+    packages=find_packages(include=['sinklab*']),
     package_data={'sinklab.report': ['assets/*']},
     entry_points={'console_scripts': ['sinklab = sinklab.__main__:run']},
     install_requires=[

@@ -17,10 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from configs import default
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.validate import parse_config
+from sinklab.configs import default
 from sinklab.run_dir import RunDir
 from sinklab.storage import directories
 

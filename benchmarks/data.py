@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from configs import default
 from sinklab.config.validate import parse_config
+from sinklab.configs import default
 from sinklab.data import sources, tokenizer
 from sinklab.data.prepare import prepare_store
 from sinklab.data.store import Store

@@ -261,9 +261,9 @@ def load_run(row: str, args: argparse.Namespace) -> tuple:
 
     import jax
 
-    from configs import scale
     from sinklab.config.spec import Hardware
     from sinklab.config.validate import parse_config
+    from sinklab.configs import scale
     from sinklab.parallel import device_mesh
     from sinklab.train import memory_estimate, step
 

@@ -25,9 +25,9 @@ from pathlib import Path
 
 from train_loop import HARDWARE, format_spread, make_step_timer, make_uninterrupted_spec
 
-from configs.sizes import SIZES
 from sinklab.cli import process_flags
 from sinklab.cli.progress import ProgressCallback
+from sinklab.configs.sizes import SIZES
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
 from sinklab.supervisor import worker_client

@@ -19,9 +19,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from configs import default
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
+from sinklab.configs import default
 from sinklab.train import state, step
 from sinklab.train.setup import get_package_versions
 

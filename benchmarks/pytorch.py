@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from configs import default
-from configs.sizes import SIZES
 from sinklab.config.spec import Hardware, ModelConfig, Spec
 from sinklab.config.validate import parse_config
+from sinklab.configs import default
+from sinklab.configs.sizes import SIZES
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import state, step
 from sinklab.train.setup import get_package_versions

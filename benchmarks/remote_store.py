@@ -23,9 +23,9 @@ from unittest import mock
 
 import numpy as np
 
-from configs import default
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
+from sinklab.configs import default
 from sinklab.data import remote_store, store
 from sinklab.data.batches import load_run_data
 from sinklab.data.prepare import prepare_store

@@ -69,10 +69,10 @@ def main() -> int:
 
 
 def compute_cost(row: str, topology_name: str) -> dict:
-    from configs import scale
     from sinklab.chip_specs import CHIPS
     from sinklab.config.spec import Hardware
     from sinklab.config.validate import parse_config
+    from sinklab.configs import scale
     from sinklab.planning.compile_run import compile_run, estimate_step_time
     from sinklab.planning.topology import parse_topology
     from sinklab.train import memory_estimate

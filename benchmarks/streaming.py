@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs import quickstart
-from configs.sizes import SIZES
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
+from sinklab.configs import quickstart
+from sinklab.configs.sizes import SIZES
 from sinklab.model.streaming import (
     CacheConfig,
     StreamState,

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import jax
 
-from configs import quickstart
-from configs.sizes import SIZES
 from sinklab.cli.progress import ProgressCallback
 from sinklab.config.spec import Hardware, Spec
 from sinklab.config.validate import parse_config
+from sinklab.configs import quickstart
+from sinklab.configs.sizes import SIZES
 from sinklab.data.batches import load_run_data
 from sinklab.parallel import device_mesh, sharding
 from sinklab.run_dir import RunDir

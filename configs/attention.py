@@ -18,7 +18,7 @@ A run of a row that is published as a failure fails if it diverges, or if its fi
 (`has_failed` in sinklab/report/sweep_table.py).
 """
 
-from configs.table import scale_with_size, table
+from sinklab.configs.table import scale_with_size, table
 
 
 def make_operation_diff(similarity='exp', normalizer='sum', feature_map='identity', **other_fields):

@@ -18,7 +18,7 @@ The header of Table 11 is misprinted. The order of its columns is not shared, sh
 shows.
 """
 
-from configs.table import scale_with_size, table
+from sinklab.configs.table import scale_with_size, table
 
 
 def make_row(kind, star, sink, loss, source='Gu et al. (v1), Table 3', key_width=None, **fields):

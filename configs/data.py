@@ -9,7 +9,7 @@ Decided: random and fixed tokens are targets of the loss like other tokens, as i
 fixed first token; every row except `fixed_K` removes it.
 """
 
-from configs.table import table
+from sinklab.configs.table import table
 
 FIGURE_2C = 'Gu et al. (v1), Figure 2C'
 FIGURES_2C_AND_28 = f'{FIGURE_2C}; (ICLR), Figure 28'

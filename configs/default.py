@@ -12,7 +12,7 @@ sail/regmix-data-sample) are not included; give them with
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from configs.sizes import SIZES
+from sinklab.configs.sizes import SIZES
 
 
 def get_config(row=None, size='paper'):

@@ -8,8 +8,8 @@ the sink of each run emerges. The published learning rates and weight decays are
 values are of this project, and so are the widths of the residual stream, which keep the heads and the FFN width.
 """
 
-from configs import optimization
-from configs.table import scale_with_size, table
+from sinklab.configs import optimization
+from sinklab.configs.table import scale_with_size, table
 
 
 def make_unpublished_row(path, value):

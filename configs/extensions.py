@@ -9,8 +9,8 @@ the last Y keys. The quickstart size has longer windows in this file, so that co
 rows have too few steps; give them --config.optimizer.steps=1500.
 """
 
-from configs.sizes import QUICKSTART, SMOKE
-from configs.table import scale_with_size, table
+from sinklab.configs.sizes import QUICKSTART, SMOKE
+from sinklab.configs.table import scale_with_size, table
 
 BASE = {
     'model.layers': 12,

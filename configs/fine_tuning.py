@@ -16,9 +16,9 @@ Without --from, a row trains a new model on conversations. A Hugging Face model 
   --config.data.loss=all. One conversation in a hundred is held out, and probes read held-out conversations.
 """
 
-from configs.scale import SIGMOID, SIZE_1B
-from configs.sizes import QUICKSTART, SMOKE
-from configs.table import table
+from sinklab.configs.scale import SIGMOID, SIZE_1B
+from sinklab.configs.sizes import QUICKSTART, SMOKE
+from sinklab.configs.table import table
 
 BASE = {
     'optimizer.peak_learning_rate': 2e-5,

@@ -13,7 +13,7 @@ A window of w has w keys, including the key of the query itself. At T = 64 a win
 queries, so alpha_1 <= 0.5. The probe therefore also reports `sink/1/window`, over the queries that see x_1.
 """
 
-from configs.table import scale_with_size, table
+from sinklab.configs.table import scale_with_size, table
 
 
 def make_prefix_row(tokens):

@@ -13,7 +13,7 @@ Decided:
 - The learning rate does not change with the batch size.
 """
 
-from configs.table import scale_with_size, table
+from sinklab.configs.table import scale_with_size, table
 
 
 def make_row(diff, sink, loss, source):

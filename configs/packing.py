@@ -18,7 +18,7 @@ Decided:
   other reading, a BOS at the first position only, is --config.data.bos=none.
 """
 
-from configs.table import table
+from sinklab.configs.table import table
 
 BASE = {
     'model.layers': 12,

@@ -10,13 +10,13 @@ docs/results/quickstart.md has the results of eight seeds. The row `sigmoid` is 
 of -log T. `sinklab claims` tests other claims of the paper at this size; docs/results/claims.md has the verdicts.
 """
 
-from configs import (
+from sinklab.configs import (
     attention,
     columns,
     data,
     optimization,
 )
-from configs.table import table
+from sinklab.configs.table import table
 
 ROWS = {
     **{name: attention.ROWS[name] for name in ('softmax', 'sigmoid_apple', 'sigmoid', 'sigmoid_normalized')},

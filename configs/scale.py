@@ -18,7 +18,7 @@ The compiler estimates at least the following cost of softmax (`sinklab compile`
 The estimates for sigmoid are within a few percent.
 """
 
-from configs.table import scale_with_size, table
+from sinklab.configs.table import scale_with_size, table
 
 SIGMOID = {'model.attention.similarity': 'sigmoid', 'model.attention.normalizer': 'none'}
 

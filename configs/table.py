@@ -13,8 +13,8 @@ size, unless the row marks it as depending on the size:
 import dataclasses
 import difflib
 
-from configs import default
-from configs.sizes import MIN_VALUES, REFERENCE_FIELDS, SIZES
+from sinklab.configs import default
+from sinklab.configs.sizes import MIN_VALUES, REFERENCE_FIELDS, SIZES
 
 
 @dataclasses.dataclass(frozen=True)

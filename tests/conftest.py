@@ -21,8 +21,6 @@ from emulators import KINDS, Bucket, Emulators
 from flax import nnx
 from ml_collections import ConfigDict
 
-from configs import default
-from configs.sizes import SMOKE
 from sinklab import compilation_cache
 from sinklab.attn import chunked
 from sinklab.attn.pallas import tpu
@@ -33,6 +31,8 @@ from sinklab.config.spec import (
     Spec,
 )
 from sinklab.config.validate import parse_config
+from sinklab.configs import default
+from sinklab.configs.sizes import SMOKE
 from sinklab.parallel import device_mesh
 from sinklab.storage import retry
 from sinklab.storage.paths import short_timeout

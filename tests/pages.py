@@ -38,7 +38,7 @@ def blocks(page, kind):
 def copy(tree):
     """The code as it stands in the working tree, with this interpreter where `make` would put one."""
     for name in ('sinklab', 'configs', 'tests', 'docs'):
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns('__pycache__'))
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns('__pycache__'))
     for name in ('pyproject.toml', 'README.md'):
         shutil.copy(ROOT / name, tree)
     bin = tree / '.venv' / 'bin'

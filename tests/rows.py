@@ -3,8 +3,8 @@
 import importlib
 from pathlib import Path
 
-import configs
-from configs import quickstart
+from sinklab import configs
+from sinklab.configs import quickstart
 
 TABLES = [
     module

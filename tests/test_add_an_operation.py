@@ -10,7 +10,7 @@ PAGE = 'guides/add_an_operation.md'
 OPERATION = """
 import sys
 import numpy as np
-from configs.softplus import get_config
+from sinklab.configs.softplus import get_config
 from sinklab.attn.reference import attend
 from sinklab.attn.mask import make_causal_mask
 from sinklab.attn.operations import resolve_operation

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 import pytest
 
-from configs import default
 from sinklab.config.validate import parse_config
+from sinklab.configs import default
 from sinklab.planning import topology
 from sinklab.train import state
 

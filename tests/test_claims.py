@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from configs.claims import CLAIMS
 from sinklab.cli import config_flags
 from sinklab.cli.claims import get_config_path
+from sinklab.configs.claims import CLAIMS
 from sinklab.metrics import registry
 from sinklab.report import claims
 from sinklab.report.claims import Claim, Operand

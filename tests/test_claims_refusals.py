@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from configs.claims import CLAIMS
 from sinklab.cli.main import main
+from sinklab.configs.claims import CLAIMS
 from sinklab.report import claims
 from sinklab.schema import UserError
 

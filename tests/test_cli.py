@@ -144,7 +144,7 @@ def test_rows_are_read_at_100_columns(capsys):
 def test_rows_of_a_file_of_ones_own_and_of_a_file_without(capsys, tmp_path, config):
     mine = tmp_path / 'table.py'
     row = "dict(diff={'seed': 1}, published={'fails': True}, source='me', note='not so sure [1]')"
-    mine.write_text(f"from configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n")
+    mine.write_text(f"from sinklab.configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n")
     assert main(['rows', f'--config={mine}']) == 0
     printed = capsys.readouterr().out
     assert 'one  seed=1   fails      me ' in printed
@@ -158,7 +158,7 @@ def test_rows_of_a_file_of_ones_own_and_of_a_file_without(capsys, tmp_path, conf
 def test_a_published_number_that_is_not_finite_is_refused_before_anything_is_written(capsys, tmp_path, value):
     mine = tmp_path / 'table.py'
     row = f"dict(diff={{}}, published={{'sink/1': float({value!r})}}, source='me')"
-    mine.write_text(f"from configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n")
+    mine.write_text(f"from sinklab.configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n")
     for verb in (['rows'], ['sweep', f'--workdir={tmp_path}/runs']):
         assert 'sink/1' in refused(capsys, *verb, f'--config={mine}')
     assert 'sink/1' in refused(capsys, 'train', f'--config={mine}:one', f'--workdir={tmp_path}/run')
@@ -169,7 +169,7 @@ def test_a_row_that_does_not_parse_is_shown_as_refused(capsys, tmp_path):
     diffs = {'fine': {}, 'misspelt': {'optimizer.stps': 5}, 'powerless': {'model.attention.power': 2.0}}
     rows = {name: dict(diff=diff, published={}, source='me') for name, diff in diffs.items()}
     mine = tmp_path / 'mine.py'
-    mine.write_text(f'from configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n')
+    mine.write_text(f'from sinklab.configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n')
     assert main(['rows', f'--config={mine}', '--json']) == 1
     printed = capsys.readouterr()
     fine, misspelt, powerless = json.loads(printed.out)

@@ -15,7 +15,7 @@ from sinklab.sweep.plan import SweepRun, get_run_dir_name
 
 CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
-from configs.table import table
+from sinklab.configs.table import table
 
 ROWS = {
     'softmax': dict(diff={}, published={'sink/1': 18.18}, source='here'),

@@ -13,10 +13,10 @@ from conftest import tiny
 from flax import nnx
 from rows import PAPER, ROWS, name
 
-from configs import packing
-from configs.published_not_measured import REASONS_NOT_MEASURED
+from docs.reference import REASONS_NOT_MEASURED
 from sinklab.cli.main import COMMANDS
 from sinklab.config.validate import parse_config
+from sinklab.configs import packing
 from sinklab.data.batches import load_run_data
 from sinklab.metrics import registry, sink
 from sinklab.metrics.metric import MetricSetting

@@ -68,8 +68,8 @@ def test_a_causal_mask_shows_half_and_a_window_what_it_is_wide():
 
 def test_a_step_of_1b_is_what_the_field_counts():
     """6 N for each parameter that multiplies, and 6 L T D for attention under a causal mask."""
-    from configs import scale
     from sinklab.config.validate import parse_config
+    from sinklab.configs import scale
 
     spec = parse_config(scale.get_config('softmax_1b').to_dict())
     tokens, model = spec.optimizer.batch_size * spec.data.length, spec.model

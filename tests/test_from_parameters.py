@@ -11,13 +11,13 @@ from runs import Died, Dying, assert_same, parameters, restored, timeless
 from stores import chat, made
 from threads import alike
 
-from configs import default, fine_tuning
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.checkpointer import restore_parameters as nested
 from sinklab.cli.config_flags import describe_optimizer_source, load_run_config, load_spec
 from sinklab.cli.main import main
 from sinklab.config.spec import Hardware, WarmStartTakes
 from sinklab.config.validate import parse_config
+from sinklab.configs import default, fine_tuning
 from sinklab.data.batches import load_run_data
 from sinklab.report import runs
 from sinklab.run_dir import RunDir
@@ -274,7 +274,7 @@ def test_the_command_takes_the_config_along_and_goes_on_with_and_without_the_run
 def settings(path):
     """A config file of the run in a folder beside it."""
     config = json.loads((path / 'tuned' / 'config.json').read_text())
-    lines = ['from configs import default', 'def get_config(row=None):', '    config = default.get_config()']
+    lines = ['from sinklab.configs import default', 'def get_config(row=None):', '    config = default.get_config()']
     lines += [f'    config.update({config!r})', '    return config']
     (path / 'mine.py').write_text('\n'.join(lines) + '\n')
     return path / 'mine.py'

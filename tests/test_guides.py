@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from configs import default, table
 from sinklab import run_dir
 from sinklab.cli import config_flags, train
 from sinklab.cli.config_flags import list_config_files, load_row_info
 from sinklab.cli.doctor import EXTRA_OF_PACKAGE
 from sinklab.cli.main import build_parser, main
+from sinklab.configs import default, table
 from sinklab.report.runs import RUN_METRIC_INFOS
 from sinklab.supervisor.exit_status import EXIT_CAUSES
 

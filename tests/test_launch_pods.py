@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from recorders import TOOLS, WHERE, Recorders, scheduler
 
-from configs.scale import get_config
 from launch import jobset, queued_resources
 from launch.command_line import COMMON_VERBS, DEFAULT_GRACE_SECONDS, STOP_MARGIN_SECONDS
 from launch.job import RETRY_EXIT_CODES
 from sinklab.cli.main import build_parser
+from sinklab.configs.scale import get_config
 from sinklab.supervisor.exit_status import EXIT_CAUSES
 from sinklab.supervisor.supervisor import MAX_FRUITLESS
 

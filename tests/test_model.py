@@ -14,9 +14,9 @@ from conftest import covering, drawn, tiny
 from flax import nnx
 from options import COMBINATIONS, LENGTH, OPTIONS, TOKENS, option
 
-from configs import default
 from sinklab.config import spec
 from sinklab.config.validate import parse_config
+from sinklab.configs import default
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.model.transformer import Transformer
 from sinklab.run_dir import flatten_dict

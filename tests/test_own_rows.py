@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from configs import default
-from configs.table import list_fields
 from sinklab.cli import sweep
 from sinklab.cli.config_flags import get_diff_value, load_and_describe, load_spec
 from sinklab.cli.main import main
+from sinklab.config.seeds import SEEDS_HELP, parse_seeds
 from sinklab.config.spec import Hardware
+from sinklab.configs import default
+from sinklab.configs.table import list_fields
 from sinklab.run_dir import RunDir
 from sinklab.run_dir import flatten_dict as dotted
 from sinklab.schema import UserError
 from sinklab.sweep import plan
-from sinklab.sweep.plan import SEEDS_HELP, parse_seeds
 
 OLD = Path(__file__).parent / 'released' / 'decay_0.5-0'  # row.json and config.json of version 0.1
 TABLE = """
-from configs.table import scale, scale_with_size, table
+from sinklab.configs.table import scale, scale_with_size, table
 
 ROWS = {
     'softmax': dict(diff={}, published={}, source='ours'),

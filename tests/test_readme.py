@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.claims import CLAIMS
 from sinklab.cli.config_flags import load_spec
 from sinklab.cli.main import main
+from sinklab.configs.claims import CLAIMS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / 'README.md').read_text(encoding='utf-8')

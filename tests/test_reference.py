@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from configs import claims as claims_file
-from configs import default
-from configs.table import get_field, list_fields
 from docs import api_pages, check_site, paper_tables, reference
 from sinklab import run_dir
 from sinklab.analysis.measure import LOSS_INFO
 from sinklab.cli import main
 from sinklab.config import spec
+from sinklab.configs import claims as claims_file
+from sinklab.configs import default
+from sinklab.configs.table import get_field, list_fields
 from sinklab.metrics.registry import METRIC_INFOS, OFFLINE_METRIC_INFOS
 from sinklab.report.claims import FAILS_METRIC
 from sinklab.report.sweep_table import EMERGENCE_METRIC

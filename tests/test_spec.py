@@ -1,9 +1,9 @@
 import pytest
 from conftest import tiny, tiny_config
 
-from configs import default
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
+from sinklab.configs import default
 from sinklab.schema import UserError
 
 UNNORMALIZED = dict(model__attention__similarity='sigmoid', model__attention__normalizer='none')

@@ -26,7 +26,7 @@ from sinklab.sweep.run import SignalForwarder, SweepCallback, run_sweep
 CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
 import os, signal, sys, time
-from configs.table import table
+from sinklab.configs.table import table
 
 ROWS = {
     'softmax': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='here'),
@@ -214,7 +214,9 @@ BROKEN = {
 def test_a_row_that_cannot_be_is_refused_before_the_first_one_trains(capsys, tmp_path, row, arguments, words):
     rows = {'plain': {}, **BROKEN}
     rows = {name: dict(diff=diff, published={}, source='here') for name, diff in rows.items()}
-    (tmp_path / 'mine.py').write_text(f'from configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n')
+    (tmp_path / 'mine.py').write_text(
+        f'from sinklab.configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n'
+    )
     line = refused(capsys, tmp_path / 'mine.py', tmp_path / 'runs', f'--rows=plain,{row}', *arguments)
     assert words in line
     assert 'nothing was trained: mend that, or name other --rows' in line

@@ -10,14 +10,16 @@ import pytest
 from published import NUMBERS
 from rows import PAPER, ROWS, name
 
-from configs import (
+from sinklab.config import spec
+from sinklab.config.validate import parse_config
+from sinklab.configs import (
     default,
     emergence,
     optimization,
     quickstart,
 )
-from configs.sizes import REFERENCE_FIELDS, SIZES
-from configs.table import (
+from sinklab.configs.sizes import REFERENCE_FIELDS, SIZES
+from sinklab.configs.table import (
     SizeScaledValue,
     find_closest_name,
     get_field,
@@ -27,8 +29,6 @@ from configs.table import (
     scale_with_size,
     table,
 )
-from sinklab.config import spec
-from sinklab.config.validate import parse_config
 from sinklab.train import step
 
 ROOT = Path(__file__).parents[1]

@@ -177,7 +177,7 @@ def load_run_config(run_dir: RunDir, run_name: str, override_args: list[str]) ->
     Returns:
         The spec, and the content of row.json of the new run.
     """
-    from configs import default
+    from sinklab.configs import default
 
     config, row = default.get_config(), dict(config='', row='', size=None, overrides={}) | run_dir.read_json('row')
     config.update_from_flattened_dict(flatten_dict(dataclasses.asdict(read_spec(run_dir))))
@@ -311,7 +311,7 @@ def get_row_info(module: Any, file: str, row: str, config: Any = None) -> dict:
 
 def get_diff_value(path: str, raw_value: Any, config: Any) -> Any:
     """Return the value of a field in a config, or without a config the value in the file, as a JSON value."""
-    from configs import table
+    from sinklab.configs import table
 
     if config is not None and path in table.list_fields(
         config
@@ -371,7 +371,7 @@ def load_config_module(file: str, required_name: str = 'get_config') -> Any:
     Raises:
         UserError: There is no such file, it raised an exception, or it lacks `required_name`.
     """
-    import configs
+    from sinklab import configs
 
     installed_path = Path(configs.__file__).parents[1] / file
     path = next((path for path in (Path(file), installed_path) if path.is_file()), None)
@@ -431,7 +431,7 @@ def format_config_error(error: Exception, file: str | Path) -> str:
 
 def list_config_files() -> list[str]:
     """List the config files that are installed with sinklab, as values of --config."""
-    import configs
+    from sinklab import configs
 
     files = Path(configs.__file__).parent.glob('*.py')
     names = [path.name for path in files if 'get_config' in path.read_text(encoding='utf-8') and path.stem != 'table']
@@ -483,7 +483,7 @@ def get_child(config: Any, name: str, prefix: str, path: str, root_config: Any) 
     if not hasattr(config, 'keys'):
         raise UserError(f'{prefix} holds a value, so there is no {prefix}.{name}')
     if name not in config:
-        from configs.table import find_closest_name
+        from sinklab.configs.table import find_closest_name
 
         closest_path = find_closest_name(path, list(flatten_dict(root_config.to_dict())))
         is_sibling = closest_path and f'config.{closest_path}'.rpartition('.')[0] == prefix

@@ -85,8 +85,8 @@ def write_imported_run(hf_source: str, run_dir: RunDir, final_path: Path) -> int
     Returns:
         The number of parameters.
     """
-    from configs import default, fine_tuning
     from sinklab.config.validate import parse_config
+    from sinklab.configs import default, fine_tuning
     from sinklab.hf import convert, files
 
     check_path_readable_by_orbax(run_dir.path)

@@ -112,8 +112,8 @@ class CommandParser(argparse.ArgumentParser):
         """Suggest the option or the config field that the user may have meant; return '' if none is similar."""
         fields = []
         if self.prog.rpartition(' ')[2] in OVERRIDE_COMMANDS:
-            from configs import default
-            from configs.table import find_closest_name, list_fields
+            from sinklab.configs import default
+            from sinklab.configs.table import find_closest_name, list_fields
 
             field = find_closest_name(option.lstrip('-').replace('-', '_'), list(list_fields(default.get_config())))
             fields = [field] if field else []

@@ -13,8 +13,8 @@ import threading
 import time
 from pathlib import Path
 
-from configs import default
-from configs.sizes import SMOKE
+from sinklab.configs import default
+from sinklab.configs.sizes import SMOKE
 
 PAUSE = float(os.environ.get('PAUSE', 0.05))  # seconds a step
 NOTES = Path(os.environ.get('NOTES', '/nowhere'))

@@ -350,7 +350,7 @@ def record_programs(cases: list[str] | None) -> dict:
 
 def record_interface() -> dict:
     """Return the flags of each command, and the default of each field of the config."""
-    from configs import default
+    from sinklab.configs import default
 
     class Captured(Exception):
         pass
