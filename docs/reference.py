@@ -50,7 +50,7 @@ REASONS_NOT_MEASURED = {
     'sink_ratio': OTHER_SINK_REASON,
     'sink_rate': OTHER_SINK_REASON,
     'first_token_attention': 'alpha_1 on other lengths and texts; alpha/1/context stands in its place',
-    'first_token_argmax_rate': 'the share of queries that attend most to the first token; metrics are means of weights',
+    'first_token_argmax_rate': 'the share of queries that attend most to the first token; metrics average weights',
     'sparsity': 'the share of entries of the matrix that are 0 within a tolerance that is not stated',
     'mean_gate': 'the mean of a gate, which is not captured',
     'spike': ACTIVATION_REASON,
