@@ -375,10 +375,7 @@ def test_listeners_bind_only_to_given_local_address():
     ('host', 'found'),
     [
         ('192.0.2.1', [(socket.AF_INET, 1, 6, '', ('192.0.2.1', 0))]),  # the address of a gateway of this machine
-        (
-            'node07',
-            [(socket.AF_INET, 1, 6, '', ('127.0.1.1', 0))],
-        ),  # as Debian resolves its own host name
+        ('node07', [(socket.AF_INET, 1, 6, '', ('127.0.1.1', 0))]),  # as Debian resolves its own host name
         ('unknown', socket.gaierror(-2, 'Name or service not known')),
     ],
 )
