@@ -52,7 +52,7 @@ def test_undeletable_incomplete_checkpoint_is_reported(tmp_path, undeletable):
 def test_undeletable_checkpoint_is_reported_by_retention_in_one_line(tmp_path, undeletable, capsys):
     saved(tmp_path, 2, 4, 6, checkpoint__keep=2)
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(rf'{tmp_path}/checkpoints/2\.\w+\.deleted', line)
+    assert re.search(rf'{tmp_path}/checkpoints/2\.\w+\.deleted .*Operation not permitted', line)
     assert RunDir(tmp_path).list_checkpoint_steps() == [4, 6]
 
 

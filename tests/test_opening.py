@@ -383,7 +383,7 @@ def test_open_model_is_rejected_with_import_command(model, capsys, given, comman
 
 def test_run_rejects_empty_text_unknown_measure_and_unknown_layer(trained):
     run = sinklab.open(trained[0])
-    with pytest.raises(UserError, match='sinks'):
+    with pytest.raises(UserError, match="'sinks'"):
         run.measure('sinks', text='import os')
     with pytest.raises(UserError, match='empty'):
         run.attention('')

@@ -99,7 +99,7 @@ def test_join_timeout_reports_process_with_wrong_secret(run, monkeypatch):
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     run.start('', (0,), join=10.0)
     monkeypatch.setenv(SECRET_VARIABLE, 'another secret of the tests')
-    for _ in range(2):  # the line is printed once
+    for _ in range(2):  # the line is printed only once
         stranger = Run(run.folder)
         stranger.port = run.port
         assert [code for code, _ in stranger.start('', (1,)).ended()] == [1]

@@ -59,7 +59,7 @@ MODELS = distinct(lambda spec: spec.model)
 
 
 def sampled(names, parts):
-    """Return parameters for rows; rows without a choice that is new are exhaustive."""
+    """Return parameters for rows: slow for a set that covers all choices, exhaustive for the others."""
     chosen, marks = covering(names, parts), {True: pytest.mark.slow, False: pytest.mark.exhaustive}
     return [pytest.param(name, marks=marks[name in chosen]) for name in names]
 
@@ -78,9 +78,8 @@ def reading(spec, sources):
 @pytest.mark.parametrize('name', sampled(SPECS, names_of_attention))
 def test_row_trains_all_parameters_and_probe_metrics_are_finite(name, sources):
     spec = reading(SPECS[name], sources)
-    undecayed = dataclasses.replace(
-        spec.optimizer, weight_decay=0.0
-    )  # weight decay would change parameters without a gradient
+    # Weight decay would also change parameters without a gradient.
+    undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)
     spec = dataclasses.replace(spec, optimizer=undecayed)
     data, mesh = load_run_data(spec), device_mesh.make_mesh(Hardware())
     one, other = (data.batches.read_rows(step, range(spec.optimizer.batch_size)) for step in range(2))
