@@ -1,4 +1,4 @@
-"""The guide to adding an operation: apply its edits to a copy of this tree, run its commands, check their results."""
+"""Guide to adding an operation: its edits and commands, applied to a copy of the tree."""
 
 import json
 
@@ -34,7 +34,7 @@ def tree(tmp_path):
     return edited_copy(tmp_path / 'sinklab', PAGE)
 
 
-def test_the_page_adds_an_operation_whose_rows_are_listed_and_whose_weights_are_the_formulas(tree):
+def test_guide_adds_operation_with_listed_rows_and_correct_weights(tree):
     assert all(
         row in output(tree, commands(PAGE, 'sinklab rows')[0]) for row in ('softplus', 'softplus_unnormalized')
     )
@@ -42,7 +42,7 @@ def test_the_page_adds_an_operation_whose_rows_are_listed_and_whose_weights_are_
 
 
 @pytest.mark.exhaustive
-def test_the_page_adds_an_operation_that_is_tested_trains_probes_and_sweeps(tree):
+def test_guide_commands_test_train_and_sweep_operation(tree):
     for verb in ('pytest', 'sinklab rows', 'sinklab train', 'sinklab sweep'):
         assert commands(PAGE, verb), f'the page does without {verb}'
     for command in commands(PAGE):
@@ -52,7 +52,7 @@ def test_the_page_adds_an_operation_that_is_tested_trains_probes_and_sweeps(tree
 
 
 def check_weights(tree):
-    """A_ij = log(1 + e^s_ij), over its sum or not, and o_i = sum_j A_ij v_j, in float64."""
+    """Check A_ij = log(1 + e^s_ij), normalized or not, and o_i = sum_j A_ij v_j against float64."""
     query_BTHK, key_BTHK, value_BTHK = given = 1.5 * np.random.default_rng(0).normal(size=(3, 2, 6, 3, 4))
     np.save(tree / 'given.npy', given.astype(np.float32))
     output(tree, '.venv/bin/python -', OPERATION)

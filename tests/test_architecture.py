@@ -1,4 +1,4 @@
-"""docs/architecture.md agrees with the code: imports only go down its levels, there are no cycles, names exist."""
+"""Tests that docs/architecture.md agrees with the code."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ FOLDERS = ('sinklab', 'configs', 'launch', 'tests', 'benchmarks')
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob('*.py'))
 
 
-def test_the_page_has_each_module_once_with_levels_that_go_down():
+def test_page_lists_each_module_once_in_descending_levels():
     assert [int(level) for level, *_ in ROWS] == sorted(LEVELS.values(), reverse=True)
     assert set(LEVELS.values()) == set(range(10))
     assert len(ROWS) == len(LEVELS)
@@ -28,7 +28,7 @@ def test_the_page_has_each_module_once_with_levels_that_go_down():
         assert (ROOT / 'sinklab' / f'{name}{ending}').exists(), f'docs/architecture.md has a level for {name}{ending}'
 
 
-def test_the_page_names_the_packages_that_are_independent():
+def test_page_lists_independent_packages():
     table = PAGE.partition('| package | does not import |')[2].partition('\n\n')[0]
     rows = {
         name: set(re.findall(r'`(\w+)/`', others))
@@ -38,7 +38,7 @@ def test_the_page_names_the_packages_that_are_independent():
 
 
 def imports(path):
-    """(name, whether at the top of the file) of everything that a file imports."""
+    """Yield (name, whether at the top of the file) of everything that a file imports."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -53,7 +53,7 @@ def level_name(dotted):
 
 
 @pytest.mark.parametrize('path', [p for p in FILES if p.is_relative_to(ROOT / 'sinklab')], ids=lambda p: p.name)
-def test_a_file_imports_from_its_own_package_and_from_lower_levels_only(path):
+def test_module_imports_only_own_package_and_lower_levels(path):
     here = level_name('.'.join(path.relative_to(ROOT).with_suffix('').parts))
     if path.stem in ('__init__', '__main__') and path.parent.name == 'sinklab':
         return
@@ -66,7 +66,7 @@ def test_a_file_imports_from_its_own_package_and_from_lower_levels_only(path):
 
 
 def names(path):
-    """Yield what a file defines at its top level, and the methods of its classes."""
+    """Yield the top-level names of a file and the methods of its classes."""
     for node in ast.parse(path.read_text()).body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -78,7 +78,7 @@ def names(path):
 
 
 @pytest.mark.parametrize('named', sorted(set(re.findall(r'`([\w/]+\.py(?::[\w.]+)?)`', PAGE))))
-def test_what_the_page_names_exists(named):
+def test_page_names_existing_files_and_objects(named):
     file, _, name = named.partition(':')
     path = next((folder / file for folder in (ROOT / 'sinklab', ROOT) if (folder / file).exists()), None)
     assert path, f'docs/architecture.md names {file}'
@@ -86,13 +86,13 @@ def test_what_the_page_names_exists(named):
 
 
 @pytest.mark.slow
-def test_no_test_imports_a_test():
+def test_tests_do_not_import_tests():
     files = [path for path in FILES if path.is_relative_to(ROOT / 'tests')]
     assert [path.name for path in files if any(name.startswith('test_') for name, _ in imports(path))] == []
 
 
 def modules():
-    """What each file of sinklab imports of the others, lazily or not: {dotted name: dotted names}."""
+    """Return {module: modules of sinklab that it imports}, including lazy imports."""
     names = {
         '.'.join(path.relative_to(ROOT).with_suffix('').parts): path
         for path in FILES
@@ -109,8 +109,11 @@ def modules():
     }
 
 
-def test_no_file_imports_itself_through_others():
-    """Remove files whose imports are all removed, until none is left; what is left is in a cycle."""
+def test_modules_have_no_import_cycles():
+    """Remove modules whose imports are all removed, until none is left.
+
+    The remaining modules are in a cycle.
+    """
     left = modules()
     while free := [name for name, needs in left.items() if not needs & left.keys()]:
         for name in free:
@@ -125,7 +128,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize('package', STAGES)
-def test_a_module_of_an_ordered_package_imports_only_from_those_before_it(package):
+def test_module_of_ordered_package_imports_only_earlier_modules(package):
     stages, folder = STAGES[package], ROOT / 'sinklab' / package
     assert {path.stem for path in folder.iterdir() if path.stem[0] != '_'} == set(stages)
     for path in folder.rglob('*.py'):
@@ -134,7 +137,7 @@ def test_a_module_of_an_ordered_package_imports_only_from_those_before_it(packag
         assert here not in stages or all(stages.index(stage) <= stages.index(here) for stage in there), path
 
 
-def test_configs_import_ml_collections_and_their_siblings_only():
+def test_configs_import_only_ml_collections_and_siblings():
     for path in (ROOT / 'configs').glob('*.py'):
         for name, _ in imports(path):
             assert name.startswith(('ml_collections', 'sinklab.configs', 'dataclasses', 'difflib')), (
@@ -142,9 +145,9 @@ def test_configs_import_ml_collections_and_their_siblings_only():
             )
 
 
-def test_the_command_line_imports_nothing_heavy_before_a_verb_is_chosen():
+def test_command_line_modules_import_no_heavy_package_at_top():
     for path in (ROOT / 'sinklab' / 'cli').glob('*.py'):
-        if path.stem in ('progress', 'terminal'):  # themselves imported by a verb
+        if path.stem in ('progress', 'terminal'):  # imported by a verb
             continue
         for name, top in imports(path):
             assert not (top and name.split('.')[0] in ('jax', 'flax', 'orbax', 'grain', 'rich', 'ml_collections')), (

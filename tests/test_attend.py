@@ -1,4 +1,4 @@
-"""Attention against its textbook formulas, in NumPy and float64: forward, backward, and what it must not see."""
+"""Tests of attention and masks against formulas in NumPy and float64."""
 
 import dataclasses
 import functools
@@ -44,7 +44,10 @@ every_operation = pytest.mark.parametrize('operation', ATTENTIONS, ids=name)
 
 
 def given_to(operation, scale=1.0, batch=1, columns=0):
-    """(query, key, value, bias) whose scores deviate by `scale`, positive where the operation needs that."""
+    """Return (query, key, value, bias) with scores of standard deviation `scale`.
+
+    They are positive if the operation needs it.
+    """
     rng, length, heads = np.random.default_rng(0), 4, 2
 
     def normal(*shape):
@@ -58,7 +61,7 @@ def given_to(operation, scale=1.0, batch=1, columns=0):
 
 
 def textbook(query, key, value, bias, visible_TS, operation, columns=0):
-    """(output_BTHK, attention_BHTS), one query at a time."""
+    """Compute (output_BTHK, attention_BHTS), one query at a time."""
     score = np.einsum('bthk,bshk->bhts', np.float64(query), key) / np.sqrt(query.shape[-1]) + bias
     weigh = functools.partial(formulas.weights, visible_TS=visible_TS, attention=operation, columns=columns)
     found = np.stack([[weigh(head) for head in heads] for heads in score])
@@ -68,7 +71,7 @@ def textbook(query, key, value, bias, visible_TS, operation, columns=0):
 @every_operation
 @pytest.mark.parametrize('scale', [1.0, 30.0])
 @pytest.mark.parametrize('columns', [0, 1])
-def test_an_operation_equals_its_formula(operation, scale, columns):
+def test_attention_matches_float64_reference(operation, scale, columns):
     arrays = given_to(operation, scale, batch=3, columns=columns)
     output, found = attend(arrays, operation, make_causal_mask(4), columns=columns)
     visible_TS = np.insert(np.tri(4, dtype=bool), [0] * columns, True, axis=1)
@@ -79,7 +82,7 @@ def test_an_operation_equals_its_formula(operation, scale, columns):
 @every_operation
 @pytest.mark.parametrize('scale', [1.0, 30.0])
 @pytest.mark.slow
-def test_a_gradient_equals_the_numerical_one(operation, scale):
+def test_attention_gradient_matches_central_differences(operation, scale):
     arrays = [np.float64(array) for array in given_to(operation, scale, columns=1)]
     weight = np.random.default_rng(1).normal(size=(1, 4, 2, 3))
     visible_TS = np.insert(np.tri(4, dtype=bool), 0, True, axis=1)
@@ -97,7 +100,7 @@ def test_a_gradient_equals_the_numerical_one(operation, scale):
 
 
 def numerical(function, x, step=1e-5):
-    """The gradient of a function of an array by central differences."""
+    """Compute the gradient of a function of an array by central differences."""
     gradient = np.zeros(x.shape)
     for place in np.ndindex(x.shape):
         moved = np.zeros(x.shape)
@@ -108,7 +111,7 @@ def numerical(function, x, step=1e-5):
 
 @pytest.mark.slow
 @every_operation
-def test_a_query_that_sees_nothing_gets_zeros_and_finite_gradients(operation):
+def test_attention_of_fully_masked_query_is_zero_with_finite_gradients(operation):
     mask = make_static_mask(np.array([0, 2, 0, 0]), np.array([1, 2, 3, 4]))
     arrays = [jnp.asarray(array) for array in given_to(operation, scale=50.0)]
     (output, found), pull = jax.vjp(lambda *arrays: attend(arrays, operation, mask), *arrays)
@@ -119,7 +122,7 @@ def test_a_query_that_sees_nothing_gets_zeros_and_finite_gradients(operation):
 
 @pytest.mark.slow
 @every_operation
-def test_hidden_scores_of_any_size_change_nothing(operation):
+def test_attention_ignores_masked_scores_of_any_magnitude(operation):
     query, key, value, bias = given_to(operation)
     for hidden in (1e4, -1e4, 1e30):
         hiding = np.where(np.tri(4, dtype=bool), bias, hidden).astype(np.float32)
@@ -134,7 +137,7 @@ def test_hidden_scores_of_any_size_change_nothing(operation):
 
 
 @every_operation
-def test_a_gain_multiplies_what_is_attended(operation):
+def test_attention_gain_scales_output_and_weights(operation):
     arrays = given_to(operation)
     plain, scaled = (
         attend(arrays, dataclasses.replace(operation, gain=gain), make_causal_mask(4)) for gain in (1.0, 0.1)
@@ -144,7 +147,7 @@ def test_a_gain_multiplies_what_is_attended(operation):
 
 
 @pytest.mark.parametrize('similarity', ['exp', 'sigmoid', 'elu1'])
-def test_the_norm_of_power_one_is_the_sum(similarity):
+def test_p_norm_of_power_one_equals_sum_normalizer(similarity):
     plain, power = attention(similarity, 'sum'), attention(similarity, 'p_norm', 1.0)
     for ours, theirs in zip(
         *(attend(given_to(plain), kind, make_causal_mask(4)) for kind in (plain, power)), strict=True
@@ -154,20 +157,20 @@ def test_the_norm_of_power_one_is_the_sum(similarity):
 
 @pytest.mark.parametrize('operation', [operation for operation in ATTENTIONS if operation.power], ids=name)
 @pytest.mark.parametrize('scale', [1.0, 30.0])
-def test_a_row_of_a_p_norm_has_that_norm_one(operation, scale):
+def test_p_norm_rows_have_unit_norm(operation, scale):
     _, found = attend(given_to(operation, scale), operation, make_causal_mask(4))
     np.testing.assert_allclose((np.float64(found) ** operation.power).sum(-1), 1, rtol=1e-3)
 
 
 @pytest.mark.parametrize('operation', [operation for operation in ATTENTIONS if operation.power], ids=name)
-def test_a_p_norm_gives_everything_to_an_only_key_whatever_its_score(operation):
+def test_p_norm_gives_weight_one_to_single_key_for_any_score(operation):
     score_S = jnp.array([-60.0, -30.0, -16.0, -1.0, 0.0, 1.0, 30.0, 60.0])
     found, _ = reference.compute_weights(score_S[:, None], jnp.ones((8, 1), bool), resolved(operation))
     np.testing.assert_allclose(found, 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize('operation', [attention('exp', 'sum'), attention('exp', 'p_norm', 2.0)], ids=name)
-def test_what_is_added_to_all_scores_divides_out(operation):
+def test_attention_is_invariant_to_constant_added_to_scores(operation):
     query, key, value, bias = given_to(operation)
     plain, moved = (attend((query, key, value, b), operation, make_causal_mask(4)) for b in (bias, bias + 7))
     for ours, theirs in zip(plain, moved, strict=True):
@@ -175,7 +178,7 @@ def test_what_is_added_to_all_scores_divides_out(operation):
 
 
 @pytest.mark.parametrize(('normalizer', 'degree'), [('none', 1), ('count', 1), ('sum', 0)])
-def test_relu_attention_grows_with_its_scores_unless_they_are_divided_out(normalizer, degree):
+def test_relu_attention_is_homogeneous_in_scores(normalizer, degree):
     operation = attention('relu', normalizer)
     query, key, value, bias = given_to(operation)
     plain, tripled = (
@@ -185,7 +188,7 @@ def test_relu_attention_grows_with_its_scores_unless_they_are_divided_out(normal
         np.testing.assert_allclose(ours, 3**degree * theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_bias_of_one_entry_is_the_same_for_all():
+def test_attention_broadcasts_bias_over_all_axes():
     *arrays, _ = given_to(attention('sigmoid', 'none'))
     outputs = (
         attend((*arrays, np.full(shape, -1.5)), attention('sigmoid', 'none'), make_causal_mask(4))[0]
@@ -196,7 +199,7 @@ def test_a_bias_of_one_entry_is_the_same_for_all():
         np.testing.assert_array_equal(one, other)
 
 
-def test_attention_is_computed_in_single_precision_and_given_in_that_of_the_values():
+def test_attention_computes_in_float32_and_returns_dtype_of_values():
     arrays = [jnp.asarray(array, jnp.bfloat16) for array in given_to(attention('exp', 'sum'))[:3]]
     output, _, found = reference.attend(*arrays, rule(attention('exp', 'sum'), make_causal_mask(4)))
     assert (output.dtype, found.dtype) == (jnp.bfloat16, jnp.float32)
@@ -213,34 +216,34 @@ def shown(mask, length):
 
 @few
 @given(lengths)
-def test_causal_shows_each_query_itself_and_what_is_before_it(length):
+def test_causal_mask_shows_own_and_earlier_keys(length):
     np.testing.assert_array_equal(shown(make_causal_mask(length), length), np.tri(length, dtype=bool))
 
 
 @few
 @given(lengths, places)
-def test_a_prefix_is_seen_by_all(length, tokens):
+def test_prefix_mask_shows_prefix_to_all_queries(length, tokens):
     t, s = np.indices((length, length))
     np.testing.assert_array_equal(shown(make_prefix_mask(length, tokens), length), (s <= t) | (s < tokens))
 
 
 @few
 @given(lengths, places)
-def test_a_causal_window_shows_so_many_keys_up_to_the_querys_own(length, keys):
+def test_window_mask_with_causal_mask_shows_last_keys(length, keys):
     expected = [[t - keys < s <= t for s in range(length)] for t in range(length)]
     np.testing.assert_array_equal(shown(make_window_mask(length, keys) & make_causal_mask(length), length), expected)
 
 
 @few
 @given(lengths, places)
-def test_a_block_shows_the_keys_of_the_querys_own(length, keys):
+def test_block_mask_shows_keys_of_same_block(length, keys):
     expected = [[t // keys == s // keys for s in range(length)] for t in range(length)]
     np.testing.assert_array_equal(shown(make_block_mask(length, keys), length), expected)
 
 
 @few
 @given(st.lists(st.booleans(), min_size=9, max_size=9))
-def test_a_causal_document_shows_what_is_since_its_start(opens):
+def test_document_mask_with_causal_mask_shows_keys_of_same_document(opens):
     number_T = np.cumsum(opens)
     start_T = [list(number_T).index(number) for number in number_T]
     found = shown(make_document_mask(jnp.array([start_T])) & make_causal_mask(len(opens)), len(opens))
@@ -258,19 +261,19 @@ def interval(pairs):
 
 @few
 @given(intervals, intervals)
-def test_an_intersection_of_masks_shows_what_both_show(one, other):
+def test_mask_intersection_shows_keys_visible_in_both(one, other):
     both = shown(interval(one), 9) & shown(interval(other), 9)
     np.testing.assert_array_equal(shown(interval(one) & interval(other), 9), both)
 
 
 @few
 @given(intervals, st.integers(0, 3))
-def test_queries_before_a_mask_see_no_key(pairs, queries):
+def test_mask_padding_adds_queries_without_visible_keys(pairs, queries):
     found = shown(interval(pairs).pad(before=queries), 9)
     np.testing.assert_array_equal(found, np.concatenate([np.zeros((queries, 9), bool), shown(interval(pairs), 9)]))
 
 
-def test_an_intersection_meets_the_masks_of_every_sequence():
+def test_mask_intersection_applies_to_every_sequence_of_batch():
     starts = jnp.array([[0, 0, 2, 2], [0, 1, 1, 1]])
     found = (make_causal_mask(4) & make_document_mask(starts)).materialize(4)
     for number, start_T in enumerate(np.asarray(starts)):

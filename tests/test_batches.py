@@ -1,4 +1,4 @@
-"""Batches: a pure function of seed and step, whoever reads them."""
+"""Batches: a pure function of seed and step."""
 
 import dataclasses
 
@@ -22,11 +22,11 @@ def plain_windows(count):
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 9), st.integers(0, 5), st.integers(0, 40))
-def test_a_batch_is_a_pure_function_of_seed_and_step(batch_size, seed, step):
+def test_batch_is_pure_function_of_seed_and_step(batch_size, seed, step):
     windows, rows = plain_windows(23), range(batch_size)
     one, other = (ShuffledBatches([windows], seed, batch_size) for _ in range(2))
     for earlier in range(min(step, 3)):
-        other.read_rows(earlier, rows)  # having read something before changes nothing
+        other.read_rows(earlier, rows)  # earlier reads change nothing
     np.testing.assert_array_equal(one.read_rows(step, rows), other.read_rows(step, rows))
 
 
@@ -44,10 +44,10 @@ def test_a_batch_is_a_pure_function_of_seed_and_step(batch_size, seed, step):
     seed=st.integers(0, 9),
     step=st.integers(0, 40),
 )
-def test_the_slices_of_any_number_of_processes_are_what_one_reader_finds_from_the_start(
+def test_process_slices_match_sequential_reader(
     length, sizes, share, places, fixed_position, masked, weighted, shape, seed, step
 ):
-    """Read at random by many, and in order by Grain's own iterator over all that comes before, in one process."""
+    """Processes read with random access. One process reads in order with Grain's iterator."""
     processes, each = shape
     rng = np.random.default_rng(seed)
     rows = [Array(rng.integers(2, 300, size), rng.random(size) < 0.5) for size in sizes]
@@ -84,7 +84,7 @@ def test_the_slices_of_any_number_of_processes_are_what_one_reader_finds_from_th
         assert (batch >= 0).all()
 
 
-def test_an_epoch_shows_every_window_once_and_the_next_one_in_another_order():
+def test_epoch_shows_each_window_once_in_new_order():
     batches = ShuffledBatches([plain_windows(24)], 0, 4)
     first, second = (
         np.concatenate([batches.read_rows(epoch * 6 + i, range(4))[:, 0] for i in range(6)]) for epoch in range(2)
@@ -99,7 +99,7 @@ def test_an_epoch_shows_every_window_once_and_the_next_one_in_another_order():
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.05, 0.95), st.integers(0, 3))
-def test_a_mixture_has_its_shares_and_counts_the_epochs_of_each(share, seed):
+def test_mixture_batches_follow_weights_and_count_epochs(share, seed):
     one, other = (Windows([Array(1000 * number + np.zeros(17 * 40, int))], 16, 'x') for number in range(2))
     parts = [TransformedWindows(part, tiny().data, 300, with_fixed_token=True) for part in (one, other)]
     batches = ShuffledBatches(parts, seed, 20, dict(one=share, other=1 - share))
@@ -109,7 +109,7 @@ def test_a_mixture_has_its_shares_and_counts_the_epochs_of_each(share, seed):
     assert batches.count_epochs(10)['data/epoch/other'] == pytest.approx(200 * (1 - share) / 40)
 
 
-def test_epochs_are_counted():
+def test_count_epochs_grows_with_steps():
     batches = ShuffledBatches([plain_windows(24)], 0, 4)
     assert [batches.count_epochs(step) for step in (0, 3, 6, 9)] == [
         {'data/epoch': epoch} for epoch in (0, 0.5, 1, 1.5)

@@ -1,4 +1,4 @@
-"""Which blocks of scores a kernel visits, and which of them it masks."""
+"""Tests of the plan of score blocks that TPU kernels visit and mask."""
 
 import functools
 
@@ -21,7 +21,7 @@ intervals = st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64)), min_size
 @pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(intervals, st.sampled_from([(8, 8), (16, 8), (8, 32), (64, 64)]), st.booleans())
-def test_a_plan_visits_what_is_seen_and_masks_what_is_seen_in_part(pairs, block, transposed):
+def test_block_plan_visits_visible_blocks_and_masks_partial_blocks(pairs, block, transposed):
     start, end = np.array(pairs, np.int32).T
     mask = masks.make_static_mask(start, end)
     visible_IJ = np.asarray(mask.materialize(64))[0].reshape(64 // block[0], block[0], 64 // block[1], block[1])
@@ -38,7 +38,7 @@ def test_a_plan_visits_what_is_seen_and_masks_what_is_seen_in_part(pairs, block,
 
 
 @given(st.integers(1, 100_000))
-def test_blocks_divide_what_a_length_is_padded_to(length):
+def test_block_size_divides_padded_length(length):
     padded = length + -length % tpu.get_padding_multiple(length)
     assert padded <= max(1.125 * length, length + 127)
     for most in (tpu.BLOCK_SIZES[0] // 2, tpu.BLOCK_SIZES[0]):
@@ -50,8 +50,8 @@ def test_blocks_divide_what_a_length_is_padded_to(length):
     ('length', 'operation'),
     in_turn((length, pair) for length in (1025, 2049, 4096) for pair in (('exp', 'sum'), ('sigmoid', 'none'))),
 )
-def test_kernels_in_the_blocks_of_a_chip_are_the_definition(operation, length):
-    """2304 queries in blocks of 256; and blocks of 1024 by 2048, in strips."""
+def test_kernels_with_block_sizes_of_chip_match_reference(operation, length):
+    """Test 2304 queries in blocks of 256, and blocks of 1024 by 2048 in strips."""
     arrays = drawn(64, heads=1, groups=1, length=length)
     start_BT = jnp.where(jnp.arange(length)[None] < 900, 0, 900)
     asked = rule(attention(*operation), masks.make_causal_mask(length) & masks.make_document_mask(start_BT))

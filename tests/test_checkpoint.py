@@ -1,4 +1,4 @@
-"""Checkpoints: saved in the background, kept by rules, and read again; what goes wrong is said in a line."""
+"""Tests of checkpoints: background saves, retention, restores and errors of storage."""
 
 import errno
 import logging
@@ -42,7 +42,7 @@ def save(folder, *steps, rules=RULES):
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
-    """A folder with the checkpoints 2 and 4."""
+    """Make a run folder with the checkpoints 2 and 4."""
     folder = RunDir(tmp_path_factory.mktemp('run'))
     save(folder, 2, 4)
     return folder
@@ -53,7 +53,7 @@ def abstract(state=STATE, sharding=None):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)
 
 
-def test_a_state_comes_back_on_another_mesh_bit_for_bit(saved):
+def test_restore_on_another_mesh_is_bit_identical(saved):
     mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
@@ -63,8 +63,8 @@ def test_a_state_comes_back_on_another_mesh_bit_for_bit(saved):
     assert {leaf.sharding for leaf in jax.tree.leaves(restored['params'])} == {split}
 
 
-def test_a_checkpoint_of_other_data_is_refused_with_the_difference(saved):
-    with pytest.raises(UserError, match=r'was trained on other data \(store 0123 -> 4567\)'):
+def test_restore_of_checkpoint_of_other_data_is_rejected(saved):
+    with pytest.raises(UserError, match='store 0123 -> 4567'):
         opened(saved, data=DATA | dict(store='4567')).restore(4, abstract())
 
 
@@ -76,12 +76,12 @@ def test_a_checkpoint_of_other_data_is_refused_with_the_difference(saved):
         (dict(a=STATE['params']['a']), r'params/b is \(2, 3\), and nothing is wanted'),
     ],
 )
-def test_a_checkpoint_of_another_model_is_said_to_be_that(saved, params, words):
-    with pytest.raises(UserError, match=rf'checkpoints/4 is of another model: {words}'):
+def test_restore_of_checkpoint_of_another_model_is_rejected(saved, params, words):
+    with pytest.raises(UserError, match=rf'checkpoints/4.*{words}'):
         opened(saved).restore(4, abstract(STATE | dict(params=params)))
 
 
-def test_the_newest_is_known_as_soon_as_it_is_begun_and_its_seconds_when_it_is_done(tmp_path):
+def test_newest_step_is_set_at_start_of_save_and_save_seconds_at_end(tmp_path):
     checkpoints = opened(RunDir(tmp_path))
     assert (checkpoints.newest_step, checkpoints.save_seconds) == (None, None)
     checkpoints.save(3, STATE)
@@ -91,12 +91,12 @@ def test_the_newest_is_known_as_soon_as_it_is_begun_and_its_seconds_when_it_is_d
     assert opened(RunDir(tmp_path)).newest_step == 3
 
 
-def test_a_dropped_checkpoint_is_gone_with_its_digests(tmp_path):
+def test_delete_if_newest_removes_checkpoint_and_digests(tmp_path):
     folder, checkpoints = RunDir(tmp_path), opened(RunDir(tmp_path))
     for step in (1, 2):
         checkpoints.save(step, STATE)
     checkpoints.wait()
-    checkpoints.delete_if_newest(1)  # not the newest: nothing is known against it
+    checkpoints.delete_if_newest(1)  # not the newest step
     assert folder.list_checkpoint_steps() == [1, 2]
     checkpoints.delete_if_newest(2)
     assert checkpoints.newest_step == 1
@@ -104,7 +104,7 @@ def test_a_dropped_checkpoint_is_gone_with_its_digests(tmp_path):
     assert [path.name for path in folder.digest_dir.iterdir()] == ['1']
 
 
-def test_the_digests_are_written_in_the_background(tmp_path, monkeypatch):
+def test_digests_are_written_in_background(tmp_path, monkeypatch):
     held, write = threading.Event(), digests.write_digests
     monkeypatch.setattr(digests, 'write_digests', lambda *given: (held.wait(60), write(*given)))
     checkpoints = opened(RunDir(tmp_path))
@@ -123,7 +123,7 @@ class Unwritable(Exception):
 @pytest.mark.parametrize(
     'call', [Checkpointer.raise_save_error, Checkpointer.wait, lambda saves: saves.save(2, STATE)]
 )
-def test_the_next_call_raises_once_what_a_save_in_the_background_has_raised(tmp_path, monkeypatch, call):
+def test_background_save_error_is_raised_once_by_next_call(tmp_path, monkeypatch, call):
     def fail(*_):
         raise Unwritable
 
@@ -140,7 +140,7 @@ def test_the_next_call_raises_once_what_a_save_in_the_background_has_raised(tmp_
 @pytest.mark.parametrize(
     ('keep', 'every', 'left'), [(2, 0, [5, 6]), (3, 0, [4, 5, 6]), (2, 2, [2, 4, 5, 6]), (2, 3, [3, 5, 6])]
 )
-def test_the_last_are_kept_and_those_of_every_so_many_steps(tmp_path, keep, every, left):
+def test_retention_keeps_last_and_periodic_checkpoints(tmp_path, keep, every, left):
     rules = parse_config(
         tiny_config(
             checkpoint__keep=keep, checkpoint__keep_every_steps=every, checkpoint__every_steps=every or 1
@@ -153,12 +153,12 @@ def test_the_last_are_kept_and_those_of_every_so_many_steps(tmp_path, keep, ever
 
 
 @pytest.mark.parametrize(('every', 'kept'), [(0, 4), (4, 6)])
-def test_steps_that_are_to_be_kept_and_never_saved_are_refused(every, kept):
-    with pytest.raises(UserError, match=f'keep_every_steps is {kept}, and .*every_steps={every} saves none'):
+def test_keep_every_steps_without_matching_saves_is_rejected(every, kept):
+    with pytest.raises(UserError, match=f'keep_every_steps.*{kept}.*every_steps={every}'):
         tiny(checkpoint__every_steps=every, checkpoint__keep_every_steps=kept)
 
 
-def test_what_an_earlier_process_left_half_done_is_taken_away_and_nothing_else(saved, tmp_path):
+def test_leftovers_of_interrupted_process_are_removed_and_nothing_else(saved, tmp_path):
     folder = RunDir(shutil.copytree(saved.path, tmp_path / 'run'))
     before = {path for path in folder.path.rglob('*') if path.is_file()}
     for left in ('checkpoints/6.orbax-checkpoint-tmp/state', 'checkpoints/1.deleted', 'digests/6'):
@@ -176,13 +176,13 @@ def fill(path):
             pass
 
 
-def test_a_full_disk_is_said_in_words_and_the_earlier_checkpoint_is_sound(small_disk):
+def test_full_disk_raises_user_error_and_keeps_previous_checkpoint(small_disk):
     folder, checkpoints = RunDir(small_disk / 'run'), opened(RunDir(small_disk / 'run'))
     checkpoints.save(1, STATE)
     checkpoints.wait()
     with pytest.raises(OSError, match='No space'):
         fill(small_disk / 'ballast')
-    with pytest.raises(UserError, match='make room and run the same command again'):
+    with pytest.raises(UserError, match=f'disk .*{small_disk / "run"}'):
         save_and_wait(checkpoints)
     checkpoints.close()
     (small_disk / 'ballast').unlink()
@@ -201,38 +201,38 @@ def remount(disk, how):
 
 
 @pytest.mark.slow
-def test_a_read_only_disk_is_said_in_words(small_disk):
+def test_read_only_disk_raises_user_error_and_keeps_previous_checkpoint(small_disk):
     checkpoints = opened(RunDir(small_disk / 'run'))
     checkpoints.save(1, STATE)
     checkpoints.wait()
     remount(small_disk, 'ro')
-    with pytest.raises(UserError, match=r'can no longer be read or written \(Read-only file system\)'):
+    with pytest.raises(UserError, match='Read-only file system'):
         save_and_wait(checkpoints)
     remount(small_disk, 'rw')
     assert opened(RunDir(small_disk / 'run')).find_latest_valid_step() == (1, [])
 
 
 @pytest.mark.slow
-def test_a_folder_that_vanishes_before_a_save_is_said_in_words_and_not_made_anew(tmp_path):
+def test_missing_folder_before_save_raises_user_error_and_is_not_recreated(tmp_path):
     checkpoints = opened(RunDir(tmp_path / 'run'))
     (tmp_path / 'run').rename(tmp_path / 'away')
-    with pytest.raises(UserError, match='run is no longer there; bring it back'):
+    with pytest.raises(UserError, match=str(tmp_path / 'run')):
         checkpoints.save(1, STATE)
     assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.slow
-def test_a_folder_that_vanishes_during_a_save_is_said_in_words(tmp_path, monkeypatch):
+def test_missing_folder_during_save_raises_user_error(tmp_path, monkeypatch):
     checkpoints, write = opened(RunDir(tmp_path / 'run')), digests.write_digests
     monkeypatch.setattr(
         digests, 'write_digests', lambda *given: ((tmp_path / 'run').rename(tmp_path / 'away'), write(*given))
     )
     checkpoints.save(1, STATE)
-    with pytest.raises(UserError, match='run is no longer there; bring it back'):
+    with pytest.raises(UserError, match=str(tmp_path / 'run')):
         checkpoints.wait()
 
 
-def test_an_error_that_is_not_of_the_folder_is_left_as_it_is(tmp_path):
+def test_storage_error_outside_run_folder_is_not_translated(tmp_path):
     with pytest.raises(FileNotFoundError), orbax_compat.translate_storage_errors(RunDir(tmp_path / 'run')):
         (tmp_path / 'corpus').read_text()
     with pytest.raises(PermissionError), orbax_compat.translate_storage_errors(RunDir(tmp_path / 'run')):
@@ -241,7 +241,7 @@ def test_an_error_that_is_not_of_the_folder_is_left_as_it_is(tmp_path):
         raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'run' / 'probe'))
 
 
-def test_what_orbax_says_of_the_storage_is_an_error_of_it_in_one_line(tmp_path, monkeypatch):
+def test_orbax_storage_error_becomes_os_error_of_one_line(tmp_path, monkeypatch):
     class Failing:
         def result(self):
             raise ValueError('DATA_LOSS: of a disk\n' + 'and so on\n' * 500)
@@ -249,14 +249,14 @@ def test_what_orbax_says_of_the_storage_is_an_error_of_it_in_one_line(tmp_path, 
     monkeypatch.setattr(checkpoints_file.ocp, 'save_async', lambda *given, **more: Failing())
     checkpoints = opened(RunDir(tmp_path))
     checkpoints.save(1, STATE)
-    with pytest.raises(OSError, match=r'checkpoints/1 could not be saved \(ValueError: DATA_LOSS') as error:
+    with pytest.raises(OSError, match=r'checkpoints/1.*ValueError: DATA_LOSS') as error:
         checkpoints.wait()
     assert len(str(error.value)) < 300 + len(str(tmp_path))
     assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize('dtype', [None, 'bfloat16'])
-def test_parameters_alone_come_back_on_the_host_in_a_dtype(saved, dtype):
+def test_restore_parameters_returns_host_arrays_of_dtype(saved, dtype):
     found = checkpointer.restore_parameters(saved.path, 4, dtype)
     assert found.keys() == VALUES.keys()
     for name, leaf in found.items():
@@ -264,17 +264,17 @@ def test_parameters_alone_come_back_on_the_host_in_a_dtype(saved, dtype):
         np.testing.assert_array_equal(leaf, VALUES[name].astype(dtype or np.float32))
 
 
-def test_parameters_alone_come_back_where_they_are_wanted(saved):
+def test_restore_parameters_returns_requested_sharding(saved):
     mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
     found = checkpointer.restore_parameters(saved.path, 4, 'bfloat16', abstract(STATE['params'], split))
     assert {(leaf.sharding, leaf.dtype) for leaf in found.values()} == {(split, jnp.dtype('bfloat16'))}
 
 
-def test_parameters_of_a_damaged_checkpoint_are_not_loaded(saved, tmp_path):
+def test_restore_parameters_rejects_damaged_checkpoint(saved, tmp_path):
     folder = RunDir(shutil.copytree(saved.path, tmp_path / 'run'))
     (folder.checkpoint_dir / '4' / 'state' / '_sharding').write_text('{}')
-    with pytest.raises(UserError, match=r'checkpoints/4 is not sound: state/_sharding has 2 bytes'):
+    with pytest.raises(UserError, match=r'checkpoints/4.*state/_sharding.*2 bytes'):
         checkpointer.restore_parameters(folder.path, 4)
 
 
@@ -285,14 +285,14 @@ def around():
 
 @pytest.mark.parametrize('file', ['state/_METADATA', '_CHECKPOINT_METADATA'])
 @pytest.mark.slow
-def test_what_changes_after_it_was_verified_is_said_in_one_line_and_nothing_else_is(
+def test_restore_of_checkpoint_changed_after_verification_raises_error_of_one_line(
     saved, tmp_path, file, caplog, capfd
 ):
     folder, before = RunDir(shutil.copytree(saved.path, tmp_path / 'run')), around()
     checkpoints = opened(folder)
     assert checkpoints.find_latest_valid_step() == (4, [])
     (folder.checkpoint_dir / '4' / file).write_text('')
-    with pytest.raises(UserError, match=r'checkpoints/4 cannot be read \(') as refusal:
+    with pytest.raises(UserError, match='checkpoints/4') as refusal:
         checkpoints.restore(4, abstract())
     assert len(str(refusal.value).splitlines()) == 1
     assert len(str(refusal.value)) < 300 + len(str(folder))

@@ -1,4 +1,4 @@
-"""The program as a person meets it: one clear line, and the right exit code."""
+"""Command line: one-line errors, exit codes, help and listings."""
 
 import argparse
 import json
@@ -58,7 +58,7 @@ def refused(capsys, *arguments):
         (['--config.seed'], '--config.seed is unknown'),
     ],
 )
-def test_a_wrong_input_is_one_line_and_leaves_nothing(capsys, tmp_path, arguments, words):
+def test_train_refuses_invalid_argument_with_one_line_and_creates_no_run(capsys, tmp_path, arguments, words):
     line = refused(capsys, 'train', f'--config={QUICK}', f'--workdir={tmp_path}/run', *arguments)
     assert words in line
     assert not (tmp_path / 'run').exists()
@@ -78,11 +78,11 @@ def test_a_wrong_input_is_one_line_and_leaves_nothing(capsys, tmp_path, argument
         ('configs/table.py:x', 'has no get_config(row)'),
     ],
 )
-def test_a_config_that_is_not_there_is_named(capsys, tmp_path, given, words):
+def test_train_refuses_unknown_config_or_row(capsys, tmp_path, given, words):
     assert words in refused(capsys, 'train', f'--config={given}', f'--workdir={tmp_path}/run')
 
 
-def test_overrides_keep_the_type_that_a_field_has():
+def test_overrides_keep_field_types():
     spec, row = load_spec(
         QUICK,
         [
@@ -104,23 +104,26 @@ def test_overrides_keep_the_type_that_a_field_has():
     assert load_spec('configs/attention.py:softmax', [])[1]['size'] == 'paper'
 
 
-def test_a_size_changes_the_run_and_not_what_its_row_is_about():
+def test_size_flag_changes_model_size_but_not_attention():
     (plain, usual), (small, smoke) = load_spec(QUICK, []), load_spec(QUICK, ['--config.optimizer.steps=5'], 'smoke')
     assert (small.model.layers, small.optimizer.steps) == (2, 5)
     assert small.model.attention == plain.model.attention
     assert {name for name in usual if usual[name] != smoke[name]} == {'size', 'overrides'}
 
 
-def test_a_config_without_sizes_is_trained_where_none_is_asked_for(capsys, tmp_path, config):
+def test_size_flag_is_refused_for_config_without_sizes(capsys, tmp_path, config):
     assert load_spec(config, [])[1]['size'] is None
     line = refused(capsys, 'train', f'--config={config}', '--size=smoke', f'--workdir={tmp_path}/run')
-    assert f'--size=smoke: get_config of --config={config} takes no size; leave --size out' in line
+    assert '--size=smoke' in line
+    assert f'--config={config}' in line
     line = refused(capsys, 'train', f'--config={QUICK}', '--size=smoek', f'--workdir={tmp_path}/run')
-    assert "there is no size 'smoek'; did you mean smoke? (sizes: paper, quickstart, smoke" in line
+    assert "'smoek'" in line
+    assert 'smoke?' in line
+    assert 'paper, quickstart, smoke' in line
 
 
 @pytest.mark.slow
-def test_rows_are_listed_with_what_was_published(capsys):
+def test_rows_json_lists_published_values(capsys):
     assert main(['rows', '--json']) == 0
     rows = json.loads(capsys.readouterr().out)
     for row in rows:
@@ -134,14 +137,14 @@ def test_rows_are_listed_with_what_was_published(capsys):
 
 
 @pytest.mark.slow
-def test_rows_are_read_at_100_columns(capsys):
+def test_rows_table_fits_100_columns(capsys):
     assert main(['rows']) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     assert any('softmax' in line and 'Sink_1 18.18  loss 3.73' in line for line in lines)
 
 
-def test_rows_of_a_file_of_ones_own_and_of_a_file_without(capsys, tmp_path, config):
+def test_rows_lists_user_table_and_refuses_config_without_rows(capsys, tmp_path, config):
     mine = tmp_path / 'table.py'
     row = "dict(diff={'seed': 1}, published={'fails': True}, source='me', note='not so sure [1]')"
     mine.write_text(f"from sinklab.configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n")
@@ -149,13 +152,13 @@ def test_rows_of_a_file_of_ones_own_and_of_a_file_without(capsys, tmp_path, conf
     printed = capsys.readouterr().out
     assert 'one  seed=1   fails      me ' in printed
     assert 'not so sure [1]' in printed
-    assert 'has no rows; sinklab rows lists' in refused(capsys, 'rows', f'--config={config}')
-    assert 'is no config file; there are' in refused(capsys, 'rows', '--config=nowhere.py')
-    assert '--row=x is unknown' in refused(capsys, 'rows', '--row=x')
+    assert f'--config={config}' in refused(capsys, 'rows', f'--config={config}')
+    assert '--config=nowhere.py' in refused(capsys, 'rows', '--config=nowhere.py')
+    assert '--row=x' in refused(capsys, 'rows', '--row=x')
 
 
 @pytest.mark.parametrize('value', ['nan', '-inf'])
-def test_a_published_number_that_is_not_finite_is_refused_before_anything_is_written(capsys, tmp_path, value):
+def test_non_finite_published_value_is_refused_before_writing(capsys, tmp_path, value):
     mine = tmp_path / 'table.py'
     row = f"dict(diff={{}}, published={{'sink/1': float({value!r})}}, source='me')"
     mine.write_text(f"from sinklab.configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n")
@@ -165,7 +168,7 @@ def test_a_published_number_that_is_not_finite_is_refused_before_anything_is_wri
     assert [path.name for path in tmp_path.iterdir() if path.is_dir() and path.name != '__pycache__'] == []
 
 
-def test_a_row_that_does_not_parse_is_shown_as_refused(capsys, tmp_path):
+def test_rows_reports_invalid_rows_as_refused(capsys, tmp_path):
     diffs = {'fine': {}, 'misspelt': {'optimizer.stps': 5}, 'powerless': {'model.attention.power': 2.0}}
     rows = {name: dict(diff=diff, published={}, source='me') for name, diff in diffs.items()}
     mine = tmp_path / 'mine.py'
@@ -174,14 +177,14 @@ def test_a_row_that_does_not_parse_is_shown_as_refused(capsys, tmp_path):
     printed = capsys.readouterr()
     fine, misspelt, powerless = json.loads(printed.out)
     assert 'refused' not in fine
-    assert 'optimizer.stps is no field of configs/default.py' in misspelt['refused']
-    assert powerless['refused'].startswith('config.model.attention.power is 2.0 with normalizer sum')
-    assert f'sinklab rows: {mine}:powerless is refused: config.model' in printed.err
+    assert re.search('optimizer.stps .*configs/default.py', misspelt['refused'])
+    assert re.match(r'config\.model\.attention\.power .*2\.0 .*normalizer sum', powerless['refused'])
+    assert re.search(f'{mine}:powerless .*config.model', printed.err)
     assert len(printed.err.splitlines()) == 2
     assert main(['rows', f'--config={mine}']) == 1
-    assert 'misspelt is refused' in capsys.readouterr().err
+    assert 'misspelt' in capsys.readouterr().err
     mine.write_text('ROWS = dict(one=5)\ndef get_config(row):\n    return None\n')
-    assert 'row one is 5; it must be dict(diff=' in refused(capsys, 'rows', f'--config={mine}')
+    assert re.search(r'one .*5.*dict\(diff=', refused(capsys, 'rows', f'--config={mine}'))
 
 
 @pytest.mark.parametrize(
@@ -199,25 +202,25 @@ def test_a_row_that_does_not_parse_is_shown_as_refused(capsys, tmp_path):
         (['def get_config(row=None):', "    raise ValueError('none is left')"], 'none is left\n'),
     ],
 )
-def test_a_config_file_that_raises_is_told_by_its_line(capsys, tmp_path, monkeypatch, lines, words):
+def test_config_file_error_names_file_and_line(capsys, tmp_path, monkeypatch, lines, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'mine.py').write_text('\n'.join(lines) + '\n')
     for file in ('mine.py', f'{tmp_path}/mine.py'):
         assert words in refused(capsys, 'train', f'--config={file}', '--workdir=run') + '\n'
 
 
-def test_a_config_is_found_from_any_folder(tmp_path, monkeypatch):
+def test_config_path_resolves_from_any_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert load_spec(QUICK, [])[1]['row'] == 'softmax'
-    with pytest.raises(UserError, match='is no config file'):
+    with pytest.raises(UserError, match=r'quickstart\.py'):
         load_spec('quickstart.py:softmax', [])
 
 
 @pytest.mark.slow
-def test_train_then_report(capsys, tmp_path, config):
+def test_train_then_report_writes_results(capsys, tmp_path, config):
     assert main(['train', f'--config={config}', f'--workdir={tmp_path}/run', '--tensorboard']) == 0
     said = capsys.readouterr()
-    assert re.search(r'^.*: done, 8 steps in \d+ s$', said.out, re.MULTILINE)
+    assert re.search(r'\b8 steps in \d+ s$', said.out, re.MULTILINE)
     assert re.search(r'^ *valid loss +\d+\.\d{3} nats ', said.out, re.MULTILINE)
     assert 'valid loss' not in said.err
     assert main(['report', f'{tmp_path}/run', '--json', f'--out={tmp_path}/out']) == 0
@@ -238,35 +241,35 @@ def scalars(folder):
 
 
 @pytest.mark.slow
-def test_divergence_exits_with_3_and_names_the_checkpoint(capsys, tmp_path, config):
+def test_divergence_exits_with_3_and_names_last_checkpoint(capsys, tmp_path, config):
     wild = ['--config.optimizer.peak_learning_rate=1e30', '--config.checkpoint.every_steps=1']
     assert main(['train', f'--config={config}', f'--workdir={tmp_path}/run', *wild]) == 3
-    assert f'the last good checkpoint is {tmp_path}/run/checkpoints/' in capsys.readouterr().err
+    assert f'{tmp_path}/run/checkpoints/' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('arguments', [['report', '/nowhere'], ['report', 'configs']])
-def test_a_report_of_no_run_is_refused(capsys, arguments):
-    assert 'holds no run' in refused(capsys, *arguments)
+def test_report_refuses_folder_without_run(capsys, arguments):
+    assert arguments[1] in refused(capsys, *arguments)
 
 
 @pytest.mark.slow
-def test_doctor_says_what_works_and_fails_with_the_reason(capsys, monkeypatch):
+def test_doctor_reports_checks_and_fails_on_unwritable_cache(capsys, monkeypatch):
     assert main(['doctor', '--json']) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found['checks'].values()) == {'ok'}
     assert found['versions']['jax']
     monkeypatch.setenv('SINKLAB_CACHE', '/proc/nowhere')
     assert main(['doctor']) == 1
-    assert 'token cache does not work here: ' in capsys.readouterr().err
+    assert 'token cache' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('verb', COMMANDS)
-def test_an_unknown_option_is_refused_before_a_missing_one_is_asked_for(capsys, verb):
+def test_unknown_flag_is_reported_before_missing_required_flag(capsys, verb):
     action = ['verify'] if verb == 'checkpoint' else []
     line = refused(capsys, verb, *action, '--unheard-of=5', '--also_unknown')
-    assert '--unheard-of=5 is unknown' in line
-    assert '--also_unknown is unknown' in line
-    assert f'see sinklab {" ".join([verb, *action])} --help' in line
+    assert '--unheard-of=5' in line
+    assert '--also_unknown' in line
+    assert f'sinklab {" ".join([verb, *action])} --help' in line
     assert 'required' not in line
 
 
@@ -285,20 +288,20 @@ def test_an_unknown_option_is_refused_before_a_missing_one_is_asked_for(capsys, 
         ),
     ],
 )
-def test_an_unknown_option_is_refused_with_the_one_that_is_meant(capsys, tmp_path, monkeypatch, arguments, meant):
+def test_unknown_flag_error_suggests_closest_flag(capsys, tmp_path, monkeypatch, arguments, meant):
     monkeypatch.chdir(tmp_path)
-    assert f'did you mean {meant}?' in refused(capsys, *arguments).replace('mean config.', 'mean ')
+    assert f'{meant}?' in refused(capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_and_what_follows_two_dashes_are_no_unknown_options(capsys):
+def test_help_flag_suppresses_unknown_flag_error(capsys):
     with pytest.raises(SystemExit) as exit:
         main(['train', '--confg=x', '--help'])
     assert exit.value.code == 0
-    assert 'is unknown' not in capsys.readouterr().err
+    assert '--confg' not in capsys.readouterr().err
 
 
-def test_every_fault_of_a_config_is_named_at_once(capsys, tmp_path):
+def test_config_error_lists_all_invalid_fields(capsys, tmp_path):
     wrong = {
         'optimizer.warmup_steps': 30,
         'optimizer.steps': 20,
@@ -316,7 +319,7 @@ def test_every_fault_of_a_config_is_named_at_once(capsys, tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
-def test_no_verb_and_a_wrong_verb_print_the_usage(capsys):
+def test_missing_or_unknown_command_prints_usage(capsys):
     for arguments in ([], ['tran']):
         with pytest.raises(SystemExit) as exit:
             main(arguments)
@@ -325,7 +328,7 @@ def test_no_verb_and_a_wrong_verb_print_the_usage(capsys):
 
 
 @pytest.mark.parametrize('verb', COMMANDS)
-def test_every_verb_explains_itself_with_an_example(capsys, verb):
+def test_command_help_shows_example(capsys, verb):
     with pytest.raises(SystemExit) as exit:
         main([verb, '--help'])
     assert exit.value.code == 0
@@ -333,12 +336,12 @@ def test_every_verb_explains_itself_with_an_example(capsys, verb):
 
 
 @pytest.mark.parametrize('verb', COMMANDS)
-def test_the_list_of_verbs_says_no_verb_twice(verb):
+def test_command_summary_does_not_repeat_command_name(verb):
     summary = COMMANDS[verb].__doc__.splitlines()[0]
     assert not summary.startswith(verb)
 
 
-def test_a_folder_that_is_suggested_can_be_given_to_a_shell(capsys, tmp_path):
+def test_suggested_workdir_is_shell_quoted(capsys, tmp_path):
     folder = tmp_path / 'my runs'
     folder.mkdir()
     (folder / 'letter').write_text('dear')
@@ -350,14 +353,14 @@ def test_a_folder_that_is_suggested_can_be_given_to_a_shell(capsys, tmp_path):
     assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}-2']
 
 
-def test_help_needs_no_accelerator_library():
+def test_help_does_not_import_jax_or_numpy():
     code = 'import sys, sinklab.cli.main as m\ntry: m.main(["--help"])\nexcept SystemExit: pass\n'
     code += 'assert not {"jax", "flax", "grain", "numpy"} & set(sys.modules), sys.modules.keys()'
     subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)
 
 
 def actions(parser):
-    """All parsers below a parser, by the words that name them, and itself."""
+    """Yield a parser and all its subparsers, each with its program name."""
     yield parser.prog, parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -369,7 +372,7 @@ SUBPARSERS = dict(actions(build_parser()))
 
 
 @pytest.mark.parametrize('prog', SUBPARSERS)
-def test_every_option_has_a_help_text_and_every_command_an_example(prog):
+def test_every_option_has_help_and_every_command_has_example(prog):
     verb = SUBPARSERS[prog]
     assert all(action.help for action in verb._actions if not isinstance(action, argparse._SubParsersAction))
     assert f'example:\n  {prog.split()[0]}' in verb.epilog
@@ -386,7 +389,7 @@ def test_every_option_has_a_help_text_and_every_command_an_example(prog):
         (['--prompt', '-5'], '-5'),
     ],
 )
-def test_a_value_that_begins_with_dashes_is_read_as_argparse_reads_it(words, prompt):
+def test_unknown_flag_check_accepts_values_that_begin_with_dashes(words, prompt):
     given = ['sample', 'run', *words]
     top = build_parser()
     top.check_unknown_options(given)

@@ -1,4 +1,4 @@
-"""Who a process is: from options, or from the variables of a cluster, faked."""
+"""Process index, count and coordinator from flags or from faked cluster variables."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ NOWHERE = 'a', 'a:', ':80', 'a:0', 'a:65536', 'a b:80', 'fe80::1:80', 'a:8x', ''
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """Of no cluster."""
+    """Remove all cluster variables and return a function that sets variables."""
     for name in os.environ:
         if name.startswith(('SLURM_', 'OMPI_', 'TPU_', 'KUBERNETES_', 'JOB_', 'MEGASCALE_')):
             monkeypatch.delenv(name)
@@ -36,7 +36,7 @@ def seat(coordinator=None, processes=None, process=None):
     return cluster.resolve_process_info(coordinator, processes, process, 5.0)
 
 
-def test_without_a_word_a_process_is_alone_and_jax_is_not_imported():
+def test_process_without_flags_is_single_and_does_not_import_jax():
     assert seat() == seat(None, 1) == ProcessInfo(0, 1)
     code = 'import sys; from sinklab.supervisor import cluster; cluster.resolve_process_info(None, None, None, 5.0)\n'
     code += 'assert not {"jax", "numpy"} & sys.modules.keys()'
@@ -47,7 +47,7 @@ def test_without_a_word_a_process_is_alone_and_jax_is_not_imported():
     ('given', 'address'),
     [('10.0.0.1:80', '10.0.0.1:80'), ('node-1.local:8476', 'node-1.local:8476'), ('[fe80::1]:80', '[fe80::1]:80')],
 )
-def test_what_is_given_is_taken(given, address):
+def test_flags_set_process_index_count_and_address(given, address):
     taken = seat(given, 4, 3)
     assert (taken.index, taken.count, taken.address) == (3, 4, address)
     assert taken.format_address(81) == address.rpartition(':')[0] + ':81'
@@ -65,25 +65,25 @@ def test_what_is_given_is_taken(given, address):
         *(((given, 2, 0), f'--coordinator={given} is no HOST:PORT') for given in NOWHERE),
     ],
 )
-def test_what_is_given_in_part_or_wrong_is_refused(given, words):
+def test_flags_that_are_incomplete_or_invalid_are_rejected(given, words):
     with pytest.raises(UserError) as refused:
         seat(*given)
     assert str(refused.value).startswith(words)
 
 
-def test_a_step_of_slurm_is_read_as_jax_reads_it(environment):
+def test_slurm_step_matches_jax_detection(environment):
     environment(**STEP)
     assert seat() == ProcessInfo(3, 4, 'node07', 61440 + 4711 % 4096, [1])
 
 
-def test_the_only_process_of_a_host_has_all_its_devices(environment):
+def test_slurm_process_alone_on_host_gets_all_devices(environment):
     environment(**STEP, SLURM_STEP_TASKS_PER_NODE='1(x4)')
     assert seat().devices is None
     environment(SLURM_STEP_TASKS_PER_NODE='2(x2)')
     assert seat().devices == [1]
 
 
-def test_one_rank_of_open_mpi_is_read_as_jax_reads_it(environment):
+def test_open_mpi_rank_matches_jax_detection(environment):
     environment(**RANK, **ORTE)
     assert seat() == ProcessInfo(1, 2, '10.96.0.1', 61440 + 1531576320 // 4096 % 4096, [1])
 
@@ -121,7 +121,7 @@ print(cluster.resolve_process_info(None, None, None, 0))
 
 
 @pytest.mark.slow
-def test_a_pod_of_a_jobset_is_read_as_jax_reads_it(environment, tmp_path):
+def test_jobset_pod_matches_jax_detection(environment, tmp_path):
     environment(**POD)
     (tmp_path / 'kubernetes.py').write_text(KUBERNETES)
     path = os.pathsep.join([str(tmp_path), *sys.path])
@@ -142,7 +142,7 @@ def test_a_pod_of_a_jobset_is_read_as_jax_reads_it(environment, tmp_path):
     ],
     ids=['tasks', 'hosts', 'pod', 'rank', 'unreadable'],
 )
-def test_one_of_many_does_not_take_itself_for_the_only_one(environment, variables, words):
+def test_multi_process_environment_without_coordinator_is_rejected(environment, variables, words):
     environment(**variables)
     with pytest.raises(UserError) as refused:
         seat()
@@ -161,7 +161,7 @@ COUNTS = [
 
 @pytest.mark.parametrize('given', ['x', '', '4(x2)', '1.5', '0', '-1', '٤', '1_0', '9' * 5000, '2\n3', '\x1b[2J'])
 @pytest.mark.parametrize(('name', 'others'), COUNTS, ids=[name for name, _ in COUNTS])
-def test_a_count_of_a_cluster_that_is_none_is_refused_in_one_line(environment, name, others, given):
+def test_cluster_count_that_is_invalid_is_rejected_with_one_line(environment, name, others, given):
     environment(**others | {name: given})
     with pytest.raises(UserError) as refused:
         seat()

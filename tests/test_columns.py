@@ -1,4 +1,4 @@
-"""Columns alone: what every query sees beside the text, and who is who among them."""
+"""Tests of learned keys and values (columns) before the text."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ KEY, VALUE = np.random.default_rng(0).normal(size=(2, 2, 5, 4, 4)).astype(np.flo
 
 
 def model(columns, **bias):
-    """Of a K bias, that with the value 0."""
+    """Make the config of a model; a K bias has the value 0."""
     bias = (dict(value='zero') if columns == 'k' else {}) | bias
     return tiny(
         model__columns__kind=columns, **{f'model__columns__{name}': value for name, value in bias.items()}
@@ -33,7 +33,7 @@ def made(columns, **bias):
 
 
 def attached(columns, **bias):
-    """(keys_BHK, values_BHK) of the column, the text standing behind it untouched."""
+    """Return (keys_BHK, values_BHK) of the column; assert that it leaves the text unchanged."""
     key, value = made(columns, **bias).prepend(KEY, VALUE)
     np.testing.assert_array_equal(key[:, 1:], KEY)
     np.testing.assert_array_equal(value[:, 1:], VALUE)
@@ -41,7 +41,7 @@ def attached(columns, **bias):
 
 
 @pytest.mark.parametrize('columns', ['none', 'v', 'sink_token'])
-def test_columns_without_a_key_of_their_own_attach_nothing(columns):
+def test_learned_kv_without_key_prepends_nothing(columns):
     key, value = made(columns).prepend(KEY, VALUE)
     np.testing.assert_array_equal(key, KEY)
     np.testing.assert_array_equal(value, VALUE)
@@ -57,14 +57,14 @@ def test_columns_without_a_key_of_their_own_attach_nothing(columns):
         ('uniform', 20.0, [10.0] * 4),
     ],
 )
-def test_a_k_bias_has_the_value_that_is_fixed_for_it(value, norm, expected):
+def test_k_bias_has_configured_fixed_value(value, norm, expected):
     _, found = attached('k', value=value, value_norm=norm)
     np.testing.assert_allclose(found, np.broadcast_to(expected, (2, 4, 4)))
 
 
 @pytest.mark.parametrize('columns', ['k', 'kv'])
 @pytest.mark.parametrize('width', [1, 2, 3])
-def test_a_narrow_key_learns_its_first_dimensions_and_keeps_the_rest_at_zero(columns, width):
+def test_narrow_key_is_zero_beyond_its_width(columns, width):
     key, _ = attached(columns, key_width=width)
     assert (key[..., width:] == 0).all()
     assert (key[..., :width] != 0).all()
@@ -73,14 +73,14 @@ def test_a_narrow_key_learns_its_first_dimensions_and_keeps_the_rest_at_zero(col
 
 @pytest.mark.parametrize('columns', ['k', 'kv', 'v', 'logit'])
 @pytest.mark.parametrize('shared', [False, True])
-def test_a_bias_is_learned_for_each_head_or_once(columns, shared):
+def test_learned_kv_parameters_are_per_head_or_shared(columns, shared):
     names = dict(k=['key_HK'], kv=['key_HK', 'value_HK'], v=['value_HK'], logit=['score_H'])[columns]
     learned = nnx.to_pure_dict(nnx.state(made(columns, shared=shared)))
     assert sorted(learned) == names
     assert {len(leaf) for leaf in learned.values()} == {1 if shared else 4}
 
 
-def test_a_shared_column_is_one_for_all_heads():
+def test_shared_learned_kv_is_equal_for_all_heads():
     for found in attached('kv', shared=True):
         np.testing.assert_array_equal(found, np.broadcast_to(found[:1, :1], found.shape))
     key, value = attached('kv')
@@ -89,7 +89,7 @@ def test_a_shared_column_is_one_for_all_heads():
 
 
 @pytest.mark.slow
-def test_a_fixed_value_is_no_parameter_of_the_model():
+def test_fixed_value_is_not_model_parameter():
     learned = {
         value: nnx.state(Transformer(model('k', value=value, value_norm=norm), 16, nnx.Rngs(0)))
         for value, norm in (('zero', None), ('first', 5.0), ('uniform', 5.0))
@@ -108,7 +108,7 @@ CURVES = {
 
 
 def matrix(columns, curve):
-    """bias_BHTS of five tokens, with those of the columns left of it."""
+    """Compute bias_BHTS of five tokens; the columns are on the left."""
     bias = ScoreBias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).get_bias_HC())
     plain = rule(attention('exp', 'sum'), make_causal_mask(5), 1, bias)
     moved = dataclasses.replace(plain, operation=dataclasses.replace(plain.operation, offset=0.5))
@@ -116,7 +116,7 @@ def matrix(columns, curve):
 
 
 @pytest.mark.parametrize('curve', CURVES)
-def test_a_bias_of_positions_is_zero_at_the_column_and_an_offset_is_not(curve):
+def test_position_bias_excludes_learned_kv_but_offset_includes_it(curve):
     distance_TS = np.maximum(np.subtract.outer(np.arange(5), np.arange(5)), 0)
     text_HTS = 0.5 + distance_TS * np.arange(1, 5)[:, None, None] * (curve != 'none')
     for columns in ('k', 'kv'):
@@ -124,20 +124,20 @@ def test_a_bias_of_positions_is_zero_at_the_column_and_an_offset_is_not(curve):
 
 
 @pytest.mark.parametrize('curve', CURVES)
-def test_a_logit_is_a_score_of_its_own_beside_those_of_positions(curve):
+def test_sink_logit_is_independent_of_position_bias(curve):
     logit, found = made('logit'), matrix('logit', curve)[0]
     np.testing.assert_allclose(found[..., 0], np.broadcast_to(logit.score_H[...] + 0.5, (4, 5)), rtol=1e-6)
     np.testing.assert_array_equal(found[..., 1:], matrix('k', curve)[0][..., 1:])
 
 
-def test_the_first_token_is_column_number_count():
+def test_count_learned_kv_returns_index_of_first_token():
     assert {columns: count_learned_kv(model(columns)) for columns in LEARNED_KV_KINDS} == dict(
         none=0, v=0, sink_token=1, k=1, kv=1, logit=1
     )
 
 
 @pytest.mark.slow
-def test_a_column_is_before_the_text_for_those_who_read_the_matrix():
+def test_attention_matrix_has_learned_kv_before_text():
     score_BHTS = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 3, 4)), jnp.float32)
     zeros = jnp.zeros((1, 3, 1, 2)), jnp.zeros((1, 4, 1, 2)), jnp.zeros((1, 4, 1, 2))
     found = attend((*zeros, score_BHTS), attention('exp', 'sum'), make_causal_mask(3), columns=1)[1]
@@ -148,7 +148,7 @@ TOKENS = np.random.default_rng(0).integers(0, 300, (2, 8))
 
 
 def built(columns, normalizer='sum', **vectors):
-    """(logits, Capture of its one layer) of softmax with a column, whose learned vectors are given."""
+    """Run a one-layer model with a column of given learned vectors; return (logits, Capture)."""
     spec = tiny(model__layers=1, model__columns__kind=columns, model__columns__value=model(columns).columns.value)
     graph, abstract = state.make_abstract_model(operation(spec, 'exp', normalizer))
     rng = np.random.default_rng(0)
@@ -161,7 +161,7 @@ def built(columns, normalizer='sum', **vectors):
 
 
 def same(one, other):
-    """The same logits, and the same attention among the text."""
+    """Assert that two results have the same logits and the same attention among the text."""
     (logits, captured), (others, theirs) = one, other
     np.testing.assert_allclose(logits, others, rtol=1e-4, atol=1e-5)
     text, theirs = (x.attention_BHTS[..., -TOKENS.shape[1] :] for x in (captured, theirs))
@@ -169,30 +169,30 @@ def same(one, other):
 
 
 @pytest.mark.slow
-def test_softmax_off_by_one_is_a_k_bias_whose_key_is_zero():
+def test_softmax_off_by_one_equals_k_bias_with_zero_key():
     same(built('none', 'plus_one'), built('k', key_HK=np.zeros((1, 4, 4))))
 
 
 @pytest.mark.slow
-def test_softmax_off_by_one_is_a_sink_logit_of_zero():
+def test_softmax_off_by_one_equals_sink_logit_of_zero():
     same(built('none', 'plus_one'), built('logit', score_H=np.zeros((1, 4, 1))))
 
 
 @pytest.mark.slow
-def test_a_kv_bias_whose_value_is_zero_is_a_k_bias():
+def test_kv_bias_with_zero_value_equals_k_bias():
     key = np.random.default_rng(1).normal(size=(1, 4, 4))
     same(built('kv', key_HK=key, value_HK=np.zeros((1, 4, 4))), built('k', key_HK=key))
 
 
 @pytest.mark.slow
-def test_a_sink_logit_far_below_the_scores_is_no_column_at_all():
+def test_sink_logit_far_below_scores_has_no_effect():
     same(built('none'), built('logit', score_H=np.full((1, 4, 1), -100.0)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('scale', [1.0, 30.0])
-def test_a_sink_logit_multiplies_the_output_by_the_sigmoid_of_how_far_it_lies_below(scale):
-    """o = o_softmax sigmoid(logsumexp(scores) - logit)."""
+def test_sink_logit_scales_output_by_sigmoid_of_logsumexp_difference(scale):
+    """Test that o = o_softmax sigmoid(logsumexp(scores) - logit)."""
     rng = np.random.default_rng(0)
     query, key, value = (jnp.asarray(rng.normal(size=(1, 6, 4, 4)), jnp.float32) for _ in range(3))
     query, logit = scale * query, made('logit')

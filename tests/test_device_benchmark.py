@@ -1,4 +1,4 @@
-"""benchmarks/device.py, without a device: what its parts leave, and that they leave no process."""
+"""benchmarks/device.py without a device: results of its parts, and no leftover processes."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ BENCHMARKS = Path(__file__).parents[1] / 'benchmarks'
 HEEDS = pytest.param('heeds', None, marks=pytest.mark.exhaustive)
 DEAF = pytest.param('deaf', None, marks=pytest.mark.exhaustive)
 DEVICE = [sys.executable, BENCHMARKS / 'device.py']
-# A process that has a child, and notes both: it heeds SIGTERM or does not, as its first argument says.
+# Starts a child and writes both pids to a file. With the argument `deaf` it ignores SIGTERM.
 PARENT = """
 import os, signal, subprocess, sys, time
 heeds, file = sys.argv[1:]
@@ -35,14 +35,14 @@ if heeds != 'leaves':
 
 
 def lives(pid):
-    """Whether a process is there, and is not one of which only its end is still to be read."""
+    """Return whether a process exists and is no zombie."""
     with contextlib.suppress(OSError):
         return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] not in 'ZX'
     return False
 
 
 def noted(file):
-    """What has been started, once it is."""
+    """Wait for a file of pids and return them."""
     until = time.monotonic() + 60
     while not file.exists():
         assert time.monotonic() < until
@@ -59,17 +59,15 @@ def assert_gone(pids):
 
 @pytest.fixture
 def device(monkeypatch):
-    """What device.py defines."""
+    """Return the globals of device.py."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     return runpy.run_path(str(BENCHMARKS / 'device.py'))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('kind', 'code'), [HEEDS, DEAF, ('leaves', 0)])
-def test_of_a_command_no_process_lives_when_its_time_is_over_or_it_has_ended(
-    device, monkeypatch, tmp_path, kind, code
-):
-    """Be its child deaf to SIGTERM, as it is itself, or left behind."""
+def test_run_with_timeout_leaves_no_processes(device, monkeypatch, tmp_path, kind, code):
+    """The command exits on SIGTERM, ignores it or leaves its child running."""
     monkeypatch.setitem(device['run_with_timeout'].__globals__, 'TERMINATION_SECONDS', 0.5)
     file = tmp_path / 'pids'
     assert device['run_with_timeout']([sys.executable, '-c', PARENT, kind, str(file)], seconds=3.0) == code
@@ -77,8 +75,8 @@ def test_of_a_command_no_process_lives_when_its_time_is_over_or_it_has_ended(
 
 
 @pytest.mark.slow
-def test_a_benchmark_that_is_told_to_end_ends_what_its_parts_have_started(tmp_path):
-    """Here a pytest that does not end: the part of the tests starts it in its turn."""
+def test_benchmark_ends_child_processes_on_sigterm(tmp_path):
+    """The part `tests` starts a pytest that does not end."""
     file, stub = tmp_path / 'pids', tmp_path / 'stub'
     stub.mkdir()
     (stub / 'pytest.py').write_text(f'import sys\nsys.argv = ["", "heeds", {str(file)!r}]\n{PARENT}')
@@ -92,8 +90,8 @@ def test_a_benchmark_that_is_told_to_end_ends_what_its_parts_have_started(tmp_pa
     assert json.loads((tmp_path / 'tests.json').read_text())['unended'] == ['tests']
 
 
-@pytest.mark.exhaustive  # half a minute; the tests beside it run single parts
-def test_what_a_device_can_do_is_told_part_after_part(tmp_path):
+@pytest.mark.exhaustive  # takes half a minute; the other tests run single parts
+def test_dry_run_writes_results_of_all_parts(tmp_path):
     (tmp_path / 'memory.json').write_text('{"memory": {"older": {}}}')
     done = subprocess.run([*DEVICE, f'--out={tmp_path}', '--dry'], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -110,11 +108,11 @@ def test_what_a_device_can_do_is_told_part_after_part(tmp_path):
     assert found['gaps']['gaps'].keys() == {'softmax_60m', 'sigmoid_60m'}
     assert found['memory']['memory']['softmax_1b']['planned'] > 0
     assert found['memory']['memory']['softmax_1b']['used_of_planned'] is None, 'a CPU does not say it'
-    assert 'wants a GPU' in found['kernels']['said']
+    assert 'GPU' in found['kernels']['said']
 
 
 @pytest.mark.slow
-def test_what_was_used_of_what_was_planned_is_told_where_a_device_says_it(device, monkeypatch, tmp_path):
+def test_measure_memory_reports_used_share_of_planned_memory(device, monkeypatch, tmp_path):
     monkeypatch.setitem(
         device['measure_memory'].__globals__, 'get_memory_stats', lambda: dict(peak_bytes_in_use=1000)
     )
@@ -126,7 +124,7 @@ def test_what_was_used_of_what_was_planned_is_told_where_a_device_says_it(device
 
 
 @pytest.mark.slow
-def test_a_plain_step_computes_nothing_again_where_that_fits_and_all_of_a_layer_elsewhere(device, monkeypatch):
+def test_make_baseline_run_uses_remat_only_if_memory_is_short(device, monkeypatch):
     spec = tiny()
     assert device['make_baseline_run'](spec)[0] == 'none'
     monkeypatch.setattr('sinklab.parallel.device_mesh.get_device_memory_bytes', lambda: 1000)
@@ -135,7 +133,7 @@ def test_a_plain_step_computes_nothing_again_where_that_fits_and_all_of_a_layer_
 
 
 @pytest.mark.slow
-def test_a_plain_step_learns_the_same_whatever_it_computes_again(device):
+def test_baseline_loss_does_not_depend_on_remat(device):
     import jax_baseline
 
     spec = dataclasses.replace(tiny(), seed=1)
@@ -148,9 +146,8 @@ def test_a_plain_step_learns_the_same_whatever_it_computes_again(device):
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
-def test_a_part_that_there_is_not_is_refused(tmp_path):
+def test_unknown_part_is_refused_with_one_line(tmp_path):
     done = subprocess.run([*DEVICE, f'--out={tmp_path}', '--parts=speed'], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (
-        1,
-        'device: speed is no part; give some of steps, kernels, tests, memory, gaps\n',
-    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert 'speed' in done.stderr
+    assert 'steps, kernels, tests, memory, gaps' in done.stderr

@@ -1,4 +1,4 @@
-"""Sources: whatever a file is packed in, its documents are the same; and what cannot be read is said."""
+"""Document sources: equal documents from every file format, and errors for unreadable input."""
 
 import gzip
 import json
@@ -49,7 +49,7 @@ def texts_of(given):
 @pytest.mark.parametrize('name', WRITERS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(st.characters(exclude_categories=['Cs']), max_size=50), min_size=1, max_size=9))
-def test_documents_are_the_same_in_every_packing_and_their_sizes_add_up(tmp_path, name, texts):
+def test_documents_are_equal_across_file_formats(tmp_path, name, texts):
     WRITERS[name](tmp_path / name, texts)
     read = found(f'text:{tmp_path}/a.*')
     assert [document.text for document in read] == texts
@@ -60,13 +60,13 @@ def test_documents_are_the_same_in_every_packing_and_their_sizes_add_up(tmp_path
 @pytest.mark.parametrize(
     ('name', 'pack'), [('.txt', bytes), ('.txt.gz', gzip.compress), ('.txt.zst', zstandard.compress)]
 )
-def test_a_text_file_is_a_document(tmp_path, name, pack):
+def test_text_file_is_one_document(tmp_path, name, pack):
     for number, text in enumerate(TEXTS):
         (tmp_path / f'{number}{name}').write_bytes(pack(text.encode()))
     assert texts_of(f'text:{tmp_path}/*{name}') == TEXTS
 
 
-def test_names_do_not_depend_on_where_the_files_lie(tmp_path, monkeypatch):
+def test_document_names_do_not_depend_on_directory(tmp_path, monkeypatch):
     for place in ('here', 'there'):
         (tmp_path / place / 'deep').mkdir(parents=True)
         (tmp_path / place / 'deep' / 'a.jsonl').write_bytes(lines(TEXTS))
@@ -78,7 +78,7 @@ def test_names_do_not_depend_on_where_the_files_lie(tmp_path, monkeypatch):
     assert names[0][:2] == ['b.txt', 'deep/a.jsonl:1']
 
 
-def test_braces_stand_for_each_of_their_parts(tmp_path, monkeypatch):
+def test_glob_expands_braces(tmp_path, monkeypatch):
     for name in ('a/one.txt', 'a/two.jsonl', 'b/one.txt', 'b/deep/{x}.txt', 'c,d.txt', '{a,b}.txt'):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(lines(['text']))
@@ -93,10 +93,10 @@ def test_braces_stand_for_each_of_their_parts(tmp_path, monkeypatch):
     }.items():
         assert [document.name for document in found(f'text:{pattern}')] == names, pattern
         assert [document.name for document in found(f'text:{tmp_path}/{pattern}')] == names, pattern
-    assert 'matches no file' in refused('text:a/*.{md,rst}')
+    assert 'text:a/*.{md,rst}' in refused('text:a/*.{md,rst}')
 
 
-def test_the_standard_library_is_a_corpus_of_its_sources_without_its_tests():
+def test_stdlib_source_holds_library_modules_without_tests():
     names = [document.name for document in found('stdlib')]
     assert 'json/decoder.py' in names
     assert 'unittest/case.py' in names
@@ -117,7 +117,7 @@ def test_the_standard_library_is_a_corpus_of_its_sources_without_its_tests():
         ('a.jsonl', b'{"text": "\\ud800"}\n', 'line 1 has half a character'),
     ],
 )
-def test_a_damaged_document_is_told_by_its_place_and_the_others_are_read(tmp_path, name, content, words):
+def test_damaged_document_is_reported_by_location_and_others_are_read(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     read = found(f'text:{tmp_path}/*')
     damaged = [document for document in read if isinstance(document, DamagedDocument)]
@@ -126,12 +126,12 @@ def test_a_damaged_document_is_told_by_its_place_and_the_others_are_read(tmp_pat
 
 
 @pytest.mark.parametrize('name', ['a.jsonl.gz', 'a.jsonl.zst', 'a.parquet'])
-def test_a_file_that_is_cut_off_or_damaged_is_refused_by_name(tmp_path, name):
+def test_damaged_file_is_refused_by_name(tmp_path, name):
     WRITERS[name](tmp_path / name, TEXTS * 200)
     whole = (tmp_path / name).read_bytes()
     for content in (whole[:-3], whole[: len(whole) // 3], b'nothing of the kind'):
         (tmp_path / name).write_bytes(content)
-        assert f'{tmp_path}/{name} is cut off or damaged' in refused(f'text:{tmp_path}/a.*')
+        assert f'{tmp_path}/{name} ' in refused(f'text:{tmp_path}/a.*')
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_a_file_that_is_cut_off_or_damaged_is_refused_by_name(tmp_path, name):
         ('mixture:{}/none.json', 'cannot be read'),
     ],
 )
-def test_a_source_that_is_not_there_is_refused(tmp_path, given, words):
+def test_invalid_source_is_refused(tmp_path, given, words):
     parquet(tmp_path / 'a.parquet', ['x'])
     (tmp_path / 'b.pdf').write_bytes(b'%PDF')
     assert words in refused(given.format(tmp_path))
 
 
-def test_fields_may_have_other_names_and_lie_deep(tmp_path):
+def test_field_option_reads_renamed_and_nested_fields(tmp_path):
     records = [{'body': {'text': 'one'}, 'meta': {'set': 'A'}}, {'body': {'text': 'two'}, 'meta': {'set': 'B'}}]
     (tmp_path / 'a.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in records))
     read = found(f'text:{tmp_path}/a.jsonl#field=body.text,domain=meta.set')
@@ -166,9 +166,9 @@ def test_fields_may_have_other_names_and_lie_deep(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_read_is_held_a_document_at_a_time(tmp_path):
+def test_reading_holds_one_document_in_memory(tmp_path):
     rng = random.Random(0)
-    texts = [f'{rng.getrandbits(40_000):x}' for _ in range(3000)]  # nothing that a compressor makes small
+    texts = [f'{rng.getrandbits(40_000):x}' for _ in range(3000)]  # incompressible text
     for name, pack in (('a.jsonl', bytes), ('a.jsonl.gz', gzip.compress), ('a.jsonl.zst', zstandard.compress)):
         (tmp_path / name).write_bytes(pack(lines(texts)))
     parquet(tmp_path / 'a.parquet', texts, rows=500)
@@ -180,7 +180,7 @@ def test_what_is_read_is_held_a_document_at_a_time(tmp_path):
         assert peak < 6e6, path  # of 30 MB
 
 
-def test_a_chat_tells_the_words_of_the_assistant(tmp_path):
+def test_chat_source_marks_only_assistant_messages_for_loss(tmp_path):
     turns = talk(('system', 'be kind'), ('user', 'hello'), ('assistant', 'good day'), ('user', 'bye'))
     (tmp_path / 'a.jsonl').write_text(json.dumps(turns))
     chat = open_source(f'chat:{tmp_path}/a.jsonl')
@@ -206,20 +206,20 @@ def test_a_chat_tells_the_words_of_the_assistant(tmp_path):
         ({'text': 'hello'}, 'has no field "messages"'),
     ],
 )
-def test_what_is_no_chat_is_damaged(tmp_path, record, words):
+def test_invalid_chat_record_is_damaged_document(tmp_path, record, words):
     (tmp_path / 'a.jsonl').write_text(json.dumps(record))
     (damaged,) = found(f'chat:{tmp_path}/a.jsonl')
     assert words in damaged.reason
 
 
-def test_a_null_and_bytes_that_are_no_text_are_damaged_rows(tmp_path):
+def test_null_and_non_utf8_parquet_values_are_damaged_documents(tmp_path):
     damaged = pyarrow.array([b'ok', None, b'\xff'], pyarrow.binary()).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({'text': damaged}), tmp_path / 'a.parquet')
     first, null, bytes_ = found(f'text:{tmp_path}/a.parquet')
-    assert (first.text, null.reason, bytes_.reason) == ('ok', 'has a "text" that is no text', 'is not UTF-8 (byte 0)')
+    assert (first.text, '"text"' in null.reason, 'UTF-8 (byte 0)' in bytes_.reason) == ('ok', True, True)
 
 
-def test_what_is_wrong_with_a_record_is_said_in_a_line(tmp_path):
+def test_damaged_record_reason_is_one_short_line(tmp_path):
     (tmp_path / 'a.jsonl').write_text(json.dumps({f'field\n{number}': 1 for number in range(5000)}))
     (damaged,) = found(f'text:{tmp_path}/a.jsonl')
     assert '\n' not in damaged.reason
@@ -227,14 +227,16 @@ def test_what_is_wrong_with_a_record_is_said_in_a_line(tmp_path):
 
 
 @pytest.mark.parametrize(('name', 'missing'), [('a.jsonl.zst', 'zstandard'), ('a.parquet', 'pyarrow')])
-def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch, name, missing):
+def test_missing_library_is_named_with_install_command(tmp_path, monkeypatch, name, missing):
     WRITERS[name](tmp_path / name, TEXTS)
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.setitem(sys.modules, f'{missing}.parquet', None)
-    assert f'{name} needs {missing}; install it: {format_extra_command("data")}' in refused(f'text:{tmp_path}/{name}')
+    assert all(
+        value in refused(f'text:{tmp_path}/{name}') for value in (name, f' {missing}', format_extra_command('data'))
+    )
 
 
-def test_the_identity_changes_with_the_files_and_with_what_is_asked_of_them(tmp_path):
+def test_source_identity_changes_with_files_and_options(tmp_path):
     (tmp_path / 'a.jsonl').write_bytes(lines(['one'], body='two'))
     given = f'text:{tmp_path}/a.jsonl'
     first = open_source(given).identity

@@ -1,4 +1,4 @@
-"""Stores in buckets: read as on a disk, no more than is needed, within a bound of the disk, or refused in words."""
+"""Tests of stores in buckets: equal data, few requests, limits of the disk cache, and errors."""
 
 import gc
 import shutil
@@ -36,22 +36,22 @@ def mixed(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def disk(tmp_path, monkeypatch):
-    """A cache of its own for each test."""
+    """Set an empty disk cache for each test; return its folder."""
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     monkeypatch.delenv('SINKLAB_CACHE_GB', raising=False)
     return tmp_path / 'cache' / 'remote'
 
 
 def kept(disk: Path) -> int:
-    """Bytes that lie in the cache."""
+    """Count the bytes of files in the cache."""
     return sum(path.stat().st_size for path in disk.rglob('*') if path.is_file())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('bucket', ['s3', pytest.param('gs', marks=pytest.mark.exhaustive)], indirect=True)
 @pytest.mark.parametrize(('count', 'steps', 'batch'), [(1, 4, 8), (1, 60, 8), (4, 16, 8), (64, 40, 64)])
-def test_a_process_fetches_little_more_than_its_rows_need(store, bucket, disk, count, steps, batch):
-    """By ranges, or as whole files where an epoch or more is read; of 64 processes, the first and the last."""
+def test_remote_store_fetches_at_most_20_percent_more_than_needed(store, bucket, disk, count, steps, batch):
+    """Test reads by ranges, and of whole files for an epoch or more; test the first and the last process."""
     url = uploaded(store, bucket)
     changes = dict(optimizer__batch_size=batch, optimizer__steps=steps, valid__windows=64)
     near, far = (spec_on(path, **changes) for path in (store.path, url))
@@ -74,7 +74,7 @@ def test_a_process_fetches_little_more_than_its_rows_need(store, bucket, disk, c
 
 
 @pytest.mark.parametrize('whole', [False, True])
-def test_what_is_read_is_that_of_a_disk_in_mixtures_and_with_masks(bucket, tmp_path, whole):
+def test_remote_store_returns_same_rows_as_local_store(bucket, tmp_path, whole):
     talks = [[('user', text), ('assistant', text)] for text in corpus_of(60)]
     local = made(tmp_path / 'chat', chat(tmp_path / 'a.jsonl', talks), shard_tokens=900)
     steps = 400 if whole else 3
@@ -91,14 +91,14 @@ def test_what_is_read_is_that_of_a_disk_in_mixtures_and_with_masks(bucket, tmp_p
 
 
 @pytest.mark.parametrize('domain', ['prose', 'code'])
-def test_held_out_windows_of_one_domain_are_those_of_a_disk_whoever_reads_them(mixed, bucket, domain):
+def test_remote_held_out_windows_of_domain_match_local_store_across_processes(mixed, bucket, domain):
     changes = dict(data__length=16, data__bos='documents', valid__windows=6, valid__domain=domain)
     near, far = (spec_on(path, **changes) for path in (mixed.path, uploaded(mixed, bucket)))
     wanted = expecting(near).valid_NT
     exactly_equal(np.concatenate([reader(far, number, 3).held_out() for number in range(3)]), wanted)
 
 
-def test_rows_are_read_across_the_borders_of_shards(mixed, bucket):
+def test_remote_store_reads_across_shard_boundaries(mixed, bucket):
     far = Store(uploaded(mixed, bucket))
     assert far.digest == mixed.digest
     for name in mixed.domains:
@@ -111,15 +111,15 @@ def test_rows_are_read_across_the_borders_of_shards(mixed, bucket):
     assert far.load_tokenizer().to_str() == mixed.load_tokenizer().to_str()
 
 
-def test_a_store_is_opened_by_one_listing_and_one_file(mixed, bucket):
+def test_remote_store_opens_without_reading_data_files(mixed, bucket):
     url = uploaded(mixed, bucket)
     Store(url)
     files = {request.path.partition('?')[0] for request in bucket.proxy.requests}
     assert not any(path.endswith(('ids', 'documents', 'npz', 'tokenizer.json')) for path in files)
-    assert bucket.proxy.count() <= 5  # with what kind of bucket it is, and whether meta.json is there
+    assert bucket.proxy.count() <= 5  # includes detection of the bucket type, and whether meta.json exists
 
 
-def test_windows_that_follow_each_other_are_one_request(store, bucket):
+def test_remote_store_reads_consecutive_windows_in_one_request(store, bucket):
     spec = spec_on(uploaded(store, bucket), optimizer__steps=3)
     data = expecting(spec)
     windows = data.batches.windows[0].windows
@@ -131,7 +131,7 @@ def test_windows_that_follow_each_other_are_one_request(store, bucket):
 
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.integers(0, 400)), st.integers(1, 40))
-def test_windows_are_read_together_within_a_row_only(numbers, size):
+def test_windows_are_grouped_only_if_consecutive(numbers, size):
     windows = Windows([Array(np.arange(size * count)) for count in (100, 7, 500)], size - 1, 'train')
     runs = windows.group_consecutive(numbers)
     assert [first + i for first, count in runs for i in range(count)] == sorted(numbers)
@@ -144,7 +144,7 @@ def test_windows_are_read_together_within_a_row_only(numbers, size):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 60), st.integers(0, 99))
 @pytest.mark.slow
-def test_the_coverage_of_a_run_is_what_its_rows_come_to(each, processes, steps, seed):
+def test_compute_coverage_matches_fraction_of_windows_read(each, processes, steps, seed):
     count = 16 * each * processes
     batches = ShuffledBatches(
         [TransformedWindows(Windows([Array(np.arange(count))], 0, 't'), spec_on('').data, 9, False)],
@@ -157,7 +157,7 @@ def test_the_coverage_of_a_run_is_what_its_rows_come_to(each, processes, steps, 
 
 
 @pytest.mark.slow
-def test_files_that_are_read_all_over_are_kept_and_fetched_once(store, bucket, disk):
+def test_disk_cache_keeps_completely_read_files(store, bucket, disk):
     spec = spec_on(uploaded(store, bucket), optimizer__batch_size=8, optimizer__steps=200)
     before = fetched(spec, 60)
     size = store.count_bytes(['ids'], 'train')
@@ -168,7 +168,7 @@ def test_files_that_are_read_all_over_are_kept_and_fetched_once(store, bucket, d
     exactly_equal(before.batches.read_rows(3, range(8)), after.batches.read_rows(3, range(8)))
 
 
-def test_a_store_that_exceeds_the_bound_is_read_by_ranges(store, bucket, disk, monkeypatch):
+def test_disk_cache_skips_store_above_size_limit(store, bucket, disk, monkeypatch):
     size = store.count_bytes(['ids'], 'train')
     monkeypatch.setenv('SINKLAB_CACHE_GB', str((size - 1) / 1e9))
     data = fetched(spec_on(uploaded(store, bucket), optimizer__steps=500), 20)
@@ -178,9 +178,7 @@ def test_a_store_that_exceeds_the_bound_is_read_by_ranges(store, bucket, disk, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
-def test_of_two_stores_the_one_used_longest_ago_makes_room_and_none_that_is_in_use(
-    store, bucket, disk, monkeypatch, tmp_path
-):
+def test_disk_cache_evicts_least_recently_used_store_but_not_store_in_use(store, bucket, disk, monkeypatch, tmp_path):
     other = large(tmp_path, count=61)
     size = max(found.count_bytes(['ids'], 'train') for found in (store, other))
     monkeypatch.setenv('SINKLAB_CACHE_GB', str(1.5 * size / 1e9))
@@ -190,7 +188,7 @@ def test_of_two_stores_the_one_used_longest_ago_makes_room_and_none_that_is_in_u
     ]
     one = fetched(specs[0], 60)
     assert (disk / store.digest).exists()
-    two = fetched(specs[1], 30)  # by ranges, beside one that is in use
+    two = fetched(specs[1], 30)  # by ranges, while the other store is in use
     assert [path.name for path in disk.iterdir() if path.is_dir()] == [store.digest]
     assert kept(disk) <= 1.5 * size
     del one, two
@@ -200,7 +198,7 @@ def test_of_two_stores_the_one_used_longest_ago_makes_room_and_none_that_is_in_u
     assert kept(disk) <= 1.5 * size
 
 
-def test_what_a_killed_process_has_left_unfinished_is_taken_away(disk):
+def test_disk_cache_removes_unfinished_files_of_killed_process(disk):
     disk.mkdir(parents=True)
     (disk / 'x').mkdir()
     (disk / 'x' / 'train.ids.123.unfinished').write_bytes(b'half')
@@ -208,14 +206,14 @@ def test_what_a_killed_process_has_left_unfinished_is_taken_away(disk):
     assert not list(disk.rglob('*.unfinished'))
 
 
-def test_a_cache_that_cannot_be_written_keeps_nothing_and_hinders_nothing(store, bucket, tmp_path, monkeypatch):
+def test_unwritable_disk_cache_does_not_affect_reads(store, bucket, tmp_path, monkeypatch):
     (tmp_path / 'file').write_text('in the way')
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'file'))
     near, far = (spec_on(path, optimizer__steps=500) for path in (store.path, uploaded(store, bucket)))
     exactly_equal(*(expecting(spec).batches.read_rows(1, range(4)) for spec in (near, far)))
 
 
-def test_a_disk_that_fills_up_hinders_nothing(store, bucket, small_disk, monkeypatch):
+def test_full_disk_does_not_affect_reads(store, bucket, small_disk, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE', str(small_disk))
     monkeypatch.setenv('SINKLAB_CACHE_GB', '1')
     (small_disk / 'other').write_bytes(bytes(1_700_000))
@@ -226,14 +224,14 @@ def test_a_disk_that_fills_up_hinders_nothing(store, bucket, small_disk, monkeyp
 
 
 @pytest.mark.parametrize('given', ['much', 'nan', 'inf'])
-def test_a_bound_that_is_no_number_is_refused(store, bucket, given, monkeypatch):
+def test_invalid_disk_cache_limit_is_rejected(store, bucket, given, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE_GB', given)
-    with pytest.raises(UserError, match=f'SINKLAB_CACHE_GB={given} is no number of GB'):
+    with pytest.raises(UserError, match=f'SINKLAB_CACHE_GB={given}'):
         expecting(spec_on(uploaded(store, bucket), optimizer__steps=500))
 
 
 @pytest.mark.slow
-def test_a_store_is_read_by_several_at_once(mixed, bucket):
+def test_remote_store_supports_concurrent_threads(mixed, bucket):
     url = uploaded(mixed, bucket)
     wanted = mixed.get_tokens('train', 'code').read_ids(0, 100)
     with ThreadPoolExecutor(8) as pool:

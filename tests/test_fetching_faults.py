@@ -1,4 +1,4 @@
-"""Stores in buckets that change, are damaged, or do not answer: asked for again, or refused in words."""
+"""Tests of token stores in buckets that change, are corrupt or do not respond."""
 
 import json
 import threading
@@ -27,13 +27,13 @@ def store(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def disk(tmp_path, monkeypatch):
-    """A cache of its own for each test."""
+    """Give each test its own cache."""
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
 
 
 @pytest.mark.parametrize('steps', [4, 500])
 @pytest.mark.parametrize('how', ['rewritten', 'gone'])
-def test_a_store_that_changes_under_a_run_is_refused_in_one_line(store, bucket, steps, how):
+def test_store_that_changes_during_run_is_rejected_with_one_line(store, bucket, steps, how):
     url = uploaded(store, bucket)
     data = expecting(spec_on(url, optimizer__steps=steps))
     for shard in store.shards:
@@ -43,14 +43,14 @@ def test_a_store_that_changes_under_a_run_is_refused_in_one_line(store, bucket, 
             get_file_system(parse_path(url)).pipe_file(
                 file, bytes((Path(store.path) / f'{shard.name}.ids').stat().st_size)
             )
-    with pytest.raises(UserError, match=r'has changed since it was opened: train-\d+-\d+\.ids') as refusal:
+    with pytest.raises(UserError, match=r'train-\d+-\d+\.ids') as refusal:
         [data.batches.read_rows(step, range(4)) for step in range(3)]
     assert '\n' not in str(refusal.value)
 
 
 @pytest.mark.parametrize('name', ['train-000-00000.ids', 'held_out-000-00000.documents', 'probe.npz'])
 @pytest.mark.parametrize('how', ['missing', 'shorter'])
-def test_a_file_that_is_missing_or_of_another_size_is_refused_at_once(store, bucket, name, how):
+def test_missing_or_truncated_file_is_rejected_at_open(store, bucket, name, how):
     url = uploaded(store, bucket)
     content = (Path(store.path) / name).read_bytes()
     get_file_system(parse_path(url)).rm_file(f'{url}/{name}')
@@ -61,17 +61,17 @@ def test_a_file_that_is_missing_or_of_another_size_is_refused_at_once(store, buc
     assert '\n' not in str(refusal.value)
 
 
-def test_a_file_that_was_damaged_before_is_found_out_where_it_is_read_whole(store, bucket):
+def test_corrupt_file_is_detected_when_read_completely(store, bucket):
     url = uploaded(store, bucket)
     for shard in store.shards:
         file = Path(store.path) / f'{shard.name}.ids'
         get_file_system(parse_path(url)).pipe_file(f'{url}/{file.name}', file.read_bytes()[:-1] + b'\x07')
-    assert any('its sha256 differs' in problem for problem in find_problems(Store(url), 300))
-    with pytest.raises(UserError, match='its sha256 differs'):
+    assert any('sha256' in problem for problem in find_problems(Store(url), 300))
+    with pytest.raises(UserError, match='sha256'):
         fetched(spec_on(url, optimizer__batch_size=8, optimizer__steps=500), 60)
 
 
-def test_the_check_reads_each_file_once(store, bucket):
+def test_verification_reads_each_file_once(store, bucket):
     url = uploaded(store, bucket)
     far = Store(url)
     assert list(find_problems(far, 300)) == []
@@ -84,7 +84,7 @@ def test_the_check_reads_each_file_once(store, bucket):
 @pytest.mark.slow
 @pytest.mark.parametrize('steps', [4, 500])
 @pytest.mark.parametrize('fault', ['busy', 'cut'])
-def test_ranges_survive_a_storage_that_is_busy_or_loses_connections(store, bucket, steps, fault):
+def test_range_reads_retry_after_busy_or_broken_responses(store, bucket, steps, fault):
     near, far = (spec_on(path, optimizer__steps=steps) for path in (store.path, uploaded(store, bucket)))
     left, lock = [6], threading.Lock()
 
@@ -103,17 +103,17 @@ def test_ranges_survive_a_storage_that_is_busy_or_loses_connections(store, bucke
 
 
 @pytest.mark.slow
-def test_a_storage_that_does_not_answer_is_given_up_in_one_line(store, bucket):
+def test_unresponsive_storage_ends_reads_with_timeout_error(store, bucket):
     data = expecting(spec_on(uploaded(store, bucket), optimizer__steps=4))
     with (
         bucket.proxy.treating(lambda method, path: Answer(status=503) if '.ids' in path else None),
         short_timeout(1.0),
-        pytest.raises(OSError, match='has not answered') as silence,
+        pytest.raises(OSError, match=bucket.url) as silence,
     ):
         data.batches.read_rows(0, range(4))
     assert classify_error(silence.value) == ExitStatus('storage', silence.value.strerror)
 
 
-def test_what_is_no_store_in_a_bucket_is_refused(bucket):
-    with pytest.raises(UserError, match='holds no finished token store'):
+def test_folder_without_store_in_bucket_is_rejected(bucket):
+    with pytest.raises(UserError, match=f'{bucket.url}/nothing'):
         Store(f'{bucket.url}/nothing')

@@ -1,4 +1,4 @@
-"""One way to files: what holds of a disk holds of a bucket."""
+"""File operations on local disks and in buckets."""
 
 import os
 
@@ -33,7 +33,7 @@ def written(path, content):
 
 
 @pytest.mark.parametrize('end', [b'', b'\n', b'\r', b'\r\n', b'\n\r\n', b'--'])
-def test_a_file_holds_the_bytes_that_were_written(folder, end):
+def test_atomic_write_preserves_bytes(folder, end):
     content = np.random.default_rng(0).bytes(1000) + end
     path = written(folder / 'inner' / 'file.bin', content)
     assert path.read_bytes() == content
@@ -41,12 +41,12 @@ def test_a_file_holds_the_bytes_that_were_written(folder, end):
     assert directories.list_files(folder) == ['inner/file.bin']
 
 
-def test_a_file_of_many_pieces_is_written_as_it_is(folder):
+def test_atomic_write_preserves_multipart_file(folder):
     content = np.random.default_rng(0).bytes((7 << 20) + 1)
     assert written(folder / 'large.bin', content).read_bytes() == content
 
 
-def test_what_is_not_whole_does_not_appear(folder):
+def test_atomic_write_keeps_previous_content_after_exception(folder):
     path = written(folder / 'file', b'before')
 
     def broken_off():
@@ -60,19 +60,19 @@ def test_what_is_not_whole_does_not_appear(folder):
     assert directories.list_files(folder) == ['file']
 
 
-def test_a_digest_tells_contents_apart(folder):
+def test_digests_differ_between_contents(folder):
     files = [written(folder / name, content) for name, content in (('a', b'1'), ('b', b'1'), ('c', b'2'))]
     digests = [directories.get_stored_files(folder, [path.name])[path.name].get_digest() for path in files]
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_a_small_file_grows(folder):
+def test_append_text_appends_to_file(folder):
     for text in ('one\n', 'two\n'):
         append_text(folder / 'log', text)
     assert (folder / 'log').read_text() == 'one\ntwo\n'
 
 
-def test_a_folder_is_whole_until_that_is_undone(folder):
+def test_list_committed_excludes_deleted_folders(folder):
     for step in ('1', '2'):
         written(folder / step / 'inner' / 'x', b'x')
         written(folder / step / directories.COMMIT_MARKER, b'')
@@ -84,7 +84,7 @@ def test_a_folder_is_whole_until_that_is_undone(folder):
     directories.remove_folder(folder / '2')
 
 
-def test_a_folder_is_moved_with_all_that_it_holds(folder):
+def test_move_folder_moves_all_files(folder):
     for name in ('x', 'deep/y', directories.COMMIT_MARKER):
         written(folder / 'old' / name, name.encode())
     directories.move_folder(folder / 'old', folder / 'new')
@@ -93,7 +93,7 @@ def test_a_folder_is_moved_with_all_that_it_holds(folder):
     assert (folder / 'new' / 'deep' / 'y').read_bytes() == b'deep/y'
 
 
-def test_what_is_not_there_is_empty(folder):
+def test_missing_folder_lists_no_entries(folder):
     missing = folder / 'missing'
     assert not missing.exists()
     assert [
@@ -103,13 +103,13 @@ def test_what_is_not_there_is_empty(folder):
     ] == []
 
 
-def test_a_path_is_said_as_it_was_given(folder):
+def test_paths_keep_given_form(folder):
     assert os.fspath(make_absolute(folder)) == str(folder)
     assert is_remote(folder) == ('://' in str(folder))
     assert parse_path(folder / 'x') == folder / 'x'
 
 
-def test_of_several_who_write_over_what_they_have_seen_one_does(bucket):
+def test_write_if_match_rejects_stale_version(bucket):
     path = f'{bucket.url}/lease'
     at = get_file_system(parse_path(path))
     first = at.write_if_match(path, b'1', '')
@@ -125,27 +125,27 @@ def test_of_several_who_write_over_what_they_have_seen_one_does(bucket):
 
 
 @pytest.mark.parametrize('given', ['http://x/y', 'az://b/x', 'gs://', 's3:///', 'gs:/b/x', 's3:b/x'])
-def test_what_is_no_place_is_refused(given):
+def test_parse_path_rejects_invalid_url(given):
     with pytest.raises(UserError):
         parse_path(given)
 
 
 @pytest.mark.parametrize('given', ['runs/gs:/x', 'a:b', 'gs/x'])
-def test_a_colon_alone_makes_no_bucket(given):
+def test_parse_path_accepts_colon_in_local_path(given):
     assert not is_remote(parse_path(given))
 
 
-def test_a_bucket_that_is_not_there_is_said(bucket):
+def test_missing_bucket_is_named(bucket):
     missing = parse_path(f'{bucket.url}-not/x')
     with (
-        pytest.raises(UserError, match=f'the bucket {bucket.url}-not is not there'),
+        pytest.raises(UserError, match=f'bucket {bucket.url}-not '),
         writable_folder(missing),
         atomic_write(missing) as f,
     ):
         f.write_text('x')
 
 
-def test_what_cannot_be_deleted_is_an_error_after_all_else_is_gone(tmp_path, monkeypatch):
+def test_remove_folder_deletes_remaining_files_before_raising_error(tmp_path, monkeypatch):
     for name in ('a', 'b', 'c'):
         (tmp_path / 'folder' / name).mkdir(parents=True)
         (tmp_path / 'folder' / name / 'file').write_text('x')
@@ -165,7 +165,7 @@ def test_what_cannot_be_deleted_is_an_error_after_all_else_is_gone(tmp_path, mon
     assert not (tmp_path / 'folder').exists()
 
 
-def test_of_a_link_to_a_folder_the_link_alone_is_deleted(tmp_path):
+def test_remove_folder_deletes_symlink_without_target(tmp_path):
     (tmp_path / 'folder').mkdir()
     (tmp_path / 'link').symlink_to(tmp_path / 'folder')
     directories.remove_folder(tmp_path / 'link')

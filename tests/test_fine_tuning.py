@@ -1,4 +1,4 @@
-"""Chats: only the words of the assistant count, in one batch, in micro-batches and in validation."""
+"""Tests of training on chats: the loss covers only words of the assistant."""
 
 import jax
 import numpy as np
@@ -35,7 +35,7 @@ def tuned(source, **changes):
 
 
 def expected(spec, params, ids_BT):
-    """The mean over the targets that are ids, of a plain cross-entropy."""
+    """Compute the mean of a plain cross-entropy over the targets that are not masked."""
     plain_BT = np.where(ids_BT < 0, ~ids_BT, ids_BT)
     hidden_BTD, head_VD, _ = make_forward(spec)(params, plain_BT[:, :-1])
     losses = optax.softmax_cross_entropy_with_integer_labels(compute_logits(hidden_BTD, head_VD), plain_BT[:, 1:])
@@ -44,12 +44,12 @@ def expected(spec, params, ids_BT):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('micro_batch', [None, 2])
-def test_the_loss_is_the_mean_over_the_words_of_the_assistant(source, micro_batch):
+def test_loss_is_mean_over_assistant_tokens(source, micro_batch):
     spec, hardware = tuned(source), Hardware(micro_batch=micro_batch)
     data, mesh, params = load_run_data(spec), device_mesh.make_mesh(Hardware()), drawn(tuned(source))
     batch = data.batches.read_rows(0, range(8))
     counted = (batch[:, 1:] >= 0).sum(1)
-    assert len(set(counted.tolist())) > 1  # micro-batches differ in it
+    assert len(set(counted.tolist())) > 1  # it differs between micro-batches
     with jax.set_mesh(mesh):
         before = state.init_state(spec) | dict(params=jax.tree.map(jax.numpy.array, params))
         _, numbers = step.make_train_step(spec, hardware, mesh)(
@@ -61,7 +61,7 @@ def test_the_loss_is_the_mean_over_the_words_of_the_assistant(source, micro_batc
 
 
 @pytest.mark.slow
-def test_what_the_user_says_has_no_gradient_and_is_read_all_the_same(source):
+def test_loss_excludes_user_tokens_but_model_reads_them(source):
     spec = tuned(source)
     batch, params = load_run_data(spec).batches.read_rows(0, range(8)), drawn(tuned(source))
     mine = batch[:, 1:] < 0
@@ -71,20 +71,20 @@ def test_what_the_user_says_has_no_gradient_and_is_read_all_the_same(source):
     other[row, place + 1] = ~((~other[row, place + 1] + 1) % 300)
     changed = jax.grad(lambda p: step_module.make_loss(spec)(p, other))(params)['head_VD']
     assert np.isfinite(head).all()
-    assert (head != changed).any()  # later words have seen another one
+    assert (head != changed).any()  # later tokens depend on the changed one
     alone = np.where(np.arange(17) == place + 1, np.abs(batch), -1)[row : row + 1]
     assert (alone[:, 1:] >= 0).sum() == 1
     nothing = np.where(batch < 0, batch, ~batch)
     assert float(step_module.make_loss(spec)(params, nothing)) == 0
 
 
-def test_the_same_chats_may_be_trained_on_in_full(source):
+def test_loss_on_all_tokens_uses_same_rows(source):
     full = load_run_data(tiny(data__source=source, optimizer__batch_size=8)).batches.read_rows(0, range(8))
     masked = load_run_data(tuned(source)).batches.read_rows(0, range(8))
     assert (full >= 0).all()
     np.testing.assert_array_equal(np.where(masked < 0, ~masked, masked), full)
 
 
-def test_text_without_an_assistant_is_refused(corpus):
-    with pytest.raises(UserError, match='tells nobody apart'):
+def test_loss_on_assistant_is_rejected_for_plain_text(corpus):
+    with pytest.raises(UserError, match=r'config\.data\.loss.*assistant'):
         tiny(data__source=corpus, data__loss='assistant')

@@ -1,4 +1,4 @@
-"""What a device has to hold, by shapes: held to what jax keeps, and said in words where it does not fit."""
+"""Memory estimates: comparison with JAX buffers, and errors with suggested flags."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ def held(hardware, spec=None):
 
 
 @pytest.mark.slow
-def test_parameters_and_moments_are_what_a_device_has_of_them():
+def test_estimate_matches_bytes_of_parameters_and_moments():
     alone, divided = held(Hardware()), held(Hardware(fsdp=4))
     assert alone.parameters == state.count_bytes(state.get_state_shapes(tiny())['params'])
     assert alone.moments == state.count_bytes(state.get_state_shapes(tiny())['opt_state'])
@@ -31,7 +31,7 @@ def test_parameters_and_moments_are_what_a_device_has_of_them():
 
 @pytest.mark.parametrize('remat', memory_estimate.REMAT_POLICIES)
 @pytest.mark.slow
-def test_activations_are_what_the_backward_pass_is_given(remat):
+def test_estimate_matches_activations_kept_for_backward_pass(remat):
     spec, hardware = tiny(), Hardware(remat=remat)
     params = state.init_state(spec)['params']
     ids = jnp.zeros((spec.optimizer.batch_size, spec.data.length), jnp.int32)
@@ -45,21 +45,21 @@ def test_activations_are_what_the_backward_pass_is_given(remat):
 
 
 @pytest.mark.slow
-def test_what_keeps_less_holds_less():
+def test_estimate_decreases_with_stronger_remat_policy():
     kept = [held(Hardware(remat=remat)).activations for remat in memory_estimate.REMAT_POLICIES]
     assert kept == sorted(kept, reverse=True)
     assert len(set(kept)) == len(kept)
 
 
 @pytest.mark.slow
-def test_micro_batches_and_devices_divide_activations():
+def test_estimate_divides_activations_over_micro_batches_and_devices():
     whole = held(Hardware()).activations
     assert held(Hardware(micro_batch=2)).activations < 0.6 * whole
     assert held(Hardware(data=2)).activations < 0.6 * whole
 
 
 @pytest.mark.slow
-def test_auto_computes_as_few_products_again_as_fit():
+def test_choose_remat_policy_picks_least_recomputation_that_fits():
     spec, hardware, mesh = tiny(), Hardware(remat='auto'), device_mesh.make_mesh(Hardware())
     needs = {
         remat: held(dataclasses.replace(hardware, remat=remat)).total for remat in memory_estimate.REMAT_POLICIES[1:]
@@ -69,11 +69,9 @@ def test_auto_computes_as_few_products_again_as_fit():
         assert memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', room) == remat
     spec = tiny(optimizer__batch_size=64)
     least = held(Hardware(remat='full', micro_batch=16), spec).total / memory_estimate.USABLE_MEMORY_FRACTION + 1
-    with pytest.raises(
-        UserError, match=r'even if everything is computed again \(.*\); give --micro_batch=16 or more dev'
-    ):
+    with pytest.raises(UserError, match='--micro_batch=16'):
         memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', least)
-    with pytest.raises(UserError, match=r'\); give more devices'):
+    with pytest.raises(UserError, match='more devices'):
         memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', 1)
     assert memory_estimate.choose_remat_policy(spec, Hardware(remat='qkv'), mesh, 'chunked', 1) == 'qkv'
 
@@ -101,7 +99,7 @@ GPU = 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123456 bytes.'
     ],
     ids=['tpu', 'later', 'gpu'],
 )
-def test_a_program_that_does_not_fit_is_said_with_what_is_missing_and_what_would_mend_it(said, words):
+def test_translate_oom_errors_reports_size_and_suggests_flags(said, words):
     where = tiny(), Hardware(remat='attention'), device_mesh.make_mesh(Hardware()), 'chunked'
 
     def run():
@@ -109,7 +107,8 @@ def test_a_program_that_does_not_fit_is_said_with_what_is_missing_and_what_would
 
     with pytest.raises(UserError, match=words) as error:
         memory_estimate.translate_oom_errors('the step', where)(run)()
-    assert 'give --remat=full or --micro_batch=2 or more devices' in str(error.value)
+    assert '--remat=full' in str(error.value)
+    assert '--micro_batch=2' in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +119,13 @@ def test_a_program_that_does_not_fit_is_said_with_what_is_missing_and_what_would
         ('full', 'give --micro'),
     ],
 )
-def test_less_is_kept_or_less_is_read_at_once(remat, words):
+def test_suggest_less_memory_names_remat_or_micro_batch(remat, words):
     assert words in memory_estimate.suggest_less_memory(
         tiny(), Hardware(remat=remat), device_mesh.make_mesh(Hardware()), 'chunked'
     )
 
 
-def test_other_errors_of_the_runtime_pass():
+def test_translate_oom_errors_passes_other_runtime_errors():
     def run():
         raise jax.errors.JaxRuntimeError('INTERNAL: something else')
 
@@ -144,10 +143,10 @@ def test_other_errors_of_the_runtime_pass():
     ],
     ids=['memory', 'messages', 'internal'],
 )
-def test_memory_that_runs_out_is_refused_where_results_are_waited_for(
+def test_train_outcome_distinguishes_oom_from_other_runtime_errors(
     corpus, tmp_path, monkeypatch, said, raised, kind, code
 ):
-    """jax dispatches a step, and raises what fails in it when its numbers are read."""
+    """JAX dispatches a step asynchronously and raises its error when results are read."""
     get = jax.device_get
 
     def fail(tree):
@@ -164,10 +163,12 @@ def test_memory_that_runs_out_is_refused_where_results_are_waited_for(
 
 
 @pytest.mark.slow
-def test_a_line_says_how_a_run_lies_on_its_devices():
+def test_format_device_layout_is_one_line_and_empty_for_one_device():
     hardware = Hardware(data=2, fsdp=2)
     (line,) = memory_estimate.format_device_layout(tiny(), hardware, device_mesh.make_mesh(hardware), 'chunked')
-    assert line.startswith('4 devices (data 2 across devices, fsdp 2 across devices), each with ')
+    assert line.startswith('4 devices')
+    assert 'data 2' in line
+    assert 'fsdp 2' in line
     assert (
         memory_estimate.format_device_layout(tiny(), Hardware(), mesh_of(Hardware(), jax.devices()[:1]), 'chunked')
         == []

@@ -1,4 +1,4 @@
-"""Operations by hand, held to the products that the traced model makes."""
+"""Tests of the FLOP formulas against the matrix products of the traced model."""
 
 import math
 
@@ -29,7 +29,7 @@ CASES = [
 
 
 def products(jaxpr, times=1):
-    """Operations of all products of a program, those of a scan as often as it goes round."""
+    """Yield the FLOPs of all matrix products of a jaxpr; multiply those of a scan by its length."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == 'dot_general':
             (contracted, _), _ = equation.params['dimension_numbers']
@@ -43,7 +43,7 @@ def products(jaxpr, times=1):
 
 
 @pytest.mark.parametrize('changes', CASES, ids=str)
-def test_the_formula_counts_the_products_of_the_model(changes):
+def test_forward_flops_equal_matrix_products_of_traced_model(changes):
     spec = tiny(**({'model__attention__normalizer': 'none'} if 'mlp' in str(changes) else {}), **changes)
     ids = jnp.zeros((1, spec.data.length), jnp.int32)
     model = nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0)))
@@ -58,7 +58,7 @@ def test_the_formula_counts_the_products_of_the_model(changes):
     )
 
 
-def test_a_causal_mask_shows_half_and_a_window_what_it_is_wide():
+def test_forward_flops_account_for_causal_mask_and_window():
     length = tiny().data.length
     whole, half = (flops.count_forward_flops(tiny().model, length, masked).attention for masked in (False, True))
     assert half / whole == pytest.approx((length + 1) / 2 / length)
@@ -66,8 +66,8 @@ def test_a_causal_mask_shows_half_and_a_window_what_it_is_wide():
     assert window / whole == pytest.approx((2 - 1 / length) / length)
 
 
-def test_a_step_of_1b_is_what_the_field_counts():
-    """6 N for each parameter that multiplies, and 6 L T D for attention under a causal mask."""
+def test_step_flops_of_1b_model_match_standard_formula():
+    """Test 6 N for the parameters of matrix products and 6 L T D for causal attention."""
     from sinklab.config.validate import parse_config
     from sinklab.configs import scale
 
@@ -79,6 +79,6 @@ def test_a_step_of_1b_is_what_the_field_counts():
     assert flops.count_step_flops(spec) == pytest.approx(tokens * (maps + attention))
 
 
-def test_an_operation_costs_what_softmax_costs():
+def test_forward_flops_of_sigmoid_equal_those_of_softmax():
     softmax, sigmoid = (operation(tiny(), *pair).model for pair in (('exp', 'sum'), ('sigmoid', 'none')))
     assert flops.count_forward_flops(softmax, 16) == flops.count_forward_flops(sigmoid, 16)

@@ -1,4 +1,4 @@
-"""The run folder: what is damaged in it is said, and nothing old is taken for its end."""
+"""Tests of the run folder: outcomes, config checks and names."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from sinklab.sweep import plan
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of a run whose 8 steps are done."""
+    """Make the folder of a run whose 8 steps are done."""
     folder, spec = RunDir(tmp_path / 'run'), tiny()
     folder.initialize(spec, {})
     saved(folder, 8)
@@ -32,7 +32,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_a_run_that_has_lost_the_numbers_of_its_end_is_not_done(folder):
+def test_run_without_last_metrics_is_not_done(folder):
     run = plan.SweepRun('softmax', 0, folder, None, tiny())
     plan.check_run(run, Hardware())
     assert (run.outcome, run.reason) == ('done', '')
@@ -43,21 +43,21 @@ def test_a_run_that_has_lost_the_numbers_of_its_end_is_not_done(folder):
     assert run.outcome == 'to do'
 
 
-def test_a_run_whose_last_save_was_cut_short_is_not_done(folder):
+def test_run_with_incomplete_last_checkpoint_is_not_done(folder):
     (folder.digest_dir / '8' / '0.json').unlink()
     run = plan.SweepRun('softmax', 0, folder, None, tiny())
     plan.check_run(run, Hardware())
     assert run.outcome == 'to do'
 
 
-def test_a_damaged_config_is_named(folder):
+def test_check_spec_names_corrupt_config(folder):
     folder.check_spec(tiny())
     (folder.path / 'config.json').write_text('{"a":')
-    with pytest.raises(UserError, match=r'config\.json is damaged .* bring it back, or do without this folder'):
+    with pytest.raises(UserError, match=r'config\.json'):
         folder.check_spec(tiny())
 
 
-def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(folder):
+def test_check_spec_of_other_version_names_fields_and_commit(folder):
     config = folder.read_json('config')
     config['model']['width_of_old'] = config['model'].pop('width')
     folder.write_json('config', config)
@@ -66,16 +66,18 @@ def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(fo
         folder.check_spec(tiny())
     line = str(refusal.value)
     assert len(line.splitlines()) == 1
-    assert 'whose config has model.width_of_old, unknown here and lacks model.width;' in line
-    assert f'go on with commit 0123abc, or give a new folder, e.g. --workdir={folder}-2' in line
+    assert 'model.width_of_old' in line
+    assert 'model.width' in line.replace('model.width_of_old', '')
+    assert '0123abc' in line
+    assert f'--workdir={folder}-2' in line
     config['model']['width'] = 16
     folder.write_json('config', config)
     (folder.path / 'environment.json').unlink()
-    with pytest.raises(UserError, match=r'has model\.width_of_old, unknown here; .* commit None'):
+    with pytest.raises(UserError, match=r'model\.width_of_old.* commit None'):
         folder.check_spec(tiny())
 
 
-def test_a_run_of_before_a_field_came_has_what_it_then_was(folder):
+def test_check_spec_applies_defaults_for_old_configs(folder):
     config = folder.read_json('config')
     for part, name in ((part, name) for part, later in FIELDS_ADDED_LATER.items() for name in later):
         del config[part][name]
@@ -83,12 +85,11 @@ def test_a_run_of_before_a_field_came_has_what_it_then_was(folder):
     folder.check_spec(tiny())
     assert folder.list_changes(tiny()) == []
     assert parse_config(folder.read_json('config')) == tiny()
-    with pytest.raises(UserError, match=r'holds another run \(model.kv_heads None -> 2\)'):
+    with pytest.raises(UserError, match=r'model\.kv_heads None -> 2'):
         folder.check_spec(tiny(model__kv_heads=2))
 
 
-def test_what_came_later_is_what_is_usual():
-    """Until a usual value changes, which then is another than that of older runs."""
+def test_missing_fields_get_defaults_of_runs_without_them():
     rotary = dict(base=10_000.0, scaling='none', factor=None, slow=None, fast=None, length=None)
     model = dict(kv_heads=None, rotary=rotary, qkv_bias=False, tied=False)
     assert fill_missing_fields({'model': {}, 'valid': {}}) == {'model': model, 'valid': {'domain': None}}
@@ -104,7 +105,7 @@ def test_what_came_later_is_what_is_usual():
         (dict(optimizer__steps=20), ['optimizer.steps 8 -> 20']),
     ],
 )
-def test_what_touches_no_number_may_change_and_is_named(folder, changes, said):
+def test_check_spec_accepts_and_lists_changeable_fields(folder, changes, said):
     folder.check_spec(tiny(**changes))
     assert sorted(folder.list_changes(tiny(**changes))) == sorted(said)
 
@@ -112,40 +113,40 @@ def test_what_touches_no_number_may_change_and_is_named(folder, changes, said):
 @pytest.mark.parametrize(
     'part', [field.name for field in dataclasses.fields(Spec) if field.name not in CHANGEABLE_FIELDS]
 )
-def test_nothing_else_may_change(folder, part):
+def test_check_spec_rejects_changes_of_other_fields(folder, part):
     changes = dict(model=dict(model__norm='post'), optimizer=dict(optimizer__weight_decay=0.3), seed=dict(seed=1))
     changes |= dict(data=dict(data__seed=1), log=dict(log__rows=True), probe=dict(probe__keys=2))
-    with pytest.raises(UserError, match=f'holds another run \\({part}'):
+    with pytest.raises(UserError, match=f'\\({part}'):
         folder.check_spec(tiny(**changes[part]))
 
 
-def test_fewer_steps_than_are_done_are_refused(folder):
-    with pytest.raises(UserError, match=r'is at step 8, and config\.optimizer\.steps is 7; give at least 8'):
+def test_check_spec_rejects_fewer_steps_than_done(folder):
+    with pytest.raises(UserError, match=r'step 8.*config\.optimizer\.steps.* 7.*at least 8'):
         folder.check_spec(tiny(optimizer__steps=7))
 
 
-def test_more_steps_of_a_schedule_that_ends_are_refused_with_the_fork_to_give(tmp_path):
+def test_check_spec_rejects_more_steps_of_cosine_with_fork_command(tmp_path):
     folder, cosine = RunDir(tmp_path / "an o'dd run"), dict(optimizer__schedule='cosine', optimizer__final_share=0.1)
     folder.initialize(tiny(**cosine), {})
     with pytest.raises(UserError) as refusal:
         folder.check_spec(tiny(**cosine, optimizer__steps=20))
-    assert shlex.split(str(refusal.value).partition('give a new folder: ')[2]) == [f'--workdir={folder}-2']
+    assert shlex.split(str(refusal.value).rpartition(': ')[2]) == [f'--workdir={folder}-2']
     (folder.checkpoint_dir / '8').mkdir(parents=True)
-    with pytest.raises(UserError, match='holds a run of 8 steps, and 20 change every step of a cosine') as refusal:
+    with pytest.raises(UserError, match=r'8 steps.* 20 .*cosine') as refusal:
         folder.check_spec(tiny(**cosine, optimizer__steps=20))
     options = [f'--from={folder}@8', '--config.optimizer.steps=20', f'--workdir={folder}-2']
-    assert shlex.split(str(refusal.value).partition('fork it: ')[2]) == options
+    assert shlex.split(str(refusal.value).rpartition(': ')[2]) == options
 
 
 @pytest.mark.parametrize('name', ['a\nb', 'a\tb', 'a\x7f', 'a\x1b[2J', 'a\x85b'])
-def test_a_name_with_a_control_character_is_refused_in_one_line(name):
-    with pytest.raises(UserError, match='has a control character') as refusal:
+def test_run_dir_name_with_control_character_is_rejected_with_one_line(name):
+    with pytest.raises(UserError, match='control character') as refusal:
         RunDir(name)
     assert str(refusal.value).isprintable()
 
 
 @pytest.mark.parametrize('name', ['a b', 'a"b', "a'b", 'a;b', 'Größe', 'x/../a', 'a@5'])
-def test_other_names_are_names(tmp_path, name):
+def test_run_dir_name_may_have_special_characters(tmp_path, name):
     (tmp_path / 'x').mkdir()
     folder = RunDir(f'{tmp_path}/{name}')
     folder.initialize(tiny(), {})
@@ -153,6 +154,6 @@ def test_other_names_are_names(tmp_path, name):
 
 
 @pytest.mark.parametrize('name', ['lease.json', 'processes', 'digests', 'damaged', 'probe', 'x.unfinished'])
-def test_what_a_job_leaves_before_its_config_is_no_stranger(tmp_path, name):
+def test_check_spec_accepts_files_written_before_config(tmp_path, name):
     (tmp_path / name).touch()
     RunDir(tmp_path).check_spec(tiny())

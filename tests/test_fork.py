@@ -1,4 +1,4 @@
-"""A fork goes on from a step of another run: what it takes along, what is new, and what it is refused."""
+"""Forks: continuation from a checkpoint of another run, copied and new parameters, and refusals."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ KV = dict(model__columns__kind='kv')
 
 @pytest.fixture(autouse=True)
 def disk(monkeypatch):
-    """One that shows at once what is written on it."""
+    """Make the disk show writes at once."""
     monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
@@ -43,7 +43,7 @@ def spec(corpus):
 
 @pytest.fixture(scope='module')
 def parent(spec, tmp_path_factory):
-    """A run with checkpoints at 4 and 8, its end."""
+    """Return a run with checkpoints at steps 4 and 8; 8 is its last step."""
     folder = RunDir(tmp_path_factory.mktemp('runs') / 'parent')
     loop.train(spec, Hardware(), folder, dict(row='softmax'))
     return folder
@@ -62,7 +62,7 @@ def train(spec, path, origin, *listeners, row='fork'):
     return loop.train(spec, Hardware(), RunDir(path), dict(row=row), *listeners, origin=origin)
 
 
-def test_a_fork_that_changes_nothing_goes_on_bit_for_bit_like_its_parent(parent, spec, origin, tmp_path):
+def test_unchanged_fork_continues_parent_bitwise(parent, spec, origin, tmp_path):
     records = train(spec, tmp_path / 'fork', origin)
     after = timeless(parent.read_records(), after=4)
     assert timeless(records, after=4) == after
@@ -71,7 +71,7 @@ def test_a_fork_that_changes_nothing_goes_on_bit_for_bit_like_its_parent(parent,
     assert_same(restored(RunDir(tmp_path / 'fork'), spec, 8), restored(parent, spec, 8))
 
 
-def test_a_fork_that_has_begun_needs_its_parent_no_more(parent, spec, origin, tmp_path):
+def test_fork_with_checkpoint_does_not_need_parent(parent, spec, origin, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
     origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     with pytest.raises(Died):
@@ -79,11 +79,11 @@ def test_a_fork_that_has_begun_needs_its_parent_no_more(parent, spec, origin, tm
     shutil.rmtree(tmp_path / 'parent')
     assert timeless(train(spec, tmp_path / 'fork', None), after=4) == timeless(parent.read_records(), after=4)
     shutil.rmtree(tmp_path / 'fork' / 'checkpoints')
-    with pytest.raises(UserError, match=r'has no checkpoint and begins at step 4 of \.\./parent; give --from again'):
+    with pytest.raises(UserError, match=r'step 4 of \.\./parent.*--from'):
         train(spec, tmp_path / 'fork', None)
 
 
-def test_parameters_are_carried_over_by_name_and_new_ones_are_those_of_a_fresh_run(parent, spec, origin):
+def test_fork_copies_parameters_by_name_and_initializes_new_ones(parent, spec, origin):
     other, mesh = changed(spec, **KV, seed=5), device_mesh.make_mesh(Hardware())
     with jax.set_mesh(mesh):
         carried, fresh = (
@@ -98,7 +98,7 @@ def test_parameters_are_carried_over_by_name_and_new_ones_are_those_of_a_fresh_r
     assert {name for name in new if np.any(carried[name])} == {name for name in new if 'params' in name}
 
 
-def test_what_is_new_and_dropped_and_otherwise_is_named(spec, origin, tmp_path):
+def test_describe_lineage_lists_new_dropped_and_changed_fields(spec, origin, tmp_path):
     other, folder = changed(spec, **KV, model__norm='post', optimizer__weight_decay=0.3), RunDir(tmp_path / 'fork')
     lineage = warm_start.describe_lineage(origin, other, folder, load_run_data(other).fingerprint)
     assert lineage['new'] == [
@@ -112,7 +112,7 @@ def test_what_is_new_and_dropped_and_otherwise_is_named(spec, origin, tmp_path):
     assert (lineage['row'], lineage['step'], lineage['data']) == ('softmax', 4, [])
 
 
-def test_a_fork_of_other_batches_says_so(spec, origin, tmp_path):
+def test_describe_lineage_reports_changed_data_seed(spec, origin, tmp_path):
     other = changed(spec, data__seed=3)
     lineage = warm_start.describe_lineage(origin, other, RunDir(tmp_path / 'fork'), load_run_data(other).fingerprint)
     assert lineage['data'] == ['seed 0 -> 3']
@@ -131,16 +131,14 @@ def test_a_fork_of_other_batches_says_so(spec, origin, tmp_path):
         (dict(optimizer__steps=4), 'leaves nothing to train of config.optimizer.steps=4'),
     ],
 )
-def test_what_cannot_be_carried_over_is_refused_and_nothing_is_read_or_made(
-    spec, origin, tmp_path, monkeypatch, changes, words
-):
+def test_fork_refuses_incompatible_changes_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, words):
     monkeypatch.setattr(setup, 'load_run_data', lambda spec, share: pytest.fail('data was read'))
     with pytest.raises(UserError, match=words):
         train(changed(spec, **changes), tmp_path / 'fork', origin)
     assert not (tmp_path / 'fork').exists()
 
 
-def test_data_that_has_changed_and_another_tokenizer_are_refused(spec, origin, tmp_path):
+def test_describe_lineage_refuses_changed_data_and_tokenizer(spec, origin, tmp_path):
     found = load_run_data(spec).fingerprint
     for data, words in (
         (dict(found, store='x'), 'on other data .*bring the old'),
@@ -150,7 +148,7 @@ def test_data_that_has_changed_and_another_tokenizer_are_refused(spec, origin, t
             warm_start.describe_lineage(origin, changed(spec, optimizer__steps=9), RunDir(tmp_path / 'fork'), data)
 
 
-def test_a_fork_of_a_fork_and_the_way_back_are_shown_as_branches(parent, spec, origin, tmp_path):
+def test_report_shows_fork_of_fork_as_branches(parent, spec, origin, tmp_path):
     sigmoid = operation(spec, 'sigmoid', 'none')
     there = RunDir(tmp_path / 'there')
     train(sigmoid, there.path, origin, row='sigmoid')
@@ -170,17 +168,17 @@ def test_a_fork_of_a_fork_and_the_way_back_are_shown_as_branches(parent, spec, o
     assert json.loads((tmp_path / 'back' / 'row.json').read_text())['from']['run'] == '../there'
 
 
-def test_a_damaged_checkpoint_is_refused_with_the_others(parent, spec, origin, tmp_path):
+def test_fork_refuses_damaged_parent_checkpoint(parent, spec, origin, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '4' / 'state')
     damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
-    with pytest.raises(UserError, match=r'checkpoints/4 is not sound: .* another step of .* \(\[8\]\)'):
+    with pytest.raises(UserError, match=r'checkpoints/4 .*\[8\]'):
         train(spec, tmp_path / 'fork', damaged)
     assert not (tmp_path / 'fork').exists()
 
 
 def begun(spec, origin, path):
-    """A fork that has come no further than its claim, but for what a kill left of its first checkpoint."""
+    """Make a fork that was killed while it saved its first checkpoint."""
     with pytest.raises(Died):
         train(spec, path, origin, Dying(5))
     (path / 'metrics.jsonl').unlink()
@@ -188,31 +186,31 @@ def begun(spec, origin, path):
     return path
 
 
-def test_a_fork_whose_first_checkpoint_was_cut_short_is_carried_over_again(parent, spec, origin, tmp_path):
+def test_fork_with_interrupted_first_checkpoint_copies_parent_again(parent, spec, origin, tmp_path):
     path = begun(spec, origin, tmp_path / 'fork')
     shutil.copytree(path, tmp_path / 'alone')
     records = train(spec, path, origin)
     assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
     assert timeless(records, after=4) == timeless(parent.read_records(), after=4)
-    with pytest.raises(UserError, match=r'has no checkpoint and begins at step 4 of .*/parent; give --from again'):
+    with pytest.raises(UserError, match=r'step 4 of .*/parent.*--from'):
         train(spec, tmp_path / 'alone', None)
 
 
-def test_an_origin_that_is_another_one_since_the_claim_is_not_loaded(parent, spec, origin, tmp_path):
+def test_fork_refuses_parent_replaced_since_start(parent, spec, origin, tmp_path):
     path = begun(spec, origin, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')
     again = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     digests.write_digests(again.run_dir, 4, 0, 1, seconds=9.0)
-    with pytest.raises(UserError, match=r'parent/checkpoints/4 is not what it was when the fork was begun'):
+    with pytest.raises(UserError, match='parent/checkpoints/4'):
         train(spec, path, again)
     assert RunDir(path).list_checkpoint_steps() == []
 
 
-def test_an_origin_that_has_been_damaged_since_the_claim_is_not_loaded(parent, spec, origin, tmp_path):
+def test_fork_refuses_parent_damaged_since_start(parent, spec, origin, tmp_path):
     path = begun(spec, origin, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')
     damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     flip(damaged.run_dir, 4, np.random.default_rng(0))
-    with pytest.raises(UserError, match=r'checkpoints/4 is not sound: .* does not hold what was saved'):
+    with pytest.raises(UserError, match=r'checkpoints/4 .*sound'):
         train(spec, path, damaged)
     assert RunDir(path).list_checkpoint_steps() == []

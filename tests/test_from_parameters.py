@@ -1,4 +1,4 @@
-"""A fork that takes along parameters alone: a run from step 0, with moments, a schedule and data of its own."""
+"""Forks from parameters alone: runs from step 0 with a new optimizer state, schedule and data."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None
 
 @pytest.fixture(autouse=True)
 def disk(monkeypatch):
-    """One that shows at once what is written on it."""
+    """Make written files visible without delay."""
     monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
@@ -46,7 +46,7 @@ def train(spec, path, origin, *listeners, row='tuned'):
 
 
 def imported(path, **more):
-    """The folder of a model of Hugging Face, without its parameters."""
+    """Return the run folder of an imported Hugging Face model, without parameters."""
     config = default.get_config()
     config.update_from_flattened_dict(fine_tuning.IMPORTED_MODEL_OPTIMIZER)
     folder, about = (
@@ -57,7 +57,7 @@ def imported(path, **more):
     return folder
 
 
-def test_a_model_of_others_is_trained_further_with_the_defaults_of_fine_tuning(tmp_path):
+def test_imported_model_uses_fine_tuning_defaults(tmp_path):
     folder = imported(tmp_path / 'theirs', optimizer_defaults='configs/fine_tuning.py')
     spec, row = load_run_config(folder, 'ours', ['--config.optimizer.steps=20', '--config.data.length=32'])
     optimizer = spec.optimizer
@@ -65,10 +65,10 @@ def test_a_model_of_others_is_trained_further_with_the_defaults_of_fine_tuning(t
     assert (optimizer.schedule, optimizer.final_share) == ('cosine', 0.0)
     assert (optimizer.steps, optimizer.warmup_steps, spec.probe.length) == (20, 2, 32)
     said = describe_optimizer_source(row, spec)
-    assert [words for words in ('configs/fine_tuning.py', '2e-05', '2 of 20 steps') if words not in said] == []
+    assert [words for words in ('configs/fine_tuning.py', '2e-05', '2 of 20') if words not in said] == []
 
 
-def test_what_is_overridden_of_the_defaults_of_fine_tuning_stands(tmp_path):
+def test_overrides_take_precedence_over_fine_tuning_defaults(tmp_path):
     folder = imported(tmp_path / 'theirs', optimizer_defaults='configs/fine_tuning.py')
     given = {'optimizer.warmup_steps': 7, 'optimizer.steps': 20, 'optimizer.schedule': 'constant', 'probe.length': 9}
     spec, _ = load_run_config(folder, 'ours', [f'--config.{path}={value}' for path, value in given.items()])
@@ -79,23 +79,23 @@ def test_what_is_overridden_of_the_defaults_of_fine_tuning_stands(tmp_path):
             'ours',
             ['--config.optimizer.warmup_steps=30', '--config.optimizer.steps=20', '--config.probe.keys=65'],
         )
-    assert [words for words in ('warmup_steps is 30', 'probe.keys is 65') if words not in str(refusal.value)] == []
+    assert [words for words in ('warmup_steps', '30', 'probe.keys', '65') if words not in str(refusal.value)] == []
 
 
 @pytest.mark.parametrize(
     'more', [{}, {'optimizer_defaults': 'configs/fine_tuning.py', 'from': dict(run='r', step=1)}]
 )
-def test_a_run_that_was_trained_here_is_forked_with_its_own_optimizer(tmp_path, more):
-    """One that was imported before there were such defaults, and one that was fine-tuned with them."""
+def test_fork_of_trained_run_keeps_its_optimizer_config(tmp_path, more):
+    """Check a model imported without such defaults, and a run fine-tuned with them."""
     folder = imported(tmp_path / 'theirs', **more)
     spec, row = load_run_config(folder, 'ours', ['--config.optimizer.steps=500'])
     assert (spec.optimizer.warmup_steps, 'optimizer_defaults' in row) == (200, False)
-    assert 'the run that it comes from' in describe_optimizer_source(row, spec)
+    assert 'run' in describe_optimizer_source(row, spec)
 
 
 @pytest.fixture(scope='module')
 def stores(corpus, tmp_path_factory):
-    """Text, and conversations in its tokens."""
+    """Return a folder with a text store and a chat store of the same tokenizer."""
     path = tmp_path_factory.mktemp('stores')
     talks = [[('user', f'what is {n}?' * (1 + n % 3)), ('assistant', f'it is {2 * n}, I think')] for n in range(150)]
     made(path / 'text', corpus)
@@ -105,7 +105,7 @@ def stores(corpus, tmp_path_factory):
 
 
 def asked(file, row, store):
-    """The spec of a row at the smallest size, all of whose checkpoints are kept."""
+    """Return the spec of a row at smoke size that keeps all checkpoints."""
     ours = dict(source=f'store:{store}', held_out=0.2)
     given = [f'--config.data.{name}={value}' for name, value in ours.items()]
     given += ['--config.checkpoint.every_steps=1', '--config.checkpoint.keep=9']
@@ -114,7 +114,7 @@ def asked(file, row, store):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('row', some(fine_tuning.ROWS, list(fine_tuning.ROWS)[-1:]))
-def test_a_row_of_fine_tuning_begins_with_the_parameters_of_its_namesake(row, stores, tmp_path):
+def test_fine_tuning_row_starts_with_parameters_of_same_scale_row(row, stores, tmp_path):
     before, spec = asked('scale', row, stores / 'text'), asked('fine_tuning', row, stores / 'chat')
     parent = RunDir(tmp_path / 'parent')
     train(before, parent.path, None, row=row)
@@ -147,7 +147,7 @@ def spec(corpus):
 
 @pytest.fixture(scope='module')
 def parent(spec, tmp_path_factory):
-    """A run with checkpoints at 4 and 8, its end."""
+    """Return a completed run with checkpoints 4 and 8."""
     folder = RunDir(tmp_path_factory.mktemp('runs') / 'parent')
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('SINKLAB_CACHE', str(folder.path.parent / 'cache'))
@@ -165,7 +165,7 @@ def changed(spec, **changes):
 
 
 @pytest.mark.slow
-def test_another_optimizer_may_take_the_parameters_and_what_is_new_is_said(spec, origin, tmp_path):
+def test_fork_with_another_optimizer_takes_parameters_and_records_changes(spec, origin, tmp_path):
     other = changed(spec, **SGD, model__columns__kind='kv', data__seed=3)
     records = train(other, tmp_path / 'tuned', origin)
     assert [record['step'] for record in records] == [*range(9)]
@@ -179,12 +179,12 @@ def test_another_optimizer_may_take_the_parameters_and_what_is_new_is_said(spec,
 
 
 @pytest.mark.slow
-def test_data_that_have_changed_may_be_read_and_another_tokenizer_is_refused(spec, origin, tmp_path):
+def test_fork_accepts_changed_data_and_rejects_another_tokenizer(spec, origin, tmp_path):
     found, folder = load_run_data(spec).fingerprint, RunDir(tmp_path / 'tuned')
     assert warm_start.describe_lineage(origin, spec, folder, dict(found, store='x'))['data'] == [
         f'store {found["store"]} -> x'
     ]
-    with pytest.raises(UserError, match=r'--from=params:.*/parent@8 has another tokenizer'):
+    with pytest.raises(UserError, match=r'--from=params:.*/parent@8 .*tokenizer'):
         warm_start.describe_lineage(origin, spec, folder, dict(found, tokenizer='x'))
 
 
@@ -202,9 +202,7 @@ def test_data_that_have_changed_may_be_read_and_another_tokenizer_is_refused(spe
         ),
     ],
 )
-def test_what_is_of_another_model_is_refused_and_nothing_is_read_or_made(
-    spec, origin, tmp_path, monkeypatch, changes, words
-):
+def test_fork_rejects_incompatible_model_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, words):
     monkeypatch.setattr(setup, 'load_run_data', lambda spec, share: pytest.fail('data was read'))
     with pytest.raises(UserError, match=words):
         train(changed(spec, **changes), tmp_path / 'tuned', origin)
@@ -212,31 +210,31 @@ def test_what_is_of_another_model_is_refused_and_nothing_is_read_or_made(
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_refused_with_the_others(parent, spec, origin, tmp_path):
+def test_fork_rejects_corrupt_checkpoint_and_names_valid_steps(parent, spec, origin, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '8' / 'state')
     damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
-    with pytest.raises(UserError, match=r'checkpoints/8 is not sound: .* another step of .* \(\[4\]\)'):
+    with pytest.raises(UserError, match=r'checkpoints/8 .*\[4\]'):
         train(spec, tmp_path / 'tuned', damaged)
     assert not (tmp_path / 'tuned').exists()
 
 
 @pytest.mark.slow
-def test_what_was_cut_short_before_its_first_checkpoint_is_taken_along_again(spec, origin, tmp_path):
+def test_fork_interrupted_before_first_checkpoint_requires_from_flag(spec, origin, tmp_path):
     records = train(spec, tmp_path / 'whole', origin)
     path = tmp_path / 'tuned'
     with pytest.raises(Died):
         train(spec, path, origin, Dying(1))
     (path / 'metrics.jsonl').unlink()
     (path / 'digests' / '0' / '0.json').unlink()
-    with pytest.raises(UserError, match=r'no checkpoint and begins with the parameters of step 8 of .*; give --from'):
+    with pytest.raises(UserError, match=r'step 8 .*--from'):
         train(spec, path, None)
     assert timeless(train(spec, path, origin)) == timeless(records)
     assert_same(parameters(path, 8), parameters(tmp_path / 'whole', 8))
 
 
 @pytest.mark.slow
-def test_what_begins_at_step_0_is_reported_listed_and_forked_like_others(capsys, parent, spec, origin, tmp_path):
+def test_fork_from_parameters_is_reported_listed_and_forked_again(capsys, parent, spec, origin, tmp_path):
     path = tmp_path / 'tuned'
     train(operation(spec, 'sigmoid', 'none'), path, origin)
     found = runs.read_runs([str(parent), str(path)])
@@ -254,7 +252,7 @@ def test_what_begins_at_step_0_is_reported_listed_and_forked_like_others(capsys,
 
 
 @pytest.mark.slow
-def test_the_command_takes_the_config_along_and_goes_on_with_and_without_the_run(capsys, parent, tmp_path):
+def test_train_command_resumes_fork_with_and_without_from_flag(capsys, parent, tmp_path):
     given = ['train', '--compiled=none', f'--workdir={tmp_path}/tuned', f'--from=params:{parent}@4']
     given += ['--config.optimizer.peak_learning_rate=1e-3']
     tuned = RunDir(tmp_path / 'tuned')
@@ -268,11 +266,12 @@ def test_the_command_takes_the_config_along_and_goes_on_with_and_without_the_run
         assert timeless(tuned.read_records()) == records
     assert main([one.replace('params:', '') for one in given]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
-    assert f'@4, and --from={parent}@4 takes along something else of it; give --from=params:{parent}@4' in said
+    assert f'--from={parent}@4' in said
+    assert f'--from=params:{parent}@4' in said
 
 
 def settings(path):
-    """A config file of the run in a folder beside it."""
+    """Write a config file with the config of the run and return its path."""
     config = json.loads((path / 'tuned' / 'config.json').read_text())
     lines = ['from sinklab.configs import default', 'def get_config(row=None):', '    config = default.get_config()']
     lines += [f'    config.update({config!r})', '    return config']
@@ -280,7 +279,7 @@ def settings(path):
     return path / 'mine.py'
 
 
-def test_that_parameters_are_not_taken_along_yet_is_known_by_process_0_alone(tmp_path):
+def test_process_0_decides_that_fork_has_no_checkpoint(tmp_path):
     folders = [RunDir(tmp_path / name) for name in ('here', 'there')]
     folders[0].path.mkdir()
     lineage = dict(run='../parent', step=4, takes='params', start=0)
@@ -296,7 +295,7 @@ def test_that_parameters_are_not_taken_along_yet_is_known_by_process_0_alone(tmp
     assert [str(refusal).endswith(words) for refusal in alike(2, begin)] == [True, True]
 
 
-def test_every_word_before_a_run_has_its_meaning():
+def test_warm_start_modes_match_allowed_values():
     assert set(WarmStartTakes.__args__) == set(warm_start.WARM_START_MODES)
     shapes = state.get_state_shapes(tiny())
     assert (

@@ -1,11 +1,11 @@
-"""Programs, numbers and files are those that tests/frozen/record.py has recorded."""
+"""Tests that programs, numbers and files match those of tests/frozen/record.py."""
 
 import pytest
 from frozen import record
 
 
 def check(section, names=None):
-    """Compare a section in a process of its own, which has the flags of XLA that users have."""
+    """Compare a section in a separate process, which has the default XLA flags."""
     if reason := record.explain_skip(section):
         pytest.skip(reason)
     differences = record.check_section(section, names)
@@ -14,16 +14,16 @@ def check(section, names=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('section', ['interface', 'batches'])
-def test_a_section_is_as_recorded(section):
+def test_section_matches_record(section):
     check(section)
 
 
 @pytest.mark.slow
-def test_programs_of_some_cases_are_as_recorded():
+def test_section_of_programs_matches_record_for_some_cases():
     check('programs', ['sigmoid_apple', 'relative_t5', 'gate_elementwise', 'documents'])
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize('section', ['programs', 'stores', 'training', 'rows', 'run'])
-def test_a_long_section_is_as_recorded(section):
+def test_section_with_long_computation_matches_record(section):
     check(section)

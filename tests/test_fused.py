@@ -1,4 +1,4 @@
-"""Attention without its matrix against its definition: outputs, gradients, row statistics, by every backend here."""
+"""Attention backends against the reference: outputs, gradients and row statistics."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ beside_a_column = functools.partial(alibi, columns=1)
 
 @pytest.mark.slow
 @pytest.mark.parametrize('operation', some(OPERATIONS, COVERING), ids='-'.join)
-def test_chunks_are_the_definition_under_every_mask_with_columns_and_alibi(operation):
+def test_chunked_attention_matches_reference_with_masks_columns_and_alibi(operation):
     arrays = drawn(16, columns=1, batch=len(MASKS))
     compared(
         'chunked', attention(*operation), every(LENGTH), arrays, beside_a_column, 1, (jnp.asarray(SLOPES),), 5e-5
@@ -33,7 +33,7 @@ WIDTHS = 64, 96, 128
 
 
 def cases():
-    """Every similarity and normalizer in float32, some in bfloat16, at alternating widths; the rest is exhaustive."""
+    """Yield every operation, width and precision. Most cases are exhaustive; the others are slow."""
     for operation in KERNELS:
         for shift, precision in enumerate(PRECISIONS):
             for width in WIDTHS:
@@ -47,7 +47,7 @@ def cases():
 
 
 @pytest.mark.parametrize(('operation', 'width', 'precision'), list(cases()))
-def test_kernels_are_the_definition_under_every_mask_with_columns_and_alibi(operation, width, precision):
+def test_tpu_kernels_match_reference_with_masks_columns_and_alibi(operation, width, precision):
     dtype, atol = PRECISIONS[precision]
     arrays = drawn(width, columns=1, dtype=dtype, batch=len(MASKS))
     compared('tpu', attention(*operation), every(LENGTH), arrays, beside_a_column, 1, (jnp.asarray(SLOPES),), atol)
@@ -55,7 +55,7 @@ def test_kernels_are_the_definition_under_every_mask_with_columns_and_alibi(oper
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('mask', 'backend'), in_turn(itertools.product(MASKS, ('chunked', 'tpu'))))
-def test_a_mask_known_before_tracing_is_the_definition(mask, backend):
+def test_static_mask_matches_reference(mask, backend):
     operation = ('exp', 'plus_one') if mask in ('full', 'window', 'documents') else ('sigmoid', 'none')
     compared(backend, attention(*operation), MASKS[mask](LENGTH), drawn())
 
@@ -64,7 +64,7 @@ def test_a_mask_known_before_tracing_is_the_definition(mask, backend):
 @pytest.mark.parametrize(
     ('operation', 'backend'), in_turn(itertools.product([('exp', 'plus_one'), ('elu1', 'sum')], ('chunked', 'tpu')))
 )
-def test_key_heads_may_serve_several_query_heads_and_values_be_wider(operation, backend):
+def test_grouped_queries_and_wider_values_match_reference(operation, backend):
     arrays = drawn(64, heads=4, groups=2, value_width=96)
     compared(backend, attention(*operation), masks.make_causal_mask(LENGTH), arrays)
 
@@ -74,7 +74,7 @@ def test_key_heads_may_serve_several_query_heads_and_values_be_wider(operation, 
 @pytest.mark.parametrize(
     ('length', 'operation'), in_turn(itertools.product([1, 100, 257], (('exp', 'sum'), ('sigmoid', 'sum'))))
 )
-def test_a_length_that_blocks_do_not_divide_is_padded_and_cut(backend, length, operation):
+def test_length_not_divisible_by_block_matches_reference(backend, length, operation):
     compared(backend, attention(*operation), masks.make_causal_mask(length), drawn(64, length=length))
 
 
@@ -87,7 +87,7 @@ def test_a_length_that_blocks_do_not_divide_is_padded_and_cut(backend, length, o
         )
     ),
 )
-def test_queries_that_see_nothing_get_zeros_and_finite_gradients(operation, backend):
+def test_fully_masked_queries_give_zeros_and_finite_gradients(operation, backend):
     end_T = np.where(np.arange(LENGTH) % 3 == 1, 0, np.arange(LENGTH) + 1)
     end_T[128:] = 0
     mask, arrays = masks.make_static_mask(np.zeros(LENGTH, np.int32), end_T.astype(np.int32)), drawn(64)
@@ -101,14 +101,14 @@ READ = ('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('identity', 'cla
 
 @pytest.mark.slow
 @pytest.mark.parametrize('scale', [0.3, -0.2])
-def test_kernels_and_chunks_use_the_scale_of_the_operation(scale):
+def test_backends_use_scale_of_operation(scale):
     arrays = drawn(16, columns=1)
     for pair in (('exp', 'p_norm'), ('sigmoid', 'none')):
         asked = rule(attention(*pair), masks.make_causal_mask(LENGTH), 1)
         asked = dataclasses.replace(asked, operation=dataclasses.replace(asked.operation, scale=scale))
         query, key, value = arrays
         plain = rule(attention(*pair), masks.make_causal_mask(LENGTH), 1)
-        scaled = reference.attend(scale * np.sqrt(16) * query, key, value, plain)  # the definition, by other means
+        scaled = reference.attend(scale * np.sqrt(16) * query, key, value, plain)  # the reference with a scaled query
         with interpreted():
             for backend in ('dense', 'chunked', 'tpu'):
                 found = BACKENDS[backend].attend(*arrays, asked, needs_mass=True)
@@ -129,7 +129,7 @@ def test_kernels_and_chunks_use_the_scale_of_the_operation(scale):
     ),
 )
 @pytest.mark.slow
-def test_the_mass_on_first_keys_is_that_of_the_whole_matrix_under_every_mask(case):
+def test_key_mass_matches_full_attention_matrix(case):
     backend, operation = case
     arrays, keys = drawn(64, columns=1, batch=len(MASKS)), 5
     asked = rule(dataclasses.replace(attention(*operation), gain=0.5), every(LENGTH), 1, alibi(columns=1))

@@ -1,4 +1,4 @@
-"""GPU kernels: their plan, and their blocks against the definition in float64."""
+"""Tests of the block plan of GPU kernels, and of their block operations against float64."""
 
 import functools
 
@@ -32,7 +32,7 @@ def intervals(draw):
 
 
 def assert_planned(shown, keys, size, by_key):
-    """Every pair that sees is walked through, and what is walked through unmasked sees entirely."""
+    """Assert that a plan visits every visible block, and that its unmasked blocks are entirely visible."""
     bound_BI4, segments = gpu_module.plan_segments(shown, keys, size, by_key)
     visible_BTS = np.asarray(shown.materialize(keys))
     blocks_BIJ = visible_BTS.reshape(len(visible_BTS), -1, size[0], keys // size[1], size[1]).swapaxes(2, 3)
@@ -50,19 +50,19 @@ def assert_planned(shown, keys, size, by_key):
 @pytest.mark.slow
 @pytest.mark.parametrize('by_key', [False, True])
 @pytest.mark.parametrize('name', MASKS)
-def test_what_sees_is_visited_and_what_is_not_masked_sees_all(name, by_key):
+def test_plan_segments_covers_visible_blocks_of_each_mask(name, by_key):
     assert_planned(MASKS[name](LENGTH), LENGTH, (64, 128) if by_key else (128, 64), by_key)
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(intervals(), st.booleans())
-def test_any_intervals_are_planned(shown, by_key):
+def test_plan_segments_covers_visible_blocks_of_random_intervals(shown, by_key):
     assert_planned(shown, 64, (8, 4), by_key)
 
 
 @pytest.mark.parametrize('by_key', [False, True])
-def test_a_causal_mask_hides_within_one_block_of_a_walk(by_key):
+def test_plan_segments_masks_one_block_per_row_of_causal_mask(by_key):
     bound_BI4, segments = assert_planned(mask.make_causal_mask(LENGTH), LENGTH, (128, 128), by_key)
     assert [masked for *_, masked in segments] == ([True, False] if by_key else [False, True])
     first, last = (0, 1) if by_key else (2, 3)
@@ -70,13 +70,13 @@ def test_a_causal_mask_hides_within_one_block_of_a_walk(by_key):
 
 
 def hiding(shown, b, queries, keys):
-    """The predicate of a pair of blocks, as kernels apply it."""
+    """Return the masking function of a pair of blocks, as kernels apply it."""
     visible = np.asarray(shown.materialize(keys.stop))[b % len(shown.start_BT), queries, keys]
     return lambda array, instead: jnp.where(visible, array, instead)
 
 
 def walk(block, shown, query, key, value, parameter_HP):
-    """Forward of one sequence and head, block by block: what a kernel does, without one."""
+    """Compute the forward pass of one sequence and head block by block, without a kernel."""
     outputs, rows_of_all = [], []
     bound_BI4, segments = gpu_module.plan_segments(shown, len(key), (128, 64), False)
     for i, bound in enumerate(np.asarray(bound_BI4)[0]):
@@ -103,7 +103,7 @@ def in_float64(function, *arrays):
 @pytest.mark.parametrize('shown', ['full', 'window', 'padded'])
 @pytest.mark.parametrize('name', SUMS)
 @pytest.mark.slow
-def test_blocks_add_up_to_the_definition(name, shown):
+def test_block_ops_forward_matches_float64_reference(name, shown):
     asked, arrays = problem(MASKS[shown](LENGTH))
     expected = in_float64(functools.partial(by_matrices, SUMS[name], asked), *arrays, asked.parameter_HP)
     query, key, value = (one.astype(jnp.float32) for one in arrays)
@@ -115,7 +115,7 @@ def test_blocks_add_up_to_the_definition(name, shown):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', SUMS)
-def test_a_block_is_differentiated_as_the_definition_is(name):
+def test_block_ops_gradients_match_float64_reference(name):
     shown = mask.make_causal_mask(128)
     sums, scores = SUMS[name], problem(shown, length=128)[0].score_spec
     softmax, block = sums == SoftmaxReduction(), make_block_ops(sums, scores)
@@ -145,7 +145,7 @@ def test_a_block_is_differentiated_as_the_definition_is(name):
 
 
 @pytest.mark.slow
-def test_what_kernels_do_not_know_is_said_in_other_words():
+def test_make_lowerable_replaces_unsupported_primitives():
     def function(x, p):
         return jnp.tanh(x) + jax.nn.sigmoid(x) + jnp.floor(3 * x) + x**p + jnp.expm1(x) + jnp.log1p(x + 3)
 
@@ -157,7 +157,7 @@ def test_what_kernels_do_not_know_is_said_in_other_words():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('function', [jax.nn.sigmoid, jax.nn.softplus, jnp.expm1, lambda x: x ** jnp.float32(3.0)])
-def test_small_values_keep_their_digits(function):
+def test_make_lowerable_keeps_precision_for_small_values(function):
     x = np.concatenate([np.linspace(-30, 30, 100), [1e-3, -1e-3, 1e-7, -1e-7]]).astype(np.float32)
     np.testing.assert_allclose(make_lowerable(function)(x), function(x), rtol=2e-5)
 
@@ -179,7 +179,7 @@ def test_small_values_keep_their_digits(function):
         ('bfloat16', 64, LinearReduction(lambda score: (score * np.arange(1.0, 3.0)[:1], ())), 'an array'),
     ],
 )
-def test_what_is_not_covered_is_said(dtype, width, sums, reason):
+def test_explain_unsupported_names_reason(dtype, width, sums, reason):
     array = jax.ShapeDtypeStruct((1, 2, 128, width), dtype)
     found = gpu.explain_unsupported(sums, ScoreSpec(1.0, 0.0, steep), array, array, array)
     assert found is None if reason is None else reason in found

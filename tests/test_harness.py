@@ -1,4 +1,4 @@
-"""A run as a model of lm-evaluation-harness: what it says of texts follows from the formulas, one text at a time."""
+"""Tests of runs as models of lm-evaluation-harness against formulas for one text at a time."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ WAYS = {'plain': {}, 'fixed': dict(fixed_position=1), 'documents': dict(position
 
 @pytest.fixture(scope='module', params=WAYS)
 def own(request, whole):
-    """A run whose parameters leave nothing without effect, of data that begin in another way each."""
+    """Return a run with random nonzero parameters, for each way in which texts begin."""
     found = RunModel(RunDir(whole[0]), 8)
     data = dataclasses.replace(found.spec.data, **WAYS[request.param])
     mask = dataclasses.replace(found.spec.model.mask, document=request.param == 'documents')
@@ -45,19 +45,19 @@ def requests(kind, *arguments):
     return [Instance(kind, {}, given, 0) for given in arguments]
 
 
-def test_a_continuation_has_the_likelihood_of_its_formula(own):
+def test_loglikelihood_of_continuation_matches_formula(own):
     asked = SinklabLM(own)
     pairs = [(one['question'], choice) for one in QUESTIONS for choice in one['choices']]
     assert {asked.choose_length(len(asked.tok_encode(''.join(pair)))) for pair in pairs} >= {8, 16}
     found = asked.loglikelihood(requests('loglikelihood', *pairs), disable_tqdm=True)
     for (context, continuation), (score, likeliest) in zip(pairs, found, strict=True):
-        begin = len(context.rstrip())  # the library moves spaces
+        begin = len(context.rstrip())  # lm_eval moves trailing spaces to the continuation
         expected = likelihood(own, context[:begin], context[begin:] + continuation)
         np.testing.assert_allclose(score, expected[0], rtol=1e-4, err_msg=context)
         assert likeliest == expected[1]
 
 
-def test_the_likeliest_token_is_greedy(own):
+def test_loglikelihood_marks_argmax_continuation_as_greedy(own):
     asked = SinklabLM(own)
     context = asked.tok_encode(CONTEXTS[0])
     logits_TV, _, _ = reference.forward(own.params, np.array(context), own.spec)
@@ -66,7 +66,7 @@ def test_the_likeliest_token_is_greedy(own):
     assert [likeliest for _, likeliest in found] == [True, False]
 
 
-def test_a_text_is_read_in_the_windows_of_the_library(own):
+def test_loglikelihood_rolling_uses_windows_of_lm_eval(own):
     found = SinklabLM(own).loglikelihood_rolling(
         requests('loglikelihood_rolling', *((text,) for text in TEXTS)), True
     )
@@ -82,7 +82,7 @@ def test_a_text_is_read_in_the_windows_of_the_library(own):
         np.testing.assert_allclose(score, total, rtol=1e-4)
 
 
-def test_an_empty_context_is_what_stands_before_every_text_or_the_end_of_another(own):
+def test_loglikelihood_of_empty_context_conditions_on_prefix_or_end_token(own):
     asked = SinklabLM(own)
     assert asked.loglikelihood_rolling(requests('loglikelihood_rolling', ('',)), True) == [0.0]
     found = asked.loglikelihood(requests('loglikelihood', ('', 'abc'), (' ', 'abc')), disable_tqdm=True)
@@ -93,7 +93,7 @@ def test_an_empty_context_is_what_stands_before_every_text_or_the_end_of_another
     np.testing.assert_allclose(score, scores(own, ids, len(ids) - 1)[0], rtol=1e-4)
 
 
-def test_a_text_goes_on_with_the_likeliest_token_beyond_the_training_length(own):
+def test_generate_until_is_greedy_beyond_training_length(own):
     given = [(context, dict(until=[], max_gen_toks=20)) for context in CONTEXTS]
     found = SinklabLM(own, batch_size=1).generate_until(requests('generate_until', *given), True)
     assert found == [goes_on(own, context, 20) for context in CONTEXTS]
@@ -103,7 +103,7 @@ def test_a_text_goes_on_with_the_likeliest_token_beyond_the_training_length(own)
     assert again == [found[0].partition(stop)[0]]
 
 
-def test_what_is_drawn_has_the_frequencies_of_a_softmax():
+def test_sample_token_follows_softmax_frequencies():
     rng, logits_V = np.random.default_rng(0), np.array([0.0, 1.0, 2.0])
     counts = np.bincount([lm_eval.sample_token(logits_V, 0.5, rng) for _ in range(4000)])
     weight_V = np.exp(logits_V / 0.5)
@@ -119,13 +119,13 @@ def test_what_is_drawn_has_the_frequencies_of_a_softmax():
         (dict(temperature=0.5, num_beams=1), ((), 256, 0.5)),
     ],
 )
-def test_what_a_task_asks_of_a_text_is_read(given, expected):
+def test_generation_options_are_parsed(given, expected):
     assert lm_eval.parse_generation_options(given) == lm_eval.GenerationConfig(*expected)
 
 
 @pytest.mark.parametrize('given', [dict(num_beams=4), dict(do_sample=True, top_p=0.9), dict(repetition_penalty=1.2)])
-def test_what_would_change_a_text_and_is_unknown_is_refused(given):
-    with pytest.raises(UserError, match='a task asks for'):
+def test_generation_options_that_are_unsupported_are_rejected(given):
+    with pytest.raises(UserError, match='|'.join(f'{name}={value}' for name, value in given.items())):
         lm_eval.parse_generation_options(given)
 
 
@@ -138,12 +138,12 @@ def test_what_would_change_a_text_and_is_unknown_is_refused(given):
         (dict(data__random_first=2, data__random_last=3), 'data.random_first'),
     ],
 )
-def test_a_run_without_a_likelihood_of_texts_is_refused(changes, said):
+def test_check_scorable_rejects_run_without_text_likelihood(changes, said):
     with pytest.raises(UserError, match=said):
         lm_eval.check_scorable(tiny(**changes), 'a run')
 
 
-def test_places_of_later_texts_are_without_a_fixed_token_if_training_left_them():
+def test_check_scorable_accepts_fixed_token_absent_from_held_out_text():
     spec = tiny(data__fixed_position=3)
     lm_eval.check_scorable(
         dataclasses.replace(spec, data=dataclasses.replace(spec.data, fixed_held_out=False)), 'a run'

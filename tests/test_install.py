@@ -1,4 +1,4 @@
-"""Installing sinklab from a clone, and the commands that messages and pages name for it."""
+"""Installation from a clone, and install commands in messages and docs."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ EXTRAS = ('report', 'notebook', 'hf', 'tensorboard', 'wandb', 'data', 'evaluate'
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    """The files of an environment that sinklab seems to run in, with a pip and without a uv."""
+    """Fake a Python environment with pip and without uv, and return its bin folder."""
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'env' / 'bin' / 'python'))
     monkeypatch.setattr(install_commands.importlib.util, 'find_spec', lambda name: name)
     monkeypatch.setattr(install_commands.shutil, 'which', lambda name: None)
@@ -28,24 +28,24 @@ def environment(tmp_path, monkeypatch):
     return tmp_path / 'env' / 'bin'
 
 
-def test_pip_of_the_environment_installs_the_clone_with_the_extra(environment, monkeypatch):
+def test_extra_command_installs_clone_with_pip_of_environment(environment, monkeypatch):
     monkeypatch.setattr(install_commands, 'ROOT', ROOT)
     wanted = ['env/bin/python', '-m', 'pip', 'install', '-e', f'{ROOT}[notebook]']
     assert shlex.split(install_commands.format_extra_command('notebook')) == wanted
 
 
-def test_uv_of_the_environment_is_preferred_and_told_which_python(environment):
+def test_installer_prefers_uv_of_environment(environment):
     (environment / 'uv').touch()
     assert install_commands.format_installer() == 'env/bin/uv pip install --python env/bin/python'
 
 
-def test_uv_on_the_path_is_used_where_the_environment_has_no_pip(environment, monkeypatch):
+def test_installer_uses_uv_on_path_without_pip(environment, monkeypatch):
     monkeypatch.setattr(install_commands.importlib.util, 'find_spec', lambda name: None)
     monkeypatch.setattr(install_commands.shutil, 'which', lambda name: f'/usr/bin/{name}')
     assert install_commands.format_installer() == 'uv pip install --python env/bin/python'
 
 
-def test_the_clone_is_a_dot_in_its_own_folder_and_quoted_elsewhere(environment, monkeypatch, tmp_path):
+def test_extra_command_names_clone_by_dot_or_quoted_path(environment, monkeypatch, tmp_path):
     clone = tmp_path / "a user's clone"
     clone.mkdir()
     (clone / 'setup.py').touch()
@@ -56,7 +56,7 @@ def test_the_clone_is_a_dot_in_its_own_folder_and_quoted_elsewhere(environment, 
 
 
 @pytest.mark.parametrize('extra', EXTRAS)
-def test_without_a_clone_the_command_names_what_the_extra_requires(environment, monkeypatch, tmp_path, extra):
+def test_extra_command_names_requirements_without_clone(environment, monkeypatch, tmp_path, extra):
     monkeypatch.setattr(install_commands, 'ROOT', tmp_path)
     command = shlex.split(install_commands.format_extra_command(extra))
     assert command[:4] == ['env/bin/python', '-m', 'pip', 'install']
@@ -65,7 +65,7 @@ def test_without_a_clone_the_command_names_what_the_extra_requires(environment, 
     assert all(one.specifier and not one.marker for one in found)
 
 
-def test_no_message_and_no_page_names_a_command_that_needs_the_package_index():
+def test_messages_and_docs_name_no_package_index_command():
     files = [*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md'), *(ROOT / 'docs').rglob('*.ipynb')]
     files += [path for name in ('sinklab', 'launch', 'benchmarks') for path in (ROOT / name).rglob('*.py')]
     found = [
@@ -79,7 +79,7 @@ def test_no_message_and_no_page_names_a_command_that_needs_the_package_index():
 
 
 @pytest.mark.slow
-def test_an_editable_install_is_imported_from_the_folder_above_a_clone_named_sinklab(tmp_path):
+def test_editable_install_is_importable_above_clone_named_sinklab(tmp_path):
     pytest.importorskip('setuptools')
     pytest.importorskip('pip')
     clone, environment, wheels = tmp_path / 'sinklab', tmp_path / 'env', tmp_path / 'wheels'

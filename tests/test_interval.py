@@ -1,4 +1,4 @@
-"""Intervals of a mean over seeds: how often they cover the truth, and what they are of simple numbers."""
+"""Confidence intervals of a mean over seeds: coverage and exact values."""
 
 import functools
 
@@ -16,12 +16,12 @@ NOTHING = (0.0, lambda rng, shape: np.zeros(shape))
 
 
 def shares(a, b):
-    """Those of a beta distribution: (their mean, so many of them)."""
+    """Return the mean of a beta distribution and a function that draws samples."""
     return a / (a + b), lambda rng, shape: rng.beta(a, b, shape)
 
 
 def covered(of, n, one, other):
-    """How often an interval of n paired differences has the true one in it, in percent."""
+    """Return the coverage of an interval of n paired differences in percent."""
     return 100 * np.mean(covers(of, differences(n, one, other), one[0] - other[0]))
 
 
@@ -53,14 +53,14 @@ SKEWED = pytest.mark.parametrize(
 @SKEWED
 @pytest.mark.parametrize('n', [5, 8])
 @pytest.mark.slow
-def test_an_interval_of_skewed_shares_covers_the_truth_as_often_as_it_says(n, one, other):
+def test_mean_interval_of_skewed_samples_has_nominal_coverage(n, one, other):
     assert 92.9 <= covered(compute_mean_interval, n, one, other) <= 97
 
 
 @SKEWED
 @pytest.mark.slow
-def test_two_looks_of_a_claim_both_cover_the_truth_as_often_as_it_says(one, other):
-    """With five seeds, and with three more."""
+def test_mean_intervals_of_two_looks_have_nominal_joint_coverage(one, other):
+    """The looks have five and eight seeds."""
     difference_RN, truth = differences(8, one, other), one[0] - other[0]
     look = functools.partial(compute_mean_interval, level=LOOK_CONFIDENCE_LEVEL)
     both = covers(look, difference_RN[:, :5], truth) & covers(look, difference_RN, truth)
@@ -69,8 +69,8 @@ def test_two_looks_of_a_claim_both_cover_the_truth_as_often_as_it_says(one, othe
 
 @pytest.mark.parametrize('n', [5, 8])
 @pytest.mark.slow
-def test_no_interval_is_much_wider_than_students(n):
-    """However skewed, where the plain cubic has some of 2.4 times that width."""
+def test_mean_interval_width_is_close_to_student_width(n):
+    """A plain cubic correction reaches 2.4 times that width on skewed samples."""
     rng = np.random.default_rng(0)
     for one in (
         rng.beta(0.7, 2, (REPEATS, n)),
@@ -94,8 +94,8 @@ def student(number_N):
 @pytest.mark.parametrize('n', [5, 8])
 @pytest.mark.parametrize('empty', [0.2, 0.3, 0.5, 0.7])
 @pytest.mark.slow
-def test_where_a_part_of_the_shares_is_0_it_covers_from_83_percent_on_and_no_less_than_students(n, empty):
-    """Seeds without any sink beside seeds with one: five of them may miss a kind altogether."""
+def test_mean_interval_of_samples_with_zeros_covers_at_least_82_percent(n, empty):
+    """Some seeds have no sink. Five seeds may all be of one kind."""
 
     def some(rng, shape):
         return np.where(rng.random(shape) < empty, 0, rng.normal(0.5, 0.1, shape))
@@ -105,18 +105,18 @@ def test_where_a_part_of_the_shares_is_0_it_covers_from_83_percent_on_and_no_les
     assert covered(compute_mean_interval, *given) >= covered(student, *given) - 0.5
 
 
-def test_of_skewed_shares_students_own_covers_less():
+def test_student_interval_undercovers_skewed_samples():
     given = 5, shares(1, 4), NOTHING
     assert covered(student, *given) < 92 < covered(compute_mean_interval, *given)
 
 
-def test_of_symmetric_numbers_it_is_students():
+def test_mean_interval_of_symmetric_samples_equals_student_interval():
     number_N = [-3.0, -1.0, 0.5, 2.0, 4.0]
     np.testing.assert_allclose(compute_mean_interval(number_N), student(number_N), rtol=1e-12)
 
 
 @given(st.lists(st.floats(-100, 100), min_size=5, max_size=9), st.floats(0.1, 10), st.floats(-50, 50))
-def test_it_goes_along_with_units_and_with_signs(numbers, scale, shift):
+def test_mean_interval_is_equivariant_under_scale_shift_and_sign(numbers, scale, shift):
     number_N = np.round(numbers, 3)
     low, high = compute_mean_interval(number_N)
     assert low <= number_N.mean() <= high or np.isclose(low, high)
@@ -129,7 +129,7 @@ def test_it_goes_along_with_units_and_with_signs(numbers, scale, shift):
 
 @pytest.mark.parametrize('n', [5, 8, 13])
 @pytest.mark.parametrize('level', [0.95, LOOK_CONFIDENCE_LEVEL])
-def test_the_interval_of_a_share_is_that_of_an_exact_binomial_test(n, level):
+def test_proportion_interval_matches_exact_binomial_test(n, level):
     for ones in range(n + 1):
         expected = stats.binomtest(ones, n).proportion_ci(level, 'exact')
         np.testing.assert_allclose(
@@ -138,6 +138,6 @@ def test_the_interval_of_a_share_is_that_of_an_exact_binomial_test(n, level):
     assert compute_proportion_interval([0.0] * 4) is None
 
 
-def test_four_numbers_have_none_and_equal_ones_a_point():
+def test_mean_interval_needs_five_values_and_is_point_for_equal_values():
     assert compute_mean_interval([1.0, 2.0, 3.0, 4.0]) is None
     assert compute_mean_interval([0.25] * 5) == (0.25, 0.25)

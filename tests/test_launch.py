@@ -1,4 +1,4 @@
-"""Launchers: what they would run, word for word; and that it is what they run."""
+"""Tests of launchers: printed scripts, jobs, arguments, secrets and exit codes."""
 
 import ast
 import os
@@ -33,8 +33,8 @@ def tree(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', NAMES)
-def test_what_is_printed_does_what_is_executed(name, recorders, tmp_path, capsys):
-    """As a script of bash, to the last word and byte; whatever a path holds."""
+def test_printed_script_equals_executed_commands(name, recorders, tmp_path, capsys):
+    """Run the printed script in bash with special characters in paths; compare commands and files."""
     shared = tmp_path / "o'brien's code $HOME"
     given = [one for one in SUBMIT[name] if not one.startswith(('--code', '--workdir'))]
     given += ['--config.data.source=stdlib', "--config.optimizer.schedule=it's $HOME"]
@@ -49,7 +49,7 @@ def test_what_is_printed_does_what_is_executed(name, recorders, tmp_path, capsys
     subprocess.run(['bash', '-c', script], check=True, env=recorders.environment)
     assert recorders.heard() == executed
     again = tree(tmp_path)
-    if secret:  # random: each of both makes another one
+    if secret:  # random, so it differs between the two runs
         assert len(again.pop('runs/launched/pair/secret')) == len(secret)
     assert again == made
     assert executed
@@ -61,12 +61,12 @@ SECRET = 'hf_not_for_others'
 @pytest.mark.slow
 @pytest.mark.parametrize('how', ['executed', 'printed'])
 @pytest.mark.parametrize('name', NAMES)
-def test_files_with_variables_of_a_run_are_for_their_owner_alone(name, how, recorders, tmp_path, capsys):
+def test_files_with_environment_variables_are_readable_only_by_owner(name, how, recorders, tmp_path, capsys):
     given = [one for one in SUBMIT[name] if not one.startswith('--code')]
     given[2:2] = [f'--env=TOKEN={SECRET}', *([f'--code={tmp_path}/code'] if name == 'slurm' else [])]
     before = os.umask(0o022)
     try:
-        for _ in range(2):  # the second time over files that others may read
+        for _ in range(2):  # the second time with existing files that others may read
             if how == 'executed':
                 assert launched(name, [*given[:2], '--execute', *given[2:]]) == 0
             else:
@@ -82,7 +82,7 @@ def test_files_with_variables_of_a_run_are_for_their_owner_alone(name, how, reco
     assert not any(SECRET in word for call in recorders.heard() for word in call), 'on a command line'
 
 
-def test_a_variable_without_a_value_has_that_of_the_launcher(monkeypatch):
+def test_parse_variables_takes_missing_value_from_environment(monkeypatch):
     monkeypatch.setenv('TOKEN', f'{SECRET}=1')
     assert command_line.parse_variables(['TOKEN', 'EMPTY=', 'A=b=c']) == {
         'TOKEN': f'{SECRET}=1',
@@ -95,8 +95,8 @@ def test_a_variable_without_a_value_has_that_of_the_launcher(monkeypatch):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_a_run_gets_its_arguments_as_they_were_given(name, recorders, capsys, tmp_path):
-    """Read back from what starts it: a script of bash, or the words of a container."""
+def test_run_receives_arguments_unchanged(name, recorders, capsys, tmp_path):
+    """Run the generated bash script with an executable that prints its arguments."""
     given = [one for one in SUBMIT[name] if not one.startswith('--workdir')]
     given[2:2] = [f'--workdir={HARD}', "--env=WORDS=a 'b' $(c) $HOME", '--compiled=gs://b/c d']
     where = '--code=/opt/sinklab' if name == 'slurm' else ''
@@ -117,14 +117,14 @@ def test_a_run_gets_its_arguments_as_they_were_given(name, recorders, capsys, tm
     )
     own = [f'--workdir={HARD}', '--grace=120', '--compiled=gs://b/c d']
     assert ast.literal_eval(said.stdout) == ["a 'b' $(c) $HOME", *RUN[1:], *own]
-    build_parser().parse_known_args(made.argv[1:])  # and sinklab knows them
+    build_parser().parse_known_args(made.argv[1:])  # sinklab accepts them
 
 
 HIDDEN = '\x1b[31m \u202e \x9b1A\r \n end'
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_a_printed_script_shows_hidden_characters_as_escapes_and_gives_them_to_the_run(name, capsys, recorders):
+def test_printed_script_escapes_hidden_characters_but_run_receives_them(name, capsys, recorders):
     given = [one for one in SUBMIT[name] if not one.startswith('--workdir')]
     given[2:2] = [f'--workdir=gs://b/{HIDDEN}', f'--env=WORDS={HIDDEN}']
     script = printed(capsys, name, given)
@@ -135,12 +135,12 @@ def test_a_printed_script_shows_hidden_characters_as_escapes_and_gives_them_to_t
     assert said.stdout.decode() == f'{HIDDEN}\n'
 
 
-def test_a_refusal_shows_hidden_characters_as_escapes(capsys):
+def test_error_message_escapes_hidden_characters(capsys):
     assert 'gs:\\x1b[31m' in refused(capsys, 'slurm', ['submit', 'pair', '--workdir=gs:\x1b[31m\nx', *RUN])
 
 
-def test_a_container_gets_its_arguments_as_they_were_given():
-    """Kubernetes puts variables for $(NAME), and $ for $$."""
+def test_escape_dollars_prevents_kubernetes_expansion():
+    """Emulate Kubernetes, which expands $(NAME) and replaces $$ by $."""
     from launch.jobset import escape_dollars
 
     def expanded(text):
@@ -150,7 +150,7 @@ def test_a_container_gets_its_arguments_as_they_were_given():
         assert expanded(escape_dollars(text)) == text
 
 
-def test_exit_codes_are_tried_again_or_final_as_sinklab_means_them():
+def test_retry_exit_codes_match_exit_causes():
     final = {'refused', 'diverged', 'crashed', 'interrupted', 'fruitless', 'done'}
     assert all((code in job.RETRY_EXIT_CODES) == (cause not in final) for cause, (_, code) in EXIT_CAUSES.items())
     assert set(job.RETRY_EXIT_CODES) == {42, 134, 135, 137, 139, 143}
@@ -166,15 +166,15 @@ def test_exit_codes_are_tried_again_or_final_as_sinklab_means_them():
         (['--spot'], 30),
     ],
 )
-def test_the_time_to_save_in_is_above_what_a_save_takes(given, grace, recorders, capsys):
+def test_grace_period_exceeds_save_time(given, grace, recorders, capsys):
     argv = SUBMIT['queued_resources']
     script = printed(capsys, 'queued_resources', [*argv[:2], *given, *argv[2:]])
     assert f'--grace={grace} ' in script
     assert f'TimeoutStopSec={grace}\n' in script
 
 
-def test_jobs_of_a_sweep_are_as_sinklab_sweep_has_them(recorders, capsys):
-    """A job a row and seed, with that row, both seeds, and a folder ROW-SEED."""
+def test_sweep_creates_one_job_per_row_and_seed(recorders, capsys):
+    """Test the row, both seeds, the folder ROW-SEED and the name of each job."""
     argv = ['submit', 'pair', '--workdir=gs://b/pair', '--rows=softmax_1b,sigmoid_1b', '--seeds=0,3']
     argv += [*WHERE['queued_resources'], '--', 'train', '--config', 'configs/scale.py', '--remat=auto']
     script = printed(capsys, 'queued_resources', argv)
@@ -195,7 +195,7 @@ def test_jobs_of_a_sweep_are_as_sinklab_sweep_has_them(recorders, capsys):
 @pytest.mark.parametrize(
     'given', [f'{name}-{chips}' for name, kind in tpu_slices.TPU_KINDS.items() for chips in kind.topologies]
 )
-def test_a_topology_has_the_chips_of_its_slice_and_hosts_share_them(given):
+def test_parse_slice_topology_matches_chips_and_hosts(given):
     one = tpu_slices.parse_slice(given)
     product = 1
     for side in one.topology.split('x'):
@@ -211,7 +211,7 @@ def test_a_topology_has_the_chips_of_its_slice_and_hosts_share_them(given):
         *('5000000000', '5000000000,'),
     ],
 )
-def test_seeds_are_read_as_a_sweep_reads_them(given):
+def test_parse_seeds_flag_matches_parse_seeds_of_sweep(given):
     try:
         expected = parse_seeds(given)
     except ValueError:
@@ -221,11 +221,11 @@ def test_seeds_are_read_as_a_sweep_reads_them(given):
         assert command_line.parse_seeds_flag(given) == expected
 
 
-# Modules of sinklab that import the standard library alone, or others that do.
+# Modules of sinklab that import only the standard library or each other.
 LIGHT = 'sinklab.supervisor.exit_status', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.config.seeds'
 
 
-def test_launchers_import_light_modules_of_sinklab_alone_and_nothing_imports_a_launcher():
+def test_launchers_import_only_light_modules_and_are_not_imported():
     for path in (ROOT / 'launch').glob('*.py'):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom | ast.Import):
@@ -237,7 +237,7 @@ def test_launchers_import_light_modules_of_sinklab_alone_and_nothing_imports_a_l
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_help_tells_every_verb_and_starts_at_once(name):
+def test_help_lists_every_verb_without_importing_heavy_modules(name):
     said = subprocess.run(
         [sys.executable, '-X', 'importtime', '-m', f'launch.{name}', '--help'],
         cwd=ROOT, env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, check=True,

@@ -1,4 +1,4 @@
-"""Profiles of compiler flags: names that the compilers know."""
+"""XLA flags of launch profiles, checked with the compilers."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from sinklab.planning import topology
 ROOT = Path(__file__).parents[1]
 UNKNOWN = '--xla_no_such_flag=true'
 FUSED = '--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true --xla_enable_async_all_gather=true'
-# Some flags are known to the compiler and refused for a chip, which is said when something is compiled for it.
+# The compiler rejects some known flags for a chip only when it compiles for that chip.
 COMPILED = """
 import jax
 from sinklab.planning import topology
@@ -22,7 +22,7 @@ for name in ('v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'):
     place = jax.sharding.SingleDeviceSharding(topology.parse_topology(name)[1][0])
     jax.jit(jax.numpy.sin).lower(jax.ShapeDtypeStruct((8, 128), 'float32', sharding=place)).compile()
 """
-# A variable -> what reads it.
+# Variable -> code that reads it.
 READERS = {
     'LIBTPU_INIT_ARGS': COMPILED,
     'XLA_FLAGS': "import jax; jax.devices('cpu')",
@@ -41,20 +41,20 @@ def accepted(variable, value):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('name', 'variable', 'value'), GIVEN, ids=[name for name, *_ in GIVEN])
-def test_the_flags_of_a_profile_are_accepted_for_every_chip(name, variable, value):
+def test_profile_flags_are_accepted_for_every_chip(name, variable, value):
     assert accepted(variable, value)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('variable', READERS)
-def test_a_flag_that_is_unknown_is_refused(variable):
+def test_unknown_flag_is_rejected(variable):
     assert not accepted(variable, UNKNOWN)
 
 
 @pytest.mark.slow
-def test_a_flag_that_is_known_and_not_for_every_chip_is_refused():
+def test_flag_unsupported_by_some_chip_is_rejected():
     assert not accepted('LIBTPU_INIT_ARGS', FUSED)
 
 
-def test_profiles_set_what_is_read():
+def test_profiles_set_exactly_variables_with_readers():
     assert {variable for _, variable, _ in GIVEN} == set(READERS)

@@ -1,4 +1,4 @@
-"""The script of a SLURM job: when it is queued again; and two processes of a faked cluster that train under it."""
+"""Tests of the script of a SLURM job, also with two processes of a simulated cluster."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from recorders import RUN, SUBMIT, launched, printed, recorded
 from launch.job import RETRY_EXIT_CODES
 
 ROOT = Path(__file__).parents[1]
-# As srun does: the command once on each host, with who it is; the largest of their exit codes.
+# Replaces srun: runs the command once for each host with its task variables; exits with the largest exit code.
 SRUN = """#!{python} -IS
 import json, os, subprocess, sys
 command = sys.argv[1:]
@@ -42,13 +42,13 @@ def script_of(capsys, *options):
 
 
 def told(script):
-    """{option: value} of the lines that sbatch reads, which end at the first command."""
+    """Return {option: value} of the lines that sbatch reads, which end at the first command."""
     head = script.partition('\nended=')[0].splitlines()[1:]
     assert all(line.startswith('#SBATCH --') for line in head)
     return {name: value for name, _, value in (line[10:].partition('=') for line in head)}
 
 
-def test_sbatch_is_asked_for_hosts_a_signal_ahead_of_time_and_to_queue_it_again(recorders, capsys):
+def test_script_has_sbatch_options_for_hosts_signal_and_requeue(recorders, capsys):
     options = told(script_of(capsys, '--save=170', '--partition=gpu', '--account=sinks'))
     expected = {
         **{'job-name': 'pair', 'nodes': '32', 'ntasks-per-node': '1', 'gpus-per-node': '8', 'time': '1-0'},
@@ -58,7 +58,7 @@ def test_sbatch_is_asked_for_hosts_a_signal_ahead_of_time_and_to_queue_it_again(
     assert options == expected
 
 
-def test_a_sweep_is_an_array_of_which_each_element_runs_its_own(recorders, capsys, tmp_path):
+def test_sweep_is_job_array_with_one_run_per_element(recorders, capsys, tmp_path):
     given = [one.replace(':softmax_1b', '').replace('/shared', str(tmp_path)) for one in SUBMIT['slurm']]
     argv = [*given[:2], '--execute', '--rows=a,b', '--seeds=0,1', '--at_once=3', *given[2:]]
     assert launched('slurm', argv) == 0
@@ -76,7 +76,7 @@ def test_a_sweep_is_an_array_of_which_each_element_runs_its_own(recorders, capsy
 @pytest.mark.slow
 @pytest.mark.parametrize('code', [0, 1, 2, 3, 70, 126, 127, 130, *RETRY_EXIT_CODES])
 @pytest.mark.parametrize('restarts', [0, 49, 50])
-def test_it_is_queued_again_on_codes_that_ask_for_it_and_so_often(code, restarts, recorders, capsys, tmp_path):
+def test_script_requeues_job_on_retry_exit_codes_up_to_limit(code, restarts, recorders, capsys, tmp_path):
     for name in ('srun', 'scontrol'):
         (recorders.folder / name).symlink_to(recorders.folder / 'sinklab')
     recorders.answer('srun', ('', '', code))
@@ -87,7 +87,7 @@ def test_it_is_queued_again_on_codes_that_ask_for_it_and_so_often(code, restarts
     assert recorders.heard()[1:] == [['scontrol', 'requeue', '7']] * again
 
 
-def test_each_start_has_a_secret_of_its_own_unless_one_is_given(recorders, capsys, tmp_path):
+def test_script_creates_new_secret_at_each_start_unless_given(recorders, capsys, tmp_path):
     (recorders.folder / 'srun').write_text('#!/bin/bash\necho "$SINKLAB_RUN_SECRET" >> secrets\n')
     (recorders.folder / 'srun').chmod(0o755)
     (tmp_path / 'job.sh').write_text(script_of(capsys))
@@ -99,8 +99,8 @@ def test_each_start_has_a_secret_of_its_own_unless_one_is_given(recorders, capsy
     assert third == 'given'
 
 
-def test_an_element_of_an_array_is_queued_again_and_not_its_array(recorders, capsys, tmp_path):
-    """The last element of an array has the number of the array."""
+def test_script_requeues_only_own_array_element(recorders, capsys, tmp_path):
+    """Test the last element of an array, whose job id is that of the array."""
     for name in ('srun', 'scontrol'):
         (recorders.folder / name).symlink_to(recorders.folder / 'sinklab')
     recorders.answer('srun', ('', '', 42))
@@ -111,8 +111,8 @@ def test_an_element_of_an_array_is_queued_again_and_not_its_array(recorders, cap
 
 
 @pytest.mark.slow
-def test_what_slurm_ends_as_a_whole_is_left_to_slurm(recorders, capsys, tmp_path):
-    """The script waits for the save, and asks for nothing."""
+def test_script_does_not_requeue_after_termination_by_slurm(recorders, capsys, tmp_path):
+    """Test that the script waits for the save and runs no command."""
     (recorders.folder / 'srun').write_text('#!/bin/bash\ntouch begun; sleep 1; touch saved; exit 42\n')
     (recorders.folder / 'srun').chmod(0o755)
     (recorders.folder / 'scontrol').symlink_to(recorders.folder / 'sinklab')
@@ -125,10 +125,10 @@ def test_what_slurm_ends_as_a_whole_is_left_to_slurm(recorders, capsys, tmp_path
     assert recorders.heard() == []
 
 
-def test_what_sbatch_cannot_read_is_refused(recorders, capsys):
+def test_workdir_with_backslash_is_rejected(recorders, capsys):
     argv = [one.replace('/shared', '/a\\b') for one in SUBMIT['slurm']]
     assert launched('slurm', argv) == 1
-    assert 'holds a backslash or a line break' in capsys.readouterr().err
+    assert 'backslash' in capsys.readouterr().err
 
 
 def wait(condition, seconds=60):
@@ -139,7 +139,7 @@ def wait(condition, seconds=60):
 
 
 class Cluster:
-    """Runs the script of a job, ahead of its limit sends the signal that it asks for, and queues it again."""
+    """Simulated cluster that runs the script of a job, signals it before its limit and requeues it."""
 
     def __init__(self, recorders, script):
         self.folder, self.script, self.recorders = recorders.folder, script, recorders
@@ -154,7 +154,10 @@ class Cluster:
         return subprocess.Popen(['bash', self.script], env={**self.recorders.environment, **own})
 
     def run(self, *limits):
-        """Exit codes of its attempts; each but the last is signalled when a limit, a function, says so."""
+        """Return the exit codes of the attempts.
+
+        Each attempt but the last is signalled when its limit, a function, returns True.
+        """
         codes = []
         for restarts, limit in enumerate([*limits, None]):
             running = self.begin(restarts)
@@ -175,7 +178,10 @@ class Cluster:
 
 @pytest.fixture
 def submitted(recorders, corpus, monkeypatch):
-    """submitted(name) -> (a cluster with a job, its run folder, its notes); what it runs is of this tree."""
+    """Return a function submitted(name) -> (cluster with a job, run folder, notes).
+
+    The job runs the code of this tree.
+    """
     (Path('fault.py')).write_text((ROOT / 'tests' / 'faults' / 'fault.py').read_text())
     monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '2')
 
@@ -202,12 +208,12 @@ def submitted(recorders, corpus, monkeypatch):
 
 
 def at_step(notes, step):
-    """Whether both processes have come to a step."""
+    """Return a function that returns whether both processes have reached a step."""
     return lambda: all((notes / str(i)).exists() and f' {step}\n' in (notes / str(i)).read_text() for i in range(2))
 
 
-@pytest.mark.exhaustive  # that codes have it queued again is tested above, that runs go on bit for bit in test_loop
-def test_two_processes_that_are_told_to_stop_ahead_of_time_end_in_the_bits_of_those_that_are_not(submitted):
+@pytest.mark.exhaustive  # requeueing is tested above, and exact resume in test_loop
+def test_preempted_processes_end_with_same_parameters_as_undisturbed_ones(submitted):
     from sinklab.checkpoint import checkpointer
     from sinklab.run_dir import RunDir
 

@@ -1,4 +1,4 @@
-"""Lines that are added one by one are read as they were written, from a disk and from the segments of a bucket."""
+"""Append logs in buckets: lines are read as written, in order and once."""
 
 import threading
 import time
@@ -24,21 +24,19 @@ def written(path, *texts, check=lambda: None):
     return adding
 
 
-def test_what_was_written_is_read_once_and_in_order_from_any_byte_on(path, monkeypatch):
+def test_read_log_returns_lines_in_order_from_any_byte(path, monkeypatch):
     monkeypatch.setattr(run_files, 'SEGMENT_BYTES', 10)
     told = [f'line {number}'.encode() for number in range(9)]
     for attempt in range(3):
         written(path, *told[3 * attempt : 3 * attempt + 3]).close()
     whole = b''.join(line + b'\n' for line in told)
     assert run_files.read_log(path) == whole
-    assert (
-        len(run_files.list_segments(path)) == 6
-    )  # two lines are more than ten bytes, and each attempt begins a segment
+    assert len(run_files.list_segments(path)) == 6  # two lines exceed ten bytes, and each attempt starts a segment
     for start in (0, 1, 7, 14, len(whole) - 1, len(whole), len(whole) + 1):
         assert run_files.read_log(path, start) == whole[start:]
 
 
-def test_what_was_added_is_there_in_time(path, monkeypatch):
+def test_appended_line_is_flushed_in_time(path, monkeypatch):
     monkeypatch.setattr(run_files, 'FLUSH_SECONDS', 0.1)
     adding = run_files.open_append_log(path)
     for line in (b'one', b'two'):
@@ -51,7 +49,7 @@ def test_what_was_added_is_there_in_time(path, monkeypatch):
     adding.close()
 
 
-def test_without_lines_nothing_is_asked_of_the_storage(bucket, path, monkeypatch):
+def test_idle_log_sends_no_requests(bucket, path, monkeypatch):
     monkeypatch.setattr(run_files, 'FLUSH_SECONDS', 0.01)
     adding = written(path, b'one')
     before = len(bucket.proxy.requests)
@@ -61,16 +59,16 @@ def test_without_lines_nothing_is_asked_of_the_storage(bucket, path, monkeypatch
     assert len(bucket.proxy.requests) == before
 
 
-def test_who_is_killed_loses_what_has_come_since_the_last_segment_and_doubles_nothing(path):
+def test_killed_writer_loses_only_unsynced_lines(path):
     killed = written(path, b'one', b'two')
     killed.append(b'lost')
-    killed.stop_event.set()  # without what a close does
+    killed.stop_event.set()  # no close
     again = written(path, b'three')
     again.close()
     assert run_files.read_log(path) == b'one\ntwo\nthree\n'
 
 
-def test_a_folder_that_another_job_has_taken_gets_no_line_more(path, monkeypatch):
+def test_append_fails_after_lease_is_lost(path, monkeypatch):
     monkeypatch.setattr(run_files, 'FLUSH_SECONDS', 0.05)
     taken = threading.Event()
 
@@ -89,7 +87,7 @@ def test_a_folder_that_another_job_has_taken_gets_no_line_more(path, monkeypatch
     assert run_files.read_log(path) == b'one\n'
 
 
-def test_lines_that_come_while_a_segment_is_written_come_after_it(bucket, path, monkeypatch):
+def test_lines_appended_during_upload_follow_in_order(bucket, path, monkeypatch):
     monkeypatch.setattr(run_files, 'SEGMENT_BYTES', 64)
     monkeypatch.setattr(run_files, 'FLUSH_SECONDS', 0.001)
     adding = run_files.open_append_log(path)

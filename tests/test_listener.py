@@ -1,4 +1,4 @@
-"""Callbacks of the training loop."""
+"""Tests of callbacks of the training loop."""
 
 import pytest
 from runs import outcome, spec, train
@@ -15,7 +15,7 @@ class FullDisk(Callback):
 
 
 @pytest.mark.slow
-def test_an_error_of_a_mirror_is_a_warning_and_training_goes_on(corpus, tmp_path):
+def test_best_effort_callback_error_is_warning_and_training_continues(corpus, tmp_path):
     mirror, warnings = FullDisk(), []
     records = train(spec(corpus), tmp_path / 'run', BestEffortCallback(mirror, 'TensorBoard', warnings.append))
     assert [record['step'] for record in records] == list(range(9))

@@ -1,4 +1,4 @@
-"""A lock on a shared disk: two processes that interleave as badly as they can are never inside together."""
+"""Lock files on a shared disk: mutual exclusion under adverse interleaving."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ DEAD = 0.6
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """A lock whose owner is taken for dead soon."""
+    """Shorten the time after which a lock is stale."""
     monkeypatch.setattr(compare_and_swap, 'STALE_LOCK_SECONDS', DEAD)
 
 
@@ -33,14 +33,14 @@ def path(tmp_path):
 
 
 class Section:
-    """What a lock protects: who is inside, and how many were at most."""
+    """Critical section of a lock, with its current threads and their largest number."""
 
     def __init__(self, path):
         self.path, self.inside, self.most = path, [], 0
         self.entered = {name: threading.Event() for name in ('first', 'second', 'third')}
 
     def enter(self, name, seconds):
-        """Starts a thread of this name that goes in and stays so long."""
+        """Start a named thread that holds the lock for some seconds."""
 
         def come():
             with compare_and_swap.acquire_lock(self.path):
@@ -56,7 +56,7 @@ class Section:
 
 
 def stop_at(monkeypatch, method, name, until):
-    """Stops a thread once, for at most a second, as it calls a method of Path for the lock; returns when it does."""
+    """Block a thread once, for at most one second, in a Path method on the lock; return an event set at that time."""
     called, come = getattr(pathlib.Path, method), threading.Event()
 
     def stopped(self, *given, **more):
@@ -69,8 +69,8 @@ def stop_at(monkeypatch, method, name, until):
     return come
 
 
-def test_of_two_that_see_a_dead_lock_the_slower_does_not_replace_the_lock_of_the_faster(path, monkeypatch):
-    """The first stops between its look at the dead lock and its replacing it, until the second is inside."""
+def test_slower_process_does_not_replace_lock_after_stale_takeover(path, monkeypatch):
+    """Block the first thread between reading and replacing the stale lock, until the second holds the lock."""
     path.touch()
     section = Section(path)
     come = stop_at(monkeypatch, 'replace', 'first', section.entered['second'])
@@ -85,8 +85,8 @@ def test_of_two_that_see_a_dead_lock_the_slower_does_not_replace_the_lock_of_the
     assert list(path.parent.iterdir()) == []
 
 
-def test_whoever_was_taken_for_dead_does_not_delete_the_lock_of_its_successor(path, monkeypatch):
-    """The first stops between its look at its own lock and its deleting it, until the second is inside."""
+def test_stale_owner_does_not_delete_lock_of_successor(path, monkeypatch):
+    """Block the first thread between reading and deleting its own lock, until the second holds the lock."""
     section = Section(path)
     come = stop_at(monkeypatch, 'unlink', 'first', section.entered['second'])
     first = section.enter('first', DEAD / 3)
@@ -102,7 +102,7 @@ def test_whoever_was_taken_for_dead_does_not_delete_the_lock_of_its_successor(pa
     assert list(path.parent.iterdir()) == []
 
 
-def test_on_a_disk_without_locks_of_the_kernel_a_dead_lock_is_taken_over_as_well(path, monkeypatch):
+def test_stale_lock_is_taken_over_without_flock_support(path, monkeypatch):
     def refuse(file, operation):
         raise OSError(errno.ENOLCK, 'No locks available')
 
@@ -113,7 +113,7 @@ def test_on_a_disk_without_locks_of_the_kernel_a_dead_lock_is_taken_over_as_well
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_process_that_was_stopped_while_it_took_over_is_not_waited_for_for_ever(path, monkeypatch):
+def test_takeover_does_not_wait_forever_for_stopped_process(path, monkeypatch):
     monkeypatch.setattr(compare_and_swap, 'FLOCK_WAIT_FACTOR', 2)
     path.touch()
     with path.open('rb+') as file:
@@ -123,7 +123,7 @@ def test_a_process_that_was_stopped_while_it_took_over_is_not_waited_for_for_eve
     assert list(path.parent.iterdir()) == []
 
 
-def test_no_descriptor_is_left_open(path):
+def test_acquire_lock_leaves_no_open_descriptor(path):
     before = len(os.listdir('/proc/self/fd'))
     path.touch()
     for _ in range(3):
@@ -148,7 +148,7 @@ IRREGULAR = {
 
 
 @pytest.mark.parametrize('make', IRREGULAR.values(), ids=IRREGULAR)
-def test_what_is_no_file_in_the_place_of_a_lock_is_refused_at_once(path, make, monkeypatch):
+def test_acquire_lock_rejects_irregular_file_immediately(path, make, monkeypatch):
     monkeypatch.setattr(compare_and_swap, 'STALE_LOCK_SECONDS', 60.0)
     make(path)
     refused = []
@@ -168,7 +168,7 @@ def test_what_is_no_file_in_the_place_of_a_lock_is_refused_at_once(path, make, m
 
 
 @pytest.mark.parametrize('name', ['a folder', 'a FIFO', 'a socket', 'a link to a device', 'a link to itself'])
-def test_a_run_whose_lock_is_no_file_is_refused_before_it_starts(path, name):
+def test_check_spec_rejects_irregular_lock_file(path, name):
     folder = RunDir(path.parent)
     folder.initialize(tiny(), {})
     IRREGULAR[name](path)
@@ -177,7 +177,7 @@ def test_a_run_whose_lock_is_no_file_is_refused_before_it_starts(path, name):
 
 
 @pytest.mark.parametrize('taken_over', [False, True])
-def test_only_its_owner_may_write_a_lock(path, taken_over):
+def test_lock_file_is_writable_only_by_owner(path, taken_over):
     if taken_over:
         path.touch()
     mask = os.umask(0)

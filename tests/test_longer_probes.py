@@ -1,4 +1,4 @@
-"""Texts as long as what is asked of them: the edge of a wide window, and positions that no longer tell keys apart."""
+"""Probes of long texts: edges of wide windows, and relative positions beyond the farthest distance."""
 
 import json
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.slow
 
 
 def measured(path, monkeypatch, capsys, *given):
-    """What `sinklab measure` says of a run."""
+    """Return the JSON output of `sinklab measure` for a run."""
     monkeypatch.setenv('SINKLAB_CACHE', str(path.parent / 'cache'))
     assert main(['measure', str(path), '--json', *given]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_texts_longer_than_a_window_have_an_edge(corpus, tmp_path, monkeypatch, capsys):
-    """A window of 64 is one of a text of 128 tokens, and none of a probe of 12."""
+def test_text_longer_than_window_has_edge_metrics(corpus, tmp_path, monkeypatch, capsys):
+    """Use a window of 64, which cuts a text of 128 tokens and does not cut a probe of 12."""
     spec = runs.spec(corpus, model__mask__window=64, data__length=128, optimizer__steps=3, valid__windows=2)
     [*_, record] = runs.train(spec, tmp_path / 'run')
     assert 'sink/1' in record
@@ -44,8 +44,8 @@ def test_texts_longer_than_a_window_have_an_edge(corpus, tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize('kind', some(RELATIVE_POSITIONS, list(RELATIVE_POSITIONS)[:1]))
-def test_proposition_2_is_reached_beyond_the_farthest_distance(corpus, tmp_path, monkeypatch, capsys, kind):
-    """One token repeated 160 times: keys from a distance of 128 on share one weight."""
+def test_proposition_2_holds_beyond_farthest_distance(corpus, tmp_path, monkeypatch, capsys, kind):
+    """Repeat one token 160 times, so that keys from distance 128 on share one weight."""
     spec = runs.spec(corpus, model__position=kind, data__length=160, optimizer__steps=3, valid__windows=2)
     runs.train(spec, tmp_path / 'run')
     given = '--length=160', '--sequences=2', '--inputs=repeated', '--out', str(tmp_path / 'out')
@@ -63,15 +63,15 @@ def test_proposition_2_is_reached_beyond_the_farthest_distance(corpus, tmp_path,
 
 
 def closed_form(kind, length):
-    """softmax_i g(t - i), of what papers print of g."""
+    """Return softmax_i g(t - i), with g as printed in the papers."""
     weight_TS = np.tri(length) * np.exp(formulas.position_bias(kind, np.arange(length), 1)[0])
     return weight_TS / weight_TS.sum(-1, keepdims=True)
 
 
 @pytest.mark.parametrize('kind', RELATIVE_POSITIONS)
 @pytest.mark.parametrize('change', [None, 'far', 'text'])
-def test_proposition_2_is_of_any_softmax_of_the_distance_and_of_nothing_else(kind, change):
-    """It fails where a key from a distance of 128 on has another weight, or weights depend on the text."""
+def test_proposition_2_holds_only_for_softmax_of_distance(kind, change):
+    """Break it by another weight beyond distance 128, or by weights that depend on the text."""
     attention_TS = closed_form(kind, 160)
     if change == 'far':
         attention_TS[150, 3] += 0.01

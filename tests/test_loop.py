@@ -1,4 +1,4 @@
-"""Runs: what they leave behind, how they die, and how they go on."""
+"""Training runs: written files, failures and resume."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from sinklab.train.callbacks import Callback
 
 
 @pytest.mark.slow
-def test_a_run_leaves_what_the_contract_says(whole, corpus):
+def test_completed_run_writes_config_metrics_probes_and_checkpoints(whole, corpus):
     path, records = whole
     assert json.loads((path / 'config.json').read_text())['data']['source'] == corpus
     assert json.loads((path / 'row.json').read_text()) == {'row': 'tiny'}
@@ -60,11 +60,11 @@ def test_a_run_leaves_what_the_contract_says(whole, corpus):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('at', [2, 6])  # before the first checkpoint, and between two
-def test_a_run_that_died_goes_on_bit_for_bit(whole, corpus, tmp_path, at):
+def test_resume_after_crash_matches_uninterrupted_run_bitwise(whole, corpus, tmp_path, at):
     with pytest.raises(Died):
         train(spec(corpus), tmp_path / 'run', Dying(at))
     with (tmp_path / 'run' / 'metrics.jsonl').open('a') as file:
-        file.write('{"step": 7, "sec')  # what a crash may leave of a line
+        file.write('{"step": 7, "sec')  # a line truncated by a crash
     records = train(spec(corpus), tmp_path / 'run')
     assert timeless(records) == timeless(whole[1])
     for ours, theirs in zip(parameters(tmp_path / 'run', 8), parameters(whole[0], 8), strict=True):
@@ -74,14 +74,14 @@ def test_a_run_that_died_goes_on_bit_for_bit(whole, corpus, tmp_path, at):
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_left_as_it_is(whole, corpus):
+def test_train_leaves_finished_run_unchanged(whole, corpus):
     before = contents(whole[0])
     assert train(spec(corpus), whole[0]) == whole[1]
     assert contents(whole[0]) == before
 
 
 @pytest.mark.slow
-def test_another_run_is_refused_with_the_difference(whole, corpus):
+def test_train_rejects_different_config_in_existing_run(whole, corpus):
     before = contents(whole[0])
     other = operation(spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
     with pytest.raises(UserError) as refusal:
@@ -91,18 +91,18 @@ def test_another_run_is_refused_with_the_difference(whole, corpus):
     assert contents(whole[0]) == before
 
 
-def test_a_folder_of_something_else_and_a_file_are_refused(corpus, tmp_path):
+def test_train_rejects_folder_without_run_and_file_path(corpus, tmp_path):
     (tmp_path / 'letter').write_text('dear')
-    with pytest.raises(UserError, match='holds files and no run'):
+    with pytest.raises(UserError, match='letter'):
         train(spec(corpus), tmp_path)
-    with pytest.raises(UserError, match='is a file'):
+    with pytest.raises(UserError, match=r'letter.* file'):
         train(spec(corpus), tmp_path / 'letter')
-    with pytest.raises(UserError, match='neither local nor in a bucket'):
+    with pytest.raises(UserError, match=r'http://bucket/run.*gs://.*s3://'):
         RunDir('http://bucket/run')
 
 
 @pytest.mark.slow
-def test_other_data_under_the_same_name_is_refused(tmp_path):
+def test_resume_rejects_changed_data_under_same_source(tmp_path):
     for number in range(30):
         (tmp_path / f'{number}.txt').write_text(f'{number} words ' * 40)
     source = f'text:{tmp_path}/*.txt'
@@ -111,17 +111,17 @@ def test_other_data_under_the_same_name_is_refused(tmp_path):
     (tmp_path / '3.txt').write_text('something else ' * 40)
     before = contents(tmp_path / 'run')
     assert outcome(tmp_path / 'run') == dict(kind='crashed', step=6, checkpoint=4, message='runs.Died', exit_code=70)
-    with pytest.raises(UserError, match='was trained on other data'):
+    with pytest.raises(UserError, match='data'):
         train(spec(source), tmp_path / 'run')
     assert contents(tmp_path / 'run') == before
     assert outcome(tmp_path / 'run')['kind'] == 'refused'
-    assert 'was trained on other data' in outcome(tmp_path / 'run')['message']
+    assert 'data' in outcome(tmp_path / 'run')['message']
 
 
 @pytest.mark.slow
-def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on_from(corpus, tmp_path):
+def test_divergence_stops_run_and_keeps_finite_checkpoint(corpus, tmp_path):
     wild = spec(corpus, optimizer__peak_learning_rate=1e30, optimizer__warmup_steps=5, checkpoint__every_steps=1)
-    with pytest.raises(loop.DivergedError, match=r'train/\w+ is \w+ at step \d'):
+    with pytest.raises(loop.DivergedError, match=r'train/\w+ .*step \d'):
         train(wild, tmp_path / 'run')
     folder = RunDir(tmp_path / 'run')
     kept = ocp.load(folder.checkpoint_dir / str(folder.list_checkpoint_steps()[-1]), checkpointable_name='state')
@@ -132,35 +132,35 @@ def test_divergence_stops_the_run_and_names_a_checkpoint_that_training_can_go_on
 
 
 @pytest.mark.slow
-def test_a_measurement_that_is_not_finite_is_divergence_and_is_not_saved(corpus, tmp_path, monkeypatch):
+def test_divergence_by_nonfinite_probe_metric_is_not_saved(corpus, tmp_path, monkeypatch):
     values = iter([0.0, float('nan')])
     monkeypatch.setattr(loop.sink_probe, 'compute_probe_metrics', lambda *_: {'sink/1': next(values)})
-    with pytest.raises(loop.DivergedError, match='sink/1 is nan at step 3'):
+    with pytest.raises(loop.DivergedError, match=r'sink/1 .*nan.*step 3'):
         train(spec(corpus, checkpoint__every_steps=3), tmp_path / 'run')
     expected = dict(kind='diverged', step=3, checkpoint=None, message='sink/1 is nan at step 3', exit_code=3)
     assert outcome(tmp_path / 'run') == expected
     assert RunDir(tmp_path / 'run').list_checkpoint_steps() == []
 
 
-def test_a_folder_that_cannot_be_made_is_refused(corpus, tmp_path):
+def test_train_rejects_workdir_that_cannot_be_created(corpus, tmp_path):
     (tmp_path / 'file').write_text('in the way')
-    with pytest.raises(UserError, match=r'cannot be made \(Not a directory\)'):
+    with pytest.raises(UserError, match='Not a directory'):
         train(spec(corpus), tmp_path / 'file' / 'run')
 
 
-def test_too_little_room_is_refused_before_anything_is_written(corpus, tmp_path, monkeypatch):
+def test_train_rejects_too_little_disk_space_before_writing(corpus, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=100_000))
-    with pytest.raises(UserError, match=r'lower config\.checkpoint\.keep'):
+    with pytest.raises(UserError, match=r'config\.checkpoint\.keep'):
         train(spec(corpus), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
-def test_a_probe_that_does_not_fit_is_refused_with_its_size(corpus, tmp_path, monkeypatch):
+def test_train_rejects_probe_that_exceeds_device_memory(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(
         setup.device_mesh, 'get_device_memory_bytes', lambda processes: 50_000 // jax.local_device_count()
     )
-    with pytest.raises(UserError, match=r'a probe would capture 0\.0 GiB'):
+    with pytest.raises(UserError, match=r'0\.0 GiB'):
         train(spec(corpus), tmp_path / 'run')
 
 
@@ -171,13 +171,13 @@ def fill(path):
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up_is_said_in_words_and_the_run_goes_on_when_there_is_room(whole, corpus, small_disk):
+def test_train_reports_full_disk_and_resumes_after_space_is_freed(whole, corpus, small_disk):
     class Filler(Callback):
         def on_record(self, record, written):
             if record['step'] == 6:
                 fill(small_disk / 'ballast')
 
-    with pytest.raises(UserError, match='make room and run the same command again'):
+    with pytest.raises(UserError, match=r'(?<!/)\bdisk\b'):
         train(spec(corpus), small_disk / 'run', Filler())
     (small_disk / 'ballast').unlink()
     assert timeless(train(spec(corpus), small_disk / 'run')) == timeless(whole[1])
@@ -185,7 +185,7 @@ def test_a_disk_that_fills_up_is_said_in_words_and_the_run_goes_on_when_there_is
 
 @pytest.mark.slow
 @pytest.mark.parametrize('at', [None, 2], ids=['done', 'died'])
-def test_a_kernel_that_failed_is_named_at_the_end_of_a_run(corpus, tmp_path, monkeypatch, at):
+def test_train_reports_failed_kernel_at_end_of_run(corpus, tmp_path, monkeypatch, at):
     choice = BackendChoice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
     monkeypatch.setattr(setup.step, 'choose_step_backend', lambda spec, hardware: choice)
     heard = Recorded()
@@ -196,8 +196,8 @@ def test_a_kernel_that_failed_is_named_at_the_end_of_a_run(corpus, tmp_path, mon
     assert choice.rejection_reasons['tpu'] in heard.last[1]
 
 
-def test_processes_of_one_host_share_its_memory(corpus, tmp_path, monkeypatch):
-    """A group in which this process and another are on this host, and a third is elsewhere."""
+def test_device_memory_is_divided_among_processes_of_same_host(corpus, tmp_path, monkeypatch):
+    """Use a group with two processes on this host and one on another host."""
 
     class Three:
         index, count = 0, 3
@@ -218,7 +218,7 @@ def test_processes_of_one_host_share_its_memory(corpus, tmp_path, monkeypatch):
 
 
 class Recorded(Callback):
-    """Keeps what it was told last."""
+    """Callback that keeps the last message or record."""
 
     def on_message(self, line):
         self.last = 'note', line
@@ -227,7 +227,7 @@ class Recorded(Callback):
         self.last = 'record', record
 
 
-def test_flat_names_every_leaf():
+def test_flatten_dict_names_every_leaf():
     assert flatten_dict({'a': {'b': 1, 'c': {'d': None}}, 'e': 2}) == {'a.b': 1, 'a.c.d': None, 'e': 2}
 
 
@@ -235,16 +235,19 @@ def test_flat_names_every_leaf():
 @pytest.mark.parametrize(
     ('name', 'at', 'saved', 'code'),
     [
-        pytest.param('INT', 1, 3, 130, marks=pytest.mark.exhaustive),  # a sweep is interrupted in test_sweep.py
+        pytest.param('INT', 1, 3, 130, marks=pytest.mark.exhaustive),  # test_sweep.py interrupts a sweep
         pytest.param('TERM', 3, 4, 42, marks=pytest.mark.exhaustive),
         ('TERM', 6, 8, 42),
         pytest.param('HUP', 3, 4, 42, marks=pytest.mark.exhaustive),
         ('KILL', 6, None, -9),
     ],
 )
-def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, at, saved, code):
-    """Ctrl-C, SIGTERM and SIGHUP save and say how to go on; after SIGKILL only what was saved before is there. Then
-    the same command finishes the run, and measures what was due where it was stopped: 3 (probe), 8 (all)."""
+def test_resume_after_signal_completes_run(whole, corpus, tmp_path, name, at, saved, code):
+    """Check that SIGINT, SIGTERM and SIGHUP save a checkpoint and print the command to resume.
+
+    SIGKILL leaves only earlier checkpoints. The same command then finishes the run. It also takes the measurements
+    that are due at the step of the stop: 3 (probe), 8 (all).
+    """
     script = tmp_path / 'row.py'
     changes = dict(data__source=corpus, checkpoint__every_steps=4, probe__every_steps=3)
     script.write_text(
@@ -254,7 +257,7 @@ def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, at, saved, 
     )
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
     slowed = 'import os, signal, sys, sinklab.train.loop as loop\n'
-    slowed += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\n'  # libtpu, in another test, has it ignored
+    slowed += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\n'  # libtpu in another test ignores it
     slowed += 'def note(run, record, written, old=loop.TrainLoop.write_record):\n'
     slowed += (
         f'    old(run, record, written)\n    if record["step"] == {at}: os.kill(os.getpid(), signal.SIG{name})\n'
@@ -282,7 +285,7 @@ def test_a_signal_to_the_real_program(whole, corpus, tmp_path, name, at, saved, 
 
 
 @pytest.mark.slow
-def test_a_finished_run_that_has_lost_the_numbers_of_its_end_measures_them_again(whole, corpus, tmp_path):
+def test_train_measures_finished_run_again_after_last_record_is_truncated(whole, corpus, tmp_path):
     shutil.copytree(whole[0], tmp_path / 'run')
     metrics = tmp_path / 'run' / 'metrics.jsonl'
     metrics.write_bytes(metrics.read_bytes()[:-20])

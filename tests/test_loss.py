@@ -1,4 +1,4 @@
-"""The loss in chunks: the definition's value and gradients, on every mesh, in memory and messages that stay small."""
+"""Tests of the chunked loss: value, gradients, meshes, memory and collectives."""
 
 import functools
 import math
@@ -28,7 +28,7 @@ both = jax.value_and_grad(cross_entropy, (0, 1))
 
 
 def arrays(batch=4, length=10, width=8, vocabulary=12, dtype=jnp.float32):
-    """(hidden_BTD, head_VD, target_BT), a third of the targets below 0."""
+    """Return (hidden_BTD, head_VD, target_BT); a third of the targets is negative."""
     rng = np.random.default_rng(0)
     target_BT = rng.integers(0, vocabulary, (batch, length))
     return (
@@ -39,7 +39,7 @@ def arrays(batch=4, length=10, width=8, vocabulary=12, dtype=jnp.float32):
 
 
 def definition(hidden_BTD, head_VD, target_BT):
-    """(loss, d_hidden_BTD, d_head_VD) in float64, through all logits."""
+    """Compute (loss, d_hidden_BTD, d_head_VD) in float64 from all logits."""
     hidden_BTD, head_VD = (np.asarray(array, np.float64) for array in (hidden_BTD, head_VD))
     logits_BTV = np.einsum('btd,vd->btv', hidden_BTD, head_VD)
     logits_BTV -= logits_BTV.max(-1, keepdims=True)
@@ -52,7 +52,10 @@ def definition(hidden_BTD, head_VD, target_BT):
 
 
 def close(found, expected, dtype=jnp.float32):
-    """Each to a few roundings of the dtype of the computation, in units of its largest entry; losses in float32."""
+    """Assert that loss and gradients are equal to a few roundings of the dtype.
+
+    A difference is relative to the largest entry. Losses are compared at the precision of float32.
+    """
     fine = (1e-6, 2e-6, 2e-6)
     coarse = (1e-6, 8e-3, 4e-3)
     (value, gradients), tolerances = found, fine if dtype == jnp.float32 else coarse
@@ -62,12 +65,15 @@ def close(found, expected, dtype=jnp.float32):
 
 
 def rounded(head_VD, dtype):
-    """The head that a computation in this dtype sees."""
+    """Round the head to the dtype of a computation."""
     return head_VD.astype(dtype).astype(jnp.float32)
 
 
 def on_devices(mesh, gradient=True):
-    """`both` or the loss alone, by each device of its own rows and its part of the head's width, as in a step."""
+    """Return `both`, or the loss alone, sharded over the mesh as in a train step.
+
+    Each device has its own rows and its part of the width of the head.
+    """
     ways = sharding.count_shards(mesh)
     if ways == 1:
         return both if gradient else cross_entropy
@@ -91,7 +97,7 @@ def on_devices(mesh, gradient=True):
 
 
 def placed(mesh, given):
-    """As a run places them."""
+    """Place arrays on the mesh as a run does."""
     return [
         jax.device_put(
             array,
@@ -104,8 +110,8 @@ def placed(mesh, given):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rows', [1, 3, 13, 20, 39, 512])  # one row at a time, some that do not divide, all
-def test_chunks_give_the_loss_and_the_gradients_of_the_whole(rows, monkeypatch):
+@pytest.mark.parametrize('rows', [1, 3, 13, 20, 39, 512])  # one row, numbers that do not divide the rows, all rows
+def test_chunked_loss_and_gradients_match_float64_reference(rows, monkeypatch):
     monkeypatch.setattr(loss, 'MIN_CHUNK_ROWS', rows)
     jax.clear_caches()
     given = arrays(batch=3, length=13)
@@ -119,7 +125,7 @@ def test_chunks_give_the_loss_and_the_gradients_of_the_whole(rows, monkeypatch):
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize('layout', LAYOUTS, ids=str)
 @pytest.mark.parametrize('sizes', [dict(), dict(length=7, vocabulary=13)], ids=['all_divided', 'batch_alone'])
-def test_a_mesh_changes_neither_loss_nor_gradients_whatever_it_divides(sizes, layout, dtype, monkeypatch):
+def test_loss_and_gradients_match_reference_on_every_mesh(sizes, layout, dtype, monkeypatch):
     monkeypatch.setattr(loss, 'MIN_CHUNK_ROWS', 3)
     jax.clear_caches()
     hidden, head, target = arrays(**sizes, dtype=dtype)
@@ -134,7 +140,7 @@ def test_a_mesh_changes_neither_loss_nor_gradients_whatever_it_divides(sizes, la
 
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', LAYOUTS, ids=str)
-def test_gradients_live_where_their_arrays_do(layout):
+def test_gradients_have_sharding_of_their_arrays(layout):
     mesh = device_mesh.make_mesh(layout)
     with jax.set_mesh(mesh):
         given = placed(mesh, arrays())
@@ -144,13 +150,13 @@ def test_gradients_live_where_their_arrays_do(layout):
 
 
 @pytest.mark.slow
-def test_a_mesh_serves_arrays_of_no_sharding_outside_jit():
+def test_loss_accepts_unsharded_arrays_under_mesh_outside_jit():
     given = arrays()
     with jax.set_mesh(device_mesh.make_mesh(Hardware(fsdp=2, tensor=2))):
         close(both(*given), definition(*given))
 
 
-def test_half_precision_keeps_a_gradient_in_float32_for_the_head():
+def test_bfloat16_loss_gives_float32_head_gradient():
     hidden, head, target = arrays(dtype=jnp.bfloat16)
     _, (d_hidden, d_head) = both(hidden, head, target)
     assert (d_hidden.dtype, d_head.dtype) == (jnp.bfloat16, jnp.float32)
@@ -158,7 +164,7 @@ def test_half_precision_keeps_a_gradient_in_float32_for_the_head():
 
 
 @pytest.mark.slow
-def test_the_gradient_of_the_head_sums_in_float32_over_any_number_of_chunks(monkeypatch):
+def test_head_gradient_accumulates_in_float32_over_chunks(monkeypatch):
     monkeypatch.setattr(loss, 'MIN_CHUNK_ROWS', 1)
     jax.clear_caches()
     rows = 4096  # a sum of ones stays at 256 in bfloat16
@@ -167,7 +173,7 @@ def test_the_gradient_of_the_head_sums_in_float32_over_any_number_of_chunks(monk
     np.testing.assert_array_equal(d_head_VD[:, 0], [-0.75, 0.25, 0.25, 0.25])
 
 
-def test_a_scaled_loss_scales_its_gradients():
+def test_scaled_loss_scales_gradients():
     hidden, head, target = arrays()
     _, ones = both(hidden, head, target)
     tripled = jax.grad(lambda *given: 3 * cross_entropy(*given, target), (0, 1))(hidden, head)
@@ -175,7 +181,7 @@ def test_a_scaled_loss_scales_its_gradients():
         np.testing.assert_allclose(three, 3 * one, rtol=1e-6)
 
 
-def test_a_target_below_zero_counts_for_the_mean_with_a_loss_of_zero():
+def test_negative_target_counts_in_mean_with_zero_loss():
     hidden, head, _ = arrays()
     target = jnp.zeros((4, 10), int).at[1:].set(-5)
     value, (d_hidden, _) = both(hidden, jnp.zeros_like(head), target)
@@ -187,14 +193,14 @@ def test_a_target_below_zero_counts_for_the_mean_with_a_loss_of_zero():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', [Hardware(), Hardware(tensor=4)], ids=str)
-def test_a_target_beyond_the_vocabulary_is_no_number(layout):
+def test_target_beyond_vocabulary_gives_nan(layout):
     hidden, head, target = arrays()
     with jax.set_mesh(device_mesh.make_mesh(layout)):
         assert jnp.isnan(cross_entropy(hidden, head, target.at[2, 3].set(12)))
 
 
 @pytest.mark.slow
-def test_logits_of_any_size_do_not_overflow():
+def test_large_logits_do_not_overflow():
     hidden_BTD, head_VD = jnp.ones((1, 2, 1)), jnp.array([[1e30], [-1e30]])
     for mesh in (device_mesh.make_mesh(Hardware()), device_mesh.make_mesh(Hardware(tensor=2))):
         with jax.set_mesh(mesh):
@@ -204,7 +210,7 @@ def test_logits_of_any_size_do_not_overflow():
 
 
 def products(jaxpr):
-    """Matrix products that a program names, inner programs included."""
+    """Yield the matrix products of a jaxpr and of its inner jaxprs."""
     for equation in jaxpr.eqns:
         yield from [equation] * (equation.primitive.name == 'dot_general')
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'eqns')):
@@ -214,7 +220,7 @@ def products(jaxpr):
 
 
 @pytest.mark.parametrize(('function', 'count'), [(cross_entropy, 1), (both, 3)], ids=['loss', 'gradients'])
-def test_logits_are_computed_once_and_without_gradients_nothing_else_is(function, count):
+def test_loss_has_one_matrix_product_and_gradients_have_three(function, count):
     assert len(list(products(jax.make_jaxpr(function)(*arrays()).jaxpr))) == count
 
 
@@ -222,7 +228,7 @@ def ways(layout):
     return math.prod(size or 1 for size in (layout.data, layout.fsdp, layout.tensor))
 
 
-BATCH, LENGTH, WIDTH, VOCABULARY = 4, 4096, 20, 1004  # sizes that nothing else in a program has
+BATCH, LENGTH, WIDTH, VOCABULARY = 4, 4096, 20, 1004  # sizes that no other array of the program has
 
 
 @functools.cache
@@ -236,12 +242,12 @@ def compiled(layout, gradient=True):
 
 
 def sizes_of(text):
-    """The dimensions of every array that a compiled program mentions."""
+    """Return the shapes of all arrays in the text of a compiled program."""
     return [tuple(map(int, found.split(','))) for found in re.findall(r'\b(?:pred|[a-z]+\d+)\[([\d,]+)\]', text)]
 
 
 def inside_loops(text):
-    """The lines of a compiled program that run in a loop, and those that do not."""
+    """Split the lines of a compiled program into those inside and outside of loops."""
     computations = dict(re.findall(r'^(?:ENTRY )?(%[\w.-]+) .*?{\n(.*?)^}', text, re.MULTILINE | re.DOTALL))
     reached, waiting = set(), re.findall(r'body=(%[\w.-]+)', text)
     while waiting:
@@ -254,7 +260,7 @@ def inside_loops(text):
 
 
 def messages(lines, kind):
-    """The dimensions of each array that such a collective results in."""
+    """Return the shapes of the results of a kind of collective."""
     found = [re.search(rf'= (.*?) {kind}(-start)?\(', line) for line in lines]
     return [dimensions for match in found if match for dimensions in sizes_of(match[1])]
 
@@ -262,7 +268,7 @@ def messages(lines, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize('gradient', [False, True], ids=['loss', 'gradients'])
 @pytest.mark.parametrize('layout', [Hardware(), *LAYOUTS], ids=str)
-def test_the_logits_of_a_batch_never_exist(layout, gradient):
+def test_compiled_loss_never_holds_logits_of_whole_batch(layout, gradient):
     program = compiled(layout, gradient)
     assert max(map(math.prod, sizes_of(program.as_text()))) == loss.MIN_CHUNK_ROWS * VOCABULARY
     logits_bytes = 4 * BATCH * LENGTH * VOCABULARY / ways(layout)
@@ -270,14 +276,14 @@ def test_the_logits_of_a_batch_never_exist(layout, gradient):
 
 
 @pytest.mark.parametrize('layout', [layout for layout in LAYOUTS if layout.tensor > 1], ids=str)
-def test_no_device_meets_the_whole_vocabulary_where_the_mesh_divides_it(layout):
+def test_compiled_loss_splits_vocabulary_over_tensor_axis(layout):
     sizes = sizes_of(compiled(layout).as_text())
     assert (loss.MIN_CHUNK_ROWS * layout.tensor, VOCABULARY // layout.tensor) in sizes
     assert not any(VOCABULARY in dimensions for dimensions in sizes)
 
 
 @pytest.mark.parametrize('layout', LAYOUTS, ids=str)
-def test_devices_exchange_rows_alone_chunk_by_chunk_and_the_rest_once(layout):
+def test_compiled_loss_exchanges_rows_in_loop_and_gradients_once(layout):
     inside, outside = inside_loops(compiled(layout).as_text())
     kinds = 'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute'
     within = {kind: messages(inside, kind) for kind in kinds}

@@ -1,4 +1,4 @@
-"""How the supervisors of a run meet, and whom they turn away."""
+"""Tests of the connection of supervisors of one run, and of rejected connections."""
 
 import contextlib
 import re
@@ -20,35 +20,35 @@ def run(tmp_path):
     yield from started(tmp_path)
 
 
-def test_a_number_that_is_taken_and_another_count_are_turned_away_and_the_run_goes_on(run):
+def test_taken_process_index_and_wrong_count_are_rejected_and_run_continues(run):
     run.start(TOUCH + "while not (folder.path / 'go').exists(): time.sleep(0.1)")
     run.wait_for('here-1')
     strangers = run_of([*Run.start(run, '', (1,)).started[2:], *Run.start(run, '', (2,), 3).started[3:]])
     (code, lines), (other, others) = strangers.ended()
     assert (code, other) == (1, 1)
-    assert re.search(r'--process=1 is taken by process 1 \(host .*, pid \d+\); give', lines[0])
-    assert 'came with --processes=3, process 0 with 2; give the same number to all' in others[0]
+    assert re.search(r'--process=1 .*\(host .*, pid \d+\)', lines[0])
+    assert re.search(r'--processes=3\b.*\b2\b', others[0])
     (run.folder / 'go').touch()
     assert run_of(run.started[:2]).ended() == [(0, [])] * 2
 
 
-def test_a_port_that_is_taken_and_nobody_who_answers_are_refused_in_one_line(run):
+def test_occupied_port_and_unreachable_coordinator_are_rejected_with_one_line(run):
     with socket.create_server(('', run.port)):
         line = only(run.start('', (0,)).ended())
-    assert 'cannot be opened for the other processes (Address already in use)' in line
+    assert 'Address already in use' in line
     started = Run(run.folder).start('', (1,), join=1.0).ended()
     assert started[0][0] == 1
-    assert re.match(r'nobody answers at 127.0.0.1:\d+ for 1 s .*; start process 0 on that host', only(started))
+    assert re.search(r'127.0.0.1:\d+ .*\b1 s\b', only(started))
 
 
-def test_a_port_that_a_run_at_its_end_still_has_is_waited_for(run):
+def test_coordinator_waits_for_port_of_ending_run(run):
     with socket.create_server(('', run.port)):
         wait_for_ears(run.start('').started[0])
         time.sleep(0.5)
     assert run.ended() == [(0, [])] * 2
 
 
-def test_who_waits_for_its_port_can_be_stopped(run):
+def test_sigterm_stops_coordinator_waiting_for_port(run):
     with socket.create_server(('', run.port)):
         (started,) = run.start('', (0,), shutdown=20.0).started
         wait_for_ears(started)
@@ -57,13 +57,13 @@ def test_who_waits_for_its_port_can_be_stopped(run):
     assert (code, len(lines)) == (42, 1)
 
 
-def test_who_did_not_come_is_named(run):
+def test_missing_processes_are_listed_after_join_timeout(run):
     said = run.start('', (0, 2), 4, join=2.0).ended()
     assert {code for code, _ in said} == {1}
-    assert only(said) == 'process 1, 3 of 4 did not come within 2 s; start all of them'
+    assert re.search(r'\b1, 3 of 4 .*\b2 s\b', only(said))
 
 
-def test_strangers_do_not_disturb_the_meeting(run):
+def test_invalid_connections_do_not_affect_run(run):
     run.start('group.gather("x", 0)', (0,))
     address = '127.0.0.1', run.port
     for said in (b'GET / HTTP/1.1\r\n\r\n', b'{"kind": "hello"}\n', b'{"kind": "end"}\n', b'[]\n', b'\xff\n'):
@@ -79,8 +79,8 @@ def test_strangers_do_not_disturb_the_meeting(run):
     assert run.ended() == [(0, [])] * 2
 
 
-def test_who_comes_again_before_the_end_of_its_run_waits_for_that_and_is_one_of_the_next(run):
-    """Its scheduler was faster than the others, in each of which it has to be seen that it was gone."""
+def test_restarted_process_waits_for_end_of_run_and_joins_next_run(run):
+    """Restart one process before the others have noticed its end."""
     run.start(TOUCH + FOREVER, settle=1.0)
     run.wait_for('here-1')
     run.started[1].kill()
@@ -95,7 +95,7 @@ def test_who_comes_again_before_the_end_of_its_run_waits_for_that_and_is_one_of_
         run.started += again.started
 
 
-def test_what_hangs_up_is_tried_again_and_refused_at_last(run):
+def test_closing_server_is_retried_and_rejected_after_timeout(run):
     came = []
 
     def hang_up():
@@ -109,11 +109,11 @@ def test_what_hangs_up_is_tried_again_and_refused_at_last(run):
         said = run.start('', (1,), join=1.0).ended()
     assert said[0][0] == 1
     assert len(came) > 2
-    assert re.match(r'what answers at 127.0.0.1:\d+ is not process 0 of a run; give its address', only(said))
+    assert re.search(r'127.0.0.1:\d+ .*process 0', only(said))
 
 
-def test_jobs_with_neighbouring_ports_do_not_take_each_others():
-    """A port is let go again before jax opens it, and the other job may not yet have opened its own."""
+def test_find_free_port_does_not_collide_for_neighboring_ports():
+    """Test ports that are released again before JAX opens them."""
     mine = [8476 + number for number in range(8)]
     theirs = [find_free_port(port) for port in mine]
     assert not {*theirs} & {*mine}

@@ -1,4 +1,4 @@
-"""Mirrors of metrics.jsonl hold what it holds."""
+"""Test that the wandb mirror has the content of metrics.jsonl."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ import wandb_files
 
 
 @pytest.mark.slow
-def test_attempts_at_a_run_are_one_of_weights_and_biases(tmp_path, config, monkeypatch):
+def test_wandb_has_one_run_for_several_attempts(tmp_path, config, monkeypatch):
     pytest.importorskip('wandb')
     monkeypatch.setenv('WANDB_MODE', 'offline')
     arguments = ['train', f'--config={config}', f'--workdir={tmp_path}/run', '--wandb']

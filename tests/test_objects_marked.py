@@ -1,4 +1,4 @@
-"""Of those who write or delete the same in a bucket: what each of them learns, also when answers are lost."""
+"""Tests of conditional writes, deletions and moves in a bucket, also with lost responses."""
 
 import threading
 
@@ -12,7 +12,7 @@ from sinklab.storage.paths import get_file_system, parse_path
 pytestmark = pytest.mark.usefixtures('impatient')
 
 
-def test_a_write_whose_answer_was_lost_knows_itself(bucket):
+def test_conditional_write_with_lost_response_recognizes_own_object(bucket):
     path = f'{bucket.url}/lease'
     at = get_file_system(parse_path(path))
     mark = ''
@@ -27,7 +27,7 @@ def test_a_write_whose_answer_was_lost_knows_itself(bucket):
     assert at.read_with_version(path) == (content, mark)
 
 
-def test_a_write_that_another_has_overtaken_since_is_not_taken_for_its_own(bucket):
+def test_conditional_write_overtaken_by_other_writer_fails(bucket):
     path = f'{bucket.url}/lease'
     at = get_file_system(parse_path(path))
     first = at.write_if_match(path, b'before', '')
@@ -46,14 +46,14 @@ def test_a_write_that_another_has_overtaken_since_is_not_taken_for_its_own(bucke
 
 
 @pytest.mark.parametrize('bucket', ['s3'], indirect=True)
-def test_two_who_write_at_the_same_time_are_asked_to_again(bucket):
+def test_conditional_write_retries_after_conflict_response(bucket):
     path = f'{bucket.url}/lease'
     text = '<Error><Code>ConditionalRequestConflict</Code><Message>conflict</Message></Error>'
     with bucket.proxy.treating(once(Answer(status=409, text=text), 'PUT')):
         assert get_file_system(parse_path(path)).write_if_match(path, b'x', '')
 
 
-def test_of_two_who_write_at_the_same_time_exactly_one_does(bucket):
+def test_conditional_write_succeeds_for_one_of_two_concurrent_writers(bucket):
     at = get_file_system(parse_path(bucket.url + '/x'))
     for number in range(50):
         path, won = f'{bucket.url}/lease-{number}', []
@@ -72,7 +72,7 @@ def test_of_two_who_write_at_the_same_time_exactly_one_does(bucket):
         assert [at.read_with_version(path)] == won
 
 
-def test_what_was_deleted_with_an_answer_lost_is_deleted(bucket):
+def test_deletion_with_lost_response_succeeds(bucket):
     path = parse_path(f'{bucket.url}/x')
     write(path)
     with bucket.proxy.treating(lambda method, name: deleted(method, name) and gone.pop() if gone else None):
@@ -86,7 +86,7 @@ def deleted(method, path):
     return method == 'DELETE' or (method == 'POST' and 'delete' in path)
 
 
-def test_many_objects_go_by_few_requests(bucket, monkeypatch):
+def test_move_folder_uses_few_requests(bucket, monkeypatch):
     folder = parse_path(f'{bucket.url}/folder')
     for number in range(150):
         get_file_system(folder).pipe_file(f'{folder}/{number // 10}/{number}', b'x')
@@ -99,7 +99,7 @@ def test_many_objects_go_by_few_requests(bucket, monkeypatch):
     assert asked <= (2 * 151 + 10), 'a copy is one request of GCS, and two of S3; a deletion one of GCS, none of S3'
 
 
-def test_a_name_that_looks_like_a_pattern_is_a_name(bucket):
+def test_move_folder_treats_glob_characters_as_literal(bucket):
     folder = parse_path(f'{bucket.url}/folder')
     for name in ('a[1]', 'a1', 'b*'):
         write(folder / 'old' / name, name.encode())

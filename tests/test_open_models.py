@@ -1,4 +1,4 @@
-"""Open models through transformers: what is seen of them is what transformers says, in every family."""
+"""Tests of Hugging Face models of every family against the results of transformers."""
 
 import json
 
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.slow  # transformers takes seconds to import
 FAMILIES = tuple(open_models.configs())
 IDS_PT = np.random.default_rng(0).integers(2, open_models.VOCABULARY, (3, 16))
 T = IDS_PT.shape[1]
-PLAIN = 'pythia', 'llama', 'qwen3', 'gemma', 'bloom'  # whole texts, by softmax, equal states of a repeated token
+PLAIN = 'pythia', 'llama', 'qwen3', 'gemma', 'bloom'  # softmax over whole texts, equal states for repeated tokens
 
 
 @pytest.fixture(scope='module', params=FAMILIES)
 def model(request, tmp_path_factory):
-    """(its family, as transformers has it, as it is measured)."""
+    """Return (family, model of transformers, HFModel)."""
     folder = tmp_path_factory.mktemp(request.param)
     theirs = open_models.saved(open_models.configs()[request.param], folder)
     return request.param, theirs, HFModel(str(folder))
@@ -38,21 +38,19 @@ def shown(subject, *names):
     return [np.float64(found[name]) for name in names]
 
 
-def test_what_is_seen_is_what_transformers_returns(model):
+def test_captured_attention_and_residual_match_transformers(model):
     family, theirs, subject = model
     attention, residual = open_models.told(theirs, IDS_PT)
     found_attention, found_residual = shown(subject, 'attention_LPHTS', 'residual_LPTD')
     if family == 'gpt_oss':
-        np.testing.assert_allclose(
-            found_attention.sum(-1), 1, atol=1e-5
-        )  # with what the sink takes, left of the text
+        np.testing.assert_allclose(found_attention.sum(-1), 1, atol=1e-5)  # includes the sink column before the text
         found_attention = found_attention[..., 1:]
     np.testing.assert_allclose(found_attention, attention, atol=1e-5)
     np.testing.assert_allclose(found_residual[:-1], residual, rtol=1e-5, atol=1e-5 * np.abs(residual).max())
     np.testing.assert_allclose(found_attention * ~np.tri(T, dtype=bool), 0)
 
 
-def test_queries_keys_and_values_make_what_is_attended(model):
+def test_captured_queries_keys_and_values_reproduce_attention(model):
     family, _, subject = model
     if family == 'bloom':
         assert 'query_LPTHK' not in subject.available_arrays
@@ -68,7 +66,7 @@ def test_queries_keys_and_values_make_what_is_attended(model):
     np.testing.assert_allclose(weight / weight.sum(-1, keepdims=True), share, atol=1e-4)
 
 
-def test_numbers_are_those_of_the_matrices_of_transformers(model):
+def test_metrics_match_matrices_of_transformers(model):
     _family, theirs, subject = model
     attention, residual = (np.float64(one) for one in open_models.told(theirs, IDS_PT))
     numbers = measure.measure_model(subject, IDS_PT, keys=2).numbers
@@ -84,7 +82,7 @@ def test_numbers_are_those_of_the_matrices_of_transformers(model):
     }
 
 
-def test_parts_of_the_sequences_are_measured_as_all_at_once(model, monkeypatch):
+def test_metrics_do_not_depend_on_batch_size(model, monkeypatch):
     _, _, subject = model
     whole = measure.measure_model(subject, IDS_PT).numbers
     monkeypatch.setattr('sinklab.analysis.hf_model.MAX_BATCH_BYTES', 1)
@@ -100,7 +98,7 @@ def gpt2(tmp_path_factory):
     return folder, open_models.saved(open_models.configs()['gpt2'], folder, open_models.make_tokenizer_json())
 
 
-def test_token_one_at_another_place_is_the_model_with_its_positions_changed(gpt2):
+def test_capture_with_swapped_positions_equals_swapped_position_embeddings(gpt2):
     import torch
 
     folder, theirs = gpt2
@@ -116,9 +114,7 @@ def test_token_one_at_another_place_is_the_model_with_its_positions_changed(gpt2
     np.testing.assert_allclose(found['a_LPHTS'], expected, atol=1e-5)
 
 
-def test_the_verb_says_what_is_published_beside_and_finds_again_what_it_has_measured(
-    gpt2, capsys, monkeypatch, tmp_path
-):
+def test_measure_command_prints_published_values_and_caches_results(gpt2, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     (tmp_path / 'a.txt').write_text(open_models.SAMPLE_TEXT)
     arguments = ['measure', f'hf:{gpt2[0]}', f'--source=text:{tmp_path}/*.txt', '--sequences=1', '--length=64']
@@ -134,7 +130,7 @@ def test_the_verb_says_what_is_published_beside_and_finds_again_what_it_has_meas
     assert measure.find_published(f'hf:{gpt2[0]}', 32) == {}
 
 
-def test_a_model_of_one_layer_and_texts_shorter_than_the_keys_are_measured(tmp_path):
+def test_measure_model_accepts_one_layer_and_short_texts(tmp_path):
     config = open_models.configs()['gpt2']
     config.n_layer = 1
     open_models.saved(config, tmp_path)
@@ -143,7 +139,7 @@ def test_a_model_of_one_layer_and_texts_shorter_than_the_keys_are_measured(tmp_p
     assert 'sink/4' not in found.numbers
 
 
-def test_propositions_are_of_models_that_see_whole_texts_by_softmax(model):
+def test_propositions_are_checked_only_for_plain_softmax_models(model):
     family, _, subject = model
     asked = measure_module.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
     told = measure_module.make_job(subject, asked).run().propositions
@@ -151,7 +147,7 @@ def test_propositions_are_of_models_that_see_whole_texts_by_softmax(model):
     assert all(one['holds'] for one in told)
 
 
-def test_the_loss_is_that_of_transformers(model):
+def test_token_losses_match_transformers(model):
     import torch
 
     _, theirs, subject = model
@@ -162,7 +158,7 @@ def test_the_loss_is_that_of_transformers(model):
 
 
 @pytest.mark.parametrize(('bos', 'first'), [('auto', None), ('none', None), ('force', '<|end|>')])
-def test_bos_stands_before_a_text_where_it_is_asked_for(gpt2, bos, first):
+def test_encode_adds_bos_only_if_forced(gpt2, bos, first):
     subject = HFModel(str(gpt2[0]), bos)
     words = subject.decode_tokens(subject.encode('import os'))
     assert words[0] == (first or 'import')
@@ -183,7 +179,7 @@ def test_bos_stands_before_a_text_where_it_is_asked_for(gpt2, bos, first):
         (lambda folder: another_vocabulary(folder), 'gives the id'),
     ],
 )
-def test_a_damaged_model_is_refused_in_one_line(tmp_path, capsys, harm, said):
+def test_damaged_model_is_rejected_with_one_line(tmp_path, capsys, harm, said):
     config = open_models.configs()['gpt2']
     open_models.saved(config, tmp_path, open_models.make_tokenizer_json())
     harm(tmp_path)
@@ -211,7 +207,7 @@ def another_vocabulary(folder):
     tokenizer.save(str(folder / 'tokenizer.json'))
 
 
-def test_what_is_not_there_is_refused_without_a_network(tmp_path, monkeypatch):
+def test_missing_model_is_rejected_while_offline(tmp_path, monkeypatch):
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
-    with pytest.raises(UserError, match='cannot be fetched'):
+    with pytest.raises(UserError, match='nobody/nothing'):
         files.find_model_dir('nobody/nothing')

@@ -1,4 +1,4 @@
-"""`sinklab.open` and `sinklab measure` on a run: its own numbers, read and never written."""
+"""Tests of `sinklab.open` and `sinklab measure` on a training run."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory, corpus):
-    """A run of a few steps whose sequences begin with a fixed token, and whose corpus is gone."""
+    """Train a run of a few steps whose sequences begin with a fixed token."""
     here = tmp_path_factory.mktemp('corpus')
     shutil.copytree(corpus.removeprefix('text:').rpartition('/')[0], here / 'texts')
     source = f'text:{here}/texts/{corpus.rpartition("/")[2]}'
@@ -43,7 +43,7 @@ def state_of(path):
     return {one.relative_to(path): one.stat().st_mtime_ns for one in path.rglob('*')}
 
 
-def test_three_lines_without_the_corpus_and_without_a_trace(trained, monkeypatch):
+def test_open_reads_run_without_corpus_and_writes_nothing(trained, monkeypatch):
     path, *_ = trained
     monkeypatch.setattr('sinklab.analysis.run_model.open_corpus', lambda *_: pytest.fail('the corpus is read'))
     before = state_of(path)
@@ -60,7 +60,7 @@ def test_three_lines_without_the_corpus_and_without_a_trace(trained, monkeypatch
     assert alpha['sink/1'] == sink.compute_sink_rate(sink.compute_importance(found.matrix_LHTS, 1))
 
 
-def test_a_picture_has_a_label_for_every_token(trained):
+def test_plot_labels_every_token(trained):
     found = sinklab.open(trained[0]).attention('x = $1\n')
     figure = found.plot()
     axes = figure.axes[0]
@@ -71,12 +71,15 @@ def test_a_picture_has_a_label_for_every_token(trained):
 
 
 def shown_matrix(figure):
-    """(title, matrix) of a picture of attention."""
+    """Return (title, matrix) of a plot of attention."""
     return figure.axes[0].get_title(), figure.axes[0].images[0].get_array()
 
 
-def test_a_picture_shows_the_strongest_matrix_of_those_that_are_asked_for():
-    """Of a LongCat, which has two attentions in a layer: [place, head] of the mean attention to the first token."""
+def test_plot_selects_strongest_matrix_of_selection():
+    """Test with the layout of LongCat, which has two attention matrices in a layer.
+
+    `first_LH` is the mean attention to the first token.
+    """
     pytest.importorskip('matplotlib')
     first_LH = np.array([[0.1, 0.2], [0.9, 0.3], [0.4, 0.5], [0.6, np.nan]])
     matrix_LHTS = np.broadcast_to(first_LH[..., None, None], (4, 2, 3, 3))
@@ -101,19 +104,19 @@ def test_a_picture_shows_the_strongest_matrix_of_those_that_are_asked_for():
             found.plot(**given)
 
 
-def test_tokens_with_any_characters_are_labels_that_show_them():
+def test_plot_escapes_special_characters_in_labels():
     pytest.importorskip('matplotlib')
     words = ['a\x1b[31m', 'x\u202ey', '$\\frac$', '$', ' \n\t', '', '\ud800']
     found = opened_models.AttentionMatrices(np.ones((1, 1, 7, 7)), words, words, (0,))
     axes = found.plot().axes[0]
     wanted = [r'a\x1b[31m', r'x\u202ey', r'$\frac$', '$', '·⏎⇥', '∅', r'\ud800']
-    axes.figure.canvas.draw()  # where $\frac$ as a formula raises
+    axes.figure.canvas.draw()  # raises if $\frac$ is parsed as a formula
     for axis in (axes.get_xticklabels(), axes.get_yticklabels()):
         assert [one.get_text() for one in axis] == wanted
         assert not any(one.get_parse_math() for one in axis)
 
 
-def test_the_steps_of_a_run_have_their_parameters_and_its_curves_are_frames(trained):
+def test_run_returns_parameters_of_steps_and_curves_as_frames(trained):
     path, _, records = trained
     run = sinklab.open(path)
     assert run.steps == [4, 8]
@@ -132,7 +135,7 @@ def leaves(tree):
     return jax.tree.leaves(tree)
 
 
-def test_measured_again_a_checkpoint_gives_the_numbers_of_its_own_probe(trained, capsys, monkeypatch, tmp_path):
+def test_measure_reproduces_metrics_of_training_probe(trained, capsys, monkeypatch, tmp_path):
     path, _spec, records = trained
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     assert main(['measure', str(path), '--json', '--out', str(tmp_path / 'out')]) == 0
@@ -150,8 +153,8 @@ def test_measured_again_a_checkpoint_gives_the_numbers_of_its_own_probe(trained,
 
 
 @pytest.mark.parametrize('how', [[], ['--json'], ['--all']], ids=str)
-def test_what_is_measured_is_kept_when_the_reader_of_the_output_has_gone(trained, monkeypatch, tmp_path, how):
-    """As in `sinklab measure RUN --out=DIR | head -1`."""
+def test_measure_writes_results_despite_broken_pipe(trained, monkeypatch, tmp_path, how):
+    """Test the effect of `sinklab measure RUN --out=DIR | head -1`."""
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     reader, writer = os.pipe()
     os.close(reader)
@@ -164,7 +167,7 @@ def test_what_is_measured_is_kept_when_the_reader_of_the_output_has_gone(trained
 
 
 @pytest.mark.parametrize(('bos', 'begins'), [('auto', True), ('force', True), ('none', False)])
-def test_texts_begin_as_asked_and_their_loss_is_that_of_the_reference(trained, bos, begins):
+def test_bos_option_sets_first_token_and_loss_matches_reference(trained, bos, begins):
     path, spec, _ = trained
     subject = sinklab.open(path, bos=bos).subject
     wanted = measure.InputSpec(sequences=2, length=8, seed=0, source=None)
@@ -181,14 +184,14 @@ def test_texts_begin_as_asked_and_their_loss_is_that_of_the_reference(trained, b
     np.testing.assert_allclose(subject.compute_token_losses(ids_PT), expected, rtol=1e-4)
 
 
-def test_a_text_may_be_shorter_than_the_keys_that_are_told(trained):
+def test_measure_accepts_text_shorter_than_probe_keys(trained):
     run = sinklab.open(trained[0])
     text = 'a'
     assert len(run.ids(text)[0]) < run.spec.probe.keys
     assert {*run.measure('alpha', text=text)} >= {'alpha/1', 'alpha/2'}
 
 
-def test_a_run_is_measured_on_the_domain_of_its_probes(trained):
+def test_measure_uses_domain_of_probe(trained):
     subject = sinklab.open(trained[0]).subject
     subject.spec = dataclasses.replace(
         subject.spec, probe=dataclasses.replace(subject.spec.probe, domain='none such')
@@ -198,7 +201,7 @@ def test_a_run_is_measured_on_the_domain_of_its_probes(trained):
         measure.make_inputs(subject, ('natural',), wanted)
 
 
-def test_a_kept_result_is_found_by_all_that_it_is_made_of(trained):
+def test_cache_key_depends_on_all_inputs(trained):
     subject = sinklab.open(trained[0]).subject
     ids_PT, position_T = np.arange(16).reshape(2, 8), np.arange(8)
     other = sinklab.open(trained[0]).at(4).subject
@@ -221,7 +224,7 @@ def test_a_kept_result_is_found_by_all_that_it_is_made_of(trained):
     )
 
 
-def test_a_perturbation_sees_the_places_of_tokens(trained):
+def test_perturbation_depends_on_positions(trained):
     subject = sinklab.open(trained[0]).subject
     ids_PT = np.random.default_rng(0).integers(2, subject.vocabulary, (2, 8))
     plain, swapped = (
@@ -232,7 +235,7 @@ def test_a_perturbation_sees_the_places_of_tokens(trained):
     assert any(abs(plain[name] - swapped[name]) > 1e-4 for name in plain)
 
 
-def test_a_layer_selects_by_what_its_queries_are_worth(trained):
+def test_selection_equals_loss_increase_with_zero_queries(trained):
     subject = sinklab.open(trained[0]).subject
     ids_PT = np.random.default_rng(0).integers(2, subject.vocabulary, (4, 8))
     found = measure.measure_selection(subject, ids_PT)
@@ -257,7 +260,7 @@ def test_a_layer_selects_by_what_its_queries_are_worth(trained):
     )
 
 
-def test_what_is_told_is_kept_and_with_it_what_takes_a_pass_of_its_own(trained, capsys, monkeypatch, tmp_path):
+def test_measure_writes_printed_results_with_optional_metrics(trained, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     given = [
         str(trained[0]),
@@ -278,7 +281,7 @@ def test_what_is_told_is_kept_and_with_it_what_takes_a_pass_of_its_own(trained, 
         assert (tmp_path / 'out' / step / 'natural.npz').exists()
 
 
-def test_every_checkpoint_is_measured_and_the_emergence_is_told(trained, capsys, monkeypatch, tmp_path):
+def test_measure_all_reports_every_checkpoint_and_emergence(trained, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     assert main(['measure', str(trained[0]), '--all', '--inputs=repeated', '--sequences=3']) == 0
     said = capsys.readouterr().out
@@ -290,7 +293,7 @@ def test_every_checkpoint_is_measured_and_the_emergence_is_told(trained, capsys,
     assert any(f'\nrepeated: {end}' in said for end in ends)
 
 
-def test_inputs_are_what_their_names_say(trained):
+def test_make_inputs_returns_natural_random_and_repeated_tokens(trained):
     path, spec, _ = trained
     subject = sinklab.open(path).subject
     wanted = measure.InputSpec(sequences=4, length=8, seed=0, source=None)
@@ -333,7 +336,7 @@ def test_inputs_are_what_their_names_say(trained):
         (['{run}', '--out={run}'], 'is there already'),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_one_line(trained, capsys, arguments, said):
+def test_measure_rejects_invalid_arguments_with_one_line(trained, capsys, arguments, said):
     given = [one.format(run=trained[0]) for one in arguments]
     assert main(['measure', *given]) == 1
     *before, line = capsys.readouterr().err.strip().splitlines()
@@ -343,18 +346,18 @@ def test_what_cannot_be_measured_is_refused_in_one_line(trained, capsys, argumen
 
 @pytest.fixture
 def model(tmp_path):
-    """A folder with what transformers writes beside the weights of a model."""
+    """Make a model folder with the config.json that transformers writes."""
     (tmp_path / 'gpt').mkdir()
     (tmp_path / 'gpt' / 'config.json').write_text('{"model_type": "gpt2", "n_layer": 2}')
     return tmp_path / 'gpt'
 
 
 @pytest.mark.parametrize('verb', [['measure'], ['evaluate', '--tasks=mine']])
-def test_the_folder_of_an_open_model_is_refused_with_hf_before_its_path(model, capsys, verb):
+def test_open_model_folder_without_hf_prefix_is_rejected(model, capsys, verb):
     if verb[0] == 'evaluate':
         pytest.importorskip('lm_eval')
     assert main([verb[0], str(model), *verb[1:]]) == 1
-    assert capsys.readouterr().err.strip().splitlines()[-1].endswith(f'; give hf:{model}')
+    assert f'hf:{model}' in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize('given', ['{model}', 'hf:{model}', 'hf:org/name'])
@@ -370,7 +373,7 @@ def test_the_folder_of_an_open_model_is_refused_with_hf_before_its_path(model, c
     ],
     ids=' '.join,
 )
-def test_commands_that_read_runs_alone_name_the_import_of_an_open_model(model, capsys, given, command):
+def test_open_model_is_rejected_with_import_command(model, capsys, given, command):
     given = given.format(model=model)
     verb = command[: 1 + (command[0] == 'checkpoint')]
     assert main([*verb, given, *command[len(verb) :]]) == 1
@@ -378,17 +381,17 @@ def test_commands_that_read_runs_alone_name_the_import_of_an_open_model(model, c
     assert f'sinklab checkpoint import hf:{given.removeprefix("hf:")} --out=' in line
 
 
-def test_a_text_too_short_or_an_unknown_measure_is_refused(trained):
+def test_run_rejects_empty_text_unknown_measure_and_unknown_layer(trained):
     run = sinklab.open(trained[0])
-    with pytest.raises(UserError, match='there is no measure'):
+    with pytest.raises(UserError, match="'sinks'"):
         run.measure('sinks', text='import os')
-    with pytest.raises(UserError, match='a text is empty'):
+    with pytest.raises(UserError, match='empty'):
         run.attention('')
-    with pytest.raises(UserError, match='there is no layer 99'):
+    with pytest.raises(UserError, match='99'):
         run.attention('import os').plot(99, 0)
 
 
-def test_the_notebook_runs_from_its_first_cell_to_its_last(trained, tmp_path, monkeypatch):
+def test_notebook_executes_all_cells(trained, tmp_path, monkeypatch):
     pytest.importorskip('pandas')
     (tmp_path / 'runs' / 'quickstart').mkdir(parents=True)
     (tmp_path / 'runs' / 'quickstart' / 'softmax-0').symlink_to(trained[0])

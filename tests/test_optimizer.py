@@ -16,12 +16,12 @@ def rates(**changes):
     return np.array([make_schedule(optimizer)(step) for step in range(optimizer.steps + 1)])
 
 
-def test_a_constant_schedule_climbs_from_zero_and_stays():
+def test_constant_schedule_warms_up_from_zero_and_stays():
     found = rates(steps=20, warmup_steps=4, peak_learning_rate=0.8)
     np.testing.assert_allclose(found, np.minimum(0.2 * np.arange(21), 0.8), rtol=1e-6)
 
 
-def test_a_cosine_schedule_climbs_and_falls_to_its_end():
+def test_cosine_schedule_warms_up_and_decays_to_final_share():
     found = rates(steps=20, warmup_steps=4, peak_learning_rate=0.8, schedule='cosine', final_share=0.125)
     angle = np.pi * (np.arange(21) - 4) / 16
     falling = 0.1 + 0.7 * (1 + np.cos(angle)) / 2
@@ -29,7 +29,7 @@ def test_a_cosine_schedule_climbs_and_falls_to_its_end():
 
 
 @pytest.mark.slow
-def test_adamw_clips_decouples_its_decay_and_spares_no_parameter():
+def test_adamw_clips_gradients_and_decays_every_parameter():
     spec = tiny(optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1.0).optimizer
     optimizer = make_optimizer(spec, {})
     params = {'gain': jnp.array([1.0, -2.0]), 'weight': jnp.array([[3.0]])}
@@ -54,7 +54,7 @@ def test_adamw_clips_decouples_its_decay_and_spares_no_parameter():
 
 
 @pytest.mark.slow
-def test_sgd_adds_momentum_to_the_gradient_and_decay_to_that():
+def test_sgd_adds_momentum_and_weight_decay_to_gradient():
     spec = tiny(**SGD, optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1e9).optimizer
     optimizer = make_optimizer(spec, {})
     params, trace, expected = jnp.array([1.0, -2.0]), np.zeros(2), np.array([1.0, -2.0])
@@ -71,7 +71,7 @@ SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None
 
 
 @pytest.mark.slow
-def test_muon_turns_every_map_inside_blocks_into_a_rotation_and_leaves_the_rest_to_adam():
+def test_muon_orthogonalizes_block_matrices_and_uses_adam_for_rest():
     spec = tiny(
         optimizer__name='muon', optimizer__warmup_steps=0, optimizer__weight_decay=0.0, optimizer__clip_norm=1e6
     )
@@ -97,11 +97,11 @@ BLOCKS = [
     dict(model__gate='value_state', model__columns__kind='v', model__ffn='gelu', model__qk_norm=True),
     dict(model__combination='add_wide', model__columns__kind='logit', model__head_norm=True),
 ]
-VECTORS = {'key_HK', 'value_HK', 'score_H'}  # of columns: one a head
+VECTORS = {'key_HK', 'value_HK', 'score_H'}  # one vector per head
 
 
 @pytest.mark.parametrize('changes', BLOCKS, ids=lambda changes: next(iter(changes)))
-def test_every_map_inside_blocks_and_nothing_else_is_a_matrix_to_muon(changes):
+def test_muon_dimension_numbers_cover_exactly_block_matrices(changes):
     abstract = nnx.to_pure_dict(state.make_abstract_model(tiny(**changes))[1])
     found = make_muon_dimension_numbers(state.make_abstract_model(tiny(**changes))[1])
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
@@ -118,7 +118,7 @@ def test_every_map_inside_blocks_and_nothing_else_is_a_matrix_to_muon(changes):
 
 
 @pytest.mark.slow
-def test_a_new_map_is_a_matrix_to_muon_and_a_new_vector_is_not():
+def test_muon_dimension_numbers_include_new_matrix_and_exclude_new_vector():
     class New(nnx.Module):
         def __init__(self, rngs):
             self.mine_HKDF = make_normal_param(rngs, (2, 3, 4, 5), 1.0, (None,) * 4, inputs=2)

@@ -1,4 +1,4 @@
-"""What Orbax logs of a failed save: silent where the error is raised and said, loud where it is not."""
+"""Tests of the filters for log records and unraisable errors of Orbax."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from sinklab.train.callbacks import Callback
 
 
 def fail_in_a_thread(error):
-    """The error, raised in one of Orbax's threads."""
+    """Raise an error in a thread of Orbax."""
 
     def fail():
         raise error
@@ -35,13 +35,13 @@ FULL = OSError(28, 'No space left on device'), ValueError('RESOURCE_EXHAUSTED: F
 
 
 @pytest.mark.parametrize('error', FULL, ids=lambda error: type(error).__name__)
-def test_an_error_of_storage_is_not_logged_beside_what_is_raised(caplog, error):
+def test_filter_drops_storage_errors_that_are_raised(caplog, error):
     orbax_compat.install_filters()
     fail_in_a_thread(error)
     assert caplog.records == []
 
 
-def test_another_error_of_a_thread_is_logged(caplog):
+def test_filter_keeps_other_errors_of_threads(caplog):
     orbax_compat.install_filters()
     fail_in_a_thread(TypeError('a bug'))
     (record,) = caplog.records
@@ -49,7 +49,7 @@ def test_another_error_of_a_thread_is_logged(caplog):
 
 
 @pytest.mark.parametrize('name', ['absl', 'asyncio', 'orbax', None], ids=str)
-def test_what_others_log_is_left_as_it_is(caplog, name):
+def test_filter_keeps_records_of_other_code(caplog, name):
     orbax_compat.install_filters()
     logger = logging.getLogger(name)
     try:
@@ -60,14 +60,14 @@ def test_what_others_log_is_left_as_it_is(caplog, name):
     assert [record.getMessage() for record in caplog.records] == ['Task exception was never retrieved', 'a message']
 
 
-def test_absl_keeps_a_logger_of_its_own_class():
-    """It must not be made by getLogger before absl makes it."""
+def test_filter_keeps_class_of_absl_logger():
+    """Test that getLogger does not create the logger before absl does."""
     script = 'from sinklab.checkpoint import orbax_compat; orbax_compat.install_filters()\n'
     script += 'import absl.logging, logging; assert type(logging.getLogger("absl")) is absl.logging.ABSLLogger'
     subprocess.run([sys.executable, '-c', script], check=True)
 
 
-def test_the_filter_is_installed_once():
+def test_filter_is_installed_once():
     for _ in range(2):
         orbax_compat.install_filters()
     assert logging.getLogger('absl').filters.count(orbax_compat.is_logged) == 1
@@ -77,7 +77,7 @@ def test_the_filter_is_installed_once():
 
 @pytest.fixture
 def hooked(monkeypatch):
-    """Errors that cannot be raised and reach the hook behind the filter."""
+    """Return the list of unraisable errors that pass the filter."""
     heard = []
     monkeypatch.setattr(sys, 'unraisablehook', heard.append)
     orbax_compat.install_filters()
@@ -85,7 +85,7 @@ def hooked(monkeypatch):
 
 
 def unraisable(of):
-    """What the hook is given of a call to a closed event loop: from C++, by a program, or like one of these."""
+    """Make the argument of the hook for a call to a closed event loop, from C++ or from a program."""
     loop = asyncio.new_event_loop()
     loop.close()
     with pytest.raises(RuntimeError, match='Event loop is closed') as raised:
@@ -97,21 +97,21 @@ def unraisable(of):
     return types.SimpleNamespace(exc_type=kind, exc_value=error, exc_traceback=trace, object=None, err_msg=None)
 
 
-def test_a_late_callback_to_a_closed_event_loop_is_silent(hooked):
-    """TensorStore calls from a thread without frames of Python: those of asyncio are all that there are."""
+def test_hook_drops_late_callback_to_closed_event_loop(hooked):
+    """Test a call of TensorStore from a thread that has no Python frames but those of asyncio."""
     sys.unraisablehook(unraisable('C++'))
     assert hooked == []
 
 
 @pytest.mark.parametrize('of', ['a program', 'another kind', 'no trace'])
-def test_other_errors_that_cannot_be_raised_are_heard(hooked, of):
+def test_hook_passes_other_unraisable_errors(hooked, of):
     given = unraisable(of)
     sys.unraisablehook(given)
     assert hooked == [given]
 
 
-def test_hooks_that_others_set_and_put_back_meanwhile_are_called_and_never_in_a_circle(hooked):
-    """The first of these orders once made a hook that called itself."""
+def test_hook_never_calls_itself_in_any_order_of_installation(hooked):
+    """Test all orders of installation; the first one made an earlier hook call itself."""
     given = unraisable('a program')
 
     def wrap():
@@ -142,7 +142,7 @@ def test_hooks_that_others_set_and_put_back_meanwhile_are_called_and_never_in_a_
 
 
 @pytest.mark.parametrize('inside', [False, True], ids=['before', 'inside'])
-def test_keyboard_interrupts_and_the_filter_leave_each_other_in_force(hooked, monkeypatch, inside):
+def test_hook_works_with_keyboard_interrupts_enabled(hooked, monkeypatch, inside):
     monkeypatch.setattr(startup_signals.signal, 'getsignal', lambda number: startup_signals.exit_on_signal)
     monkeypatch.setattr(startup_signals.signal, 'signal', lambda number, handler: None)
     with startup_signals.enable_keyboard_interrupts():
@@ -156,7 +156,7 @@ def test_keyboard_interrupts_and_the_filter_leave_each_other_in_force(hooked, mo
     assert len(hooked) == 1
 
 
-def test_an_interrupt_in_code_of_orbax_is_heard_inside_of_quiet(hooked):
+def test_hook_passes_keyboard_interrupt_raised_in_orbax(hooked):
     code = compile('raise KeyboardInterrupt', '/lib/orbax/checkpoint.py', 'exec')
     with pytest.raises(KeyboardInterrupt) as raised:
         exec(code)
@@ -167,14 +167,14 @@ def test_an_interrupt_in_code_of_orbax_is_heard_inside_of_quiet(hooked):
     assert hooked == [given]
 
 
-def test_a_message_that_cannot_be_formatted_does_not_raise_from_the_filter():
+def test_filter_accepts_record_that_cannot_be_formatted():
     orbax_compat.install_filters()
     with orbax_compat.suppress_orbax_logs():
         assert orbax_compat.is_logged(logging.LogRecord('absl', logging.ERROR, 'x.py', 1, '%d', ('x',), None))
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_said_without_what_orbax_logs(corpus, small_disk, caplog):
+def test_full_disk_is_reported_without_orbax_logs(corpus, small_disk, caplog):
     class Filler(Callback):
         def on_record(self, record, written):
             if record['step'] == 6:
@@ -182,6 +182,6 @@ def test_a_full_disk_is_said_without_what_orbax_logs(corpus, small_disk, caplog)
                     while file.write(bytes(1024)):
                         pass
 
-    with pytest.raises(UserError, match='no room is left'):
+    with pytest.raises(UserError, match='disk'):
         train(spec(corpus, checkpoint__every_steps=1), small_disk / 'run', Filler())
     assert [record.getMessage() for record in caplog.records] == []

@@ -1,4 +1,4 @@
-"""How a run ends, in what it writes and in what others read: signals, outcome.json, exit codes."""
+"""Outcomes of runs: signals, outcome.json and exit codes."""
 
 import contextlib
 import os
@@ -41,18 +41,17 @@ from sinklab.train.run_outcome import write_outcome
         ({}, 130, 'x\n', ('stopped', 'x')),
     ],
 )
-def test_what_a_run_has_written_goes_before_its_exit_code(written, code, said, expected):
+def test_classify_exit_prefers_written_outcome_to_exit_code(written, code, said, expected):
     assert classify_exit(written, code, said) == expected
 
 
-def test_a_sweep_ends_by_the_usual_signal_of_a_run_that_was_stopped(monkeypatch):
-    """In whatever order signals that end with one exit code are listed."""
+def test_signal_of_exit_code_does_not_depend_on_order_of_signals(monkeypatch):
     assert set(SIGNAL_OF_EXIT_CODE) == {EXIT_CAUSES[cause][1] for cause in CAUSE_BY_SIGNAL.values()}
     monkeypatch.setattr(endings, 'CAUSE_BY_SIGNAL', dict(reversed(CAUSE_BY_SIGNAL.items())))
     assert runpy.run_path(sweep_run.__file__)['SIGNAL_OF_EXIT_CODE'] == {42: signal.SIGTERM, 130: signal.SIGINT}
 
 
-def test_a_sweep_does_not_take_an_earlier_outcome_for_the_newest(tmp_path):
+def test_sweep_ignores_deleted_outcome_of_earlier_attempt(tmp_path):
     run = plan.SweepRun('softmax', 0, RunDir(tmp_path / 'run'), None, tiny())
     run.run_dir.initialize(run.spec, {})
     run.run_dir.write_json('outcome', dict(kind='diverged', message='loss is nan'))
@@ -63,7 +62,7 @@ def test_a_sweep_does_not_take_an_earlier_outcome_for_the_newest(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_signal_comes_to_the_process_under_way_at_once():
+def test_signal_is_forwarded_immediately_to_running_process():
     script = 'import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n'
     script += 'print("ready", flush=True)\nsignal.pause()'
     with SignalForwarder() as relay:
@@ -75,7 +74,7 @@ def test_a_signal_comes_to_the_process_under_way_at_once():
 
 
 @pytest.mark.parametrize('before', [signal.default_int_handler, signal.SIG_IGN])
-def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeypatch, before):
+def test_signals_within_interval_count_once_and_later_signal_interrupts(monkeypatch, before):
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, before))
         received = after.enter_context(run_outcome.collect_stop_signals())
@@ -88,7 +87,7 @@ def test_signals_that_come_together_are_one_and_a_later_one_acts_at_once(monkeyp
 
 
 @pytest.mark.slow
-def test_a_signal_that_comes_while_the_first_is_handled_does_not_act(monkeypatch):
+def test_signal_during_signal_handler_is_ignored(monkeypatch):
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         received = after.enter_context(run_outcome.collect_stop_signals())
@@ -105,7 +104,7 @@ def test_a_signal_that_comes_while_the_first_is_handled_does_not_act(monkeypatch
 
 
 @pytest.mark.slow
-def test_a_repeated_signal_does_not_act_after_the_step_has_ended(monkeypatch):
+def test_signal_repeated_after_end_of_step_is_ignored(monkeypatch):
     monkeypatch.setattr(run_outcome, 'SAME_SIGNAL_SECONDS', 0.3)
     with contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
@@ -117,9 +116,9 @@ def test_a_repeated_signal_does_not_act_after_the_step_has_ended(monkeypatch):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_a_folder_that_was_refused_before_it_was_claimed_gets_no_outcome(tmp_path):
+def test_train_writes_no_outcome_into_rejected_folder(tmp_path):
     (tmp_path / 'letter').write_text('dear')
-    with pytest.raises(UserError, match='holds files and no run'):
+    with pytest.raises(UserError, match='letter'):
         loop.train(tiny(), Hardware(), RunDir(tmp_path), {})
     assert [path.name for path in tmp_path.iterdir()] == ['letter']
 
@@ -139,7 +138,7 @@ def test_a_folder_that_was_refused_before_it_was_claimed_gets_no_outcome(tmp_pat
     ],
     ids=str,
 )
-def test_every_end_is_written_and_passed_on(tmp_path, error, kind, code, message):
+def test_write_outcome_records_and_reraises_every_exit_kind(tmp_path, error, kind, code, message):
     folder = RunDir(tmp_path)
     saved(folder, 4)
     (folder.path / 'metrics.jsonl').write_text('{"step": 4}\n{"step": 5}\n{"st')
@@ -170,7 +169,7 @@ def test_every_end_is_written_and_passed_on(tmp_path, error, kind, code, message
     ],
     ids=str,
 )
-def test_a_command_without_a_supervisor_ends_with_the_same_codes(monkeypatch, capsys, error, code, hint):
+def test_command_without_supervisor_uses_same_exit_codes(monkeypatch, capsys, error, code, hint):
     def run(given, rest):
         raise error
 
@@ -179,8 +178,8 @@ def test_a_command_without_a_supervisor_ends_with_the_same_codes(monkeypatch, ca
     assert capsys.readouterr().err.strip().endswith(hint)
 
 
-def test_what_ends_before_the_data_is_read_takes_the_place_of_an_earlier_end(tmp_path, monkeypatch):
-    """A launcher that starts a run again on 42 would do so for ever."""
+def test_train_failure_before_data_loading_replaces_earlier_outcome(tmp_path, monkeypatch):
+    """Prevent endless restarts by a launcher that restarts a run after exit code 42."""
     spec, folder = tiny(), RunDir(tmp_path)
     folder.initialize(spec, {})
     folder.write_json('outcome', dict(kind='stopped', exit_code=42))

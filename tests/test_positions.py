@@ -1,4 +1,4 @@
-"""Positions alone, against what their papers print."""
+"""Position modules compared with the formulas of their papers."""
 
 import formulas
 import jax
@@ -15,18 +15,18 @@ from sinklab.attn.spec import ScoreBias
 from sinklab.metrics.propositions import RELATIVE_POSITIONS
 from sinklab.model.positions import POSITIONS, compute_alibi_slopes, compute_buckets
 
-PLACES = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences; any order will do
+PLACES = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences, in any order
 
 
 def position(kind, length=200, **changes):
-    """Only what a position is made from: its kind, heads and width."""
+    """Make a position module from its kind, heads and width."""
     return POSITIONS[kind](tiny(**{'model__position': kind} | changes).model, length, nnx.Rngs(0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['position rotary', 'rotary base', 'rotary linear', 'rotary llama3'])
 @pytest.mark.parametrize('width', [2, 4, 10])
-def test_rotary_turns_pairs_of_dimensions_as_complex_numbers(width, name):
+def test_rotary_matches_complex_rotation_of_dimension_pairs(width, name):
     x_BTHK = np.random.default_rng(0).normal(size=(2, 7, 3, width)).astype(np.float32)
     rotary = tiny(**OPTIONS[name]).model.rotary
     found = position('rotary', **OPTIONS[name]).rotate(x_BTHK, jnp.asarray(PLACES))
@@ -36,7 +36,7 @@ def test_rotary_turns_pairs_of_dimensions_as_complex_numbers(width, name):
 
 
 @pytest.mark.slow
-def test_rotary_scores_depend_on_the_distance_alone():
+def test_rotary_scores_depend_only_on_distance():
     query, key = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
     places = jnp.arange(10)[None]
     queries, keys = (position('rotary').rotate(jnp.tile(x, (1, 10, 1, 1)), places) for x in (query, key))
@@ -48,17 +48,17 @@ def test_rotary_scores_depend_on_the_distance_alone():
 
 
 @pytest.mark.parametrize('heads', [1, 2, 3, 4, 6, 8, 12, 16, 20])
-def test_alibi_has_the_slopes_of_press(heads):
+def test_alibi_slopes_match_paper_formula(heads):
     np.testing.assert_allclose(compute_alibi_slopes(heads), formulas.slopes(heads), rtol=1e-6)
 
 
-def test_alibi_of_eight_heads_goes_from_a_half_to_a_256th():
+def test_alibi_slopes_of_eight_heads_are_powers_of_one_half():
     np.testing.assert_array_equal(compute_alibi_slopes(8), 0.5 ** np.arange(1, 9))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['none', *RELATIVE_POSITIONS, 'relative_t5', 'alibi'])
-def test_a_bias_is_that_of_the_distance(kind):
+def test_relative_bias_matches_formula_of_distance(kind):
     made = position(kind, model__heads=6)
     table_RH = np.asarray(made.table_RH[...]) if kind == 'relative_t5' else None
     found = ScoreBias(made.make_relative_bias(), jnp.asarray(PLACES), jnp.asarray(PLACES)).materialize(0, 7)
@@ -67,12 +67,12 @@ def test_a_bias_is_that_of_the_distance(kind):
         np.testing.assert_allclose(np.broadcast_to(found, (2, 6, 7, 7))[b], expected, rtol=1e-6)
 
 
-def test_buckets_are_those_of_t5_and_of_the_released_code():
+def test_buckets_match_t5_and_released_code():
     distances = np.arange(400)
     np.testing.assert_array_equal(compute_buckets(jnp.asarray(distances)), [formulas.bucket(d) for d in distances])
 
 
-def test_buckets_as_printed_leap_at_half_and_at_the_farthest():
+def test_buckets_with_floor_first_match_printed_formula():
     distances = np.arange(400)
     found = compute_buckets(jnp.asarray(distances), floor_first=True)
     np.testing.assert_array_equal(found, [formulas.printed(d) for d in distances])
@@ -82,13 +82,13 @@ def test_buckets_as_printed_leap_at_half_and_at_the_farthest():
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 1000), min_size=5, max_size=5))
-def test_a_bucket_never_falls_with_the_distance(distances):
+def test_buckets_never_decrease_with_distance(distances):
     for floor_first in (False, True):
         assert (np.diff(compute_buckets(jnp.sort(jnp.asarray(distances)), floor_first)) >= 0).all()
 
 
 @pytest.mark.slow
-def test_sinusoids_stand_all_sines_left_of_all_cosines():
+def test_sinusoids_place_all_sines_before_all_cosines():
     x_BTD = np.random.default_rng(0).normal(size=(2, 7, 16)).astype(np.float32)
     found = position('absolute').embed(x_BTD, jnp.asarray(PLACES))
     for b, place_T in enumerate(PLACES):
@@ -97,7 +97,7 @@ def test_sinusoids_stand_all_sines_left_of_all_cosines():
 
 
 @pytest.mark.slow
-def test_a_learned_position_is_its_row_of_a_table_as_long_as_a_sequence():
+def test_learned_position_adds_table_row_of_each_index():
     made = position('learned')
     x_BTD = jnp.ones((2, 7, 16))
     table_TD = np.asarray(made.table_TD[...])
@@ -106,7 +106,7 @@ def test_a_learned_position_is_its_row_of_a_table_as_long_as_a_sequence():
 
 
 @pytest.mark.parametrize('kind', POSITIONS)
-def test_a_position_acts_where_it_says_and_leaves_the_rest_as_it_is(kind):
+def test_position_acts_only_on_embedding_rotation_or_bias(kind):
     made = position(kind)
     embeds, rotates = kind in ('absolute', 'learned'), kind == 'rotary'
     x = np.random.default_rng(0).normal(size=(2, 7, 4, 16)).astype(np.float32)
@@ -117,7 +117,7 @@ def test_a_position_acts_where_it_says_and_leaves_the_rest_as_it_is(kind):
 
 
 @pytest.mark.parametrize('kind', POSITIONS)
-def test_positions_have_the_parameters_that_they_learn_and_no_others(kind):
+def test_positions_have_only_learned_parameters(kind):
     learned = {'learned': ['table_TD'], 'relative_t5': ['table_RH']}
     assert list(nnx.to_pure_dict(nnx.state(position(kind), nnx.Param))) == learned.get(kind, [])
     leaves = jax.tree.leaves(nnx.to_pure_dict(nnx.state(position(kind))))

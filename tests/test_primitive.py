@@ -1,4 +1,4 @@
-"""The two primitives of the kernels: cotangents of their statistics, races, meshes."""
+"""Tests of the two primitives of the kernels: cotangents of statistics, races and meshes."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures('small_blocks')
 
 
 def text_sums(sums, arrays, mask):
-    """What the primitives sum, and their statistics, by the whole matrix."""
+    """Compute the output and the statistics of the primitives from the whole matrix."""
     score_BHTS = reference.compute_scores(*arrays[:2])
     visible_BHTS = mask.materialize(arrays[1].shape[1])[:, None]
     value_BSHV = arrays[2]
@@ -49,7 +49,7 @@ SUMS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', SUMS)
-def test_cotangents_of_the_statistics_reach_queries_and_keys_under_every_mask(name):
+def test_kernel_gradients_include_cotangents_of_statistics_under_every_mask(name):
     arrays, mask, sums = drawn(64, batch=len(MASKS)), every(LENGTH), SUMS[name]
     problem = KernelSpec(ScoreSpec(64**-0.5), mask)
 
@@ -65,7 +65,7 @@ def test_cotangents_of_the_statistics_reach_queries_and_keys_under_every_mask(na
 
 
 @pytest.mark.slow
-def test_a_large_power_leaves_something_of_every_row():
+def test_kernel_with_large_power_matches_reference():
     asked, arrays = rule(attention('exp', 'p_norm', power=16.0), masks.make_causal_mask(1024)), drawn(64, length=1024)
     with interpreted():
         found = finalize.attend(tpu, *arrays, asked).output_BTHK
@@ -73,7 +73,7 @@ def test_a_large_power_leaves_something_of_every_row():
 
 
 @pytest.mark.slow
-def test_a_softmax_that_sees_nothing_has_a_finite_lse():
+def test_kernel_softmax_of_fully_masked_rows_has_finite_logsumexp():
     mask = masks.make_static_mask(np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.int32))
     with interpreted():
         output, (lse,) = run_kernels(tpu, SoftmaxReduction(), KernelSpec(ScoreSpec(0.125), mask), *drawn(64))
@@ -82,7 +82,7 @@ def test_a_softmax_that_sees_nothing_has_a_finite_lse():
 
 
 def races(run, *arrays) -> bool:
-    """Whether a simulated TPU whose two cores share the parallel axes of a grid sees a race."""
+    """Return whether a simulated TPU with two cores on the parallel axes of a grid has a race."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 
     try:
@@ -98,7 +98,7 @@ def races(run, *arrays) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('name', 'mask'), in_turn((name, mask) for name in SUMS for mask in ('causal', 'documents')))
-def test_kernels_have_no_race(name, mask):
+def test_kernel_gradients_have_no_race(name, mask):
     problem = KernelSpec(ScoreSpec(0.125), MASKS[mask](LENGTH))
 
     def run(*arrays):
@@ -108,7 +108,7 @@ def test_kernels_have_no_race(name, mask):
 
 
 @pytest.mark.slow
-def test_a_race_would_be_seen():
+def test_race_detector_finds_race():
     def kernel(given, made):
         made[...] = given[...]
 
@@ -130,7 +130,7 @@ def test_a_race_would_be_seen():
     ('axes', 'mask'),
     in_turn((axes, mask) for axes in ((4, 1, 1), (2, 1, 2), (1, 2, 2)) for mask in ('causal', 'documents')),
 )
-def test_kernels_under_a_mesh_give_what_they_give_without(axes, mask):
+def test_kernel_results_are_equal_with_and_without_mesh(axes, mask):
     mesh = jax.make_mesh(axes, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
     mask, arrays = MASKS[mask](LENGTH), drawn(64, batch=4)
     slope_H = jnp.asarray(compute_alibi_slopes(HEADS))

@@ -1,4 +1,4 @@
-"""The hook against the reference model: every number, from matrices that NumPy computed and loops that read them."""
+"""Tests of the sink probe against a NumPy reference model and metrics computed by loops."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ LENGTH, KEYS = 12, 3  # of conftest.TINY
 
 
 def summed_by_hand(A, columns, mask):
-    """(means, importances) of one matrix of T queries over its columns and T keys, as the paper's code takes them."""
+    """Compute (means, importances) of one matrix of T queries over its columns and T keys, as in the paper's code."""
     A = np.float64(A)
     P = np.array([np.abs(row) / (np.abs(row).sum() + 1e-8) for row in A])
     rows = range(LENGTH)
@@ -51,7 +51,7 @@ def summed_by_hand(A, columns, mask):
 
 
 def expected_numbers(attention_LPHTS, spec, columns):
-    """metrics.jsonl of a probe, by name."""
+    """Compute the metrics of a probe, by name."""
     prefix = spec.model.mask.prefix
     matrices = np.reshape(attention_LPHTS, (-1, *np.shape(attention_LPHTS)[-2:]))
     means, importances = zip(*(summed_by_hand(A, columns, spec.model.mask) for A in matrices), strict=True)
@@ -76,7 +76,7 @@ def expected_numbers(attention_LPHTS, spec, columns):
 
 
 def expected_norms(captured, columns):
-    """Those of keys and values, their pairs with queries, and what of a head's output comes from the first token."""
+    """Compute norms of keys and values, query-key metrics, and the share of the first token in head outputs."""
     found = formulas.qk_numbers(captured.query_BTHK, captured.key_BSHK[:, :, columns:])
     read = captured.attention_BHTS, captured.key_BSHK, captured.value_BSHK, captured.head_BTHK
     every = [np.float64(array) for array in read]
@@ -105,7 +105,7 @@ CASES = {
 
 @pytest.mark.parametrize('name', CASES)
 @pytest.mark.parametrize('hardware', [Hardware(), pytest.param(Hardware(data=2, tensor=2), marks=pytest.mark.slow)])
-def test_the_hook_says_what_numpy_says(name, hardware):
+def test_probe_metrics_match_numpy_reference(name, hardware):
     spec, columns = CASES[name], int(CASES[name].model.columns.kind != 'none')
     params, mesh = drawn(spec), device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
@@ -125,7 +125,7 @@ def test_the_hook_says_what_numpy_says(name, hardware):
     share_LPHTS = np.abs(attention_LPHTS) / np.abs(attention_LPHTS).sum(-1, keepdims=True)
     np.testing.assert_allclose(observed['norm_LPT'], norm_LPT, rtol=1e-3)
     np.testing.assert_allclose(observed['attention_LHTS'], share_LPHTS[:, 0], atol=1e-3)
-    assert 0 < found['sink/1'] < 100, 'nothing to count'
+    assert 0 < found['sink/1'] < 100, 'no sink or only sinks'
 
 
 OFF_BY_ONE = dict(model__attention__normalizer='plus_one')
@@ -133,8 +133,8 @@ COLUMN_OF_ZERO = dict(model__columns__kind='k', model__columns__value='zero')
 
 
 @pytest.mark.slow
-def test_softmax_off_by_one_and_a_column_of_zero_are_one_model_with_one_set_of_numbers():
-    """In the probe, and over the context of a training batch; the gain is one that a proxy takes out again."""
+def test_softmax_off_by_one_and_zero_k_bias_have_equal_metrics():
+    """Test metrics of the probe and of a training batch; the gain cancels in normalized attention."""
     found, params = [], drawn(tiny(**OFF_BY_ONE, model__layers=1))
     with_column = jax.tree.map(np.asarray, params)
     with_column['blocks']['attention']['columns'] = dict(key_HK=np.zeros((1, 4, 4), np.float32))
@@ -163,7 +163,7 @@ def test_softmax_off_by_one_and_a_column_of_zero_are_one_model_with_one_set_of_n
     st.sampled_from([None, 4]),
     st.integers(0, 99),
 )
-def test_numbers_of_any_matrices_are_those_of_the_loops(columns, prefix, window, block, seed):
+def test_metrics_of_random_matrices_match_loops(columns, prefix, window, block, seed):
     spec = tiny(model__mask__prefix=prefix, model__mask__window=window, model__mask__block=block)
     captured, setting = random_capture(columns, seed), make_setting(spec, LENGTH, columns)
     found = registry.compute_numbers(jax.device_get(registry.compute_probe_arrays(captured, setting)), setting)
@@ -173,7 +173,7 @@ def test_numbers_of_any_matrices_are_those_of_the_loops(columns, prefix, window,
 
 
 def random_capture(columns, seed=0):
-    """Two layers of three sequences and two heads, of one that says nothing at its second query."""
+    """Make a capture of two layers, three sequences and two heads; one head is zero at its second query."""
     draw = np.random.default_rng(seed).normal
     keys = LENGTH + columns
     head_LPTHK = draw(size=(2, 3, LENGTH, 2, 4))
@@ -190,12 +190,12 @@ def random_capture(columns, seed=0):
     )
 
 
-def test_a_window_as_long_as_the_probe_is_none():
+def test_window_as_long_as_probe_adds_no_window_metrics():
     kept = registry.compute_probe_arrays(random_capture(0), make_setting(tiny(model__mask__window=12), LENGTH, 0))
     assert not {'within_LPH', 'edge_LPH'} & set(kept)
 
 
-def test_an_implicit_column_is_what_rows_lack_of_the_gain_with_a_key_and_value_of_zero():
+def test_implicit_column_has_missing_row_mass_and_zero_key_and_value():
     captured, spec = random_capture(0), tiny(model__attention__normalizer='plus_one', model__attention__gain=0.5)
     setting = make_setting(spec, LENGTH, 0)
     arrays = extract_arrays(captured, setting)
@@ -210,8 +210,8 @@ def test_an_implicit_column_is_what_rows_lack_of_the_gain_with_a_key_and_value_o
 
 @pytest.mark.slow
 @pytest.mark.parametrize('columns', ['none', 'sink_token', 'kv', 'logit', 'v'])
-def test_a_capture_has_queries_keys_and_values_as_attended_and_what_heads_make_of_them(columns):
-    """Of the first layer, whose input is known; V bias comes after."""
+def test_capture_has_queries_keys_values_and_head_outputs_of_attention(columns):
+    """Test the first layer, whose input is known; a V bias is added later."""
     spec = tiny(model__columns__kind=columns, model__combination='add_wide', model__layers=1)
     params = drawn(spec)
     with jax.disable_jit():
@@ -242,7 +242,7 @@ def test_a_capture_has_queries_keys_and_values_as_attended_and_what_heads_make_o
 
 
 @pytest.mark.parametrize('columns', [0, 1])
-def test_what_is_saved_is_what_was_seen(tmp_path, columns):
+def test_save_probe_writes_arrays_of_metrics(tmp_path, columns):
     setting = make_setting(tiny(), LENGTH, columns)
     kept = jax.device_get(registry.compute_probe_arrays(random_capture(columns), setting))
     sink_probe.save_probe(tmp_path / '1.npz', kept, setting)
@@ -262,7 +262,7 @@ def test_what_is_saved_is_what_was_seen(tmp_path, columns):
             np.testing.assert_allclose(saved[name], kept[name.replace('_L', '_LP')].mean(1), rtol=1e-6)
 
 
-def test_every_number_of_a_probe_is_an_entry_for_people_and_every_entry_is_of_a_probe():
+def test_metric_infos_cover_exactly_probe_metrics():
     found, trigger_PT = set(), np.random.default_rng(0).random((3, LENGTH)) < 0.4
     for spec, columns in (
         (tiny(model__mask__prefix=2, model__mask__window=4), 1),
@@ -280,7 +280,7 @@ def test_every_number_of_a_probe_is_an_entry_for_people_and_every_entry_is_of_a_
     assert len(set(labels)) == len(labels)
 
 
-def test_pictures_are_of_arrays_that_every_probe_saves():
+def test_figures_use_arrays_saved_by_every_probe():
     assert all(
         measure.is_applicable is is_always_applicable and measure.figure.array_name in measure.saved_arrays
         for measure in drawn_measures()
@@ -292,7 +292,7 @@ def drawn_measures():
 
 
 @pytest.mark.parametrize('columns', ['none', 'kv'])
-def test_the_memory_of_a_capture_is_counted_before_it_is_taken(columns):
+def test_estimate_probe_bytes_equals_size_of_captured_arrays(columns):
     keys = 12 + (columns == 'kv')
     attention, residual = 2 * 5 * 4 * 12 * keys * 4, 2 * 5 * 12 * 16 * 4
     query, key = 2 * 5 * 4 * 12 * 4 * 4, 2 * 5 * 4 * keys * 4 * 4

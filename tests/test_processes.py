@@ -1,4 +1,4 @@
-"""Real processes, real collectives: the same global batches for any number of them, and after a change of it."""
+"""Real processes and collectives: equal global batches for any number of processes, and after a change of it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ BATCH = 8
 
 @pytest.fixture(scope='module')
 def config(tmp_path_factory):
-    """A run that reads each of its windows more than once."""
+    """Return the config of a run that reads each window more than once."""
     folder = tmp_path_factory.mktemp('store')
     made(folder / 'store', written(folder / 'a.jsonl', corpus_of(60)), shard_tokens=500)
     return dict(
@@ -30,7 +30,7 @@ def config(tmp_path_factory):
 
 
 def trained(count, folder, last, config):
-    """What each of `count` processes has found, going on in `folder` up to a step."""
+    """Return the results of `count` processes that continue the run in `folder` up to step `last`."""
     given = json.dumps(dict(config=config, folder=str(folder), last=last, out=f'{folder}-{count}-{last}'))
     port = free_port()
     environment = {**os.environ, 'PYTHONPATH': f'{HERE}{os.pathsep}{HERE.parent}'}
@@ -48,7 +48,7 @@ def trained(count, folder, last, config):
     return [json.loads(Path(f'{folder}-{count}-{last}-{number}.json').read_text()) for number in range(count)]
 
 
-# One run, saved and gone on with: how many processes, up to which step.
+# Stages of one run: number of processes, last step.
 STAGES = [
     pytest.param(((2, 3), (1, 5)), id='2-1', marks=pytest.mark.exhaustive),
     pytest.param(((2, 3), (4, 6), (1, 7)), id='2-4-1', marks=pytest.mark.exhaustive),
@@ -56,9 +56,7 @@ STAGES = [
 
 
 @pytest.mark.parametrize('stages', STAGES)
-def test_any_number_of_processes_reads_the_same_global_batches_and_a_run_goes_on_with_another_one(
-    stages, config, tmp_path
-):
+def test_global_batches_do_not_depend_on_process_count(stages, config, tmp_path):
     steps = stages[-1][1]
     whole = trained(1, tmp_path / 'whole', steps, config)[0]
     assert len(set(whole['batches'].values())) == steps
@@ -67,15 +65,15 @@ def test_any_number_of_processes_reads_the_same_global_batches_and_a_run_goes_on
         for number, process in enumerate(trained(count, tmp_path / 'changing', last, config)):
             steps = [str(step) for step in range(first + 1, last + 1)]
             assert process['batches'] == {step: whole['batches'][step] for step in steps}
-            assert process['losses'] == {step: whole['losses'][step] for step in steps}  # bit for bit
+            assert process['losses'] == {step: whole['losses'][step] for step in steps}  # bitwise
             read = {row for _, start, stop in process['read'] for row in range(start, stop)}
-            assert read == set(range(number * BATCH // count, (number + 1) * BATCH // count))  # and no other's rows
+            assert read == set(range(number * BATCH // count, (number + 1) * BATCH // count))  # only its own rows
         first = last
 
 
 @pytest.mark.slow
-def test_two_processes_of_four_devices_train_as_one_process_does(tmp_path):
-    """The layout on which a flag of XLA:CPU once gave wrong gradients."""
+def test_two_processes_with_four_devices_match_one_process(tmp_path):
+    """A flag of XLA:CPU once gave wrong gradients on this layout."""
     port, layout = free_port(), ['--data=2', '--fsdp=4']
     command = [sys.executable, '-m', 'sinklab', 'train', '--config=configs/default.py', '--size=smoke']
     values = dict(batch_size=16, steps=6, name='sgd', beta2=None, epsilon=None, clip_norm=None)

@@ -1,4 +1,4 @@
-"""Products with parameters, and their gradients, whichever of their factors is the larger one."""
+"""Tests of products with parameters and of their gradients, for each order of sizes of the factors."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ SIZES = dict(B=2, T=3, H=2, K=4, S=5)
 @pytest.mark.parametrize('wide', ['', 'D', 'F', 'V', 'G'])
 @pytest.mark.parametrize('equation', EQUATIONS)
 @pytest.mark.slow
-def test_gradients_are_those_of_the_plain_einsum(equation, wide):
+def test_sharded_einsum_gradients_match_plain_einsum(equation, wide):
     sizes = {letter: SIZES.get(letter, 24 if letter == wide else 6) for letter in equation if letter.isalpha()}
     of_x, of_weight = equation.partition('->')[0].split(',')
     rng = np.random.default_rng(0)
@@ -41,7 +41,7 @@ def test_gradients_are_those_of_the_plain_einsum(equation, wide):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('equation', EQUATIONS)
-def test_in_bfloat16_they_are_summed_in_float32(equation):
+def test_sharded_einsum_gradients_in_bfloat16_accumulate_in_float32(equation):
     sizes = {letter: SIZES.get(letter, 6) for letter in equation if letter.isalpha()}
     of_x, of_weight = equation.partition('->')[0].split(',')
     rng = np.random.default_rng(0)
@@ -53,5 +53,5 @@ def test_in_bfloat16_they_are_summed_in_float32(equation):
     np.testing.assert_allclose(jax.jit(back)(d_y)[1], plain(d_y.astype(jnp.float32))[0], rtol=1e-5, atol=1e-5)
 
 
-def test_the_equations_of_the_model_are_found():
+def test_einsum_equations_are_extracted_from_model_source():
     assert {'BTD,DHK->BTHK', 'BTF,FD->BTD', 'BTHD,DHK->BTHK', 'BTHK,KJ->BTHJ'} <= {*EQUATIONS}

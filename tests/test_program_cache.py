@@ -1,4 +1,4 @@
-"""Compiled programs of the cache are verified before jax loads them."""
+"""Tests of the compilation cache: digests of compiled programs are verified before JAX loads them."""
 
 import ast
 import json
@@ -25,7 +25,7 @@ INSTALLED = ('jax._src.compilation_cache', 'LRUCache')
 
 @pytest.fixture
 def opened(tmp_path):
-    """A cache as jax makes it, after sinklab's change to jax."""
+    """Make a cache through JAX with the verified cache installed."""
     from jax._src import compilation_cache
 
     assert compilation_cache_module.install_verified_cache()
@@ -44,21 +44,21 @@ def flip(content, bit):
     return bytes(damaged)
 
 
-def test_jax_still_makes_its_cache_from_the_private_name_that_sinklab_replaces(tmp_path):
-    """Fails where a new jax has moved it: then sinklab/compilation_cache.py must follow."""
+def test_installed_verified_cache_is_used_by_jax(tmp_path):
+    """Test the private name in JAX; if a new JAX renames it, adapt sinklab/compilation_cache.py."""
     from jax._src import compilation_cache
 
     assert compilation_cache_module.install_verified_cache(), f'jax {jax.__version__} has no {".".join(INSTALLED)}'
     made, _ = compilation_cache.get_file_cache(str(tmp_path))
-    assert getattr(made, 'is_verified', False), 'jax does not make its cache from the name that is replaced any more'
+    assert getattr(made, 'is_verified', False), 'JAX does not use the replaced class for its cache'
 
 
-def test_without_that_private_name_nothing_is_read_from_the_cache(monkeypatch, capsys):
+def test_missing_private_jax_name_disables_compilation_cache(monkeypatch, capsys):
     from jax._src import compilation_cache
 
     monkeypatch.delattr(compilation_cache, 'LRUCache')
     enabled = jax.config.jax_enable_compilation_cache
-    jax.config.update('jax_enable_compilation_cache', True)  # where it is off, the warning was printed before
+    jax.config.update('jax_enable_compilation_cache', True)  # while it is off, no warning is printed
     try:
         assert not compilation_cache_module.install_verified_cache()
         assert not jax.config.jax_enable_compilation_cache
@@ -67,7 +67,7 @@ def test_without_that_private_name_nothing_is_read_from_the_cache(monkeypatch, c
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_without_the_public_reset_nothing_is_read_from_the_cache(monkeypatch):
+def test_missing_public_reset_cache_disables_compilation_cache(monkeypatch):
     from jax._src import compilation_cache
     from jax.experimental.compilation_cache import compilation_cache as public
 
@@ -83,8 +83,8 @@ def test_without_the_public_reset_nothing_is_read_from_the_cache(monkeypatch):
 
 
 @pytest.mark.slow
-def test_devices_are_asked_for_where_the_cache_is_made_to_verify_alone():
-    """`get_devices` installs the verifying cache; a verb that asks jax itself could compile without it."""
+def test_jax_devices_is_called_only_in_device_mesh():
+    """Test that no other module calls jax.devices: `get_devices` installs the verified cache first."""
     package = Path(compilation_cache_module.__file__).parent
     asking = set()
     for path in package.rglob('*.py'):
@@ -94,7 +94,7 @@ def test_devices_are_asked_for_where_the_cache_is_made_to_verify_alone():
     assert asking == {'parallel/device_mesh.py'}
 
 
-def test_a_verb_that_imports_jax_itself_makes_the_cache_verify():
+def test_commands_importing_jax_install_verified_cache():
     for path in (Path(compilation_cache_module.__file__).parent / 'cli').glob('*.py'):
         for function in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
             if isinstance(function, ast.FunctionDef) and 'import jax' in ast.unparse(function).split('\n    '):
@@ -103,7 +103,7 @@ def test_a_verb_that_imports_jax_itself_makes_the_cache_verify():
                 )
 
 
-def test_an_entry_is_read_as_it_was_put(opened, tmp_path):
+def test_cache_entry_is_returned_unchanged(opened, tmp_path):
     opened.put(KEY, PROGRAM)
     assert opened.get(KEY) == PROGRAM
     assert entry(tmp_path).read_bytes().endswith(PROGRAM)
@@ -111,7 +111,7 @@ def test_an_entry_is_read_as_it_was_put(opened, tmp_path):
 
 
 @pytest.mark.parametrize('count', [20, pytest.param(200, marks=pytest.mark.exhaustive)])
-def test_no_flipped_bit_gets_through(opened, tmp_path, capsys, count):
+def test_cache_entry_with_flipped_bit_is_rejected(opened, tmp_path, capsys, count):
     draw = random.Random(count)
     for _ in range(count):
         opened.put(KEY, PROGRAM)
@@ -123,7 +123,7 @@ def test_no_flipped_bit_gets_through(opened, tmp_path, capsys, count):
     assert len(capsys.readouterr().err.splitlines()) == count
 
 
-def test_no_flipped_bit_of_the_header_gets_through(opened, tmp_path):
+def test_cache_entry_with_flipped_header_bit_is_rejected(opened, tmp_path):
     opened.put(KEY, PROGRAM)
     path = entry(tmp_path)
     good = path.read_bytes()
@@ -143,7 +143,7 @@ def test_no_flipped_bit_of_the_header_gets_through(opened, tmp_path):
     ],
     ids=['empty', 'truncated', 'longer', 'without digest', 'digest alone'],
 )
-def test_a_damaged_entry_is_removed_and_written_again(opened, tmp_path, capsys, damage):
+def test_cache_entry_is_removed_and_rewritten_if_damaged(opened, tmp_path, capsys, damage):
     opened.put(KEY, PROGRAM)
     path = entry(tmp_path)
     path.write_bytes(damage(path.read_bytes()))
@@ -154,7 +154,7 @@ def test_a_damaged_entry_is_removed_and_written_again(opened, tmp_path, capsys, 
     assert opened.get(KEY) == PROGRAM
 
 
-def test_an_entry_under_the_name_of_another_is_not_read(opened, tmp_path):
+def test_cache_entry_under_name_of_another_entry_is_rejected(opened, tmp_path):
     opened.put(KEY, PROGRAM)
     path = entry(tmp_path)
     shutil.copy(path, path.with_name(path.name.replace(KEY, 'jit_probe-0123')))
@@ -162,7 +162,7 @@ def test_an_entry_under_the_name_of_another_is_not_read(opened, tmp_path):
     assert opened.get(KEY) == PROGRAM
 
 
-def test_an_entry_takes_its_name_when_it_is_whole(opened, tmp_path, monkeypatch):
+def test_cache_entry_is_written_atomically(opened, tmp_path, monkeypatch):
     def stop(path, content):
         Path.open(path, 'wb').write(content[:100])
         raise OSError(28, 'No space left on device')
@@ -173,7 +173,7 @@ def test_an_entry_takes_its_name_when_it_is_whole(opened, tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_bound_on_the_size_of_the_cache_still_holds(tmp_path):
+def test_cache_size_limit_is_respected(tmp_path):
     pytest.importorskip('filelock')
     from jax._src import compilation_cache
 
@@ -193,7 +193,7 @@ def test_the_bound_on_the_size_of_the_cache_still_holds(tmp_path):
     assert made.get(f'{KEY}5') == PROGRAM
 
 
-def test_entries_in_a_bucket_are_verified(bucket, capsys):
+def test_cache_entries_in_bucket_are_verified(bucket, capsys):
     from jax._src import compilation_cache
 
     made, _ = compilation_cache.get_file_cache(f'{bucket.url}/programs')
@@ -206,7 +206,7 @@ def test_entries_in_a_bucket_are_verified(bucket, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_entries_of_earlier_versions_are_removed_from_the_users_cache(opened, tmp_path, capsys):
+def test_cache_entries_of_earlier_versions_are_removed(opened, tmp_path, capsys):
     opened.put(KEY, PROGRAM)
     (tmp_path / 'jit_step-old-cache').write_bytes(PROGRAM)
     (tmp_path / 'jit_step-old-atime').write_bytes(PROGRAM)
@@ -219,7 +219,7 @@ def test_entries_of_earlier_versions_are_removed_from_the_users_cache(opened, tm
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_folders_of_the_cache_are_for_the_user_alone(tmp_path, monkeypatch):
+def test_cache_folders_are_accessible_only_to_owner(tmp_path, monkeypatch):
     before = os.umask(0)
     try:
         monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
@@ -231,8 +231,8 @@ def test_folders_of_the_cache_are_for_the_user_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.exhaustive
-def test_no_flipped_bit_of_a_real_program_changes_what_is_computed(tmp_path):
-    """In one process: after each flip jax forgets what it has compiled, and looks into the cache again."""
+def test_flipped_bit_in_compiled_program_does_not_change_result(tmp_path):
+    """Clear the caches of JAX after each flip, so that it reads the persistent cache again in the same process."""
     from jax._src import compilation_cache
 
     options = dict(
@@ -255,7 +255,7 @@ def test_no_flipped_bit_of_a_real_program_changes_what_is_computed(tmp_path):
             path.write_bytes(flip(good, draw.randrange(8 * len(good))))
             jax.clear_caches()
             assert jax.tree.map(bytes, jax.device_get(step(x))) == wanted
-            assert path.exists(), 'it was not compiled anew'
+            assert path.exists(), 'not recompiled'
             assert path.read_bytes().startswith(compilation_cache_module.MAGIC)
     finally:
         for name, value in before.items():
@@ -267,7 +267,7 @@ TRAIN = ('-m', 'sinklab', 'train', '--config=configs/quickstart.py:softmax', '--
 
 
 def trained(folder, name):
-    """(valid loss, standard error) of a small run by a process of its own, whose programs are kept in `folder`."""
+    """Train a small run in a subprocess that caches programs in `folder`; return (valid loss, standard error)."""
     environment = {name: value for name, value in os.environ.items() if 'JAX_COMPILATION' not in name}
     command = [sys.executable, *TRAIN, f'--workdir={folder / name}', f'--compiled={folder / "programs"}']
     environment['SINKLAB_CACHE'] = str(folder / 'cache')
@@ -279,7 +279,7 @@ def trained(folder, name):
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_run_whose_compiled_step_is_damaged_computes_the_same(tmp_path):
+def test_run_with_damaged_compiled_step_computes_same_loss(tmp_path):
     wanted, _ = trained(tmp_path, 'first')
     entries = sorted((tmp_path / 'programs').glob('jit_step-*'))
     assert entries

@@ -1,4 +1,4 @@
-"""What Orbax says beside what it raises is kept quiet, whatever threads do meanwhile, and nothing else is."""
+"""Tests of the suppression of Orbax logs in several threads."""
 
 import logging
 import sys
@@ -11,19 +11,19 @@ from sinklab.checkpoint.orbax_compat import install_filters, suppress_orbax_logs
 
 
 def process_wide():
-    install_filters()  # which stays
+    install_filters()  # the filters remain installed
     loggers = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')]
     return [list(logger.filters) for logger in loggers], sys.unraisablehook, list(warnings.filters)
 
 
 def passes(path):
-    """Whether a record of a file reaches the handlers of absl's logger."""
+    """Return whether a record of a file reaches the handlers of the absl logger."""
     record = logging.LogRecord('absl', logging.ERROR, path, 1, 'said', (), None)
     return bool(logging.getLogger('absl').filter(record))
 
 
 class Thread:
-    """A thread that goes into `quiet` and comes out of it when it is told to."""
+    """A thread that enters `suppress_orbax_logs` and leaves it when `end` is called."""
 
     def __init__(self):
         self.inside, self.leave = threading.Event(), threading.Event()
@@ -41,7 +41,7 @@ class Thread:
         self.thread.join(10)
 
 
-def test_of_two_threads_that_overlap_the_second_is_quiet_to_its_end_and_then_nothing_is_left():
+def test_suppression_lasts_until_last_of_overlapping_threads_ends():
     before = process_wide()
     first = Thread()
     second = Thread()
@@ -53,7 +53,7 @@ def test_of_two_threads_that_overlap_the_second_is_quiet_to_its_end_and_then_not
     assert process_wide() == before
 
 
-def test_what_another_thread_sets_meanwhile_stays(monkeypatch):
+def test_suppression_keeps_hooks_and_filters_set_meanwhile(monkeypatch):
     monkeypatch.setattr(sys, 'unraisablehook', sys.unraisablehook)
 
     def hook(given):
@@ -69,7 +69,7 @@ def test_what_another_thread_sets_meanwhile_stays(monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_error_inside_leaves_nothing_behind():
+def test_suppression_is_removed_after_error():
     before = process_wide()
     with pytest.raises(KeyError), suppress_orbax_logs():
         raise KeyError

@@ -1,4 +1,4 @@
-"""The authors' own modules, on random weights: their logits and attention are ours, by the matrix and by chunks."""
+"""Dense and chunked attention compared with released modules of the authors on random weights."""
 
 import dataclasses
 from pathlib import Path
@@ -25,9 +25,9 @@ SIZES = {
     'model__ffn_width': 48,
     'model__vocabulary': 64,
     'data__length': LENGTH,
-    'data__tokenizer': 'neox.json',  # one trained here has more ids
+    'data__tokenizer': 'neox.json',  # a tokenizer trained here has more ids
 }
-BY_PROXY = ('none', 'clamped')  # normalizers whose attention was released so
+BY_PROXY = ('none', 'clamped')  # normalizers whose released attention has normalized rows
 
 
 def shaped(**changes):
@@ -64,7 +64,7 @@ VARIANTS = {
 
 
 def released(name):
-    """Everything of a variant; the weights that all have are in one file."""
+    """Return all arrays of a variant, with the weights that all variants share."""
     found = {}
     for file in ('default', name):
         with np.load(FOLDER / f'{file}.npz') as arrays:
@@ -73,7 +73,7 @@ def released(name):
 
 
 def parameters(given, spec):
-    """The released weights as ours."""
+    """Return the released weights in the layout of sinklab."""
     layers = [layer(given, number, spec) for number in range(2)]
     found = dict(
         embedding_VD=given['transformer.wte.weight'],
@@ -91,7 +91,7 @@ def layer(given, number, spec):
         f'{branch}_norms': dict(before=dict(gain_D=one[f'norm_{place}.weight']))
         for place, branch in enumerate(('attention', 'ffn'), 1)
     }
-    # Out of a linear map of PyTorch come its rows: for each head those of the query, of the key and of the value.
+    # Rows of a PyTorch linear weight are its outputs: for each head, query, key and value.
     query, key, value = np.moveaxis(one['attn.attn.weight'].reshape(HEADS, 3, 8, 32), (1, 3), (0, 1))
     heads = dict(query_DHK=query, key_DHK=key, value_DHK=value)
     heads |= dict(output_HKD=one['attn.proj.weight'].T.reshape(HEADS, 8, 32))
@@ -119,7 +119,7 @@ FFNS = {
 
 
 def model(spec, given):
-    """Ours with the released weights."""
+    """Return a sinklab model with the released weights."""
     structure, abstract = state.make_abstract_model(spec)
     params = jax.tree.map(jnp.asarray, parameters(given, spec))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, nnx.to_pure_dict(abstract))
@@ -127,13 +127,13 @@ def model(spec, given):
 
 
 def rounded(given):
-    """A table of the sinusoids as the released code keeps them, in bfloat16."""
+    """Return the arrays with a table of sinusoids in bfloat16, as in the released code."""
     exact = SinusoidalPosition(None, LENGTH, None).embed(jnp.zeros((1, LENGTH, 32)), np.arange(LENGTH)[None])[0]
     return given | {'wpe.weight': np.float32(exact.astype(jnp.bfloat16))}
 
 
 def case(name):
-    """(spec, what was released) of a variant; that with rounded sinusoids is one of a table."""
+    """Return (spec, released arrays) of a variant; rounded sinusoids become a learned table."""
     spec, given = VARIANTS[name], released(name)
     return (VARIANTS['learnable'], rounded(given)) if name == 'absolute' else (spec, given)
 
@@ -143,7 +143,7 @@ def equal(ours, theirs):
 
 
 @pytest.mark.parametrize('name', VARIANTS)
-def test_the_definition_has_the_released_logits_and_attention(name):
+def test_dense_attention_matches_released_logits_and_attention(name):
     spec, given = case(name)
     with jax.disable_jit():
         logits_BTV, captured = model(spec, given)(given['ids'], capture=True)
@@ -154,7 +154,7 @@ def test_the_definition_has_the_released_logits_and_attention(name):
 
 
 @pytest.mark.parametrize('name', some(VARIANTS, list(VARIANTS)[::2]))
-def test_chunks_have_the_released_logits_and_attention_to_every_key(name, monkeypatch):
+def test_chunked_attention_matches_released_logits_and_key_means(name, monkeypatch):
     monkeypatch.setattr(chunked, 'CHUNK_SIZE', 8)
     spec, given = case(name)
     with jax.disable_jit():
@@ -167,8 +167,8 @@ def test_chunks_have_the_released_logits_and_attention_to_every_key(name, monkey
     equal(found_LBHS / LENGTH, given['attn'][..., -LENGTH:, :].mean(-2))
 
 
-def test_exact_sinusoids_are_as_far_from_the_released_logits_as_the_rounding_of_their_table():
-    """At most 2^-9 of an entry, in an embedding whose entries are of the order of 1/4."""
+def test_exact_sinusoids_differ_from_released_logits_by_table_rounding():
+    """Expect rounding of at most 2^-9 of an entry, in an embedding with entries of order 1/4."""
     given = released('absolute')
     with jax.disable_jit():
         logits_BTV, _ = model(VARIANTS['absolute'], given)(given['ids'])

@@ -1,4 +1,4 @@
-"""Copies of a parameter that differ are found, wherever they are, and nothing else is."""
+"""Detection of parameter copies that differ between devices."""
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ LAYOUTS = [Hardware(data=4), Hardware(data=2, fsdp=2), Hardware(data=2, tensor=2
 
 
 def altered(array, device):
-    """The same array, but for one bit of its part on a device."""
+    """Return the array with one bit flipped in its part on a device."""
     parts = []
     for shard in array.addressable_shards:
         part = np.array(shard.data)
@@ -27,7 +27,7 @@ def altered(array, device):
 @pytest.mark.parametrize(
     'hardware', LAYOUTS, ids=lambda hardware: f'{hardware.data}-{hardware.fsdp}-{hardware.tensor}'
 )
-def test_a_bit_that_differs_between_copies_is_found(hardware):
+def test_mismatch_finder_finds_bit_that_differs_between_copies(hardware):
     spec = tiny()
     with jax.set_mesh(mesh := device_mesh.make_mesh(hardware)):
         params, differing = (

@@ -1,4 +1,4 @@
-"""Run folders as a report reads them: names, tables, means over seeds, the first sentence, pictures, LaTeX."""
+"""Reports of run folders: names, tables, means over seeds, headline, figures and LaTeX."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def numbers_in(text):
     return [int(number) for number in re.findall(r'\d+', text)]
 
 
-def test_a_run_is_read_as_it_was_written(found, tmp_path):
+def test_read_runs_returns_written_metrics_and_probes(found, tmp_path):
     run = found[0]
     assert run.probe_steps == [0, 10, 20]
     assert run.get_curve('train/loss') == ([0, 10, 20], [5.0, 4.0, 3.0])
@@ -59,7 +59,7 @@ def test_a_run_is_read_as_it_was_written(found, tmp_path):
     assert tuple(shown[name] for name in names) == expected
 
 
-def test_runs_are_named_by_their_row_then_what_they_change_then_their_seed_and_folder_at_last(tmp_path):
+def test_run_names_contain_row_changed_fields_seed_and_folder(tmp_path):
     given = [('a', dict(seed=0)), ('b', dict(seed=1)), ('c', dict(seed=1)), ('d', dict(optimizer__weight_decay=0.5))]
     for name, more in given:
         made_up(tmp_path / name, 'softmax', **{'optimizer__weight_decay': 0.1, **more})
@@ -71,18 +71,18 @@ def test_runs_are_named_by_their_row_then_what_they_change_then_their_seed_and_f
     assert runs.read_runs([f'{tmp_path}/a'])[0].name == 'softmax'
 
 
-def test_a_row_without_a_name_is_called_by_its_folder(tmp_path):
+def test_run_name_falls_back_to_folder_name(tmp_path):
     assert runs.read_runs([made_up(tmp_path / 'mine', None)])[0].name == 'mine'
 
 
-def test_a_damaged_probe_is_named(tmp_path):
+def test_read_runs_names_damaged_probe_file(tmp_path):
     path = made_up(tmp_path / 'a', 'softmax')
     RunDir(path).get_probe_path(10).write_bytes(b'PK nothing')
-    with pytest.raises(UserError, match=r'00000010\.npz is damaged'):
+    with pytest.raises(UserError, match=r'00000010\.npz'):
         runs.read_runs([path])
 
 
-def test_a_damaged_probe_costs_a_report_of_several_runs_that_run_alone(tmp_path, capsys):
+def test_read_runs_skips_run_with_damaged_probe(tmp_path, capsys):
     damaged, sound = (made_up(tmp_path / name, name) for name in ('damaged', 'sound'))
     (RunDir(damaged).get_probe_path(10)).write_bytes(b'')
     assert [run.name for run in runs.read_runs([damaged, sound])] == ['sound']
@@ -91,17 +91,17 @@ def test_a_damaged_probe_costs_a_report_of_several_runs_that_run_alone(tmp_path,
         runs.read_runs([damaged, damaged + '/'])
 
 
-def test_a_probe_that_was_written_before_an_array_was_kept_is_refused(tmp_path):
+def test_read_runs_rejects_probe_without_required_array(tmp_path):
     path = made_up(tmp_path / 'a', 'softmax')
     probe = RunDir(path).get_probe_path(10)
     arrays = dict(np.load(probe))
     arrays['alpha_LPHK'] = arrays.pop('alpha_LPHJ')
     np.savez(probe, **arrays)
-    with pytest.raises(UserError, match=r'00000010\.npz has no alpha_LPHJ, for an earlier sinklab has written it'):
+    with pytest.raises(UserError, match=r'00000010\.npz.*alpha_LPHJ'):
         runs.read_runs([path])
 
 
-def test_a_run_that_is_older_than_a_measure_is_named_where_its_picture_is_lacking(tmp_path):
+def test_report_page_names_runs_without_optional_probe_array(tmp_path):
     paths = [made_up(tmp_path / name, name) for name in ('old', 'new')]
     probe = RunDir(paths[0]).get_probe_path(10)
     arrays = dict(np.load(probe))
@@ -115,7 +115,7 @@ def test_a_run_that_is_older_than_a_measure_is_named_where_its_picture_is_lackin
     assert re.search(r'How spread attention is</h2><p>[^<]* Without it: old\.', text)
 
 
-def test_of_many_probes_the_first_the_last_and_some_between_are_read(monkeypatch, tmp_path):
+def test_read_runs_selects_probes_evenly_with_first_and_last(monkeypatch, tmp_path):
     path = made_up(tmp_path / 'a', 'softmax', steps=range(0, 90, 10))
     monkeypatch.setattr(runs_module, 'MAX_FILES', 3)
     assert runs.read_runs([path])[0].probe_steps == [0, 40, 80]
@@ -123,7 +123,7 @@ def test_of_many_probes_the_first_the_last_and_some_between_are_read(monkeypatch
     assert runs_module.select_evenly(0, 5) == []
 
 
-def test_seeds_are_a_mean_with_a_spread_and_a_diverged_one_is_no_part_of_it(tmp_path):
+def test_mean_over_seeds_excludes_diverged_run(tmp_path):
     paths = [made_up(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
     paths.append(made_up(tmp_path / '2', 'softmax', seed=2, steps=(0, 10), end='diverged', optimizer__steps=20))
     found = runs.read_runs(paths)
@@ -145,7 +145,7 @@ def test_seeds_are_a_mean_with_a_spread_and_a_diverged_one_is_no_part_of_it(tmp_
     assert ('diverged' in lost, numbers_in(lost)) == (True, [2, 10])
 
 
-def test_the_first_sentence_says_how_many_seeds_have_a_sink(tmp_path):
+def test_headline_counts_seeds_with_sink(tmp_path):
     for seed, more in enumerate([None, {'sink/1': 0.0}, None]):
         made_up(tmp_path / str(seed), 'softmax', seed=seed, more=more)
     (arm,) = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
@@ -153,8 +153,8 @@ def test_the_first_sentence_says_how_many_seeds_have_a_sink(tmp_path):
     assert numbers_in(words)[-4:] == [10, 20, 2, 3]
 
 
-def test_rows_lie_on_the_published_side_of_the_first_or_do_not(tmp_path):
-    """The first is the one that changes nothing, wherever it was given."""
+def test_group_table_reports_direction_relative_to_published_values(tmp_path):
+    """Check that the group without changed fields comes first, in any input order."""
     for name, seed, published in (
         ('b', 1, 30.0),
         ('softmax', 0, 18.18),
@@ -170,7 +170,7 @@ def test_rows_lie_on_the_published_side_of_the_first_or_do_not(tmp_path):
     assert [*said.values()] == ['', 'as published, one seed', 'opposite, one seed', 'no difference', '']
 
 
-def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
+def test_headline_names_groups_without_sink_probe_or_final_step(tmp_path):
     made_up(tmp_path / 'a', 'softmax')
     made_up(tmp_path / 'b', 'none', more={'sink/1': 0.0})
     made_up(tmp_path / 'c', 'silent', probes=False, end='unfinished', steps=(0, 10), optimizer__steps=20)
@@ -199,7 +199,7 @@ def test_the_first_sentence_names_what_has_no_sink_no_probe_or_no_end(tmp_path):
 @pytest.mark.parametrize(
     ('rates', 'after', 'at'), [((0, 5, 40, 80), 20, 30), ((0, 60, 30, 80), 20, 30), ((50, 60, 70, 80), None, 0)]
 )
-def test_a_sink_emerges_at_the_probe_from_which_on_there_is_more_than_half_of_its_end(tmp_path, rates, after, at):
+def test_emergence_is_first_probe_that_stays_above_half_of_final_rate(tmp_path, rates, after, at):
     path = made_up(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))
     lines = [json.dumps(dict(step=10 * place, seconds=1, **{'sink/1': rate})) for place, rate in enumerate(rates)]
     (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
@@ -210,8 +210,8 @@ def test_a_sink_emerges_at_the_probe_from_which_on_there_is_more_than_half_of_it
 
 
 @pytest.mark.parametrize('runs_of_row', [1, 2])
-def test_a_rate_that_is_there_at_step_0_does_not_emerge(tmp_path, runs_of_row):
-    """A run that has learned nothing has its final rate from the start: no step of emergence, no mark, no axis."""
+def test_emergence_is_absent_when_final_rate_exists_at_step_0(tmp_path, runs_of_row):
+    """Check a constant rate: it has no step of emergence, no mark and no axis."""
     paths = []
     for decay in (0.1, 0.5):
         for seed in range(runs_of_row):
@@ -228,7 +228,7 @@ def test_a_rate_that_is_there_at_step_0_does_not_emerge(tmp_path, runs_of_row):
     assert 'step of emergence' not in [panel['label'] for panel in drawn.make_axis_figure(axis)['panels']]
 
 
-def test_a_step_of_emergence_is_an_interval_in_both_tables_and_in_the_figure(tmp_path):
+def test_emergence_is_interval_in_both_tables_and_figure(tmp_path):
     for seed, steps in ((0, (0, 10, 20)), (1, (0, 15, 20))):
         made_up(tmp_path / str(seed), 'softmax', steps, seed, optimizer__weight_decay=0.1)
     made_up(tmp_path / '2', 'decay', optimizer__weight_decay=0.5)
@@ -249,7 +249,7 @@ def test_a_step_of_emergence_is_an_interval_in_both_tables_and_in_the_figure(tmp
     assert [line['words'] for line in panel['lines']] == [['0-20', '10-20']]
 
 
-def test_the_loss_of_training_is_a_line_and_that_of_validation_dots(tmp_path):
+def test_loss_figure_draws_training_as_line_and_validation_as_dots(tmp_path):
     path = made_up(tmp_path / 'a', 'softmax')
     _, loss = figure_data.LineFigures(
         run_groups.group_runs(runs.read_runs([path])), BinaryPayload()
@@ -261,7 +261,7 @@ def test_the_loss_of_training_is_a_line_and_that_of_validation_dots(tmp_path):
 
 
 def first_to_stay(steps, alpha_NLH):
-    """(step, (layer, head) from 1) of the strongest head of those that are the first above 0.3 to the end."""
+    """Return (step, (layer, head) from 1) of the strongest of the first heads that stay above 0.3."""
     for at, step in enumerate(steps):
         staying = [
             (alpha_NLH[at][place], tuple(number + 1 for number in place))
@@ -273,7 +273,7 @@ def first_to_stay(steps, alpha_NLH):
     return None, None
 
 
-def test_a_head_that_rises_and_falls_again_is_not_the_first(tmp_path):
+def test_first_head_excludes_head_that_falls_again(tmp_path):
     run = runs.read_runs([made_up(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))])[0]
     alpha_NLH = np.zeros_like(run.probe_values['alpha'])
     alpha_NLH[[0, 1], 0, 0] = 0.9
@@ -282,7 +282,7 @@ def test_a_head_that_rises_and_falls_again_is_not_the_first(tmp_path):
     assert emergence.find_first_head(run) == ((2, 2), 20)
 
 
-def test_a_sweep_has_an_axis_for_each_number_in_which_arms_differ_alone(tmp_path):
+def test_axes_list_each_numeric_field_that_alone_differs(tmp_path):
     given = [(0.1, 1e-3, None), (0.5, 1e-3, None), (0.1, 1e-2, None), (0.5, 1e-1, 4)]
     for at, (decay, rate, window) in enumerate(given):
         config = dict(optimizer__weight_decay=decay, optimizer__peak_learning_rate=rate, model__mask__window=window)
@@ -295,8 +295,8 @@ def test_a_sweep_has_an_axis_for_each_number_in_which_arms_differ_alone(tmp_path
     assert one.lines[0][0].published == {'sink/1': 18.18}
 
 
-def test_emergence_is_drawn_against_each_axis_as_what_lies_between_two_probes(tmp_path):
-    """Each segment lies between two probes of its run, and below a value stands in how many runs a sink emerges."""
+def test_emergence_figure_draws_interval_between_probes(tmp_path):
+    """Check that segments span two probes, and that tick labels count runs in which a sink emerges."""
     given = [(1e-3, 0, (0, 10, 20), {}), (1e-3, 1, (0, 10, 20), {'sink/1': 0.0}), (1e-2, 0, (0, 40, 60), {})]
     for rate, seed, steps, more in given:
         config = dict(optimizer__peak_learning_rate=rate, optimizer__steps=60)
@@ -312,7 +312,7 @@ def test_emergence_is_drawn_against_each_axis_as_what_lies_between_two_probes(tm
     assert [[*line.get_ydata()] for line in axis.lines] == [[20], [40], [15, 20]]
 
 
-def test_a_window_of_none_reaches_over_the_whole_length(tmp_path):
+def test_axis_labels_window_none_with_sequence_length(tmp_path):
     for window in (None, 8):
         made_up(tmp_path / str(window), f'window_{window}', model__mask__window=window, data__length=64)
     found = run_groups.group_runs(runs.read_runs([f'{tmp_path}/None', f'{tmp_path}/8']))
@@ -320,7 +320,7 @@ def test_a_window_of_none_reaches_over_the_whole_length(tmp_path):
     assert axis.labels == ['8', '64']
 
 
-def test_the_table_is_latex_that_escapes_what_it_has_to(tmp_path):
+def test_latex_table_escapes_special_characters(tmp_path):
     made_up(tmp_path / 'a', 'softmax', published={'sink/1': 18.18})
     made_up(tmp_path / 'b', 'k_first & 50%', published={'sink/1': 1.0})
     latex.write_latex_table(tmp_path / 'table.tex', runs.read_runs([f'{tmp_path}/a', f'{tmp_path}/b']))
@@ -331,7 +331,7 @@ def test_the_table_is_latex_that_escapes_what_it_has_to(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_writes_what_is_asked_for_and_refuses_in_a_line(capsys, tmp_path):
+def test_report_command_writes_requested_files_and_rejects_unusable_out_path(capsys, tmp_path):
     made_up(tmp_path / 'a', 'softmax')
     made_up(tmp_path / 'b', 'silent', probes=False, end='unfinished')
     assert main(['report', f'{tmp_path}/a', f'{tmp_path}/b', '--paper', '--svg', '--pdf', '--latex', '--json']) == 0
@@ -350,7 +350,7 @@ def test_the_command_writes_what_is_asked_for_and_refuses_in_a_line(capsys, tmp_
 
 
 @pytest.mark.slow
-def test_the_folder_of_a_sweep_is_its_runs_in_the_order_of_its_rows(capsys, tmp_path):
+def test_report_command_orders_sweep_runs_by_row(capsys, tmp_path):
     for row in ('b', 'a'):
         made_up(tmp_path / f'{row}-0', row)
     rows = [dict(row=row, seeds={'0': 'done', '1': 'to do'}) for row in ('b', 'a')]
@@ -361,7 +361,7 @@ def test_the_folder_of_a_sweep_is_its_runs_in_the_order_of_its_rows(capsys, tmp_
 
 
 @pytest.mark.slow
-def test_the_pictures_are_png_files_of_some_size(found, tmp_path):
+def test_pictures_are_png_files_wider_than_600_pixels(found, tmp_path):
     written = pictures.write_pictures(tmp_path, found)
     assert [path.name for path in written] == [f'{name}.png' for name in ('curves', *(p.name for p in FIGURES))]
     for path in written:

@@ -1,4 +1,4 @@
-"""Every row of every table trains and is probed, and none but those with a prefix looks ahead."""
+"""Tests of every row of every table: training, probe, data, optimizer and causality."""
 
 import dataclasses
 import functools
@@ -24,12 +24,12 @@ SPECS = {f'{module.__name__}:{row}': parse_config(module.get_config(row, 'smoke'
 
 
 def distinct(part):
-    """{name: spec} of the first row of each value of a part of its spec."""
+    """Return {name: spec} of the first row for each value of a part of the spec."""
     return {name: SPECS[name] for name in {part(spec): name for name, spec in reversed(SPECS.items())}.values()}
 
 
 def choices(value, path=()):
-    """Yield (path of a field, its value) of a record; of a number only its type."""
+    """Yield (path of a field, its value) of a record; for a number, its type instead of its value."""
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from choices(getattr(value, field.name), (*path, field.name))
@@ -38,7 +38,7 @@ def choices(value, path=()):
 
 
 def names_of_attention(name):
-    """Yield the optimizer of a row, and the names that it chooses for attention, its mask, its columns and its probe.
+    """Yield the optimizer of a row and its choices for attention, mask, columns and probe.
 
     Other parts of a model are trained in test_step.py and compared with a reference in test_model.py.
     """
@@ -49,7 +49,7 @@ def names_of_attention(name):
 
 
 def attending(name):
-    """Yield the choices of a row that say what sees what."""
+    """Yield the choices of a row that affect which tokens influence which."""
     model = SPECS[name].model
     for part in ('attention', 'mask', 'columns', 'position', 'combination', 'gate', 'norm', 'qk_norm', 'head_norm'):
         yield from choices(getattr(model, part), (part,))
@@ -59,14 +59,14 @@ MODELS = distinct(lambda spec: spec.model)
 
 
 def sampled(names, parts):
-    """Return parameters for rows; those in which no choice occurs that others lack are exhaustive."""
+    """Return parameters for rows: slow for a set that covers all choices, exhaustive for the others."""
     chosen, marks = covering(names, parts), {True: pytest.mark.slow, False: pytest.mark.exhaustive}
     return [pytest.param(name, marks=marks[name in chosen]) for name in names]
 
 
 @pytest.fixture(scope='module')
 def sources(corpus, tmp_path_factory):
-    """Of a loss on all words, and on those of the assistant."""
+    """Return {loss: source} for a loss on all tokens and on those of the assistant."""
     talks = [[('user', f'what is {n}?' * 5), ('assistant', f'it is {2 * n}, I think')] for n in range(100)]
     return {'all': corpus, 'assistant': chat(tmp_path_factory.mktemp('chat') / 'a.jsonl', talks)}
 
@@ -76,9 +76,10 @@ def reading(spec, sources):
 
 
 @pytest.mark.parametrize('name', sampled(SPECS, names_of_attention))
-def test_a_row_takes_steps_and_a_probe(name, sources):
+def test_row_trains_all_parameters_and_probe_metrics_are_finite(name, sources):
     spec = reading(SPECS[name], sources)
-    undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)  # it would move what has no gradient
+    # Weight decay would also change parameters without a gradient.
+    undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)
     spec = dataclasses.replace(spec, optimizer=undecayed)
     data, mesh = load_run_data(spec), device_mesh.make_mesh(Hardware())
     one, other = (data.batches.read_rows(step, range(spec.optimizer.batch_size)) for step in range(2))
@@ -87,7 +88,7 @@ def test_a_row_takes_steps_and_a_probe(name, sources):
         before = jax.device_get(now['params'])
         advance = step.make_train_step(spec, Hardware(), mesh)
         nothing = sharding.make_per_device_array(0, mesh)
-        now, _ = advance(now, one, nothing)  # where there is a warm-up, its rate is 0
+        now, _ = advance(now, one, nothing)  # with a warm-up, the learning rate of this step is 0
         now, numbers = advance(now, other, nothing)
         observed = sink_probe.make_probe(spec, mesh)(now['params'], data.probe_PT)
     found = jax.device_get(numbers) | sink_probe.compute_probe_metrics(observed, spec, data.is_trigger(data.probe_PT))
@@ -100,7 +101,7 @@ def test_a_row_takes_steps_and_a_probe(name, sources):
 
 
 @pytest.mark.parametrize('name', distinct(lambda spec: spec.data))
-def test_the_data_of_a_row_are_batches_and_a_probe_of_its_ids(name, sources):
+def test_row_data_has_configured_shapes_and_valid_ids(name, sources):
     spec = reading(SPECS[name], sources)
     data, size = load_run_data(spec), spec.optimizer.batch_size
     ids_BT = data.batches.read_rows(0, range(size))
@@ -112,8 +113,8 @@ def test_the_data_of_a_row_are_batches_and_a_probe_of_its_ids(name, sources):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', distinct(lambda spec: spec.optimizer))
-def test_the_optimizer_of_a_row_takes_steps_downhill(name):
-    """Within its warm-up and after it, from where decay alone would move nothing."""
+def test_row_optimizer_descends_during_and_after_warmup(name):
+    """Start from zeros, which weight decay does not change."""
     optimizer = SPECS[name].optimizer
     transform, params = make_optimizer(optimizer, dict(weight=None)), dict(weight=jnp.zeros((2, 3)))
     gradient, now = dict(weight=jnp.ones((2, 3))), transform.init(params)
@@ -125,8 +126,11 @@ def test_the_optimizer_of_a_row_takes_steps_downhill(name):
 
 
 @pytest.mark.parametrize('name', sampled(MODELS, attending))
-def test_a_row_is_causal_but_for_its_prefix(name):
-    """What another id at one place changes, bit for bit: that place, later ones, and from a prefix all of it."""
+def test_row_is_causal_outside_its_prefix(name):
+    """Change the id at one position and compare the logits bit for bit.
+
+    Only that position and later ones change, or the whole prefix if the position is in it.
+    """
     spec = dataclasses.replace(SPECS[name], data=dataclasses.replace(SPECS[name].data, length=16))
     graph, params = state.make_abstract_model(spec)[0], drawn(spec)
     where = dict(start_BT=jnp.array([[0] * 6 + [6] * 10])) if spec.model.mask.document else {}

@@ -1,4 +1,4 @@
-"""The id of a run: a checkpoint of another run, with its digests, is never accepted in the place of one's own."""
+"""Run ids: rejection of checkpoints and digests of other runs."""
 
 import json
 import shutil
@@ -24,12 +24,12 @@ RULES = tiny().checkpoint
 
 @pytest.fixture(autouse=True)
 def disk(monkeypatch):
-    """One that shows at once what is written on it."""
+    """Make written files visible without delay."""
     monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
 def begun(path, value=0.0, born_with_id=True):
-    """A run with the checkpoints 2 and 4, whose state is this number."""
+    """Return a run with checkpoints 2 and 4, whose parameters equal `value`."""
     folder = RunDir(path)
     folder.initialize(tiny(), {})
     if not born_with_id:
@@ -42,18 +42,18 @@ def begun(path, value=0.0, born_with_id=True):
 
 
 def forget_id(folder):
-    """What a version without these ids would have written."""
+    """Delete run.json, as in runs of versions without ids."""
     (folder.path / 'run.json').unlink()
 
 
 def put(source, target, step=4):
-    """A checkpoint and its digests in the place of another run's."""
+    """Replace a checkpoint and its digests with those of another run."""
     for kind in ('checkpoints', 'digests'):
         shutil.rmtree(target.path / kind / str(step))
         shutil.copytree(source.path / kind / str(step), target.path / kind / str(step))
 
 
-def test_two_runs_of_the_same_config_have_different_ids_which_their_checkpoints_carry(tmp_path):
+def test_runs_of_same_config_have_different_ids_in_checkpoints(tmp_path):
     ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs')
     assert ours.read_run_id() != theirs.read_run_id()
     assert ours.read_json('config') == theirs.read_json('config')
@@ -63,7 +63,7 @@ def test_two_runs_of_the_same_config_have_different_ids_which_their_checkpoints_
 
 
 @pytest.mark.parametrize(('ours', 'theirs'), [(True, True), (True, False)])
-def test_a_checkpoint_of_another_run_is_named_with_both_ids_and_set_aside(tmp_path, ours, theirs):
+def test_checkpoint_of_another_run_is_named_and_quarantined(tmp_path, ours, theirs):
     ours, theirs = begun(tmp_path / 'ours', 1.0, ours), begun(tmp_path / 'theirs', 2.0, theirs)
     put(theirs, ours)
     checkpoints = Checkpointer(ours, RULES, {})
@@ -76,7 +76,7 @@ def test_a_checkpoint_of_another_run_is_named_with_both_ids_and_set_aside(tmp_pa
     assert (ours.quarantine_dir / '4' / 'digests' / '0.json').is_file()
 
 
-def test_where_no_checkpoint_is_of_the_run_nothing_is_moved_and_the_run_is_refused(tmp_path):
+def test_run_with_only_checkpoints_of_another_run_is_rejected_unchanged(tmp_path):
     ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs')
     for step in (2, 4):
         put(theirs, ours, step)
@@ -86,7 +86,7 @@ def test_where_no_checkpoint_is_of_the_run_nothing_is_moved_and_the_run_is_refus
 
 
 @pytest.mark.parametrize('command', [['verify'], ['restore-params', '--out={out}']], ids=lambda words: words[0])
-def test_a_reader_refuses_a_checkpoint_of_another_run_in_a_line_that_names_both(tmp_path, capsys, command):
+def test_reader_rejects_checkpoint_of_another_run_with_one_line(tmp_path, capsys, command):
     ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs')
     put(theirs, ours)
     verb, *options = (word.format(out=tmp_path / 'out') for word in command)
@@ -97,17 +97,17 @@ def test_a_reader_refuses_a_checkpoint_of_another_run_in_a_line_that_names_both(
     assert not (tmp_path / 'out').exists()
 
 
-def test_the_newest_checkpoint_is_the_newest_of_the_run_itself(tmp_path):
+def test_newest_step_ignores_checkpoint_of_another_run(tmp_path):
     ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs')
     put(theirs, ours)
     assert digests.find_newest_step(ours) == 2
     (ours.path / 'run.json').write_text('{')
-    assert digests.find_newest_step(ours) == 4  # whose it is cannot be told; whoever reads it is refused
-    with pytest.raises(UserError, match=r'run\.json is damaged'):
+    assert digests.find_newest_step(ours) == 4  # the owner is unknown, and readers reject the checkpoint
+    with pytest.raises(UserError, match=r'run\.json'):
         digests.find_corruption(ours, 4)
 
 
-def test_a_run_that_is_older_than_ids_goes_on_without_one(tmp_path):
+def test_run_without_id_resumes_without_id(tmp_path):
     folder = begun(tmp_path / 'run', born_with_id=False)
     assert folder.read_run_id() is None
     assert digests.find_corruption(folder, 4) is None
@@ -119,7 +119,7 @@ def test_a_run_that_is_older_than_ids_goes_on_without_one(tmp_path):
     assert folder.list_checkpoint_steps() == [2, 4, 6]
 
 
-def test_a_copied_or_moved_run_keeps_its_id_and_its_checkpoints(tmp_path):
+def test_copied_or_moved_run_keeps_id_and_checkpoints(tmp_path):
     folder = begun(tmp_path / 'run', 3.0)
     copied = RunDir(shutil.copytree(folder.path, tmp_path / 'copied'))
     moved = RunDir(shutil.move(folder.path, tmp_path / 'moved'))
@@ -129,15 +129,15 @@ def test_a_copied_or_moved_run_keeps_its_id_and_its_checkpoints(tmp_path):
 
 
 @pytest.mark.parametrize('content', ['', '[]', '5', '{}', '{"id": 5}', '{"id": ""}', '[' * 100_000, '\xff'], ids=len)
-def test_a_file_that_holds_no_id_is_refused_in_words(tmp_path, content):
+def test_malformed_run_json_is_rejected(tmp_path, content):
     folder = begun(tmp_path / 'run')
     (folder.path / 'run.json').write_text(content, encoding='latin-1')
-    with pytest.raises(UserError, match=r'run\.json is damaged'):
+    with pytest.raises(UserError, match=r'run\.json'):
         folder.read_run_id()
 
 
 @pytest.mark.parametrize('given', [5, '', [], {}], ids=str)
-def test_digests_whose_id_is_none_are_damaged(tmp_path, given):
+def test_digests_with_invalid_id_are_rejected(tmp_path, given):
     folder = begun(tmp_path / 'run')
     file = digests.get_digest_path(folder, 4, 0)
     file.write_text(json.dumps(json.loads(file.read_text()) | {RUN_ID_KEY: given}))
@@ -147,7 +147,7 @@ def test_digests_whose_id_is_none_are_damaged(tmp_path, given):
     )
 
 
-def test_digests_of_one_process_of_another_run_are_enough(tmp_path):
+def test_digests_of_one_process_with_another_id_are_rejected(tmp_path):
     folder = RunDir(tmp_path / 'run')
     folder.initialize(tiny(), {})
     state = folder.checkpoint_dir / '4' / 'state'
@@ -164,7 +164,7 @@ def test_digests_of_one_process_of_another_run_are_enough(tmp_path):
     assert not fault.is_incomplete
 
 
-def test_without_run_json_the_id_that_all_checkpoints_have_is_that_of_the_run_and_that_is_said(tmp_path, capsys):
+def test_missing_run_json_is_replaced_by_common_id_of_checkpoints(tmp_path, capsys):
     folder = begun(tmp_path / 'run')
     run_id, content = folder.read_run_id(), (folder.path / 'run.json').read_bytes()
     forget_id(folder)
@@ -180,9 +180,7 @@ def test_without_run_json_the_id_that_all_checkpoints_have_is_that_of_the_run_an
 
 
 @pytest.mark.parametrize('their_id', [True, False])
-def test_without_run_json_checkpoints_of_different_runs_are_refused_in_a_line_that_names_both(
-    tmp_path, capsys, their_id
-):
+def test_missing_run_json_with_different_ids_is_rejected_with_one_line(tmp_path, capsys, their_id):
     ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs', born_with_id=their_id)
     run_id = ours.read_run_id()
     put(theirs, ours)
@@ -194,11 +192,11 @@ def test_without_run_json_checkpoints_of_different_runs_are_refused_in_a_line_th
         assert main(['checkpoint', command[0], f'{ours}@4', *command[1:]]) == 1
         (line,) = ''.join(capsys.readouterr()).splitlines()
         assert str(ours.path / 'run.json') in line
-    assert digests.find_newest_step(ours) == 4  # whose it is cannot be told; whoever reads it is refused
+    assert digests.find_newest_step(ours) == 4  # the owner is unknown, and readers reject the checkpoint
 
 
 class First:
-    """Process 0 of two, which notes what it decides for both."""
+    """Process 0 of two, which records the values that it gathers."""
 
     index, count = 0, 2
 
@@ -214,7 +212,7 @@ class First:
 
 
 class Second:
-    """Process 1 of two, which hears what process 0 has decided."""
+    """Process 1 of two, which receives the values of process 0."""
 
     index, count = 1, 2
 
@@ -228,7 +226,7 @@ class Second:
         pass
 
 
-def test_process_0_tells_the_id_to_those_that_do_not_see_its_file_yet(tmp_path):
+def test_process_0_broadcasts_run_id_to_other_processes(tmp_path):
     folder, first = RunDir(tmp_path / 'run'), First()
     folder.initialize(tiny(), {})
     Checkpointer(folder, RULES, {}, first).close()
@@ -238,7 +236,7 @@ def test_process_0_tells_the_id_to_those_that_do_not_see_its_file_yet(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_does_not_go_on_from_the_checkpoints_of_another_and_a_fork_of_it_has_its_own_id(corpus, tmp_path):
+def test_resume_rejects_checkpoints_of_another_run_and_fork_gets_own_id(corpus, tmp_path):
     ours, theirs = RunDir(tmp_path / 'ours'), RunDir(tmp_path / 'theirs')
     for folder in (ours, theirs):
         train(spec(corpus), folder.path)

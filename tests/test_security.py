@@ -1,4 +1,4 @@
-"""docs/guides/security.md agrees with the code."""
+"""Tests that docs/guides/security.md agrees with the code."""
 
 import ast
 import re
@@ -17,14 +17,14 @@ PICKLES = {'pickle', 'cloudpickle', 'dill', 'joblib', 'shelve', 'marshal'}
 
 
 def calls(name):
-    """(file, keyword arguments as text) of every call of a function or method of this name."""
+    """Yield (file, keyword arguments as text) of every call of a function or method of this name."""
     for path, tree in FILES.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition('.')[2] == name:
                 yield path, {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
 
 
-def test_pickles_are_a_pipe_to_our_own_tokenizers_alone():
+def test_pickle_is_imported_only_by_tokenizer_module():
     found = set()
     for path, tree in FILES.items():
         for node in ast.walk(tree):
@@ -35,14 +35,14 @@ def test_pickles_are_a_pipe_to_our_own_tokenizers_alone():
     assert 'The one pickle is a pipe' in PAGE
 
 
-def test_arrays_are_read_without_pickles(tmp_path):
+def test_arrays_are_loaded_without_pickle(tmp_path):
     assert {given.get('allow_pickle', 'False') for _, given in calls('load')} == {'False'}
     np.save(tmp_path / 'array.npy', np.array([{}], object), allow_pickle=True)
     with pytest.raises(ValueError, match='allow_pickle'):
         np.load(tmp_path / 'array.npy')
 
 
-def test_code_of_a_model_runs_where_it_is_asked_for_alone():
+def test_trust_remote_code_is_set_only_by_remote_code_option():
     given = [given['trust_remote_code'] for path in FILES for given in keywords(path, 'trust_remote_code')]
     assert given
     assert set(given) <= {'remote_code', 'self.remote_code', 'False'}
@@ -55,7 +55,7 @@ def keywords(path, name):
             yield {name: ast.unparse(node.value)}
 
 
-def test_a_page_names_files_and_options_that_there_are():
+def test_security_page_names_existing_files_and_options():
     for name in re.findall(r'\(([\w/]+\.md)\)', PAGE):
         assert (FOLDER / name).exists(), name
     code = ' '.join(path.read_text() for folder in ('sinklab', 'launch') for path in (ROOT / folder).rglob('*.py'))
@@ -65,10 +65,10 @@ def test_a_page_names_files_and_options_that_there_are():
     assert '(docs/guides/security.md)' in (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
-def test_launchers_run_as_the_page_says():
+def test_security_page_matches_launchers():
     assert 'export HOME=/root' in queued_resources.BOOT_SCRIPT
-    assert 'User=' not in queued_resources.SERVICE_UNIT, 'a service of systemd without one is of root'
+    assert 'User=' not in queued_resources.SERVICE_UNIT, 'a systemd service without User= runs as root'
     assert f'`python:{code_bundle.PYTHON_VERSION}-slim`' in PAGE
     assert 'USER' not in jobset.DOCKERFILE
     assert "'privileged': True" in Path(jobset.__file__).read_text()
-    assert 'pip install --no-cache-dir uv\n' in jobset.DOCKERFILE, 'not pinned, as the page says'
+    assert 'pip install --no-cache-dir uv\n' in jobset.DOCKERFILE, 'uv is not pinned'

@@ -1,4 +1,4 @@
-"""Which documents are held out, and a sample of the others."""
+"""Split of documents into train and held-out sides, and sample of a corpus."""
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ from sinklab.data.source_types import Document, Source, SourcePiece
     st.floats(0.01, 0.99),
     st.text('ab'),
 )
-def test_a_single_text_is_cut_into_a_side_that_is_trained_on_and_one_that_is_held_out(text, held_out, name):
+def test_single_text_is_cut_into_train_and_held_out_sides(text, held_out, name):
     document = Document(name, ((text, True),), '', 1000)
     source = held_out_split.split_single_text(
         Source((SourcePiece(name, 1000, lambda: iter([document])),), ()), held_out
@@ -33,7 +33,7 @@ def test_a_single_text_is_cut_into_a_side_that_is_trained_on_and_one_that_is_hel
 
 
 @pytest.mark.parametrize('sample', [1 << 26, 1000])  # characters: more than the text has, and fewer
-def test_a_store_of_one_long_text_has_both_of_its_sides(tmp_path, monkeypatch, capsys, sample):
+def test_store_of_one_long_text_has_both_sides(tmp_path, monkeypatch, capsys, sample):
     monkeypatch.setattr(held_out_split, 'SAMPLE_CHARS', sample)
     text = ' '.join(corpus_of(200))
     (tmp_path / 'long.txt').write_text(text)
@@ -45,17 +45,17 @@ def test_a_store_of_one_long_text_has_both_of_its_sides(tmp_path, monkeypatch, c
     assert text[cut].isspace()
     assert len(held) / len(text) == pytest.approx(0.2, abs=0.01)
     assert store.meta['dropped'] == {'empty': 1}
-    assert 'is one text; 0.2 of it, cut off between words, are held out' in capsys.readouterr().err
+    assert 'one text; 0.2 ' in capsys.readouterr().err
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.integers(0, 2**64 - 1), min_size=2, max_size=40), st.floats(0.01, 0.99))
-def test_a_split_is_exact_and_leaves_no_side_empty(keys, held_out):
+def test_split_matches_held_out_fraction_without_empty_side(keys, held_out):
     below = sum(number < compute_limit(list(keys), held_out) for number in keys)
     assert below == min(max(1, round(held_out * len(keys))), len(keys) - 1)
 
 
-def test_a_large_corpus_gives_its_tokenizer_a_sample_from_all_over(tmp_path, monkeypatch):
+def test_survey_corpus_samples_texts_of_whole_corpus(tmp_path, monkeypatch):
     (tmp_path / 'texts').mkdir()
     for number in range(50):
         (tmp_path / 'texts' / f'{number:02}.txt').write_text(f'{number} ' + 'a word ' * 1000)

@@ -1,4 +1,4 @@
-"""Stores: what is read is what was written, from wherever, and damage is said."""
+"""Token stores: reading, verification, and rejection of damaged or mismatched stores."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def copied(store, tmp_path):
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_a_row_reads_as_if_its_shards_were_one_array(store, data):
+def test_token_row_reads_shards_as_one_array(store, data):
     row = store.get_tokens('train', data.draw(st.sampled_from(store.domains)))
     whole = np.concatenate(
         [np.fromfile(store.path / f'{shard.name}.{IDS_SUFFIX}', store.dtype) for shard in row.shards]
@@ -46,14 +46,14 @@ def test_a_row_reads_as_if_its_shards_were_one_array(store, data):
     np.testing.assert_array_equal(row.read_ids(start, end), whole[start:end])
 
 
-def test_every_document_keeps_its_domain(store):
+def test_documents_keep_their_domain(store):
     assert store.domains == ['prose', 'code']
     for number, name in enumerate(store.domains):
         found = texts_of(store, 'train', name) + texts_of(store, 'held_out', name)
         assert sorted(found) == sorted(corpus_of(40 * (number + 1), seed=number))
 
 
-def test_what_the_meta_file_counts_is_what_is_there(store):
+def test_meta_file_counts_match_store_content(store):
     for domain in store.meta['domains']:
         for side in ('train', 'held_out'):
             row = store.get_tokens(side, domain['name'])
@@ -79,7 +79,7 @@ def contents(folder):
 
 @pytest.mark.parametrize('suffix', ['ids', 'documents'])
 @pytest.mark.parametrize('kind', DAMAGE)
-def test_a_damaged_shard_is_refused_by_name_and_nothing_is_touched(copied, kind, suffix, capsys):
+def test_check_names_damaged_shard_and_leaves_store_unchanged(copied, kind, suffix, capsys):
     name = f'train-001-00001.{suffix}'
     DAMAGE[kind](copied / name)
     before = contents(copied)
@@ -91,7 +91,7 @@ def test_a_damaged_shard_is_refused_by_name_and_nothing_is_touched(copied, kind,
 
 
 @pytest.mark.parametrize('suffix', ['ids', 'documents'])
-def test_a_large_store_is_refused_by_size_and_its_digests_are_left_to_the_check(copied, suffix, monkeypatch):
+def test_large_store_verifies_sizes_on_open_and_digests_on_check(copied, suffix, monkeypatch):
     monkeypatch.setattr(store_module, 'MAX_VERIFIED_BYTES', 0)
     name = f'train-001-00001.{suffix}'
     DAMAGE['flipped'](copied / name)
@@ -101,13 +101,13 @@ def test_a_large_store_is_refused_by_size_and_its_digests_are_left_to_the_check(
         Store(copied)
 
 
-def test_the_wrong_tokenizer_is_refused(copied, tmp_path):
+def test_store_rejects_different_tokenizer(copied, tmp_path):
     other_tokenizer(tmp_path / 'other.json')
-    with pytest.raises(UserError, match='was made by another tokenizer'):
+    with pytest.raises(UserError, match='tokenizer'):
         chosen(copied, tokenizer=str(tmp_path / 'other.json'))
     assert chosen(copied, tokenizer=str(copied / 'tokenizer.json'))
     shutil.copy(tmp_path / 'other.json', copied / 'tokenizer.json')
-    with pytest.raises(UserError, match=r'tokenizer\.json is not the one'):
+    with pytest.raises(UserError, match=r'tokenizer\.json'):
         Store(copied)
 
 
@@ -128,23 +128,23 @@ def chosen(path, vocabulary=300, **changes):
         (dict(vocabulary=260), 'but the tokenizer gives ids up to'),
     ],
 )
-def test_a_store_that_was_made_for_other_runs_is_refused(store, changes, words):
+def test_store_rejects_config_that_differs_from_preparation(store, changes, words):
     with pytest.raises(UserError) as refusal:
         chosen(store.path, **changes)
     assert words in str(refusal.value)
 
 
-def test_what_is_no_store_is_refused(tmp_path):
-    with pytest.raises(UserError, match='no finished token store; make one by sinklab prepare'):
+def test_store_rejects_folder_without_valid_meta_file(tmp_path):
+    with pytest.raises(UserError, match='sinklab prepare'):
         Store(tmp_path)
     (tmp_path / 'recipe.json').write_text('{}')
-    with pytest.raises(UserError, match='give its prepare command again'):
+    with pytest.raises(UserError, match=r'prepare.* again'):
         Store(tmp_path)
     (tmp_path / 'meta.json').write_text('{')
-    with pytest.raises(UserError, match='cannot be read'):
+    with pytest.raises(UserError, match=r'meta\.json'):
         Store(tmp_path)
     (tmp_path / 'meta.json').write_text('{"format": 1}')
-    with pytest.raises(UserError, match='has format 1'):
+    with pytest.raises(UserError, match='format 1'):
         Store(tmp_path)
 
 
@@ -156,8 +156,8 @@ LIES = {
 
 
 @pytest.mark.parametrize('lie', LIES)
-def test_the_check_looks_into_the_tokens_and_not_at_digests_alone(copied, lie):
-    """A store whose digests agree with tokens that cannot be."""
+def test_check_finds_invalid_token_ids_with_matching_digests(copied, lie):
+    """Check a store with invalid token ids and matching digests."""
     suffix, place, value, words = LIES[lie]
     path, meta = copied / f'train-000-00000.{suffix}', json.loads((copied / 'meta.json').read_text())
     ids = np.fromfile(path, np.uint16)
@@ -169,23 +169,23 @@ def test_the_check_looks_into_the_tokens_and_not_at_digests_alone(copied, lie):
     assert any(words in problem for problem in find_problems(Store(copied), 300))
 
 
-def test_samples_are_decoded(store):
+def test_decode_samples_returns_labeled_text_of_both_sides(store):
     shown = decode_samples(store, 2)
     assert len(shown) == 4
     assert shown[0].startswith('train: <|padding|>')
 
 
-def test_documents_are_opened_by_bos_where_that_is_asked(store):
+def test_documents_begin_with_bos_when_configured(store):
     row = store.get_tokens('train', 'prose')
     starts, _ = row.read_documents()
     assert all(row.read_ids(int(start), int(start) + 1)[0] == BEGIN for start in starts)
 
 
-def test_nothing_is_prepared_twice(tmp_path, capsys):
+def test_open_corpus_prepares_unchanged_source_once(tmp_path, capsys):
     source = written(tmp_path / 'a.jsonl', corpus_of(20))
     data = tiny(data__source=source).data
     first = open_corpus(data, 300)
-    assert 'preparing text:' in capsys.readouterr().err
+    assert 'text:' in capsys.readouterr().err
     assert open_corpus(data, 300).digest == first.digest
     assert capsys.readouterr().err == ''
     written(tmp_path / 'a.jsonl', corpus_of(21))
@@ -193,26 +193,26 @@ def test_nothing_is_prepared_twice(tmp_path, capsys):
     assert len({first.digest, open_corpus(data, 290).digest}) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+def test_open_corpus_rejects_unwritable_cache(tmp_path, monkeypatch):
     (tmp_path / 'file').write_text('in the way')
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'file'))
-    with pytest.raises(UserError, match='cannot be made'):
+    with pytest.raises(UserError, match=r'/file\b'):
         open_corpus(tiny(data__source=written(tmp_path / 'a.jsonl', corpus_of(20))).data, 300)
 
 
-def test_validation_never_reads_a_window_twice(tmp_path):
+def test_validation_rejects_more_windows_than_domain_has(tmp_path):
     parts = {
         name: dict(source=written(tmp_path / f'{name}.jsonl', corpus_of(count)), weight=1)
         for name, count in dict(one=100, other=10).items()
     }
     given = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3)
     assert len(load_run_data(tiny(**given, valid__windows=4)).valid_NT) == 4
-    with pytest.raises(UserError, match=r'held-out documents of other have \d+ windows .* of which it takes 100'):
+    with pytest.raises(UserError, match=r'other .*\d+ windows .*100'):
         load_run_data(tiny(**given, valid__windows=200))
 
 
 def windows_of_held_out(path, domain, size):
-    """Every block of so many ids of the files that meta.json lists for a domain, in the order of the files."""
+    """Return all blocks of `size` ids from the files that meta.json lists for a domain, in file order."""
     shards = json.loads((path / 'meta.json').read_text())['shards']
     named = [shard['name'] for shard in shards if (shard['side'], shard['domain']) == ('held_out', domain)]
     ids = np.concatenate([np.fromfile(path / f'{name}.{IDS_SUFFIX}', np.uint16) for name in named])
@@ -220,7 +220,7 @@ def windows_of_held_out(path, domain, size):
 
 
 @pytest.mark.parametrize('domain', ['prose', 'code'])
-def test_validation_on_one_domain_reads_its_held_out_documents_alone(store, domain):
+def test_validation_domain_reads_only_its_held_out_documents(store, domain):
     wanted = windows_of_held_out(store.path, domain, 17)
     given = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
     given |= dict(valid__windows=len(wanted))
@@ -233,11 +233,11 @@ def test_validation_on_one_domain_reads_its_held_out_documents_alone(store, doma
         np.testing.assert_array_equal(
             found.batches.read_rows(step, range(4)), plain.batches.read_rows(step, range(4))
         )
-    with pytest.raises(UserError, match=f'held-out documents of {domain} have {len(wanted)} windows of 17 tokens'):
+    with pytest.raises(UserError, match=f'{domain} .*{len(wanted)} windows .*17'):
         load_run_data(tiny(**given | dict(valid__windows=len(wanted) + 1), valid__domain=domain))
 
 
-def test_validation_on_one_domain_of_a_weighted_mixture_is_that_of_it_alone(tmp_path):
+def test_validation_domain_of_weighted_mixture_reads_only_its_documents(tmp_path):
     sources = {name: written(tmp_path / f'{name}.jsonl', corpus_of(100, seed)) for seed, name in enumerate('ab')}
     parts = {name: dict(source=source, weight=1) for name, source in sources.items()}
     given = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3, valid__domain='b')
@@ -248,21 +248,22 @@ def test_validation_on_one_domain_of_a_weighted_mixture_is_that_of_it_alone(tmp_
     assert all(window in wanted for window in valid_NT.tolist())
 
 
-def test_a_domain_that_is_not_there_is_refused_in_one_line(store):
+def test_validation_domain_that_is_unknown_is_rejected_with_one_line(store):
     given = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
     with pytest.raises(UserError) as refusal:
         load_run_data(tiny(**given, valid__domain='cod'))
-    assert str(refusal.value) == "config.valid.domain = 'cod' is unknown; did you mean code? (domains: prose, code)"
+    assert all(value in str(refusal.value) for value in ('config.valid.domain', "'cod'", 'code', 'prose'))
+    assert len(str(refusal.value).splitlines()) == 1
 
 
-def test_several_may_prepare_one_store(tmp_path):
+def test_concurrent_preparation_of_one_store_succeeds(tmp_path):
     source = written(tmp_path / 'a.jsonl', corpus_of(60))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: prepare_store(recipe(source), tmp_path / 'store', 1), range(4)))
     assert list(find_problems(Store(tmp_path / 'store'), 300)) == []
 
 
-def test_a_domain_may_have_no_document_on_one_side(tmp_path):
+def test_domain_without_documents_on_one_side_is_allowed_unless_sampled(tmp_path):
     parts = {
         name: dict(source=written(tmp_path / f'{name}.jsonl', texts))
         for name, texts in dict(one=corpus_of(60), other=['alone']).items()
@@ -275,8 +276,8 @@ def test_a_domain_may_have_no_document_on_one_side(tmp_path):
     assert len(decode_samples(found, 1)) == 2
     spec = tiny(data__source=f'store:{tmp_path}/store', data__held_out=0.2)
     assert load_run_data(spec).probe_PT.shape == (5, 12)
-    with pytest.raises(UserError, match=r"config\.probe\.domain = 'none' is unknown"):
+    with pytest.raises(UserError, match=r"config\.probe\.domain.*'none'"):
         load_run_data(tiny(data__source=f'store:{tmp_path}/store', data__held_out=0.2, probe__domain='none'))
     parts = {name: part | dict(weight=1) for name, part in parts.items()}
-    with pytest.raises(UserError, match=r"side '(train|held_out) other' has 0 tokens"):
+    with pytest.raises(UserError, match=r"'(train|held_out) other' .*0 tokens"):
         load_run_data(tiny(data__source=mixture(tmp_path, parts), data__held_out=0.2))

@@ -1,4 +1,4 @@
-"""What the table of a sweep says: outcomes, differences, ours beside the published."""
+"""Tests of the table of a sweep: outcomes, differences and published values."""
 
 import numpy as np
 import pytest
@@ -22,12 +22,12 @@ from sinklab.report.sweep_table import RowResult
         ('done,to do', False, 'done 1/2, to do 1/2'),
     ],
 )
-def test_an_outcome_is_said_beside_what_was_published(outcomes, fails, words):
+def test_format_outcome_compares_with_published_failure(outcomes, fails, words):
     assert sweep_table.format_outcome(outcomes.split(',' if ',' in outcomes else ' '), fails) == words
 
 
 def arm(row, published, outcomes=('done', 'done'), **numbers):
-    """An arm whose seeds 0, 1, ... have these numbers, named with _ for the slash."""
+    """Make the result of a row whose seeds 0, 1, ... have these metrics; _ stands for / in their names."""
     done = {
         seed: {name.replace('_', '/'): values[seed] for name, values in numbers.items()}
         for seed, outcome in enumerate(outcomes)
@@ -36,7 +36,7 @@ def arm(row, published, outcomes=('done', 'done'), **numbers):
     return RowResult(dict(config='x.py', row=row, published=published), dict(enumerate(outcomes)), {}, done)
 
 
-def test_a_difference_is_taken_over_the_seeds_that_both_rows_have():
+def test_sweep_table_difference_uses_common_seeds():
     first = arm('a', {}, ('done', 'crashed', 'done'), sink_1=[10.0, 0.0, 30.0])
     other = arm('b', {}, ('done', 'done', 'done'), sink_1=[11.0, 50.0, 34.0])
     rows = sweep_table.make_sweep_table(
@@ -49,7 +49,7 @@ def test_a_difference_is_taken_over_the_seeds_that_both_rows_have():
     assert rows[2]['ours']['sink/1'] == dict(mean=2.0, sd=None, n=1)
 
 
-def test_a_difference_of_three_seeds_has_an_interval():
+def test_sweep_table_difference_of_three_seeds_has_interval():
     first, other = (
         arm('a', {}, 3 * ('done',), sink_1=[10.0, 20.0, 30.0]),
         arm('b', {}, 3 * ('done',), sink_1=[1.0, 2.0, 9.0]),
@@ -62,12 +62,12 @@ def test_a_difference_of_three_seeds_has_an_interval():
     ('rates', 'step'),
     [([0, 0, 10, 30, 40], 250.0), ([30, 40, 30, 30, 40], 0.0), ([0, 50, 5, 30, 40], 250.0), ([50, 0, 0, 0, 0], None)],
 )
-def test_a_run_says_when_its_sink_emerged_to_within_half_of_what_lies_between_probes(rates, step):
+def test_run_metrics_include_step_of_sink_emergence(rates, step):
     records = [{'step': 100 * at, 'sink/1': float(rate)} for at, rate in enumerate(rates)]
     assert sweep_table.compute_run_metrics(records, None).get(sweep_table.EMERGENCE_METRIC) == step
 
 
-def test_the_table_of_a_person_has_ours_and_published_in_one_cell():
+def test_table_cells_combine_measured_and_published_values():
     first = arm('plain', {'sink/1': 18.18, 'valid/loss': 3.7}, sink_1=[10.0, 20.0], valid_loss=[3.0, 3.5])
     others = {'sink/2': 69.03, 'not measured here': 5}
     moved = arm('moved', others, sink_1=[0.0, 1.0], sink_2=[60.0, 60.0], sink_star=[1.0, 3.0])

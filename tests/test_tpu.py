@@ -1,4 +1,4 @@
-"""Kernels through the real compiler for TPUs that are not here."""
+"""Tests of TPU kernels with the TPU compiler of libtpu, without a TPU."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ OPERATIONS = [('exp', 'plus_one'), ('sigmoid', 'none'), ('elu1', 'p_norm')]
 
 
 def compiled(chip, operation, backend='tpu', width=128, dtype=jnp.bfloat16, curve='none', documents=False):
-    """Forward and backward for one chip."""
+    """Compile forward and backward for one chip."""
     where = SingleDeviceSharding(topology.make_tpu_devices(chip)[0])
     bias = ScoreBias(CURVES[curve], PLACES, PLACES)
 
@@ -57,7 +57,7 @@ def compiled(chip, operation, backend='tpu', width=128, dtype=jnp.bfloat16, curv
 
 
 def square(compiled):
-    """Memory beside arguments and results, in units of one head's matrix of bytes."""
+    """Return temporary memory in units of the square matrix of one head with one byte per element."""
     return compiled.memory_analysis().temp_size_in_bytes / LENGTH**2
 
 
@@ -73,39 +73,39 @@ PRIMITIVES = ('exp', 'sum'), ('sigmoid', 'none')
         ('v6e:2x2', ('exp', 'plus_one'), dict(width=96, curve='alibi', documents=True)),
     ],
 )
-def test_kernels_compile_without_a_square_matrix(chip, operation, more):
-    """Every chip, operation, width, precision, mask and curve once; the tests below have their products."""
+def test_kernels_compile_without_square_matrix(chip, operation, more):
+    """Test each chip, operation, width, dtype, mask and position bias once; the tests below combine them."""
     assert square(compiled(chip, operation, **more)) < 1
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize('chip', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'])
 @pytest.mark.parametrize('operation', OPERATIONS)
-def test_kernels_compile_for_a_chip_without_a_square_matrix(chip, operation):
+def test_kernels_compile_for_each_chip_without_square_matrix(chip, operation):
     assert square(compiled(chip, operation)) < 1
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(('width', 'dtype'), [(64, jnp.bfloat16), (96, jnp.bfloat16), (128, jnp.float32)])
 @pytest.mark.parametrize('operation', PRIMITIVES)
-def test_kernels_of_every_width_and_precision_compile(width, dtype, operation):
+def test_kernels_compile_for_every_width_and_dtype(width, dtype, operation):
     assert square(compiled('v5e:2x2', operation, width=width, dtype=dtype)) < 1
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(('curve', 'documents'), [('none', True), ('alibi', True), ('buckets', False)])
 @pytest.mark.parametrize('operation', PRIMITIVES)
-def test_kernels_of_every_mask_and_curve_compile(curve, documents, operation):
+def test_kernels_compile_for_every_mask_and_position_bias(curve, documents, operation):
     assert square(compiled('v5e:2x2', operation, curve=curve, documents=documents)) < 1
 
 
 @pytest.mark.slow
-def test_the_whole_matrix_is_seen_by_the_measure_of_memory():
+def test_dense_attention_allocates_square_matrix():
     assert square(compiled('v5e:2x2', ('exp', 'sum'), backend='dense')) > 1
 
 
 @pytest.mark.slow
-def test_a_training_step_compiles_for_a_mesh_of_chips():
+def test_training_step_compiles_for_mesh_of_chips():
     hardware = Hardware(data=1, fsdp=2, tensor=2, attention='tpu')
     spec = tiny(model__head_width=64, model__width=256, model__dtype='bfloat16', data__length=256)
     chips = np.array(topology.make_tpu_devices('v5e:2x2')).reshape(1, 2, 2)
@@ -128,12 +128,12 @@ KINDS = [f'{kind} {direction}' for kind in ('softmax', 'sigmoid', 'splash') for 
 @pytest.mark.skipif(
     topology.find_libtpu_version() != FIGURES['versions']['libtpu'], reason='the figures are of another libtpu'
 )
-def test_kernels_cost_what_is_committed_and_no_more_than_their_limits():
+def test_kernels_cost_matches_committed_figures_and_limits():
     command = [sys.executable, COST, '--check', '--chips=v6e', f'--kernels={",".join(KINDS)}']
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
 
 
-def test_a_topology_that_is_none_is_refused():
-    with pytest.raises(topology.UserError, match='no topology'):
+def test_unknown_topology_is_rejected():
+    with pytest.raises(topology.UserError, match='v5e:3x3'):
         topology.make_tpu_devices('v5e:3x3')

@@ -1,4 +1,4 @@
-"""Names, sizes, nesting and shapes that files may not have: refused in one line, before anything is made of them."""
+"""Tests of validation of untrusted files: names, sizes, nesting and shapes."""
 
 import errno
 import io
@@ -38,16 +38,16 @@ def refusal(function, *given, **more):
 
 
 @pytest.mark.parametrize('name', ESCAPES, ids=repr)
-def test_a_name_that_leads_out_of_its_folder_is_refused(name):
+def test_name_escaping_folder_is_rejected(name):
     assert 'meta.json' in refusal(untrusted_files.check_relative_name, name, 'meta.json')
 
 
 @pytest.mark.parametrize('name', ['a', 'a.b', '..a', 'a..b', 'a/b/c.json', 'naïve 1', 'ocdbt.process_0/d/0f'])
-def test_a_name_below_its_folder_is_accepted(name, tmp_path):
+def test_name_inside_folder_is_accepted(name, tmp_path):
     assert untrusted_files.resolve_name(tmp_path, name, 'meta.json') == tmp_path / name
 
 
-def test_a_link_that_leads_out_of_its_folder_is_refused(tmp_path):
+def test_symlink_escaping_folder_is_rejected(tmp_path):
     folder = tmp_path / 'inside'
     folder.mkdir()
     (tmp_path / 'secret').write_text('secret')
@@ -59,7 +59,7 @@ def test_a_link_that_leads_out_of_its_folder_is_refused(tmp_path):
     assert untrusted_files.resolve_name(folder, 'own', 'index.json') == folder / 'own'
 
 
-def test_links_of_a_snapshot_of_the_hub_lead_to_blobs_of_the_same_repository_alone(tmp_path):
+def test_hf_snapshot_symlinks_may_target_only_blobs_of_same_repository(tmp_path):
     mine, other = (tmp_path / f'models--org--{name}' for name in ('mine', 'other'))
     for repository in (mine, other):
         (repository / 'blobs').mkdir(parents=True)
@@ -73,7 +73,7 @@ def test_links_of_a_snapshot_of_the_hub_lead_to_blobs_of_the_same_repository_alo
 
 
 @pytest.mark.parametrize('name', [name for name in ESCAPES if name != 5] + ['link.safetensors'], ids=repr)
-def test_an_index_of_hugging_face_names_files_of_its_folder_alone(name, tmp_path):
+def test_hf_index_naming_file_outside_folder_is_rejected(name, tmp_path):
     folder = tmp_path / 'theirs'
     folder.mkdir()
     (tmp_path / 'x').write_text('secret')
@@ -82,13 +82,13 @@ def test_an_index_of_hugging_face_names_files_of_its_folder_alone(name, tmp_path
     assert files.INDEX_FILE in refusal(files.list_weight_files, folder)
 
 
-def test_an_index_that_names_a_file_in_a_deeper_folder_says_so(tmp_path):
+def test_hf_index_naming_file_in_subfolder_is_rejected(tmp_path):
     (tmp_path / 'sub').mkdir()
     (tmp_path / 'sub' / 'x.safetensors').write_bytes(b'')
     (tmp_path / files.INDEX_FILE).write_text(json.dumps(dict(weight_map=dict(a='sub/x.safetensors'))))
     said = refusal(files.list_weight_files, tmp_path)
-    assert 'names sub/x.safetensors' in said
-    assert 'not there' not in said
+    assert 'sub/x.safetensors' in said
+    assert not any(word in said for word in ('not there', 'missing', 'not found'))
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_an_index_that_names_a_file_in_a_deeper_folder_says_so(tmp_path):
     ],
     ids=lambda content: content[:12],
 )
-def test_json_that_is_damaged_too_large_or_too_deep_is_refused(content, tmp_path):
+def test_json_damaged_oversized_or_too_deep_is_rejected(content, tmp_path):
     path = tmp_path / 'some.json'
     path.write_bytes(content)
     assert str(path) in refusal(untrusted_files.read_json, path, max_bytes=50_000 if len(content) > 1100 else 1000)
 
 
-def test_json_within_its_bounds_is_read(tmp_path):
+def test_json_within_limits_is_parsed(tmp_path):
     path = tmp_path / 'some.json'
     path.write_text('{"a": [[1, 2.5, null, "\u00e4"]], "b": Infinity}', encoding='utf-8')
     assert untrusted_files.read_json(path) == {'a': [[1, 2.5, None, 'ä']], 'b': float('inf')}
@@ -123,7 +123,7 @@ def test_json_within_its_bounds_is_read(tmp_path):
 
 
 @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir], ids=['fifo', 'folder'])
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(make, tmp_path):
+def test_json_path_of_fifo_or_folder_is_rejected_without_blocking(make, tmp_path):
     make(tmp_path / 'some.json')
     assert 'some.json' in refusal(untrusted_files.read_json, tmp_path / 'some.json')
 
@@ -150,7 +150,7 @@ class Unanswering(io.BytesIO):
 
 
 @pytest.mark.parametrize('error', OUTAGES, ids=lambda error: errno.errorcode[error.errno])
-def test_a_disk_or_bucket_that_does_not_answer_is_no_damage_of_a_file(error, tmp_path, monkeypatch):
+def test_io_error_of_disk_or_bucket_is_not_reported_as_corrupt_file(error, tmp_path, monkeypatch):
     asked = recipe(given := written(tmp_path / 'a.jsonl', TEXTS))
     (tmp_path / 'recipe.json').write_text('{}')
     (tmp_path / 'meta.json').write_text('{}')
@@ -169,7 +169,7 @@ def test_a_disk_or_bucket_that_does_not_answer_is_no_damage_of_a_file(error, tmp
 
 
 @pytest.mark.parametrize('error', OUTAGES, ids=lambda error: errno.errorcode[error.errno])
-def test_a_store_stays_finished_where_its_shards_cannot_be_read_now(error, copied, monkeypatch):
+def test_io_error_while_reading_shards_keeps_store_complete(error, copied, monkeypatch):
     def fail(*_):
         raise error
 
@@ -221,7 +221,7 @@ ARCHIVES = {
 
 
 @pytest.mark.parametrize('case', ARCHIVES)
-def test_arrays_that_are_damaged_pickled_or_too_large_are_refused_without_allocating_them(case, tmp_path):
+def test_npz_damaged_pickled_or_oversized_is_rejected_without_allocation(case, tmp_path):
     path = tmp_path / 'some.npz'
     path.write_bytes(ARCHIVES[case])
     tracemalloc.start()
@@ -232,14 +232,14 @@ def test_arrays_that_are_damaged_pickled_or_too_large_are_refused_without_alloca
         tracemalloc.stop()
 
 
-def test_an_archive_that_unpacks_to_too_much_is_refused(monkeypatch):
+def test_npz_above_uncompressed_size_limit_is_rejected(monkeypatch):
     monkeypatch.setattr(untrusted_files, 'MAX_ARRAY_BYTES', 1 << 20)
     file = io.BytesIO()
     np.savez_compressed(file, a=np.zeros(1 << 20))
-    assert 'unpacks' in refusal(untrusted_files.load_npz, file.getvalue(), 'some.npz')
+    assert '1,048,576' in refusal(untrusted_files.load_npz, file.getvalue(), 'some.npz')
 
 
-def test_arrays_are_read_as_numpy_writes_them(tmp_path):
+def test_npz_written_by_numpy_is_loaded_unchanged(tmp_path):
     arrays = dict(
         a=np.arange(6.0).reshape(2, 3),
         fortran=np.asfortranarray(np.ones((3, 2), np.float16)),
@@ -280,8 +280,8 @@ SAFETENSORS = {
 
 
 @pytest.mark.parametrize('case', [*SAFETENSORS, 'a header of 2^63 bytes', 'a header of 200 MB'])
-def test_safetensors_whose_header_does_not_fit_are_refused(case, tmp_path):
-    """The library checks all of this: offsets, overlap, dtypes, shapes, and at most 100 MB of header."""
+def test_safetensors_with_invalid_header_are_rejected(case, tmp_path):
+    """Test checks of the safetensors library: offsets, overlap, dtypes, shapes, and at most 100 MB of header."""
     pytest.importorskip('safetensors')
     header, size = SAFETENSORS.get(case, ({'a': tensor()}, 8))
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -337,7 +337,7 @@ LIES = {
 
 
 @pytest.mark.parametrize('case', LIES)
-def test_a_store_whose_meta_file_lies_is_refused(case, copied):
+def test_store_with_invalid_meta_field_is_rejected(case, copied):
     lie(copied, **LIES[case])
     assert 'meta.json' in refusal(Store, copied)
 
@@ -345,20 +345,20 @@ def test_a_store_whose_meta_file_lies_is_refused(case, copied):
 @pytest.mark.parametrize(
     'text', ['[]', 'null', '5', '"a"', '{}', '[' * 100_000, '{"format": 3}'], ids=lambda text: text[:9]
 )
-def test_a_meta_file_of_another_kind_is_refused(text, copied):
+def test_store_with_malformed_meta_file_is_rejected(text, copied):
     (copied / 'meta.json').write_text(text)
     assert 'meta.json' in refusal(Store, copied)
     assert 'meta.json' in refusal(is_store_complete, copied)
 
 
-def test_a_shard_that_is_a_link_out_of_the_store_is_refused(copied):
+def test_store_with_shard_symlink_escaping_it_is_rejected(copied):
     (path,) = copied.glob('train-*.ids')
     path.rename(copied.parent / 'elsewhere')
     path.symlink_to(copied.parent / 'elsewhere')
     assert path.name in refusal(Store, copied)
 
 
-def test_files_of_a_store_that_are_no_links_are_not_resolved(copied, monkeypatch):
+def test_store_does_not_resolve_paths_of_regular_files(copied, monkeypatch):
     resolved = []
     resolve = Path.resolve
     monkeypatch.setattr(Path, 'resolve', lambda path, **more: resolved.append(path) or resolve(path, **more))
@@ -369,7 +369,9 @@ def test_files_of_a_store_that_are_no_links_are_not_resolved(copied, monkeypatch
 @pytest.mark.parametrize(
     'changes', [dict(name='../../../outside'), dict(digest='../../outside')], ids=lambda one: min(one)
 )
-def test_a_store_in_a_bucket_touches_nothing_outside_the_cache(changes, store, bucket, tmp_path, monkeypatch):
+def test_store_in_bucket_with_escaping_name_leaves_files_outside_cache_unchanged(
+    changes, store, bucket, tmp_path, monkeypatch
+):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     (tmp_path / 'outside').mkdir()
     (tmp_path / 'outside' / 'mine.unfinished').write_text('keep')
@@ -389,7 +391,7 @@ def test_a_store_in_a_bucket_touches_nothing_outside_the_cache(changes, store, b
 
 
 @pytest.mark.parametrize('text', ['{', 'null', '[]', '{"name": "../x"}', '[' * 100_000], ids=lambda text: text[:9])
-def test_a_damaged_record_of_an_unfinished_store_is_made_again(text, store, tmp_path):
+def test_unfinished_store_rebuilds_damaged_record(text, store, tmp_path):
     source, folder = written(tmp_path / 'a.jsonl', TEXTS), tmp_path / 'again'
     whole = made(folder, source)
     shutil.copytree(folder, tmp_path / 'copy')
@@ -400,9 +402,9 @@ def test_a_damaged_record_of_an_unfinished_store_is_made_again(text, store, tmp_
     assert made(folder, source).digest == whole.digest
 
 
-def test_a_record_in_a_bucket_that_is_not_utf_8_is_made_again(tmp_path, bucket, monkeypatch):
+def test_unfinished_store_in_bucket_rebuilds_non_utf8_record(tmp_path, bucket, monkeypatch):
     class Altered:
-        """Object storage that has other bytes of a record; some emulators take no object that is not UTF-8."""
+        """Object storage with other bytes of a record; some emulators accept no object that is not UTF-8."""
 
         def __init__(self, path):
             self.path = path

@@ -1,4 +1,4 @@
-"""Damaged files of a run folder: each is named in one line and done without, or refused; nothing crashes or hangs."""
+"""Tests of corrupt files in a run folder: each is reported in one line, ignored or rejected."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 
 CASES = [(part, name, verb) for part, name in file_damages.CASES for verb in file_damages.VERBS]
 SAMPLE = {*random.Random(0).sample(CASES, 8)}
-# One of each kind of fault that there was, beside what is drawn.
+# One case of each kind of earlier fault, in addition to the random sample.
 SAMPLE |= {
     ('metrics', 'line null', 'report'),
     ('metrics', 'line without step', 'tail'),
@@ -37,6 +37,6 @@ def answers(tmp_path_factory):
     ('part', 'name', 'verb'),
     [pytest.param(*case, marks=pytest.mark.slow if case in SAMPLE else pytest.mark.exhaustive) for case in CASES],
 )
-def test_a_damaged_file_is_named_or_changes_nothing(answers, part, name, verb):
+def test_corrupt_file_is_reported_or_ignored(answers, part, name, verb):
     answer = answers.ask(part, name, verb)
     assert answer['kind'] not in file_damages.BAD, answer

@@ -1,4 +1,4 @@
-"""A real run of two processes, a stranger at every port of which does all that he can without a secret."""
+"""Run of two processes with an unauthenticated client that attacks every port."""
 
 import threading
 import time
@@ -8,10 +8,10 @@ from job import assert_same
 from outsider import ATTACKS, ports_of
 
 pytest_plugins = ['started']
-pytestmark = pytest.mark.exhaustive  # what each port answers a stranger is in test_outsider.py
+pytestmark = pytest.mark.exhaustive  # test_outsider.py checks the answers of each port
 
 
-def test_a_run_ends_well_whatever_a_stranger_sends_to_each_of_its_ports(job, undisturbed, tmp_path):
+def test_run_completes_under_unauthenticated_traffic_to_every_port(job, undisturbed, tmp_path):
     begun = job(tmp_path / 'run', variables={'PAUSE': '0.4'})
     ended, met, threads = threading.Event(), set(), []
     while begun.processes[0].poll() is None:
@@ -26,6 +26,6 @@ def test_a_run_ends_well_whatever_a_stranger_sends_to_each_of_its_ports(job, und
     codes, said = begun.wait()
     ended.set()
     assert codes == [0, 0], said
-    assert len(met) >= 3  # where the processes meet, jax's coordinator, and its collectives between CPUs
+    assert len(met) >= 3  # process group, JAX coordinator, and collectives between CPUs
     assert not {host for host, _ in met} & {'::', '0.0.0.0'}  # none of them on all interfaces
     assert_same(tmp_path / 'run', undisturbed)
