@@ -9,11 +9,11 @@ from sinklab.configs import quickstart
 TABLES = [
     module
     for path in sorted(Path(configs.__file__).parent.glob('*.py'))
-    if hasattr(module := importlib.import_module(f'configs.{path.stem}'), 'ROWS')
+    if hasattr(module := importlib.import_module(f'sinklab.configs.{path.stem}'), 'ROWS')
 ]
 ROWS = [(module, row) for module in TABLES for row in module.ROWS]
 PAPER = [module for module in TABLES if module is not quickstart]
 
 
 def name(value):
-    return value if isinstance(value, str) else value.__name__.removeprefix('configs.')
+    return value if isinstance(value, str) else value.__name__.removeprefix('sinklab.configs.')

@@ -79,7 +79,7 @@ def test_commands_of_a_page_have_options_fields_and_rows_that_exist(page):
         if file.startswith('configs/'):
             assert (ROOT / file).exists(), arguments
         if row:
-            module = __import__(f'configs.{Path(file).stem}', fromlist=['ROWS'])
+            module = __import__(f'sinklab.configs.{Path(file).stem}', fromlist=['ROWS'])
             assert row in module.ROWS, arguments
 
 

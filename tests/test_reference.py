@@ -134,7 +134,7 @@ def test_every_number_that_a_command_measures_or_derives_is_a_metric_of_the_page
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
 def test_every_row_has_a_line_with_its_changes_and_published_numbers(path):
     section = PAGES['rows.md'].partition(f'## `configs/{path.name}`')[2].partition('\n## ')[0]
-    for name, row in importlib.import_module(f'configs.{path.stem}').ROWS.items():
+    for name, row in importlib.import_module(f'sinklab.configs.{path.stem}').ROWS.items():
         (line,) = lines_of(section, name)
         for field in row['diff']:
             assert f'`{field}=' in line
@@ -176,7 +176,7 @@ def test_every_field_of_a_schema_is_listed():
 
 @pytest.mark.parametrize('path', [path for path in FILES if path.stem != 'quickstart'], ids=lambda path: path.stem)
 def test_every_row_belongs_to_a_table_of_the_paper_or_of_later_work(path):
-    for name in importlib.import_module(f'configs.{path.stem}').ROWS:
+    for name in importlib.import_module(f'sinklab.configs.{path.stem}').ROWS:
         assert f'[`{path.stem}:{name}`](../reference/rows.md#{path.stem}-{name})' in TABLES()
 
 

@@ -281,7 +281,7 @@ def digest_array(array: object) -> str:
 def make_config(row: str, changes: dict) -> dict:
     """Return the config of FILE:ROW at the size smoke, as a dict, with a source of this script."""
     file, _, name = row.partition(':')
-    config = importlib.import_module(f'configs.{file}').get_config(name, 'smoke')
+    config = importlib.import_module(f'sinklab.configs.{file}').get_config(name, 'smoke')
     config.update_from_flattened_dict({'data.source': choose_source(config), **changes})
     return config.to_dict()
 
@@ -382,7 +382,7 @@ def record_interface() -> dict:
     configs = {}
     for row in find_rows():
         file, _, name = row.partition(':')
-        make = importlib.import_module(f'configs.{file}').get_config
+        make = importlib.import_module(f'sinklab.configs.{file}').get_config
         dicts = {size: make(name, size).to_dict() for size in make.sizes}
         configs[row] = {size: digest(json.dumps(one, sort_keys=True).encode()) for size, one in dicts.items()}
     fields = {name: write_value(value) for name, value in fields.items()}
@@ -472,7 +472,7 @@ def find_rows() -> list[str]:
     return [
         f'{path.stem}:{name}'
         for path in sorted((ROOT / 'configs').glob('*.py'))
-        for name in getattr(importlib.import_module(f'configs.{path.stem}'), 'ROWS', {})
+        for name in getattr(importlib.import_module(f'sinklab.configs.{path.stem}'), 'ROWS', {})
     ]
 
 
