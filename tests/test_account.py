@@ -165,10 +165,7 @@ def occupy(path, kind):
         case 'folder':
             path.mkdir()
         case 'socket':
-            with (
-                contextlib.chdir(path.parent),
-                socket.socket(socket.AF_UNIX) as server,
-            ):  # limits the path length
+            with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:  # limits path length
                 server.bind(path.name)
         case 'link to a FIFO':
             os.mkfifo(path.with_suffix('.fifo'))
