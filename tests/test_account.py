@@ -1,4 +1,4 @@
-"""What supervisors leave in a folder: an outcome where process 0 could write none, and logs of what went wrong."""
+"""Outcome files, failure logs and restart decisions of supervisors."""
 
 import argparse
 import contextlib
@@ -42,7 +42,7 @@ def account(folder, ours=True, restarts=0):
     return RestartPolicy(folder, lambda: ours, lambda: digests.find_newest_step(folder), restarts)
 
 
-def test_a_lost_run_has_an_outcome_with_its_step_and_checkpoint(folder):
+def test_write_outcome_records_step_and_checkpoint_of_lost_run(folder):
     saved(folder, 4)
     (folder.path / 'metrics.jsonl').write_text('{"step": 4}\n{"step": 6}\n')
     one = account(folder)
@@ -54,13 +54,13 @@ def test_a_lost_run_has_an_outcome_with_its_step_and_checkpoint(folder):
 @pytest.mark.parametrize(
     ('end', 'ours'), [(LOST, False), (ExitStatus('refused', 'no'), True)], ids=['another run', 'refused']
 )
-def test_no_outcome_is_written_of_what_did_not_take_place_there(folder, end, ours):
+def test_write_outcome_skips_run_of_other_owner_and_rejected_start(folder, end, ours):
     account(folder, ours).write_outcome(end)
     assert not (folder.path / 'outcome.json').exists()
 
 
-def test_of_the_run_of_another_job_nothing_is_written_and_of_a_child_that_was_killed_with_its_lease_it_is(folder):
-    """A second job by mistake that is stopped, or loses a process, before it has the lease."""
+def test_write_outcome_skips_folder_with_live_lease_but_not_with_dead_lease(folder):
+    """Lose a second job before it holds the lease, and then a child that was killed with its lease."""
     with hold_lease(folder.path):
         account(folder).write_outcome(LOST)
         assert not (folder.path / 'outcome.json').exists()
@@ -72,13 +72,13 @@ def test_of_the_run_of_another_job_nothing_is_written_and_of_a_child_that_was_ki
     assert folder.read_json('outcome')['kind'] == 'lost'
 
 
-def test_what_process_0_has_written_of_the_same_end_stays(folder):
+def test_write_outcome_keeps_outcome_of_process_0(folder):
     folder.write_json('outcome', dict(kind='stopped', exit_code=42, message='saved at step 5'))
     account(folder).write_outcome(ExitStatus('stopped', 'process 1: saved at step 5'))
     assert folder.read_json('outcome')['message'] == 'saved at step 5'
 
 
-def test_a_run_that_is_done_after_restarts_forgets_the_attempts_in_vain(folder):
+def test_write_outcome_keeps_no_fruitless_count_for_completed_run(folder):
     one = account(folder, restarts=1)
     assert one.decide_restart(LOST, True) == (LOST, True)
     folder.write_json('outcome', dict(kind='done', exit_code=0))
@@ -86,7 +86,7 @@ def test_a_run_that_is_done_after_restarts_forgets_the_attempts_in_vain(folder):
     assert folder.read_json('outcome') == dict(kind='done', exit_code=0)
 
 
-def test_nothing_begins_again_where_a_supervisor_is_gone_or_all_is_well_or_it_would_end_alike(folder):
+def test_decide_restart_is_false_for_lost_supervisor_and_final_exits(folder):
     for end, able in [
         (LOST, False),
         (ExitStatus('done'), True),
@@ -96,7 +96,7 @@ def test_nothing_begins_again_where_a_supervisor_is_gone_or_all_is_well_or_it_wo
         assert account(folder, restarts=1).decide_restart(end, able) == (end, False)
 
 
-def test_attempts_are_counted_anew_once_one_of_them_has_saved(folder):
+def test_decide_restart_resets_fruitless_count_after_checkpoint(folder):
     one = account(folder, restarts=11)
     for step in range(5):
         saved(folder, step)
@@ -104,7 +104,7 @@ def test_attempts_are_counted_anew_once_one_of_them_has_saved(folder):
     assert one.decide_restart(LOST, True)[0].exit_code == 70
 
 
-def test_a_checkpoint_whose_save_was_cut_short_is_none(folder):
+def test_decide_restart_ignores_incomplete_checkpoint(folder):
     saved(folder, 4, 6)
     (folder.digest_dir / '6' / '0.json').unlink()
     one = account(folder, restarts=11)
@@ -115,7 +115,7 @@ def test_a_checkpoint_whose_save_was_cut_short_is_none(folder):
     assert (folder.read_json('outcome')['checkpoint'], folder.read_json('outcome')['fruitless']) == (4, 2)
 
 
-def test_a_disk_that_does_not_answer_is_no_new_checkpoint(folder):
+def test_decide_restart_counts_unreadable_disk_as_no_progress(folder):
     def answer():
         if asked.pop():
             raise OSError('stale')
@@ -128,7 +128,7 @@ def test_a_disk_that_does_not_answer_is_no_new_checkpoint(folder):
     assert (one.newest_step, one.num_fruitless_here) == (4, 1)
 
 
-def test_damaged_digests_do_not_end_the_thread_that_looks_after_a_run(folder):
+def test_poll_newest_step_ignores_damaged_digests(folder):
     saved(folder, 4, 6)
     one = account(folder, restarts=11)
     file = folder.digest_dir / '6' / '0.json'
@@ -136,7 +136,7 @@ def test_damaged_digests_do_not_end_the_thread_that_looks_after_a_run(folder):
     assert one.poll_newest_step() == 4
 
 
-def test_a_refusal_of_the_folder_leaves_the_newest_checkpoint_as_it_was_known(folder):
+def test_poll_newest_step_keeps_last_step_after_user_error(folder):
     def answer():
         if asked.pop():
             raise UserError('it is damaged')
@@ -147,7 +147,7 @@ def test_a_refusal_of_the_folder_leaves_the_newest_checkpoint_as_it_was_known(fo
     assert one.poll_newest_step() == 4
 
 
-def test_a_log_is_for_runs_and_one_that_cannot_be_written_does_no_harm(folder, tmp_path):
+def test_log_failure_writes_only_to_run_folder_and_never_raises(folder, tmp_path):
     log_failure(folder, 1, LOST, 'thread 7')
     assert (folder.path / 'processes' / '1.log').read_text().endswith(' gone\nthread 7\n')
     log_failure(RunDir(tmp_path / 'none'), 1, LOST, '')
@@ -157,7 +157,7 @@ def test_a_log_is_for_runs_and_one_that_cannot_be_written_does_no_harm(folder, t
 
 
 def occupy(path, kind):
-    """Put something in the place of a file that is none."""
+    """Create something other than a regular file at a path."""
     path.parent.mkdir(exist_ok=True)
     match kind:
         case 'FIFO':
@@ -165,7 +165,7 @@ def occupy(path, kind):
         case 'folder':
             path.mkdir()
         case 'socket':
-            with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:  # its name must be short
+            with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as server:  # limits path length
                 server.bind(path.name)
         case 'link to a FIFO':
             os.mkfifo(path.with_suffix('.fifo'))
@@ -173,7 +173,7 @@ def occupy(path, kind):
 
 
 @pytest.mark.parametrize('kind', ['FIFO', 'folder', 'socket', 'link to a FIFO'])
-def test_what_stands_in_the_place_of_a_log_delays_and_ends_nobody(folder, kind):
+def test_log_failure_does_not_block_on_irregular_file(folder, kind):
     file = folder.path / 'processes' / '0.log'
     occupy(file, kind)
     writing = threading.Thread(target=log_failure, args=(folder, 0, LOST, 'noise'), daemon=True)
@@ -184,10 +184,10 @@ def test_what_stands_in_the_place_of_a_log_delays_and_ends_nobody(folder, kind):
         append_text(file, 'noise')
 
 
-def test_no_reader_is_waited_for_where_a_fifo_comes_into_the_place_of_a_log(folder, monkeypatch):
+def test_log_failure_does_not_block_on_fifo_created_after_check(folder, monkeypatch):
     file = folder.path / 'processes' / '0.log'
     occupy(file, 'FIFO')
-    # It was a file when it was checked.
+    # Let the check pass, as if the FIFO appeared after it.
     monkeypatch.setattr(untrusted_files, 'check_regular_file', lambda path: None)
     log_failure(folder, 0, LOST, 'noise')
     with pytest.raises(OSError, match='No such device'):
@@ -197,7 +197,7 @@ def test_no_reader_is_waited_for_where_a_fifo_comes_into_the_place_of_a_log(fold
 @pytest.mark.parametrize(
     'content', [b'[]', b'{"kind": 5}', b'{', b'', b'\xff', b'{"kind": "done", "step": NaN}', b'[' * 100_000]
 )
-def test_a_damaged_outcome_is_replaced(folder, content):
+def test_write_outcome_replaces_damaged_outcome(folder, content):
     (folder.path / 'outcome.json').write_bytes(content)
     account(folder).write_outcome(LOST)
     assert folder.read_json('outcome') == dict(
@@ -206,14 +206,14 @@ def test_a_damaged_outcome_is_replaced(folder, content):
 
 
 @pytest.mark.parametrize('kind', ['FIFO', 'folder', 'socket'])
-def test_metrics_that_cannot_be_read_do_not_keep_an_outcome_from_being_written(folder, kind):
+def test_write_outcome_ignores_unreadable_metrics(folder, kind):
     occupy(folder.path / 'metrics.jsonl', kind)
     account(folder).write_outcome(LOST)
     assert folder.read_json('outcome')['kind'] == 'lost'
 
 
-def test_a_refusal_or_a_kill_is_a_cause_and_an_abort_is_what_comes_of_it():
-    """Whichever the hub hears of first."""
+def test_combine_exit_statuses_prefers_cause_over_effect():
+    """Report the effect before the cause."""
     pairs = [('refused', 'lost'), ('killed', 'aborted'), ('crashed', 'runtime'), ('hung', 'crashed')]
     for cause, effect in [*pairs, ('stopped', 'runtime'), ('interrupted', 'aborted')]:
         assert combine_exit_statuses({0: ExitStatus(effect), 1: ExitStatus(cause)}, ['a', 'b']).cause == cause
@@ -226,7 +226,7 @@ def options(*given):
     return parser.parse_args(given)
 
 
-def test_patience_is_as_given():
+def test_parse_timeouts_reads_patience_and_join_timeout():
     taken = process_flags.parse_timeouts(options('--patience=5,30', '--join_timeout=7'))
     assert (taken.step_multiple, taken.min_step, taken.join) == (5, 30, 7)
     assert (taken.get_step_timeout(1), taken.get_step_timeout(100)) == (30, 500)
@@ -243,7 +243,7 @@ def test_patience_is_as_given():
         *('--join_timeout=-1', '--grace=0', '--grace=nan', '--restarts=-1'),
     ],
 )
-def test_other_patience_is_refused_in_the_words_in_which_it_was_given(given):
+def test_parse_timeouts_rejects_invalid_value_and_names_flag(given):
     with pytest.raises(UserError) as refused:
         process_flags.parse_timeouts(options(given))
     assert given.partition('=')[0] in str(refused.value)

@@ -1,4 +1,4 @@
-"""The guide to adding a metric: apply its edits to a copy of this tree, run its commands, check their results."""
+"""Guide to adding a metric: its edits applied to a copy of this tree, its commands and their results."""
 
 import json
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, NEEDS_GIT]
 
 
 @pytest.mark.exhaustive
-def test_the_page_adds_a_measure_in_one_place_that_is_tested_and_shown_everywhere(tmp_path):
+def test_guide_adds_metric_in_one_file_and_all_outputs_show_it(tmp_path):
     sources = {
         line for block in blocks(PAGE, 'diff') for line in block.splitlines() if line.startswith('+++ b/sinklab')
     }

@@ -1,4 +1,4 @@
-"""Batches are made before they are asked for: in order, no further than is allowed, and none is lost."""
+"""Prefetcher: order, bounded lag, errors and shutdown."""
 
 import subprocess
 import sys
@@ -14,12 +14,12 @@ from sinklab.train.loop import Prefetcher
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 20), st.integers(1, 8), st.randoms())
-def test_all_come_in_their_order_and_none_is_begun_further_ahead_than_the_lag(count, lag, random):
+def test_prefetcher_keeps_order_and_bounded_lag(count, lag, random):
     begun, taken = [], []
 
     def made(number):
         begun.append(number)
-        assert len(begun) <= len(taken) + lag + 1  # one has been given room, and is on its way to `taken`
+        assert len(begun) <= len(taken) + lag + 1  # one item may be returned by `get` and not yet in `taken`
         time.sleep(random.random() / 1000)
         return number * number
 
@@ -31,7 +31,7 @@ def test_all_come_in_their_order_and_none_is_begun_further_ahead_than_the_lag(co
     assert begun == list(range(3, 3 + count))
 
 
-def test_what_is_wanted_next_is_made_while_nobody_asks():
+def test_prefetcher_computes_next_items_before_get():
     done = threading.Event()
     ahead = Prefetcher(lambda number: done.set() if number == 3 else number, range(8), 4)
     assert done.wait(10)
@@ -39,7 +39,7 @@ def test_what_is_wanted_next_is_made_while_nobody_asks():
     ahead.close()
 
 
-def test_an_error_is_raised_where_its_turn_is():
+def test_prefetcher_raises_error_at_position_of_failed_item():
     def made(number):
         if number == 1:
             raise OSError('of a disk')
@@ -61,5 +61,5 @@ loop.Prefetcher(lambda _: time.sleep(600), range(3), 3).close()
 """
 
 
-def test_a_process_ends_whatever_hangs_in_what_was_wanted():
+def test_prefetcher_close_lets_process_exit_despite_hanging_item():
     subprocess.run([sys.executable, '-c', HANGS], check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""`sinklab.attention`: equal to the formulas in NumPy and float64, and to jax's softmax, under jit, grad and vmap."""
+"""Function `sinklab.attention` against NumPy formulas in float64 and against JAX, under jit, grad and vmap."""
 
 import functools
 import inspect
@@ -31,7 +31,7 @@ POWERS = {'p_norm': 1.5}
 
 
 def draw(seed=0, queries=LENGTH, keys=LENGTH, batch=(BATCH,), dtype=np.float32, groups=GROUPS):
-    """Return query, key, value and a bias; a row of scores has both signs and a sum that is far from 0."""
+    """Return query, key, value and bias whose rows of scores have both signs and a sum far from 0."""
     rng = np.random.default_rng(seed)
     shapes = (
         (*batch, queries, HEADS, WIDTH),
@@ -44,7 +44,7 @@ def draw(seed=0, queries=LENGTH, keys=LENGTH, batch=(BATCH,), dtype=np.float32, 
 
 
 def define(query, key, value, bias, visible_TS, similarity, normalizer, scale, score_offset, gain):
-    """Return (output, weights) by the formula of each pair, in float64, one head of one sequence at a time."""
+    """Return (output, weights) by the formula of the pair, in float64, one head of one sequence at a time."""
     query, key, value, bias = (np.float64(array) for array in (query, key, value, bias))
     asked = AttentionConfig(similarity, normalizer, 'identity', gain, POWERS.get(normalizer), 0.0)
     output = np.zeros((*query.shape[:3], value.shape[-1]))
@@ -58,7 +58,7 @@ def define(query, key, value, bias, visible_TS, similarity, normalizer, scale, s
 
 
 def window(queries, keys, is_causal, left_right):
-    """Return which keys each query sees, from the definition of the two arguments."""
+    """Return the keys that each query sees, from the definition of both arguments."""
     t, s = np.indices((queries, keys))
     visible_TS = s <= t if is_causal else np.ones((queries, keys), bool)
     if left_right is not None:
@@ -69,7 +69,7 @@ def window(queries, keys, is_causal, left_right):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('similarity', 'normalizer'), OPERATIONS)
-def test_every_pair_equals_its_formula_in_float64(similarity, normalizer):
+def test_attention_matches_float64_formula_of_every_pair(similarity, normalizer):
     query, key, value, bias = draw()
     mask = np.random.default_rng(1).uniform(size=(LENGTH, LENGTH)) < 0.7
     named = dict(similarity=similarity, normalizer=normalizer, scale=0.4, score_offset=-0.3, gain=1.5)
@@ -84,7 +84,7 @@ def test_every_pair_equals_its_formula_in_float64(similarity, normalizer):
     np.testing.assert_allclose(without_bias, plain, rtol=2e-4, atol=2e-5)
 
 
-def test_every_similarity_and_normalizer_of_the_tables_is_in_a_pair_and_in_the_docstring():
+def test_attention_docstring_lists_every_similarity_and_normalizer():
     assert {name for name, _ in OPERATIONS} == {*SIMILARITIES} == {*NORMALIZERS_BY_SIMILARITY}
     assert {name for _, name in OPERATIONS} == {*NORMALIZERS}
     lines = inspect.getdoc(sinklab.attention).splitlines()
@@ -101,21 +101,19 @@ def test_every_similarity_and_normalizer_of_the_tables_is_in_a_pair_and_in_the_d
 @pytest.mark.parametrize(
     ('is_causal', 'left_right'), [(False, None), (True, None), (True, 3), (False, (2, 1)), (False, (0, 4))], ids=str
 )
-def test_softmax_equals_that_of_jax_for_each_mask_and_number_of_queries(
-    implementation, queries, is_causal, left_right
-):
+def test_attention_softmax_matches_jax_for_each_mask_and_query_count(implementation, queries, is_causal, left_right):
     query, key, value, _ = draw(queries=queries)
-    value = np.concatenate([value, value[..., :2]], -1)  # jax wants values of the width of keys
+    value = np.concatenate([value, value[..., :2]], -1)  # jax requires values with the width of keys
     options = dict(is_causal=is_causal, local_window_size=left_right)
     visible_T = window(queries, LENGTH, **dict(is_causal=is_causal, left_right=left_right)).any(-1)
     expected = jax.nn.dot_product_attention(query, key, value, **options)
     found = sinklab.attention(query, key, value, implementation=implementation, **options)
     np.testing.assert_allclose(found[:, visible_T], expected[:, visible_T], rtol=1e-5, atol=1e-6)
-    assert not np.any(found[:, ~visible_T])  # jax spreads these queries over all keys
+    assert not np.any(found[:, ~visible_T])  # jax attends uniformly to all keys from these queries
 
 
 @pytest.mark.slow
-def test_softmax_with_a_bias_a_mask_and_a_scale_equals_that_of_jax():
+def test_attention_softmax_matches_jax_with_bias_mask_and_scale():
     query, key, value, bias = draw()
     value = np.concatenate([value, value[..., :2]], -1)
     mask = np.random.default_rng(1).uniform(size=(BATCH, 1, LENGTH, LENGTH)) < 0.5
@@ -128,7 +126,7 @@ def test_softmax_with_a_bias_a_mask_and_a_scale_equals_that_of_jax():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
-def test_outputs_have_the_dtype_of_the_values_and_weights_are_float32(dtype):
+def test_attention_output_has_value_dtype_and_weights_are_float32(dtype):
     query, key, value, _ = draw(dtype=jnp.dtype(dtype))
     output, weights = sinklab.attention(query, key, value, is_causal=True, return_weights=True)
     assert (output.dtype, weights.dtype) == (dtype, 'float32')
@@ -138,7 +136,7 @@ def test_outputs_have_the_dtype_of_the_values_and_weights_are_float32(dtype):
 
 
 @pytest.mark.slow
-def test_arrays_without_a_batch_give_arrays_without_a_batch():
+def test_attention_accepts_arrays_without_batch_axis():
     arrays = draw()
     found = sinklab.attention(*(array[0] for array in arrays), return_weights=True)
     expected = sinklab.attention(*arrays, return_weights=True)
@@ -146,7 +144,7 @@ def test_arrays_without_a_batch_give_arrays_without_a_batch():
         np.testing.assert_allclose(ours, theirs[0], rtol=1e-6)
 
 
-def test_a_query_that_sees_no_key_has_an_output_of_zero():
+def test_attention_output_is_zero_for_fully_masked_query():
     query, key, value, _ = draw()
     for similarity, normalizer in OPERATIONS:
         options = dict(similarity=similarity, normalizer=normalizer, power=POWERS.get(normalizer))
@@ -158,7 +156,7 @@ def test_a_query_that_sees_no_key_has_an_output_of_zero():
 @pytest.mark.parametrize(
     ('similarity', 'normalizer'), [('exp', 'sum'), ('sigmoid', 'none'), ('elu1', 'p_norm'), ('softpick', 'sum')]
 )
-def test_gradients_are_those_of_finite_differences_and_of_every_backend(similarity, normalizer):
+def test_attention_gradient_matches_finite_differences_on_every_backend(similarity, normalizer):
     query, key, value, _ = draw(batch=(1,), queries=6, keys=6)
     options = dict(similarity=similarity, normalizer=normalizer, power=POWERS.get(normalizer), is_causal=True)
     cotangent = np.random.default_rng(2).normal(size=(1, 6, HEADS, VALUE_WIDTH)).astype(np.float32)
@@ -183,7 +181,7 @@ def test_gradients_are_those_of_finite_differences_and_of_every_backend(similari
 
 
 @pytest.mark.slow
-def test_a_learned_scale_and_a_learned_bias_have_gradients_under_jit():
+def test_attention_has_gradients_for_learned_scale_and_bias_under_jit():
     query, key, value, bias = draw()
 
     @jax.jit
@@ -206,7 +204,7 @@ def test_a_learned_scale_and_a_learned_bias_have_gradients_under_jit():
 
 
 @pytest.mark.slow
-def test_a_scale_is_applied_in_float32_to_products_of_bfloat16():
+def test_attention_applies_scale_in_float32_to_bfloat16_products():
     rng, width = np.random.default_rng(0), 96
     query, key = (jnp.asarray(rng.normal(size=(1, 64, 2, width)), jnp.bfloat16) for _ in range(2))
     for scale in (1.0, 0.3, -0.2, np.float32(0.3), jnp.bfloat16(0.3), np.array(2)):
@@ -224,7 +222,7 @@ def test_a_scale_is_applied_in_float32_to_products_of_bfloat16():
         np.testing.assert_allclose(chunked, reference, atol=1e-2)
 
 
-def test_an_array_that_jax_traces_is_refused_as_a_scale_unless_it_is_one_number():
+def test_attention_rejects_traced_scale_that_is_no_scalar_number():
     query, key, value, _ = draw()
     for given in (jnp.ones(WIDTH), jnp.ones((), bool)):
         with pytest.raises(sinklab.UserError) as caught:
@@ -233,7 +231,7 @@ def test_an_array_that_jax_traces_is_refused_as_a_scale_unless_it_is_one_number(
         assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_kernel_takes_a_number_as_a_scale_and_refuses_an_array_that_jax_traces(monkeypatch):
+def test_attention_kernel_accepts_static_scale_and_rejects_traced_scale(monkeypatch):
     from sinklab.attn import function as module
 
     query, key, value, _ = draw(dtype=jnp.bfloat16)
@@ -248,7 +246,7 @@ def test_a_kernel_takes_a_number_as_a_scale_and_refuses_an_array_that_jax_traces
     assert 'chunked' in str(caught.value)
 
 
-def test_the_arguments_that_the_docstring_shares_with_jax_are_arguments_of_both():
+def test_attention_docstring_names_arguments_shared_with_jax():
     ours, theirs = (
         inspect.signature(function).parameters for function in (sinklab.attention, jax.nn.dot_product_attention)
     )
@@ -260,7 +258,7 @@ def test_the_arguments_that_the_docstring_shares_with_jax_are_arguments_of_both(
         assert f'`{name}`' in docstring, name
 
 
-def test_the_score_offset_is_the_offset_of_a_config_times_log_t():
+def test_attention_score_offset_equals_config_offset_times_log_t():
     query, key, value, _ = draw()
     asked = AttentionConfig('sigmoid', 'none', 'identity', 1.0, None, -1.0)
     expected = reference.attend(
@@ -274,7 +272,7 @@ def test_the_score_offset_is_the_offset_of_a_config_times_log_t():
 
 
 @pytest.mark.slow
-def test_vmap_over_a_further_axis_equals_a_loop():
+def test_attention_under_vmap_matches_loop():
     arrays = [np.stack(pair) for pair in zip(draw(0), draw(1), strict=True)]
     for options in (dict(), dict(is_causal=True, similarity='sigmoid', normalizer='none')):
         call = functools.partial(sinklab.attention, **options)
@@ -283,7 +281,7 @@ def test_vmap_over_a_further_axis_equals_a_loop():
             np.testing.assert_allclose(jax.vmap(call)(*given), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_similarity_of_your_own_is_used_like_those_of_the_table():
+def test_attention_accepts_custom_similarity():
     query, key, value, _ = draw()
 
     def softplus(score, unit):
@@ -299,8 +297,8 @@ def test_a_similarity_of_your_own_is_used_like_those_of_the_table():
         sinklab.attention(query, key, value, similarity=SIMILARITIES['exp'], normalizer=NORMALIZERS['none'])
 
 
-def test_the_mask_of_causal_attention_is_the_one_that_kernels_know():
-    """So that cuDNN and the kernels accept `is_causal`."""
+def test_make_mask_returns_static_causal_mask_of_kernels():
+    """Check the masks that cuDNN and the Pallas kernels require for `is_causal`."""
     from sinklab.attn.function import make_mask
 
     for found, expected in (
@@ -349,7 +347,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('case', REFUSED)
-def test_a_wrong_argument_is_refused_in_one_line_with_what_is_allowed(case):
+def test_attention_rejects_invalid_argument_and_names_allowed_values(case):
     changed, words = REFUSED[case]
     with pytest.raises(sinklab.UserError) as caught:
         sinklab.attention(*draw()[:3], **changed)
@@ -358,7 +356,7 @@ def test_a_wrong_argument_is_refused_in_one_line_with_what_is_allowed(case):
     assert isinstance(caught.value, ValueError)
 
 
-def test_arrays_whose_shapes_do_not_fit_are_refused_by_their_shapes():
+def test_attention_rejects_mismatched_shapes():
     query, key, value, _ = draw()
     for given in (
         (query[..., :3], key, value),
@@ -375,8 +373,8 @@ def test_arrays_whose_shapes_do_not_fit_are_refused_by_their_shapes():
         assert len(str(caught.value).splitlines()) == 1
 
 
-def test_auto_takes_no_matrix_where_none_is_needed(monkeypatch):
-    """Which backend runs is decided by the arguments, and by the same words as that of a run."""
+def test_resolve_implementation_selects_dense_only_if_matrix_is_required(monkeypatch):
+    """Select the backend by the arguments, with the same checks as a run."""
     from sinklab.attn import function as module
 
     query, _, value, _ = draw()
@@ -392,7 +390,7 @@ def test_auto_takes_no_matrix_where_none_is_needed(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_package_is_imported_without_jax_and_names_its_public_api():
+def test_package_import_is_lazy_and_lists_public_api():
     code = (
         'import sys, sinklab; assert "jax" not in sys.modules and "numpy" not in sys.modules; '
         'assert {"open", "attention", "UserError"} <= {*dir(sinklab)}; sinklab.attention; assert "jax" in sys.modules'

@@ -1,4 +1,4 @@
-"""What is kept between calls is bounded."""
+"""Bounds of in-process caches."""
 
 import ast
 from pathlib import Path
@@ -10,12 +10,12 @@ from sinklab.train import state
 
 ROOT = Path(__file__).parents[1] / 'sinklab'
 UNBOUNDED = ('functools.cache', 'cache', 'functools.lru_cache(None)', 'functools.lru_cache(maxsize=None)')
-# Functions of few values, whoever asks: the schemes of storage.paths.REMOTE_SCHEMES; classes of a library.
+# Functions of few distinct values: the schemes of storage.paths.REMOTE_SCHEMES, and classes of a library.
 FEW = {'register_file_system', 'make_verified_class'}
 
 
 @pytest.mark.slow
-def test_no_function_of_values_of_a_user_keeps_all_its_results():
+def test_cached_functions_with_arguments_have_maxsize():
     found = set()
     for path in ROOT.rglob('*.py'):
         for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
@@ -25,19 +25,19 @@ def test_no_function_of_values_of_a_user_keeps_all_its_results():
     assert found - FEW == set()
 
 
-def test_what_is_kept_of_specs_is_bounded():
+def test_spec_caches_have_maxsize():
     for one in (state.make_abstract_model, state.get_optimizer, state.get_state_shapes):
-        assert one.cache_info().maxsize, f'{one.__name__} keeps all'
+        assert one.cache_info().maxsize, f'{one.__name__} has no maxsize'
 
 
-def test_specs_that_were_used_are_forgotten():
-    """A notebook or a sweep in one process that goes through many specs does not keep them all."""
+def test_spec_caches_evict_old_entries():
+    """Make more models than the cache holds, as a notebook with many specs does."""
     bound = state.make_abstract_model.cache_info().maxsize
     for length in range(16, 16 + bound + 2):
         state.make_abstract_model(tiny(data__length=length))
     assert state.make_abstract_model.cache_info().currsize == bound
 
 
-def test_what_is_asked_again_of_a_spec_is_not_made_again():
+def test_spec_caches_return_same_object_for_same_spec():
     spec = tiny()
     assert state.get_optimizer(spec) is state.get_optimizer(spec)

@@ -1,4 +1,4 @@
-"""Windows, batches and what experiments write into them."""
+"""Windows, batches and token interventions."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ def data(corpus):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 30), st.integers(31, 200))
-def test_windows_are_disjoint_blocks_of_one_more_than_the_length(length, size):
+def test_windows_are_disjoint_blocks_of_length_plus_one(length, size):
     windows = Windows([Array(np.arange(size, dtype=np.uint16))], length, 'training')
     joined = np.concatenate([windows[index] for index in range(len(windows))])
     np.testing.assert_array_equal(joined, np.arange(len(windows) * (length + 1)))
@@ -40,14 +40,14 @@ def test_windows_are_disjoint_blocks_of_one_more_than_the_length(length, size):
     assert joined.dtype == np.int32
 
 
-def test_too_few_tokens_for_a_window_are_refused():
-    with pytest.raises(UserError, match='has 16 tokens and a window takes 17'):
+def test_windows_reject_too_few_tokens():
+    with pytest.raises(UserError, match=r'16.*17'):
         Windows([Array(np.zeros(16))], 16, 'held-out')
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 90), min_size=1, max_size=5), st.integers(1, 30))
-def test_windows_of_several_domains_are_those_of_each(sizes, length):
+def test_windows_of_several_domains_are_concatenated(sizes, length):
     rows = [Array(1000 * number + np.arange(size)) for number, size in enumerate(sizes)]
     if all(size <= length for size in sizes):
         with pytest.raises(UserError):
@@ -62,7 +62,7 @@ def test_windows_of_several_domains_are_those_of_each(sizes, length):
     ]
 
 
-def test_ids_that_are_not_to_be_predicted_come_as_their_complement():
+def test_windows_encode_masked_ids_as_bitwise_complement():
     ids, told = np.arange(34), np.arange(34) % 3 == 0
     windows = Windows([Array(ids, told)], 16, 'training', masked=True)
     for index in range(2):
@@ -71,7 +71,7 @@ def test_ids_that_are_not_to_be_predicted_come_as_their_complement():
         np.testing.assert_array_equal(np.where(found < 0, ~found, found), ids[place])
 
 
-def test_probe_sequences_are_the_starts_of_held_out_documents_then_their_next_tokens(data):
+def test_natural_probe_takes_document_starts_then_next_tokens(data):
     store = stored(data, 300)
     row = store.get_tokens('held_out', '')
     starts, keys = row.read_documents()
@@ -83,12 +83,12 @@ def test_probe_sequences_are_the_starts_of_held_out_documents_then_their_next_to
     for number in range(count):
         np.testing.assert_array_equal(sequences[number], documents[number][:10])
     np.testing.assert_array_equal(sequences[count], documents[0][10:20])
-    with pytest.raises(UserError, match=r'lower config\.probe\.sequences'):
+    with pytest.raises(UserError, match=r'config\.probe\.sequences'):
         make_natural_probe(store, dataclasses.replace(probe, sequences=10_000), [])
 
 
 @pytest.mark.parametrize('sequences', [1, 100])
-def test_probes_without_a_text_are_the_same_for_every_run_and_longer_ones_begin_alike(data, sequences):
+def test_synthetic_probe_is_deterministic_and_shares_prefix_across_lengths(data, sequences):
     store = stored(data, 300)
     for inputs in ('random', 'repeated'):
         short, long = (
@@ -108,13 +108,13 @@ def test_probes_without_a_text_are_the_same_for_every_run_and_longer_ones_begin_
     assert abs(counts / counts.mean() - 1).max() < 0.2
 
 
-def test_more_probes_without_a_text_than_a_store_has_are_refused(data):
-    with pytest.raises(UserError, match='a store has 128 of 2048'):
+def test_synthetic_probe_rejects_more_sequences_than_store_has(data):
+    with pytest.raises(UserError, match=r'128.*2048'):
         PROBE_INPUTS['random'](stored(data, 300), dataclasses.replace(tiny().probe, sequences=129), [])
 
 
 @pytest.mark.parametrize('position', [1, 3, 16])
-def test_a_fixed_position_holds_the_fixed_token_everywhere_and_nothing_else_moves(corpus, position):
+def test_fixed_position_replaces_only_that_position(corpus, position):
     spec = tiny(data__source=corpus, data__fixed_position=position, probe__length=16)
     plain, fixed = (load_run_data(s) for s in (tiny(data__source=corpus, probe__length=16), spec))
     for ours, theirs in (
@@ -126,13 +126,13 @@ def test_a_fixed_position_holds_the_fixed_token_everywhere_and_nothing_else_move
         np.testing.assert_array_equal(np.delete(ours, position - 1, 1), np.delete(theirs, position - 1, 1))
 
 
-def test_an_intervention_leaves_its_input_alone(data):
+def test_set_fixed_token_does_not_modify_input(data):
     ids = np.full((2, 17), 7)
     set_fixed_token(ids, dataclasses.replace(data, fixed_position=2))
     assert (ids == 7).all()
 
 
-def test_held_out_sequences_may_be_left_as_they_are(corpus):
+def test_fixed_held_out_false_keeps_held_out_sequences(corpus):
     plain, spec = (tiny(data__source=corpus, **more) for more in ({}, FIXED_IN_TRAINING))
     natural, found = load_run_data(plain), load_run_data(spec)
     assert (found.batches.read_rows(0, range(4))[:, 0] == FIXED).all()
@@ -144,7 +144,7 @@ FIXED_IN_TRAINING = dict(data__fixed_position=1, data__fixed_held_out=False)
 
 
 @pytest.mark.parametrize(('first', 'last'), [(1, 1), (1, 2), (2, 2), (1, 10)])
-def test_random_tokens_stand_where_they_are_asked_for_the_same_in_every_epoch(corpus, first, last):
+def test_random_tokens_replace_only_given_positions(corpus, first, last):
     plain = load_run_data(tiny(data__source=corpus))
     spec = tiny(data__source=corpus, data__random_first=first, data__random_last=last)
     found, again = load_run_data(spec), load_run_data(spec)
@@ -162,7 +162,7 @@ def test_random_tokens_stand_where_they_are_asked_for_the_same_in_every_epoch(co
     assert found.valid_NT[:, places].tolist() != other.valid_NT[:, places].tolist()
 
 
-def test_random_tokens_belong_to_a_window_and_not_to_a_step():
+def test_random_tokens_of_window_are_same_in_every_epoch():
     windows = Windows([Array(np.arange(17 * 8))], 16, 'training')
     data = dataclasses.replace(tiny().data, random_first=1, random_last=3)
     batches = ShuffledBatches([TransformedWindows(windows, data, 300, with_fixed_token=True)], 0, 8)
@@ -172,7 +172,7 @@ def test_random_tokens_belong_to_a_window_and_not_to_a_step():
 
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0.01, 1), st.integers(20, 400), st.integers(0, 3))
-def test_a_share_of_the_windows_is_exact_disjoint_and_drawn_by_the_seed(share, count, seed):
+def test_windows_share_is_exact_disjoint_and_deterministic(share, count, seed):
     rows = [Array(np.arange(17 * count))]
     windows = Windows(rows, 16, 'training', share, seed)
     firsts = [int(windows[index][0]) for index in range(len(windows))]
@@ -182,7 +182,7 @@ def test_a_share_of_the_windows_is_exact_disjoint_and_drawn_by_the_seed(share, c
     assert firsts == [int(Windows(rows, 16, 'training', share, seed)[index][0]) for index in range(len(windows))]
 
 
-def test_bos_changes_nothing_else(data):
+def test_bos_documents_only_inserts_bos_tokens(data):
     plain, found = stored(data, 300), stored(dataclasses.replace(data, bos='documents'), 300)
     ours, theirs = (store.get_tokens('held_out', '') for store in (found, plain))
     starts, _ = ours.read_documents()
@@ -194,7 +194,7 @@ def test_bos_changes_nothing_else(data):
 
 
 @pytest.mark.parametrize(('prepend', 'token'), [('bos', FIXED), ('eos', END)])
-def test_a_probe_may_have_a_token_before_its_text(corpus, prepend, token):
+def test_probe_prepend_inserts_token_before_text(corpus, prepend, token):
     plain = load_run_data(tiny(data__source=corpus)).probe_PT
     found = load_run_data(tiny(data__source=corpus, probe__prepend=prepend)).probe_PT
     assert (found[:, 0] == token).all()
@@ -204,7 +204,7 @@ def test_a_probe_may_have_a_token_before_its_text(corpus, prepend, token):
 @pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=12, max_size=12), min_size=1, max_size=3))
-def test_a_document_starts_after_the_end_of_the_one_before(rows):
+def test_find_document_starts_matches_loop_reference(rows):
     expected = np.zeros((len(rows), 12), int)
     for number, row in enumerate(rows):
         for place in range(1, 12):
@@ -212,7 +212,7 @@ def test_a_document_starts_after_the_end_of_the_one_before(rows):
     np.testing.assert_array_equal(find_document_starts(np.array(rows), END), expected)
 
 
-def test_what_is_not_predicted_stays_so_under_an_intervention():
+def test_transformed_windows_keep_loss_mask():
     told = np.arange(34) % 2 == 0
     windows = Windows([Array(np.arange(34), told)], 16, 'train', masked=True)
     for changes in (dict(random_first=1, random_last=4), dict(fixed_position=2)):
@@ -223,7 +223,7 @@ def test_what_is_not_predicted_stays_so_under_an_intervention():
 
 
 @pytest.mark.slow
-def test_a_run_says_at_its_start_how_many_tokens_a_share_is(corpus, tmp_path):
+def test_training_reports_token_count_of_data_share(corpus, tmp_path):
     spec = tiny(data__source=corpus, data__share=0.1, optimizer__steps=3)
     held, hearing = stored(spec.data, 300), Hearing()
     windows = len(held.get_tokens('train', '')) // 17
@@ -234,7 +234,7 @@ def test_a_run_says_at_its_start_how_many_tokens_a_share_is(corpus, tmp_path):
     assert load_run_data(tiny(data__source=corpus)).messages == ()
 
 
-def test_random_tokens_differ_between_domains_and_do_not_depend_on_the_share():
+def test_random_tokens_differ_between_domains_and_ignore_share():
     data, rows = dataclasses.replace(tiny().data, random_first=1, random_last=8), [Array(np.zeros(17 * 50, int))]
 
     def drawn(share, domain):

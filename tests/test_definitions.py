@@ -1,4 +1,4 @@
-"""Readings of the papers that docs/paper/decisions.md decides, each against the other one."""
+"""Interpretations of the papers in docs/paper/decisions.md, each compared with its alternative."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ def spec_of(module, row, size='paper'):
 
 
 def same_model(spec):
-    """The spec by another name, where an operation has two: the 1-norm of what is positive is its sum."""
+    """Return the spec with a p_norm of power 1 replaced by the equal normalizer sum."""
     attention = spec.model.attention
     if attention.normalizer != 'p_norm' or attention.power != 1:
         return spec
@@ -48,8 +48,8 @@ def test_equal_specs_publish_equal_numbers():
         assert truths.setdefault(same_model(spec_of(module, row)), published) == published, f'{name(module)}:{row}'
 
 
-def test_one_published_number_is_of_one_reading():
-    """Heads are added by one of two readings; the table has one row for them."""
+def test_published_numbers_of_added_heads_belong_to_one_row():
+    """Check that one of two interpretations of added heads has the numbers of the published row."""
     numbers = [about['published'] for module in PAPER for row, about in module.ROWS.items() if row.startswith('add')]
     assert sorted(map(bool, numbers)) == [False, True]
 
@@ -65,7 +65,7 @@ def test_packing_trains_120m_parameters_on_30b_tokens():
 
 
 @pytest.mark.parametrize('row', ['causal_fixed', 'document_fixed'])
-def test_a_fixed_bos_stands_at_the_first_place_and_before_every_document(row, corpus):
+def test_fixed_bos_is_at_first_position_and_before_every_document(row, corpus):
     spec = spec_of(packing, row, 'smoke')
     data = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=corpus, length=16)))
     ids_BT = np.concatenate([data.batches.read_rows(step, range(4)) for step in range(60)])
@@ -76,7 +76,7 @@ def test_a_fixed_bos_stands_at_the_first_place_and_before_every_document(row, co
 
 
 def bias_alone(kind, scale):
-    """alpha_1 of the mean head where scores are a position's bias times a scale, at T = 64 and 8 heads."""
+    """Return alpha_1, averaged over 8 heads, of scores that are the scaled position bias, at T = 64."""
     score_HTS = scale * formulas.position_bias(kind, np.arange(64), 8)
     weight_HTS = np.where(np.tri(64) > 0, np.exp(score_HTS), 0)
     return float(sink.compute_importance(weight_HTS / weight_HTS.sum(-1, keepdims=True), 1).mean())
@@ -87,8 +87,8 @@ RELATIVE = [('code', 0.334, 0.103), ('printed', 0.225, 0.094), ('negative', 0.02
 
 @pytest.mark.parametrize(('kind', 'after', 'before'), RELATIVE)
 @pytest.mark.slow
-def test_a_bias_of_relative_positions_is_not_divided_by_the_root_of_the_head_width(kind, after, before):
-    """Ours, of a model whose queries are zero, has the number after the division; before it, it would be another."""
+def test_relative_bias_is_not_divided_by_root_of_head_width(kind, after, before):
+    """Compare a model with zero queries to a bias added after and before the division."""
     kind = f'relative_paper_{kind}'
     assert bias_alone(kind, 1) == pytest.approx(after, abs=5e-4)
     assert bias_alone(kind, 96**-0.5) == pytest.approx(before, abs=5e-4)
@@ -96,13 +96,13 @@ def test_a_bias_of_relative_positions_is_not_divided_by_the_root_of_the_head_wid
 
 
 @pytest.mark.slow
-def test_a_bias_of_alibi_is_not_divided_by_the_root_of_the_head_width():
+def test_alibi_bias_is_not_divided_by_root_of_head_width():
     assert ours('alibi') == pytest.approx(bias_alone('alibi', 1), abs=5e-4)
     assert abs(bias_alone('alibi', 1) - bias_alone('alibi', 0.5)) > 5e-3
 
 
 def ours(position):
-    """alpha_1 of a model whose scores are its positions' bias alone."""
+    """Return alpha_1 of a model whose scores are its position bias."""
     spec = tiny(model__position=position, model__layers=1, model__heads=8, data__length=64)
     model = Transformer(spec.model, 64, nnx.Rngs(0))
     model.blocks.attention.query_DHK[...] *= 0
@@ -115,8 +115,11 @@ NOTHING_BSHK = np.zeros((1, 1, 4, 16), np.float32)
 
 
 @pytest.mark.slow
-def test_the_learned_dimensions_of_a_narrow_key_are_as_many_frequencies():
-    """Half-split: e_i turns to cos(t f_i) e_i + sin(t f_i) e_(i + K/2); interleaved, two of them would share one."""
+def test_narrow_learned_key_uses_distinct_rotary_frequencies():
+    """Check the half-split layout: e_i rotates to cos(t f_i) e_i + sin(t f_i) e_(i + K/2).
+
+    In the interleaved layout, two dimensions would share a frequency.
+    """
     spec = tiny(
         model__columns__kind='k', model__columns__value='zero', model__head_width=16, model__columns__key_width=4
     )
@@ -133,22 +136,22 @@ def test_the_learned_dimensions_of_a_narrow_key_are_as_many_frequencies():
 @pytest.mark.parametrize(
     ('loss', 'vocabulary', 'fails'),
     [
-        (5.45, 50432, False),  # relative positions, the worst that was published with a number
+        (5.45, 50432, False),  # relative positions, the highest published loss
         (5.24, 50432, False),  # a weight decay of 5
-        (7.3, 50432, True),  # about what token frequencies alone give
+        (7.3, 50432, True),  # about the loss of a unigram model
         (2.93, 512, False),  # sigmoid at the quickstart's size
-        (5.43, 512, True),  # token frequencies there
-        (3.79, 512, True),  # those of pairs
+        (5.43, 512, True),  # a unigram model at that size
+        (3.79, 512, True),  # a bigram model at that size
         (math.inf, 512, True),
         (math.nan, 512, True),
     ],
 )
-def test_a_run_fails_that_is_not_finite_or_knows_no_context(loss, vocabulary, fails):
+def test_has_failed_for_nonfinite_or_context_free_loss(loss, vocabulary, fails):
     assert sweep_table.has_failed(loss, vocabulary) == fails
 
 
 def ended(folder, loss, vocabulary=512):
-    """A folder of a run that is done."""
+    """Make the folder of a finished run and return its last metrics."""
     folder.mkdir()
     (folder / 'config.json').write_text(json.dumps(dict(model=dict(vocabulary=vocabulary))))
     lines = [dict(step=0, seconds=0, **{'valid/loss': 6.3}), dict(step=9, seconds=1, **{'valid/loss': loss})]
@@ -166,7 +169,7 @@ def ended(folder, loss, vocabulary=512):
         ({'sink/1': 1.0}, (5.5, 5.6), 'done done', 'done 2/2'),
     ],
 )
-def test_a_row_published_as_failing_counts_runs_that_end_finite_and_bad(tmp_path, published, losses, outcomes, words):
+def test_sweep_table_counts_failed_runs_of_row_published_as_failing(tmp_path, published, losses, outcomes, words):
     numbers = {seed: ended(tmp_path / str(seed), loss) for seed, loss in enumerate(losses)}
     about = dict(config='x.py', row='a', published=published)
     [row] = sweep_table.make_sweep_table(
@@ -176,7 +179,7 @@ def test_a_row_published_as_failing_counts_runs_that_end_finite_and_bad(tmp_path
     assert 'fails' not in row['ours']
 
 
-def test_a_published_name_is_measured_or_said_why_it_is_not():
+def test_published_metric_is_registered_or_has_reason():
     names = {name for module, row in ROWS for name in module.ROWS[row]['published']}
     assert {name for name in names - {'valid/loss', 'fails'} if registry.find_metric_info(name) is None} == set(
         REASONS_NOT_MEASURED
@@ -185,7 +188,7 @@ def test_a_published_name_is_measured_or_said_why_it_is_not():
 
 
 def names_of_measures():
-    """The names of all numbers that are made of the attention and the residual stream of a model of two layers."""
+    """Return the names of all metrics of attention and residual stream of a two-layer model."""
     rng = np.random.default_rng(0)
     arrays = dict(attention_LPHTS=np.float32(np.broadcast_to(np.tri(8) / np.arange(1, 9)[:, None], (2, 3, 4, 8, 8))))
     arrays |= dict(residual_LPTD=np.float32(rng.normal(size=(2, 3, 8, 5))))
@@ -196,7 +199,7 @@ def names_of_measures():
     return set(registry.compute_numbers(registry.compute_arrays(arrays, setting, among), setting, among))
 
 
-def test_what_the_reasons_of_unmeasured_numbers_name_exists():
+def test_reasons_of_unmeasured_metrics_name_known_metrics_and_commands():
     reasons = ' '.join(set(REASONS_NOT_MEASURED.values()))
     numbers = re.findall(r'\b(?:spike|alpha|sink)/[\w/]+', reasons)
     assert any(name.startswith('spike/kurtosis/') for name in numbers)
@@ -205,7 +208,7 @@ def test_what_the_reasons_of_unmeasured_numbers_name_exists():
     assert {'evaluate', 'measure', 'stream'} <= verbs <= set(COMMANDS)
 
 
-def test_a_source_says_which_version_of_the_paper_numbers_it():
+def test_source_names_paper_version_of_table_or_figure():
     sources = {about['source'] for module in PAPER for about in module.ROWS.values()}
     numbered = [
         source for source in sources if re.search('Gu et al.*(Table|Figure|section|appendix|equation)', source)

@@ -1,4 +1,4 @@
-"""`sinklab evaluate`, and the ways of lm-evaluation-harness to a run: local tasks, their numbers by hand."""
+"""Command `sinklab evaluate` and the lm-evaluation-harness model, on local tasks with known results."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def tasks(tmp_path_factory):
     return written(tmp_path_factory.mktemp('tasks'))
 
 
-def test_tasks_have_the_numbers_that_follow_by_hand(whole, tasks, capsys, tmp_path):
+def test_evaluate_matches_directly_computed_task_metrics(whole, tasks, capsys, tmp_path):
     path, records = whole
     own, file, included = RunModel(RunDir(path), 8), tmp_path / 'found.json', [f'--include={tasks}']
     assert main(['evaluate', str(path), f'--tasks={",".join(TASKS)}', *included, '--json', f'--out={file}']) == 0
@@ -63,7 +63,7 @@ def test_tasks_have_the_numbers_that_follow_by_hand(whole, tasks, capsys, tmp_pa
     assert found['tasks']['mine_answer']['numbers']['exact_match,none'] == np.mean([not one for one in answers])
 
 
-def test_a_table_is_shown_of_the_first_texts_after_solved_ones(whole, tasks, capsys):
+def test_evaluate_prints_table_for_limit_and_few_shot(whole, tasks, capsys):
     asked = ['evaluate', f'{whole[0]}@4', '--tasks=mine_choice', f'--include={tasks}', '--limit=2', '--few_shot=1']
     assert main(asked) == 0
     said = capsys.readouterr().out
@@ -72,7 +72,7 @@ def test_a_table_is_shown_of_the_first_texts_after_solved_ones(whole, tasks, cap
     assert f'{whole[0]}@4' in said
 
 
-def test_the_library_finds_the_model_by_its_name(whole, tasks):
+def test_lm_eval_finds_sinklab_model_by_name(whole, tasks):
     assert get_model('sinklab') is SinklabLM
     how = dict(
         tasks=['mine_choice'], task_manager=lm_eval.load_task_manager(['mine_choice'], str(tasks)), bootstrap_iters=0
@@ -83,7 +83,7 @@ def test_the_library_finds_the_model_by_its_name(whole, tasks):
 
 
 @pytest.mark.exhaustive
-def test_the_librarys_own_command_line_runs_a_run(whole, tasks):
+def test_lm_eval_command_line_evaluates_run(whole, tasks):
     asked = ['--model=sinklab', f'--model_args=run={whole[0]}@8', '--tasks=mine_choice', f'--include_path={tasks}']
     command = [sys.executable, '-m', 'sinklab.analysis.lm_eval', 'run', *asked, '--batch_size=auto']
     told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
@@ -104,7 +104,7 @@ def test_the_librarys_own_command_line_runs_a_run(whole, tasks):
         (['hf:{run}', '--tasks=mine_choice', '--include={tasks}'], 'holds a run of sinklab; leave hf: out'),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_in_one_line(whole, tasks, capsys, arguments, said):
+def test_evaluate_rejects_invalid_arguments_with_one_line(whole, tasks, capsys, arguments, said):
     given = [one.format(run=whole[0], tasks=tasks) for one in arguments]
     assert main(['evaluate', *given]) == 1
     line = capsys.readouterr().err.strip().split('\n')[-1]
@@ -112,9 +112,9 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line(whole, tasks, capsys, a
     assert said in line
 
 
-def test_without_the_library_the_extra_is_named(monkeypatch, capsys):
+def test_evaluate_names_extra_if_lm_eval_is_missing(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'lm_eval', None)
     monkeypatch.delitem(sys.modules, 'sinklab.analysis.lm_eval')
     monkeypatch.delattr('sinklab.analysis.lm_eval')
     assert main(['evaluate', 'runs/none', '--tasks=hellaswag']) == 1
-    assert capsys.readouterr().err.endswith(f'install it: {format_extra_command("evaluate")}\n')
+    assert capsys.readouterr().err.endswith(f'{format_extra_command("evaluate")}\n')

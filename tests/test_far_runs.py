@@ -1,4 +1,4 @@
-"""A run whose store lies in a bucket is the run on a disk; one whose store changes ends in one line."""
+"""Runs on a token store in a bucket: equality with a local store, and a one-line error for a modified store."""
 
 import functools
 
@@ -32,7 +32,7 @@ def disk(tmp_path, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
 
 
-def test_a_run_on_a_bucket_is_the_run_on_a_disk(store, bucket, tmp_path):
+def test_run_on_bucket_matches_run_on_disk(store, bucket, tmp_path):
     specs = [spec_on(path, **SHORT) for path in (store.path, uploaded(store, bucket))]
     near, far = (train(spec, tmp_path / str(number)) for number, spec in enumerate(specs))
     assert timeless(near) == timeless(far)
@@ -40,7 +40,7 @@ def test_a_run_on_a_bucket_is_the_run_on_a_disk(store, bucket, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_run_reads_each_of_its_windows_once(store, bucket, tmp_path):
+def test_run_on_bucket_reads_each_window_once(store, bucket, tmp_path):
     spec = spec_on(uploaded(store, bucket), **SHORT)
     train(spec, tmp_path / 'run')
     requests = bucket.proxy.found('train-')
@@ -48,7 +48,7 @@ def test_a_run_reads_each_of_its_windows_once(store, bucket, tmp_path):
     assert sum(request.received for request in requests) == size
 
 
-def test_a_store_that_changes_under_a_run_ends_it(store, bucket, tmp_path):
+def test_run_on_bucket_stops_with_one_line_if_store_is_modified(store, bucket, tmp_path):
     url = uploaded(store, bucket)
 
     class Changing(Callback):
@@ -56,14 +56,14 @@ def test_a_store_that_changes_under_a_run_ends_it(store, bucket, tmp_path):
             for shard in store.shards:
                 get_file_system(parse_path(url)).pipe_file(f'{url}/{shard.name}.ids', bytes(2 * shard.tokens))
 
-    with pytest.raises(UserError, match='has changed since it was opened') as refusal:
+    with pytest.raises(UserError, match='changed') as refusal:
         train(spec_on(url, **SHORT), tmp_path / 'run', Changing())
     assert '\n' not in str(refusal.value)
 
 
 @pytest.mark.parametrize(('windows', 'most'), [(7, 8), (7, 2), (8, 4)])
-def test_held_out_windows_are_laid_out_by_those_who_hold_them(bucket, tmp_path, windows, most):
-    """With what is not predicted, and in parts that must be filled up."""
+def test_validation_windows_on_bucket_match_local_windows(bucket, tmp_path, windows, most):
+    """Include tokens outside the loss, and parts that need padding."""
     talks = [[('user', text), ('assistant', text)] for text in corpus_of(60)]
     local = made(tmp_path / 'chat', chat(tmp_path / 'a.jsonl', talks))
     specs = [
@@ -81,7 +81,7 @@ def test_held_out_windows_are_laid_out_by_those_who_hold_them(bucket, tmp_path, 
         assert valid(near)['valid/loss'] > 0
 
 
-def test_a_batch_is_known_by_its_windows_and_by_what_holds_them(store, bucket):
+def test_compute_digest_depends_on_windows_and_shard_content(store, bucket):
     url = uploaded(store, bucket)
     batches = load_run_data(spec_on(url, **SHORT)).batches
     bucket.proxy.requests.clear()

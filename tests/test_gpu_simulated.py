@@ -1,4 +1,4 @@
-"""Whole GPU kernels on a simulated GPU against the definition."""
+"""Pallas GPU kernels in the interpreter of JAX against the definition."""
 
 import functools
 
@@ -17,7 +17,7 @@ from sinklab.attn.spec import ScoreBias
 
 @pytest.fixture
 def simulated(monkeypatch):
-    """jax's interpreter of GPU kernels: barriers and copies as they are, accumulators that are added to by hand."""
+    """Enable the interpreter of JAX for GPU kernels, and replace accumulators by explicit additions."""
     plgpu = pytest.importorskip('jax.experimental.pallas.mosaic_gpu')
     if not hasattr(plgpu, 'InterpretGPUParams'):
         pytest.skip(f'jax {jax.__version__} does not interpret GPU kernels')
@@ -46,7 +46,7 @@ def simulated(monkeypatch):
         ('squares', 'window', 64, None, False),
     ],
 )
-def test_kernels_are_right_on_a_simulated_gpu(simulated, name, shown, width, curve, placed):
+def test_gpu_kernels_match_definition_in_interpreter(simulated, name, shown, width, curve, placed):
     sums, positions, masks = SUMS[name], None, every(LENGTH, ['documents', shown])
     if placed:
         position_BT = np.arange(LENGTH)[None] - np.asarray(masks.start_BT)
@@ -74,8 +74,8 @@ def test_kernels_are_right_on_a_simulated_gpu(simulated, name, shown, width, cur
 @pytest.mark.parametrize(
     ('operation', 'length', 'columns'), [(('exp', 'plus_one'), 200, 0), (('sigmoid', 'sum'), 256, 1)]
 )
-def test_attention_by_simulated_kernels_is_the_definition(simulated, operation, length, columns):
-    """A length that is padded; columns and ALiBi."""
+def test_gpu_attention_matches_definition_in_interpreter(simulated, operation, length, columns):
+    """Use a length that needs padding, and learned columns with ALiBi."""
     arrays = drawn(64, columns, length=length, dtype=jnp.bfloat16)
     bias = functools.partial(alibi, columns=columns) if columns else ScoreBias
     compared('gpu', attention(*operation), mask.make_causal_mask(length), arrays, bias, columns, atol=1.5e-2)

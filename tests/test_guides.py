@@ -1,4 +1,4 @@
-"""Pages of the documentation agree with the code: commands, options, files, exit codes, extras, counts."""
+"""Documentation pages: their commands, options, files, exit codes, extras and counts match the code."""
 
 import argparse
 import collections
@@ -61,7 +61,7 @@ def options(verb):
 
 
 @pytest.mark.parametrize('page', PAGES)
-def test_a_page_says_first_what_it_is_for(page):
+def test_page_begins_with_title_and_purpose(page):
     title, empty, first, *_ = read(page).splitlines()
     assert title.startswith('# ')
     assert not empty
@@ -69,7 +69,7 @@ def test_a_page_says_first_what_it_is_for(page):
 
 
 @pytest.mark.parametrize('page', PAGES)
-def test_commands_of_a_page_have_options_fields_and_rows_that_exist(page):
+def test_page_commands_have_existing_options_fields_and_rows(page):
     for arguments in commands(page):
         given, rest = build_parser().parse_known_args(arguments)
         for path in rest:
@@ -84,12 +84,12 @@ def test_commands_of_a_page_have_options_fields_and_rows_that_exist(page):
 
 
 @pytest.mark.parametrize('verb', ['measure', 'evaluate', 'report'])
-def test_a_guide_explains_every_option_of_its_command(verb):
+def test_guide_explains_every_option_of_command(verb):
     page = read('guides/reports.md' if verb == 'report' else f'guides/{verb}.md')
     assert {name for name in options(verb) if not re.search(rf'`{name}[`=]', page)} == set()
 
 
-def test_getting_started_names_every_command_and_every_extra():
+def test_getting_started_lists_every_command_and_extra():
     page = read('getting_started.md')
     (verbs,) = (one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction))
     assert {verb for verb in verbs.choices if f'| `sinklab {verb}` |' not in page} == set()
@@ -98,8 +98,8 @@ def test_getting_started_names_every_command_and_every_extra():
     } == set()
 
 
-def test_getting_started_shows_what_train_prints(capsys):
-    """The numbers are the page's own; the columns, units, meanings and sentences are those of the code."""
+def test_getting_started_shows_output_of_train(capsys):
+    """Print the numbers of the page with the code, and compare columns, units and text."""
     page = read('getting_started.md')
     command, *shown = re.search(r'```\n(\$ sinklab train .*?)```', page, re.DOTALL)[1].splitlines()
     given, rest = build_parser().parse_known_args(shlex.split(command)[2:])
@@ -116,19 +116,19 @@ def test_getting_started_shows_what_train_prints(capsys):
     assert not rest
 
 
-def test_the_guide_to_run_folders_has_every_file_and_every_exit_code():
+def test_run_folders_guide_lists_every_file_and_exit_code():
     page = read('guides/run_folders.md')
     assert {name for name in run_dir.RUN_FILES if f'| `{name}` |' not in page} == set()
     assert {code for _, code in EXIT_CAUSES.values() if not re.search(rf'^\| {code} \|', page, re.M)} == set()
 
 
-def test_the_guide_to_sweeps_has_every_table_of_rows():
+def test_sweeps_guide_lists_every_config_file_with_rows():
     page = read('guides/sweeps_and_claims.md')
     assert {file for file in list_config_files() if f'| `{file}` |' not in page} <= {'configs/default.py'}
 
 
 @pytest.mark.parametrize('size', ['paper', 'quickstart'])
-def test_rows_of_the_guide_to_sweeps_are_valid(capsys, tmp_path, size):
+def test_sweeps_guide_has_valid_example_rows(capsys, tmp_path, size):
     (block,) = re.findall(r'^```python\n(.*?)^```', read('guides/sweeps_and_claims.md'), re.MULTILINE | re.DOTALL)
     (tmp_path / 'mine.py').write_text(block)
     assert main(['rows', f'--config={tmp_path}/mine.py', f'--size={size}', '--json']) == 0
@@ -140,7 +140,7 @@ def test_rows_of_the_guide_to_sweeps_are_valid(capsys, tmp_path, size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('page', ['index.md', 'faq.md'])
-def test_counts_of_verdicts_are_those_of_the_results(capsys, page):
+def test_page_verdict_counts_match_committed_results(capsys, page):
     assert main(['claims', f'--results={DOCS}/results/claims.json', '--json']) == 0
     found = collections.Counter(claim['verdict'] for claim in json.loads(capsys.readouterr().out))
     assert {verdict: int(re.search(r'\d+', words)[0]) for verdict, words in COUNTED.items()} == found

@@ -1,4 +1,4 @@
-"""What is read of a compiled program's text, held to texts that say it and to programs of this machine."""
+"""Parser of HLO text, tested on literal texts and on a compiled program."""
 
 import jax
 import jax.numpy as jnp
@@ -58,9 +58,9 @@ ENTRY %main.1 (p: bf16[8,64]) -> f32[] {
 """
 
 
-def test_collectives_of_a_text_are_found_where_they_are_and_as_often_as_they_are_run():
+def test_find_collectives_returns_sizes_and_execution_counts():
     collectives = HloProgram(TEXT).find_collectives()
-    assert len(collectives) == 4, 'that which is begun, gone on with and ended is one'
+    assert len(collectives) == 4, 'start, continuation and done of a collective count as one'
     found = {one.kind + str(one.num_executions): one for one in collectives}
     gather, scatter = found['all-gather22'], found['reduce-scatter22']
     assert (gather.num_bytes, gather.is_async, len(gather.replica_groups[0])) == (32 * 64 * 2, True, 4)
@@ -71,7 +71,7 @@ def test_collectives_of_a_text_are_found_where_they_are_and_as_often_as_they_are
     assert (start.num_bytes, start.is_async, start.replica_groups[1]) == (16, True, (1, 5))
 
 
-def test_what_slices_exchange_is_found_with_those_in_its_place():
+def test_find_collectives_includes_megascale_transfers():
     attributes = (
         '_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2}x{0:63}",'
         '_xla_megascale_transfer_type="ALL_REDUCE"'
@@ -88,7 +88,7 @@ def test_what_slices_exchange_is_found_with_those_in_its_place():
     assert found.sent_bytes == 4 * 8 * 128
 
 
-def test_cycles_and_kernels_count_as_often_as_they_are_run():
+def test_cycles_and_kernels_are_multiplied_by_loop_iterations():
     program = HloProgram(TEXT)
     assert program.estimate_cycles() == 22 * 120
     assert program.count_kernels('sinklab_') == {'softmax_forward': 22}
@@ -106,12 +106,12 @@ def test_cycles_and_kernels_count_as_often_as_they_are_run():
         ('replica_groups={}, to_apply=%add', ((0, 1, 2, 3),)),
     ],
 )
-def test_groups_are_read_in_every_notation(text, groups):
+def test_parse_replica_groups_reads_every_notation(text, groups):
     assert parse_replica_groups(text, 4) == groups
 
 
-def test_groups_in_a_notation_that_is_not_known_are_no_groups():
-    with pytest.raises(ValueError, match='written in an unknown way: replica_groups=new'):
+def test_parse_replica_groups_rejects_unknown_notation():
+    with pytest.raises(ValueError, match='replica_groups=new'):
         parse_replica_groups('replica_groups=new', 4)
 
 
@@ -124,7 +124,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize('opcode', STARTS)
-def test_of_what_begins_a_collective_its_results_count(opcode):
+def test_find_collectives_counts_results_of_start_operation(opcode):
     type, kind, types, bytes = STARTS[opcode]
     (found,) = HloProgram(
         f'HloModule m, num_partitions=2\n\nENTRY %main (p: f32[4]) -> f32[4] {{\n'
@@ -134,7 +134,7 @@ def test_of_what_begins_a_collective_its_results_count(opcode):
     assert found.is_async
 
 
-def test_what_is_begun_as_a_computation_of_its_own_is_asynchronous():
+def test_find_collectives_marks_async_start_as_async():
     text = (
         'HloModule m, num_partitions=2\n\n%wrapped (p: f32[4]) -> f32[2] {\n'
         '  ROOT %rs = f32[2] reduce-scatter(%p), replica_groups={{0,1}}\n}\n\n'
@@ -145,7 +145,7 @@ def test_what_is_begun_as_a_computation_of_its_own_is_asynchronous():
     assert (found.kind, found.num_bytes, found.is_async) == ('reduce-scatter', 16, True)
 
 
-def test_bytes_are_those_of_tiles():
+def test_count_padded_bytes_rounds_up_to_tiles():
     assert count_bytes('bf16', '22,8,5632') == 22 * 8 * 5632 * 2
     assert count_bytes('pred', '3') == 3
     assert count_padded_bytes('bf16', '5632,8', '1,0', '8', '128') == 5632 * 128 * 2
@@ -153,7 +153,7 @@ def test_bytes_are_those_of_tiles():
     assert count_padded_bytes('f32', '7', '0', None, None) == 28
 
 
-def test_a_program_of_this_machine_says_what_its_scan_gathers():
+def test_find_collectives_reads_compiled_scan():
     mesh = jax.make_mesh((4,), ('fsdp',), axis_types=(AxisType.Auto,))
     weights_LDF = jax.device_put(np.ones((5, 8, 16), np.float32), NamedSharding(mesh, PartitionSpec(None, 'fsdp')))
 

@@ -1,4 +1,4 @@
-"""The commands of each verb, word for word."""
+"""Exact commands of each launcher verb."""
 
 import shlex
 import sys
@@ -90,28 +90,28 @@ def recorders(tmp_path, monkeypatch):
 
 
 def commands(script):
-    """The lines of a plan's script after its files."""
+    """Return the lines of a script after its files."""
     lines = script.splitlines()
     return lines[max((number for number, line in enumerate(lines) if line == 'END'), default=1) + 1 :]
 
 
 @pytest.mark.parametrize('name', WHERE)
-def test_submit(name, recorders, capsys):
+def test_submit_prints_expected_commands(name, recorders, capsys):
     assert commands(printed(capsys, name, SUBMIT[name])) == SUBMITTED[name]
 
 
 @pytest.mark.parametrize(('name', 'verb'), COMMANDS)
-def test_every_other_verb(name, verb, recorders, capsys):
+def test_verb_prints_expected_commands(name, verb, recorders, capsys):
     argv = [verb, 'pair', '--workdir=gs://b/runs/pair', *WHERE[name]]
     assert commands(printed(capsys, name, argv)) == COMMANDS[name, verb]
 
 
-def test_no_verb_is_left_out():
+def test_every_verb_has_expected_commands():
     verbs = {(name, verb) for name in WHERE for verb in command_line.COMMON_VERBS | scheduler(name).verbs}
     assert verbs == COMMANDS.keys() | {(name, 'submit') for name in WHERE}
 
 
-def test_what_a_program_says_on_its_way_is_seen_and_an_optional_failure_is_passed_over(recorders, capfd):
+def test_stop_shows_program_stderr_and_continues_after_optional_failure(recorders, capfd):
     recorders.answer('systemctl stop', ('', 'ERROR: the node pair is gone\n', 1))
     argv = ['stop', 'pair', '--execute', *WHERE['queued_resources']]
     assert launched('queued_resources', argv) == 0
@@ -126,18 +126,18 @@ def test_what_a_program_says_on_its_way_is_seen_and_an_optional_failure_is_passe
         ('s3://bucket/a', 'aws s3 sync s3://bucket/a runs/pair'),
     ],
 )
-def test_a_run_folder_is_fetched_from_where_it_lies(workdir, copied, recorders, capsys):
+def test_fetch_copies_run_folder_from_its_storage(workdir, copied, recorders, capsys):
     argv = ['fetch', 'pair', f'--workdir={workdir}', '--code=/shared/code']
     assert commands(printed(capsys, 'slurm', argv)) == ['mkdir -p runs/pair', copied]
 
 
 @pytest.mark.parametrize('name', ['queued_resources', 'jobset'])
-def test_several_slices_are_one_job_of_all_their_hosts(name, recorders, capsys):
+def test_submit_creates_one_job_for_several_slices(name, recorders, capsys):
     script = printed(capsys, name, [*SUBMIT[name][:2], '--slices=2', *SUBMIT[name][2:]])
     shown = dict(queued_resources='--node-count=2 --node-prefix=pair', jobset='"replicas": 2')
     assert shown[name] in script
 
 
-def test_the_verbs_of_several_jobs_are_said_of_each(recorders, capsys):
+def test_stop_prints_one_command_per_job(recorders, capsys):
     argv = ['stop', 'pair', *WHERE['jobset'], '--rows=a,b']
     assert [line.split()[-1] for line in commands(printed(capsys, 'jobset', argv))] == ['pair-a-0', 'pair-b-0']

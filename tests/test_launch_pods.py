@@ -1,4 +1,4 @@
-"""The guides for Cloud TPU, GKE and SLURM: run every command against programs that record how they are called."""
+"""Guides for Cloud TPU, GKE and SLURM, whose commands run with programs that record their arguments."""
 
 import os
 import re
@@ -24,7 +24,7 @@ PAGES = {
 }
 LAUNCHERS = {'cloud_tpu': 'queued_resources', 'gke': 'jobset', 'slurm': 'slurm'}
 BLOCK = r'^```console\n(.*?)^```'
-# What the other programs print, so that the commands of a page run to their end.
+# Output of the recording programs, with which the commands of a page succeed.
 SAID = {
     'queued-resources describe': 'ACTIVE\n',
     'systemctl show': 'ActiveState=inactive\nExecMainStatus=0\nExecMainStartTimestampMonotonic=17\n',
@@ -45,7 +45,7 @@ def sections():
 
 @pytest.fixture
 def ran(tmp_path, monkeypatch):
-    """ran(commands) -> the calls that they make, in a folder with the config files."""
+    """Return run(commands), which runs them in a folder with the config files and returns their calls."""
     made = Recorders(tmp_path / 'bin', *TOOLS, 'xpk', 'sky', 'tail')
     for part, text in SAID.items():
         made.answer(part, (text, '', 0))
@@ -55,7 +55,7 @@ def ran(tmp_path, monkeypatch):
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), *sys.path]))
 
     def run(commands):
-        (tmp_path / 'shared' / 'runs' / 'pair').mkdir(parents=True)  # of a run that has begun
+        (tmp_path / 'shared' / 'runs' / 'pair').mkdir(parents=True)  # folder of a started run
         script = commands.replace('/shared', f'{tmp_path}/shared')
         said = subprocess.run(
             ['bash', '-eu', '-o', 'pipefail', '-c', script],
@@ -69,7 +69,7 @@ def ran(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('section', sections(), ids=lambda section: f'{section[0]}: {section[1]}')
-def test_every_command_runs_and_what_it_names_is_there(section, ran, tmp_path):
+def test_guide_commands_run_and_name_existing_files(section, ran, tmp_path):
     calls = ran(sections()[section])
     known = build_parser()
     for call in calls:
@@ -83,13 +83,13 @@ def test_every_command_runs_and_what_it_names_is_there(section, ran, tmp_path):
     assert len(calls) >= len(launched)
 
 
-def test_each_launcher_has_a_page():
+def test_every_launcher_has_guide():
     assert set(LAUNCHERS.values()) == set(WHERE)
     assert LAUNCHERS.keys() == PAGES.keys()
 
 
 @pytest.mark.parametrize('page', PAGES)
-def test_every_verb_of_the_launcher_is_on_its_page(page):
+def test_guide_lists_every_verb_of_launcher(page):
     verbs = COMMON_VERBS | scheduler(LAUNCHERS[page]).verbs
     executed = set(re.findall(r'^python -m launch\.(\w+) (\w+)', PAGES[page], re.MULTILINE))
     assert executed == {(LAUNCHERS[page], verb) for verb in verbs}
@@ -98,7 +98,7 @@ def test_every_verb_of_the_launcher_is_on_its_page(page):
 
 
 @pytest.mark.parametrize('page', PAGES)
-def test_exit_codes_are_those_of_the_launchers(page):
+def test_guide_exit_codes_match_launcher(page):
     table = PAGES[page].partition('## When the run ends')[2].partition('\n## ')[0]
     rows = dict(re.findall(r'^\| ([\d, ]+) \| [^|]+ \| ([^|]+) \|', table, re.MULTILINE))
     codes = {int(code): words for row, words in rows.items() for code in row.split(',')}
@@ -107,7 +107,7 @@ def test_exit_codes_are_those_of_the_launchers(page):
     assert codes.keys() == {code for _, code in EXIT_CAUSES.values()} | set(RETRY_EXIT_CODES)
 
 
-def test_limits_are_those_of_the_launchers():
+def test_guide_limits_match_launchers():
     pages = {name: ' '.join(page.split()) for name, page in PAGES.items()}
     assert f'spot VM is gone {queued_resources.SPOT_GRACE_SECONDS} s after' in pages['cloud_tpu']
     assert f'spot node has {jobset.SPOT_GRACE_SECONDS} s at most' in pages['gke']
@@ -118,7 +118,7 @@ def test_limits_are_those_of_the_launchers():
     assert MAX_FRUITLESS == 5
 
 
-def test_the_estimates_are_those_of_the_formula():
+def test_guide_estimates_match_formula():
     config = get_config('softmax_1b')
     layers, width, ffn = config.model.layers, config.model.width, config.model.ffn_width
     tokens, length, vocabulary = 512 * 2048, 2048, 50_000

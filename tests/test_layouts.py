@@ -1,4 +1,4 @@
-"""One run, laid on eight devices in every way: the same losses, gradients and parameters."""
+"""One run in every layout of eight devices, with equal losses, gradients and parameters."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from conftest import some
 HERE = Path(__file__).parent
 MESHES = [(8, 1, 1), (1, 8, 1), (2, 4, 1), (2, 2, 2)]
 REMATS = 'none', 'full', 'attention,ffn', 'qkv,middle'
-UNITS = dict(float32=2.0**-24, bfloat16=2.0**-8)  # of a rounding, relative
+UNITS = dict(float32=2.0**-24, bfloat16=2.0**-8)  # relative error of a rounding
 pytestmark = pytest.mark.slow
 
 
@@ -22,7 +22,7 @@ def case(mesh, dtype, **more):
 
 
 def cases():
-    """Each mesh as it is, with micro-batches and another remat each, and from a checkpoint of another mesh."""
+    """Return cases of each mesh: plain, with micro-batches and remat, and resumed from another mesh."""
     found = {}
     for dtype in UNITS:
         found[f'alone {dtype}'] = case((1, 1, 1), dtype)
@@ -36,7 +36,7 @@ def cases():
 
 
 CASES = cases()
-# Every mesh as it is in float32; the rest of each kind on meshes that divide both parameters and batches.
+# Every mesh in float32; other kinds of cases on meshes that divide both parameters and batches.
 SAMPLED = [f'{mesh} float32' for mesh in MESHES]
 SAMPLED += ['(2, 2, 2) float32 micro', '(2, 2, 2) float32 resumed', '(2, 4, 1) bfloat16 micro']
 ALONE = [name for name in CASES if name.startswith('alone')]
@@ -56,16 +56,15 @@ def runs(request, tmp_path_factory):
 
 
 def error(ours, theirs):
-    """The norm of the difference over that of the array."""
+    """Return the norm of the difference relative to the norm of the array."""
     return np.linalg.norm(np.float64(ours) - theirs) / np.linalg.norm(theirs)
 
 
 @pytest.mark.parametrize('name', some([name for name in CASES if name not in ALONE], SAMPLED))
-def test_a_layout_changes_neither_loss_nor_gradient_nor_parameters(runs, name):
-    """In float32 but for the order of some hundred addends; in bfloat16 the same values are rounded.
+def test_layout_does_not_change_loss_gradient_or_parameters(runs, name):
+    """Allow for another order of some hundred addends in float32; in bfloat16 the same values are rounded.
 
-    But where a tensor is divided parts are rounded before they are added, which may cost as much again as the
-    roundings of one device.
+    With tensor parallelism, parts are rounded before they are added. This may add as much error as one device has.
     """
     dtype = CASES[name]['dtype']
     found, alone, exact = runs[name], runs[f'alone {dtype}'], runs['alone float32']
@@ -80,7 +79,7 @@ def test_a_layout_changes_neither_loss_nor_gradient_nor_parameters(runs, name):
 
 
 @pytest.mark.parametrize('mesh', MESHES, ids=str)
-def test_moments_are_divided_as_their_parameters_are(runs, mesh):
+def test_optimizer_moments_are_sharded_like_parameters(runs, mesh):
     found, (_, fsdp, tensor) = runs[f'{mesh} float32'], mesh
     for name in found:
         if name.startswith('params.') and not name.endswith('on each'):

@@ -10,14 +10,14 @@ from sinklab.metrics.metric import make_setting
 
 
 def importance_by_hand(A, k, columns=0, prefix=1):
-    """alpha_k (k from 1): the mean of column k over the queries that can see it."""
+    """Return alpha_k (k from 1), the mean of column k over the queries that can see it."""
     length = A.shape[0]
     queries = range(length) if k <= prefix else range(k - 1, length)
     return sum(A[i, columns + k - 1] for i in queries) / len(queries)
 
 
 def attention(length, columns, seed, prefix=1):
-    """Two matrices whose queries see the columns, the prefix and what is not after them."""
+    """Return two matrices whose queries see the columns, the prefix and no later token."""
     A = np.random.default_rng(seed).random((2, length, columns + length))
     t, s = np.indices((length, length))
     A[..., columns:] *= (s <= t) | (s < prefix)
@@ -26,7 +26,7 @@ def attention(length, columns, seed, prefix=1):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 12), st.integers(0, 2), st.integers(1, 4), st.integers(0, 2**31))
-def test_importance_is_a_mean_over_the_queries_that_see_a_key(length, columns, prefix, seed):
+def test_compute_importance_averages_over_queries_that_see_key(length, columns, prefix, seed):
     A, keys = attention(length, columns, seed, prefix), min(length, 4)
     found = sink.compute_importance(A, keys, columns, prefix)
     expected = [[importance_by_hand(a, k, columns, prefix) for k in range(1, keys + 1)] for a in A]
@@ -35,7 +35,7 @@ def test_importance_is_a_mean_over_the_queries_that_see_a_key(length, columns, p
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 12), st.integers(1, 2), st.integers(0, 2**31))
-def test_the_importance_of_a_column_as_released_counts_a_query_of_its_own(length, columns, seed):
+def test_compute_column_importance_and_add_own_query_match_definition(length, columns, seed):
     A = attention(length, columns, seed)
     clean = sink.compute_column_importance(A, columns)
     for a, found, released in zip(A, clean, sink.add_own_query(clean, length), strict=True):
@@ -48,7 +48,7 @@ def test_the_importance_of_a_column_as_released_counts_a_query_of_its_own(length
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(3, 12), st.integers(0, 2), st.data(), st.integers(0, 2**31))
-def test_a_window_has_its_first_key_and_the_queries_that_see_the_first_token(length, columns, data, seed):
+def test_compute_importance_in_reach_and_window_edge_match_definition(length, columns, data, seed):
     A, window = attention(length, columns, seed), data.draw(st.integers(1, length - 1))
     for a, within, edge in zip(
         A,
@@ -62,18 +62,18 @@ def test_a_window_has_its_first_key_and_the_queries_that_see_the_first_token(len
         np.testing.assert_allclose(edge, np.mean(oldest), rtol=1e-5)
 
 
-def test_the_window_of_which_a_query_is_alone_has_the_querys_own_key_at_its_edge():
+def test_compute_window_edge_of_window_one_is_own_key():
     A = attention(6, 1, 0)
     np.testing.assert_allclose(sink.compute_window_edge(A, 1, 1), np.mean([A[:, t, 1 + t] for t in range(1, 6)], 0))
 
 
-def test_uniform_attention_stands_on_the_floor():
+def test_compute_uniform_importance_matches_uniform_causal_attention():
     A = np.tril(np.ones((64, 64))) / np.arange(1, 65)[:, None]
     np.testing.assert_allclose(sink.compute_importance(A, 1)[0], sink.compute_uniform_importance(64), rtol=1e-6)
     assert round(sink.compute_uniform_importance(64), 4) == 0.0741
 
 
-def test_the_indicator_is_strict_and_taken_of_each_sequence_before_the_mean():
+def test_compute_sink_rate_applies_strict_threshold_per_sequence():
     alpha_LPH = np.array([[[0.3], [0.31], [0.9], [0.0]]])  # one layer, four sequences, one head
     assert sink.compute_sink_rate(alpha_LPH) == 50.0
     assert sink.compute_sink_rate(alpha_LPH.mean(1)) == 100.0  # the mean over sequences would hide it
@@ -81,20 +81,20 @@ def test_the_indicator_is_strict_and_taken_of_each_sequence_before_the_mean():
 
 @settings(max_examples=30, deadline=None)
 @given(arrays(np.float64, (3, 4, 4), elements=st.floats(-5, 5).filter(lambda x: x == 0 or abs(x) > 1e-3)))
-def test_a_proxy_row_sums_to_one_or_is_empty(A):
+def test_normalize_rows_sums_to_one_or_zero(A):
     proxy = np.asarray(sink.normalize_rows(A), np.float64)
     empty = (A == 0).all(-1)
     np.testing.assert_allclose(proxy.sum(-1), np.where(empty, 0, 1), atol=1e-4)
     assert (proxy >= 0).all()
 
 
-def test_the_proxy_of_a_normalized_row_is_itself():
+def test_normalize_rows_keeps_normalized_rows():
     A = np.random.default_rng(0).dirichlet(np.ones(9), 5)
     np.testing.assert_allclose(sink.normalize_rows(A), A, rtol=1e-6)
     np.testing.assert_allclose(sink.compute_row_mass(A), 1)
 
 
-def test_numbers_name_what_they_are():
+def test_compute_sink_numbers_names_key_and_threshold():
     alpha_LPHJ = np.zeros((2, 3, 4, 5))
     alpha_LPHJ[0, :, :, 0] = 0.45
     found = sink.compute_sink_numbers(alpha_LPHJ, 0.25)
@@ -104,7 +104,7 @@ def test_numbers_name_what_they_are():
     assert 'sink/6' not in found
 
 
-def test_a_star_is_counted_with_its_own_query_and_without():
+def test_star_metric_reports_rates_with_and_without_own_query():
     star_LPH = np.array([[[0.35], [0.29]]])  # one layer, two sequences, one head
     setting = make_setting(tiny(model__columns__kind='kv', data__length=64), 64, 1)
     (measure,) = (measure for measure in sink.METRICS if 'star_LH' in measure.saved_arrays)
@@ -114,26 +114,26 @@ def test_a_star_is_counted_with_its_own_query_and_without():
     assert found['alpha/star'] == pytest.approx((1 + 64 * 0.32) / 65)
 
 
-def test_the_sink_of_a_prefix_is_that_of_each_sequence_wherever_it_lies():
-    """One head whose sink is the second token in half of the texts and the third in the others."""
+def test_compute_prefix_numbers_finds_sink_per_sequence():
+    """Use one head whose sink is the second token in one text and the third in the other."""
     alpha_LPHJ = np.array([[[[0.1, 0.5, 0.0]], [[0.1, 0.0, 0.6]]]])
     found = sink.compute_prefix_numbers(alpha_LPHJ)
     assert found == {'sink/prefix': 100, 'argmax/1': 0, 'argmax/2': 50, 'argmax/3': 50}
 
 
-def test_the_largest_of_a_prefix_is_counted_without_a_threshold():
+def test_compute_prefix_numbers_counts_argmax_without_threshold():
     found = sink.compute_prefix_numbers(np.array([[[[0.1, 0.2]], [[0.4, 0.0]]]]))
     assert found == {'sink/prefix': 50, 'argmax/1': 50, 'argmax/2': 50}
 
 
-def test_a_token_of_the_prefix_that_gets_all_attention_has_an_importance_of_one():
-    """Its queries are all T; over the T - k + 1 from it on, the sum would be above 1."""
+def test_compute_importance_of_fully_attended_prefix_token_is_one():
+    """Average over all T queries, since a mean over T - k + 1 queries would exceed 1."""
     A = np.zeros((12, 12))
     A[:, 3] = 1
     np.testing.assert_allclose(sink.compute_importance(A, 5, prefix=4), [0, 0, 0, 1, 0], rtol=1e-6)
 
 
-def test_the_norm_ratio_is_a_ratio_of_means_over_sequences():
+def test_compute_block_ratios_divides_means_over_sequences():
     residual_LPTD = np.random.default_rng(0).normal(size=(2, 5, 6, 3))
     norm = np.sqrt((residual_LPTD**2).sum(-1))
     np.testing.assert_allclose(norms.compute_norms(residual_LPTD), norm, rtol=1e-5)
@@ -146,7 +146,7 @@ def test_the_norm_ratio_is_a_ratio_of_means_over_sequences():
 @pytest.mark.parametrize(
     ('columns', 'prefix', 'reach'), [(0, 1, None), (1, 1, None), (0, 4, None), (2, 3, 5), (0, 1, 20)]
 )
-def test_the_floor_is_the_importance_of_uniform_attention(columns, prefix, reach):
+def test_compute_uniform_importance_accounts_for_columns_prefix_and_reach(columns, prefix, reach):
     length, attention_TS = 12, np.zeros((12, columns + 12))
     for query in range(length):
         seen = [True] * columns + [key < max(query + 1, prefix) for key in range(length)]

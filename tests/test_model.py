@@ -1,4 +1,4 @@
-"""The whole model against the one in reference.py, option by option, and what must hold for any weights."""
+"""Transformer model: equality with reference.py for every option, and properties that hold for any weights."""
 
 import dataclasses
 import functools
@@ -34,7 +34,7 @@ def fields(name):
     yield from flatten_dict(dataclasses.asdict(tiny(**CASES[name]).model)).items()
 
 
-# Cases in which every value of every field of the model occurs; of cases that add as much, combinations come first.
+# Cases that cover every value of every model field, with preference for combinations.
 COVERING = covering(reversed(CASES), fields)
 
 
@@ -48,7 +48,7 @@ def name(request):
 
 @pytest.fixture(scope='module', autouse=True)
 def forgotten():
-    """Operation by operation, a gigabyte of small programs is compiled."""
+    """Clear caches, because op-by-op execution compiles a gigabyte of small programs."""
     yield
     passed.cache_clear()
     jax.clear_caches()
@@ -56,7 +56,7 @@ def forgotten():
 
 @functools.cache
 def case(name):
-    """(spec, structure of the model, parameters)."""
+    """Return (spec, structure of the model, parameters)."""
     spec = tiny(**CASES[name])
     return spec, state.make_abstract_model(spec)[0], drawn(spec)
 
@@ -68,7 +68,7 @@ def run(name, params, token_BT, **how):
 
 @functools.lru_cache(1)
 def passed(name):
-    """(logits, pull of their gradient back to all parameters, Capture) for TOKENS, operation by operation."""
+    """Return (logits, their VJP function for all parameters, Capture) for TOKENS, executed op by op."""
     with jax.disable_jit():
         return jax.vjp(lambda params: run(name, params, TOKENS, capture=True), case(name)[2], has_aux=True)
 
@@ -78,7 +78,7 @@ def pulled(pull, logits_BTV):
         return pull(jnp.asarray(logits_BTV, jnp.float32))[0]
 
 
-def test_logits_attention_and_residual_equal_the_reference(name):
+def test_model_logits_attention_and_residual_match_reference(name):
     spec, _, params = case(name)
     logits, _, captured = passed(name)
     assert count_learned_kv(spec.model) == (spec.model.columns.kind in reference.COLUMN)
@@ -89,8 +89,8 @@ def test_logits_attention_and_residual_equal_the_reference(name):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
 
 
-def test_the_gradient_of_each_parameter_equals_the_numerical_one(name):
-    """Along one direction each."""
+def test_model_gradient_matches_finite_differences_of_reference(name):
+    """Compare one directional derivative for each parameter."""
     spec, _, params = case(name)
     rng = np.random.default_rng(1)
     weight_TV = rng.normal(size=(LENGTH, 300))
@@ -113,7 +113,7 @@ PLACES = (0, 4, 10)
 
 
 def reached(name):
-    """Whose embeddings the logits at PLACES can depend on, by the definition of the mask, through all layers."""
+    """Return which embeddings can affect the logits at PLACES, by the definition of the mask, through all layers."""
     spec, token_T = case(name)[0], TOKENS[0]
     document_T = np.cumsum(token_T == 0) - (token_T == 0)
     seen_TS = formulas.visible(LENGTH, spec.model.mask, document_T)
@@ -121,33 +121,33 @@ def reached(name):
 
 
 def moved(pull):
-    """Which embeddings move the logits at PLACES; all tokens are different, so each has a row of its own."""
+    """Return which embeddings affect the logits at PLACES; all tokens differ, so each has its own row."""
     weight_V = np.where(
         np.isin(np.arange(300), TOKENS), 0, np.linspace(-1, 1, 300)
-    )  # a tied head has rows of its own
+    )  # excludes rows that a tied head uses
     gradients = (pull(np.einsum('b,t,v->btv', np.eye(2)[0], np.eye(LENGTH)[at], weight_V)) for at in PLACES)
     return np.stack([np.abs(gradient['embedding_VD'][TOKENS[0]]).max(-1) > 0 for gradient in gradients])
 
 
-def test_a_logit_depends_on_the_tokens_that_it_may_see_and_on_no_other(name):
+def test_model_logits_depend_exactly_on_visible_tokens(name):
     pull = passed(name)[1]
     np.testing.assert_array_equal(moved(functools.partial(pulled, pull)), reached(name))
 
 
 @pytest.mark.parametrize('name', ['exp-sum', 'alibi, sink token, documents'])
-def test_a_logit_of_a_compiled_model_does_so_too(name):
+def test_compiled_model_logits_depend_exactly_on_visible_tokens(name):
     _, pull = jax.vjp(jax.jit(lambda params: run(name, params, TOKENS)[0]), case(name)[2])
     np.testing.assert_array_equal(moved(lambda weight: pull(jnp.float32(weight))[0]), reached(name))
 
 
 @pytest.mark.parametrize('name', ['exp-sum', 'post, sink token, prefix'])
 @pytest.mark.parametrize('remat', ['none', 'full'])
-def test_compiled_it_says_the_same(name, remat):
+def test_compiled_model_logits_match_op_by_op_logits(name, remat):
     found, _ = jax.jit(functools.partial(run, name, remat=remat))(case(name)[2], TOKENS)
     np.testing.assert_allclose(found, passed(name)[0], rtol=1e-4, atol=1e-4)
 
 
-def test_options_name_every_value_of_every_menu():
+def test_options_cover_every_literal_value():
     seen = [tiny(**changes).model for changes in {**OPTIONS, **COMBINATIONS}.values()]
     for kind, part in (
         (spec.ModelConfig, None),
@@ -161,19 +161,19 @@ def test_options_name_every_value_of_every_menu():
                 assert {getattr(record, field) for record in records} == set(get_args(hint)), field
 
 
-def test_without_being_asked_nothing_is_captured():
+def test_model_captures_nothing_by_default():
     with jax.disable_jit():
         _, captured = run('exp-sum', case('exp-sum')[2], TOKENS)
     assert jax.tree.leaves(captured) == []
 
 
 def fresh(**changes):
-    """Parameters as initialized."""
+    """Return initial parameters."""
     spec = tiny(**changes)
     return nnx.to_pure_dict(nnx.state(Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
 
 
-def test_the_released_initialization():
+def test_released_initialization_has_expected_standard_deviations():
     params = fresh(**option(layers=3, width=64, ffn_width=96, heads=8, columns__kind='kv'))
     attention, ffn = params['blocks']['attention'], params['blocks']['ffn']
     for weight, std in [
@@ -198,12 +198,12 @@ def test_the_released_initialization():
         ('relu', 'released_even', 96**-0.5 / 2),
     ],
 )
-def test_the_released_initialization_scales_by_depth_under_swiglu_alone(ffn, initialization, std):
+def test_released_initialization_scales_by_depth_only_with_swiglu(ffn, initialization, std):
     params = fresh(**option(ffn=ffn, initialization=initialization, width=64, ffn_width=96))
     np.testing.assert_allclose(params['blocks']['ffn']['out_FD'].std(), std, rtol=0.05)
 
 
-def test_the_initialization_of_gpt2():
+def test_gpt2_initialization_has_expected_standard_deviations():
     params = fresh(**option(initialization='gpt2', layers=8, width=64, ffn_width=96))
     for weight, std in [
         (params['embedding_VD'], 0.02),
@@ -214,7 +214,7 @@ def test_the_initialization_of_gpt2():
         np.testing.assert_allclose(weight.std(), std, rtol=0.05)
 
 
-def test_the_initialization_of_torch():
+def test_torch_initialization_has_expected_standard_deviations():
     params = fresh(**option(initialization='torch', width=64, ffn_width=96))
     for weight, std in [
         (params['embedding_VD'], 1.0),
@@ -225,7 +225,7 @@ def test_the_initialization_of_torch():
         np.testing.assert_allclose(weight.std(), std, rtol=0.05)
 
 
-def test_half_precision_follows_single_precision():
+def test_bfloat16_logits_are_close_to_float32_logits():
     params = case('exp-sum')[2]
     exact, _ = run('exp-sum', params, TOKENS)
     half = state.make_abstract_model(tiny(model__dtype='bfloat16'))[0]
@@ -235,7 +235,7 @@ def test_half_precision_follows_single_precision():
     np.testing.assert_allclose(captured.attention_BHTS.sum(-1), 1, atol=1e-5)
 
 
-def test_the_60m_baseline_has_the_published_number_of_parameters():
+def test_baseline_60m_has_published_parameter_count():
     _, abstract = state.make_abstract_model(parse_config(default.get_config().to_dict()))
     params = nnx.to_pure_dict(abstract)
     maps = {name: params['blocks'][name] for name in ('attention', 'ffn')}

@@ -1,4 +1,4 @@
-"""The page in a real browser: every figure drawn, its slider, filters and keys, two hundred runs of it."""
+"""HTML report in a real browser: figures, slider, filters, keys and two hundred runs."""
 
 import base64
 import gzip
@@ -36,7 +36,7 @@ def tab(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """Two seeds of a row, another one that is called as no row should, one without a probe, one that diverged."""
+    """Return a folder with two seeds of a row, a row name to escape, a run without probes and a diverged run."""
     path = tmp_path_factory.mktemp('runs')
     published = {'sink/1': 18.18, 'valid/loss': 3.73}
     for seed in (0, 1):
@@ -63,7 +63,7 @@ def shown(tab, folder):
     return tab.open(folder / 'report.html')
 
 
-def test_the_page_loads_nothing_and_is_small(folder):
+def test_page_loads_no_resources_and_is_small(folder):
     html = (folder / 'report.html').read_text()
     assert not re.search(r'<(script|link|img)[^>]+(src|href)=', html), 'loads something'
     assert 'a&lt;b &amp; &quot;c&quot;' in html
@@ -76,7 +76,7 @@ def test_the_page_loads_nothing_and_is_small(folder):
         assert text in html
 
 
-def test_what_is_packed_is_what_a_probe_has_to_a_level_of_its_scale(folder):
+def test_page_packs_probe_values_within_one_quantization_level(folder):
     found, arrays = unpacked(folder / 'report.html')
     (alpha,) = (figure for figure in found['figures'] if figure['name'] == 'alpha')
     (run,) = runs.read_runs([f'{folder}/softmax-0'])
@@ -85,7 +85,7 @@ def test_what_is_packed_is_what_a_probe_has_to_a_level_of_its_scale(folder):
 
 
 def unpacked(path):
-    """(what a page knows of its figures, the bytes of its arrays)."""
+    """Return (descriptions of figures, bytes of arrays) of a page."""
     packed = re.search(r'id="packed">([^<]+)<', path.read_text())[1]
     whole = gzip.decompress(base64.b64decode(packed))
     end = 4 + int.from_bytes(whole[:4], 'little')
@@ -93,12 +93,12 @@ def unpacked(path):
 
 
 def levels(arrays, place):
-    """Of a map, from 0 to 1."""
+    """Return the values of a map, scaled to the range from 0 to 1."""
     kind, at, size = place
     return np.frombuffer(arrays, f'<{kind}', size, at) / 65535
 
 
-def test_a_map_of_cosines_is_of_every_probe_and_its_colours_part_at_zero(folder):
+def test_page_packs_cosines_of_every_probe_with_scale_centered_at_zero(folder):
     found, arrays = unpacked(folder / 'report.html')
     (cosine,) = (figure for figure in found['figures'] if figure['name'] == 'cos')
     (run,) = runs.read_runs([f'{folder}/softmax-0'])
@@ -111,19 +111,19 @@ def test_a_map_of_cosines_is_of_every_probe_and_its_colours_part_at_zero(folder)
     np.testing.assert_allclose(values, run.probe_values['cos'].ravel(), atol=2 * cosine['top'] / 65535)
 
 
-def test_figures_of_the_paper_are_figures_of_the_page():
+def test_page_has_all_figures_of_paper():
     names = {name for name in figure_data.PAPER_FIGURES if not name.startswith('along-')}
     assert names <= {'curves', *(picture.name for picture in FIGURES)}
 
 
-def test_a_scale_has_its_middle_at_zero_where_some_value_is_negative():
+def test_compute_scale_is_centered_at_zero_for_negative_values():
     cosine = FigureSpec('heads', 'cosine_LH', 'Queries and keys', 'cosine')
     assert figure_data.compute_scale(cosine, [np.array([-0.5, 0.25])]) == (-0.5, 0.5)
     assert figure_data.compute_scale(cosine, [np.array([0.125, 0.25])]) == (0.0, 0.25)
 
 
 @given(st.lists(st.floats(-9, 9), min_size=1, max_size=300), st.integers(6, 40))
-def test_of_a_long_curve_the_ends_the_smallest_and_the_largest_value_are_kept(values, count):
+def test_select_extremes_keeps_ends_minimum_and_maximum(values, count):
     kept = figure_data.select_extremes(values, count)
     assert len(kept) <= count
     assert {0, len(values) - 1} <= {*kept}
@@ -131,7 +131,7 @@ def test_of_a_long_curve_the_ends_the_smallest_and_the_largest_value_are_kept(va
 
 
 @NEEDS_BROWSER
-def test_every_figure_is_drawn_without_a_word_on_the_console(shown):
+def test_page_draws_every_figure_without_console_output(shown):
     assert shown.console == []
     kinds = [picture.kind for picture in FIGURES]
     names = [picture.name for picture in FIGURES] + ['curves', 'context', 'numbers', 'along-optimizer.weight_decay']
@@ -153,7 +153,7 @@ def test_every_figure_is_drawn_without_a_word_on_the_console(shown):
 
 
 @NEEDS_BROWSER
-def test_one_slider_moves_all_figures_by_mouse_and_by_key(shown):
+def test_page_slider_and_keys_move_all_figures(shown):
     curve, alpha, value = (
         LABEL.format('curves', 'svg[role=img]'),
         LABEL.format('alpha', 'canvas'),
@@ -182,7 +182,7 @@ def test_one_slider_moves_all_figures_by_mouse_and_by_key(shown):
 
 
 @NEEDS_BROWSER
-def test_rows_layers_and_heads_are_filtered(shown):
+def test_page_filters_rows_layers_and_heads(shown):
     canvases = 'document.querySelectorAll("#figure-{} canvas").length'
     shown.ask('part("words").value = "soft"; part("words").dispatchEvent(new Event("input"))')
     shown.settle()
@@ -204,7 +204,7 @@ def test_rows_layers_and_heads_are_filtered(shown):
 
 
 @NEEDS_BROWSER
-def test_a_map_is_read_by_keys_and_a_head_is_chosen_by_enter(shown):
+def test_page_map_is_navigated_by_keys_and_enter_selects_head(shown):
     shown.ask('document.querySelector("#figure-alpha canvas").focus()')
     shown.press('ArrowRight')
     assert re.fullmatch(r'layer 3, head 2: 0\.\d{3}', shown.ask('part("said").textContent'))
@@ -217,7 +217,7 @@ def test_a_map_is_read_by_keys_and_a_head_is_chosen_by_enter(shown):
 
 @NEEDS_BROWSER
 @pytest.mark.parametrize('width', [400, 1280])
-def test_nothing_is_wider_than_the_window_and_the_night_is_dark(tab, folder, width, tmp_path):
+def test_page_fits_window_width_and_has_dark_theme(tab, folder, width, tmp_path):
     colours = []
     for dark in (False, True):
         tab.open(folder / 'report.html', width, dark=dark)
@@ -239,7 +239,7 @@ HINTED = '!document.querySelector("#table-{} .hint").hidden'
 
 @NEEDS_BROWSER
 @pytest.mark.parametrize('table', ['rows', 'runs'])
-def test_a_table_that_is_wider_than_the_window_says_that_it_scrolls(tab, folder, table):
+def test_page_shows_scroll_hint_for_table_wider_than_window(tab, folder, table):
     clipped, hinted = CLIPPED.format(table), HINTED.format(table)
     tab.open(folder / 'report.html', 2000)
     tab.ask('document.body.style.maxWidth = "none"')
@@ -253,7 +253,7 @@ def test_a_table_that_is_wider_than_the_window_says_that_it_scrolls(tab, folder,
 
 
 @NEEDS_BROWSER
-def test_a_number_that_is_0_everywhere_has_no_axis_below_0(tab, tmp_path):
+def test_page_has_no_negative_axis_for_metric_that_is_zero(tab, tmp_path):
     run = made_up(tmp_path / 'a', 'softmax', more={'train/grad_norm': 0.0})
     page.write_report_page(tmp_path / 'report.html', runs.read_runs([run]))
     tab.open(tmp_path / 'report.html')
@@ -263,7 +263,7 @@ def test_a_number_that_is_0_everywhere_has_no_axis_below_0(tab, tmp_path):
 
 @NEEDS_BROWSER
 @pytest.mark.parametrize('kind', ['one', 'silent', 'wild'])
-def test_a_single_run_is_a_page_too(tab, tmp_path, kind):
+def test_page_shows_single_run(tab, tmp_path, kind):
     more = dict(one={}, silent=dict(probes=False), wild=dict(end='diverged'))[kind]
     page.write_report_page(tmp_path / 'report.html', runs.read_runs([made_up(tmp_path / 'run', 'softmax', **more)]))
     tab.console.clear()
@@ -278,7 +278,7 @@ def test_a_single_run_is_a_page_too(tab, tmp_path, kind):
 
 
 @NEEDS_BROWSER
-def test_a_fork_leaves_the_line_of_its_parent(tab, tmp_path):
+def test_page_connects_fork_to_curve_of_parent(tab, tmp_path):
     paths = [made_up(tmp_path / 'softmax', 'softmax'), made_up(tmp_path / 'fork', 'sigmoid', steps=(20, 30))]
     about = json.loads((tmp_path / 'fork' / 'row.json').read_text())
     changes = dict(config=['model.attention.similarity exp -> sigmoid'], new=[], dropped=[], data=[])
@@ -298,7 +298,7 @@ def noise(step, rng):
 
 
 def many(path, count, steps):
-    """As many runs as a large sweep has, of the paper's layers and heads, three seeds a row."""
+    """Return paths of many runs with the layers and heads of the paper and three seeds per row."""
     sizes = SIZES | dict(L=10, H=8, T=32, S=32, P=2)
     for at in range(count):
         row = made_up(
@@ -314,7 +314,7 @@ def many(path, count, steps):
 
 @NEEDS_BROWSER
 @pytest.mark.exhaustive
-def test_two_hundred_runs_are_a_page_of_less_than_ten_megabytes_that_opens_in_two_seconds(tab, tmp_path):
+def test_page_of_two_hundred_runs_meets_size_and_time_limits(tab, tmp_path):
     paths = many(tmp_path, 200, range(0, 20_000, 50))
     begun = time.monotonic()
     page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))

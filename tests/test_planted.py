@@ -1,4 +1,4 @@
-"""A sink of known mass in one head, and a token of known length: every measure that should find them does."""
+"""Metrics of synthetic arrays with a sink of known mass in one head and a token of known norm."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from sinklab.metrics import emergence, registry, sink
 from sinklab.metrics.metric import MetricSetting
 
 L, P, H, T, K, D, KEYS = 4, 3, 5, 24, 6, 8, 10
-MASS, LONG = 0.625, 50.0  # of every query that sees the token; of the stream's token, beside 1
+MASS, LONG = 0.625, 50.0  # attention mass from every query that sees the token; norm of the token among norms of 1
 SETTING = MetricSetting(
     length=T, columns=0, implicit=False, gain=1.0, keys=KEYS, prefix=0, window=None, reach=T, triggers=False
 )
@@ -17,7 +17,7 @@ SETTING = dataclasses.replace(SETTING, lengths=(12, T), thresholds=(0.3, 0.6, 0.
 
 
 def planted(layer, head, place, rng):
-    """Uniform attention, but for a head that gives MASS to a place (from 0) and shares out the rest."""
+    """Return arrays of uniform attention, except that one head gives MASS to one position (from 0)."""
     attention_TS = np.tri(T) / np.arange(1, T + 1)[:, None]
     attention = np.broadcast_to(attention_TS, (L, P, H, T, T)).copy()
     for query in range(place, T):
@@ -36,7 +36,7 @@ def planted(layer, head, place, rng):
 
 @pytest.fixture(params=[(0, 0, 0), (2, 3, 0), (1, 4, 2), (3, 2, 7)], ids=str, scope='module')
 def found(request):
-    """(layer, head, place; numbers; the arrays of a file)."""
+    """Return ((layer, head, position), numbers, arrays of a probe file)."""
     given = planted(*request.param, np.random.default_rng(0))
     return request.param, *measured(given)
 
@@ -48,11 +48,11 @@ def measured(given):
 
 
 def alpha_of(place, length=T):
-    """alpha of the token in its head: MASS, and 1 where the first token sees itself alone."""
+    """Return alpha of the token in its head: MASS, and 1 for a first token that sees only itself."""
     return MASS + (1 - MASS) / length * (place == 0)
 
 
-def test_importance_is_its_mass_at_its_place_layer_and_head(found):
+def test_sink_importance_equals_mass_at_its_position_layer_and_head(found):
     (layer, head, place), numbers, arrays = found
     alpha_LPHJ = arrays['alpha_LPHJ']
     np.testing.assert_allclose(alpha_LPHJ[layer, :, head, place], alpha_of(place), rtol=1e-6)
@@ -62,7 +62,7 @@ def test_importance_is_its_mass_at_its_place_layer_and_head(found):
     assert sum(numbers[f'sink/{k + 1}'] for k in range(KEYS)) == numbers[f'sink/{place + 1}']
 
 
-def test_the_place_is_told_whichever_it_is(found):
+def test_sink_position_is_reported_for_any_position(found):
     (layer, head, place), numbers, arrays = found
     assert (arrays['place_LPH'][layer, :, head] == place).all()
     np.testing.assert_allclose(arrays['most_LPH'][layer, :, head], alpha_of(place), rtol=1e-6)
@@ -72,7 +72,7 @@ def test_the_place_is_told_whichever_it_is(found):
     }
 
 
-def test_shorter_texts_have_it_up_to_a_threshold_that_is_its_mass(found):
+def test_sink_rate_of_shorter_texts_depends_on_threshold(found):
     (_, _, place), numbers, _ = found
     for length in SETTING.lengths:
         rates = [numbers[f'sink/{place + 1}/T{length}@{eps:g}'] for eps in SETTING.thresholds]
@@ -80,18 +80,18 @@ def test_shorter_texts_have_it_up_to_a_threshold_that_is_its_mass(found):
         np.testing.assert_allclose(rates, expected)
 
 
-def test_attention_is_least_spread_where_it_is(found):
+def test_sink_head_has_lowest_entropy(found):
     (layer, head, _), _, arrays = found
     assert np.unravel_index(arrays['entropy_LH'].argmin(), (L, H)) == (layer, head)
 
 
-def test_what_the_first_token_adds_is_told_where_it_is_the_sink(found):
+def test_sink_head_has_largest_contribution_only_for_first_token(found):
     (layer, head, place), _, arrays = found
     largest = np.unravel_index(arrays['contribution_LH'].argmax(), (L, H))
     assert (largest == (layer, head)) == (place == 0)
 
 
-def test_a_long_token_is_found_by_the_largest_entry_and_by_its_norm(found):
+def test_large_token_is_found_by_largest_entry_and_norm_ratio(found):
     (layer, _, place), numbers, _ = found
     largest = [numbers[f'spike/top/{number:02}'] for number in range(1, L + 1)]
     assert all(value > LONG / D**0.5 for value in largest[layer:])
@@ -101,7 +101,7 @@ def test_a_long_token_is_found_by_the_largest_entry_and_by_its_norm(found):
 
 
 @pytest.mark.parametrize('place', [0, 2, 7])
-def test_the_norm_of_the_sinks_own_token_is_told_where_most_heads_have_it(place):
+def test_own_norm_reports_norm_of_sink_token_of_most_heads(place):
     layer, head = 1, 3
     given = planted(layer, head, place, np.random.default_rng(0))
     given['attention_LPHTS'][:] = given['attention_LPHTS'][layer, :, head][None, :, None]
@@ -110,7 +110,7 @@ def test_the_norm_of_the_sinks_own_token_is_told_where_most_heads_have_it(place)
     np.testing.assert_allclose(own, [1.0] * layer + [LONG] * (L - layer), rtol=1e-5)
 
 
-def test_it_emerges_with_its_head_at_its_step(found):
+def test_find_first_heads_returns_step_layer_and_head_of_sink(found):
     (layer, head, place), _, arrays = found
     alpha_LH = arrays['alpha_LPHJ'][..., place].mean(1)
     steps = [0, 10, 20]

@@ -1,6 +1,6 @@
-"""bfloat16: sums over many rows are float32's, and what is rounded is rounded a few times.
+"""bfloat16 precision: float32 accumulation and a bounded number of roundings.
 
-What is no program of a run is compiled as those are: intermediates are rounded as they are written.
+Functions outside of a run are compiled with its compiler options: intermediates are rounded as written.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from sinklab.train import state, step
 from sinklab.train import step as step_module
 from sinklab.train.forward import make_document_inputs
 
-UNIT = 2.0**-8  # of a rounding to bfloat16, relative
+UNIT = 2.0**-8  # relative error of a rounding to bfloat16
 STRICT = state.ROUNDING_COMPILER_OPTIONS['bfloat16']
 EXHAUSTIVE = pytest.mark.exhaustive
 pytestmark = pytest.mark.slow
@@ -50,15 +50,15 @@ def named(tree):
 
 
 def error(ours, theirs):
-    """The norm of the difference over that of the array."""
+    """Return the norm of the difference relative to the norm of the array."""
     ours, theirs = np.float64(ours), np.float64(theirs)
     assert np.isfinite(ours).all()
-    assert theirs.any(), 'a gradient of nothing'
+    assert theirs.any(), 'zero gradient'
     return np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
 
 
 def worst(ours, theirs):
-    """(error, name) of the parameter that is worst."""
+    """Return (error, name) of the parameter with the largest error."""
     theirs = named(theirs)
     return max((error(leaf, theirs[name]), name) for name, leaf in named(ours).items())
 
@@ -68,8 +68,8 @@ EQUATIONS = ['BTD,DHK->BTHK', 'BTHK,HKD->BTD', 'BTD,DF->BTF', 'BTHD,DHK->BTHK', 
 
 @pytest.mark.parametrize('widest', 'DFJK')
 @pytest.mark.parametrize('equation', EQUATIONS)
-def test_the_gradient_of_a_product_is_the_same_whichever_factor_is_wider(equation, widest):
-    """float32, of whole numbers: exact."""
+def test_param_einsum_gradient_is_exact_for_any_wider_axis(equation, widest):
+    """Use whole numbers, whose float32 sums are exact."""
     of_x, of_weight, of_y = equation.replace('->', ',').split(',')
     rng, size = np.random.default_rng(0), dict(B=8, T=16, D=4, H=2, K=3, F=5, J=3) | {widest: 70}
     x, weight, d_y = (rng.integers(-8, 9, [size[axis] for axis in axes]) for axes in (of_x, of_weight, of_y))
@@ -82,8 +82,8 @@ def test_the_gradient_of_a_product_is_the_same_whichever_factor_is_wider(equatio
 
 
 @pytest.mark.parametrize('equation', EQUATIONS)
-def test_the_gradient_of_a_product_is_summed_in_float32(equation):
-    """Of whole numbers whose sums bfloat16 does not have."""
+def test_param_einsum_gradient_is_summed_in_float32(equation):
+    """Use whole numbers whose sums bfloat16 cannot represent."""
     of_x, of_weight, of_y = equation.replace('->', ',').split(',')
     rng, size = np.random.default_rng(0), dict(B=64, T=16, D=4, H=2, K=3, F=5, J=3)
     x, weight, d_y = (rng.integers(1, 9, [size[axis] for axis in axes]) for axes in (of_x, of_weight, of_y))
@@ -103,10 +103,10 @@ def test_the_gradient_of_a_product_is_summed_in_float32(equation):
 @pytest.mark.parametrize(
     'model', [pytest.param(name, marks=() if name == 'kv, learned' else [EXHAUSTIVE]) for name in gradients.MODELS]
 )
-def test_the_gradient_of_a_batch_is_the_mean_of_those_of_its_parts(model):
-    """Every kind of parameter, and a first token that is always the same.
+def test_batch_gradient_is_mean_of_part_gradients(model):
+    """Use every kind of parameter and a constant first token.
 
-    What is left are sums in another order, after which some values are rounded to the other side: of a few in 2^15.
+    Another order of sums changes the rounding of a few values in 2^15.
     """
     spec = gradients.make_spec(gradients.MODELS[model], 'bfloat16')
     params, ids_BT = gradients.make_inputs(spec, num_sequences=2048)
@@ -115,8 +115,8 @@ def test_the_gradient_of_a_batch_is_the_mean_of_those_of_its_parts(model):
     assert worst(gradients.compute_gradient(spec, params, ids_BT), mean) < (UNIT / 4, '')
 
 
-def test_a_token_that_is_seen_100_000_times_has_the_gradient_of_float32():
-    """Of so many equal sequences it is that of one; n equal addends in float32 are right to n / 2^25 of their sum."""
+def test_embedding_gradient_of_frequent_token_has_float32_precision():
+    """Compare n equal sequences with one: a float32 sum of n equal addends has relative error n / 2^25."""
     spec = tiny(model__dtype='bfloat16', model__layers=1)
     gradient = jax.jit(jax.grad(step_module.make_loss(spec)), compiler_options=STRICT)
     one = np.full((1, 17), 7, np.int32)
@@ -133,7 +133,7 @@ IDS = np.random.default_rng(0).integers(0, 300, (8, 17)).astype(np.int32)
 
 @functools.cache
 def momentum(hardware, dtype='bfloat16'):
-    """The gradient of a batch, as the first step leaves it in SGD's momentum."""
+    """Return the gradient of a batch from the momentum of SGD after the first step."""
     spec, mesh = (
         dataclasses.replace(WHOLE, model=dataclasses.replace(WHOLE.model, dtype=dtype)),
         device_mesh.make_mesh(hardware),
@@ -151,19 +151,19 @@ def momentum(hardware, dtype='bfloat16'):
     some([Hardware(data=4), Hardware(data=2, fsdp=2), Hardware(micro_batch=2)], [Hardware(data=2, fsdp=2)]),
     ids=str,
 )
-def test_a_layout_changes_no_gradient(hardware):
+def test_layout_does_not_change_gradient(hardware):
     assert worst(momentum(hardware), momentum(Hardware())) < (UNIT / 8, '')
 
 
-def test_parts_that_are_rounded_before_they_are_added_leave_gradients_as_near_to_those_of_float32():
-    """Where a tensor is divided: four sums in a layer, forward and back, so 8 roundings beside 32."""
+def test_tensor_parallel_gradient_error_is_close_to_single_device_error():
+    """Allow for four sums in a layer, forward and backward: 8 roundings in addition to 32."""
     exact, alone = (named(momentum(Hardware(), dtype)) for dtype in ('float32', 'bfloat16'))
     for name, leaf in named(momentum(Hardware(tensor=2))).items():
         assert error(leaf, exact[name]) < 2**0.5 * max(error(alone[name], exact[name]), UNIT), name
 
 
-def test_chunks_add_gradients_of_keys_in_float32():
-    """A key that every query sees gets as much from 64 chunks as from one, but for a last rounding."""
+def test_chunked_attention_sums_key_gradients_in_float32():
+    """Compare gradients from 64 chunks with those from one chunk, up to a last rounding."""
     asked, rng = rule(attention('sigmoid', 'none'), masks.make_full_mask(512)), np.random.default_rng(0)
     arrays = [jnp.bfloat16(rng.uniform(size=(1, 512, 1, 4))) for _ in range(3)]
 
@@ -180,22 +180,22 @@ def test_chunks_add_gradients_of_keys_in_float32():
 
 CASES = {**OPTIONS, **COMBINATIONS}
 DRAWS = 4
-# Of what a parameter makes, in two layers: itself, what it multiplies, their product, its activation, what gates it,
-# the norm twice, the head's sum, the stream. Independent roundings add up as their root.
+# Roundings after a parameter, in two layers: parameter, operand, product, activation, gate, two norms, sum of heads,
+# residual stream. The error of independent roundings grows as the square root of their number.
 ROUNDINGS = 20
-# Two combinations have what one option each had before: a row, a column or a bias of every kind.
+# These cases cover every kind of normalizer, learned key and position bias.
 SOME = ('exp-sum', 'sigmoid, kv', 'identity-clamped', 'softpick, logit', 'v', 'post, sink token, prefix')
 SOME += ('position learned', 't5, logit', 'position alibi')
 
 
 def perturbed(params, seed):
-    """Every parameter moved as a rounding moves it, at random."""
+    """Return parameters with random errors of the size of a rounding."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: np.float32(leaf * (1 + UNIT / 3**0.5 * rng.uniform(-1, 1, leaf.shape))), params)
 
 
 def moved(function, params):
-    """(what a function makes of parameters, how far one rounding of each moves that, as a norm by array)."""
+    """Return (result of a function, norm of its change by one rounding of each parameter)."""
     exact = jax.tree.map(np.float64, function(params))
     draws = [function(perturbed(params, seed)) for seed in range(DRAWS)]
     norms = [jax.tree.map(lambda one, other: np.linalg.norm(one - other), exact, draw) for draw in draws]
@@ -203,7 +203,7 @@ def moved(function, params):
 
 
 def compiled(spec):
-    """run(params) -> (gradient of a sum of logits, logits_BTV)."""
+    """Return run(params) -> (gradient of a weighted sum of logits, logits_BTV)."""
     graph = state.make_abstract_model(spec)[0]
     weight_BTV = np.random.default_rng(1).normal(size=(*TOKENS.shape, 300)).astype(np.float32)
 
@@ -215,8 +215,8 @@ def compiled(spec):
 
 
 @pytest.mark.parametrize('name', [pytest.param(name, marks=[] if name in SOME else [EXHAUSTIVE]) for name in CASES])
-def test_logits_and_gradients_are_within_their_roundings_of_the_reference(name):
-    """Logits, of NumPy's float64; gradients, of the float32 ones that test_model.py holds to NumPy."""
+def test_logits_and_gradients_match_reference_within_roundings(name):
+    """Compare logits with NumPy float64, and gradients with float32, which test_model.py compares with NumPy."""
     single, half = (tiny(**CASES[name], model__dtype=dtype) for dtype in ('float32', 'bfloat16'))
     params = drawn(single)
     gradient, logits_BTV = compiled(half)(params)
@@ -229,5 +229,5 @@ def test_logits_and_gradients_are_within_their_roundings_of_the_reference(name):
 
     run = compiled(single)
     expected, far = map(named, moved(lambda params: run(params)[0], params))
-    for name, leaf in named(gradient).items():  # there and back
+    for name, leaf in named(gradient).items():  # forward and backward
         assert np.linalg.norm(leaf - expected[name]) < (2 * ROUNDINGS) ** 0.5 * far[name], name

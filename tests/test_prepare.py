@@ -1,4 +1,4 @@
-"""Preparation: documents in, their tokens out, whatever happens on the way."""
+"""Preparation of token stores, with interruptions, damaged files and full disks."""
 
 import json
 import os
@@ -29,11 +29,11 @@ from sinklab.schema import UserError
     st.sampled_from(['none', 'documents']),
     st.integers(1, 200),
 )
-def test_a_store_holds_every_text_that_is_not_empty_once_on_the_side_of_its_key(tmp_path_factory, texts, bos, size):
+def test_store_contains_each_nonempty_text_once_in_split_of_its_hash(tmp_path_factory, texts, bos, size):
     folder = tmp_path_factory.mktemp('store')
     source, full = written(folder / 'a.jsonl', texts), [text for text in texts if text.strip()]
     if len(full) < 2:
-        with pytest.raises(UserError, match='give more files'):
+        with pytest.raises(UserError, match='files'):
             made(folder / 'store', source)
         return
     store = made(folder / 'store', source, bos=bos, shard_tokens=size)
@@ -47,7 +47,7 @@ def test_a_store_holds_every_text_that_is_not_empty_once_on_the_side_of_its_key(
 
 
 @pytest.mark.slow
-def test_the_store_does_not_depend_on_processes_and_its_digest_not_on_where_it_lies(tmp_path):
+def test_store_digest_is_independent_of_process_count_and_location(tmp_path):
     texts = corpus_of(60)
     stores = []
     for number, processes in enumerate((1, 2, 3)):
@@ -60,7 +60,7 @@ def test_the_store_does_not_depend_on_processes_and_its_digest_not_on_where_it_l
     assert made(tmp_path / 'other', other, shard_tokens=200).digest != stores[0].digest
 
 
-def test_the_words_of_the_assistant_and_the_end_after_them_are_to_be_predicted(tmp_path):
+def test_loss_mask_covers_assistant_text_and_following_end_token(tmp_path):
     turns = [
         [('user', f'hello {n}'), ('assistant', f'good day {n}'), ('user', 'more'), ('assistant', 'no')]
         for n in range(5)
@@ -87,7 +87,7 @@ def command(source, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('moments', 'documents'), [(2, 800), pytest.param(10, 3000, marks=pytest.mark.exhaustive)])
-def test_a_killed_prepare_resumes_without_repeating_shards_and_ends_in_the_same_store(tmp_path, moments, documents):
+def test_killed_prepare_resumes_from_finished_shards_to_identical_store(tmp_path, moments, documents):
     source, folder = written(tmp_path / 'a.jsonl', corpus_of(documents, words=300)), tmp_path / 'killed'
     subprocess.run(command(source, tmp_path / 'whole'), check=True, capture_output=True)
     shards, rng = len(Store(tmp_path / 'whole').shards), random.Random(0)
@@ -95,7 +95,7 @@ def test_a_killed_prepare_resumes_without_repeating_shards_and_ends_in_the_same_
     kept = {}
     for moment in range(moments):
         running = subprocess.Popen(command(source, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wanted = (moment + 1) * shards // (2 * moments)  # shards finished, all attempts together
+        wanted = (moment + 1) * shards // (2 * moments)  # finished shards of all attempts
         while len(list(folder.glob('*-*.json'))) < wanted:
             assert running.poll() is None
             time.sleep(0.005)
@@ -103,7 +103,7 @@ def test_a_killed_prepare_resumes_without_repeating_shards_and_ends_in_the_same_
         running.send_signal(signal.SIGKILL)
         running.wait()
         there = {path.stem: path.with_suffix('.ids').stat().st_mtime_ns for path in folder.glob('*-*.json')}
-        assert kept.items() <= there.items()  # none was made twice
+        assert kept.items() <= there.items()  # no shard was written twice
         kept = there
     finished = subprocess.run(command(source, folder), check=True, capture_output=True)
     whole, killed = Store(tmp_path / 'whole'), Store(folder)
@@ -114,22 +114,22 @@ def test_a_killed_prepare_resumes_without_repeating_shards_and_ends_in_the_same_
         assert path.read_bytes() == (folder / path.name).read_bytes(), path
 
 
-def test_damaged_companions_are_made_again_or_refused(tmp_path):
+def test_damaged_store_files_are_rebuilt_or_rejected(tmp_path):
     source, folder = written(tmp_path / 'a.jsonl', corpus_of(60)), tmp_path / 'store'
     digest = made(folder, source).digest
     for name in ('tokenizer.json', 'probe.npz'):
         for damage in (lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])):
             damage(folder / name)
-            with pytest.raises(UserError, match=rf'{name} is not the one that it was made with'):
+            with pytest.raises(UserError, match=name):
                 Store(folder)
             assert made(folder, source).digest == digest
     for name in ('meta.json', 'recipe.json'):
         (folder / name).write_text('{')
-        with pytest.raises(UserError, match=rf'{name} is damaged.*delete'):
+        with pytest.raises(UserError, match=rf'{name}.*delete'):
             made(folder, source)
 
 
-def test_a_refused_preparation_leaves_nothing_behind(tmp_path):
+def test_rejected_prepare_leaves_no_files(tmp_path):
     (tmp_path / 'a.jsonl').write_text('{"body": "x"}')
     for source in (f'text:{tmp_path}/a.jsonl', f'text:{tmp_path}/none', 'web:x'):
         with pytest.raises(UserError):
@@ -138,7 +138,7 @@ def test_a_refused_preparation_leaves_nothing_behind(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['a.jsonl']
 
 
-def test_finished_shards_are_kept_and_damaged_ones_made_anew(tmp_path, monkeypatch):
+def test_prepare_keeps_finished_shards_and_rebuilds_damaged_shards(tmp_path, monkeypatch):
     source = written(tmp_path / 'a.jsonl', corpus_of(60))
     whole = made(tmp_path / 'whole', source, shard_tokens=300)
     prepare_store(recipe(source, shard_tokens=300), tmp_path / 'again', 1)
@@ -146,37 +146,37 @@ def test_finished_shards_are_kept_and_damaged_ones_made_anew(tmp_path, monkeypat
     before = kept.stat().st_mtime_ns
     damaged = tmp_path / 'again' / 'train-000-00002.ids'
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r'train-000-00002\.ids has .* bytes of'):
+    with pytest.raises(UserError, match=r'train-000-00002\.ids.*bytes'):
         Store(tmp_path / 'again')
     assert made(tmp_path / 'again', source, shard_tokens=300).digest == whole.digest
     assert kept.stat().st_mtime_ns == before
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
+def test_prepare_rejects_folder_with_other_content(tmp_path):
     source = written(tmp_path / 'a.jsonl', corpus_of(20))
     (tmp_path / 'mine').mkdir()
     (tmp_path / 'mine' / 'file').write_text('precious')
-    with pytest.raises(UserError, match='holds files and no token store'):
+    with pytest.raises(UserError, match=r'mine.*\(file\)'):
         made(tmp_path / 'mine', source)
     assert [path.name for path in (tmp_path / 'mine').iterdir()] == ['file']
     made(tmp_path / 'store', source)
-    with pytest.raises(UserError, match=r'begun from something else \(held_out 0\.2 -> 0\.3\)'):
+    with pytest.raises(UserError, match=r'held_out 0\.2 -> 0\.3'):
         made(tmp_path / 'store', source, held_out=0.3)
     written(tmp_path / 'a.jsonl', corpus_of(21))
-    with pytest.raises(UserError, match='the files have changed since'):
+    with pytest.raises(UserError, match='changed'):
         made(tmp_path / 'store', source)
 
 
-def test_of_many_damaged_documents_the_first_are_named(tmp_path, capsys):
+def test_lenient_prepare_lists_first_ten_damaged_documents(tmp_path, capsys):
     lines = [*(json.dumps({'text': text}) for text in corpus_of(4)), *['{'] * 25]
     (tmp_path / 'a.jsonl').write_text('\n'.join(lines))
     made(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
     said = capsys.readouterr().err.splitlines()
     assert [int(line.split('line ')[1].split()[0]) for line in said[:-1]] == list(range(5, 15))
-    assert said[-1] == 'dropped: 15 more that are damaged'
+    assert '15' in said[-1]
 
 
-def test_damaged_documents_are_refused_or_named_and_counted(tmp_path, capsys):
+def test_damaged_documents_are_rejected_or_counted_with_lenient(tmp_path, capsys):
     lines = [json.dumps({'text': text}).encode() for text in corpus_of(9)]
     (tmp_path / 'a.jsonl').write_bytes(
         b'\n'.join([*lines, b'{"text": "caf\xe9"}', b'{"body": "x"}', b'{"text": " "}'])
@@ -186,15 +186,17 @@ def test_damaged_documents_are_refused_or_named_and_counted(tmp_path, capsys):
     store = made(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
     assert store.meta['dropped'] == {'damaged': 2, 'empty': 1}
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith(f'dropped: {tmp_path}/a.jsonl, line 10 is not UTF-8')
-    assert second.startswith(f'dropped: {tmp_path}/a.jsonl, line 11 has no field "text"')
+    assert f'{tmp_path}/a.jsonl, line 10' in first
+    assert 'UTF-8' in first
+    assert f'{tmp_path}/a.jsonl, line 11' in second
+    assert '"text"' in second
     assert len(documents(store, 'train') + documents(store, 'held_out')) == 9
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_said_in_one_line_and_what_is_finished_is_kept(tmp_path, small_disk):
+def test_full_disk_is_reported_in_one_line_and_finished_shards_are_kept(tmp_path, small_disk):
     source, folder = written(tmp_path / 'a.jsonl', corpus_of(3000, words=300)), small_disk / 'store'
-    with pytest.raises(UserError, match=r'No space left.*give the same command again') as refusal:
+    with pytest.raises(UserError, match='No space left') as refusal:
         made(folder, source, shard_tokens=100_000)
     assert '\n' not in str(refusal.value)
     assert not list(folder.glob('*.unfinished'))
@@ -206,21 +208,21 @@ def test_a_full_disk_is_said_in_one_line_and_what_is_finished_is_kept(tmp_path, 
     assert store.digest == made(tmp_path / 'whole', source, shard_tokens=100_000).digest
 
 
-def test_a_dead_tokenizing_process_is_said_in_one_line(tmp_path, monkeypatch):
+def test_dead_tokenizing_process_is_reported_with_exit_code(tmp_path, monkeypatch):
     source = written(tmp_path / 'a.jsonl', corpus_of(20))
     (tmp_path / 'python').write_text('#!/bin/sh\nexit 9\n')
     os.chmod(tmp_path / 'python', 0o755)
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
-    with pytest.raises(UserError, match=r'has died \(exit code 9\)'):
+    with pytest.raises(UserError, match='exit code 9'):
         made(tmp_path / 'store', source, processes=2)
 
 
-def test_masks_are_written_where_documents_tell_them_alone(tmp_path):
+def test_loss_mask_is_not_written_for_plain_text(tmp_path):
     store = made(tmp_path / 'store', written(tmp_path / 'a.jsonl', corpus_of(9)))
     assert not any(PREDICTED_SUFFIX in shard.sha256 for shard in store.shards)
 
 
-def test_the_verb_says_what_was_made_and_how_to_train_on_it(tmp_path, capsys):
+def test_prepare_command_prints_training_flags_and_checks_batches(tmp_path, capsys):
     source = written(tmp_path / 'a.jsonl', corpus_of(30))
     arguments = ['prepare', f'--source={source}', f'--out={tmp_path}/store', '--vocabulary=300', '--held_out=0.2']
     assert main(arguments) == 0
@@ -235,8 +237,8 @@ def test_the_verb_says_what_was_made_and_how_to_train_on_it(tmp_path, capsys):
     assert about['batches'] == about['windows']['train'][''] // 4
     assert main(['prepare', '--check', f'{tmp_path}/store', '--batch_size=4', '--hosts=3']) == 1
     printed = capsys.readouterr()
-    assert 'cannot be divided over 3 hosts' in printed.err
-    assert 'for every one of 3 hosts' not in printed.out
+    assert '3 hosts' in printed.err
+    assert '3 hosts' not in printed.out
     assert main(['prepare', '--check', f'{tmp_path}/store', '--length=16', '--batch_size=999', '--hosts=3']) == 0
     windows = sum(about['windows']['train'].values())
     said = f'batches of 999: 0 an epoch (windows to train on: {windows}; a smaller batch would not read one twice)'
@@ -245,13 +247,11 @@ def test_the_verb_says_what_was_made_and_how_to_train_on_it(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('documents', 'length'), [(400, 64), (60, 16)], ids=['quickstart', 'smoke'])
-def test_windows_are_counted_at_the_length_of_the_command_that_trains_on_the_store(
-    tmp_path, capsys, documents, length
-):
+def test_prepare_check_uses_length_of_suggested_training_command(tmp_path, capsys, documents, length):
     source, out = written(tmp_path / 'a.jsonl', corpus_of(documents, words=300)), f'{tmp_path}/store'
     assert main(['prepare', f'--source={source}', f'--out={out}', '--vocabulary=512', '--held_out=0.3']) == 0
     printed = capsys.readouterr().out
-    assert f'windows of {length} + 1 tokens' in printed
+    assert f'{length} + 1' in printed
     assert f'--size={"quickstart" if length == 64 else "smoke"} ' in printed
     assert main(['prepare', '--check', out, '--json']) == 0
     about = json.loads(capsys.readouterr().out)
@@ -262,7 +262,7 @@ def test_windows_are_counted_at_the_length_of_the_command_that_trains_on_the_sto
 
 
 @pytest.mark.parametrize('vocabulary', [257, (1 << 20) + 1, 99999999999, -1])
-def test_a_vocabulary_that_no_tokenizer_can_have_is_refused(tmp_path, capsys, vocabulary):
+def test_prepare_rejects_invalid_vocabulary_size(tmp_path, capsys, vocabulary):
     source = written(tmp_path / 'a.jsonl', corpus_of(3))
     assert main(['prepare', f'--source={source}', f'--out={tmp_path}/store', f'--vocabulary={vocabulary}']) == 1
     (line,) = capsys.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""Compiled programs are found again, and told."""
+"""Persistent compilation cache: reuse, report, flags and location."""
 
 import os
 import subprocess
@@ -19,24 +19,24 @@ print(compiled)
 
 
 def said(folder):
-    """By a process of its own."""
+    """Return the cache report of a new process."""
     environment = {name: value for name, value in os.environ.items() if 'CACHE' not in name}
     command = [sys.executable, '-c', SCRIPT, str(folder)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.mark.slow
-def test_the_second_process_finds_what_the_first_has_compiled(tmp_path):
+def test_compilation_cache_is_reused_by_second_process(tmp_path):
     assert said(tmp_path) == f'programs: 1 compiled, 0 found in {tmp_path}'
     assert said(tmp_path) == f'programs: 0 compiled, 1 found in {tmp_path}'
 
 
 @pytest.mark.slow
-def test_none_are_kept_where_none_are_wanted():
+def test_compilation_cache_is_disabled_by_none():
     assert said('none') == 'programs: all compiled, none kept'
 
 
-def test_only_what_learns_nothing_is_compiled_in_haste(monkeypatch):
+def test_set_fast_compile_flags_applies_only_to_smoke_size(monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', '--xla_dump_to=somewhere')
     for size in (None, 'paper', 'quickstart'):
         hardware_flags.set_fast_compile_flags(size)
@@ -46,7 +46,7 @@ def test_only_what_learns_nothing_is_compiled_in_haste(monkeypatch):
     assert os.environ['XLA_FLAGS'] == f'--xla_dump_to=somewhere {hardware_flags.FAST_COMPILE_FLAGS}'
 
 
-def test_programs_of_other_processors_lie_elsewhere(monkeypatch, tmp_path):
+def test_get_default_cache_dir_depends_on_processor(monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
     here = hardware_flags.get_default_cache_dir()
     assert here == hardware_flags.get_default_cache_dir()

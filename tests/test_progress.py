@@ -1,4 +1,4 @@
-"""What a person sees of a run under way."""
+"""Progress log of a run."""
 
 import pytest
 from conftest import tiny
@@ -7,14 +7,14 @@ from sinklab.cli import progress
 
 
 def shown(capsys, records, **changes):
-    """The lines that a log has of these records."""
+    """Return the log lines of these records."""
     listener = progress.ProgressCallback('mine', tiny(**changes))
     for record in records:
         listener.on_record(record, written=True)
     return capsys.readouterr().err.splitlines()
 
 
-def test_a_sink_that_was_measured_before_is_told_with_its_step(capsys, monkeypatch):
+def test_progress_shows_last_sink_with_its_step(capsys, monkeypatch):
     monkeypatch.setattr(progress, 'LOG_SECONDS', -1.0)
     losses = [{'step': step, 'train/loss': 5.0} for step in range(1, 5)]
     losses[2] |= {'sink/1': 20.0}
@@ -32,22 +32,22 @@ def test_a_sink_that_was_measured_before_is_told_with_its_step(capsys, monkeypat
 @pytest.mark.parametrize(
     ('every', 'step', 'told'), [(0, 0, True), (8, 0, True), (4, 0, False), (4, 3, False), (4, 4, True), (3, 4, False)]
 )
-def test_a_run_that_saves_nothing_before_its_end_says_so_at_its_start(capsys, every, step, told):
+def test_progress_reports_run_without_intermediate_checkpoints(capsys, every, step, told):
     progress.ProgressCallback('mine', tiny(checkpoint__every_steps=every)).on_train_begin(
         step, 'chunked, earlier dense', []
     )
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == 'mine  attention: chunked, earlier dense'
-    assert any('saves a checkpoint only at the end' in line for line in lines) == told
+    assert any('config.checkpoint.every_steps' in line for line in lines) == told
 
 
-def test_what_a_row_comes_to_is_said_at_its_start(capsys):
+def test_progress_prints_row_description_first(capsys):
     said = 'at size smoke: optimizer.steps 4 -> 8'
     progress.ProgressCallback('mine', tiny(), row_description=said).on_train_begin(0, 'dense', [])
     assert capsys.readouterr().err.splitlines()[0] == f'mine  {said}'
 
 
-def test_what_has_changed_since_a_step_is_said(capsys):
+def test_progress_prints_changes_since_step(capsys):
     progress.ProgressCallback('mine', tiny(checkpoint__every_steps=2)).on_train_begin(
         4, 'dense', ['a 1 -> 2', 'b 3 -> 4']
     )

@@ -1,4 +1,4 @@
-"""What holds for any weights: Propositions 1-4 of the paper, of one token repeated, and identities of operations."""
+"""Properties of any weights: Propositions 1-4 of the paper for a repeated token, and identities of operations."""
 
 import functools
 import math
@@ -21,13 +21,13 @@ REPEATED = np.full((1, T), 7)
 
 
 def passed(spec, params, tokens):
-    """(logits, Capture), operation by operation."""
+    """Return (logits, Capture), executed op by op."""
     with jax.disable_jit():
         return nnx.merge(state.make_abstract_model(spec)[0], params)(tokens, capture=True)
 
 
 def repeated(position, pair=('exp', 'sum'), **changes):
-    """(attention_LHTS, residual_LTD, parameters) of one token repeated."""
+    """Return (attention_LHTS, residual_LTD, parameters) for one repeated token."""
     spec = operation(tiny(model__position=position, data__length=T, **changes), *pair)
     params = drawn(spec)
     _, captured = passed(spec, params, REPEATED)
@@ -35,18 +35,18 @@ def repeated(position, pair=('exp', 'sum'), **changes):
 
 
 @pytest.mark.parametrize('position', PROPOSITIONS)
-def test_hidden_states_of_a_repeated_token_are_equal_after_every_block(position):
+def test_repeated_token_has_equal_hidden_states_after_every_block(position):
     _, residual_LTD, _ = repeated(position)
     np.testing.assert_allclose(residual_LTD, residual_LTD[:, :1].repeat(T, 1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('position', ['learned', 'absolute'])
-def test_hidden_states_of_a_repeated_token_differ_where_positions_are_embedded(position):
+def test_repeated_token_has_unequal_hidden_states_with_position_embeddings(position):
     _, residual_LTD, _ = repeated(position)
     assert (np.abs(residual_LTD - residual_LTD[:, :1]).max(-1)[:, 1:] > 1e-2).all()
 
 
-def test_proposition_1_without_positions_a_repeated_token_is_attended_uniformly():
+def test_proposition_1_attention_is_uniform_without_positions():
     attention_LHTS, _, _ = repeated('none')
     uniform_TS = np.tri(T) / np.arange(1, T + 1)[:, None]
     np.testing.assert_allclose(attention_LHTS, np.broadcast_to(uniform_TS, attention_LHTS.shape), atol=1e-6)
@@ -57,7 +57,7 @@ def test_proposition_1_without_positions_a_repeated_token_is_attended_uniformly(
 
 
 @pytest.mark.parametrize(('kind', 'alpha'), [('code', 0.334), ('printed', 0.225), ('negative', 0.022)])
-def test_proposition_2_relative_positions_alone_make_the_sink_of_a_repeated_token(kind, alpha):
+def test_proposition_2_relative_positions_alone_determine_sink(kind, alpha):
     attention_LHTS, _, _ = repeated(f'relative_paper_{kind}')
     assert np.ptp(attention_LHTS, axis=(0, 1)).max() < 1e-5, 'it depends on weights'
     found = np.asarray(sink.compute_importance(attention_LHTS, 1))
@@ -67,7 +67,7 @@ def test_proposition_2_relative_positions_alone_make_the_sink_of_a_repeated_toke
         np.testing.assert_allclose(attention_LHTS[:, :, 63, 0], 0.113, atol=5e-4)
 
 
-def test_proposition_3_alibi_prefers_the_nearest_of_a_repeated_token():
+def test_proposition_3_alibi_prefers_nearest_token():
     attention_LHTS, _, _ = repeated('alibi', model__heads=8)
     for head, slope in enumerate(0.5 ** np.arange(1, 9)):
         for t in range(T):
@@ -82,8 +82,8 @@ def test_proposition_3_alibi_prefers_the_nearest_of_a_repeated_token():
     assert (alpha_LH < sink.compute_uniform_importance(T)).all()
 
 
-def test_proposition_4_rotary_attention_to_a_repeated_token_is_bounded():
-    """A_ti <= e^2xi / (e^2xi + t - 1), xi = |q| |k| / sqrt(K)."""
+def test_proposition_4_rotary_attention_is_bounded():
+    """Check that A_ti <= e^2xi / (e^2xi + t - 1), where xi = |q| |k| / sqrt(K)."""
     attention_LHTS, residual_LTD, params = repeated('rotary')
     stream_LD = np.stack([params['embedding_VD'][7], residual_LTD[0, 0]])
     weights = params['blocks']['attention']
@@ -99,11 +99,11 @@ def test_proposition_4_rotary_attention_to_a_repeated_token_is_bounded():
     assert np.abs(attention_LHTS[..., 63, :] - 1 / 64).max() > 0.01, 'nothing to bound'
 
 
-ONE_LAYER = dict(model__layers=1)  # where rows differ in their mass of text, hidden states are equal no longer
+ONE_LAYER = dict(model__layers=1)  # after it, hidden states differ where rows differ in their mass of text
 
 
 @pytest.mark.parametrize(('columns', 'value'), [('k', 'zero'), ('logit', 'learned')])
-def test_a_column_beside_a_repeated_token_gets_its_score_against_theirs_and_not_an_equal_share(columns, value):
+def test_learned_column_share_follows_its_score_for_repeated_token(columns, value):
     attention_LHTS, _, _ = repeated('none', model__columns__kind=columns, model__columns__value=value, **ONE_LAYER)
     t = np.arange(1, T + 1)
     star_LHT, first_LHT = attention_LHTS[..., 0], attention_LHTS[..., 1]
@@ -112,7 +112,7 @@ def test_a_column_beside_a_repeated_token_gets_its_score_against_theirs_and_not_
     assert (np.abs(star_LHT - 1 / (t + 1)).max(-1) > 0.01).all()
 
 
-def test_sigmoid_scores_of_a_repeated_token_are_all_equal_and_its_proxy_stands_on_the_floor():
+def test_sigmoid_weights_of_repeated_token_are_equal_and_normalize_to_uniform():
     attention_LHTS, _, _ = repeated('none', ('sigmoid', 'none'), **ONE_LAYER)
     np.testing.assert_allclose(attention_LHTS, np.tri(T) * attention_LHTS[..., :1, :1], rtol=1e-5)
     np.testing.assert_allclose(
@@ -125,15 +125,15 @@ NORMALIZED = [pair for pair in OPERATIONS if pair[1] == 'sum' and pair[0] != 'so
 
 
 @pytest.mark.parametrize('pair', NORMALIZED, ids='-'.join)
-def test_the_proxy_of_a_normalized_operation_is_itself(pair):
+def test_normalize_rows_keeps_weights_of_normalized_operation(pair):
     spec = operation(tiny(), *pair)
     attention = passed(spec, drawn(spec), TOKENS)[1].attention_BHTS
-    empty = np.asarray(attention).sum(-1, keepdims=True) < 0.5  # relu may see nothing above 0
+    empty = np.asarray(attention).sum(-1, keepdims=True) < 0.5  # relu may have no score above 0
     np.testing.assert_allclose(sink.normalize_rows(attention), np.where(empty, 0, attention), rtol=1e-4, atol=1e-7)
     assert empty.mean() < 0.2
 
 
-def test_the_sum_of_one_head_is_its_concatenation():
+def test_added_heads_equal_concatenation_for_one_head():
     one = dict(model__heads=1, model__head_width=16)
     plain, params = tiny(**one), drawn(tiny(**one))
     for combination in ('add', 'add_wide'):
@@ -141,7 +141,7 @@ def test_the_sum_of_one_head_is_its_concatenation():
         np.testing.assert_array_equal(passed(plain, params, TOKENS)[0], passed(added, params, TOKENS)[0])
 
 
-def test_the_sum_of_heads_is_a_concatenation_whose_parts_of_the_output_map_are_one():
+def test_added_heads_equal_concatenation_with_repeated_output_map():
     added = tiny(model__combination='add')
     params = drawn(added)
     repeated = jax.tree.map(lambda leaf: leaf, params)
@@ -159,7 +159,7 @@ def of_output(path, _):
 
 
 def optimizers(name):
-    """What trains attention times alpha, and the same of W_O alone that starts alpha times as large."""
+    """Return the optimizer for attention scaled by alpha, and the equivalent one for W_O scaled by alpha."""
     rate, epsilon, decay = 1e-2, 1e-3, 0.1
     if name == 'adamw':
         every = optax.adamw(rate, 0.9, 0.95, epsilon, weight_decay=decay)
@@ -186,8 +186,11 @@ def gradient_of_loss(spec):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['adamw', 'sgd'])
-def test_to_scale_attention_is_to_scale_its_output_map_and_how_that_is_trained(name):
-    """AdamW: W_O alpha with rate alpha, epsilon and decay over alpha; SGD: with rate alpha^2 (appendix D.4)."""
+def test_attention_gain_equals_scaled_output_map_and_optimizer(name):
+    """Scale W_O by alpha (appendix D.4).
+
+    For AdamW, scale its rate by alpha, and divide epsilon and decay by alpha. For SGD, scale its rate by alpha^2.
+    """
     scaled = tiny(model__attention__gain=ALPHA)
     params = drawn(scaled)
     every, output = optimizers(name)

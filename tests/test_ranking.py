@@ -1,4 +1,4 @@
-"""Layouts by formula: what is looked at, what is refused, and that the order is that of operations and bytes."""
+"""Layout search by formula: candidates, rejections, and order by operations and bytes."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ def ranked(given=Hardware(), chip=CHIP, **changes):  # noqa: B008 (frozen)
 
 
 @pytest.mark.slow
-def test_layouts_that_fit_are_in_the_order_of_their_seconds_and_use_all_devices():
+def test_rank_layouts_sorts_by_seconds_and_uses_all_devices():
     best, _ = ranked()
     assert [one.seconds for one in best] == sorted(one.seconds for one in best)
     assert {math.prod(device_mesh.make_mesh(one.hardware, jax.devices()[:4]).shape.values()) for one in best} == {4}
@@ -31,37 +31,38 @@ def test_layouts_that_fit_are_in_the_order_of_their_seconds_and_use_all_devices(
     )
 
 
-def test_what_is_given_is_kept():
+def test_rank_layouts_keeps_given_options():
     best, refused = ranked(Hardware(fsdp=2, micro_batch=2, remat='attention'))
     (only,) = best + refused
     assert only.hardware == Hardware(data=2, fsdp=2, micro_batch=2, remat='attention')
 
 
 @pytest.mark.slow
-def test_what_has_no_room_or_cannot_be_divided_is_told():
+def test_rank_layouts_reports_layouts_beyond_memory_or_indivisible():
     best, refused = ranked(chip=dataclasses.replace(CHIP, memory_bytes=1000))
     assert best == []
-    assert {'GiB, of' in one.refused for one in refused if one.bytes} == {True}
+    assert {'GiB' in one.refused for one in refused if one.bytes} == {True}
     _, refused = ranked(Hardware(micro_batch=3))
-    assert {one.refused for one in refused} == {
-        '--micro_batch=3 does not divide config.optimizer.batch_size, which is 4'
-    }
+    assert len({one.refused for one in refused}) == 1
+    assert all(
+        part in one.refused for one in refused for part in ('--micro_batch=3', 'config.optimizer.batch_size', '4')
+    )
 
 
-def test_parameters_are_divided_within_a_slice():
+def test_generate_layouts_shards_parameters_within_slice():
     found = [*layout_search.generate_layouts(tiny(), Hardware(), 8, 2)]
     assert {(one.data, one.fsdp) for one in found} == {(2, 4)}
     assert {one.fsdp for one in layout_search.generate_layouts(tiny(), Hardware(fsdp=8), 8, 2)} == {8}
 
 
 @pytest.mark.slow
-def test_of_layouts_that_send_as_much_the_smallest_comes_first():
+def test_rank_layouts_prefers_smaller_memory_for_equal_traffic():
     best, _ = ranked(Hardware(micro_batch=4, remat='full'), model__dtype='bfloat16')
     assert [one.hardware.fsdp for one in best] == [4, 2, 1]
     assert [one.bytes for one in best] == sorted(one.bytes for one in best)
 
 
-def test_what_is_made_again_is_what_is_not_kept():
+def test_count_recompute_flops_excludes_saved_activations():
     spec = tiny()
     once = flops.count_forward_flops(spec.model, spec.data.length)
     outward = 2 * spec.model.layers * spec.model.width * spec.model.ffn_width
@@ -72,8 +73,11 @@ def test_what_is_made_again_is_what_is_not_kept():
     assert flops.count_recompute_flops(spec.model, spec.data.length, 'qkv,middle,ffn') == once.attention
 
 
-def test_bytes_that_travel_are_those_of_the_page():
-    """(1/2 + 1/2 + 1) n (F - 1)/F along fsdp for each micro-batch, 2 n/F (D - 1)/D along data (parallelism.md)."""
+def test_estimate_sent_bytes_matches_documented_formula():
+    """Compare with the formula of parallelism.md.
+
+    It is (1/2 + 1/2 + 1) n (F - 1)/F along fsdp for each micro-batch, and 2 n/F (D - 1)/D along data.
+    """
     spec = tiny(model__dtype='bfloat16')
     hardware = Hardware(data=2, fsdp=2, micro_batch=2)
     mesh = device_mesh.make_mesh(hardware, jax.devices()[:4])

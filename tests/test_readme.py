@@ -1,4 +1,4 @@
-"""What the README shows equals the code and the committed results."""
+"""README content, compared with the code and the committed results."""
 
 import collections
 import json
@@ -19,12 +19,12 @@ README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 @pytest.fixture
 def claims(capsys):
-    """{claim: verdict}"""
+    """Return {claim: verdict}."""
     assert main(['claims', f'--results={ROOT}/docs/results/claims.json', '--json']) == 0
     return {claim['claim']: claim['verdict'] for claim in json.loads(capsys.readouterr().out)}
 
 
-def test_the_rows_of_the_readme_are_valid(capsys, tmp_path):
+def test_readme_rows_are_valid(capsys, tmp_path):
     blocks = re.findall(r'^```python\n(.*?)^```', README, re.MULTILINE | re.DOTALL)
     (block,) = (block for block in blocks if block.startswith('# mine.py'))
     (tmp_path / 'mine.py').write_text(block)
@@ -35,7 +35,7 @@ def test_the_rows_of_the_readme_are_valid(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_results_of_the_readme_are_those_that_were_measured(claims):
+def test_readme_results_match_measured_runs(claims):
     runs = json.loads((ROOT / 'docs' / 'results' / 'claims.json').read_text())['runs']
     table = README.partition('| model | claim |')[2].partition('\n\n')[0]
     found = re.findall(r'\| `([\w.]+)`: [^|]+ \| ([\d.]+) \| ([\d.]+) ± ([\d.]+) \| ([\w ]+) \|', table)
@@ -55,7 +55,7 @@ def test_the_results_of_the_readme_are_those_that_were_measured(claims):
 
 
 @pytest.mark.slow
-def test_the_verdicts_of_the_readme_are_those_that_are_computed(claims):
+def test_readme_verdict_counts_match_computed_verdicts(claims):
     verdicts = collections.Counter(claims.values())
     status = ' '.join(README.partition('of 85 claims')[2].partition('([details]')[0].replace('>', '').split())
     names = 'holds', 'contradicted', 'not seen', 'unsettled', 'not testable here', 'not run'
@@ -63,13 +63,13 @@ def test_the_verdicts_of_the_readme_are_those_that_are_computed(claims):
     assert verdicts.total() == 85
 
 
-def test_links_of_the_readme_lead_somewhere():
+def test_readme_links_exist():
     links = re.findall(r'\]\(([^)#]+)', README)
     assert len(links) > 15
     assert [link for link in links if not link.startswith('http') and not (ROOT / link).exists()] == []
 
 
-def test_the_tables_of_numbers_are_those_of_the_measures():
+def test_metric_tables_of_docs_match_registry():
     written = runpy.run_path(str(ROOT / 'docs' / 'metric_tables.py'))
     for path, numbers in written['PAGES'].items():
         text = path.read_text(encoding='utf-8')

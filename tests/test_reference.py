@@ -1,4 +1,4 @@
-"""The generated pages of the site have everything that the code has; each test lists the code in a way of its own."""
+"""Generated reference pages, compared with an independent listing of the code."""
 
 import ast
 import functools
@@ -33,14 +33,14 @@ FILES = sorted(path for path in (ROOT / 'configs').glob('*.py') if '\nROWS' in p
 
 
 def lines_of(page, first):
-    """The lines of all tables whose first cell holds this text in backquotes."""
+    """Return the lines of all tables whose first cell contains this text in backquotes."""
     return [line for line in page.splitlines() if line.startswith('|') and f'`{first}`' in line.split(' | ')[0]]
 
 
 # config.md
 
 
-def test_every_config_field_has_one_line_with_its_default_and_a_meaning():
+def test_config_page_lists_every_field_with_default_and_meaning():
     config = default.get_config()
     for path in list_fields(config):
         lines = [line for line in lines_of(PAGES['config.md'], path) if f'id="{path}"' in line or path == 'seed']
@@ -50,7 +50,7 @@ def test_every_config_field_has_one_line_with_its_default_and_a_meaning():
         assert len(cells[3]) > 10
 
 
-def test_every_value_of_a_choice_is_listed():
+def test_config_page_lists_every_choice():
     tree = ast.parse((ROOT / 'sinklab' / 'config' / 'spec.py').read_text(encoding='utf-8'))
     named = [
         node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and ast.unparse(node.value) == 'Literal'
@@ -61,7 +61,7 @@ def test_every_value_of_a_choice_is_listed():
         assert f'`{value}`' in PAGES['config.md'], value
 
 
-def test_every_field_of_a_spec_has_a_docstring():
+def test_every_spec_field_has_docstring():
     for kind in (
         spec.Spec,
         spec.Hardware,
@@ -74,7 +74,7 @@ def test_every_field_of_a_spec_has_a_docstring():
 
 
 def commands(parser, name=''):
-    """Every command, by the text of its own help."""
+    """Yield (name, parser) of every command."""
     for action in parser._actions:
         for sub, one in action.choices.items() if action.nargs == 'A...' else ():
             yield f'{name} {sub}'.strip(), one
@@ -85,7 +85,7 @@ COMMANDS = dict(commands(main.build_parser()))
 
 
 @pytest.mark.parametrize('name', COMMANDS)
-def test_every_option_of_a_command_is_in_its_section(name):
+def test_commands_page_lists_every_option_of_command(name):
     head = f' `sinklab {name}` {{ #sinklab-{name.replace(" ", "-")} }}'
     section = re.split(r'\n##+ ', PAGES['commands.md'].partition(head)[2])[0]
     assert section
@@ -96,7 +96,7 @@ def test_every_option_of_a_command_is_in_its_section(name):
         assert f'`{option}' in section, option
 
 
-def test_every_verb_has_an_example():
+def test_commands_page_has_example_of_every_command():
     for name in main.COMMANDS:
         section = re.split(r'\n## ', PAGES['commands.md'].partition(f'## `sinklab {name}`')[2])[0]
         assert re.search(rf'```text\n(.*\n)*.*sinklab {name}', section.partition('| argument')[2]), name
@@ -106,12 +106,12 @@ def test_every_verb_has_an_example():
 
 
 @pytest.mark.parametrize('number', [*METRIC_INFOS, *OFFLINE_METRIC_INFOS], ids=lambda number: number.name)
-def test_every_number_of_a_measure_is_a_metric_of_the_page(number):
+def test_metrics_page_lists_every_registered_metric(number):
     (line,) = {line for line in lines_of(PAGES['metrics.md'], number.name) if 'log.' not in line}
     assert number.description.split()[0] in line.replace('\\', '')
 
 
-def test_every_name_that_training_records_is_a_metric_of_the_page():
+def test_metrics_page_lists_every_training_metric():
     recorded = set()
     for path in [*(ROOT / 'sinklab' / 'train').glob('*.py'), *(ROOT / 'sinklab' / 'data').rglob('*.py')]:
         recorded |= set(re.findall(r"'((?:train|valid|speed|data)/\w+)'", path.read_text(encoding='utf-8')))
@@ -120,7 +120,7 @@ def test_every_name_that_training_records_is_a_metric_of_the_page():
         assert lines_of(PAGES['metrics.md'], name), name
 
 
-def test_every_number_that_a_command_measures_or_derives_is_a_metric_of_the_page():
+def test_metrics_page_lists_every_analysis_metric():
     text = ''.join(path.read_text(encoding='utf-8') for path in (ROOT / 'sinklab' / 'analysis').glob('*.py'))
     names = [f'{name}/{{k}}' for name in re.findall(r"by_layer\(\s*'(\w+)'", text)]
     assert len(names) == 2
@@ -132,7 +132,7 @@ def test_every_number_that_a_command_measures_or_derives_is_a_metric_of_the_page
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
-def test_every_row_has_a_line_with_its_changes_and_published_numbers(path):
+def test_rows_page_lists_every_row_with_changes_and_published_numbers(path):
     section = PAGES['rows.md'].partition(f'## `configs/{path.name}`')[2].partition('\n## ')[0]
     for name, row in importlib.import_module(f'sinklab.configs.{path.stem}').ROWS.items():
         (line,) = lines_of(section, name)
@@ -147,7 +147,7 @@ def test_every_row_has_a_line_with_its_changes_and_published_numbers(path):
 # exit_codes.md, run_files.md
 
 
-def test_every_exit_code_and_every_cause_is_explained():
+def test_exit_codes_page_lists_every_code_and_cause():
     assert reference.CAUSE_MEANINGS.keys() == exit_status.EXIT_CAUSES.keys()
     assert {code for _, code in exit_status.EXIT_CAUSES.values()} == reference.EXIT_CODES.keys()
     for cause, (kind, code) in exit_status.EXIT_CAUSES.items():
@@ -156,13 +156,13 @@ def test_every_exit_code_and_every_cause_is_explained():
         assert lines_of(PAGES['exit_codes.md'], code)
 
 
-def test_every_file_of_a_run_folder_is_listed():
+def test_run_files_page_lists_every_file():
     assert set(reference.list_run_files()) == reference.RUN_FILES.keys()
     for name in (*run_dir.RUN_FILES, *(name for name in run_dir.FILES_BEFORE_CONFIG if name != 'lease.lock')):
         assert lines_of(PAGES['run_files.md'], name) or lines_of(PAGES['run_files.md'], f'{name}/'), name
 
 
-def test_every_field_of_a_schema_is_listed():
+def test_run_files_page_lists_every_schema_field():
     assert {*reference.SCHEMA_NAMES.values(), 'verdicts'} == run_files.SCHEMAS.keys()
     for file, name in reference.SCHEMA_NAMES.items():
         section = PAGES['run_files.md'].partition(f'### `{file}`')[2].partition('\n### ')[0]
@@ -175,12 +175,12 @@ def test_every_field_of_a_schema_is_listed():
 
 
 @pytest.mark.parametrize('path', [path for path in FILES if path.stem != 'quickstart'], ids=lambda path: path.stem)
-def test_every_row_belongs_to_a_table_of_the_paper_or_of_later_work(path):
+def test_paper_tables_page_links_every_row(path):
     for name in importlib.import_module(f'sinklab.configs.{path.stem}').ROWS:
         assert f'[`{path.stem}:{name}`](../reference/rows.md#{path.stem}-{name})' in TABLES()
 
 
-def test_every_table_and_figure_that_a_source_cites_has_a_section():
+def test_paper_tables_page_has_section_for_every_cited_table_and_figure():
     titles = ' '.join(line for line in TABLES().splitlines() if line.startswith('### '))
     sources = {row['source'] for row in paper_tables.load_all_rows().values()}
     sources |= {one['source'] for one in claims_file.CLAIMS.values()}
@@ -195,14 +195,14 @@ def test_every_table_and_figure_that_a_source_cites_has_a_section():
             )
 
 
-def test_every_claim_is_listed_with_its_verdict():
+def test_paper_tables_page_lists_every_claim_with_verdict():
     for name, verdict in paper_tables.load_verdicts().items():
         lines = [line for line in TABLES().splitlines() if line.startswith(f'- `{name}` ')]
         assert lines, name
         assert f'**{verdict["verdict"]}' in lines[0]
 
 
-def test_our_numbers_are_those_of_the_measured_runs():
+def test_paper_tables_page_numbers_match_measured_runs():
     runs = json.loads((ROOT / 'docs' / 'results' / 'claims.json').read_text(encoding='utf-8'))['runs']
     assert len(runs) > 20
     for row, seeds in runs.items():
@@ -216,7 +216,7 @@ def test_our_numbers_are_those_of_the_measured_runs():
             assert f'{len(seeds)} seeds' in line
 
 
-def test_rows_whose_config_was_not_measured_have_no_numbers_of_ours():
+def test_find_our_runs_returns_none_for_unmeasured_config():
     assert paper_tables.find_our_runs('columns:kv_shared') is None
     assert paper_tables.find_our_runs('blocks:swiglu') is None  # twice the heads of the measured baseline
 
@@ -224,14 +224,14 @@ def test_rows_whose_config_was_not_measured_have_no_numbers_of_ours():
 # reference/api/
 
 
-def test_the_pages_of_the_api_name_what_the_package_exports():
+def test_api_pages_name_exported_objects():
     assert '::: sinklab.open' in api_pages.build_pages()['sinklab.md']
     with pytest.raises(AttributeError):
         api_pages.check_object_exists('sinklab.train.callbacks.Missing')
 
 
-def test_every_module_on_the_pages_of_the_api_is_type_checked_strictly():
-    """But spec and parse: mypy does not follow their Literal types, which are made of tables."""
+def test_api_pages_name_only_strictly_type_checked_modules():
+    """Exclude spec and validate: mypy does not follow their Literal types, which are built from tables."""
     config = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))
     strict = {name for one in config['tool']['mypy']['overrides'] for name in one['module']}
     named = {path.rpartition('.')[0] for _, _, paths in api_pages.PAGES.values() for path in paths}
@@ -242,7 +242,7 @@ def test_every_module_on_the_pages_of_the_api_is_type_checked_strictly():
 # The check of the built site
 
 
-def test_the_check_of_the_site_finds_broken_links_anchors_and_network_loads(tmp_path):
+def test_site_check_finds_broken_links_anchors_and_network_loads(tmp_path):
     (tmp_path / 'index.html').write_text('<a href="other.html#here">x</a> <a href="https://example.org">y</a>')
     (tmp_path / 'other.html').write_text('<h2 id="here">x</h2><link rel="canonical" href="https://example.org/">')
     assert list(check_site.find_faults(tmp_path)) == []

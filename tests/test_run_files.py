@@ -1,4 +1,4 @@
-"""What reads the files of a run folder: records, or one kind of error in one line, of whatever stands there."""
+"""Readers of run folder files: valid values, or one-line errors for damaged content."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from sinklab.storage import run_files, untrusted_files
 from sinklab.storage.lease import LeaseLostError, hold_lease
 from sinklab.storage.untrusted_files import DamagedFileError
 
-SECONDS = 2.0  # that a reader may take of a small file
+SECONDS = 2.0  # time limit for reading one small file
 LINEAGE = dict(run='../a', step=4, seal='0', row='a', commit=None, config=['x 1 -> 2'], new=[], dropped=[], data=[])
 SOUND = {
     'row': dict(config='c.py', row='a', diff={'x': 1}, published={'sink/1': 18.2, 'fails': True}, source='p. 3'),
@@ -63,7 +63,7 @@ HARD = hypothesis.settings(
 
 @st.composite
 def changed_value(draw, found):
-    """A JSON value with one part of it taken away, or replaced by something else."""
+    """Return a JSON value with one part removed or replaced."""
     if isinstance(found, dict | list) and found and draw(st.booleans()):
         copy = found.copy()
         key = draw(st.sampled_from(sorted(found) if isinstance(found, dict) else range(len(found))))
@@ -77,7 +77,7 @@ def changed_value(draw, found):
 
 @st.composite
 def changed_bytes(draw, content):
-    """Bytes of which some are flipped, cut off, or put in, among them deep nesting and NaN."""
+    """Return bytes with some flipped, cut off or inserted, including deep nesting and NaN."""
     content = bytearray(content)
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, max(0, len(content) - 1)))
@@ -106,7 +106,7 @@ def changed_bytes(draw, content):
 
 
 def quickly(read, *given):
-    """What a reader returns, or None of Damaged, whose message is one line."""
+    """Return the result of a reader, or None if it raises DamagedFileError with a one-line message."""
     begun = time.monotonic()
     try:
         return read(*given)
@@ -119,7 +119,7 @@ def quickly(read, *given):
 
 
 @pytest.mark.parametrize('kind', SOUND)
-def test_a_sound_file_is_read_as_it_was_written(kind):
+def test_decode_run_file_returns_written_value(kind):
     assert run_files.decode_run_file(json.dumps(SOUND[kind]), kind, 'file') == SOUND[kind]
 
 
@@ -127,7 +127,7 @@ def test_a_sound_file_is_read_as_it_was_written(kind):
 @HARD
 @hypothesis.given(data=st.data())
 @pytest.mark.slow
-def test_a_damaged_json_file_is_as_its_schema_says_or_is_refused(kind, data):
+def test_decode_run_file_matches_schema_or_raises_for_damaged_json(kind, data):
     content = data.draw(
         st.one_of(
             changed_value(SOUND[kind]).map(lambda found: json.dumps(found).encode()),
@@ -143,7 +143,7 @@ def test_a_damaged_json_file_is_as_its_schema_says_or_is_refused(kind, data):
 @HARD
 @hypothesis.given(data=st.data())
 @pytest.mark.slow
-def test_damaged_lines_of_metrics_are_records_or_faults(data):
+def test_decode_metrics_returns_records_or_faults_for_damaged_lines(data):
     number = data.draw(st.integers(0, len(RECORDS) - 1))
     lines = LINES.splitlines(keepends=True)
     lines[number] = data.draw(changed_value(RECORDS[number]).map(lambda one: json.dumps(one).encode() + b'\n'))
@@ -174,8 +174,8 @@ def probe_file(tmp_path_factory):
 @HARD
 @hypothesis.given(data=st.data())
 @pytest.mark.slow
-def test_a_damaged_probe_is_as_it_was_or_is_refused(probe_file, data):
-    """Every array has its own checksum: what is read of a damaged file is what was written."""
+def test_read_arrays_returns_written_values_or_raises_for_damaged_probe(probe_file, data):
+    """Rely on the checksum of each array: arrays read from a damaged file equal the written ones."""
     file = probe_file.with_name('damaged.npz')
     file.write_bytes(data.draw(changed_bytes(probe_file.read_bytes())))
     found = quickly(run_files.read_arrays, file)
@@ -186,7 +186,7 @@ def test_a_damaged_probe_is_as_it_was_or_is_refused(probe_file, data):
         quickly(run_files.check_dimensions, file, found)
 
 
-def test_arrays_are_read_as_numpy_reads_them(tmp_path):
+def test_read_arrays_matches_numpy_load(tmp_path):
     arrays = dict(
         a_LH=np.arange(6.0).reshape(2, 3),
         b_LH=np.asfortranarray(np.arange(6, dtype=np.float16).reshape(2, 3)),
@@ -205,21 +205,21 @@ def test_arrays_are_read_as_numpy_reads_them(tmp_path):
                 np.testing.assert_array_equal(found[name], expected[name])
 
 
-def test_a_header_of_more_numbers_than_there_are_bytes_allocates_nothing(tmp_path):
+def test_read_arrays_rejects_oversized_header_without_allocation(tmp_path):
     import tracemalloc
 
     from faults.file_damages import huge_header
 
     huge_header(tmp_path / 'a.npz')
     tracemalloc.start()
-    with pytest.raises(DamagedFileError, match='has other bytes than its shape'):
+    with pytest.raises(DamagedFileError, match='shape'):
         run_files.read_arrays(tmp_path / 'a.npz')
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
 
 def lines_of(*steps):
-    """Lines of metrics.jsonl; one whose step is negative is cut off."""
+    """Return lines of metrics.jsonl; a negative step gives a truncated line."""
     whole = [b'{"step": %d, "seconds": 0.5}\n' % abs(step) for step in steps]
     return b''.join(line if step >= 0 else line[:20] + b'\n' for step, line in zip(steps, whole, strict=True))
 
@@ -247,7 +247,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize('name', CRASHES)
-def test_a_line_that_a_crash_cut_off_is_no_fault(name):
+def test_decode_metrics_ignores_line_truncated_by_crash(name):
     content = lines_of(*CRASHES[name])
     records, faults = run_files.decode_metrics(content)
     assert faults == []
@@ -256,7 +256,7 @@ def test_a_line_that_a_crash_cut_off_is_no_fault(name):
 
 
 @pytest.mark.parametrize('name', DAMAGES)
-def test_a_line_cut_off_in_the_middle_is_a_fault_where_no_crash_explains_it(name):
+def test_decode_metrics_reports_truncated_line_not_explained_by_crash(name):
     steps, line = DAMAGES[name]
     faults = run_files.decode_metrics(lines_of(*steps))[1]
     assert faults[0].line == line
@@ -264,7 +264,7 @@ def test_a_line_cut_off_in_the_middle_is_a_fault_where_no_crash_explains_it(name
 
 
 def crash(folder, *steps, cut):
-    """An attempt that records steps and is killed while it records one more."""
+    """Record steps, and truncate the line of one more step as a killed attempt does."""
     attempt(folder, *steps)
     with (folder.path / 'metrics.jsonl').open('ab') as file:
         file.write(lines_of(-cut)[:-1])
@@ -277,7 +277,7 @@ def attempt(folder, *steps):
     metrics.close()
 
 
-def test_a_sweep_reads_a_run_that_was_killed_in_a_line_and_then_again(tmp_path, capsys):
+def test_read_records_skips_lines_truncated_by_two_crashes(tmp_path, capsys):
     folder = RunDir(tmp_path)
     crash(folder, 1, 2, 3, cut=4)
     crash(folder, 3, cut=4)
@@ -288,8 +288,8 @@ def test_a_sweep_reads_a_run_that_was_killed_in_a_line_and_then_again(tmp_path, 
     assert capsys.readouterr().err == ''
 
 
-def test_a_sweep_reads_a_run_that_was_killed_in_a_line_and_then_records_other_steps(tmp_path, capsys):
-    """The checkpoint is of step 3, so that no line shows that another attempt has begun."""
+def test_read_records_accepts_other_steps_after_truncated_line(tmp_path, capsys):
+    """Resume from a checkpoint of step 3, so that no repeated step marks the new attempt."""
     folder = RunDir(tmp_path)
     crash(folder, 1, 2, 3, cut=4)
     attempt(folder, 5, 10)
@@ -298,7 +298,7 @@ def test_a_sweep_reads_a_run_that_was_killed_in_a_line_and_then_records_other_st
     assert capsys.readouterr().err == ''
 
 
-def test_a_run_that_is_followed_while_it_crashes_and_goes_on_has_no_damaged_line(tmp_path, capsys):
+def test_read_metric_lines_from_reports_no_damage_across_crash_and_resume(tmp_path, capsys):
     folder = RunDir(tmp_path)
     crash(folder, 1, 2, 3, cut=4)
     records, byte = folder.read_metric_lines_from(0)
@@ -311,20 +311,20 @@ def test_a_run_that_is_followed_while_it_crashes_and_goes_on_has_no_damaged_line
 
 
 @pytest.mark.parametrize('left', [b'{', b'{"st', b'{"step": 4', b'{"step": 4, "seconds": 2.0'])
-def test_what_a_crash_left_of_a_line_is_removed_before_others_are_added(tmp_path, left):
+def test_metrics_writer_removes_truncated_last_line(tmp_path, left):
     (tmp_path / 'metrics.jsonl').write_bytes(lines_of(1, 2) + left)
     attempt(RunDir(tmp_path), 2)
     assert (tmp_path / 'metrics.jsonl').read_bytes() == lines_of(1, 2) + b'{"step": 2, "seconds": 1.0}\n'
 
 
 @pytest.mark.parametrize('left', [b'{"step": 3, "seconds": 1.5}', b'null', bytes(9), b'{"a": 1'])
-def test_a_last_line_that_is_whole_or_damaged_is_kept(tmp_path, left):
+def test_metrics_writer_keeps_complete_or_damaged_last_line(tmp_path, left):
     (tmp_path / 'metrics.jsonl').write_bytes(lines_of(1, 2) + left)
     attempt(RunDir(tmp_path), 4)
     assert (tmp_path / 'metrics.jsonl').read_bytes() == lines_of(1, 2) + left + b'\n{"step": 4, "seconds": 2.0}\n'
 
 
-def test_a_job_that_has_lost_its_folder_removes_nothing(tmp_path):
+def test_metrics_writer_removes_nothing_after_lease_is_lost(tmp_path):
     (tmp_path / 'metrics.jsonl').write_bytes(lines_of(1) + b'{"st')
 
     def check():
@@ -344,21 +344,21 @@ SHAPES = {
 
 
 @pytest.mark.parametrize('kind', SHAPES)
-def test_only_regular_files_are_opened(tmp_path, monkeypatch, kind):
-    monkeypatch.chdir(tmp_path)  # the name of a socket has at most 107 bytes
+def test_read_regular_file_rejects_other_file_types(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)  # a socket path has at most 107 bytes
     SHAPES[kind](untrusted_files.Path('file'))
-    with pytest.raises(DamagedFileError, match=f'file is {kind} where a file has to be'):
+    with pytest.raises(DamagedFileError, match=f'file.*{kind}'):
         untrusted_files.read_regular_file(untrusted_files.Path('file'))
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path):
+def test_read_run_file_rejects_too_large_file(tmp_path):
     with (tmp_path / 'row.json').open('wb') as file:
         file.truncate(1 << 40)
-    with pytest.raises(DamagedFileError, match='1,099,511,627,776 bytes'):
+    with pytest.raises(DamagedFileError, match='1,099,511,627,776'):
         run_files.read_run_file(tmp_path / 'row.json', 'row')
 
 
-def test_the_lease_is_readable_by_all_and_executable_by_nobody(tmp_path):
+def test_lease_file_has_mode_644(tmp_path):
     before = os.umask(0)
     try:
         with hold_lease(tmp_path):
@@ -367,7 +367,7 @@ def test_the_lease_is_readable_by_all_and_executable_by_nobody(tmp_path):
         os.umask(before)
 
 
-def test_a_damaged_line_is_named_once_with_its_number(tmp_path, capsys):
+def test_read_records_names_damaged_line_once(tmp_path, capsys):
     folder = RunDir(made_up(tmp_path / 'a', 'softmax'))
     file = folder.path / 'metrics.jsonl'
     lines = file.read_text().splitlines()
@@ -375,72 +375,75 @@ def test_a_damaged_line_is_named_once_with_its_number(tmp_path, capsys):
     assert [record['step'] for record in folder.read_records()] == [0, 10, 20]
     folder.read_records()
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(
-        f'sinklab: {file}, line 2, is damaged (Expected object, got null) and is passed over, as is '
-    )
-    with pytest.raises(DamagedFileError, match='line 2, is damaged'):
+    assert said.startswith('sinklab: ')
+    assert all(part in said for part in (str(file), 'line 2', 'Expected object, got null'))
+    with pytest.raises(DamagedFileError, match='line 2'):
         folder.read_records(strict=True)
 
 
-def test_a_second_fault_of_a_file_is_named_while_the_run_is_followed(tmp_path, capsys):
+def test_read_metric_lines_from_names_later_fault(tmp_path, capsys):
     folder = RunDir(tmp_path)
     file = tmp_path / 'metrics.jsonl'
     file.write_bytes(lines_of(1) + b'null\n')
     _, byte = folder.read_metric_lines_from(0)
     for _ in range(2):
         folder.read_metric_lines_from(0)
-    assert f'{file}, line 2, is damaged (Expected object, got null)' in capsys.readouterr().err
+    assert all(
+        part in err
+        for err in [capsys.readouterr().err]
+        for part in (str(file), 'line 2', 'Expected object, got null')
+    )
     with file.open('ab') as opened:
         opened.write(lines_of(2) + b'\n5\n' + lines_of(3) + b'{"st')
     records, after = folder.read_metric_lines_from(byte)
     assert [record['step'] for record in records] == [2, 3]
     assert after == file.stat().st_size - len(b'{"st')
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(
-        f'sinklab: {file}, line 4, is damaged (it is empty) and is passed over, as is one line more'
-    )
+    assert said.startswith('sinklab: ')
+    assert all(part in said for part in (str(file), 'line 4', 'empty'))
     assert folder.read_metric_lines_from(after) == ([], after)
 
 
-def test_many_lines_of_steps_that_the_run_has_not_are_named_in_one_line(tmp_path, capsys):
+def test_read_records_summarizes_steps_beyond_end_in_one_line(tmp_path, capsys):
     folder = RunDir(tmp_path)
     attempt(folder, *range(1, 30))
     folder.read_records(20)
     (said,) = capsys.readouterr().err.splitlines()
-    assert 'a line has step 21, and the run has 20 steps' in said
+    assert 'step 21' in said
+    assert '20 steps' in said
 
 
-def test_a_line_of_a_step_that_the_run_has_not_is_no_record(tmp_path, capsys):
+def test_read_records_ignores_step_beyond_end(tmp_path, capsys):
     folder = RunDir(made_up(tmp_path / 'a', 'softmax'))
     with (folder.path / 'metrics.jsonl').open('a') as file:
         file.write('{"step": 1000000, "seconds": 1}\n')
     assert folder.read_records(20)[-1]['step'] == 20
-    assert 'a line has step 1000000, and the run has 20 steps' in capsys.readouterr().err
+    assert all(part in err for err in [capsys.readouterr().err] for part in ('step 1000000', '20 steps'))
     with pytest.raises(DamagedFileError, match='step 1000000'):
         folder.read_records(20, strict=True)
 
 
-def test_of_several_runs_a_damaged_one_is_left_out_and_a_single_one_refused(tmp_path, capsys):
+def test_read_runs_skips_damaged_run_and_report_rejects_it(tmp_path, capsys):
     paths = [made_up(tmp_path / name, name) for name in ('a', 'b')]
     (tmp_path / 'a' / 'row.json').write_text('{"row": 5}')
     assert [run.name for run in runs.read_runs(paths)] == ['b']
-    assert 'row.json is damaged (Expected str | null, got int - at $.row)' in capsys.readouterr().err
+    assert all(part in err for err in [capsys.readouterr().err] for part in ('row.json', 'got int', '$.row'))
     assert main(['report', paths[0]]) == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith('sinklab report: ')
 
 
-def test_a_probe_of_another_model_is_named(tmp_path):
+def test_load_probe_values_rejects_probe_of_other_model(tmp_path):
     folder = RunDir(made_up(tmp_path / 'a', 'softmax'))
     arrays = dict(np.load(folder.get_probe_path(10)))
     np.savez(folder.get_probe_path(10), **{name: array[:1] for name, array in arrays.items()})
-    with pytest.raises(DamagedFileError, match=r'00000010\.npz has 1 layers, and .* has 3'):
+    with pytest.raises(DamagedFileError, match=r'00000010\.npz.*\b1\b.*\b3\b'):
         runs_module.load_probe_values(folder.probe_files)
     assert FIGURES
 
 
 @pytest.mark.slow
-def test_a_damaged_lease_is_waited_for_as_long_as_a_silent_owner(tmp_path, monkeypatch, capsys):
+def test_hold_lease_replaces_damaged_lease_after_owner_timeout(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr('sinklab.storage.lease.OWNER_TIMEOUT_SECONDS', 0.3)
     monkeypatch.setattr('sinklab.storage.lease.HEARTBEAT_SECONDS', 0.1)
     for number, content in enumerate([b'\xff\xfe', b'[]', b'{"pid": "../../x"}', b'{"beat": "x"}', b'']):
@@ -448,12 +451,12 @@ def test_a_damaged_lease_is_waited_for_as_long_as_a_silent_owner(tmp_path, monke
         folder.mkdir()
         (folder / 'lease.json').write_bytes(content)
         with hold_lease(folder):
-            assert 'lease.json is damaged' in capsys.readouterr().err
+            assert 'lease.json' in capsys.readouterr().err
 
 
-def test_a_finished_run_whose_row_is_gone_is_no_run_that_begins_anew(tmp_path):
+def test_read_start_step_rejects_missing_row_file(tmp_path):
     folder = RunDir(tmp_path / 'run')
     folder.initialize(tiny(), dict(row='tiny'))
     (folder.path / 'row.json').unlink()
-    with pytest.raises(DamagedFileError, match=r'row\.json is missing, which says what a fork comes from'):
+    with pytest.raises(DamagedFileError, match=r'row\.json'):
         folder.read_start_step()

@@ -1,4 +1,4 @@
-"""Sweeps: every row with every seed, whatever becomes of one of them, and what their table says."""
+"""Command `sinklab sweep`: rows, seeds, outcomes, interruption and summary table."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def table(tmp_path_factory, corpus):
 
 
 def program(table, workdir, *arguments, **environment):
-    """The real program; its processes find each other's compiled functions and tokens."""
+    """Run the real program; its processes share a cache of compiled functions and tokens."""
     command = [sys.executable, '-m', 'sinklab', 'sweep', f'--config={table}', '--size=smoke', f'--workdir={workdir}']
     environment = {**os.environ, 'SINKLAB_CACHE': f'{table.parent}/cache', **environment}
     return subprocess.run(
@@ -82,13 +82,13 @@ def program(table, workdir, *arguments, **environment):
 
 @pytest.fixture(scope='module')
 def swept(table, tmp_path_factory):
-    """(DIR, the process that has filled it)."""
+    """Return (folder of runs, completed process of the sweep)."""
     path = tmp_path_factory.mktemp('sweep') / 'runs'
     return path, program(table, path, '--seeds=0,7', '--config.log.every_steps=1', '--json')
 
 
 def refused(capsys, table, workdir, *arguments):
-    """The one line that a sweep is refused with."""
+    """Return the one-line error of a rejected sweep."""
     assert main(['sweep', f'--config={table}', f'--workdir={workdir}', *arguments]) == 1
     printed = capsys.readouterr()
     assert printed.out == ''
@@ -105,7 +105,7 @@ def stamps(path):
 
 
 @pytest.mark.slow
-def test_every_row_gets_its_outcome_and_none_takes_the_others_down(swept):
+def test_sweep_records_outcome_of_every_row_despite_failures(swept):
     path, process = swept
     assert process.returncode == 1, process.stderr
     rows = json.loads(process.stdout)
@@ -117,11 +117,14 @@ def test_every_row_gets_its_outcome_and_none_takes_the_others_down(swept):
         'sigmoid': 'done 2/2',
     }
     assert rows == json.loads((path / 'sweep.json').read_text())
-    assert 'sinklab sweep: late refused: ' in process.stderr
-    assert 'does not run: what only its own process can see' in process.stderr
-    assert 'sinklab sweep: killed crashed: killed by SIGKILL' in process.stderr
+    assert 'late refused' in process.stderr
+    assert 'what only its own process can see' in process.stderr
+    assert any('killed crashed' in line and 'SIGKILL' in line for line in process.stderr.splitlines())
     assert rows[1]['reasons']['7'].startswith('train/')
-    assert 'wild at size smoke: optimizer.peak_learning_rate 0.0004 -> 1e+30' in process.stderr
+    assert any(
+        all(part in line for part in ('wild', 'smoke', 'optimizer.peak_learning_rate', '0.0004', '1e+30'))
+        for line in process.stderr.splitlines()
+    )
     assert [row['diff'] for row in rows[:3]] == [
         {},
         {'optimizer.peak_learning_rate': 1e30},
@@ -138,7 +141,7 @@ def test_every_row_gets_its_outcome_and_none_takes_the_others_down(swept):
 
 
 @pytest.mark.slow
-def test_the_arms_of_a_seed_see_the_same_data(swept):
+def test_sweep_rows_of_one_seed_share_data(swept):
     for seed in (0, 7):
         configs = [RunDir(swept[0] / f'{row}-{seed}').read_json('config') for row in ('softmax', 'wild', 'sigmoid')]
         assert [config['seed'] for config in configs] == [seed] * 3
@@ -148,7 +151,7 @@ def test_the_arms_of_a_seed_see_the_same_data(swept):
 
 
 @pytest.mark.slow
-def test_the_table_is_what_numpy_makes_of_the_metrics(swept):
+def test_sweep_table_matches_numpy_statistics_of_metrics(swept):
     softmax, *_, sigmoid = json.loads(swept[1].stdout)
     last = {
         (row, seed): json.loads((swept[0] / f'{row}-{seed}' / 'metrics.jsonl').read_text().splitlines()[-1])
@@ -169,24 +172,24 @@ def test_the_table_is_what_numpy_makes_of_the_metrics(swept):
 
 
 @pytest.mark.slow
-def test_what_is_done_or_diverged_is_passed_over(table, swept, tmp_path):
+def test_sweep_skips_completed_and_diverged_runs(table, swept, tmp_path):
     path = shutil.copytree(swept[0], tmp_path / 'runs')
     before = stamps(path)
     again = program(table, path, '--rows=softmax,wild,sigmoid', '--seeds=0,7')
     assert again.returncode == 0, again.stderr
     assert stamps(path) == before
     assert again.stderr.count('done before') == 4
-    assert again.stderr.count('diverged before; to run it again, delete') == 2
+    assert again.stderr.count('diverged before') == 2
     assert 'diverged 2/2, as published' in again.stdout
 
 
-def test_a_folder_of_another_run_is_a_refusal_of_all_and_is_left_as_it_is(capsys, table, tmp_path):
+def test_sweep_rejects_folder_of_other_run_and_leaves_it_unchanged(capsys, table, tmp_path):
     folder = RunDir(tmp_path / 'runs' / 'sigmoid-0')
     folder.initialize(load_spec(f'{table}:softmax', [], 'smoke')[0], {})
     before = stamps(tmp_path / 'runs')
     line = refused(capsys, table, tmp_path / 'runs', '--size=smoke', '--rows=softmax,sigmoid')
-    assert 'row sigmoid is refused: ' in line
-    assert 'holds another run (model.attention.similarity exp -> sigmoid' in line
+    assert 'row sigmoid' in line
+    assert 'model.attention.similarity exp -> sigmoid' in line
     assert stamps(tmp_path / 'runs') == before
 
 
@@ -211,7 +214,7 @@ BROKEN = {
         ),
     ],
 )
-def test_a_row_that_cannot_be_is_refused_before_the_first_one_trains(capsys, tmp_path, row, arguments, words):
+def test_sweep_rejects_invalid_row_before_training(capsys, tmp_path, row, arguments, words):
     rows = {'plain': {}, **BROKEN}
     rows = {name: dict(diff=diff, published={}, source='here') for name, diff in rows.items()}
     (tmp_path / 'mine.py').write_text(
@@ -219,13 +222,13 @@ def test_a_row_that_cannot_be_is_refused_before_the_first_one_trains(capsys, tmp
     )
     line = refused(capsys, tmp_path / 'mine.py', tmp_path / 'runs', f'--rows=plain,{row}', *arguments)
     assert words in line
-    assert 'nothing was trained: mend that, or name other --rows' in line
+    assert '--rows' in line
     assert not (tmp_path / 'runs').exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('number', 'code'), [(1, 7), (2, -signal.SIGTERM)])
-def test_a_command_that_is_stopping_receives_only_a_second_signal_of_the_sweep(number, code):
+def test_signal_forwarder_sends_only_second_signal_to_stopping_command(number, code):
     script = f'import sys, time; print({STOPPING_MESSAGE!r}, flush=True); time.sleep(1.0); sys.exit(7)'
     with SignalForwarder() as forwarder:
 
@@ -241,18 +244,18 @@ def test_a_command_that_is_stopping_receives_only_a_second_signal_of_the_sweep(n
 @pytest.mark.parametrize(
     ('interrupt', 'code'),
     [
-        ('os.killpg(0, signal.SIGINT)', 130),  # Ctrl-C: to all processes of the terminal
-        # To the sweep alone:
+        ('os.killpg(0, signal.SIGINT)', 130),  # Ctrl-C, sent to all processes of the terminal
+        # Sent to the sweep alone:
         pytest.param('os.kill(os.getppid(), signal.SIGTERM)', 42, marks=pytest.mark.exhaustive),
         pytest.param('os.killpg(0, signal.SIGTERM)', 42, marks=pytest.mark.exhaustive),
     ],
 )
-def test_an_interrupted_sweep_saves_its_run_and_goes_on(table, swept, tmp_path, interrupt, code):
+def test_sweep_saves_run_on_interrupt_and_resumes(table, swept, tmp_path, interrupt, code):
     arguments = ['--rows=softmax,sigmoid', '--seeds=7,']
     first = program(table, tmp_path, *arguments, INTERRUPT=interrupt)
     assert first.returncode == code, first.stderr
-    assert 'saved at step' in first.stderr, first.stderr
-    assert f'sinklab sweep: stopped; go on with: {sys.executable} -m sinklab sweep --config={table}' in first.stderr
+    assert 'saved' in first.stderr, first.stderr
+    assert f'{sys.executable} -m sinklab sweep --config={table}' in first.stderr
     assert [row['outcome'] for row in json.loads((tmp_path / 'sweep.json').read_text())] == ['to do 1/1'] * 2
     assert not (tmp_path / 'sigmoid-7').exists()
     second = program(table, tmp_path, '--rows=softmax', '--seeds=7,')
@@ -289,12 +292,12 @@ def test_an_interrupted_sweep_saves_its_run_and_goes_on(table, swept, tmp_path, 
         (['--config=configs/quickstat.py'], 'is no config file; there are'),
     ],
 )
-def test_what_no_row_can_do_is_refused_at_once(capsys, table, tmp_path, arguments, words):
+def test_sweep_rejects_invalid_arguments_before_training(capsys, table, tmp_path, arguments, words):
     assert words in refused(capsys, table, tmp_path / 'runs', *arguments)
     assert not (tmp_path / 'runs').exists()
 
 
-def test_a_workdir_that_cannot_be_is_refused(capsys, table, tmp_path):
+def test_sweep_rejects_unusable_workdir(capsys, table, tmp_path):
     (tmp_path / 'file').write_text('in the way')
     for workdir, words in (
         (f'{tmp_path}/file/runs', 'cannot be made (Not a directory)'),
@@ -304,7 +307,7 @@ def test_a_workdir_that_cannot_be_is_refused(capsys, table, tmp_path):
         assert words in capsys.readouterr().err
 
 
-def test_a_row_is_alone_in_a_job_of_a_cluster_that_has_room_for_more(monkeypatch, tmp_path):
+def test_sweep_row_runs_as_single_process_in_slurm_job(monkeypatch, tmp_path):
     for name, value in dict(SLURM_JOB_ID='1', SLURM_NTASKS='2').items():
         monkeypatch.setenv(name, value)
     row = make_train_command('mine.py', SweepRun('softmax', 0, RunDir(tmp_path), None, None), [])
@@ -312,18 +315,20 @@ def test_a_row_is_alone_in_a_job_of_a_cluster_that_has_room_for_more(monkeypatch
     assert process_flags.parse_process_info(given) == ProcessInfo()
 
 
-def test_a_sweep_that_is_started_twice_is_refused(capsys, table, tmp_path):
+def test_sweep_rejects_second_sweep_in_same_folder(capsys, table, tmp_path):
     with hold_lease(tmp_path / 'runs'):
         words = refused(capsys, table, tmp_path / 'runs', '--rows=softmax')
-    assert words.startswith(f'sinklab sweep: {tmp_path}/runs is in use: another job (process {os.getpid()} on ')
+    assert words.startswith('sinklab sweep: ')
+    assert f'{tmp_path}/runs' in words
+    assert f'process {os.getpid()}' in words
     assert not (tmp_path / 'runs').exists()
 
 
 class Unheard(SweepCallback):
-    """Shows nothing."""
+    """Callback that shows nothing."""
 
 
-def test_a_sweep_in_a_folder_that_another_has_taken_over_starts_nothing_more(tmp_path):
+def test_run_sweep_starts_no_run_after_lease_is_lost(tmp_path):
     class Lost:
         def mark_stopping(self):
             raise AssertionError
@@ -336,7 +341,7 @@ def test_a_sweep_in_a_folder_that_another_has_taken_over_starts_nothing_more(tmp
         run_sweep(runs, lambda run: pytest.fail('a run was started'), Unheard(), Lost())
 
 
-def test_an_error_in_one_job_ends_a_sweep_while_earlier_jobs_run(tmp_path, monkeypatch):
+def test_run_sweep_stops_running_jobs_after_error(tmp_path, monkeypatch):
     class Held:
         def mark_stopping(self):
             pass

@@ -1,4 +1,4 @@
-"""A run is followed by what it writes: everything once, in order, and until it is over."""
+"""Command `sinklab tail`: each record once, in order, until the run ends."""
 
 import json
 
@@ -44,7 +44,7 @@ def attempts(folder, **said):
     folder.write_json('environment', dict(attempts=known))
 
 
-def test_what_comes_is_told_once_and_in_order_and_until_the_end(folder):
+def test_follow_run_reports_each_record_once_in_order_until_end(folder):
     told = Told()
     with hold_lease(folder.path):
         looks = tail.follow_run(folder, told)
@@ -68,7 +68,7 @@ def test_what_comes_is_told_once_and_in_order_and_until_the_end(folder):
     assert told.steps == [1, 2, 3, 4, 5]
 
 
-def test_of_what_was_there_before_the_newest_is_told_and_what_was_last_measured(folder):
+def test_follow_run_starts_with_last_measurement_and_newest_record(folder):
     for step in range(1, 9):
         write(folder, line(step, **({'sink/1': 0.5} if step in (3, 6) else {})))
     told = Told()
@@ -80,16 +80,16 @@ def test_of_what_was_there_before_the_newest_is_told_and_what_was_last_measured(
     assert told.steps == [6, 9]
 
 
-def test_an_owner_out_of_sight_is_followed_until_it_is_not_heard_of(folder, monkeypatch):
+def test_follow_run_ends_after_heartbeat_timeout_of_remote_owner(folder, monkeypatch):
     (folder.path / 'lease.json').write_text(json.dumps(UNREADABLE_OWNER | dict(machine='another')))
-    folder.write_json('outcome', dict(kind='stopped', message=''))  # of the attempt before
+    folder.write_json('outcome', dict(kind='stopped', message=''))  # of the previous attempt
     looks = tail.follow_run(folder, Told())
     next(looks)
     monkeypatch.setattr('sinklab.storage.lease.OWNER_TIMEOUT_SECONDS', 0.0)
     assert list(looks) == []
 
 
-def test_a_run_that_was_lost_may_begin_again(folder, monkeypatch):
+def test_follow_run_waits_for_restart_of_lost_run(folder, monkeypatch):
     looks = tail.follow_run(folder, Told())
     next(looks)
     folder.write_json('outcome', dict(kind='lost', message=''))
@@ -108,21 +108,21 @@ def test_a_run_that_was_lost_may_begin_again(folder, monkeypatch):
         (None, 'tiny  lost: nobody is at work there; start the same command again'),
     ],
 )
-def test_the_command_says_how_a_run_has_ended(folder, monkeypatch, capsys, outcome, words):
+def test_tail_prints_outcome_of_finished_run(folder, monkeypatch, capsys, outcome, words):
     monkeypatch.setattr(tail, 'RESTART_SECONDS', 0.0)
     if outcome:
         folder.write_json('outcome', outcome)
     write(folder, json.dumps({'step': 8, 'train/loss': 2.5}) + '\n')
     before = {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()}
     assert main(['tail', str(folder)]) == 0
-    said = capsys.readouterr().out.splitlines()  # where `tail RUN | grep` finds it
+    said = capsys.readouterr().out.splitlines()  # for `tail RUN | grep`
     assert said[0].startswith('tiny  step 8/8  loss 2.500')
     assert said[1:] == [words]
     assert {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()} == before
 
 
 @pytest.mark.parametrize('given', [['nothing'], ['nothing', '--fast']])
-def test_what_is_no_run_is_refused_in_one_line(tmp_path, capsys, given):
+def test_tail_rejects_missing_run_with_one_line(tmp_path, capsys, given):
     assert main(['tail', f'{tmp_path}/{given[0]}', *given[1:]]) == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith('sinklab tail: ')

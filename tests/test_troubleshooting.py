@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: each message of the page is one that the code prints."""
+"""Messages of docs/troubleshooting.md, compared with message templates in the code."""
 
 import argparse
 import ast
@@ -89,7 +89,7 @@ def is_printed(message):
     return any(count_shared(message, parts) >= least for parts in templates())
 
 
-def test_every_entry_has_a_message_a_cause_and_a_fix():
+def test_every_entry_has_message_cause_and_fix():
     assert len(ENTRIES) >= 30
     for heading, entry in ENTRIES.items():
         assert re.search(r'^```text\n', entry, re.MULTILINE), heading
@@ -98,11 +98,11 @@ def test_every_entry_has_a_message_a_cause_and_a_fix():
 
 
 @pytest.mark.parametrize('message', MESSAGES)
-def test_a_message_of_the_page_is_one_of_the_code(message):
+def test_page_message_matches_template_in_code(message):
     assert is_printed(message)
 
 
-def test_a_message_that_the_code_does_not_print_is_found():
+def test_unknown_message_matches_no_template():
     assert not is_printed('runs/base is in use: host b has worked there for 340 s; wait a little and try again')
     assert not is_printed('config.model.head was not found; these are its fields: attention, columns')
 
@@ -113,8 +113,8 @@ def subcommands(given):
 
 
 @pytest.mark.parametrize('path', sorted((ROOT / 'docs').glob('**/*.md')), ids=lambda path: path.name)
-def test_commands_in_the_text_of_a_page_exist(path):
-    """A command in backticks has a subcommand and options that the command line knows."""
+def test_page_commands_have_known_subcommands_and_options(path):
+    """Check commands in backticks against the parser."""
     for command in re.findall(r'`sinklab ([a-z]+(?:\s[^`]*)?)`', path.read_text(encoding='utf-8')):
         known, words = build_parser(), command.split()
         while words and subcommands(known):

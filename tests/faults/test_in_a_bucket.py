@@ -1,4 +1,4 @@
-"""One run on two processes, in a bucket: it is the run on a disk, and it goes on as that does."""
+"""One run on two processes in a bucket, compared with a run on disk."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from job import assert_same
 pytest_plugins = ['started']
 # One process in a bucket (test_bucket.py), and two on a disk (test_faults.py), are in `make test`.
 pytestmark = pytest.mark.exhaustive
-# Of process 1: shards of arrays, and what Orbax and we know of them; nothing of the run.
+# Files of process 1: shards of arrays, their metadata and their digests.
 ITS_OWN = re.compile(r'/ocdbt\.process_1/|/array_metadatas/process_1|/digests/\d+/1\.json')
 
 
@@ -21,7 +21,7 @@ def check_writes(proxy):
     assert [name for name in written if not ITS_OWN.search(name)] == []
 
 
-def test_two_processes_in_a_bucket_are_those_on_a_disk(job, undisturbed, bucket, emulators):
+def test_two_process_run_in_bucket_matches_run_on_disk(job, undisturbed, bucket, emulators):
     own = emulators.another(bucket)
     workdir = f'{bucket.url}/run'
     codes, said = job(workdir, variables=bucket.variables, each={1: dict(own.variables)}).wait()
@@ -30,7 +30,7 @@ def test_two_processes_in_a_bucket_are_those_on_a_disk(job, undisturbed, bucket,
     check_writes(own.proxy)
 
 
-def test_a_run_in_a_bucket_whose_process_was_killed_goes_on(job, undisturbed, bucket, emulators, tmp_path):
+def test_run_in_bucket_resumes_after_killed_process(job, undisturbed, bucket, emulators, tmp_path):
     own = emulators.another(bucket)
     workdir = f'{bucket.url}/run'
     fault = dict(process=1, event=20, seconds=0, what='SIGKILL')
