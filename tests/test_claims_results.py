@@ -74,14 +74,14 @@ def test_results_of_a_row_that_has_changed_are_judged_and_say_so(capsys, of_anot
     file = of_another_row / 'claims.json'
     assert main(['claims', 'decay_more', f'--results={file}']) == 0
     said = capsys.readouterr()
-    assert said.err == f'rows that are others by now than those of {file}: {WORDS}\n'
+    assert said.err == f'rows that have changed since {file}: {WORDS}\n'
     assert 'contradicted' in said.out
 
 
 @pytest.mark.slow
 def test_a_row_that_has_changed_does_not_go_on(capsys, of_another_row):
     assert main(['claims', 'decay_more', f'--workdir={of_another_row}']) == 1
-    line = f'sinklab claims: {of_another_row} has runs of other rows: {WORDS}; give another --workdir\n'
+    line = f'sinklab claims: {of_another_row} contains runs of other rows: {WORDS}; give another --workdir\n'
     assert capsys.readouterr().err == line
     assert [path.name for path in of_another_row.iterdir() if path.is_dir()] == []
 

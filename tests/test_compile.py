@@ -76,7 +76,7 @@ def test_each_micro_batch_scatters_gradients_and_the_last_one_alone_adds_them_al
             '--remat=some is unknown; give none, full, auto, or some of',
         ),
         (['--topology=v5e:2x2', '--attention=gpu'], 'it is for gpu'),
-        (['--topology=v5e:2x2', '--fit', '--programs=step'], '--fit compiles the step alone; leave --programs out'),
+        (['--topology=v5e:2x2', '--fit', '--programs=step'], '--fit compiles only the step; remove --programs'),
     ],
     ids=' '.join,
 )

@@ -83,9 +83,9 @@ def changed(folder, name, **changes):
 @pytest.mark.slow
 def test_a_whole_folder_is_read(folder, tmp_path, capsys):
     assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 0
-    assert 'begin with them by --from=params:' in capsys.readouterr().out
+    assert 'start from them with --from=params:' in capsys.readouterr().out
     assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 1
-    assert 'is there already; give a new folder' in capsys.readouterr().err
+    assert 'already exists; give a new folder' in capsys.readouterr().err
     assert main(['train', f'--from={tmp_path}/out', f'--workdir={tmp_path}/run', '--compiled=none']) == 1
     assert f'checkpoints/0 holds no opt_state, which --from={tmp_path}/out@0 takes along; give --from=params:' in (
         capsys.readouterr().err
@@ -152,7 +152,7 @@ def test_a_pickle_is_not_read_but_named(name, folder, capsys):
         (dict(num_hidden_layers=3), 'lacks model.layers.2.input_layernorm.weight and 8 more arrays'),
         (dict(num_hidden_layers=1), 'holds model.layers.1.'),
         (dict(model_type='qwen3', head_dim=4), 'lacks model.layers.0.self_attn.q_norm.weight and 3 more'),
-        (dict(tie_word_embeddings='yes'), 'says what no model here can be'),
+        (dict(tie_word_embeddings='yes'), 'describes a model that is not supported'),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

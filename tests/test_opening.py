@@ -314,8 +314,8 @@ def test_inputs_are_what_their_names_say(trained):
         (['{run}', '--inputs=domains'], 'one domain'),
         (['{run}', '--length=1000'], 'reads 96 tokens'),
         (['{run}', '--lengths=4,400'], '--lengths has 400'),
-        (['{run}', '--eps=0.3'], 'is of --lengths'),
-        (['{run}', '--lengths=x'], 'no list of int'),
+        (['{run}', '--eps=0.3'], 'needs --lengths'),
+        (['{run}', '--lengths=x'], 'not a list of int'),
         (['{run}', '--positions=swap:1'], 'give replace:K or swap:K'),
         (['{run}', '--length=1'], 'nothing to measure'),
         (['{run}', '--sequences=0'], 'nothing to measure'),
@@ -330,7 +330,7 @@ def test_inputs_are_what_their_names_say(trained):
         (['hf:{run}', '--all'], 'is an open model'),
         (['{run}@4', '--all'], 'is one; give'),
         (['{run}', '--out=/proc/none/out'], 'cannot be made'),
-        (['{run}', '--out={run}'], 'is there already'),
+        (['{run}', '--out={run}'], 'already exists'),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(trained, capsys, arguments, said):

@@ -236,10 +236,10 @@ def test_the_verb_says_what_was_made_and_how_to_train_on_it(tmp_path, capsys):
     assert main(['prepare', '--check', f'{tmp_path}/store', '--batch_size=4', '--hosts=3']) == 1
     printed = capsys.readouterr()
     assert 'cannot be divided over 3 hosts' in printed.err
-    assert 'for every one of 3 hosts' not in printed.out
+    assert 'with 3 hosts' not in printed.out
     assert main(['prepare', '--check', f'{tmp_path}/store', '--length=16', '--batch_size=999', '--hosts=3']) == 0
     windows = sum(about['windows']['train'].values())
-    said = f'batches of 999: 0 an epoch (windows to train on: {windows}; a smaller batch would not read one twice)'
+    said = f'batches of 999: 0 per epoch (training windows: {windows}, fewer than a batch; use a smaller batch)'
     assert said in capsys.readouterr().out
 
 

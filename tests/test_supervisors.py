@@ -171,7 +171,7 @@ def test_a_process_that_has_begun_stops_as_it_will_and_all_with_it_and_it_is_sai
     lines = [line for line in said[told][1] if line]
     said[told] = 42, lines[-1:]
     assert [line.removeprefix('sinklab train: ') for line in lines[:-1]] == [STOPPING_MESSAGE]
-    assert only(said).startswith('saved at step 7; go on with: ')
+    assert only(said).startswith('saved at step 7; resume with: ')
 
 
 @pytest.mark.parametrize(

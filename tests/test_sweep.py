@@ -250,7 +250,7 @@ def test_an_interrupted_sweep_saves_its_run_and_goes_on(table, swept, tmp_path, 
     first = program(table, tmp_path, *arguments, INTERRUPT=interrupt)
     assert first.returncode == code, first.stderr
     assert 'saved at step' in first.stderr, first.stderr
-    assert f'sinklab sweep: stopped; go on with: {sys.executable} -m sinklab sweep --config={table}' in first.stderr
+    assert f'sinklab sweep: stopped; resume with: {sys.executable} -m sinklab sweep --config={table}' in first.stderr
     assert [row['outcome'] for row in json.loads((tmp_path / 'sweep.json').read_text())] == ['to do 1/1'] * 2
     assert not (tmp_path / 'sigmoid-7').exists()
     second = program(table, tmp_path, '--rows=softmax', '--seeds=7,')

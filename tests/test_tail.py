@@ -105,7 +105,7 @@ def test_a_run_that_was_lost_may_begin_again(folder, monkeypatch):
     [
         (dict(kind='done', message=''), 'tiny  done'),
         (dict(kind='refused', message='no room'), 'tiny  refused: no room'),
-        (None, 'tiny  lost: nobody is at work there; start the same command again'),
+        (None, 'tiny  lost: no process works on this run; start the same command again'),
     ],
 )
 def test_the_command_says_how_a_run_has_ended(folder, monkeypatch, capsys, outcome, words):

@@ -581,7 +581,7 @@ def check_export(spec: Spec, output_dir: Path, length: int | None) -> dict[str, 
         raise UserError(f'--out={output_dir} lies in a bucket, where transformers does not read; give a local folder')
     check_utf8(output_dir, 'transformers could not read a model there')
     if output_dir.exists():
-        raise UserError(f'--out={output_dir} is there already; give a new folder')
+        raise UserError(f'--out={output_dir} already exists; give a new folder')
     require_libraries()
     return hf_config
 
