@@ -36,7 +36,7 @@ def test_rare_characters_are_left_out_and_too_few_refused():
     found = chain(vocabulary=5)
     assert found.begin_token == 4
     np.testing.assert_allclose(found.bigram_VV.sum(1), 1)
-    with pytest.raises(UserError, match=r'config\.data\.triggers is 4, and the text has 5 characters'):
+    with pytest.raises(UserError, match=r'config\.data\.triggers is 4, but the text has 5 characters'):
         chain(vocabulary=6, triggers=4)
 
 

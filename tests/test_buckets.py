@@ -212,7 +212,7 @@ def test_a_file_that_is_written_over_while_it_is_read_is_refused(bucket, tmp_pat
     next(documents)
     (tmp_path / 'a.jsonl').write_bytes(lines(corpus_of(4000, seed=1)))
     sent(tmp_path, bucket.url)
-    with pytest.raises(UserError, match=f'^{bucket.url}/a.jsonl has changed since this was begun'):
+    with pytest.raises(UserError, match=f'^{bucket.url}/a.jsonl has changed since the command started'):
         list(documents)
 
 

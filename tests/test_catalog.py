@@ -96,7 +96,7 @@ def test_what_would_need_tensorflow_is_refused(built, tmp_path):
     shutil.copytree(built, tmp_path / 'other')
     info = tmp_path / 'other' / 'dataset_info.json'
     info.write_text(info.read_text().replace('array_record', 'tfrecord'))
-    with pytest.raises(UserError, match='lies in tfrecord, which needs TensorFlow; tfds build'):
+    with pytest.raises(UserError, match='is in tfrecord format, which needs TensorFlow; convert it with tfds build'):
         open_source(f'tfds:{tmp_path}/other')
 
 
@@ -117,7 +117,7 @@ def test_a_data_set_that_cannot_be_made_here_is_refused_with_the_remedy(tmp_path
     [
         (':valid', 'the split valid is unknown'),
         ('#field=body', 'the field body is unknown (strings: '),
-        (':train[', 'holds no data set'),
+        (':train[', 'contains no data set'),
         (':train+train', 'twice'),
     ],
 )

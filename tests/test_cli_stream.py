@@ -193,7 +193,7 @@ def test_a_text_begins_as_training_has_it(changes, ids, expected):
 
 
 def test_a_text_that_ends_before_the_fixed_token_is_refused():
-    with pytest.raises(UserError, match='at place 4; give at least 3'):
+    with pytest.raises(UserError, match='at position 4; give at least 3'):
         add_training_tokens(np.array([5, 6]), tiny(data__fixed_position=4).data)
 
 

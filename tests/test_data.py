@@ -41,7 +41,7 @@ def test_windows_are_disjoint_blocks_of_one_more_than_the_length(length, size):
 
 
 def test_too_few_tokens_for_a_window_are_refused():
-    with pytest.raises(UserError, match='has 16 tokens and a window takes 17'):
+    with pytest.raises(UserError, match='has 16 tokens, but a window needs 17'):
         Windows([Array(np.zeros(16))], 16, 'held-out')
 
 
@@ -109,7 +109,7 @@ def test_probes_without_a_text_are_the_same_for_every_run_and_longer_ones_begin_
 
 
 def test_more_probes_without_a_text_than_a_store_has_are_refused(data):
-    with pytest.raises(UserError, match='a store has 128 of 2048'):
+    with pytest.raises(UserError, match='a store has 128 natural ones of 2048'):
         PROBE_INPUTS['random'](stored(data, 300), dataclasses.replace(tiny().probe, sequences=129), [])
 
 

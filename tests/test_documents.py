@@ -110,11 +110,11 @@ def test_the_standard_library_is_a_corpus_of_its_sources_without_its_tests():
     [
         ('a.txt', b'caf\xe9', 'is not UTF-8 (byte 3)'),
         ('a.jsonl', b'{"text": "x"}\n{"body": "y"}\n', 'line 2 has no field "text"'),
-        ('a.jsonl', b'{"text": 3}\n', 'line 1 has a "text" that is no text'),
+        ('a.jsonl', b'{"text": 3}\n', 'line 1 has a "text" that is not text'),
         ('a.jsonl', b'{"text": "x"', 'line 1 is not JSON'),
         ('a.jsonl', b'["x"]\n', 'line 1 is not a JSON object'),
         ('a.jsonl', b'{"text": "x"}\n{"text": "caf\xe9"}\n', 'line 2 is not UTF-8'),
-        ('a.jsonl', b'{"text": "\\ud800"}\n', 'line 1 has half a character'),
+        ('a.jsonl', b'{"text": "\\ud800"}\n', 'line 1 has an incomplete character'),
     ],
 )
 def test_a_damaged_document_is_told_by_its_place_and_the_others_are_read(tmp_path, name, content, words):
@@ -131,7 +131,7 @@ def test_a_file_that_is_cut_off_or_damaged_is_refused_by_name(tmp_path, name):
     whole = (tmp_path / name).read_bytes()
     for content in (whole[:-3], whole[: len(whole) // 3], b'nothing of the kind'):
         (tmp_path / name).write_bytes(content)
-        assert f'{tmp_path}/{name} is cut off or damaged' in refused(f'text:{tmp_path}/a.*')
+        assert f'{tmp_path}/{name} is truncated or damaged' in refused(f'text:{tmp_path}/a.*')
 
 
 @pytest.mark.parametrize(
@@ -139,12 +139,12 @@ def test_a_file_that_is_cut_off_or_damaged_is_refused_by_name(tmp_path, name):
     [
         ('text:/nowhere/*.txt', 'text:/nowhere/*.txt matches no file; quote the pattern'),
         ('txt:a', 'txt:a is unknown (sources: stdlib, text:GLOB'),
-        ('stdlib:x', 'leave :x out'),
+        ('stdlib:x', 'remove :x'),
         ('text:{}/*', 'which cannot be read; allowed: .txt'),
         ('text:{}/a.parquet#field=body', "has no column 'body' (columns: text, id)"),
-        ('text:{}/a.parquet#fild=body', 'has the option fild=body; allowed behind #'),
+        ('text:{}/a.parquet#fild=body', 'has the option fild=body; allowed after #'),
         ('chat:{}/b.pdf', 'cannot be read'),
-        ('tfds:{}', 'holds no data set'),
+        ('tfds:{}', 'contains no data set'),
         ('tfds:no_such_data_set', 'is neither a folder nor in the catalogue'),
         ('mixture:{}/none.json', 'cannot be read'),
     ],
@@ -196,12 +196,12 @@ def test_a_chat_tells_the_words_of_the_assistant(tmp_path):
 @pytest.mark.parametrize(
     ('record', 'words'),
     [
-        (talk(('user', 'hello')), 'has no words of an assistant'),
+        (talk(('user', 'hello')), 'has no message of an assistant'),
         (
             talk(('robot', 'hello'), ('assistant', 'x')),
-            "a message of the role 'robot' (allowed: system, user, assistant)",
+            "a message with the role 'robot' (allowed: system, user, assistant)",
         ),
-        ({'messages': 'hello'}, 'no list of messages'),
+        ({'messages': 'hello'}, 'not a list of messages'),
         ({'messages': [{'role': 'assistant'}]}, 'has no field "content"'),
         ({'text': 'hello'}, 'has no field "messages"'),
     ],
@@ -216,7 +216,11 @@ def test_a_null_and_bytes_that_are_no_text_are_damaged_rows(tmp_path):
     damaged = pyarrow.array([b'ok', None, b'\xff'], pyarrow.binary()).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({'text': damaged}), tmp_path / 'a.parquet')
     first, null, bytes_ = found(f'text:{tmp_path}/a.parquet')
-    assert (first.text, null.reason, bytes_.reason) == ('ok', 'has a "text" that is no text', 'is not UTF-8 (byte 0)')
+    assert (first.text, null.reason, bytes_.reason) == (
+        'ok',
+        'has a "text" that is not text',
+        'is not UTF-8 (byte 0)',
+    )
 
 
 def test_what_is_wrong_with_a_record_is_said_in_a_line(tmp_path):

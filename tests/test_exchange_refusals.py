@@ -110,7 +110,7 @@ DAMAGES = {
     'half a config': (lambda folder: (folder / 'config.json').write_text('{"model_'), 'cannot be read'),
     'a config of nothing': (lambda folder: (folder / 'config.json').write_text('[]'), 'holds no fields'),
     'no tokenizer': (lambda folder: (folder / 'tokenizer.json').unlink(), 'tokenizer.json is missing; have'),
-    'a tokenizer that is none': (lambda folder: (folder / 'tokenizer.json').write_text('{}'), 'is no tokenizer'),
+    'a tokenizer that is none': (lambda folder: (folder / 'tokenizer.json').write_text('{}'), 'is not a tokenizer'),
     'a file too few': (lambda folder: first(folder).unlink(), 'which is not there'),
     'half a file': (lambda folder: first(folder).write_bytes(first(folder).read_bytes()[:5000]), 'cannot be read'),
     'an empty file': (lambda folder: first(folder).write_bytes(b''), 'cannot be read'),
@@ -147,7 +147,7 @@ def test_a_pickle_is_not_read_but_named(name, folder, capsys):
     [
         (dict(vocab_size=200), 'and the vocab_size of'),
         (dict(eos_token_id=None), 'has no eos_token_id'),
-        (dict(eos_token_id=7), 'which is to end documents and must be a special one'),
+        (dict(eos_token_id=7), 'the end of documents must be a special token'),
         (dict(hidden_size=32), 'embed_tokens.weight has the shape (300, 16), and its config.json says (300, 32)'),
         (dict(num_hidden_layers=3), 'lacks model.layers.2.input_layernorm.weight and 8 more arrays'),
         (dict(num_hidden_layers=1), 'holds model.layers.1.'),

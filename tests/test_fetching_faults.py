@@ -115,5 +115,5 @@ def test_a_storage_that_does_not_answer_is_given_up_in_one_line(store, bucket):
 
 
 def test_what_is_no_store_in_a_bucket_is_refused(bucket):
-    with pytest.raises(UserError, match='holds no finished token store'):
+    with pytest.raises(UserError, match='contains no finished token store'):
         Store(f'{bucket.url}/nothing')

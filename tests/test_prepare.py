@@ -120,7 +120,7 @@ def test_damaged_companions_are_made_again_or_refused(tmp_path):
     for name in ('tokenizer.json', 'probe.npz'):
         for damage in (lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])):
             damage(folder / name)
-            with pytest.raises(UserError, match=rf'{name} is not the one that it was made with'):
+            with pytest.raises(UserError, match=rf'{name} differs from the one that the store was prepared with'):
                 Store(folder)
             assert made(folder, source).digest == digest
     for name in ('meta.json', 'recipe.json'):
@@ -146,7 +146,7 @@ def test_finished_shards_are_kept_and_damaged_ones_made_anew(tmp_path, monkeypat
     before = kept.stat().st_mtime_ns
     damaged = tmp_path / 'again' / 'train-000-00002.ids'
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r'train-000-00002\.ids has .* bytes of'):
+    with pytest.raises(UserError, match=r'train-000-00002\.ids has .* bytes instead of'):
         Store(tmp_path / 'again')
     assert made(tmp_path / 'again', source, shard_tokens=300).digest == whole.digest
     assert kept.stat().st_mtime_ns == before
@@ -156,11 +156,11 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     source = written(tmp_path / 'a.jsonl', corpus_of(20))
     (tmp_path / 'mine').mkdir()
     (tmp_path / 'mine' / 'file').write_text('precious')
-    with pytest.raises(UserError, match='holds files and no token store'):
+    with pytest.raises(UserError, match='contains files but no token store'):
         made(tmp_path / 'mine', source)
     assert [path.name for path in (tmp_path / 'mine').iterdir()] == ['file']
     made(tmp_path / 'store', source)
-    with pytest.raises(UserError, match=r'begun from something else \(held_out 0\.2 -> 0\.3\)'):
+    with pytest.raises(UserError, match=r'started from other inputs \(held_out 0\.2 -> 0\.3\)'):
         made(tmp_path / 'store', source, held_out=0.3)
     written(tmp_path / 'a.jsonl', corpus_of(21))
     with pytest.raises(UserError, match='the files have changed since'):
@@ -173,7 +173,7 @@ def test_of_many_damaged_documents_the_first_are_named(tmp_path, capsys):
     made(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
     said = capsys.readouterr().err.splitlines()
     assert [int(line.split('line ')[1].split()[0]) for line in said[:-1]] == list(range(5, 15))
-    assert said[-1] == 'dropped: 15 more that are damaged'
+    assert said[-1] == 'dropped: 15 more damaged documents'
 
 
 def test_damaged_documents_are_refused_or_named_and_counted(tmp_path, capsys):
@@ -194,7 +194,7 @@ def test_damaged_documents_are_refused_or_named_and_counted(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_full_disk_is_said_in_one_line_and_what_is_finished_is_kept(tmp_path, small_disk):
     source, folder = written(tmp_path / 'a.jsonl', corpus_of(3000, words=300)), small_disk / 'store'
-    with pytest.raises(UserError, match=r'No space left.*give the same command again') as refusal:
+    with pytest.raises(UserError, match=r'No space left.*run the same command again') as refusal:
         made(folder, source, shard_tokens=100_000)
     assert '\n' not in str(refusal.value)
     assert not list(folder.glob('*.unfinished'))
@@ -211,7 +211,7 @@ def test_a_dead_tokenizing_process_is_said_in_one_line(tmp_path, monkeypatch):
     (tmp_path / 'python').write_text('#!/bin/sh\nexit 9\n')
     os.chmod(tmp_path / 'python', 0o755)
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
-    with pytest.raises(UserError, match=r'has died \(exit code 9\)'):
+    with pytest.raises(UserError, match=r'has exited \(exit code 9\)'):
         made(tmp_path / 'store', source, processes=2)
 
 

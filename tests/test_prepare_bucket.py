@@ -230,7 +230,7 @@ def test_what_cannot_be_written_is_said_in_one_line(tmp_path, bucket, capsys):
     missing = one_line(capsys, *given, f'--out={bucket.url}-not/store')
     assert f'{bucket.url}-not/store cannot be written (the bucket {bucket.url}-not is not there)' in missing
     parse_path(f'{bucket.url}/mine/file').write_text('precious')
-    assert 'holds files and no token store (file)' in one_line(capsys, *given, f'--out={bucket.url}/mine')
+    assert 'contains files but no token store (file)' in one_line(capsys, *given, f'--out={bucket.url}/mine')
     assert directories.list_files(parse_path(f'{bucket.url}/mine')) == ['file']
     assert 'neither local nor in a bucket' in one_line(capsys, *given, '--out=az://bucket/store')
     with bucket.proxy.treating(lambda method, _: Answer(status=403) if method in ('PUT', 'POST') else None):
@@ -238,7 +238,7 @@ def test_what_cannot_be_written_is_said_in_one_line(tmp_path, bucket, capsys):
     assert not directories.list_files(parse_path(f'{bucket.url}/store'))
     sent(tmp_path, f'{bucket.url}/same')
     same_folder = one_line(capsys, f'--source=text:{bucket.url}/same/*.jsonl', f'--out={bucket.url}/same')
-    assert 'holds files and no token store (a.jsonl)' in same_folder
+    assert 'contains files but no token store (a.jsonl)' in same_folder
 
 
 def test_the_verb_says_what_lies_in_a_bucket_and_how_to_train_on_it(tmp_path, bucket, capsys):
@@ -249,7 +249,7 @@ def test_the_verb_says_what_lies_in_a_bucket_and_how_to_train_on_it(tmp_path, bu
     assert main(['prepare', f'--check={out}', '--length=16', '--batch_size=4', '--json']) == 0
     assert json.loads(capsys.readouterr().out)['problems'] == []
     again = one_line(capsys, f'--source={sent_to}', f'--out={out}', '--vocabulary=300', '--held_out=0.3')
-    assert 'begun from something else (held_out 0.2 -> 0.3)' in again
+    assert 'started from other inputs (held_out 0.2 -> 0.3)' in again
 
 
 def sent_texts(tmp_path, bucket):

@@ -45,7 +45,7 @@ def test_a_store_of_one_long_text_has_both_of_its_sides(tmp_path, monkeypatch, c
     assert text[cut].isspace()
     assert len(held) / len(text) == pytest.approx(0.2, abs=0.01)
     assert store.meta['dropped'] == {'empty': 1}
-    assert 'is one text; 0.2 of it, cut off between words, are held out' in capsys.readouterr().err
+    assert 'is one text; 0.2 of it is held out, split between words' in capsys.readouterr().err
 
 
 @settings(max_examples=50, deadline=None)

@@ -103,11 +103,11 @@ def test_a_large_store_is_refused_by_size_and_its_digests_are_left_to_the_check(
 
 def test_the_wrong_tokenizer_is_refused(copied, tmp_path):
     other_tokenizer(tmp_path / 'other.json')
-    with pytest.raises(UserError, match='was made by another tokenizer'):
+    with pytest.raises(UserError, match='was prepared with another tokenizer'):
         chosen(copied, tokenizer=str(tmp_path / 'other.json'))
     assert chosen(copied, tokenizer=str(copied / 'tokenizer.json'))
     shutil.copy(tmp_path / 'other.json', copied / 'tokenizer.json')
-    with pytest.raises(UserError, match=r'tokenizer\.json is not the one'):
+    with pytest.raises(UserError, match=r'tokenizer\.json differs from the one'):
         Store(copied)
 
 
@@ -124,7 +124,7 @@ def chosen(path, vocabulary=300, **changes):
         (dict(held_out=0.1), 'set it to 0.2, or prepare another store'),
         (dict(end_token=7), 'was prepared with end_token 0'),
         (dict(fixed_token=7), 'was prepared with fixed_token 1'),
-        (dict(loss='assistant'), 'tells nobody apart'),
+        (dict(loss='assistant'), 'has no roles'),
         (dict(vocabulary=260), 'but the tokenizer gives ids up to'),
     ],
 )
@@ -135,10 +135,10 @@ def test_a_store_that_was_made_for_other_runs_is_refused(store, changes, words):
 
 
 def test_what_is_no_store_is_refused(tmp_path):
-    with pytest.raises(UserError, match='no finished token store; make one by sinklab prepare'):
+    with pytest.raises(UserError, match='no finished token store; make one with sinklab prepare'):
         Store(tmp_path)
     (tmp_path / 'recipe.json').write_text('{}')
-    with pytest.raises(UserError, match='give its prepare command again'):
+    with pytest.raises(UserError, match='run its prepare command again'):
         Store(tmp_path)
     (tmp_path / 'meta.json').write_text('{')
     with pytest.raises(UserError, match='cannot be read'):
@@ -149,7 +149,7 @@ def test_what_is_no_store_is_refused(tmp_path):
 
 
 LIES = {
-    'an end within a document': (IDS_SUFFIX, 3, END, 'do not end with token 0'),
+    'an end within a document': (IDS_SUFFIX, 3, END, 'token 0 does not end each document'),
     'no BOS': (IDS_SUFFIX, 0, 5, 'begin with token 1'),
     'an id beyond': (IDS_SUFFIX, 3, 65535, 'its largest id is 65535'),
 }
@@ -207,7 +207,7 @@ def test_validation_never_reads_a_window_twice(tmp_path):
     }
     given = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3)
     assert len(load_run_data(tiny(**given, valid__windows=4)).valid_NT) == 4
-    with pytest.raises(UserError, match=r'held-out documents of other have \d+ windows .* of which it takes 100'):
+    with pytest.raises(UserError, match=r'held-out documents of other have \d+ windows .* of which it needs 100'):
         load_run_data(tiny(**given, valid__windows=200))
 
 
