@@ -149,7 +149,7 @@ def test_the_tokenizer_is_the_one_of_the_training_or_nothing(whole, corpus, tmp_
     told = json.loads((store / 'tokenizer.json').read_text())
     other.write_text(json.dumps(told))
     line = refused(capsys, 'stream', path, words, f'--tokenizer={other}')
-    assert f'{other} is another tokenizer than {path}@8 was trained with; give the one of its token store' in line
+    assert f'{other} is not the tokenizer that {path}@8 was trained with; give the one of its token store' in line
     moved = shutil.copytree(path, tmp_path / 'run')
     config = json.loads((moved / 'config.json').read_text())
     config['data']['source'] = f'text:{tmp_path}/gone/*.txt'

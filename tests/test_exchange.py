@@ -203,7 +203,7 @@ def test_what_does_not_compute_the_same_leaves_nothing(run, tmp_path, capsys, mo
     monkeypatch.setattr(convert_module.ParameterSpec, 'convert_to_hf', lambda leaf, array: right(leaf, array) * 1.001)
     code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
     assert (code, len(err.splitlines())) == (1, 1)
-    assert 'what was written is not this model, and is deleted' in err
+    assert 'the files are not this model, and were deleted' in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -212,7 +212,7 @@ def test_another_tokenizer_is_not_exported(run, tokenizer, tmp_path, capsys):
     given = ['export', run, f'--out={tmp_path}/out', f'--tokenizer={tmp_path}/other.json']
     code, _, err = said(capsys, *given)
     assert (code, len(err.splitlines())) == (1, 1)
-    assert 'is another tokenizer than' in err
+    assert 'is not the tokenizer that' in err
 
 
 def test_without_torch_the_extra_is_named_before_anything_is_written(run, tmp_path, capsys, monkeypatch):

@@ -125,7 +125,7 @@ def test_what_a_task_asks_of_a_text_is_read(given, expected):
 
 @pytest.mark.parametrize('given', [dict(num_beams=4), dict(do_sample=True, top_p=0.9), dict(repetition_penalty=1.2)])
 def test_what_would_change_a_text_and_is_unknown_is_refused(given):
-    with pytest.raises(UserError, match='a task asks for'):
+    with pytest.raises(UserError, match='a task sets'):
         lm_eval.parse_generation_options(given)
 
 
@@ -133,7 +133,7 @@ def test_what_would_change_a_text_and_is_unknown_is_refused(given):
     ('changes', 'said'),
     [
         (dict(data__task='backcopy', data__triggers=3), 'was trained on backcopy'),
-        (dict(model__mask__prefix=3), 'predicts none of them'),
+        (dict(model__mask__prefix=3), 'does not predict the first'),
         (dict(data__fixed_position=3), 'data.fixed_position'),
         (dict(data__random_first=2, data__random_last=3), 'data.random_first'),
     ],

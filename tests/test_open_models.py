@@ -171,15 +171,15 @@ def test_bos_stands_before_a_text_where_it_is_asked_for(gpt2, bos, first):
 @pytest.mark.parametrize(
     ('harm', 'said'),
     [
-        (lambda folder: (folder / 'config.json').unlink(), 'holds no open model'),
+        (lambda folder: (folder / 'config.json').unlink(), 'contains no open model'),
         (
             lambda folder: (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin'),
-            'a pickle, which may run anything and is not read',
+            'a pickle, which can execute arbitrary code and is not read',
         ),
         (lambda folder: (folder / 'model.safetensors').unlink(), 'has no model.safetensors and no'),
         (lambda folder: (folder / 'model.safetensors').write_bytes(b'x' * 100), 'cannot be loaded'),
         (lambda folder: (folder / 'tokenizer.json').unlink(), 'has no tokenizer'),
-        (lambda folder: halve(folder / 'model.safetensors'), 'is half a checkpoint'),
+        (lambda folder: halve(folder / 'model.safetensors'), 'is incomplete'),
         (lambda folder: another_vocabulary(folder), 'gives the id'),
     ],
 )
@@ -213,5 +213,5 @@ def another_vocabulary(folder):
 
 def test_what_is_not_there_is_refused_without_a_network(tmp_path, monkeypatch):
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
-    with pytest.raises(UserError, match='cannot be fetched'):
+    with pytest.raises(UserError, match='cannot be downloaded'):
         files.find_model_dir('nobody/nothing')
