@@ -263,7 +263,7 @@ def test_a_permission_that_is_lost_ends_a_run_in_words_and_loses_nothing(corpus,
     def closed(method, path):
         return Answer(status=403) if method in ('POST', 'PUT') and '/checkpoints/8/' in path else None
 
-    with bucket.proxy.treating(closed), pytest.raises(UserError, match='its last whole checkpoint is intact'):
+    with bucket.proxy.treating(closed), pytest.raises(UserError, match='its last complete checkpoint is intact'):
         train(spec(corpus), at)
     assert RunDir(at).list_checkpoint_steps() == [4]
     assert RunDir(at).read_json('outcome')['checkpoint'] == 4

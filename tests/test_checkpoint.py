@@ -71,13 +71,13 @@ def test_a_checkpoint_of_other_data_is_refused_with_the_difference(saved):
 @pytest.mark.parametrize(
     ('params', 'words'),
     [
-        (dict(STATE['params'], a=jnp.zeros((2, 4))), r'params/a is \(2, 3\), and \(2, 4\) is wanted'),
-        (dict(STATE['params'], d=jnp.zeros(1)), r'params/d is not there, and \(1,\) is wanted'),
-        (dict(a=STATE['params']['a']), r'params/b is \(2, 3\), and nothing is wanted'),
+        (dict(STATE['params'], a=jnp.zeros((2, 4))), r'params/a is \(2, 3\), and the config needs \(2, 4\)'),
+        (dict(STATE['params'], d=jnp.zeros(1)), r'params/d is missing, and the config needs \(1,\)'),
+        (dict(a=STATE['params']['a']), r'params/b is \(2, 3\), and the config needs none'),
     ],
 )
 def test_a_checkpoint_of_another_model_is_said_to_be_that(saved, params, words):
-    with pytest.raises(UserError, match=rf'checkpoints/4 is of another model: {words}'):
+    with pytest.raises(UserError, match=rf'checkpoints/4 belongs to another model: {words}'):
         opened(saved).restore(4, abstract(STATE | dict(params=params)))
 
 
@@ -216,7 +216,7 @@ def test_a_read_only_disk_is_said_in_words(small_disk):
 def test_a_folder_that_vanishes_before_a_save_is_said_in_words_and_not_made_anew(tmp_path):
     checkpoints = opened(RunDir(tmp_path / 'run'))
     (tmp_path / 'run').rename(tmp_path / 'away')
-    with pytest.raises(UserError, match='run is no longer there; bring it back'):
+    with pytest.raises(UserError, match='run no longer exists; restore it'):
         checkpoints.save(1, STATE)
     assert not (tmp_path / 'run').exists()
 
@@ -228,7 +228,7 @@ def test_a_folder_that_vanishes_during_a_save_is_said_in_words(tmp_path, monkeyp
         digests, 'write_digests', lambda *given: ((tmp_path / 'run').rename(tmp_path / 'away'), write(*given))
     )
     checkpoints.save(1, STATE)
-    with pytest.raises(UserError, match='run is no longer there; bring it back'):
+    with pytest.raises(UserError, match='run no longer exists; restore it'):
         checkpoints.wait()
 
 
@@ -274,7 +274,7 @@ def test_parameters_alone_come_back_where_they_are_wanted(saved):
 def test_parameters_of_a_damaged_checkpoint_are_not_loaded(saved, tmp_path):
     folder = RunDir(shutil.copytree(saved.path, tmp_path / 'run'))
     (folder.checkpoint_dir / '4' / 'state' / '_sharding').write_text('{}')
-    with pytest.raises(UserError, match=r'checkpoints/4 is not sound: state/_sharding has 2 bytes'):
+    with pytest.raises(UserError, match=r'checkpoints/4 is corrupt: state/_sharding has 2 bytes'):
         checkpointer.restore_parameters(folder.path, 4)
 
 

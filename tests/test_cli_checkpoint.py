@@ -96,7 +96,7 @@ def test_parameters_alone_are_read_as_the_help_says(run, tmp_path, capsys):
 def test_parameters_of_what_is_damaged_are_refused_and_those_of_a_sound_step_are_not(damaged, tmp_path, capsys):
     code, _, err = said(capsys, 'restore-params', damaged, f'--out={tmp_path}/params')
     assert code == 1
-    assert 'checkpoints/4 is not sound: state/manifest.ocdbt has 0 bytes' in err
+    assert 'checkpoints/4 is corrupt: state/manifest.ocdbt has 0 bytes' in err
     assert not (tmp_path / 'params').exists()
     assert said(capsys, 'restore-params', f'{damaged}@2', f'--out={tmp_path}/params')[0] == 0
 

@@ -17,7 +17,7 @@ def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(w
     hearing = Hearing()
     assert timeless(train(spec(corpus), tmp_path / 'run', hearing)) == timeless(whole[1])
     (line,) = hearing.notes
-    assert line.startswith(f'{tmp_path}/run/checkpoints/8 is passed over: state/')
+    assert line.startswith(f'{tmp_path}/run/checkpoints/8 is skipped: state/')
     assert RunDir(tmp_path / 'run').list_checkpoint_steps() == [4, 8]
 
 
@@ -27,7 +27,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_begins_anew_with
     saved = tmp_path / 'run' / 'checkpoints'
     for step in (4, 8):
         shutil.rmtree(saved / str(step) / 'state')
-    with pytest.raises(UserError, match=r'has no sound checkpoint .* or delete .*/checkpoints alone'):
+    with pytest.raises(UserError, match=r'has no valid checkpoint .* or delete only .*/checkpoints'):
         train(spec(corpus), tmp_path / 'run')
     shutil.rmtree(saved)
     assert timeless(train(spec(corpus), tmp_path / 'run')) == timeless(whole[1])

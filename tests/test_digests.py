@@ -83,7 +83,7 @@ def test_a_damage_is_named_and_the_newest_sound_checkpoint_is_restored(saved, tm
     checkpoints = opened(folder)
     newest, (line,) = checkpoints.find_latest_valid_step()
     assert newest == 2
-    assert line.startswith(f'{folder.checkpoint_dir}/4 is passed over: ')
+    assert line.startswith(f'{folder.checkpoint_dir}/4 is skipped: ')
     assert len(line.splitlines()) == 1
     assert is_named(names, line)
     restored = checkpoints.restore(newest, abstract())
@@ -96,7 +96,7 @@ def test_where_none_is_sound_all_are_named_and_nothing_is_changed(saved, tmp_pat
     folder, rng = copied(saved, tmp_path / 'run'), np.random.default_rng(0)
     names = {step: way(folder, step, rng) for step, way in zip((2, 4), ways, strict=True)}
     before = {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()}
-    with pytest.raises(UserError, match='has no sound checkpoint') as refusal:
+    with pytest.raises(UserError, match='has no valid checkpoint') as refusal:
         opened(folder).find_latest_valid_step()
     line = str(refusal.value)
     assert len(line.splitlines()) == 1
@@ -112,7 +112,9 @@ def test_what_was_passed_over_is_kept_with_its_digests_and_its_step_is_saved_ane
             path.name: path.read_bytes() for path in (folder.checkpoint_dir / '4').rglob('*') if path.is_file()
         }
         checkpoints = opened(folder)
-        assert checkpoints.find_latest_valid_step()[1][0].endswith(f'; it lies in {folder.quarantine_dir}/{name} now')
+        assert checkpoints.find_latest_valid_step()[1][0].endswith(
+            f'; it is quarantined in {folder.quarantine_dir}/{name}'
+        )
         aside = folder.quarantine_dir / name
         assert {
             path.name: path.read_bytes() for path in (aside / 'checkpoint').rglob('*') if path.is_file()
@@ -140,11 +142,11 @@ def test_a_save_that_was_cut_short_is_passed_over_also_where_it_was_the_first(sa
     cut_short(folder, 4)
     newest, (line,) = opened(folder).find_latest_valid_step()
     assert newest == 2
-    assert 'its save was cut short, or goes on' in line
+    assert 'its save was interrupted or runs' in line
     cut_short(folder, 2)
     newest, (line,) = opened(folder).find_latest_valid_step()
     assert newest is None
-    assert line.startswith(f'{folder.checkpoint_dir}/2 is passed over: ')
+    assert line.startswith(f'{folder.checkpoint_dir}/2 is skipped: ')
     assert opened(folder).find_latest_valid_step() == (None, [])
 
 
@@ -204,7 +206,7 @@ def test_two_checkpoints_without_whole_digests_are_not_one_save_that_was_cut_sho
     folder = copied(saved, tmp_path / 'run')
     for step in (2, 4):
         cut_short(folder, step)
-    with pytest.raises(UserError, match='has no sound checkpoint'):
+    with pytest.raises(UserError, match='has no valid checkpoint'):
         opened(folder).find_latest_valid_step()
 
 
@@ -242,7 +244,7 @@ def test_any_number_of_processes_finds_each_damage_together(of_three, name, coun
     assert not any(digests.find_corruption(of_three, 4, process, count) for process in range(count))
     (of_three.checkpoint_dir / '4' / name).write_text(name[::-1])
     faults = [fault for process in range(count) if (fault := digests.find_corruption(of_three, 4, process, count))]
-    assert faults == [digests.CorruptionReport(f'{name} does not hold what was saved')]
+    assert faults == [digests.CorruptionReport(f'{name} differs from what was saved')]
 
 
 def test_the_verdict_of_one_process_is_that_of_all(of_three):

@@ -228,7 +228,7 @@ def test_a_disk_that_fills_up_hinders_nothing(store, bucket, small_disk, monkeyp
 @pytest.mark.parametrize('given', ['much', 'nan', 'inf'])
 def test_a_bound_that_is_no_number_is_refused(store, bucket, given, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE_GB', given)
-    with pytest.raises(UserError, match=f'SINKLAB_CACHE_GB={given} is no number of GB'):
+    with pytest.raises(UserError, match=f'SINKLAB_CACHE_GB={given} is not a number of GB'):
         expecting(spec_on(uploaded(store, bucket), optimizer__steps=500))
 
 

@@ -138,7 +138,7 @@ def test_a_colon_alone_makes_no_bucket(given):
 def test_a_bucket_that_is_not_there_is_said(bucket):
     missing = parse_path(f'{bucket.url}-not/x')
     with (
-        pytest.raises(UserError, match=f'the bucket {bucket.url}-not is not there'),
+        pytest.raises(UserError, match=f'the bucket {bucket.url}-not does not exist'),
         writable_folder(missing),
         atomic_write(missing) as f,
     ):

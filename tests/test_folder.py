@@ -52,7 +52,7 @@ def test_a_run_whose_last_save_was_cut_short_is_not_done(folder):
 def test_a_damaged_config_is_named(folder):
     folder.check_spec(tiny())
     (folder.path / 'config.json').write_text('{"a":')
-    with pytest.raises(UserError, match=r'config\.json is damaged .* bring it back, or do without this folder'):
+    with pytest.raises(UserError, match=r'config\.json is damaged .* restore it from a copy, or use another folder'):
         folder.check_spec(tiny())
 
 

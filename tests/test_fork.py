@@ -143,7 +143,7 @@ def test_what_cannot_be_carried_over_is_refused_and_nothing_is_read_or_made(
 def test_data_that_has_changed_and_another_tokenizer_are_refused(spec, origin, tmp_path):
     found = load_run_data(spec).fingerprint
     for data, words in (
-        (dict(found, store='x'), 'on other data .*bring the old'),
+        (dict(found, store='x'), 'on other data .*restore that data'),
         (dict(found, tokenizer='x'), 'ids'),
     ):
         with pytest.raises(UserError, match=words):
@@ -213,6 +213,6 @@ def test_an_origin_that_has_been_damaged_since_the_claim_is_not_loaded(parent, s
     shutil.copytree(parent.path, tmp_path / 'parent')
     damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     flip(damaged.run_dir, 4, np.random.default_rng(0))
-    with pytest.raises(UserError, match=r'checkpoints/4 is not sound: .* does not hold what was saved'):
+    with pytest.raises(UserError, match=r'checkpoints/4 is not sound: .* differs from what was saved'):
         train(spec, path, damaged)
     assert RunDir(path).list_checkpoint_steps() == []

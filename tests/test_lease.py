@@ -81,7 +81,7 @@ def test_a_lease_is_there_while_it_is_held_and_gone_after(tmp_path):
 
 
 def test_a_second_job_is_refused_with_host_process_and_age_and_changes_nothing(tmp_path):
-    words = rf'in use: another job \(process {os.getpid()} on .*\) has worked there for \d+ s'
+    words = rf'in use: another job \(process {os.getpid()} on .*\) has held its lease for \d+ s'
     with lease.hold_lease(tmp_path) as held:
         with pytest.raises(UserError, match=words), lease.hold_lease(tmp_path):
             pass
@@ -105,7 +105,7 @@ def test_a_job_of_another_host_that_beats_no_more_is_dead(tmp_path, capsys):
     with lease.hold_lease(tmp_path) as held:
         assert 0.4 < time.monotonic() - start < 5
         assert lease.read_owner_token(tmp_path) == held.token
-    words = 'for a sign of life of another job (process 17 on elsewhere)\n'
+    words = 'for a heartbeat of another job (process 17 on elsewhere)\n'
     assert capsys.readouterr().err.endswith(words)
 
 
@@ -180,7 +180,7 @@ def test_a_job_whose_folder_was_taken_over_stops_and_touches_nothing(tmp_path):
         (tmp_path / 'theirs').replace(tmp_path / lease.LEASE_NAME)
         time.sleep(0.2)
         with pytest.raises(
-            lease.LeaseLostError, match=r'17 on elsewhere\) has taken over .*has left the folder as it is'
+            lease.LeaseLostError, match=r'17 on elsewhere\) has taken over .*without another change to the folder'
         ):
             held.check()
     assert (tmp_path / lease.LEASE_NAME).read_text() == json.dumps(OTHER)

@@ -97,7 +97,7 @@ def test_a_folder_of_something_else_and_a_file_are_refused(corpus, tmp_path):
         train(spec(corpus), tmp_path)
     with pytest.raises(UserError, match='is a file'):
         train(spec(corpus), tmp_path / 'letter')
-    with pytest.raises(UserError, match='neither local nor in a bucket'):
+    with pytest.raises(UserError, match='neither local nor in a bucket that is supported'):
         RunDir('http://bucket/run')
 
 

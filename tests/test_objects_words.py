@@ -42,7 +42,7 @@ def test_what_is_not_allowed_is_said_at_once(bucket, asked):
 def test_a_bucket_that_is_not_there_is_said_by_all_who_ask(bucket):
     path = parse_path(f'{bucket.url}-not/folder/x')
     for asked in ('exists', 'names', 'entries', 'finished', 'write_if_match'):
-        with pytest.raises(OSError, match=f'the bucket {bucket.url}-not is not there') as refused:
+        with pytest.raises(OSError, match=f'the bucket {bucket.url}-not does not exist') as refused:
             ASKED[asked](path)
         assert refused.value.errno == errno.ENXIO
 
@@ -82,7 +82,7 @@ except OSError as error:
 def test_who_has_no_credentials_is_told_so(emulators):
     made = emulators.bucket('s3')
     said, seconds = run(SEEK % (made.url + '/x', made.url + '/x'), AWS_ENDPOINT_URL=made.proxy.url)
-    assert said.startswith(f'{errno.EACCES} no credentials for {made.url} are found')
+    assert said.startswith(f'{errno.EACCES} no credentials found for {made.url}')
     assert seconds < 30.0
     with made.proxy.treating(always(Answer(status=401))):
         said, seconds = run(
@@ -92,7 +92,7 @@ def test_who_has_no_credentials_is_told_so(emulators):
             )
             % ('gs://b/x', 'gs://b/x')
         )
-    assert said.startswith(f'{errno.EACCES} no credentials for gs://b are found')
+    assert said.startswith(f'{errno.EACCES} no credentials found for gs://b')
     assert seconds < 30.0
 
 

@@ -228,7 +228,7 @@ def test_what_cannot_be_written_is_said_in_one_line(tmp_path, bucket, capsys):
     source = written(tmp_path / 'a.jsonl', TEXTS)
     given = f'--source={source}', '--vocabulary=300'
     missing = one_line(capsys, *given, f'--out={bucket.url}-not/store')
-    assert f'{bucket.url}-not/store cannot be written (the bucket {bucket.url}-not is not there)' in missing
+    assert f'{bucket.url}-not/store cannot be written (the bucket {bucket.url}-not does not exist)' in missing
     parse_path(f'{bucket.url}/mine/file').write_text('precious')
     assert 'contains files but no token store (file)' in one_line(capsys, *given, f'--out={bucket.url}/mine')
     assert directories.list_files(parse_path(f'{bucket.url}/mine')) == ['file']

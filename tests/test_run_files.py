@@ -212,7 +212,7 @@ def test_a_header_of_more_numbers_than_there_are_bytes_allocates_nothing(tmp_pat
 
     huge_header(tmp_path / 'a.npz')
     tracemalloc.start()
-    with pytest.raises(DamagedFileError, match='has other bytes than its shape'):
+    with pytest.raises(DamagedFileError, match='has another size than its shape'):
         run_files.read_arrays(tmp_path / 'a.npz')
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
@@ -347,7 +347,7 @@ SHAPES = {
 def test_only_regular_files_are_opened(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)  # the name of a socket has at most 107 bytes
     SHAPES[kind](untrusted_files.Path('file'))
-    with pytest.raises(DamagedFileError, match=f'file is {kind} where a file has to be'):
+    with pytest.raises(DamagedFileError, match=f'file is {kind} instead of a regular file'):
         untrusted_files.read_regular_file(untrusted_files.Path('file'))
 
 
@@ -375,9 +375,7 @@ def test_a_damaged_line_is_named_once_with_its_number(tmp_path, capsys):
     assert [record['step'] for record in folder.read_records()] == [0, 10, 20]
     folder.read_records()
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(
-        f'sinklab: {file}, line 2, is damaged (Expected object, got null) and is passed over, as is '
-    )
+    assert said.startswith(f'sinklab: {file}, line 2, is damaged (Expected object, got null) and is skipped (and ')
     with pytest.raises(DamagedFileError, match='line 2, is damaged'):
         folder.read_records(strict=True)
 
@@ -396,9 +394,7 @@ def test_a_second_fault_of_a_file_is_named_while_the_run_is_followed(tmp_path, c
     assert [record['step'] for record in records] == [2, 3]
     assert after == file.stat().st_size - len(b'{"st')
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(
-        f'sinklab: {file}, line 4, is damaged (it is empty) and is passed over, as is one line more'
-    )
+    assert said.startswith(f'sinklab: {file}, line 4, is damaged (it is empty) and is skipped (and one line more)')
     assert folder.read_metric_lines_from(after) == ([], after)
 
 

@@ -43,7 +43,7 @@ def test_another_checkpoint_and_none_are_refused_by_all(tmp_path, monkeypatch):
 def test_what_one_process_finds_damaged_all_refuse(tmp_path):
     origin = made(tmp_path / 'one')
     (origin.run_dir.checkpoint_dir / '4' / 'file').write_bytes(b'of a RUN')
-    assert [' is not sound: file does not hold ' in str(line) for line in verified(origin, origin)] == [True, True]
+    assert [' is not sound: file differs from ' in str(line) for line in verified(origin, origin)] == [True, True]
 
 
 @pytest.mark.slow

@@ -247,7 +247,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_all(job, undisturbed, tmp_path):
     blob.write_bytes(content)
     codes, said = job(tmp_path / 'run').wait()
     assert codes == [0, 0], said
-    assert 'checkpoints/12 is passed over' in said[0]
+    assert 'checkpoints/12 is skipped' in said[0]
     assert_same(tmp_path / 'run', undisturbed)
 
 
