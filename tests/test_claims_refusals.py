@@ -43,7 +43,7 @@ def test_what_cannot_be_asked_is_one_line(capsys, arguments, words):
 def test_a_file_that_is_no_results_and_a_claim_that_is_none_are_one_line(capsys, tmp_path):
     (tmp_path / 'claims.json').write_text(json.dumps(dict(size='smoke')))
     assert main(['claims', f'--results={tmp_path}/claims.json']) == 1
-    assert 'holds no overrides, same, configs, runs; give' in capsys.readouterr().err
+    assert 'contains no overrides, same, configs, runs; give' in capsys.readouterr().err
     (tmp_path / 'mine.py').write_text("CLAIMS = {'odd': dict(words='w', source='s', whose='mine')}")
     assert main(['claims', f'--config={tmp_path}/mine.py', '--workdir=x']) == 1
     assert 'claim odd is ' in capsys.readouterr().err
@@ -78,7 +78,7 @@ def test_a_folder_of_a_sweep_is_none_for_claims(capsys, tmp_path):
     (tmp_path / 'sweep.json').write_text('[]')
     assert main(['claims', 'sigmoid', f'--workdir={tmp_path}']) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert 'is the folder of a sweep (it has a sweep.json); give another --workdir' in line
+    assert 'is the folder of a sweep (it contains a sweep.json); give another --workdir' in line
     assert [path.name for path in tmp_path.iterdir()] == ['sweep.json']
 
 

@@ -111,7 +111,7 @@ def test_groups_are_read_in_every_notation(text, groups):
 
 
 def test_groups_in_a_notation_that_is_not_known_are_no_groups():
-    with pytest.raises(ValueError, match='written in an unknown way: replica_groups=new'):
+    with pytest.raises(ValueError, match='unknown format of the devices of a collective: replica_groups=new'):
         parse_replica_groups('replica_groups=new', 4)
 
 

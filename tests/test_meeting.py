@@ -26,8 +26,8 @@ def test_a_number_that_is_taken_and_another_count_are_turned_away_and_the_run_go
     strangers = run_of([*Run.start(run, '', (1,)).started[2:], *Run.start(run, '', (2,), 3).started[3:]])
     (code, lines), (other, others) = strangers.ended()
     assert (code, other) == (1, 1)
-    assert re.search(r'--process=1 is taken by process 1 \(host .*, pid \d+\); give', lines[0])
-    assert 'came with --processes=3, process 0 with 2; give the same number to all' in others[0]
+    assert re.search(r'--process=1 is used by process 1 \(host .*, pid \d+\); give', lines[0])
+    assert 'has --processes=3, but process 0 has 2; give the same number to all' in others[0]
     (run.folder / 'go').touch()
     assert run_of(run.started[:2]).ended() == [(0, [])] * 2
 
@@ -38,7 +38,7 @@ def test_a_port_that_is_taken_and_nobody_who_answers_are_refused_in_one_line(run
     assert 'cannot be opened for the other processes (Address already in use)' in line
     started = Run(run.folder).start('', (1,), join=1.0).ended()
     assert started[0][0] == 1
-    assert re.match(r'nobody answers at 127.0.0.1:\d+ for 1 s .*; start process 0 on that host', only(started))
+    assert re.match(r'no answer from 127.0.0.1:\d+ within 1 s .*; start process 0 on that host', only(started))
 
 
 def test_a_port_that_a_run_at_its_end_still_has_is_waited_for(run):
@@ -60,7 +60,7 @@ def test_who_waits_for_its_port_can_be_stopped(run):
 def test_who_did_not_come_is_named(run):
     said = run.start('', (0, 2), 4, join=2.0).ended()
     assert {code for code, _ in said} == {1}
-    assert only(said) == 'process 1, 3 of 4 did not come within 2 s; start all of them'
+    assert only(said) == 'process 1, 3 of 4 did not connect within 2 s; start all of them'
 
 
 def test_strangers_do_not_disturb_the_meeting(run):
@@ -109,7 +109,7 @@ def test_what_hangs_up_is_tried_again_and_refused_at_last(run):
         said = run.start('', (1,), join=1.0).ended()
     assert said[0][0] == 1
     assert len(came) > 2
-    assert re.match(r'what answers at 127.0.0.1:\d+ is not process 0 of a run; give its address', only(said))
+    assert re.match(r'the program at 127.0.0.1:\d+ is not process 0 of a run; give the address', only(said))
 
 
 def test_jobs_with_neighbouring_ports_do_not_take_each_others():

@@ -103,7 +103,7 @@ def test_a_run_that_waits_in_vain_for_a_process_with_another_secret_says_so_at_o
     ((code, (at_once, at_end)),) = run.ended()
     assert code == 1
     assert 'still waits for process 1' in at_once
-    assert all(words in at_end for words in ('did not come within 10 s', 'had another secret', SECRET_VARIABLE))
+    assert all(words in at_end for words in ('did not connect within 10 s', 'had another secret', SECRET_VARIABLE))
 
 
 @pytest.mark.slow
@@ -303,7 +303,7 @@ def test_who_never_reads_is_dropped_and_delays_nobody():
         assert time.monotonic() - begun < 2
         assert sent <= (coordinator.MAX_UNREAD_BYTES >> 20) + 2
         await settled()
-        assert (deaf.why, other.why) == ('not reading what it is sent', None)
+        assert (deaf.why, other.why) == ('not reading messages', None)
         assert other.other.recv(100) == encode_message(GatherRequest(1, 'x', 'y'))
 
     asyncio.run(check())

@@ -88,7 +88,7 @@ def test_a_child_that_comes_to_no_word_leaves_what_it_has_said_beside(run):
     first, second = run.start("if index: os.write(2, b'no such module'); os._exit(9)\n" + FOREVER).ended()
     assert first[0] == second[0] == 70
     assert first[1][0] == 'no such module'
-    assert re.search(r'process 1 .*: exit code 9, without a word', second[1][0])
+    assert re.search(r'process 1 .*: exit code 9, without a message', second[1][0])
 
 
 def test_of_several_ends_the_cause_is_told_and_not_what_came_of_it(run):
@@ -120,7 +120,9 @@ def test_a_child_that_is_stopped_is_named(run):
     os.kill(child, signal.SIGSTOP)
     said = run.ended()
     assert {code for code, _ in said} == {42}
-    assert re.match(rf'process 1 \(host .*, pid {child}\): not heard of for . s, as if it were stopped;', only(said))
+    assert re.match(
+        rf'process 1 \(host .*, pid {child}\): without a heartbeat for . s, possibly suspended;', only(said)
+    )
 
 
 def test_a_supervisor_that_is_stopped_is_named(run):
@@ -129,7 +131,7 @@ def test_a_supervisor_that_is_stopped_is_named(run):
     run.started[1].send_signal(signal.SIGSTOP)
     code, lines = run_of(run.started[:1]).ended()[0]
     assert code == 42
-    assert re.search(r'process 1 .*: not heard of for 2 s; start', lines[0])
+    assert re.search(r'process 1 .*: without a heartbeat for 2 s; start', lines[0])
 
 
 # What process 1 does in the time in which process 0 waits in step 3 -> what is said of it; None: all end well.
@@ -138,7 +140,7 @@ STEPS = {
         r'process 1 .* did not arrive \(reading its batch of step 3'
     ),
     "group.report_progress('step', 2, 0.05); time.sleep(60)": r'process 1 .* did not arrive \(in step 2 for \d s\)',
-    "group.report_progress('step', 3, 0.05); time.sleep(60)": 'all are there',
+    "group.report_progress('step', 3, 0.05); time.sleep(60)": 'all have arrived',
     "group.report_progress('saving', 3); time.sleep(3); group.gather('x', 0)": None,
 }
 
@@ -183,7 +185,7 @@ def test_a_signal_before_it_has_begun_ends_all_at_once(run, number, code):
     run.started[1].send_signal(number)
     said = run.ended()
     assert {code for code, _ in said} == {code}
-    assert f'{number.name} came before the first step; nothing was begun' in only(said)
+    assert f'{number.name} arrived before the first step; nothing was started' in only(said)
 
 
 def test_a_second_signal_ends_all_at_once_whatever_they_do(run):

@@ -217,7 +217,7 @@ def test_a_row_that_cannot_be_is_refused_before_the_first_one_trains(capsys, tmp
     (tmp_path / 'mine.py').write_text(f'from configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n')
     line = refused(capsys, tmp_path / 'mine.py', tmp_path / 'runs', f'--rows=plain,{row}', *arguments)
     assert words in line
-    assert 'nothing was trained: mend that, or name other --rows' in line
+    assert 'nothing was trained; fix the row, or give other --rows' in line
     assert not (tmp_path / 'runs').exists()
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 QUICK = 15  # seconds in which the others end
 AT_ITS_END = 5  # seconds in which a run is done that was told to stop too late
 NOTES = 36  # places that the run of fault.py comes by
-NOTHING = 'SIGTERM came before the first step; nothing was begun'
+NOTHING = 'SIGTERM arrived before the first step; nothing was started'
 COME = '--join_timeout=12'  # who is killed before it has come can only be missed
 
 
