@@ -117,7 +117,7 @@ def test_tfds_dataset_that_cannot_be_prepared_is_rejected_with_remedy(tmp_path, 
     [
         (':valid', 'the split valid is unknown'),
         ('#field=body', 'the field body is unknown (strings: '),
-        (':train[', 'holds no data set'),
+        (':train[', 'contains no data set'),
         (':train+train', 'twice'),
     ],
 )

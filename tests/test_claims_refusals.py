@@ -14,9 +14,9 @@ from sinklab.schema import UserError
     ('arguments', 'words'),
     [
         (['sigmod', '--workdir=x'], "claim 'sigmod' is unknown; did you mean sigmoid? (claims: emerges, "),
-        (['sigmoid'], 'give --workdir=DIR to train what claims want, --results=FILE to judge'),
-        (['--workdir=x', '--list'], 'give --workdir=DIR to train what claims want, --results=FILE to judge'),
-        (['--workdir=x', '--results=y'], 'give --workdir=DIR to train what claims want, --results=FILE to judge'),
+        (['sigmoid'], 'give --workdir=DIR to train the runs, --results=FILE to judge'),
+        (['--workdir=x', '--list'], 'give --workdir=DIR to train the runs, --results=FILE to judge'),
+        (['--workdir=x', '--results=y'], 'give --workdir=DIR to train the runs, --results=FILE to judge'),
         (['--results=there/is/none.json'], 'none.json cannot be read ('),
         (['--results=setup.py'], 'setup.py cannot be read ('),
         (['sigmoid', '--workdir=x', '--seeds=0'], '--seeds=0 is a count'),
@@ -30,7 +30,7 @@ from sinklab.schema import UserError
         (['--results=docs/results/claims.json', '--seeds=3'], '--seeds=3 is for training, and --results='),
         (['--results=docs/results/claims.json', '--size=smoke'], '--size=smoke is for training, and --results='),
         (['sigmoid', '--workdir=x', '--png=there/is/none.png'], '--png=there/is/none.png: there is no folder '),
-        (['--results=README.md', '--config.seed=3'], '--config.seed=3 has no meaning here'),
+        (['--results=README.md', '--config.seed=3'], '--config.seed=3 is not allowed here'),
     ],
 )
 def test_claims_command_rejects_invalid_arguments_with_one_line(capsys, arguments, words):

@@ -83,7 +83,7 @@ def test_claims_command_judges_changed_row_with_warning(capsys, of_another_row):
 @pytest.mark.slow
 def test_claims_command_does_not_resume_changed_row(capsys, of_another_row):
     assert main(['claims', 'decay_more', f'--workdir={of_another_row}']) == 1
-    line = f'sinklab claims: {of_another_row} has runs of other rows: {WORDS}; give another --workdir\n'
+    line = f'sinklab claims: {of_another_row} contains runs of other rows: {WORDS}; give another --workdir\n'
     assert capsys.readouterr().err == line
     assert [path.name for path in of_another_row.iterdir() if path.is_dir()] == []
 

@@ -122,7 +122,7 @@ def test_checkpoint_commands_leave_run_unchanged(damaged, tmp_path, capsys):
         (['ls', '{run}@3'], 'has no checkpoint 3; it has: 2, 4'),
         (['verify', '{run}/checkpoints'], 'has no checkpoints; give the folder of a run'),
         (['ls', '{run}', '--fast'], '--fast is unknown; see sinklab checkpoint ls --help'),
-        (['restore-params', '{run}', '--out={run}'], 'is there already; give a new folder'),
+        (['restore-params', '{run}', '--out={run}'], 'already exists; give a new folder'),
     ],
 )
 def test_invalid_arguments_are_rejected_with_one_line(run, capsys, arguments, words):

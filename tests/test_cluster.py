@@ -62,7 +62,7 @@ def test_flags_set_process_index_count_and_address(given, address):
         (('a:80', 2, 2), '--process=2 must be a whole number from 0 to 1'),
         (('a:80', 2, -1), '--process=-1 must be a whole number from 0 to 1'),
         (('a:80', 0, 0), '--processes=0 must be a whole number of at least 1'),
-        *(((given, 2, 0), f'--coordinator={given} is no HOST:PORT') for given in NOWHERE),
+        *(((given, 2, 0), f'--coordinator={given} is not HOST:PORT') for given in NOWHERE),
     ],
 )
 def test_flags_that_are_incomplete_or_invalid_are_rejected(given, words):
@@ -135,9 +135,12 @@ def test_jobset_pod_matches_jax_detection(environment, tmp_path):
     ('variables', 'words'),
     [
         ({'SLURM_JOB_ID': '1', 'SLURM_NTASKS': '4'}, 'SLURM has 4 processes or hosts for this job'),
-        ({'SLURM_JOB_ID': '1', 'SLURM_JOB_NUM_NODES': '2'}, 'start it by srun, or give --processes=1 to be alone'),
+        (
+            {'SLURM_JOB_ID': '1', 'SLURM_JOB_NUM_NODES': '2'},
+            'start it with srun, or give --processes=1 for one process',
+        ),
         (POD, f'{format_package_command("kubernetes")}, or give --coordinator=HOST:PORT'),
-        (RANK, 'this Open MPI has 2 processes and does not say where the first is; give --coordinator'),
+        (RANK, 'this Open MPI has 2 processes but no address of the first; give --coordinator'),
         (RANK | {'OMPI_MCA_orte_hnp_uri': 'x'}, 'cannot be read (ValueError'),
     ],
     ids=['tasks', 'hosts', 'pod', 'rank', 'unreadable'],

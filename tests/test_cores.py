@@ -206,8 +206,8 @@ def test_claims_go_on_with_what_is_missing(files, claimed):
 @pytest.mark.parametrize(
     ('arguments', 'words'),
     [
-        (['--config.optimizer.steps=5'], "overrides is {}, and {'optimizer.steps': '5'} is asked for"),
-        (['--size=quickstart'], "size is 'smoke', and 'quickstart' is asked for"),
+        (['--config.optimizer.steps=5'], "overrides is {}, but {'optimizer.steps': '5'} is requested"),
+        (['--size=quickstart'], "size is 'smoke', but 'quickstart' is requested"),
     ],
 )
 def test_a_folder_of_other_runs_is_refused(files, claimed, arguments, words):

@@ -28,7 +28,7 @@ def write(**content):
 def stop(number, frame):
     time.sleep(0.5)
     write(end='stopped', words='saved at step 2')
-    print('sinklab train: saved at step 2; go on with: sinklab train', file=sys.stderr, flush=True)
+    print('sinklab train: saved at step 2; resume with: sinklab train', file=sys.stderr, flush=True)
     raise SystemExit(130)
 signal.signal(signal.SIGINT, stop)
 assert os.environ['SINKLAB_PROGRESS'] == 'json'

@@ -110,11 +110,11 @@ def test_stdlib_source_holds_library_modules_without_tests():
     [
         ('a.txt', b'caf\xe9', 'is not UTF-8 (byte 3)'),
         ('a.jsonl', b'{"text": "x"}\n{"body": "y"}\n', 'line 2 has no field "text"'),
-        ('a.jsonl', b'{"text": 3}\n', 'line 1 has a "text" that is no text'),
+        ('a.jsonl', b'{"text": 3}\n', 'line 1 has a "text" that is not text'),
         ('a.jsonl', b'{"text": "x"', 'line 1 is not JSON'),
         ('a.jsonl', b'["x"]\n', 'line 1 is not a JSON object'),
         ('a.jsonl', b'{"text": "x"}\n{"text": "caf\xe9"}\n', 'line 2 is not UTF-8'),
-        ('a.jsonl', b'{"text": "\\ud800"}\n', 'line 1 has half a character'),
+        ('a.jsonl', b'{"text": "\\ud800"}\n', 'line 1 has an incomplete character'),
     ],
 )
 def test_damaged_document_is_reported_by_location_and_others_are_read(tmp_path, name, content, words):
@@ -139,12 +139,12 @@ def test_damaged_file_is_refused_by_name(tmp_path, name):
     [
         ('text:/nowhere/*.txt', 'text:/nowhere/*.txt matches no file; quote the pattern'),
         ('txt:a', 'txt:a is unknown (sources: stdlib, text:GLOB'),
-        ('stdlib:x', 'leave :x out'),
+        ('stdlib:x', 'remove :x'),
         ('text:{}/*', 'which cannot be read; allowed: .txt'),
         ('text:{}/a.parquet#field=body', "has no column 'body' (columns: text, id)"),
-        ('text:{}/a.parquet#fild=body', 'has the option fild=body; allowed behind #'),
+        ('text:{}/a.parquet#fild=body', 'has the option fild=body; allowed after #'),
         ('chat:{}/b.pdf', 'cannot be read'),
-        ('tfds:{}', 'holds no data set'),
+        ('tfds:{}', 'contains no data set'),
         ('tfds:no_such_data_set', 'is neither a folder nor in the catalogue'),
         ('mixture:{}/none.json', 'cannot be read'),
     ],
@@ -196,12 +196,12 @@ def test_chat_source_marks_only_assistant_messages_for_loss(tmp_path):
 @pytest.mark.parametrize(
     ('record', 'words'),
     [
-        (talk(('user', 'hello')), 'has no words of an assistant'),
+        (talk(('user', 'hello')), 'has no message of an assistant'),
         (
             talk(('robot', 'hello'), ('assistant', 'x')),
-            "a message of the role 'robot' (allowed: system, user, assistant)",
+            "a message with the role 'robot' (allowed: system, user, assistant)",
         ),
-        ({'messages': 'hello'}, 'no list of messages'),
+        ({'messages': 'hello'}, 'not a list of messages'),
         ({'messages': [{'role': 'assistant'}]}, 'has no field "content"'),
         ({'text': 'hello'}, 'has no field "messages"'),
     ],

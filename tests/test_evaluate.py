@@ -96,12 +96,12 @@ def test_lm_eval_command_line_evaluates_run(whole, tasks):
         (['{run}@8', '--tasks=mine_choise', '--include={tasks}'], 'did you mean mine_choice'),
         (['{run}@8', '--tasks='], 'is empty'),
         (['{run}@8', '--tasks=mine_far', '--include={tasks}'], 'mine_far cannot be loaded'),
-        (['{run}@8', '--tasks=mine_choice', '--include={tasks}/none'], 'is no folder'),
+        (['{run}@8', '--tasks=mine_choice', '--include={tasks}/none'], 'is not a folder'),
         (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--limit=0'], 'at least 1'),
-        (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--out={run}'], 'is there already'),
+        (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--out={run}'], 'already exists'),
         (['{run}@5', '--tasks=mine_choice', '--include={tasks}'], 'has no checkpoint 5'),
         (['{run}/none', '--tasks=mine_choice', '--include={tasks}'], 'is not there; give the folder of a run'),
-        (['hf:{run}', '--tasks=mine_choice', '--include={tasks}'], 'holds a run of sinklab; leave hf: out'),
+        (['hf:{run}', '--tasks=mine_choice', '--include={tasks}'], 'contains a run of sinklab; remove hf:'),
     ],
 )
 def test_evaluate_rejects_invalid_arguments_with_one_line(whole, tasks, capsys, arguments, said):

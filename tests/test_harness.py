@@ -133,7 +133,7 @@ def test_generation_options_that_are_unsupported_are_rejected(given):
     ('changes', 'said'),
     [
         (dict(data__task='backcopy', data__triggers=3), 'was trained on backcopy'),
-        (dict(model__mask__prefix=3), 'predicts none of them'),
+        (dict(model__mask__prefix=3), 'does not predict the first'),
         (dict(data__fixed_position=3), 'data.fixed_position'),
         (dict(data__random_first=2, data__random_last=3), 'data.random_first'),
     ],

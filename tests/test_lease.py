@@ -105,7 +105,7 @@ def test_job_on_other_host_is_dead_after_heartbeat_stops(tmp_path, capsys):
     with lease.hold_lease(tmp_path) as held:
         assert 0.4 < time.monotonic() - start < 5
         assert lease.read_owner_token(tmp_path) == held.token
-    words = 'for a sign of life of another job (process 17 on elsewhere)\n'
+    words = 'for a heartbeat of another job (process 17 on elsewhere)\n'
     assert capsys.readouterr().err.endswith(words)
 
 

@@ -32,7 +32,7 @@ def test_a_cache_that_cannot_be_written_takes_no_result_away(trained, tmp_path, 
     code, found, err = measure(trained, capsys)
     assert (code, 'sink/1' in found['inputs']['natural']) == (0, True)
     said = err.splitlines()[-1]  # before it the corpus may be prepared
-    assert said.startswith('sinklab: what was measured is not kept (')
+    assert said.startswith('sinklab: the measurement is not cached (')
 
 
 def test_a_result_is_printed_before_a_folder_that_cannot_be_written_ends_it(trained, tmp_path, monkeypatch, capsys):
@@ -54,6 +54,6 @@ def test_a_result_kept_under_another_name_is_measured_again(trained, tmp_path, m
     other.write_bytes(kept.read_bytes())
     code, again, err = measure(f'{trained}@8', capsys)
     assert (code, again) == (0, last)
-    assert f'{other} is damaged (it is not what was kept under this name)' in err
+    assert f'{other} is damaged (it differs from what was cached under this name)' in err
     assert measure(f'{trained}@8', capsys) == (0, last, '')
     assert first['inputs'] != last['inputs']

@@ -35,12 +35,12 @@ def test_mixture_keeps_document_domains_and_normalizes_weights(parts):
         (dict(A=dict(source='text:{}/a.jsonl', weight=1), B=dict(source='text:{}/b.txt')), 'has no weight for B'),
         (dict(A=dict(source='text:{}/a.jsonl', weight=-1)), 'the weight -1; it must be'),
         (dict(A=dict(source='text:{}/a.jsonl', weight=10**400)), 'the weight 1000'),
-        ({'A\nB': dict(source='text:{}/a.jsonl')}, 'must be a printable text'),
+        ({'A\nB': dict(source='text:{}/a.jsonl')}, 'use printable text'),
         (dict(A=dict(sorce='text:{}/a.jsonl')), 'A, has no source'),
         (dict(A=dict(source='text:{}/a.jsonl', wight=1)), 'did you mean weight?'),
         (dict(A=dict(source='text:{}/none')), 'A, text:'),
         (dict(A=dict(source='mixture:{}/m.json')), 'is a mixture itself'),
-        (dict(A=dict(source='text:{}/a.jsonl'), B=dict(source='chat:{}/c.jsonl')), 'mixes chat: with others'),
+        (dict(A=dict(source='text:{}/a.jsonl'), B=dict(source='chat:{}/c.jsonl')), 'mixes chat: with sources'),
     ],
 )
 def test_mixture_refuses_invalid_component(parts, components, words):

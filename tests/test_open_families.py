@@ -225,6 +225,6 @@ def test_hidden_states_that_are_not_one_a_token_are_left_out_by_name(made, measu
     code, out, _ = measure(made(family)[0], '--json')
     found = json.loads(out)
     assert (code, [*found['inputs']['natural']].count('norm/ratio/01')) == (0, 0)
-    assert any('hidden states are left out' in remark for remark in found['remarks'])
+    assert any('one hidden state per token' in remark for remark in found['remarks'])
     code, _, err = measure(made(family)[0], '--perturb=3')
     assert (code, len(err)) == (1, 1)

@@ -167,15 +167,15 @@ def test_encode_adds_bos_only_if_forced(gpt2, bos, first):
 @pytest.mark.parametrize(
     ('harm', 'said'),
     [
-        (lambda folder: (folder / 'config.json').unlink(), 'holds no open model'),
+        (lambda folder: (folder / 'config.json').unlink(), 'contains no open model'),
         (
             lambda folder: (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin'),
-            'a pickle, which may run anything and is not read',
+            'a pickle, which can execute arbitrary code and is not read',
         ),
         (lambda folder: (folder / 'model.safetensors').unlink(), 'has no model.safetensors and no'),
         (lambda folder: (folder / 'model.safetensors').write_bytes(b'x' * 100), 'cannot be loaded'),
         (lambda folder: (folder / 'tokenizer.json').unlink(), 'has no tokenizer'),
-        (lambda folder: halve(folder / 'model.safetensors'), 'is half a checkpoint'),
+        (lambda folder: halve(folder / 'model.safetensors'), 'is incomplete'),
         (lambda folder: another_vocabulary(folder), 'gives the id'),
     ],
 )

@@ -32,10 +32,10 @@ from sinklab.train.run_outcome import write_outcome
     [
         ({'kind': 'crashed', 'message': 'KeyError: 3'}, 1, 'sinklab train: no room', ('crashed', 'KeyError: 3')),
         ({}, 1, 'preparing\nsinklab train: no room\n', ('refused', 'sinklab train: no room')),
-        ({}, 1, '', ('refused', 'exit code 1, without a word')),
+        ({}, 1, '', ('refused', 'exit code 1, without a message')),
         ({}, 70, 'x\ny\n', ('crashed', 'y')),
         ({}, -signal.SIGKILL, 'step 2/4', ('crashed', 'killed by SIGKILL')),
-        ({}, -signal.SIGTERM, '', ('stopped', 'SIGTERM came before the first step; nothing was begun')),
+        ({}, -signal.SIGTERM, '', ('stopped', 'SIGTERM arrived before the first step; nothing was started')),
         ({'kind': 'lost', 'message': 'OSError: 5'}, 42, '', ('crashed', 'OSError: 5')),
         ({}, 42, 'x\nOSError: no space\n', ('crashed', 'OSError: no space')),
         ({}, 130, 'x\n', ('stopped', 'x')),

@@ -241,7 +241,7 @@ def test_prepare_command_prints_training_flags_and_checks_batches(tmp_path, caps
     assert '3 hosts' not in printed.out
     assert main(['prepare', '--check', f'{tmp_path}/store', '--length=16', '--batch_size=999', '--hosts=3']) == 0
     windows = sum(about['windows']['train'].values())
-    said = f'batches of 999: 0 an epoch (windows to train on: {windows}; a smaller batch would not read one twice)'
+    said = f'batches of 999: 0 per epoch (training windows: {windows}, fewer than a batch; use a smaller batch)'
     assert said in capsys.readouterr().out
 
 

@@ -124,7 +124,7 @@ def chosen(path, vocabulary=300, **changes):
         (dict(held_out=0.1), 'set it to 0.2, or prepare another store'),
         (dict(end_token=7), 'was prepared with end_token 0'),
         (dict(fixed_token=7), 'was prepared with fixed_token 1'),
-        (dict(loss='assistant'), 'tells nobody apart'),
+        (dict(loss='assistant'), 'has no roles'),
         (dict(vocabulary=260), 'but the tokenizer gives ids up to'),
     ],
 )
@@ -149,7 +149,7 @@ def test_store_rejects_folder_without_valid_meta_file(tmp_path):
 
 
 LIES = {
-    'an end within a document': (IDS_SUFFIX, 3, END, 'do not end with token 0'),
+    'an end within a document': (IDS_SUFFIX, 3, END, 'token 0 does not end each document'),
     'no BOS': (IDS_SUFFIX, 0, 5, 'begin with token 1'),
     'an id beyond': (IDS_SUFFIX, 3, 65535, 'its largest id is 65535'),
 }

@@ -138,7 +138,7 @@ STEPS = {
         r'process 1 .* did not arrive \(reading its batch of step 3'
     ),
     "group.report_progress('step', 2, 0.05); time.sleep(60)": r'process 1 .* did not arrive \(in step 2 for \d s\)',
-    "group.report_progress('step', 3, 0.05); time.sleep(60)": 'all are there',
+    "group.report_progress('step', 3, 0.05); time.sleep(60)": 'all have arrived',
     "group.report_progress('saving', 3); time.sleep(3); group.gather('x', 0)": None,
 }
 

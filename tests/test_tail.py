@@ -105,7 +105,7 @@ def test_follow_run_waits_for_restart_of_lost_run(folder, monkeypatch):
     [
         (dict(kind='done', message=''), 'tiny  done'),
         (dict(kind='refused', message='no room'), 'tiny  refused: no room'),
-        (None, 'tiny  lost: nobody is at work there; start the same command again'),
+        (None, 'tiny  lost: no process works on this run; start the same command again'),
     ],
 )
 def test_tail_prints_outcome_of_finished_run(folder, monkeypatch, capsys, outcome, words):

@@ -37,7 +37,7 @@ def test_a_tokenizer_of_someone_else_is_taken_with_its_own_special_tokens(tmp_pa
     size = other_tokenizer(tmp_path / 'other.json')
     source = written(tmp_path / 'a.jsonl', corpus_of(9))
     asked = recipe(source, tokenizer=str(tmp_path / 'other.json'), vocabulary=None)
-    with pytest.raises(UserError, match=rf'is to end documents.*set end_token to one of: {size - 2} </s>'):
+    with pytest.raises(UserError, match=rf'the end of documents.*set end_token to one of: {size - 2} </s>'):
         prepare_store(asked, tmp_path / 'store', 1)
     prepare_store(dataclasses.replace(asked, end_token=size - 2, fixed_token=size - 1), tmp_path / 'store', 1)
     row = Store(tmp_path / 'store').get_tokens('train', '')
@@ -50,7 +50,7 @@ def test_a_token_that_texts_can_spell_cannot_end_documents(tmp_path):
     found.add_tokens(['<|im_end|>'])
     found.save(str(tmp_path / 'other.json'))
     asked = dict(tokenizer=str(tmp_path / 'other.json'), vocabulary=None, end_token=found.token_to_id('<|im_end|>'))
-    with pytest.raises(UserError, match='must be a special one'):
+    with pytest.raises(UserError, match='must be a special token'):
         made(tmp_path / 'store', written(tmp_path / 'a.jsonl', corpus_of(9)), **asked)
 
 

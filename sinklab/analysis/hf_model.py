@@ -102,7 +102,7 @@ class AttentionRecorder:
                 continue
             if attentions := [layer['attention_PHTS'] for layer in layer_arrays if 'attention_PHTS' in layer]:
                 if any(attention[..., 0, 1].any() for attention in attentions):
-                    raise UserError(f'{self.name} attends to later tokens; sinks are measured of causal models alone')
+                    raise UserError(f'{self.name} attends to later tokens; give a causal model')
                 return layer_arrays
         raise user_error
 
@@ -349,7 +349,7 @@ class HFModel:
         if len(tokenizer) <= len(
             tokenizer.all_special_ids
         ):  # transformers makes an empty tokenizer if there are no files
-            raise UserError(f'{self.name} has no tokenizer, or one of no words; give --inputs=random or repeated')
+            raise UserError(f'{self.name} has no tokenizer, or an empty one; give --inputs=random or repeated')
         return tokenizer
 
     @property
@@ -374,17 +374,16 @@ class HFModel:
             layers_text += f': {", ".join(layer_types)}' if layer_types else ''
             remarks.append(
                 f'{len(lacking)} of {num_layers} layers have no attention matrix ({layers_text}); '
-                f'numbers of heads are of the other {num_layers - len(lacking)}'
+                f'numbers of heads cover only the other {num_layers - len(lacking)}'
             )
         if len(set(self.heads_per_layer)) > 1:
             remarks.append(
-                f'layers have {min(self.heads_per_layer)} to {max(self.heads_per_layer)} heads; '
-                'each head of each counts once'
+                f'layers have {min(self.heads_per_layer)} to {max(self.heads_per_layer)} heads; each head counts once'
             )
         if 'query_LPTHK' not in self.available_arrays:
-            remarks.append('it shows no queries, keys and values; numbers of these are left out')
+            remarks.append('it gives no queries, keys and values; their numbers are omitted')
         if 'residual_LPTD' not in self.available_arrays:
-            remarks.append('its layers do not return one hidden state a token; numbers of hidden states are left out')
+            remarks.append('its layers do not return one hidden state per token; their numbers are omitted')
         return tuple(remarks)
 
     @property
@@ -401,14 +400,14 @@ class HFModel:
         ids = self.tokenizer(text, add_special_tokens=self.bos == 'auto')['input_ids']
         if unknown_ids := [token_id for token_id in ids if token_id >= self.vocabulary]:
             raise UserError(
-                f'the tokenizer of {self.name} gives the id {unknown_ids[0]}, and the model has ids below '
-                f'{self.vocabulary}: it is that of another model'
+                f'the tokenizer of {self.name} gives the id {unknown_ids[0]}, but the model has ids below '
+                f'{self.vocabulary}: it belongs to another model'
             )
         if self.bos != 'force':
             return ids
         bos_id = self.tokenizer.bos_token_id
         if bos_id is None:
-            raise UserError(f'{self.name} has no BOS; leave --bos=force out')
+            raise UserError(f'{self.name} has no BOS; remove --bos=force')
         return ids if ids[:1] == [bos_id] else [bos_id, *ids]
 
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
@@ -532,7 +531,7 @@ def load_model(model_dir: Any, name: str, remote_code: bool) -> torch.nn.Module:
                 if implementation == 'eager' or ATTENTION_NAME not in str(error):
                     raise make_load_error(name, error) from error
     if missing := sorted(map(str, [*loading_info['missing_keys'], *loading_info['mismatched_keys']])):
-        raise UserError(f'{name} is half a checkpoint: {len(missing)} of its arrays are lacking ({missing[0]}, ...)')
+        raise UserError(f'{name} is incomplete: {len(missing)} of its arrays are missing ({missing[0]}, ...)')
     return model.eval()
 
 

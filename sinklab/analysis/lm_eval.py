@@ -59,7 +59,7 @@ def parse_generation_options(options: dict[str, Any]) -> GenerationConfig:
             or (name in TRUNCATION_KEYS and not temperature)
         ):
             raise UserError(
-                f'a task asks for {name}={value}, which sinklab cannot do; it knows {", ".join(SUPPORTED_KEYS)}'
+                f'a task sets {name}={value}, which is not supported; allowed are {", ".join(SUPPORTED_KEYS)}'
             )
     max_new_tokens = next(
         (int(options[name]) for name in LIMIT_KEYS if options.get(name) is not None), DEFAULT_MAX_TOKENS
@@ -158,7 +158,7 @@ class SinklabLM(TemplateLM):
             for context, options in arguments
         ]
         batch_size = self.choose_batch_size(self.max_length, len(texts))
-        with tqdm(total=len(texts), disable=disable_tqdm, desc='texts written') as progress_bar:
+        with tqdm(total=len(texts), disable=disable_tqdm, desc='texts generated') as progress_bar:
             while unfinished := [text for text in texts if not text.is_done]:
                 self.generate_next_tokens(unfinished[:batch_size], batch_size)
                 progress_bar.update(sum(text.is_done for text in unfinished))
@@ -251,12 +251,12 @@ def check_scorable(spec: Spec, name: str) -> None:
         raise UserError(f'{name} was trained on {data.task}, not on text; give another run')
     if prefix:
         raise UserError(
-            f'{name} shows the first {prefix} tokens to all of a text (mask.prefix), and predicts none of them'
+            f'{name} does not predict the first {prefix} tokens of a text (mask.prefix); give another run'
         )
     if (data.fixed_position or 1) > 1 and data.fixed_held_out:
-        raise UserError(f'{name} was trained with a fixed token inside of each text (data.fixed_position)')
+        raise UserError(f'{name} was trained with a fixed token inside texts (data.fixed_position); give another run')
     if data.random_first:
-        raise UserError(f'{name} was trained with random tokens inside of each text (data.random_first)')
+        raise UserError(f'{name} was trained with random tokens inside texts (data.random_first); give another run')
 
 
 def pad_texts(texts: Iterable[list[int]], num_rows: int, length: int) -> np.ndarray:
@@ -290,9 +290,9 @@ class CheckedTaskManager(TaskManager):
                 hint = (
                     f'; did you mean {" or ".join(suggestions)}?'
                     if suggestions
-                    else '; give --include=DIR of its YAML file, too'
+                    else '; give --include=DIR, the folder of its YAML file'
                 )
-                raise UserError(f'--tasks={name} is no task of lm-evaluation-harness{hint}')
+                raise UserError(f'--tasks={name} is not a task of lm-evaluation-harness{hint}')
         return self.match_tasks(task_names)
 
     def load(self, task_list: Any) -> Any:
@@ -301,12 +301,12 @@ class CheckedTaskManager(TaskManager):
         except Exception as error:  # errors of the network, of data files, or of the YAML file
             message = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
             raise UserError(
-                f'{", ".join(map(str, task_list))} cannot be loaded ({message}); tasks have their data from the '
+                f'{", ".join(map(str, task_list))} cannot be loaded ({message}); tasks read their data from the '
                 'Hugging Face hub, or from the files that their YAML file names'
             ) from error
         for name, task in loaded['tasks'].items():
             if getattr(task, 'UNSAFE_CODE', False) or getattr(task, 'MULTIMODAL', False):
-                raise UserError(f'{name} runs code that a model writes, or is not of text alone; leave it out')
+                raise UserError(f'{name} runs code that a model writes, or needs more than text; remove it')
         return loaded
 
 

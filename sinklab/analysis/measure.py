@@ -118,7 +118,7 @@ def encode_beginnings(
     ]
     if len(sequences) < input_spec.sequences:
         raise UserError(
-            f'{input_spec.sequences} texts of {input_spec.length} tokens are wanted and {name} has {len(sequences)}; '
+            f'{input_spec.sequences} texts of {input_spec.length} tokens are needed, {name} has {len(sequences)}; '
             'lower --sequences or --length, or give another --source'
         )
     return np.array(sequences)
@@ -142,7 +142,7 @@ def parse_positions(option: str, length: int) -> np.ndarray:
     """
     kind, _, position = option.partition(':')
     if kind not in ('replace', 'swap') or not position.isdecimal() or not 2 <= int(position) <= length:
-        raise UserError(f'--positions={option} is none; give replace:K or swap:K, K from 2 to {length}')
+        raise UserError(f'--positions={option} is not allowed; give replace:K or swap:K, K from 2 to {length}')
     position_T = np.arange(length)
     position_T[0] = int(position) - 1
     if kind == 'swap':
@@ -162,7 +162,7 @@ def measure_perturbation(
     is the change of the hidden state h_t when the token at `position` is replaced by another one of the vocabulary.
     """
     if 'residual_LPTD' not in model.available_arrays:
-        raise UserError(f'{model.name} shows no hidden states, in which a change could spread; leave --perturb out')
+        raise UserError(f'{model.name} gives no hidden states, which --perturb measures; remove --perturb')
     drawn_P = np.random.default_rng(seed).integers(model.vocabulary - 1, size=len(ids_PT))
     other_PT = ids_PT.copy()
     other_PT[:, position] = drawn_P + (
@@ -194,7 +194,7 @@ def measure_selection(
 ) -> dict[str, float]:
     """Measure selection/LL: the rise of the loss, in nats, when the queries of one layer are set to 0."""
     if not hasattr(model, 'copy_with_zero_queries'):
-        raise UserError(f'--selection is of runs, and {model.name} is none; leave it out')
+        raise UserError(f'--selection needs a run, and {model.name} is not one; remove it')
     loss = np.nanmean(model.compute_token_losses(ids_PT, position_T))
     silenced_models = (model.copy_with_zero_queries(layer) for layer in range(model.spec.model.layers))
     return name_by_layer(
@@ -332,7 +332,7 @@ def measure_cached(
             save_measurement(path, measurement, seal=digest_measurement(path.stem, measurement))
     except (UserError, OSError) as error:
         reason = ' '.join(str(error).partition('; ')[0].split())
-        run_files.warn_once(path, f'what was measured is not kept ({reason}); it is measured again the next time')
+        run_files.warn_once(path, f'the measurement is not cached ({reason}); it is measured again the next time')
     return measurement
 
 
@@ -342,13 +342,13 @@ def read_cached(path: Path) -> Measurement:
     Raises:
         DamagedFileError: The file is not the one that was written under this name.
     """
-    arrays = run_files.read_arrays(path, remedy='it is of no use')
+    arrays = run_files.read_arrays(path, remedy='it cannot be used')
     texts = [arrays.pop(name, None) for name in ('numbers', 'seal')]
     if any(text is None or text.shape or text.dtype.kind != 'U' for text in texts):
         raise DamagedFileError(f'{path} is damaged (it has no numbers, or no seal)')
     measurement = Measurement(run_files.decode_numbers(str(texts[0]), path), arrays)
     if str(texts[1]) != digest_measurement(path.stem, measurement):
-        raise DamagedFileError(f'{path} is damaged (it is not what was kept under this name)')
+        raise DamagedFileError(f'{path} is damaged (it differs from what was cached under this name)')
     return measurement
 
 
@@ -422,11 +422,11 @@ class MeasureRequest:
         for name, minimum in MIN_VALUES.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
-                raise UserError(f'--{name}={value} is nothing to measure; give at least {minimum}')
+                raise UserError(f'--{name}={value} is too small; give at least {minimum}')
         if invalid := [threshold for threshold in self.thresholds if not 0 < threshold < 1]:
-            raise UserError(f'--eps has {invalid[0]:g}; give shares of attention, more than 0 and less than 1')
+            raise UserError(f'--eps has {invalid[0]:g}; give shares of attention between 0 and 1')
         if len({f'{threshold:g}' for threshold in self.thresholds}) < len(self.thresholds):
-            raise UserError('--eps has two thresholds that are one in six digits; leave one out')
+            raise UserError('--eps has two thresholds that are equal in six digits; remove one')
 
     def fill_defaults(self, model: MeasurableModel) -> 'MeasureRequest':
         """Return the request with every None filled in.
@@ -439,11 +439,11 @@ class MeasureRequest:
         request = dataclasses.replace(self, **{k: defaults[k] if v is None else v for k, v in requested.items()})
         length, max_length = request.length, model.max_length
         if max_length and length > max_length:
-            raise UserError(f'{model.name} reads {max_length} tokens, and --length is {length}; lower it')
+            raise UserError(f'{model.name} reads {max_length} tokens, but --length is {length}; lower it')
         min_length = max(1, model.make_setting(length).prefix)  # shorter texts lie within the bidirectional prefix
         if invalid := [prefix_length for prefix_length in self.lengths if not min_length <= prefix_length <= length]:
             raise UserError(
-                f'--lengths has {invalid[0]}, of texts of {length}; give {min_length} to {length}, or --length'
+                f'--lengths has {invalid[0]}, but texts have {length}; give {min_length} to {length}, or --length'
             )
         if request.positions:  # the importance of token K is reported, too
             default_keys = model.make_setting(length).keys

@@ -114,7 +114,7 @@ def check_length(model: MeasurableModel, ids_PT: np.ndarray) -> int:
     """Return the length of the sequences; raise UserError if it exceeds the maximum of the model."""
     length = int(ids_PT.shape[1])
     if model.max_length and length > model.max_length:
-        raise UserError(f'{model.name} reads {model.max_length} tokens, and {length} are given; shorten the text')
+        raise UserError(f'{model.name} reads {model.max_length} tokens, but {length} are given; shorten the text')
     return length
 
 

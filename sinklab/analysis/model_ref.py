@@ -35,7 +35,7 @@ def open_all_checkpoints(run_ref: str, bos: str = 'auto') -> Iterator[Measurable
     """Yield a model for each checkpoint of a run; each is opened when it is reached."""
     run_dir, step = resolve_run(run_ref)
     if step is not None:
-        raise UserError(f'--all is of all steps, and {run_ref} is one; give {run_dir}')
+        raise UserError(f'--all measures all steps, but {run_ref} is one step; give {run_dir}')
     return (RunModel(run_dir, saved_step, bos) for saved_step in select_steps(run_dir, step))
 
 

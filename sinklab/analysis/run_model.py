@@ -247,7 +247,7 @@ def make_position_kwargs(position_T: Any) -> dict[str, np.ndarray]:
 def apply_bos(spec: Spec, bos: str) -> Spec:
     """Return the config of a run with the changes that --bos asks for."""
     if bos != 'auto' and spec.data.task != 'text':
-        raise UserError(f'--bos={bos} is of texts, and the run was trained on {spec.data.task}; leave it out')
+        raise UserError(f'--bos={bos} needs texts, but the run was trained on {spec.data.task}; remove it')
     probe_changes, data_changes = BOS_CHANGES[bos]
     return dataclasses.replace(
         spec,
@@ -268,5 +268,5 @@ def find_run_tokenizer(run_dir: RunDir, step: int, spec: Spec, override: str | N
     )
     if not trained_digest or not compute_tokenizer_digest(tokenizer_path).startswith(trained_digest):
         remedy = 'give the one of its token store' if override else 'give --tokenizer=FILE, its tokenizer.json'
-        raise UserError(f'{tokenizer_path} is another tokenizer than {run_dir}@{step} was trained with; {remedy}')
+        raise UserError(f'{tokenizer_path} is not the tokenizer that {run_dir}@{step} was trained with; {remedy}')
     return tokenizer_path

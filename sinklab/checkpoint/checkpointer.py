@@ -146,7 +146,7 @@ def check_is_partial(run_dir: RunDir, path: Path) -> None:
         return
     if isinstance(digests.read_any_digests(run_dir, int(path.name)), digests.CheckpointDigests):
         raise UserError(
-            f'{path} has no {directories.COMMIT_MARKER}, as after a copy from a disk; put an empty object of '
+            f'{path} has no {directories.COMMIT_MARKER}, as after a copy from a disk; create an empty object of '
             'that name there, or delete it'
         )
 
@@ -213,8 +213,8 @@ class Checkpointer:
         if corruptions and not is_incomplete_save(corruptions):
             descriptions = '; '.join(f'{step}: {corruption.reason}' for step, corruption in corruptions.items())
             raise UserError(
-                f'{self.run_dir.checkpoint_dir} has no sound checkpoint ({descriptions}); bring the files back, or '
-                f'delete {self.run_dir.checkpoint_dir} alone, and the same command begins anew'
+                f'{self.run_dir.checkpoint_dir} has no valid checkpoint ({descriptions}); restore the files, or '
+                f'delete only {self.run_dir.checkpoint_dir} to start again with the same command'
             )
         return None, self.quarantine_corrupt(corruptions, None)
 
@@ -225,12 +225,12 @@ class Checkpointer:
         def clear_steps() -> list[str]:
             with translate_storage_errors(self.run_dir):
                 if not is_incomplete_save(corruptions):
-                    return [f'it lies in {quarantine_step(self.run_dir, step)} now' for step in corruptions]
+                    return [f'it is quarantined in {quarantine_step(self.run_dir, step)}' for step in corruptions]
                 return ['; '.join(delete_step(self.run_dir, step)) or 'it is deleted' for step in corruptions]
 
         results = broadcast_from_primary(self.group, 'passed over', clear_steps) if corruptions else []
         return [
-            f'{self.run_dir.checkpoint_dir / str(step)} is passed over: {corruption.reason}; {result}'
+            f'{self.run_dir.checkpoint_dir / str(step)} is skipped: {corruption.reason}; {result}'
             for (step, corruption), result in zip(corruptions.items(), results, strict=True)
         ]
 
@@ -249,8 +249,8 @@ class Checkpointer:
         metadata = read_metadata(path)
         if data_differences := format_differences(metadata.custom_metadata['data'], self.data_fingerprint):
             raise UserError(
-                f'{self.run_dir} was trained on other data ({", ".join(data_differences)}); bring the old ones '
-                'back, or give a new --workdir'
+                f'{self.run_dir} was trained on other data ({", ".join(data_differences)}); restore that data, '
+                'or give a new --workdir'
             )
         check_same_model(path, metadata.metadata, abstract_state)
 
@@ -344,7 +344,7 @@ def read_metadata(checkpoint: Path) -> Any:
         if not (
             checkpoint_metadata.metadata and checkpoint_metadata.custom_metadata
         ):  # Orbax reads empty files as empty metadata
-            raise ValueError('it does not say what it holds')
+            raise ValueError('it has no metadata')
     return checkpoint_metadata
 
 
@@ -360,8 +360,8 @@ def check_same_model(checkpoint: Path, saved_tree: Any, expected_tree: Any) -> N
     for name in sorted(saved_shapes.keys() | expected_shapes.keys()):
         if saved_shapes.get(name) != expected_shapes.get(name):
             raise UserError(
-                f'{checkpoint} is of another model: {name} is {saved_shapes.get(name, "not there")}, and '
-                f'{expected_shapes.get(name, "nothing")} is wanted; give the config that it was trained with'
+                f'{checkpoint} belongs to another model: {name} is {saved_shapes.get(name, "missing")}, and the '
+                f'config needs {expected_shapes.get(name, "none")}; give the config that it was trained with'
             )
 
 
@@ -381,11 +381,11 @@ def restore_parameters(path: str | Path, step: int, dtype: str | None = None, ab
     checkpoint = run_dir.checkpoint_dir / str(step)
     if step not in run_dir.list_checkpoint_steps():
         raise UserError(
-            f'{checkpoint} is not there; {run_dir} has {run_dir.list_checkpoint_steps() or "no checkpoints"}'
+            f'{checkpoint} does not exist; {run_dir} has {run_dir.list_checkpoint_steps() or "no checkpoints"}'
         )
     if corruption := digests.find_corruption(run_dir, step):
         raise UserError(
-            f'{checkpoint} is not sound: {corruption.reason}; take another step, see sinklab checkpoint verify'
+            f'{checkpoint} is corrupt: {corruption.reason}; use another step, see sinklab checkpoint verify'
         )
     saved_params = read_metadata(checkpoint).metadata['params']
     if abstract_params is None:

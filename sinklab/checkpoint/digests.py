@@ -112,12 +112,12 @@ def write_digests(
     if not local_names:
         raise FileNotFoundError(
             errno.ENOENT,
-            f'the files that process {process} saved, or their {MANIFEST_NAME}, are not there',
+            f'the files that process {process} saved, or their {MANIFEST_NAME}, are missing',
             str(checkpoint),
         )
     local_files = directories.get_stored_files(checkpoint, local_names)
     if missing_names := set(local_names) - local_files.keys():
-        raise FileNotFoundError(errno.ENOENT, 'what was saved is gone', str(checkpoint / min(missing_names)))
+        raise FileNotFoundError(errno.ENOENT, 'a saved file is missing', str(checkpoint / min(missing_names)))
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         name_digests = pool.map(lambda name: (local_files[name].size, local_files[name].get_digest()), local_names)
         content = dict(
@@ -161,11 +161,11 @@ def find_run_id(run_dir: RunDir) -> str | None:
     if len(step_of_id) > 1:
         ids = ', '.join(sorted(f'{other_id or "no id"} in step {step}' for other_id, step in step_of_id.items()))
         raise DamagedFileError(
-            f'{file} is missing, and checkpoints of {run_dir} are of different runs ({ids}); bring it back'
+            f'{file} is missing, and checkpoints of {run_dir} have different run ids ({ids}); restore it from a copy'
         )
     (run_id,) = step_of_id
     run_files.warn_once(
-        file, f'{file} is missing; the id of the run is that of all its checkpoints, {run_id}; bring it back'
+        file, f'{file} is missing; the id of its checkpoints, {run_id}, is used; restore it from a copy'
     )
     return run_id
 
@@ -182,7 +182,7 @@ def match_run_id(
         return step_digests
     other_ids = ', '.join(sorted(other_id or 'no id' for other_id in step_digests.run_ids - {expected_id}))
     return CorruptionReport(
-        f'it is of another run ({other_ids} in its digests, and {run_dir.path / "run.json"} says {expected_id})'
+        f'it belongs to another run ({other_ids} in its digests, but {run_dir.path / "run.json"} says {expected_id})'
     )
 
 
@@ -236,13 +236,14 @@ def read_process_digests(run_dir: RunDir, step: int, process: int) -> dict | Cor
         part = run_files.read_run_file(file, 'digests')
     except FileNotFoundError:
         return CorruptionReport(
-            f'its digests are incomplete ({file} is missing): its save was cut short, or goes on', is_incomplete=True
+            f'its digests are incomplete ({file} is missing): its save was interrupted or runs',
+            is_incomplete=True,
         )
     except DamagedFileError:
         return CorruptionReport(f'its digests are damaged ({file})')
     if (part['step'], part['process']) != (step, process) or part['processes'] <= process:
         description = f'step {part["step"]}, process {part["process"]} of {part["processes"]}'
-        return CorruptionReport(f'its digests are of another step or process ({file} says {description})')
+        return CorruptionReport(f'its digests belong to another step or process ({file} says {description})')
     return part
 
 
@@ -268,13 +269,13 @@ def find_corruption(
     if isinstance(digests, CorruptionReport):
         return digests
     if manifest := find_missing_manifest(digests.files):
-        return CorruptionReport(f'it has no {manifest}, without which it cannot be restored')
+        return CorruptionReport(f'it has no {manifest}, and cannot be restored')
     if process == 0 and (
         extra := set(directories.list_files(checkpoint)) - digests.files.keys() - {directories.COMMIT_MARKER}
     ):
-        return CorruptionReport(f'{min(extra)} is there and was never saved')
+        return CorruptionReport(f'{min(extra)} exists, but was not saved')
     if invalid_names := [name for name in digests.files if not is_relative_name(name)]:
-        return CorruptionReport(f'its digests name {min(invalid_names)!a}, which is no file of it')
+        return CorruptionReport(f'its digests name {min(invalid_names)!a}, which is not a file of it')
     local_names = sorted(digests.files, key=lambda name: (-digests.files[name][0], name))[process::num_processes]
     local_files = directories.get_stored_files(checkpoint, local_names)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
@@ -294,7 +295,7 @@ def describe_change(file: directories.StoredFile | None, size: int, digest: str)
         if not file:
             return 'is missing'
         if file.size != size:
-            return f'has {file.size} bytes, and {size} were saved'
-        return None if file.has_digest(digest) else 'does not hold what was saved'
+            return f'has {file.size} bytes instead of {size}'
+        return None if file.has_digest(digest) else 'differs from what was saved'
     except directories.ABSENT_ERRORS:
         return 'is missing'

@@ -57,7 +57,7 @@ def shorten_read_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # of any type: it depends on what is wrong with a file
         raise UserError(
-            f'{path} cannot be read ({describe_root_cause(error)}); it is of another version, or has changed since '
+            f'{path} cannot be read ({describe_root_cause(error)}); it has another version, or has changed since '
             'it was verified: see sinklab checkpoint verify'
         ) from error
 
@@ -120,10 +120,10 @@ def describe_root_cause(error: BaseException) -> str:
     return f'{type(error).__name__}: {" ".join(str(error).split())[:160]}'
 
 
-RERUN_HINT = 'and run the same command again: its last whole checkpoint is intact'
+RERUN_HINT = 'and run the same command again: its last complete checkpoint is intact'
 DISK_FULL_MESSAGE = f'no room is left on the disk of {{folder}}; make room {RERUN_HINT}'
 ACCESS_MESSAGE = f'{{folder}} can no longer be read or written ({{error}}){{seen}}; make it accessible {RERUN_HINT}'
-MISSING_MESSAGE = '{folder} is no longer there; bring it back and run the same command again'
+MISSING_MESSAGE = '{folder} no longer exists; restore it and run the same command again'
 OUTPUT_DISK_FULL_MESSAGE = (
     'no room is left on the disk of {folder}; make room and run the same command again, or choose another folder'
 )

@@ -7,7 +7,7 @@ example:
   sinklab checkpoint export runs/softmax@500 --out=softmax-hf
   sinklab checkpoint import hf:softmax-hf --out=runs/imported
 
-and in Python, as nested dicts of arrays:
+Load parameters in Python, as nested dicts of arrays:
   from orbax.checkpoint import v1; params = v1.load(os.path.abspath('softmax-500'))
 """
 
@@ -52,7 +52,7 @@ def add_restore_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_argument(parser)
     parser.add_argument('--out', required=True, metavar='DIR', help='new folder to write to')
     parser.add_argument(
-        '--dtype', choices=('float32', 'bfloat16', 'float16'), help='type of the numbers (default: as they are)'
+        '--dtype', choices=('float32', 'bfloat16', 'float16'), help='data type of the parameters (default: as saved)'
     )
 
 
@@ -62,15 +62,13 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         '--length',
         type=int,
         metavar='N',
-        help='largest number of tokens that the model takes (default: that of a training window)',
+        help='maximum number of tokens of the model (default: length of a training window)',
     )
     parser.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if it has moved')
 
 
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        'source', metavar='hf:PATH', help='folder of a model of Hugging Face, or hf:ORG/NAME of the hub'
-    )
+    parser.add_argument('source', metavar='hf:PATH', help='folder of a Hugging Face model, or hf:ORG/NAME on the hub')
     parser.add_argument('--out', required=True, metavar='DIR', help='new run folder, with the model at step 0')
 
 
@@ -138,7 +136,7 @@ def restore_parameters(args: argparse.Namespace) -> int:
     run_dir, steps = resolve_steps(args)
     out = parse_path(args.out)
     if out.exists():
-        raise UserError(f'--out={args.out} is there already; give a new folder')
+        raise UserError(f'--out={args.out} already exists; give a new folder')
     orbax_compat.install_filters()
     num_parameters = checkpointer.save_parameters(run_dir, steps[-1], out, args.dtype)
     print(f'{args.out}: {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(steps[-1])}')
@@ -159,7 +157,7 @@ ACTIONS = {
         verify_checkpoints,
     ),
     'restore-params': (
-        'write the parameters of a checkpoint alone (default: of the newest one)',
+        'write only the parameters of a checkpoint (default: the newest one)',
         add_restore_arguments,
         restore_parameters,
     ),
@@ -169,7 +167,7 @@ ACTIONS = {
         hf.export_model,
     ),
     'import': (
-        'make a run of a LLaMA, Mistral or Qwen model, for train --from',
+        'make a run from a LLaMA, Mistral or Qwen model, for train --from',
         add_import_arguments,
         hf.import_model,
     ),

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if its token store is gone')
     parser.add_argument(
-        '--bare', action='store_true', help='leave out the BOS or the fixed tokens that training put before texts'
+        '--bare', action='store_true', help='omit the BOS or the fixed tokens that training put before texts'
     )
 
 
@@ -112,7 +112,7 @@ def parse_cache(text: str, spec: Spec) -> 'CacheConfig':
     match = re.fullmatch(r'([0-9]+)\+([0-9]+)', text)
     if not match:
         raise UserError(
-            f'--cache={text} is no cache; give x+y, so many first and so many recent tokens, such as 4+1020'
+            f'--cache={text} is not a cache; give x+y, the numbers of first and of recent tokens, such as 4+1020'
         )
     first, recent = (int(number) for number in match.groups())
     flag_text = f'--cache={text}'

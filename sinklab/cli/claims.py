@@ -1,8 +1,8 @@
 """Test claims of the paper by training runs, and give a verdict on each.
 
-A claim compares two numbers of two rows. All claims share their runs, and each run is trained once; the same command,
-given again, trains those that are missing. Verdicts are computed from the differences between runs of the same seed;
-docs/guides/sweeps_and_claims.md says how. --config.PATH=VALUE sets a field of all runs.
+A claim compares two numbers of two rows. All claims share their runs, and each run is trained once. Run the same
+command again to train the runs that are missing. Verdicts are computed from the differences between runs of the same
+seed, see docs/guides/sweeps_and_claims.md. --config.PATH=VALUE sets a field of all runs.
 
 example:
   sinklab claims --seeds=8 --jobs=2 --workdir=runs/claims
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--config', default='configs/claims.py', metavar='FILE', help='file with CLAIMS (default: %(default)s)'
     )
-    parser.add_argument('--list', action='store_true', help='list all claims in words, and train nothing')
+    parser.add_argument('--list', action='store_true', help='list all claims, and train nothing')
     sweep.add_seeds_argument(parser, str(DEFAULT_NUM_SEEDS))
     parser.add_argument(
         '--workdir',
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='folder for the run folders (TABLE.ROW-SEED) and claims.json, such as runs/claims',
     )
     parser.add_argument(
-        '--results', metavar='FILE', help='judge what an earlier claims.json has measured, and train nothing'
+        '--results', metavar='FILE', help='judge the measurements of an earlier claims.json, and train nothing'
     )
     add_size_argument(parser)
     sweep.add_jobs_argument(parser)
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     claims = load_claims(args, extra_args)
     if (args.workdir is not None) + (args.results is not None) + args.list != 1:
         raise UserError(
-            'give --workdir=DIR to train what claims want, --results=FILE to judge what was measured, or --list'
+            'give --workdir=DIR to train the runs, --results=FILE to judge earlier measurements, or --list'
         )
     check_png_path(args.png)
     if args.list:
@@ -85,7 +85,7 @@ def check_no_training_flags(args: argparse.Namespace) -> None:
     for name in ('seeds', 'size', 'compiled'):
         if (value := getattr(args, name)) is not None:
             raise UserError(
-                f'--{name}={value} is for training, and --results={args.results} trains nothing; leave it out'
+                f'--{name}={value} is for training, and --results={args.results} trains nothing; remove it'
             )
 
 
@@ -119,7 +119,7 @@ def load_row_spec(row: str, options: list[str], size: str) -> Spec | None:
 
 def print_changes(path: str, changes: dict[str, str]) -> None:
     if changes:
-        sweep.print_status(f'rows that are others by now than those of {path}: {format_changes(changes)}')
+        sweep.print_status(f'rows that have changed since {path}: {format_changes(changes)}')
 
 
 def format_changes(changes: dict[str, str]) -> str:
@@ -137,7 +137,7 @@ def check_png_path(path: str | None) -> None:
     except ImportError as error:
         raise UserError(f'--png={path} needs matplotlib; install it: {format_extra_command("report")}') from error
     if not parse_path(path).parent.is_dir():
-        raise UserError(f'--png={path}: there is no folder {parse_path(path).parent}; make it, or give another one')
+        raise UserError(f'--png={path}: there is no folder {parse_path(path).parent}; make it, or give another')
 
 
 def load_claims(args: argparse.Namespace, extra_args: list[str]) -> dict:
@@ -145,7 +145,7 @@ def load_claims(args: argparse.Namespace, extra_args: list[str]) -> dict:
     from sinklab.report.claims import parse_claims
 
     if unexpected := [argument for argument in extra_args if not argument.startswith('--config.') or args.results]:
-        raise UserError(f'{unexpected[0]} has no meaning here; see sinklab claims --help')
+        raise UserError(f'{unexpected[0]} is not allowed here; see sinklab claims --help')
     claim_table = config_flags.load_config_module(args.config, 'CLAIMS').CLAIMS
     for name in args.names:
         if name not in claim_table:
@@ -182,7 +182,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
             if row in needed_specs and row in previous_data['runs']
         }:
             raise UserError(
-                f'{args.workdir} has runs of other rows: {format_changes(conflicts)}; give another --workdir'
+                f'{args.workdir} contains runs of other rows: {format_changes(conflicts)}; give another --workdir'
             )
         print_changes(f'{args.workdir}/{results.CLAIMS_FILE}', changed_rows)
         specs = {row: load_row(row, 0)[0] for row in previous_data['runs'] if row not in changed_rows} | needed_specs

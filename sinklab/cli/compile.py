@@ -1,4 +1,4 @@
-"""Compile a run for TPUs or GPUs that are not here, and say how much of their memory it would take.
+"""Compile a run for TPUs or GPUs that this machine lacks, and estimate the memory that it needs.
 
 Nothing is trained.
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--programs',
         metavar='NAMES',
-        help='only some programs of state, validation, probe, step (default: all of them)',
+        help='only some of the programs state, validation, probe, step (default: all of them)',
     )
     parser.add_argument(
         '--fit',
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     target = chips, CHIPS[chip_name]
     title = row['row'] or row['config']
     if args.fit and args.programs:
-        raise UserError('--fit compiles the step alone; leave --programs out')
+        raise UserError('--fit compiles only the step; remove --programs')
     if args.fit:
         return compile_best_layouts(
             spec, hardware_flags.parse_hardware(args), target, dict(row=title, topology=args.topology), args.json
@@ -106,7 +106,7 @@ def compile_best_layouts(spec: Spec, layout: Hardware, target: tuple, row_info: 
     )
     if not candidates:
         raise UserError(
-            f'none of {len(rejected)} layouts has room for this '
+            f'none of {len(rejected)} layouts has enough memory for this '
             f'run: {format_nearest_layout(rejected)}; give more chips'
         )
     reports = []
@@ -169,12 +169,12 @@ def print_compiled_programs(title: str, report: dict) -> None:
         rows.append(
             [name, f'{peak_bytes / GIB:.2f}', memory_share, f'{sent_bytes / 1e6:.0f}', f'{program["seconds"]:.0f} s']
         )
-    headings = 'program', 'GiB a chip', 'of', 'sent, MB', 'compiled in'
+    headings = 'program', 'GiB per chip', 'of', 'MB sent', 'compiled in'
     terminal.print_table(console, headings, rows, left_columns=headings)
     if step_estimate := report['estimate']:
         console.print(
-            f'estimated, not measured: a step takes at least {1e3 * step_estimate["seconds"]:.0f} ms, MFU at most '
-            f'{step_estimate["mfu"]:.0%}; most of the rest: {step_estimate["limit"]}'
+            f'estimated, not measured: a step needs at least {1e3 * step_estimate["seconds"]:.0f} ms, MFU at most '
+            f'{step_estimate["mfu"]:.0%}; largest other cost: {step_estimate["limit"]}'
         )
     if step := report['programs'].get('step'):
         print_step_details(console, step)
@@ -190,7 +190,7 @@ def print_step_details(console: Any, step: dict) -> None:
         rows.append(
             [entry['kind'], entry['axis'], str(entry['times']), f'{entry["sent"] / 1e6:.0f}', is_overlapped, types]
         )
-    headings = 'collectives of the step', 'axis', 'times', 'MB sent', 'beside computing', 'of'
+    headings = 'collectives of the step', 'axis', 'times', 'MB sent', 'overlapped', 'of'
     terminal.print_table(console, headings, rows, left_columns=headings, wrap_columns=['of'])
     rows = [[entry['type'], f'{entry["bytes"] / 1e6:.0f}', entry['origin'][-60:]] for entry in step['buffers']]
     headings = 'largest arrays of the step', 'MB', 'of'

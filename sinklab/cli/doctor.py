@@ -1,6 +1,6 @@
-"""Check this installation: versions, devices, and whether what sinklab needs works.
+"""Check this installation: versions, devices, and whether the features that sinklab needs work.
 
-The exit code is 1 if something that is needed does not work.
+The exit code is 1 if a feature that is needed does not work.
 
 example:
   sinklab doctor --json
@@ -126,7 +126,7 @@ def check_checkpoint() -> None:
     with tempfile.TemporaryDirectory() as temp_dir:
         ocp.save(f'{temp_dir}/state', {'x': jnp.arange(3)})
         if ocp.load(f'{temp_dir}/state', {'x': jnp.zeros(3, int)})['x'][2] != 2:
-            raise ValueError('a checkpoint came back with other numbers')
+            raise ValueError('the restored checkpoint differs from the saved one')
 
 
 CHECKS = {
@@ -233,7 +233,7 @@ def print_backend_table(platform: str, all_cells: list[dict]) -> None:
             unsupported.setdefault((cell['backend'], cell['reason']), []).append(cell)
     table = Table(
         box=None,
-        title=f"largest error on {platform}, forward and backward, over the largest entry of float32's definition; "
+        title=f'largest error on {platform}, forward and backward, relative to the largest entry in float32; '
         f'bfloat16, T={CASE_LENGTH}, {CASE_HEADS} heads of {CASE_HEAD_WIDTH}; ok up to {MAX_RELATIVE_ERROR:.0e}',
         title_justify='left',
     )
@@ -250,7 +250,7 @@ def print_backend_table(platform: str, all_cells: list[dict]) -> None:
         is_every_cell = len(cells) == len(rows) // len({name for name, _ in rows}) * len(SHOWN_MASKS)
         console.print(f'{backend} lacks {"everything" if is_every_cell else f"{len(cells)} cells"}: {reason}')
     if unsupported:
-        console.print('what another lacks, dense and chunked have')
+        console.print('dense and chunked support what the other backends lack')
     for cell in all_cells:
         if 'error' not in cell and cell['outcome'] == 'wrong':
             operation = f'{cell["similarity"]}/{cell["normalizer"]}'

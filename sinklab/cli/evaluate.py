@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--few_shot',
         type=int,
         metavar='K',
-        help='number of solved examples before each text (default: as the task says)',
+        help='number of solved examples before each text (default: as the task defines)',
     )
     parser.add_argument('--out', metavar='FILE', help='also write all numbers as JSON into this new file')
     parser.add_argument('--json', action='store_true', help='print all numbers as JSON')
@@ -58,11 +58,11 @@ def check_arguments(args: argparse.Namespace) -> None:
     if not args.tasks.strip(','):
         raise UserError('--tasks= is empty; give names, such as --tasks=hellaswag')
     if (args.limit or 1) < 1 or args.limit == 0 or (args.few_shot or 0) < 0:
-        raise UserError(f'--limit={args.limit} --few_shot={args.few_shot} is none; give at least 1 and 0')
+        raise UserError(f'--limit={args.limit} --few_shot={args.few_shot} is not allowed; give at least 1 and 0')
     if args.include and not parse_path(args.include).is_dir():
-        raise UserError(f'--include={args.include} is no folder; give one with YAML files of tasks')
+        raise UserError(f'--include={args.include} is not a folder; give one with YAML files of tasks')
     if args.out and parse_path(args.out).exists():
-        raise UserError(f'--out={args.out} is there already; give a new file')
+        raise UserError(f'--out={args.out} already exists; give a new file')
 
 
 def write_results(out: str, results: dict) -> None:

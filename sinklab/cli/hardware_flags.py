@@ -163,7 +163,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const='full',
         default='none',
         metavar='WHAT',
-        help='save memory by computing activations again in the backward pass: none, full, auto, or all but those '
+        help='save memory by recomputing activations in the backward pass: none, full, auto, or all but those '
         f'named, of {",".join(SAVEABLE_ACTIVATIONS)} (default: none; without WHAT: full)',
     )
     parser.add_argument(

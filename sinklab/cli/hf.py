@@ -67,10 +67,10 @@ def import_model(args: argparse.Namespace) -> int:
     jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
     run_dir = RunDir(args.out)
     if run_dir.path.exists():
-        raise UserError(f'--out={args.out} is there already; give a new folder')
+        raise UserError(f'--out={args.out} already exists; give a new folder')
     num_parameters = write_imported_run(args.source, run_dir, make_absolute(run_dir.path))
     from_flag = quote_shell(f'--from=params:{run_dir}')
-    print(f'{run_dir}: {num_parameters:,} parameters of {args.source}; begin with them by {from_flag}')
+    print(f'{run_dir}: {num_parameters:,} parameters of {args.source}; start from them with {from_flag}')
     return 0
 
 
@@ -95,7 +95,7 @@ def write_imported_run(hf_source: str, run_dir: RunDir, final_path: Path) -> int
     try:
         config.update_from_flattened_dict(fine_tuning.IMPORTED_MODEL_OPTIMIZER | fields)
     except TypeError as error:
-        raise UserError(f'{source / files.CONFIG_FILE} says what no model here can be: {error}') from error
+        raise UserError(f'{source / files.CONFIG_FILE} describes a model that is not supported: {error}') from error
     row = dict(
         config=hf_source, row=source.resolve().name, size=None, overrides={}, diff={}, published={}, source=hf_source
     )

@@ -54,7 +54,7 @@ EPILOG = """example:
   sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_apple --workdir=runs/quickstart --report
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax
   sinklab measure runs/softmax
-  sinklab VERB --help  # the options of a verb, and examples"""
+  sinklab VERB --help  # options and examples of a verb"""
 # Commands whose exit code is that of their runs, even if the reader of their output has gone.
 TRAINING_COMMANDS = 'train', 'sweep', 'claims'
 OVERRIDE_COMMANDS = 'train', 'compile', 'sweep', 'claims'  # commands that take --config.PATH=VALUE

@@ -54,16 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--source', help="texts to read, such as 'text:corpus/*.txt' (default: those of the run, or stdlib)"
     )
     parser.add_argument(
-        '--sequences', type=int, metavar='N', help='number of texts (default: as the run was probed, or 100)'
+        '--sequences', type=int, metavar='N', help='number of texts (default: as in the probes of the run, or 100)'
     )
     parser.add_argument(
-        '--length', type=int, metavar='T', help='tokens of each text (default: as the run was probed, or 64)'
+        '--length', type=int, metavar='T', help='tokens of each text (default: as in the probes of the run, or 64)'
     )
     parser.add_argument(
         '--lengths',
         default='',
         metavar='T,...',
-        help='also Sink_1 of the first T tokens of each text, such as 16,32,64',
+        help='also measure Sink_1 of the first T tokens of each text, such as 16,32,64',
     )
     parser.add_argument(
         '--eps', default='', metavar='E,...', help='thresholds on alpha for --lengths, such as 0.2,0.3 (default: 0.3)'
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--keys',
         type=int,
         metavar='K',
-        help='sinks of each of the first K tokens (default: as the run was probed, or 10)',
+        help='measure the sinks of each of the first K tokens (default: as in the probes of the run, or 10)',
     )
     parser.add_argument('--seed', type=int, default=0, help='seed of random and repeated inputs (default: 0)')
     parser.add_argument(
@@ -81,14 +81,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='give token 1 the position of token K, or exchange the positions of both, such as swap:5',
     )
     parser.add_argument(
-        '--perturb', type=int, metavar='K', help='also how much the other tokens change when token K is another one'
+        '--perturb', type=int, metavar='K', help='also measure how other tokens change when token K is replaced'
     )
     parser.add_argument(
         '--selection',
         action='store_true',
-        help='also how much the loss rises when the queries of one layer are 0; of runs alone',
+        help='also measure the rise of the loss when the queries of one layer are 0; only for runs',
     )
-    parser.add_argument('--loss', action='store_true', help='also the loss of these texts')
+    parser.add_argument('--loss', action='store_true', help='also measure the loss of these texts')
     parser.add_argument(
         '--bos',
         choices=BOS_MODES,
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab measure --help')
     request = parse_request(args)
     if args.out and parse_path(args.out).exists():
-        raise UserError(f'--out={args.out} is there already; give a new folder')
+        raise UserError(f'--out={args.out} already exists; give a new folder')
     from sinklab.analysis import measure, model_ref
 
     measured_models = (
@@ -157,7 +157,7 @@ def parse_request(args: argparse.Namespace) -> 'MeasureRequest':
     kinds, lengths = parse_list('--inputs', args.inputs, str), parse_list('--lengths', args.lengths, int)
     thresholds = parse_list('--eps', args.eps, float)
     if thresholds and not lengths:
-        raise UserError(f'--eps={args.eps} is of --lengths; give these, such as --lengths=16,32,64')
+        raise UserError(f'--eps={args.eps} needs --lengths; give it, such as --lengths=16,32,64')
     from sinklab.analysis.measure import MeasureRequest
 
     fields = {name: getattr(args, name) for name in SHARED_FIELDS}
@@ -170,7 +170,7 @@ def parse_list(option: str, text: str, element_type: Callable) -> tuple:
     try:
         return tuple(dict.fromkeys(element_type(item) for item in text.split(',') if item))
     except ValueError as error:
-        raise UserError(f'{option}={text} is no list of {element_type.__name__}; separate them by commas') from error
+        raise UserError(f'{option}={text} is not a list of {element_type.__name__}; separate by commas') from error
 
 
 @contextlib.contextmanager
@@ -233,7 +233,7 @@ def print_one_model(report: dict) -> None:
         if info.name == 'sink/1' and any(value is not None for value in report['published'].values()):
             published_values = [report['published'].get(name) for name in inputs]
             texts = ['-' if value is None else f'{value:.1f} %' for value in published_values]
-            rows.append(['published', *texts, 'Sink_1 as published of this row or model.'])
+            rows.append(['published', *texts, 'Published Sink_1 of this row or model.'])
     headings, console = ['number', *inputs, 'what it is'], terminal.make_console(width=120)
     if len(inputs) == 1:
         terminal.print_table(console, headings, rows, wrap_columns=headings[-1:])

@@ -1,12 +1,12 @@
-"""Turn documents into a token store, which any number of runs can read.
+"""Prepare a token store from documents, which any number of runs can read.
 
-The same command, given again, goes on where it was stopped.
+If the command was stopped, run it again to resume.
 
 SOURCE is one of
   stdlib                     the sources of this Python's standard library
   text:GLOB                  .txt, .jsonl, .parquet, also .gz and .zst; as in 'text:corpus/*.{txt,jsonl}', also in a
                              bucket: 'text:gs://bucket/pile/*.jsonl.zst'
-  chat:GLOB                  .jsonl of {"messages": [{"role", "content"}, ...]}; the assistant's words are marked
+  chat:GLOB                  .jsonl of {"messages": [{"role", "content"}, ...]}; the assistant's messages are marked
   tfds:NAME[:SPLIT]          a data set of TensorFlow Datasets in ArrayRecord, by name or folder
   mixture:FILE               a JSON file {"domain": {"source": SOURCE, "weight": 0.3}, ...}, weights for all or none
 #field=NAME,domain=NAME after it names the fields that hold the text (default: text, or messages) and the domain
@@ -55,13 +55,13 @@ STORE_FIELDS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_argument = parser.add_argument
-    add_argument('--source', metavar='SOURCE', help='documents, as the forms above say')
+    add_argument('--source', metavar='SOURCE', help='documents, in one of the forms above')
     add_argument(
         '--out',
         metavar='DIR',
-        help='folder of the store, local or in a bucket: a new one, or one to go on with, such as stores/pile',
+        help='folder of the store, local or in a bucket: a new one, or one to resume, such as stores/pile',
     )
-    add_argument('--check', metavar='DIR', help='verify an existing store, and say what it holds')
+    add_argument('--check', metavar='DIR', help='verify an existing store, and print its contents')
     add_argument(
         '--tokenizer',
         metavar='FILE',
@@ -84,9 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_argument(
         '--lenient',
         action='store_true',
-        help='leave out damaged documents, name and count them (default: stop at the first)',
+        help='drop damaged documents, and report them (default: stop at the first)',
     )
-    add_argument('--shard_tokens', type=int, metavar='N', help='tokens of a shard, about (default: 16777216)')
+    add_argument('--shard_tokens', type=int, metavar='N', help='approximate tokens of a shard (default: 16777216)')
     add_argument('--processes', type=int, metavar='N', help='processes that tokenize (default: one for each core)')
     add_argument(
         '--length',
@@ -113,9 +113,9 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         raise UserError('give --source and --out to prepare a store, or --check to verify one')
     for name in PREPARE_FLAGS if is_check else CHECK_FLAGS:
         if getattr(args, name) not in (None, False):
-            raise UserError(f'--{name} has no use {"with" if is_check else "without"} --check; leave it out')
+            raise UserError(f'--{name} has no effect {"with" if is_check else "without"} --check; remove it')
     if args.vocabulary is not None and args.tokenizer not in (None, 'train') and not is_check:
-        raise UserError(f'--vocabulary={args.vocabulary} is for a tokenizer trained here; leave it out')
+        raise UserError(f'--vocabulary={args.vocabulary} applies only to a tokenizer that is trained here; remove it')
     fields = parse_settings(args)
     trains_tokenizer, vocabulary_size = fields['tokenizer'] == 'train' and not is_check, fields['vocabulary']
     if trains_tokenizer and not MIN_TRAINED_VOCABULARY <= vocabulary_size <= MAX_TRAINED_VOCABULARY:
@@ -168,7 +168,7 @@ def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
     fields |= dict(length=size_spec.data.length, batch_size=size_spec.optimizer.batch_size)
     print_store(args, fields, store, issues=[], size_note=f'of --size={size}')
     if not args.json:
-        print(f'train on it by: {format_train_command(args.out, fields, store, size, size_spec)}')
+        print(f'train on it with: {format_train_command(args.out, fields, store, size, size_spec)}')
     return 0
 
 
@@ -216,11 +216,11 @@ def check_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
     store = Store(args.check)
     issues = list(find_problems(store, args.vocabulary or store.meta['vocabulary']))
     if fields['tokenizer'] != 'train' and compute_tokenizer_digest(args.tokenizer) != store.meta['tokenizer']:
-        issues.append(f'it was made by another tokenizer than {args.tokenizer}')
+        issues.append(f'it was prepared with another tokenizer than {args.tokenizer}')
     size_note = ''
     size, size_spec = choose_size(store)
     if args.length is None:
-        fields['length'], size_note = size_spec.data.length, f'of --size={size}; --length=N counts others'
+        fields['length'], size_note = size_spec.data.length, f'of --size={size}; --length=N sets another length'
     if args.batch_size is None:
         fields['batch_size'] = size_spec.optimizer.batch_size
     length, batch, hosts = fields['length'], fields['batch_size'], fields['hosts']
@@ -251,7 +251,7 @@ def print_store(
 def print_store_table(store: Any, store_summary: dict, texts: list[str], size_note: str) -> None:
     from sinklab.cli import terminal
 
-    headings, rows = ('domain', 'side', 'documents', 'tokens', 'MB of text', 'bytes a token', 'windows'), []
+    headings, rows = ('domain', 'side', 'documents', 'tokens', 'MB of text', 'bytes per token', 'windows'), []
     for domain in store_summary['domains']:
         for side, windows in store_summary['windows'].items():
             counts = domain[side]
@@ -280,11 +280,11 @@ def format_batches(store_summary: dict) -> str:
         store_summary['hosts'],
         sum(store_summary['windows']['train'].values()),
     )
-    text = f'batches of {batch_size}: {store_summary["batches"]:,} an epoch'
+    text = f'batches of {batch_size}: {store_summary["batches"]:,} per epoch'
     if not store_summary['batches']:
-        text += f' (windows to train on: {num_windows:,}; a smaller batch would not read one twice)'
+        text += f' (training windows: {num_windows:,}, fewer than a batch; use a smaller batch)'
     if store_summary['rows_per_host']:
-        text += f', {store_summary["rows_per_host"]} windows of each for every one of {hosts} hosts'
+        text += f', {store_summary["rows_per_host"]} windows of each batch per host, with {hosts} hosts'
     return text
 
 

@@ -20,20 +20,20 @@ from sinklab.supervisor.messages import Timeouts
 from sinklab.supervisor.supervisor import RestartPolicy, Supervisor, log_failure
 from sinklab.train.run_outcome import classify_error
 
-RECOVERY_HINTS = {'stopped': '; go on with: {command}', 'lost': '; start the same command again'}
+RECOVERY_HINTS = {'stopped': '; resume with: {command}', 'lost': '; start the same command again'}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--coordinator',
         metavar='HOST:PORT',
-        help='address of process 0, where one run has several processes, such as host0:8476',
+        help='address of process 0, if a run has several processes, such as host0:8476',
     )
     parser.add_argument(
         '--processes',
         type=int,
         metavar='N',
-        help='number of processes of the run (default: what the cluster says; 1: alone)',
+        help='number of processes of the run (default: as the cluster reports; 1: one process)',
     )
     parser.add_argument('--process', type=int, metavar='I', help='number of this process, from 0')
     parser.add_argument(
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--patience',
         metavar='TIMES[,SECONDS]',
-        help='end a run if a step takes so many times its usual duration, and at least so many seconds '
+        help='end a run if a step takes longer than TIMES its usual duration and than SECONDS '
         f'(default: {Timeouts.step_multiple:g},{Timeouts.min_step:g})',
     )
     parser.add_argument(
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar='N',
-        help='restart a run so many times after a failure (default: %(default)s)',
+        help='number of restarts of a run after failures (default: %(default)s)',
     )
 
 
@@ -82,7 +82,7 @@ def parse_timeouts(args: argparse.Namespace) -> Timeouts:
     if not all(numbers.values()) or (args.patience or '').endswith(','):
         raise UserError(
             f'--patience={args.patience} must be one or two numbers above 0, e.g. --patience=20,60 for 20 times the '
-            'usual and no less than 60 seconds'
+            'usual duration and at least 60 seconds'
         )
     for name in ('join_timeout', 'grace'):
         if not parse_positive(getattr(args, name)):

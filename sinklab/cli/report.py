@@ -1,7 +1,7 @@
 """Show runs as a table, and write a page (report.html) that needs no network.
 
-The runs may be one, a sweep or hundreds, done or under way. Runs that differ in their seeds alone are shown as mean
-and spread.
+Give one run, a sweep or hundreds of runs, finished or in progress. Runs that differ only in their seeds are shown as
+mean and spread.
 
 example:
   sinklab report runs/quickstart/* --png
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--out',
         metavar='DIR',
-        help='folder for report.html (default: that of the run, or the one that all runs lie in)',
+        help='folder for report.html (default: that of the run, or the one that contains all runs)',
     )
     parser.add_argument('--paper', action='store_true', help='order and number the figures as the paper does')
     for kind in ('png', 'svg', 'pdf'):

@@ -2,7 +2,7 @@
 
 The exit code is 1 if a row cannot be trained.
 
-Values are those that are trained at the size: that of --size, or the one that a file has by itself.
+Values are those at the size of --size, or at the size that a file sets itself.
 
 example:
   sinklab rows --config=configs/quickstart.py
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         if file_rows := load_rows(file, args.size, module):
             tables[file] = [row | check_row(row, args.size, module) for row in file_rows.values()]
     if not tables:
-        raise UserError(f'--config={args.config} has no rows; sinklab rows lists the files that have')
+        raise UserError(f'--config={args.config} has no rows; sinklab rows lists the files that have rows')
     all_rows = [row for table in tables.values() for row in table]
     refused_rows = [row for row in all_rows if 'refused' in row]
     if args.json:

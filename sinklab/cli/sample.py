@@ -28,22 +28,22 @@ NUM_FIRST_TOKENS = 4  # first tokens in the default cache
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     checkpoint_flags.add_arguments(parser)
-    parser.add_argument('--prompt', required=True, metavar='TEXT', help="text to go on from, such as 'import '")
+    parser.add_argument('--prompt', required=True, metavar='TEXT', help="text to continue, such as 'import '")
     parser.add_argument(
-        '--tokens', type=int, default=100, metavar='N', help='largest number of tokens to generate (default: 100)'
+        '--tokens', type=int, default=100, metavar='N', help='maximum number of tokens to generate (default: 100)'
     )
     parser.add_argument(
         '--temperature',
         type=float,
         default=1.0,
         metavar='T',
-        help='temperature of sampling; 0 takes the likeliest token each time (default: 1)',
+        help='temperature of sampling; 0 takes the most likely token each time (default: 1)',
     )
     parser.add_argument(
         '--top_k',
         type=int,
         metavar='K',
-        help='sample from the K likeliest tokens alone, such as 40 (default: from all)',
+        help='sample only from the K most likely tokens, such as 40 (default: from all)',
     )
     parser.add_argument('--seed', type=int, default=0, metavar='N', help='seed of sampling (default: 0)')
     parser.add_argument(
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='x+y',
         help=f'cache of x first and y recent tokens, such as 4+60 (default: x of {NUM_FIRST_TOKENS}, and x '
         '+ y of a training '
-        'window less one)',
+        'window minus 1)',
     )
 
 
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 def check_top_k(value: int | None, vocabulary: int) -> int | None:
     if value is not None and not 1 <= value <= vocabulary:
-        raise UserError(f'--top_k is {value}; it must be a whole number from 1 to {vocabulary}, the tokens there are')
+        raise UserError(f'--top_k is {value}; it must be a whole number from 1 to {vocabulary} (vocabulary)')
     return value
 
 

@@ -1,8 +1,8 @@
 """Train the rows of a table, each with each seed, and compare them with published numbers.
 
-A seed is that of the model and of the data, so all rows of a seed see the same batches. The same command, given
-again, skips runs that are done or have diverged, goes on with those that were stopped, and retries those that failed.
-Differences are from the first row, the baseline. --config.PATH=VALUE sets a field of all rows, such as
+Each seed is used for the model and the data, so all rows of a seed see the same batches. If you run the same command
+again, it skips runs that are done or have diverged, resumes those that were stopped, and retries those that failed.
+Differences are relative to the first row, the baseline. --config.PATH=VALUE sets a field of all rows, such as
 --config.optimizer.steps=500.
 
 example:
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='only these rows, in this order, such as softmax,sigmoid_apple; the first is the baseline',
     )
     add_size_argument(parser)
-    add_seeds_argument(parser, 'seed 0 alone')
+    add_seeds_argument(parser, 'seed 0')
     parser.add_argument(
         '--workdir',
         required=True,
@@ -151,7 +151,7 @@ def report_failures(command_name: str, runs: list[SweepRun], stop_signal: int | 
     for message in dict.fromkeys(failures):
         print_status(f'sinklab {command_name}: {message}')
     if stop_signal:
-        print_status(f'sinklab {command_name}: stopped; go on with: {format_command_line()}')
+        print_status(f'sinklab {command_name}: stopped; resume with: {format_command_line()}')
         return 130 if stop_signal == signal.SIGINT else 42
     return 1 if failures else 0
 
@@ -165,7 +165,7 @@ def select_rows(args: argparse.Namespace) -> tuple[Any, dict[str, dict]]:
     module = config_flags.load_config_module(file)
     table = config_flags.load_rows(file, args.size, module)
     if not table:
-        raise UserError(f'--config={file} has no rows; sinklab rows lists the files that have')
+        raise UserError(f'--config={file} has no rows; sinklab rows lists the files that have rows')
     names = args.rows.split(',') if args.rows is not None else list(table)
     if len(set(names)) < len(names):
         raise UserError(f'--rows={args.rows} names a row twice; give each once')
@@ -254,7 +254,7 @@ def format_legend(headings: list[str], rows: list[dict]) -> str:
             [
                 *parts,
                 *(
-                    ['in parentheses: as published, of another model']
+                    ['in parentheses: published value of another model']
                     if sweep_table.has_published_cells(rows)
                     else []
                 ),

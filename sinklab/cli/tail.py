@@ -1,6 +1,6 @@
-"""Follow a run that is under way, from any terminal: its step, loss and Sink_1, and how it ends.
+"""Follow a run in progress from any terminal: its step, loss and Sink_1, and how it ends.
 
-It only reads the run folder. Ctrl-C ends it, and not the run.
+The command only reads the run folder. Ctrl-C ends the command, not the run.
 
 example:
   sinklab tail runs/softmax
@@ -98,4 +98,4 @@ def read_outcome(run_dir: RunDir) -> dict:
     except DamagedFileError as error:
         return dict(kind='unknown', message=str(error))
     except FileNotFoundError:
-        return dict(kind='lost', message='nobody is at work there; start the same command again')
+        return dict(kind='lost', message='no process works on this run; start the same command again')

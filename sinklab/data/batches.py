@@ -150,8 +150,8 @@ def format_share(data: spec.DataConfig, train: list[TransformedWindows]) -> tupl
     used_windows, all_windows = sum(map(len, train)), sum(part.windows.ends[-1] for part in train)
     used_tokens, all_tokens = (count * (data.length + 1) for count in (used_windows, all_windows))
     return (
-        f'data.share {data.share:g} is {used_tokens:,} of {all_tokens:,} training tokens; '
-        'in the paper, of 5,000,000,000',
+        f'data.share {data.share:g} is {used_tokens:,} of {all_tokens:,} training tokens '
+        '(in the paper, of 5,000,000,000)',
     )
 
 
@@ -190,8 +190,8 @@ def check_enough_windows(spec: spec.Spec, held_out: list[TransformedWindows], we
         if len(part) < num_needed:
             documents = f'documents of {name}' if name else 'documents'
             raise UserError(
-                f'config.valid.windows is {spec.valid.windows} and the held-out {documents} have {len(part)} '
-                f'windows of {spec.data.length + 1} tokens, of which it takes {num_needed}; lower it, lower '
+                f'config.valid.windows is {spec.valid.windows} but the held-out {documents} have {len(part)} '
+                f'windows of {spec.data.length + 1} tokens, of which it needs {num_needed}; lower it, lower '
                 'config.data.length, hold out more, or give a smaller --size'
             )
 

@@ -52,7 +52,7 @@ def fit_chain(texts: list[str], vocabulary: int, triggers: int) -> MarkovChain:
     ids = ids[ids < vocabulary - 1]
     size = int(ids.max()) + 1
     if size < triggers + 2:
-        raise UserError(f'config.data.triggers is {triggers}, and the text has {size} characters; lower it')
+        raise UserError(f'config.data.triggers is {triggers}, but the text has {size} characters; lower it')
     unigram_V = np.bincount(ids, minlength=size) / len(ids)
     pairs_VV = np.bincount(ids[:-1] * size + ids[1:], minlength=size**2).reshape(size, size)
     follows_V = pairs_VV.sum(1, keepdims=True)

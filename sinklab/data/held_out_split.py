@@ -142,7 +142,7 @@ def compute_limit(keys: list[int], held_out: float) -> int:
     """
     if len(keys) < 2:
         raise UserError(
-            f'the corpus has {len(keys) or "no"} document with text that can be read, and a part of it must be held '
+            f'the corpus has {len(keys) or "no"} document with readable text, and a part must be held '
             'out; give more files, or lines of a .jsonl'
         )
     count = min(max(1, round(held_out * len(keys))), len(keys) - 1)

@@ -123,9 +123,7 @@ def prepare_store(
         if store_files.is_store_complete(folder):
             return
         if source.limit is not None:
-            print_status(
-                f'{recipe.source} is one text; {recipe.held_out:.3g} of it, cut off between words, are held out'
-            )
+            print_status(f'{recipe.source} is one text; {recipe.held_out:.3g} of it is held out, split between words')
         processes = processes or min(count_cores(), 1 + source.size // BYTES_PER_PROCESS)
         try:
             StoreBuilder(recipe, source, (folder, scratch), plan['limit'], on_progress, check_lease).run(processes)
@@ -155,8 +153,8 @@ def open_local_build_dir(folder: Path) -> Iterator[Path]:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise UserError(
-                f'{scratch} is full ({error.strerror}): a shard of each side and domain must find room there; let '
-                'TMPDIR name another disk, or lower --shard_tokens, and give the same command again'
+                f'{scratch} is full ({error.strerror}): it needs space for a shard of each side and domain; set '
+                'TMPDIR to another disk, or lower --shard_tokens, and run the same command again'
             ) from error
 
 
@@ -185,7 +183,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             raise UserError(
-                f'{folder} cannot be locked ({error.strerror}); prepare elsewhere, and copy it'
+                f'{folder} cannot be locked ({error.strerror}); prepare in another folder, and copy it'
             ) from error
         yield
 
@@ -307,7 +305,7 @@ class StoreBuilder:
             if len(domains) > MAX_DOMAINS:
                 raise UserError(
                     f'{self.recipe.source} has over {MAX_DOMAINS} domains ({", ".join(domains[:3])}, ...), '
-                    'each of which gets shards of its own; name another field'
+                    'each of which gets its own shards; name another field'
                 )
             arguments = domains.index(domain), self.recipe.shard_tokens, self.source.masked
             self.streams[side, domain] = ShardStream(self.folders, side, domain, *arguments)
@@ -328,7 +326,7 @@ class StoreBuilder:
     def finish(self) -> None:
         """Finish the last shards and write meta.json, which completes the store."""
         if (num_unnamed := self.dropped['damaged'] - MAX_DAMAGED_SHOWN) > 0:
-            print_status(f'dropped: {num_unnamed:,} more that are damaged')
+            print_status(f'dropped: {num_unnamed:,} more damaged documents')
         for stream in self.streams.values():
             self.check_lease()
             stream.finish()
@@ -337,7 +335,7 @@ class StoreBuilder:
             if not any(shard.side == side for shard in shards):
                 raise UserError(
                     f'{self.recipe.source} has no document on the {side} side, with held_out {self.recipe.held_out}; '
-                    'give more documents, or another share in another folder'
+                    'give more documents, or another share and another folder'
                 )
         self.check_lease()
         etags = {file: etag for stream in self.streams.values() for file, etag in stream.etags.items()}
@@ -394,15 +392,15 @@ def check_store(store: Store, data: spec.DataConfig, vocabulary: int) -> None:
             )
     if data.tokenizer != 'train' and compute_tokenizer_digest(data.tokenizer) != store.meta['tokenizer']:
         raise UserError(
-            f'{store} was made by another tokenizer than config.data.tokenizer={data.tokenizer}; leave that at train '
-            'to take the store as it is, or prepare another'
+            f'{store} was prepared with another tokenizer than config.data.tokenizer={data.tokenizer}; set it to '
+            'train to use the tokenizer of the store, or prepare another store'
         )
     if (size := store.meta['vocabulary']) > vocabulary:
         raise UserError(
             f'config.model.vocabulary is {vocabulary}, but the tokenizer gives ids up to {size - 1}; set it to {size}'
         )
     if data.loss == 'assistant' and not store.meta['masked']:
-        raise UserError(f'config.data.loss is assistant, and {store} tells nobody apart; set all, or prepare a chat:')
+        raise UserError(f'config.data.loss is assistant, but {store} has no roles; set it to all, or prepare a chat:')
 
 
 def open_cached_store(data: spec.DataConfig, vocabulary: int) -> Store:

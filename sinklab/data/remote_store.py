@@ -139,8 +139,8 @@ class RemoteStore:
             return self.storage.read_range(f'{self.folder}/{file}', start, end, info.version)
         except OSError as error:
             if error.errno == errno.ESTALE:
-                problem = f'{self.folder} has changed since it was opened: {file} is another file now, or gone'
-                raise UserError(f'{problem}; bring it back and give the same command again') from error
+                problem = f'{self.folder} has changed since it was opened: {file} was replaced or deleted'
+                raise UserError(f'{problem}; restore it and run the same command again') from error
             raise
 
 
@@ -158,8 +158,8 @@ class RemoteArray:
         content = self.remote_store.read(self.file, start * self.dtype.itemsize, end * self.dtype.itemsize)
         if end - start == len(self) and hashlib.sha256(content).hexdigest() != self.sha256:
             raise UserError(
-                f'{self.remote_store.folder} is damaged: {self.file} is not as it was written (its sha256 differs); '
-                'bring the file anew, or give its prepare command again, which mends it'
+                f'{self.remote_store.folder} is damaged: the sha256 of {self.file} differs from that of the store; '
+                'copy the file again, or run its prepare command again, which repairs it'
             )
         return np.frombuffer(content, self.dtype)
 

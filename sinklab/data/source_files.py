@@ -87,7 +87,7 @@ def translate_read_errors(path: Path, *damage_errors: type[Exception]) -> Iterat
         if reason := getattr(error, 'strerror', None) or default_reason:
             raise UserError(f'{path} cannot be read: {reason}') from error
         raise UserError(
-            f'{path} is cut off or damaged ({shorten_text(error)}); fetch it again, or leave it out'
+            f'{path} is truncated or damaged ({shorten_text(error)}); download it again, or remove it'
         ) from error
 
 
@@ -124,7 +124,7 @@ def iter_zstd_content(file: BinaryIO, zstandard: ModuleType) -> Iterator[bytes]:
                 raise EOFError(shorten_text(error)) from error
             data, frame = (frame.unused_data, None) if frame.eof else (b'', frame)
     if frame:
-        raise EOFError('its last frame does not end')
+        raise EOFError('its last frame is incomplete')
 
 
 class IteratorFile(io.RawIOBase):
@@ -153,7 +153,7 @@ DECOMPRESSORS = {'.gz': open_gzip, '.zst': open_zstd}
 BLOCK_BYTES = 1 << 22  # bytes per ranged read
 MAX_BLOCKS = 8  # blocks of a file in memory; several, because a Parquet reader alternates between places
 PREFETCH_BLOCKS = 2  # blocks that are prefetched while one is used
-CHANGED_MESSAGE = 'has changed since this was begun; let nobody write there, and prepare it to another folder'
+CHANGED_MESSAGE = 'has changed since the command started; stop other writers, and prepare it in another folder'
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def find_object(url: str) -> RemoteFile | None:
     """
     bucket = url.split('/')[2]
     if glob.has_magic(bucket):
-        raise UserError(f'{url} leaves open which bucket; name it')
+        raise UserError(f'{url} has a pattern as its bucket; give the name of one bucket')
     if '{' in bucket:
         return None
     with translate_read_errors(url):
@@ -315,9 +315,7 @@ def list_matching_objects(pattern: str, folder: list[str], prefix: str) -> dict[
 
 def make_remote_file(url: str, info: ObjectInfo) -> RemoteFile:
     if info.is_decompressed:
-        raise UserError(
-            f'{url} is unpacked by its storage (Content-Encoding: gzip); put it there as a file that is .gz'
-        )
+        raise UserError(f'{url} is decompressed by its storage (Content-Encoding: gzip); upload it as a .gz file')
     return RemoteFile(url, info.size, info.version)
 
 

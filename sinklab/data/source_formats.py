@@ -141,7 +141,7 @@ def parse_field_options(source_name: str, argument: str, default_field: str) -> 
     pairs = [pair.partition('=')[::2] for pair in tail.split(',')]
     for key, value in pairs:
         if key not in ('field', 'domain') or not value:
-            raise UserError(f'{source_name} has the option {key}={value}; allowed behind #: field=NAME,domain=NAME')
+            raise UserError(f'{source_name} has the option {key}={value}; allowed after #: field=NAME,domain=NAME')
     field_options = dict(pairs)
     return head, FieldNames(field_options.get('field', default_field), field_options.get('domain', ''))
 
@@ -173,17 +173,17 @@ def read_conversation(values: dict[str, Any], path: str) -> TextParts:
     """
     messages = get_field(values, path)
     if not isinstance(messages, list):
-        raise RecordError(f'has a "{path}" that is no list of messages')
+        raise RecordError(f'has a "{path}" that is not a list of messages')
     segments = []
     for message in messages:
         role, words = get_string(message, 'role'), get_string(message, 'content')
         if role not in ROLES:
-            raise RecordError(f'has a message of the role {role[:40]!r} (allowed: {", ".join(ROLES)})')
+            raise RecordError(f'has a message with the role {role[:40]!r} (allowed: {", ".join(ROLES)})')
         segments += [('\n' if segments else '', False), (f'<|{role}|>\n', False), (words, role == 'assistant')]
     runs = itertools.groupby(filter(lambda part: part[0], segments), key=lambda part: part[1])
     parts = tuple((''.join(text for text, _ in run), predicted) for predicted, run in runs)
     if not any(predicted for _, predicted in parts):
-        raise RecordError('has no words of an assistant')
+        raise RecordError('has no message of an assistant')
     return parts
 
 
@@ -192,7 +192,7 @@ def get_field(values: Any, path: str) -> Any:
         if not isinstance(values, dict) or name not in values:
             available = shorten_text(', '.join(values)) if isinstance(values, dict) else 'none'
             raise RecordError(
-                f'has no field "{path}" (fields: {available}; name one by #field=NAME behind the source)'
+                f'has no field "{path}" (fields: {available}; name one with #field=NAME after the source)'
             )
         values = values[name]
     return values
@@ -202,9 +202,9 @@ def get_string(values: Any, path: str) -> str:
     value = get_field(values, path)
     text = decode_utf8(value.decode) if isinstance(value, bytes) else value
     if not isinstance(text, str):
-        raise RecordError(f'has a "{path}" that is no text')
+        raise RecordError(f'has a "{path}" that is not text')
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RecordError(f'has half a character in "{path}" (a lone surrogate)') from error
+        raise RecordError(f'has an incomplete character in "{path}" (a lone surrogate)') from error
     return text

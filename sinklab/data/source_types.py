@@ -93,6 +93,6 @@ def require_intact(document: Document | DamagedDocument) -> Document:
     """Return the document, or raise UserError if it is damaged."""
     if isinstance(document, DamagedDocument):
         raise UserError(
-            f'{document.location} {document.reason}; mend it, leave it out, or let prepare --lenient drop it'
+            f'{document.location} {document.reason}; repair it, remove it, or drop it with prepare --lenient'
         )
     return document

@@ -84,7 +84,7 @@ class TFDSSplit:
         texts = [path for path, is_text in self.string_features.items() if is_text]
         if len(texts) != 1:
             raise UserError(
-                f'{self.source_name} needs #field=NAME behind it '
+                f'{self.source_name} needs #field=NAME after it '
                 f'(strings: {", ".join(self.string_features) or "none"})'
             )
         return texts[0]
@@ -115,7 +115,7 @@ class TFDSSplit:
             return examples
         except Exception as error:  # of a C++ reader, or of a decoder
             raise UserError(
-                f'{self.source_name} is cut off or damaged ({shorten_text(error)}); prepare it again'
+                f'{self.source_name} is truncated or damaged ({shorten_text(error)}); prepare it again'
             ) from error
 
 
@@ -135,15 +135,15 @@ def open_split(source_name: str, argument: str) -> TFDSSplit:
             format_unknown_name(f'{source_name}: the split {split_name}', split_name, builder.info.splits, 'splits')
         ) from error
     if has_overlap(instructions):
-        raise UserError(f'{source_name} has examples of {split_name} twice; name each part of a split once')
+        raise UserError(f'{source_name} has examples of {split_name} twice; give each part of a split once')
     if not instructions:
-        raise UserError(f'{source_name} has no example in its split {split_name}; name another')
+        raise UserError(f'{source_name} has no example in its split {split_name}; give another split')
     try:
         examples = builder.as_data_source(split_name)
     except NotImplementedError as error:
         raise UserError(
-            f'{source_name} lies in {builder.info.file_format.value}, which needs TensorFlow; '
-            f'tfds build {builder.info.full_name} {ARRAY_RECORD_FLAG} makes one that does not'
+            f'{source_name} is in {builder.info.file_format.value} format, which needs TensorFlow; convert it with '
+            f'tfds build {builder.info.full_name} {ARRAY_RECORD_FLAG}'
         ) from error
     except Exception as error:
         raise UserError(f'{source_name} cannot be read ({shorten_text(error)}); prepare it again') from error
@@ -162,8 +162,8 @@ def load_builder_from_directory(tfds: ModuleType, source_name: str, path: str) -
     try:
         return tfds.builder_from_directory(path)
     except Exception as error:
-        problem = f'{source_name}: the folder {path} holds no data set ({shorten_text(error)})'
-        raise UserError(f'{problem}; name the one with its dataset_info.json') from error
+        problem = f'{source_name}: the folder {path} contains no data set ({shorten_text(error)})'
+        raise UserError(f'{problem}; give the folder that contains dataset_info.json') from error
 
 
 def load_builder(tfds: ModuleType, source_name: str, name: str) -> Any:
@@ -180,13 +180,13 @@ def load_builder(tfds: ModuleType, source_name: str, name: str) -> Any:
         suggestions = ', '.join(difflib.get_close_matches(re.split('[/:]', name)[0], names, 3))
         raise UserError(
             f'{source_name}: {name} is neither a folder nor in the catalogue of TensorFlow Datasets'
-            f'{f"; near it are {suggestions}" if suggestions else ""}; sinklab also reads text:GLOB'
+            f'{f"; similar names: {suggestions}" if suggestions else ""}; sinklab also reads text:GLOB'
         ) from error
     except Exception as error:
         raise UserError(
-            f'{source_name} is not on this machine and cannot be made here '
+            f'{source_name} is not on this machine and cannot be built here '
             f'({type(error).__name__}: {shorten_text(error)}); '
-            f'run tfds build {name} {ARRAY_RECORD_FLAG} where it can, and give its folder'
+            f'run tfds build {name} {ARRAY_RECORD_FLAG} on another machine, and give its folder'
         ) from error
     return builder
 
@@ -240,7 +240,7 @@ def open_mixture(source_name: str, argument: str, open_part: Callable[[str], Sou
     if unweighted := weights and [name for name in components if name not in weights]:
         raise UserError(f'{source_name} has no weight for {", ".join(unweighted)}; give a weight to all, or to none')
     if len({part.masked for part in sources.values()}) > 1:
-        raise UserError(f'{source_name} mixes chat: with others, which mark no words; make a mixture of each')
+        raise UserError(f'{source_name} mixes chat: with sources that have no roles; make separate mixtures')
     total = math.fsum(weights.values())
     return Source(
         pieces=tuple(set_domain(piece, name) for name, part in sources.items() for piece in part.pieces),
@@ -271,7 +271,7 @@ def build_unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def open_component(label: str, name: str, value: Any, open_part: Callable[[str], Source]) -> Source:
     if not name.isprintable() or not name or '/' in name:
-        raise UserError(f'{label} is the name of a domain; it must be a printable text without /')
+        raise UserError(f'{label} is not a name of a domain; use printable text without /')
     if not isinstance(value, dict) or not isinstance(value.get('source'), str):
         raise UserError(f'{label} has no source; give it {{"source": "text:GLOB"}}')
     for key in value:
@@ -284,9 +284,9 @@ def open_component(label: str, name: str, value: Any, open_part: Callable[[str],
             f'{label} has the weight {weight_text}; it must be a number above 0 and at most {MAX_WEIGHT:g}'
         )
     if 'domain=' in value['source'].rpartition('#')[2]:
-        raise UserError(f'{label} names another domain behind #, and its documents have this one; leave domain= out')
+        raise UserError(f'{label} sets another domain after #, but its documents have this one; remove domain=')
     if value['source'].startswith('mixture:'):
-        raise UserError(f'{label} is a mixture itself; name its components here')
+        raise UserError(f'{label} is a mixture itself; give its components here')
     try:
         return open_part(value['source'])
     except UserError as error:
@@ -320,7 +320,7 @@ def open_source(source_name: str) -> Source:
     openers = {form.partition(':')[0]: kind for form, kind in SOURCES.items()}
     kind, _, argument = source_name.partition(':')
     if kind not in openers:
-        hint = f'; for the file, give text:{source_name}' if os.path.exists(source_name) else ''
+        hint = f'; for this file, give text:{source_name}' if os.path.exists(source_name) else ''
         raise UserError(format_unknown_name(source_name, kind, SOURCES, 'sources') + hint)
     return openers[kind](source_name, argument)
 
@@ -338,7 +338,7 @@ def read_texts(source_name: str) -> list[str]:
 def open_stdlib(source_name: str, argument: str) -> Source:
     """Open the Python standard library of the running interpreter as a source, without its tests."""
     if argument:
-        raise UserError(f'{source_name} is more than stdlib, which is the whole library; leave :{argument} out')
+        raise UserError(f'{source_name} has an argument, but stdlib is the whole library; remove :{argument}')
     root = Path(sysconfig.get_path('stdlib'))
     names = sorted(path.relative_to(root).as_posix() for path in find_python_files(root))
     return make_file_source('stdlib', [(name, root / name) for name in names], read_python_file)
@@ -366,7 +366,7 @@ def open_text(source_name: str, argument: str) -> Source:
     matched_files = match_files(source_name, pattern, source_formats.FORMATS)
     for _, path in matched_files:
         if source_formats.get_record_format(path) is source_formats.TEXT_FORMAT and fields != FieldNames('text', ''):
-            raise UserError(f'{source_name} names fields, and {path} has none; leave them out, or match other files')
+            raise UserError(f'{source_name} names fields, but {path} has none; remove them, or match other files')
     return make_record_source('text', matched_files, fields, source_formats.read_text)
 
 
@@ -414,9 +414,9 @@ def match_files(source_name: str, pattern: str, suffixes: Iterable[str]) -> Sequ
     if not matched_files:
         if parse_path(pattern).is_dir() if is_remote(pattern) else os.path.isdir(pattern):
             raise UserError(
-                f'{source_name} is a folder; name its files, as in {pattern}/*.txt, and quote the pattern'
+                f'{source_name} is a folder; give its files, such as {pattern}/*.txt, and quote the pattern'
             )
-        raise UserError(f'{source_name} matches no file; quote the pattern, check the path')
+        raise UserError(f'{source_name} matches no file; quote the pattern and check the path')
     for _, path in matched_files:
         if not str(path).endswith(tuple(suffixes)):
             raise UserError(f'{source_name} matches {path}, which cannot be read; allowed: {", ".join(suffixes)}')

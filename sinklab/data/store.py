@@ -158,7 +158,7 @@ class Store:
 
     def load_probe_arrays(self) -> dict[str, np.ndarray]:
         return load_npz(
-            self.read_verified_file(PROBE_FILE, self.meta['probe']), self.path / PROBE_FILE, 'bring the store anew'
+            self.read_verified_file(PROBE_FILE, self.meta['probe']), self.path / PROBE_FILE, 'copy the store again'
         )
 
     def read_file(self, file: str) -> bytes:
@@ -168,7 +168,7 @@ class Store:
         """Read a file and verify its digest if the store is remote; local files were verified on opening."""
         content = self.read_file(file)
         if self.is_remote and hashlib.sha256(content).hexdigest() != expected_digest:
-            self.raise_damaged(f'{file} is not the one that it was made with')
+            self.raise_damaged(f'{file} differs from the one that the store was prepared with')
         return content
 
     def map_reads(self, function: Callable, items: Iterable) -> list:
@@ -214,15 +214,15 @@ class Store:
                 self.raise_damaged(damage)
         for file, expected_digest in ((TOKENIZER_FILE, self.meta['tokenizer']), (PROBE_FILE, self.meta['probe'])):
             if self.is_remote and file not in self.remote_store.object_infos:
-                self.raise_damaged(f'{file} is not there')
+                self.raise_damaged(f'{file} is missing')
             if not self.is_remote and digest_file(self.path / file) != expected_digest:
-                self.raise_damaged(f'{file} is not the one that it was made with')
+                self.raise_damaged(f'{file} differs from the one that the store was prepared with')
 
     def check_links(self, file: str) -> None:
         path = self.path / file
         # Shard names contain no folder, so only a symbolic link can point outside the store.
         if not self.is_remote and os.path.islink(path) and is_linked_outside(path, self.path):
-            raise UserError(f'{path} is a link that leads out of the store, to {path.resolve()}; put a copy there')
+            raise UserError(f'{path} is a link to {path.resolve()}, outside of the store; replace it with a copy')
 
     def check_file_size(self, file: str, size: int) -> None:
         try:
@@ -232,7 +232,7 @@ class Store:
                 raise
             self.raise_damaged(f'{file} cannot be read ({error.strerror or error})')
         if actual_size != size:
-            self.raise_damaged(f'{file} has {actual_size:,} bytes of {size:,}')
+            self.raise_damaged(f'{file} has {actual_size:,} bytes instead of {size:,}')
 
     def get_file_size(self, file: str) -> int:
         if not self.is_remote:
@@ -243,8 +243,8 @@ class Store:
 
     def raise_damaged(self, damage: str) -> None:
         raise UserError(
-            f'{self} is damaged: {damage}; bring the file anew, or give its prepare command again, which mends it (a '
-            'store in the cache may be deleted)'
+            f'{self} is damaged: {damage}; copy the file again, or run its prepare command again, which repairs it '
+            '(a store in the cache can be deleted)'
         )
 
 
@@ -295,17 +295,17 @@ def read_and_memoize(contents: dict[str, bytes], read: Callable[[str], bytes], f
 def find_shard_problems(store: Store, shard: Shard, arrays: dict[str, np.ndarray], vocabulary: int) -> Iterator[str]:
     ids, starts = arrays[IDS_SUFFIX], arrays[DOCUMENTS_SUFFIX]['start'].astype(np.int64)
     if len(ids) != shard.tokens or len(starts) != shard.documents:
-        yield f'{len(ids)} tokens of {len(starts)} documents, recorded are {shard.tokens} of {shard.documents}'
+        yield f'{len(ids)} tokens of {len(starts)} documents, but {shard.tokens} of {shard.documents} are recorded'
         return
     ends = np.append(starts[1:], len(ids)) - 1
     if starts[0] != 0 or not (ends >= starts).all():
-        yield 'its documents do not follow each other'
+        yield 'its documents are not contiguous'
     elif not np.array_equal(np.flatnonzero(ids == store.meta['end_token']), ends):
-        yield f'its documents do not end with token {store.meta["end_token"]}, each and nowhere else'
+        yield f'token {store.meta["end_token"]} does not end each document, or is inside one'
     if store.has_bos and not (ids[starts] == store.meta['fixed_token']).all():
         yield f'not all of its documents begin with token {store.meta["fixed_token"]}'
     if (largest := int(ids.max())) != shard.largest or largest >= vocabulary:
-        yield f'its largest id is {largest}; recorded is {shard.largest}, and below {vocabulary} is allowed'
+        yield f'its largest id is {largest}; {shard.largest} is recorded, and ids below {vocabulary} are allowed'
 
 
 def summarize_store(store: Store, length: int, batch_size: int, hosts: int) -> dict:

@@ -69,7 +69,7 @@ class Shard:
                     raise
                 return f'{file} cannot be read ({error.strerror or error})'
             if hashlib.sha256(content).hexdigest() != digest:
-                return f'{file} is not as it was written (its sha256 differs)'
+                return f'the sha256 of {file} differs from that of the store'
         return None
 
     @property
@@ -95,10 +95,10 @@ def parse_shard(record: Any, file: Path) -> Shard:
             raise msgspec.ValidationError(f'unknown field {min(unknown)!a}')
         shard = msgspec.convert(record, Shard)
     except msgspec.ValidationError as error:
-        raise UserError(f'{file} has a damaged record of a shard ({error}); bring the store anew') from error
+        raise UserError(f'{file} has a damaged record of a shard ({error}); copy the store again') from error
     check_relative_name(shard.name, file)
     if '/' in shard.name or IDS_SUFFIX not in shard.sha256 or DOCUMENTS_SUFFIX not in shard.sha256:
-        raise UserError(f'{file} has a damaged record of the shard {shard.name!a}; bring the store anew')
+        raise UserError(f'{file} has a damaged record of the shard {shard.name!a}; copy the store again')
     return shard
 
 
@@ -175,7 +175,7 @@ def read_plan(folder: Path, recipe: Recipe, source: Source) -> Plan | None:
     if not file.exists():
         paths = folder.iterdir() if folder.is_dir() else ()
         if unexpected := sorted(path.name for path in paths if not path.name.endswith(SETUP_FILES)):
-            raise UserError(f'{folder} holds files and no token store ({unexpected[0]}); give a new folder')
+            raise UserError(f'{folder} contains files but no token store ({unexpected[0]}); give a new folder')
         return None
     remedy = f'delete {folder}, or give another folder'
     plan = read_json(file, remedy=remedy)
@@ -189,7 +189,7 @@ def read_plan(folder: Path, recipe: Recipe, source: Source) -> Plan | None:
         differences = differences or {'source': 'the files have changed since'}
     if differences:
         changes = '; '.join(differences.values())
-        raise UserError(f'{folder} was begun from something else ({changes}); give another folder, or delete it')
+        raise UserError(f'{folder} was started from other inputs ({changes}); give another folder, or delete it')
     return plan
 
 
@@ -211,7 +211,7 @@ def ensure_plan(folder: Path, recipe: Recipe, source: Source, fresh_plan: tuple[
     planned, text = fresh_plan or make_plan(recipe, source)
     if plan and planned != plan:
         raise UserError(
-            f'{folder / TOKENIZER_FILE} is damaged and cannot be made again; bring it anew, or delete {folder}'
+            f'{folder / TOKENIZER_FILE} is damaged and cannot be rebuilt; copy it again, or delete {folder}'
         )
     for name, content in ((TOKENIZER_FILE, text), (RECIPE_FILE, json.dumps(planned, indent=2) + '\n')):
         with atomic_write(folder / name) as unfinished:
@@ -220,7 +220,7 @@ def ensure_plan(folder: Path, recipe: Recipe, source: Source, fresh_plan: tuple[
 
 
 PROBE_SEQUENCES, PROBE_LENGTH = 128, 2048  # size of the random and repeated probe sequences
-COPY_AGAIN_REMEDY = 'bring the store anew'
+COPY_AGAIN_REMEDY = 'copy the store again'
 
 
 class DomainCounts(TypedDict):
@@ -314,13 +314,13 @@ def read_meta(folder: epath.Path) -> dict:
         meta = read_json(file, remedy=COPY_AGAIN_REMEDY)
     except FileNotFoundError as error:
         is_unfinished = (folder / RECIPE_FILE).exists()
-        remedy = 'give its prepare command again, and it goes on' if is_unfinished else 'make one by sinklab prepare'
-        raise UserError(f'{folder} holds no finished token store; {remedy}') from error
+        remedy = 'run its prepare command again to resume' if is_unfinished else 'make one with sinklab prepare'
+        raise UserError(f'{folder} contains no finished token store; {remedy}') from error
     except ImportError as error:
         raise UserError(f'{file} cannot be read ({error}); {COPY_AGAIN_REMEDY}') from error
     if meta.get('format') != FORMAT_VERSION:
         raise UserError(
-            f'{file} has format {str(meta.get("format"))[:20]}, and {FORMAT_VERSION} is read here; prepare it anew'
+            f'{file} has format {str(meta.get("format"))[:20]}, not the supported {FORMAT_VERSION}; prepare it again'
         )
     check_meta(meta, file, COPY_AGAIN_REMEDY)
     return meta

@@ -45,7 +45,7 @@ def parse_tokenizer(text: str, name: str) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
-        raise UserError(f'{name} is no tokenizer ({error}); give a tokenizer.json of Hugging Face') from error
+        raise UserError(f'{name} is not a tokenizer ({error}); give a tokenizer.json of Hugging Face') from error
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -83,15 +83,13 @@ def check_special_tokens(tokenizer: Tokenizer, end_token: int, fixed_token: int,
     special = {number: token.content for number, token in added if token.special}
     if end_token not in special:
         examples = ', '.join(f'{number} {content}' for number, content in sorted(special.items())[:8])
-        remedy = f'set end_token to one of: {examples}' if examples else 'it has none: add one, by add_special_tokens'
+        remedy = f'set end_token to one of: {examples}' if examples else 'add one with add_special_tokens'
         raise UserError(
-            f'{name} has {tokenizer.id_to_token(end_token)!r} as its token {end_token}, which is to end documents '
-            f'and must be a special one; {remedy}'
+            f'{name} has {tokenizer.id_to_token(end_token)!r} as its token {end_token}; the end of documents '
+            f'must be a special token; {remedy}'
         )
     if tokenizer.id_to_token(fixed_token) is None or fixed_token == end_token:
-        raise UserError(
-            f'{name} has no token {fixed_token} beside its end {end_token}, to be fixed and BOS; set fixed_token'
-        )
+        raise UserError(f'{name} has no token {fixed_token} other than its end {end_token}; set fixed_token (BOS)')
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
@@ -127,7 +125,7 @@ def split_text(text: str, tokenizer: Tokenizer, name: str) -> Iterator[str]:
         )
         if end is None:
             raise UserError(
-                f'{name} has {len(text):,} characters, too many at once, and its tokenizer lets it be cut nowhere '
+                f'{name} has {len(text):,} characters, too many at once, and its tokenizer allows no split '
                 f'near character {start + MAX_ENCODED_CHARS:,}; split the document'
             )
         yield text[start:end]
@@ -219,8 +217,8 @@ class EncoderProcesses:
             return pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise UserError(
-                f'a tokenizing process has died (exit code {get_exit_code(process)}); what is done is kept, '
-                'and the same command goes on: with fewer --processes, if memory was short'
+                f'a tokenizer process has exited (exit code {get_exit_code(process)}); finished shards are kept; run '
+                'the same command again to resume, with fewer --processes if memory was exhausted'
             ) from error
 
     def stop(self) -> None:
@@ -233,7 +231,7 @@ def get_exit_code(process: subprocess.Popen) -> int | str:
     try:
         return process.wait(timeout=1)
     except subprocess.TimeoutExpired:
-        return 'none: it does not answer'
+        return 'none: it does not respond'
 
 
 def serve_encoder(tokenizer_path: str) -> None:

@@ -45,8 +45,8 @@ class Windows:
         self.ends = list(itertools.accumulate(len(tokens) // self.size for tokens in token_arrays))
         count = self.ends[-1]
         if count < 1:
-            problem = f'the side {label!r} has {sum(map(len, token_arrays))} tokens and a window takes {self.size}'
-            raise UserError(f'{problem}; lower config.data.length, or bring more text')
+            problem = f'the side {label!r} has {sum(map(len, token_arrays))} tokens, but a window needs {self.size}'
+            raise UserError(f'{problem}; lower config.data.length, or give more text')
         self.count = max(1, round(share * count))
         self.numbers = np.random.default_rng(seed).permutation(count)[: self.count] if share < 1 else range(count)
 
@@ -273,7 +273,7 @@ def make_natural_probe(store: Store, probe: spec.ProbeConfig, prefix_ids: list[i
     domain_number, first, length, key = (np.concatenate(column) for column in zip(*parts, strict=True))
     if (count := int(np.sum(length // text_tokens))) < probe.sequences:
         raise UserError(
-            f'config.probe wants {probe.sequences} sequences of {probe.length} tokens and the held-out documents '
+            f'config.probe needs {probe.sequences} sequences of {probe.length} tokens, but the held-out documents '
             f'have {count}; lower config.probe.sequences or length, or hold out more'
         )
     chosen, number = [], 0
@@ -309,8 +309,8 @@ def make_repeated_probe(store: Store, probe: spec.ProbeConfig, prefix_ids: list[
 def load_probe_ids(store: Store, name: str, probe: spec.ProbeConfig) -> np.ndarray:
     if probe.sequences > PROBE_SEQUENCES or probe.length > PROBE_LENGTH:
         raise UserError(
-            f'config.probe wants {probe.sequences} sequences of {probe.length} tokens, and of {probe.inputs} ones a '
-            f'store has {PROBE_SEQUENCES} of {PROBE_LENGTH}; lower config.probe.sequences or length'
+            f'config.probe needs {probe.sequences} sequences of {probe.length} tokens, but a store has '
+            f'{PROBE_SEQUENCES} {probe.inputs} ones of {PROBE_LENGTH}; lower config.probe.sequences or length'
         )
     return store.load_probe_arrays()[name][: probe.sequences]
 
@@ -337,7 +337,7 @@ def add_training_tokens(ids_T: np.ndarray, data: spec.DataConfig) -> np.ndarray:
     position = data.fixed_position - 1
     if len(ids_T) < position:
         raise UserError(
-            f'the text has {len(ids_T)} tokens, and training had token {data.fixed_token} at place '
+            f'the text has {len(ids_T)} tokens, but training had token {data.fixed_token} at position '
             f'{data.fixed_position}; give at least {position}'
         )
     if strip_loss_mask(ids_T[position : position + 1]).tolist() == [data.fixed_token]:

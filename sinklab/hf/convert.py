@@ -82,7 +82,7 @@ def check_parity(model_dir: Path, spec: Spec, params: dict, length: int) -> Pari
     )
     report = ParityReport(*differences, import_hf_library('transformers').__version__)
     if not all(value <= allowed for value in differences):
-        raise UserError(f'{report}, and {allowed:.1e} is allowed: what was written is not this model, and is deleted')
+        raise UserError(f'{report}, but {allowed:.1e} is allowed; the files are not this model, and were deleted')
     return report
 
 
@@ -142,7 +142,7 @@ def check_tokenizer_parity(model_dir: Path) -> None:
         )
         hf_ids = hf_tokenizer(SAMPLE_TEXT, add_special_tokens=False)['input_ids']
     if hf_ids != own_tokenizer.encode(SAMPLE_TEXT, add_special_tokens=False).ids:
-        raise UserError(f'transformers makes other ids of a text by {model_dir} than its tokenizer.json does here')
+        raise UserError(f'transformers with {model_dir} gives other ids for a text than its tokenizer.json')
 
 
 @contextlib.contextmanager
@@ -247,7 +247,7 @@ def find_problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield f'rms_norm_eps is {config["rms_norm_eps"]!r}, which must be a number'
     for key, allowed in UNSUPPORTED_KEYS.items():
         if config.get(key) not in allowed:
-            yield f'{key} is {config[key]!r}, which no model here has; it may be {allowed[-1]!r}'
+            yield f'{key} is {config[key]!r}, which is not supported; use {allowed[-1]!r}'
 
 
 def get_window(config: Mapping[str, Any], name: str) -> int | None:
@@ -260,7 +260,7 @@ def get_window(config: Mapping[str, Any], name: str) -> int | None:
     if layer_types := config.get('layer_types'):
         is_sliding = [layer_type != 'full_attention' for layer_type in layer_types]
     if len(set(is_sliding)) > 1:
-        raise UserError(f'{name}: sliding_window is {window} in some layers alone; here all of them have one mask')
+        raise UserError(f'{name}: sliding_window is {window} only in some layers; all layers must have the same mask')
     return window if is_sliding[0] else None
 
 
@@ -270,17 +270,16 @@ def parse_rope(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     rope = config.get(key) or {}
     rope_type = rope.get('rope_type', rope.get('type', 'default'))
     if rope_type not in ROPE_TYPE_KEYS:
-        raise UserError(f'{name}: {key} of type {rope_type!r} is not computed here; {", ".join(ROPE_TYPE_KEYS)} are')
+        raise UserError(f'{name}: {key} of type {rope_type!r} is not supported; use {", ".join(ROPE_TYPE_KEYS)}')
     if unsupported := sorted(key for key in rope.keys() - ROPE_KEYS if rope[key] not in (None, 1)):
-        raise UserError(f'{name}: {key} has {unsupported[0]}, which is not computed here')
+        raise UserError(f'{name}: {key} has {unsupported[0]}, which is not supported')
     rope_fields = dict(base=rope.get('rope_theta', config.get('rope_theta', 10_000.0)))
     rope_fields |= {
         ROPE_SCALING_FIELDS[scaling_key]: rope.get(scaling_key) for scaling_key in ROPE_TYPE_KEYS[rope_type]
     }
     if any(type(value) not in (int, float) for value in rope_fields.values()):
         raise UserError(
-            f'{name}: {key} is {rope!r}; of type {rope_type} it has numbers for '
-            f'{", ".join(ROPE_TYPE_KEYS[rope_type])}'
+            f'{name}: {key} is {rope!r}; type {rope_type} needs numbers for {", ".join(ROPE_TYPE_KEYS[rope_type])}'
         )
     rope_fields = {field: float(value) for field, value in rope_fields.items()}
     if rope_type == 'llama3':
@@ -304,10 +303,11 @@ def make_hf_config(model: spec.ModelConfig, length: int, begin_token: int, end_t
     for field, exportable in EXPORTABLE_VALUES.items():
         if (value := get_field(model, field)) != exportable:
             raise UserError(
-                f'config.model.{field} is {value}, which transformers cannot say of such a model; {exportable} it can'
+                f'config.model.{field} is {value}, which transformers does not support for such a model; '
+                f'only {exportable} can be exported'
             )
     if model.qkv_bias and model.qk_norm:
-        raise UserError('config.model.qkv_bias and qk_norm are both set, which transformers has in no one model')
+        raise UserError('config.model.qkv_bias and qk_norm are both set, which no model of transformers supports')
     model_type, window = get_model_type(model), model.mask.window
     window_fields = dict(sliding_window=window) if model_type == 'mistral' else {}
     if model_type.startswith('qwen'):
@@ -471,13 +471,15 @@ def check_arrays(
     }
     if missing := [name for name in expected if name not in shapes]:
         others = f' and {len(missing) - 1} more arrays' if missing[1:] else ''
-        raise UserError(f'{source} lacks {missing[0]}{others}: it is not whole, or of another model; get it again')
+        raise UserError(
+            f'{source} lacks {missing[0]}{others}: it is incomplete, or belongs to another model; download it again'
+        )
     unused = [name for name in shapes if name not in expected and not COMPUTED_PATTERN.search(name)]
     if unused := [name for name in unused if not (model.tied and name == HF_NAMES['head_VD'])]:
-        raise UserError(f'{source} holds {unused[0]}, for which the model of its config.json has no use here')
+        raise UserError(f'{source} contains {unused[0]}, which the model of its config.json does not use')
     for name, shape in expected.items():
         if shapes[name] != shape:
-            raise UserError(f'{source}: {name} has the shape {shapes[name]}, and its config.json says {shape}')
+            raise UserError(f'{source}: {name} has the shape {shapes[name]}, but its config.json needs {shape}')
 
 
 def convert_params(
@@ -502,14 +504,12 @@ def make_config_fields(source_dir: Path, final_dir: Path) -> dict[str, Any]:
     if (size := tokens.get_vocabulary_size(tokenizer)) > config_fields['model.vocabulary']:
         raise UserError(
             f'{name} has ids up to {size - 1}, and the vocab_size of {source_dir / files.CONFIG_FILE} is '
-            f'{config_fields["model.vocabulary"]}: it is not the tokenizer of this model'
+            f'{config_fields["model.vocabulary"]}: it belongs to another model'
         )
     end_token = get_first_id(hf_config.get('eos_token_id'))
     begin_token = get_first_id(hf_config.get('bos_token_id'))
     if end_token is None:
-        raise UserError(
-            f'{source_dir / files.CONFIG_FILE} has no eos_token_id, which is to end documents; write one into it'
-        )
+        raise UserError(f'{source_dir / files.CONFIG_FILE} has no eos_token_id, the end of documents; add one')
     has_bos = begin_token is not None and tokenizer.encode('').ids[:1] == [begin_token]
     fixed_token = begin_token if begin_token not in (None, end_token) else choose_other_token(tokenizer, end_token)
     tokens.check_special_tokens(tokenizer, end_token, fixed_token, name)
@@ -526,7 +526,7 @@ def make_config_fields(source_dir: Path, final_dir: Path) -> dict[str, Any]:
 def load_source_tokenizer(source_dir: Path) -> Tokenizer:
     if not (source_dir / TOKENIZER_FILE).exists():
         raise UserError(
-            f'{source_dir / TOKENIZER_FILE} is missing; have transformers write it: '
+            f'{source_dir / TOKENIZER_FILE} is missing; write it with transformers: '
             'AutoTokenizer.from_pretrained(...).save_pretrained(...)'
         )
     resolve_name(source_dir, TOKENIZER_FILE, source_dir)
@@ -572,16 +572,16 @@ def check_export(spec: Spec, output_dir: Path, length: int | None) -> dict[str, 
         UserError: transformers has no such model, or the output directory cannot be used.
     """
     if length is not None and length < 1:
-        raise UserError(f'--length is {length}; a model takes at least 1 token')
+        raise UserError(f'--length is {length}; give at least 1 token')
     if spec.data.task != 'text':
-        raise UserError(f'config.data.task is {spec.data.task}, whose ids are those of no tokenizer; text it can be')
+        raise UserError(f'config.data.task is {spec.data.task}, which has no tokenizer; export a run on text')
     begin_token = spec.data.fixed_token if spec.data.bos == 'documents' else spec.data.end_token
     hf_config = make_hf_config(spec.model, length or spec.data.length, begin_token, spec.data.end_token)
     if is_remote(output_dir):
-        raise UserError(f'--out={output_dir} lies in a bucket, where transformers does not read; give a local folder')
+        raise UserError(f'--out={output_dir} is in a bucket, which transformers cannot read; give a local folder')
     check_utf8(output_dir, 'transformers could not read a model there')
     if output_dir.exists():
-        raise UserError(f'--out={output_dir} is there already; give a new folder')
+        raise UserError(f'--out={output_dir} already exists; give a new folder')
     require_libraries()
     return hf_config
 

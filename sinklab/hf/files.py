@@ -53,7 +53,7 @@ def fetch_model_dir(model_ref: str, extra_patterns: tuple[str, ...] = ()) -> Pat
         return Path(name)
     if not model_ref.startswith(HF_PREFIX) or not re.fullmatch(r'[\w-]+/[\w.-]+', name):
         raise UserError(
-            f'{model_ref} is no folder; give hf:PATH, a folder with {CONFIG_FILE}, or hf:ORG/NAME of the hub'
+            f'{model_ref} is not a folder; give hf:PATH, a folder with {CONFIG_FILE}, or hf:ORG/NAME on the hub'
         )
     hub = import_hf_library('huggingface_hub')
     try:
@@ -61,7 +61,7 @@ def fetch_model_dir(model_ref: str, extra_patterns: tuple[str, ...] = ()) -> Pat
     except Exception as error:  # errors of the network, of the hub, or of access rights
         message = ' '.join(str(error).split())[:160]
         raise UserError(
-            f'{model_ref} is no folder here, and cannot be fetched ({type(error).__name__}: {message})'
+            f'{model_ref} is not a local folder, and cannot be downloaded ({type(error).__name__}: {message})'
         ) from error
 
 
@@ -69,9 +69,9 @@ def read_json_object(path: Path) -> dict:
     try:
         content = untrusted_files.read_json(path, object)
     except FileNotFoundError as error:
-        raise UserError(f'{path} is missing; give a folder of Hugging Face that is whole') from error
+        raise UserError(f'{path} is missing; give a complete Hugging Face folder') from error
     if not isinstance(content, dict):
-        raise UserError(f'{path} holds no fields; get it again')
+        raise UserError(f'{path} contains no fields; download it again')
     return content
 
 
@@ -83,24 +83,22 @@ def list_weight_files(model_dir: Path) -> list[Path]:
         pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in model_dir.glob(pattern))
         if pickles:
             raise UserError(
-                f'{model_dir} holds {pickles[0]}, a pickle, which may run anything and is not read; have '
-                'transformers write the model anew, which makes safetensors'
+                f'{model_dir} contains {pickles[0]}, a pickle, which can execute arbitrary code and is not read; '
+                'save the model again with transformers, as safetensors'
             )
-        raise UserError(
-            f'{model_dir} has no {MODEL_FILE} and no {INDEX_FILE}; give a folder of Hugging Face that is whole'
-        )
+        raise UserError(f'{model_dir} has no {MODEL_FILE} and no {INDEX_FILE}; give a complete Hugging Face folder')
     weight_map = read_json_object(model_dir / INDEX_FILE).get('weight_map')
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise UserError(f'{model_dir / INDEX_FILE} has no weight_map of names; get it again')
+        raise UserError(f'{model_dir / INDEX_FILE} has no weight_map of names; download it again')
     names = sorted(set(weight_map.values()))
     paths = [untrusted_files.resolve_name(model_dir, name, model_dir / INDEX_FILE) for name in names]
     for name, path in zip(names, paths, strict=True):
         if path.parent != model_dir:
             raise UserError(
-                f'{model_dir / INDEX_FILE} names {name}; files must lie in the folder itself: put it there'
+                f'{model_dir / INDEX_FILE} names {name}, outside of the folder; move the file into the folder'
             )
         if not path.exists():
-            raise UserError(f'{model_dir / INDEX_FILE} names {name}, which is not there; get it again')
+            raise UserError(f'{model_dir / INDEX_FILE} names {name}, which is missing; download it again')
     return paths
 
 
@@ -112,7 +110,8 @@ def copy_companion(source_dir: Path, output_dir: Path, name: str) -> None:
     path = source_dir / name
     if untrusted_files.is_linked_outside(path, source_dir) or (path.exists() and not path.is_file()):
         print(
-            f'sinklab: {path} is not copied: it is no regular file of that folder; put a copy there', file=sys.stderr
+            f'sinklab: {path} is not a regular file of that folder, and is not copied; put a copy there',
+            file=sys.stderr,
         )
     elif path.exists():
         (output_dir / name).write_bytes(untrusted_files.read_bounded(path, untrusted_files.MAX_JSON_BYTES))
@@ -141,7 +140,7 @@ class SafetensorsReader:
         with translate_safetensors_errors(path):
             array_slice = file.get_slice(name)
         if array_slice.get_dtype() not in SUPPORTED_DTYPES:
-            raise UserError(f'{path}: {name} is in {array_slice.get_dtype()}; read are {", ".join(SUPPORTED_DTYPES)}')
+            raise UserError(f'{path}: {name} is {array_slice.get_dtype()}; allowed: {", ".join(SUPPORTED_DTYPES)}')
         return tuple(array_slice.get_shape())
 
     def read_array(self, name: str) -> np.ndarray:
@@ -155,7 +154,7 @@ def translate_safetensors_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, import_hf_library('safetensors').SafetensorError) as error:
-        raise UserError(f'{path} cannot be read ({" ".join(str(error).split())}); get it again') from error
+        raise UserError(f'{path} cannot be read ({" ".join(str(error).split())}); download it again') from error
 
 
 def write_arrays(
@@ -204,10 +203,10 @@ def find_model_dir(path_or_id: str, remote_code: bool = False) -> Path:
     """
     model_dir = fetch_model_dir(f'{HF_PREFIX}{Path(path_or_id).expanduser()}', (CODE_PATTERN,) if remote_code else ())
     if (model_dir / 'row.json').exists():
-        raise UserError(f'{model_dir} holds a run of sinklab; leave hf: out')
+        raise UserError(f'{model_dir} contains a run of sinklab; remove hf:')
     if not (model_dir / CONFIG_FILE).exists():
         raise UserError(
-            f'{model_dir} holds no open model (no {CONFIG_FILE}); give a folder of transformers, or a run'
+            f'{model_dir} contains no open model (no {CONFIG_FILE}); give a transformers folder, or a run'
         )
     list_weight_files(model_dir)
     return model_dir
@@ -225,7 +224,7 @@ def explain_remote_code(name: str) -> Iterator[None]:
         if not any('trust_remote_code' in str(exception) for exception in (error, error.__cause__)):
             raise
         raise UserError(
-            f'{name} comes with Python code of its own, which is not run; read that code, and give --remote-code to '
+            f'{name} contains Python code, which is not run; read that code, and give --remote-code to '
             'run it as this user'
         ) from error
 

@@ -280,4 +280,4 @@ def parse_replica_groups(attributes: str, num_devices: int) -> tuple[tuple[int, 
         return tuple(map(tuple, reordered.reshape(-1, math.prod(sizes[name] for name in reduced_axes)).tolist()))
     if pairs := re.search(r'source_target_pairs=\{(\{[\d,{}]*\})\}', attributes):
         return tuple(tuple(map(int, pair.split(','))) for pair in re.findall(r'\{([\d,]+)\}', pairs[1]))
-    raise ValueError(f'the devices of a collective are written in an unknown way: {attributes[:200]}')
+    raise ValueError(f'unknown format of the devices of a collective: {attributes[:200]}')

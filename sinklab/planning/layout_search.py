@@ -57,8 +57,8 @@ def evaluate_layout(
         return LayoutCandidate(hardware, refused=str(error))
     needed_bytes = memory_estimate.estimate_memory(spec, hardware, mesh, backend).total
     message = (
-        f'{needed_bytes / BYTES_PER_GIB:.1f} GiB, of {usable_bytes / BYTES_PER_GIB:.1f} that are '
-        f'{memory_estimate.USABLE_MEMORY_FRACTION:.0%} of the memory'
+        f'{needed_bytes / BYTES_PER_GIB:.1f} GiB, of {usable_bytes / BYTES_PER_GIB:.1f} usable '
+        f'({memory_estimate.USABLE_MEMORY_FRACTION:.0%} of the memory)'
     )
     reason = message if needed_bytes > usable_bytes else ''
     return LayoutCandidate(hardware, needed_bytes, estimate_step_seconds(spec, hardware, mesh, chip), reason)

@@ -75,7 +75,7 @@ def parse_topology(topology: str) -> tuple[str, list[jax.Device]]:
     if len(shape.split('x')) != NUM_TOPOLOGY_DIMENSIONS[chip_name]:
         num_dimensions = NUM_TOPOLOGY_DIMENSIONS[chip_name]
         raise UserError(
-            f'--topology={topology}: chips of {chip_name} stand in {num_dimensions} dimensions, '
+            f'--topology={topology}: {chip_name} topologies have {num_dimensions} dimensions, '
             f'such as {chip_name}:{"x".join(["4"] * num_dimensions)}'
         )
     return chip_name, make_tpu_devices(f'{chip_name}:{shape}', int(match[1] or 1))
@@ -92,12 +92,12 @@ def make_gpu_devices(topology: str, chip_name: str) -> list[jax.Device]:
     match, chip = re.fullmatch(r'(h100|h200):([1-8])', topology), CHIPS[chip_name]
     if not match:
         raise UserError(
-            f'--topology={topology} cannot be compiled for; of GPUs give one node of Hopper, h100:1 to h100:8 or '
+            f'--topology={topology} is not supported; of GPUs give one node of Hopper, h100:1 to h100:8 or '
             'h200:1 to h200:8'
         )
     if not has_cuda_plugin():
         raise UserError(
-            'the compiler for GPUs is not installed; install it, where there need be no GPU: '
+            'the compiler for GPUs is not installed; install it (this machine needs no GPU): '
             f'{format_package_command("jax[cuda13]")}'
         )
     target = HOPPER_TARGET_CONFIG.format(
@@ -131,4 +131,4 @@ def make_tpu_devices(topology: str, num_slices: int = 1) -> list[jax.Device]:
         slice_options = dict(num_slices=num_slices) if num_slices > 1 else {}
         return topologies.get_topology_desc(platform='tpu', topology_name=topology, **slice_options).devices
     except Exception as error:  # of whatever type libtpu raises
-        raise UserError(f'{topology} is no topology that libtpu knows ({str(error).splitlines()[0]})') from error
+        raise UserError(f'{topology} is not a topology of libtpu ({str(error).splitlines()[0]})') from error

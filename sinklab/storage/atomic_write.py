@@ -112,5 +112,5 @@ def writable_folder(folder: Path) -> Iterator[None]:
         remedy = 'make it' if error.errno == errno.ENXIO else 'change that' if permission else 'make room'
         raise UserError(
             f'{folder} cannot be written ({error.strerror}){f": {permission}" if permission else ""}; '
-            f'choose another folder, or {remedy} and give the same command again: what is finished there is kept'
+            f'choose another folder, or {remedy} and run the same command again: finished files there are kept'
         ) from error

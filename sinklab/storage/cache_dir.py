@@ -20,7 +20,7 @@ def get_cache_dir() -> Path:
     cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
     cache_dir = os.environ.get('SINKLAB_CACHE') or Path(cache_home) / 'sinklab'
     if '://' in str(cache_dir):
-        raise UserError(f'SINKLAB_CACHE={cache_dir} is no local folder; name one')
+        raise UserError(f'SINKLAB_CACHE={cache_dir} is not a local folder; set it to one')
     with contextlib.suppress(OSError):  # the first write there reports the error
         Path(cache_dir).mkdir(0o700, parents=True, exist_ok=True)
     return Path(cache_dir)
@@ -39,6 +39,6 @@ def get_cache_limit_bytes(folder: Path) -> int:
         try:
             return int(float(limit_gb) * 1e9)
         except (ValueError, OverflowError) as error:
-            raise UserError(f'SINKLAB_CACHE_GB={limit_gb} is no number of GB; give one, such as 100') from error
+            raise UserError(f'SINKLAB_CACHE_GB={limit_gb} is not a number of GB; set one, such as 100') from error
     used_bytes = sum(path.stat().st_size for path in folder.rglob('*') if path.is_file())
     return (used_bytes + shutil.disk_usage(folder).free) // 2

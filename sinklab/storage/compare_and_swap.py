@@ -153,7 +153,7 @@ def read_file_identity(path: Path) -> tuple[int, int] | None:
             descriptor = untrusted_files.open_regular_descriptor(path)  # NFS revalidates a file when it is opened
     except FileNotFoundError:
         if path.is_symlink():  # it prevents the creation of the lock file, and is no lock
-            raise DamagedFileError(f'{path} is a link to nothing where a file has to be; remove it') from None
+            raise DamagedFileError(f'{path} is a broken link instead of a file; remove it') from None
         return None
     try:
         return get_descriptor_identity(descriptor)

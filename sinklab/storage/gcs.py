@@ -74,7 +74,7 @@ class Storage(GCSFileSystem):
             raise
         except PermissionError as error:
             if self.credentials.credentials is None and self.on_google:
-                raise AccessDeniedError(errno.EACCES, f'no credentials for {bucket_url} are found') from error
+                raise AccessDeniedError(errno.EACCES, f'no credentials found for {bucket_url}') from error
             raise
 
     call = sync_wrapper(_call)
@@ -147,7 +147,7 @@ def find_credentials() -> Any:
     except google.auth.exceptions.DefaultCredentialsError as error:
         if 'GOOGLE_APPLICATION_CREDENTIALS' not in os.environ:
             return 'anon'
-        message = f'the credentials of GOOGLE_APPLICATION_CREDENTIALS are none ({summarize_error(error)})'
+        message = f'the credentials of GOOGLE_APPLICATION_CREDENTIALS are invalid ({summarize_error(error)})'
         raise AccessDeniedError(errno.EACCES, message) from error
 
 
@@ -165,7 +165,7 @@ async def require_part_kept(request: Callable[[], Awaitable]) -> Any:
     """
     headers, content = await request()
     if not content and 'Range' not in headers:
-        raise ConnectionResetError('nothing of a part was kept')
+        raise ConnectionResetError('no byte of a part was stored')
     return headers, content
 
 

@@ -80,7 +80,7 @@ class Lease:
                     break
             elif watcher.is_alive(grace_seconds):
                 raise UserError(
-                    f'{self.path.parent} is in use: {describe_owner(watcher.owner)} has worked there for '
+                    f'{self.path.parent} is in use: {describe_owner(watcher.owner)} has held its lease for '
                     f'{watcher.owner["beat"]:.0f} s; wait for it, stop it, or give another folder'
                 )
             elif (message := watcher.format_wait_message(grace_seconds)) not in ('', last_message):
@@ -141,7 +141,7 @@ class Lease:
             with short_timeout(HEARTBEAT_SECONDS):
                 self.poll_owner()
         if self.loss_reason:
-            raise LeaseLostError(f'{self.loss_reason}; this job has stopped, and has left the folder as it is')
+            raise LeaseLostError(f'{self.loss_reason}; this job has stopped without another change to the folder')
 
     def mark_stopping(self) -> None:
         """Tell the next job to wait for this one."""
@@ -191,8 +191,8 @@ class LeaseWatcher:
         if self.owner and is_unreadable(self.owner) and self.silent_seconds > get_heartbeat_seconds(self.path):
             run_files.warn_once(
                 self.path,
-                f'{self.path} is damaged; whoever has written it is taken for gone once it is the same for '
-                f'{OWNER_TIMEOUT_SECONDS:.0f} s; where no job is at work there, delete it',
+                f'{self.path} is damaged; its owner counts as dead when the file has not changed for '
+                f'{OWNER_TIMEOUT_SECONDS:.0f} s; if no job uses the folder, delete the file',
             )
 
     @property
@@ -227,7 +227,7 @@ class LeaseWatcher:
         """Return a message that says what `acquire` waits for; '' if it is too early for one."""
         if self.is_stopping(grace_seconds):
             return f'waiting until {describe_owner(self.owner)} has stopped'
-        message = f'waiting {OWNER_TIMEOUT_SECONDS:.0f} s for a sign of life of {describe_owner(self.owner)}'
+        message = f'waiting {OWNER_TIMEOUT_SECONDS:.0f} s for a heartbeat of {describe_owner(self.owner)}'
         return message if self.silent_seconds > 2 * get_heartbeat_seconds(self.path) else ''
 
 
@@ -291,7 +291,7 @@ def get_token(owner: dict | None) -> str | None:
 
 def describe_owner(owner: dict) -> str:
     if is_unreadable(owner):
-        return f'a job whose {LEASE_NAME} does not say which it is'
+        return f'a job that its {LEASE_NAME} does not name'
     return f'another job (process {owner["pid"]} on {owner["host"]})'
 
 

@@ -39,9 +39,9 @@ def parse_path(path: str | os.PathLike) -> Path:
 
     scheme, _, rest = text.partition('://')
     if scheme not in REMOTE_SCHEMES:
-        raise UserError(f'{text} is neither local nor in a bucket that is known here; give a path, gs:// or s3://')
+        raise UserError(f'{text} is neither local nor in a bucket that is supported; give a path, gs:// or s3://')
     if not rest.strip('/'):
-        raise UserError(f'{text} names no bucket; give {scheme}://BUCKET/PATH')
+        raise UserError(f'{text} has no bucket; give {scheme}://BUCKET/PATH')
     register_file_system(scheme)
     return epath.Path(text.rstrip('/'))
 
@@ -73,7 +73,7 @@ def is_remote(path: str | os.PathLike) -> bool:
     """
     scheme, colon, rest = os.fspath(path).partition(':')
     if colon and scheme in REMOTE_SCHEMES and not rest.startswith('//'):
-        raise UserError(f'{scheme}:{rest} is no bucket; give {scheme}://{rest.lstrip("/")}')
+        raise UserError(f'{scheme}:{rest} is not a bucket; give {scheme}://{rest.lstrip("/")}')
     return rest.startswith('//')
 
 
@@ -107,7 +107,7 @@ def check_path_readable_by_orbax(path: Path) -> None:
     absolute_path = os.fspath(make_absolute(path))
     if bad_chars := [char for char in UNSAVABLE_CHARS if char in absolute_path]:
         raise UserError(
-            f'{absolute_path!a} has {" and ".join(bad_chars)} in it, and checkpoints saved there could not be read; '
+            f'{absolute_path!a} contains {" and ".join(bad_chars)}, and checkpoints saved there could not be read; '
             f'give a folder whose absolute path has none of {" ".join(UNSAVABLE_CHARS)}'
         )
     check_utf8(path, 'checkpoints could not be saved there')
@@ -162,7 +162,7 @@ def find_common_folder(paths: list[Path]) -> Path:
     if not any(map(is_remote, paths)):
         return Path(os.path.commonpath(paths))
     if len({get_bucket_url(path) for path in paths}) > 1:
-        raise UserError(f'{paths[0]} and {paths[-1]} lie in no folder together; give --out')
+        raise UserError(f'{paths[0]} and {paths[-1]} have no common folder; give --out')
     return parse_path(get_bucket_url(paths[0]) + posixpath.commonpath([get_object_key(path) for path in paths]))
 
 

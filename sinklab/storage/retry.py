@@ -68,7 +68,7 @@ async def retry_request(
                 raise translated from error
             if waited_seconds > WARN_AFTER_SECONDS:
                 warn_of_retry(
-                    f'{bucket_url} does not answer ({summarize_error(error)}); trying for {retry_seconds:.0f} s',
+                    f'{bucket_url} does not answer ({summarize_error(error)}); retrying for {retry_seconds:.0f} s',
                     bucket_url,
                 )
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -104,7 +104,7 @@ async def retry_upload(request: Callable[[], Awaitable]) -> Any:
             )
             is_corrupted = get_class_names(error) & CHECKSUM_ERRORS
             if not remaining and is_corrupted:
-                raise OSError(errno.EIO, 'the storage has kept something else than it was given') from error
+                raise OSError(errno.EIO, 'the stored object differs from what was uploaded') from error
             if not remaining or not (is_lost or is_corrupted):
                 raise
     return None
@@ -151,15 +151,13 @@ def translate_error(error: Exception, bucket_url: str, waited_seconds: float) ->
             errno.ETIMEDOUT, f'{bucket_url} has not answered for {waited_seconds:.0f} s ({summarize_error(error)})'
         )
     if get_class_names(error) & CREDENTIAL_ERRORS:
-        return AccessDeniedError(
-            errno.EACCES, f'no credentials for {bucket_url} are found ({summarize_error(error)})'
-        )
+        return AccessDeniedError(errno.EACCES, f'no credentials found for {bucket_url} ({summarize_error(error)})')
     if get_s3_error_code(error) == 'NoSuchBucket':
         return make_bucket_error(bucket_url)
     if is_forbidden(error):
         return AccessDeniedError(errno.EACCES, f'{bucket_url} refuses this account ({summarize_error(error)})')
     if get_class_names(error) & LIBRARY_ERRORS or str(error).startswith('Bad Request'):
-        return OSError(errno.EINVAL, f'{bucket_url} does not take this request ({summarize_error(error)})')
+        return OSError(errno.EINVAL, f'{bucket_url} rejects this request ({summarize_error(error)})')
     return error
 
 
@@ -173,7 +171,7 @@ def is_forbidden(error: Exception) -> bool:
 
 
 def make_bucket_error(bucket_url: str) -> BucketNotFoundError:
-    return BucketNotFoundError(errno.ENXIO, f'the bucket {bucket_url} is not there')
+    return BucketNotFoundError(errno.ENXIO, f'the bucket {bucket_url} does not exist')
 
 
 def iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -265,10 +263,10 @@ def read_if_match(path: str, size: int, read: Callable[[], bytes]) -> bytes:
         content = read()
     except OSError as error:  # gcsfs raises FileExistsError for status 412
         if isinstance(error, FileExistsError | FileNotFoundError) or get_http_status(error) in CHANGED_STATUSES:
-            raise OSError(errno.ESTALE, f'{path} is not what it was') from error
+            raise OSError(errno.ESTALE, f'{path} has changed') from error
         raise
     if len(content) != size:
-        raise OSError(errno.EIO, f'{path} gave {len(content)} bytes of {size}')
+        raise OSError(errno.EIO, f'{path} returned {len(content)} of {size} bytes')
     return content
 
 

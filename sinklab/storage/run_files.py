@@ -40,8 +40,8 @@ MAX_JSON_FILE_BYTES = 64 << 20  # bytes of a JSON file
 MAX_LINE_BYTES = 1 << 20  # bytes of a line of metrics.jsonl
 MAX_NESTING = 32  # objects and lists inside each other
 MODEL_DIMENSIONS = 'LH'  # letters of dimensions that have the same size in all arrays of a model
-RESTORE_REMEDY = 'bring it back, or do without this folder'
-LINE_REMEDY = 'bring it back, or remove the line when no job is at work there'
+RESTORE_REMEDY = 'restore it from a copy, or use another folder'
+LINE_REMEDY = 'restore it from a copy, or remove the line while no job uses the folder'
 
 Step = Annotated[int, Meta(ge=0, lt=2**31)]  # as in spec.py: steps in arrays are int32
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -327,18 +327,18 @@ def decode_record(line: bytes) -> dict[str, Any]:
     if not line.strip():
         raise ValueError('it is empty')
     if len(line) > MAX_LINE_BYTES:
-        raise ValueError(f'{len(line):,} bytes, and at most {MAX_LINE_BYTES:,} are read')
+        raise ValueError(f'{len(line):,} bytes; at most {MAX_LINE_BYTES:,} are allowed')
     try:
         record = METRICS_LINE_DECODER.decode(line)
     except RecursionError:
-        raise ValueError('objects inside each other') from None
+        raise ValueError('nested objects') from None
     except msgspec.MsgspecError as error:
         raise ValueError(str(error).removesuffix(' - at `$[...]`')) from error
     if 'step' not in record:
         raise ValueError('it has no step')
     step = record['step']
     if type(step) is not int or not 0 <= step < 2**31:
-        raise ValueError(f'its step is {step}, and has to be a whole number from 0 to 2^31 - 1')
+        raise ValueError(f'its step is {step}; it must be a whole number from 0 to 2^31 - 1')
     return record
 
 
@@ -351,10 +351,8 @@ def is_truncated(line: bytes) -> bool:
 def format_faults(file: Path, faults: list[LineFault], is_skipped: bool = True) -> str:
     """Describe all faults of a metrics.jsonl in one line."""
     line, reason = faults[0]
-    others = (
-        f', as {"is one line" if len(faults) == 2 else f"are {len(faults) - 1} lines"} more' if faults[1:] else ''
-    )
-    action = ' and is passed over' if is_skipped else ''
+    others = f' (and {"one line" if len(faults) == 2 else f"{len(faults) - 1} lines"} more)' if faults[1:] else ''
+    action = ' and is skipped' if is_skipped else ''
     return f'{file}, line {line}, is damaged ({reason}){action}{others}; {LINE_REMEDY}'
 
 
@@ -400,9 +398,7 @@ def check_dimensions(file: Path, arrays: dict[str, 'np.ndarray'], remedy: str = 
         if array.ndim != len(letters) or 0 in array.shape:
             raise DamagedFileError(f'{file} is damaged ({name} has the shape {array.shape}); {remedy}')
         if array.dtype.kind not in 'fiub' or np.isinf(array).any() or np.isnan(array).all():
-            raise DamagedFileError(
-                f'{file} is damaged ({name}, of {array.dtype}, does not hold finite numbers); {remedy}'
-            )
+            raise DamagedFileError(f'{file} is damaged ({name}, of {array.dtype}, has no finite numbers); {remedy}')
         for letter, size in zip(letters, array.shape, strict=True):
             if letter not in MODEL_DIMENSIONS and not letter.isdigit():
                 continue
@@ -411,7 +407,7 @@ def check_dimensions(file: Path, arrays: dict[str, 'np.ndarray'], remedy: str = 
             if expected_size != size:
                 raise DamagedFileError(
                     f'{file} is damaged ({name} has {size} of {letter}, '
-                    f'and {size_source} has {expected_size}); {remedy}'
+                    f'but {size_source} has {expected_size}); {remedy}'
                 )
     return {letter: size for letter, (size, _) in sizes.items() if letter in MODEL_DIMENSIONS}
 

@@ -139,7 +139,7 @@ def check_regular_file(path: Path) -> None:
 
 def make_damaged_error(path: Path, error: OSError) -> DamagedFileError:
     error_class = IrregularFileError if error.errno in WRONG_KIND_ERRNOS else DamagedFileError
-    remedy = 'let this account read it' if isinstance(error, PermissionError) else 'mend that, or remove it'
+    remedy = 'let this account read it' if isinstance(error, PermissionError) else 'repair it, or remove it'
     return error_class(f'{path} cannot be read ({error.strerror}); {remedy}')
 
 
@@ -150,14 +150,14 @@ def is_lasting_error(error: OSError) -> bool:
 
 def check_regular_stat(path: Path, info: os.stat_result) -> None:
     if not stat.S_ISREG(info.st_mode):
-        kind = FILE_KIND_NAMES.get(stat.S_IFMT(info.st_mode), 'no regular file')
-        raise IrregularFileError(f'{path} is {kind} where a file has to be; move it away')
+        kind = FILE_KIND_NAMES.get(stat.S_IFMT(info.st_mode), 'a special file')
+        raise IrregularFileError(f'{path} is {kind} instead of a regular file; move it away')
 
 
 def check_size(path: Path, size: int, max_bytes: int) -> None:
     if size > max_bytes:
         raise IrregularFileError(
-            f'{path} is damaged ({size:,} bytes, and at most {max_bytes:,} are read); bring it back or remove it'
+            f'{path} is damaged ({size:,} bytes; at most {max_bytes:,} are allowed); restore or remove it'
         )
 
 
@@ -166,7 +166,7 @@ MAX_JSON_DEPTH = 64  # levels of nesting
 MAX_ARRAY_BYTES = 16 << 30  # of all arrays of an .npz
 MAX_DEFLATE_RATIO = 1100  # maximum bytes that one byte of a deflated file expands to
 HUB_REPOSITORY_PREFIXES = ('models--', 'datasets--', 'spaces--')  # of a folder of Hugging Face's hub cache
-DEFAULT_REMEDY = 'get it again'
+DEFAULT_REMEDY = 'download it again'
 T = TypeVar('T')
 
 
@@ -183,7 +183,7 @@ def check_relative_name(name: Any, file: str | os.PathLike) -> str:
     """
     if not is_relative_name(name):
         raise DamagedFileError(
-            f'{file} names {str(name)[:80]!a}, which is no relative path below its folder; {DEFAULT_REMEDY}'
+            f'{file} names {str(name)[:80]!a}, which is not a relative path inside its folder; {DEFAULT_REMEDY}'
         )
     return name
 
@@ -206,7 +206,7 @@ def resolve_name(folder: Path, name: Any, file: str | os.PathLike) -> Path:
     if not is_linked_outside(path, folder):
         return path
     raise DamagedFileError(
-        f'{file} names {name}, a link that leads out of {folder} to {path.resolve()}; put a copy there'
+        f'{file} names {name}, a link to {path.resolve()}, outside of {folder}; replace it with a copy'
     )
 
 
@@ -236,7 +236,7 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise DamagedFileError(
-            f'{path} has more than {max_bytes:,} bytes, which is more than such a file can need; {DEFAULT_REMEDY}'
+            f'{path} has more than {max_bytes:,} bytes, the limit for such a file; {DEFAULT_REMEDY}'
         )
     return content
 
@@ -287,12 +287,12 @@ def decode_json(content: bytes | str, max_depth: int = MAX_JSON_DEPTH, finite: b
         decoded = json.loads(text, **number_hooks)
         check_depth(decoded, max_depth)
     except RecursionError:
-        raise ValueError(f'objects inside each other, more than {max_depth} levels deep') from None
+        raise ValueError(f'nested more than {max_depth} levels deep') from None
     return decoded
 
 
 def reject_constant(text: str) -> None:
-    raise ValueError(f'{text} is no number of JSON')
+    raise ValueError(f'{text} is not a number of JSON')
 
 
 def parse_finite_number(text: str) -> float:
@@ -357,7 +357,7 @@ def load_npz(
         if isinstance(error, DamagedFileError):
             raise
         reason = ' '.join(str(error).split())[:160] or type(error).__name__
-        raise DamagedFileError(f'{name} is damaged and no whole .npz ({reason}); {remedy}') from error
+        raise DamagedFileError(f'{name} is damaged or an incomplete .npz ({reason}); {remedy}') from error
 
 
 def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> 'np.ndarray':
@@ -368,22 +368,22 @@ def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> '
     import numpy as np
 
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f'{name} is compressed in a way that NumPy has none of')
+        raise ValueError(f'{name} has a compression that NumPy does not use')
     if entry.file_size > MAX_DEFLATE_RATIO * (entry.compress_size + 64):
-        raise ValueError(f'{name} says that it has {entry.file_size:,} bytes, made of {entry.compress_size:,}')
+        raise ValueError(f'{name} claims {entry.file_size:,} bytes, decompressed from {entry.compress_size:,}')
     with archive.open(entry) as member:
         version = np.lib.format.read_magic(member)
         headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         if version not in headers:
-            raise ValueError(f'{name} is of version {version} of NumPy files')
+            raise ValueError(f'{name} has version {version} of the NumPy format')
         shape, in_fortran_order, dtype = headers[version](member)
         if dtype.hasobject:
-            raise ValueError(f'{name} holds Python objects, which are never loaded')
+            raise ValueError(f'{name} contains Python objects, which are never loaded')
         size = math.prod(shape) * dtype.itemsize
         if size != entry.file_size - member.tell():
-            raise ValueError(f'{name} has other bytes than its shape {shape} of {dtype} needs')
+            raise ValueError(f'{name} has another size than its shape {shape} of {dtype} needs')
         content = member.read(size) + member.read(1)  # the read at the end verifies the checksum
         if len(content) != size:
-            raise ValueError(f'{name} has {len(content):,} bytes of {size:,}')
+            raise ValueError(f'{name} has {len(content):,} of {size:,} bytes')
     flat_array = np.frombuffer(bytearray(content), dtype)
     return flat_array.reshape(shape, order='F' if in_fortran_order else 'C')

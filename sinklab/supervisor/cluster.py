@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from sinklab.install_commands import format_package_command
 from sinklab.schema import UserError
 
-FLAGS_HINT = 'give --coordinator=HOST:PORT --processes=N --process=I to each process, or --processes=1 to be alone'
+FLAGS_HINT = 'give --coordinator=HOST:PORT --processes=N --process=I to each process, or --processes=1 for only one'
 # Sets of environment variables. jax detects a cluster if all variables of a set exist. Checking them here avoids the
 # import of jax outside clusters.
 CLUSTER_VARIABLES = [
@@ -84,7 +84,7 @@ def resolve_process_info(
 def parse_address(name: str, text: str) -> tuple[str, int]:
     parts = re.fullmatch(r'(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})', text)
     if not parts or not 0 < int(parts[2]) < 65536 or not is_valid_host(parts[1]):
-        raise UserError(f'{name}={text} is no HOST:PORT with a port from 1 to 65535, e.g. {name}=10.0.0.1:8476')
+        raise UserError(f'{name}={text} is not HOST:PORT with a port from 1 to 65535, e.g. {name}=10.0.0.1:8476')
     return parts[1].strip('[]'), int(parts[2])
 
 
@@ -152,8 +152,8 @@ def read_count(environment: Mapping[str, str], name: str) -> int | None:
         return None
     if not re.fullmatch('0*[1-9][0-9]{0,8}', text.strip()):
         raise UserError(
-            f'{name}={text!r} in the environment must be a whole number of at least 1, below 10^9; unset it if no '
-            f'cluster has set it, or {FLAGS_HINT}'
+            f'{name}={text!r} in the environment must be a whole number of at least 1, below 10^9; unset it outside '
+            f'a cluster, or {FLAGS_HINT}'
         )
     return int(text)
 
@@ -177,18 +177,18 @@ def check_not_one_of_many(environment: Mapping[str, str]) -> None:
     num_tasks = max(read_count(environment, name) or 1 for name in ('SLURM_NTASKS', 'SLURM_JOB_NUM_NODES'))
     if 'SLURM_JOB_ID' in environment and 'SLURM_STEP_NODELIST' not in environment and num_tasks > 1:
         raise UserError(
-            f'SLURM has {num_tasks} processes or hosts for this job, and this command is not one of a step; start it '
-            'by srun, or give --processes=1 to be alone'
+            f'SLURM has {num_tasks} processes or hosts for this job, but this command is not in a job step; start it '
+            'with srun, or give --processes=1 for one process'
         )
     num_ranks = read_count(environment, 'OMPI_COMM_WORLD_SIZE') or 1
     if num_ranks > 1 and 'OMPI_MCA_orte_hnp_uri' not in environment:
-        raise UserError(f'this Open MPI has {num_ranks} processes and does not say where the first is; {FLAGS_HINT}')
+        raise UserError(f'this Open MPI has {num_ranks} processes but no address of the first; {FLAGS_HINT}')
     is_indexed_job = {'KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'} <= environment.keys()
     if is_indexed_job and not {'TPU_WORKER_HOSTNAMES', 'TPU_PROCESS_ADDRESSES'} & environment.keys():
         try:
             import kubernetes  # noqa: F401
         except ImportError as error:
             raise UserError(
-                'this is a pod of an indexed job, and the package that asks for the others is missing; install it: '
+                'this is a pod of an indexed job, but the package that finds the other pods is missing; install it: '
                 f'{format_package_command("kubernetes")}, or {FLAGS_HINT}'
             ) from error

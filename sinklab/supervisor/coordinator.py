@@ -94,12 +94,12 @@ def read_secret_variable() -> str:
     if not secret:  # the command that should have set it failed; the run must not go on unprotected
         raise UserError(
             f'{SECRET_VARIABLE} is set and empty, and needs at least {MIN_SECRET_CHARS} characters; '
-            'make one for all processes by: openssl rand -hex 32, or unset it'
+            'make one for all processes with: openssl rand -hex 32, or unset it'
         )
     if len(secret) < MIN_SECRET_CHARS:
         raise UserError(
             f'{SECRET_VARIABLE} has {len(secret)} characters and needs at least {MIN_SECRET_CHARS}; '
-            'make one by: openssl rand -hex 32'
+            'make one with: openssl rand -hex 32'
         )
     return secret
 
@@ -244,16 +244,16 @@ class Connection(asyncio.Protocol):
         if unread_bytes and unread_bytes + len(line) > (
             MAX_UNREAD_BYTES if self.is_authenticated else MAX_UNREAD_GREETING_BYTES
         ):
-            self.abort('not reading what it is sent')
+            self.abort('not reading messages')
         else:
             self.transport.write(line)
 
     def check_timeouts(self, now: float) -> None:
         """Abort the connection if it has been silent, or has left data unread, for too long."""
         if self.blocked_since is not None and now - self.blocked_since > self.silence_seconds:
-            self.abort(f'not reading what it is sent for {self.silence_seconds:.0f} s')
+            self.abort(f'not reading messages for {self.silence_seconds:.0f} s')
         elif now - self.last_heard_time > self.silence_seconds:
-            self.abort(f'not heard of for {self.silence_seconds:.0f} s')
+            self.abort(f'without a heartbeat for {self.silence_seconds:.0f} s')
 
     def close(self) -> None:
         """Close the connection after its buffered data, as far as the other end reads it at once."""
@@ -289,7 +289,7 @@ def open_listeners(host: str, port: int, backlog: int) -> tuple[list[socket.sock
             (family, address) for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         )
     except OSError as error:
-        return listen_on_all_interfaces(port, backlog), f'{host} has no address here ({error.strerror})'
+        return listen_on_all_interfaces(port, backlog), f'{host} has no address on this machine ({error.strerror})'
     if not is_loopback(host) and all(is_loopback(address[0]) for _, address in addresses):
         return listen_on_all_interfaces(port, backlog), f'{host} is {next(iter(addresses))[1][0]} on this machine'
     listeners, reason = [], ''
@@ -333,7 +333,7 @@ def listen_on_all_interfaces(port: int, backlog: int) -> list[socket.socket]:
 def raise_port_error(port: int, error: OSError) -> NoReturn:
     raise UserError(
         f'port {port} cannot be opened for the other processes ({os.strerror(error.errno)}); give another '
-        'port in --coordinator to all of them, or end what has it'
+        'port in --coordinator to all of them, or stop the program that uses it'
     ) from error
 
 
@@ -422,7 +422,7 @@ def find_hung_worker(unfinished: list[WorkerState], timeouts: Timeouts) -> ExitS
     details = [
         f'{worker} did not arrive ({worker.progress} for {worker.progress.seconds:.0f} s)' for worker in stragglers
     ]
-    reason = '; '.join(details) or ('all are there' if len(unfinished) > 1 else 'it has hung')
+    reason = '; '.join(details) or ('all have arrived' if len(unfinished) > 1 else 'it hangs')
     return ExitStatus('hung', f'{furthest} for {furthest.seconds:.0f} s{usual_text}: {reason}')
 
 
@@ -432,10 +432,10 @@ RestartDecider = Callable[
 
 
 USER_PORTS, PORT_OFFSET = range(1024, 65536), 1000
-RUN_ENDING_MESSAGE = 'the run that is found there is at its end; start all of its processes again'
+RUN_ENDING_MESSAGE = 'the run at this address is ending; start all of its processes again'
 WRONG_SECRET_MESSAGE = (
-    f'process 0 has another secret of the run than this process, or one of them has none; '
-    f'give {SECRET_VARIABLE} alike to all processes, or, where all are on one machine, '
+    f'process 0 and this process have different secrets of the run, or one has none; '
+    f'give the same {SECRET_VARIABLE} to all processes, or, if all are on one machine, '
     'start them as one user with one SINKLAB_CACHE'
 )
 MAX_UNAUTHENTICATED = 64  # connections without a greeting, in addition to one for each process
@@ -577,7 +577,7 @@ class Coordinator:
             if wait_seconds > 0:
                 self.pause_accepting(server, wait_seconds)
             else:
-                oldest.abort('one of too many')
+                oldest.abort('one of too many connections')
             return
         try:
             sock, _ = server.accept()
@@ -656,14 +656,14 @@ class Coordinator:
             return
         if count != self.count:
             problem = (
-                f'{newcomer} came with --processes={count}, process 0 with {self.count}; give the same number to all'
+                f'{newcomer} has --processes={count}, but process 0 has {self.count}; give the same number to all'
             )
         elif process not in range(self.count):
             problem = f'--process={process} is not below --processes={self.count}'
         elif self.is_over or (current and current.conn.end_reason):  # the process belongs to the next run
             problem, reply_class = RUN_ENDING_MESSAGE, RetryLater
         elif current:
-            problem = f'--process={process} is taken by {current}; give each process a number of its own'
+            problem = f'--process={process} is used by {current}; give each process its own number'
         if problem:
             if process in range(self.count):
                 self.rejections[process] = problem
@@ -683,9 +683,9 @@ class Coordinator:
         """
         if process in range(self.count) and process not in (*self.workers, *self.rejections):
             self.rejections[process] = (
-                f'one that came as process {process} had another secret: {SECRET_VARIABLE} differs'
+                f'a connection as process {process} had another secret: {SECRET_VARIABLE} differs'
             )
-            self.print_line(f'turned away: {self.rejections[process]}; process 0 still waits for process {process}')
+            self.print_line(f'rejected: {self.rejections[process]}; process 0 still waits for process {process}')
 
     def start_generation(self, previous_exit: ExitStatus | None = None) -> None:
         """Tell all supervisors to start their workers, for the first time or again."""
@@ -707,7 +707,7 @@ class Coordinator:
         if mismatch := next(others, None):
             index, name = mismatch
             self.record_exit(
-                worker, ExitStatus('crashed', f'came to {message.name!r} when process {index} came to {name!r}')
+                worker, ExitStatus('crashed', f'reached {message.name!r} when process {index} reached {name!r}')
             )
         elif len(requests) == self.count:
             del self.gather_requests[message.number]
@@ -746,7 +746,7 @@ class Coordinator:
         absent = [index for index in range(self.count) if index not in self.workers]
         reasons = [self.rejections[index] for index in absent if index in self.rejections]
         return (
-            f'process {", ".join(map(str, absent))} of {self.count} did not come within {self.timeouts.join:.0f} s'
+            f'process {", ".join(map(str, absent))} of {self.count} did not connect within {self.timeouts.join:.0f} s'
             f'{"".join(f" ({reason})" for reason in reasons)}; start all of them'
         )
 

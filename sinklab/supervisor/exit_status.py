@@ -31,7 +31,7 @@ KIND_BY_EXIT_CODE = {code: kind for kind, code in reversed(EXIT_CAUSES.values())
 CAUSE_BY_SIGNAL = {signal.SIGINT: 'interrupted', signal.SIGHUP: 'stopped', signal.SIGTERM: 'stopped'}
 SAME_SIGNAL_SECONDS = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
 ExitCause = Literal[tuple(EXIT_CAUSES)]
-STOPPING_MESSAGE = 'stopping after this step; once more to stop at once'
+STOPPING_MESSAGE = 'stopping after this step; send the signal again to stop at once'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def make_exit_status(return_code: int, has_started: bool, log_tail: str) -> Exit
         return ExitStatus('aborted', 'aborted by the runtime of jax')
     if return_code < 0:
         return ExitStatus('killed', f'killed by {signal.Signals(-return_code).name}')
-    return ExitStatus('crashed', f'exit code {return_code}, without a word', log_tail)
+    return ExitStatus('crashed', f'exit code {return_code}, without a message', log_tail)
 
 
 def describe_error(error: Exception) -> ExitStatus:
@@ -96,7 +96,7 @@ def describe_error(error: Exception) -> ExitStatus:
 
 def make_early_stop(signum: int) -> ExitStatus:
     return ExitStatus(
-        CAUSE_BY_SIGNAL[signum], f'{signal.Signals(signum).name} came before the first step; nothing was begun'
+        CAUSE_BY_SIGNAL[signum], f'{signal.Signals(signum).name} arrived before the first step; nothing was started'
     )
 
 

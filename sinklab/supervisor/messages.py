@@ -39,7 +39,7 @@ class Timeouts:
 
 MAX_MESSAGE_BYTES = 1 << 24  # bytes of a message after authentication
 MAX_GREETING_BYTES = 1 << 12  # bytes of a message before authentication
-NOT_A_RUN_PROCESS = 'no process of a run'
+NOT_A_RUN_PROCESS = 'not a process of a run'
 
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Index = Annotated[int, Meta(ge=0, lt=1 << 20)]
@@ -186,7 +186,7 @@ class MessageChannel:
                 while line := lines.readline(MAX_MESSAGE_BYTES):
                     yield self.decoder.decode(line)
         except TimeoutError:
-            reason = f'not heard of for {self.silence_seconds:.0f} s'
+            reason = f'without a heartbeat for {self.silence_seconds:.0f} s'
         except OSError:
             pass
         except DECODE_ERRORS:

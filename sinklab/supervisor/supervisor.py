@@ -146,7 +146,7 @@ class WorkerProcess:
         if silent_seconds < max_seconds:
             return None
         return ExitStatus(
-            'frozen', f'not heard of for {silent_seconds:.0f} s{"" if is_running else ", as if it were stopped"}'
+            'frozen', f'without a heartbeat for {silent_seconds:.0f} s{"" if is_running else ", possibly suspended"}'
         )
 
     def wait_exit_status(self, timeouts: Timeouts) -> ExitStatus:
@@ -401,7 +401,7 @@ class Supervisor:
 
     @property
     def wrong_address_message(self) -> str:
-        return f'what answers at {self.process_info.address} is not process 0 of a run; give its address'
+        return f'the program at {self.process_info.address} is not process 0 of a run; give the address of process 0'
 
     def start(self) -> None:
         """Open the coordinator in process 0, and connect to it in every process."""
@@ -442,7 +442,7 @@ class Supervisor:
     def warn_without_secret(self) -> None:
         if not self.secret.text:
             self.print_line(
-                f'{SECRET_VARIABLE} is not set, and whoever reaches {self.process_info.address} can end this run; '
+                f'{SECRET_VARIABLE} is not set, so any client of {self.process_info.address} can end this run; '
                 'set it to the same random text for all processes'
             )
 
@@ -485,7 +485,7 @@ class Supervisor:
             except OSError as error:
                 if time.monotonic() > self.deadline:
                     raise UserError(
-                        f'nobody answers at {self.process_info.address} for {self.timeouts.join:.0f} s ({error}); '
+                        f'no answer from {self.process_info.address} within {self.timeouts.join:.0f} s ({error}); '
                         'start process 0 on that host, or give its address in --coordinator'
                     ) from error
             self.process_event(CONNECT_RETRY_SECONDS)

@@ -38,8 +38,8 @@ def check_seed_count(option: str, rows: Iterable[str], workdir: str) -> None:
     for row in rows:
         if has_begun(row, len(seeds)) and not any(has_begun(row, seed) for seed in seeds):
             raise UserError(
-                f'--seeds={option} is a count (seeds {format_seeds(seeds)}), and {workdir} has row {row} with seed '
-                f'{option} alone; go on with that by --seeds={option},'
+                f'--seeds={option} is a count (seeds {format_seeds(seeds)}), but {workdir} has row {row} only with '
+                f'seed {option}; resume that with --seeds={option},'
             )
 
 
@@ -106,7 +106,7 @@ def plan_runs(
             is planned.
     """
     if RunDir(workdir).has_run():
-        raise UserError(f'--workdir={workdir} holds a run; give a folder for the runs of a sweep')
+        raise UserError(f'--workdir={workdir} contains a run; give a folder for the runs of a sweep')
     planned = [
         plan_run(RunDir(f'{workdir}/{get_run_dir_name(row, seed)}'), row, seed, load)
         for seed in seeds
@@ -146,7 +146,7 @@ def check_refused(runs: list[SweepRun]) -> None:
         raise UserError(reason)
     others_text = f' (and so are {", ".join(other for other, _ in others)})' if others else ''
     raise UserError(
-        f'row {row} is refused{others_text}: {reason}; nothing was trained: mend that, or name other --rows'
+        f'row {row} is refused{others_text}: {reason}; nothing was trained; fix the row, or give other --rows'
     )
 
 
@@ -156,7 +156,7 @@ def check_run_dirs(runs: list[SweepRun]) -> None:
     for run in runs:
         other = first_of_path.setdefault(run.run_dir.path, run)
         if other is not run:
-            raise UserError(f'rows {other.row!r} and {run.row!r} would both lie in {run.run_dir}; rename one of them')
+            raise UserError(f'rows {other.row!r} and {run.row!r} would share {run.run_dir}; rename one of them')
 
 
 def check_run(run: SweepRun, hardware: Hardware) -> None:

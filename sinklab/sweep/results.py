@@ -42,13 +42,13 @@ def read_or_create(workdir: str, header: dict) -> dict:
     path = parse_path(workdir) / CLAIMS_FILE
     if not path.exists():
         if (path.parent / 'sweep.json').exists():
-            raise UserError(f'{workdir} is the folder of a sweep (it has a sweep.json); give another --workdir')
+            raise UserError(f'{workdir} is the folder of a sweep (it contains a sweep.json); give another --workdir')
         return header | dict(same={}, configs={}, runs={})
     results = read_results(path)
     for name, requested in header.items():
         if results[name] != requested:
             problem = f'{path}: {name} is {results[name]!r}'
-            raise UserError(f'{problem}, and {requested!r} is asked for; give another --workdir, or ask as before')
+            raise UserError(f'{problem}, but {requested!r} is requested; give another --workdir, or the old options')
     return results
 
 
@@ -61,9 +61,9 @@ def read_results(path: Path) -> dict:
     except (OSError, ValueError) as error:
         raise UserError(f'{path} cannot be read ({error}); {advice}') from error
     missing = [name for name in CLAIMS_FIELDS if not isinstance(results, dict) or name not in results]
-    remove_advice = f'{advice}, or remove it where its runs lie beside it'
+    remove_advice = f'{advice}, or remove it if its runs are in the same folder'
     if missing:
-        raise UserError(f'{path} holds no {", ".join(missing)}; {remove_advice}')
+        raise UserError(f'{path} contains no {", ".join(missing)}; {remove_advice}')
     return run_files.decode_run_file(content, 'claims', path, remove_advice)
 
 
@@ -143,7 +143,7 @@ def read_verdicts(workdir: Path) -> list[dict]:
     """Read verdicts.json of a folder; return [] if it is missing or damaged."""
     path = workdir / VERDICTS_FILE
     try:
-        return run_files.read_run_file(path, 'verdicts', 'the report does without it; sinklab claims writes it again')
+        return run_files.read_run_file(path, 'verdicts', 'the report omits it; sinklab claims writes it again')
     except DamagedFileError as error:
         run_files.warn_once(path, str(error))
         return []

@@ -265,5 +265,5 @@ def classify_exit(outcome_record: dict, exit_code: int, output: str) -> tuple[st
     else:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         kind = KIND_BY_EXIT_CODE.get(exit_code, 'crashed')
-        message = lines[-1] if lines else f'exit code {exit_code}, without a word'
+        message = lines[-1] if lines else f'exit code {exit_code}, without a message'
     return KIND_ALIASES.get(kind, kind), message
