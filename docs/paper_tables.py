@@ -28,12 +28,12 @@ from sinklab.analysis.measure import PUBLISHED_SINK_RATES
 from sinklab.cli import claims as claims_command
 from sinklab.cli import config_flags
 from sinklab.config.spec import Spec
+from sinklab.errors import UserError
 from sinklab.metrics.registry import find_metric_info
 from sinklab.model import flops
 from sinklab.report import claims as claims_report
 from sinklab.report.sweep_table import summarize_values
 from sinklab.run_dir import flatten_dict
-from sinklab.schema import UserError
 from sinklab.sweep import results
 
 RESULTS_FILE = Path(__file__).parent / 'results' / 'claims.json'

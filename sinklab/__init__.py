@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sinklab.attn.function import attention as attention
+    from sinklab.errors import UserError as UserError
     from sinklab.opened_models import OpenedModel, OpenedRun
-    from sinklab.schema import UserError as UserError
 
 __version__ = '0.2.0'
 
 # Imported when they are first used: jax takes a second, and `import sinklab` must not.
-LAZY_IMPORTS = {'attention': 'sinklab.attn.function', 'UserError': 'sinklab.schema'}
+LAZY_IMPORTS = {'attention': 'sinklab.attn.function', 'UserError': 'sinklab.errors'}
 
 
 def open(model_ref: str, *, bos: str = 'auto', remote_code: bool = False) -> 'OpenedRun | OpenedModel':

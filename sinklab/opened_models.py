@@ -11,10 +11,10 @@ from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.model_ref import open_model
 from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import checkpointer
+from sinklab.errors import UserError
 from sinklab.escape import FIGURE_RC_PARAMS, escape_figure
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import select_steps
-from sinklab.schema import UserError
 
 
 def open(model_ref: str, **options: Any) -> 'OpenedRun | OpenedModel':

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 T = TypeVar('T')
 

@@ -35,8 +35,8 @@ from sinklab.config.spec import (
     fill_missing_fields,
 )
 from sinklab.config.validate import parse_config
+from sinklab.errors import UserError
 from sinklab.escape import join_shell, quote_shell
-from sinklab.schema import UserError
 from sinklab.storage import run_files, untrusted_files
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write, writable_folder
 from sinklab.storage.directories import list_committed, list_entries

@@ -10,9 +10,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-
-class UserError(ValueError):
-    """Error that the user can correct; one line says what was given, what is allowed and what to do."""
+from sinklab.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from sinklab.data.prepare import prepare_store
 from sinklab.data.sources import open_source
 from sinklab.data.store import Store
 from sinklab.data.store_files import Recipe
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 END, BEGIN = 0, 1
 WORDS = ['sink', ' token', ' Ünïcode 中文', '\n\n', '<|endoftext|>', ' 1234', '\t', 'λ', '\u2028', ' a' * 40]

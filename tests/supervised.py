@@ -11,9 +11,9 @@ import sys
 import time
 
 from sinklab.cli.process_flags import run_worker, supervise_run
+from sinklab.errors import UserError
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.supervisor import worker_client
 from sinklab.supervisor.cluster import ProcessInfo
 from sinklab.supervisor.exit_status import ExitStatus

@@ -13,8 +13,8 @@ from runs import saved
 
 from sinklab.checkpoint import digests
 from sinklab.cli import process_flags
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage import untrusted_files
 from sinklab.storage.atomic_write import append_text
 from sinklab.storage.lease import hold_lease, read_owner_token

@@ -8,8 +8,8 @@ from conftest import tiny
 
 from sinklab.data import bigram_backcopy
 from sinklab.data.batches import SyntheticBatches, load_run_data
+from sinklab.errors import UserError
 from sinklab.metrics import bigram_backcopy as measure
-from sinklab.schema import UserError
 
 TEXT = 'ab ab abc ba  cab  a b c d'
 TASK = dict(data__task='backcopy', data__triggers=2, model__vocabulary=5, model__position='learned')

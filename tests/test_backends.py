@@ -20,9 +20,9 @@ from sinklab.attn import mask as masks
 from sinklab.attn.backends import BackendChoice, explain_unsupported, select_backend
 from sinklab.attn.spec import AttentionProblem, RelativePositionBias, ScoreBias
 from sinklab.config.spec import Hardware
+from sinklab.errors import UserError
 from sinklab.model.attention import make_attention_problem as case_of
 from sinklab.parallel import device_mesh, sharding
-from sinklab.schema import UserError
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 PLAIN = AttentionProblem(rule(attention('exp', 'sum'), masks.make_causal_mask(256)), 2, 64, 64, 'bfloat16')

@@ -14,10 +14,10 @@ from sinklab.checkpoint import checkpointer
 from sinklab.cli import tail
 from sinklab.cli import train as cli
 from sinklab.cli.main import main
+from sinklab.errors import UserError
 from sinklab.process_group import SingleProcessGroup
 from sinklab.report import runs
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage import lease
 from sinklab.storage.directories import list_files
 from sinklab.storage.paths import parse_path, short_timeout

@@ -10,8 +10,8 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage import lease
 from sinklab.storage.directories import COMMIT_MARKER, list_files
 from sinklab.storage.paths import parse_path

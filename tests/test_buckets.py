@@ -19,7 +19,7 @@ from stores import corpus_of, found, lines, mixture, refused
 
 from sinklab.data import source_files
 from sinklab.data.sources import open_source
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage.atomic_write import upload_file
 from sinklab.storage.paths import parse_path, short_timeout
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sinklab.data.sources import open_source
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [f'text number {number}: ' + 'wörd ' * (number % 7) for number in range(50)]

@@ -18,8 +18,8 @@ from sinklab.checkpoint import checkpointer, digests, orbax_compat
 from sinklab.checkpoint import checkpointer as checkpoints_file
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.validate import parse_config
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 
 pytestmark = pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
 DATA = dict(store='0123', seed=0)

@@ -9,8 +9,8 @@ from runs import spec, train
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.cli import main
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage.paths import check_path_readable_by_orbax
 
 UNREADABLE = ['a[x]', 'a\\b', 'a*', 'a?', os.fsdecode(b'\xff')]

@@ -6,8 +6,8 @@ import pytest
 
 from sinklab.cli.main import main
 from sinklab.configs.claims import CLAIMS
+from sinklab.errors import UserError
 from sinklab.report import claims
-from sinklab.schema import UserError
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 
 from sinklab.cli.config_flags import load_spec
 from sinklab.cli.main import COMMANDS, build_parser, main
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 
 QUICK = 'configs/quickstart.py:softmax'
 

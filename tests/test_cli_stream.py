@@ -14,9 +14,9 @@ from sinklab.cli import sample, stream
 from sinklab.cli.main import main
 from sinklab.data.prepare import open_corpus as stored
 from sinklab.data.windows import add_training_tokens
+from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 
 TEXT = 'abc dab nop lmk ab efgh ponm a kl'  # letters of the test corpus
 BEGIN = 1  # the fixed token and BOS

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from sinklab.errors import UserError
 from sinklab.install_commands import format_package_command
-from sinklab.schema import UserError
 from sinklab.supervisor import cluster
 from sinklab.supervisor.cluster import ProcessInfo
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 from conftest import tiny
 
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import SweepRun, get_run_dir_name
 

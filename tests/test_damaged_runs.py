@@ -5,9 +5,9 @@ import shutil
 import pytest
 from runs import Hearing, spec, timeless, train
 
+from sinklab.errors import UserError
 from sinklab.report import runs
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from sinklab.data.windows import (
     make_natural_probe,
     set_fixed_token,
 )
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.train.forward import find_document_starts
 
 

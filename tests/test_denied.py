@@ -16,9 +16,9 @@ from sinklab.checkpoint import checkpointer
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.orbax_compat import translate_storage_errors
 from sinklab.cli.main import main
+from sinklab.errors import UserError
 from sinklab.hf import files
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage.atomic_write import writable_folder
 from sinklab.storage.paths import describe_permission, is_permanent_error
 from sinklab.train.run_outcome import classify_error

@@ -10,8 +10,8 @@ from conftest import mesh_of, tiny
 from threads import alike
 
 from sinklab.config.spec import Hardware
+from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
-from sinklab.schema import UserError
 from sinklab.train import setup
 
 

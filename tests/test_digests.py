@@ -18,8 +18,8 @@ from threads import alike
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer, find_corruption_on_all
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage import atomic_write as files
 from sinklab.storage import directories
 

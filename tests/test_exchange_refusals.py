@@ -11,10 +11,10 @@ from sinklab.checkpoint import digests
 from sinklab.cli import train
 from sinklab.cli.main import main
 from sinklab.data import tokenizer as tokens
+from sinklab.errors import UserError
 from sinklab.hf import convert, files
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 
 pytest.importorskip('safetensors', reason=f'safetensors is not installed: {format_extra_command("hf")}')
 

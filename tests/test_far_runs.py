@@ -12,8 +12,8 @@ from stores import chat, corpus_of, made
 
 from sinklab.config.spec import Hardware
 from sinklab.data.batches import load_run_data
+from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
-from sinklab.schema import UserError
 from sinklab.storage.paths import get_file_system, parse_path
 from sinklab.train.callbacks import Callback
 from sinklab.train.evaluate import load_sharded_parts, make_evaluate

@@ -21,7 +21,7 @@ from sinklab.data.windows import (
     TransformedWindows,
     Windows,
 )
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 
 @pytest.fixture(scope='module')

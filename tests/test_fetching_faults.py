@@ -14,7 +14,7 @@ from sinklab.data.store import (
     find_problems,
     summarize_store,
 )
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage.paths import get_file_system, parse_path, short_timeout
 from sinklab.supervisor.exit_status import ExitStatus
 from sinklab.train.run_outcome import classify_error

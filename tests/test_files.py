@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage import directories
 from sinklab.storage.atomic_write import append_text, atomic_write, writable_folder
 from sinklab.storage.paths import (

@@ -9,9 +9,9 @@ from stores import chat
 
 from sinklab.config.spec import Hardware
 from sinklab.data.batches import load_run_data
+from sinklab.errors import UserError
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import device_mesh, sharding
-from sinklab.schema import UserError
 from sinklab.train import evaluate, state, step
 from sinklab.train import step as step_module
 from sinklab.train.forward import make_forward

@@ -10,8 +10,8 @@ from runs import outcome, train
 from runs import spec as run_spec
 
 from sinklab.config.spec import Hardware
+from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
-from sinklab.schema import UserError
 from sinklab.train import memory_estimate, state
 from sinklab.train.forward import make_forward
 

@@ -16,8 +16,8 @@ from sinklab.config.spec import (
     fill_missing_fields,
 )
 from sinklab.config.validate import parse_config
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.sweep import plan
 
 

@@ -14,10 +14,10 @@ from runs import Died, Dying, assert_same, restored, timeless
 from sinklab.checkpoint import digests
 from sinklab.config.spec import Hardware
 from sinklab.data.batches import load_run_data
+from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
 from sinklab.report import page, runs
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage import atomic_write as files
 from sinklab.train import (
     loop,

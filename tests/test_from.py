@@ -12,9 +12,9 @@ from sinklab.checkpoint import digests
 from sinklab.cli import train
 from sinklab.cli.config_flags import load_run_config, load_spec
 from sinklab.cli.main import main
+from sinklab.errors import UserError
 from sinklab.process_group import SingleProcessGroup
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 
 SIGMOID = ['--config.model.attention.similarity=sigmoid', '--config.model.attention.normalizer=none']
 

@@ -19,9 +19,9 @@ from sinklab.config.spec import Hardware, WarmStartTakes
 from sinklab.config.validate import parse_config
 from sinklab.configs import default, fine_tuning
 from sinklab.data.batches import load_run_data
+from sinklab.errors import UserError
 from sinklab.report import runs
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage import atomic_write as files
 from sinklab.train import (
     loop,

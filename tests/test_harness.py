@@ -17,8 +17,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from sinklab.analysis import lm_eval
 from sinklab.analysis.lm_eval import SinklabLM
 from sinklab.analysis.run_model import RunModel
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 
 pytestmark = pytest.mark.slow
 WAYS = {'plain': {}, 'fixed': dict(fixed_position=1), 'documents': dict(positions='reset')}

@@ -8,8 +8,8 @@ import pytest
 from processes import QUICK, free_port
 
 from sinklab.cli.process_flags import supervise_run
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.supervisor import coordinator, supervisor
 from sinklab.supervisor import coordinator as coordinator_module
 from sinklab.supervisor.cluster import ProcessInfo

@@ -11,7 +11,7 @@ import time
 import pytest
 from threads import crowd
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage import compare_and_swap as files
 from sinklab.storage import lease
 from sinklab.supervisor.messages import Timeouts

@@ -12,8 +12,8 @@ from conftest import tiny
 from runs import Died, Dying, Hearing, contents, outcome, parameters, timeless, train
 
 from sinklab.config.spec import EXTENDABLE_SCHEDULES
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage import lease
 from sinklab.train.callbacks import Callback
 from sinklab.train.optimizer import SCHEDULES

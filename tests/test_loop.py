@@ -18,8 +18,8 @@ from sinklab.attn.backends import BackendChoice
 from sinklab.cli.main import main
 from sinklab.config.spec import Hardware
 from sinklab.data.batches import load_run_data
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir, flatten_dict
-from sinklab.schema import UserError
 from sinklab.train import loop, setup, step
 from sinklab.train.callbacks import Callback
 

@@ -32,6 +32,7 @@ from sinklab.cli import (
 )
 from sinklab.cli.main import main
 from sinklab.config.spec import Hardware
+from sinklab.errors import UserError
 from sinklab.report import (
     claims,
     latex,
@@ -41,7 +42,6 @@ from sinklab.report import (
     summary_table,
 )
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage.paths import check_utf8
 from sinklab.sweep import plan
 from sinklab.sweep.run import SignalForwarder

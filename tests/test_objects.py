@@ -16,7 +16,7 @@ from emulators import KINDS, Answer
 from etils.epath import backend
 from failing import ASKED, CONTENT, always, during, fetched, once, ranged, read, sends, write
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage import (
     atomic_write,
     directories,

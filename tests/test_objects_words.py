@@ -17,8 +17,8 @@ import requests
 from emulators import Answer
 from failing import ASKED, always, read, write
 
+from sinklab.errors import UserError
 from sinklab.install_commands import format_extra_command
-from sinklab.schema import UserError
 from sinklab.storage import retry
 from sinklab.storage.paths import parse_path
 

@@ -17,8 +17,8 @@ from sinklab.analysis import hf_model
 from sinklab.analysis import measure as measure_module
 from sinklab.analysis.hf_model import HFModel
 from sinklab.cli.main import main
+from sinklab.errors import UserError
 from sinklab.metrics import angles
-from sinklab.schema import UserError
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import
 

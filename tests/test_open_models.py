@@ -13,9 +13,9 @@ from sinklab.analysis import measure
 from sinklab.analysis import measure as measure_module
 from sinklab.analysis.hf_model import HFModel
 from sinklab.cli.main import main
+from sinklab.errors import UserError
 from sinklab.hf import files
 from sinklab.metrics import registry
-from sinklab.schema import UserError
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import
 

@@ -18,9 +18,9 @@ from sinklab import opened_models, standard_streams
 from sinklab.analysis import measure
 from sinklab.cli.main import main
 from sinklab.data.batches import load_run_data
+from sinklab.errors import UserError
 from sinklab.metrics import sink
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.train.forward import make_forward
 
 pytestmark = pytest.mark.slow

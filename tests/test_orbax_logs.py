@@ -14,7 +14,7 @@ from runs import spec, train
 
 from sinklab import startup_signals
 from sinklab.checkpoint import orbax_compat
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.train.callbacks import Callback
 
 

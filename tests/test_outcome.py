@@ -16,8 +16,8 @@ from runs import saved
 from sinklab.cli import rows
 from sinklab.cli.main import main
 from sinklab.config.spec import Hardware
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.supervisor import exit_status as endings
 from sinklab.supervisor.exit_status import CAUSE_BY_SIGNAL, EXIT_CAUSES
 from sinklab.sweep import plan

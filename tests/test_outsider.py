@@ -13,7 +13,7 @@ import pytest
 from outsider import ATTACKS, DIGEST, attacked, connected
 from processes import TOUCH, Run, free_port, started
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.supervisor import cluster, coordinator
 from sinklab.supervisor import coordinator as secrets
 from sinklab.supervisor.cluster import ProcessInfo

@@ -14,9 +14,9 @@ from sinklab.config.seeds import SEEDS_HELP, parse_seeds
 from sinklab.config.spec import Hardware
 from sinklab.configs import default
 from sinklab.configs.table import list_fields
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 from sinklab.run_dir import flatten_dict as dotted
-from sinklab.schema import UserError
 from sinklab.sweep import plan
 
 OLD = Path(__file__).parent / 'released' / 'decay_0.5-0'  # row.json and config.json of version 0.1

@@ -19,7 +19,7 @@ from sinklab.data.held_out_split import compute_limit, hash_document_name
 from sinklab.data.prepare import prepare_store
 from sinklab.data.store import Store
 from sinklab.data.store_files import PREDICTED_SUFFIX
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 
 @pytest.mark.slow

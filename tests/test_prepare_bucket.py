@@ -19,7 +19,7 @@ from stores import chat, corpus_of, lines, made, other_tokenizer, recipe, writte
 from sinklab.cli.main import main
 from sinklab.data.prepare import prepare_store
 from sinklab.data.remote_store import ETAGS_FILE
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage import directories
 from sinklab.storage.atomic_write import upload_file
 from sinklab.storage.paths import get_file_system, parse_path

@@ -8,8 +8,8 @@ from runs import Died, Dying, spec, train
 
 from sinklab.cli import train as verb
 from sinklab.cli.main import main
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.supervisor import worker_client
 from sinklab.train import loop
 from sinklab.train.callbacks import ProfilerCallback, parse_profile_steps

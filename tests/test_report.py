@@ -8,6 +8,7 @@ import pytest
 from made_up import made_up
 
 from sinklab.cli.main import main
+from sinklab.errors import UserError
 from sinklab.metrics.registry import FIGURES
 from sinklab.report import (
     emergence,
@@ -23,7 +24,6 @@ from sinklab.report import runs as runs_module
 from sinklab.report.emergence import RunEmergence
 from sinklab.report.figure_data import BinaryPayload
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 
 MATRICES = next(picture for picture in FIGURES if picture.kind == 'matrices')
 

@@ -14,8 +14,8 @@ from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.digests import RUN_ID_KEY
 from sinklab.cli.main import main
 from sinklab.config.spec import Hardware
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage import atomic_write as files
 from sinklab.train import loop, warm_start
 

@@ -9,8 +9,8 @@ from runs import saved
 from threads import alike
 
 from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage import atomic_write as files
 from sinklab.train import warm_start
 

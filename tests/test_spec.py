@@ -4,7 +4,7 @@ from conftest import tiny, tiny_config
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 UNNORMALIZED = dict(model__attention__similarity='sigmoid', model__attention__normalizer='none')
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from runs import outcome, parameters, spec, timeless, train
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.train.run_outcome import DivergedError
 
 GUIDE = Path(__file__).parents[1] / 'docs' / 'guides' / 'add_a_callback.md'

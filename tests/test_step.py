@@ -13,10 +13,10 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from scipy.stats import entropy
 
 from sinklab.config.spec import Hardware
+from sinklab.errors import UserError
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import device_mesh, sharding
 from sinklab.parallel.device_mesh import MESH_AXES
-from sinklab.schema import UserError
 from sinklab.train import (
     evaluate,
     setup,

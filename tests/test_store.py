@@ -18,7 +18,7 @@ from sinklab.data.batches import load_run_data
 from sinklab.data.prepare import open_corpus, prepare_store
 from sinklab.data.store import Store, decode_samples, find_problems
 from sinklab.data.store_files import IDS_SUFFIX
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 
 @pytest.fixture(scope='module')

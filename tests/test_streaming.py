@@ -12,11 +12,11 @@ from conftest import drawn, some, tiny
 from flax import nnx
 from options import COMBINATIONS, OPTIONS, SIGMOID, option
 
+from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss
 from sinklab.model import streaming
 from sinklab.model.streaming import CacheConfig, init_stream, read_tokens
 from sinklab.model.transformer import compute_logits
-from sinklab.schema import UserError
 from sinklab.train import state
 from sinklab.train.generate import (
     Sampler,

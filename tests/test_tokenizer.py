@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from sinklab.data import tokenizer
 from sinklab.data.prepare import prepare_store
 from sinklab.data.store import Store
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 
 def test_a_text_cannot_spell_a_special_token(tmp_path):

@@ -19,8 +19,8 @@ from sinklab.data import remote_store
 from sinklab.data.sources import open_source
 from sinklab.data.store import Store
 from sinklab.data.store_files import is_store_complete, read_plan
+from sinklab.errors import UserError
 from sinklab.hf import files
-from sinklab.schema import UserError
 from sinklab.storage import untrusted_files
 from sinklab.storage.paths import get_file_system, parse_path
 

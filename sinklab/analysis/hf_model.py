@@ -18,10 +18,10 @@ from sinklab.analysis.model_protocol import (
     ignore_progress,
     run_in_batches,
 )
+from sinklab.errors import UserError, format_error
 from sinklab.hf import files
 from sinklab.hf.convert import suppress_transformers_logs
 from sinklab.metrics.metric import MetricSetting, complete_arrays
-from sinklab.schema import UserError
 
 ATTENTION_NAME = 'sinklab_seen'  # the name of our attention function in transformers' attention interface
 ACTIVE_RECORDERS: list['AttentionRecorder'] = []  # recorders with a forward pass in progress, the innermost last
@@ -252,13 +252,8 @@ def make_run_error(model: torch.nn.Module, name: str, error: Exception) -> UserE
     """Make the UserError for an exception that transformers raises while a model runs."""
     return UserError(
         f'{name} (model type {model.config.model_type}) cannot be run by transformers {transformers.__version__}: '
-        f'{format_exception(error)}; give another model'
+        f'{format_error(error, with_type=True)}; give another model'
     )
-
-
-def format_exception(error: Exception) -> str:
-    """Return the type and message of an exception on one line."""
-    return f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
 
 
 def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
@@ -344,7 +339,7 @@ class HFModel:
         except UserError:
             raise
         except Exception as error:  # transformers raises exceptions of many types here
-            message = ' '.join(str(error).split())[:200]
+            message = format_error(error)
             raise UserError(f'{self.name} has no tokenizer ({message}); give --inputs=random or repeated') from error
         if len(tokenizer) <= len(
             tokenizer.all_special_ids
@@ -536,7 +531,9 @@ def load_model(model_dir: Any, name: str, remote_code: bool) -> torch.nn.Module:
 
 
 def make_load_error(name: str, error: Exception) -> UserError:
-    return UserError(f'{name} cannot be loaded by transformers {transformers.__version__}: {format_exception(error)}')
+    return UserError(
+        f'{name} cannot be loaded by transformers {transformers.__version__}: {format_error(error, with_type=True)}'
+    )
 
 
 def make_position_kwargs(ids_PT: np.ndarray, position_T: np.ndarray) -> dict[str, torch.Tensor]:

@@ -23,12 +23,12 @@ from tqdm import tqdm
 from sinklab.analysis.model_ref import open_model
 from sinklab.analysis.run_model import RunModel
 from sinklab.config.spec import Spec
+from sinklab.errors import UserError, format_error
 from sinklab.hf import files
 from sinklab.install_commands import format_package_command
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
 from sinklab.run_dir import HF_PREFIX
-from sinklab.schema import UserError
 from sinklab.train import state
 from sinklab.train.evaluate import make_token_loss
 from sinklab.train.forward import make_forward
@@ -299,7 +299,7 @@ class CheckedTaskManager(TaskManager):
         try:
             loaded = super().load(task_list)
         except Exception as error:  # errors of the network, of data files, or of the YAML file
-            message = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
+            message = format_error(error, with_type=True)
             raise UserError(
                 f'{", ".join(map(str, task_list))} cannot be loaded ({message}); tasks read their data from the '
                 'Hugging Face hub, or from the files that their YAML file names'

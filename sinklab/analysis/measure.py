@@ -17,6 +17,7 @@ from sinklab.analysis.run_model import RunModel
 from sinklab.data.batches import load_run_data
 from sinklab.data.source_types import Document, require_intact
 from sinklab.data.sources import open_source
+from sinklab.errors import UserError
 from sinklab.loss_mask import strip_loss_mask
 from sinklab.metrics import registry
 from sinklab.metrics.emergence import find_emergence, find_first_heads
@@ -25,7 +26,7 @@ from sinklab.metrics.metric import Arrays, MetricInfo, MetricSetting
 from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
-from sinklab.schema import UserError, format_unknown_name
+from sinklab.schema import format_unknown_name
 from sinklab.storage import run_files
 from sinklab.storage.atomic_write import atomic_write, writable_folder
 from sinklab.storage.cache_dir import get_cache_dir

@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sinklab.errors import UserError
 from sinklab.metrics.metric import Arrays, MetricSetting
-from sinklab.schema import UserError
 
 # Takes the arrays of a forward pass, under the names of sinklab.metrics.metric, and returns the arrays to keep.
 ExtractFn = Callable[[dict[str, Any]], Arrays]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import digests
+from sinklab.errors import UserError
 from sinklab.hf import files
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import (
@@ -15,7 +16,6 @@ from sinklab.run_dir import (
     parse_run_ref,
     select_steps,
 )
-from sinklab.schema import UserError
 
 
 def open_model(model_ref: str, bos: str = 'auto', remote_code: bool = False) -> MeasurableModel:

@@ -27,6 +27,7 @@ from sinklab.data.batches import PREPENDED_IDS
 from sinklab.data.prepare import find_tokenizer_file, open_corpus
 from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, load_tokenizer
 from sinklab.data.windows import add_training_tokens, set_fixed_token
+from sinklab.errors import UserError
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
 from sinklab.metrics.metric import (
     Arrays,
@@ -37,7 +38,6 @@ from sinklab.metrics.metric import (
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.parallel import device_mesh, sharding
 from sinklab.run_dir import RunDir, read_spec
-from sinklab.schema import UserError
 from sinklab.train import sink_probe, state
 from sinklab.train.evaluate import make_token_loss
 from sinklab.train.forward import make_forward

@@ -20,7 +20,7 @@ from sinklab.attn.operations import SIMILARITIES
 from sinklab.attn.pallas.reductions import Kernels
 from sinklab.attn.reference import AttentionOutput
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 MAX_KERNEL_POWER = 4  # of unshifted masses: (3e-10)^4 is about the smallest normal float32
 

@@ -25,7 +25,8 @@ from sinklab.attn.operations import (
 from sinklab.attn.reference import AttentionOutput
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 from sinklab.config.spec import NORMALIZERS_BY_SIMILARITY, BackendName
-from sinklab.schema import UserError, format_unknown_name
+from sinklab.errors import UserError
+from sinklab.schema import format_unknown_name
 
 Window = int | tuple[int, int]
 Entry = TypeVar('Entry')

@@ -27,6 +27,7 @@ from sinklab.checkpoint.orbax_compat import (
     use_orbax_context,
 )
 from sinklab.config.spec import CheckpointConfig
+from sinklab.errors import UserError
 from sinklab.process_group import (
     ProcessGroup,
     SingleProcessGroup,
@@ -34,7 +35,6 @@ from sinklab.process_group import (
     gather_or_raise,
 )
 from sinklab.run_dir import RunDir, format_differences
-from sinklab.schema import UserError
 from sinklab.storage import directories
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
 from sinklab.storage.directories import DELETED_SUFFIX

@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from types import EllipsisType
 
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage import directories, run_files
 from sinklab.storage.atomic_write import atomic_write, poll_until
 from sinklab.storage.untrusted_files import DamagedFileError, is_relative_name

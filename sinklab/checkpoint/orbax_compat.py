@@ -21,8 +21,8 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from sinklab.errors import UserError, format_error
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage.paths import (
     PERMANENT_ERRNOS,
     describe_permission,
@@ -114,10 +114,10 @@ def get_variable(*names: str) -> str | None:
 
 
 def describe_root_cause(error: BaseException) -> str:
-    """Return the first line of the root cause of an error."""
+    """Return the type and message of the root cause of an error."""
     while error.__cause__:
         error = error.__cause__
-    return f'{type(error).__name__}: {" ".join(str(error).split())[:160]}'
+    return format_error(error, with_type=True)
 
 
 RERUN_HINT = 'and run the same command again: its last complete checkpoint is intact'
@@ -148,7 +148,7 @@ def translate_storage_errors(run_dir: RunDir, saving_path: Path | None = None) -
     except (OSError, ValueError) as error:
         if message := select_message(run_dir, error):
             raise UserError(
-                message.format(folder=run_dir, error=format_error(error), seen=describe_error_permission(error))
+                message.format(folder=run_dir, error=format_reason(error), seen=describe_error_permission(error))
             ) from error
         if saving_path and isinstance(error, ValueError):
             raise OSError(f'{saving_path} could not be saved ({describe_root_cause(error)})') from error
@@ -173,7 +173,7 @@ def translate_write_errors(output_path: Path) -> Iterator[None]:
         if has_sign(error, ACCESS_SIGNS):
             raise UserError(
                 OUTPUT_ACCESS_MESSAGE.format(
-                    folder=output_path, error=format_error(error), seen=describe_error_permission(error)
+                    folder=output_path, error=format_reason(error), seen=describe_error_permission(error)
                 )
             ) from error
         if isinstance(error, ValueError):
@@ -206,8 +206,8 @@ def is_inside(file: str, directory: Path) -> bool:
     return Path(file).absolute().is_relative_to(directory.absolute())
 
 
-def format_error(error: Exception) -> str:
-    return getattr(error, 'strerror', None) or ' '.join(str(error).split())[:80]
+def format_reason(error: Exception) -> str:
+    return getattr(error, 'strerror', None) or format_error(error)
 
 
 def describe_error_permission(error: Exception) -> str:

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable
 
 from sinklab.cli import hf
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir, parse_run_ref, select_steps
-from sinklab.schema import UserError
 from sinklab.storage.paths import parse_path
 
 

@@ -6,13 +6,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sinklab.config.spec import Spec
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir, read_spec
-from sinklab.schema import (
-    NonNegativeInt,
-    PositiveInt,
-    UserError,
-    parse_value,
-)
+from sinklab.schema import NonNegativeInt, PositiveInt, parse_value
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,8 +18,8 @@ from typing import Any
 from sinklab.cli import config_flags, hardware_flags
 from sinklab.cli.train import add_size_argument
 from sinklab.config.spec import Hardware, Spec
+from sinklab.errors import UserError
 from sinklab.escape import escape_control
-from sinklab.schema import UserError
 
 GIB = 2**30
 NUM_COMPILED_LAYOUTS = 3  # layouts that --fit compiles

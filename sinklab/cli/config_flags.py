@@ -12,13 +12,14 @@ from typing import Any
 
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
+from sinklab.errors import UserError, format_error
 from sinklab.run_dir import (
     CHANGEABLE_PREFIXES,
     RunDir,
     flatten_dict,
     read_spec,
 )
-from sinklab.schema import UserError, format_unknown_name, raise_errors
+from sinklab.schema import format_unknown_name, raise_errors
 
 CONFIG_FILE_FORMS = {
     'get_config': 'get_config(row); see configs/quickstart.py',
@@ -422,8 +423,7 @@ def format_config_error(error: Exception, file: str | Path) -> str:
     """
     file = Path(file).absolute()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).absolute() == file]
-    prefix = '' if type(error) is ValueError else f'{type(error).__name__}: '
-    message = prefix + ' '.join(str(error).split())
+    message = format_error(error, with_type=type(error) is not ValueError, max_length=None)
     if not frames or frames[-1].line.startswith('raise ValueError'):
         return message
     return f'{message} ({file.name}, line {frames[-1].lineno})'

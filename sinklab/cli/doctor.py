@@ -15,9 +15,9 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from sinklab.errors import UserError, format_error
 from sinklab.escape import escape_control
 from sinklab.install_commands import format_extra_command
-from sinklab.schema import UserError
 
 EXTRA_OF_PACKAGE = {
     'matplotlib': 'report',
@@ -66,11 +66,11 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def run_check(check: Callable[[], object]) -> str:
-    """Run a check; return 'ok', or the type and the first line of the exception that it raised."""
+    """Run a check; return 'ok', or the type and message of the exception that it raised."""
     try:
         check()
     except Exception as error:  # any exception is a result of the check
-        return f'{type(error).__name__}: {error}'.splitlines()[0]
+        return format_error(error, with_type=True)
     return 'ok'
 
 
@@ -139,21 +139,19 @@ CHECKS = {
 
 
 def print_installation(report: dict) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from sinklab.cli import terminal
 
-    console, table = terminal.make_console(), Table(box=None, show_header=False)
-    table.add_row('python', report['python'])
-    for name, version in report['versions'].items():
-        table.add_row(name, version)
-    for name, version in report['extras'].items():
-        table.add_row(name, version or f'absent (extra {EXTRA_OF_PACKAGE[name]})')
-    table.add_row('devices', terminal.make_cell(', '.join(report['devices'])))
+    rows = [('python', report['python']), *report['versions'].items()]
+    rows += [
+        (name, version or f'absent (extra {EXTRA_OF_PACKAGE[name]})') for name, version in report['extras'].items()
+    ]
+    rows.append(('devices', ', '.join(report['devices'])))
     for name, outcome in report['checks'].items():
-        table.add_row(name, Text('ok', 'green') if outcome == 'ok' else Text('broken', 'red'))
-    console.print(table)
+        rows.append((name, Text('ok', 'green') if outcome == 'ok' else Text('broken', 'red')))
+    headings = 'name', 'value'
+    terminal.print_table(terminal.make_console(), headings, rows, wrap_columns=headings, show_header=False)
     missing_extras = sorted({EXTRA_OF_PACKAGE[name] for name, version in report['extras'].items() if not version})
     if missing_extras:
         print('To install an extra:')
@@ -216,38 +214,37 @@ def check_backend(backend_name: str, platform: str, problem: Any) -> dict:
     except UnsupportedBackendError as failure:
         return dict(outcome='wrong', reason=str(failure))
     except Exception as failure:  # any exception is a result of the check
-        return dict(outcome='wrong', reason=f'{type(failure).__name__}: {failure}'.splitlines()[0])
+        return dict(outcome='wrong', reason=format_error(failure, with_type=True))
     return dict(outcome='ok' if relative_error <= MAX_RELATIVE_ERROR else 'wrong', error=relative_error)
 
 
 def print_backend_table(platform: str, all_cells: list[dict]) -> None:
-    from rich.table import Table
-
     from sinklab.attn.backends import MAX_RELATIVE_ERROR
     from sinklab.cli import terminal
 
     console = terminal.make_console()
-    unsupported = {}
+    unsupported: dict[tuple[str, str], list[dict]] = {}
+    cells_by_operation: dict[tuple[str, str], list[dict]] = {}
     for cell in all_cells:
+        operation = f'{cell["similarity"]}/{cell["normalizer"]}'
+        cells_by_operation.setdefault((cell['backend'], operation), []).append(cell)
         if cell['outcome'] == 'lacks':
             unsupported.setdefault((cell['backend'], cell['reason']), []).append(cell)
-    table = Table(
-        box=None,
-        title=f'largest error on {platform}, forward and backward, relative to the largest entry in float32; '
-        f'bfloat16, T={CASE_LENGTH}, {CASE_HEADS} heads of {CASE_HEAD_WIDTH}; ok up to {MAX_RELATIVE_ERROR:.0e}',
-        title_justify='left',
+    headings = 'backend', 'operation', *SHOWN_MASKS
+    rows = [
+        [backend, operation, *map(format_backend_cell, cells)]
+        for (backend, operation), cells in cells_by_operation.items()
+        if any(cell['outcome'] != 'lacks' for cell in cells)
+    ]
+    title = (
+        f'largest error on {platform}, forward and backward, relative to the largest entry in float32; '
+        f'bfloat16, T={CASE_LENGTH}, {CASE_HEADS} heads of {CASE_HEAD_WIDTH}; ok up to {MAX_RELATIVE_ERROR:.0e}'
     )
-    for heading in ('backend', 'operation', *SHOWN_MASKS):
-        table.add_column(heading)
-    rows = {}
-    for cell in all_cells:
-        rows.setdefault((cell['backend'], f'{cell["similarity"]}/{cell["normalizer"]}'), []).append(cell)
-    for (backend, operation), cells in rows.items():
-        if any(cell['outcome'] != 'lacks' for cell in cells):
-            table.add_row(backend, operation, *map(format_backend_cell, cells))
-    console.print(table)
+    terminal.print_table(console, headings, rows, left_columns=headings, title=title, title_justify='left')
     for (backend, reason), cells in unsupported.items():
-        is_every_cell = len(cells) == len(rows) // len({name for name, _ in rows}) * len(SHOWN_MASKS)
+        is_every_cell = len(cells) == len(cells_by_operation) // len({name for name, _ in cells_by_operation}) * len(
+            SHOWN_MASKS
+        )
         console.print(f'{backend} lacks {"everything" if is_every_cell else f"{len(cells)} cells"}: {reason}')
     if unsupported:
         console.print('dense and chunked support what the other backends lack')

@@ -9,9 +9,9 @@ import argparse
 import json
 
 from sinklab.cli.checkpoint_flags import add_model_argument
+from sinklab.errors import UserError
 from sinklab.escape import escape_control
 from sinklab.install_commands import format_extra_command
-from sinklab.schema import UserError
 from sinklab.storage.paths import parse_path
 
 

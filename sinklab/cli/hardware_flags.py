@@ -15,7 +15,7 @@ from sinklab.config.spec import (
     Hardware,
     parse_saved_activations,
 )
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage.paths import check_utf8, is_remote, parse_path
 
 NO_CACHE = 'none'

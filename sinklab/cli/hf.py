@@ -7,9 +7,9 @@ import sys
 import uuid
 from pathlib import Path
 
+from sinklab.errors import UserError
 from sinklab.escape import quote_shell
 from sinklab.run_dir import HF_PREFIX, RunDir, read_spec
-from sinklab.schema import UserError
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.paths import (

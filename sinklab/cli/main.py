@@ -28,8 +28,8 @@ from sinklab.cli import (
     tail,
     train,
 )
+from sinklab.errors import UserError
 from sinklab.escape import escape_control
-from sinklab.schema import UserError
 from sinklab.storage.lease import LeaseLostError
 from sinklab.train.run_outcome import classify_error
 

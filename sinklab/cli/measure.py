@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from sinklab.cli.checkpoint_flags import add_model_argument
+from sinklab.errors import UserError
 from sinklab.escape import escape_control
-from sinklab.schema import UserError
 from sinklab.storage.atomic_write import writable_folder
 from sinklab.storage.paths import parse_path
 

@@ -27,8 +27,9 @@ from typing import Any, get_type_hints
 
 from sinklab.config import spec
 from sinklab.config.validate import MAX_TRAINED_VOCABULARY, MIN_TRAINED_VOCABULARY
+from sinklab.errors import UserError
 from sinklab.escape import escape_control, join_shell
-from sinklab.schema import PositiveInt, UserError, parse_value
+from sinklab.schema import PositiveInt, parse_value
 from sinklab.storage.paths import parse_path
 
 PREPARE_FLAGS = (

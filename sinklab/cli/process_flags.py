@@ -9,10 +9,10 @@ from typing import NoReturn
 
 from sinklab import standard_streams
 from sinklab.checkpoint import digests
+from sinklab.errors import UserError
 from sinklab.escape import escape_control, format_command_line
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage.lease import DEFAULT_GRACE_SECONDS
 from sinklab.supervisor import cluster, worker_client
 from sinklab.supervisor.exit_status import ExitStatus

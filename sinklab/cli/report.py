@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from sinklab.errors import UserError
 from sinklab.escape import escape_control
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage.paths import (
     find_common_folder,
     is_remote,

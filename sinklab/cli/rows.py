@@ -15,8 +15,8 @@ import sys
 from typing import Any
 
 from sinklab.cli.train import add_size_argument
+from sinklab.errors import UserError
 from sinklab.escape import escape_control
-from sinklab.schema import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,8 +76,6 @@ def check_row(row: dict, size: str | None, module: Any) -> dict:
 
 
 def print_rows(tables: dict[str, list[dict]]) -> None:
-    from rich.table import Table
-
     from sinklab.cli import terminal
     from sinklab.report.sweep_table import format_published
 
@@ -85,24 +83,20 @@ def print_rows(tables: dict[str, list[dict]]) -> None:
     for file, rows in tables.items():
         sizes = dict.fromkeys(row['size'] for row in rows if row['size'])
         title = f'{file} at size {", ".join(sizes)}' if sizes else file
-        table = Table(box=None, title=terminal.make_cell(title), title_justify='left')
-        for heading in ('row', 'changes', 'published', 'source'):
-            table.add_column(
-                heading, overflow='fold', no_wrap=heading == 'row' and has_short_names(rows, console.width)
-            )
+        lines = []
         for row in rows:
-            source = terminal.make_multiline_cell(row['source'], row.get('note'))
+            style = 'red' if 'refused' in row else ''
             changes = format_diff(row['diff']) + (
                 ', as the baseline' if row['diff'] and row['equals_baseline'] else ''
             )
-            cells = map(terminal.make_cell, (row['row'], changes, format_published(row['published'])))
-            table.add_row(*cells, source, style='red' if 'refused' in row else None)
-        console.print(table, '')
-
-
-def has_short_names(rows: list[dict], width: int) -> bool:
-    """Return whether all row names fit in a third of a line."""
-    return max(len(row['row']) for row in rows) <= width // 3
+            texts = row['row'], changes, format_published(row['published'])
+            source = terminal.make_multiline_cell(row['source'], row.get('note'))
+            lines.append([*(terminal.make_cell(text, style) for text in texts), source])
+        headings = 'row', 'changes', 'published', 'source'
+        terminal.print_table(
+            console, headings, lines, wrap_columns=headings, title=terminal.make_cell(title), title_justify='left'
+        )
+        console.print('')
 
 
 def format_diff(diff: dict) -> str:

@@ -12,13 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from sinklab.cli import checkpoint_flags
-from sinklab.schema import (
-    NonNegativeFloat,
-    PositiveInt,
-    Seed,
-    UserError,
-    parse_value,
-)
+from sinklab.errors import UserError
+from sinklab.schema import NonNegativeFloat, PositiveInt, Seed, parse_value
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -11,7 +11,7 @@ import math
 import sys
 
 from sinklab.cli import checkpoint_flags
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage.paths import parse_path
 
 FIRST_TOKEN_COUNTS = 0, 1, 2, 4  # numbers of first tokens in the default caches (Table 3)

@@ -12,8 +12,8 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir, read_spec
-from sinklab.schema import UserError
 from sinklab.storage import run_files
 from sinklab.storage.lease import LEASE_NAME, LeaseWatcher
 from sinklab.storage.paths import make_absolute

@@ -27,6 +27,7 @@ from sinklab.cli import (
     process_flags,
 )
 from sinklab.config.spec import Hardware, Spec, WarmStartTakes
+from sinklab.errors import UserError
 from sinklab.escape import (
     escape_control,
     get_program_argv,
@@ -49,7 +50,6 @@ from sinklab.run_dir import (
     read_spec,
     select_steps,
 )
-from sinklab.schema import UserError
 from sinklab.storage.paths import join_path, make_absolute, resolve_path
 from sinklab.supervisor import worker_client
 from sinklab.supervisor.exit_status import ExitStatus

@@ -1,6 +1,6 @@
 """Parsing and formatting of --seeds."""
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 MAX_SEEDS = 1000  # more than anyone trains: a larger number is probably meant as one seed
 SEEDS_HELP = "a count (3: seeds 0, 1, 2) or a comma-separated list ('0,2,5'; '2,' is seed 2 alone)"

@@ -23,7 +23,7 @@ from sinklab.data.windows import (
     Windows,
     set_fixed_token,
 )
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 
 class Batches(Protocol):

@@ -11,7 +11,7 @@ import hashlib
 
 import numpy as np
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

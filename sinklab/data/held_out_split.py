@@ -13,7 +13,7 @@ from sinklab.data.source_types import (
     SourcePiece,
     require_intact,
 )
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 SAMPLE_CHARS = 1 << 26  # characters of the sample that the tokenizer is trained on
 # The whitespace between two words, and the number of characters in which it is searched.

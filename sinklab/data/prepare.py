@@ -44,8 +44,9 @@ from sinklab.data.tokenizer import (
     encode_tasks,
     read_tokenizer_json,
 )
+from sinklab.errors import UserError
 from sinklab.escape import escape_control
-from sinklab.schema import UserError, format_unknown_name
+from sinklab.schema import format_unknown_name
 from sinklab.storage.atomic_write import writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.lease import hold_lease

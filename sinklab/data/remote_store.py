@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write
 from sinklab.storage.cache_dir import get_cache_dir, get_cache_limit_bytes
 from sinklab.storage.paths import get_file_system, list_objects

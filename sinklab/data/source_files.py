@@ -21,8 +21,8 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any, BinaryIO
 
+from sinklab.errors import UserError
 from sinklab.install_commands import format_extra_command
-from sinklab.schema import UserError
 from sinklab.storage.paths import (
     ObjectInfo,
     get_file_system,

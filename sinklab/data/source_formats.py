@@ -15,7 +15,7 @@ from sinklab.data.source_files import (
     translate_read_errors,
 )
 from sinklab.data.source_types import DamagedDocument, Document
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 PARQUET_BATCH_ROWS = 256  # rows of a table in memory at once
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,8 @@ from sinklab.data.source_types import (
     SourcePiece,
     require_intact,
 )
-from sinklab.schema import UserError, format_unknown_name
+from sinklab.errors import UserError
+from sinklab.schema import format_unknown_name
 from sinklab.storage.paths import is_remote, parse_path
 
 EXAMPLES_PER_READ = 32  # examples read at once

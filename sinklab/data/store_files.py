@@ -22,7 +22,7 @@ from sinklab.data import remote_store, tokenizer
 from sinklab.data.held_out_split import survey_corpus
 from sinklab.data.source_types import Source
 from sinklab.data.tokenizer import choose_ids_dtype, get_vocabulary_size, load_tokenizer
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage import directories
 from sinklab.storage.atomic_write import atomic_write
 from sinklab.storage.paths import is_remote

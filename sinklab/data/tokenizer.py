@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage.paths import parse_path
 from sinklab.storage.untrusted_files import MAX_JSON_BYTES, read_bounded
 

@@ -11,8 +11,8 @@ import numpy as np
 from sinklab.config import spec
 from sinklab.data.store import Store, TokenArray
 from sinklab.data.store_files import PROBE_LENGTH, PROBE_SEQUENCES
+from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss, is_in_loss, strip_loss_mask
-from sinklab.schema import UserError
 
 MAX_WINDOWS_PER_READ = 64  # consecutive windows that one request reads
 

@@ -25,12 +25,13 @@ from sinklab.config.spec import ModelConfig, Spec
 from sinklab.data import tokenizer as tokens
 from sinklab.data.store_files import TOKENIZER_FILE
 from sinklab.data.tokenizer import Tokenizer
+from sinklab.errors import UserError
 from sinklab.hf import files
 from sinklab.hf.files import import_hf_library
 from sinklab.model.transformer import Transformer
 from sinklab.parallel import sharding
 from sinklab.run_dir import RunDir, flatten_dict, make_run_id
-from sinklab.schema import UserError, format_unknown_name
+from sinklab.schema import format_unknown_name
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
 from sinklab.storage.paths import check_utf8, is_remote
 from sinklab.storage.untrusted_files import resolve_name

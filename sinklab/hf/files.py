@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import HF_PREFIX
-from sinklab.schema import UserError
 from sinklab.storage import untrusted_files
 
 MODEL_FILE, INDEX_FILE, CONFIG_FILE = 'model.safetensors', 'model.safetensors.index.json', 'config.json'
@@ -59,10 +59,8 @@ def fetch_model_dir(model_ref: str, extra_patterns: tuple[str, ...] = ()) -> Pat
     try:
         return Path(hub.snapshot_download(name, allow_patterns=[*FETCH_PATTERNS, *extra_patterns]))
     except Exception as error:  # errors of the network, of the hub, or of access rights
-        message = ' '.join(str(error).split())[:160]
-        raise UserError(
-            f'{model_ref} is not a local folder, and cannot be downloaded ({type(error).__name__}: {message})'
-        ) from error
+        message = format_error(error, with_type=True)
+        raise UserError(f'{model_ref} is not a local folder, and cannot be downloaded ({message})') from error
 
 
 def read_json_object(path: Path) -> dict:
@@ -154,7 +152,7 @@ def translate_safetensors_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, import_hf_library('safetensors').SafetensorError) as error:
-        raise UserError(f'{path} cannot be read ({" ".join(str(error).split())}); download it again') from error
+        raise UserError(f'{path} cannot be read ({format_error(error)}); download it again') from error
 
 
 def write_arrays(

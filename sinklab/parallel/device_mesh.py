@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 
 from sinklab import compilation_cache
 from sinklab.config.spec import Hardware
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from sinklab.chip_specs import ChipSpec
 from sinklab.config.spec import Hardware, Spec
+from sinklab.errors import UserError
 from sinklab.model import flops
 from sinklab.parallel import device_mesh, sharding
 from sinklab.planning.hlo import Collective, HloProgram
-from sinklab.schema import UserError
 from sinklab.train import (
     evaluate,
     memory_estimate,

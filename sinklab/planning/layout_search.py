@@ -8,9 +8,9 @@ import jax
 
 from sinklab.chip_specs import BYTES_PER_GIB, ChipSpec
 from sinklab.config.spec import Hardware, Spec
+from sinklab.errors import UserError
 from sinklab.model import flops
 from sinklab.parallel import device_mesh
-from sinklab.schema import UserError
 from sinklab.train import memory_estimate, setup, state
 
 MICRO_BATCH_COUNTS = (1, 2, 4, 8, 16)  # numbers of micro-batches to try

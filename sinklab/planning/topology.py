@@ -10,8 +10,8 @@ import jax
 from jax.experimental import topologies
 
 from sinklab.chip_specs import CHIPS
+from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_extra_command, format_package_command
-from sinklab.schema import UserError
 
 REPOSITORY_LIBTPU = (
     Path(__file__).parents[2] / '.venv' / 'libtpu' / 'libtpu' / 'libtpu.so'
@@ -131,4 +131,4 @@ def make_tpu_devices(topology: str, num_slices: int = 1) -> list[jax.Device]:
         slice_options = dict(num_slices=num_slices) if num_slices > 1 else {}
         return topologies.get_topology_desc(platform='tpu', topology_name=topology, **slice_options).devices
     except Exception as error:  # of whatever type libtpu raises
-        raise UserError(f'{topology} is not a topology of libtpu ({str(error).splitlines()[0]})') from error
+        raise UserError(f'{topology} is not a topology of libtpu ({format_error(error)})') from error

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import bdtrc
 
+from sinklab.errors import UserError
 from sinklab.escape import escape_markdown
 from sinklab.metrics import registry
 from sinklab.metrics.metric import format_fixed
@@ -27,7 +28,7 @@ from sinklab.report.sweep_table import (
     get_short_label,
 )
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError, format_unknown_name
+from sinklab.schema import format_unknown_name
 
 VERDICTS = ('contradicted', 'not seen', 'diverged', 'unsettled', 'holds', 'not run', 'not testable here')
 FAILS_METRIC = 'fails'  # 0 or 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from sinklab.config.validate import parse_config
+from sinklab.errors import UserError
 from sinklab.escape import quote_shell
 from sinklab.metrics import registry
 from sinklab.metrics.metric import FigureSpec, MetricInfo
@@ -18,7 +19,6 @@ from sinklab.run_dir import (
     format_lineage,
     format_run_ref,
 )
-from sinklab.schema import UserError
 from sinklab.storage import run_files
 from sinklab.storage.paths import (
     find_common_folder,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage import untrusted_files
 from sinklab.storage.paths import (
     PERMANENT_ERRNOS,

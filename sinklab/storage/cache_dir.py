@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 
 def get_cache_dir() -> Path:

@@ -15,6 +15,7 @@ import google.auth
 from fsspec.asyn import _run_coros_in_chunks, sync_wrapper
 from gcsfs.core import GCSFileSystem
 
+from sinklab.errors import format_error
 from sinklab.storage.retry import (
     CONNECT_TIMEOUT_SECONDS,
     REQUEST_TIMEOUT_SECONDS,
@@ -25,7 +26,6 @@ from sinklab.storage.retry import (
     read_if_match,
     retry_request,
     retry_upload,
-    summarize_error,
     try_abort_upload,
 )
 
@@ -147,7 +147,7 @@ def find_credentials() -> Any:
     except google.auth.exceptions.DefaultCredentialsError as error:
         if 'GOOGLE_APPLICATION_CREDENTIALS' not in os.environ:
             return 'anon'
-        message = f'the credentials of GOOGLE_APPLICATION_CREDENTIALS are invalid ({summarize_error(error)})'
+        message = f'the credentials of GOOGLE_APPLICATION_CREDENTIALS are invalid ({format_error(error)})'
         raise AccessDeniedError(errno.EACCES, message) from error
 
 

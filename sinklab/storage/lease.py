@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage import run_files
 from sinklab.storage.atomic_write import writable_folder
 from sinklab.storage.compare_and_swap import open_cas_file

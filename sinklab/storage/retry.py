@@ -10,6 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from sinklab.errors import format_error
+
 DEFAULT_RETRY_SECONDS = 300.0  # seconds for which a request is retried
 RETRY_SECONDS = contextvars.ContextVar('RETRY_SECONDS', default=DEFAULT_RETRY_SECONDS)
 WARN_AFTER_SECONDS = 5.0  # seconds of retries until a warning is printed
@@ -68,7 +70,7 @@ async def retry_request(
                 raise translated from error
             if waited_seconds > WARN_AFTER_SECONDS:
                 warn_of_retry(
-                    f'{bucket_url} does not answer ({summarize_error(error)}); retrying for {retry_seconds:.0f} s',
+                    f'{bucket_url} does not answer ({format_error(error)}); retrying for {retry_seconds:.0f} s',
                     bucket_url,
                 )
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -148,16 +150,16 @@ def translate_error(error: Exception, bucket_url: str, waited_seconds: float) ->
     """Translate an error of a client library into an OSError; return an unknown error as it is."""
     if is_transient(error):
         return StorageTimeoutError(
-            errno.ETIMEDOUT, f'{bucket_url} has not answered for {waited_seconds:.0f} s ({summarize_error(error)})'
+            errno.ETIMEDOUT, f'{bucket_url} has not answered for {waited_seconds:.0f} s ({format_error(error)})'
         )
     if get_class_names(error) & CREDENTIAL_ERRORS:
-        return AccessDeniedError(errno.EACCES, f'no credentials found for {bucket_url} ({summarize_error(error)})')
+        return AccessDeniedError(errno.EACCES, f'no credentials found for {bucket_url} ({format_error(error)})')
     if get_s3_error_code(error) == 'NoSuchBucket':
         return make_bucket_error(bucket_url)
     if is_forbidden(error):
-        return AccessDeniedError(errno.EACCES, f'{bucket_url} refuses this account ({summarize_error(error)})')
+        return AccessDeniedError(errno.EACCES, f'{bucket_url} refuses this account ({format_error(error)})')
     if get_class_names(error) & LIBRARY_ERRORS or str(error).startswith('Bad Request'):
-        return OSError(errno.EINVAL, f'{bucket_url} rejects this request ({summarize_error(error)})')
+        return OSError(errno.EINVAL, f'{bucket_url} rejects this request ({format_error(error)})')
     return error
 
 
@@ -202,10 +204,6 @@ def get_s3_error_code(error: BaseException) -> str:
     return next(
         (str(response.get('Error', {}).get('Code')) for response in responses if isinstance(response, dict)), ''
     )
-
-
-def summarize_error(error: BaseException) -> str:
-    return ' '.join(str(error).split())[:120] or type(error).__name__
 
 
 # Classes as (package, name), so that no client library is imported unless a bucket is used.

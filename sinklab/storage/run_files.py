@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sinklab.config.spec import WarmStartTakes
+from sinklab.errors import format_error
 from sinklab.storage import untrusted_files
 from sinklab.storage.untrusted_files import DamagedFileError
 
@@ -246,7 +247,7 @@ def decode_run_file(content: bytes | str, kind: str, file: Path | str, remedy: s
         decoded = parse_finite_json(content)
         msgspec.convert(decoded, SCHEMAS[kind])
     except (ValueError, msgspec.MsgspecError) as error:
-        raise DamagedFileError(f'{file} is damaged ({format_error(error)}); {remedy}') from error
+        raise DamagedFileError(f'{file} is damaged ({format_decode_error(error)}); {remedy}') from error
     return decoded
 
 
@@ -259,8 +260,9 @@ def parse_finite_json(content: bytes | str) -> Any:
     return untrusted_files.decode_json(content, MAX_NESTING, finite=True)
 
 
-def format_error(error: Exception | str) -> str:
-    return ' '.join(str(error).replace('`', '').split())[:200]
+def format_decode_error(error: Exception) -> str:
+    """Format an error of msgspec, or of this module, without the backticks of msgspec."""
+    return format_error(error).replace('`', '')
 
 
 # metrics.jsonl
@@ -303,9 +305,9 @@ def decode_metrics(content: bytes, first_number: int = 1) -> tuple[list[dict[str
             records.append(decode_record(line))
         except ValueError as error:
             if is_truncated(line):
-                truncated.append((number, line, format_error(error), len(records)))
+                truncated.append((number, line, format_decode_error(error), len(records)))
             else:
-                faults.append(LineFault(number, format_error(error)))
+                faults.append(LineFault(number, format_decode_error(error)))
     steps = [record['step'] for record in records]
     recorded_steps, max_step_from_end = set(steps), [*itertools.accumulate(reversed(steps), max)]
     for number, line, reason, num_before in truncated:
@@ -421,7 +423,7 @@ def decode_numbers(text: str, file: Path) -> dict[str, float]:
     try:
         return msgspec.convert(json.loads(text), MeasuredNumbers)
     except (RecursionError, ValueError, msgspec.MsgspecError) as error:
-        raise DamagedFileError(f'{file} is damaged ({format_error(error)}); remove it') from error
+        raise DamagedFileError(f'{file} is damaged ({format_decode_error(error)}); remove it') from error
 
 
 def parse_probe_step(file: Path) -> int | None:

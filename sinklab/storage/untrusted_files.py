@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import msgspec
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError, format_error
 from sinklab.storage.paths import get_file_system, is_remote
 
 if TYPE_CHECKING:
@@ -356,8 +356,9 @@ def load_npz(
             raise cause from None
         if isinstance(error, DamagedFileError):
             raise
-        reason = ' '.join(str(error).split())[:160] or type(error).__name__
-        raise DamagedFileError(f'{name} is damaged or an incomplete .npz ({reason}); {remedy}') from error
+        raise DamagedFileError(
+            f'{name} is damaged or an incomplete .npz ({format_error(error)}); {remedy}'
+        ) from error
 
 
 def read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> 'np.ndarray':

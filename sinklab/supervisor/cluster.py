@@ -8,8 +8,8 @@ import re
 import warnings
 from collections.abc import Mapping
 
+from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_package_command
-from sinklab.schema import UserError
 
 FLAGS_HINT = 'give --coordinator=HOST:PORT --processes=N --process=I to each process, or --processes=1 for only one'
 # Sets of environment variables. jax detects a cluster if all variables of a set exist. Checking them here avoids the
@@ -118,7 +118,7 @@ def detect_process_info(environment: Mapping[str, str], timeout: float) -> Proce
                 None, None, None, None, None, int(timeout)
             )
     except Exception as error:  # of any type: detection queries servers through other packages
-        reason = f'{type(error).__name__}: {" ".join(str(error).split())}'
+        reason = format_error(error, with_type=True)
         raise UserError(f'the environment of this cluster cannot be read ({reason}); {FLAGS_HINT}') from error
     if coordinator is None or count == 1:
         return ProcessInfo()

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.supervisor.cluster import ProcessInfo, is_loopback
 from sinklab.supervisor.exit_status import ExitStatus, combine_exit_statuses, describe_error

@@ -5,7 +5,7 @@ import signal
 import traceback
 from typing import Literal
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 
 # Cause of the end of a process or a run -> (kind in outcome.json, exit code). If processes end with several causes,
 # the first in this order has caused the others: a killed process makes others raise and abort, but not the reverse.
@@ -88,10 +88,13 @@ def make_exit_status(return_code: int, has_started: bool, log_tail: str) -> Exit
 
 def describe_error(error: Exception) -> ExitStatus:
     """Return the exit status of a run whose supervision failed with an exception."""
-    if isinstance(error, UserError):
-        return ExitStatus('refused', str(error))
+    return ExitStatus('refused', str(error)) if isinstance(error, UserError) else make_crash(error)
+
+
+def make_crash(error: BaseException, cause: str = 'crashed') -> ExitStatus:
+    """Make the exit status of an unexpected exception, with its traceback."""
     message = ' '.join(traceback.format_exception_only(error)[-1].split())
-    return ExitStatus('crashed', message, ''.join(traceback.format_exception(error)))
+    return ExitStatus(cause, message, ''.join(traceback.format_exception(error)))
 
 
 def make_early_stop(signum: int) -> ExitStatus:

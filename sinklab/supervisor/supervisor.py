@@ -20,8 +20,8 @@ from pathlib import Path
 
 import msgspec
 
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage.atomic_write import append_text, writable_folder
 from sinklab.storage.lease import is_unowned
 from sinklab.storage.paths import short_timeout

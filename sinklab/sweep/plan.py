@@ -7,9 +7,9 @@ from pathlib import PurePath
 from sinklab.checkpoint import digests
 from sinklab.config.seeds import format_seeds, parse_seeds
 from sinklab.config.spec import Hardware, Spec
+from sinklab.errors import UserError
 from sinklab.escape import quote_file_name
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage import run_files
 from sinklab.storage.atomic_write import writable_folder
 from sinklab.storage.untrusted_files import DamagedFileError

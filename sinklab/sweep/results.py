@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sinklab.config.spec import Spec
+from sinklab.errors import UserError
 from sinklab.report.claims import read_claim_metrics
 from sinklab.run_dir import flatten_dict, format_differences
-from sinklab.schema import UserError
 from sinklab.storage import run_files, untrusted_files
 from sinklab.storage.atomic_write import atomic_write, writable_folder
 from sinklab.storage.paths import parse_path

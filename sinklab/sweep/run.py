@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Protocol
 
-from sinklab.schema import UserError
+from sinklab.errors import UserError
 from sinklab.storage.lease import Lease
 from sinklab.supervisor.exit_status import (
     CAUSE_BY_SIGNAL,

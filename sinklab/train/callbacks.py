@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir, flatten_dict
-from sinklab.schema import UserError
 from sinklab.storage.paths import is_remote, make_absolute
 
 
@@ -126,10 +126,8 @@ class BestEffortCallback(Callback):
             getattr(self.callback, method)(*arguments)
         except Exception as error:
             self.callback = None
-            message = ' '.join(str(error).split())
-            self.warn(
-                f'{self.name}: {type(error).__name__}: {message}; nothing more is written there, training goes on'
-            )
+            message = format_error(error, with_type=True)
+            self.warn(f'{self.name}: {message}; it is switched off, and training continues')
 
 
 class TensorBoardCallback(Callback):

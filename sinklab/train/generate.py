@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from sinklab.config.spec import Hardware, Spec
+from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss, is_in_loss, strip_loss_mask
 from sinklab.model.learned_kv import LEARNED_KV_KINDS
 from sinklab.model.streaming import (
@@ -20,7 +21,6 @@ from sinklab.model.streaming import (
 )
 from sinklab.model.transformer import Transformer, compute_logits
 from sinklab.parallel import device_mesh
-from sinklab.schema import UserError
 from sinklab.train import state
 from sinklab.train.loss import sum_losses
 

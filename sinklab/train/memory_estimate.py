@@ -18,8 +18,8 @@ from sinklab.config.spec import (
     Spec,
     parse_saved_activations,
 )
+from sinklab.errors import UserError
 from sinklab.parallel import device_mesh, sharding
-from sinklab.schema import UserError
 from sinklab.train import loss, state
 from sinklab.train.forward import make_forward
 

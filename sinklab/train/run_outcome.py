@@ -4,14 +4,13 @@ import contextlib
 import math
 import signal
 import time
-import traceback
 from collections.abc import Iterator
 from types import FrameType
 
 from sinklab import standard_streams
 from sinklab.checkpoint import digests
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage.lease import LeaseLostError
 from sinklab.storage.paths import describe_path_error, is_permanent_error
 from sinklab.storage.retry import AccessDeniedError, BucketNotFoundError, StorageTimeoutError
@@ -21,6 +20,7 @@ from sinklab.supervisor.exit_status import (
     SAME_SIGNAL_SECONDS,
     STOPPING_MESSAGE,
     ExitStatus,
+    make_crash,
     make_immediate_stop,
 )
 
@@ -105,8 +105,7 @@ def classify_error(error: BaseException) -> ExitStatus:
 
     causes = {JaxRuntimeError: 'runtime', OSError: 'storage'}
     cause = next((cause for error_type, cause in causes.items() if isinstance(error, error_type)), 'crashed')
-    message = ' '.join(traceback.format_exception_only(error)[-1].split())
-    return ExitStatus(cause, message, ''.join(traceback.format_exception(error)))
+    return make_crash(error, cause)
 
 
 # These are restored, not the previous handlers: background jobs of a shell script start with SIGINT ignored.

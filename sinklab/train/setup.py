@@ -18,6 +18,7 @@ import sinklab
 from sinklab.attn.backends import BackendChoice
 from sinklab.config.spec import Hardware, Spec
 from sinklab.data.batches import RunData, load_run_data
+from sinklab.errors import UserError
 from sinklab.parallel import device_mesh, sharding
 from sinklab.parallel.device_mesh import MESH_AXES, get_devices
 from sinklab.process_group import (
@@ -27,7 +28,6 @@ from sinklab.process_group import (
     run_on_all_or_raise,
 )
 from sinklab.run_dir import RunDir
-from sinklab.schema import UserError
 from sinklab.storage.atomic_write import poll_until
 from sinklab.storage.lease import (
     Lease,

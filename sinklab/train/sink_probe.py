@@ -7,13 +7,13 @@ import jax
 import numpy as np
 
 from sinklab.config.spec import ModelConfig, Spec
+from sinklab.errors import UserError
 from sinklab.loss_mask import strip_loss_mask
 from sinklab.metrics import registry
 from sinklab.metrics.metric import MetricSetting, make_setting
 from sinklab.model.attention import COMBINATIONS
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import sharding
-from sinklab.schema import UserError
 from sinklab.storage.atomic_write import atomic_write
 from sinklab.train import state
 from sinklab.train.evaluate import split_into_parts

@@ -16,6 +16,7 @@ from sinklab.checkpoint.checkpointer import (
 )
 from sinklab.checkpoint.orbax_compat import shorten_read_errors, use_orbax_context
 from sinklab.config.spec import Spec, WarmStartTakes
+from sinklab.errors import UserError
 from sinklab.process_group import ProcessGroup, broadcast_from_primary, check_equal_on_all
 from sinklab.run_dir import (
     RunDir,
@@ -23,7 +24,6 @@ from sinklab.run_dir import (
     format_differences,
     format_run_ref,
 )
-from sinklab.schema import UserError
 from sinklab.storage.atomic_write import poll_until
 from sinklab.storage.paths import make_absolute, make_relative
 from sinklab.train import state
