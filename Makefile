@@ -33,7 +33,7 @@ test-all: .venv/test
 	$(PYTEST) --durations=30
 
 # A selection with the compiler flags that users run with; the other targets compile in haste (tests/conftest.py).
-SHIPPED := loop probe rows released attend fused primitive step loss cli sweep quiet
+SHIPPED := loop sink_probe config_rows released attention attention_backends kernel_reductions train_step loss cli sweep orbax_log_suppression
 test-shipped: .venv/test
 	SINKLAB_TESTS_SHIPPED=1 $(PYTEST) -m 'not exhaustive' --durations=30 $(SHIPPED:%=tests/test_%.py) tests/faults/test_faults.py
 

@@ -232,12 +232,12 @@ FIXES = {
     'not UTF-8': 'run the tests with --basetemp on a Linux file system such as ext4',
 }
 # Files of tests that use buckets through sinklab.storage, in `make test` on one kind of bucket each. The tests of
-# that interface itself (test_objects*.py, test_objects_words.py, test_files.py) run on both.
+# that interface itself (test_object_storage*.py, test_conditional_writes.py, test_storage.py) run on both.
 ONE_KIND = {
     f'test_{name}.py'
     for name in (
-        *('bucket', 'bucket_checkpoints', 'buckets', 'far_runs', 'fetching', 'fetching_faults', 'mixtures'),
-        *('prepare_bucket', 'validation'),
+        *('runs_in_buckets', 'checkpoints_in_buckets', 'sources_in_buckets', 'runs_on_remote_stores', 'mixtures'),
+        *('remote_store', 'remote_store_faults', 'prepare_bucket', 'untrusted_files'),
     )
 }
 PACKAGES = '.venv/bin/uv pip install --python .venv/bin/python -e ".[test]"'

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from attending import steep
+from attention_cases import steep
 
 from sinklab.attn.pallas.reductions import (
     MASK_VALUE,

@@ -37,7 +37,7 @@ class Run:
             given = dict(index=index, count=count, port=self.port, folder=str(self.folder), script=script)
             given |= dict(patience={**QUICK, **patience}, restarts=restarts, host=host)
             process = subprocess.Popen(
-                [sys.executable, str(HERE / 'supervised.py'), json.dumps(given)],
+                [sys.executable, str(HERE / 'supervised_process.py'), json.dumps(given)],
                 env={**os.environ, 'PYTHONPATH': str(HERE.parent)},
                 stderr=subprocess.PIPE,
                 text=True,

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from pages import NEEDS_GIT, blocks, commands, edited_copy, output
+from doc_pages import NEEDS_GIT, blocks, commands, edited_copy, output
 
 PAGE = 'guides/add_a_metric.md'
 pytestmark = [pytest.mark.slow, NEEDS_GIT]

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-import streams
+import streaming_reference
 from conftest import tiny
 from runs import spec
 
@@ -55,7 +55,9 @@ def test_stream_perplexity_of_each_cache_matches_reference(whole, corpus, text, 
     rows = json.loads(out)
     assert [row['cache'] for row in rows] == ['0+5', '2+3']
     for row, (first, recent) in zip(rows, ((0, 5), (2, 3)), strict=True):
-        expected = streams.perplexity(streams.logits(params, ids, spec(corpus), first, recent)[:-1], ids[1:])
+        expected = streaming_reference.perplexity(
+            streaming_reference.logits(params, ids, spec(corpus), first, recent)[:-1], ids[1:]
+        )
         assert row['perplexity'] == pytest.approx(expected, rel=1e-4)
         assert row['loss'] == pytest.approx(np.log(expected), rel=1e-4)
         assert row['predicted'] == len(ids) - 1
@@ -210,8 +212,8 @@ def test_stream_excludes_training_tokens_from_loss(whole, tmp_path, text, corpus
     ids = ids_of(corpus)
     assert (fixed['predicted'], bare['predicted']) == (len(ids), len(ids) - 1)
     params = checkpointer.restore_parameters(moved, RunDir(moved).list_checkpoint_steps()[-1])
-    logits_TV = streams.logits(params, np.append([BEGIN], ids), spec(corpus), 2, 3)[:-1]
-    assert fixed['perplexity'] == pytest.approx(streams.perplexity(logits_TV, ids), rel=1e-4)
+    logits_TV = streaming_reference.logits(params, np.append([BEGIN], ids), spec(corpus), 2, 3)[:-1]
+    assert fixed['perplexity'] == pytest.approx(streaming_reference.perplexity(logits_TV, ids), rel=1e-4)
 
 
 class Letters:

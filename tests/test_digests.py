@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
+from checkpoint_damages import WAYS, flip, lose, no_digests, poison, swap, truncate
 from conftest import tiny
-from damages import WAYS, flip, lose, no_digests, poison, swap, truncate
-from threads import alike
+from thread_group import alike
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer, find_corruption_on_all

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from likelihoods import CONTEXTS, QUESTIONS, TASKS, TEXTS, goes_on, likelihood, written
+from lm_eval_cases import CONTEXTS, QUESTIONS, TASKS, TEXTS, goes_on, likelihood, written
 
 pytest.importorskip('lm_eval')
 

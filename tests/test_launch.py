@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorders import HARD, NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, refused, scheduler
+from command_recorders import HARD, NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, refused, scheduler
 
 from launch import command_line, job, tpu_slices
 from sinklab.cli.main import build_parser

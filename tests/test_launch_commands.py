@@ -4,7 +4,7 @@ import shlex
 import sys
 
 import pytest
-from recorders import SUBMIT, WHERE, launched, printed, recorded, scheduler
+from command_recorders import SUBMIT, WHERE, launched, printed, recorded, scheduler
 
 from launch import command_line
 from launch.code_bundle import ROOT

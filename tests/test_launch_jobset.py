@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from recorders import SUBMIT, printed, recorded
+from command_recorders import SUBMIT, printed, recorded
 
 from launch.job import RETRY_EXIT_CODES
 from launch.tpu_slices import TPU_KINDS

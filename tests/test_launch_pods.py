@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorders import TOOLS, WHERE, Recorders, scheduler
+from command_recorders import TOOLS, WHERE, Recorders, scheduler
 
 from launch import jobset, queued_resources
 from launch.command_line import COMMON_VERBS, DEFAULT_GRACE_SECONDS, STOP_MARGIN_SECONDS

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from recorders import NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, refused
+from command_recorders import NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, refused
 
 from launch import command_line
 from launch.job import UserError

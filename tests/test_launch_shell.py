@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorders import HARD, SUBMIT, launched, printed, recorded
+from command_recorders import HARD, SUBMIT, launched, printed, recorded
 
 from launch import queued_resources
 

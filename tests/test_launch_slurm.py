@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from recorders import RUN, SUBMIT, launched, printed, recorded
+from command_recorders import RUN, SUBMIT, launched, printed, recorded
 
 from launch.job import RETRY_EXIT_CODES
 

@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from threads import crowd
+from thread_group import crowd
 
 from sinklab.errors import UserError
 from sinklab.storage import compare_and_swap as files

@@ -12,7 +12,7 @@ import pytest
 import reference
 from conftest import covering, drawn, tiny
 from flax import nnx
-from options import COMBINATIONS, LENGTH, OPTIONS, TOKENS, option
+from model_options import COMBINATIONS, LENGTH, OPTIONS, TOKENS, option
 
 from sinklab.config import spec
 from sinklab.config.validate import parse_config

@@ -9,7 +9,7 @@ from conftest import tiny
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from options import OPTIONS
+from model_options import OPTIONS
 
 from sinklab.attn.spec import ScoreBias
 from sinklab.metrics.propositions import RELATIVE_POSITIONS

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from attending import rule
+from attention_cases import rule
 from conftest import attention, drawn, some, tiny
 from flax import nnx
-from options import COMBINATIONS, OPTIONS, TOKENS
+from model_options import COMBINATIONS, OPTIONS, TOKENS
 
 from sinklab.attn import chunked
 from sinklab.attn import mask as masks

@@ -36,7 +36,7 @@ def trained(count, folder, last, config):
     environment = {**os.environ, 'PYTHONPATH': f'{HERE}{os.pathsep}{HERE.parent}'}
     running = [
         subprocess.Popen(
-            [sys.executable, str(HERE / 'one_process.py'), str(number), str(count), str(port), given],
+            [sys.executable, str(HERE / 'train_process.py'), str(number), str(count), str(port), given],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,

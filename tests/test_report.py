@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from made_up import made_up
+from synthetic_runs import made_up
 
 from sinklab.cli.main import main
 from sinklab.errors import UserError

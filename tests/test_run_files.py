@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from conftest import tiny
-from made_up import made_up, probe
+from synthetic_runs import made_up, probe
 
 from sinklab.cli.main import main
 from sinklab.metrics.registry import FIGURES

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import streams
+import streaming_reference
 from conftest import drawn, some, tiny
 from flax import nnx
-from options import COMBINATIONS, OPTIONS, SIGMOID, option
+from model_options import COMBINATIONS, OPTIONS, SIGMOID, option
 
 from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss
@@ -95,7 +95,7 @@ def assert_near(ours, theirs):
 )
 def test_one_pass_matches_reference_cache(name, cache):
     spec, params = case(**EVERYTHING[name])
-    expected = streams.logits(params, TOKENS, spec, cache.num_first, cache.num_recent)
+    expected = streaming_reference.logits(params, TOKENS, spec, cache.num_first, cache.num_recent)
     assert_near(in_parts(spec, params, cache, len(TOKENS)), expected)
 
 
@@ -168,9 +168,9 @@ def test_perplexity_covers_all_predicted_tokens():
     spec, params = case(**option(columns__kind='sink_token'))
     ids = TOKENS.copy()
     ids[[0, 6]] = exclude_from_loss(ids[[0, 6]])
-    logits_TV = streams.logits(params, TOKENS, spec, 2, 3)[:-1]
+    logits_TV = streaming_reference.logits(params, TOKENS, spec, 2, 3)[:-1]
     told = np.arange(1, 14) != 6
-    expected = streams.perplexity(logits_TV[told], TOKENS[1:][told])
+    expected = streaming_reference.perplexity(logits_TV[told], TOKENS[1:][told])
     for segment in (5, 1024):
         found = measure_perplexity(spec, CacheConfig(2, 3), params, ids, segment)
         assert found.perplexity == pytest.approx(expected, rel=1e-4)
@@ -239,7 +239,7 @@ def test_sampling_at_zero_temperature_returns_argmax_under_cache(changes):
     spec, params = case(**changes)
     ids = TOKENS.tolist()
     for found in sampled(**changes):
-        assert found == streams.logits(params, np.array(ids), spec, 2, 3)[-1].argmax()
+        assert found == streaming_reference.logits(params, np.array(ids), spec, 2, 3)[-1].argmax()
         ids.append(found)
     assert len(ids) > len(TOKENS) + 1
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_recorders import TOOLS, Recorders
 from conftest import some
-from pages import PROGRAMS
-from recorders import TOOLS, Recorders
+from doc_pages import PROGRAMS
 
 from docs import run_tutorial
 from docs.run_tutorial import (

@@ -4,11 +4,11 @@ import threading
 import time
 
 import pytest
+from attacker import ATTACKS, ports_of
 from job import assert_same
-from outsider import ATTACKS, ports_of
 
 pytest_plugins = ['started']
-pytestmark = pytest.mark.exhaustive  # test_outsider.py checks the answers of each port
+pytestmark = pytest.mark.exhaustive  # test_network_security.py checks the answers of each port
 
 
 def test_run_completes_under_unauthenticated_traffic_to_every_port(job, undisturbed, tmp_path):

@@ -1,0 +1,66 @@
+"""Tests of the plan of score blocks that TPU kernels visit and mask."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import close, drawn, interpreted, rule
+from conftest import attention, in_turn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sinklab.attn import finalize, reference
+from sinklab.attn import mask as masks
+from sinklab.attn.pallas import block_plan, tpu
+
+intervals = st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64)), min_size=64, max_size=64)
+
+
+@pytest.mark.slow
+@settings(max_examples=50, deadline=None)
+@given(intervals, st.sampled_from([(8, 8), (16, 8), (8, 32), (64, 64)]), st.booleans())
+def test_block_plan_visits_visible_blocks_and_masks_partial_blocks(pairs, block, transposed):
+    start, end = np.array(pairs, np.int32).T
+    mask = masks.make_static_mask(start, end)
+    visible_IJ = np.asarray(mask.materialize(64))[0].reshape(64 // block[0], block[0], 64 // block[1], block[1])
+    for given_mask in (mask, masks.Mask(jnp.asarray(start)[None], jnp.asarray(end)[None], mask.bounds_2T)):
+        plan = (block_plan.plan_by_key if transposed else block_plan.plan_by_query)(given_mask, 64, block)
+        outer_N, inner_N = plan.outer_N, plan.inner_N
+        assert (np.diff(outer_N) >= 0).all()
+        assert set(outer_N) == set(range(64 // block[transposed]))
+        query_N, key_N = (inner_N, outer_N) if transposed else (outer_N, inner_N)
+        kind_IJ = np.full((64 // block[0], 64 // block[1]), block_plan.HIDDEN)
+        kind_IJ[query_N, key_N] = np.asarray(plan.kind_BN)[0]
+        assert (visible_IJ.all((1, 3)) == (kind_IJ == block_plan.INTERIOR)).all()
+        assert not (visible_IJ.any((1, 3)) & (kind_IJ == block_plan.HIDDEN)).any()
+
+
+@given(st.integers(1, 100_000))
+def test_block_size_divides_padded_length(length):
+    padded = length + -length % tpu.get_padding_multiple(length)
+    assert padded <= max(1.125 * length, length + 127)
+    for most in (tpu.BLOCK_SIZES[0] // 2, tpu.BLOCK_SIZES[0]):
+        assert padded % tpu.choose_block_size(padded, most) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('length', 'operation'),
+    in_turn((length, pair) for length in (1025, 2049, 4096) for pair in (('exp', 'sum'), ('sigmoid', 'none'))),
+)
+def test_kernels_with_block_sizes_of_chip_match_reference(operation, length):
+    """Test 2304 queries in blocks of 256, and blocks of 1024 by 2048 in strips."""
+    arrays = drawn(64, heads=1, groups=1, length=length)
+    start_BT = jnp.where(jnp.arange(length)[None] < 900, 0, 900)
+    asked = rule(attention(*operation), masks.make_causal_mask(length) & masks.make_document_mask(start_BT))
+
+    def total(arrays, attend):
+        output = attend(*arrays, asked).output_BTHK
+        return jnp.sum(jnp.sin(output)), output
+
+    run = jax.jit(jax.grad(total, has_aux=True), static_argnums=1)
+    with interpreted():
+        found = run(arrays, functools.partial(finalize.attend, tpu))
+    close(found, run(arrays, reference.attend), 5e-5)

@@ -1,0 +1,147 @@
+"""Tests of every row of every table: training, probe, data, optimizer and causality."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import covering, drawn
+from flax import nnx
+from rows import ROWS
+from stores import chat
+
+from sinklab.config.spec import Hardware
+from sinklab.config.validate import parse_config
+from sinklab.data.batches import load_run_data
+from sinklab.parallel import device_mesh, sharding
+from sinklab.train import sink_probe, state, step
+from sinklab.train.optimizer import make_optimizer
+
+SPECS = {f'{module.__name__}:{row}': parse_config(module.get_config(row, 'smoke').to_dict()) for module, row in ROWS}
+
+
+def distinct(part):
+    """Return {name: spec} of the first row for each value of a part of the spec."""
+    return {name: SPECS[name] for name in {part(spec): name for name, spec in reversed(SPECS.items())}.values()}
+
+
+def choices(value, path=()):
+    """Yield (path of a field, its value) of a record; for a number, its type instead of its value."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from choices(getattr(value, field.name), (*path, field.name))
+    else:
+        yield path, type(value) if type(value) in (int, float) else value
+
+
+def names_of_attention(name):
+    """Yield the optimizer of a row and its choices for attention, mask, columns and probe.
+
+    Other parts of a model are trained in test_train_step.py and compared with a reference in test_model.py.
+    """
+    spec = SPECS[name]
+    yield 'optimizer', spec.optimizer.name
+    for part in (spec.model.attention, spec.model.mask, spec.model.columns, spec.probe):
+        yield from ((type(part), *choice) for choice in choices(part) if isinstance(choice[1], str))
+
+
+def attending(name):
+    """Yield the choices of a row that affect which tokens influence which."""
+    model = SPECS[name].model
+    for part in ('attention', 'mask', 'columns', 'position', 'combination', 'gate', 'norm', 'qk_norm', 'head_norm'):
+        yield from choices(getattr(model, part), (part,))
+
+
+MODELS = distinct(lambda spec: spec.model)
+
+
+def sampled(names, parts):
+    """Return parameters for rows: slow for a set that covers all choices, exhaustive for the others."""
+    chosen, marks = covering(names, parts), {True: pytest.mark.slow, False: pytest.mark.exhaustive}
+    return [pytest.param(name, marks=marks[name in chosen]) for name in names]
+
+
+@pytest.fixture(scope='module')
+def sources(corpus, tmp_path_factory):
+    """Return {loss: source} for a loss on all tokens and on those of the assistant."""
+    talks = [[('user', f'what is {n}?' * 5), ('assistant', f'it is {2 * n}, I think')] for n in range(100)]
+    return {'all': corpus, 'assistant': chat(tmp_path_factory.mktemp('chat') / 'a.jsonl', talks)}
+
+
+def reading(spec, sources):
+    return dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=sources[spec.data.loss]))
+
+
+@pytest.mark.parametrize('name', sampled(SPECS, names_of_attention))
+def test_row_trains_all_parameters_and_probe_metrics_are_finite(name, sources):
+    spec = reading(SPECS[name], sources)
+    # Weight decay would also change parameters without a gradient.
+    undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)
+    spec = dataclasses.replace(spec, optimizer=undecayed)
+    data, mesh = load_run_data(spec), device_mesh.make_mesh(Hardware())
+    one, other = (data.batches.read_rows(step, range(spec.optimizer.batch_size)) for step in range(2))
+    with jax.set_mesh(mesh):
+        now = state.create_state(spec, mesh)
+        before = jax.device_get(now['params'])
+        advance = step.make_train_step(spec, Hardware(), mesh)
+        nothing = sharding.make_per_device_array(0, mesh)
+        now, _ = advance(now, one, nothing)  # with a warm-up, the learning rate of this step is 0
+        now, numbers = advance(now, other, nothing)
+        observed = sink_probe.make_probe(spec, mesh)(now['params'], data.probe_PT)
+    found = jax.device_get(numbers) | sink_probe.compute_probe_metrics(observed, spec, data.is_trigger(data.probe_PT))
+    assert all(np.isfinite(value) for value in found.values())
+    column = spec.model.columns.kind in ('sink_token', 'k', 'kv', 'logit')
+    assert ('sink/star' in found) == (column or spec.model.attention.normalizer == 'plus_one')
+    assert {'train/loss', 'sink/1', 'alpha/1', 'mass/row', 'norm/ratio/01'} <= set(found)
+    moved = jax.tree.map(lambda one, other: bool((one != other).any()), before, jax.device_get(now['params']))
+    assert all(jax.tree.leaves(moved)), moved
+
+
+@pytest.mark.parametrize('name', distinct(lambda spec: spec.data))
+def test_row_data_has_configured_shapes_and_valid_ids(name, sources):
+    spec = reading(SPECS[name], sources)
+    data, size = load_run_data(spec), spec.optimizer.batch_size
+    ids_BT = data.batches.read_rows(0, range(size))
+    assert ids_BT.shape == (size, spec.data.length + 1)
+    assert data.probe_PT.shape == (spec.probe.sequences, spec.probe.length)
+    for ids in (np.where(ids_BT < 0, ~ids_BT, ids_BT), data.probe_PT):
+        assert 0 <= ids.min() < ids.max() < spec.model.vocabulary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', distinct(lambda spec: spec.optimizer))
+def test_row_optimizer_descends_during_and_after_warmup(name):
+    """Start from zeros, which weight decay does not change."""
+    optimizer = SPECS[name].optimizer
+    transform, params = make_optimizer(optimizer, dict(weight=None)), dict(weight=jnp.zeros((2, 3)))
+    gradient, now = dict(weight=jnp.ones((2, 3))), transform.init(params)
+    for _ in range(optimizer.warmup_steps + 1):
+        updates, now = transform.update(gradient, now, params)
+        params = optax.apply_updates(params, updates)
+    assert (params['weight'] < 0).all()
+    assert np.isfinite(params['weight']).all()
+
+
+@pytest.mark.parametrize('name', sampled(MODELS, attending))
+def test_row_is_causal_outside_its_prefix(name):
+    """Change the id at one position and compare the logits bit for bit.
+
+    Only that position and later ones change, or the whole prefix if the position is in it.
+    """
+    spec = dataclasses.replace(SPECS[name], data=dataclasses.replace(SPECS[name].data, length=16))
+    graph, params = state.make_abstract_model(spec)[0], drawn(spec)
+    where = dict(start_BT=jnp.array([[0] * 6 + [6] * 10])) if spec.model.mask.document else {}
+    run = jax.jit(lambda params, ids_T: nnx.merge(graph, params)(ids_T[None], **where)[0][0])
+    logits = functools.partial(run, params)
+    ids_T, places, prefix = np.arange(16), np.arange(16), spec.model.mask.prefix or 0
+    plain_TV = logits(ids_T)
+    changed_TT = np.array([(logits(np.where(places == at, 99, ids_T)) != plain_TV).any(-1) for at in places])
+    seen_TT = (places[:, None] <= places) | (places[:, None] < prefix) & (places < prefix)
+    assert np.isfinite(plain_TV).all()
+    assert not changed_TT[~seen_TT].any()
+    assert changed_TT.diagonal().all()
+    assert changed_TT[:prefix, : max(prefix, 1)].all()
+    assert changed_TT[:prefix, 11].all()

@@ -1,0 +1,179 @@
+"""Meshes of simulated devices: axis sizes, crossed boundaries and rejected layouts."""
+
+import dataclasses
+import os
+
+import jax
+import numpy as np
+import pytest
+from conftest import mesh_of, tiny
+from thread_group import alike
+
+from sinklab.config.spec import Hardware
+from sinklab.errors import UserError
+from sinklab.parallel import device_mesh
+from sinklab.train import setup
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """Simulated device with the attributes of a JAX device."""
+
+    id: int
+    process_index: int
+    slice_index: int
+    platform: str
+    device_kind: str
+    coords: tuple[int, ...] = ()
+    core_on_chip: int = 0
+
+
+def gpus(nodes, each=8):
+    return [Described(n, n // each, n // each, 'gpu', 'NVIDIA H100 80GB HBM3') for n in range(nodes * each)]
+
+
+def tpus(shape, slices=1, kind='TPU v5 lite', per_host=4):
+    found = []
+    for number in range(slices):
+        for place in np.ndindex(*reversed(shape)):
+            id, coords = len(found), tuple(reversed(place)) + (0,) * (3 - len(shape))
+            found.append(Described(id, id // per_host, number, 'tpu', kind, coords))
+    return found
+
+
+@pytest.mark.parametrize(
+    ('found', 'sizes', 'crossing'),
+    [
+        (tpus((2, 4), per_host=8), (1, 8, 1), {'fsdp': 'devices'}),
+        (tpus((16, 16)), (1, 256, 1), {'fsdp': 'hosts'}),
+        (tpus((4, 4, 4), kind='TPU v5p'), (1, 64, 1), {'fsdp': 'hosts'}),
+        (tpus((16, 16), slices=2), (2, 256, 1), {'data': 'slices', 'fsdp': 'hosts'}),
+        (gpus(1), (1, 8, 1), {'fsdp': 'devices'}),
+        (gpus(4), (4, 8, 1), {'data': 'slices', 'fsdp': 'devices'}),
+    ],
+    ids=['v5e-8', 'v5e-256', 'v5p-128', '2 x v5e-256', '8 x H100', '4 x 8 x H100'],
+)
+def test_default_mesh_uses_fsdp_within_slices_and_data_across(found, sizes, crossing):
+    mesh = mesh_of(Hardware(), found)
+    assert tuple(mesh.shape.values()) == sizes
+    assert device_mesh.find_crossed_boundaries(mesh) == crossing
+    assert sorted(device.id for device in mesh.devices.flat) == [device.id for device in found], 'each device once'
+
+
+@pytest.mark.parametrize(
+    ('found', 'given', 'sizes'),
+    [
+        (tpus((4, 4, 4), kind='TPU v5p'), Hardware(data=8, fsdp=8), (8, 8, 1)),
+        (tpus((4, 4, 4), kind='TPU v5p'), Hardware(tensor=2), (1, 32, 2)),
+        (tpus((16, 16)), Hardware(fsdp=16), (16, 16, 1)),
+        (tpus((16, 16)), Hardware(data=64, fsdp=2, tensor=2), (64, 2, 2)),
+        (tpus((4, 4), slices=2), Hardware(fsdp=32), (1, 32, 1)),
+        (tpus((4, 4), slices=2), Hardware(data=4), (4, 8, 1)),
+        (gpus(4), Hardware(tensor=2), (4, 4, 2)),
+    ],
+)
+def test_mesh_uses_given_sizes_and_infers_others(found, given, sizes):
+    mesh = mesh_of(given, found)
+    assert tuple(mesh.shape.values()) == sizes
+    assert len(set(mesh.devices.flat)) == len(found)
+
+
+def test_mesh_neighbours_are_network_neighbours():
+    mesh = mesh_of(Hardware(data=16, fsdp=16), tpus((16, 16)))
+    coords = np.array([[device.coords for device in line] for line in mesh.devices[:, :, 0]])
+    for axis in (0, 1):
+        steps = np.abs(np.diff(coords, axis=axis)).sum(-1)
+        assert (steps == 1).all()
+
+
+def test_mesh_data_axis_does_not_split_slices():
+    mesh = mesh_of(Hardware(data=4), tpus((4, 4), slices=2))
+    slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    assert (slices[:2] == 0).all()
+    assert (slices[2:] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ('found', 'given', 'words'),
+    [
+        (gpus(1), Hardware(data=2, fsdp=2), '--data=2 --fsdp=2 --tensor=1 leaves some of 8 devices idle'),
+        (gpus(1), Hardware(fsdp=3), 'give sizes whose product is 8, such as --data=1 --fsdp=8 --tensor=1, or leave'),
+        (gpus(2), Hardware(fsdp=3, tensor=2), 'product is 16, such as --data=2 --fsdp=4 --tensor=2, or'),
+        (gpus(1), Hardware(tensor=3), 'product is 8, such as --data=1 --fsdp=8 --tensor=1'),
+        (gpus(1), Hardware(data=8, fsdp=4, tensor=2), 'wants 64 devices and 8 are here'),
+        (gpus(3), Hardware(data=2, fsdp=4, tensor=3), 'cannot be laid on 3 slices'),
+        ([*gpus(1), *gpus(2)[8:13]], Hardware(fsdp=13), 'cannot be laid on 2 slices of 5 or 8'),
+    ],
+)
+def test_mesh_rejects_idle_devices_and_incompatible_slices(found, given, words):
+    with pytest.raises(UserError, match=words):
+        mesh_of(given, found)
+
+
+@pytest.mark.parametrize(
+    ('found', 'given', 'rings'),
+    [
+        (tpus((16, 16)), Hardware(), (16, 16)),
+        (tpus((16, 16)), Hardware(data=16), (16,)),
+        (tpus((4, 4, 4), kind='TPU v5p'), Hardware(), (4, 4, 4)),
+        (tpus((8, 8), slices=2), Hardware(), (8, 8)),
+        (gpus(1), Hardware(), (8,)),
+    ],
+)
+def test_find_rings_returns_network_rings_of_axis(found, given, rings):
+    assert device_mesh.find_rings(mesh_of(given, found))['fsdp'] == rings
+
+
+PHYSICAL = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+
+
+def test_device_memory_of_cpu_is_share_of_host_memory(monkeypatch):
+    monkeypatch.setattr(device_mesh, 'read_cgroup_limits', lambda: [])
+    count = jax.local_device_count()
+    assert count == 4, 'as the tests are set up'
+    assert device_mesh.get_device_memory_bytes() == PHYSICAL // count
+    assert device_mesh.get_device_memory_bytes(num_local_processes=2) == PHYSICAL // (2 * count)
+
+
+def test_device_memory_is_limited_by_cgroup(monkeypatch):
+    monkeypatch.setattr(device_mesh, 'read_cgroup_limits', lambda: [2**20, 2**62])
+    assert device_mesh.get_device_memory_bytes() == 2**20 // jax.local_device_count()
+    monkeypatch.setattr(device_mesh, 'read_cgroup_limits', lambda: [2**62])
+    assert device_mesh.get_device_memory_bytes() == PHYSICAL // jax.local_device_count()
+
+
+@pytest.mark.parametrize(
+    ('groups', 'files', 'limits'),
+    [
+        ('0::/a/b\n', {'a/b/memory.max': 'max\n', 'a/memory.max': '1000\n'}, [1000]),
+        ('0::/not/mounted/here\n', {'memory.max': '1000\n'}, [1000]),
+        ('3:cpu,memory:/a\n0::/\n', {'memory/a/memory.limit_in_bytes': '500\n'}, [500]),
+        ('2:cpu:/a\n', {'a/memory.max': '1000\n'}, []),
+        ('0::/\n', {}, []),
+        (None, {}, []),
+    ],
+    ids=['of a parent', 'in a container', 'version 1', 'another controller', 'none', 'no Linux'],
+)
+def test_read_cgroup_limits_returns_memory_limits(tmp_path, groups, files, limits):
+    if groups is not None:
+        (tmp_path / 'cgroup').write_text(groups)
+    for name, text in files.items():
+        (tmp_path / 'mounted' / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'mounted' / name).write_text(text)
+    assert [*device_mesh.read_cgroup_limits(tmp_path / 'cgroup', tmp_path / 'mounted')] == limits
+
+
+def test_mesh_error_reports_different_device_counts_of_processes(monkeypatch):
+    def refusals(*counts):
+        each = iter(counts)
+        monkeypatch.setattr(setup, 'count_devices', lambda: next(each))
+        return [
+            str(one)
+            for one in alike(2, lambda group: setup.make_mesh_on_all(tiny(), Hardware(data=3), group, 1))
+            if isinstance(one, UserError)
+        ]
+
+    assert len(said := refusals(2, 3)) == 2
+    assert all('process 1' in one and 'process 0' in one for one in said)
+    assert len(said := refusals(2, 2)) == 2
+    assert all('3 devices' in one for one in said)

@@ -1,0 +1,81 @@
+"""Pallas GPU kernels in the interpreter of JAX against the definition."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import MASKS, alibi, close, compared, drawn, every, steep
+from conftest import attention
+from gpu_problems import LENGTH, SUMS, by_matrices, problem
+
+from sinklab.attn import mask
+from sinklab.attn.pallas import gpu
+from sinklab.attn.spec import ScoreBias
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """Enable the interpreter of JAX for GPU kernels, and replace accumulators by explicit additions."""
+    plgpu = pytest.importorskip('jax.experimental.pallas.mosaic_gpu')
+    if not hasattr(plgpu, 'InterpretGPUParams'):
+        pytest.skip(f'jax {jax.__version__} does not interpret GPU kernels')
+    from sinklab.attn.pallas import gpu as gpu_module
+
+    def accumulate(totals, *factors):
+        return tuple(total + product(*one) for total, one in zip(totals, factors, strict=True))
+
+    def product(left, right):
+        if isinstance(left, jax.Array):  # in registers
+            return jnp.dot(left, right[...], preferred_element_type=jnp.float32)
+        return gpu_module.multiply(left, right)
+
+    monkeypatch.setattr(gpu_module, 'accumulate', accumulate)
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams()):
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('name', 'shown', 'width', 'curve', 'placed'),
+    [
+        ('softmax', 'all of them', 64, steep, True),
+        ('softmax', 'padded', 96, None, False),
+        ('sigmoid', 'full', 128, steep, False),
+        ('squares', 'window', 64, None, False),
+    ],
+)
+def test_gpu_kernels_match_definition_in_interpreter(simulated, name, shown, width, curve, placed):
+    sums, positions, masks = SUMS[name], None, every(LENGTH, ['documents', shown])
+    if placed:
+        position_BT = np.arange(LENGTH)[None] - np.asarray(masks.start_BT)
+        positions = position_BT, position_BT
+    asked, arrays = problem(masks if placed else MASKS[shown](LENGTH), width, curve=curve, positions=positions)
+    exact = [one.astype(jnp.float32) for one in (*arrays, asked.parameter_HP)]
+    expected, pull = jax.vjp(functools.partial(by_matrices, sums, asked), *exact)
+    found = jax.jit(functools.partial(gpu.forward, sums, asked))(*arrays)
+    close(found, expected, 1e-2)
+    output, statistics = expected
+    rng = np.random.default_rng(2)
+    d_output, *d_statistics = (
+        jnp.asarray(rng.standard_normal(one.shape), jnp.float32) for one in (output, *statistics)
+    )
+    d_output = d_output.astype(jnp.bfloat16)
+    *gradients, d_parameter_HP = pull((d_output.astype(jnp.float32), tuple(d_statistics)))
+    rows = sums.compute_backward_rows(sums.get_residuals(output, statistics), d_output, d_statistics)
+    *found, found_HP = jax.jit(functools.partial(gpu.backward, sums, asked))(*arrays, d_output, rows)
+    close(found, gradients, 2e-2)
+    if curve is not None:
+        close(found_HP, d_parameter_HP, 1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('operation', 'length', 'columns'), [(('exp', 'plus_one'), 200, 0), (('sigmoid', 'sum'), 256, 1)]
+)
+def test_gpu_attention_matches_definition_in_interpreter(simulated, operation, length, columns):
+    """Use a length that needs padding, and learned columns with ALiBi."""
+    arrays = drawn(64, columns, length=length, dtype=jnp.bfloat16)
+    bias = functools.partial(alibi, columns=columns) if columns else ScoreBias
+    compared('gpu', attention(*operation), mask.make_causal_mask(length), arrays, bias, columns, atol=1.5e-2)

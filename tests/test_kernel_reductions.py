@@ -1,0 +1,146 @@
+"""Tests of the two primitives of the kernels: cotangents of statistics, races and meshes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import HEADS, LENGTH, MASKS, alibi, close, drawn, every, interpreted, rule
+from conftest import attention, in_turn
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AxisType
+
+from sinklab.attn import finalize, reference
+from sinklab.attn import mask as masks
+from sinklab.attn.pallas import tpu
+from sinklab.attn.pallas.reductions import (
+    MASK_VALUE,
+    KernelSpec,
+    LinearReduction,
+    ScoreSpec,
+    SoftmaxReduction,
+    run_kernels,
+)
+from sinklab.model.positions import compute_alibi_slopes
+
+pytestmark = pytest.mark.usefixtures('small_blocks')
+
+
+def text_sums(sums, arrays, mask):
+    """Compute the output and the statistics of the primitives from the whole matrix."""
+    score_BHTS = reference.compute_scores(*arrays[:2])
+    visible_BHTS = mask.materialize(arrays[1].shape[1])[:, None]
+    value_BSHV = arrays[2]
+    if sums == SoftmaxReduction():
+        score_BHTS = jnp.where(visible_BHTS, score_BHTS, -jnp.inf)
+        weight_BHTS, statistics = jax.nn.softmax(score_BHTS), (jax.nn.logsumexp(score_BHTS, -1),)
+    else:
+        weight_BHTS, masses = sums.weigh(score_BHTS)
+        statistics = tuple(jnp.where(visible_BHTS, mass, 0.0).sum(-1) for mass in masses)
+    return jnp.einsum('BHTS,BSHV->BTHV', jnp.where(visible_BHTS, weight_BHTS, 0.0), value_BSHV), statistics
+
+
+SUMS = {
+    'softmax': SoftmaxReduction(),
+    'no statistic': LinearReduction(lambda score: (jnp.tanh(score), ())),
+    'two statistics': LinearReduction(lambda score: (jnp.exp(score), (score**2, jnp.cos(score)))),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', SUMS)
+def test_kernel_gradients_include_cotangents_of_statistics_under_every_mask(name):
+    arrays, mask, sums = drawn(64, batch=len(MASKS)), every(LENGTH), SUMS[name]
+    problem = KernelSpec(ScoreSpec(64**-0.5), mask)
+
+    def total(arrays, summed):
+        output, statistics = summed(arrays)
+        draw = np.random.default_rng(3)
+        return sum(jnp.sum(draw.normal(size=array.shape) * array) for array in (output, *statistics))
+
+    with interpreted():
+        ours = jax.grad(total)(arrays, lambda arrays: run_kernels(tpu, sums, problem, *arrays))
+    theirs = jax.grad(total)(arrays, lambda arrays: text_sums(sums, arrays, mask))
+    close(ours, theirs, 2e-5)
+
+
+@pytest.mark.slow
+def test_kernel_with_large_power_matches_reference():
+    asked, arrays = rule(attention('exp', 'p_norm', power=16.0), masks.make_causal_mask(1024)), drawn(64, length=1024)
+    with interpreted():
+        found = finalize.attend(tpu, *arrays, asked).output_BTHK
+    close(found, reference.attend(*arrays, asked).output_BTHK, 5e-5)
+
+
+@pytest.mark.slow
+def test_kernel_softmax_of_fully_masked_rows_has_finite_logsumexp():
+    mask = masks.make_static_mask(np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.int32))
+    with interpreted():
+        output, (lse,) = run_kernels(tpu, SoftmaxReduction(), KernelSpec(ScoreSpec(0.125), mask), *drawn(64))
+    assert (output == 0).all()
+    assert (lse == np.float32(MASK_VALUE)).all()
+
+
+def races(run, *arrays) -> bool:
+    """Return whether a simulated TPU with two cores on the parallel axes of a grid has a race."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
+
+    try:
+        with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2)):
+            jax.block_until_ready(jax.jit(run)(*arrays))
+    except Exception as error:  # newer versions raise
+        pltpu.reset_tpu_interpret_mode_state()
+        if 'RACE DETECTED' not in str(error):
+            raise
+        return True
+    return interpreter.races.races_found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('name', 'mask'), in_turn((name, mask) for name in SUMS for mask in ('causal', 'documents')))
+def test_kernel_gradients_have_no_race(name, mask):
+    problem = KernelSpec(ScoreSpec(0.125), MASKS[mask](LENGTH))
+
+    def run(*arrays):
+        return run_kernels(tpu, SUMS[name], problem, *arrays)[0].sum()
+
+    assert not races(jax.grad(run, (0, 1, 2)), *drawn(64))
+
+
+@pytest.mark.slow
+def test_race_detector_finds_race():
+    def kernel(given, made):
+        made[...] = given[...]
+
+    def run(array):
+        return pl.pallas_call(
+            kernel,
+            grid=(2,),
+            in_specs=[pl.BlockSpec((8, 128), lambda n: (n, 0))],
+            out_specs=pl.BlockSpec((8, 128), lambda n: (0, 0)),
+            out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32),
+            compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel',)),
+        )(array)
+
+    assert races(run, jnp.ones((16, 128)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('axes', 'mask'),
+    in_turn((axes, mask) for axes in ((4, 1, 1), (2, 1, 2), (1, 2, 2)) for mask in ('causal', 'documents')),
+)
+def test_kernel_results_are_equal_with_and_without_mesh(axes, mask):
+    mesh = jax.make_mesh(axes, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
+    mask, arrays = MASKS[mask](LENGTH), drawn(64, batch=4)
+    slope_H = jnp.asarray(compute_alibi_slopes(HEADS))
+
+    def run(arrays, slope_H):
+        asked = rule(attention('exp', 'plus_one'), mask, bias=alibi(slope_H))
+        return jnp.sum(jnp.sin(finalize.attend(tpu, *arrays, asked).output_BTHK))
+
+    with interpreted():
+        alone = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)
+        with jax.set_mesh(mesh):
+            shared = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)
+    close(shared, alone, 2e-5)

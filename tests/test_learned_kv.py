@@ -1,0 +1,208 @@
+"""Tests of learned keys and values (columns) before the text."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import attend, rule
+from conftest import attention, operation, tiny
+from flax import nnx
+
+from sinklab.attn import reference
+from sinklab.attn.mask import make_causal_mask
+from sinklab.attn.spec import RelativePositionBias, ScoreBias
+from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
+from sinklab.model.transformer import Transformer
+from sinklab.train import state
+
+KEY, VALUE = np.random.default_rng(0).normal(size=(2, 2, 5, 4, 4)).astype(np.float32)  # BSHK
+
+
+def model(columns, **bias):
+    """Make the config of a model; a K bias has the value 0."""
+    bias = (dict(value='zero') if columns == 'k' else {}) | bias
+    return tiny(
+        model__columns__kind=columns, **{f'model__columns__{name}': value for name, value in bias.items()}
+    ).model
+
+
+def made(columns, **bias):
+    return LEARNED_KV_KINDS[columns](model(columns, **bias), 4, nnx.Rngs(0))
+
+
+def attached(columns, **bias):
+    """Return (keys_BHK, values_BHK) of the column; assert that it leaves the text unchanged."""
+    key, value = made(columns, **bias).prepend(KEY, VALUE)
+    np.testing.assert_array_equal(key[:, 1:], KEY)
+    np.testing.assert_array_equal(value[:, 1:], VALUE)
+    return np.asarray(key[:, 0]), np.asarray(value[:, 0])
+
+
+@pytest.mark.parametrize('columns', ['none', 'v', 'sink_token'])
+def test_learned_kv_without_key_prepends_nothing(columns):
+    key, value = made(columns).prepend(KEY, VALUE)
+    np.testing.assert_array_equal(key, KEY)
+    np.testing.assert_array_equal(value, VALUE)
+
+
+@pytest.mark.parametrize(
+    ('value', 'norm', 'expected'),
+    [
+        ('zero', None, [0, 0, 0, 0]),
+        ('first', 1.0, [1, 0, 0, 0]),
+        ('first', 5.0, [5, 0, 0, 0]),
+        ('uniform', 1.0, [0.5] * 4),
+        ('uniform', 20.0, [10.0] * 4),
+    ],
+)
+def test_k_bias_has_configured_fixed_value(value, norm, expected):
+    _, found = attached('k', value=value, value_norm=norm)
+    np.testing.assert_allclose(found, np.broadcast_to(expected, (2, 4, 4)))
+
+
+@pytest.mark.parametrize('columns', ['k', 'kv'])
+@pytest.mark.parametrize('width', [1, 2, 3])
+def test_narrow_key_is_zero_beyond_its_width(columns, width):
+    key, _ = attached(columns, key_width=width)
+    assert (key[..., width:] == 0).all()
+    assert (key[..., :width] != 0).all()
+    assert made(columns, key_width=width).key_HK.shape == (4, width)
+
+
+@pytest.mark.parametrize('columns', ['k', 'kv', 'v', 'logit'])
+@pytest.mark.parametrize('shared', [False, True])
+def test_learned_kv_parameters_are_per_head_or_shared(columns, shared):
+    names = dict(k=['key_HK'], kv=['key_HK', 'value_HK'], v=['value_HK'], logit=['score_H'])[columns]
+    learned = nnx.to_pure_dict(nnx.state(made(columns, shared=shared)))
+    assert sorted(learned) == names
+    assert {len(leaf) for leaf in learned.values()} == {1 if shared else 4}
+
+
+def test_shared_learned_kv_is_equal_for_all_heads():
+    for found in attached('kv', shared=True):
+        np.testing.assert_array_equal(found, np.broadcast_to(found[:1, :1], found.shape))
+    key, value = attached('kv')
+    assert not np.allclose(key[0, 0], key[0, 1])
+    assert not np.allclose(value[0, 0], value[0, 1])
+
+
+@pytest.mark.slow
+def test_fixed_value_is_not_model_parameter():
+    learned = {
+        value: nnx.state(Transformer(model('k', value=value, value_norm=norm), 16, nnx.Rngs(0)))
+        for value, norm in (('zero', None), ('first', 5.0), ('uniform', 5.0))
+    }
+    shapes = [jax.tree.map(jnp.shape, nnx.to_pure_dict(state)) for state in learned.values()]
+    assert shapes[0] == shapes[1] == shapes[2]
+
+
+PLACES = np.arange(5)[None]
+CURVES = {
+    'none': None,
+    'distance': RelativePositionBias(
+        lambda slope, distance: slope[0] * distance, np.array([[1.0], [2.0], [3.0], [4.0]])
+    ),
+}
+
+
+def matrix(columns, curve):
+    """Compute bias_BHTS of five tokens; the columns are on the left."""
+    bias = ScoreBias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).get_bias_HC())
+    plain = rule(attention('exp', 'sum'), make_causal_mask(5), 1, bias)
+    moved = dataclasses.replace(plain, operation=dataclasses.replace(plain.operation, offset=0.5))
+    return np.broadcast_to(moved.materialize_bias(5), (1, 4, 5, 6))
+
+
+@pytest.mark.parametrize('curve', CURVES)
+def test_position_bias_excludes_learned_kv_but_offset_includes_it(curve):
+    distance_TS = np.maximum(np.subtract.outer(np.arange(5), np.arange(5)), 0)
+    text_HTS = 0.5 + distance_TS * np.arange(1, 5)[:, None, None] * (curve != 'none')
+    for columns in ('k', 'kv'):
+        np.testing.assert_allclose(matrix(columns, curve)[0], np.insert(text_HTS, 0, 0.5, axis=-1))
+
+
+@pytest.mark.parametrize('curve', CURVES)
+def test_sink_logit_is_independent_of_position_bias(curve):
+    logit, found = made('logit'), matrix('logit', curve)[0]
+    np.testing.assert_allclose(found[..., 0], np.broadcast_to(logit.score_H[...] + 0.5, (4, 5)), rtol=1e-6)
+    np.testing.assert_array_equal(found[..., 1:], matrix('k', curve)[0][..., 1:])
+
+
+def test_count_learned_kv_returns_index_of_first_token():
+    assert {columns: count_learned_kv(model(columns)) for columns in LEARNED_KV_KINDS} == dict(
+        none=0, v=0, sink_token=1, k=1, kv=1, logit=1
+    )
+
+
+@pytest.mark.slow
+def test_attention_matrix_has_learned_kv_before_text():
+    score_BHTS = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 3, 4)), jnp.float32)
+    zeros = jnp.zeros((1, 3, 1, 2)), jnp.zeros((1, 4, 1, 2)), jnp.zeros((1, 4, 1, 2))
+    found = attend((*zeros, score_BHTS), attention('exp', 'sum'), make_causal_mask(3), columns=1)[1]
+    np.testing.assert_array_equal(found[0, 0] > 0, [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
+
+
+TOKENS = np.random.default_rng(0).integers(0, 300, (2, 8))
+
+
+def built(columns, normalizer='sum', **vectors):
+    """Run a one-layer model with a column of given learned vectors; return (logits, Capture)."""
+    spec = tiny(model__layers=1, model__columns__kind=columns, model__columns__value=model(columns).columns.value)
+    graph, abstract = state.make_abstract_model(operation(spec, 'exp', normalizer))
+    rng = np.random.default_rng(0)
+    params = nnx.to_pure_dict(abstract)
+    own = params['blocks']['attention'].pop('columns', {})
+    params = jax.tree.map(lambda leaf: np.float32(0.5 * rng.normal(size=leaf.shape)), params)
+    params['blocks']['attention']['columns'] = {name: np.float32(vectors[name]) for name in own}
+    with jax.disable_jit():
+        return nnx.merge(graph, params)(TOKENS, capture=True)
+
+
+def same(one, other):
+    """Assert that two results have the same logits and the same attention among the text."""
+    (logits, captured), (others, theirs) = one, other
+    np.testing.assert_allclose(logits, others, rtol=1e-4, atol=1e-5)
+    text, theirs = (x.attention_BHTS[..., -TOKENS.shape[1] :] for x in (captured, theirs))
+    np.testing.assert_allclose(text, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_softmax_off_by_one_equals_k_bias_with_zero_key():
+    same(built('none', 'plus_one'), built('k', key_HK=np.zeros((1, 4, 4))))
+
+
+@pytest.mark.slow
+def test_softmax_off_by_one_equals_sink_logit_of_zero():
+    same(built('none', 'plus_one'), built('logit', score_H=np.zeros((1, 4, 1))))
+
+
+@pytest.mark.slow
+def test_kv_bias_with_zero_value_equals_k_bias():
+    key = np.random.default_rng(1).normal(size=(1, 4, 4))
+    same(built('kv', key_HK=key, value_HK=np.zeros((1, 4, 4))), built('k', key_HK=key))
+
+
+@pytest.mark.slow
+def test_sink_logit_far_below_scores_has_no_effect():
+    same(built('none'), built('logit', score_H=np.full((1, 4, 1), -100.0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scale', [1.0, 30.0])
+def test_sink_logit_scales_output_by_sigmoid_of_logsumexp_difference(scale):
+    """Test that o = o_softmax sigmoid(logsumexp(scores) - logit)."""
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.normal(size=(1, 6, 4, 4)), jnp.float32) for _ in range(3))
+    query, logit = scale * query, made('logit')
+    logit.score_H[...] = scale * jnp.asarray(rng.normal(size=(4, 1)), jnp.float32)
+    keys, values = logit.prepend(key, value)
+    beside = rule(attention('exp', 'sum'), make_causal_mask(6), 1, ScoreBias(learned_HC=logit.get_bias_HC()))
+    found = reference.attend(query, keys, values, beside).output_BTHK
+    plain = reference.attend(query, key, value, rule(attention('exp', 'sum'), make_causal_mask(6))).output_BTHK
+    score = np.einsum('bthk,bshk->bths', np.float64(query), np.float64(key)) / 2
+    for t in range(6):
+        total = np.logaddexp.reduce(score[0, t, :, : t + 1], -1)
+        expected = plain[0, t] / (1 + np.exp(logit.score_H[...][:, 0] - total))[:, None]
+        np.testing.assert_allclose(found[0, t], expected, rtol=1e-4, atol=1e-5)

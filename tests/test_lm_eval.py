@@ -1,0 +1,150 @@
+"""Tests of runs as models of lm-evaluation-harness against formulas for one text at a time."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import reference
+from conftest import drawn, tiny
+from lm_eval_cases import CONTEXTS, QUESTIONS, TEXTS, before, encoded, goes_on, likelihood, scores
+
+pytest.importorskip('lm_eval')
+
+from lm_eval.api.instance import Instance
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from sinklab.analysis import lm_eval
+from sinklab.analysis.lm_eval import SinklabLM
+from sinklab.analysis.run_model import RunModel
+from sinklab.errors import UserError
+from sinklab.run_dir import RunDir
+
+pytestmark = pytest.mark.slow
+WAYS = {'plain': {}, 'fixed': dict(fixed_position=1), 'documents': dict(positions='reset')}
+
+
+@pytest.fixture(scope='module', params=WAYS)
+def own(request, whole):
+    """Return a run with random nonzero parameters, for each way in which texts begin."""
+    found = RunModel(RunDir(whole[0]), 8)
+    data = dataclasses.replace(found.spec.data, **WAYS[request.param])
+    mask = dataclasses.replace(found.spec.model.mask, document=request.param == 'documents')
+    model = dataclasses.replace(found.spec.model, mask=mask)
+    found.spec = dataclasses.replace(found.spec, data=data, model=model)
+    found.params = jax.tree.map(jax.numpy.asarray, drawn(found.spec, 0.3))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def several_lengths(monkeypatch):
+    monkeypatch.setattr(lm_eval, 'MIN_LENGTH', 4)
+
+
+def requests(kind, *arguments):
+    return [Instance(kind, {}, given, 0) for given in arguments]
+
+
+def test_loglikelihood_of_continuation_matches_formula(own):
+    asked = SinklabLM(own)
+    pairs = [(one['question'], choice) for one in QUESTIONS for choice in one['choices']]
+    assert {asked.choose_length(len(asked.tok_encode(''.join(pair)))) for pair in pairs} >= {8, 16}
+    found = asked.loglikelihood(requests('loglikelihood', *pairs), disable_tqdm=True)
+    for (context, continuation), (score, likeliest) in zip(pairs, found, strict=True):
+        begin = len(context.rstrip())  # lm_eval moves trailing spaces to the continuation
+        expected = likelihood(own, context[:begin], context[begin:] + continuation)
+        np.testing.assert_allclose(score, expected[0], rtol=1e-4, err_msg=context)
+        assert likeliest == expected[1]
+
+
+def test_loglikelihood_marks_argmax_continuation_as_greedy(own):
+    asked = SinklabLM(own)
+    context = asked.tok_encode(CONTEXTS[0])
+    logits_TV, _, _ = reference.forward(own.params, np.array(context), own.spec)
+    first = int(logits_TV[-1].argmax())
+    found = asked._loglikelihood_tokens([(None, context, [first]), (None, context, [(first + 1) % 300])], True)
+    assert [likeliest for _, likeliest in found] == [True, False]
+
+
+def test_loglikelihood_rolling_uses_windows_of_lm_eval(own):
+    found = SinklabLM(own).loglikelihood_rolling(
+        requests('loglikelihood_rolling', *((text,) for text in TEXTS)), True
+    )
+    first, length = before(own), own.spec.data.length
+    for text, score in zip(TEXTS, found, strict=True):
+        prefix = [own.spec.data.end_token, *first][-1]
+        windows = get_rolling_token_windows(encoded(own, text), prefix, length - len(first), 1)
+        total, read = 0.0, []
+        for number, (context, predicted) in enumerate(map(make_disjoint_window, windows)):
+            total += scores(own, [*first[: bool(number)], *context, *predicted], len(predicted))[0]
+            read += predicted
+        assert read == encoded(own, text)
+        np.testing.assert_allclose(score, total, rtol=1e-4)
+
+
+def test_loglikelihood_of_empty_context_conditions_on_prefix_or_end_token(own):
+    asked = SinklabLM(own)
+    assert asked.loglikelihood_rolling(requests('loglikelihood_rolling', ('',)), True) == [0.0]
+    found = asked.loglikelihood(requests('loglikelihood', ('', 'abc'), (' ', 'abc')), disable_tqdm=True)
+    (score, _), (after_space, _) = found
+    np.testing.assert_allclose(after_space, likelihood(own, '', ' abc')[0], rtol=1e-4)
+    np.testing.assert_allclose(score, likelihood(own, '', 'abc')[0], rtol=1e-4)
+    ids = [[own.spec.data.end_token, *before(own)][-1], *encoded(own, 'abc')]
+    np.testing.assert_allclose(score, scores(own, ids, len(ids) - 1)[0], rtol=1e-4)
+
+
+def test_generate_until_is_greedy_beyond_training_length(own):
+    given = [(context, dict(until=[], max_gen_toks=20)) for context in CONTEXTS]
+    found = SinklabLM(own, batch_size=1).generate_until(requests('generate_until', *given), True)
+    assert found == [goes_on(own, context, 20) for context in CONTEXTS]
+    assert found == SinklabLM(own).generate_until(requests('generate_until', *given), True)
+    stop = found[0][len(found[0]) // 2 :][:2]
+    again = SinklabLM(own).generate_until(requests('generate_until', (CONTEXTS[0], dict(until=stop))), True)
+    assert again == [found[0].partition(stop)[0]]
+
+
+def test_sample_token_follows_softmax_frequencies():
+    rng, logits_V = np.random.default_rng(0), np.array([0.0, 1.0, 2.0])
+    counts = np.bincount([lm_eval.sample_token(logits_V, 0.5, rng) for _ in range(4000)])
+    weight_V = np.exp(logits_V / 0.5)
+    np.testing.assert_allclose(counts / 4000, weight_V / weight_V.sum(), atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ('given', 'expected'),
+    [
+        (dict(until='\n', max_gen_toks=3), (('\n',), 3, 0.0)),
+        (dict(do_sample=False, temperature=1.0, top_p=0.9), ((), 256, 0.0)),
+        (dict(do_sample=True, max_new_tokens=7), ((), 7, 1.0)),
+        (dict(temperature=0.5, num_beams=1), ((), 256, 0.5)),
+    ],
+)
+def test_generation_options_are_parsed(given, expected):
+    assert lm_eval.parse_generation_options(given) == lm_eval.GenerationConfig(*expected)
+
+
+@pytest.mark.parametrize('given', [dict(num_beams=4), dict(do_sample=True, top_p=0.9), dict(repetition_penalty=1.2)])
+def test_generation_options_that_are_unsupported_are_rejected(given):
+    with pytest.raises(UserError, match='|'.join(f'{name}={value}' for name, value in given.items())):
+        lm_eval.parse_generation_options(given)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'said'),
+    [
+        (dict(data__task='backcopy', data__triggers=3), 'was trained on backcopy'),
+        (dict(model__mask__prefix=3), 'does not predict the first'),
+        (dict(data__fixed_position=3), 'data.fixed_position'),
+        (dict(data__random_first=2, data__random_last=3), 'data.random_first'),
+    ],
+)
+def test_check_scorable_rejects_run_without_text_likelihood(changes, said):
+    with pytest.raises(UserError, match=said):
+        lm_eval.check_scorable(tiny(**changes), 'a run')
+
+
+def test_check_scorable_accepts_fixed_token_absent_from_held_out_text():
+    spec = tiny(data__fixed_position=3)
+    lm_eval.check_scorable(
+        dataclasses.replace(spec, data=dataclasses.replace(spec.data, fixed_held_out=False)), 'a run'
+    )

@@ -1,0 +1,119 @@
+"""Tests of token stores in buckets that change, are corrupt or do not respond."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from bucket_stores import exactly_equal, expecting, fetched, large, received, spec_on, uploaded
+from emulators import Answer
+
+from sinklab.data.store import (
+    Store,
+    decode_samples,
+    find_problems,
+    summarize_store,
+)
+from sinklab.errors import UserError
+from sinklab.storage.paths import get_file_system, parse_path, short_timeout
+from sinklab.supervisor.exit_status import ExitStatus
+from sinklab.train.run_outcome import classify_error
+
+
+@pytest.fixture(scope='module')
+def store(tmp_path_factory):
+    return large(tmp_path_factory.mktemp('large'))
+
+
+@pytest.fixture(autouse=True)
+def disk(tmp_path, monkeypatch):
+    """Give each test its own cache."""
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+
+
+@pytest.mark.parametrize('steps', [4, 500])
+@pytest.mark.parametrize('how', ['rewritten', 'gone'])
+def test_store_that_changes_during_run_is_rejected_with_one_line(store, bucket, steps, how):
+    url = uploaded(store, bucket)
+    data = expecting(spec_on(url, optimizer__steps=steps))
+    for shard in store.shards:
+        file = f'{url}/{shard.name}.ids'
+        get_file_system(parse_path(url)).rm_file(file)
+        if how == 'rewritten':
+            get_file_system(parse_path(url)).pipe_file(
+                file, bytes((Path(store.path) / f'{shard.name}.ids').stat().st_size)
+            )
+    with pytest.raises(UserError, match=r'train-\d+-\d+\.ids') as refusal:
+        [data.batches.read_rows(step, range(4)) for step in range(3)]
+    assert '\n' not in str(refusal.value)
+
+
+@pytest.mark.parametrize('name', ['train-000-00000.ids', 'held_out-000-00000.documents', 'probe.npz'])
+@pytest.mark.parametrize('how', ['missing', 'shorter'])
+def test_missing_or_truncated_file_is_rejected_at_open(store, bucket, name, how):
+    url = uploaded(store, bucket)
+    content = (Path(store.path) / name).read_bytes()
+    get_file_system(parse_path(url)).rm_file(f'{url}/{name}')
+    if how == 'shorter':
+        get_file_system(parse_path(url)).pipe_file(f'{url}/{name}', content[:-1])
+    with pytest.raises(UserError, match=name) as refusal:
+        Store(url).load_probe_arrays()
+    assert '\n' not in str(refusal.value)
+
+
+def test_corrupt_file_is_detected_when_read_completely(store, bucket):
+    url = uploaded(store, bucket)
+    for shard in store.shards:
+        file = Path(store.path) / f'{shard.name}.ids'
+        get_file_system(parse_path(url)).pipe_file(f'{url}/{file.name}', file.read_bytes()[:-1] + b'\x07')
+    assert any('sha256' in problem for problem in find_problems(Store(url), 300))
+    with pytest.raises(UserError, match='sha256'):
+        fetched(spec_on(url, optimizer__batch_size=8, optimizer__steps=500), 60)
+
+
+def test_verification_reads_each_file_once(store, bucket):
+    url = uploaded(store, bucket)
+    far = Store(url)
+    assert list(find_problems(far, 300)) == []
+    assert received(bucket) <= 1.05 * sum(path.stat().st_size for path in Path(store.path).iterdir())
+    near = Store(store.path)
+    assert decode_samples(far, 2) == decode_samples(near, 2)
+    assert json.dumps(summarize_store(far, 16, 4, 1)) == json.dumps(summarize_store(near, 16, 4, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('steps', [4, 500])
+@pytest.mark.parametrize('fault', ['busy', 'cut'])
+def test_range_reads_retry_after_busy_or_broken_responses(store, bucket, steps, fault):
+    near, far = (spec_on(path, optimizer__steps=steps) for path in (store.path, uploaded(store, bucket)))
+    left, lock = [6], threading.Lock()
+
+    def rule(method, path):
+        if method != 'GET' or '.ids' not in path:
+            return None
+        with lock:
+            left[0] -= 1
+            return None if left[0] < 0 else Answer(status=503) if fault == 'busy' else Answer(bytes=1000)
+
+    one, other = (expecting(spec).batches for spec in (near, far))
+    with bucket.proxy.treating(rule):
+        for step in range(4):
+            exactly_equal(one.read_rows(step, range(4)), other.read_rows(step, range(4)))
+    assert left[0] < 0
+
+
+@pytest.mark.slow
+def test_unresponsive_storage_ends_reads_with_timeout_error(store, bucket):
+    data = expecting(spec_on(uploaded(store, bucket), optimizer__steps=4))
+    with (
+        bucket.proxy.treating(lambda method, path: Answer(status=503) if '.ids' in path else None),
+        short_timeout(1.0),
+        pytest.raises(OSError, match=bucket.url) as silence,
+    ):
+        data.batches.read_rows(0, range(4))
+    assert classify_error(silence.value) == ExitStatus('storage', silence.value.strerror)
+
+
+def test_folder_without_store_in_bucket_is_rejected(bucket):
+    with pytest.raises(UserError, match=f'{bucket.url}/nothing'):
+        Store(f'{bucket.url}/nothing')

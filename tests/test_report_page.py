@@ -1,0 +1,331 @@
+"""HTML report in a real browser: figures, slider, filters, keys and two hundred runs."""
+
+import base64
+import gzip
+import json
+import re
+import time
+
+import numpy as np
+import pytest
+from browser import NEEDS_BROWSER, browser
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic_runs import SIZES, made_up, numbers, probe
+
+from sinklab.metrics.metric import FigureSpec
+from sinklab.metrics.registry import FIGURES
+from sinklab.report import (
+    figure_data,
+    page,
+    runs,
+    summary_table,
+)
+from sinklab.run_dir import RunDir
+
+pytestmark = pytest.mark.slow
+DARK = 'getComputedStyle(document.body).backgroundColor'
+LABEL = 'document.querySelector("#figure-{} {}").getAttribute("aria-label")'
+
+
+@pytest.fixture(scope='module')
+def tab(tmp_path_factory):
+    with browser(tmp_path_factory.mktemp('profile')) as page:
+        yield page
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """Return a folder with two seeds of a row, a row name to escape, a run without probes and a diverged run."""
+    path = tmp_path_factory.mktemp('runs')
+    published = {'sink/1': 18.18, 'valid/loss': 3.73}
+    for seed in (0, 1):
+        more = {'sink/1/context': 3.0, 'alpha/1/context': 0.2}
+        made_up(
+            path / f'softmax-{seed}',
+            'softmax',
+            seed=seed,
+            published=published,
+            more=more,
+            optimizer__weight_decay=0.1,
+        )
+    made_up(path / 'odd', 'a<b & "c"', steps=(0, 20), published={'sink/1': 41.08}, optimizer__weight_decay=0.5)
+    made_up(path / 'silent', 'silent', probes=False, end='unfinished')
+    made_up(path / 'wild', 'wild', steps=(0, 10), end='diverged')
+    names = ('softmax-0', 'softmax-1', 'odd', 'silent', 'wild')
+    page.write_report_page(path / 'report.html', runs.read_runs([f'{path}/{name}' for name in names]))
+    return path
+
+
+@pytest.fixture
+def shown(tab, folder):
+    tab.console.clear()
+    return tab.open(folder / 'report.html')
+
+
+def test_page_loads_no_resources_and_is_small(folder):
+    html = (folder / 'report.html').read_text()
+    assert not re.search(r'<(script|link|img)[^>]+(src|href)=', html), 'loads something'
+    assert 'a&lt;b &amp; &quot;c&quot;' in html
+    assert 'a<b' not in html
+    assert len(html) < 150_000
+    for text in (
+        *(picture.title for picture in FIGURES),
+        *(one for one in summary_table.RUN_HEADINGS if one != 'Sink_*'),
+    ):
+        assert text in html
+
+
+def test_page_packs_probe_values_within_one_quantization_level(folder):
+    found, arrays = unpacked(folder / 'report.html')
+    (alpha,) = (figure for figure in found['figures'] if figure['name'] == 'alpha')
+    (run,) = runs.read_runs([f'{folder}/softmax-0'])
+    values = levels(arrays, alpha['maps'][0]['values'])
+    np.testing.assert_allclose(values, run.probe_values['alpha'].ravel(), atol=1 / 65535)
+
+
+def unpacked(path):
+    """Return (descriptions of figures, bytes of arrays) of a page."""
+    packed = re.search(r'id="packed">([^<]+)<', path.read_text())[1]
+    whole = gzip.decompress(base64.b64decode(packed))
+    end = 4 + int.from_bytes(whole[:4], 'little')
+    return json.loads(whole[4:end]), whole[end:]
+
+
+def levels(arrays, place):
+    """Return the values of a map, scaled to the range from 0 to 1."""
+    kind, at, size = place
+    return np.frombuffer(arrays, f'<{kind}', size, at) / 65535
+
+
+def test_page_packs_cosines_of_every_probe_with_scale_centered_at_zero(folder):
+    found, arrays = unpacked(folder / 'report.html')
+    (cosine,) = (figure for figure in found['figures'] if figure['name'] == 'cos')
+    (run,) = runs.read_runs([f'{folder}/softmax-0'])
+    with np.load(RunDir(f'{folder}/softmax-0').probe_files[0]) as saved:
+        np.testing.assert_array_equal(run.probe_values['cos'][0], saved['cos_LH2'][..., 0] - saved['cos_LH2'][..., 1])
+    assert cosine['title'] == 'Where keys point'
+    assert cosine['low'] == -cosine['top'] < 0
+    assert cosine['maps'][0]['steps'] == run.probe_steps
+    values = cosine['low'] + levels(arrays, cosine['maps'][0]['values']) * (cosine['top'] - cosine['low'])
+    np.testing.assert_allclose(values, run.probe_values['cos'].ravel(), atol=2 * cosine['top'] / 65535)
+
+
+def test_page_has_all_figures_of_paper():
+    names = {name for name in figure_data.PAPER_FIGURES if not name.startswith('along-')}
+    assert names <= {'curves', *(picture.name for picture in FIGURES)}
+
+
+def test_compute_scale_is_centered_at_zero_for_negative_values():
+    cosine = FigureSpec('heads', 'cosine_LH', 'Queries and keys', 'cosine')
+    assert figure_data.compute_scale(cosine, [np.array([-0.5, 0.25])]) == (-0.5, 0.5)
+    assert figure_data.compute_scale(cosine, [np.array([0.125, 0.25])]) == (0.0, 0.25)
+
+
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=300), st.integers(6, 40))
+def test_select_extremes_keeps_ends_minimum_and_maximum(values, count):
+    kept = figure_data.select_extremes(values, count)
+    assert len(kept) <= count
+    assert {0, len(values) - 1} <= {*kept}
+    assert {min(values), max(values)} <= {values[at] for at in kept}
+
+
+@NEEDS_BROWSER
+def test_page_draws_every_figure_without_console_output(shown):
+    assert shown.console == []
+    kinds = [picture.kind for picture in FIGURES]
+    names = [picture.name for picture in FIGURES] + ['curves', 'context', 'numbers', 'along-optimizer.weight_decay']
+    for name in names:
+        count = f'document.querySelectorAll("[id=\\"figure-{name}\\"] .drawn :is(.path, canvas)").length'
+        assert shown.ask(count) > 0, f'{name} is not drawn'
+    assert shown.ask('document.querySelectorAll("section.figure").length') == len(names)
+    assert shown.ask('document.querySelectorAll("#figure-alpha canvas").length') == 4
+    assert shown.ask('document.querySelectorAll("#figure-attention canvas").length') == 12, 'the first of them'
+    assert kinds.count('ratios') == shown.ask('document.querySelectorAll(".cursor:not(.now)").length')
+    assert shown.ask('document.querySelectorAll(".mark").length') == 4
+    assert shown.ask(
+        '[...document.querySelectorAll("canvas, svg[role=img]")].every(one => one.ariaLabel && one.tabIndex === 0)'
+    )
+    colours = (
+        'new Set(document.querySelector("#figure-alpha canvas").getContext("2d").getImageData(0, 0, 2, 3).data).size'
+    )
+    assert shown.ask(colours) > 6
+
+
+@NEEDS_BROWSER
+def test_page_slider_and_keys_move_all_figures(shown):
+    curve, alpha, value = (
+        LABEL.format('curves', 'svg[role=img]'),
+        LABEL.format('alpha', 'canvas'),
+        LABEL.format('value', 'svg[role=img]'),
+    )
+    attention, cosine = (LABEL.format(name, 'canvas') for name in ('attention', 'cos'))
+    before = [shown.ask(label) for label in (curve, alpha, value, attention, cosine)]
+    assert 'at step 20: softmax, mean of 2 50.0' in before[0]
+    assert 'step 20' in before[1]
+    shown.ask('part("step").focus()')
+    shown.press('ArrowLeft')
+    after = [shown.ask(label) for label in (curve, alpha, value, attention, cosine)]
+    assert 'at step 10: softmax, mean of 2 25.0' in after[0]
+    assert 'step 10' in after[1]
+    assert after[2] != before[2]
+    assert 'step 10' in after[3]
+    assert ', step 20: cos' in before[4]
+    assert ', step 10: cos' in after[4]
+    shown.ask('document.activeElement.blur()')
+    shown.press('[', '[')
+    assert 'step 0' in shown.ask(alpha)
+    shown.ask('document.querySelector("#figure-curves svg[role=img]").focus()')
+    shown.press('ArrowRight')
+    assert shown.ask('part("step-said").textContent') == '10'
+    assert shown.console == []
+
+
+@NEEDS_BROWSER
+def test_page_filters_rows_layers_and_heads(shown):
+    canvases = 'document.querySelectorAll("#figure-{} canvas").length'
+    shown.ask('part("words").value = "soft"; part("words").dispatchEvent(new Event("input"))')
+    shown.settle()
+    assert shown.ask(canvases.format('alpha')) == 2
+    assert shown.ask('[...document.querySelectorAll("tr[data-arm]")].filter(row => !row.hidden).length') == 3
+    assert 'a<b' not in shown.ask(LABEL.format('curves', 'svg[role=img]'))
+    shown.ask('part("layer").value = 2; part("layer").dispatchEvent(new Event("change"))')
+    shown.ask('part("head").value = 1; part("head").dispatchEvent(new Event("change"))')
+    shown.settle()
+    titles = shown.ask('[...document.querySelectorAll("#figure-attention figcaption")].map(one => one.textContent)')
+    assert len(titles) == 2
+    assert all('layer 2 head 1' in title for title in titles)
+    shown.click('#none')
+    assert shown.ask(canvases.format('alpha')) == 0
+    assert shown.ask('document.querySelector("#figure-alpha .none").textContent') == 'no row is shown'
+    shown.click('#every')
+    assert shown.ask(canvases.format('alpha')) == 4
+    assert shown.console == []
+
+
+@NEEDS_BROWSER
+def test_page_map_is_navigated_by_keys_and_enter_selects_head(shown):
+    shown.ask('document.querySelector("#figure-alpha canvas").focus()')
+    shown.press('ArrowRight')
+    assert re.fullmatch(r'layer 3, head 2: 0\.\d{3}', shown.ask('part("said").textContent'))
+    shown.press('Enter')
+    assert shown.ask('[state.layer, state.head]') == [3, 2]
+    shown.ask('document.querySelector("#figure-alpha .values").open = true')
+    shown.until('document.querySelectorAll("#figure-alpha .values td").length')
+    assert shown.ask('document.querySelectorAll("#figure-alpha .values table").length') == 4
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize('width', [400, 1280])
+def test_page_fits_window_width_and_has_dark_theme(tab, folder, width, tmp_path):
+    colours = []
+    for dark in (False, True):
+        tab.open(folder / 'report.html', width, dark=dark)
+        assert tab.ask('document.documentElement.scrollWidth') <= width
+        colours.append(tab.ask(DARK))
+        touching = 'const boxes = [...document.querySelectorAll("h1, h2, h3, figcaption, svg, canvas, .legend")]'
+        assert tab.ask(
+            f'(() => {{ {touching}.map(one => one.getBoundingClientRect()).filter(one => one.width); return '
+            'boxes.every(one => one.right <= innerWidth + 1 && one.left >= -1) })()'
+        )
+    tab.click('#theme')
+    assert colours == ['rgb(255, 255, 255)', 'rgb(20, 23, 26)']
+    assert tab.ask(DARK) == colours[0]
+
+
+CLIPPED = 'document.querySelector("#table-{} .scroll").classList.contains("clipped")'
+HINTED = '!document.querySelector("#table-{} .hint").hidden'
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize('table', ['rows', 'runs'])
+def test_page_shows_scroll_hint_for_table_wider_than_window(tab, folder, table):
+    clipped, hinted = CLIPPED.format(table), HINTED.format(table)
+    tab.open(folder / 'report.html', 2000)
+    tab.ask('document.body.style.maxWidth = "none"')
+    tab.until(f'!{clipped}')
+    assert not tab.ask(hinted)
+    tab.resize(400)
+    tab.until(clipped)
+    assert tab.ask(hinted)
+    tab.ask(f'document.querySelector("#table-{table} .scroll").scrollLeft = 9999')
+    tab.until(f'!{clipped}')
+
+
+@NEEDS_BROWSER
+def test_page_has_no_negative_axis_for_metric_that_is_zero(tab, tmp_path):
+    run = made_up(tmp_path / 'a', 'softmax', more={'train/grad_norm': 0.0})
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs([run]))
+    tab.open(tmp_path / 'report.html')
+    ticks = tab.ask('[...document.querySelectorAll("#figure-numbers svg text")].map(one => +one.textContent)')
+    assert all(value is None or value >= 0 for value in ticks), ticks
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize('kind', ['one', 'silent', 'wild'])
+def test_page_shows_single_run(tab, tmp_path, kind):
+    more = dict(one={}, silent=dict(probes=False), wild=dict(end='diverged'))[kind]
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs([made_up(tmp_path / 'run', 'softmax', **more)]))
+    tab.console.clear()
+    tab.open(tmp_path / 'report.html', 400)
+    assert tab.console == []
+    words = dict(one='40 % of (text, layer, head)', silent='no probe yet', wild='diverged at step 20')[kind]
+    assert words in tab.ask('document.querySelector(".answer").textContent')
+    assert tab.ask('document.querySelectorAll(".path").length') > 0
+    assert tab.ask('getComputedStyle(part("layer").closest("label")).display') == (
+        'none' if kind == 'silent' else 'flex'
+    )
+
+
+@NEEDS_BROWSER
+def test_page_connects_fork_to_curve_of_parent(tab, tmp_path):
+    paths = [made_up(tmp_path / 'softmax', 'softmax'), made_up(tmp_path / 'fork', 'sigmoid', steps=(20, 30))]
+    about = json.loads((tmp_path / 'fork' / 'row.json').read_text())
+    changes = dict(config=['model.attention.similarity exp -> sigmoid'], new=[], dropped=[], data=[])
+    about['from'] = dict(run='../softmax', row='softmax', step=15, **changes)
+    (tmp_path / 'fork' / 'row.json').write_text(json.dumps(about))
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))
+    tab.console.clear()
+    tab.open(tmp_path / 'report.html')
+    assert tab.console == []
+    assert tab.ask('document.querySelectorAll("#figure-curves [stroke-dasharray=\'1 4\']").length') == 2
+    assert 'sigmoid from softmax@15: ' in tab.ask('document.querySelector(".answer").textContent')
+    assert 'similarity exp -> sigmoid' in tab.ask('document.querySelector(".note").textContent')
+
+
+def noise(step, rng):
+    return {'step': step, 'valid/loss': 3 + 3 / (1 + step / 900) + rng.random() / 9, 'alpha/1': rng.random()}
+
+
+def many(path, count, steps):
+    """Return paths of many runs with the layers and heads of the paper and three seeds per row."""
+    sizes = SIZES | dict(L=10, H=8, T=32, S=32, P=2)
+    for at in range(count):
+        row = made_up(
+            path / f'{at:03}', f'rate_{at // 3}', seed=at % 3, steps=(0,), probes=False, optimizer__rate=at // 3
+        )
+        rng = np.random.default_rng(at)
+        records = [numbers(step / 500, at % 3, probes=True) | noise(step, rng) for step in steps]
+        RunDir(row).path.joinpath('metrics.jsonl').write_text('\n'.join(map(json.dumps, records)))
+        for step in steps[::40]:
+            probe(RunDir(row).get_probe_path(step), np.random.default_rng(at + step), sizes)
+    return [f'{path}/{at:03}' for at in range(count)]
+
+
+@NEEDS_BROWSER
+@pytest.mark.exhaustive
+def test_page_of_two_hundred_runs_meets_size_and_time_limits(tab, tmp_path):
+    paths = many(tmp_path, 200, range(0, 20_000, 50))
+    begun = time.monotonic()
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))
+    took, size = time.monotonic() - begun, (tmp_path / 'report.html').stat().st_size
+    tab.console.clear()
+    tab.open(tmp_path / 'report.html')
+    drawn = int(tab.ask('document.documentElement.dataset.drawn'))
+    print(f'200 runs: written in {took:.1f} s, {size / 1e6:.2f} MB, drawn {drawn} ms after it was asked for')
+    assert size < 10e6
+    assert drawn < 2000 * 4, 'four times what an idle machine may take'
+    assert tab.console == []
+    assert tab.ask('document.querySelectorAll("#figure-alpha canvas").length') == 12
+    assert figure_data.MIN_POINTS <= figure_data.MAX_TOTAL_POINTS // 200
+    assert figure_data.MAX_MATRIX_RUNS < 200

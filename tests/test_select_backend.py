@@ -1,0 +1,232 @@
+"""How a backend is chosen, verified and refused."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import KERNELS, MASKS, alibi, interpreted, rule
+from conftest import attention, tiny
+
+from sinklab.attn import (
+    backends,
+    cudnn,
+    finalize,
+    reference,
+)
+from sinklab.attn import mask as masks
+from sinklab.attn.backends import BackendChoice, explain_unsupported, select_backend
+from sinklab.attn.spec import AttentionProblem, RelativePositionBias, ScoreBias
+from sinklab.config.spec import Hardware
+from sinklab.errors import UserError
+from sinklab.model.attention import make_attention_problem as case_of
+from sinklab.parallel import device_mesh, sharding
+
+pytestmark = pytest.mark.usefixtures('small_blocks')
+PLAIN = AttentionProblem(rule(attention('exp', 'sum'), masks.make_causal_mask(256)), 2, 64, 64, 'bfloat16')
+
+
+def of(*pair, length=256, power=2.0, **how):
+    return dict(spec=rule(attention(*pair, power=power), masks.make_causal_mask(length), **how))
+
+
+TABLE = ScoreBias(RelativePositionBias(lambda table, distance: distance, np.zeros((1, 1)), is_elementwise=False))
+
+
+@pytest.mark.parametrize(
+    ('wanted', 'platform', 'case', 'message'),
+    [
+        ('tpu', 'cpu', {}, 'it is for tpu, and the devices here are cpu'),
+        ('cudnn', 'gpu', of('sigmoid', 'none'), 'it knows softmax alone'),
+        (
+            'cudnn',
+            'gpu',
+            dict(spec=rule(attention('exp', 'sum'), masks.make_prefix_mask(256, 3))),
+            'neither causal',
+        ),
+        ('tpu', 'tpu', of('softpick', 'sum'), 'softpick'),
+        ('tpu', 'tpu', of('exp', 'sum', bias=TABLE), 'a learned table'),
+        ('tpu', 'tpu', of('sigmoid', 'p_norm', power=5.0), 'may underflow'),
+        ('tpu', 'tpu', dict(width=512, value_width=512), 'heads wider than 256'),
+        ('tpu', 'tpu', of('exp', 'sum', length=2**20), 'does not stay on the chip'),
+    ],
+)
+def test_a_backend_that_cannot_is_refused_with_what_can(wanted, platform, case, message):
+    with pytest.raises(UserError, match=message) as refused:
+        select_backend(wanted, platform, dataclasses.replace(PLAIN, **case))
+    assert 'auto, dense, chunked' in str(refused.value)
+
+
+def test_a_causal_window_is_given_to_cudnn_as_one():
+    assert cudnn.find_causal_window(masks.make_causal_mask(8)) == 7
+    assert cudnn.find_causal_window(masks.make_causal_mask(8) & masks.make_window_mask(8, 3)) == 2
+    assert cudnn.find_causal_window(masks.make_prefix_mask(8, 3)) is None
+    assert (
+        cudnn.find_causal_window(masks.make_causal_mask(8) & masks.make_document_mask(jnp.zeros((1, 8), int))) is None
+    )
+
+
+@pytest.mark.slow
+def test_cudnn_is_given_the_scale_of_the_operation(monkeypatch):
+    own, asked = jax.nn.dot_product_attention, rule(attention('exp', 'sum'), masks.make_causal_mask(16))
+    monkeypatch.setattr(
+        jax.nn, 'dot_product_attention', lambda *arrays, **how: own(*arrays, **how | dict(implementation='xla'))
+    )
+    query, key, value = (jax.random.normal(jax.random.key(seed), (1, 16, 2, 8)) for seed in range(3))
+    for scale in (None, 0.7):
+        scaled = dataclasses.replace(asked, operation=dataclasses.replace(asked.operation, scale=scale))
+        found, expected = (attend(query, key, value, scaled) for attend in (cudnn.attend, reference.attend))
+        np.testing.assert_allclose(found.output_BTHK, expected.output_BTHK, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('layout', [Hardware(data=2, tensor=2), Hardware(tensor=2), Hardware()], ids=str)
+def test_cudnn_is_given_what_a_device_has_of_sequences_and_heads(monkeypatch, layout):
+    asked, own = rule(attention('exp', 'sum'), masks.make_causal_mask(16)), jax.nn.dot_product_attention
+    query, key, value = (jax.random.normal(jax.random.key(seed), (4, 16, 4, 8)) for seed in range(3))
+    key, value = key[:, :, ::2], value[:, :, ::2]
+    shapes = []
+
+    def by_xla(*arrays, implementation, local_window_size, **how):
+        shapes.append([array.shape for array in arrays])
+        return own(*arrays, implementation='xla', local_window_size=local_window_size, **how)
+
+    expected, residual = own(query, key, value, is_causal=True, implementation='xla', return_residual=True)
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', by_xla)
+    mesh = device_mesh.make_mesh(layout)
+    with jax.set_mesh(mesh):
+        found = jax.jit(lambda *arrays: cudnn.attend(*arrays, asked))(query, key, value)
+    rows, heads = 4 // sharding.count_shards(mesh), 2 // mesh.shape['tensor']
+    assert shapes == [[(rows, 16, 2 * heads, 8), (rows, 16, heads, 8), (rows, 16, heads, 8)]]
+    np.testing.assert_allclose(found.output_BTHK, expected, atol=1e-6)
+    np.testing.assert_allclose(found.row_stats.shift_BHT, residual.swapaxes(1, 2), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypatch):
+    asked = rule(attention('exp', 'p_norm'), MASKS['window'](256), 1, alibi(columns=1))
+    case = dataclasses.replace(PLAIN, spec=asked)
+    with interpreted():
+        assert select_backend('auto', 'tpu', case) == BackendChoice('tpu')
+        monkeypatch.setattr(finalize, 'attend', doubled(finalize.attend))
+        choice = select_backend('auto', 'tpu', case)
+    assert choice.backend == 'chunked'
+    assert 'wrong on these devices' in str(choice)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'changes',
+    [
+        dict(model__mask__window=5, model__position='alibi'),
+        dict(model__mask__prefix=3, model__columns__kind='kv'),
+        dict(model__mask__document=True, model__columns__kind='sink_token', model__position='relative_paper_code'),
+    ],
+)
+def test_a_backend_is_verified_under_the_mask_and_the_curve_of_the_run(changes):
+    """The first queries and keys of what the model is trained with, and of its first heads."""
+    spec = tiny(**changes, model__attention__similarity='sigmoid', model__attention__normalizer='none')
+    whole, length = case_of(spec.model, 16), 12
+    shown = backends.truncate_problem(whole, length)
+    keys, columns = shown.spec.mask.num_keys, whole.spec.num_learned_kv
+    seen = np.asarray(whole.spec.materialize_mask(16))[:, :, :length]
+    np.testing.assert_array_equal(shown.spec.materialize_mask(keys), seen[..., : columns + keys])
+    assert not seen[..., columns + keys :].any()
+    added = np.broadcast_to(whole.spec.materialize_bias(16), (1, 4, whole.num_queries, columns + 16))
+    expected = added[:, : shown.heads, :length, : columns + keys]
+    np.testing.assert_array_equal(np.broadcast_to(shown.spec.materialize_bias(keys), expected.shape), expected)
+
+
+@pytest.mark.parametrize('platform', ['tpu', 'gpu'])
+@pytest.mark.parametrize('operation', KERNELS, ids='-'.join)
+def test_kernels_say_that_they_cover_every_operation_but_softpick(operation, platform):
+    asked = rule(attention(*operation), masks.make_causal_mask(4096), 1, alibi(columns=1))
+    assert explain_unsupported(platform, platform, AttentionProblem(asked, 8, 128, 128, 'bfloat16')) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('poisoned', range(3))
+def test_a_kernel_that_gives_no_number_is_wrong(monkeypatch, poisoned):
+    """Of any of its gradients, whatever the others are."""
+
+    @jax.custom_vjp
+    def poison(*arrays):
+        return arrays
+
+    def backward(_, d_arrays):
+        return tuple(d if at != poisoned else jnp.full_like(d, jnp.nan) for at, d in enumerate(d_arrays))
+
+    poison.defvjp(lambda *arrays: (arrays, None), backward)
+    attend = finalize.attend
+    monkeypatch.setattr(finalize, 'attend', lambda kernels, q, k, v, *how: attend(kernels, *poison(q, k, v), *how))
+    with interpreted():
+        assert backends.measure_error('tpu', PLAIN) == float('inf')
+
+
+@pytest.mark.slow
+def test_a_kernel_that_cannot_be_lowered_is_replaced_and_named_as_failed():
+    """Off a TPU, Pallas raises ValueError while it lowers a kernel for TPUs."""
+    choice = select_backend('auto', 'tpu', PLAIN)
+    assert (choice.backend, choice.failed_backends) == ('chunked', ('tpu',))
+    assert 'ValueError' in choice.rejection_reasons['tpu']
+    assert choice.rejection_reasons['tpu'] in choice.describe_fallback()
+
+
+def test_a_backend_that_does_not_cover_a_case_has_not_failed():
+    choice = select_backend('auto', 'tpu', dataclasses.replace(PLAIN, **of('softpick', 'sum')))
+    assert (choice.backend, choice.failed_backends, choice.describe_fallback()) == ('chunked', (), None)
+
+
+@pytest.mark.parametrize(
+    'failure',
+    [
+        NotImplementedError('no such primitive'),
+        jax.errors.JaxRuntimeError('INTERNAL: Mosaic failed to compile TPU kernel'),
+        RuntimeError('cuDNN is not detected.'),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_what_jax_cannot_trace_or_compile_is_passed_over(monkeypatch, failure):
+    monkeypatch.setattr(finalize, 'attend', raising(failure))
+    choice = select_backend('auto', 'tpu', PLAIN)
+    assert (choice.backend, choice.failed_backends) == ('chunked', ('tpu',))
+    assert str(failure) in str(choice)
+
+
+@pytest.mark.parametrize(
+    'bug',
+    [
+        *(TypeError('unsupported operand'), ValueError('shapes do not fit'), AttributeError('no such field')),
+        *(RuntimeError('dictionary changed size'), RecursionError('too deep'), AssertionError()),
+    ],
+    ids=lambda bug: type(bug).__name__,
+)
+def test_a_bug_in_a_kernel_ends_the_choice_and_is_not_hidden_by_another_backend(monkeypatch, bug):
+    monkeypatch.setattr(finalize, 'attend', raising(bug))
+    with pytest.raises(type(bug)) as raised:
+        select_backend('auto', 'tpu', PLAIN)
+    assert raised.value is bug
+
+
+def test_jax_still_says_that_cudnn_is_missing_in_the_words_that_are_looked_for():
+    arrays = [jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)] * 3
+    by_cudnn = functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation='cudnn')
+    with pytest.raises(RuntimeError, match=backends.NO_CUDNN_MESSAGE):
+        jax.eval_shape(by_cudnn, *arrays)
+
+
+def raising(failure):
+    def fail(*given, **how):
+        raise failure
+
+    return fail
+
+
+def doubled(attend):
+    def twice(*given):
+        found = attend(*given)
+        return found._replace(output_BTHK=2 * found.output_BTHK)
+
+    return twice

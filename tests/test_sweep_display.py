@@ -1,0 +1,188 @@
+"""Display of sweeps: live bars in a terminal, plain lines elsewhere, and terminal cleanup."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import tiny
+
+from sinklab.cli import progress
+from sinklab.cli.sweep import train_runs
+from sinklab.run_dir import RunDir
+from sinklab.sweep.plan import SweepRun
+
+HERE = Path(__file__).parent
+# Program without JAX that writes the records of a run and handles SIGINT as a run does.
+CHILD = """
+import json, os, signal, sys, time
+def write(**content):
+    print('\\x1e' + json.dumps(content), file=sys.stderr, flush=True)
+def stop(number, frame):
+    time.sleep(0.5)
+    write(end='stopped', words='saved at step 2')
+    print('sinklab train: saved at step 2; resume with: sinklab train', file=sys.stderr, flush=True)
+    raise SystemExit(130)
+signal.signal(signal.SIGINT, stop)
+assert os.environ['SINKLAB_PROGRESS'] == 'json'
+write(note='attention: dense')
+write(record={'step': 0, 'sink/1': 0.0})
+write(record={'step': 2, 'train/loss': 4.25, 'speed/tokens_per_second': 1234.0})
+write(warning='a warning')
+print('words of a library')
+while len(sys.argv) > 1:
+    time.sleep(0.05)
+write(record={'step': 8, 'train/loss': 3.5, 'sink/1': 53.25})
+write(end='done', words='')
+"""
+
+
+class Held:
+    """Lease without competitors."""
+
+    def mark_stopping(self):
+        pass
+
+    def check(self):
+        pass
+
+
+def sweep(folder, *waits):
+    """Train two runs in processes of CHILD with the display of a sweep."""
+    runs = [SweepRun(name, 0, RunDir(f'{folder}/{name}'), None, tiny()) for name in ('softmax', 'sigmoid')]
+    train_runs(runs, lambda run: [sys.executable, '-c', CHILD, *waits], Held(), jobs=1)
+    return runs
+
+
+def in_terminal(code, keys=(), columns=80, term='xterm-256color', seconds=60):
+    """Run code in a terminal and return (output, exit code); press each of `keys` after its text appears.
+
+    Kill a program that runs for longer than `seconds`.
+    """
+    environment = {**os.environ, 'TERM': term, 'COLUMNS': str(columns), 'PYTHONPATH': f'{HERE}:{HERE.parent}'}
+    environment.pop('NO_COLOR', None)
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execve(sys.executable, [sys.executable, '-c', code], environment)
+    said, keys, end = b'', list(keys), time.monotonic() + seconds
+    while time.monotonic() < end:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                more = os.read(terminal, 65536)
+            except OSError:
+                break
+            said += more
+        if keys and keys[0][0] in said:
+            os.write(terminal, keys.pop(0)[1])
+    else:
+        os.kill(pid, signal.SIGKILL)
+    return said.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def screen(said):
+    """Return the final lines of a terminal, after carriage returns, moves up and erased lines."""
+    lines, at, column = [''], 0, 0
+    for sign in re.findall(r'\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+', said):
+        if sign == '\r':
+            column = 0
+        elif sign == '\n':
+            at += 1
+            lines += [''] * (at + 1 - len(lines))
+        elif sign.startswith('\x1b'):
+            if sign.endswith('A'):
+                at = max(0, at - int(sign[2:-1] or 1))
+            elif sign == '\x1b[2K':
+                lines[at] = ''
+        else:
+            lines[at] = lines[at].ljust(column)[:column] + sign + lines[at][column + len(sign) :]
+            column += len(sign)
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+@pytest.mark.slow
+def test_in_terminal_kills_program_after_timeout():
+    said, code = in_terminal('import time; print("begun", flush=True); time.sleep(600)', seconds=2)
+    assert code == -signal.SIGKILL
+    assert said.strip() == 'begun'
+
+
+SWEEP = (
+    'import sys\nfrom sinklab.sweep import run\nrun.prepare_stores '
+    '= lambda runs: None\nfrom test_sweep_display import sweep\n'
+)
+
+
+@pytest.mark.slow
+def test_bars_show_loss_and_sink_and_are_erased(tmp_path):
+    said, code = in_terminal(f'{SWEEP}sweep({str(tmp_path)!r})')
+    assert code == 0, said
+    plain = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', said)
+    assert re.search(r'softmax +\S+ +8/8 +loss 3\.500 +Sink_1 +53\.2 %', plain)
+    assert re.search(r'all runs +\S+ +1/2', plain), 'one bar of all runs, where they are more than come at once'
+    assert not any('8/8' in line or 'all runs' in line for line in screen(said))
+    left = [(row, words) for row in ('softmax', 'sigmoid') for words in ('a warning', 'words of a library')]
+    assert [(row in line, words in line) for (row, words), line in zip(left, screen(said), strict=True)] == [
+        (True, True)
+    ] * 4
+    assert 'attention: dense' not in plain
+    assert max(map(len, plain.replace('\r', '\n').splitlines())) <= 80
+
+
+@pytest.mark.slow
+def test_ctrl_c_restores_terminal_and_cursor(tmp_path):
+    code = f'{SWEEP}runs = sweep({str(tmp_path)!r}, "wait")\nprint("ended", [run.outcome for run in runs])'
+    said, code = in_terminal(code, [(b'4.250', b'\x03')])
+    assert code == 0, said
+    assert '\x1b[?25l' not in said, 'a process that is killed could not show the cursor again'
+    last = [line.removeprefix('^C') for line in screen(said)]
+    warning, words, end = last
+    assert re.fullmatch('softmax.* a warning', warning)
+    assert re.fullmatch('softmax.* words of a library', words)
+    assert end == "ended ['to do', 'to do']", 'what this test prints'
+    assert 'stopping' in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('term', ['dumb', 'a pipe'])
+def test_output_without_erasable_terminal_is_plain_lines(tmp_path, term):
+    code = f'{SWEEP}sweep({str(tmp_path)!r})'
+    if term == 'dumb':
+        said = in_terminal(code, term=term)[0].replace('\r\n', '\n')
+    else:
+        environment = {**os.environ, 'FORCE_COLOR': '1', 'PYTHONPATH': f'{HERE}:{HERE.parent}'}
+        said = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True).stderr
+    assert '\x1b' not in said
+    first, second = re.split(r'^\[2/2\] sigmoid, seed 0\n', said, flags=re.MULTILINE)
+    begin, *lines = first.splitlines()
+    assert re.fullmatch(r'\[1/2\] softmax, seed 0', begin)
+    assert all(line.startswith('softmax, seed 0') for line in lines), 'each line names its run'
+    assert all(line.startswith('sigmoid, seed 0') for line in second.splitlines()[: len(lines)])
+    contents = ['dense', 'step 0/8', 'a warning', 'words of a library', 'step 8/8']
+    assert [content in line for content, line in zip(contents, lines, strict=True)] == [True] * 5
+    start, end = (next(line for line in lines if f'step {step}/8' in line) for step in (0, 8))
+    assert re.findall(r'[\d.,]+', start.partition('step ')[2]) == ['0', '8', '1', '0.0'], 'no loss and no speed yet'
+    assert re.findall(r'[\d.,]+', end.partition('step ')[2]) == ['8', '8', '3.500', '1,234', '1', '53.2']
+
+
+def test_progress_callback_writes_records_of_sweep_run(monkeypatch, capsys):
+    monkeypatch.setenv(progress.PROGRESS_VARIABLE, 'json')
+    with progress.ProgressCallback('mine', tiny()) as shown:
+        shown.on_train_begin(0, 'dense', ['a 1 -> 2'])
+        shown.on_record({'step': 8, 'train/loss': 2.0, 'sink/1': 5.0, 'other': 1.0}, written=True)
+    records = [progress.parse_record(line) for line in capsys.readouterr().err.split('\n')]
+    assert {'note': 'attention: dense'} in records
+    assert {'warning': 'since step 0: a 1 -> 2'} in records
+    assert records[-2] == {'record': {'step': 8, 'train/loss': 2.0, 'sink/1': 5.0}}
+
+
+@pytest.mark.parametrize('line', ['', 'words', '{"record": {}}', '\x1e', '\x1e[1]', '\x1e{', '\x1enull'])
+def test_parse_record_returns_none_for_other_lines(line):
+    assert progress.parse_record(line) is None
+    assert progress.parse_record('\x1e' + json.dumps({'end': 'done'})) == {'end': 'done'}

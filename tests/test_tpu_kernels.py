@@ -1,0 +1,139 @@
+"""Tests of TPU kernels with the TPU compiler of libtpu, without a TPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import rule, steep
+from conftest import attention, tiny
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
+
+from sinklab.attn import mask as masks
+from sinklab.attn.backends import BACKENDS
+from sinklab.attn.spec import RelativePositionBias, ScoreBias
+from sinklab.config.spec import Hardware
+from sinklab.model.positions import compute_alibi_slopes, compute_buckets
+from sinklab.parallel import sharding
+from sinklab.parallel.device_mesh import MESH_AXES
+from sinklab.planning import topology
+from sinklab.train import state, step
+
+pytestmark = pytest.mark.skipif(
+    topology.find_libtpu() is None,
+    reason='libtpu, which has the compiler, could not be installed; pip install libtpu',
+)
+LENGTH, HEADS = 8192, 2
+PLACES = np.arange(LENGTH)[None]
+CURVES = {
+    'none': None,
+    'alibi': RelativePositionBias(steep, compute_alibi_slopes(HEADS)[:, None]),
+    'buckets': RelativePositionBias(lambda _, distance: compute_buckets(distance), np.zeros((1, 0))),
+}
+OPERATIONS = [('exp', 'plus_one'), ('sigmoid', 'none'), ('elu1', 'p_norm')]
+
+
+def compiled(chip, operation, backend='tpu', width=128, dtype=jnp.bfloat16, curve='none', documents=False):
+    """Compile forward and backward for one chip."""
+    where = SingleDeviceSharding(topology.make_tpu_devices(chip)[0])
+    bias = ScoreBias(CURVES[curve], PLACES, PLACES)
+
+    def total(query, key, value, start_BT):
+        mask = (
+            masks.make_causal_mask(LENGTH) & masks.make_document_mask(start_BT)
+            if documents
+            else masks.make_causal_mask(LENGTH)
+        )
+        asked = rule(attention(*operation), mask, bias=bias)
+        return jnp.sum(BACKENDS[backend].attend(query, key, value, asked).output_BTHK ** 2)
+
+    head = jax.ShapeDtypeStruct((1, LENGTH, HEADS, width), dtype, sharding=where)
+    start_BT = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32, sharding=where)
+    return jax.jit(jax.grad(total, (0, 1, 2))).lower(head, head, head, start_BT).compile()
+
+
+def square(compiled):
+    """Return temporary memory in units of the square matrix of one head with one byte per element."""
+    return compiled.memory_analysis().temp_size_in_bytes / LENGTH**2
+
+
+PRIMITIVES = ('exp', 'sum'), ('sigmoid', 'none')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('chip', 'operation', 'more'),
+    [
+        ('v5e:2x2', ('elu1', 'p_norm'), dict(width=64, curve='buckets')),
+        ('v5p:2x2x1', ('sigmoid', 'none'), dict(width=128, dtype=jnp.float32)),
+        ('v6e:2x2', ('exp', 'plus_one'), dict(width=96, curve='alibi', documents=True)),
+    ],
+)
+def test_kernels_compile_without_square_matrix(chip, operation, more):
+    """Test each chip, operation, width, dtype, mask and position bias once; the tests below combine them."""
+    assert square(compiled(chip, operation, **more)) < 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('chip', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'])
+@pytest.mark.parametrize('operation', OPERATIONS)
+def test_kernels_compile_for_each_chip_without_square_matrix(chip, operation):
+    assert square(compiled(chip, operation)) < 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(('width', 'dtype'), [(64, jnp.bfloat16), (96, jnp.bfloat16), (128, jnp.float32)])
+@pytest.mark.parametrize('operation', PRIMITIVES)
+def test_kernels_compile_for_every_width_and_dtype(width, dtype, operation):
+    assert square(compiled('v5e:2x2', operation, width=width, dtype=dtype)) < 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(('curve', 'documents'), [('none', True), ('alibi', True), ('buckets', False)])
+@pytest.mark.parametrize('operation', PRIMITIVES)
+def test_kernels_compile_for_every_mask_and_position_bias(curve, documents, operation):
+    assert square(compiled('v5e:2x2', operation, curve=curve, documents=documents)) < 1
+
+
+@pytest.mark.slow
+def test_dense_attention_allocates_square_matrix():
+    assert square(compiled('v5e:2x2', ('exp', 'sum'), backend='dense')) > 1
+
+
+@pytest.mark.slow
+def test_training_step_compiles_for_mesh_of_chips():
+    hardware = Hardware(data=1, fsdp=2, tensor=2, attention='tpu')
+    spec = tiny(model__head_width=64, model__width=256, model__dtype='bfloat16', data__length=256)
+    chips = np.array(topology.make_tpu_devices('v5e:2x2')).reshape(1, 2, 2)
+    mesh = Mesh(chips, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh):
+        batch = jax.ShapeDtypeStruct((4, 257), jnp.int32, sharding=sharding.make_batch_sharding(mesh, (4, 257)))
+        request = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=sharding.make_per_device_sharding(mesh))
+        advance = step.make_train_step(spec, hardware, mesh, 'tpu')
+        text = advance.lower(state.make_abstract_state(spec, mesh), batch, request).compile().as_text()
+    assert 'sinklab_softmax_forward' in text
+    assert 'sinklab_softmax_backward' in text
+
+
+COST = Path(__file__).parents[1] / 'benchmarks' / 'tpu_cost.py'
+FIGURES = json.loads(COST.with_suffix('.json').read_text())
+KINDS = [f'{kind} {direction}' for kind in ('softmax', 'sigmoid', 'splash') for direction in ('forward', 'backward')]
+
+
+@pytest.mark.exhaustive  # one of them is in test_benchmarks
+@pytest.mark.skipif(
+    topology.find_libtpu_version() != FIGURES['versions']['libtpu'], reason='the figures are of another libtpu'
+)
+def test_kernels_cost_matches_committed_figures_and_limits():
+    command = [sys.executable, COST, '--check', '--chips=v6e', f'--kernels={",".join(KINDS)}']
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+def test_unknown_topology_is_rejected():
+    with pytest.raises(topology.UserError, match='v5e:3x3'):
+        topology.make_tpu_devices('v5e:3x3')

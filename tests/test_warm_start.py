@@ -1,0 +1,216 @@
+"""Forks: continuation from a checkpoint of another run, copied and new parameters, and refusals."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from checkpoint_damages import flip
+from conftest import operation, tiny
+from runs import Died, Dying, assert_same, restored, timeless
+
+from sinklab.checkpoint import digests
+from sinklab.config.spec import Hardware
+from sinklab.data.batches import load_run_data
+from sinklab.errors import UserError
+from sinklab.parallel import device_mesh
+from sinklab.report import page, runs
+from sinklab.run_dir import RunDir
+from sinklab.storage import atomic_write as files
+from sinklab.train import (
+    loop,
+    setup,
+    state,
+    warm_start,
+)
+
+pytestmark = pytest.mark.slow
+KV = dict(model__columns__kind='kv')
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch):
+    """Make the disk show writes at once."""
+    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
+
+
+@pytest.fixture(scope='module')
+def spec(corpus):
+    return tiny(data__source=corpus, checkpoint__every_steps=4)
+
+
+@pytest.fixture(scope='module')
+def parent(spec, tmp_path_factory):
+    """Return a run with checkpoints at steps 4 and 8; 8 is its last step."""
+    folder = RunDir(tmp_path_factory.mktemp('runs') / 'parent')
+    loop.train(spec, Hardware(), folder, dict(row='softmax'))
+    return folder
+
+
+@pytest.fixture
+def origin(parent, spec):
+    return warm_start.WarmStart(parent, 4, spec)
+
+
+def changed(spec, **changes):
+    return tiny(**{'data__source': spec.data.source, 'checkpoint__every_steps': 4, **changes})
+
+
+def train(spec, path, origin, *listeners, row='fork'):
+    return loop.train(spec, Hardware(), RunDir(path), dict(row=row), *listeners, origin=origin)
+
+
+def test_unchanged_fork_continues_parent_bitwise(parent, spec, origin, tmp_path):
+    records = train(spec, tmp_path / 'fork', origin)
+    after = timeless(parent.read_records(), after=4)
+    assert timeless(records, after=4) == after
+    assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
+    assert 'valid/loss' in records[0], 'what it comes with is measured, as a fresh run is'
+    assert_same(restored(RunDir(tmp_path / 'fork'), spec, 8), restored(parent, spec, 8))
+
+
+def test_fork_with_checkpoint_does_not_need_parent(parent, spec, origin, tmp_path):
+    shutil.copytree(parent.path, tmp_path / 'parent')
+    origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
+    with pytest.raises(Died):
+        train(spec, tmp_path / 'fork', origin, Dying(6))
+    shutil.rmtree(tmp_path / 'parent')
+    assert timeless(train(spec, tmp_path / 'fork', None), after=4) == timeless(parent.read_records(), after=4)
+    shutil.rmtree(tmp_path / 'fork' / 'checkpoints')
+    with pytest.raises(UserError, match=r'step 4 of \.\./parent.*--from'):
+        train(spec, tmp_path / 'fork', None)
+
+
+def test_fork_copies_parameters_by_name_and_initializes_new_ones(parent, spec, origin):
+    other, mesh = changed(spec, **KV, seed=5), device_mesh.make_mesh(Hardware())
+    with jax.set_mesh(mesh):
+        carried, fresh = (
+            warm_start.flatten_by_path(made)
+            for made in (warm_start.load_origin_state(origin, other, mesh), state.create_state(other, mesh))
+        )
+    before = warm_start.flatten_by_path(restored(parent, spec, 4))
+    assert before.keys() < carried.keys() == fresh.keys()
+    for name, leaf in carried.items():
+        np.testing.assert_array_equal(leaf, before[name] if name in before else fresh[name])
+    new = carried.keys() - before.keys()
+    assert {name for name in new if np.any(carried[name])} == {name for name in new if 'params' in name}
+
+
+def test_describe_lineage_lists_new_dropped_and_changed_fields(spec, origin, tmp_path):
+    other, folder = changed(spec, **KV, model__norm='post', optimizer__weight_decay=0.3), RunDir(tmp_path / 'fork')
+    lineage = warm_start.describe_lineage(origin, other, folder, load_run_data(other).fingerprint)
+    assert lineage['new'] == [
+        *('blocks.attention.columns.key_HK', 'blocks.attention.columns.value_HK'),
+        *('blocks.attention_norms.joined.gain_D', 'blocks.ffn_norms.joined.gain_D'),
+    ]
+    norms = ['blocks.attention_norms.before.gain_D', 'blocks.ffn_norms.before.gain_D', 'norm.gain_D']
+    assert lineage['dropped'] == norms
+    assert 'optimizer.weight_decay 0.1 -> 0.3' in lineage['config']
+    assert (folder.path / lineage['run']).resolve() == origin.run_dir.path.resolve()
+    assert (lineage['row'], lineage['step'], lineage['data']) == ('softmax', 4, [])
+
+
+def test_describe_lineage_reports_changed_data_seed(spec, origin, tmp_path):
+    other = changed(spec, data__seed=3)
+    lineage = warm_start.describe_lineage(origin, other, RunDir(tmp_path / 'fork'), load_run_data(other).fingerprint)
+    assert lineage['data'] == ['seed 0 -> 3']
+
+
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        (
+            dict(model__width=32),
+            r'\w+ has the shape \(2, 16.*\) in --from=.*@4 and \(2, 32.*\) here \(model.width 16 -> 32',
+        ),
+        (dict(model__layers=3), r'has the shape \(2, .*model\.layers 2 -> 3'),
+        (dict(model__vocabulary=310), r'\(300, 16\) in .* and \(310, 16\) here'),
+        (dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None), 'optimizer.name is adamw in'),
+        (dict(optimizer__steps=4), 'leaves nothing to train of config.optimizer.steps=4'),
+    ],
+)
+def test_fork_refuses_incompatible_changes_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, words):
+    monkeypatch.setattr(setup, 'load_run_data', lambda spec, share: pytest.fail('data was read'))
+    with pytest.raises(UserError, match=words):
+        train(changed(spec, **changes), tmp_path / 'fork', origin)
+    assert not (tmp_path / 'fork').exists()
+
+
+def test_describe_lineage_refuses_changed_data_and_tokenizer(spec, origin, tmp_path):
+    found = load_run_data(spec).fingerprint
+    for data, words in (
+        (dict(found, store='x'), 'on other data .*restore that data'),
+        (dict(found, tokenizer='x'), 'ids'),
+    ):
+        with pytest.raises(UserError, match=words):
+            warm_start.describe_lineage(origin, changed(spec, optimizer__steps=9), RunDir(tmp_path / 'fork'), data)
+
+
+def test_report_shows_fork_of_fork_as_branches(parent, spec, origin, tmp_path):
+    sigmoid = operation(spec, 'sigmoid', 'none')
+    there = RunDir(tmp_path / 'there')
+    train(sigmoid, there.path, origin, row='sigmoid')
+    longer = dataclasses.replace(spec.optimizer, steps=10)
+    back = dataclasses.replace(spec, optimizer=longer)
+    train(back, tmp_path / 'back', warm_start.WarmStart(there, 8, sigmoid), row='softmax')
+    found = runs.read_runs([str(parent), str(there), str(tmp_path / 'back')])
+    assert [run.name for run in found] == ['softmax', 'sigmoid from softmax@4', 'softmax from sigmoid@8']
+    (first, steps, values), (second, *_) = runs.find_branches(found, 'sink/1')
+    assert (first, second, steps) == (1, 2, [4, 4])
+    sinks = dict(zip(*found[0].get_curve('sink/1'), strict=True))
+    assert values == [(sinks[0] + sinks[8]) / 2, found[1].get_curve('sink/1')[1][0]]
+    assert runs.find_branches(found[1:2], 'sink/1') == [], 'its parent is not shown'
+    page.write_report_page(tmp_path / 'report.html', found)
+    html = (tmp_path / 'report.html').read_text(encoding='utf-8')
+    assert 'model.attention.similarity exp -&gt; sigmoid' in html
+    assert json.loads((tmp_path / 'back' / 'row.json').read_text())['from']['run'] == '../there'
+
+
+def test_fork_refuses_damaged_parent_checkpoint(parent, spec, origin, tmp_path):
+    shutil.copytree(parent.path, tmp_path / 'parent')
+    shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '4' / 'state')
+    damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
+    with pytest.raises(UserError, match=r'checkpoints/4 .*\[8\]'):
+        train(spec, tmp_path / 'fork', damaged)
+    assert not (tmp_path / 'fork').exists()
+
+
+def begun(spec, origin, path):
+    """Make a fork that was killed while it saved its first checkpoint."""
+    with pytest.raises(Died):
+        train(spec, path, origin, Dying(5))
+    (path / 'metrics.jsonl').unlink()
+    (path / 'digests' / '4' / '0.json').unlink()
+    return path
+
+
+def test_fork_with_interrupted_first_checkpoint_copies_parent_again(parent, spec, origin, tmp_path):
+    path = begun(spec, origin, tmp_path / 'fork')
+    shutil.copytree(path, tmp_path / 'alone')
+    records = train(spec, path, origin)
+    assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
+    assert timeless(records, after=4) == timeless(parent.read_records(), after=4)
+    with pytest.raises(UserError, match=r'step 4 of .*/parent.*--from'):
+        train(spec, tmp_path / 'alone', None)
+
+
+def test_fork_refuses_parent_replaced_since_start(parent, spec, origin, tmp_path):
+    path = begun(spec, origin, tmp_path / 'fork')
+    shutil.copytree(parent.path, tmp_path / 'parent')
+    again = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
+    digests.write_digests(again.run_dir, 4, 0, 1, seconds=9.0)
+    with pytest.raises(UserError, match='parent/checkpoints/4'):
+        train(spec, path, again)
+    assert RunDir(path).list_checkpoint_steps() == []
+
+
+def test_fork_refuses_parent_damaged_since_start(parent, spec, origin, tmp_path):
+    path = begun(spec, origin, tmp_path / 'fork')
+    shutil.copytree(parent.path, tmp_path / 'parent')
+    damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
+    flip(damaged.run_dir, 4, np.random.default_rng(0))
+    with pytest.raises(UserError, match=r'checkpoints/4 .*sound'):
+        train(spec, path, damaged)
+    assert RunDir(path).list_checkpoint_steps() == []

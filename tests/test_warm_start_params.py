@@ -1,0 +1,305 @@
+"""Forks from parameters alone: runs from step 0 with a new optimizer state, schedule and data."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from conftest import operation, some, tiny
+from runs import Died, Dying, assert_same, parameters, restored, timeless
+from stores import chat, made
+from thread_group import alike
+
+from sinklab.checkpoint.checkpointer import Checkpointer
+from sinklab.checkpoint.checkpointer import restore_parameters as nested
+from sinklab.cli.config_flags import describe_optimizer_source, load_run_config, load_spec
+from sinklab.cli.main import main
+from sinklab.config.spec import Hardware, WarmStartTakes
+from sinklab.config.validate import parse_config
+from sinklab.configs import default, fine_tuning
+from sinklab.data.batches import load_run_data
+from sinklab.errors import UserError
+from sinklab.report import runs
+from sinklab.run_dir import RunDir
+from sinklab.storage import atomic_write as files
+from sinklab.train import (
+    loop,
+    setup,
+    state,
+    step,
+    warm_start,
+)
+from sinklab.train.optimizer import make_schedule
+
+SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None)
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch):
+    """Make written files visible without delay."""
+    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
+
+
+def train(spec, path, origin, *listeners, row='tuned'):
+    return loop.train(spec, Hardware(), RunDir(path), dict(row=row), *listeners, origin=origin)
+
+
+def imported(path, **more):
+    """Return the run folder of an imported Hugging Face model, without parameters."""
+    config = default.get_config()
+    config.update_from_flattened_dict(fine_tuning.IMPORTED_MODEL_OPTIMIZER)
+    folder, about = (
+        RunDir(path),
+        dict(config='hf:theirs', row='theirs', size=None, overrides={}, diff={}, published={}),
+    )
+    folder.initialize(parse_config(config.to_dict()), about | dict(source='hf:theirs') | more)
+    return folder
+
+
+def test_imported_model_uses_fine_tuning_defaults(tmp_path):
+    folder = imported(tmp_path / 'theirs', optimizer_defaults='configs/fine_tuning.py')
+    spec, row = load_run_config(folder, 'ours', ['--config.optimizer.steps=20', '--config.data.length=32'])
+    optimizer = spec.optimizer
+    assert (optimizer.peak_learning_rate, optimizer.weight_decay, optimizer.beta2) == (2e-5, 0.0, 0.999)
+    assert (optimizer.schedule, optimizer.final_share) == ('cosine', 0.0)
+    assert (optimizer.steps, optimizer.warmup_steps, spec.probe.length) == (20, 2, 32)
+    said = describe_optimizer_source(row, spec)
+    assert [words for words in ('configs/fine_tuning.py', '2e-05', '2 of 20') if words not in said] == []
+
+
+def test_overrides_take_precedence_over_fine_tuning_defaults(tmp_path):
+    folder = imported(tmp_path / 'theirs', optimizer_defaults='configs/fine_tuning.py')
+    given = {'optimizer.warmup_steps': 7, 'optimizer.steps': 20, 'optimizer.schedule': 'constant', 'probe.length': 9}
+    spec, _ = load_run_config(folder, 'ours', [f'--config.{path}={value}' for path, value in given.items()])
+    assert (spec.optimizer.warmup_steps, spec.optimizer.final_share, spec.probe.length) == (7, None, 9)
+    with pytest.raises(UserError) as refusal:
+        load_run_config(
+            folder,
+            'ours',
+            ['--config.optimizer.warmup_steps=30', '--config.optimizer.steps=20', '--config.probe.keys=65'],
+        )
+    assert [words for words in ('warmup_steps', '30', 'probe.keys', '65') if words not in str(refusal.value)] == []
+
+
+@pytest.mark.parametrize(
+    'more', [{}, {'optimizer_defaults': 'configs/fine_tuning.py', 'from': dict(run='r', step=1)}]
+)
+def test_fork_of_trained_run_keeps_its_optimizer_config(tmp_path, more):
+    """Check a model imported without such defaults, and a run fine-tuned with them."""
+    folder = imported(tmp_path / 'theirs', **more)
+    spec, row = load_run_config(folder, 'ours', ['--config.optimizer.steps=500'])
+    assert (spec.optimizer.warmup_steps, 'optimizer_defaults' in row) == (200, False)
+    assert 'run' in describe_optimizer_source(row, spec)
+
+
+@pytest.fixture(scope='module')
+def stores(corpus, tmp_path_factory):
+    """Return a folder with a text store and a chat store of the same tokenizer."""
+    path = tmp_path_factory.mktemp('stores')
+    talks = [[('user', f'what is {n}?' * (1 + n % 3)), ('assistant', f'it is {2 * n}, I think')] for n in range(150)]
+    made(path / 'text', corpus)
+    tokenizer = str(path / 'text' / 'tokenizer.json')
+    made(path / 'chat', chat(path / 'chat.jsonl', talks), tokenizer=tokenizer, vocabulary=None)
+    return path
+
+
+def asked(file, row, store):
+    """Return the spec of a row at smoke size that keeps all checkpoints."""
+    ours = dict(source=f'store:{store}', held_out=0.2)
+    given = [f'--config.data.{name}={value}' for name, value in ours.items()]
+    given += ['--config.checkpoint.every_steps=1', '--config.checkpoint.keep=9']
+    return load_spec(f'configs/{file}.py:{row}', given, 'smoke')[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('row', some(fine_tuning.ROWS, list(fine_tuning.ROWS)[-1:]))
+def test_fine_tuning_row_starts_with_parameters_of_same_scale_row(row, stores, tmp_path):
+    before, spec = asked('scale', row, stores / 'text'), asked('fine_tuning', row, stores / 'chat')
+    parent = RunDir(tmp_path / 'parent')
+    train(before, parent.path, None, row=row)
+    steps = before.optimizer.steps
+    origin = warm_start.WarmStart(parent, steps, before, 'params')
+    records = train(spec, tmp_path / 'tuned', origin)
+    tuned = RunDir(tmp_path / 'tuned')
+    assert [record['step'] for record in records] == tuned.list_checkpoint_steps() == [0, 1, 2, 3, 4]
+    assert_same(parameters(tuned.path, 0), parameters(parent.path, steps))
+    first, fresh = restored(tuned, spec, 0), state.init_state(spec)
+    assert_same((first['step'], first['opt_state']), (fresh['step'], fresh['opt_state']))
+    batch = load_run_data(spec).batches.read_rows(0, range(4))
+    loss = step.make_loss(spec)(nested(parent.path, steps), batch) / step.compute_predicted_fraction(batch)
+    np.testing.assert_allclose(records[1]['train/loss'], loss, rtol=1e-5)
+    assert make_schedule(spec.optimizer)(0) == 0
+    assert_same(parameters(tuned.path, 1), parameters(tuned.path, 0))
+    moved = zip(parameters(tuned.path, 2), parameters(tuned.path, 1), strict=True)
+    assert all((one != other).any() for one, other in moved)
+    with pytest.raises(Died):
+        train(spec, tmp_path / 'killed', origin, Dying(3))
+    shutil.rmtree(parent.path)
+    assert timeless(train(spec, tmp_path / 'killed', None)) == timeless(records)
+    assert_same(parameters(tmp_path / 'killed', 4), parameters(tuned.path, 4))
+
+
+@pytest.fixture(scope='module')
+def spec(corpus):
+    return tiny(data__source=corpus, checkpoint__every_steps=4)
+
+
+@pytest.fixture(scope='module')
+def parent(spec, tmp_path_factory):
+    """Return a completed run with checkpoints 4 and 8."""
+    folder = RunDir(tmp_path_factory.mktemp('runs') / 'parent')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('SINKLAB_CACHE', str(folder.path.parent / 'cache'))
+        train(spec, folder.path, None, row='softmax')
+    return folder
+
+
+@pytest.fixture
+def origin(parent, spec):
+    return warm_start.WarmStart(parent, 8, spec, 'params')
+
+
+def changed(spec, **changes):
+    return tiny(**{'data__source': spec.data.source, 'checkpoint__every_steps': 4, **changes})
+
+
+@pytest.mark.slow
+def test_fork_with_another_optimizer_takes_parameters_and_records_changes(spec, origin, tmp_path):
+    other = changed(spec, **SGD, model__columns__kind='kv', data__seed=3)
+    records = train(other, tmp_path / 'tuned', origin)
+    assert [record['step'] for record in records] == [*range(9)]
+    assert 'valid/loss' in records[0]
+    lineage = RunDir(tmp_path / 'tuned').read_lineage()
+    assert (tmp_path / 'tuned' / lineage['run']).resolve() == origin.run_dir.path.resolve()
+    assert (lineage['step'], lineage['takes'], lineage['start']) == (8, 'params', 0)
+    assert lineage['new'] == ['blocks.attention.columns.key_HK', 'blocks.attention.columns.value_HK']
+    assert 'optimizer.name adamw -> sgd' in lineage['config']
+    assert lineage['data'] == ['seed 0 -> 3']
+
+
+@pytest.mark.slow
+def test_fork_accepts_changed_data_and_rejects_another_tokenizer(spec, origin, tmp_path):
+    found, folder = load_run_data(spec).fingerprint, RunDir(tmp_path / 'tuned')
+    assert warm_start.describe_lineage(origin, spec, folder, dict(found, store='x'))['data'] == [
+        f'store {found["store"]} -> x'
+    ]
+    with pytest.raises(UserError, match=r'--from=params:.*/parent@8 .*tokenizer'):
+        warm_start.describe_lineage(origin, spec, folder, dict(found, tokenizer='x'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        (
+            dict(model__width=32),
+            r'has the shape \(2, 16.*\) in --from=params:.*@8 and \(2, 32.*\(model.width 16 -> 32',
+        ),
+        (
+            dict(data__task='backcopy', data__triggers=3),
+            r'config\.data\.task is text in --from=params:.*@8 and backc',
+        ),
+    ],
+)
+def test_fork_rejects_incompatible_model_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, words):
+    monkeypatch.setattr(setup, 'load_run_data', lambda spec, share: pytest.fail('data was read'))
+    with pytest.raises(UserError, match=words):
+        train(changed(spec, **changes), tmp_path / 'tuned', origin)
+    assert not (tmp_path / 'tuned').exists()
+
+
+@pytest.mark.slow
+def test_fork_rejects_corrupt_checkpoint_and_names_valid_steps(parent, spec, origin, tmp_path):
+    shutil.copytree(parent.path, tmp_path / 'parent')
+    shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '8' / 'state')
+    damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
+    with pytest.raises(UserError, match=r'checkpoints/8 .*\[4\]'):
+        train(spec, tmp_path / 'tuned', damaged)
+    assert not (tmp_path / 'tuned').exists()
+
+
+@pytest.mark.slow
+def test_fork_interrupted_before_first_checkpoint_requires_from_flag(spec, origin, tmp_path):
+    records = train(spec, tmp_path / 'whole', origin)
+    path = tmp_path / 'tuned'
+    with pytest.raises(Died):
+        train(spec, path, origin, Dying(1))
+    (path / 'metrics.jsonl').unlink()
+    (path / 'digests' / '0' / '0.json').unlink()
+    with pytest.raises(UserError, match=r'step 8 .*--from'):
+        train(spec, path, None)
+    assert timeless(train(spec, path, origin)) == timeless(records)
+    assert_same(parameters(path, 8), parameters(tmp_path / 'whole', 8))
+
+
+@pytest.mark.slow
+def test_fork_from_parameters_is_reported_listed_and_forked_again(capsys, parent, spec, origin, tmp_path):
+    path = tmp_path / 'tuned'
+    train(operation(spec, 'sigmoid', 'none'), path, origin)
+    found = runs.read_runs([str(parent), str(path)])
+    assert [run.name for run in found] == ['softmax', 'tuned from params:softmax@8']
+    assert found[1].notes[0].startswith('from params:')
+    assert runs.find_branches(found, 'sink/1') == []
+    capsys.readouterr()
+    for action, words in (('ls', 'step 0  '), ('verify', 'checkpoints/0: sound')):
+        assert main(['checkpoint', action, str(path)]) == 0
+        assert words in capsys.readouterr().out
+    assert main(['checkpoint', 'restore-params', f'{path}@0', f'--out={tmp_path}/params']) == 0
+    back = warm_start.WarmStart(RunDir(path), 0, operation(spec, 'sigmoid', 'none'))
+    train(operation(spec, 'sigmoid', 'none'), tmp_path / 'again', back)
+    assert_same(parameters(tmp_path / 'again', 8), parameters(path, 8))
+
+
+@pytest.mark.slow
+def test_train_command_resumes_fork_with_and_without_from_flag(capsys, parent, tmp_path):
+    given = ['train', '--compiled=none', f'--workdir={tmp_path}/tuned', f'--from=params:{parent}@4']
+    given += ['--config.optimizer.peak_learning_rate=1e-3']
+    tuned = RunDir(tmp_path / 'tuned')
+    assert main(given) == 0
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if 'since step 0: from params:' in line)
+    assert 'optimizer.peak_learning_rate 0.01 -> 0.001' in line
+    records = timeless(tuned.read_records())
+    for again in (given, [one for one in given if not one.startswith('--from')] + [f'--config={settings(tmp_path)}']):
+        shutil.rmtree(tuned.checkpoint_dir / '8')
+        assert main(again) == 0, capsys.readouterr().err
+        assert timeless(tuned.read_records()) == records
+    assert main([one.replace('params:', '') for one in given]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f'--from={parent}@4' in said
+    assert f'--from=params:{parent}@4' in said
+
+
+def settings(path):
+    """Write a config file with the config of the run and return its path."""
+    config = json.loads((path / 'tuned' / 'config.json').read_text())
+    lines = ['from sinklab.configs import default', 'def get_config(row=None):', '    config = default.get_config()']
+    lines += [f'    config.update({config!r})', '    return config']
+    (path / 'mine.py').write_text('\n'.join(lines) + '\n')
+    return path / 'mine.py'
+
+
+def test_process_0_decides_that_fork_has_no_checkpoint(tmp_path):
+    folders = [RunDir(tmp_path / name) for name in ('here', 'there')]
+    folders[0].path.mkdir()
+    lineage = dict(run='../parent', step=4, takes='params', start=0)
+    (folders[0].path / 'row.json').write_text(json.dumps({'from': lineage}))
+    assert folders[0].read_start_step() == 0
+
+    def begin(group):
+        return warm_start.prepare_first_checkpoint(
+            None, tiny(), None, 0, Checkpointer(folders[group.index], tiny().checkpoint, {}, group)
+        )
+
+    words = 'here has no checkpoint and begins with the parameters of step 4 of ../parent; give --from again'
+    assert [str(refusal).endswith(words) for refusal in alike(2, begin)] == [True, True]
+
+
+def test_warm_start_modes_match_allowed_values():
+    assert set(WarmStartTakes.__args__) == set(warm_start.WARM_START_MODES)
+    shapes = state.get_state_shapes(tiny())
+    assert (
+        set(warm_start.WARM_START_MODES[''].state_keys)
+        == set(shapes)
+        > set(warm_start.WARM_START_MODES['params'].state_keys)
+    )
