@@ -1,4 +1,4 @@
-"""Paths that checkpoints cannot be saved under are refused first, and one that cannot be restored is not sound."""
+"""Tests of paths that Orbax cannot restore, and of checkpoints without a manifest."""
 
 import os
 
@@ -18,7 +18,7 @@ READABLE = ' ]{}%20#~|:;&\'"$!@=+,()ü日'
 
 
 @pytest.mark.parametrize('name', UNREADABLE, ids=ascii)
-def test_a_path_is_refused_below_which_orbax_loses_files(tmp_path, monkeypatch, name):
+def test_path_unreadable_by_orbax_is_rejected(tmp_path, monkeypatch, name):
     with pytest.raises(UserError):
         check_path_readable_by_orbax(tmp_path / name / 'run')
     (tmp_path / name).mkdir()
@@ -27,18 +27,18 @@ def test_a_path_is_refused_below_which_orbax_loses_files(tmp_path, monkeypatch, 
         check_path_readable_by_orbax(RunDir('run').path)
 
 
-def test_nothing_is_written_where_training_is_refused_for_its_path(tmp_path, corpus):
+def test_train_with_unreadable_path_writes_nothing(tmp_path, corpus):
     with pytest.raises(UserError):
         train(spec(corpus), tmp_path / 'a[x]')
     assert list(tmp_path.iterdir()) == []
 
 
-def test_parameters_are_not_written_to_such_a_path(tmp_path):
+def test_restore_params_to_unreadable_path_writes_nothing(tmp_path):
     assert main.main(['checkpoint', 'restore-params', f'{tmp_path}/run', f'--out={tmp_path}/a[x]/out']) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_other_character_of_a_path_is_restored(tmp_path):
+def test_path_with_other_special_characters_is_restored(tmp_path):
     folder = tmp_path / READABLE
     check_path_readable_by_orbax(folder)
     ocp.save(folder / '5', {'a': np.arange(4)})
@@ -47,8 +47,8 @@ def test_every_other_character_of_a_path_is_restored(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_without_its_merged_manifest_is_faulty_and_refused(tmp_path, corpus):
-    """As code before this check has saved them: with digests of all files that there were."""
+def test_checkpoint_without_merged_manifest_is_rejected(tmp_path, corpus):
+    """Older code saved such checkpoints with digests of all existing files."""
     train(spec(corpus, optimizer__steps=4), tmp_path)
     folder, step = RunDir(tmp_path), RunDir(tmp_path).list_checkpoint_steps()[-1]
     assert digests.find_corruption(folder, step) is None

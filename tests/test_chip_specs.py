@@ -1,4 +1,4 @@
-"""What is published of chips, by the names that jax has for them."""
+"""Tests of published chip specifications by the device kinds of JAX."""
 
 import pytest
 
@@ -19,26 +19,26 @@ KINDS = {
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_device_is_known_by_its_kind(kind):
+def test_find_chip_knows_device_kind(kind):
     assert find_chip(kind) is CHIPS[KINDS[kind]]
 
 
-def test_what_is_not_published_here_has_no_peak():
+def test_peak_flops_of_unlisted_chip_is_none():
     assert get_peak_flops('cpu') is None
     assert get_peak_flops('NVIDIA GeForce RTX 4090') is None
     assert get_peak_flops('NVIDIA H100 PCIe') is None, 'slower than the H100 that is listed'
 
 
-def test_two_devices_of_a_chip_share_it():
+def test_peak_flops_of_dual_device_chip_is_halved():
     assert get_peak_flops('TPU7x') == CHIPS['tpu7x'].flops_per_second / 2
 
 
 @pytest.mark.parametrize('name', CHIPS)
-def test_figures_are_of_the_right_size(name):
-    """A unit that is off by a thousand, or bits for bytes, would show."""
+def test_chip_specs_have_plausible_magnitude(name):
+    """Catch a unit that is off by a thousand, or bits instead of bytes."""
     chip = CHIPS[name]
     assert 1e14 < chip.flops_per_second < 1e16
     assert 1e10 < chip.memory_bytes < 3e11
     assert 5e11 < chip.memory_bytes_per_second < 1e13
     assert 1e11 < chip.link_bytes_per_second < 1e12
-    assert 100 < chip.flops_per_second / chip.memory_bytes_per_second < 800, 'operations a byte'
+    assert 100 < chip.flops_per_second / chip.memory_bytes_per_second < 800, 'operations per byte'

@@ -1,4 +1,4 @@
-"""How the hub ends a run when it fails itself: alike for all processes, whosever message it was working on."""
+"""Tests of coordinator failures, which end the run in the same way for all processes."""
 
 import socket
 import sys
@@ -36,7 +36,7 @@ def raise_error(error):
 
 
 class Group:
-    """A hub, and the ends of all connections to it, which say what a test has them say."""
+    """Coordinator with client connections that send the messages of a test."""
 
     def __init__(self, judge=lambda end, able: (end, False), count=2):
         self.hub = coordinator.Coordinator(count, PATIENCE, judge)
@@ -68,7 +68,7 @@ class Group:
                     return
 
     def ended(self):
-        """The ends that all were told, once the hub is gone."""
+        """Wait for the coordinator to finish and return the exit status of each process."""
         for thread in [*self.threads, self.hub.thread]:
             thread.join(10)
             assert not thread.is_alive()
@@ -80,11 +80,11 @@ def assert_crashed(ends):
     for end in ends:
         assert end.words == "KeyError: 'bug'"
         assert 'Traceback' in end.trace
-        assert 'test_coordinator.py' in end.trace, 'it says where'
+        assert 'test_coordinator.py' in end.trace, 'the traceback names the file'
 
 
 @pytest.mark.slow
-def test_an_error_over_an_end_crashes_the_run_for_all():
+def test_error_in_restart_decision_crashes_all_processes():
     group = Group(judge=raise_error(KeyError('bug')))
     group.welcomed.wait(5)
     group.wires[1].send(WorkerExit(ExitStatus('crashed'), generation=1))
@@ -92,14 +92,14 @@ def test_an_error_over_an_end_crashes_the_run_for_all():
 
 
 @pytest.mark.slow
-def test_an_error_over_a_lost_connection_crashes_the_run_for_who_is_left():
+def test_error_after_lost_connection_crashes_remaining_processes():
     group = Group(judge=raise_error(KeyError('bug')), count=3)
     group.welcomed.wait(5)
     group.wires[1].close()
     assert_crashed([group.ended()[index] for index in (0, 2)])
 
 
-def test_an_error_over_a_message_is_not_blamed_on_who_sent_it(monkeypatch):
+def test_error_in_message_handler_crashes_all_processes(monkeypatch):
     monkeypatch.setattr(coordinator.WorkerState, 'update_progress', raise_error(KeyError('bug')))
     group = Group()
     group.welcomed.wait(5)
@@ -107,19 +107,19 @@ def test_an_error_over_a_message_is_not_blamed_on_who_sent_it(monkeypatch):
     assert_crashed(group.ended())
 
 
-def test_an_error_while_the_hub_looks_for_who_hangs_crashes_the_run_for_all(monkeypatch):
+def test_error_in_hang_detection_crashes_all_processes(monkeypatch):
     monkeypatch.setattr(coordinator, 'find_hung_worker', raise_error(KeyError('bug')))
     group = Group()
     group.welcomed.wait(5)
     assert_crashed(group.ended())
 
 
-def test_a_refusal_of_the_hub_refuses_the_run_for_all(monkeypatch):
+def test_user_error_in_coordinator_is_reported_to_all_processes(monkeypatch):
     monkeypatch.setattr(coordinator, 'find_free_port', raise_error(UserError('no port of this machine is free')))
     assert Group().ended() == [ExitStatus('refused', 'no port of this machine is free')] * 2
 
 
-def test_an_error_that_asyncio_reports_crashes_the_run_for_all(monkeypatch):
+def test_error_in_asyncio_callback_crashes_all_processes(monkeypatch):
     group = Group()
     group.welcomed.wait(5)
     monkeypatch.setattr(coordinator.Coordinator, 'challenge_connection', raise_error(KeyError('bug')))
@@ -138,9 +138,7 @@ def supervised(folder, *script):
     [(KeyError('bug'), 70, "KeyError: 'bug'"), (UserError('damaged'), 1, 'damaged')],
     ids=['an error', 'a refusal'],
 )
-def test_a_run_whose_hub_fails_ends_with_the_code_and_the_words_of_that(
-    monkeypatch, capsys, tmp_path, error, code, words
-):
+def test_coordinator_failure_sets_exit_code_and_message(monkeypatch, capsys, tmp_path, error, code, words):
     monkeypatch.setattr(supervisor.RestartPolicy, 'decide_restart', raise_error(error))
     assert supervised(tmp_path, 'raise SystemExit(3)') == code
     said = capsys.readouterr().err
@@ -148,7 +146,7 @@ def test_a_run_whose_hub_fails_ends_with_the_code_and_the_words_of_that(
     assert ('Traceback' in said) == (code == 70)
 
 
-def test_a_hub_that_cannot_begin_ends_the_run_at_once(monkeypatch, tmp_path, capsys):
+def test_coordinator_startup_failure_ends_run(monkeypatch, tmp_path, capsys):
     def run(coroutine):
         coroutine.close()
         raise OSError(24, 'Too many open files')

@@ -1,4 +1,4 @@
-"""Names with any characters are shown as they are by terminals, pages, pictures and tables, and make safe paths."""
+"""Tests of names with special characters in terminals, pages, figures, tables and paths."""
 
 import base64
 import glob
@@ -51,37 +51,37 @@ SHORT = [name for name in NAMES if len(name) < 40]
 
 @pytest.fixture(scope='module')
 def found(tmp_path_factory):
-    """A run of each name, and one whose name is a number."""
+    """Make one run for each name, and one whose name is a number."""
     folder = tmp_path_factory.mktemp('named')
     paths = [made_up(folder / str(at), name, steps=(0, 10)) for at, name in enumerate([*NAMES, '5'])]
     return runs.read_runs(paths)
 
 
 def shown_names(text):
-    """The first column of tables that are printed without borders."""
+    """Return the first column of tables that are printed without borders."""
     return [line[1:].split('  ')[0].rstrip() for line in text.splitlines()]
 
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
-def test_a_cell_of_a_table_on_a_terminal_has_the_name(capsys, name):
+def test_terminal_table_shows_escaped_name_in_cell(capsys, name):
     terminal.print_table(terminal.make_console(width=100), ['row'], [[name]])
     _, *lines = capsys.readouterr().out.splitlines()
     assert ''.join(line.strip() for line in lines) == visible(name)
 
 
-def test_a_report_on_a_terminal_names_its_runs(found, capsys):
+def test_report_on_terminal_lists_all_run_names(found, capsys):
     report.print_runs(summary_table.make_run_table([run for run in found if len(run.name) < 40]))
     assert set(map(visible, SHORT)) <= set(shown_names(capsys.readouterr().out))
 
 
-def test_the_names_of_a_report_in_json_are_those_that_were_given(found, capsys):
+def test_report_json_keeps_original_names(found, capsys):
     paths = [str(run.run_dir) for run in found[:12]]
     assert main(['report', *paths, '--json', f'--out={found[0].run_dir}/out']) == 0
     assert [row['arm'] for row in json.loads(capsys.readouterr().out)] == NAMES[:12]
 
 
-def test_a_row_whose_name_is_no_text_is_left_out_of_a_report_by_its_file(tmp_path, capsys):
-    """A config file has text for it (`test_rows_lists_rows_of_any_name`): row.json was changed."""
+def test_report_skips_run_with_non_string_row_name(tmp_path, capsys):
+    """Use a row.json that was edited, because a config file always yields a string."""
     damaged, sound = made_up(tmp_path / 'damaged', 5), made_up(tmp_path / 'sound', '5')
     assert main(['report', damaged]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -94,7 +94,7 @@ def test_a_row_whose_name_is_no_text_is_left_out_of_a_report_by_its_file(tmp_pat
 
 @pytest.fixture
 def table(tmp_path, monkeypatch):
-    """A config file with rows of these names."""
+    """Return a function that writes a config file with rows of the given names."""
     monkeypatch.syspath_prepend(os.path.dirname(__file__))
 
     def write(names):
@@ -116,27 +116,27 @@ def test_rows_lists_rows_of_any_name(table, capsys):
 
 
 @pytest.mark.parametrize('names', [[''], [1, '1']], ids=str)
-def test_rows_that_no_command_can_name_are_refused(table, capsys, names):
+def test_rows_rejects_empty_and_duplicate_row_names(table, capsys, names):
     assert main(['rows', f'--config={table(names)}']) == 1
     assert capsys.readouterr().err.count('\n') == 1
 
 
-def test_a_refusal_is_one_line_whatever_it_names(capsys):
+def test_error_message_escapes_control_characters_in_one_line(capsys):
     assert main(['report', '/tmp/none\nof\x1b[31mthese']) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert '\x1b' not in line
 
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
-def test_a_table_of_a_sweep_has_the_name_in_heading_and_cell(capsys, name):
+def test_sweep_table_shows_escaped_name_in_heading_and_cell(capsys, name):
     sweep.print_table_with_note([f'Sink_1 - {name}', 'n'], [[name, '1']])
     text = capsys.readouterr().out
     assert ''.join(text.split()).count(''.join(visible(name).split())) >= (2 if len(name) < 40 else 0)
 
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
-def test_a_live_line_has_the_name(monkeypatch, name):
-    """On a terminal, of which the sequences that rich sends are taken away."""
+def test_progress_display_shows_escaped_name(monkeypatch, name):
+    """Remove the escape sequences that rich writes to a terminal."""
     monkeypatch.setenv('COLUMNS', '2000')
     monkeypatch.setenv('FORCE_COLOR', '1')
     monkeypatch.setenv('TERM', 'xterm')
@@ -157,7 +157,7 @@ def test_a_live_line_has_the_name(monkeypatch, name):
 
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
-def test_lines_of_what_is_measured_have_the_name(capsys, name):
+def test_measure_output_shows_escaped_name(capsys, name):
     numbers = {'sink/1': 5.0, 'sink/1/T16@0.3': 5.0, 'perturbation/1': 0.5}
     told = dict(model=name, inputs={name: numbers}, published={}, remarks=[f'remark of {name}'])
     told |= dict(propositions=[dict(claim=f'claim of {name}', number=None, holds=True)])
@@ -176,7 +176,7 @@ def test_lines_of_what_is_measured_have_the_name(capsys, name):
 
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
-def test_a_standard_stream_shows_control_characters(name):
+def test_safe_stream_escapes_control_characters(name):
     stream = io.StringIO()
     safe = standard_streams.SafeStream(stream)
     print(name, file=safe)
@@ -186,7 +186,7 @@ def test_a_standard_stream_shows_control_characters(name):
         assert stream.getvalue() == f'{visible(name)}\n'
 
 
-def test_a_stream_lets_lines_that_are_written_over_pass_and_the_sequences_of_our_own():
+def test_safe_stream_keeps_carriage_returns_and_unescaped_writes():
     stream = io.StringIO()
     safe = standard_streams.SafeStream(stream)
     safe.write('10 %\r20 %\ta\n')
@@ -196,7 +196,7 @@ def test_a_stream_lets_lines_that_are_written_over_pass_and_the_sequences_of_our
 
 @given(st.text())
 @pytest.mark.slow
-def test_what_is_escaped_is_printable_and_stays_as_it_is(text):
+def test_escape_control_is_printable_and_idempotent(text):
     once = escape.escape_control(text)
     assert escape.escape_control(once) == once
     assert not re.search(r'[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff]', once)
@@ -209,7 +209,7 @@ def display_of_sweep(tmp_path):
     return run, progress.SweepDisplay([run], jobs=1)
 
 
-def test_a_line_of_one_run_among_several_cannot_pass_for_another_or_move_the_cursor(tmp_path, capsys):
+def test_sweep_display_escapes_cursor_movement_in_output_line(tmp_path, capsys):
     run, display = display_of_sweep(tmp_path)
     line = '[2/2] a, seed 0: step\x1b[1A\r[1/2] b\x9b31m\xff'.encode('latin-1') + b'\n'
     assert not display.on_output_line(run, line)
@@ -219,7 +219,7 @@ def test_a_line_of_one_run_among_several_cannot_pass_for_another_or_move_the_cur
     assert said.startswith('[1/2] \\x1b[31mb, seed 0: [2/2] a, seed 0: step\\x1b[1A\\r[1/2] b')
 
 
-def test_what_runs_at_once_say_is_escaped(tmp_path, capsys):
+def test_sweep_display_escapes_subprocess_output(tmp_path, capsys):
     run, display = display_of_sweep(tmp_path)
     with SignalForwarder() as relay:
         command = [sys.executable, '-c', 'print("a\\x1b[2Jb\\rc")']
@@ -230,7 +230,7 @@ def test_what_runs_at_once_say_is_escaped(tmp_path, capsys):
 
 
 class Cells(HTMLParser):
-    """The words of each element of a page, and the elements."""
+    """Parser that collects the elements of a page and the text of each."""
 
     def __init__(self, text):
         super().__init__()
@@ -251,7 +251,7 @@ class Cells(HTMLParser):
 
 
 @pytest.mark.slow
-def test_a_page_has_the_names_and_no_element_of_theirs(found, tmp_path):
+def test_report_page_escapes_html_in_names(found, tmp_path):
     page.write_report_page(tmp_path / 'report.html', found)
     text = (tmp_path / 'report.html').read_text(encoding='utf-8')
     cells = Cells(text)
@@ -283,7 +283,10 @@ DOUBLE_QUOTE = '\\textquotesingle{}' * 2
 
 
 def typeset(text):
-    """The cells of a line of a table, as LaTeX sets it; refuses other commands, mathematics and ligatures."""
+    """Return the cells of a table line as LaTeX typesets it.
+
+    Fail on other commands, mathematics and ligatures.
+    """
     cells, at = [''], 0
     while at < len(text):
         letter, rest = text[at], text[at:]
@@ -313,18 +316,18 @@ def typeset(text):
     return [cell.strip() for cell in cells]
 
 
-def test_a_table_for_latex_has_the_names(found):
+def test_latex_table_escapes_names(found):
     lines = latex.format_latex_table(run_groups.make_group_table(run_groups.group_runs(found))).splitlines()
     body = lines[lines.index('\\midrule') + 1 : lines.index('\\bottomrule')]
     assert all(line.endswith(' \\\\') for line in body)
-    assert not any(line.startswith(('[', '*')) for line in body), 'an argument of the end of the line before'
+    assert not any(line.startswith(('[', '*')) for line in body), 'parsed as an argument of the previous line end'
     cells = [typeset(line[:-3]) for line in body]
     assert len({len(row) for row in cells}) == 1
     assert sorted(row[0] for row in cells) == sorted(visible(name).strip() for name in [*NAMES, '5'])
 
 
 @pytest.mark.slow
-def test_a_picture_has_the_names_in_its_legend_and_titles(found):
+def test_figure_legends_and_titles_show_escaped_names(found):
     pytest.importorskip('matplotlib')
     from matplotlib import pyplot as plt
 
@@ -350,7 +353,7 @@ def test_a_picture_has_the_names_in_its_legend_and_titles(found):
 
 
 @pytest.mark.slow
-def test_pictures_of_a_report_are_written_with_such_names(tmp_path):
+def test_report_svg_shows_names_with_special_characters(tmp_path):
     pytest.importorskip('matplotlib')
     names = ['$', '$\\frac$', '_x', '\ud800', '[/]']
     paths = [made_up(tmp_path / str(at), name) for at, name in enumerate(names)]
@@ -359,7 +362,7 @@ def test_pictures_of_a_report_are_written_with_such_names(tmp_path):
     assert set(map(visible, names)) <= {*words}
 
 
-def test_claims_in_markdown_keep_their_columns():
+def test_claims_markdown_escapes_column_separators_and_html():
     words = 'a | b\nc <script> d < e \\'
     entry = dict(claim='x', words=words, source='s|t', why='', contrast='', published=None, interval=None, mean=None)
     entry |= dict(differences={}, verdict='holds', diverged=0, seeds_needed=None, either=False, way='>')
@@ -369,7 +372,7 @@ def test_claims_in_markdown_keep_their_columns():
 
 
 def markdown_cell(text):
-    """A text in a table, as a reader of Markdown shows it: it has no element, and takes no cell beside it."""
+    """Render a text in a Markdown table cell and check that it adds no element and no cell."""
     reader = MarkdownIt('commonmark').enable('table')
     page = Cells(reader.render(f'| a | b | c |\n|---|---|---|\n| 1 | {escape.escape_markdown(text)} | 3 |\n'))
     before, cell, after = (words.strip() for tag, _, words in page.words if tag == 'td')
@@ -379,23 +382,23 @@ def markdown_cell(text):
 
 
 @pytest.mark.parametrize('name', [name for name in NAMES if name != '`id`'], ids=ascii)
-def test_a_cell_of_a_table_of_markdown_has_the_name(name):
-    """But for code in backticks, which stays what it is."""
+def test_escape_markdown_keeps_name_in_table_cell(name):
+    """Exclude code in backticks, which is not escaped."""
     assert markdown_cell(name) == visible(name)
 
 
 @given(st.text(alphabet='\\|<&#;/!bx1 '))
-def test_a_cell_of_a_table_of_markdown_has_any_text_of_special_characters(text):
+def test_escape_markdown_keeps_special_characters_in_table_cell(text):
     assert markdown_cell(text) == text.strip()
 
 
 @pytest.mark.parametrize('name', ['\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645', '\U0001f469\u200d\U0001f52c'])
-def test_joiners_that_belong_to_a_word_stay(name):
+def test_escape_control_keeps_zero_width_joiners(name):
     assert escape.escape_control(name) == name
 
 
 @pytest.mark.parametrize('name', NAMES, ids=ascii)
-def test_a_row_makes_one_folder_below_that_of_its_sweep(tmp_path, name):
+def test_run_dir_name_is_single_folder_below_sweep(tmp_path, name):
     folder = tmp_path / plan.get_run_dir_name(name, 3)
     folder.mkdir()
     assert list(tmp_path.iterdir()) == [folder]
@@ -404,7 +407,7 @@ def test_a_row_makes_one_folder_below_that_of_its_sweep(tmp_path, name):
     assert RunDir(folder).check_spec(tiny()) is None, 'checkpoints can be saved there'
 
 
-def test_different_rows_have_different_folders_and_plain_ones_their_own_name():
+def test_run_dir_names_are_unique_and_keep_plain_row_names():
     names = [plan.get_run_dir_name(name, 0) for name in NAMES]
     assert len(set(names)) == len(names)
     plain = ['softmax', 'sigmoid_norm', 'a-b.c', 'ü', '50%', 'two words']
@@ -413,7 +416,7 @@ def test_different_rows_have_different_folders_and_plain_ones_their_own_name():
 
 @given(st.text(), st.text())
 @pytest.mark.slow
-def test_no_two_names_share_a_file(one, other):
+def test_quote_file_name_is_unique_and_valid(one, other):
     files = escape.quote_file_name(one), escape.quote_file_name(other)
     assert (files[0] == files[1]) == (one == other)
     for file in files:
@@ -422,17 +425,17 @@ def test_no_two_names_share_a_file(one, other):
         assert len(file.encode()) <= 255
 
 
-def test_rows_that_would_share_a_folder_are_refused(tmp_path):
+def test_plan_runs_rejects_rows_with_same_run_dir(tmp_path):
     row = dict(size=None)
     with pytest.raises(plan.UserError):
         plan.plan_runs(['a/t.py:x', 'b/t.py:x'], [0], str(tmp_path / 'w'), lambda *_: (tiny(), row), Hardware())
 
 
-def test_a_figure_of_a_field_with_a_slash_stays_in_its_folder():
+def test_quote_file_name_removes_slashes():
     assert '/' not in escape.quote_file_name('along-../../x')
 
 
-def test_a_shell_reads_the_words_of_a_command_that_is_printed():
+def test_join_shell_output_is_parsed_back_by_bash():
     words = [name for name in NAMES if '\0' not in name and '\ud800' not in name] + [os.fsdecode(b'\xff/x'), '']
     line = escape.join_shell(words)
     assert line.isprintable()
@@ -443,13 +446,13 @@ def test_a_shell_reads_the_words_of_a_command_that_is_printed():
 
 
 def numbers_of(row):
-    """The numbers of a row of `report --json`, as its table writes them."""
+    """Return the numbers of a row of `report --json` as its table formats them."""
     cells = summary_table.format_run_cells(row)
     return [text for text in cells[1:] if any(letter.isdigit() for letter in text)]
 
 
 @pytest.mark.parametrize('columns', [80, 60, 40])
-def test_a_narrow_terminal_shows_every_number_of_a_report_whole(tmp_path, monkeypatch, capsys, columns):
+def test_report_shows_whole_numbers_on_narrow_terminal(tmp_path, monkeypatch, capsys, columns):
     more = {'sink/star': 12.345, 'entropy/row': 3.14159, 'sink/star/clean': 1.5}
     names = ['softmax', 'a row with a name that is much longer than there is room for']
     paths = [made_up(tmp_path / str(at), name, steps=(0, 10, 20000), more=more) for at, name in enumerate(names)]
@@ -471,7 +474,7 @@ def test_a_narrow_terminal_shows_every_number_of_a_report_whole(tmp_path, monkey
 
 
 @pytest.mark.parametrize('columns', [80, 60])
-def test_a_narrow_terminal_shows_every_number_of_a_sweep_whole(monkeypatch, capsys, columns):
+def test_sweep_table_shows_whole_numbers_on_narrow_terminal(monkeypatch, capsys, columns):
     cells = [f'{at}2.34 ± 0.56 (18.{at}8)' for at in range(1, 8)]
     monkeypatch.setenv('COLUMNS', str(columns))
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
@@ -483,7 +486,7 @@ def test_a_narrow_terminal_shows_every_number_of_a_sweep_whole(monkeypatch, caps
 
 
 @pytest.mark.parametrize('columns', [60, 80, 200])
-def test_names_and_words_share_the_room_that_numbers_leave(monkeypatch, capsys, columns):
+def test_print_table_wraps_text_columns_and_keeps_numbers_whole(monkeypatch, capsys, columns):
     monkeypatch.setenv('COLUMNS', str(columns))
     words, numbers = ['a task that has a long name', 'a metric that has a long name'], ['12,345,678', '0.1234±0.0056']
     headings = ['task', 'metric', 'n', 'value']
@@ -495,7 +498,7 @@ def test_names_and_words_share_the_room_that_numbers_leave(monkeypatch, capsys, 
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=6), st.integers(40, 120))
-def test_columns_are_narrowed_no_more_than_a_line_needs(columns, room):
+def test_shrink_widths_keeps_minimum_and_unfoldable_widths(columns, room):
     widths, foldable = map(list, zip(*columns, strict=True))
     foldable[0] = True
     found = terminal.shrink_widths(widths, foldable, room)
@@ -512,7 +515,7 @@ def test_columns_are_narrowed_no_more_than_a_line_needs(columns, room):
         assert together <= max(room // 3, terminal.MIN_COLUMN_WIDTH * sum(foldable))
 
 
-def test_headings_of_rich_are_found_among_those_that_are_aligned_to_the_left(capsys):
+def test_print_table_aligns_rich_text_headings_with_columns(capsys):
     headings = ['row', Text('side'), Text('of')]
     terminal.print_table(
         terminal.make_console(), headings, [['a', 'left', 'x']], left_columns=['side'], wrap_columns=headings[2:]
@@ -553,7 +556,7 @@ ROW = '--config=configs/quickstart.py:softmax'
     ],
     ids=ascii,
 )
-def test_a_word_that_is_not_utf8_is_refused_in_one_line(tmp_path, monkeypatch, capsys, words):
+def test_non_utf8_argument_is_rejected_with_one_line(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -562,7 +565,7 @@ def test_a_word_that_is_not_utf8_is_refused_in_one_line(tmp_path, monkeypatch, c
     line.encode()
 
 
-def test_files_in_a_folder_that_is_not_utf8_are_read_and_written(tmp_path):
+def test_non_utf8_folder_is_read_and_written(tmp_path):
     folder = tmp_path / BAD
     try:
         folder.mkdir()

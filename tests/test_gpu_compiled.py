@@ -1,4 +1,4 @@
-"""GPU kernels are compiled for a GPU that is not there."""
+"""Tests that GPU kernels compile without a GPU."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from sinklab.planning import topology
 
 @pytest.fixture(scope='module')
 def absent():
-    """A Hopper GPU that is not there: (its sharding, the mesh to trace under)."""
+    """Return (sharding, mesh) of an absent Hopper GPU."""
     if not topology.has_cuda_plugin():
         pytest.skip('jax_plugins.xla_cuda13 is not installed: nothing compiles for a GPU')
     from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
@@ -28,7 +28,7 @@ def absent():
 @pytest.mark.slow
 @pytest.mark.parametrize(('shown', 'width'), [('full', 96), ('causal', 128), ('documents', 64)])
 @pytest.mark.parametrize('name', SUMS)
-def test_kernels_compile_for_a_gpu_without_a_matrix_of_scores(absent, name, shown, width):
+def test_gpu_kernels_compile_without_score_matrix(absent, name, shown, width):
     sharding, mesh = absent
     length = 4096
 
@@ -60,7 +60,7 @@ def test_kernels_compile_for_a_gpu_without_a_matrix_of_scores(absent, name, show
 
 
 def operations_and_masks():
-    """Every operation that the kernels cover, under two masks; a few of them in the fast tests."""
+    """Yield every supported operation under two masks; mark all but a few as slow."""
     fast = [('exp', 'sum'), ('sigmoid', 'none'), ('sigmoid', 'p_norm')]
     for operation in (each for each in make_operations() if each[0] != 'softpick'):
         for shown in ('causal', 'alibi'):
@@ -69,8 +69,8 @@ def operations_and_masks():
 
 
 @pytest.mark.parametrize(('operation', 'shown'), [*operations_and_masks()])
-def test_kernels_of_every_operation_are_lowered_for_a_gpu(operation, shown):
-    """Mosaic GPU lowers kernels without a GPU and without a compiler; jax 0.11 lowers otherwise than 0.10."""
+def test_gpu_kernels_of_every_operation_lower_to_mosaic_gpu(operation, shown):
+    """Mosaic GPU lowers kernels without a GPU or a compiler; jax 0.11 lowers differently from 0.10."""
     from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
     spec = make_specs(make_operations()[operation], 2, 512)[shown]

@@ -1,4 +1,4 @@
-"""What is no model of LLaMA's family, or not whole, or not ours to give out: one line that names it, exit code 1."""
+"""Tests of rejected imports and exports of Hugging Face models."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def of(**fields):
 
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
-    """A folder that is whole, of two files."""
+    """Make a complete Hugging Face folder with two safetensors files."""
     path = tmp_path_factory.mktemp('theirs')
     model = of(kv_heads=2)
     rng = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def folder(whole, tmp_path):
 
 
 def brought(folder, capsys, given=None):
-    """What is said where a folder is refused."""
+    """Return the standard error of a rejected import."""
     out = folder.parent / 'out'
     code, err = main(['checkpoint', 'import', given or f'hf:{folder}', f'--out={out}']), capsys.readouterr().err
     assert (code, len(err.splitlines())) == (1, 1), err
@@ -81,19 +81,20 @@ def changed(folder, name, **changes):
 
 
 @pytest.mark.slow
-def test_a_whole_folder_is_read(folder, tmp_path, capsys):
+def test_import_reads_complete_folder_once_and_requires_params_origin(folder, tmp_path, capsys):
     assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 0
-    assert 'start from them with --from=params:' in capsys.readouterr().out
+    assert '--from=params:' in capsys.readouterr().out
     assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 1
-    assert 'already exists; give a new folder' in capsys.readouterr().err
+    assert f'--out={tmp_path}/out' in capsys.readouterr().err
     assert main(['train', f'--from={tmp_path}/out', f'--workdir={tmp_path}/run', '--compiled=none']) == 1
-    assert f'checkpoints/0 holds no opt_state, which --from={tmp_path}/out@0 takes along; give --from=params:' in (
-        capsys.readouterr().err
-    )
+    assert 'checkpoints/0' in (err := capsys.readouterr().err)
+    assert 'opt_state' in err
+    assert f'--from={tmp_path}/out@0' in err
+    assert '--from=params:' in err
 
 
 @pytest.mark.slow
-def test_an_imported_model_is_a_run_with_an_id_that_its_checkpoint_carries(folder, tmp_path):
+def test_import_stores_run_id_in_checkpoint(folder, tmp_path):
     assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 0
     run = RunDir(tmp_path / 'out')
     assert digests.read_digests(run, 0).run_ids == {run.read_run_id()}
@@ -127,19 +128,20 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize('name', DAMAGES)
-def test_what_is_not_whole_is_named(name, folder, capsys):
+def test_import_rejects_damaged_folder(name, folder, capsys):
     damage, words = DAMAGES[name]
     damage(folder)
     assert words in brought(folder, capsys)
 
 
 @pytest.mark.parametrize('name', ['pytorch_model.bin', 'model.pt', 'consolidated.00.pth'])
-def test_a_pickle_is_not_read_but_named(name, folder, capsys):
+def test_import_rejects_unsafe_weight_file(name, folder, capsys):
     for file in folder.glob('*.safetensors*'):
         file.unlink()
-    assert 'has no model.safetensors' in brought(folder, capsys)
+    assert 'model.safetensors' in brought(folder, capsys)
     (folder / name).write_bytes(b'cos\nsystem\n')
-    assert f'contains {name}, a pickle, which can execute arbitrary code and is not read' in brought(folder, capsys)
+    assert name in (err := brought(folder, capsys))
+    assert 'pickle' in err
 
 
 @pytest.mark.parametrize(
@@ -156,17 +158,19 @@ def test_a_pickle_is_not_read_but_named(name, folder, capsys):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_a_config_that_does_not_fit_is_named(changes, words, folder, capsys):
+def test_import_rejects_config_that_contradicts_arrays(changes, words, folder, capsys):
     changed(folder, 'config.json', **changes)
     assert words in brought(folder, capsys)
 
 
-def test_arrays_of_other_kinds_are_named(folder, capsys):
+def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
     for file in folder.glob('*.safetensors*'):
         file.unlink()
     arrays = [('model.norm.weight', (16,), lambda: np.zeros(16))]
     files.write_arrays(folder, arrays, np.dtype(np.int8))
-    assert 'model.norm.weight is I8; allowed: F32, F16, BF16' in brought(folder, capsys)
+    assert 'model.norm.weight' in (err := brought(folder, capsys))
+    assert 'I8' in err
+    assert 'F32, F16, BF16' in err
 
 
 @pytest.mark.parametrize(
@@ -193,7 +197,7 @@ def test_arrays_of_other_kinds_are_named(folder, capsys):
         ),
     ],
 )
-def test_a_model_that_is_none_of_ours_is_refused_by_name(given, words):
+def test_parse_hf_config_rejects_unsupported_field_values(given, words):
     with pytest.raises(UserError) as refusal:
         convert.parse_hf_config(CONFIG | given, 'config.json')
     assert words in str(refusal.value)
@@ -224,27 +228,25 @@ def test_a_model_that_is_none_of_ours_is_refused_by_name(given, words):
     ],
     ids=str,
 )
-def test_fields_are_what_transformers_takes_them_for(given, expected):
+def test_parse_hf_config_reads_fields_like_transformers(given, expected):
     found = convert.parse_hf_config(given, 'config.json')
     assert {name: found[f'model.{name}'] for name in expected} == expected
 
 
-def test_a_window_stays_within_windows_of_text():
+def test_parse_hf_config_limits_data_length_above_attention_window():
     found = convert.parse_hf_config(MISTRAL | dict(sliding_window=4096, max_position_embeddings=32768), 'config.json')
     assert (found['model.mask.window'], found['data.length']) == (4096, 8192)
     assert convert.parse_hf_config(CONFIG | dict(max_position_embeddings=8192), 'config.json')['data.length'] == 2048
 
 
 @pytest.mark.parametrize('name', convert.EXPORTABLE_VALUES)
-def test_what_transformers_cannot_say_is_refused_by_its_field(name):
+def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
     others = {
         **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'sandwich', 'head_norm': True, 'combination': 'add'},
         **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'columns.kind': 'kv'},
         **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
     }
-    with pytest.raises(
-        UserError, match=rf'^config\.model\.{name} is {others[name]}, which transformers does not support'
-    ):
+    with pytest.raises(UserError, match=rf'^config\.model\.{name} .*{others[name]}'):
         convert.make_hf_config(of(**{name.replace('.', '__'): others[name]}), 16, 1, 0)
 
 
@@ -261,7 +263,7 @@ def test_what_transformers_cannot_say_is_refused_by_its_field(name):
     ],
     ids=str,
 )
-def test_what_is_written_is_read_as_it_was(fields, kind):
+def test_make_hf_config_round_trips_through_parse_hf_config(fields, kind):
     model = of(**fields)
     found = convert.make_hf_config(model, 16, 1, 0)
     assert found['model_type'] == kind
@@ -271,33 +273,31 @@ def test_what_is_written_is_read_as_it_was(fields, kind):
         assert convert.get_field(getattr(tree, part), field) == value, name
 
 
-def test_biases_and_norms_of_queries_go_together_in_no_model():
-    with pytest.raises(UserError, match='qkv_bias and qk_norm are both set'):
+def test_make_hf_config_rejects_qkv_bias_with_qk_norm():
+    with pytest.raises(UserError, match=r'qkv_bias.*qk_norm'):
         convert.make_hf_config(of(qkv_bias=True, qk_norm=True), 16, 1, 0)
 
 
-def test_several_processes_are_told_to_import_first(folder, tmp_path):
+def test_train_from_hf_rejects_several_processes(folder, tmp_path):
     class Two:
         index, count = 0, 2
 
         def gather(self, name, value):
             return [value, value]
 
-    with pytest.raises(
-        UserError, match=r'is for one process; .* sinklab checkpoint import hf:.* and give --from=params:DIR'
-    ):
+    with pytest.raises(UserError, match=r'checkpoint import hf:.*--from=params:DIR'):
         train.resolve_parent(f'hf:{folder}', RunDir(tmp_path / 'run'), Two())
 
 
-def test_a_run_that_begins_with_what_is_no_model_is_not_begun(tmp_path, capsys):
+def test_train_from_missing_hf_folder_writes_no_run(tmp_path, capsys):
     code = main(['train', f'--from=hf:{tmp_path}/nothing', f'--workdir={tmp_path}/run'])
     err = capsys.readouterr().err
     assert (code, len(err.splitlines())) == (1, 1)
-    assert 'is not a folder' in err
+    assert f'{tmp_path}/nothing' in err
     assert not (tmp_path / 'run').exists()
 
 
-def test_of_the_hub_no_pickle_is_fetched(tmp_path, monkeypatch, capsys):
+def test_import_downloads_no_pickle_patterns(tmp_path, monkeypatch, capsys):
     asked = []
 
     class Hub:
@@ -308,12 +308,13 @@ def test_of_the_hub_no_pickle_is_fetched(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(files, 'import_hf_library', lambda name: Hub)
     said = brought(tmp_path / 'theirs', capsys, 'hf:org/name')
-    assert 'hf:org/name is not a local folder, and cannot be downloaded (OSError: no network at all)' in said
+    assert 'hf:org/name' in said
+    assert 'OSError: no network at all' in said
     assert asked == [('org/name', ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model'])]
 
 
 def in_hub_cache(folder, repository):
-    """A folder as Hugging Face's hub cache has it: links of a snapshot to blobs of its repository."""
+    """Make a snapshot folder like that of the Hugging Face hub cache, with symlinks to blobs."""
     blobs, snapshot = repository / 'blobs', repository / 'snapshots' / 'main'
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
@@ -324,12 +325,12 @@ def in_hub_cache(folder, repository):
 
 
 @pytest.mark.slow
-def test_a_link_that_leads_out_of_a_folder_is_not_copied(folder, tmp_path, capsys):
+def test_import_skips_symlink_out_of_folder(folder, tmp_path, capsys):
     (tmp_path / 'secret').write_text('secret')
     (folder / 'chat_template.jinja').symlink_to('../secret')
     assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if 'chat_template' in line]
-    assert 'is not copied' in line
+    assert 'not copied' in line
     assert not (tmp_path / 'out' / 'chat_template.jinja').exists()
     (tmp_path / 'copied').mkdir()
     (tmp_path / 'out' / 'chat_template.jinja').symlink_to('../secret')
@@ -338,7 +339,7 @@ def test_a_link_that_leads_out_of_a_folder_is_not_copied(folder, tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_links_of_the_hub_cache_are_followed(folder, tmp_path):
+def test_import_follows_symlinks_of_hub_cache(folder, tmp_path):
     (folder / 'chat_template.jinja').write_text('{{ messages }}')
     snapshot = in_hub_cache(folder, tmp_path / 'models--org--theirs')
     assert main(['checkpoint', 'import', f'hf:{snapshot}', f'--out={tmp_path}/out']) == 0
@@ -347,7 +348,7 @@ def test_links_of_the_hub_cache_are_followed(folder, tmp_path):
     assert not copied.is_symlink()
 
 
-def test_a_tokenizer_that_is_a_link_out_of_its_folder_is_refused(folder, tmp_path, capsys):
+def test_import_rejects_tokenizer_symlink_out_of_folder(folder, tmp_path, capsys):
     (folder / 'tokenizer.json').rename(tmp_path / 'elsewhere')
     (folder / 'tokenizer.json').symlink_to('../elsewhere')
-    assert 'tokenizer.json, a link to ' in brought(folder, capsys)
+    assert 'tokenizer.json, a link' in brought(folder, capsys)

@@ -1,4 +1,4 @@
-"""The manifest of a JobSet: what the schema of Kubernetes accepts, and what it says."""
+"""Tests of the JobSet manifest against its Kubernetes schema, and of its fields."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def recorders(tmp_path, monkeypatch):
 
 
 def strict(schema):
-    """The same schema without room for fields that it does not name."""
+    """Return the schema with unknown fields forbidden."""
     if isinstance(schema, list):
         return [strict(part) for part in schema]
     if not isinstance(schema, dict):
@@ -32,7 +32,7 @@ def strict(schema):
 
 
 def wrong(manifest):
-    """Where a manifest is not what the schema says."""
+    """Return the schema errors of a manifest."""
     return [error.message for error in jsonschema.Draft202012Validator(strict(CRD['schema'])).iter_errors(manifest)]
 
 
@@ -52,12 +52,12 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize('options', OPTIONS)
-def test_it_is_what_the_schema_accepts(options, recorders, capsys):
+def test_manifest_matches_jobset_schema(options, recorders, capsys):
     assert wrong(manifest(capsys, *OPTIONS[options])) == []
 
 
 @pytest.mark.parametrize('given', [f'{name}-{max(kind.topologies)}' for name, kind in TPU_KINDS.items()])
-def test_so_it_is_of_every_kind_of_tpu(given, recorders, capsys):
+def test_manifest_matches_schema_for_every_tpu_kind(given, recorders, capsys):
     chips = given.rpartition('-')[2]
     argv = [one.replace('v5e-256', given) for one in SUBMIT['jobset']]
     made = manifest(capsys, argv=argv)
@@ -65,7 +65,7 @@ def test_so_it_is_of_every_kind_of_tpu(given, recorders, capsys):
     assert made['spec']['replicatedJobs'][0]['template']['spec']['parallelism'] == int(chips) // 4
 
 
-def test_the_schema_finds_what_is_misspelled_missing_or_of_another_kind(recorders, capsys):
+def test_schema_rejects_misspelled_missing_and_mistyped_fields(recorders, capsys):
     def damaged(change):
         made = manifest(capsys)
         change(made['spec'], made['spec']['replicatedJobs'][0]['template']['spec'])
@@ -82,7 +82,7 @@ def test_the_schema_finds_what_is_misspelled_missing_or_of_another_kind(recorder
     assert damaged(lambda spec, job: spec['replicatedJobs'][0].pop('name'))
 
 
-def test_it_fails_for_good_on_all_codes_but_those_that_ask_for_a_start(recorders, capsys):
+def test_manifest_restarts_only_on_retry_exit_codes(recorders, capsys):
     spec = manifest(capsys)['spec']
     (rule,) = spec['replicatedJobs'][0]['template']['spec']['podFailurePolicy']['rules']
     assert rule['action'] == 'FailJob'
@@ -90,20 +90,20 @@ def test_it_fails_for_good_on_all_codes_but_those_that_ask_for_a_start(recorders
     assert (codes['operator'], codes['values']) == (
         'NotIn',
         sorted(RETRY_EXIT_CODES),
-    )  # Kubernetes wants them in order
+    )  # Kubernetes requires sorted values
     (final,) = spec['failurePolicy']['rules']
     assert (final['action'], final['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
     assert spec['replicatedJobs'][0]['template']['spec']['backoffLimit'] == 0
 
 
-def test_a_run_is_told_how_long_its_pod_has(recorders, capsys):
+def test_manifest_passes_termination_grace_period_to_run(recorders, capsys):
     for options, seconds in (([], 120), (['--spot'], 25), (['--save=200'], 210)):
         pod = manifest(capsys, *options)['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
         assert pod['terminationGracePeriodSeconds'] == seconds
         assert f'--grace={seconds}' in pod['containers'][0]['args']
 
 
-def test_all_pods_of_a_run_are_told_one_secret_which_is_not_in_the_manifest(recorders, capsys):
+def test_manifest_takes_run_secret_from_jobset_uid(recorders, capsys):
     def told(*options):
         pod = manifest(capsys, *options)['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
         return [one for one in pod['containers'][0]['env'] if one['name'] == 'SINKLAB_RUN_SECRET']

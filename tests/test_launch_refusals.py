@@ -1,4 +1,4 @@
-"""Launchers: what is refused before anything runs, and what is said where a scheduler refuses."""
+"""Tests of launcher arguments that are rejected, and of messages after scheduler errors."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ def recorders(tmp_path, monkeypatch):
     return recorded(tmp_path, monkeypatch)
 
 
-# What is wrong with a command line -> the words of its refusal, of any launcher.
+# Invalid command lines of any launcher -> pattern of the error message.
 REFUSED = {
     'name': (['submit', "o'brien's run"], r"the name \"o'brien's run\" must begin .* e\.g\. o-brien-s-run;"),
     'long': (['submit', 'x' * 41], 'the name .* 40 at most, e.g. x{40};'),
@@ -87,7 +87,7 @@ REFUSED = {
 
 @pytest.mark.parametrize('name', NAMES)
 @pytest.mark.parametrize('case', REFUSED)
-def test_what_cannot_be_is_refused_in_one_line_before_anything_runs(name, case, recorders, capsys):
+def test_launcher_rejects_invalid_arguments_before_running_commands(name, case, recorders, capsys):
     argv, words = REFUSED[case]
     for execute in ([], ['--execute']):
         assert re.search(words, refused(capsys, name, [*argv[:2], *execute, *WHERE[name], *argv[2:]]))
@@ -99,7 +99,7 @@ def test_what_cannot_be_is_refused_in_one_line_before_anything_runs(name, case, 
 @pytest.mark.parametrize(
     'sizes', [[], ['--fsdp=32'], ['--data=2'], ['--tensor=4'], ['--data=2', '--tensor=4'], ['--data=4', '--fsdp=64']]
 )
-def test_sizes_that_are_not_given_are_left_to_the_run(name, sizes, recorders, capsys):
+def test_submit_passes_only_given_mesh_sizes(name, sizes, recorders, capsys):
     script = printed(capsys, name, [*SUBMIT[name], *sizes])
     assert re.findall(r'--(?:data|fsdp|tensor)=\d+', script) == sizes
 
@@ -113,7 +113,7 @@ def refuses(check, *given):
 
 
 @pytest.mark.parametrize('slices', [1, 2])
-def test_sizes_are_refused_that_the_run_would_refuse_on_these_devices(slices):
+def test_check_layout_agrees_with_mesh_shape_of_run(slices):
     sizes = (None, 1, 2, 3, 4, 8, 16, 32)
     for data, fsdp, tensor in itertools.product(sizes, sizes, sizes[1:]):
         said = {name: size for name, size in dict(data=data, fsdp=fsdp, tensor=tensor).items() if size}
@@ -122,12 +122,12 @@ def test_sizes_are_refused_that_the_run_would_refuse_on_these_devices(slices):
         assert refuses(command_line.check_layout, arguments, 16, '16') == by_run, arguments
 
 
-def test_sizes_that_are_no_numbers_are_left_to_the_words_of_the_run():
+def test_check_layout_ignores_non_numeric_sizes():
     for size in ('0', '-1', 'all', ''):
         assert not refuses(command_line.check_layout, ('train', f'--fsdp={size}'), 8, '8')
 
 
-# Options that a launcher lacks, or that do not fit -> the words of its refusal.
+# Missing or conflicting options of one launcher -> pattern of the error message.
 OWN = {
     ('queued_resources', 'project'): (
         ['--zone=z', '--accelerator=v5e-256'],
@@ -163,7 +163,7 @@ OWN = {
 
 
 @pytest.mark.parametrize(('name', 'case'), OWN)
-def test_what_a_launcher_lacks_is_named_with_an_example(name, case, recorders, capsys, monkeypatch):
+def test_launcher_rejects_missing_or_conflicting_options(name, case, recorders, capsys, monkeypatch):
     for variable in ('CLOUDSDK_CORE_PROJECT', 'CLOUDSDK_COMPUTE_ZONE'):
         monkeypatch.delenv(variable, raising=False)
     options, words = OWN[name, case]
@@ -175,16 +175,16 @@ def test_what_a_launcher_lacks_is_named_with_an_example(name, case, recorders, c
 @pytest.mark.parametrize(
     ('name', 'tool'), [('queued_resources', 'gcloud'), ('jobset', 'kubectl'), ('slurm', 'sbatch'), ('slurm', 'uv')]
 )
-def test_where_a_program_is_missing_nothing_is_done(name, tool, recorders, capsys, tmp_path):
+def test_launcher_without_required_program_runs_nothing(name, tool, recorders, capsys, tmp_path):
     (recorders.folder / tool).unlink()
     argv = [one.replace('/shared', f'{tmp_path}/shared') for one in SUBMIT[name]]
-    assert refused(capsys, name, [*argv[:2], '--execute', *argv[2:]]).startswith(f'{tool} is not there; ')
+    assert refused(capsys, name, [*argv[:2], '--execute', *argv[2:]]).startswith(f'{tool} ')
     assert recorders.heard() == []
     assert not Path('runs').exists()
     assert not Path('shared').exists()
 
 
-# What a scheduler says when it refuses -> what is said of it.
+# Error output of a scheduler -> parts of the message of the launcher.
 FAILED = {
     (
         'queued_resources',
@@ -207,7 +207,7 @@ FAILED = {
 
 
 @pytest.mark.parametrize('case', FAILED)
-def test_what_a_scheduler_refuses_is_told_with_what_to_do(case, recorders, capsys, tmp_path):
+def test_launcher_explains_scheduler_error(case, recorders, capsys, tmp_path):
     name, part, error = case
     recorders.answer(part, ('', f'{error}\n', 1))
     argv = [one.replace('/shared', f'{tmp_path}/shared') for one in SUBMIT[name]]

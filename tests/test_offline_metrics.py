@@ -1,4 +1,4 @@
-"""What is measured of a finished model alone, against loops over one matrix, in NumPy's float64."""
+"""Tests of offline metrics against float64 NumPy loops over single matrices."""
 
 import dataclasses
 
@@ -63,20 +63,20 @@ def each(shape):
     return np.ndindex(*shape)
 
 
-def test_queries_and_keys_are_compared_pair_by_pair(arrays, numbers):
+def test_query_key_metrics_match_float64_reference(arrays, numbers):
     expected = formulas.qk_numbers(arrays['query_LPTHK'], arrays['key_LPSHK'][:, :, 1:])
     assert len(expected) == 9
     for name, value in expected.items():
         np.testing.assert_allclose(numbers[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def test_norms_of_queries(arrays, numbers):
+def test_query_norms_match_float64_reference(arrays, numbers):
     norm = np.linalg.norm(np.float64(arrays['query_LPTHK']), axis=-1)
     expected = norm[:, :, 0].mean(), norm[:, :, 1:].mean()
     np.testing.assert_allclose([numbers['norm/query/1'], numbers['norm/query/other']], expected, rtol=1e-5)
 
 
-def test_the_rank_of_keys_is_that_of_their_covariance_over_texts(arrays, numbers):
+def test_key_rank_matches_rank_of_covariance_over_texts(arrays, numbers):
     for name, place in (('1', 0), ('middle', T // 2)):
         found = []
         for layer, head in each((L, H)):
@@ -87,21 +87,21 @@ def test_the_rank_of_keys_is_that_of_their_covariance_over_texts(arrays, numbers
         np.testing.assert_allclose(numbers[f'key/rank/{name}'], np.mean(found), rtol=1e-5)
 
 
-def test_numbers_of_several_parts_have_labels():
+def test_metric_info_has_label_with_length_and_threshold():
     assert registry.find_metric_info('sink/2/T16@0.25').label == 'Sink_2, T 16 > 0.25'
     assert registry.find_metric_info('sink/1/T16@1e-05').label == 'Sink_1, T 16 > 1e-05'
     assert registry.find_metric_info('alpha/1/T8').label == 'alpha_1, T 8'
     assert registry.find_metric_info('sink/first') is None
 
 
-def test_keys_that_are_equal_have_rank_one():
+def test_effective_rank_of_equal_keys_is_one():
     one_LPHK = np.random.default_rng(0).normal(size=(1, 1, 2, 64)).astype(np.float32).repeat(50, 1)
     signs = np.random.default_rng(1).choice([-1, 1], one_LPHK.shape).astype(np.float32)
-    for keys in (one_LPHK, np.nextafter(one_LPHK, signs * np.inf, dtype=np.float32)):  # and but for rounding
+    for keys in (one_LPHK, np.nextafter(one_LPHK, signs * np.inf, dtype=np.float32)):  # equal up to rounding
         np.testing.assert_array_equal(angles.compute_effective_rank(keys), 1)
 
 
-def test_where_nothing_rises_there_is_no_secondary_sink_and_where_nothing_falls_all_blocks_are_between():
+def test_secondary_sinks_are_counted_between_rise_and_fall_of_norm():
     alike = np.ones((12, 1, 3))
     assert hidden_states.count_secondary_sinks(alike[:1], np.ones(1)) == 0.0
     assert hidden_states.count_secondary_sinks(alike, np.linspace(9, 1, 12)) == 0.0
@@ -109,14 +109,14 @@ def test_where_nothing_rises_there_is_no_secondary_sink_and_where_nothing_falls_
 
 
 @pytest.mark.slow
-def test_keys_on_a_line_have_rank_one_and_in_a_ball_many():
+def test_effective_rank_of_collinear_keys_is_one_and_of_isotropic_keys_full():
     rng = np.random.default_rng(0)
     line, ball = rng.normal(size=(2000, 1)) * np.ones(6), rng.normal(size=(2000, 6))
     ranks = angles.compute_effective_rank(np.stack([line, ball], 1)[None])
     np.testing.assert_allclose(ranks[0], [1, 6], atol=0.1)
 
 
-def test_spikes_after_every_block(arrays, numbers):
+def test_spike_metrics_match_float64_reference_in_every_block(arrays, numbers):
     for layer, residual_PTD in enumerate(np.float64(arrays['residual_LPTD']), 1):
         flat = [residual.ravel() for residual in residual_PTD]
         expected = {
@@ -130,13 +130,13 @@ def test_spikes_after_every_block(arrays, numbers):
         np.testing.assert_allclose(numbers[f'norm/normed/{layer:02}'], norm[0] / norm[1:].mean(), rtol=1e-5)
 
 
-def test_massive_is_what_is_above_both_of_its_bounds():
+def test_massive_activations_exceed_absolute_and_relative_bound():
     residual = np.ones((1, 1, 10, 100), np.float32)
     residual[0, 0, 0, :3] = 99, 101, 1500  # below 100; below 1000 medians; above both
     assert massive_activations.compute_activation_statistics(residual)['massive_LP'].tolist() == [[1.0]]
 
 
-def test_the_spectrum_and_the_mixing_of_hidden_states(arrays, numbers):
+def test_spectrum_and_mixing_match_float64_reference(arrays, numbers):
     for layer, residual_PTD in enumerate(np.float64(arrays['residual_LPTD']), 1):
         entropies, alike = [], []
         for h in residual_PTD:
@@ -149,7 +149,7 @@ def test_the_spectrum_and_the_mixing_of_hidden_states(arrays, numbers):
         np.testing.assert_allclose(numbers[f'mixing/{layer:02}'], np.mean(alike), rtol=1e-4, atol=1e-6)
 
 
-def test_equal_tokens_have_no_spectrum_and_orthogonal_ones_the_widest():
+def test_spectral_entropy_is_zero_for_equal_and_maximal_for_orthogonal_tokens():
     same, other = np.ones((5, 8), np.float32), np.eye(5, 8, dtype=np.float32)
     entropy = hidden_states.compute_spectral_entropy(
         hidden_states.compute_gram_matrices(np.stack([same, other])[None])
@@ -159,17 +159,17 @@ def test_equal_tokens_have_no_spectrum_and_orthogonal_ones_the_widest():
     np.testing.assert_allclose(hidden_states.compute_mixing(cosines)[0], [1, 0], atol=1e-6)
 
 
-def test_a_secondary_sink_is_like_the_first_token_for_more_than_four_blocks():
+def test_secondary_sink_matches_first_token_for_more_than_four_blocks():
     layers, first = 9, np.array([1, 1, 50, 50, 50, 50, 50, 50, 1])  # blocks 3 to 8
     likeness = np.zeros((layers, 1, 4))
     likeness[..., 0] = 1
-    likeness[2:7, 0, 1] = -0.95  # five of them
-    likeness[2:6, 0, 2] = 0.95  # four
-    likeness[[0, 1, 2, 3, 4, 8], 0, 3] = 0.95  # three, and others outside
+    likeness[2:7, 0, 1] = -0.95  # five blocks
+    likeness[2:6, 0, 2] = 0.95  # four blocks
+    likeness[[0, 1, 2, 3, 4, 8], 0, 3] = 0.95  # three blocks, and others outside the range
     assert hidden_states.count_secondary_sinks(likeness, first) == 1.0
 
 
-def test_sinks_are_found_wherever_they_are(arrays, numbers):
+def test_sink_positions_match_float64_reference(arrays, numbers):
     A = np.float64(arrays['attention_LPHTS'])
     at, most = [], []
     for one in each((L, P, H)):
@@ -184,7 +184,7 @@ def test_sinks_are_found_wherever_they_are(arrays, numbers):
     np.testing.assert_allclose(numbers['place/beyond'], 100 * sum(k >= KEYS for k in found) / len(found))
 
 
-def test_shorter_texts_are_the_beginnings_of_long_ones(arrays, numbers):
+def test_metrics_of_shorter_lengths_match_truncated_attention(arrays, numbers):
     A = np.float64(arrays['attention_LPHTS'])
     for length in SETTING.lengths:
         for k in range(KEYS):
@@ -195,7 +195,7 @@ def test_shorter_texts_are_the_beginnings_of_long_ones(arrays, numbers):
                 np.testing.assert_allclose(numbers[f'sink/{k + 1}/T{length}@{threshold}'], rate)
 
 
-def test_the_ratio_is_that_of_the_token_that_receives_most_be_it_a_sink_token(arrays):
+def test_sink_norm_ratio_uses_most_attended_token_or_sink_token(arrays):
     received = np.full((L, P, T // 2), 0.1)
     received[:, 0, 2], received[:, 1, 4] = 0.5, 0.6
     norm = np.linalg.norm(np.float64(arrays['residual_LPTD']), axis=-1)
@@ -214,21 +214,21 @@ def test_the_ratio_is_that_of_the_token_that_receives_most_be_it_a_sink_token(ar
     ('values', 'expected'),
     [
         ([0, 0, 10, 60, 100], (20, 30)),
-        ([0, 80, 10, 60, 100], (20, 30)),  # it went again
+        ([0, 80, 10, 60, 100], (20, 30)),  # it vanished in between
         ([90, 100], (None, 0)),
         ([0, 0], None),
         ([0, 5, 0], None),
         ([], None),
     ],
 )
-def test_a_sink_emerges_where_it_is_past_half_of_its_end_for_good(values, expected):
+def test_find_emergence_returns_last_crossing_of_half_final_value(values, expected):
     assert emergence.find_emergence([10 * n for n in range(len(values))], values) == expected
 
 
-def test_heads_come_in_the_order_in_which_they_stay_above_a_threshold():
+def test_find_first_heads_orders_heads_by_lasting_threshold_crossing():
     alpha = np.zeros((4, 1, 3))
     alpha[1:, 0, 2] = 0.4
-    alpha[0, 0, 1], alpha[3, 0, 1] = 0.9, 0.9  # not for good before the end
+    alpha[0, 0, 1], alpha[3, 0, 1] = 0.9, 0.9  # above the threshold for good only at the last step
     assert emergence.find_first_heads([0, 5, 10, 15], alpha, 0.3) == [(5, 1, 3), (15, 1, 2)]
 
 
@@ -236,7 +236,7 @@ def test_heads_come_in_the_order_in_which_they_stay_above_a_threshold():
     'spec', [tiny(), tiny(model__columns__kind='sink_token'), operation(tiny(), 'exp', 'plus_one')]
 )
 @pytest.mark.slow
-def test_a_model_shows_all_that_is_measured_and_a_probe_what_it_showed_before(spec):
+def test_captured_model_provides_all_metrics_with_equal_jax_and_numpy_values(spec):
     ids_PT = np.random.default_rng(0).integers(1, 300, (2, 12)).astype(np.int32)
     setting = make_setting(spec, 12, count_learned_kv(spec.model), lengths=(4, 12), thresholds=(0.3,))
     captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(drawn(spec))
@@ -258,7 +258,7 @@ def test_a_model_shows_all_that_is_measured_and_a_probe_what_it_showed_before(sp
 
 @pytest.mark.slow
 @pytest.mark.parametrize('position', ['none', *propositions.RELATIVE_POSITIONS, 'relative_t5', 'alibi', 'rotary'])
-def test_propositions_hold_of_any_weights_and_of_no_other_text(position):
+def test_propositions_hold_only_for_repeated_tokens(position):
     spec = tiny(model__position=position)
     for repeated in (True, False):
         ids_PT = np.full((2, 12), 7) if repeated else np.random.default_rng(0).integers(1, 300, (2, 12))
@@ -266,12 +266,12 @@ def test_propositions_hold_of_any_weights_and_of_no_other_text(position):
         told = propositions.judge_propositions(position, found)
         assert told[0][2] == repeated
         assert len(told) == 1 + (position in propositions.PROPOSITIONS)
-        if repeated or position == 'rotary':  # whose bound is of a repeated token, but far from tight
+        if repeated or position == 'rotary':  # the bound for a repeated token is not tight
             assert all(holds for _, _, holds in told[1:])
     assert propositions.judge_propositions('learned', found) == []
 
 
-def test_the_numbers_of_the_propositions_are_those_of_their_sentences(arrays):
+def test_proposition_metrics_match_float64_reference(arrays):
     setting = dataclasses.replace(SETTING, repeated=True)
     among = registry.select_measurable(arrays)
     found = registry.compute_numbers(registry.compute_arrays(arrays, setting, among), setting, among)
@@ -293,7 +293,7 @@ def test_the_numbers_of_the_propositions_are_those_of_their_sentences(arrays):
 
 
 def numbers_of(spec, ids_PT, **how):
-    """All that is measured of a model with drawn parameters."""
+    """Return all metrics of a model with random parameters."""
     setting = make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model), **how)
     captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(drawn(spec))
     found = extract_arrays(captured, setting)

@@ -1,4 +1,4 @@
-"""Python code that comes with a model or a tokenizer runs where --remote-code is given, and nowhere else."""
+"""Tests that Python code of a model or tokenizer runs only with --remote-code."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def change(file, **fields):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A LLaMA, for which transformers has no tokenizer class. The code of tests makes the file `ran` beside it."""
+    """Make a LLaMA folder without tokenizer class; remote code of the tests creates the sibling file `ran`."""
     monkeypatch.setenv('SINKLAB_TEST_RAN', str(tmp_path / 'ran'))
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     monkeypatch.setenv('HF_MODULES_CACHE', str(tmp_path / 'modules'))
@@ -60,8 +60,8 @@ def asked(folder, *more):
 
 
 @pytest.mark.parametrize('add', [with_tokenizer_code, with_model_code])
-def test_without_the_option_no_code_runs_whatever_is_answered(add, folder, capsys, monkeypatch):
-    """transformers would ask; `input` answers yes."""
+def test_remote_code_does_not_run_without_flag_despite_confirmed_prompt(add, folder, capsys, monkeypatch):
+    """Answer yes to any prompt of transformers."""
     add(folder)
     monkeypatch.setattr('builtins.input', lambda *_: 'y')
     capsys.readouterr()
@@ -72,13 +72,13 @@ def test_without_the_option_no_code_runs_whatever_is_answered(add, folder, capsy
     assert not (folder.parent / 'ran').exists()
 
 
-def test_with_the_option_the_code_of_a_tokenizer_runs(folder):
+def test_remote_code_of_tokenizer_runs_with_flag(folder):
     with_tokenizer_code(folder)
     assert main(asked(folder, '--remote-code')) == 0
     assert (folder.parent / 'ran').exists()
 
 
-def test_a_yes_on_standard_input_runs_no_code(folder):
+def test_remote_code_does_not_run_after_yes_on_standard_input(folder):
     with_tokenizer_code(folder)
     command = [sys.executable, '-m', 'sinklab', *asked(folder)]
     done = subprocess.run(command, input='y\n' * 5, capture_output=True, text=True, cwd=Path(__file__).parents[1])
@@ -88,7 +88,7 @@ def test_a_yes_on_standard_input_runs_no_code(folder):
     assert not (folder.parent / 'ran').exists()
 
 
-def test_an_exported_tokenizer_is_compared_without_its_code(folder, monkeypatch):
+def test_remote_code_does_not_run_in_tokenizer_parity_check(folder, monkeypatch):
     with_tokenizer_code(folder)
     monkeypatch.setattr('builtins.input', lambda *_: 'y')
     with pytest.raises(Exception, match='trust_remote_code'):

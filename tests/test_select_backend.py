@@ -1,4 +1,4 @@
-"""How a backend is chosen, verified and refused."""
+"""Tests of the selection, verification and rejection of attention backends."""
 
 import dataclasses
 import functools
@@ -53,13 +53,13 @@ TABLE = ScoreBias(RelativePositionBias(lambda table, distance: distance, np.zero
         ('tpu', 'tpu', of('exp', 'sum', length=2**20), 'does not stay on the chip'),
     ],
 )
-def test_a_backend_that_cannot_is_refused_with_what_can(wanted, platform, case, message):
+def test_select_backend_rejects_unsupported_case_and_lists_alternatives(wanted, platform, case, message):
     with pytest.raises(UserError, match=message) as refused:
         select_backend(wanted, platform, dataclasses.replace(PLAIN, **case))
     assert 'auto, dense, chunked' in str(refused.value)
 
 
-def test_a_causal_window_is_given_to_cudnn_as_one():
+def test_find_causal_window_returns_window_of_causal_masks_only():
     assert cudnn.find_causal_window(masks.make_causal_mask(8)) == 7
     assert cudnn.find_causal_window(masks.make_causal_mask(8) & masks.make_window_mask(8, 3)) == 2
     assert cudnn.find_causal_window(masks.make_prefix_mask(8, 3)) is None
@@ -69,7 +69,7 @@ def test_a_causal_window_is_given_to_cudnn_as_one():
 
 
 @pytest.mark.slow
-def test_cudnn_is_given_the_scale_of_the_operation(monkeypatch):
+def test_cudnn_attend_applies_scale_of_operation(monkeypatch):
     own, asked = jax.nn.dot_product_attention, rule(attention('exp', 'sum'), masks.make_causal_mask(16))
     monkeypatch.setattr(
         jax.nn, 'dot_product_attention', lambda *arrays, **how: own(*arrays, **how | dict(implementation='xla'))
@@ -83,7 +83,7 @@ def test_cudnn_is_given_the_scale_of_the_operation(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', [Hardware(data=2, tensor=2), Hardware(tensor=2), Hardware()], ids=str)
-def test_cudnn_is_given_what_a_device_has_of_sequences_and_heads(monkeypatch, layout):
+def test_cudnn_attend_receives_local_sequences_and_heads(monkeypatch, layout):
     asked, own = rule(attention('exp', 'sum'), masks.make_causal_mask(16)), jax.nn.dot_product_attention
     query, key, value = (jax.random.normal(jax.random.key(seed), (4, 16, 4, 8)) for seed in range(3))
     key, value = key[:, :, ::2], value[:, :, ::2]
@@ -105,7 +105,7 @@ def test_cudnn_is_given_what_a_device_has_of_sequences_and_heads(monkeypatch, la
 
 
 @pytest.mark.slow
-def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypatch):
+def test_select_backend_skips_kernel_with_wrong_output(monkeypatch):
     asked = rule(attention('exp', 'p_norm'), MASKS['window'](256), 1, alibi(columns=1))
     case = dataclasses.replace(PLAIN, spec=asked)
     with interpreted():
@@ -113,7 +113,7 @@ def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypat
         monkeypatch.setattr(finalize, 'attend', doubled(finalize.attend))
         choice = select_backend('auto', 'tpu', case)
     assert choice.backend == 'chunked'
-    assert 'wrong on these devices' in str(choice)
+    assert 'wrong' in str(choice)
 
 
 @pytest.mark.slow
@@ -125,8 +125,8 @@ def test_a_kernel_that_computes_something_else_is_passed_over_and_said(monkeypat
         dict(model__mask__document=True, model__columns__kind='sink_token', model__position='relative_paper_code'),
     ],
 )
-def test_a_backend_is_verified_under_the_mask_and_the_curve_of_the_run(changes):
-    """The first queries and keys of what the model is trained with, and of its first heads."""
+def test_truncate_problem_keeps_mask_and_bias_of_run(changes):
+    """Compare the first queries, keys and heads with those of the whole problem."""
     spec = tiny(**changes, model__attention__similarity='sigmoid', model__attention__normalizer='none')
     whole, length = case_of(spec.model, 16), 12
     shown = backends.truncate_problem(whole, length)
@@ -141,15 +141,15 @@ def test_a_backend_is_verified_under_the_mask_and_the_curve_of_the_run(changes):
 
 @pytest.mark.parametrize('platform', ['tpu', 'gpu'])
 @pytest.mark.parametrize('operation', KERNELS, ids='-'.join)
-def test_kernels_say_that_they_cover_every_operation_but_softpick(operation, platform):
+def test_pallas_kernels_support_every_operation_except_softpick(operation, platform):
     asked = rule(attention(*operation), masks.make_causal_mask(4096), 1, alibi(columns=1))
     assert explain_unsupported(platform, platform, AttentionProblem(asked, 8, 128, 128, 'bfloat16')) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('poisoned', range(3))
-def test_a_kernel_that_gives_no_number_is_wrong(monkeypatch, poisoned):
-    """Of any of its gradients, whatever the others are."""
+def test_measure_error_is_infinite_for_nan_gradient(monkeypatch, poisoned):
+    """Poison one gradient at a time."""
 
     @jax.custom_vjp
     def poison(*arrays):
@@ -166,15 +166,15 @@ def test_a_kernel_that_gives_no_number_is_wrong(monkeypatch, poisoned):
 
 
 @pytest.mark.slow
-def test_a_kernel_that_cannot_be_lowered_is_replaced_and_named_as_failed():
-    """Off a TPU, Pallas raises ValueError while it lowers a kernel for TPUs."""
+def test_select_backend_replaces_kernel_that_fails_to_lower():
+    """Pallas raises ValueError when it lowers a TPU kernel without a TPU."""
     choice = select_backend('auto', 'tpu', PLAIN)
     assert (choice.backend, choice.failed_backends) == ('chunked', ('tpu',))
     assert 'ValueError' in choice.rejection_reasons['tpu']
     assert choice.rejection_reasons['tpu'] in choice.describe_fallback()
 
 
-def test_a_backend_that_does_not_cover_a_case_has_not_failed():
+def test_select_backend_counts_unsupported_case_as_no_failure():
     choice = select_backend('auto', 'tpu', dataclasses.replace(PLAIN, **of('softpick', 'sum')))
     assert (choice.backend, choice.failed_backends, choice.describe_fallback()) == ('chunked', (), None)
 
@@ -188,7 +188,7 @@ def test_a_backend_that_does_not_cover_a_case_has_not_failed():
     ],
     ids=lambda failure: type(failure).__name__,
 )
-def test_what_jax_cannot_trace_or_compile_is_passed_over(monkeypatch, failure):
+def test_select_backend_skips_kernel_that_jax_cannot_compile(monkeypatch, failure):
     monkeypatch.setattr(finalize, 'attend', raising(failure))
     choice = select_backend('auto', 'tpu', PLAIN)
     assert (choice.backend, choice.failed_backends) == ('chunked', ('tpu',))
@@ -203,14 +203,14 @@ def test_what_jax_cannot_trace_or_compile_is_passed_over(monkeypatch, failure):
     ],
     ids=lambda bug: type(bug).__name__,
 )
-def test_a_bug_in_a_kernel_ends_the_choice_and_is_not_hidden_by_another_backend(monkeypatch, bug):
+def test_select_backend_propagates_bug_in_kernel(monkeypatch, bug):
     monkeypatch.setattr(finalize, 'attend', raising(bug))
     with pytest.raises(type(bug)) as raised:
         select_backend('auto', 'tpu', PLAIN)
     assert raised.value is bug
 
 
-def test_jax_still_says_that_cudnn_is_missing_in_the_words_that_are_looked_for():
+def test_jax_error_without_cudnn_contains_expected_message():
     arrays = [jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)] * 3
     by_cudnn = functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation='cudnn')
     with pytest.raises(RuntimeError, match=backends.NO_CUDNN_MESSAGE):

@@ -1,4 +1,4 @@
-"""Batches and devices: every sequence on some device, none of them on all."""
+"""Tests of batches that are divided over devices."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from sinklab.train import evaluate, state
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 900), st.integers(1, 64), st.integers(1, 16))
-def test_parts_are_equal_divide_over_the_devices_and_lose_nothing(sequences, per_device, ways):
+def test_split_into_parts_pads_equal_parts_without_losing_sequences(sequences, per_device, ways):
     ids_NT = np.arange(2 * sequences).reshape(-1, 2)
     parts = evaluate.split_into_parts(ids_NT, per_device * ways, ways)
     (rows,) = {len(part) for part in parts}
@@ -24,12 +24,12 @@ def test_parts_are_equal_divide_over_the_devices_and_lose_nothing(sequences, per
     assert rows <= per_device * ways
     joined_NT = np.concatenate(parts)
     np.testing.assert_array_equal(joined_NT[:sequences], ids_NT)
-    assert (joined_NT[sequences:] == -1).all(), 'what fills up is not to be predicted'
-    assert len(joined_NT) - sequences < len(parts) * ways, 'and no more of it than needed'
+    assert (joined_NT[sequences:] == -1).all(), 'padding is not predicted'
+    assert len(joined_NT) - sequences < len(parts) * ways, 'padding is minimal'
 
 
 @pytest.mark.parametrize('rings', [(4,), (2, 2), (1, 4)])
-def test_a_sum_is_parted_ring_after_ring_as_it_is_at_once(rings):
+def test_reduce_scatter_over_rings_matches_full_sum(rings):
     mesh, parts = device_mesh.make_mesh(Hardware(fsdp=4)), np.arange(4 * 8 * 3.0, dtype=np.float32).reshape(4, 8, 3)
 
     def local(part_8N):
@@ -45,19 +45,19 @@ def test_a_sum_is_parted_ring_after_ring_as_it_is_at_once(rings):
     np.testing.assert_array_equal(found, parts.sum(0))
 
 
-def test_a_batch_that_does_not_divide_is_an_error_and_not_laid_on_every_device():
+def test_indivisible_batch_raises_instead_of_being_replicated():
     mesh = device_mesh.make_mesh(Hardware(data=2, fsdp=2))
     assert sharding.make_batch_sharding(mesh, (8, 17)).shard_shape((8, 17)) == (2, 17)
-    with pytest.raises(ValueError, match='a batch of 6 sequences cannot be divided over 4 devices'):
+    with pytest.raises(ValueError, match=r'6 sequences.*4 devices'):
         sharding.make_batch_sharding(mesh, (6, 17))
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match='a batch of 6'):
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match='6 sequences'):
         jax.jit(lambda x: sharding.constrain_sharding(x, 'batch', None))(np.zeros((6, 17)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('loss', ['all', 'assistant'])
-def test_validation_that_does_not_divide_is_one_program_and_the_plain_mean(loss):
-    """11 windows in batches of 8 over 4 devices; of a chat, some tokens are not predicted."""
+def test_indivisible_validation_compiles_once_and_returns_mean(loss):
+    """Use 11 windows in batches of 8 over 4 devices; some tokens of a chat are not predicted."""
     spec = tiny(optimizer__batch_size=8, **({} if loss == 'all' else dict(data__loss=loss, data__source='chat:x')))
     mesh, params = device_mesh.make_mesh(Hardware(data=4)), drawn(spec)
     rng = np.random.default_rng(0)
@@ -74,7 +74,7 @@ def test_validation_that_does_not_divide_is_one_program_and_the_plain_mean(loss)
 
 
 @pytest.mark.slow
-def test_what_runs_once_is_made_of_the_same_bits_as_at_full_optimization():
+def test_init_state_is_bitwise_equal_at_full_optimization():
     spec = tiny()
     program = jax.jit(lambda: state.init_state(spec)).lower()
     (quick,) = state.INIT_COMPILER_OPTIONS.values()

@@ -1,4 +1,4 @@
-"""What is printed once runs have ended: numbers with units, what was seen and what was expected."""
+"""Tests of the summary printed after runs: values with units, and expected values."""
 
 import re
 
@@ -32,11 +32,11 @@ def arm(row, *seeds, published=None):
         *[(0.25, 1, '+', '+0.2'), (100.0, 0, '', '100'), (float('nan'), 2, '', 'nan')],
     ],
 )
-def test_what_rounds_to_zero_has_no_sign(value, digits, sign, text):
+def test_format_fixed_omits_sign_of_rounded_zero(value, digits, sign, text):
     assert format_fixed(value, digits, sign) == text
 
 
-def test_the_steps_of_emergence_are_the_same_for_a_run_and_for_a_row():
+def test_emergence_steps_agree_between_run_and_row():
     run = records(0, 10, 40, 40)
     rows, spans = (
         function([arm('softmax', run)]) for function in (sweep_table.make_sweep_table, sweep_table.compute_spans)
@@ -48,7 +48,7 @@ def test_the_steps_of_emergence_are_the_same_for_a_run_and_for_a_row():
     assert summary_table.summarize_sink_of_rows(rows, spans) == {'softmax': summary_table.summarize_sink(run)}
 
 
-def test_several_seeds_emerge_between_the_first_and_the_last_of_their_probes():
+def test_emergence_span_of_seeds_covers_first_to_last_probe():
     arms = [arm('softmax', records(0, 10, 40, 40), records(0, 0, 0, 40), records(0, 0, 0, 0.5))]
     assert sweep_table.compute_spans(arms) == {'softmax': EmergenceSpan(100, 300, 2, 3)}
     rate, words = summary_table.summarize_sink_of_rows(
@@ -74,19 +74,19 @@ def test_several_seeds_emerge_between_the_first_and_the_last_of_their_probes():
         ([], EmergenceSpan(None, None, 0, 0), 'none', False),
     ],
 )
-def test_a_span_reaches_over_all_runs_with_a_sink_and_counts_them(found, expected, cell, learned):
+def test_merge_emergence_spans_and_counts_runs_with_sink(found, expected, cell, learned):
     assert merge_emergence(found) == expected
     assert (merge_emergence(found).format_cell(), merge_emergence(found).is_learned) == (cell, learned)
     assert ('emerging' in merge_emergence(found).format_sentence('emerging')) == learned
 
 
-def test_a_sink_that_was_there_before_training_does_not_emerge():
+def test_sink_present_before_training_has_no_emergence_step():
     assert summary_table.summarize_sink(records(10, 10, 10)) == (10.0, EmergenceSpan(None, 0, 1, 1).format_sentence())
     assert summary_table.summarize_sink(records(0, 0.1)) == (0.1, EmergenceSpan(None, None, 0, 1).format_sentence())
     assert summary_table.summarize_sink([{'step': 0}])[0] is None
 
 
-def test_a_table_says_none_where_a_row_has_no_sink_at_its_end():
+def test_summary_table_shows_none_for_row_without_final_sink():
     arms = [
         arm('softmax', records(0, 40)),
         arm('sigmoid', records(0, 0.1), records(0, 0)),
@@ -98,7 +98,7 @@ def test_a_table_says_none_where_a_row_has_no_sink_at_its_end():
     assert 'none: ' in sweep.format_legend(headings, sweep_table.make_sweep_table(arms))
 
 
-def test_a_run_has_a_line_for_each_number_with_its_unit_its_published_value_and_its_meaning():
+def test_metric_table_has_unit_published_value_and_meaning():
     headings, rows = summary_table.make_metric_table(
         records(0, 40), {'sink/1': 18.18, 'fails': True, 'valid/loss': 'words'}
     )
@@ -113,13 +113,13 @@ def test_a_run_has_a_line_for_each_number_with_its_unit_its_published_value_and_
 
 
 @pytest.mark.parametrize('published', [{'sink/star': 74.12}, {'fails': True}, {'valid/loss': 'words'}])
-def test_a_run_has_no_published_column_where_nothing_would_stand_in_it(published):
+def test_metric_table_omits_empty_published_column(published):
     headings, rows = summary_table.make_metric_table(records(0, 40), published)
     assert headings == ['number', 'value', 'what it is']
     assert {len(row) for row in rows} == {3}
 
 
-def test_the_source_is_named_where_the_table_shows_a_published_number_or_the_row_is_published_as_failing():
+def test_describe_published_names_source_of_shown_values_and_failures():
     def described(**published):
         headings, _ = summary_table.make_metric_table(records(0, 40), published)
         return summary_table.describe_published(dict(published=published, source='Table 4'), headings)
@@ -133,7 +133,7 @@ def test_the_source_is_named_where_the_table_shows_a_published_number_or_the_row
 
 
 @pytest.mark.parametrize(('published', 'shown'), [({'sink/1': 18.18}, True), ({'sink/2': 1.0}, False)])
-def test_a_note_explains_parentheses_where_a_cell_has_them(published, shown):
+def test_legend_explains_parentheses_only_if_used(published, shown):
     arms = [arm('softmax', records(0, 40), published=published | {'fails': True})]
     rows = sweep_table.make_sweep_table(arms)
     headings, lines = sweep.build_summary_table(rows, sweep_table.compute_spans(arms))
@@ -141,7 +141,7 @@ def test_a_note_explains_parentheses_where_a_cell_has_them(published, shown):
     assert ('in parentheses' in sweep.format_legend(headings, rows)) == shown
 
 
-def test_one_sentence_says_what_was_seen_what_was_expected_and_where_the_page_lies():
+def test_format_comparison_has_measured_and_expected_values_and_page():
     seen = {'a': (48.5, 'emerges by step 5'), 'b': (None, 'diverged 1/1')}
     said = summary_table.format_comparison(seen, {'a': '18.2 %', 'c': '5 %'}, 'published', 'runs/report.html')
     assert re.findall(r'[\d.]+ %|report.html', said) == ['48.5 %', '18.2 %', 'report.html']
@@ -149,7 +149,7 @@ def test_one_sentence_says_what_was_seen_what_was_expected_and_where_the_page_li
     assert summary_table.format_comparison({str(at): (1.0, '') for at in range(7)}, {}, '', 'page') == 'page: page'
 
 
-def test_the_quickstart_has_expected_values_at_its_own_size_and_as_it_is():
+def test_expected_sinks_exist_only_for_unmodified_quickstart():
     rows, source = config_flags.load_expected_sinks(QUICK, 'quickstart', [])
     assert {'softmax', 'sigmoid_apple'} <= rows.keys()
     assert 'docs/results/quickstart.md' in source
@@ -159,7 +159,7 @@ def test_the_quickstart_has_expected_values_at_its_own_size_and_as_it_is():
     assert config_flags.load_expected_sinks('gone.py', None, []) is None
 
 
-def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
+def test_sweep_legend_covers_each_column():
     arms = [
         arm('softmax', records(0, 40, **{'mass/row': 1.0}), published={'sink/1': 18.18}),
         arm('other', records(0, 0)),
@@ -169,19 +169,19 @@ def test_each_column_of_a_sweep_has_a_meaning_or_says_it_itself():
     note = sweep.format_legend(headings, rows)
     plain = [heading.partition(' (')[0] for heading in headings]
     assert [name for name in plain if f'{name}: ' not in note] == ['row', 'Sink_1 - softmax', 'end'], (
-        'one seed: no count of runs'
+        'one seed has no count of runs'
     )
     assert 'in parentheses' in note
     assert '±' not in note
 
 
-def test_each_column_of_a_report_has_a_meaning_or_says_it_itself():
+def test_report_legend_covers_each_column():
     meanings = summary_table.format_legend(summary_table.RUN_HEADINGS)
     plain = [heading.partition(' (')[0] for heading in summary_table.RUN_HEADINGS]
     assert [name for name in plain if f'{name}: ' not in meanings] == ['run', 'end']
 
 
-def test_the_table_of_a_quickstart_fits_into_80_columns(monkeypatch, capsys):
+def test_quickstart_table_fits_80_columns(monkeypatch, capsys):
     monkeypatch.setenv('COLUMNS', '80')
     mass = {'mass/row': 0.3}
     softmax = arm('softmax', records(0, 10, 48.5, **mass), published={'sink/1': 18.18, 'valid/loss': 3.73})

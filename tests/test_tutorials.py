@@ -1,4 +1,4 @@
-"""docs/tutorials: every page is followed from its first block to its last, at the small size that it names."""
+"""Tests that execute every page of docs/tutorials at its smoke size."""
 
 import importlib.util
 import os
@@ -37,7 +37,7 @@ def read(name):
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
-    """Somebody with an empty folder, for whom `sinklab` and `python` are these."""
+    """Return a tutorial runner in an empty folder with `sinklab` and `python` of this checkout."""
     (tmp_path / 'bin').mkdir()
     for name, module in PROGRAMS.items():
         (tmp_path / 'bin' / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
@@ -51,8 +51,8 @@ def reader(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', some(FOLLOWED, ['first_run']))
-def test_a_tutorial_is_executed_and_prints_what_it_shows(name, reader):
-    """Numbers differ from run to run and from size to size; words, columns and rows do not."""
+def test_tutorial_commands_print_shown_output(name, reader):
+    """Compare words, columns and rows, because numbers differ between runs and sizes."""
     for module in NEEDS.get(name, ()):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f'docs/tutorials/{name}.md needs {module}, which is not installed')
@@ -63,10 +63,10 @@ def test_a_tutorial_is_executed_and_prints_what_it_shows(name, reader):
 
 
 def check_output(shown, printed):
-    """Compare what a page shows with what was printed: of a table its columns and rows, of other lines their words.
+    """Compare shown with printed output: columns and rows of a table, words of other lines.
 
-    A column that is empty at a small size is left out there, and names that are shorter leave room for one more: the
-    columns of one may be some of the columns of the other.
+    The columns of one table may be a subset of those of the other, because empty columns are omitted and
+    shorter names leave space for more columns.
     """
     stale = f'run python docs/run_tutorial.py --update on this page; it printed {printed}'
     columns, ours = (set(reduce_to_shape(lines[0].replace(' - ', ' ')).split()) for lines in (shown, printed))
@@ -77,7 +77,7 @@ def check_output(shown, printed):
     assert shown == printed, stale
 
 
-def test_of_a_table_columns_and_rows_are_compared_and_of_other_lines_words():
+def test_check_output_compares_table_columns_and_rows_and_other_words():
     table = [' arm      step  Sink_1  emerges', ' softmax  1500  48.5 %  400-500', ' sigmoid  1500   0.0 %  -']
     check_output(table, [' arm  step  Sink_1', ' softmax  4  0.0 %', ' sigmoid  4 1.0 %'])
     swept = [
@@ -97,7 +97,7 @@ def test_of_a_table_columns_and_rows_are_compared_and_of_other_lines_words():
             check_output(shown, printed)
 
 
-def test_every_tutorial_says_first_what_it_is_for_and_names_a_small_size_for_what_takes_minutes():
+def test_tutorials_begin_with_purpose_and_offer_smoke_size():
     assert {*FOLLOWED, 'pod'} == {*('first_run', 'own_ablation', 'own_text', 'notebook', 'open_model', 'fork', 'pod')}
     for name in (*FOLLOWED, 'pod'):
         page = read(name)
@@ -107,7 +107,7 @@ def test_every_tutorial_says_first_what_it_is_for_and_names_a_small_size_for_wha
         assert 'export SIZE=quickstart' not in page or 'SIZE=smoke' in make_quick(page)
 
 
-def test_the_small_size_takes_the_place_of_the_first_exported_line():
+def test_make_quick_replaces_first_export_line():
     words = 'To try this page in seconds:\n`export SIZE=smoke EVERY=2`.'
     page = f'{words}\n\n```sh\nexport SIZE=big EVERY=9\ntrain $SIZE\n```\n'
     (block,) = read_blocks(make_quick(page))
@@ -117,7 +117,7 @@ def test_the_small_size_takes_the_place_of_the_first_exported_line():
         make_quick('To try this page in seconds: `export SIZE=smoke`.\n\n```sh\ntrain\n```\n')
 
 
-def test_files_commands_and_cells_of_a_page_are_followed_in_order_and_its_outputs_updated(tmp_path):
+def test_follow_page_runs_blocks_in_order_and_updates_outputs(tmp_path):
     page = '\n'.join([
         '```python\n# one.py\nprint(2 + 3)\n```\n',
         f'```sh\nexport NUMBER=7\n{sys.executable} one.py; echo a b\n```\n',
@@ -149,13 +149,13 @@ def test_files_commands_and_cells_of_a_page_are_followed_in_order_and_its_output
         ('done 2/2', 'failed 2/2', False),
     ],
 )
-def test_lines_are_compared_by_their_words_and_not_by_their_numbers(one, other, same):
+def test_reduce_to_shape_keeps_words_and_ignores_numbers(one, other, same):
     assert (reduce_to_shape(one) == reduce_to_shape(other)) == same
 
 
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
-    """Programs that record how they are called, in a folder with the config files of the page."""
+    """Make stub programs that record their calls, in a folder with the config files of the page."""
     made = Recorders(tmp_path / 'bin', *TOOLS)
     made.answer('queued-resources describe', ('ACTIVE\n', '', 0))
     made.answer(
@@ -169,7 +169,7 @@ def recorded(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_command_of_the_tutorial_of_a_pod_runs_and_comes_to_a_resumed_pair(recorded, tmp_path):
+def test_pod_tutorial_commands_run_and_resume_both_runs(recorded, tmp_path):
     script = ''.join(block.text for block in read_blocks(POD) if block.kind == 'console')
     said = subprocess.run(
         ['bash', '-eu', '-o', 'pipefail', '-c', script],
@@ -185,11 +185,11 @@ def test_every_command_of_the_tutorial_of_a_pod_runs_and_comes_to_a_resumed_pair
         made = [at for at, call in enumerate(words) if 'queued-resources create' in call and arm in call]
         assert made, arm
     softmax = [at for at, call in enumerate(words) if 'queued-resources create pair-softmax-1b-0' in call]
-    assert len(softmax) > 1, 'resume makes the TPUs again'
+    assert len(softmax) > 1, 'resume creates the TPUs again'
     assert any('runs/pair/softmax_1b-0' in call and call.startswith('sinklab report') for call in words)
 
 
-def test_the_program_that_runs_tutorials_describes_itself(capsys, monkeypatch):
+def test_run_tutorial_help_lists_update_flag(capsys, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['run_tutorial.py', '--help'])
     with pytest.raises(SystemExit) as ended:
         run_tutorial.main()
