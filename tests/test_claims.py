@@ -180,7 +180,7 @@ def test_less_than_nothing_is_not_testable():
     nothing, some = (dict.fromkeys(range(5), value) for value in (0.0, 50.0))
     entry = the_entry(a_claim('<'), runs(nothing, nothing))
     assert (entry['verdict'], entry['either']) == ('not testable here', False)
-    assert entry['why'] == 'there is nothing to be less than: Sink_1 of attention:softmax is 0.0 % in the mean'
+    assert entry['why'] == 'no value can be lower: Sink_1 of attention:softmax is 0.0 % on average'
     assert the_entry(a_claim('<'), runs(some, nothing))['verdict'] == 'contradicted'
     assert the_entry(a_claim('>'), runs(nothing, nothing))['verdict'] == 'not seen'
 

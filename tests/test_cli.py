@@ -246,7 +246,7 @@ def test_divergence_exits_with_3_and_names_the_checkpoint(capsys, tmp_path, conf
 
 @pytest.mark.parametrize('arguments', [['report', '/nowhere'], ['report', 'configs']])
 def test_a_report_of_no_run_is_refused(capsys, arguments):
-    assert 'holds no run' in refused(capsys, *arguments)
+    assert 'contains no run' in refused(capsys, *arguments)
 
 
 @pytest.mark.slow

@@ -97,7 +97,9 @@ def test_a_probe_that_was_written_before_an_array_was_kept_is_refused(tmp_path):
     arrays = dict(np.load(probe))
     arrays['alpha_LPHK'] = arrays.pop('alpha_LPHJ')
     np.savez(probe, **arrays)
-    with pytest.raises(UserError, match=r'00000010\.npz has no alpha_LPHJ, for an earlier sinklab has written it'):
+    with pytest.raises(
+        UserError, match=r'00000010\.npz has no alpha_LPHJ, since an earlier version of sinklab wrote it'
+    ):
         runs.read_runs([path])
 
 
@@ -112,7 +114,7 @@ def test_a_run_that_is_older_than_a_measure_is_named_where_its_picture_is_lackin
     }
     page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))
     text = (tmp_path / 'report.html').read_text(encoding='utf-8')
-    assert re.search(r'How spread attention is</h2><p>[^<]* Without it: old\.', text)
+    assert re.search(r'Attention entropy</h2><p>[^<]* Missing in: old\.', text)
 
 
 def test_of_many_probes_the_first_the_last_and_some_between_are_read(monkeypatch, tmp_path):

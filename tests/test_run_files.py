@@ -430,7 +430,7 @@ def test_a_probe_of_another_model_is_named(tmp_path):
     folder = RunDir(made_up(tmp_path / 'a', 'softmax'))
     arrays = dict(np.load(folder.get_probe_path(10)))
     np.savez(folder.get_probe_path(10), **{name: array[:1] for name, array in arrays.items()})
-    with pytest.raises(DamagedFileError, match=r'00000010\.npz has 1 layers, and .* has 3'):
+    with pytest.raises(DamagedFileError, match=r'00000010\.npz has 1 layers, but .* has 3'):
         runs_module.load_probe_values(folder.probe_files)
     assert FIGURES
 
