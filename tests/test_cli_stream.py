@@ -129,8 +129,8 @@ def test_a_wrong_sample_is_one_line(whole, capsys, arguments, words):
 def test_a_wrong_run_or_text_is_one_line(whole, tmp_path, text, capsys):
     path, _ = whole
     asked = f'--text={text}'
-    assert 'is not there; give the folder of a run' in refused(capsys, 'stream', tmp_path / 'none', asked)
-    assert 'holds no run' in refused(capsys, 'stream', tmp_path, asked)
+    assert 'does not exist; give the folder of a run' in refused(capsys, 'stream', tmp_path / 'none', asked)
+    assert 'contains no run' in refused(capsys, 'stream', tmp_path, asked)
     assert f'{path} has no checkpoint 5; it has: ' in refused(capsys, 'stream', f'{path}@5', asked)
     assert 'cannot be read (No such file' in refused(capsys, 'stream', path, f'--text={tmp_path}/none')
     assert 'cannot be read (Is a directory' in refused(capsys, 'stream', path, f'--text={tmp_path}')

@@ -65,12 +65,12 @@ def test_a_run_of_another_version_is_refused_with_what_differs_and_its_commit(fo
         folder.check_spec(tiny())
     line = str(refusal.value)
     assert len(line.splitlines()) == 1
-    assert 'whose config has model.width_of_old, unknown here and lacks model.width;' in line
-    assert f'go on with commit 0123abc, or give a new folder, e.g. --workdir={folder}-2' in line
+    assert 'whose config has the unknown fields model.width_of_old and lacks model.width;' in line
+    assert f'use commit 0123abc, or give a new folder, e.g. --workdir={folder}-2' in line
     config['model']['width'] = 16
     folder.write_json('config', config)
     (folder.path / 'environment.json').unlink()
-    with pytest.raises(UserError, match=r'has model\.width_of_old, unknown here; .* commit None'):
+    with pytest.raises(UserError, match=r'has the unknown fields model\.width_of_old; .* commit None'):
         folder.check_spec(tiny())
 
 
@@ -82,7 +82,7 @@ def test_a_run_of_before_a_field_came_has_what_it_then_was(folder):
     folder.check_spec(tiny())
     assert folder.list_changes(tiny()) == []
     assert parse_config(folder.read_json('config')) == tiny()
-    with pytest.raises(UserError, match=r'holds another run \(model.kv_heads None -> 2\)'):
+    with pytest.raises(UserError, match=r'contains another run \(model.kv_heads None -> 2\)'):
         folder.check_spec(tiny(model__kv_heads=2))
 
 
@@ -115,12 +115,12 @@ def test_what_touches_no_number_may_change_and_is_named(folder, changes, said):
 def test_nothing_else_may_change(folder, part):
     changes = dict(model=dict(model__norm='post'), optimizer=dict(optimizer__weight_decay=0.3), seed=dict(seed=1))
     changes |= dict(data=dict(data__seed=1), log=dict(log__rows=True), probe=dict(probe__keys=2))
-    with pytest.raises(UserError, match=f'holds another run \\({part}'):
+    with pytest.raises(UserError, match=f'contains another run \\({part}'):
         folder.check_spec(tiny(**changes[part]))
 
 
 def test_fewer_steps_than_are_done_are_refused(folder):
-    with pytest.raises(UserError, match=r'is at step 8, and config\.optimizer\.steps is 7; give at least 8'):
+    with pytest.raises(UserError, match=r'is at step 8, but config\.optimizer\.steps is 7; give at least 8'):
         folder.check_spec(tiny(optimizer__steps=7))
 
 
@@ -131,7 +131,7 @@ def test_more_steps_of_a_schedule_that_ends_are_refused_with_the_fork_to_give(tm
         folder.check_spec(tiny(**cosine, optimizer__steps=20))
     assert shlex.split(str(refusal.value).partition('give a new folder: ')[2]) == [f'--workdir={folder}-2']
     (folder.checkpoint_dir / '8').mkdir(parents=True)
-    with pytest.raises(UserError, match='holds a run of 8 steps, and 20 change every step of a cosine') as refusal:
+    with pytest.raises(UserError, match='has a run of 8 steps, but 20 change every step of a cosine') as refusal:
         folder.check_spec(tiny(**cosine, optimizer__steps=20))
     options = [f'--from={folder}@8', '--config.optimizer.steps=20', f'--workdir={folder}-2']
     assert shlex.split(str(refusal.value).partition('fork it: ')[2]) == options

@@ -176,7 +176,7 @@ def test_process_0_chooses_the_step(tmp_path):
 
 def test_processes_that_take_other_parts_all_refuse(tmp_path):
     run = made(tmp_path / 'run', 2, 4)
-    words = 'process 1 differs from process 0 in --from: step 4 there, params of step 4 on process 0'
+    words = 'process 1 differs from process 0 in --from: step 4 instead of params of step 4'
     assert [words in str(refusal) for refusal in of_each(tmp_path, f'params:{run}', str(run))] == [True, True]
 
 
@@ -192,7 +192,7 @@ def test_processes_that_are_told_other_steps_all_refuse(tmp_path, one, other):
     [
         ([], 'neither --config nor --from is given'),
         (['--from={run}@4', '--size=smoke'], '--size=smoke is for a row of --config'),
-        (['--from={run}@4'], 'holds a run of another version (config.model, config.optimizer'),
+        (['--from={run}@4'], 'contains a run of another version (config.model, config.optimizer'),
     ],
 )
 def test_a_command_that_means_nothing_is_refused_in_one_line(capsys, tmp_path, arguments, words):

@@ -196,7 +196,7 @@ def test_what_is_taken_away_is_made_again_and_given_back_when_it_is_done(recorde
     recorders.answer('systemctl show', shown('active'), shown('activating'), shown('inactive'))
     code, said, calls = keep()
     assert (code, calls) == (0, ['describe'] * 5 + ['delete', 'create'] + ['describe'] * 2 + ['delete'])
-    assert said.startswith('the run is over\nActiveState=inactive\n')
+    assert said.startswith('the run has ended\nActiveState=inactive\n')
 
 
 def test_a_host_that_has_not_come_to_its_run_is_waited_for(recorders, keep):
@@ -212,10 +212,14 @@ def test_it_is_made_again_no_more_often_than_said(recorders, keep):
     recorders.answer('describe', ('SUSPENDED\n', '', 0))
     code, said, calls = keep(restarts=2)
     assert (code, calls) == (1, ['describe', 'delete', 'create'] * 2 + ['describe'])
-    assert said == 'taken away once more than --restarts allows\n'
+    assert said == 'preempted more often than --restarts allows\n'
 
 
 def test_what_is_not_there_is_not_asked_for_ever(recorders, keep):
     recorders.answer('describe', ('', 'ERROR: NOT_FOUND\n', 1))
     code, said, calls = keep()
-    assert (code, calls, said) == (1, ['describe'] * 5, 'it is not there, or cannot be asked\n')
+    assert (code, calls, said) == (
+        1,
+        ['describe'] * 5,
+        'the queued resource does not exist, or its state cannot be read\n',
+    )

@@ -128,7 +128,7 @@ def test_what_slurm_ends_as_a_whole_is_left_to_slurm(recorders, capsys, tmp_path
 def test_what_sbatch_cannot_read_is_refused(recorders, capsys):
     argv = [one.replace('/shared', '/a\\b') for one in SUBMIT['slurm']]
     assert launched('slurm', argv) == 1
-    assert 'holds a backslash or a line break' in capsys.readouterr().err
+    assert 'contains a backslash or a line break' in capsys.readouterr().err
 
 
 def wait(condition, seconds=60):

@@ -93,7 +93,7 @@ def test_another_run_is_refused_with_the_difference(whole, corpus):
 
 def test_a_folder_of_something_else_and_a_file_are_refused(corpus, tmp_path):
     (tmp_path / 'letter').write_text('dear')
-    with pytest.raises(UserError, match='holds files and no run'):
+    with pytest.raises(UserError, match='contains files but no run'):
         train(spec(corpus), tmp_path)
     with pytest.raises(UserError, match='is a file'):
         train(spec(corpus), tmp_path / 'letter')

@@ -308,7 +308,7 @@ def test_inputs_are_what_their_names_say(trained):
     ('arguments', 'said'),
     [
         (['{run}@5'], 'has no checkpoint 5'),
-        (['{run}/probe'], 'holds no run'),
+        (['{run}/probe'], 'contains no run'),
         (['org/none'], 'give the folder of a run, or hf:org/none for an open model'),
         (['{run}', '--inputs=naturl'], 'did you mean natural'),
         (['{run}', '--inputs=domains'], 'one domain'),
@@ -380,7 +380,7 @@ def test_commands_that_read_runs_alone_name_the_import_of_an_open_model(model, c
 
 def test_a_text_too_short_or_an_unknown_measure_is_refused(trained):
     run = sinklab.open(trained[0])
-    with pytest.raises(UserError, match='there is no measure'):
+    with pytest.raises(UserError, match='there is no metric'):
         run.measure('sinks', text='import os')
     with pytest.raises(UserError, match='a text is empty'):
         run.attention('')

@@ -119,7 +119,7 @@ def test_a_repeated_signal_does_not_act_after_the_step_has_ended(monkeypatch):
 
 def test_a_folder_that_was_refused_before_it_was_claimed_gets_no_outcome(tmp_path):
     (tmp_path / 'letter').write_text('dear')
-    with pytest.raises(UserError, match='holds files and no run'):
+    with pytest.raises(UserError, match='contains files but no run'):
         loop.train(tiny(), Hardware(), RunDir(tmp_path), {})
     assert [path.name for path in tmp_path.iterdir()] == ['letter']
 

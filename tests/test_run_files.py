@@ -403,7 +403,7 @@ def test_many_lines_of_steps_that_the_run_has_not_are_named_in_one_line(tmp_path
     attempt(folder, *range(1, 30))
     folder.read_records(20)
     (said,) = capsys.readouterr().err.splitlines()
-    assert 'a line has step 21, and the run has 20 steps' in said
+    assert 'a line has step 21, but the run has 20 steps' in said
 
 
 def test_a_line_of_a_step_that_the_run_has_not_is_no_record(tmp_path, capsys):
@@ -411,7 +411,7 @@ def test_a_line_of_a_step_that_the_run_has_not_is_no_record(tmp_path, capsys):
     with (folder.path / 'metrics.jsonl').open('a') as file:
         file.write('{"step": 1000000, "seconds": 1}\n')
     assert folder.read_records(20)[-1]['step'] == 20
-    assert 'a line has step 1000000, and the run has 20 steps' in capsys.readouterr().err
+    assert 'a line has step 1000000, but the run has 20 steps' in capsys.readouterr().err
     with pytest.raises(DamagedFileError, match='step 1000000'):
         folder.read_records(20, strict=True)
 
@@ -451,5 +451,5 @@ def test_a_finished_run_whose_row_is_gone_is_no_run_that_begins_anew(tmp_path):
     folder = RunDir(tmp_path / 'run')
     folder.initialize(tiny(), dict(row='tiny'))
     (folder.path / 'row.json').unlink()
-    with pytest.raises(DamagedFileError, match=r'row\.json is missing, which says what a fork comes from'):
+    with pytest.raises(DamagedFileError, match=r'row\.json is missing, which records the parent of a fork'):
         folder.read_start_step()

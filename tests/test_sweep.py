@@ -186,7 +186,7 @@ def test_a_folder_of_another_run_is_a_refusal_of_all_and_is_left_as_it_is(capsys
     before = stamps(tmp_path / 'runs')
     line = refused(capsys, table, tmp_path / 'runs', '--size=smoke', '--rows=softmax,sigmoid')
     assert 'row sigmoid is refused: ' in line
-    assert 'holds another run (model.attention.similarity exp -> sigmoid' in line
+    assert 'contains another run (model.attention.similarity exp -> sigmoid' in line
     assert stamps(tmp_path / 'runs') == before
 
 
