@@ -142,7 +142,7 @@ def test_a_save_that_was_cut_short_is_passed_over_also_where_it_was_the_first(sa
     cut_short(folder, 4)
     newest, (line,) = opened(folder).find_latest_valid_step()
     assert newest == 2
-    assert 'its save was interrupted or runs' in line
+    assert 'its save was interrupted, or is still running' in line
     cut_short(folder, 2)
     newest, (line,) = opened(folder).find_latest_valid_step()
     assert newest is None
