@@ -15,7 +15,7 @@ PYTHON_VERSION = '3.11'
 # `make pins` regenerates the requirements in pins/, with a digest of every file that may be installed. uv refuses a
 # file with another digest. The wheel of this tree has no digest because it comes from the same folder as the digests.
 INSTALL_SCRIPT = f"""#!/bin/bash
-# The environment of this code, made once. What runs in that of other code is left alone.
+# Creates the environment of this code once. Environments of other code are not changed.
 set -eu
 cd "$(dirname "$0")"
 env=env-$(cat pins.txt sinklab-*.whl | sha256sum | cut -c1-12)
@@ -65,7 +65,7 @@ def make_copy_commands(file: str, folder: str) -> list[Command]:
         return []
     if Path(file).is_absolute() or '..' in Path(file).parts:
         raise UserError(
-            f'--config={file} must lie below this folder, to be found by the same path elsewhere; copy it here'
+            f'--config={file} must be inside this folder, since hosts use the same relative path; copy it here'
         )
     target_path = Path(folder, file)
     return [make_command('mkdir', '-p', str(target_path.parent)), make_command('cp', file, str(target_path))]

@@ -79,10 +79,8 @@ def plan_fetch_job(job: Job, target_folder: str) -> Plan:
 
 
 COMMON_VERBS = {
-    'follow': Verb(
-        'the run in the words of its own terminal, from anywhere', plan_follow, ('workdir',), is_single_job=True
-    ),
-    'fetch': Verb('a copy of the run folder, in --out', plan_fetch, ('workdir',)),
+    'follow': Verb('print the output of the run, from any machine', plan_follow, ('workdir',), is_single_job=True),
+    'fetch': Verb('copy the run folder to --out', plan_fetch, ('workdir',)),
 }
 
 
@@ -98,46 +96,52 @@ def make_parser(scheduler: Scheduler) -> argparse.ArgumentParser:
     )
     argument_parser.error = raise_usage_error
     argument_parser.add_argument('verb', choices=verbs, metavar='VERB')
-    argument_parser.add_argument('name', metavar='NAME', help='of the job, and what jobs of rows begin with')
     argument_parser.add_argument(
-        '--execute', action='store_true', help='do it; else it is printed, as a script that does it'
+        'name', metavar='NAME', help='name of the job; with --rows, prefix of the names of the jobs'
     )
     argument_parser.add_argument(
-        '--workdir', default='', metavar='DIR', help='the run folder; of rows, the folder of theirs'
+        '--execute', action='store_true', help='run the commands (default: print them as a script)'
     )
     argument_parser.add_argument(
-        '--rows', default='', metavar='ROW,...', help='a job for each of these rows of --config=FILE'
+        '--workdir', default='', metavar='DIR', help='run folder; with --rows, the folder of the run folders'
+    )
+    argument_parser.add_argument(
+        '--rows', default='', metavar='ROW,...', help='one job for each of these rows of --config=FILE'
     )
     argument_parser.add_argument(
         '--seeds',
         default='',
         metavar='N | SEED,...',
-        help=f'... with each seed: {SEEDS_HELP}',
+        help=f'one job for each row and seed: {SEEDS_HELP}',
     )
     argument_parser.add_argument(
-        '--restarts', type=int, default=50, metavar='N', help='how often it is tried again; %(default)s'
+        '--restarts', type=int, default=50, metavar='N', help='maximum number of restarts (default: %(default)s)'
     )
     argument_parser.add_argument(
-        '--save', type=float, default=0.0, metavar='SECONDS', help='what a save takes, as measured'
+        '--save', type=float, default=0.0, metavar='SECONDS', help='measured duration of a save'
     )
     argument_parser.add_argument(
-        '--grace', type=int, metavar='SECONDS', help='from SIGTERM to SIGKILL; by --save, else what fits'
+        '--grace', type=int, metavar='SECONDS', help='time from SIGTERM to SIGKILL (default: follows from --save)'
     )
     argument_parser.add_argument(
-        '--compiled', metavar='DIR', help='of compiled programs, for all jobs; beside the run folder'
+        '--compiled', metavar='DIR', help='folder for compiled programs of all jobs (default: next to the run folder)'
     )
-    argument_parser.add_argument('--code', metavar='DIR', help='where the hosts find the code; beside the run folder')
     argument_parser.add_argument(
-        '--flags', default='none', metavar='NAME', help=f'for the compiler: {", ".join(xla_flags.PROFILES)}'
+        '--code', metavar='DIR', help='folder of the code on the hosts (default: next to the run folder)'
+    )
+    argument_parser.add_argument(
+        '--flags', default='none', metavar='NAME', help=f'profile of compiler flags: {", ".join(xla_flags.PROFILES)}'
     )
     argument_parser.add_argument(
         '--env',
         action='append',
         default=[],
         metavar='NAME[=VALUE]',
-        help='a variable of the run; NAME alone: as it is here',
+        help='environment variable of the run; NAME without a value: as set here',
     )
-    argument_parser.add_argument('--out', default='runs', metavar='DIR', help='of what is fetched; %(default)s')
+    argument_parser.add_argument(
+        '--out', default='runs', metavar='DIR', help='folder for fetched runs (default: %(default)s)'
+    )
     scheduler.add_options(argument_parser)
     return argument_parser
 
@@ -177,7 +181,7 @@ def plan_command_line(scheduler: Scheduler, argv: Sequence[str]) -> tuple[argpar
     )
     if verb.is_single_job and len(jobs) > 1:
         names = ', '.join(f'{planned_job.name} in {planned_job.workdir}' for planned_job in jobs)
-        raise UserError(f'{args.verb} is of one job, and these are {names}; give NAME and --workdir of one')
+        raise UserError(f'{args.verb} needs one job, but these are {names}; give NAME and --workdir of one')
     plan = verb.make_plan(jobs, args)
     return args, plan.as_interactive() if verb.is_single_job else plan
 
@@ -233,14 +237,14 @@ def choose_grace_seconds(args: argparse.Namespace, max_grace_seconds: float) -> 
     )
     if grace_seconds < needed_seconds:
         raise UserError(
-            f'{grace_seconds:g} s are left to save in, and a save of {args.save:g} s needs {needed_seconds}; '
-            f'give --grace={needed_seconds} where the scheduler can wait so long, or save often '
-            '(checkpoint.every_minutes) and give no --save'
+            f'{grace_seconds:g} s are available for a save, but a save of {args.save:g} s needs {needed_seconds}; '
+            f'give --grace={needed_seconds} if the scheduler can wait so long, or save often '
+            '(checkpoint.every_minutes) and omit --save'
         )
     if grace_seconds > max_grace_seconds:
         raise UserError(
-            f'--grace={grace_seconds:g}: what runs there is ended {max_grace_seconds:g} s after it is told; '
-            'give no more'
+            f'--grace={grace_seconds:g}: the scheduler kills a job {max_grace_seconds:g} s after SIGTERM; '
+            'give at most that'
         )
     return int(grace_seconds)
 
@@ -254,7 +258,7 @@ def parse_variables(assignments: list[str]) -> dict[str, str]:
     for assignment in assignments:
         name, equals, _ = assignment.partition('=')
         if not re.fullmatch(r'[A-Za-z_]\w*', name):
-            raise UserError(f'--env={assignment} is no NAME=VALUE')
+            raise UserError(f'--env={assignment} is not NAME=VALUE')
         if not equals and name not in os.environ:
             raise UserError(f'--env={name} has no value, and {name} is not set here; export it, or give NAME=VALUE')
     fields = [assignment.partition('=') for assignment in assignments]
@@ -299,8 +303,8 @@ def check_layout(arguments: tuple[str, ...], num_devices: int, target: str) -> N
     if num_requested != num_devices and (num_devices % num_requested or {'data', 'fsdp'} <= sizes.keys()):
         xla_flags = ' '.join(f'--{name}={size}' for name, size in sizes.items())
         raise UserError(
-            f'{xla_flags} cannot be laid on the {num_devices} devices of {target}; give sizes whose '
-            f'product is {num_devices}, or leave them out: then they follow from the devices'
+            f'{xla_flags} do not fit the {num_devices} devices of {target}; give sizes whose '
+            f'product is {num_devices}, or omit them to derive them from the devices'
         )
 
 
@@ -321,7 +325,7 @@ def require_options(args: argparse.Namespace, **examples: str) -> None:
     """
     for name, example in examples.items():
         if not getattr(args, name):
-            raise UserError(f'--{name} is not given; give it, e.g. --{name}={example}')
+            raise UserError(f'--{name} is missing; give it, e.g. --{name}={example}')
 
 
 def get_code_folder(args: argparse.Namespace, path_prefixes: tuple[str, ...]) -> str:

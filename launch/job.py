@@ -18,7 +18,7 @@ RETRY_EXIT_CODES = (
 # {option that a user may not give after --: remedy in the error message}. The launcher or the scheduler sets them.
 RESERVED_OPTIONS = {
     **{name: f'give --{name} before it' for name in ('workdir', 'grace', 'compiled', 'restarts')},
-    **dict.fromkeys(('coordinator', 'processes', 'process'), 'leave it out, the scheduler says it'),
+    **dict.fromkeys(('coordinator', 'processes', 'process'), 'remove it, the scheduler sets it'),
 }
 JOB_NAME_PATTERN = r'[a-z]([a-z0-9-]{0,38}[a-z0-9])?'  # valid as the name of a VM, a pod and a SLURM job
 BUCKET_PREFIXES = ('gs://', 's3://')
@@ -80,8 +80,8 @@ def check_job_name(name: str) -> str:
         suggestion = re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')[:40].rstrip('-')
         hint = f', e.g. {suggestion}' if re.fullmatch(JOB_NAME_PATTERN, suggestion) else ''
         raise UserError(
-            f'the name {name!r} must begin with a letter and be of a-z, 0-9 and -, 40 at most{hint}; schedulers '
-            'allow no more'
+            f'the name {name!r} must begin with a letter and have at most 40 of a-z, 0-9 and -{hint}; schedulers '
+            'allow no others'
         )
     return name
 
@@ -106,11 +106,11 @@ def check_train_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
     if arguments[:1] != ('train',):
         command_line = join_shell(arguments) or 'nothing'
         raise UserError(
-            f'after -- stands what is asked of sinklab, and {command_line} is given; e.g. -- train --config=FILE:ROW'
+            f'after --, give a sinklab train command, not {command_line}; e.g. -- train --config=FILE:ROW'
         )
     for name, remedy in RESERVED_OPTIONS.items():
         if any(argument == f'--{name}' or argument.startswith(f'--{name}=') for argument in arguments):
-            raise UserError(f'--{name} stands after --; {remedy}')
+            raise UserError(f'--{name} is not allowed after --; {remedy}')
     return arguments
 
 
@@ -127,16 +127,16 @@ def expand_sweep(job: Job, rows: list[str], seeds: list[int]) -> list[Job]:
     """
     if not rows:
         if seeds:
-            raise UserError('--seeds are of rows; give --rows=ROW,... too, and --config=FILE without one')
+            raise UserError('--seeds need --rows; give --rows=ROW,... too, and --config=FILE without a row')
         return [job]
     config = find_option(job.arguments, 'config') or ''
     if job.arguments and (not config or ':' in config):
         problem = f'--config={config} names a row' if config else 'no --config=FILE is given'
-        raise UserError(f'--rows are of a config file, and {problem}; give -- train --config=FILE')
+        raise UserError(f'--rows need a config file, but {problem}; give -- train --config=FILE')
     jobs = [make_row_job(job, row, seed) for seed in seeds or [0] for row in rows]
     duplicates = {row_job.name for row_job in jobs if [other_job.name for other_job in jobs].count(row_job.name) > 1}
     if duplicates:
-        raise UserError(f'two of these rows and seeds are called {min(duplicates)}; give them one after another')
+        raise UserError(f'two of these rows and seeds have the job name {min(duplicates)}; submit them separately')
     return jobs
 
 
@@ -176,7 +176,7 @@ def check_reachable(name: str, path: str, path_prefixes: tuple[str, ...]) -> str
     """
     if not path.startswith(path_prefixes):
         raise UserError(
-            f'--{name}: {path} is not seen by the hosts of a job; give a path that begins with '
+            f'--{name}: {path} is not accessible to the hosts of a job; give a path that begins with '
             f'{" or ".join(path_prefixes)}'
         )
     return path

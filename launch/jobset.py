@@ -41,13 +41,18 @@ NODEPOOL_LABEL = 'cloud.google.com/gke-nodepool'
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     tpu_slices.add_options(parser)
-    parser.add_argument('--project', metavar='ID', help='of Google Cloud, where the image is built')
-    parser.add_argument('--image', metavar='PATH:TAG', help='of the container, to be built with this code')
-    parser.add_argument('--built', action='store_true', help='the image is there')
-    parser.add_argument('--context', metavar='NAME', help='of kubectl; the current one')
+    parser.add_argument('--project', metavar='ID', help='project of Google Cloud that builds the image')
+    parser.add_argument('--image', metavar='PATH:TAG', help='container image to build with this code')
+    parser.add_argument('--built', action='store_true', help='the image exists already')
+    parser.add_argument('--context', metavar='NAME', help='context of kubectl (default: the current one)')
     parser.add_argument('--namespace', default='default', metavar='NAME', help='%(default)s')
-    parser.add_argument('--service_account', default='default', metavar='NAME', help='of the pods; %(default)s')
-    parser.add_argument('--queue', metavar='NAME', help='of Kueue')
+    parser.add_argument(
+        '--service_account',
+        default='default',
+        metavar='NAME',
+        help='service account of the pods (default: %(default)s)',
+    )
+    parser.add_argument('--queue', metavar='NAME', help='queue of Kueue')
 
 
 def make_manifest(job: Job, args: argparse.Namespace) -> dict[str, Any]:
@@ -206,12 +211,12 @@ SCHEDULER = Scheduler(
     path_prefixes=('gs://',),
     get_max_grace_seconds=lambda given: SPOT_GRACE_SECONDS if given.spot else 3600,
     verbs={
-        'submit': Verb('an image of the code, and the JobSet', plan_submit, ('workdir', 'arguments')),
-        'resume': Verb('the same JobSet again, as it was submitted', plan_resume),
-        'status': Verb('how it is, and how often it was started', plan_status),
-        'logs': Verb('what process 0 has said', plan_logs, is_single_job=True),
-        'preempt': Verb('a pod taken away: all save, and come back', plan_preempt),
-        'stop': Verb('ended for good: all save', plan_stop),
+        'submit': Verb('build an image of the code, and create the JobSet', plan_submit, ('workdir', 'arguments')),
+        'resume': Verb('create the same JobSet again, as submitted', plan_resume),
+        'status': Verb('print its state and number of starts', plan_status),
+        'logs': Verb('print the output of process 0', plan_logs, is_single_job=True),
+        'preempt': Verb('delete a pod: all processes save and restart', plan_preempt),
+        'stop': Verb('stop the job: all processes save', plan_stop),
     },
 )
 

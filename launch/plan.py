@@ -15,24 +15,24 @@ from sinklab.install_commands import format_extra_command
 
 INSTALL_HINTS = {
     'gcloud': 'install it from https://cloud.google.com/sdk/docs/install',
-    'kubectl': 'install it by gcloud components install kubectl gke-gcloud-auth-plugin',
-    'uv': 'install it by pip install uv',
-    'sinklab': f'activate the environment in which it is installed, or install it by {format_extra_command("gcs")}',
-    'aws': 'install it by pip install awscli',
+    'kubectl': 'install it with gcloud components install kubectl gke-gcloud-auth-plugin',
+    'uv': 'install it with pip install uv',
+    'sinklab': f'activate the environment in which it is installed, or install it with {format_extra_command("gcs")}',
+    'aws': 'install it with pip install awscli',
 }
-SLURM_HINT = 'give this command where jobs of the cluster are given, its login node'
+SLURM_HINT = 'run this command on the login node of the cluster'
 # {pattern of an error message of a scheduler: remedy}.
 ERROR_HINTS = {
     r'quota|RESOURCE_EXHAUSTED': (
-        'ask for more at https://console.cloud.google.com/iam-admin/quotas, or take another --zone, --spot or a '
+        'ask for more at https://console.cloud.google.com/iam-admin/quotas, or use another --zone, --spot or a '
         'smaller --accelerator'
     ),
-    r'no more capacity|stockout|not enough resources': 'nothing is free there; take another --zone, or wait',
+    r'no more capacity|stockout|not enough resources': 'no capacity is available; use another --zone, or wait',
     r'QOS|AssocMaxSubmitJobLimit|AssocGrp': 'a limit of your account; see sacctmgr show associations user=$USER',
-    r'already exists|ALREADY_EXISTS': 'the verb status says how it is; stop it, or take another name',
-    r'PERMISSION_DENIED|Forbidden|does not have permission': 'gcloud auth list says as whom you ask',
-    r'NOT_FOUND|NotFound': 'the verb status says what is there',
-    r'connection .*refused|Unable to connect': 'gcloud container clusters get-credentials CLUSTER has kubectl ask it',
+    r'already exists|ALREADY_EXISTS': 'see its state with the verb status; stop it, or use another name',
+    r'PERMISSION_DENIED|Forbidden|does not have permission': 'gcloud auth list prints the account in use',
+    r'NOT_FOUND|NotFound': 'see what exists with the verb status',
+    r'connection .*refused|Unable to connect': 'configure kubectl: gcloud container clusters get-credentials CLUSTER',
 }
 
 
@@ -90,7 +90,7 @@ class Plan:
         """Execute the plan up to the first command that fails; nothing if a program is missing."""
         for program in dict.fromkeys(planned.argv[0] for planned in self.commands):
             if not shutil.which(program):
-                raise UserError(f'{program} is not there; {INSTALL_HINTS.get(program, SLURM_HINT)}')
+                raise UserError(f'{program} is not installed; {INSTALL_HINTS.get(program, SLURM_HINT)}')
         for file in self.files:
             write_file(file)
         for number, planned in enumerate(self.commands):
@@ -141,6 +141,6 @@ def format_failure(failed_command: Command, code: int, stderr_lines: list[str], 
     hint = next(
         (hint for pattern, hint in ERROR_HINTS.items() if re.search(pattern, text, re.IGNORECASE)), 'see above'
     )
-    remainder = f'; {num_remaining} more to run were not' if num_remaining else ''
-    last_line = escape_control(stderr_lines[-1]) if stderr_lines else 'without a word'
+    remainder = f'; {num_remaining} more commands were not run' if num_remaining else ''
+    last_line = escape_control(stderr_lines[-1]) if stderr_lines else 'no message'
     return f'{join_shell(failed_command.argv[:4])} ... exits with {code} ({last_line}): {hint}{remainder}'

@@ -30,13 +30,13 @@ from sinklab.escape import quote_shell
 SPOT_GRACE_SECONDS = 30  # from the preemption notice to the end of a spot VM
 INSTALL_FOLDER = '/opt/sinklab'
 BOOT_SCRIPT = """#!/bin/bash
-# At every boot of a host: the code, its environment, the run. run.sh has the values of --env: all is for root alone.
+# Installs the code and starts the run at every boot. run.sh contains the values of --env, so only root can read it.
 set -eu
 umask 077
 export HOME=/root
 mkdir -p {folder}
 gcloud storage rsync --recursive {code} {folder}
-# Without the secret of the run (docs/guides/network.md) its processes would trust whoever reaches their port.
+# Without the secret of the run (docs/guides/network.md) its processes would trust any client of their port.
 if ! [[ -s {folder}/secret ]]; then
   echo {code}/secret 'is missing or empty; submit the job again' >&2
   exit 1
@@ -76,14 +76,14 @@ while true; do
   if state=$({describe}); then
     unanswered=0
   elif (((unanswered += 1) >= 5)); then
-    echo 'it is not there, or cannot be asked'
+    echo 'the queued resource does not exist, or its state cannot be read'
     exit 1
   fi
   case $state in
     ACTIVE)
       said=$({ask})
       if [[ $said =~ StartTimestampMonotonic=[1-9] && $said =~ ActiveState=(inactive|failed) ]]; then
-        printf 'the run is over\\n%s\\n' "$said"
+        printf 'the run has ended\\n%s\\n' "$said"
         {delete}
         [[ $said == *ExecMainStatus=0* ]]
         exit
@@ -91,7 +91,7 @@ while true; do
       ;;
     SUSPENDED | FAILED)
       if ((left == 0)); then
-        echo 'taken away once more than --restarts allows'
+        echo 'preempted more often than --restarts allows'
         exit 1
       fi
       left=$((left - 1))
@@ -107,9 +107,11 @@ SERVICE_PROPERTIES = 'ActiveState,Result,ExecMainStatus,ExecMainStartTimestampMo
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     tpu_slices.add_options(parser)
-    parser.add_argument('--runtime', metavar='VERSION', help='of the VMs; the usual one of the chips')
-    parser.add_argument('--reserved', action='store_true', help='of a reservation of yours')
-    parser.add_argument('--service_account', metavar='EMAIL', help='of the VMs')
+    parser.add_argument(
+        '--runtime', metavar='VERSION', help='runtime version of the VMs (default: that of the chips)'
+    )
+    parser.add_argument('--reserved', action='store_true', help='use a reservation')
+    parser.add_argument('--service_account', metavar='EMAIL', help='service account of the VMs')
     parser.add_argument('--project', default=os.environ.get('CLOUDSDK_CORE_PROJECT'), metavar='ID')
     parser.add_argument('--zone', default=os.environ.get('CLOUDSDK_COMPUTE_ZONE'), metavar='ZONE')
 
@@ -119,7 +121,7 @@ def check_options(args: argparse.Namespace) -> None:
         require_options(args, project='my-project', zone='europe-west4-b')
     tpu_slices.check_options(args)
     if args.spot and args.reserved:
-        raise UserError('--spot and --reserved are both given; a reservation is not taken away, leave one out')
+        raise UserError('--spot and --reserved are both given; remove one')
 
 
 def make_location_flags(args: argparse.Namespace) -> tuple[str, str]:
@@ -280,14 +282,14 @@ SCHEDULER = Scheduler(
     get_max_grace_seconds=lambda given: SPOT_GRACE_SECONDS if given.spot else 3600,
     verbs={
         'submit': Verb(
-            'the code in a bucket, and the TPUs, which begin by themselves', plan_submit, ('workdir', 'arguments')
+            'upload the code and request the TPUs, which start the run', plan_submit, ('workdir', 'arguments')
         ),
-        'keep': Verb('made again when it is taken away, given back when it is over', plan_keep, is_single_job=True),
-        'resume': Verb('made again, with the code that was shipped', plan_resume),
-        'status': Verb('how the queued resource is', plan_status),
-        'logs': Verb('what the first host has said', plan_logs, is_single_job=True),
-        'preempt': Verb('told to stop as by a preemption: it saves, and comes back', plan_preempt),
-        'stop': Verb('ended for good: it saves, and the TPUs are given back', plan_stop),
+        'keep': Verb('recreate it when it is preempted, delete it when the run ends', plan_keep, is_single_job=True),
+        'resume': Verb('create it again with the uploaded code', plan_resume),
+        'status': Verb('print the state of the queued resource', plan_status),
+        'logs': Verb('print the output of the first host', plan_logs, is_single_job=True),
+        'preempt': Verb('stop the run as in a preemption: it saves and restarts', plan_preempt),
+        'stop': Verb('stop the run: it saves, and the TPUs are deleted', plan_stop),
     },
 )
 

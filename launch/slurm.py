@@ -35,7 +35,7 @@ JOB_SCRIPT = """#!/bin/bash
 ended=
 trap ended=1 TERM
 code=0
-# By it the processes know each other (docs/guides/network.md). Each start has one of its own; srun hands it on.
+# The processes authenticate each other with it (docs/guides/network.md). Each start has its own; srun passes it on.
 SINKLAB_RUN_SECRET="${{SINKLAB_RUN_SECRET:-$(< /proc/sys/kernel/random/uuid)}}"
 export SINKLAB_RUN_SECRET
 srun --kill-on-bad-exit=0 --wait={grace} bash {code}/run-"${{SLURM_ARRAY_TASK_ID:-0}}".sh || code=$?
@@ -52,12 +52,14 @@ exit "$code"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--nodes', type=int, default=1, metavar='N', help='hosts; %(default)s')
-    parser.add_argument('--gpus', type=int, default=8, metavar='N', help='of each host; %(default)s; 0: none')
+    parser.add_argument('--nodes', type=int, default=1, metavar='N', help='number of hosts (default: %(default)s)')
+    parser.add_argument(
+        '--gpus', type=int, default=8, metavar='N', help='GPUs of each host (default: %(default)s; 0: none)'
+    )
     parser.add_argument('--partition', metavar='NAME')
     parser.add_argument('--account', metavar='NAME')
-    parser.add_argument('--time', metavar='[D-]H:M:S', help='the limit, at which it saves and is queued again')
-    parser.add_argument('--at_once', type=int, metavar='N', help='jobs of a sweep that run at the same time')
+    parser.add_argument('--time', metavar='[D-]H:M:S', help='time limit, at which the job saves and is requeued')
+    parser.add_argument('--at_once', type=int, metavar='N', help='maximum number of concurrent jobs of a sweep')
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -107,7 +109,7 @@ def quote_directive(value: str) -> str:
             ends the line.
     """
     if re.search(r'[\\\n]', value):
-        raise UserError(f'{value!r} holds a backslash or a line break, which sbatch does not read; take another')
+        raise UserError(f'{value!r} contains a backslash or a line break, which sbatch cannot read; use another')
     return shlex.quote(value)
 
 
@@ -158,15 +160,15 @@ SCHEDULER = Scheduler(
     path_prefixes=PATH_PREFIXES,
     get_max_grace_seconds=lambda given: 65535,  # limit of --signal; a preemption has GraceTime of the partition
     verbs={
-        'submit': Verb('the code, its environment and the job', plan_submit, ('workdir', 'arguments')),
-        'resume': Verb('the same job again, as it was shipped', plan_resume, ('workdir',)),
-        'status': Verb('where it is in the queue', make_plan_by_name(STATUS_COMMAND)),
-        'logs': Verb('what the job has said', plan_logs, ('workdir',), is_single_job=True),
-        'preempt': Verb(
-            'told to stop as ahead of its limit: it saves, and comes back', make_plan_by_name(TERM_COMMAND)
+        'submit': Verb(
+            'copy the code, create its environment, and submit the job', plan_submit, ('workdir', 'arguments')
         ),
+        'resume': Verb('submit the same job again, with the copied code', plan_resume, ('workdir',)),
+        'status': Verb('print its place in the queue', make_plan_by_name(STATUS_COMMAND)),
+        'logs': Verb('print the output of the job', plan_logs, ('workdir',), is_single_job=True),
+        'preempt': Verb('stop it as at its time limit: it saves and is requeued', make_plan_by_name(TERM_COMMAND)),
         'stop': Verb(
-            'told to stop for good: it saves',
+            'stop it: it saves',
             make_plan_by_name(CANCEL_PENDING_COMMAND, TERM_SCRIPT_COMMAND, TERM_COMMAND),
         ),
     },

@@ -69,14 +69,16 @@ def parse_slice(text: str) -> TpuSlice:
     kind = TPU_KINDS.get(name)
     if kind is None or not chips.isdecimal() or int(chips) not in kind.topologies:
         allowed = '; '.join(f'{name}-{", ".join(map(str, kind.topologies))}' for name, kind in TPU_KINDS.items())
-        raise UserError(f'--accelerator={text} is no KIND-CHIPS; there are {allowed}')
+        raise UserError(f'--accelerator={text} is not KIND-CHIPS; use {allowed}')
     return TpuSlice(kind, int(chips))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--accelerator', metavar='KIND-CHIPS', help='such as v5e-256')
-    parser.add_argument('--slices', type=int, default=1, metavar='N', help='of so many chips each; %(default)s')
-    parser.add_argument('--spot', action='store_true', help='machines that may be taken away')
+    parser.add_argument('--accelerator', metavar='KIND-CHIPS', help='kind and number of chips, such as v5e-256')
+    parser.add_argument(
+        '--slices', type=int, default=1, metavar='N', help='number of slices of that size (default: %(default)s)'
+    )
+    parser.add_argument('--spot', action='store_true', help='use preemptible machines')
 
 
 def check_options(args: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ class ChipSpec:
     clock_hz: float | None = None  # if it follows from the peak and the size of the matrix units
 
 
-CLOUD_TPU_SOURCE = 'docs.cloud.google.com/tpu/docs/{}, November 2026; links: half of what it calls bidirectional'
+CLOUD_TPU_SOURCE = 'docs.cloud.google.com/tpu/docs/{}, November 2026; links: half of the bidirectional bandwidth'
 NVIDIA_SOURCE = 'NVIDIA, data sheet of the {}; links: half of the bandwidth of NVLink'
 TPU_V4_SOURCE = CLOUD_TPU_SOURCE.format('v4') + '; links: Jouppi et al. (2023)'
 BYTES_PER_GIB = 2**30

@@ -154,7 +154,6 @@ def remove_unverified(folder: Path) -> None:
                 path.unlink()
     if num_removed:
         print(
-            f'sinklab: removed {num_removed} compiled programs without a digest, of an earlier version, '
-            f'from {folder}',
+            f'sinklab: removed {num_removed} compiled programs of an earlier version without a digest from {folder}',
             file=sys.stderr,
         )

@@ -100,7 +100,7 @@ class AttentionMatrices:
         """
         num_matrices, num_heads = self.matrix_LHTS.shape[:2]
         if place is not None and (layer is not None or not 0 <= place < num_matrices):
-            raise UserError(f'place={place} must be 0 to {num_matrices - 1}, and stands instead of a layer')
+            raise UserError(f'place={place} must be 0 to {num_matrices - 1}, without a layer')
         candidate_LH = np.ones((num_matrices, num_heads), bool)
         if layer is not None:
             candidate_LH &= (np.array(self.layers) == layer)[:, None]
@@ -175,7 +175,7 @@ class OpenedModel:
         """
         encoded = [self.subject.encode(item) for item in ([text] if isinstance(text, str) else text)]
         if not all([text] if isinstance(text, str) else [*text]):
-            raise UserError('a text is empty; give one of some tokens, as text=...')
+            raise UserError('a text is empty; give text=... with at least 2 tokens')
         min_length = min(map(len, encoded), default=0)
         if min_length < 2:
             raise UserError(f'the shortest text has {min_length} tokens; give at least 2')
@@ -219,7 +219,7 @@ class OpenedModel:
         }
         if not matching:
             families = ', '.join(dict.fromkeys(metric_name.partition('/')[0] for metric_name in numbers))
-            raise UserError(f'there is no measure {name!r}; there are {families}')
+            raise UserError(f'there is no metric {name!r}; use {families}')
         return matching
 
 

@@ -111,7 +111,7 @@ def check_equal_on_all(group: ProcessGroup, name: str, values: dict[str, Any]) -
         values: {what the user reads in the message: its JSON value}.
     """
     if mismatch := describe_difference(group.gather(name, values)):
-        raise UserError(f'{mismatch}; start all of them alike')
+        raise UserError(f'{mismatch}; start all of them with the same options')
 
 
 def describe_difference(values: list[dict[str, Any]]) -> str | None:
@@ -127,6 +127,6 @@ def describe_difference(values: list[dict[str, Any]]) -> str | None:
     for index, other in enumerate(values):
         for key in first | other:
             if (first_value := first.get(key)) != (other_value := other.get(key)):
-                difference = f'{other_value} there, {first_value} on process 0'
+                difference = f'{other_value} instead of {first_value}'
                 return f'process {index} differs from process 0 in {key}: {difference}'
     return None

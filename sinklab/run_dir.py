@@ -109,11 +109,9 @@ class RunDir:
         if not str(path):
             raise UserError('--workdir= is empty; give a folder')
         if any(unicodedata.category(char) == 'Cc' for char in str(path)):
-            raise UserError(f'{str(path)!r} has a control character in its name; give a folder without')
+            raise UserError(f'{str(path)!r} has a control character in its name; give another folder')
         if is_remote(path) and glob.has_magic(str(path)):
-            raise UserError(
-                f'{path} has *, ? or [ in its name, which is a pattern in a bucket; give a folder without'
-            )
+            raise UserError(f'{path} has *, ? or [ in its name, which is a pattern in a bucket; give another folder')
         self.path = parse_path(path)
 
     def __str__(self) -> str:
@@ -139,7 +137,7 @@ class RunDir:
             if run_files.parse_probe_step(file) is None:
                 run_files.warn_once(
                     file,
-                    f'{file} is passed over: its name is no step, as 00000500.npz is; rename it, or move it away',
+                    f'{file} is skipped: its name is not a step, such as 00000500.npz; rename it, or move it away',
                 )
         return sorted(
             (file for file in files if run_files.parse_probe_step(file) is not None), key=run_files.parse_probe_step
@@ -173,7 +171,7 @@ class RunDir:
         Raises:
             UserError: run.json is damaged.
         """
-        remedy = 'bring it back, or delete it, and the id that all checkpoints of this run carry is taken for it'
+        remedy = 'restore it from a copy, or delete it to use the id of all checkpoints of this run'
         try:
             return run_files.read_run_file(self.path / 'run.json', 'run', remedy)['id']
         except FileNotFoundError:
@@ -188,10 +186,10 @@ class RunDir:
         file = self.path / 'environment.json'
         try:
             environment = run_files.read_run_file(
-                file, 'environment', 'it is done without: what it says of attempts is lost'
+                file, 'environment', 'it is not used: its records of attempts are lost'
             )
             if not environment.get('attempts'):
-                run_files.warn_once(file, f'{file} is damaged (it has no attempts); what it said of them is lost')
+                run_files.warn_once(file, f'{file} is damaged (it has no attempts); their records are lost')
             return environment
         except DamagedFileError as error:
             run_files.warn_once(file, str(error))
@@ -219,7 +217,7 @@ class RunDir:
             ]
             if foreign_entries:
                 raise UserError(
-                    f'{self} holds files and no run ({foreign_entries[0].name}); give a new folder, e.g. '
+                    f'{self} contains files but no run ({foreign_entries[0].name}); give a new folder, e.g. '
                     f'{quote_shell(f"--workdir={self}/run")}'
                 )
             return
@@ -234,12 +232,12 @@ class RunDir:
             mismatches = filter(
                 None,
                 (
-                    removed_fields and f'has {removed_fields}, unknown here',
+                    removed_fields and f'has the unknown fields {removed_fields}',
                     missing_fields and f'lacks {missing_fields}',
                 ),
             )
             raise UserError(
-                f'{self} holds a run of another version, whose config {" and ".join(mismatches)}; go on with commit '
+                f'{self} contains a run of another version, whose config {" and ".join(mismatches)}; use commit '
                 f'{self.read_environment().get("commit")}, or {advice}'
             )
         mismatches = [
@@ -252,7 +250,7 @@ class RunDir:
         elif mismatches:
             scaling_note = self.explain_scaling(mismatches, saved_config)
             raise UserError(
-                f'{self} holds another run '
+                f'{self} contains another run '
                 f'({"; ".join(format_differences(saved_config, new_config))}{scaling_note}); {advice}'
             )
 
@@ -262,7 +260,7 @@ class RunDir:
             return
         probes = self.path / 'probe'
         if probes.exists() and not probes.is_dir():
-            raise DamagedFileError(f'{probes} is a file where a folder has to be; move it away')
+            raise DamagedFileError(f'{probes} is a file instead of a folder; move it away')
         for file in (*(self.path / name for name in (*RUN_FILES, 'lease.lock')), *probes.glob('*.npz')):
             untrusted_files.check_regular_file(file)
 
@@ -327,7 +325,7 @@ class RunDir:
         )
         if schedule in EXTENDABLE_SCHEDULES and steps < reached_step:
             raise UserError(
-                f'{self} is at step {reached_step}, and config.{STEPS_FIELD} is {steps}; give at least {reached_step}'
+                f'{self} is at step {reached_step}, but config.{STEPS_FIELD} is {steps}; give at least {reached_step}'
             )
         if schedule not in EXTENDABLE_SCHEDULES:
             fork_flags = (
@@ -338,7 +336,7 @@ class RunDir:
             remedy_text = 'fork it' if checkpoint_steps else 'give a new folder'
             advice = f'{remedy_text}: {join_shell([*fork_flags, f"--workdir={self}-2"])}'
             raise UserError(
-                f'{self} holds a run of {saved_steps} steps, and {steps} change every step of a {schedule} schedule; '
+                f'{self} has a run of {saved_steps} steps, but {steps} change every step of a {schedule} schedule; '
                 f'{remedy or advice}'
             )
 
@@ -361,7 +359,7 @@ class RunDir:
                 return {}
             file = self.path / 'row.json'
             raise DamagedFileError(
-                f'{file} is missing, which says what a fork comes from; {run_files.RESTORE_REMEDY}'
+                f'{file} is missing, which records the parent of a fork; {run_files.RESTORE_REMEDY}'
             ) from None
 
     def summarize_newest_attempt(self, attempts: list[dict]) -> tuple[int, str, list[str]]:
@@ -456,10 +454,10 @@ class RunDir:
             steps.setdefault(record['step'], {}).update(record)
         if extra_step is not None:
             file = self.path / METRICS_FILE
-            problem = f'{file} is damaged (a line has step {extra_step}, and the run has {last_step} steps)'
+            problem = f'{file} is damaged (a line has step {extra_step}, but the run has {last_step} steps)'
             if strict:
                 raise DamagedFileError(f'{problem}; {run_files.LINE_REMEDY}')
-            run_files.warn_once(file, f'{problem} and passed over there; {run_files.LINE_REMEDY}')
+            run_files.warn_once(file, f'{problem} and is skipped there; {run_files.LINE_REMEDY}')
         return [steps[step] for step in sorted(steps)]
 
     def list_checkpoint_steps(self) -> list[int]:
@@ -478,11 +476,11 @@ class RunDir:
         missing_names = [name for name in required_names if name not in record]
         if step != last_step:
             run_files.warn_once(
-                file, f'{file} ends at step {step}, and the run is done with {last_step}; bring its lines back'
+                file, f'{file} ends at step {step}, but the run is done with {last_step}; restore its lines'
             )
         elif missing_names:
             run_files.warn_once(
-                file, f'{file} has no {missing_names[0]} of its last step, {last_step}; bring its lines back'
+                file, f'{file} has no {missing_names[0]} of its last step, {last_step}; restore its lines'
             )
 
     def find_gaps(self, records: list[dict], interval: int, end_step: int | None = None) -> list[tuple[int, int]]:
@@ -510,8 +508,8 @@ class RunDir:
         """Format the warning about one pair of steps from `find_gaps`."""
         before, after = gap
         return (
-            f'{self.path / METRICS_FILE} has lost its lines of training between steps {before} and {after}; curves '
-            'go on without them, unless you bring them back from a copy'
+            f'{self.path / METRICS_FILE} has lost its training records between steps {before} and {after}; curves '
+            'omit them unless you restore them from a copy'
         )
 
     def has_evaluation(self, step: int) -> bool:
@@ -663,7 +661,7 @@ def read_spec(run_dir: RunDir) -> Spec:
             raise make_missing_run_error(str(run_dir)) from refusal
         commit = run_dir.read_environment().get('commit')
         raise UserError(
-            f'{run_dir} holds a run of another version ({refusal}); go on from it with commit {commit}'
+            f'{run_dir} contains a run of another version ({refusal}); use commit {commit} for it'
         ) from refusal
 
 
@@ -677,15 +675,15 @@ def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> Use
     name = run_ref.removeprefix(HF_PREFIX)
     run_dir = RunDir(name)
     if run_ref != name or is_hf_model(run_dir):
-        problem = 'is an open model' if run_ref != name else 'holds an open model'
+        problem = 'is an open model' if run_ref != name else 'contains an open model'
         if accepts_hf_models:
             return UserError(f'{run_ref} {problem}; give {join_shell([f"{HF_PREFIX}{name}"])}')
         import_command = join_shell(['sinklab', 'checkpoint', 'import', f'{HF_PREFIX}{name}', '--out=runs/imported'])
         return UserError(
-            f'{run_ref} {problem}, and only runs are read here; make a run of it by {import_command}, '
+            f'{run_ref} {problem}, but a run is needed; make a run of it with {import_command}, '
             'and give runs/imported'
         )
-    problem = 'holds no run' if run_dir.path.exists() else 'is not there'
+    problem = 'contains no run' if run_dir.path.exists() else 'does not exist'
     if not accepts_hf_models:
         return UserError(f'{run_ref} {problem}; give the folder of a run')
     hf_ref = join_shell([f'{HF_PREFIX}{name}']) if re.fullmatch(r'[\w-]+/[\w.-]+', name) else f'{HF_PREFIX}PATH_OR_ID'

@@ -29,7 +29,7 @@ NonNegativeFloat = Annotated[float, Constraint('a finite number of at least 0', 
 OpenUnitInterval = Annotated[float, Constraint('a number between 0 and 1, both excluded', lambda x: 0 < x < 1)]
 LeftOpenUnitInterval = Annotated[float, Constraint('a number above 0 and at most 1', lambda x: 0 < x <= 1)]
 UnitInterval = Annotated[float, Constraint('a number from 0 to 1', lambda x: 0 <= x <= 1)]
-DecayRate = Annotated[float, Constraint('a number from 0 up to, but not, 1', lambda x: 0 <= x < 1)]
+DecayRate = Annotated[float, Constraint('a number of at least 0 and below 1', lambda x: 0 <= x < 1)]
 Seed = Annotated[int, Constraint('a whole number from 0 to 2^32 - 1', lambda x: 0 <= x < 2**32)]
 NonEmptyStr = Annotated[str, Constraint('a text that is not empty', bool)]
 
@@ -63,7 +63,7 @@ def parse_value(hint: Any, value: Any, path: str) -> Any:
 def validate_dataclass(dataclass_type: type, mapping: Any, path: str, errors: list[str]) -> Any:
     """Convert a mapping to a dataclass, and append errors to `errors`; with errors the result is invalid."""
     if not isinstance(mapping, Mapping):
-        errors.append(f'{path} is {mapping!r}; it must hold the fields {", ".join(get_field_names(dataclass_type))}')
+        errors.append(f'{path} is {mapping!r}; it must have the fields {", ".join(get_field_names(dataclass_type))}')
         return None
     errors.extend(
         format_unknown_name(f'{path}.{name}', name, get_field_names(dataclass_type))

@@ -55,16 +55,19 @@ GOOD = dict(words='w', source='s', of=('a:b', 'sink/1'), way='<', than=('a:c', '
 @pytest.mark.parametrize(
     ('given', 'words'),
     [
-        (dict(way='less'), "its way is 'less', and has to be one of >, <, ="),
-        (dict(than=('a:c', 'sink/1', 'begin')), "'begin' is no time of a reading; give end or start"),
+        (dict(way='less'), "its way is 'less'; it must be one of >, <, ="),
+        (dict(than=('a:c', 'sink/1', 'begin')), "'begin' is not a time of a measurement; give end or start"),
         (
             dict(of=('a:b', 'valid/los'), than=('a:c', 'valid/los')),
             "number 'valid/los' is unknown; did you mean valid/loss?",
         ),
-        (dict(than=('a:c', 'valid/loss'), of=('a:b', 'mass/row')), 'mass/row and valid/loss are not of one kind'),
+        (
+            dict(than=('a:c', 'valid/loss'), of=('a:b', 'mass/row')),
+            'mass/row and valid/loss are different kinds of metrics',
+        ),
         (dict(least=-5), 'its least is -5'),
         (dict(than=('a:b', 'sink/1')), 'compares Sink_1 of a:b with itself'),
-        (dict(of=None), 'it has one of of and than without the other'),
+        (dict(of=None), 'it has only one of "of" and "than"'),
     ],
 )
 def test_parse_claims_rejects_invalid_claim(given, words):

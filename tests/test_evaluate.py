@@ -100,7 +100,7 @@ def test_lm_eval_command_line_evaluates_run(whole, tasks):
         (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--limit=0'], 'at least 1'),
         (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--out={run}'], 'already exists'),
         (['{run}@5', '--tasks=mine_choice', '--include={tasks}'], 'has no checkpoint 5'),
-        (['{run}/none', '--tasks=mine_choice', '--include={tasks}'], 'is not there; give the folder of a run'),
+        (['{run}/none', '--tasks=mine_choice', '--include={tasks}'], 'does not exist; give the folder of a run'),
         (['hf:{run}', '--tasks=mine_choice', '--include={tasks}'], 'contains a run of sinklab; remove hf:'),
     ],
 )

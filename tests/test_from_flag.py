@@ -177,7 +177,7 @@ def test_resolve_parent_uses_step_of_process_0(tmp_path):
 
 def test_resolve_parent_refuses_different_prefixes_across_processes(tmp_path):
     run = made(tmp_path / 'run', 2, 4)
-    words = 'process 1 differs from process 0 in --from: step 4 there, params of step 4 on process 0'
+    words = 'process 1 differs from process 0 in --from: step 4 instead of params of step 4'
     assert [words in str(refusal) for refusal in of_each(tmp_path, f'params:{run}', str(run))] == [True, True]
 
 
@@ -194,7 +194,7 @@ def test_resolve_parent_refuses_different_steps_across_processes(tmp_path, one, 
     [
         ([], 'neither --config nor --from is given'),
         (['--from={run}@4', '--size=smoke'], '--size=smoke is for a row of --config'),
-        (['--from={run}@4'], 'holds a run of another version (config.model, config.optimizer'),
+        (['--from={run}@4'], 'contains a run of another version (config.model, config.optimizer'),
     ],
 )
 def test_train_refuses_invalid_fork_flags_with_one_line(capsys, tmp_path, arguments, words):

@@ -22,52 +22,55 @@ def recorders(tmp_path, monkeypatch):
 # Invalid command lines of any launcher -> pattern of the error message.
 REFUSED = {
     'name': (['submit', "o'brien's run"], r"the name \"o'brien's run\" must begin .* e\.g\. o-brien-s-run;"),
-    'long': (['submit', 'x' * 41], 'the name .* 40 at most, e.g. x{40};'),
+    'long': (['submit', 'x' * 41], 'the name .* at most 40 .*, e.g. x{40};'),
     'verb': (['begin', 'pair'], "argument VERB: invalid choice: 'begin'"),
     'unknown': (['submit', 'pair', '--spott'], 'unrecognized arguments: --spott; see --help'),
     'workdir': (['submit', 'pair', *RUN], 'submit needs --workdir=DIR'),
-    'nothing': (['submit', 'pair', '--workdir=gs://b/r'], 'after -- stands what is asked of sinklab, and nothing is'),
-    'sweep': (['submit', 'pair', '--workdir=gs://b/r', '--', 'sweep'], 'and sweep is given; e.g. -- train --config'),
+    'nothing': (['submit', 'pair', '--workdir=gs://b/r'], 'after --, give a sinklab train command, not nothing'),
+    'sweep': (['submit', 'pair', '--workdir=gs://b/r', '--', 'sweep'], 'not sweep; e.g. -- train --config'),
     'ours': (
         ['submit', 'pair', '--workdir=gs://b/r', *RUN, '--grace=9'],
-        '--grace stands after --; give --grace before',
+        '--grace is not allowed after --; give --grace before',
     ),
     'who': (
         ['submit', 'pair', '--workdir=gs://b/r', *RUN, '--process', '0'],
-        '--process stands after --; leave it out',
+        '--process is not allowed after --; remove it',
     ),
     'here': (
         ['submit', 'pair', '--workdir=runs/pair', *RUN],
-        '--workdir: runs/pair is not seen by the hosts of a job; gi',
+        '--workdir: runs/pair is not accessible to the hosts of a job; gi',
     ),
     'data': (
         ['submit', 'pair', '--workdir=gs://b/r', *RUN, '--config.data.source=store:runs/store'],
-        r'--config\.data\.source: runs/store is not seen',
+        r'--config\.data\.source: runs/store is not accessible',
     ),
-    'compiled': (['submit', 'pair', '--workdir=gs://b/r', '--compiled=cache', *RUN], '--compiled: cache is not seen'),
+    'compiled': (
+        ['submit', 'pair', '--workdir=gs://b/r', '--compiled=cache', *RUN],
+        '--compiled: cache is not accessible',
+    ),
     'flags': (
         ['submit', 'pair', '--workdir=gs://b/r', '--flags=fast', *RUN],
         '--flags=fast is unknown; it is one of none',
     ),
-    'env': (['submit', 'pair', '--workdir=gs://b/r', '--env=1=2', *RUN], '--env=1=2 is no NAME=VALUE'),
+    'env': (['submit', 'pair', '--workdir=gs://b/r', '--env=1=2', *RUN], '--env=1=2 is not NAME=VALUE'),
     'restarts': (
         ['submit', 'pair', '--workdir=gs://b/r', '--restarts=-1', *RUN],
         '--restarts=-1 must be a whole number',
     ),
     'grace': (
         ['submit', 'pair', '--workdir=gs://b/r', '--save=60', '--grace=60', *RUN],
-        '60 s are left to save in, and a',
+        '60 s are available for a save, but a',
     ),
     'seeds': (['submit', 'pair', '--workdir=gs://b/r', '--seeds=a', *RUN], '--seeds=a: '),
     'no seed': (['submit', 'pair', '--workdir=gs://b/r', '--rows=a', '--seeds=0', *RUN], '--seeds=0,'),
-    'seeds alone': (['submit', 'pair', '--workdir=gs://b/r', '--seeds=1', *RUN], '--seeds are of rows; give --rows'),
+    'seeds alone': (['submit', 'pair', '--workdir=gs://b/r', '--seeds=1', *RUN], '--seeds need --rows; give --rows'),
     'origin': (
         ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--from=runs/a@5'],
-        '--from: runs/a@5 is not seen',
+        '--from: runs/a@5 is not accessible',
     ),
     'parameters': (
         ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--from=params:runs/a'],
-        '--from: runs/a is not seen',
+        '--from: runs/a is not accessible',
     ),
     'no grace': (
         ['submit', 'pair', '--workdir=gs://b/r', '--grace=0', *RUN],
@@ -76,11 +79,11 @@ REFUSED = {
     'rows': (['submit', 'pair', '--workdir=gs://b/r', '--rows=a', *RUN], 'names a row; give -- train --config=FILE'),
     'far': (
         ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--config=/a/b.py'],
-        'must lie below',
+        'must be inside',
     ),
     'layout': (
         ['submit', 'pair', '--workdir=gs://b/r', *RUN, '--data=2', '--fsdp=64'],
-        '--data=2 --fsdp=64 cannot be laid on the 256 devices of .*; give sizes whose product is 256, or leave them',
+        '--data=2 --fsdp=64 do not fit the 256 devices of .*; give sizes whose product is 256, or omit them',
     ),
 }
 
@@ -131,34 +134,37 @@ def test_check_layout_ignores_non_numeric_sizes():
 OWN = {
     ('queued_resources', 'project'): (
         ['--zone=z', '--accelerator=v5e-256'],
-        '--project is not given; .*--project=my-pro',
+        '--project is missing; .*--project=my-pro',
     ),
     ('queued_resources', 'zone'): (
         ['--project=p', '--accelerator=v5e-256'],
-        '--zone is not given; give it, e.g. --zone',
+        '--zone is missing; give it, e.g. --zone',
     ),
-    ('queued_resources', 'chips'): ([*WHERE['queued_resources'][1:]], '--accelerator is not given; .*v5e-256'),
+    ('queued_resources', 'chips'): ([*WHERE['queued_resources'][1:]], '--accelerator is missing; .*v5e-256'),
     ('queued_resources', 'kind'): (
         [*WHERE['queued_resources'], '--accelerator=v5e-3'],
-        'is no KIND-CHIPS; there are v4-4',
+        'is not KIND-CHIPS; use v4-4',
     ),
     ('queued_resources', 'both'): ([*WHERE['queued_resources'], '--spot', '--reserved'], '--spot and --reserved'),
     ('queued_resources', 'spot'): (
         [*WHERE['queued_resources'], '--spot', '--grace=60'],
-        '--grace=60: .* ended 30 s after',
+        '--grace=60: .* kills a job 30 s after',
     ),
     ('jobset', 'spot'): (
         [*WHERE['jobset'], '--spot', '--save=40'],
-        '25 s are left to save in, and a save of 40 s needs 50',
+        '25 s are available for a save, but a save of 40 s needs 50',
     ),
-    ('jobset', 'image'): (WHERE['jobset'][:2], '--image is not given'),
-    ('jobset', 'project'): ([WHERE['jobset'][0], WHERE['jobset'][2]], '--project is not given'),
+    ('jobset', 'image'): (WHERE['jobset'][:2], '--image is missing'),
+    ('jobset', 'project'): ([WHERE['jobset'][0], WHERE['jobset'][2]], '--project is missing'),
     ('queued_resources', 'slices'): ([*WHERE['queued_resources'], '--slices=0'], '--slices=0 must be a whole numb'),
     ('jobset', 'slices'): ([*WHERE['jobset'], '--slices=0'], '--slices=0 must be a whole number of at least 1'),
-    ('jobset', 'chips'): (WHERE['jobset'][1:], '--accelerator is not given; .*v5e-256'),
-    ('slurm', 'time'): (['--nodes=32'], '--time is not given'),
+    ('jobset', 'chips'): (WHERE['jobset'][1:], '--accelerator is missing; .*v5e-256'),
+    ('slurm', 'time'): (['--nodes=32'], '--time is missing'),
     ('slurm', 'nodes'): ([*WHERE['slurm'], '--nodes=0'], '--nodes=0 must be a whole number of at least 1'),
-    ('slurm', 'code'): (['--nodes=32', '--time=1-0'], '--code: gs://b/runs/code/pair is not seen .* begins with /$'),
+    ('slurm', 'code'): (
+        ['--nodes=32', '--time=1-0'],
+        '--code: gs://b/runs/code/pair is not accessible .* begins with /$',
+    ),
 }
 
 
@@ -192,17 +198,17 @@ FAILED = {
         "ERROR: Quota 'TPUV5sPreemptibleLitepodPerProjectPerZone' exceeded",
     ): (
         'gcloud compute tpus queued-resources ... exits with 1 (ERROR: Quota ',
-        '): ask for more at https://console.cloud.google.com/iam-admin/quotas, or take another --zone',
+        '): ask for more at https://console.cloud.google.com/iam-admin/quotas, or use another --zone',
     ),
     ('queued_resources', 'queued-resources create', 'ERROR: ALREADY_EXISTS: Resource pair'): (
-        'the verb status says',
+        'with the verb status',
     ),
     ('queued_resources', 'storage rsync', 'ERROR: HTTPError 403: x does not have permission'): (
-        'gcloud auth list says as whom you ask; 1 more to run were not',
+        'gcloud auth list prints the account in use; 1 more commands were not run',
     ),
     ('jobset', 'kubectl', 'The connection to the server localhost:8080 was refused'): ('get-credentials',),
     ('slurm', 'sbatch', 'sbatch: error: AssocMaxSubmitJobLimit'): ('a limit of your account',),
-    ('slurm', 'uv build', 'no such backend'): ('(no such backend): see above; 5 more to run were not',),
+    ('slurm', 'uv build', 'no such backend'): ('(no such backend): see above; 5 more commands were not run',),
 }
 
 

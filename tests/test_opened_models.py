@@ -311,7 +311,7 @@ def test_make_inputs_returns_natural_random_and_repeated_tokens(trained):
     ('arguments', 'said'),
     [
         (['{run}@5'], 'has no checkpoint 5'),
-        (['{run}/probe'], 'holds no run'),
+        (['{run}/probe'], 'contains no run'),
         (['org/none'], 'give the folder of a run, or hf:org/none for an open model'),
         (['{run}', '--inputs=naturl'], 'did you mean natural'),
         (['{run}', '--inputs=domains'], 'one domain'),

@@ -112,7 +112,7 @@ def test_report_page_names_runs_without_optional_probe_array(tmp_path):
     }
     page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))
     text = (tmp_path / 'report.html').read_text(encoding='utf-8')
-    assert re.search(r'How spread attention is</h2><p>[^<]* Without it: old\.', text)
+    assert re.search(r'Attention entropy</h2><p>[^<]* Missing in: old\.', text)
 
 
 def test_read_runs_selects_probes_evenly_with_first_and_last(monkeypatch, tmp_path):

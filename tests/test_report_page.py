@@ -104,7 +104,7 @@ def test_page_packs_cosines_of_every_probe_with_scale_centered_at_zero(folder):
     (run,) = runs.read_runs([f'{folder}/softmax-0'])
     with np.load(RunDir(f'{folder}/softmax-0').probe_files[0]) as saved:
         np.testing.assert_array_equal(run.probe_values['cos'][0], saved['cos_LH2'][..., 0] - saved['cos_LH2'][..., 1])
-    assert cosine['title'] == 'Where keys point'
+    assert cosine['title'] == 'Cosine of queries and keys'
     assert cosine['low'] == -cosine['top'] < 0
     assert cosine['maps'][0]['steps'] == run.probe_steps
     values = cosine['low'] + levels(arrays, cosine['maps'][0]['values']) * (cosine['top'] - cosine['low'])

@@ -236,7 +236,7 @@ def read_process_digests(run_dir: RunDir, step: int, process: int) -> dict | Cor
         part = run_files.read_run_file(file, 'digests')
     except FileNotFoundError:
         return CorruptionReport(
-            f'its digests are incomplete ({file} is missing): its save was interrupted or runs',
+            f'its digests are incomplete ({file} is missing): its save was interrupted, or is still running',
             is_incomplete=True,
         )
     except DamagedFileError:

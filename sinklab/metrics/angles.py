@@ -80,9 +80,9 @@ METRICS = (
         figure=FigureSpec(
             'heads',
             'cos_LH2',
-            'Where keys point',
+            'Cosine of queries and keys',
             'cos',
-            'cos(q, k_1) less the others.',
+            'cos(q, k_1) minus the mean of the others.',
             transform=lambda cos: cos @ [1, -1],
         ),
     ),
@@ -106,8 +106,8 @@ OFFLINE_METRICS = (
             MetricInfo(
                 f'key/rank/{part}',
                 f'key rank {part}',
-                'Effective number of dimensions in which a key varies over texts, (sum l)^2 / sum l^2 with l the '
-                'variances: of the first token, and of the token in the middle; the mean over heads.',
+                'Effective number of dimensions in which a key varies over texts, (sum l)^2 / sum l^2 with '
+                'variances l, for the first and for the middle token; mean over heads.',
                 digits=1,
             )
             for part in KEY_POSITIONS.values()

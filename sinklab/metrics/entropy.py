@@ -17,11 +17,11 @@ METRICS = (
         MetricInfo(
             'entropy/row',
             'entropy',
-            'Of a row of attention: mean of -sum_j p_ij log p_ij, p = |A| / sum |A|.',
+            'Entropy of attention rows: mean of -sum_j p_ij log p_ij, p = |A| / sum |A|.',
             'nats',
             2,
             in_table=True,
         ),
-        figure=FigureSpec('heads', 'entropy_LH', 'How spread attention is', 'entropy'),
+        figure=FigureSpec('heads', 'entropy_LH', 'Attention entropy', 'entropy'),
     ),
 )

@@ -11,7 +11,7 @@ STATISTICS = {
     'top': 'The largest entry |h| of the hidden states after each block; the mean over texts.',
     'over_median': 'The largest entry |h| over the median entry, after each block; the mean over texts.',
     'kurtosis': 'Kurtosis E[(h - mean)^4] / variance^2 of entries after each block (normal: 3); the mean over texts.',
-    'massive': 'Entries |h| after each block above 100 and above 1000 times the median; the mean over texts.',
+    'massive': 'Number of entries |h| above 100 and above 1000 times the median, after each block; mean over texts.',
 }
 
 

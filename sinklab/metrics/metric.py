@@ -157,7 +157,7 @@ class FigureSpec:
     array_name: str
     title: str
     label: str
-    caption: str = 'The mean of each layer and head.'
+    caption: str = 'Mean of each layer and head.'
     transform: Callable[[np.ndarray], np.ndarray] = np.asarray
     scale_max: float | None = None
 
@@ -258,5 +258,5 @@ def merge_disjoint(parts: Iterable[Arrays]) -> dict[str, Any]:
     """Merge mappings; raise ValueError if two of them share a name."""
     pairs = [pair for part in parts for pair in part.items()]
     if duplicates := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
-        raise ValueError(f'two measures give {", ".join(duplicates)}')
+        raise ValueError(f'two metrics have the names {", ".join(duplicates)}')
     return dict(pairs)

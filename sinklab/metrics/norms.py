@@ -12,10 +12,8 @@ from sinklab.metrics.metric import (
 from sinklab.metrics.sink import EPSILON
 
 HIDDEN_SENTENCE = 'Norm of the first hidden state over the mean of the others, after each block.'
-MASSIVE_SENTENCE = (
-    f'{HIDDEN_SENTENCE} Massive activations (Sun et al., 2024) are ratios of hundreds; about 1 is none.'
-)
-KEY_SENTENCE = 'Norm of the first key, as attended, over the mean of the others, in each block.'
+MASSIVE_SENTENCE = f'{HIDDEN_SENTENCE} Ratios of hundreds are massive activations (Sun et al., 2024).'
+KEY_SENTENCE = 'Norm of the first key, as used in attention, over the mean of the others, in each block.'
 VALUE_SENTENCE = 'Norm of the first value over the mean of the others, in each block.'
 
 PLURALS = {'query': 'queries'}
@@ -113,6 +111,6 @@ CONTRIBUTION_METRICS = (
             ),
         ),
         inputs=('attention_LPHTS', 'value_LPSHK', 'head_LPTHK'),
-        figure=FigureSpec('heads', 'contribution_LH', 'What the first token adds', '||A_i1 v_1|| / ||o_i||'),
+        figure=FigureSpec('heads', 'contribution_LH', 'Contribution of the first token', '||A_i1 v_1|| / ||o_i||'),
     ),
 )

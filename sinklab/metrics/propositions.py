@@ -113,8 +113,8 @@ METRICS = (
             MetricInfo(
                 'repeated/relative',
                 'relative',
-                'The largest |A_ti - softmax_i g(t - i)|, g as the last query has it up to a distance of 128, and '
-                'the same from there on: 0 under relative positions (Proposition 2).',
+                'The largest |A_ti - softmax_i g(t - i)|, with g of the last query up to a distance of 128 '
+                'and constant beyond: 0 under relative positions (Proposition 2).',
             ),
             MetricInfo('repeated/first', 'first', 'The largest A_t1 - 1/t: at most 0 under ALiBi (Proposition 3).'),
             MetricInfo(

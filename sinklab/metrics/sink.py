@@ -22,7 +22,7 @@ from sinklab.metrics.metric import (
 
 EPSILON = 1e-8  # of the released code
 SINK_THRESHOLD = 0.3  # of the paper: a head whose alpha is above it has a sink
-LEARNED_KEY_SENTENCE = 'The column (attention bias or sink token) with the most attention takes the place of token 1'
+LEARNED_KEY_SENTENCE = 'The same for the column (attention bias or sink token) with the most attention'
 EXTRA_THRESHOLDS = (0.2, 0.4, 0.5)  # that Sink_1 is also reported at
 
 
@@ -165,16 +165,16 @@ METRICS = (
                 in_table=True,
                 in_sweep=True,
             ),
-            MetricInfo('alpha/1', 'alpha_1', 'Mean attention that queries pay to the first token.', in_table=True),
-            MetricInfo('alpha/floor', 'uniform', 'What alpha_1 would be if attention were uniform.', in_table=True),
-            *make_importance_infos('{k}', 'Token k takes the place of token 1, over the queries that may see it.'),
+            MetricInfo('alpha/1', 'alpha_1', 'Mean attention from queries to the first token.', in_table=True),
+            MetricInfo('alpha/floor', 'uniform', 'Value of alpha_1 for uniform attention.', in_table=True),
+            *make_importance_infos('{k}', 'The same for token k instead of 1, over the queries that can see it.'),
             MetricInfo('sink/1@{k}', 'Sink_1 at {k}', 'Sink_1 at the threshold k instead of 0.3.', '%', 1),
         ),
         saved_arrays=('alpha_LPHJ',),
         figure=FigureSpec(
             'heads',
             'alpha_LPHJ',
-            'Where the sinks are',
+            'Sinks by layer and head',
             'alpha_1',
             transform=lambda alpha: alpha[..., 0].mean(1),
             scale_max=1,
@@ -186,9 +186,9 @@ METRICS = (
         lambda attention, setting: compute_column_importance(normalize_rows(attention), setting.columns).max(-1),
         (
             *make_importance_infos(
-                'star', f'{LEARNED_KEY_SENTENCE}; its own query counts.', in_table=True, in_sweep=True
+                'star', f'{LEARNED_KEY_SENTENCE}, including its own query.', in_table=True, in_sweep=True
             ),
-            *make_importance_infos('star/clean', f'{LEARNED_KEY_SENTENCE}; its own query does not count.'),
+            *make_importance_infos('star/clean', f'{LEARNED_KEY_SENTENCE}, without its own query.'),
         ),
         compute_numbers=lambda star_LPH, setting: (
             summarize_importance('star', add_own_query(star_LPH, setting.length))
@@ -202,7 +202,7 @@ METRICS = (
     make_importance_metric(
         'raw',
         '1/raw',
-        'A_ij itself is used instead of the proxy |A_ij| / sum_j |A_ij|.',
+        'The same with A_ij itself instead of the proxy |A_ij| / sum_j |A_ij|.',
         lambda attention, setting: compute_importance(attention, 1, setting.columns)[..., 0],
         context_numbers=lambda key_mass, setting: summarize_context(
             '1/raw', key_mass.raw_BHS[..., setting.columns] / setting.length
@@ -211,7 +211,7 @@ METRICS = (
     make_importance_metric(
         'within',
         '1/window',
-        'Only the queries count whose window or block contains the first token.',
+        'The same over only the queries whose window or block contains the first token.',
         lambda attention, setting: compute_importance_in_reach(
             normalize_rows(attention), setting.reach, setting.columns
         ),
@@ -221,7 +221,7 @@ METRICS = (
     make_importance_metric(
         'edge',
         'edge',
-        "The first key of each query's window takes the place of token 1.",
+        "The same for the first key of each query's window instead of token 1.",
         lambda attention, setting: compute_window_edge(normalize_rows(attention), setting.window, setting.columns),
         is_applicable=lambda setting: setting.window is not None,
     ),
@@ -269,9 +269,9 @@ METRICS = (
         figure=FigureSpec(
             'matrices',
             'attention_LHTS',
-            'What attention looks like',
+            'Attention matrices',
             'attention',
-            'One held-out sequence, the heads of each run that give most to its first token; query down, key across.',
+            'Heads of each run with the most attention to the first token of a held-out sequence (rows: queries).',
             transform=lambda attention_LHTS: normalize_rows(attention_LHTS.astype(np.float32)),
             scale_max=1,
         ),

@@ -40,8 +40,8 @@ LEGEND = (
     'claim: --list prints the sentence of each; paper: the published difference; here: the mean difference between '
     'the two runs of a seed [its 95 % interval, widened because claims may be judged twice, after '
     f'{LOOK_SEEDS[0]} and after {LOOK_SEEDS[1]} seeds]; share: share of runs that fail; holds, contradicted: the '
-    'interval lies on the claimed or on the other side of 0; not seen: every difference in the interval is smaller '
-    'than the least that the claim asks for; unsettled, ~N: the claim needs about N seeds'
+    'interval is on the claimed or on the other side of 0; not seen: every difference in the interval is smaller '
+    'than the least of the claim; unsettled, ~N: the claim needs about N seeds'
 )
 UNIT_OF_METRIC = {LOSS_METRIC: registry.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
 # The wording and the order of verdicts in the line of counts, the best verdict first.
@@ -136,7 +136,7 @@ def parse_claims(definitions: Mapping[str, Mapping]) -> dict[str, Claim]:
         UserError: CLAIMS is not a dict, or a claim is invalid.
     """
     if not isinstance(definitions, Mapping):
-        raise UserError(f'CLAIMS is {definitions!r}, and has to be a dict of claims by name; see configs/claims.py')
+        raise UserError(f'CLAIMS is {definitions!r}; it must be a dict of claims by name; see configs/claims.py')
     return {name: parse_claim(name, fields) for name, fields in definitions.items()}
 
 
@@ -145,7 +145,7 @@ def parse_claim(name: str, fields: Mapping) -> Claim:
         operands = {side: Operand(*fields[side]) for side in ('of', 'than') if side in fields}
         parsed = Claim(**{**fields, **operands})
     except (TypeError, ValueError) as error:
-        raise UserError(f'claim {name} is {fields!r}, which is none ({error}); see configs/claims.py') from error
+        raise UserError(f'claim {name} is invalid: {fields!r} ({error}); see configs/claims.py') from error
     if problem := find_claim_fault(parsed):
         raise UserError(f'claim {name}: {problem}; see configs/claims.py')
     return parsed
@@ -154,15 +154,15 @@ def parse_claim(name: str, fields: Mapping) -> Claim:
 def find_claim_fault(claim: Claim) -> str:
     """Return what is wrong with a claim, or an empty string if it is valid."""
     if not claim.of and not claim.than:
-        return '' if claim.why else 'it has neither of and than nor why'
+        return '' if claim.why else 'it has neither "of" and "than" nor "why"'
     if not claim.of or not claim.than:
-        return 'it has one of of and than without the other'
+        return 'it has only one of "of" and "than"'
     if claim.way not in COMPARISON_WORDS:
-        return f'its way is {claim.way!r}, and has to be one of {", ".join(COMPARISON_WORDS)}'
+        return f'its way is {claim.way!r}; it must be one of {", ".join(COMPARISON_WORDS)}'
     if claim.of.metric != claim.than.metric and not (registry.find_metric_info(claim.of.metric) and get_unit(claim)):
-        return f'{claim.of.metric} and {claim.than.metric} are not of one kind'
+        return f'{claim.of.metric} and {claim.than.metric} are different kinds of metrics'
     if not claim.least > 0:
-        return f'its least is {claim.least!r}, the smallest difference that counts, and has to be above 0'
+        return f'its least is {claim.least!r}, the smallest difference that counts; it must be above 0'
     if claim.of == claim.than:
         return f'it compares {claim.of} with itself'
     return next(filter(None, map(find_operand_fault, claim.operands)), '')
@@ -170,7 +170,7 @@ def find_claim_fault(claim: Claim) -> str:
 
 def find_operand_fault(operand: Operand) -> str:
     if operand.when not in ('end', 'start'):
-        return f'{operand.when!r} is no time of a reading; give end or start'
+        return f'{operand.when!r} is not a time of a measurement; give end or start'
     if operand.metric not in OTHER_METRICS and not registry.find_metric_info(operand.metric):
         metric_names = [*OTHER_METRICS, *(metric_info.name for metric_info in registry.METRIC_INFOS)]
         return format_unknown_name(f'number {operand.metric!r}', operand.metric, metric_names, 'numbers')
@@ -295,11 +295,7 @@ def explain_untestable(claim: Claim, runs: Mapping[str, dict]) -> str:
         [*get_operand_values(claim.than, runs).values()] if claim.way == '<' and get_unit(claim) == '%' else []
     )
     is_small = than_values and float(np.mean(than_values)) < claim.least
-    return (
-        f'there is nothing to be less than: {claim.than} is {np.mean(than_values):.1f} % in the mean'
-        if is_small
-        else ''
-    )
+    return f'no value can be lower: {claim.than} is {np.mean(than_values):.1f} % on average' if is_small else ''
 
 
 def compute_sign_test(entries: list[dict]) -> dict:

@@ -74,18 +74,18 @@ class BinaryPayload:
         return base64.b64encode(gzip.compress(content_bytes, 6, mtime=0)).decode()
 
 
-LOSSES_SENTENCE = 'lines are of training batches, dots of held-out windows.'
+LOSSES_SENTENCE = 'lines are training batches, dots are held-out windows.'
 TRAIN_LOSS = 'train/loss'
 EMERGENCE_AXIS_INFO = MetricInfo(
     EMERGENCE_METRIC,
     'step of emergence',
-    'Between these two probes a run comes to half of its last Sink_1; the middle is drawn.',
+    'Midpoint of the two probes between which a run reaches half of its last Sink_1.',
     digits=0,
 )
 TRAIN_INFOS = (
-    MetricInfo('train/grad_norm', 'gradient norm', 'Before it is clipped.'),
-    MetricInfo('train/learning_rate', 'learning rate', 'Of the step.', digits=5),
-    MetricInfo('speed/tokens_per_second', 'tokens/s', 'Of the whole run.', digits=0),
+    MetricInfo('train/grad_norm', 'gradient norm', 'Norm of the gradient before clipping.'),
+    MetricInfo('train/learning_rate', 'learning rate', 'Learning rate of the step.', digits=5),
+    MetricInfo('speed/tokens_per_second', 'tokens/s', 'Throughput of the whole run.', digits=0),
 )
 MAX_TOTAL_POINTS = 20_000  # points in all curves of one metric together
 MAX_POINTS, MIN_POINTS = 400, 40  # limits for one curve
@@ -133,11 +133,11 @@ class LineFigures:
         if len(self.runs) <= MAX_RUNS_WITH_LOSSES and any(run.get_curve(TRAIN_LOSS)[0] for run in self.runs):
             loss_panel, loss_sentence = self.make_loss_panel(), f'loss: {LOSSES_SENTENCE}'
         headline = registry.HEADLINE_METRIC
-        sentence = f'{headline.label}: {headline.description} A triangle stands where it has emerged.'
+        sentence = f'{headline.label}: {headline.description} A triangle marks its emergence.'
         if as_paper:
             sink_panel['lines'] += self.make_published_points(registry.HEADLINE_METRIC.name)
             loss_panel['lines'] += self.make_published_points(VALID_LOSS.name)
-            sentence += ' Hollow, at the end: what was published, at its own size and number of steps.'
+            sentence += ' Hollow, at the end: published values, at their own size and number of steps.'
         return make_figure('curves', 'Sink and loss', f'{sentence} {loss_sentence}', [sink_panel, loss_panel])
 
     def make_loss_panel(self) -> dict:
@@ -198,12 +198,12 @@ class LineFigures:
             ]
             panel['lines'] += [dict(line, kind='dashed', sd=None) for line in lines if line['kind'] != 'member']
             panels.append(panel)
-        sentence = 'Of batches of training, over the whole length of their windows; dashed, of the probe.'
+        sentence = 'Training batches, over the whole length of their windows; dashed: the probe.'
         return make_figure('context', 'Over the whole context', sentence, panels) if panels else None
 
     def make_choice_figure(self) -> dict:
         panels = [self.make_panel(metric_info) for metric_info in self.list_metric_infos()]
-        return make_figure('numbers', 'Any number over steps', 'Choose one.', panels) | dict(kind='choice')
+        return make_figure('numbers', 'Any metric over steps', 'Choose a metric.', panels) | dict(kind='choice')
 
     def make_panel(self, metric_info: MetricInfo, name: str = '') -> dict:
         name = name or metric_info.name
@@ -273,8 +273,8 @@ class LineFigures:
     def make_axis_figure(self, axis: SweepAxis) -> dict:
         """Make the figure of Sink_1, loss and step of emergence against a config field, with published values."""
         sentence = (
-            f'What rows end with that differ in {axis.field} alone, mean and spread over seeds; hollow and dashed, '
-            'what was published, at its own size. Values stand in their order, not to scale.'
+            f'Final values of rows that differ only in {axis.field}, mean and spread over seeds; hollow and dashed: '
+            'published values, at their own size. The axis is ordered, but not to scale.'
         )
         panels = [
             self.make_axis_panel(axis, metric_info)

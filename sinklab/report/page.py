@@ -32,7 +32,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 )
 ROWS_SENTENCE = (
-    'Ours, as mean ± sample standard deviation over n seeds; beneath it what was published, at its own size. The '
+    'Results as mean ± sample standard deviation over n seeds; below them published values, at their own size. The'
     ' direction compares the difference from the first row with the published one.'
 )
 
@@ -101,9 +101,9 @@ def format_names(names: list[str], max_names: int = 4) -> str:
 
 def render_figure(figure: dict) -> str:
     name = escape_html(figure['name'])
-    note = f' Without it: {format_names(figure["without"])}.' if figure.get('without') else ''
+    note = f' Missing in: {format_names(figure["without"])}.' if figure.get('without') else ''
     if 'runs' in figure:
-        note += f' Of {figure["runs"]} runs.' if figure['runs'] > 1 else ''
+        note += f' From {figure["runs"]} runs.' if figure['runs'] > 1 else ''
     return (
         f'<section class="figure" id="figure-{name}" aria-labelledby="title-{name}">'
         f'<h2 id="title-{name}">{escape_html(figure["title"])}</h2><p>{escape_html(figure["sentence"] + note)}</p>'
@@ -116,9 +116,9 @@ def render_limits_note(runs: list[RunResult]) -> str:
     """Render the note on the limits by which the figures leave out data."""
     max_probes = max(len(run.probe_steps) for run in runs)
     text = (
-        f'Of {len(runs)} runs: curves of at most {choose_max_points(len(runs))} points, the smallest and largest '
-        f'value of equal parts; {max_probes} probes of a run at most, at even distances; maps by 65,535 levels, '
-        f'matrices by 255, of the {figure_data.MAX_MATRIX_HEADS} strongest heads of {figure_data.MAX_MATRIX_RUNS} '
+        f'{len(runs)} runs: curves with at most {choose_max_points(len(runs))} points, the smallest and largest '
+        f'value of equal parts; {max_probes} probes of a run at most, evenly spaced; maps with 65,535 levels, '
+        f'matrices with 255, for the {figure_data.MAX_MATRIX_HEADS} strongest heads of {figure_data.MAX_MATRIX_RUNS} '
         'runs at most.'
     )
     return f'<p class="note" id="kept">{text}</p>'

@@ -29,7 +29,7 @@ from sinklab.storage.paths import (
 )
 from sinklab.storage.untrusted_files import DamagedFileError
 
-DELETE_REMEDY = 'delete it, and the report does without it'
+DELETE_REMEDY = 'delete it to omit it from the report'
 MAX_FILES = 1600  # probe files read from all runs together
 
 
@@ -95,8 +95,8 @@ def check_same_shape(
     for letter, kind in (('L', 'layers'), ('H', 'heads')):
         if dimensions.get(letter) != first_dimensions.get(letter):
             raise DamagedFileError(
-                f'{path} has {dimensions.get(letter)} {kind}, and {first_path} has {first_dimensions.get(letter)}; '
-                'delete the one that is of another run, and the report does without it'
+                f'{path} has {dimensions.get(letter)} {kind}, but {first_path} has {first_dimensions.get(letter)}; '
+                'delete the one that belongs to another run'
             )
 
 
@@ -104,8 +104,8 @@ def require_headline_array(path: Path, file_arrays: dict[str, np.ndarray]) -> No
     array_name = registry.HEADLINE_FIGURE.array_name
     if array_name not in file_arrays:
         raise UserError(
-            f'{path} has no {array_name}, for an earlier sinklab has written it; delete it, and the report does '
-            'without it, or train the run anew'
+            f'{path} has no {array_name}, since an earlier version of sinklab wrote it; delete it to omit it '
+            'from the report, or train the run again'
         )
 
 
@@ -222,9 +222,9 @@ def read_runs(paths: list[str]) -> list[RunResult]:
         except DamagedFileError as error:  # for example in a probe file
             if len(run_dirs) == 1:
                 raise
-            run_files.warn_once(arguments[0].path, f'{error}; the report goes on without this run')
+            run_files.warn_once(arguments[0].path, f'{error}; the report omits this run')
     if not loaded:
-        raise UserError('each of these runs has a file that is damaged, as said above; mend one of them')
+        raise UserError('each of these runs has a damaged file, see above; repair one of them')
     return loaded
 
 
@@ -246,7 +246,7 @@ def select_readable(run_dirs: list[RunDir]) -> list[RunDir]:
     if not readable_dirs and damaged:
         raise damaged[0][1]
     for run_dir, error in damaged:
-        run_files.warn_once(run_dir.path, f'{error}; the report goes on without this run')
+        run_files.warn_once(run_dir.path, f'{error}; the report omits this run')
     return readable_dirs
 
 
@@ -303,7 +303,7 @@ def get_row_name(run_dir: RunDir) -> str:
             if (run_dir.path / 'sweep.json').exists()
             else 'folders of runs'
         )
-        raise UserError(f'{run_dir} holds no run that `sinklab train` has written; give {runs}') from error
+        raise UserError(f'{run_dir} contains no run that `sinklab train` has written; give {runs}') from error
 
 
 def read_config(run_dir: RunDir) -> dict:
@@ -320,13 +320,13 @@ def read_config(run_dir: RunDir) -> dict:
     except FileNotFoundError:
         if (run_dir.path / METRICS_FILE).exists():
             path = run_dir.path / 'config.json'
-            run_files.warn_once(path, f'{path} is missing; the report does without it, and without a seed')
+            run_files.warn_once(path, f'{path} is missing; the report omits it and the seed')
         return {}
     try:
         parse_config(fields)
     except UserError as error:
         path = run_dir.path / 'config.json'
-        run_files.warn_once(path, f'{path} is damaged, or of another version, and is shown as it is ({error})')
+        run_files.warn_once(path, f'{path} is damaged, or has another version; it is shown unchanged ({error})')
     return flatten_dict(fields)
 
 
@@ -387,7 +387,7 @@ def read_row_info(run_dir: RunDir) -> dict:
     numbers = {name: value for name, value in published.items() if isinstance(value, int | float)}
     if invalid := [name for name in published if name not in numbers]:
         run_files.warn_once(
-            path, f'{path} has {published[invalid[0]]!r} as published {invalid[0]}, which is no number; left out'
+            path, f'{path} has {published[invalid[0]]!r} as published {invalid[0]}, not a number; it is omitted'
         )
     return row_info | dict(published=numbers, source=str(row_info.get('source') or ''))
 
@@ -400,7 +400,7 @@ def read_outcome(run_dir: RunDir, records: list[dict], last_step: int | None) ->
     """
     path = run_dir.path / 'outcome.json'
     try:
-        return dict(step=0, message='') | run_files.read_run_file(path, 'outcome', 'the report judges by its numbers')
+        return dict(step=0, message='') | run_files.read_run_file(path, 'outcome', 'the report uses the metrics')
     except (OSError, DamagedFileError) as error:
         if isinstance(error, DamagedFileError):
             run_files.warn_once(path, str(error))
@@ -415,10 +415,10 @@ def select_drawn_figures(runs: list[RunResult]) -> list[FigureSpec]:
 
 
 RUN_METRIC_INFOS = (
-    MetricInfo('step', 'step', 'Last step that was recorded.', digits=0),
+    MetricInfo('step', 'step', 'Last recorded step.', digits=0),
     *(number for number in registry.METRIC_INFOS if number.in_table),
     registry.VALID_LOSS,
-    MetricInfo('seconds', 'time', 'Time of training, over all attempts.', 's', digits=0),
+    MetricInfo('seconds', 'time', 'Training time, over all attempts.', 's', digits=0),
 )
 
 

@@ -99,10 +99,10 @@ RUN_HEADINGS = ('run', *(number.label for number in RUN_METRIC_INFOS), 'emerges 
 PUBLISHED_SOURCE = 'another model'
 MAX_NAMED_ROWS = 6  # with more rows, the comparison sentence leaves out their values
 EXTRA_COLUMN_SENTENCES = {
-    'runs': 'How many are done, each with another seed.',
-    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: it has passed it before '
-    f'training; none: its last value is below {MIN_FINAL_RATE_PERCENT:.0f} %; 3 of 8: so many runs end with a sink).',
-    'first head': 'The first whose mean alpha_1 is above 0.3 from then on.',
+    'runs': 'Number of finished runs, each with another seed.',
+    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: before '
+    f'training; none: its last value is below {MIN_FINAL_RATE_PERCENT:.0f} %; 3 of 8: 3 of 8 runs end with a sink).',
+    'first head': 'First head whose mean alpha_1 stays above 0.3.',
 }
 
 

@@ -163,7 +163,7 @@ class Maps {
     this.none.textContent = wanted.length
       ? ''
       : chosen && this.figure.kind === 'matrices'
-        ? 'This head is not among those whose matrices are kept here: the strongest of each run.'
+        ? 'This page contains no matrix of this head, only those of the strongest heads of each run.'
         : 'no row is shown';
     this.move();
   }
