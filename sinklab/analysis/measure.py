@@ -21,8 +21,7 @@ from sinklab.errors import UserError
 from sinklab.loss_mask import strip_loss_mask
 from sinklab.metrics import registry
 from sinklab.metrics.emergence import find_emergence, find_first_heads
-from sinklab.metrics.massive_activations import name_by_layer
-from sinklab.metrics.metric import Arrays, MetricInfo, MetricSetting
+from sinklab.metrics.metric import Arrays, MetricInfo, MetricSetting, name_by_layer
 from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD

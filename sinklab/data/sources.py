@@ -78,7 +78,7 @@ class TFDSSplit:
         return sum(shard.size for shard in self.shards)
 
     def estimate_bytes(self, count: int) -> int:
-        """Bytes of the first examples."""
+        """Estimate the bytes of the first examples."""
         return self.size * count // len(self)
 
     def find_text_feature(self) -> str:

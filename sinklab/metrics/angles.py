@@ -17,12 +17,12 @@ SCORE_PARTS = {
     'score': 'Mean over i > 1 of <q_i, k_j> / sqrt(K): for j = 1, for j from 2 to i, and their difference.',
 }
 
-KEY_TOLERANCE = 1e-6  # of keys, beside their length
-KEY_POSITIONS = {'first': '1', 'middle': 'middle'}  # whose keys are compared over texts
+KEY_TOLERANCE = 1e-6  # standard deviation relative to the norm, below which keys count as equal
+KEY_POSITIONS = {'first': '1', 'middle': 'middle'}  # tokens whose keys are compared over texts
 
 
 def compute_score_parts(query_LPTHK, key_LPTHK):
-    """(cosines, products of norms, scaled scores) of every query and key, _LPHTS in float32."""
+    """Compute cosines, products of norms, and scaled scores of each query and key, each _LPHTS in float32."""
     query, key = (array.astype('float32').swapaxes(2, 3) for array in (query_LPTHK, key_LPTHK))
     product = query @ key.swapaxes(-1, -2)
     length = compute_norms(query)[..., :, None] * compute_norms(key)[..., None, :]
@@ -30,7 +30,7 @@ def compute_score_parts(query_LPTHK, key_LPTHK):
 
 
 def average_first_and_others(value_LPHTS):
-    """Means over the queries i > 1 of what they have with key 1, and with the mean of the keys 2..i, _LPH2."""
+    """Average over the queries i > 1 their value with key 1, and their mean value with the keys 2..i, as _LPH2."""
     xp, length = value_LPHTS.__array_namespace__(), value_LPHTS.shape[-1]
     others = xp.tril(value_LPHTS)[..., 1:, 1:].sum(-1) / xp.arange(1, length)
     return xp.stack([value_LPHTS[..., 1:, 0].mean(-1), others.mean(-1)], -1)
@@ -50,7 +50,7 @@ def compute_score_numbers(arrays, setting: MetricSetting) -> dict[str, float]:
 
 
 def compute_effective_rank(key_LPHK) -> np.ndarray:
-    """(sum of l)^2 / sum of l^2, l the variances over texts: 1 where keys are equal or on a line, _LH."""
+    """Compute (sum l)^2 / sum l^2 with the variances l over texts, _LH; 1 if keys are equal or on a line."""
     key_LHPK = np.float64(key_LPHK).swapaxes(1, 2)
     length_LH = (key_LHPK**2).sum((-1, -2))
     key_LHPK -= key_LHPK.mean(-2, keepdims=True)
@@ -61,7 +61,7 @@ def compute_effective_rank(key_LPHK) -> np.ndarray:
 
 
 def select_keys(key_LPSHK, setting: MetricSetting) -> dict:
-    """Those of the first token, and of the one in the middle."""
+    """Select the keys of the first token and of the middle token."""
     first, middle = setting.columns, setting.columns + setting.length // 2
     return {'first_key_LPHK': key_LPSHK[:, :, first], 'middle_key_LPHK': key_LPSHK[:, :, middle]}
 

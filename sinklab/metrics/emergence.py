@@ -86,9 +86,16 @@ def merge_emergence(emergences: Sequence[tuple[int | None, int] | None]) -> Emer
 
 
 def find_first_heads(steps: Sequence[int], alpha_NLH: np.ndarray, threshold: float) -> list[tuple[int, int, int]]:
-    """(step, layer, head), from 1, of every head whose alpha is above a threshold at the end: from which step on.
+    """Find the heads that end with a sink, and the step from which on each of them has it.
 
-    The earliest first, of those of a step the strongest.
+    Args:
+        steps: The steps of the N probes.
+        alpha_NLH: alpha_1 of each probe, layer and head.
+        threshold: The threshold of the sink indicator.
+
+    Returns:
+        (step, layer, head) of each head, with layers and heads from 1; the earliest first, and at one step the
+        largest alpha first.
     """
     alpha_NLH = np.asarray(alpha_NLH)
     above_NLH = alpha_NLH > threshold

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from sinklab.metrics.massive_activations import name_by_layer
-from sinklab.metrics.metric import Metric, MetricInfo, merge_disjoint
+from sinklab.metrics.metric import Metric, MetricInfo, merge_disjoint, name_by_layer
 from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.sink import EPSILON
 
@@ -21,7 +20,7 @@ SECONDARY_SENTENCE += '4 of the blocks between the largest rise and fall of its 
 
 
 def compute_gram_matrices(residual_LPTD):
-    """<h_s, h_t>, _LPTT in float32."""
+    """Compute the Gram matrices <h_s, h_t>, _LPTT in float32."""
     residual = residual_LPTD.astype('float32')
     return residual @ residual.swapaxes(-1, -2)
 
@@ -32,14 +31,14 @@ def compute_cosines(gram_LPTT):
 
 
 def compute_spectral_entropy(gram_LPTT):
-    """-sum l log l over the eigenvalues l of a Gram matrix over its trace, in nats, _LP."""
+    """Compute -sum l log l in nats, _LP, over the eigenvalues l of each Gram matrix divided by its trace."""
     xp = gram_LPTT.__array_namespace__()
     share = xp.linalg.eigvalsh(gram_LPTT / gram_LPTT.trace(0, -2, -1)[..., None, None])
     return -(share * xp.log(xp.where(share > EPSILON, share, 1))).sum(-1)
 
 
 def compute_mixing(cosine_LPTT):
-    """Mean cosine of two tokens other than the first, _LP."""
+    """Compute the mean cosine of two tokens other than the first, _LP."""
     others = cosine_LPTT[..., 1:, 1:]
     count = others.shape[-1]
     return (others.sum((-1, -2)) - others.trace(0, -2, -1)) / max(1, count * (count - 1))
@@ -56,9 +55,14 @@ def compute_similarities(residual) -> dict:
 
 
 def count_secondary_sinks(likeness_LPT, first_L) -> float:
-    """Mean number of tokens of a text that are secondary sinks, by the mean norms of the first token after blocks.
+    """Count the tokens of a text that are secondary sinks (Wong et al., 2025); return the mean over texts.
 
-    Wong et al. also ask for fewer than L - 15 blocks, which no model of less than 21 could have; that is left out.
+    Wong et al. also require fewer than L - 15 blocks, which a model of fewer than 21 blocks cannot satisfy. This
+    condition is left out.
+
+    Args:
+        likeness_LPT: Cosine of each hidden state with that of the first token, after each block.
+        first_L: Mean norm of the hidden state of the first token, after each block.
     """
     change = np.diff(np.log(first_L))
     if not (change > 0).any():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sinklab.metrics.metric import Metric, MetricInfo, merge_disjoint
+from sinklab.metrics.metric import Metric, MetricInfo, merge_disjoint, name_by_layer
 from sinklab.metrics.norms import compute_first_ratio, compute_norms
 
 MIN_MASSIVE_ENTRY, MIN_MEDIAN_RATIO = 100.0, 1000.0  # the criterion of Sun et al.
@@ -16,7 +16,7 @@ STATISTICS = {
 
 
 def compute_activation_statistics(residual_LPTD) -> dict:
-    """top, over_median, kurtosis and massive, each _LP."""
+    """Compute the arrays of STATISTICS for the hidden states after each block, each _LP."""
     flat = residual_LPTD.astype('float32').reshape(*residual_LPTD.shape[:2], -1)
     xp, size = flat.__array_namespace__(), abs(flat)
     top, median = size.max(-1), xp.median(size, -1)
@@ -29,10 +29,6 @@ def compute_activation_statistics(residual_LPTD) -> dict:
         'kurtosis_LP': (square * square).mean(-1) / square.mean(-1) ** 2,
         'massive_LP': is_massive.sum(-1).astype('float32'),
     }
-
-
-def name_by_layer(name: str, value_L) -> dict[str, float]:
-    return {f'{name}/{layer:02}': float(value) for layer, value in enumerate(value_L, 1)}
 
 
 METRICS = (

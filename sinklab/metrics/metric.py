@@ -254,6 +254,11 @@ def make_row_metric(name: str, row_function: Callable[[Any], Any], info: MetricI
     )
 
 
+def name_by_layer(name: str, value_L: Any) -> dict[str, float]:
+    """Return {NAME/LL: value} for the layers LL from 1."""
+    return {f'{name}/{layer:02}': float(value) for layer, value in enumerate(value_L, 1)}
+
+
 def merge_disjoint(parts: Iterable[Arrays]) -> dict[str, Any]:
     """Merge mappings; raise ValueError if two of them share a name."""
     pairs = [pair for part in parts for pair in part.items()]

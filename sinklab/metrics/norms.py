@@ -20,29 +20,29 @@ PLURALS = {'query': 'queries'}
 
 
 def compute_norms(array_TD):
-    """||x_t||_2 of each token, in float32."""
+    """Compute ||x_t||_2 of each token, in float32."""
     return array_TD.__array_namespace__().linalg.norm(array_TD.astype('float32'), axis=-1)
 
 
 def compute_first_ratio(norm_T) -> np.ndarray:
-    """||x_1|| / mean_{t > 1} ||x_t||."""
+    """Compute ||x_1|| / mean_{t > 1} ||x_t|| from the norms."""
     norm_T = np.asarray(norm_T)
     return norm_T[..., 0] / norm_T[..., 1:].mean(-1)
 
 
 def compute_block_ratios(norm_LPT) -> dict[str, float]:
-    """norm/ratio/LL after each block, a ratio of means over sequences as in the released code."""
+    """Compute norm/ratio/LL after each block: a ratio of means over sequences, as in the released code."""
     ratios = compute_first_ratio(np.mean(norm_LPT, 1))
     return {f'norm/ratio/{layer:02}': float(value) for layer, value in enumerate(ratios, 1)}
 
 
 def compute_text_norms(array_LPSHK, setting: MetricSetting):
-    """Means over heads of the norms of the text's keys or values, _LPT."""
+    """Compute the mean over heads of the norms of keys or values of the text, _LPT."""
     return compute_norms(array_LPSHK[:, :, setting.columns :]).mean(-1)
 
 
 def compare_first_with_others(name: str, norm_LPT) -> dict[str, float]:
-    """norm/NAME/1 and norm/NAME/other, means over sequences, layers and heads, and norm/NAME/ratio, theirs."""
+    """Return norm/NAME/1, norm/NAME/other and their ratio; both are means over sequences, layers and heads."""
     first, other = float(np.mean(norm_LPT[..., 0])), float(np.mean(norm_LPT[..., 1:]))
     norm_ratio = (
         first / other if other else np.nan
@@ -59,7 +59,7 @@ def make_norm_infos(name: str) -> tuple[MetricInfo, ...]:
 
 
 def make_first_token_metric(name: str, title: str, caption: str) -> Metric:
-    """Of the text's keys or values."""
+    """Make the metric that compares the first key or value of the text with the others."""
     return Metric(
         inputs=(f'{name}_LPSHK',),
         compute_arrays=lambda array, setting: {f'{name}_LPT': compute_text_norms(array, setting)},
@@ -92,7 +92,7 @@ METRICS = (
 
 
 def compute_first_contribution(attention_LPHTS, value_LPSHK, head_LPTHK, setting: MetricSetting):
-    """Mean over the queries i > 1 of ||A_i1 v_1|| / ||o_i||, _LPH; 0 where a head says nothing."""
+    """Compute the mean over the queries i > 1 of ||A_i1 v_1|| / ||o_i||, _LPH; 0 where the output is 0."""
     weight_LPTH = abs(attention_LPHTS[..., setting.columns]).swapaxes(-1, -2)
     added_LPTH = weight_LPTH * compute_norms(value_LPSHK[:, :, setting.columns, None])
     return (added_LPTH / compute_norms(head_LPTHK).clip(EPSILON))[:, :, 1:].mean(2)

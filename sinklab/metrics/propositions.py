@@ -3,12 +3,12 @@
 import numpy as np
 
 from sinklab.config.spec import MAX_RELATIVE_DISTANCE
-from sinklab.metrics.massive_activations import name_by_layer
 from sinklab.metrics.metric import (
     Arrays,
     Metric,
     MetricInfo,
     MetricSetting,
+    name_by_layer,
 )
 from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.sink import EPSILON, normalize_rows

@@ -1,7 +1,7 @@
 """Attention-sink metrics (Gu et al., ICLR 2025, section 3).
 
-Attention is of T queries and columns + T keys: the columns, if there are any, stand left of the text, and its first
-token is key number `columns`.
+An attention matrix has T queries and columns + T keys. Learned keys, if there are any, come before those of the text,
+so that the first token is the key with the index `columns`.
 """
 
 from collections.abc import Callable
@@ -27,60 +27,68 @@ EXTRA_THRESHOLDS = (0.2, 0.4, 0.5)  # that Sink_1 is also reported at
 
 
 def compute_row_mass(attention_TS):
-    """Raw row sums _T: 1 under a normalizer `sum`; what a proxy hides."""
+    """Compute the mass sum_j |A_ij| of each row, mass_T; it is 1 with the normalizer `sum`."""
     return abs(attention_TS).sum(-1)
 
 
 def normalize_rows(attention_TS):
-    """|A_ij| / sum_j |A_ij|: rows that sum to 1, for operations whose rows do not; itself for those that do."""
+    """Compute the proxy |A_ij| / sum_j |A_ij|, whose rows sum to 1 (the paper, section 6)."""
     return abs(attention_TS) / (compute_row_mass(attention_TS)[..., None] + EPSILON)
 
 
 def compute_importance(attention_TS, keys: int, columns: int = 0, prefix: int = 0):
-    """alpha_k = sum_i A_ik / (queries that may see k) for the tokens k = 1..keys, so never above 1."""
+    """Compute alpha_k = sum_i A_ik / (number of queries that can see k) for the tokens k = 1..keys; at most 1."""
     received_J = attention_TS[..., columns : columns + keys].sum(-2)
     return received_J / count_queries(attention_TS.shape[-2], keys, prefix)
 
 
 def count_queries(length: int, keys: int, prefix: int = 0):
-    """How many of T queries may see the tokens 1..keys: T - k + 1, or T within a prefix."""
+    """Count the queries, of T, that can see each of the tokens 1..keys: T - k + 1, or T within a prefix."""
     position_J = np.arange(keys)
     return length - np.where(position_J < prefix, 0, position_J)
 
 
 def compute_column_importance(attention_TS, columns: int):
-    """alpha_* of each column: its mean over the T queries of the text."""
+    """Compute alpha_* of each learned key: its mean attention over the T queries of the text."""
     return attention_TS[..., :columns].mean(-2)
 
 
 def add_own_query(alpha, length: int):
-    """alpha_* as released: over T + 1 queries, the first of which is the column's own and sees itself alone."""
+    """Return alpha_* over T + 1 queries, as in the released code.
+
+    The additional first query belongs to the learned key, and sees only that key.
+    """
     return (1 + length * alpha) / (length + 1)
 
 
 def compute_importance_in_reach(attention_TS, reach: int, columns: int = 0):
-    """alpha_1 over the queries 1..reach, where a window or block hides it from the others."""
+    """Compute alpha_1 over the queries 1..reach, if a window or block hides the first token from the others."""
     return attention_TS[..., :reach, columns].mean(-1)
 
 
 def compute_window_edge(attention_TS, window: int, columns: int = 0):
-    """Mean of A_i,i-w+1 over the queries i > w: what the first key of a window gets, wherever that is."""
+    """Compute the mean of A_i,i-w+1 over the queries i > w: the attention to the first key of their windows."""
     query_T = np.arange(window, attention_TS.shape[-2])
     return attention_TS[..., query_T, columns + query_T - window + 1].mean(-1)
 
 
+def is_sink(alpha, threshold: float = SINK_THRESHOLD):
+    """Return the sink indicator 1(alpha > threshold) of each entry (the paper, equation 5)."""
+    return alpha > threshold
+
+
 def compute_sink_rate(alpha, threshold: float = SINK_THRESHOLD) -> float:
-    """Sink_k in percent: how often alpha_k is above (strictly) a threshold over sequences, layers and heads."""
-    return 100 * float(np.mean(np.asarray(alpha) > threshold))
+    """Compute Sink_k in percent: the mean of the sink indicator over sequences, layers and heads."""
+    return 100 * float(np.mean(is_sink(np.asarray(alpha), threshold)))
 
 
 def summarize_importance(name: str, alpha) -> dict[str, float]:
-    """Of one importance: sink/NAME and alpha/NAME."""
+    """Return sink/NAME and alpha/NAME of an importance."""
     return {f'sink/{name}': compute_sink_rate(alpha), f'alpha/{name}': float(np.mean(alpha))}
 
 
 def compute_uniform_importance(length: int, columns: int = 0, prefix: int = 0, reach: int | None = None) -> float:
-    """alpha_1 of uniform attention: the harmonic number of T, over T (0.0741 at T = 64), where that is causal.
+    """Compute alpha_1 of uniform attention; for a causal mask the harmonic number of T, over T (0.0741 at T = 64).
 
     The i-th query sees max(i, prefix) tokens and the columns; those after the `reach` first ones do not see token 1.
     """
@@ -93,7 +101,7 @@ def compute_uniform_baseline(setting: MetricSetting) -> float:
 
 
 def compute_sink_numbers(alpha_LPHJ, baseline: float) -> dict[str, float]:
-    """sink/k and alpha/k for every token given, Sink_1 at other thresholds, alpha_1's floor."""
+    """Return sink/k and alpha/k of each token k, Sink_1 at other thresholds, and alpha_1 of uniform attention."""
     threshold_rates = {
         f'sink/1@{threshold}': compute_sink_rate(alpha_LPHJ[..., 0], threshold) for threshold in EXTRA_THRESHOLDS
     }
@@ -102,9 +110,10 @@ def compute_sink_numbers(alpha_LPHJ, baseline: float) -> dict[str, float]:
 
 
 def compute_prefix_numbers(alpha_LPHJ) -> dict[str, float]:
-    """sink/prefix: how often max_k alpha_k is above the threshold; argmax/k: how often alpha_k is that maximum.
+    """Return sink/prefix and argmax/k, in percent of sequences, layers and heads.
 
-    Both in percent, of each sequence, layer and head; argmax/k has no threshold, it counts heads without a sink too.
+    sink/prefix counts where max_k alpha_k is above the threshold, argmax/k where alpha_k is that maximum. The latter
+    has no threshold: it also counts heads without a sink.
     """
     largest = np.argmax(alpha_LPHJ, -1)
     argmax_rates = {f'argmax/{k + 1}': 100 * float(np.mean(largest == k)) for k in range(np.shape(alpha_LPHJ)[-1])}
@@ -113,7 +122,7 @@ def compute_prefix_numbers(alpha_LPHJ) -> dict[str, float]:
 
 def summarize_context(name: str, alpha_BH) -> Arrays:
     """Compute sink/NAME and alpha/NAME of a training batch, in a traced function."""
-    return {f'sink/{name}': 100 * (alpha_BH > SINK_THRESHOLD).mean(), f'alpha/{name}': alpha_BH.mean()}
+    return {f'sink/{name}': 100 * is_sink(alpha_BH).mean(), f'alpha/{name}': alpha_BH.mean()}
 
 
 def compute_token_context(key_mass: Any, setting: MetricSetting) -> Arrays:

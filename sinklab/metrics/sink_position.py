@@ -2,20 +2,20 @@
 
 import numpy as np
 
-from sinklab.metrics.massive_activations import name_by_layer
 from sinklab.metrics.metric import (
     Arrays,
     Metric,
     MetricInfo,
     MetricSetting,
     merge_disjoint,
+    name_by_layer,
 )
 from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.sink import (
-    SINK_THRESHOLD,
     compute_importance,
     compute_sink_rate,
     count_queries,
+    is_sink,
     normalize_rows,
 )
 
@@ -26,23 +26,26 @@ NORM_RATIO_SENTENCE += 'after each block.'
 
 
 def compute_sink_positions(attention, setting: MetricSetting) -> Arrays:
-    """Of the tokens of the first half: place (from 0) and alpha of the largest, and the mean over heads of all."""
+    """Find the position (from 0) and alpha of the token with the largest alpha among those of the first half.
+
+    The mean of alpha over heads is returned for all of these tokens, as received_LPJ.
+    """
     alpha_LPHJ = compute_importance(normalize_rows(attention), setting.length // 2, setting.columns, setting.prefix)
     return {'place_LPH': alpha_LPHJ.argmax(-1), 'most_LPH': alpha_LPHJ.max(-1), 'received_LPJ': alpha_LPHJ.mean(2)}
 
 
 def compute_position_numbers(arrays: Arrays, setting: MetricSetting) -> dict[str, float]:
-    position, is_sink = arrays['place_LPH'], arrays['most_LPH'] > SINK_THRESHOLD
-    count = max(1, int(is_sink.sum()))
+    position, has_sink = arrays['place_LPH'], is_sink(arrays['most_LPH'])
+    count = max(1, int(has_sink.sum()))
     position_rates = {
-        f'place/{k + 1}': 100 * float((is_sink & (position == k)).sum()) / count for k in range(setting.keys)
+        f'place/{k + 1}': 100 * float((has_sink & (position == k)).sum()) / count for k in range(setting.keys)
     }
-    beyond = 100 * float((is_sink & (position >= setting.keys)).sum()) / count
+    beyond = 100 * float((has_sink & (position >= setting.keys)).sum()) / count
     return {'sink/any': compute_sink_rate(arrays['most_LPH'])} | position_rates | {'place/beyond': beyond}
 
 
 def compute_sink_norm_ratio(arrays: Arrays) -> np.ndarray:
-    """||h_s|| over the mean of the others, _L: token s receives most of a text, over all layers and heads."""
+    """Compute ||h_s|| over the mean norm of other tokens, _L; s is the token with the most attention in a text."""
     received_PS, norm_LPS = np.mean(arrays['received_LPJ'], 0), np.asarray(arrays['norm_LPT'])
     if 'column_LPC' in arrays:
         received_PS = np.concatenate([np.mean(arrays['star_LPH'], (0, 2))[:, None], received_PS], -1)
@@ -54,7 +57,10 @@ def compute_sink_norm_ratio(arrays: Arrays) -> np.ndarray:
 
 
 def compute_length_importance(attention, setting: MetricSetting) -> Arrays:
-    """alpha_k of the first queries, for all lengths, _LPHJN: what is causal knows nothing of the end of a text."""
+    """Compute alpha_k of the first N tokens of each text for all lengths N, as length_LPHJN.
+
+    With a causal mask, attention does not depend on later tokens, so that one forward pass has all lengths.
+    """
     share = normalize_rows(attention)[..., setting.columns : setting.columns + setting.keys]
     alphas = [
         share[..., :length, :].sum(-2) / count_queries(length, setting.keys, setting.prefix)
