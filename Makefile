@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ROWS := softmax,sigmoid_apple
-# Both arms at once, each on a core of its own, where there are two.
+# Number of runs at once, each on a core of its own if there are two.
 JOBS ?= 2
 RUNS ?= runs/quickstart
 # Versions that are known to work together, one file for each minor version of Python.
@@ -9,13 +9,13 @@ MINORS := 3.11 3.12 3.13
 MINOR := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 PINS := $(wildcard tests/constraints/$(MINOR).txt)
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python $(foreach kind,constraints build-constraints,$(PINS:%=--$(kind) %))
-# Without a version for CPUs alone, PyTorch brings some GB of CUDA along.
+# The version for CPUs alone, because the default version of PyTorch includes some GB of CUDA.
 CPU_TORCH := torch==2.13.0+cpu
 UV := install --quiet --disable-pip-version-check $(PINS:%=--constraint %) uv
 TORCH := $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: $(PINS:%=--constraint %)
-# Bytecode of tests and of sinklab is written by the first process, also where PYTHONDONTWRITEBYTECODE is set.
+# The first process writes bytecode of tests and of sinklab, even if PYTHONDONTWRITEBYTECODE is set.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal
-# Pages are generated from the code, which needs no accelerator. The variable silences an advertisement of the theme.
+# Pages are generated from the code, which needs no accelerator. The variable turns off an advertisement of the theme.
 MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 .PHONY: quickstart test test-fast test-all test-shipped faults lint docs docs-serve constraints pins clean
@@ -32,12 +32,12 @@ test-fast: .venv/test
 test-all: .venv/test
 	$(PYTEST) --durations=30
 
-# A selection with the compiler flags that users run with; the other targets compile in haste (tests/conftest.py).
+# Run a selection with the compiler flags of users; the other targets use flags that compile faster (tests/conftest.py).
 SHIPPED := loop sink_probe config_rows released attention attention_backends kernel_reductions train_step loss cli sweep orbax_log_suppression
 test-shipped: .venv/test
 	SINKLAB_TESTS_SHIPPED=1 $(PYTEST) -m 'not exhaustive' --durations=30 $(SHIPPED:%=tests/test_%.py) tests/faults/test_faults.py
 
-# Fifty processes killed, fifty told to stop, each at another moment; most of an hour.
+# Kill fifty processes, and stop fifty with a signal, each at another moment. This takes most of an hour.
 faults: .venv/test
 	@mkdir -p runs
 	FAULTS_MOMENTS=50 FAULTS_FIGURES=runs/faults.jsonl $(PYTEST) tests/faults
@@ -81,15 +81,15 @@ pins: .venv/uv
 	  || { $(PYTHON) -m venv .venv && $(BIN)/python -m pip $(UV); }
 	@touch $@
 
-# Bytecode is written once, also where PYTHONDONTWRITEBYTECODE would have every start compile what it imports.
+# Bytecode is written once, even if PYTHONDONTWRITEBYTECODE is set, so that later starts do not compile imports again.
 .venv/quickstart: .venv/uv setup.py $(PINS)
 	$(INSTALL) -e '.[report]'
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import sinklab.cli.sweep, sinklab.report.page, sinklab.train.loop'
 	@touch $@
 
-# libtpu, for its compiler, stands apart: beside jax it would look for a chip at every start. The figures of
-# benchmarks/tpu_cost.json and step_cost.json are of this version. It is newer than the one that jobs on TPUs run
-# (launch/pins/tpu.txt), which jax chooses: docs/guides/kernels.md says what differs.
+# libtpu is installed for its compiler, into a folder of its own: next to jax it would look for a chip at every start. The
+# figures of benchmarks/tpu_cost.json and step_cost.json come from this version. It is newer than the version of jobs on
+# TPUs (launch/pins/tpu.txt), which jax chooses; docs/guides/kernels.md says what differs.
 .venv/test: .venv/uv setup.py $(PINS)
 	$(INSTALL) --compile-bytecode pip -e '.[test]'
 	$(INSTALL) --no-deps --target .venv/libtpu libtpu==0.0.52 \

@@ -61,8 +61,13 @@ PAGES = {
     ),
     'callback.md': (
         'Callback',
-        'This page describes callbacks of the training loop: objects that are told of each step.',
-        ('sinklab.train.callbacks.Callback', 'sinklab.train.callbacks.BestEffortCallback'),
+        'This page describes callbacks of the training loop: [Add a callback](../../guides/add_a_callback.md) has an '
+        'example.',
+        (
+            'sinklab.train.callbacks.Callback',
+            'sinklab.train.callbacks.BestEffortCallback',
+            'sinklab.train.callbacks.StateCallback',
+        ),
     ),
     'config.md': (
         'Config objects',
