@@ -223,7 +223,7 @@ def test_what_is_not_there_is_said(both, bucket):
     assert f'text:{url} is a folder' in refused(f'text:{url}')
     for rest in ('x.txt', '*.txt', '**/*.{txt,jsonl}'):
         assert f'the bucket {bucket.url}-not does not exist' in refused(f'text:{bucket.url}-not/{rest}')
-    assert 'which bucket' in refused(f'text:{bucket.url[:-1]}*/*.txt')
+    assert 'name of one bucket' in refused(f'text:{bucket.url[:-1]}*/*.txt')
     parse_path(f'{url}/a.csv').write_bytes(b'1')
     assert f'matches {url}/a.csv, which cannot be read; allowed' in refused(f'text:{url}/**')
     assert 'neither local nor in a bucket' in refused('text:az://bucket/*.txt')

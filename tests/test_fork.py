@@ -143,7 +143,7 @@ def test_what_cannot_be_carried_over_is_refused_and_nothing_is_read_or_made(
 def test_data_that_has_changed_and_another_tokenizer_are_refused(spec, origin, tmp_path):
     found = load_run_data(spec).fingerprint
     for data, words in (
-        (dict(found, store='x'), 'on other data .*restore that data'),
+        (dict(found, store='x'), 'on other data .*bring the old'),
         (dict(found, tokenizer='x'), 'ids'),
     ):
         with pytest.raises(UserError, match=words):
