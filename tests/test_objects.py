@@ -241,7 +241,7 @@ def put(bucket, content):
 
 def test_an_object_that_is_too_large_is_refused_without_being_fetched(bucket):
     path = put(bucket, bytes(10 << 20))
-    with pytest.raises(DamagedFileError, match=r'file\.json is damaged .*at most 1,000 are read'):
+    with pytest.raises(DamagedFileError, match=r'file\.json is damaged .*at most 1,000 are allowed'):
         untrusted_files.read_regular_file(path, max_bytes=1000)
     assert sum(request.received for request in bucket.proxy.requests) < 10_000
 
