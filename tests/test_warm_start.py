@@ -141,7 +141,7 @@ def test_fork_refuses_incompatible_changes_before_reading_data(spec, origin, tmp
 def test_describe_lineage_refuses_changed_data_and_tokenizer(spec, origin, tmp_path):
     found = load_run_data(spec).fingerprint
     for data, words in (
-        (dict(found, store='x'), 'on other data .*restore that data'),
+        (dict(found, store='x'), 'on other data .*bring the old'),
         (dict(found, tokenizer='x'), 'ids'),
     ):
         with pytest.raises(UserError, match=words):

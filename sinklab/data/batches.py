@@ -150,8 +150,8 @@ def format_share(data: spec.DataConfig, train: list[TransformedWindows]) -> tupl
     used_windows, all_windows = sum(map(len, train)), sum(part.windows.ends[-1] for part in train)
     used_tokens, all_tokens = (count * (data.length + 1) for count in (used_windows, all_windows))
     return (
-        f'data.share {data.share:g} is {used_tokens:,} of {all_tokens:,} training tokens '
-        '(in the paper, of 5,000,000,000)',
+        f'data.share {data.share:g} is {used_tokens:,} of {all_tokens:,} training tokens; '
+        'in the paper, of 5,000,000,000',
     )
 
 
