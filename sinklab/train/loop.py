@@ -144,8 +144,8 @@ def train(
     broadcast_from_primary(group, 'folder', lambda: run_dir.check_spec(spec))
     with acquire_lease(run_dir, group, grace_seconds) as lease:
         broadcast_from_primary(
-            group, 'folder, held', lambda: run_dir.check_spec(spec)
-        )  # again, as the previous owner of the lease has left it
+            group, 'folder, again', lambda: run_dir.check_spec(spec)
+        )  # the previous owner of the lease may have changed it
         with write_outcome(run_dir), translate_storage_errors(run_dir):
             warm_start.check_warm_start(origin, spec, run_dir, group)
             hardware, mesh, attention, data = set_up_run(spec, hardware, run_dir, group)
@@ -238,7 +238,9 @@ class TrainLoop:
             *memory_estimate.format_device_layout(*self.program_args),
         ):
             self.log_line(line)
-        missing_evals = broadcast_from_primary(self.group, 'owed', lambda: self.find_missing_evals(resume_step))
+        missing_evals = broadcast_from_primary(
+            self.group, 'missing evaluations', lambda: self.find_missing_evals(resume_step)
+        )
         if self.is_last(resume_step) and not missing_evals:
             return
         self.data.start_prefetch(resume_step)
@@ -249,11 +251,15 @@ class TrainLoop:
             self.report_fallback_at_exit(),
             contextlib.closing(self.run_dir.open_metrics_writer(self.lease.check)) as self.metrics_writer,
         ):
-            train_state = self.restore_or_create(resume_step, missing_evals)
-            if not self.is_last(resume_step):
-                compiled_step = self.compile_step(train_state)
-                with collect_stop_signals() as self.received_signals:
-                    self.run_steps(compiled_step, train_state, resume_step)
+            restored_state = self.restore(resume_step)
+            self.record_attempt(resume_step)
+            train_state = restored_state or state.create_state(self.spec, self.mesh)
+            self.run_missing_evals(resume_step, missing_evals, train_state)
+            if self.is_last(resume_step):
+                return
+            compiled_step = self.compile_step(train_state)
+            with collect_stop_signals() as self.received_signals:
+                self.run_steps(compiled_step, train_state, resume_step)
 
     @contextlib.contextmanager
     def report_fallback_at_exit(self) -> Iterator[None]:
@@ -267,28 +273,18 @@ class TrainLoop:
             if line := self.attention.describe_fallback():
                 self.log_line(line)
 
-    def restore_or_create(self, resume_step: int, missing_evals: list[str]) -> dict:
-        """Restore or create the train state, report the start of the attempt, and run missing evaluations.
-
-        Args:
-            resume_step: The step of the checkpoint, or 0.
-            missing_evals: The metrics of the evaluations that are missing.
-        """
+    def restore(self, resume_step: int) -> dict | None:
+        """Restore the train state of a step; return None for a new run, which has no checkpoint."""
         self.group.report_progress('restoring', resume_step)
-        has_checkpoint = self.checkpointer.newest_step == resume_step
-        train_state = (
-            self.checkpointer.restore(resume_step, state.make_abstract_state(self.spec, self.mesh))
-            if has_checkpoint
-            else None
-        )
-        changes, attempt = (
-            self.run_dir.list_changes(self.spec),
-            {'step': resume_step, 'attention': str(self.attention)},
-        )
-        attempts = [
-            *self.run_dir.read_environment().get('attempts', []),
-            attempt | ({'changes': changes} if changes else {}),
-        ]
+        if self.checkpointer.newest_step != resume_step:
+            return None
+        return self.checkpointer.restore(resume_step, state.make_abstract_state(self.spec, self.mesh))
+
+    def record_attempt(self, resume_step: int) -> None:
+        """Write the start of this attempt to environment.json, and report it to callbacks."""
+        changes = self.run_dir.list_changes(self.spec)
+        attempt = {'step': resume_step, 'attention': str(self.attention)} | ({'changes': changes} if changes else {})
+        attempts = [*self.run_dir.read_environment().get('attempts', []), attempt]
         self.lease.check()
         layout = dataclasses.asdict(self.hardware) | dict(self.mesh.shape)
         self.run_dir.write_json('environment', describe_environment(layout, str(self.attention), attempts))
@@ -296,12 +292,13 @@ class TrainLoop:
             self.run_dir.write_json('config', dataclasses.asdict(self.spec))
         for callback in self.callbacks:
             callback.on_train_begin(*self.run_dir.summarize_newest_attempt(attempts))
-        train_state = train_state or state.create_state(self.spec, self.mesh)
+
+    def run_missing_evals(self, resume_step: int, missing_evals: list[str], train_state: dict) -> None:
+        """Run the evaluations whose metrics are missing, and log them."""
         if missing_evals:
             record = {'step': resume_step, 'seconds': self.stopwatch.get_total_seconds()}
             callbacks = [evaluation.callback for evaluation in self.evaluations if evaluation.metric in missing_evals]
             self.write_record(record | self.call_with_state(callbacks, record, train_state), written=True)
-        return train_state
 
     def run_steps(self, compiled_step: Callable, train_state: dict, resume_step: int) -> None:
         """Run the steps.
@@ -330,10 +327,8 @@ class TrainLoop:
     def compile_step(self, train_state: dict) -> Callable:
         """Compile the train step."""
         self.group.report_progress('compiling')
-        lowered, translate_oom = (
-            self.train_step.lower(train_state, *step.make_abstract_inputs(self.spec, self.mesh)),
-            self.translate_oom('the step'),
-        )
+        translate_oom = self.translate_oom('the step')
+        lowered = self.train_step.lower(train_state, *step.make_abstract_inputs(self.spec, self.mesh))
         compiled_step = translate_oom(lowered.compile)()
         self.stopwatch.restart()
         return translate_oom(compiled_step)
