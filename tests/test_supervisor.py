@@ -120,7 +120,7 @@ def test_suspended_child_is_named_by_pid(run):
     os.kill(child, signal.SIGSTOP)
     said = run.ended()
     assert {code for code, _ in said} == {42}
-    assert re.match(rf'process 1 .*pid {child}\).* \d s.*stopped', only(said))
+    assert re.match(rf'process 1 .*pid {child}\).* \d s.*suspended', only(said))
 
 
 def test_suspended_supervisor_is_named(run):
