@@ -48,7 +48,7 @@ def make_row_with_note(diff, source, note, **published):
 
 
 def make_softmax_p_row(power):
-    note = 'Trains, no sink number; the massive activations fall with p, in Figure 29.'
+    note = 'It trains; no sink number was published. Massive activations decrease with p (Figure 29).'
     return make_row_with_note(make_operation_diff(normalizer='p_norm', power=power), P_NORM_SOURCE, note)
 
 
@@ -56,7 +56,7 @@ def make_sigmoid_p_row(power):
     return make_row_with_note(
         make_operation_diff('sigmoid', 'p_norm', power=power),
         P_NORM_SOURCE,
-        'Trains, and has massive activations; no number.',
+        'It trains and has massive activations; no number was published.',
     )
 
 
@@ -94,7 +94,7 @@ ROWS = {
     'sigmoid_p_1': make_row(
         make_operation_diff('sigmoid', 'p_norm', power=1.0), 30.24, 3.74, f'Gu et al. (v1), Table 4; {P_NORM_SOURCE}'
     )
-    | dict(note='sigmoid_normalized by another name: the 1-norm of what is positive is its sum.'),
+    | dict(note='Equal to sigmoid_normalized: the 1-norm of positive weights is their sum.'),
     **{f'sigmoid_p_{p}': make_sigmoid_p_row(float(p)) for p in (2, 3, 4)},
     'sigmoid_decay_0': make_proxy_row(make_sigmoid_sweep_diff(weight_decay=0.0), 0.64, 3.77, SWEEP_SOURCE),
     'sigmoid_decay_0.5': make_proxy_row(make_sigmoid_sweep_diff(weight_decay=0.5), 0.18, 3.76, SWEEP_SOURCE),
@@ -104,19 +104,19 @@ ROWS = {
     'sigmoid_apple': make_row_with_note(
         make_operation_diff('sigmoid', 'none', offset=-1.0),
         'Ramapuram et al., 2409.04431',
-        'A bias of -log n, so that rows begin with a mass near 1; nothing was published on its sinks.',
+        'A bias of -log n, so that the initial row mass is near 1. No sink result was published.',
     ),
     'softmax_off_by_one': make_row_with_note(
         make_operation_diff(normalizer='plus_one'),
         'Kaul et al., 2410.17174 (GPT2-130M, 256 tokens, 40k steps)',
-        'A K bias of zero key and value; softmax has an argmax rate of 0.333 there; see also extensions.py.',
+        'A K bias with zero key and value. Softmax has an argmax rate of 0.333 there. See also extensions.py.',
         first_token_argmax_rate=0.022,
         kurtosis=244.7,
     ),
     'softpick': make_row_with_note(
         make_operation_diff('softpick'),
         'Zuhri et al., 2504.20966 (340M)',
-        'Softmax has a kurtosis of 33510 there; at 1.8B, too, the sink rate is 0.',
+        'Softmax has a kurtosis of 33510 there. The sink rate is also 0 at 1.8B.',
         sink_rate=0.0,
         kurtosis=340,
         sparsity=46.97,
@@ -124,7 +124,7 @@ ROWS = {
     'relu': make_row_with_note(
         make_operation_diff('relu', 'count'),
         'Guo et al., 2410.13835',
-        'relu(s) / i; no sink on Bigram-Backcopy, nothing was published on text.',
+        'relu(s) / i: no sink on Bigram-Backcopy. No result on text was published.',
     ),
 }
 

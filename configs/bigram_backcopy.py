@@ -75,23 +75,25 @@ def make_operation_diff(similarity, normalizer):
 
 
 ROWS = {
-    'softmax': make_row({}, 'A sink on <s> for other queries, none for triggers; its value drains.'),
-    'softmax_3_layers': make_row({'model.layers': 3}, 'The sink, the drain and a peak of the residual norm.'),
+    'softmax': make_row({}, 'A sink on <s> for other queries, none for triggers. Its value vector becomes small.'),
+    'softmax_3_layers': make_row(
+        {'model.layers': 3}, 'The sink, a small value vector of <s>, and a peak of the residual norm.'
+    ),
     'relu': make_row(
         make_operation_diff('relu', 'count') | scale_with_size({'optimizer.peak_learning_rate': 3e-3}),
-        'relu(s) / i: no sink; theirs trained for up to 100k steps.',
+        'relu(s) / i: no sink. Guo et al. train for up to 100k steps.',
     ),
     'elu1': make_row(
         make_operation_diff('elu1', 'none'),
-        'Of this project: 0.44 of other queries by proxy, of a row mass of 10.',
+        'Result of this project: proxy score 0.44 for other queries, row mass 10.',
         'this project',
     ),
     'sigmoid': make_row(
         make_operation_diff('sigmoid', 'none'),
-        'Of this project: 0.45 by proxy, of a row mass of 1.2.',
+        'Result of this project: proxy score 0.45 for other queries, row mass 1.2.',
         'this project',
     ),
-    'value_gate': make_row({'model.gate': 'value_state'}, 'No sink, by a secondary report.', '2510.09017'),
+    'value_gate': make_row({'model.gate': 'value_state'}, 'No sink, according to a secondary report.', '2510.09017'),
     'sgd': make_row(
         {
             'optimizer.name': 'sgd',
@@ -99,7 +101,7 @@ ROWS = {
             'optimizer.beta2': None,
             'optimizer.epsilon': None,
         },
-        'With momentum, the sink without the peak of the residual norm.',
+        'With momentum: the sink, without the peak of the residual norm.',
     ),
 }
 

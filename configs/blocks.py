@@ -33,8 +33,8 @@ def make_even_initialization_row(name):
     return dict(
         diff={'model.ffn': name, 'model.initialization': 'released_even'},
         published={},
-        source='none: Gu et al. (v1), Table 8, without its confound',
-        note='Nothing was published: the last map is scaled by depth here, as only that of SwiGLU is in the table.',
+        source='none: Gu et al. (v1), Table 8, with equal initialization',
+        note='No result was published. The last matrix is scaled by depth, as in the table only for SwiGLU.',
     )
 
 
@@ -85,7 +85,7 @@ ROWS = {
         diff={'model.head_norm': True},
         published={'loss_at_152m': 2.742},
         source='2605.06611 (152M, 4 seeds)',
-        note='Without it 2.781; the sink and its spikes are suppressed.',
+        note='Without head norm 2.781. The sink and its spikes are suppressed.',
     ),
     'heads_4': make_heads_row(4, 192, 10.68, 3.74),
     'heads_2': make_heads_row(2, 384, 12.95, 3.76),
@@ -95,7 +95,7 @@ ROWS = {
         diff={'model.combination': 'add_wide'},
         published={},
         source='the other reading of Gu et al. (v1), Table 9',
-        note='Values as wide as the model; the code was not released, and the one number stands beside `add`.',
+        note='Values as wide as the model. The code was not released; the published number is in the row `add`.',
     ),
     'gate_elementwise': make_gate_row('elementwise', 0.048, 94, 0.116, 5.761),
     'gate_headwise': make_gate_row('headwise', 0.073, 98, 0.172, 5.792),
@@ -105,7 +105,7 @@ ROWS = {
         diff={'model.gate': 'value_state'},
         published={'perplexity': 15.49, 'kurtosis': 34.8},
         source='2510.09017 (OPT-125m)',
-        note='Without it perplexity 15.95 and kurtosis 2177.',
+        note='Without a gate: perplexity 15.95, kurtosis 2177.',
     ),
 }
 

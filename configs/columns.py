@@ -71,7 +71,7 @@ ROWS = {
         diff={'model.columns.kind': 'logit'},
         published={},
         source='gpt-oss (OpenAI, 2025)',
-        note='A learned score with no key and no value; nothing was published on its sinks.',
+        note='A learned score without key and value. No sink result was published.',
     ),
 }
 

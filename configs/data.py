@@ -33,19 +33,19 @@ def make_fixed_row(position, *sinks):
 ROWS = {
     'amount_5b': dict(diff=NO_FIXED_TOKEN, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=FIGURE_2C),
     'amount_2.5b': make_amount_row(0.5, 'A figure only.'),
-    'amount_500m': make_amount_row(0.1, 'A figure only, read by others as Sink_1 near 4 % and a loss near 3.8.'),
+    'amount_500m': make_amount_row(0.1, 'A figure only: others read Sink_1 near 4 % and a loss near 3.8.'),
     'amount_200m': make_amount_row(0.04, 'A figure only.'),
     'amount_100m': make_amount_row(
-        0.02, 'Figures only: overfits between 1k and 2k steps, Sink_1 below 1 % up to 5k steps.', FIGURES_2C_AND_28
+        0.02, 'Figures only: overfitting between 1k and 2k steps, Sink_1 below 1 % up to 5k steps.', FIGURES_2C_AND_28
     ),
     'amount_50m': make_amount_row(
-        0.01, 'Figures only: overfits between 1k and 2k steps, Sink_1 below 1 %, loss near 4.5.', FIGURES_2C_AND_28
+        0.01, 'Figures only: overfitting between 1k and 2k steps, Sink_1 below 1 %, loss near 4.5.', FIGURES_2C_AND_28
     ),
     'random_1': make_random_row(1, 1, {'sink/1': 27.03}),
     'random_1_2': make_random_row(1, 2, {'sink/1': 1.98, 'sink/2': 14.08}),
     'random_2': make_random_row(2, 2, {'sink/1': 20.99}),
     **{
-        f'random_1_{last}': make_random_row(1, last, {}, 'In words only: the sink tends to disappear.')
+        f'random_1_{last}': make_random_row(1, last, {}, 'No number: the sink tends to disappear.')
         for last in (3, 5, 10)
     },
     'fixed_1': make_fixed_row(1, 74.11, 0.00, 0.00, 0.01),

@@ -17,7 +17,7 @@ from sinklab.configs.sizes import SIZES
 
 def get_config(row=None, size='paper'):
     if row is not None:
-        raise ValueError(f'configs/default.py has no rows, so no row {row!r}: give the file alone')
+        raise ValueError(f'configs/default.py has no rows, but row {row!r} is given; give only the file')
     if size not in SIZES:
         raise ValueError(f'there is no size {size!r} (sizes: {", ".join(SIZES)})')
     config = ConfigDict()

@@ -55,7 +55,7 @@ def make_context_row(length):
     if length != 2048:
         sizes |= {'data.length': length, 'optimizer.batch_size': 256 * 2048 // length}
     diff = {'model.ffn': 'swiglu'} | scale_with_size(sizes)
-    note = 'A figure only: almost no sink at 128, rising up to 2048, the loss being the same.'
+    note = 'A figure only: almost no sink at 128, an increase up to 2048, the same loss.'
     return dict(diff=diff, published={}, source='Barbero et al., 2504.02732 (120M, LLaMA-2 style)', note=note)
 
 
@@ -70,13 +70,13 @@ ROWS = {
         {'model.attention.normalizer': 'plus_one'},
         (29214, 19.90, 18.27, 18.01),
         None,
-        note='The 29214 has been questioned (issue 44 of mit-han-lab/streaming-llm): published, no target.',
+        note='The 29214 is disputed (issue 44 of mit-han-lab/streaming-llm), so it is not a target.',
     ),
     'streaming_sink_token': make_streaming_row(
         {'model.columns.kind': 'sink_token'},
         (1235, 18.01, 18.01, 18.02),
         (19.6, 45.6, 29.8, 39.9, 16.6, 62.6, 50.8),
-        note='X counts the sink token.',
+        note='X includes the sink token.',
     ),
     **{f'context_{length}': make_context_row(length) for length in (128, 256, 512, 1024, 2048)},
     'gradient_sinks': dict(
@@ -95,7 +95,7 @@ ROWS = {
         ),
         published={'massive_activation': 40.3},
         source='Chen et al., 2603.17771 (0.1B, C4)',
-        note='Their V-scale, which has no field here, lowers it to 5.6 and keeps the sink.',
+        note='V-scale of the authors, which is not implemented, lowers it to 5.6 and keeps the sink.',
     ),
 }
 

@@ -58,7 +58,7 @@ MODEL_1B = {path: value for path, value in SIZE_1B.items() if path.startswith('m
 
 
 def make_row(diff):
-    note = 'A figure only: the training loss falls from about 2.6 to 1.8-2.0. No sink was published.'
+    note = 'A figure only: the training loss decreases from about 2.6 to 1.8-2.0. No sink was published.'
     return dict(diff=diff, published={}, source='Gu et al. (ICLR), appendix E', note=note)
 
 

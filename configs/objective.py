@@ -6,7 +6,7 @@ Weight decay, the third regularizer of Table 1, is in optimization.py.
 
 The training loss of a prefix row excludes the prefix; its validation loss includes it, as in the released code.
 Decided: all T queries see a token of the prefix, so its alpha_k is the mean over T queries. Section 3 divides by
-T - k + 1, by which alpha_k could be above 1. `sink/prefix` measures the strongest prefix token of each sequence,
+T - k + 1, with which alpha_k could be above 1. `sink/prefix` measures the strongest prefix token of each sequence,
 layer and head. `argmax/k` is how often that token is x_k, with or without a sink.
 
 A window of w has w keys, including the key of the query itself. At T = 64 a window of 32 hides x_1 from half of the
@@ -17,17 +17,17 @@ from sinklab.configs.table import scale_with_size, table
 
 
 def make_prefix_row(tokens):
-    note = 'A figure only (p = 5): the sink sits on one of the prefix tokens, which one varies; see sink/prefix.'
+    note = 'A figure only (p = 5): the sink is on one of the prefix tokens, which varies; see sink/prefix.'
     return dict(diff={'model.mask.prefix': tokens}, published={}, source='Gu et al. (v1), Figure 3B', note=note)
 
 
 EDGE_NOTE = (
-    'alpha/edge is of longer texts than the window: sinklab measure RUN --length=N, up to the length of training.'
+    'alpha/edge needs texts longer than the window: sinklab measure RUN --length=N, up to the training length.'
 )
 
 
 def make_window_row(
-    keys, note=f'A figure only: small windows prevent the sink, those from about 256 have it. {EDGE_NOTE}'
+    keys, note=f'A figure only: small windows prevent the sink; windows of about 256 or more have it. {EDGE_NOTE}'
 ):
     diff = scale_with_size({'model.mask.window': keys})
     return dict(diff=diff, published={}, source='Gu et al. (v1), Figure 2D', note=note)
@@ -36,15 +36,13 @@ def make_window_row(
 ROWS = {
     'full': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='Gu et al. (v1), Table 1'),
     **{f'prefix_{tokens}': make_prefix_row(tokens) for tokens in (2, 3, 4, 5, 10)},
-    'window_32': make_window_row(
-        32, 'A figure only: no sink; confounded at T = 64, where half of the queries do not see x_1.'
-    ),
+    'window_32': make_window_row(32, 'A figure only: no sink. At T = 64 half of the queries do not see x_1.'),
     **{f'window_{keys}': make_window_row(keys) for keys in (64, 128, 256, 512, 1024)},
     'block_256': dict(
         diff=scale_with_size({'model.mask.block': 256}),
         published={},
-        source='none: windows that do not overlap, beside the shifted ones of Gu et al.',
-        note='Nothing was published; each block has a first token of its own.',
+        source='none: windows that do not overlap, unlike those of Gu et al.',
+        note='No result was published. Each block has a first token of its own.',
     ),
 }
 

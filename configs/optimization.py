@@ -50,17 +50,18 @@ ROWS = {
     'rate_1e-3_20k': make_unpublished_row(
         {'optimizer.peak_learning_rate': 1e-3},
         RELEASED_CONFIGS,
-        f'A released rate, and a curve of {FIGURE_2B}; no number.',
+        f'A released rate, and a curve of {FIGURE_2B}. No number was published.',
     ),
     'rate_1e-4_40k': make_unpublished_row(
         {'optimizer.peak_learning_rate': 1e-4, 'optimizer.steps': 40_000},
         RELEASED_CONFIGS,
-        f'A released rate, and a curve of {FIGURE_2B}; no number, Table 9 has it after 20k and 80k steps.',
+        f'A released rate, and a curve of {FIGURE_2B}. No number was published; Table 9 has 20k and 80k steps.',
     ),
     'rate_1e-5_80k': make_unpublished_row(
         {'optimizer.peak_learning_rate': 1e-5, 'optimizer.steps': 80_000},
         RELEASED_CONFIGS,
-        f'A released rate, and a curve of {FIGURE_2B}; no number. Its first 20k steps are those of a run of 20k.',
+        f'A released rate, and a curve of {FIGURE_2B}. No number was published. '
+        'The first 20k steps are those of a run of 20k steps.',
     ),
     'batch_128': make_batch_row(128, 16.45, 3.92),
     'batch_256': make_batch_row(256, 17.19, 3.78),
@@ -77,8 +78,8 @@ ROWS = {
         diff={'optimizer.schedule': 'cosine', 'optimizer.final_share': 0.1},
         published={},
         source='Gu et al. (v1), section 4',
-        note='The text says cosine, the released runs are flat; where it ends is not stated, final_share is of this '
-        'project. At the quickstart size the baseline is this row.',
+        note='The text says cosine, but the released runs are constant. The final rate is not stated; final_share is '
+        'chosen here. At the quickstart size the baseline is this row.',
     ),
     'sgd': dict(
         diff={
@@ -90,13 +91,13 @@ ROWS = {
         },
         published={'kurtosis': 5},
         source='Kaul et al., 2410.17174 (GPT2-130M, 256 tokens, 40k steps)',
-        note='With Adam 140; rate and decay are chosen here, the decay of a step being the default one.',
+        note='With Adam 140. Rate and decay are chosen here; their product is that of the default.',
     ),
     'muon': dict(
         diff={'optimizer.name': 'muon', 'optimizer.beta1': 0.95},
         published={'kurtosis': 0.04},
         source='OSP, 2506.19697 (1.4B, 1T tokens)',
-        note='With Adam 1818.56; theirs has a one-gain RMSNorm and a projected embedding besides Muon.',
+        note='With Adam 1818.56. OSP also has an RMSNorm with one gain and a projected embedding.',
     ),
 }
 

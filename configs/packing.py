@@ -14,7 +14,7 @@ Decided:
   tables), and 28,610 steps of the default's 2^20 tokens. Shapes, batch size and learning rate are not stated, so they
   are chosen here; all else is the default.
 - Threshold and length are not stated; they are the usual ones (0.3, T = 64). Positions continue across documents.
-- `fixed` has both kinds of BOS, because the slides write "fix a BOS in the first position" beside "bos: yes". The
+- `fixed` has both kinds of BOS, because the slides write "fix a BOS in the first position" next to "bos: yes". The
   other reading, a BOS at the first position only, is --config.data.bos=none.
 """
 
@@ -36,7 +36,7 @@ PROBE_BOS = {'probe.prepend': 'bos'}
 NOT_FIXED_HELD_OUT = {'data.fixed_held_out': False}
 
 SOURCE = 'Barbero et al., 2504.02732, as in the slides of Gu (threshold and T not stated)'
-KEPT_BOS_NOTE = 'Validation windows keep the BOS of their documents here, so that the loss is not of text alone.'
+KEPT_BOS_NOTE = 'Validation windows keep the BOS of their documents, so that the loss includes BOS.'
 
 
 def make_row(diff, sink, loss, **fields):
@@ -49,7 +49,7 @@ ROWS = {
         CAUSAL | {'probe.prepend': 'eos'},
         65.10,
         2.69,
-        note='EOS stands in for BOS; here it does so in the probe alone.',
+        note='EOS replaces BOS; here only in the probe.',
     ),
     'causal_fixed': make_row(CAUSAL | FIXED_BOS | PROBE_BOS, 90.84, 2.69),
     'causal_fixed_text': make_row(CAUSAL | FIXED_BOS | NOT_FIXED_HELD_OUT, 0.05, 7.56, note=KEPT_BOS_NOTE),
@@ -62,7 +62,7 @@ ROWS = {
         diff=DOCUMENT | {'data.positions': 'reset', 'model.position': 'learned'},
         published={},
         source='the other reading of Barbero et al., 2504.02732',
-        note='Whether positions begin anew with a document is not stated; with rotary ones it makes no difference.',
+        note='It is not stated whether positions restart at each document. With rotary positions this has no effect.',
     ),
 }
 

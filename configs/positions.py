@@ -35,18 +35,23 @@ ROWS = {
     'absolute': make_row('absolute', 32.73, 3.74),
     'learned': make_row('learned', 33.13, 3.79),
     'relative_paper_code': make_row(
-        'relative_paper_code', 35.53, 5.45, note='The bias alone has alpha_1 = 0.334 at T = 64: no sink of the model.'
+        'relative_paper_code',
+        35.53,
+        5.45,
+        note='The bias alone has alpha_1 = 0.334 at T = 64, so this is not a sink of the model.',
     ),
     'relative_paper_printed': make_unpublished_row(
-        'relative_paper_printed', 'Gu et al. (v1), equation 7', 'As printed; the published number is of the code.'
+        'relative_paper_printed',
+        'Gu et al. (v1), equation 7',
+        'As printed. The published number is that of the code.',
     ),
     'relative_paper_negative': make_unpublished_row(
         'relative_paper_negative',
         'the preliminaries of Gu et al.',
-        'The code with the other sign, -g(i - j); alone it has alpha_1 = 0.022 at T = 64.',
+        'The code with the opposite sign, -g(i - j). The bias alone has alpha_1 = 0.022 at T = 64.',
     ),
     'relative_t5': make_unpublished_row(
-        'relative_t5', 'Raffel et al., 1910.10683', 'What Gu et al. cite; nothing published.'
+        'relative_t5', 'Raffel et al., 1910.10683', 'Cited by Gu et al.; no result was published.'
     ),
     'alibi': make_row('alibi', 20.78, 3.71),
 }

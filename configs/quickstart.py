@@ -25,7 +25,7 @@ ROWS = {
     **{name: optimization.ROWS[name] for name in ('decay_0.01', 'rate_2e-4_20k')},
 }
 
-# Expected Sink_1 at the end of training. `sinklab sweep` prints it beside the measured values.
+# Expected Sink_1 at the end of training. `sinklab sweep` prints it next to the measured values.
 EXPECTED = {
     'rows': {'softmax': '17 to 56 %', 'sigmoid_apple': '0 %'},
     'source': 'eight seeds, docs/results/quickstart.md',

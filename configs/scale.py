@@ -40,7 +40,7 @@ def make_row(diff, sink, loss, source):
 
 
 def make_unpublished_row(diff):
-    return dict(diff=diff, published={}, source='ours', note='Between two sizes of the paper.')
+    return dict(diff=diff, published={}, source='this project', note='A size between two sizes of the paper.')
 
 
 ROWS = {

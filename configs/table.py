@@ -38,15 +38,15 @@ class FactorOfSize:
             sized_config: the config of the size.
 
         Raises:
-            ValueError: the multiplied field does not exist, or is no number at this size.
+            ValueError: the multiplied field does not exist, or is not a number at this size.
         """
         field = self.of or path
         check_field(sized_config, field)
         number = get_field(sized_config, field)
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError(
-                f'scale({path!r}, {self.factor}): {field} is {number!r} at this size, which is no number; '
-                'write a value, or name the field that it is a part of: scale(..., of=FIELD)'
+                f'scale({path!r}, {self.factor}): {field} is {number!r} at this size, which is not a number; '
+                'give a value, or the field to multiply: scale(..., of=FIELD)'
             )
         exact = number * self.factor
         if isinstance(number, float):
@@ -79,7 +79,7 @@ def scale(path: str, factor: float, of: str | None = None) -> dict[str, FactorOf
         of: the field that is multiplied; None for the field that is set.
 
     Raises:
-        ValueError: the factor is no number.
+        ValueError: the factor is not a number.
     """
     if isinstance(factor, bool) or not isinstance(factor, int | float):
         raise ValueError(f'scale({path!r}, {factor!r}): the factor must be a number, as in scale({path!r}, 3)')
@@ -177,7 +177,7 @@ def scale_number(value, paper_reference, size_reference):
 
 def check_name(name, allowed, kind):
     if name not in allowed:
-        problem = f'no {kind} was named' if name is None else f'there is no {kind} {name!r}'
+        problem = f'no {kind} is given' if name is None else f'there is no {kind} {name!r}'
         raise ValueError(f'{problem}{format_suggestion(str(name), allowed)} ({kind}s: {", ".join(allowed)})')
 
 
@@ -186,11 +186,11 @@ def set_field(config, path, value):
     try:
         config.update_from_flattened_dict({path: value})
     except TypeError as error:
-        raise ValueError(f'{path} is {value!r}, where a value is like {get_field(config, path)!r}') from error
+        raise ValueError(f'{path} is {value!r}; give a value like {get_field(config, path)!r}') from error
 
 
 def check_field(config, path):
-    """Raise ValueError if a path does not name a field of a config; the name of a section is no field."""
+    """Raise ValueError if a path does not name a field of a config; the name of a section is not a field."""
     value = config
     for name in path.split('.'):
         if not hasattr(value, 'items') or name not in value:
@@ -199,7 +199,9 @@ def check_field(config, path):
     else:
         if not hasattr(value, 'items'):
             return
-    raise ValueError(f'{path} is no field of configs/default.py{format_suggestion(path, list(list_fields(config)))}')
+    raise ValueError(
+        f'{path} is not a field of configs/default.py{format_suggestion(path, list(list_fields(config)))}'
+    )
 
 
 def get_field(config, path):

@@ -26,7 +26,7 @@ from sinklab.report import claims
         (['sigmoid', '--workdir=x', '--size=huge'], "there is no size 'huge'"),
         (['sigmoid', '--workdir=x', '--wandb'], '--wandb is unknown'),
         (['sigmoid', '--workdir=x', '--config.seed=3'], 'a sweep sets both seeds of a run; give --seeds'),
-        (['sigmoid', '--workdir=x', '--config=configs/default.py'], 'has no CLAIMS; see configs/claims.py for one'),
+        (['sigmoid', '--workdir=x', '--config=configs/default.py'], 'defines no CLAIMS; see configs/claims.py'),
         (['--results=docs/results/claims.json', '--seeds=3'], '--seeds=3 is for training, and --results='),
         (['--results=docs/results/claims.json', '--size=smoke'], '--size=smoke is for training, and --results='),
         (['sigmoid', '--workdir=x', '--png=there/is/none.png'], '--png=there/is/none.png: there is no folder '),

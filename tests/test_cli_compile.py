@@ -75,7 +75,7 @@ def test_compile_scatters_gradients_per_micro_batch_and_reduces_over_data_once(c
             ['--topology=v5e:2x2', '--remat=some'],
             '--remat=some is unknown; give none, full, auto, or some of',
         ),
-        (['--topology=v5e:2x2', '--attention=gpu'], 'it is for gpu'),
+        (['--topology=v5e:2x2', '--attention=gpu'], 'it needs gpu'),
         (['--topology=v5e:2x2', '--fit', '--programs=step'], '--fit compiles only the step; remove --programs'),
     ],
     ids=' '.join,

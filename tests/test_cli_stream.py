@@ -120,7 +120,7 @@ def test_stream_and_sample_reject_invalid_option_with_one_line(whole, text, caps
         (['--top_k=301'], '--top_k is 301; it must be a whole number from 1 to 300'),
         (['--top_k=0'], '--top_k is 0; it must be'),
         (['--seed=-1'], '--seed is -1; it must be'),
-        (['--prompt='], 'nothing to go on from'),
+        (['--prompt='], 'has no tokens'),
         (['--prompt=\ud800'], '--prompt is not UTF-8 (character 0)'),
     ],
 )

@@ -97,12 +97,12 @@ def test_mesh_data_axis_does_not_split_slices():
     ('found', 'given', 'words'),
     [
         (gpus(1), Hardware(data=2, fsdp=2), '--data=2 --fsdp=2 --tensor=1 leaves some of 8 devices idle'),
-        (gpus(1), Hardware(fsdp=3), 'give sizes whose product is 8, such as --data=1 --fsdp=8 --tensor=1, or leave'),
+        (gpus(1), Hardware(fsdp=3), 'give sizes whose product is 8, such as --data=1 --fsdp=8 --tensor=1, or remove'),
         (gpus(2), Hardware(fsdp=3, tensor=2), 'product is 16, such as --data=2 --fsdp=4 --tensor=2, or'),
         (gpus(1), Hardware(tensor=3), 'product is 8, such as --data=1 --fsdp=8 --tensor=1'),
-        (gpus(1), Hardware(data=8, fsdp=4, tensor=2), 'wants 64 devices and 8 are here'),
-        (gpus(3), Hardware(data=2, fsdp=4, tensor=3), 'cannot be laid on 3 slices'),
-        ([*gpus(1), *gpus(2)[8:13]], Hardware(fsdp=13), 'cannot be laid on 2 slices of 5 or 8'),
+        (gpus(1), Hardware(data=8, fsdp=4, tensor=2), 'needs 64 devices, and 8 are available'),
+        (gpus(3), Hardware(data=2, fsdp=4, tensor=3), 'cannot be arranged on 3 slices'),
+        ([*gpus(1), *gpus(2)[8:13]], Hardware(fsdp=13), 'cannot be arranged on 2 slices of 5 or 8'),
     ],
 )
 def test_mesh_rejects_idle_devices_and_incompatible_slices(found, given, words):

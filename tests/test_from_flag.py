@@ -98,16 +98,16 @@ def made(path, *steps, lineage=None):
 @pytest.mark.parametrize(
     ('given', 'words'),
     [
-        ('nothing@4', 'holds no run; give a run folder'),
+        ('nothing@4', 'contains no run; give a run folder'),
         ('empty', 'has no checkpoints; give'),
         ('run@5', 'has no checkpoint 5; it has: 2, 4'),
-        ('child', 'is the --workdir, too'),
-        ('child/../child@4', 'is the --workdir, too'),
+        ('child', 'is also the --workdir'),
+        ('child/../child@4', 'is also the --workdir'),
         ('params:', r'--from=params: names no run; give --from=params:RUN@STEP'),
-        ('params:nothing@4', r'nothing holds no run; give a run folder, and a step: --from=params:RUN@STEP'),
+        ('params:nothing@4', r'nothing contains no run; give a run folder, and a step: --from=params:RUN@STEP'),
         ('params:run@5', 'has no checkpoint 5; it has: 2, 4'),
-        ('params:child', r'--from=params:child is the --workdir, too'),
-        ('parms:run@4', 'parms:run holds no run'),
+        ('params:child', r'--from=params:child is also the --workdir'),
+        ('parms:run@4', 'parms:run contains no run'),
     ],
 )
 def test_resolve_parent_refuses_invalid_checkpoint(tmp_path, monkeypatch, given, words):
@@ -158,7 +158,7 @@ def test_resolve_parent_requires_params_prefix_for_parameter_fork(tmp_path):
     child, moved = RunDir(made(tmp_path / 'child', lineage=lineage)), tmp_path / 'moved'
     run.path.rename(moved)
     assert train.resolve_parent(f'params:{moved}', child, SingleProcessGroup()).step == 4
-    words = rf'fork of params:.*/run@4, and --from={moved} takes along something else of it; give --from=params:.*@4'
+    words = rf'fork of params:.*/run@4, and --from={moved} takes another part of it; give --from=params:.*@4'
     with pytest.raises(UserError, match=words):
         train.resolve_parent(f'{moved}', child, SingleProcessGroup())
 

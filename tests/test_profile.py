@@ -87,7 +87,7 @@ def test_profile_stops_when_run_fails(traced, tmp_path):
 
 @pytest.mark.slow
 def test_profile_reports_steps_outside_resumed_attempt(traced, corpus, tmp_path):
-    words = ['nothing is traced: this attempt runs none of the steps 2 to 4 of --profile']
+    words = ['no step was traced: this attempt runs none of the steps 2 to 4 of --profile']
     with pytest.raises(Died):
         train(spec(corpus), tmp_path, Dying(5))
     assert traced('2:3') == words, 'the run resumes from step 4'

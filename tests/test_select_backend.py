@@ -38,8 +38,8 @@ TABLE = ScoreBias(RelativePositionBias(lambda table, distance: distance, np.zero
 @pytest.mark.parametrize(
     ('wanted', 'platform', 'case', 'message'),
     [
-        ('tpu', 'cpu', {}, 'it is for tpu, and the devices here are cpu'),
-        ('cudnn', 'gpu', of('sigmoid', 'none'), 'it knows softmax alone'),
+        ('tpu', 'cpu', {}, 'it needs tpu, and these devices are cpu'),
+        ('cudnn', 'gpu', of('sigmoid', 'none'), 'it supports only softmax'),
         (
             'cudnn',
             'gpu',
@@ -50,7 +50,7 @@ TABLE = ScoreBias(RelativePositionBias(lambda table, distance: distance, np.zero
         ('tpu', 'tpu', of('exp', 'sum', bias=TABLE), 'a learned table'),
         ('tpu', 'tpu', of('sigmoid', 'p_norm', power=5.0), 'may underflow'),
         ('tpu', 'tpu', dict(width=512, value_width=512), 'heads wider than 256'),
-        ('tpu', 'tpu', of('exp', 'sum', length=2**20), 'does not stay on the chip'),
+        ('tpu', 'tpu', of('exp', 'sum', length=2**20), 'does not fit in VMEM'),
     ],
 )
 def test_select_backend_rejects_unsupported_case_and_lists_alternatives(wanted, platform, case, message):

@@ -204,7 +204,7 @@ BROKEN = {
     ('row', 'arguments', 'words'),
     [
         ('misspelt', [], 'row misspelt is refused: '),
-        ('misspelt', [], 'optimizer.stps is no field of configs/default.py; did you mean optimizer.steps?'),
+        ('misspelt', [], 'optimizer.stps is not a field of configs/default.py; did you mean optimizer.steps?'),
         ('powerless', [], 'row powerless is refused: config.model.attention.power is 2.0'),
         ('powerless,misspelt', [], 'row powerless is refused (and so are misspelt): config.model.attention.power'),
         (
@@ -289,7 +289,7 @@ def test_sweep_saves_run_on_interrupt_and_resumes(table, swept, tmp_path, interr
         (['--fsdp=0'], '--fsdp=0 must be a whole number'),
         (['--config=configs/default.py'], 'has no rows; sinklab rows lists the files that have'),
         (['--config=configs/quickstart.py:softmax'], 'give --config=configs/quickstart.py --rows=softmax'),
-        (['--config=configs/quickstat.py'], 'is no config file; there are'),
+        (['--config=configs/quickstat.py'], 'is not a config file; use one of'),
     ],
 )
 def test_sweep_rejects_invalid_arguments_before_training(capsys, table, tmp_path, arguments, words):

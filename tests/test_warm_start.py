@@ -128,7 +128,7 @@ def test_describe_lineage_reports_changed_data_seed(spec, origin, tmp_path):
         (dict(model__layers=3), r'has the shape \(2, .*model\.layers 2 -> 3'),
         (dict(model__vocabulary=310), r'\(300, 16\) in .* and \(310, 16\) here'),
         (dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None), 'optimizer.name is adamw in'),
-        (dict(optimizer__steps=4), 'leaves nothing to train of config.optimizer.steps=4'),
+        (dict(optimizer__steps=4), 'leaves no step to train with config.optimizer.steps=4'),
     ],
 )
 def test_fork_refuses_incompatible_changes_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, words):
@@ -141,7 +141,7 @@ def test_fork_refuses_incompatible_changes_before_reading_data(spec, origin, tmp
 def test_describe_lineage_refuses_changed_data_and_tokenizer(spec, origin, tmp_path):
     found = load_run_data(spec).fingerprint
     for data, words in (
-        (dict(found, store='x'), 'on other data .*bring the old'),
+        (dict(found, store='x'), 'on other data .*restore that data'),
         (dict(found, tokenizer='x'), 'ids'),
     ):
         with pytest.raises(UserError, match=words):
@@ -211,6 +211,6 @@ def test_fork_refuses_parent_damaged_since_start(parent, spec, origin, tmp_path)
     shutil.copytree(parent.path, tmp_path / 'parent')
     damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     flip(damaged.run_dir, 4, np.random.default_rng(0))
-    with pytest.raises(UserError, match=r'checkpoints/4 .*sound'):
+    with pytest.raises(UserError, match=r'checkpoints/4 .*corrupt'):
         train(spec, path, damaged)
     assert RunDir(path).list_checkpoint_steps() == []

@@ -291,7 +291,7 @@ def test_process_0_decides_that_fork_has_no_checkpoint(tmp_path):
             None, tiny(), None, 0, Checkpointer(folders[group.index], tiny().checkpoint, {}, group)
         )
 
-    words = 'here has no checkpoint and begins with the parameters of step 4 of ../parent; give --from again'
+    words = 'here has no checkpoint and starts with the parameters of step 4 of ../parent; give --from again'
     assert [str(refusal).endswith(words) for refusal in alike(2, begin)] == [True, True]
 
 

@@ -73,5 +73,5 @@ def test_prepare_first_checkpoint_refuses_missing_origin_on_all_processes(tmp_pa
         )
 
     said = alike(2, begin)
-    words = 'here has no checkpoint and begins at step 4 of ../parent; give --from again'
+    words = 'here has no checkpoint and starts at step 4 of ../parent; give --from again'
     assert [str(refusal).endswith(words) for refusal in said] == [True, True]

@@ -70,9 +70,9 @@ class PallasBackend:
     def explain_unsupported(self, problem):
         operation, relative = problem.spec.operation, problem.spec.bias.relative
         if operation.similarity.is_shifted and operation.similarity is not SIMILARITIES['exp']:
-            return f'{operation.name}: of what a maximum shifts, kernels know exp alone'
+            return f'{operation.name}: kernels support no other shifted similarity than exp'
         if not operation.similarity.is_shifted and (operation.power or 0) > MAX_KERNEL_POWER:
-            return f'powers of masses above {MAX_KERNEL_POWER}, of which whole rows may underflow'
+            return f'a power above {MAX_KERNEL_POWER}, with which whole rows may underflow'
         if relative is not None and not relative.is_elementwise:
             return 'a learned table of relative positions'
         shape = 1, problem.heads, problem.num_queries
@@ -226,7 +226,7 @@ class BackendChoice:
         if not self.failed_backends:
             return None
         reasons = '; '.join(f'{name}: {self.rejection_reasons[name]}' for name in self.failed_backends)
-        return f'attention was computed by the fall-back {self.backend} ({reasons}); see sinklab doctor --kernels'
+        return f'attention was computed by the fallback {self.backend} ({reasons}); see sinklab doctor --kernels'
 
 
 def select_backend(requested: str, platform: str, problem: AttentionProblem, verify: bool = True) -> BackendChoice:
@@ -255,9 +255,7 @@ def select_backend(requested: str, platform: str, problem: AttentionProblem, ver
         for name in BACKENDS
         if name not in rejection_reasons and explain_unsupported(name, platform, problem) is None
     )
-    raise UserError(
-        f'--attention={requested} is not to be had: {rejection_reasons[requested]}; here are auto, {others}'
-    )
+    raise UserError(f'--attention={requested} is not available: {rejection_reasons[requested]}; use auto, {others}')
 
 
 def explain_unusable(name: str, platform: str, problem: AttentionProblem) -> str | None:
@@ -280,5 +278,5 @@ def explain_unsupported(name: str, platform: str, problem: AttentionProblem) -> 
     """Return why a backend does not support a platform or a problem, or None."""
     backend = BACKENDS[name]
     if backend.platform not in (None, platform):
-        return f'it is for {backend.platform}, and the devices here are {platform}'
+        return f'it needs {backend.platform}, and these devices are {platform}'
     return backend.explain_unsupported(problem)

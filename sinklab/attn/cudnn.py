@@ -20,11 +20,11 @@ platform = 'gpu'
 def explain_unsupported(problem: AttentionProblem) -> str | None:
     operation = problem.spec.operation
     if (operation.similarity, operation.normalizer) != (SIMILARITIES['exp'], NORMALIZERS['sum']):
-        return f'{operation.name}: it knows softmax alone'
+        return f'{operation.name}: it supports only softmax'
     if problem.spec.num_learned_kv or problem.spec.bias.relative is not None:
-        return 'columns and biases: it is given queries, keys and values alone'
+        return 'learned keys and biases: it supports only queries, keys and values'
     if operation.scale is not None and operation.scale <= 0:
-        return f'a scale of {operation.scale}, where it needs one above 0'
+        return f'a scale of {operation.scale}: it needs a scale above 0'
     if find_causal_window(problem.spec.mask) is None:
         return 'a mask that is neither causal nor a causal window'
     if problem.dtype != 'bfloat16' or problem.width % 8 or max(problem.width, problem.value_width) > 128:

@@ -197,9 +197,9 @@ def convert_arrays(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> tuple[
     shapes = ', '.join(f'{name} {array.shape}' for name, array in arrays.items())
     for name, array in arrays.items():
         if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise UserError(f'{name} is of {array.dtype}; give floating-point numbers')
+            raise UserError(f'{name} has the dtype {array.dtype}; give floating-point numbers')
         if array.ndim not in (3, 4) or 0 in array.shape:
-            raise UserError(f'{name} has the shape {array.shape}; give BTNH or TNH, no axis of which is 0')
+            raise UserError(f'{name} has the shape {array.shape}; give BTNH or TNH, without an axis of size 0')
     (*batch, _, num_heads, width), (*key_batch, num_keys, num_kv_heads, key_width) = (
         arrays['query'].shape,
         arrays['key'].shape,
@@ -207,7 +207,7 @@ def convert_arrays(query: ArrayLike, key: ArrayLike, value: ArrayLike) -> tuple[
     if batch != key_batch or (*batch, num_keys, num_kv_heads) != arrays['value'].shape[:-1] or width != key_width:
         raise UserError(f'shapes do not fit: {shapes}; give query BTNH, key BSKH and value BSKV')
     if num_heads % num_kv_heads:
-        raise UserError(f'{num_heads} query heads are no multiple of {num_kv_heads} key heads: {shapes}')
+        raise UserError(f'{num_heads} query heads are not a multiple of {num_kv_heads} key heads: {shapes}')
     return arrays['query'], arrays['key'], arrays['value']
 
 
@@ -216,7 +216,7 @@ def convert_matrix(name: str, array_like: ArrayLike, shape: tuple[int, ...]) -> 
     array = jnp.asarray(array_like)
     dtype_class, dtype_name = (jnp.bool_, 'booleans') if name == 'mask' else (jnp.floating, 'floating-point numbers')
     if not jnp.issubdtype(array.dtype, dtype_class):
-        raise UserError(f'{name} is of {array.dtype}; give {dtype_name}')
+        raise UserError(f'{name} has the dtype {array.dtype}; give {dtype_name}')
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     if array.ndim != 4 or any(size not in (1, full_size) for size, full_size in zip(array.shape, shape, strict=True)):
         raise UserError(f'{name} has the shape {jnp.shape(array_like)}, which cannot be broadcast to {shape} (BNTS)')
@@ -240,13 +240,12 @@ def make_operation(
         and normalizer not in NORMALIZERS_BY_SIMILARITY[similarity]
     ):
         raise UserError(
-            f'{similarity} has no normalizer {normalizer!r}; '
-            f'it has {", ".join(NORMALIZERS_BY_SIMILARITY[similarity])}'
+            f'{similarity} has no normalizer {normalizer!r}; use {", ".join(NORMALIZERS_BY_SIMILARITY[similarity])}'
         )
     if similarity_entry.is_shifted and not normalizer_entry.uses_total:
         raise UserError('a shifted similarity needs a normalizer that reads the sum, or the shift would not cancel')
     if (normalizer_entry is NORMALIZERS['p_norm']) != (power is not None):
-        raise UserError(f'power={power} with {normalizer!r}; p_norm needs a power, and nothing else has one')
+        raise UserError(f'power={power} with {normalizer!r}; p_norm needs a power, and other normalizers need None')
     names = [entry if isinstance(entry, str) else 'your own' for entry in (similarity, normalizer)]
     return Operation(
         ' with '.join(names),
@@ -264,7 +263,7 @@ def convert_scale(scale: ArrayLike) -> float | jax.Array:
     if not isinstance(scale, jax.core.Tracer):
         return convert_number('scale', scale)
     if scale.ndim or not is_real_dtype(scale.dtype):
-        raise UserError(f'scale is an array of {scale.dtype} of the shape {scale.shape}; give one number')
+        raise UserError(f'scale is an array of dtype {scale.dtype} and shape {scale.shape}; give one number')
     return scale.astype(jnp.float32)
 
 
@@ -333,7 +332,8 @@ def resolve_implementation(
         return 'dense' if needs else 'chunked'
     if needs and implementation != 'dense':
         raise UserError(
-            f'implementation={implementation!r} builds no matrix, as {" and ".join(needs)} need; give auto or dense'
+            f'implementation={implementation!r} computes no attention matrix, which '
+            f'{" and ".join(needs)} need; give auto or dense'
         )
     if BACKENDS[implementation].platform is not None and isinstance(spec.operation.scale, jax.Array):
         raise UserError(

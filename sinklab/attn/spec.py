@@ -54,7 +54,7 @@ class ScoreBias:
         """Return the relative position bias_BHTS of a slice of keys, or 0 without `relative`."""
         if self.relative is None:
             return 0.0
-        assert self.query_position_BT is not None, 'a curve needs the positions of queries'
+        assert self.query_position_BT is not None, 'a relative bias needs the positions of queries'
         assert self.key_position_BS is not None, 'a relative bias needs the positions of keys'
         return self.relative(self.query_position_BT, self.key_position_BS[:, keys])
 

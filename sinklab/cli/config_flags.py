@@ -143,7 +143,7 @@ def format_unchanged_row(module: Any, row: str, baseline: dict[str, Any]) -> str
     if not diff:
         return 'the baseline'
     equal_values = ', '.join(f'{path} is {format_value(baseline.get(path))}' for path in diff)
-    return f'equal to the baseline, where {equal_values}, too'
+    return f'equal to the baseline, where {equal_values}'
 
 
 def format_value(value: Any) -> str:
@@ -219,8 +219,8 @@ def describe_optimizer_source(row: dict, spec: Spec) -> str:
         f'{optimizer.weight_decay:g}'
     )
     if 'optimizer_defaults' in row:
-        return f'fine-tuning defaults of {row["optimizer_defaults"]} but for what is overridden: {settings}'
-    return f'optimizer of the run that it comes from but for what is overridden: {settings}'
+        return f'fine-tuning defaults of {row["optimizer_defaults"]}, except for overrides: {settings}'
+    return f'optimizer of the parent run, except for overrides: {settings}'
 
 
 def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:
@@ -261,7 +261,7 @@ def build_config(module: Any, config_path: str, row: str | None, size: str | Non
     if size is not None and size_parameter is None:
         raise UserError(
             f'--size={size}: get_config of --config={config_path} '
-            'takes no size; leave --size out, or make it with table() '
+            'takes no size; remove --size, or make get_config with table() '
             'of configs/table.py'
         )
     flags = {} if size is None else dict(size=size)
@@ -298,12 +298,10 @@ def get_row_info(module: Any, file: str, row: str, config: Any = None) -> dict:
         if not isinstance(value, int | float):
             raise UserError(
                 f'{file}: row {row} has {value!r} as published {name}; give a number, such as 18.2, or True for '
-                "'fails'; words belong into note"
+                "'fails'; put words into note"
             )
         if not math.isfinite(value):
-            raise UserError(
-                f'{file}: row {row} has {value} as published {name}; give a finite number, or leave it out'
-            )
+            raise UserError(f'{file}: row {row} has {value} as published {name}; give a finite number, or remove it')
     row_info = dict(config=file, row=row, diff={}, published={}, source='') | row_info
     return row_info | dict(
         diff={path: get_diff_value(path, value, config) for path, value in row_info['diff'].items()}
@@ -340,9 +338,9 @@ def load_rows(file: str, size: str | None = None, module: Any = None) -> dict[st
     module = module or load_config_module(file)
     row_table = getattr(module, 'ROWS', {})
     if '' in row_table:
-        raise UserError(f'{file} has a row without a name, which --config={file}:ROW cannot say; name it')
+        raise UserError(f'{file} has a row without a name, which --config={file}:ROW cannot select; name it')
     if len(set(map(str, row_table))) < len(row_table):
-        raise UserError(f'{file} has two rows whose names are written alike, as 1 and "1" are; rename one of them')
+        raise UserError(f'{file} has two rows with the same name as text, such as 1 and "1"; rename one of them')
     return {
         str(key): get_row_info(module, file, str(key), try_build_config(module, f'{file}:{key}', size))
         for key in row_table
@@ -377,7 +375,7 @@ def load_config_module(file: str, required_name: str = 'get_config') -> Any:
     installed_path = Path(configs.__file__).parents[1] / file
     path = next((path for path in (Path(file), installed_path) if path.is_file()), None)
     if path is None or path.suffix != '.py':
-        raise UserError(f'--config={file} is no config file; there are {", ".join(list_config_files())}')
+        raise UserError(f'--config={file} is not a config file; use one of {", ".join(list_config_files())}')
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(module_spec)
     try:
@@ -387,7 +385,7 @@ def load_config_module(file: str, required_name: str = 'get_config') -> Any:
     except Exception as error:
         raise UserError(f'--config={file} does not run: {format_config_error(error, path)}') from error
     if not hasattr(module, required_name):
-        raise UserError(f'--config={file} has no {CONFIG_FILE_FORMS[required_name]} for one')
+        raise UserError(f'--config={file} defines no {CONFIG_FILE_FORMS[required_name]} for an example')
     if required_name == 'get_config':
         check_tables(module, file)
     return module
@@ -412,7 +410,7 @@ def check_tables(module: Any, file: str) -> None:
     ):
         raise UserError(
             f"{file}: EXPECTED is {expected_sinks!r}; it must be {{'rows': {{ROW: TEXT}}, 'source': TEXT}}, such as "
-            "{'rows': {'softmax': '17 %'}, 'source': 'a paper, Table 1'}; correct it, or leave it out"
+            "{'rows': {'softmax': '17 %'}, 'source': 'a paper, Table 1'}; correct it, or remove it"
         )
 
 
@@ -443,7 +441,7 @@ def parse_override(argument: str) -> tuple[str, str]:
     name, separator, value = argument.partition('=')
     if not name.startswith('--config.') or not separator:
         raise UserError(
-            f'{argument} is unknown; overrides read --config.optimizer.steps=100, for the rest see --help'
+            f'{argument} is unknown; write overrides as --config.optimizer.steps=100; for other options see --help'
         )
     return name.removeprefix('--config.'), value
 
@@ -456,14 +454,15 @@ def assign_value(config: Any, path: str, text: str) -> None:
         config, prefix = get_child(config, name, prefix, path, root_config), f'{prefix}.{name}'
     if hasattr(get_child(config, field_name, prefix, path, root_config), 'keys'):
         raise UserError(
-            f'{prefix}.{field_name} holds fields ({", ".join(config[field_name].keys())}); give one of them'
+            f'{prefix}.{field_name} contains fields ({", ".join(config[field_name].keys())}); set one of them'
         )
     value_type = config.get_type(field_name)
     try:
         config[field_name] = parse_value(text, value_type)
     except (TypeError, ValueError, SyntaxError) as error:
         raise UserError(
-            f'{prefix}.{field_name}={text} is no {value_type.__name__}; its value here is {config[field_name]!r}'
+            f'{prefix}.{field_name}={text} is not of type {value_type.__name__}; '
+            f'its value here is {config[field_name]!r}'
         ) from error
 
 
@@ -481,7 +480,7 @@ def get_child(config: Any, name: str, prefix: str, path: str, root_config: Any) 
         UserError: There is no such entry.
     """
     if not hasattr(config, 'keys'):
-        raise UserError(f'{prefix} holds a value, so there is no {prefix}.{name}')
+        raise UserError(f'{prefix} is a value, so {prefix}.{name} does not exist')
     if name not in config:
         from sinklab.configs.table import find_closest_name
 

@@ -1,7 +1,7 @@
-"""Train a language model, and measure its attention sinks on the way.
+"""Train a language model, and measure its attention sinks during training.
 
-DIR gets config.json, metrics.jsonl, probes and checkpoints. The same command, given again, goes on from the newest
-checkpoint; a run that is done is left as it is. Ctrl-C and SIGTERM save a checkpoint first. --config.PATH=VALUE sets
+DIR gets config.json, metrics.jsonl, probes and checkpoints. The same command, given again, continues from the newest
+checkpoint; a finished run is not changed. Ctrl-C and SIGTERM save a checkpoint first. --config.PATH=VALUE sets
 a field of the config, such as --config.optimizer.steps=500; configs/default.py lists all fields.
 
 example:
@@ -109,8 +109,8 @@ def import_parent_model(from_flag: str, child: RunDir, group: ProcessGroup) -> s
     """
     if group.count > 1:
         raise UserError(
-            f'--from={from_flag} is for one process; write it where all of them see it, by sinklab checkpoint import '
-            f'{quote_shell(from_flag)} --out=DIR, and give --from=params:DIR'
+            f'--from={from_flag} works with one process only; run sinklab checkpoint import {quote_shell(from_flag)} '
+            '--out=DIR with a folder that all processes see, and give --from=params:DIR'
         )
     return hf.get_cached_import(from_flag, child)
 
@@ -147,12 +147,12 @@ def choose_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     """
     parent_dir = flag.run_dir
     if resolve_path(parent_dir.path) == resolve_path(child_dir.path):
-        raise UserError(f'--from={flag.flag_text} is the --workdir, too; give a new folder')
+        raise UserError(f'--from={flag.flag_text} is also the --workdir; give a new folder')
     if child_dir.has_run():
         return get_recorded_step(flag, child_dir)
     if not parent_dir.has_run():
         raise UserError(
-            f'--from={flag.flag_text}: {parent_dir} holds no run; give a run folder, and a step: '
+            f'--from={flag.flag_text}: {parent_dir} contains no run; give a run folder, and a step: '
             f'--from={format_run_ref(flag.takes, "RUN", "STEP")}'
         )
     steps, newest_step = (
@@ -171,7 +171,7 @@ def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     lineage, parent_dir = child_dir.read_lineage(), flag.run_dir
     if not lineage:
         raise UserError(
-            f'{child_dir} holds a run that is no fork; give a new folder, or leave --from out to go on in it'
+            f'{child_dir} contains a run that is not a fork; give a new folder, or remove --from to continue that run'
         )
     recorded_path, recorded_step, takes = (
         join_path(child_dir.path, lineage['run']),
@@ -179,17 +179,17 @@ def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
         lineage.get('takes', ''),
     )
     message = (
-        f'{child_dir} holds a fork of '
+        f'{child_dir} contains a fork of '
         f'{format_run_ref(takes, recorded_path, recorded_step)}, and --from={flag.flag_text}'
     )
     is_moved = recorded_path != resolve_path(parent_dir.path)
     if flag.step not in (None, recorded_step) or (
         is_moved and digests.compute_checkpoint_digest(parent_dir, recorded_step) != lineage.get('seal')
     ):
-        raise UserError(f'{message} is another checkpoint; give that one, wherever it lies now, or a new folder')
+        raise UserError(f'{message} is another checkpoint; give the current path of the first one, or a new folder')
     if flag.takes != takes:
         raise UserError(
-            f'{message} takes along something else of it; give '
+            f'{message} takes another part of it; give '
             f'{quote_shell(f"--from={format_run_ref(takes, parent_dir, recorded_step)}")}'
         )
     return recorded_step
@@ -214,7 +214,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest='origin',
         metavar='[params:]RUN[@STEP]',
         help='start from a checkpoint of another run, the newest if no step is given, such as runs/softmax@500; with '
-        'params: take its parameters alone and count steps anew; hf:PATH: start from a model of transformers. '
+        'params: take only its parameters and start at step 0; hf:PATH: start from a model of transformers. '
         'Without --config the config of that run is used',
     )
     add_size_argument(parser)
@@ -222,7 +222,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--workdir',
         required=True,
         metavar='DIR',
-        help='run folder: a new one, or one to go on with, such as runs/softmax',
+        help='run folder: a new one, or that of a run to continue, such as runs/softmax',
     )
     hardware_flags.add_arguments(parser)
     hardware_flags.add_cache_argument(parser)
@@ -248,7 +248,7 @@ def add_size_argument(parser: argparse.ArgumentParser) -> None:
         '--size',
         metavar='SIZE',
         help='paper, quickstart (minutes on two cores) or smoke (seconds; learns nothing): model and step counts of '
-        'configs/sizes.py; without it the size that FILE has',
+        'configs/sizes.py (default: that of FILE)',
     )
 
 
@@ -348,7 +348,7 @@ def load_requested_spec(
         )
     if args.size:
         raise UserError(
-            f'--size={args.size} is for a row of --config; leave it out, the size of a run is carried over'
+            f'--size={args.size} is for a row of --config; remove it, because a fork keeps the size of its run'
         )
     source_dir = parent.run_dir if parent.run_dir.has_run() else run_dir
     spec, row = config_flags.load_run_config(source_dir, make_absolute(run_dir.path).name, extra_args)
@@ -493,7 +493,7 @@ def print_results(
         *(expected or summary_table.collect_published_rates({name: row})),
     )
     console.print(escape_control(f'{summary}; run: {run_dir}'), soft_wrap=not console.is_terminal)
-    print(f'For a page with pictures: {join_shell(["sinklab", "report", run_dir])}')
+    print(f'For a report with plots: {join_shell(["sinklab", "report", run_dir])}')
 
 
 def format_last_checkpoint(run_dir: RunDir) -> str:

@@ -74,10 +74,10 @@ WarmStartTakes = Literal['', 'params']
 # Activations that a layer can save for its backward pass, ordered by the bytes that they take relative to the
 # computation that is not repeated.
 SAVEABLE_ACTIVATIONS = {
-    'attention': 'what heads have aggregated, with the statistics of its rows: kernels are not run again',
-    'qkv': 'queries, keys and values: their products, norms and rotations are not made again',
-    'middle': 'the stream between attention and FFN: the product with W_O is not made again',
-    'ffn': 'what goes into the activation, and its gate: the two products of the FFN are not made again',
+    'attention': 'outputs of heads and statistics of their rows: kernels do not run again',
+    'qkv': 'queries, keys and values: their products, norms and rotations are not recomputed',
+    'middle': 'residual stream between attention and FFN: the product with W_O is not recomputed',
+    'ffn': 'input of the activation, and its gate: the two products of the FFN are not recomputed',
 }
 
 
@@ -132,7 +132,7 @@ class RotaryConfig:
     slow: PositiveFloat | None = None
     """For `llama3`: a frequency with fewer turns than this in `length` tokens is divided by `factor`."""
     fast: PositiveFloat | None = None
-    """For `llama3`: a frequency with more turns than this in `length` tokens is left as it is."""
+    """For `llama3`: a frequency with more turns than this in `length` tokens is not changed."""
     length: PositiveInt | None = None
     """For `llama3`: the context length before scaling, in tokens."""
 
@@ -250,7 +250,7 @@ class OptimizerConfig:
     beta1: DecayRate = 0.9
     """First-moment decay of AdamW; the momentum of `sgd` and `muon`."""
     beta2: DecayRate | None = 0.95
-    """Second-moment decay of AdamW, which `muon` uses for parameters that are no matrices; None for `sgd`."""
+    """Second-moment decay of AdamW, which `muon` uses for parameters that are not matrices; None for `sgd`."""
     epsilon: PositiveFloat | None = 1e-8
     """Epsilon of AdamW; None for `sgd`."""
 
@@ -396,7 +396,8 @@ class Hardware:
     micro_batch: PositiveInt | None = None
     """Sequences that are computed at once, over all devices; gradients accumulate. None: the whole batch."""
     remat: str = 'none'
-    """Activations that are computed again in the backward pass: `none`, `full`, `auto`, or all but some of KEPT."""
+    """Activations that are computed again in the backward pass: `none`, `full`, `auto`, or all but those
+    named, of SAVEABLE_ACTIVATIONS."""
     attention: BackendName = 'auto'
     """Attention backend."""
 

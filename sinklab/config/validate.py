@@ -67,10 +67,10 @@ def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
     similarity, normalizer, path = attention.similarity, attention.normalizer, 'config.model.attention'
     normalizers = NORMALIZERS_BY_SIMILARITY.get(similarity, ())
     if normalizer not in normalizers:
-        allowed = ', '.join(normalizers) or 'nothing; see NORMALIZERS_BY_SIMILARITY in sinklab/config/spec.py'
+        allowed = ', '.join(normalizers) or 'none; see NORMALIZERS_BY_SIMILARITY in sinklab/config/spec.py'
         yield (
-            f'{path} pairs similarity {similarity} with normalizer {normalizer}, which means nothing; {similarity} '
-            f'goes with: {allowed}'
+            f'{path} combines similarity {similarity} with normalizer {normalizer}, which is undefined; {similarity} '
+            f'allows: {allowed}'
         )
     if (similarity, normalizer) == ('identity', 'sum') and attention.feature_map != 'elu1':
         yield (
@@ -80,41 +80,40 @@ def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
     if (normalizer == 'p_norm') != (attention.power is not None):
         yield (
             f'{path}.power is {attention.power} with normalizer {normalizer}; p_norm needs a power, and the others '
-            'have no use for one (None)'
+            'need None'
         )
     if attention.offset and (similarity, normalizer) in (('exp', 'sum'), ('exp', 'p_norm')):
-        yield f'{path}.offset is {attention.offset}, which exp with {normalizer} divides out again; leave it at 0'
+        yield f'{path}.offset is {attention.offset}, which cancels in exp with {normalizer}; leave it at 0'
 
 
 def find_learned_kv_errors(model: ModelConfig) -> Iterator[str]:
     learned_kv, attention, path = model.columns, model.attention, 'config.model.columns'
     kind, value = learned_kv.kind, learned_kv.value
     if kind in ('none', 'sink_token') and (learned_kv.shared or learned_kv.key_width):
-        yield f'{path}.shared and key_width have no use in kind {kind}; leave them, or set kind to k, kv, v or logit'
+        yield f'{path}.shared and key_width are not used by kind {kind}; omit them, or set kind to k, kv, v or logit'
     if kind in LEARNED_KV_VALUES and value not in LEARNED_KV_VALUES[kind]:
         yield f'{path}.value is {value}; kind {kind} allows: {", ".join(LEARNED_KV_VALUES[kind])}'
     if kind not in LEARNED_KV_VALUES and value != 'learned':
-        yield f'{path}.value is {value}, for which kind {kind} has no use; leave it at learned'
+        yield f'{path}.value is {value}, which kind {kind} does not use; leave it at learned'
     if (value in ('first', 'uniform')) != (learned_kv.value_norm is not None):
         yield (
             f'{path}.value_norm is {learned_kv.value_norm} with value {value}; '
-            'first and uniform need one, others None'
+            'first and uniform need a number, and the others need None'
         )
     if learned_kv.key_width and (kind not in ('k', 'kv') or learned_kv.key_width >= model.head_width):
         yield (
-            f'{path}.key_width is {learned_kv.key_width} with kind {kind} and head_width {model.head_width}; it is '
-            'for k and kv, and below the head width (None: all dimensions)'
+            f'{path}.key_width is {learned_kv.key_width} with kind {kind} and head_width {model.head_width}; only '
+            'k and kv use it, and it must be below head_width (None: all dimensions)'
         )
     adds_no_value = kind == 'logit' or (kind == 'k' and value == 'zero')
     if adds_no_value and attention.normalizer in MASS_INDEPENDENT_NORMALIZERS:
         yield (
-            f'{path}.kind={kind} adds no value, and normalizer {attention.normalizer} has no use for its mass, so it '
-            'changes nothing; use kind kv, or normalizer sum'
+            f'{path}.kind={kind} adds no value, and normalizer {attention.normalizer} ignores its mass, so it '
+            'has no effect; use kind kv, or normalizer sum'
         )
     if kind == 'logit' and (attention.feature_map != 'identity' or attention.similarity == 'identity'):
         yield (
-            f'{path}.kind=logit is a score of its own, beside feature map identity and a similarity that weighs '
-            'scores; use kind k here'
+            f'{path}.kind=logit needs feature_map identity and a similarity other than identity; use kind k instead'
         )
 
 
@@ -123,18 +122,18 @@ def find_model_errors(model: ModelConfig) -> Iterator[str]:
         yield 'config.model.heads is 1, so there is nothing to share; set columns.shared=False, or gate=elementwise'
     if model.attention.gain != 1 and (model.head_norm or model.norm == 'sandwich'):
         yield (
-            f'config.model.attention.gain is {model.attention.gain}, and a norm of what heads give divides it out '
-            'again; leave it at 1, or set head_norm=False and norm=pre'
+            f'config.model.attention.gain is {model.attention.gain}, which the norm after the heads cancels; '
+            'leave it at 1, or set head_norm=False and norm=pre'
         )
     if model.ffn == 'swiglu' and model.initialization == 'released_even':
-        yield 'config.model.initialization=released_even is released where the ffn is swiglu; set it to released'
+        yield 'config.model.initialization=released_even equals released if ffn is swiglu; set it to released'
     if model.position == 'rotary' and model.head_width % 2:
-        yield f'config.model.head_width is {model.head_width}; rotary positions need an even one'
+        yield f'config.model.head_width is {model.head_width}; rotary positions need an even number'
     if model.heads % model.num_kv_heads:
         yield f'config.model.kv_heads is {model.kv_heads}, which does not divide config.model.heads={model.heads}'
     yield from find_rotary_errors(model)
     if model.position == 'absolute' and model.width % 2:
-        yield f'config.model.width is {model.width}; absolute positions need an even one'
+        yield f'config.model.width is {model.width}; absolute positions need an even number'
 
 
 def find_rotary_errors(model: ModelConfig) -> Iterator[str]:
@@ -143,14 +142,14 @@ def find_rotary_errors(model: ModelConfig) -> Iterator[str]:
         scalings = [scaling for scaling, fields in ROTARY_SCALING_FIELDS.items() if name in fields]
         if (getattr(rotary, name) is None) == (rotary.scaling in scalings):
             description = f'{path}.{name} is {getattr(rotary, name)} with scaling {rotary.scaling}'
-            yield f'{description}; it is a number for {" and ".join(scalings)}, and None for others'
+            yield f'{description}; it must be a number for {" and ".join(scalings)}, and None for others'
     if rotary.scaling == 'llama3' and rotary.slow and rotary.fast and rotary.slow >= rotary.fast:
-        yield f'{path}.slow and fast are {rotary.slow} and {rotary.fast}; what turns slowly turns less often'
+        yield f'{path}.slow and fast are {rotary.slow} and {rotary.fast}; slow must be less than fast'
     defaults = RotaryConfig()
     if model.position != 'rotary' and (rotary.base, rotary.scaling) != (defaults.base, defaults.scaling):
         yield (
-            f'{path} has base {rotary.base:g} and scaling {rotary.scaling}, for which position {model.position} has '
-            f'no use; leave them at {defaults.base:g} and {defaults.scaling}'
+            f'{path} has base {rotary.base:g} and scaling {rotary.scaling}, which position {model.position} does '
+            f'not use; leave them at {defaults.base:g} and {defaults.scaling}'
         )
 
 
@@ -159,12 +158,12 @@ def find_mask_errors(spec: Spec) -> Iterator[str]:
     for name in ('prefix', 'window', 'block'):
         value = getattr(mask, name)
         if value and value >= length:
-            yield f'{path}.{name} is {value}, but windows have {length} tokens; below that, or None'
+            yield f'{path}.{name} is {value}, but windows have {length} tokens; set it below that, or to None'
     for name in ('window', 'block'):
         if getattr(mask, name) == 1:
-            yield f'{path}.{name} is 1, so that every query sees itself alone; 2 or more, or None'
+            yield f'{path}.{name} is 1, so that every query sees only itself; set it to 2 or more, or to None'
     if mask.prefix == 1:
-        yield f'{path}.prefix is 1, which every query sees already; 2 or more, or None'
+        yield f'{path}.prefix is 1, but every query already sees the first token; set it to 2 or more, or to None'
     if mask.prefix and mask.document:
         yield f'{path}.prefix shows the first document to all others; set {path}.document to False, or prefix to None'
     if spec.data.task != 'text' and (mask.document or spec.data.positions == 'reset'):
@@ -177,7 +176,7 @@ def find_position_reset_errors(model: ModelConfig) -> Iterator[str]:
     """Yield error messages about positions that restart at each document."""
     description = f'config.data.positions=reset with position {model.position}'
     if model.position == 'none':
-        yield f'{description} does nothing; set it to continued'
+        yield f'{description} has no effect; set it to continued'
     if model.position == 'alibi' or model.position.startswith('relative'):
         yield f'{description} has no distance to another document; set it to continued, and mask.document=True'
     if model.position == 'rotary' and model.mask.document and model.columns.kind != 'sink_token':
@@ -189,7 +188,7 @@ def find_optimizer_errors(optimizer: OptimizerConfig) -> Iterator[str]:
     if optimizer.warmup_steps >= optimizer.steps:
         yield (
             f'{path}.warmup_steps is {optimizer.warmup_steps}, but the run has {optimizer.steps} '
-            f'steps; warm up for fewer, or raise {path}.steps'
+            f'steps; lower it, or raise {path}.steps'
         )
     for choice_field, fields_by_choice in HYPERPARAMETERS.items():
         choice = getattr(optimizer, choice_field)
@@ -204,7 +203,7 @@ def find_optimizer_errors(optimizer: OptimizerConfig) -> Iterator[str]:
                     ' and '.join(option for option in fields_by_choice if option not in choices_with_field),
                 )
                 description = f'{path}.{name} is {value} with {choice_field} {choice}'
-                yield f'{description}; it is a number for {needing}, and None for {others}'
+                yield f'{description}; it must be a number for {needing}, and None for {others}'
 
 
 def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
@@ -217,35 +216,36 @@ def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
     ):
         yield (
             f'config.model.vocabulary is {model.vocabulary}; a tokenizer trained here has at least '
-            f'{MIN_TRAINED_VOCABULARY} ids, two special ones and the bytes, and at most {MAX_TRAINED_VOCABULARY}'
+            f'{MIN_TRAINED_VOCABULARY} ids (two special tokens and 256 bytes) and at most {MAX_TRAINED_VOCABULARY}'
         )
     if data.task == 'text':
         yield from find_special_token_errors(data, model)
     for name in ('fixed_position', 'random_last'):
         position = getattr(data, name)
         if position and position > data.length:
-            yield f'{path}.{name} is {position}; windows have {data.length} places'
+            yield f'{path}.{name} is {position}; windows have {data.length} tokens'
     if data.fixed_position is None and not data.fixed_held_out:
-        yield f'{path}.fixed_held_out=False does nothing without {path}.fixed_position; leave it at True'
+        yield f'{path}.fixed_held_out=False has no effect without {path}.fixed_position; leave it at True'
     first, last = data.random_first, data.random_last
     if (first is None) != (last is None) or (first or 0) > (last or 0):
         yield f'{path}.random_first and random_last are {first} and {last}; give both, in this order, or neither'
     if first and last and data.fixed_position and first <= data.fixed_position <= last:
         yield (
-            f'{path}.fixed_position is {data.fixed_position}, among the random ones ({first} to {last}); '
+            f'{path}.fixed_position is {data.fixed_position}, among the random tokens ({first} to {last}); '
             'set one of them to None'
         )
     if (data.task == 'backcopy') != (data.triggers is not None):
-        yield f'{path}.triggers is {data.triggers} with task {data.task}; backcopy needs it, text has no use for it'
+        yield f'{path}.triggers is {data.triggers} with task {data.task}; backcopy needs a number, text needs None'
     if data.triggers and data.triggers > model.vocabulary - 2:
         yield (
-            f'{path}.triggers is {data.triggers}; with {model.vocabulary} ids, at most {model.vocabulary - 2} can be'
+            f'{path}.triggers is {data.triggers}; with {model.vocabulary} ids, at most '
+            f'{model.vocabulary - 2} are possible'
         )
     if data.task == 'backcopy':
         for name in TEXT_DATA_FIELDS:
             value, default = getattr(data, name), getattr(DataConfig(), name)
             if value != default:
-                yield f'{path}.{name} is {value}, for which backcopy has no use; leave it at {default}'
+                yield f'{path}.{name} is {value}, which backcopy does not use; leave it at {default}'
 
 
 def find_special_token_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
@@ -256,9 +256,9 @@ def find_special_token_errors(data: DataConfig, model: ModelConfig) -> Iterator[
             f'config.model.vocabulary={model.vocabulary}'
         )
     if data.tokenizer == 'train' and not data.source.startswith('store:') and ids != (0, 1):
-        yield f'{paths} are {ids[0]} and {ids[1]}; a tokenizer trained here has them at 0 and 1'
+        yield f'{paths} are {ids[0]} and {ids[1]}; a tokenizer trained here has the ids 0 and 1'
     if data.loss == 'assistant' and not data.source.startswith(('chat:', 'mixture:', 'store:')):
-        yield f'config.data.loss is assistant, and config.data.source={data.source} tells nobody apart; set it to all'
+        yield f'config.data.loss is assistant, and config.data.source={data.source} has no roles; set it to all'
 
 
 def find_probe_errors(spec: Spec) -> Iterator[str]:
@@ -266,12 +266,15 @@ def find_probe_errors(spec: Spec) -> Iterator[str]:
     if probe.length > data.length:
         yield (
             f'config.probe.length is {probe.length}, longer than a window (config.data.length is '
-            f'{data.length}); probe at most that many tokens'
+            f'{data.length}); use at most that many tokens'
         )
     if probe.keys > probe.length:
         yield f'config.probe.keys is {probe.keys}; a probe sequence has {probe.length} keys'
     if spec.model.mask.prefix and spec.model.mask.prefix > probe.keys:
-        yield f'config.probe.keys is {probe.keys}, fewer than the {spec.model.mask.prefix} of the prefix; raise it'
+        yield (
+            f'config.probe.keys is {probe.keys}, fewer than the {spec.model.mask.prefix} tokens of the prefix; '
+            'raise it'
+        )
     if data.fixed_position and data.fixed_held_out and data.fixed_position > probe.length:
         yield (
             f'config.data.fixed_position is {data.fixed_position}, after the {probe.length} tokens of a probe; '
@@ -282,12 +285,12 @@ def find_probe_errors(spec: Spec) -> Iterator[str]:
     if probe.prepend == 'eos' and (spec.model.mask.document or data.positions == 'reset'):
         yield 'config.probe.prepend=eos ends a document before the text, which then does not see it; set it to bos'
     if probe.domain and probe.inputs != 'natural':
-        yield f'config.probe.domain is {probe.domain}, and {probe.inputs} inputs are of none; set it to None'
+        yield f'config.probe.domain is {probe.domain}, and {probe.inputs} inputs have no domain; set it to None'
     for name in TEXT_EVALUATION_FIELDS:
         get_field = operator.attrgetter(name)
         value, default = get_field(spec), get_field(Spec())
         if data.task != 'text' and value != default:
-            yield f'config.{name} is {value}, for which {data.task} has no use; leave it at {default}'
+            yield f'config.{name} is {value}, which {data.task} does not use; leave it at {default}'
 
 
 def find_checkpoint_errors(checkpoint: CheckpointConfig) -> Iterator[str]:
@@ -295,5 +298,5 @@ def find_checkpoint_errors(checkpoint: CheckpointConfig) -> Iterator[str]:
     if keep_every and (not save_every or keep_every % save_every):
         yield (
             f'{path}.keep_every_steps is {keep_every}, and {path}.every_steps={save_every} saves none at some of '
-            'these steps; make it a multiple, or 0'
+            'these steps; set it to a multiple, or to 0'
         )

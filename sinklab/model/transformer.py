@@ -50,7 +50,7 @@ def apply_remat(layer: Callable, remat: str) -> Callable:
         return layer
     names = parse_saved_activations(remat)
     if unknown := names - set(SAVEABLE_ACTIVATIONS):
-        raise ValueError(f'{", ".join(unknown)} is kept nowhere; names are {", ".join(SAVEABLE_ACTIVATIONS)}')
+        raise ValueError(f'{", ".join(unknown)} cannot be saved; use {", ".join(SAVEABLE_ACTIVATIONS)}')
     policy = jax.checkpoint_policies.save_only_these_names(*names)
     return jax.checkpoint(layer, prevent_cse=False, policy=policy)  # the scan already prevents CSE
 

@@ -115,14 +115,14 @@ def compute_mesh_shape(hardware: Hardware, num_devices: int, num_slices: int = 1
     num_requested = math.prod(size or 1 for size in requested)
     if num_requested > num_devices:
         raise UserError(
-            f'{flags} wants {num_requested} devices and {num_devices} are here'
+            f'{flags} needs {num_requested} devices, and {num_devices} are available'
             f'{format_devices_per_process()}; lower one of them'
         )
     tensor = tensor if num_devices % (num_slices * tensor) == 0 else 1
     example = f', such as --data={num_slices} --fsdp={num_devices // num_slices // tensor} --tensor={tensor}'
     raise UserError(
         f'{flags} leaves some of {num_devices} devices idle{format_devices_per_process()}; give sizes whose product '
-        f'is {num_devices}{"" if num_devices % num_slices else example}, or leave --data and --fsdp out'
+        f'is {num_devices}{"" if num_devices % num_slices else example}, or remove --data and --fsdp'
     )
 
 
@@ -132,8 +132,9 @@ def arrange_devices(mesh_shape: tuple[int, int, int], slices: list[list[jax.Devi
     slice_axis = next((axis for axis, size in enumerate(mesh_shape[:2]) if size % num_slices == 0), None)
     if slice_axis is None or len(slice_sizes) > 1:
         raise UserError(
-            f'{" x ".join(map(str, mesh_shape))} devices (data, fsdp, tensor) cannot be laid on {num_slices} slices '
-            f'of {" or ".join(map(str, sorted(slice_sizes)))}; give a --data that {num_slices} divides'
+            f'{" x ".join(map(str, mesh_shape))} devices (data, fsdp, tensor) cannot be arranged on '
+            f'{num_slices} slices of {" or ".join(map(str, sorted(slice_sizes)))}; '
+            f'give a multiple of {num_slices} as --data'
         )
     shape_within_slice = [size // num_slices if axis == slice_axis else size for axis, size in enumerate(mesh_shape)]
     arrange_slice = functools.partial(

@@ -53,7 +53,7 @@ def logical_to_mesh_axes(*logical_axes: str | None) -> PartitionSpec:
     mesh_axes = [RULES[name] if name else None for name in logical_axes]
     used_axes = list_mesh_axes(mesh_axes)
     if len(set(used_axes)) < len(used_axes):
-        raise ValueError(f'two of the axes {logical_axes} land on one mesh axis: {mesh_axes}')
+        raise ValueError(f'two of the axes {logical_axes} are mapped to one mesh axis: {mesh_axes}')
     return PartitionSpec(*mesh_axes)
 
 

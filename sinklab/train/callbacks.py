@@ -88,7 +88,7 @@ class StateCallback:
         if not isinstance(metrics, Mapping):
             raise UserError(f'{name} returned {type(metrics).__name__}; return a dict of metrics, or None')
         if repeated := sorted(set(metrics) & set(record)):
-            raise UserError(f'{name} returned the metric {repeated[0]}, which the record has already; rename it')
+            raise UserError(f'{name} returned the metric {repeated[0]}, which the record already has; rename it')
         try:
             return {str(metric): float(value) for metric, value in metrics.items()}
         except (TypeError, ValueError) as error:
@@ -127,7 +127,7 @@ class BestEffortCallback(Callback):
         except Exception as error:
             self.callback = None
             message = format_error(error, with_type=True)
-            self.warn(f'{self.name}: {message}; it is switched off, and training continues')
+            self.warn(f'{self.name}: {message}; it is disabled, and training continues')
 
 
 class TensorBoardCallback(Callback):
@@ -142,7 +142,8 @@ class TensorBoardCallback(Callback):
             ) from error
         if is_remote(run_dir.path):
             raise UserError(
-                f'--tensorboard writes to disks alone, and {run_dir} is in a bucket; leave it out, or see tail'
+                f'--tensorboard writes only to local disks, and {run_dir} is in a bucket; '
+                'remove it, or use sinklab tail'
             )
         self.run_dir, self.writer_class = run_dir, SummaryWriter
 
@@ -164,7 +165,9 @@ class WandbCallback(Callback, contextlib.AbstractContextManager[Any]):
         except ImportError as error:
             raise UserError(f'--wandb needs wandb; install it: {format_extra_command("wandb")}') from error
         if is_remote(run_dir.path):
-            raise UserError(f'--wandb writes to disks alone, and {run_dir} is in a bucket; leave it out, or see tail')
+            raise UserError(
+                f'--wandb writes only to local disks, and {run_dir} is in a bucket; remove it, or use sinklab tail'
+            )
         self.run_dir, self.wandb = run_dir, wandb
         self.wandb_run: Any = None
 
@@ -205,11 +208,11 @@ def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
     match = re.fullmatch(r'(\d{1,12}):(\d{1,12})', option)
     first_step, count = map(int, match.groups()) if match else (0, 0)
     if not first_step or not count:
-        raise UserError(f'--profile={option}: give STEP:COUNT, both whole numbers from 1 on, such as 100:5')
+        raise UserError(f'--profile={option}: give STEP:COUNT, two whole numbers of at least 1, such as 100:5')
     if first_step > last_step:
         raise UserError(f'--profile={option} begins after the last step, which is {last_step}; give an earlier STEP')
     if is_remote(run_dir.path):
-        raise UserError(f'--profile writes to disks alone, and {run_dir} is in a bucket; give another --workdir')
+        raise UserError(f'--profile writes only to local disks, and {run_dir} is in a bucket; give another --workdir')
     return range(first_step, min(first_step + count - 1, last_step) + 1)
 
 
@@ -250,7 +253,7 @@ class ProfilerCallback(Callback, contextlib.AbstractContextManager[Any]):
         import jax
 
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # a million calls during compilation would crowd out the steps
+        options.python_tracer_level = 0  # a million calls during compilation would fill the trace
         jax.profiler.start_trace(str(self.run_dir.path / PROFILE_DIR), profiler_options=options)
         self.is_tracing = self.is_resolved = True
 
@@ -265,7 +268,7 @@ class ProfilerCallback(Callback, contextlib.AbstractContextManager[Any]):
         self.is_resolved = True
         first_step, last_step = self.steps[0], self.steps[-1]
         self.print_line(
-            f'nothing is traced: this attempt runs none of the steps {first_step} to {last_step} of --profile'
+            f'no step was traced: this attempt runs none of the steps {first_step} to {last_step} of --profile'
         )
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:

@@ -47,7 +47,7 @@ def sample_tokens(
     """Sample up to `num_tokens` ids after those of a prompt, until the end of the document."""
     check_streaming(spec, cache)
     if not len(ids_T):
-        raise UserError('a prompt of no tokens has nothing to go on from; give one')
+        raise UserError('the prompt has no tokens; give at least one token')
     bounded_cache = cache.clip(len(ids_T) + num_tokens + count_sink_tokens(spec))
     return generate_tokens(spec, bounded_cache, params, strip_loss_mask(ids_T), num_tokens, sampler, seed)
 
@@ -101,20 +101,21 @@ def check_streaming(spec: Spec, cache: CacheConfig) -> None:
     """Raise UserError if a model cannot read token by token, or lacks positions for a cache."""
     mask, cache_option = spec.model.mask, f'--cache={cache}'
     if spec.data.task != 'text':
-        raise UserError(f'a run of config.data.task={spec.data.task} has read no text; give one of task=text')
+        raise UserError(f'the run has config.data.task={spec.data.task}, which is not text; give a run of task=text')
     if mask.prefix:
         raise UserError(
-            f'config.model.mask.prefix={mask.prefix} shows the first tokens what comes after them, which is not yet '
-            'there when a text is read token by token; give a run without'
+            f'config.model.mask.prefix={mask.prefix} lets the first tokens see later tokens, which are not available '
+            'when a text is read token by token; give a run without prefix'
         )
     if mask.block:
         raise UserError(
-            f'config.model.mask.block={mask.block} cuts windows, and {cache_option} has no blocks; give a run without'
+            f'config.model.mask.block={mask.block} splits windows into blocks, which {cache_option} does not '
+            'support; give a run without block'
         )
     last_position = spec.data.length + count_sink_tokens(spec) - 1
     if spec.model.position == 'learned' and cache.size > last_position:
         raise UserError(
-            f'{cache_option} asks at position {cache.size}, and the model has learned 0 to {last_position}; '
+            f'{cache_option} needs position {cache.size}, and the model has positions 0 to {last_position}; '
             'lower x + y'
         )
 
@@ -154,7 +155,7 @@ def measure_perplexity(
     check_streaming(spec, cache)
     num_predicted = int(is_in_loss(ids_T[1:]).sum())
     if not num_predicted:
-        raise UserError(f'a text of {len(ids_T)} tokens has none to predict; give a longer one')
+        raise UserError(f'a text of {len(ids_T)} tokens has no token to predict; give a longer text')
     bounded_cache = cache.clip(len(ids_T) + count_sink_tokens(spec))
 
     def sum_segment_loss(model: nnx.Module, stream: StreamState, id_BT: jax.Array, target_BT: jax.Array) -> tuple:

@@ -496,8 +496,8 @@ class TrainLoop:
             self.has_warned = True
             self.log_line(
                 f'a save and the steps before it take {needed_seconds:.2g} s, and --grace is '
-                f'{self.grace_seconds:g} s: a run that is told to stop may be killed before it '
-                'is saved; have more time given, and say so by --grace'
+                f'{self.grace_seconds:g} s: a stopped run may be killed before it is saved; '
+                'request a longer grace period, and pass it as --grace'
             )
 
     def save_checkpoint(self, step_num: int, train_state: dict, metrics: dict[str, float]) -> None:

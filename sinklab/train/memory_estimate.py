@@ -145,8 +145,8 @@ def choose_remat_policy(
             return remat
     suggestions = [*suggest_micro_batch(spec, hardware, mesh, backend, memory_bytes), 'more devices']
     raise UserError(
-        f'{estimate.total / GIB:.1f} GiB of {memory_bytes / GIB:.1f} are needed on a device even if everything is '
-        f'computed again ({format_gibibytes(estimate)}); {format_suggestions(suggestions)}'
+        f'{estimate.total / GIB:.1f} GiB of {memory_bytes / GIB:.1f} are needed on a device even if '
+        f'all activations are recomputed ({format_gibibytes(estimate)}); {format_suggestions(suggestions)}'
     )
 
 
@@ -215,7 +215,8 @@ def suggest_less_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh,
     options = [f'--remat={remat}' for remat in [*smaller_policies][:1]]
     suggestions = format_suggestions([*options, *suggest_half_micro_batch(spec, hardware, mesh), 'more devices'])
     return (
-        f'by shapes it has GiB of {format_gibibytes(estimate_memory(spec, hardware, mesh, backend))}; {suggestions}'
+        f'by shapes it needs, in GiB: {format_gibibytes(estimate_memory(spec, hardware, mesh, backend))}; '
+        f'{suggestions}'
     )
 
 
@@ -252,4 +253,4 @@ def format_device_layout(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh
     axes = ', '.join(f'{axis} {size} across {crossings[axis]}' for axis, size in mesh.shape.items() if size > 1)
     estimate = estimate_memory(spec, hardware, mesh, backend)
     sizes = (f'{getattr(estimate, name) / 1e9:.3g} GB of {name}' for name in ('parameters', 'moments', 'activations'))
-    return [f'{mesh.size} devices ({axes or "one alone"}), each with {", ".join(sizes)}; remat {hardware.remat}']
+    return [f'{mesh.size} devices ({axes or "not sharded"}), each with {", ".join(sizes)}; remat {hardware.remat}']

@@ -46,7 +46,7 @@ class ReplicaMismatchError(RuntimeError):
     """Processes have different values where they must be the same."""
 
     def __init__(self, step: int, mismatch: str):
-        super().__init__(f'{mismatch}, at step {step}; the run goes on from the checkpoint before it')
+        super().__init__(f'{mismatch}, at step {step}; the run continues from the previous checkpoint')
         self.step = step
 
 

@@ -57,7 +57,7 @@ def set_up_run(
     mesh = make_mesh_on_all(spec, hardware, group, num_local_processes)
     broadcast_from_primary(group, 'room', lambda: check_disk_space(spec, run_dir, mesh))
     attention = run_on_all_or_raise(group, 'attention', lambda: step.choose_step_backend(spec, hardware))
-    check_equal_on_all(group, 'backend', {'what computes attention': attention.backend})
+    check_equal_on_all(group, 'backend', {'the attention backend': attention.backend})
     memory_bytes = device_mesh.get_device_memory_bytes(num_local_processes)
     remat = broadcast_from_primary(
         group,
@@ -88,8 +88,8 @@ def acquire_lease(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) ->
         visible = group.gather('lease is seen', poll_until(lambda: read_owner_token(run_dir.path) == token))
         if not all(visible):
             raise UserError(
-                f'process {visible.index(False)} does not see in {run_dir} what process 0 writes there; give all '
-                'of them one shared folder as --workdir'
+                f'process {visible.index(False)} does not see the files that process 0 writes in {run_dir}; give one '
+                'shared folder as --workdir to all processes'
             )
         yield leases[0] if leases else NullLease()
 
@@ -117,7 +117,7 @@ def make_mesh_on_all(
     try:
         return run_on_all_or_raise(group, 'devices', lambda: make_mesh(spec, hardware, num_local_processes))
     except UserError:
-        check_equal_on_all(group, 'number of devices', {'the number of its devices': count_devices()})
+        check_equal_on_all(group, 'number of devices', {'the number of devices': count_devices()})
         raise
 
 
@@ -164,8 +164,9 @@ def check_disk_space(spec: Spec, run_dir: RunDir, mesh: jax.sharding.Mesh) -> No
     free_bytes = shutil.disk_usage(existing_path).free
     if needed_bytes > free_bytes and spec.optimizer.steps not in saved_steps:
         raise UserError(
-            f'{run_dir} has {free_bytes / 1e9:.2f} GB of room, and {num_copies} checkpoints take '
-            f'{needed_bytes / 1e9:.2f} GB more; make room, choose another --workdir, or lower config.checkpoint.keep'
+            f'{run_dir} has {free_bytes / 1e9:.2f} GB of free space, and {num_copies} checkpoints need '
+            f'{needed_bytes / 1e9:.2f} GB more; free some space, choose another --workdir, or lower '
+            'config.checkpoint.keep'
         )
 
 
@@ -267,6 +268,6 @@ def check_residual_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_
     min_bytes = tokens_per_device * model.layers * model.width * jnp.dtype(model.dtype).itemsize
     if min_bytes > memory_bytes:
         raise UserError(
-            f'a step of {micro_batch} sequences holds at least {min_bytes / 2**30:.1f} GiB on a device of '
+            f'a step of {micro_batch} sequences needs at least {min_bytes / 2**30:.1f} GiB on a device of '
             f'{memory_bytes / 2**30:.1f} GiB; lower config.optimizer.batch_size, or give --micro_batch'
         )

@@ -39,7 +39,7 @@ def check_probe_memory(spec: Spec, memory_bytes: int) -> None:
     if estimate_probe_bytes(spec) > memory_bytes // 2:
         raise UserError(
             f'a probe would capture {estimate_probe_bytes(spec) / 2**30:.1f} GiB, more than half of the '
-            f'{memory_bytes / 2**30:.1f} GiB here; lower config.probe.sequences or config.probe.length'
+            f'{memory_bytes / 2**30:.1f} GiB of memory; lower config.probe.sequences or config.probe.length'
         )
 
 

@@ -85,7 +85,7 @@ def check_state_keys(origin: WarmStart) -> None:
     if missing_keys := set(origin.mode.state_keys) - read_metadata(get_checkpoint_path(origin)).metadata.keys():
         params_option = format_run_ref('params', origin.run_dir, origin.step)
         raise UserError(
-            f'{get_checkpoint_path(origin)} holds no {min(missing_keys)}, which {origin} takes along; '
+            f'{get_checkpoint_path(origin)} contains no {min(missing_keys)}, which {origin} needs; '
             f'give --from={params_option}'
         )
 
@@ -93,20 +93,21 @@ def check_state_keys(origin: WarmStart) -> None:
 def check_compatible_spec(origin: WarmStart, spec: Spec) -> None:
     """Raise UserError if the state of the origin does not fit this spec."""
     if (steps := spec.optimizer.steps) <= origin.start_step:
-        raise UserError(f'{origin} leaves nothing to train of config.optimizer.steps={steps}; give more of them')
+        raise UserError(f'{origin} leaves no step to train with config.optimizer.steps={steps}; increase it')
     origin_fields, new_fields = flatten_spec(origin.spec), flatten_spec(spec)
     for name in origin.mode.fixed_fields:
         if origin_fields[name] != new_fields[name]:
             raise UserError(
-                f'config.{name} is {origin_fields[name]} in {origin} and {new_fields[name]} here; a fork keeps it'
+                f'config.{name} is {origin_fields[name]} in {origin} and {new_fields[name]} here; '
+                'a fork cannot change it'
             )
     origin_shapes, new_shapes = get_parameter_shapes(origin.spec), get_parameter_shapes(spec)
     for name in origin_shapes:
         if new_shapes.get(name, origin_shapes[name]) != origin_shapes[name]:
             raise UserError(
                 f'{name} has the shape {origin_shapes[name]} in {origin} and {new_shapes[name]} here '
-                f'({"; ".join(format_differences(origin_fields, new_fields))}); what a fork carries over '
-                'keeps its shape'
+                f'({"; ".join(format_differences(origin_fields, new_fields))}); a fork cannot change the '
+                'shape of a parameter'
             )
 
 
@@ -122,7 +123,7 @@ def verify_origin(origin: WarmStart | None, group: ProcessGroup) -> None:
     if corruption := find_corruption_on_all(origin.run_dir, origin.step, group):
         other_steps = [step for step in origin.run_dir.list_checkpoint_steps() if step != origin.step]
         raise UserError(
-            f'{get_checkpoint_path(origin)} is not sound: {corruption.reason}; give another step of {origin.run_dir}'
+            f'{get_checkpoint_path(origin)} is corrupt: {corruption.reason}; give another step of {origin.run_dir}'
             f'{f" ({other_steps})" if other_steps else ""}'
         )
 
@@ -163,17 +164,15 @@ def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprin
     )  # an imported model has few of these fields
     if origin_data.get('tokenizer') != data_fingerprint.get('tokenizer'):
         raise UserError(
-            f'{origin} has another tokenizer ({"; ".join(data_differences)}); its ids are not those of this data; '
-            'give --config.data.tokenizer=FILE, the tokenizer.json of its store'
+            f'{origin} has another tokenizer ({"; ".join(data_differences)}), with other token ids than this data; '
+            'give --config.data.tokenizer=FILE, the tokenizer.json of its token store'
         )
     if (
         data_differences
         and origin.mode.continues
         and not any(change.startswith(DATA_ORDER_FIELDS) for change in changes)
     ):
-        raise UserError(
-            f'{origin} was trained on other data ({"; ".join(data_differences)}); bring the old ones back'
-        )
+        raise UserError(f'{origin} was trained on other data ({"; ".join(data_differences)}); restore that data')
     return data_differences
 
 
@@ -206,7 +205,7 @@ def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
     if lineage and origin is None:
         description = WARM_START_MODES[lineage.get('takes', '')].description
         raise UserError(
-            f'{run_dir} has no checkpoint and begins {description} step {lineage["step"]} of {lineage["run"]}; '
+            f'{run_dir} has no checkpoint and starts {description} step {lineage["step"]} of {lineage["run"]}; '
             'give --from again'
         )
     return lineage
@@ -215,9 +214,7 @@ def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
 def check_origin_unchanged(origin: WarmStart, lineage: dict) -> None:
     """Raise UserError if the checkpoint of the origin has been replaced."""
     if digests.compute_checkpoint_digest(origin.run_dir, origin.step) != lineage.get('seal'):
-        raise UserError(
-            f'{get_checkpoint_path(origin)} is not what it was when the fork was begun; give a new --workdir'
-        )
+        raise UserError(f'{get_checkpoint_path(origin)} has changed since the fork was created; give a new --workdir')
 
 
 def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) -> dict:

@@ -514,11 +514,15 @@ def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK,
     if len({array.dtype for array in (query_BHTK, key_BGSK, value_BGSV)}) > 1:
         return 'queries, keys and values of several dtypes'
     if width not in widths or value_width != width:
-        return f'heads of {width} with values of {value_width}, where both must be one of {widths}'
+        return f'heads of {width} with values of {value_width}; both must be one of {widths}'
     unsupported_ops = sorted(
         find_unsupported_ops(score_spec.bias_function, make_block_ops(reduction, score_spec).weigh_functions)
     )
-    return f'{", ".join(unsupported_ops)} inside of a kernel; use --attention=chunked' if unsupported_ops else None
+    return (
+        f'{", ".join(unsupported_ops)} not supported in a kernel; use --attention=chunked'
+        if unsupported_ops
+        else None
+    )
 
 
 def forward(reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV):

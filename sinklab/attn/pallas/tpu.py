@@ -304,7 +304,7 @@ def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK,
     if max(width, value_BGSV.shape[-1]) > 256:
         return f'heads wider than 256, here {max(width, value_BGSV.shape[-1])}'
     if 8 * length * max(width, NUM_LANES) > VMEM_LIMIT_BYTES // 2:
-        return f'{length} queries: the gradient of a head of them does not stay on the chip'
+        return f'{length} queries: the gradient of one head does not fit in VMEM'
     return None
 
 
