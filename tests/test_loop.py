@@ -75,20 +75,20 @@ def test_resume_after_crash_matches_uninterrupted_run_bitwise(whole, corpus, tmp
 
 @pytest.mark.slow
 def test_train_leaves_finished_run_unchanged(whole, corpus):
-    before = contents(whole[0])
+    old_contents = contents(whole[0])
     assert train(spec(corpus), whole[0]) == whole[1]
-    assert contents(whole[0]) == before
+    assert contents(whole[0]) == old_contents
 
 
 @pytest.mark.slow
 def test_train_rejects_different_config_in_existing_run(whole, corpus):
-    before = contents(whole[0])
+    old_contents = contents(whole[0])
     other_spec = operation(spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
     with pytest.raises(UserError) as refusal:
         train(other_spec, whole[0])
     for text in ('optimizer.steps 8 -> 20', 'similarity exp -> sigmoid', f'--workdir={whole[0]}-2'):
         assert text in str(refusal.value)
-    assert contents(whole[0]) == before
+    assert contents(whole[0]) == old_contents
 
 
 def test_train_rejects_folder_without_run_and_file_path(corpus, tmp_path):
@@ -109,11 +109,11 @@ def test_resume_rejects_changed_data_under_same_source(tmp_path):
     with pytest.raises(Died):
         train(spec(source), tmp_path / 'run', Dying(6))
     (tmp_path / '3.txt').write_text('something else ' * 40)
-    before = contents(tmp_path / 'run')
+    old_contents = contents(tmp_path / 'run')
     assert outcome(tmp_path / 'run') == dict(kind='crashed', step=6, checkpoint=4, message='runs.Died', exit_code=70)
     with pytest.raises(UserError, match='data'):
         train(spec(source), tmp_path / 'run')
-    assert contents(tmp_path / 'run') == before
+    assert contents(tmp_path / 'run') == old_contents
     assert outcome(tmp_path / 'run')['kind'] == 'refused'
     assert 'data' in outcome(tmp_path / 'run')['message']
 

@@ -82,12 +82,12 @@ def read_contents(folder):
 def test_check_names_damaged_shard_and_leaves_store_unchanged(store_copy, kind, suffix, capsys):
     name = f'train-001-00001.{suffix}'
     DAMAGE[kind](store_copy / name)
-    before = read_contents(store_copy)
+    old_contents = read_contents(store_copy)
     assert main(['prepare', f'--check={store_copy}']) == 1
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert name in lines[0]
-    assert read_contents(store_copy) == before
+    assert read_contents(store_copy) == old_contents
 
 
 @pytest.mark.parametrize('suffix', ['ids', 'documents'])

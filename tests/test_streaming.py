@@ -78,8 +78,8 @@ def read_one_by_one(spec, params, cache, token_T=TOKENS):
     return jit_model_function(spec, run)(params)
 
 
-def assert_near(ours, theirs):
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+def assert_near(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.slow

@@ -235,9 +235,9 @@ def test_run_of_version_0_1_is_resumed_with_unchanged_row_file(old_run):
     assert old_run.read_json('row')['diff'] == {'optimizer.weight_decay': 0.5}
     (run,) = plan_old_runs(old_run)
     assert (run.outcome, run.spec.optimizer.weight_decay) == ('to do', 2.5)
-    before = (old_run.path / 'row.json').read_bytes()
+    old_content = (old_run.path / 'row.json').read_bytes()
     old_run.initialize(run.spec, load_spec('configs/optimization.py:decay_0.5', [], 'quickstart')[1])
-    assert (old_run.path / 'row.json').read_bytes() == before
+    assert (old_run.path / 'row.json').read_bytes() == old_content
 
 
 def test_sweep_and_train_reject_folder_of_changed_row_with_remedy(capsys, config_file, tmp_path):

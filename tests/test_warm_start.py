@@ -32,7 +32,7 @@ KV = dict(model__columns__kind='kv')
 
 @pytest.fixture(autouse=True)
 def disk(monkeypatch):
-    """Make the disk show writes at once."""
+    """Make written files visible without delay."""
     monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
