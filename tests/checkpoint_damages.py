@@ -58,11 +58,11 @@ def swap(folder, step, rng):
 
 def poison(folder, step, rng):
     file = choose_file(folder.checkpoint_dir / str(step), rng)
-    file.write_bytes(pickle.dumps(Poison()))
+    file.write_bytes(pickle.dumps(FailingPickle()))
     return file.name
 
 
-class Poison:
+class FailingPickle:
     """Object whose pickle fails the test when it is loaded."""
 
     def __reduce__(self):

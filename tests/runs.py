@@ -16,7 +16,7 @@ from sinklab.run_dir import RunDir
 from sinklab.train import loop, state
 from sinklab.train.callbacks import Callback
 
-CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
+CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 
 
 def spec(corpus, **changes):
@@ -29,7 +29,7 @@ def train(spec, path, *callbacks, **options):
 
 def timeless(records, after=0):
     return [
-        {name: value for name, value in record.items() if name not in CLOCK}
+        {name: value for name, value in record.items() if name not in CLOCK_METRICS}
         for record in records
         if record['step'] > after
     ]

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
-class Threads:
+class ThreadMember:
     """Process group of one of several threads, which all gather the same names in the same order."""
 
     def __init__(self, index: int, slots: list, barrier: threading.Barrier):
@@ -33,13 +33,13 @@ def crowd(count: int, function: Callable[[], None]) -> None:
         thread.join()
 
 
-def alike(count: int, function: Callable[[Threads], Any]) -> list[Any]:
+def alike(count: int, function: Callable[[ThreadMember], Any]) -> list[Any]:
     """Return what a function returns or raises for each member of a group."""
     slots, barrier = [None] * count, threading.Barrier(count, timeout=60)
 
     def run_member(index: int) -> Any:
         try:
-            return function(Threads(index, slots, barrier))
+            return function(ThreadMember(index, slots, barrier))
         except Exception as error:
             return error
 

@@ -30,7 +30,7 @@ timeouts = dict(initialization_timeout=120, heartbeat_timeout_seconds=20, shutdo
 jax.distributed.initialize(f'127.0.0.1:{PORT}', COUNT, NUMBER, **timeouts)
 
 
-class Collective:
+class CollectiveGroup:
     """Process group that communicates by collectives. No process may run other collectives meanwhile."""
 
     index, count, longest = NUMBER, COUNT, 10_000
@@ -47,7 +47,7 @@ class Collective:
 def main() -> None:
     spec, hardware = tiny(**ARGUMENTS['config']), Hardware(data=4)
     mesh, data = device_mesh.make_mesh(hardware), load_run_data(spec)
-    checkpoints = Checkpointer(RunDir(ARGUMENTS['folder']), spec.checkpoint, data.fingerprint, Collective())
+    checkpoints = Checkpointer(RunDir(ARGUMENTS['folder']), spec.checkpoint, data.fingerprint, CollectiveGroup())
     results = dict(batches={}, losses={}, read=[])
     with jax.set_mesh(mesh):
         first = checkpoints.find_latest_valid_step()[0] or 0

@@ -45,7 +45,7 @@ BAD = 'silent', 'traceback', 'hang', 'retry', 'unnamed'
 SECONDS = 20.0  # time limit of a command; each takes a tenth of it
 MEMORY = 24 << 30  # bytes of address space of a worker, so that reading /dev/zero cannot exhaust memory
 NO_ANSWER = ''  # answer for a file that older runs do not have
-CLOCK = 'seconds', 'speed/tokens_per_second', 'speed/mfu'
+CLOCK_METRICS = 'seconds', 'speed/tokens_per_second', 'speed/mfu'
 STEP = 8
 Change = Callable[[Path], None]
 
@@ -634,7 +634,7 @@ def parse_result(verb: str, folder: Path, out: str, err: str) -> Any:
     if verb == 'train':
         lines = (folder / 'metrics.jsonl').read_bytes().splitlines()
         last = json.loads(lines[-1])
-        return {name: value for name, value in last.items() if name not in CLOCK}
+        return {name: value for name, value in last.items() if name not in CLOCK_METRICS}
     if verb == 'tail':
         return [re.sub(r'[\d.,-]+ tokens/s', '', line) for line in err.splitlines()]
     if verb == 'verify':

@@ -134,7 +134,7 @@ def timeless(workdir):
     return [{k: v for k, v in record.items() if k not in CLOCK_METRICS} for record in RunDir(workdir).read_records()]
 
 
-def parameters(workdir):
+def read_parameters(workdir):
     """Return the parameters of the newest checkpoint by name, and verify its digests."""
     params = checkpointer.restore_parameters(workdir, RunDir(workdir).list_checkpoint_steps()[-1])
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
@@ -150,7 +150,7 @@ def assert_same(workdir, other, exactly=True):
     pairs = [
         (record[name], other[name]) for record, other in zip(records, other_records, strict=True) for name in record
     ]
-    params, other_params = parameters(workdir), parameters(other)
+    params, other_params = read_parameters(workdir), read_parameters(other)
     assert params.keys() == other_params.keys()
     if exactly:
         assert all(a == b for a, b in pairs)
