@@ -95,8 +95,8 @@ def test_epoch_shows_each_window_once_in_new_order():
     assert sorted(first) == sorted(second) == [17 * i for i in range(24)]
     assert first.tolist() != second.tolist()
     assert first.tolist() != sorted(first)
-    other = ShuffledBatches([plain_windows(24)], 1, 4)
-    assert batches.read_rows(0, range(4)).tolist() != other.read_rows(0, range(4)).tolist()
+    reseeded = ShuffledBatches([plain_windows(24)], 1, 4)
+    assert batches.read_rows(0, range(4)).tolist() != reseeded.read_rows(0, range(4)).tolist()
 
 
 @pytest.mark.slow

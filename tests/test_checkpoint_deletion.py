@@ -28,9 +28,9 @@ def undeletable_metadata(monkeypatch):
     monkeypatch.setattr(os, 'unlink', deny)
 
 
-def save_checkpoints(path, *numbers, **changes):
+def save_checkpoints(path, *steps, **changes):
     checkpoints = Checkpointer(RunDir(path), tiny(**changes).checkpoint, {})
-    for step in numbers:
+    for step in steps:
         checkpoints.save(step, STATE)
     checkpoints.close()
     return checkpoints

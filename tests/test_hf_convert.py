@@ -208,9 +208,9 @@ def test_exported_run_matches_transformers_and_includes_tokenizer(run, tmp_path,
 
 
 def test_export_with_different_results_leaves_no_files(run, tmp_path, capsys, monkeypatch):
-    convert = convert_module.ParameterSpec.convert_to_hf
+    original = convert_module.ParameterSpec.convert_to_hf
     monkeypatch.setattr(
-        convert_module.ParameterSpec, 'convert_to_hf', lambda leaf, array: convert(leaf, array) * 1.001
+        convert_module.ParameterSpec, 'convert_to_hf', lambda leaf, array: original(leaf, array) * 1.001
     )
     code, _, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/out')
     assert (code, len(err.splitlines())) == (1, 1)

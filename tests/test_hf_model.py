@@ -41,15 +41,13 @@ def capture_arrays(subject, *names):
 def test_captured_attention_and_residual_match_transformers(model):
     family, hf_model, subject = model
     attention, residual = open_models.told(hf_model, IDS_PT)
-    captured_attention, captured_residual = capture_arrays(subject, 'attention_LPHTS', 'residual_LPTD')
+    own_attention, own_residual = capture_arrays(subject, 'attention_LPHTS', 'residual_LPTD')
     if family == 'gpt_oss':
-        np.testing.assert_allclose(
-            captured_attention.sum(-1), 1, atol=1e-5
-        )  # includes the sink column before the text
-        captured_attention = captured_attention[..., 1:]
-    np.testing.assert_allclose(captured_attention, attention, atol=1e-5)
-    np.testing.assert_allclose(captured_residual[:-1], residual, rtol=1e-5, atol=1e-5 * np.abs(residual).max())
-    np.testing.assert_allclose(captured_attention * ~np.tri(T, dtype=bool), 0)
+        np.testing.assert_allclose(own_attention.sum(-1), 1, atol=1e-5)  # includes the sink column before the text
+        own_attention = own_attention[..., 1:]
+    np.testing.assert_allclose(own_attention, attention, atol=1e-5)
+    np.testing.assert_allclose(own_residual[:-1], residual, rtol=1e-5, atol=1e-5 * np.abs(residual).max())
+    np.testing.assert_allclose(own_attention * ~np.tri(T, dtype=bool), 0)
 
 
 def test_captured_queries_keys_and_values_reproduce_attention(model):
@@ -70,16 +68,16 @@ def test_captured_queries_keys_and_values_reproduce_attention(model):
 
 def test_metrics_match_matrices_of_transformers(model):
     _family, hf_model, subject = model
-    attention, residual = (np.float64(one) for one in open_models.told(hf_model, IDS_PT))
+    attention, residual = (np.float64(item) for item in open_models.told(hf_model, IDS_PT))
     measured = measure.measure_model(subject, IDS_PT, keys=2).numbers
     alphas = [[matrix[k:, k].sum() / (T - k) for k in range(2)] for matrix in attention.reshape(-1, T, T)]
     for k in range(2):
         np.testing.assert_allclose(measured[f'alpha/{k + 1}'], np.mean(alphas, 0)[k], rtol=1e-5)
         np.testing.assert_allclose(measured[f'sink/{k + 1}'], 100 * np.mean(np.array(alphas)[:, k] > 0.3))
     norm = np.linalg.norm(residual, axis=-1).mean(1)
-    for layer, one in enumerate(norm, 1):
-        np.testing.assert_allclose(measured[f'norm/ratio/{layer:02}'], one[0] / one[1:].mean(), rtol=1e-5)
-    assert {name for one in registry.select_measurable(subject.available_arrays) for name in one.inputs} <= {
+    for layer, item in enumerate(norm, 1):
+        np.testing.assert_allclose(measured[f'norm/ratio/{layer:02}'], item[0] / item[1:].mean(), rtol=1e-5)
+    assert {name for item in registry.select_measurable(subject.available_arrays) for name in item.inputs} <= {
         *subject.available_arrays
     }
 
@@ -105,11 +103,11 @@ def test_capture_with_swapped_positions_equals_swapped_position_embeddings(gpt2)
 
     folder, hf_model = gpt2
     subject, table_TD = HFModel(str(folder)), hf_model.transformer.wpe.weight
-    before = table_TD.detach().clone()
+    original_TD = table_TD.detach().clone()
     with torch.no_grad():
-        table_TD[[0, 4]] = before[[4, 0]]
+        table_TD[[0, 4]] = original_TD[[4, 0]]
         expected, _ = open_models.told(hf_model, IDS_PT)
-        table_TD[:] = before
+        table_TD[:] = original_TD
     position_T = np.arange(T)
     position_T[[0, 4]] = 4, 0
     captured = subject.capture(IDS_PT, lambda layer: {'a_LPHTS': layer['attention_LPHTS']}, position_T)
@@ -146,7 +144,7 @@ def test_propositions_are_checked_only_for_plain_softmax_models(model):
     spec = measure_module.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
     checked = measure_module.make_job(subject, spec).run().propositions
     assert bool(checked) == (family in PLAIN)
-    assert all(one['holds'] for one in checked)
+    assert all(proposition['holds'] for proposition in checked)
 
 
 def test_token_losses_match_transformers(model):

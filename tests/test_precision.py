@@ -227,7 +227,7 @@ def test_logits_and_gradients_match_reference_within_roundings(name):
     assert logits_BTV.dtype == jnp.float32
 
     expected, change = measure_rounding_change(
-        lambda params: np.stack([reference.forward(params, one, single)[0] for one in TOKENS]), params
+        lambda params: np.stack([reference.forward(params, ids_T, single)[0] for ids_T in TOKENS]), params
     )
     assert np.linalg.norm(logits_BTV - expected) < ROUNDINGS**0.5 * change
 

@@ -144,15 +144,15 @@ def test_mean_over_seeds_excludes_diverged_run(tmp_path):
     assert headline.startswith('softmax: ')
     assert headline.endswith('.')
     assert summary_table.format_group(arm)[0] in headline
-    counted, lost = summary_table.format_group(arm)
+    sink_text, failure_text = summary_table.format_group(arm)
     # share, lowest and highest share, steps, seeds, and the probes between which the sinks emerge
-    assert parse_integers(counted) == [50, 40, 60, 20, 2, 10, 20]
-    assert ('diverged' in lost, parse_integers(lost)) == (True, [2, 10])
+    assert parse_integers(sink_text) == [50, 40, 60, 20, 2, 10, 20]
+    assert ('diverged' in failure_text, parse_integers(failure_text)) == (True, [2, 10])
 
 
 def test_headline_counts_seeds_with_sink(tmp_path):
-    for seed, more in enumerate([None, {'sink/1': 0.0}, None]):
-        made_up(tmp_path / str(seed), 'softmax', seed=seed, more=more)
+    for seed, extra_metrics in enumerate([None, {'sink/1': 0.0}, None]):
+        made_up(tmp_path / str(seed), 'softmax', seed=seed, more=extra_metrics)
     (arm,) = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
     (description,) = summary_table.format_group(arm)
     assert parse_integers(description)[-4:] == [10, 20, 2, 3]
@@ -228,16 +228,16 @@ def test_emergence_is_absent_when_final_rate_exists_at_step_0(tmp_path, runs_of_
     for decay in (0.1, 0.5):
         for seed in range(runs_of_row):
             paths.append(tmp_path / f'{decay}-{seed}')
-            more = {'sink/1': 10.0}
-            made_up(paths[-1], f'decay_{decay}', seed=seed, more=more, optimizer__weight_decay=decay)
+            extra_metrics = {'sink/1': 10.0}
+            made_up(paths[-1], f'decay_{decay}', seed=seed, more=extra_metrics, optimizer__weight_decay=decay)
     groups = run_groups.group_runs(runs.read_runs(list(map(str, paths))))
     assert [emergence.select_learned(arm.counted_runs) for arm in groups] == [[], []]
     assert 'emerging' not in summary_table.format_headline(groups)
     assert 'before training' in summary_table.format_headline(groups)
-    drawn = figure_data.LineFigures(groups, BinaryPayload())
-    assert drawn.make_sink_and_loss_figure(False)['panels'][0]['marks'] == []
+    figures = figure_data.LineFigures(groups, BinaryPayload())
+    assert figures.make_sink_and_loss_figure(False)['panels'][0]['marks'] == []
     (axis,) = run_groups.find_axes(groups, run_groups.make_group_table(groups))
-    assert 'step of emergence' not in [panel['label'] for panel in drawn.make_axis_figure(axis)['panels']]
+    assert 'step of emergence' not in [panel['label'] for panel in figures.make_axis_figure(axis)['panels']]
 
 
 def test_emergence_is_interval_in_both_tables_and_figure(tmp_path):
@@ -313,9 +313,9 @@ def test_axes_list_each_numeric_field_that_alone_differs(tmp_path):
 def test_emergence_figure_draws_interval_between_probes(tmp_path):
     """Check that segments span two probes, and that tick labels count runs in which a sink emerges."""
     run_settings = [(1e-3, 0, (0, 10, 20), {}), (1e-3, 1, (0, 10, 20), {'sink/1': 0.0}), (1e-2, 0, (0, 40, 60), {})]
-    for rate, seed, steps, more in run_settings:
+    for rate, seed, steps, extra_metrics in run_settings:
         config = dict(optimizer__peak_learning_rate=rate, optimizer__steps=60)
-        made_up(tmp_path / f'{rate}-{seed}', f'rate_{rate}', steps, seed, more=more, **config)
+        made_up(tmp_path / f'{rate}-{seed}', f'rate_{rate}', steps, seed, more=extra_metrics, **config)
     groups = run_groups.group_runs(runs.read_runs(sorted(map(str, tmp_path.iterdir()))))
     ((_, draw, along),) = [entry for entry in pictures.list_figures(groups) if entry[0] == 'emergence']
     (axis,) = draw(groups, along).axes

@@ -105,11 +105,11 @@ def change_bytes(draw, content):
     return bytes(content)
 
 
-def read_or_none(read, *arguments):
+def read_or_none(read_function, *arguments):
     """Return the result of a reader, or None if it raises DamagedFileError with a one-line message."""
     start = time.monotonic()
     try:
-        return read(*arguments)
+        return read_function(*arguments)
     except DamagedFileError as error:
         if len(str(error).splitlines()) != 1:
             raise
@@ -305,10 +305,10 @@ def test_read_metric_lines_from_reports_no_damage_across_crash_and_resume(tmp_pa
     crash(folder, 1, 2, 3, cut=4)
     records, byte = folder.read_metric_lines_from(0)
     record_attempt(folder, 2, 3)
-    more, byte = folder.read_metric_lines_from(byte)
+    next_records, byte = folder.read_metric_lines_from(byte)
     record_attempt(folder, 4, 5)
-    last, _ = folder.read_metric_lines_from(byte)
-    assert [record['step'] for record in records + more + last] == [1, 2, 3, 2, 3, 4, 5]
+    last_records, _ = folder.read_metric_lines_from(byte)
+    assert [record['step'] for record in records + next_records + last_records] == [1, 2, 3, 2, 3, 4, 5]
     assert capsys.readouterr().err == ''
 
 
@@ -361,12 +361,12 @@ def test_read_run_file_rejects_too_large_file(tmp_path):
 
 
 def test_lease_file_has_mode_644(tmp_path):
-    before = os.umask(0)
+    old_umask = os.umask(0)
     try:
         with hold_lease(tmp_path):
             assert stat.S_IMODE((tmp_path / 'lease.json').stat().st_mode) == 0o644
     finally:
-        os.umask(before)
+        os.umask(old_umask)
 
 
 def test_read_records_names_damaged_line_once(tmp_path, capsys):

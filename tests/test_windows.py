@@ -135,11 +135,11 @@ def test_set_fixed_token_does_not_modify_input(data):
 
 
 def test_fixed_held_out_false_keeps_held_out_sequences(corpus):
-    plain, spec = (tiny(data__source=corpus, **more) for more in ({}, FIXED_IN_TRAINING))
-    natural, found = load_run_data(plain), load_run_data(spec)
-    assert (found.batches.read_rows(0, range(4))[:, 0] == FIXED).all()
-    np.testing.assert_array_equal(found.valid_NT, natural.valid_NT)
-    np.testing.assert_array_equal(found.probe_PT, natural.probe_PT)
+    plain, spec = (tiny(data__source=corpus, **changes) for changes in ({}, FIXED_IN_TRAINING))
+    natural, changed = load_run_data(plain), load_run_data(spec)
+    assert (changed.batches.read_rows(0, range(4))[:, 0] == FIXED).all()
+    np.testing.assert_array_equal(changed.valid_NT, natural.valid_NT)
+    np.testing.assert_array_equal(changed.probe_PT, natural.probe_PT)
 
 
 FIXED_IN_TRAINING = dict(data__fixed_position=1, data__fixed_held_out=False)
@@ -149,19 +149,19 @@ FIXED_IN_TRAINING = dict(data__fixed_position=1, data__fixed_held_out=False)
 def test_random_tokens_replace_only_given_positions(corpus, first, last):
     plain = load_run_data(tiny(data__source=corpus))
     spec = tiny(data__source=corpus, data__random_first=first, data__random_last=last)
-    found, again = load_run_data(spec), load_run_data(spec)
+    randomized, repeated = load_run_data(spec), load_run_data(spec)
     places = slice(first - 1, last)
-    for ours, theirs in (
-        (found.batches.read_rows(3, range(4)), plain.batches.read_rows(3, range(4))),
-        (found.valid_NT, plain.valid_NT),
+    for random_array, plain_array in (
+        (randomized.batches.read_rows(3, range(4)), plain.batches.read_rows(3, range(4))),
+        (randomized.valid_NT, plain.valid_NT),
     ):
-        assert (ours[:, places] != theirs[:, places]).mean() > 0.7
-        assert ours[:, places].max() > 200  # of 300 ids
-        np.testing.assert_array_equal(np.delete(ours, places, 1), np.delete(theirs, places, 1))
-    np.testing.assert_array_equal(found.probe_PT, plain.probe_PT)
-    np.testing.assert_array_equal(found.batches.read_rows(3, range(4)), again.batches.read_rows(3, range(4)))
-    other = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
-    assert found.valid_NT[:, places].tolist() != other.valid_NT[:, places].tolist()
+        assert (random_array[:, places] != plain_array[:, places]).mean() > 0.7
+        assert random_array[:, places].max() > 200  # of 300 ids
+        np.testing.assert_array_equal(np.delete(random_array, places, 1), np.delete(plain_array, places, 1))
+    np.testing.assert_array_equal(randomized.probe_PT, plain.probe_PT)
+    np.testing.assert_array_equal(randomized.batches.read_rows(3, range(4)), repeated.batches.read_rows(3, range(4)))
+    reseeded = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
+    assert randomized.valid_NT[:, places].tolist() != reseeded.valid_NT[:, places].tolist()
 
 
 def test_random_tokens_of_window_are_same_in_every_epoch():
