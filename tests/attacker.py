@@ -1,7 +1,7 @@
-"""What somebody who is no process of a run may do to its ports.
+"""Attacks on the ports of a run by somebody who is not one of its processes.
 
-`python tests/attacker.py` tries each of it on a run of two processes without jax, of the tree that PYTHONPATH names,
-and prints how both ended: (0, 0) is a run that nothing happened to.
+`python tests/attacker.py` makes each attack on a run of two processes without jax. PYTHONPATH names its code.
+The output has the exit codes of both processes: (0, 0) means that the attack had no effect.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ TLS = bytes.fromhex('16030100750100007103035f') + bytes(110)
 HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes.fromhex('000000040000000000')
 
 
-def line(**content):
+def encode_message(**content):
     return json.dumps(content).encode() + b'\n'
 
 
@@ -41,67 +41,69 @@ def connected(address):
             connection.close()
 
 
-def say(*texts, stay=0.0):
-    """Send each text on a connection of its own, and stay for some seconds without reading."""
+def make_attack(*texts, stay=0.0):
+    """Return an attack that sends each text on its own connection, then waits `stay` seconds without reading."""
 
-    def act(address, ended):
+    def attack(address, stop_event):
         with contextlib.ExitStack() as stack:
             for text in texts:
                 with contextlib.suppress(OSError):
                     connection = stack.enter_context(connected(address))
                     connection.sendall(text)
-            ended.wait(stay)
+            stop_event.wait(stay)
 
-    return act
+    return attack
 
 
-def never_read(address, ended):
-    """Greet again and again with a number that is refused, and read none of the refusals."""
+def send_without_reading(address, stop_event):
+    """Send many greetings with a process number that is refused, and read none of the refusals."""
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         connection.settimeout(0.2)
         with contextlib.suppress(OSError):
             connection.connect(address)
             for _ in range(200):
-                connection.sendall(line(**OLD_HELLO | dict(process=7)) * 500)
-        ended.wait(15)
+                connection.sendall(encode_message(**OLD_HELLO | dict(process=7)) * 500)
+        stop_event.wait(15)
 
 
-def drip(address, ended):
-    """Say one byte at a time, which is never a message."""
+def send_single_bytes(address, stop_event):
+    """Send one byte at a time, so that no message is ever complete."""
     with contextlib.suppress(OSError), connected(address) as connection:
-        while not ended.wait(0.3):
+        while not stop_event.wait(0.3):
             connection.sendall(b'{')
 
 
-def forge(address, ended):
-    """Greet as process 1, as the version before and this one do, without the secret; go on as if it were accepted."""
+def forge_greetings(address, stop_event):
+    """Greet as process 1 without the secret, in the old and the new protocol, and continue as if accepted."""
     for hello in (OLD_HELLO, OLD_HELLO | dict(nonce=DIGEST, proof=DIGEST)):
         with contextlib.suppress(OSError), connected(address) as connection:
             with contextlib.suppress(TimeoutError):
                 connection.settimeout(0.3)
                 connection.recv(1000)
-            connection.sendall(line(**hello))
+            connection.sendall(encode_message(**hello))
             for _ in range(20):
-                connection.sendall(line(kind='beat') + line(kind='end', generation=1, end=dict(cause='crashed')))
-                if ended.wait(0.1):
+                connection.sendall(
+                    encode_message(kind='beat') + encode_message(kind='end', generation=1, end=dict(cause='crashed'))
+                )
+                if stop_event.wait(0.1):
                     return
 
 
-def many(address, ended, count=100):
-    """Open more connections than the run may have descriptors, and stay."""
-    held = []
+def open_many_connections(address, stop_event, count=100):
+    """Open more connections than the run may have descriptors, and keep them open."""
+    connections = []
     for _ in range(count):
-        if not ended.is_set():
+        if not stop_event.is_set():
             with contextlib.suppress(OSError):
-                held.append(socket.create_connection(address, 0.2))
-    ended.wait(15)
-    for connection in held:
+                connections.append(socket.create_connection(address, 0.2))
+    stop_event.wait(15)
+    for connection in connections:
         connection.close()
 
 
-def reset(address, ended):
-    """Connect and reset at once, many times."""
+def reset_connections(address, stop_event):
+    """Open and reset many connections."""
     for _ in range(200):
         with contextlib.suppress(OSError), connected(address) as connection:
             connection.sendall(b'{"kind"')
@@ -109,62 +111,69 @@ def reset(address, ended):
 
 
 NO_DESCRIPTORS = 'more connections than descriptors'
-HELLO_OF_A_LIST = b'{"kind":"hello","process":[],"count":2,"host":"x","pid":1}\n'
+HELLO_WITH_LIST = b'{"kind":"hello","process":[],"count":2,"host":"x","pid":1}\n'
 ATTACKS = {
-    'hello of process []': say(HELLO_OF_A_LIST),
-    '{}': say(b'{}\n', b'[]\n', b'null\n', b'5\n', b'"x"\n', b'{"kind":{}}\n', b'\n'),
-    'garbage': say(
+    'hello of process []': make_attack(HELLO_WITH_LIST),
+    '{}': make_attack(b'{}\n', b'[]\n', b'null\n', b'5\n', b'"x"\n', b'{"kind":{}}\n', b'\n'),
+    'garbage': make_attack(
         *(random.Random(seed).randbytes(4000) for seed in range(5)), TLS, HTTP2, b'GET / HTTP/1.1\r\n\r\n'
     ),
-    'half a message': say(b'{"kind":"hello","process":1,', b'{', b'\xe2\x82', stay=15),
-    '10 MB in one line': say(b'x' * 10 * MEGABYTE, b'[' * 10 * MEGABYTE + b'\n', b'1' * 10 * MEGABYTE + b'\n'),
-    '10 MB in many lines': say(b'{"kind":"beat"}\n' * (10 * MEGABYTE // 16), b'\n' * 10 * MEGABYTE),
-    'deep nesting, huge numbers': say(
-        b'[' * 3000 + b'\n', line(**OLD_HELLO | dict(process=10**30)), line(**OLD_HELLO | dict(count=1e308))
+    'half a message': make_attack(b'{"kind":"hello","process":1,', b'{', b'\xe2\x82', stay=15),
+    '10 MB in one line': make_attack(
+        b'x' * 10 * MEGABYTE, b'[' * 10 * MEGABYTE + b'\n', b'1' * 10 * MEGABYTE + b'\n'
     ),
-    'messages of others': say(
-        *(line(kind=kind, generation=1) for kind in ('at', 'gather', 'end', 'go', 'over', 'welcome', 'refused')),
-        line(kind='over', end=dict(cause='done', words='', trace='', orderly=False)),
+    '10 MB in many lines': make_attack(b'{"kind":"beat"}\n' * (10 * MEGABYTE // 16), b'\n' * 10 * MEGABYTE),
+    'deep nesting, huge numbers': make_attack(
+        b'[' * 3000 + b'\n',
+        encode_message(**OLD_HELLO | dict(process=10**30)),
+        encode_message(**OLD_HELLO | dict(count=1e308)),
     ),
-    'silence': say(b'', b'', b'', stay=15),
-    'one byte at a time': drip,
-    'never reading': never_read,
-    'forged hello of process 1': forge,
-    NO_DESCRIPTORS: many,
-    'resets': reset,
+    'messages of others': make_attack(
+        *(
+            encode_message(kind=kind, generation=1)
+            for kind in ('at', 'gather', 'end', 'go', 'over', 'welcome', 'refused')
+        ),
+        encode_message(kind='over', end=dict(cause='done', words='', trace='', orderly=False)),
+    ),
+    'silence': make_attack(b'', b'', b'', stay=15),
+    'one byte at a time': send_single_bytes,
+    'never reading': send_without_reading,
+    'forged hello of process 1': forge_greetings,
+    NO_DESCRIPTORS: open_many_connections,
+    'resets': reset_connections,
 }
-SLOW = """
+SLOW_SCRIPT = """
 while not all(group.gather('x', (folder.path / 'go').exists())):
   group.report_progress('step', 1, None)
   time.sleep(0.05)
 """
-TOUCHED = "(folder.path / f'here-{index}').touch()\n"
+TOUCH_SCRIPT = "(folder.path / f'here-{index}').touch()\n"
 
 
 def attacked(run, names, descriptors=64, seconds=3.0):
-    """Have a run of two processes meet attacks, before process 1 comes and afterwards.
+    """Attack a run of two processes, before process 1 starts and afterwards.
 
-    Process 0 may have few file descriptors; for NO_DESCRIPTORS it has none left until process 1 comes.
+    Process 0 is limited to `descriptors` open files. For NO_DESCRIPTORS it has none left until process 1 starts.
 
     Returns:
         [(exit code, lines of stderr)] of both processes.
     """
-    ended = threading.Event()
-    run.start(TOUCHED + SLOW, (0,))
+    stop_event = threading.Event()
+    run.start(TOUCH_SCRIPT + SLOW_SCRIPT, (0,))
     process = run.started[0]
     address = '127.0.0.1', run.port
     wait_for_port(address)
-    hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[1]
-    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3 if NO_DESCRIPTORS in names else descriptors, hard))
+    hard_limit = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3 if NO_DESCRIPTORS in names else descriptors, hard_limit))
     threads = []
     for number in range(2):
-        threads += [threading.Thread(target=ATTACKS[name], args=(address, ended)) for name in names]
+        threads += [threading.Thread(target=ATTACKS[name], args=(address, stop_event)) for name in names]
         for thread in threads[number * len(names) :]:
             thread.start()
         time.sleep(0.5)
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (descriptors, hard))
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (descriptors, hard_limit))
         if not number:
-            run.start(TOUCHED + SLOW, (1,))
+            run.start(TOUCH_SCRIPT + SLOW_SCRIPT, (1,))
             with contextlib.suppress(AssertionError):
                 run.wait_for('here-1', 10)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -173,66 +182,66 @@ def attacked(run, names, descriptors=64, seconds=3.0):
     try:
         return run.ended()
     finally:
-        ended.set()
+        stop_event.set()
         for thread in threads:
             thread.join()
 
 
 def wait_for_port(address, seconds=20):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         with contextlib.suppress(OSError), connected(address):
             return
         time.sleep(0.05)
 
 
 def ports_of(pid):
-    """The addresses on which a process and its children listen."""
-    found = set()
-    for each in tree(pid):
+    """Return the addresses on which a process and its children listen."""
+    addresses = set()
+    for process_id in list_process_tree(pid):
         inodes = set()
         with contextlib.suppress(OSError):
-            for descriptor in Path(f'/proc/{each}/fd').iterdir():
+            for descriptor in Path(f'/proc/{process_id}/fd').iterdir():
                 with contextlib.suppress(OSError):
                     inodes.add(os.readlink(descriptor).removeprefix('socket:[').removesuffix(']'))
         for name in ('tcp', 'tcp6'):
             with contextlib.suppress(OSError):
-                for row in Path(f'/proc/{each}/net/{name}').read_text().splitlines()[1:]:
+                for row in Path(f'/proc/{process_id}/net/{name}').read_text().splitlines()[1:]:
                     fields = row.split()
                     if fields[3] == '0A' and fields[9] in inodes:
                         host, port = fields[1].split(':')
-                        found.add((address_of(host), int(port, 16)))
-    return found
+                        addresses.add((parse_address(host), int(port, 16)))
+    return addresses
 
 
-def address_of(text):
-    """An address as /proc writes it: words of four bytes, each in the order of this machine."""
-    packed = b''.join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
+def parse_address(text):
+    """Parse an address as /proc writes it: words of four bytes, each in the byte order of this machine."""
+    packed = b''.join(bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8))
     return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
 
 
-def tree(pid):
+def list_process_tree(pid):
     children = []
     with contextlib.suppress(OSError):
         for thread in Path(f'/proc/{pid}/task').iterdir():
             children += [int(child) for child in (thread / 'children').read_text().split()]
-    return [pid, *(each for child in children for each in tree(child))]
+    return [pid, *(descendant for child in children for descendant in list_process_tree(child))]
 
 
 def main():
     for name in sys.argv[1:] or ATTACKS:
         with tempfile.TemporaryDirectory() as folder:
             runs = started(Path(folder))
-            begun = time.monotonic()
+            start = time.monotonic()
             try:
-                said = attacked(next(runs), [name])
+                results = attacked(next(runs), [name])
             except subprocess.TimeoutExpired:
-                said = [('hangs', []), ('hangs', [])]
+                results = [('hangs', []), ('hangs', [])]
             with contextlib.suppress(StopIteration):
                 next(runs)
-        words = next((lines[-1] for code, lines in said if code), '')
-        codes = tuple(code for code, _ in said)
-        print(f'{name:35} {codes!s:20} {time.monotonic() - begun:5.1f} s  {words[:150]}', flush=True)
+        message = next((lines[-1] for code, lines in results if code), '')
+        codes = tuple(code for code, _ in results)
+        print(f'{name:35} {codes!s:20} {time.monotonic() - start:5.1f} s  {message[:150]}', flush=True)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Furniture of the tests of attention: masks, arrays, rules, and one comparison for all."""
+"""Masks, arrays, attention specs and a comparison of backends for the tests of attention."""
 
 import dataclasses
 import functools
@@ -19,13 +19,13 @@ from sinklab.attn.spec import AttentionSpec, RelativePositionBias, ScoreBias
 from sinklab.config.spec import AttentionConfig
 
 LENGTH, HEADS = 256, 2
-PLACES = np.arange(LENGTH)[None]
-STARTS = np.array([0, 70, 170])  # of documents
+POSITIONS = np.arange(LENGTH)[None]
+STARTS = np.array([0, 70, 170])  # first positions of the documents
 KERNELS = [operation for operation in OPERATIONS if operation[0] != 'softpick']
-SLOPES = np.array([0.0, 0.002], np.float32)  # of ALiBi: one head has none
+SLOPES = np.array([0.0, 0.002], np.float32)  # slopes of ALiBi; the first head has no bias
 
 
-def documents(length):
+def make_causal_document_mask(length):
     start_T = STARTS[np.searchsorted(STARTS, np.arange(length), 'right') - 1]
     return masks.make_causal_mask(length) & masks.make_document_mask(jnp.asarray(start_T[None], jnp.int32))
 
@@ -35,44 +35,48 @@ MASKS = {
     'causal': masks.make_causal_mask,
     'prefix': lambda length: masks.make_prefix_mask(length, 100),
     'window': lambda length: masks.make_causal_mask(length) & masks.make_window_mask(length, 50),
-    'documents': documents,
+    'documents': make_causal_document_mask,
     'all of them': lambda length: (
-        masks.make_prefix_mask(length, 40) & masks.make_window_mask(length, 150) & documents(length)
+        masks.make_prefix_mask(length, 40) & masks.make_window_mask(length, 150) & make_causal_document_mask(length)
     ),
     'padded': lambda length: masks.make_causal_mask(length - 150).pad(after=150),
 }
 
 
 def every(length, names=MASKS):
-    """All masks, each of another sequence."""
-    made = [MASKS[name](length) for name in names]
-    start_BT, end_BT = (jnp.concatenate([getattr(mask, edge) for mask in made]) for edge in ('start_BT', 'end_BT'))
+    """Combine the named masks in one batch, one mask for each sequence."""
+    selected_masks = [MASKS[name](length) for name in names]
+    start_BT, end_BT = (
+        jnp.concatenate([getattr(mask, edge) for mask in selected_masks]) for edge in ('start_BT', 'end_BT')
+    )
     return masks.Mask(start_BT, end_BT, masks.make_full_mask(length).bounds_2T)
 
 
 def interpreted():
-    """Where kernels for TPU run as the XLA that they mean."""
+    """Return a context in which Pallas kernels run in the interpreter."""
     return unittest.mock.patch.object(pl, 'pallas_call', functools.partial(pl.pallas_call, interpret=True))
 
 
 def drawn(
     width=64, columns=0, heads=HEADS, groups=HEADS, dtype=jnp.float32, value_width=None, length=LENGTH, batch=1
 ):
-    """(query, key, value), of which queries and keys are positive so that a sum of scores is far from 0."""
+    """Draw (query, key, value). Queries and keys are positive, so that a sum of scores is far from 0."""
     rng = np.random.default_rng(0)
-    query, key = (rng.uniform(0, 1, (batch, length + more, n, width)) for more, n in ((0, heads), (columns, groups)))
+    query, key = (
+        rng.uniform(0, 1, (batch, length + extra, n, width)) for extra, n in ((0, heads), (columns, groups))
+    )
     value = rng.normal(size=(batch, length + columns, groups, value_width or width))
     return [jnp.asarray(array, dtype) for array in (query, key, value)]
 
 
 def steep(slope, distance):
-    """The function of ALiBi's curve."""
+    """Compute the bias of ALiBi at a distance."""
     return -slope[0] * distance
 
 
 def alibi(slope_H=SLOPES, columns=0):
-    key_BS = np.pad(PLACES, ((0, 0), (columns, 0)))
-    return ScoreBias(RelativePositionBias(steep, slope_H[:, None]), PLACES, key_BS)
+    key_BS = np.pad(POSITIONS, ((0, 0), (columns, 0)))
+    return ScoreBias(RelativePositionBias(steep, slope_H[:, None]), POSITIONS, key_BS)
 
 
 def rule(
@@ -82,8 +86,8 @@ def rule(
 
 
 @dataclasses.dataclass(frozen=True)
-class Matrix:
-    """A bias that is what it is, and no function of positions."""
+class MatrixBias:
+    """Score bias given as an array, not as a function of positions."""
 
     bias_BHTS: jax.Array
     relative = None
@@ -93,39 +97,48 @@ class Matrix:
 
 
 def attend(arrays, attention, mask, columns=0):
-    """(output_BTHK, attention_BHTS) of (query, key, value, bias), by the definition."""
+    """Compute (output_BTHK, attention_BHTS) of (query, key, value, bias) with the reference implementation."""
     *arrays, bias = (jnp.asarray(array, jnp.float32) for array in arrays)
-    found = reference.attend(*arrays, rule(attention, mask, columns, Matrix(bias)))
-    return found.output_BTHK, found.attention_BHTS
+    result = reference.attend(*arrays, rule(attention, mask, columns, MatrixBias(bias)))
+    return result.output_BTHK, result.attention_BHTS
 
 
 def compared(backend, attention, mask, arrays, bias=lambda: ScoreBias(), columns=0, more=(), atol=5e-5):
-    """(output, gradients), which are near float32's, as are statistics and gradients of what the bias is made of."""
+    """Compare a backend with the dense one in float32, and return its (output, gradients of the arrays).
+
+    The comparison includes the statistics of each row and the gradients of the parameters of the bias.
+    """
     cotangent = np.random.default_rng(1).normal(size=(*arrays[0].shape[:3], arrays[2].shape[-1])).astype(np.float32)
 
     def total(arrays, more, backend):
-        asked = rule(attention, mask, columns, bias(*more))
-        output, rows, _ = BACKENDS[backend].attend(*arrays, asked, needs_mass=True)
+        attention_spec = rule(attention, mask, columns, bias(*more))
+        output, rows, _ = BACKENDS[backend].attend(*arrays, attention_spec, needs_mass=True)
         return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows)
 
-    def found(backend, arrays):
+    def run_backend(backend, arrays):
         with interpreted():
             (_, aux), gradients = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True), static_argnums=2)(
                 arrays, more, backend
             )
         return aux, gradients
 
-    (ours, our_rows), (our_d_arrays, our_d_more) = found(backend, arrays)
-    (output, rows), (d_arrays, d_more) = found('dense', [array.astype(jnp.float32) for array in arrays])
-    close(our_rows.mass_BHT, rows.mass_BHT, 10 * atol)
-    close((ours, our_d_arrays), (output, d_arrays), atol)
-    close(our_d_more, d_more, 3 * atol)  # sums over all pairs
-    return ours, our_d_arrays
+    (actual, actual_rows), (actual_d_arrays, actual_d_more) = run_backend(backend, arrays)
+    (output, rows), (d_arrays, d_more) = run_backend('dense', [array.astype(jnp.float32) for array in arrays])
+    close(actual_rows.mass_BHT, rows.mass_BHT, 10 * atol)
+    close((actual, actual_d_arrays), (output, d_arrays), atol)
+    close(actual_d_more, d_more, 3 * atol)  # sums over all pairs
+    return actual, actual_d_arrays
 
 
-def close(ours, theirs, atol):
-    """Trees within a tolerance relative to the largest entry of each array, whatever sees nothing left out."""
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        one, other = np.float64(np.asarray(one, np.float32)), np.float64(np.asarray(other, np.float32))
-        largest = np.abs(other[np.abs(other) < -MASK_VALUE / 2]).max(initial=1e-2)
-        np.testing.assert_allclose(one, other, rtol=0, atol=atol * largest)
+def close(actual, expected, atol):
+    """Assert that trees agree within a tolerance relative to the largest entry of each array.
+
+    The largest entry excludes the values of queries that see no key.
+    """
+    for actual_array, expected_array in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        actual_array, expected_array = (
+            np.float64(np.asarray(actual_array, np.float32)),
+            np.float64(np.asarray(expected_array, np.float32)),
+        )
+        largest = np.abs(expected_array[np.abs(expected_array) < -MASK_VALUE / 2]).max(initial=1e-2)
+        np.testing.assert_allclose(actual_array, expected_array, rtol=0, atol=atol * largest)

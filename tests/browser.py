@@ -1,4 +1,4 @@
-"""A page in a headless Chromium, driven by DevTools' protocol over two pipes."""
+"""Control of a page in a headless Chromium through the DevTools protocol over two pipes."""
 
 import base64
 import contextlib
@@ -19,31 +19,31 @@ FLAGS = [
     *('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--hide-scrollbars'),
     *('--disable-background-networking', '--disable-component-update', '--disable-sync', '--remote-debugging-pipe'),
 ]
-# Chromium reads commands from its third file and writes answers to its fourth.
+# Chromium reads commands from file descriptor 3 and writes answers to file descriptor 4.
 WRAPPER = 'import os, sys; r, w, *c = sys.argv[1:]; os.dup2(int(r), 3); os.dup2(int(w), 4); os.execv(c[0], c)'
-PATIENCE = 120.0  # seconds for an answer, on a machine that has other work
+PATIENCE = 120.0  # seconds until an answer; the machine may be busy
 
 
 class Page:
-    """One tab: what it says on its console, what its script answers, what its keys and clicks do."""
+    """Browser tab that records its console, evaluates scripts, and receives keys and clicks."""
 
     def __init__(self, commands, answers):
         self.commands, self.answers = commands, answers
         self.number, self.buffer, self.session, self.console = 0, b'', None, []
 
-    def send(self, method, **given):
-        """The result of one command; what happens meanwhile is noted."""
+    def send(self, method, **parameters):
+        """Send one command, and return its result. Events that arrive before the result are recorded."""
         self.number += 1
-        message = dict(id=self.number, method=method, params=given)
+        message = dict(id=self.number, method=method, params=parameters)
         if self.session:
             message['sessionId'] = self.session
         os.write(self.commands, json.dumps(message).encode() + b'\0')
         while True:
-            heard = self.hear()
-            if heard.get('id') == self.number:
-                assert 'error' not in heard, heard['error']
-                return heard['result']
-            self.note(heard)
+            packet = self.hear()
+            if packet.get('id') == self.number:
+                assert 'error' not in packet, packet['error']
+                return packet['result']
+            self.note(packet)
 
     def hear(self):
         while b'\0' not in self.buffer:
@@ -54,14 +54,14 @@ class Page:
         message, _, self.buffer = self.buffer.partition(b'\0')
         return json.loads(message)
 
-    def note(self, heard):
-        if heard.get('method') in ('Runtime.exceptionThrown', 'Log.entryAdded'):
-            self.console.append(heard['params'])
-        if heard.get('method') == 'Runtime.consoleAPICalled' and heard['params']['type'] in ('error', 'warning'):
-            self.console.append(heard['params'])
+    def note(self, packet):
+        if packet.get('method') in ('Runtime.exceptionThrown', 'Log.entryAdded'):
+            self.console.append(packet['params'])
+        if packet.get('method') == 'Runtime.consoleAPICalled' and packet['params']['type'] in ('error', 'warning'):
+            self.console.append(packet['params'])
 
     def open(self, path, width=1280, height=900, dark=False):
-        """Shows a file, and waits until its figures are drawn."""
+        """Open a file, and wait until its figures are drawn."""
         if not self.session:
             target = self.send('Target.createTarget', url='about:blank')['targetId']
             self.session = self.send('Target.attachToTarget', targetId=target, flatten=True)['sessionId']
@@ -82,29 +82,29 @@ class Page:
         )
 
     def ask(self, script):
-        """What an expression of the page's gives."""
-        found = self.send('Runtime.evaluate', expression=script, returnByValue=True, awaitPromise=True)
-        assert 'exceptionDetails' not in found, found['exceptionDetails']
-        return found['result'].get('value')
+        """Evaluate an expression in the page, and return its value."""
+        answer = self.send('Runtime.evaluate', expression=script, returnByValue=True, awaitPromise=True)
+        assert 'exceptionDetails' not in answer, answer['exceptionDetails']
+        return answer['result'].get('value')
 
     def until(self, script):
-        end = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while not self.ask(script):
-            assert time.monotonic() < end, f'never: {script}; {self.console}'
+            assert time.monotonic() < deadline, f'never: {script}; {self.console}'
             time.sleep(0.05)
 
     def settle(self):
-        """Until what was asked for is drawn."""
+        """Wait until the browser has drawn two frames."""
         self.ask('new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))')
 
     def press(self, key, text=''):
-        more = dict(text=text) if text else {}
+        text_fields = dict(text=text) if text else {}
         self.send(
             'Input.dispatchKeyEvent',
             type='keyDown',
             key=key,
             code=key,
-            **more,
+            **text_fields,
             windowsVirtualKeyCode=CODES.get(key, 0),
         )
         self.send('Input.dispatchKeyEvent', type='keyUp', key=key, code=key, windowsVirtualKeyCode=CODES.get(key, 0))
@@ -115,11 +115,11 @@ class Page:
         self.settle()
 
     def picture(self, path):
-        """The whole page as a PNG file."""
+        """Save the whole page as a PNG file."""
         size = self.send('Page.getLayoutMetrics')['cssContentSize']
         clip = dict(x=0, y=0, width=size['width'], height=min(size['height'], 12000), scale=1)
-        found = self.send('Page.captureScreenshot', clip=clip, captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found['data']))
+        answer = self.send('Page.captureScreenshot', clip=clip, captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(answer['data']))
 
 
 CODES = dict(ArrowLeft=37, ArrowUp=38, ArrowRight=39, ArrowDown=40, Enter=13, Tab=9, Home=36, End=35)
@@ -127,17 +127,17 @@ CODES = dict(ArrowLeft=37, ArrowUp=38, ArrowRight=39, ArrowDown=40, Enter=13, Ta
 
 @contextlib.contextmanager
 def browser(profile):
-    """A Page of a browser of its own."""
-    (theirs_in, commands), (answers, theirs_out) = os.pipe(), os.pipe()
-    given = [fcntl.fcntl(file, fcntl.F_DUPFD, 10) for file in (theirs_in, theirs_out)]
-    command = [sys.executable, '-c', WRAPPER, *map(str, given), BROWSER, *FLAGS, f'--user-data-dir={profile}']
-    process = subprocess.Popen(command, pass_fds=given, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for file in (theirs_in, theirs_out, *given):
+    """Start a browser with its own profile, and yield a Page."""
+    (browser_input, commands), (answers, browser_output) = os.pipe(), os.pipe()
+    descriptors = [fcntl.fcntl(file, fcntl.F_DUPFD, 10) for file in (browser_input, browser_output)]
+    command = [sys.executable, '-c', WRAPPER, *map(str, descriptors), BROWSER, *FLAGS, f'--user-data-dir={profile}']
+    process = subprocess.Popen(command, pass_fds=descriptors, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for file in (browser_input, browser_output, *descriptors):
         os.close(file)
     try:
         yield Page(commands, answers)
     finally:
-        os.close(commands)  # at which it ends
+        os.close(commands)  # the browser exits when its command pipe closes
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Programs that note how they are called, on a PATH where nothing else answers, and launchers that call them."""
+"""Fake programs that record their calls, on a PATH without real ones, and launchers that call them."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from launch import command_line
 
 HARMLESS = ('bash', 'cp', 'mkdir', 'cat', 'dirname', 'sha256sum', 'cut', 'touch', 'ln', 'rm', 'sleep', 'chmod')
-# uv alone does something: an empty wheel, and an empty environment.
+# Only the fake uv has effects: it creates an empty wheel or an empty environment.
 PROGRAM = """#!{python} -IS
 import json, os, sys
 here, name = os.path.split(os.path.abspath(sys.argv[0]))
@@ -31,7 +31,7 @@ sys.exit(code)
 
 
 class Recorders:
-    """A folder of such programs, what they have heard, and what they are to say."""
+    """Folder of fake programs with their recorded calls and their configured answers."""
 
     def __init__(self, folder: Path, *names: str):
         self.folder, self.calls, self.answers = folder, folder / 'calls.jsonl', folder / 'answers.json'
@@ -48,12 +48,17 @@ class Recorders:
         return {**os.environ, 'PATH': str(self.folder)}
 
     def answer(self, part: str, *turns: tuple[str, str, int]) -> None:
-        """(stdout, stderr, exit code) for calls whose words hold a part, one after another; the last stays."""
-        known = json.loads(self.answers.read_text())
-        self.answers.write_text(json.dumps({part: turns, **known}))
+        """Set the answers to calls whose command line contains `part`.
+
+        Args:
+            part: text to look for in the command line.
+            *turns: (stdout, stderr, exit code) of successive calls; the last one repeats.
+        """
+        stored_answers = json.loads(self.answers.read_text())
+        self.answers.write_text(json.dumps({part: turns, **stored_answers}))
 
     def heard(self) -> list[list[str]]:
-        """The calls so far, which are forgotten."""
+        """Return the recorded calls, and clear the record."""
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         self.calls.write_text('')
         return [json.loads(line) for line in lines]
@@ -67,18 +72,20 @@ WHERE = {
     'jobset': ['--accelerator=v5e-256', '--project=p', '--image=r.pkg.dev/p/i:1'],
     'slurm': ['--nodes=32', '--time=1-0', '--code=/shared/code'],
 }
-SUBMIT = {name: ['submit', 'pair', '--workdir=gs://b/runs/pair', *where, *RUN] for name, where in WHERE.items()}
+SUBMIT = {
+    name: ['submit', 'pair', '--workdir=gs://b/runs/pair', *site_flags, *RUN] for name, site_flags in WHERE.items()
+}
 HARD = 'gs://b/o\'brien\'s "runs"/$HOME `x` \\ *;|&'
 
 
 def recorded(folder, monkeypatch):
-    """Recorders of all that launchers call, in a working folder that holds a config file."""
-    made = Recorders(folder / 'bin', *TOOLS)
-    monkeypatch.setenv('PATH', str(made.folder))
+    """Make recorders of all programs that launchers call, and enter a working folder with a config file."""
+    recorders = Recorders(folder / 'bin', *TOOLS)
+    monkeypatch.setenv('PATH', str(recorders.folder))
     monkeypatch.chdir(folder)
     (folder / 'configs').mkdir()
     (folder / 'configs' / 'scale.py').write_text('# a config\n')
-    return made
+    return recorders
 
 
 def scheduler(name):
@@ -90,15 +97,15 @@ def launched(name, argv):
 
 
 def printed(capsys, name, argv):
-    code, out = launched(name, argv), capsys.readouterr()
-    assert code == 0, out.err
-    return out.out
+    code, captured = launched(name, argv), capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
 
 
 def refused(capsys, name, argv):
-    """The one line of a refusal."""
-    code, out = launched(name, argv), capsys.readouterr()
-    assert (code, out.out) == (1, '')
-    (line,) = out.err.splitlines()
+    """Run a launcher that must fail, and return its one line of error without the name of the program."""
+    code, captured = launched(name, argv), capsys.readouterr()
+    assert (code, captured.out) == (1, '')
+    (line,) = captured.err.splitlines()
     assert line.startswith(f'launch.{name}: ')
     return line.partition(': ')[2]

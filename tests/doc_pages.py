@@ -1,4 +1,4 @@
-"""A page of docs/ to the letter: its edits in a copy of this tree, and its commands there."""
+"""Edits and commands of a page of docs/, applied and run in a copy of this tree."""
 
 import os
 import re
@@ -17,8 +17,8 @@ NEEDS_GIT = pytest.mark.skipif(
 
 
 def edited_copy(tree, page):
-    """A copy of this tree with the edits of a page."""
-    copy(tree)
+    """Copy this tree, and apply the edits of a page to the copy."""
+    copy_code(tree)
     assert blocks(page, 'diff')
     for edit in blocks(page, 'diff'):
         output(tree, 'git apply --verbose -', edit)
@@ -30,30 +30,33 @@ def commands(page, verb=''):
 
 
 def blocks(page, kind):
-    """The ```kind blocks of a page."""
+    """Return the ```kind blocks of a page."""
     text = (ROOT / 'docs' / page).read_text(encoding='utf-8')
     return re.findall(rf'^```{kind}\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
 
 
-def copy(tree):
-    """The code as it stands in the working tree, with this interpreter where `make` would put one."""
+def copy_code(tree):
+    """Copy the code of the working tree, with this interpreter in .venv, where `make` would install one."""
     for name in ('sinklab', 'configs', 'tests', 'docs'):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns('__pycache__'))
     for name in ('pyproject.toml', 'README.md'):
         shutil.copy(ROOT / name, tree)
-    bin = tree / '.venv' / 'bin'
-    bin.mkdir(parents=True)
+    bin_folder = tree / '.venv' / 'bin'
+    bin_folder.mkdir(parents=True)
     for name, module in PROGRAMS.items():
-        (bin / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
-        (bin / name).chmod(0o755)
+        (bin_folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        (bin_folder / name).chmod(0o755)
 
 
-def output(tree, command, given=None):
-    """Runs a command of the page in the tree; its processes find each other's compiled functions and tokens."""
-    here = {'PYTHONPATH': str(tree), 'JAX_PLATFORMS': 'cpu', 'GIT_CEILING_DIRECTORIES': str(tree.parent)}
-    environment = {**os.environ, **here}
+def output(tree, command, stdin_text=None):
+    """Run a command of the page in the tree, and return its standard output.
+
+    The processes of all commands share the caches of compiled functions and tokens.
+    """
+    tree_variables = {'PYTHONPATH': str(tree), 'JAX_PLATFORMS': 'cpu', 'GIT_CEILING_DIRECTORIES': str(tree.parent)}
+    environment = {**os.environ, **tree_variables}
     process = subprocess.run(
-        command, shell=True, cwd=tree, env=environment, input=given, capture_output=True, text=True, timeout=1800
+        command, shell=True, cwd=tree, env=environment, input=stdin_text, capture_output=True, text=True, timeout=1800
     )
-    assert process.returncode == 0, f'$ {command}\n{given or ""}{process.stdout}{process.stderr}'
+    assert process.returncode == 0, f'$ {command}\n{stdin_text or ""}{process.stdout}{process.stderr}'
     return process.stdout

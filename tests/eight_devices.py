@@ -1,8 +1,8 @@
-"""A run's first steps on eight devices, in many layouts: python eight_devices.py FOLDER CASES.
+"""First steps of a run on eight devices, in many layouts: python eight_devices.py FOLDER CASES.
 
-CASES is JSON, {name: {hardware, dtype, from}}: `from` names a case before it, from whose checkpoint of step 1 this
-one goes on. Of each it writes FOLDER/NAME.npz: the loss and, by its path, each parameter, its momentum and how much
-of them a device has.
+CASES is JSON, {name: {hardware, dtype, from}}. `from` names an earlier case. The case resumes from its checkpoint of
+step 1. Each case writes FOLDER/NAME.npz: the loss, each parameter by its path, its momentum, and the size of the part
+on one device.
 """
 
 import json
@@ -25,43 +25,43 @@ SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None
 jax.config.update('jax_num_cpu_devices', 8)
 
 
-def steps(folder: Path, name: str, hardware: dict, dtype: str = 'float32', **more: str) -> dict:
+def run_steps(folder: Path, name: str, hardware: dict, dtype: str = 'float32', **options: str) -> dict:
     spec, hardware = tiny(model__dtype=dtype, optimizer__batch_size=BATCH, **SGD), Hardware(**hardware)
     ids_BT = np.random.default_rng(0).integers(0, 300, (STEPS, BATCH, 17)).astype(np.int32)
     mesh = device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
-        now, first = begun(folder, more.get('from'), spec, mesh)
+        train_state, first = begin_run(folder, options.get('from'), spec, mesh)
         advance = step.make_train_step(spec, hardware, mesh)
         for number in range(first, STEPS):
             batch = sharding.put_batch(ids_BT[number], mesh)
-            now, numbers = advance(now, batch, sharding.make_per_device_array(0, mesh))
+            train_state, metrics = advance(train_state, batch, sharding.make_per_device_array(0, mesh))
             if number == 0:
-                saved(folder / name, spec).save(1, now)
-    return dict(loss=numbers['train/loss'], **arrays(now))
+                open_checkpointer(folder / name, spec).save(1, train_state)
+    return dict(loss=metrics['train/loss'], **collect_arrays(train_state))
 
 
-def begun(folder: Path, origin: str | None, spec, mesh) -> tuple[dict, int]:
+def begin_run(folder: Path, origin: str | None, spec, mesh) -> tuple[dict, int]:
     if origin:
-        return saved(folder / origin, spec).restore(1, state.make_abstract_state(spec, mesh)), 1
-    fresh = state.create_state(spec, mesh) | dict(params=drawn(spec, 0.1))
-    return jax.device_put(fresh, state.get_state_shardings(spec, mesh)), 0
+        return open_checkpointer(folder / origin, spec).restore(1, state.make_abstract_state(spec, mesh)), 1
+    new_state = state.create_state(spec, mesh) | dict(params=drawn(spec, 0.1))
+    return jax.device_put(new_state, state.get_state_shardings(spec, mesh)), 0
 
 
-def saved(folder: Path, spec) -> Checkpointer:
+def open_checkpointer(folder: Path, spec) -> Checkpointer:
     return Checkpointer(RunDir(folder), spec.checkpoint, {}, SingleProcessGroup())
 
 
-def arrays(now: dict) -> dict:
-    (trace,) = (leaf.trace for leaf in now['opt_state'][1] if hasattr(leaf, 'trace'))
-    found = {}
-    for kind, tree in dict(params=now['params'], momentum=trace).items():
+def collect_arrays(train_state: dict) -> dict:
+    (trace,) = (leaf.trace for leaf in train_state['opt_state'][1] if hasattr(leaf, 'trace'))
+    leaves = {}
+    for kind, tree in dict(params=train_state['params'], momentum=trace).items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             name = '.'.join([kind, *(entry.key for entry in path)])
-            found |= {name: leaf, f'{name} on each': leaf.addressable_shards[0].data.size}
-    return found
+            leaves |= {name: leaf, f'{name} on each': leaf.addressable_shards[0].data.size}
+    return leaves
 
 
 if __name__ == '__main__':
     folder = Path(sys.argv[1])
     for name, case in json.loads(sys.argv[2]).items():
-        np.savez(folder / f'{name}.npz', **jax.device_get(steps(folder, name, **case)))
+        np.savez(folder / f'{name}.npz', **jax.device_get(run_steps(folder, name, **case)))

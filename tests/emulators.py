@@ -1,4 +1,4 @@
-"""Object storage on this machine: emulators of GCS and S3, behind a proxy that counts, and fails as it is told."""
+"""Emulators of GCS and S3 on this machine, behind a proxy that records requests and injects faults."""
 
 import collections
 import contextlib
@@ -16,43 +16,45 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 
-READY = 60.0  # seconds until an emulator answers
-WAITING = 1024  # connections that are not taken yet; beyond Python's 5 each is tried again after 1, 3, 7, 15 s
+READY_SECONDS = 60.0  # until an emulator answers
+CONNECTION_BACKLOG = 1024  # pending connections; beyond the default of 5, each is retried after 1, 3, 7, 15 s
 
 
-def gcs(port: int) -> None:
+def serve_gcs(port: int) -> None:
     import emulated_gcs
 
-    emulated_gcs.serve(port, WAITING)
+    emulated_gcs.serve(port, CONNECTION_BACKLOG)
 
 
-def s3(port: int) -> None:
+def serve_s3(port: int) -> None:
     from moto.server import main
 
     main(['-H', '127.0.0.1', '-p', str(port)])
 
 
-def gcs_bucket(port: int, name: str) -> None:
-    asked(port, 'POST', '/storage/v1/b?project=p', json.dumps({'name': name}), {'Content-Type': 'application/json'})
+def make_gcs_bucket(port: int, name: str) -> None:
+    send_request(
+        port, 'POST', '/storage/v1/b?project=p', json.dumps({'name': name}), {'Content-Type': 'application/json'}
+    )
 
 
-def s3_bucket(port: int, name: str) -> None:
-    asked(port, 'PUT', f'/{name}')
+def make_s3_bucket(port: int, name: str) -> None:
+    send_request(port, 'PUT', f'/{name}')
 
 
-def asked(port: int, method: str, path: str, body: str = '', headers: dict | None = None) -> int:
+def send_request(port: int, method: str, path: str, body: str = '', headers: dict | None = None) -> int:
     connection = http.client.HTTPConnection('127.0.0.1', port, timeout=30)
     connection.request(method, path, body, headers or {})
     return connection.getresponse().status
 
 
-def gcs_variables(url: str) -> dict[str, str]:
-    """By which the libraries find the emulator: gcsfs and Orbax, TensorStore, and one that asks for no token."""
+def get_gcs_variables(url: str) -> dict[str, str]:
+    """Return the variables by which gcsfs, Orbax and TensorStore find the emulator, and send no token."""
     endpoint = dict.fromkeys(('STORAGE_EMULATOR_HOST', 'TENSORSTORE_GCS_HTTP_URL'), url)
     return endpoint | dict(GOOGLE_AUTH_TOKEN_FOR_TESTING='none')
 
 
-def s3_variables(url: str) -> dict[str, str]:
+def get_s3_variables(url: str) -> dict[str, str]:
     account = dict(AWS_ACCESS_KEY_ID='a', AWS_SECRET_ACCESS_KEY='b', AWS_DEFAULT_REGION='us-east-1')
     return dict(AWS_ENDPOINT_URL=url, **account)
 
@@ -64,17 +66,20 @@ class Kind:
     variables: Callable[[str], dict[str, str]]
 
 
-KINDS = {'gs': Kind(gcs, gcs_bucket, gcs_variables), 's3': Kind(s3, s3_bucket, s3_variables)}
+KINDS = {
+    'gs': Kind(serve_gcs, make_gcs_bucket, get_gcs_variables),
+    's3': Kind(serve_s3, make_s3_bucket, get_s3_variables),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
     method: str
-    path: str  # with its query, as it is written there
-    sent: int  # bytes
+    path: str  # with its query, decoded
+    sent: int  # bytes of the body
     received: int
 
-    names: tuple[str, ...] = ()  # of the objects, where its path has none
+    names: tuple[str, ...] = ()  # names of objects in the body
 
     @property
     def writes(self) -> bool:
@@ -87,34 +92,34 @@ class Request:
 
 @dataclasses.dataclass
 class Answer:
-    """What the proxy does with a request, if it is not simply passed on."""
+    """Treatment of a request that the proxy does not simply forward."""
 
-    status: int | None = None  # instead of the storage's
-    text: str = ''  # with that
-    seconds: float = 0.0  # before it is answered
-    bytes: int | None = None  # of the content, before the connection is lost
-    stalls: float = 0.0  # seconds until then
-    lost: bool = False  # the storage has heard it, and its answer never comes
-    taken: int | None = None  # bytes of what is sent, before the connection is lost and the storage has heard nothing
+    status: int | None = None  # replaces the status of the storage
+    text: str = ''  # body for `status`
+    seconds: float = 0.0  # delay before the answer
+    bytes: int | None = None  # number of bytes of the content that are sent before the connection is closed
+    stalls: float = 0.0  # delay in seconds before the connection is closed
+    lost: bool = False  # the storage receives the request, but its answer is dropped
+    taken: int | None = None  # bytes of the body read before the connection is closed; the storage gets none
 
 
-Rule = Callable[[str, str], Answer | None]  # of the method and the path of a request
+Rule = Callable[[str, str], Answer | None]  # takes the method and the path of a request
 
 
 class Proxy:
-    """Stands before an emulator: notes all requests, and treats them as its rules say."""
+    """Proxy of an emulator that records all requests and applies rules to them."""
 
-    def __init__(self, to: int):
+    def __init__(self, emulator_port: int):
         self.requests: list[Request] = []
         self.rules: list[Rule] = []
-        self.alone = threading.Lock()
+        self.lock = threading.Lock()
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = 'HTTP/1.1'
 
             def handle_one(self) -> None:
-                proxy.handle(self, to)
+                proxy.handle(self, emulator_port)
 
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = handle_one
 
@@ -122,34 +127,34 @@ class Proxy:
                 pass
 
         class Server(http.server.ThreadingHTTPServer):
-            request_queue_size = WAITING
+            request_queue_size = CONNECTION_BACKLOG
 
             def handle_error(self, *_) -> None:
-                pass  # a client that was killed, or has heard enough
+                pass  # a client was killed, or closed its connection
 
         self.server = Server(('127.0.0.1', 0), Handler)
         self.server.daemon_threads = True
         self.url = f'http://127.0.0.1:{self.server.server_address[1]}'
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def handle(self, handler: http.server.BaseHTTPRequestHandler, to: int) -> None:
+    def handle(self, handler: http.server.BaseHTTPRequestHandler, emulator_port: int) -> None:
         path = urllib.parse.unquote(handler.path)
         answer = next(filter(None, (rule(handler.command, path) for rule in self.rules)), Answer())
         if answer.taken is not None:
             handler.rfile.read(min(answer.taken, int(handler.headers.get('Content-Length') or 0)))
             time.sleep(answer.stalls)
             self.requests.append(Request(handler.command, path, answer.taken, 0))
-            lose(handler)
+            drop_connection(handler)
             return
-        body = content_of(handler)
+        body = read_body(handler)
         time.sleep(answer.seconds)
         if answer.status:
             status, headers, content = answer.status, [], answer.text.encode()
         else:
-            status, headers, content = self.passed_on(handler, to, body)
-        self.requests.append(Request(handler.command, path, len(body), len(content), told(path, body)))
+            status, headers, content = self.forward(handler, emulator_port, body)
+        self.requests.append(Request(handler.command, path, len(body), len(content), find_object_names(path, body)))
         if answer.lost:
-            lose(handler)
+            drop_connection(handler)
             return
         handler.send_response(status)
         for name, value in headers:
@@ -163,14 +168,17 @@ class Proxy:
         if answer.bytes is not None and len(content) > answer.bytes:
             handler.wfile.flush()
             time.sleep(answer.stalls)
-            lose(handler)
+            drop_connection(handler)
 
-    def passed_on(self, handler: http.server.BaseHTTPRequestHandler, to: int, body: bytes) -> tuple:
-        """(status, headers, content) of the storage's answer. Conditions are kept one by one, as moto does not."""
-        given = {name: value for name, value in handler.headers.items() if name.lower() != 'transfer-encoding'}
-        with self.alone if {'If-Match', 'If-None-Match'} & given.keys() else contextlib.nullcontext():
-            connection = http.client.HTTPConnection('127.0.0.1', to, timeout=300)
-            connection.request(handler.command, handler.path, body, given)
+    def forward(self, handler: http.server.BaseHTTPRequestHandler, emulator_port: int, body: bytes) -> tuple:
+        """Forward a request, and return (status, headers, content) of the answer.
+
+        Conditional requests run one at a time, because moto does not make them atomic.
+        """
+        sent_headers = {name: value for name, value in handler.headers.items() if name.lower() != 'transfer-encoding'}
+        with self.lock if {'If-Match', 'If-None-Match'} & sent_headers.keys() else contextlib.nullcontext():
+            connection = http.client.HTTPConnection('127.0.0.1', emulator_port, timeout=300)
+            connection.request(handler.command, handler.path, body, sent_headers)
             response = connection.getresponse()
             answer = response.status, response.getheaders(), response.read()
             connection.close()
@@ -184,34 +192,34 @@ class Proxy:
         finally:
             self.rules.remove(rule)
 
-    def count(self, path: str = '', **what: object) -> int:
-        """Of requests whose path holds a text, and whose fields are as given."""
-        return len(self.found(path, **what))
+    def count(self, path: str = '', **fields: object) -> int:
+        """Count the requests whose path contains a text and whose fields have the given values."""
+        return len(self.found(path, **fields))
 
-    def found(self, path: str = '', **what: object) -> list[Request]:
+    def found(self, path: str = '', **fields: object) -> list[Request]:
         return [
             request
             for request in self.requests
-            if path in request.path and all(getattr(request, name) == value for name, value in what.items())
+            if path in request.path and all(getattr(request, name) == value for name, value in fields.items())
         ]
 
 
-def told(path: str, body: bytes) -> tuple[str, ...]:
-    """The objects that a request names in what it sends: one that is uploaded, or many that are deleted."""
+def find_object_names(path: str, body: bytes) -> tuple[str, ...]:
+    """Return the objects that the body of a request names: one that is uploaded, or several that are deleted."""
     if 'uploadType=multipart' in path:
-        found = re.findall(rb'"name": "([^"]+)"', body[:1000])
+        matches = re.findall(rb'"name": "([^"]+)"', body[:1000])
     else:
-        found = re.findall(b'<Key>([^<]+)</Key>', body) if path.endswith('?delete') else []
-    return tuple(name.decode() for name in found)
+        matches = re.findall(b'<Key>([^<]+)</Key>', body) if path.endswith('?delete') else []
+    return tuple(name.decode() for name in matches)
 
 
-def lose(handler: http.server.BaseHTTPRequestHandler) -> None:
+def drop_connection(handler: http.server.BaseHTTPRequestHandler) -> None:
     handler.close_connection = True
     handler.connection.shutdown(socket.SHUT_RDWR)
 
 
-def content_of(handler: http.server.BaseHTTPRequestHandler) -> bytes:
-    """The body of a request, in one piece or in chunks."""
+def read_body(handler: http.server.BaseHTTPRequestHandler) -> bytes:
+    """Read the body of a request, in one piece or in chunks."""
     if 'chunked' not in handler.headers.get('Transfer-Encoding', ''):
         return handler.rfile.read(int(handler.headers.get('Content-Length') or 0))
     content = b''
@@ -224,28 +232,28 @@ def content_of(handler: http.server.BaseHTTPRequestHandler) -> bytes:
 
 @dataclasses.dataclass
 class Bucket:
-    """A bucket of its own for a test."""
+    """Bucket of a single test."""
 
     url: str  # gs://NAME or s3://NAME
     proxy: Proxy
-    variables: dict[str, str]  # by which the libraries find it
+    variables: dict[str, str]  # by which the libraries find the bucket
 
 
 class Emulators:
-    """Those of a session of tests, started when they are first needed."""
+    """Emulators of a session of tests, each started at its first use."""
 
     def __init__(self):
         self.running: dict[str, tuple[int, Proxy, subprocess.Popen]] = {}
-        self.made: collections.Counter[str] = collections.Counter()
+        self.bucket_counts: collections.Counter[str] = collections.Counter()
 
     def start(self, scheme: str) -> tuple[int, Proxy, subprocess.Popen]:
-        with socket.socket() as free:
-            free.bind(('127.0.0.1', 0))
-            port = free.getsockname()[1]
+        with socket.socket() as listener:
+            listener.bind(('127.0.0.1', 0))
+            port = listener.getsockname()[1]
         quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         process = subprocess.Popen([sys.executable, __file__, scheme, str(port)], **quiet)
-        until = time.monotonic() + READY
-        while not answers(port) and time.monotonic() < until:
+        deadline = time.monotonic() + READY_SECONDS
+        while not is_listening(port) and time.monotonic() < deadline:
             time.sleep(0.1)
         return port, Proxy(port), process
 
@@ -253,15 +261,15 @@ class Emulators:
         if scheme not in self.running:
             self.running[scheme] = self.start(scheme)
         port, proxy, _ = self.running[scheme]
-        self.made[scheme] += 1
-        name = f'bucket-{self.made[scheme]}'
+        self.bucket_counts[scheme] += 1
+        name = f'bucket-{self.bucket_counts[scheme]}'
         KINDS[scheme].bucket(port, name)
         proxy.requests.clear()
         proxy.rules.clear()
         return Bucket(f'{scheme}://{name}', proxy, KINDS[scheme].variables(proxy.url))
 
     def another(self, bucket: Bucket) -> Bucket:
-        """The same bucket by a way of its own, whose requests are counted apart."""
+        """Return the same bucket behind another proxy, which records its requests separately."""
         scheme = bucket.url.partition(':')[0]
         proxy = Proxy(self.running[scheme][0])
         return Bucket(bucket.url, proxy, KINDS[scheme].variables(proxy.url))
@@ -272,7 +280,7 @@ class Emulators:
             process.wait()
 
 
-def answers(port: int) -> bool:
+def is_listening(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', port), timeout=1):
         return True
     return False

@@ -1,11 +1,11 @@
-"""The formulas of the papers, in NumPy and float64, each as it is printed and not as the code under test has it."""
+"""Formulas of the papers in NumPy and float64, written as in the papers and not as in the code under test."""
 
 import math
 
 import numpy as np
 from scipy.special import erf
 
-EPSILON = 1e-8  # of the released code
+EPSILON = 1e-8  # value of the released code
 
 
 def relu(x):
@@ -17,7 +17,7 @@ def sigmoid(x):
 
 
 def elu1(x):
-    """elu(x) + 1."""
+    """Compute elu(x) + 1."""
     return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
 
@@ -26,11 +26,11 @@ def logsumexp(x):
 
 
 def p_norm(weight, p):
-    """(sum of weight^p)^(1/p), through logarithms."""
+    """Compute (sum of weight^p)^(1/p) through logarithms."""
     return np.exp(logsumexp(p * np.log(weight)) / p)
 
 
-# (similarity, normalizer): the weights of one query, of its scores s with the keys that it sees.
+# (similarity, normalizer) -> function from the scores s of one query with its visible keys to the weights.
 OPERATIONS = {
     ('exp', 'sum'): lambda s: np.exp(s) / np.exp(s).sum(),
     ('exp', 'p_norm'): lambda s, p: np.exp(s - logsumexp(p * s) / p),
@@ -55,13 +55,16 @@ OPERATIONS = {
 
 
 def weights(score_TS, visible_TS, attention, columns=0):
-    """Attention of one head, a query at a time, over what it sees; the rest is 0. The first keys are columns."""
+    """Compute the attention of one head, one query at a time. Invisible keys have weight 0.
+
+    The first `columns` keys are learned columns and no tokens.
+    """
     formula = OPERATIONS[attention.similarity, attention.normalizer]
     attention_TS = np.zeros(score_TS.shape)
     for row, score, visible in zip(attention_TS, score_TS, visible_TS, strict=True):
-        more = {'p_norm': [attention.power], 'count': [max(visible[columns:].sum(), 1)]}
+        extra_arguments = {'p_norm': [attention.power], 'count': [max(visible[columns:].sum(), 1)]}
         if visible.any():
-            row[visible] = attention.gain * formula(score[visible], *more.get(attention.normalizer, []))
+            row[visible] = attention.gain * formula(score[visible], *extra_arguments.get(attention.normalizer, []))
     return attention_TS
 
 
@@ -84,22 +87,26 @@ def rms_norm(x, gain, epsilon):
 
 
 def sinusoids(position_T, width):
-    """All sines, then all cosines: position / 10000^(2i/D)."""
+    """Compute all sines, then all cosines, of position / 10000^(2i/D)."""
     angle = [[t / 10_000 ** (2 * i / width) for i in range(width // 2)] for t in position_T]
     return np.concatenate([np.sin(angle), np.cos(angle)], -1)
 
 
 def rotate(x_TK, position_T, rotary):
-    """RoPE as a turn of complex numbers: dimension i is the real part, i + K/2 the imaginary one."""
+    """Apply RoPE as a rotation of complex numbers: dimension i is the real part, i + K/2 the imaginary part."""
     half = x_TK.shape[-1] // 2
-    wavelength = [slowed(2 * math.pi * rotary.base ** (i / half), rotary) for i in range(half)]
+    wavelength = [scale_wavelength(2 * math.pi * rotary.base ** (i / half), rotary) for i in range(half)]
     angle = 2 * math.pi * np.asarray(position_T)[:, None] / np.array(wavelength)
-    turned = (x_TK[:, :half] + 1j * x_TK[:, half:]) * np.exp(1j * angle)
-    return np.concatenate([turned.real, turned.imag], -1)
+    rotated = (x_TK[:, :half] + 1j * x_TK[:, half:]) * np.exp(1j * angle)
+    return np.concatenate([rotated.real, rotated.imag], -1)
 
 
-def slowed(wavelength, rotary):
-    """Longer by a factor: every one, or (Llama 3.1, apply_scaling) long ones, and those between in part."""
+def scale_wavelength(wavelength, rotary):
+    """Scale a wavelength by a factor.
+
+    Linear scaling applies to every wavelength. Llama 3.1 (apply_scaling) scales long ones fully, and middle ones in
+    part.
+    """
     if rotary.scaling == 'none':
         return wavelength
     if rotary.scaling == 'linear' or wavelength > rotary.length / rotary.slow:
@@ -111,7 +118,11 @@ def slowed(wavelength, rotary):
 
 
 def slopes(heads):
-    """Press et al., get_slopes: a geometric series; others take that of a smaller power of 2 and part of the next."""
+    """Compute the slopes of ALiBi as get_slopes of Press et al. does.
+
+    For a power of 2, they are a geometric series. Other numbers of heads take the series of the next smaller power
+    of 2 and a part of the series after it.
+    """
     if math.log2(heads).is_integer():
         start = 2 ** (-(2 ** -(math.log2(heads) - 3)))
         return [start * start**i for i in range(heads)]
@@ -120,21 +131,27 @@ def slopes(heads):
 
 
 def bucket(distance):
-    """T5's, of 32 up to 128, for keys before the query; what the released code adds to the scores."""
+    """Compute the bucket of T5 for a key before the query, of 32 buckets up to distance 128.
+
+    The released code adds this number to the scores.
+    """
     if distance < 16:
         return distance
     return min(31, 16 + math.floor(math.log(distance / 16) / math.log(128 / 16) * 16))
 
 
 def printed(distance):
-    """Equation 7 of the paper: B/2 + floor(log(distance / (B/2)) / log(D / (B/2))) * B/2 between B/2 and D."""
+    """Compute equation 7 of the paper.
+
+    Between B/2 and D it is B/2 + floor(log(distance / (B/2)) / log(D / (B/2))) * B/2.
+    """
     if distance < 16:
         return distance
     return 31 if distance >= 128 else 16 + math.floor(math.log(distance / 16) / math.log(128 / 16)) * 16
 
 
 def position_bias(kind, position_T, heads, table_RH=None):
-    """bias_HTS for keys at or before a query."""
+    """Compute bias_HTS for keys at or before a query."""
     distance = {
         'alibi': lambda d: [-slope * d for slope in slopes(heads)],
         'relative_paper_code': lambda d: [bucket(d)] * heads,
@@ -146,46 +163,46 @@ def position_bias(kind, position_T, heads, table_RH=None):
     return np.moveaxis(np.array(rows, float), -1, 0)
 
 
-def of_pairs(query_TK, key_TK):
-    """Means over the queries i > 1 of what they have with key 1, and with the keys 2..i on average, by name."""
+def average_pairs(query_TK, key_TK):
+    """Compute means over the queries i > 1, by name: with key 1, and with the keys 2..i on average."""
     norm, width = np.linalg.norm, query_TK.shape[-1]
     values = {
         'cos': lambda q, k: q @ k / (norm(q) * norm(k)) if norm(q) * norm(k) else 0.0,
         'norms': lambda q, k: norm(q) * norm(k),
         'score': lambda q, k: q @ k / math.sqrt(width),
     }
-    late = range(1, len(query_TK))
+    late_queries = range(1, len(query_TK))
     return {
         name: (
-            np.mean([value(query_TK[i], key_TK[0]) for i in late]),
-            np.mean([np.mean([value(query_TK[i], key_TK[j]) for j in range(1, i + 1)]) for i in late]),
+            np.mean([value(query_TK[i], key_TK[0]) for i in late_queries]),
+            np.mean([np.mean([value(query_TK[i], key_TK[j]) for j in range(1, i + 1)]) for i in late_queries]),
         )
         for name, value in values.items()
     }
 
 
 def qk_numbers(query_LPTHK, key_LPTHK):
-    """Those of a probe, of the queries and keys of a text."""
+    """Compute the qk metrics of a probe from the queries and keys of its texts."""
     layers, texts, _, heads, _ = query_LPTHK.shape
-    each = [
-        of_pairs(np.float64(query_LPTHK[layer, text, :, head]), np.float64(key_LPTHK[layer, text, :, head]))
+    pair_means = [
+        average_pairs(np.float64(query_LPTHK[layer, text, :, head]), np.float64(key_LPTHK[layer, text, :, head]))
         for layer, text, head in np.ndindex(layers, texts, heads)
     ]
-    found = {}
-    for name in each[0]:
-        first, other = np.mean([one[name] for one in each], 0)
-        found |= {f'qk/{name}/1': first, f'qk/{name}/other': other, f'qk/{name}/difference': first - other}
-    return found
+    metrics = {}
+    for name in pair_means[0]:
+        first, other = np.mean([means[name] for means in pair_means], 0)
+        metrics |= {f'qk/{name}/1': first, f'qk/{name}/other': other, f'qk/{name}/difference': first - other}
+    return metrics
 
 
 def visible(length, mask, document_T):
-    """Who sees whom, by the definition of each mask."""
+    """Compute the visible keys of each query by the definition of each mask."""
     t, s = np.indices((length, length))
-    seen = (s <= t) | (s < (mask.prefix or 0))
+    visible_TS = (s <= t) | (s < (mask.prefix or 0))
     if mask.window:
-        seen &= t - s < mask.window
+        visible_TS &= t - s < mask.window
     if mask.block:
-        seen &= t // mask.block == s // mask.block
+        visible_TS &= t // mask.block == s // mask.block
     if mask.document:
-        seen &= np.equal.outer(document_T, document_T)
-    return seen
+        visible_TS &= np.equal.outer(document_T, document_T)
+    return visible_TS

@@ -1,4 +1,4 @@
-"""Names that somebody may give to a row, a model or a folder, and that some place would read as something else."""
+"""Names of rows, models or folders that some output format may misread."""
 
 # fmt: off
 NAMES = [
@@ -13,7 +13,7 @@ NAMES = [
 
 
 def visible(name: object) -> str:
-    """A name as places show it that have no picture of control characters."""
+    """Escape the characters of a name that cannot be printed."""
     return ''.join(
         letter if letter.isprintable() else letter.encode('unicode_escape').decode() for letter in str(name)
     )

@@ -1,4 +1,4 @@
-"""Local tasks of lm-evaluation-harness, and what a run says of texts by the formulas, one text at a time."""
+"""Local tasks of lm-evaluation-harness, and scores of single texts by the formulas."""
 
 import json
 
@@ -43,54 +43,60 @@ TASKS = {
 
 
 def written(folder):
-    """The folder, with a YAML file and the documents of each task, and a task whose data are not here."""
+    """Write a YAML file and the documents of each task, and a task without local data. Return the folder."""
     for name, (task, documents) in TASKS.items():
         file = folder / f'{name}.jsonl'
         file.write_text(''.join(f'{json.dumps(document)}\n' for document in documents))
-        kept = dict(data_files=dict(test=str(file)), cache_dir=str(folder / 'cache'))
-        common = dict(task=name, dataset_path='json', dataset_kwargs=kept, test_split='test')
+        dataset_arguments = dict(data_files=dict(test=str(file)), cache_dir=str(folder / 'cache'))
+        common = dict(task=name, dataset_path='json', dataset_kwargs=dataset_arguments, test_split='test')
         (folder / f'{name}.yaml').write_text(json.dumps(common | task))  # JSON is YAML
-    far = dict(CHOICE, task='mine_far', dataset_path='nobody/nothing', test_split='test')
-    (folder / 'mine_far.yaml').write_text(json.dumps(far))
+    remote_task = dict(CHOICE, task='mine_far', dataset_path='nobody/nothing', test_split='test')
+    (folder / 'mine_far.yaml').write_text(json.dumps(remote_task))
     return folder
 
 
-def before(own):
-    return [own.spec.data.fixed_token] if own.spec.data.fixed_position else []
+def before(run):
+    return [run.spec.data.fixed_token] if run.spec.data.fixed_position else []
 
 
-def encoded(own, text):
-    return own.tokenizer.encode(text, add_special_tokens=False).ids
+def encoded(run, text):
+    return run.tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def scores(own, ids, count):
-    """(the sum of log p of so many last ids, in float64, whether all are the likeliest)."""
-    logits_TV, _, _ = reference.forward(own.params, np.array(ids[:-1]), own.spec)
+def scores(run, ids, count):
+    """Score the last `count` ids.
+
+    Returns:
+        (the sum of their log p in float64, whether each is the most likely one).
+    """
+    logits_TV, _, _ = reference.forward(run.params, np.array(ids[:-1]), run.spec)
     logits_TV, target_T = logits_TV[-count:], np.array(ids[-count:])
     highest_T1 = logits_TV.max(-1, keepdims=True)
     log_p_TV = logits_TV - highest_T1 - np.log(np.exp(logits_TV - highest_T1).sum(-1, keepdims=True))
     return log_p_TV[np.arange(count), target_T].sum(), (log_p_TV.argmax(-1) == target_T).all()
 
 
-def likelihood(own, context, continuation):
-    """The same of a continuation of any length, in parts of as many tokens as are read at once."""
-    first, room = before(own), own.spec.data.length - len(before(own))
-    ids, begin = encoded(own, context + continuation), len(encoded(own, context))
+def likelihood(run, context, continuation):
+    """Score a continuation of any length, in parts that fit in a sequence. Return the same pair as `scores`."""
+    first, room = before(run), run.spec.data.length - len(before(run))
+    ids, begin = encoded(run, context + continuation), len(encoded(run, context))
     if not first and not begin:
-        ids, begin = [own.spec.data.end_token, *ids], 1
-    found = []
+        ids, begin = [run.spec.data.end_token, *ids], 1
+    results = []
     for start in range(begin, len(ids), room):
         end = min(start + room, len(ids))
-        found.append(scores(own, [*first, *ids[: end - 1][-room:], ids[end - 1]], end - start))
-    return sum(score for score, _ in found), all(likeliest for _, likeliest in found)
+        results.append(scores(run, [*first, *ids[: end - 1][-room:], ids[end - 1]], end - start))
+    return sum(score for score, _ in results), all(is_likeliest for _, is_likeliest in results)
 
 
-def goes_on(own, context, count):
-    """With the likeliest token, again and again."""
-    ids, room, found = encoded(own, context), own.spec.data.length - len(before(own)), []
+def goes_on(run, context, count):
+    """Continue a context with the most likely token, up to `count` times or to the end of the text."""
+    ids, room, continuation = encoded(run, context), run.spec.data.length - len(before(run)), []
     for _ in range(count):
-        logits_TV, _, _ = reference.forward(own.params, np.array([*before(own), *[*ids, *found][-room:]]), own.spec)
-        if (chosen := int(logits_TV[-1].argmax())) == own.spec.data.end_token:
+        logits_TV, _, _ = reference.forward(
+            run.params, np.array([*before(run), *[*ids, *continuation][-room:]]), run.spec
+        )
+        if (next_id := int(logits_TV[-1].argmax())) == run.spec.data.end_token:
             break
-        found.append(chosen)
-    return own.tokenizer.decode(found, skip_special_tokens=False)
+        continuation.append(next_id)
+    return run.tokenizer.decode(continuation, skip_special_tokens=False)

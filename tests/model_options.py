@@ -1,21 +1,21 @@
-"""Furniture of the tests of a whole model: every option, combinations of them, and tokens."""
+"""Options of a model, combinations of options, and tokens for the tests of whole models."""
 
 import numpy as np
 from conftest import OPERATIONS, attention
 
 LENGTH = 12
 TOKENS = 1 + np.random.default_rng(0).permutation(299)[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)
-TOKENS[0, 4], TOKENS[1, 6] = 0, 0  # an end of text
+TOKENS[0, 4], TOKENS[1, 6] = 0, 0  # end-of-text tokens
 
 
-def of_operation(similarity, normalizer, **more):
-    given = attention(similarity, normalizer, **more)
+def make_operation_changes(similarity, normalizer, **options):
+    attention_config = attention(similarity, normalizer, **options)
     names = ('similarity', 'normalizer', 'feature_map', 'power')
-    return {f'model__attention__{name}': getattr(given, name) for name in names}
+    return {f'model__attention__{name}': getattr(attention_config, name) for name in names}
 
 
 def option(**changes):
-    """Fields of the model; of its parts, with __ for the dot."""
+    """Return changes of fields of the model, with __ for the dot."""
     return {f'model__{name}': value for name, value in changes.items()}
 
 
@@ -23,7 +23,7 @@ POSITIONS = (
     *('none', 'absolute', 'learned', 'relative_paper_code', 'relative_paper_printed'),
     *('relative_paper_negative', 'relative_t5', 'alibi', 'rotary'),
 )
-RESET = dict(model__mask__document=True, data__positions='reset')
+RESET_DOCUMENTS = dict(model__mask__document=True, data__positions='reset')
 ROTARY_LLAMA3 = option(
     rotary__base=500.0,
     rotary__scaling='llama3',
@@ -34,13 +34,16 @@ ROTARY_LLAMA3 = option(
     head_width=8,
 )
 K_ZERO = option(columns__kind='k', columns__value='zero')
-SIGMOID = of_operation('sigmoid', 'none')
+SIGMOID = make_operation_changes('sigmoid', 'none')
 OPTIONS = {
-    **{f'{similarity}-{normalizer}': of_operation(similarity, normalizer) for similarity, normalizer in OPERATIONS},
-    'p_norm of a third': of_operation('exp', 'p_norm', power=1 / 3),
+    **{
+        f'{similarity}-{normalizer}': make_operation_changes(similarity, normalizer)
+        for similarity, normalizer in OPERATIONS
+    },
+    'p_norm of a third': make_operation_changes('exp', 'p_norm', power=1 / 3),
     'kernel elu1': option(attention__feature_map='elu1'),
-    'kernel mlp': of_operation('identity', 'none') | option(attention__feature_map='mlp'),
-    'kernel mlp, clamped': of_operation('identity', 'clamped') | option(attention__feature_map='mlp'),
+    'kernel mlp': make_operation_changes('identity', 'none') | option(attention__feature_map='mlp'),
+    'kernel mlp, clamped': make_operation_changes('identity', 'clamped') | option(attention__feature_map='mlp'),
     'gain': option(attention__gain=0.1),
     'offset': SIGMOID | option(attention__offset=-1.0),
     **{f'position {kind}': option(position=kind) for kind in POSITIONS},
@@ -79,10 +82,12 @@ OPTIONS = {
 }
 COMBINATIONS = {
     'sigmoid, kv': SIGMOID | option(columns__kind='kv'),
-    'linear, kv, add_wide': of_operation('identity', 'none') | option(columns__kind='kv', combination='add_wide'),
-    'softpick, logit': of_operation('softpick', 'sum') | option(columns__kind='logit'),
-    'off by one, k, offset': of_operation('exp', 'plus_one') | K_ZERO | option(attention__offset=0.5),
-    'relu by its count, kv, window': of_operation('relu', 'count') | option(columns__kind='kv', mask__window=4),
+    'linear, kv, add_wide': make_operation_changes('identity', 'none')
+    | option(columns__kind='kv', combination='add_wide'),
+    'softpick, logit': make_operation_changes('softpick', 'sum') | option(columns__kind='logit'),
+    'off by one, k, offset': make_operation_changes('exp', 'plus_one') | K_ZERO | option(attention__offset=0.5),
+    'relu by its count, kv, window': make_operation_changes('relu', 'count')
+    | option(columns__kind='kv', mask__window=4),
     'kernel elu1, k': option(attention__feature_map='elu1') | K_ZERO,
     'alibi, k': option(position='alibi') | K_ZERO,
     't5, logit': option(position='relative_t5', columns__kind='logit'),
@@ -96,12 +101,12 @@ COMBINATIONS = {
     'add, kv shared, gate of values': option(
         combination='add', columns__kind='kv', columns__shared=True, gate='value_state', norm='sandwich'
     ),
-    **{f'documents, reset, {kind}': RESET | option(position=kind) for kind in ('absolute', 'learned')},
+    **{f'documents, reset, {kind}': RESET_DOCUMENTS | option(position=kind) for kind in ('absolute', 'learned')},
     **{f'reset, {kind}': option(position=kind) | dict(data__positions='reset') for kind in ('absolute', 'rotary')},
-    'documents, reset, sink token': RESET | option(columns__kind='sink_token'),
+    'documents, reset, sink token': RESET_DOCUMENTS | option(columns__kind='sink_token'),
     'kv heads, biases, qk_norm, kv, value gate': option(
         kv_heads=2, qkv_bias=True, qk_norm=True, columns__kind='kv', gate='value'
     ),
     'kv heads, tied, add_wide': option(kv_heads=2, tied=True, combination='add_wide'),
-    'kernel elu1 normalized, k': of_operation('identity', 'sum') | K_ZERO,
+    'kernel elu1 normalized, k': make_operation_changes('identity', 'sum') | K_ZERO,
 }

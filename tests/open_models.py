@@ -1,4 +1,4 @@
-"""Small open models with random weights, as transformers saves them, and what transformers says of them."""
+"""Small open models with random weights in the format of transformers, and their outputs in transformers."""
 
 import numpy as np
 
@@ -9,24 +9,24 @@ __all__ = ['SAMPLE_TEXT', 'VOCABULARY', 'configs', 'make_tokenizer_json', 'saved
 
 
 def configs() -> dict:
-    """A config of each family, by its name."""
+    """Return a config of each family, by its name."""
     import transformers as hf
 
-    few = dict(
+    common = dict(
         vocab_size=VOCABULARY,
         hidden_size=32,
         num_hidden_layers=3,
         num_attention_heads=4,
         max_position_embeddings=128,
     )
-    llama = few | dict(intermediate_size=48, num_key_value_heads=2)
+    llama = common | dict(intermediate_size=48, num_key_value_heads=2)
     gpt2 = dict(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=128)
     experts = dict(head_dim=16, num_local_experts=2, num_experts_per_tok=1, sliding_window=64)
     mamba = dict(num_hidden_layers=4, attn_layer_period=2, attn_layer_offset=1, num_experts=2)
     return {
         'gpt2': hf.GPT2Config(**gpt2),
-        'pythia': hf.GPTNeoXConfig(**few, intermediate_size=64),
-        'opt': hf.OPTConfig(**few, ffn_dim=64, word_embed_proj_dim=32),
+        'pythia': hf.GPTNeoXConfig(**common, intermediate_size=64),
+        'opt': hf.OPTConfig(**common, ffn_dim=64, word_embed_proj_dim=32),
         'llama': hf.LlamaConfig(**llama),
         'mistral': hf.MistralConfig(**llama, sliding_window=8),
         'qwen3': hf.Qwen3Config(**llama, head_dim=16),
@@ -38,10 +38,14 @@ def configs() -> dict:
 
 
 def told(model, ids_PT):
-    """(attention_LPHTS of the layers that have it, residual_LPTD after each layer but the last) of transformers."""
+    """Run a model in transformers.
+
+    Returns:
+        (attention_LPHTS of the layers with attention, residual_LPTD after each layer but the last).
+    """
     import torch
 
     with torch.no_grad():
-        found = model(torch.as_tensor(ids_PT), output_attentions=True, output_hidden_states=True, use_cache=False)
-    attention = np.stack([one.numpy() for one in found.attentions if one is not None])
-    return attention, np.stack([one.numpy() for one in found.hidden_states[1:-1]])
+        outputs = model(torch.as_tensor(ids_PT), output_attentions=True, output_hidden_states=True, use_cache=False)
+    attention = np.stack([array.numpy() for array in outputs.attentions if array is not None])
+    return attention, np.stack([array.numpy() for array in outputs.hidden_states[1:-1]])

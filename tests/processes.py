@@ -1,4 +1,4 @@
-"""Processes of a run without jax, for tests to start, to stop and to kill."""
+"""Processes of a run without jax that tests start, stop and kill."""
 
 import contextlib
 import json
@@ -27,17 +27,17 @@ def free_port():
 
 
 class Run:
-    """Some processes of one run, started as a scheduler starts them."""
+    """Processes of one run, started as a scheduler starts them."""
 
     def __init__(self, folder):
         self.folder, self.port, self.started = folder, free_port(), []
 
     def start(self, script, indices=(0, 1), count=2, restarts=0, host='127.0.0.1', **patience):
         for index in indices:
-            given = dict(index=index, count=count, port=self.port, folder=str(self.folder), script=script)
-            given |= dict(patience={**QUICK, **patience}, restarts=restarts, host=host)
+            arguments = dict(index=index, count=count, port=self.port, folder=str(self.folder), script=script)
+            arguments |= dict(patience={**QUICK, **patience}, restarts=restarts, host=host)
             process = subprocess.Popen(
-                [sys.executable, str(HERE / 'supervised_process.py'), json.dumps(given)],
+                [sys.executable, str(HERE / 'supervised_process.py'), json.dumps(arguments)],
                 env={**os.environ, 'PYTHONPATH': str(HERE.parent)},
                 stderr=subprocess.PIPE,
                 text=True,
@@ -46,12 +46,12 @@ class Run:
         return self
 
     def ended(self, timeout=30):
-        """[(exit code, lines of stderr)] of each."""
-        said = [process.communicate(timeout=timeout)[1].splitlines() for process in self.started]
-        return [(process.returncode, lines) for process, lines in zip(self.started, said, strict=True)]
+        """Wait for all processes, and return (exit code, lines of stderr) of each."""
+        outputs = [process.communicate(timeout=timeout)[1].splitlines() for process in self.started]
+        return [(process.returncode, lines) for process, lines in zip(self.started, outputs, strict=True)]
 
     def wait_for(self, name, seconds=20):
-        """Until the children have touched a file."""
+        """Wait until the processes have created a file."""
         start = time.monotonic()
         while not (self.folder / name).exists():
             assert time.monotonic() - start < seconds, name
@@ -59,7 +59,7 @@ class Run:
 
 
 def started(folder):
-    """A run in a folder, whose processes do not outlive a test."""
+    """Yield a run in a folder, and kill its processes at the end of the test."""
     (folder / 'config.json').write_text('{}')
     run = Run(folder)
     yield run
@@ -70,10 +70,10 @@ def started(folder):
 
 
 def wait_for_ears(process, seconds=20):
-    """Until a process hears SIGTERM, or has ended; Python takes some tenths of a second to begin."""
-    status, until = Path(f'/proc/{process.pid}/status'), time.monotonic() + seconds
+    """Wait until a process handles SIGTERM or has ended. Python takes some tenths of a second to start."""
+    status, deadline = Path(f'/proc/{process.pid}/status'), time.monotonic() + seconds
     while process.poll() is None and not int(re.search(r'SigCgt:\s(\w+)', status.read_text())[1], 16) >> 14 & 1:
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
@@ -84,15 +84,15 @@ def pid_of_child(process):
     return int(Path(f'/proc/{process.pid}/task/{process.pid}/children').read_text().split()[0])
 
 
-def only(said):
-    """The one line that each process has said."""
-    assert all(len(lines) == 1 for _, lines in said), said
-    assert all(lines[0].startswith('sinklab train: ') for _, lines in said), said
-    return said[0][1][0].removeprefix('sinklab train: ')
+def only(results):
+    """Check that each process has printed one line, and return the line of process 0 without its prefix."""
+    assert all(len(lines) == 1 for _, lines in results), results
+    assert all(lines[0].startswith('sinklab train: ') for _, lines in results), results
+    return results[0][1][0].removeprefix('sinklab train: ')
 
 
 def gone(pid):
-    """Whether a process ends within seconds."""
+    """Return whether a process ends within five seconds."""
     for _ in range(50):
         if not Path(f'/proc/{pid}').exists():
             return True
@@ -101,6 +101,6 @@ def gone(pid):
 
 
 def run_of(started):
-    part = Run(None)
-    part.started = started
-    return part
+    run = Run(None)
+    run.started = started
+    return run

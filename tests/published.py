@@ -1,6 +1,7 @@
-"""What was published, typed once more from the sources: NUMBERS[file, row] = {name: number}.
+"""Published numbers, typed from the sources independently of the configs: NUMBERS[file, row] = {name: number}.
 
-A section names its file and its columns; then a row and its numbers a line, `-` where there is none.
+The first line of a section names its file and its columns. Each other line has a row and its numbers, with
+`-` for none.
 """
 
 TABLES = """
@@ -154,18 +155,18 @@ gradient_sinks  40.3
 """
 
 
-def typed(tables):
+def parse_tables(tables):
     numbers = {}
     for line in filter(None, map(str.strip, tables.splitlines())):
         if line.startswith('='):
             file, columns = line.lstrip('= ').split(':')
             continue
-        row, *found = line.split()
-        named = zip(columns.split(), found, strict=True)
+        row, *fields = line.split()
+        named_fields = zip(columns.split(), fields, strict=True)
         numbers.setdefault((file, row), {}).update(
-            {name: number == 'True' or float(number) for name, number in named if number != '-'}
+            {name: number == 'True' or float(number) for name, number in named_fields if number != '-'}
         )
     return numbers
 
 
-NUMBERS = typed(TABLES)
+NUMBERS = parse_tables(TABLES)

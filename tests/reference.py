@@ -1,4 +1,4 @@
-"""The whole model in NumPy and float64, one sequence and one head at a time, by the formulas of formulas.py."""
+"""Whole model in NumPy and float64, one sequence and one head at a time, with the formulas of formulas.py."""
 
 import dataclasses
 import math
@@ -7,21 +7,24 @@ import formulas
 import numpy as np
 
 END_OF_TEXT = 0
-COLUMN = ('sink_token', 'k', 'kv', 'logit')  # what stands left of the text in a row of attention
+COLUMN = ('sink_token', 'k', 'kv', 'logit')  # kinds that add a column left of the text to the attention
 
 
 @dataclasses.dataclass
 class Place:
-    position_T: np.ndarray  # of the queries, a sink token's the first
-    bias_HTS: np.ndarray  # of their scores with one another
-    visible_TS: np.ndarray  # the column, too, if there is one
+    position_T: np.ndarray  # of the queries; a sink token comes first
+    bias_HTS: np.ndarray  # of the scores between tokens
+    visible_TS: np.ndarray  # including the column, if there is one
 
 
 def forward(params, token_T, spec):
-    """(logits_TV, attention_LHTS with the column left of the text, residual_LTD) of one sequence of the text."""
+    """Compute (logits_TV, attention_LHTS, residual_LTD) of one sequence.
+
+    The attention includes the column left of the text.
+    """
     model, sinks = spec.model, int(spec.model.columns.kind == 'sink_token')
     params = double(params)
-    place = placed(params, token_T, spec)
+    place = make_place(params, token_T, spec)
     x = params['embedding_VD'][token_T]
     if sinks:
         x = np.concatenate([params['sink']['vector_TD'], x])
@@ -40,7 +43,7 @@ def forward(params, token_T, spec):
     return x[sinks:] @ head_VD.T, np.stack(attentions), np.stack(residuals)
 
 
-def placed(params, token_T, spec):
+def make_place(params, token_T, spec):
     model, length = spec.model, len(token_T)
     document_T = np.array([np.sum(token_T[:t] == END_OF_TEXT) for t in range(length)])
     position_T = np.arange(length)
@@ -57,16 +60,20 @@ def placed(params, token_T, spec):
 
 
 def block(weights, x, place, spec):
-    """(the stream after the block, attention_HTS, the stream before a norm that joins it)."""
+    """Compute one block.
+
+    Returns:
+        (the residual stream after the block, attention_HTS, the stream before a final norm on it).
+    """
     model = spec.model
 
-    def norm(branch, where, x):
-        return formulas.rms_norm(x, weights[f'{branch}_norms'][where]['gain_D'], model.norm_epsilon)
+    def norm(branch, stage, x):
+        return formulas.rms_norm(x, weights[f'{branch}_norms'][stage]['gain_D'], model.norm_epsilon)
 
-    attended, attention_HTS = self_attention(
+    attention_output, attention_HTS = compute_self_attention(
         weights['attention'], x if model.norm == 'post' else norm('attention', 'before', x), place, spec
     )
-    x = x + (norm('attention', 'after', attended) if model.norm == 'sandwich' else attended)
+    x = x + (norm('attention', 'after', attention_output) if model.norm == 'sandwich' else attention_output)
     if model.norm == 'post':
         x = norm('attention', 'joined', x)
     hidden = formulas.ffn(x if model.norm == 'post' else norm('ffn', 'before', x), weights['ffn'], model.ffn)
@@ -74,45 +81,49 @@ def block(weights, x, place, spec):
     return norm('ffn', 'joined', total) if model.norm == 'post' else total, attention_HTS, total
 
 
-def self_attention(weights, x, place, spec):
+def compute_self_attention(weights, x, place, spec):
     model = spec.model
-    attentions, outputs = zip(*(head(h, weights, x, place, spec) for h in range(model.heads)), strict=True)
+    attentions, outputs = zip(*(compute_head(h, weights, x, place, spec) for h in range(model.heads)), strict=True)
     if model.combination == 'concatenate':
         output_HKD = weights['output_HKD']
         return np.concatenate(outputs, -1) @ output_HKD.reshape(-1, model.width), np.stack(attentions)
     return sum(outputs) @ weights['output_HKD'][0], np.stack(attentions)
 
 
-def head(h, weights, x, place, spec):
-    """(attention_TS, output_TK) of head h."""
+def compute_head(h, weights, x, place, spec):
+    """Compute (attention_TS, output_TK) of head h."""
     model = spec.model
-    query, key = (rotated(name, h, weights, x, place, model) for name in ('query', 'key'))
-    own = projected('value', h // (model.heads // model.num_kv_heads), weights, x)
-    value = own * formulas.sigmoid(x @ weights['gate']['weight_DHK'][:, h]) if model.gate == 'value' else own
+    query, key = (project_and_rotate(name, h, weights, x, place, model) for name in ('query', 'key'))
+    ungated_value = project('value', h // (model.heads // model.num_kv_heads), weights, x)
+    value = (
+        ungated_value * formulas.sigmoid(x @ weights['gate']['weight_DHK'][:, h])
+        if model.gate == 'value'
+        else ungated_value
+    )
     bias_TS = place.bias_HTS[h]
     if model.columns.kind in ('k', 'kv'):
-        column = column_of(h, weights['columns'], value.shape[-1], model)
+        column = make_learned_column(h, weights['columns'], value.shape[-1], model)
         key, value = np.vstack([column[0], key]), np.vstack([column[1], value])
         bias_TS = np.insert(bias_TS, 0, 0.0, axis=1)
-    query, key = (mapped(y, weights, model.attention.feature_map) for y in (query, key))
+    query, key = (apply_feature_map(y, weights, model.attention.feature_map) for y in (query, key))
     score_TS = query @ key.T / math.sqrt(model.head_width) + bias_TS
     if model.columns.kind == 'logit':
-        score_TS = np.insert(score_TS, 0, one_of(weights['columns']['score_H'], h)[0], axis=1)
+        score_TS = np.insert(score_TS, 0, select_head(weights['columns']['score_H'], h)[0], axis=1)
         value = np.vstack([np.zeros(value.shape[-1]), value])
     score_TS = score_TS + model.attention.offset * math.log(spec.data.length)
     columns = int(model.columns.kind in COLUMN)
     attention_TS = formulas.weights(score_TS, place.visible_TS, model.attention, columns)
     output_TK = attention_TS @ value
     if model.columns.kind == 'v':
-        output_TK = output_TK + one_of(weights['columns']['value_HK'], h)
+        output_TK = output_TK + select_head(weights['columns']['value_HK'], h)
     if model.head_norm:
         output_TK = formulas.rms_norm(output_TK, weights['head_norm']['gain_D'], model.norm_epsilon)
-    return attention_TS, output_TK * output_gate(h, weights, x, own, model)
+    return attention_TS, output_TK * compute_output_gate(h, weights, x, ungated_value, model)
 
 
-def rotated(name, h, weights, x, place, model):
-    """Queries or keys of head h: projected, normed and rotated."""
-    y = projected(name, h if name == 'query' else h // (model.heads // model.num_kv_heads), weights, x)
+def project_and_rotate(name, h, weights, x, place, model):
+    """Project, normalize and rotate the queries or keys of head h."""
+    y = project(name, h if name == 'query' else h // (model.heads // model.num_kv_heads), weights, x)
     if model.qk_norm:
         y = formulas.rms_norm(y, weights[f'{name}_norm']['gain_D'], model.norm_epsilon)
     if model.position == 'rotary':
@@ -120,12 +131,12 @@ def rotated(name, h, weights, x, place, model):
     return y
 
 
-def projected(name, h, weights, x):
+def project(name, h, weights, x):
     bias_HK = weights.get(f'{name}_bias', {}).get('vector_HK')
     return x @ weights[f'{name}_DHK'][:, h] + (0 if bias_HK is None else bias_HK[h])
 
 
-def mapped(y, weights, feature_map):
+def apply_feature_map(y, weights, feature_map):
     if feature_map == 'elu1':
         return formulas.elu1(y)
     if feature_map == 'mlp':
@@ -133,32 +144,32 @@ def mapped(y, weights, feature_map):
     return y
 
 
-def column_of(h, weights, value_width, model):
-    """The key and the value that head h sees beside the text."""
+def make_learned_column(h, weights, value_width, model):
+    """Return the key and the value of the learned column of head h."""
     key = np.zeros(model.head_width)
-    learned = one_of(weights['key_HK'], h)
-    key[: len(learned)] = learned
+    learned_key = select_head(weights['key_HK'], h)
+    key[: len(learned_key)] = learned_key
     if model.columns.kind == 'kv':
-        return key, one_of(weights['value_HK'], h)
+        return key, select_head(weights['value_HK'], h)
     norm = model.columns.value_norm
-    fixed = {
+    make_value = {
         'zero': lambda: np.zeros(value_width),
         'first': lambda: norm * np.eye(value_width)[0],
         'uniform': lambda: norm * np.ones(value_width) / math.sqrt(value_width),
     }
-    return key, fixed[model.columns.value]()
+    return key, make_value[model.columns.value]()
 
 
-def output_gate(h, weights, x, value, model):
+def compute_output_gate(h, weights, x, value, model):
     if model.gate in ('none', 'value'):
         return 1.0
-    of = value if model.gate == 'value_state' else x
+    gate_input = value if model.gate == 'value_state' else x
     weight_DHK = weights['gate']['weight_DHK']
-    return formulas.sigmoid(of @ weight_DHK[:, 0 if model.gate == 'shared' else h])
+    return formulas.sigmoid(gate_input @ weight_DHK[:, 0 if model.gate == 'shared' else h])
 
 
-def one_of(vector_HK, h):
-    """Head h's own, or the one for all of them."""
+def select_head(vector_HK, h):
+    """Select the vector of head h, or the vector that all heads share."""
     return vector_HK[h] if len(vector_HK) > 1 else vector_HK[0]
 
 
@@ -167,5 +178,5 @@ def double(tree):
 
 
 def take(tree, layer):
-    """One layer of stacked parameters."""
+    """Return one layer of stacked parameters."""
     return {name: take(leaf, layer) if isinstance(leaf, dict) else leaf[layer] for name, leaf in tree.items()}

@@ -1,4 +1,4 @@
-"""Every row of every config file."""
+"""Rows of all config files."""
 
 import importlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tiny runs, what they leave, and who listens to them."""
+"""Tiny runs, their files, and callbacks."""
 
 import json
 
@@ -16,20 +16,20 @@ from sinklab.run_dir import RunDir
 from sinklab.train import loop, state
 from sinklab.train.callbacks import Callback
 
-CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
+CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 
 
 def spec(corpus, **changes):
     return tiny(**{'data__source': corpus, 'checkpoint__every_steps': 4, 'probe__every_steps': 3, **changes})
 
 
-def train(spec, path, *listeners, **more):
-    return loop.train(spec, Hardware(), RunDir(path), dict(row='tiny'), *listeners, **more)
+def train(spec, path, *callbacks, **options):
+    return loop.train(spec, Hardware(), RunDir(path), dict(row='tiny'), *callbacks, **options)
 
 
 def timeless(records, after=0):
     return [
-        {name: value for name, value in record.items() if name not in CLOCK}
+        {name: value for name, value in record.items() if name not in CLOCK_METRICS}
         for record in records
         if record['step'] > after
     ]
@@ -40,19 +40,19 @@ def parameters(path, step):
 
 
 def restored(folder, spec, step):
-    """The state that a run has saved."""
+    """Restore the state that a run has saved at a step."""
     checkpoints = Checkpointer(folder, spec.checkpoint, load_run_data(spec).fingerprint)
-    found = checkpoints.restore(step, state.make_abstract_state(spec, device_mesh.make_mesh(Hardware())))
+    train_state = checkpoints.restore(step, state.make_abstract_state(spec, device_mesh.make_mesh(Hardware())))
     checkpoints.close()
-    return found
+    return train_state
 
 
-def assert_same(ours, theirs):
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+def assert_same(actual, expected):
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 def saved(folder, *steps, content=b'of a run'):
-    """Checkpoints that nobody needs to restore."""
+    """Write checkpoints that have digests but cannot be restored."""
     for step in steps:
         (folder.checkpoint_dir / str(step)).mkdir(parents=True)
         (folder.checkpoint_dir / str(step) / 'file').write_bytes(content)
@@ -61,7 +61,7 @@ def saved(folder, *steps, content=b'of a run'):
 
 
 def contents(path):
-    """Of every file but the outcome of the latest attempt."""
+    """Return the content of every file, except the outcome of the latest attempt."""
     return {file: file.read_bytes() for file in path.rglob('*') if file.is_file() and file.stem != 'outcome'}
 
 
@@ -83,7 +83,7 @@ class Dying(Callback):
 
 
 class Hearing(Callback):
-    """Keeps what it is told."""
+    """Callback that records the start of the run and the messages."""
 
     def __init__(self):
         self.begun, self.notes = None, []

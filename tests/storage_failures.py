@@ -1,4 +1,4 @@
-"""What may happen to requests to object storage, and what is asked of it."""
+"""Rules for failures of requests to object storage, and operations on it."""
 
 import os
 import tempfile
@@ -13,9 +13,11 @@ CONTENT = np.random.default_rng(0).bytes(200_000)
 
 
 def once(answer, method='', path=''):
-    """A rule that treats the first request of a kind."""
-    left = [answer]
-    return lambda *request: left.pop() if left and request[0].startswith(method) and path in request[1] else None
+    """Return a rule that gives an answer to the first request of a kind."""
+    remaining = [answer]
+    return lambda *request: (
+        remaining.pop() if remaining and request[0].startswith(method) and path in request[1] else None
+    )
 
 
 def always(answer, method='', path=''):
@@ -23,8 +25,8 @@ def always(answer, method='', path=''):
 
 
 def during(seconds, answer):
-    until = time.monotonic() + seconds
-    return lambda *_: answer if time.monotonic() < until else None
+    deadline = time.monotonic() + seconds
+    return lambda *_: answer if time.monotonic() < deadline else None
 
 
 def write(path, content=CONTENT):
@@ -33,7 +35,7 @@ def write(path, content=CONTENT):
 
 
 def sends(method, path):
-    """Whether a request brings the content of an object."""
+    """Return whether a request sends the content of an object."""
     return method in ('POST', 'PUT') and 'uploads' not in path and 'delete' not in path
 
 

@@ -1,4 +1,4 @@
-"""Small corpora, what is read of them, and the stores that are made of them."""
+"""Small corpora, their documents, and the stores that are prepared from them."""
 
 import dataclasses
 import json
@@ -19,35 +19,35 @@ WORDS = ['sink', ' token', ' Ünïcode 中文', '\n\n', '<|endoftext|>', ' 1234'
 
 
 def recipe(source, **changes):
-    plain = Recipe(source, 'train', 300, held_out=0.2, bos='none', end_token=END, fixed_token=BEGIN)
-    return dataclasses.replace(plain, **changes)
+    default = Recipe(source, 'train', 300, held_out=0.2, bos='none', end_token=END, fixed_token=BEGIN)
+    return dataclasses.replace(default, **changes)
 
 
-def lines(texts, field='text', **more):
-    return ''.join(json.dumps({field: text, **more}, ensure_ascii=False) + '\n' for text in texts).encode()
+def lines(texts, field='text', **fields):
+    return ''.join(json.dumps({field: text, **fields}, ensure_ascii=False) + '\n' for text in texts).encode()
 
 
 def written(path, texts, field='text'):
-    """A source of these texts, and how prepare names them."""
+    """Write texts to a file, and return the source that names it."""
     path.write_bytes(lines(texts, field))
     return f'text:{path}'
 
 
 def mixture(folder, components):
-    """A source of sources, by domain."""
+    """Write a mixture of sources by domain, and return the source that names it."""
     (folder / 'mixture.json').write_text(json.dumps(components))
     return f'mixture:{folder}/mixture.json'
 
 
-def found(given):
-    """The documents of a source."""
-    return list(open_source(given).read_documents())
+def found(source):
+    """Read the documents of a source."""
+    return list(open_source(source).read_documents())
 
 
-def refused(given):
-    """The line that refuses a source."""
+def refused(source):
+    """Return the one line of the error that refuses a source."""
     with pytest.raises(UserError) as refusal:
-        found(given)
+        found(source)
     assert '\n' not in str(refusal.value)
     return str(refusal.value)
 
@@ -58,16 +58,16 @@ def made(folder, source, processes=1, **changes):
 
 
 def of_many_shards(folder):
-    """A store of many small shards, in two domains."""
-    parts = {}
+    """Make a store of many small shards in two domains."""
+    components = {}
     for number, name in enumerate(('prose', 'code')):
         source = written(folder / f'{name}.jsonl', corpus_of(40 * (number + 1), seed=number))
-        parts[name] = dict(source=source)
-    return made(folder / 'store', mixture(folder, parts), shard_tokens=150, bos='documents')
+        components[name] = dict(source=source)
+    return made(folder / 'store', mixture(folder, components), shard_tokens=150, bos='documents')
 
 
 def documents(store, side, domain=''):
-    """The ids of each document, without what opens and closes it."""
+    """Return the ids of each document, without its beginning and end tokens."""
     row = store.get_tokens(side, domain)
     starts, _ = row.read_documents()
     ids = [row.read_ids(int(start), int(end)) for start, end in zip(starts, [*starts[1:], len(row)], strict=True)]
@@ -95,22 +95,22 @@ def chat(path, conversations):
 
 
 def other_tokenizer(path):
-    """A tokenizer of someone else's, with its special tokens at the end."""
-    found = Tokenizer(models.BPE())
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.train_from_iterator(
+    """Save a foreign tokenizer, whose special tokens have the last ids, and return the size of its vocabulary."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator(
         ['a text'], trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     )
-    found.add_special_tokens(['</s>', '<s>'])
-    found.save(str(path))
-    return found.get_vocab_size()
+    tokenizer.add_special_tokens(['</s>', '<s>'])
+    tokenizer.save(str(path))
+    return tokenizer.get_vocab_size()
 
 
 class Array:
-    """A row of tokens in memory."""
+    """Row of tokens in memory."""
 
     def __init__(self, ids, predicted=None):
-        self.tokens, self.told = np.asarray(ids), predicted
+        self.tokens, self.loss_mask = np.asarray(ids), predicted
 
     def __len__(self):
         return len(self.tokens)
@@ -119,4 +119,4 @@ class Array:
         return self.tokens[start:end]
 
     def read_loss_mask(self, start, end):
-        return self.told[start:end]
+        return self.loss_mask[start:end]

@@ -1,6 +1,6 @@
-"""A cache of x first and y recent tokens by its definition: the model of reference.py, at every step on what is kept.
+"""Cache of the first x and the y most recent tokens, computed by its definition with the model of reference.py.
 
-What a layer keeps of a token is here what goes into it, of which keys and values are made anew at every step.
+Here a layer caches its inputs, and computes their keys and values again at every step.
 """
 
 import formulas
@@ -9,39 +9,42 @@ import reference
 
 
 def logits(params, token_T, spec, first, recent):
-    """logits_TV of each token, in float64."""
+    """Compute logits_TV of all tokens in float64."""
     model, params = spec.model, reference.double(params)
     embedded = params['embedding_VD'][token_T]
     sinks = int(model.columns.kind == 'sink_token')
     if sinks:
         embedded = np.concatenate([params['sink']['vector_TD'], embedded])
-    kept, said = [[] for _ in range(model.layers)], []
+    caches, outputs = [[] for _ in range(model.layers)], []
     for time, x in enumerate(embedded):
-        x = x + embedding(params, model, min(time, first + recent))
-        for layer, seen in enumerate(kept):
-            seen.append((time, x))
-            place = placed(params, spec, [time for time, _ in seen])
-            rows = np.stack([row for _, row in seen])
+        x = x + compute_position_embedding(params, model, min(time, first + recent))
+        for layer, cache in enumerate(caches):
+            cache.append((time, x))
+            place = make_place(params, spec, [time for time, _ in cache])
+            rows = np.stack([row for _, row in cache])
             x = reference.block(reference.take(params['blocks'], layer), rows, place, spec)[0][-1]
-            kept[layer] = seen[:first] + seen[first:][-recent:]
+            caches[layer] = cache[:first] + cache[first:][-recent:]
         if model.norm != 'post':
             x = formulas.rms_norm(x, params['norm']['gain_D'], model.norm_epsilon)
-        said.append(x @ params['embedding_VD' if model.tied else 'head_VD'].T)
-    return np.stack(said[sinks:])
+        outputs.append(x @ params['embedding_VD' if model.tied else 'head_VD'].T)
+    return np.stack(outputs[sinks:])
 
 
-def embedding(params, model, position):
+def compute_position_embedding(params, model, position):
     if model.position == 'absolute':
         return formulas.sinusoids([position], model.width)[0]
     return params['position']['table_TD'][position] if model.position == 'learned' else 0.0
 
 
-def placed(params, spec, times):
-    """Positions in the cache, and who sees whom there: a window counts them; a sink token is in all windows."""
+def make_place(params, spec, times):
+    """Return the positions and the visible keys of the tokens in the cache.
+
+    A window counts positions in the cache. A sink token is in all windows.
+    """
     model, position_T = spec.model, np.arange(len(times))
     has_sink = model.columns.kind == 'sink_token' and times[0] == 0
-    text = len(times) - has_sink
-    visible_TS = formulas.visible(text, model.mask, np.zeros(text))
+    num_text_tokens = len(times) - has_sink
+    visible_TS = formulas.visible(num_text_tokens, model.mask, np.zeros(num_text_tokens))
     if has_sink:
         visible_TS = np.insert(visible_TS, 0, False, axis=0)
     if has_sink or model.columns.kind in ('k', 'kv', 'logit'):
@@ -53,6 +56,6 @@ def placed(params, spec, times):
 
 
 def perplexity(logits_TV, target_T):
-    """exp of the mean of -log softmax(logits)[target]."""
+    """Compute exp of the mean of -log softmax(logits)[target]."""
     loss_T = [formulas.logsumexp(row) - row[target] for row, target in zip(logits_TV, target_T, strict=True)]
     return np.exp(np.mean(loss_T))

@@ -1,7 +1,7 @@
-"""One supervisor and its child, without jax: python supervised_process.py JSON.
+"""Supervisor and its child without jax: python supervised_process.py JSON.
 
-JSON holds index, count, host, port, patience (fields), folder, restarts, and the script of the child, which knows its
-`group`, and may set `end`.
+JSON contains index, count, host, port, patience (fields of Timeouts), folder, restarts, and the script of the child.
+The script can use `group`, and may set `end`.
 """
 
 import json
@@ -19,21 +19,27 @@ from sinklab.supervisor.cluster import ProcessInfo
 from sinklab.supervisor.exit_status import ExitStatus
 from sinklab.supervisor.messages import Timeouts
 
-GIVEN = json.loads(sys.argv[1])
+ARGUMENTS = json.loads(sys.argv[1])
 
 
-def trained(group: ProcessGroup) -> ExitStatus:
-    known = dict(group=group, index=group.index, folder=RunDir(GIVEN['folder']), time=time, signal=signal, os=os)
-    known |= dict(End=ExitStatus, Refusal=UserError, end=ExitStatus('done'))
-    exec(GIVEN['script'], known)
-    return known['end']
+def run_script(group: ProcessGroup) -> ExitStatus:
+    namespace = dict(
+        group=group, index=group.index, folder=RunDir(ARGUMENTS['folder']), time=time, signal=signal, os=os
+    )
+    namespace |= dict(End=ExitStatus, Refusal=UserError, end=ExitStatus('done'))
+    exec(ARGUMENTS['script'], namespace)
+    return namespace['end']
 
 
 if worker_client.is_supervised():
-    run_worker(trained)
-seat = ProcessInfo(GIVEN['index'], GIVEN['count'], GIVEN['host'], GIVEN['port'])
-command, folder = [sys.executable, *sys.argv], RunDir(GIVEN['folder'])
+    run_worker(run_script)
+process_info = ProcessInfo(ARGUMENTS['index'], ARGUMENTS['count'], ARGUMENTS['host'], ARGUMENTS['port'])
+command, folder = [sys.executable, *sys.argv], RunDir(ARGUMENTS['folder'])
 try:
-    sys.exit(supervise_run(command, seat, Timeouts(**GIVEN['patience']), folder, lambda: True, GIVEN['restarts']))
+    sys.exit(
+        supervise_run(
+            command, process_info, Timeouts(**ARGUMENTS['patience']), folder, lambda: True, ARGUMENTS['restarts']
+        )
+    )
 except UserError as refusal:
     sys.exit(f'sinklab train: {refusal}')

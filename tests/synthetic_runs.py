@@ -1,4 +1,4 @@
-"""Run folders with random numbers in them."""
+"""Run folders with random metrics."""
 
 import json
 
@@ -11,14 +11,24 @@ SIZES = dict(L=3, P=5, H=2, J=3, T=8, S=8) | {'2': 2}
 
 
 def made_up(path, row, steps=(0, 10, 20), seed=0, published=None, end='done', probes=True, more=None, **config):
-    """A run of a row; `more` is what its records have besides, `config` its fields with __ for the dot."""
+    """Write a run folder of a row.
+
+    Args:
+        more: additional metrics of each record.
+        **config: fields of the config, with __ for the dot.
+    """
     path.mkdir(parents=True)
     rng = np.random.default_rng(seed)
-    write(path / 'config.json', nested(dict(seed=seed, data__seed=seed) | {'optimizer__steps': steps[-1], **config}))
-    write(path / 'row.json', dict(row=row, diff={} if row == 'softmax' else {'x': 1}, published=published or {}))
+    write_json(
+        path / 'config.json',
+        nest_fields(dict(seed=seed, data__seed=seed) | {'optimizer__steps': steps[-1], **config}),
+    )
+    write_json(path / 'row.json', dict(row=row, diff={} if row == 'softmax' else {'x': 1}, published=published or {}))
     if end != 'unfinished':
         message = 'train/loss is nan' if end == 'diverged' else ''
-        write(path / 'outcome.json', dict(kind=end, step=steps[-1], checkpoint=None, message=message, exit_code=0))
+        write_json(
+            path / 'outcome.json', dict(kind=end, step=steps[-1], checkpoint=None, message=message, exit_code=0)
+        )
     with (path / 'metrics.jsonl').open('w') as file:
         for step in steps:
             file.write(json.dumps(numbers(step, seed, probes) | (more or {})) + '\n')
@@ -27,19 +37,19 @@ def made_up(path, row, steps=(0, 10, 20), seed=0, published=None, end='done', pr
     return str(path)
 
 
-def write(file, content):
+def write_json(file, content):
     file.write_text(json.dumps(content))
 
 
-def nested(fields):
-    found = {}
+def nest_fields(fields):
+    tree = {}
     for name, value in fields.items():
         *path, last = name.split('__')
-        at = found
+        node = tree
         for part in path:
-            at = at.setdefault(part, {})
-        at[last] = value
-    return found
+            node = node.setdefault(part, {})
+        node[last] = value
+    return tree
 
 
 def numbers(step, seed, probes):
@@ -49,8 +59,8 @@ def numbers(step, seed, probes):
         'train/loss': max(2.0, 5 - step / 10),
         'valid/loss': max(2.5, 5 - step / 12),
     }
-    measured = {'sink/1': min(100.0, (2.0 + seed) * step), 'alpha/1': 0.3, 'alpha/floor': 0.074, 'mass/row': 1.0}
-    return record | (measured if probes else {})
+    probe_metrics = {'sink/1': min(100.0, (2.0 + seed) * step), 'alpha/1': 0.3, 'alpha/floor': 0.074, 'mass/row': 1.0}
+    return record | (probe_metrics if probes else {})
 
 
 def probe(path, rng, sizes=SIZES):

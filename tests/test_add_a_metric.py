@@ -17,12 +17,12 @@ def test_guide_adds_metric_in_one_file_and_all_outputs_show_it(tmp_path):
     }
     assert len(sources) == 1
     tree = edited_copy(tmp_path / 'sinklab', PAGE)
-    shown = {command: output(tree, command) for command in commands(PAGE)}
+    outputs = {command: output(tree, command) for command in commands(PAGE)}
     run = tree / 'runs' / 'own'
-    assert 'alpha_self' in next(text for command, text in shown.items() if 'sinklab report' in command)
-    last = json.loads((run / 'metrics.jsonl').read_text().splitlines()[-1])
-    *_, newest = sorted((run / 'probe').glob('*.npz'))
-    assert 0 < last['alpha/self'] == pytest.approx(float(np.load(newest)['own_LH'].mean()), rel=1e-5)
+    assert 'alpha_self' in next(text for command, text in outputs.items() if 'sinklab report' in command)
+    last_record = json.loads((run / 'metrics.jsonl').read_text().splitlines()[-1])
+    *_, newest_probe = sorted((run / 'probe').glob('*.npz'))
+    assert 0 < last_record['alpha/self'] == pytest.approx(float(np.load(newest_probe)['own_LH'].mean()), rel=1e-5)
     page = (run / 'report.html').read_text()
     assert '>alpha_self</th>' in page
     assert 'Who looks at itself' in page

@@ -53,8 +53,8 @@ def test_guide_commands_test_train_and_sweep_operation(tree):
 
 def check_weights(tree):
     """Check A_ij = log(1 + e^s_ij), normalized or not, and o_i = sum_j A_ij v_j against float64."""
-    query_BTHK, key_BTHK, value_BTHK = given = 1.5 * np.random.default_rng(0).normal(size=(3, 2, 6, 3, 4))
-    np.save(tree / 'given.npy', given.astype(np.float32))
+    query_BTHK, key_BTHK, value_BTHK = inputs = 1.5 * np.random.default_rng(0).normal(size=(3, 2, 6, 3, 4))
+    np.save(tree / 'given.npy', inputs.astype(np.float32))
     output(tree, '.venv/bin/python -', OPERATION)
     score_BHTT = np.einsum('bthk,bshk->bhts', query_BTHK, key_BTHK) / np.sqrt(4)
     weight_BHTT = np.where(np.tri(6, dtype=bool), np.log(1 + np.exp(score_BHTT)), 0)
@@ -62,8 +62,8 @@ def check_weights(tree):
     for row, expected in (('softplus', weight_BHTT / total_BHT1), ('softplus_unnormalized', weight_BHTT)):
         output_BTHK, attention_BHTT = np.load(tree / f'{row}.npz').values()
         np.testing.assert_allclose(attention_BHTT, expected, rtol=1e-4, atol=1e-5)
-        aggregated = np.einsum('bhts,bshk->bthk', expected, value_BTHK)
-        np.testing.assert_allclose(output_BTHK, aggregated, rtol=1e-4, atol=1e-3)
+        expected_output = np.einsum('bhts,bshk->bthk', expected, value_BTHK)
+        np.testing.assert_allclose(output_BTHK, expected_output, rtol=1e-4, atol=1e-3)
 
 
 def check_run(folder):

@@ -30,7 +30,7 @@ BATCH, LENGTH, HEADS, GROUPS, WIDTH, VALUE_WIDTH = 2, 9, 4, 2, 8, 6
 POWERS = {'p_norm': 1.5}
 
 
-def draw(seed=0, queries=LENGTH, keys=LENGTH, batch=(BATCH,), dtype=np.float32, groups=GROUPS):
+def draw_arrays(seed=0, queries=LENGTH, keys=LENGTH, batch=(BATCH,), dtype=np.float32, groups=GROUPS):
     """Return query, key, value and bias whose rows of scores have both signs and a sum far from 0."""
     rng = np.random.default_rng(seed)
     shapes = (
@@ -43,21 +43,21 @@ def draw(seed=0, queries=LENGTH, keys=LENGTH, batch=(BATCH,), dtype=np.float32, 
     return [array.astype(dtype) for array in (query + 0.5, key + 0.5, value, bias)]
 
 
-def define(query, key, value, bias, visible_TS, similarity, normalizer, scale, score_offset, gain):
+def compute_by_formula(query, key, value, bias, visible_TS, similarity, normalizer, scale, score_offset, gain):
     """Return (output, weights) by the formula of the pair, in float64, one head of one sequence at a time."""
     query, key, value, bias = (np.float64(array) for array in (query, key, value, bias))
-    asked = AttentionConfig(similarity, normalizer, 'identity', gain, POWERS.get(normalizer), 0.0)
+    config = AttentionConfig(similarity, normalizer, 'identity', gain, POWERS.get(normalizer), 0.0)
     output = np.zeros((*query.shape[:3], value.shape[-1]))
     weights = np.zeros((len(query), HEADS, query.shape[1], key.shape[1]))
     for b, h in np.ndindex(len(query), HEADS):
         group = h * key.shape[2] // HEADS
         score_TS = scale * query[b, :, h] @ key[b, :, group].T + bias[b, h] + score_offset
-        weights[b, h] = formulas.weights(score_TS, visible_TS, asked)
+        weights[b, h] = formulas.weights(score_TS, visible_TS, config)
         output[b, :, h] = weights[b, h] @ value[b, :, group]
     return output, weights
 
 
-def window(queries, keys, is_causal, left_right):
+def compute_visibility(queries, keys, is_causal, left_right):
     """Return the keys that each query sees, from the definition of both arguments."""
     t, s = np.indices((queries, keys))
     visible_TS = s <= t if is_causal else np.ones((queries, keys), bool)
@@ -70,17 +70,19 @@ def window(queries, keys, is_causal, left_right):
 @pytest.mark.slow
 @pytest.mark.parametrize(('similarity', 'normalizer'), OPERATIONS)
 def test_attention_matches_float64_formula_of_every_pair(similarity, normalizer):
-    query, key, value, bias = draw()
+    query, key, value, bias = draw_arrays()
     mask = np.random.default_rng(1).uniform(size=(LENGTH, LENGTH)) < 0.7
-    named = dict(similarity=similarity, normalizer=normalizer, scale=0.4, score_offset=-0.3, gain=1.5)
-    visible_TS = window(LENGTH, LENGTH, True, (5, 0)) & mask
-    expected = define(query, key, value, bias, visible_TS, **named)
-    options = dict(named, power=POWERS.get(normalizer), is_causal=True, local_window_size=(5, 0))
-    found = sinklab.attention(query, key, value, bias, mask[None, None], return_weights=True, **options)
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+    settings = dict(similarity=similarity, normalizer=normalizer, scale=0.4, score_offset=-0.3, gain=1.5)
+    visible_TS = compute_visibility(LENGTH, LENGTH, True, (5, 0)) & mask
+    expected = compute_by_formula(query, key, value, bias, visible_TS, **settings)
+    options = dict(settings, power=POWERS.get(normalizer), is_causal=True, local_window_size=(5, 0))
+    actual = sinklab.attention(query, key, value, bias, mask[None, None], return_weights=True, **options)
+    for actual_array, expected_array in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(actual_array, expected_array, rtol=2e-4, atol=2e-5)
     without_bias = sinklab.attention(query, key, value, **options)
-    plain, _ = define(query, key, value, 0 * bias, window(LENGTH, LENGTH, True, (5, 0)), **named)
+    plain, _ = compute_by_formula(
+        query, key, value, 0 * bias, compute_visibility(LENGTH, LENGTH, True, (5, 0)), **settings
+    )
     np.testing.assert_allclose(without_bias, plain, rtol=2e-4, atol=2e-5)
 
 
@@ -89,10 +91,12 @@ def test_attention_docstring_lists_every_similarity_and_normalizer():
     assert {name for _, name in OPERATIONS} == {*NORMALIZERS}
     lines = inspect.getdoc(sinklab.attention).splitlines()
     rows = [line.split('|')[1:-1] for line in lines if line.startswith('| `')]
-    named = {cells[0].strip(' `'): cells[-1].replace(',', ' ').split() for cells in rows}
-    assert {*named} == {*SIMILARITIES} | {*NORMALIZERS}
+    names_by_row = {cells[0].strip(' `'): cells[-1].replace(',', ' ').split() for cells in rows}
+    assert {*names_by_row} == {*SIMILARITIES} | {*NORMALIZERS}
     for similarity, normalizers in NORMALIZERS_BY_SIMILARITY.items():
-        assert {f'`{one}`' for one in normalizers} == {one for one in named[similarity] if one.startswith('`')}
+        assert {f'`{entry}`' for entry in normalizers} == {
+            entry for entry in names_by_row[similarity] if entry.startswith('`')
+        }
 
 
 @pytest.mark.slow
@@ -102,19 +106,19 @@ def test_attention_docstring_lists_every_similarity_and_normalizer():
     ('is_causal', 'left_right'), [(False, None), (True, None), (True, 3), (False, (2, 1)), (False, (0, 4))], ids=str
 )
 def test_attention_softmax_matches_jax_for_each_mask_and_query_count(implementation, queries, is_causal, left_right):
-    query, key, value, _ = draw(queries=queries)
+    query, key, value, _ = draw_arrays(queries=queries)
     value = np.concatenate([value, value[..., :2]], -1)  # jax requires values with the width of keys
     options = dict(is_causal=is_causal, local_window_size=left_right)
-    visible_T = window(queries, LENGTH, **dict(is_causal=is_causal, left_right=left_right)).any(-1)
+    visible_T = compute_visibility(queries, LENGTH, **dict(is_causal=is_causal, left_right=left_right)).any(-1)
     expected = jax.nn.dot_product_attention(query, key, value, **options)
-    found = sinklab.attention(query, key, value, implementation=implementation, **options)
-    np.testing.assert_allclose(found[:, visible_T], expected[:, visible_T], rtol=1e-5, atol=1e-6)
-    assert not np.any(found[:, ~visible_T])  # jax attends uniformly to all keys from these queries
+    actual = sinklab.attention(query, key, value, implementation=implementation, **options)
+    np.testing.assert_allclose(actual[:, visible_T], expected[:, visible_T], rtol=1e-5, atol=1e-6)
+    assert not np.any(actual[:, ~visible_T])  # jax attends uniformly to all keys from these queries
 
 
 @pytest.mark.slow
 def test_attention_softmax_matches_jax_with_bias_mask_and_scale():
-    query, key, value, bias = draw()
+    query, key, value, bias = draw_arrays()
     value = np.concatenate([value, value[..., :2]], -1)
     mask = np.random.default_rng(1).uniform(size=(BATCH, 1, LENGTH, LENGTH)) < 0.5
     mask |= np.eye(LENGTH, dtype=bool)
@@ -127,7 +131,7 @@ def test_attention_softmax_matches_jax_with_bias_mask_and_scale():
 @pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'float32'])
 def test_attention_output_has_value_dtype_and_weights_are_float32(dtype):
-    query, key, value, _ = draw(dtype=jnp.dtype(dtype))
+    query, key, value, _ = draw_arrays(dtype=jnp.dtype(dtype))
     output, weights = sinklab.attention(query, key, value, is_causal=True, return_weights=True)
     assert (output.dtype, weights.dtype) == (dtype, 'float32')
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
@@ -137,15 +141,15 @@ def test_attention_output_has_value_dtype_and_weights_are_float32(dtype):
 
 @pytest.mark.slow
 def test_attention_accepts_arrays_without_batch_axis():
-    arrays = draw()
-    found = sinklab.attention(*(array[0] for array in arrays), return_weights=True)
+    arrays = draw_arrays()
+    actual = sinklab.attention(*(array[0] for array in arrays), return_weights=True)
     expected = sinklab.attention(*arrays, return_weights=True)
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs[0], rtol=1e-6)
+    for actual_array, expected_array in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(actual_array, expected_array[0], rtol=1e-6)
 
 
 def test_attention_output_is_zero_for_fully_masked_query():
-    query, key, value, _ = draw()
+    query, key, value, _ = draw_arrays()
     for similarity, normalizer in OPERATIONS:
         options = dict(similarity=similarity, normalizer=normalizer, power=POWERS.get(normalizer))
         hidden = np.zeros((1, 1, LENGTH, LENGTH), bool)
@@ -157,50 +161,56 @@ def test_attention_output_is_zero_for_fully_masked_query():
     ('similarity', 'normalizer'), [('exp', 'sum'), ('sigmoid', 'none'), ('elu1', 'p_norm'), ('softpick', 'sum')]
 )
 def test_attention_gradient_matches_finite_differences_on_every_backend(similarity, normalizer):
-    query, key, value, _ = draw(batch=(1,), queries=6, keys=6)
+    query, key, value, _ = draw_arrays(batch=(1,), queries=6, keys=6)
     options = dict(similarity=similarity, normalizer=normalizer, power=POWERS.get(normalizer), is_causal=True)
     cotangent = np.random.default_rng(2).normal(size=(1, 6, HEADS, VALUE_WIDTH)).astype(np.float32)
 
     @functools.partial(jax.jit, static_argnums=1)
-    def total(arrays, name):
+    def compute_total(arrays, name):
         return jnp.sum(cotangent * sinklab.attention(*arrays, implementation=name, **options))
 
-    reference, chunked = (jax.grad(total)([query, key, value], name) for name in ('dense', 'chunked'))
-    for ours, theirs in zip(chunked, reference, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-    rng, step, given = np.random.default_rng(3), 1e-4, (query, key, value)
-    moved = [rng.normal(size=array.shape) for array in given]
+    reference, chunked = (jax.grad(compute_total)([query, key, value], name) for name in ('dense', 'chunked'))
+    for chunked_gradient, dense_gradient in zip(chunked, reference, strict=True):
+        np.testing.assert_allclose(chunked_gradient, dense_gradient, rtol=1e-4, atol=1e-5)
+    rng, step, inputs = np.random.default_rng(3), 1e-4, (query, key, value)
+    directions = [rng.normal(size=array.shape) for array in inputs]
 
-    def exact(sign):
-        arrays = [np.float64(array) + sign * step * move for array, move in zip(given, moved, strict=True)]
-        named = dict(similarity=similarity, normalizer=normalizer, scale=WIDTH**-0.5, score_offset=0.0, gain=1.0)
-        return (cotangent * define(*arrays, np.zeros((1, HEADS, 6, 6)), np.tri(6, dtype=bool), **named)[0]).sum()
+    def compute_exact_total(sign):
+        arrays = [
+            np.float64(array) + sign * step * direction for array, direction in zip(inputs, directions, strict=True)
+        ]
+        settings = dict(similarity=similarity, normalizer=normalizer, scale=WIDTH**-0.5, score_offset=0.0, gain=1.0)
+        return (
+            cotangent * compute_by_formula(*arrays, np.zeros((1, HEADS, 6, 6)), np.tri(6, dtype=bool), **settings)[0]
+        ).sum()
 
-    slope = sum(np.sum(np.float64(one) * move) for one, move in zip(reference, moved, strict=True))
-    assert slope == pytest.approx((exact(1) - exact(-1)) / (2 * step), rel=1e-3)
+    slope = sum(
+        np.sum(np.float64(gradient) * direction) for gradient, direction in zip(reference, directions, strict=True)
+    )
+    assert slope == pytest.approx((compute_exact_total(1) - compute_exact_total(-1)) / (2 * step), rel=1e-3)
 
 
 @pytest.mark.slow
 def test_attention_has_gradients_for_learned_scale_and_bias_under_jit():
-    query, key, value, bias = draw()
+    query, key, value, bias = draw_arrays()
 
     @jax.jit
-    def total(scale, bias):
+    def sum_squares(scale, bias):
         return jnp.sum(sinklab.attention(query, key, value, bias, scale=scale, similarity='sigmoid') ** 2)
 
-    for gradient in jax.grad(total, (0, 1))(0.3, bias):
+    for gradient in jax.grad(sum_squares, (0, 1))(0.3, bias):
         assert np.all(np.isfinite(gradient))
         assert np.any(gradient)
 
-    def total_of(scale, name):
+    def sum_squares_with(scale, name):
         return jnp.sum(sinklab.attention(query, key, value, scale=scale, implementation=name) ** 2)
 
-    reference, chunked = (jax.grad(total_of)(0.3, name) for name in ('dense', 'chunked'))
+    reference, chunked = (jax.grad(sum_squares_with)(0.3, name) for name in ('dense', 'chunked'))
     np.testing.assert_allclose(chunked, reference, rtol=1e-4)
     scales = np.float32([0.3, -0.2])
     for name in ('dense', 'chunked'):
-        found = jax.vmap(lambda scale, name=name: total_of(scale, name))(scales)
-        np.testing.assert_allclose(found, [total_of(scale, name) for scale in scales], rtol=1e-5)
+        actual = jax.vmap(lambda scale, name=name: sum_squares_with(scale, name))(scales)
+        np.testing.assert_allclose(actual, [sum_squares_with(scale, name) for scale in scales], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -223,76 +233,76 @@ def test_attention_applies_scale_in_float32_to_bfloat16_products():
 
 
 def test_attention_rejects_traced_scale_that_is_no_scalar_number():
-    query, key, value, _ = draw()
-    for given in (jnp.ones(WIDTH), jnp.ones((), bool)):
-        with pytest.raises(sinklab.UserError) as caught:
-            jax.jit(lambda scale: sinklab.attention(query, key, value, scale=scale))(given)
-        assert 'scale' in str(caught.value)
-        assert len(str(caught.value).splitlines()) == 1
+    query, key, value, _ = draw_arrays()
+    for invalid_scale in (jnp.ones(WIDTH), jnp.ones((), bool)):
+        with pytest.raises(sinklab.UserError) as raised:
+            jax.jit(lambda scale: sinklab.attention(query, key, value, scale=scale))(invalid_scale)
+        assert 'scale' in str(raised.value)
+        assert len(str(raised.value).splitlines()) == 1
 
 
 def test_attention_kernel_accepts_static_scale_and_rejects_traced_scale(monkeypatch):
     from sinklab.attn import function as module
 
-    query, key, value, _ = draw(dtype=jnp.bfloat16)
+    query, key, value, _ = draw_arrays(dtype=jnp.bfloat16)
     rule = module.AttentionSpec(module.make_operation('exp', 'sum', scale=0.3), make_causal_mask(LENGTH))
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
     assert module.resolve_implementation('cudnn', rule, query, value, []) == 'cudnn'
     negative = module.AttentionSpec(module.make_operation('exp', 'sum', scale=-0.3), make_causal_mask(LENGTH))
     with pytest.raises(sinklab.UserError):
         module.resolve_implementation('cudnn', negative, query, value, [])
-    with pytest.raises(sinklab.UserError) as caught:
+    with pytest.raises(sinklab.UserError) as raised:
         jax.grad(lambda scale: sinklab.attention(query, key, value, scale=scale, implementation='cudnn').sum())(0.3)
-    assert 'chunked' in str(caught.value)
+    assert 'chunked' in str(raised.value)
 
 
 def test_attention_docstring_names_arguments_shared_with_jax():
-    ours, theirs = (
+    sinklab_parameters, jax_parameters = (
         inspect.signature(function).parameters for function in (sinklab.attention, jax.nn.dot_product_attention)
     )
     docstring = ' '.join(sinklab.attention.__doc__.split())
     sentence = re.search(r'The function takes (.*?) as `jax.nn.dot_product_attention` does', docstring)[1]
     shared = re.findall('`(.*?)`', sentence)
-    assert {*shared} == ({*ours} & {*theirs}) - {'implementation'}
-    for name in {*theirs} - {*ours} - {'return_residual'}:
+    assert {*shared} == ({*sinklab_parameters} & {*jax_parameters}) - {'implementation'}
+    for name in {*jax_parameters} - {*sinklab_parameters} - {'return_residual'}:
         assert f'`{name}`' in docstring, name
 
 
 def test_attention_score_offset_equals_config_offset_times_log_t():
-    query, key, value, _ = draw()
-    asked = AttentionConfig('sigmoid', 'none', 'identity', 1.0, None, -1.0)
+    query, key, value, _ = draw_arrays()
+    config = AttentionConfig('sigmoid', 'none', 'identity', 1.0, None, -1.0)
     expected = reference.attend(
         *map(jnp.asarray, (query, key, value)),
-        AttentionSpec(resolve_operation(asked, LENGTH), make_causal_mask(LENGTH)),
+        AttentionSpec(resolve_operation(config, LENGTH), make_causal_mask(LENGTH)),
     )
-    found = sinklab.attention(
+    actual = sinklab.attention(
         query, key, value, similarity='sigmoid', normalizer='none', score_offset=-1.0 * np.log(LENGTH), is_causal=True
     )
-    np.testing.assert_allclose(found, expected.output_BTHK, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual, expected.output_BTHK, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_attention_under_vmap_matches_loop():
-    arrays = [np.stack(pair) for pair in zip(draw(0), draw(1), strict=True)]
+    arrays = [np.stack(pair) for pair in zip(draw_arrays(0), draw_arrays(1), strict=True)]
     for options in (dict(), dict(is_causal=True, similarity='sigmoid', normalizer='none')):
         call = functools.partial(sinklab.attention, **options)
-        for given in (arrays[:3], arrays):
-            expected = np.stack([call(*(array[at] for array in given)) for at in range(2)])
-            np.testing.assert_allclose(jax.vmap(call)(*given), expected, rtol=1e-5, atol=1e-6)
+        for inputs in (arrays[:3], arrays):
+            expected = np.stack([call(*(array[index] for array in inputs)) for index in range(2)])
+            np.testing.assert_allclose(jax.vmap(call)(*inputs), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_attention_accepts_custom_similarity():
-    query, key, value, _ = draw()
+    query, key, value, _ = draw_arrays()
 
     def softplus(score, unit):
         weight = jax.nn.softplus(score)
         return weight, weight
 
-    found = sinklab.attention(query, key, value, similarity=Similarity(softplus), normalizer='none', is_causal=True)
+    actual = sinklab.attention(query, key, value, similarity=Similarity(softplus), normalizer='none', is_causal=True)
     score = np.einsum('bthk,bshk->bhts', query, np.repeat(key, HEADS // GROUPS, 2)) / np.sqrt(WIDTH)
     weights = np.where(np.tri(LENGTH, dtype=bool), np.logaddexp(0, score), 0)
     expected = np.einsum('bhts,bshk->bthk', weights, np.repeat(value, HEADS // GROUPS, 2))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(sinklab.UserError):  # the shift of exp does not cancel without a sum
         sinklab.attention(query, key, value, similarity=SIMILARITIES['exp'], normalizer=NORMALIZERS['none'])
 
@@ -301,12 +311,12 @@ def test_make_mask_returns_static_causal_mask_of_kernels():
     """Check the masks that cuDNN and the Pallas kernels require for `is_causal`."""
     from sinklab.attn.function import make_mask
 
-    for found, expected in (
+    for actual, expected in (
         (make_mask(7, 7, True, None), make_causal_mask(7)),
         (make_mask(7, 7, True, (2, 0)), make_causal_mask(7) & masks.make_window_mask(7, 3)),
     ):
-        np.testing.assert_array_equal(found.bounds_2T, expected.bounds_2T)
-        assert found.is_static
+        np.testing.assert_array_equal(actual.bounds_2T, expected.bounds_2T)
+        assert actual.is_static
 
 
 REFUSED = {
@@ -348,17 +358,17 @@ REFUSED = {
 
 @pytest.mark.parametrize('case', REFUSED)
 def test_attention_rejects_invalid_argument_and_names_allowed_values(case):
-    changed, words = REFUSED[case]
-    with pytest.raises(sinklab.UserError) as caught:
-        sinklab.attention(*draw()[:3], **changed)
-    (line,) = str(caught.value).splitlines()
-    assert all(word in line for word in words), line
-    assert isinstance(caught.value, ValueError)
+    changed, expected_words = REFUSED[case]
+    with pytest.raises(sinklab.UserError) as raised:
+        sinklab.attention(*draw_arrays()[:3], **changed)
+    (line,) = str(raised.value).splitlines()
+    assert all(word in line for word in expected_words), line
+    assert isinstance(raised.value, ValueError)
 
 
 def test_attention_rejects_mismatched_shapes():
-    query, key, value, _ = draw()
-    for given in (
+    query, key, value, _ = draw_arrays()
+    for arrays in (
         (query[..., :3], key, value),
         (query, key[:, :4], value),
         (query, key, value[:1]),
@@ -368,16 +378,16 @@ def test_attention_rejects_mismatched_shapes():
         (query[:, :0], key, value),
         (np.int32(query), key, value),
     ):
-        with pytest.raises(sinklab.UserError) as caught:
-            sinklab.attention(*given)
-        assert len(str(caught.value).splitlines()) == 1
+        with pytest.raises(sinklab.UserError) as raised:
+            sinklab.attention(*arrays)
+        assert len(str(raised.value).splitlines()) == 1
 
 
 def test_resolve_implementation_selects_dense_only_if_matrix_is_required(monkeypatch):
     """Select the backend by the arguments, with the same checks as a run."""
     from sinklab.attn import function as module
 
-    query, _, value, _ = draw()
+    query, _, value, _ = draw_arrays()
     rule = module.AttentionSpec(module.make_operation('exp', 'sum'), make_causal_mask(LENGTH))
     for needs, expected in (([], 'chunked'), (['bias'], 'dense'), (['return_weights'], 'dense')):
         assert module.resolve_implementation('auto', rule, query, value, needs) == expected

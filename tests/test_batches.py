@@ -24,10 +24,10 @@ def plain_windows(count):
 @given(st.integers(1, 9), st.integers(0, 5), st.integers(0, 40))
 def test_batch_is_pure_function_of_seed_and_step(batch_size, seed, step):
     windows, rows = plain_windows(23), range(batch_size)
-    one, other = (ShuffledBatches([windows], seed, batch_size) for _ in range(2))
+    first_reader, second_reader = (ShuffledBatches([windows], seed, batch_size) for _ in range(2))
     for earlier in range(min(step, 3)):
-        other.read_rows(earlier, rows)  # earlier reads change nothing
-    np.testing.assert_array_equal(one.read_rows(step, rows), other.read_rows(step, rows))
+        second_reader.read_rows(earlier, rows)  # earlier reads change nothing
+    np.testing.assert_array_equal(first_reader.read_rows(step, rows), second_reader.read_rows(step, rows))
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_process_slices_match_sequential_reader(
     length, sizes, share, places, fixed_position, masked, weighted, shape, seed, step
 ):
     """Processes read with random access. One process reads in order with Grain's iterator."""
-    processes, each = shape
+    processes, per_process = shape
     rng = np.random.default_rng(seed)
     rows = [Array(rng.integers(2, 300, size), rng.random(size) < 0.5) for size in sizes]
     first, last = (None, None) if fixed_position else places
@@ -58,7 +58,7 @@ def test_process_slices_match_sequential_reader(
     sets = [[row] for row in rows] if weighted else [rows]
     weights = {str(number): 1 / len(rows) for number in range(len(rows))} if weighted else None
 
-    def read():
+    def make_batches():
         labels = [f'train {number}' if weighted else 'train' for number in range(len(sets))]
         windows = [
             Windows(part, length, label, share, seed, masked) for part, label in zip(sets, labels, strict=True)
@@ -66,20 +66,23 @@ def test_process_slices_match_sequential_reader(
         return ShuffledBatches(
             [TransformedWindows(part, data, 300, with_fixed_token=True) for part in windows],
             seed,
-            each * processes,
+            per_process * processes,
             weights,
         )
 
     chosen = sorted({0, processes // 2, processes - 1})
-    slices = [read().read_rows(step % 4, range(number * each, (number + 1) * each)) for number in chosen]
-    stream, windows = iter(read().dataset.to_iter_dataset()), read().windows
-    before = [next(stream) for _ in range((step % 4 + 1) * each * processes)]
-    batch = np.stack([windows[part][at] for part, at in before[-each * processes :]])
-    for number, found in zip(chosen, slices, strict=True):
-        assert found.tobytes() == batch[number * each : (number + 1) * each].tobytes()
-    plain = np.where(batch < 0, ~batch, batch)
+    slices = [
+        make_batches().read_rows(step % 4, range(number * per_process, (number + 1) * per_process))
+        for number in chosen
+    ]
+    stream, windows = iter(make_batches().dataset.to_iter_dataset()), make_batches().windows
+    sequential = [next(stream) for _ in range((step % 4 + 1) * per_process * processes)]
+    batch = np.stack([windows[part][index] for part, index in sequential[-per_process * processes :]])
+    for number, actual in zip(chosen, slices, strict=True):
+        assert actual.tobytes() == batch[number * per_process : (number + 1) * per_process].tobytes()
+    ids = np.where(batch < 0, ~batch, batch)
     if fixed_position:
-        assert (plain[:, 0] == FIXED).all()
+        assert (ids[:, 0] == FIXED).all()
     if not masked:
         assert (batch >= 0).all()
 
@@ -92,19 +95,23 @@ def test_epoch_shows_each_window_once_in_new_order():
     assert sorted(first) == sorted(second) == [17 * i for i in range(24)]
     assert first.tolist() != second.tolist()
     assert first.tolist() != sorted(first)
-    other = ShuffledBatches([plain_windows(24)], 1, 4)
-    assert batches.read_rows(0, range(4)).tolist() != other.read_rows(0, range(4)).tolist()
+    reseeded = ShuffledBatches([plain_windows(24)], 1, 4)
+    assert batches.read_rows(0, range(4)).tolist() != reseeded.read_rows(0, range(4)).tolist()
 
 
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.05, 0.95), st.integers(0, 3))
 def test_mixture_batches_follow_weights_and_count_epochs(share, seed):
-    one, other = (Windows([Array(1000 * number + np.zeros(17 * 40, int))], 16, 'x') for number in range(2))
-    parts = [TransformedWindows(part, tiny().data, 300, with_fixed_token=True) for part in (one, other)]
+    first_source, second_source = (
+        Windows([Array(1000 * number + np.zeros(17 * 40, int))], 16, 'x') for number in range(2)
+    )
+    parts = [
+        TransformedWindows(part, tiny().data, 300, with_fixed_token=True) for part in (first_source, second_source)
+    ]
     batches = ShuffledBatches(parts, seed, 20, dict(one=share, other=1 - share))
-    found = np.concatenate([batches.read_rows(step, range(20))[:, 0] for step in range(10)])
-    assert abs((found == 0).mean() - share) <= 2 / 200
+    actual = np.concatenate([batches.read_rows(step, range(20))[:, 0] for step in range(10)])
+    assert abs((actual == 0).mean() - share) <= 2 / 200
     assert batches.count_epochs(10)['data/epoch/one'] == pytest.approx(200 * share / 40)
     assert batches.count_epochs(10)['data/epoch/other'] == pytest.approx(200 * (1 - share) / 40)
 

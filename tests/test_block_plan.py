@@ -41,8 +41,8 @@ def test_block_plan_visits_visible_blocks_and_masks_partial_blocks(pairs, block,
 def test_block_size_divides_padded_length(length):
     padded = length + -length % tpu.get_padding_multiple(length)
     assert padded <= max(1.125 * length, length + 127)
-    for most in (tpu.BLOCK_SIZES[0] // 2, tpu.BLOCK_SIZES[0]):
-        assert padded % tpu.choose_block_size(padded, most) == 0
+    for max_size in (tpu.BLOCK_SIZES[0] // 2, tpu.BLOCK_SIZES[0]):
+        assert padded % tpu.choose_block_size(padded, max_size) == 0
 
 
 @pytest.mark.slow
@@ -54,13 +54,13 @@ def test_kernels_with_block_sizes_of_chip_match_reference(operation, length):
     """Test 2304 queries in blocks of 256, and blocks of 1024 by 2048 in strips."""
     arrays = drawn(64, heads=1, groups=1, length=length)
     start_BT = jnp.where(jnp.arange(length)[None] < 900, 0, 900)
-    asked = rule(attention(*operation), masks.make_causal_mask(length) & masks.make_document_mask(start_BT))
+    spec = rule(attention(*operation), masks.make_causal_mask(length) & masks.make_document_mask(start_BT))
 
-    def total(arrays, attend):
-        output = attend(*arrays, asked).output_BTHK
+    def compute_total(arrays, attend):
+        output = attend(*arrays, spec).output_BTHK
         return jnp.sum(jnp.sin(output)), output
 
-    run = jax.jit(jax.grad(total, has_aux=True), static_argnums=1)
+    run = jax.jit(jax.grad(compute_total, has_aux=True), static_argnums=1)
     with interpreted():
-        found = run(arrays, functools.partial(finalize.attend, tpu))
-    close(found, run(arrays, reference.attend), 5e-5)
+        actual = run(arrays, functools.partial(finalize.attend, tpu))
+    close(actual, run(arrays, reference.attend), 5e-5)

@@ -16,18 +16,20 @@ FEW = {'register_file_system', 'make_verified_class'}
 
 @pytest.mark.slow
 def test_cached_functions_with_arguments_have_maxsize():
-    found = set()
+    names = set()
     for path in ROOT.rglob('*.py'):
         for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-            if isinstance(node, ast.FunctionDef) and any(ast.unparse(by) in UNBOUNDED for by in node.decorator_list):
+            if isinstance(node, ast.FunctionDef) and any(
+                ast.unparse(decorator) in UNBOUNDED for decorator in node.decorator_list
+            ):
                 arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                found |= {node.name} if arguments or node.args.vararg or node.args.kwarg else set()
-    assert found - FEW == set()
+                names |= {node.name} if arguments or node.args.vararg or node.args.kwarg else set()
+    assert names - FEW == set()
 
 
 def test_spec_caches_have_maxsize():
-    for one in (state.make_abstract_model, state.get_optimizer, state.get_state_shapes):
-        assert one.cache_info().maxsize, f'{one.__name__} has no maxsize'
+    for function in (state.make_abstract_model, state.get_optimizer, state.get_state_shapes):
+        assert function.cache_info().maxsize, f'{function.__name__} has no maxsize'
 
 
 def test_spec_caches_evict_old_entries():

@@ -71,10 +71,10 @@ GOOD = dict(words='w', source='s', of=('a:b', 'sink/1'), way='<', than=('a:c', '
     ],
 )
 def test_parse_claims_rejects_invalid_claim(given, words):
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as raised:
         claims.parse_claims({'mine': {name: value for name, value in (GOOD | given).items() if value is not None}})
-    assert str(refused.value).startswith('claim mine: ')
-    assert words in str(refused.value)
+    assert str(raised.value).startswith('claim mine: ')
+    assert words in str(raised.value)
 
 
 def test_claims_command_rejects_folder_of_sweep(capsys, tmp_path):
@@ -90,6 +90,6 @@ def test_claims_list_prints_every_claim_with_description(capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', '200')  # a narrow terminal would wrap the descriptions
     assert main(['claims', '--list']) == 0
     printed = capsys.readouterr().out
-    for name, about in CLAIMS.items():
+    for name, claim in CLAIMS.items():
         assert name in printed
-        assert about['words'] in printed
+        assert claim['words'] in printed

@@ -18,7 +18,7 @@ print(compiled)
 """
 
 
-def said(folder):
+def run_script(folder):
     """Return the cache report of a new process."""
     environment = {name: value for name, value in os.environ.items() if 'CACHE' not in name}
     command = [sys.executable, '-c', SCRIPT, str(folder)]
@@ -27,13 +27,13 @@ def said(folder):
 
 @pytest.mark.slow
 def test_compilation_cache_is_reused_by_second_process(tmp_path):
-    assert said(tmp_path) == f'programs: 1 compiled, 0 found in {tmp_path}'
-    assert said(tmp_path) == f'programs: 0 compiled, 1 found in {tmp_path}'
+    assert run_script(tmp_path) == f'programs: 1 compiled, 0 found in {tmp_path}'
+    assert run_script(tmp_path) == f'programs: 0 compiled, 1 found in {tmp_path}'
 
 
 @pytest.mark.slow
 def test_compilation_cache_is_disabled_by_none():
-    assert said('none') == 'programs: all compiled, none kept'
+    assert run_script('none') == 'programs: all compiled, none kept'
 
 
 def test_set_fast_compile_flags_applies_only_to_smoke_size(monkeypatch):
@@ -48,8 +48,8 @@ def test_set_fast_compile_flags_applies_only_to_smoke_size(monkeypatch):
 
 def test_get_default_cache_dir_depends_on_processor(monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
-    here = hardware_flags.get_default_cache_dir()
-    assert here == hardware_flags.get_default_cache_dir()
-    assert here.parent == tmp_path / 'programs'
+    cache_dir = hardware_flags.get_default_cache_dir()
+    assert cache_dir == hardware_flags.get_default_cache_dir()
+    assert cache_dir.parent == tmp_path / 'programs'
     monkeypatch.setattr(hardware_flags, 'describe_processor', lambda: 'another')
-    assert hardware_flags.get_default_cache_dir() != here
+    assert hardware_flags.get_default_cache_dir() != cache_dir

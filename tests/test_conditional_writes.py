@@ -14,35 +14,35 @@ pytestmark = pytest.mark.usefixtures('impatient')
 
 def test_conditional_write_with_lost_response_recognizes_own_object(bucket):
     path = f'{bucket.url}/lease'
-    at = get_file_system(parse_path(path))
-    mark = ''
+    file_system = get_file_system(parse_path(path))
+    version = ''
     for number in range(3):
         with bucket.proxy.treating(once(Answer(lost=True), path='lease')):
             content = f'token {number}'.encode()
-            mark = at.write_if_match(path, content, mark)
-        assert mark
-        assert at.read_with_version(path) == (content, mark)
+            version = file_system.write_if_match(path, content, version)
+        assert version
+        assert file_system.read_with_version(path) == (content, version)
     with bucket.proxy.treating(once(Answer(lost=True), path='lease')):
-        assert at.write_if_match(path, b'of another', '') is None
-    assert at.read_with_version(path) == (content, mark)
+        assert file_system.write_if_match(path, b'of another', '') is None
+    assert file_system.read_with_version(path) == (content, version)
 
 
 def test_conditional_write_overtaken_by_other_writer_fails(bucket):
     path = f'{bucket.url}/lease'
-    at = get_file_system(parse_path(path))
-    first = at.write_if_match(path, b'before', '')
+    file_system = get_file_system(parse_path(path))
+    first_version = file_system.write_if_match(path, b'before', '')
 
-    def overtaken(method, name):
-        if 'lease' in name and not heard:
-            heard.append(True)
-            at.write_if_match(path, b'of another', first)
+    def overtake(method, name):
+        if 'lease' in name and not lease_requests:
+            lease_requests.append(True)
+            file_system.write_if_match(path, b'of another', first_version)
             return Answer(status=503)
         return None
 
-    heard = []
-    with bucket.proxy.treating(overtaken):
-        assert at.write_if_match(path, b'late', first) is None
-    assert at.read_with_version(path)[0] == b'of another'
+    lease_requests = []
+    with bucket.proxy.treating(overtake):
+        assert file_system.write_if_match(path, b'late', first_version) is None
+    assert file_system.read_with_version(path)[0] == b'of another'
 
 
 @pytest.mark.parametrize('bucket', ['s3'], indirect=True)
@@ -54,35 +54,35 @@ def test_conditional_write_retries_after_conflict_response(bucket):
 
 
 def test_conditional_write_succeeds_for_one_of_two_concurrent_writers(bucket):
-    at = get_file_system(parse_path(bucket.url + '/x'))
+    file_system = get_file_system(parse_path(bucket.url + '/x'))
     for number in range(50):
-        path, won = f'{bucket.url}/lease-{number}', []
+        path, results = f'{bucket.url}/lease-{number}', []
         gate = threading.Barrier(2)
 
-        def race(name, path=path, won=won, gate=gate):
+        def write_in_race(name, path=path, results=results, gate=gate):
             gate.wait()
-            if mark := at.write_if_match(path, name, ''):
-                won.append((name, mark))
+            if version := file_system.write_if_match(path, name, ''):
+                results.append((name, version))
 
-        threads = [threading.Thread(target=race, args=(f'{number} {name}'.encode(),)) for name in 'ab']
+        threads = [threading.Thread(target=write_in_race, args=(f'{number} {name}'.encode(),)) for name in 'ab']
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert [at.read_with_version(path)] == won
+        assert [file_system.read_with_version(path)] == results
 
 
 def test_deletion_with_lost_response_succeeds(bucket):
     path = parse_path(f'{bucket.url}/x')
     write(path)
-    with bucket.proxy.treating(lambda method, name: deleted(method, name) and gone.pop() if gone else None):
-        gone = [Answer(lost=True)]
+    with bucket.proxy.treating(lambda method, name: is_deletion(method, name) and answers.pop() if answers else None):
+        answers = [Answer(lost=True)]
         path.unlink()
-    assert not gone
+    assert not answers
     assert not path.exists()
 
 
-def deleted(method, path):
+def is_deletion(method, path):
     return method == 'DELETE' or (method == 'POST' and 'delete' in path)
 
 
@@ -95,8 +95,10 @@ def test_move_folder_uses_few_requests(bucket, monkeypatch):
     directories.move_folder(folder, parse_path(f'{bucket.url}/other'))
     assert directories.list_files(folder) == []
     assert len(directories.list_files(parse_path(f'{bucket.url}/other'))) == 151
-    asked = len(bucket.proxy.requests)
-    assert asked <= (2 * 151 + 10), 'a copy is one request of GCS, and two of S3; a deletion one of GCS, none of S3'
+    num_requests = len(bucket.proxy.requests)
+    assert num_requests <= (2 * 151 + 10), (
+        'a copy is one request of GCS, and two of S3; a deletion one of GCS, none of S3'
+    )
 
 
 def test_move_folder_treats_glob_characters_as_literal(bucket):

@@ -23,21 +23,21 @@ from sinklab.train.optimizer import make_optimizer
 SPECS = {f'{module.__name__}:{row}': parse_config(module.get_config(row, 'smoke').to_dict()) for module, row in ROWS}
 
 
-def distinct(part):
+def select_distinct(part):
     """Return {name: spec} of the first row for each value of a part of the spec."""
     return {name: SPECS[name] for name in {part(spec): name for name, spec in reversed(SPECS.items())}.values()}
 
 
-def choices(value, path=()):
+def list_choices(value, path=()):
     """Yield (path of a field, its value) of a record; for a number, its type instead of its value."""
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            yield from choices(getattr(value, field.name), (*path, field.name))
+            yield from list_choices(getattr(value, field.name), (*path, field.name))
     else:
         yield path, type(value) if type(value) in (int, float) else value
 
 
-def names_of_attention(name):
+def list_attention_choices(name):
     """Yield the optimizer of a row and its choices for attention, mask, columns and probe.
 
     Other parts of a model are trained in test_train_step.py and compared with a reference in test_model.py.
@@ -45,20 +45,20 @@ def names_of_attention(name):
     spec = SPECS[name]
     yield 'optimizer', spec.optimizer.name
     for part in (spec.model.attention, spec.model.mask, spec.model.columns, spec.probe):
-        yield from ((type(part), *choice) for choice in choices(part) if isinstance(choice[1], str))
+        yield from ((type(part), *choice) for choice in list_choices(part) if isinstance(choice[1], str))
 
 
-def attending(name):
+def list_causality_choices(name):
     """Yield the choices of a row that affect which tokens influence which."""
     model = SPECS[name].model
     for part in ('attention', 'mask', 'columns', 'position', 'combination', 'gate', 'norm', 'qk_norm', 'head_norm'):
-        yield from choices(getattr(model, part), (part,))
+        yield from list_choices(getattr(model, part), (part,))
 
 
-MODELS = distinct(lambda spec: spec.model)
+MODELS = select_distinct(lambda spec: spec.model)
 
 
-def sampled(names, parts):
+def make_row_parameters(names, parts):
     """Return parameters for rows: slow for a set that covers all choices, exhaustive for the others."""
     chosen, marks = covering(names, parts), {True: pytest.mark.slow, False: pytest.mark.exhaustive}
     return [pytest.param(name, marks=marks[name in chosen]) for name in names]
@@ -71,38 +71,42 @@ def sources(corpus, tmp_path_factory):
     return {'all': corpus, 'assistant': chat(tmp_path_factory.mktemp('chat') / 'a.jsonl', talks)}
 
 
-def reading(spec, sources):
+def set_source(spec, sources):
     return dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=sources[spec.data.loss]))
 
 
-@pytest.mark.parametrize('name', sampled(SPECS, names_of_attention))
+@pytest.mark.parametrize('name', make_row_parameters(SPECS, list_attention_choices))
 def test_row_trains_all_parameters_and_probe_metrics_are_finite(name, sources):
-    spec = reading(SPECS[name], sources)
+    spec = set_source(SPECS[name], sources)
     # Weight decay would also change parameters without a gradient.
     undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)
     spec = dataclasses.replace(spec, optimizer=undecayed)
     data, mesh = load_run_data(spec), device_mesh.make_mesh(Hardware())
-    one, other = (data.batches.read_rows(step, range(spec.optimizer.batch_size)) for step in range(2))
+    first, second = (data.batches.read_rows(step, range(spec.optimizer.batch_size)) for step in range(2))
     with jax.set_mesh(mesh):
-        now = state.create_state(spec, mesh)
-        before = jax.device_get(now['params'])
+        train_state = state.create_state(spec, mesh)
+        initial_params = jax.device_get(train_state['params'])
         advance = step.make_train_step(spec, Hardware(), mesh)
-        nothing = sharding.make_per_device_array(0, mesh)
-        now, _ = advance(now, one, nothing)  # with a warm-up, the learning rate of this step is 0
-        now, numbers = advance(now, other, nothing)
-        observed = sink_probe.make_probe(spec, mesh)(now['params'], data.probe_PT)
-    found = jax.device_get(numbers) | sink_probe.compute_probe_metrics(observed, spec, data.is_trigger(data.probe_PT))
-    assert all(np.isfinite(value) for value in found.values())
+        zero = sharding.make_per_device_array(0, mesh)
+        train_state, _ = advance(train_state, first, zero)  # with a warm-up, the learning rate of this step is 0
+        train_state, metrics = advance(train_state, second, zero)
+        probe_values = sink_probe.make_probe(spec, mesh)(train_state['params'], data.probe_PT)
+    all_metrics = jax.device_get(metrics) | sink_probe.compute_probe_metrics(
+        probe_values, spec, data.is_trigger(data.probe_PT)
+    )
+    assert all(np.isfinite(value) for value in all_metrics.values())
     column = spec.model.columns.kind in ('sink_token', 'k', 'kv', 'logit')
-    assert ('sink/star' in found) == (column or spec.model.attention.normalizer == 'plus_one')
-    assert {'train/loss', 'sink/1', 'alpha/1', 'mass/row', 'norm/ratio/01'} <= set(found)
-    moved = jax.tree.map(lambda one, other: bool((one != other).any()), before, jax.device_get(now['params']))
-    assert all(jax.tree.leaves(moved)), moved
+    assert ('sink/star' in all_metrics) == (column or spec.model.attention.normalizer == 'plus_one')
+    assert {'train/loss', 'sink/1', 'alpha/1', 'mass/row', 'norm/ratio/01'} <= set(all_metrics)
+    changed = jax.tree.map(
+        lambda first, second: bool((first != second).any()), initial_params, jax.device_get(train_state['params'])
+    )
+    assert all(jax.tree.leaves(changed)), changed
 
 
-@pytest.mark.parametrize('name', distinct(lambda spec: spec.data))
+@pytest.mark.parametrize('name', select_distinct(lambda spec: spec.data))
 def test_row_data_has_configured_shapes_and_valid_ids(name, sources):
-    spec = reading(SPECS[name], sources)
+    spec = set_source(SPECS[name], sources)
     data, size = load_run_data(spec), spec.optimizer.batch_size
     ids_BT = data.batches.read_rows(0, range(size))
     assert ids_BT.shape == (size, spec.data.length + 1)
@@ -112,20 +116,20 @@ def test_row_data_has_configured_shapes_and_valid_ids(name, sources):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', distinct(lambda spec: spec.optimizer))
+@pytest.mark.parametrize('name', select_distinct(lambda spec: spec.optimizer))
 def test_row_optimizer_descends_during_and_after_warmup(name):
     """Start from zeros, which weight decay does not change."""
     optimizer = SPECS[name].optimizer
     transform, params = make_optimizer(optimizer, dict(weight=None)), dict(weight=jnp.zeros((2, 3)))
-    gradient, now = dict(weight=jnp.ones((2, 3))), transform.init(params)
+    gradient, optimizer_state = dict(weight=jnp.ones((2, 3))), transform.init(params)
     for _ in range(optimizer.warmup_steps + 1):
-        updates, now = transform.update(gradient, now, params)
+        updates, optimizer_state = transform.update(gradient, optimizer_state, params)
         params = optax.apply_updates(params, updates)
     assert (params['weight'] < 0).all()
     assert np.isfinite(params['weight']).all()
 
 
-@pytest.mark.parametrize('name', sampled(MODELS, attending))
+@pytest.mark.parametrize('name', make_row_parameters(MODELS, list_causality_choices))
 def test_row_is_causal_outside_its_prefix(name):
     """Change the id at one position and compare the logits bit for bit.
 
@@ -133,13 +137,15 @@ def test_row_is_causal_outside_its_prefix(name):
     """
     spec = dataclasses.replace(SPECS[name], data=dataclasses.replace(SPECS[name].data, length=16))
     graph, params = state.make_abstract_model(spec)[0], drawn(spec)
-    where = dict(start_BT=jnp.array([[0] * 6 + [6] * 10])) if spec.model.mask.document else {}
-    run = jax.jit(lambda params, ids_T: nnx.merge(graph, params)(ids_T[None], **where)[0][0])
+    inputs = dict(start_BT=jnp.array([[0] * 6 + [6] * 10])) if spec.model.mask.document else {}
+    run = jax.jit(lambda params, ids_T: nnx.merge(graph, params)(ids_T[None], **inputs)[0][0])
     logits = functools.partial(run, params)
-    ids_T, places, prefix = np.arange(16), np.arange(16), spec.model.mask.prefix or 0
+    ids_T, positions, prefix = np.arange(16), np.arange(16), spec.model.mask.prefix or 0
     plain_TV = logits(ids_T)
-    changed_TT = np.array([(logits(np.where(places == at, 99, ids_T)) != plain_TV).any(-1) for at in places])
-    seen_TT = (places[:, None] <= places) | (places[:, None] < prefix) & (places < prefix)
+    changed_TT = np.array(
+        [(logits(np.where(positions == position, 99, ids_T)) != plain_TV).any(-1) for position in positions]
+    )
+    seen_TT = (positions[:, None] <= positions) | (positions[:, None] < prefix) & (positions < prefix)
     assert np.isfinite(plain_TV).all()
     assert not changed_TT[~seen_TT].any()
     assert changed_TT.diagonal().all()

@@ -14,9 +14,9 @@ from sinklab.run_dir import RunDir
 def test_damaged_checkpoint_falls_back_to_previous_step(whole, corpus, tmp_path):
     shutil.copytree(whole[0], tmp_path / 'run')
     shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '8' / 'state')
-    hearing = Hearing()
-    assert timeless(train(spec(corpus), tmp_path / 'run', hearing)) == timeless(whole[1])
-    (line,) = hearing.notes
+    listener = Hearing()
+    assert timeless(train(spec(corpus), tmp_path / 'run', listener)) == timeless(whole[1])
+    (line,) = listener.notes
     assert line.startswith(f'{tmp_path}/run/checkpoints/8 ')
     assert ' state/' in line
     assert RunDir(tmp_path / 'run').list_checkpoint_steps() == [4, 8]
@@ -25,12 +25,12 @@ def test_damaged_checkpoint_falls_back_to_previous_step(whole, corpus, tmp_path)
 @pytest.mark.slow
 def test_run_with_only_damaged_checkpoints_is_refused_until_they_are_deleted(whole, corpus, tmp_path):
     shutil.copytree(whole[0], tmp_path / 'run')
-    saved = tmp_path / 'run' / 'checkpoints'
+    checkpoint_dir = tmp_path / 'run' / 'checkpoints'
     for step in (4, 8):
-        shutil.rmtree(saved / str(step) / 'state')
+        shutil.rmtree(checkpoint_dir / str(step) / 'state')
     with pytest.raises(UserError, match=r'delete .*/checkpoints'):
         train(spec(corpus), tmp_path / 'run')
-    shutil.rmtree(saved)
+    shutil.rmtree(checkpoint_dir)
     assert timeless(train(spec(corpus), tmp_path / 'run')) == timeless(whole[1])
 
 
@@ -40,9 +40,9 @@ def test_lost_metric_lines_are_reported_on_resume_and_in_report(whole, corpus, t
     shutil.copytree(whole[0], run)
     lines = (run / 'metrics.jsonl').read_text().splitlines(keepends=True)
     (run / 'metrics.jsonl').write_text(''.join(lines[:3]))  # steps 0, 1, 2
-    hearing = Hearing()
-    train(spec(corpus), run, hearing)
-    (note,) = hearing.notes
+    listener = Hearing()
+    train(spec(corpus), run, listener)
+    (note,) = listener.notes
     assert 'steps 2 and 8' in note
     capsys.readouterr()
     runs.read_runs([str(run)])
@@ -53,17 +53,17 @@ def test_find_gaps_accounts_for_changed_log_interval(tmp_path):
     folder = RunDir(tmp_path)
     (tmp_path / 'row.json').write_text('{"row": "tiny"}')
 
-    def gaps(steps, every, until=None):
-        return folder.find_gaps([{'step': step, 'train/loss': 1.0} for step in steps], every, until)
+    def list_gaps(steps, interval, end=None):
+        return folder.find_gaps([{'step': step, 'train/loss': 1.0} for step in steps], interval, end)
 
-    assert gaps([10, 20, 25, 30], 10, 35) == []
-    assert gaps([10, 20, 50], 10) == [(20, 50)]
-    assert gaps([30, 40], 10, 40) == [(0, 30)]
-    assert gaps([10, 20], 10, 40) == [(20, 40)]
+    assert list_gaps([10, 20, 25, 30], 10, 35) == []
+    assert list_gaps([10, 20, 50], 10) == [(20, 50)]
+    assert list_gaps([30, 40], 10, 40) == [(0, 30)]
+    assert list_gaps([10, 20], 10, 40) == [(20, 40)]
     attempts = [
         dict(step=0, attention='dense'),
         dict(step=50, attention='dense', changes=['log.every_steps 30 -> 10']),
     ]
     folder.write_json('environment', dict(attempts=attempts))
-    assert gaps([30, 60, 70], 10) == []
-    assert gaps([30, 60, 100], 10) == [(60, 100)]
+    assert list_gaps([30, 60, 70], 10) == []
+    assert list_gaps([30, 60, 100], 10) == [(60, 100)]

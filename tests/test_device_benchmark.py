@@ -34,27 +34,27 @@ if heeds != 'leaves':
 """
 
 
-def lives(pid):
+def is_alive(pid):
     """Return whether a process exists and is no zombie."""
     with contextlib.suppress(OSError):
         return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] not in 'ZX'
     return False
 
 
-def noted(file):
+def wait_for_pids(file):
     """Wait for a file of pids and return them."""
-    until = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while not file.exists():
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     return [int(pid) for pid in file.read_text().split()]
 
 
 def assert_gone(pids):
-    until = time.monotonic() + 5
-    while any(map(lives, pids)) and time.monotonic() < until:
+    deadline = time.monotonic() + 5
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [pid for pid in pids if lives(pid)]
+    assert not [pid for pid in pids if is_alive(pid)]
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_run_with_timeout_leaves_no_processes(device, monkeypatch, tmp_path, kin
     monkeypatch.setitem(device['run_with_timeout'].__globals__, 'TERMINATION_SECONDS', 0.5)
     file = tmp_path / 'pids'
     assert device['run_with_timeout']([sys.executable, '-c', PARENT, kind, str(file)], seconds=3.0) == code
-    assert_gone(noted(file))
+    assert_gone(wait_for_pids(file))
 
 
 @pytest.mark.slow
@@ -82,8 +82,8 @@ def test_benchmark_ends_child_processes_on_sigterm(tmp_path):
     (stub / 'pytest.py').write_text(f'import sys\nsys.argv = ["", "heeds", {str(file)!r}]\n{PARENT}')
     options = [f'--out={tmp_path}', '--parts=tests', '--dry', '--minutes=5']
     process = subprocess.Popen([*DEVICE, *options], env=os.environ | dict(PYTHONPATH=str(stub)))
-    pids = noted(file)
-    assert all(map(lives, pids))
+    pids = wait_for_pids(file)
+    assert all(map(is_alive, pids))
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 143
     assert_gone(pids)
@@ -93,22 +93,22 @@ def test_benchmark_ends_child_processes_on_sigterm(tmp_path):
 @pytest.mark.exhaustive  # takes half a minute; the other tests run single parts
 def test_dry_run_writes_results_of_all_parts(tmp_path):
     (tmp_path / 'memory.json').write_text('{"memory": {"older": {}}}')
-    done = subprocess.run([*DEVICE, f'--out={tmp_path}', '--dry'], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob('*.json')}
-    assert found.keys() == {'steps', 'kernels', 'tests', 'memory', 'gaps'}
-    assert not any(part['unended'] for part in found.values())
+    process = subprocess.run([*DEVICE, f'--out={tmp_path}', '--dry'], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]
+    results = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob('*.json')}
+    assert results.keys() == {'steps', 'kernels', 'tests', 'memory', 'gaps'}
+    assert not any(part['unended'] for part in results.values())
     rows = {'softmax_60m', 'sigmoid_60m', 'softmax_1b', 'sigmoid_1b'}
-    assert found['steps']['steps'].keys() == found['memory']['memory'].keys() == rows
-    softmax = found['steps']['steps']['softmax_60m']
+    assert results['steps']['steps'].keys() == results['memory']['memory'].keys() == rows
+    softmax = results['steps']['steps']['softmax_60m']
     assert softmax['ours']['tokens_per_second'] > 0
     assert softmax['plain']['tokens_per_second'] > 0
     assert softmax['plain']['remat'] == 'none', 'it fits'
     assert softmax['ours']['mfu'] is None, 'of a CPU no peak is published'
-    assert found['gaps']['gaps'].keys() == {'softmax_60m', 'sigmoid_60m'}
-    assert found['memory']['memory']['softmax_1b']['planned'] > 0
-    assert found['memory']['memory']['softmax_1b']['used_of_planned'] is None, 'a CPU does not say it'
-    assert 'GPU' in found['kernels']['said']
+    assert results['gaps']['gaps'].keys() == {'softmax_60m', 'sigmoid_60m'}
+    assert results['memory']['memory']['softmax_1b']['planned'] > 0
+    assert results['memory']['memory']['softmax_1b']['used_of_planned'] is None, 'a CPU does not say it'
+    assert 'GPU' in results['kernels']['said']
 
 
 @pytest.mark.slow
@@ -116,9 +116,9 @@ def test_measure_memory_reports_used_share_of_planned_memory(device, monkeypatch
     monkeypatch.setitem(
         device['measure_memory'].__globals__, 'get_memory_stats', lambda: dict(peak_bytes_in_use=1000)
     )
-    given = device['argparse'].Namespace(out=tmp_path, one='memory', row='softmax_60m', dry=True)
-    (found,) = device['measure_memory'](given)
-    row = found['memory']['softmax_60m']
+    arguments = device['argparse'].Namespace(out=tmp_path, one='memory', row='softmax_60m', dry=True)
+    (results,) = device['measure_memory'](arguments)
+    row = results['memory']['softmax_60m']
     assert (row['used'], row['used_of_planned'], row['goal']) == (1000, 1000 / row['planned'], (0.9, 1.1))
     assert row['by_shapes'] > 0
 
@@ -147,7 +147,7 @@ def test_baseline_loss_does_not_depend_on_remat(device):
 
 
 def test_unknown_part_is_refused_with_one_line(tmp_path):
-    done = subprocess.run([*DEVICE, f'--out={tmp_path}', '--parts=speed'], capture_output=True, text=True)
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert 'speed' in done.stderr
-    assert 'steps, kernels, tests, memory, gaps' in done.stderr
+    process = subprocess.run([*DEVICE, f'--out={tmp_path}', '--parts=speed'], capture_output=True, text=True)
+    assert (process.returncode, len(process.stderr.splitlines())) == (1, 1)
+    assert 'speed' in process.stderr
+    assert 'steps, kernels, tests, memory, gaps' in process.stderr

@@ -16,7 +16,7 @@ from sinklab.train import setup
 
 
 @dataclasses.dataclass(frozen=True)
-class Described:
+class FakeDevice:
     """Simulated device with the attributes of a JAX device."""
 
     id: int
@@ -28,28 +28,30 @@ class Described:
     core_on_chip: int = 0
 
 
-def gpus(nodes, each=8):
-    return [Described(n, n // each, n // each, 'gpu', 'NVIDIA H100 80GB HBM3') for n in range(nodes * each)]
+def make_gpus(nodes, per_node=8):
+    return [
+        FakeDevice(n, n // per_node, n // per_node, 'gpu', 'NVIDIA H100 80GB HBM3') for n in range(nodes * per_node)
+    ]
 
 
-def tpus(shape, slices=1, kind='TPU v5 lite', per_host=4):
-    found = []
+def make_tpus(shape, slices=1, kind='TPU v5 lite', per_host=4):
+    devices = []
     for number in range(slices):
-        for place in np.ndindex(*reversed(shape)):
-            id, coords = len(found), tuple(reversed(place)) + (0,) * (3 - len(shape))
-            found.append(Described(id, id // per_host, number, 'tpu', kind, coords))
-    return found
+        for position in np.ndindex(*reversed(shape)):
+            id, coords = len(devices), tuple(reversed(position)) + (0,) * (3 - len(shape))
+            devices.append(FakeDevice(id, id // per_host, number, 'tpu', kind, coords))
+    return devices
 
 
 @pytest.mark.parametrize(
     ('found', 'sizes', 'crossing'),
     [
-        (tpus((2, 4), per_host=8), (1, 8, 1), {'fsdp': 'devices'}),
-        (tpus((16, 16)), (1, 256, 1), {'fsdp': 'hosts'}),
-        (tpus((4, 4, 4), kind='TPU v5p'), (1, 64, 1), {'fsdp': 'hosts'}),
-        (tpus((16, 16), slices=2), (2, 256, 1), {'data': 'slices', 'fsdp': 'hosts'}),
-        (gpus(1), (1, 8, 1), {'fsdp': 'devices'}),
-        (gpus(4), (4, 8, 1), {'data': 'slices', 'fsdp': 'devices'}),
+        (make_tpus((2, 4), per_host=8), (1, 8, 1), {'fsdp': 'devices'}),
+        (make_tpus((16, 16)), (1, 256, 1), {'fsdp': 'hosts'}),
+        (make_tpus((4, 4, 4), kind='TPU v5p'), (1, 64, 1), {'fsdp': 'hosts'}),
+        (make_tpus((16, 16), slices=2), (2, 256, 1), {'data': 'slices', 'fsdp': 'hosts'}),
+        (make_gpus(1), (1, 8, 1), {'fsdp': 'devices'}),
+        (make_gpus(4), (4, 8, 1), {'data': 'slices', 'fsdp': 'devices'}),
     ],
     ids=['v5e-8', 'v5e-256', 'v5p-128', '2 x v5e-256', '8 x H100', '4 x 8 x H100'],
 )
@@ -63,13 +65,13 @@ def test_default_mesh_uses_fsdp_within_slices_and_data_across(found, sizes, cros
 @pytest.mark.parametrize(
     ('found', 'given', 'sizes'),
     [
-        (tpus((4, 4, 4), kind='TPU v5p'), Hardware(data=8, fsdp=8), (8, 8, 1)),
-        (tpus((4, 4, 4), kind='TPU v5p'), Hardware(tensor=2), (1, 32, 2)),
-        (tpus((16, 16)), Hardware(fsdp=16), (16, 16, 1)),
-        (tpus((16, 16)), Hardware(data=64, fsdp=2, tensor=2), (64, 2, 2)),
-        (tpus((4, 4), slices=2), Hardware(fsdp=32), (1, 32, 1)),
-        (tpus((4, 4), slices=2), Hardware(data=4), (4, 8, 1)),
-        (gpus(4), Hardware(tensor=2), (4, 4, 2)),
+        (make_tpus((4, 4, 4), kind='TPU v5p'), Hardware(data=8, fsdp=8), (8, 8, 1)),
+        (make_tpus((4, 4, 4), kind='TPU v5p'), Hardware(tensor=2), (1, 32, 2)),
+        (make_tpus((16, 16)), Hardware(fsdp=16), (16, 16, 1)),
+        (make_tpus((16, 16)), Hardware(data=64, fsdp=2, tensor=2), (64, 2, 2)),
+        (make_tpus((4, 4), slices=2), Hardware(fsdp=32), (1, 32, 1)),
+        (make_tpus((4, 4), slices=2), Hardware(data=4), (4, 8, 1)),
+        (make_gpus(4), Hardware(tensor=2), (4, 4, 2)),
     ],
 )
 def test_mesh_uses_given_sizes_and_infers_others(found, given, sizes):
@@ -79,7 +81,7 @@ def test_mesh_uses_given_sizes_and_infers_others(found, given, sizes):
 
 
 def test_mesh_neighbours_are_network_neighbours():
-    mesh = mesh_of(Hardware(data=16, fsdp=16), tpus((16, 16)))
+    mesh = mesh_of(Hardware(data=16, fsdp=16), make_tpus((16, 16)))
     coords = np.array([[device.coords for device in line] for line in mesh.devices[:, :, 0]])
     for axis in (0, 1):
         steps = np.abs(np.diff(coords, axis=axis)).sum(-1)
@@ -87,7 +89,7 @@ def test_mesh_neighbours_are_network_neighbours():
 
 
 def test_mesh_data_axis_does_not_split_slices():
-    mesh = mesh_of(Hardware(data=4), tpus((4, 4), slices=2))
+    mesh = mesh_of(Hardware(data=4), make_tpus((4, 4), slices=2))
     slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
     assert (slices[:2] == 0).all()
     assert (slices[2:] == 1).all()
@@ -96,13 +98,17 @@ def test_mesh_data_axis_does_not_split_slices():
 @pytest.mark.parametrize(
     ('found', 'given', 'words'),
     [
-        (gpus(1), Hardware(data=2, fsdp=2), '--data=2 --fsdp=2 --tensor=1 leaves some of 8 devices idle'),
-        (gpus(1), Hardware(fsdp=3), 'give sizes whose product is 8, such as --data=1 --fsdp=8 --tensor=1, or remove'),
-        (gpus(2), Hardware(fsdp=3, tensor=2), 'product is 16, such as --data=2 --fsdp=4 --tensor=2, or'),
-        (gpus(1), Hardware(tensor=3), 'product is 8, such as --data=1 --fsdp=8 --tensor=1'),
-        (gpus(1), Hardware(data=8, fsdp=4, tensor=2), 'needs 64 devices, and 8 are available'),
-        (gpus(3), Hardware(data=2, fsdp=4, tensor=3), 'cannot be arranged on 3 slices'),
-        ([*gpus(1), *gpus(2)[8:13]], Hardware(fsdp=13), 'cannot be arranged on 2 slices of 5 or 8'),
+        (make_gpus(1), Hardware(data=2, fsdp=2), '--data=2 --fsdp=2 --tensor=1 leaves some of 8 devices idle'),
+        (
+            make_gpus(1),
+            Hardware(fsdp=3),
+            'give sizes whose product is 8, such as --data=1 --fsdp=8 --tensor=1, or remove',
+        ),
+        (make_gpus(2), Hardware(fsdp=3, tensor=2), 'product is 16, such as --data=2 --fsdp=4 --tensor=2, or'),
+        (make_gpus(1), Hardware(tensor=3), 'product is 8, such as --data=1 --fsdp=8 --tensor=1'),
+        (make_gpus(1), Hardware(data=8, fsdp=4, tensor=2), 'needs 64 devices, and 8 are available'),
+        (make_gpus(3), Hardware(data=2, fsdp=4, tensor=3), 'cannot be arranged on 3 slices'),
+        ([*make_gpus(1), *make_gpus(2)[8:13]], Hardware(fsdp=13), 'cannot be arranged on 2 slices of 5 or 8'),
     ],
 )
 def test_mesh_rejects_idle_devices_and_incompatible_slices(found, given, words):
@@ -113,33 +119,33 @@ def test_mesh_rejects_idle_devices_and_incompatible_slices(found, given, words):
 @pytest.mark.parametrize(
     ('found', 'given', 'rings'),
     [
-        (tpus((16, 16)), Hardware(), (16, 16)),
-        (tpus((16, 16)), Hardware(data=16), (16,)),
-        (tpus((4, 4, 4), kind='TPU v5p'), Hardware(), (4, 4, 4)),
-        (tpus((8, 8), slices=2), Hardware(), (8, 8)),
-        (gpus(1), Hardware(), (8,)),
+        (make_tpus((16, 16)), Hardware(), (16, 16)),
+        (make_tpus((16, 16)), Hardware(data=16), (16,)),
+        (make_tpus((4, 4, 4), kind='TPU v5p'), Hardware(), (4, 4, 4)),
+        (make_tpus((8, 8), slices=2), Hardware(), (8, 8)),
+        (make_gpus(1), Hardware(), (8,)),
     ],
 )
 def test_find_rings_returns_network_rings_of_axis(found, given, rings):
     assert device_mesh.find_rings(mesh_of(given, found))['fsdp'] == rings
 
 
-PHYSICAL = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+HOST_MEMORY_BYTES = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
 def test_device_memory_of_cpu_is_share_of_host_memory(monkeypatch):
     monkeypatch.setattr(device_mesh, 'read_cgroup_limits', lambda: [])
     count = jax.local_device_count()
     assert count == 4, 'as the tests are set up'
-    assert device_mesh.get_device_memory_bytes() == PHYSICAL // count
-    assert device_mesh.get_device_memory_bytes(num_local_processes=2) == PHYSICAL // (2 * count)
+    assert device_mesh.get_device_memory_bytes() == HOST_MEMORY_BYTES // count
+    assert device_mesh.get_device_memory_bytes(num_local_processes=2) == HOST_MEMORY_BYTES // (2 * count)
 
 
 def test_device_memory_is_limited_by_cgroup(monkeypatch):
     monkeypatch.setattr(device_mesh, 'read_cgroup_limits', lambda: [2**20, 2**62])
     assert device_mesh.get_device_memory_bytes() == 2**20 // jax.local_device_count()
     monkeypatch.setattr(device_mesh, 'read_cgroup_limits', lambda: [2**62])
-    assert device_mesh.get_device_memory_bytes() == PHYSICAL // jax.local_device_count()
+    assert device_mesh.get_device_memory_bytes() == HOST_MEMORY_BYTES // jax.local_device_count()
 
 
 @pytest.mark.parametrize(
@@ -164,16 +170,16 @@ def test_read_cgroup_limits_returns_memory_limits(tmp_path, groups, files, limit
 
 
 def test_mesh_error_reports_different_device_counts_of_processes(monkeypatch):
-    def refusals(*counts):
-        each = iter(counts)
-        monkeypatch.setattr(setup, 'count_devices', lambda: next(each))
+    def collect_errors(*counts):
+        remaining_counts = iter(counts)
+        monkeypatch.setattr(setup, 'count_devices', lambda: next(remaining_counts))
         return [
-            str(one)
-            for one in alike(2, lambda group: setup.make_mesh_on_all(tiny(), Hardware(data=3), group, 1))
-            if isinstance(one, UserError)
+            str(message)
+            for message in alike(2, lambda group: setup.make_mesh_on_all(tiny(), Hardware(data=3), group, 1))
+            if isinstance(message, UserError)
         ]
 
-    assert len(said := refusals(2, 3)) == 2
-    assert all('process 1' in one and 'process 0' in one for one in said)
-    assert len(said := refusals(2, 2)) == 2
-    assert all('3 devices' in one for one in said)
+    assert len(messages := collect_errors(2, 3)) == 2
+    assert all('process 1' in message and 'process 0' in message for message in messages)
+    assert len(messages := collect_errors(2, 2)) == 2
+    assert all('3 devices' in message for message in messages)

@@ -19,7 +19,7 @@ from sinklab.train.forward import make_forward
 
 @pytest.fixture(scope='module')
 def source(tmp_path_factory):
-    turns = [
+    chats = [
         [
             ('user', f'what is {n} and {n}?' * (1 + n % 3)),
             ('assistant', f'it is {2 * n}, I think'),
@@ -27,14 +27,14 @@ def source(tmp_path_factory):
         ]
         for n in range(200)
     ]
-    return chat(tmp_path_factory.mktemp('chat') / 'a.jsonl', turns)
+    return chat(tmp_path_factory.mktemp('chat') / 'a.jsonl', chats)
 
 
-def tuned(source, **changes):
+def make_spec(source, **changes):
     return tiny(data__source=source, data__loss='assistant', optimizer__batch_size=8, **changes)
 
 
-def expected(spec, params, ids_BT):
+def compute_expected_loss(spec, params, ids_BT):
     """Compute the mean of a plain cross-entropy over the targets that are not masked."""
     plain_BT = np.where(ids_BT < 0, ~ids_BT, ids_BT)
     hidden_BTD, head_VD, _ = make_forward(spec)(params, plain_BT[:, :-1])
@@ -45,42 +45,44 @@ def expected(spec, params, ids_BT):
 @pytest.mark.slow
 @pytest.mark.parametrize('micro_batch', [None, 2])
 def test_loss_is_mean_over_assistant_tokens(source, micro_batch):
-    spec, hardware = tuned(source), Hardware(micro_batch=micro_batch)
-    data, mesh, params = load_run_data(spec), device_mesh.make_mesh(Hardware()), drawn(tuned(source))
+    spec, hardware = make_spec(source), Hardware(micro_batch=micro_batch)
+    data, mesh, params = load_run_data(spec), device_mesh.make_mesh(Hardware()), drawn(make_spec(source))
     batch = data.batches.read_rows(0, range(8))
-    counted = (batch[:, 1:] >= 0).sum(1)
-    assert len(set(counted.tolist())) > 1  # it differs between micro-batches
+    counts = (batch[:, 1:] >= 0).sum(1)
+    assert len(set(counts.tolist())) > 1  # it differs between micro-batches
     with jax.set_mesh(mesh):
-        before = state.init_state(spec) | dict(params=jax.tree.map(jax.numpy.array, params))
-        _, numbers = step.make_train_step(spec, hardware, mesh)(
-            before, batch, sharding.make_per_device_array(0, mesh)
+        train_state = state.init_state(spec) | dict(params=jax.tree.map(jax.numpy.array, params))
+        _, metrics = step.make_train_step(spec, hardware, mesh)(
+            train_state, batch, sharding.make_per_device_array(0, mesh)
         )
-        np.testing.assert_allclose(float(numbers['train/loss']), expected(spec, params, batch), rtol=1e-5)
+        np.testing.assert_allclose(
+            float(metrics['train/loss']), compute_expected_loss(spec, params, batch), rtol=1e-5
+        )
         valid = evaluate.make_evaluate(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
-        np.testing.assert_allclose(valid, expected(spec, params, data.valid_NT), rtol=1e-5)
+        np.testing.assert_allclose(valid, compute_expected_loss(spec, params, data.valid_NT), rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_loss_excludes_user_tokens_but_model_reads_them(source):
-    spec = tuned(source)
-    batch, params = load_run_data(spec).batches.read_rows(0, range(8)), drawn(tuned(source))
-    mine = batch[:, 1:] < 0
-    head = jax.grad(lambda p: step_module.make_loss(spec)(p, batch))(params)['head_VD']
-    other = batch.copy()
-    row, place = np.argwhere(mine & (np.arange(16) > 0))[0]
-    other[row, place + 1] = ~((~other[row, place + 1] + 1) % 300)
-    changed = jax.grad(lambda p: step_module.make_loss(spec)(p, other))(params)['head_VD']
-    assert np.isfinite(head).all()
-    assert (head != changed).any()  # later tokens depend on the changed one
-    alone = np.where(np.arange(17) == place + 1, np.abs(batch), -1)[row : row + 1]
-    assert (alone[:, 1:] >= 0).sum() == 1
-    nothing = np.where(batch < 0, batch, ~batch)
-    assert float(step_module.make_loss(spec)(params, nothing)) == 0
+    spec = make_spec(source)
+    batch, params = load_run_data(spec).batches.read_rows(0, range(8)), drawn(make_spec(source))
+    is_user_token = batch[:, 1:] < 0
+    gradient = jax.grad(lambda p: step_module.make_loss(spec)(p, batch))(params)['head_VD']
+    changed_batch = batch.copy()
+    row, place = np.argwhere(is_user_token & (np.arange(16) > 0))[0]
+    changed_batch[row, place + 1] = ~((~changed_batch[row, place + 1] + 1) % 300)
+    changed_gradient = jax.grad(lambda p: step_module.make_loss(spec)(p, changed_batch))(params)['head_VD']
+    assert np.isfinite(gradient).all()
+    assert (gradient != changed_gradient).any()  # later tokens depend on the changed one
+    single_target_batch = np.where(np.arange(17) == place + 1, np.abs(batch), -1)[row : row + 1]
+    assert (single_target_batch[:, 1:] >= 0).sum() == 1
+    masked_batch = np.where(batch < 0, batch, ~batch)
+    assert float(step_module.make_loss(spec)(params, masked_batch)) == 0
 
 
 def test_loss_on_all_tokens_uses_same_rows(source):
     full = load_run_data(tiny(data__source=source, optimizer__batch_size=8)).batches.read_rows(0, range(8))
-    masked = load_run_data(tuned(source)).batches.read_rows(0, range(8))
+    masked = load_run_data(make_spec(source)).batches.read_rows(0, range(8))
     assert (full >= 0).all()
     np.testing.assert_array_equal(np.where(masked < 0, ~masked, masked), full)
 

@@ -39,19 +39,19 @@ def parent(config, tmp_path_factory):
     return RunDir(path)
 
 
-def forked(capsys, *arguments):
+def run_train(capsys, *arguments):
     code = main(['train', '--compiled=none', *arguments])
     return code, capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_fork_without_config_uses_parent_config_with_overrides(capsys, parent, tmp_path):
-    given = [f'--from={parent}@4', f'--workdir={tmp_path}/fork', '--config.optimizer.clip_norm=0.5', *SIGMOID]
-    code, said = forked(capsys, *given, '--config.model.mask.window=6')
-    assert code == 0, said
-    (line,) = (line for line in said.splitlines() if 'since step 4: from ' in line)
-    for words in ('model.attention.similarity exp -> sigmoid', 'model.mask.window None -> 6', "a @ 'run'@4"):
-        assert words in line
+    arguments = [f'--from={parent}@4', f'--workdir={tmp_path}/fork', '--config.optimizer.clip_norm=0.5', *SIGMOID]
+    code, stderr = run_train(capsys, *arguments, '--config.model.mask.window=6')
+    assert code == 0, stderr
+    (line,) = (line for line in stderr.splitlines() if 'since step 4: from ' in line)
+    for text in ('model.attention.similarity exp -> sigmoid', 'model.mask.window None -> 6', "a @ 'run'@4"):
+        assert text in line
     folder = RunDir(tmp_path / 'fork')
     config = folder.read_json('config')
     assert (config['model']['mask']['window'], config['optimizer']['clip_norm']) == (6, 0.5)
@@ -64,28 +64,28 @@ def test_fork_without_config_uses_parent_config_with_overrides(capsys, parent, t
 @pytest.mark.slow
 def test_fork_resumes_without_parent(capsys, parent, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
-    given = [f'--from={tmp_path}/parent@4', f'--workdir={tmp_path}/fork', *SIGMOID]
-    assert forked(capsys, *given)[0] == 0
+    arguments = [f'--from={tmp_path}/parent@4', f'--workdir={tmp_path}/fork', *SIGMOID]
+    assert run_train(capsys, *arguments)[0] == 0
     shutil.rmtree(tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'fork' / 'checkpoints' / '8')
-    code, said = forked(capsys, *given)
-    assert code == 0, said
+    code, stderr = run_train(capsys, *arguments)
+    assert code == 0, stderr
     assert RunDir(tmp_path / 'fork').list_checkpoint_steps() == [4, 8]
-    code, said = forked(capsys, f'--from={tmp_path}/parent@8', *given[1:])
-    assert (code, len(said.splitlines())) == (1, 1)
-    assert f' {tmp_path}/parent@4' in said
-    assert f'--from={tmp_path}/parent@8' in said
+    code, stderr = run_train(capsys, f'--from={tmp_path}/parent@8', *arguments[1:])
+    assert (code, len(stderr.splitlines())) == (1, 1)
+    assert f' {tmp_path}/parent@4' in stderr
+    assert f'--from={tmp_path}/parent@8' in stderr
 
 
 @pytest.mark.slow
 def test_fork_without_step_starts_at_newest_checkpoint(capsys, parent, tmp_path):
-    given = [f'--from={parent}', f'--workdir={tmp_path}/fork', '--config.optimizer.steps=10']
-    assert forked(capsys, *given)[0] == 0
+    arguments = [f'--from={parent}', f'--workdir={tmp_path}/fork', '--config.optimizer.steps=10']
+    assert run_train(capsys, *arguments)[0] == 0
     assert RunDir(tmp_path / 'fork').read_lineage()['step'] == 8
     assert train.resolve_parent(str(parent), RunDir(tmp_path / 'fork'), SingleProcessGroup()).step == 8
 
 
-def made(path, *steps, lineage=None):
+def make_run_folder(path, *steps, lineage=None):
     """Make a run folder with empty checkpoints."""
     for step in steps:
         (path / 'checkpoints' / str(step)).mkdir(parents=True)
@@ -112,81 +112,90 @@ def made(path, *steps, lineage=None):
 )
 def test_resolve_parent_refuses_invalid_checkpoint(tmp_path, monkeypatch, given, words):
     monkeypatch.chdir(tmp_path)
-    made(tmp_path / 'run', 2, 4)
-    made(tmp_path / 'empty')
+    make_run_folder(tmp_path / 'run', 2, 4)
+    make_run_folder(tmp_path / 'empty')
     with pytest.raises(UserError, match=words):
         train.resolve_parent(given, RunDir('child'), SingleProcessGroup())
 
 
 def test_resolve_parent_refuses_existing_run_that_is_no_fork(tmp_path):
-    made(tmp_path / 'run', 4)
+    make_run_folder(tmp_path / 'run', 4)
     with pytest.raises(UserError, match=f'{tmp_path}/child .*fork'):
-        train.resolve_parent(f'{tmp_path}/run@4', RunDir(made(tmp_path / 'child', 4)), SingleProcessGroup())
+        train.resolve_parent(
+            f'{tmp_path}/run@4', RunDir(make_run_folder(tmp_path / 'child', 4)), SingleProcessGroup()
+        )
 
 
 def test_resolve_parent_finds_moved_parent_by_digest(tmp_path):
-    saved(RunDir(made(tmp_path / 'run')), 2, 4)
-    saved(RunDir(made(tmp_path / 'other')), 4, content=b'of another run')
+    saved(RunDir(make_run_folder(tmp_path / 'run')), 2, 4)
+    saved(RunDir(make_run_folder(tmp_path / 'other')), 4, content=b'of another run')
     lineage = dict(run='../run', step=4, seal=digests.compute_checkpoint_digest(RunDir(tmp_path / 'run'), 4))
-    child = RunDir(made(tmp_path / 'child', lineage=lineage))
+    child = RunDir(make_run_folder(tmp_path / 'child', lineage=lineage))
     (tmp_path / 'run').rename(tmp_path / 'moved')
-    for given in ('moved', 'moved@4', 'run@4'):
-        assert train.resolve_parent(f'{tmp_path}/{given}', child, SingleProcessGroup()).step == 4
-    for given in ('moved@2', 'other@4', 'nowhere@4'):
-        with pytest.raises(UserError, match=rf'/run@4.* --from=.*{given}'):
-            train.resolve_parent(f'{tmp_path}/{given}', child, SingleProcessGroup())
+    for name in ('moved', 'moved@4', 'run@4'):
+        assert train.resolve_parent(f'{tmp_path}/{name}', child, SingleProcessGroup()).step == 4
+    for name in ('moved@2', 'other@4', 'nowhere@4'):
+        with pytest.raises(UserError, match=rf'/run@4.* --from=.*{name}'):
+            train.resolve_parent(f'{tmp_path}/{name}', child, SingleProcessGroup())
 
 
 def test_resolve_parent_accepts_folder_name_with_at_sign(tmp_path):
-    made(tmp_path / 'run@5', 2, 4)
-    for given, step in (('run@5', 4), ('run@5@2', 2)):
-        parent = train.resolve_parent(f'{tmp_path}/{given}', RunDir(tmp_path / 'child'), SingleProcessGroup())
+    make_run_folder(tmp_path / 'run@5', 2, 4)
+    for name, step in (('run@5', 4), ('run@5@2', 2)):
+        parent = train.resolve_parent(f'{tmp_path}/{name}', RunDir(tmp_path / 'child'), SingleProcessGroup())
         assert (parent.run_dir.path, parent.step) == (tmp_path / 'run@5', step)
 
 
 def test_resolve_parent_splits_prefix_at_first_colon(tmp_path):
-    run = made(tmp_path / 'a:run', 2, 4)
-    for given, takes, step in (('params:', 'params', 4), ('', '', 4), ('params:', 'params', 2)):
-        parent = train.resolve_parent(f'{given}{run}@{step}', RunDir(tmp_path / 'child'), SingleProcessGroup())
+    run = make_run_folder(tmp_path / 'a:run', 2, 4)
+    for prefix, takes, step in (('params:', 'params', 4), ('', '', 4), ('params:', 'params', 2)):
+        parent = train.resolve_parent(f'{prefix}{run}@{step}', RunDir(tmp_path / 'child'), SingleProcessGroup())
         assert (parent.run_dir.path, parent.step, parent.takes) == (run, step, takes)
 
 
 def test_resolve_parent_requires_params_prefix_for_parameter_fork(tmp_path):
-    run = RunDir(made(tmp_path / 'run'))
+    run = RunDir(make_run_folder(tmp_path / 'run'))
     saved(run, 4)
     lineage = dict(run='../run', step=4, seal=digests.compute_checkpoint_digest(run, 4), takes='params', start=0)
-    child, moved = RunDir(made(tmp_path / 'child', lineage=lineage)), tmp_path / 'moved'
-    run.path.rename(moved)
-    assert train.resolve_parent(f'params:{moved}', child, SingleProcessGroup()).step == 4
-    words = rf'fork of params:.*/run@4, and --from={moved} takes another part of it; give --from=params:.*@4'
-    with pytest.raises(UserError, match=words):
-        train.resolve_parent(f'{moved}', child, SingleProcessGroup())
+    child, moved_path = RunDir(make_run_folder(tmp_path / 'child', lineage=lineage)), tmp_path / 'moved'
+    run.path.rename(moved_path)
+    assert train.resolve_parent(f'params:{moved_path}', child, SingleProcessGroup()).step == 4
+    message_pattern = (
+        rf'fork of params:.*/run@4, and --from={moved_path} takes another part of it; give --from=params:.*@4'
+    )
+    with pytest.raises(UserError, match=message_pattern):
+        train.resolve_parent(f'{moved_path}', child, SingleProcessGroup())
 
 
-def of_each(tmp_path, *given):
+def resolve_in_two_processes(tmp_path, *sources):
     """Return the parent that each of two processes resolves from its --from."""
-    return alike(2, lambda group: train.resolve_parent(given[group.index], RunDir(tmp_path / 'child'), group))
+    return alike(2, lambda group: train.resolve_parent(sources[group.index], RunDir(tmp_path / 'child'), group))
 
 
 def test_resolve_parent_uses_step_of_process_0(tmp_path):
-    seen = [made(tmp_path / 'here', 2, 4), made(tmp_path / 'there', 2)]
-    parents = of_each(tmp_path, *map(str, seen))
-    assert [(parent.run_dir.path, parent.step) for parent in parents] == [(path, 4) for path in seen]
-    assert [parent.step for parent in of_each(tmp_path, str(seen[0]), f'{seen[1]}@4')] == [4, 4]
+    paths = [make_run_folder(tmp_path / 'here', 2, 4), make_run_folder(tmp_path / 'there', 2)]
+    parents = resolve_in_two_processes(tmp_path, *map(str, paths))
+    assert [(parent.run_dir.path, parent.step) for parent in parents] == [(path, 4) for path in paths]
+    assert [parent.step for parent in resolve_in_two_processes(tmp_path, str(paths[0]), f'{paths[1]}@4')] == [4, 4]
 
 
 def test_resolve_parent_refuses_different_prefixes_across_processes(tmp_path):
-    run = made(tmp_path / 'run', 2, 4)
-    words = 'process 1 differs from process 0 in --from: step 4 instead of params of step 4'
-    assert [words in str(refusal) for refusal in of_each(tmp_path, f'params:{run}', str(run))] == [True, True]
+    run = make_run_folder(tmp_path / 'run', 2, 4)
+    message = 'process 1 differs from process 0 in --from: step 4 instead of params of step 4'
+    assert [message in str(refusal) for refusal in resolve_in_two_processes(tmp_path, f'params:{run}', str(run))] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(('one', 'other'), [('@4', '@2'), ('', '@2'), ('@4', None), (None, '@4'), (None, '')])
 def test_resolve_parent_refuses_different_steps_across_processes(tmp_path, one, other):
-    run = made(tmp_path / 'run', 2, 4)
-    said = of_each(tmp_path, *(step if step is None else f'{run}{step}' for step in (one, other)))
-    assert [type(refusal) for refusal in said] == [UserError, UserError]
-    assert all(word in str(refusal) for refusal in said for word in ('process 1', 'process 0', '--from'))
+    run = make_run_folder(tmp_path / 'run', 2, 4)
+    refusals = resolve_in_two_processes(
+        tmp_path, *(step if step is None else f'{run}{step}' for step in (one, other))
+    )
+    assert [type(refusal) for refusal in refusals] == [UserError, UserError]
+    assert all(word in str(refusal) for refusal in refusals for word in ('process 1', 'process 0', '--from'))
 
 
 @pytest.mark.parametrize(
@@ -198,10 +207,12 @@ def test_resolve_parent_refuses_different_steps_across_processes(tmp_path, one, 
     ],
 )
 def test_train_refuses_invalid_fork_flags_with_one_line(capsys, tmp_path, arguments, words):
-    run = made(tmp_path / 'run', 4)
-    code, said = forked(capsys, f'--workdir={tmp_path}/new', *(given.format(run=run) for given in arguments))
-    assert (code, len(said.splitlines())) == (1, 1)
-    assert words in said
+    run = make_run_folder(tmp_path / 'run', 4)
+    code, stderr = run_train(
+        capsys, f'--workdir={tmp_path}/new', *(argument.format(run=run) for argument in arguments)
+    )
+    assert (code, len(stderr.splitlines())) == (1, 1)
+    assert words in stderr
     assert not (tmp_path / 'new').exists()
 
 
@@ -209,8 +220,8 @@ def test_load_run_config_keeps_published_values_only_for_same_results(tmp_path):
     spec, row = load_spec('configs/quickstart.py:softmax', ['--config.optimizer.steps=200'])
     folder = RunDir(tmp_path)
     folder.initialize(spec, row)
-    same, about = load_run_config(folder, 'again', ['--config.probe.every_steps=50'])
-    assert (same.probe.every_steps, about['published'], about['row']) == (50, row['published'], 'again')
-    assert about['overrides'] == {'probe.every_steps': '50'}
-    other, about = load_run_config(folder, 'other', ['--config.seed=3'])
-    assert (other.seed, about['published'], about['source']) == (3, {}, '')
+    same_spec, new_row = load_run_config(folder, 'again', ['--config.probe.every_steps=50'])
+    assert (same_spec.probe.every_steps, new_row['published'], new_row['row']) == (50, row['published'], 'again')
+    assert new_row['overrides'] == {'probe.every_steps': '50'}
+    other_spec, new_row = load_run_config(folder, 'other', ['--config.seed=3'])
+    assert (other_spec.seed, new_row['published'], new_row['source']) == (3, {}, '')

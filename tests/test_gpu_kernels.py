@@ -31,19 +31,21 @@ def intervals(draw):
     return mask.Mask(start, end, np.stack([start.min(0), end.max(0)]))
 
 
-def assert_planned(shown, keys, size, by_key):
+def assert_plan_covers_mask(visible_mask, keys, size, by_key):
     """Assert that a plan visits every visible block, and that its unmasked blocks are entirely visible."""
-    bound_BI4, segments = gpu_module.plan_segments(shown, keys, size, by_key)
-    visible_BTS = np.asarray(shown.materialize(keys))
+    bound_BI4, segments = gpu_module.plan_segments(visible_mask, keys, size, by_key)
+    visible_BTS = np.asarray(visible_mask.materialize(keys))
     blocks_BIJ = visible_BTS.reshape(len(visible_BTS), -1, size[0], keys // size[1], size[1]).swapaxes(2, 3)
-    some, every = blocks_BIJ.any((3, 4)), blocks_BIJ.all((3, 4))
-    some, every = (one.swapaxes(1, 2) if by_key else one for one in (some, every))
-    for b, i in np.ndindex(*some.shape[:2]):
+    partly_visible, fully_visible = blocks_BIJ.any((3, 4)), blocks_BIJ.all((3, 4))
+    partly_visible, fully_visible = (
+        flags.swapaxes(1, 2) if by_key else flags for flags in (partly_visible, fully_visible)
+    )
+    for b, i in np.ndindex(*partly_visible.shape[:2]):
         bound = np.asarray(bound_BI4)[b, i]
-        walked = [(j, masked) for low, high, masked in segments for j in range(bound[low], bound[high])]
-        assert [j for j, _ in walked] == list(range(bound[0], bound[3]))
-        assert set(np.flatnonzero(some[b, i])) <= {j for j, _ in walked}
-        assert all(every[b, i, j] for j, masked in walked if not masked)
+        visited = [(j, masked) for low, high, masked in segments for j in range(bound[low], bound[high])]
+        assert [j for j, _ in visited] == list(range(bound[0], bound[3]))
+        assert set(np.flatnonzero(partly_visible[b, i])) <= {j for j, _ in visited}
+        assert all(fully_visible[b, i, j] for j, masked in visited if not masked)
     return bound_BI4, segments
 
 
@@ -51,97 +53,101 @@ def assert_planned(shown, keys, size, by_key):
 @pytest.mark.parametrize('by_key', [False, True])
 @pytest.mark.parametrize('name', MASKS)
 def test_plan_segments_covers_visible_blocks_of_each_mask(name, by_key):
-    assert_planned(MASKS[name](LENGTH), LENGTH, (64, 128) if by_key else (128, 64), by_key)
+    assert_plan_covers_mask(MASKS[name](LENGTH), LENGTH, (64, 128) if by_key else (128, 64), by_key)
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(intervals(), st.booleans())
 def test_plan_segments_covers_visible_blocks_of_random_intervals(shown, by_key):
-    assert_planned(shown, 64, (8, 4), by_key)
+    assert_plan_covers_mask(shown, 64, (8, 4), by_key)
 
 
 @pytest.mark.parametrize('by_key', [False, True])
 def test_plan_segments_masks_one_block_per_row_of_causal_mask(by_key):
-    bound_BI4, segments = assert_planned(mask.make_causal_mask(LENGTH), LENGTH, (128, 128), by_key)
+    bound_BI4, segments = assert_plan_covers_mask(mask.make_causal_mask(LENGTH), LENGTH, (128, 128), by_key)
     assert [masked for *_, masked in segments] == ([True, False] if by_key else [False, True])
     first, last = (0, 1) if by_key else (2, 3)
     assert (bound_BI4[..., last] - bound_BI4[..., first] == 1).all()
 
 
-def hiding(shown, b, queries, keys):
+def make_hide_function(visible_mask, b, queries, keys):
     """Return the masking function of a pair of blocks, as kernels apply it."""
-    visible = np.asarray(shown.materialize(keys.stop))[b % len(shown.start_BT), queries, keys]
+    visible = np.asarray(visible_mask.materialize(keys.stop))[b % len(visible_mask.start_BT), queries, keys]
     return lambda array, instead: jnp.where(visible, array, instead)
 
 
-def walk(block, shown, query, key, value, parameter_HP):
+def run_forward(block, visible_mask, query, key, value, parameter_HP):
     """Compute the forward pass of one sequence and head block by block, without a kernel."""
-    outputs, rows_of_all = [], []
-    bound_BI4, segments = gpu_module.plan_segments(shown, len(key), (128, 64), False)
+    outputs, all_rows = [], []
+    bound_BI4, segments = gpu_module.plan_segments(visible_mask, len(key), (128, 64), False)
     for i, bound in enumerate(np.asarray(bound_BI4)[0]):
         queries, rows, total = slice(128 * i, 128 * i + 128), block.start(128), jnp.zeros((128, value.shape[1]))
         for low, high, masked in segments:
             for j in range(bound[low], bound[high]):
                 keys = slice(64 * j, 64 * j + 64)
-                hide = hiding(shown, 0, queries, keys) if masked else lambda array, instead: array
+                hide = make_hide_function(visible_mask, 0, queries, keys) if masked else lambda array, instead: array
                 distance = jnp.maximum(np.arange(len(query))[queries, None] - np.arange(len(key))[None, keys], 0)
                 bias = make_lowerable(steep)(list(parameter_HP), distance.astype(jnp.float32))
-                weight, kept, rows = block.add(query[queries] @ key[keys].T, rows, bias, hide)
-                total = (total if kept is None else kept[:, None] * total) + weight @ value[keys]
+                weight, rescale, rows = block.add(query[queries] @ key[keys].T, rows, bias, hide)
+                total = (total if rescale is None else rescale[:, None] * total) + weight @ value[keys]
         output, rows = block.finish(total, rows)
         outputs.append(output)
-        rows_of_all.append(rows)
-    return jnp.concatenate(outputs), [jnp.concatenate(rows) for rows in zip(*rows_of_all, strict=True)]
+        all_rows.append(rows)
+    return jnp.concatenate(outputs), [jnp.concatenate(rows) for rows in zip(*all_rows, strict=True)]
 
 
-def in_float64(function, *arrays):
+def compute_in_float64(function, *arrays):
     with jax.enable_x64(True):
-        return jax.tree.map(np.asarray, function(*(jnp.asarray(np.asarray(one, np.float64)) for one in arrays)))
+        return jax.tree.map(np.asarray, function(*(jnp.asarray(np.asarray(array, np.float64)) for array in arrays)))
 
 
 @pytest.mark.parametrize('shown', ['full', 'window', 'padded'])
 @pytest.mark.parametrize('name', SUMS)
 @pytest.mark.slow
 def test_block_ops_forward_matches_float64_reference(name, shown):
-    asked, arrays = problem(MASKS[shown](LENGTH))
-    expected = in_float64(functools.partial(by_matrices, SUMS[name], asked), *arrays, asked.parameter_HP)
-    query, key, value = (one.astype(jnp.float32) for one in arrays)
-    block = make_block_ops(SUMS[name], asked.score_spec)
+    attention_problem, arrays = problem(MASKS[shown](LENGTH))
+    expected = compute_in_float64(
+        functools.partial(by_matrices, SUMS[name], attention_problem), *arrays, attention_problem.parameter_HP
+    )
+    query, key, value = (array.astype(jnp.float32) for array in arrays)
+    block = make_block_ops(SUMS[name], attention_problem.score_spec)
     with jax.default_matmul_precision('highest'):
-        found = walk(block, asked.mask, query[0, 1], key[0, 0], value[0, 0], asked.parameter_HP[1])
-    close(found, jax.tree.map(lambda one: one[0, 1], expected), 1e-5)
+        actual = run_forward(
+            block, attention_problem.mask, query[0, 1], key[0, 0], value[0, 0], attention_problem.parameter_HP[1]
+        )
+    close(actual, jax.tree.map(lambda array: array[0, 1], expected), 1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', SUMS)
 def test_block_ops_gradients_match_float64_reference(name):
-    shown = mask.make_causal_mask(128)
-    sums, scores = SUMS[name], problem(shown, length=128)[0].score_spec
+    causal_mask = mask.make_causal_mask(128)
+    sums, scores = SUMS[name], problem(causal_mask, length=128)[0].score_spec
     softmax, block = sums == SoftmaxReduction(), make_block_ops(sums, scores)
     rng = np.random.default_rng(1)
     product, d_weight, bias = (rng.standard_normal((128, 128)).astype(np.float32) for _ in range(3))
     d_rows = [rng.standard_normal((128, 1)).astype(np.float32) for _ in range(sums.num_statistics)]
-    visible = np.asarray(shown.materialize(128))[0]
+    visible = np.asarray(causal_mask.materialize(128))[0]
 
-    def weighed(product):
+    def compute_weighted_sum(product):
         score = scores.scale * product + bias + scores.offset
         weight, masses = (jnp.exp(score - shift), (jnp.exp(score - shift),)) if softmax else sums.weigh(score)
-        hidden = [jnp.where(visible, one, 0) for one in (weight, *masses)]
-        total = sum((d * one).sum() for d, one in zip((d_weight, *d_rows), hidden, strict=True))
+        hidden = [jnp.where(visible, term, 0) for term in (weight, *masses)]
+        total = sum((d * term).sum() for d, term in zip((d_weight, *d_rows), hidden, strict=True))
         return total / scores.scale, hidden[0]
 
     shift = np.where(np.arange(128)[:, None] < 3, MASK_VALUE, 0.7).astype(np.float32) if softmax else None
     visible = visible & (np.arange(128)[:, None] >= 3)
     rows = [LOG2E * shift, *d_rows] if softmax else d_rows
     shift = None if shift is None else np.maximum(shift, 0)
-    (_, weight), d_score = in_float64(jax.value_and_grad(weighed, has_aux=True), product)
+    (_, weight), d_score = compute_in_float64(jax.value_and_grad(compute_weighted_sum, has_aux=True), product)
 
     def hide(array, instead):
         return jnp.where(visible, array, instead)
 
-    found, differentiate = block.compute_weight_and_vjp(product, bias, lambda n: rows[n], hide)
-    close((found, differentiate(d_weight)), (weight, d_score), 1e-5)
+    actual, differentiate = block.compute_weight_and_vjp(product, bias, lambda n: rows[n], hide)
+    close((actual, differentiate(d_weight)), (weight, d_score), 1e-5)
 
 
 @pytest.mark.slow
@@ -181,5 +187,5 @@ def test_make_lowerable_keeps_precision_for_small_values(function):
 )
 def test_explain_unsupported_names_reason(dtype, width, sums, reason):
     array = jax.ShapeDtypeStruct((1, 2, 128, width), dtype)
-    found = gpu.explain_unsupported(sums, ScoreSpec(1.0, 0.0, steep), array, array, array)
-    assert found is None if reason is None else reason in found
+    message = gpu.explain_unsupported(sums, ScoreSpec(1.0, 0.0, steep), array, array, array)
+    assert message is None if reason is None else reason in message

@@ -40,29 +40,29 @@ COUNTED = {
 }
 
 
-def read(page):
+def read_page(page):
     return (DOCS / page).read_text(encoding='utf-8')
 
 
-def commands(page):
+def list_commands(page):
     """Return the arguments of every `sinklab` command in the code blocks of a page."""
-    found = []
-    for block in re.findall(r'^```(?:sh|console)\n(.*?)^```', read(page), re.MULTILINE | re.DOTALL):
+    command_lines = []
+    for block in re.findall(r'^```(?:sh|console)\n(.*?)^```', read_page(page), re.MULTILINE | re.DOTALL):
         for line in block.splitlines():
             if match := re.search(r'(?:^|[ /])sinklab ((?!train --config=\.\.\.)[a-z].*)', line.removeprefix('$ ')):
-                found.append(shlex.split(match[1], comments=True))
-    return found
+                command_lines.append(shlex.split(match[1], comments=True))
+    return command_lines
 
 
-def options(verb):
+def list_options(verb):
     """Return the options of a command, without --help."""
-    (verbs,) = (one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction))
-    return {name for one in verbs.choices[verb]._actions for name in one.option_strings} - {'-h', '--help'}
+    (verbs,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return {name for action in verbs.choices[verb]._actions for name in action.option_strings} - {'-h', '--help'}
 
 
 @pytest.mark.parametrize('page', PAGES)
 def test_page_begins_with_title_and_purpose(page):
-    title, empty, first, *_ = read(page).splitlines()
+    title, empty, first, *_ = read_page(page).splitlines()
     assert title.startswith('# ')
     assert not empty
     assert first.startswith('This page ')
@@ -70,12 +70,12 @@ def test_page_begins_with_title_and_purpose(page):
 
 @pytest.mark.parametrize('page', PAGES)
 def test_page_commands_have_existing_options_fields_and_rows(page):
-    for arguments in commands(page):
-        given, rest = build_parser().parse_known_args(arguments)
-        for path in rest:
+    for arguments in list_commands(page):
+        parsed, remaining = build_parser().parse_known_args(arguments)
+        for path in remaining:
             assert path.startswith('--config.'), arguments
             assert path.removeprefix('--config.').partition('=')[0] in FIELDS, arguments
-        file, _, row = (getattr(given, 'config', None) or '').partition(':')
+        file, _, row = (getattr(parsed, 'config', None) or '').partition(':')
         if file.startswith('configs/'):
             assert (ROOT / file).exists(), arguments
         if row:
@@ -85,13 +85,13 @@ def test_page_commands_have_existing_options_fields_and_rows(page):
 
 @pytest.mark.parametrize('verb', ['measure', 'evaluate', 'report'])
 def test_guide_explains_every_option_of_command(verb):
-    page = read('guides/reports.md' if verb == 'report' else f'guides/{verb}.md')
-    assert {name for name in options(verb) if not re.search(rf'`{name}[`=]', page)} == set()
+    page = read_page('guides/reports.md' if verb == 'report' else f'guides/{verb}.md')
+    assert {name for name in list_options(verb) if not re.search(rf'`{name}[`=]', page)} == set()
 
 
 def test_getting_started_lists_every_command_and_extra():
-    page = read('getting_started.md')
-    (verbs,) = (one for one in build_parser()._actions if isinstance(one, argparse._SubParsersAction))
+    page = read_page('getting_started.md')
+    (verbs,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
     assert {verb for verb in verbs.choices if f'| `sinklab {verb}` |' not in page} == set()
     assert {
         extra for extra in EXTRA_OF_PACKAGE.values() if not re.search(rf'^\|.*`{extra}`.*\|.*\|$', page, re.M)
@@ -100,36 +100,38 @@ def test_getting_started_lists_every_command_and_extra():
 
 def test_getting_started_shows_output_of_train(capsys):
     """Print the numbers of the page with the code, and compare columns, units and text."""
-    page = read('getting_started.md')
-    command, *shown = re.search(r'```\n(\$ sinklab train .*?)```', page, re.DOTALL)[1].splitlines()
-    given, rest = build_parser().parse_known_args(shlex.split(command)[2:])
-    number, seconds = (int(value) for value in re.findall(r'\d+', shown[0]))
-    values = {line[1:14].strip(): line[14:].split()[0] for line in shown[2:] if re.match(r' \S', line)}
-    last = {one.name: float(values[one.label]) for one in RUN_METRIC_INFOS if one.label in values}
+    page = read_page('getting_started.md')
+    command, *printed_lines = re.search(r'```\n(\$ sinklab train .*?)```', page, re.DOTALL)[1].splitlines()
+    parsed, remaining = build_parser().parse_known_args(shlex.split(command)[2:])
+    number, seconds = (int(value) for value in re.findall(r'\d+', printed_lines[0]))
+    values = {line[1:14].strip(): line[14:].split()[0] for line in printed_lines[2:] if re.match(r' \S', line)}
+    last = {info.name: float(values[info.label]) for info in RUN_METRIC_INFOS if info.label in values}
     steps = [int(step) for step in re.search(r'between steps (\d+) and (\d+)', page).groups()]
     records = [{'step': step, 'sink/1': rate} for step, rate in zip(steps, (0.0, last['sink/1']), strict=True)]
-    row = {**load_row_info(given.config), 'size': 'quickstart', 'overrides': {}}
+    row = {**load_row_info(parsed.config), 'size': 'quickstart', 'overrides': {}}
     expected = config_flags.load_expected_sinks(row['config'], row['size'], row['overrides'])
     last = {'step': number, 'seconds': float(seconds), **last}
-    train.print_results(run_dir.RunDir(given.workdir), row, [*records, last], expected)
-    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == shown
-    assert not rest
+    train.print_results(run_dir.RunDir(parsed.workdir), row, [*records, last], expected)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == printed_lines
+    assert not remaining
 
 
 def test_run_folders_guide_lists_every_file_and_exit_code():
-    page = read('guides/run_folders.md')
+    page = read_page('guides/run_folders.md')
     assert {name for name in run_dir.RUN_FILES if f'| `{name}` |' not in page} == set()
     assert {code for _, code in EXIT_CAUSES.values() if not re.search(rf'^\| {code} \|', page, re.M)} == set()
 
 
 def test_sweeps_guide_lists_every_config_file_with_rows():
-    page = read('guides/sweeps_and_claims.md')
+    page = read_page('guides/sweeps_and_claims.md')
     assert {file for file in list_config_files() if f'| `{file}` |' not in page} <= {'configs/default.py'}
 
 
 @pytest.mark.parametrize('size', ['paper', 'quickstart'])
 def test_sweeps_guide_has_valid_example_rows(capsys, tmp_path, size):
-    (block,) = re.findall(r'^```python\n(.*?)^```', read('guides/sweeps_and_claims.md'), re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(
+        r'^```python\n(.*?)^```', read_page('guides/sweeps_and_claims.md'), re.MULTILINE | re.DOTALL
+    )
     (tmp_path / 'mine.py').write_text(block)
     assert main(['rows', f'--config={tmp_path}/mine.py', f'--size={size}', '--json']) == 0
     rows = {row['row']: row['diff'] for row in json.loads(capsys.readouterr().out)}
@@ -142,8 +144,8 @@ def test_sweeps_guide_has_valid_example_rows(capsys, tmp_path, size):
 @pytest.mark.parametrize('page', ['index.md', 'faq.md'])
 def test_page_verdict_counts_match_committed_results(capsys, page):
     assert main(['claims', f'--results={DOCS}/results/claims.json', '--json']) == 0
-    found = collections.Counter(claim['verdict'] for claim in json.loads(capsys.readouterr().out))
-    assert {verdict: int(re.search(r'\d+', words)[0]) for verdict, words in COUNTED.items()} == found
-    text = ' '.join(read(page).split())
-    assert {words for words in COUNTED.values() if words not in text} == set()
-    assert f'{sum(found.values())} claims' in text
+    counts = collections.Counter(claim['verdict'] for claim in json.loads(capsys.readouterr().out))
+    assert {verdict: int(re.search(r'\d+', phrase)[0]) for verdict, phrase in COUNTED.items()} == counts
+    text = ' '.join(read_page(page).split())
+    assert {phrase for phrase in COUNTED.values() if phrase not in text} == set()
+    assert f'{sum(counts.values())} claims' in text

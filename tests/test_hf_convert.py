@@ -18,9 +18,9 @@ from sinklab.hf import convert as convert_module
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir, flatten_dict, read_spec
 
-WORDS = f'transformers and torch are not installed: {format_extra_command("hf")}, where torch has a wheel'
-torch = pytest.importorskip('torch', reason=WORDS)
-transformers = pytest.importorskip('transformers', reason=WORDS)
+SKIP_REASON = f'transformers and torch are not installed: {format_extra_command("hf")}, where torch has a wheel'
+torch = pytest.importorskip('torch', reason=SKIP_REASON)
+transformers = pytest.importorskip('transformers', reason=SKIP_REASON)
 pytestmark = pytest.mark.slow
 
 SIZE = dict(
@@ -61,65 +61,65 @@ def tokenizer(corpus):
     return tokens.train_tokenizer(read_texts(corpus), 300)
 
 
-def made(name, path, tokenizer, dtype=torch.float32):
+def save_random_model(name, path, tokenizer, dtype=torch.float32):
     """Save a random model in a folder; each parameter affects the output."""
     kind, changes = CASES[name]
-    given = getattr(transformers, f'{kind}Config')(**SIZE | changes)
-    model = transformers.AutoModelForCausalLM.from_config(given, attn_implementation='eager')
+    config = getattr(transformers, f'{kind}Config')(**SIZE | changes)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation='eager')
     torch.manual_seed(0)
     with torch.no_grad():
         for part, array in model.named_parameters():
             array.normal_(float('norm' in part), 0.2)
     model.to(dtype).save_pretrained(path)
     (path / 'tokenizer.json').write_text(tokenizer)
-    return loaded(path)
+    return load_model(path)
 
 
-def loaded(path, dtype=torch.float32):
+def load_model(path, dtype=torch.float32):
     return transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation='eager', dtype=dtype)
 
 
-def of_theirs(model):
+def compute_with_transformers(model):
     with torch.no_grad():
-        found = model(torch.from_numpy(IDS.astype(np.int64)), output_attentions=True)
-    assert len(found.attentions) == model.config.num_hidden_layers
-    return found.logits.numpy(), np.stack([layer.numpy() for layer in found.attentions])
+        outputs = model(torch.from_numpy(IDS.astype(np.int64)), output_attentions=True)
+    assert len(outputs.attentions) == model.config.num_hidden_layers
+    return outputs.logits.numpy(), np.stack([layer.numpy() for layer in outputs.attentions])
 
 
-def of_ours(path):
+def compute_imported_with_sinklab(path):
     folder = RunDir(path)
     return convert_module.compute_with_sinklab(read_spec(folder).model, restore_parameters(path, 0), IDS)
 
 
-def said(capsys, *arguments):
+def run_checkpoint_command(capsys, *arguments):
     code = main(['checkpoint', *map(str, arguments)])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def brought(capsys, given, out):
-    code, _, err = said(capsys, 'import', f'hf:{given}', f'--out={out}')
+def import_model(capsys, model_dir, out):
+    code, _, err = run_checkpoint_command(capsys, 'import', f'hf:{model_dir}', f'--out={out}')
     assert code == 0, err
     return out
 
 
-def arrays(path):
-    found = files.SafetensorsReader(path)
-    return {name: found.read_array(name) for name in found.shapes}
+def read_arrays(path):
+    reader = files.SafetensorsReader(path)
+    return {name: reader.read_array(name) for name in reader.shapes}
 
 
-def assert_close(ours, theirs):
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+def assert_close(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def assert_as_exact(ours, theirs, exact):
+def assert_similarly_exact(actual, other_arrays, exact):
     """Assert that the float32 error of sinklab is at most three times that of transformers, both against float64.
 
     The difference of two float32 results would depend on the matrix products of the processor.
     """
-    for one, other, reference in zip(ours, theirs, exact, strict=True):
-        assert np.abs(one - reference).max() <= 3 * np.abs(other - reference).max()
+    for array, other_array, reference in zip(actual, other_arrays, exact, strict=True):
+        assert np.abs(array - reference).max() <= 3 * np.abs(other_array - reference).max()
 
 
 # Each architecture, with and without grouped keys, and each kind of rotary scaling.
@@ -128,45 +128,54 @@ SAMPLED = 'llama', 'llama, 1 kv head, wide', 'llama, linear', 'llama, llama3', '
 
 @pytest.mark.parametrize('name', some(CASES, SAMPLED))
 def test_imported_model_matches_transformers_and_exports_bit_identical(name, tokenizer, tmp_path, capsys):
-    model = made(name, tmp_path / 'theirs', tokenizer)
-    run = brought(capsys, tmp_path / 'theirs', tmp_path / 'run')
-    theirs = of_theirs(model)
-    assert theirs[1].max() > 0.5, 'attention is flat'
-    assert_as_exact(of_ours(run), theirs, of_theirs(loaded(tmp_path / 'theirs', torch.float64)))
-    assert said(capsys, 'verify', run)[0] == 0
-    code, out, err = said(capsys, 'export', run, f'--out={tmp_path}/again')
+    model = save_random_model(name, tmp_path / 'theirs', tokenizer)
+    run = import_model(capsys, tmp_path / 'theirs', tmp_path / 'run')
+    expected = compute_with_transformers(model)
+    assert expected[1].max() > 0.5, 'attention is flat'
+    assert_similarly_exact(
+        compute_imported_with_sinklab(run),
+        expected,
+        compute_with_transformers(load_model(tmp_path / 'theirs', torch.float64)),
+    )
+    assert run_checkpoint_command(capsys, 'verify', run)[0] == 0
+    code, out, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/again')
     assert code == 0, err
     kind = 'llama' if name == 'mistral' else model.config.model_type  # Mistral without a window is a Llama model
     assert out.startswith(f'{tmp_path}/again: {kind}, ')
     assert (len(out.splitlines()), err) == (1, '')
-    again = loaded(tmp_path / 'again')
-    assert_close(of_theirs(again), theirs)
-    before, after = arrays(tmp_path / 'theirs'), arrays(tmp_path / 'again')
-    assert before.keys() == after.keys()
-    for part, array in before.items():
-        np.testing.assert_array_equal(array, after[part])
-    read = [files.read_json_object(tmp_path / folder / files.CONFIG_FILE) for folder in ('theirs', 'again')]
-    assert convert_module.parse_hf_config(read[0], 'theirs') == convert_module.parse_hf_config(read[1], 'again')
-    ours = transformers.AutoTokenizer.from_pretrained(tmp_path / 'again')
-    assert ours('abc def')['input_ids'] == tokens.parse_tokenizer(tokenizer, 'it').encode('abc def').ids
-    assert (ours.eos_token_id, again.generation_config.eos_token_id) == (0, 0)
+    exported_model = load_model(tmp_path / 'again')
+    assert_close(compute_with_transformers(exported_model), expected)
+    imported_arrays, exported_arrays = read_arrays(tmp_path / 'theirs'), read_arrays(tmp_path / 'again')
+    assert imported_arrays.keys() == exported_arrays.keys()
+    for part, array in imported_arrays.items():
+        np.testing.assert_array_equal(array, exported_arrays[part])
+    configs = [files.read_json_object(tmp_path / folder / files.CONFIG_FILE) for folder in ('theirs', 'again')]
+    assert convert_module.parse_hf_config(configs[0], 'theirs') == convert_module.parse_hf_config(configs[1], 'again')
+    exported_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'again')
+    assert exported_tokenizer('abc def')['input_ids'] == tokens.parse_tokenizer(tokenizer, 'it').encode('abc def').ids
+    assert (exported_tokenizer.eos_token_id, exported_model.generation_config.eos_token_id) == (0, 0)
 
 
 def test_import_and_export_support_bfloat16_and_several_files(tokenizer, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(files, 'MAX_FILE_BYTES', 20_000)
-    model = made('llama, 2 kv heads', tmp_path / 'theirs', tokenizer, torch.bfloat16)
-    run = brought(capsys, tmp_path / 'theirs', tmp_path / 'run')
-    assert_close(of_ours(run), of_theirs(model))
+    model = save_random_model('llama, 2 kv heads', tmp_path / 'theirs', tokenizer, torch.bfloat16)
+    run = import_model(capsys, tmp_path / 'theirs', tmp_path / 'run')
+    assert_close(compute_imported_with_sinklab(run), compute_with_transformers(model))
     run = run.rename(tmp_path / 'moved')  # the tokenizer is in the folder
-    code, _, err = said(capsys, 'export', f'{run}@0', f'--out={tmp_path}/again', '--dtype=bfloat16', '--length=9')
+    code, _, err = run_checkpoint_command(
+        capsys, 'export', f'{run}@0', f'--out={tmp_path}/again', '--dtype=bfloat16', '--length=9'
+    )
     assert code == 0, err
     assert len(list((tmp_path / 'again').glob('model-0000?-of-0000?.safetensors'))) > 2
-    before, after = arrays(tmp_path / 'theirs'), arrays(tmp_path / 'again')
-    assert {array.dtype for array in after.values()} == {np.dtype('bfloat16')}
-    for part, array in before.items():
-        np.testing.assert_array_equal(array, after[part])
+    imported_arrays, exported_arrays = read_arrays(tmp_path / 'theirs'), read_arrays(tmp_path / 'again')
+    assert {array.dtype for array in exported_arrays.values()} == {np.dtype('bfloat16')}
+    for part, array in imported_arrays.items():
+        np.testing.assert_array_equal(array, exported_arrays[part])
     assert files.read_json_object(tmp_path / 'again' / files.CONFIG_FILE)['max_position_embeddings'] == 9
-    assert_close(of_ours(brought(capsys, tmp_path / 'again', tmp_path / 'run2')), of_theirs(model))
+    assert_close(
+        compute_imported_with_sinklab(import_model(capsys, tmp_path / 'again', tmp_path / 'run2')),
+        compute_with_transformers(model),
+    )
 
 
 @pytest.fixture(scope='module')
@@ -182,26 +191,28 @@ def run(corpus, tmp_path_factory):
 
 
 def test_exported_run_matches_transformers_and_includes_tokenizer(run, tmp_path, capsys):
-    code, out, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
+    code, out, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/out')
     assert code == 0, err
     assert 'qwen3' in out
     assert f'transformers {transformers.__version__}' in out
-    model = loaded(tmp_path / 'out')
-    ours = convert_module.compute_with_sinklab(read_spec(RunDir(run)).model, restore_parameters(run, 8), IDS)
-    assert_close(ours, of_theirs(model))
+    model = load_model(tmp_path / 'out')
+    expected = convert_module.compute_with_sinklab(read_spec(RunDir(run)).model, restore_parameters(run, 8), IDS)
+    assert_close(expected, compute_with_transformers(model))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
     ids = tokenizer('abc', return_tensors='pt')
-    told = model.generate(**ids, max_new_tokens=3, do_sample=False)
-    assert tokenizer.decode(told[0]).startswith('abc')
-    back = brought(capsys, tmp_path / 'out', tmp_path / 'back')
-    for one, other in zip(leaves(back, 0), leaves(run, 8), strict=True):
-        np.testing.assert_array_equal(one, other)
+    generated = model.generate(**ids, max_new_tokens=3, do_sample=False)
+    assert tokenizer.decode(generated[0]).startswith('abc')
+    imported = import_model(capsys, tmp_path / 'out', tmp_path / 'back')
+    for a, b in zip(leaves(imported, 0), leaves(run, 8), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_export_with_different_results_leaves_no_files(run, tmp_path, capsys, monkeypatch):
-    right = convert_module.ParameterSpec.convert_to_hf
-    monkeypatch.setattr(convert_module.ParameterSpec, 'convert_to_hf', lambda leaf, array: right(leaf, array) * 1.001)
-    code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
+    original = convert_module.ParameterSpec.convert_to_hf
+    monkeypatch.setattr(
+        convert_module.ParameterSpec, 'convert_to_hf', lambda leaf, array: original(leaf, array) * 1.001
+    )
+    code, _, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/out')
     assert (code, len(err.splitlines())) == (1, 1)
     assert 'deleted' in err
     assert list(tmp_path.iterdir()) == []
@@ -209,15 +220,15 @@ def test_export_with_different_results_leaves_no_files(run, tmp_path, capsys, mo
 
 def test_export_rejects_another_tokenizer(run, tokenizer, tmp_path, capsys):
     (tmp_path / 'other.json').write_text(tokenizer.replace('"a"', '"b"'))
-    given = ['export', run, f'--out={tmp_path}/out', f'--tokenizer={tmp_path}/other.json']
-    code, _, err = said(capsys, *given)
+    arguments = ['export', run, f'--out={tmp_path}/out', f'--tokenizer={tmp_path}/other.json']
+    code, _, err = run_checkpoint_command(capsys, *arguments)
     assert (code, len(err.splitlines())) == (1, 1)
     assert f'{tmp_path}/other.json' in err
 
 
 def test_export_without_torch_names_extra_and_writes_nothing(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(convert, 'require_libraries', lambda: files.import_hf_library('torch_that_is_absent'))
-    code, _, err = said(capsys, 'export', run, f'--out={tmp_path}/out')
+    code, _, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/out')
     assert code == 1
     assert 'torch_that_is_absent' in err
     assert err.endswith(f'{format_extra_command("hf")}\n')
@@ -236,10 +247,10 @@ SMOKE |= {
 
 
 def test_imported_model_is_fine_tuned_with_another_attention_operation(corpus, tokenizer, tmp_path, capsys):
-    made('llama, 2 kv heads', tmp_path / 'theirs', tokenizer)
-    given = [f'--config.{name}={value}' for name, value in (SMOKE | {'data.source': corpus}).items()]
+    save_random_model('llama, 2 kv heads', tmp_path / 'theirs', tokenizer)
+    overrides = [f'--config.{name}={value}' for name, value in (SMOKE | {'data.source': corpus}).items()]
     command = ['train', '--compiled=none', f'--from=hf:{tmp_path}/theirs', f'--workdir={tmp_path}/run']
-    command += [*given, *SIGMOID]
+    command += [*overrides, *SIGMOID]
     code, err = main(command), capsys.readouterr().err
     assert code == 0, err
     folder = RunDir(tmp_path / 'run')
@@ -251,18 +262,18 @@ def test_imported_model_is_fine_tuned_with_another_attention_operation(corpus, t
     assert any(
         change.startswith('model.attention.similarity exp -> sigmoid') for change in folder.read_lineage()['config']
     )
-    theirs = flatten_dict(
+    expected = flatten_dict(
         convert_module.read_params(read_spec(folder).model, files.SafetensorsReader(tmp_path / 'theirs'), 'theirs')
     )
-    ours = flatten_dict(restore_parameters(folder.path, 0))
-    jax.tree.map(np.testing.assert_array_equal, ours, {name: theirs[name] for name in ours})
+    actual = flatten_dict(restore_parameters(folder.path, 0))
+    jax.tree.map(np.testing.assert_array_equal, actual, {name: expected[name] for name in actual})
     assert [record['step'] for record in folder.read_records()] == [0, 1, 2, 3]
     (tmp_path / 'theirs').rename(tmp_path / 'gone')
     assert main(command) == 0
-    other = tmp_path / 'other.json'
-    other.write_text(json.dumps(json.loads(tokenizer)))  # equal tokens, different bytes
+    tokenizer_path = tmp_path / 'other.json'
+    tokenizer_path.write_text(json.dumps(json.loads(tokenizer)))  # equal tokens, different bytes
     (tmp_path / 'gone').rename(tmp_path / 'theirs')
     command[3] = f'--workdir={tmp_path}/another'
     capsys.readouterr()
-    assert main([*command, f'--config.data.tokenizer={other}']) == 1
+    assert main([*command, f'--config.data.tokenizer={tokenizer_path}']) == 1
     assert 'tokenizer' in capsys.readouterr().err

@@ -29,25 +29,25 @@ PLAIN = 'pythia', 'llama', 'qwen3', 'gemma', 'bloom'  # softmax over whole texts
 def model(request, tmp_path_factory):
     """Return (family, model of transformers, HFModel)."""
     folder = tmp_path_factory.mktemp(request.param)
-    theirs = open_models.saved(open_models.configs()[request.param], folder)
-    return request.param, theirs, HFModel(str(folder))
+    hf_model = open_models.saved(open_models.configs()[request.param], folder)
+    return request.param, hf_model, HFModel(str(folder))
 
 
-def shown(subject, *names):
-    found = subject.capture(IDS_PT, lambda layer: {name: layer[name] for name in names if name in layer})
-    return [np.float64(found[name]) for name in names]
+def capture_arrays(subject, *names):
+    arrays = subject.capture(IDS_PT, lambda layer: {name: layer[name] for name in names if name in layer})
+    return [np.float64(arrays[name]) for name in names]
 
 
 def test_captured_attention_and_residual_match_transformers(model):
-    family, theirs, subject = model
-    attention, residual = open_models.told(theirs, IDS_PT)
-    found_attention, found_residual = shown(subject, 'attention_LPHTS', 'residual_LPTD')
+    family, hf_model, subject = model
+    attention, residual = open_models.told(hf_model, IDS_PT)
+    own_attention, own_residual = capture_arrays(subject, 'attention_LPHTS', 'residual_LPTD')
     if family == 'gpt_oss':
-        np.testing.assert_allclose(found_attention.sum(-1), 1, atol=1e-5)  # includes the sink column before the text
-        found_attention = found_attention[..., 1:]
-    np.testing.assert_allclose(found_attention, attention, atol=1e-5)
-    np.testing.assert_allclose(found_residual[:-1], residual, rtol=1e-5, atol=1e-5 * np.abs(residual).max())
-    np.testing.assert_allclose(found_attention * ~np.tri(T, dtype=bool), 0)
+        np.testing.assert_allclose(own_attention.sum(-1), 1, atol=1e-5)  # includes the sink column before the text
+        own_attention = own_attention[..., 1:]
+    np.testing.assert_allclose(own_attention, attention, atol=1e-5)
+    np.testing.assert_allclose(own_residual[:-1], residual, rtol=1e-5, atol=1e-5 * np.abs(residual).max())
+    np.testing.assert_allclose(own_attention * ~np.tri(T, dtype=bool), 0)
 
 
 def test_captured_queries_keys_and_values_reproduce_attention(model):
@@ -56,38 +56,38 @@ def test_captured_queries_keys_and_values_reproduce_attention(model):
         assert 'query_LPTHK' not in subject.available_arrays
         return
     names = 'attention_LPHTS', 'query_LPTHK', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK'
-    attention, query, key, value, head = shown(subject, *names)
+    attention, query, key, value, head = capture_arrays(subject, *names)
     np.testing.assert_allclose(np.einsum('lphts,lpshk->lpthk', attention, value), head, atol=1e-4)
     columns = subject.make_setting(T).columns
     score = np.einsum('lpthk,lpshk->lphts', query, key[:, :, columns:]) / np.sqrt(query.shape[-1])
-    seen = attention[..., columns:] > 0
-    weight = np.exp(score - np.where(seen, score, -np.inf).max(-1, keepdims=True)) * seen
+    is_visible = attention[..., columns:] > 0
+    weight = np.exp(score - np.where(is_visible, score, -np.inf).max(-1, keepdims=True)) * is_visible
     share = attention[..., columns:] / attention[..., columns:].sum(-1, keepdims=True)
     np.testing.assert_allclose(weight / weight.sum(-1, keepdims=True), share, atol=1e-4)
 
 
 def test_metrics_match_matrices_of_transformers(model):
-    _family, theirs, subject = model
-    attention, residual = (np.float64(one) for one in open_models.told(theirs, IDS_PT))
-    numbers = measure.measure_model(subject, IDS_PT, keys=2).numbers
+    _family, hf_model, subject = model
+    attention, residual = (np.float64(item) for item in open_models.told(hf_model, IDS_PT))
+    measured = measure.measure_model(subject, IDS_PT, keys=2).numbers
     alphas = [[matrix[k:, k].sum() / (T - k) for k in range(2)] for matrix in attention.reshape(-1, T, T)]
     for k in range(2):
-        np.testing.assert_allclose(numbers[f'alpha/{k + 1}'], np.mean(alphas, 0)[k], rtol=1e-5)
-        np.testing.assert_allclose(numbers[f'sink/{k + 1}'], 100 * np.mean(np.array(alphas)[:, k] > 0.3))
+        np.testing.assert_allclose(measured[f'alpha/{k + 1}'], np.mean(alphas, 0)[k], rtol=1e-5)
+        np.testing.assert_allclose(measured[f'sink/{k + 1}'], 100 * np.mean(np.array(alphas)[:, k] > 0.3))
     norm = np.linalg.norm(residual, axis=-1).mean(1)
-    for layer, one in enumerate(norm, 1):
-        np.testing.assert_allclose(numbers[f'norm/ratio/{layer:02}'], one[0] / one[1:].mean(), rtol=1e-5)
-    assert {name for one in registry.select_measurable(subject.available_arrays) for name in one.inputs} <= {
+    for layer, item in enumerate(norm, 1):
+        np.testing.assert_allclose(measured[f'norm/ratio/{layer:02}'], item[0] / item[1:].mean(), rtol=1e-5)
+    assert {name for item in registry.select_measurable(subject.available_arrays) for name in item.inputs} <= {
         *subject.available_arrays
     }
 
 
 def test_metrics_do_not_depend_on_batch_size(model, monkeypatch):
     _, _, subject = model
-    whole = measure.measure_model(subject, IDS_PT).numbers
+    expected = measure.measure_model(subject, IDS_PT).numbers
     monkeypatch.setattr('sinklab.analysis.hf_model.MAX_BATCH_BYTES', 1)
     parts = measure.measure_model(subject, IDS_PT).numbers
-    for name, value in whole.items():
+    for name, value in expected.items():
         np.testing.assert_allclose(parts[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
@@ -101,17 +101,17 @@ def gpt2(tmp_path_factory):
 def test_capture_with_swapped_positions_equals_swapped_position_embeddings(gpt2):
     import torch
 
-    folder, theirs = gpt2
-    subject, table_TD = HFModel(str(folder)), theirs.transformer.wpe.weight
-    before = table_TD.detach().clone()
+    folder, hf_model = gpt2
+    subject, table_TD = HFModel(str(folder)), hf_model.transformer.wpe.weight
+    original_TD = table_TD.detach().clone()
     with torch.no_grad():
-        table_TD[[0, 4]] = before[[4, 0]]
-        expected, _ = open_models.told(theirs, IDS_PT)
-        table_TD[:] = before
+        table_TD[[0, 4]] = original_TD[[4, 0]]
+        expected, _ = open_models.told(hf_model, IDS_PT)
+        table_TD[:] = original_TD
     position_T = np.arange(T)
     position_T[[0, 4]] = 4, 0
-    found = subject.capture(IDS_PT, lambda layer: {'a_LPHTS': layer['attention_LPHTS']}, position_T)
-    np.testing.assert_allclose(found['a_LPHTS'], expected, atol=1e-5)
+    captured = subject.capture(IDS_PT, lambda layer: {'a_LPHTS': layer['attention_LPHTS']}, position_T)
+    np.testing.assert_allclose(captured['a_LPHTS'], expected, atol=1e-5)
 
 
 def test_measure_command_prints_published_values_and_caches_results(gpt2, capsys, monkeypatch, tmp_path):
@@ -120,13 +120,13 @@ def test_measure_command_prints_published_values_and_caches_results(gpt2, capsys
     arguments = ['measure', f'hf:{gpt2[0]}', f'--source=text:{tmp_path}/*.txt', '--sequences=1', '--length=64']
     arguments += ['--inputs=natural,random,repeated', '--lengths=4,64', '--eps=0.2,0.3', '--json']
     assert main(arguments) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found['published'] == {'natural': 77.0, 'random': 70.29, 'repeated': 62.28}
-    assert found['inputs'].keys() == {'natural', 'random', 'repeated'}
-    assert found['inputs']['natural']['sink/1/T64@0.3'] == found['inputs']['natural']['sink/1']
+    results = json.loads(capsys.readouterr().out)
+    assert results['published'] == {'natural': 77.0, 'random': 70.29, 'repeated': 62.28}
+    assert results['inputs'].keys() == {'natural', 'random', 'repeated'}
+    assert results['inputs']['natural']['sink/1/T64@0.3'] == results['inputs']['natural']['sink/1']
     monkeypatch.setattr(measure, 'measure_model', lambda *_, **__: pytest.fail('it was measured before'))
     assert main(arguments) == 0
-    assert json.loads(capsys.readouterr().out) == found
+    assert json.loads(capsys.readouterr().out) == results
     assert measure.find_published(f'hf:{gpt2[0]}', 32) == {}
 
 
@@ -134,34 +134,34 @@ def test_measure_model_accepts_one_layer_and_short_texts(tmp_path):
     config = open_models.configs()['gpt2']
     config.n_layer = 1
     open_models.saved(config, tmp_path)
-    found = measure.measure_model(HFModel(str(tmp_path)), IDS_PT[:, :3])
-    assert {'sink/3', 'secondary/tokens'} <= {*found.numbers}
-    assert 'sink/4' not in found.numbers
+    measured = measure.measure_model(HFModel(str(tmp_path)), IDS_PT[:, :3])
+    assert {'sink/3', 'secondary/tokens'} <= {*measured.numbers}
+    assert 'sink/4' not in measured.numbers
 
 
 def test_propositions_are_checked_only_for_plain_softmax_models(model):
     family, _, subject = model
-    asked = measure_module.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
-    told = measure_module.make_job(subject, asked).run().propositions
-    assert bool(told) == (family in PLAIN)
-    assert all(one['holds'] for one in told)
+    spec = measure_module.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
+    checked = measure_module.make_job(subject, spec).run().propositions
+    assert bool(checked) == (family in PLAIN)
+    assert all(proposition['holds'] for proposition in checked)
 
 
 def test_token_losses_match_transformers(model):
     import torch
 
-    _, theirs, subject = model
+    _, hf_model, subject = model
     ids = torch.as_tensor(IDS_PT)
     with torch.inference_mode():
-        expected = theirs(input_ids=ids, labels=ids).loss
+        expected = hf_model(input_ids=ids, labels=ids).loss
     np.testing.assert_allclose(subject.compute_token_losses(IDS_PT).mean(), float(expected), rtol=1e-5)
 
 
 @pytest.mark.parametrize(('bos', 'first'), [('auto', None), ('none', None), ('force', '<|end|>')])
 def test_encode_adds_bos_only_if_forced(gpt2, bos, first):
     subject = HFModel(str(gpt2[0]), bos)
-    words = subject.decode_tokens(subject.encode('import os'))
-    assert words[0] == (first or 'import')
+    decoded = subject.decode_tokens(subject.encode('import os'))
+    assert decoded[0] == (first or 'import')
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_encode_adds_bos_only_if_forced(gpt2, bos, first):
         (lambda folder: (folder / 'model.safetensors').unlink(), 'has no model.safetensors and no'),
         (lambda folder: (folder / 'model.safetensors').write_bytes(b'x' * 100), 'cannot be loaded'),
         (lambda folder: (folder / 'tokenizer.json').unlink(), 'has no tokenizer'),
-        (lambda folder: halve(folder / 'model.safetensors'), 'is incomplete'),
-        (lambda folder: another_vocabulary(folder), 'gives the id'),
+        (lambda folder: remove_half_of_arrays(folder / 'model.safetensors'), 'is incomplete'),
+        (lambda folder: change_vocabulary(folder), 'gives the id'),
     ],
 )
 def test_damaged_model_is_rejected_with_one_line(tmp_path, capsys, harm, said):
@@ -185,21 +185,21 @@ def test_damaged_model_is_rejected_with_one_line(tmp_path, capsys, harm, said):
     harm(tmp_path)
     (tmp_path / 'text.txt').write_text(open_models.SAMPLE_TEXT)
     capsys.readouterr()
-    given = [f'--source=text:{tmp_path}/text.txt', '--sequences=1', '--length=16']
-    assert main(['measure', f'hf:{tmp_path}', *given]) == 1
+    arguments = [f'--source=text:{tmp_path}/text.txt', '--sequences=1', '--length=16']
+    assert main(['measure', f'hf:{tmp_path}', *arguments]) == 1
     line = capsys.readouterr().err.strip()
     assert said in line
     assert '\n' not in line
 
 
-def halve(path):
+def remove_half_of_arrays(path):
     from safetensors.numpy import load_file, save_file
 
     arrays = load_file(path)
     save_file({name: arrays[name] for name in sorted(arrays)[: len(arrays) // 2]}, path, metadata={'format': 'pt'})
 
 
-def another_vocabulary(folder):
+def change_vocabulary(folder):
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / 'tokenizer.json'))

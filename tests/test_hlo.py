@@ -61,12 +61,12 @@ ENTRY %main.1 (p: bf16[8,64]) -> f32[] {
 def test_find_collectives_returns_sizes_and_execution_counts():
     collectives = HloProgram(TEXT).find_collectives()
     assert len(collectives) == 4, 'start, continuation and done of a collective count as one'
-    found = {one.kind + str(one.num_executions): one for one in collectives}
-    gather, scatter = found['all-gather22'], found['reduce-scatter22']
+    by_kind = {collective.kind + str(collective.num_executions): collective for collective in collectives}
+    gather, scatter = by_kind['all-gather22'], by_kind['reduce-scatter22']
     assert (gather.num_bytes, gather.is_async, len(gather.replica_groups[0])) == (32 * 64 * 2, True, 4)
     assert (scatter.num_bytes, scatter.is_async) == (32 * 64 * 4, False)
     assert scatter.sent_bytes == 22 * 32 * 64 * 4 * 3 / 4
-    reduce, start = found['all-reduce1'], found['all-gather1']
+    reduce, start = by_kind['all-reduce1'], by_kind['all-gather1']
     assert (reduce.num_bytes, reduce.replica_groups[0], reduce.sent_bytes) == (44, (0, 4), 44)
     assert (start.num_bytes, start.is_async, start.replica_groups[1]) == (16, True, (1, 5))
 
@@ -82,10 +82,14 @@ def test_find_collectives_includes_megascale_transfers():
         f'  %recv.1 = (f32[8,128]{{1,0}}, u32[], token[]) recv(%t), frontend_attributes={{{attributes}}}\n'
         '  %send.2 = (f32[8,128]{1,0}, u32[], token[]) send(%p, %t), is_host_transfer=true\n}\n'
     )
-    (found,) = HloProgram(text).find_collectives()
-    assert (found.kind, found.types, found.replica_groups) == ('all-reduce', ('f32[8,128]',), ((0, 64),))
-    assert found.is_async
-    assert found.sent_bytes == 4 * 8 * 128
+    (collective,) = HloProgram(text).find_collectives()
+    assert (collective.kind, collective.types, collective.replica_groups) == (
+        'all-reduce',
+        ('f32[8,128]',),
+        ((0, 64),),
+    )
+    assert collective.is_async
+    assert collective.sent_bytes == 4 * 8 * 128
 
 
 def test_cycles_and_kernels_are_multiplied_by_loop_iterations():
@@ -126,12 +130,17 @@ STARTS = {
 @pytest.mark.parametrize('opcode', STARTS)
 def test_find_collectives_counts_results_of_start_operation(opcode):
     type, kind, types, bytes = STARTS[opcode]
-    (found,) = HloProgram(
+    (collective,) = HloProgram(
         f'HloModule m, num_partitions=2\n\nENTRY %main (p: f32[4]) -> f32[4] {{\n'
         f'  %start.1 = {type} {opcode}(%p), replica_groups={{}}\n}}\n'
     ).find_collectives()
-    assert (found.kind, found.types, found.num_bytes, found.replica_groups) == (kind, types, bytes, ((0, 1),))
-    assert found.is_async
+    assert (collective.kind, collective.types, collective.num_bytes, collective.replica_groups) == (
+        kind,
+        types,
+        bytes,
+        ((0, 1),),
+    )
+    assert collective.is_async
 
 
 def test_find_collectives_marks_async_start_as_async():
@@ -141,8 +150,8 @@ def test_find_collectives_marks_async_start_as_async():
         'ENTRY %main (p: f32[4]) -> f32[2] {\n'
         '  %start = ((f32[4]), f32[2]) async-start(%p), calls=%wrapped\n}\n'
     )
-    (found,) = HloProgram(text).find_collectives()
-    assert (found.kind, found.num_bytes, found.is_async) == ('reduce-scatter', 16, True)
+    (collective,) = HloProgram(text).find_collectives()
+    assert (collective.kind, collective.num_bytes, collective.is_async) == ('reduce-scatter', 16, True)
 
 
 def test_count_padded_bytes_rounds_up_to_tiles():
@@ -157,19 +166,23 @@ def test_find_collectives_reads_compiled_scan():
     mesh = jax.make_mesh((4,), ('fsdp',), axis_types=(AxisType.Auto,))
     weights_LDF = jax.device_put(np.ones((5, 8, 16), np.float32), NamedSharding(mesh, PartitionSpec(None, 'fsdp')))
 
-    def local(weights_LdF, x_BD):
-        def layer(x_BD, weight_dF):
+    def compute_local(weights_LdF, x_BD):
+        def apply_layer(x_BD, weight_dF):
             whole_DF = jax.lax.all_gather(weight_dF, 'fsdp', tiled=True)
             return jnp.tanh(x_BD @ whole_DF @ whole_DF.T), None
 
-        return jax.lax.psum(jax.lax.scan(layer, x_BD, weights_LdF)[0].sum(), 'fsdp')
+        return jax.lax.psum(jax.lax.scan(apply_layer, x_BD, weights_LdF)[0].sum(), 'fsdp')
 
     rows = PartitionSpec('fsdp')
     run = jax.shard_map(
-        local, mesh=mesh, in_specs=(PartitionSpec(None, 'fsdp'), rows), out_specs=PartitionSpec(), check_vma=False
+        compute_local,
+        mesh=mesh,
+        in_specs=(PartitionSpec(None, 'fsdp'), rows),
+        out_specs=PartitionSpec(),
+        check_vma=False,
     )
     program = HloProgram(jax.jit(run).lower(weights_LDF, np.ones((8, 8), np.float32)).compile().as_text())
-    found = {one.kind: one for one in program.find_collectives()}
-    assert (found['all-gather'].num_executions, found['all-gather'].num_bytes) == (5, 8 * 16 * 4)
-    assert (found['all-reduce'].num_executions, found['all-reduce'].num_bytes) == (1, 4)
-    assert found['all-gather'].replica_groups == ((0, 1, 2, 3),)
+    collectives = {collective.kind: collective for collective in program.find_collectives()}
+    assert (collectives['all-gather'].num_executions, collectives['all-gather'].num_bytes) == (5, 8 * 16 * 4)
+    assert (collectives['all-reduce'].num_executions, collectives['all-reduce'].num_bytes) == (1, 4)
+    assert collectives['all-gather'].replica_groups == ((0, 1, 2, 3),)

@@ -32,24 +32,24 @@ SAID = {
 }
 
 
-def sections():
+def list_sections():
     """Return {(page, heading): commands of that section}."""
-    found = {}
+    sections = {}
     for page, text in PAGES.items():
         _, *parts = re.split(r'^## ', text, flags=re.MULTILINE)
         for part in parts:
             commands = ''.join(re.findall(BLOCK, part, re.MULTILINE | re.DOTALL))
-            found[page, part.partition('\n')[0]] = commands
-    return {section: commands for section, commands in found.items() if commands}
+            sections[page, part.partition('\n')[0]] = commands
+    return {section: commands for section, commands in sections.items() if commands}
 
 
 @pytest.fixture
-def ran(tmp_path, monkeypatch):
+def run_commands(tmp_path, monkeypatch):
     """Return run(commands), which runs them in a folder with the config files and returns their calls."""
-    made = Recorders(tmp_path / 'bin', *TOOLS, 'xpk', 'sky', 'tail')
+    recorders = Recorders(tmp_path / 'bin', *TOOLS, 'xpk', 'sky', 'tail')
     for part, text in SAID.items():
-        made.answer(part, (text, '', 0))
-    (made.folder / 'python').symlink_to(sys.executable)
+        recorders.answer(part, (text, '', 0))
+    (recorders.folder / 'python').symlink_to(sys.executable)
     (tmp_path / 'configs').mkdir()
     (tmp_path / 'configs' / 'scale.py').write_text((ROOT / 'configs' / 'scale.py').read_text())
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), *sys.path]))
@@ -57,30 +57,30 @@ def ran(tmp_path, monkeypatch):
     def run(commands):
         (tmp_path / 'shared' / 'runs' / 'pair').mkdir(parents=True)  # folder of a started run
         script = commands.replace('/shared', f'{tmp_path}/shared')
-        said = subprocess.run(
+        result = subprocess.run(
             ['bash', '-eu', '-o', 'pipefail', '-c', script],
-            cwd=tmp_path, env=made.environment, capture_output=True, text=True, timeout=120,
+            cwd=tmp_path, env=recorders.environment, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
-        assert said.returncode == 0, said.stderr
-        return made.heard()
+        assert result.returncode == 0, result.stderr
+        return recorders.heard()
 
     return run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('section', sections(), ids=lambda section: f'{section[0]}: {section[1]}')
-def test_guide_commands_run_and_name_existing_files(section, ran, tmp_path):
-    calls = ran(sections()[section])
-    known = build_parser()
+@pytest.mark.parametrize('section', list_sections(), ids=lambda section: f'{section[0]}: {section[1]}')
+def test_guide_commands_run_and_name_existing_files(section, run_commands, tmp_path):
+    calls = run_commands(list_sections()[section])
+    parser = build_parser()
     for call in calls:
         if call[0] == 'sinklab':
-            known.parse_known_args(call[1:])
+            parser.parse_known_args(call[1:])
         for word in call:
             name, _, path = word.rpartition('=')
-            written = name in ('--filename', '--metadata-from-file=startup-script') and '://' not in path
-            assert not written or (tmp_path / path).is_file(), call
-    launched = re.findall(r'^python -m launch\.(\w+) (\w+)', sections()[section], re.MULTILINE)
-    assert len(calls) >= len(launched)
+            is_file_argument = name in ('--filename', '--metadata-from-file=startup-script') and '://' not in path
+            assert not is_file_argument or (tmp_path / path).is_file(), call
+    launches = re.findall(r'^python -m launch\.(\w+) (\w+)', list_sections()[section], re.MULTILINE)
+    assert len(calls) >= len(launches)
 
 
 def test_every_launcher_has_guide():
@@ -91,19 +91,21 @@ def test_every_launcher_has_guide():
 @pytest.mark.parametrize('page', PAGES)
 def test_guide_lists_every_verb_of_launcher(page):
     verbs = COMMON_VERBS | scheduler(LAUNCHERS[page]).verbs
-    executed = set(re.findall(r'^python -m launch\.(\w+) (\w+)', PAGES[page], re.MULTILINE))
-    assert executed == {(LAUNCHERS[page], verb) for verb in verbs}
-    described = re.findall(r'^\| `(\w+)` \|', PAGES[page].partition('| verb |')[2].partition('\n\n')[0], re.MULTILINE)
-    assert sorted(described) == sorted(verbs)
+    run_verbs = set(re.findall(r'^python -m launch\.(\w+) (\w+)', PAGES[page], re.MULTILINE))
+    assert run_verbs == {(LAUNCHERS[page], verb) for verb in verbs}
+    listed_verbs = re.findall(
+        r'^\| `(\w+)` \|', PAGES[page].partition('| verb |')[2].partition('\n\n')[0], re.MULTILINE
+    )
+    assert sorted(listed_verbs) == sorted(verbs)
 
 
 @pytest.mark.parametrize('page', PAGES)
 def test_guide_exit_codes_match_launcher(page):
     table = PAGES[page].partition('## When the run ends')[2].partition('\n## ')[0]
     rows = dict(re.findall(r'^\| ([\d, ]+) \| [^|]+ \| ([^|]+) \|', table, re.MULTILINE))
-    codes = {int(code): words for row, words in rows.items() for code in row.split(',')}
-    assert {code for code, words in codes.items() if words.startswith('starts again')} == set(RETRY_EXIT_CODES)
-    assert all(words.startswith(('ends', 'starts again')) for words in codes.values())
+    codes = {int(code): meaning for row, meaning in rows.items() for code in row.split(',')}
+    assert {code for code, meaning in codes.items() if meaning.startswith('starts again')} == set(RETRY_EXIT_CODES)
+    assert all(meaning.startswith(('ends', 'starts again')) for meaning in codes.values())
     assert codes.keys() == {code for _, code in EXIT_CAUSES.values()} | set(RETRY_EXIT_CODES)
 
 

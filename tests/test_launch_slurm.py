@@ -35,13 +35,13 @@ def recorders(tmp_path, monkeypatch):
     return recorded(tmp_path, monkeypatch)
 
 
-def script_of(capsys, *options):
-    given = [one.replace('/shared', '/the shared') for one in SUBMIT['slurm']]
-    printed_ = printed(capsys, 'slurm', [*given[:2], *options, *given[2:]])
-    return re.search(r"job.sh' <<'END'\n(.*?)^END$", printed_, re.MULTILINE | re.DOTALL)[1]
+def make_script(capsys, *options):
+    arguments = [argument.replace('/shared', '/the shared') for argument in SUBMIT['slurm']]
+    output = printed(capsys, 'slurm', [*arguments[:2], *options, *arguments[2:]])
+    return re.search(r"job.sh' <<'END'\n(.*?)^END$", output, re.MULTILINE | re.DOTALL)[1]
 
 
-def told(script):
+def parse_options(script):
     """Return {option: value} of the lines that sbatch reads, which end at the first command."""
     head = script.partition('\nended=')[0].splitlines()[1:]
     assert all(line.startswith('#SBATCH --') for line in head)
@@ -49,7 +49,7 @@ def told(script):
 
 
 def test_script_has_sbatch_options_for_hosts_signal_and_requeue(recorders, capsys):
-    options = told(script_of(capsys, '--save=170', '--partition=gpu', '--account=sinks'))
+    options = parse_options(make_script(capsys, '--save=170', '--partition=gpu', '--account=sinks'))
     expected = {
         **{'job-name': 'pair', 'nodes': '32', 'ntasks-per-node': '1', 'gpus-per-node': '8', 'time': '1-0'},
         **{'signal': 'TERM@180', 'requeue': '', 'open-mode': 'append', 'partition': 'gpu', 'account': 'sinks'},
@@ -59,15 +59,17 @@ def test_script_has_sbatch_options_for_hosts_signal_and_requeue(recorders, capsy
 
 
 def test_sweep_is_job_array_with_one_run_per_element(recorders, capsys, tmp_path):
-    given = [one.replace(':softmax_1b', '').replace('/shared', str(tmp_path)) for one in SUBMIT['slurm']]
-    argv = [*given[:2], '--execute', '--rows=a,b', '--seeds=0,1', '--at_once=3', *given[2:]]
+    arguments = [
+        argument.replace(':softmax_1b', '').replace('/shared', str(tmp_path)) for argument in SUBMIT['slurm']
+    ]
+    argv = [*arguments[:2], '--execute', '--rows=a,b', '--seeds=0,1', '--at_once=3', *arguments[2:]]
     assert launched('slurm', argv) == 0
-    (submitted,) = (call for call in recorders.heard() if call[0] == 'sbatch')
-    assert told(Path(submitted[1]).read_text())['array'] == '0-3%3'
+    (sbatch_call,) = (call for call in recorders.heard() if call[0] == 'sbatch')
+    assert parse_options(Path(sbatch_call[1]).read_text())['array'] == '0-3%3'
     (recorders.folder / 'srun').symlink_to(recorders.folder / 'sinklab')
     for index, run in enumerate(('a-0', 'b-0', 'a-1', 'b-1')):
         environment = {**recorders.environment, 'SLURM_ARRAY_TASK_ID': str(index)}
-        subprocess.run(['bash', submitted[1]], env=environment, check=True)
+        subprocess.run(['bash', sbatch_call[1]], env=environment, check=True)
         (call,) = recorders.heard()
         assert call[:3] == ['srun', '--kill-on-bad-exit=0', '--wait=120']
         assert f'--workdir=gs://b/runs/pair/{run} ' in Path(call[-1]).read_text()
@@ -80,19 +82,19 @@ def test_script_requeues_job_on_retry_exit_codes_up_to_limit(code, restarts, rec
     for name in ('srun', 'scontrol'):
         (recorders.folder / name).symlink_to(recorders.folder / 'sinklab')
     recorders.answer('srun', ('', '', code))
-    (tmp_path / 'job.sh').write_text(script_of(capsys))
+    (tmp_path / 'job.sh').write_text(make_script(capsys))
     environment = {**recorders.environment, 'SLURM_JOB_ID': '7', 'SLURM_RESTART_COUNT': str(restarts)}
     assert subprocess.run(['bash', 'job.sh'], env=environment).returncode == code
-    again = code in RETRY_EXIT_CODES and restarts < 50
-    assert recorders.heard()[1:] == [['scontrol', 'requeue', '7']] * again
+    is_requeued = code in RETRY_EXIT_CODES and restarts < 50
+    assert recorders.heard()[1:] == [['scontrol', 'requeue', '7']] * is_requeued
 
 
 def test_script_creates_new_secret_at_each_start_unless_given(recorders, capsys, tmp_path):
     (recorders.folder / 'srun').write_text('#!/bin/bash\necho "$SINKLAB_RUN_SECRET" >> secrets\n')
     (recorders.folder / 'srun').chmod(0o755)
-    (tmp_path / 'job.sh').write_text(script_of(capsys))
-    for given in ({}, {}, {'SINKLAB_RUN_SECRET': 'given'}):
-        subprocess.run(['bash', 'job.sh'], env={**recorders.environment, **given}, check=True)
+    (tmp_path / 'job.sh').write_text(make_script(capsys))
+    for variables in ({}, {}, {'SINKLAB_RUN_SECRET': 'given'}):
+        subprocess.run(['bash', 'job.sh'], env={**recorders.environment, **variables}, check=True)
     first, second, third = Path('secrets').read_text().split()
     assert len(first) == len(second) == 36
     assert first != second
@@ -104,7 +106,7 @@ def test_script_requeues_only_own_array_element(recorders, capsys, tmp_path):
     for name in ('srun', 'scontrol'):
         (recorders.folder / name).symlink_to(recorders.folder / 'sinklab')
     recorders.answer('srun', ('', '', 42))
-    (tmp_path / 'job.sh').write_text(script_of(capsys))
+    (tmp_path / 'job.sh').write_text(make_script(capsys))
     element = dict(SLURM_JOB_ID='8', SLURM_ARRAY_JOB_ID='8', SLURM_ARRAY_TASK_ID='3')
     subprocess.run(['bash', 'job.sh'], env={**recorders.environment, **element})
     assert recorders.heard()[1:] == [['scontrol', 'requeue', '8_3']]
@@ -116,25 +118,25 @@ def test_script_does_not_requeue_after_termination_by_slurm(recorders, capsys, t
     (recorders.folder / 'srun').write_text('#!/bin/bash\ntouch begun; sleep 1; touch saved; exit 42\n')
     (recorders.folder / 'srun').chmod(0o755)
     (recorders.folder / 'scontrol').symlink_to(recorders.folder / 'sinklab')
-    (tmp_path / 'job.sh').write_text(script_of(capsys))
-    running = subprocess.Popen(['bash', 'job.sh'], env={**recorders.environment, 'SLURM_JOB_ID': '7'})
+    (tmp_path / 'job.sh').write_text(make_script(capsys))
+    process = subprocess.Popen(['bash', 'job.sh'], env={**recorders.environment, 'SLURM_JOB_ID': '7'})
     wait(lambda: Path('begun').exists())
-    running.terminate()
-    assert running.wait(20) == 42
+    process.terminate()
+    assert process.wait(20) == 42
     assert Path('saved').exists()
     assert recorders.heard() == []
 
 
 def test_workdir_with_backslash_is_rejected(recorders, capsys):
-    argv = [one.replace('/shared', '/a\\b') for one in SUBMIT['slurm']]
+    argv = [argument.replace('/shared', '/a\\b') for argument in SUBMIT['slurm']]
     assert launched('slurm', argv) == 1
     assert 'backslash' in capsys.readouterr().err
 
 
 def wait(condition, seconds=60):
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
@@ -150,8 +152,8 @@ class Cluster:
         self.number = random.randrange(10_000)
 
     def begin(self, restarts):
-        own = dict(SLURM_JOB_ID=str(self.number), SLURM_RESTART_COUNT=str(restarts))
-        return subprocess.Popen(['bash', self.script], env={**self.recorders.environment, **own})
+        variables = dict(SLURM_JOB_ID=str(self.number), SLURM_RESTART_COUNT=str(restarts))
+        return subprocess.Popen(['bash', self.script], env={**self.recorders.environment, **variables})
 
     def run(self, *limits):
         """Return the exit codes of the attempts.
@@ -160,25 +162,25 @@ class Cluster:
         """
         codes = []
         for restarts, limit in enumerate([*limits, None]):
-            running = self.begin(restarts)
+            process = self.begin(restarts)
             if limit:
-                wait(lambda limit=limit, running=running: limit() or running.poll() is not None, 120)
+                wait(lambda limit=limit, process=process: limit() or process.poll() is not None, 120)
                 self.signal()
-            codes.append(running.wait(180))
+            codes.append(process.wait(180))
             if ['scontrol', 'requeue', str(self.number)] not in self.recorders.heard():
                 break
         return codes
 
     def signal(self):
-        name, _, seconds = told(Path(self.script).read_text())['signal'].partition('@')
+        name, _, seconds = parse_options(Path(self.script).read_text())['signal'].partition('@')
         assert int(seconds) == 60
         for task in json.loads((self.folder / 'step').read_text()):
             os.kill(task, getattr(signal, f'SIG{name}'))
 
 
 @pytest.fixture
-def submitted(recorders, corpus, monkeypatch):
-    """Return a function submitted(name) -> (cluster with a job, run folder, notes).
+def submit_job(recorders, corpus, monkeypatch):
+    """Return a function submit(name) -> (cluster with a job, run folder, notes).
 
     The job runs the code of this tree.
     """
@@ -186,46 +188,46 @@ def submitted(recorders, corpus, monkeypatch):
     monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '2')
 
     def submit(name):
-        here, notes = Path.cwd() / name, Path.cwd() / name / 'its notes'
+        folder, notes = Path.cwd() / name, Path.cwd() / name / 'its notes'
         notes.mkdir(parents=True)
-        places = [
-            f'--workdir={here}/run',
-            f'--code={here}/the code',
+        path_flags = [
+            f'--workdir={folder}/run',
+            f'--code={folder}/the code',
             f'--compiled={Path.cwd()}/compiled',
         ]
         variables = [f'--env={text}' for text in ('PAUSE=0.2', f'NOTES={notes}', f'PYTHONPATH={ROOT}')]
-        asked = [*RUN[:2], '--config=fault.py', f'--config.data.source={corpus}', '--data=4']
-        options = ['--execute', '--nodes=2', '--gpus=2', '--time=1:00:00', '--grace=60', *places, *variables]
-        assert launched('slurm', ['submit', name, *options, *asked]) == 0
-        program = here / 'the code' / 'env' / 'bin' / 'sinklab'
+        arguments = [*RUN[:2], '--config=fault.py', f'--config.data.source={corpus}', '--data=4']
+        options = ['--execute', '--nodes=2', '--gpus=2', '--time=1:00:00', '--grace=60', *path_flags, *variables]
+        assert launched('slurm', ['submit', name, *options, *arguments]) == 0
+        program = folder / 'the code' / 'env' / 'bin' / 'sinklab'
         program.parent.mkdir()
         program.write_text(f'#!/bin/bash\nexec {sys.executable} -m sinklab "$@"\n')
         program.chmod(0o755)
         (script,) = (call[1] for call in recorders.heard() if call[0] == 'sbatch')
-        return Cluster(recorders, script), here / 'run', notes
+        return Cluster(recorders, script), folder / 'run', notes
 
     return submit
 
 
-def at_step(notes, step):
+def make_step_condition(notes, step):
     """Return a function that returns whether both processes have reached a step."""
     return lambda: all((notes / str(i)).exists() and f' {step}\n' in (notes / str(i)).read_text() for i in range(2))
 
 
 @pytest.mark.exhaustive  # requeueing is tested above, and exact resume in test_loop
-def test_preempted_processes_end_with_same_parameters_as_undisturbed_ones(submitted):
+def test_preempted_processes_end_with_same_parameters_as_undisturbed_ones(submit_job):
     from sinklab.checkpoint import checkpointer
     from sinklab.run_dir import RunDir
 
-    cluster, run, notes = submitted('stopped')
-    assert cluster.run(at_step(notes, 4), at_step(notes, 8)) == [42, 42, 0]
-    quiet, undisturbed, _ = submitted('quiet')
-    assert quiet.run() == [0]
+    cluster, run, notes = submit_job('stopped')
+    assert cluster.run(make_step_condition(notes, 4), make_step_condition(notes, 8)) == [42, 42, 0]
+    quiet_cluster, undisturbed_run, _ = submit_job('quiet')
+    assert quiet_cluster.run() == [0]
     assert len(RunDir(run).read_environment()['attempts']) == 3
-    steps = [RunDir(path).list_checkpoint_steps()[-1] for path in (run, undisturbed)]
+    steps = [RunDir(path).list_checkpoint_steps()[-1] for path in (run, undisturbed_run)]
     assert steps == [12, 12]
     assert digest(checkpointer.restore_parameters(run, 12)) == digest(
-        checkpointer.restore_parameters(undisturbed, 12)
+        checkpointer.restore_parameters(undisturbed_run, 12)
     )
 
 

@@ -17,60 +17,64 @@ from sinklab.train import memory_estimate, state
 CHIP = dataclasses.replace(CHIPS['v5e'], memory_bytes=2**40)
 
 
-def ranked(given=Hardware(), chip=CHIP, **changes):  # noqa: B008 (frozen)
-    return layout_search.rank_layouts(tiny(**changes), given, jax.devices()[:4], chip, 'chunked')
+def rank(hardware=Hardware(), chip=CHIP, **changes):  # noqa: B008 (frozen)
+    return layout_search.rank_layouts(tiny(**changes), hardware, jax.devices()[:4], chip, 'chunked')
 
 
 @pytest.mark.slow
 def test_rank_layouts_sorts_by_seconds_and_uses_all_devices():
-    best, _ = ranked()
-    assert [one.seconds for one in best] == sorted(one.seconds for one in best)
-    assert {math.prod(device_mesh.make_mesh(one.hardware, jax.devices()[:4]).shape.values()) for one in best} == {4}
-    assert {one.hardware.remat for one in best} == set(memory_estimate.REMAT_POLICIES[1:]), (
+    best_layouts, _ = rank()
+    assert [layout.seconds for layout in best_layouts] == sorted(layout.seconds for layout in best_layouts)
+    assert {
+        math.prod(device_mesh.make_mesh(layout.hardware, jax.devices()[:4]).shape.values()) for layout in best_layouts
+    } == {4}
+    assert {layout.hardware.remat for layout in best_layouts} == set(memory_estimate.REMAT_POLICIES[1:]), (
         'what a run would not choose is not ranked'
     )
 
 
 def test_rank_layouts_keeps_given_options():
-    best, refused = ranked(Hardware(fsdp=2, micro_batch=2, remat='attention'))
-    (only,) = best + refused
-    assert only.hardware == Hardware(data=2, fsdp=2, micro_batch=2, remat='attention')
+    best_layouts, refused_layouts = rank(Hardware(fsdp=2, micro_batch=2, remat='attention'))
+    (layout,) = best_layouts + refused_layouts
+    assert layout.hardware == Hardware(data=2, fsdp=2, micro_batch=2, remat='attention')
 
 
 @pytest.mark.slow
 def test_rank_layouts_reports_layouts_beyond_memory_or_indivisible():
-    best, refused = ranked(chip=dataclasses.replace(CHIP, memory_bytes=1000))
-    assert best == []
-    assert {'GiB' in one.refused for one in refused if one.bytes} == {True}
-    _, refused = ranked(Hardware(micro_batch=3))
-    assert len({one.refused for one in refused}) == 1
+    best_layouts, refused_layouts = rank(chip=dataclasses.replace(CHIP, memory_bytes=1000))
+    assert best_layouts == []
+    assert {'GiB' in layout.refused for layout in refused_layouts if layout.bytes} == {True}
+    _, refused_layouts = rank(Hardware(micro_batch=3))
+    assert len({layout.refused for layout in refused_layouts}) == 1
     assert all(
-        part in one.refused for one in refused for part in ('--micro_batch=3', 'config.optimizer.batch_size', '4')
+        part in layout.refused
+        for layout in refused_layouts
+        for part in ('--micro_batch=3', 'config.optimizer.batch_size', '4')
     )
 
 
 def test_generate_layouts_shards_parameters_within_slice():
-    found = [*layout_search.generate_layouts(tiny(), Hardware(), 8, 2)]
-    assert {(one.data, one.fsdp) for one in found} == {(2, 4)}
-    assert {one.fsdp for one in layout_search.generate_layouts(tiny(), Hardware(fsdp=8), 8, 2)} == {8}
+    layouts = [*layout_search.generate_layouts(tiny(), Hardware(), 8, 2)]
+    assert {(layout.data, layout.fsdp) for layout in layouts} == {(2, 4)}
+    assert {layout.fsdp for layout in layout_search.generate_layouts(tiny(), Hardware(fsdp=8), 8, 2)} == {8}
 
 
 @pytest.mark.slow
 def test_rank_layouts_prefers_smaller_memory_for_equal_traffic():
-    best, _ = ranked(Hardware(micro_batch=4, remat='full'), model__dtype='bfloat16')
-    assert [one.hardware.fsdp for one in best] == [4, 2, 1]
-    assert [one.bytes for one in best] == sorted(one.bytes for one in best)
+    best_layouts, _ = rank(Hardware(micro_batch=4, remat='full'), model__dtype='bfloat16')
+    assert [layout.hardware.fsdp for layout in best_layouts] == [4, 2, 1]
+    assert [layout.bytes for layout in best_layouts] == sorted(layout.bytes for layout in best_layouts)
 
 
 def test_count_recompute_flops_excludes_saved_activations():
     spec = tiny()
-    once = flops.count_forward_flops(spec.model, spec.data.length)
-    outward = 2 * spec.model.layers * spec.model.width * spec.model.ffn_width
+    forward = flops.count_forward_flops(spec.model, spec.data.length)
+    output_flops = 2 * spec.model.layers * spec.model.width * spec.model.ffn_width
     assert flops.count_recompute_flops(spec.model, spec.data.length, 'full') == pytest.approx(
-        once.total - once.head - outward
+        forward.total - forward.head - output_flops
     )
     assert flops.count_recompute_flops(spec.model, spec.data.length, ','.join(SAVEABLE_ACTIVATIONS)) == 0
-    assert flops.count_recompute_flops(spec.model, spec.data.length, 'qkv,middle,ffn') == once.attention
+    assert flops.count_recompute_flops(spec.model, spec.data.length, 'qkv,middle,ffn') == forward.attention
 
 
 def test_estimate_sent_bytes_matches_documented_formula():

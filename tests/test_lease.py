@@ -17,12 +17,12 @@ from sinklab.storage import lease
 from sinklab.supervisor.messages import Timeouts
 
 OTHER = dict(host='elsewhere', machine='another boot', pid=17, born='5', job='', attempt=0, token='theirs')
-AS_IT_IS = lease.OWNER_TIMEOUT_SECONDS
-LIVING = 'import sys, time; print("here", flush=True); time.sleep(600)'
+REAL_OWNER_TIMEOUT = lease.OWNER_TIMEOUT_SECONDS
+LIVING_SCRIPT = 'import sys, time; print("here", flush=True); time.sleep(600)'
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def short_times(monkeypatch):
     """Shorten the time constants of leases."""
     for name, seconds in dict(
         HEARTBEAT_SECONDS=0.05, OWNER_TIMEOUT_SECONDS=0.5, GRACE_MARGIN_SECONDS=0.1, POLL_SECONDS=0.01
@@ -34,7 +34,7 @@ def quick(monkeypatch):
             monkeypatch.delenv(name, raising=False)
 
 
-def written(folder, beat=0.0, state='running', **changes):
+def write_lease(folder, beat=0.0, state='running', **changes):
     """Write the lease of another job."""
     folder.mkdir(exist_ok=True)
     (folder / lease.LEASE_NAME).write_text(json.dumps(OTHER | dict(beat=beat, state=state) | changes))
@@ -49,7 +49,7 @@ class Owner:
         self.thread = threading.Thread(target=self.live)
 
     def __enter__(self):
-        written(self.folder, state=self.state, **self.changes)
+        write_lease(self.folder, state=self.state, **self.changes)
         self.thread.start()
 
     def __exit__(self, *_):
@@ -62,18 +62,18 @@ class Owner:
             beat += 0.05
             if lease.read_owner_token(self.folder) != 'theirs':
                 return
-            written(self.folder, beat, self.state, **self.changes)
+            write_lease(self.folder, beat, self.state, **self.changes)
 
 
 @pytest.mark.slow
 def test_lease_file_exists_and_is_refreshed_only_while_held(tmp_path):
     folder = tmp_path / 'some' / 'run'
-    with lease.hold_lease(folder) as held:
-        assert lease.read_owner_token(folder) == held.token
+    with lease.hold_lease(folder) as held_lease:
+        assert lease.read_owner_token(folder) == held_lease.token
         first = lease.read_owner(folder / lease.LEASE_NAME)
         time.sleep(0.3)
         assert lease.read_owner(folder / lease.LEASE_NAME)['beat'] > first['beat']
-        held.check()
+        held_lease.check()
     assert list(tmp_path.iterdir()) == [], 'a folder that was made for nothing is taken away'
     with lease.hold_lease(folder):
         (folder / 'config.json').write_text('{}')
@@ -81,12 +81,12 @@ def test_lease_file_exists_and_is_refreshed_only_while_held(tmp_path):
 
 
 def test_second_job_is_refused_with_process_host_and_age(tmp_path):
-    words = rf'{tmp_path} .*process {os.getpid()} on .* \d+ s'
-    with lease.hold_lease(tmp_path) as held:
-        with pytest.raises(UserError, match=words), lease.hold_lease(tmp_path):
+    message_pattern = rf'{tmp_path} .*process {os.getpid()} on .* \d+ s'
+    with lease.hold_lease(tmp_path) as held_lease:
+        with pytest.raises(UserError, match=message_pattern), lease.hold_lease(tmp_path):
             pass
-        held.check()
-        assert lease.read_owner_token(tmp_path) == held.token
+        held_lease.check()
+        assert lease.read_owner_token(tmp_path) == held_lease.token
 
 
 def test_job_on_other_host_is_alive_while_heartbeat_changes(tmp_path):
@@ -95,34 +95,34 @@ def test_job_on_other_host_is_alive_while_heartbeat_changes(tmp_path):
 
 
 def test_owner_timeout_equals_busy_timeout_of_supervisor():
-    assert Timeouts().busy_silence == AS_IT_IS
+    assert Timeouts().busy_silence == REAL_OWNER_TIMEOUT
 
 
 @pytest.mark.slow
 def test_job_on_other_host_is_dead_after_heartbeat_stops(tmp_path, capsys):
-    written(tmp_path, beat=1e9)
+    write_lease(tmp_path, beat=1e9)
     start = time.monotonic()
-    with lease.hold_lease(tmp_path) as held:
+    with lease.hold_lease(tmp_path) as held_lease:
         assert 0.4 < time.monotonic() - start < 5
-        assert lease.read_owner_token(tmp_path) == held.token
-    words = 'for a heartbeat of another job (process 17 on elsewhere)\n'
-    assert capsys.readouterr().err.endswith(words)
+        assert lease.read_owner_token(tmp_path) == held_lease.token
+    message = 'for a heartbeat of another job (process 17 on elsewhere)\n'
+    assert capsys.readouterr().err.endswith(message)
 
 
 @pytest.mark.slow
 def test_stopping_job_killed_during_grace_is_replaced(tmp_path):
     """The job sends heartbeats before it is killed."""
-    with Owner(tmp_path, 'stopping', seconds=0.15), lease.hold_lease(tmp_path, grace_seconds=0.3) as held:
-        assert lease.read_owner_token(tmp_path) == held.token
+    with Owner(tmp_path, 'stopping', seconds=0.15), lease.hold_lease(tmp_path, grace_seconds=0.3) as held_lease:
+        assert lease.read_owner_token(tmp_path) == held_lease.token
 
 
 @pytest.mark.parametrize('recycled', [False, True])
 def test_dead_job_on_same_host_frees_lease_at_once_despite_pid_reuse(tmp_path, monkeypatch, recycled):
     monkeypatch.setattr(lease, 'OWNER_TIMEOUT_SECONDS', 60.0)
-    with subprocess.Popen([sys.executable, '-c', LIVING], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, '-c', LIVING_SCRIPT], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         born = lease.get_process_start_time(process.pid)
-        written(tmp_path, machine=lease.get_machine_id(), pid=process.pid, born='1' if recycled else born)
+        write_lease(tmp_path, machine=lease.get_machine_id(), pid=process.pid, born='1' if recycled else born)
         if not recycled:
             with pytest.raises(UserError, match=rf'\b{process.pid}\b'), lease.hold_lease(tmp_path):
                 pass
@@ -167,70 +167,70 @@ def test_later_attempt_of_same_cluster_job_takes_over_lease(tmp_path, monkeypatc
         monkeypatch.setenv(name, value)
     with Owner(tmp_path, job=job, attempt=0):
         if mine:
-            with lease.hold_lease(tmp_path) as held:
-                assert lease.read_owner_token(tmp_path) == held.token
+            with lease.hold_lease(tmp_path) as held_lease:
+                assert lease.read_owner_token(tmp_path) == held_lease.token
         else:
             with pytest.raises(UserError, match='in use'), lease.hold_lease(tmp_path):
                 pass
 
 
 def test_job_stops_after_takeover_and_leaves_new_lease_unchanged(tmp_path):
-    with lease.hold_lease(tmp_path) as held:
+    with lease.hold_lease(tmp_path) as held_lease:
         (tmp_path / 'theirs').write_text(json.dumps(OTHER))
         (tmp_path / 'theirs').replace(tmp_path / lease.LEASE_NAME)
         time.sleep(0.2)
         with pytest.raises(lease.LeaseLostError, match=r'17 .*elsewhere'):
-            held.check()
+            held_lease.check()
     assert (tmp_path / lease.LEASE_NAME).read_text() == json.dumps(OTHER)
 
 
 def test_check_rereads_lease_after_suspension(tmp_path):
     """The lease thread was suspended too and has not read the lease yet."""
-    with lease.hold_lease(tmp_path) as held:
-        held.stop_event.set()
-        held.thread.join()
+    with lease.hold_lease(tmp_path) as held_lease:
+        held_lease.stop_event.set()
+        held_lease.thread.join()
         (tmp_path / lease.LEASE_NAME).unlink()
-        held.last_read_time -= 60
+        held_lease.last_read_time -= 60
         with pytest.raises(lease.LeaseLostError, match=r'lease\.json'):
-            held.check()
+            held_lease.check()
 
 
 @pytest.fixture
 def refuse_reads(monkeypatch):
     """Yield a function that sets the error number with which opening a lease fails; 0 stops the failures."""
-    refused, usual = [0], os.open
+    error_number, open_file = [0], os.open
 
-    def refuse(path, flags, *rest, **options):
-        if refused[0] and os.fspath(path).endswith(lease.LEASE_NAME):
-            raise OSError(refused[0], os.strerror(refused[0]), path)
-        return usual(path, flags, *rest, **options)
+    def refuse(path, flags, *arguments, **options):
+        if error_number[0] and os.fspath(path).endswith(lease.LEASE_NAME):
+            raise OSError(error_number[0], os.strerror(error_number[0]), path)
+        return open_file(path, flags, *arguments, **options)
 
     monkeypatch.setattr(os, 'open', refuse)
-    yield lambda number: refused.__setitem__(0, number)
-    refused[0] = 0
+    yield lambda number: error_number.__setitem__(0, number)
+    error_number[0] = 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [errno.EACCES, errno.EPERM, errno.ENXIO, errno.EIO, errno.ESTALE])
 def test_temporary_read_error_does_not_lose_lease(tmp_path, refuse_reads, number):
     """Kerberos or NFS credentials may expire and be renewed."""
-    with lease.hold_lease(tmp_path) as held:
+    with lease.hold_lease(tmp_path) as held_lease:
         refuse_reads(number)
         time.sleep(0.2)  # the lease thread reads the file several times
-        held.last_read_time -= 60
-        held.check()
+        held_lease.last_read_time -= 60
+        held_lease.check()
         refuse_reads(0)
-        assert held.thread.is_alive()
+        assert held_lease.thread.is_alive()
         (tmp_path / 'theirs').write_text(json.dumps(OTHER))
         (tmp_path / 'theirs').replace(tmp_path / lease.LEASE_NAME)
-        held.last_read_time -= 60
+        held_lease.last_read_time -= 60
         with pytest.raises(lease.LeaseLostError, match=r'17 .*elsewhere'):
-            held.check()
+            held_lease.check()
 
 
 @pytest.mark.parametrize('number', [errno.EACCES, errno.EPERM])
 def test_unreadable_lease_is_refused_at_start(tmp_path, refuse_reads, number):
-    written(tmp_path)
+    write_lease(tmp_path)
     refuse_reads(number)
     with pytest.raises(UserError, match=r'lease\.json'):
         lease.LeaseWatcher(tmp_path / lease.LEASE_NAME)
@@ -240,61 +240,61 @@ def test_unreadable_lease_is_refused_at_start(tmp_path, refuse_reads, number):
 
 @pytest.mark.parametrize('replace', [os.mkfifo, os.mkdir, lambda path: os.symlink(path, path)])
 def test_lease_replaced_by_non_file_is_lost(tmp_path, replace):
-    with lease.hold_lease(tmp_path) as held:
+    with lease.hold_lease(tmp_path) as held_lease:
         (tmp_path / lease.LEASE_NAME).unlink()
         replace(tmp_path / lease.LEASE_NAME)
-        held.last_read_time -= 60
+        held_lease.last_read_time -= 60
         with pytest.raises(lease.LeaseLostError, match=r'lease\.json'):
-            held.check()
+            held_lease.check()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('owner', [dict(machine=lease.get_machine_id(), pid=2**30), {}], ids=['here', 'elsewhere'])
 def test_one_of_many_new_jobs_takes_over_dead_lease(tmp_path, owner):
     for _ in range(5):
-        written(tmp_path, **owner)
-        ready, done, got = threading.Barrier(8), threading.Event(), []
+        write_lease(tmp_path, **owner)
+        ready, finished, results = threading.Barrier(8), threading.Event(), []
 
-        def come(ready=ready, done=done, got=got):
+        def compete(ready=ready, finished=finished, results=results):
             ready.wait()
             try:
-                with lease.hold_lease(tmp_path) as held:
-                    got.append(held)
-                    done.wait(30)
-                    held.check()
+                with lease.hold_lease(tmp_path) as held_lease:
+                    results.append(held_lease)
+                    finished.wait(30)
+                    held_lease.check()
             except lease.LeaseLostError:
-                got.append('superseded')
+                results.append('superseded')
             except UserError:
-                got.append('refused')
-            if got.count('refused') == 7:
-                done.set()
+                results.append('refused')
+            if results.count('refused') == 7:
+                finished.set()
 
-        crowd(8, come)
-        assert got.count('refused') == 7
+        crowd(8, compete)
+        assert results.count('refused') == 7
 
 
 @pytest.mark.slow
 def test_abandoned_lock_is_broken_after_timeout(tmp_path):
     (tmp_path / 'lease.lock').touch()
-    with lease.hold_lease(tmp_path) as held:
-        assert lease.read_owner_token(tmp_path) == held.token
+    with lease.hold_lease(tmp_path) as held_lease:
+        assert lease.read_owner_token(tmp_path) == held_lease.token
 
 
 @pytest.mark.slow
 def test_waiters_on_abandoned_lock_enter_sequentially(tmp_path):
-    path, ready, inside, most = tmp_path / 'lease.lock', threading.Barrier(8), [], []
+    path, ready, inside, counts = tmp_path / 'lease.lock', threading.Barrier(8), [], []
     path.touch()
 
-    def come():
+    def enter_lock():
         ready.wait()
         with files.acquire_lock(path):
             inside.append(1)
             time.sleep(0.02)
-            most.append(len(inside))
+            counts.append(len(inside))
             inside.pop()
 
-    crowd(8, come)
-    assert most == [1] * 8
+    crowd(8, enter_lock)
+    assert counts == [1] * 8
     assert list(tmp_path.iterdir()) == []
 
 
@@ -303,11 +303,11 @@ def test_lock_that_changes_owner_is_not_broken(tmp_path):
     path, entered = tmp_path / 'lease.lock', threading.Event()
     path.touch()
 
-    def come():
+    def enter_lock():
         with files.acquire_lock(path):
             entered.set()
 
-    thread = threading.Thread(target=come)
+    thread = threading.Thread(target=enter_lock)
     thread.start()
     for _ in range(3):
         assert not entered.wait(0.5)
@@ -322,5 +322,5 @@ def test_lock_that_changes_owner_is_not_broken(tmp_path):
 @pytest.mark.parametrize('content', ['', '{"tok', '{}', '[]', '5'])
 def test_damaged_lease_is_replaced(tmp_path, content):
     (tmp_path / lease.LEASE_NAME).write_text(content)
-    with lease.hold_lease(tmp_path) as held:
-        assert lease.read_owner_token(tmp_path) == held.token
+    with lease.hold_lease(tmp_path) as held_lease:
+        assert lease.read_owner_token(tmp_path) == held_lease.token

@@ -67,28 +67,28 @@ def test_resume_after_crash_matches_uninterrupted_run_bitwise(whole, corpus, tmp
         file.write('{"step": 7, "sec')  # a line truncated by a crash
     records = train(spec(corpus), tmp_path / 'run')
     assert timeless(records) == timeless(whole[1])
-    for ours, theirs in zip(parameters(tmp_path / 'run', 8), parameters(whole[0], 8), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for actual, reference in zip(parameters(tmp_path / 'run', 8), parameters(whole[0], 8), strict=True):
+        np.testing.assert_array_equal(actual, reference)
     seconds = [record['seconds'] for record in records]
     assert seconds == sorted(seconds), 'the clock of a run goes on over its attempts'
 
 
 @pytest.mark.slow
 def test_train_leaves_finished_run_unchanged(whole, corpus):
-    before = contents(whole[0])
+    old_contents = contents(whole[0])
     assert train(spec(corpus), whole[0]) == whole[1]
-    assert contents(whole[0]) == before
+    assert contents(whole[0]) == old_contents
 
 
 @pytest.mark.slow
 def test_train_rejects_different_config_in_existing_run(whole, corpus):
-    before = contents(whole[0])
-    other = operation(spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
+    old_contents = contents(whole[0])
+    other_spec = operation(spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
     with pytest.raises(UserError) as refusal:
-        train(other, whole[0])
-    for words in ('optimizer.steps 8 -> 20', 'similarity exp -> sigmoid', f'--workdir={whole[0]}-2'):
-        assert words in str(refusal.value)
-    assert contents(whole[0]) == before
+        train(other_spec, whole[0])
+    for text in ('optimizer.steps 8 -> 20', 'similarity exp -> sigmoid', f'--workdir={whole[0]}-2'):
+        assert text in str(refusal.value)
+    assert contents(whole[0]) == old_contents
 
 
 def test_train_rejects_folder_without_run_and_file_path(corpus, tmp_path):
@@ -109,24 +109,28 @@ def test_resume_rejects_changed_data_under_same_source(tmp_path):
     with pytest.raises(Died):
         train(spec(source), tmp_path / 'run', Dying(6))
     (tmp_path / '3.txt').write_text('something else ' * 40)
-    before = contents(tmp_path / 'run')
+    old_contents = contents(tmp_path / 'run')
     assert outcome(tmp_path / 'run') == dict(kind='crashed', step=6, checkpoint=4, message='runs.Died', exit_code=70)
     with pytest.raises(UserError, match='data'):
         train(spec(source), tmp_path / 'run')
-    assert contents(tmp_path / 'run') == before
+    assert contents(tmp_path / 'run') == old_contents
     assert outcome(tmp_path / 'run')['kind'] == 'refused'
     assert 'data' in outcome(tmp_path / 'run')['message']
 
 
 @pytest.mark.slow
 def test_divergence_stops_run_and_keeps_finite_checkpoint(corpus, tmp_path):
-    wild = spec(corpus, optimizer__peak_learning_rate=1e30, optimizer__warmup_steps=5, checkpoint__every_steps=1)
+    diverging_spec = spec(
+        corpus, optimizer__peak_learning_rate=1e30, optimizer__warmup_steps=5, checkpoint__every_steps=1
+    )
     with pytest.raises(loop.DivergedError, match=r'train/\w+ .*step \d'):
-        train(wild, tmp_path / 'run')
+        train(diverging_spec, tmp_path / 'run')
     folder = RunDir(tmp_path / 'run')
-    kept = ocp.load(folder.checkpoint_dir / str(folder.list_checkpoint_steps()[-1]), checkpointable_name='state')
-    batch = load_run_data(wild).batches.read_rows(int(kept['step']), range(4))
-    value, gradient = jax.value_and_grad(step.make_loss(wild))(kept['params'], batch)
+    saved_state = ocp.load(
+        folder.checkpoint_dir / str(folder.list_checkpoint_steps()[-1]), checkpointable_name='state'
+    )
+    batch = load_run_data(diverging_spec).batches.read_rows(int(saved_state['step']), range(4))
+    value, gradient = jax.value_and_grad(step.make_loss(diverging_spec))(saved_state['params'], batch)
     assert np.isfinite(value)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
@@ -164,7 +168,7 @@ def test_train_rejects_probe_that_exceeds_device_memory(corpus, tmp_path, monkey
         train(spec(corpus), tmp_path / 'run')
 
 
-def fill(path):
+def fill_disk(path):
     with contextlib.suppress(OSError), path.open('wb', buffering=0) as file:
         while file.write(b'x' * 4096):
             pass
@@ -175,7 +179,7 @@ def test_train_reports_full_disk_and_resumes_after_space_is_freed(whole, corpus,
     class Filler(Callback):
         def on_record(self, record, written):
             if record['step'] == 6:
-                fill(small_disk / 'ballast')
+                fill_disk(small_disk / 'ballast')
 
     with pytest.raises(UserError, match=r'(?<!/)\bdisk\b'):
         train(spec(corpus), small_disk / 'run', Filler())
@@ -188,36 +192,36 @@ def test_train_reports_full_disk_and_resumes_after_space_is_freed(whole, corpus,
 def test_train_reports_failed_kernel_at_end_of_run(corpus, tmp_path, monkeypatch, at):
     choice = BackendChoice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
     monkeypatch.setattr(setup.step, 'choose_step_backend', lambda spec, hardware: choice)
-    heard = Recorded()
+    recorder = LastEventRecorder()
     with contextlib.suppress(Died):
-        train(spec(corpus), tmp_path / 'run', heard, *([Dying(at)] if at else []))
-    assert heard.last[0] == 'note'
-    assert 'chunked' in heard.last[1]
-    assert choice.rejection_reasons['tpu'] in heard.last[1]
+        train(spec(corpus), tmp_path / 'run', recorder, *([Dying(at)] if at else []))
+    assert recorder.last[0] == 'note'
+    assert 'chunked' in recorder.last[1]
+    assert choice.rejection_reasons['tpu'] in recorder.last[1]
 
 
 def test_device_memory_is_divided_among_processes_of_same_host(corpus, tmp_path, monkeypatch):
     """Use a group with two processes on this host and one on another host."""
 
-    class Three:
+    class GroupOfThree:
         index, count = 0, 3
 
         def gather(self, name, value):
             return [value, value, 'elsewhere'] if name == 'host' else [value] * 3
 
-    asked = []
+    process_counts = []
 
-    def memory(processes):
-        asked.append(processes)
+    def get_memory(processes):
+        process_counts.append(processes)
         raise UserError('enough is known')
 
-    monkeypatch.setattr(setup.device_mesh, 'get_device_memory_bytes', memory)
+    monkeypatch.setattr(setup.device_mesh, 'get_device_memory_bytes', get_memory)
     with pytest.raises(UserError, match='enough is known'):
-        setup.set_up_run(spec(corpus), Hardware(), RunDir(tmp_path / 'run'), Three())
-    assert asked == [2]
+        setup.set_up_run(spec(corpus), Hardware(), RunDir(tmp_path / 'run'), GroupOfThree())
+    assert process_counts == [2]
 
 
-class Recorded(Callback):
+class LastEventRecorder(Callback):
     """Callback that keeps the last message or record."""
 
     def on_message(self, line):
@@ -256,15 +260,17 @@ def test_resume_after_signal_completes_run(whole, corpus, tmp_path, name, at, sa
         f'def get_config(row=None):\n    return tiny_config(**{changes!r})\n'
     )
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
-    slowed = 'import os, signal, sys, sinklab.train.loop as loop\n'
-    slowed += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\n'  # libtpu in another test ignores it
-    slowed += 'def note(run, record, written, old=loop.TrainLoop.write_record):\n'
-    slowed += (
+    program = 'import os, signal, sys, sinklab.train.loop as loop\n'
+    program += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\n'  # libtpu in another test ignores it
+    program += 'def note(run, record, written, old=loop.TrainLoop.write_record):\n'
+    program += (
         f'    old(run, record, written)\n    if record["step"] == {at}: os.kill(os.getpid(), signal.SIG{name})\n'
     )
-    slowed += 'loop.TrainLoop.write_record = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
-    first = subprocess.run([sys.executable, '-c', slowed, *command[3:]], capture_output=True, text=True, timeout=600)
-    assert first.returncode == code, first.stderr
+    program += 'loop.TrainLoop.write_record = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
+    first_run = subprocess.run(
+        [sys.executable, '-c', program, *command[3:]], capture_output=True, text=True, timeout=600
+    )
+    assert first_run.returncode == code, first_run.stderr
     if name == 'KILL':
         assert not (tmp_path / 'run' / 'outcome.json').exists()
     else:
@@ -272,16 +278,16 @@ def test_resume_after_signal_completes_run(whole, corpus, tmp_path, name, at, sa
             kind='stopped', step=saved, checkpoint=saved, message=f'saved at step {saved}', exit_code=code
         )
         assert outcome(tmp_path / 'run') == expected
-        assert 'saved at step' in first.stderr
-        assert f'-m sinklab train --config={script} --workdir={tmp_path}/run' in first.stderr
+        assert 'saved at step' in first_run.stderr
+        assert f'-m sinklab train --config={script} --workdir={tmp_path}/run' in first_run.stderr
     if name == 'TERM':
-        second = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        assert second.returncode == 0, second.stderr
+        second_run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert second_run.returncode == 0, second_run.stderr
     else:
         assert main(command[3:]) == 0
     assert timeless(RunDir(tmp_path / 'run').read_records()) == timeless(whole[1])
-    for ours, theirs in zip(parameters(tmp_path / 'run', 8), parameters(whole[0], 8), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for actual, reference in zip(parameters(tmp_path / 'run', 8), parameters(whole[0], 8), strict=True):
+        np.testing.assert_array_equal(actual, reference)
 
 
 @pytest.mark.slow
@@ -289,7 +295,7 @@ def test_train_measures_finished_run_again_after_last_record_is_truncated(whole,
     shutil.copytree(whole[0], tmp_path / 'run')
     metrics = tmp_path / 'run' / 'metrics.jsonl'
     metrics.write_bytes(metrics.read_bytes()[:-20])
-    again = train(spec(corpus), tmp_path / 'run')
-    measured = {name for name in whole[1][-1] if not name.startswith(('train', 'data', 'speed', 'seconds'))}
-    assert {name: again[-1][name] for name in measured} == {name: whole[1][-1][name] for name in measured}
-    assert timeless(again[:-1]) == timeless(whole[1][:-1])
+    records = train(spec(corpus), tmp_path / 'run')
+    names = {name for name in whole[1][-1] if not name.startswith(('train', 'data', 'speed', 'seconds'))}
+    assert {name: records[-1][name] for name in names} == {name: whole[1][-1][name] for name in names}
+    assert timeless(records[:-1]) == timeless(whole[1][:-1])

@@ -24,10 +24,10 @@ LAYOUTS = [
     Hardware(data=2, fsdp=2),
 ]
 AXES = (('batch', None, None), ('vocabulary', 'embed'), ('batch', None))  # of hidden, head and target
-both = jax.value_and_grad(cross_entropy, (0, 1))
+loss_and_gradients = jax.value_and_grad(cross_entropy, (0, 1))
 
 
-def arrays(batch=4, length=10, width=8, vocabulary=12, dtype=jnp.float32):
+def make_arrays(batch=4, length=10, width=8, vocabulary=12, dtype=jnp.float32):
     """Return (hidden_BTD, head_VD, target_BT); a third of the targets is negative."""
     rng = np.random.default_rng(0)
     target_BT = rng.integers(0, vocabulary, (batch, length))
@@ -38,7 +38,7 @@ def arrays(batch=4, length=10, width=8, vocabulary=12, dtype=jnp.float32):
     )
 
 
-def definition(hidden_BTD, head_VD, target_BT):
+def compute_expected(hidden_BTD, head_VD, target_BT):
     """Compute (loss, d_hidden_BTD, d_head_VD) in float64 from all logits."""
     hidden_BTD, head_VD = (np.asarray(array, np.float64) for array in (hidden_BTD, head_VD))
     logits_BTV = np.einsum('btd,vd->btv', hidden_BTD, head_VD)
@@ -51,52 +51,57 @@ def definition(hidden_BTD, head_VD, target_BT):
     return -(right_BTV * log_p_BTV).sum() / target_BT.size, d_logits_BTV @ head_VD, d_head_VD
 
 
-def close(found, expected, dtype=jnp.float32):
+def assert_close(actual, expected, dtype=jnp.float32):
     """Assert that loss and gradients are equal to a few roundings of the dtype.
 
     A difference is relative to the largest entry. Losses are compared at the precision of float32.
     """
     fine = (1e-6, 2e-6, 2e-6)
     coarse = (1e-6, 8e-3, 4e-3)
-    (value, gradients), tolerances = found, fine if dtype == jnp.float32 else coarse
-    for ours, theirs, tolerance in zip((value, *gradients), expected, tolerances, strict=True):
-        difference = np.abs(np.asarray(ours, np.float64) - theirs).max()
-        assert difference <= tolerance * np.abs(theirs).max(), f'{difference} of {np.abs(theirs).max()}'
+    (value, gradients), tolerances = actual, fine if dtype == jnp.float32 else coarse
+    for actual_array, expected_array, tolerance in zip((value, *gradients), expected, tolerances, strict=True):
+        difference = np.abs(np.asarray(actual_array, np.float64) - expected_array).max()
+        assert difference <= tolerance * np.abs(expected_array).max(), (
+            f'{difference} of {np.abs(expected_array).max()}'
+        )
 
 
-def rounded(head_VD, dtype):
+def round_head(head_VD, dtype):
     """Round the head to the dtype of a computation."""
     return head_VD.astype(dtype).astype(jnp.float32)
 
 
-def on_devices(mesh, gradient=True):
-    """Return `both`, or the loss alone, sharded over the mesh as in a train step.
+def make_sharded_loss(mesh, gradient=True):
+    """Return `loss_and_gradients`, or the loss alone, sharded over the mesh as in a train step.
 
     Each device has its own rows and its part of the width of the head.
     """
-    ways = sharding.count_shards(mesh)
-    if ways == 1:
-        return both if gradient else cross_entropy
-    others = ('data',) if mesh.shape['data'] > 1 else ()
+    num_shards = sharding.count_shards(mesh)
+    if num_shards == 1:
+        return loss_and_gradients if gradient else cross_entropy
+    data_axes = ('data',) if mesh.shape['data'] > 1 else ()
 
-    def local(hidden, head, target):
+    def compute_local(hidden, head, target):
         if not gradient:
             return jax.lax.pmean(cross_entropy(hidden, head, target), sharding.BATCH_AXES)
-        value, (d_hidden, d_head) = both(hidden, head, target)
-        return jax.lax.pmean(value, sharding.BATCH_AXES), (d_hidden / ways, jax.lax.psum(d_head, others) / ways)
+        value, (d_hidden, d_head) = loss_and_gradients(hidden, head, target)
+        return jax.lax.pmean(value, sharding.BATCH_AXES), (
+            d_hidden / num_shards,
+            jax.lax.psum(d_head, data_axes) / num_shards,
+        )
 
     rows, part = PartitionSpec(sharding.BATCH_AXES), PartitionSpec(None, 'fsdp')
-    own = {axis for axis, size in mesh.shape.items() if axis in sharding.BATCH_AXES or size == 1}
+    manual_axes = {axis for axis, size in mesh.shape.items() if axis in sharding.BATCH_AXES or size == 1}
     return jax.shard_map(
-        local,
+        compute_local,
         in_specs=(rows, part, rows),
         out_specs=(PartitionSpec(), (rows, part)) if gradient else PartitionSpec(),
-        axis_names=own,
+        axis_names=manual_axes,
         check_vma=False,
     )
 
 
-def placed(mesh, given):
+def place_arrays(mesh, arrays):
     """Place arrays on the mesh as a run does."""
     return [
         jax.device_put(
@@ -105,7 +110,7 @@ def placed(mesh, given):
                 mesh, sharding.drop_indivisible_axes(mesh, array.shape, sharding.logical_to_mesh_axes(*names))
             ),
         )
-        for array, names in zip(given, AXES, strict=True)
+        for array, names in zip(arrays, AXES, strict=True)
     ]
 
 
@@ -114,11 +119,11 @@ def placed(mesh, given):
 def test_chunked_loss_and_gradients_match_float64_reference(rows, monkeypatch):
     monkeypatch.setattr(loss, 'MIN_CHUNK_ROWS', rows)
     jax.clear_caches()
-    given = arrays(batch=3, length=13)
-    expected = definition(*given)
+    inputs = make_arrays(batch=3, length=13)
+    expected = compute_expected(*inputs)
     for transform in (lambda function: function, jax.jit):
-        close(transform(both)(*given), expected)
-        np.testing.assert_allclose(transform(cross_entropy)(*given), expected[0], rtol=1e-6)
+        assert_close(transform(loss_and_gradients)(*inputs), expected)
+        np.testing.assert_allclose(transform(cross_entropy)(*inputs), expected[0], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -128,13 +133,13 @@ def test_chunked_loss_and_gradients_match_float64_reference(rows, monkeypatch):
 def test_loss_and_gradients_match_reference_on_every_mesh(sizes, layout, dtype, monkeypatch):
     monkeypatch.setattr(loss, 'MIN_CHUNK_ROWS', 3)
     jax.clear_caches()
-    hidden, head, target = arrays(**sizes, dtype=dtype)
+    hidden, head, target = make_arrays(**sizes, dtype=dtype)
     mesh = device_mesh.make_mesh(layout)
     with jax.set_mesh(mesh):
-        given = placed(mesh, (hidden, head, target))
-        found, value = jax.jit(on_devices(mesh))(*given), jax.jit(cross_entropy)(*given)
-    expected = definition(hidden, rounded(head, dtype), target)
-    close(found, expected, dtype)
+        inputs = place_arrays(mesh, (hidden, head, target))
+        actual, value = jax.jit(make_sharded_loss(mesh))(*inputs), jax.jit(cross_entropy)(*inputs)
+    expected = compute_expected(hidden, round_head(head, dtype), target)
+    assert_close(actual, expected, dtype)
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
 
 
@@ -143,24 +148,28 @@ def test_loss_and_gradients_match_reference_on_every_mesh(sizes, layout, dtype, 
 def test_gradients_have_sharding_of_their_arrays(layout):
     mesh = device_mesh.make_mesh(layout)
     with jax.set_mesh(mesh):
-        given = placed(mesh, arrays())
-        _, gradients = jax.jit(on_devices(mesh))(*given)
-    for array, gradient in zip(given[:2], gradients, strict=True):
+        inputs = place_arrays(mesh, make_arrays())
+        _, gradients = jax.jit(make_sharded_loss(mesh))(*inputs)
+    for array, gradient in zip(inputs[:2], gradients, strict=True):
         assert gradient.sharding.is_equivalent_to(array.sharding, array.ndim)
 
 
 @pytest.mark.slow
 def test_loss_accepts_unsharded_arrays_under_mesh_outside_jit():
-    given = arrays()
+    inputs = make_arrays()
     with jax.set_mesh(device_mesh.make_mesh(Hardware(fsdp=2, tensor=2))):
-        close(both(*given), definition(*given))
+        assert_close(loss_and_gradients(*inputs), compute_expected(*inputs))
 
 
 def test_bfloat16_loss_gives_float32_head_gradient():
-    hidden, head, target = arrays(dtype=jnp.bfloat16)
-    _, (d_hidden, d_head) = both(hidden, head, target)
+    hidden, head, target = make_arrays(dtype=jnp.bfloat16)
+    _, (d_hidden, d_head) = loss_and_gradients(hidden, head, target)
     assert (d_hidden.dtype, d_head.dtype) == (jnp.bfloat16, jnp.float32)
-    close(both(hidden, head, target), definition(hidden, rounded(head, jnp.bfloat16), target), jnp.bfloat16)
+    assert_close(
+        loss_and_gradients(hidden, head, target),
+        compute_expected(hidden, round_head(head, jnp.bfloat16), target),
+        jnp.bfloat16,
+    )
 
 
 @pytest.mark.slow
@@ -174,27 +183,27 @@ def test_head_gradient_accumulates_in_float32_over_chunks(monkeypatch):
 
 
 def test_scaled_loss_scales_gradients():
-    hidden, head, target = arrays()
-    _, ones = both(hidden, head, target)
-    tripled = jax.grad(lambda *given: 3 * cross_entropy(*given, target), (0, 1))(hidden, head)
-    for three, one in zip(tripled, ones, strict=True):
-        np.testing.assert_allclose(three, 3 * one, rtol=1e-6)
+    hidden, head, target = make_arrays()
+    _, gradients = loss_and_gradients(hidden, head, target)
+    tripled_gradients = jax.grad(lambda *inputs: 3 * cross_entropy(*inputs, target), (0, 1))(hidden, head)
+    for tripled_gradient, gradient in zip(tripled_gradients, gradients, strict=True):
+        np.testing.assert_allclose(tripled_gradient, 3 * gradient, rtol=1e-6)
 
 
 def test_negative_target_counts_in_mean_with_zero_loss():
-    hidden, head, _ = arrays()
+    hidden, head, _ = make_arrays()
     target = jnp.zeros((4, 10), int).at[1:].set(-5)
-    value, (d_hidden, _) = both(hidden, jnp.zeros_like(head), target)
+    value, (d_hidden, _) = loss_and_gradients(hidden, jnp.zeros_like(head), target)
     np.testing.assert_allclose(value, math.log(12) / 4, rtol=1e-6)
     assert not d_hidden[1:].any()
-    value, gradients = both(hidden, head, jnp.full_like(target, -1))
+    value, gradients = loss_and_gradients(hidden, head, jnp.full_like(target, -1))
     assert not any(array.any() for array in (value, *gradients))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', [Hardware(), Hardware(tensor=4)], ids=str)
 def test_target_beyond_vocabulary_gives_nan(layout):
-    hidden, head, target = arrays()
+    hidden, head, target = make_arrays()
     with jax.set_mesh(device_mesh.make_mesh(layout)):
         assert jnp.isnan(cross_entropy(hidden, head, target.at[2, 3].set(12)))
 
@@ -204,27 +213,29 @@ def test_large_logits_do_not_overflow():
     hidden_BTD, head_VD = jnp.ones((1, 2, 1)), jnp.array([[1e30], [-1e30]])
     for mesh in (device_mesh.make_mesh(Hardware()), device_mesh.make_mesh(Hardware(tensor=2))):
         with jax.set_mesh(mesh):
-            value, (_, d_head_VD) = both(hidden_BTD, head_VD, jnp.array([[0, 1]]))
+            value, (_, d_head_VD) = loss_and_gradients(hidden_BTD, head_VD, jnp.array([[0, 1]]))
         np.testing.assert_allclose(value, 1e30, rtol=1e-6)
         np.testing.assert_array_equal(d_head_VD, [[0.5], [-0.5]])
 
 
-def products(jaxpr):
+def iterate_products(jaxpr):
     """Yield the matrix products of a jaxpr and of its inner jaxprs."""
     for equation in jaxpr.eqns:
         yield from [equation] * (equation.primitive.name == 'dot_general')
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'eqns')):
             inner = getattr(inner, 'jaxpr', inner)
             if hasattr(inner, 'eqns'):
-                yield from products(inner)
+                yield from iterate_products(inner)
 
 
-@pytest.mark.parametrize(('function', 'count'), [(cross_entropy, 1), (both, 3)], ids=['loss', 'gradients'])
+@pytest.mark.parametrize(
+    ('function', 'count'), [(cross_entropy, 1), (loss_and_gradients, 3)], ids=['loss', 'gradients']
+)
 def test_loss_has_one_matrix_product_and_gradients_have_three(function, count):
-    assert len(list(products(jax.make_jaxpr(function)(*arrays()).jaxpr))) == count
+    assert len(list(iterate_products(jax.make_jaxpr(function)(*make_arrays()).jaxpr))) == count
 
 
-def ways(layout):
+def count_ways(layout):
     return math.prod(size or 1 for size in (layout.data, layout.fsdp, layout.tensor))
 
 
@@ -232,69 +243,75 @@ BATCH, LENGTH, WIDTH, VOCABULARY = 4, 4096, 20, 1004  # sizes that no other arra
 
 
 @functools.cache
-def compiled(layout, gradient=True):
+def compile_loss(layout, gradient=True):
     mesh = device_mesh.make_mesh(layout)
     shapes = ((BATCH, LENGTH, WIDTH), jnp.float32), ((VOCABULARY, WIDTH), jnp.float32), ((BATCH, LENGTH), jnp.int32)
     with jax.set_mesh(mesh):
-        where = [NamedSharding(mesh, sharding.logical_to_mesh_axes(*names)) for names in AXES]
-        given = [jax.ShapeDtypeStruct(*shape, sharding=s) for shape, s in zip(shapes, where, strict=True)]
-        return jax.jit(on_devices(mesh, gradient)).lower(*given).compile()
+        shardings = [NamedSharding(mesh, sharding.logical_to_mesh_axes(*names)) for names in AXES]
+        inputs = [jax.ShapeDtypeStruct(*shape, sharding=s) for shape, s in zip(shapes, shardings, strict=True)]
+        return jax.jit(make_sharded_loss(mesh, gradient)).lower(*inputs).compile()
 
 
-def sizes_of(text):
+def find_sizes(text):
     """Return the shapes of all arrays in the text of a compiled program."""
-    return [tuple(map(int, found.split(','))) for found in re.findall(r'\b(?:pred|[a-z]+\d+)\[([\d,]+)\]', text)]
+    return [
+        tuple(map(int, dimensions.split(','))) for dimensions in re.findall(r'\b(?:pred|[a-z]+\d+)\[([\d,]+)\]', text)
+    ]
 
 
-def inside_loops(text):
+def split_by_loops(text):
     """Split the lines of a compiled program into those inside and outside of loops."""
     computations = dict(re.findall(r'^(?:ENTRY )?(%[\w.-]+) .*?{\n(.*?)^}', text, re.MULTILINE | re.DOTALL))
-    reached, waiting = set(), re.findall(r'body=(%[\w.-]+)', text)
-    while waiting:
-        name = waiting.pop()
-        if name not in reached:
-            reached.add(name)
-            waiting += [called for called in re.findall(r'%[\w.-]+', computations[name]) if called in computations]
-    inside = ''.join(computations[name] for name in reached)
-    return inside.splitlines(), ''.join(computations[name] for name in computations.keys() - reached).splitlines()
+    loop_names, queue = set(), re.findall(r'body=(%[\w.-]+)', text)
+    while queue:
+        name = queue.pop()
+        if name not in loop_names:
+            loop_names.add(name)
+            queue += [callee for callee in re.findall(r'%[\w.-]+', computations[name]) if callee in computations]
+    loop_text = ''.join(computations[name] for name in loop_names)
+    return loop_text.splitlines(), ''.join(
+        computations[name] for name in computations.keys() - loop_names
+    ).splitlines()
 
 
-def messages(lines, kind):
+def find_message_sizes(lines, kind):
     """Return the shapes of the results of a kind of collective."""
-    found = [re.search(rf'= (.*?) {kind}(-start)?\(', line) for line in lines]
-    return [dimensions for match in found if match for dimensions in sizes_of(match[1])]
+    matches = [re.search(rf'= (.*?) {kind}(-start)?\(', line) for line in lines]
+    return [dimensions for match in matches if match for dimensions in find_sizes(match[1])]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('gradient', [False, True], ids=['loss', 'gradients'])
 @pytest.mark.parametrize('layout', [Hardware(), *LAYOUTS], ids=str)
 def test_compiled_loss_never_holds_logits_of_whole_batch(layout, gradient):
-    program = compiled(layout, gradient)
-    assert max(map(math.prod, sizes_of(program.as_text()))) == loss.MIN_CHUNK_ROWS * VOCABULARY
-    logits_bytes = 4 * BATCH * LENGTH * VOCABULARY / ways(layout)
+    program = compile_loss(layout, gradient)
+    assert max(map(math.prod, find_sizes(program.as_text()))) == loss.MIN_CHUNK_ROWS * VOCABULARY
+    logits_bytes = 4 * BATCH * LENGTH * VOCABULARY / count_ways(layout)
     assert program.memory_analysis().temp_size_in_bytes < logits_bytes / 2
 
 
 @pytest.mark.parametrize('layout', [layout for layout in LAYOUTS if layout.tensor > 1], ids=str)
 def test_compiled_loss_splits_vocabulary_over_tensor_axis(layout):
-    sizes = sizes_of(compiled(layout).as_text())
+    sizes = find_sizes(compile_loss(layout).as_text())
     assert (loss.MIN_CHUNK_ROWS * layout.tensor, VOCABULARY // layout.tensor) in sizes
     assert not any(VOCABULARY in dimensions for dimensions in sizes)
 
 
 @pytest.mark.parametrize('layout', LAYOUTS, ids=str)
 def test_compiled_loss_exchanges_rows_in_loop_and_gradients_once(layout):
-    inside, outside = inside_loops(compiled(layout).as_text())
+    loop_lines, other_lines = split_by_loops(compile_loss(layout).as_text())
     kinds = 'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute'
-    within = {kind: messages(inside, kind) for kind in kinds}
-    assert any('dot(' in line or 'custom-call(' in line for line in inside), 'the chunks are in a loop'
-    assert within.pop('all-reduce') == [(loss.MIN_CHUNK_ROWS * layout.tensor,)] * 3 * (layout.tensor > 1)
-    assert not any(within.values())
-    once = {kind: [found for found in messages(outside, kind) if found] for kind in kinds}  # () is the loss
+    loop_messages = {kind: find_message_sizes(loop_lines, kind) for kind in kinds}
+    assert any('dot(' in line or 'custom-call(' in line for line in loop_lines), 'the chunks are in a loop'
+    assert loop_messages.pop('all-reduce') == [(loss.MIN_CHUNK_ROWS * layout.tensor,)] * 3 * (layout.tensor > 1)
+    assert not any(loop_messages.values())
+    outside_messages = {
+        kind: [dimensions for dimensions in find_message_sizes(other_lines, kind) if dimensions] for kind in kinds
+    }  # () is the loss
     data, fsdp = layout.data or 1, layout.fsdp or 1
     rows, part = VOCABULARY // layout.tensor, WIDTH // fsdp
-    assert [math.prod(found) for found in once['all-gather']] == [rows * WIDTH] * (fsdp > 1)
-    assert [math.prod(found) for found in once['reduce-scatter']] == [rows * part] * (fsdp > 1)
+    assert [math.prod(dimensions) for dimensions in outside_messages['all-gather']] == [rows * WIDTH] * (fsdp > 1)
+    assert [math.prod(dimensions) for dimensions in outside_messages['reduce-scatter']] == [rows * part] * (fsdp > 1)
     d_head, d_hidden = (rows, part), (BATCH // data // fsdp, LENGTH, WIDTH)
-    assert sorted(once['all-reduce']) == sorted([d_head] * (data > 1) + [d_hidden] * (layout.tensor > 1))
-    assert not once['all-to-all'] + once['collective-permute']
+    assert sorted(outside_messages['all-reduce']) == sorted([d_head] * (data > 1) + [d_hidden] * (layout.tensor > 1))
+    assert not outside_messages['all-to-all'] + outside_messages['collective-permute']

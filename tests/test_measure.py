@@ -9,14 +9,14 @@ from sinklab.metrics import norms, sink
 from sinklab.metrics.metric import make_setting
 
 
-def importance_by_hand(A, k, columns=0, prefix=1):
+def compute_importance_by_hand(A, k, columns=0, prefix=1):
     """Return alpha_k (k from 1), the mean of column k over the queries that can see it."""
     length = A.shape[0]
     queries = range(length) if k <= prefix else range(k - 1, length)
     return sum(A[i, columns + k - 1] for i in queries) / len(queries)
 
 
-def attention(length, columns, seed, prefix=1):
+def make_attention(length, columns, seed, prefix=1):
     """Return two matrices whose queries see the columns, the prefix and no later token."""
     A = np.random.default_rng(seed).random((2, length, columns + length))
     t, s = np.indices((length, length))
@@ -27,21 +27,21 @@ def attention(length, columns, seed, prefix=1):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 12), st.integers(0, 2), st.integers(1, 4), st.integers(0, 2**31))
 def test_compute_importance_averages_over_queries_that_see_key(length, columns, prefix, seed):
-    A, keys = attention(length, columns, seed, prefix), min(length, 4)
-    found = sink.compute_importance(A, keys, columns, prefix)
-    expected = [[importance_by_hand(a, k, columns, prefix) for k in range(1, keys + 1)] for a in A]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    A, keys = make_attention(length, columns, seed, prefix), min(length, 4)
+    actual = sink.compute_importance(A, keys, columns, prefix)
+    expected = [[compute_importance_by_hand(a, k, columns, prefix) for k in range(1, keys + 1)] for a in A]
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 12), st.integers(1, 2), st.integers(0, 2**31))
 def test_compute_column_importance_and_add_own_query_match_definition(length, columns, seed):
-    A = attention(length, columns, seed)
+    A = make_attention(length, columns, seed)
     clean = sink.compute_column_importance(A, columns)
-    for a, found, released in zip(A, clean, sink.add_own_query(clean, length), strict=True):
+    for a, importance, released in zip(A, clean, sink.add_own_query(clean, length), strict=True):
         for column in range(columns):
             total = sum(a[i, column] for i in range(length))
-            np.testing.assert_allclose(found[column], total / length, rtol=1e-5)
+            np.testing.assert_allclose(importance[column], total / length, rtol=1e-5)
             np.testing.assert_allclose(released[column], (1 + total) / (length + 1), rtol=1e-5)
 
 
@@ -49,7 +49,7 @@ def test_compute_column_importance_and_add_own_query_match_definition(length, co
 @settings(max_examples=30, deadline=None)
 @given(st.integers(3, 12), st.integers(0, 2), st.data(), st.integers(0, 2**31))
 def test_compute_importance_in_reach_and_window_edge_match_definition(length, columns, data, seed):
-    A, window = attention(length, columns, seed), data.draw(st.integers(1, length - 1))
+    A, window = make_attention(length, columns, seed), data.draw(st.integers(1, length - 1))
     for a, within, edge in zip(
         A,
         sink.compute_importance_in_reach(A, window, columns),
@@ -63,7 +63,7 @@ def test_compute_importance_in_reach_and_window_edge_match_definition(length, co
 
 
 def test_compute_window_edge_of_window_one_is_own_key():
-    A = attention(6, 1, 0)
+    A = make_attention(6, 1, 0)
     np.testing.assert_allclose(sink.compute_window_edge(A, 1, 1), np.mean([A[:, t, 1 + t] for t in range(1, 6)], 0))
 
 
@@ -97,33 +97,33 @@ def test_normalize_rows_keeps_normalized_rows():
 def test_compute_sink_numbers_names_key_and_threshold():
     alpha_LPHJ = np.zeros((2, 3, 4, 5))
     alpha_LPHJ[0, :, :, 0] = 0.45
-    found = sink.compute_sink_numbers(alpha_LPHJ, 0.25)
-    assert (found['sink/1'], found['sink/1@0.4'], found['sink/1@0.5'], found['sink/2']) == (50, 50, 0, 0)
-    assert found['alpha/1'] == pytest.approx(0.225)
-    assert found['alpha/floor'] == 0.25
-    assert 'sink/6' not in found
+    actual = sink.compute_sink_numbers(alpha_LPHJ, 0.25)
+    assert (actual['sink/1'], actual['sink/1@0.4'], actual['sink/1@0.5'], actual['sink/2']) == (50, 50, 0, 0)
+    assert actual['alpha/1'] == pytest.approx(0.225)
+    assert actual['alpha/floor'] == 0.25
+    assert 'sink/6' not in actual
 
 
 def test_star_metric_reports_rates_with_and_without_own_query():
     star_LPH = np.array([[[0.35], [0.29]]])  # one layer, two sequences, one head
     setting = make_setting(tiny(model__columns__kind='kv', data__length=64), 64, 1)
     (measure,) = (measure for measure in sink.METRICS if 'star_LH' in measure.saved_arrays)
-    found = measure.compute_numbers(dict(star_LPH=star_LPH), setting)
-    assert (found['sink/star'], found['sink/star/clean']) == (100, 50)  # (1 + 64 * 0.29) / 65 is 0.301
-    assert found['alpha/star/clean'] == pytest.approx(0.32)
-    assert found['alpha/star'] == pytest.approx((1 + 64 * 0.32) / 65)
+    actual = measure.compute_numbers(dict(star_LPH=star_LPH), setting)
+    assert (actual['sink/star'], actual['sink/star/clean']) == (100, 50)  # (1 + 64 * 0.29) / 65 is 0.301
+    assert actual['alpha/star/clean'] == pytest.approx(0.32)
+    assert actual['alpha/star'] == pytest.approx((1 + 64 * 0.32) / 65)
 
 
 def test_compute_prefix_numbers_finds_sink_per_sequence():
     """Use one head whose sink is the second token in one text and the third in the other."""
     alpha_LPHJ = np.array([[[[0.1, 0.5, 0.0]], [[0.1, 0.0, 0.6]]]])
-    found = sink.compute_prefix_numbers(alpha_LPHJ)
-    assert found == {'sink/prefix': 100, 'argmax/1': 0, 'argmax/2': 50, 'argmax/3': 50}
+    actual = sink.compute_prefix_numbers(alpha_LPHJ)
+    assert actual == {'sink/prefix': 100, 'argmax/1': 0, 'argmax/2': 50, 'argmax/3': 50}
 
 
 def test_compute_prefix_numbers_counts_argmax_without_threshold():
-    found = sink.compute_prefix_numbers(np.array([[[[0.1, 0.2]], [[0.4, 0.0]]]]))
-    assert found == {'sink/prefix': 50, 'argmax/1': 50, 'argmax/2': 50}
+    actual = sink.compute_prefix_numbers(np.array([[[[0.1, 0.2]], [[0.4, 0.0]]]]))
+    assert actual == {'sink/prefix': 50, 'argmax/1': 50, 'argmax/2': 50}
 
 
 def test_compute_importance_of_fully_attended_prefix_token_is_one():
@@ -137,10 +137,10 @@ def test_compute_block_ratios_divides_means_over_sequences():
     residual_LPTD = np.random.default_rng(0).normal(size=(2, 5, 6, 3))
     norm = np.sqrt((residual_LPTD**2).sum(-1))
     np.testing.assert_allclose(norms.compute_norms(residual_LPTD), norm, rtol=1e-5)
-    found = norms.compute_block_ratios(norm)
+    actual = norms.compute_block_ratios(norm)
     for layer in range(2):
         expected = norm[layer, :, 0].mean() / norm[layer, :, 1:].mean()
-        assert found[f'norm/ratio/{layer + 1:02}'] == pytest.approx(expected)
+        assert actual[f'norm/ratio/{layer + 1:02}'] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_compute_block_ratios_divides_means_over_sequences():
 def test_compute_uniform_importance_accounts_for_columns_prefix_and_reach(columns, prefix, reach):
     length, attention_TS = 12, np.zeros((12, columns + 12))
     for query in range(length):
-        seen = [True] * columns + [key < max(query + 1, prefix) for key in range(length)]
-        attention_TS[query] = np.array(seen) / sum(seen)
+        is_visible = [True] * columns + [key < max(query + 1, prefix) for key in range(length)]
+        attention_TS[query] = np.array(is_visible) / sum(is_visible)
         if reach and query >= reach:
             attention_TS[query, columns] = 0
     expected = sink.compute_importance(attention_TS, 1, columns)[0]

@@ -16,17 +16,19 @@ from sinklab.train import memory_estimate, state
 from sinklab.train.forward import make_forward
 
 
-def held(hardware, spec=None):
+def estimate(hardware, spec=None):
     spec = spec or tiny()
     return memory_estimate.estimate_memory(spec, hardware, device_mesh.make_mesh(hardware), 'chunked')
 
 
 @pytest.mark.slow
 def test_estimate_matches_bytes_of_parameters_and_moments():
-    alone, divided = held(Hardware()), held(Hardware(fsdp=4))
-    assert alone.parameters == state.count_bytes(state.get_state_shapes(tiny())['params'])
-    assert alone.moments == state.count_bytes(state.get_state_shapes(tiny())['opt_state'])
-    assert alone.parameters / 4 < divided.parameters < alone.parameters / 3, 'but for gains, which all have'
+    single_device, sharded = estimate(Hardware()), estimate(Hardware(fsdp=4))
+    assert single_device.parameters == state.count_bytes(state.get_state_shapes(tiny())['params'])
+    assert single_device.moments == state.count_bytes(state.get_state_shapes(tiny())['opt_state'])
+    assert single_device.parameters / 4 < sharded.parameters < single_device.parameters / 3, (
+        'but for gains, which all have'
+    )
 
 
 @pytest.mark.parametrize('remat', memory_estimate.REMAT_POLICIES)
@@ -36,41 +38,44 @@ def test_estimate_matches_activations_kept_for_backward_pass(remat):
     params = state.init_state(spec)['params']
     ids = jnp.zeros((spec.optimizer.batch_size, spec.data.length), jnp.int32)
     _, backward = jax.vjp(lambda params: make_forward(spec, remat=remat)(params, ids)[0], params)
-    own = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)}
+    param_pointers = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)}
     arrays = [leaf for leaf in jax.tree.leaves(backward) if isinstance(leaf, jax.Array)]
-    kept = [leaf for leaf in arrays if leaf.unsafe_buffer_pointer() not in own]
-    assert held(hardware).activations == pytest.approx(state.count_bytes(kept), rel=0.1), (
+    saved_arrays = [leaf for leaf in arrays if leaf.unsafe_buffer_pointer() not in param_pointers]
+    assert estimate(hardware).activations == pytest.approx(state.count_bytes(saved_arrays), rel=0.1), (
         'but for what all sequences share'
     )
 
 
 @pytest.mark.slow
 def test_estimate_decreases_with_stronger_remat_policy():
-    kept = [held(Hardware(remat=remat)).activations for remat in memory_estimate.REMAT_POLICIES]
-    assert kept == sorted(kept, reverse=True)
-    assert len(set(kept)) == len(kept)
+    sizes = [estimate(Hardware(remat=remat)).activations for remat in memory_estimate.REMAT_POLICIES]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
 
 
 @pytest.mark.slow
 def test_estimate_divides_activations_over_micro_batches_and_devices():
-    whole = held(Hardware()).activations
-    assert held(Hardware(micro_batch=2)).activations < 0.6 * whole
-    assert held(Hardware(data=2)).activations < 0.6 * whole
+    total = estimate(Hardware()).activations
+    assert estimate(Hardware(micro_batch=2)).activations < 0.6 * total
+    assert estimate(Hardware(data=2)).activations < 0.6 * total
 
 
 @pytest.mark.slow
 def test_choose_remat_policy_picks_least_recomputation_that_fits():
     spec, hardware, mesh = tiny(), Hardware(remat='auto'), device_mesh.make_mesh(Hardware())
     needs = {
-        remat: held(dataclasses.replace(hardware, remat=remat)).total for remat in memory_estimate.REMAT_POLICIES[1:]
+        remat: estimate(dataclasses.replace(hardware, remat=remat)).total
+        for remat in memory_estimate.REMAT_POLICIES[1:]
     }
     for remat, need in needs.items():
         room = need / memory_estimate.USABLE_MEMORY_FRACTION + 1
         assert memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', room) == remat
     spec = tiny(optimizer__batch_size=64)
-    least = held(Hardware(remat='full', micro_batch=16), spec).total / memory_estimate.USABLE_MEMORY_FRACTION + 1
+    min_bytes = (
+        estimate(Hardware(remat='full', micro_batch=16), spec).total / memory_estimate.USABLE_MEMORY_FRACTION + 1
+    )
     with pytest.raises(UserError, match='--micro_batch=16'):
-        memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', least)
+        memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', min_bytes)
     with pytest.raises(UserError, match='more devices'):
         memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', 1)
     assert memory_estimate.choose_remat_policy(spec, Hardware(remat='qkv'), mesh, 'chunked', 1) == 'qkv'
@@ -100,13 +105,13 @@ GPU = 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123456 bytes.'
     ids=['tpu', 'later', 'gpu'],
 )
 def test_translate_oom_errors_reports_size_and_suggests_flags(said, words):
-    where = tiny(), Hardware(remat='attention'), device_mesh.make_mesh(Hardware()), 'chunked'
+    setup = tiny(), Hardware(remat='attention'), device_mesh.make_mesh(Hardware()), 'chunked'
 
     def run():
         raise jax.errors.JaxRuntimeError(said)
 
     with pytest.raises(UserError, match=words) as error:
-        memory_estimate.translate_oom_errors('the step', where)(run)()
+        memory_estimate.translate_oom_errors('the step', setup)(run)()
     assert '--remat=full' in str(error.value)
     assert '--micro_batch=2' in str(error.value)
 
@@ -147,19 +152,19 @@ def test_train_outcome_distinguishes_oom_from_other_runtime_errors(
     corpus, tmp_path, monkeypatch, said, raised, kind, code
 ):
     """JAX dispatches a step asynchronously and raises its error when results are read."""
-    get = jax.device_get
+    original_get = jax.device_get
 
     def fail(tree):
         if 'train/loss' in tree:
             raise jax.errors.JaxRuntimeError(said)
-        return get(tree)
+        return original_get(tree)
 
     monkeypatch.setattr(jax, 'device_get', fail)
     with pytest.raises(raised) as error:
         train(run_spec(corpus), tmp_path / 'run')
     assert ('allocate 123456 bytes' in str(error.value)) == (kind == 'refused')
-    found = outcome(tmp_path / 'run')
-    assert (found['kind'], found['exit_code']) == (kind, code)
+    result = outcome(tmp_path / 'run')
+    assert (result['kind'], result['exit_code']) == (kind, code)
 
 
 @pytest.mark.slow

@@ -63,12 +63,12 @@ def test_run_survives_each_attack_on_its_port(run, name):
     assert_ended_well(attacked(run, [name]))
 
 
-def assert_ended_well(said):
+def assert_ended_well(results):
     """Assert that both processes exit with 0.
 
     Process 0 may have printed one line about a rejected process 1.
     """
-    (first, lines), second = said
+    (first, lines), second = results
     assert (first, second) == (0, (0, []))
     assert ['process 1' in line for line in lines] in ([], [True])
 
@@ -106,7 +106,7 @@ def test_join_timeout_reports_process_with_wrong_secret(run, monkeypatch):
     ((code, (at_once, at_end)),) = run.ended()
     assert code == 1
     assert 'process 1' in at_once
-    assert all(words in at_end for words in ('process 1', '10 s', SECRET_VARIABLE))
+    assert all(text in at_end for text in ('process 1', '10 s', SECRET_VARIABLE))
 
 
 @pytest.mark.slow
@@ -123,10 +123,10 @@ def test_secret_file_is_private_and_removed_after_run(run):
 
 @pytest.mark.slow
 def test_run_on_several_machines_without_secret_warns(run):
-    said = run.start("group.gather('x', 0)", host=socket.gethostname()).ended()
-    assert [code for code, _ in said] == [0, 0]
-    assert SECRET_VARIABLE in said[0][1][-1]
-    assert not said[1][1]
+    results = run.start("group.gather('x', 0)", host=socket.gethostname()).ended()
+    assert [code for code, _ in results] == [0, 0]
+    assert SECRET_VARIABLE in results[0][1][-1]
+    assert not results[1][1]
 
 
 @pytest.mark.slow
@@ -157,14 +157,14 @@ def test_empty_secret_ends_run_with_one_line(run, monkeypatch):
 
 
 def test_secret_is_created_only_for_single_machine(monkeypatch):
-    here, far = (ProcessInfo(1, 2, host, 8476) for host in ('localhost', 'host0'))
-    made = create_secret(here)
-    assert find_secret(here).text == made.text != create_secret(ProcessInfo(0, 2, '::1', 8477)).text
-    assert create_secret(far).text == find_secret(far).text == ''
+    local, remote = (ProcessInfo(1, 2, host, 8476) for host in ('localhost', 'host0'))
+    secret = create_secret(local)
+    assert find_secret(local).text == secret.text != create_secret(ProcessInfo(0, 2, '::1', 8477)).text
+    assert create_secret(remote).text == find_secret(remote).text == ''
     monkeypatch.setattr(os, 'geteuid', lambda: 12345)  # the file belongs to another user
-    assert find_secret(here).text == ''
+    assert find_secret(local).text == ''
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
-    assert create_secret(far).text == find_secret(here).text == SECRET
+    assert create_secret(remote).text == find_secret(local).text == SECRET
 
 
 @pytest.mark.parametrize('left', ['a' * 64, 'short', '', b'\xff' * 64, None], ids=repr)
@@ -181,22 +181,26 @@ def test_secret_is_same_on_both_sides_if_file_is_not_writable(monkeypatch, left,
         file.write_bytes(left if isinstance(left, bytes) else left.encode())
     monkeypatch.setattr(secrets.Path, failing, refuse)
     monkeypatch.setattr(secrets.Path, 'unlink', refuse)
-    here, there = (ProcessInfo(index, 2, '127.0.0.1', 8476) for index in (0, 1))
-    made = create_secret(here).text
-    assert made == find_secret(there).text == (left if left == 'a' * 64 else '')
+    process_0, process_1 = (ProcessInfo(index, 2, '127.0.0.1', 8476) for index in (0, 1))
+    secret = create_secret(process_0).text
+    assert secret == find_secret(process_1).text == (left if left == 'a' * 64 else '')
 
 
 def test_secret_of_killed_run_is_replaced():
-    here = ProcessInfo(0, 2, '127.0.0.1', 8476)
-    left = create_secret(here).text
-    made = create_secret(here).text
-    assert left != made == find_secret(here).text
+    process = ProcessInfo(0, 2, '127.0.0.1', 8476)
+    old_secret = create_secret(process).text
+    new_secret = create_secret(process).text
+    assert old_secret != new_secret == find_secret(process).text
 
 
 def test_proof_depends_on_secret_role_and_nonce():
-    mine, other = (secrets.RunSecret(text) for text in (SECRET, ''))
-    proofs = {mine.prove('process', 'a', 1), mine.prove('hub', 'a', 1), mine.prove('process', 'b', 1)}
-    assert len(proofs | {other.prove('process', 'a', 1)}) == 4
+    run_secret, empty_secret = (secrets.RunSecret(text) for text in (SECRET, ''))
+    proofs = {
+        run_secret.prove('process', 'a', 1),
+        run_secret.prove('hub', 'a', 1),
+        run_secret.prove('process', 'b', 1),
+    }
+    assert len(proofs | {empty_secret.prove('process', 'a', 1)}) == 4
     assert SECRET not in proofs
 
 
@@ -221,20 +225,20 @@ IMPOSTORS = {
 def test_impostor_of_process_0_starts_no_worker(run, name):
     with socket.create_server(('127.0.0.1', run.port)) as server:
         run.start(TOUCH, (1,), join=5.0)
-        answering = threading.Thread(target=answer, args=(server, IMPOSTORS[name]), daemon=True)
-        answering.start()
+        thread = threading.Thread(target=answer_connections, args=(server, IMPOSTORS[name]), daemon=True)
+        thread.start()
         ((code, lines),) = run.ended()
     assert code == 1
     assert re.search('process 0', lines[0])
     assert not (run.folder / 'here-1').exists()
 
 
-def answer(server, text):
+def answer_connections(server, text):
     try:
         while True:
-            accepted, _ = server.accept()
-            accepted.sendall(text)
-            accepted.recv(1 << 16)
+            connection, _ = server.accept()
+            connection.sendall(text)
+            connection.recv(1 << 16)
     except OSError:  # the server is closed
         return
 
@@ -262,9 +266,9 @@ def test_decoder_rejects_message_that_does_not_match_its_schema(line):
 
 
 def test_decoder_escapes_control_characters_of_remote_text():
-    ended = WorkerExit(ExitStatus('lost', 'a\x1b[2Jb\udc80', 'one\n\ttwo\r\x07'))
-    found = TO_COORDINATOR_DECODER.decode(encode_message(ended)).end
-    assert (found.words, found.trace) == (r'a\x1b[2Jb\udc80', 'one\n\ttwo\\r\\x07')
+    message = WorkerExit(ExitStatus('lost', 'a\x1b[2Jb\udc80', 'one\n\ttwo\r\x07'))
+    exit_status = TO_COORDINATOR_DECODER.decode(encode_message(message)).end
+    assert (exit_status.words, exit_status.trace) == (r'a\x1b[2Jb\udc80', 'one\n\ttwo\\r\\x07')
     raw = b'{"kind":"end","end":{"cause":"lost","words":"\\u001b[2J"}}'
     assert TO_COORDINATOR_DECODER.decode(raw).end.words == r'\x1b[2J'
 
@@ -283,12 +287,12 @@ class Peer:
         self.why = connection.end_reason
 
     async def open(self):
-        ours, self.other = socket.socketpair()
-        await asyncio.get_running_loop().create_connection(lambda: self.connection, sock=ours)
+        own_socket, self.other = socket.socketpair()
+        await asyncio.get_running_loop().create_connection(lambda: self.connection, sock=own_socket)
         return self
 
 
-async def settled():
+async def wait_until_settled():
     for _ in range(20):
         await asyncio.sleep(0.01)
 
@@ -296,19 +300,19 @@ async def settled():
 @pytest.mark.slow
 def test_connection_that_never_reads_is_dropped_without_delay():
     async def check():
-        deaf, other = await Peer().open(), await Peer().open()
-        deaf.connection.is_authenticated = True
-        begun, sent = time.monotonic(), 0
-        while not deaf.connection.end_reason:
-            deaf.connection.send(GatherRequest(1, 'x', 'y' * (1 << 20)))
-            sent += 1
-        other.connection.send(GatherRequest(1, 'x', 'y'))
-        assert time.monotonic() - begun < 2
-        assert sent <= (coordinator.MAX_UNREAD_BYTES >> 20) + 2
-        await settled()
-        assert 'read' in deaf.why
-        assert other.why is None
-        assert other.other.recv(100) == encode_message(GatherRequest(1, 'x', 'y'))
+        silent_peer, other_peer = await Peer().open(), await Peer().open()
+        silent_peer.connection.is_authenticated = True
+        start_time, num_sent = time.monotonic(), 0
+        while not silent_peer.connection.end_reason:
+            silent_peer.connection.send(GatherRequest(1, 'x', 'y' * (1 << 20)))
+            num_sent += 1
+        other_peer.connection.send(GatherRequest(1, 'x', 'y'))
+        assert time.monotonic() - start_time < 2
+        assert num_sent <= (coordinator.MAX_UNREAD_BYTES >> 20) + 2
+        await wait_until_settled()
+        assert 'read' in silent_peer.why
+        assert other_peer.why is None
+        assert other_peer.other.recv(100) == encode_message(GatherRequest(1, 'x', 'y'))
 
     asyncio.run(check())
 
@@ -316,21 +320,21 @@ def test_connection_that_never_reads_is_dropped_without_delay():
 @pytest.mark.slow
 def test_connection_with_small_backlog_is_dropped_after_timeout():
     async def check():
-        deaf = await Peer(silence=0.1).open()
-        deaf.connection.send(GatherRequest(1, 'x', 'y' * (1 << 20)))
-        await settled()
-        deaf.connection.last_heard_time = time.monotonic()
-        deaf.connection.check_timeouts(time.monotonic())
-        await settled()
-        assert 'read' in deaf.why
+        silent_peer = await Peer(silence=0.1).open()
+        silent_peer.connection.send(GatherRequest(1, 'x', 'y' * (1 << 20)))
+        await wait_until_settled()
+        silent_peer.connection.last_heard_time = time.monotonic()
+        silent_peer.connection.check_timeouts(time.monotonic())
+        await wait_until_settled()
+        assert 'read' in silent_peer.why
 
     asyncio.run(check())
 
 
 def test_connection_limits_message_size_by_authentication():
-    async def check(known, size):
+    async def check(authenticated, size):
         peer = await Peer().open()
-        peer.connection.is_authenticated = known
+        peer.connection.is_authenticated = authenticated
         threading.Thread(
             target=send_all, args=(peer.other, encode_message(GatherRequest(1, 'x', 'y' * size)))
         ).start()
@@ -342,21 +346,21 @@ def test_connection_limits_message_size_by_authentication():
     assert asyncio.run(check(True, MAX_MESSAGE_BYTES)) == 0
 
 
-def send_all(other, content):
+def send_all(connection, content):
     try:
-        other.sendall(content)
+        connection.sendall(content)
     except OSError:  # the connection was dropped
         return
 
 
 def test_connection_with_malformed_message_is_closed_alone():
     async def check():
-        one, other = await Peer().open(), await Peer().open()
-        one.other.sendall(b'{"kind":"gather","number":-1}\n')
-        other.other.sendall(encode_message(GatherRequest(1, 'x', '')))
-        await settled()
-        assert (one.why, other.why) == (NOT_A_RUN_PROCESS, None)
-        assert (len(one.heard), len(other.heard)) == (0, 1)
+        bad_peer, good_peer = await Peer().open(), await Peer().open()
+        bad_peer.other.sendall(b'{"kind":"gather","number":-1}\n')
+        good_peer.other.sendall(encode_message(GatherRequest(1, 'x', '')))
+        await wait_until_settled()
+        assert (bad_peer.why, good_peer.why) == (NOT_A_RUN_PROCESS, None)
+        assert (len(bad_peer.heard), len(good_peer.heard)) == (0, 1)
 
     asyncio.run(check())
 
@@ -364,7 +368,7 @@ def test_connection_with_malformed_message_is_closed_alone():
 def test_listeners_bind_only_to_given_local_address():
     port = free_port()
     sockets, reason = coordinator.open_listeners('127.0.0.1', port, 1)
-    assert [one.getsockname()[:2] for one in sockets] == [('127.0.0.1', port)]
+    assert [listener.getsockname()[:2] for listener in sockets] == [('127.0.0.1', port)]
     assert reason == ''
     with pytest.raises(UserError):
         coordinator.open_listeners('127.0.0.1', port, 1)
@@ -387,15 +391,15 @@ def test_listeners_bind_to_all_interfaces_if_address_is_not_local(monkeypatch, h
 
     port = free_port()
     monkeypatch.setattr(socket, 'getaddrinfo', getaddrinfo)
-    (opened,), reason = coordinator.open_listeners(host, port, 1)
+    (listener,), reason = coordinator.open_listeners(host, port, 1)
     monkeypatch.undo()
     assert host in reason
-    with opened, connected(('127.0.0.1', port)):
-        assert opened.getsockname()[0] in ('::', '0.0.0.0')
+    with listener, connected(('127.0.0.1', port)):
+        assert listener.getsockname()[0] in ('::', '0.0.0.0')
 
 
 def test_missing_jax_module_is_reported_with_flags(monkeypatch):
     monkeypatch.setitem(sys.modules, 'jax._src.clusters', None)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as error:
         cluster.detect_process_info({'SLURM_JOB_ID': '1', 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': '2'}, 5)
-    assert cluster.FLAGS_HINT in str(refused.value)
+    assert cluster.FLAGS_HINT in str(error.value)

@@ -29,48 +29,48 @@ pytestmark = pytest.mark.usefixtures('impatient')
 def test_permission_error_is_raised_without_long_retry(bucket, asked):
     path = parse_path(f'{bucket.url}/folder/x')
     write(path)
-    begun, known = time.monotonic(), len(bucket.proxy.requests)
-    with bucket.proxy.treating(always(Answer(status=403))), pytest.raises((OSError, UserError)) as refused:
+    start, previous_count = time.monotonic(), len(bucket.proxy.requests)
+    with bucket.proxy.treating(always(Answer(status=403))), pytest.raises((OSError, UserError)) as raised:
         ASKED[asked](path)
-    assert time.monotonic() - begun < 2.0
-    assert len(bucket.proxy.requests) - known <= 3
-    error = refused.value.__cause__ if isinstance(refused.value, UserError) else refused.value
+    assert time.monotonic() - start < 2.0
+    assert len(bucket.proxy.requests) - previous_count <= 3
+    error = raised.value.__cause__ if isinstance(raised.value, UserError) else raised.value
     assert error.errno == errno.EACCES
-    assert bucket.url in str(refused.value)
+    assert bucket.url in str(raised.value)
 
 
 def test_missing_bucket_is_reported_by_every_operation(bucket):
     path = parse_path(f'{bucket.url}-not/folder/x')
-    for asked in ('exists', 'names', 'entries', 'finished', 'write_if_match'):
-        with pytest.raises(OSError, match=f'{bucket.url}-not') as refused:
-            ASKED[asked](path)
-        assert refused.value.errno == errno.ENXIO
+    for operation in ('exists', 'names', 'entries', 'finished', 'write_if_match'):
+        with pytest.raises(OSError, match=f'{bucket.url}-not') as raised:
+            ASKED[operation](path)
+        assert raised.value.errno == errno.ENXIO
 
 
 def test_missing_object_raises_file_not_found_without_delay(bucket):
     path = parse_path(f'{bucket.url}/x')
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(FileNotFoundError):
         read(path)
     assert not path.exists()
-    assert time.monotonic() - begun < 2.0
+    assert time.monotonic() - start < 2.0
 
 
-def run(code, **variables):
+def run_script(code, **variables):
     """Return (output, seconds) of a process without user credentials."""
-    known = {name: os.environ[name] for name in ('PATH', 'PYTHONPATH', 'LD_LIBRARY_PATH') if name in os.environ}
-    begun = time.monotonic()
-    done = subprocess.run(
+    environment = {name: os.environ[name] for name in ('PATH', 'PYTHONPATH', 'LD_LIBRARY_PATH') if name in os.environ}
+    start = time.monotonic()
+    process = subprocess.run(
         [sys.executable, '-c', code],
-        env=known | dict(HOME='/nonexistent') | variables,
+        env=environment | dict(HOME='/nonexistent') | variables,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    return done.stdout + done.stderr, time.monotonic() - begun
+    return process.stdout + process.stderr, time.monotonic() - start
 
 
-SEEK = """
+LIST_SCRIPT = """
 from sinklab.storage.paths import get_file_system, parse_path
 try:
     print(get_file_system(parse_path('%s')).find('%s'))
@@ -80,39 +80,43 @@ except OSError as error:
 
 
 def test_missing_credentials_are_reported_with_bucket(emulators):
-    made = emulators.bucket('s3')
-    said, seconds = run(SEEK % (made.url + '/x', made.url + '/x'), AWS_ENDPOINT_URL=made.proxy.url)
-    assert said.startswith(f'{errno.EACCES} ')
-    assert 'credentials' in said
-    assert made.url in said
+    s3_bucket = emulators.bucket('s3')
+    output, seconds = run_script(
+        LIST_SCRIPT % (s3_bucket.url + '/x', s3_bucket.url + '/x'), AWS_ENDPOINT_URL=s3_bucket.proxy.url
+    )
+    assert output.startswith(f'{errno.EACCES} ')
+    assert 'credentials' in output
+    assert s3_bucket.url in output
     assert seconds < 30.0
-    with made.proxy.treating(always(Answer(status=401))):
-        said, seconds = run(
-            SEEK.replace('get_file_system, parse_path', 'get_file_system, parse_path\nimport gcsfs.core\n').replace(
+    with s3_bucket.proxy.treating(always(Answer(status=401))):
+        output, seconds = run_script(
+            LIST_SCRIPT.replace(
+                'get_file_system, parse_path', 'get_file_system, parse_path\nimport gcsfs.core\n'
+            ).replace(
                 'try:',
-                f'gcsfs.core._location = lambda *_: "{made.proxy.url}/storage.googleapis.com"\ntry:',
+                f'gcsfs.core._location = lambda *_: "{s3_bucket.proxy.url}/storage.googleapis.com"\ntry:',
             )
             % ('gs://b/x', 'gs://b/x')
         )
-    assert said.startswith(f'{errno.EACCES} ')
-    assert 'credentials' in said
-    assert 'gs://b' in said
+    assert output.startswith(f'{errno.EACCES} ')
+    assert 'credentials' in output
+    assert 'gs://b' in output
     assert seconds < 30.0
 
 
 @pytest.mark.slow
 def test_unreadable_credentials_file_is_reported():
-    said, _ = run(SEEK % ('gs://b/x', 'gs://b/x'), GOOGLE_APPLICATION_CREDENTIALS='/nonexistent.json')
-    assert said.startswith(f'{errno.EACCES} ')
-    assert 'GOOGLE_APPLICATION_CREDENTIALS' in said
-    assert '/nonexistent.json' in said
+    output, _ = run_script(LIST_SCRIPT % ('gs://b/x', 'gs://b/x'), GOOGLE_APPLICATION_CREDENTIALS='/nonexistent.json')
+    assert output.startswith(f'{errno.EACCES} ')
+    assert 'GOOGLE_APPLICATION_CREDENTIALS' in output
+    assert '/nonexistent.json' in output
 
 
 @pytest.mark.parametrize(('scheme', 'library', 'extra'), [('gs', 'gcsfs', 'gcs'), ('s3', 's3fs', 's3')])
 def test_missing_bucket_library_is_reported_with_extra(scheme, library, extra):
-    block = f'import sys; sys.modules["{library}"] = None\n'
-    said, _ = run(f'{block}from sinklab.storage.paths import parse_path\nparse_path("{scheme}://b/x")')
-    line = said.splitlines()[-1]
+    prelude = f'import sys; sys.modules["{library}"] = None\n'
+    output, _ = run_script(f'{prelude}from sinklab.storage.paths import parse_path\nparse_path("{scheme}://b/x")')
+    line = output.splitlines()[-1]
     assert f'{scheme}://' in line
     assert library in line
     assert line.endswith(format_extra_command(extra))
@@ -128,7 +132,7 @@ from sinklab.storage.paths import parse_path
 parse_path('gs://b/x')
 print(before is gcs.Storage, type(backend.fsspec_backend.fs('gs://b/x')) is gcs.Storage)
 """
-    assert run(code)[0].split() == ['False', 'True']
+    assert run_script(code)[0].split() == ['False', 'True']
 
 
 def test_bucket_access_does_not_import_tensorflow(bucket, tmp_path):
@@ -144,18 +148,18 @@ path = parse_path('{bucket.url}/x')
 path.write_text('there')
 print(path.read_text(), directories.list_files(path.parent))
 """
-    said, _ = run(code, PYTHONPATH=paths, **bucket.variables)
-    assert said.strip() == "there ['x']"
+    output, _ = run_script(code, PYTHONPATH=paths, **bucket.variables)
+    assert output.strip() == "there ['x']"
 
 
-def answered(code, status):
+def make_client_error(code, status):
     """Return the error that botocore raises for a response."""
     return botocore.exceptions.ClientError(
         {'Error': {'Code': code}, 'ResponseMetadata': {'HTTPStatusCode': status}}, ''
     )
 
 
-def caused(*errors):
+def chain_errors(*errors):
     """Chain errors by __cause__ and return the first."""
     for error, cause in itertools.pairwise(errors):
         error.__cause__ = cause
@@ -176,11 +180,11 @@ def caused(*errors):
         (botocore.exceptions.ReadTimeoutError(endpoint_url='x'), errno.ETIMEDOUT),
         (botocore.exceptions.CredentialRetrievalError(provider='x', error_msg=''), errno.ETIMEDOUT),
         (botocore.parsers.ResponseParserError('half'), errno.ETIMEDOUT),
-        (answered('SlowDown', 503), errno.ETIMEDOUT),
-        (answered('RequestTimeout', 400), errno.ETIMEDOUT),
-        (answered('ConditionalRequestConflict', 409), errno.ETIMEDOUT),
+        (make_client_error('SlowDown', 503), errno.ETIMEDOUT),
+        (make_client_error('RequestTimeout', 400), errno.ETIMEDOUT),
+        (make_client_error('ConditionalRequestConflict', 409), errno.ETIMEDOUT),
         (
-            caused(
+            chain_errors(
                 gcsfs.retry.HttpError({'code': 401, 'message': 'Invalid Credentials'}),
                 google.auth.exceptions.RefreshError('x'),
                 google.auth.exceptions.TransportError('nobody renews the token'),
@@ -189,12 +193,12 @@ def caused(*errors):
         ),
         (gcsfs.retry.HttpError({'code': 401, 'message': 'Invalid Credentials'}), errno.EACCES),
         (OSError('Forbidden: https://x'), errno.EACCES),
-        (answered('AccessDenied', 403), errno.EACCES),
-        (answered('ExpiredToken', 400), errno.EACCES),
+        (make_client_error('AccessDenied', 403), errno.EACCES),
+        (make_client_error('ExpiredToken', 400), errno.EACCES),
         (botocore.exceptions.NoCredentialsError(), errno.EACCES),
         (botocore.exceptions.ProfileNotFound(profile='x'), errno.EACCES),
         (google.auth.exceptions.DefaultCredentialsError('x'), errno.EACCES),
-        (answered('NoSuchBucket', 404), errno.ENXIO),
+        (make_client_error('NoSuchBucket', 404), errno.ENXIO),
         (gcsfs.retry.HttpError({'code': 400, 'message': 'x'}), errno.EINVAL),
         (ValueError('Bad Request: https://x'), errno.EINVAL),
         (botocore.exceptions.ParamValidationError(report='x'), errno.EINVAL),
@@ -202,9 +206,9 @@ def caused(*errors):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else errno.errorcode[value],
 )
 def test_translate_error_maps_library_error_to_errno(error, number):
-    said = retry.translate_error(error, 'gs://b', 0.0)
-    assert isinstance(said, OSError)
-    assert said.errno == number
+    translated = retry.translate_error(error, 'gs://b', 0.0)
+    assert isinstance(translated, OSError)
+    assert translated.errno == number
     assert retry.is_transient(error) == (number == errno.ETIMEDOUT)
 
 

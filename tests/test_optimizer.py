@@ -11,21 +11,21 @@ from sinklab.train import state
 from sinklab.train.optimizer import make_muon_dimension_numbers, make_optimizer, make_schedule
 
 
-def rates(**changes):
+def compute_rates(**changes):
     optimizer = tiny(**{f'optimizer__{name}': value for name, value in changes.items()}).optimizer
     return np.array([make_schedule(optimizer)(step) for step in range(optimizer.steps + 1)])
 
 
 def test_constant_schedule_warms_up_from_zero_and_stays():
-    found = rates(steps=20, warmup_steps=4, peak_learning_rate=0.8)
-    np.testing.assert_allclose(found, np.minimum(0.2 * np.arange(21), 0.8), rtol=1e-6)
+    actual = compute_rates(steps=20, warmup_steps=4, peak_learning_rate=0.8)
+    np.testing.assert_allclose(actual, np.minimum(0.2 * np.arange(21), 0.8), rtol=1e-6)
 
 
 def test_cosine_schedule_warms_up_and_decays_to_final_share():
-    found = rates(steps=20, warmup_steps=4, peak_learning_rate=0.8, schedule='cosine', final_share=0.125)
+    actual = compute_rates(steps=20, warmup_steps=4, peak_learning_rate=0.8, schedule='cosine', final_share=0.125)
     angle = np.pi * (np.arange(21) - 4) / 16
-    falling = 0.1 + 0.7 * (1 + np.cos(angle)) / 2
-    np.testing.assert_allclose(found, np.where(np.arange(21) < 4, 0.2 * np.arange(21), falling), rtol=1e-5)
+    decay = 0.1 + 0.7 * (1 + np.cos(angle)) / 2
+    np.testing.assert_allclose(actual, np.where(np.arange(21) < 4, 0.2 * np.arange(21), decay), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -78,18 +78,26 @@ def test_muon_orthogonalizes_block_matrices_and_uses_adam_for_rest():
     params = state.init_state(spec)['params']
     gradient = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
 
-    def second_update(optimizer):
-        _, now = optimizer.update(gradient, optimizer.init(params), params)
-        return optimizer.update(jax.tree.map(lambda x: x / 2, gradient), now, params)[0]
+    def compute_second_update(optimizer):
+        _, optimizer_state = optimizer.update(gradient, optimizer.init(params), params)
+        return optimizer.update(jax.tree.map(lambda x: x / 2, gradient), optimizer_state, params)[0]
 
     clip, adam = optax.clip_by_global_norm(1e6), optax.adamw(1e-2, b2=0.95, weight_decay=0.0, nesterov=True)
-    adam, found = second_update(optax.chain(clip, adam)), second_update(state.get_optimizer(spec))
+    adam, updates = compute_second_update(optax.chain(clip, adam)), compute_second_update(state.get_optimizer(spec))
     for name in ('embedding_VD', 'head_VD'):
-        np.testing.assert_allclose(found[name], adam[name], rtol=1e-4, atol=1e-6)
-    for room, name, rows in (('attention', 'query_DHK', 16), ('attention', 'output_HKD', 16), ('ffn', 'in_DF', 16)):
-        update, given = (np.asarray(tree['blocks'][room][name][0]).reshape(rows, -1) for tree in (found, gradient))
-        values, before = (np.linalg.svd(matrix, compute_uv=False) for matrix in (update, given))
-        assert values.max() / values.min() < min(3.5, before.max() / before.min())
+        np.testing.assert_allclose(updates[name], adam[name], rtol=1e-4, atol=1e-6)
+    for section, name, rows in (
+        ('attention', 'query_DHK', 16),
+        ('attention', 'output_HKD', 16),
+        ('ffn', 'in_DF', 16),
+    ):
+        update, gradient_matrix = (
+            np.asarray(tree['blocks'][section][name][0]).reshape(rows, -1) for tree in (updates, gradient)
+        )
+        update_values, gradient_values = (
+            np.linalg.svd(matrix, compute_uv=False) for matrix in (update, gradient_matrix)
+        )
+        assert update_values.max() / update_values.min() < min(3.5, gradient_values.max() / gradient_values.min())
 
 
 BLOCKS = [
@@ -103,28 +111,28 @@ VECTORS = {'key_HK', 'value_HK', 'score_H'}  # one vector per head
 @pytest.mark.parametrize('changes', BLOCKS, ids=lambda changes: next(iter(changes)))
 def test_muon_dimension_numbers_cover_exactly_block_matrices(changes):
     abstract = nnx.to_pure_dict(state.make_abstract_model(tiny(**changes))[1])
-    found = make_muon_dimension_numbers(state.make_abstract_model(tiny(**changes))[1])
+    dimension_numbers = make_muon_dimension_numbers(state.make_abstract_model(tiny(**changes))[1])
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
         names = [entry.key for entry in path]
-        own = found
+        leaf_numbers = dimension_numbers
         for name in names:
-            own = own[name]
+            leaf_numbers = leaf_numbers[name]
         if names[0] != 'blocks' or leaf.ndim < 3 or names[-1] in VECTORS:
-            assert own is None, names
+            assert leaf_numbers is None, names
         else:
-            reads, writes = own
-            assert (*reads, *writes) == tuple(range(1, leaf.ndim)), names
-            assert len(reads) == (2 if names[-1] == 'output_HKD' else 1), names
+            input_axes, output_axes = leaf_numbers
+            assert (*input_axes, *output_axes) == tuple(range(1, leaf.ndim)), names
+            assert len(input_axes) == (2 if names[-1] == 'output_HKD' else 1), names
 
 
 @pytest.mark.slow
 def test_muon_dimension_numbers_include_new_matrix_and_exclude_new_vector():
-    class New(nnx.Module):
+    class NewBlock(nnx.Module):
         def __init__(self, rngs):
             self.mine_HKDF = make_normal_param(rngs, (2, 3, 4, 5), 1.0, (None,) * 4, inputs=2)
             self.other_HK = make_normal_param(rngs, (2, 3), 1.0, (None, None), inputs=None)
 
-    found = make_muon_dimension_numbers(nnx.state(New(nnx.Rngs(0))))
-    assert found == dict(mine_HKDF=((0, 1), (2, 3)), other_HK=None)
-    stacked = make_muon_dimension_numbers(nnx.state(nnx.split_rngs(splits=6)(nnx.vmap(New))(nnx.Rngs(0))))
+    dimension_numbers = make_muon_dimension_numbers(nnx.state(NewBlock(nnx.Rngs(0))))
+    assert dimension_numbers == dict(mine_HKDF=((0, 1), (2, 3)), other_HK=None)
+    stacked = make_muon_dimension_numbers(nnx.state(nnx.split_rngs(splits=6)(nnx.vmap(NewBlock))(nnx.Rngs(0))))
     assert stacked == dict(mine_HKDF=((1, 2), (3, 4)), other_HK=None)

@@ -10,19 +10,19 @@ import pytest
 from sinklab.checkpoint.orbax_compat import install_filters, suppress_orbax_logs
 
 
-def process_wide():
+def get_process_state():
     install_filters()  # the filters remain installed
     loggers = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')]
     return [list(logger.filters) for logger in loggers], sys.unraisablehook, list(warnings.filters)
 
 
-def passes(path):
+def passes_filter(path):
     """Return whether a record of a file reaches the handlers of the absl logger."""
     record = logging.LogRecord('absl', logging.ERROR, path, 1, 'said', (), None)
     return bool(logging.getLogger('absl').filter(record))
 
 
-class Thread:
+class SuppressingThread:
     """A thread that enters `suppress_orbax_logs` and leaves it when `end` is called."""
 
     def __init__(self):
@@ -42,35 +42,38 @@ class Thread:
 
 
 def test_suppression_lasts_until_last_of_overlapping_threads_ends():
-    before = process_wide()
-    first = Thread()
-    second = Thread()
+    state_before = get_process_state()
+    first = SuppressingThread()
+    second = SuppressingThread()
     first.end()
-    assert not passes('/lib/orbax/checkpoint.py')
-    assert passes('/lib/of/another.py')
+    assert not passes_filter('/lib/orbax/checkpoint.py')
+    assert passes_filter('/lib/of/another.py')
     second.end()
-    assert passes('/lib/orbax/checkpoint.py')
-    assert process_wide() == before
+    assert passes_filter('/lib/orbax/checkpoint.py')
+    assert get_process_state() == state_before
 
 
 def test_suppression_keeps_hooks_and_filters_set_meanwhile(monkeypatch):
     monkeypatch.setattr(sys, 'unraisablehook', sys.unraisablehook)
 
-    def hook(given):
+    def hook(arguments):
         pass
 
     with warnings.catch_warnings():
-        thread = Thread()
+        thread = SuppressingThread()
         sys.unraisablehook = hook
         warnings.filterwarnings('ignore', 'of another thread')
         thread.end()
         assert sys.unraisablehook is hook
-        assert next(one[1].pattern for one in warnings.filters if one[1]) == 'of another thread'
+        assert (
+            next(warning_filter[1].pattern for warning_filter in warnings.filters if warning_filter[1])
+            == 'of another thread'
+        )
 
 
 @pytest.mark.slow
 def test_suppression_is_removed_after_error():
-    before = process_wide()
+    state_before = get_process_state()
     with pytest.raises(KeyError), suppress_orbax_logs():
         raise KeyError
-    assert process_wide() == before
+    assert get_process_state() == state_before

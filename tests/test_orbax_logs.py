@@ -24,10 +24,10 @@ def fail_in_a_thread(error):
     def fail():
         raise error
 
-    started = future._SignalingThread(target=fail, send_signals=[], receive_signals=[])
-    started.start()
+    thread = future._SignalingThread(target=fail, send_signals=[], receive_signals=[])
+    thread.start()
     with pytest.raises(type(error)) as raised:
-        started.join()
+        thread.join()
     assert raised.value is error, 'which is raised where the save is waited for'
 
 
@@ -76,47 +76,47 @@ def test_filter_is_installed_once():
 
 
 @pytest.fixture
-def hooked(monkeypatch):
+def passed_errors(monkeypatch):
     """Return the list of unraisable errors that pass the filter."""
-    heard = []
-    monkeypatch.setattr(sys, 'unraisablehook', heard.append)
+    errors = []
+    monkeypatch.setattr(sys, 'unraisablehook', errors.append)
     orbax_compat.install_filters()
-    return heard
+    return errors
 
 
-def unraisable(of):
+def make_unraisable(origin):
     """Make the argument of the hook for a call to a closed event loop, from C++ or from a program."""
     loop = asyncio.new_event_loop()
     loop.close()
     with pytest.raises(RuntimeError, match='Event loop is closed') as raised:
         loop.call_soon_threadsafe(print)
-    kind = ValueError if of == 'another kind' else RuntimeError
-    whole = raised.value.__traceback__
-    trace = {'a program': whole, 'no trace': None}.get(of, whole.tb_next)
+    kind = ValueError if origin == 'another kind' else RuntimeError
+    full_trace = raised.value.__traceback__
+    trace = {'a program': full_trace, 'no trace': None}.get(origin, full_trace.tb_next)
     error = kind('Event loop is closed').with_traceback(trace)
     return types.SimpleNamespace(exc_type=kind, exc_value=error, exc_traceback=trace, object=None, err_msg=None)
 
 
-def test_hook_drops_late_callback_to_closed_event_loop(hooked):
+def test_hook_drops_late_callback_to_closed_event_loop(passed_errors):
     """Test a call of TensorStore from a thread that has no Python frames but those of asyncio."""
-    sys.unraisablehook(unraisable('C++'))
-    assert hooked == []
+    sys.unraisablehook(make_unraisable('C++'))
+    assert passed_errors == []
 
 
 @pytest.mark.parametrize('of', ['a program', 'another kind', 'no trace'])
-def test_hook_passes_other_unraisable_errors(hooked, of):
-    given = unraisable(of)
-    sys.unraisablehook(given)
-    assert hooked == [given]
+def test_hook_passes_other_unraisable_errors(passed_errors, of):
+    error = make_unraisable(of)
+    sys.unraisablehook(error)
+    assert passed_errors == [error]
 
 
-def test_hook_never_calls_itself_in_any_order_of_installation(hooked):
+def test_hook_never_calls_itself_in_any_order_of_installation(passed_errors):
     """Test all orders of installation; the first one made an earlier hook call itself."""
-    given = unraisable('a program')
+    error = make_unraisable('a program')
 
     def wrap():
         inner = sys.unraisablehook
-        sys.unraisablehook = lambda given: inner(given)
+        sys.unraisablehook = lambda error: inner(error)
 
     def put_back(older=sys.unraisablehook):
         sys.unraisablehook = older
@@ -133,38 +133,38 @@ def test_hook_never_calls_itself_in_any_order_of_installation(hooked):
         put_back()
         for change in order:
             change()
-        sys.unraisablehook(given)
-        assert hooked == [given]
-        sys.unraisablehook(unraisable('C++'))
-        assert hooked == [given]
-        hooked.clear()
+        sys.unraisablehook(error)
+        assert passed_errors == [error]
+        sys.unraisablehook(make_unraisable('C++'))
+        assert passed_errors == [error]
+        passed_errors.clear()
         stack.close()
 
 
 @pytest.mark.parametrize('inside', [False, True], ids=['before', 'inside'])
-def test_hook_works_with_keyboard_interrupts_enabled(hooked, monkeypatch, inside):
+def test_hook_works_with_keyboard_interrupts_enabled(passed_errors, monkeypatch, inside):
     monkeypatch.setattr(startup_signals.signal, 'getsignal', lambda number: startup_signals.exit_on_signal)
     monkeypatch.setattr(startup_signals.signal, 'signal', lambda number, handler: None)
     with startup_signals.enable_keyboard_interrupts():
         if inside:
             orbax_compat.install_filters()
-        sys.unraisablehook(unraisable('C++'))
-        sys.unraisablehook(unraisable('a program'))
-        assert len(hooked) == 1
+        sys.unraisablehook(make_unraisable('C++'))
+        sys.unraisablehook(make_unraisable('a program'))
+        assert len(passed_errors) == 1
     with orbax_compat.suppress_orbax_logs():
-        sys.unraisablehook(unraisable('C++'))
-    assert len(hooked) == 1
+        sys.unraisablehook(make_unraisable('C++'))
+    assert len(passed_errors) == 1
 
 
-def test_hook_passes_keyboard_interrupt_raised_in_orbax(hooked):
+def test_hook_passes_keyboard_interrupt_raised_in_orbax(passed_errors):
     code = compile('raise KeyboardInterrupt', '/lib/orbax/checkpoint.py', 'exec')
     with pytest.raises(KeyboardInterrupt) as raised:
         exec(code)
     trace = raised.value.__traceback__
-    given = types.SimpleNamespace(exc_type=KeyboardInterrupt, exc_value=raised.value, exc_traceback=trace)
+    arguments = types.SimpleNamespace(exc_type=KeyboardInterrupt, exc_value=raised.value, exc_traceback=trace)
     with orbax_compat.suppress_orbax_logs():
-        sys.unraisablehook(given)
-    assert hooked == [given]
+        sys.unraisablehook(arguments)
+    assert passed_errors == [arguments]
 
 
 def test_filter_accepts_record_that_cannot_be_formatted():
@@ -175,7 +175,7 @@ def test_filter_accepts_record_that_cannot_be_formatted():
 
 @pytest.mark.slow
 def test_full_disk_is_reported_without_orbax_logs(corpus, small_disk, caplog):
-    class Filler(Callback):
+    class DiskFiller(Callback):
         def on_record(self, record, written):
             if record['step'] == 6:
                 with contextlib.suppress(OSError), (small_disk / 'ballast').open('wb', buffering=0) as file:
@@ -183,5 +183,5 @@ def test_full_disk_is_reported_without_orbax_logs(corpus, small_disk, caplog):
                         pass
 
     with pytest.raises(UserError, match='disk'):
-        train(spec(corpus, checkpoint__every_steps=1), small_disk / 'run', Filler())
+        train(spec(corpus, checkpoint__every_steps=1), small_disk / 'run', DiskFiller())
     assert [record.getMessage() for record in caplog.records] == []

@@ -29,14 +29,16 @@ def test_sharded_einsum_gradients_match_plain_einsum(equation, wide):
     sizes = {letter: SIZES.get(letter, 24 if letter == wide else 6) for letter in equation if letter.isalpha()}
     of_x, of_weight = equation.partition('->')[0].split(',')
     rng = np.random.default_rng(0)
-    x, weight = (rng.normal(size=[sizes[one] for one in letters]).astype('float32') for letters in (of_x, of_weight))
+    x, weight = (
+        rng.normal(size=[sizes[axis] for axis in letters]).astype('float32') for letters in (of_x, of_weight)
+    )
     axes = (None,) * weight.ndim
-    y, back = jax.vjp(lambda *given: sharded_einsum(equation, axes, None, *given), x, weight)
-    expected, plain = jax.vjp(lambda *given: jnp.einsum(equation, *given), x, weight)
+    y, pull_back = jax.vjp(lambda *factors: sharded_einsum(equation, axes, None, *factors), x, weight)
+    expected, plain_pull_back = jax.vjp(lambda *factors: jnp.einsum(equation, *factors), x, weight)
     np.testing.assert_array_equal(y, expected)
     d_y = rng.normal(size=y.shape).astype('float32')
-    for ours, theirs in zip(back(d_y), plain(d_y), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    for actual, reference in zip(pull_back(d_y), plain_pull_back(d_y), strict=True):
+        np.testing.assert_allclose(actual, reference, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -45,12 +47,16 @@ def test_sharded_einsum_gradients_in_bfloat16_accumulate_in_float32(equation):
     sizes = {letter: SIZES.get(letter, 6) for letter in equation if letter.isalpha()}
     of_x, of_weight = equation.partition('->')[0].split(',')
     rng = np.random.default_rng(0)
-    x, weight = (rng.normal(size=[sizes[one] for one in letters]) for letters in (of_x, of_weight))
+    x, weight = (rng.normal(size=[sizes[axis] for axis in letters]) for letters in (of_x, of_weight))
     x, weight = jnp.asarray(x, jnp.bfloat16), jnp.asarray(weight, jnp.float32)
-    y, back = jax.vjp(lambda *given: sharded_einsum(equation, (None,) * weight.ndim, None, *given), x, weight)
+    y, pull_back = jax.vjp(
+        lambda *factors: sharded_einsum(equation, (None,) * weight.ndim, None, *factors), x, weight
+    )
     d_y = jnp.asarray(rng.normal(size=y.shape), jnp.bfloat16)
-    _, plain = jax.vjp(lambda weight: jnp.einsum(equation, x.astype(jnp.float32), weight), weight)
-    np.testing.assert_allclose(jax.jit(back)(d_y)[1], plain(d_y.astype(jnp.float32))[0], rtol=1e-5, atol=1e-5)
+    _, plain_pull_back = jax.vjp(lambda weight: jnp.einsum(equation, x.astype(jnp.float32), weight), weight)
+    np.testing.assert_allclose(
+        jax.jit(pull_back)(d_y)[1], plain_pull_back(d_y.astype(jnp.float32))[0], rtol=1e-5, atol=1e-5
+    )
 
 
 def test_einsum_equations_are_extracted_from_model_source():

@@ -34,7 +34,7 @@ EXHAUSTIVE = pytest.mark.exhaustive
 pytestmark = pytest.mark.slow
 
 
-def loaded(name):
+def load_benchmark(name):
     path = Path(__file__).parents[1] / 'benchmarks' / f'{name}.py'
     specification = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(specification)
@@ -42,25 +42,25 @@ def loaded(name):
     return module
 
 
-gradients = loaded('gradients')
+gradients = load_benchmark('gradients')
 
 
-def named(tree):
+def name_leaves(tree):
     return {'.'.join(entry.key for entry in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def error(ours, theirs):
+def compute_error(actual, expected):
     """Return the norm of the difference relative to the norm of the array."""
-    ours, theirs = np.float64(ours), np.float64(theirs)
-    assert np.isfinite(ours).all()
-    assert theirs.any(), 'zero gradient'
-    return np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)
+    actual, expected = np.float64(actual), np.float64(expected)
+    assert np.isfinite(actual).all()
+    assert expected.any(), 'zero gradient'
+    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
 
 
-def worst(ours, theirs):
+def find_largest_error(actual, expected):
     """Return (error, name) of the parameter with the largest error."""
-    theirs = named(theirs)
-    return max((error(leaf, theirs[name]), name) for name, leaf in named(ours).items())
+    expected = name_leaves(expected)
+    return max((compute_error(leaf, expected[name]), name) for name, leaf in name_leaves(actual).items())
 
 
 EQUATIONS = ['BTD,DHK->BTHK', 'BTHK,HKD->BTD', 'BTD,DF->BTF', 'BTHD,DHK->BTHK', 'BTHK,KJ->BTHJ']
@@ -74,10 +74,10 @@ def test_param_einsum_gradient_is_exact_for_any_wider_axis(equation, widest):
     rng, size = np.random.default_rng(0), dict(B=8, T=16, D=4, H=2, K=3, F=5, J=3) | {widest: 70}
     x, weight, d_y = (rng.integers(-8, 9, [size[axis] for axis in axes]) for axes in (of_x, of_weight, of_y))
 
-    def taken(weight):
+    def multiply(weight):
         return param_einsum(equation, jnp.float32(x), nnx.Param(weight, axes=(None,) * weight.ndim))
 
-    (d_weight,) = jax.vjp(taken, jnp.float32(weight))[1](jnp.float32(d_y))
+    (d_weight,) = jax.vjp(multiply, jnp.float32(weight))[1](jnp.float32(d_y))
     np.testing.assert_array_equal(d_weight, np.einsum(f'{of_x},{of_y}->{of_weight}', x, d_y))
 
 
@@ -89,10 +89,10 @@ def test_param_einsum_gradient_is_summed_in_float32(equation):
     x, weight, d_y = (rng.integers(1, 9, [size[axis] for axis in axes]) for axes in (of_x, of_weight, of_y))
     x[0] *= 16
 
-    def taken(x, weight):
+    def multiply(x, weight):
         return param_einsum(equation, x, nnx.Param(weight, axes=(None,) * weight.ndim))
 
-    y, pull = jax.vjp(taken, jnp.bfloat16(x), jnp.float32(weight))
+    y, pull = jax.vjp(multiply, jnp.bfloat16(x), jnp.float32(weight))
     d_x, d_weight = pull(jnp.bfloat16(d_y))
     assert (y.dtype, d_x.dtype, d_weight.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
     np.testing.assert_array_equal(d_weight, np.einsum(f'{of_x},{of_y}->{of_weight}', x, d_y))
@@ -110,39 +110,39 @@ def test_batch_gradient_is_mean_of_part_gradients(model):
     """
     spec = gradients.make_spec(gradients.MODELS[model], 'bfloat16')
     params, ids_BT = gradients.make_inputs(spec, num_sequences=2048)
-    parts = [gradients.compute_gradient(spec, params, ids_BT[at : at + 8]) for at in range(0, 2048, 8)]
+    parts = [gradients.compute_gradient(spec, params, ids_BT[first : first + 8]) for first in range(0, 2048, 8)]
     mean = jax.tree.map(lambda *arrays: np.mean(arrays, 0), *parts)
-    assert worst(gradients.compute_gradient(spec, params, ids_BT), mean) < (UNIT / 4, '')
+    assert find_largest_error(gradients.compute_gradient(spec, params, ids_BT), mean) < (UNIT / 4, '')
 
 
 def test_embedding_gradient_of_frequent_token_has_float32_precision():
     """Compare n equal sequences with one: a float32 sum of n equal addends has relative error n / 2^25."""
     spec = tiny(model__dtype='bfloat16', model__layers=1)
     gradient = jax.jit(jax.grad(step_module.make_loss(spec)), compiler_options=STRICT)
-    one = np.full((1, 17), 7, np.int32)
-    found, expected = gradient(drawn(spec), np.repeat(one, 8192, 0)), gradient(drawn(spec), one)
-    assert error(found['embedding_VD'][7], expected['embedding_VD'][7]) < 16 * 8192 / 2**25
+    ids_BT = np.full((1, 17), 7, np.int32)
+    actual, expected = gradient(drawn(spec), np.repeat(ids_BT, 8192, 0)), gradient(drawn(spec), ids_BT)
+    assert compute_error(actual['embedding_VD'][7], expected['embedding_VD'][7]) < 16 * 8192 / 2**25
 
 
 SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None, optimizer__clip_norm=None)
-WHOLE = tiny(
+BATCH_SPEC = tiny(
     model__dtype='bfloat16', model__columns__kind='kv', model__position='learned', optimizer__batch_size=8, **SGD
 )
 IDS = np.random.default_rng(0).integers(0, 300, (8, 17)).astype(np.int32)
 
 
 @functools.cache
-def momentum(hardware, dtype='bfloat16'):
+def compute_momentum(hardware, dtype='bfloat16'):
     """Return the gradient of a batch from the momentum of SGD after the first step."""
     spec, mesh = (
-        dataclasses.replace(WHOLE, model=dataclasses.replace(WHOLE.model, dtype=dtype)),
+        dataclasses.replace(BATCH_SPEC, model=dataclasses.replace(BATCH_SPEC.model, dtype=dtype)),
         device_mesh.make_mesh(hardware),
     )
     with jax.set_mesh(mesh):
-        now, batch = state.create_state(spec, mesh), sharding.put_batch(IDS, mesh)
+        train_state, batch = state.create_state(spec, mesh), sharding.put_batch(IDS, mesh)
         advance = step.make_train_step(spec, hardware, mesh)
-        after, _ = advance(now, batch, sharding.make_per_device_array(0, mesh))
-        (trace,) = (leaf.trace for leaf in after['opt_state'][1] if hasattr(leaf, 'trace'))
+        next_state, _ = advance(train_state, batch, sharding.make_per_device_array(0, mesh))
+        (trace,) = (leaf.trace for leaf in next_state['opt_state'][1] if hasattr(leaf, 'trace'))
         return jax.device_get(trace)
 
 
@@ -152,30 +152,32 @@ def momentum(hardware, dtype='bfloat16'):
     ids=str,
 )
 def test_layout_does_not_change_gradient(hardware):
-    assert worst(momentum(hardware), momentum(Hardware())) < (UNIT / 8, '')
+    assert find_largest_error(compute_momentum(hardware), compute_momentum(Hardware())) < (UNIT / 8, '')
 
 
 def test_tensor_parallel_gradient_error_is_close_to_single_device_error():
     """Allow for four sums in a layer, forward and backward: 8 roundings in addition to 32."""
-    exact, alone = (named(momentum(Hardware(), dtype)) for dtype in ('float32', 'bfloat16'))
-    for name, leaf in named(momentum(Hardware(tensor=2))).items():
-        assert error(leaf, exact[name]) < 2**0.5 * max(error(alone[name], exact[name]), UNIT), name
+    exact, single_device = (name_leaves(compute_momentum(Hardware(), dtype)) for dtype in ('float32', 'bfloat16'))
+    for name, leaf in name_leaves(compute_momentum(Hardware(tensor=2))).items():
+        assert compute_error(leaf, exact[name]) < 2**0.5 * max(
+            compute_error(single_device[name], exact[name]), UNIT
+        ), name
 
 
 def test_chunked_attention_sums_key_gradients_in_float32():
     """Compare gradients from 64 chunks with those from one chunk, up to a last rounding."""
-    asked, rng = rule(attention('sigmoid', 'none'), masks.make_full_mask(512)), np.random.default_rng(0)
+    spec, rng = rule(attention('sigmoid', 'none'), masks.make_full_mask(512)), np.random.default_rng(0)
     arrays = [jnp.bfloat16(rng.uniform(size=(1, 512, 1, 4))) for _ in range(3)]
 
-    def d_arrays(chunk):
+    def differentiate(chunk):
         def total(arrays):
-            return chunked.attend(*arrays, asked).output_BTHK.astype(jnp.float32).sum()
+            return chunked.attend(*arrays, spec).output_BTHK.astype(jnp.float32).sum()
 
         with unittest.mock.patch.object(chunked, 'CHUNK_SIZE', chunk):
             return jax.jit(jax.grad(total), compiler_options=STRICT)(arrays)
 
-    for ours, theirs in zip(d_arrays(8), d_arrays(512), strict=True):
-        np.testing.assert_allclose(np.float64(ours), np.float64(theirs), rtol=2 * UNIT)
+    for actual, expected in zip(differentiate(8), differentiate(512), strict=True):
+        np.testing.assert_allclose(np.float64(actual), np.float64(expected), rtol=2 * UNIT)
 
 
 CASES = {**OPTIONS, **COMBINATIONS}
@@ -184,25 +186,25 @@ DRAWS = 4
 # residual stream. The error of independent roundings grows as the square root of their number.
 ROUNDINGS = 20
 # These cases cover every kind of normalizer, learned key and position bias.
-SOME = ('exp-sum', 'sigmoid, kv', 'identity-clamped', 'softpick, logit', 'v', 'post, sink token, prefix')
-SOME += ('position learned', 't5, logit', 'position alibi')
+DEFAULT_CASES = ('exp-sum', 'sigmoid, kv', 'identity-clamped', 'softpick, logit', 'v', 'post, sink token, prefix')
+DEFAULT_CASES += ('position learned', 't5, logit', 'position alibi')
 
 
-def perturbed(params, seed):
+def perturb(params, seed):
     """Return parameters with random errors of the size of a rounding."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: np.float32(leaf * (1 + UNIT / 3**0.5 * rng.uniform(-1, 1, leaf.shape))), params)
 
 
-def moved(function, params):
+def measure_rounding_change(function, params):
     """Return (result of a function, norm of its change by one rounding of each parameter)."""
     exact = jax.tree.map(np.float64, function(params))
-    draws = [function(perturbed(params, seed)) for seed in range(DRAWS)]
-    norms = [jax.tree.map(lambda one, other: np.linalg.norm(one - other), exact, draw) for draw in draws]
+    draws = [function(perturb(params, seed)) for seed in range(DRAWS)]
+    norms = [jax.tree.map(lambda a, b: np.linalg.norm(a - b), exact, draw) for draw in draws]
     return exact, jax.tree.map(lambda *norms: np.mean(norms), *norms)
 
 
-def compiled(spec):
+def compile_gradient(spec):
     """Return run(params) -> (gradient of a weighted sum of logits, logits_BTV)."""
     graph = state.make_abstract_model(spec)[0]
     weight_BTV = np.random.default_rng(1).normal(size=(*TOKENS.shape, 300)).astype(np.float32)
@@ -214,20 +216,22 @@ def compiled(spec):
     return jax.jit(jax.grad(total, has_aux=True), compiler_options=STRICT)
 
 
-@pytest.mark.parametrize('name', [pytest.param(name, marks=[] if name in SOME else [EXHAUSTIVE]) for name in CASES])
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=[] if name in DEFAULT_CASES else [EXHAUSTIVE]) for name in CASES]
+)
 def test_logits_and_gradients_match_reference_within_roundings(name):
     """Compare logits with NumPy float64, and gradients with float32, which test_model.py compares with NumPy."""
     single, half = (tiny(**CASES[name], model__dtype=dtype) for dtype in ('float32', 'bfloat16'))
     params = drawn(single)
-    gradient, logits_BTV = compiled(half)(params)
+    gradient, logits_BTV = compile_gradient(half)(params)
     assert logits_BTV.dtype == jnp.float32
 
-    expected, far = moved(
-        lambda params: np.stack([reference.forward(params, one, single)[0] for one in TOKENS]), params
+    expected, change = measure_rounding_change(
+        lambda params: np.stack([reference.forward(params, ids_T, single)[0] for ids_T in TOKENS]), params
     )
-    assert np.linalg.norm(logits_BTV - expected) < ROUNDINGS**0.5 * far
+    assert np.linalg.norm(logits_BTV - expected) < ROUNDINGS**0.5 * change
 
-    run = compiled(single)
-    expected, far = map(named, moved(lambda params: run(params)[0], params))
-    for name, leaf in named(gradient).items():  # forward and backward
-        assert np.linalg.norm(leaf - expected[name]) < (2 * ROUNDINGS) ** 0.5 * far[name], name
+    run = compile_gradient(single)
+    expected, change = map(name_leaves, measure_rounding_change(lambda params: run(params)[0], params))
+    for name, leaf in name_leaves(gradient).items():  # forward and backward
+        assert np.linalg.norm(leaf - expected[name]) < (2 * ROUNDINGS) ** 0.5 * change[name], name

@@ -15,42 +15,42 @@ from sinklab.train.loop import Prefetcher
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 20), st.integers(1, 8), st.randoms())
 def test_prefetcher_keeps_order_and_bounded_lag(count, lag, random):
-    begun, taken = [], []
+    inputs, outputs = [], []
 
-    def made(number):
-        begun.append(number)
-        assert len(begun) <= len(taken) + lag + 1  # one item may be returned by `get` and not yet in `taken`
+    def compute_item(number):
+        inputs.append(number)
+        assert len(inputs) <= len(outputs) + lag + 1  # one item may be returned by `get` and not yet in `outputs`
         time.sleep(random.random() / 1000)
         return number * number
 
-    ahead = Prefetcher(made, range(3, 3 + count), lag)
+    prefetcher = Prefetcher(compute_item, range(3, 3 + count), lag)
     for _ in range(count):
-        taken.append(ahead.get())
-    ahead.close()
-    assert taken == [number * number for number in range(3, 3 + count)]
-    assert begun == list(range(3, 3 + count))
+        outputs.append(prefetcher.get())
+    prefetcher.close()
+    assert outputs == [number * number for number in range(3, 3 + count)]
+    assert inputs == list(range(3, 3 + count))
 
 
 def test_prefetcher_computes_next_items_before_get():
-    done = threading.Event()
-    ahead = Prefetcher(lambda number: done.set() if number == 3 else number, range(8), 4)
-    assert done.wait(10)
-    assert [ahead.get() for _ in range(3)] == [0, 1, 2]
-    ahead.close()
+    event = threading.Event()
+    prefetcher = Prefetcher(lambda number: event.set() if number == 3 else number, range(8), 4)
+    assert event.wait(10)
+    assert [prefetcher.get() for _ in range(3)] == [0, 1, 2]
+    prefetcher.close()
 
 
 def test_prefetcher_raises_error_at_position_of_failed_item():
-    def made(number):
+    def compute_item(number):
         if number == 1:
             raise OSError('of a disk')
         return number
 
-    ahead = Prefetcher(made, range(3), 3)
-    assert ahead.get() == 0
+    prefetcher = Prefetcher(compute_item, range(3), 3)
+    assert prefetcher.get() == 0
     with pytest.raises(OSError, match='of a disk'):
-        ahead.get()
-    assert ahead.get() == 2
-    ahead.close()
+        prefetcher.get()
+    assert prefetcher.get() == 2
+    prefetcher.close()
 
 
 HANGS = """

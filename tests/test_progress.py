@@ -6,7 +6,7 @@ from conftest import tiny
 from sinklab.cli import progress
 
 
-def shown(capsys, records, **changes):
+def log_records(capsys, records, **changes):
     """Return the log lines of these records."""
     listener = progress.ProgressCallback('mine', tiny(**changes))
     for record in records:
@@ -18,7 +18,7 @@ def test_progress_shows_last_sink_with_its_step(capsys, monkeypatch):
     monkeypatch.setattr(progress, 'LOG_SECONDS', -1.0)
     losses = [{'step': step, 'train/loss': 5.0} for step in range(1, 5)]
     losses[2] |= {'sink/1': 20.0}
-    lines = shown(capsys, [{'step': 0, 'sink/1': 10.0}, *losses])
+    lines = log_records(capsys, [{'step': 0, 'sink/1': 10.0}, *losses])
     assert [line.partition('Sink_1 ')[2] for line in lines] == [
         '10.0 %',
         '10.0 % at step 0',
@@ -26,7 +26,7 @@ def test_progress_shows_last_sink_with_its_step(capsys, monkeypatch):
         '20.0 %',
         '20.0 % at step 3',
     ]
-    assert shown(capsys, losses[:1])[0].endswith('Sink_1 -')
+    assert log_records(capsys, losses[:1])[0].endswith('Sink_1 -')
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def test_progress_reports_run_without_intermediate_checkpoints(capsys, every, st
 
 
 def test_progress_prints_row_description_first(capsys):
-    said = 'at size smoke: optimizer.steps 4 -> 8'
-    progress.ProgressCallback('mine', tiny(), row_description=said).on_train_begin(0, 'dense', [])
-    assert capsys.readouterr().err.splitlines()[0] == f'mine  {said}'
+    description = 'at size smoke: optimizer.steps 4 -> 8'
+    progress.ProgressCallback('mine', tiny(), row_description=description).on_train_begin(0, 'dense', [])
+    assert capsys.readouterr().err.splitlines()[0] == f'mine  {description}'
 
 
 def test_progress_prints_changes_since_step(capsys):

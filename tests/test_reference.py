@@ -32,7 +32,7 @@ TABLES = functools.cache(paper_tables.build_page)
 FILES = sorted(path for path in (ROOT / 'configs').glob('*.py') if '\nROWS' in path.read_text(encoding='utf-8'))
 
 
-def lines_of(page, first):
+def find_lines(page, first):
     """Return the lines of all tables whose first cell contains this text in backquotes."""
     return [line for line in page.splitlines() if line.startswith('|') and f'`{first}`' in line.split(' | ')[0]]
 
@@ -43,7 +43,7 @@ def lines_of(page, first):
 def test_config_page_lists_every_field_with_default_and_meaning():
     config = default.get_config()
     for path in list_fields(config):
-        lines = [line for line in lines_of(PAGES['config.md'], path) if f'id="{path}"' in line or path == 'seed']
+        lines = [line for line in find_lines(PAGES['config.md'], path) if f'id="{path}"' in line or path == 'seed']
         assert len(lines) == 1, path
         cells = [cell.strip() for cell in lines[0].strip('|').split(' | ')]
         assert cells[1] == f'`{reference.format_value(get_field(config, path))}`'
@@ -52,10 +52,10 @@ def test_config_page_lists_every_field_with_default_and_meaning():
 
 def test_config_page_lists_every_choice():
     tree = ast.parse((ROOT / 'sinklab' / 'config' / 'spec.py').read_text(encoding='utf-8'))
-    named = [
+    literals = [
         node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and ast.unparse(node.value) == 'Literal'
     ]
-    values = {leaf.value for node in named for leaf in ast.walk(node.slice) if isinstance(leaf, ast.Constant)}
+    values = {leaf.value for node in literals for leaf in ast.walk(node.slice) if isinstance(leaf, ast.Constant)}
     values |= {*spec.NORMALIZERS_BY_SIMILARITY, *spec.HYPERPARAMETERS['name'], *spec.HYPERPARAMETERS['schedule']}
     for value in values - {'', 'name', 'schedule'} - {*spec.BackendName.__args__} - {*spec.WarmStartTakes.__args__}:
         assert f'`{value}`' in PAGES['config.md'], value
@@ -73,15 +73,15 @@ def test_every_spec_field_has_docstring():
 # commands.md
 
 
-def commands(parser, name=''):
+def list_commands(parser, name=''):
     """Yield (name, parser) of every command."""
     for action in parser._actions:
-        for sub, one in action.choices.items() if action.nargs == 'A...' else ():
-            yield f'{name} {sub}'.strip(), one
-            yield from commands(one, f'{name} {sub}'.strip())
+        for command, subparser in action.choices.items() if action.nargs == 'A...' else ():
+            yield f'{name} {command}'.strip(), subparser
+            yield from list_commands(subparser, f'{name} {command}'.strip())
 
 
-COMMANDS = dict(commands(main.build_parser()))
+COMMANDS = dict(list_commands(main.build_parser()))
 
 
 @pytest.mark.parametrize('name', COMMANDS)
@@ -107,17 +107,17 @@ def test_commands_page_has_example_of_every_command():
 
 @pytest.mark.parametrize('number', [*METRIC_INFOS, *OFFLINE_METRIC_INFOS], ids=lambda number: number.name)
 def test_metrics_page_lists_every_registered_metric(number):
-    (line,) = {line for line in lines_of(PAGES['metrics.md'], number.name) if 'log.' not in line}
+    (line,) = {line for line in find_lines(PAGES['metrics.md'], number.name) if 'log.' not in line}
     assert number.description.split()[0] in line.replace('\\', '')
 
 
 def test_metrics_page_lists_every_training_metric():
-    recorded = set()
+    names = set()
     for path in [*(ROOT / 'sinklab' / 'train').glob('*.py'), *(ROOT / 'sinklab' / 'data').rglob('*.py')]:
-        recorded |= set(re.findall(r"'((?:train|valid|speed|data)/\w+)'", path.read_text(encoding='utf-8')))
-    assert len(recorded) >= 7
-    for name in recorded:
-        assert lines_of(PAGES['metrics.md'], name), name
+        names |= set(re.findall(r"'((?:train|valid|speed|data)/\w+)'", path.read_text(encoding='utf-8')))
+    assert len(names) >= 7
+    for name in names:
+        assert find_lines(PAGES['metrics.md'], name), name
 
 
 def test_metrics_page_lists_every_analysis_metric():
@@ -125,7 +125,7 @@ def test_metrics_page_lists_every_analysis_metric():
     names = [f'{name}/{{k}}' for name in re.findall(r"by_layer\(\s*'(\w+)'", text)]
     assert len(names) == 2
     for name in (*names, LOSS_INFO.name, EMERGENCE_METRIC, FAILS_METRIC):
-        assert lines_of(PAGES['metrics.md'], name), name
+        assert find_lines(PAGES['metrics.md'], name), name
 
 
 # rows.md
@@ -135,7 +135,7 @@ def test_metrics_page_lists_every_analysis_metric():
 def test_rows_page_lists_every_row_with_changes_and_published_numbers(path):
     section = PAGES['rows.md'].partition(f'## `configs/{path.name}`')[2].partition('\n## ')[0]
     for name, row in importlib.import_module(f'sinklab.configs.{path.stem}').ROWS.items():
-        (line,) = lines_of(section, name)
+        (line,) = find_lines(section, name)
         for field in row['diff']:
             assert f'`{field}=' in line
         for number, value in row['published'].items():
@@ -151,15 +151,15 @@ def test_exit_codes_page_lists_every_code_and_cause():
     assert reference.CAUSE_MEANINGS.keys() == exit_status.EXIT_CAUSES.keys()
     assert {code for _, code in exit_status.EXIT_CAUSES.values()} == reference.EXIT_CODES.keys()
     for cause, (kind, code) in exit_status.EXIT_CAUSES.items():
-        (line,) = [line for line in lines_of(PAGES['exit_codes.md'], cause) if f'`{code}`' in line]
+        (line,) = [line for line in find_lines(PAGES['exit_codes.md'], cause) if f'`{code}`' in line]
         assert f'`{kind}`' in line
-        assert lines_of(PAGES['exit_codes.md'], code)
+        assert find_lines(PAGES['exit_codes.md'], code)
 
 
 def test_run_files_page_lists_every_file():
     assert set(reference.list_run_files()) == reference.RUN_FILES.keys()
     for name in (*run_dir.RUN_FILES, *(name for name in run_dir.FILES_BEFORE_CONFIG if name != 'lease.lock')):
-        assert lines_of(PAGES['run_files.md'], name) or lines_of(PAGES['run_files.md'], f'{name}/'), name
+        assert find_lines(PAGES['run_files.md'], name) or find_lines(PAGES['run_files.md'], f'{name}/'), name
 
 
 def test_run_files_page_lists_every_schema_field():
@@ -168,7 +168,7 @@ def test_run_files_page_lists_every_schema_field():
         section = PAGES['run_files.md'].partition(f'### `{file}`')[2].partition('\n### ')[0]
         kind = run_files.SweepRow if name == 'sweep' else run_files.SCHEMAS[name]
         for field in msgspec.structs.fields(kind):
-            assert lines_of(section, field.encode_name), (file, field.encode_name)
+            assert find_lines(section, field.encode_name), (file, field.encode_name)
 
 
 # paper/tables.md
@@ -183,11 +183,11 @@ def test_paper_tables_page_links_every_row(path):
 def test_paper_tables_page_has_section_for_every_cited_table_and_figure():
     titles = ' '.join(line for line in TABLES().splitlines() if line.startswith('### '))
     sources = {row['source'] for row in paper_tables.load_all_rows().values()}
-    sources |= {one['source'] for one in claims_file.CLAIMS.values()}
-    for version, kind, one, other in re.findall(
+    sources |= {entry['source'] for entry in claims_file.CLAIMS.values()}
+    for version, kind, entry, other_entry in re.findall(
         r'\((v1|ICLR)\), (Table|Figure)s? (\d+[A-D]?)(?: and (\d+))?', ' '.join(sources)
     ):
-        for number in filter(None, (one, other)):
+        for number in filter(None, (entry, other_entry)):
             assert re.search(rf'{kind}s? (\d+ and )?{number}( and \d+)? \({version}\)', titles), (
                 version,
                 kind,
@@ -233,10 +233,10 @@ def test_api_pages_name_exported_objects():
 def test_api_pages_name_only_strictly_type_checked_modules():
     """Exclude spec and validate: mypy does not follow their Literal types, which are built from tables."""
     config = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))
-    strict = {name for one in config['tool']['mypy']['overrides'] for name in one['module']}
-    named = {path.rpartition('.')[0] for _, _, paths in api_pages.PAGES.values() for path in paths}
-    named |= {path.rpartition('.')[0] for path in api_pages.list_exports().values()}
-    assert named - strict == {'sinklab.config.validate', 'sinklab.config.spec'}
+    strict_modules = {name for override in config['tool']['mypy']['overrides'] for name in override['module']}
+    listed_modules = {path.rpartition('.')[0] for _, _, paths in api_pages.PAGES.values() for path in paths}
+    listed_modules |= {path.rpartition('.')[0] for path in api_pages.list_exports().values()}
+    assert listed_modules - strict_modules == {'sinklab.config.validate', 'sinklab.config.spec'}
 
 
 # The check of the built site

@@ -73,33 +73,35 @@ def test_corrupt_file_is_detected_when_read_completely(store, bucket):
 
 def test_verification_reads_each_file_once(store, bucket):
     url = uploaded(store, bucket)
-    far = Store(url)
-    assert list(find_problems(far, 300)) == []
+    remote_store = Store(url)
+    assert list(find_problems(remote_store, 300)) == []
     assert received(bucket) <= 1.05 * sum(path.stat().st_size for path in Path(store.path).iterdir())
-    near = Store(store.path)
-    assert decode_samples(far, 2) == decode_samples(near, 2)
-    assert json.dumps(summarize_store(far, 16, 4, 1)) == json.dumps(summarize_store(near, 16, 4, 1))
+    local_store = Store(store.path)
+    assert decode_samples(remote_store, 2) == decode_samples(local_store, 2)
+    assert json.dumps(summarize_store(remote_store, 16, 4, 1)) == json.dumps(summarize_store(local_store, 16, 4, 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('steps', [4, 500])
 @pytest.mark.parametrize('fault', ['busy', 'cut'])
 def test_range_reads_retry_after_busy_or_broken_responses(store, bucket, steps, fault):
-    near, far = (spec_on(path, optimizer__steps=steps) for path in (store.path, uploaded(store, bucket)))
-    left, lock = [6], threading.Lock()
+    local_spec, remote_spec = (
+        spec_on(path, optimizer__steps=steps) for path in (store.path, uploaded(store, bucket))
+    )
+    remaining, lock = [6], threading.Lock()
 
-    def rule(method, path):
+    def answer_request(method, path):
         if method != 'GET' or '.ids' not in path:
             return None
         with lock:
-            left[0] -= 1
-            return None if left[0] < 0 else Answer(status=503) if fault == 'busy' else Answer(bytes=1000)
+            remaining[0] -= 1
+            return None if remaining[0] < 0 else Answer(status=503) if fault == 'busy' else Answer(bytes=1000)
 
-    one, other = (expecting(spec).batches for spec in (near, far))
-    with bucket.proxy.treating(rule):
+    local_batches, remote_batches = (expecting(spec).batches for spec in (local_spec, remote_spec))
+    with bucket.proxy.treating(answer_request):
         for step in range(4):
-            exactly_equal(one.read_rows(step, range(4)), other.read_rows(step, range(4)))
-    assert left[0] < 0
+            exactly_equal(local_batches.read_rows(step, range(4)), remote_batches.read_rows(step, range(4)))
+    assert remaining[0] < 0
 
 
 @pytest.mark.slow
@@ -108,10 +110,10 @@ def test_unresponsive_storage_ends_reads_with_timeout_error(store, bucket):
     with (
         bucket.proxy.treating(lambda method, path: Answer(status=503) if '.ids' in path else None),
         short_timeout(1.0),
-        pytest.raises(OSError, match=bucket.url) as silence,
+        pytest.raises(OSError, match=bucket.url) as error,
     ):
         data.batches.read_rows(0, range(4))
-    assert classify_error(silence.value) == ExitStatus('storage', silence.value.strerror)
+    assert classify_error(error.value) == ExitStatus('storage', error.value.strerror)
 
 
 def test_folder_without_store_in_bucket_is_rejected(bucket):

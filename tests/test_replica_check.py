@@ -13,7 +13,7 @@ from sinklab.train import loop, state
 LAYOUTS = [Hardware(data=4), Hardware(data=2, fsdp=2), Hardware(data=2, tensor=2), Hardware(fsdp=4)]
 
 
-def altered(array, device):
+def flip_bit(array, device):
     """Return the array with one bit flipped in its part on a device."""
     parts = []
     for shard in array.addressable_shards:
@@ -30,13 +30,13 @@ def altered(array, device):
 def test_mismatch_finder_finds_bit_that_differs_between_copies(hardware):
     spec = tiny()
     with jax.set_mesh(mesh := device_mesh.make_mesh(hardware)):
-        params, differing = (
+        params, find_mismatch = (
             state.create_state(spec, mesh)['params'],
             loop.make_mismatch_finder(spec, mesh, SingleProcessGroup()),
         )
-        assert differing(1, params) is None
+        assert find_mismatch(1, params) is None
         embedding = params['embedding_VD']
-        copied = any(len(group) > 1 for group in loop.group_devices_by_shard(embedding.sharding, embedding.shape))
-        found = differing(2, params | {'embedding_VD': altered(embedding, 3)})
-    assert (found is not None) == copied
-    assert found is None or ('embedding_VD' in found and 'device 3 of process 0' in found)
+        is_copied = any(len(group) > 1 for group in loop.group_devices_by_shard(embedding.sharding, embedding.shape))
+        mismatch = find_mismatch(2, params | {'embedding_VD': flip_bit(embedding, 3)})
+    assert (mismatch is not None) == is_copied
+    assert mismatch is None or ('embedding_VD' in mismatch and 'device 3 of process 0' in mismatch)

@@ -29,17 +29,17 @@ MATRICES = next(picture for picture in FIGURES if picture.kind == 'matrices')
 
 
 @pytest.fixture
-def found(tmp_path):
+def loaded_runs(tmp_path):
     paths = [made_up(tmp_path / 'a', 'softmax'), made_up(tmp_path / 'b', 'a<b & "c"', steps=(0, 20), seed=1)]
     return runs.read_runs(paths)
 
 
-def numbers_in(text):
+def parse_integers(text):
     return [int(number) for number in re.findall(r'\d+', text)]
 
 
-def test_read_runs_returns_written_metrics_and_probes(found, tmp_path):
-    run = found[0]
+def test_read_runs_returns_written_metrics_and_probes(loaded_runs, tmp_path):
+    run = loaded_runs[0]
     assert run.probe_steps == [0, 10, 20]
     assert run.get_curve('train/loss') == ([0, 10, 20], [5.0, 4.0, 3.0])
     assert run.get_curve('nothing') == ([], [])
@@ -51,23 +51,28 @@ def test_read_runs_returns_written_metrics_and_probes(found, tmp_path):
     np.testing.assert_allclose(run.load_matrices(MATRICES).sum(-1), 1, atol=1e-2)
     assert run.probe_values['value'].shape == (3, 3), 'ratios of every probe'
     row = {'arm': 'softmax', 'step': 20, 'sink/1': 40.0, 'sink/star': None, 'alpha/1': 0.3, 'valid/loss': 5 - 20 / 12}
-    table = summary_table.make_run_table(found)
+    table = summary_table.make_run_table(loaded_runs)
     assert {name: table[0][name] for name in row} == row
-    shown = dict(zip(summary_table.RUN_HEADINGS, summary_table.format_run_cells(table[0]), strict=True))
+    cells = dict(zip(summary_table.RUN_HEADINGS, summary_table.format_run_cells(table[0]), strict=True))
     expected = ('40.0 %', '-', '0.300', '3.333 nats', '10-20', 'done')
     names = 'Sink_1', 'Sink_*', 'alpha_1', 'valid loss', 'emerges (step)', 'end'
-    assert tuple(shown[name] for name in names) == expected
+    assert tuple(cells[name] for name in names) == expected
 
 
 def test_run_names_contain_row_changed_fields_seed_and_folder(tmp_path):
-    given = [('a', dict(seed=0)), ('b', dict(seed=1)), ('c', dict(seed=1)), ('d', dict(optimizer__weight_decay=0.5))]
-    for name, more in given:
-        made_up(tmp_path / name, 'softmax', **{'optimizer__weight_decay': 0.1, **more})
-    found = runs.read_runs([f'{tmp_path}/{name}' for name in 'abcd'])
+    run_fields = [
+        ('a', dict(seed=0)),
+        ('b', dict(seed=1)),
+        ('c', dict(seed=1)),
+        ('d', dict(optimizer__weight_decay=0.5)),
+    ]
+    for name, fields in run_fields:
+        made_up(tmp_path / name, 'softmax', **{'optimizer__weight_decay': 0.1, **fields})
+    loaded_runs = runs.read_runs([f'{tmp_path}/{name}' for name in 'abcd'])
     plain = 'softmax, weight_decay 0.1'
     names = [f'{plain}, seed 0', f'{plain}, seed 1 (b)', f'{plain}, seed 1 (c)', 'softmax, weight_decay 0.5']
-    assert [run.name for run in found] == names
-    assert [arm.name for arm in run_groups.group_runs(found)] == [plain, 'softmax, weight_decay 0.5']
+    assert [run.name for run in loaded_runs] == names
+    assert [arm.name for arm in run_groups.group_runs(loaded_runs)] == [plain, 'softmax, weight_decay 0.5']
     assert runs.read_runs([f'{tmp_path}/a'])[0].name == 'softmax'
 
 
@@ -126,8 +131,8 @@ def test_read_runs_selects_probes_evenly_with_first_and_last(monkeypatch, tmp_pa
 def test_mean_over_seeds_excludes_diverged_run(tmp_path):
     paths = [made_up(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
     paths.append(made_up(tmp_path / '2', 'softmax', seed=2, steps=(0, 10), end='diverged', optimizer__steps=20))
-    found = runs.read_runs(paths)
-    (arm,) = run_groups.group_runs(found)
+    loaded_runs = runs.read_runs(paths)
+    (arm,) = run_groups.group_runs(loaded_runs)
     steps, mean, spread = run_groups.compute_mean_curve(arm.counted_runs, 'sink/1')
     assert steps == [0, 10, 20]
     np.testing.assert_allclose(mean, [0, 25, 50])
@@ -135,22 +140,22 @@ def test_mean_over_seeds_excludes_diverged_run(tmp_path):
     (row,) = run_groups.make_group_table([arm])
     assert row['ours']['sink/1'] == pytest.approx(dict(mean=50, sd=10 * 2**0.5, n=2))
     assert row['outcome'] == 'done 2/3, diverged 1/3'
-    said = summary_table.format_headline([arm])
-    assert said.startswith('softmax: ')
-    assert said.endswith('.')
-    assert summary_table.format_group(arm)[0] in said
-    counted, lost = summary_table.format_group(arm)
+    headline = summary_table.format_headline([arm])
+    assert headline.startswith('softmax: ')
+    assert headline.endswith('.')
+    assert summary_table.format_group(arm)[0] in headline
+    sink_text, failure_text = summary_table.format_group(arm)
     # share, lowest and highest share, steps, seeds, and the probes between which the sinks emerge
-    assert numbers_in(counted) == [50, 40, 60, 20, 2, 10, 20]
-    assert ('diverged' in lost, numbers_in(lost)) == (True, [2, 10])
+    assert parse_integers(sink_text) == [50, 40, 60, 20, 2, 10, 20]
+    assert ('diverged' in failure_text, parse_integers(failure_text)) == (True, [2, 10])
 
 
 def test_headline_counts_seeds_with_sink(tmp_path):
-    for seed, more in enumerate([None, {'sink/1': 0.0}, None]):
-        made_up(tmp_path / str(seed), 'softmax', seed=seed, more=more)
+    for seed, extra_metrics in enumerate([None, {'sink/1': 0.0}, None]):
+        made_up(tmp_path / str(seed), 'softmax', seed=seed, more=extra_metrics)
     (arm,) = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
-    (words,) = summary_table.format_group(arm)
-    assert numbers_in(words)[-4:] == [10, 20, 2, 3]
+    (description,) = summary_table.format_group(arm)
+    assert parse_integers(description)[-4:] == [10, 20, 2, 3]
 
 
 def test_group_table_reports_direction_relative_to_published_values(tmp_path):
@@ -162,12 +167,14 @@ def test_group_table_reports_direction_relative_to_published_values(tmp_path):
         ('d', 0, 3.0),
         ('e', 4, None),
     ):
-        given = {} if published is None else {'sink/1': published}
-        made_up(tmp_path / name, name, seed=0, published=given, more={'sink/1': 10.0 + seed}, model__x=name)
-    found = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in ('b', 'softmax', 'c', 'd', 'e')]))
-    said = {row['row']: row['direction'] for row in run_groups.make_group_table(found)}
-    assert [*said] == ['softmax', 'b', 'c', 'd', 'e']
-    assert [*said.values()] == ['', 'as published, one seed', 'opposite, one seed', 'no difference', '']
+        published_values = {} if published is None else {'sink/1': published}
+        made_up(
+            tmp_path / name, name, seed=0, published=published_values, more={'sink/1': 10.0 + seed}, model__x=name
+        )
+    groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in ('b', 'softmax', 'c', 'd', 'e')]))
+    directions = {row['row']: row['direction'] for row in run_groups.make_group_table(groups)}
+    assert [*directions] == ['softmax', 'b', 'c', 'd', 'e']
+    assert [*directions.values()] == ['', 'as published, one seed', 'opposite, one seed', 'no difference', '']
 
 
 def test_headline_names_groups_without_sink_probe_or_final_step(tmp_path):
@@ -176,24 +183,29 @@ def test_headline_names_groups_without_sink_probe_or_final_step(tmp_path):
     made_up(tmp_path / 'c', 'silent', probes=False, end='unfinished', steps=(0, 10), optimizer__steps=20)
     made_up(tmp_path / 'd', 'wild', end='diverged')
     made_up(tmp_path / 'e', 'halted', end='stopped', more={'sink/1': 0.0})
-    found = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in 'abcde']))
-    said = dict(part.split(': ', 1) for part in summary_table.format_headline(found).removesuffix('.').split('; '))
-    assert {name: numbers_in(words) for name, words in said.items()} == {
+    groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in 'abcde']))
+    descriptions = dict(
+        part.split(': ', 1) for part in summary_table.format_headline(groups).removesuffix('.').split('; ')
+    )
+    assert {name: parse_integers(description) for name, description in descriptions.items()} == {
         'softmax': [40, 20, 0, 10, 20],  # share, steps, seed, emergence
         'none': [20, 0],
         'silent': [],
         'wild': [20],
         'halted': [20, 0],
     }
-    assert {name for name, words in said.items() if words.startswith('none')} == {'none', 'halted'}
+    assert {name for name, description in descriptions.items() if description.startswith('none')} == {
+        'none',
+        'halted',
+    }
     for name, word in (('silent', 'no probe'), ('wild', 'diverged'), ('halted', 'stopped')):
-        assert [one for one, words in said.items() if word in words] == [name]
-    first, *others = summary_table.format_many_groups(found).removesuffix('.').split('; ')
-    assert numbers_in(first) == [5, 5, 0, 40], 'runs, rows, the lowest and the highest share'
+        assert [row for row, description in descriptions.items() if word in description] == [name]
+    first, *others = summary_table.format_many_groups(groups).removesuffix('.').split('; ')
+    assert parse_integers(first) == [5, 5, 0, 40], 'runs, rows, the lowest and the highest share'
     assert re.findall(r'\((\w+)\)', first) == ['none', 'softmax']
-    assert numbers_in(others[0]) == [2, 3], 'rows without a sink, of those that have a probe'
+    assert parse_integers(others[0]) == [2, 3], 'rows without a sink, of those that have a probe'
     for word in ('unfinished', 'diverged', 'stopped', 'probe'):
-        assert [numbers_in(part) for part in others[1:] if word in part] == [[1]], word
+        assert [parse_integers(part) for part in others[1:] if word in part] == [[1]], word
 
 
 @pytest.mark.parametrize(
@@ -204,9 +216,9 @@ def test_emergence_is_first_probe_that_stays_above_half_of_final_rate(tmp_path, 
     lines = [json.dumps(dict(step=10 * place, seconds=1, **{'sink/1': rate})) for place, rate in enumerate(rates)]
     (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
     run = runs.read_runs([path])[0]
-    one = emergence.find_run_emergence(run)
-    step, head = first_to_stay(run.probe_steps, run.probe_values['alpha'])
-    assert one == RunEmergence(after, at, rates[at // 10], head, step)
+    actual = emergence.find_run_emergence(run)
+    step, head = find_first_lasting_head(run.probe_steps, run.probe_values['alpha'])
+    assert actual == RunEmergence(after, at, rates[at // 10], head, step)
 
 
 @pytest.mark.parametrize('runs_of_row', [1, 2])
@@ -216,16 +228,16 @@ def test_emergence_is_absent_when_final_rate_exists_at_step_0(tmp_path, runs_of_
     for decay in (0.1, 0.5):
         for seed in range(runs_of_row):
             paths.append(tmp_path / f'{decay}-{seed}')
-            more = {'sink/1': 10.0}
-            made_up(paths[-1], f'decay_{decay}', seed=seed, more=more, optimizer__weight_decay=decay)
-    found = run_groups.group_runs(runs.read_runs(list(map(str, paths))))
-    assert [emergence.select_learned(arm.counted_runs) for arm in found] == [[], []]
-    assert 'emerging' not in summary_table.format_headline(found)
-    assert 'before training' in summary_table.format_headline(found)
-    drawn = figure_data.LineFigures(found, BinaryPayload())
-    assert drawn.make_sink_and_loss_figure(False)['panels'][0]['marks'] == []
-    (axis,) = run_groups.find_axes(found, run_groups.make_group_table(found))
-    assert 'step of emergence' not in [panel['label'] for panel in drawn.make_axis_figure(axis)['panels']]
+            extra_metrics = {'sink/1': 10.0}
+            made_up(paths[-1], f'decay_{decay}', seed=seed, more=extra_metrics, optimizer__weight_decay=decay)
+    groups = run_groups.group_runs(runs.read_runs(list(map(str, paths))))
+    assert [emergence.select_learned(arm.counted_runs) for arm in groups] == [[], []]
+    assert 'emerging' not in summary_table.format_headline(groups)
+    assert 'before training' in summary_table.format_headline(groups)
+    figures = figure_data.LineFigures(groups, BinaryPayload())
+    assert figures.make_sink_and_loss_figure(False)['panels'][0]['marks'] == []
+    (axis,) = run_groups.find_axes(groups, run_groups.make_group_table(groups))
+    assert 'step of emergence' not in [panel['label'] for panel in figures.make_axis_figure(axis)['panels']]
 
 
 def test_emergence_is_interval_in_both_tables_and_figure(tmp_path):
@@ -235,16 +247,19 @@ def test_emergence_is_interval_in_both_tables_and_figure(tmp_path):
     page.write_report_page(tmp_path / 'report.html', runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
     html = (tmp_path / 'report.html').read_text()
     by_row, by_run = (re.search(f'id="table-{name}".*?</table>', html, re.DOTALL)[0] for name in ('rows', 'runs'))
-    found = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
-    each = [[emergence.compute_span([run]) for run in arm.counted_runs] for arm in found]
-    assert [[(one.start_step, one.end_step) for one in spans] for spans in each] == [[(10, 20), (0, 15)], [(10, 20)]]
+    groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
+    spans_by_group = [[emergence.compute_span([run]) for run in arm.counted_runs] for arm in groups]
+    assert [[(item.start_step, item.end_step) for item in spans] for spans in spans_by_group] == [
+        [(10, 20), (0, 15)],
+        [(10, 20)],
+    ]
     assert re.findall(r'<td>(\d+-\d+)</td>', by_row) == ['0-20', '10-20']
     assert re.findall(r'<td>(\d+-\d+)</td>', by_run) == ['10-20', '0-15', '10-20']
-    (axis,) = run_groups.find_axes(found, run_groups.make_group_table(found))
+    (axis,) = run_groups.find_axes(groups, run_groups.make_group_table(groups))
     (panel,) = [
-        one
-        for one in figure_data.LineFigures(found, BinaryPayload()).make_axis_figure(axis)['panels']
-        if 'emergence' in one['label']
+        item
+        for item in figure_data.LineFigures(groups, BinaryPayload()).make_axis_figure(axis)['panels']
+        if 'emergence' in item['label']
     ]
     assert [line['words'] for line in panel['lines']] == [['0-20', '10-20']]
 
@@ -260,13 +275,13 @@ def test_loss_figure_draws_training_as_line_and_validation_as_dots(tmp_path):
     ]
 
 
-def first_to_stay(steps, alpha_NLH):
+def find_first_lasting_head(steps, alpha_NLH):
     """Return (step, (layer, head) from 1) of the strongest of the first heads that stay above 0.3."""
-    for at, step in enumerate(steps):
+    for index, step in enumerate(steps):
         staying = [
-            (alpha_NLH[at][place], tuple(number + 1 for number in place))
-            for place in np.ndindex(alpha_NLH[0].shape)
-            if all(alpha_LH[place] > 0.3 for alpha_LH in alpha_NLH[at:])
+            (alpha_NLH[index][position], tuple(number + 1 for number in position))
+            for position in np.ndindex(alpha_NLH[0].shape)
+            if all(alpha_LH[position] > 0.3 for alpha_LH in alpha_NLH[index:])
         ]
         if staying:
             return step, max(staying)[1]
@@ -283,27 +298,27 @@ def test_first_head_excludes_head_that_falls_again(tmp_path):
 
 
 def test_axes_list_each_numeric_field_that_alone_differs(tmp_path):
-    given = [(0.1, 1e-3, None), (0.5, 1e-3, None), (0.1, 1e-2, None), (0.5, 1e-1, 4)]
-    for at, (decay, rate, window) in enumerate(given):
+    settings = [(0.1, 1e-3, None), (0.5, 1e-3, None), (0.1, 1e-2, None), (0.5, 1e-1, 4)]
+    for index, (decay, rate, window) in enumerate(settings):
         config = dict(optimizer__weight_decay=decay, optimizer__peak_learning_rate=rate, model__mask__window=window)
-        made_up(tmp_path / str(at), f'row{at}', data__length=64, published={'sink/1': 18.18}, **config)
-    found = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{at}' for at in range(4)]))
-    one, other = run_groups.find_axes(found, run_groups.make_group_table(found))
-    assert (one.name, one.labels) == ('weight decay', ['0.1', '0.5'])
-    assert (other.name, other.labels) == ('peak learning rate', ['0.001', '0.01'])
-    assert [[point.group_name for point in line] for line in one.lines] == [['row0', 'row1']]
-    assert one.lines[0][0].published == {'sink/1': 18.18}
+        made_up(tmp_path / str(index), f'row{index}', data__length=64, published={'sink/1': 18.18}, **config)
+    groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{index}' for index in range(4)]))
+    decay_axis, rate_axis = run_groups.find_axes(groups, run_groups.make_group_table(groups))
+    assert (decay_axis.name, decay_axis.labels) == ('weight decay', ['0.1', '0.5'])
+    assert (rate_axis.name, rate_axis.labels) == ('peak learning rate', ['0.001', '0.01'])
+    assert [[point.group_name for point in line] for line in decay_axis.lines] == [['row0', 'row1']]
+    assert decay_axis.lines[0][0].published == {'sink/1': 18.18}
 
 
 def test_emergence_figure_draws_interval_between_probes(tmp_path):
     """Check that segments span two probes, and that tick labels count runs in which a sink emerges."""
-    given = [(1e-3, 0, (0, 10, 20), {}), (1e-3, 1, (0, 10, 20), {'sink/1': 0.0}), (1e-2, 0, (0, 40, 60), {})]
-    for rate, seed, steps, more in given:
+    run_settings = [(1e-3, 0, (0, 10, 20), {}), (1e-3, 1, (0, 10, 20), {'sink/1': 0.0}), (1e-2, 0, (0, 40, 60), {})]
+    for rate, seed, steps, extra_metrics in run_settings:
         config = dict(optimizer__peak_learning_rate=rate, optimizer__steps=60)
-        made_up(tmp_path / f'{rate}-{seed}', f'rate_{rate}', steps, seed, more=more, **config)
-    found = run_groups.group_runs(runs.read_runs(sorted(map(str, tmp_path.iterdir()))))
-    ((_, draw, along),) = [entry for entry in pictures.list_figures(found) if entry[0] == 'emergence']
-    (axis,) = draw(found, along).axes
+        made_up(tmp_path / f'{rate}-{seed}', f'rate_{rate}', steps, seed, more=extra_metrics, **config)
+    groups = run_groups.group_runs(runs.read_runs(sorted(map(str, tmp_path.iterdir()))))
+    ((_, draw, along),) = [entry for entry in pictures.list_figures(groups) if entry[0] == 'emergence']
+    (axis,) = draw(groups, along).axes
     assert [[(x, y) for x, y in segment] for bars in axis.collections for segment in bars.get_segments()] == [
         [(0, 10), (0, 20)],
         [(1, 0), (1, 40)],
@@ -315,8 +330,8 @@ def test_emergence_figure_draws_interval_between_probes(tmp_path):
 def test_axis_labels_window_none_with_sequence_length(tmp_path):
     for window in (None, 8):
         made_up(tmp_path / str(window), f'window_{window}', model__mask__window=window, data__length=64)
-    found = run_groups.group_runs(runs.read_runs([f'{tmp_path}/None', f'{tmp_path}/8']))
-    (axis,) = run_groups.find_axes(found, run_groups.make_group_table(found))
+    groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/None', f'{tmp_path}/8']))
+    (axis,) = run_groups.find_axes(groups, run_groups.make_group_table(groups))
     assert axis.labels == ['8', '64']
 
 
@@ -335,8 +350,8 @@ def test_report_command_writes_requested_files_and_rejects_unusable_out_path(cap
     made_up(tmp_path / 'a', 'softmax')
     made_up(tmp_path / 'b', 'silent', probes=False, end='unfinished')
     assert main(['report', f'{tmp_path}/a', f'{tmp_path}/b', '--paper', '--svg', '--pdf', '--latex', '--json']) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [(row['arm'], row['probes'], row['outcome']) for row in said] == [
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row['arm'], row['probes'], row['outcome']) for row in rows] == [
         ('softmax', 3, 'done'),
         ('silent', 0, 'done'),
     ]
@@ -361,10 +376,10 @@ def test_report_command_orders_sweep_runs_by_row(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_pictures_are_png_files_wider_than_600_pixels(found, tmp_path):
-    written = pictures.write_pictures(tmp_path, found)
-    assert [path.name for path in written] == [f'{name}.png' for name in ('curves', *(p.name for p in FIGURES))]
-    for path in written:
+def test_pictures_are_png_files_wider_than_600_pixels(loaded_runs, tmp_path):
+    paths = pictures.write_pictures(tmp_path, loaded_runs)
+    assert [path.name for path in paths] == [f'{name}.png' for name in ('curves', *(p.name for p in FIGURES))]
+    for path in paths:
         head = path.read_bytes()[:24]
         assert head.startswith(b'\x89PNG')
         assert int.from_bytes(head[16:20], 'big') > 600

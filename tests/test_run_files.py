@@ -62,13 +62,13 @@ HARD = hypothesis.settings(
 
 
 @st.composite
-def changed_value(draw, found):
+def change_value(draw, value):
     """Return a JSON value with one part removed or replaced."""
-    if isinstance(found, dict | list) and found and draw(st.booleans()):
-        copy = found.copy()
-        key = draw(st.sampled_from(sorted(found) if isinstance(found, dict) else range(len(found))))
+    if isinstance(value, dict | list) and value and draw(st.booleans()):
+        copy = value.copy()
+        key = draw(st.sampled_from(sorted(value) if isinstance(value, dict) else range(len(value))))
         if draw(st.integers(0, 5)):
-            copy[key] = draw(changed_value(found[key]))
+            copy[key] = draw(change_value(value[key]))
         else:
             del copy[key]
         return copy
@@ -76,18 +76,18 @@ def changed_value(draw, found):
 
 
 @st.composite
-def changed_bytes(draw, content):
+def change_bytes(draw, content):
     """Return bytes with some flipped, cut off or inserted, including deep nesting and NaN."""
     content = bytearray(content)
     for _ in range(draw(st.integers(1, 3))):
-        at = draw(st.integers(0, max(0, len(content) - 1)))
+        position = draw(st.integers(0, max(0, len(content) - 1)))
         kind = draw(st.sampled_from(['flip', 'cut', 'insert', 'drop']))
         if kind == 'flip' and content:
-            content[at] ^= 1 << draw(st.integers(0, 7))
+            content[position] ^= 1 << draw(st.integers(0, 7))
         elif kind == 'cut':
-            del content[at:]
+            del content[position:]
         elif kind == 'drop':
-            del content[at : at + draw(st.integers(1, 20))]
+            del content[position : position + draw(st.integers(1, 20))]
         else:
             odd = [
                 b'NaN',
@@ -101,21 +101,21 @@ def changed_bytes(draw, content):
                 b'\n',
                 b'""',
             ]
-            content[at:at] = draw(st.sampled_from(odd))
+            content[position:position] = draw(st.sampled_from(odd))
     return bytes(content)
 
 
-def quickly(read, *given):
+def read_or_none(read_function, *arguments):
     """Return the result of a reader, or None if it raises DamagedFileError with a one-line message."""
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
-        return read(*given)
+        return read_function(*arguments)
     except DamagedFileError as error:
         if len(str(error).splitlines()) != 1:
             raise
         return None
     finally:
-        assert time.monotonic() - begun < SECONDS
+        assert time.monotonic() - start < SECONDS
 
 
 @pytest.mark.parametrize('kind', SOUND)
@@ -130,14 +130,14 @@ def test_decode_run_file_returns_written_value(kind):
 def test_decode_run_file_matches_schema_or_raises_for_damaged_json(kind, data):
     content = data.draw(
         st.one_of(
-            changed_value(SOUND[kind]).map(lambda found: json.dumps(found).encode()),
-            changed_bytes(json.dumps(SOUND[kind]).encode()),
+            change_value(SOUND[kind]).map(lambda value: json.dumps(value).encode()),
+            change_bytes(json.dumps(SOUND[kind]).encode()),
         )
     )
-    found = quickly(run_files.decode_run_file, content, kind, 'file')
-    if found is not None:
-        run_files.msgspec.convert(found, run_files.SCHEMAS[kind])
-        json.dumps(found, allow_nan=False)
+    value = read_or_none(run_files.decode_run_file, content, kind, 'file')
+    if value is not None:
+        run_files.msgspec.convert(value, run_files.SCHEMAS[kind])
+        json.dumps(value, allow_nan=False)
 
 
 @HARD
@@ -146,10 +146,10 @@ def test_decode_run_file_matches_schema_or_raises_for_damaged_json(kind, data):
 def test_decode_metrics_returns_records_or_faults_for_damaged_lines(data):
     number = data.draw(st.integers(0, len(RECORDS) - 1))
     lines = LINES.splitlines(keepends=True)
-    lines[number] = data.draw(changed_value(RECORDS[number]).map(lambda one: json.dumps(one).encode() + b'\n'))
-    content = data.draw(st.one_of(changed_bytes(LINES), st.just(b''.join(lines))))
-    found, faults = quickly(run_files.decode_metrics, content)
-    for record in found:
+    lines[number] = data.draw(change_value(RECORDS[number]).map(lambda changed: json.dumps(changed).encode() + b'\n'))
+    content = data.draw(st.one_of(change_bytes(LINES), st.just(b''.join(lines))))
+    records, faults = read_or_none(run_files.decode_metrics, content)
+    for record in records:
         assert type(record['step']) is int
         assert 0 <= record['step'] < 2**31
         for name, value in record.items():
@@ -166,8 +166,8 @@ def probe_file(tmp_path_factory):
     file = tmp_path_factory.mktemp('probe') / '00000008.npz'
     probe(file, np.random.default_rng(0))
     arrays = dict(np.load(file))
-    with file.open('wb') as opened:
-        np.savez_compressed(opened, **arrays)
+    with file.open('wb') as stream:
+        np.savez_compressed(stream, **arrays)
     return file
 
 
@@ -177,13 +177,13 @@ def probe_file(tmp_path_factory):
 def test_read_arrays_returns_written_values_or_raises_for_damaged_probe(probe_file, data):
     """Rely on the checksum of each array: arrays read from a damaged file equal the written ones."""
     file = probe_file.with_name('damaged.npz')
-    file.write_bytes(data.draw(changed_bytes(probe_file.read_bytes())))
-    found = quickly(run_files.read_arrays, file)
-    if found is not None:
-        with np.load(probe_file) as sound:
-            for name in found.keys() & {*sound.files}:
-                np.testing.assert_array_equal(found[name], sound[name])
-        quickly(run_files.check_dimensions, file, found)
+    file.write_bytes(data.draw(change_bytes(probe_file.read_bytes())))
+    actual = read_or_none(run_files.read_arrays, file)
+    if actual is not None:
+        with np.load(probe_file) as expected:
+            for name in actual.keys() & {*expected.files}:
+                np.testing.assert_array_equal(actual[name], expected[name])
+        read_or_none(run_files.check_dimensions, file, actual)
 
 
 def test_read_arrays_matches_numpy_load(tmp_path):
@@ -197,12 +197,12 @@ def test_read_arrays_matches_numpy_load(tmp_path):
     )
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / 'a.npz', **arrays)
-        found = run_files.read_arrays(tmp_path / 'a.npz')
+        actual = run_files.read_arrays(tmp_path / 'a.npz')
         with np.load(tmp_path / 'a.npz') as expected:
-            assert found.keys() == {*expected.files}
-            for name in found:
-                assert (found[name].dtype, found[name].shape) == (expected[name].dtype, expected[name].shape)
-                np.testing.assert_array_equal(found[name], expected[name])
+            assert actual.keys() == {*expected.files}
+            for name in actual:
+                assert (actual[name].dtype, actual[name].shape) == (expected[name].dtype, expected[name].shape)
+                np.testing.assert_array_equal(actual[name], expected[name])
 
 
 def test_read_arrays_rejects_oversized_header_without_allocation(tmp_path):
@@ -218,10 +218,12 @@ def test_read_arrays_rejects_oversized_header_without_allocation(tmp_path):
     tracemalloc.stop()
 
 
-def lines_of(*steps):
+def make_lines(*steps):
     """Return lines of metrics.jsonl; a negative step gives a truncated line."""
-    whole = [b'{"step": %d, "seconds": 0.5}\n' % abs(step) for step in steps]
-    return b''.join(line if step >= 0 else line[:20] + b'\n' for step, line in zip(steps, whole, strict=True))
+    complete_lines = [b'{"step": %d, "seconds": 0.5}\n' % abs(step) for step in steps]
+    return b''.join(
+        line if step >= 0 else line[:20] + b'\n' for step, line in zip(steps, complete_lines, strict=True)
+    )
 
 
 CRASHES = {
@@ -248,7 +250,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize('name', CRASHES)
 def test_decode_metrics_ignores_line_truncated_by_crash(name):
-    content = lines_of(*CRASHES[name])
+    content = make_lines(*CRASHES[name])
     records, faults = run_files.decode_metrics(content)
     assert faults == []
     assert [record['step'] for record in records] == [step for step in CRASHES[name] if step >= 0]
@@ -258,19 +260,19 @@ def test_decode_metrics_ignores_line_truncated_by_crash(name):
 @pytest.mark.parametrize('name', DAMAGES)
 def test_decode_metrics_reports_truncated_line_not_explained_by_crash(name):
     steps, line = DAMAGES[name]
-    faults = run_files.decode_metrics(lines_of(*steps))[1]
+    faults = run_files.decode_metrics(make_lines(*steps))[1]
     assert faults[0].line == line
     assert len(faults) == 1 + (name == 'two lines in a row')
 
 
 def crash(folder, *steps, cut):
     """Record steps, and truncate the line of one more step as a killed attempt does."""
-    attempt(folder, *steps)
+    record_attempt(folder, *steps)
     with (folder.path / 'metrics.jsonl').open('ab') as file:
-        file.write(lines_of(-cut)[:-1])
+        file.write(make_lines(-cut)[:-1])
 
 
-def attempt(folder, *steps):
+def record_attempt(folder, *steps):
     metrics = folder.open_metrics_writer(lambda: None)
     for step in steps:
         metrics.append(dict(step=step, seconds=step / 2))
@@ -281,8 +283,8 @@ def test_read_records_skips_lines_truncated_by_two_crashes(tmp_path, capsys):
     folder = RunDir(tmp_path)
     crash(folder, 1, 2, 3, cut=4)
     crash(folder, 3, cut=4)
-    attempt(folder)
-    attempt(folder, 3)
+    record_attempt(folder)
+    record_attempt(folder, 3)
     assert [record['step'] for record in folder.read_records(8, strict=True)] == [1, 2, 3]
     assert folder.read_metric_lines_from(0)[0] == folder.read_metric_lines()
     assert capsys.readouterr().err == ''
@@ -292,7 +294,7 @@ def test_read_records_accepts_other_steps_after_truncated_line(tmp_path, capsys)
     """Resume from a checkpoint of step 3, so that no repeated step marks the new attempt."""
     folder = RunDir(tmp_path)
     crash(folder, 1, 2, 3, cut=4)
-    attempt(folder, 5, 10)
+    record_attempt(folder, 5, 10)
     assert [record['step'] for record in folder.read_records(10, strict=True)] == [1, 2, 3, 5, 10]
     assert folder.read_metric_lines_from(0)[0] == folder.read_metric_lines()
     assert capsys.readouterr().err == ''
@@ -302,37 +304,37 @@ def test_read_metric_lines_from_reports_no_damage_across_crash_and_resume(tmp_pa
     folder = RunDir(tmp_path)
     crash(folder, 1, 2, 3, cut=4)
     records, byte = folder.read_metric_lines_from(0)
-    attempt(folder, 2, 3)
-    more, byte = folder.read_metric_lines_from(byte)
-    attempt(folder, 4, 5)
-    last, _ = folder.read_metric_lines_from(byte)
-    assert [record['step'] for record in records + more + last] == [1, 2, 3, 2, 3, 4, 5]
+    record_attempt(folder, 2, 3)
+    next_records, byte = folder.read_metric_lines_from(byte)
+    record_attempt(folder, 4, 5)
+    last_records, _ = folder.read_metric_lines_from(byte)
+    assert [record['step'] for record in records + next_records + last_records] == [1, 2, 3, 2, 3, 4, 5]
     assert capsys.readouterr().err == ''
 
 
 @pytest.mark.parametrize('left', [b'{', b'{"st', b'{"step": 4', b'{"step": 4, "seconds": 2.0'])
 def test_metrics_writer_removes_truncated_last_line(tmp_path, left):
-    (tmp_path / 'metrics.jsonl').write_bytes(lines_of(1, 2) + left)
-    attempt(RunDir(tmp_path), 2)
-    assert (tmp_path / 'metrics.jsonl').read_bytes() == lines_of(1, 2) + b'{"step": 2, "seconds": 1.0}\n'
+    (tmp_path / 'metrics.jsonl').write_bytes(make_lines(1, 2) + left)
+    record_attempt(RunDir(tmp_path), 2)
+    assert (tmp_path / 'metrics.jsonl').read_bytes() == make_lines(1, 2) + b'{"step": 2, "seconds": 1.0}\n'
 
 
 @pytest.mark.parametrize('left', [b'{"step": 3, "seconds": 1.5}', b'null', bytes(9), b'{"a": 1'])
 def test_metrics_writer_keeps_complete_or_damaged_last_line(tmp_path, left):
-    (tmp_path / 'metrics.jsonl').write_bytes(lines_of(1, 2) + left)
-    attempt(RunDir(tmp_path), 4)
-    assert (tmp_path / 'metrics.jsonl').read_bytes() == lines_of(1, 2) + left + b'\n{"step": 4, "seconds": 2.0}\n'
+    (tmp_path / 'metrics.jsonl').write_bytes(make_lines(1, 2) + left)
+    record_attempt(RunDir(tmp_path), 4)
+    assert (tmp_path / 'metrics.jsonl').read_bytes() == make_lines(1, 2) + left + b'\n{"step": 4, "seconds": 2.0}\n'
 
 
 def test_metrics_writer_removes_nothing_after_lease_is_lost(tmp_path):
-    (tmp_path / 'metrics.jsonl').write_bytes(lines_of(1) + b'{"st')
+    (tmp_path / 'metrics.jsonl').write_bytes(make_lines(1) + b'{"st')
 
     def check():
         raise LeaseLostError('taken over')
 
     with pytest.raises(LeaseLostError):
         RunDir(tmp_path).open_metrics_writer(check)
-    assert (tmp_path / 'metrics.jsonl').read_bytes() == lines_of(1) + b'{"st'
+    assert (tmp_path / 'metrics.jsonl').read_bytes() == make_lines(1) + b'{"st'
 
 
 SHAPES = {
@@ -359,12 +361,12 @@ def test_read_run_file_rejects_too_large_file(tmp_path):
 
 
 def test_lease_file_has_mode_644(tmp_path):
-    before = os.umask(0)
+    old_umask = os.umask(0)
     try:
         with hold_lease(tmp_path):
             assert stat.S_IMODE((tmp_path / 'lease.json').stat().st_mode) == 0o644
     finally:
-        os.umask(before)
+        os.umask(old_umask)
 
 
 def test_read_records_names_damaged_line_once(tmp_path, capsys):
@@ -374,9 +376,9 @@ def test_read_records_names_damaged_line_once(tmp_path, capsys):
     file.write_text('\n'.join([lines[0], 'null', *lines[1:], '{"step": "x"}']) + '\n')
     assert [record['step'] for record in folder.read_records()] == [0, 10, 20]
     folder.read_records()
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith('sinklab: ')
-    assert all(part in said for part in (str(file), 'line 2', 'Expected object, got null'))
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith('sinklab: ')
+    assert all(part in message for part in (str(file), 'line 2', 'Expected object, got null'))
     with pytest.raises(DamagedFileError, match='line 2'):
         folder.read_records(strict=True)
 
@@ -384,7 +386,7 @@ def test_read_records_names_damaged_line_once(tmp_path, capsys):
 def test_read_metric_lines_from_names_later_fault(tmp_path, capsys):
     folder = RunDir(tmp_path)
     file = tmp_path / 'metrics.jsonl'
-    file.write_bytes(lines_of(1) + b'null\n')
+    file.write_bytes(make_lines(1) + b'null\n')
     _, byte = folder.read_metric_lines_from(0)
     for _ in range(2):
         folder.read_metric_lines_from(0)
@@ -393,24 +395,24 @@ def test_read_metric_lines_from_names_later_fault(tmp_path, capsys):
         for err in [capsys.readouterr().err]
         for part in (str(file), 'line 2', 'Expected object, got null')
     )
-    with file.open('ab') as opened:
-        opened.write(lines_of(2) + b'\n5\n' + lines_of(3) + b'{"st')
-    records, after = folder.read_metric_lines_from(byte)
+    with file.open('ab') as stream:
+        stream.write(make_lines(2) + b'\n5\n' + make_lines(3) + b'{"st')
+    records, end = folder.read_metric_lines_from(byte)
     assert [record['step'] for record in records] == [2, 3]
-    assert after == file.stat().st_size - len(b'{"st')
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith('sinklab: ')
-    assert all(part in said for part in (str(file), 'line 4', 'empty'))
-    assert folder.read_metric_lines_from(after) == ([], after)
+    assert end == file.stat().st_size - len(b'{"st')
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith('sinklab: ')
+    assert all(part in message for part in (str(file), 'line 4', 'empty'))
+    assert folder.read_metric_lines_from(end) == ([], end)
 
 
 def test_read_records_summarizes_steps_beyond_end_in_one_line(tmp_path, capsys):
     folder = RunDir(tmp_path)
-    attempt(folder, *range(1, 30))
+    record_attempt(folder, *range(1, 30))
     folder.read_records(20)
-    (said,) = capsys.readouterr().err.splitlines()
-    assert 'step 21' in said
-    assert '20 steps' in said
+    (message,) = capsys.readouterr().err.splitlines()
+    assert 'step 21' in message
+    assert '20 steps' in message
 
 
 def test_read_records_ignores_step_beyond_end(tmp_path, capsys):
@@ -429,8 +431,8 @@ def test_read_runs_skips_damaged_run_and_report_rejects_it(tmp_path, capsys):
     assert [run.name for run in runs.read_runs(paths)] == ['b']
     assert all(part in err for err in [capsys.readouterr().err] for part in ('row.json', 'got int', '$.row'))
     assert main(['report', paths[0]]) == 1
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith('sinklab report: ')
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith('sinklab report: ')
 
 
 def test_load_probe_values_rejects_probe_of_other_model(tmp_path):

@@ -28,12 +28,12 @@ def disk(monkeypatch):
     monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
-def begun(path, value=0.0, born_with_id=True):
+def make_run(path, value=0.0, born_with_id=True):
     """Return a run with checkpoints 2 and 4, whose parameters equal `value`."""
     folder = RunDir(path)
     folder.initialize(tiny(), {})
     if not born_with_id:
-        forget_id(folder)
+        delete_run_id(folder)
     checkpoints = Checkpointer(folder, RULES, {})
     for step in (2, 4):
         checkpoints.save(step, dict(step=jnp.int32(step), params=dict(w=jnp.full(3, value))))
@@ -41,12 +41,12 @@ def begun(path, value=0.0, born_with_id=True):
     return folder
 
 
-def forget_id(folder):
+def delete_run_id(folder):
     """Delete run.json, as in runs of versions without ids."""
     (folder.path / 'run.json').unlink()
 
 
-def put(source, target, step=4):
+def replace_checkpoint(source, target, step=4):
     """Replace a checkpoint and its digests with those of another run."""
     for kind in ('checkpoints', 'digests'):
         shutil.rmtree(target.path / kind / str(step))
@@ -54,18 +54,18 @@ def put(source, target, step=4):
 
 
 def test_runs_of_same_config_have_different_ids_in_checkpoints(tmp_path):
-    ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs')
-    assert ours.read_run_id() != theirs.read_run_id()
-    assert ours.read_json('config') == theirs.read_json('config')
-    for folder in (ours, theirs):
+    run, other_run = make_run(tmp_path / 'ours'), make_run(tmp_path / 'theirs')
+    assert run.read_run_id() != other_run.read_run_id()
+    assert run.read_json('config') == other_run.read_json('config')
+    for folder in (run, other_run):
         assert json.loads(digests.get_digest_path(folder, 4, 0).read_text())[RUN_ID_KEY] == folder.read_run_id()
         assert digests.find_corruption(folder, 4) is None
 
 
 @pytest.mark.parametrize(('ours', 'theirs'), [(True, True), (True, False)])
 def test_checkpoint_of_another_run_is_named_and_quarantined(tmp_path, ours, theirs):
-    ours, theirs = begun(tmp_path / 'ours', 1.0, ours), begun(tmp_path / 'theirs', 2.0, theirs)
-    put(theirs, ours)
+    ours, theirs = make_run(tmp_path / 'ours', 1.0, ours), make_run(tmp_path / 'theirs', 2.0, theirs)
+    replace_checkpoint(theirs, ours)
     checkpoints = Checkpointer(ours, RULES, {})
     newest, (line,) = checkpoints.find_latest_valid_step()
     checkpoints.close()
@@ -77,38 +77,40 @@ def test_checkpoint_of_another_run_is_named_and_quarantined(tmp_path, ours, thei
 
 
 def test_run_with_only_checkpoints_of_another_run_is_rejected_unchanged(tmp_path):
-    ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs')
+    run, other_run = make_run(tmp_path / 'ours'), make_run(tmp_path / 'theirs')
     for step in (2, 4):
-        put(theirs, ours, step)
-    with pytest.raises(UserError, match=theirs.read_run_id()):
-        Checkpointer(ours, RULES, {}).find_latest_valid_step()
-    assert ours.list_checkpoint_steps() == [2, 4]
+        replace_checkpoint(other_run, run, step)
+    with pytest.raises(UserError, match=other_run.read_run_id()):
+        Checkpointer(run, RULES, {}).find_latest_valid_step()
+    assert run.list_checkpoint_steps() == [2, 4]
 
 
-@pytest.mark.parametrize('command', [['verify'], ['restore-params', '--out={out}']], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    'command', [['verify'], ['restore-params', '--out={out}']], ids=lambda arguments: arguments[0]
+)
 def test_reader_rejects_checkpoint_of_another_run_with_one_line(tmp_path, capsys, command):
-    ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs')
-    put(theirs, ours)
-    verb, *options = (word.format(out=tmp_path / 'out') for word in command)
-    assert main(['checkpoint', verb, f'{ours}@4', *options]) == 1
+    run, other_run = make_run(tmp_path / 'ours'), make_run(tmp_path / 'theirs')
+    replace_checkpoint(other_run, run)
+    verb, *options = (argument.format(out=tmp_path / 'out') for argument in command)
+    assert main(['checkpoint', verb, f'{run}@4', *options]) == 1
     (line,) = ''.join(capsys.readouterr()).splitlines()
-    assert ours.read_run_id() in line
-    assert theirs.read_run_id() in line
+    assert run.read_run_id() in line
+    assert other_run.read_run_id() in line
     assert not (tmp_path / 'out').exists()
 
 
 def test_newest_step_ignores_checkpoint_of_another_run(tmp_path):
-    ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs')
-    put(theirs, ours)
-    assert digests.find_newest_step(ours) == 2
-    (ours.path / 'run.json').write_text('{')
-    assert digests.find_newest_step(ours) == 4  # the owner is unknown, and readers reject the checkpoint
+    run, other_run = make_run(tmp_path / 'ours'), make_run(tmp_path / 'theirs')
+    replace_checkpoint(other_run, run)
+    assert digests.find_newest_step(run) == 2
+    (run.path / 'run.json').write_text('{')
+    assert digests.find_newest_step(run) == 4  # the owner is unknown, and readers reject the checkpoint
     with pytest.raises(UserError, match=r'run\.json'):
-        digests.find_corruption(ours, 4)
+        digests.find_corruption(run, 4)
 
 
 def test_run_without_id_resumes_without_id(tmp_path):
-    folder = begun(tmp_path / 'run', born_with_id=False)
+    folder = make_run(tmp_path / 'run', born_with_id=False)
     assert folder.read_run_id() is None
     assert digests.find_corruption(folder, 4) is None
     checkpoints = Checkpointer(folder, RULES, {})
@@ -120,17 +122,17 @@ def test_run_without_id_resumes_without_id(tmp_path):
 
 
 def test_copied_or_moved_run_keeps_id_and_checkpoints(tmp_path):
-    folder = begun(tmp_path / 'run', 3.0)
-    copied = RunDir(shutil.copytree(folder.path, tmp_path / 'copied'))
-    moved = RunDir(shutil.move(folder.path, tmp_path / 'moved'))
-    for other in (copied, moved):
-        assert digests.find_corruption(other, 4) is None
-        assert checkpointer_module.restore_parameters(other.path, 4)['w'][0] == 3
+    folder = make_run(tmp_path / 'run', 3.0)
+    run_copy = RunDir(shutil.copytree(folder.path, tmp_path / 'copied'))
+    moved_run = RunDir(shutil.move(folder.path, tmp_path / 'moved'))
+    for run in (run_copy, moved_run):
+        assert digests.find_corruption(run, 4) is None
+        assert checkpointer_module.restore_parameters(run.path, 4)['w'][0] == 3
 
 
 @pytest.mark.parametrize('content', ['', '[]', '5', '{}', '{"id": 5}', '{"id": ""}', '[' * 100_000, '\xff'], ids=len)
 def test_malformed_run_json_is_rejected(tmp_path, content):
-    folder = begun(tmp_path / 'run')
+    folder = make_run(tmp_path / 'run')
     (folder.path / 'run.json').write_text(content, encoding='latin-1')
     with pytest.raises(UserError, match=r'run\.json'):
         folder.read_run_id()
@@ -138,7 +140,7 @@ def test_malformed_run_json_is_rejected(tmp_path, content):
 
 @pytest.mark.parametrize('given', [5, '', [], {}], ids=str)
 def test_digests_with_invalid_id_are_rejected(tmp_path, given):
-    folder = begun(tmp_path / 'run')
+    folder = make_run(tmp_path / 'run')
     file = digests.get_digest_path(folder, 4, 0)
     file.write_text(json.dumps(json.loads(file.read_text()) | {RUN_ID_KEY: given}))
     assert (
@@ -165,9 +167,9 @@ def test_digests_of_one_process_with_another_id_are_rejected(tmp_path):
 
 
 def test_missing_run_json_is_replaced_by_common_id_of_checkpoints(tmp_path, capsys):
-    folder = begun(tmp_path / 'run')
+    folder = make_run(tmp_path / 'run')
     run_id, content = folder.read_run_id(), (folder.path / 'run.json').read_bytes()
-    forget_id(folder)
+    delete_run_id(folder)
     checkpoints = Checkpointer(folder, RULES, {})
     checkpoints.save(6, dict(step=jnp.int32(6), params=dict(w=jnp.zeros(3))))
     checkpoints.close()
@@ -181,21 +183,21 @@ def test_missing_run_json_is_replaced_by_common_id_of_checkpoints(tmp_path, caps
 
 @pytest.mark.parametrize('their_id', [True, False])
 def test_missing_run_json_with_different_ids_is_rejected_with_one_line(tmp_path, capsys, their_id):
-    ours, theirs = begun(tmp_path / 'ours'), begun(tmp_path / 'theirs', born_with_id=their_id)
-    run_id = ours.read_run_id()
-    put(theirs, ours)
-    forget_id(ours)
-    with pytest.raises(UserError, match=run_id) as raised:
-        Checkpointer(ours, RULES, {})
-    assert (theirs.read_run_id() or 'no id') in str(raised.value)
+    run, other_run = make_run(tmp_path / 'ours'), make_run(tmp_path / 'theirs', born_with_id=their_id)
+    run_id = run.read_run_id()
+    replace_checkpoint(other_run, run)
+    delete_run_id(run)
+    with pytest.raises(UserError, match=run_id) as error:
+        Checkpointer(run, RULES, {})
+    assert (other_run.read_run_id() or 'no id') in str(error.value)
     for command in (['verify'], ['restore-params', f'--out={tmp_path}/out'], ['ls']):
-        assert main(['checkpoint', command[0], f'{ours}@4', *command[1:]]) == 1
+        assert main(['checkpoint', command[0], f'{run}@4', *command[1:]]) == 1
         (line,) = ''.join(capsys.readouterr()).splitlines()
-        assert str(ours.path / 'run.json') in line
-    assert digests.find_newest_step(ours) == 4  # the owner is unknown, and readers reject the checkpoint
+        assert str(run.path / 'run.json') in line
+    assert digests.find_newest_step(run) == 4  # the owner is unknown, and readers reject the checkpoint
 
 
-class First:
+class FirstProcess:
     """Process 0 of two, which records the values that it gathers."""
 
     index, count = 0, 2
@@ -211,13 +213,13 @@ class First:
         pass
 
 
-class Second:
+class SecondProcess:
     """Process 1 of two, which receives the values of process 0."""
 
     index, count = 1, 2
 
-    def __init__(self, said):
-        self.said = said
+    def __init__(self, values):
+        self.said = values
 
     def gather(self, name, value):
         return [self.said[name], value]
@@ -227,29 +229,29 @@ class Second:
 
 
 def test_process_0_broadcasts_run_id_to_other_processes(tmp_path):
-    folder, first = RunDir(tmp_path / 'run'), First()
+    folder, first = RunDir(tmp_path / 'run'), FirstProcess()
     folder.initialize(tiny(), {})
     Checkpointer(folder, RULES, {}, first).close()
-    second = Checkpointer(RunDir(tmp_path / 'elsewhere').as_read_only(), RULES, {}, Second(first.said))
+    second = Checkpointer(RunDir(tmp_path / 'elsewhere').as_read_only(), RULES, {}, SecondProcess(first.said))
     second.close()
     assert second.run_id == folder.read_run_id()
 
 
 @pytest.mark.slow
 def test_resume_rejects_checkpoints_of_another_run_and_fork_gets_own_id(corpus, tmp_path):
-    ours, theirs = RunDir(tmp_path / 'ours'), RunDir(tmp_path / 'theirs')
-    for folder in (ours, theirs):
+    run, other_run = RunDir(tmp_path / 'ours'), RunDir(tmp_path / 'theirs')
+    for folder in (run, other_run):
         train(spec(corpus), folder.path)
     for step in (4, 8):
-        put(theirs, ours, step)
-    with pytest.raises(UserError, match=f'{theirs.read_run_id()}.*{ours.read_run_id()}'):
-        train(spec(corpus), ours.path)
-    forked, origin = RunDir(tmp_path / 'fork'), warm_start.WarmStart(theirs, 4, spec(corpus))
-    loop.train(spec(corpus), Hardware(), forked, dict(row='fork'), origin=origin)
-    assert forked.read_run_id() not in (None, theirs.read_run_id())
-    assert digests.find_corruption(forked, 4) is None
-    with pytest.raises(UserError, match=ours.read_run_id()):
+        replace_checkpoint(other_run, run, step)
+    with pytest.raises(UserError, match=f'{other_run.read_run_id()}.*{run.read_run_id()}'):
+        train(spec(corpus), run.path)
+    fork, origin = RunDir(tmp_path / 'fork'), warm_start.WarmStart(other_run, 4, spec(corpus))
+    loop.train(spec(corpus), Hardware(), fork, dict(row='fork'), origin=origin)
+    assert fork.read_run_id() not in (None, other_run.read_run_id())
+    assert digests.find_corruption(fork, 4) is None
+    with pytest.raises(UserError, match=run.read_run_id()):
         loop.train(
-            spec(corpus), Hardware(), RunDir(tmp_path / 'x'), {}, origin=warm_start.WarmStart(ours, 4, spec(corpus))
+            spec(corpus), Hardware(), RunDir(tmp_path / 'x'), {}, origin=warm_start.WarmStart(run, 4, spec(corpus))
         )
     assert not RunDir(tmp_path / 'x').has_run()

@@ -26,11 +26,11 @@ from sinklab.train import warm_start
 # Test only one kind of bucket by default where a related test covers the other kind.
 GS = pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
 S3 = pytest.mark.parametrize('bucket', ['s3', pytest.param('gs', marks=pytest.mark.exhaustive)], indirect=True)
-OURS = ('config.json', 'row.json', 'run.json', 'tokenizer.json')
+RUN_FILES = ('config.json', 'row.json', 'run.json', 'tokenizer.json')
 
 
 @pytest.fixture(scope='module')
-def disk(corpus, tmp_path_factory):
+def disk_path(corpus, tmp_path_factory):
     """Return the folder of an uninterrupted run of eight steps."""
     path = tmp_path_factory.mktemp('disk') / 'run'
     train(spec(corpus), path)
@@ -38,46 +38,46 @@ def disk(corpus, tmp_path_factory):
 
 
 @pytest.fixture
-def at(bucket):
+def bucket_path(bucket):
     return parse_path(f'{bucket.url}/runs/run')
 
 
-def arrays(path):
-    with path.open('rb') as file, np.load(file) as found:
-        return dict(found)
+def load_arrays(path):
+    with path.open('rb') as file, np.load(file) as archive:
+        return dict(archive)
 
 
-def params(path, step):
+def restore_params(path, step):
     return jax.tree.leaves(checkpointer.restore_parameters(path, step))
 
 
-def same(ours, theirs):
-    return len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs))
+def are_equal(actual, expected):
+    return len(actual) == len(expected) and all(map(np.array_equal, actual, expected))
 
 
-def alike(at, disk):
+def assert_same_run(bucket_path, disk_path):
     """Check that a run in a bucket has the content of a run on disk."""
-    ours, theirs = RunDir(at), RunDir(disk)
-    assert [ours.read_json(name) for name in ('config', 'row')] == [
-        theirs.read_json(name) for name in ('config', 'row')
+    bucket_run, disk_run = RunDir(bucket_path), RunDir(disk_path)
+    assert [bucket_run.read_json(name) for name in ('config', 'row')] == [
+        disk_run.read_json(name) for name in ('config', 'row')
     ]
-    assert timeless(ours.read_records()) == timeless(theirs.read_records())
-    assert [path.name for path in ours.probe_files] == [path.name for path in theirs.probe_files]
-    for one, other in zip(ours.probe_files, theirs.probe_files, strict=True):
-        assert one.read_bytes() == other.read_bytes()
-    assert ours.list_checkpoint_steps() == theirs.list_checkpoint_steps()
-    assert same(params(at, 8), params(disk, 8))
+    assert timeless(bucket_run.read_records()) == timeless(disk_run.read_records())
+    assert [path.name for path in bucket_run.probe_files] == [path.name for path in disk_run.probe_files]
+    for bucket_file, disk_file in zip(bucket_run.probe_files, disk_run.probe_files, strict=True):
+        assert bucket_file.read_bytes() == disk_file.read_bytes()
+    assert bucket_run.list_checkpoint_steps() == disk_run.list_checkpoint_steps()
+    assert are_equal(restore_params(bucket_path, 8), restore_params(disk_path, 8))
 
 
 @pytest.mark.slow
-def test_run_in_bucket_has_same_content_as_on_disk(corpus, at, disk):
-    train(spec(corpus), at)
-    alike(at, disk)
-    assert [line['step'] for line in RunDir(at).read_metric_lines()] == [
-        line['step'] for line in RunDir(disk).read_metric_lines()
+def test_run_in_bucket_has_same_content_as_on_disk(corpus, bucket_path, disk_path):
+    train(spec(corpus), bucket_path)
+    assert_same_run(bucket_path, disk_path)
+    assert [line['step'] for line in RunDir(bucket_path).read_metric_lines()] == [
+        line['step'] for line in RunDir(disk_path).read_metric_lines()
     ]
-    assert {name.partition('/')[0] for name in list_files(at)} == {
-        *OURS,
+    assert {name.partition('/')[0] for name in list_files(bucket_path)} == {
+        *RUN_FILES,
         'environment.json',
         'outcome.json',
         'metrics',
@@ -89,121 +89,135 @@ def test_run_in_bucket_has_same_content_as_on_disk(corpus, at, disk):
 
 @pytest.mark.slow
 @S3
-def test_crashed_run_in_bucket_resumes_to_same_result(corpus, at, disk):
+def test_crashed_run_in_bucket_resumes_to_same_result(corpus, bucket_path, disk_path):
     with pytest.raises(Died):
-        train(spec(corpus), at, Dying(at=6))
-    heard = Hearing()
-    train(spec(corpus), at, heard)
-    assert heard.begun[0] == 4
-    alike(at, disk)
+        train(spec(corpus), bucket_path, Dying(at=6))
+    callback = Hearing()
+    train(spec(corpus), bucket_path, callback)
+    assert callback.begun[0] == 4
+    assert_same_run(bucket_path, disk_path)
 
 
 @pytest.mark.slow
 @S3
-def test_fork_between_buckets_matches_fork_on_disk(corpus, at, disk, tmp_path):
+def test_fork_between_buckets_matches_fork_on_disk(corpus, bucket_path, disk_path, tmp_path):
     longer = spec(corpus, optimizer__steps=12)
-    train(spec(corpus), at)
+    train(spec(corpus), bucket_path)
 
-    def forked(parent, path):
+    def fork_run(parent, path):
         origin = warm_start.WarmStart(RunDir(parent), 8, spec(corpus))
         return timeless(train(longer, path, origin=origin))
 
-    ours, theirs = forked(at, at.parent / 'fork'), forked(disk, tmp_path / 'fork')
-    assert ours == theirs
-    assert RunDir(at.parent / 'fork').read_lineage()['run'] == '../run'
-    assert (
-        timeless(train(longer, tmp_path / 'here', origin=warm_start.WarmStart(RunDir(at), 8, spec(corpus)))) == ours
+    bucket_records, disk_records = (
+        fork_run(bucket_path, bucket_path.parent / 'fork'),
+        fork_run(disk_path, tmp_path / 'fork'),
     )
-    assert RunDir(tmp_path / 'here').read_lineage()['run'] == str(at)
+    assert bucket_records == disk_records
+    assert RunDir(bucket_path.parent / 'fork').read_lineage()['run'] == '../run'
+    assert (
+        timeless(train(longer, tmp_path / 'here', origin=warm_start.WarmStart(RunDir(bucket_path), 8, spec(corpus))))
+        == bucket_records
+    )
+    assert RunDir(tmp_path / 'here').read_lineage()['run'] == str(bucket_path)
 
 
 @pytest.mark.exhaustive
-def test_warm_start_from_parameters_in_bucket_matches_disk(corpus, at, disk, tmp_path):
-    train(spec(corpus), at)
+def test_warm_start_from_parameters_in_bucket_matches_disk(corpus, bucket_path, disk_path, tmp_path):
+    train(spec(corpus), bucket_path)
 
-    def tuned(parent, path):
-        given = cli.resolve_parent(f'params:{parent}@8', RunDir(path), SingleProcessGroup())
-        return timeless(train(spec(corpus), path, origin=cli.load_warm_start(given)))
+    def tune_run(parent, path):
+        parent_checkpoint = cli.resolve_parent(f'params:{parent}@8', RunDir(path), SingleProcessGroup())
+        return timeless(train(spec(corpus), path, origin=cli.load_warm_start(parent_checkpoint)))
 
-    assert tuned(at, at.parent / 'tuned') == tuned(disk, tmp_path / 'tuned')
-    assert RunDir(at.parent / 'tuned').list_checkpoint_steps() == [0, 4, 8]
-    assert RunDir(at.parent / 'tuned').read_lineage()['takes'] == 'params'
+    assert tune_run(bucket_path, bucket_path.parent / 'tuned') == tune_run(disk_path, tmp_path / 'tuned')
+    assert RunDir(bucket_path.parent / 'tuned').list_checkpoint_steps() == [0, 4, 8]
+    assert RunDir(bucket_path.parent / 'tuned').read_lineage()['takes'] == 'params'
 
 
 @pytest.mark.slow
 @GS
-def test_report_of_run_in_bucket_matches_disk(corpus, at, disk, capsys):
-    train(spec(corpus), at)
-    ours, theirs = (runs.read_runs([str(path)])[0] for path in (at, disk))
-    assert timeless(ours.records) == timeless(theirs.records)
-    assert all(np.array_equal(ours.probe_values[name], theirs.probe_values[name]) for name in theirs.probe_values)
-    assert main(['report', str(at), '--png']) == 0
-    assert f'{at}/report.html' in capsys.readouterr().out
-    assert (at / 'curves.png').read_bytes().startswith(b'\x89PNG')
-    assert main(['checkpoint', 'verify', str(at)]) == 0
-    assert main(['checkpoint', 'ls', str(at), '--json']) == 0
-    listed = json.loads(capsys.readouterr().out.split('sound\n')[-1])
-    assert [row['digests'] for row in listed] == ['complete'] * len(listed)
-    assert main(['report', f'{at.parent}/*/', '--out', str(at.parent / 'page')]) == 0
-    assert '<html' in (at.parent / 'page' / 'report.html').read_text()
+def test_report_of_run_in_bucket_matches_disk(corpus, bucket_path, disk_path, capsys):
+    train(spec(corpus), bucket_path)
+    bucket_run, disk_run = (runs.read_runs([str(path)])[0] for path in (bucket_path, disk_path))
+    assert timeless(bucket_run.records) == timeless(disk_run.records)
+    assert all(
+        np.array_equal(bucket_run.probe_values[name], disk_run.probe_values[name]) for name in disk_run.probe_values
+    )
+    assert main(['report', str(bucket_path), '--png']) == 0
+    assert f'{bucket_path}/report.html' in capsys.readouterr().out
+    assert (bucket_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+    assert main(['checkpoint', 'verify', str(bucket_path)]) == 0
+    assert main(['checkpoint', 'ls', str(bucket_path), '--json']) == 0
+    rows = json.loads(capsys.readouterr().out.split('sound\n')[-1])
+    assert [row['digests'] for row in rows] == ['complete'] * len(rows)
+    assert main(['report', f'{bucket_path.parent}/*/', '--out', str(bucket_path.parent / 'page')]) == 0
+    assert '<html' in (bucket_path.parent / 'page' / 'report.html').read_text()
 
 
 @pytest.mark.slow
 def test_train_step_sends_no_storage_requests(corpus, bucket):
     """Ignore requests for metrics and lease, which are sent at time intervals."""
-    between = []
+    request_counts = []
 
-    class Counting(Hearing):
+    class CountingCallback(Hearing):
         def on_record(self, record, written):
             if record['step'] in (1, 39):
-                between.append(len(bucket.proxy.requests))
+                request_counts.append(len(bucket.proxy.requests))
 
-    few = dict(optimizer__steps=40, checkpoint__every_steps=0, probe__every_steps=0, log__every_steps=1)
-    train(spec(corpus, **few), f'{bucket.url}/run', Counting())
-    asked = bucket.proxy.requests[slice(*between)]
-    assert [one for one in asked if '/metrics/' not in one.named and 'lease.json' not in one.named] == []
+    changes = dict(optimizer__steps=40, checkpoint__every_steps=0, probe__every_steps=0, log__every_steps=1)
+    train(spec(corpus, **changes), f'{bucket.url}/run', CountingCallback())
+    step_requests = bucket.proxy.requests[slice(*request_counts)]
+    assert [
+        request for request in step_requests if '/metrics/' not in request.named and 'lease.json' not in request.named
+    ] == []
 
 
-def test_denied_write_is_reported_before_training(corpus, bucket, at):
+def test_denied_write_is_reported_before_training(corpus, bucket, bucket_path):
     with (
         bucket.proxy.treating(lambda method, path: Answer(status=403) if method in ('POST', 'PUT') else None),
         pytest.raises(UserError, match=bucket.url),
     ):
-        train(spec(corpus), at)
+        train(spec(corpus), bucket_path)
 
 
-def test_unavailable_storage_raises_os_error_after_timeout(bucket, at):
+def test_unavailable_storage_raises_os_error_after_timeout(bucket, bucket_path):
     with (
         short_timeout(0.5),
         bucket.proxy.treating(lambda method, path: Answer(status=503)),
         pytest.raises(OSError, match=bucket.url),
     ):
-        RunDir(at).read_json('config')
+        RunDir(bucket_path).read_json('config')
 
 
 @pytest.mark.slow
 @GS
 @pytest.mark.exhaustive
 def test_repeated_sweep_in_bucket_trains_no_runs(corpus, bucket, capsys):
-    given = [
+    arguments = [
         '--config=configs/quickstart.py',
         '--size=smoke',
         '--rows=softmax,sigmoid',
         f'--workdir={bucket.url}/sweep',
     ]
-    given += [f'--config.data.source={corpus}', '--config.optimizer.steps=2', '--json']
-    assert main(['sweep', *given]) == 0
+    arguments += [f'--config.data.source={corpus}', '--config.optimizer.steps=2', '--json']
+    assert main(['sweep', *arguments]) == 0
     table = capsys.readouterr().out
     assert [row['outcome'] for row in json.loads(table)] == ['done 1/1'] * 2
-    written = [one.named for one in bucket.proxy.requests if one.writes and 'metrics' in one.named]
-    assert main(['sweep', *given]) == 0
+    written_names = [
+        request.named for request in bucket.proxy.requests if request.writes and 'metrics' in request.named
+    ]
+    assert main(['sweep', *arguments]) == 0
     assert capsys.readouterr().out == table
-    assert written == [one.named for one in bucket.proxy.requests if one.writes and 'metrics' in one.named] != []
+    assert (
+        written_names
+        == [request.named for request in bucket.proxy.requests if request.writes and 'metrics' in request.named]
+        != []
+    )
     assert json.loads((parse_path(bucket.url) / 'sweep' / 'sweep.json').read_text()) == json.loads(table)
 
 
-def test_follow_run_reads_run_in_bucket(at):
-    class Told(Hearing):
+def test_follow_run_reads_run_in_bucket(bucket_path):
+    class RecordingCallback(Hearing):
         steps = ()
 
         def on_train_begin(self, step, attention, changes):
@@ -212,60 +226,60 @@ def test_follow_run_reads_run_in_bucket(at):
         def on_record(self, record, written):
             self.steps = (*self.steps, record['step'])
 
-    folder, told = RunDir(at), Told()
+    folder, callback = RunDir(bucket_path), RecordingCallback()
     folder.initialize(tiny(), dict(row='tiny'))
-    with lease.hold_lease(at) as held:
-        metrics, looks = folder.open_metrics_writer(held.check), tail.follow_run(folder, told)
-        next(looks)
+    with lease.hold_lease(bucket_path) as held_lease:
+        metrics, updates = folder.open_metrics_writer(held_lease.check), tail.follow_run(folder, callback)
+        next(updates)
         folder.write_json('environment', dict(attempts=[dict(step=0, attention='dense')]))
         for step in (1, 2):
             metrics.append(dict(step=step))
             metrics.sync()
-            next(looks)
-        assert (told.notes, told.steps) == (['dense'], (1, 2))
+            next(updates)
+        assert (callback.notes, callback.steps) == (['dense'], (1, 2))
         metrics.append(dict(step=3))
         metrics.close()
         folder.write_json('outcome', dict(kind='done', message=''))
-    assert list(looks) == []
-    assert told.steps == (1, 2, 3)
+    assert list(updates) == []
+    assert callback.steps == (1, 2, 3)
 
 
 @pytest.mark.parametrize('missing', ['report', 'tail', 'checkpoint ls'])
-def test_denied_read_is_reported_in_one_line(bucket, at, capsys, missing):
+def test_denied_read_is_reported_in_one_line(bucket, bucket_path, capsys, missing):
     with bucket.proxy.treating(lambda method, path: Answer(status=403)):
-        assert main([*missing.split(), str(at)]) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert bucket.url in said[0]
+        assert main([*missing.split(), str(bucket_path)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert bucket.url in lines[0]
 
 
 @pytest.mark.exhaustive
-def test_busy_storage_does_not_change_run(corpus, bucket, at, disk):
+def test_busy_storage_does_not_change_run(corpus, bucket, bucket_path, disk_path):
     """Delay metrics, a probe and two checkpoints after step 3."""
-    until = []
+    deadlines = []
 
-    class Busy(Hearing):
+    class DelayingCallback(Hearing):
         def on_record(self, record, written):
-            if record['step'] == 3 and not until:
-                until.append(time.monotonic() + 60)
+            if record['step'] == 3 and not deadlines:
+                deadlines.append(time.monotonic() + 60)
 
-    def busy(method, path):
-        return Answer(status=503) if until and time.monotonic() < until[0] else None
+    def answer_busy(method, path):
+        return Answer(status=503) if deadlines and time.monotonic() < deadlines[0] else None
 
-    with bucket.proxy.treating(busy):
-        train(spec(corpus), at, Busy())
-    assert time.monotonic() > until[0]
-    alike(at, disk)
+    with bucket.proxy.treating(answer_busy):
+        train(spec(corpus), bucket_path, DelayingCallback())
+    assert time.monotonic() > deadlines[0]
+    assert_same_run(bucket_path, disk_path)
 
 
 @GS
-def test_lost_write_permission_keeps_last_checkpoint_and_run_resumes(corpus, bucket, at, disk):
-    def closed(method, path):
+def test_lost_write_permission_keeps_last_checkpoint_and_run_resumes(corpus, bucket, bucket_path, disk_path):
+    def deny_checkpoint(method, path):
         return Answer(status=403) if method in ('POST', 'PUT') and '/checkpoints/8/' in path else None
 
-    with bucket.proxy.treating(closed), pytest.raises(UserError, match='checkpoint'):
-        train(spec(corpus), at)
-    assert RunDir(at).list_checkpoint_steps() == [4]
-    assert RunDir(at).read_json('outcome')['checkpoint'] == 4
-    train(spec(corpus), at)
-    alike(at, disk)
+    with bucket.proxy.treating(deny_checkpoint), pytest.raises(UserError, match='checkpoint'):
+        train(spec(corpus), bucket_path)
+    assert RunDir(bucket_path).list_checkpoint_steps() == [4]
+    assert RunDir(bucket_path).read_json('outcome')['checkpoint'] == 4
+    train(spec(corpus), bucket_path)
+    assert_same_run(bucket_path, disk_path)

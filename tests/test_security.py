@@ -16,7 +16,7 @@ FILES = {path: ast.parse(path.read_text(encoding='utf-8')) for path in (ROOT / '
 PICKLES = {'pickle', 'cloudpickle', 'dill', 'joblib', 'shelve', 'marshal'}
 
 
-def calls(name):
+def find_calls(name):
     """Yield (file, keyword arguments as text) of every call of a function or method of this name."""
     for path, tree in FILES.items():
         for node in ast.walk(tree):
@@ -25,31 +25,33 @@ def calls(name):
 
 
 def test_pickle_is_imported_only_by_tokenizer_module():
-    found = set()
+    file_names = set()
     for path, tree in FILES.items():
         for node in ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ''] if isinstance(node, ast.ImportFrom) else []
-            found |= {path.name for name in names if name.partition('.')[0] in PICKLES}
-    assert found == {'tokenizer.py'}
+            file_names |= {path.name for name in names if name.partition('.')[0] in PICKLES}
+    assert file_names == {'tokenizer.py'}
     assert 'The one pickle is a pipe' in PAGE
 
 
 def test_arrays_are_loaded_without_pickle(tmp_path):
-    assert {given.get('allow_pickle', 'False') for _, given in calls('load')} == {'False'}
+    assert {arguments.get('allow_pickle', 'False') for _, arguments in find_calls('load')} == {'False'}
     np.save(tmp_path / 'array.npy', np.array([{}], object), allow_pickle=True)
     with pytest.raises(ValueError, match='allow_pickle'):
         np.load(tmp_path / 'array.npy')
 
 
 def test_trust_remote_code_is_set_only_by_remote_code_option():
-    given = [given['trust_remote_code'] for path in FILES for given in keywords(path, 'trust_remote_code')]
-    assert given
-    assert set(given) <= {'remote_code', 'self.remote_code', 'False'}
+    settings = [
+        settings['trust_remote_code'] for path in FILES for settings in find_keywords(path, 'trust_remote_code')
+    ]
+    assert settings
+    assert set(settings) <= {'remote_code', 'self.remote_code', 'False'}
     assert '`sinklab measure --remote-code` alone' in PAGE
 
 
-def keywords(path, name):
+def find_keywords(path, name):
     for node in ast.walk(FILES[path]):
         if isinstance(node, ast.keyword) and node.arg == name:
             yield {name: ast.unparse(node.value)}

@@ -24,73 +24,75 @@ IDS_BT = np.random.default_rng(1).integers(1, 300, (4, 16)).astype(np.int32)
 LENGTH, KEYS = 12, 3  # of conftest.TINY
 
 
-def summed_by_hand(A, columns, mask):
+def sum_by_hand(A, columns, mask):
     """Compute (means, importances) of one matrix of T queries over its columns and T keys, as in the paper's code."""
     A = np.float64(A)
     P = np.array([np.abs(row) / (np.abs(row).sum() + 1e-8) for row in A])
     rows = range(LENGTH)
 
-    def alpha(matrix, k):
-        may = LENGTH if k <= (mask.prefix or 1) else LENGTH - k + 1
-        return sum(matrix[i, columns + k - 1] for i in rows) / may
+    def compute_alpha(matrix, k):
+        num_queries = LENGTH if k <= (mask.prefix or 1) else LENGTH - k + 1
+        return sum(matrix[i, columns + k - 1] for i in rows) / num_queries
 
     means = {
         'mass/row': np.mean([np.abs(A[i]).sum() for i in rows]),
         'entropy/row': np.mean([-sum(p * np.log(p) for p in P[i] if p > 0) for i in rows]),
     }
-    found = {'1/raw': alpha(A, 1), **{str(k): alpha(P, k) for k in range(1, KEYS + 1)}}
+    importances = {'1/raw': compute_alpha(A, 1), **{str(k): compute_alpha(P, k) for k in range(1, KEYS + 1)}}
     if columns:
         strongest = max(sum(P[i, column] for i in rows) for column in range(columns))
-        found |= {'star': (1 + strongest) / (LENGTH + 1), 'star/clean': strongest / LENGTH}
+        importances |= {'star': (1 + strongest) / (LENGTH + 1), 'star/clean': strongest / LENGTH}
     if reach := min(filter(None, [mask.window, mask.block]), default=None):
-        found['1/window'] = sum(P[i, columns] for i in range(reach)) / reach
+        importances['1/window'] = sum(P[i, columns] for i in range(reach)) / reach
     if mask.window:
-        late = range(mask.window + 1, LENGTH + 1)  # queries, from 1
-        found['edge'] = sum(P[t - 1, columns + (t - mask.window + 1) - 1] for t in late) / len(late)
-    return means, found
+        late_queries = range(mask.window + 1, LENGTH + 1)  # queries, from 1
+        importances['edge'] = sum(P[t - 1, columns + (t - mask.window + 1) - 1] for t in late_queries) / len(
+            late_queries
+        )
+    return means, importances
 
 
-def expected_numbers(attention_LPHTS, spec, columns):
+def compute_expected_metrics(attention_LPHTS, spec, columns):
     """Compute the metrics of a probe, by name."""
     prefix = spec.model.mask.prefix
     matrices = np.reshape(attention_LPHTS, (-1, *np.shape(attention_LPHTS)[-2:]))
-    means, importances = zip(*(summed_by_hand(A, columns, spec.model.mask) for A in matrices), strict=True)
-    found = {name: np.array([one[name] for one in importances]) for name in importances[0]}
+    means, importances = zip(*(sum_by_hand(A, columns, spec.model.mask) for A in matrices), strict=True)
+    alphas = {name: np.array([entry[name] for entry in importances]) for name in importances[0]}
 
-    def rate(alpha, threshold=0.3):
-        return 100 * np.mean([one > threshold for one in alpha])
+    def compute_rate(alpha, threshold=0.3):
+        return 100 * np.mean([entry > threshold for entry in alpha])
 
     mask = spec.model.mask
     reach = min(filter(None, [mask.window, mask.block]), default=LENGTH)
     floor = sum(1 / (max(t, prefix or 1) + columns) for t in range(1, LENGTH + 1) if t <= reach) / LENGTH
-    numbers = {'alpha/floor': floor} | {name: np.mean([one[name] for one in means]) for name in means[0]}
-    for name, alpha in found.items():
-        numbers |= {f'sink/{name}': rate(alpha), f'alpha/{name}': alpha.mean()}
-    numbers |= {f'sink/1@{threshold}': rate(found['1'], threshold) for threshold in (0.2, 0.4, 0.5)}
+    metrics = {'alpha/floor': floor} | {name: np.mean([entry[name] for entry in means]) for name in means[0]}
+    for name, alpha in alphas.items():
+        metrics |= {f'sink/{name}': compute_rate(alpha), f'alpha/{name}': alpha.mean()}
+    metrics |= {f'sink/1@{threshold}': compute_rate(alphas['1'], threshold) for threshold in (0.2, 0.4, 0.5)}
     if prefix:
-        within = [found[str(k)] for k in range(1, prefix + 1)]
-        strongest = [max(range(prefix), key=lambda k: within[k][i]) for i in range(len(matrices))]
-        numbers['sink/prefix'] = rate(np.max(within, 0))
-        numbers |= {f'argmax/{k + 1}': 100 * strongest.count(k) / len(matrices) for k in range(prefix)}
-    return numbers
+        prefix_alphas = [alphas[str(k)] for k in range(1, prefix + 1)]
+        strongest = [max(range(prefix), key=lambda k: prefix_alphas[k][i]) for i in range(len(matrices))]
+        metrics['sink/prefix'] = compute_rate(np.max(prefix_alphas, 0))
+        metrics |= {f'argmax/{k + 1}': 100 * strongest.count(k) / len(matrices) for k in range(prefix)}
+    return metrics
 
 
-def expected_norms(captured, columns):
+def compute_expected_norms(captured, columns):
     """Compute norms of keys and values, query-key metrics, and the share of the first token in head outputs."""
-    found = formulas.qk_numbers(captured.query_BTHK, captured.key_BSHK[:, :, columns:])
-    read = captured.attention_BHTS, captured.key_BSHK, captured.value_BSHK, captured.head_BTHK
-    every = [np.float64(array) for array in read]
-    for name, array in (('key', every[1]), ('value', every[2])):
+    norms = formulas.qk_numbers(captured.query_BTHK, captured.key_BSHK[:, :, columns:])
+    inputs = captured.attention_BHTS, captured.key_BSHK, captured.value_BSHK, captured.head_BTHK
+    arrays = [np.float64(array) for array in inputs]
+    for name, array in (('key', arrays[1]), ('value', arrays[2])):
         norm = np.sqrt((array[:, :, columns:] ** 2).sum(-1))
         first, other = norm[:, :, 0].mean(), norm[:, :, 1:].mean()
-        found |= {f'norm/{name}/1': first, f'norm/{name}/other': other, f'norm/{name}/ratio': first / other}
+        norms |= {f'norm/{name}/1': first, f'norm/{name}/other': other, f'norm/{name}/ratio': first / other}
     shares = []
-    for layer, sequence, h, query in np.ndindex(every[0].shape[:4]):
+    for layer, sequence, h, query in np.ndindex(arrays[0].shape[:4]):
         if query > 0:
-            part = every[0][layer, sequence, h, query, columns] * every[2][layer, sequence, columns, h]
-            whole = np.linalg.norm(every[3][layer, sequence, query, h])
-            shares.append(np.linalg.norm(part) / whole if whole else 0.0)
-    return found | {'contribution/1': np.mean(shares)}
+            part = arrays[0][layer, sequence, h, query, columns] * arrays[2][layer, sequence, columns, h]
+            total_norm = np.linalg.norm(arrays[3][layer, sequence, query, h])
+            shares.append(np.linalg.norm(part) / total_norm if total_norm else 0.0)
+    return norms | {'contribution/1': np.mean(shares)}
 
 
 CASES = {
@@ -109,23 +111,23 @@ def test_probe_metrics_match_numpy_reference(name, hardware):
     spec, columns = CASES[name], int(CASES[name].model.columns.kind != 'none')
     params, mesh = drawn(spec), device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
-        placed = jax.device_put(params, state.get_state_shardings(spec, mesh)['params'])
-        observed = sink_probe.make_probe(spec, mesh)(placed, IDS_PT)
-    found = sink_probe.compute_probe_metrics(observed, spec)
+        device_params = jax.device_put(params, state.get_state_shardings(spec, mesh)['params'])
+        observations = sink_probe.make_probe(spec, mesh)(device_params, IDS_PT)
+    metrics = sink_probe.compute_probe_metrics(observations, spec)
 
-    each = [reference.forward(params, tokens, spec) for tokens in IDS_PT]
-    attention_LPHTS, residual_LPTD = (np.stack([one[at] for one in each], 1) for at in (1, 2))
+    outputs = [reference.forward(params, tokens, spec) for tokens in IDS_PT]
+    attention_LPHTS, residual_LPTD = (np.stack([output[index] for output in outputs], 1) for index in (1, 2))
     assert attention_LPHTS.shape[-1] == LENGTH + columns
-    expected = expected_numbers(attention_LPHTS, spec, columns)
+    expected = compute_expected_metrics(attention_LPHTS, spec, columns)
     norm_LPT = np.linalg.norm(residual_LPTD, axis=-1)
     for layer, norm_PT in enumerate(norm_LPT, 1):
         expected[f'norm/ratio/{layer:02}'] = norm_PT[:, 0].mean() / norm_PT[:, 1:].mean()
     _, _, captured = jax.device_get(jax.jit(make_forward(spec, capture=True))(params, IDS_PT))  # of one device
-    assert found == pytest.approx(expected | expected_norms(captured, columns), rel=1e-3, abs=1e-5)
+    assert metrics == pytest.approx(expected | compute_expected_norms(captured, columns), rel=1e-3, abs=1e-5)
     share_LPHTS = np.abs(attention_LPHTS) / np.abs(attention_LPHTS).sum(-1, keepdims=True)
-    np.testing.assert_allclose(observed['norm_LPT'], norm_LPT, rtol=1e-3)
-    np.testing.assert_allclose(observed['attention_LHTS'], share_LPHTS[:, 0], atol=1e-3)
-    assert 0 < found['sink/1'] < 100, 'no sink or only sinks'
+    np.testing.assert_allclose(observations['norm_LPT'], norm_LPT, rtol=1e-3)
+    np.testing.assert_allclose(observations['attention_LHTS'], share_LPHTS[:, 0], atol=1e-3)
+    assert 0 < metrics['sink/1'] < 100, 'no sink or only sinks'
 
 
 OFF_BY_ONE = dict(model__attention__normalizer='plus_one')
@@ -135,23 +137,23 @@ COLUMN_OF_ZERO = dict(model__columns__kind='k', model__columns__value='zero')
 @pytest.mark.slow
 def test_softmax_off_by_one_and_zero_k_bias_have_equal_metrics():
     """Test metrics of the probe and of a training batch; the gain cancels in normalized attention."""
-    found, params = [], drawn(tiny(**OFF_BY_ONE, model__layers=1))
-    with_column = jax.tree.map(np.asarray, params)
-    with_column['blocks']['attention']['columns'] = dict(key_HK=np.zeros((1, 4, 4), np.float32))
-    for changes, weights in ((OFF_BY_ONE, params), (COLUMN_OF_ZERO, with_column)):
+    metrics, params = [], drawn(tiny(**OFF_BY_ONE, model__layers=1))
+    params_with_column = jax.tree.map(np.asarray, params)
+    params_with_column['blocks']['attention']['columns'] = dict(key_HK=np.zeros((1, 4, 4), np.float32))
+    for changes, weights in ((OFF_BY_ONE, params), (COLUMN_OF_ZERO, params_with_column)):
         spec = tiny(**changes, model__layers=1, model__attention__gain=0.5)
         mesh = device_mesh.make_mesh(Hardware())
         with jax.set_mesh(mesh), jax.disable_jit():
-            observed = jax.device_get(sink_probe.make_probe(spec, mesh)(weights, IDS_PT))
+            observations = jax.device_get(sink_probe.make_probe(spec, mesh)(weights, IDS_PT))
             setting = make_setting(spec, IDS_BT.shape[1], int(changes is COLUMN_OF_ZERO))
             _, _, captured = make_forward(spec, num_first_keys=3, row_functions=registry.get_row_functions(setting))(
                 weights, IDS_BT
             )
         context = {name: float(value) for name, value in registry.compute_context_numbers(captured, setting).items()}
-        found.append(sink_probe.compute_probe_metrics(observed, spec) | context)
-    assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-5)
-    assert found[0]['alpha/star/clean'] > 0.05
-    assert {'sink/1', 'sink/1/context', 'alpha/star/clean/context', 'entropy/row/context'} <= set(found[0])
+        metrics.append(sink_probe.compute_probe_metrics(observations, spec) | context)
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-4, abs=1e-5)
+    assert metrics[0]['alpha/star/clean'] > 0.05
+    assert {'sink/1', 'sink/1/context', 'alpha/star/clean/context', 'entropy/row/context'} <= set(metrics[0])
 
 
 @pytest.mark.slow
@@ -165,14 +167,16 @@ def test_softmax_off_by_one_and_zero_k_bias_have_equal_metrics():
 )
 def test_metrics_of_random_matrices_match_loops(columns, prefix, window, block, seed):
     spec = tiny(model__mask__prefix=prefix, model__mask__window=window, model__mask__block=block)
-    captured, setting = random_capture(columns, seed), make_setting(spec, LENGTH, columns)
-    found = registry.compute_numbers(jax.device_get(registry.compute_probe_arrays(captured, setting)), setting)
-    expected = expected_numbers(captured.attention_BHTS, spec, columns) | expected_norms(captured, columns)
-    found = {name: value for name, value in found.items() if not name.startswith('norm/ratio')}
-    assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    captured, setting = make_random_capture(columns, seed), make_setting(spec, LENGTH, columns)
+    metrics = registry.compute_numbers(jax.device_get(registry.compute_probe_arrays(captured, setting)), setting)
+    expected = compute_expected_metrics(captured.attention_BHTS, spec, columns) | compute_expected_norms(
+        captured, columns
+    )
+    metrics = {name: value for name, value in metrics.items() if not name.startswith('norm/ratio')}
+    assert metrics == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
-def random_capture(columns, seed=0):
+def make_random_capture(columns, seed=0):
     """Make a capture of two layers, three sequences and two heads; one head is zero at its second query."""
     draw = np.random.default_rng(seed).normal
     keys = LENGTH + columns
@@ -191,17 +195,19 @@ def random_capture(columns, seed=0):
 
 
 def test_window_as_long_as_probe_adds_no_window_metrics():
-    kept = registry.compute_probe_arrays(random_capture(0), make_setting(tiny(model__mask__window=12), LENGTH, 0))
-    assert not {'within_LPH', 'edge_LPH'} & set(kept)
+    arrays = registry.compute_probe_arrays(
+        make_random_capture(0), make_setting(tiny(model__mask__window=12), LENGTH, 0)
+    )
+    assert not {'within_LPH', 'edge_LPH'} & set(arrays)
 
 
 def test_implicit_column_has_missing_row_mass_and_zero_key_and_value():
-    captured, spec = random_capture(0), tiny(model__attention__normalizer='plus_one', model__attention__gain=0.5)
+    captured, spec = make_random_capture(0), tiny(model__attention__normalizer='plus_one', model__attention__gain=0.5)
     setting = make_setting(spec, LENGTH, 0)
     arrays = extract_arrays(captured, setting)
     assert setting.columns == 1
-    lacked = np.maximum(0.5 - captured.attention_BHTS.sum(-1), 0)
-    np.testing.assert_allclose(arrays['attention_LPHTS'][..., 0], lacked, rtol=1e-5)
+    missing_mass = np.maximum(0.5 - captured.attention_BHTS.sum(-1), 0)
+    np.testing.assert_allclose(arrays['attention_LPHTS'][..., 0], missing_mass, rtol=1e-5)
     np.testing.assert_array_equal(arrays['attention_LPHTS'][..., 1:], captured.attention_BHTS)
     for name in ('key', 'value'):
         assert not arrays[f'{name}_LPSHK'][:, :, 0].any()
@@ -244,38 +250,36 @@ def test_capture_has_queries_keys_values_and_head_outputs_of_attention(columns):
 @pytest.mark.parametrize('columns', [0, 1])
 def test_save_probe_writes_arrays_of_metrics(tmp_path, columns):
     setting = make_setting(tiny(), LENGTH, columns)
-    kept = jax.device_get(registry.compute_probe_arrays(random_capture(columns), setting))
-    sink_probe.save_probe(tmp_path / '1.npz', kept, setting)
+    arrays = jax.device_get(registry.compute_probe_arrays(make_random_capture(columns), setting))
+    sink_probe.save_probe(tmp_path / '1.npz', arrays, setting)
     assert [path.name for path in tmp_path.iterdir()] == ['1.npz']
-    with np.load(tmp_path / '1.npz') as saved:
-        np.testing.assert_array_equal(saved['alpha_LPHJ'], kept['alpha_LPHJ'])
-        np.testing.assert_array_equal(saved['attention_LHTS'], kept['attention_LHTS'])
-        assert saved['attention_LHTS'].dtype == np.float16
+    with np.load(tmp_path / '1.npz') as file:
+        np.testing.assert_array_equal(file['alpha_LPHJ'], arrays['alpha_LPHJ'])
+        np.testing.assert_array_equal(file['attention_LHTS'], arrays['attention_LHTS'])
+        assert file['attention_LHTS'].dtype == np.float16
         names = {
             name for measure in registry.METRICS if measure.is_applicable(setting) for name in measure.saved_arrays
         }
-        assert set(saved) == names
+        assert set(file) == names
         assert {'mass_LH', 'raw_LH', 'entropy_LH', 'contribution_LH', 'norm_LT', 'key_LT', 'value_LT'} < names
         assert {'cos_LH2', 'norms_LH2', 'score_LH2'} < names
         assert ('star_LH' in names) == bool(columns)
-        for name in names - set(kept):
-            np.testing.assert_allclose(saved[name], kept[name.replace('_L', '_LP')].mean(1), rtol=1e-6)
+        for name in names - set(arrays):
+            np.testing.assert_allclose(file[name], arrays[name.replace('_L', '_LP')].mean(1), rtol=1e-6)
 
 
 def test_metric_infos_cover_exactly_probe_metrics():
-    found, trigger_PT = set(), np.random.default_rng(0).random((3, LENGTH)) < 0.4
+    names, trigger_PT = set(), np.random.default_rng(0).random((3, LENGTH)) < 0.4
     for spec, columns in (
         (tiny(model__mask__prefix=2, model__mask__window=4), 1),
         (dataclasses.replace(tiny(), data=dataclasses.replace(tiny().data, task='backcopy')), 0),
     ):
         setting = make_setting(spec, LENGTH, columns)
-        kept = registry.compute_probe_arrays(random_capture(columns), setting)
-        found |= set(registry.compute_numbers(dict(kept, trigger_PT=trigger_PT), setting))
-    entries = {name: registry.find_metric_info(name) for name in found}
+        arrays = registry.compute_probe_arrays(make_random_capture(columns), setting)
+        names |= set(registry.compute_numbers(dict(arrays, trigger_PT=trigger_PT), setting))
+    entries = {name: registry.find_metric_info(name) for name in names}
     assert all(entries.values()), [name for name, entry in entries.items() if entry is None]
-    assert {entry.description for entry in entries.values()} == {
-        number.description for number in registry.METRIC_INFOS
-    }
+    assert {entry.description for entry in entries.values()} == {info.description for info in registry.METRIC_INFOS}
     labels = [entry.label for entry in entries.values()]
     assert len(set(labels)) == len(labels)
 
@@ -283,11 +287,11 @@ def test_metric_infos_cover_exactly_probe_metrics():
 def test_figures_use_arrays_saved_by_every_probe():
     assert all(
         measure.is_applicable is is_always_applicable and measure.figure.array_name in measure.saved_arrays
-        for measure in drawn_measures()
+        for measure in list_drawn_measures()
     )
 
 
-def drawn_measures():
+def list_drawn_measures():
     return [measure for measure in registry.METRICS if measure.figure]
 
 

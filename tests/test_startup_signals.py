@@ -31,7 +31,7 @@ def run_script(tmp_path, script: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, timeout=60)
 
 
-def is_of_interpreter(lines: tuple[str, ...]) -> bool:
+def is_interpreter_interrupt(lines: tuple[str, ...]) -> bool:
     """Return whether Python was interrupted before the first line of the program."""
     return any('KeyboardInterrupt' in line for line in lines) and not any('/sinklab/' in line for line in lines)
 
@@ -42,14 +42,14 @@ def is_of_interpreter(lines: tuple[str, ...]) -> bool:
 @pytest.mark.parametrize('busy', ['import slow', 'hash(b"x" * 2**30); time.sleep(20)'])
 @pytest.mark.slow
 def test_signal_during_startup_ends_process_with_one_line(tmp_path, name, code, busy):
-    done = run_script(tmp_path, f'send(0.1, signal.{name})\n{busy}\nprint("went on")')
-    assert (done.returncode, done.stdout) == (code, '')
-    assert [name in line for line in done.stderr.splitlines()] == [True]
+    process = run_script(tmp_path, f'send(0.1, signal.{name})\n{busy}\nprint("went on")')
+    assert (process.returncode, process.stdout) == (code, '')
+    assert [name in line for line in process.stderr.splitlines()] == [True]
 
 
 @pytest.mark.slow
 def test_ctrl_c_during_import_is_raised_afterwards(tmp_path):
-    done = run_script(
+    process = run_script(
         tmp_path,
         """
 def work():
@@ -64,11 +64,11 @@ except KeyboardInterrupt:
     print('slow' in sys.modules, sys.gettrace())
 """,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, 'True None\n', '')
+    assert (process.returncode, process.stdout, process.stderr) == (0, 'True None\n', '')
 
 
 def test_ctrl_c_swallowed_by_callback_is_raised_again(tmp_path):
-    done = run_script(
+    process = run_script(
         tmp_path,
         """
 import weakref
@@ -83,13 +83,15 @@ except KeyboardInterrupt:
     print('raised')
 """,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, 'raised\n', '')
+    assert (process.returncode, process.stdout, process.stderr) == (0, 'raised\n', '')
 
 
 def test_ignored_signal_stays_ignored(tmp_path):
     script = "startup_signals.install_signal_handlers('verb')\nsignal.raise_signal(signal.SIGHUP)\nprint('went on')"
-    done = run_script(tmp_path, script.replace('startup', 'signal.signal(signal.SIGHUP, signal.SIG_IGN); startup', 1))
-    assert (done.returncode, done.stdout, done.stderr) == (0, 'went on\n', '')
+    process = run_script(
+        tmp_path, script.replace('startup', 'signal.signal(signal.SIGHUP, signal.SIG_IGN); startup', 1)
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (0, 'went on\n', '')
 
 
 @pytest.mark.slow
@@ -117,7 +119,7 @@ def test_ctrl_c_at_random_startup_time_exits_with_130_and_one_line(config, whole
     for _ in range(count):
         end = interrupt([*SINKLAB, *command], moments.uniform(0.03, seconds), signal.SIGINT)
         assert end.code is not None, f'went on after {end.moment:.3f} s'
-        if not is_of_interpreter(end.lines):
+        if not is_interpreter_interrupt(end.lines):
             assert end.code == 130 or (end.code == 0 and verb[0] != 'train'), end
             # Log lines of a run begin with its name and may follow a signal.
             stopping = [line for line in end.lines if not line.startswith(f'{config}  ')]

@@ -15,36 +15,36 @@ QUANTILE = {n: stats.t.ppf(0.975, n - 1) for n in (5, 8)}
 NOTHING = (0.0, lambda rng, shape: np.zeros(shape))
 
 
-def shares(a, b):
+def make_beta_shares(a, b):
     """Return the mean of a beta distribution and a function that draws samples."""
     return a / (a + b), lambda rng, shape: rng.beta(a, b, shape)
 
 
-def covered(of, n, one, other):
+def compute_coverage(compute_interval, n, first, second):
     """Return the coverage of an interval of n paired differences in percent."""
-    return 100 * np.mean(covers(of, differences(n, one, other), one[0] - other[0]))
+    return 100 * np.mean(find_covered(compute_interval, draw_differences(n, first, second), first[0] - second[0]))
 
 
-def differences(n, one, other):
+def draw_differences(n, first, second):
     rng = np.random.default_rng(0)
-    return one[1](rng, (REPEATS, n)) - other[1](rng, (REPEATS, n))
+    return first[1](rng, (REPEATS, n)) - second[1](rng, (REPEATS, n))
 
 
-def covers(of, difference_RN, truth):
-    found = np.array([of(difference_N) for difference_N in difference_RN])
-    return (found[:, 0] <= truth) & (truth <= found[:, 1])
+def find_covered(compute_interval, difference_RN, truth):
+    intervals = np.array([compute_interval(difference_N) for difference_N in difference_RN])
+    return (intervals[:, 0] <= truth) & (truth <= intervals[:, 1])
 
 
 SKEWED = pytest.mark.parametrize(
     ('one', 'other'),
     [
-        (shares(2, 5), shares(2, 5)),
-        (shares(4, 3), NOTHING),
-        (shares(2, 8), NOTHING),
-        (shares(8, 2), NOTHING),
-        (shares(1, 4), NOTHING),
-        (shares(0.7, 2), NOTHING),
-        (shares(1, 4), shares(4, 4)),
+        (make_beta_shares(2, 5), make_beta_shares(2, 5)),
+        (make_beta_shares(4, 3), NOTHING),
+        (make_beta_shares(2, 8), NOTHING),
+        (make_beta_shares(8, 2), NOTHING),
+        (make_beta_shares(1, 4), NOTHING),
+        (make_beta_shares(0.7, 2), NOTHING),
+        (make_beta_shares(1, 4), make_beta_shares(4, 4)),
     ],
     ids=['equal', '4/3', '2/8', '8/2', '1/4', '0.7/2', '1/4 and 4/4'],
 )
@@ -54,16 +54,16 @@ SKEWED = pytest.mark.parametrize(
 @pytest.mark.parametrize('n', [5, 8])
 @pytest.mark.slow
 def test_mean_interval_of_skewed_samples_has_nominal_coverage(n, one, other):
-    assert 92.9 <= covered(compute_mean_interval, n, one, other) <= 97
+    assert 92.9 <= compute_coverage(compute_mean_interval, n, one, other) <= 97
 
 
 @SKEWED
 @pytest.mark.slow
 def test_mean_intervals_of_two_looks_have_nominal_joint_coverage(one, other):
     """The looks have five and eight seeds."""
-    difference_RN, truth = differences(8, one, other), one[0] - other[0]
+    difference_RN, truth = draw_differences(8, one, other), one[0] - other[0]
     look = functools.partial(compute_mean_interval, level=LOOK_CONFIDENCE_LEVEL)
-    both = covers(look, difference_RN[:, :5], truth) & covers(look, difference_RN, truth)
+    both = find_covered(look, difference_RN[:, :5], truth) & find_covered(look, difference_RN, truth)
     assert 93 <= 100 * np.mean(both) <= 97
 
 
@@ -72,23 +72,24 @@ def test_mean_intervals_of_two_looks_have_nominal_joint_coverage(one, other):
 def test_mean_interval_width_is_close_to_student_width(n):
     """A plain cubic correction reaches 2.4 times that width on skewed samples."""
     rng = np.random.default_rng(0)
-    for one in (
+    for samples in (
         rng.beta(0.7, 2, (REPEATS, n)),
         rng.beta(1, 4, (REPEATS, n)),
         -(10.0 ** rng.normal(0, 2, (REPEATS, n))),
     ):
-        found, students = (
-            [np.subtract(*of(number_N)) for number_N in one] for of in (compute_mean_interval, student)
+        actual, expected = (
+            [np.subtract(*compute_interval(number_N)) for number_N in samples]
+            for compute_interval in (compute_mean_interval, compute_student_interval)
         )
-        ratio = np.divide(found, students)
+        ratio = np.divide(actual, expected)
         assert ratio.min() > 0.9
         assert ratio.max() < 1.6
 
 
-def student(number_N):
+def compute_student_interval(number_N):
     n = len(number_N)
-    mean, half = np.mean(number_N), QUANTILE[n] * np.std(number_N, ddof=1) / n**0.5
-    return mean - half, mean + half
+    mean, half_width = np.mean(number_N), QUANTILE[n] * np.std(number_N, ddof=1) / n**0.5
+    return mean - half_width, mean + half_width
 
 
 @pytest.mark.parametrize('n', [5, 8])
@@ -97,22 +98,29 @@ def student(number_N):
 def test_mean_interval_of_samples_with_zeros_covers_at_least_82_percent(n, empty):
     """Some seeds have no sink. Five seeds may all be of one kind."""
 
-    def some(rng, shape):
+    def draw_some(rng, shape):
         return np.where(rng.random(shape) < empty, 0, rng.normal(0.5, 0.1, shape))
 
-    given = n, (0.5 * (1 - empty), some), NOTHING
-    assert covered(compute_mean_interval, *given) >= 82
-    assert covered(compute_mean_interval, *given) >= covered(student, *given) - 0.5
+    arguments = n, (0.5 * (1 - empty), draw_some), NOTHING
+    assert compute_coverage(compute_mean_interval, *arguments) >= 82
+    assert (
+        compute_coverage(compute_mean_interval, *arguments)
+        >= compute_coverage(compute_student_interval, *arguments) - 0.5
+    )
 
 
 def test_student_interval_undercovers_skewed_samples():
-    given = 5, shares(1, 4), NOTHING
-    assert covered(student, *given) < 92 < covered(compute_mean_interval, *given)
+    arguments = 5, make_beta_shares(1, 4), NOTHING
+    assert (
+        compute_coverage(compute_student_interval, *arguments)
+        < 92
+        < compute_coverage(compute_mean_interval, *arguments)
+    )
 
 
 def test_mean_interval_of_symmetric_samples_equals_student_interval():
     number_N = [-3.0, -1.0, 0.5, 2.0, 4.0]
-    np.testing.assert_allclose(compute_mean_interval(number_N), student(number_N), rtol=1e-12)
+    np.testing.assert_allclose(compute_mean_interval(number_N), compute_student_interval(number_N), rtol=1e-12)
 
 
 @given(st.lists(st.floats(-100, 100), min_size=5, max_size=9), st.floats(0.1, 10), st.floats(-50, 50))

@@ -56,7 +56,7 @@ def mounted(tmp_path):
 
 
 @pytest.fixture
-def closed(tmp_path, request):
+def read_only_folder(tmp_path, request):
     """Return a folder that this user cannot write, even as root."""
     if os.geteuid() == 0:
         return request.getfixturevalue('mounted')('ro')
@@ -70,41 +70,41 @@ def save_and_close(checkpoints):
         checkpoints.save(1, STATE)
 
 
-def fail(folder):
+def make_folder_and_fail(folder):
     folder.mkdir()
     raise KeyError
 
 
-def left_waiting(before, seconds=3.0):
+def find_waiting_threads(earlier_threads, seconds=3.0):
     """Return names of threads that still keep this process alive some seconds after a failure."""
-    until = time.monotonic() + seconds
-    while left := [one.name for one in set(threading.enumerate()) - before if not one.daemon]:
-        if time.monotonic() > until:
+    deadline = time.monotonic() + seconds
+    while names := [thread.name for thread in set(threading.enumerate()) - earlier_threads if not thread.daemon]:
+        if time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    return left
+    return names
 
 
 @pytest.mark.slow
 def test_save_to_unwritable_checkpoint_folder_leaves_no_thread(tmp_path):
-    checkpoints, before = Checkpointer(RunDir(tmp_path), tiny().checkpoint, {}), set(threading.enumerate())
+    checkpoints, earlier_threads = Checkpointer(RunDir(tmp_path), tiny().checkpoint, {}), set(threading.enumerate())
     (tmp_path / 'checkpoints').rmdir()
     (tmp_path / 'checkpoints').write_text('a file in the place of the folder')
     with pytest.raises(UserError) as refusal:
         save_and_close(checkpoints)
     assert f'{tmp_path}/checkpoints' in str(refusal.value)
     assert ' -rw' in str(refusal.value)
-    assert left_waiting(before) == []
+    assert find_waiting_threads(earlier_threads) == []
 
 
 @pytest.mark.slow
-def test_restore_params_to_read_only_folder_leaves_no_thread(run, closed, capsys):
-    before = set(threading.enumerate())
-    assert main(['checkpoint', 'restore-params', str(run), f'--out={closed / "out"}']) == 1
+def test_restore_params_to_read_only_folder_leaves_no_thread(run, read_only_folder, capsys):
+    earlier_threads = set(threading.enumerate())
+    assert main(['checkpoint', 'restore-params', str(run), f'--out={read_only_folder / "out"}']) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert str(closed) in line
+    assert str(read_only_folder) in line
     assert ' dr' in line
-    assert left_waiting(before) == []
+    assert find_waiting_threads(earlier_threads) == []
 
 
 @pytest.mark.slow
@@ -182,8 +182,8 @@ def test_list_checkpoint_steps_raises_for_unreadable_folder(run, monkeypatch):
 
 
 def test_delete_on_failure_removes_only_own_files(tmp_path):
-    beside = tmp_path / 'out.orbax-checkpoint-tmp-of-another'
-    beside.mkdir()
+    other_folder = tmp_path / 'out.orbax-checkpoint-tmp-of-another'
+    other_folder.mkdir()
     with pytest.raises(KeyError), checkpointer.delete_on_failure(tmp_path / 'out'):
-        fail(tmp_path / 'out.orbax-checkpoint-tmp')
-    assert list(tmp_path.iterdir()) == [beside]
+        make_folder_and_fail(tmp_path / 'out.orbax-checkpoint-tmp')
+    assert list(tmp_path.iterdir()) == [other_folder]

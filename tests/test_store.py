@@ -27,7 +27,7 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture
-def copied(store, tmp_path):
+def store_copy(store, tmp_path):
     shutil.copytree(store.path, tmp_path / 'store')
     return tmp_path / 'store'
 
@@ -37,20 +37,20 @@ def copied(store, tmp_path):
 @given(st.data())
 def test_token_row_reads_shards_as_one_array(store, data):
     row = store.get_tokens('train', data.draw(st.sampled_from(store.domains)))
-    whole = np.concatenate(
+    ids = np.concatenate(
         [np.fromfile(store.path / f'{shard.name}.{IDS_SUFFIX}', store.dtype) for shard in row.shards]
     )
-    assert len(row) == len(whole)
-    start = data.draw(st.integers(0, len(whole) - 1))
-    end = data.draw(st.integers(start + 1, len(whole)))
-    np.testing.assert_array_equal(row.read_ids(start, end), whole[start:end])
+    assert len(row) == len(ids)
+    start = data.draw(st.integers(0, len(ids) - 1))
+    end = data.draw(st.integers(start + 1, len(ids)))
+    np.testing.assert_array_equal(row.read_ids(start, end), ids[start:end])
 
 
 def test_documents_keep_their_domain(store):
     assert store.domains == ['prose', 'code']
     for number, name in enumerate(store.domains):
-        found = texts_of(store, 'train', name) + texts_of(store, 'held_out', name)
-        assert sorted(found) == sorted(corpus_of(40 * (number + 1), seed=number))
+        texts = texts_of(store, 'train', name) + texts_of(store, 'held_out', name)
+        assert sorted(texts) == sorted(corpus_of(40 * (number + 1), seed=number))
 
 
 def test_meta_file_counts_match_store_content(store):
@@ -73,47 +73,47 @@ DAMAGE = {
 }
 
 
-def contents(folder):
+def read_contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize('suffix', ['ids', 'documents'])
 @pytest.mark.parametrize('kind', DAMAGE)
-def test_check_names_damaged_shard_and_leaves_store_unchanged(copied, kind, suffix, capsys):
+def test_check_names_damaged_shard_and_leaves_store_unchanged(store_copy, kind, suffix, capsys):
     name = f'train-001-00001.{suffix}'
-    DAMAGE[kind](copied / name)
-    before = contents(copied)
-    assert main(['prepare', f'--check={copied}']) == 1
+    DAMAGE[kind](store_copy / name)
+    old_contents = read_contents(store_copy)
+    assert main(['prepare', f'--check={store_copy}']) == 1
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert name in lines[0]
-    assert contents(copied) == before
+    assert read_contents(store_copy) == old_contents
 
 
 @pytest.mark.parametrize('suffix', ['ids', 'documents'])
-def test_large_store_verifies_sizes_on_open_and_digests_on_check(copied, suffix, monkeypatch):
+def test_large_store_verifies_sizes_on_open_and_digests_on_check(store_copy, suffix, monkeypatch):
     monkeypatch.setattr(store_module, 'MAX_VERIFIED_BYTES', 0)
     name = f'train-001-00001.{suffix}'
-    DAMAGE['flipped'](copied / name)
-    assert any(name in problem for problem in find_problems(Store(copied), 300))
-    DAMAGE['truncated'](copied / name)
+    DAMAGE['flipped'](store_copy / name)
+    assert any(name in problem for problem in find_problems(Store(store_copy), 300))
+    DAMAGE['truncated'](store_copy / name)
     with pytest.raises(UserError, match=name):
-        Store(copied)
+        Store(store_copy)
 
 
-def test_store_rejects_different_tokenizer(copied, tmp_path):
+def test_store_rejects_different_tokenizer(store_copy, tmp_path):
     other_tokenizer(tmp_path / 'other.json')
     with pytest.raises(UserError, match='tokenizer'):
-        chosen(copied, tokenizer=str(tmp_path / 'other.json'))
-    assert chosen(copied, tokenizer=str(copied / 'tokenizer.json'))
-    shutil.copy(tmp_path / 'other.json', copied / 'tokenizer.json')
+        open_store_corpus(store_copy, tokenizer=str(tmp_path / 'other.json'))
+    assert open_store_corpus(store_copy, tokenizer=str(store_copy / 'tokenizer.json'))
+    shutil.copy(tmp_path / 'other.json', store_copy / 'tokenizer.json')
     with pytest.raises(UserError, match=r'tokenizer\.json'):
-        Store(copied)
+        Store(store_copy)
 
 
-def chosen(path, vocabulary=300, **changes):
-    plain = dict(source=f'store:{path}', bos='documents', held_out=0.2)
-    data = tiny(**{f'data__{name}': value for name, value in (plain | changes).items()}).data
+def open_store_corpus(path, vocabulary=300, **changes):
+    defaults = dict(source=f'store:{path}', bos='documents', held_out=0.2)
+    data = tiny(**{f'data__{name}': value for name, value in (defaults | changes).items()}).data
     return open_corpus(data, vocabulary)
 
 
@@ -130,7 +130,7 @@ def chosen(path, vocabulary=300, **changes):
 )
 def test_store_rejects_config_that_differs_from_preparation(store, changes, words):
     with pytest.raises(UserError) as refusal:
-        chosen(store.path, **changes)
+        open_store_corpus(store.path, **changes)
     assert words in str(refusal.value)
 
 
@@ -156,23 +156,23 @@ LIES = {
 
 
 @pytest.mark.parametrize('lie', LIES)
-def test_check_finds_invalid_token_ids_with_matching_digests(copied, lie):
+def test_check_finds_invalid_token_ids_with_matching_digests(store_copy, lie):
     """Check a store with invalid token ids and matching digests."""
-    suffix, place, value, words = LIES[lie]
-    path, meta = copied / f'train-000-00000.{suffix}', json.loads((copied / 'meta.json').read_text())
+    suffix, index, value, message = LIES[lie]
+    path, meta = store_copy / f'train-000-00000.{suffix}', json.loads((store_copy / 'meta.json').read_text())
     ids = np.fromfile(path, np.uint16)
-    ids[place] = value
+    ids[index] = value
     ids.tofile(path)
     shard = next(shard for shard in meta['shards'] if shard['name'] == 'train-000-00000')
     shard['sha256'][suffix] = hashlib.sha256(path.read_bytes()).hexdigest()
-    (copied / 'meta.json').write_text(json.dumps(meta))
-    assert any(words in problem for problem in find_problems(Store(copied), 300))
+    (store_copy / 'meta.json').write_text(json.dumps(meta))
+    assert any(message in problem for problem in find_problems(Store(store_copy), 300))
 
 
 def test_decode_samples_returns_labeled_text_of_both_sides(store):
-    shown = decode_samples(store, 2)
-    assert len(shown) == 4
-    assert shown[0].startswith('train: <|padding|>')
+    samples = decode_samples(store, 2)
+    assert len(samples) == 4
+    assert samples[0].startswith('train: <|padding|>')
 
 
 def test_documents_begin_with_bos_when_configured(store):
@@ -205,53 +205,53 @@ def test_validation_rejects_more_windows_than_domain_has(tmp_path):
         name: dict(source=written(tmp_path / f'{name}.jsonl', corpus_of(count)), weight=1)
         for name, count in dict(one=100, other=10).items()
     }
-    given = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3)
-    assert len(load_run_data(tiny(**given, valid__windows=4)).valid_NT) == 4
+    config = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3)
+    assert len(load_run_data(tiny(**config, valid__windows=4)).valid_NT) == 4
     with pytest.raises(UserError, match=r'other .*\d+ windows .*100'):
-        load_run_data(tiny(**given, valid__windows=200))
+        load_run_data(tiny(**config, valid__windows=200))
 
 
-def windows_of_held_out(path, domain, size):
+def list_held_out_windows(path, domain, size):
     """Return all blocks of `size` ids from the files that meta.json lists for a domain, in file order."""
     shards = json.loads((path / 'meta.json').read_text())['shards']
-    named = [shard['name'] for shard in shards if (shard['side'], shard['domain']) == ('held_out', domain)]
-    ids = np.concatenate([np.fromfile(path / f'{name}.{IDS_SUFFIX}', np.uint16) for name in named])
+    names = [shard['name'] for shard in shards if (shard['side'], shard['domain']) == ('held_out', domain)]
+    ids = np.concatenate([np.fromfile(path / f'{name}.{IDS_SUFFIX}', np.uint16) for name in names])
     return ids[: len(ids) // size * size].reshape(-1, size).tolist()
 
 
 @pytest.mark.parametrize('domain', ['prose', 'code'])
 def test_validation_domain_reads_only_its_held_out_documents(store, domain):
-    wanted = windows_of_held_out(store.path, domain, 17)
-    given = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
-    given |= dict(valid__windows=len(wanted))
-    plain, found = load_run_data(tiny(**given)), load_run_data(tiny(**given, valid__domain=domain))
-    assert sorted(found.valid_NT.tolist()) == sorted(wanted)
-    assert found.valid_NT.tolist() != wanted
-    assert not all(window in wanted for window in plain.valid_NT.tolist())
-    assert found.fingerprint == plain.fingerprint
+    expected = list_held_out_windows(store.path, domain, 17)
+    config = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
+    config |= dict(valid__windows=len(expected))
+    plain_data, domain_data = load_run_data(tiny(**config)), load_run_data(tiny(**config, valid__domain=domain))
+    assert sorted(domain_data.valid_NT.tolist()) == sorted(expected)
+    assert domain_data.valid_NT.tolist() != expected
+    assert not all(window in expected for window in plain_data.valid_NT.tolist())
+    assert domain_data.fingerprint == plain_data.fingerprint
     for step in range(3):
         np.testing.assert_array_equal(
-            found.batches.read_rows(step, range(4)), plain.batches.read_rows(step, range(4))
+            domain_data.batches.read_rows(step, range(4)), plain_data.batches.read_rows(step, range(4))
         )
-    with pytest.raises(UserError, match=f'{domain} .*{len(wanted)} windows .*17'):
-        load_run_data(tiny(**given | dict(valid__windows=len(wanted) + 1), valid__domain=domain))
+    with pytest.raises(UserError, match=f'{domain} .*{len(expected)} windows .*17'):
+        load_run_data(tiny(**config | dict(valid__windows=len(expected) + 1), valid__domain=domain))
 
 
 def test_validation_domain_of_weighted_mixture_reads_only_its_documents(tmp_path):
     sources = {name: written(tmp_path / f'{name}.jsonl', corpus_of(100, seed)) for seed, name in enumerate('ab')}
     parts = {name: dict(source=source, weight=1) for name, source in sources.items()}
-    given = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3, valid__domain='b')
-    valid_NT = load_run_data(tiny(**given)).valid_NT
+    config = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3, valid__domain='b')
+    valid_NT = load_run_data(tiny(**config)).valid_NT
     assert len(valid_NT) == tiny().valid.windows
-    made(tmp_path / 'store', given['data__source'], held_out=0.3)
-    wanted = windows_of_held_out(tmp_path / 'store', 'b', 17)
-    assert all(window in wanted for window in valid_NT.tolist())
+    made(tmp_path / 'store', config['data__source'], held_out=0.3)
+    expected = list_held_out_windows(tmp_path / 'store', 'b', 17)
+    assert all(window in expected for window in valid_NT.tolist())
 
 
 def test_validation_domain_that_is_unknown_is_rejected_with_one_line(store):
-    given = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
+    config = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
     with pytest.raises(UserError) as refusal:
-        load_run_data(tiny(**given, valid__domain='cod'))
+        load_run_data(tiny(**config, valid__domain='cod'))
     assert all(value in str(refusal.value) for value in ('config.valid.domain', "'cod'", 'code', 'prose'))
     assert len(str(refusal.value).splitlines()) == 1
 
@@ -268,12 +268,12 @@ def test_domain_without_documents_on_one_side_is_allowed_unless_sampled(tmp_path
         name: dict(source=written(tmp_path / f'{name}.jsonl', texts))
         for name, texts in dict(one=corpus_of(60), other=['alone']).items()
     }
-    found = made(tmp_path / 'store', mixture(tmp_path, parts))
-    sides = {side: len(found.get_tokens(side, 'other')) for side in ('train', 'held_out')}
+    new_store = made(tmp_path / 'store', mixture(tmp_path, parts))
+    sides = {side: len(new_store.get_tokens(side, 'other')) for side in ('train', 'held_out')}
     assert min(sides.values()) == 0
     assert max(sides.values()) > 0
-    assert list(find_problems(found, 300)) == []
-    assert len(decode_samples(found, 1)) == 2
+    assert list(find_problems(new_store, 300)) == []
+    assert len(decode_samples(new_store, 1)) == 2
     spec = tiny(data__source=f'store:{tmp_path}/store', data__held_out=0.2)
     assert load_run_data(spec).probe_PT.shape == (5, 12)
     with pytest.raises(UserError, match=r"config\.probe\.domain.*'none'"):

@@ -47,27 +47,27 @@ def short_chunks(monkeypatch):
 
 
 @functools.cache
-def case(**changes):
+def make_case(**changes):
     spec = tiny(**changes)
     return spec, drawn(spec)
 
 
-def in_parts(spec, params, cache, size, token_T=TOKENS):
+def read_in_parts(spec, params, cache, size, token_T=TOKENS):
     """Return logits_TV of a text that is read `size` tokens at a time."""
 
     def step(model, stream, id_BT):
         hidden_BTD, stream = read_tokens(model, cache, stream, id_BT)
         return compute_logits(hidden_BTD, model.head[...])[0], stream
 
-    program, found = jit_model_function(spec, step), []
+    program, parts = jit_model_function(spec, step), []
     stream = jit_model_function(spec, lambda model: init_stream(model, cache))(params)
     for start in range(0, len(token_T), size):
         logits_TV, stream = program(params, stream, token_T[None, start : start + size])
-        found.append(logits_TV)
-    return np.concatenate(found)
+        parts.append(logits_TV)
+    return np.concatenate(parts)
 
 
-def one_by_one(spec, params, cache, token_T=TOKENS):
+def read_one_by_one(spec, params, cache, token_T=TOKENS):
     def run(model):
         def step(stream, id):
             hidden_BTD, stream = read_tokens(model, cache, stream, id[None, None])
@@ -78,8 +78,8 @@ def one_by_one(spec, params, cache, token_T=TOKENS):
     return jit_model_function(spec, run)(params)
 
 
-def assert_near(ours, theirs):
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+def assert_near(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.slow
@@ -94,9 +94,9 @@ def assert_near(ours, theirs):
     ids=str,
 )
 def test_one_pass_matches_reference_cache(name, cache):
-    spec, params = case(**EVERYTHING[name])
+    spec, params = make_case(**EVERYTHING[name])
     expected = streaming_reference.logits(params, TOKENS, spec, cache.num_first, cache.num_recent)
-    assert_near(in_parts(spec, params, cache, len(TOKENS)), expected)
+    assert_near(read_in_parts(spec, params, cache, len(TOKENS)), expected)
 
 
 # Of 36 cases, every position with every column, and each of them with both windows and both caches.
@@ -114,17 +114,17 @@ SCANNED = 0, 7, 9, 14, 16, 23, 25, 30, 34
     ],
 )
 def test_one_pass_matches_token_by_token_scan(position, columns, window, cache):
-    spec, params = case(**option(position=position, columns__kind=columns, mask__window=window))
-    scanned = one_by_one(spec, params, cache)
-    assert_near(in_parts(spec, params, cache, len(TOKENS)), scanned)
+    spec, params = make_case(**option(position=position, columns__kind=columns, mask__window=window))
+    expected = read_one_by_one(spec, params, cache)
+    assert_near(read_in_parts(spec, params, cache, len(TOKENS)), expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('size', [3, 5, 8])
 def test_logits_do_not_depend_on_segment_size(size):
-    spec, params = case(**SIGMOID, **option(columns__kind='sink_token'))
+    spec, params = make_case(**SIGMOID, **option(columns__kind='sink_token'))
     for cache in (CacheConfig(0, 4), CacheConfig(3, 6)):
-        assert_near(in_parts(spec, params, cache, size), in_parts(spec, params, cache, len(TOKENS)))
+        assert_near(read_in_parts(spec, params, cache, size), read_in_parts(spec, params, cache, len(TOKENS)))
 
 
 @pytest.mark.slow
@@ -136,69 +136,72 @@ def test_logits_do_not_depend_on_segment_size(size):
     ),
 )
 def test_cache_that_keeps_all_tokens_matches_full_attention(name):
-    spec, params = case(**EVERYTHING[name])
+    spec, params = make_case(**EVERYTHING[name])
     expected = nnx.merge(state.make_abstract_model(spec)[0], params)(TOKENS[None])[0][0]
     for cache in (CacheConfig(0, 14), CacheConfig(10, 5), CacheConfig(14, 1)):
-        assert_near(in_parts(spec, params, cache, len(TOKENS)), expected)
+        assert_near(read_in_parts(spec, params, cache, len(TOKENS)), expected)
 
 
 @pytest.mark.slow
 def test_cache_larger_than_text_is_clipped():
-    spec, params = case(**option(position='alibi'))
+    spec, params = make_case(**option(position='alibi'))
     for cache in (CacheConfig(0, 10**9), CacheConfig(10**9, 10**9), CacheConfig(4, 10**9)):
-        small = cache.clip(len(TOKENS))
-        assert small.size <= 2 * len(TOKENS)
-        assert_near(in_parts(spec, params, small, 7), in_parts(spec, params, CacheConfig(0, 14), 7))
+        clipped_cache = cache.clip(len(TOKENS))
+        assert clipped_cache.size <= 2 * len(TOKENS)
+        assert_near(read_in_parts(spec, params, clipped_cache, 7), read_in_parts(spec, params, CacheConfig(0, 14), 7))
     assert CacheConfig(4, 8).clip(20) == CacheConfig(4, 8)
 
 
 @pytest.mark.slow
 def test_first_tokens_stay_visible_and_others_expire():
-    spec, params = case(model__layers=1)
-    plain = in_parts(spec, params, CacheConfig(2, 3), len(TOKENS))
-    for at, until in ((0, 14), (1, 14), (2, 5), (5, 8)):
-        changed = TOKENS.copy()
-        changed[at] = 0
-        differ = np.abs(in_parts(spec, params, CacheConfig(2, 3), len(TOKENS), changed) - plain).max(-1) > 1e-4
-        np.testing.assert_array_equal(np.flatnonzero(differ), np.arange(at, until + (at >= 2)))
+    spec, params = make_case(model__layers=1)
+    expected = read_in_parts(spec, params, CacheConfig(2, 3), len(TOKENS))
+    for index, end in ((0, 14), (1, 14), (2, 5), (5, 8)):
+        changed_tokens = TOKENS.copy()
+        changed_tokens[index] = 0
+        differs = (
+            np.abs(read_in_parts(spec, params, CacheConfig(2, 3), len(TOKENS), changed_tokens) - expected).max(-1)
+            > 1e-4
+        )
+        np.testing.assert_array_equal(np.flatnonzero(differs), np.arange(index, end + (index >= 2)))
 
 
 @pytest.mark.slow
 def test_perplexity_covers_all_predicted_tokens():
-    spec, params = case(**option(columns__kind='sink_token'))
+    spec, params = make_case(**option(columns__kind='sink_token'))
     ids = TOKENS.copy()
     ids[[0, 6]] = exclude_from_loss(ids[[0, 6]])
     logits_TV = streaming_reference.logits(params, TOKENS, spec, 2, 3)[:-1]
-    told = np.arange(1, 14) != 6
-    expected = streaming_reference.perplexity(logits_TV[told], TOKENS[1:][told])
+    is_predicted = np.arange(1, 14) != 6
+    expected = streaming_reference.perplexity(logits_TV[is_predicted], TOKENS[1:][is_predicted])
     for segment in (5, 1024):
-        found = measure_perplexity(spec, CacheConfig(2, 3), params, ids, segment)
-        assert found.perplexity == pytest.approx(expected, rel=1e-4)
-        assert found.num_predicted == 12
+        result = measure_perplexity(spec, CacheConfig(2, 3), params, ids, segment)
+        assert result.perplexity == pytest.approx(expected, rel=1e-4)
+        assert result.num_predicted == 12
 
 
 def test_segments_have_equal_size_and_hold_all_tokens():
-    for length, most in ((14, 5), (10, 5), (3, 1024), (1, 1)):
-        found = split_into_segments(np.arange(length), -1, most)
-        assert found.shape[2] <= most
-        assert found.shape[0] == -(-length // most)
-        np.testing.assert_array_equal(found.ravel()[:length], np.arange(length))
-        assert (found.ravel()[length:] == -1).all()
+    for length, max_size in ((14, 5), (10, 5), (3, 1024), (1, 1)):
+        segments = split_into_segments(np.arange(length), -1, max_size)
+        assert segments.shape[2] <= max_size
+        assert segments.shape[0] == -(-length // max_size)
+        np.testing.assert_array_equal(segments.ravel()[:length], np.arange(length))
+        assert (segments.ravel()[length:] == -1).all()
 
 
 @pytest.mark.slow
 def test_memory_grows_linearly_with_text_length(monkeypatch):
     monkeypatch.setattr(streaming, 'CHUNK_SIZE', 128)
-    spec, params = case(model__layers=1)
+    spec, params = make_case(model__layers=1)
 
-    def bytes_of(length):
+    def measure_bytes(length):
         def run(model, id_BT):
             return read_tokens(model, CacheConfig(4, 60), init_stream(model, CacheConfig(4, 60)), id_BT)[0]
 
         program = jit_model_function(spec, run).lower(params, jax.ShapeDtypeStruct((1, length), jnp.int32)).compile()
         return program.memory_analysis().temp_size_in_bytes
 
-    assert bytes_of(8192) < 2.2 * bytes_of(4096)
+    assert measure_bytes(8192) < 2.2 * measure_bytes(4096)
 
 
 @pytest.mark.parametrize('name', UNREADABLE)
@@ -208,10 +211,10 @@ def test_check_streaming_refuses_prefix_and_block_masks(name):
 
 
 def test_check_streaming_refuses_missing_positions_and_synthetic_task():
-    learned = tiny(model__position='learned')
-    check_streaming(learned, CacheConfig(4, 11))
+    spec = tiny(model__position='learned')
+    check_streaming(spec, CacheConfig(4, 11))
     with pytest.raises(UserError, match=r'--cache=4\+12 .*16.*15'):
-        check_streaming(learned, CacheConfig(4, 12))
+        check_streaming(spec, CacheConfig(4, 12))
     check_streaming(tiny(model__position='learned', model__columns__kind='sink_token'), CacheConfig(4, 12))
     check_streaming(tiny(), CacheConfig(4, 1020))
     with pytest.raises(UserError, match='backcopy'):
@@ -219,7 +222,7 @@ def test_check_streaming_refuses_missing_positions_and_synthetic_task():
 
 
 def test_measure_perplexity_refuses_text_without_targets():
-    spec, params = case()
+    spec, params = make_case()
     for ids in (TOKENS[:1], np.append(TOKENS[:1], exclude_from_loss(TOKENS[1:]))):
         with pytest.raises(UserError, match=r'of \d+ tokens'):
             measure_perplexity(spec, CacheConfig(2, 3), params, ids)
@@ -228,57 +231,57 @@ def test_measure_perplexity_refuses_text_without_targets():
 GREEDY = Sampler(0.0, None)
 
 
-def sampled(choice=GREEDY, tokens=9, seed=0, prompt=TOKENS, **changes):
-    spec, params = case(**changes)
+def sample_ids(choice=GREEDY, tokens=9, seed=0, prompt=TOKENS, **changes):
+    spec, params = make_case(**changes)
     return list(sample_tokens(spec, CacheConfig(2, 3), params, prompt, tokens, choice, seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('changes', [{}, option(position='learned', columns__kind='sink_token')], ids=str)
 def test_sampling_at_zero_temperature_returns_argmax_under_cache(changes):
-    spec, params = case(**changes)
+    spec, params = make_case(**changes)
     ids = TOKENS.tolist()
-    for found in sampled(**changes):
-        assert found == streaming_reference.logits(params, np.array(ids), spec, 2, 3)[-1].argmax()
-        ids.append(found)
+    for token in sample_ids(**changes):
+        assert token == streaming_reference.logits(params, np.array(ids), spec, 2, 3)[-1].argmax()
+        ids.append(token)
     assert len(ids) > len(TOKENS) + 1
 
 
 @pytest.mark.slow
 def test_sampling_is_deterministic_for_given_seed():
-    warm = Sampler(2.0, None)
-    assert sampled(warm) == sampled(warm) != sampled(warm, seed=1)
-    assert sampled(Sampler(2.0, 1)) == sampled(Sampler(1e-12, None)) == sampled()
+    sampler = Sampler(2.0, None)
+    assert sample_ids(sampler) == sample_ids(sampler) != sample_ids(sampler, seed=1)
+    assert sample_ids(Sampler(2.0, 1)) == sample_ids(Sampler(1e-12, None)) == sample_ids()
 
 
 @pytest.mark.slow
 def test_sampler_draws_most_likely_tokens_by_probability():
     logits_V, keys = jnp.log(jnp.array([0.1, 0.6, 0.3])), jax.random.split(jax.random.key(0), 4000)
 
-    def shares(choice):
-        drawn = jax.vmap(lambda key: choice(logits_V, key))(keys)
-        return np.bincount(drawn, minlength=3) / len(keys)
+    def compute_shares(choice):
+        tokens = jax.vmap(lambda key: choice(logits_V, key))(keys)
+        return np.bincount(tokens, minlength=3) / len(keys)
 
-    np.testing.assert_allclose(shares(Sampler(1.0, None)), [0.1, 0.6, 0.3], atol=0.03)
-    np.testing.assert_allclose(shares(Sampler(1.0, 2)), [0, 2 / 3, 1 / 3], atol=0.03)
-    np.testing.assert_allclose(shares(Sampler(0.5, 3)), np.array([1, 36, 9]) / 46, atol=0.03)
-    np.testing.assert_array_equal(shares(GREEDY), [0, 1, 0])
+    np.testing.assert_allclose(compute_shares(Sampler(1.0, None)), [0.1, 0.6, 0.3], atol=0.03)
+    np.testing.assert_allclose(compute_shares(Sampler(1.0, 2)), [0, 2 / 3, 1 / 3], atol=0.03)
+    np.testing.assert_allclose(compute_shares(Sampler(0.5, 3)), np.array([1, 36, 9]) / 46, atol=0.03)
+    np.testing.assert_array_equal(compute_shares(GREEDY), [0, 1, 0])
 
 
 @pytest.mark.slow
 def test_sampling_stops_at_end_token():
-    found = sampled()
-    at = next(at for at, one in enumerate(found) if one not in found[:at] and at)
-    assert sampled(data__end_token=found[at], data__tokenizer='mine.json') == found[:at]
+    ids = sample_ids()
+    index = next(index for index, token in enumerate(ids) if token not in ids[:index] and index)
+    assert sample_ids(data__end_token=ids[index], data__tokenizer='mine.json') == ids[:index]
 
 
 @pytest.mark.slow
 def test_sampling_does_not_depend_on_prompt_segments(monkeypatch):
-    expected = sampled(tokens=3)
+    expected = sample_ids(tokens=3)
     monkeypatch.setattr('sinklab.train.generate.SEGMENT_TOKENS', 5)
-    assert sampled(tokens=3) == expected
+    assert sample_ids(tokens=3) == expected
 
 
 def test_sampling_refuses_empty_prompt():
     with pytest.raises(UserError, match='prompt'):
-        sampled(prompt=TOKENS[:0])
+        sample_ids(prompt=TOKENS[:0])

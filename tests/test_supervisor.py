@@ -59,10 +59,10 @@ ENDS = {
 )
 def test_failure_of_one_process_ends_all_with_its_exit_code(run, act, code, words, kind):
     start = time.monotonic()
-    said = run.start(f'if index: {act}\nelse:\n  while True: time.sleep(0.1)', orderly_exit=1.0).ended()
-    assert [ended for ended, _ in said] == [code] * 2
-    assert re.match(words, only(said))
-    assert said[0][1] == said[1][1]
+    results = run.start(f'if index: {act}\nelse:\n  while True: time.sleep(0.1)', orderly_exit=1.0).ended()
+    assert [ended for ended, _ in results] == [code] * 2
+    assert re.match(words, only(results))
+    assert results[0][1] == results[1][1]
     assert time.monotonic() - start < 15
     if kind:
         assert {'kind': kind, 'exit_code': code}.items() <= RunDir(run.folder).read_json('outcome').items()
@@ -71,8 +71,8 @@ def test_failure_of_one_process_ends_all_with_its_exit_code(run, act, code, word
 
 
 def test_error_common_to_all_processes_is_reported_without_process_prefix(run):
-    said = run.start("group.gather('x', 0)\nraise Refusal('no such row')").ended()
-    assert (only(said), {code for code, _ in said}) == ('no such row', {1})
+    results = run.start("group.gather('x', 0)\nraise Refusal('no such row')").ended()
+    assert (only(results), {code for code, _ in results}) == ('no such row', {1})
 
 
 def test_unexpected_exception_exits_with_70_and_logs_traceback(run):
@@ -100,14 +100,14 @@ def test_root_cause_is_reported_instead_of_secondary_failure(run):
 
 def test_supervisor_death_ends_its_child_and_all_processes(run):
     for victim in (0, 1):
-        again = Run(run.folder)
-        again.start(TOUCH + FOREVER)
+        next_run = Run(run.folder)
+        next_run.start(TOUCH + FOREVER)
         for index in (0, 1):
-            again.wait_for(f'here-{index}')
+            next_run.wait_for(f'here-{index}')
             (run.folder / f'here-{index}').unlink()
-        child = pid_of_child(again.started[victim])
-        again.started[victim].kill()
-        code, lines = again.ended(10)[1 - victim]
+        child = pid_of_child(next_run.started[victim])
+        next_run.started[victim].kill()
+        code, lines = next_run.ended(10)[1 - victim]
         assert code == 42
         assert re.search(f'process {victim} .*gone', lines[0])
         assert gone(child)
@@ -118,9 +118,9 @@ def test_suspended_child_is_named_by_pid(run):
     run.wait_for('here-1')
     child = pid_of_child(run.started[1])
     os.kill(child, signal.SIGSTOP)
-    said = run.ended()
-    assert {code for code, _ in said} == {42}
-    assert re.match(rf'process 1 .*pid {child}\).* \d s.*suspended', only(said))
+    results = run.ended()
+    assert {code for code, _ in results} == {42}
+    assert re.match(rf'process 1 .*pid {child}\).* \d s.*suspended', only(results))
 
 
 def test_suspended_supervisor_is_named(run):
@@ -146,12 +146,12 @@ STEPS = {
 @pytest.mark.parametrize('act', STEPS)
 def test_hung_step_names_missing_process_but_slow_save_is_allowed(run, act):
     script = f"if index: {act}\nelse:\n  group.report_progress('step', 3, 0.05); group.gather('x', 0)"
-    said = run.start(script, min_step=1.0, step_multiple=2.0).ended()
+    results = run.start(script, min_step=1.0, step_multiple=2.0).ended()
     if not STEPS[act]:
-        assert said == [(0, [])] * 2
+        assert results == [(0, [])] * 2
         return
-    assert {code for code, _ in said} == {42}
-    assert re.match(rf'.*step 3 .*\d s.* 0\.05 s.*{STEPS[act]}', only(said))
+    assert {code for code, _ in results} == {42}
+    assert re.match(rf'.*step 3 .*\d s.* 0\.05 s.*{STEPS[act]}', only(results))
     assert 'gather' in (run.folder / 'processes' / '0.log').read_text()  # stack traces
 
 
@@ -166,12 +166,12 @@ def test_sigterm_during_training_saves_and_stops_all_processes(run, told):
     run.wait_for('here-1')
     time.sleep(0.6)  # the supervisor knows that the child handles signals
     run.started[told].terminate()
-    said = run.ended()
-    assert [code for code, _ in said] == [42, 42]
-    lines = [line for line in said[told][1] if line]
-    said[told] = 42, lines[-1:]
+    results = run.ended()
+    assert [code for code, _ in results] == [42, 42]
+    lines = [line for line in results[told][1] if line]
+    results[told] = 42, lines[-1:]
     assert [line.removeprefix('sinklab train: ') for line in lines[:-1]] == [STOPPING_MESSAGE]
-    assert only(said).startswith('saved at step 7')
+    assert only(results).startswith('saved at step 7')
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ def test_signal_before_first_step_ends_all_processes_at_once(run, number, code):
     run.start(TOUCH + FOREVER)
     run.wait_for('here-0')
     run.started[1].send_signal(number)
-    said = run.ended()
-    assert {code for code, _ in said} == {code}
-    assert number.name in only(said)
+    results = run.ended()
+    assert {code for code, _ in results} == {code}
+    assert number.name in only(results)
 
 
 def test_second_signal_ends_all_processes_at_once(run):
@@ -193,23 +193,25 @@ def test_second_signal_ends_all_processes_at_once(run):
     run.started[0].terminate()
     time.sleep(1.5)
     run.started[0].terminate()
-    said = run.ended()
-    assert {code for code, _ in said} == {42}
-    assert 'stopped' in said[1][1][0]
+    results = run.ended()
+    assert {code for code, _ in results} == {42}
+    assert 'stopped' in results[1][1][0]
 
 
 def test_supervisors_restart_all_processes_up_to_restart_limit(run):
-    said = run.start(f'if not index:{indent(SAVE, "  ")}  raise OSError("storage")\n' + FOREVER, restarts=2).ended()
-    assert [code for code, _ in said] == [42, 42]
-    for _, lines in said:
+    results = run.start(
+        f'if not index:{indent(SAVE, "  ")}  raise OSError("storage")\n' + FOREVER, restarts=2
+    ).ended()
+    assert [code for code, _ in results] == [42, 42]
+    for _, lines in results:
         assert ['starting again' in line for line in lines[-3:]] == [True, True, False]
     assert len([*run.folder.glob('checkpoints/*')]) == 3
 
 
 def test_restarts_end_after_attempts_without_new_checkpoint(run):
-    said = run.start('if index: raise OSError("storage")\n' + FOREVER, restarts=9).ended()
-    assert [code for code, _ in said] == [70, 70]
-    assert 'attempt 3' in said[1][1][-1]
+    results = run.start('if index: raise OSError("storage")\n' + FOREVER, restarts=9).ended()
+    assert [code for code, _ in results] == [70, 70]
+    assert 'attempt 3' in results[1][1][-1]
 
 
 def test_scheduler_starts_without_new_checkpoint_exit_with_70(run):

@@ -24,10 +24,10 @@ def test_taken_process_index_and_wrong_count_are_rejected_and_run_continues(run)
     run.start(TOUCH + "while not (folder.path / 'go').exists(): time.sleep(0.1)")
     run.wait_for('here-1')
     strangers = run_of([*Run.start(run, '', (1,)).started[2:], *Run.start(run, '', (2,), 3).started[3:]])
-    (code, lines), (other, others) = strangers.ended()
-    assert (code, other) == (1, 1)
+    (code, lines), (other_code, other_lines) = strangers.ended()
+    assert (code, other_code) == (1, 1)
     assert re.search(r'--process=1 .*\(host .*, pid \d+\)', lines[0])
-    assert re.search(r'--processes=3\b.*\b2\b', others[0])
+    assert re.search(r'--processes=3\b.*\b2\b', other_lines[0])
     (run.folder / 'go').touch()
     assert run_of(run.started[:2]).ended() == [(0, [])] * 2
 
@@ -36,9 +36,9 @@ def test_occupied_port_and_unreachable_coordinator_are_rejected_with_one_line(ru
     with socket.create_server(('', run.port)):
         line = only(run.start('', (0,)).ended())
     assert 'Address already in use' in line
-    started = Run(run.folder).start('', (1,), join=1.0).ended()
-    assert started[0][0] == 1
-    assert re.search(r'127.0.0.1:\d+ .*\b1 s\b', only(started))
+    results = Run(run.folder).start('', (1,), join=1.0).ended()
+    assert results[0][0] == 1
+    assert re.search(r'127.0.0.1:\d+ .*\b1 s\b', only(results))
 
 
 def test_coordinator_waits_for_port_of_ending_run(run):
@@ -50,29 +50,29 @@ def test_coordinator_waits_for_port_of_ending_run(run):
 
 def test_sigterm_stops_coordinator_waiting_for_port(run):
     with socket.create_server(('', run.port)):
-        (started,) = run.start('', (0,), shutdown=20.0).started
-        wait_for_ears(started)
-        started.send_signal(signal.SIGTERM)
+        (process,) = run.start('', (0,), shutdown=20.0).started
+        wait_for_ears(process)
+        process.send_signal(signal.SIGTERM)
         ((code, lines),) = run.ended()
     assert (code, len(lines)) == (42, 1)
 
 
 def test_missing_processes_are_listed_after_join_timeout(run):
-    said = run.start('', (0, 2), 4, join=2.0).ended()
-    assert {code for code, _ in said} == {1}
-    assert re.search(r'\b1, 3 of 4 .*\b2 s\b', only(said))
+    results = run.start('', (0, 2), 4, join=2.0).ended()
+    assert {code for code, _ in results} == {1}
+    assert re.search(r'\b1, 3 of 4 .*\b2 s\b', only(results))
 
 
 def test_invalid_connections_do_not_affect_run(run):
     run.start('group.gather("x", 0)', (0,))
     address = '127.0.0.1', run.port
-    for said in (b'GET / HTTP/1.1\r\n\r\n', b'{"kind": "hello"}\n', b'{"kind": "end"}\n', b'[]\n', b'\xff\n'):
+    for content in (b'GET / HTTP/1.1\r\n\r\n', b'{"kind": "hello"}\n', b'{"kind": "end"}\n', b'[]\n', b'\xff\n'):
         for _ in range(100):
             with (
                 contextlib.suppress(ConnectionRefusedError),
-                socket.create_connection(address) as other,
+                socket.create_connection(address) as connection,
             ):
-                other.sendall(said)
+                connection.sendall(content)
                 break
             time.sleep(0.1)
     run.start('group.gather("x", 0)', (1,))
@@ -84,38 +84,38 @@ def test_restarted_process_waits_for_end_of_run_and_joins_next_run(run):
     run.start(TOUCH + FOREVER, settle=1.0)
     run.wait_for('here-1')
     run.started[1].kill()
-    again = Run(run.folder)
-    again.port = run.port
-    again.start('group.gather("x", 0)', (1,))
+    restarted_run = Run(run.folder)
+    restarted_run.port = run.port
+    restarted_run.start('group.gather("x", 0)', (1,))
     assert run_of(run.started[:1]).ended()[0][0] == 42
-    again.start('group.gather("x", 0)', (0,))
+    restarted_run.start('group.gather("x", 0)', (0,))
     try:
-        assert again.ended() == [(0, [])] * 2
+        assert restarted_run.ended() == [(0, [])] * 2
     finally:
-        run.started += again.started
+        run.started += restarted_run.started
 
 
 def test_closing_server_is_retried_and_rejected_after_timeout(run):
-    came = []
+    connections = []
 
     def hang_up():
         with contextlib.suppress(OSError):  # the end of the test
             while True:
                 server.accept()[0].close()
-                came.append(1)
+                connections.append(1)
 
     with socket.create_server(('127.0.0.1', run.port)) as server:
         threading.Thread(target=hang_up, daemon=True).start()
-        said = run.start('', (1,), join=1.0).ended()
-    assert said[0][0] == 1
-    assert len(came) > 2
-    assert re.search(r'127.0.0.1:\d+ .*process 0', only(said))
+        results = run.start('', (1,), join=1.0).ended()
+    assert results[0][0] == 1
+    assert len(connections) > 2
+    assert re.search(r'127.0.0.1:\d+ .*process 0', only(results))
 
 
 def test_find_free_port_does_not_collide_for_neighboring_ports():
     """Test ports that are released again before JAX opens them."""
-    mine = [8476 + number for number in range(8)]
-    theirs = [find_free_port(port) for port in mine]
-    assert not {*theirs} & {*mine}
-    assert len({*theirs}) == len(mine)
+    ports = [8476 + number for number in range(8)]
+    free_ports = [find_free_port(port) for port in ports]
+    assert not {*free_ports} & {*ports}
+    assert len({*free_ports}) == len(ports)
     assert 1024 <= find_free_port(65535) < 65535

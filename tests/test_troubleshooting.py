@@ -49,13 +49,13 @@ def render(node, constants):
 
 
 @functools.cache
-def templates():
+def collect_templates():
     """Return the fixed parts of every template that is long enough."""
-    found = {tuple(template.split(ANY)) for template in read_templates()}
-    return [parts for parts in found if sum(map(len, parts)) >= LEAST]
+    split_templates = {tuple(template.split(ANY)) for template in read_templates()}
+    return [parts for parts in split_templates if sum(map(len, parts)) >= LEAST]
 
 
-def cut_short(text, part):
+def count_cut_characters(text, part):
     """Return how many characters at the end of a text are the beginning of a part."""
     return next((length for length in range(len(text), 0, -1) if part.startswith(text[-length:])), 0)
 
@@ -70,23 +70,23 @@ def count_shared(message, parts):
     for number, part in enumerate(parts):
         start = position if number or message.startswith('...') else 0
         anywhere = number > 0 or message.startswith('...')
-        found = message.find(part, start) if anywhere else (0 if message.startswith(part) else -1)
-        if found >= 0:
-            position, shared = found + len(part), shared + len(part)
+        index = message.find(part, start) if anywhere else (0 if message.startswith(part) else -1)
+        if index >= 0:
+            position, shared = index + len(part), shared + len(part)
             continue
         cut = message.find('...', position)
-        length = cut_short(message[position:cut], part)
+        length = count_cut_characters(message[position:cut], part)
         if cut < 0 or (not anywhere and length < cut):
             return 0
         position, shared = cut + len('...'), shared + length
-    whole = message.endswith(('...', parts[-1]))
-    return shared if whole else 0
+    is_complete = message.endswith(('...', parts[-1]))
+    return shared if is_complete else 0
 
 
 def is_printed(message):
     """Return whether the code has a template that can print a message."""
     least = max(LEAST, SHARE * len(message))
-    return any(count_shared(message, parts) >= least for parts in templates())
+    return any(count_shared(message, parts) >= least for parts in collect_templates())
 
 
 def test_every_entry_has_message_cause_and_fix():
@@ -107,20 +107,20 @@ def test_unknown_message_matches_no_template():
     assert not is_printed('config.model.head was not found; these are its fields: attention, columns')
 
 
-def subcommands(given):
+def get_subcommands(parser):
     """Return {name: parser} of a parser's subcommands."""
-    return next((one.choices for one in given._actions if isinstance(one, argparse._SubParsersAction)), {})
+    return next((action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)), {})
 
 
 @pytest.mark.parametrize('path', sorted((ROOT / 'docs').glob('**/*.md')), ids=lambda path: path.name)
 def test_page_commands_have_known_subcommands_and_options(path):
     """Check commands in backticks against the parser."""
     for command in re.findall(r'`sinklab ([a-z]+(?:\s[^`]*)?)`', path.read_text(encoding='utf-8')):
-        known, words = build_parser(), command.split()
-        while words and subcommands(known):
-            assert words[0] in subcommands(known), command
-            known = subcommands(known)[words.pop(0)]
-        options = {name for action in known._actions for name in action.option_strings}
-        for word in words:
+        parser, arguments = build_parser(), command.split()
+        while arguments and get_subcommands(parser):
+            assert arguments[0] in get_subcommands(parser), command
+            parser = get_subcommands(parser)[arguments.pop(0)]
+        options = {name for action in parser._actions for name in action.option_strings}
+        for word in arguments:
             name = word.partition('=')[0]
             assert not name.startswith('--') or name in options or name.startswith('--config.'), command

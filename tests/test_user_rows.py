@@ -36,22 +36,22 @@ get_config = table(ROWS)
 
 
 @pytest.fixture
-def mine(tmp_path):
+def config_file(tmp_path):
     path = tmp_path / 'mine.py'
     path.write_text(TABLE)
     return path
 
 
-def refused(capsys, *arguments):
+def run_failing_command(capsys, *arguments):
     """Run a command that must fail; return its only line on stderr."""
     assert main(list(arguments)) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
     return line
 
 
-def changes(said):
+def parse_changes(description):
     """Return each (field, value of the baseline, value of the row) in a description of a row."""
-    return re.findall(r'([a-z_.]+) (\S+) -> ([^;\s]+)', said)
+    return re.findall(r'([a-z_.]+) (\S+) -> ([^;\s]+)', description)
 
 
 @pytest.mark.parametrize(
@@ -66,45 +66,47 @@ def changes(said):
         ('as_paper', 'quickstart', [('optimizer.weight_decay', '0.5', '1.5')]),
     ],
 )
-def test_row_diff_is_equal_in_description_record_and_spec(mine, row, size, changed):
-    spec, about, said, _ = load_and_describe(f'{mine}:{row}', [], size)
-    assert changes(said) == changed
-    assert size in said
-    assert changed or all(path in said and str(value) in said for path, value in about['diff'].items())
-    config = json.loads(json.dumps(about))['diff']
+def test_row_diff_is_equal_in_description_record_and_spec(config_file, row, size, changed):
+    spec, record, description, _ = load_and_describe(f'{config_file}:{row}', [], size)
+    assert parse_changes(description) == changed
+    assert size in description
+    assert changed or all(path in description and str(value) in description for path, value in record['diff'].items())
+    config = json.loads(json.dumps(record))['diff']
     for path, value in config.items():
         part, field = path.split('.')
         assert getattr(getattr(spec, part), field) == pytest.approx(value)
 
 
-def test_config_file_is_executed_once(mine, tmp_path):
+def test_config_file_is_executed_once(config_file, tmp_path):
     """Test that side effects of a config file happen once."""
-    mine.write_text(f"{TABLE}\nwith open({str(tmp_path / 'runs.txt')!r}, 'a') as file:\n    file.write('run ')\n")
-    load_and_describe(f'{mine}:decay', [], 'smoke')
+    config_file.write_text(
+        f"{TABLE}\nwith open({str(tmp_path / 'runs.txt')!r}, 'a') as file:\n    file.write('run ')\n"
+    )
+    load_and_describe(f'{config_file}:decay', [], 'smoke')
     assert (tmp_path / 'runs.txt').read_text() == 'run '
-    assert main(['rows', f'--config={mine}', '--size=quickstart']) == 0
+    assert main(['rows', f'--config={config_file}', '--size=quickstart']) == 0
     assert (tmp_path / 'runs.txt').read_text() == 'run run '
 
 
-def test_row_description_includes_override(mine):
+def test_row_description_includes_override(config_file):
     overrides = ['--config.optimizer.weight_decay=0.7', '--config.seed=3']
-    _, about, said, _ = load_and_describe(f'{mine}:decay', overrides, 'smoke')
-    assert changes(said) == [('optimizer.weight_decay', '0.1', '0.7')]
-    assert about['overrides'] == {'optimizer.weight_decay': '0.7', 'seed': '3'}
+    _, record, description, _ = load_and_describe(f'{config_file}:decay', overrides, 'smoke')
+    assert parse_changes(description) == [('optimizer.weight_decay', '0.1', '0.7')]
+    assert record['overrides'] == {'optimizer.weight_decay': '0.7', 'seed': '3'}
 
 
-def test_rows_command_lists_values_of_size_and_marks_rows_equal_to_baseline(capsys, mine):
-    assert main(['rows', f'--config={mine}', '--size=quickstart', '--json']) == 0
+def test_rows_command_lists_values_of_size_and_marks_rows_equal_to_baseline(capsys, config_file):
+    assert main(['rows', f'--config={config_file}', '--size=quickstart', '--json']) == 0
     rows = {row['row']: row for row in json.loads(capsys.readouterr().out)}
     decays = {name: row['diff'].get('optimizer.weight_decay') for name, row in rows.items()}
     decays = {name: value for name, value in decays.items() if value}
     assert decays == pytest.approx({'decay': 0.3, 'triple': 1.5, 'as_paper': 1.5})
     assert {row['size'] for row in rows.values()} == {'quickstart'}
     assert [name for name, row in rows.items() if row['equals_baseline']] == ['softmax', 'heads']
-    assert main(['rows', f'--config={mine}', '--size=quickstart']) == 0
-    printed = capsys.readouterr().out
-    assert 'quickstart' in ' '.join(printed.split())
-    lines = printed.splitlines()
+    assert main(['rows', f'--config={config_file}', '--size=quickstart']) == 0
+    output = capsys.readouterr().out
+    assert 'quickstart' in ' '.join(output.split())
+    lines = output.splitlines()
     (heads,) = (line for line in lines if line.startswith(' heads'))
     assert 'heads=4' in heads
     assert 'baseline' in heads
@@ -116,12 +118,12 @@ def test_get_diff_value_reads_every_config_field(path):
     assert get_diff_value(path, 'as written', config) == dotted(config.to_dict())[path]
 
 
-def test_rows_command_lists_field_named_like_dict_method(capsys, mine):
-    mine.write_text(TABLE.replace("{'model.heads': 4}", "{'probe.keys': 5}"))
-    assert main(['rows', f'--config={mine}', '--size=quickstart', '--json']) == 0
+def test_rows_command_lists_field_named_like_dict_method(capsys, config_file):
+    config_file.write_text(TABLE.replace("{'model.heads': 4}", "{'probe.keys': 5}"))
+    assert main(['rows', f'--config={config_file}', '--size=quickstart', '--json']) == 0
     (row,) = (row for row in json.loads(capsys.readouterr().out) if row['row'] == 'heads')
     assert row['diff'] == {'probe.keys': 5}
-    assert main(['rows', f'--config={mine}', '--size=quickstart']) == 0
+    assert main(['rows', f'--config={config_file}', '--size=quickstart']) == 0
     assert 'keys=5' in capsys.readouterr().out
 
 
@@ -133,27 +135,29 @@ def test_rows_command_lists_values_of_each_size_for_shipped_row(capsys):
         assert row['diff'] == {'optimizer.batch_size': batch}
 
 
-def test_row_invalid_at_size_is_rejected_with_valid_sizes(capsys, mine, tmp_path):
+def test_row_invalid_at_size_is_rejected_with_valid_sizes(capsys, config_file, tmp_path):
     for verb in (
-        ['train', f'--config={mine}:long_warmup'],
-        ['sweep', f'--config={mine}', '--rows=softmax,long_warmup'],
+        ['train', f'--config={config_file}:long_warmup'],
+        ['sweep', f'--config={config_file}', '--rows=softmax,long_warmup'],
     ):
-        line = refused(capsys, *verb, '--size=smoke', f'--workdir={tmp_path}/runs')
+        line = run_failing_command(capsys, *verb, '--size=smoke', f'--workdir={tmp_path}/runs')
         assert re.search(r'config\.optimizer\.warmup_steps.*400', line)
         assert re.search('--size=paper.*quickstart', line)
-    assert load_spec(f'{mine}:long_warmup', [], 'quickstart')[0].optimizer.warmup_steps == 400
+    assert load_spec(f'{config_file}:long_warmup', [], 'quickstart')[0].optimizer.warmup_steps == 400
     assert not (tmp_path / 'runs').exists()
 
 
 @pytest.mark.parametrize('value', ['18 %', '18.2', None, [18.2]])
-def test_non_numeric_published_value_is_rejected_by_every_command(capsys, mine, tmp_path, value):
-    mine.write_text(TABLE.replace('18.2', repr(value)))
+def test_non_numeric_published_value_is_rejected_by_every_command(capsys, config_file, tmp_path, value):
+    config_file.write_text(TABLE.replace('18.2', repr(value)))
     for verb in (['rows'], ['sweep', f'--workdir={tmp_path}/runs']):
-        line = refused(capsys, *verb, f'--config={mine}')
+        line = run_failing_command(capsys, *verb, f'--config={config_file}')
         assert 'long_warmup' in line
         assert 'sink/1' in line
         assert repr(value) in line
-    assert 'sink/1' in refused(capsys, 'train', f'--config={mine}:long_warmup', f'--workdir={tmp_path}/run')
+    assert 'sink/1' in run_failing_command(
+        capsys, 'train', f'--config={config_file}:long_warmup', f'--workdir={tmp_path}/run'
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,95 +170,100 @@ def test_non_numeric_published_value_is_rejected_by_every_command(capsys, mine, 
         ['17 %'],
     ],
 )
-def test_malformed_expected_values_are_rejected_before_training(capsys, mine, tmp_path, value):
-    mine.write_text(f'{TABLE}\nEXPECTED = {value!r}\n')
-    given = ['--size=smoke', f'--workdir={tmp_path}/run']
-    for verb in (['train', f'--config={mine}:softmax', *given], ['sweep', f'--config={mine}', *given]):
-        line = refused(capsys, *verb)
+def test_malformed_expected_values_are_rejected_before_training(capsys, config_file, tmp_path, value):
+    config_file.write_text(f'{TABLE}\nEXPECTED = {value!r}\n')
+    flags = ['--size=smoke', f'--workdir={tmp_path}/run']
+    for verb in (['train', f'--config={config_file}:softmax', *flags], ['sweep', f'--config={config_file}', *flags]):
+        line = run_failing_command(capsys, *verb)
         assert 'EXPECTED' in line
         assert repr(value) in line
     assert not (tmp_path / 'run').exists()
 
 
-def test_table_with_rows_of_wrong_type_is_rejected(capsys, mine, tmp_path):
-    mine.write_text(f'{TABLE}\nROWS = [5]\n')
+def test_table_with_rows_of_wrong_type_is_rejected(capsys, config_file, tmp_path):
+    config_file.write_text(f'{TABLE}\nROWS = [5]\n')
     assert re.search(
-        r'ROWS.*\[5\]', refused(capsys, 'train', f'--config={mine}:softmax', f'--workdir={tmp_path}/run')
+        r'ROWS.*\[5\]',
+        run_failing_command(capsys, 'train', f'--config={config_file}:softmax', f'--workdir={tmp_path}/run'),
     )
-    assert re.search(r'ROWS.*\[5\]', refused(capsys, 'rows', f'--config={mine}'))
+    assert re.search(r'ROWS.*\[5\]', run_failing_command(capsys, 'rows', f'--config={config_file}'))
 
 
-def test_expected_values_are_loaded_for_paper_size_only(mine):
-    mine.write_text(f"{TABLE}\nEXPECTED = {{'rows': {{'softmax': '17 %', 5: '1 %'}}, 'source': 'ours'}}\n")
-    assert load_and_describe(f'{mine}:softmax', [], 'paper')[3] == ({'softmax': '17 %', '5': '1 %'}, 'ours')
-    assert load_and_describe(f'{mine}:softmax', [], 'smoke')[3] is None
+def test_expected_values_are_loaded_for_paper_size_only(config_file):
+    config_file.write_text(f"{TABLE}\nEXPECTED = {{'rows': {{'softmax': '17 %', 5: '1 %'}}, 'source': 'ours'}}\n")
+    assert load_and_describe(f'{config_file}:softmax', [], 'paper')[3] == ({'softmax': '17 %', '5': '1 %'}, 'ours')
+    assert load_and_describe(f'{config_file}:softmax', [], 'smoke')[3] is None
 
 
-def test_error_lists_valid_sizes_for_row_values_but_not_for_overrides(mine):
+def test_error_lists_valid_sizes_for_row_values_but_not_for_overrides(config_file):
     with pytest.raises(UserError) as refusal:
-        load_spec(f'{mine}:long_warmup', ['--config.optimizer.weight_decay=0.2'], 'smoke')
+        load_spec(f'{config_file}:long_warmup', ['--config.optimizer.weight_decay=0.2'], 'smoke')
     assert 'optimizer.warmup_steps' in str(refusal.value)
     assert re.search('--size=paper.*quickstart', str(refusal.value))
     for row in ('heads', 'decay'):
         with pytest.raises(UserError) as refusal:
-            load_spec(f'{mine}:{row}', ['--config.optimizer.warmup_steps=400'], 'smoke')
+            load_spec(f'{config_file}:{row}', ['--config.optimizer.warmup_steps=400'], 'smoke')
         assert '--size' not in str(refusal.value)
 
 
-def test_error_lists_valid_sizes_for_field_named_by_its_last_part(mine):
+def test_error_lists_valid_sizes_for_field_named_by_its_last_part(config_file):
     """Test an error that names 'config.data.end_token and fixed_token'."""
-    mine.write_text(TABLE.replace("{'model.heads': 4}", "{'data.tokenizer': 'a/b.json', 'data.fixed_token': 400}"))
+    config_file.write_text(
+        TABLE.replace("{'model.heads': 4}", "{'data.tokenizer': 'a/b.json', 'data.fixed_token': 400}")
+    )
     with pytest.raises(UserError) as refusal:
-        load_spec(f'{mine}:heads', [], 'smoke')
+        load_spec(f'{config_file}:heads', [], 'smoke')
     assert re.search(r'heads.*data\.fixed_token', str(refusal.value))
     assert re.search('--size=paper.*quickstart', str(refusal.value))
 
 
 @pytest.fixture
-def old(tmp_path):
+def old_run(tmp_path):
     """Return the folder of a run started by version 0.1, whose row.json has the number of the paper."""
     shutil.copytree(OLD, tmp_path / 'runs' / OLD.name)
     return RunDir(tmp_path / 'runs' / OLD.name)
 
 
-def old_runs(old):
+def plan_old_runs(old_run):
     def load_row(row, seed):
         return load_spec(f'configs/optimization.py:{row}', sweep.format_seed_flags(seed), 'quickstart')
 
-    return plan.plan_runs(['decay_0.5'], [0], str(old.path.parent), load_row, Hardware())
+    return plan.plan_runs(['decay_0.5'], [0], str(old_run.path.parent), load_row, Hardware())
 
 
-def test_run_of_version_0_1_is_resumed_with_unchanged_row_file(old):
-    assert old.read_json('row')['diff'] == {'optimizer.weight_decay': 0.5}
-    (run,) = old_runs(old)
+def test_run_of_version_0_1_is_resumed_with_unchanged_row_file(old_run):
+    assert old_run.read_json('row')['diff'] == {'optimizer.weight_decay': 0.5}
+    (run,) = plan_old_runs(old_run)
     assert (run.outcome, run.spec.optimizer.weight_decay) == ('to do', 2.5)
-    before = (old.path / 'row.json').read_bytes()
-    old.initialize(run.spec, load_spec('configs/optimization.py:decay_0.5', [], 'quickstart')[1])
-    assert (old.path / 'row.json').read_bytes() == before
+    old_content = (old_run.path / 'row.json').read_bytes()
+    old_run.initialize(run.spec, load_spec('configs/optimization.py:decay_0.5', [], 'quickstart')[1])
+    assert (old_run.path / 'row.json').read_bytes() == old_content
 
 
-def test_sweep_and_train_reject_folder_of_changed_row_with_remedy(capsys, mine, tmp_path):
+def test_sweep_and_train_reject_folder_of_changed_row_with_remedy(capsys, config_file, tmp_path):
     folder = RunDir(tmp_path / 'runs' / 'decay-0')
-    folder.initialize(*load_spec(f'{mine}:decay', sweep.format_seed_flags(0), 'smoke'))
-    mine.write_text(TABLE.replace("'optimizer.weight_decay': 0.3}, p", "'optimizer.weight_decay': 0.4}, p"))
-    given = [f'--config={mine}', '--rows=decay', '--size=smoke', f'--workdir={tmp_path}/runs']
-    line = refused(capsys, 'sweep', *given)
+    folder.initialize(*load_spec(f'{config_file}:decay', sweep.format_seed_flags(0), 'smoke'))
+    config_file.write_text(TABLE.replace("'optimizer.weight_decay': 0.3}, p", "'optimizer.weight_decay': 0.4}, p"))
+    flags = [f'--config={config_file}', '--rows=decay', '--size=smoke', f'--workdir={tmp_path}/runs']
+    line = run_failing_command(capsys, 'sweep', *flags)
     assert 'optimizer.weight_decay 0.3 -> 0.4' in line
     assert '--workdir' in line
     assert str(folder) in line
     assert 'decay-0-2' not in line
     assert 'scale_with_size' not in line
-    line = refused(capsys, 'train', f'--config={mine}:decay', '--size=smoke', f'--workdir={folder}')
+    line = run_failing_command(
+        capsys, 'train', f'--config={config_file}:decay', '--size=smoke', f'--workdir={folder}'
+    )
     assert f'--workdir={folder}-2' in line
 
 
-def test_sweep_error_for_run_scaled_by_version_0_1_names_scale_with_size(capsys, mine, tmp_path):
+def test_sweep_error_for_run_scaled_by_version_0_1_names_scale_with_size(capsys, config_file, tmp_path):
     folder, options = RunDir(tmp_path / 'runs' / 'decay-0'), sweep.format_seed_flags(0)
-    scaled, _ = load_spec(f'{mine}:as_paper', options, 'quickstart')
-    _, about = load_spec(f'{mine}:decay', options, 'quickstart')
-    folder.initialize(scaled, about)
-    given = [f'--config={mine}', '--rows=decay', '--size=quickstart', f'--workdir={tmp_path}/runs']
-    assert "scale_with_size({'optimizer.weight_decay': 0.3})" in refused(capsys, 'sweep', *given)
+    scaled_spec, _ = load_spec(f'{config_file}:as_paper', options, 'quickstart')
+    _, record = load_spec(f'{config_file}:decay', options, 'quickstart')
+    folder.initialize(scaled_spec, record)
+    flags = [f'--config={config_file}', '--rows=decay', '--size=quickstart', f'--workdir={tmp_path}/runs']
+    assert "scale_with_size({'optimizer.weight_decay': 0.3})" in run_failing_command(capsys, 'sweep', *flags)
 
 
 @pytest.mark.parametrize(
@@ -272,16 +281,16 @@ def test_parse_seeds_rejects_invalid_values(given):
 
 
 def test_parse_seeds_accepts_examples_of_help_text():
-    listed = re.findall(r"'([\d,]+)'", SEEDS_HELP)
-    assert [parse_seeds(given) for given in ('3', *listed)] == [[0, 1, 2], [0, 2, 5], [2]]
+    examples = re.findall(r"'([\d,]+)'", SEEDS_HELP)
+    assert [parse_seeds(text) for text in ('3', *examples)] == [[0, 1, 2], [0, 2, 5], [2]]
 
 
-def test_seed_count_is_rejected_if_folder_has_only_run_with_that_seed(capsys, mine, tmp_path):
+def test_seed_count_is_rejected_if_folder_has_only_run_with_that_seed(capsys, config_file, tmp_path):
     for seed in (2, 4):
-        spec, about = load_spec(f'{mine}:softmax', sweep.format_seed_flags(seed), 'smoke')
-        RunDir(tmp_path / 'runs' / f'softmax-{seed}').initialize(spec, about)
-    given = [f'--config={mine}', '--rows=softmax', '--size=smoke', f'--workdir={tmp_path}/runs']
-    line = refused(capsys, 'sweep', *given, '--seeds=2')
+        spec, record = load_spec(f'{config_file}:softmax', sweep.format_seed_flags(seed), 'smoke')
+        RunDir(tmp_path / 'runs' / f'softmax-{seed}').initialize(spec, record)
+    flags = [f'--config={config_file}', '--rows=softmax', '--size=smoke', f'--workdir={tmp_path}/runs']
+    line = run_failing_command(capsys, 'sweep', *flags, '--seeds=2')
     assert '0, 1' in line
     assert line.endswith('--seeds=2,')
     plan.check_seed_count('2,', ['softmax'], f'{tmp_path}/runs')

@@ -32,7 +32,7 @@ KV = dict(model__columns__kind='kv')
 
 @pytest.fixture(autouse=True)
 def disk(monkeypatch):
-    """Make the disk show writes at once."""
+    """Make written files visible without delay."""
     monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
@@ -54,7 +54,7 @@ def origin(parent, spec):
     return warm_start.WarmStart(parent, 4, spec)
 
 
-def changed(spec, **changes):
+def change_spec(spec, **changes):
     return tiny(**{'data__source': spec.data.source, 'checkpoint__every_steps': 4, **changes})
 
 
@@ -64,8 +64,8 @@ def train(spec, path, origin, *listeners, row='fork'):
 
 def test_unchanged_fork_continues_parent_bitwise(parent, spec, origin, tmp_path):
     records = train(spec, tmp_path / 'fork', origin)
-    after = timeless(parent.read_records(), after=4)
-    assert timeless(records, after=4) == after
+    expected = timeless(parent.read_records(), after=4)
+    assert timeless(records, after=4) == expected
     assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
     assert 'valid/loss' in records[0], 'what it comes with is measured, as a fresh run is'
     assert_same(restored(RunDir(tmp_path / 'fork'), spec, 8), restored(parent, spec, 8))
@@ -84,37 +84,47 @@ def test_fork_with_checkpoint_does_not_need_parent(parent, spec, origin, tmp_pat
 
 
 def test_fork_copies_parameters_by_name_and_initializes_new_ones(parent, spec, origin):
-    other, mesh = changed(spec, **KV, seed=5), device_mesh.make_mesh(Hardware())
+    other_spec, mesh = change_spec(spec, **KV, seed=5), device_mesh.make_mesh(Hardware())
     with jax.set_mesh(mesh):
-        carried, fresh = (
-            warm_start.flatten_by_path(made)
-            for made in (warm_start.load_origin_state(origin, other, mesh), state.create_state(other, mesh))
+        fork_leaves, new_leaves = (
+            warm_start.flatten_by_path(train_state)
+            for train_state in (
+                warm_start.load_origin_state(origin, other_spec, mesh),
+                state.create_state(other_spec, mesh),
+            )
         )
-    before = warm_start.flatten_by_path(restored(parent, spec, 4))
-    assert before.keys() < carried.keys() == fresh.keys()
-    for name, leaf in carried.items():
-        np.testing.assert_array_equal(leaf, before[name] if name in before else fresh[name])
-    new = carried.keys() - before.keys()
-    assert {name for name in new if np.any(carried[name])} == {name for name in new if 'params' in name}
+    parent_leaves = warm_start.flatten_by_path(restored(parent, spec, 4))
+    assert parent_leaves.keys() < fork_leaves.keys() == new_leaves.keys()
+    for name, leaf in fork_leaves.items():
+        np.testing.assert_array_equal(leaf, parent_leaves[name] if name in parent_leaves else new_leaves[name])
+    new_names = fork_leaves.keys() - parent_leaves.keys()
+    assert {name for name in new_names if np.any(fork_leaves[name])} == {
+        name for name in new_names if 'params' in name
+    }
 
 
 def test_describe_lineage_lists_new_dropped_and_changed_fields(spec, origin, tmp_path):
-    other, folder = changed(spec, **KV, model__norm='post', optimizer__weight_decay=0.3), RunDir(tmp_path / 'fork')
-    lineage = warm_start.describe_lineage(origin, other, folder, load_run_data(other).fingerprint)
+    other_spec, folder = (
+        change_spec(spec, **KV, model__norm='post', optimizer__weight_decay=0.3),
+        RunDir(tmp_path / 'fork'),
+    )
+    lineage = warm_start.describe_lineage(origin, other_spec, folder, load_run_data(other_spec).fingerprint)
     assert lineage['new'] == [
         *('blocks.attention.columns.key_HK', 'blocks.attention.columns.value_HK'),
         *('blocks.attention_norms.joined.gain_D', 'blocks.ffn_norms.joined.gain_D'),
     ]
-    norms = ['blocks.attention_norms.before.gain_D', 'blocks.ffn_norms.before.gain_D', 'norm.gain_D']
-    assert lineage['dropped'] == norms
+    dropped_norms = ['blocks.attention_norms.before.gain_D', 'blocks.ffn_norms.before.gain_D', 'norm.gain_D']
+    assert lineage['dropped'] == dropped_norms
     assert 'optimizer.weight_decay 0.1 -> 0.3' in lineage['config']
     assert (folder.path / lineage['run']).resolve() == origin.run_dir.path.resolve()
     assert (lineage['row'], lineage['step'], lineage['data']) == ('softmax', 4, [])
 
 
 def test_describe_lineage_reports_changed_data_seed(spec, origin, tmp_path):
-    other = changed(spec, data__seed=3)
-    lineage = warm_start.describe_lineage(origin, other, RunDir(tmp_path / 'fork'), load_run_data(other).fingerprint)
+    other_spec = change_spec(spec, data__seed=3)
+    lineage = warm_start.describe_lineage(
+        origin, other_spec, RunDir(tmp_path / 'fork'), load_run_data(other_spec).fingerprint
+    )
     assert lineage['data'] == ['seed 0 -> 3']
 
 
@@ -134,35 +144,37 @@ def test_describe_lineage_reports_changed_data_seed(spec, origin, tmp_path):
 def test_fork_refuses_incompatible_changes_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, words):
     monkeypatch.setattr(setup, 'load_run_data', lambda spec, share: pytest.fail('data was read'))
     with pytest.raises(UserError, match=words):
-        train(changed(spec, **changes), tmp_path / 'fork', origin)
+        train(change_spec(spec, **changes), tmp_path / 'fork', origin)
     assert not (tmp_path / 'fork').exists()
 
 
 def test_describe_lineage_refuses_changed_data_and_tokenizer(spec, origin, tmp_path):
-    found = load_run_data(spec).fingerprint
-    for data, words in (
-        (dict(found, store='x'), 'on other data .*restore that data'),
-        (dict(found, tokenizer='x'), 'ids'),
+    data_fingerprint = load_run_data(spec).fingerprint
+    for data, message_pattern in (
+        (dict(data_fingerprint, store='x'), 'on other data .*restore that data'),
+        (dict(data_fingerprint, tokenizer='x'), 'ids'),
     ):
-        with pytest.raises(UserError, match=words):
-            warm_start.describe_lineage(origin, changed(spec, optimizer__steps=9), RunDir(tmp_path / 'fork'), data)
+        with pytest.raises(UserError, match=message_pattern):
+            warm_start.describe_lineage(
+                origin, change_spec(spec, optimizer__steps=9), RunDir(tmp_path / 'fork'), data
+            )
 
 
 def test_report_shows_fork_of_fork_as_branches(parent, spec, origin, tmp_path):
     sigmoid = operation(spec, 'sigmoid', 'none')
-    there = RunDir(tmp_path / 'there')
-    train(sigmoid, there.path, origin, row='sigmoid')
-    longer = dataclasses.replace(spec.optimizer, steps=10)
-    back = dataclasses.replace(spec, optimizer=longer)
-    train(back, tmp_path / 'back', warm_start.WarmStart(there, 8, sigmoid), row='softmax')
-    found = runs.read_runs([str(parent), str(there), str(tmp_path / 'back')])
-    assert [run.name for run in found] == ['softmax', 'sigmoid from softmax@4', 'softmax from sigmoid@8']
-    (first, steps, values), (second, *_) = runs.find_branches(found, 'sink/1')
+    sigmoid_run = RunDir(tmp_path / 'there')
+    train(sigmoid, sigmoid_run.path, origin, row='sigmoid')
+    longer_optimizer = dataclasses.replace(spec.optimizer, steps=10)
+    longer_spec = dataclasses.replace(spec, optimizer=longer_optimizer)
+    train(longer_spec, tmp_path / 'back', warm_start.WarmStart(sigmoid_run, 8, sigmoid), row='softmax')
+    report_runs = runs.read_runs([str(parent), str(sigmoid_run), str(tmp_path / 'back')])
+    assert [run.name for run in report_runs] == ['softmax', 'sigmoid from softmax@4', 'softmax from sigmoid@8']
+    (first, steps, values), (second, *_) = runs.find_branches(report_runs, 'sink/1')
     assert (first, second, steps) == (1, 2, [4, 4])
-    sinks = dict(zip(*found[0].get_curve('sink/1'), strict=True))
-    assert values == [(sinks[0] + sinks[8]) / 2, found[1].get_curve('sink/1')[1][0]]
-    assert runs.find_branches(found[1:2], 'sink/1') == [], 'its parent is not shown'
-    page.write_report_page(tmp_path / 'report.html', found)
+    sinks = dict(zip(*report_runs[0].get_curve('sink/1'), strict=True))
+    assert values == [(sinks[0] + sinks[8]) / 2, report_runs[1].get_curve('sink/1')[1][0]]
+    assert runs.find_branches(report_runs[1:2], 'sink/1') == [], 'its parent is not shown'
+    page.write_report_page(tmp_path / 'report.html', report_runs)
     html = (tmp_path / 'report.html').read_text(encoding='utf-8')
     assert 'model.attention.similarity exp -&gt; sigmoid' in html
     assert json.loads((tmp_path / 'back' / 'row.json').read_text())['from']['run'] == '../there'
@@ -171,13 +183,13 @@ def test_report_shows_fork_of_fork_as_branches(parent, spec, origin, tmp_path):
 def test_fork_refuses_damaged_parent_checkpoint(parent, spec, origin, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '4' / 'state')
-    damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
+    damaged_origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     with pytest.raises(UserError, match=r'checkpoints/4 .*\[8\]'):
-        train(spec, tmp_path / 'fork', damaged)
+        train(spec, tmp_path / 'fork', damaged_origin)
     assert not (tmp_path / 'fork').exists()
 
 
-def begun(spec, origin, path):
+def make_interrupted_fork(spec, origin, path):
     """Make a fork that was killed while it saved its first checkpoint."""
     with pytest.raises(Died):
         train(spec, path, origin, Dying(5))
@@ -187,7 +199,7 @@ def begun(spec, origin, path):
 
 
 def test_fork_with_interrupted_first_checkpoint_copies_parent_again(parent, spec, origin, tmp_path):
-    path = begun(spec, origin, tmp_path / 'fork')
+    path = make_interrupted_fork(spec, origin, tmp_path / 'fork')
     shutil.copytree(path, tmp_path / 'alone')
     records = train(spec, path, origin)
     assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
@@ -197,20 +209,20 @@ def test_fork_with_interrupted_first_checkpoint_copies_parent_again(parent, spec
 
 
 def test_fork_refuses_parent_replaced_since_start(parent, spec, origin, tmp_path):
-    path = begun(spec, origin, tmp_path / 'fork')
+    path = make_interrupted_fork(spec, origin, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')
-    again = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
-    digests.write_digests(again.run_dir, 4, 0, 1, seconds=9.0)
+    other_origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
+    digests.write_digests(other_origin.run_dir, 4, 0, 1, seconds=9.0)
     with pytest.raises(UserError, match='parent/checkpoints/4'):
-        train(spec, path, again)
+        train(spec, path, other_origin)
     assert RunDir(path).list_checkpoint_steps() == []
 
 
 def test_fork_refuses_parent_damaged_since_start(parent, spec, origin, tmp_path):
-    path = begun(spec, origin, tmp_path / 'fork')
+    path = make_interrupted_fork(spec, origin, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')
-    damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
-    flip(damaged.run_dir, 4, np.random.default_rng(0))
+    damaged_origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
+    flip(damaged_origin.run_dir, 4, np.random.default_rng(0))
     with pytest.raises(UserError, match=r'checkpoints/4 .*corrupt'):
-        train(spec, path, damaged)
+        train(spec, path, damaged_origin)
     assert RunDir(path).list_checkpoint_steps() == []

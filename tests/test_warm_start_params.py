@@ -45,33 +45,38 @@ def train(spec, path, origin, *listeners, row='tuned'):
     return loop.train(spec, Hardware(), RunDir(path), dict(row=row), *listeners, origin=origin)
 
 
-def imported(path, **more):
+def make_imported_run(path, **row_changes):
     """Return the run folder of an imported Hugging Face model, without parameters."""
     config = default.get_config()
     config.update_from_flattened_dict(fine_tuning.IMPORTED_MODEL_OPTIMIZER)
-    folder, about = (
+    folder, row_values = (
         RunDir(path),
         dict(config='hf:theirs', row='theirs', size=None, overrides={}, diff={}, published={}),
     )
-    folder.initialize(parse_config(config.to_dict()), about | dict(source='hf:theirs') | more)
+    folder.initialize(parse_config(config.to_dict()), row_values | dict(source='hf:theirs') | row_changes)
     return folder
 
 
 def test_imported_model_uses_fine_tuning_defaults(tmp_path):
-    folder = imported(tmp_path / 'theirs', optimizer_defaults='configs/fine_tuning.py')
+    folder = make_imported_run(tmp_path / 'theirs', optimizer_defaults='configs/fine_tuning.py')
     spec, row = load_run_config(folder, 'ours', ['--config.optimizer.steps=20', '--config.data.length=32'])
     optimizer = spec.optimizer
     assert (optimizer.peak_learning_rate, optimizer.weight_decay, optimizer.beta2) == (2e-5, 0.0, 0.999)
     assert (optimizer.schedule, optimizer.final_share) == ('cosine', 0.0)
     assert (optimizer.steps, optimizer.warmup_steps, spec.probe.length) == (20, 2, 32)
-    said = describe_optimizer_source(row, spec)
-    assert [words for words in ('configs/fine_tuning.py', '2e-05', '2 of 20') if words not in said] == []
+    description = describe_optimizer_source(row, spec)
+    assert [text for text in ('configs/fine_tuning.py', '2e-05', '2 of 20') if text not in description] == []
 
 
 def test_overrides_take_precedence_over_fine_tuning_defaults(tmp_path):
-    folder = imported(tmp_path / 'theirs', optimizer_defaults='configs/fine_tuning.py')
-    given = {'optimizer.warmup_steps': 7, 'optimizer.steps': 20, 'optimizer.schedule': 'constant', 'probe.length': 9}
-    spec, _ = load_run_config(folder, 'ours', [f'--config.{path}={value}' for path, value in given.items()])
+    folder = make_imported_run(tmp_path / 'theirs', optimizer_defaults='configs/fine_tuning.py')
+    overrides = {
+        'optimizer.warmup_steps': 7,
+        'optimizer.steps': 20,
+        'optimizer.schedule': 'constant',
+        'probe.length': 9,
+    }
+    spec, _ = load_run_config(folder, 'ours', [f'--config.{path}={value}' for path, value in overrides.items()])
     assert (spec.optimizer.warmup_steps, spec.optimizer.final_share, spec.probe.length) == (7, None, 9)
     with pytest.raises(UserError) as refusal:
         load_run_config(
@@ -79,7 +84,7 @@ def test_overrides_take_precedence_over_fine_tuning_defaults(tmp_path):
             'ours',
             ['--config.optimizer.warmup_steps=30', '--config.optimizer.steps=20', '--config.probe.keys=65'],
         )
-    assert [words for words in ('warmup_steps', '30', 'probe.keys', '65') if words not in str(refusal.value)] == []
+    assert [text for text in ('warmup_steps', '30', 'probe.keys', '65') if text not in str(refusal.value)] == []
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def test_overrides_take_precedence_over_fine_tuning_defaults(tmp_path):
 )
 def test_fork_of_trained_run_keeps_its_optimizer_config(tmp_path, more):
     """Check a model imported without such defaults, and a run fine-tuned with them."""
-    folder = imported(tmp_path / 'theirs', **more)
+    folder = make_imported_run(tmp_path / 'theirs', **more)
     spec, row = load_run_config(folder, 'ours', ['--config.optimizer.steps=500'])
     assert (spec.optimizer.warmup_steps, 'optimizer_defaults' in row) == (200, False)
     assert 'run' in describe_optimizer_source(row, spec)
@@ -97,47 +102,50 @@ def test_fork_of_trained_run_keeps_its_optimizer_config(tmp_path, more):
 def stores(corpus, tmp_path_factory):
     """Return a folder with a text store and a chat store of the same tokenizer."""
     path = tmp_path_factory.mktemp('stores')
-    talks = [[('user', f'what is {n}?' * (1 + n % 3)), ('assistant', f'it is {2 * n}, I think')] for n in range(150)]
+    chats = [[('user', f'what is {n}?' * (1 + n % 3)), ('assistant', f'it is {2 * n}, I think')] for n in range(150)]
     made(path / 'text', corpus)
     tokenizer = str(path / 'text' / 'tokenizer.json')
-    made(path / 'chat', chat(path / 'chat.jsonl', talks), tokenizer=tokenizer, vocabulary=None)
+    made(path / 'chat', chat(path / 'chat.jsonl', chats), tokenizer=tokenizer, vocabulary=None)
     return path
 
 
-def asked(file, row, store):
+def load_row_spec(file, row, store):
     """Return the spec of a row at smoke size that keeps all checkpoints."""
-    ours = dict(source=f'store:{store}', held_out=0.2)
-    given = [f'--config.data.{name}={value}' for name, value in ours.items()]
-    given += ['--config.checkpoint.every_steps=1', '--config.checkpoint.keep=9']
-    return load_spec(f'configs/{file}.py:{row}', given, 'smoke')[0]
+    data_config = dict(source=f'store:{store}', held_out=0.2)
+    flags = [f'--config.data.{name}={value}' for name, value in data_config.items()]
+    flags += ['--config.checkpoint.every_steps=1', '--config.checkpoint.keep=9']
+    return load_spec(f'configs/{file}.py:{row}', flags, 'smoke')[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('row', some(fine_tuning.ROWS, list(fine_tuning.ROWS)[-1:]))
 def test_fine_tuning_row_starts_with_parameters_of_same_scale_row(row, stores, tmp_path):
-    before, spec = asked('scale', row, stores / 'text'), asked('fine_tuning', row, stores / 'chat')
+    scale_spec, spec = (
+        load_row_spec('scale', row, stores / 'text'),
+        load_row_spec('fine_tuning', row, stores / 'chat'),
+    )
     parent = RunDir(tmp_path / 'parent')
-    train(before, parent.path, None, row=row)
-    steps = before.optimizer.steps
-    origin = warm_start.WarmStart(parent, steps, before, 'params')
+    train(scale_spec, parent.path, None, row=row)
+    steps = scale_spec.optimizer.steps
+    origin = warm_start.WarmStart(parent, steps, scale_spec, 'params')
     records = train(spec, tmp_path / 'tuned', origin)
-    tuned = RunDir(tmp_path / 'tuned')
-    assert [record['step'] for record in records] == tuned.list_checkpoint_steps() == [0, 1, 2, 3, 4]
-    assert_same(parameters(tuned.path, 0), parameters(parent.path, steps))
-    first, fresh = restored(tuned, spec, 0), state.init_state(spec)
-    assert_same((first['step'], first['opt_state']), (fresh['step'], fresh['opt_state']))
+    tuned_run = RunDir(tmp_path / 'tuned')
+    assert [record['step'] for record in records] == tuned_run.list_checkpoint_steps() == [0, 1, 2, 3, 4]
+    assert_same(parameters(tuned_run.path, 0), parameters(parent.path, steps))
+    first_state, initial_state = restored(tuned_run, spec, 0), state.init_state(spec)
+    assert_same((first_state['step'], first_state['opt_state']), (initial_state['step'], initial_state['opt_state']))
     batch = load_run_data(spec).batches.read_rows(0, range(4))
     loss = step.make_loss(spec)(nested(parent.path, steps), batch) / step.compute_predicted_fraction(batch)
     np.testing.assert_allclose(records[1]['train/loss'], loss, rtol=1e-5)
     assert make_schedule(spec.optimizer)(0) == 0
-    assert_same(parameters(tuned.path, 1), parameters(tuned.path, 0))
-    moved = zip(parameters(tuned.path, 2), parameters(tuned.path, 1), strict=True)
-    assert all((one != other).any() for one, other in moved)
+    assert_same(parameters(tuned_run.path, 1), parameters(tuned_run.path, 0))
+    pairs = zip(parameters(tuned_run.path, 2), parameters(tuned_run.path, 1), strict=True)
+    assert all((later != earlier).any() for later, earlier in pairs)
     with pytest.raises(Died):
         train(spec, tmp_path / 'killed', origin, Dying(3))
     shutil.rmtree(parent.path)
     assert timeless(train(spec, tmp_path / 'killed', None)) == timeless(records)
-    assert_same(parameters(tmp_path / 'killed', 4), parameters(tuned.path, 4))
+    assert_same(parameters(tmp_path / 'killed', 4), parameters(tuned_run.path, 4))
 
 
 @pytest.fixture(scope='module')
@@ -160,14 +168,14 @@ def origin(parent, spec):
     return warm_start.WarmStart(parent, 8, spec, 'params')
 
 
-def changed(spec, **changes):
+def change_spec(spec, **changes):
     return tiny(**{'data__source': spec.data.source, 'checkpoint__every_steps': 4, **changes})
 
 
 @pytest.mark.slow
 def test_fork_with_another_optimizer_takes_parameters_and_records_changes(spec, origin, tmp_path):
-    other = changed(spec, **SGD, model__columns__kind='kv', data__seed=3)
-    records = train(other, tmp_path / 'tuned', origin)
+    other_spec = change_spec(spec, **SGD, model__columns__kind='kv', data__seed=3)
+    records = train(other_spec, tmp_path / 'tuned', origin)
     assert [record['step'] for record in records] == [*range(9)]
     assert 'valid/loss' in records[0]
     lineage = RunDir(tmp_path / 'tuned').read_lineage()
@@ -180,12 +188,12 @@ def test_fork_with_another_optimizer_takes_parameters_and_records_changes(spec, 
 
 @pytest.mark.slow
 def test_fork_accepts_changed_data_and_rejects_another_tokenizer(spec, origin, tmp_path):
-    found, folder = load_run_data(spec).fingerprint, RunDir(tmp_path / 'tuned')
-    assert warm_start.describe_lineage(origin, spec, folder, dict(found, store='x'))['data'] == [
-        f'store {found["store"]} -> x'
+    data_fingerprint, folder = load_run_data(spec).fingerprint, RunDir(tmp_path / 'tuned')
+    assert warm_start.describe_lineage(origin, spec, folder, dict(data_fingerprint, store='x'))['data'] == [
+        f'store {data_fingerprint["store"]} -> x'
     ]
     with pytest.raises(UserError, match=r'--from=params:.*/parent@8 .*tokenizer'):
-        warm_start.describe_lineage(origin, spec, folder, dict(found, tokenizer='x'))
+        warm_start.describe_lineage(origin, spec, folder, dict(data_fingerprint, tokenizer='x'))
 
 
 @pytest.mark.slow
@@ -205,7 +213,7 @@ def test_fork_accepts_changed_data_and_rejects_another_tokenizer(spec, origin, t
 def test_fork_rejects_incompatible_model_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, words):
     monkeypatch.setattr(setup, 'load_run_data', lambda spec, share: pytest.fail('data was read'))
     with pytest.raises(UserError, match=words):
-        train(changed(spec, **changes), tmp_path / 'tuned', origin)
+        train(change_spec(spec, **changes), tmp_path / 'tuned', origin)
     assert not (tmp_path / 'tuned').exists()
 
 
@@ -213,9 +221,9 @@ def test_fork_rejects_incompatible_model_before_reading_data(spec, origin, tmp_p
 def test_fork_rejects_corrupt_checkpoint_and_names_valid_steps(parent, spec, origin, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '8' / 'state')
-    damaged = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
+    damaged_origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     with pytest.raises(UserError, match=r'checkpoints/8 .*\[4\]'):
-        train(spec, tmp_path / 'tuned', damaged)
+        train(spec, tmp_path / 'tuned', damaged_origin)
     assert not (tmp_path / 'tuned').exists()
 
 
@@ -237,40 +245,44 @@ def test_fork_interrupted_before_first_checkpoint_requires_from_flag(spec, origi
 def test_fork_from_parameters_is_reported_listed_and_forked_again(capsys, parent, spec, origin, tmp_path):
     path = tmp_path / 'tuned'
     train(operation(spec, 'sigmoid', 'none'), path, origin)
-    found = runs.read_runs([str(parent), str(path)])
-    assert [run.name for run in found] == ['softmax', 'tuned from params:softmax@8']
-    assert found[1].notes[0].startswith('from params:')
-    assert runs.find_branches(found, 'sink/1') == []
+    listed_runs = runs.read_runs([str(parent), str(path)])
+    assert [run.name for run in listed_runs] == ['softmax', 'tuned from params:softmax@8']
+    assert listed_runs[1].notes[0].startswith('from params:')
+    assert runs.find_branches(listed_runs, 'sink/1') == []
     capsys.readouterr()
-    for action, words in (('ls', 'step 0  '), ('verify', 'checkpoints/0: sound')):
+    for action, text in (('ls', 'step 0  '), ('verify', 'checkpoints/0: sound')):
         assert main(['checkpoint', action, str(path)]) == 0
-        assert words in capsys.readouterr().out
+        assert text in capsys.readouterr().out
     assert main(['checkpoint', 'restore-params', f'{path}@0', f'--out={tmp_path}/params']) == 0
-    back = warm_start.WarmStart(RunDir(path), 0, operation(spec, 'sigmoid', 'none'))
-    train(operation(spec, 'sigmoid', 'none'), tmp_path / 'again', back)
+    second_origin = warm_start.WarmStart(RunDir(path), 0, operation(spec, 'sigmoid', 'none'))
+    train(operation(spec, 'sigmoid', 'none'), tmp_path / 'again', second_origin)
     assert_same(parameters(tmp_path / 'again', 8), parameters(path, 8))
 
 
 @pytest.mark.slow
 def test_train_command_resumes_fork_with_and_without_from_flag(capsys, parent, tmp_path):
-    given = ['train', '--compiled=none', f'--workdir={tmp_path}/tuned', f'--from=params:{parent}@4']
-    given += ['--config.optimizer.peak_learning_rate=1e-3']
-    tuned = RunDir(tmp_path / 'tuned')
-    assert main(given) == 0
+    arguments = ['train', '--compiled=none', f'--workdir={tmp_path}/tuned', f'--from=params:{parent}@4']
+    arguments += ['--config.optimizer.peak_learning_rate=1e-3']
+    tuned_run = RunDir(tmp_path / 'tuned')
+    assert main(arguments) == 0
     (line,) = (line for line in capsys.readouterr().err.splitlines() if 'since step 0: from params:' in line)
     assert 'optimizer.peak_learning_rate 0.01 -> 0.001' in line
-    records = timeless(tuned.read_records())
-    for again in (given, [one for one in given if not one.startswith('--from')] + [f'--config={settings(tmp_path)}']):
-        shutil.rmtree(tuned.checkpoint_dir / '8')
-        assert main(again) == 0, capsys.readouterr().err
-        assert timeless(tuned.read_records()) == records
-    assert main([one.replace('params:', '') for one in given]) == 1
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert f'--from={parent}@4' in said
-    assert f'--from=params:{parent}@4' in said
+    records = timeless(tuned_run.read_records())
+    for repeated_arguments in (
+        arguments,
+        [argument for argument in arguments if not argument.startswith('--from')]
+        + [f'--config={write_config_file(tmp_path)}'],
+    ):
+        shutil.rmtree(tuned_run.checkpoint_dir / '8')
+        assert main(repeated_arguments) == 0, capsys.readouterr().err
+        assert timeless(tuned_run.read_records()) == records
+    assert main([argument.replace('params:', '') for argument in arguments]) == 1
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert f'--from={parent}@4' in last_line
+    assert f'--from=params:{parent}@4' in last_line
 
 
-def settings(path):
+def write_config_file(path):
     """Write a config file with the config of the run and return its path."""
     config = json.loads((path / 'tuned' / 'config.json').read_text())
     lines = ['from sinklab.configs import default', 'def get_config(row=None):', '    config = default.get_config()']
@@ -286,13 +298,13 @@ def test_process_0_decides_that_fork_has_no_checkpoint(tmp_path):
     (folders[0].path / 'row.json').write_text(json.dumps({'from': lineage}))
     assert folders[0].read_start_step() == 0
 
-    def begin(group):
+    def prepare(group):
         return warm_start.prepare_first_checkpoint(
             None, tiny(), None, 0, Checkpointer(folders[group.index], tiny().checkpoint, {}, group)
         )
 
-    words = 'here has no checkpoint and starts with the parameters of step 4 of ../parent; give --from again'
-    assert [str(refusal).endswith(words) for refusal in alike(2, begin)] == [True, True]
+    message = 'here has no checkpoint and starts with the parameters of step 4 of ../parent; give --from again'
+    assert [str(refusal).endswith(message) for refusal in alike(2, prepare)] == [True, True]
 
 
 def test_warm_start_modes_match_allowed_values():

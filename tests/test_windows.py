@@ -54,8 +54,8 @@ def test_windows_of_several_domains_are_concatenated(sizes, length):
             Windows(rows, length, 'training')
         return
     windows = Windows(rows, length, 'training')
-    found = [windows[index].tolist() for index in range(len(windows))]
-    assert found == [
+    actual = [windows[index].tolist() for index in range(len(windows))]
+    assert actual == [
         window
         for row in rows
         for window in row.tokens[: len(row) // (length + 1) * (length + 1)].reshape(-1, length + 1).tolist()
@@ -63,12 +63,12 @@ def test_windows_of_several_domains_are_concatenated(sizes, length):
 
 
 def test_windows_encode_masked_ids_as_bitwise_complement():
-    ids, told = np.arange(34), np.arange(34) % 3 == 0
-    windows = Windows([Array(ids, told)], 16, 'training', masked=True)
+    ids, is_counted = np.arange(34), np.arange(34) % 3 == 0
+    windows = Windows([Array(ids, is_counted)], 16, 'training', masked=True)
     for index in range(2):
-        found, place = windows[index], slice(17 * index, 17 * index + 17)
-        np.testing.assert_array_equal(found >= 0, told[place])
-        np.testing.assert_array_equal(np.where(found < 0, ~found, found), ids[place])
+        window, place = windows[index], slice(17 * index, 17 * index + 17)
+        np.testing.assert_array_equal(window >= 0, is_counted[place])
+        np.testing.assert_array_equal(np.where(window < 0, ~window, window), ids[place])
 
 
 def test_natural_probe_takes_document_starts_then_next_tokens(data):
@@ -102,8 +102,8 @@ def test_synthetic_probe_is_deterministic_and_shares_prefix_across_lengths(data,
         assert (short == short[:, :1]).all() == (inputs == 'repeated')
         with_bos = PROBE_INPUTS[inputs](store, dataclasses.replace(tiny().probe, inputs=inputs), [7])
         assert (with_bos[:, 0] == 7).all()
-    drawn = PROBE_INPUTS['random'](store, dataclasses.replace(tiny().probe, sequences=128, length=2048), [])
-    counts = np.bincount(drawn.ravel(), minlength=store.meta['vocabulary'])
+    sampled = PROBE_INPUTS['random'](store, dataclasses.replace(tiny().probe, sequences=128, length=2048), [])
+    counts = np.bincount(sampled.ravel(), minlength=store.meta['vocabulary'])
     assert len(counts) == store.meta['vocabulary']
     assert abs(counts / counts.mean() - 1).max() < 0.2
 
@@ -117,13 +117,15 @@ def test_synthetic_probe_rejects_more_sequences_than_store_has(data):
 def test_fixed_position_replaces_only_that_position(corpus, position):
     spec = tiny(data__source=corpus, data__fixed_position=position, probe__length=16)
     plain, fixed = (load_run_data(s) for s in (tiny(data__source=corpus, probe__length=16), spec))
-    for ours, theirs in (
+    for fixed_array, plain_array in (
         (fixed.batches.read_rows(3, range(4)), plain.batches.read_rows(3, range(4))),
         (fixed.valid_NT, plain.valid_NT),
         (fixed.probe_PT, plain.probe_PT),
     ):
-        assert (ours[:, position - 1] == FIXED).all()
-        np.testing.assert_array_equal(np.delete(ours, position - 1, 1), np.delete(theirs, position - 1, 1))
+        assert (fixed_array[:, position - 1] == FIXED).all()
+        np.testing.assert_array_equal(
+            np.delete(fixed_array, position - 1, 1), np.delete(plain_array, position - 1, 1)
+        )
 
 
 def test_set_fixed_token_does_not_modify_input(data):
@@ -133,11 +135,11 @@ def test_set_fixed_token_does_not_modify_input(data):
 
 
 def test_fixed_held_out_false_keeps_held_out_sequences(corpus):
-    plain, spec = (tiny(data__source=corpus, **more) for more in ({}, FIXED_IN_TRAINING))
-    natural, found = load_run_data(plain), load_run_data(spec)
-    assert (found.batches.read_rows(0, range(4))[:, 0] == FIXED).all()
-    np.testing.assert_array_equal(found.valid_NT, natural.valid_NT)
-    np.testing.assert_array_equal(found.probe_PT, natural.probe_PT)
+    plain, spec = (tiny(data__source=corpus, **changes) for changes in ({}, FIXED_IN_TRAINING))
+    natural, changed = load_run_data(plain), load_run_data(spec)
+    assert (changed.batches.read_rows(0, range(4))[:, 0] == FIXED).all()
+    np.testing.assert_array_equal(changed.valid_NT, natural.valid_NT)
+    np.testing.assert_array_equal(changed.probe_PT, natural.probe_PT)
 
 
 FIXED_IN_TRAINING = dict(data__fixed_position=1, data__fixed_held_out=False)
@@ -147,27 +149,29 @@ FIXED_IN_TRAINING = dict(data__fixed_position=1, data__fixed_held_out=False)
 def test_random_tokens_replace_only_given_positions(corpus, first, last):
     plain = load_run_data(tiny(data__source=corpus))
     spec = tiny(data__source=corpus, data__random_first=first, data__random_last=last)
-    found, again = load_run_data(spec), load_run_data(spec)
+    randomized, repeated = load_run_data(spec), load_run_data(spec)
     places = slice(first - 1, last)
-    for ours, theirs in (
-        (found.batches.read_rows(3, range(4)), plain.batches.read_rows(3, range(4))),
-        (found.valid_NT, plain.valid_NT),
+    for random_array, plain_array in (
+        (randomized.batches.read_rows(3, range(4)), plain.batches.read_rows(3, range(4))),
+        (randomized.valid_NT, plain.valid_NT),
     ):
-        assert (ours[:, places] != theirs[:, places]).mean() > 0.7
-        assert ours[:, places].max() > 200  # of 300 ids
-        np.testing.assert_array_equal(np.delete(ours, places, 1), np.delete(theirs, places, 1))
-    np.testing.assert_array_equal(found.probe_PT, plain.probe_PT)
-    np.testing.assert_array_equal(found.batches.read_rows(3, range(4)), again.batches.read_rows(3, range(4)))
-    other = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
-    assert found.valid_NT[:, places].tolist() != other.valid_NT[:, places].tolist()
+        assert (random_array[:, places] != plain_array[:, places]).mean() > 0.7
+        assert random_array[:, places].max() > 200  # of 300 ids
+        np.testing.assert_array_equal(np.delete(random_array, places, 1), np.delete(plain_array, places, 1))
+    np.testing.assert_array_equal(randomized.probe_PT, plain.probe_PT)
+    np.testing.assert_array_equal(randomized.batches.read_rows(3, range(4)), repeated.batches.read_rows(3, range(4)))
+    reseeded = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
+    assert randomized.valid_NT[:, places].tolist() != reseeded.valid_NT[:, places].tolist()
 
 
 def test_random_tokens_of_window_are_same_in_every_epoch():
     windows = Windows([Array(np.arange(17 * 8))], 16, 'training')
     data = dataclasses.replace(tiny().data, random_first=1, random_last=3)
     batches = ShuffledBatches([TransformedWindows(windows, data, 300, with_fixed_token=True)], 0, 8)
-    one, other = (sorted(batches.read_rows(epoch, range(8)).tolist(), key=lambda row: row[-1]) for epoch in range(2))
-    assert one == other
+    first_rows, second_rows = (
+        sorted(batches.read_rows(epoch, range(8)).tolist(), key=lambda row: row[-1]) for epoch in range(2)
+    )
+    assert first_rows == second_rows
 
 
 @settings(max_examples=30, deadline=None)
@@ -183,22 +187,24 @@ def test_windows_share_is_exact_disjoint_and_deterministic(share, count, seed):
 
 
 def test_bos_documents_only_inserts_bos_tokens(data):
-    plain, found = stored(data, 300), stored(dataclasses.replace(data, bos='documents'), 300)
-    ours, theirs = (store.get_tokens('held_out', '') for store in (found, plain))
-    starts, _ = ours.read_documents()
-    np.testing.assert_array_equal(np.delete(ours.read_ids(0, len(ours)), starts), theirs.read_ids(0, len(theirs)))
-    assert (ours.read_ids(0, len(ours))[starts] == FIXED).all()
+    plain_corpus, bos_corpus = stored(data, 300), stored(dataclasses.replace(data, bos='documents'), 300)
+    bos_tokens, plain_tokens = (store.get_tokens('held_out', '') for store in (bos_corpus, plain_corpus))
+    starts, _ = bos_tokens.read_documents()
     np.testing.assert_array_equal(
-        make_natural_probe(found, tiny().probe, []), make_natural_probe(plain, tiny().probe, [])
+        np.delete(bos_tokens.read_ids(0, len(bos_tokens)), starts), plain_tokens.read_ids(0, len(plain_tokens))
+    )
+    assert (bos_tokens.read_ids(0, len(bos_tokens))[starts] == FIXED).all()
+    np.testing.assert_array_equal(
+        make_natural_probe(bos_corpus, tiny().probe, []), make_natural_probe(plain_corpus, tiny().probe, [])
     )
 
 
 @pytest.mark.parametrize(('prepend', 'token'), [('bos', FIXED), ('eos', END)])
 def test_probe_prepend_inserts_token_before_text(corpus, prepend, token):
     plain = load_run_data(tiny(data__source=corpus)).probe_PT
-    found = load_run_data(tiny(data__source=corpus, probe__prepend=prepend)).probe_PT
-    assert (found[:, 0] == token).all()
-    np.testing.assert_array_equal(found[:5, 1:], plain[:5, :-1])
+    prepended = load_run_data(tiny(data__source=corpus, probe__prepend=prepend)).probe_PT
+    assert (prepended[:, 0] == token).all()
+    np.testing.assert_array_equal(prepended[:5, 1:], plain[:5, :-1])
 
 
 @pytest.mark.slow
@@ -213,35 +219,35 @@ def test_find_document_starts_matches_loop_reference(rows):
 
 
 def test_transformed_windows_keep_loss_mask():
-    told = np.arange(34) % 2 == 0
-    windows = Windows([Array(np.arange(34), told)], 16, 'train', masked=True)
+    is_counted = np.arange(34) % 2 == 0
+    windows = Windows([Array(np.arange(34), is_counted)], 16, 'train', masked=True)
     for changes in (dict(random_first=1, random_last=4), dict(fixed_position=2)):
         data = dataclasses.replace(tiny().data, **changes)
         for index in range(2):
-            found = TransformedWindows(windows, data, 300, with_fixed_token=True)[index]
-            np.testing.assert_array_equal(found >= 0, told[17 * index : 17 * index + 17])
+            window = TransformedWindows(windows, data, 300, with_fixed_token=True)[index]
+            np.testing.assert_array_equal(window >= 0, is_counted[17 * index : 17 * index + 17])
 
 
 @pytest.mark.slow
 def test_training_reports_token_count_of_data_share(corpus, tmp_path):
     spec = tiny(data__source=corpus, data__share=0.1, optimizer__steps=3)
-    held, hearing = stored(spec.data, 300), Hearing()
-    windows = len(held.get_tokens('train', '')) // 17
-    train(spec, tmp_path / 'run', hearing)
-    read, whole = 17 * round(windows / 10), 17 * windows
-    line = f'data.share 0.1 is {read:,} of {whole:,} training tokens; in the paper, of 5,000,000,000'
-    assert hearing.notes == [line]
+    store, callback = stored(spec.data, 300), Hearing()
+    windows = len(store.get_tokens('train', '')) // 17
+    train(spec, tmp_path / 'run', callback)
+    num_used, num_total = 17 * round(windows / 10), 17 * windows
+    line = f'data.share 0.1 is {num_used:,} of {num_total:,} training tokens; in the paper, of 5,000,000,000'
+    assert callback.notes == [line]
     assert load_run_data(tiny(data__source=corpus)).messages == ()
 
 
 def test_random_tokens_differ_between_domains_and_ignore_share():
     data, rows = dataclasses.replace(tiny().data, random_first=1, random_last=8), [Array(np.zeros(17 * 50, int))]
 
-    def drawn(share, domain):
+    def draw_windows(share, domain):
         windows = Windows(rows, 16, f'train {domain}', share, 0)
-        found = TransformedWindows(windows, data, 300, with_fixed_token=True)
-        return {windows.get_number(index): found[index].tolist() for index in range(len(windows))}
+        transformed = TransformedWindows(windows, data, 300, with_fixed_token=True)
+        return {windows.get_number(index): transformed[index].tolist() for index in range(len(windows))}
 
-    whole, part, other = drawn(1.0, 'a'), drawn(0.5, 'a'), drawn(1.0, 'b')
-    assert all(whole[number] == ids for number, ids in part.items())
-    assert all(whole[number] != other[number] for number in whole)
+    all_windows, half_share, other_domain = draw_windows(1.0, 'a'), draw_windows(0.5, 'a'), draw_windows(1.0, 'b')
+    assert all(all_windows[number] == ids for number, ids in half_share.items())
+    assert all(all_windows[number] != other_domain[number] for number in all_windows)

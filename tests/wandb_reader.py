@@ -1,35 +1,38 @@
-"""What a .wandb file holds, which wandb itself no longer reads: a log of LevelDB after seven bytes."""
+"""Reader of .wandb files, which wandb itself no longer reads.
+
+A file is a log of LevelDB after seven bytes.
+"""
 
 import json
 import struct
 
-BLOCK, HEADER, WHOLE, LAST = 1 << 15, 7, 1, 4
+BLOCK, HEADER, FULL, LAST = 1 << 15, 7, 1, 4
 
 
-def records(data: bytes):
-    """The bytes of each record, joined from its fragments."""
-    at, found = HEADER, b''
-    while at + HEADER <= len(data):
-        if BLOCK - at % BLOCK < HEADER:
-            at += BLOCK - at % BLOCK
+def read_records(data: bytes):
+    """Yield the bytes of each record, joined from its fragments."""
+    position, content = HEADER, b''
+    while position + HEADER <= len(data):
+        if BLOCK - position % BLOCK < HEADER:
+            position += BLOCK - position % BLOCK
             continue
-        _, length, kind = struct.unpack_from('<IHB', data, at)
-        found += data[at + HEADER : at + HEADER + length]
-        at += HEADER + length
-        if kind in (WHOLE, LAST):
-            yield found
-            found = b''
+        _, length, kind = struct.unpack_from('<IHB', data, position)
+        content += data[position + HEADER : position + HEADER + length]
+        position += HEADER + length
+        if kind in (FULL, LAST):
+            yield content
+            content = b''
 
 
 def history(path) -> list[dict]:
-    """The lines that a run has logged."""
+    """Return the records that a run has logged."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    found = []
-    for data in records(path.read_bytes()):
+    history_records = []
+    for data in read_records(path.read_bytes()):
         record = Record()
         record.ParseFromString(data)
         if record.WhichOneof('record_type') == 'history':
             items = {item.key or '/'.join(item.nested_key): item.value_json for item in record.history.item}
-            found.append({key: json.loads(value) for key, value in items.items() if key[:1] != '_'})
-    return found
+            history_records.append({key: json.loads(value) for key, value in items.items() if key[:1] != '_'})
+    return history_records

@@ -1,7 +1,8 @@
-"""A run that notes where it is, pauses at every step, and does itself an injury where it is told to.
+"""Config of a run that records its progress, pauses at every step, and injects a fault into itself.
 
-FAULT is JSON: process, event (the number of a note), seconds after it, what (a signal, FILL or VANISH). NOTES is a
-folder for notes; ONCE: no second injury. OTHER makes this process differ from the others in something.
+Environment variables control it. FAULT is JSON: process, event (the number of a progress report), seconds after it,
+and what (a signal, FILL or VANISH). NOTES is a folder for the records. With ONCE, the fault does not happen again.
+OTHER makes this process differ from the others in its versions, commit, data or backend.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from pathlib import Path
 from sinklab.configs import default
 from sinklab.configs.sizes import SMOKE
 
-PAUSE = float(os.environ.get('PAUSE', 0.05))  # seconds a step
+PAUSE = float(os.environ.get('PAUSE', 0.05))  # seconds per step
 NOTES = Path(os.environ.get('NOTES', '/nowhere'))
 
 
@@ -35,8 +36,8 @@ def get_config(row=None):
     return config
 
 
-class Noting:
-    """A group that tells where it is, and meets its fault there."""
+class FaultyGroup:
+    """Process group that records progress reports, and injects its fault at one of them."""
 
     def __init__(self, group, folder):
         self.group, self.index, self.count, self.gather = group, group.index, group.count, group.gather
@@ -50,12 +51,12 @@ class Noting:
         if NOTES.is_dir():
             with (NOTES / f'{self.index}').open('a') as file:
                 file.write(f'{activity} {step}\n')
-        here = (self.fault.get('process'), self.fault.get('event')) == (self.index, self.notes)
-        if here and not ('ONCE' in os.environ and (NOTES / 'harmed').exists()):
-            threading.Timer(self.fault['seconds'], self.harm).start() if self.fault['seconds'] else self.harm()
+        is_due = (self.fault.get('process'), self.fault.get('event')) == (self.index, self.notes)
+        if is_due and not ('ONCE' in os.environ and (NOTES / 'harmed').exists()):
+            threading.Timer(self.fault['seconds'], self.inject).start() if self.fault['seconds'] else self.inject()
         self.notes += 1
 
-    def harm(self):
+    def inject(self):
         (NOTES / 'harmed').write_text(f'{time.monotonic()}')
         dict(FILL=self.fill, VANISH=self.vanish).get(self.fault['what'], self.kill)()
 
@@ -89,11 +90,11 @@ def commit():
 def data():
     from sinklab.train import setup
 
-    def other(spec, share, sequences=setup.load_run_data):
-        found = sequences(spec, share)
-        return dataclasses.replace(found, fingerprint=found.fingerprint | {'store': 'another'})
+    def load_other_data(spec, share, sequences=setup.load_run_data):
+        run_data = sequences(spec, share)
+        return dataclasses.replace(run_data, fingerprint=run_data.fingerprint | {'store': 'another'})
 
-    setup.load_run_data = other
+    setup.load_run_data = load_other_data
 
 
 def backend():
@@ -109,8 +110,8 @@ OTHERS.get(os.environ.get('OTHER'), lambda: None)()
 if 'train' in sys.argv and {'NOTES', 'FAULT', 'PAUSE'} & os.environ.keys():
     from sinklab.train import loop
 
-    def noting(run, begin=loop.TrainLoop.__post_init__):
-        run.group = Noting(run.group, run.run_dir.path)
+    def start_with_faults(run, begin=loop.TrainLoop.__post_init__):
+        run.group = FaultyGroup(run.group, run.run_dir.path)
         begin(run)
 
-    loop.TrainLoop.__post_init__ = noting
+    loop.TrainLoop.__post_init__ = start_with_faults

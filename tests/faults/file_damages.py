@@ -1,19 +1,19 @@
-"""Damages of the small files of a finished run, and what each verb of the command line answers to them.
+"""Damages of the small files of a finished run, and the answers of the commands to them.
 
 python tests/faults/file_damages.py --out=now.json [--only=PATTERN] [--sample=N]
 python tests/faults/file_damages.py --table before.json now.json
 
-A tiny run is trained once. Each damage is done to a copy of its folder, and each verb meets it in a worker process,
-which is killed where it takes too long. An answer is one of:
+A tiny run is trained once. Each damage is applied to a copy of its folder. Each command runs on the copy in a worker
+process, which is killed if it takes too long. An answer is one of:
 
-unaffected   exit 0, and the same result as of the sound folder; the damage is not mentioned
-named        exit 0, and the file is named on stderr; what can be used is used
+unaffected   exit 0, and the same result as for the sound folder; the damage is not mentioned
+named        exit 0, and stderr names the file; the readable rest is used
 refused      exit 1, in one line that names the file or the folder
 retry        exit 42, "start the same command again", which cannot help
 unnamed      exit 1 in more than one line, or without the file's name
-silent       exit 0, another result, and no word about the file
+silent       exit 0, another result, and no message about the file
 traceback    a traceback, or an exit code of a crash
-hang         no end within the time
+hang         no exit within the time limit
 """
 
 import argparse
@@ -42,23 +42,23 @@ from sinklab.cli.hardware_flags import FAST_COMPILE_FLAGS
 
 VERBS = 'train', 'tail', 'report', 'measure', 'verify'
 BAD = 'silent', 'traceback', 'hang', 'retry', 'unnamed'
-SECONDS = 20.0  # until a verb is taken to hang; each of them takes a tenth of that
-MEMORY = 24 << 30  # bytes of address space of a worker, so that /dev/zero cannot fill the machine
-NONE = ''  # of a file that runs did not have before
-CLOCK = 'seconds', 'speed/tokens_per_second', 'speed/mfu'
+SECONDS = 20.0  # time limit of a command; each takes a tenth of it
+MEMORY = 24 << 30  # bytes of address space of a worker, so that reading /dev/zero cannot exhaust memory
+NO_ANSWER = ''  # answer for a file that older runs do not have
+CLOCK_METRICS = 'seconds', 'speed/tokens_per_second', 'speed/mfu'
 STEP = 8
 Change = Callable[[Path], None]
 
 
-# What can happen to any file.
+# Damages of any file.
 
 
-def put(content: bytes | str) -> Change:
-    """Return a damage that writes other content."""
+def write_content(content: bytes | str) -> Change:
+    """Return a damage that replaces the content."""
     return lambda file: file.write_bytes(content.encode() if isinstance(content, str) else content) and None
 
 
-def cut(file: Path) -> None:
+def cut_in_half(file: Path) -> None:
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
 
@@ -81,16 +81,16 @@ def make_fifo(file: Path) -> None:
 
 def make_socket(file: Path) -> None:
     file.unlink(missing_ok=True)
-    here = Path.cwd()
+    previous_folder = Path.cwd()
     os.chdir(file.parent)  # the name of a socket has at most 107 bytes
     try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(file.name)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(file.name)
     finally:
-        os.chdir(here)
+        os.chdir(previous_folder)
 
 
-def link_to(target: str) -> Change:
+def replace_by_link(target: str) -> Change:
     def change(file: Path) -> None:
         file.unlink(missing_ok=True)
         file.symlink_to(target)
@@ -102,47 +102,51 @@ SHAPES: dict[str, Change] = {
     'a folder': make_folder,
     'a FIFO': make_fifo,
     'a socket': make_socket,
-    'a link to /dev/zero': link_to('/dev/zero'),
-    'a link to itself': lambda file: link_to(file.name)(file),
+    'a link to /dev/zero': replace_by_link('/dev/zero'),
+    'a link to itself': lambda file: replace_by_link(file.name)(file),
     'missing': lambda file: file.unlink(),
 }
 NESTED = '[' * 5000 + ']' * 5000
 CONTENTS: dict[str, Change] = {
-    'empty': put(b''),
-    'cut in half': cut,
-    'not UTF-8': put(b'\xff\xfe{}'),
-    'NUL bytes': put(bytes(64)),
-    '5,000 nested brackets': put(NESTED),
-    '5,000 nested objects': put('{"a":' * 5000 + '1' + '}' * 5000),
-    'a list': put('[]'),
-    'a number': put('5'),
-    'null': put('null'),
-    'a text': put('"x"'),
-    '{}': put('{}'),
+    'empty': write_content(b''),
+    'cut in half': cut_in_half,
+    'not UTF-8': write_content(b'\xff\xfe{}'),
+    'NUL bytes': write_content(bytes(64)),
+    '5,000 nested brackets': write_content(NESTED),
+    '5,000 nested objects': write_content('{"a":' * 5000 + '1' + '}' * 5000),
+    'a list': write_content('[]'),
+    'a number': write_content('5'),
+    'null': write_content('null'),
+    'a text': write_content('"x"'),
+    '{}': write_content('{}'),
 }
 
 
 def change_json(**changes: Any) -> Change:
-    """Return a damage of some keys of a JSON object; ... takes a key away, __ goes into an object."""
+    """Return a damage that changes keys of a JSON object.
+
+    Args:
+        **changes: new values by key; ... removes the key, and __ descends into an object.
+    """
 
     def change(file: Path) -> None:
         content = json.loads(file.read_text())
         for name, value in changes.items():
             *path, last = name.split('__')
-            at = content
+            node = content
             for part in path:
-                at = at[part]
+                node = node[part]
             if value is ...:
-                del at[last]
+                del node[last]
             else:
-                at[last] = value
+                node[last] = value
         file.write_text(json.dumps(content))
 
     return change
 
 
 def replace_line(number: int, text: bytes | str | Callable[[dict], dict]) -> Change:
-    """Return a damage of one line of metrics.jsonl, counted from 0."""
+    """Return a damage that replaces one line of metrics.jsonl, counted from 0."""
 
     def change(file: Path) -> None:
         lines = file.read_bytes().splitlines()
@@ -153,7 +157,7 @@ def replace_line(number: int, text: bytes | str | Callable[[dict], dict]) -> Cha
     return change
 
 
-def every_line(text: Callable[[dict], str]) -> Change:
+def replace_all_lines(text: Callable[[dict], str]) -> Change:
     def change(file: Path) -> None:
         file.write_text(''.join(text(json.loads(line)) + '\n' for line in file.read_text().splitlines()))
 
@@ -161,7 +165,7 @@ def every_line(text: Callable[[dict], str]) -> Change:
 
 
 def crash_and_resume(file: Path) -> None:
-    """Leave what an attempt leaves that is killed in the line of step 5, and one that goes on from step 4."""
+    """Write the lines of an attempt killed in the line of step 5, and of one that resumes from step 4."""
     lines = file.read_bytes().splitlines(keepends=True)
     number = next(number for number, line in enumerate(lines) if json.loads(line)['step'] == 5)
     file.write_bytes(b''.join([*lines[:number], lines[number][:30] + b'\n', *lines[number:]]))
@@ -202,10 +206,14 @@ METRICS: dict[str, Change] = {
     'loss 10^30 as an integer': replace_line(3, lambda line: line | {LOSS: 10**30}),
     'seconds a text': replace_line(3, lambda line: line | dict(seconds='x')),
     'last sink a text': replace_line(-1, lambda line: line | {'sink/1': 'x'}),
-    'all lines null': every_line(lambda line: 'null'),
-    'all lines NaN': every_line(lambda line: json.dumps({name: float('nan') for name in line})),
-    'all losses NaN': every_line(lambda line: json.dumps(line | {'valid/loss': float('nan'), LOSS: float('nan')})),
-    'all lines without step': every_line(lambda line: json.dumps({k: v for k, v in line.items() if k != 'step'})),
+    'all lines null': replace_all_lines(lambda line: 'null'),
+    'all lines NaN': replace_all_lines(lambda line: json.dumps({name: float('nan') for name in line})),
+    'all losses NaN': replace_all_lines(
+        lambda line: json.dumps(line | {'valid/loss': float('nan'), LOSS: float('nan')})
+    ),
+    'all lines without step': replace_all_lines(
+        lambda line: json.dumps({k: v for k, v in line.items() if k != 'step'})
+    ),
     'last line cut in half': replace_line(-1, b'{"step": 8, "seconds": 0.4, "train/lo'),
     'a crash in a line, and a new attempt': crash_and_resume,
 }
@@ -263,61 +271,61 @@ def machine() -> str:
     return f'{names} {os.readlink("/proc/self/ns/pid")}'
 
 
-def owner(**changes: Any) -> Change:
+def write_lease(**changes: Any) -> Change:
     return lambda file: file.write_text(json.dumps(OWNER | changes)) and None
 
 
 LEASE: dict[str, Change] = {
-    'pid a text': owner(pid='x', machine=machine()),
-    'pid a path': owner(pid='../../../../etc', machine=machine()),
-    'pid with a NUL': owner(pid='\0', machine=machine()),
-    'pid -1': owner(pid=-1, machine=machine()),
-    'pid 10^30': owner(pid=10**30, machine=machine()),
-    'beat a text': owner(beat='x', machine=machine(), pid=os.getpid()),
-    'attempt a text': owner(attempt='x', job='j'),
-    'state a number': owner(state=5),
-    'token a number': owner(token=5),
-    'host a list': owner(host=[1]),
-    'machine a number': owner(machine=5),
-    '16 MB of text': put('x' * (16 << 20)),
+    'pid a text': write_lease(pid='x', machine=machine()),
+    'pid a path': write_lease(pid='../../../../etc', machine=machine()),
+    'pid with a NUL': write_lease(pid='\0', machine=machine()),
+    'pid -1': write_lease(pid=-1, machine=machine()),
+    'pid 10^30': write_lease(pid=10**30, machine=machine()),
+    'beat a text': write_lease(beat='x', machine=machine(), pid=os.getpid()),
+    'attempt a text': write_lease(attempt='x', job='j'),
+    'state a number': write_lease(state=5),
+    'token a number': write_lease(token=5),
+    'host a list': write_lease(host=[1]),
+    'machine a number': write_lease(machine=5),
+    '16 MB of text': write_content('x' * (16 << 20)),
 }
 
 
-def arrays(change: Callable[[dict], dict]) -> Change:
-    def damage(file: Path) -> None:
-        with np.load(file) as found:
-            content = change(dict(found))
-        with file.open('wb') as opened:
-            np.savez_compressed(opened, **content)
+def change_arrays(change: Callable[[dict], dict]) -> Change:
+    def apply_change(file: Path) -> None:
+        with np.load(file) as archive:
+            content = change(dict(archive))
+        with file.open('wb') as output:
+            np.savez_compressed(output, **content)
 
-    return damage
-
-
-def plain_array(file: Path) -> None:
-    with file.open('wb') as opened:
-        np.save(opened, np.zeros(3))
+    return apply_change
 
 
-def pickled(file: Path) -> None:
-    with file.open('wb') as opened:
-        np.savez(opened, alpha_LPHJ=np.array([{'a': 1}], dtype=object))
+def write_plain_array(file: Path) -> None:
+    with file.open('wb') as output:
+        np.save(output, np.zeros(3))
 
 
-def huge_header(file: Path) -> None:
-    """Writes an array of ten bytes whose header says that there are 10^12 numbers."""
+def write_pickle(file: Path) -> None:
+    with file.open('wb') as output:
+        np.savez(output, alpha_LPHJ=np.array([{'a': 1}], dtype=object))
+
+
+def write_huge_header(file: Path) -> None:
+    """Write an array of ten bytes whose header declares 10^12 numbers."""
     import zipfile
 
     head = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }"
     head += b' ' * (118 - len(head) - 1) + b'\n'
-    with zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED) as made:
-        made.writestr('alpha_LPHJ.npy', b'\x93NUMPY\x01\x00' + len(head).to_bytes(2, 'little') + head + bytes(10))
+    with zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr('alpha_LPHJ.npy', b'\x93NUMPY\x01\x00' + len(head).to_bytes(2, 'little') + head + bytes(10))
 
 
-def renamed(name: str) -> Change:
+def rename_file(name: str) -> Change:
     return lambda file: file.rename(file.with_name(name)) and None
 
 
-def added(name: str, content: bytes | None = None) -> Change:
+def add_file(name: str, content: bytes | None = None) -> Change:
     def change(file: Path) -> None:
         file.with_name(name).write_bytes(file.read_bytes() if content is None else content)
 
@@ -326,41 +334,43 @@ def added(name: str, content: bytes | None = None) -> Change:
 
 ALPHA = 'alpha_LPHJ'
 PROBE: dict[str, Change] = {
-    'empty': put(b''),
-    'cut in half': cut,
+    'empty': write_content(b''),
+    'cut in half': cut_in_half,
     'a byte flipped': flip_byte,
-    'not a zip': put(b'PK nothing'),
-    'a plain array': plain_array,
-    'a pickle': pickled,
-    'a header of 10^12 numbers': huge_header,
-    'no arrays': arrays(lambda found: {}),
-    'an array lacking': arrays(lambda found: {k: v for k, v in found.items() if k != ALPHA}),
-    'other layers': arrays(lambda found: found | {ALPHA: found[ALPHA][:1]}),
-    'other heads': arrays(lambda found: {k: v[:, :1] if k.endswith('_LH') else v for k, v in found.items()}),
-    'one dimension less': arrays(lambda found: found | {ALPHA: found[ALPHA][0]}),
-    'one dimension more': arrays(lambda found: found | {ALPHA: found[ALPHA][None]}),
-    'no layers': arrays(lambda found: {name: value[:0] for name, value in found.items()}),
-    'no keys': arrays(lambda found: found | {ALPHA: found[ALPHA][..., :0]}),
-    'texts for numbers': arrays(lambda found: found | {ALPHA: np.full(found[ALPHA].shape, 'x')}),
-    'complex numbers': arrays(lambda found: found | {ALPHA: found[ALPHA] * 1j}),
-    'all NaN': arrays(lambda found: {name: np.full_like(value, np.nan) for name, value in found.items()}),
-    'a name that is no number': renamed('last.npz'),
-    'another file whose name is no number': added('x.npz'),
-    'another file of a negative step': added('-0000004.npz'),
-    'another file of step 10^30': added(f'{10**30}.npz'),
-    'another file of digits that are no ASCII': added('٣.npz'),
+    'not a zip': write_content(b'PK nothing'),
+    'a plain array': write_plain_array,
+    'a pickle': write_pickle,
+    'a header of 10^12 numbers': write_huge_header,
+    'no arrays': change_arrays(lambda content: {}),
+    'an array lacking': change_arrays(lambda content: {k: v for k, v in content.items() if k != ALPHA}),
+    'other layers': change_arrays(lambda content: content | {ALPHA: content[ALPHA][:1]}),
+    'other heads': change_arrays(
+        lambda content: {k: v[:, :1] if k.endswith('_LH') else v for k, v in content.items()}
+    ),
+    'one dimension less': change_arrays(lambda content: content | {ALPHA: content[ALPHA][0]}),
+    'one dimension more': change_arrays(lambda content: content | {ALPHA: content[ALPHA][None]}),
+    'no layers': change_arrays(lambda content: {name: value[:0] for name, value in content.items()}),
+    'no keys': change_arrays(lambda content: content | {ALPHA: content[ALPHA][..., :0]}),
+    'texts for numbers': change_arrays(lambda content: content | {ALPHA: np.full(content[ALPHA].shape, 'x')}),
+    'complex numbers': change_arrays(lambda content: content | {ALPHA: content[ALPHA] * 1j}),
+    'all NaN': change_arrays(lambda content: {name: np.full_like(value, np.nan) for name, value in content.items()}),
+    'a name that is no number': rename_file('last.npz'),
+    'another file whose name is no number': add_file('x.npz'),
+    'another file of a negative step': add_file('-0000004.npz'),
+    'another file of step 10^30': add_file(f'{10**30}.npz'),
+    'another file of digits that are no ASCII': add_file('٣.npz'),
 }
-KEPT: dict[str, Change] = {
+CACHED_RESULTS: dict[str, Change] = {
     **{name: PROBE[name] for name in ('empty', 'cut in half', 'a byte flipped', 'not a zip', 'a plain array')},
-    'a pickle': pickled,
-    'no arrays': arrays(lambda found: {}),
-    'no numbers': arrays(lambda found: {k: v for k, v in found.items() if k != 'numbers'}),
-    'numbers a list': arrays(lambda found: found | dict(numbers='[1]')),
-    'numbers cut': arrays(lambda found: found | dict(numbers=str(found['numbers'])[:20])),
-    'a number a text': arrays(lambda found: found | dict(numbers='{"sink/1": "x"}')),
-    'a number lacking': arrays(lambda found: found | dict(numbers='{}')),
-    'numbers an array': arrays(lambda found: found | dict(numbers=np.zeros(3))),
-    'numbers nested': arrays(lambda found: found | dict(numbers=NESTED)),
+    'a pickle': write_pickle,
+    'no arrays': change_arrays(lambda content: {}),
+    'no numbers': change_arrays(lambda content: {k: v for k, v in content.items() if k != 'numbers'}),
+    'numbers a list': change_arrays(lambda content: content | dict(numbers='[1]')),
+    'numbers cut': change_arrays(lambda content: content | dict(numbers=str(content['numbers'])[:20])),
+    'a number a text': change_arrays(lambda content: content | dict(numbers='{"sink/1": "x"}')),
+    'a number lacking': change_arrays(lambda content: content | dict(numbers='{}')),
+    'numbers an array': change_arrays(lambda content: content | dict(numbers=np.zeros(3))),
+    'numbers nested': change_arrays(lambda content: content | dict(numbers=NESTED)),
 }
 LINEAGE: dict[str, Change] = {
     'run lacking': change_json(from__run=...),
@@ -374,7 +384,7 @@ LINEAGE: dict[str, Change] = {
 }
 
 
-LOCK: dict[str, Change] = {'a link to nothing': link_to('nothing')}
+LOCK: dict[str, Change] = {'a link to nothing': replace_by_link('nothing')}
 RUN: dict[str, Change] = {
     'id a number': change_json(id=5),
     'id empty': change_json(id=''),
@@ -385,7 +395,7 @@ RUN: dict[str, Change] = {
 
 
 def change_digest(value: Any) -> Change:
-    """Return a damage of what digests say of the first file."""
+    """Return a damage that changes the digest of the first file."""
 
     def change(file: Path) -> None:
         content = json.loads(file.read_text())
@@ -396,7 +406,7 @@ def change_digest(value: Any) -> Change:
 
 
 DIGESTS: dict[str, Change] = {
-    '100,000 nested brackets': put('[' * 100_000 + ']' * 100_000),
+    '100,000 nested brackets': write_content('[' * 100_000 + ']' * 100_000),
     'step a text': change_json(step='x'),
     'step of another checkpoint': change_json(step=6),
     'process 1': change_json(process=1),
@@ -422,33 +432,34 @@ DIGESTS: dict[str, Change] = {
 }
 
 
-def without(names: dict[str, Change], *left_out: str) -> dict[str, Change]:
+def leave_out(names: dict[str, Change], *left_out: str) -> dict[str, Change]:
     return {name: change for name, change in names.items() if name not in left_out}
 
 
-# (part, file in the run folder or of the cache, {what happens to it: damage})
+# (part, file in the run folder or in the cache, {name: damage})
 PARTS: list[tuple[str, str, dict[str, Change]]] = [
     ('metrics', 'metrics.jsonl', METRICS | SHAPES | {k: CONTENTS[k] for k in ('empty', 'cut in half', 'NUL bytes')}),
     ('row', 'row.json', CONTENTS | ROW | SHAPES),
     ('lineage', 'row.json', LINEAGE | {'missing': SHAPES['missing']}),
-    # A run without outcome.json has not said how it ended, and one without environment.json has not begun: no damage.
-    ('outcome', 'outcome.json', CONTENTS | OUTCOME | without(SHAPES, 'missing')),
-    ('environment', 'environment.json', CONTENTS | ENVIRONMENT | without(SHAPES, 'missing')),
+    # A run that has not ended has no outcome.json, and one that has not begun has no environment.json.
+    # It is no damage if these files are missing.
+    ('outcome', 'outcome.json', CONTENTS | OUTCOME | leave_out(SHAPES, 'missing')),
+    ('environment', 'environment.json', CONTENTS | ENVIRONMENT | leave_out(SHAPES, 'missing')),
     ('config', 'config.json', CONTENTS | CONFIG | SHAPES),
-    ('lease', 'lease.json', without(CONTENTS | SHAPES, 'cut in half', 'missing') | LEASE),
-    ('lock', 'lease.lock', without(CONTENTS | SHAPES, 'cut in half', 'missing') | LOCK),
+    ('lease', 'lease.json', leave_out(CONTENTS | SHAPES, 'cut in half', 'missing') | LEASE),
+    ('lock', 'lease.lock', leave_out(CONTENTS | SHAPES, 'cut in half', 'missing') | LOCK),
     ('run', 'run.json', CONTENTS | RUN | SHAPES),
     ('digests', 'digests/STEP/0.json', CONTENTS | DIGESTS | SHAPES),
     ('probe', f'probe/{STEP:08}.npz', PROBE | SHAPES),
-    ('kept', 'measured', KEPT | without(SHAPES, 'missing')),
+    ('kept', 'measured', CACHED_RESULTS | leave_out(SHAPES, 'missing')),
 ]
 CASES = [(part, name) for part, _, damages in PARTS for name in damages]
 
 
-def damage(part: str, name: str, run: Path, cache: Path) -> Path:
-    """Do one damage to a copy of a run, and return the file that is damaged."""
-    file, change = next((file, damages[name]) for one, file, damages in PARTS if one == part)
-    step = max(int(path.name) for path in (run / 'digests').iterdir())  # of the newest checkpoint
+def apply_damage(part: str, name: str, run: Path, cache: Path) -> Path:
+    """Apply one damage to a copy of a run, and return the damaged file."""
+    file, change = next((file, damages[name]) for other_part, file, damages in PARTS if other_part == part)
+    step = max(int(path.name) for path in (run / 'digests').iterdir())  # step of the newest checkpoint
     path = next((cache / file).glob('*.npz')) if part == 'kept' else run / file.replace('STEP', str(step))
     before = {*path.parent.iterdir()} if path.parent.exists() else set()
     change(path)
@@ -456,13 +467,13 @@ def damage(part: str, name: str, run: Path, cache: Path) -> Path:
 
 
 class Worker:
-    """A process that runs verbs one after another, and is killed where one takes too long."""
+    """Process that runs commands one after another, and is killed when one takes too long."""
 
     def __init__(self, variables: dict[str, str]):
         self.variables, self.process = variables, None
 
     def run(self, arguments: list[str], scratch: Path, seconds: float = SECONDS) -> tuple[int | None, str, str]:
-        """Return (exit code or None where it hung, standard output, standard error)."""
+        """Run a command, and return (exit code or None for a hang, standard output, standard error)."""
         if self.process is None or self.process.poll() is not None:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, '--worker'],
@@ -471,7 +482,7 @@ class Worker:
                 text=True,
                 env=os.environ | self.variables,
             )
-            self.process.stdout.readline()  # what is imported takes seconds
+            self.process.stdout.readline()  # imports take seconds
         out, err = scratch / 'out', scratch / 'err'
         self.process.stdin.write(json.dumps(dict(arguments=arguments, out=str(out), err=str(err))) + '\n')
         self.process.stdin.flush()
@@ -489,8 +500,8 @@ class Worker:
             self.process = None
 
 
-def work() -> None:
-    """Runs the verbs that standard input asks for."""
+def run_worker() -> None:
+    """Run the commands that standard input requests."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     channel = os.fdopen(os.dup(1), 'w')
     import jax  # noqa: F401
@@ -501,7 +512,7 @@ def work() -> None:
     from sinklab.storage import atomic_write, compare_and_swap, lease
     from sinklab.train import loop  # noqa: F401
 
-    # Seconds that are waited for somebody who is not there, and for files that a network's disk may show late.
+    # Shorten the waits for absent processes, and for files that appear late on a shared disk.
     (
         tail.RESTART_SECONDS,
         compare_and_swap.STALE_LOCK_SECONDS,
@@ -510,16 +521,16 @@ def work() -> None:
     ) = 0.5, 0.5, 3.0, 0.0
     channel.write('ready\n')
     channel.flush()
-    warned = getattr(sys.modules.get('sinklab.storage.run_files'), 'PRINTED_WARNINGS', set())
+    printed_warnings = getattr(sys.modules.get('sinklab.storage.run_files'), 'PRINTED_WARNINGS', set())
     for line in sys.stdin:
-        warned.clear()  # what a process says once it says to each verb
-        asked = json.loads(line)
+        printed_warnings.clear()  # warnings that appear once per process must appear for each command
+        request = json.loads(line)
         for number, name in ((1, 'out'), (2, 'err')):
-            file = os.open(asked[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(file, number)
             os.close(file)
         try:
-            code = main(asked['arguments'])
+            code = main(request['arguments'])
         except SystemExit as end:
             code = end.code
         except BaseException:
@@ -532,18 +543,18 @@ def work() -> None:
 
 
 class Answers:
-    """Runs, sound ones and damaged copies of them, and what verbs answer."""
+    """Sound runs, damaged copies of them, and the answers of commands to the copies."""
 
     def __init__(self, scratch: Path):
         self.scratch, self.cache = scratch, scratch / 'cache'
-        # One way of compiling for all verbs: whichever of them a worker runs first would choose it otherwise.
+        # One set of compiler flags for all commands. Otherwise the first command of a worker would choose them.
         self.worker = Worker(dict(JAX_PLATFORMS='cpu', SINKLAB_CACHE=str(self.cache), XLA_FLAGS=FAST_COMPILE_FLAGS))
         corpus = scratch / 'corpus'
         corpus.mkdir()
         rng = random.Random(0)
-        words = [''.join(rng.choices('abcdefghijklmnop', k=rng.randint(2, 6))) for _ in range(80)]
+        message = [''.join(rng.choices('abcdefghijklmnop', k=rng.randint(2, 6))) for _ in range(80)]
         for number in range(40):
-            (corpus / f'{number:02}.txt').write_text(' '.join(rng.choices(words, k=120)))
+            (corpus / f'{number:02}.txt').write_text(' '.join(rng.choices(message, k=120)))
         options = dict(optimizer__steps=STEP, checkpoint__every_steps=4, probe__every_steps=4)
         options |= dict(data__source=f'text:{corpus}/*.txt')
         self.options = [f'--config.{name.replace("__", ".")}={value}' for name, value in options.items()]
@@ -566,15 +577,15 @@ class Answers:
     def ask_sound(self, verb: str, run: str, folder: Path, seconds: float) -> Any:
         code, out, err = self.worker.run(self.command(verb, run, folder), self.scratch, seconds)
         assert code == 0, f'{verb} of a sound run: exit {code}, {out}, {err}'
-        return result(verb, folder, out, err)
+        return parse_result(verb, folder, out, err)
 
-    def copy(self, run: str, to: Path, verb: str) -> Path:
-        """A copy of a finished run; for `train` one that has half of its steps to do again."""
-        shutil.copytree(self.scratch / run, to, symlinks=True)
+    def copy(self, run: str, destination: Path, verb: str) -> Path:
+        """Copy a finished run. For `train`, remove the second half of its steps from the copy."""
+        shutil.copytree(self.scratch / run, destination, symlinks=True)
         if verb == 'train':
-            shutil.rmtree(to / 'checkpoints' / str(STEP))
-            shutil.rmtree(to / 'digests' / str(STEP))
-        return to
+            shutil.rmtree(destination / 'checkpoints' / str(STEP))
+            shutil.rmtree(destination / 'digests' / str(STEP))
+        return destination
 
     def command(self, verb: str, run: str, folder: Path) -> list[str]:
         return {
@@ -586,85 +597,90 @@ class Answers:
         }[verb]
 
     def ask(self, part: str, name: str, verb: str) -> dict[str, Any]:
-        """What a verb answers to a damage."""
+        """Run a command on a damaged copy, and return its answer."""
         run = 'fork' if part == 'lineage' else 'run'
         with tempfile.TemporaryDirectory(dir=self.scratch) as scratch:
             folder = self.copy(run, Path(scratch, 'copy'), verb)
             self.restore_cache(part == 'kept')
-            asked = self.scratch / run if part == 'kept' and verb == 'measure' else folder
-            file = damage(part, name, folder, self.cache)
-            begun = time.monotonic()
-            code, out, err = self.worker.run(self.command(verb, run, asked), self.scratch)
-            found = None
+            target = self.scratch / run if part == 'kept' and verb == 'measure' else folder
+            file = apply_damage(part, name, folder, self.cache)
+            start = time.monotonic()
+            code, out, err = self.worker.run(self.command(verb, run, target), self.scratch)
+            answer = None
             if code == 0:
                 with contextlib.suppress(Exception):
-                    found = result(verb, asked, out, err)
+                    answer = parse_result(verb, target, out, err)
             self.restore_cache(False)
-            kind = classify(code, out + err, found == self.sound[run, verb], [file.name, str(folder)])
-            words = (err.strip().splitlines() or [''])[-1].replace(str(folder), 'RUN').replace(str(self.scratch), '')
-            seconds = round(time.monotonic() - begun, 1)
-            return dict(part=part, damage=name, verb=verb, kind=kind, code=code, seconds=seconds, words=words[:300])
+            kind = classify(code, out + err, answer == self.sound[run, verb], [file.name, str(folder)])
+            message = (
+                (err.strip().splitlines() or [''])[-1].replace(str(folder), 'RUN').replace(str(self.scratch), '')
+            )
+            seconds = round(time.monotonic() - start, 1)
+            return dict(part=part, damage=name, verb=verb, kind=kind, code=code, seconds=seconds, words=message[:300])
 
-    def restore_cache(self, kept: bool) -> None:
-        """Leaves the kept results as they were of the sound run, or none of them."""
+    def restore_cache(self, with_results: bool) -> None:
+        """Restore the cached results of the sound run, or remove them."""
         path = self.cache / 'measured'
         shutil.rmtree(path, ignore_errors=True)
-        if kept:
+        if with_results:
             shutil.copytree(self.scratch / 'measured', path)
 
     def close(self) -> None:
         self.worker.close()
 
 
-def result(verb: str, folder: Path, out: str, err: str) -> Any:
-    """What is compared of an answer: numbers, without times and names of folders."""
+def parse_result(verb: str, folder: Path, out: str, err: str) -> Any:
+    """Return the comparable part of an answer: numbers, without times and folder names."""
     if verb == 'train':
         lines = (folder / 'metrics.jsonl').read_bytes().splitlines()
         last = json.loads(lines[-1])
-        return {name: value for name, value in last.items() if name not in CLOCK}
+        return {name: value for name, value in last.items() if name not in CLOCK_METRICS}
     if verb == 'tail':
         return [re.sub(r'[\d.,-]+ tokens/s', '', line) for line in err.splitlines()]
     if verb == 'verify':
         return re.findall(r': (.*)', out)
-    found = json.loads(out)
+    results = json.loads(out)
     if verb == 'report':
-        return [{name: value for name, value in row.items() if name != 'seconds'} for row in found]
-    return {name: value for name, value in found.items() if name != 'model'}
+        return [{name: value for name, value in row.items() if name != 'seconds'} for row in results]
+    return {name: value for name, value in results.items() if name != 'model'}
 
 
 def is_unsound(line: str, folder: str) -> bool:
-    """Whether `verify` says in a line that a checkpoint is not sound."""
+    """Return whether a line of `verify` reports a checkpoint that is not sound."""
     return line.startswith(f'{folder}/checkpoints/') and not line.endswith(': sound')
 
 
-def classify(code: int | None, said: str, is_same: bool, names: list[str]) -> str:
-    named = any(name in said for name in names)
+def classify(code: int | None, output: str, is_same: bool, names: list[str]) -> str:
+    names_file = any(name in output for name in names)
     if code is None:
         return 'hang'
-    if 'Traceback (most recent call last)' in said or code not in (0, 1, 42):
+    if 'Traceback (most recent call last)' in output or code not in (0, 1, 42):
         return 'traceback'
     if code == 42:
         return 'retry'
     if code == 1:
-        lines = [line for line in said.splitlines() if line.startswith('sinklab')]
-        # `verify` says on standard output which checkpoints are not sound, in a line for each.
-        unsound = any(is_unsound(line, names[1]) for line in said.splitlines())
-        return 'refused' if named and len(lines) + unsound == 1 else 'unnamed'
-    if names[0] in said:
+        lines = [line for line in output.splitlines() if line.startswith('sinklab')]
+        # `verify` prints a line on standard output for each checkpoint that is not sound.
+        unsound = any(is_unsound(line, names[1]) for line in output.splitlines())
+        return 'refused' if names_file and len(lines) + unsound == 1 else 'unnamed'
+    if names[0] in output:
         return 'named'
     return 'unaffected' if is_same else 'silent'
 
 
-def cases(only: str, sample: int | None) -> Iterator[tuple[str, str, str]]:
-    chosen = [
+def choose_cases(only: str, sample: int | None) -> Iterator[tuple[str, str, str]]:
+    selected = [
         (part, name, verb) for part, name in CASES for verb in VERBS if re.search(only, f'{part} {name} {verb}')
     ]
-    yield from chosen if sample is None else random.Random(0).sample(chosen, min(sample, len(chosen)))
+    yield from selected if sample is None else random.Random(0).sample(selected, min(sample, len(selected)))
 
 
 def tabulate(before: list[dict], after: list[dict]) -> str:
-    """Two sets of answers as Markdown: totals, and for each file the damages that were answered alike."""
-    old, new = ({(one['part'], one['damage'], one['verb']): one['kind'] for one in each} for each in (before, after))
+    """Format two sets of answers as Markdown: totals, and for each file the damages with equal answers."""
+    old, new = (
+        {(record['part'], record['damage'], record['verb']): record['kind'] for record in records}
+        for records in (before, after)
+    )
     kinds = ['unaffected', 'named', 'refused', *BAD]
     lines = ['| answer | before | now |', '|---|---|---|']
     lines += [f'| {kind} | {list(old.values()).count(kind)} | {list(new.values()).count(kind)} |' for kind in kinds]
@@ -676,45 +692,46 @@ def tabulate(before: list[dict], after: list[dict]) -> str:
             f'| damage | {" | ".join(VERBS)} |',
             '|---' * (len(VERBS) + 1) + '|',
         ]
-        alike: dict[tuple[str, ...], list[str]] = {}
+        names_by_cells: dict[tuple[str, ...], list[str]] = {}
         for name in damages:
             cells = []
             for verb in VERBS:
-                was, now = old.get((part, name, verb), NONE), new[part, name, verb]
-                cells.append(now if was in (now, NONE) else f'{was} → {now}')
-            alike.setdefault(tuple(cells), []).append(name)
-        lines += [f'| {"; ".join(names)} | {" | ".join(cells)} |' for cells, names in alike.items()]
+                old_kind, new_kind = old.get((part, name, verb), NO_ANSWER), new[part, name, verb]
+                cells.append(new_kind if old_kind in (new_kind, NO_ANSWER) else f'{old_kind} → {new_kind}')
+            names_by_cells.setdefault(tuple(cells), []).append(name)
+        lines += [f'| {"; ".join(names)} | {" | ".join(cells)} |' for cells, names in names_by_cells.items()]
     return '\n'.join(lines) + '\n'
 
 
 def main() -> None:
-    options = argparse.ArgumentParser()
-    options.add_argument('--worker', action='store_true')
-    options.add_argument('--out')
-    options.add_argument('--only', default='')
-    options.add_argument('--sample', type=int)
-    options.add_argument('--table', nargs=2, metavar='FILE', help='print two sets of answers, before and now')
-    given = options.parse_args()
-    if given.worker:
-        work()
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--worker', action='store_true')
+    parser.add_argument('--out')
+    parser.add_argument('--only', default='')
+    parser.add_argument('--sample', type=int)
+    parser.add_argument('--table', nargs=2, metavar='FILE', help='print two sets of answers, before and now')
+    arguments = parser.parse_args()
+    if arguments.worker:
+        run_worker()
         return
-    if given.table:
-        print(tabulate(*(json.loads(Path(file).read_text()) for file in given.table)), end='')
+    if arguments.table:
+        print(tabulate(*(json.loads(Path(file).read_text()) for file in arguments.table)), end='')
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as scratch:
-        answers, found = Answers(Path(scratch)), []
+        answers, records = Answers(Path(scratch)), []
         try:
-            for case in cases(given.only, given.sample):
-                found.append(answers.ask(*case))
+            for case in choose_cases(arguments.only, arguments.sample):
+                records.append(answers.ask(*case))
                 print(
-                    '{part} | {damage} | {verb} | {kind} {code} | {seconds} | {words}'.format(**found[-1]), flush=True
+                    '{part} | {damage} | {verb} | {kind} {code} | {seconds} | {words}'.format(**records[-1]),
+                    flush=True,
                 )
         finally:
             answers.close()
-        if given.out:
-            Path(given.out).write_text(json.dumps(found, indent=1) + '\n')
-    kinds = [one['kind'] for one in found]
+        if arguments.out:
+            Path(arguments.out).write_text(json.dumps(records, indent=1) + '\n')
+    kinds = [record['kind'] for record in records]
     print({kind: kinds.count(kind) for kind in dict.fromkeys(kinds)})
 
 

@@ -1,4 +1,4 @@
-"""Signals at random moments of the start of a command: its exit codes, and the lines that it prints afterwards.
+"""Signals at random moments of the start of a command, with its exit codes and the lines that it prints afterwards.
 
   python tests/faults/interrupts.py --signal=INT --count=20 --seconds=3 -- python -m sinklab --help
 
@@ -16,17 +16,17 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
-TIMEOUT = 60.0  # seconds after the signal, from which the command counts as one that goes on
+TIMEOUT = 60.0  # seconds after the signal, after which the command counts as still running
 
 
 @dataclasses.dataclass(frozen=True)
 class Interrupted:
-    """How one command has ended.
+    """End of one interrupted command.
 
     Attributes:
         moment: seconds from its start to the signal.
-        code: its exit code as a shell reports it, 128 + N after death by signal N; None if it went on.
-        lines: what it has written to standard error since the signal.
+        code: its exit code as a shell reports it, 128 + N after death by signal N; None if it was still running.
+        lines: its lines on standard error since the signal.
         finished: whether it had ended before the signal.
     """
 
@@ -37,12 +37,12 @@ class Interrupted:
 
 
 def interrupt(command: Sequence[str], moment: float, number: int) -> Interrupted:
-    """Start a command, send it a signal after so many seconds, and wait for its end."""
+    """Start a command, send it a signal after `moment` seconds, and wait for its end."""
     with tempfile.TemporaryFile('w+') as errors, tempfile.TemporaryDirectory() as folder:
-        given = [part.replace('{}', folder) for part in command]
+        arguments = [part.replace('{}', folder) for part in command]
         streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
-        # A shell's background jobs ignore SIGINT, and so would what they start.
-        process = subprocess.Popen(given, **streams, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
+        # Background jobs of a shell ignore SIGINT, and their children inherit this.
+        process = subprocess.Popen(arguments, **streams, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
         time.sleep(moment)
         finished, written = process.poll() is not None, errors.seek(0, 2)
         if not finished:
@@ -58,10 +58,10 @@ def interrupt(command: Sequence[str], moment: float, number: int) -> Interrupted
         return Interrupted(moment, 128 - code if code is not None and code < 0 else code, lines, finished)
 
 
-def interrupts(
+def interrupt_repeatedly(
     command: Sequence[str], count: int, seconds: float, number: int, seed: int = 0
 ) -> Iterator[Interrupted]:
-    """Yield how a command ends that gets a signal at each of `count` random moments of its first seconds."""
+    """Interrupt a command at `count` random moments of its first seconds, and yield each end."""
     random_moments = random.Random(seed)
     for _ in range(count):
         yield interrupt(command, random_moments.uniform(0, seconds), number)
@@ -74,9 +74,9 @@ def main() -> None:
     parser.add_argument('--seconds', type=float, default=3.0)
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('command', nargs='+')
-    given = parser.parse_args()
-    number = getattr(signal, f'SIG{given.signal}')
-    ends = list(interrupts(given.command, given.count, given.seconds, number, given.seed))
+    arguments = parser.parse_args()
+    number = getattr(signal, f'SIG{arguments.signal}')
+    ends = list(interrupt_repeatedly(arguments.command, arguments.count, arguments.seconds, number, arguments.seed))
     for end in sorted(ends, key=lambda end: end.moment):
         code = 'went on' if end.code is None else end.code
         print(f'{end.moment:.3f} s  {code}{" (finished before)" if end.finished else ""}', *end.lines, sep='\n    ')

@@ -1,4 +1,4 @@
-"""`sinklab train` on several processes of this machine, as a scheduler starts it."""
+"""Jobs that run `sinklab train` on several processes of this machine, as a scheduler does."""
 
 import contextlib
 import json
@@ -19,9 +19,9 @@ from sinklab.checkpoint import checkpointer
 from sinklab.run_dir import RunDir
 
 HERE = Path(__file__).parent
-CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
+CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 DEVICES = 4
-# The package that asks for the other pods, as far as jax asks it.
+# Fake kubernetes package with the parts that jax uses to find other pods.
 KUBERNETES = """
 from types import SimpleNamespace as Some
 from jax._src.clusters import K8sCluster
@@ -46,39 +46,49 @@ def free_port():
 
 
 class Job:
-    """Some processes of one run, and what they say."""
+    """Processes of one run, and their output."""
 
     def __init__(self, workdir, source, count, *options, variables=None, each=None, port=None, config=None):
         self.port = port or free_port()
         self.start = time.monotonic()
         self.processes = []
         for index in range(count):
-            place = [f'--coordinator=127.0.0.1:{self.port}', f'--processes={count}', f'--process={index}']
-            own = (each or {}).get(index, {})
+            process_flags = [f'--coordinator=127.0.0.1:{self.port}', f'--processes={count}', f'--process={index}']
+            overrides = (each or {}).get(index, {})
             command = [sys.executable, '-m', 'sinklab', 'train', f'--config={config or HERE / "fault.py"}']
             command += [
                 f'--config.data.source={source}',
-                f'--workdir={own.pop("WORKDIR", workdir)}',
+                f'--workdir={overrides.pop("WORKDIR", workdir)}',
                 f'--data={DEVICES}',
             ]
-            command += [*options, *own.pop('OPTIONS', []), *(place if count > 1 and own.pop('PLACED', True) else [])]
+            command += [
+                *options,
+                *overrides.pop('OPTIONS', []),
+                *(process_flags if count > 1 and overrides.pop('PLACED', True) else []),
+            ]
             environment = {
                 **os.environ,
                 'JAX_PLATFORMS': 'cpu',
                 'JAX_NUM_CPU_DEVICES': str(DEVICES // count),
                 'PYTHONPATH': str(HERE.parents[1]),
                 **(variables or {}),
-                **own,
+                **overrides,
             }
             streams = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
-            where = own.pop('CWD', None)
-            self.processes.append(subprocess.Popen(command, env=environment, cwd=where, **streams))
+            working_folder = overrides.pop('CWD', None)
+            self.processes.append(subprocess.Popen(command, env=environment, cwd=working_folder, **streams))
 
     def wait(self, timeout=120):
-        """(exit codes, what each said); `ended` has the seconds since the start at which each did."""
+        """Wait for all processes, and return (exit codes, their standard errors).
+
+        `ended` then has the time at which each process ended.
+        """
         deadline, self.ended = time.monotonic() + timeout, {}
-        said = {}
-        readers = [threading.Thread(target=read, args=(said, index, one)) for index, one in enumerate(self.processes)]
+        outputs = {}
+        readers = [
+            threading.Thread(target=read_stderr, args=(outputs, index, child_process))
+            for index, child_process in enumerate(self.processes)
+        ]
         for reader in readers:
             reader.start()
         while len(self.ended) < len(self.processes) and time.monotonic() < deadline:
@@ -90,8 +100,8 @@ class Job:
         self.kill()
         for reader in readers:
             reader.join()
-        assert not hung, f'processes {hung} did not end in {timeout} s:\n' + '\n'.join(said.values())
-        return [process.returncode for process in self.processes], [said[index] for index in sorted(said)]
+        assert not hung, f'processes {hung} did not end in {timeout} s:\n' + '\n'.join(outputs.values())
+        return [process.returncode for process in self.processes], [outputs[index] for index in sorted(outputs)]
 
     def kill(self):
         for process in self.processes:
@@ -103,44 +113,49 @@ class Job:
             os.kill(pid, number)
 
     def child(self, index):
-        """The process id of the one that trains, under its supervisor; None where there is none yet, or no more."""
+        """Return the process id of the training process of a supervisor, or None if it does not exist."""
         pid = self.processes[index].pid
         with contextlib.suppress(OSError, IndexError):
             return int(Path(f'/proc/{pid}/task/{pid}/children').read_text().split()[0])
         return None
 
 
-def read(said, index, process):
-    said[index] = process.stderr.read()
+def read_stderr(outputs, index, process):
+    outputs[index] = process.stderr.read()
     process.wait()
 
 
-def words(said):
-    """The lines of a supervisor, without those of progress."""
-    return [line for line in said.splitlines() if line.startswith('sinklab train: ')]
+def words(output):
+    """Return the lines of a supervisor, without lines of progress."""
+    return [line for line in output.splitlines() if line.startswith('sinklab train: ')]
 
 
 def timeless(workdir):
-    return [{k: v for k, v in record.items() if k not in CLOCK} for record in RunDir(workdir).read_records()]
+    return [{k: v for k, v in record.items() if k not in CLOCK_METRICS} for record in RunDir(workdir).read_records()]
 
 
-def parameters(workdir):
-    """The parameters of the newest checkpoint, by name; its digests are verified."""
-    found = checkpointer.restore_parameters(workdir, RunDir(workdir).list_checkpoint_steps()[-1])
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(found)}
+def read_parameters(workdir):
+    """Return the parameters of the newest checkpoint by name, and verify its digests."""
+    params = checkpointer.restore_parameters(workdir, RunDir(workdir).list_checkpoint_steps()[-1])
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
 
-def assert_same(one, other, exactly=True):
-    """The numbers of two runs, but those of their clocks; exactly, their parameters, too."""
-    ours, theirs = timeless(one), timeless(other)
-    assert [record.keys() for record in ours] == [record.keys() for record in theirs]
-    pairs = [(record[name], other[name]) for record, other in zip(ours, theirs, strict=True) for name in record]
-    params, others = parameters(one), parameters(other)
-    assert params.keys() == others.keys()
+def assert_same(workdir, other, exactly=True):
+    """Assert that two runs have equal metrics, except clock times.
+
+    If `exactly`, their parameters must be equal, too.
+    """
+    records, other_records = timeless(workdir), timeless(other)
+    assert [record.keys() for record in records] == [record.keys() for record in other_records]
+    pairs = [
+        (record[name], other[name]) for record, other in zip(records, other_records, strict=True) for name in record
+    ]
+    params, other_params = read_parameters(workdir), read_parameters(other)
+    assert params.keys() == other_params.keys()
     if exactly:
         assert all(a == b for a, b in pairs)
-        assert all(np.array_equal(params[name], others[name]) for name in params)
-    else:  # the update of a parameter whose gradient is nothing but roundings may go either way, and adds little
+        assert all(np.array_equal(params[name], other_params[name]) for name in params)
+    else:  # rounding may flip the small update of a parameter whose gradient is almost 0
         np.testing.assert_allclose(*zip(*pairs, strict=True), rtol=1e-5, atol=1e-5)
 
 
