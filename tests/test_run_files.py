@@ -208,9 +208,9 @@ def test_read_arrays_matches_numpy_load(tmp_path):
 def test_read_arrays_rejects_oversized_header_without_allocation(tmp_path):
     import tracemalloc
 
-    from faults.file_damages import huge_header
+    from faults.file_damages import write_huge_header
 
-    huge_header(tmp_path / 'a.npz')
+    write_huge_header(tmp_path / 'a.npz')
     tracemalloc.start()
     with pytest.raises(DamagedFileError, match='shape'):
         run_files.read_arrays(tmp_path / 'a.npz')
