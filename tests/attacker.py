@@ -18,11 +18,11 @@ import threading
 import time
 from pathlib import Path
 
-from processes import HERE, started
+from processes import TESTS_FOLDER, start_run
 
 MEGABYTE = 1 << 20
 OLD_HELLO = dict(kind='hello', process=1, count=2, host='forged', pid=1)
-DIGEST = 'f' * 64
+FAKE_DIGEST = 'f' * 64
 TLS = bytes.fromhex('16030100750100007103035f') + bytes(110)
 HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes.fromhex('000000040000000000')
 
@@ -32,7 +32,7 @@ def encode_message(**content):
 
 
 @contextlib.contextmanager
-def connected(address):
+def open_connection(address):
     connection = socket.create_connection(address, 5)
     try:
         yield connection
@@ -48,7 +48,7 @@ def make_attack(*texts, stay=0.0):
         with contextlib.ExitStack() as stack:
             for text in texts:
                 with contextlib.suppress(OSError):
-                    connection = stack.enter_context(connected(address))
+                    connection = stack.enter_context(open_connection(address))
                     connection.sendall(text)
             stop_event.wait(stay)
 
@@ -69,15 +69,15 @@ def send_without_reading(address, stop_event):
 
 def send_single_bytes(address, stop_event):
     """Send one byte at a time, so that no message is ever complete."""
-    with contextlib.suppress(OSError), connected(address) as connection:
+    with contextlib.suppress(OSError), open_connection(address) as connection:
         while not stop_event.wait(0.3):
             connection.sendall(b'{')
 
 
 def forge_greetings(address, stop_event):
     """Greet as process 1 without the secret, in the old and the new protocol, and continue as if accepted."""
-    for hello in (OLD_HELLO, OLD_HELLO | dict(nonce=DIGEST, proof=DIGEST)):
-        with contextlib.suppress(OSError), connected(address) as connection:
+    for hello in (OLD_HELLO, OLD_HELLO | dict(nonce=FAKE_DIGEST, proof=FAKE_DIGEST)):
+        with contextlib.suppress(OSError), open_connection(address) as connection:
             with contextlib.suppress(TimeoutError):
                 connection.settimeout(0.3)
                 connection.recv(1000)
@@ -105,7 +105,7 @@ def open_many_connections(address, stop_event, count=100):
 def reset_connections(address, stop_event):
     """Open and reset many connections."""
     for _ in range(200):
-        with contextlib.suppress(OSError), connected(address) as connection:
+        with contextlib.suppress(OSError), open_connection(address) as connection:
             connection.sendall(b'{"kind"')
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
 
@@ -150,7 +150,7 @@ while not all(group.gather('x', (folder.path / 'go').exists())):
 TOUCH_SCRIPT = "(folder.path / f'here-{index}').touch()\n"
 
 
-def attacked(run, names, descriptors=64, seconds=3.0):
+def attack_run(run, names, descriptors=64, seconds=3.0):
     """Attack a run of two processes, before process 1 starts and afterwards.
 
     Process 0 is limited to `descriptors` open files. For NO_DESCRIPTORS it has none left until process 1 starts.
@@ -190,12 +190,12 @@ def attacked(run, names, descriptors=64, seconds=3.0):
 def wait_for_port(address, seconds=20):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), connected(address):
+        with contextlib.suppress(OSError), open_connection(address):
             return
         time.sleep(0.05)
 
 
-def ports_of(pid):
+def list_listening_addresses(pid):
     """Return the addresses on which a process and its children listen."""
     addresses = set()
     for process_id in list_process_tree(pid):
@@ -231,10 +231,10 @@ def list_process_tree(pid):
 def main():
     for name in sys.argv[1:] or ATTACKS:
         with tempfile.TemporaryDirectory() as folder:
-            runs = started(Path(folder))
+            runs = start_run(Path(folder))
             start = time.monotonic()
             try:
-                results = attacked(next(runs), [name])
+                results = attack_run(next(runs), [name])
             except subprocess.TimeoutExpired:
                 results = [('hangs', []), ('hangs', [])]
             with contextlib.suppress(StopIteration):
@@ -245,5 +245,5 @@ def main():
 
 
 if __name__ == '__main__':
-    sys.path.insert(0, str(HERE))
+    sys.path.insert(0, str(TESTS_FOLDER))
     main()

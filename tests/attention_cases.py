@@ -21,8 +21,8 @@ from sinklab.config.spec import AttentionConfig
 LENGTH, HEADS = 256, 2
 POSITIONS = np.arange(LENGTH)[None]
 STARTS = np.array([0, 70, 170])  # first positions of the documents
-KERNELS = [operation for operation in OPERATIONS if operation[0] != 'softpick']
-SLOPES = np.array([0.0, 0.002], np.float32)  # slopes of ALiBi; the first head has no bias
+KERNEL_OPERATIONS = [operation for operation in OPERATIONS if operation[0] != 'softpick']
+ALIBI_SLOPES = np.array([0.0, 0.002], np.float32)  # slopes of ALiBi; the first head has no bias
 
 
 def make_causal_document_mask(length):
@@ -43,7 +43,7 @@ MASKS = {
 }
 
 
-def every(length, names=MASKS):
+def combine_masks(length, names=MASKS):
     """Combine the named masks in one batch, one mask for each sequence."""
     selected_masks = [MASKS[name](length) for name in names]
     start_BT, end_BT = (
@@ -52,12 +52,12 @@ def every(length, names=MASKS):
     return masks.Mask(start_BT, end_BT, masks.make_full_mask(length).bounds_2T)
 
 
-def interpreted():
+def interpret_pallas():
     """Return a context in which Pallas kernels run in the interpreter."""
     return unittest.mock.patch.object(pl, 'pallas_call', functools.partial(pl.pallas_call, interpret=True))
 
 
-def drawn(
+def draw_inputs(
     width=64, columns=0, heads=HEADS, groups=HEADS, dtype=jnp.float32, value_width=None, length=LENGTH, batch=1
 ):
     """Draw (query, key, value). Queries and keys are positive, so that a sum of scores is far from 0."""
@@ -69,17 +69,17 @@ def drawn(
     return [jnp.asarray(array, dtype) for array in (query, key, value)]
 
 
-def steep(slope, distance):
+def compute_alibi_bias(slope, distance):
     """Compute the bias of ALiBi at a distance."""
     return -slope[0] * distance
 
 
-def alibi(slope_H=SLOPES, columns=0):
+def make_alibi_bias(slope_H=ALIBI_SLOPES, columns=0):
     key_BS = np.pad(POSITIONS, ((0, 0), (columns, 0)))
-    return ScoreBias(RelativePositionBias(steep, slope_H[:, None]), POSITIONS, key_BS)
+    return ScoreBias(RelativePositionBias(compute_alibi_bias, slope_H[:, None]), POSITIONS, key_BS)
 
 
-def rule(
+def make_attention_spec(
     attention: AttentionConfig, mask: masks.Mask, columns: int = 0, bias: ScoreBias | None = None
 ) -> AttentionSpec:
     return AttentionSpec(resolve_operation(attention), mask, columns, bias or ScoreBias())
@@ -96,14 +96,14 @@ class MatrixBias:
         return self.bias_BHTS
 
 
-def attend(arrays, attention, mask, columns=0):
+def compute_reference_attention(arrays, attention, mask, columns=0):
     """Compute (output_BTHK, attention_BHTS) of (query, key, value, bias) with the reference implementation."""
     *arrays, bias = (jnp.asarray(array, jnp.float32) for array in arrays)
-    result = reference.attend(*arrays, rule(attention, mask, columns, MatrixBias(bias)))
+    result = reference.attend(*arrays, make_attention_spec(attention, mask, columns, MatrixBias(bias)))
     return result.output_BTHK, result.attention_BHTS
 
 
-def compared(backend, attention, mask, arrays, bias=lambda: ScoreBias(), columns=0, more=(), atol=5e-5):
+def compare_backend(backend, attention, mask, arrays, bias=lambda: ScoreBias(), columns=0, more=(), atol=5e-5):
     """Compare a backend with the dense one in float32, and return its (output, gradients of the arrays).
 
     The comparison includes the statistics of each row and the gradients of the parameters of the bias.
@@ -111,12 +111,12 @@ def compared(backend, attention, mask, arrays, bias=lambda: ScoreBias(), columns
     cotangent = np.random.default_rng(1).normal(size=(*arrays[0].shape[:3], arrays[2].shape[-1])).astype(np.float32)
 
     def total(arrays, more, backend):
-        attention_spec = rule(attention, mask, columns, bias(*more))
+        attention_spec = make_attention_spec(attention, mask, columns, bias(*more))
         output, rows, _ = BACKENDS[backend].attend(*arrays, attention_spec, needs_mass=True)
         return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows)
 
     def run_backend(backend, arrays):
-        with interpreted():
+        with interpret_pallas():
             (_, aux), gradients = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True), static_argnums=2)(
                 arrays, more, backend
             )
@@ -124,13 +124,13 @@ def compared(backend, attention, mask, arrays, bias=lambda: ScoreBias(), columns
 
     (actual, actual_rows), (actual_d_arrays, actual_d_more) = run_backend(backend, arrays)
     (output, rows), (d_arrays, d_more) = run_backend('dense', [array.astype(jnp.float32) for array in arrays])
-    close(actual_rows.mass_BHT, rows.mass_BHT, 10 * atol)
-    close((actual, actual_d_arrays), (output, d_arrays), atol)
-    close(actual_d_more, d_more, 3 * atol)  # sums over all pairs
+    assert_close(actual_rows.mass_BHT, rows.mass_BHT, 10 * atol)
+    assert_close((actual, actual_d_arrays), (output, d_arrays), atol)
+    assert_close(actual_d_more, d_more, 3 * atol)  # sums over all pairs
     return actual, actual_d_arrays
 
 
-def close(actual, expected, atol):
+def assert_close(actual, expected, atol):
     """Assert that trees agree within a tolerance relative to the largest entry of each array.
 
     The largest entry excludes the values of queries that see no key.

@@ -126,7 +126,7 @@ CODES = dict(ArrowLeft=37, ArrowUp=38, ArrowRight=39, ArrowDown=40, Enter=13, Ta
 
 
 @contextlib.contextmanager
-def browser(profile):
+def open_browser(profile):
     """Start a browser with its own profile, and yield a Page."""
     (browser_input, commands), (answers, browser_output) = os.pipe(), os.pipe()
     descriptors = [fcntl.fcntl(file, fcntl.F_DUPFD, 10) for file in (browser_input, browser_output)]

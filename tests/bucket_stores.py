@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 import numpy as np
-from conftest import tiny
-from stores import made, written
+from conftest import make_tiny_spec
+from stores import make_store, write_source
 
 from sinklab.data.batches import RunData, load_run_data
 from sinklab.data.store import Store
@@ -16,7 +16,7 @@ from sinklab.storage.paths import get_file_system, parse_path
 LENGTH = 2047  # windows of 4 KB
 
 
-def expecting(spec, *share):
+def load_prefetched_data(spec, *share):
     """Load the data of a run, and start to prefetch at its first step."""
     data = load_run_data(spec, *share)
     data.start_prefetch(0)
@@ -28,13 +28,13 @@ def make_long_texts(count, words, seed=0):
     return [f'{number} ' + ''.join(rng.choices('abcdefghij ', k=words)) for number in range(count)]
 
 
-def large(folder, count=60, held_out=0.2, **changes):
+def make_large_store(folder, count=60, held_out=0.2, **changes):
     """Make a store of one domain whose shards hold several windows each."""
-    source = written(folder / 'texts.jsonl', make_long_texts(count, 40_000))
-    return made(folder / 'store', source, shard_tokens=300_000, held_out=held_out, **changes)
+    source = write_source(folder / 'texts.jsonl', make_long_texts(count, 40_000))
+    return make_store(folder / 'store', source, shard_tokens=300_000, held_out=held_out, **changes)
 
 
-def uploaded(store: Store, bucket, name='store') -> str:
+def upload_store(store: Store, bucket, name='store') -> str:
     """Upload a store to a bucket, clear the recorded requests, and return the URL of the store."""
     url = f'{bucket.url}/{name}'
     file_system = get_file_system(parse_path(url))
@@ -44,12 +44,12 @@ def uploaded(store: Store, bucket, name='store') -> str:
     return url
 
 
-def spec_on(path: str | os.PathLike, **changes):
+def make_store_spec(path: str | os.PathLike, **changes):
     defaults = dict(data__source=f'store:{path}', data__held_out=0.2, data__length=LENGTH, valid__windows=16)
-    return tiny(**defaults | changes)
+    return make_tiny_spec(**defaults | changes)
 
 
-def received(bucket, path='') -> int:
+def count_received_bytes(bucket, path='') -> int:
     """Return the number of bytes of all answers, including listings."""
     return sum(request.received for request in bucket.proxy.found(path))
 
@@ -74,17 +74,17 @@ class Reader:
         return self.data.valid_NT[own_rows.start : own_rows.stop]
 
 
-def reader(spec, number: int, count: int) -> Reader:
-    return Reader(expecting(spec, 1 / count), number, count)
+def make_reader(spec, number: int, count: int) -> Reader:
+    return Reader(load_prefetched_data(spec, 1 / count), number, count)
 
 
-def exactly_equal(actual, expected):
+def assert_exactly_equal(actual, expected):
     np.testing.assert_array_equal(actual, expected)
     assert actual.dtype == expected.dtype
 
 
-def fetched(spec, steps):
-    data = expecting(spec)
+def read_batches(spec, steps):
+    data = load_prefetched_data(spec)
     for step in range(steps):
         data.batches.read_rows(step, range(spec.optimizer.batch_size))
     return data

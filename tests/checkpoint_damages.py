@@ -21,7 +21,7 @@ def choose_other_file(checkpoint, file, rng):
     return rng.choice([path for path in others if path.read_bytes() != file.read_bytes()])
 
 
-def flip(folder, step, rng):
+def flip_bit(folder, step, rng):
     file = choose_file(folder.checkpoint_dir / str(step), rng)
     content = bytearray(file.read_bytes())
     content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
@@ -29,7 +29,7 @@ def flip(folder, step, rng):
     return file.name
 
 
-def truncate(folder, step, rng):
+def truncate_file(folder, step, rng):
     file = choose_file(folder.checkpoint_dir / str(step), rng)
     file.write_bytes(file.read_bytes()[: int(rng.integers(file.stat().st_size))])
     return file.name
@@ -41,13 +41,13 @@ def append_byte(folder, step, rng):
     return file.name
 
 
-def lose(folder, step, rng):
+def remove_file(folder, step, rng):
     file = choose_file(folder.checkpoint_dir / str(step), rng)
     file.unlink()
     return file.name
 
 
-def swap(folder, step, rng):
+def swap_files(folder, step, rng):
     first = choose_file(folder.checkpoint_dir / str(step), rng)
     second = choose_other_file(folder.checkpoint_dir / str(step), first, rng)
     content = first.read_bytes()
@@ -56,7 +56,7 @@ def swap(folder, step, rng):
     return first.name, second.name
 
 
-def poison(folder, step, rng):
+def replace_by_pickle(folder, step, rng):
     file = choose_file(folder.checkpoint_dir / str(step), rng)
     file.write_bytes(pickle.dumps(FailingPickle()))
     return file.name
@@ -95,7 +95,7 @@ def replace_checkpoint(folder, step, rng):
     return [path.name for path in (folder.checkpoint_dir / str(step)).rglob('*') if path.is_file()]
 
 
-def no_digests(folder, step, rng):
+def remove_digests(folder, step, rng):
     shutil.rmtree(folder.digest_dir / str(step))
     return 'no digests'
 
@@ -106,7 +106,7 @@ def truncate_digests(folder, step, rng):
     return '0.json'
 
 
-WAYS = [
-    *(flip, truncate, append_byte, lose, swap, poison, clear_folder, add_file),
-    *(replace_digests, replace_checkpoint, no_digests, truncate_digests),
+CHECKPOINT_DAMAGES = [
+    *(flip_bit, truncate_file, append_byte, remove_file, swap_files, replace_by_pickle, clear_folder, add_file),
+    *(replace_digests, replace_checkpoint, remove_digests, truncate_digests),
 ]

@@ -30,7 +30,7 @@ sys.exit(code)
 """
 
 
-class Recorders:
+class CommandRecorders:
     """Folder of fake programs with their recorded calls and their configured answers."""
 
     def __init__(self, folder: Path, *names: str):
@@ -64,23 +64,24 @@ class Recorders:
         return [json.loads(line) for line in lines]
 
 
-NAMES = ('queued_resources', 'jobset', 'slurm')
-TOOLS = ('gcloud', 'kubectl', 'sbatch', 'squeue', 'scancel', 'sinklab', 'uv', 'aws')
-RUN = ['--', 'train', '--config=configs/scale.py:softmax_1b', '--remat=auto']
-WHERE = {
+LAUNCHER_NAMES = ('queued_resources', 'jobset', 'slurm')
+PROGRAM_NAMES = ('gcloud', 'kubectl', 'sbatch', 'squeue', 'scancel', 'sinklab', 'uv', 'aws')
+TRAIN_COMMAND = ['--', 'train', '--config=configs/scale.py:softmax_1b', '--remat=auto']
+SITE_FLAGS = {
     'queued_resources': ['--accelerator=v5e-256', '--project=p', '--zone=z'],
     'jobset': ['--accelerator=v5e-256', '--project=p', '--image=r.pkg.dev/p/i:1'],
     'slurm': ['--nodes=32', '--time=1-0', '--code=/shared/code'],
 }
-SUBMIT = {
-    name: ['submit', 'pair', '--workdir=gs://b/runs/pair', *site_flags, *RUN] for name, site_flags in WHERE.items()
+SUBMIT_COMMANDS = {
+    name: ['submit', 'pair', '--workdir=gs://b/runs/pair', *site_flags, *TRAIN_COMMAND]
+    for name, site_flags in SITE_FLAGS.items()
 }
-HARD = 'gs://b/o\'brien\'s "runs"/$HOME `x` \\ *;|&'
+HOSTILE_PATH = 'gs://b/o\'brien\'s "runs"/$HOME `x` \\ *;|&'
 
 
-def recorded(folder, monkeypatch):
+def make_recorders(folder, monkeypatch):
     """Make recorders of all programs that launchers call, and enter a working folder with a config file."""
-    recorders = Recorders(folder / 'bin', *TOOLS)
+    recorders = CommandRecorders(folder / 'bin', *PROGRAM_NAMES)
     monkeypatch.setenv('PATH', str(recorders.folder))
     monkeypatch.chdir(folder)
     (folder / 'configs').mkdir()
@@ -88,23 +89,23 @@ def recorded(folder, monkeypatch):
     return recorders
 
 
-def scheduler(name):
+def get_scheduler(name):
     return importlib.import_module(f'launch.{name}').SCHEDULER
 
 
-def launched(name, argv):
-    return command_line.main(scheduler(name), argv)
+def run_launcher(name, argv):
+    return command_line.main(get_scheduler(name), argv)
 
 
-def printed(capsys, name, argv):
-    code, captured = launched(name, argv), capsys.readouterr()
+def get_launcher_output(capsys, name, argv):
+    code, captured = run_launcher(name, argv), capsys.readouterr()
     assert code == 0, captured.err
     return captured.out
 
 
-def refused(capsys, name, argv):
+def get_launcher_error(capsys, name, argv):
     """Run a launcher that must fail, and return its one line of error without the name of the program."""
-    code, captured = launched(name, argv), capsys.readouterr()
+    code, captured = run_launcher(name, argv), capsys.readouterr()
     assert (code, captured.out) == (1, '')
     (line,) = captured.err.splitlines()
     assert line.startswith(f'launch.{name}: ')

@@ -62,8 +62,8 @@ for name, value in dict(
 compilation_cache.install_verified_cache()  # before the first test compiles, so that all entries have one format
 
 # In a test, a mesh takes only as many of the four devices as the layout needs.
-mesh_of = device_mesh.make_mesh
-device_mesh.make_mesh = lambda hardware, mesh_devices=None: mesh_of(
+make_unpatched_mesh = device_mesh.make_mesh
+device_mesh.make_mesh = lambda hardware, mesh_devices=None: make_unpatched_mesh(
     hardware, mesh_devices or jax.devices()[: count_devices(hardware)]
 )
 
@@ -78,13 +78,13 @@ OPERATIONS = [
     for normalizer in normalizers
 ]
 # A subset in which every similarity and every normalizer occurs.
-COVERING = [
+COVERING_OPERATIONS = [
     *(('exp', 'sum'), ('exp', 'plus_one'), ('softpick', 'sum'), ('sigmoid', 'none'), ('elu1', 'p_norm')),
     *(('relu', 'count'), ('identity', 'clamped')),
 ]
 
 
-def in_turn(pairs: Iterable[tuple]) -> list:
+def alternate_pairs(pairs: Iterable[tuple]) -> list:
     """Return parameters for the pairs of a product whose second value alternates between two values.
 
     Each first value keeps one of its two pairs. The other pair is marked as exhaustive.
@@ -95,7 +95,7 @@ def in_turn(pairs: Iterable[tuple]) -> list:
     ]
 
 
-def covering(cases: Iterable[Hashable], parts: Callable[[Hashable], Iterable[Hashable]]) -> set:
+def choose_covering_cases(cases: Iterable[Hashable], parts: Callable[[Hashable], Iterable[Hashable]]) -> set:
     """Return a few of the cases in which every part of any case occurs, chosen greedily.
 
     Args:
@@ -111,7 +111,7 @@ def covering(cases: Iterable[Hashable], parts: Callable[[Hashable], Iterable[Has
     return chosen
 
 
-def some(cases: Iterable, chosen: Iterable) -> list:
+def make_case_params(cases: Iterable, chosen: Iterable) -> list:
     """Return parameters for all cases, and mark those that are not chosen as exhaustive."""
     chosen = list(chosen)
     return [pytest.param(case, marks=() if case in chosen else pytest.mark.exhaustive) for case in cases]
@@ -126,7 +126,7 @@ TINY = {
 }
 
 
-def tiny_config(**changes) -> ConfigDict:
+def make_tiny_config(**changes) -> ConfigDict:
     """Return the default config at a size that compiles in a second, with changes.
 
     Args:
@@ -137,24 +137,24 @@ def tiny_config(**changes) -> ConfigDict:
     return config
 
 
-def tiny(**changes) -> Spec:
-    return parse_config(tiny_config(**changes).to_dict())
+def make_tiny_spec(**changes) -> Spec:
+    return parse_config(make_tiny_config(**changes).to_dict())
 
 
-def attention(similarity: str, normalizer: str, power: float = 2.0) -> AttentionConfig:
+def make_attention_config(similarity: str, normalizer: str, power: float = 2.0) -> AttentionConfig:
     """Return the config of an operation, with the feature map and the power that it requires."""
     feature_map = 'elu1' if (similarity, normalizer) == ('identity', 'sum') else 'identity'
     power = power if normalizer == 'p_norm' else None
     return AttentionConfig(similarity, normalizer, feature_map, gain=1.0, power=power, offset=0.0)
 
 
-def operation(spec: Spec, similarity: str, normalizer: str) -> Spec:
+def replace_operation(spec: Spec, similarity: str, normalizer: str) -> Spec:
     return dataclasses.replace(
-        spec, model=dataclasses.replace(spec.model, attention=attention(similarity, normalizer))
+        spec, model=dataclasses.replace(spec.model, attention=make_attention_config(similarity, normalizer))
     )
 
 
-def drawn(spec: Spec, deviation: float = 0.4) -> dict:
+def draw_params(spec: Spec, deviation: float = 0.4) -> dict:
     """Draw parameters that give every part of a model an effect: scores far from 0, gains that are not 1."""
     rng = np.random.default_rng(0)
 
@@ -196,21 +196,21 @@ def config(tmp_path, corpus):
     path = tmp_path / 'mine.py'
     path.write_text(
         f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
-        'from conftest import tiny_config\n'
-        f'def get_config(row=None):\n    return tiny_config(data__source={corpus!r})\n'
+        'from conftest import make_tiny_config\n'
+        f'def get_config(row=None):\n    return make_tiny_config(data__source={corpus!r})\n'
     )
     return str(path)
 
 
 @pytest.fixture(scope='session')
-def whole(corpus, tmp_path_factory):
+def finished_run(corpus, tmp_path_factory):
     """Train a tiny run without interruption, and return its path and records."""
-    from runs import spec, train
+    from runs import make_spec, train_run
 
     path = tmp_path_factory.mktemp('runs') / 'whole'
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('SINKLAB_CACHE', str(path.parent / 'cache'))
-        return path, train(spec(corpus), path)
+        return path, train_run(make_spec(corpus), path)
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def bucket(request: pytest.FixtureRequest, emulators: Emulators, monkeypatch: py
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Shorten the pauses and the timeout of requests to object storage from minutes to seconds."""
     monkeypatch.setattr(retry, 'FIRST_PAUSE_SECONDS', 0.05)
     retry.LAST_WARNING_TIMES.clear()

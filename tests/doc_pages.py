@@ -16,20 +16,20 @@ NEEDS_GIT = pytest.mark.skipif(
 )
 
 
-def edited_copy(tree, page):
+def make_edited_copy(tree, page):
     """Copy this tree, and apply the edits of a page to the copy."""
     copy_code(tree)
-    assert blocks(page, 'diff')
-    for edit in blocks(page, 'diff'):
-        output(tree, 'git apply --verbose -', edit)
+    assert read_blocks(page, 'diff')
+    for edit in read_blocks(page, 'diff'):
+        run_command(tree, 'git apply --verbose -', edit)
     return tree
 
 
-def commands(page, verb=''):
-    return [line for block in blocks(page, 'sh') for line in block.splitlines() if f'{verb} ' in line]
+def read_commands(page, verb=''):
+    return [line for block in read_blocks(page, 'sh') for line in block.splitlines() if f'{verb} ' in line]
 
 
-def blocks(page, kind):
+def read_blocks(page, kind):
     """Return the ```kind blocks of a page."""
     text = (ROOT / 'docs' / page).read_text(encoding='utf-8')
     return re.findall(rf'^```{kind}\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
@@ -48,7 +48,7 @@ def copy_code(tree):
         (bin_folder / name).chmod(0o755)
 
 
-def output(tree, command, stdin_text=None):
+def run_command(tree, command, stdin_text=None):
     """Run a command of the page in the tree, and return its standard output.
 
     The processes of all commands share the caches of compiled functions and tokens.

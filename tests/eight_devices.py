@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from conftest import drawn, tiny
+from conftest import draw_params, make_tiny_spec
 
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.spec import Hardware
@@ -26,7 +26,7 @@ jax.config.update('jax_num_cpu_devices', 8)
 
 
 def run_steps(folder: Path, name: str, hardware: dict, dtype: str = 'float32', **options: str) -> dict:
-    spec, hardware = tiny(model__dtype=dtype, optimizer__batch_size=BATCH, **SGD), Hardware(**hardware)
+    spec, hardware = make_tiny_spec(model__dtype=dtype, optimizer__batch_size=BATCH, **SGD), Hardware(**hardware)
     ids_BT = np.random.default_rng(0).integers(0, 300, (STEPS, BATCH, 17)).astype(np.int32)
     mesh = device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
@@ -43,7 +43,7 @@ def run_steps(folder: Path, name: str, hardware: dict, dtype: str = 'float32', *
 def begin_run(folder: Path, origin: str | None, spec, mesh) -> tuple[dict, int]:
     if origin:
         return open_checkpointer(folder / origin, spec).restore(1, state.make_abstract_state(spec, mesh)), 1
-    new_state = state.create_state(spec, mesh) | dict(params=drawn(spec, 0.1))
+    new_state = state.create_state(spec, mesh) | dict(params=draw_params(spec, 0.1))
     return jax.device_put(new_state, state.get_state_shardings(spec, mesh)), 0
 
 

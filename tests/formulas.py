@@ -54,7 +54,7 @@ OPERATIONS = {
 }
 
 
-def weights(score_TS, visible_TS, attention, columns=0):
+def compute_weights(score_TS, visible_TS, attention, columns=0):
     """Compute the attention of one head, one query at a time. Invisible keys have weight 0.
 
     The first `columns` keys are learned columns and no tokens.
@@ -76,7 +76,7 @@ ACTIVATIONS = {
 GATED = {'reglu': 'relu', 'geglu': 'gelu', 'swiglu': 'swish'}
 
 
-def ffn(x, weights, kind):
+def compute_ffn(x, weights, kind):
     if kind in GATED:
         return (ACTIVATIONS[GATED[kind]](x @ weights['gate_DF']) * (x @ weights['in_DF'])) @ weights['out_FD']
     return ACTIVATIONS[kind](x @ weights['in_DF']) @ weights['out_FD']
@@ -86,7 +86,7 @@ def rms_norm(x, gain, epsilon):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * gain
 
 
-def sinusoids(position_T, width):
+def compute_sinusoids(position_T, width):
     """Compute all sines, then all cosines, of position / 10000^(2i/D)."""
     angle = [[t / 10_000 ** (2 * i / width) for i in range(width // 2)] for t in position_T]
     return np.concatenate([np.sin(angle), np.cos(angle)], -1)
@@ -117,7 +117,7 @@ def scale_wavelength(wavelength, rotary):
     return 1 / ((1 - smooth) / (rotary.factor * wavelength) + smooth / wavelength)
 
 
-def slopes(heads):
+def compute_alibi_slopes(heads):
     """Compute the slopes of ALiBi as get_slopes of Press et al. does.
 
     For a power of 2, they are a geometric series. Other numbers of heads take the series of the next smaller power
@@ -127,10 +127,10 @@ def slopes(heads):
         start = 2 ** (-(2 ** -(math.log2(heads) - 3)))
         return [start * start**i for i in range(heads)]
     closest = 2 ** math.floor(math.log2(heads))
-    return slopes(closest) + slopes(2 * closest)[0::2][: heads - closest]
+    return compute_alibi_slopes(closest) + compute_alibi_slopes(2 * closest)[0::2][: heads - closest]
 
 
-def bucket(distance):
+def compute_t5_bucket(distance):
     """Compute the bucket of T5 for a key before the query, of 32 buckets up to distance 128.
 
     The released code adds this number to the scores.
@@ -140,7 +140,7 @@ def bucket(distance):
     return min(31, 16 + math.floor(math.log(distance / 16) / math.log(128 / 16) * 16))
 
 
-def printed(distance):
+def compute_printed_bucket(distance):
     """Compute equation 7 of the paper.
 
     Between B/2 and D it is B/2 + floor(log(distance / (B/2)) / log(D / (B/2))) * B/2.
@@ -150,14 +150,14 @@ def printed(distance):
     return 31 if distance >= 128 else 16 + math.floor(math.log(distance / 16) / math.log(128 / 16)) * 16
 
 
-def position_bias(kind, position_T, heads, table_RH=None):
+def compute_position_bias(kind, position_T, heads, table_RH=None):
     """Compute bias_HTS for keys at or before a query."""
     distance = {
-        'alibi': lambda d: [-slope * d for slope in slopes(heads)],
-        'relative_paper_code': lambda d: [bucket(d)] * heads,
-        'relative_paper_printed': lambda d: [printed(d)] * heads,
-        'relative_paper_negative': lambda d: [-bucket(d)] * heads,
-        'relative_t5': lambda d: table_RH[bucket(d)],
+        'alibi': lambda d: [-slope * d for slope in compute_alibi_slopes(heads)],
+        'relative_paper_code': lambda d: [compute_t5_bucket(d)] * heads,
+        'relative_paper_printed': lambda d: [compute_printed_bucket(d)] * heads,
+        'relative_paper_negative': lambda d: [-compute_t5_bucket(d)] * heads,
+        'relative_t5': lambda d: table_RH[compute_t5_bucket(d)],
     }.get(kind, lambda d: [0.0] * heads)
     rows = [[distance(max(int(t - s), 0)) for s in position_T] for t in position_T]
     return np.moveaxis(np.array(rows, float), -1, 0)
@@ -181,7 +181,7 @@ def average_pairs(query_TK, key_TK):
     }
 
 
-def qk_numbers(query_LPTHK, key_LPTHK):
+def compute_qk_metrics(query_LPTHK, key_LPTHK):
     """Compute the qk metrics of a probe from the queries and keys of its texts."""
     layers, texts, _, heads, _ = query_LPTHK.shape
     pair_means = [
@@ -195,7 +195,7 @@ def qk_numbers(query_LPTHK, key_LPTHK):
     return metrics
 
 
-def visible(length, mask, document_T):
+def compute_visibility(length, mask, document_T):
     """Compute the visible keys of each query by the definition of each mask."""
     t, s = np.indices((length, length))
     visible_TS = (s <= t) | (s < (mask.prefix or 0))

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from attention_cases import steep
+from attention_cases import compute_alibi_bias
 
 from sinklab.attn.pallas.reductions import (
     MASK_VALUE,
@@ -15,20 +15,20 @@ from sinklab.attn.pallas.reductions import (
 LENGTH = 384
 
 
-def squares(score):
+def weigh_squares(score):
     """Return the weight and two masses, one of which is the weight itself."""
     weight = jnp.where(score > 0, score + 1, jnp.exp(jnp.minimum(score, 0)))
     return weight, (weight, weight**2)
 
 
-SUMS = {
+REDUCTIONS = {
     'softmax': SoftmaxReduction(),
     'sigmoid': LinearReduction(lambda score: (0.5 * jnp.tanh(0.5 * score) + 0.5, ())),
-    'squares': LinearReduction(squares),
+    'squares': LinearReduction(weigh_squares),
 }
 
 
-def problem(mask, width=64, length=LENGTH, curve=steep, groups=1, seed=0, positions=None):
+def make_problem(mask, width=64, length=LENGTH, curve=compute_alibi_bias, groups=1, seed=0, positions=None):
     """Make (problem, [query_BHTK, key_BGSK, value_BGSV]) with arrays in bfloat16."""
     rng = np.random.default_rng(seed)
     batch, heads = len(mask.start_BT), 2
@@ -38,7 +38,7 @@ def problem(mask, width=64, length=LENGTH, curve=steep, groups=1, seed=0, positi
     return KernelSpec(ScoreSpec(width**-0.5, -0.5, curve, is_learned=True), mask, positions, parameter_HP), arrays
 
 
-def by_matrices(sums, problem, query, key, value, parameter_HP):
+def solve_with_matrices(sums, problem, query, key, value, parameter_HP):
     """Compute with whole matrices what the kernels must return."""
     heads, length, keys, scores = query.shape[1], query.shape[2], key.shape[2], problem.score_spec
     key, value = (jnp.repeat(array, heads // array.shape[1], 1) for array in (key, value))

@@ -1,7 +1,7 @@
 """Names of rows, models or folders that some output format may misread."""
 
 # fmt: off
-NAMES = [
+HOSTILE_NAMES = [
     '[bold]', '[/]', 'a[b]', '$', '$x$', '$\\frac$', '1', '<script>alert(1)</script>', '<b', '%', '&',
     '&amp;', '_x', '_', 'a_b', '#', '\\', 'a\\', '{', '}', '"', "'", '`', ',', ',,', '=1+1', ':x:', '~', '^',
     '|', '.', '..', '\x1b[31mred', '\x1b]0;title\x07', '\x9b31m', 'x\ny', 'x\ry', 'x\ty', '\x00', '\x7f',
@@ -12,7 +12,7 @@ NAMES = [
 # fmt: on
 
 
-def visible(name: object) -> str:
+def escape_name(name: object) -> str:
     """Escape the characters of a name that cannot be printed."""
     return ''.join(
         letter if letter.isprintable() else letter.encode('unicode_escape').decode() for letter in str(name)

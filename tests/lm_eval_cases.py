@@ -42,7 +42,7 @@ TASKS = {
 }
 
 
-def written(folder):
+def write_tasks(folder):
     """Write a YAML file and the documents of each task, and a task without local data. Return the folder."""
     for name, (task, documents) in TASKS.items():
         file = folder / f'{name}.jsonl'
@@ -55,46 +55,46 @@ def written(folder):
     return folder
 
 
-def before(run):
+def get_prefix_ids(run):
     return [run.spec.data.fixed_token] if run.spec.data.fixed_position else []
 
 
-def encoded(run, text):
+def encode_text(run, text):
     return run.tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def scores(run, ids, count):
+def score_last_ids(run, ids, count):
     """Score the last `count` ids.
 
     Returns:
         (the sum of their log p in float64, whether each is the most likely one).
     """
-    logits_TV, _, _ = reference.forward(run.params, np.array(ids[:-1]), run.spec)
+    logits_TV, _, _ = reference.run_forward(run.params, np.array(ids[:-1]), run.spec)
     logits_TV, target_T = logits_TV[-count:], np.array(ids[-count:])
     highest_T1 = logits_TV.max(-1, keepdims=True)
     log_p_TV = logits_TV - highest_T1 - np.log(np.exp(logits_TV - highest_T1).sum(-1, keepdims=True))
     return log_p_TV[np.arange(count), target_T].sum(), (log_p_TV.argmax(-1) == target_T).all()
 
 
-def likelihood(run, context, continuation):
+def score_continuation(run, context, continuation):
     """Score a continuation of any length, in parts that fit in a sequence. Return the same pair as `scores`."""
-    first, room = before(run), run.spec.data.length - len(before(run))
-    ids, begin = encoded(run, context + continuation), len(encoded(run, context))
+    first, room = get_prefix_ids(run), run.spec.data.length - len(get_prefix_ids(run))
+    ids, begin = encode_text(run, context + continuation), len(encode_text(run, context))
     if not first and not begin:
         ids, begin = [run.spec.data.end_token, *ids], 1
     results = []
     for start in range(begin, len(ids), room):
         end = min(start + room, len(ids))
-        results.append(scores(run, [*first, *ids[: end - 1][-room:], ids[end - 1]], end - start))
+        results.append(score_last_ids(run, [*first, *ids[: end - 1][-room:], ids[end - 1]], end - start))
     return sum(score for score, _ in results), all(is_likeliest for _, is_likeliest in results)
 
 
-def goes_on(run, context, count):
+def continue_greedily(run, context, count):
     """Continue a context with the most likely token, up to `count` times or to the end of the text."""
-    ids, room, continuation = encoded(run, context), run.spec.data.length - len(before(run)), []
+    ids, room, continuation = encode_text(run, context), run.spec.data.length - len(get_prefix_ids(run)), []
     for _ in range(count):
-        logits_TV, _, _ = reference.forward(
-            run.params, np.array([*before(run), *[*ids, *continuation][-room:]]), run.spec
+        logits_TV, _, _ = reference.run_forward(
+            run.params, np.array([*get_prefix_ids(run), *[*ids, *continuation][-room:]]), run.spec
         )
         if (next_id := int(logits_TV[-1].argmax())) == run.spec.data.end_token:
             break

@@ -1,7 +1,7 @@
 """Options of a model, combinations of options, and tokens for the tests of whole models."""
 
 import numpy as np
-from conftest import OPERATIONS, attention
+from conftest import OPERATIONS, make_attention_config
 
 LENGTH = 12
 TOKENS = 1 + np.random.default_rng(0).permutation(299)[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)
@@ -9,12 +9,12 @@ TOKENS[0, 4], TOKENS[1, 6] = 0, 0  # end-of-text tokens
 
 
 def make_operation_changes(similarity, normalizer, **options):
-    attention_config = attention(similarity, normalizer, **options)
+    attention_config = make_attention_config(similarity, normalizer, **options)
     names = ('similarity', 'normalizer', 'feature_map', 'power')
     return {f'model__attention__{name}': getattr(attention_config, name) for name in names}
 
 
-def option(**changes):
+def make_model_changes(**changes):
     """Return changes of fields of the model, with __ for the dot."""
     return {f'model__{name}': value for name, value in changes.items()}
 
@@ -24,7 +24,7 @@ POSITIONS = (
     *('relative_paper_negative', 'relative_t5', 'alibi', 'rotary'),
 )
 RESET_DOCUMENTS = dict(model__mask__document=True, data__positions='reset')
-ROTARY_LLAMA3 = option(
+ROTARY_LLAMA3 = make_model_changes(
     rotary__base=500.0,
     rotary__scaling='llama3',
     rotary__factor=4.0,
@@ -33,7 +33,7 @@ ROTARY_LLAMA3 = option(
     rotary__length=24,
     head_width=8,
 )
-K_ZERO = option(columns__kind='k', columns__value='zero')
+K_ZERO = make_model_changes(columns__kind='k', columns__value='zero')
 SIGMOID = make_operation_changes('sigmoid', 'none')
 OPTIONS = {
     **{
@@ -41,72 +41,86 @@ OPTIONS = {
         for similarity, normalizer in OPERATIONS
     },
     'p_norm of a third': make_operation_changes('exp', 'p_norm', power=1 / 3),
-    'kernel elu1': option(attention__feature_map='elu1'),
-    'kernel mlp': make_operation_changes('identity', 'none') | option(attention__feature_map='mlp'),
-    'kernel mlp, clamped': make_operation_changes('identity', 'clamped') | option(attention__feature_map='mlp'),
-    'gain': option(attention__gain=0.1),
-    'offset': SIGMOID | option(attention__offset=-1.0),
-    **{f'position {kind}': option(position=kind) for kind in POSITIONS},
-    'rotary base': option(rotary__base=50.0),
-    'rotary linear': option(rotary__scaling='linear', rotary__factor=2.5),
+    'kernel elu1': make_model_changes(attention__feature_map='elu1'),
+    'kernel mlp': make_operation_changes('identity', 'none') | make_model_changes(attention__feature_map='mlp'),
+    'kernel mlp, clamped': make_operation_changes('identity', 'clamped')
+    | make_model_changes(attention__feature_map='mlp'),
+    'gain': make_model_changes(attention__gain=0.1),
+    'offset': SIGMOID | make_model_changes(attention__offset=-1.0),
+    **{f'position {kind}': make_model_changes(position=kind) for kind in POSITIONS},
+    'rotary base': make_model_changes(rotary__base=50.0),
+    'rotary linear': make_model_changes(rotary__scaling='linear', rotary__factor=2.5),
     'rotary llama3': ROTARY_LLAMA3,
-    'kv heads': option(kv_heads=2),
-    'one kv head': option(kv_heads=1),
-    'qkv bias': option(qkv_bias=True),
-    'tied': option(tied=True),
-    'alibi of 6 heads': option(position='alibi', heads=6),
-    **{f'ffn {kind}': option(ffn=kind) for kind in ('relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu')},
-    **{f'norm {kind}': option(norm=kind) for kind in ('pre', 'post', 'sandwich')},
-    'norm_epsilon': option(norm_epsilon=0.5),
-    'qk_norm': option(qk_norm=True),
-    'head_norm': option(head_norm=True),
-    **{f'heads {kind}': option(combination=kind) for kind in ('add', 'add_wide')},
-    **{f'gate {kind}': option(gate=kind) for kind in ('elementwise', 'headwise', 'shared', 'value', 'value_state')},
-    'sink token': option(columns__kind='sink_token'),
+    'kv heads': make_model_changes(kv_heads=2),
+    'one kv head': make_model_changes(kv_heads=1),
+    'qkv bias': make_model_changes(qkv_bias=True),
+    'tied': make_model_changes(tied=True),
+    'alibi of 6 heads': make_model_changes(position='alibi', heads=6),
+    **{f'ffn {kind}': make_model_changes(ffn=kind) for kind in ('relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu')},
+    **{f'norm {kind}': make_model_changes(norm=kind) for kind in ('pre', 'post', 'sandwich')},
+    'norm_epsilon': make_model_changes(norm_epsilon=0.5),
+    'qk_norm': make_model_changes(qk_norm=True),
+    'head_norm': make_model_changes(head_norm=True),
+    **{f'heads {kind}': make_model_changes(combination=kind) for kind in ('add', 'add_wide')},
+    **{
+        f'gate {kind}': make_model_changes(gate=kind)
+        for kind in ('elementwise', 'headwise', 'shared', 'value', 'value_state')
+    },
+    'sink token': make_model_changes(columns__kind='sink_token'),
     'k, zero': K_ZERO,
-    'k, first': option(columns__kind='k', columns__value='first', columns__value_norm=2.0),
-    'k, uniform': option(columns__kind='k', columns__value='uniform', columns__value_norm=2.0),
-    'k, shared': K_ZERO | option(columns__shared=True),
-    'k, 2 dimensions': K_ZERO | option(columns__key_width=2),
-    'kv': option(columns__kind='kv'),
-    'kv, shared': option(columns__kind='kv', columns__shared=True),
-    'kv, 1 dimension': option(columns__kind='kv', columns__key_width=1),
-    'v': option(columns__kind='v'),
-    'v, shared': option(columns__kind='v', columns__shared=True),
-    'logit': option(columns__kind='logit'),
-    'logit, shared': option(columns__kind='logit', columns__shared=True),
-    'prefix': option(mask__prefix=3),
-    'window': option(mask__window=3),
-    'block': option(mask__block=5),
-    'documents': option(mask__document=True),
+    'k, first': make_model_changes(columns__kind='k', columns__value='first', columns__value_norm=2.0),
+    'k, uniform': make_model_changes(columns__kind='k', columns__value='uniform', columns__value_norm=2.0),
+    'k, shared': K_ZERO | make_model_changes(columns__shared=True),
+    'k, 2 dimensions': K_ZERO | make_model_changes(columns__key_width=2),
+    'kv': make_model_changes(columns__kind='kv'),
+    'kv, shared': make_model_changes(columns__kind='kv', columns__shared=True),
+    'kv, 1 dimension': make_model_changes(columns__kind='kv', columns__key_width=1),
+    'v': make_model_changes(columns__kind='v'),
+    'v, shared': make_model_changes(columns__kind='v', columns__shared=True),
+    'logit': make_model_changes(columns__kind='logit'),
+    'logit, shared': make_model_changes(columns__kind='logit', columns__shared=True),
+    'prefix': make_model_changes(mask__prefix=3),
+    'window': make_model_changes(mask__window=3),
+    'block': make_model_changes(mask__block=5),
+    'documents': make_model_changes(mask__document=True),
 }
 COMBINATIONS = {
-    'sigmoid, kv': SIGMOID | option(columns__kind='kv'),
+    'sigmoid, kv': SIGMOID | make_model_changes(columns__kind='kv'),
     'linear, kv, add_wide': make_operation_changes('identity', 'none')
-    | option(columns__kind='kv', combination='add_wide'),
-    'softpick, logit': make_operation_changes('softpick', 'sum') | option(columns__kind='logit'),
-    'off by one, k, offset': make_operation_changes('exp', 'plus_one') | K_ZERO | option(attention__offset=0.5),
+    | make_model_changes(columns__kind='kv', combination='add_wide'),
+    'softpick, logit': make_operation_changes('softpick', 'sum') | make_model_changes(columns__kind='logit'),
+    'off by one, k, offset': make_operation_changes('exp', 'plus_one')
+    | K_ZERO
+    | make_model_changes(attention__offset=0.5),
     'relu by its count, kv, window': make_operation_changes('relu', 'count')
-    | option(columns__kind='kv', mask__window=4),
-    'kernel elu1, k': option(attention__feature_map='elu1') | K_ZERO,
-    'alibi, k': option(position='alibi') | K_ZERO,
-    't5, logit': option(position='relative_t5', columns__kind='logit'),
-    'none, logit': option(position='none', columns__kind='logit'),
-    'learned, sink token': option(position='learned', columns__kind='sink_token'),
-    'alibi, sink token, documents': option(position='alibi', columns__kind='sink_token', mask__document=True),
-    'post, sink token, prefix': option(norm='post', columns__kind='sink_token', mask__prefix=3),
-    'window, kv, qk_norm': option(columns__kind='kv', qk_norm=True, mask__window=3),
-    'prefix, window': option(mask__prefix=3, mask__window=5),
-    'head norm, v, value gate': option(head_norm=True, columns__kind='v', gate='value'),
-    'add, kv shared, gate of values': option(
+    | make_model_changes(columns__kind='kv', mask__window=4),
+    'kernel elu1, k': make_model_changes(attention__feature_map='elu1') | K_ZERO,
+    'alibi, k': make_model_changes(position='alibi') | K_ZERO,
+    't5, logit': make_model_changes(position='relative_t5', columns__kind='logit'),
+    'none, logit': make_model_changes(position='none', columns__kind='logit'),
+    'learned, sink token': make_model_changes(position='learned', columns__kind='sink_token'),
+    'alibi, sink token, documents': make_model_changes(
+        position='alibi', columns__kind='sink_token', mask__document=True
+    ),
+    'post, sink token, prefix': make_model_changes(norm='post', columns__kind='sink_token', mask__prefix=3),
+    'window, kv, qk_norm': make_model_changes(columns__kind='kv', qk_norm=True, mask__window=3),
+    'prefix, window': make_model_changes(mask__prefix=3, mask__window=5),
+    'head norm, v, value gate': make_model_changes(head_norm=True, columns__kind='v', gate='value'),
+    'add, kv shared, gate of values': make_model_changes(
         combination='add', columns__kind='kv', columns__shared=True, gate='value_state', norm='sandwich'
     ),
-    **{f'documents, reset, {kind}': RESET_DOCUMENTS | option(position=kind) for kind in ('absolute', 'learned')},
-    **{f'reset, {kind}': option(position=kind) | dict(data__positions='reset') for kind in ('absolute', 'rotary')},
-    'documents, reset, sink token': RESET_DOCUMENTS | option(columns__kind='sink_token'),
-    'kv heads, biases, qk_norm, kv, value gate': option(
+    **{
+        f'documents, reset, {kind}': RESET_DOCUMENTS | make_model_changes(position=kind)
+        for kind in ('absolute', 'learned')
+    },
+    **{
+        f'reset, {kind}': make_model_changes(position=kind) | dict(data__positions='reset')
+        for kind in ('absolute', 'rotary')
+    },
+    'documents, reset, sink token': RESET_DOCUMENTS | make_model_changes(columns__kind='sink_token'),
+    'kv heads, biases, qk_norm, kv, value gate': make_model_changes(
         kv_heads=2, qkv_bias=True, qk_norm=True, columns__kind='kv', gate='value'
     ),
-    'kv heads, tied, add_wide': option(kv_heads=2, tied=True, combination='add_wide'),
+    'kv heads, tied, add_wide': make_model_changes(kv_heads=2, tied=True, combination='add_wide'),
     'kernel elu1 normalized, k': make_operation_changes('identity', 'sum') | K_ZERO,
 }

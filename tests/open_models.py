@@ -2,13 +2,12 @@
 
 import numpy as np
 
-from benchmarks.open_families import SAMPLE_TEXT, VOCABULARY, make_tokenizer_json
-from benchmarks.open_families import save_model as saved
+from benchmarks.open_families import SAMPLE_TEXT, VOCABULARY, make_tokenizer_json, save_model
 
-__all__ = ['SAMPLE_TEXT', 'VOCABULARY', 'configs', 'make_tokenizer_json', 'saved', 'told']
+__all__ = ['SAMPLE_TEXT', 'VOCABULARY', 'make_configs', 'make_tokenizer_json', 'run_transformers', 'save_model']
 
 
-def configs() -> dict:
+def make_configs() -> dict:
     """Return a config of each family, by its name."""
     import transformers as hf
 
@@ -37,7 +36,7 @@ def configs() -> dict:
     }
 
 
-def told(model, ids_PT):
+def run_transformers(model, ids_PT):
     """Run a model in transformers.
 
     Returns:

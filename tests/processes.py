@@ -11,13 +11,15 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
-QUICK = dict(join=20.0, silence=2.0, busy_silence=20.0, settle=0.5, heartbeat=0.2, orderly_exit=10.0, shutdown=2.0)
-FOREVER = "group.report_progress('step', 1, None)\nwhile True: time.sleep(0.1)\n"
-LISTENING = 'heard = []\nsignal.signal(signal.SIGTERM, lambda number, _: heard.append(number))\n'
+TESTS_FOLDER = Path(__file__).parent
+SHORT_TIMEOUTS = dict(
+    join=20.0, silence=2.0, busy_silence=20.0, settle=0.5, heartbeat=0.2, orderly_exit=10.0, shutdown=2.0
+)
+ENDLESS_SCRIPT = "group.report_progress('step', 1, None)\nwhile True: time.sleep(0.1)\n"
+LISTENING_SCRIPT = 'heard = []\nsignal.signal(signal.SIGTERM, lambda number, _: heard.append(number))\n'
 
 
-def free_port():
+def find_free_port():
     """Return a port that is free and that the system does not give to outgoing connections."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)  # Linux gives out those from 32,768 on
@@ -30,15 +32,15 @@ class Run:
     """Processes of one run, started as a scheduler starts them."""
 
     def __init__(self, folder):
-        self.folder, self.port, self.started = folder, free_port(), []
+        self.folder, self.port, self.started = folder, find_free_port(), []
 
     def start(self, script, indices=(0, 1), count=2, restarts=0, host='127.0.0.1', **patience):
         for index in indices:
             arguments = dict(index=index, count=count, port=self.port, folder=str(self.folder), script=script)
-            arguments |= dict(patience={**QUICK, **patience}, restarts=restarts, host=host)
+            arguments |= dict(patience={**SHORT_TIMEOUTS, **patience}, restarts=restarts, host=host)
             process = subprocess.Popen(
-                [sys.executable, str(HERE / 'supervised_process.py'), json.dumps(arguments)],
-                env={**os.environ, 'PYTHONPATH': str(HERE.parent)},
+                [sys.executable, str(TESTS_FOLDER / 'supervised_process.py'), json.dumps(arguments)],
+                env={**os.environ, 'PYTHONPATH': str(TESTS_FOLDER.parent)},
                 stderr=subprocess.PIPE,
                 text=True,
             )
@@ -58,7 +60,7 @@ class Run:
             time.sleep(0.05)
 
 
-def started(folder):
+def start_run(folder):
     """Yield a run in a folder, and kill its processes at the end of the test."""
     (folder / 'config.json').write_text('{}')
     run = Run(folder)
@@ -69,7 +71,7 @@ def started(folder):
         process.communicate()
 
 
-def wait_for_ears(process, seconds=20):
+def wait_for_sigterm_handler(process, seconds=20):
     """Wait until a process handles SIGTERM or has ended. Python takes some tenths of a second to start."""
     status, deadline = Path(f'/proc/{process.pid}/status'), time.monotonic() + seconds
     while process.poll() is None and not int(re.search(r'SigCgt:\s(\w+)', status.read_text())[1], 16) >> 14 & 1:
@@ -77,21 +79,21 @@ def wait_for_ears(process, seconds=20):
         time.sleep(0.01)
 
 
-TOUCH = "(folder.path / f'here-{index}').touch()\n"
+TOUCH_SCRIPT = "(folder.path / f'here-{index}').touch()\n"
 
 
-def pid_of_child(process):
+def get_child_pid(process):
     return int(Path(f'/proc/{process.pid}/task/{process.pid}/children').read_text().split()[0])
 
 
-def only(results):
+def get_single_line(results):
     """Check that each process has printed one line, and return the line of process 0 without its prefix."""
     assert all(len(lines) == 1 for _, lines in results), results
     assert all(lines[0].startswith('sinklab train: ') for _, lines in results), results
     return results[0][1][0].removeprefix('sinklab train: ')
 
 
-def gone(pid):
+def wait_for_exit(pid):
     """Return whether a process ends within five seconds."""
     for _ in range(50):
         if not Path(f'/proc/{pid}').exists():
@@ -100,7 +102,7 @@ def gone(pid):
     return False
 
 
-def run_of(started):
+def make_run(started):
     run = Run(None)
     run.started = started
     return run

@@ -169,4 +169,4 @@ def parse_tables(tables):
     return numbers
 
 
-NUMBERS = parse_tables(TABLES)
+PUBLISHED_NUMBERS = parse_tables(TABLES)

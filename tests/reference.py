@@ -7,7 +7,7 @@ import formulas
 import numpy as np
 
 END_OF_TEXT = 0
-COLUMN = ('sink_token', 'k', 'kv', 'logit')  # kinds that add a column left of the text to the attention
+COLUMN_KINDS = ('sink_token', 'k', 'kv', 'logit')  # kinds that add a column left of the text to the attention
 
 
 @dataclasses.dataclass
@@ -17,24 +17,24 @@ class Place:
     visible_TS: np.ndarray  # including the column, if there is one
 
 
-def forward(params, token_T, spec):
+def run_forward(params, token_T, spec):
     """Compute (logits_TV, attention_LHTS, residual_LTD) of one sequence.
 
     The attention includes the column left of the text.
     """
     model, sinks = spec.model, int(spec.model.columns.kind == 'sink_token')
-    params = double(params)
+    params = convert_to_float64(params)
     place = make_place(params, token_T, spec)
     x = params['embedding_VD'][token_T]
     if sinks:
         x = np.concatenate([params['sink']['vector_TD'], x])
     if model.position == 'absolute':
-        x = x + formulas.sinusoids(place.position_T, model.width)
+        x = x + formulas.compute_sinusoids(place.position_T, model.width)
     if model.position == 'learned':
         x = x + params['position']['table_TD'][place.position_T]
     attentions, residuals = [], []
     for layer in range(model.layers):
-        x, attention_HTS, residual_TD = block(take(params['blocks'], layer), x, place, spec)
+        x, attention_HTS, residual_TD = compute_block(take_layer(params['blocks'], layer), x, place, spec)
         attentions.append(attention_HTS[:, sinks:])
         residuals.append(residual_TD[sinks:])
     if model.norm != 'post':
@@ -49,17 +49,19 @@ def make_place(params, token_T, spec):
     position_T = np.arange(length)
     if spec.data.positions == 'reset':
         position_T = np.array([t - list(document_T).index(document_T[t]) for t in range(length)])
-    visible_TS = formulas.visible(length, model.mask, document_T)
-    if model.columns.kind in COLUMN:
+    visible_TS = formulas.compute_visibility(length, model.mask, document_T)
+    if model.columns.kind in COLUMN_KINDS:
         visible_TS = np.insert(visible_TS, 0, True, axis=1)
     if model.columns.kind == 'sink_token':
         position_T = np.insert(position_T + 1, 0, 0)
         visible_TS = np.insert(visible_TS, 0, np.arange(length + 1) == 0, axis=0)
     table_RH = params['position']['table_RH'] if model.position == 'relative_t5' else None
-    return Place(position_T, formulas.position_bias(model.position, position_T, model.heads, table_RH), visible_TS)
+    return Place(
+        position_T, formulas.compute_position_bias(model.position, position_T, model.heads, table_RH), visible_TS
+    )
 
 
-def block(weights, x, place, spec):
+def compute_block(weights, x, place, spec):
     """Compute one block.
 
     Returns:
@@ -76,7 +78,7 @@ def block(weights, x, place, spec):
     x = x + (norm('attention', 'after', attention_output) if model.norm == 'sandwich' else attention_output)
     if model.norm == 'post':
         x = norm('attention', 'joined', x)
-    hidden = formulas.ffn(x if model.norm == 'post' else norm('ffn', 'before', x), weights['ffn'], model.ffn)
+    hidden = formulas.compute_ffn(x if model.norm == 'post' else norm('ffn', 'before', x), weights['ffn'], model.ffn)
     total = x + (norm('ffn', 'after', hidden) if model.norm == 'sandwich' else hidden)
     return norm('ffn', 'joined', total) if model.norm == 'post' else total, attention_HTS, total
 
@@ -111,8 +113,8 @@ def compute_head(h, weights, x, place, spec):
         score_TS = np.insert(score_TS, 0, select_head(weights['columns']['score_H'], h)[0], axis=1)
         value = np.vstack([np.zeros(value.shape[-1]), value])
     score_TS = score_TS + model.attention.offset * math.log(spec.data.length)
-    columns = int(model.columns.kind in COLUMN)
-    attention_TS = formulas.weights(score_TS, place.visible_TS, model.attention, columns)
+    columns = int(model.columns.kind in COLUMN_KINDS)
+    attention_TS = formulas.compute_weights(score_TS, place.visible_TS, model.attention, columns)
     output_TK = attention_TS @ value
     if model.columns.kind == 'v':
         output_TK = output_TK + select_head(weights['columns']['value_HK'], h)
@@ -173,10 +175,12 @@ def select_head(vector_HK, h):
     return vector_HK[h] if len(vector_HK) > 1 else vector_HK[0]
 
 
-def double(tree):
-    return {name: double(leaf) if isinstance(leaf, dict) else np.float64(leaf) for name, leaf in tree.items()}
+def convert_to_float64(tree):
+    return {
+        name: convert_to_float64(leaf) if isinstance(leaf, dict) else np.float64(leaf) for name, leaf in tree.items()
+    }
 
 
-def take(tree, layer):
+def take_layer(tree, layer):
     """Return one layer of stacked parameters."""
-    return {name: take(leaf, layer) if isinstance(leaf, dict) else leaf[layer] for name, leaf in tree.items()}
+    return {name: take_layer(leaf, layer) if isinstance(leaf, dict) else leaf[layer] for name, leaf in tree.items()}

@@ -12,8 +12,8 @@ TABLES = [
     if hasattr(module := importlib.import_module(f'sinklab.configs.{path.stem}'), 'ROWS')
 ]
 ROWS = [(module, row) for module in TABLES for row in module.ROWS]
-PAPER = [module for module in TABLES if module is not quickstart]
+PAPER_MODULES = [module for module in TABLES if module is not quickstart]
 
 
-def name(value):
+def get_name(value):
     return value if isinstance(value, str) else value.__name__.removeprefix('sinklab.configs.')

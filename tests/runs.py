@@ -4,7 +4,7 @@ import json
 
 import jax
 import numpy as np
-from conftest import tiny
+from conftest import make_tiny_spec
 from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests
@@ -19,15 +19,17 @@ from sinklab.train.callbacks import Callback
 CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 
 
-def spec(corpus, **changes):
-    return tiny(**{'data__source': corpus, 'checkpoint__every_steps': 4, 'probe__every_steps': 3, **changes})
+def make_spec(corpus, **changes):
+    return make_tiny_spec(
+        **{'data__source': corpus, 'checkpoint__every_steps': 4, 'probe__every_steps': 3, **changes}
+    )
 
 
-def train(spec, path, *callbacks, **options):
+def train_run(spec, path, *callbacks, **options):
     return loop.train(spec, Hardware(), RunDir(path), dict(row='tiny'), *callbacks, **options)
 
 
-def timeless(records, after=0):
+def drop_clock_metrics(records, after=0):
     return [
         {name: value for name, value in record.items() if name not in CLOCK_METRICS}
         for record in records
@@ -35,11 +37,11 @@ def timeless(records, after=0):
     ]
 
 
-def parameters(path, step):
+def load_parameters(path, step):
     return jax.tree.leaves(ocp.load(path / 'checkpoints' / str(step), checkpointable_name='state')['params'])
 
 
-def restored(folder, spec, step):
+def restore_state(folder, spec, step):
     """Restore the state that a run has saved at a step."""
     checkpoints = Checkpointer(folder, spec.checkpoint, load_run_data(spec).fingerprint)
     train_state = checkpoints.restore(step, state.make_abstract_state(spec, device_mesh.make_mesh(Hardware())))
@@ -47,11 +49,11 @@ def restored(folder, spec, step):
     return train_state
 
 
-def assert_same(actual, expected):
+def assert_same_trees(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-def saved(folder, *steps, content=b'of a run'):
+def write_checkpoints(folder, *steps, content=b'of a run'):
     """Write checkpoints that have digests but cannot be restored."""
     for step in steps:
         (folder.checkpoint_dir / str(step)).mkdir(parents=True)
@@ -60,21 +62,21 @@ def saved(folder, *steps, content=b'of a run'):
         digests.write_digests(folder, step, 0, 1, seconds=1.0)
 
 
-def contents(path):
+def read_contents(path):
     """Return the content of every file, except the outcome of the latest attempt."""
     return {file: file.read_bytes() for file in path.rglob('*') if file.is_file() and file.stem != 'outcome'}
 
 
-def outcome(path):
+def read_outcome(path):
     return json.loads((path / 'outcome.json').read_text())
 
 
-class Died(Exception):
+class CrashError(Exception):
     pass
 
 
-class Dying(Callback):
-    def __init__(self, at, error=Died):
+class CrashingCallback(Callback):
+    def __init__(self, at, error=CrashError):
         self.at, self.error = at, error
 
     def on_record(self, record, written):
@@ -82,7 +84,7 @@ class Dying(Callback):
             raise self.error
 
 
-class Hearing(Callback):
+class RecordingCallback(Callback):
     """Callback that records the start of the run and the messages."""
 
     def __init__(self):

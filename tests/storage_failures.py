@@ -12,7 +12,7 @@ from sinklab.storage.paths import get_file_system
 CONTENT = np.random.default_rng(0).bytes(200_000)
 
 
-def once(answer, method='', path=''):
+def answer_once(answer, method='', path=''):
     """Return a rule that gives an answer to the first request of a kind."""
     remaining = [answer]
     return lambda *request: (
@@ -20,30 +20,30 @@ def once(answer, method='', path=''):
     )
 
 
-def always(answer, method='', path=''):
+def answer_always(answer, method='', path=''):
     return lambda *request: answer if request[0].startswith(method) and path in request[1] else None
 
 
-def during(seconds, answer):
+def answer_during(seconds, answer):
     deadline = time.monotonic() + seconds
     return lambda *_: answer if time.monotonic() < deadline else None
 
 
-def write(path, content=CONTENT):
+def write_file(path, content=CONTENT):
     with atomic_write.writable_folder(path.parent), atomic_write.atomic_write(path) as unfinished:
         unfinished.write_bytes(content)
 
 
-def sends(method, path):
+def sends_content(method, path):
     """Return whether a request sends the content of an object."""
     return method in ('POST', 'PUT') and 'uploads' not in path and 'delete' not in path
 
 
-def read(path):
+def read_file(path):
     return path.read_bytes()
 
 
-def fetched(path):
+def fetch_file(path):
     with tempfile.TemporaryDirectory() as folder:
         local = os.path.join(folder, 'x')
         get_file_system(path).get_file(os.fspath(path), local)
@@ -51,13 +51,13 @@ def fetched(path):
             return file.read()
 
 
-def ranged(path):
+def read_ranges(path):
     return b''.join(
         get_file_system(path).cat_file(os.fspath(path), start=first, end=first + 100_000) for first in (0, 100_000)
     )
 
 
-ASKED = {
+STORAGE_OPERATIONS = {
     'read': lambda path: path.read_bytes(),
     'files': lambda path: directories.get_stored_files(path.parent, [path.name]),
     'exists': lambda path: path.exists(),
@@ -66,7 +66,7 @@ ASKED = {
     'entries': lambda path: list(directories.list_entries(path.parent)),
     'finished': lambda path: directories.list_committed(path.parent),
     'read_with_version': lambda path: get_file_system(path).read_with_version(os.fspath(path)),
-    'write': write,
+    'write': write_file,
     'write_if_match': lambda path: get_file_system(path).write_if_match(os.fspath(path), b'x', ''),
     'remove': lambda path: directories.remove_folder(path.parent),
 }

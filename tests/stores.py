@@ -18,55 +18,55 @@ END, BEGIN = 0, 1
 WORDS = ['sink', ' token', ' Ünïcode 中文', '\n\n', '<|endoftext|>', ' 1234', '\t', 'λ', '\u2028', ' a' * 40]
 
 
-def recipe(source, **changes):
+def make_recipe(source, **changes):
     default = Recipe(source, 'train', 300, held_out=0.2, bos='none', end_token=END, fixed_token=BEGIN)
     return dataclasses.replace(default, **changes)
 
 
-def lines(texts, field='text', **fields):
+def encode_lines(texts, field='text', **fields):
     return ''.join(json.dumps({field: text, **fields}, ensure_ascii=False) + '\n' for text in texts).encode()
 
 
-def written(path, texts, field='text'):
+def write_source(path, texts, field='text'):
     """Write texts to a file, and return the source that names it."""
-    path.write_bytes(lines(texts, field))
+    path.write_bytes(encode_lines(texts, field))
     return f'text:{path}'
 
 
-def mixture(folder, components):
+def write_mixture(folder, components):
     """Write a mixture of sources by domain, and return the source that names it."""
     (folder / 'mixture.json').write_text(json.dumps(components))
     return f'mixture:{folder}/mixture.json'
 
 
-def found(source):
+def read_documents(source):
     """Read the documents of a source."""
     return list(open_source(source).read_documents())
 
 
-def refused(source):
+def get_refusal(source):
     """Return the one line of the error that refuses a source."""
     with pytest.raises(UserError) as refusal:
-        found(source)
+        read_documents(source)
     assert '\n' not in str(refusal.value)
     return str(refusal.value)
 
 
-def made(folder, source, processes=1, **changes):
-    prepare_store(recipe(source, **changes), folder, processes)
+def make_store(folder, source, processes=1, **changes):
+    prepare_store(make_recipe(source, **changes), folder, processes)
     return Store(folder)
 
 
-def of_many_shards(folder):
+def make_sharded_store(folder):
     """Make a store of many small shards in two domains."""
     components = {}
     for number, name in enumerate(('prose', 'code')):
-        source = written(folder / f'{name}.jsonl', corpus_of(40 * (number + 1), seed=number))
+        source = write_source(folder / f'{name}.jsonl', make_texts(40 * (number + 1), seed=number))
         components[name] = dict(source=source)
-    return made(folder / 'store', mixture(folder, components), shard_tokens=150, bos='documents')
+    return make_store(folder / 'store', write_mixture(folder, components), shard_tokens=150, bos='documents')
 
 
-def documents(store, side, domain=''):
+def read_document_ids(store, side, domain=''):
     """Return the ids of each document, without its beginning and end tokens."""
     row = store.get_tokens(side, domain)
     starts, _ = row.read_documents()
@@ -76,25 +76,28 @@ def documents(store, side, domain=''):
     return [row[int(store.has_bos) : -1].tolist() for row in ids]
 
 
-def texts_of(store, side, domain=''):
-    return [store.load_tokenizer().decode(ids, skip_special_tokens=False) for ids in documents(store, side, domain)]
+def decode_documents(store, side, domain=''):
+    return [
+        store.load_tokenizer().decode(ids, skip_special_tokens=False)
+        for ids in read_document_ids(store, side, domain)
+    ]
 
 
-def corpus_of(count, seed=0, words=30):
+def make_texts(count, seed=0, words=30):
     rng = random.Random(seed)
     return [f'{number} ' + ''.join(rng.choices(WORDS, k=rng.randint(1, words))) for number in range(count)]
 
 
-def talk(*turns):
+def make_conversation(*turns):
     return {'messages': [dict(role=role, content=content) for role, content in turns]}
 
 
-def chat(path, conversations):
-    path.write_text(''.join(json.dumps(talk(*turns)) + '\n' for turns in conversations))
+def write_chat(path, conversations):
+    path.write_text(''.join(json.dumps(make_conversation(*turns)) + '\n' for turns in conversations))
     return f'chat:{path}'
 
 
-def other_tokenizer(path):
+def save_foreign_tokenizer(path):
     """Save a foreign tokenizer, whose special tokens have the last ids, and return the size of its vocabulary."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -106,7 +109,7 @@ def other_tokenizer(path):
     return tokenizer.get_vocab_size()
 
 
-class Array:
+class TokenArray:
     """Row of tokens in memory."""
 
     def __init__(self, ids, predicted=None):

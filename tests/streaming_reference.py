@@ -8,9 +8,9 @@ import numpy as np
 import reference
 
 
-def logits(params, token_T, spec, first, recent):
+def compute_logits(params, token_T, spec, first, recent):
     """Compute logits_TV of all tokens in float64."""
-    model, params = spec.model, reference.double(params)
+    model, params = spec.model, reference.convert_to_float64(params)
     embedded = params['embedding_VD'][token_T]
     sinks = int(model.columns.kind == 'sink_token')
     if sinks:
@@ -22,7 +22,7 @@ def logits(params, token_T, spec, first, recent):
             cache.append((time, x))
             place = make_place(params, spec, [time for time, _ in cache])
             rows = np.stack([row for _, row in cache])
-            x = reference.block(reference.take(params['blocks'], layer), rows, place, spec)[0][-1]
+            x = reference.compute_block(reference.take_layer(params['blocks'], layer), rows, place, spec)[0][-1]
             caches[layer] = cache[:first] + cache[first:][-recent:]
         if model.norm != 'post':
             x = formulas.rms_norm(x, params['norm']['gain_D'], model.norm_epsilon)
@@ -32,7 +32,7 @@ def logits(params, token_T, spec, first, recent):
 
 def compute_position_embedding(params, model, position):
     if model.position == 'absolute':
-        return formulas.sinusoids([position], model.width)[0]
+        return formulas.compute_sinusoids([position], model.width)[0]
     return params['position']['table_TD'][position] if model.position == 'learned' else 0.0
 
 
@@ -44,18 +44,18 @@ def make_place(params, spec, times):
     model, position_T = spec.model, np.arange(len(times))
     has_sink = model.columns.kind == 'sink_token' and times[0] == 0
     num_text_tokens = len(times) - has_sink
-    visible_TS = formulas.visible(num_text_tokens, model.mask, np.zeros(num_text_tokens))
+    visible_TS = formulas.compute_visibility(num_text_tokens, model.mask, np.zeros(num_text_tokens))
     if has_sink:
         visible_TS = np.insert(visible_TS, 0, False, axis=0)
     if has_sink or model.columns.kind in ('k', 'kv', 'logit'):
         visible_TS = np.insert(visible_TS, 0, True, axis=1)
     table_RH = params['position']['table_RH'] if model.position == 'relative_t5' else None
     return reference.Place(
-        position_T, formulas.position_bias(model.position, position_T, model.heads, table_RH), visible_TS
+        position_T, formulas.compute_position_bias(model.position, position_T, model.heads, table_RH), visible_TS
     )
 
 
-def perplexity(logits_TV, target_T):
+def compute_perplexity(logits_TV, target_T):
     """Compute exp of the mean of -log softmax(logits)[target]."""
     loss_T = [formulas.logsumexp(row) - row[target] for row, target in zip(logits_TV, target_T, strict=True)]
     return np.exp(np.mean(loss_T))

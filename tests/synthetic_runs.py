@@ -10,7 +10,7 @@ from sinklab.run_dir import RunDir
 SIZES = dict(L=3, P=5, H=2, J=3, T=8, S=8) | {'2': 2}
 
 
-def made_up(path, row, steps=(0, 10, 20), seed=0, published=None, end='done', probes=True, more=None, **config):
+def write_run(path, row, steps=(0, 10, 20), seed=0, published=None, end='done', probes=True, more=None, **config):
     """Write a run folder of a row.
 
     Args:
@@ -31,9 +31,9 @@ def made_up(path, row, steps=(0, 10, 20), seed=0, published=None, end='done', pr
         )
     with (path / 'metrics.jsonl').open('w') as file:
         for step in steps:
-            file.write(json.dumps(numbers(step, seed, probes) | (more or {})) + '\n')
+            file.write(json.dumps(make_record(step, seed, probes) | (more or {})) + '\n')
             if probes:
-                probe(RunDir(path).get_probe_path(step), rng)
+                write_probe(RunDir(path).get_probe_path(step), rng)
     return str(path)
 
 
@@ -52,7 +52,7 @@ def nest_fields(fields):
     return tree
 
 
-def numbers(step, seed, probes):
+def make_record(step, seed, probes):
     record = {
         'step': step,
         'seconds': step / 2,
@@ -63,7 +63,7 @@ def numbers(step, seed, probes):
     return record | (probe_metrics if probes else {})
 
 
-def probe(path, rng, sizes=SIZES):
+def write_probe(path, rng, sizes=SIZES):
     path.parent.mkdir(exist_ok=True)
     shapes = {
         picture.array_name: [sizes[letter] for letter in picture.array_name.split('_')[1]] for picture in FIGURES

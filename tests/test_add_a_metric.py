@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from doc_pages import NEEDS_GIT, blocks, commands, edited_copy, output
+from doc_pages import NEEDS_GIT, make_edited_copy, read_blocks, read_commands, run_command
 
 PAGE = 'guides/add_a_metric.md'
 pytestmark = [pytest.mark.slow, NEEDS_GIT]
@@ -13,11 +13,11 @@ pytestmark = [pytest.mark.slow, NEEDS_GIT]
 @pytest.mark.exhaustive
 def test_guide_adds_metric_in_one_file_and_all_outputs_show_it(tmp_path):
     sources = {
-        line for block in blocks(PAGE, 'diff') for line in block.splitlines() if line.startswith('+++ b/sinklab')
+        line for block in read_blocks(PAGE, 'diff') for line in block.splitlines() if line.startswith('+++ b/sinklab')
     }
     assert len(sources) == 1
-    tree = edited_copy(tmp_path / 'sinklab', PAGE)
-    outputs = {command: output(tree, command) for command in commands(PAGE)}
+    tree = make_edited_copy(tmp_path / 'sinklab', PAGE)
+    outputs = {command: run_command(tree, command) for command in read_commands(PAGE)}
     run = tree / 'runs' / 'own'
     assert 'alpha_self' in next(text for command, text in outputs.items() if 'sinklab report' in command)
     last_record = json.loads((run / 'metrics.jsonl').read_text().splitlines()[-1])

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from doc_pages import NEEDS_GIT, commands, edited_copy, output
+from doc_pages import NEEDS_GIT, make_edited_copy, read_commands, run_command
 
 PAGE = 'guides/add_an_operation.md'
 OPERATION = """
@@ -31,12 +31,13 @@ pytestmark = [pytest.mark.slow, NEEDS_GIT]
 
 @pytest.fixture
 def tree(tmp_path):
-    return edited_copy(tmp_path / 'sinklab', PAGE)
+    return make_edited_copy(tmp_path / 'sinklab', PAGE)
 
 
 def test_guide_adds_operation_with_listed_rows_and_correct_weights(tree):
     assert all(
-        row in output(tree, commands(PAGE, 'sinklab rows')[0]) for row in ('softplus', 'softplus_unnormalized')
+        row in run_command(tree, read_commands(PAGE, 'sinklab rows')[0])
+        for row in ('softplus', 'softplus_unnormalized')
     )
     check_weights(tree)
 
@@ -44,9 +45,9 @@ def test_guide_adds_operation_with_listed_rows_and_correct_weights(tree):
 @pytest.mark.exhaustive
 def test_guide_commands_test_train_and_sweep_operation(tree):
     for verb in ('pytest', 'sinklab rows', 'sinklab train', 'sinklab sweep'):
-        assert commands(PAGE, verb), f'the page does without {verb}'
-    for command in commands(PAGE):
-        output(tree, command)
+        assert read_commands(PAGE, verb), f'the page does without {verb}'
+    for command in read_commands(PAGE):
+        run_command(tree, command)
     check_run(tree / 'runs' / 'softplus')
     check_sweep(tree / 'runs' / 'sweep')
 
@@ -55,7 +56,7 @@ def check_weights(tree):
     """Check A_ij = log(1 + e^s_ij), normalized or not, and o_i = sum_j A_ij v_j against float64."""
     query_BTHK, key_BTHK, value_BTHK = inputs = 1.5 * np.random.default_rng(0).normal(size=(3, 2, 6, 3, 4))
     np.save(tree / 'given.npy', inputs.astype(np.float32))
-    output(tree, '.venv/bin/python -', OPERATION)
+    run_command(tree, '.venv/bin/python -', OPERATION)
     score_BHTT = np.einsum('bthk,bshk->bhts', query_BTHK, key_BTHK) / np.sqrt(4)
     weight_BHTT = np.where(np.tri(6, dtype=bool), np.log(1 + np.exp(score_BHTT)), 0)
     total_BHT1 = weight_BHTT.sum(-1, keepdims=True)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import attend, rule
-from conftest import OPERATIONS, attention
+from attention_cases import compute_reference_attention, make_attention_spec
+from conftest import OPERATIONS, make_attention_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ from sinklab.config.spec import MaskConfig as Visible
 
 POWERS = (0.25, 0.5, 2.0, 3.0)
 ATTENTIONS = [
-    attention(similarity, normalizer, power)
+    make_attention_config(similarity, normalizer, power)
     for similarity, normalizer in OPERATIONS
     for power in (POWERS if normalizer == 'p_norm' else (1.0,))
 ]
@@ -63,7 +63,7 @@ def make_inputs(operation, scale=1.0, batch=1, columns=0):
 def compute_reference(query, key, value, bias, visible_TS, operation, columns=0):
     """Compute (output_BTHK, attention_BHTS), one query at a time."""
     score = np.einsum('bthk,bshk->bhts', np.float64(query), key) / np.sqrt(query.shape[-1]) + bias
-    weigh = functools.partial(formulas.weights, visible_TS=visible_TS, attention=operation, columns=columns)
+    weigh = functools.partial(formulas.compute_weights, visible_TS=visible_TS, attention=operation, columns=columns)
     attention_BHTS = np.stack([[weigh(head) for head in heads] for heads in score])
     return np.einsum('bhts,bshk->bthk', attention_BHTS, value), attention_BHTS
 
@@ -73,7 +73,7 @@ def compute_reference(query, key, value, bias, visible_TS, operation, columns=0)
 @pytest.mark.parametrize('columns', [0, 1])
 def test_attention_matches_float64_reference(operation, scale, columns):
     arrays = make_inputs(operation, scale, batch=3, columns=columns)
-    output, attention_BHTS = attend(arrays, operation, make_causal_mask(4), columns=columns)
+    output, attention_BHTS = compute_reference_attention(arrays, operation, make_causal_mask(4), columns=columns)
     visible_TS = np.insert(np.tri(4, dtype=bool), [0] * columns, True, axis=1)
     for actual, expected in zip(
         (output, attention_BHTS), compute_reference(*arrays, visible_TS, operation, columns), strict=True
@@ -89,7 +89,9 @@ def test_attention_gradient_matches_central_differences(operation, scale):
     weight = np.random.default_rng(1).normal(size=(1, 4, 2, 3))
     visible_TS = np.insert(np.tri(4, dtype=bool), 0, True, axis=1)
     gradients = jax.grad(
-        lambda arrays: jnp.sum(weight * attend(arrays, operation, make_causal_mask(4), columns=1)[0])
+        lambda arrays: jnp.sum(
+            weight * compute_reference_attention(arrays, operation, make_causal_mask(4), columns=1)[0]
+        )
     )([jnp.float32(array) for array in arrays])
     for index, gradient in enumerate(gradients):
 
@@ -116,7 +118,9 @@ def differentiate_numerically(function, x, step=1e-5):
 def test_attention_of_fully_masked_query_is_zero_with_finite_gradients(operation):
     mask = make_static_mask(np.array([0, 2, 0, 0]), np.array([1, 2, 3, 4]))
     arrays = [jnp.asarray(array) for array in make_inputs(operation, scale=50.0)]
-    (output, attention_BHTS), pull = jax.vjp(lambda *arrays: attend(arrays, operation, mask), *arrays)
+    (output, attention_BHTS), pull = jax.vjp(
+        lambda *arrays: compute_reference_attention(arrays, operation, mask), *arrays
+    )
     assert (output[:, 1] == 0).all()
     assert (attention_BHTS[:, :, 1] == 0).all()
     assert all(
@@ -131,11 +135,14 @@ def test_attention_ignores_masked_scores_of_any_magnitude(operation):
     for score in (1e4, -1e4, 1e30):
         masked_bias = np.where(np.tri(4, dtype=bool), bias, score).astype(np.float32)
         (expected, _), (output, _) = (
-            attend((query, key, value, b), operation, make_causal_mask(4)) for b in (bias, masked_bias)
+            compute_reference_attention((query, key, value, b), operation, make_causal_mask(4))
+            for b in (bias, masked_bias)
         )
         np.testing.assert_array_equal(expected, output)
         arrays = query, key, value, masked_bias
-        gradients = jax.grad(lambda arrays: attend(arrays, operation, make_causal_mask(4))[0].sum())(arrays)
+        gradients = jax.grad(
+            lambda arrays: compute_reference_attention(arrays, operation, make_causal_mask(4))[0].sum()
+        )(arrays)
         assert all(jnp.isfinite(gradient).all() for gradient in gradients)
         assert (np.asarray(gradients[3])[..., ~np.tri(4, dtype=bool)] == 0).all()
 
@@ -144,7 +151,8 @@ def test_attention_ignores_masked_scores_of_any_magnitude(operation):
 def test_attention_gain_scales_output_and_weights(operation):
     arrays = make_inputs(operation)
     plain, scaled = (
-        attend(arrays, dataclasses.replace(operation, gain=gain), make_causal_mask(4)) for gain in (1.0, 0.1)
+        compute_reference_attention(arrays, dataclasses.replace(operation, gain=gain), make_causal_mask(4))
+        for gain in (1.0, 0.1)
     )
     for expected, actual in zip(plain, scaled, strict=True):
         np.testing.assert_allclose(actual, 0.1 * expected, rtol=1e-5, atol=1e-7)
@@ -152,9 +160,10 @@ def test_attention_gain_scales_output_and_weights(operation):
 
 @pytest.mark.parametrize('similarity', ['exp', 'sigmoid', 'elu1'])
 def test_p_norm_of_power_one_equals_sum_normalizer(similarity):
-    plain, power = attention(similarity, 'sum'), attention(similarity, 'p_norm', 1.0)
+    plain, power = make_attention_config(similarity, 'sum'), make_attention_config(similarity, 'p_norm', 1.0)
     for actual, expected in zip(
-        *(attend(make_inputs(plain), kind, make_causal_mask(4)) for kind in (plain, power)), strict=True
+        *(compute_reference_attention(make_inputs(plain), kind, make_causal_mask(4)) for kind in (plain, power)),
+        strict=True,
     ):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-7)
 
@@ -162,7 +171,7 @@ def test_p_norm_of_power_one_equals_sum_normalizer(similarity):
 @pytest.mark.parametrize('operation', [operation for operation in ATTENTIONS if operation.power], ids=format_case)
 @pytest.mark.parametrize('scale', [1.0, 30.0])
 def test_p_norm_rows_have_unit_norm(operation, scale):
-    _, attention_BHTS = attend(make_inputs(operation, scale), operation, make_causal_mask(4))
+    _, attention_BHTS = compute_reference_attention(make_inputs(operation, scale), operation, make_causal_mask(4))
     np.testing.assert_allclose((np.float64(attention_BHTS) ** operation.power).sum(-1), 1, rtol=1e-3)
 
 
@@ -173,29 +182,36 @@ def test_p_norm_gives_weight_one_to_single_key_for_any_score(operation):
     np.testing.assert_allclose(weights, 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize('operation', [attention('exp', 'sum'), attention('exp', 'p_norm', 2.0)], ids=format_case)
+@pytest.mark.parametrize(
+    'operation', [make_attention_config('exp', 'sum'), make_attention_config('exp', 'p_norm', 2.0)], ids=format_case
+)
 def test_attention_is_invariant_to_constant_added_to_scores(operation):
     query, key, value, bias = make_inputs(operation)
-    plain, shifted = (attend((query, key, value, b), operation, make_causal_mask(4)) for b in (bias, bias + 7))
+    plain, shifted = (
+        compute_reference_attention((query, key, value, b), operation, make_causal_mask(4)) for b in (bias, bias + 7)
+    )
     for actual, expected in zip(plain, shifted, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(('normalizer', 'degree'), [('none', 1), ('count', 1), ('sum', 0)])
 def test_relu_attention_is_homogeneous_in_scores(normalizer, degree):
-    operation = attention('relu', normalizer)
+    operation = make_attention_config('relu', normalizer)
     query, key, value, bias = make_inputs(operation)
     plain, tripled = (
-        attend((factor * query, key, value, factor * bias), operation, make_causal_mask(4)) for factor in (1, 3)
+        compute_reference_attention((factor * query, key, value, factor * bias), operation, make_causal_mask(4))
+        for factor in (1, 3)
     )
     for actual, expected in zip(tripled, plain, strict=True):
         np.testing.assert_allclose(actual, 3**degree * expected, rtol=1e-4, atol=1e-6)
 
 
 def test_attention_broadcasts_bias_over_all_axes():
-    *arrays, _ = make_inputs(attention('sigmoid', 'none'))
+    *arrays, _ = make_inputs(make_attention_config('sigmoid', 'none'))
     outputs = (
-        attend((*arrays, np.full(shape, -1.5)), attention('sigmoid', 'none'), make_causal_mask(4))[0]
+        compute_reference_attention(
+            (*arrays, np.full(shape, -1.5)), make_attention_config('sigmoid', 'none'), make_causal_mask(4)
+        )[0]
         for shape in [(1, 1, 1, 1), (1, 2, 4, 4), (1, 1, 4, 1)]
     )
     first, *others = outputs
@@ -204,8 +220,10 @@ def test_attention_broadcasts_bias_over_all_axes():
 
 
 def test_attention_computes_in_float32_and_returns_dtype_of_values():
-    arrays = [jnp.asarray(array, jnp.bfloat16) for array in make_inputs(attention('exp', 'sum'))[:3]]
-    output, _, attention_BHTS = reference.attend(*arrays, rule(attention('exp', 'sum'), make_causal_mask(4)))
+    arrays = [jnp.asarray(array, jnp.bfloat16) for array in make_inputs(make_attention_config('exp', 'sum'))[:3]]
+    output, _, attention_BHTS = reference.attend(
+        *arrays, make_attention_spec(make_attention_config('exp', 'sum'), make_causal_mask(4))
+    )
     assert (output.dtype, attention_BHTS.dtype) == (jnp.bfloat16, jnp.float32)
     np.testing.assert_allclose(attention_BHTS.sum(-1), 1, rtol=1e-6)
 
@@ -254,7 +272,7 @@ def test_document_mask_with_causal_mask_shows_keys_of_same_document(opens):
     start_T = [list(number_T).index(number) for number in number_T]
     actual = get_visible(make_document_mask(jnp.array([start_T])) & make_causal_mask(len(opens)), len(opens))
     expected = Visible(prefix=None, window=None, block=None, document=True)
-    np.testing.assert_array_equal(actual, formulas.visible(len(opens), expected, number_T))
+    np.testing.assert_array_equal(actual, formulas.compute_visibility(len(opens), expected, number_T))
 
 
 intervals = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=3)

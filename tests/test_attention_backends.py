@@ -7,8 +7,20 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import KERNELS, LENGTH, MASKS, SLOPES, alibi, close, compared, drawn, every, interpreted, rule
-from conftest import COVERING, OPERATIONS, attention, in_turn, some
+from attention_cases import (
+    ALIBI_SLOPES,
+    KERNEL_OPERATIONS,
+    LENGTH,
+    MASKS,
+    assert_close,
+    combine_masks,
+    compare_backend,
+    draw_inputs,
+    interpret_pallas,
+    make_alibi_bias,
+    make_attention_spec,
+)
+from conftest import COVERING_OPERATIONS, OPERATIONS, alternate_pairs, make_attention_config, make_case_params
 
 from sinklab.attn import mask as masks
 from sinklab.attn import reference
@@ -16,15 +28,22 @@ from sinklab.attn.backends import BACKENDS
 from sinklab.attn.key_mass import compute_key_mass
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
-beside_a_column = functools.partial(alibi, columns=1)
+beside_a_column = functools.partial(make_alibi_bias, columns=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('operation', some(OPERATIONS, COVERING), ids='-'.join)
+@pytest.mark.parametrize('operation', make_case_params(OPERATIONS, COVERING_OPERATIONS), ids='-'.join)
 def test_chunked_attention_matches_reference_with_masks_columns_and_alibi(operation):
-    arrays = drawn(16, columns=1, batch=len(MASKS))
-    compared(
-        'chunked', attention(*operation), every(LENGTH), arrays, beside_a_column, 1, (jnp.asarray(SLOPES),), 5e-5
+    arrays = draw_inputs(16, columns=1, batch=len(MASKS))
+    compare_backend(
+        'chunked',
+        make_attention_config(*operation),
+        combine_masks(LENGTH),
+        arrays,
+        beside_a_column,
+        1,
+        (jnp.asarray(ALIBI_SLOPES),),
+        5e-5,
     )
 
 
@@ -34,10 +53,10 @@ WIDTHS = 64, 96, 128
 
 def cases():
     """Yield every operation, width and precision. Most cases are exhaustive; the others are slow."""
-    for operation in KERNELS:
+    for operation in KERNEL_OPERATIONS:
         for shift, precision in enumerate(PRECISIONS):
             for width in WIDTHS:
-                turn = COVERING.index(operation) if operation in COVERING else None
+                turn = COVERING_OPERATIONS.index(operation) if operation in COVERING_OPERATIONS else None
                 often = turn is not None and width == WIDTHS[(turn + shift) % 3]
                 often = often and (precision == 'float32' or turn % 2 == 0)
                 mark = pytest.mark.slow if often else pytest.mark.exhaustive
@@ -49,39 +68,51 @@ def cases():
 @pytest.mark.parametrize(('operation', 'width', 'precision'), list(cases()))
 def test_tpu_kernels_match_reference_with_masks_columns_and_alibi(operation, width, precision):
     dtype, atol = PRECISIONS[precision]
-    arrays = drawn(width, columns=1, dtype=dtype, batch=len(MASKS))
-    compared('tpu', attention(*operation), every(LENGTH), arrays, beside_a_column, 1, (jnp.asarray(SLOPES),), atol)
+    arrays = draw_inputs(width, columns=1, dtype=dtype, batch=len(MASKS))
+    compare_backend(
+        'tpu',
+        make_attention_config(*operation),
+        combine_masks(LENGTH),
+        arrays,
+        beside_a_column,
+        1,
+        (jnp.asarray(ALIBI_SLOPES),),
+        atol,
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('mask', 'backend'), in_turn(itertools.product(MASKS, ('chunked', 'tpu'))))
+@pytest.mark.parametrize(('mask', 'backend'), alternate_pairs(itertools.product(MASKS, ('chunked', 'tpu'))))
 def test_static_mask_matches_reference(mask, backend):
     operation = ('exp', 'plus_one') if mask in ('full', 'window', 'documents') else ('sigmoid', 'none')
-    compared(backend, attention(*operation), MASKS[mask](LENGTH), drawn())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ('operation', 'backend'), in_turn(itertools.product([('exp', 'plus_one'), ('elu1', 'sum')], ('chunked', 'tpu')))
-)
-def test_grouped_queries_and_wider_values_match_reference(operation, backend):
-    arrays = drawn(64, heads=4, groups=2, value_width=96)
-    compared(backend, attention(*operation), masks.make_causal_mask(LENGTH), arrays)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('backend', ['chunked', 'tpu'])
-@pytest.mark.parametrize(
-    ('length', 'operation'), in_turn(itertools.product([1, 100, 257], (('exp', 'sum'), ('sigmoid', 'sum'))))
-)
-def test_length_not_divisible_by_block_matches_reference(backend, length, operation):
-    compared(backend, attention(*operation), masks.make_causal_mask(length), drawn(64, length=length))
+    compare_backend(backend, make_attention_config(*operation), MASKS[mask](LENGTH), draw_inputs())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('operation', 'backend'),
-    in_turn(
+    alternate_pairs(itertools.product([('exp', 'plus_one'), ('elu1', 'sum')], ('chunked', 'tpu'))),
+)
+def test_grouped_queries_and_wider_values_match_reference(operation, backend):
+    arrays = draw_inputs(64, heads=4, groups=2, value_width=96)
+    compare_backend(backend, make_attention_config(*operation), masks.make_causal_mask(LENGTH), arrays)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('backend', ['chunked', 'tpu'])
+@pytest.mark.parametrize(
+    ('length', 'operation'), alternate_pairs(itertools.product([1, 100, 257], (('exp', 'sum'), ('sigmoid', 'sum'))))
+)
+def test_length_not_divisible_by_block_matches_reference(backend, length, operation):
+    compare_backend(
+        backend, make_attention_config(*operation), masks.make_causal_mask(length), draw_inputs(64, length=length)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('operation', 'backend'),
+    alternate_pairs(
         itertools.product(
             [('exp', 'sum'), ('exp', 'p_norm'), ('exp', 'plus_one'), ('elu1', 'sum')], ('chunked', 'tpu')
         )
@@ -90,8 +121,8 @@ def test_length_not_divisible_by_block_matches_reference(backend, length, operat
 def test_fully_masked_queries_give_zeros_and_finite_gradients(operation, backend):
     end_T = np.where(np.arange(LENGTH) % 3 == 1, 0, np.arange(LENGTH) + 1)
     end_T[128:] = 0
-    mask, arrays = masks.make_static_mask(np.zeros(LENGTH, np.int32), end_T.astype(np.int32)), drawn(64)
-    output, gradients = compared(backend, attention(*operation), mask, arrays)
+    mask, arrays = masks.make_static_mask(np.zeros(LENGTH, np.int32), end_T.astype(np.int32)), draw_inputs(64)
+    output, gradients = compare_backend(backend, make_attention_config(*operation), mask, arrays)
     assert (np.asarray(output)[:, end_T == 0] == 0).all()
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
@@ -102,28 +133,28 @@ READ = ('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('identity', 'cla
 @pytest.mark.slow
 @pytest.mark.parametrize('scale', [0.3, -0.2])
 def test_backends_use_scale_of_operation(scale):
-    arrays = drawn(16, columns=1)
+    arrays = draw_inputs(16, columns=1)
     for pair in (('exp', 'p_norm'), ('sigmoid', 'none')):
-        asked = rule(attention(*pair), masks.make_causal_mask(LENGTH), 1)
+        asked = make_attention_spec(make_attention_config(*pair), masks.make_causal_mask(LENGTH), 1)
         asked = dataclasses.replace(asked, operation=dataclasses.replace(asked.operation, scale=scale))
         query, key, value = arrays
-        plain = rule(attention(*pair), masks.make_causal_mask(LENGTH), 1)
+        plain = make_attention_spec(make_attention_config(*pair), masks.make_causal_mask(LENGTH), 1)
         scaled = reference.attend(scale * np.sqrt(16) * query, key, value, plain)  # the reference with a scaled query
-        with interpreted():
+        with interpret_pallas():
             for backend in ('dense', 'chunked', 'tpu'):
                 found = BACKENDS[backend].attend(*arrays, asked, needs_mass=True)
-                close(
+                assert_close(
                     (found.output_BTHK, found.row_stats.mass_BHT),
                     (scaled.output_BTHK, scaled.row_stats.mass_BHT),
                     5e-5,
                 )
                 received = compute_key_mass(query, key, found.row_stats, asked, 3)
-                close(received.raw_BHS, scaled.attention_BHTS[..., :4].sum(2), 5e-5)
+                assert_close(received.raw_BHS, scaled.attention_BHTS[..., :4].sum(2), 5e-5)
 
 
 @pytest.mark.parametrize(
     'case',
-    some(
+    make_case_params(
         itertools.product(('dense', 'chunked', 'tpu'), READ),
         [*zip(('chunked', 'tpu', 'chunked', 'tpu'), READ, strict=True), ('dense', READ[0])],
     ),
@@ -131,13 +162,18 @@ def test_backends_use_scale_of_operation(scale):
 @pytest.mark.slow
 def test_key_mass_matches_full_attention_matrix(case):
     backend, operation = case
-    arrays, keys = drawn(64, columns=1, batch=len(MASKS)), 5
-    asked = rule(dataclasses.replace(attention(*operation), gain=0.5), every(LENGTH), 1, alibi(columns=1))
-    with interpreted():
+    arrays, keys = draw_inputs(64, columns=1, batch=len(MASKS)), 5
+    asked = make_attention_spec(
+        dataclasses.replace(make_attention_config(*operation), gain=0.5),
+        combine_masks(LENGTH),
+        1,
+        make_alibi_bias(columns=1),
+    )
+    with interpret_pallas():
         _, rows, _ = BACKENDS[backend].attend(*arrays, asked, needs_mass=True)
     found = compute_key_mass(*arrays[:2], rows, asked, keys, first_query=2)
     attention_BHTS = np.float64(reference.attend(*arrays, asked).attention_BHTS)[:, :, 2:]
     mass = np.abs(attention_BHTS).sum(-1, keepdims=True)
-    close(found.raw_BHS, attention_BHTS[..., : 1 + keys].sum(2), 2e-5)
-    close(found.share_BHS, (np.abs(attention_BHTS) / (mass + 1e-8))[..., : 1 + keys].sum(2), 2e-5)
-    close(found.mass_BH, mass[..., 0].mean(-1), 2e-5)
+    assert_close(found.raw_BHS, attention_BHTS[..., : 1 + keys].sum(2), 2e-5)
+    assert_close(found.share_BHS, (np.abs(attention_BHTS) / (mass + 1e-8))[..., : 1 + keys].sum(2), 2e-5)
+    assert_close(found.mass_BH, mass[..., 0].mean(-1), 2e-5)

@@ -52,7 +52,7 @@ def compute_by_formula(query, key, value, bias, visible_TS, similarity, normaliz
     for b, h in np.ndindex(len(query), HEADS):
         group = h * key.shape[2] // HEADS
         score_TS = scale * query[b, :, h] @ key[b, :, group].T + bias[b, h] + score_offset
-        weights[b, h] = formulas.weights(score_TS, visible_TS, config)
+        weights[b, h] = formulas.compute_weights(score_TS, visible_TS, config)
         output[b, :, h] = weights[b, h] @ value[b, :, group]
     return output, weights
 

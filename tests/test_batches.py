@@ -4,18 +4,21 @@ import dataclasses
 
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import BEGIN as FIXED
-from stores import Array
+from stores import TokenArray
 
 from sinklab.data.windows import ShuffledBatches, TransformedWindows, Windows
 
 
 def plain_windows(count):
     return TransformedWindows(
-        Windows([Array(np.arange(17 * count))], 16, 'training'), tiny().data, 300, with_fixed_token=True
+        Windows([TokenArray(np.arange(17 * count))], 16, 'training'),
+        make_tiny_spec().data,
+        300,
+        with_fixed_token=True,
     )
 
 
@@ -50,10 +53,15 @@ def test_process_slices_match_sequential_reader(
     """Processes read with random access. One process reads in order with Grain's iterator."""
     processes, per_process = shape
     rng = np.random.default_rng(seed)
-    rows = [Array(rng.integers(2, 300, size), rng.random(size) < 0.5) for size in sizes]
+    rows = [TokenArray(rng.integers(2, 300, size), rng.random(size) < 0.5) for size in sizes]
     first, last = (None, None) if fixed_position else places
     data = dataclasses.replace(
-        tiny().data, seed=seed, random_first=first, random_last=last, fixed_position=fixed_position, share=share
+        make_tiny_spec().data,
+        seed=seed,
+        random_first=first,
+        random_last=last,
+        fixed_position=fixed_position,
+        share=share,
     )
     sets = [[row] for row in rows] if weighted else [rows]
     weights = {str(number): 1 / len(rows) for number in range(len(rows))} if weighted else None
@@ -104,10 +112,11 @@ def test_epoch_shows_each_window_once_in_new_order():
 @given(st.floats(0.05, 0.95), st.integers(0, 3))
 def test_mixture_batches_follow_weights_and_count_epochs(share, seed):
     first_source, second_source = (
-        Windows([Array(1000 * number + np.zeros(17 * 40, int))], 16, 'x') for number in range(2)
+        Windows([TokenArray(1000 * number + np.zeros(17 * 40, int))], 16, 'x') for number in range(2)
     )
     parts = [
-        TransformedWindows(part, tiny().data, 300, with_fixed_token=True) for part in (first_source, second_source)
+        TransformedWindows(part, make_tiny_spec().data, 300, with_fixed_token=True)
+        for part in (first_source, second_source)
     ]
     batches = ShuffledBatches(parts, seed, 20, dict(one=share, other=1 - share))
     actual = np.concatenate([batches.read_rows(step, range(20))[:, 0] for step in range(10)])

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.data import bigram_backcopy
 from sinklab.data.batches import SyntheticBatches, load_run_data
@@ -56,7 +56,7 @@ def test_sample_sequences_repeats_token_before_trigger_after_it():
 
 
 def test_sequences_depend_only_on_seed_and_step(corpus):
-    spec = tiny(data__source=corpus, **TASK)
+    spec = make_tiny_spec(data__source=corpus, **TASK)
     one, again = load_run_data(spec), load_run_data(spec)
     np.testing.assert_array_equal(one.batches.read_rows(7, range(4)), again.batches.read_rows(7, range(4)))
     assert one.batches.read_rows(7, range(4)).tolist() != one.batches.read_rows(8, range(4)).tolist()

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import close, drawn, interpreted, rule
-from conftest import attention, in_turn
+from attention_cases import assert_close, draw_inputs, interpret_pallas, make_attention_spec
+from conftest import alternate_pairs, make_attention_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,19 +48,23 @@ def test_block_size_divides_padded_length(length):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('length', 'operation'),
-    in_turn((length, pair) for length in (1025, 2049, 4096) for pair in (('exp', 'sum'), ('sigmoid', 'none'))),
+    alternate_pairs(
+        (length, pair) for length in (1025, 2049, 4096) for pair in (('exp', 'sum'), ('sigmoid', 'none'))
+    ),
 )
 def test_kernels_with_block_sizes_of_chip_match_reference(operation, length):
     """Test 2304 queries in blocks of 256, and blocks of 1024 by 2048 in strips."""
-    arrays = drawn(64, heads=1, groups=1, length=length)
+    arrays = draw_inputs(64, heads=1, groups=1, length=length)
     start_BT = jnp.where(jnp.arange(length)[None] < 900, 0, 900)
-    spec = rule(attention(*operation), masks.make_causal_mask(length) & masks.make_document_mask(start_BT))
+    spec = make_attention_spec(
+        make_attention_config(*operation), masks.make_causal_mask(length) & masks.make_document_mask(start_BT)
+    )
 
     def compute_total(arrays, attend):
         output = attend(*arrays, spec).output_BTHK
         return jnp.sum(jnp.sin(output)), output
 
     run = jax.jit(jax.grad(compute_total, has_aux=True), static_argnums=1)
-    with interpreted():
+    with interpret_pallas():
         actual = run(arrays, functools.partial(finalize.attend, tpu))
-    close(actual, run(arrays, reference.attend), 5e-5)
+    assert_close(actual, run(arrays, reference.attend), 5e-5)

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.train import state
 
@@ -36,10 +36,10 @@ def test_spec_caches_evict_old_entries():
     """Make more models than the cache holds, as a notebook with many specs does."""
     bound = state.make_abstract_model.cache_info().maxsize
     for length in range(16, 16 + bound + 2):
-        state.make_abstract_model(tiny(data__length=length))
+        state.make_abstract_model(make_tiny_spec(data__length=length))
     assert state.make_abstract_model.cache_info().currsize == bound
 
 
 def test_spec_caches_return_same_object_for_same_spec():
-    spec = tiny()
+    spec = make_tiny_spec()
     assert state.get_optimizer(spec) is state.get_optimizer(spec)

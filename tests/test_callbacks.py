@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from runs import outcome, parameters, spec, timeless, train
+from runs import drop_clock_metrics, load_parameters, make_spec, read_outcome, train_run
 
 from sinklab.errors import UserError
 from sinklab.train.callbacks import BestEffortCallback, Callback
@@ -25,24 +25,24 @@ def test_state_callback_sees_step_metrics_and_state_at_its_interval(corpus, tmp_
     def record_call(step, metrics, state):
         calls.append((step, metrics, jax.device_get(state)))
 
-    records = train(spec(corpus), tmp_path / 'run', state_callbacks=[(record_call, 4)])
+    records = train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[(record_call, 4)])
     assert [step for step, _, _ in calls] == [4, 8]
     for step, metrics, state in calls:
         assert state['step'] == step
         assert metrics['train/loss'] == next(record['train/loss'] for record in records if record['step'] == step)
-        saved = parameters(tmp_path / 'run', step)
+        saved = load_parameters(tmp_path / 'run', step)
         jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(state['params']), saved)
     assert calls[-1][1]['valid/loss'] == records[-1]['valid/loss']
 
 
 @pytest.mark.slow
-def test_state_callbacks_do_not_change_other_metrics(whole, corpus, tmp_path):
-    _, records = whole
-    with_callback = train(spec(corpus), tmp_path / 'run', state_callbacks=[(lambda *_: {'mine': 1.5}, 3)])
+def test_state_callbacks_do_not_change_other_metrics(finished_run, corpus, tmp_path):
+    _, records = finished_run
+    with_callback = train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[(lambda *_: {'mine': 1.5}, 3)])
     assert [record['step'] for record in with_callback if 'mine' in record] == [3, 6, 8]
-    assert [{k: v for k, v in record.items() if k != 'mine'} for record in timeless(with_callback)] == timeless(
-        records
-    )
+    assert [
+        {k: v for k, v in record.items() if k != 'mine'} for record in drop_clock_metrics(with_callback)
+    ] == drop_clock_metrics(records)
 
 
 @pytest.mark.slow
@@ -51,14 +51,14 @@ def test_metrics_of_state_callback_are_written_and_passed_to_later_callbacks(cor
         (lambda step, metrics, state: {'first': np.float32(step)}, 5),
         (lambda step, metrics, state: {'second': 2 * metrics['first']}, 5),
     ]
-    train(spec(corpus, log__every_steps=7), tmp_path / 'run', state_callbacks=callbacks)
+    train_run(make_spec(corpus, log__every_steps=7), tmp_path / 'run', state_callbacks=callbacks)
     lines = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
     assert {line['step']: line['second'] for line in lines if 'second' in line} == {5: 10, 8: 16}
 
 
 def test_state_callback_with_interval_zero_is_called_after_last_step_only(corpus, tmp_path):
     steps = []
-    train(spec(corpus), tmp_path / 'run', state_callbacks=[(lambda step, *_: steps.append(step), 0)])
+    train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[(lambda step, *_: steps.append(step), 0)])
     assert steps == [8]
 
 
@@ -69,19 +69,19 @@ def test_state_callback_with_interval_zero_is_called_after_last_step_only(corpus
 )
 def test_invalid_metrics_of_state_callback_are_rejected(corpus, tmp_path, returned, name):
     with pytest.raises(UserError, match=name):
-        train(spec(corpus), tmp_path / 'run', state_callbacks=[(lambda *_: returned, 1)])
+        train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[(lambda *_: returned, 1)])
 
 
 def test_nan_of_state_callback_ends_run_as_diverged(corpus, tmp_path):
     with pytest.raises(DivergedError):
-        train(spec(corpus), tmp_path / 'run', state_callbacks=[(lambda *_: {'mine': float('nan')}, 2)])
-    assert (outcome(tmp_path / 'run')['kind'], outcome(tmp_path / 'run')['step']) == ('diverged', 2)
+        train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[(lambda *_: {'mine': float('nan')}, 2)])
+    assert (read_outcome(tmp_path / 'run')['kind'], read_outcome(tmp_path / 'run')['step']) == ('diverged', 2)
 
 
 @pytest.mark.parametrize('pair', [(print, -1), (print, 2.0), ('print', 1), (print, True)], ids=str)
 def test_invalid_state_callback_is_rejected_before_run_folder_is_made(corpus, tmp_path, pair):
     with pytest.raises(UserError):
-        train(spec(corpus), tmp_path / 'run', state_callbacks=[pair])
+        train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[pair])
     assert not (tmp_path / 'run').exists()
 
 
@@ -104,8 +104,10 @@ class FullDisk(Callback):
 @pytest.mark.slow
 def test_best_effort_callback_error_is_warning_and_training_continues(corpus, tmp_path):
     mirror, warnings = FullDisk(), []
-    records = train(spec(corpus), tmp_path / 'run', BestEffortCallback(mirror, 'TensorBoard', warnings.append))
+    records = train_run(
+        make_spec(corpus), tmp_path / 'run', BestEffortCallback(mirror, 'TensorBoard', warnings.append)
+    )
     assert [record['step'] for record in records] == list(range(9))
-    assert outcome(tmp_path / 'run')['kind'] == 'done'
+    assert read_outcome(tmp_path / 'run')['kind'] == 'done'
     assert mirror.calls == len(warnings) == 1
     assert 'TensorBoard: OSError' in warnings[0]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import tiny, tiny_config
+from conftest import make_tiny_config, make_tiny_spec
 
 from sinklab.checkpoint import checkpointer, digests, orbax_compat
 from sinklab.checkpoint import checkpointer as checkpoints_file
@@ -23,7 +23,7 @@ from sinklab.run_dir import RunDir
 
 pytestmark = pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
 DATA = dict(store='0123', seed=0)
-RULES = tiny().checkpoint
+RULES = make_tiny_spec().checkpoint
 VALUES = {name: np.arange(6, dtype=np.float32).reshape(2, 3) + 1 / 3 for name in 'abc'}
 STATE = jax.tree.map(jnp.asarray, dict(step=4, params=VALUES))
 
@@ -142,7 +142,7 @@ def test_background_save_error_is_raised_once_by_next_call(tmp_path, monkeypatch
 )
 def test_retention_keeps_last_and_periodic_checkpoints(tmp_path, keep, every, left):
     rules = parse_config(
-        tiny_config(
+        make_tiny_config(
             checkpoint__keep=keep, checkpoint__keep_every_steps=every, checkpoint__every_steps=every or 1
         ).to_dict()
     ).checkpoint
@@ -155,7 +155,7 @@ def test_retention_keeps_last_and_periodic_checkpoints(tmp_path, keep, every, le
 @pytest.mark.parametrize(('every', 'kept'), [(0, 4), (4, 6)])
 def test_keep_every_steps_without_matching_saves_is_rejected(every, kept):
     with pytest.raises(UserError, match=f'keep_every_steps.*{kept}.*every_steps={every}'):
-        tiny(checkpoint__every_steps=every, checkpoint__keep_every_steps=kept)
+        make_tiny_spec(checkpoint__every_steps=every, checkpoint__keep_every_steps=kept)
 
 
 def test_leftovers_of_interrupted_process_are_removed_and_nothing_else(saved, tmp_path):

@@ -5,7 +5,7 @@ import re
 
 import jax.numpy as jnp
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer
@@ -29,7 +29,7 @@ def undeletable_metadata(monkeypatch):
 
 
 def save_checkpoints(path, *steps, **changes):
-    checkpoints = Checkpointer(RunDir(path), tiny(**changes).checkpoint, {})
+    checkpoints = Checkpointer(RunDir(path), make_tiny_spec(**changes).checkpoint, {})
     for step in steps:
         checkpoints.save(step, STATE)
     checkpoints.close()
@@ -40,7 +40,7 @@ def save_checkpoints(path, *steps, **changes):
 def test_undeletable_incomplete_checkpoint_is_reported(tmp_path, undeletable_metadata):
     save_checkpoints(tmp_path, 2, 4)
     digests.get_digest_path(RunDir(tmp_path), 4, 0).unlink()
-    checkpoints = Checkpointer(RunDir(tmp_path), tiny().checkpoint, {})
+    checkpoints = Checkpointer(RunDir(tmp_path), make_tiny_spec().checkpoint, {})
     newest, (line,) = checkpoints.find_latest_valid_step()
     checkpoints.close()
     assert newest == 2

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
-from runs import spec, train
+from runs import make_spec, train_run
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.cli import main
@@ -29,7 +29,7 @@ def test_path_unreadable_by_orbax_is_rejected(tmp_path, monkeypatch, name):
 
 def test_train_with_unreadable_path_writes_nothing(tmp_path, corpus):
     with pytest.raises(UserError):
-        train(spec(corpus), tmp_path / 'a[x]')
+        train_run(make_spec(corpus), tmp_path / 'a[x]')
     assert list(tmp_path.iterdir()) == []
 
 
@@ -49,7 +49,7 @@ def test_path_with_other_special_characters_is_restored(tmp_path):
 @pytest.mark.slow
 def test_checkpoint_without_merged_manifest_is_rejected(tmp_path, corpus):
     """Older code saved such checkpoints with digests of all existing files."""
-    train(spec(corpus, optimizer__steps=4), tmp_path)
+    train_run(make_spec(corpus, optimizer__steps=4), tmp_path)
     folder, step = RunDir(tmp_path), RunDir(tmp_path).list_checkpoint_steps()[-1]
     assert digests.find_corruption(folder, step) is None
     manifest = folder.checkpoint_dir / str(step) / 'state' / 'manifest.ocdbt'

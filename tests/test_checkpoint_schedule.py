@@ -4,8 +4,8 @@ import time
 
 import jax.numpy as jnp
 import pytest
-from conftest import tiny
-from runs import Hearing, spec, train
+from conftest import make_tiny_spec
+from runs import RecordingCallback, make_spec, train_run
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer
@@ -18,8 +18,8 @@ from sinklab.train.run_outcome import DivergedError, ReplicaMismatchError, Stopp
 @pytest.mark.slow
 def test_run_saves_at_configured_minutes(corpus, tmp_path):
     """Request a save right after each save; the processes agree on it two steps later."""
-    timed = spec(corpus, checkpoint__every_steps=0, checkpoint__every_minutes=1e-6, checkpoint__keep=8)
-    train(timed, tmp_path)
+    timed = make_spec(corpus, checkpoint__every_steps=0, checkpoint__every_minutes=1e-6, checkpoint__keep=8)
+    train_run(timed, tmp_path)
     saved = RunDir(tmp_path).list_checkpoint_steps()
     assert len(saved) >= 3
     assert saved[-1] == 8
@@ -27,15 +27,23 @@ def test_run_saves_at_configured_minutes(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_grace_period_shorter_than_save_is_reported_once(corpus, tmp_path):
-    hearing = Hearing()
-    train(
-        spec(corpus, checkpoint__every_steps=2, log__every_steps=1), tmp_path / 'short', hearing, grace_seconds=1e-3
+    hearing = RecordingCallback()
+    train_run(
+        make_spec(corpus, checkpoint__every_steps=2, log__every_steps=1),
+        tmp_path / 'short',
+        hearing,
+        grace_seconds=1e-3,
     )
     (note,) = hearing.notes
     assert '--grace' in note
     assert '0.001' in note
     hearing.notes.clear()
-    train(spec(corpus, checkpoint__every_steps=2, log__every_steps=1), tmp_path / 'long', hearing, grace_seconds=1e3)
+    train_run(
+        make_spec(corpus, checkpoint__every_steps=2, log__every_steps=1),
+        tmp_path / 'long',
+        hearing,
+        grace_seconds=1e3,
+    )
     assert hearing.notes == []
 
 
@@ -55,7 +63,7 @@ class Beside:
 @pytest.mark.slow
 def test_processes_with_different_losses_save_no_checkpoint(corpus, tmp_path):
     with pytest.raises(ReplicaMismatchError, match=r'process 1 .*process 0 .*train/loss.*0x1\.0.* step 4'):
-        train(spec(corpus), tmp_path, group=Beside())
+        train_run(make_spec(corpus), tmp_path, group=Beside())
     assert RunDir(tmp_path).list_checkpoint_steps() == []
     written = RunDir(tmp_path).read_json('outcome')
     assert (written['kind'], written['step'], written['exit_code']) == ('lost', 4, 42)
@@ -75,7 +83,7 @@ def test_lost_lease_prevents_digests_and_checkpoint_deletion(tmp_path, held):
         if len(looks) > held:
             raise Lost
 
-    rules, values = tiny(checkpoint__keep=2).checkpoint, {'a': jnp.arange(3)}
+    rules, values = make_tiny_spec(checkpoint__keep=2).checkpoint, {'a': jnp.arange(3)}
     before = Checkpointer(folder, rules, {})
     for step in (1, 2):
         before.save(step, values)
@@ -133,7 +141,7 @@ def test_close_waits_for_all_processes_only_after_common_exit(error, told):
 @pytest.mark.slow
 def test_long_wait_for_save_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checkpointer, 'WAIT_REPORT_SECONDS', 0.05)
-    saved = Checkpointer(RunDir(tmp_path), spec('x').checkpoint, {})
+    saved = Checkpointer(RunDir(tmp_path), make_spec('x').checkpoint, {})
     saved.newest_step, saved.pending_save = 4, saved.pool.submit(lambda: time.sleep(0.3) or 0.3)
     saved.wait()
     lines = capsys.readouterr().err.splitlines()

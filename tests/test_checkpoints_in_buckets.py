@@ -5,7 +5,7 @@ import threading
 import jax
 import numpy as np
 import pytest
-from conftest import some, tiny
+from conftest import make_case_params, make_tiny_spec
 from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import checkpointer, digests
@@ -25,7 +25,7 @@ def run_path(bucket):
 def open_checkpointer(run_path, **rules):
     state = {'params': {'x': jax.numpy.arange(4.0)}}
     folder = RunDir(run_path)
-    return folder, Checkpointer(folder, tiny(**rules).checkpoint, {}), state
+    return folder, Checkpointer(folder, make_tiny_spec(**rules).checkpoint, {}), state
 
 
 def test_incomplete_upload_is_not_listed_and_is_deleted(run_path):
@@ -58,7 +58,7 @@ HARM = {
 }
 
 
-@pytest.mark.parametrize('harm', some(HARM, ['other bytes']))
+@pytest.mark.parametrize('harm', make_case_params(HARM, ['other bytes']))
 def test_corrupt_checkpoint_falls_back_to_previous_step_and_is_quarantined(run_path, harm):
     folder, checkpoints, state = open_checkpointer(run_path)
     for step in (1, 2):

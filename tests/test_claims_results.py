@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.cli.claims import find_first_equal_rows, format_changes
 from sinklab.cli.main import main
@@ -26,18 +26,18 @@ def added(monkeypatch, before, specs):
 
 def test_identical_rows_are_trained_once_even_if_requested_separately(monkeypatch):
     """Check that B shares the run of A until its config changes."""
-    specs = {'A': tiny(), 'B': tiny(), 'C': tiny(seed=2)}
+    specs = {'A': make_tiny_spec(), 'B': make_tiny_spec(), 'C': make_tiny_spec(seed=2)}
     assert find_first_equal_rows(specs) == {'A': 'A', 'B': 'A', 'C': 'C'}
     after = added(monkeypatch, NOTHING, specs)
     assert after['same'] == {'B': 'A'}
     assert results.expand_same_rows(after) == {row: {'0': f'of {run}'} for row, run in zip('ACB', 'ACA', strict=True)}
-    again = added(monkeypatch, after, specs | {'B': tiny(seed=3)})
+    again = added(monkeypatch, after, specs | {'B': make_tiny_spec(seed=3)})
     assert again['same'] == {}
     assert again['configs'] == after['configs'] | {'B': {'seed': 3}}
 
 
 def test_find_changed_rows_names_changed_fields(monkeypatch):
-    specs = {'A': tiny(), 'B': tiny(seed=2), 'alias': tiny()}
+    specs = {'A': make_tiny_spec(), 'B': make_tiny_spec(seed=2), 'alias': make_tiny_spec()}
     found = added(monkeypatch, NOTHING, specs)
     assert {row: config for row, config in found['configs'].items() if row != 'A'} == {'B': {'seed': 2}, 'alias': {}}
 
@@ -45,12 +45,12 @@ def test_find_changed_rows_names_changed_fields(monkeypatch):
         return results.find_changed_rows(found, {**specs, **changes})
 
     assert changed() == {}
-    assert changed(A=tiny(seed=2)) == {'A': 'seed 0 -> 2'}
-    assert changed(B=tiny(seed=2, data__share=0.5)) == {'B': 'data.share 1.0 -> 0.5'}
-    assert changed(alias=tiny(seed=7)) == {'alias': 'seed 0 -> 7'}
+    assert changed(A=make_tiny_spec(seed=2)) == {'A': 'seed 0 -> 2'}
+    assert changed(B=make_tiny_spec(seed=2, data__share=0.5)) == {'B': 'data.share 1.0 -> 0.5'}
+    assert changed(alias=make_tiny_spec(seed=7)) == {'alias': 'seed 0 -> 7'}
     assert changed(B=None) == {'B': 'gone'}
-    assert changed(B=tiny(seed=2, log__every_steps=7, checkpoint__every_steps=70)) == {}
-    half = {row: tiny(seed=spec.seed, data__share=0.5) for row, spec in specs.items()}
+    assert changed(B=make_tiny_spec(seed=2, log__every_steps=7, checkpoint__every_steps=70)) == {}
+    half = {row: make_tiny_spec(seed=spec.seed, data__share=0.5) for row, spec in specs.items()}
     assert changed(**half) == dict.fromkeys(specs, 'data.share 1.0 -> 0.5')
     assert format_changes(changed(**half)) == 'A, B, alias (data.share 1.0 -> 0.5)'
     del found['configs']['A']['data.share']

@@ -6,7 +6,7 @@ import shutil
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint.checkpointer import Checkpointer
@@ -19,7 +19,7 @@ VALUES = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp('runs') / 'a@b run'
-    checkpoints = Checkpointer(RunDir(path), tiny().checkpoint, dict(store='0123'))
+    checkpoints = Checkpointer(RunDir(path), make_tiny_spec().checkpoint, dict(store='0123'))
     for step in (2, 4):
         params = dict(layer=dict(w=jnp.asarray(VALUES) * step, ids=jnp.arange(3)))
         checkpoints.save(step, dict(step=jnp.int32(step), params=params))

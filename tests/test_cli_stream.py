@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import streaming_reference
-from conftest import tiny
-from runs import spec
+from conftest import make_tiny_spec
+from runs import make_spec
 
 from sinklab.checkpoint import checkpointer
 from sinklab.cli import sample, stream
@@ -42,21 +42,21 @@ def refused(capsys, *arguments):
 
 
 def ids_of(corpus):
-    tokenizer = stored(spec(corpus).data, 300).load_tokenizer()
+    tokenizer = stored(make_spec(corpus).data, 300).load_tokenizer()
     return np.array(tokenizer.encode(TEXT, add_special_tokens=False).ids)
 
 
 @pytest.mark.slow
-def test_stream_perplexity_of_each_cache_matches_reference(whole, corpus, text, capsys):
-    path, _ = whole
+def test_stream_perplexity_of_each_cache_matches_reference(finished_run, corpus, text, capsys):
+    path, _ = finished_run
     code, out, _ = said(capsys, 'stream', f'{path}@4', f'--text={text}', '--cache=0+5,2+3', '--json')
     assert code == 0
     ids, params = ids_of(corpus), checkpointer.restore_parameters(path, 4)
     rows = json.loads(out)
     assert [row['cache'] for row in rows] == ['0+5', '2+3']
     for row, (first, recent) in zip(rows, ((0, 5), (2, 3)), strict=True):
-        expected = streaming_reference.perplexity(
-            streaming_reference.logits(params, ids, spec(corpus), first, recent)[:-1], ids[1:]
+        expected = streaming_reference.compute_perplexity(
+            streaming_reference.compute_logits(params, ids, make_spec(corpus), first, recent)[:-1], ids[1:]
         )
         assert row['perplexity'] == pytest.approx(expected, rel=1e-4)
         assert row['loss'] == pytest.approx(np.log(expected), rel=1e-4)
@@ -65,8 +65,8 @@ def test_stream_perplexity_of_each_cache_matches_reference(whole, corpus, text, 
 
 
 @pytest.mark.slow
-def test_stream_table_has_default_caches_and_published_values(whole, tmp_path, text, capsys):
-    run = shutil.copytree(whole[0], tmp_path / 'run')
+def test_stream_table_has_default_caches_and_published_values(finished_run, tmp_path, text, capsys):
+    run = shutil.copytree(finished_run[0], tmp_path / 'run')
     (run / 'row.json').write_text(json.dumps(dict(published={'perplexity/1+7': 18.49})))
     code, out, _ = said(capsys, 'stream', run, f'--text={text}')
     assert code == 0
@@ -80,8 +80,8 @@ def test_stream_table_has_default_caches_and_published_values(whole, tmp_path, t
 
 
 @pytest.mark.slow
-def test_sample_continues_prompt_and_is_deterministic_per_seed(whole, capsys):
-    asked = 'sample', whole[0], '--prompt=abc d', '--tokens=12', '--cache=2+3'
+def test_sample_continues_prompt_and_is_deterministic_per_seed(finished_run, capsys):
+    asked = 'sample', finished_run[0], '--prompt=abc d', '--tokens=12', '--cache=2+3'
     code, out, _ = said(capsys, *asked)
     assert code == 0
     assert out.startswith('abc d')
@@ -106,9 +106,9 @@ def test_sample_continues_prompt_and_is_deterministic_per_seed(whole, capsys):
     ],
 )
 @pytest.mark.parametrize('verb', ['stream', 'sample'])
-def test_stream_and_sample_reject_invalid_option_with_one_line(whole, text, capsys, verb, arguments, words):
+def test_stream_and_sample_reject_invalid_option_with_one_line(finished_run, text, capsys, verb, arguments, words):
     own = f'--text={text}' if verb == 'stream' else '--prompt=abc'
-    assert words in refused(capsys, verb, whole[0], own, *arguments)
+    assert words in refused(capsys, verb, finished_run[0], own, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_stream_and_sample_reject_invalid_option_with_one_line(whole, text, caps
         (['--prompt=\ud800'], '--prompt is not UTF-8 (character 0)'),
     ],
 )
-def test_sample_rejects_invalid_option_with_one_line(whole, capsys, arguments, words):
-    assert words in refused(capsys, 'sample', whole[0], '--prompt=abc', *arguments)
+def test_sample_rejects_invalid_option_with_one_line(finished_run, capsys, arguments, words):
+    assert words in refused(capsys, 'sample', finished_run[0], '--prompt=abc', *arguments)
 
 
-def test_stream_rejects_invalid_run_or_text_with_one_line(whole, tmp_path, text, capsys):
-    path, _ = whole
+def test_stream_rejects_invalid_run_or_text_with_one_line(finished_run, tmp_path, text, capsys):
+    path, _ = finished_run
     asked = f'--text={text}'
     assert str(tmp_path / 'none') in refused(capsys, 'stream', tmp_path / 'none', asked)
     assert f'{tmp_path} ' in refused(capsys, 'stream', tmp_path, asked)
@@ -144,9 +144,9 @@ def test_stream_rejects_invalid_run_or_text_with_one_line(whole, tmp_path, text,
 
 
 @pytest.mark.slow
-def test_stream_requires_tokenizer_of_training(whole, corpus, tmp_path, text, capsys):
-    path, _ = whole
-    store, words = stored(spec(corpus).data, 300).path, f'--text={text}'
+def test_stream_requires_tokenizer_of_training(finished_run, corpus, tmp_path, text, capsys):
+    path, _ = finished_run
+    store, words = stored(make_spec(corpus).data, 300).path, f'--text={text}'
     capsys.readouterr()  # drop the messages of preparation
     other = tmp_path / 'other.json'
     told = json.loads((store / 'tokenizer.json').read_text())
@@ -168,8 +168,8 @@ def test_stream_requires_tokenizer_of_training(whole, corpus, tmp_path, text, ca
 
 
 @pytest.mark.slow
-def test_stream_and_sample_reject_damaged_checkpoint(whole, tmp_path, text, capsys):
-    moved = shutil.copytree(whole[0], tmp_path / 'run')
+def test_stream_and_sample_reject_damaged_checkpoint(finished_run, tmp_path, text, capsys):
+    moved = shutil.copytree(finished_run[0], tmp_path / 'run')
     (moved / 'checkpoints' / '8' / 'state' / 'manifest.ocdbt').write_bytes(b'')
     for words in (['stream', f'--text={text}'], ['sample', '--prompt=abc']):
         assert 'checkpoints/8' in refused(capsys, words[0], moved, *words[1:])
@@ -193,17 +193,17 @@ GIVEN = exclude_from_loss(BEGIN)
     ],
 )
 def test_add_training_tokens_matches_training_data(changes, ids, expected):
-    assert add_training_tokens(np.array(ids, np.int32), tiny(**changes).data).tolist() == expected
+    assert add_training_tokens(np.array(ids, np.int32), make_tiny_spec(**changes).data).tolist() == expected
 
 
 def test_add_training_tokens_rejects_text_shorter_than_fixed_position():
     with pytest.raises(UserError, match=r'\b4\b.*\b3\b'):
-        add_training_tokens(np.array([5, 6]), tiny(data__fixed_position=4).data)
+        add_training_tokens(np.array([5, 6]), make_tiny_spec(data__fixed_position=4).data)
 
 
 @pytest.mark.slow
-def test_stream_excludes_training_tokens_from_loss(whole, tmp_path, text, corpus, capsys):
-    moved = shutil.copytree(whole[0], tmp_path / 'run')
+def test_stream_excludes_training_tokens_from_loss(finished_run, tmp_path, text, corpus, capsys):
+    moved = shutil.copytree(finished_run[0], tmp_path / 'run')
     config = json.loads((moved / 'config.json').read_text())
     config['data']['fixed_position'] = 1
     (moved / 'config.json').write_text(json.dumps(config))
@@ -212,8 +212,8 @@ def test_stream_excludes_training_tokens_from_loss(whole, tmp_path, text, corpus
     ids = ids_of(corpus)
     assert (fixed['predicted'], bare['predicted']) == (len(ids), len(ids) - 1)
     params = checkpointer.restore_parameters(moved, RunDir(moved).list_checkpoint_steps()[-1])
-    logits_TV = streaming_reference.logits(params, np.append([BEGIN], ids), spec(corpus), 2, 3)[:-1]
-    assert fixed['perplexity'] == pytest.approx(streaming_reference.perplexity(logits_TV, ids), rel=1e-4)
+    logits_TV = streaming_reference.compute_logits(params, np.append([BEGIN], ids), make_spec(corpus), 2, 3)[:-1]
+    assert fixed['perplexity'] == pytest.approx(streaming_reference.compute_perplexity(logits_TV, ids), rel=1e-4)
 
 
 class Letters:

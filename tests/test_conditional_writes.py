@@ -4,12 +4,12 @@ import threading
 
 import pytest
 from emulators import Answer
-from storage_failures import once, write
+from storage_failures import answer_once, write_file
 
 from sinklab.storage import directories
 from sinklab.storage.paths import get_file_system, parse_path
 
-pytestmark = pytest.mark.usefixtures('impatient')
+pytestmark = pytest.mark.usefixtures('short_retries')
 
 
 def test_conditional_write_with_lost_response_recognizes_own_object(bucket):
@@ -17,12 +17,12 @@ def test_conditional_write_with_lost_response_recognizes_own_object(bucket):
     file_system = get_file_system(parse_path(path))
     version = ''
     for number in range(3):
-        with bucket.proxy.treating(once(Answer(lost=True), path='lease')):
+        with bucket.proxy.treating(answer_once(Answer(lost=True), path='lease')):
             content = f'token {number}'.encode()
             version = file_system.write_if_match(path, content, version)
         assert version
         assert file_system.read_with_version(path) == (content, version)
-    with bucket.proxy.treating(once(Answer(lost=True), path='lease')):
+    with bucket.proxy.treating(answer_once(Answer(lost=True), path='lease')):
         assert file_system.write_if_match(path, b'of another', '') is None
     assert file_system.read_with_version(path) == (content, version)
 
@@ -49,7 +49,7 @@ def test_conditional_write_overtaken_by_other_writer_fails(bucket):
 def test_conditional_write_retries_after_conflict_response(bucket):
     path = f'{bucket.url}/lease'
     text = '<Error><Code>ConditionalRequestConflict</Code><Message>conflict</Message></Error>'
-    with bucket.proxy.treating(once(Answer(status=409, text=text), 'PUT')):
+    with bucket.proxy.treating(answer_once(Answer(status=409, text=text), 'PUT')):
         assert get_file_system(parse_path(path)).write_if_match(path, b'x', '')
 
 
@@ -74,7 +74,7 @@ def test_conditional_write_succeeds_for_one_of_two_concurrent_writers(bucket):
 
 def test_deletion_with_lost_response_succeeds(bucket):
     path = parse_path(f'{bucket.url}/x')
-    write(path)
+    write_file(path)
     with bucket.proxy.treating(lambda method, name: is_deletion(method, name) and answers.pop() if answers else None):
         answers = [Answer(lost=True)]
         path.unlink()
@@ -90,7 +90,7 @@ def test_move_folder_uses_few_requests(bucket, monkeypatch):
     folder = parse_path(f'{bucket.url}/folder')
     for number in range(150):
         get_file_system(folder).pipe_file(f'{folder}/{number // 10}/{number}', b'x')
-    write(folder / directories.COMMIT_MARKER, b'')
+    write_file(folder / directories.COMMIT_MARKER, b'')
     bucket.proxy.requests.clear()
     directories.move_folder(folder, parse_path(f'{bucket.url}/other'))
     assert directories.list_files(folder) == []
@@ -104,7 +104,7 @@ def test_move_folder_uses_few_requests(bucket, monkeypatch):
 def test_move_folder_treats_glob_characters_as_literal(bucket):
     folder = parse_path(f'{bucket.url}/folder')
     for name in ('a[1]', 'a1', 'b*'):
-        write(folder / 'old' / name, name.encode())
-    write(folder / 'b2', b'')
+        write_file(folder / 'old' / name, name.encode())
+    write_file(folder / 'b2', b'')
     directories.move_folder(folder / 'old', folder / 'new')
     assert directories.list_files(folder) == ['b2', 'new/a1', 'new/a[1]', 'new/b*']

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import covering, drawn
+from conftest import choose_covering_cases, draw_params
 from flax import nnx
 from rows import ROWS
-from stores import chat
+from stores import write_chat
 
 from sinklab.config.spec import Hardware
 from sinklab.config.validate import parse_config
@@ -60,7 +60,7 @@ MODELS = select_distinct(lambda spec: spec.model)
 
 def make_row_parameters(names, parts):
     """Return parameters for rows: slow for a set that covers all choices, exhaustive for the others."""
-    chosen, marks = covering(names, parts), {True: pytest.mark.slow, False: pytest.mark.exhaustive}
+    chosen, marks = choose_covering_cases(names, parts), {True: pytest.mark.slow, False: pytest.mark.exhaustive}
     return [pytest.param(name, marks=marks[name in chosen]) for name in names]
 
 
@@ -68,7 +68,7 @@ def make_row_parameters(names, parts):
 def sources(corpus, tmp_path_factory):
     """Return {loss: source} for a loss on all tokens and on those of the assistant."""
     talks = [[('user', f'what is {n}?' * 5), ('assistant', f'it is {2 * n}, I think')] for n in range(100)]
-    return {'all': corpus, 'assistant': chat(tmp_path_factory.mktemp('chat') / 'a.jsonl', talks)}
+    return {'all': corpus, 'assistant': write_chat(tmp_path_factory.mktemp('chat') / 'a.jsonl', talks)}
 
 
 def set_source(spec, sources):
@@ -136,7 +136,7 @@ def test_row_is_causal_outside_its_prefix(name):
     Only that position and later ones change, or the whole prefix if the position is in it.
     """
     spec = dataclasses.replace(SPECS[name], data=dataclasses.replace(SPECS[name].data, length=16))
-    graph, params = state.make_abstract_model(spec)[0], drawn(spec)
+    graph, params = state.make_abstract_model(spec)[0], draw_params(spec)
     inputs = dict(start_BT=jnp.array([[0] * 6 + [6] * 10])) if spec.model.mask.document else {}
     run = jax.jit(lambda params, ids_T: nnx.merge(graph, params)(ids_T[None], **inputs)[0][0])
     logits = functools.partial(run, params)

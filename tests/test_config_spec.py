@@ -1,5 +1,5 @@
 import pytest
-from conftest import tiny, tiny_config
+from conftest import make_tiny_config, make_tiny_spec
 
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
@@ -10,7 +10,7 @@ UNNORMALIZED = dict(model__attention__similarity='sigmoid', model__attention__no
 
 
 def changed(path, value):
-    tree = tiny_config().to_dict()
+    tree = make_tiny_config().to_dict()
     *parents, last = path.split('.')
     at = tree
     for name in parents:
@@ -75,7 +75,7 @@ def test_parse_config_reports_all_field_errors_before_conflicts():
 
 
 def test_parse_config_names_missing_field():
-    tree = tiny_config().to_dict()
+    tree = make_tiny_config().to_dict()
     del tree['probe']['keys']
     with pytest.raises(UserError, match=r'config\.probe\.keys'):
         parse_config(tree)
@@ -158,7 +158,7 @@ def test_parse_config_converts_integer_to_float():
 )
 def test_parse_config_rejects_conflicting_fields(changes, words):
     with pytest.raises(UserError) as refusal:
-        tiny(**changes)
+        make_tiny_spec(**changes)
     assert words in str(refusal.value)
     assert '\n' not in str(refusal.value)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
-from published import NUMBERS
-from rows import PAPER, ROWS, name
+from published import PUBLISHED_NUMBERS
+from rows import PAPER_MODULES, ROWS, get_name
 
 from sinklab.config import spec
 from sinklab.config.validate import parse_config
@@ -36,12 +36,12 @@ FREED = 'data.fixed_position'  # rows may set it to its default, in case a size 
 
 
 @pytest.mark.parametrize('size', ['paper', 'quickstart', 'smoke'])
-@pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)
+@pytest.mark.parametrize(('module', 'row'), ROWS, ids=get_name)
 def test_row_config_parses_at_every_size(module, row, size):
     parse_config(module.get_config(row, size).to_dict())
 
 
-@pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)
+@pytest.mark.parametrize(('module', 'row'), ROWS, ids=get_name)
 def test_row_config_selects_chunked_attention(module, row):
     assert (
         step.choose_step_backend(parse_config(module.get_config(row, 'smoke').to_dict()), spec.Hardware()).backend
@@ -49,7 +49,7 @@ def test_row_config_selects_chunked_attention(module, row):
     )
 
 
-@pytest.mark.parametrize(('module', 'row'), ROWS, ids=name)
+@pytest.mark.parametrize(('module', 'row'), ROWS, ids=get_name)
 def test_row_has_source_and_published_numbers_or_note(module, row):
     about = module.ROWS[row]
     assert {'diff', 'published', 'source'} <= set(about) <= {'diff', 'published', 'source', 'note'}
@@ -58,14 +58,14 @@ def test_row_has_source_and_published_numbers_or_note(module, row):
     assert about.get('note', '-')
 
 
-@pytest.mark.parametrize('module', PAPER, ids=name)
+@pytest.mark.parametrize('module', PAPER_MODULES, ids=get_name)
 def test_rows_of_table_are_distinct_with_at_most_one_baseline(module):
     specs = {parse_config(module.get_config(row, 'paper').to_dict()): row for row in module.ROWS}
     assert list(specs.values()) == list(module.ROWS)
     assert sum(not row['diff'] for row in module.ROWS.values()) <= 1
 
 
-@pytest.mark.parametrize('module', PAPER, ids=name)
+@pytest.mark.parametrize('module', PAPER_MODULES, ids=get_name)
 def test_row_diff_changes_known_fields(module):
     plain = table({'plain': dict(diff={})}, getattr(module, 'BASE', None))('plain')
     for row, about in module.ROWS.items():
@@ -77,16 +77,16 @@ def test_row_diff_changes_known_fields(module):
 
 def test_published_numbers_match_sources():
     found = {
-        (name(module), row): about['published']
-        for module in PAPER
+        (get_name(module), row): about['published']
+        for module in PAPER_MODULES
         for row, about in module.ROWS.items()
         if about['published'] and module is not emergence
     }
-    assert found == NUMBERS
+    assert found == PUBLISHED_NUMBERS
 
 
 def test_quickstart_reuses_rows_of_other_tables_at_quickstart_size():
-    known = [about for module in PAPER for about in module.ROWS.values()]
+    known = [about for module in PAPER_MODULES for about in module.ROWS.values()]
     for row, about in quickstart.ROWS.items():
         assert any(about is other for other in known), row
         assert quickstart.get_config(row) == quickstart.get_config(row, 'quickstart')
@@ -145,13 +145,13 @@ def test_shipped_row_configs_match_released_digests():
     """Update a digest only if a field is added to the default or a row is corrected."""
     frozen = json.loads((Path(__file__).parent / 'released' / 'configs.json').read_text())
     digests = {
-        f'{name(module)}:{row}': [digest(module.get_config(row, size)) for size in SIZES] for module, row in ROWS
+        f'{get_name(module)}:{row}': [digest(module.get_config(row, size)) for size in SIZES] for module, row in ROWS
     }
     assert {row: digests.get(row) for row in frozen} == frozen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('module', PAPER, ids=name)
+@pytest.mark.parametrize('module', PAPER_MODULES, ids=get_name)
 def test_shipped_row_values_are_scaled_by_ratio_or_unchanged(module):
     """Check the rule by which rows were scaled before scale_with_size, for all rows."""
     parts = {'model.mask.window': 'data.length', 'model.mask.block': 'data.length'}

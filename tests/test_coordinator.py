@@ -5,7 +5,7 @@ import sys
 import threading
 
 import pytest
-from processes import QUICK, free_port
+from processes import SHORT_TIMEOUTS, find_free_port
 
 from sinklab.cli.process_flags import supervise_run
 from sinklab.errors import UserError
@@ -25,7 +25,7 @@ from sinklab.supervisor.messages import (
     WorkerExit,
 )
 
-PATIENCE = Timeouts(**QUICK | dict(join=10.0, silence=5.0))
+PATIENCE = Timeouts(**SHORT_TIMEOUTS | dict(join=10.0, silence=5.0))
 
 
 def raise_error(error):
@@ -41,7 +41,7 @@ class Group:
     def __init__(self, judge=lambda end, able: (end, False), count=2):
         self.hub = coordinator.Coordinator(count, PATIENCE, judge)
         self.secret = self.hub.secret = coordinator_module.RunSecret('a secret of the tests')
-        port = free_port()
+        port = find_free_port()
         self.hub.open('127.0.0.1', port)
         own, other = socket.socketpair()
         self.hub.attach_local(other)

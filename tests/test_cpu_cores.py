@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
@@ -120,7 +120,7 @@ def test_prepare_stores_prepares_each_text_once(monkeypatch, capsys, corpus, tmp
     runs = []
     for source in (corpus, f'text:{tmp_path}/none.txt'):
         for seed in (0, 1):
-            spec = tiny(data__source=source, seed=seed, data__seed=seed)
+            spec = make_tiny_spec(data__source=source, seed=seed, data__seed=seed)
             runs.append(SweepRun('softmax', seed, RunDir(tmp_path / 'run'), None, spec))
     sweep.prepare_stores(runs)
     assert [line.partition(' in ')[0] for line in capsys.readouterr().err.splitlines()] == [f'preparing {corpus}']

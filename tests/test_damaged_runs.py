@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from runs import Hearing, spec, timeless, train
+from runs import RecordingCallback, drop_clock_metrics, make_spec, train_run
 
 from sinklab.errors import UserError
 from sinklab.report import runs
@@ -11,11 +11,13 @@ from sinklab.run_dir import RunDir
 
 
 @pytest.mark.slow
-def test_damaged_checkpoint_falls_back_to_previous_step(whole, corpus, tmp_path):
-    shutil.copytree(whole[0], tmp_path / 'run')
+def test_damaged_checkpoint_falls_back_to_previous_step(finished_run, corpus, tmp_path):
+    shutil.copytree(finished_run[0], tmp_path / 'run')
     shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '8' / 'state')
-    listener = Hearing()
-    assert timeless(train(spec(corpus), tmp_path / 'run', listener)) == timeless(whole[1])
+    listener = RecordingCallback()
+    assert drop_clock_metrics(train_run(make_spec(corpus), tmp_path / 'run', listener)) == drop_clock_metrics(
+        finished_run[1]
+    )
     (line,) = listener.notes
     assert line.startswith(f'{tmp_path}/run/checkpoints/8 ')
     assert ' state/' in line
@@ -23,25 +25,25 @@ def test_damaged_checkpoint_falls_back_to_previous_step(whole, corpus, tmp_path)
 
 
 @pytest.mark.slow
-def test_run_with_only_damaged_checkpoints_is_refused_until_they_are_deleted(whole, corpus, tmp_path):
-    shutil.copytree(whole[0], tmp_path / 'run')
+def test_run_with_only_damaged_checkpoints_is_refused_until_they_are_deleted(finished_run, corpus, tmp_path):
+    shutil.copytree(finished_run[0], tmp_path / 'run')
     checkpoint_dir = tmp_path / 'run' / 'checkpoints'
     for step in (4, 8):
         shutil.rmtree(checkpoint_dir / str(step) / 'state')
     with pytest.raises(UserError, match=r'delete .*/checkpoints'):
-        train(spec(corpus), tmp_path / 'run')
+        train_run(make_spec(corpus), tmp_path / 'run')
     shutil.rmtree(checkpoint_dir)
-    assert timeless(train(spec(corpus), tmp_path / 'run')) == timeless(whole[1])
+    assert drop_clock_metrics(train_run(make_spec(corpus), tmp_path / 'run')) == drop_clock_metrics(finished_run[1])
 
 
 @pytest.mark.slow
-def test_lost_metric_lines_are_reported_on_resume_and_in_report(whole, corpus, tmp_path, capsys):
+def test_lost_metric_lines_are_reported_on_resume_and_in_report(finished_run, corpus, tmp_path, capsys):
     run = tmp_path / 'run'
-    shutil.copytree(whole[0], run)
+    shutil.copytree(finished_run[0], run)
     lines = (run / 'metrics.jsonl').read_text().splitlines(keepends=True)
     (run / 'metrics.jsonl').write_text(''.join(lines[:3]))  # steps 0, 1, 2
-    listener = Hearing()
-    train(spec(corpus), run, listener)
+    listener = RecordingCallback()
+    train_run(make_spec(corpus), run, listener)
     (note,) = listener.notes
     assert 'steps 2 and 8' in note
     capsys.readouterr()

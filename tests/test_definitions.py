@@ -9,9 +9,9 @@ import formulas
 import jax
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 from flax import nnx
-from rows import PAPER, ROWS, name
+from rows import PAPER_MODULES, ROWS, get_name
 
 from docs.reference import REASONS_NOT_MEASURED
 from sinklab.cli.main import COMMANDS
@@ -45,12 +45,16 @@ def test_equal_specs_publish_equal_numbers():
     truths = {}
     for module, row in ROWS:
         published = module.ROWS[row]['published']
-        assert truths.setdefault(same_model(spec_of(module, row)), published) == published, f'{name(module)}:{row}'
+        assert truths.setdefault(same_model(spec_of(module, row)), published) == published, (
+            f'{get_name(module)}:{row}'
+        )
 
 
 def test_published_numbers_of_added_heads_belong_to_one_row():
     """Check that one of two interpretations of added heads has the numbers of the published row."""
-    numbers = [about['published'] for module in PAPER for row, about in module.ROWS.items() if row.startswith('add')]
+    numbers = [
+        about['published'] for module in PAPER_MODULES for row, about in module.ROWS.items() if row.startswith('add')
+    ]
     assert sorted(map(bool, numbers)) == [False, True]
 
 
@@ -77,7 +81,7 @@ def test_fixed_bos_is_at_first_position_and_before_every_document(row, corpus):
 
 def bias_alone(kind, scale):
     """Return alpha_1, averaged over 8 heads, of scores that are the scaled position bias, at T = 64."""
-    score_HTS = scale * formulas.position_bias(kind, np.arange(64), 8)
+    score_HTS = scale * formulas.compute_position_bias(kind, np.arange(64), 8)
     weight_HTS = np.where(np.tri(64) > 0, np.exp(score_HTS), 0)
     return float(sink.compute_importance(weight_HTS / weight_HTS.sum(-1, keepdims=True), 1).mean())
 
@@ -103,7 +107,7 @@ def test_alibi_bias_is_not_divided_by_root_of_head_width():
 
 def ours(position):
     """Return alpha_1 of a model whose scores are its position bias."""
-    spec = tiny(model__position=position, model__layers=1, model__heads=8, data__length=64)
+    spec = make_tiny_spec(model__position=position, model__layers=1, model__heads=8, data__length=64)
     model = Transformer(spec.model, 64, nnx.Rngs(0))
     model.blocks.attention.query_DHK[...] *= 0
     with jax.disable_jit():
@@ -120,7 +124,7 @@ def test_narrow_learned_key_uses_distinct_rotary_frequencies():
 
     In the interleaved layout, two dimensions would share a frequency.
     """
-    spec = tiny(
+    spec = make_tiny_spec(
         model__columns__kind='k', model__columns__value='zero', model__head_width=16, model__columns__key_width=4
     )
     column = LEARNED_KV_KINDS['k'](spec.model, 16, nnx.Rngs(0))
@@ -209,7 +213,7 @@ def test_reasons_of_unmeasured_metrics_name_known_metrics_and_commands():
 
 
 def test_source_names_paper_version_of_table_or_figure():
-    sources = {about['source'] for module in PAPER for about in module.ROWS.values()}
+    sources = {about['source'] for module in PAPER_MODULES for about in module.ROWS.values()}
     numbered = [
         source for source in sources if re.search('Gu et al.*(Table|Figure|section|appendix|equation)', source)
     ]

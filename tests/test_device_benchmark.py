@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 BENCHMARKS = Path(__file__).parents[1] / 'benchmarks'
 HEEDS = pytest.param('heeds', None, marks=pytest.mark.exhaustive)
@@ -125,7 +125,7 @@ def test_measure_memory_reports_used_share_of_planned_memory(device, monkeypatch
 
 @pytest.mark.slow
 def test_make_baseline_run_uses_remat_only_if_memory_is_short(device, monkeypatch):
-    spec = tiny()
+    spec = make_tiny_spec()
     assert device['make_baseline_run'](spec)[0] == 'none'
     monkeypatch.setattr('sinklab.parallel.device_mesh.get_device_memory_bytes', lambda: 1000)
     remat, run = device['make_baseline_run'](spec)
@@ -136,7 +136,7 @@ def test_make_baseline_run_uses_remat_only_if_memory_is_short(device, monkeypatc
 def test_baseline_loss_does_not_depend_on_remat(device):
     import jax_baseline
 
-    spec = dataclasses.replace(tiny(), seed=1)
+    spec = dataclasses.replace(make_tiny_spec(), seed=1)
     losses = []
     for remat in jax_baseline.REMAT_POLICIES:
         state, step = jax_baseline.make_train_step(spec, remat)

@@ -6,8 +6,8 @@ import os
 import jax
 import numpy as np
 import pytest
-from conftest import mesh_of, tiny
-from thread_group import alike
+from conftest import make_tiny_spec, make_unpatched_mesh
+from thread_group import run_group
 
 from sinklab.config.spec import Hardware
 from sinklab.errors import UserError
@@ -56,7 +56,7 @@ def make_tpus(shape, slices=1, kind='TPU v5 lite', per_host=4):
     ids=['v5e-8', 'v5e-256', 'v5p-128', '2 x v5e-256', '8 x H100', '4 x 8 x H100'],
 )
 def test_default_mesh_uses_fsdp_within_slices_and_data_across(found, sizes, crossing):
-    mesh = mesh_of(Hardware(), found)
+    mesh = make_unpatched_mesh(Hardware(), found)
     assert tuple(mesh.shape.values()) == sizes
     assert device_mesh.find_crossed_boundaries(mesh) == crossing
     assert sorted(device.id for device in mesh.devices.flat) == [device.id for device in found], 'each device once'
@@ -75,13 +75,13 @@ def test_default_mesh_uses_fsdp_within_slices_and_data_across(found, sizes, cros
     ],
 )
 def test_mesh_uses_given_sizes_and_infers_others(found, given, sizes):
-    mesh = mesh_of(given, found)
+    mesh = make_unpatched_mesh(given, found)
     assert tuple(mesh.shape.values()) == sizes
     assert len(set(mesh.devices.flat)) == len(found)
 
 
 def test_mesh_neighbours_are_network_neighbours():
-    mesh = mesh_of(Hardware(data=16, fsdp=16), make_tpus((16, 16)))
+    mesh = make_unpatched_mesh(Hardware(data=16, fsdp=16), make_tpus((16, 16)))
     coords = np.array([[device.coords for device in line] for line in mesh.devices[:, :, 0]])
     for axis in (0, 1):
         steps = np.abs(np.diff(coords, axis=axis)).sum(-1)
@@ -89,7 +89,7 @@ def test_mesh_neighbours_are_network_neighbours():
 
 
 def test_mesh_data_axis_does_not_split_slices():
-    mesh = mesh_of(Hardware(data=4), make_tpus((4, 4), slices=2))
+    mesh = make_unpatched_mesh(Hardware(data=4), make_tpus((4, 4), slices=2))
     slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
     assert (slices[:2] == 0).all()
     assert (slices[2:] == 1).all()
@@ -113,7 +113,7 @@ def test_mesh_data_axis_does_not_split_slices():
 )
 def test_mesh_rejects_idle_devices_and_incompatible_slices(found, given, words):
     with pytest.raises(UserError, match=words):
-        mesh_of(given, found)
+        make_unpatched_mesh(given, found)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_mesh_rejects_idle_devices_and_incompatible_slices(found, given, words):
     ],
 )
 def test_find_rings_returns_network_rings_of_axis(found, given, rings):
-    assert device_mesh.find_rings(mesh_of(given, found))['fsdp'] == rings
+    assert device_mesh.find_rings(make_unpatched_mesh(given, found))['fsdp'] == rings
 
 
 HOST_MEMORY_BYTES = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
@@ -175,7 +175,9 @@ def test_mesh_error_reports_different_device_counts_of_processes(monkeypatch):
         monkeypatch.setattr(setup, 'count_devices', lambda: next(remaining_counts))
         return [
             str(message)
-            for message in alike(2, lambda group: setup.make_mesh_on_all(tiny(), Hardware(data=3), group, 1))
+            for message in run_group(
+                2, lambda group: setup.make_mesh_on_all(make_tiny_spec(), Hardware(data=3), group, 1)
+            )
             if isinstance(message, UserError)
         ]
 

@@ -12,9 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
-from checkpoint_damages import WAYS, flip, lose, no_digests, poison, swap, truncate
-from conftest import tiny
-from thread_group import alike
+from checkpoint_damages import (
+    CHECKPOINT_DAMAGES,
+    flip_bit,
+    remove_digests,
+    remove_file,
+    replace_by_pickle,
+    swap_files,
+    truncate_file,
+)
+from conftest import make_tiny_spec
+from thread_group import run_group
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer, find_corruption_on_all
@@ -24,7 +32,7 @@ from sinklab.storage import atomic_write as files
 from sinklab.storage import directories
 
 DATA = dict(store='0123', seed=0)
-RULES = tiny().checkpoint
+RULES = make_tiny_spec().checkpoint
 RNG = np.random.default_rng(0)
 VALUES = {name: RNG.normal(size=(8, 16)).astype(np.float32) for name in 'abc'}
 
@@ -67,7 +75,8 @@ def opened(folder, group=None):
 
 
 DAMAGES = [
-    pytest.param(number, marks=pytest.mark.exhaustive if number >= 2 * len(WAYS) else ()) for number in range(200)
+    pytest.param(number, marks=pytest.mark.exhaustive if number >= 2 * len(CHECKPOINT_DAMAGES) else ())
+    for number in range(200)
 ]
 
 
@@ -79,7 +88,7 @@ def is_named(names, why):
 @pytest.mark.parametrize('number', DAMAGES)
 def test_corrupt_checkpoint_is_named_and_previous_step_is_restored(saved, tmp_path, number):
     folder, rng = copied(saved, tmp_path / 'run'), np.random.default_rng(number)
-    names = WAYS[number % len(WAYS)](folder, 4, rng)
+    names = CHECKPOINT_DAMAGES[number % len(CHECKPOINT_DAMAGES)](folder, 4, rng)
     checkpoints = opened(folder)
     newest, (line,) = checkpoints.find_latest_valid_step()
     assert newest == 2
@@ -91,7 +100,15 @@ def test_corrupt_checkpoint_is_named_and_previous_step_is_restored(saved, tmp_pa
     checkpoints.close()
 
 
-@pytest.mark.parametrize('ways', [(flip, lose), (swap, truncate), (poison, poison), (no_digests, no_digests)])
+@pytest.mark.parametrize(
+    'ways',
+    [
+        (flip_bit, remove_file),
+        (swap_files, truncate_file),
+        (replace_by_pickle, replace_by_pickle),
+        (remove_digests, remove_digests),
+    ],
+)
 def test_all_corrupt_checkpoints_are_named_and_left_unchanged(saved, tmp_path, ways):
     folder, rng = copied(saved, tmp_path / 'run'), np.random.default_rng(0)
     names = {step: way(folder, step, rng) for step, way in zip((2, 4), ways, strict=True)}
@@ -107,7 +124,7 @@ def test_all_corrupt_checkpoints_are_named_and_left_unchanged(saved, tmp_path, w
 def test_corrupt_checkpoint_is_quarantined_with_digests_and_saved_again(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
     for name in ('4', '4.1'):
-        flip(folder, 4, np.random.default_rng(0))
+        flip_bit(folder, 4, np.random.default_rng(0))
         damaged = {
             path.name: path.read_bytes() for path in (folder.checkpoint_dir / '4').rglob('*') if path.is_file()
         }
@@ -125,7 +142,7 @@ def test_corrupt_checkpoint_is_quarantined_with_digests_and_saved_again(saved, t
 
 def test_corrupt_older_checkpoint_is_ignored_when_newest_is_valid(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
-    flip(folder, 2, np.random.default_rng(0))
+    flip_bit(folder, 2, np.random.default_rng(0))
     assert opened(folder).find_latest_valid_step() == (4, [])
 
 
@@ -247,15 +264,15 @@ def test_any_process_count_finds_each_corrupt_file(of_three, name, count):
 
 def test_all_processes_return_same_corruption(of_three):
     (of_three.checkpoint_dir / '4' / FILES[-1]).unlink()
-    lines = alike(2, lambda group: find_corruption_on_all(of_three, 4, group).reason)
+    lines = run_group(2, lambda group: find_corruption_on_all(of_three, 4, group).reason)
     assert lines == [lines[0]] * 2
     assert FILES[-1] in lines[0]
 
 
 def test_all_processes_skip_same_checkpoint_and_one_quarantines_it(saved, tmp_path):
     folder = copied(saved, tmp_path / 'run')
-    flip(folder, 4, np.random.default_rng(0))
-    one, other = alike(2, lambda group: opened(folder, group).find_latest_valid_step())
+    flip_bit(folder, 4, np.random.default_rng(0))
+    one, other = run_group(2, lambda group: opened(folder, group).find_latest_valid_step())
     assert one == other
     assert one[0] == 2
     assert [path.name for path in folder.quarantine_dir.iterdir()] == ['4']
@@ -345,7 +362,7 @@ def test_digests_accept_file_size_above_4_gib(saved, tmp_path):
 @pytest.mark.parametrize('name', ['../../secret', '/etc/passwd', 'a\\b'])
 def test_digests_reject_file_name_outside_checkpoint(tmp_path, name):
     folder = RunDir(tmp_path)
-    runs.saved(folder, 4)
+    runs.write_checkpoints(folder, 4)
     (tmp_path / 'secret').write_bytes(b'of a run')
     file = digests.get_digest_path(folder, 4, 0)
     part = json.loads(file.read_text())

@@ -14,13 +14,13 @@ import warnings
 from html.parser import HTMLParser
 
 import pytest
-from conftest import tiny
-from hostile_names import NAMES, visible
+from conftest import make_tiny_spec
+from hostile_names import HOSTILE_NAMES, escape_name
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.text import Text
-from synthetic_runs import made_up
+from synthetic_runs import write_run
 
 from sinklab import escape, standard_streams
 from sinklab.cli import (
@@ -46,14 +46,14 @@ from sinklab.storage.paths import check_utf8
 from sinklab.sweep import plan
 from sinklab.sweep.run import SignalForwarder
 
-SHORT = [name for name in NAMES if len(name) < 40]
+SHORT = [name for name in HOSTILE_NAMES if len(name) < 40]
 
 
 @pytest.fixture(scope='module')
 def found(tmp_path_factory):
     """Make one run for each name, and one whose name is a number."""
     folder = tmp_path_factory.mktemp('named')
-    paths = [made_up(folder / str(at), name, steps=(0, 10)) for at, name in enumerate([*NAMES, '5'])]
+    paths = [write_run(folder / str(at), name, steps=(0, 10)) for at, name in enumerate([*HOSTILE_NAMES, '5'])]
     return runs.read_runs(paths)
 
 
@@ -62,27 +62,27 @@ def shown_names(text):
     return [line[1:].split('  ')[0].rstrip() for line in text.splitlines()]
 
 
-@pytest.mark.parametrize('name', NAMES, ids=ascii)
+@pytest.mark.parametrize('name', HOSTILE_NAMES, ids=ascii)
 def test_terminal_table_shows_escaped_name_in_cell(capsys, name):
     terminal.print_table(terminal.make_console(width=100), ['row'], [[name]])
     _, *lines = capsys.readouterr().out.splitlines()
-    assert ''.join(line.strip() for line in lines) == visible(name)
+    assert ''.join(line.strip() for line in lines) == escape_name(name)
 
 
 def test_report_on_terminal_lists_all_run_names(found, capsys):
     report.print_runs(summary_table.make_run_table([run for run in found if len(run.name) < 40]))
-    assert set(map(visible, SHORT)) <= set(shown_names(capsys.readouterr().out))
+    assert set(map(escape_name, SHORT)) <= set(shown_names(capsys.readouterr().out))
 
 
 def test_report_json_keeps_original_names(found, capsys):
     paths = [str(run.run_dir) for run in found[:12]]
     assert main(['report', *paths, '--json', f'--out={found[0].run_dir}/out']) == 0
-    assert [row['arm'] for row in json.loads(capsys.readouterr().out)] == NAMES[:12]
+    assert [row['arm'] for row in json.loads(capsys.readouterr().out)] == HOSTILE_NAMES[:12]
 
 
 def test_report_skips_run_with_non_string_row_name(tmp_path, capsys):
     """Use a row.json that was edited, because a config file always yields a string."""
-    damaged, sound = made_up(tmp_path / 'damaged', 5), made_up(tmp_path / 'sound', '5')
+    damaged, sound = write_run(tmp_path / 'damaged', 5), write_run(tmp_path / 'sound', '5')
     assert main(['report', damaged]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert f'{damaged}/row.json' in line
@@ -99,8 +99,8 @@ def table(tmp_path, monkeypatch):
 
     def write(names):
         rows = ', '.join(f'{name!a}: dict(diff={{}}, published={{}}, source={name!a})' for name in names)
-        body = f'from conftest import tiny_config\nROWS = {{{rows}}}\n'
-        body += 'def get_config(row=None):\n    ROWS[row]\n    return tiny_config()\n'
+        body = f'from conftest import make_tiny_config\nROWS = {{{rows}}}\n'
+        body += 'def get_config(row=None):\n    ROWS[row]\n    return make_tiny_config()\n'
         (tmp_path / 'table.py').write_text(body)
         return str(tmp_path / 'table.py')
 
@@ -108,11 +108,11 @@ def table(tmp_path, monkeypatch):
 
 
 def test_rows_lists_rows_of_any_name(table, capsys):
-    assert main(['rows', f'--config={table([*NAMES, 5])}', '--json']) == 0
-    assert [row['row'] for row in json.loads(capsys.readouterr().out)] == [*NAMES, '5']
+    assert main(['rows', f'--config={table([*HOSTILE_NAMES, 5])}', '--json']) == 0
+    assert [row['row'] for row in json.loads(capsys.readouterr().out)] == [*HOSTILE_NAMES, '5']
     assert main(['rows', f'--config={table([*SHORT, 5])}']) == 0
     text = capsys.readouterr().out
-    assert set(map(visible, [*SHORT, 5])) <= set(shown_names(text))
+    assert set(map(escape_name, [*SHORT, 5])) <= set(shown_names(text))
 
 
 @pytest.mark.parametrize('names', [[''], [1, '1']], ids=str)
@@ -127,14 +127,14 @@ def test_error_message_escapes_control_characters_in_one_line(capsys):
     assert '\x1b' not in line
 
 
-@pytest.mark.parametrize('name', NAMES, ids=ascii)
+@pytest.mark.parametrize('name', HOSTILE_NAMES, ids=ascii)
 def test_sweep_table_shows_escaped_name_in_heading_and_cell(capsys, name):
     sweep.print_table_with_note([f'Sink_1 - {name}', 'n'], [[name, '1']])
     text = capsys.readouterr().out
-    assert ''.join(text.split()).count(''.join(visible(name).split())) >= (2 if len(name) < 40 else 0)
+    assert ''.join(text.split()).count(''.join(escape_name(name).split())) >= (2 if len(name) < 40 else 0)
 
 
-@pytest.mark.parametrize('name', NAMES, ids=ascii)
+@pytest.mark.parametrize('name', HOSTILE_NAMES, ids=ascii)
 def test_progress_display_shows_escaped_name(monkeypatch, name):
     """Remove the escape sequences that rich writes to a terminal."""
     monkeypatch.setenv('COLUMNS', '2000')
@@ -143,20 +143,20 @@ def test_progress_display_shows_escaped_name(monkeypatch, name):
     stream = io.StringIO()
     stream.isatty = lambda: True
     monkeypatch.setattr(sys, 'stderr', stream)
-    with progress.ProgressCallback(name, tiny()) as shown:
+    with progress.ProgressCallback(name, make_tiny_spec()) as shown:
         assert shown.display.is_live
         shown.on_record({'step': 1, 'train/loss': 1.0}, written=True)
         shown.on_message(f'note of {name}')
     with measure.show_progress(name, 3) as watch:
         watch(1)
     text = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]|\r', '', stream.getvalue())
-    assert visible(name) in text
-    assert f'{visible(name)}  note of {visible(name)}' in text
-    assert f'measuring {visible(name)}' in text
+    assert escape_name(name) in text
+    assert f'{escape_name(name)}  note of {escape_name(name)}' in text
+    assert f'measuring {escape_name(name)}' in text
     assert all(letter.isprintable() for letter in text.replace('\n', ''))
 
 
-@pytest.mark.parametrize('name', NAMES, ids=ascii)
+@pytest.mark.parametrize('name', HOSTILE_NAMES, ids=ascii)
 def test_measure_output_shows_escaped_name(capsys, name):
     numbers = {'sink/1': 5.0, 'sink/1/T16@0.3': 5.0, 'perturbation/1': 0.5}
     told = dict(model=name, inputs={name: numbers}, published={}, remarks=[f'remark of {name}'])
@@ -164,7 +164,7 @@ def test_measure_output_shows_escaped_name(capsys, name):
     series = {name: dict(emergence=None), f'b{name}': dict(emergence=(None, 4), heads=[])}
     measure.print_measurements([told])
     measure.print_emergence(series)
-    text, shown = capsys.readouterr().out, visible(name)
+    text, shown = capsys.readouterr().out, escape_name(name)
     assert all(letter.isprintable() or letter == '\n' for letter in text)
     assert text.splitlines()[0] == shown
     lines = text.splitlines()[-5:]
@@ -175,7 +175,7 @@ def test_measure_output_shows_escaped_name(capsys, name):
     assert lines[4].startswith(f'b{shown}: Sink_1 emerges')
 
 
-@pytest.mark.parametrize('name', NAMES, ids=ascii)
+@pytest.mark.parametrize('name', HOSTILE_NAMES, ids=ascii)
 def test_safe_stream_escapes_control_characters(name):
     stream = io.StringIO()
     safe = standard_streams.SafeStream(stream)
@@ -183,7 +183,7 @@ def test_safe_stream_escapes_control_characters(name):
     kept = name.replace('\n', '').replace('\r', '').replace('\t', '')
     assert all(letter.isprintable() or letter in '\n\r\t' for letter in stream.getvalue())
     if kept == name:
-        assert stream.getvalue() == f'{visible(name)}\n'
+        assert stream.getvalue() == f'{escape_name(name)}\n'
 
 
 def test_safe_stream_keeps_carriage_returns_and_unescaped_writes():
@@ -205,7 +205,7 @@ def test_escape_control_is_printable_and_idempotent(text):
 
 def display_of_sweep(tmp_path):
     """Return a run of a sweep whose name moves the cursor, and the display of the sweep."""
-    run = plan.SweepRun('[1/2] \x1b[31mb', 0, RunDir(tmp_path / 'b'), None, tiny())
+    run = plan.SweepRun('[1/2] \x1b[31mb', 0, RunDir(tmp_path / 'b'), None, make_tiny_spec())
     return run, progress.SweepDisplay([run], jobs=1)
 
 
@@ -256,7 +256,7 @@ def test_report_page_escapes_html_in_names(found, tmp_path):
     text = (tmp_path / 'report.html').read_text(encoding='utf-8')
     cells = Cells(text)
     heads = [words for tag, about, words in cells.words if tag == 'th' and about.get('scope') == 'row']
-    names = [visible(name) for name in [*NAMES, '5']]
+    names = [escape_name(name) for name in [*HOSTILE_NAMES, '5']]
     assert sorted(heads) == sorted([*names, *names]), 'by row and by run'
     assert cells.tags.count('script') == 2
     assert 'b' not in cells.tags
@@ -323,7 +323,7 @@ def test_latex_table_escapes_names(found):
     assert not any(line.startswith(('[', '*')) for line in body), 'parsed as an argument of the previous line end'
     cells = [typeset(line[:-3]) for line in body]
     assert len({len(row) for row in cells}) == 1
-    assert sorted(row[0] for row in cells) == sorted(visible(name).strip() for name in [*NAMES, '5'])
+    assert sorted(row[0] for row in cells) == sorted(escape_name(name).strip() for name in [*HOSTILE_NAMES, '5'])
 
 
 @pytest.mark.slow
@@ -340,7 +340,7 @@ def test_figure_legends_and_titles_show_escaped_names(found):
         warnings.filterwarnings('error')
         warnings.filterwarnings('ignore', 'Glyph|.*layout not applied')
         for some in [every[at : at + 12] for at in range(0, len(every), 12)]:
-            names = [visible(arm.name) for arm in some]
+            names = [escape_name(arm.name) for arm in some]
             for figure in (pictures.draw_curves(some, None), pictures.draw_ratios(some, ratios)):
                 figure.canvas.draw()
                 told = [*figure.legends, *filter(None, (axis.get_legend() for axis in figure.axes))]
@@ -356,10 +356,10 @@ def test_figure_legends_and_titles_show_escaped_names(found):
 def test_report_svg_shows_names_with_special_characters(tmp_path):
     pytest.importorskip('matplotlib')
     names = ['$', '$\\frac$', '_x', '\ud800', '[/]']
-    paths = [made_up(tmp_path / str(at), name) for at, name in enumerate(names)]
+    paths = [write_run(tmp_path / str(at), name) for at, name in enumerate(names)]
     assert main(['report', *paths, '--svg']) == 0
     words = re.findall(r'>([^<]*)</text>', (tmp_path / 'curves.svg').read_text(encoding='utf-8'))
-    assert set(map(visible, names)) <= {*words}
+    assert set(map(escape_name, names)) <= {*words}
 
 
 def test_claims_markdown_escapes_column_separators_and_html():
@@ -381,10 +381,10 @@ def markdown_cell(text):
     return cell
 
 
-@pytest.mark.parametrize('name', [name for name in NAMES if name != '`id`'], ids=ascii)
+@pytest.mark.parametrize('name', [name for name in HOSTILE_NAMES if name != '`id`'], ids=ascii)
 def test_escape_markdown_keeps_name_in_table_cell(name):
     """Exclude code in backticks, which is not escaped."""
-    assert markdown_cell(name) == visible(name)
+    assert markdown_cell(name) == escape_name(name)
 
 
 @given(st.text(alphabet='\\|<&#;/!bx1 '))
@@ -397,18 +397,18 @@ def test_escape_control_keeps_zero_width_joiners(name):
     assert escape.escape_control(name) == name
 
 
-@pytest.mark.parametrize('name', NAMES, ids=ascii)
+@pytest.mark.parametrize('name', HOSTILE_NAMES, ids=ascii)
 def test_run_dir_name_is_single_folder_below_sweep(tmp_path, name):
     folder = tmp_path / plan.get_run_dir_name(name, 3)
     folder.mkdir()
     assert list(tmp_path.iterdir()) == [folder]
     assert folder.name.endswith('-3')
     assert glob.glob('*', root_dir=tmp_path) == [folder.name]
-    assert RunDir(folder).check_spec(tiny()) is None, 'checkpoints can be saved there'
+    assert RunDir(folder).check_spec(make_tiny_spec()) is None, 'checkpoints can be saved there'
 
 
 def test_run_dir_names_are_unique_and_keep_plain_row_names():
-    names = [plan.get_run_dir_name(name, 0) for name in NAMES]
+    names = [plan.get_run_dir_name(name, 0) for name in HOSTILE_NAMES]
     assert len(set(names)) == len(names)
     plain = ['softmax', 'sigmoid_norm', 'a-b.c', 'ü', '50%', 'two words']
     assert [plan.get_run_dir_name(name, 1) for name in plain] == [f'{name}-1' for name in plain]
@@ -428,7 +428,9 @@ def test_quote_file_name_is_unique_and_valid(one, other):
 def test_plan_runs_rejects_rows_with_same_run_dir(tmp_path):
     row = dict(size=None)
     with pytest.raises(plan.UserError):
-        plan.plan_runs(['a/t.py:x', 'b/t.py:x'], [0], str(tmp_path / 'w'), lambda *_: (tiny(), row), Hardware())
+        plan.plan_runs(
+            ['a/t.py:x', 'b/t.py:x'], [0], str(tmp_path / 'w'), lambda *_: (make_tiny_spec(), row), Hardware()
+        )
 
 
 def test_quote_file_name_removes_slashes():
@@ -436,7 +438,10 @@ def test_quote_file_name_removes_slashes():
 
 
 def test_join_shell_output_is_parsed_back_by_bash():
-    words = [name for name in NAMES if '\0' not in name and '\ud800' not in name] + [os.fsdecode(b'\xff/x'), '']
+    words = [name for name in HOSTILE_NAMES if '\0' not in name and '\ud800' not in name] + [
+        os.fsdecode(b'\xff/x'),
+        '',
+    ]
     line = escape.join_shell(words)
     assert line.isprintable()
     said = subprocess.run(['bash', '-c', f'printf "%s\\0" {line}'], capture_output=True, check=True).stdout
@@ -455,7 +460,7 @@ def numbers_of(row):
 def test_report_shows_whole_numbers_on_narrow_terminal(tmp_path, monkeypatch, capsys, columns):
     more = {'sink/star': 12.345, 'entropy/row': 3.14159, 'sink/star/clean': 1.5}
     names = ['softmax', 'a row with a name that is much longer than there is room for']
-    paths = [made_up(tmp_path / str(at), name, steps=(0, 10, 20000), more=more) for at, name in enumerate(names)]
+    paths = [write_run(tmp_path / str(at), name, steps=(0, 10, 20000), more=more) for at, name in enumerate(names)]
     assert main(['report', *paths, '--json']) == 0
     rows = json.loads(capsys.readouterr().out)
     monkeypatch.setenv('COLUMNS', str(columns))
@@ -571,7 +576,7 @@ def test_non_utf8_folder_is_read_and_written(tmp_path):
         folder.mkdir()
     except OSError:
         pytest.skip('this file system has no names that are not UTF-8')
-    path = made_up(folder / 'run', 'softmax')
+    path = write_run(folder / 'run', 'softmax')
     assert main(['report', path, '--latex', f'--out={folder}/out']) == 0
     assert {file.name for file in (folder / 'out').iterdir()} == {'report.html', 'table.tex'}
     (folder / 'text.txt').write_text('some words here. ' * 2000)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lm_eval_cases import CONTEXTS, QUESTIONS, TASKS, TEXTS, goes_on, likelihood, written
+from lm_eval_cases import CONTEXTS, QUESTIONS, TASKS, TEXTS, continue_greedily, score_continuation, write_tasks
 
 pytest.importorskip('lm_eval')
 
@@ -37,11 +37,11 @@ def offline(monkeypatch):
 
 @pytest.fixture(scope='module')
 def tasks(tmp_path_factory):
-    return written(tmp_path_factory.mktemp('tasks'))
+    return write_tasks(tmp_path_factory.mktemp('tasks'))
 
 
-def test_evaluate_matches_directly_computed_task_metrics(whole, tasks, capsys, tmp_path):
-    path, records = whole
+def test_evaluate_matches_directly_computed_task_metrics(finished_run, tasks, capsys, tmp_path):
+    path, records = finished_run
     own, file, included = RunModel(RunDir(path), 8), tmp_path / 'found.json', [f'--include={tasks}']
     assert main(['evaluate', str(path), f'--tasks={",".join(TASKS)}', *included, '--json', f'--out={file}']) == 0
     found = json.loads(capsys.readouterr().out)
@@ -52,39 +52,51 @@ def test_evaluate_matches_directly_computed_task_metrics(whole, tasks, capsys, t
     for one in QUESTIONS:
         begin = len(one['question'].rstrip())
         context, space = one['question'][:begin], one['question'][begin:]
-        likelihoods = [likelihood(own, context, space + choice)[0] for choice in one['choices']]
+        likelihoods = [score_continuation(own, context, space + choice)[0] for choice in one['choices']]
         right.append(np.argmax(likelihoods) == one['answer'])
     assert found['tasks']['mine_choice']['numbers']['acc,none'] == np.mean(right)
     assert found['tasks']['mine_choice']['samples'] == 4
-    bits = -sum(likelihood(own, '', text)[0] for text in TEXTS) / math.log(2)
+    bits = -sum(score_continuation(own, '', text)[0] for text in TEXTS) / math.log(2)
     size = sum(len(text.encode()) for text in TEXTS)
     np.testing.assert_allclose(found['tasks']['mine_text']['numbers']['bits_per_byte,none'], bits / size, rtol=1e-4)
-    answers = [goes_on(own, context, 5).partition('\n')[0] for context in CONTEXTS]
+    answers = [continue_greedily(own, context, 5).partition('\n')[0] for context in CONTEXTS]
     assert found['tasks']['mine_answer']['numbers']['exact_match,none'] == np.mean([not one for one in answers])
 
 
-def test_evaluate_prints_table_for_limit_and_few_shot(whole, tasks, capsys):
-    asked = ['evaluate', f'{whole[0]}@4', '--tasks=mine_choice', f'--include={tasks}', '--limit=2', '--few_shot=1']
+def test_evaluate_prints_table_for_limit_and_few_shot(finished_run, tasks, capsys):
+    asked = [
+        'evaluate',
+        f'{finished_run[0]}@4',
+        '--tasks=mine_choice',
+        f'--include={tasks}',
+        '--limit=2',
+        '--few_shot=1',
+    ]
     assert main(asked) == 0
     said = capsys.readouterr().out
     cells = said.split('\n')[1].split()
     assert [cells[place] for place in (0, 1, 4, 5)] == ['mine_choice', 'acc', '2', '1']
-    assert f'{whole[0]}@4' in said
+    assert f'{finished_run[0]}@4' in said
 
 
-def test_lm_eval_finds_sinklab_model_by_name(whole, tasks):
+def test_lm_eval_finds_sinklab_model_by_name(finished_run, tasks):
     assert get_model('sinklab') is SinklabLM
     how = dict(
         tasks=['mine_choice'], task_manager=lm_eval.load_task_manager(['mine_choice'], str(tasks)), bootstrap_iters=0
     )
-    found = simple_evaluate(model='sinklab', model_args=f'run={whole[0]}@8', batch_size='auto', **how)
-    assert found['config']['model_sha'] == RunModel(RunDir(whole[0]), 8).digest
+    found = simple_evaluate(model='sinklab', model_args=f'run={finished_run[0]}@8', batch_size='auto', **how)
+    assert found['config']['model_sha'] == RunModel(RunDir(finished_run[0]), 8).digest
     assert len(found['samples']['mine_choice']) == 4
 
 
 @pytest.mark.exhaustive
-def test_lm_eval_command_line_evaluates_run(whole, tasks):
-    asked = ['--model=sinklab', f'--model_args=run={whole[0]}@8', '--tasks=mine_choice', f'--include_path={tasks}']
+def test_lm_eval_command_line_evaluates_run(finished_run, tasks):
+    asked = [
+        '--model=sinklab',
+        f'--model_args=run={finished_run[0]}@8',
+        '--tasks=mine_choice',
+        f'--include_path={tasks}',
+    ]
     command = [sys.executable, '-m', 'sinklab.analysis.lm_eval', 'run', *asked, '--batch_size=auto']
     told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert 'mine_choice' in told.stdout, told.stderr
@@ -104,8 +116,8 @@ def test_lm_eval_command_line_evaluates_run(whole, tasks):
         (['hf:{run}', '--tasks=mine_choice', '--include={tasks}'], 'contains a run of sinklab; remove hf:'),
     ],
 )
-def test_evaluate_rejects_invalid_arguments_with_one_line(whole, tasks, capsys, arguments, said):
-    given = [one.format(run=whole[0], tasks=tasks) for one in arguments]
+def test_evaluate_rejects_invalid_arguments_with_one_line(finished_run, tasks, capsys, arguments, said):
+    given = [one.format(run=finished_run[0], tasks=tasks) for one in arguments]
     assert main(['evaluate', *given]) == 1
     line = capsys.readouterr().err.strip().split('\n')[-1]
     assert line.startswith('sinklab evaluate: ')

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.run_dir import RunDir
 from sinklab.storage import compare_and_swap
@@ -170,10 +170,10 @@ def test_acquire_lock_rejects_irregular_file_immediately(path, make, monkeypatch
 @pytest.mark.parametrize('name', ['a folder', 'a FIFO', 'a socket', 'a link to a device', 'a link to itself'])
 def test_check_spec_rejects_irregular_lock_file(path, name):
     folder = RunDir(path.parent)
-    folder.initialize(tiny(), {})
+    folder.initialize(make_tiny_spec(), {})
     IRREGULAR[name](path)
     with pytest.raises(DamagedFileError, match=r'lease\.lock'):
-        folder.check_spec(tiny())
+        folder.check_spec(make_tiny_spec())
 
 
 @pytest.mark.parametrize('taken_over', [False, True])

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import drawn, tiny
-from stores import chat
+from conftest import draw_params, make_tiny_spec
+from stores import write_chat
 
 from sinklab.config.spec import Hardware
 from sinklab.data.batches import load_run_data
@@ -27,11 +27,11 @@ def source(tmp_path_factory):
         ]
         for n in range(200)
     ]
-    return chat(tmp_path_factory.mktemp('chat') / 'a.jsonl', chats)
+    return write_chat(tmp_path_factory.mktemp('chat') / 'a.jsonl', chats)
 
 
 def make_spec(source, **changes):
-    return tiny(data__source=source, data__loss='assistant', optimizer__batch_size=8, **changes)
+    return make_tiny_spec(data__source=source, data__loss='assistant', optimizer__batch_size=8, **changes)
 
 
 def compute_expected_loss(spec, params, ids_BT):
@@ -46,7 +46,7 @@ def compute_expected_loss(spec, params, ids_BT):
 @pytest.mark.parametrize('micro_batch', [None, 2])
 def test_loss_is_mean_over_assistant_tokens(source, micro_batch):
     spec, hardware = make_spec(source), Hardware(micro_batch=micro_batch)
-    data, mesh, params = load_run_data(spec), device_mesh.make_mesh(Hardware()), drawn(make_spec(source))
+    data, mesh, params = load_run_data(spec), device_mesh.make_mesh(Hardware()), draw_params(make_spec(source))
     batch = data.batches.read_rows(0, range(8))
     counts = (batch[:, 1:] >= 0).sum(1)
     assert len(set(counts.tolist())) > 1  # it differs between micro-batches
@@ -65,7 +65,7 @@ def test_loss_is_mean_over_assistant_tokens(source, micro_batch):
 @pytest.mark.slow
 def test_loss_excludes_user_tokens_but_model_reads_them(source):
     spec = make_spec(source)
-    batch, params = load_run_data(spec).batches.read_rows(0, range(8)), drawn(make_spec(source))
+    batch, params = load_run_data(spec).batches.read_rows(0, range(8)), draw_params(make_spec(source))
     is_user_token = batch[:, 1:] < 0
     gradient = jax.grad(lambda p: step_module.make_loss(spec)(p, batch))(params)['head_VD']
     changed_batch = batch.copy()
@@ -81,7 +81,7 @@ def test_loss_excludes_user_tokens_but_model_reads_them(source):
 
 
 def test_loss_on_all_tokens_uses_same_rows(source):
-    full = load_run_data(tiny(data__source=source, optimizer__batch_size=8)).batches.read_rows(0, range(8))
+    full = load_run_data(make_tiny_spec(data__source=source, optimizer__batch_size=8)).batches.read_rows(0, range(8))
     masked = load_run_data(make_spec(source)).batches.read_rows(0, range(8))
     assert (full >= 0).all()
     np.testing.assert_array_equal(np.where(masked < 0, ~masked, masked), full)
@@ -89,4 +89,4 @@ def test_loss_on_all_tokens_uses_same_rows(source):
 
 def test_loss_on_assistant_is_rejected_for_plain_text(corpus):
     with pytest.raises(UserError, match=r'config\.data\.loss.*assistant'):
-        tiny(data__source=corpus, data__loss='assistant')
+        make_tiny_spec(data__source=corpus, data__loss='assistant')

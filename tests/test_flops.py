@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
-from conftest import operation, tiny
+from conftest import make_tiny_spec, replace_operation
 from flax import nnx
 
 from sinklab.model import flops
@@ -44,7 +44,7 @@ def products(jaxpr, times=1):
 
 @pytest.mark.parametrize('changes', CASES, ids=str)
 def test_forward_flops_equal_matrix_products_of_traced_model(changes):
-    spec = tiny(**({'model__attention__normalizer': 'none'} if 'mlp' in str(changes) else {}), **changes)
+    spec = make_tiny_spec(**({'model__attention__normalizer': 'none'} if 'mlp' in str(changes) else {}), **changes)
     ids = jnp.zeros((1, spec.data.length), jnp.int32)
     model = nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0)))
     graph, params = nnx.split(model)
@@ -59,10 +59,12 @@ def test_forward_flops_equal_matrix_products_of_traced_model(changes):
 
 
 def test_forward_flops_account_for_causal_mask_and_window():
-    length = tiny().data.length
-    whole, half = (flops.count_forward_flops(tiny().model, length, masked).attention for masked in (False, True))
+    length = make_tiny_spec().data.length
+    whole, half = (
+        flops.count_forward_flops(make_tiny_spec().model, length, masked).attention for masked in (False, True)
+    )
     assert half / whole == pytest.approx((length + 1) / 2 / length)
-    window = flops.count_forward_flops(tiny(model__mask__window=2).model, length).attention
+    window = flops.count_forward_flops(make_tiny_spec(model__mask__window=2).model, length).attention
     assert window / whole == pytest.approx((2 - 1 / length) / length)
 
 
@@ -80,5 +82,7 @@ def test_step_flops_of_1b_model_match_standard_formula():
 
 
 def test_forward_flops_of_sigmoid_equal_those_of_softmax():
-    softmax, sigmoid = (operation(tiny(), *pair).model for pair in (('exp', 'sum'), ('sigmoid', 'none')))
+    softmax, sigmoid = (
+        replace_operation(make_tiny_spec(), *pair).model for pair in (('exp', 'sum'), ('sigmoid', 'none'))
+    )
     assert flops.count_forward_flops(softmax, 16) == flops.count_forward_flops(sigmoid, 16)

@@ -5,8 +5,8 @@ import os
 import shutil
 
 import pytest
-from runs import saved
-from thread_group import alike
+from runs import write_checkpoints
+from thread_group import run_group
 
 from sinklab.checkpoint import digests
 from sinklab.cli import train
@@ -24,8 +24,9 @@ def config(corpus, tmp_path_factory):
     path = tmp_path_factory.mktemp('config') / 'mine.py'
     path.write_text(
         f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
-        'from conftest import tiny_config\n'
-        f'def get_config(row=None):\n    return tiny_config(data__source={corpus!r}, checkpoint__every_steps=4)\n'
+        'from conftest import make_tiny_config\n'
+        'def get_config(row=None):\n'
+        f'    return make_tiny_config(data__source={corpus!r}, checkpoint__every_steps=4)\n'
     )
     return path
 
@@ -127,8 +128,8 @@ def test_resolve_parent_refuses_existing_run_that_is_no_fork(tmp_path):
 
 
 def test_resolve_parent_finds_moved_parent_by_digest(tmp_path):
-    saved(RunDir(make_run_folder(tmp_path / 'run')), 2, 4)
-    saved(RunDir(make_run_folder(tmp_path / 'other')), 4, content=b'of another run')
+    write_checkpoints(RunDir(make_run_folder(tmp_path / 'run')), 2, 4)
+    write_checkpoints(RunDir(make_run_folder(tmp_path / 'other')), 4, content=b'of another run')
     lineage = dict(run='../run', step=4, seal=digests.compute_checkpoint_digest(RunDir(tmp_path / 'run'), 4))
     child = RunDir(make_run_folder(tmp_path / 'child', lineage=lineage))
     (tmp_path / 'run').rename(tmp_path / 'moved')
@@ -155,7 +156,7 @@ def test_resolve_parent_splits_prefix_at_first_colon(tmp_path):
 
 def test_resolve_parent_requires_params_prefix_for_parameter_fork(tmp_path):
     run = RunDir(make_run_folder(tmp_path / 'run'))
-    saved(run, 4)
+    write_checkpoints(run, 4)
     lineage = dict(run='../run', step=4, seal=digests.compute_checkpoint_digest(run, 4), takes='params', start=0)
     child, moved_path = RunDir(make_run_folder(tmp_path / 'child', lineage=lineage)), tmp_path / 'moved'
     run.path.rename(moved_path)
@@ -169,7 +170,7 @@ def test_resolve_parent_requires_params_prefix_for_parameter_fork(tmp_path):
 
 def resolve_in_two_processes(tmp_path, *sources):
     """Return the parent that each of two processes resolves from its --from."""
-    return alike(2, lambda group: train.resolve_parent(sources[group.index], RunDir(tmp_path / 'child'), group))
+    return run_group(2, lambda group: train.resolve_parent(sources[group.index], RunDir(tmp_path / 'child'), group))
 
 
 def test_resolve_parent_uses_step_of_process_0(tmp_path):

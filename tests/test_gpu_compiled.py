@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from gpu_problems import SUMS
+from gpu_problems import REDUCTIONS
 
 from sinklab.attn import mask
 from sinklab.attn.backends import BACKENDS
@@ -27,7 +27,7 @@ def absent():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('shown', 'width'), [('full', 96), ('causal', 128), ('documents', 64)])
-@pytest.mark.parametrize('name', SUMS)
+@pytest.mark.parametrize('name', REDUCTIONS)
 def test_gpu_kernels_compile_without_score_matrix(absent, name, shown, width):
     sharding, mesh = absent
     length = 4096
@@ -37,7 +37,7 @@ def test_gpu_kernels_compile_without_score_matrix(absent, name, shown, width):
 
     query, key = of(jnp.bfloat16, 1, 4, length, width), of(jnp.bfloat16, 1, 2, length, width)
     parameter_HP, row = of(jnp.float32, 4, 0), of(jnp.float32, 1, 4, length)
-    sums = SUMS[name]
+    sums = REDUCTIONS[name]
     rows = [row] * (sums.num_statistics + (sums == SoftmaxReduction()))
 
     def masked(start):

@@ -6,9 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import MASKS, alibi, close, compared, drawn, every, steep
-from conftest import attention
-from gpu_problems import LENGTH, SUMS, by_matrices, problem
+from attention_cases import (
+    MASKS,
+    assert_close,
+    combine_masks,
+    compare_backend,
+    compute_alibi_bias,
+    draw_inputs,
+    make_alibi_bias,
+)
+from conftest import make_attention_config
+from gpu_problems import LENGTH, REDUCTIONS, make_problem, solve_with_matrices
 
 from sinklab.attn import mask
 from sinklab.attn.pallas import gpu
@@ -40,22 +48,22 @@ def simulated(monkeypatch):
 @pytest.mark.parametrize(
     ('name', 'shown', 'width', 'curve', 'placed'),
     [
-        ('softmax', 'all of them', 64, steep, True),
+        ('softmax', 'all of them', 64, compute_alibi_bias, True),
         ('softmax', 'padded', 96, None, False),
-        ('sigmoid', 'full', 128, steep, False),
+        ('sigmoid', 'full', 128, compute_alibi_bias, False),
         ('squares', 'window', 64, None, False),
     ],
 )
 def test_gpu_kernels_match_definition_in_interpreter(simulated, name, shown, width, curve, placed):
-    sums, positions, masks = SUMS[name], None, every(LENGTH, ['documents', shown])
+    sums, positions, masks = REDUCTIONS[name], None, combine_masks(LENGTH, ['documents', shown])
     if placed:
         position_BT = np.arange(LENGTH)[None] - np.asarray(masks.start_BT)
         positions = position_BT, position_BT
-    asked, arrays = problem(masks if placed else MASKS[shown](LENGTH), width, curve=curve, positions=positions)
+    asked, arrays = make_problem(masks if placed else MASKS[shown](LENGTH), width, curve=curve, positions=positions)
     exact = [one.astype(jnp.float32) for one in (*arrays, asked.parameter_HP)]
-    expected, pull = jax.vjp(functools.partial(by_matrices, sums, asked), *exact)
+    expected, pull = jax.vjp(functools.partial(solve_with_matrices, sums, asked), *exact)
     found = jax.jit(functools.partial(gpu.forward, sums, asked))(*arrays)
-    close(found, expected, 1e-2)
+    assert_close(found, expected, 1e-2)
     output, statistics = expected
     rng = np.random.default_rng(2)
     d_output, *d_statistics = (
@@ -65,9 +73,9 @@ def test_gpu_kernels_match_definition_in_interpreter(simulated, name, shown, wid
     *gradients, d_parameter_HP = pull((d_output.astype(jnp.float32), tuple(d_statistics)))
     rows = sums.compute_backward_rows(sums.get_residuals(output, statistics), d_output, d_statistics)
     *found, found_HP = jax.jit(functools.partial(gpu.backward, sums, asked))(*arrays, d_output, rows)
-    close(found, gradients, 2e-2)
+    assert_close(found, gradients, 2e-2)
     if curve is not None:
-        close(found_HP, d_parameter_HP, 1e-3)
+        assert_close(found_HP, d_parameter_HP, 1e-3)
 
 
 @pytest.mark.slow
@@ -76,6 +84,8 @@ def test_gpu_kernels_match_definition_in_interpreter(simulated, name, shown, wid
 )
 def test_gpu_attention_matches_definition_in_interpreter(simulated, operation, length, columns):
     """Use a length that needs padding, and learned columns with ALiBi."""
-    arrays = drawn(64, columns, length=length, dtype=jnp.bfloat16)
-    bias = functools.partial(alibi, columns=columns) if columns else ScoreBias
-    compared('gpu', attention(*operation), mask.make_causal_mask(length), arrays, bias, columns, atol=1.5e-2)
+    arrays = draw_inputs(64, columns, length=length, dtype=jnp.bfloat16)
+    bias = functools.partial(make_alibi_bias, columns=columns) if columns else ScoreBias
+    compare_backend(
+        'gpu', make_attention_config(*operation), mask.make_causal_mask(length), arrays, bias, columns, atol=1.5e-2
+    )

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import MASKS, close, steep
-from gpu_problems import LENGTH, SUMS, by_matrices, problem, squares
+from attention_cases import MASKS, assert_close, compute_alibi_bias
+from gpu_problems import LENGTH, REDUCTIONS, make_problem, solve_with_matrices, weigh_squares
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,7 +88,7 @@ def run_forward(block, visible_mask, query, key, value, parameter_HP):
                 keys = slice(64 * j, 64 * j + 64)
                 hide = make_hide_function(visible_mask, 0, queries, keys) if masked else lambda array, instead: array
                 distance = jnp.maximum(np.arange(len(query))[queries, None] - np.arange(len(key))[None, keys], 0)
-                bias = make_lowerable(steep)(list(parameter_HP), distance.astype(jnp.float32))
+                bias = make_lowerable(compute_alibi_bias)(list(parameter_HP), distance.astype(jnp.float32))
                 weight, rescale, rows = block.add(query[queries] @ key[keys].T, rows, bias, hide)
                 total = (total if rescale is None else rescale[:, None] * total) + weight @ value[keys]
         output, rows = block.finish(total, rows)
@@ -103,27 +103,29 @@ def compute_in_float64(function, *arrays):
 
 
 @pytest.mark.parametrize('shown', ['full', 'window', 'padded'])
-@pytest.mark.parametrize('name', SUMS)
+@pytest.mark.parametrize('name', REDUCTIONS)
 @pytest.mark.slow
 def test_block_ops_forward_matches_float64_reference(name, shown):
-    attention_problem, arrays = problem(MASKS[shown](LENGTH))
+    attention_problem, arrays = make_problem(MASKS[shown](LENGTH))
     expected = compute_in_float64(
-        functools.partial(by_matrices, SUMS[name], attention_problem), *arrays, attention_problem.parameter_HP
+        functools.partial(solve_with_matrices, REDUCTIONS[name], attention_problem),
+        *arrays,
+        attention_problem.parameter_HP,
     )
     query, key, value = (array.astype(jnp.float32) for array in arrays)
-    block = make_block_ops(SUMS[name], attention_problem.score_spec)
+    block = make_block_ops(REDUCTIONS[name], attention_problem.score_spec)
     with jax.default_matmul_precision('highest'):
         actual = run_forward(
             block, attention_problem.mask, query[0, 1], key[0, 0], value[0, 0], attention_problem.parameter_HP[1]
         )
-    close(actual, jax.tree.map(lambda array: array[0, 1], expected), 1e-5)
+    assert_close(actual, jax.tree.map(lambda array: array[0, 1], expected), 1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', SUMS)
+@pytest.mark.parametrize('name', REDUCTIONS)
 def test_block_ops_gradients_match_float64_reference(name):
     causal_mask = mask.make_causal_mask(128)
-    sums, scores = SUMS[name], problem(causal_mask, length=128)[0].score_spec
+    sums, scores = REDUCTIONS[name], make_problem(causal_mask, length=128)[0].score_spec
     softmax, block = sums == SoftmaxReduction(), make_block_ops(sums, scores)
     rng = np.random.default_rng(1)
     product, d_weight, bias = (rng.standard_normal((128, 128)).astype(np.float32) for _ in range(3))
@@ -147,7 +149,7 @@ def test_block_ops_gradients_match_float64_reference(name):
         return jnp.where(visible, array, instead)
 
     actual, differentiate = block.compute_weight_and_vjp(product, bias, lambda n: rows[n], hide)
-    close((actual, differentiate(d_weight)), (weight, d_score), 1e-5)
+    assert_close((actual, differentiate(d_weight)), (weight, d_score), 1e-5)
 
 
 @pytest.mark.slow
@@ -172,7 +174,7 @@ def test_make_lowerable_keeps_precision_for_small_values(function):
     ('dtype', 'width', 'sums', 'reason'),
     [
         ('bfloat16', 64, SoftmaxReduction(), None),
-        ('float16', 96, LinearReduction(squares), None),
+        ('float16', 96, LinearReduction(weigh_squares), None),
         ('float32', 64, SoftmaxReduction(), 'no wgmma'),
         ('bfloat16', 48, SoftmaxReduction(), 'heads of 48'),
         ('bfloat16', 64, LinearReduction(lambda score: (jnp.cumsum(score, 1), ())), 'cumsum'),
@@ -187,5 +189,5 @@ def test_make_lowerable_keeps_precision_for_small_values(function):
 )
 def test_explain_unsupported_names_reason(dtype, width, sums, reason):
     array = jax.ShapeDtypeStruct((1, 2, 128, width), dtype)
-    message = gpu.explain_unsupported(sums, ScoreSpec(1.0, 0.0, steep), array, array, array)
+    message = gpu.explain_unsupported(sums, ScoreSpec(1.0, 0.0, compute_alibi_bias), array, array, array)
     assert message is None if reason is None else reason in message

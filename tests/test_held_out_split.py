@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import corpus_of, made, texts_of
+from stores import decode_documents, make_store, make_texts
 
 from sinklab.data import held_out_split, sources
 from sinklab.data.held_out_split import compute_limit, hash_document_name
@@ -35,11 +35,11 @@ def test_single_text_is_cut_into_train_and_held_out_sides(text, held_out, name):
 @pytest.mark.parametrize('sample', [1 << 26, 1000])  # characters: more than the text has, and fewer
 def test_store_of_one_long_text_has_both_sides(tmp_path, monkeypatch, capsys, sample):
     monkeypatch.setattr(held_out_split, 'SAMPLE_CHARS', sample)
-    text = ' '.join(corpus_of(200))
+    text = ' '.join(make_texts(200))
     (tmp_path / 'long.txt').write_text(text)
     (tmp_path / 'blank.txt').write_text(' ')
-    store = made(tmp_path / 'store', f'text:{tmp_path}/*.txt')
-    (trained,), (held,) = texts_of(store, 'train'), texts_of(store, 'held_out')
+    store = make_store(tmp_path / 'store', f'text:{tmp_path}/*.txt')
+    (trained,), (held,) = decode_documents(store, 'train'), decode_documents(store, 'held_out')
     cut = len(trained) if text == trained + held else len(held)
     assert (text[:cut], text[cut:]) in ((trained, held), (held, trained))
     assert text[cut].isspace()

@@ -5,9 +5,9 @@ import json
 import jax
 import numpy as np
 import pytest
-from conftest import some, tiny
-from runs import parameters as leaves
-from runs import train
+from conftest import make_case_params, make_tiny_spec
+from runs import load_parameters as leaves
+from runs import train_run
 
 from sinklab.checkpoint.checkpointer import restore_parameters
 from sinklab.cli.main import main
@@ -126,7 +126,7 @@ def assert_similarly_exact(actual, other_arrays, exact):
 SAMPLED = 'llama', 'llama, 1 kv head, wide', 'llama, linear', 'llama, llama3', 'mistral, window', 'qwen2', 'qwen3'
 
 
-@pytest.mark.parametrize('name', some(CASES, SAMPLED))
+@pytest.mark.parametrize('name', make_case_params(CASES, SAMPLED))
 def test_imported_model_matches_transformers_and_exports_bit_identical(name, tokenizer, tmp_path, capsys):
     model = save_random_model(name, tmp_path / 'theirs', tokenizer)
     run = import_model(capsys, tmp_path / 'theirs', tmp_path / 'run')
@@ -186,7 +186,7 @@ def run(corpus, tmp_path_factory):
     changes = {f'model__{name}': value for name, value in fields.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('SINKLAB_CACHE', str(path.parent / 'cache'))
-        train(tiny(data__source=corpus, **changes), path)
+        train_run(make_tiny_spec(data__source=corpus, **changes), path)
         yield path
 
 

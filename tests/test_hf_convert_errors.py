@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.checkpoint import digests
 from sinklab.cli import train
@@ -37,11 +37,11 @@ ROPE = dict(rope_type='llama3', factor=4.0, low_freq_factor=1.0, high_freq_facto
 
 
 def of(**fields):
-    return tiny(**{f'model__{name}': value for name, value in fields.items()}).model
+    return make_tiny_spec(**{f'model__{name}': value for name, value in fields.items()}).model
 
 
 @pytest.fixture(scope='module')
-def whole(tmp_path_factory):
+def complete_model(tmp_path_factory):
     """Make a complete Hugging Face folder with two safetensors files."""
     path = tmp_path_factory.mktemp('theirs')
     model = of(kv_heads=2)
@@ -62,8 +62,8 @@ def whole(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(whole, tmp_path):
-    return shutil.copytree(whole, tmp_path / 'theirs')
+def folder(complete_model, tmp_path):
+    return shutil.copytree(complete_model, tmp_path / 'theirs')
 
 
 def brought(folder, capsys, given=None):
@@ -267,7 +267,7 @@ def test_make_hf_config_round_trips_through_parse_hf_config(fields, kind):
     model = of(**fields)
     found = convert.make_hf_config(model, 16, 1, 0)
     assert found['model_type'] == kind
-    tree = tiny(**{f'model__{name}': value for name, value in fields.items()})
+    tree = make_tiny_spec(**{f'model__{name}': value for name, value in fields.items()})
     for name, value in convert.parse_hf_config(found, 'config.json').items():
         part, _, field = name.partition('.')
         assert convert.get_field(getattr(tree, part), field) == value, name

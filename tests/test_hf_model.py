@@ -19,7 +19,7 @@ from sinklab.metrics import registry
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import
 
-FAMILIES = tuple(open_models.configs())
+FAMILIES = tuple(open_models.make_configs())
 IDS_PT = np.random.default_rng(0).integers(2, open_models.VOCABULARY, (3, 16))
 T = IDS_PT.shape[1]
 PLAIN = 'pythia', 'llama', 'qwen3', 'gemma', 'bloom'  # softmax over whole texts, equal states for repeated tokens
@@ -29,7 +29,7 @@ PLAIN = 'pythia', 'llama', 'qwen3', 'gemma', 'bloom'  # softmax over whole texts
 def model(request, tmp_path_factory):
     """Return (family, model of transformers, HFModel)."""
     folder = tmp_path_factory.mktemp(request.param)
-    hf_model = open_models.saved(open_models.configs()[request.param], folder)
+    hf_model = open_models.save_model(open_models.make_configs()[request.param], folder)
     return request.param, hf_model, HFModel(str(folder))
 
 
@@ -40,7 +40,7 @@ def capture_arrays(subject, *names):
 
 def test_captured_attention_and_residual_match_transformers(model):
     family, hf_model, subject = model
-    attention, residual = open_models.told(hf_model, IDS_PT)
+    attention, residual = open_models.run_transformers(hf_model, IDS_PT)
     own_attention, own_residual = capture_arrays(subject, 'attention_LPHTS', 'residual_LPTD')
     if family == 'gpt_oss':
         np.testing.assert_allclose(own_attention.sum(-1), 1, atol=1e-5)  # includes the sink column before the text
@@ -68,7 +68,7 @@ def test_captured_queries_keys_and_values_reproduce_attention(model):
 
 def test_metrics_match_matrices_of_transformers(model):
     _family, hf_model, subject = model
-    attention, residual = (np.float64(item) for item in open_models.told(hf_model, IDS_PT))
+    attention, residual = (np.float64(item) for item in open_models.run_transformers(hf_model, IDS_PT))
     measured = measure.measure_model(subject, IDS_PT, keys=2).numbers
     alphas = [[matrix[k:, k].sum() / (T - k) for k in range(2)] for matrix in attention.reshape(-1, T, T)]
     for k in range(2):
@@ -95,7 +95,9 @@ def test_metrics_do_not_depend_on_batch_size(model, monkeypatch):
 def gpt2(tmp_path_factory):
     folder = tmp_path_factory.mktemp('open') / 'gpt2-xl'
     folder.mkdir()
-    return folder, open_models.saved(open_models.configs()['gpt2'], folder, open_models.make_tokenizer_json())
+    return folder, open_models.save_model(
+        open_models.make_configs()['gpt2'], folder, open_models.make_tokenizer_json()
+    )
 
 
 def test_capture_with_swapped_positions_equals_swapped_position_embeddings(gpt2):
@@ -106,7 +108,7 @@ def test_capture_with_swapped_positions_equals_swapped_position_embeddings(gpt2)
     original_TD = table_TD.detach().clone()
     with torch.no_grad():
         table_TD[[0, 4]] = original_TD[[4, 0]]
-        expected, _ = open_models.told(hf_model, IDS_PT)
+        expected, _ = open_models.run_transformers(hf_model, IDS_PT)
         table_TD[:] = original_TD
     position_T = np.arange(T)
     position_T[[0, 4]] = 4, 0
@@ -131,9 +133,9 @@ def test_measure_command_prints_published_values_and_caches_results(gpt2, capsys
 
 
 def test_measure_model_accepts_one_layer_and_short_texts(tmp_path):
-    config = open_models.configs()['gpt2']
+    config = open_models.make_configs()['gpt2']
     config.n_layer = 1
-    open_models.saved(config, tmp_path)
+    open_models.save_model(config, tmp_path)
     measured = measure.measure_model(HFModel(str(tmp_path)), IDS_PT[:, :3])
     assert {'sink/3', 'secondary/tokens'} <= {*measured.numbers}
     assert 'sink/4' not in measured.numbers
@@ -180,8 +182,8 @@ def test_encode_adds_bos_only_if_forced(gpt2, bos, first):
     ],
 )
 def test_damaged_model_is_rejected_with_one_line(tmp_path, capsys, harm, said):
-    config = open_models.configs()['gpt2']
-    open_models.saved(config, tmp_path, open_models.make_tokenizer_json())
+    config = open_models.make_configs()['gpt2']
+    open_models.save_model(config, tmp_path, open_models.make_tokenizer_json())
     harm(tmp_path)
     (tmp_path / 'text.txt').write_text(open_models.SAMPLE_TEXT)
     capsys.readouterr()

@@ -4,8 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import HEADS, LENGTH, MASKS, alibi, close, drawn, every, interpreted, rule
-from conftest import attention, in_turn
+from attention_cases import (
+    HEADS,
+    LENGTH,
+    MASKS,
+    assert_close,
+    combine_masks,
+    draw_inputs,
+    interpret_pallas,
+    make_alibi_bias,
+    make_attention_spec,
+)
+from conftest import alternate_pairs, make_attention_config
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType
@@ -50,7 +60,7 @@ SUMS = {
 @pytest.mark.slow
 @pytest.mark.parametrize('name', SUMS)
 def test_kernel_gradients_include_cotangents_of_statistics_under_every_mask(name):
-    arrays, mask, sums = drawn(64, batch=len(MASKS)), every(LENGTH), SUMS[name]
+    arrays, mask, sums = draw_inputs(64, batch=len(MASKS)), combine_masks(LENGTH), SUMS[name]
     problem = KernelSpec(ScoreSpec(64**-0.5), mask)
 
     def total(arrays, summed):
@@ -58,25 +68,28 @@ def test_kernel_gradients_include_cotangents_of_statistics_under_every_mask(name
         draw = np.random.default_rng(3)
         return sum(jnp.sum(draw.normal(size=array.shape) * array) for array in (output, *statistics))
 
-    with interpreted():
+    with interpret_pallas():
         ours = jax.grad(total)(arrays, lambda arrays: run_kernels(tpu, sums, problem, *arrays))
     theirs = jax.grad(total)(arrays, lambda arrays: text_sums(sums, arrays, mask))
-    close(ours, theirs, 2e-5)
+    assert_close(ours, theirs, 2e-5)
 
 
 @pytest.mark.slow
 def test_kernel_with_large_power_matches_reference():
-    asked, arrays = rule(attention('exp', 'p_norm', power=16.0), masks.make_causal_mask(1024)), drawn(64, length=1024)
-    with interpreted():
+    asked, arrays = (
+        make_attention_spec(make_attention_config('exp', 'p_norm', power=16.0), masks.make_causal_mask(1024)),
+        draw_inputs(64, length=1024),
+    )
+    with interpret_pallas():
         found = finalize.attend(tpu, *arrays, asked).output_BTHK
-    close(found, reference.attend(*arrays, asked).output_BTHK, 5e-5)
+    assert_close(found, reference.attend(*arrays, asked).output_BTHK, 5e-5)
 
 
 @pytest.mark.slow
 def test_kernel_softmax_of_fully_masked_rows_has_finite_logsumexp():
     mask = masks.make_static_mask(np.zeros(LENGTH, np.int32), np.zeros(LENGTH, np.int32))
-    with interpreted():
-        output, (lse,) = run_kernels(tpu, SoftmaxReduction(), KernelSpec(ScoreSpec(0.125), mask), *drawn(64))
+    with interpret_pallas():
+        output, (lse,) = run_kernels(tpu, SoftmaxReduction(), KernelSpec(ScoreSpec(0.125), mask), *draw_inputs(64))
     assert (output == 0).all()
     assert (lse == np.float32(MASK_VALUE)).all()
 
@@ -97,14 +110,16 @@ def races(run, *arrays) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('name', 'mask'), in_turn((name, mask) for name in SUMS for mask in ('causal', 'documents')))
+@pytest.mark.parametrize(
+    ('name', 'mask'), alternate_pairs((name, mask) for name in SUMS for mask in ('causal', 'documents'))
+)
 def test_kernel_gradients_have_no_race(name, mask):
     problem = KernelSpec(ScoreSpec(0.125), MASKS[mask](LENGTH))
 
     def run(*arrays):
         return run_kernels(tpu, SUMS[name], problem, *arrays)[0].sum()
 
-    assert not races(jax.grad(run, (0, 1, 2)), *drawn(64))
+    assert not races(jax.grad(run, (0, 1, 2)), *draw_inputs(64))
 
 
 @pytest.mark.slow
@@ -128,19 +143,19 @@ def test_race_detector_finds_race():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('axes', 'mask'),
-    in_turn((axes, mask) for axes in ((4, 1, 1), (2, 1, 2), (1, 2, 2)) for mask in ('causal', 'documents')),
+    alternate_pairs((axes, mask) for axes in ((4, 1, 1), (2, 1, 2), (1, 2, 2)) for mask in ('causal', 'documents')),
 )
 def test_kernel_results_are_equal_with_and_without_mesh(axes, mask):
     mesh = jax.make_mesh(axes, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
-    mask, arrays = MASKS[mask](LENGTH), drawn(64, batch=4)
+    mask, arrays = MASKS[mask](LENGTH), draw_inputs(64, batch=4)
     slope_H = jnp.asarray(compute_alibi_slopes(HEADS))
 
     def run(arrays, slope_H):
-        asked = rule(attention('exp', 'plus_one'), mask, bias=alibi(slope_H))
+        asked = make_attention_spec(make_attention_config('exp', 'plus_one'), mask, bias=make_alibi_bias(slope_H))
         return jnp.sum(jnp.sin(finalize.attend(tpu, *arrays, asked).output_BTHK))
 
-    with interpreted():
+    with interpret_pallas():
         alone = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)
         with jax.set_mesh(mesh):
             shared = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)
-    close(shared, alone, 2e-5)
+    assert_close(shared, alone, 2e-5)

@@ -10,7 +10,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_recorders import HARD, NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, refused, scheduler
+from command_recorders import (
+    HOSTILE_PATH,
+    LAUNCHER_NAMES,
+    SITE_FLAGS,
+    SUBMIT_COMMANDS,
+    TRAIN_COMMAND,
+    get_launcher_error,
+    get_launcher_output,
+    get_scheduler,
+    make_recorders,
+    run_launcher,
+)
 
 from launch import command_line, job, tpu_slices
 from sinklab.cli.main import build_parser
@@ -23,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def recorders(tmp_path, monkeypatch):
-    return recorded(tmp_path, monkeypatch)
+    return make_recorders(tmp_path, monkeypatch)
 
 
 def tree(folder):
@@ -32,16 +43,20 @@ def tree(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', LAUNCHER_NAMES)
 def test_printed_script_equals_executed_commands(name, recorders, tmp_path, capsys):
     """Run the printed script in bash with special characters in paths; compare commands and files."""
     shared = tmp_path / "o'brien's code $HOME"
-    given = [one for one in SUBMIT[name] if not one.startswith(('--code', '--workdir'))]
+    given = [one for one in SUBMIT_COMMANDS[name] if not one.startswith(('--code', '--workdir'))]
     given += ['--config.data.source=stdlib', "--config.optimizer.schedule=it's $HOME"]
-    given[2:2] = [f'--workdir={HARD}', "--env=WORDS=a 'b' $c", *([f'--code={shared}'] if name == 'slurm' else [])]
-    script = printed(capsys, name, given)
+    given[2:2] = [
+        f'--workdir={HOSTILE_PATH}',
+        "--env=WORDS=a 'b' $c",
+        *([f'--code={shared}'] if name == 'slurm' else []),
+    ]
+    script = get_launcher_output(capsys, name, given)
     assert not recorders.calls.exists()
-    assert launched(name, [*given[:2], '--execute', *given[2:]]) == 0
+    assert run_launcher(name, [*given[:2], '--execute', *given[2:]]) == 0
     executed, made = recorders.heard(), tree(tmp_path)
     secret = made.pop('runs/launched/pair/secret', None)
     for path in ('runs', shared):
@@ -60,17 +75,19 @@ SECRET = 'hf_not_for_others'
 
 @pytest.mark.slow
 @pytest.mark.parametrize('how', ['executed', 'printed'])
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', LAUNCHER_NAMES)
 def test_files_with_environment_variables_are_readable_only_by_owner(name, how, recorders, tmp_path, capsys):
-    given = [one for one in SUBMIT[name] if not one.startswith('--code')]
+    given = [one for one in SUBMIT_COMMANDS[name] if not one.startswith('--code')]
     given[2:2] = [f'--env=TOKEN={SECRET}', *([f'--code={tmp_path}/code'] if name == 'slurm' else [])]
     before = os.umask(0o022)
     try:
         for _ in range(2):  # the second time with existing files that others may read
             if how == 'executed':
-                assert launched(name, [*given[:2], '--execute', *given[2:]]) == 0
+                assert run_launcher(name, [*given[:2], '--execute', *given[2:]]) == 0
             else:
-                subprocess.run(['bash', '-c', printed(capsys, name, given)], check=True, env=recorders.environment)
+                subprocess.run(
+                    ['bash', '-c', get_launcher_output(capsys, name, given)], check=True, env=recorders.environment
+                )
             holding = [path for path, text in tree(tmp_path).items() if SECRET.encode() in text]
             holding = [tmp_path / path for path in holding if not path.endswith('calls.jsonl')]
             assert holding
@@ -94,13 +111,13 @@ def test_parse_variables_takes_missing_value_from_environment(monkeypatch):
         command_line.parse_variables(['TOKEN'])
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', LAUNCHER_NAMES)
 def test_run_receives_arguments_unchanged(name, recorders, capsys, tmp_path):
     """Run the generated bash script with an executable that prints its arguments."""
-    given = [one for one in SUBMIT[name] if not one.startswith('--workdir')]
-    given[2:2] = [f'--workdir={HARD}', "--env=WORDS=a 'b' $(c) $HOME", '--compiled=gs://b/c d']
+    given = [one for one in SUBMIT_COMMANDS[name] if not one.startswith('--workdir')]
+    given[2:2] = [f'--workdir={HOSTILE_PATH}', "--env=WORDS=a 'b' $(c) $HOME", '--compiled=gs://b/c d']
     where = '--code=/opt/sinklab' if name == 'slurm' else ''
-    ours_of = scheduler(name)
+    ours_of = get_scheduler(name)
     ours, arguments = command_line.split_at_separator([one for one in [*given[:2], where, *given[2:]] if one])
     parsed = command_line.make_parser(ours_of).parse_args(ours)
     made = command_line.make_job(ours_of, ours_of.verbs['submit'], parsed, tuple(arguments))
@@ -115,19 +132,19 @@ def test_run_receives_arguments_unchanged(name, recorders, capsys, tmp_path):
         text=True,
         env=recorders.environment,
     )
-    own = [f'--workdir={HARD}', '--grace=120', '--compiled=gs://b/c d']
-    assert ast.literal_eval(said.stdout) == ["a 'b' $(c) $HOME", *RUN[1:], *own]
+    own = [f'--workdir={HOSTILE_PATH}', '--grace=120', '--compiled=gs://b/c d']
+    assert ast.literal_eval(said.stdout) == ["a 'b' $(c) $HOME", *TRAIN_COMMAND[1:], *own]
     build_parser().parse_known_args(made.argv[1:])  # sinklab accepts them
 
 
 HIDDEN = '\x1b[31m \u202e \x9b1A\r \n end'
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', LAUNCHER_NAMES)
 def test_printed_script_escapes_hidden_characters_but_run_receives_them(name, capsys, recorders):
-    given = [one for one in SUBMIT[name] if not one.startswith('--workdir')]
+    given = [one for one in SUBMIT_COMMANDS[name] if not one.startswith('--workdir')]
     given[2:2] = [f'--workdir=gs://b/{HIDDEN}', f'--env=WORDS={HIDDEN}']
-    script = printed(capsys, name, given)
+    script = get_launcher_output(capsys, name, given)
     assert not any(map(is_hidden, script.replace('\n', '')))
     made = job.Job('pair', (), '', {'WORDS': HIDDEN}, 0, 0, '')
     line = next(line for line in made.make_script('/').splitlines() if 'WORDS' in line)
@@ -136,7 +153,9 @@ def test_printed_script_escapes_hidden_characters_but_run_receives_them(name, ca
 
 
 def test_error_message_escapes_hidden_characters(capsys):
-    assert 'gs:\\x1b[31m' in refused(capsys, 'slurm', ['submit', 'pair', '--workdir=gs:\x1b[31m\nx', *RUN])
+    assert 'gs:\\x1b[31m' in get_launcher_error(
+        capsys, 'slurm', ['submit', 'pair', '--workdir=gs:\x1b[31m\nx', *TRAIN_COMMAND]
+    )
 
 
 def test_escape_dollars_prevents_kubernetes_expansion():
@@ -146,7 +165,7 @@ def test_escape_dollars_prevents_kubernetes_expansion():
     def expanded(text):
         return re.sub(r'\$\$|\$\((\w+)\)', lambda found: '$' if found[0] == '$$' else 'EXPANDED', text)
 
-    for text in (HARD, '$(HOME)', '$$(HOME)', '$', '$$', 'plain'):
+    for text in (HOSTILE_PATH, '$(HOME)', '$$(HOME)', '$', '$$', 'plain'):
         assert expanded(escape_dollars(text)) == text
 
 
@@ -167,8 +186,8 @@ def test_retry_exit_codes_match_exit_causes():
     ],
 )
 def test_grace_period_exceeds_save_time(given, grace, recorders, capsys):
-    argv = SUBMIT['queued_resources']
-    script = printed(capsys, 'queued_resources', [*argv[:2], *given, *argv[2:]])
+    argv = SUBMIT_COMMANDS['queued_resources']
+    script = get_launcher_output(capsys, 'queued_resources', [*argv[:2], *given, *argv[2:]])
     assert f'--grace={grace} ' in script
     assert f'TimeoutStopSec={grace}\n' in script
 
@@ -176,8 +195,8 @@ def test_grace_period_exceeds_save_time(given, grace, recorders, capsys):
 def test_sweep_creates_one_job_per_row_and_seed(recorders, capsys):
     """Test the row, both seeds, the folder ROW-SEED and the name of each job."""
     argv = ['submit', 'pair', '--workdir=gs://b/pair', '--rows=softmax_1b,sigmoid_1b', '--seeds=0,3']
-    argv += [*WHERE['queued_resources'], '--', 'train', '--config', 'configs/scale.py', '--remat=auto']
-    script = printed(capsys, 'queued_resources', argv)
+    argv += [*SITE_FLAGS['queued_resources'], '--', 'train', '--config', 'configs/scale.py', '--remat=auto']
+    script = get_launcher_output(capsys, 'queued_resources', argv)
     runs = [shlex.split(line)[1:] for line in script.splitlines() if line.startswith('exec ./env')]
     folders = [f'gs://b/pair/{row}-{seed}' for seed in (0, 3) for row in ('softmax_1b', 'sigmoid_1b')]
     assert [job.find_option(tuple(run), 'workdir') for run in runs] == folders
@@ -236,12 +255,12 @@ def test_launchers_import_only_light_modules_and_are_not_imported():
         assert not re.search(r'^\s*(import|from) launch', path.read_text(), re.MULTILINE), path
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', LAUNCHER_NAMES)
 def test_help_lists_every_verb_without_importing_heavy_modules(name):
     said = subprocess.run(
         [sys.executable, '-X', 'importtime', '-m', f'launch.{name}', '--help'],
         cwd=ROOT, env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    verbs = command_line.COMMON_VERBS | scheduler(name).verbs
+    verbs = command_line.COMMON_VERBS | get_scheduler(name).verbs
     assert all(re.search(rf'^  {verb} +{re.escape(one.summary)}$', said.stdout, re.M) for verb, one in verbs.items())
     assert not re.search(r'\b(jax|numpy|yaml)\b', said.stderr)

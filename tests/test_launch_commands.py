@@ -4,7 +4,14 @@ import shlex
 import sys
 
 import pytest
-from command_recorders import SUBMIT, WHERE, launched, printed, recorded, scheduler
+from command_recorders import (
+    SITE_FLAGS,
+    SUBMIT_COMMANDS,
+    get_launcher_output,
+    get_scheduler,
+    make_recorders,
+    run_launcher,
+)
 
 from launch import command_line
 from launch.code_bundle import ROOT
@@ -76,17 +83,17 @@ COMMANDS = {
         'scancel --me --signal=TERM --batch --name=pair',
         'scancel --me --signal=TERM --name=pair',
     ],
-    **{(name, 'follow'): ['sinklab tail gs://b/runs/pair'] for name in WHERE},
+    **{(name, 'follow'): ['sinklab tail gs://b/runs/pair'] for name in SITE_FLAGS},
     **{
         (name, 'fetch'): ['mkdir -p runs/pair', 'gcloud storage rsync --recursive gs://b/runs/pair runs/pair']
-        for name in WHERE
+        for name in SITE_FLAGS
     },
 }
 
 
 @pytest.fixture
 def recorders(tmp_path, monkeypatch):
-    return recorded(tmp_path, monkeypatch)
+    return make_recorders(tmp_path, monkeypatch)
 
 
 def commands(script):
@@ -95,26 +102,26 @@ def commands(script):
     return lines[max((number for number, line in enumerate(lines) if line == 'END'), default=1) + 1 :]
 
 
-@pytest.mark.parametrize('name', WHERE)
+@pytest.mark.parametrize('name', SITE_FLAGS)
 def test_submit_prints_expected_commands(name, recorders, capsys):
-    assert commands(printed(capsys, name, SUBMIT[name])) == SUBMITTED[name]
+    assert commands(get_launcher_output(capsys, name, SUBMIT_COMMANDS[name])) == SUBMITTED[name]
 
 
 @pytest.mark.parametrize(('name', 'verb'), COMMANDS)
 def test_verb_prints_expected_commands(name, verb, recorders, capsys):
-    argv = [verb, 'pair', '--workdir=gs://b/runs/pair', *WHERE[name]]
-    assert commands(printed(capsys, name, argv)) == COMMANDS[name, verb]
+    argv = [verb, 'pair', '--workdir=gs://b/runs/pair', *SITE_FLAGS[name]]
+    assert commands(get_launcher_output(capsys, name, argv)) == COMMANDS[name, verb]
 
 
 def test_every_verb_has_expected_commands():
-    verbs = {(name, verb) for name in WHERE for verb in command_line.COMMON_VERBS | scheduler(name).verbs}
-    assert verbs == COMMANDS.keys() | {(name, 'submit') for name in WHERE}
+    verbs = {(name, verb) for name in SITE_FLAGS for verb in command_line.COMMON_VERBS | get_scheduler(name).verbs}
+    assert verbs == COMMANDS.keys() | {(name, 'submit') for name in SITE_FLAGS}
 
 
 def test_stop_shows_program_stderr_and_continues_after_optional_failure(recorders, capfd):
     recorders.answer('systemctl stop', ('', 'ERROR: the node pair is gone\n', 1))
-    argv = ['stop', 'pair', '--execute', *WHERE['queued_resources']]
-    assert launched('queued_resources', argv) == 0
+    argv = ['stop', 'pair', '--execute', *SITE_FLAGS['queued_resources']]
+    assert run_launcher('queued_resources', argv) == 0
     assert 'the node pair is gone' in capfd.readouterr().err
     assert [shlex.join(call) for call in recorders.heard()][-1] == DELETE
 
@@ -128,16 +135,19 @@ def test_stop_shows_program_stderr_and_continues_after_optional_failure(recorder
 )
 def test_fetch_copies_run_folder_from_its_storage(workdir, copied, recorders, capsys):
     argv = ['fetch', 'pair', f'--workdir={workdir}', '--code=/shared/code']
-    assert commands(printed(capsys, 'slurm', argv)) == ['mkdir -p runs/pair', copied]
+    assert commands(get_launcher_output(capsys, 'slurm', argv)) == ['mkdir -p runs/pair', copied]
 
 
 @pytest.mark.parametrize('name', ['queued_resources', 'jobset'])
 def test_submit_creates_one_job_for_several_slices(name, recorders, capsys):
-    script = printed(capsys, name, [*SUBMIT[name][:2], '--slices=2', *SUBMIT[name][2:]])
+    script = get_launcher_output(capsys, name, [*SUBMIT_COMMANDS[name][:2], '--slices=2', *SUBMIT_COMMANDS[name][2:]])
     shown = dict(queued_resources='--node-count=2 --node-prefix=pair', jobset='"replicas": 2')
     assert shown[name] in script
 
 
 def test_stop_prints_one_command_per_job(recorders, capsys):
-    argv = ['stop', 'pair', *WHERE['jobset'], '--rows=a,b']
-    assert [line.split()[-1] for line in commands(printed(capsys, 'jobset', argv))] == ['pair-a-0', 'pair-b-0']
+    argv = ['stop', 'pair', *SITE_FLAGS['jobset'], '--rows=a,b']
+    assert [line.split()[-1] for line in commands(get_launcher_output(capsys, 'jobset', argv))] == [
+        'pair-a-0',
+        'pair-b-0',
+    ]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_recorders import SUBMIT, printed, recorded
+from command_recorders import SUBMIT_COMMANDS, get_launcher_output, make_recorders
 
 from launch.job import RETRY_EXIT_CODES
 from launch.tpu_slices import TPU_KINDS
@@ -15,7 +15,7 @@ CRD = json.loads((Path(__file__).parent / 'jobset_crd.json').read_text())
 
 @pytest.fixture
 def recorders(tmp_path, monkeypatch):
-    return recorded(tmp_path, monkeypatch)
+    return make_recorders(tmp_path, monkeypatch)
 
 
 def strict(schema):
@@ -37,8 +37,8 @@ def wrong(manifest):
 
 
 def manifest(capsys, *options, argv=None):
-    argv = list(argv or SUBMIT['jobset'])
-    script = printed(capsys, 'jobset', [*argv[:2], *options, *argv[2:]])
+    argv = list(argv or SUBMIT_COMMANDS['jobset'])
+    script = get_launcher_output(capsys, 'jobset', [*argv[:2], *options, *argv[2:]])
     return json.loads(script.partition(".json <<'END'\n")[2].partition('\nEND')[0])
 
 
@@ -59,7 +59,7 @@ def test_manifest_matches_jobset_schema(options, recorders, capsys):
 @pytest.mark.parametrize('given', [f'{name}-{max(kind.topologies)}' for name, kind in TPU_KINDS.items()])
 def test_manifest_matches_schema_for_every_tpu_kind(given, recorders, capsys):
     chips = given.rpartition('-')[2]
-    argv = [one.replace('v5e-256', given) for one in SUBMIT['jobset']]
+    argv = [one.replace('v5e-256', given) for one in SUBMIT_COMMANDS['jobset']]
     made = manifest(capsys, argv=argv)
     assert wrong(made) == []
     assert made['spec']['replicatedJobs'][0]['template']['spec']['parallelism'] == int(chips) // 4

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_recorders import TOOLS, WHERE, Recorders, scheduler
+from command_recorders import PROGRAM_NAMES, SITE_FLAGS, CommandRecorders, get_scheduler
 
 from launch import jobset, queued_resources
 from launch.command_line import COMMON_VERBS, DEFAULT_GRACE_SECONDS, STOP_MARGIN_SECONDS
@@ -46,7 +46,7 @@ def list_sections():
 @pytest.fixture
 def run_commands(tmp_path, monkeypatch):
     """Return run(commands), which runs them in a folder with the config files and returns their calls."""
-    recorders = Recorders(tmp_path / 'bin', *TOOLS, 'xpk', 'sky', 'tail')
+    recorders = CommandRecorders(tmp_path / 'bin', *PROGRAM_NAMES, 'xpk', 'sky', 'tail')
     for part, text in SAID.items():
         recorders.answer(part, (text, '', 0))
     (recorders.folder / 'python').symlink_to(sys.executable)
@@ -84,13 +84,13 @@ def test_guide_commands_run_and_name_existing_files(section, run_commands, tmp_p
 
 
 def test_every_launcher_has_guide():
-    assert set(LAUNCHERS.values()) == set(WHERE)
+    assert set(LAUNCHERS.values()) == set(SITE_FLAGS)
     assert LAUNCHERS.keys() == PAGES.keys()
 
 
 @pytest.mark.parametrize('page', PAGES)
 def test_guide_lists_every_verb_of_launcher(page):
-    verbs = COMMON_VERBS | scheduler(LAUNCHERS[page]).verbs
+    verbs = COMMON_VERBS | get_scheduler(LAUNCHERS[page]).verbs
     run_verbs = set(re.findall(r'^python -m launch\.(\w+) (\w+)', PAGES[page], re.MULTILINE))
     assert run_verbs == {(LAUNCHERS[page], verb) for verb in verbs}
     listed_verbs = re.findall(

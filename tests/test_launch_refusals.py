@@ -5,7 +5,16 @@ import re
 from pathlib import Path
 
 import pytest
-from command_recorders import NAMES, RUN, SUBMIT, WHERE, launched, printed, recorded, refused
+from command_recorders import (
+    LAUNCHER_NAMES,
+    SITE_FLAGS,
+    SUBMIT_COMMANDS,
+    TRAIN_COMMAND,
+    get_launcher_error,
+    get_launcher_output,
+    make_recorders,
+    run_launcher,
+)
 
 from launch import command_line
 from launch.job import UserError
@@ -16,7 +25,7 @@ from sinklab.parallel import device_mesh
 
 @pytest.fixture
 def recorders(tmp_path, monkeypatch):
-    return recorded(tmp_path, monkeypatch)
+    return make_recorders(tmp_path, monkeypatch)
 
 
 # Invalid command lines of any launcher -> pattern of the error message.
@@ -25,45 +34,48 @@ REFUSED = {
     'long': (['submit', 'x' * 41], 'the name .* at most 40 .*, e.g. x{40};'),
     'verb': (['begin', 'pair'], "argument VERB: invalid choice: 'begin'"),
     'unknown': (['submit', 'pair', '--spott'], 'unrecognized arguments: --spott; see --help'),
-    'workdir': (['submit', 'pair', *RUN], 'submit needs --workdir=DIR'),
+    'workdir': (['submit', 'pair', *TRAIN_COMMAND], 'submit needs --workdir=DIR'),
     'nothing': (['submit', 'pair', '--workdir=gs://b/r'], 'after --, give a sinklab train command, not nothing'),
     'sweep': (['submit', 'pair', '--workdir=gs://b/r', '--', 'sweep'], 'not sweep; e.g. -- train --config'),
     'ours': (
-        ['submit', 'pair', '--workdir=gs://b/r', *RUN, '--grace=9'],
+        ['submit', 'pair', '--workdir=gs://b/r', *TRAIN_COMMAND, '--grace=9'],
         '--grace is not allowed after --; give --grace before',
     ),
     'who': (
-        ['submit', 'pair', '--workdir=gs://b/r', *RUN, '--process', '0'],
+        ['submit', 'pair', '--workdir=gs://b/r', *TRAIN_COMMAND, '--process', '0'],
         '--process is not allowed after --; remove it',
     ),
     'here': (
-        ['submit', 'pair', '--workdir=runs/pair', *RUN],
+        ['submit', 'pair', '--workdir=runs/pair', *TRAIN_COMMAND],
         '--workdir: runs/pair is not accessible to the hosts of a job; gi',
     ),
     'data': (
-        ['submit', 'pair', '--workdir=gs://b/r', *RUN, '--config.data.source=store:runs/store'],
+        ['submit', 'pair', '--workdir=gs://b/r', *TRAIN_COMMAND, '--config.data.source=store:runs/store'],
         r'--config\.data\.source: runs/store is not accessible',
     ),
     'compiled': (
-        ['submit', 'pair', '--workdir=gs://b/r', '--compiled=cache', *RUN],
+        ['submit', 'pair', '--workdir=gs://b/r', '--compiled=cache', *TRAIN_COMMAND],
         '--compiled: cache is not accessible',
     ),
     'flags': (
-        ['submit', 'pair', '--workdir=gs://b/r', '--flags=fast', *RUN],
+        ['submit', 'pair', '--workdir=gs://b/r', '--flags=fast', *TRAIN_COMMAND],
         '--flags=fast is unknown; it is one of none',
     ),
-    'env': (['submit', 'pair', '--workdir=gs://b/r', '--env=1=2', *RUN], '--env=1=2 is not NAME=VALUE'),
+    'env': (['submit', 'pair', '--workdir=gs://b/r', '--env=1=2', *TRAIN_COMMAND], '--env=1=2 is not NAME=VALUE'),
     'restarts': (
-        ['submit', 'pair', '--workdir=gs://b/r', '--restarts=-1', *RUN],
+        ['submit', 'pair', '--workdir=gs://b/r', '--restarts=-1', *TRAIN_COMMAND],
         '--restarts=-1 must be a whole number',
     ),
     'grace': (
-        ['submit', 'pair', '--workdir=gs://b/r', '--save=60', '--grace=60', *RUN],
+        ['submit', 'pair', '--workdir=gs://b/r', '--save=60', '--grace=60', *TRAIN_COMMAND],
         '60 s are available for a save, but a',
     ),
-    'seeds': (['submit', 'pair', '--workdir=gs://b/r', '--seeds=a', *RUN], '--seeds=a: '),
-    'no seed': (['submit', 'pair', '--workdir=gs://b/r', '--rows=a', '--seeds=0', *RUN], '--seeds=0,'),
-    'seeds alone': (['submit', 'pair', '--workdir=gs://b/r', '--seeds=1', *RUN], '--seeds need --rows; give --rows'),
+    'seeds': (['submit', 'pair', '--workdir=gs://b/r', '--seeds=a', *TRAIN_COMMAND], '--seeds=a: '),
+    'no seed': (['submit', 'pair', '--workdir=gs://b/r', '--rows=a', '--seeds=0', *TRAIN_COMMAND], '--seeds=0,'),
+    'seeds alone': (
+        ['submit', 'pair', '--workdir=gs://b/r', '--seeds=1', *TRAIN_COMMAND],
+        '--seeds need --rows; give --rows',
+    ),
     'origin': (
         ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--from=runs/a@5'],
         '--from: runs/a@5 is not accessible',
@@ -73,37 +85,40 @@ REFUSED = {
         '--from: runs/a is not accessible',
     ),
     'no grace': (
-        ['submit', 'pair', '--workdir=gs://b/r', '--grace=0', *RUN],
+        ['submit', 'pair', '--workdir=gs://b/r', '--grace=0', *TRAIN_COMMAND],
         '--grace=0 must be a whole number of at least 1',
     ),
-    'rows': (['submit', 'pair', '--workdir=gs://b/r', '--rows=a', *RUN], 'names a row; give -- train --config=FILE'),
+    'rows': (
+        ['submit', 'pair', '--workdir=gs://b/r', '--rows=a', *TRAIN_COMMAND],
+        'names a row; give -- train --config=FILE',
+    ),
     'far': (
         ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--config=/a/b.py'],
         'must be inside',
     ),
     'layout': (
-        ['submit', 'pair', '--workdir=gs://b/r', *RUN, '--data=2', '--fsdp=64'],
+        ['submit', 'pair', '--workdir=gs://b/r', *TRAIN_COMMAND, '--data=2', '--fsdp=64'],
         '--data=2 --fsdp=64 do not fit the 256 devices of .*; give sizes whose product is 256, or omit them',
     ),
 }
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', LAUNCHER_NAMES)
 @pytest.mark.parametrize('case', REFUSED)
 def test_launcher_rejects_invalid_arguments_before_running_commands(name, case, recorders, capsys):
     argv, words = REFUSED[case]
     for execute in ([], ['--execute']):
-        assert re.search(words, refused(capsys, name, [*argv[:2], *execute, *WHERE[name], *argv[2:]]))
+        assert re.search(words, get_launcher_error(capsys, name, [*argv[:2], *execute, *SITE_FLAGS[name], *argv[2:]]))
     assert recorders.heard() == []
     assert not Path('runs').exists()
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', LAUNCHER_NAMES)
 @pytest.mark.parametrize(
     'sizes', [[], ['--fsdp=32'], ['--data=2'], ['--tensor=4'], ['--data=2', '--tensor=4'], ['--data=4', '--fsdp=64']]
 )
 def test_submit_passes_only_given_mesh_sizes(name, sizes, recorders, capsys):
-    script = printed(capsys, name, [*SUBMIT[name], *sizes])
+    script = get_launcher_output(capsys, name, [*SUBMIT_COMMANDS[name], *sizes])
     assert re.findall(r'--(?:data|fsdp|tensor)=\d+', script) == sizes
 
 
@@ -140,27 +155,33 @@ OWN = {
         ['--project=p', '--accelerator=v5e-256'],
         '--zone is missing; give it, e.g. --zone',
     ),
-    ('queued_resources', 'chips'): ([*WHERE['queued_resources'][1:]], '--accelerator is missing; .*v5e-256'),
+    ('queued_resources', 'chips'): ([*SITE_FLAGS['queued_resources'][1:]], '--accelerator is missing; .*v5e-256'),
     ('queued_resources', 'kind'): (
-        [*WHERE['queued_resources'], '--accelerator=v5e-3'],
+        [*SITE_FLAGS['queued_resources'], '--accelerator=v5e-3'],
         'is not KIND-CHIPS; use v4-4',
     ),
-    ('queued_resources', 'both'): ([*WHERE['queued_resources'], '--spot', '--reserved'], '--spot and --reserved'),
+    ('queued_resources', 'both'): (
+        [*SITE_FLAGS['queued_resources'], '--spot', '--reserved'],
+        '--spot and --reserved',
+    ),
     ('queued_resources', 'spot'): (
-        [*WHERE['queued_resources'], '--spot', '--grace=60'],
+        [*SITE_FLAGS['queued_resources'], '--spot', '--grace=60'],
         '--grace=60: .* kills a job 30 s after',
     ),
     ('jobset', 'spot'): (
-        [*WHERE['jobset'], '--spot', '--save=40'],
+        [*SITE_FLAGS['jobset'], '--spot', '--save=40'],
         '25 s are available for a save, but a save of 40 s needs 50',
     ),
-    ('jobset', 'image'): (WHERE['jobset'][:2], '--image is missing'),
-    ('jobset', 'project'): ([WHERE['jobset'][0], WHERE['jobset'][2]], '--project is missing'),
-    ('queued_resources', 'slices'): ([*WHERE['queued_resources'], '--slices=0'], '--slices=0 must be a whole numb'),
-    ('jobset', 'slices'): ([*WHERE['jobset'], '--slices=0'], '--slices=0 must be a whole number of at least 1'),
-    ('jobset', 'chips'): (WHERE['jobset'][1:], '--accelerator is missing; .*v5e-256'),
+    ('jobset', 'image'): (SITE_FLAGS['jobset'][:2], '--image is missing'),
+    ('jobset', 'project'): ([SITE_FLAGS['jobset'][0], SITE_FLAGS['jobset'][2]], '--project is missing'),
+    ('queued_resources', 'slices'): (
+        [*SITE_FLAGS['queued_resources'], '--slices=0'],
+        '--slices=0 must be a whole numb',
+    ),
+    ('jobset', 'slices'): ([*SITE_FLAGS['jobset'], '--slices=0'], '--slices=0 must be a whole number of at least 1'),
+    ('jobset', 'chips'): (SITE_FLAGS['jobset'][1:], '--accelerator is missing; .*v5e-256'),
     ('slurm', 'time'): (['--nodes=32'], '--time is missing'),
-    ('slurm', 'nodes'): ([*WHERE['slurm'], '--nodes=0'], '--nodes=0 must be a whole number of at least 1'),
+    ('slurm', 'nodes'): ([*SITE_FLAGS['slurm'], '--nodes=0'], '--nodes=0 must be a whole number of at least 1'),
     ('slurm', 'code'): (
         ['--nodes=32', '--time=1-0'],
         '--code: gs://b/runs/code/pair is not accessible .* begins with /$',
@@ -173,8 +194,8 @@ def test_launcher_rejects_missing_or_conflicting_options(name, case, recorders, 
     for variable in ('CLOUDSDK_CORE_PROJECT', 'CLOUDSDK_COMPUTE_ZONE'):
         monkeypatch.delenv(variable, raising=False)
     options, words = OWN[name, case]
-    given = ['submit', 'pair', '--workdir=gs://b/runs/pair', '--execute', *options, *RUN]
-    assert re.search(words, refused(capsys, name, given))
+    given = ['submit', 'pair', '--workdir=gs://b/runs/pair', '--execute', *options, *TRAIN_COMMAND]
+    assert re.search(words, get_launcher_error(capsys, name, given))
     assert recorders.heard() == []
 
 
@@ -183,8 +204,8 @@ def test_launcher_rejects_missing_or_conflicting_options(name, case, recorders, 
 )
 def test_launcher_without_required_program_runs_nothing(name, tool, recorders, capsys, tmp_path):
     (recorders.folder / tool).unlink()
-    argv = [one.replace('/shared', f'{tmp_path}/shared') for one in SUBMIT[name]]
-    assert refused(capsys, name, [*argv[:2], '--execute', *argv[2:]]).startswith(f'{tool} ')
+    argv = [one.replace('/shared', f'{tmp_path}/shared') for one in SUBMIT_COMMANDS[name]]
+    assert get_launcher_error(capsys, name, [*argv[:2], '--execute', *argv[2:]]).startswith(f'{tool} ')
     assert recorders.heard() == []
     assert not Path('runs').exists()
     assert not Path('shared').exists()
@@ -216,8 +237,8 @@ FAILED = {
 def test_launcher_explains_scheduler_error(case, recorders, capsys, tmp_path):
     name, part, error = case
     recorders.answer(part, ('', f'{error}\n', 1))
-    argv = [one.replace('/shared', f'{tmp_path}/shared') for one in SUBMIT[name]]
-    assert launched(name, [*argv[:2], '--execute', *argv[2:]]) == 1
+    argv = [one.replace('/shared', f'{tmp_path}/shared') for one in SUBMIT_COMMANDS[name]]
+    assert run_launcher(name, [*argv[:2], '--execute', *argv[2:]]) == 1
     *_, said, line = capsys.readouterr().err.splitlines()
     assert said == error
     assert all(words in line for words in FAILED[case]), line

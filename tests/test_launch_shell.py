@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_recorders import HARD, SUBMIT, launched, printed, recorded
+from command_recorders import HOSTILE_PATH, SUBMIT_COMMANDS, get_launcher_output, make_recorders, run_launcher
 
 from launch import queued_resources
 
@@ -20,7 +20,7 @@ QUEUED = ['gcloud', 'compute', 'tpus', 'queued-resources']
 
 @pytest.fixture
 def recorders(tmp_path, monkeypatch):
-    return recorded(tmp_path, monkeypatch)
+    return make_recorders(tmp_path, monkeypatch)
 
 
 def files(script):
@@ -30,19 +30,19 @@ def files(script):
 
 
 def hard(name):
-    given = [one for one in SUBMIT[name] if not one.startswith('--workdir')]
-    return [*given[:2], f'--workdir={HARD}', "--env=WORDS=a 'b' $c", *given[2:]]
+    given = [one for one in SUBMIT_COMMANDS[name] if not one.startswith('--workdir')]
+    return [*given[:2], f'--workdir={HOSTILE_PATH}', "--env=WORDS=a 'b' $c", *given[2:]]
 
 
 def sweep():
-    given = [one.replace(':softmax_1b', '') for one in SUBMIT['slurm']]
+    given = [one.replace(':softmax_1b', '') for one in SUBMIT_COMMANDS['slurm']]
     return [*given[:2], '--rows=a,b', '--at_once=1', *given[2:]]
 
 
 GIVEN = {
     'queued_resources': ('queued_resources', hard('queued_resources')),
     'jobset': ('jobset', hard('jobset')),
-    'slurm': ('slurm', SUBMIT['slurm']),
+    'slurm': ('slurm', SUBMIT_COMMANDS['slurm']),
     'sweep': ('slurm', sweep()),
 }
 
@@ -50,7 +50,7 @@ GIVEN = {
 @pytest.mark.skipif(not SHELLCHECK, reason='shellcheck, of the extra test, is not installed')
 @pytest.mark.parametrize('case', GIVEN)
 def test_scripts_pass_shellcheck(case, recorders, capsys, tmp_path):
-    script = printed(capsys, *GIVEN[case])
+    script = get_launcher_output(capsys, *GIVEN[case])
     scripts = {name: text for name, text in files(script).items() if name.endswith('.sh')}
     for name, text in {'plan.sh': script, **scripts}.items():
         (tmp_path / name).write_text(text)
@@ -61,18 +61,18 @@ def test_scripts_pass_shellcheck(case, recorders, capsys, tmp_path):
 @pytest.mark.skipif(not SYSTEMD, reason='there is no systemd here')
 def test_unit_file_passes_systemd_verify(recorders, capsys, tmp_path):
     unit = tmp_path / 'sinklab.service'
-    unit.write_text(files(printed(capsys, *GIVEN['queued_resources']))['sinklab.service'])
+    unit.write_text(files(get_launcher_output(capsys, *GIVEN['queued_resources']))['sinklab.service'])
     said = subprocess.run([SYSTEMD, 'verify', unit], capture_output=True, text=True)
     assert [line for line in said.stderr.splitlines() if 'sinklab.service' in line] == []
 
 
 def test_boot_script_copies_code_installs_environment_and_starts_run(tmp_path, monkeypatch, capsys):
-    made = recorded(tmp_path, monkeypatch)
+    made = make_recorders(tmp_path, monkeypatch)
     for name in ('systemctl', 'python3', 'cp'):
         (made.folder / name).unlink(missing_ok=True)
         (made.folder / name).symlink_to(made.folder / 'sinklab')
     monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path / 'host'))
-    written = files(printed(capsys, 'queued_resources', SUBMIT['queued_resources']))
+    written = files(get_launcher_output(capsys, 'queued_resources', SUBMIT_COMMANDS['queued_resources']))
     (tmp_path / 'host').mkdir()
     for name, text in {**written, 'pins.txt': 'jax\n', 'sinklab-0.whl': '', 'secret': 'of this run\n'}.items():
         (tmp_path / 'host' / name).write_text(text)
@@ -105,9 +105,9 @@ def test_boot_script_copies_code_installs_environment_and_starts_run(tmp_path, m
 
 @pytest.mark.parametrize('secret', [None, ''], ids=['missing', 'empty'])
 def test_boot_script_fails_without_secret(tmp_path, monkeypatch, capsys, secret):
-    made = recorded(tmp_path, monkeypatch)
+    made = make_recorders(tmp_path, monkeypatch)
     monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path / 'host'))
-    written = files(printed(capsys, 'queued_resources', SUBMIT['queued_resources']))
+    written = files(get_launcher_output(capsys, 'queued_resources', SUBMIT_COMMANDS['queued_resources']))
     (tmp_path / 'host').mkdir()
     if secret is not None:
         (tmp_path / 'host' / 'secret').write_text(secret)
@@ -120,9 +120,11 @@ def test_boot_script_fails_without_secret(tmp_path, monkeypatch, capsys, secret)
 
 
 def test_run_script_fails_without_secret_file(tmp_path, monkeypatch, capsys):
-    made = recorded(tmp_path, monkeypatch)
+    made = make_recorders(tmp_path, monkeypatch)
     monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path))
-    (tmp_path / 'run.sh').write_text(files(printed(capsys, 'queued_resources', SUBMIT['queued_resources']))['run.sh'])
+    (tmp_path / 'run.sh').write_text(
+        files(get_launcher_output(capsys, 'queued_resources', SUBMIT_COMMANDS['queued_resources']))['run.sh']
+    )
     said = subprocess.run(['bash', 'run.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
     assert (said.returncode, made.calls.exists()) == (1, False)
     assert f'{tmp_path}/secret' in said.stderr
@@ -130,31 +132,31 @@ def test_run_script_fails_without_secret_file(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_submit_creates_secret_once_and_never_prints_it(recorders, capsys):
-    given, file = SUBMIT['queued_resources'], Path('runs/launched/pair/secret')
+    given, file = SUBMIT_COMMANDS['queued_resources'], Path('runs/launched/pair/secret')
     submit = [*given[:2], '--execute', *given[2:]]
-    assert launched('queued_resources', submit) == 0
+    assert run_launcher('queued_resources', submit) == 0
     first = file.read_text()
     assert re.fullmatch(r'[0-9a-f]{64}\n', first)
     assert file.stat().st_mode & 0o777 == 0o600
     upload = ['gcloud', 'storage', 'rsync', '--recursive', 'runs/launched/pair', 'gs://b/runs/code/pair/pair']
     assert upload in recorders.heard()
     file.chmod(0o644)
-    assert launched('queued_resources', submit) == 0
+    assert run_launcher('queued_resources', submit) == 0
     assert (file.read_text(), file.stat().st_mode & 0o777) == (first, 0o600)
-    assert first.strip() not in capsys.readouterr().err + printed(capsys, 'queued_resources', given)
+    assert first.strip() not in capsys.readouterr().err + get_launcher_output(capsys, 'queued_resources', given)
     assert not any(first.strip() in word for call in recorders.heard() for word in call)
     file.write_text('')  # the file of an interrupted submit
-    assert launched('queued_resources', submit) == 0
+    assert run_launcher('queued_resources', submit) == 0
     assert len(file.read_text()) == 65
     other = [submit[0], 'other', *submit[2:]]
-    assert launched('queued_resources', other) == 0
+    assert run_launcher('queued_resources', other) == 0
     assert Path('runs/launched/other/secret').read_text() not in (first, file.read_text())
 
 
 def test_run_script_exports_secret(tmp_path, monkeypatch, capsys):
-    made = recorded(tmp_path, monkeypatch)
+    made = make_recorders(tmp_path, monkeypatch)
     monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path / 'host'))
-    written = files(printed(capsys, 'queued_resources', SUBMIT['queued_resources']))
+    written = files(get_launcher_output(capsys, 'queued_resources', SUBMIT_COMMANDS['queued_resources']))
     program = tmp_path / 'host' / 'env' / 'bin' / 'sinklab'
     program.parent.mkdir(parents=True)
     program.write_text('#!/bin/bash\necho "$SINKLAB_RUN_SECRET"\n')
@@ -173,8 +175,8 @@ def keep(recorders, capsys, tmp_path):
     """
 
     def run(restarts=2):
-        given = SUBMIT['queued_resources']
-        script = printed(capsys, 'queued_resources', [*given[:2], f'--restarts={restarts}', *given[2:]])
+        given = SUBMIT_COMMANDS['queued_resources']
+        script = get_launcher_output(capsys, 'queued_resources', [*given[:2], f'--restarts={restarts}', *given[2:]])
         (tmp_path / 'keep.sh').write_text(files(script)['keep.sh'])
         said = subprocess.run(
             ['bash', 'keep.sh'],

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_recorders import RUN, SUBMIT, launched, printed, recorded
+from command_recorders import SUBMIT_COMMANDS, TRAIN_COMMAND, get_launcher_output, make_recorders, run_launcher
 
 from launch.job import RETRY_EXIT_CODES
 
@@ -32,12 +32,12 @@ sys.exit(max(code if code >= 0 else 128 - code for code in [task.wait() for task
 
 @pytest.fixture
 def recorders(tmp_path, monkeypatch):
-    return recorded(tmp_path, monkeypatch)
+    return make_recorders(tmp_path, monkeypatch)
 
 
 def make_script(capsys, *options):
-    arguments = [argument.replace('/shared', '/the shared') for argument in SUBMIT['slurm']]
-    output = printed(capsys, 'slurm', [*arguments[:2], *options, *arguments[2:]])
+    arguments = [argument.replace('/shared', '/the shared') for argument in SUBMIT_COMMANDS['slurm']]
+    output = get_launcher_output(capsys, 'slurm', [*arguments[:2], *options, *arguments[2:]])
     return re.search(r"job.sh' <<'END'\n(.*?)^END$", output, re.MULTILINE | re.DOTALL)[1]
 
 
@@ -60,10 +60,10 @@ def test_script_has_sbatch_options_for_hosts_signal_and_requeue(recorders, capsy
 
 def test_sweep_is_job_array_with_one_run_per_element(recorders, capsys, tmp_path):
     arguments = [
-        argument.replace(':softmax_1b', '').replace('/shared', str(tmp_path)) for argument in SUBMIT['slurm']
+        argument.replace(':softmax_1b', '').replace('/shared', str(tmp_path)) for argument in SUBMIT_COMMANDS['slurm']
     ]
     argv = [*arguments[:2], '--execute', '--rows=a,b', '--seeds=0,1', '--at_once=3', *arguments[2:]]
-    assert launched('slurm', argv) == 0
+    assert run_launcher('slurm', argv) == 0
     (sbatch_call,) = (call for call in recorders.heard() if call[0] == 'sbatch')
     assert parse_options(Path(sbatch_call[1]).read_text())['array'] == '0-3%3'
     (recorders.folder / 'srun').symlink_to(recorders.folder / 'sinklab')
@@ -128,8 +128,8 @@ def test_script_does_not_requeue_after_termination_by_slurm(recorders, capsys, t
 
 
 def test_workdir_with_backslash_is_rejected(recorders, capsys):
-    argv = [argument.replace('/shared', '/a\\b') for argument in SUBMIT['slurm']]
-    assert launched('slurm', argv) == 1
+    argv = [argument.replace('/shared', '/a\\b') for argument in SUBMIT_COMMANDS['slurm']]
+    assert run_launcher('slurm', argv) == 1
     assert 'backslash' in capsys.readouterr().err
 
 
@@ -196,9 +196,9 @@ def submit_job(recorders, corpus, monkeypatch):
             f'--compiled={Path.cwd()}/compiled',
         ]
         variables = [f'--env={text}' for text in ('PAUSE=0.2', f'NOTES={notes}', f'PYTHONPATH={ROOT}')]
-        arguments = [*RUN[:2], '--config=fault.py', f'--config.data.source={corpus}', '--data=4']
+        arguments = [*TRAIN_COMMAND[:2], '--config=fault.py', f'--config.data.source={corpus}', '--data=4']
         options = ['--execute', '--nodes=2', '--gpus=2', '--time=1:00:00', '--grace=60', *path_flags, *variables]
-        assert launched('slurm', ['submit', name, *options, *arguments]) == 0
+        assert run_launcher('slurm', ['submit', name, *options, *arguments]) == 0
         program = folder / 'the code' / 'env' / 'bin' / 'sinklab'
         program.parent.mkdir()
         program.write_text(f'#!/bin/bash\nexec {sys.executable} -m sinklab "$@"\n')

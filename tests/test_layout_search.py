@@ -5,7 +5,7 @@ import math
 
 import jax
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.chip_specs import CHIPS
 from sinklab.config.spec import SAVEABLE_ACTIVATIONS, Hardware
@@ -18,7 +18,7 @@ CHIP = dataclasses.replace(CHIPS['v5e'], memory_bytes=2**40)
 
 
 def rank(hardware=Hardware(), chip=CHIP, **changes):  # noqa: B008 (frozen)
-    return layout_search.rank_layouts(tiny(**changes), hardware, jax.devices()[:4], chip, 'chunked')
+    return layout_search.rank_layouts(make_tiny_spec(**changes), hardware, jax.devices()[:4], chip, 'chunked')
 
 
 @pytest.mark.slow
@@ -54,9 +54,9 @@ def test_rank_layouts_reports_layouts_beyond_memory_or_indivisible():
 
 
 def test_generate_layouts_shards_parameters_within_slice():
-    layouts = [*layout_search.generate_layouts(tiny(), Hardware(), 8, 2)]
+    layouts = [*layout_search.generate_layouts(make_tiny_spec(), Hardware(), 8, 2)]
     assert {(layout.data, layout.fsdp) for layout in layouts} == {(2, 4)}
-    assert {layout.fsdp for layout in layout_search.generate_layouts(tiny(), Hardware(fsdp=8), 8, 2)} == {8}
+    assert {layout.fsdp for layout in layout_search.generate_layouts(make_tiny_spec(), Hardware(fsdp=8), 8, 2)} == {8}
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_rank_layouts_prefers_smaller_memory_for_equal_traffic():
 
 
 def test_count_recompute_flops_excludes_saved_activations():
-    spec = tiny()
+    spec = make_tiny_spec()
     forward = flops.count_forward_flops(spec.model, spec.data.length)
     output_flops = 2 * spec.model.layers * spec.model.width * spec.model.ffn_width
     assert flops.count_recompute_flops(spec.model, spec.data.length, 'full') == pytest.approx(
@@ -82,7 +82,7 @@ def test_estimate_sent_bytes_matches_documented_formula():
 
     It is (1/2 + 1/2 + 1) n (F - 1)/F along fsdp for each micro-batch, and 2 n/F (D - 1)/D along data.
     """
-    spec = tiny(model__dtype='bfloat16')
+    spec = make_tiny_spec(model__dtype='bfloat16')
     hardware = Hardware(data=2, fsdp=2, micro_batch=2)
     mesh = device_mesh.make_mesh(hardware, jax.devices()[:4])
     n = 4 * sum(leaf.size for leaf in jax.tree.leaves(state.get_state_shapes(spec)['params']))

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import attend, rule
-from conftest import attention, operation, tiny
+from attention_cases import compute_reference_attention, make_attention_spec
+from conftest import make_attention_config, make_tiny_spec, replace_operation
 from flax import nnx
 
 from sinklab.attn import reference
@@ -23,7 +23,7 @@ KEY, VALUE = np.random.default_rng(0).normal(size=(2, 2, 5, 4, 4)).astype(np.flo
 def model(columns, **bias):
     """Make the config of a model; a K bias has the value 0."""
     bias = (dict(value='zero') if columns == 'k' else {}) | bias
-    return tiny(
+    return make_tiny_spec(
         model__columns__kind=columns, **{f'model__columns__{name}': value for name, value in bias.items()}
     ).model
 
@@ -110,7 +110,7 @@ CURVES = {
 def matrix(columns, curve):
     """Compute bias_BHTS of five tokens; the columns are on the left."""
     bias = ScoreBias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).get_bias_HC())
-    plain = rule(attention('exp', 'sum'), make_causal_mask(5), 1, bias)
+    plain = make_attention_spec(make_attention_config('exp', 'sum'), make_causal_mask(5), 1, bias)
     moved = dataclasses.replace(plain, operation=dataclasses.replace(plain.operation, offset=0.5))
     return np.broadcast_to(moved.materialize_bias(5), (1, 4, 5, 6))
 
@@ -140,7 +140,9 @@ def test_count_learned_kv_returns_index_of_first_token():
 def test_attention_matrix_has_learned_kv_before_text():
     score_BHTS = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 3, 4)), jnp.float32)
     zeros = jnp.zeros((1, 3, 1, 2)), jnp.zeros((1, 4, 1, 2)), jnp.zeros((1, 4, 1, 2))
-    found = attend((*zeros, score_BHTS), attention('exp', 'sum'), make_causal_mask(3), columns=1)[1]
+    found = compute_reference_attention(
+        (*zeros, score_BHTS), make_attention_config('exp', 'sum'), make_causal_mask(3), columns=1
+    )[1]
     np.testing.assert_array_equal(found[0, 0] > 0, [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
 
 
@@ -149,8 +151,10 @@ TOKENS = np.random.default_rng(0).integers(0, 300, (2, 8))
 
 def built(columns, normalizer='sum', **vectors):
     """Run a one-layer model with a column of given learned vectors; return (logits, Capture)."""
-    spec = tiny(model__layers=1, model__columns__kind=columns, model__columns__value=model(columns).columns.value)
-    graph, abstract = state.make_abstract_model(operation(spec, 'exp', normalizer))
+    spec = make_tiny_spec(
+        model__layers=1, model__columns__kind=columns, model__columns__value=model(columns).columns.value
+    )
+    graph, abstract = state.make_abstract_model(replace_operation(spec, 'exp', normalizer))
     rng = np.random.default_rng(0)
     params = nnx.to_pure_dict(abstract)
     own = params['blocks']['attention'].pop('columns', {})
@@ -198,9 +202,13 @@ def test_sink_logit_scales_output_by_sigmoid_of_logsumexp_difference(scale):
     query, logit = scale * query, made('logit')
     logit.score_H[...] = scale * jnp.asarray(rng.normal(size=(4, 1)), jnp.float32)
     keys, values = logit.prepend(key, value)
-    beside = rule(attention('exp', 'sum'), make_causal_mask(6), 1, ScoreBias(learned_HC=logit.get_bias_HC()))
+    beside = make_attention_spec(
+        make_attention_config('exp', 'sum'), make_causal_mask(6), 1, ScoreBias(learned_HC=logit.get_bias_HC())
+    )
     found = reference.attend(query, keys, values, beside).output_BTHK
-    plain = reference.attend(query, key, value, rule(attention('exp', 'sum'), make_causal_mask(6))).output_BTHK
+    plain = reference.attend(
+        query, key, value, make_attention_spec(make_attention_config('exp', 'sum'), make_causal_mask(6))
+    ).output_BTHK
     score = np.einsum('bthk,bshk->bths', np.float64(query), np.float64(key)) / 2
     for t in range(6):
         total = np.logaddexp.reduce(score[0, t, :, : t + 1], -1)

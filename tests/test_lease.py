@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from thread_group import crowd
+from thread_group import run_in_threads
 
 from sinklab.errors import UserError
 from sinklab.storage import compare_and_swap as files
@@ -269,7 +269,7 @@ def test_one_of_many_new_jobs_takes_over_dead_lease(tmp_path, owner):
             if results.count('refused') == 7:
                 finished.set()
 
-        crowd(8, compete)
+        run_in_threads(8, compete)
         assert results.count('refused') == 7
 
 
@@ -293,7 +293,7 @@ def test_waiters_on_abandoned_lock_enter_sequentially(tmp_path):
             counts.append(len(inside))
             inside.pop()
 
-    crowd(8, enter_lock)
+    run_in_threads(8, enter_lock)
     assert counts == [1] * 8
     assert list(tmp_path.iterdir()) == []
 

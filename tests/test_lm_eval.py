@@ -6,8 +6,17 @@ import jax
 import numpy as np
 import pytest
 import reference
-from conftest import drawn, tiny
-from lm_eval_cases import CONTEXTS, QUESTIONS, TEXTS, before, encoded, goes_on, likelihood, scores
+from conftest import draw_params, make_tiny_spec
+from lm_eval_cases import (
+    CONTEXTS,
+    QUESTIONS,
+    TEXTS,
+    continue_greedily,
+    encode_text,
+    get_prefix_ids,
+    score_continuation,
+    score_last_ids,
+)
 
 pytest.importorskip('lm_eval')
 
@@ -25,14 +34,14 @@ WAYS = {'plain': {}, 'fixed': dict(fixed_position=1), 'documents': dict(position
 
 
 @pytest.fixture(scope='module', params=WAYS)
-def own(request, whole):
+def own(request, finished_run):
     """Return a run with random nonzero parameters, for each way in which texts begin."""
-    found = RunModel(RunDir(whole[0]), 8)
+    found = RunModel(RunDir(finished_run[0]), 8)
     data = dataclasses.replace(found.spec.data, **WAYS[request.param])
     mask = dataclasses.replace(found.spec.model.mask, document=request.param == 'documents')
     model = dataclasses.replace(found.spec.model, mask=mask)
     found.spec = dataclasses.replace(found.spec, data=data, model=model)
-    found.params = jax.tree.map(jax.numpy.asarray, drawn(found.spec, 0.3))
+    found.params = jax.tree.map(jax.numpy.asarray, draw_params(found.spec, 0.3))
     return found
 
 
@@ -52,7 +61,7 @@ def test_loglikelihood_of_continuation_matches_formula(own):
     found = asked.loglikelihood(requests('loglikelihood', *pairs), disable_tqdm=True)
     for (context, continuation), (score, likeliest) in zip(pairs, found, strict=True):
         begin = len(context.rstrip())  # lm_eval moves trailing spaces to the continuation
-        expected = likelihood(own, context[:begin], context[begin:] + continuation)
+        expected = score_continuation(own, context[:begin], context[begin:] + continuation)
         np.testing.assert_allclose(score, expected[0], rtol=1e-4, err_msg=context)
         assert likeliest == expected[1]
 
@@ -60,7 +69,7 @@ def test_loglikelihood_of_continuation_matches_formula(own):
 def test_loglikelihood_marks_argmax_continuation_as_greedy(own):
     asked = SinklabLM(own)
     context = asked.tok_encode(CONTEXTS[0])
-    logits_TV, _, _ = reference.forward(own.params, np.array(context), own.spec)
+    logits_TV, _, _ = reference.run_forward(own.params, np.array(context), own.spec)
     first = int(logits_TV[-1].argmax())
     found = asked._loglikelihood_tokens([(None, context, [first]), (None, context, [(first + 1) % 300])], True)
     assert [likeliest for _, likeliest in found] == [True, False]
@@ -70,15 +79,15 @@ def test_loglikelihood_rolling_uses_windows_of_lm_eval(own):
     found = SinklabLM(own).loglikelihood_rolling(
         requests('loglikelihood_rolling', *((text,) for text in TEXTS)), True
     )
-    first, length = before(own), own.spec.data.length
+    first, length = get_prefix_ids(own), own.spec.data.length
     for text, score in zip(TEXTS, found, strict=True):
         prefix = [own.spec.data.end_token, *first][-1]
-        windows = get_rolling_token_windows(encoded(own, text), prefix, length - len(first), 1)
+        windows = get_rolling_token_windows(encode_text(own, text), prefix, length - len(first), 1)
         total, read = 0.0, []
         for number, (context, predicted) in enumerate(map(make_disjoint_window, windows)):
-            total += scores(own, [*first[: bool(number)], *context, *predicted], len(predicted))[0]
+            total += score_last_ids(own, [*first[: bool(number)], *context, *predicted], len(predicted))[0]
             read += predicted
-        assert read == encoded(own, text)
+        assert read == encode_text(own, text)
         np.testing.assert_allclose(score, total, rtol=1e-4)
 
 
@@ -87,16 +96,16 @@ def test_loglikelihood_of_empty_context_conditions_on_prefix_or_end_token(own):
     assert asked.loglikelihood_rolling(requests('loglikelihood_rolling', ('',)), True) == [0.0]
     found = asked.loglikelihood(requests('loglikelihood', ('', 'abc'), (' ', 'abc')), disable_tqdm=True)
     (score, _), (after_space, _) = found
-    np.testing.assert_allclose(after_space, likelihood(own, '', ' abc')[0], rtol=1e-4)
-    np.testing.assert_allclose(score, likelihood(own, '', 'abc')[0], rtol=1e-4)
-    ids = [[own.spec.data.end_token, *before(own)][-1], *encoded(own, 'abc')]
-    np.testing.assert_allclose(score, scores(own, ids, len(ids) - 1)[0], rtol=1e-4)
+    np.testing.assert_allclose(after_space, score_continuation(own, '', ' abc')[0], rtol=1e-4)
+    np.testing.assert_allclose(score, score_continuation(own, '', 'abc')[0], rtol=1e-4)
+    ids = [[own.spec.data.end_token, *get_prefix_ids(own)][-1], *encode_text(own, 'abc')]
+    np.testing.assert_allclose(score, score_last_ids(own, ids, len(ids) - 1)[0], rtol=1e-4)
 
 
 def test_generate_until_is_greedy_beyond_training_length(own):
     given = [(context, dict(until=[], max_gen_toks=20)) for context in CONTEXTS]
     found = SinklabLM(own, batch_size=1).generate_until(requests('generate_until', *given), True)
-    assert found == [goes_on(own, context, 20) for context in CONTEXTS]
+    assert found == [continue_greedily(own, context, 20) for context in CONTEXTS]
     assert found == SinklabLM(own).generate_until(requests('generate_until', *given), True)
     stop = found[0][len(found[0]) // 2 :][:2]
     again = SinklabLM(own).generate_until(requests('generate_until', (CONTEXTS[0], dict(until=stop))), True)
@@ -140,11 +149,11 @@ def test_generation_options_that_are_unsupported_are_rejected(given):
 )
 def test_check_scorable_rejects_run_without_text_likelihood(changes, said):
     with pytest.raises(UserError, match=said):
-        lm_eval.check_scorable(tiny(**changes), 'a run')
+        lm_eval.check_scorable(make_tiny_spec(**changes), 'a run')
 
 
 def test_check_scorable_accepts_fixed_token_absent_from_held_out_text():
-    spec = tiny(data__fixed_position=3)
+    spec = make_tiny_spec(data__fixed_position=3)
     lm_eval.check_scorable(
         dataclasses.replace(spec, data=dataclasses.replace(spec.data, fixed_held_out=False)), 'a run'
     )

@@ -6,7 +6,7 @@ import formulas
 import numpy as np
 import pytest
 import runs
-from conftest import some
+from conftest import make_case_params
 
 import sinklab
 from sinklab.cli.main import main
@@ -25,8 +25,8 @@ def measured(path, monkeypatch, capsys, *given):
 
 def test_text_longer_than_window_has_edge_metrics(corpus, tmp_path, monkeypatch, capsys):
     """Use a window of 64, which cuts a text of 128 tokens and does not cut a probe of 12."""
-    spec = runs.spec(corpus, model__mask__window=64, data__length=128, optimizer__steps=3, valid__windows=2)
-    [*_, record] = runs.train(spec, tmp_path / 'run')
+    spec = runs.make_spec(corpus, model__mask__window=64, data__length=128, optimizer__steps=3, valid__windows=2)
+    [*_, record] = runs.train_run(spec, tmp_path / 'run')
     assert 'sink/1' in record
     assert 'alpha/edge' not in record
     given = '--length=128', '--sequences=2'
@@ -43,11 +43,11 @@ def test_text_longer_than_window_has_edge_metrics(corpus, tmp_path, monkeypatch,
     assert numbers['alpha/floor'] == pytest.approx(sum(1 / t for t in range(1, 65)) / 128)
 
 
-@pytest.mark.parametrize('kind', some(RELATIVE_POSITIONS, list(RELATIVE_POSITIONS)[:1]))
+@pytest.mark.parametrize('kind', make_case_params(RELATIVE_POSITIONS, list(RELATIVE_POSITIONS)[:1]))
 def test_proposition_2_holds_beyond_farthest_distance(corpus, tmp_path, monkeypatch, capsys, kind):
     """Repeat one token 160 times, so that keys from distance 128 on share one weight."""
-    spec = runs.spec(corpus, model__position=kind, data__length=160, optimizer__steps=3, valid__windows=2)
-    runs.train(spec, tmp_path / 'run')
+    spec = runs.make_spec(corpus, model__position=kind, data__length=160, optimizer__steps=3, valid__windows=2)
+    runs.train_run(spec, tmp_path / 'run')
     given = '--length=160', '--sequences=2', '--inputs=repeated', '--out', str(tmp_path / 'out')
     told = measured(tmp_path / 'run', monkeypatch, capsys, *given)
     [equal, second] = told['propositions']
@@ -64,7 +64,7 @@ def test_proposition_2_holds_beyond_farthest_distance(corpus, tmp_path, monkeypa
 
 def closed_form(kind, length):
     """Return softmax_i g(t - i), with g as printed in the papers."""
-    weight_TS = np.tri(length) * np.exp(formulas.position_bias(kind, np.arange(length), 1)[0])
+    weight_TS = np.tri(length) * np.exp(formulas.compute_position_bias(kind, np.arange(length), 1)[0])
     return weight_TS / weight_TS.sum(-1, keepdims=True)
 
 

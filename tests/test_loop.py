@@ -10,9 +10,18 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import operation
+from conftest import replace_operation
 from orbax.checkpoint import v1 as ocp
-from runs import Died, Dying, contents, outcome, parameters, spec, timeless, train
+from runs import (
+    CrashError,
+    CrashingCallback,
+    drop_clock_metrics,
+    load_parameters,
+    make_spec,
+    read_contents,
+    read_outcome,
+    train_run,
+)
 
 from sinklab.attn.backends import BackendChoice
 from sinklab.cli.main import main
@@ -25,11 +34,11 @@ from sinklab.train.callbacks import Callback
 
 
 @pytest.mark.slow
-def test_completed_run_writes_config_metrics_probes_and_checkpoints(whole, corpus):
-    path, records = whole
+def test_completed_run_writes_config_metrics_probes_and_checkpoints(finished_run, corpus):
+    path, records = finished_run
     assert json.loads((path / 'config.json').read_text())['data']['source'] == corpus
     assert json.loads((path / 'row.json').read_text()) == {'row': 'tiny'}
-    assert outcome(path) == dict(kind='done', step=8, checkpoint=8, message='', exit_code=0)
+    assert read_outcome(path) == dict(kind='done', step=8, checkpoint=8, message='', exit_code=0)
     assert [record['step'] for record in records] == list(range(9))
     assert sorted(int(file.stem) for file in (path / 'probe').glob('*.npz')) == [0, 3, 6, 8]
     assert sorted(int(folder.name) for folder in (path / 'checkpoints').iterdir()) == [4, 8]
@@ -60,43 +69,45 @@ def test_completed_run_writes_config_metrics_probes_and_checkpoints(whole, corpu
 
 @pytest.mark.slow
 @pytest.mark.parametrize('at', [2, 6])  # before the first checkpoint, and between two
-def test_resume_after_crash_matches_uninterrupted_run_bitwise(whole, corpus, tmp_path, at):
-    with pytest.raises(Died):
-        train(spec(corpus), tmp_path / 'run', Dying(at))
+def test_resume_after_crash_matches_uninterrupted_run_bitwise(finished_run, corpus, tmp_path, at):
+    with pytest.raises(CrashError):
+        train_run(make_spec(corpus), tmp_path / 'run', CrashingCallback(at))
     with (tmp_path / 'run' / 'metrics.jsonl').open('a') as file:
         file.write('{"step": 7, "sec')  # a line truncated by a crash
-    records = train(spec(corpus), tmp_path / 'run')
-    assert timeless(records) == timeless(whole[1])
-    for actual, reference in zip(parameters(tmp_path / 'run', 8), parameters(whole[0], 8), strict=True):
+    records = train_run(make_spec(corpus), tmp_path / 'run')
+    assert drop_clock_metrics(records) == drop_clock_metrics(finished_run[1])
+    for actual, reference in zip(
+        load_parameters(tmp_path / 'run', 8), load_parameters(finished_run[0], 8), strict=True
+    ):
         np.testing.assert_array_equal(actual, reference)
     seconds = [record['seconds'] for record in records]
     assert seconds == sorted(seconds), 'the clock of a run goes on over its attempts'
 
 
 @pytest.mark.slow
-def test_train_leaves_finished_run_unchanged(whole, corpus):
-    old_contents = contents(whole[0])
-    assert train(spec(corpus), whole[0]) == whole[1]
-    assert contents(whole[0]) == old_contents
+def test_train_leaves_finished_run_unchanged(finished_run, corpus):
+    old_contents = read_contents(finished_run[0])
+    assert train_run(make_spec(corpus), finished_run[0]) == finished_run[1]
+    assert read_contents(finished_run[0]) == old_contents
 
 
 @pytest.mark.slow
-def test_train_rejects_different_config_in_existing_run(whole, corpus):
-    old_contents = contents(whole[0])
-    other_spec = operation(spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
+def test_train_rejects_different_config_in_existing_run(finished_run, corpus):
+    old_contents = read_contents(finished_run[0])
+    other_spec = replace_operation(make_spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
     with pytest.raises(UserError) as refusal:
-        train(other_spec, whole[0])
-    for text in ('optimizer.steps 8 -> 20', 'similarity exp -> sigmoid', f'--workdir={whole[0]}-2'):
+        train_run(other_spec, finished_run[0])
+    for text in ('optimizer.steps 8 -> 20', 'similarity exp -> sigmoid', f'--workdir={finished_run[0]}-2'):
         assert text in str(refusal.value)
-    assert contents(whole[0]) == old_contents
+    assert read_contents(finished_run[0]) == old_contents
 
 
 def test_train_rejects_folder_without_run_and_file_path(corpus, tmp_path):
     (tmp_path / 'letter').write_text('dear')
     with pytest.raises(UserError, match='letter'):
-        train(spec(corpus), tmp_path)
+        train_run(make_spec(corpus), tmp_path)
     with pytest.raises(UserError, match=r'letter.* file'):
-        train(spec(corpus), tmp_path / 'letter')
+        train_run(make_spec(corpus), tmp_path / 'letter')
     with pytest.raises(UserError, match=r'http://bucket/run.*gs://.*s3://'):
         RunDir('http://bucket/run')
 
@@ -106,25 +117,27 @@ def test_resume_rejects_changed_data_under_same_source(tmp_path):
     for number in range(30):
         (tmp_path / f'{number}.txt').write_text(f'{number} words ' * 40)
     source = f'text:{tmp_path}/*.txt'
-    with pytest.raises(Died):
-        train(spec(source), tmp_path / 'run', Dying(6))
+    with pytest.raises(CrashError):
+        train_run(make_spec(source), tmp_path / 'run', CrashingCallback(6))
     (tmp_path / '3.txt').write_text('something else ' * 40)
-    old_contents = contents(tmp_path / 'run')
-    assert outcome(tmp_path / 'run') == dict(kind='crashed', step=6, checkpoint=4, message='runs.Died', exit_code=70)
+    old_contents = read_contents(tmp_path / 'run')
+    assert read_outcome(tmp_path / 'run') == dict(
+        kind='crashed', step=6, checkpoint=4, message='runs.Died', exit_code=70
+    )
     with pytest.raises(UserError, match='data'):
-        train(spec(source), tmp_path / 'run')
-    assert contents(tmp_path / 'run') == old_contents
-    assert outcome(tmp_path / 'run')['kind'] == 'refused'
-    assert 'data' in outcome(tmp_path / 'run')['message']
+        train_run(make_spec(source), tmp_path / 'run')
+    assert read_contents(tmp_path / 'run') == old_contents
+    assert read_outcome(tmp_path / 'run')['kind'] == 'refused'
+    assert 'data' in read_outcome(tmp_path / 'run')['message']
 
 
 @pytest.mark.slow
 def test_divergence_stops_run_and_keeps_finite_checkpoint(corpus, tmp_path):
-    diverging_spec = spec(
+    diverging_spec = make_spec(
         corpus, optimizer__peak_learning_rate=1e30, optimizer__warmup_steps=5, checkpoint__every_steps=1
     )
     with pytest.raises(loop.DivergedError, match=r'train/\w+ .*step \d'):
-        train(diverging_spec, tmp_path / 'run')
+        train_run(diverging_spec, tmp_path / 'run')
     folder = RunDir(tmp_path / 'run')
     saved_state = ocp.load(
         folder.checkpoint_dir / str(folder.list_checkpoint_steps()[-1]), checkpointable_name='state'
@@ -140,23 +153,23 @@ def test_divergence_by_nonfinite_probe_metric_is_not_saved(corpus, tmp_path, mon
     values = iter([0.0, float('nan')])
     monkeypatch.setattr(loop.sink_probe, 'compute_probe_metrics', lambda *_: {'sink/1': next(values)})
     with pytest.raises(loop.DivergedError, match=r'sink/1 .*nan.*step 3'):
-        train(spec(corpus, checkpoint__every_steps=3), tmp_path / 'run')
+        train_run(make_spec(corpus, checkpoint__every_steps=3), tmp_path / 'run')
     expected = dict(kind='diverged', step=3, checkpoint=None, message='sink/1 is nan at step 3', exit_code=3)
-    assert outcome(tmp_path / 'run') == expected
+    assert read_outcome(tmp_path / 'run') == expected
     assert RunDir(tmp_path / 'run').list_checkpoint_steps() == []
 
 
 def test_train_rejects_workdir_that_cannot_be_created(corpus, tmp_path):
     (tmp_path / 'file').write_text('in the way')
     with pytest.raises(UserError, match='Not a directory'):
-        train(spec(corpus), tmp_path / 'file' / 'run')
+        train_run(make_spec(corpus), tmp_path / 'file' / 'run')
 
 
 def test_train_rejects_too_little_disk_space_before_writing(corpus, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=100_000))
     with pytest.raises(UserError, match=r'config\.checkpoint\.keep'):
-        train(spec(corpus), tmp_path / 'run')
+        train_run(make_spec(corpus), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
@@ -165,7 +178,7 @@ def test_train_rejects_probe_that_exceeds_device_memory(corpus, tmp_path, monkey
         setup.device_mesh, 'get_device_memory_bytes', lambda processes: 50_000 // jax.local_device_count()
     )
     with pytest.raises(UserError, match=r'0\.0 GiB'):
-        train(spec(corpus), tmp_path / 'run')
+        train_run(make_spec(corpus), tmp_path / 'run')
 
 
 def fill_disk(path):
@@ -175,16 +188,16 @@ def fill_disk(path):
 
 
 @pytest.mark.slow
-def test_train_reports_full_disk_and_resumes_after_space_is_freed(whole, corpus, small_disk):
+def test_train_reports_full_disk_and_resumes_after_space_is_freed(finished_run, corpus, small_disk):
     class Filler(Callback):
         def on_record(self, record, written):
             if record['step'] == 6:
                 fill_disk(small_disk / 'ballast')
 
     with pytest.raises(UserError, match=r'(?<!/)\bdisk\b'):
-        train(spec(corpus), small_disk / 'run', Filler())
+        train_run(make_spec(corpus), small_disk / 'run', Filler())
     (small_disk / 'ballast').unlink()
-    assert timeless(train(spec(corpus), small_disk / 'run')) == timeless(whole[1])
+    assert drop_clock_metrics(train_run(make_spec(corpus), small_disk / 'run')) == drop_clock_metrics(finished_run[1])
 
 
 @pytest.mark.slow
@@ -193,8 +206,8 @@ def test_train_reports_failed_kernel_at_end_of_run(corpus, tmp_path, monkeypatch
     choice = BackendChoice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
     monkeypatch.setattr(setup.step, 'choose_step_backend', lambda spec, hardware: choice)
     recorder = LastEventRecorder()
-    with contextlib.suppress(Died):
-        train(spec(corpus), tmp_path / 'run', recorder, *([Dying(at)] if at else []))
+    with contextlib.suppress(CrashError):
+        train_run(make_spec(corpus), tmp_path / 'run', recorder, *([CrashingCallback(at)] if at else []))
     assert recorder.last[0] == 'note'
     assert 'chunked' in recorder.last[1]
     assert choice.rejection_reasons['tpu'] in recorder.last[1]
@@ -217,7 +230,7 @@ def test_device_memory_is_divided_among_processes_of_same_host(corpus, tmp_path,
 
     monkeypatch.setattr(setup.device_mesh, 'get_device_memory_bytes', get_memory)
     with pytest.raises(UserError, match='enough is known'):
-        setup.set_up_run(spec(corpus), Hardware(), RunDir(tmp_path / 'run'), GroupOfThree())
+        setup.set_up_run(make_spec(corpus), Hardware(), RunDir(tmp_path / 'run'), GroupOfThree())
     assert process_counts == [2]
 
 
@@ -246,7 +259,7 @@ def test_flatten_dict_names_every_leaf():
         ('KILL', 6, None, -9),
     ],
 )
-def test_resume_after_signal_completes_run(whole, corpus, tmp_path, name, at, saved, code):
+def test_resume_after_signal_completes_run(finished_run, corpus, tmp_path, name, at, saved, code):
     """Check that SIGINT, SIGTERM and SIGHUP save a checkpoint and print the command to resume.
 
     SIGKILL leaves only earlier checkpoints. The same command then finishes the run. It also takes the measurements
@@ -256,8 +269,8 @@ def test_resume_after_signal_completes_run(whole, corpus, tmp_path, name, at, sa
     changes = dict(data__source=corpus, checkpoint__every_steps=4, probe__every_steps=3)
     script.write_text(
         f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
-        'from conftest import tiny_config\n'
-        f'def get_config(row=None):\n    return tiny_config(**{changes!r})\n'
+        'from conftest import make_tiny_config\n'
+        f'def get_config(row=None):\n    return make_tiny_config(**{changes!r})\n'
     )
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
     program = 'import os, signal, sys, sinklab.train.loop as loop\n'
@@ -277,7 +290,7 @@ def test_resume_after_signal_completes_run(whole, corpus, tmp_path, name, at, sa
         expected = dict(
             kind='stopped', step=saved, checkpoint=saved, message=f'saved at step {saved}', exit_code=code
         )
-        assert outcome(tmp_path / 'run') == expected
+        assert read_outcome(tmp_path / 'run') == expected
         assert 'saved at step' in first_run.stderr
         assert f'-m sinklab train --config={script} --workdir={tmp_path}/run' in first_run.stderr
     if name == 'TERM':
@@ -285,17 +298,19 @@ def test_resume_after_signal_completes_run(whole, corpus, tmp_path, name, at, sa
         assert second_run.returncode == 0, second_run.stderr
     else:
         assert main(command[3:]) == 0
-    assert timeless(RunDir(tmp_path / 'run').read_records()) == timeless(whole[1])
-    for actual, reference in zip(parameters(tmp_path / 'run', 8), parameters(whole[0], 8), strict=True):
+    assert drop_clock_metrics(RunDir(tmp_path / 'run').read_records()) == drop_clock_metrics(finished_run[1])
+    for actual, reference in zip(
+        load_parameters(tmp_path / 'run', 8), load_parameters(finished_run[0], 8), strict=True
+    ):
         np.testing.assert_array_equal(actual, reference)
 
 
 @pytest.mark.slow
-def test_train_measures_finished_run_again_after_last_record_is_truncated(whole, corpus, tmp_path):
-    shutil.copytree(whole[0], tmp_path / 'run')
+def test_train_measures_finished_run_again_after_last_record_is_truncated(finished_run, corpus, tmp_path):
+    shutil.copytree(finished_run[0], tmp_path / 'run')
     metrics = tmp_path / 'run' / 'metrics.jsonl'
     metrics.write_bytes(metrics.read_bytes()[:-20])
-    records = train(spec(corpus), tmp_path / 'run')
-    names = {name for name in whole[1][-1] if not name.startswith(('train', 'data', 'speed', 'seconds'))}
-    assert {name: records[-1][name] for name in names} == {name: whole[1][-1][name] for name in names}
-    assert timeless(records[:-1]) == timeless(whole[1][:-1])
+    records = train_run(make_spec(corpus), tmp_path / 'run')
+    names = {name for name in finished_run[1][-1] if not name.startswith(('train', 'data', 'speed', 'seconds'))}
+    assert {name: records[-1][name] for name in names} == {name: finished_run[1][-1][name] for name in names}
+    assert drop_clock_metrics(records[:-1]) == drop_clock_metrics(finished_run[1][:-1])

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -106,7 +106,7 @@ def test_compute_sink_numbers_names_key_and_threshold():
 
 def test_star_metric_reports_rates_with_and_without_own_query():
     star_LPH = np.array([[[0.35], [0.29]]])  # one layer, two sequences, one head
-    setting = make_setting(tiny(model__columns__kind='kv', data__length=64), 64, 1)
+    setting = make_setting(make_tiny_spec(model__columns__kind='kv', data__length=64), 64, 1)
     (measure,) = (measure for measure in sink.METRICS if 'star_LH' in measure.saved_arrays)
     actual = measure.compute_numbers(dict(star_LPH=star_LPH), setting)
     assert (actual['sink/star'], actual['sink/star/clean']) == (100, 50)  # (1 + 64 * 0.29) / 65 is 0.301

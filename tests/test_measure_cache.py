@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory, corpus):
     path = tmp_path_factory.mktemp('runs') / 'run'
-    runs.train(runs.spec(corpus), path)
+    runs.train_run(runs.make_spec(corpus), path)
     return path
 
 

@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
-from conftest import mesh_of, tiny
-from runs import outcome, train
-from runs import spec as run_spec
+from conftest import make_tiny_spec, make_unpatched_mesh
+from runs import make_spec as run_spec
+from runs import read_outcome, train_run
 
 from sinklab.config.spec import Hardware
 from sinklab.errors import UserError
@@ -17,15 +17,15 @@ from sinklab.train.forward import make_forward
 
 
 def estimate(hardware, spec=None):
-    spec = spec or tiny()
+    spec = spec or make_tiny_spec()
     return memory_estimate.estimate_memory(spec, hardware, device_mesh.make_mesh(hardware), 'chunked')
 
 
 @pytest.mark.slow
 def test_estimate_matches_bytes_of_parameters_and_moments():
     single_device, sharded = estimate(Hardware()), estimate(Hardware(fsdp=4))
-    assert single_device.parameters == state.count_bytes(state.get_state_shapes(tiny())['params'])
-    assert single_device.moments == state.count_bytes(state.get_state_shapes(tiny())['opt_state'])
+    assert single_device.parameters == state.count_bytes(state.get_state_shapes(make_tiny_spec())['params'])
+    assert single_device.moments == state.count_bytes(state.get_state_shapes(make_tiny_spec())['opt_state'])
     assert single_device.parameters / 4 < sharded.parameters < single_device.parameters / 3, (
         'but for gains, which all have'
     )
@@ -34,7 +34,7 @@ def test_estimate_matches_bytes_of_parameters_and_moments():
 @pytest.mark.parametrize('remat', memory_estimate.REMAT_POLICIES)
 @pytest.mark.slow
 def test_estimate_matches_activations_kept_for_backward_pass(remat):
-    spec, hardware = tiny(), Hardware(remat=remat)
+    spec, hardware = make_tiny_spec(), Hardware(remat=remat)
     params = state.init_state(spec)['params']
     ids = jnp.zeros((spec.optimizer.batch_size, spec.data.length), jnp.int32)
     _, backward = jax.vjp(lambda params: make_forward(spec, remat=remat)(params, ids)[0], params)
@@ -62,7 +62,7 @@ def test_estimate_divides_activations_over_micro_batches_and_devices():
 
 @pytest.mark.slow
 def test_choose_remat_policy_picks_least_recomputation_that_fits():
-    spec, hardware, mesh = tiny(), Hardware(remat='auto'), device_mesh.make_mesh(Hardware())
+    spec, hardware, mesh = make_tiny_spec(), Hardware(remat='auto'), device_mesh.make_mesh(Hardware())
     needs = {
         remat: estimate(dataclasses.replace(hardware, remat=remat)).total
         for remat in memory_estimate.REMAT_POLICIES[1:]
@@ -70,7 +70,7 @@ def test_choose_remat_policy_picks_least_recomputation_that_fits():
     for remat, need in needs.items():
         room = need / memory_estimate.USABLE_MEMORY_FRACTION + 1
         assert memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', room) == remat
-    spec = tiny(optimizer__batch_size=64)
+    spec = make_tiny_spec(optimizer__batch_size=64)
     min_bytes = (
         estimate(Hardware(remat='full', micro_batch=16), spec).total / memory_estimate.USABLE_MEMORY_FRACTION + 1
     )
@@ -105,7 +105,7 @@ GPU = 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123456 bytes.'
     ids=['tpu', 'later', 'gpu'],
 )
 def test_translate_oom_errors_reports_size_and_suggests_flags(said, words):
-    setup = tiny(), Hardware(remat='attention'), device_mesh.make_mesh(Hardware()), 'chunked'
+    setup = make_tiny_spec(), Hardware(remat='attention'), device_mesh.make_mesh(Hardware()), 'chunked'
 
     def run():
         raise jax.errors.JaxRuntimeError(said)
@@ -126,7 +126,7 @@ def test_translate_oom_errors_reports_size_and_suggests_flags(said, words):
 )
 def test_suggest_less_memory_names_remat_or_micro_batch(remat, words):
     assert words in memory_estimate.suggest_less_memory(
-        tiny(), Hardware(remat=remat), device_mesh.make_mesh(Hardware()), 'chunked'
+        make_tiny_spec(), Hardware(remat=remat), device_mesh.make_mesh(Hardware()), 'chunked'
     )
 
 
@@ -161,20 +161,24 @@ def test_train_outcome_distinguishes_oom_from_other_runtime_errors(
 
     monkeypatch.setattr(jax, 'device_get', fail)
     with pytest.raises(raised) as error:
-        train(run_spec(corpus), tmp_path / 'run')
+        train_run(run_spec(corpus), tmp_path / 'run')
     assert ('allocate 123456 bytes' in str(error.value)) == (kind == 'refused')
-    result = outcome(tmp_path / 'run')
+    result = read_outcome(tmp_path / 'run')
     assert (result['kind'], result['exit_code']) == (kind, code)
 
 
 @pytest.mark.slow
 def test_format_device_layout_is_one_line_and_empty_for_one_device():
     hardware = Hardware(data=2, fsdp=2)
-    (line,) = memory_estimate.format_device_layout(tiny(), hardware, device_mesh.make_mesh(hardware), 'chunked')
+    (line,) = memory_estimate.format_device_layout(
+        make_tiny_spec(), hardware, device_mesh.make_mesh(hardware), 'chunked'
+    )
     assert line.startswith('4 devices')
     assert 'data 2' in line
     assert 'fsdp 2' in line
     assert (
-        memory_estimate.format_device_layout(tiny(), Hardware(), mesh_of(Hardware(), jax.devices()[:1]), 'chunked')
+        memory_estimate.format_device_layout(
+            make_tiny_spec(), Hardware(), make_unpatched_mesh(Hardware(), jax.devices()[:1]), 'chunked'
+        )
         == []
     )

@@ -3,29 +3,29 @@
 import json
 
 import pytest
-from stores import found, lines, mixture, refused, talk
+from stores import encode_lines, get_refusal, make_conversation, read_documents, write_mixture
 
 from sinklab.data.sources import open_source
 
 
 @pytest.fixture
 def parts(tmp_path):
-    (tmp_path / 'a.jsonl').write_bytes(lines(['one', 'two']))
+    (tmp_path / 'a.jsonl').write_bytes(encode_lines(['one', 'two']))
     (tmp_path / 'b.txt').write_text('three')
-    (tmp_path / 'c.jsonl').write_text(json.dumps(talk(('assistant', 'x'))))
+    (tmp_path / 'c.jsonl').write_text(json.dumps(make_conversation(('assistant', 'x'))))
     return tmp_path
 
 
 def test_mixture_keeps_document_domains_and_normalizes_weights(parts):
     a, b = (dict(source=f'text:{parts}/{name}') for name in ('a.jsonl', 'b.txt'))
-    given = mixture(parts, dict(A=a | dict(weight=3), B=b | dict(weight=1)))
+    given = write_mixture(parts, dict(A=a | dict(weight=3), B=b | dict(weight=1)))
     assert open_source(given).weights == (('A', 0.75), ('B', 0.25))
-    assert [(document.domain, document.name, document.text) for document in found(given)] == [
+    assert [(document.domain, document.name, document.text) for document in read_documents(given)] == [
         ('A', 'A/a.jsonl:1', 'one'),
         ('A', 'A/a.jsonl:2', 'two'),
         ('B', 'B/b.txt', 'three'),
     ]
-    assert open_source(mixture(parts, dict(A=a, B=b))).weights is None
+    assert open_source(write_mixture(parts, dict(A=a, B=b))).weights is None
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_mixture_refuses_invalid_component(parts, components, words):
     for component in components.values():
         if 'source' in component:
             component['source'] = component['source'].format(parts)
-    assert words in refused(mixture(parts, components))
+    assert words in get_refusal(write_mixture(parts, components))
 
 
 def test_mixture_refuses_duplicate_component(parts):
     one = f'"A": {{"source": "text:{parts}/a.jsonl"}}'
     (parts / 'mixture.json').write_text(f'{{{one}, {one}}}')
-    assert "'A'" in refused(f'mixture:{parts}/mixture.json')
+    assert "'A'" in get_refusal(f'mixture:{parts}/mixture.json')

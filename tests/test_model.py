@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from conftest import covering, drawn, tiny
+from conftest import choose_covering_cases, draw_params, make_tiny_spec
 from flax import nnx
-from model_options import COMBINATIONS, LENGTH, OPTIONS, TOKENS, option
+from model_options import COMBINATIONS, LENGTH, OPTIONS, TOKENS, make_model_changes
 
 from sinklab.config import spec
 from sinklab.config.validate import parse_config
@@ -31,11 +31,11 @@ CASES = {**OPTIONS, **COMBINATIONS}
 
 def fields(name):
     """Yield (path, value) of the fields of a case's model."""
-    yield from flatten_dict(dataclasses.asdict(tiny(**CASES[name]).model)).items()
+    yield from flatten_dict(dataclasses.asdict(make_tiny_spec(**CASES[name]).model)).items()
 
 
 # Cases that cover every value of every model field, with preference for combinations.
-COVERING = covering(reversed(CASES), fields)
+COVERING = choose_covering_cases(reversed(CASES), fields)
 
 
 @pytest.fixture(
@@ -57,8 +57,8 @@ def forgotten():
 @functools.cache
 def case(name):
     """Return (spec, structure of the model, parameters)."""
-    spec = tiny(**CASES[name])
-    return spec, state.make_abstract_model(spec)[0], drawn(spec)
+    spec = make_tiny_spec(**CASES[name])
+    return spec, state.make_abstract_model(spec)[0], draw_params(spec)
 
 
 def run(name, params, token_BT, **how):
@@ -81,9 +81,9 @@ def pulled(pull, logits_BTV):
 def test_model_logits_attention_and_residual_match_reference(name):
     spec, _, params = case(name)
     logits, _, captured = passed(name)
-    assert count_learned_kv(spec.model) == (spec.model.columns.kind in reference.COLUMN)
+    assert count_learned_kv(spec.model) == (spec.model.columns.kind in reference.COLUMN_KINDS)
     for number, tokens in enumerate(TOKENS):
-        expected = reference.forward(params, tokens, spec)
+        expected = reference.run_forward(params, tokens, spec)
         found = (logits[number], captured.attention_BHTS[:, number], captured.residual_BTD[:, number])
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
@@ -101,7 +101,7 @@ def test_model_gradient_matches_finite_differences_of_reference(name):
 
         def total(distance, at=at, direction=direction):
             moved = jax.tree.unflatten(tree, [*leaves[:at], leaves[at] + distance * direction, *leaves[at + 1 :]])
-            return np.sum(weight_TV * reference.forward(moved, TOKENS[0], spec)[0])
+            return np.sum(weight_TV * reference.run_forward(moved, TOKENS[0], spec)[0])
 
         expected = (total(step) - total(-step)) / (2 * step)
         norm = np.linalg.norm(found)
@@ -116,7 +116,7 @@ def reached(name):
     """Return which embeddings can affect the logits at PLACES, by the definition of the mask, through all layers."""
     spec, token_T = case(name)[0], TOKENS[0]
     document_T = np.cumsum(token_T == 0) - (token_T == 0)
-    seen_TS = formulas.visible(LENGTH, spec.model.mask, document_T)
+    seen_TS = formulas.compute_visibility(LENGTH, spec.model.mask, document_T)
     return np.linalg.matrix_power(seen_TS.astype(int), spec.model.layers)[PLACES, :] > 0
 
 
@@ -148,7 +148,7 @@ def test_compiled_model_logits_match_op_by_op_logits(name, remat):
 
 
 def test_options_cover_every_literal_value():
-    seen = [tiny(**changes).model for changes in {**OPTIONS, **COMBINATIONS}.values()]
+    seen = [make_tiny_spec(**changes).model for changes in {**OPTIONS, **COMBINATIONS}.values()]
     for kind, part in (
         (spec.ModelConfig, None),
         (spec.AttentionConfig, 'attention'),
@@ -169,12 +169,12 @@ def test_model_captures_nothing_by_default():
 
 def fresh(**changes):
     """Return initial parameters."""
-    spec = tiny(**changes)
+    spec = make_tiny_spec(**changes)
     return nnx.to_pure_dict(nnx.state(Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
 
 
 def test_released_initialization_has_expected_standard_deviations():
-    params = fresh(**option(layers=3, width=64, ffn_width=96, heads=8, columns__kind='kv'))
+    params = fresh(**make_model_changes(layers=3, width=64, ffn_width=96, heads=8, columns__kind='kv'))
     attention, ffn = params['blocks']['attention'], params['blocks']['ffn']
     for weight, std in [
         (params['embedding_VD'], (2 / (5 * 64)) ** 0.5),
@@ -199,12 +199,12 @@ def test_released_initialization_has_expected_standard_deviations():
     ],
 )
 def test_released_initialization_scales_by_depth_only_with_swiglu(ffn, initialization, std):
-    params = fresh(**option(ffn=ffn, initialization=initialization, width=64, ffn_width=96))
+    params = fresh(**make_model_changes(ffn=ffn, initialization=initialization, width=64, ffn_width=96))
     np.testing.assert_allclose(params['blocks']['ffn']['out_FD'].std(), std, rtol=0.05)
 
 
 def test_gpt2_initialization_has_expected_standard_deviations():
-    params = fresh(**option(initialization='gpt2', layers=8, width=64, ffn_width=96))
+    params = fresh(**make_model_changes(initialization='gpt2', layers=8, width=64, ffn_width=96))
     for weight, std in [
         (params['embedding_VD'], 0.02),
         (params['blocks']['ffn']['in_DF'], 0.02),
@@ -215,7 +215,7 @@ def test_gpt2_initialization_has_expected_standard_deviations():
 
 
 def test_torch_initialization_has_expected_standard_deviations():
-    params = fresh(**option(initialization='torch', width=64, ffn_width=96))
+    params = fresh(**make_model_changes(initialization='torch', width=64, ffn_width=96))
     for weight, std in [
         (params['embedding_VD'], 1.0),
         (params['head_VD'], (3 * 64) ** -0.5),
@@ -228,7 +228,7 @@ def test_torch_initialization_has_expected_standard_deviations():
 def test_bfloat16_logits_are_close_to_float32_logits():
     params = case('exp-sum')[2]
     exact, _ = run('exp-sum', params, TOKENS)
-    half = state.make_abstract_model(tiny(model__dtype='bfloat16'))[0]
+    half = state.make_abstract_model(make_tiny_spec(model__dtype='bfloat16'))[0]
     rough, captured = nnx.merge(half, params)(TOKENS, capture=True)
     assert rough.dtype == captured.attention_BHTS.dtype == jnp.float32
     np.testing.assert_allclose(rough, exact, atol=0.05 * np.abs(exact).max())

@@ -10,8 +10,8 @@ import threading
 import time
 
 import pytest
-from attacker import ATTACKS, DIGEST, attacked, connected
-from processes import TOUCH, Run, free_port, started
+from attacker import ATTACKS, FAKE_DIGEST, attack_run, open_connection
+from processes import TOUCH_SCRIPT, Run, find_free_port, start_run
 
 from sinklab.errors import UserError
 from sinklab.supervisor import cluster, coordinator
@@ -38,12 +38,12 @@ from sinklab.supervisor.messages import (
 )
 
 SECRET = 'a secret of the tests, long enough'
-UNTIL_TOLD = TOUCH + "while not (folder.path / 'go').exists(): time.sleep(0.05)"
+UNTIL_TOLD = TOUCH_SCRIPT + "while not (folder.path / 'go').exists(): time.sleep(0.05)"
 
 
 @pytest.fixture
 def run(tmp_path):
-    yield from started(tmp_path)
+    yield from start_run(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +54,13 @@ def no_secret(monkeypatch, tmp_path_factory):
 
 @pytest.mark.slow
 def test_run_survives_all_attacks_on_its_port(run):
-    assert_ended_well(attacked(run, ATTACKS))
+    assert_ended_well(attack_run(run, ATTACKS))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize('name', ATTACKS)
 def test_run_survives_each_attack_on_its_port(run, name):
-    assert_ended_well(attacked(run, [name]))
+    assert_ended_well(attack_run(run, [name]))
 
 
 def assert_ended_well(results):
@@ -209,9 +209,9 @@ GO = dict(kind='go', generation=1, port=1, after=None)
 IMPOSTORS = {
     'go': json.dumps(GO).encode() + b'\n',
     'over': encode_message(WorkerExit(ExitStatus('done'))).replace(b'"end"', b'"over"', 1),
-    'a false proof': json.dumps(dict(kind='challenge', nonce=DIGEST)).encode()
+    'a false proof': json.dumps(dict(kind='challenge', nonce=FAKE_DIGEST)).encode()
     + b'\n'
-    + encode_message(Welcome(DIGEST)),
+    + encode_message(Welcome(FAKE_DIGEST)),
     '10 MB': b'x' * 10_000_000 + b'\n',
     'nesting': b'[' * 100_000 + b'\n',
 }
@@ -224,7 +224,7 @@ IMPOSTORS = {
 )
 def test_impostor_of_process_0_starts_no_worker(run, name):
     with socket.create_server(('127.0.0.1', run.port)) as server:
-        run.start(TOUCH, (1,), join=5.0)
+        run.start(TOUCH_SCRIPT, (1,), join=5.0)
         thread = threading.Thread(target=answer_connections, args=(server, IMPOSTORS[name]), daemon=True)
         thread.start()
         ((code, lines),) = run.ended()
@@ -366,7 +366,7 @@ def test_connection_with_malformed_message_is_closed_alone():
 
 
 def test_listeners_bind_only_to_given_local_address():
-    port = free_port()
+    port = find_free_port()
     sockets, reason = coordinator.open_listeners('127.0.0.1', port, 1)
     assert [listener.getsockname()[:2] for listener in sockets] == [('127.0.0.1', port)]
     assert reason == ''
@@ -389,12 +389,12 @@ def test_listeners_bind_to_all_interfaces_if_address_is_not_local(monkeypatch, h
             raise found
         return found
 
-    port = free_port()
+    port = find_free_port()
     monkeypatch.setattr(socket, 'getaddrinfo', getaddrinfo)
     (listener,), reason = coordinator.open_listeners(host, port, 1)
     monkeypatch.undo()
     assert host in reason
-    with listener, connected(('127.0.0.1', port)):
+    with listener, open_connection(('127.0.0.1', port)):
         assert listener.getsockname()[0] in ('::', '0.0.0.0')
 
 

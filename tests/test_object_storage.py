@@ -11,10 +11,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from conftest import in_turn, some
+from conftest import alternate_pairs, make_case_params
 from emulators import KINDS, Answer
 from etils.epath import backend
-from storage_failures import ASKED, CONTENT, always, during, fetched, once, ranged, read, sends, write
+from storage_failures import (
+    CONTENT,
+    STORAGE_OPERATIONS,
+    answer_always,
+    answer_during,
+    answer_once,
+    fetch_file,
+    read_file,
+    read_ranges,
+    sends_content,
+    write_file,
+)
 
 from sinklab.errors import UserError
 from sinklab.storage import (
@@ -29,7 +40,7 @@ from sinklab.storage.untrusted_files import DamagedFileError
 MINUTE = 60.0
 
 
-pytestmark = pytest.mark.usefixtures('impatient')
+pytestmark = pytest.mark.usefixtures('short_retries')
 
 
 @pytest.fixture
@@ -55,29 +66,31 @@ def forget():
         module.Storage.clear_instance_cache()
 
 
-WAYS = [read, fetched, ranged]
+WAYS = [read_file, fetch_file, read_ranges]
 
 
-@pytest.mark.parametrize('status', some([408, 429, 500, 502, 503, 504], [408, 429, 503]))
+@pytest.mark.parametrize('status', make_case_params([408, 429, 500, 502, 503, 504], [408, 429, 503]))
 def test_storage_retries_busy_status_until_success(bucket, status):
     path = parse_path(f'{bucket.url}/x')
-    with bucket.proxy.treating(during(1.0, Answer(status=status))):
-        write(path)
-    with bucket.proxy.treating(during(1.0, Answer(status=status))):
-        assert read(path) == CONTENT
+    with bucket.proxy.treating(answer_during(1.0, Answer(status=status))):
+        write_file(path)
+    with bucket.proxy.treating(answer_during(1.0, Answer(status=status))):
+        assert read_file(path) == CONTENT
 
 
-@pytest.mark.parametrize(('asked', 'bucket'), in_turn(itertools.product(ASKED, KINDS)), indirect=['bucket'])
+@pytest.mark.parametrize(
+    ('asked', 'bucket'), alternate_pairs(itertools.product(STORAGE_OPERATIONS, KINDS)), indirect=['bucket']
+)
 def test_storage_raises_timeout_when_busy_beyond_retry_limit(bucket, asked, capsys):
     path = parse_path(f'{bucket.url}/folder/x')
-    write(path)
+    write_file(path)
     begun = time.monotonic()
     with (
         short_timeout(1.0),
-        bucket.proxy.treating(always(Answer(status=503))),
+        bucket.proxy.treating(answer_always(Answer(status=503))),
         pytest.raises((OSError, UserError)) as refused,
     ):
-        ASKED[asked](path)
+        STORAGE_OPERATIONS[asked](path)
     assert time.monotonic() - begun < 4.0
     error = refused.value.__cause__ if isinstance(refused.value, UserError) else refused.value
     assert error.errno == errno.ETIMEDOUT
@@ -85,13 +98,13 @@ def test_storage_raises_timeout_when_busy_beyond_retry_limit(bucket, asked, caps
     assert 'Traceback' not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('bucket', some(KINDS, ['gs']), indirect=True)
+@pytest.mark.parametrize('bucket', make_case_params(KINDS, ['gs']), indirect=True)
 def test_storage_warns_once_across_threads(bucket, monkeypatch, capsys):
     monkeypatch.setattr(retry, 'WARN_AFTER_SECONDS', 0.3)
     path = parse_path(f'{bucket.url}/x')
-    write(path)
-    with bucket.proxy.treating(during(2.0, Answer(status=503))):
-        threads = [threading.Thread(target=read, args=(path,)) for _ in range(4)]
+    write_file(path)
+    with bucket.proxy.treating(answer_during(2.0, Answer(status=503))):
+        threads = [threading.Thread(target=read_file, args=(path,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -104,7 +117,7 @@ def test_storage_warns_once_across_threads(bucket, monkeypatch, capsys):
 @pytest.mark.parametrize('way', WAYS)
 def test_read_resumes_after_lost_connections(bucket, way):
     path = parse_path(f'{bucket.url}/x')
-    write(path)
+    write_file(path)
     left = [0, 1, 50_000, 99_999]
     with bucket.proxy.treating(
         lambda method, name: Answer(bytes=left.pop()) if left and method == 'GET' and '/x' in name else None
@@ -116,19 +129,19 @@ def test_read_resumes_after_lost_connections(bucket, way):
 @pytest.mark.parametrize('way', WAYS)
 def test_read_retries_after_stalled_response(brief, way):
     path = parse_path(f'{brief.url}/x')
-    write(path)
+    write_file(path)
     begun = time.monotonic()
-    with brief.proxy.treating(once(Answer(bytes=50_000, stalls=30.0), 'GET', '/x')):
+    with brief.proxy.treating(answer_once(Answer(bytes=50_000, stalls=30.0), 'GET', '/x')):
         assert way(path) == CONTENT
     assert time.monotonic() - begun < 10.0
 
 
-@pytest.mark.parametrize('bucket', some(KINDS, ['s3']), indirect=True)
+@pytest.mark.parametrize('bucket', make_case_params(KINDS, ['s3']), indirect=True)
 def test_storage_waits_for_slow_response(bucket):
     path = parse_path(f'{bucket.url}/x')
-    with bucket.proxy.treating(always(Answer(seconds=1.0))):
-        write(path)
-        assert read(path) == CONTENT
+    with bucket.proxy.treating(answer_always(Answer(seconds=1.0))):
+        write_file(path)
+        assert read_file(path) == CONTENT
 
 
 def test_write_raises_within_bound_without_response(brief):
@@ -136,21 +149,21 @@ def test_write_raises_within_bound_without_response(brief):
     begun = time.monotonic()
     with (
         short_timeout(2.0),
-        brief.proxy.treating(always(Answer(seconds=8.0))),
+        brief.proxy.treating(answer_always(Answer(seconds=8.0))),
         pytest.raises(OSError, match='answered'),
     ):
-        write(path)
+        write_file(path)
     assert time.monotonic() - begun < 6.0
 
 
 @pytest.mark.parametrize('stalls', [0.0, 30.0])
 def test_write_retries_after_lost_connection(brief, stalls):
     path, content = parse_path(f'{brief.url}/x'), CONTENT * 60  # more than an unread connection buffers
-    rule, left = sends, [Answer(taken=100_000, stalls=stalls)]
+    rule, left = sends_content, [Answer(taken=100_000, stalls=stalls)]
     with brief.proxy.treating(lambda *request: left.pop() if left and rule(*request) else None):
-        write(path, content)
+        write_file(path, content)
     assert not left
-    assert read(path) == content
+    assert read_file(path) == content
 
 
 @pytest.fixture
@@ -162,10 +175,10 @@ def in_parts(monkeypatch):
 FAULTS = dict(busy=Answer(status=503), lost=Answer(lost=True), cut=Answer(taken=1 << 20), unread=Answer(bytes=0))
 
 
-@pytest.mark.parametrize(('fault', 'bucket'), in_turn(itertools.product(FAULTS, KINDS)), indirect=['bucket'])
+@pytest.mark.parametrize(('fault', 'bucket'), alternate_pairs(itertools.product(FAULTS, KINDS)), indirect=['bucket'])
 def test_multipart_upload_is_complete_after_fault_in_any_request(bucket, in_parts, fault):
     path = parse_path(f'{bucket.url}/x')
-    write(path, in_parts)
+    write_file(path, in_parts)
     asked = len(bucket.proxy.requests)
     assert asked > 3
     for number in range(asked):
@@ -177,8 +190,8 @@ def test_multipart_upload_is_complete_after_fault_in_any_request(bucket, in_part
             return FAULTS[fault] if len(seen) == number + 1 and request[0] in ('POST', 'PUT') else None
 
         with bucket.proxy.treating(rule):
-            write(path, in_parts)
-        assert read(path) == in_parts
+            write_file(path, in_parts)
+        assert read_file(path) == in_parts
 
 
 def test_multipart_upload_that_fails_leaves_previous_object(bucket, in_parts):
@@ -186,33 +199,33 @@ def test_multipart_upload_that_fails_leaves_previous_object(bucket, in_parts):
     seen = []
 
     def rule(method, name):
-        if sends(method, name):
+        if sends_content(method, name):
             seen.append(name)
         return Answer(status=503) if len(seen) > 1 else None
 
     with short_timeout(0.5), bucket.proxy.treating(rule), pytest.raises(OSError, match='answered'):
-        write(path, in_parts)
+        write_file(path, in_parts)
     assert not path.exists()
     assert directories.list_files(path.parent) == []
-    write(path, b'before')
+    write_file(path, b'before')
     seen.clear()
     with short_timeout(0.5), bucket.proxy.treating(rule), pytest.raises(OSError, match='answered'):
-        write(path, in_parts)
-    assert read(path) == b'before'
+        write_file(path, in_parts)
+    assert read_file(path) == b'before'
 
 
 def test_failed_transfer_leaves_no_temporary_files(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
     path = parse_path(f'{bucket.url}/x')
-    write(path)
-    with short_timeout(0.3), bucket.proxy.treating(always(Answer(status=503))):
+    write_file(path)
+    with short_timeout(0.3), bucket.proxy.treating(answer_always(Answer(status=503))):
         with pytest.raises(OSError, match='answered'):
-            write(path, CONTENT * 40)
+            write_file(path, CONTENT * 40)
         with pytest.raises(OSError, match='answered'):
             get_file_system(path).get_file(os.fspath(path), os.fspath(tmp_path / 'fetched'))
     with (
         short_timeout(0.3),
-        bucket.proxy.treating(always(Answer(bytes=1000), 'GET')),
+        bucket.proxy.treating(answer_always(Answer(bytes=1000), 'GET')),
         pytest.raises(OSError, match='answered'),
     ):
         get_file_system(path).get_file(os.fspath(path), os.fspath(tmp_path / 'fetched'))
@@ -223,13 +236,15 @@ def test_failed_transfer_leaves_no_temporary_files(bucket, tmp_path, monkeypatch
 def test_storage_survives_busy_minute_with_default_timeout(bucket, monkeypatch):
     monkeypatch.setattr(retry, 'FIRST_PAUSE_SECONDS', 0.5)
     there, path = (parse_path(f'{bucket.url}/{name}') for name in ('there', 'x'))
-    write(there)
-    busy = bucket.proxy.treating(during(MINUTE, Answer(status=503)))
+    write_file(there)
+    busy = bucket.proxy.treating(answer_during(MINUTE, Answer(status=503)))
     with short_timeout(retry.DEFAULT_RETRY_SECONDS), busy, ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(contextvars.copy_context().run, *what) for what in ((read, there), (write, path))]
+        both = [
+            pool.submit(contextvars.copy_context().run, *what) for what in ((read_file, there), (write_file, path))
+        ]
         assert both[0].result() == CONTENT
         both[1].result()
-    assert read(path) == CONTENT
+    assert read_file(path) == CONTENT
 
 
 def put(bucket, content):
@@ -263,7 +278,7 @@ def test_read_regular_file_reads_object_from_offset_in_one_request(bucket, tmp_p
 def test_read_regular_file_returns_empty_object_for_status_416(bucket):
     """GCS returns status 416 for an empty object, unlike its emulator."""
     path = put(bucket, b'')
-    with bucket.proxy.treating(always(Answer(status=416, text='Request range not satisfiable'), 'GET')):
+    with bucket.proxy.treating(answer_always(Answer(status=416, text='Request range not satisfiable'), 'GET')):
         assert untrusted_files.read_regular_file(path) == b''
 
 

@@ -15,23 +15,23 @@ import google.auth.exceptions
 import pytest
 import requests
 from emulators import Answer
-from storage_failures import ASKED, always, read, write
+from storage_failures import STORAGE_OPERATIONS, answer_always, read_file, write_file
 
 from sinklab.errors import UserError
 from sinklab.install_commands import format_extra_command
 from sinklab.storage import retry
 from sinklab.storage.paths import parse_path
 
-pytestmark = pytest.mark.usefixtures('impatient')
+pytestmark = pytest.mark.usefixtures('short_retries')
 
 
-@pytest.mark.parametrize('asked', ASKED)
+@pytest.mark.parametrize('asked', STORAGE_OPERATIONS)
 def test_permission_error_is_raised_without_long_retry(bucket, asked):
     path = parse_path(f'{bucket.url}/folder/x')
-    write(path)
+    write_file(path)
     start, previous_count = time.monotonic(), len(bucket.proxy.requests)
-    with bucket.proxy.treating(always(Answer(status=403))), pytest.raises((OSError, UserError)) as raised:
-        ASKED[asked](path)
+    with bucket.proxy.treating(answer_always(Answer(status=403))), pytest.raises((OSError, UserError)) as raised:
+        STORAGE_OPERATIONS[asked](path)
     assert time.monotonic() - start < 2.0
     assert len(bucket.proxy.requests) - previous_count <= 3
     error = raised.value.__cause__ if isinstance(raised.value, UserError) else raised.value
@@ -43,7 +43,7 @@ def test_missing_bucket_is_reported_by_every_operation(bucket):
     path = parse_path(f'{bucket.url}-not/folder/x')
     for operation in ('exists', 'names', 'entries', 'finished', 'write_if_match'):
         with pytest.raises(OSError, match=f'{bucket.url}-not') as raised:
-            ASKED[operation](path)
+            STORAGE_OPERATIONS[operation](path)
         assert raised.value.errno == errno.ENXIO
 
 
@@ -51,7 +51,7 @@ def test_missing_object_raises_file_not_found_without_delay(bucket):
     path = parse_path(f'{bucket.url}/x')
     start = time.monotonic()
     with pytest.raises(FileNotFoundError):
-        read(path)
+        read_file(path)
     assert not path.exists()
     assert time.monotonic() - start < 2.0
 
@@ -88,7 +88,7 @@ def test_missing_credentials_are_reported_with_bucket(emulators):
     assert 'credentials' in output
     assert s3_bucket.url in output
     assert seconds < 30.0
-    with s3_bucket.proxy.treating(always(Answer(status=401))):
+    with s3_bucket.proxy.treating(answer_always(Answer(status=401))):
         output, seconds = run_script(
             LIST_SCRIPT.replace(
                 'get_file_system, parse_path', 'get_file_system, parse_path\nimport gcsfs.core\n'

@@ -6,7 +6,7 @@ import formulas
 import jax
 import numpy as np
 import pytest
-from conftest import drawn, operation, tiny
+from conftest import draw_params, make_tiny_spec, replace_operation
 from scipy import stats
 
 from sinklab.metrics import (
@@ -64,7 +64,7 @@ def each(shape):
 
 
 def test_query_key_metrics_match_float64_reference(arrays, numbers):
-    expected = formulas.qk_numbers(arrays['query_LPTHK'], arrays['key_LPSHK'][:, :, 1:])
+    expected = formulas.compute_qk_metrics(arrays['query_LPTHK'], arrays['key_LPSHK'][:, :, 1:])
     assert len(expected) == 9
     for name, value in expected.items():
         np.testing.assert_allclose(numbers[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -233,13 +233,18 @@ def test_find_first_heads_orders_heads_by_lasting_threshold_crossing():
 
 
 @pytest.mark.parametrize(
-    'spec', [tiny(), tiny(model__columns__kind='sink_token'), operation(tiny(), 'exp', 'plus_one')]
+    'spec',
+    [
+        make_tiny_spec(),
+        make_tiny_spec(model__columns__kind='sink_token'),
+        replace_operation(make_tiny_spec(), 'exp', 'plus_one'),
+    ],
 )
 @pytest.mark.slow
 def test_captured_model_provides_all_metrics_with_equal_jax_and_numpy_values(spec):
     ids_PT = np.random.default_rng(0).integers(1, 300, (2, 12)).astype(np.int32)
     setting = make_setting(spec, 12, count_learned_kv(spec.model), lengths=(4, 12), thresholds=(0.3,))
-    captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(drawn(spec))
+    captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(draw_params(spec))
     found = extract_arrays(captured, setting)
     assert ('sink_LPCD' in found) == (spec.model.columns.kind == 'sink_token')
     among = registry.select_measurable(found)
@@ -259,7 +264,7 @@ def test_captured_model_provides_all_metrics_with_equal_jax_and_numpy_values(spe
 @pytest.mark.slow
 @pytest.mark.parametrize('position', ['none', *propositions.RELATIVE_POSITIONS, 'relative_t5', 'alibi', 'rotary'])
 def test_propositions_hold_only_for_repeated_tokens(position):
-    spec = tiny(model__position=position)
+    spec = make_tiny_spec(model__position=position)
     for repeated in (True, False):
         ids_PT = np.full((2, 12), 7) if repeated else np.random.default_rng(0).integers(1, 300, (2, 12))
         found = numbers_of(spec, ids_PT.astype(np.int32), repeated=True)
@@ -295,7 +300,7 @@ def test_proposition_metrics_match_float64_reference(arrays):
 def numbers_of(spec, ids_PT, **how):
     """Return all metrics of a model with random parameters."""
     setting = make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model), **how)
-    captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(drawn(spec))
+    captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(draw_params(spec))
     found = extract_arrays(captured, setting)
     among = registry.select_measurable(found)
     return registry.compute_numbers(registry.compute_arrays(found, setting, among), setting, among)

@@ -33,9 +33,9 @@ def trained(tmp_path_factory, corpus):
     here = tmp_path_factory.mktemp('corpus')
     shutil.copytree(corpus.removeprefix('text:').rpartition('/')[0], here / 'texts')
     source = f'text:{here}/texts/{corpus.rpartition("/")[2]}'
-    spec = runs.spec(source, data__fixed_position=1, data__length=96)
+    spec = runs.make_spec(source, data__fixed_position=1, data__length=96)
     path = tmp_path_factory.mktemp('runs') / 'run'
-    records = runs.train(spec, path)
+    records = runs.train_run(spec, path)
     return path, spec, records
 
 
@@ -121,7 +121,7 @@ def test_run_returns_parameters_of_steps_and_curves_as_frames(trained):
     run = sinklab.open(path)
     assert run.steps == [4, 8]
     for step in run.steps:
-        for ours, theirs in zip(*map(leaves, (run.params(step), runs.parameters(path, step))), strict=True):
+        for ours, theirs in zip(*map(leaves, (run.params(step), runs.load_parameters(path, step))), strict=True):
             np.testing.assert_array_equal(ours, theirs)
     pytest.importorskip('pandas')
     frame = run.curve('sink/1')
@@ -176,7 +176,7 @@ def test_bos_option_sets_first_token_and_loss_matches_reference(trained, bos, be
     words = subject.decode_tokens(subject.encode('import os'))
     assert ''.join(words[1:] if begins else words) == 'import os'
     params = sinklab.open(path).params()
-    logits_PTV = [reference.forward(params, ids_T[:-1], spec)[0] for ids_T in ids_PT]
+    logits_PTV = [reference.run_forward(params, ids_T[:-1], spec)[0] for ids_T in ids_PT]
     expected = [
         [formulas.logsumexp(row) - row[target] for row, target in zip(logits_TV, ids_T[1:], strict=True)]
         for logits_TV, ids_T in zip(logits_PTV, ids_PT, strict=True)

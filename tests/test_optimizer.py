@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 from flax import nnx
 
 from sinklab.model.layers import make_normal_param
@@ -12,7 +12,7 @@ from sinklab.train.optimizer import make_muon_dimension_numbers, make_optimizer,
 
 
 def compute_rates(**changes):
-    optimizer = tiny(**{f'optimizer__{name}': value for name, value in changes.items()}).optimizer
+    optimizer = make_tiny_spec(**{f'optimizer__{name}': value for name, value in changes.items()}).optimizer
     return np.array([make_schedule(optimizer)(step) for step in range(optimizer.steps + 1)])
 
 
@@ -30,7 +30,7 @@ def test_cosine_schedule_warms_up_and_decays_to_final_share():
 
 @pytest.mark.slow
 def test_adamw_clips_gradients_and_decays_every_parameter():
-    spec = tiny(optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1.0).optimizer
+    spec = make_tiny_spec(optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1.0).optimizer
     optimizer = make_optimizer(spec, {})
     params = {'gain': jnp.array([1.0, -2.0]), 'weight': jnp.array([[3.0]])}
     gradients = [
@@ -55,7 +55,9 @@ def test_adamw_clips_gradients_and_decays_every_parameter():
 
 @pytest.mark.slow
 def test_sgd_adds_momentum_and_weight_decay_to_gradient():
-    spec = tiny(**SGD, optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1e9).optimizer
+    spec = make_tiny_spec(
+        **SGD, optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1e9
+    ).optimizer
     optimizer = make_optimizer(spec, {})
     params, trace, expected = jnp.array([1.0, -2.0]), np.zeros(2), np.array([1.0, -2.0])
     state = optimizer.init(params)
@@ -72,7 +74,7 @@ SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None
 
 @pytest.mark.slow
 def test_muon_orthogonalizes_block_matrices_and_uses_adam_for_rest():
-    spec = tiny(
+    spec = make_tiny_spec(
         optimizer__name='muon', optimizer__warmup_steps=0, optimizer__weight_decay=0.0, optimizer__clip_norm=1e6
     )
     params = state.init_state(spec)['params']
@@ -110,8 +112,8 @@ VECTORS = {'key_HK', 'value_HK', 'score_H'}  # one vector per head
 
 @pytest.mark.parametrize('changes', BLOCKS, ids=lambda changes: next(iter(changes)))
 def test_muon_dimension_numbers_cover_exactly_block_matrices(changes):
-    abstract = nnx.to_pure_dict(state.make_abstract_model(tiny(**changes))[1])
-    dimension_numbers = make_muon_dimension_numbers(state.make_abstract_model(tiny(**changes))[1])
+    abstract = nnx.to_pure_dict(state.make_abstract_model(make_tiny_spec(**changes))[1])
+    dimension_numbers = make_muon_dimension_numbers(state.make_abstract_model(make_tiny_spec(**changes))[1])
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
         names = [entry.key for entry in path]
         leaf_numbers = dimension_numbers

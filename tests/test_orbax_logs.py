@@ -10,7 +10,7 @@ import types
 
 import pytest
 from orbax.checkpoint._src.futures import future
-from runs import spec, train
+from runs import make_spec, train_run
 
 from sinklab import startup_signals
 from sinklab.checkpoint import orbax_compat
@@ -183,5 +183,5 @@ def test_full_disk_is_reported_without_orbax_logs(corpus, small_disk, caplog):
                         pass
 
     with pytest.raises(UserError, match='disk'):
-        train(spec(corpus, checkpoint__every_steps=1), small_disk / 'run', DiskFiller())
+        train_run(make_spec(corpus, checkpoint__every_steps=1), small_disk / 'run', DiskFiller())
     assert [record.getMessage() for record in caplog.records] == []

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ PLACES = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two s
 
 def position(kind, length=200, **changes):
     """Make a position module from its kind, heads and width."""
-    return POSITIONS[kind](tiny(**{'model__position': kind} | changes).model, length, nnx.Rngs(0))
+    return POSITIONS[kind](make_tiny_spec(**{'model__position': kind} | changes).model, length, nnx.Rngs(0))
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ def position(kind, length=200, **changes):
 @pytest.mark.parametrize('width', [2, 4, 10])
 def test_rotary_matches_complex_rotation_of_dimension_pairs(width, name):
     x_BTHK = np.random.default_rng(0).normal(size=(2, 7, 3, width)).astype(np.float32)
-    rotary = tiny(**OPTIONS[name]).model.rotary
+    rotary = make_tiny_spec(**OPTIONS[name]).model.rotary
     found = position('rotary', **OPTIONS[name]).rotate(x_BTHK, jnp.asarray(PLACES))
     for b, h in np.ndindex(2, 3):
         expected = formulas.rotate(np.float64(x_BTHK[b, :, h]), PLACES[b], rotary)
@@ -49,7 +49,7 @@ def test_rotary_scores_depend_only_on_distance():
 
 @pytest.mark.parametrize('heads', [1, 2, 3, 4, 6, 8, 12, 16, 20])
 def test_alibi_slopes_match_paper_formula(heads):
-    np.testing.assert_allclose(compute_alibi_slopes(heads), formulas.slopes(heads), rtol=1e-6)
+    np.testing.assert_allclose(compute_alibi_slopes(heads), formulas.compute_alibi_slopes(heads), rtol=1e-6)
 
 
 def test_alibi_slopes_of_eight_heads_are_powers_of_one_half():
@@ -63,19 +63,21 @@ def test_relative_bias_matches_formula_of_distance(kind):
     table_RH = np.asarray(made.table_RH[...]) if kind == 'relative_t5' else None
     found = ScoreBias(made.make_relative_bias(), jnp.asarray(PLACES), jnp.asarray(PLACES)).materialize(0, 7)
     for b, place_T in enumerate(PLACES):
-        expected = formulas.position_bias(kind, place_T, 6, table_RH)
+        expected = formulas.compute_position_bias(kind, place_T, 6, table_RH)
         np.testing.assert_allclose(np.broadcast_to(found, (2, 6, 7, 7))[b], expected, rtol=1e-6)
 
 
 def test_buckets_match_t5_and_released_code():
     distances = np.arange(400)
-    np.testing.assert_array_equal(compute_buckets(jnp.asarray(distances)), [formulas.bucket(d) for d in distances])
+    np.testing.assert_array_equal(
+        compute_buckets(jnp.asarray(distances)), [formulas.compute_t5_bucket(d) for d in distances]
+    )
 
 
 def test_buckets_with_floor_first_match_printed_formula():
     distances = np.arange(400)
     found = compute_buckets(jnp.asarray(distances), floor_first=True)
-    np.testing.assert_array_equal(found, [formulas.printed(d) for d in distances])
+    np.testing.assert_array_equal(found, [formulas.compute_printed_bucket(d) for d in distances])
     assert sorted(set(np.asarray(found).tolist())) == [*range(17), 31]
 
 
@@ -92,7 +94,7 @@ def test_sinusoids_place_all_sines_before_all_cosines():
     x_BTD = np.random.default_rng(0).normal(size=(2, 7, 16)).astype(np.float32)
     found = position('absolute').embed(x_BTD, jnp.asarray(PLACES))
     for b, place_T in enumerate(PLACES):
-        np.testing.assert_allclose(found[b], x_BTD[b] + formulas.sinusoids(place_T, 16), atol=1e-4)
+        np.testing.assert_allclose(found[b], x_BTD[b] + formulas.compute_sinusoids(place_T, 16), atol=1e-4)
     np.testing.assert_allclose((found - x_BTD)[:, PLACES[0] == 0][0], [[0] * 8 + [1] * 8] * 2, atol=1e-6)
 
 

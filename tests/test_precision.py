@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from attention_cases import rule
-from conftest import attention, drawn, some, tiny
+from attention_cases import make_attention_spec
+from conftest import draw_params, make_attention_config, make_case_params, make_tiny_spec
 from flax import nnx
 from model_options import COMBINATIONS, OPTIONS, TOKENS
 
@@ -117,15 +117,15 @@ def test_batch_gradient_is_mean_of_part_gradients(model):
 
 def test_embedding_gradient_of_frequent_token_has_float32_precision():
     """Compare n equal sequences with one: a float32 sum of n equal addends has relative error n / 2^25."""
-    spec = tiny(model__dtype='bfloat16', model__layers=1)
+    spec = make_tiny_spec(model__dtype='bfloat16', model__layers=1)
     gradient = jax.jit(jax.grad(step_module.make_loss(spec)), compiler_options=STRICT)
     ids_BT = np.full((1, 17), 7, np.int32)
-    actual, expected = gradient(drawn(spec), np.repeat(ids_BT, 8192, 0)), gradient(drawn(spec), ids_BT)
+    actual, expected = gradient(draw_params(spec), np.repeat(ids_BT, 8192, 0)), gradient(draw_params(spec), ids_BT)
     assert compute_error(actual['embedding_VD'][7], expected['embedding_VD'][7]) < 16 * 8192 / 2**25
 
 
 SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None, optimizer__clip_norm=None)
-BATCH_SPEC = tiny(
+BATCH_SPEC = make_tiny_spec(
     model__dtype='bfloat16', model__columns__kind='kv', model__position='learned', optimizer__batch_size=8, **SGD
 )
 IDS = np.random.default_rng(0).integers(0, 300, (8, 17)).astype(np.int32)
@@ -148,7 +148,9 @@ def compute_momentum(hardware, dtype='bfloat16'):
 
 @pytest.mark.parametrize(
     'hardware',
-    some([Hardware(data=4), Hardware(data=2, fsdp=2), Hardware(micro_batch=2)], [Hardware(data=2, fsdp=2)]),
+    make_case_params(
+        [Hardware(data=4), Hardware(data=2, fsdp=2), Hardware(micro_batch=2)], [Hardware(data=2, fsdp=2)]
+    ),
     ids=str,
 )
 def test_layout_does_not_change_gradient(hardware):
@@ -166,7 +168,10 @@ def test_tensor_parallel_gradient_error_is_close_to_single_device_error():
 
 def test_chunked_attention_sums_key_gradients_in_float32():
     """Compare gradients from 64 chunks with those from one chunk, up to a last rounding."""
-    spec, rng = rule(attention('sigmoid', 'none'), masks.make_full_mask(512)), np.random.default_rng(0)
+    spec, rng = (
+        make_attention_spec(make_attention_config('sigmoid', 'none'), masks.make_full_mask(512)),
+        np.random.default_rng(0),
+    )
     arrays = [jnp.bfloat16(rng.uniform(size=(1, 512, 1, 4))) for _ in range(3)]
 
     def differentiate(chunk):
@@ -221,13 +226,13 @@ def compile_gradient(spec):
 )
 def test_logits_and_gradients_match_reference_within_roundings(name):
     """Compare logits with NumPy float64, and gradients with float32, which test_model.py compares with NumPy."""
-    single, half = (tiny(**CASES[name], model__dtype=dtype) for dtype in ('float32', 'bfloat16'))
-    params = drawn(single)
+    single, half = (make_tiny_spec(**CASES[name], model__dtype=dtype) for dtype in ('float32', 'bfloat16'))
+    params = draw_params(single)
     gradient, logits_BTV = compile_gradient(half)(params)
     assert logits_BTV.dtype == jnp.float32
 
     expected, change = measure_rounding_change(
-        lambda params: np.stack([reference.forward(params, ids_T, single)[0] for ids_T in TOKENS]), params
+        lambda params: np.stack([reference.run_forward(params, ids_T, single)[0] for ids_T in TOKENS]), params
     )
     assert np.linalg.norm(logits_BTV - expected) < ROUNDINGS**0.5 * change
 

@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stores import END, chat, corpus_of, documents, made, recipe, texts_of, written
+from stores import (
+    END,
+    decode_documents,
+    make_recipe,
+    make_store,
+    make_texts,
+    read_document_ids,
+    write_chat,
+    write_source,
+)
 
 from sinklab.cli.main import main
 from sinklab.data.held_out_split import compute_limit, hash_document_name
@@ -31,16 +40,16 @@ from sinklab.errors import UserError
 )
 def test_store_contains_each_nonempty_text_once_in_split_of_its_hash(tmp_path_factory, texts, bos, size):
     folder = tmp_path_factory.mktemp('store')
-    source, full = written(folder / 'a.jsonl', texts), [text for text in texts if text.strip()]
+    source, full = write_source(folder / 'a.jsonl', texts), [text for text in texts if text.strip()]
     if len(full) < 2:
         with pytest.raises(UserError, match='files'):
-            made(folder / 'store', source)
+            make_store(folder / 'store', source)
         return
-    store = made(folder / 'store', source, bos=bos, shard_tokens=size)
-    assert sorted(texts_of(store, 'train') + texts_of(store, 'held_out')) == sorted(full)
+    store = make_store(folder / 'store', source, bos=bos, shard_tokens=size)
+    assert sorted(decode_documents(store, 'train') + decode_documents(store, 'held_out')) == sorted(full)
     names = [f'a.jsonl:{number}' for number, text in enumerate(texts, 1) if text.strip()]
     limit = compute_limit([hash_document_name(name) for name in names], 0.2)
-    assert texts_of(store, 'held_out') == [
+    assert decode_documents(store, 'held_out') == [
         text for text, name in zip(full, names, strict=True) if hash_document_name(name) < limit
     ]
     assert store.meta['dropped'] == ({'empty': len(texts) - len(full)} if len(full) < len(texts) else {})
@@ -48,16 +57,16 @@ def test_store_contains_each_nonempty_text_once_in_split_of_its_hash(tmp_path_fa
 
 @pytest.mark.slow
 def test_store_digest_is_independent_of_process_count_and_location(tmp_path):
-    texts = corpus_of(60)
+    texts = make_texts(60)
     stores = []
     for number, processes in enumerate((1, 2, 3)):
         (tmp_path / str(number)).mkdir()
-        source = written(tmp_path / str(number) / 'a.jsonl', texts)
-        stores.append(made(tmp_path / str(number) / 'store', source, processes, shard_tokens=200))
+        source = write_source(tmp_path / str(number) / 'a.jsonl', texts)
+        stores.append(make_store(tmp_path / str(number) / 'store', source, processes, shard_tokens=200))
     assert len({store.digest for store in stores}) == 1
     assert len(stores[0].shards) > 10
-    other = written(tmp_path / 'b.jsonl', [*texts[:-1], 'another'])
-    assert made(tmp_path / 'other', other, shard_tokens=200).digest != stores[0].digest
+    other = write_source(tmp_path / 'b.jsonl', [*texts[:-1], 'another'])
+    assert make_store(tmp_path / 'other', other, shard_tokens=200).digest != stores[0].digest
 
 
 def test_loss_mask_covers_assistant_text_and_following_end_token(tmp_path):
@@ -65,7 +74,9 @@ def test_loss_mask_covers_assistant_text_and_following_end_token(tmp_path):
         [('user', f'hello {n}'), ('assistant', f'good day {n}'), ('user', 'more'), ('assistant', 'no')]
         for n in range(5)
     ]
-    store = made(tmp_path / 'store', chat(tmp_path / 'a.jsonl', [*turns, [('assistant', 'yes'), ('user', 'thanks')]]))
+    store = make_store(
+        tmp_path / 'store', write_chat(tmp_path / 'a.jsonl', [*turns, [('assistant', 'yes'), ('user', 'thanks')]])
+    )
     assert store.meta['masked']
     said = []
     for side in ('train', 'held_out'):
@@ -88,7 +99,7 @@ def command(source, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(('moments', 'documents'), [(2, 800), pytest.param(10, 3000, marks=pytest.mark.exhaustive)])
 def test_killed_prepare_resumes_from_finished_shards_to_identical_store(tmp_path, moments, documents):
-    source, folder = written(tmp_path / 'a.jsonl', corpus_of(documents, words=300)), tmp_path / 'killed'
+    source, folder = write_source(tmp_path / 'a.jsonl', make_texts(documents, words=300)), tmp_path / 'killed'
     subprocess.run(command(source, tmp_path / 'whole'), check=True, capture_output=True)
     shards, rng = len(Store(tmp_path / 'whole').shards), random.Random(0)
     assert shards > 3 * moments
@@ -115,115 +126,115 @@ def test_killed_prepare_resumes_from_finished_shards_to_identical_store(tmp_path
 
 
 def test_damaged_store_files_are_rebuilt_or_rejected(tmp_path):
-    source, folder = written(tmp_path / 'a.jsonl', corpus_of(60)), tmp_path / 'store'
-    digest = made(folder, source).digest
+    source, folder = write_source(tmp_path / 'a.jsonl', make_texts(60)), tmp_path / 'store'
+    digest = make_store(folder, source).digest
     for name in ('tokenizer.json', 'probe.npz'):
         for damage in (lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])):
             damage(folder / name)
             with pytest.raises(UserError, match=name):
                 Store(folder)
-            assert made(folder, source).digest == digest
+            assert make_store(folder, source).digest == digest
     for name in ('meta.json', 'recipe.json'):
         (folder / name).write_text('{')
         with pytest.raises(UserError, match=rf'{name}.*delete'):
-            made(folder, source)
+            make_store(folder, source)
 
 
 def test_rejected_prepare_leaves_no_files(tmp_path):
     (tmp_path / 'a.jsonl').write_text('{"body": "x"}')
     for source in (f'text:{tmp_path}/a.jsonl', f'text:{tmp_path}/none', 'web:x'):
         with pytest.raises(UserError):
-            made(tmp_path / 'store', source)
+            make_store(tmp_path / 'store', source)
     assert not (tmp_path / 'store').exists()
     assert [path.name for path in tmp_path.iterdir()] == ['a.jsonl']
 
 
 def test_prepare_keeps_finished_shards_and_rebuilds_damaged_shards(tmp_path, monkeypatch):
-    source = written(tmp_path / 'a.jsonl', corpus_of(60))
-    whole = made(tmp_path / 'whole', source, shard_tokens=300)
-    prepare_store(recipe(source, shard_tokens=300), tmp_path / 'again', 1)
+    source = write_source(tmp_path / 'a.jsonl', make_texts(60))
+    whole = make_store(tmp_path / 'whole', source, shard_tokens=300)
+    prepare_store(make_recipe(source, shard_tokens=300), tmp_path / 'again', 1)
     kept = tmp_path / 'again' / 'train-000-00000.ids'
     before = kept.stat().st_mtime_ns
     damaged = tmp_path / 'again' / 'train-000-00002.ids'
     damaged.write_bytes(damaged.read_bytes()[:-1])
     with pytest.raises(UserError, match=r'train-000-00002\.ids.*bytes'):
         Store(tmp_path / 'again')
-    assert made(tmp_path / 'again', source, shard_tokens=300).digest == whole.digest
+    assert make_store(tmp_path / 'again', source, shard_tokens=300).digest == whole.digest
     assert kept.stat().st_mtime_ns == before
 
 
 def test_prepare_rejects_folder_with_other_content(tmp_path):
-    source = written(tmp_path / 'a.jsonl', corpus_of(20))
+    source = write_source(tmp_path / 'a.jsonl', make_texts(20))
     (tmp_path / 'mine').mkdir()
     (tmp_path / 'mine' / 'file').write_text('precious')
     with pytest.raises(UserError, match=r'mine.*\(file\)'):
-        made(tmp_path / 'mine', source)
+        make_store(tmp_path / 'mine', source)
     assert [path.name for path in (tmp_path / 'mine').iterdir()] == ['file']
-    made(tmp_path / 'store', source)
+    make_store(tmp_path / 'store', source)
     with pytest.raises(UserError, match=r'held_out 0\.2 -> 0\.3'):
-        made(tmp_path / 'store', source, held_out=0.3)
-    written(tmp_path / 'a.jsonl', corpus_of(21))
+        make_store(tmp_path / 'store', source, held_out=0.3)
+    write_source(tmp_path / 'a.jsonl', make_texts(21))
     with pytest.raises(UserError, match='changed'):
-        made(tmp_path / 'store', source)
+        make_store(tmp_path / 'store', source)
 
 
 def test_lenient_prepare_lists_first_ten_damaged_documents(tmp_path, capsys):
-    lines = [*(json.dumps({'text': text}) for text in corpus_of(4)), *['{'] * 25]
+    lines = [*(json.dumps({'text': text}) for text in make_texts(4)), *['{'] * 25]
     (tmp_path / 'a.jsonl').write_text('\n'.join(lines))
-    made(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
+    make_store(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
     said = capsys.readouterr().err.splitlines()
     assert [int(line.split('line ')[1].split()[0]) for line in said[:-1]] == list(range(5, 15))
     assert '15' in said[-1]
 
 
 def test_damaged_documents_are_rejected_or_counted_with_lenient(tmp_path, capsys):
-    lines = [json.dumps({'text': text}).encode() for text in corpus_of(9)]
+    lines = [json.dumps({'text': text}).encode() for text in make_texts(9)]
     (tmp_path / 'a.jsonl').write_bytes(
         b'\n'.join([*lines, b'{"text": "caf\xe9"}', b'{"body": "x"}', b'{"text": " "}'])
     )
     with pytest.raises(UserError, match=r'line 10 .*--lenient'):
-        made(tmp_path / 'store', f'text:{tmp_path}/a.jsonl')
-    store = made(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
+        make_store(tmp_path / 'store', f'text:{tmp_path}/a.jsonl')
+    store = make_store(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
     assert store.meta['dropped'] == {'damaged': 2, 'empty': 1}
     first, second = capsys.readouterr().err.splitlines()
     assert f'{tmp_path}/a.jsonl, line 10' in first
     assert 'UTF-8' in first
     assert f'{tmp_path}/a.jsonl, line 11' in second
     assert '"text"' in second
-    assert len(documents(store, 'train') + documents(store, 'held_out')) == 9
+    assert len(read_document_ids(store, 'train') + read_document_ids(store, 'held_out')) == 9
 
 
 @pytest.mark.slow
 def test_full_disk_is_reported_in_one_line_and_finished_shards_are_kept(tmp_path, small_disk):
-    source, folder = written(tmp_path / 'a.jsonl', corpus_of(3000, words=300)), small_disk / 'store'
+    source, folder = write_source(tmp_path / 'a.jsonl', make_texts(3000, words=300)), small_disk / 'store'
     with pytest.raises(UserError, match='No space left') as refusal:
-        made(folder, source, shard_tokens=100_000)
+        make_store(folder, source, shard_tokens=100_000)
     assert '\n' not in str(refusal.value)
     assert not list(folder.glob('*.unfinished'))
     before = {path.name: path.stat().st_mtime_ns for path in folder.glob('*.ids')}
     assert before
     subprocess.run(['mount', '-o', 'remount,size=40m', small_disk], check=True)
-    store = made(folder, source, shard_tokens=100_000)
+    store = make_store(folder, source, shard_tokens=100_000)
     assert before.items() <= {path.name: path.stat().st_mtime_ns for path in folder.glob('*.ids')}.items()
-    assert store.digest == made(tmp_path / 'whole', source, shard_tokens=100_000).digest
+    assert store.digest == make_store(tmp_path / 'whole', source, shard_tokens=100_000).digest
 
 
 def test_dead_tokenizing_process_is_reported_with_exit_code(tmp_path, monkeypatch):
-    source = written(tmp_path / 'a.jsonl', corpus_of(20))
+    source = write_source(tmp_path / 'a.jsonl', make_texts(20))
     (tmp_path / 'python').write_text('#!/bin/sh\nexit 9\n')
     os.chmod(tmp_path / 'python', 0o755)
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
     with pytest.raises(UserError, match='exit code 9'):
-        made(tmp_path / 'store', source, processes=2)
+        make_store(tmp_path / 'store', source, processes=2)
 
 
 def test_loss_mask_is_not_written_for_plain_text(tmp_path):
-    store = made(tmp_path / 'store', written(tmp_path / 'a.jsonl', corpus_of(9)))
+    store = make_store(tmp_path / 'store', write_source(tmp_path / 'a.jsonl', make_texts(9)))
     assert not any(PREDICTED_SUFFIX in shard.sha256 for shard in store.shards)
 
 
 def test_prepare_command_prints_training_flags_and_checks_batches(tmp_path, capsys):
-    source = written(tmp_path / 'a.jsonl', corpus_of(30))
+    source = write_source(tmp_path / 'a.jsonl', make_texts(30))
     arguments = ['prepare', f'--source={source}', f'--out={tmp_path}/store', '--vocabulary=300', '--held_out=0.2']
     assert main(arguments) == 0
     printed = capsys.readouterr().out
@@ -248,7 +259,7 @@ def test_prepare_command_prints_training_flags_and_checks_batches(tmp_path, caps
 @pytest.mark.slow
 @pytest.mark.parametrize(('documents', 'length'), [(400, 64), (60, 16)], ids=['quickstart', 'smoke'])
 def test_prepare_check_uses_length_of_suggested_training_command(tmp_path, capsys, documents, length):
-    source, out = written(tmp_path / 'a.jsonl', corpus_of(documents, words=300)), f'{tmp_path}/store'
+    source, out = write_source(tmp_path / 'a.jsonl', make_texts(documents, words=300)), f'{tmp_path}/store'
     assert main(['prepare', f'--source={source}', f'--out={out}', '--vocabulary=512', '--held_out=0.3']) == 0
     printed = capsys.readouterr().out
     assert f'{length} + 1' in printed
@@ -263,7 +274,7 @@ def test_prepare_check_uses_length_of_suggested_training_command(tmp_path, capsy
 
 @pytest.mark.parametrize('vocabulary', [257, (1 << 20) + 1, 99999999999, -1])
 def test_prepare_rejects_invalid_vocabulary_size(tmp_path, capsys, vocabulary):
-    source = written(tmp_path / 'a.jsonl', corpus_of(3))
+    source = write_source(tmp_path / 'a.jsonl', make_texts(3))
     assert main(['prepare', f'--source={source}', f'--out={tmp_path}/store', f'--vocabulary={vocabulary}']) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert f'--vocabulary={vocabulary}' in line or f'--vocabulary is {vocabulary}' in line

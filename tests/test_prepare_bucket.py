@@ -12,9 +12,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
-from conftest import in_turn
+from conftest import alternate_pairs
 from emulators import Answer
-from stores import chat, corpus_of, lines, made, other_tokenizer, recipe, written
+from stores import encode_lines, make_recipe, make_store, make_texts, save_foreign_tokenizer, write_chat, write_source
 
 from sinklab.cli.main import main
 from sinklab.data.prepare import prepare_store
@@ -24,7 +24,7 @@ from sinklab.storage import directories
 from sinklab.storage.atomic_write import upload_file
 from sinklab.storage.paths import get_file_system, parse_path
 
-TEXTS = corpus_of(60)
+TEXTS = make_texts(60)
 
 
 def sent(folder, url):
@@ -39,9 +39,9 @@ def corpus(tmp_path):
     """Return a folder with files of every format."""
     folder = tmp_path / 'corpus'
     (folder / 'deep').mkdir(parents=True)
-    (folder / 'a.jsonl').write_bytes(lines(TEXTS[:20]))
-    (folder / 'b.jsonl.gz').write_bytes(gzip.compress(lines(TEXTS[20:30])))
-    (folder / 'deep' / 'c.jsonl.zst').write_bytes(zstandard.compress(lines(TEXTS[30:40])))
+    (folder / 'a.jsonl').write_bytes(encode_lines(TEXTS[:20]))
+    (folder / 'b.jsonl.gz').write_bytes(gzip.compress(encode_lines(TEXTS[20:30])))
+    (folder / 'deep' / 'c.jsonl.zst').write_bytes(zstandard.compress(encode_lines(TEXTS[30:40])))
     (folder / 'd.txt').write_text(TEXTS[40])
     pyarrow.parquet.write_table(pyarrow.table({'text': TEXTS[41:]}), folder / 'e.parquet', row_group_size=5)
     return folder
@@ -65,7 +65,7 @@ def same(local, remote):
 @pytest.mark.slow
 def test_prepare_in_bucket_makes_same_store_as_on_disk(corpus, tmp_path, bucket):
     url = sent(corpus, f'{bucket.url}/corpus')
-    local = made(tmp_path / 'store', f'text:{corpus}/{EVERY}', shard_tokens=300)
+    local = make_store(tmp_path / 'store', f'text:{corpus}/{EVERY}', shard_tokens=300)
     for number, (source, folder) in enumerate(
         [
             (f'text:{url}/{EVERY}', tmp_path / 'other'),
@@ -73,7 +73,7 @@ def test_prepare_in_bucket_makes_same_store_as_on_disk(corpus, tmp_path, bucket)
             (f'text:{url}/{EVERY}', parse_path(f'{bucket.url}/two')),
         ]
     ):
-        store = made(folder, source, shard_tokens=300, processes=1 + number % 2)
+        store = make_store(folder, source, shard_tokens=300, processes=1 + number % 2)
         assert store.digest == local.digest
         assert len(store.shards) > 5
     assert same(local.path, parse_path(f'{bucket.url}/one'))
@@ -83,22 +83,26 @@ def test_prepare_in_bucket_makes_same_store_as_on_disk(corpus, tmp_path, bucket)
 
 @pytest.mark.slow
 def test_prepare_uploads_masks_of_masked_shards(tmp_path, bucket):
-    source = chat(tmp_path / 'a.jsonl', [[('user', f'hello {n}'), ('assistant', f'good day {n}')] for n in range(9)])
-    assert same(made(tmp_path / 'store', source).path, made(parse_path(f'{bucket.url}/store'), source).path)
+    source = write_chat(
+        tmp_path / 'a.jsonl', [[('user', f'hello {n}'), ('assistant', f'good day {n}')] for n in range(9)]
+    )
+    assert same(
+        make_store(tmp_path / 'store', source).path, make_store(parse_path(f'{bucket.url}/store'), source).path
+    )
 
 
 def test_prepare_reads_tokenizer_from_bucket(tmp_path, bucket):
-    source = written(tmp_path / 'a.jsonl', TEXTS)
-    end = other_tokenizer(tmp_path / 'tokenizer.json') - 2
+    source = write_source(tmp_path / 'a.jsonl', TEXTS)
+    end = save_foreign_tokenizer(tmp_path / 'tokenizer.json') - 2
     upload_file(tmp_path / 'tokenizer.json', parse_path(f'{bucket.url}/tokenizer.json'))
     given = dict(vocabulary=None, end_token=end, fixed_token=end + 1)
     digests = [
-        made(tmp_path / str(number), source, tokenizer=file, **given).digest
+        make_store(tmp_path / str(number), source, tokenizer=file, **given).digest
         for number, file in enumerate((str(tmp_path / 'tokenizer.json'), f'{bucket.url}/tokenizer.json'))
     ]
     assert digests[0] == digests[1]
     with pytest.raises(UserError, match=f'{bucket.url}/none.json'):
-        made(tmp_path / 'store', source, tokenizer=f'{bucket.url}/none.json', **given)
+        make_store(tmp_path / 'store', source, tokenizer=f'{bucket.url}/none.json', **given)
 
 
 def stopped(folder, source, shards, **changes):
@@ -112,7 +116,7 @@ def stopped(folder, source, shards, **changes):
             raise Stop
 
     with pytest.raises(Stop):
-        prepare_store(recipe(source, **changes), folder, 1, listen)
+        prepare_store(make_recipe(source, **changes), folder, 1, listen)
 
 
 def uploads(bucket):
@@ -132,20 +136,20 @@ def read(bucket):
 @pytest.mark.slow
 def test_prepare_skips_finished_shards(tmp_path, bucket, monkeypatch):
     monkeypatch.setattr('sinklab.data.prepare.TASK_CHARS', 2000)
-    source = written(tmp_path / 'a.jsonl', corpus_of(150))
-    local = made(tmp_path / 'whole', source, shard_tokens=1000)
+    source = write_source(tmp_path / 'a.jsonl', make_texts(150))
+    local = make_store(tmp_path / 'whole', source, shard_tokens=1000)
     folder = parse_path(f'{bucket.url}/store')
     stopped(folder, source, 4, shard_tokens=1000)
     finished = len(list(folder.glob('*-*-*.json')))
     assert 4 <= finished < len(local.shards)
     bucket.proxy.requests.clear()
-    prepare_store(recipe(source, shard_tokens=1000), folder, 1)
+    prepare_store(make_recipe(source, shard_tokens=1000), folder, 1)
     new = len(local.shards) - finished
     assert len(uploads(bucket)) == 3 * new + len(('probe.npz', ETAGS_FILE, 'meta.json'))
     assert not read(bucket)
     assert same(local.path, folder)
     bucket.proxy.requests.clear()
-    prepare_store(recipe(source, shard_tokens=1000), folder, 1)
+    prepare_store(make_recipe(source, shard_tokens=1000), folder, 1)
     assert not uploads(bucket)
     assert not read(bucket)
 
@@ -162,29 +166,29 @@ def remove(folder, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
-@pytest.mark.parametrize(('damage', 'done'), in_turn(itertools.product([tampered, remove], [False, True])))
+@pytest.mark.parametrize(('damage', 'done'), alternate_pairs(itertools.product([tampered, remove], [False, True])))
 def test_prepare_remakes_damaged_or_missing_shard(tmp_path, bucket, monkeypatch, damage, done):
     monkeypatch.setattr('sinklab.data.prepare.TASK_CHARS', 2000)
-    source = written(tmp_path / 'a.jsonl', corpus_of(150))
-    local, folder = made(tmp_path / 'whole', source, shard_tokens=1000), parse_path(f'{bucket.url}/store')
+    source = write_source(tmp_path / 'a.jsonl', make_texts(150))
+    local, folder = make_store(tmp_path / 'whole', source, shard_tokens=1000), parse_path(f'{bucket.url}/store')
     if done:
-        made(folder, source, shard_tokens=1000)
+        make_store(folder, source, shard_tokens=1000)
     else:
         stopped(folder, source, 4, shard_tokens=1000)
     damage(folder, 'train-000-00001.ids')
-    made(folder, source, shard_tokens=1000)
+    make_store(folder, source, shard_tokens=1000)
     assert same(local.path, folder)
 
 
 def test_prepare_accepts_store_copied_into_bucket(tmp_path, bucket):
-    source = written(tmp_path / 'a.jsonl', TEXTS)
-    local = made(tmp_path / 'store', source)
+    source = write_source(tmp_path / 'a.jsonl', TEXTS)
+    local = make_store(tmp_path / 'store', source)
     folder = parse_path(sent(local.path, f'{bucket.url}/store'))
     bucket.proxy.requests.clear()
-    prepare_store(recipe(source), folder, 1)
+    prepare_store(make_recipe(source), folder, 1)
     assert not uploads(bucket)
     tampered(folder, local.shards[0].file_names[0])
-    prepare_store(recipe(source), folder, 1)
+    prepare_store(make_recipe(source), folder, 1)
     assert (folder / local.shards[0].file_names[0]).read_bytes() == (
         local.path / local.shards[0].file_names[0]
     ).read_bytes()
@@ -208,11 +212,11 @@ def failing(times, path, methods, **how):
     'how', [dict(status=503), pytest.param(dict(bytes=0), marks=pytest.mark.exhaustive)], ids=['503', 'lost answer']
 )
 def test_prepare_retries_transient_storage_failures(tmp_path, bucket, how):
-    source = written(tmp_path / 'a.jsonl', TEXTS)
-    local = made(tmp_path / 'store', source, shard_tokens=1000)
+    source = write_source(tmp_path / 'a.jsonl', TEXTS)
+    local = make_store(tmp_path / 'store', source, shard_tokens=1000)
     rule, left = failing(4, 'train-000', ('PUT', 'POST'), **how)
     with bucket.proxy.treating(rule):
-        made(parse_path(f'{bucket.url}/store'), source, shard_tokens=1000)
+        make_store(parse_path(f'{bucket.url}/store'), source, shard_tokens=1000)
     assert left == [0] or bucket.url.startswith('gs')  # GCS requests name the file in the body
     assert same(local.path, parse_path(f'{bucket.url}/store'))
 
@@ -225,7 +229,7 @@ def one_line(capsys, *arguments):
 
 
 def test_prepare_reports_unwritable_destination_in_one_line(tmp_path, bucket, capsys):
-    source = written(tmp_path / 'a.jsonl', TEXTS)
+    source = write_source(tmp_path / 'a.jsonl', TEXTS)
     given = f'--source={source}', '--vocabulary=300'
     missing = one_line(capsys, *given, f'--out={bucket.url}-not/store')
     assert f'{bucket.url}-not/store' in missing
@@ -253,7 +257,7 @@ def test_prepare_prints_train_flags_for_store_in_bucket(tmp_path, bucket, capsys
 
 
 def sent_texts(tmp_path, bucket):
-    written(tmp_path / 'a.jsonl', TEXTS)
+    write_source(tmp_path / 'a.jsonl', TEXTS)
     upload_file(tmp_path / 'a.jsonl', parse_path(f'{bucket.url}/a.jsonl'))
     return f'text:{bucket.url}/a.jsonl'
 
@@ -266,7 +270,7 @@ def command(source, out):
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_prepare_resumes_after_kill_and_refuses_concurrent_run(tmp_path, bucket):
-    written(tmp_path / 'a.jsonl', corpus_of(800, words=300))
+    write_source(tmp_path / 'a.jsonl', make_texts(800, words=300))
     source = f'text:{sent(tmp_path, f"{bucket.url}/pile")}/*.jsonl'
     folder = parse_path(f'{bucket.url}/store')
     local = json.loads(subprocess.run(command(source, tmp_path / 'whole'), check=True, capture_output=True).stdout)

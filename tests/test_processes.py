@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import free_port
-from stores import corpus_of, made, written
+from processes import find_free_port
+from stores import make_store, make_texts, write_source
 
 HERE = Path(__file__).parent
 BATCH = 8
@@ -18,7 +18,7 @@ BATCH = 8
 def config(tmp_path_factory):
     """Return the config of a run that reads each window more than once."""
     folder = tmp_path_factory.mktemp('store')
-    made(folder / 'store', written(folder / 'a.jsonl', corpus_of(60)), shard_tokens=500)
+    make_store(folder / 'store', write_source(folder / 'a.jsonl', make_texts(60)), shard_tokens=500)
     return dict(
         data__source=f'store:{folder}/store',
         data__held_out=0.2,
@@ -32,7 +32,7 @@ def config(tmp_path_factory):
 def trained(count, folder, last, config):
     """Return the results of `count` processes that continue the run in `folder` up to step `last`."""
     given = json.dumps(dict(config=config, folder=str(folder), last=last, out=f'{folder}-{count}-{last}'))
-    port = free_port()
+    port = find_free_port()
     environment = {**os.environ, 'PYTHONPATH': f'{HERE}{os.pathsep}{HERE.parent}'}
     running = [
         subprocess.Popen(
@@ -74,7 +74,7 @@ def test_global_batches_do_not_depend_on_process_count(stages, config, tmp_path)
 @pytest.mark.slow
 def test_two_processes_with_four_devices_match_one_process(tmp_path):
     """A flag of XLA:CPU once gave wrong gradients on this layout."""
-    port, layout = free_port(), ['--data=2', '--fsdp=4']
+    port, layout = find_free_port(), ['--data=2', '--fsdp=4']
     command = [sys.executable, '-m', 'sinklab', 'train', '--config=configs/default.py', '--size=smoke']
     values = dict(batch_size=16, steps=6, name='sgd', beta2=None, epsilon=None, clip_norm=None)
     command += ['--config.data.length=16', *(f'--config.optimizer.{name}={value}' for name, value in values.items())]

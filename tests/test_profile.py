@@ -4,7 +4,7 @@ import collections
 
 import jax
 import pytest
-from runs import Died, Dying, spec, train
+from runs import CrashError, CrashingCallback, make_spec, train_run
 
 from sinklab.cli import train as verb
 from sinklab.cli.main import main
@@ -22,7 +22,7 @@ def traced(corpus, tmp_path):
     def run(given, *listeners, **changes):
         said, folder = [], RunDir(tmp_path)
         with ProfilerCallback(folder, parse_profile_steps(given, folder, 8), said.append) as profile:
-            train(spec(corpus, log__every_steps=1, **changes), tmp_path, *listeners, profile)
+            train_run(make_spec(corpus, log__every_steps=1, **changes), tmp_path, *listeners, profile)
         assert not profile.is_tracing
         return said
 
@@ -80,16 +80,16 @@ def test_profile_traces_one_extra_dispatch_without_callbacks_between_steps(trace
 
 @pytest.mark.slow
 def test_profile_stops_when_run_fails(traced, tmp_path):
-    with pytest.raises(Died):
-        traced('5:3', Dying(6))
+    with pytest.raises(CrashError):
+        traced('5:3', CrashingCallback(6))
     assert 5 in dispatched(tmp_path)
 
 
 @pytest.mark.slow
 def test_profile_reports_steps_outside_resumed_attempt(traced, corpus, tmp_path):
     words = ['no step was traced: this attempt runs none of the steps 2 to 4 of --profile']
-    with pytest.raises(Died):
-        train(spec(corpus), tmp_path, Dying(5))
+    with pytest.raises(CrashError):
+        train_run(make_spec(corpus), tmp_path, CrashingCallback(5))
     assert traced('2:3') == words, 'the run resumes from step 4'
     assert traced('2:3') == words, 'the run is complete'
     assert not (tmp_path / 'profile').exists()

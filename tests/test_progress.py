@@ -1,14 +1,14 @@
 """Progress log of a run."""
 
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.cli import progress
 
 
 def log_records(capsys, records, **changes):
     """Return the log lines of these records."""
-    listener = progress.ProgressCallback('mine', tiny(**changes))
+    listener = progress.ProgressCallback('mine', make_tiny_spec(**changes))
     for record in records:
         listener.on_record(record, written=True)
     return capsys.readouterr().err.splitlines()
@@ -33,7 +33,7 @@ def test_progress_shows_last_sink_with_its_step(capsys, monkeypatch):
     ('every', 'step', 'told'), [(0, 0, True), (8, 0, True), (4, 0, False), (4, 3, False), (4, 4, True), (3, 4, False)]
 )
 def test_progress_reports_run_without_intermediate_checkpoints(capsys, every, step, told):
-    progress.ProgressCallback('mine', tiny(checkpoint__every_steps=every)).on_train_begin(
+    progress.ProgressCallback('mine', make_tiny_spec(checkpoint__every_steps=every)).on_train_begin(
         step, 'chunked, earlier dense', []
     )
     lines = capsys.readouterr().err.splitlines()
@@ -43,12 +43,12 @@ def test_progress_reports_run_without_intermediate_checkpoints(capsys, every, st
 
 def test_progress_prints_row_description_first(capsys):
     description = 'at size smoke: optimizer.steps 4 -> 8'
-    progress.ProgressCallback('mine', tiny(), row_description=description).on_train_begin(0, 'dense', [])
+    progress.ProgressCallback('mine', make_tiny_spec(), row_description=description).on_train_begin(0, 'dense', [])
     assert capsys.readouterr().err.splitlines()[0] == f'mine  {description}'
 
 
 def test_progress_prints_changes_since_step(capsys):
-    progress.ProgressCallback('mine', tiny(checkpoint__every_steps=2)).on_train_begin(
+    progress.ProgressCallback('mine', make_tiny_spec(checkpoint__every_steps=2)).on_train_begin(
         4, 'dense', ['a 1 -> 2', 'b 3 -> 4']
     )
     assert capsys.readouterr().err.splitlines()[1:] == ['mine  since step 4: a 1 -> 2; b 3 -> 4']

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import OPERATIONS, drawn, operation, tiny
+from conftest import OPERATIONS, draw_params, make_tiny_spec, replace_operation
 from flax import nnx
 
 from sinklab.metrics import sink
@@ -28,8 +28,8 @@ def passed(spec, params, tokens):
 
 def repeated(position, pair=('exp', 'sum'), **changes):
     """Return (attention_LHTS, residual_LTD, parameters) for one repeated token."""
-    spec = operation(tiny(model__position=position, data__length=T, **changes), *pair)
-    params = drawn(spec)
+    spec = replace_operation(make_tiny_spec(model__position=position, data__length=T, **changes), *pair)
+    params = draw_params(spec)
     _, captured = passed(spec, params, REPEATED)
     return *(np.float64(x[:, 0]) for x in (captured.attention_BHTS, captured.residual_BTD)), params
 
@@ -126,8 +126,8 @@ NORMALIZED = [pair for pair in OPERATIONS if pair[1] == 'sum' and pair[0] != 'so
 
 @pytest.mark.parametrize('pair', NORMALIZED, ids='-'.join)
 def test_normalize_rows_keeps_weights_of_normalized_operation(pair):
-    spec = operation(tiny(), *pair)
-    attention = passed(spec, drawn(spec), TOKENS)[1].attention_BHTS
+    spec = replace_operation(make_tiny_spec(), *pair)
+    attention = passed(spec, draw_params(spec), TOKENS)[1].attention_BHTS
     empty = np.asarray(attention).sum(-1, keepdims=True) < 0.5  # relu may have no score above 0
     np.testing.assert_allclose(sink.normalize_rows(attention), np.where(empty, 0, attention), rtol=1e-4, atol=1e-7)
     assert empty.mean() < 0.2
@@ -135,19 +135,19 @@ def test_normalize_rows_keeps_weights_of_normalized_operation(pair):
 
 def test_added_heads_equal_concatenation_for_one_head():
     one = dict(model__heads=1, model__head_width=16)
-    plain, params = tiny(**one), drawn(tiny(**one))
+    plain, params = make_tiny_spec(**one), draw_params(make_tiny_spec(**one))
     for combination in ('add', 'add_wide'):
-        added = tiny(**one, model__combination=combination)
+        added = make_tiny_spec(**one, model__combination=combination)
         np.testing.assert_array_equal(passed(plain, params, TOKENS)[0], passed(added, params, TOKENS)[0])
 
 
 def test_added_heads_equal_concatenation_with_repeated_output_map():
-    added = tiny(model__combination='add')
-    params = drawn(added)
+    added = make_tiny_spec(model__combination='add')
+    params = draw_params(added)
     repeated = jax.tree.map(lambda leaf: leaf, params)
     output_LHKD = params['blocks']['attention']['output_HKD']
     repeated['blocks']['attention']['output_HKD'] = output_LHKD.repeat(4, 1)
-    ours, theirs = (passed(spec, given, TOKENS)[0] for spec, given in ((added, params), (tiny(), repeated)))
+    ours, theirs = (passed(spec, given, TOKENS)[0] for spec, given in ((added, params), (make_tiny_spec(), repeated)))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -191,19 +191,19 @@ def test_attention_gain_equals_scaled_output_map_and_optimizer(name):
 
     For AdamW, scale its rate by alpha, and divide epsilon and decay by alpha. For SGD, scale its rate by alpha^2.
     """
-    scaled = tiny(model__attention__gain=ALPHA)
-    params = drawn(scaled)
+    scaled = make_tiny_spec(model__attention__gain=ALPHA)
+    params = draw_params(scaled)
     every, output = optimizers(name)
     gained, after = losses(scaled, params, every)
 
     smaller = jax.tree_util.tree_map_with_path(lambda p, x: x * (ALPHA if of_output(p, x) else 1), params)
     labels = jax.tree_util.tree_map_with_path(lambda p, x: 'output' if of_output(p, x) else 'rest', params)
     apart = optax.partition({'output': output, 'rest': every}, labels)
-    mapped, other = losses(tiny(), smaller, apart)
+    mapped, other = losses(make_tiny_spec(), smaller, apart)
     np.testing.assert_allclose(gained, mapped, rtol=1e-4)
     assert gained[0] - gained[-1] > 0.1, 'nothing was learned'
     ours, theirs = (tree['blocks']['attention']['output_HKD'] for tree in (after, other))
     np.testing.assert_allclose(ALPHA * ours, theirs, atol=1e-4)
 
-    same_rate, _ = losses(tiny(), smaller, every)
+    same_rate, _ = losses(make_tiny_spec(), smaller, every)
     assert abs(same_rate[-1] - gained[-1]) > 1e-3, 'the rate of W_O has no say'

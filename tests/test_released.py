@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import attention, some, tiny
+from conftest import make_attention_config, make_case_params, make_tiny_spec
 from flax import nnx
 
 from sinklab.attn import chunked
@@ -31,11 +31,11 @@ BY_PROXY = ('none', 'clamped')  # normalizers whose released attention has norma
 
 
 def shaped(**changes):
-    return tiny(**SIZES, **changes)
+    return make_tiny_spec(**SIZES, **changes)
 
 
 def operation(*pair, feature_map='identity'):
-    plain, given = shaped(), dataclasses.replace(attention(*pair), feature_map=feature_map)
+    plain, given = shaped(), dataclasses.replace(make_attention_config(*pair), feature_map=feature_map)
     return dataclasses.replace(plain, model=dataclasses.replace(plain.model, attention=given))
 
 
@@ -153,7 +153,7 @@ def test_dense_attention_matches_released_logits_and_attention(name):
     equal(sink.normalize_rows(attention_LBHTS) if proxied else attention_LBHTS, given['attn'][..., -LENGTH:, :])
 
 
-@pytest.mark.parametrize('name', some(VARIANTS, list(VARIANTS)[::2]))
+@pytest.mark.parametrize('name', make_case_params(VARIANTS, list(VARIANTS)[::2]))
 def test_chunked_attention_matches_released_logits_and_key_means(name, monkeypatch):
     monkeypatch.setattr(chunked, 'CHUNK_SIZE', 8)
     spec, given = case(name)

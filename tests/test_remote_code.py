@@ -37,7 +37,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     monkeypatch.setenv('HF_MODULES_CACHE', str(tmp_path / 'modules'))
     (tmp_path / 'theirs').mkdir()
-    open_models.saved(open_models.configs()['llama'], tmp_path / 'theirs', open_models.make_tokenizer_json())
+    open_models.save_model(
+        open_models.make_configs()['llama'], tmp_path / 'theirs', open_models.make_tokenizer_json()
+    )
     return tmp_path / 'theirs'
 
 

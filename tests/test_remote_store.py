@@ -7,10 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bucket_stores import LENGTH, exactly_equal, expecting, fetched, large, reader, received, spec_on, uploaded
+from bucket_stores import (
+    LENGTH,
+    assert_exactly_equal,
+    count_received_bytes,
+    load_prefetched_data,
+    make_large_store,
+    make_reader,
+    make_store_spec,
+    read_batches,
+    upload_store,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import Array, chat, corpus_of, made, of_many_shards
+from stores import TokenArray, make_sharded_store, make_store, make_texts, write_chat
 
 from sinklab.data import remote_store
 from sinklab.data.remote_store import compute_coverage
@@ -26,12 +36,12 @@ from sinklab.errors import UserError
 
 @pytest.fixture(scope='module')
 def store(tmp_path_factory):
-    return large(tmp_path_factory.mktemp('large'))
+    return make_large_store(tmp_path_factory.mktemp('large'))
 
 
 @pytest.fixture(scope='module')
 def mixed(tmp_path_factory):
-    return of_many_shards(tmp_path_factory.mktemp('mixed'))
+    return make_sharded_store(tmp_path_factory.mktemp('mixed'))
 
 
 @pytest.fixture(autouse=True)
@@ -52,67 +62,67 @@ def kept(disk: Path) -> int:
 @pytest.mark.parametrize(('count', 'steps', 'batch'), [(1, 4, 8), (1, 60, 8), (4, 16, 8), (64, 40, 64)])
 def test_remote_store_fetches_at_most_20_percent_more_than_needed(store, bucket, disk, count, steps, batch):
     """Test reads by ranges, and of whole files for an epoch or more; test the first and the last process."""
-    url = uploaded(store, bucket)
+    url = upload_store(store, bucket)
     changes = dict(optimizer__batch_size=batch, optimizer__steps=steps, valid__windows=64)
-    near, far = (spec_on(path, **changes) for path in (store.path, url))
+    near, far = (make_store_spec(path, **changes) for path in (store.path, url))
     texts = Store(store.path).get_tokens('held_out', '')
     for number in sorted({0, count - 1}):
         shutil.rmtree(disk, ignore_errors=True)
         bucket.proxy.requests.clear()
-        one, other = (reader(spec, number, count) for spec in (far, near))
+        one, other = (make_reader(spec, number, count) for spec in (far, near))
         for found, wanted in zip(one.batches(far, steps), other.batches(near, steps), strict=True):
-            exactly_equal(found, wanted)
-        exactly_equal(one.held_out(), other.held_out())
-        exactly_equal(one.data.probe_PT, other.data.probe_PT)
+            assert_exactly_equal(found, wanted)
+        assert_exactly_equal(one.held_out(), other.held_out())
+        assert_exactly_equal(one.data.probe_PT, other.data.probe_PT)
         windows = batch // count * steps
         if count == 1:
             windows = min(windows, len(one.data.batches.windows[0]))
         needed = 2 * (LENGTH + 1) * (windows + 64 // count)
         needed += 2 * one.data.probe_PT.size + 16 * len(texts.read_documents()[0])
-        assert received(bucket) <= 1.2 * needed
-        assert received(bucket) >= needed if count > 1 else True
+        assert count_received_bytes(bucket) <= 1.2 * needed
+        assert count_received_bytes(bucket) >= needed if count > 1 else True
 
 
 @pytest.mark.parametrize('whole', [False, True])
 def test_remote_store_returns_same_rows_as_local_store(bucket, tmp_path, whole):
-    talks = [[('user', text), ('assistant', text)] for text in corpus_of(60)]
-    local = made(tmp_path / 'chat', chat(tmp_path / 'a.jsonl', talks), shard_tokens=900)
+    talks = [[('user', text), ('assistant', text)] for text in make_texts(60)]
+    local = make_store(tmp_path / 'chat', write_chat(tmp_path / 'a.jsonl', talks), shard_tokens=900)
     steps = 400 if whole else 3
     changes = dict(data__length=16, data__loss='assistant', data__random_first=2, data__random_last=3)
-    near = spec_on(local.path, optimizer__steps=steps, **changes, valid__windows=7)
-    far = spec_on(uploaded(local, bucket), optimizer__steps=steps, **changes, valid__windows=7)
-    one, other = (expecting(spec) for spec in (far, near))
+    near = make_store_spec(local.path, optimizer__steps=steps, **changes, valid__windows=7)
+    far = make_store_spec(upload_store(local, bucket), optimizer__steps=steps, **changes, valid__windows=7)
+    one, other = (load_prefetched_data(spec) for spec in (far, near))
     for step in (0, 1, 7):
-        exactly_equal(one.batches.read_rows(step, range(4)), other.batches.read_rows(step, range(4)))
+        assert_exactly_equal(one.batches.read_rows(step, range(4)), other.batches.read_rows(step, range(4)))
     for rows in (slice(2, 5), slice(None), slice(7, 9)):
-        exactly_equal(one.valid_NT[rows], other.valid_NT[rows])
-    exactly_equal(one.probe_PT, other.probe_PT)
+        assert_exactly_equal(one.valid_NT[rows], other.valid_NT[rows])
+    assert_exactly_equal(one.probe_PT, other.probe_PT)
     assert one.fingerprint == other.fingerprint
 
 
 @pytest.mark.parametrize('domain', ['prose', 'code'])
 def test_remote_held_out_windows_of_domain_match_local_store_across_processes(mixed, bucket, domain):
     changes = dict(data__length=16, data__bos='documents', valid__windows=6, valid__domain=domain)
-    near, far = (spec_on(path, **changes) for path in (mixed.path, uploaded(mixed, bucket)))
-    wanted = expecting(near).valid_NT
-    exactly_equal(np.concatenate([reader(far, number, 3).held_out() for number in range(3)]), wanted)
+    near, far = (make_store_spec(path, **changes) for path in (mixed.path, upload_store(mixed, bucket)))
+    wanted = load_prefetched_data(near).valid_NT
+    assert_exactly_equal(np.concatenate([make_reader(far, number, 3).held_out() for number in range(3)]), wanted)
 
 
 def test_remote_store_reads_across_shard_boundaries(mixed, bucket):
-    far = Store(uploaded(mixed, bucket))
+    far = Store(upload_store(mixed, bucket))
     assert far.digest == mixed.digest
     for name in mixed.domains:
         one, other = far.get_tokens('train', name), mixed.get_tokens('train', name)
-        exactly_equal(one.read_ids(0, len(one)), other.read_ids(0, len(other)))
-        exactly_equal(one.read_ids(100, 420), other.read_ids(100, 420))
+        assert_exactly_equal(one.read_ids(0, len(one)), other.read_ids(0, len(other)))
+        assert_exactly_equal(one.read_ids(100, 420), other.read_ids(100, 420))
         for found, wanted in zip(one.read_documents(), other.read_documents(), strict=True):
-            exactly_equal(found, wanted)
-    exactly_equal(far.load_probe_arrays()['random_PT'], mixed.load_probe_arrays()['random_PT'])
+            assert_exactly_equal(found, wanted)
+    assert_exactly_equal(far.load_probe_arrays()['random_PT'], mixed.load_probe_arrays()['random_PT'])
     assert far.load_tokenizer().to_str() == mixed.load_tokenizer().to_str()
 
 
 def test_remote_store_opens_without_reading_data_files(mixed, bucket):
-    url = uploaded(mixed, bucket)
+    url = upload_store(mixed, bucket)
     Store(url)
     files = {request.path.partition('?')[0] for request in bucket.proxy.requests}
     assert not any(path.endswith(('ids', 'documents', 'npz', 'tokenizer.json')) for path in files)
@@ -120,8 +130,8 @@ def test_remote_store_opens_without_reading_data_files(mixed, bucket):
 
 
 def test_remote_store_reads_consecutive_windows_in_one_request(store, bucket):
-    spec = spec_on(uploaded(store, bucket), optimizer__steps=3)
-    data = expecting(spec)
+    spec = make_store_spec(upload_store(store, bucket), optimizer__steps=3)
+    data = load_prefetched_data(spec)
     windows = data.batches.windows[0].windows
     bucket.proxy.requests.clear()
     data.batches.read_windows([(0, at) for at in (9, 3, 4, 5, 3)])
@@ -132,7 +142,7 @@ def test_remote_store_reads_consecutive_windows_in_one_request(store, bucket):
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.integers(0, 400)), st.integers(1, 40))
 def test_windows_are_grouped_only_if_consecutive(numbers, size):
-    windows = Windows([Array(np.arange(size * count)) for count in (100, 7, 500)], size - 1, 'train')
+    windows = Windows([TokenArray(np.arange(size * count)) for count in (100, 7, 500)], size - 1, 'train')
     runs = windows.group_consecutive(numbers)
     assert [first + i for first, count in runs for i in range(count)] == sorted(numbers)
     assert all(count <= MAX_WINDOWS_PER_READ for _, count in runs)
@@ -147,7 +157,7 @@ def test_windows_are_grouped_only_if_consecutive(numbers, size):
 def test_compute_coverage_matches_fraction_of_windows_read(each, processes, steps, seed):
     count = 16 * each * processes
     batches = ShuffledBatches(
-        [TransformedWindows(Windows([Array(np.arange(count))], 0, 't'), spec_on('').data, 9, False)],
+        [TransformedWindows(Windows([TokenArray(np.arange(count))], 0, 't'), make_store_spec('').data, 9, False)],
         seed,
         each * processes,
     )
@@ -158,20 +168,20 @@ def test_compute_coverage_matches_fraction_of_windows_read(each, processes, step
 
 @pytest.mark.slow
 def test_disk_cache_keeps_completely_read_files(store, bucket, disk):
-    spec = spec_on(uploaded(store, bucket), optimizer__batch_size=8, optimizer__steps=200)
-    before = fetched(spec, 60)
+    spec = make_store_spec(upload_store(store, bucket), optimizer__batch_size=8, optimizer__steps=200)
+    before = read_batches(spec, 60)
     size = store.count_bytes(['ids'], 'train')
     assert size <= kept(disk) <= size + 100
     bucket.proxy.requests.clear()
-    after = fetched(spec, 60)
+    after = read_batches(spec, 60)
     assert bucket.proxy.count('train-000') == 0
-    exactly_equal(before.batches.read_rows(3, range(8)), after.batches.read_rows(3, range(8)))
+    assert_exactly_equal(before.batches.read_rows(3, range(8)), after.batches.read_rows(3, range(8)))
 
 
 def test_disk_cache_skips_store_above_size_limit(store, bucket, disk, monkeypatch):
     size = store.count_bytes(['ids'], 'train')
     monkeypatch.setenv('SINKLAB_CACHE_GB', str((size - 1) / 1e9))
-    data = fetched(spec_on(uploaded(store, bucket), optimizer__steps=500), 20)
+    data = read_batches(make_store_spec(upload_store(store, bucket), optimizer__steps=500), 20)
     assert data.batches.read_rows(0, range(4)).shape == (4, LENGTH + 1)
     assert kept(disk) <= 100
 
@@ -179,21 +189,21 @@ def test_disk_cache_skips_store_above_size_limit(store, bucket, disk, monkeypatc
 @pytest.mark.slow
 @pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
 def test_disk_cache_evicts_least_recently_used_store_but_not_store_in_use(store, bucket, disk, monkeypatch, tmp_path):
-    other = large(tmp_path, count=61)
+    other = make_large_store(tmp_path, count=61)
     size = max(found.count_bytes(['ids'], 'train') for found in (store, other))
     monkeypatch.setenv('SINKLAB_CACHE_GB', str(1.5 * size / 1e9))
     specs = [
-        spec_on(uploaded(found, bucket, name), optimizer__batch_size=8, optimizer__steps=500)
+        make_store_spec(upload_store(found, bucket, name), optimizer__batch_size=8, optimizer__steps=500)
         for found, name in ((store, 'one'), (other, 'other'))
     ]
-    one = fetched(specs[0], 60)
+    one = read_batches(specs[0], 60)
     assert (disk / store.digest).exists()
-    two = fetched(specs[1], 30)  # by ranges, while the other store is in use
+    two = read_batches(specs[1], 30)  # by ranges, while the other store is in use
     assert [path.name for path in disk.iterdir() if path.is_dir()] == [store.digest]
     assert kept(disk) <= 1.5 * size
     del one, two
     gc.collect()
-    fetched(specs[1], 60)
+    read_batches(specs[1], 60)
     assert [path.name for path in disk.iterdir() if path.is_dir()] == [other.digest]
     assert kept(disk) <= 1.5 * size
 
@@ -209,30 +219,30 @@ def test_disk_cache_removes_unfinished_files_of_killed_process(disk):
 def test_unwritable_disk_cache_does_not_affect_reads(store, bucket, tmp_path, monkeypatch):
     (tmp_path / 'file').write_text('in the way')
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'file'))
-    near, far = (spec_on(path, optimizer__steps=500) for path in (store.path, uploaded(store, bucket)))
-    exactly_equal(*(expecting(spec).batches.read_rows(1, range(4)) for spec in (near, far)))
+    near, far = (make_store_spec(path, optimizer__steps=500) for path in (store.path, upload_store(store, bucket)))
+    assert_exactly_equal(*(load_prefetched_data(spec).batches.read_rows(1, range(4)) for spec in (near, far)))
 
 
 def test_full_disk_does_not_affect_reads(store, bucket, small_disk, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE', str(small_disk))
     monkeypatch.setenv('SINKLAB_CACHE_GB', '1')
     (small_disk / 'other').write_bytes(bytes(1_700_000))
-    near, far = (spec_on(path, optimizer__steps=500) for path in (store.path, uploaded(store, bucket)))
-    one, other = (expecting(spec).batches for spec in (near, far))
+    near, far = (make_store_spec(path, optimizer__steps=500) for path in (store.path, upload_store(store, bucket)))
+    one, other = (load_prefetched_data(spec).batches for spec in (near, far))
     for step in range(60):
-        exactly_equal(one.read_rows(step, range(4)), other.read_rows(step, range(4)))
+        assert_exactly_equal(one.read_rows(step, range(4)), other.read_rows(step, range(4)))
 
 
 @pytest.mark.parametrize('given', ['much', 'nan', 'inf'])
 def test_invalid_disk_cache_limit_is_rejected(store, bucket, given, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE_GB', given)
     with pytest.raises(UserError, match=f'SINKLAB_CACHE_GB={given}'):
-        expecting(spec_on(uploaded(store, bucket), optimizer__steps=500))
+        load_prefetched_data(make_store_spec(upload_store(store, bucket), optimizer__steps=500))
 
 
 @pytest.mark.slow
 def test_remote_store_supports_concurrent_threads(mixed, bucket):
-    url = uploaded(mixed, bucket)
+    url = upload_store(mixed, bucket)
     wanted = mixed.get_tokens('train', 'code').read_ids(0, 100)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: Store(url).get_tokens('train', 'code').read_ids(0, 100), range(16)))

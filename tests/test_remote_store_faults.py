@@ -5,7 +5,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from bucket_stores import exactly_equal, expecting, fetched, large, received, spec_on, uploaded
+from bucket_stores import (
+    assert_exactly_equal,
+    count_received_bytes,
+    load_prefetched_data,
+    make_large_store,
+    make_store_spec,
+    read_batches,
+    upload_store,
+)
 from emulators import Answer
 
 from sinklab.data.store import (
@@ -22,7 +30,7 @@ from sinklab.train.run_outcome import classify_error
 
 @pytest.fixture(scope='module')
 def store(tmp_path_factory):
-    return large(tmp_path_factory.mktemp('large'))
+    return make_large_store(tmp_path_factory.mktemp('large'))
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +42,8 @@ def disk(tmp_path, monkeypatch):
 @pytest.mark.parametrize('steps', [4, 500])
 @pytest.mark.parametrize('how', ['rewritten', 'gone'])
 def test_store_that_changes_during_run_is_rejected_with_one_line(store, bucket, steps, how):
-    url = uploaded(store, bucket)
-    data = expecting(spec_on(url, optimizer__steps=steps))
+    url = upload_store(store, bucket)
+    data = load_prefetched_data(make_store_spec(url, optimizer__steps=steps))
     for shard in store.shards:
         file = f'{url}/{shard.name}.ids'
         get_file_system(parse_path(url)).rm_file(file)
@@ -51,7 +59,7 @@ def test_store_that_changes_during_run_is_rejected_with_one_line(store, bucket, 
 @pytest.mark.parametrize('name', ['train-000-00000.ids', 'held_out-000-00000.documents', 'probe.npz'])
 @pytest.mark.parametrize('how', ['missing', 'shorter'])
 def test_missing_or_truncated_file_is_rejected_at_open(store, bucket, name, how):
-    url = uploaded(store, bucket)
+    url = upload_store(store, bucket)
     content = (Path(store.path) / name).read_bytes()
     get_file_system(parse_path(url)).rm_file(f'{url}/{name}')
     if how == 'shorter':
@@ -62,20 +70,20 @@ def test_missing_or_truncated_file_is_rejected_at_open(store, bucket, name, how)
 
 
 def test_corrupt_file_is_detected_when_read_completely(store, bucket):
-    url = uploaded(store, bucket)
+    url = upload_store(store, bucket)
     for shard in store.shards:
         file = Path(store.path) / f'{shard.name}.ids'
         get_file_system(parse_path(url)).pipe_file(f'{url}/{file.name}', file.read_bytes()[:-1] + b'\x07')
     assert any('sha256' in problem for problem in find_problems(Store(url), 300))
     with pytest.raises(UserError, match='sha256'):
-        fetched(spec_on(url, optimizer__batch_size=8, optimizer__steps=500), 60)
+        read_batches(make_store_spec(url, optimizer__batch_size=8, optimizer__steps=500), 60)
 
 
 def test_verification_reads_each_file_once(store, bucket):
-    url = uploaded(store, bucket)
+    url = upload_store(store, bucket)
     remote_store = Store(url)
     assert list(find_problems(remote_store, 300)) == []
-    assert received(bucket) <= 1.05 * sum(path.stat().st_size for path in Path(store.path).iterdir())
+    assert count_received_bytes(bucket) <= 1.05 * sum(path.stat().st_size for path in Path(store.path).iterdir())
     local_store = Store(store.path)
     assert decode_samples(remote_store, 2) == decode_samples(local_store, 2)
     assert json.dumps(summarize_store(remote_store, 16, 4, 1)) == json.dumps(summarize_store(local_store, 16, 4, 1))
@@ -86,7 +94,7 @@ def test_verification_reads_each_file_once(store, bucket):
 @pytest.mark.parametrize('fault', ['busy', 'cut'])
 def test_range_reads_retry_after_busy_or_broken_responses(store, bucket, steps, fault):
     local_spec, remote_spec = (
-        spec_on(path, optimizer__steps=steps) for path in (store.path, uploaded(store, bucket))
+        make_store_spec(path, optimizer__steps=steps) for path in (store.path, upload_store(store, bucket))
     )
     remaining, lock = [6], threading.Lock()
 
@@ -97,16 +105,16 @@ def test_range_reads_retry_after_busy_or_broken_responses(store, bucket, steps, 
             remaining[0] -= 1
             return None if remaining[0] < 0 else Answer(status=503) if fault == 'busy' else Answer(bytes=1000)
 
-    local_batches, remote_batches = (expecting(spec).batches for spec in (local_spec, remote_spec))
+    local_batches, remote_batches = (load_prefetched_data(spec).batches for spec in (local_spec, remote_spec))
     with bucket.proxy.treating(answer_request):
         for step in range(4):
-            exactly_equal(local_batches.read_rows(step, range(4)), remote_batches.read_rows(step, range(4)))
+            assert_exactly_equal(local_batches.read_rows(step, range(4)), remote_batches.read_rows(step, range(4)))
     assert remaining[0] < 0
 
 
 @pytest.mark.slow
 def test_unresponsive_storage_ends_reads_with_timeout_error(store, bucket):
-    data = expecting(spec_on(uploaded(store, bucket), optimizer__steps=4))
+    data = load_prefetched_data(make_store_spec(upload_store(store, bucket), optimizer__steps=4))
     with (
         bucket.proxy.treating(lambda method, path: Answer(status=503) if '.ids' in path else None),
         short_timeout(1.0),

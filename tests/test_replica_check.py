@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh
@@ -28,7 +28,7 @@ def flip_bit(array, device):
     'hardware', LAYOUTS, ids=lambda hardware: f'{hardware.data}-{hardware.fsdp}-{hardware.tensor}'
 )
 def test_mismatch_finder_finds_bit_that_differs_between_copies(hardware):
-    spec = tiny()
+    spec = make_tiny_spec()
     with jax.set_mesh(mesh := device_mesh.make_mesh(hardware)):
         params, find_mismatch = (
             state.create_state(spec, mesh)['params'],

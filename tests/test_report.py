@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from synthetic_runs import made_up
+from synthetic_runs import write_run
 
 from sinklab.cli.main import main
 from sinklab.errors import UserError
@@ -30,7 +30,7 @@ MATRICES = next(picture for picture in FIGURES if picture.kind == 'matrices')
 
 @pytest.fixture
 def loaded_runs(tmp_path):
-    paths = [made_up(tmp_path / 'a', 'softmax'), made_up(tmp_path / 'b', 'a<b & "c"', steps=(0, 20), seed=1)]
+    paths = [write_run(tmp_path / 'a', 'softmax'), write_run(tmp_path / 'b', 'a<b & "c"', steps=(0, 20), seed=1)]
     return runs.read_runs(paths)
 
 
@@ -67,7 +67,7 @@ def test_run_names_contain_row_changed_fields_seed_and_folder(tmp_path):
         ('d', dict(optimizer__weight_decay=0.5)),
     ]
     for name, fields in run_fields:
-        made_up(tmp_path / name, 'softmax', **{'optimizer__weight_decay': 0.1, **fields})
+        write_run(tmp_path / name, 'softmax', **{'optimizer__weight_decay': 0.1, **fields})
     loaded_runs = runs.read_runs([f'{tmp_path}/{name}' for name in 'abcd'])
     plain = 'softmax, weight_decay 0.1'
     names = [f'{plain}, seed 0', f'{plain}, seed 1 (b)', f'{plain}, seed 1 (c)', 'softmax, weight_decay 0.5']
@@ -77,18 +77,18 @@ def test_run_names_contain_row_changed_fields_seed_and_folder(tmp_path):
 
 
 def test_run_name_falls_back_to_folder_name(tmp_path):
-    assert runs.read_runs([made_up(tmp_path / 'mine', None)])[0].name == 'mine'
+    assert runs.read_runs([write_run(tmp_path / 'mine', None)])[0].name == 'mine'
 
 
 def test_read_runs_names_damaged_probe_file(tmp_path):
-    path = made_up(tmp_path / 'a', 'softmax')
+    path = write_run(tmp_path / 'a', 'softmax')
     RunDir(path).get_probe_path(10).write_bytes(b'PK nothing')
     with pytest.raises(UserError, match=r'00000010\.npz'):
         runs.read_runs([path])
 
 
 def test_read_runs_skips_run_with_damaged_probe(tmp_path, capsys):
-    damaged, sound = (made_up(tmp_path / name, name) for name in ('damaged', 'sound'))
+    damaged, sound = (write_run(tmp_path / name, name) for name in ('damaged', 'sound'))
     (RunDir(damaged).get_probe_path(10)).write_bytes(b'')
     assert [run.name for run in runs.read_runs([damaged, sound])] == ['sound']
     assert str(RunDir(damaged).get_probe_path(10)) in capsys.readouterr().err
@@ -97,7 +97,7 @@ def test_read_runs_skips_run_with_damaged_probe(tmp_path, capsys):
 
 
 def test_read_runs_rejects_probe_without_required_array(tmp_path):
-    path = made_up(tmp_path / 'a', 'softmax')
+    path = write_run(tmp_path / 'a', 'softmax')
     probe = RunDir(path).get_probe_path(10)
     arrays = dict(np.load(probe))
     arrays['alpha_LPHK'] = arrays.pop('alpha_LPHJ')
@@ -107,7 +107,7 @@ def test_read_runs_rejects_probe_without_required_array(tmp_path):
 
 
 def test_report_page_names_runs_without_optional_probe_array(tmp_path):
-    paths = [made_up(tmp_path / name, name) for name in ('old', 'new')]
+    paths = [write_run(tmp_path / name, name) for name in ('old', 'new')]
     probe = RunDir(paths[0]).get_probe_path(10)
     arrays = dict(np.load(probe))
     del arrays['entropy_LH']
@@ -121,7 +121,7 @@ def test_report_page_names_runs_without_optional_probe_array(tmp_path):
 
 
 def test_read_runs_selects_probes_evenly_with_first_and_last(monkeypatch, tmp_path):
-    path = made_up(tmp_path / 'a', 'softmax', steps=range(0, 90, 10))
+    path = write_run(tmp_path / 'a', 'softmax', steps=range(0, 90, 10))
     monkeypatch.setattr(runs_module, 'MAX_FILES', 3)
     assert runs.read_runs([path])[0].probe_steps == [0, 40, 80]
     assert runs_module.select_evenly(3, 1) == [2]
@@ -129,8 +129,8 @@ def test_read_runs_selects_probes_evenly_with_first_and_last(monkeypatch, tmp_pa
 
 
 def test_mean_over_seeds_excludes_diverged_run(tmp_path):
-    paths = [made_up(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
-    paths.append(made_up(tmp_path / '2', 'softmax', seed=2, steps=(0, 10), end='diverged', optimizer__steps=20))
+    paths = [write_run(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
+    paths.append(write_run(tmp_path / '2', 'softmax', seed=2, steps=(0, 10), end='diverged', optimizer__steps=20))
     loaded_runs = runs.read_runs(paths)
     (arm,) = run_groups.group_runs(loaded_runs)
     steps, mean, spread = run_groups.compute_mean_curve(arm.counted_runs, 'sink/1')
@@ -152,7 +152,7 @@ def test_mean_over_seeds_excludes_diverged_run(tmp_path):
 
 def test_headline_counts_seeds_with_sink(tmp_path):
     for seed, extra_metrics in enumerate([None, {'sink/1': 0.0}, None]):
-        made_up(tmp_path / str(seed), 'softmax', seed=seed, more=extra_metrics)
+        write_run(tmp_path / str(seed), 'softmax', seed=seed, more=extra_metrics)
     (arm,) = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
     (description,) = summary_table.format_group(arm)
     assert parse_integers(description)[-4:] == [10, 20, 2, 3]
@@ -168,7 +168,7 @@ def test_group_table_reports_direction_relative_to_published_values(tmp_path):
         ('e', 4, None),
     ):
         published_values = {} if published is None else {'sink/1': published}
-        made_up(
+        write_run(
             tmp_path / name, name, seed=0, published=published_values, more={'sink/1': 10.0 + seed}, model__x=name
         )
     groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in ('b', 'softmax', 'c', 'd', 'e')]))
@@ -178,11 +178,11 @@ def test_group_table_reports_direction_relative_to_published_values(tmp_path):
 
 
 def test_headline_names_groups_without_sink_probe_or_final_step(tmp_path):
-    made_up(tmp_path / 'a', 'softmax')
-    made_up(tmp_path / 'b', 'none', more={'sink/1': 0.0})
-    made_up(tmp_path / 'c', 'silent', probes=False, end='unfinished', steps=(0, 10), optimizer__steps=20)
-    made_up(tmp_path / 'd', 'wild', end='diverged')
-    made_up(tmp_path / 'e', 'halted', end='stopped', more={'sink/1': 0.0})
+    write_run(tmp_path / 'a', 'softmax')
+    write_run(tmp_path / 'b', 'none', more={'sink/1': 0.0})
+    write_run(tmp_path / 'c', 'silent', probes=False, end='unfinished', steps=(0, 10), optimizer__steps=20)
+    write_run(tmp_path / 'd', 'wild', end='diverged')
+    write_run(tmp_path / 'e', 'halted', end='stopped', more={'sink/1': 0.0})
     groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in 'abcde']))
     descriptions = dict(
         part.split(': ', 1) for part in summary_table.format_headline(groups).removesuffix('.').split('; ')
@@ -212,7 +212,7 @@ def test_headline_names_groups_without_sink_probe_or_final_step(tmp_path):
     ('rates', 'after', 'at'), [((0, 5, 40, 80), 20, 30), ((0, 60, 30, 80), 20, 30), ((50, 60, 70, 80), None, 0)]
 )
 def test_emergence_is_first_probe_that_stays_above_half_of_final_rate(tmp_path, rates, after, at):
-    path = made_up(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))
+    path = write_run(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))
     lines = [json.dumps(dict(step=10 * place, seconds=1, **{'sink/1': rate})) for place, rate in enumerate(rates)]
     (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
     run = runs.read_runs([path])[0]
@@ -229,7 +229,7 @@ def test_emergence_is_absent_when_final_rate_exists_at_step_0(tmp_path, runs_of_
         for seed in range(runs_of_row):
             paths.append(tmp_path / f'{decay}-{seed}')
             extra_metrics = {'sink/1': 10.0}
-            made_up(paths[-1], f'decay_{decay}', seed=seed, more=extra_metrics, optimizer__weight_decay=decay)
+            write_run(paths[-1], f'decay_{decay}', seed=seed, more=extra_metrics, optimizer__weight_decay=decay)
     groups = run_groups.group_runs(runs.read_runs(list(map(str, paths))))
     assert [emergence.select_learned(arm.counted_runs) for arm in groups] == [[], []]
     assert 'emerging' not in summary_table.format_headline(groups)
@@ -242,8 +242,8 @@ def test_emergence_is_absent_when_final_rate_exists_at_step_0(tmp_path, runs_of_
 
 def test_emergence_is_interval_in_both_tables_and_figure(tmp_path):
     for seed, steps in ((0, (0, 10, 20)), (1, (0, 15, 20))):
-        made_up(tmp_path / str(seed), 'softmax', steps, seed, optimizer__weight_decay=0.1)
-    made_up(tmp_path / '2', 'decay', optimizer__weight_decay=0.5)
+        write_run(tmp_path / str(seed), 'softmax', steps, seed, optimizer__weight_decay=0.1)
+    write_run(tmp_path / '2', 'decay', optimizer__weight_decay=0.5)
     page.write_report_page(tmp_path / 'report.html', runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
     html = (tmp_path / 'report.html').read_text()
     by_row, by_run = (re.search(f'id="table-{name}".*?</table>', html, re.DOTALL)[0] for name in ('rows', 'runs'))
@@ -265,7 +265,7 @@ def test_emergence_is_interval_in_both_tables_and_figure(tmp_path):
 
 
 def test_loss_figure_draws_training_as_line_and_validation_as_dots(tmp_path):
-    path = made_up(tmp_path / 'a', 'softmax')
+    path = write_run(tmp_path / 'a', 'softmax')
     _, loss = figure_data.LineFigures(
         run_groups.group_runs(runs.read_runs([path])), BinaryPayload()
     ).make_sink_and_loss_figure(False)['panels']
@@ -289,7 +289,7 @@ def find_first_lasting_head(steps, alpha_NLH):
 
 
 def test_first_head_excludes_head_that_falls_again(tmp_path):
-    run = runs.read_runs([made_up(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))])[0]
+    run = runs.read_runs([write_run(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))])[0]
     alpha_NLH = np.zeros_like(run.probe_values['alpha'])
     alpha_NLH[[0, 1], 0, 0] = 0.9
     alpha_NLH[2:, 1, 1] = 0.4
@@ -301,7 +301,7 @@ def test_axes_list_each_numeric_field_that_alone_differs(tmp_path):
     settings = [(0.1, 1e-3, None), (0.5, 1e-3, None), (0.1, 1e-2, None), (0.5, 1e-1, 4)]
     for index, (decay, rate, window) in enumerate(settings):
         config = dict(optimizer__weight_decay=decay, optimizer__peak_learning_rate=rate, model__mask__window=window)
-        made_up(tmp_path / str(index), f'row{index}', data__length=64, published={'sink/1': 18.18}, **config)
+        write_run(tmp_path / str(index), f'row{index}', data__length=64, published={'sink/1': 18.18}, **config)
     groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{index}' for index in range(4)]))
     decay_axis, rate_axis = run_groups.find_axes(groups, run_groups.make_group_table(groups))
     assert (decay_axis.name, decay_axis.labels) == ('weight decay', ['0.1', '0.5'])
@@ -315,7 +315,7 @@ def test_emergence_figure_draws_interval_between_probes(tmp_path):
     run_settings = [(1e-3, 0, (0, 10, 20), {}), (1e-3, 1, (0, 10, 20), {'sink/1': 0.0}), (1e-2, 0, (0, 40, 60), {})]
     for rate, seed, steps, extra_metrics in run_settings:
         config = dict(optimizer__peak_learning_rate=rate, optimizer__steps=60)
-        made_up(tmp_path / f'{rate}-{seed}', f'rate_{rate}', steps, seed, more=extra_metrics, **config)
+        write_run(tmp_path / f'{rate}-{seed}', f'rate_{rate}', steps, seed, more=extra_metrics, **config)
     groups = run_groups.group_runs(runs.read_runs(sorted(map(str, tmp_path.iterdir()))))
     ((_, draw, along),) = [entry for entry in pictures.list_figures(groups) if entry[0] == 'emergence']
     (axis,) = draw(groups, along).axes
@@ -329,15 +329,15 @@ def test_emergence_figure_draws_interval_between_probes(tmp_path):
 
 def test_axis_labels_window_none_with_sequence_length(tmp_path):
     for window in (None, 8):
-        made_up(tmp_path / str(window), f'window_{window}', model__mask__window=window, data__length=64)
+        write_run(tmp_path / str(window), f'window_{window}', model__mask__window=window, data__length=64)
     groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/None', f'{tmp_path}/8']))
     (axis,) = run_groups.find_axes(groups, run_groups.make_group_table(groups))
     assert axis.labels == ['8', '64']
 
 
 def test_latex_table_escapes_special_characters(tmp_path):
-    made_up(tmp_path / 'a', 'softmax', published={'sink/1': 18.18})
-    made_up(tmp_path / 'b', 'k_first & 50%', published={'sink/1': 1.0})
+    write_run(tmp_path / 'a', 'softmax', published={'sink/1': 18.18})
+    write_run(tmp_path / 'b', 'k_first & 50%', published={'sink/1': 1.0})
     latex.write_latex_table(tmp_path / 'table.tex', runs.read_runs([f'{tmp_path}/a', f'{tmp_path}/b']))
     lines = (tmp_path / 'table.tex').read_text().splitlines()
     assert r'\toprule' in lines
@@ -347,8 +347,8 @@ def test_latex_table_escapes_special_characters(tmp_path):
 
 @pytest.mark.slow
 def test_report_command_writes_requested_files_and_rejects_unusable_out_path(capsys, tmp_path):
-    made_up(tmp_path / 'a', 'softmax')
-    made_up(tmp_path / 'b', 'silent', probes=False, end='unfinished')
+    write_run(tmp_path / 'a', 'softmax')
+    write_run(tmp_path / 'b', 'silent', probes=False, end='unfinished')
     assert main(['report', f'{tmp_path}/a', f'{tmp_path}/b', '--paper', '--svg', '--pdf', '--latex', '--json']) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row['arm'], row['probes'], row['outcome']) for row in rows] == [
@@ -367,7 +367,7 @@ def test_report_command_writes_requested_files_and_rejects_unusable_out_path(cap
 @pytest.mark.slow
 def test_report_command_orders_sweep_runs_by_row(capsys, tmp_path):
     for row in ('b', 'a'):
-        made_up(tmp_path / f'{row}-0', row)
+        write_run(tmp_path / f'{row}-0', row)
     rows = [dict(row=row, seeds={'0': 'done', '1': 'to do'}) for row in ('b', 'a')]
     (tmp_path / 'sweep.json').write_text(json.dumps(rows))
     assert main(['report', str(tmp_path), '--json']) == 0

@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 import pytest
-from browser import NEEDS_BROWSER, browser
+from browser import NEEDS_BROWSER, open_browser
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_runs import SIZES, made_up, numbers, probe
+from synthetic_runs import SIZES, make_record, write_probe, write_run
 
 from sinklab.metrics.metric import FigureSpec
 from sinklab.metrics.registry import FIGURES
@@ -30,7 +30,7 @@ LABEL = 'document.querySelector("#figure-{} {}").getAttribute("aria-label")'
 
 @pytest.fixture(scope='module')
 def tab(tmp_path_factory):
-    with browser(tmp_path_factory.mktemp('profile')) as page:
+    with open_browser(tmp_path_factory.mktemp('profile')) as page:
         yield page
 
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     published = {'sink/1': 18.18, 'valid/loss': 3.73}
     for seed in (0, 1):
         more = {'sink/1/context': 3.0, 'alpha/1/context': 0.2}
-        made_up(
+        write_run(
             path / f'softmax-{seed}',
             'softmax',
             seed=seed,
@@ -49,9 +49,9 @@ def folder(tmp_path_factory):
             more=more,
             optimizer__weight_decay=0.1,
         )
-    made_up(path / 'odd', 'a<b & "c"', steps=(0, 20), published={'sink/1': 41.08}, optimizer__weight_decay=0.5)
-    made_up(path / 'silent', 'silent', probes=False, end='unfinished')
-    made_up(path / 'wild', 'wild', steps=(0, 10), end='diverged')
+    write_run(path / 'odd', 'a<b & "c"', steps=(0, 20), published={'sink/1': 41.08}, optimizer__weight_decay=0.5)
+    write_run(path / 'silent', 'silent', probes=False, end='unfinished')
+    write_run(path / 'wild', 'wild', steps=(0, 10), end='diverged')
     names = ('softmax-0', 'softmax-1', 'odd', 'silent', 'wild')
     page.write_report_page(path / 'report.html', runs.read_runs([f'{path}/{name}' for name in names]))
     return path
@@ -254,7 +254,7 @@ def test_page_shows_scroll_hint_for_table_wider_than_window(tab, folder, table):
 
 @NEEDS_BROWSER
 def test_page_has_no_negative_axis_for_metric_that_is_zero(tab, tmp_path):
-    run = made_up(tmp_path / 'a', 'softmax', more={'train/grad_norm': 0.0})
+    run = write_run(tmp_path / 'a', 'softmax', more={'train/grad_norm': 0.0})
     page.write_report_page(tmp_path / 'report.html', runs.read_runs([run]))
     tab.open(tmp_path / 'report.html')
     ticks = tab.ask('[...document.querySelectorAll("#figure-numbers svg text")].map(one => +one.textContent)')
@@ -265,7 +265,7 @@ def test_page_has_no_negative_axis_for_metric_that_is_zero(tab, tmp_path):
 @pytest.mark.parametrize('kind', ['one', 'silent', 'wild'])
 def test_page_shows_single_run(tab, tmp_path, kind):
     more = dict(one={}, silent=dict(probes=False), wild=dict(end='diverged'))[kind]
-    page.write_report_page(tmp_path / 'report.html', runs.read_runs([made_up(tmp_path / 'run', 'softmax', **more)]))
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs([write_run(tmp_path / 'run', 'softmax', **more)]))
     tab.console.clear()
     tab.open(tmp_path / 'report.html', 400)
     assert tab.console == []
@@ -279,7 +279,7 @@ def test_page_shows_single_run(tab, tmp_path, kind):
 
 @NEEDS_BROWSER
 def test_page_connects_fork_to_curve_of_parent(tab, tmp_path):
-    paths = [made_up(tmp_path / 'softmax', 'softmax'), made_up(tmp_path / 'fork', 'sigmoid', steps=(20, 30))]
+    paths = [write_run(tmp_path / 'softmax', 'softmax'), write_run(tmp_path / 'fork', 'sigmoid', steps=(20, 30))]
     about = json.loads((tmp_path / 'fork' / 'row.json').read_text())
     changes = dict(config=['model.attention.similarity exp -> sigmoid'], new=[], dropped=[], data=[])
     about['from'] = dict(run='../softmax', row='softmax', step=15, **changes)
@@ -301,14 +301,14 @@ def many(path, count, steps):
     """Return paths of many runs with the layers and heads of the paper and three seeds per row."""
     sizes = SIZES | dict(L=10, H=8, T=32, S=32, P=2)
     for at in range(count):
-        row = made_up(
+        row = write_run(
             path / f'{at:03}', f'rate_{at // 3}', seed=at % 3, steps=(0,), probes=False, optimizer__rate=at // 3
         )
         rng = np.random.default_rng(at)
-        records = [numbers(step / 500, at % 3, probes=True) | noise(step, rng) for step in steps]
+        records = [make_record(step / 500, at % 3, probes=True) | noise(step, rng) for step in steps]
         RunDir(row).path.joinpath('metrics.jsonl').write_text('\n'.join(map(json.dumps, records)))
         for step in steps[::40]:
-            probe(RunDir(row).get_probe_path(step), np.random.default_rng(at + step), sizes)
+            write_probe(RunDir(row).get_probe_path(step), np.random.default_rng(at + step), sizes)
     return [f'{path}/{at:03}' for at in range(count)]
 
 

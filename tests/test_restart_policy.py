@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from runs import saved
+from runs import write_checkpoints
 
 from sinklab.checkpoint import digests
 from sinklab.cli import process_flags
@@ -43,7 +43,7 @@ def account(folder, ours=True, restarts=0):
 
 
 def test_write_outcome_records_step_and_checkpoint_of_lost_run(folder):
-    saved(folder, 4)
+    write_checkpoints(folder, 4)
     (folder.path / 'metrics.jsonl').write_text('{"step": 4}\n{"step": 6}\n')
     one = account(folder)
     one.write_outcome(one.decide_restart(LOST, True)[0])
@@ -99,13 +99,13 @@ def test_decide_restart_is_false_for_lost_supervisor_and_final_exits(folder):
 def test_decide_restart_resets_fruitless_count_after_checkpoint(folder):
     one = account(folder, restarts=11)
     for step in range(5):
-        saved(folder, step)
+        write_checkpoints(folder, step)
         assert [one.decide_restart(LOST, True)[1] for _ in range(2)] == [True, True]
     assert one.decide_restart(LOST, True)[0].exit_code == 70
 
 
 def test_decide_restart_ignores_incomplete_checkpoint(folder):
-    saved(folder, 4, 6)
+    write_checkpoints(folder, 4, 6)
     (folder.digest_dir / '6' / '0.json').unlink()
     one = account(folder, restarts=11)
     assert one.newest_step == 4
@@ -129,7 +129,7 @@ def test_decide_restart_counts_unreadable_disk_as_no_progress(folder):
 
 
 def test_poll_newest_step_ignores_damaged_digests(folder):
-    saved(folder, 4, 6)
+    write_checkpoints(folder, 4, 6)
     one = account(folder, restarts=11)
     file = folder.digest_dir / '6' / '0.json'
     file.write_text('[' * 100_000 + ']' * 100_000)

@@ -5,8 +5,8 @@ import json
 import shlex
 
 import pytest
-from conftest import tiny
-from runs import saved
+from conftest import make_tiny_spec
+from runs import write_checkpoints
 
 from sinklab.config.spec import (
     CHANGEABLE_FIELDS,
@@ -24,37 +24,37 @@ from sinklab.sweep import plan
 @pytest.fixture
 def folder(tmp_path):
     """Make the folder of a run whose 8 steps are done."""
-    folder, spec = RunDir(tmp_path / 'run'), tiny()
+    folder, spec = RunDir(tmp_path / 'run'), make_tiny_spec()
     folder.initialize(spec, {})
-    saved(folder, 8)
+    write_checkpoints(folder, 8)
     records = [{'step': step, 'seconds': 1.0, 'valid/loss': loss} for step, loss in ((0, 5.9), (8, 5.1))]
     (folder.path / 'metrics.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in records))
     return folder
 
 
 def test_run_without_last_metrics_is_not_done(folder):
-    run = plan.SweepRun('softmax', 0, folder, None, tiny())
+    run = plan.SweepRun('softmax', 0, folder, None, make_tiny_spec())
     plan.check_run(run, Hardware())
     assert (run.outcome, run.reason) == ('done', '')
     metrics = folder.path / 'metrics.jsonl'
     metrics.write_bytes(metrics.read_bytes()[:-20])
-    run = plan.SweepRun('softmax', 0, folder, None, tiny())
+    run = plan.SweepRun('softmax', 0, folder, None, make_tiny_spec())
     plan.check_run(run, Hardware())
     assert run.outcome == 'to do'
 
 
 def test_run_with_incomplete_last_checkpoint_is_not_done(folder):
     (folder.digest_dir / '8' / '0.json').unlink()
-    run = plan.SweepRun('softmax', 0, folder, None, tiny())
+    run = plan.SweepRun('softmax', 0, folder, None, make_tiny_spec())
     plan.check_run(run, Hardware())
     assert run.outcome == 'to do'
 
 
 def test_check_spec_names_corrupt_config(folder):
-    folder.check_spec(tiny())
+    folder.check_spec(make_tiny_spec())
     (folder.path / 'config.json').write_text('{"a":')
     with pytest.raises(UserError, match=r'config\.json'):
-        folder.check_spec(tiny())
+        folder.check_spec(make_tiny_spec())
 
 
 def test_check_spec_of_other_version_names_fields_and_commit(folder):
@@ -63,7 +63,7 @@ def test_check_spec_of_other_version_names_fields_and_commit(folder):
     folder.write_json('config', config)
     folder.write_json('environment', dict(commit='0123abc'))
     with pytest.raises(UserError) as refusal:
-        folder.check_spec(tiny())
+        folder.check_spec(make_tiny_spec())
     line = str(refusal.value)
     assert len(line.splitlines()) == 1
     assert 'model.width_of_old' in line
@@ -74,7 +74,7 @@ def test_check_spec_of_other_version_names_fields_and_commit(folder):
     folder.write_json('config', config)
     (folder.path / 'environment.json').unlink()
     with pytest.raises(UserError, match=r'model\.width_of_old.* commit None'):
-        folder.check_spec(tiny())
+        folder.check_spec(make_tiny_spec())
 
 
 def test_check_spec_applies_defaults_for_old_configs(folder):
@@ -82,11 +82,11 @@ def test_check_spec_applies_defaults_for_old_configs(folder):
     for part, name in ((part, name) for part, later in FIELDS_ADDED_LATER.items() for name in later):
         del config[part][name]
     (folder.path / 'config.json').write_text(json.dumps(config))
-    folder.check_spec(tiny())
-    assert folder.list_changes(tiny()) == []
-    assert parse_config(folder.read_json('config')) == tiny()
+    folder.check_spec(make_tiny_spec())
+    assert folder.list_changes(make_tiny_spec()) == []
+    assert parse_config(folder.read_json('config')) == make_tiny_spec()
     with pytest.raises(UserError, match=r'model\.kv_heads None -> 2'):
-        folder.check_spec(tiny(model__kv_heads=2))
+        folder.check_spec(make_tiny_spec(model__kv_heads=2))
 
 
 def test_missing_fields_get_defaults_of_runs_without_them():
@@ -106,8 +106,8 @@ def test_missing_fields_get_defaults_of_runs_without_them():
     ],
 )
 def test_check_spec_accepts_and_lists_changeable_fields(folder, changes, said):
-    folder.check_spec(tiny(**changes))
-    assert sorted(folder.list_changes(tiny(**changes))) == sorted(said)
+    folder.check_spec(make_tiny_spec(**changes))
+    assert sorted(folder.list_changes(make_tiny_spec(**changes))) == sorted(said)
 
 
 @pytest.mark.parametrize(
@@ -117,23 +117,23 @@ def test_check_spec_rejects_changes_of_other_fields(folder, part):
     changes = dict(model=dict(model__norm='post'), optimizer=dict(optimizer__weight_decay=0.3), seed=dict(seed=1))
     changes |= dict(data=dict(data__seed=1), log=dict(log__rows=True), probe=dict(probe__keys=2))
     with pytest.raises(UserError, match=f'\\({part}'):
-        folder.check_spec(tiny(**changes[part]))
+        folder.check_spec(make_tiny_spec(**changes[part]))
 
 
 def test_check_spec_rejects_fewer_steps_than_done(folder):
     with pytest.raises(UserError, match=r'step 8.*config\.optimizer\.steps.* 7.*at least 8'):
-        folder.check_spec(tiny(optimizer__steps=7))
+        folder.check_spec(make_tiny_spec(optimizer__steps=7))
 
 
 def test_check_spec_rejects_more_steps_of_cosine_with_fork_command(tmp_path):
     folder, cosine = RunDir(tmp_path / "an o'dd run"), dict(optimizer__schedule='cosine', optimizer__final_share=0.1)
-    folder.initialize(tiny(**cosine), {})
+    folder.initialize(make_tiny_spec(**cosine), {})
     with pytest.raises(UserError) as refusal:
-        folder.check_spec(tiny(**cosine, optimizer__steps=20))
+        folder.check_spec(make_tiny_spec(**cosine, optimizer__steps=20))
     assert shlex.split(str(refusal.value).rpartition(': ')[2]) == [f'--workdir={folder}-2']
     (folder.checkpoint_dir / '8').mkdir(parents=True)
     with pytest.raises(UserError, match=r'8 steps.* 20 .*cosine') as refusal:
-        folder.check_spec(tiny(**cosine, optimizer__steps=20))
+        folder.check_spec(make_tiny_spec(**cosine, optimizer__steps=20))
     options = [f'--from={folder}@8', '--config.optimizer.steps=20', f'--workdir={folder}-2']
     assert shlex.split(str(refusal.value).rpartition(': ')[2]) == options
 
@@ -149,11 +149,11 @@ def test_run_dir_name_with_control_character_is_rejected_with_one_line(name):
 def test_run_dir_name_may_have_special_characters(tmp_path, name):
     (tmp_path / 'x').mkdir()
     folder = RunDir(f'{tmp_path}/{name}')
-    folder.initialize(tiny(), {})
-    folder.check_spec(tiny())
+    folder.initialize(make_tiny_spec(), {})
+    folder.check_spec(make_tiny_spec())
 
 
 @pytest.mark.parametrize('name', ['lease.json', 'processes', 'digests', 'damaged', 'probe', 'x.unfinished'])
 def test_check_spec_accepts_files_written_before_config(tmp_path, name):
     (tmp_path / name).touch()
-    RunDir(tmp_path).check_spec(tiny())
+    RunDir(tmp_path).check_spec(make_tiny_spec())

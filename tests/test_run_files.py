@@ -11,8 +11,8 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from conftest import tiny
-from synthetic_runs import made_up, probe
+from conftest import make_tiny_spec
+from synthetic_runs import write_probe, write_run
 
 from sinklab.cli.main import main
 from sinklab.metrics.registry import FIGURES
@@ -164,7 +164,7 @@ def test_decode_metrics_returns_records_or_faults_for_damaged_lines(data):
 @pytest.fixture(scope='module')
 def probe_file(tmp_path_factory):
     file = tmp_path_factory.mktemp('probe') / '00000008.npz'
-    probe(file, np.random.default_rng(0))
+    write_probe(file, np.random.default_rng(0))
     arrays = dict(np.load(file))
     with file.open('wb') as stream:
         np.savez_compressed(stream, **arrays)
@@ -370,7 +370,7 @@ def test_lease_file_has_mode_644(tmp_path):
 
 
 def test_read_records_names_damaged_line_once(tmp_path, capsys):
-    folder = RunDir(made_up(tmp_path / 'a', 'softmax'))
+    folder = RunDir(write_run(tmp_path / 'a', 'softmax'))
     file = folder.path / 'metrics.jsonl'
     lines = file.read_text().splitlines()
     file.write_text('\n'.join([lines[0], 'null', *lines[1:], '{"step": "x"}']) + '\n')
@@ -416,7 +416,7 @@ def test_read_records_summarizes_steps_beyond_end_in_one_line(tmp_path, capsys):
 
 
 def test_read_records_ignores_step_beyond_end(tmp_path, capsys):
-    folder = RunDir(made_up(tmp_path / 'a', 'softmax'))
+    folder = RunDir(write_run(tmp_path / 'a', 'softmax'))
     with (folder.path / 'metrics.jsonl').open('a') as file:
         file.write('{"step": 1000000, "seconds": 1}\n')
     assert folder.read_records(20)[-1]['step'] == 20
@@ -426,7 +426,7 @@ def test_read_records_ignores_step_beyond_end(tmp_path, capsys):
 
 
 def test_read_runs_skips_damaged_run_and_report_rejects_it(tmp_path, capsys):
-    paths = [made_up(tmp_path / name, name) for name in ('a', 'b')]
+    paths = [write_run(tmp_path / name, name) for name in ('a', 'b')]
     (tmp_path / 'a' / 'row.json').write_text('{"row": 5}')
     assert [run.name for run in runs.read_runs(paths)] == ['b']
     assert all(part in err for err in [capsys.readouterr().err] for part in ('row.json', 'got int', '$.row'))
@@ -436,7 +436,7 @@ def test_read_runs_skips_damaged_run_and_report_rejects_it(tmp_path, capsys):
 
 
 def test_load_probe_values_rejects_probe_of_other_model(tmp_path):
-    folder = RunDir(made_up(tmp_path / 'a', 'softmax'))
+    folder = RunDir(write_run(tmp_path / 'a', 'softmax'))
     arrays = dict(np.load(folder.get_probe_path(10)))
     np.savez(folder.get_probe_path(10), **{name: array[:1] for name, array in arrays.items()})
     with pytest.raises(DamagedFileError, match=r'00000010\.npz.*\b1\b.*\b3\b'):
@@ -458,7 +458,7 @@ def test_hold_lease_replaces_damaged_lease_after_owner_timeout(tmp_path, monkeyp
 
 def test_read_start_step_rejects_missing_row_file(tmp_path):
     folder = RunDir(tmp_path / 'run')
-    folder.initialize(tiny(), dict(row='tiny'))
+    folder.initialize(make_tiny_spec(), dict(row='tiny'))
     (folder.path / 'row.json').unlink()
     with pytest.raises(DamagedFileError, match=r'row\.json'):
         folder.read_start_step()

@@ -5,8 +5,8 @@ import shutil
 
 import jax.numpy as jnp
 import pytest
-from conftest import tiny
-from runs import spec, train
+from conftest import make_tiny_spec
+from runs import make_spec, train_run
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint import checkpointer as checkpointer_module
@@ -19,7 +19,7 @@ from sinklab.run_dir import RunDir
 from sinklab.storage import atomic_write as files
 from sinklab.train import loop, warm_start
 
-RULES = tiny().checkpoint
+RULES = make_tiny_spec().checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def disk(monkeypatch):
 def make_run(path, value=0.0, born_with_id=True):
     """Return a run with checkpoints 2 and 4, whose parameters equal `value`."""
     folder = RunDir(path)
-    folder.initialize(tiny(), {})
+    folder.initialize(make_tiny_spec(), {})
     if not born_with_id:
         delete_run_id(folder)
     checkpoints = Checkpointer(folder, RULES, {})
@@ -151,7 +151,7 @@ def test_digests_with_invalid_id_are_rejected(tmp_path, given):
 
 def test_digests_of_one_process_with_another_id_are_rejected(tmp_path):
     folder = RunDir(tmp_path / 'run')
-    folder.initialize(tiny(), {})
+    folder.initialize(make_tiny_spec(), {})
     state = folder.checkpoint_dir / '4' / 'state'
     (state / 'ocdbt.process_1').mkdir(parents=True)
     for name in ('manifest.ocdbt', 'ocdbt.process_1/of_1'):
@@ -230,7 +230,7 @@ class SecondProcess:
 
 def test_process_0_broadcasts_run_id_to_other_processes(tmp_path):
     folder, first = RunDir(tmp_path / 'run'), FirstProcess()
-    folder.initialize(tiny(), {})
+    folder.initialize(make_tiny_spec(), {})
     Checkpointer(folder, RULES, {}, first).close()
     second = Checkpointer(RunDir(tmp_path / 'elsewhere').as_read_only(), RULES, {}, SecondProcess(first.said))
     second.close()
@@ -241,17 +241,21 @@ def test_process_0_broadcasts_run_id_to_other_processes(tmp_path):
 def test_resume_rejects_checkpoints_of_another_run_and_fork_gets_own_id(corpus, tmp_path):
     run, other_run = RunDir(tmp_path / 'ours'), RunDir(tmp_path / 'theirs')
     for folder in (run, other_run):
-        train(spec(corpus), folder.path)
+        train_run(make_spec(corpus), folder.path)
     for step in (4, 8):
         replace_checkpoint(other_run, run, step)
     with pytest.raises(UserError, match=f'{other_run.read_run_id()}.*{run.read_run_id()}'):
-        train(spec(corpus), run.path)
-    fork, origin = RunDir(tmp_path / 'fork'), warm_start.WarmStart(other_run, 4, spec(corpus))
-    loop.train(spec(corpus), Hardware(), fork, dict(row='fork'), origin=origin)
+        train_run(make_spec(corpus), run.path)
+    fork, origin = RunDir(tmp_path / 'fork'), warm_start.WarmStart(other_run, 4, make_spec(corpus))
+    loop.train(make_spec(corpus), Hardware(), fork, dict(row='fork'), origin=origin)
     assert fork.read_run_id() not in (None, other_run.read_run_id())
     assert digests.find_corruption(fork, 4) is None
     with pytest.raises(UserError, match=run.read_run_id()):
         loop.train(
-            spec(corpus), Hardware(), RunDir(tmp_path / 'x'), {}, origin=warm_start.WarmStart(run, 4, spec(corpus))
+            make_spec(corpus),
+            Hardware(),
+            RunDir(tmp_path / 'x'),
+            {},
+            origin=warm_start.WarmStart(run, 4, make_spec(corpus)),
         )
     assert not RunDir(tmp_path / 'x').has_run()

@@ -9,9 +9,9 @@ import threading
 import time
 
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 from jax.errors import JaxRuntimeError
-from runs import saved
+from runs import write_checkpoints
 
 from sinklab.cli import rows
 from sinklab.cli.main import main
@@ -52,7 +52,7 @@ def test_signal_of_exit_code_does_not_depend_on_order_of_signals(monkeypatch):
 
 
 def test_sweep_ignores_deleted_outcome_of_earlier_attempt(tmp_path):
-    run = plan.SweepRun('softmax', 0, RunDir(tmp_path / 'run'), None, tiny())
+    run = plan.SweepRun('softmax', 0, RunDir(tmp_path / 'run'), None, make_tiny_spec())
     run.run_dir.initialize(run.spec, {})
     run.run_dir.write_json('outcome', dict(kind='diverged', message='loss is nan'))
     plan.check_run(run, Hardware())
@@ -119,7 +119,7 @@ def test_signal_repeated_after_end_of_step_is_ignored(monkeypatch):
 def test_train_writes_no_outcome_into_rejected_folder(tmp_path):
     (tmp_path / 'letter').write_text('dear')
     with pytest.raises(UserError, match='letter'):
-        loop.train(tiny(), Hardware(), RunDir(tmp_path), {})
+        loop.train(make_tiny_spec(), Hardware(), RunDir(tmp_path), {})
     assert [path.name for path in tmp_path.iterdir()] == ['letter']
 
 
@@ -140,7 +140,7 @@ def test_train_writes_no_outcome_into_rejected_folder(tmp_path):
 )
 def test_write_outcome_records_and_reraises_every_exit_kind(tmp_path, error, kind, code, message):
     folder = RunDir(tmp_path)
-    saved(folder, 4)
+    write_checkpoints(folder, 4)
     (folder.path / 'metrics.jsonl').write_text('{"step": 4}\n{"step": 5}\n{"st')
     folder.write_json('config', {})
     folder.write_json('outcome', dict(kind='of an earlier attempt'))
@@ -180,7 +180,7 @@ def test_command_without_supervisor_uses_same_exit_codes(monkeypatch, capsys, er
 
 def test_train_failure_before_data_loading_replaces_earlier_outcome(tmp_path, monkeypatch):
     """Prevent endless restarts by a launcher that restarts a run after exit code 42."""
-    spec, folder = tiny(), RunDir(tmp_path)
+    spec, folder = make_tiny_spec(), RunDir(tmp_path)
     folder.initialize(spec, {})
     folder.write_json('outcome', dict(kind='stopped', exit_code=42))
 

@@ -6,9 +6,9 @@ import time
 import jax
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 from emulators import Answer
-from runs import Died, Dying, Hearing, spec, timeless, train
+from runs import CrashError, CrashingCallback, RecordingCallback, drop_clock_metrics, make_spec, train_run
 
 from sinklab.checkpoint import checkpointer
 from sinklab.cli import tail
@@ -33,7 +33,7 @@ RUN_FILES = ('config.json', 'row.json', 'run.json', 'tokenizer.json')
 def disk_path(corpus, tmp_path_factory):
     """Return the folder of an uninterrupted run of eight steps."""
     path = tmp_path_factory.mktemp('disk') / 'run'
-    train(spec(corpus), path)
+    train_run(make_spec(corpus), path)
     return path
 
 
@@ -61,7 +61,7 @@ def assert_same_run(bucket_path, disk_path):
     assert [bucket_run.read_json(name) for name in ('config', 'row')] == [
         disk_run.read_json(name) for name in ('config', 'row')
     ]
-    assert timeless(bucket_run.read_records()) == timeless(disk_run.read_records())
+    assert drop_clock_metrics(bucket_run.read_records()) == drop_clock_metrics(disk_run.read_records())
     assert [path.name for path in bucket_run.probe_files] == [path.name for path in disk_run.probe_files]
     for bucket_file, disk_file in zip(bucket_run.probe_files, disk_run.probe_files, strict=True):
         assert bucket_file.read_bytes() == disk_file.read_bytes()
@@ -71,7 +71,7 @@ def assert_same_run(bucket_path, disk_path):
 
 @pytest.mark.slow
 def test_run_in_bucket_has_same_content_as_on_disk(corpus, bucket_path, disk_path):
-    train(spec(corpus), bucket_path)
+    train_run(make_spec(corpus), bucket_path)
     assert_same_run(bucket_path, disk_path)
     assert [line['step'] for line in RunDir(bucket_path).read_metric_lines()] == [
         line['step'] for line in RunDir(disk_path).read_metric_lines()
@@ -90,10 +90,10 @@ def test_run_in_bucket_has_same_content_as_on_disk(corpus, bucket_path, disk_pat
 @pytest.mark.slow
 @S3
 def test_crashed_run_in_bucket_resumes_to_same_result(corpus, bucket_path, disk_path):
-    with pytest.raises(Died):
-        train(spec(corpus), bucket_path, Dying(at=6))
-    callback = Hearing()
-    train(spec(corpus), bucket_path, callback)
+    with pytest.raises(CrashError):
+        train_run(make_spec(corpus), bucket_path, CrashingCallback(at=6))
+    callback = RecordingCallback()
+    train_run(make_spec(corpus), bucket_path, callback)
     assert callback.begun[0] == 4
     assert_same_run(bucket_path, disk_path)
 
@@ -101,12 +101,12 @@ def test_crashed_run_in_bucket_resumes_to_same_result(corpus, bucket_path, disk_
 @pytest.mark.slow
 @S3
 def test_fork_between_buckets_matches_fork_on_disk(corpus, bucket_path, disk_path, tmp_path):
-    longer = spec(corpus, optimizer__steps=12)
-    train(spec(corpus), bucket_path)
+    longer = make_spec(corpus, optimizer__steps=12)
+    train_run(make_spec(corpus), bucket_path)
 
     def fork_run(parent, path):
-        origin = warm_start.WarmStart(RunDir(parent), 8, spec(corpus))
-        return timeless(train(longer, path, origin=origin))
+        origin = warm_start.WarmStart(RunDir(parent), 8, make_spec(corpus))
+        return drop_clock_metrics(train_run(longer, path, origin=origin))
 
     bucket_records, disk_records = (
         fork_run(bucket_path, bucket_path.parent / 'fork'),
@@ -115,7 +115,11 @@ def test_fork_between_buckets_matches_fork_on_disk(corpus, bucket_path, disk_pat
     assert bucket_records == disk_records
     assert RunDir(bucket_path.parent / 'fork').read_lineage()['run'] == '../run'
     assert (
-        timeless(train(longer, tmp_path / 'here', origin=warm_start.WarmStart(RunDir(bucket_path), 8, spec(corpus))))
+        drop_clock_metrics(
+            train_run(
+                longer, tmp_path / 'here', origin=warm_start.WarmStart(RunDir(bucket_path), 8, make_spec(corpus))
+            )
+        )
         == bucket_records
     )
     assert RunDir(tmp_path / 'here').read_lineage()['run'] == str(bucket_path)
@@ -123,11 +127,11 @@ def test_fork_between_buckets_matches_fork_on_disk(corpus, bucket_path, disk_pat
 
 @pytest.mark.exhaustive
 def test_warm_start_from_parameters_in_bucket_matches_disk(corpus, bucket_path, disk_path, tmp_path):
-    train(spec(corpus), bucket_path)
+    train_run(make_spec(corpus), bucket_path)
 
     def tune_run(parent, path):
         parent_checkpoint = cli.resolve_parent(f'params:{parent}@8', RunDir(path), SingleProcessGroup())
-        return timeless(train(spec(corpus), path, origin=cli.load_warm_start(parent_checkpoint)))
+        return drop_clock_metrics(train_run(make_spec(corpus), path, origin=cli.load_warm_start(parent_checkpoint)))
 
     assert tune_run(bucket_path, bucket_path.parent / 'tuned') == tune_run(disk_path, tmp_path / 'tuned')
     assert RunDir(bucket_path.parent / 'tuned').list_checkpoint_steps() == [0, 4, 8]
@@ -137,9 +141,9 @@ def test_warm_start_from_parameters_in_bucket_matches_disk(corpus, bucket_path, 
 @pytest.mark.slow
 @GS
 def test_report_of_run_in_bucket_matches_disk(corpus, bucket_path, disk_path, capsys):
-    train(spec(corpus), bucket_path)
+    train_run(make_spec(corpus), bucket_path)
     bucket_run, disk_run = (runs.read_runs([str(path)])[0] for path in (bucket_path, disk_path))
-    assert timeless(bucket_run.records) == timeless(disk_run.records)
+    assert drop_clock_metrics(bucket_run.records) == drop_clock_metrics(disk_run.records)
     assert all(
         np.array_equal(bucket_run.probe_values[name], disk_run.probe_values[name]) for name in disk_run.probe_values
     )
@@ -159,13 +163,13 @@ def test_train_step_sends_no_storage_requests(corpus, bucket):
     """Ignore requests for metrics and lease, which are sent at time intervals."""
     request_counts = []
 
-    class CountingCallback(Hearing):
+    class CountingCallback(RecordingCallback):
         def on_record(self, record, written):
             if record['step'] in (1, 39):
                 request_counts.append(len(bucket.proxy.requests))
 
     changes = dict(optimizer__steps=40, checkpoint__every_steps=0, probe__every_steps=0, log__every_steps=1)
-    train(spec(corpus, **changes), f'{bucket.url}/run', CountingCallback())
+    train_run(make_spec(corpus, **changes), f'{bucket.url}/run', CountingCallback())
     step_requests = bucket.proxy.requests[slice(*request_counts)]
     assert [
         request for request in step_requests if '/metrics/' not in request.named and 'lease.json' not in request.named
@@ -177,7 +181,7 @@ def test_denied_write_is_reported_before_training(corpus, bucket, bucket_path):
         bucket.proxy.treating(lambda method, path: Answer(status=403) if method in ('POST', 'PUT') else None),
         pytest.raises(UserError, match=bucket.url),
     ):
-        train(spec(corpus), bucket_path)
+        train_run(make_spec(corpus), bucket_path)
 
 
 def test_unavailable_storage_raises_os_error_after_timeout(bucket, bucket_path):
@@ -217,7 +221,7 @@ def test_repeated_sweep_in_bucket_trains_no_runs(corpus, bucket, capsys):
 
 
 def test_follow_run_reads_run_in_bucket(bucket_path):
-    class RecordingCallback(Hearing):
+    class RecordingCallback(RecordingCallback):
         steps = ()
 
         def on_train_begin(self, step, attention, changes):
@@ -227,7 +231,7 @@ def test_follow_run_reads_run_in_bucket(bucket_path):
             self.steps = (*self.steps, record['step'])
 
     folder, callback = RunDir(bucket_path), RecordingCallback()
-    folder.initialize(tiny(), dict(row='tiny'))
+    folder.initialize(make_tiny_spec(), dict(row='tiny'))
     with lease.hold_lease(bucket_path) as held_lease:
         metrics, updates = folder.open_metrics_writer(held_lease.check), tail.follow_run(folder, callback)
         next(updates)
@@ -258,7 +262,7 @@ def test_busy_storage_does_not_change_run(corpus, bucket, bucket_path, disk_path
     """Delay metrics, a probe and two checkpoints after step 3."""
     deadlines = []
 
-    class DelayingCallback(Hearing):
+    class DelayingCallback(RecordingCallback):
         def on_record(self, record, written):
             if record['step'] == 3 and not deadlines:
                 deadlines.append(time.monotonic() + 60)
@@ -267,7 +271,7 @@ def test_busy_storage_does_not_change_run(corpus, bucket, bucket_path, disk_path
         return Answer(status=503) if deadlines and time.monotonic() < deadlines[0] else None
 
     with bucket.proxy.treating(answer_busy):
-        train(spec(corpus), bucket_path, DelayingCallback())
+        train_run(make_spec(corpus), bucket_path, DelayingCallback())
     assert time.monotonic() > deadlines[0]
     assert_same_run(bucket_path, disk_path)
 
@@ -278,8 +282,8 @@ def test_lost_write_permission_keeps_last_checkpoint_and_run_resumes(corpus, buc
         return Answer(status=403) if method in ('POST', 'PUT') and '/checkpoints/8/' in path else None
 
     with bucket.proxy.treating(deny_checkpoint), pytest.raises(UserError, match='checkpoint'):
-        train(spec(corpus), bucket_path)
+        train_run(make_spec(corpus), bucket_path)
     assert RunDir(bucket_path).list_checkpoint_steps() == [4]
     assert RunDir(bucket_path).read_json('outcome')['checkpoint'] == 4
-    train(spec(corpus), bucket_path)
+    train_run(make_spec(corpus), bucket_path)
     assert_same_run(bucket_path, disk_path)

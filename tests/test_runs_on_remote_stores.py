@@ -5,10 +5,10 @@ import functools
 import jax
 import numpy as np
 import pytest
-from bucket_stores import large, spec_on, uploaded
-from conftest import drawn
-from runs import parameters, timeless, train
-from stores import chat, corpus_of, made
+from bucket_stores import make_large_store, make_store_spec, upload_store
+from conftest import draw_params
+from runs import drop_clock_metrics, load_parameters, train_run
+from stores import make_store, make_texts, write_chat
 
 from sinklab.config.spec import Hardware
 from sinklab.data.batches import load_run_data
@@ -24,7 +24,7 @@ SHORT = dict(data__length=16, checkpoint__every_steps=4)
 
 @pytest.fixture(scope='module')
 def store(tmp_path_factory):
-    return large(tmp_path_factory.mktemp('large'), count=10)
+    return make_large_store(tmp_path_factory.mktemp('large'), count=10)
 
 
 @pytest.fixture(autouse=True)
@@ -33,23 +33,23 @@ def disk(tmp_path, monkeypatch):
 
 
 def test_run_on_bucket_matches_run_on_disk(store, bucket, tmp_path):
-    specs = [spec_on(path, **SHORT) for path in (store.path, uploaded(store, bucket))]
-    near, far = (train(spec, tmp_path / str(number)) for number, spec in enumerate(specs))
-    assert timeless(near) == timeless(far)
-    for one, other in zip(*(parameters(tmp_path / str(number), 8) for number in range(2)), strict=True):
+    specs = [make_store_spec(path, **SHORT) for path in (store.path, upload_store(store, bucket))]
+    near, far = (train_run(spec, tmp_path / str(number)) for number, spec in enumerate(specs))
+    assert drop_clock_metrics(near) == drop_clock_metrics(far)
+    for one, other in zip(*(load_parameters(tmp_path / str(number), 8) for number in range(2)), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_run_on_bucket_reads_each_window_once(store, bucket, tmp_path):
-    spec = spec_on(uploaded(store, bucket), **SHORT)
-    train(spec, tmp_path / 'run')
+    spec = make_store_spec(upload_store(store, bucket), **SHORT)
+    train_run(spec, tmp_path / 'run')
     requests = bucket.proxy.found('train-')
     size = spec.optimizer.batch_size * spec.optimizer.steps * (spec.data.length + 1) * 2
     assert sum(request.received for request in requests) == size
 
 
 def test_run_on_bucket_stops_with_one_line_if_store_is_modified(store, bucket, tmp_path):
-    url = uploaded(store, bucket)
+    url = upload_store(store, bucket)
 
     class Changing(Callback):
         def on_train_begin(self, *_):
@@ -57,18 +57,18 @@ def test_run_on_bucket_stops_with_one_line_if_store_is_modified(store, bucket, t
                 get_file_system(parse_path(url)).pipe_file(f'{url}/{shard.name}.ids', bytes(2 * shard.tokens))
 
     with pytest.raises(UserError, match='changed') as refusal:
-        train(spec_on(url, **SHORT), tmp_path / 'run', Changing())
+        train_run(make_store_spec(url, **SHORT), tmp_path / 'run', Changing())
     assert '\n' not in str(refusal.value)
 
 
 @pytest.mark.parametrize(('windows', 'most'), [(7, 8), (7, 2), (8, 4)])
 def test_validation_windows_on_bucket_match_local_windows(bucket, tmp_path, windows, most):
     """Include tokens outside the loss, and parts that need padding."""
-    talks = [[('user', text), ('assistant', text)] for text in corpus_of(60)]
-    local = made(tmp_path / 'chat', chat(tmp_path / 'a.jsonl', talks))
+    talks = [[('user', text), ('assistant', text)] for text in make_texts(60)]
+    local = make_store(tmp_path / 'chat', write_chat(tmp_path / 'a.jsonl', talks))
     specs = [
-        spec_on(path, **SHORT, data__loss='assistant', valid__windows=windows, optimizer__batch_size=8)
-        for path in (local.path, uploaded(local, bucket))
+        make_store_spec(path, **SHORT, data__loss='assistant', valid__windows=windows, optimizer__batch_size=8)
+        for path in (local.path, upload_store(local, bucket))
     ]
     hardware = Hardware(data=2, micro_batch=most)
     mesh = device_mesh.make_mesh(hardware)
@@ -76,22 +76,22 @@ def test_validation_windows_on_bucket_match_local_windows(bucket, tmp_path, wind
     with jax.set_mesh(mesh):
         for one, other in zip(*(load_sharded_parts(found, most, mesh) for found in (near, far)), strict=True):
             np.testing.assert_array_equal(one, other)
-        valid = functools.partial(make_evaluate(specs[0], hardware, mesh), drawn(specs[0]))
+        valid = functools.partial(make_evaluate(specs[0], hardware, mesh), draw_params(specs[0]))
         assert valid(near) == valid(far)
         assert valid(near)['valid/loss'] > 0
 
 
 def test_compute_digest_depends_on_windows_and_shard_content(store, bucket):
-    url = uploaded(store, bucket)
-    batches = load_run_data(spec_on(url, **SHORT)).batches
+    url = upload_store(store, bucket)
+    batches = load_run_data(make_store_spec(url, **SHORT)).batches
     bucket.proxy.requests.clear()
     marks = {batches.compute_digest(step) for step in range(4)}
     assert len(marks) == 4
     assert not bucket.proxy.requests
-    again = load_run_data(spec_on(url, **SHORT)).batches
+    again = load_run_data(make_store_spec(url, **SHORT)).batches
     assert {again.compute_digest(step) for step in range(4)} == marks
-    other = load_run_data(spec_on(url, **SHORT, data__seed=1)).batches
+    other = load_run_data(make_store_spec(url, **SHORT, data__seed=1)).batches
     assert other.compute_digest(0) not in marks
     file = f'{url}/{store.shards[0].name}.ids'
     get_file_system(parse_path(url)).pipe_file(file, get_file_system(parse_path(url)).cat_file(file)[:-2] + b'\1\0')
-    assert load_run_data(spec_on(url, **SHORT)).batches.compute_digest(0) not in marks
+    assert load_run_data(make_store_spec(url, **SHORT)).batches.compute_digest(0) not in marks

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import KERNELS, MASKS, alibi, interpreted, rule
-from conftest import attention, tiny
+from attention_cases import KERNEL_OPERATIONS, MASKS, interpret_pallas, make_alibi_bias, make_attention_spec
+from conftest import make_attention_config, make_tiny_spec
 
 from sinklab.attn import (
     backends,
@@ -25,11 +25,15 @@ from sinklab.model.attention import make_attention_problem as case_of
 from sinklab.parallel import device_mesh, sharding
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
-PLAIN = AttentionProblem(rule(attention('exp', 'sum'), masks.make_causal_mask(256)), 2, 64, 64, 'bfloat16')
+PLAIN = AttentionProblem(
+    make_attention_spec(make_attention_config('exp', 'sum'), masks.make_causal_mask(256)), 2, 64, 64, 'bfloat16'
+)
 
 
 def of(*pair, length=256, power=2.0, **how):
-    return dict(spec=rule(attention(*pair, power=power), masks.make_causal_mask(length), **how))
+    return dict(
+        spec=make_attention_spec(make_attention_config(*pair, power=power), masks.make_causal_mask(length), **how)
+    )
 
 
 TABLE = ScoreBias(RelativePositionBias(lambda table, distance: distance, np.zeros((1, 1)), is_elementwise=False))
@@ -43,7 +47,7 @@ TABLE = ScoreBias(RelativePositionBias(lambda table, distance: distance, np.zero
         (
             'cudnn',
             'gpu',
-            dict(spec=rule(attention('exp', 'sum'), masks.make_prefix_mask(256, 3))),
+            dict(spec=make_attention_spec(make_attention_config('exp', 'sum'), masks.make_prefix_mask(256, 3))),
             'neither causal',
         ),
         ('tpu', 'tpu', of('softpick', 'sum'), 'softpick'),
@@ -70,7 +74,10 @@ def test_find_causal_window_returns_window_of_causal_masks_only():
 
 @pytest.mark.slow
 def test_cudnn_attend_applies_scale_of_operation(monkeypatch):
-    own, asked = jax.nn.dot_product_attention, rule(attention('exp', 'sum'), masks.make_causal_mask(16))
+    own, asked = (
+        jax.nn.dot_product_attention,
+        make_attention_spec(make_attention_config('exp', 'sum'), masks.make_causal_mask(16)),
+    )
     monkeypatch.setattr(
         jax.nn, 'dot_product_attention', lambda *arrays, **how: own(*arrays, **how | dict(implementation='xla'))
     )
@@ -84,7 +91,10 @@ def test_cudnn_attend_applies_scale_of_operation(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', [Hardware(data=2, tensor=2), Hardware(tensor=2), Hardware()], ids=str)
 def test_cudnn_attend_receives_local_sequences_and_heads(monkeypatch, layout):
-    asked, own = rule(attention('exp', 'sum'), masks.make_causal_mask(16)), jax.nn.dot_product_attention
+    asked, own = (
+        make_attention_spec(make_attention_config('exp', 'sum'), masks.make_causal_mask(16)),
+        jax.nn.dot_product_attention,
+    )
     query, key, value = (jax.random.normal(jax.random.key(seed), (4, 16, 4, 8)) for seed in range(3))
     key, value = key[:, :, ::2], value[:, :, ::2]
     shapes = []
@@ -106,9 +116,11 @@ def test_cudnn_attend_receives_local_sequences_and_heads(monkeypatch, layout):
 
 @pytest.mark.slow
 def test_select_backend_skips_kernel_with_wrong_output(monkeypatch):
-    asked = rule(attention('exp', 'p_norm'), MASKS['window'](256), 1, alibi(columns=1))
+    asked = make_attention_spec(
+        make_attention_config('exp', 'p_norm'), MASKS['window'](256), 1, make_alibi_bias(columns=1)
+    )
     case = dataclasses.replace(PLAIN, spec=asked)
-    with interpreted():
+    with interpret_pallas():
         assert select_backend('auto', 'tpu', case) == BackendChoice('tpu')
         monkeypatch.setattr(finalize, 'attend', doubled(finalize.attend))
         choice = select_backend('auto', 'tpu', case)
@@ -127,7 +139,7 @@ def test_select_backend_skips_kernel_with_wrong_output(monkeypatch):
 )
 def test_truncate_problem_keeps_mask_and_bias_of_run(changes):
     """Compare the first queries, keys and heads with those of the whole problem."""
-    spec = tiny(**changes, model__attention__similarity='sigmoid', model__attention__normalizer='none')
+    spec = make_tiny_spec(**changes, model__attention__similarity='sigmoid', model__attention__normalizer='none')
     whole, length = case_of(spec.model, 16), 12
     shown = backends.truncate_problem(whole, length)
     keys, columns = shown.spec.mask.num_keys, whole.spec.num_learned_kv
@@ -140,9 +152,11 @@ def test_truncate_problem_keeps_mask_and_bias_of_run(changes):
 
 
 @pytest.mark.parametrize('platform', ['tpu', 'gpu'])
-@pytest.mark.parametrize('operation', KERNELS, ids='-'.join)
+@pytest.mark.parametrize('operation', KERNEL_OPERATIONS, ids='-'.join)
 def test_pallas_kernels_support_every_operation_except_softpick(operation, platform):
-    asked = rule(attention(*operation), masks.make_causal_mask(4096), 1, alibi(columns=1))
+    asked = make_attention_spec(
+        make_attention_config(*operation), masks.make_causal_mask(4096), 1, make_alibi_bias(columns=1)
+    )
     assert explain_unsupported(platform, platform, AttentionProblem(asked, 8, 128, 128, 'bfloat16')) is None
 
 
@@ -161,7 +175,7 @@ def test_measure_error_is_infinite_for_nan_gradient(monkeypatch, poisoned):
     poison.defvjp(lambda *arrays: (arrays, None), backward)
     attend = finalize.attend
     monkeypatch.setattr(finalize, 'attend', lambda kernels, q, k, v, *how: attend(kernels, *poison(q, k, v), *how))
-    with interpreted():
+    with interpret_pallas():
         assert backends.measure_error('tpu', PLAIN) == float('inf')
 
 

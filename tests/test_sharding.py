@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from conftest import drawn, tiny
+from conftest import draw_params, make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax._src import test_util as jtu
@@ -58,8 +58,10 @@ def test_indivisible_batch_raises_instead_of_being_replicated():
 @pytest.mark.parametrize('loss', ['all', 'assistant'])
 def test_indivisible_validation_compiles_once_and_returns_mean(loss):
     """Use 11 windows in batches of 8 over 4 devices; some tokens of a chat are not predicted."""
-    spec = tiny(optimizer__batch_size=8, **({} if loss == 'all' else dict(data__loss=loss, data__source='chat:x')))
-    mesh, params = device_mesh.make_mesh(Hardware(data=4)), drawn(spec)
+    spec = make_tiny_spec(
+        optimizer__batch_size=8, **({} if loss == 'all' else dict(data__loss=loss, data__source='chat:x'))
+    )
+    mesh, params = device_mesh.make_mesh(Hardware(data=4)), draw_params(spec)
     rng = np.random.default_rng(0)
     ids_NT = rng.integers(0, 300, (11, 17)).astype(np.int32)
     if loss == 'assistant':
@@ -75,7 +77,7 @@ def test_indivisible_validation_compiles_once_and_returns_mean(loss):
 
 @pytest.mark.slow
 def test_init_state_is_bitwise_equal_at_full_optimization():
-    spec = tiny()
+    spec = make_tiny_spec()
     program = jax.jit(lambda: state.init_state(spec)).lower()
     (quick,) = state.INIT_COMPILER_OPTIONS.values()
     made = [program.compile(compiler_options=options)() for options in (quick, {'xla_backend_optimization_level': 3})]

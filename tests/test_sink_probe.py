@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 import reference
-from conftest import drawn, operation, tiny
+from conftest import draw_params, make_tiny_spec, replace_operation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,7 +79,7 @@ def compute_expected_metrics(attention_LPHTS, spec, columns):
 
 def compute_expected_norms(captured, columns):
     """Compute norms of keys and values, query-key metrics, and the share of the first token in head outputs."""
-    norms = formulas.qk_numbers(captured.query_BTHK, captured.key_BSHK[:, :, columns:])
+    norms = formulas.compute_qk_metrics(captured.query_BTHK, captured.key_BSHK[:, :, columns:])
     inputs = captured.attention_BHTS, captured.key_BSHK, captured.value_BSHK, captured.head_BTHK
     arrays = [np.float64(array) for array in inputs]
     for name, array in (('key', arrays[1]), ('value', arrays[2])):
@@ -96,12 +96,12 @@ def compute_expected_norms(captured, columns):
 
 
 CASES = {
-    'softmax': tiny(),
-    'sigmoid': operation(tiny(), 'sigmoid', 'none'),
-    'linear, kv': operation(tiny(model__columns__kind='kv'), 'identity', 'none'),
-    'window, k': tiny(model__mask__window=4, model__columns__kind='k', model__columns__value='zero'),
-    'prefix, logit': tiny(model__mask__prefix=2, model__columns__kind='logit'),
-    'sink token': tiny(model__columns__kind='sink_token'),
+    'softmax': make_tiny_spec(),
+    'sigmoid': replace_operation(make_tiny_spec(), 'sigmoid', 'none'),
+    'linear, kv': replace_operation(make_tiny_spec(model__columns__kind='kv'), 'identity', 'none'),
+    'window, k': make_tiny_spec(model__mask__window=4, model__columns__kind='k', model__columns__value='zero'),
+    'prefix, logit': make_tiny_spec(model__mask__prefix=2, model__columns__kind='logit'),
+    'sink token': make_tiny_spec(model__columns__kind='sink_token'),
 }
 
 
@@ -109,13 +109,13 @@ CASES = {
 @pytest.mark.parametrize('hardware', [Hardware(), pytest.param(Hardware(data=2, tensor=2), marks=pytest.mark.slow)])
 def test_probe_metrics_match_numpy_reference(name, hardware):
     spec, columns = CASES[name], int(CASES[name].model.columns.kind != 'none')
-    params, mesh = drawn(spec), device_mesh.make_mesh(hardware)
+    params, mesh = draw_params(spec), device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
         device_params = jax.device_put(params, state.get_state_shardings(spec, mesh)['params'])
         observations = sink_probe.make_probe(spec, mesh)(device_params, IDS_PT)
     metrics = sink_probe.compute_probe_metrics(observations, spec)
 
-    outputs = [reference.forward(params, tokens, spec) for tokens in IDS_PT]
+    outputs = [reference.run_forward(params, tokens, spec) for tokens in IDS_PT]
     attention_LPHTS, residual_LPTD = (np.stack([output[index] for output in outputs], 1) for index in (1, 2))
     assert attention_LPHTS.shape[-1] == LENGTH + columns
     expected = compute_expected_metrics(attention_LPHTS, spec, columns)
@@ -137,11 +137,11 @@ COLUMN_OF_ZERO = dict(model__columns__kind='k', model__columns__value='zero')
 @pytest.mark.slow
 def test_softmax_off_by_one_and_zero_k_bias_have_equal_metrics():
     """Test metrics of the probe and of a training batch; the gain cancels in normalized attention."""
-    metrics, params = [], drawn(tiny(**OFF_BY_ONE, model__layers=1))
+    metrics, params = [], draw_params(make_tiny_spec(**OFF_BY_ONE, model__layers=1))
     params_with_column = jax.tree.map(np.asarray, params)
     params_with_column['blocks']['attention']['columns'] = dict(key_HK=np.zeros((1, 4, 4), np.float32))
     for changes, weights in ((OFF_BY_ONE, params), (COLUMN_OF_ZERO, params_with_column)):
-        spec = tiny(**changes, model__layers=1, model__attention__gain=0.5)
+        spec = make_tiny_spec(**changes, model__layers=1, model__attention__gain=0.5)
         mesh = device_mesh.make_mesh(Hardware())
         with jax.set_mesh(mesh), jax.disable_jit():
             observations = jax.device_get(sink_probe.make_probe(spec, mesh)(weights, IDS_PT))
@@ -166,7 +166,7 @@ def test_softmax_off_by_one_and_zero_k_bias_have_equal_metrics():
     st.integers(0, 99),
 )
 def test_metrics_of_random_matrices_match_loops(columns, prefix, window, block, seed):
-    spec = tiny(model__mask__prefix=prefix, model__mask__window=window, model__mask__block=block)
+    spec = make_tiny_spec(model__mask__prefix=prefix, model__mask__window=window, model__mask__block=block)
     captured, setting = make_random_capture(columns, seed), make_setting(spec, LENGTH, columns)
     metrics = registry.compute_numbers(jax.device_get(registry.compute_probe_arrays(captured, setting)), setting)
     expected = compute_expected_metrics(captured.attention_BHTS, spec, columns) | compute_expected_norms(
@@ -196,13 +196,16 @@ def make_random_capture(columns, seed=0):
 
 def test_window_as_long_as_probe_adds_no_window_metrics():
     arrays = registry.compute_probe_arrays(
-        make_random_capture(0), make_setting(tiny(model__mask__window=12), LENGTH, 0)
+        make_random_capture(0), make_setting(make_tiny_spec(model__mask__window=12), LENGTH, 0)
     )
     assert not {'within_LPH', 'edge_LPH'} & set(arrays)
 
 
 def test_implicit_column_has_missing_row_mass_and_zero_key_and_value():
-    captured, spec = make_random_capture(0), tiny(model__attention__normalizer='plus_one', model__attention__gain=0.5)
+    captured, spec = (
+        make_random_capture(0),
+        make_tiny_spec(model__attention__normalizer='plus_one', model__attention__gain=0.5),
+    )
     setting = make_setting(spec, LENGTH, 0)
     arrays = extract_arrays(captured, setting)
     assert setting.columns == 1
@@ -218,8 +221,8 @@ def test_implicit_column_has_missing_row_mass_and_zero_key_and_value():
 @pytest.mark.parametrize('columns', ['none', 'sink_token', 'kv', 'logit', 'v'])
 def test_capture_has_queries_keys_values_and_head_outputs_of_attention(columns):
     """Test the first layer, whose input is known; a V bias is added later."""
-    spec = tiny(model__columns__kind=columns, model__combination='add_wide', model__layers=1)
-    params = drawn(spec)
+    spec = make_tiny_spec(model__columns__kind=columns, model__combination='add_wide', model__layers=1)
+    params = draw_params(spec)
     with jax.disable_jit():
         _, _, captured = make_forward(spec, capture=True)(params, IDS_PT)
     token_BTD, sinks = np.float64(params['embedding_VD'])[IDS_PT], columns == 'sink_token'
@@ -249,7 +252,7 @@ def test_capture_has_queries_keys_values_and_head_outputs_of_attention(columns):
 
 @pytest.mark.parametrize('columns', [0, 1])
 def test_save_probe_writes_arrays_of_metrics(tmp_path, columns):
-    setting = make_setting(tiny(), LENGTH, columns)
+    setting = make_setting(make_tiny_spec(), LENGTH, columns)
     arrays = jax.device_get(registry.compute_probe_arrays(make_random_capture(columns), setting))
     sink_probe.save_probe(tmp_path / '1.npz', arrays, setting)
     assert [path.name for path in tmp_path.iterdir()] == ['1.npz']
@@ -271,8 +274,8 @@ def test_save_probe_writes_arrays_of_metrics(tmp_path, columns):
 def test_metric_infos_cover_exactly_probe_metrics():
     names, trigger_PT = set(), np.random.default_rng(0).random((3, LENGTH)) < 0.4
     for spec, columns in (
-        (tiny(model__mask__prefix=2, model__mask__window=4), 1),
-        (dataclasses.replace(tiny(), data=dataclasses.replace(tiny().data, task='backcopy')), 0),
+        (make_tiny_spec(model__mask__prefix=2, model__mask__window=4), 1),
+        (dataclasses.replace(make_tiny_spec(), data=dataclasses.replace(make_tiny_spec().data, task='backcopy')), 0),
     ):
         setting = make_setting(spec, LENGTH, columns)
         arrays = registry.compute_probe_arrays(make_random_capture(columns), setting)
@@ -301,5 +304,5 @@ def test_estimate_probe_bytes_equals_size_of_captured_arrays(columns):
     attention, residual = 2 * 5 * 4 * 12 * keys * 4, 2 * 5 * 12 * 16 * 4
     query, key = 2 * 5 * 4 * 12 * 4 * 4, 2 * 5 * 4 * keys * 4 * 4
     value, head = 2 * 5 * 4 * keys * 16 * 4, 2 * 5 * 4 * 12 * 16 * 4
-    spec = tiny(model__columns__kind=columns, model__combination='add_wide')
+    spec = make_tiny_spec(model__columns__kind=columns, model__combination='add_wide')
     assert sink_probe.estimate_probe_bytes(spec) == attention + residual + query + key + value + head

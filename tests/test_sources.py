@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stores import found, lines, refused, talk
+from stores import encode_lines, get_refusal, make_conversation, read_documents
 
 from sinklab.data.source_types import DamagedDocument, Document
 from sinklab.data.sources import open_source
@@ -34,15 +34,17 @@ def parquet(path, texts, rows=2):
 
 
 WRITERS = {
-    'a.jsonl': lambda path, texts: path.write_bytes(lines(texts)),
-    'a.jsonl.gz': lambda path, texts: path.write_bytes(b''.join(map(gzip.compress, halves(lines(texts))))),
-    'a.jsonl.zst': lambda path, texts: path.write_bytes(b''.join(map(zstandard.compress, halves(lines(texts))))),
+    'a.jsonl': lambda path, texts: path.write_bytes(encode_lines(texts)),
+    'a.jsonl.gz': lambda path, texts: path.write_bytes(b''.join(map(gzip.compress, halves(encode_lines(texts))))),
+    'a.jsonl.zst': lambda path, texts: path.write_bytes(
+        b''.join(map(zstandard.compress, halves(encode_lines(texts))))
+    ),
     'a.parquet': parquet,
 }
 
 
 def texts_of(given):
-    return [document.text for document in found(given)]
+    return [document.text for document in read_documents(given)]
 
 
 @pytest.mark.slow
@@ -51,7 +53,7 @@ def texts_of(given):
 @given(texts=st.lists(st.text(st.characters(exclude_categories=['Cs']), max_size=50), min_size=1, max_size=9))
 def test_documents_are_equal_across_file_formats(tmp_path, name, texts):
     WRITERS[name](tmp_path / name, texts)
-    read = found(f'text:{tmp_path}/a.*')
+    read = read_documents(f'text:{tmp_path}/a.*')
     assert [document.text for document in read] == texts
     assert len({document.name for document in read}) == len(texts)
     assert 0 < sum(document.size for document in read) <= (tmp_path / name).stat().st_size
@@ -69,11 +71,11 @@ def test_text_file_is_one_document(tmp_path, name, pack):
 def test_document_names_do_not_depend_on_directory(tmp_path, monkeypatch):
     for place in ('here', 'there'):
         (tmp_path / place / 'deep').mkdir(parents=True)
-        (tmp_path / place / 'deep' / 'a.jsonl').write_bytes(lines(TEXTS))
+        (tmp_path / place / 'deep' / 'a.jsonl').write_bytes(encode_lines(TEXTS))
         (tmp_path / place / 'b.txt').write_text('text')
     monkeypatch.chdir(tmp_path / 'there')
     globs = (f'text:{tmp_path}/here/**/*.*', f'text:{tmp_path}/there/**/*.*', 'text:**/*.*', 'text:./**/*.*')
-    names = [[document.name for document in found(glob)] for glob in globs]
+    names = [[document.name for document in read_documents(glob)] for glob in globs]
     assert names[0] == names[1] == names[2] == names[3]
     assert names[0][:2] == ['b.txt', 'deep/a.jsonl:1']
 
@@ -81,7 +83,7 @@ def test_document_names_do_not_depend_on_directory(tmp_path, monkeypatch):
 def test_glob_expands_braces(tmp_path, monkeypatch):
     for name in ('a/one.txt', 'a/two.jsonl', 'b/one.txt', 'b/deep/{x}.txt', 'c,d.txt', '{a,b}.txt'):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(lines(['text']))
+        (tmp_path / name).write_bytes(encode_lines(['text']))
     monkeypatch.chdir(tmp_path)
     for pattern, names in {
         'a/*.{txt,jsonl}': ['one.txt', 'two.jsonl:1'],
@@ -91,13 +93,13 @@ def test_glob_expands_braces(tmp_path, monkeypatch):
         'b/deep/{x}.txt': ['{x}.txt'],
         '{a,b}.txt': ['{a,b}.txt'],
     }.items():
-        assert [document.name for document in found(f'text:{pattern}')] == names, pattern
-        assert [document.name for document in found(f'text:{tmp_path}/{pattern}')] == names, pattern
-    assert 'text:a/*.{md,rst}' in refused('text:a/*.{md,rst}')
+        assert [document.name for document in read_documents(f'text:{pattern}')] == names, pattern
+        assert [document.name for document in read_documents(f'text:{tmp_path}/{pattern}')] == names, pattern
+    assert 'text:a/*.{md,rst}' in get_refusal('text:a/*.{md,rst}')
 
 
 def test_stdlib_source_holds_library_modules_without_tests():
-    names = [document.name for document in found('stdlib')]
+    names = [document.name for document in read_documents('stdlib')]
     assert 'json/decoder.py' in names
     assert 'unittest/case.py' in names
     assert not any(part in ('test', 'tests') for name in names for part in name.split('/'))
@@ -119,7 +121,7 @@ def test_stdlib_source_holds_library_modules_without_tests():
 )
 def test_damaged_document_is_reported_by_location_and_others_are_read(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
-    read = found(f'text:{tmp_path}/*')
+    read = read_documents(f'text:{tmp_path}/*')
     damaged = [document for document in read if isinstance(document, DamagedDocument)]
     assert [words in f'{document.location} {document.reason}' for document in damaged] == [True]
     assert all(document.text == 'x' for document in read if isinstance(document, Document))
@@ -131,7 +133,7 @@ def test_damaged_file_is_refused_by_name(tmp_path, name):
     whole = (tmp_path / name).read_bytes()
     for content in (whole[:-3], whole[: len(whole) // 3], b'nothing of the kind'):
         (tmp_path / name).write_bytes(content)
-        assert f'{tmp_path}/{name} ' in refused(f'text:{tmp_path}/a.*')
+        assert f'{tmp_path}/{name} ' in get_refusal(f'text:{tmp_path}/a.*')
 
 
 @pytest.mark.parametrize(
@@ -152,16 +154,16 @@ def test_damaged_file_is_refused_by_name(tmp_path, name):
 def test_invalid_source_is_refused(tmp_path, given, words):
     parquet(tmp_path / 'a.parquet', ['x'])
     (tmp_path / 'b.pdf').write_bytes(b'%PDF')
-    assert words in refused(given.format(tmp_path))
+    assert words in get_refusal(given.format(tmp_path))
 
 
 def test_field_option_reads_renamed_and_nested_fields(tmp_path):
     records = [{'body': {'text': 'one'}, 'meta': {'set': 'A'}}, {'body': {'text': 'two'}, 'meta': {'set': 'B'}}]
     (tmp_path / 'a.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in records))
-    read = found(f'text:{tmp_path}/a.jsonl#field=body.text,domain=meta.set')
+    read = read_documents(f'text:{tmp_path}/a.jsonl#field=body.text,domain=meta.set')
     assert [(document.text, document.domain) for document in read] == [('one', 'A'), ('two', 'B')]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / 'a.parquet')
-    again = found(f'text:{tmp_path}/a.parquet#field=body.text,domain=meta.set')
+    again = read_documents(f'text:{tmp_path}/a.parquet#field=body.text,domain=meta.set')
     assert [(document.text, document.domain) for document in again] == [('one', 'A'), ('two', 'B')]
 
 
@@ -170,7 +172,7 @@ def test_reading_holds_one_document_in_memory(tmp_path):
     rng = random.Random(0)
     texts = [f'{rng.getrandbits(40_000):x}' for _ in range(3000)]  # incompressible text
     for name, pack in (('a.jsonl', bytes), ('a.jsonl.gz', gzip.compress), ('a.jsonl.zst', zstandard.compress)):
-        (tmp_path / name).write_bytes(pack(lines(texts)))
+        (tmp_path / name).write_bytes(pack(encode_lines(texts)))
     parquet(tmp_path / 'a.parquet', texts, rows=500)
     for path in tmp_path.iterdir():
         tracemalloc.start()
@@ -181,7 +183,7 @@ def test_reading_holds_one_document_in_memory(tmp_path):
 
 
 def test_chat_source_marks_only_assistant_messages_for_loss(tmp_path):
-    turns = talk(('system', 'be kind'), ('user', 'hello'), ('assistant', 'good day'), ('user', 'bye'))
+    turns = make_conversation(('system', 'be kind'), ('user', 'hello'), ('assistant', 'good day'), ('user', 'bye'))
     (tmp_path / 'a.jsonl').write_text(json.dumps(turns))
     chat = open_source(f'chat:{tmp_path}/a.jsonl')
     assert chat.masked
@@ -196,9 +198,9 @@ def test_chat_source_marks_only_assistant_messages_for_loss(tmp_path):
 @pytest.mark.parametrize(
     ('record', 'words'),
     [
-        (talk(('user', 'hello')), 'has no message of an assistant'),
+        (make_conversation(('user', 'hello')), 'has no message of an assistant'),
         (
-            talk(('robot', 'hello'), ('assistant', 'x')),
+            make_conversation(('robot', 'hello'), ('assistant', 'x')),
             "a message with the role 'robot' (allowed: system, user, assistant)",
         ),
         ({'messages': 'hello'}, 'not a list of messages'),
@@ -208,20 +210,20 @@ def test_chat_source_marks_only_assistant_messages_for_loss(tmp_path):
 )
 def test_invalid_chat_record_is_damaged_document(tmp_path, record, words):
     (tmp_path / 'a.jsonl').write_text(json.dumps(record))
-    (damaged,) = found(f'chat:{tmp_path}/a.jsonl')
+    (damaged,) = read_documents(f'chat:{tmp_path}/a.jsonl')
     assert words in damaged.reason
 
 
 def test_null_and_non_utf8_parquet_values_are_damaged_documents(tmp_path):
     damaged = pyarrow.array([b'ok', None, b'\xff'], pyarrow.binary()).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({'text': damaged}), tmp_path / 'a.parquet')
-    first, null, bytes_ = found(f'text:{tmp_path}/a.parquet')
+    first, null, bytes_ = read_documents(f'text:{tmp_path}/a.parquet')
     assert (first.text, '"text"' in null.reason, 'UTF-8 (byte 0)' in bytes_.reason) == ('ok', True, True)
 
 
 def test_damaged_record_reason_is_one_short_line(tmp_path):
     (tmp_path / 'a.jsonl').write_text(json.dumps({f'field\n{number}': 1 for number in range(5000)}))
-    (damaged,) = found(f'text:{tmp_path}/a.jsonl')
+    (damaged,) = read_documents(f'text:{tmp_path}/a.jsonl')
     assert '\n' not in damaged.reason
     assert len(damaged.reason) < 400
 
@@ -232,12 +234,13 @@ def test_missing_library_is_named_with_install_command(tmp_path, monkeypatch, na
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.setitem(sys.modules, f'{missing}.parquet', None)
     assert all(
-        value in refused(f'text:{tmp_path}/{name}') for value in (name, f' {missing}', format_extra_command('data'))
+        value in get_refusal(f'text:{tmp_path}/{name}')
+        for value in (name, f' {missing}', format_extra_command('data'))
     )
 
 
 def test_source_identity_changes_with_files_and_options(tmp_path):
-    (tmp_path / 'a.jsonl').write_bytes(lines(['one'], body='two'))
+    (tmp_path / 'a.jsonl').write_bytes(encode_lines(['one'], body='two'))
     given = f'text:{tmp_path}/a.jsonl'
     first = open_source(given).identity
     assert json.loads(json.dumps(first)) == json.loads(json.dumps(open_source(given).identity))

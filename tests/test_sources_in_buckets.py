@@ -15,7 +15,7 @@ import zstandard
 from emulators import Answer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stores import corpus_of, found, lines, mixture, refused
+from stores import encode_lines, get_refusal, make_texts, read_documents, write_mixture
 
 from sinklab.data import source_files
 from sinklab.data.sources import open_source
@@ -23,11 +23,11 @@ from sinklab.errors import UserError
 from sinklab.storage.atomic_write import upload_file
 from sinklab.storage.paths import parse_path, short_timeout
 
-TEXTS = corpus_of(40)
+TEXTS = make_texts(40)
 PACKED = {
-    'a.jsonl': lines(TEXTS[:10]),
-    'deep/b.jsonl.gz': gzip.compress(lines(TEXTS[10:20])),
-    'deep/er/c.jsonl.zst': zstandard.compress(lines(TEXTS[20:30])),
+    'a.jsonl': encode_lines(TEXTS[:10]),
+    'deep/b.jsonl.gz': gzip.compress(encode_lines(TEXTS[10:20])),
+    'deep/er/c.jsonl.zst': zstandard.compress(encode_lines(TEXTS[20:30])),
     'd.txt': 'ein Text für sich\r\n'.encode(),
     '.hidden.txt': b'hidden',
     'deep/.hidden/e.txt': b'hidden, too',
@@ -107,7 +107,7 @@ def test_is_glob_match_agrees_with_glob_module(tmp_path_factory, names, pattern)
 def test_documents_and_sizes_in_bucket_match_local_files(both):
     folder, url = both
     for rest in ('**/*.{txt,jsonl,jsonl.gz,jsonl.zst,parquet}', 'd.txt', 'f.parquet#field=text'):
-        assert found(f'text:{url}/{rest}') == found(f'text:{folder}/{rest}')
+        assert read_documents(f'text:{url}/{rest}') == read_documents(f'text:{folder}/{rest}')
 
 
 def test_mixture_in_bucket_matches_local_mixture(both, tmp_path, bucket):
@@ -116,10 +116,10 @@ def test_mixture_in_bucket_matches_local_mixture(both, tmp_path, bucket):
     here, there = (
         {name: {'source': part['source'].format(root)} for name, part in components.items()} for root in (folder, url)
     )
-    local = mixture(tmp_path, here)
+    local = write_mixture(tmp_path, here)
     parse_path(f'{url}/mixture.json').write_text(json.dumps(there))
-    assert found(f'mixture:{url}/mixture.json') == found(local)
-    assert f'{url}/none.json' in refused(f'mixture:{url}/none.json')
+    assert read_documents(f'mixture:{url}/mixture.json') == read_documents(local)
+    assert f'{url}/none.json' in get_refusal(f'mixture:{url}/none.json')
 
 
 def test_identity_changes_when_object_changes(both):
@@ -127,13 +127,13 @@ def test_identity_changes_when_object_changes(both):
     given = f'text:{url}/**/*.jsonl*'
     before = open_source(given).identity
     assert open_source(given).identity == before
-    parse_path(f'{url}/a.jsonl').write_bytes(lines([*TEXTS[:9], 'x' * len(TEXTS[9])]))
+    parse_path(f'{url}/a.jsonl').write_bytes(encode_lines([*TEXTS[:9], 'x' * len(TEXTS[9])]))
     assert open_source(given).identity != before
 
 
 def large(lines_of, size=30_000, seed=0):
     rng = np.random.default_rng(seed)
-    return lines(rng.bytes(size // 2).hex() for _ in range(lines_of))
+    return encode_lines(rng.bytes(size // 2).hex() for _ in range(lines_of))
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_parquet_source_reads_only_needed_columns(bucket, tmp_path, monkeypatch)
     pyarrow.parquet.write_table(table, tmp_path / 'a.parquet', row_group_size=4, compression=None)
     sent(tmp_path, bucket.url)
     bucket.proxy.requests.clear()
-    assert [document.text for document in found(f'text:{bucket.url}/a.parquet')] == table['text'].to_pylist()
+    assert [document.text for document in read_documents(f'text:{bucket.url}/a.parquet')] == table['text'].to_pylist()
     assert sum(request.received for request in bucket.proxy.requests) < (tmp_path / 'a.parquet').stat().st_size / 3
 
 
@@ -169,15 +169,15 @@ PACKS = {'a.jsonl': bytes, 'a.jsonl.gz': gzip.compress, 'a.jsonl.zst': zstandard
 
 @pytest.mark.parametrize('name', PACKS)
 def test_truncated_file_is_reported_as_on_disk(bucket, tmp_path, name):
-    (tmp_path / name).write_bytes(PACKS[name](lines(TEXTS))[:-9])
+    (tmp_path / name).write_bytes(PACKS[name](encode_lines(TEXTS))[:-9])
     sent(tmp_path, bucket.url)
     if name == 'a.jsonl':
-        *_, last = found(f'text:{bucket.url}/{name}')
+        *_, last = read_documents(f'text:{bucket.url}/{name}')
         assert last == dataclasses.replace(
-            found(f'text:{tmp_path}/{name}')[-1], location=f'{bucket.url}/{name}, line 40'
+            read_documents(f'text:{tmp_path}/{name}')[-1], location=f'{bucket.url}/{name}, line 40'
         )
     else:
-        assert refused(f'text:{bucket.url}/{name}') == refused(f'text:{tmp_path}/{name}').replace(
+        assert get_refusal(f'text:{bucket.url}/{name}') == get_refusal(f'text:{tmp_path}/{name}').replace(
             str(tmp_path), bucket.url
         )
 
@@ -200,17 +200,17 @@ def failing(times, path='.jsonl', method='GET', **how):
 def test_transient_storage_failures_are_retried(both, bucket, how):
     folder, url = both
     with bucket.proxy.treating(failing(3, **how)):
-        assert found(f'text:{url}/**/*.jsonl*') == found(f'text:{folder}/**/*.jsonl*')
+        assert read_documents(f'text:{url}/**/*.jsonl*') == read_documents(f'text:{folder}/**/*.jsonl*')
         assert not bucket.proxy.rules[0]('GET', '.jsonl')  # all failures have occurred
 
 
 def test_file_overwritten_while_read_is_refused(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(source_files, 'BLOCK_BYTES', 1 << 12)
-    (tmp_path / 'a.jsonl').write_bytes(lines(corpus_of(4000)))
+    (tmp_path / 'a.jsonl').write_bytes(encode_lines(make_texts(4000)))
     sent(tmp_path, bucket.url)
     documents = open_source(f'text:{bucket.url}/a.jsonl').read_documents()
     next(documents)
-    (tmp_path / 'a.jsonl').write_bytes(lines(corpus_of(4000, seed=1)))
+    (tmp_path / 'a.jsonl').write_bytes(encode_lines(make_texts(4000, seed=1)))
     sent(tmp_path, bucket.url)
     with pytest.raises(UserError, match=f'^{bucket.url}/a.jsonl .*changed'):
         list(documents)
@@ -218,30 +218,30 @@ def test_file_overwritten_while_read_is_refused(bucket, tmp_path, monkeypatch):
 
 def test_missing_object_or_bucket_is_refused(both, bucket):
     _, url = both
-    assert f'text:{url}/*.tsv' in refused(f'text:{url}/*.tsv')
-    assert f'text:{url}/none.txt' in refused(f'text:{url}/none.txt')
-    assert f'text:{url} ' in refused(f'text:{url}')
+    assert f'text:{url}/*.tsv' in get_refusal(f'text:{url}/*.tsv')
+    assert f'text:{url}/none.txt' in get_refusal(f'text:{url}/none.txt')
+    assert f'text:{url} ' in get_refusal(f'text:{url}')
     for rest in ('x.txt', '*.txt', '**/*.{txt,jsonl}'):
-        assert f'bucket {bucket.url}-not ' in refused(f'text:{bucket.url}-not/{rest}')
-    assert f'{bucket.url[:-1]}*/*.txt ' in refused(f'text:{bucket.url[:-1]}*/*.txt')
+        assert f'bucket {bucket.url}-not ' in get_refusal(f'text:{bucket.url}-not/{rest}')
+    assert f'{bucket.url[:-1]}*/*.txt ' in get_refusal(f'text:{bucket.url[:-1]}*/*.txt')
     parse_path(f'{url}/a.csv').write_bytes(b'1')
-    assert f'{url}/a.csv' in refused(f'text:{url}/**')
-    assert 'az://bucket/*.txt ' in refused('text:az://bucket/*.txt')
+    assert f'{url}/a.csv' in get_refusal(f'text:{url}/**')
+    assert 'az://bucket/*.txt ' in get_refusal('text:az://bucket/*.txt')
 
 
 @pytest.mark.parametrize('pattern', ['*.jsonl', 'a.jsonl'])
 def test_permission_error_is_reported(both, bucket, pattern):
     _, url = both
     with bucket.proxy.treating(lambda method, path: Answer(status=403)):
-        said = refused(f'text:{url}/{pattern}')
+        said = get_refusal(f'text:{url}/{pattern}')
     assert f'{bucket.url} ' in said
     assert 'account' in said
     with bucket.proxy.treating(failing(99, status=403, method='GET', path='a.jsonl')):
-        assert 'account' in refused(f'text:{url}/a.jsonl')
+        assert 'account' in get_refusal(f'text:{url}/a.jsonl')
 
 
 @pytest.mark.slow
 def test_unresponsive_storage_is_reported_before_timeout(both, bucket):
     _, url = both
     with bucket.proxy.treating(lambda method, path: Answer(status=503)), short_timeout(2):
-        assert f'{bucket.url} ' in refused(f'text:{url}/*.jsonl')
+        assert f'{bucket.url} ' in get_refusal(f'text:{url}/*.jsonl')

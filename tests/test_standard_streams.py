@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import outcome
+from runs import read_outcome
 
 from sinklab import standard_streams
 from sinklab.run_dir import RunDir
@@ -61,8 +61,8 @@ def test_unwritable_log_does_not_change_run(config, tmp_path, program, streams, 
     command = f'{program} train --config={config} --workdir={tmp_path}/run {options} {streams}'
     assert shell(command)[0] == code
     folder = RunDir(tmp_path / 'run')
-    assert outcome(folder.path)['kind'] == kind
-    assert outcome(folder.path)['checkpoint'] == folder.read_records()[-1]['step']
+    assert read_outcome(folder.path)['kind'] == kind
+    assert read_outcome(folder.path)['checkpoint'] == folder.read_records()[-1]['step']
 
 
 @pytest.mark.slow

@@ -112,9 +112,9 @@ def test_ignored_signal_stays_ignored(tmp_path):
         pytest.param(['measure', 'RUN'], 3.0, 20, marks=pytest.mark.exhaustive),
     ],
 )
-def test_ctrl_c_at_random_startup_time_exits_with_130_and_one_line(config, whole, verb, seconds, count):
+def test_ctrl_c_at_random_startup_time_exits_with_130_and_one_line(config, finished_run, verb, seconds, count):
     """A command that ends before the signal may exit with 0."""
-    command = [part.replace('CONFIG', config).replace('RUN', str(whole[0])) for part in verb]
+    command = [part.replace('CONFIG', config).replace('RUN', str(finished_run[0])) for part in verb]
     moments = random.Random(count)
     for _ in range(count):
         end = interrupt([*SINKLAB, *command], moments.uniform(0.03, seconds), signal.SIGINT)

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.planning import topology
 from sinklab.planning.hlo import Collective
@@ -34,7 +34,7 @@ def sent(kind, dtype, bytes, asynchronous=True):
 
 def kept():
     """Return (collectives by purpose, arrays of the step) that satisfy all rules for a tiny model."""
-    size = state.count_bytes(state.get_state_shapes(tiny())['params'])
+    size = state.count_bytes(state.get_state_shapes(make_tiny_spec())['params'])
     fully, least = size * (FSDP - 1) / FSDP, 2 * size / FSDP * (DATA - 1) / DATA
     return dict(
         gathered=[sent('all-gather', 'bf16', fully)],
@@ -48,7 +48,7 @@ def broken(gate, purposes, buffers, peak=1, shapes=3):
     step = SimpleNamespace(program=SimpleNamespace(find_largest_buffers=lambda max_buffers: buffers))
     mesh = SimpleNamespace(shape=dict(data=DATA, fsdp=FSDP, tensor=1))
     one = SimpleNamespace(mesh=mesh, peak_bytes=peak, memory_bytes=2, programs=dict(step=step))
-    return gate['find_broken_rules'](tiny(), one, shapes, purposes, 0.6)
+    return gate['find_broken_rules'](make_tiny_spec(), one, shapes, purposes, 0.6)
 
 
 def test_find_broken_rules_is_empty_for_valid_step(gate):
@@ -75,7 +75,9 @@ HARMS = {
 
 
 def stacked(dtype):
-    leaf = max(state.get_state_shapes(tiny())['params']['blocks']['ffn'].values(), key=lambda leaf: leaf.size)
+    leaf = max(
+        state.get_state_shapes(make_tiny_spec())['params']['blocks']['ffn'].values(), key=lambda leaf: leaf.size
+    )
     return f'{dtype}[{",".join(map(str, leaf.shape))}]'
 
 

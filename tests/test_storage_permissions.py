@@ -10,7 +10,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.checkpoint import checkpointer
 from sinklab.checkpoint.checkpointer import Checkpointer
@@ -30,7 +30,7 @@ PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR
 @pytest.fixture
 def run(tmp_path):
     """Return a run folder with checkpoint 4."""
-    checkpoints = Checkpointer(RunDir(tmp_path / 'run'), tiny().checkpoint, {})
+    checkpoints = Checkpointer(RunDir(tmp_path / 'run'), make_tiny_spec().checkpoint, {})
     checkpoints.save(4, STATE)
     checkpoints.close()
     return checkpoints.run_dir
@@ -87,7 +87,10 @@ def find_waiting_threads(earlier_threads, seconds=3.0):
 
 @pytest.mark.slow
 def test_save_to_unwritable_checkpoint_folder_leaves_no_thread(tmp_path):
-    checkpoints, earlier_threads = Checkpointer(RunDir(tmp_path), tiny().checkpoint, {}), set(threading.enumerate())
+    checkpoints, earlier_threads = (
+        Checkpointer(RunDir(tmp_path), make_tiny_spec().checkpoint, {}),
+        set(threading.enumerate()),
+    )
     (tmp_path / 'checkpoints').rmdir()
     (tmp_path / 'checkpoints').write_text('a file in the place of the folder')
     with pytest.raises(UserError) as refusal:

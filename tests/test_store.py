@@ -7,10 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import BEGIN, END, corpus_of, made, mixture, of_many_shards, other_tokenizer, recipe, texts_of, written
+from stores import (
+    BEGIN,
+    END,
+    decode_documents,
+    make_recipe,
+    make_sharded_store,
+    make_store,
+    make_texts,
+    save_foreign_tokenizer,
+    write_mixture,
+    write_source,
+)
 
 from sinklab.cli.main import main
 from sinklab.data import store as store_module
@@ -23,7 +34,7 @@ from sinklab.errors import UserError
 
 @pytest.fixture(scope='module')
 def store(tmp_path_factory):
-    return of_many_shards(tmp_path_factory.mktemp('made'))
+    return make_sharded_store(tmp_path_factory.mktemp('made'))
 
 
 @pytest.fixture
@@ -49,8 +60,8 @@ def test_token_row_reads_shards_as_one_array(store, data):
 def test_documents_keep_their_domain(store):
     assert store.domains == ['prose', 'code']
     for number, name in enumerate(store.domains):
-        texts = texts_of(store, 'train', name) + texts_of(store, 'held_out', name)
-        assert sorted(texts) == sorted(corpus_of(40 * (number + 1), seed=number))
+        texts = decode_documents(store, 'train', name) + decode_documents(store, 'held_out', name)
+        assert sorted(texts) == sorted(make_texts(40 * (number + 1), seed=number))
 
 
 def test_meta_file_counts_match_store_content(store):
@@ -58,7 +69,7 @@ def test_meta_file_counts_match_store_content(store):
         for side in ('train', 'held_out'):
             row = store.get_tokens(side, domain['name'])
             starts, _ = row.read_documents()
-            texts = texts_of(store, side, domain['name'])
+            texts = decode_documents(store, side, domain['name'])
             assert domain[side] == dict(
                 documents=len(starts), tokens=len(row), bytes=sum(len(text.encode()) for text in texts)
             )
@@ -102,7 +113,7 @@ def test_large_store_verifies_sizes_on_open_and_digests_on_check(store_copy, suf
 
 
 def test_store_rejects_different_tokenizer(store_copy, tmp_path):
-    other_tokenizer(tmp_path / 'other.json')
+    save_foreign_tokenizer(tmp_path / 'other.json')
     with pytest.raises(UserError, match='tokenizer'):
         open_store_corpus(store_copy, tokenizer=str(tmp_path / 'other.json'))
     assert open_store_corpus(store_copy, tokenizer=str(store_copy / 'tokenizer.json'))
@@ -113,7 +124,7 @@ def test_store_rejects_different_tokenizer(store_copy, tmp_path):
 
 def open_store_corpus(path, vocabulary=300, **changes):
     defaults = dict(source=f'store:{path}', bos='documents', held_out=0.2)
-    data = tiny(**{f'data__{name}': value for name, value in (defaults | changes).items()}).data
+    data = make_tiny_spec(**{f'data__{name}': value for name, value in (defaults | changes).items()}).data
     return open_corpus(data, vocabulary)
 
 
@@ -182,13 +193,13 @@ def test_documents_begin_with_bos_when_configured(store):
 
 
 def test_open_corpus_prepares_unchanged_source_once(tmp_path, capsys):
-    source = written(tmp_path / 'a.jsonl', corpus_of(20))
-    data = tiny(data__source=source).data
+    source = write_source(tmp_path / 'a.jsonl', make_texts(20))
+    data = make_tiny_spec(data__source=source).data
     first = open_corpus(data, 300)
     assert 'text:' in capsys.readouterr().err
     assert open_corpus(data, 300).digest == first.digest
     assert capsys.readouterr().err == ''
-    written(tmp_path / 'a.jsonl', corpus_of(21))
+    write_source(tmp_path / 'a.jsonl', make_texts(21))
     assert open_corpus(data, 300).digest != first.digest
     assert len({first.digest, open_corpus(data, 290).digest}) == 2
 
@@ -197,18 +208,18 @@ def test_open_corpus_rejects_unwritable_cache(tmp_path, monkeypatch):
     (tmp_path / 'file').write_text('in the way')
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'file'))
     with pytest.raises(UserError, match=r'/file\b'):
-        open_corpus(tiny(data__source=written(tmp_path / 'a.jsonl', corpus_of(20))).data, 300)
+        open_corpus(make_tiny_spec(data__source=write_source(tmp_path / 'a.jsonl', make_texts(20))).data, 300)
 
 
 def test_validation_rejects_more_windows_than_domain_has(tmp_path):
     parts = {
-        name: dict(source=written(tmp_path / f'{name}.jsonl', corpus_of(count)), weight=1)
+        name: dict(source=write_source(tmp_path / f'{name}.jsonl', make_texts(count)), weight=1)
         for name, count in dict(one=100, other=10).items()
     }
-    config = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3)
-    assert len(load_run_data(tiny(**config, valid__windows=4)).valid_NT) == 4
+    config = dict(data__source=write_mixture(tmp_path, parts), data__held_out=0.3)
+    assert len(load_run_data(make_tiny_spec(**config, valid__windows=4)).valid_NT) == 4
     with pytest.raises(UserError, match=r'other .*\d+ windows .*100'):
-        load_run_data(tiny(**config, valid__windows=200))
+        load_run_data(make_tiny_spec(**config, valid__windows=200))
 
 
 def list_held_out_windows(path, domain, size):
@@ -224,7 +235,10 @@ def test_validation_domain_reads_only_its_held_out_documents(store, domain):
     expected = list_held_out_windows(store.path, domain, 17)
     config = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
     config |= dict(valid__windows=len(expected))
-    plain_data, domain_data = load_run_data(tiny(**config)), load_run_data(tiny(**config, valid__domain=domain))
+    plain_data, domain_data = (
+        load_run_data(make_tiny_spec(**config)),
+        load_run_data(make_tiny_spec(**config, valid__domain=domain)),
+    )
     assert sorted(domain_data.valid_NT.tolist()) == sorted(expected)
     assert domain_data.valid_NT.tolist() != expected
     assert not all(window in expected for window in plain_data.valid_NT.tolist())
@@ -234,16 +248,18 @@ def test_validation_domain_reads_only_its_held_out_documents(store, domain):
             domain_data.batches.read_rows(step, range(4)), plain_data.batches.read_rows(step, range(4))
         )
     with pytest.raises(UserError, match=f'{domain} .*{len(expected)} windows .*17'):
-        load_run_data(tiny(**config | dict(valid__windows=len(expected) + 1), valid__domain=domain))
+        load_run_data(make_tiny_spec(**config | dict(valid__windows=len(expected) + 1), valid__domain=domain))
 
 
 def test_validation_domain_of_weighted_mixture_reads_only_its_documents(tmp_path):
-    sources = {name: written(tmp_path / f'{name}.jsonl', corpus_of(100, seed)) for seed, name in enumerate('ab')}
+    sources = {
+        name: write_source(tmp_path / f'{name}.jsonl', make_texts(100, seed)) for seed, name in enumerate('ab')
+    }
     parts = {name: dict(source=source, weight=1) for name, source in sources.items()}
-    config = dict(data__source=mixture(tmp_path, parts), data__held_out=0.3, valid__domain='b')
-    valid_NT = load_run_data(tiny(**config)).valid_NT
-    assert len(valid_NT) == tiny().valid.windows
-    made(tmp_path / 'store', config['data__source'], held_out=0.3)
+    config = dict(data__source=write_mixture(tmp_path, parts), data__held_out=0.3, valid__domain='b')
+    valid_NT = load_run_data(make_tiny_spec(**config)).valid_NT
+    assert len(valid_NT) == make_tiny_spec().valid.windows
+    make_store(tmp_path / 'store', config['data__source'], held_out=0.3)
     expected = list_held_out_windows(tmp_path / 'store', 'b', 17)
     assert all(window in expected for window in valid_NT.tolist())
 
@@ -251,33 +267,35 @@ def test_validation_domain_of_weighted_mixture_reads_only_its_documents(tmp_path
 def test_validation_domain_that_is_unknown_is_rejected_with_one_line(store):
     config = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
     with pytest.raises(UserError) as refusal:
-        load_run_data(tiny(**config, valid__domain='cod'))
+        load_run_data(make_tiny_spec(**config, valid__domain='cod'))
     assert all(value in str(refusal.value) for value in ('config.valid.domain', "'cod'", 'code', 'prose'))
     assert len(str(refusal.value).splitlines()) == 1
 
 
 def test_concurrent_preparation_of_one_store_succeeds(tmp_path):
-    source = written(tmp_path / 'a.jsonl', corpus_of(60))
+    source = write_source(tmp_path / 'a.jsonl', make_texts(60))
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: prepare_store(recipe(source), tmp_path / 'store', 1), range(4)))
+        list(pool.map(lambda _: prepare_store(make_recipe(source), tmp_path / 'store', 1), range(4)))
     assert list(find_problems(Store(tmp_path / 'store'), 300)) == []
 
 
 def test_domain_without_documents_on_one_side_is_allowed_unless_sampled(tmp_path):
     parts = {
-        name: dict(source=written(tmp_path / f'{name}.jsonl', texts))
-        for name, texts in dict(one=corpus_of(60), other=['alone']).items()
+        name: dict(source=write_source(tmp_path / f'{name}.jsonl', texts))
+        for name, texts in dict(one=make_texts(60), other=['alone']).items()
     }
-    new_store = made(tmp_path / 'store', mixture(tmp_path, parts))
+    new_store = make_store(tmp_path / 'store', write_mixture(tmp_path, parts))
     sides = {side: len(new_store.get_tokens(side, 'other')) for side in ('train', 'held_out')}
     assert min(sides.values()) == 0
     assert max(sides.values()) > 0
     assert list(find_problems(new_store, 300)) == []
     assert len(decode_samples(new_store, 1)) == 2
-    spec = tiny(data__source=f'store:{tmp_path}/store', data__held_out=0.2)
+    spec = make_tiny_spec(data__source=f'store:{tmp_path}/store', data__held_out=0.2)
     assert load_run_data(spec).probe_PT.shape == (5, 12)
     with pytest.raises(UserError, match=r"config\.probe\.domain.*'none'"):
-        load_run_data(tiny(data__source=f'store:{tmp_path}/store', data__held_out=0.2, probe__domain='none'))
+        load_run_data(
+            make_tiny_spec(data__source=f'store:{tmp_path}/store', data__held_out=0.2, probe__domain='none')
+        )
     parts = {name: part | dict(weight=1) for name, part in parts.items()}
     with pytest.raises(UserError, match=r"'(train|held_out) other' .*0 tokens"):
-        load_run_data(tiny(data__source=mixture(tmp_path, parts), data__held_out=0.2))
+        load_run_data(make_tiny_spec(data__source=write_mixture(tmp_path, parts), data__held_out=0.2))

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import streaming_reference
-from conftest import drawn, some, tiny
+from conftest import draw_params, make_case_params, make_tiny_spec
 from flax import nnx
-from model_options import COMBINATIONS, OPTIONS, SIGMOID, option
+from model_options import COMBINATIONS, OPTIONS, SIGMOID, make_model_changes
 
 from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss
@@ -48,8 +48,8 @@ def short_chunks(monkeypatch):
 
 @functools.cache
 def make_case(**changes):
-    spec = tiny(**changes)
-    return spec, drawn(spec)
+    spec = make_tiny_spec(**changes)
+    return spec, draw_params(spec)
 
 
 def read_in_parts(spec, params, cache, size, token_T=TOKENS):
@@ -95,7 +95,7 @@ def assert_near(actual, expected):
 )
 def test_one_pass_matches_reference_cache(name, cache):
     spec, params = make_case(**EVERYTHING[name])
-    expected = streaming_reference.logits(params, TOKENS, spec, cache.num_first, cache.num_recent)
+    expected = streaming_reference.compute_logits(params, TOKENS, spec, cache.num_first, cache.num_recent)
     assert_near(read_in_parts(spec, params, cache, len(TOKENS)), expected)
 
 
@@ -114,7 +114,7 @@ SCANNED = 0, 7, 9, 14, 16, 23, 25, 30, 34
     ],
 )
 def test_one_pass_matches_token_by_token_scan(position, columns, window, cache):
-    spec, params = make_case(**option(position=position, columns__kind=columns, mask__window=window))
+    spec, params = make_case(**make_model_changes(position=position, columns__kind=columns, mask__window=window))
     expected = read_one_by_one(spec, params, cache)
     assert_near(read_in_parts(spec, params, cache, len(TOKENS)), expected)
 
@@ -122,7 +122,7 @@ def test_one_pass_matches_token_by_token_scan(position, columns, window, cache):
 @pytest.mark.slow
 @pytest.mark.parametrize('size', [3, 5, 8])
 def test_logits_do_not_depend_on_segment_size(size):
-    spec, params = make_case(**SIGMOID, **option(columns__kind='sink_token'))
+    spec, params = make_case(**SIGMOID, **make_model_changes(columns__kind='sink_token'))
     for cache in (CacheConfig(0, 4), CacheConfig(3, 6)):
         assert_near(read_in_parts(spec, params, cache, size), read_in_parts(spec, params, cache, len(TOKENS)))
 
@@ -130,7 +130,7 @@ def test_logits_do_not_depend_on_segment_size(size):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'name',
-    some(
+    make_case_params(
         ['position rotary', 'position absolute', 'learned, sink token', 'alibi, k', 'window', 'kernel elu1, k'],
         ['position rotary', 'learned, sink token', 'alibi, k', 'window'],
     ),
@@ -144,7 +144,7 @@ def test_cache_that_keeps_all_tokens_matches_full_attention(name):
 
 @pytest.mark.slow
 def test_cache_larger_than_text_is_clipped():
-    spec, params = make_case(**option(position='alibi'))
+    spec, params = make_case(**make_model_changes(position='alibi'))
     for cache in (CacheConfig(0, 10**9), CacheConfig(10**9, 10**9), CacheConfig(4, 10**9)):
         clipped_cache = cache.clip(len(TOKENS))
         assert clipped_cache.size <= 2 * len(TOKENS)
@@ -168,12 +168,12 @@ def test_first_tokens_stay_visible_and_others_expire():
 
 @pytest.mark.slow
 def test_perplexity_covers_all_predicted_tokens():
-    spec, params = make_case(**option(columns__kind='sink_token'))
+    spec, params = make_case(**make_model_changes(columns__kind='sink_token'))
     ids = TOKENS.copy()
     ids[[0, 6]] = exclude_from_loss(ids[[0, 6]])
-    logits_TV = streaming_reference.logits(params, TOKENS, spec, 2, 3)[:-1]
+    logits_TV = streaming_reference.compute_logits(params, TOKENS, spec, 2, 3)[:-1]
     is_predicted = np.arange(1, 14) != 6
-    expected = streaming_reference.perplexity(logits_TV[is_predicted], TOKENS[1:][is_predicted])
+    expected = streaming_reference.compute_perplexity(logits_TV[is_predicted], TOKENS[1:][is_predicted])
     for segment in (5, 1024):
         result = measure_perplexity(spec, CacheConfig(2, 3), params, ids, segment)
         assert result.perplexity == pytest.approx(expected, rel=1e-4)
@@ -207,18 +207,18 @@ def test_memory_grows_linearly_with_text_length(monkeypatch):
 @pytest.mark.parametrize('name', UNREADABLE)
 def test_check_streaming_refuses_prefix_and_block_masks(name):
     with pytest.raises(UserError, match=r'^config\.model\.mask\.(prefix|block)='):
-        check_streaming(tiny(**EVERYTHING[name]), CacheConfig(2, 3))
+        check_streaming(make_tiny_spec(**EVERYTHING[name]), CacheConfig(2, 3))
 
 
 def test_check_streaming_refuses_missing_positions_and_synthetic_task():
-    spec = tiny(model__position='learned')
+    spec = make_tiny_spec(model__position='learned')
     check_streaming(spec, CacheConfig(4, 11))
     with pytest.raises(UserError, match=r'--cache=4\+12 .*16.*15'):
         check_streaming(spec, CacheConfig(4, 12))
-    check_streaming(tiny(model__position='learned', model__columns__kind='sink_token'), CacheConfig(4, 12))
-    check_streaming(tiny(), CacheConfig(4, 1020))
+    check_streaming(make_tiny_spec(model__position='learned', model__columns__kind='sink_token'), CacheConfig(4, 12))
+    check_streaming(make_tiny_spec(), CacheConfig(4, 1020))
     with pytest.raises(UserError, match='backcopy'):
-        check_streaming(tiny(data__task='backcopy', data__triggers=3), CacheConfig(2, 3))
+        check_streaming(make_tiny_spec(data__task='backcopy', data__triggers=3), CacheConfig(2, 3))
 
 
 def test_measure_perplexity_refuses_text_without_targets():
@@ -237,12 +237,12 @@ def sample_ids(choice=GREEDY, tokens=9, seed=0, prompt=TOKENS, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('changes', [{}, option(position='learned', columns__kind='sink_token')], ids=str)
+@pytest.mark.parametrize('changes', [{}, make_model_changes(position='learned', columns__kind='sink_token')], ids=str)
 def test_sampling_at_zero_temperature_returns_argmax_under_cache(changes):
     spec, params = make_case(**changes)
     ids = TOKENS.tolist()
     for token in sample_ids(**changes):
-        assert token == streaming_reference.logits(params, np.array(ids), spec, 2, 3)[-1].argmax()
+        assert token == streaming_reference.compute_logits(params, np.array(ids), spec, 2, 3)[-1].argmax()
         ids.append(token)
     assert len(ids) > len(TOKENS) + 1
 

@@ -7,7 +7,17 @@ import time
 from textwrap import indent
 
 import pytest
-from processes import FOREVER, LISTENING, TOUCH, Run, gone, only, pid_of_child, run_of, started
+from processes import (
+    ENDLESS_SCRIPT,
+    LISTENING_SCRIPT,
+    TOUCH_SCRIPT,
+    Run,
+    get_child_pid,
+    get_single_line,
+    make_run,
+    start_run,
+    wait_for_exit,
+)
 
 from sinklab.run_dir import RunDir
 from sinklab.supervisor.exit_status import STOPPING_MESSAGE
@@ -25,7 +35,7 @@ digests.write_digests(folder, step, 0, 1, seconds=1.0)
 
 @pytest.fixture
 def run(tmp_path):
-    yield from started(tmp_path)
+    yield from start_run(tmp_path)
 
 
 def test_gather_returns_values_of_all_processes(run):
@@ -61,7 +71,7 @@ def test_failure_of_one_process_ends_all_with_its_exit_code(run, act, code, word
     start = time.monotonic()
     results = run.start(f'if index: {act}\nelse:\n  while True: time.sleep(0.1)', orderly_exit=1.0).ended()
     assert [ended for ended, _ in results] == [code] * 2
-    assert re.match(words, only(results))
+    assert re.match(words, get_single_line(results))
     assert results[0][1] == results[1][1]
     assert time.monotonic() - start < 15
     if kind:
@@ -72,11 +82,11 @@ def test_failure_of_one_process_ends_all_with_its_exit_code(run, act, code, word
 
 def test_error_common_to_all_processes_is_reported_without_process_prefix(run):
     results = run.start("group.gather('x', 0)\nraise Refusal('no such row')").ended()
-    assert (only(results), {code for code, _ in results}) == ('no such row', {1})
+    assert (get_single_line(results), {code for code, _ in results}) == ('no such row', {1})
 
 
 def test_unexpected_exception_exits_with_70_and_logs_traceback(run):
-    first, second = run.start('if index: 1 / 0\n' + FOREVER).ended()
+    first, second = run.start('if index: 1 / 0\n' + ENDLESS_SCRIPT).ended()
     assert first[0] == second[0] == 70
     assert 'ZeroDivisionError' in '\n'.join(first[1][:-1])
     assert len(second[1]) == 1
@@ -85,7 +95,7 @@ def test_unexpected_exception_exits_with_70_and_logs_traceback(run):
 
 
 def test_child_exit_without_outcome_forwards_its_stderr(run):
-    first, second = run.start("if index: os.write(2, b'no such module'); os._exit(9)\n" + FOREVER).ended()
+    first, second = run.start("if index: os.write(2, b'no such module'); os._exit(9)\n" + ENDLESS_SCRIPT).ended()
     assert first[0] == second[0] == 70
     assert first[1][0] == 'no such module'
     assert re.search(r'process 1 .*exit code 9', second[1][0])
@@ -95,39 +105,39 @@ def test_root_cause_is_reported_instead_of_secondary_failure(run):
     """Process 0 reports a lost connection before process 1 is killed."""
     script = 'if index:\n  group.gather("x", 0); time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)\n'
     script += 'else:\n  group.gather("x", 0); raise OSError("Connection closed by peer")'
-    assert 'process 1' in only(run.start(script).ended())
+    assert 'process 1' in get_single_line(run.start(script).ended())
 
 
 def test_supervisor_death_ends_its_child_and_all_processes(run):
     for victim in (0, 1):
         next_run = Run(run.folder)
-        next_run.start(TOUCH + FOREVER)
+        next_run.start(TOUCH_SCRIPT + ENDLESS_SCRIPT)
         for index in (0, 1):
             next_run.wait_for(f'here-{index}')
             (run.folder / f'here-{index}').unlink()
-        child = pid_of_child(next_run.started[victim])
+        child = get_child_pid(next_run.started[victim])
         next_run.started[victim].kill()
         code, lines = next_run.ended(10)[1 - victim]
         assert code == 42
         assert re.search(f'process {victim} .*gone', lines[0])
-        assert gone(child)
+        assert wait_for_exit(child)
 
 
 def test_suspended_child_is_named_by_pid(run):
-    run.start(TOUCH + FOREVER)
+    run.start(TOUCH_SCRIPT + ENDLESS_SCRIPT)
     run.wait_for('here-1')
-    child = pid_of_child(run.started[1])
+    child = get_child_pid(run.started[1])
     os.kill(child, signal.SIGSTOP)
     results = run.ended()
     assert {code for code, _ in results} == {42}
-    assert re.match(rf'process 1 .*pid {child}\).* \d s.*suspended', only(results))
+    assert re.match(rf'process 1 .*pid {child}\).* \d s.*suspended', get_single_line(results))
 
 
 def test_suspended_supervisor_is_named(run):
-    run.start(TOUCH + FOREVER)
+    run.start(TOUCH_SCRIPT + ENDLESS_SCRIPT)
     run.wait_for('here-1')
     run.started[1].send_signal(signal.SIGSTOP)
-    code, lines = run_of(run.started[:1]).ended()[0]
+    code, lines = make_run(run.started[:1]).ended()[0]
     assert code == 42
     assert re.search(r'process 1 .* 2 s\b', lines[0])
 
@@ -151,7 +161,7 @@ def test_hung_step_names_missing_process_but_slow_save_is_allowed(run, act):
         assert results == [(0, [])] * 2
         return
     assert {code for code, _ in results} == {42}
-    assert re.match(rf'.*step 3 .*\d s.* 0\.05 s.*{STEPS[act]}', only(results))
+    assert re.match(rf'.*step 3 .*\d s.* 0\.05 s.*{STEPS[act]}', get_single_line(results))
     assert 'gather' in (run.folder / 'processes' / '0.log').read_text()  # stack traces
 
 
@@ -159,7 +169,7 @@ def test_hung_step_names_missing_process_but_slow_save_is_allowed(run, act):
 def test_sigterm_during_training_saves_and_stops_all_processes(run, told):
     """The child prints the message if it has the terminal."""
     script = 'from sinklab.train.run_outcome import collect_stop_signals\n'
-    script += f'with collect_stop_signals() as heard:\n  {TOUCH}'
+    script += f'with collect_stop_signals() as heard:\n  {TOUCH_SCRIPT}'
     script += "  while not any(group.gather('x', len(heard))): time.sleep(0.1)\n"
     script += "end = End('stopped', 'saved at step 7', orderly=True)"
     run.start(script)
@@ -171,23 +181,23 @@ def test_sigterm_during_training_saves_and_stops_all_processes(run, told):
     lines = [line for line in results[told][1] if line]
     results[told] = 42, lines[-1:]
     assert [line.removeprefix('sinklab train: ') for line in lines[:-1]] == [STOPPING_MESSAGE]
-    assert only(results).startswith('saved at step 7')
+    assert get_single_line(results).startswith('saved at step 7')
 
 
 @pytest.mark.parametrize(
     ('number', 'code'), [(signal.SIGTERM, 42), pytest.param(signal.SIGINT, 130, marks=pytest.mark.exhaustive)]
 )
 def test_signal_before_first_step_ends_all_processes_at_once(run, number, code):
-    run.start(TOUCH + FOREVER)
+    run.start(TOUCH_SCRIPT + ENDLESS_SCRIPT)
     run.wait_for('here-0')
     run.started[1].send_signal(number)
     results = run.ended()
     assert {code for code, _ in results} == {code}
-    assert number.name in only(results)
+    assert number.name in get_single_line(results)
 
 
 def test_second_signal_ends_all_processes_at_once(run):
-    run.start(LISTENING + TOUCH + FOREVER)
+    run.start(LISTENING_SCRIPT + TOUCH_SCRIPT + ENDLESS_SCRIPT)
     run.wait_for('here-1')
     time.sleep(0.6)
     run.started[0].terminate()
@@ -200,7 +210,7 @@ def test_second_signal_ends_all_processes_at_once(run):
 
 def test_supervisors_restart_all_processes_up_to_restart_limit(run):
     results = run.start(
-        f'if not index:{indent(SAVE, "  ")}  raise OSError("storage")\n' + FOREVER, restarts=2
+        f'if not index:{indent(SAVE, "  ")}  raise OSError("storage")\n' + ENDLESS_SCRIPT, restarts=2
     ).ended()
     assert [code for code, _ in results] == [42, 42]
     for _, lines in results:
@@ -209,7 +219,7 @@ def test_supervisors_restart_all_processes_up_to_restart_limit(run):
 
 
 def test_restarts_end_after_attempts_without_new_checkpoint(run):
-    results = run.start('if index: raise OSError("storage")\n' + FOREVER, restarts=9).ended()
+    results = run.start('if index: raise OSError("storage")\n' + ENDLESS_SCRIPT, restarts=9).ended()
     assert [code for code, _ in results] == [70, 70]
     assert 'attempt 3' in results[1][1][-1]
 

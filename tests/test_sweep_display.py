@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.cli import progress
 from sinklab.cli.sweep import train_runs
@@ -56,7 +56,7 @@ class Held:
 
 def sweep(folder, *waits):
     """Train two runs in processes of CHILD with the display of a sweep."""
-    runs = [SweepRun(name, 0, RunDir(f'{folder}/{name}'), None, tiny()) for name in ('softmax', 'sigmoid')]
+    runs = [SweepRun(name, 0, RunDir(f'{folder}/{name}'), None, make_tiny_spec()) for name in ('softmax', 'sigmoid')]
     train_runs(runs, lambda run: [sys.executable, '-c', CHILD, *waits], Held(), jobs=1)
     return runs
 
@@ -173,7 +173,7 @@ def test_output_without_erasable_terminal_is_plain_lines(tmp_path, term):
 
 def test_progress_callback_writes_records_of_sweep_run(monkeypatch, capsys):
     monkeypatch.setenv(progress.PROGRESS_VARIABLE, 'json')
-    with progress.ProgressCallback('mine', tiny()) as shown:
+    with progress.ProgressCallback('mine', make_tiny_spec()) as shown:
         shown.on_train_begin(0, 'dense', ['a 1 -> 2'])
         shown.on_record({'step': 8, 'train/loss': 2.0, 'sink/1': 5.0, 'other': 1.0}, written=True)
     records = [progress.parse_record(line) for line in capsys.readouterr().err.split('\n')]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 
 from sinklab.cli import tail
 from sinklab.cli.main import main
@@ -26,7 +26,7 @@ class Told(Callback):
 @pytest.fixture
 def folder(tmp_path):
     folder = RunDir(tmp_path / 'run')
-    folder.initialize(tiny(), dict(row='tiny'))
+    folder.initialize(make_tiny_spec(), dict(row='tiny'))
     return folder
 
 

@@ -4,7 +4,16 @@ import dataclasses
 
 import numpy as np
 import pytest
-from stores import BEGIN, END, corpus_of, documents, made, other_tokenizer, recipe, written
+from stores import (
+    BEGIN,
+    END,
+    make_recipe,
+    make_store,
+    make_texts,
+    read_document_ids,
+    save_foreign_tokenizer,
+    write_source,
+)
 from tokenizers import Tokenizer
 
 from sinklab.data import tokenizer
@@ -14,29 +23,29 @@ from sinklab.errors import UserError
 
 
 def test_text_does_not_encode_to_special_tokens(tmp_path):
-    store = made(tmp_path / 'store', written(tmp_path / 'a.jsonl', ['a<|endoftext|>b<|padding|>c'] * 5))
-    ids = [ids for side in ('train', 'held_out') for ids in documents(store, side)]
+    store = make_store(tmp_path / 'store', write_source(tmp_path / 'a.jsonl', ['a<|endoftext|>b<|padding|>c'] * 5))
+    ids = [ids for side in ('train', 'held_out') for ids in read_document_ids(store, side)]
     assert not any({END, BEGIN} & set(row) for row in ids)
 
 
 def test_long_document_is_split_without_changing_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer, 'MAX_ENCODED_CHARS', 1000)
-    long = ' '.join(corpus_of(400))
-    store = made(tmp_path / 'store', written(tmp_path / 'a.jsonl', [long, 'short one', 'another']))
+    long = ' '.join(make_texts(400))
+    store = make_store(tmp_path / 'store', write_source(tmp_path / 'a.jsonl', [long, 'short one', 'another']))
     whole = store.load_tokenizer().encode(long, add_special_tokens=False).ids
-    assert whole in documents(store, 'train') + documents(store, 'held_out')
+    assert whole in read_document_ids(store, 'train') + read_document_ids(store, 'held_out')
 
 
 def test_long_document_without_split_point_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer, 'MAX_ENCODED_CHARS', 1000)
     with pytest.raises(UserError, match=r'a\.jsonl:2.*5,000'):
-        made(tmp_path / 'store', written(tmp_path / 'a.jsonl', ['short', 'x' * 5000, 'another']))
+        make_store(tmp_path / 'store', write_source(tmp_path / 'a.jsonl', ['short', 'x' * 5000, 'another']))
 
 
 def test_external_tokenizer_requires_end_token_and_uses_its_special_tokens(tmp_path):
-    size = other_tokenizer(tmp_path / 'other.json')
-    source = written(tmp_path / 'a.jsonl', corpus_of(9))
-    asked = recipe(source, tokenizer=str(tmp_path / 'other.json'), vocabulary=None)
+    size = save_foreign_tokenizer(tmp_path / 'other.json')
+    source = write_source(tmp_path / 'a.jsonl', make_texts(9))
+    asked = make_recipe(source, tokenizer=str(tmp_path / 'other.json'), vocabulary=None)
     with pytest.raises(UserError, match=rf'end_token.*{size - 2} </s>'):
         prepare_store(asked, tmp_path / 'store', 1)
     prepare_store(dataclasses.replace(asked, end_token=size - 2, fixed_token=size - 1), tmp_path / 'store', 1)
@@ -45,24 +54,24 @@ def test_external_tokenizer_requires_end_token_and_uses_its_special_tokens(tmp_p
 
 
 def test_regular_token_is_rejected_as_end_token(tmp_path):
-    other_tokenizer(tmp_path / 'other.json')
+    save_foreign_tokenizer(tmp_path / 'other.json')
     found = Tokenizer.from_file(str(tmp_path / 'other.json'))
     found.add_tokens(['<|im_end|>'])
     found.save(str(tmp_path / 'other.json'))
     asked = dict(tokenizer=str(tmp_path / 'other.json'), vocabulary=None, end_token=found.token_to_id('<|im_end|>'))
     with pytest.raises(UserError, match='special'):
-        made(tmp_path / 'store', written(tmp_path / 'a.jsonl', corpus_of(9)), **asked)
+        make_store(tmp_path / 'store', write_source(tmp_path / 'a.jsonl', make_texts(9)), **asked)
 
 
 @pytest.mark.slow
 def test_large_vocabulary_is_stored_as_uint32(tmp_path):
-    other_tokenizer(tmp_path / 'other.json')
+    save_foreign_tokenizer(tmp_path / 'other.json')
     wide = Tokenizer.from_file(str(tmp_path / 'other.json'))
     wide.add_tokens([f'word{number}' for number in range(70_000)])
     wide.save(str(tmp_path / 'wide.json'))
     end = wide.token_to_id('</s>')
-    source = written(tmp_path / 'a.jsonl', ['word69999', 'word69998 a', 'b'])
+    source = write_source(tmp_path / 'a.jsonl', ['word69999', 'word69998 a', 'b'])
     asked = dict(tokenizer=str(tmp_path / 'wide.json'), vocabulary=None, end_token=end, fixed_token=end + 1)
-    store = made(tmp_path / 'store', source, **asked)
+    store = make_store(tmp_path / 'store', source, **asked)
     assert store.dtype == np.uint32
     assert max(shard.largest for shard in store.shards) == wide.get_vocab_size() - 1

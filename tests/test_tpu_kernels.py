@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import rule, steep
-from conftest import attention, tiny
+from attention_cases import compute_alibi_bias, make_attention_spec
+from conftest import make_attention_config, make_tiny_spec
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
 from sinklab.attn import mask as masks
@@ -31,7 +31,7 @@ LENGTH, HEADS = 8192, 2
 PLACES = np.arange(LENGTH)[None]
 CURVES = {
     'none': None,
-    'alibi': RelativePositionBias(steep, compute_alibi_slopes(HEADS)[:, None]),
+    'alibi': RelativePositionBias(compute_alibi_bias, compute_alibi_slopes(HEADS)[:, None]),
     'buckets': RelativePositionBias(lambda _, distance: compute_buckets(distance), np.zeros((1, 0))),
 }
 OPERATIONS = [('exp', 'plus_one'), ('sigmoid', 'none'), ('elu1', 'p_norm')]
@@ -48,7 +48,7 @@ def compiled(chip, operation, backend='tpu', width=128, dtype=jnp.bfloat16, curv
             if documents
             else masks.make_causal_mask(LENGTH)
         )
-        asked = rule(attention(*operation), mask, bias=bias)
+        asked = make_attention_spec(make_attention_config(*operation), mask, bias=bias)
         return jnp.sum(BACKENDS[backend].attend(query, key, value, asked).output_BTHK ** 2)
 
     head = jax.ShapeDtypeStruct((1, LENGTH, HEADS, width), dtype, sharding=where)
@@ -107,7 +107,7 @@ def test_dense_attention_allocates_square_matrix():
 @pytest.mark.slow
 def test_training_step_compiles_for_mesh_of_chips():
     hardware = Hardware(data=1, fsdp=2, tensor=2, attention='tpu')
-    spec = tiny(model__head_width=64, model__width=256, model__dtype='bfloat16', data__length=256)
+    spec = make_tiny_spec(model__head_width=64, model__width=256, model__dtype='bfloat16', data__length=256)
     chips = np.array(topology.make_tpu_devices('v5e:2x2')).reshape(1, 2, 2)
     mesh = Mesh(chips, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh):

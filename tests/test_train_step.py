@@ -7,7 +7,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from conftest import COVERING, OPERATIONS, in_turn, operation, tiny
+from conftest import COVERING_OPERATIONS, OPERATIONS, alternate_pairs, make_tiny_spec, replace_operation
 from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 from scipy.stats import entropy
@@ -83,22 +83,24 @@ OTHERS = [
 
 
 SHARDED = Hardware(fsdp=2, tensor=2)
-PLAIN = tiny()
+PLAIN = make_tiny_spec()
 # The other layouts, with and without remat and micro-batches, are in test_layouts.py.
 SAMPLED = [SHARDED, Hardware(micro_batch=2, data=2), Hardware(fsdp=4, remat='qkv,middle')]
 CASES = [
     pytest.param(PLAIN, hardware, marks=() if hardware in SAMPLED else pytest.mark.exhaustive) for hardware in LAYOUTS
 ]
-CASES += [pytest.param(operation(PLAIN, *pair), SHARDED, marks=pytest.mark.exhaustive) for pair in OPERATIONS[1:]]
+CASES += [
+    pytest.param(replace_operation(PLAIN, *pair), SHARDED, marks=pytest.mark.exhaustive) for pair in OPERATIONS[1:]
+]
 # Other models with operations that cover every similarity and normalizer: PLAIN has exp with sum.
 COVERED = [('sigmoid', 'none'), ('softpick', 'sum'), ('exp', 'plus_one'), ('elu1', 'p_norm')]
 COVERED += [('relu', 'count'), ('identity', 'clamped')]
-assert {*COVERED, ('exp', 'sum')} == {*COVERING}
+assert {*COVERED, ('exp', 'sum')} == {*COVERING_OPERATIONS}
 CASES += [
-    (operation(tiny(**changes), *pair) if pair else tiny(**changes), SHARDED)
+    (replace_operation(make_tiny_spec(**changes), *pair) if pair else make_tiny_spec(**changes), SHARDED)
     for changes, pair in itertools.zip_longest(OTHERS, COVERED)
 ]
-CASES += [pytest.param(tiny(**changes), SHARDED, marks=pytest.mark.exhaustive) for changes in OTHERS]
+CASES += [pytest.param(make_tiny_spec(**changes), SHARDED, marks=pytest.mark.exhaustive) for changes in OTHERS]
 
 
 @functools.cache
@@ -122,14 +124,14 @@ def test_train_step_gives_equal_loss_and_parameters_for_every_layout(spec, hardw
 @pytest.mark.slow
 @pytest.mark.parametrize('hardware', [Hardware(data=4), Hardware(fsdp=2, tensor=2)], ids=str)
 def test_create_state_is_equal_on_every_mesh(hardware):
-    made = [state.create_state(tiny(), device_mesh.make_mesh(setup)) for setup in (Hardware(), hardware)]
+    made = [state.create_state(make_tiny_spec(), device_mesh.make_mesh(setup)) for setup in (Hardware(), hardware)]
     for one, other in zip(*map(jax.tree.leaves, made), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow
 def test_train_step_keeps_moments_sharded_like_parameters():
-    spec, hardware = tiny(), Hardware(fsdp=2, tensor=2)
+    spec, hardware = make_tiny_spec(), Hardware(fsdp=2, tensor=2)
     where = state.get_state_shardings(spec, device_mesh.make_mesh(hardware))
     moments = where['opt_state'][1][0]
     assert moments.mu == moments.nu == where['params']
@@ -143,7 +145,7 @@ def test_train_step_keeps_moments_sharded_like_parameters():
 
 @pytest.mark.slow
 def test_train_loss_excludes_prefix_and_validation_loss_includes_it():
-    spec = tiny(model__mask__prefix=4, probe__keys=4)
+    spec = make_tiny_spec(model__mask__prefix=4, probe__keys=4)
     params = fresh(spec)['params']
     loss_BT, _ = evaluate.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, IDS)
     np.testing.assert_allclose(
@@ -159,13 +161,13 @@ def test_train_loss_excludes_prefix_and_validation_loss_includes_it():
 
 @pytest.mark.slow
 def test_create_state_depends_on_seed():
-    one, other = (fresh(tiny(seed=seed))['params']['embedding_VD'] for seed in (0, 1))
+    one, other = (fresh(make_tiny_spec(seed=seed))['params']['embedding_VD'] for seed in (0, 1))
     assert not np.allclose(one, other)
 
 
 @pytest.mark.slow
 def test_evaluate_averages_over_windows_for_any_batch_size():
-    spec, hardware = tiny(), Hardware(data=2)
+    spec, hardware = make_tiny_spec(), Hardware(data=2)
     mesh = device_mesh.make_mesh(hardware)
     ids_NT = np.random.default_rng(1).integers(0, 300, (7, 17)).astype(np.int32)
     with jax.set_mesh(mesh):
@@ -190,7 +192,7 @@ def test_evaluate_averages_over_windows_for_any_batch_size():
 def test_check_layout_rejects_indivisible_layout(hardware, words):
     with pytest.raises(UserError, match=words):
         setup.check_layout(
-            tiny(model__kv_heads=2 if 'kv_heads' in words else None),
+            make_tiny_spec(model__kv_heads=2 if 'kv_heads' in words else None),
             hardware,
             AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), MESH_AXES),
         )
@@ -198,7 +200,7 @@ def test_check_layout_rejects_indivisible_layout(hardware, words):
 
 @pytest.mark.parametrize('changes', [{}, *OTHERS], ids=str)
 def test_check_layout_accepts_exactly_layouts_that_divide_all_parameters(changes):
-    spec = tiny(**changes)
+    spec = make_tiny_spec(**changes)
     abstract = nnx.to_pure_dict(state.make_abstract_model(spec)[1])
     for fsdp, tensor in itertools.product((1, 2, 3, 4, 8), repeat=2):
         mesh = AbstractMesh((1, fsdp, tensor), MESH_AXES)
@@ -235,13 +237,13 @@ LOOKING = dict(log__sinks=True, log__rows=True)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('columns', 'pair'),
-    in_turn(
+    alternate_pairs(
         (columns, pair) for columns in ('none', 'kv', 'sink_token') for pair in (('exp', 'sum'), ('sigmoid', 'none'))
     ),
 )
 def test_train_step_sink_and_row_metrics_match_attention_matrices(columns, pair):
     """Use micro-batches, and check that the state equals that of a step without these metrics."""
-    spec = operation(tiny(model__columns__kind=columns, model__position='alibi', **LOOKING), *pair)
+    spec = replace_operation(make_tiny_spec(model__columns__kind=columns, model__position='alibi', **LOOKING), *pair)
     numbers, seen = updated(spec, Hardware(micro_batch=2), times=1)
     without = dataclasses.replace(spec, log=dataclasses.replace(spec.log, sinks=False, rows=False))
     _, unseen = updated(without, Hardware(), times=1)

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_recorders import TOOLS, Recorders
-from conftest import some
+from command_recorders import PROGRAM_NAMES, CommandRecorders
+from conftest import make_case_params
 from doc_pages import PROGRAMS
 
 from docs import run_tutorial
@@ -50,7 +50,7 @@ def reader(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', some(FOLLOWED, ['first_run']))
+@pytest.mark.parametrize('name', make_case_params(FOLLOWED, ['first_run']))
 def test_tutorial_commands_print_shown_output(name, reader):
     """Compare words, columns and rows, because numbers differ between runs and sizes."""
     for module in NEEDS.get(name, ()):
@@ -156,7 +156,7 @@ def test_reduce_to_shape_keeps_words_and_ignores_numbers(one, other, same):
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
     """Make stub programs that record their calls, in a folder with the config files of the page."""
-    made = Recorders(tmp_path / 'bin', *TOOLS)
+    made = CommandRecorders(tmp_path / 'bin', *PROGRAM_NAMES)
     made.answer('queued-resources describe', ('ACTIVE\n', '', 0))
     made.answer(
         'systemctl show', ('ActiveState=inactive\nExecMainStatus=0\nExecMainStartTimestampMonotonic=17\n', '', 0)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bucket_stores import uploaded
-from stores import made, recipe, written
+from bucket_stores import upload_store
+from stores import make_recipe, make_store, write_source
 
 from sinklab.data import remote_store
 from sinklab.data.sources import open_source
@@ -151,7 +151,7 @@ class Unanswering(io.BytesIO):
 
 @pytest.mark.parametrize('error', OUTAGES, ids=lambda error: errno.errorcode[error.errno])
 def test_io_error_of_disk_or_bucket_is_not_reported_as_corrupt_file(error, tmp_path, monkeypatch):
-    asked = recipe(given := written(tmp_path / 'a.jsonl', TEXTS))
+    asked = make_recipe(given := write_source(tmp_path / 'a.jsonl', TEXTS))
     (tmp_path / 'recipe.json').write_text('{}')
     (tmp_path / 'meta.json').write_text('{}')
     monkeypatch.setattr(untrusted_files, 'open_regular_file', lambda path: Unanswering(error))
@@ -296,7 +296,7 @@ def test_safetensors_with_invalid_header_are_rejected(case, tmp_path):
 @pytest.fixture(scope='module')
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp('store')
-    return made(folder / 'store', written(folder / 'a.jsonl', TEXTS))
+    return make_store(folder / 'store', write_source(folder / 'a.jsonl', TEXTS))
 
 
 def lie(folder, **changes):
@@ -375,7 +375,7 @@ def test_store_in_bucket_with_escaping_name_leaves_files_outside_cache_unchanged
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     (tmp_path / 'outside').mkdir()
     (tmp_path / 'outside' / 'mine.unfinished').write_text('keep')
-    url = uploaded(store, bucket)
+    url = upload_store(store, bucket)
     meta = json.loads((store.path / 'meta.json').read_text())
     (meta if 'digest' in changes else meta['shards'][0]).update(changes)
     get_file_system(parse_path(url)).pipe_file(f'{url}/meta.json', json.dumps(meta).encode())
@@ -392,14 +392,14 @@ def test_store_in_bucket_with_escaping_name_leaves_files_outside_cache_unchanged
 
 @pytest.mark.parametrize('text', ['{', 'null', '[]', '{"name": "../x"}', '[' * 100_000], ids=lambda text: text[:9])
 def test_unfinished_store_rebuilds_damaged_record(text, store, tmp_path):
-    source, folder = written(tmp_path / 'a.jsonl', TEXTS), tmp_path / 'again'
-    whole = made(folder, source)
+    source, folder = write_source(tmp_path / 'a.jsonl', TEXTS), tmp_path / 'again'
+    whole = make_store(folder, source)
     shutil.copytree(folder, tmp_path / 'copy')
     for shard in whole.shards:
         shard.write_record(folder)
     (folder / 'meta.json').unlink()
     min(folder.glob('train-*.json')).write_text(text)
-    assert made(folder, source).digest == whole.digest
+    assert make_store(folder, source).digest == whole.digest
 
 
 def test_unfinished_store_in_bucket_rebuilds_non_utf8_record(tmp_path, bucket, monkeypatch):
@@ -415,8 +415,8 @@ def test_unfinished_store_in_bucket_rebuilds_non_utf8_record(tmp_path, bucket, m
         def __getattr__(self, name):
             return getattr(get_file_system(folder), name)
 
-    given, folder = written(tmp_path / 'a.jsonl', TEXTS), parse_path(f'{bucket.url}/store')
-    whole = made(folder, given)
+    given, folder = write_source(tmp_path / 'a.jsonl', TEXTS), parse_path(f'{bucket.url}/store')
+    whole = make_store(folder, given)
     seen = remote_store.list_etags(folder)
     for shard in whole.shards:
         shard.write_record(folder, {file: seen[file] for file in shard.file_names})
@@ -425,4 +425,4 @@ def test_unfinished_store_in_bucket_rebuilds_non_utf8_record(tmp_path, bucket, m
     monkeypatch.setattr(
         remote_store, 'get_file_system', lambda folder: Altered(os.fspath(record).partition('://')[2])
     )
-    assert made(folder, given).digest == whole.digest
+    assert make_store(folder, given).digest == whole.digest

@@ -7,9 +7,9 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from checkpoint_damages import flip
-from conftest import operation, tiny
-from runs import Died, Dying, assert_same, restored, timeless
+from checkpoint_damages import flip_bit
+from conftest import make_tiny_spec, replace_operation
+from runs import CrashError, CrashingCallback, assert_same_trees, drop_clock_metrics, restore_state
 
 from sinklab.checkpoint import digests
 from sinklab.config.spec import Hardware
@@ -38,7 +38,7 @@ def disk(monkeypatch):
 
 @pytest.fixture(scope='module')
 def spec(corpus):
-    return tiny(data__source=corpus, checkpoint__every_steps=4)
+    return make_tiny_spec(data__source=corpus, checkpoint__every_steps=4)
 
 
 @pytest.fixture(scope='module')
@@ -55,7 +55,7 @@ def origin(parent, spec):
 
 
 def change_spec(spec, **changes):
-    return tiny(**{'data__source': spec.data.source, 'checkpoint__every_steps': 4, **changes})
+    return make_tiny_spec(**{'data__source': spec.data.source, 'checkpoint__every_steps': 4, **changes})
 
 
 def train(spec, path, origin, *listeners, row='fork'):
@@ -64,20 +64,22 @@ def train(spec, path, origin, *listeners, row='fork'):
 
 def test_unchanged_fork_continues_parent_bitwise(parent, spec, origin, tmp_path):
     records = train(spec, tmp_path / 'fork', origin)
-    expected = timeless(parent.read_records(), after=4)
-    assert timeless(records, after=4) == expected
+    expected = drop_clock_metrics(parent.read_records(), after=4)
+    assert drop_clock_metrics(records, after=4) == expected
     assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
     assert 'valid/loss' in records[0], 'what it comes with is measured, as a fresh run is'
-    assert_same(restored(RunDir(tmp_path / 'fork'), spec, 8), restored(parent, spec, 8))
+    assert_same_trees(restore_state(RunDir(tmp_path / 'fork'), spec, 8), restore_state(parent, spec, 8))
 
 
 def test_fork_with_checkpoint_does_not_need_parent(parent, spec, origin, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
     origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
-    with pytest.raises(Died):
-        train(spec, tmp_path / 'fork', origin, Dying(6))
+    with pytest.raises(CrashError):
+        train(spec, tmp_path / 'fork', origin, CrashingCallback(6))
     shutil.rmtree(tmp_path / 'parent')
-    assert timeless(train(spec, tmp_path / 'fork', None), after=4) == timeless(parent.read_records(), after=4)
+    assert drop_clock_metrics(train(spec, tmp_path / 'fork', None), after=4) == drop_clock_metrics(
+        parent.read_records(), after=4
+    )
     shutil.rmtree(tmp_path / 'fork' / 'checkpoints')
     with pytest.raises(UserError, match=r'step 4 of \.\./parent.*--from'):
         train(spec, tmp_path / 'fork', None)
@@ -93,7 +95,7 @@ def test_fork_copies_parameters_by_name_and_initializes_new_ones(parent, spec, o
                 state.create_state(other_spec, mesh),
             )
         )
-    parent_leaves = warm_start.flatten_by_path(restored(parent, spec, 4))
+    parent_leaves = warm_start.flatten_by_path(restore_state(parent, spec, 4))
     assert parent_leaves.keys() < fork_leaves.keys() == new_leaves.keys()
     for name, leaf in fork_leaves.items():
         np.testing.assert_array_equal(leaf, parent_leaves[name] if name in parent_leaves else new_leaves[name])
@@ -161,7 +163,7 @@ def test_describe_lineage_refuses_changed_data_and_tokenizer(spec, origin, tmp_p
 
 
 def test_report_shows_fork_of_fork_as_branches(parent, spec, origin, tmp_path):
-    sigmoid = operation(spec, 'sigmoid', 'none')
+    sigmoid = replace_operation(spec, 'sigmoid', 'none')
     sigmoid_run = RunDir(tmp_path / 'there')
     train(sigmoid, sigmoid_run.path, origin, row='sigmoid')
     longer_optimizer = dataclasses.replace(spec.optimizer, steps=10)
@@ -191,8 +193,8 @@ def test_fork_refuses_damaged_parent_checkpoint(parent, spec, origin, tmp_path):
 
 def make_interrupted_fork(spec, origin, path):
     """Make a fork that was killed while it saved its first checkpoint."""
-    with pytest.raises(Died):
-        train(spec, path, origin, Dying(5))
+    with pytest.raises(CrashError):
+        train(spec, path, origin, CrashingCallback(5))
     (path / 'metrics.jsonl').unlink()
     (path / 'digests' / '4' / '0.json').unlink()
     return path
@@ -203,7 +205,7 @@ def test_fork_with_interrupted_first_checkpoint_copies_parent_again(parent, spec
     shutil.copytree(path, tmp_path / 'alone')
     records = train(spec, path, origin)
     assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
-    assert timeless(records, after=4) == timeless(parent.read_records(), after=4)
+    assert drop_clock_metrics(records, after=4) == drop_clock_metrics(parent.read_records(), after=4)
     with pytest.raises(UserError, match=r'step 4 of .*/parent.*--from'):
         train(spec, tmp_path / 'alone', None)
 
@@ -222,7 +224,7 @@ def test_fork_refuses_parent_damaged_since_start(parent, spec, origin, tmp_path)
     path = make_interrupted_fork(spec, origin, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')
     damaged_origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
-    flip(damaged_origin.run_dir, 4, np.random.default_rng(0))
+    flip_bit(damaged_origin.run_dir, 4, np.random.default_rng(0))
     with pytest.raises(UserError, match=r'checkpoints/4 .*corrupt'):
         train(spec, path, damaged_origin)
     assert RunDir(path).list_checkpoint_steps() == []

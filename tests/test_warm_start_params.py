@@ -6,10 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import operation, some, tiny
-from runs import Died, Dying, assert_same, parameters, restored, timeless
-from stores import chat, made
-from thread_group import alike
+from conftest import make_case_params, make_tiny_spec, replace_operation
+from runs import CrashError, CrashingCallback, assert_same_trees, drop_clock_metrics, load_parameters, restore_state
+from stores import make_store, write_chat
+from thread_group import run_group
 
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.checkpointer import restore_parameters as nested
@@ -103,9 +103,9 @@ def stores(corpus, tmp_path_factory):
     """Return a folder with a text store and a chat store of the same tokenizer."""
     path = tmp_path_factory.mktemp('stores')
     chats = [[('user', f'what is {n}?' * (1 + n % 3)), ('assistant', f'it is {2 * n}, I think')] for n in range(150)]
-    made(path / 'text', corpus)
+    make_store(path / 'text', corpus)
     tokenizer = str(path / 'text' / 'tokenizer.json')
-    made(path / 'chat', chat(path / 'chat.jsonl', chats), tokenizer=tokenizer, vocabulary=None)
+    make_store(path / 'chat', write_chat(path / 'chat.jsonl', chats), tokenizer=tokenizer, vocabulary=None)
     return path
 
 
@@ -118,7 +118,7 @@ def load_row_spec(file, row, store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('row', some(fine_tuning.ROWS, list(fine_tuning.ROWS)[-1:]))
+@pytest.mark.parametrize('row', make_case_params(fine_tuning.ROWS, list(fine_tuning.ROWS)[-1:]))
 def test_fine_tuning_row_starts_with_parameters_of_same_scale_row(row, stores, tmp_path):
     scale_spec, spec = (
         load_row_spec('scale', row, stores / 'text'),
@@ -131,26 +131,28 @@ def test_fine_tuning_row_starts_with_parameters_of_same_scale_row(row, stores, t
     records = train(spec, tmp_path / 'tuned', origin)
     tuned_run = RunDir(tmp_path / 'tuned')
     assert [record['step'] for record in records] == tuned_run.list_checkpoint_steps() == [0, 1, 2, 3, 4]
-    assert_same(parameters(tuned_run.path, 0), parameters(parent.path, steps))
-    first_state, initial_state = restored(tuned_run, spec, 0), state.init_state(spec)
-    assert_same((first_state['step'], first_state['opt_state']), (initial_state['step'], initial_state['opt_state']))
+    assert_same_trees(load_parameters(tuned_run.path, 0), load_parameters(parent.path, steps))
+    first_state, initial_state = restore_state(tuned_run, spec, 0), state.init_state(spec)
+    assert_same_trees(
+        (first_state['step'], first_state['opt_state']), (initial_state['step'], initial_state['opt_state'])
+    )
     batch = load_run_data(spec).batches.read_rows(0, range(4))
     loss = step.make_loss(spec)(nested(parent.path, steps), batch) / step.compute_predicted_fraction(batch)
     np.testing.assert_allclose(records[1]['train/loss'], loss, rtol=1e-5)
     assert make_schedule(spec.optimizer)(0) == 0
-    assert_same(parameters(tuned_run.path, 1), parameters(tuned_run.path, 0))
-    pairs = zip(parameters(tuned_run.path, 2), parameters(tuned_run.path, 1), strict=True)
+    assert_same_trees(load_parameters(tuned_run.path, 1), load_parameters(tuned_run.path, 0))
+    pairs = zip(load_parameters(tuned_run.path, 2), load_parameters(tuned_run.path, 1), strict=True)
     assert all((later != earlier).any() for later, earlier in pairs)
-    with pytest.raises(Died):
-        train(spec, tmp_path / 'killed', origin, Dying(3))
+    with pytest.raises(CrashError):
+        train(spec, tmp_path / 'killed', origin, CrashingCallback(3))
     shutil.rmtree(parent.path)
-    assert timeless(train(spec, tmp_path / 'killed', None)) == timeless(records)
-    assert_same(parameters(tmp_path / 'killed', 4), parameters(tuned_run.path, 4))
+    assert drop_clock_metrics(train(spec, tmp_path / 'killed', None)) == drop_clock_metrics(records)
+    assert_same_trees(load_parameters(tmp_path / 'killed', 4), load_parameters(tuned_run.path, 4))
 
 
 @pytest.fixture(scope='module')
 def spec(corpus):
-    return tiny(data__source=corpus, checkpoint__every_steps=4)
+    return make_tiny_spec(data__source=corpus, checkpoint__every_steps=4)
 
 
 @pytest.fixture(scope='module')
@@ -169,7 +171,7 @@ def origin(parent, spec):
 
 
 def change_spec(spec, **changes):
-    return tiny(**{'data__source': spec.data.source, 'checkpoint__every_steps': 4, **changes})
+    return make_tiny_spec(**{'data__source': spec.data.source, 'checkpoint__every_steps': 4, **changes})
 
 
 @pytest.mark.slow
@@ -231,20 +233,20 @@ def test_fork_rejects_corrupt_checkpoint_and_names_valid_steps(parent, spec, ori
 def test_fork_interrupted_before_first_checkpoint_requires_from_flag(spec, origin, tmp_path):
     records = train(spec, tmp_path / 'whole', origin)
     path = tmp_path / 'tuned'
-    with pytest.raises(Died):
-        train(spec, path, origin, Dying(1))
+    with pytest.raises(CrashError):
+        train(spec, path, origin, CrashingCallback(1))
     (path / 'metrics.jsonl').unlink()
     (path / 'digests' / '0' / '0.json').unlink()
     with pytest.raises(UserError, match=r'step 8 .*--from'):
         train(spec, path, None)
-    assert timeless(train(spec, path, origin)) == timeless(records)
-    assert_same(parameters(path, 8), parameters(tmp_path / 'whole', 8))
+    assert drop_clock_metrics(train(spec, path, origin)) == drop_clock_metrics(records)
+    assert_same_trees(load_parameters(path, 8), load_parameters(tmp_path / 'whole', 8))
 
 
 @pytest.mark.slow
 def test_fork_from_parameters_is_reported_listed_and_forked_again(capsys, parent, spec, origin, tmp_path):
     path = tmp_path / 'tuned'
-    train(operation(spec, 'sigmoid', 'none'), path, origin)
+    train(replace_operation(spec, 'sigmoid', 'none'), path, origin)
     listed_runs = runs.read_runs([str(parent), str(path)])
     assert [run.name for run in listed_runs] == ['softmax', 'tuned from params:softmax@8']
     assert listed_runs[1].notes[0].startswith('from params:')
@@ -254,9 +256,9 @@ def test_fork_from_parameters_is_reported_listed_and_forked_again(capsys, parent
         assert main(['checkpoint', action, str(path)]) == 0
         assert text in capsys.readouterr().out
     assert main(['checkpoint', 'restore-params', f'{path}@0', f'--out={tmp_path}/params']) == 0
-    second_origin = warm_start.WarmStart(RunDir(path), 0, operation(spec, 'sigmoid', 'none'))
-    train(operation(spec, 'sigmoid', 'none'), tmp_path / 'again', second_origin)
-    assert_same(parameters(tmp_path / 'again', 8), parameters(path, 8))
+    second_origin = warm_start.WarmStart(RunDir(path), 0, replace_operation(spec, 'sigmoid', 'none'))
+    train(replace_operation(spec, 'sigmoid', 'none'), tmp_path / 'again', second_origin)
+    assert_same_trees(load_parameters(tmp_path / 'again', 8), load_parameters(path, 8))
 
 
 @pytest.mark.slow
@@ -267,7 +269,7 @@ def test_train_command_resumes_fork_with_and_without_from_flag(capsys, parent, t
     assert main(arguments) == 0
     (line,) = (line for line in capsys.readouterr().err.splitlines() if 'since step 0: from params:' in line)
     assert 'optimizer.peak_learning_rate 0.01 -> 0.001' in line
-    records = timeless(tuned_run.read_records())
+    records = drop_clock_metrics(tuned_run.read_records())
     for repeated_arguments in (
         arguments,
         [argument for argument in arguments if not argument.startswith('--from')]
@@ -275,7 +277,7 @@ def test_train_command_resumes_fork_with_and_without_from_flag(capsys, parent, t
     ):
         shutil.rmtree(tuned_run.checkpoint_dir / '8')
         assert main(repeated_arguments) == 0, capsys.readouterr().err
-        assert timeless(tuned_run.read_records()) == records
+        assert drop_clock_metrics(tuned_run.read_records()) == records
     assert main([argument.replace('params:', '') for argument in arguments]) == 1
     last_line = capsys.readouterr().err.splitlines()[-1]
     assert f'--from={parent}@4' in last_line
@@ -300,16 +302,20 @@ def test_process_0_decides_that_fork_has_no_checkpoint(tmp_path):
 
     def prepare(group):
         return warm_start.prepare_first_checkpoint(
-            None, tiny(), None, 0, Checkpointer(folders[group.index], tiny().checkpoint, {}, group)
+            None,
+            make_tiny_spec(),
+            None,
+            0,
+            Checkpointer(folders[group.index], make_tiny_spec().checkpoint, {}, group),
         )
 
     message = 'here has no checkpoint and starts with the parameters of step 4 of ../parent; give --from again'
-    assert [str(refusal).endswith(message) for refusal in alike(2, prepare)] == [True, True]
+    assert [str(refusal).endswith(message) for refusal in run_group(2, prepare)] == [True, True]
 
 
 def test_warm_start_modes_match_allowed_values():
     assert set(WarmStartTakes.__args__) == set(warm_start.WARM_START_MODES)
-    shapes = state.get_state_shapes(tiny())
+    shapes = state.get_state_shapes(make_tiny_spec())
     assert (
         set(warm_start.WARM_START_MODES[''].state_keys)
         == set(shapes)

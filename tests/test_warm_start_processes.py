@@ -4,9 +4,9 @@ import json
 import threading
 
 import pytest
-from conftest import tiny
-from runs import saved
-from thread_group import alike
+from conftest import make_tiny_spec
+from runs import write_checkpoints
+from thread_group import run_group
 
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.errors import UserError
@@ -17,18 +17,18 @@ from sinklab.train import warm_start
 
 def made(path, content=b'of a run'):
     folder = RunDir(path)
-    saved(folder, 4, content=content)
-    return warm_start.WarmStart(folder, 4, tiny())
+    write_checkpoints(folder, 4, content=content)
+    return warm_start.WarmStart(folder, 4, make_tiny_spec())
 
 
 def verified(*origins):
-    return alike(len(origins), lambda group: warm_start.verify_origin(origins[group.index], group))
+    return run_group(len(origins), lambda group: warm_start.verify_origin(origins[group.index], group))
 
 
 def test_verify_origin_accepts_same_checkpoint_by_other_path(tmp_path):
     origin = made(tmp_path / 'one')
     (tmp_path / 'two').symlink_to(tmp_path / 'one')
-    assert verified(origin, warm_start.WarmStart(RunDir(tmp_path / 'two'), 4, tiny())) == [None, None]
+    assert verified(origin, warm_start.WarmStart(RunDir(tmp_path / 'two'), 4, make_tiny_spec())) == [None, None]
 
 
 def test_verify_origin_refuses_different_or_missing_checkpoint(tmp_path, monkeypatch):
@@ -69,9 +69,13 @@ def test_prepare_first_checkpoint_refuses_missing_origin_on_all_processes(tmp_pa
 
     def begin(group):
         return warm_start.prepare_first_checkpoint(
-            None, tiny(), None, 4, Checkpointer(folders[group.index], tiny().checkpoint, {}, group)
+            None,
+            make_tiny_spec(),
+            None,
+            4,
+            Checkpointer(folders[group.index], make_tiny_spec().checkpoint, {}, group),
         )
 
-    said = alike(2, begin)
+    said = run_group(2, begin)
     words = 'here has no checkpoint and starts at step 4 of ../parent; give --from again'
     assert [str(refusal).endswith(words) for refusal in said] == [True, True]

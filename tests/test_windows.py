@@ -4,12 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import Hearing, train
+from runs import RecordingCallback, train_run
 from stores import BEGIN as FIXED
-from stores import END, Array
+from stores import END, TokenArray
 
 from sinklab.data.batches import load_run_data
 from sinklab.data.prepare import open_corpus as stored
@@ -27,13 +27,13 @@ from sinklab.train.forward import find_document_starts
 
 @pytest.fixture
 def data(corpus):
-    return dataclasses.replace(tiny().data, source=corpus)
+    return dataclasses.replace(make_tiny_spec().data, source=corpus)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 30), st.integers(31, 200))
 def test_windows_are_disjoint_blocks_of_length_plus_one(length, size):
-    windows = Windows([Array(np.arange(size, dtype=np.uint16))], length, 'training')
+    windows = Windows([TokenArray(np.arange(size, dtype=np.uint16))], length, 'training')
     joined = np.concatenate([windows[index] for index in range(len(windows))])
     np.testing.assert_array_equal(joined, np.arange(len(windows) * (length + 1)))
     assert 0 <= size - len(joined) <= length
@@ -42,13 +42,13 @@ def test_windows_are_disjoint_blocks_of_length_plus_one(length, size):
 
 def test_windows_reject_too_few_tokens():
     with pytest.raises(UserError, match=r'16.*17'):
-        Windows([Array(np.zeros(16))], 16, 'held-out')
+        Windows([TokenArray(np.zeros(16))], 16, 'held-out')
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 90), min_size=1, max_size=5), st.integers(1, 30))
 def test_windows_of_several_domains_are_concatenated(sizes, length):
-    rows = [Array(1000 * number + np.arange(size)) for number, size in enumerate(sizes)]
+    rows = [TokenArray(1000 * number + np.arange(size)) for number, size in enumerate(sizes)]
     if all(size <= length for size in sizes):
         with pytest.raises(UserError):
             Windows(rows, length, 'training')
@@ -64,7 +64,7 @@ def test_windows_of_several_domains_are_concatenated(sizes, length):
 
 def test_windows_encode_masked_ids_as_bitwise_complement():
     ids, is_counted = np.arange(34), np.arange(34) % 3 == 0
-    windows = Windows([Array(ids, is_counted)], 16, 'training', masked=True)
+    windows = Windows([TokenArray(ids, is_counted)], 16, 'training', masked=True)
     for index in range(2):
         window, place = windows[index], slice(17 * index, 17 * index + 17)
         np.testing.assert_array_equal(window >= 0, is_counted[place])
@@ -78,7 +78,7 @@ def test_natural_probe_takes_document_starts_then_next_tokens(data):
     documents = [row.read_ids(*span) for span in zip(starts, [*starts[1:], len(row)], strict=True)]
     documents = [documents[number] for number in np.argsort(keys)]
     count = len(documents)
-    probe = dataclasses.replace(tiny().probe, sequences=count + 2, length=10)
+    probe = dataclasses.replace(make_tiny_spec().probe, sequences=count + 2, length=10)
     sequences = make_natural_probe(store, probe, [])
     for number in range(count):
         np.testing.assert_array_equal(sequences[number], documents[number][:10])
@@ -93,16 +93,20 @@ def test_synthetic_probe_is_deterministic_and_shares_prefix_across_lengths(data,
     for inputs in ('random', 'repeated'):
         short, long = (
             PROBE_INPUTS[inputs](
-                store, dataclasses.replace(tiny().probe, inputs=inputs, sequences=sequences, length=length), []
+                store,
+                dataclasses.replace(make_tiny_spec().probe, inputs=inputs, sequences=sequences, length=length),
+                [],
             )
             for length in (12, 50)
         )
         np.testing.assert_array_equal(long[:, :12], short)
         assert short.shape == (sequences, 12)
         assert (short == short[:, :1]).all() == (inputs == 'repeated')
-        with_bos = PROBE_INPUTS[inputs](store, dataclasses.replace(tiny().probe, inputs=inputs), [7])
+        with_bos = PROBE_INPUTS[inputs](store, dataclasses.replace(make_tiny_spec().probe, inputs=inputs), [7])
         assert (with_bos[:, 0] == 7).all()
-    sampled = PROBE_INPUTS['random'](store, dataclasses.replace(tiny().probe, sequences=128, length=2048), [])
+    sampled = PROBE_INPUTS['random'](
+        store, dataclasses.replace(make_tiny_spec().probe, sequences=128, length=2048), []
+    )
     counts = np.bincount(sampled.ravel(), minlength=store.meta['vocabulary'])
     assert len(counts) == store.meta['vocabulary']
     assert abs(counts / counts.mean() - 1).max() < 0.2
@@ -110,13 +114,13 @@ def test_synthetic_probe_is_deterministic_and_shares_prefix_across_lengths(data,
 
 def test_synthetic_probe_rejects_more_sequences_than_store_has(data):
     with pytest.raises(UserError, match=r'128.*2048'):
-        PROBE_INPUTS['random'](stored(data, 300), dataclasses.replace(tiny().probe, sequences=129), [])
+        PROBE_INPUTS['random'](stored(data, 300), dataclasses.replace(make_tiny_spec().probe, sequences=129), [])
 
 
 @pytest.mark.parametrize('position', [1, 3, 16])
 def test_fixed_position_replaces_only_that_position(corpus, position):
-    spec = tiny(data__source=corpus, data__fixed_position=position, probe__length=16)
-    plain, fixed = (load_run_data(s) for s in (tiny(data__source=corpus, probe__length=16), spec))
+    spec = make_tiny_spec(data__source=corpus, data__fixed_position=position, probe__length=16)
+    plain, fixed = (load_run_data(s) for s in (make_tiny_spec(data__source=corpus, probe__length=16), spec))
     for fixed_array, plain_array in (
         (fixed.batches.read_rows(3, range(4)), plain.batches.read_rows(3, range(4))),
         (fixed.valid_NT, plain.valid_NT),
@@ -135,7 +139,7 @@ def test_set_fixed_token_does_not_modify_input(data):
 
 
 def test_fixed_held_out_false_keeps_held_out_sequences(corpus):
-    plain, spec = (tiny(data__source=corpus, **changes) for changes in ({}, FIXED_IN_TRAINING))
+    plain, spec = (make_tiny_spec(data__source=corpus, **changes) for changes in ({}, FIXED_IN_TRAINING))
     natural, changed = load_run_data(plain), load_run_data(spec)
     assert (changed.batches.read_rows(0, range(4))[:, 0] == FIXED).all()
     np.testing.assert_array_equal(changed.valid_NT, natural.valid_NT)
@@ -147,8 +151,8 @@ FIXED_IN_TRAINING = dict(data__fixed_position=1, data__fixed_held_out=False)
 
 @pytest.mark.parametrize(('first', 'last'), [(1, 1), (1, 2), (2, 2), (1, 10)])
 def test_random_tokens_replace_only_given_positions(corpus, first, last):
-    plain = load_run_data(tiny(data__source=corpus))
-    spec = tiny(data__source=corpus, data__random_first=first, data__random_last=last)
+    plain = load_run_data(make_tiny_spec(data__source=corpus))
+    spec = make_tiny_spec(data__source=corpus, data__random_first=first, data__random_last=last)
     randomized, repeated = load_run_data(spec), load_run_data(spec)
     places = slice(first - 1, last)
     for random_array, plain_array in (
@@ -165,8 +169,8 @@ def test_random_tokens_replace_only_given_positions(corpus, first, last):
 
 
 def test_random_tokens_of_window_are_same_in_every_epoch():
-    windows = Windows([Array(np.arange(17 * 8))], 16, 'training')
-    data = dataclasses.replace(tiny().data, random_first=1, random_last=3)
+    windows = Windows([TokenArray(np.arange(17 * 8))], 16, 'training')
+    data = dataclasses.replace(make_tiny_spec().data, random_first=1, random_last=3)
     batches = ShuffledBatches([TransformedWindows(windows, data, 300, with_fixed_token=True)], 0, 8)
     first_rows, second_rows = (
         sorted(batches.read_rows(epoch, range(8)).tolist(), key=lambda row: row[-1]) for epoch in range(2)
@@ -177,7 +181,7 @@ def test_random_tokens_of_window_are_same_in_every_epoch():
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0.01, 1), st.integers(20, 400), st.integers(0, 3))
 def test_windows_share_is_exact_disjoint_and_deterministic(share, count, seed):
-    rows = [Array(np.arange(17 * count))]
+    rows = [TokenArray(np.arange(17 * count))]
     windows = Windows(rows, 16, 'training', share, seed)
     firsts = [int(windows[index][0]) for index in range(len(windows))]
     assert len(windows) == max(1, round(share * count))
@@ -195,14 +199,15 @@ def test_bos_documents_only_inserts_bos_tokens(data):
     )
     assert (bos_tokens.read_ids(0, len(bos_tokens))[starts] == FIXED).all()
     np.testing.assert_array_equal(
-        make_natural_probe(bos_corpus, tiny().probe, []), make_natural_probe(plain_corpus, tiny().probe, [])
+        make_natural_probe(bos_corpus, make_tiny_spec().probe, []),
+        make_natural_probe(plain_corpus, make_tiny_spec().probe, []),
     )
 
 
 @pytest.mark.parametrize(('prepend', 'token'), [('bos', FIXED), ('eos', END)])
 def test_probe_prepend_inserts_token_before_text(corpus, prepend, token):
-    plain = load_run_data(tiny(data__source=corpus)).probe_PT
-    prepended = load_run_data(tiny(data__source=corpus, probe__prepend=prepend)).probe_PT
+    plain = load_run_data(make_tiny_spec(data__source=corpus)).probe_PT
+    prepended = load_run_data(make_tiny_spec(data__source=corpus, probe__prepend=prepend)).probe_PT
     assert (prepended[:, 0] == token).all()
     np.testing.assert_array_equal(prepended[:5, 1:], plain[:5, :-1])
 
@@ -220,9 +225,9 @@ def test_find_document_starts_matches_loop_reference(rows):
 
 def test_transformed_windows_keep_loss_mask():
     is_counted = np.arange(34) % 2 == 0
-    windows = Windows([Array(np.arange(34), is_counted)], 16, 'train', masked=True)
+    windows = Windows([TokenArray(np.arange(34), is_counted)], 16, 'train', masked=True)
     for changes in (dict(random_first=1, random_last=4), dict(fixed_position=2)):
-        data = dataclasses.replace(tiny().data, **changes)
+        data = dataclasses.replace(make_tiny_spec().data, **changes)
         for index in range(2):
             window = TransformedWindows(windows, data, 300, with_fixed_token=True)[index]
             np.testing.assert_array_equal(window >= 0, is_counted[17 * index : 17 * index + 17])
@@ -230,18 +235,21 @@ def test_transformed_windows_keep_loss_mask():
 
 @pytest.mark.slow
 def test_training_reports_token_count_of_data_share(corpus, tmp_path):
-    spec = tiny(data__source=corpus, data__share=0.1, optimizer__steps=3)
-    store, callback = stored(spec.data, 300), Hearing()
+    spec = make_tiny_spec(data__source=corpus, data__share=0.1, optimizer__steps=3)
+    store, callback = stored(spec.data, 300), RecordingCallback()
     windows = len(store.get_tokens('train', '')) // 17
-    train(spec, tmp_path / 'run', callback)
+    train_run(spec, tmp_path / 'run', callback)
     num_used, num_total = 17 * round(windows / 10), 17 * windows
     line = f'data.share 0.1 is {num_used:,} of {num_total:,} training tokens; in the paper, of 5,000,000,000'
     assert callback.notes == [line]
-    assert load_run_data(tiny(data__source=corpus)).messages == ()
+    assert load_run_data(make_tiny_spec(data__source=corpus)).messages == ()
 
 
 def test_random_tokens_differ_between_domains_and_ignore_share():
-    data, rows = dataclasses.replace(tiny().data, random_first=1, random_last=8), [Array(np.zeros(17 * 50, int))]
+    data, rows = (
+        dataclasses.replace(make_tiny_spec().data, random_first=1, random_last=8),
+        [TokenArray(np.zeros(17 * 50, int))],
+    )
 
     def draw_windows(share, domain):
         windows = Windows(rows, 16, f'train {domain}', share, 0)

@@ -24,7 +24,7 @@ class ThreadMember:
         pass
 
 
-def crowd(count: int, function: Callable[[], None]) -> None:
+def run_in_threads(count: int, function: Callable[[], None]) -> None:
     """Run a function in many threads at the same time."""
     threads = [threading.Thread(target=function) for _ in range(count)]
     for thread in threads:
@@ -33,7 +33,7 @@ def crowd(count: int, function: Callable[[], None]) -> None:
         thread.join()
 
 
-def alike(count: int, function: Callable[[ThreadMember], Any]) -> list[Any]:
+def run_group(count: int, function: Callable[[ThreadMember], Any]) -> list[Any]:
     """Return what a function returns or raises for each member of a group."""
     slots, barrier = [None] * count, threading.Barrier(count, timeout=60)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from conftest import tiny
+from conftest import make_tiny_spec
 from jax.experimental import multihost_utils
 
 from sinklab.checkpoint.checkpointer import Checkpointer
@@ -45,7 +45,7 @@ class CollectiveGroup:
 
 
 def main() -> None:
-    spec, hardware = tiny(**ARGUMENTS['config']), Hardware(data=4)
+    spec, hardware = make_tiny_spec(**ARGUMENTS['config']), Hardware(data=4)
     mesh, data = device_mesh.make_mesh(hardware), load_run_data(spec)
     checkpoints = Checkpointer(RunDir(ARGUMENTS['folder']), spec.checkpoint, data.fingerprint, CollectiveGroup())
     results = dict(batches={}, losses={}, read=[])

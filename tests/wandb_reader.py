@@ -24,7 +24,7 @@ def read_records(data: bytes):
             content = b''
 
 
-def history(path) -> list[dict]:
+def read_history(path) -> list[dict]:
     """Return the records that a run has logged."""
     from wandb.proto.wandb_internal_pb2 import Record
 

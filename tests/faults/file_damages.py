@@ -40,8 +40,8 @@ import numpy as np
 
 from sinklab.cli.hardware_flags import FAST_COMPILE_FLAGS
 
-VERBS = 'train', 'tail', 'report', 'measure', 'verify'
-BAD = 'silent', 'traceback', 'hang', 'retry', 'unnamed'
+COMMANDS = 'train', 'tail', 'report', 'measure', 'verify'
+BAD_KINDS = 'silent', 'traceback', 'hang', 'retry', 'unnamed'
 SECONDS = 20.0  # time limit of a command; each takes a tenth of it
 MEMORY = 24 << 30  # bytes of address space of a worker, so that reading /dev/zero cannot exhaust memory
 NO_ANSWER = ''  # answer for a file that older runs do not have
@@ -542,7 +542,7 @@ def run_worker() -> None:
         channel.flush()
 
 
-class Answers:
+class CommandAnswers:
     """Sound runs, damaged copies of them, and the answers of commands to the copies."""
 
     def __init__(self, scratch: Path):
@@ -567,7 +567,7 @@ class Answers:
         for name in self.commands:
             self.ask_sound('train', name, scratch / name, seconds=300.0)
             os.mkdir(scratch / f'{name}-sound')
-            for verb in VERBS:
+            for verb in COMMANDS:
                 copy = self.copy(name, scratch / f'{name}-sound' / verb, verb)
                 self.sound[name, verb] = self.ask_sound(verb, name, copy, seconds=300.0)
             if name == 'run':
@@ -670,7 +670,7 @@ def classify(code: int | None, output: str, is_same: bool, names: list[str]) -> 
 
 def choose_cases(only: str, sample: int | None) -> Iterator[tuple[str, str, str]]:
     selected = [
-        (part, name, verb) for part, name in CASES for verb in VERBS if re.search(only, f'{part} {name} {verb}')
+        (part, name, verb) for part, name in CASES for verb in COMMANDS if re.search(only, f'{part} {name} {verb}')
     ]
     yield from selected if sample is None else random.Random(0).sample(selected, min(sample, len(selected)))
 
@@ -681,7 +681,7 @@ def tabulate(before: list[dict], after: list[dict]) -> str:
         {(record['part'], record['damage'], record['verb']): record['kind'] for record in records}
         for records in (before, after)
     )
-    kinds = ['unaffected', 'named', 'refused', *BAD]
+    kinds = ['unaffected', 'named', 'refused', *BAD_KINDS]
     lines = ['| answer | before | now |', '|---|---|---|']
     lines += [f'| {kind} | {list(old.values()).count(kind)} | {list(new.values()).count(kind)} |' for kind in kinds]
     for part, file, damages in PARTS:
@@ -689,13 +689,13 @@ def tabulate(before: list[dict], after: list[dict]) -> str:
             '',
             f'**{part}** (`{file}`)',
             '',
-            f'| damage | {" | ".join(VERBS)} |',
-            '|---' * (len(VERBS) + 1) + '|',
+            f'| damage | {" | ".join(COMMANDS)} |',
+            '|---' * (len(COMMANDS) + 1) + '|',
         ]
         names_by_cells: dict[tuple[str, ...], list[str]] = {}
         for name in damages:
             cells = []
-            for verb in VERBS:
+            for verb in COMMANDS:
                 old_kind, new_kind = old.get((part, name, verb), NO_ANSWER), new[part, name, verb]
                 cells.append(new_kind if old_kind in (new_kind, NO_ANSWER) else f'{old_kind} → {new_kind}')
             names_by_cells.setdefault(tuple(cells), []).append(name)
@@ -719,7 +719,7 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as scratch:
-        answers, records = Answers(Path(scratch)), []
+        answers, records = CommandAnswers(Path(scratch)), []
         try:
             for case in choose_cases(arguments.only, arguments.sample):
                 records.append(answers.ask(*case))

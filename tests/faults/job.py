@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 DEVICES = 4
 # Fake kubernetes package with the parts that jax uses to find other pods.
-KUBERNETES = """
+FAKE_KUBERNETES = """
 from types import SimpleNamespace as Some
 from jax._src.clusters import K8sCluster
 
@@ -36,7 +36,7 @@ client = Some(CoreV1Api=lambda: None, BatchV1Api=lambda: None, exceptions=Some(A
 """
 
 
-def free_port():
+def find_free_port():
     """Return a port that is free and that the system does not give to outgoing connections."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)  # Linux gives out those from 32,768 on
@@ -49,7 +49,7 @@ class Job:
     """Processes of one run, and their output."""
 
     def __init__(self, workdir, source, count, *options, variables=None, each=None, port=None, config=None):
-        self.port = port or free_port()
+        self.port = port or find_free_port()
         self.start = time.monotonic()
         self.processes = []
         for index in range(count):
@@ -125,12 +125,12 @@ def read_stderr(outputs, index, process):
     process.wait()
 
 
-def words(output):
+def get_supervisor_lines(output):
     """Return the lines of a supervisor, without lines of progress."""
     return [line for line in output.splitlines() if line.startswith('sinklab train: ')]
 
 
-def timeless(workdir):
+def read_timeless_records(workdir):
     return [{k: v for k, v in record.items() if k not in CLOCK_METRICS} for record in RunDir(workdir).read_records()]
 
 
@@ -140,12 +140,12 @@ def read_parameters(workdir):
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
 
-def assert_same(workdir, other, exactly=True):
+def assert_same_runs(workdir, other, exactly=True):
     """Assert that two runs have equal metrics, except clock times.
 
     If `exactly`, their parameters must be equal, too.
     """
-    records, other_records = timeless(workdir), timeless(other)
+    records, other_records = read_timeless_records(workdir), read_timeless_records(other)
     assert [record.keys() for record in records] == [record.keys() for record in other_records]
     pairs = [
         (record[name], other[name]) for record, other in zip(records, other_records, strict=True) for name in record
@@ -159,5 +159,5 @@ def assert_same(workdir, other, exactly=True):
         np.testing.assert_allclose(*zip(*pairs, strict=True), rtol=1e-5, atol=1e-5)
 
 
-def outcome(workdir):
+def read_outcome(workdir):
     return json.loads((Path(workdir) / 'outcome.json').read_text())

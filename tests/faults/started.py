@@ -7,19 +7,19 @@ from job import Job
 
 
 @pytest.fixture(scope='session')
-def programs():
+def cache_variables():
     """Return variables by which processes share compiled programs and tokens."""
     cache = os.environ.get('SINKLAB_FAULTS_CACHE') or f'{os.environ["SINKLAB_TESTS_COMPILED"]}/faults'
     return {'SINKLAB_CACHE': cache, 'JAX_COMPILATION_CACHE_DIR': f'{cache}/programs'}
 
 
 @pytest.fixture(scope='session')
-def job(corpus, programs):
+def job_starter(corpus, cache_variables):
     """Yield a function that starts the processes of a run with shared caches."""
     jobs = []
 
     def start(workdir, count=2, *options, variables=None, **more):
-        jobs.append(Job(workdir, corpus, count, *options, variables={**programs, **(variables or {})}, **more))
+        jobs.append(Job(workdir, corpus, count, *options, variables={**cache_variables, **(variables or {})}, **more))
         return jobs[-1]
 
     yield start
@@ -28,17 +28,17 @@ def job(corpus, programs):
 
 
 @pytest.fixture(scope='session')
-def undisturbed(job, tmp_path_factory):
+def undisturbed_run(job_starter, tmp_path_factory):
     """Train a run of two processes without faults, and return its folder."""
     path = tmp_path_factory.mktemp('undisturbed') / 'run'
-    codes, outputs = job(path).wait()
+    codes, outputs = job_starter(path).wait()
     assert codes == [0, 0], outputs
     return path
 
 
 @pytest.fixture(scope='session')
-def alone(job, tmp_path_factory):
+def single_process_run(job_starter, tmp_path_factory):
     path = tmp_path_factory.mktemp('alone') / 'run'
-    codes, outputs = job(path, 1).wait()
+    codes, outputs = job_starter(path, 1).wait()
     assert codes == [0], outputs
     return path

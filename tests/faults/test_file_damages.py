@@ -5,7 +5,7 @@ import random
 import file_damages
 import pytest
 
-CASES = [(part, name, verb) for part, name in file_damages.CASES for verb in file_damages.VERBS]
+CASES = [(part, name, verb) for part, name in file_damages.CASES for verb in file_damages.COMMANDS]
 SAMPLE = {*random.Random(0).sample(CASES, 8)}
 # One case of each kind of earlier fault, in addition to the random sample.
 SAMPLE |= {
@@ -28,7 +28,7 @@ SAMPLE |= {
 
 @pytest.fixture(scope='module')
 def answers(tmp_path_factory):
-    found = file_damages.Answers(tmp_path_factory.mktemp('damages'))
+    found = file_damages.CommandAnswers(tmp_path_factory.mktemp('damages'))
     yield found
     found.close()
 
@@ -39,4 +39,4 @@ def answers(tmp_path_factory):
 )
 def test_corrupt_file_is_reported_or_ignored(answers, part, name, verb):
     answer = answers.ask(part, name, verb)
-    assert answer['kind'] not in file_damages.BAD, answer
+    assert answer['kind'] not in file_damages.BAD_KINDS, answer

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from job import assert_same
+from job import assert_same_runs
 
 pytest_plugins = ['started']
 # One process in a bucket (test_runs_in_buckets.py), and two on a disk (test_faults.py), are in `make test`.
@@ -21,23 +21,23 @@ def check_writes(proxy):
     assert [name for name in written if not ITS_OWN.search(name)] == []
 
 
-def test_two_process_run_in_bucket_matches_run_on_disk(job, undisturbed, bucket, emulators):
+def test_two_process_run_in_bucket_matches_run_on_disk(job_starter, undisturbed_run, bucket, emulators):
     own = emulators.another(bucket)
     workdir = f'{bucket.url}/run'
-    codes, said = job(workdir, variables=bucket.variables, each={1: dict(own.variables)}).wait()
+    codes, said = job_starter(workdir, variables=bucket.variables, each={1: dict(own.variables)}).wait()
     assert codes == [0, 0], said
-    assert_same(workdir, undisturbed)
+    assert_same_runs(workdir, undisturbed_run)
     check_writes(own.proxy)
 
 
-def test_run_in_bucket_resumes_after_killed_process(job, undisturbed, bucket, emulators, tmp_path):
+def test_run_in_bucket_resumes_after_killed_process(job_starter, undisturbed_run, bucket, emulators, tmp_path):
     own = emulators.another(bucket)
     workdir = f'{bucket.url}/run'
     fault = dict(process=1, event=20, seconds=0, what='SIGKILL')
     harmed = {**bucket.variables, 'FAULT': json.dumps(fault), 'NOTES': str(tmp_path)}
-    codes, said = job(workdir, variables=harmed).wait()
+    codes, said = job_starter(workdir, variables=harmed).wait()
     assert codes == [42, 42], said
-    codes, said = job(workdir, variables=bucket.variables, each={1: dict(own.variables)}).wait()
+    codes, said = job_starter(workdir, variables=bucket.variables, each={1: dict(own.variables)}).wait()
     assert codes == [0, 0], said
-    assert_same(workdir, undisturbed)
+    assert_same_runs(workdir, undisturbed_run)
     check_writes(own.proxy)

@@ -4,18 +4,18 @@ import threading
 import time
 
 import pytest
-from attacker import ATTACKS, ports_of
-from job import assert_same
+from attacker import ATTACKS, list_listening_addresses
+from job import assert_same_runs
 
 pytest_plugins = ['started']
 pytestmark = pytest.mark.exhaustive  # test_network_security.py checks the answers of each port
 
 
-def test_run_completes_under_unauthenticated_traffic_to_every_port(job, undisturbed, tmp_path):
-    begun = job(tmp_path / 'run', variables={'PAUSE': '0.4'})
+def test_run_completes_under_unauthenticated_traffic_to_every_port(job_starter, undisturbed_run, tmp_path):
+    begun = job_starter(tmp_path / 'run', variables={'PAUSE': '0.4'})
     ended, met, threads = threading.Event(), set(), []
     while begun.processes[0].poll() is None:
-        ports = {port for process in begun.processes for port in ports_of(process.pid)}
+        ports = {port for process in begun.processes for port in list_listening_addresses(process.pid)}
         for address in ports - met:
             threads += [threading.Thread(target=attack, args=(address, ended)) for attack in ATTACKS.values()]
         met |= ports
@@ -28,4 +28,4 @@ def test_run_completes_under_unauthenticated_traffic_to_every_port(job, undistur
     assert codes == [0, 0], said
     assert len(met) >= 3  # process group, JAX coordinator, and collectives between CPUs
     assert not {host for host, _ in met} & {'::', '0.0.0.0'}  # none of them on all interfaces
-    assert_same(tmp_path / 'run', undisturbed)
+    assert_same_runs(tmp_path / 'run', undisturbed_run)
