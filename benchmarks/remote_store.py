@@ -27,8 +27,8 @@ from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
 from sinklab.data import remote_store, store
-from sinklab.data.batches import load_run_data
 from sinklab.data.prepare import prepare_store
+from sinklab.data.run_data import load_run_data
 from sinklab.data.store_files import Recipe
 from sinklab.storage import paths
 from sinklab.train.loop import PREFETCH_DEPTH, Prefetcher

@@ -242,7 +242,7 @@ def make_sinklab_kernel(kernel: str, args: argparse.Namespace):
     from sinklab.attn.example_specs import make_operations
     from sinklab.attn.mask import make_full_mask
     from sinklab.attn.pallas import tpu
-    from sinklab.attn.pallas.reductions import KernelSpec, ScoreSpec, SoftmaxReduction
+    from sinklab.attn.pallas.kernel_interface import KernelSpec, ScoreSpec, SoftmaxReduction
 
     name, *normalized, direction = kernel.split()
     pair = ('exp', 'sum') if name == 'softmax' else (name, 'sum' if normalized else 'none')

@@ -24,7 +24,7 @@ from sinklab.config.spec import Hardware, Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import quickstart
 from sinklab.configs.sizes import SIZES
-from sinklab.data.batches import load_run_data
+from sinklab.data.run_data import load_run_data
 from sinklab.parallel import device_mesh, sharding
 from sinklab.run_dir import RunDir
 from sinklab.train import (

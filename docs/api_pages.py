@@ -54,9 +54,9 @@ PAGES = {
         'This page describes a source of documents, as `data.source` names one.',
         (
             'sinklab.data.sources.open_source',
-            'sinklab.data.source_types.Source',
-            'sinklab.data.source_types.Document',
-            'sinklab.data.source_types.SourcePiece',
+            'sinklab.data.documents.Source',
+            'sinklab.data.documents.Document',
+            'sinklab.data.documents.SourcePiece',
         ),
     ),
     'callback.md': (

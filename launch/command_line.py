@@ -20,7 +20,7 @@ from launch.job import (
     make_sibling_path,
 )
 from launch.plan import Plan, make_command
-from sinklab.config.seeds import SEEDS_HELP, parse_seeds
+from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.escape import escape_control
 
 DEFAULT_GRACE_SECONDS = 120  # without --grace and --save

@@ -37,7 +37,7 @@ from sinklab.config.spec import (
 from sinklab.config.validate import parse_config
 from sinklab.errors import UserError
 from sinklab.escape import join_shell, quote_shell
-from sinklab.storage import run_files, untrusted_files
+from sinklab.storage import run_file_schemas, untrusted_files
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write, writable_folder
 from sinklab.storage.directories import list_committed, list_entries
 from sinklab.storage.paths import check_path_readable_by_orbax, is_remote, parse_path
@@ -70,7 +70,7 @@ def format_run_ref(takes: str, run_path: object, step: int | str) -> str:
     return f'{takes and f"{takes}:"}{run_path}@{step}'
 
 
-def format_lineage(lineage: dict) -> list[str]:
+def format_fork(lineage: dict) -> list[str]:
     """Format the origin of a fork, and what the fork changes, as a list of short texts.
 
     Args:
@@ -134,13 +134,14 @@ class RunDir:
         """Probe files, sorted by step; a file whose name is no step is skipped, with a warning."""
         files = sorted((self.path / 'probe').glob('*.npz'))
         for file in files:
-            if run_files.parse_probe_step(file) is None:
-                run_files.warn_once(
+            if run_file_schemas.parse_probe_step(file) is None:
+                run_file_schemas.warn_once(
                     file,
                     f'{file} is skipped: its name is not a step, such as 00000500.npz; rename it, or move it away',
                 )
         return sorted(
-            (file for file in files if run_files.parse_probe_step(file) is not None), key=run_files.parse_probe_step
+            (file for file in files if run_file_schemas.parse_probe_step(file) is not None),
+            key=run_file_schemas.parse_probe_step,
         )
 
     def get_probe_path(self, step: int) -> Path:
@@ -150,10 +151,10 @@ class RunDir:
         """Read NAME.json: config, row, environment, outcome, or sweep (the table of a sweep).
 
         Raises:
-            DamagedFileError: The file does not have its schema in sinklab/storage/run_files.py.
+            DamagedFileError: The file does not have its schema in sinklab/storage/run_file_schemas.py.
             FileNotFoundError: There is no such file.
         """
-        content = run_files.read_run_file(self.path / f'{name}.json', name)
+        content = run_file_schemas.read_run_file(self.path / f'{name}.json', name)
         return fill_missing_fields(content) if name == 'config' else content
 
     def read_limits(self) -> tuple[int | None, int | None]:
@@ -173,7 +174,7 @@ class RunDir:
         """
         remedy = 'restore it from a copy, or delete it to use the id of all checkpoints of this run'
         try:
-            return run_files.read_run_file(self.path / 'run.json', 'run', remedy)['id']
+            return run_file_schemas.read_run_file(self.path / 'run.json', 'run', remedy)['id']
         except FileNotFoundError:
             return None
 
@@ -185,14 +186,14 @@ class RunDir:
         """
         file = self.path / 'environment.json'
         try:
-            environment = run_files.read_run_file(
+            environment = run_file_schemas.read_run_file(
                 file, 'environment', 'it is not used: its records of attempts are lost'
             )
             if not environment.get('attempts'):
-                run_files.warn_once(file, f'{file} is damaged (it has no attempts); their records are lost')
+                run_file_schemas.warn_once(file, f'{file} is damaged (it has no attempts); their records are lost')
             return environment
         except DamagedFileError as error:
-            run_files.warn_once(file, str(error))
+            run_file_schemas.warn_once(file, str(error))
             return {}
         except OSError:
             return {}
@@ -359,7 +360,7 @@ class RunDir:
                 return {}
             file = self.path / 'row.json'
             raise DamagedFileError(
-                f'{file} is missing, which records the parent of a fork; {run_files.RESTORE_REMEDY}'
+                f'{file} is missing, which records the parent of a fork; {run_file_schemas.RESTORE_REMEDY}'
             ) from None
 
     def summarize_newest_attempt(self, attempts: list[dict]) -> tuple[int, str, list[str]]:
@@ -375,9 +376,9 @@ class RunDir:
         step, changes = attempts[-1]['step'], attempts[-1].get('changes', [])
         attention_backends = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
         try:
-            lineage_lines = format_lineage(self.read_lineage()) if step == self.read_start_step() else []
+            lineage_lines = format_fork(self.read_lineage()) if step == self.read_start_step() else []
         except DamagedFileError as error:
-            run_files.warn_once(self.path / 'row.json', str(error))
+            run_file_schemas.warn_once(self.path / 'row.json', str(error))
             lineage_lines = []
         return step, ', earlier '.join(attention_backends), [*lineage_lines, *changes]
 
@@ -456,8 +457,8 @@ class RunDir:
             file = self.path / METRICS_FILE
             problem = f'{file} is damaged (a line has step {extra_step}, but the run has {last_step} steps)'
             if strict:
-                raise DamagedFileError(f'{problem}; {run_files.LINE_REMEDY}')
-            run_files.warn_once(file, f'{problem} and is skipped there; {run_files.LINE_REMEDY}')
+                raise DamagedFileError(f'{problem}; {run_file_schemas.LINE_REMEDY}')
+            run_file_schemas.warn_once(file, f'{problem} and is skipped there; {run_file_schemas.LINE_REMEDY}')
         return [steps[step] for step in sorted(steps)]
 
     def list_checkpoint_steps(self) -> list[int]:
@@ -475,11 +476,11 @@ class RunDir:
         file, step = self.path / METRICS_FILE, record.get('step', 0)
         missing_names = [name for name in required_names if name not in record]
         if step != last_step:
-            run_files.warn_once(
+            run_file_schemas.warn_once(
                 file, f'{file} ends at step {step}, but the run is done with {last_step}; restore its lines'
             )
         elif missing_names:
-            run_files.warn_once(
+            run_file_schemas.warn_once(
                 file, f'{file} has no {missing_names[0]} of its last step, {last_step}; restore its lines'
             )
 
@@ -534,11 +535,11 @@ class RunDir:
             DamagedFileError: A line is damaged, and `strict` is True.
         """
         file = self.path / METRICS_FILE
-        records, faults = run_files.decode_metrics(run_files.read_log(file))
+        records, faults = run_file_schemas.decode_metrics(run_file_schemas.read_log(file))
         if faults and strict:
-            raise DamagedFileError(run_files.format_faults(file, faults, is_skipped=False))
+            raise DamagedFileError(run_file_schemas.format_faults(file, faults, is_skipped=False))
         if faults:
-            run_files.warn_once(file, run_files.format_faults(file, faults))
+            run_file_schemas.warn_once(file, run_file_schemas.format_faults(file, faults))
         return records
 
     def read_metric_lines_from(self, start_byte: int) -> tuple[list[dict], int]:
@@ -548,14 +549,14 @@ class RunDir:
             The records, and the byte offset after the last complete line, for the next call.
         """
         file = self.path / METRICS_FILE
-        new_bytes = b''.join(run_files.read_log(file, start_byte).rpartition(b'\n')[:2])
-        records, faults = run_files.decode_metrics(new_bytes)
+        new_bytes = b''.join(run_file_schemas.read_log(file, start_byte).rpartition(b'\n')[:2])
+        records, faults = run_file_schemas.decode_metrics(new_bytes)
         if faults:
             num_lines_before = (
-                run_files.read_log(file)[:start_byte].count(b'\n') if start_byte else 0
+                run_file_schemas.read_log(file)[:start_byte].count(b'\n') if start_byte else 0
             )  # reads the whole file, only to number the damaged lines
-            _, faults = run_files.decode_metrics(new_bytes, num_lines_before + 1)
-            run_files.warn_once(file, run_files.format_faults(file, faults))
+            _, faults = run_file_schemas.decode_metrics(new_bytes, num_lines_before + 1)
+            run_file_schemas.warn_once(file, run_file_schemas.format_faults(file, faults))
         return records, start_byte + len(new_bytes)
 
 
@@ -600,7 +601,7 @@ class MetricsWriter:
     """Metrics writer that appends records to metrics.jsonl."""
 
     def __init__(self, run_dir: RunDir, check_lease: Callable[[], None]):
-        self.log = run_files.open_append_log(run_dir.path / METRICS_FILE, check_lease)
+        self.log = run_file_schemas.open_append_log(run_dir.path / METRICS_FILE, check_lease)
         self.sync, self.close = self.log.sync, self.log.close
 
     def append(self, record: dict) -> None:

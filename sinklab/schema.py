@@ -52,7 +52,7 @@ def raise_errors(errors: Iterable[str]) -> None:
         raise UserError(f'{len(distinct)} faults: {numbered}')
 
 
-def parse_value(hint: Any, value: Any, path: str) -> Any:
+def check_value(hint: Any, value: Any, path: str) -> Any:
     """Validate one value by its type hint and return it; raise UserError if it is not of that type."""
     errors: list[str] = []
     parsed = validate_value(hint, value, path, errors)

@@ -152,14 +152,14 @@ def flush_standard_streams(exit_code: int) -> int:
 
 
 def get_line_prefix() -> str:
-    """Return a prefix for `write_error`: it clears a progress bar on a terminal, or starts a new line."""
+    """Return a prefix for `write_error_from_signal`: it clears a progress bar on a terminal, or starts a new line."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if sys.stderr.isatty() and os.environ.get('TERM', 'dumb') != 'dumb':
             return '\r\x1b[2K'
     return '\n'
 
 
-def write_error(text: str) -> None:
+def write_error_from_signal(text: str) -> None:
     """Write to the descriptor of sys.stderr, also from a signal handler; drop what cannot be written.
 
     A signal handler must not use the buffer of sys.stderr, because the interrupted code may be writing to it. It must

@@ -36,7 +36,9 @@ def exit_on_signal(signum: int, frame: FrameType | None = None) -> None:
     """
     if not _exit_lock.acquire(blocking=False):
         return  # the other thread already ends the process
-    standard_streams.write_error(f'{_program_name}: {STOP_MESSAGE.format(name=signal.Signals(signum).name)}\n')
+    standard_streams.write_error_from_signal(
+        f'{_program_name}: {STOP_MESSAGE.format(name=signal.Signals(signum).name)}\n'
+    )
     if signum != signal.SIGINT:
         _kill_self(signum)
     os._exit(128 + signum)

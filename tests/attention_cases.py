@@ -14,7 +14,7 @@ from sinklab.attn import mask as masks
 from sinklab.attn import reference
 from sinklab.attn.backends import BACKENDS
 from sinklab.attn.operations import resolve_operation
-from sinklab.attn.pallas.reductions import MASK_VALUE
+from sinklab.attn.pallas.kernel_interface import MASK_VALUE
 from sinklab.attn.spec import AttentionSpec, RelativePositionBias, ScoreBias
 from sinklab.config.spec import AttentionConfig
 

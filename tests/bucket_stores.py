@@ -9,7 +9,7 @@ import numpy as np
 from conftest import make_tiny_spec
 from stores import make_store, write_source
 
-from sinklab.data.batches import RunData, load_run_data
+from sinklab.data.run_data import RunData, load_run_data
 from sinklab.data.store import Store
 from sinklab.storage.paths import get_file_system, parse_path
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from attention_cases import compute_alibi_bias
 
-from sinklab.attn.pallas.reductions import (
+from sinklab.attn.pallas.kernel_interface import (
     MASK_VALUE,
     KernelSpec,
     LinearReduction,

@@ -10,7 +10,7 @@ from orbax.checkpoint import v1 as ocp
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.spec import Hardware
-from sinklab.data.batches import load_run_data
+from sinklab.data.run_data import load_run_data
 from sinklab.parallel import device_mesh
 from sinklab.run_dir import RunDir
 from sinklab.train import loop, state

@@ -7,7 +7,7 @@ import pytest
 from conftest import make_tiny_spec
 
 from sinklab.data import bigram_backcopy
-from sinklab.data.batches import SyntheticBatches, load_run_data
+from sinklab.data.run_data import SyntheticBatches, load_run_data
 from sinklab.errors import UserError
 from sinklab.metrics import bigram_backcopy as measure
 

@@ -15,7 +15,7 @@ from stores import write_chat
 
 from sinklab.config.spec import Hardware
 from sinklab.config.validate import parse_config
-from sinklab.data.batches import load_run_data
+from sinklab.data.run_data import load_run_data
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import sink_probe, state, step
 from sinklab.train.optimizer import make_optimizer

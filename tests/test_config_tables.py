@@ -322,7 +322,7 @@ def menu(record, field):
 def test_every_choice_has_implementation():
     from sinklab.attn.backends import BACKENDS
     from sinklab.attn.operations import NORMALIZERS, SIMILARITIES
-    from sinklab.data.batches import PREPENDED_IDS, TASKS
+    from sinklab.data.run_data import PREPENDED_IDS, TASKS
     from sinklab.model.attention import COMBINATIONS
     from sinklab.model.layers import (
         FEATURE_MAPS,

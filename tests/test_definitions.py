@@ -17,7 +17,7 @@ from docs.reference import REASONS_NOT_MEASURED
 from sinklab.cli.main import COMMANDS
 from sinklab.config.validate import parse_config
 from sinklab.configs import packing
-from sinklab.data.batches import load_run_data
+from sinklab.data.run_data import load_run_data
 from sinklab.metrics import registry, sink
 from sinklab.metrics.metric import MetricSetting
 from sinklab.model.learned_kv import LEARNED_KV_KINDS

@@ -8,11 +8,11 @@ from conftest import draw_params, make_tiny_spec
 from stores import write_chat
 
 from sinklab.config.spec import Hardware
-from sinklab.data.batches import load_run_data
+from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import device_mesh, sharding
-from sinklab.train import evaluate, state, step
+from sinklab.train import state, step, validation_loss
 from sinklab.train import step as step_module
 from sinklab.train.forward import make_forward
 
@@ -58,7 +58,7 @@ def test_loss_is_mean_over_assistant_tokens(source, micro_batch):
         np.testing.assert_allclose(
             float(metrics['train/loss']), compute_expected_loss(spec, params, batch), rtol=1e-5
         )
-        valid = evaluate.make_evaluate(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
+        valid = validation_loss.make_evaluate(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
         np.testing.assert_allclose(valid, compute_expected_loss(spec, params, data.valid_NT), rtol=1e-5)
 
 

@@ -16,7 +16,7 @@ from sinklab.attn.pallas import gpu
 from sinklab.attn.pallas import gpu as gpu_module
 from sinklab.attn.pallas.gpu import LOG2E, make_block_ops
 from sinklab.attn.pallas.gpu_lowering import REWRITES, make_lowerable
-from sinklab.attn.pallas.reductions import (
+from sinklab.attn.pallas.kernel_interface import (
     MASK_VALUE,
     LinearReduction,
     ScoreSpec,

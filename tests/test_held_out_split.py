@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from stores import decode_documents, make_store, make_texts
 
 from sinklab.data import held_out_split, sources
+from sinklab.data.documents import Document, Source, SourcePiece
 from sinklab.data.held_out_split import compute_limit, hash_document_name
-from sinklab.data.source_types import Document, Source, SourcePiece
 
 
 @settings(max_examples=40, deadline=None)

@@ -23,7 +23,7 @@ from jax.sharding import AxisType
 from sinklab.attn import finalize, reference
 from sinklab.attn import mask as masks
 from sinklab.attn.pallas import tpu
-from sinklab.attn.pallas.reductions import (
+from sinklab.attn.pallas.kernel_interface import (
     MASK_VALUE,
     KernelSpec,
     LinearReduction,

@@ -109,7 +109,7 @@ CURVES = {
 
 def matrix(columns, curve):
     """Compute bias_BHTS of five tokens; the columns are on the left."""
-    bias = ScoreBias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).get_bias_HC())
+    bias = ScoreBias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).get_score_bias_HC())
     plain = make_attention_spec(make_attention_config('exp', 'sum'), make_causal_mask(5), 1, bias)
     moved = dataclasses.replace(plain, operation=dataclasses.replace(plain.operation, offset=0.5))
     return np.broadcast_to(moved.materialize_bias(5), (1, 4, 5, 6))
@@ -203,7 +203,7 @@ def test_sink_logit_scales_output_by_sigmoid_of_logsumexp_difference(scale):
     logit.score_H[...] = scale * jnp.asarray(rng.normal(size=(4, 1)), jnp.float32)
     keys, values = logit.prepend(key, value)
     beside = make_attention_spec(
-        make_attention_config('exp', 'sum'), make_causal_mask(6), 1, ScoreBias(learned_HC=logit.get_bias_HC())
+        make_attention_config('exp', 'sum'), make_causal_mask(6), 1, ScoreBias(learned_HC=logit.get_score_bias_HC())
     )
     found = reference.attend(query, keys, values, beside).output_BTHK
     plain = reference.attend(

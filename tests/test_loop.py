@@ -26,7 +26,7 @@ from runs import (
 from sinklab.attn.backends import BackendChoice
 from sinklab.cli.main import main
 from sinklab.config.spec import Hardware
-from sinklab.data.batches import load_run_data
+from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir, flatten_dict
 from sinklab.train import loop, setup, step

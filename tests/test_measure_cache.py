@@ -6,7 +6,7 @@ import pytest
 import runs
 
 from sinklab.cli.main import main
-from sinklab.storage import run_files
+from sinklab.storage import run_file_schemas
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ def trained(tmp_path_factory, corpus):
 
 
 def measure(path, capsys, *more):
-    run_files.PRINTED_WARNINGS.clear()
+    run_file_schemas.PRINTED_WARNINGS.clear()
     code = main(['measure', str(path), '--json', *more])
     out, err = capsys.readouterr()
     return code, out and json.loads(out), err

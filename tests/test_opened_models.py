@@ -17,7 +17,7 @@ import sinklab
 from sinklab import opened_models, standard_streams
 from sinklab.analysis import measure
 from sinklab.cli.main import main
-from sinklab.data.batches import load_run_data
+from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.metrics import sink
 from sinklab.run_dir import RunDir

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sinklab
-from sinklab.parallel.mixed_precision import sharded_einsum
+from sinklab.parallel.param_einsum import sharded_einsum
 
 MODEL = Path(sinklab.__file__).parent / 'model'
 EQUATIONS = sorted(

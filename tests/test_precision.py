@@ -23,7 +23,7 @@ from sinklab.attn import chunked
 from sinklab.attn import mask as masks
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh, sharding
-from sinklab.parallel.mixed_precision import param_einsum
+from sinklab.parallel.param_einsum import param_einsum
 from sinklab.train import state, step
 from sinklab.train import step as step_module
 from sinklab.train.forward import make_document_inputs

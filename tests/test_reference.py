@@ -23,7 +23,7 @@ from sinklab.configs.table import get_field, list_fields
 from sinklab.metrics.registry import METRIC_INFOS, OFFLINE_METRIC_INFOS
 from sinklab.report.claims import FAILS_METRIC
 from sinklab.report.sweep_table import EMERGENCE_METRIC
-from sinklab.storage import run_files
+from sinklab.storage import run_file_schemas
 from sinklab.supervisor import exit_status
 
 ROOT = Path(__file__).parents[1]
@@ -163,10 +163,10 @@ def test_run_files_page_lists_every_file():
 
 
 def test_run_files_page_lists_every_schema_field():
-    assert {*reference.SCHEMA_NAMES.values(), 'verdicts'} == run_files.SCHEMAS.keys()
+    assert {*reference.SCHEMA_NAMES.values(), 'verdicts'} == run_file_schemas.SCHEMAS.keys()
     for file, name in reference.SCHEMA_NAMES.items():
         section = PAGES['run_files.md'].partition(f'### `{file}`')[2].partition('\n### ')[0]
-        kind = run_files.SweepRow if name == 'sweep' else run_files.SCHEMAS[name]
+        kind = run_file_schemas.SweepRow if name == 'sweep' else run_file_schemas.SCHEMAS[name]
         for field in msgspec.structs.fields(kind):
             assert find_lines(section, field.encode_name), (file, field.encode_name)
 

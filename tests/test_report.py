@@ -231,7 +231,7 @@ def test_emergence_is_absent_when_final_rate_exists_at_step_0(tmp_path, runs_of_
             extra_metrics = {'sink/1': 10.0}
             write_run(paths[-1], f'decay_{decay}', seed=seed, more=extra_metrics, optimizer__weight_decay=decay)
     groups = run_groups.group_runs(runs.read_runs(list(map(str, paths))))
-    assert [emergence.select_learned(arm.counted_runs) for arm in groups] == [[], []]
+    assert [emergence.find_learned_emergences(arm.counted_runs) for arm in groups] == [[], []]
     assert 'emerging' not in summary_table.format_headline(groups)
     assert 'before training' in summary_table.format_headline(groups)
     figures = figure_data.LineFigures(groups, BinaryPayload())

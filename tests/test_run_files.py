@@ -19,7 +19,7 @@ from sinklab.metrics.registry import FIGURES
 from sinklab.report import runs
 from sinklab.report import runs as runs_module
 from sinklab.run_dir import RunDir
-from sinklab.storage import run_files, untrusted_files
+from sinklab.storage import run_file_schemas, untrusted_files
 from sinklab.storage.lease import LeaseLostError, hold_lease
 from sinklab.storage.untrusted_files import DamagedFileError
 
@@ -120,7 +120,7 @@ def read_or_none(read_function, *arguments):
 
 @pytest.mark.parametrize('kind', SOUND)
 def test_decode_run_file_returns_written_value(kind):
-    assert run_files.decode_run_file(json.dumps(SOUND[kind]), kind, 'file') == SOUND[kind]
+    assert run_file_schemas.decode_run_file(json.dumps(SOUND[kind]), kind, 'file') == SOUND[kind]
 
 
 @pytest.mark.parametrize('kind', SOUND)
@@ -134,9 +134,9 @@ def test_decode_run_file_matches_schema_or_raises_for_damaged_json(kind, data):
             change_bytes(json.dumps(SOUND[kind]).encode()),
         )
     )
-    value = read_or_none(run_files.decode_run_file, content, kind, 'file')
+    value = read_or_none(run_file_schemas.decode_run_file, content, kind, 'file')
     if value is not None:
-        run_files.msgspec.convert(value, run_files.SCHEMAS[kind])
+        run_file_schemas.msgspec.convert(value, run_file_schemas.SCHEMAS[kind])
         json.dumps(value, allow_nan=False)
 
 
@@ -148,7 +148,7 @@ def test_decode_metrics_returns_records_or_faults_for_damaged_lines(data):
     lines = LINES.splitlines(keepends=True)
     lines[number] = data.draw(change_value(RECORDS[number]).map(lambda changed: json.dumps(changed).encode() + b'\n'))
     content = data.draw(st.one_of(change_bytes(LINES), st.just(b''.join(lines))))
-    records, faults = read_or_none(run_files.decode_metrics, content)
+    records, faults = read_or_none(run_file_schemas.decode_metrics, content)
     for record in records:
         assert type(record['step']) is int
         assert 0 <= record['step'] < 2**31
@@ -178,12 +178,12 @@ def test_read_arrays_returns_written_values_or_raises_for_damaged_probe(probe_fi
     """Rely on the checksum of each array: arrays read from a damaged file equal the written ones."""
     file = probe_file.with_name('damaged.npz')
     file.write_bytes(data.draw(change_bytes(probe_file.read_bytes())))
-    actual = read_or_none(run_files.read_arrays, file)
+    actual = read_or_none(run_file_schemas.read_arrays, file)
     if actual is not None:
         with np.load(probe_file) as expected:
             for name in actual.keys() & {*expected.files}:
                 np.testing.assert_array_equal(actual[name], expected[name])
-        read_or_none(run_files.check_dimensions, file, actual)
+        read_or_none(run_file_schemas.check_dimensions, file, actual)
 
 
 def test_read_arrays_matches_numpy_load(tmp_path):
@@ -197,7 +197,7 @@ def test_read_arrays_matches_numpy_load(tmp_path):
     )
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / 'a.npz', **arrays)
-        actual = run_files.read_arrays(tmp_path / 'a.npz')
+        actual = run_file_schemas.read_arrays(tmp_path / 'a.npz')
         with np.load(tmp_path / 'a.npz') as expected:
             assert actual.keys() == {*expected.files}
             for name in actual:
@@ -213,7 +213,7 @@ def test_read_arrays_rejects_oversized_header_without_allocation(tmp_path):
     write_huge_header(tmp_path / 'a.npz')
     tracemalloc.start()
     with pytest.raises(DamagedFileError, match='shape'):
-        run_files.read_arrays(tmp_path / 'a.npz')
+        run_file_schemas.read_arrays(tmp_path / 'a.npz')
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -251,16 +251,16 @@ DAMAGES = {
 @pytest.mark.parametrize('name', CRASHES)
 def test_decode_metrics_ignores_line_truncated_by_crash(name):
     content = make_lines(*CRASHES[name])
-    records, faults = run_files.decode_metrics(content)
+    records, faults = run_file_schemas.decode_metrics(content)
     assert faults == []
     assert [record['step'] for record in records] == [step for step in CRASHES[name] if step >= 0]
-    assert run_files.decode_metrics(content.removesuffix(b'\n'))[1] == []
+    assert run_file_schemas.decode_metrics(content.removesuffix(b'\n'))[1] == []
 
 
 @pytest.mark.parametrize('name', DAMAGES)
 def test_decode_metrics_reports_truncated_line_not_explained_by_crash(name):
     steps, line = DAMAGES[name]
-    faults = run_files.decode_metrics(make_lines(*steps))[1]
+    faults = run_file_schemas.decode_metrics(make_lines(*steps))[1]
     assert faults[0].line == line
     assert len(faults) == 1 + (name == 'two lines in a row')
 
@@ -357,7 +357,7 @@ def test_read_run_file_rejects_too_large_file(tmp_path):
     with (tmp_path / 'row.json').open('wb') as file:
         file.truncate(1 << 40)
     with pytest.raises(DamagedFileError, match='1,099,511,627,776'):
-        run_files.read_run_file(tmp_path / 'row.json', 'row')
+        run_file_schemas.read_run_file(tmp_path / 'row.json', 'row')
 
 
 def test_lease_file_has_mode_644(tmp_path):

@@ -11,12 +11,12 @@ from runs import drop_clock_metrics, load_parameters, train_run
 from stores import make_store, make_texts, write_chat
 
 from sinklab.config.spec import Hardware
-from sinklab.data.batches import load_run_data
+from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
 from sinklab.storage.paths import get_file_system, parse_path
 from sinklab.train.callbacks import Callback
-from sinklab.train.evaluate import load_sharded_parts, make_evaluate
+from sinklab.train.validation_loss import load_sharded_parts, make_evaluate
 
 pytestmark = pytest.mark.slow
 SHORT = dict(data__length=16, checkpoint__every_steps=4)

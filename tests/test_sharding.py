@@ -11,14 +11,14 @@ from jax.sharding import PartitionSpec
 
 from sinklab.config.spec import Hardware
 from sinklab.parallel import collectives, device_mesh, sharding
-from sinklab.train import evaluate, state
+from sinklab.train import state, validation_loss
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 900), st.integers(1, 64), st.integers(1, 16))
 def test_split_into_parts_pads_equal_parts_without_losing_sequences(sequences, per_device, ways):
     ids_NT = np.arange(2 * sequences).reshape(-1, 2)
-    parts = evaluate.split_into_parts(ids_NT, per_device * ways, ways)
+    parts = validation_loss.split_into_parts(ids_NT, per_device * ways, ways)
     (rows,) = {len(part) for part in parts}
     assert rows % ways == 0
     assert rows <= per_device * ways
@@ -67,9 +67,9 @@ def test_indivisible_validation_compiles_once_and_returns_mean(loss):
     if loss == 'assistant':
         ids_NT = np.where(rng.uniform(size=ids_NT.shape) < 0.3, ~ids_NT, ids_NT)
     read_NT = np.where(ids_NT < 0, ~ids_NT, ids_NT)
-    loss_NT, _ = evaluate.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, read_NT)
+    loss_NT, _ = validation_loss.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, read_NT)
     with jax.set_mesh(mesh), jtu.count_jit_compilation_cache_miss() as compiled:
-        found = evaluate.make_evaluate(spec, Hardware(data=4), mesh)(params, ids_NT)
+        found = validation_loss.make_evaluate(spec, Hardware(data=4), mesh)(params, ids_NT)
     assert compiled() == 1
     expected = np.mean(np.asarray(loss_NT), where=ids_NT[:, 1:] >= 0)
     np.testing.assert_allclose(found['valid/loss'], expected, rtol=1e-5)

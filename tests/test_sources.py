@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import encode_lines, get_refusal, make_conversation, read_documents
 
-from sinklab.data.source_types import DamagedDocument, Document
+from sinklab.data.documents import DamagedDocument, Document
 from sinklab.data.sources import open_source
 from sinklab.install_commands import format_extra_command
 

@@ -25,8 +25,8 @@ from stores import (
 
 from sinklab.cli.main import main
 from sinklab.data import store as store_module
-from sinklab.data.batches import load_run_data
 from sinklab.data.prepare import open_corpus, prepare_store
+from sinklab.data.run_data import load_run_data
 from sinklab.data.store import Store, decode_samples, find_problems
 from sinklab.data.store_files import IDS_SUFFIX
 from sinklab.errors import UserError

@@ -18,10 +18,10 @@ from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import device_mesh, sharding
 from sinklab.parallel.device_mesh import MESH_AXES
 from sinklab.train import (
-    evaluate,
     setup,
     state,
     step,
+    validation_loss,
 )
 from sinklab.train import step as step_module
 from sinklab.train.forward import make_forward
@@ -147,12 +147,12 @@ def test_train_step_keeps_moments_sharded_like_parameters():
 def test_train_loss_excludes_prefix_and_validation_loss_includes_it():
     spec = make_tiny_spec(model__mask__prefix=4, probe__keys=4)
     params = fresh(spec)['params']
-    loss_BT, _ = evaluate.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, IDS)
+    loss_BT, _ = validation_loss.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, IDS)
     np.testing.assert_allclose(
         step_module.make_loss(spec, first_target=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5
     )
     with jax.set_mesh(mesh := device_mesh.make_mesh(Hardware())):
-        valid = evaluate.make_evaluate(spec, Hardware(), mesh)(params, IDS)['valid/loss']
+        valid = validation_loss.make_evaluate(spec, Hardware(), mesh)(params, IDS)['valid/loss']
         given = fresh(spec), sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh)
         _, numbers = step.make_train_step(spec, Hardware(), mesh)(*given)
     np.testing.assert_allclose(valid, loss_BT.mean(), rtol=1e-5)
@@ -172,7 +172,7 @@ def test_evaluate_averages_over_windows_for_any_batch_size():
     ids_NT = np.random.default_rng(1).integers(0, 300, (7, 17)).astype(np.int32)
     with jax.set_mesh(mesh):
         params = jax.device_put(fresh(spec)['params'], state.get_state_shardings(spec, mesh)['params'])
-        found = evaluate.make_evaluate(spec, hardware, mesh)(params, ids_NT)
+        found = validation_loss.make_evaluate(spec, hardware, mesh)(params, ids_NT)
     loss = jax.jit(step_module.make_loss(spec))
     each = [float(loss(fresh(spec)['params'], ids_NT[i : i + 1])) for i in range(7)]
     np.testing.assert_allclose(found['valid/loss'], np.mean(each), rtol=1e-5)

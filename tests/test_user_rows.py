@@ -10,7 +10,7 @@ import pytest
 from sinklab.cli import sweep
 from sinklab.cli.config_flags import get_diff_value, load_and_describe, load_spec
 from sinklab.cli.main import main
-from sinklab.config.seeds import SEEDS_HELP, parse_seeds
+from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.config.spec import Hardware
 from sinklab.configs import default
 from sinklab.configs.table import list_fields

@@ -13,7 +13,7 @@ from runs import CrashError, CrashingCallback, assert_same_trees, drop_clock_met
 
 from sinklab.checkpoint import digests
 from sinklab.config.spec import Hardware
-from sinklab.data.batches import load_run_data
+from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
 from sinklab.report import page, runs

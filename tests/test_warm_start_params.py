@@ -18,7 +18,7 @@ from sinklab.cli.main import main
 from sinklab.config.spec import Hardware, WarmStartTakes
 from sinklab.config.validate import parse_config
 from sinklab.configs import default, fine_tuning
-from sinklab.data.batches import load_run_data
+from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.report import runs
 from sinklab.run_dir import RunDir

@@ -11,8 +11,8 @@ from runs import RecordingCallback, train_run
 from stores import BEGIN as FIXED
 from stores import END, TokenArray
 
-from sinklab.data.batches import load_run_data
 from sinklab.data.prepare import open_corpus as stored
+from sinklab.data.run_data import load_run_data
 from sinklab.data.windows import (
     PROBE_INPUTS,
     ShuffledBatches,

@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.spec import Hardware
-from sinklab.data.batches import load_run_data
+from sinklab.data.run_data import load_run_data
 from sinklab.parallel import device_mesh, sharding
 from sinklab.run_dir import RunDir
 from sinklab.train import state, step

@@ -81,7 +81,7 @@ class AttentionRecorder:
                 if 'attention' in type(module).__name__.lower():
                     module.register_forward_pre_hook(self.on_attention_input, with_kwargs=True)
 
-    def run_trial(self) -> list[LayerArrays]:
+    def find_capture_mode(self) -> list[LayerArrays]:
         """Return the arrays of each layer for two tokens, in the first capture mode that works for the model.
 
         Raises:
@@ -313,7 +313,7 @@ class HFModel:
         self.vocabulary = self.config.vocab_size
         self.has_sinks = any(hasattr(module, 'sinks') for module in self.model.modules())
         self.recorder = AttentionRecorder(self.model, self.name)
-        layer_arrays = self.recorder.run_trial()
+        layer_arrays = self.recorder.find_capture_mode()
         names = sorted({name for layer in layer_arrays for name in layer})
         self.available_arrays = tuple(map(add_layer_axis, names))
         numbered_layers = [*zip(self.recorder.layer_numbers, layer_arrays, strict=True)]

@@ -30,8 +30,8 @@ from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
 from sinklab.run_dir import HF_PREFIX
 from sinklab.train import state
-from sinklab.train.evaluate import make_token_loss
 from sinklab.train.forward import make_forward
+from sinklab.train.validation_loss import make_token_loss
 
 LIMIT_KEYS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens'  # names of one option
 DEFAULT_MAX_TOKENS = 256  # if a task sets no limit
@@ -241,7 +241,9 @@ class SinklabLM(TemplateLM):
             hidden_BTD, head_VD, _ = forward_fn(params, ids_BT)
             return compute_logits(jnp.take_along_axis(hidden_BTD, last_B[:, None, None], 1), head_VD)[:, 0]
 
-        return jax.jit(compute_next_logits, **state.get_jit_options(self.run_model.spec, self.run_model.mesh))
+        return jax.jit(
+            compute_next_logits, **state.get_replicated_jit_options(self.run_model.spec, self.run_model.mesh)
+        )
 
 
 def check_scorable(spec: Spec, name: str) -> None:

@@ -14,19 +14,24 @@ import numpy as np
 
 from sinklab.analysis.model_protocol import MeasurableModel, ProgressFn, ignore_progress
 from sinklab.analysis.run_model import RunModel
-from sinklab.data.batches import load_run_data
-from sinklab.data.source_types import Document, require_intact
+from sinklab.data.documents import Document, require_intact
+from sinklab.data.run_data import load_run_data
 from sinklab.data.sources import open_source
 from sinklab.errors import UserError
 from sinklab.loss_mask import strip_loss_mask
 from sinklab.metrics import registry
 from sinklab.metrics.emergence import find_emergence, find_first_heads
-from sinklab.metrics.metric import Arrays, MetricInfo, MetricSetting, name_by_layer
+from sinklab.metrics.metric import (
+    Arrays,
+    MetricInfo,
+    MetricSetting,
+    name_by_layer,
+)
 from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.schema import format_unknown_name
-from sinklab.storage import run_files
+from sinklab.storage import run_file_schemas
 from sinklab.storage.atomic_write import atomic_write, writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.paths import parse_path
@@ -323,7 +328,7 @@ def measure_cached(
     try:
         return read_cached(path)
     except DamagedFileError as error:
-        run_files.warn_once(path, f'{error}; it is measured again')
+        run_file_schemas.warn_once(path, f'{error}; it is measured again')
     except OSError:  # not in the cache, or the cache cannot be read
         pass
     measurement = measure_model(model, ids_PT, position_T, on_progress, **overrides)
@@ -332,7 +337,9 @@ def measure_cached(
             save_measurement(path, measurement, seal=digest_measurement(path.stem, measurement))
     except (UserError, OSError) as error:
         reason = ' '.join(str(error).partition('; ')[0].split())
-        run_files.warn_once(path, f'the measurement is not cached ({reason}); it is measured again the next time')
+        run_file_schemas.warn_once(
+            path, f'the measurement is not cached ({reason}); it is measured again the next time'
+        )
     return measurement
 
 
@@ -342,11 +349,11 @@ def read_cached(path: Path) -> Measurement:
     Raises:
         DamagedFileError: The file is not the one that was written under this name.
     """
-    arrays = run_files.read_arrays(path, remedy='it cannot be used')
+    arrays = run_file_schemas.read_arrays(path, remedy='it cannot be used')
     texts = [arrays.pop(name, None) for name in ('numbers', 'seal')]
     if any(text is None or text.shape or text.dtype.kind != 'U' for text in texts):
         raise DamagedFileError(f'{path} is damaged (it has no numbers, or no seal)')
-    measurement = Measurement(run_files.decode_numbers(str(texts[0]), path), arrays)
+    measurement = Measurement(run_file_schemas.decode_numbers(str(texts[0]), path), arrays)
     if str(texts[1]) != digest_measurement(path.stem, measurement):
         raise DamagedFileError(f'{path} is damaged (it differs from what was cached under this name)')
     return measurement
@@ -524,7 +531,7 @@ class MeasureJob:
         )
         measurement = measure_cached(self.model, ids_PT, self.request.position_T, on_progress, **overrides)
         return dataclasses.replace(
-            measurement, numbers=measurement.numbers | compute_extra_metrics(self.model, ids_PT, self.request)
+            measurement, numbers=measurement.numbers | compute_forward_pass_metrics(self.model, ids_PT, self.request)
         )
 
 
@@ -534,7 +541,9 @@ def make_job(model: MeasurableModel, request: MeasureRequest) -> MeasureJob:
     return MeasureJob(model, full_request, make_inputs(model, full_request.inputs, InputSpec(**input_fields)))
 
 
-def compute_extra_metrics(model: MeasurableModel, ids_PT: np.ndarray, request: MeasureRequest) -> dict[str, float]:
+def compute_forward_pass_metrics(
+    model: MeasurableModel, ids_PT: np.ndarray, request: MeasureRequest
+) -> dict[str, float]:
     """Compute the metrics that need forward passes of their own."""
     metrics = {}
     if request.loss:

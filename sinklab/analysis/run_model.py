@@ -23,8 +23,8 @@ from sinklab.analysis.model_protocol import (
 )
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.config.spec import Hardware, Spec
-from sinklab.data.batches import PREPENDED_IDS
 from sinklab.data.prepare import find_tokenizer_file, open_corpus
+from sinklab.data.run_data import PREPENDED_IDS
 from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, load_tokenizer
 from sinklab.data.windows import add_training_tokens, set_fixed_token
 from sinklab.errors import UserError
@@ -39,8 +39,8 @@ from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.parallel import device_mesh, sharding
 from sinklab.run_dir import RunDir, read_spec
 from sinklab.train import sink_probe, state
-from sinklab.train.evaluate import make_token_loss
 from sinklab.train.forward import make_forward
+from sinklab.train.validation_loss import make_token_loss
 
 MAX_BATCH_BYTES = 1 << 30  # bytes of captured arrays, or of logits, of a batch
 SOFTMAX_OPERATION = 'identity', 'exp', 'sum'
@@ -225,7 +225,7 @@ def jit_capture(spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | Non
             extract_arrays(intermediates, make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model)))
         )
 
-    return jax.jit(program, **state.get_jit_options(spec, make_one_device_mesh()))
+    return jax.jit(program, **state.get_replicated_jit_options(spec, make_one_device_mesh()))
 
 
 @functools.lru_cache(maxsize=16)

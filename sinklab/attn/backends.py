@@ -17,7 +17,7 @@ from sinklab.attn import (
     reference,
 )
 from sinklab.attn.operations import SIMILARITIES
-from sinklab.attn.pallas.reductions import Kernels
+from sinklab.attn.pallas.kernel_interface import Kernels
 from sinklab.attn.reference import AttentionOutput
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 from sinklab.errors import UserError

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from sinklab.attn import reference
 from sinklab.attn.mask import Mask
 from sinklab.attn.operations import Operation, RowSums, raise_to_power
-from sinklab.attn.pallas.reductions import (
+from sinklab.attn.pallas.kernel_interface import (
     MASK_VALUE,
     Kernels,
     KernelSpec,

@@ -22,7 +22,7 @@ from types import EllipsisType
 
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.storage import directories, run_files
+from sinklab.storage import directories, run_file_schemas
 from sinklab.storage.atomic_write import atomic_write, poll_until
 from sinklab.storage.untrusted_files import DamagedFileError, is_relative_name
 
@@ -164,7 +164,7 @@ def find_run_id(run_dir: RunDir) -> str | None:
             f'{file} is missing, and checkpoints of {run_dir} have different run ids ({ids}); restore it from a copy'
         )
     (run_id,) = step_of_id
-    run_files.warn_once(
+    run_file_schemas.warn_once(
         file, f'{file} is missing; the id of its checkpoints, {run_id}, is used; restore it from a copy'
     )
     return run_id
@@ -186,7 +186,7 @@ def match_run_id(
     )
 
 
-def make_run_id_finder(run_dir: RunDir) -> RunIdFinder:
+def make_cached_run_id_finder(run_dir: RunDir) -> RunIdFinder:
     """Make a function that finds the id of a run at its first call, and caches it."""
     return functools.cache(functools.partial(find_run_id, run_dir))
 
@@ -217,7 +217,7 @@ def find_newest_step(run_dir: RunDir) -> int | None:
             return match_run_id(run_dir, any_digests, find_id)
         return any_digests
 
-    find_id, steps = make_run_id_finder(run_dir), reversed(run_dir.list_checkpoint_steps())
+    find_id, steps = make_cached_run_id_finder(run_dir), reversed(run_dir.list_checkpoint_steps())
     return next((step for step in steps if isinstance(read_step(step), CheckpointDigests)), None)
 
 
@@ -233,7 +233,7 @@ def read_process_digests(run_dir: RunDir, step: int, process: int) -> dict | Cor
     """Read the digests of one process, and validate their schema."""
     file = get_digest_path(run_dir, step, process)
     try:
-        part = run_files.read_run_file(file, 'digests')
+        part = run_file_schemas.read_run_file(file, 'digests')
     except FileNotFoundError:
         return CorruptionReport(
             f'its digests are incomplete ({file} is missing): its save was interrupted, or is still running',

@@ -88,7 +88,7 @@ def list_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.storage import directories
 
     run_dir, steps = resolve_steps(args)
-    rows, run_id = [], digests.make_run_id_finder(run_dir)
+    rows, run_id = [], digests.make_cached_run_id_finder(run_dir)
     for step in steps:
         digest_record = digests.read_digests(run_dir, step, run_id)
         is_missing = isinstance(digest_record, digests.CorruptionReport)
@@ -113,7 +113,7 @@ def verify_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
 
     run_dir, steps = resolve_steps(args)
-    run_id = digests.make_run_id_finder(run_dir)
+    run_id = digests.make_cached_run_id_finder(run_dir)
     corruption_reports = {step: digests.find_corruption(run_dir, step, run_id=run_id) for step in steps}
     rows = [
         dict(step=step, path=str(run_dir.checkpoint_dir / str(step)), fault=corruption.reason if corruption else None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir, read_spec
-from sinklab.schema import NonNegativeInt, PositiveInt, parse_value
+from sinklab.schema import NonNegativeInt, PositiveInt, check_value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,8 +113,8 @@ def parse_cache(text: str, spec: Spec) -> 'CacheConfig':
     first, recent = (int(number) for number in match.groups())
     flag_text = f'--cache={text}'
     kv_cache = CacheConfig(
-        parse_value(NonNegativeInt, first, f'x of {flag_text}'), parse_value(PositiveInt, recent, f'y of {flag_text}')
+        check_value(NonNegativeInt, first, f'x of {flag_text}'), check_value(PositiveInt, recent, f'y of {flag_text}')
     )
-    parse_value(PositiveInt, kv_cache.size, f'x + y of {flag_text}')
+    check_value(PositiveInt, kv_cache.size, f'x + y of {flag_text}')
     check_streaming(spec, kv_cache)
     return kv_cache

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from sinklab.cli import config_flags, hardware_flags, sweep
 from sinklab.cli.train import add_size_argument
-from sinklab.config.seeds import parse_seeds
+from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError
 from sinklab.install_commands import format_extra_command

@@ -120,10 +120,10 @@ def get_default_cache_dir() -> Path:
     """
     from sinklab.storage.cache_dir import get_cache_dir
 
-    return get_cache_dir() / 'programs' / hashlib.sha256(describe_processor().encode()).hexdigest()[:8]
+    return get_cache_dir() / 'programs' / hashlib.sha256(make_processor_key().encode()).hexdigest()[:8]
 
 
-def describe_processor() -> str:
+def make_processor_key() -> str:
     try:
         lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
     except OSError:

@@ -29,7 +29,7 @@ from sinklab.config import spec
 from sinklab.config.validate import MAX_TRAINED_VOCABULARY, MIN_TRAINED_VOCABULARY
 from sinklab.errors import UserError
 from sinklab.escape import escape_control, join_shell
-from sinklab.schema import PositiveInt, parse_value
+from sinklab.schema import PositiveInt, check_value
 from sinklab.storage.paths import parse_path
 
 PREPARE_FLAGS = (
@@ -147,7 +147,7 @@ def parse_settings(args: argparse.Namespace) -> dict[str, Any]:
     )
     hints |= dict(batch_size=PositiveInt, hosts=PositiveInt, shard_tokens=PositiveInt, processes=PositiveInt | None)
     user_values = {name: value for name, value in vars(args).items() if name in defaults and value is not None}
-    return defaults | {name: parse_value(hints[name], value, f'--{name}') for name, value in user_values.items()}
+    return defaults | {name: check_value(hints[name], value, f'--{name}') for name, value in user_values.items()}
 
 
 def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:

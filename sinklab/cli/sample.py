@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 
 from sinklab.cli import checkpoint_flags
 from sinklab.errors import UserError
-from sinklab.schema import NonNegativeFloat, PositiveInt, Seed, parse_value
+from sinklab.schema import (
+    NonNegativeFloat,
+    PositiveInt,
+    Seed,
+    check_value,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -55,8 +60,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab sample --help')
     from sinklab.train import generate
 
-    tokens, seed = parse_value(PositiveInt, args.tokens, '--tokens'), parse_value(Seed, args.seed, '--seed')
-    temperature = parse_value(NonNegativeFloat, args.temperature, '--temperature')
+    tokens, seed = check_value(PositiveInt, args.tokens, '--tokens'), check_value(Seed, args.seed, '--seed')
+    temperature = check_value(NonNegativeFloat, args.temperature, '--temperature')
     checkpoint = checkpoint_flags.load_checkpoint(args.run)
     sampling_options = generate.Sampler(temperature, check_top_k(args.top_k, checkpoint.spec.model.vocabulary))
     cache = checkpoint_flags.parse_cache(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.cli import config_flags, hardware_flags, report
 from sinklab.cli.train import add_size_argument
-from sinklab.config.seeds import SEEDS_HELP, format_seeds, parse_seeds
+from sinklab.config.seed_list import SEEDS_HELP, format_seeds, parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError
 from sinklab.escape import (
@@ -34,9 +34,7 @@ from sinklab.storage.atomic_write import atomic_write, writable_folder
 from sinklab.storage.lease import Lease, hold_lease
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
-from sinklab.sweep.plan import (
-    SweepRun,
-)
+from sinklab.sweep.plan import SweepRun
 from sinklab.sweep.run import run_sweep, split_cores
 
 if TYPE_CHECKING:

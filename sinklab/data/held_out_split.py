@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from sinklab.data.source_types import (
+from sinklab.data.documents import (
     DamagedDocument,
     Document,
     Source,

@@ -19,13 +19,13 @@ import numpy as np
 
 from sinklab.config import spec
 from sinklab.data import sources, store_files, tokenizer
-from sinklab.data.held_out_split import hash_document_name, split_single_text
-from sinklab.data.source_types import (
+from sinklab.data.documents import (
     DamagedDocument,
     Document,
     Source,
     require_intact,
 )
+from sinklab.data.held_out_split import hash_document_name, split_single_text
 from sinklab.data.store import DocumentEntry, ShardStream, Store
 from sinklab.data.store_files import (
     FORMAT_VERSION,

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from sinklab.data.documents import DamagedDocument, Document
 from sinklab.data.source_files import (
     import_library,
     open_decompressed,
     shorten_text,
     translate_read_errors,
 )
-from sinklab.data.source_types import DamagedDocument, Document
 from sinklab.errors import UserError
 
 PARQUET_BATCH_ROWS = 256  # rows of a table in memory at once

@@ -20,6 +20,13 @@ from typing import Any
 import numpy as np
 
 from sinklab.data import source_files, source_formats
+from sinklab.data.documents import (
+    DamagedDocument,
+    Document,
+    Source,
+    SourcePiece,
+    require_intact,
+)
 from sinklab.data.source_files import shorten_text, translate_read_errors
 from sinklab.data.source_formats import (
     ContentReader,
@@ -27,13 +34,6 @@ from sinklab.data.source_formats import (
     RecordError,
     import_library,
     parse_json_object,
-)
-from sinklab.data.source_types import (
-    DamagedDocument,
-    Document,
-    Source,
-    SourcePiece,
-    require_intact,
 )
 from sinklab.errors import UserError
 from sinklab.schema import format_unknown_name
@@ -48,7 +48,7 @@ SPLIT_NAME_PATTERN = re.compile(
 
 
 @dataclasses.dataclass(frozen=True)
-class ExampleFile:
+class SplitFile:
     path: str
     skip: int  # examples at its head that are not of the split
     start: int  # place of its first example in the split
@@ -63,7 +63,7 @@ class TFDSSplit:
     split: str
     string_features: Mapping[str, bool]  # paths of features that are strings, and whether they are for texts
     examples: Sequence[Any]
-    shards: tuple[ExampleFile, ...]
+    shards: tuple[SplitFile, ...]
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -135,7 +135,7 @@ def open_split(source_name: str, argument: str) -> TFDSSplit:
         raise UserError(
             format_unknown_name(f'{source_name}: the split {split_name}', split_name, builder.info.splits, 'splits')
         ) from error
-    if has_overlap(instructions):
+    if have_overlapping_ranges(instructions):
         raise UserError(f'{source_name} has examples of {split_name} twice; give each part of a split once')
     if not instructions:
         raise UserError(f'{source_name} has no example in its split {split_name}; give another split')
@@ -155,7 +155,7 @@ def open_split(source_name: str, argument: str) -> TFDSSplit:
         split_name,
         texts,
         examples,
-        tuple(list_example_files(source_name, instructions)),
+        tuple(list_split_files(source_name, instructions)),
     )
 
 
@@ -200,12 +200,12 @@ def list_string_features(tfds: ModuleType, features: Any, prefix: str = '') -> I
             yield f'{prefix}{name}', isinstance(feature, tfds.features.Text)
 
 
-def has_overlap(instructions: Sequence[Any]) -> bool:
+def have_overlapping_ranges(instructions: Sequence[Any]) -> bool:
     spans = sorted((part.filename, part.skip, part.skip + part.take) for part in instructions)
     return any(left[0] == right[0] and right[1] < left[2] for left, right in itertools.pairwise(spans))
 
 
-def list_example_files(source_name: str, instructions: Sequence[Any]) -> Iterator[ExampleFile]:
+def list_split_files(source_name: str, instructions: Sequence[Any]) -> Iterator[SplitFile]:
     start = 0
     for part in instructions:
         try:
@@ -213,7 +213,7 @@ def list_example_files(source_name: str, instructions: Sequence[Any]) -> Iterato
         except OSError as error:
             raise UserError(f'{source_name} lacks {part.filename} ({error.strerror}); prepare it again') from error
         size = status.st_size * part.take // part.examples_in_shard
-        yield ExampleFile(part.filename, part.skip, start, size, status.st_mtime_ns)
+        yield SplitFile(part.filename, part.skip, start, size, status.st_mtime_ns)
         start += part.take
 
 
@@ -361,7 +361,7 @@ def read_python_file(name: str, path: Path) -> Iterator[Document | DamagedDocume
         yield DamagedDocument(str(path), f'is not Python ({source_files.shorten_text(error)})', size)
 
 
-def open_text(source_name: str, argument: str) -> Source:
+def open_text_source(source_name: str, argument: str) -> Source:
     """Open text files: one document per .txt file, .jsonl line or .parquet row."""
     pattern, fields = source_formats.parse_field_options(source_name, argument, 'text')
     matched_files = match_files(source_name, pattern, source_formats.FORMATS)
@@ -471,7 +471,7 @@ def make_record_source(
 
 SOURCES: dict[str, Callable[[str, str], Source]] = {
     'stdlib': open_stdlib,
-    'text:GLOB': open_text,
+    'text:GLOB': open_text_source,
     'chat:GLOB': open_chat,
     'tfds:NAME[:SPLIT]': open_tfds,
     'mixture:FILE': functools.partial(open_mixture, open_part=open_source),

@@ -19,8 +19,8 @@ import numpy as np
 from etils import epath
 
 from sinklab.data import remote_store, tokenizer
+from sinklab.data.documents import Source
 from sinklab.data.held_out_split import survey_corpus
-from sinklab.data.source_types import Source
 from sinklab.data.tokenizer import choose_ids_dtype, get_vocabulary_size, load_tokenizer
 from sinklab.errors import UserError
 from sinklab.storage import directories

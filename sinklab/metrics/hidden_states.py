@@ -2,7 +2,12 @@
 
 import numpy as np
 
-from sinklab.metrics.metric import Metric, MetricInfo, merge_disjoint, name_by_layer
+from sinklab.metrics.metric import (
+    Metric,
+    MetricInfo,
+    merge_disjoint,
+    name_by_layer,
+)
 from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.sink import EPSILON
 

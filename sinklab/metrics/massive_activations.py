@@ -2,7 +2,12 @@
 
 import numpy as np
 
-from sinklab.metrics.metric import Metric, MetricInfo, merge_disjoint, name_by_layer
+from sinklab.metrics.metric import (
+    Metric,
+    MetricInfo,
+    merge_disjoint,
+    name_by_layer,
+)
 from sinklab.metrics.norms import compute_first_ratio, compute_norms
 
 MIN_MASSIVE_ENTRY, MIN_MEDIAN_RATIO = 100.0, 1000.0  # the criterion of Sun et al.

@@ -37,7 +37,7 @@ from sinklab.model.layers import (
 )
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
 from sinklab.model.positions import POSITIONS
-from sinklab.parallel.mixed_precision import broadcast_and_cast, param_einsum
+from sinklab.parallel.param_einsum import broadcast_and_cast, param_einsum
 from sinklab.parallel.sharding import constrain_sharding
 
 
@@ -144,7 +144,7 @@ class AttentionContext:
         query_BTHK, key_BSHK, value_BSHK = (
             checkpoint_name(array, 'qkv') for array in (query_BTHK, feature_map(key_BSHK), value_BSHK)
         )
-        bias = dataclasses.replace(self.spec.bias, learned_HC=learned_kv.get_bias_HC())
+        bias = dataclasses.replace(self.spec.bias, learned_HC=learned_kv.get_score_bias_HC())
         attention_spec = dataclasses.replace(self.spec, bias=bias)
         needs_mass = self.num_first_keys > 0
         output = BACKENDS[self.backend].attend(query_BTHK, key_BSHK, value_BSHK, attention_spec, needs_mass)

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sinklab.attn.operations import elu_plus_one
 from sinklab.config import spec
-from sinklab.parallel.mixed_precision import param_einsum
+from sinklab.parallel.param_einsum import param_einsum
 from sinklab.parallel.sharding import constrain_sharding
 
 StdFunction = Callable[

@@ -11,7 +11,7 @@ from flax import nnx
 
 from sinklab.config import spec
 from sinklab.model.layers import INITIALIZATIONS, make_normal_param
-from sinklab.parallel.mixed_precision import all_gather_param, broadcast_and_cast
+from sinklab.parallel.param_einsum import all_gather_param, broadcast_and_cast
 
 INIT_STD = 0.02  # as in the released code
 
@@ -64,7 +64,7 @@ class LearnedKV(nnx.Module):
         """Prepend learned keys and values to those of the text."""
         return key_BSHK, value_BSHK
 
-    def get_bias_HC(self) -> jax.Array | None:
+    def get_score_bias_HC(self) -> jax.Array | None:
         """Return the bias of the scores of learned keys without a position; None if they have positions."""
         return None
 
@@ -92,7 +92,7 @@ class LearnedKey(LearnedKV):
         value_HK = self.value_norm * self.direction(value_BSHK.shape[-1])[None]
         return prepend_vector(self.key_HK[...], key_BSHK), prepend_vector(value_HK, value_BSHK)
 
-    def get_bias_HC(self):
+    def get_score_bias_HC(self):
         return jnp.zeros((1, 1))
 
 
@@ -108,7 +108,7 @@ class LearnedKeyValue(LearnedKV):
     def prepend(self, key_BSHK, value_BSHK):
         return prepend_vector(self.key_HK[...], key_BSHK), prepend_vector(self.value_HK[...], value_BSHK)
 
-    def get_bias_HC(self):
+    def get_score_bias_HC(self):
         return jnp.zeros((1, 1))
 
 
@@ -124,7 +124,7 @@ class LearnedLogit(LearnedKV):
         zero_HK = jnp.zeros((1, 1))
         return prepend_vector(zero_HK, key_BSHK), prepend_vector(zero_HK, value_BSHK)
 
-    def get_bias_HC(self):
+    def get_score_bias_HC(self):
         return jnp.broadcast_to(self.score_H[...], (self.heads, 1))
 
 

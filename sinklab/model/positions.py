@@ -11,7 +11,7 @@ from sinklab.attn.spec import RelativePositionBias
 from sinklab.config import spec
 from sinklab.config.spec import MAX_RELATIVE_DISTANCE
 from sinklab.model.layers import INITIALIZATIONS, make_normal_param
-from sinklab.parallel.mixed_precision import all_gather_param, broadcast_and_cast
+from sinklab.parallel.param_einsum import all_gather_param, broadcast_and_cast
 
 NUM_BUCKETS = 32  # buckets of relative positions, as in T5 and in the released code
 

@@ -24,7 +24,7 @@ from sinklab.model.attention import COMBINATIONS
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
 from sinklab.model.positions import POSITIONS, PositionEncoding
 from sinklab.model.transformer import Transformer
-from sinklab.parallel.mixed_precision import look_up
+from sinklab.parallel.param_einsum import look_up
 
 CHUNK_SIZE = 128  # queries whose scores are in memory at once
 ALWAYS_TIME, NEVER_TIME = -1, 1 << 30  # times of keys that every query sees, and that no query sees
@@ -170,7 +170,7 @@ class StreamingContext:
             jnp.pad(index_BS, ((0, 0), (num_learned_kv, 0)), constant_values=value) for value in (0, ALWAYS_TIME)
         )
         key_values = KeyValues(feature_map(key_BSHK), value_BSHK)
-        return RotatedKeys(key_values, position_BS, time_BS, learned_kv.get_bias_HC(), num_learned_kv)
+        return RotatedKeys(key_values, position_BS, time_BS, learned_kv.get_score_bias_HC(), num_learned_kv)
 
     def make_recent_keys(
         self,

@@ -34,7 +34,7 @@ from sinklab.model.layers import (
 )
 from sinklab.model.learned_kv import LEARNED_KV_KINDS
 from sinklab.model.positions import POSITIONS
-from sinklab.parallel.mixed_precision import look_up, sharded_einsum
+from sinklab.parallel.param_einsum import look_up, sharded_einsum
 from sinklab.parallel.sharding import constrain_sharding
 
 

@@ -16,12 +16,12 @@ from sinklab.model import flops
 from sinklab.parallel import device_mesh, sharding
 from sinklab.planning.hlo import Collective, HloProgram
 from sinklab.train import (
-    evaluate,
     memory_estimate,
     setup,
     sink_probe,
     state,
     step,
+    validation_loss,
 )
 from sinklab.train.step import choose_step_backend_for
 
@@ -163,13 +163,13 @@ def get_programs(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backen
     """Return {name: lower()} in the order in which a run uses them; call lower() under the mesh."""
     abstract_state = state.make_abstract_state(spec, mesh)
     num_shards = sharding.count_shards(mesh)
-    _, valid_rows = evaluate.compute_part_sizes(
+    _, valid_rows = validation_loss.compute_part_sizes(
         spec.valid.windows, hardware.get_micro_batch_size(spec.optimizer.batch_size), num_shards
     )
-    _, probe_rows = evaluate.compute_part_sizes(spec.probe.sequences, spec.probe.sequences, num_shards)
+    _, probe_rows = validation_loss.compute_part_sizes(spec.probe.sequences, spec.probe.sequences, num_shards)
 
     # With trigger tokens, a run computes the loss of each token.
-    make_valid_loss = evaluate.make_token_loss if spec.data.triggers else evaluate.make_mean_loss
+    make_valid_loss = validation_loss.make_token_loss if spec.data.triggers else validation_loss.make_mean_loss
 
     def make_abstract_ids(count: int, length: int) -> jax.ShapeDtypeStruct:
         ids_sharding = sharding.make_batch_sharding(mesh, (count, length))

@@ -200,7 +200,7 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
     is_binary = bool(claim.of) and claim.of.metric == FAILS_METRIC
     interval = compute_difference_interval(values, is_binary)
     claim_verdict, reason = judge_claim(claim, values, interval, num_diverged), claim.why
-    if claim_verdict == 'not seen' and (reason := explain_untestable(claim, runs)):
+    if claim_verdict == 'not seen' and (reason := explain_no_room_below(claim, runs)):
         claim_verdict = 'not testable here'
     return dict(
         claim=name,
@@ -286,7 +286,7 @@ def judge_claim(claim: Claim, values: list[float], interval: Interval | None, nu
     return decide_verdict(interval, float(np.mean(values)), claim.way, claim.least)
 
 
-def explain_untestable(claim: Claim, runs: Mapping[str, dict]) -> str:
+def explain_no_room_below(claim: Claim, runs: Mapping[str, dict]) -> str:
     """Explain why a claim that a percentage is lower cannot be tested; return an empty string if it can.
 
     The claim cannot be tested if the mean of the second operand is below the smallest difference that counts.

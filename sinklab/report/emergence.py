@@ -54,14 +54,14 @@ class PointEmergence:
 def find_emergences(points: list[AxisPoint], run_groups: list[RunGroup]) -> list[PointEmergence]:
     """Return the emergence of the sink at each point of one line of a sweep axis."""
     runs_of_group = {run_group.name: run_group.counted_runs for run_group in run_groups}
-    emergences_by_point = [select_learned(runs_of_group[point.group_name]) for point in points]
+    emergences_by_point = [find_learned_emergences(runs_of_group[point.group_name]) for point in points]
     return [
         PointEmergence(point.tick, point_emergences, len(runs_of_group[point.group_name]))
         for point, point_emergences in zip(points, emergences_by_point, strict=True)
     ]
 
 
-def select_learned(runs: list[RunResult]) -> list[RunEmergence]:
+def find_learned_emergences(runs: list[RunResult]) -> list[RunEmergence]:
     """Return the emergence of each run that learned a sink; a sink at step 0 was not learned."""
     return [
         run_emergence for run in runs if (run_emergence := find_run_emergence(run)) and run_emergence.span.is_learned

@@ -16,7 +16,7 @@ from sinklab.metrics import registry
 from sinklab.metrics.emergence import estimate_step
 from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.metrics.registry import FIGURES, VALID_LOSS
-from sinklab.report.emergence import compute_span, find_run_emergence, select_learned
+from sinklab.report.emergence import compute_span, find_learned_emergences, find_run_emergence
 from sinklab.report.run_groups import (
     AxisPoint,
     RunGroup,
@@ -201,7 +201,7 @@ class LineFigures:
         sentence = 'Training batches, over the whole length of their windows; dashed: the probe.'
         return make_figure('context', 'Over the whole context', sentence, panels) if panels else None
 
-    def make_choice_figure(self) -> dict:
+    def make_metric_chooser(self) -> dict:
         panels = [self.make_panel(metric_info) for metric_info in self.list_metric_infos()]
         return make_figure('numbers', 'Any metric over steps', 'Choose a metric.', panels) | dict(kind='choice')
 
@@ -308,7 +308,7 @@ class LineFigures:
         learned a sink.
         """
         runs_of_group = {run_group.name: run_group.counted_runs for run_group in self.run_groups}
-        pairs = [(point, select_learned(runs_of_group[point.group_name])) for point in points]
+        pairs = [(point, find_learned_emergences(runs_of_group[point.group_name])) for point in points]
         spans = [
             compute_span(runs_of_group[point.group_name]).format_cell() for point, emergences in pairs if emergences
         ]
@@ -498,7 +498,9 @@ def make_all_figures(
                 | dict(without=[run.name for run in runs if run.probe_steps and not run.has_figure(figure_spec)])
             )
     return [
-        figure for figure in [*candidates, line_figures.make_choice_figure()] if figure and figure.get('panels', True)
+        figure
+        for figure in [*candidates, line_figures.make_metric_chooser()]
+        if figure and figure.get('panels', True)
     ]
 
 

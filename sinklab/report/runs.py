@@ -16,10 +16,10 @@ from sinklab.run_dir import (
     METRICS_FILE,
     RunDir,
     flatten_dict,
-    format_lineage,
+    format_fork,
     format_run_ref,
 )
-from sinklab.storage import run_files
+from sinklab.storage import run_file_schemas
 from sinklab.storage.paths import (
     find_common_folder,
     join_path,
@@ -80,8 +80,8 @@ def read_probe_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]
     Raises:
         DamagedFileError: The file is damaged, or the dimensions of its arrays are inconsistent.
     """
-    file_arrays = run_files.read_arrays(path, [*names], DELETE_REMEDY)
-    run_files.check_dimensions(path, file_arrays, DELETE_REMEDY)
+    file_arrays = run_file_schemas.read_arrays(path, [*names], DELETE_REMEDY)
+    run_file_schemas.check_dimensions(path, file_arrays, DELETE_REMEDY)
     return file_arrays
 
 
@@ -90,7 +90,8 @@ def check_same_shape(
 ) -> None:
     """Raise DamagedFileError if two probes of a run have different numbers of layers or heads."""
     dimensions, first_dimensions = (
-        run_files.check_dimensions(*pair, DELETE_REMEDY) for pair in ((path, file_arrays), (first_path, first_arrays))
+        run_file_schemas.check_dimensions(*pair, DELETE_REMEDY)
+        for pair in ((path, file_arrays), (first_path, first_arrays))
     )
     for letter, kind in (('L', 'layers'), ('H', 'heads')):
         if dimensions.get(letter) != first_dimensions.get(letter):
@@ -222,7 +223,7 @@ def read_runs(paths: list[str]) -> list[RunResult]:
         except DamagedFileError as error:  # for example in a probe file
             if len(run_dirs) == 1:
                 raise
-            run_files.warn_once(arguments[0].path, f'{error}; the report omits this run')
+            run_file_schemas.warn_once(arguments[0].path, f'{error}; the report omits this run')
     if not loaded:
         raise UserError('each of these runs has a damaged file, see above; repair one of them')
     return loaded
@@ -246,7 +247,7 @@ def select_readable(run_dirs: list[RunDir]) -> list[RunDir]:
     if not readable_dirs and damaged:
         raise damaged[0][1]
     for run_dir, error in damaged:
-        run_files.warn_once(run_dir.path, f'{error}; the report omits this run')
+        run_file_schemas.warn_once(run_dir.path, f'{error}; the report omits this run')
     return readable_dirs
 
 
@@ -281,7 +282,7 @@ def make_notes(run_dir: RunDir) -> list[str]:
         for attempt in attempts
         if 'changes' in attempt
     ]
-    return [*filter(None, ['; '.join(format_lineage(run_dir.read_lineage()))]), *changes]
+    return [*filter(None, ['; '.join(format_fork(run_dir.read_lineage()))]), *changes]
 
 
 def get_row_name(run_dir: RunDir) -> str:
@@ -320,20 +321,22 @@ def read_config(run_dir: RunDir) -> dict:
     except FileNotFoundError:
         if (run_dir.path / METRICS_FILE).exists():
             path = run_dir.path / 'config.json'
-            run_files.warn_once(path, f'{path} is missing; the report omits it and the seed')
+            run_file_schemas.warn_once(path, f'{path} is missing; the report omits it and the seed')
         return {}
     try:
         parse_config(fields)
     except UserError as error:
         path = run_dir.path / 'config.json'
-        run_files.warn_once(path, f'{path} is damaged, or has another version; it is shown unchanged ({error})')
+        run_file_schemas.warn_once(
+            path, f'{path} is damaged, or has another version; it is shown unchanged ({error})'
+        )
     return flatten_dict(fields)
 
 
 def load_run(run_dir: RunDir, name: str, group_name: str, config: dict, max_probes: int) -> RunResult:
     last_step = config.get('optimizer.steps')
     probe_paths, records = select_probes(run_dir.probe_files, max_probes), run_dir.read_records(last_step)
-    steps = [run_files.parse_probe_step(path) for path in probe_paths]
+    steps = [run_file_schemas.parse_probe_step(path) for path in probe_paths]
     outcome_record = read_outcome(run_dir, records, last_step)
     warn_of_lost_probes(run_dir, records)
     if outcome_record['kind'] == 'done' and last_step is not None:
@@ -360,15 +363,15 @@ def warn_of_gaps(run_dir: RunDir, records: list[dict], every_steps: int | None) 
     try:
         gaps = run_dir.find_gaps(records, every_steps, records[-1]['step'] if records else None)
     except DamagedFileError as error:
-        run_files.warn_once(run_dir.path / 'row.json', str(error))
+        run_file_schemas.warn_once(run_dir.path / 'row.json', str(error))
         return
     for gap in gaps:
-        run_files.warn_once(run_dir.path / METRICS_FILE, run_dir.format_gap(gap))
+        run_file_schemas.warn_once(run_dir.path / METRICS_FILE, run_dir.format_gap(gap))
 
 
 def warn_of_lost_probes(run_dir: RunDir, records: list[dict]) -> None:
     """Warn on stderr if a probe that is recorded in metrics.jsonl has no file."""
-    saved_steps = {run_files.parse_probe_step(path) for path in run_dir.probe_files}
+    saved_steps = {run_file_schemas.parse_probe_step(path) for path in run_dir.probe_files}
     lost_steps = [
         record['step']
         for record in records
@@ -377,7 +380,7 @@ def warn_of_lost_probes(run_dir: RunDir, records: list[dict]) -> None:
     if lost_steps and saved_steps:
         probe_path = run_dir.get_probe_path(lost_steps[0])
         rest_text = f' (and {len(lost_steps) - 1} more)' if lost_steps[1:] else ''
-        run_files.warn_once(probe_path, f'{probe_path} is missing{rest_text}; maps are drawn without it')
+        run_file_schemas.warn_once(probe_path, f'{probe_path} is missing{rest_text}; maps are drawn without it')
 
 
 def read_row_info(run_dir: RunDir) -> dict:
@@ -386,7 +389,7 @@ def read_row_info(run_dir: RunDir) -> dict:
     published = row_info.get('published', {})
     numbers = {name: value for name, value in published.items() if isinstance(value, int | float)}
     if invalid := [name for name in published if name not in numbers]:
-        run_files.warn_once(
+        run_file_schemas.warn_once(
             path, f'{path} has {published[invalid[0]]!r} as published {invalid[0]}, not a number; it is omitted'
         )
     return row_info | dict(published=numbers, source=str(row_info.get('source') or ''))
@@ -400,10 +403,12 @@ def read_outcome(run_dir: RunDir, records: list[dict], last_step: int | None) ->
     """
     path = run_dir.path / 'outcome.json'
     try:
-        return dict(step=0, message='') | run_files.read_run_file(path, 'outcome', 'the report uses the metrics')
+        return dict(step=0, message='') | run_file_schemas.read_run_file(
+            path, 'outcome', 'the report uses the metrics'
+        )
     except (OSError, DamagedFileError) as error:
         if isinstance(error, DamagedFileError):
-            run_files.warn_once(path, str(error))
+            run_file_schemas.warn_once(path, str(error))
         last_record = records[-1] if records else {}
         is_done = last_record.get('step') == last_step is not None and 'valid/loss' in last_record
         return dict(kind='done' if is_done else 'unfinished', step=last_record.get('step', 0), message='')

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sinklab.errors import UserError
-from sinklab.storage import run_files
+from sinklab.storage import run_file_schemas
 from sinklab.storage.atomic_write import writable_folder
 from sinklab.storage.compare_and_swap import open_cas_file
 from sinklab.storage.paths import is_remote, short_timeout
@@ -189,7 +189,7 @@ class LeaseWatcher:
             self.last_change_time = time.monotonic()
         # A lease that is read while it is written may be truncated; the next read then gives another text.
         if self.owner and is_unreadable(self.owner) and self.silent_seconds > get_heartbeat_seconds(self.path):
-            run_files.warn_once(
+            run_file_schemas.warn_once(
                 self.path,
                 f'{self.path} is damaged; its owner counts as dead when the file has not changed for '
                 f'{OWNER_TIMEOUT_SECONDS:.0f} s; if no job uses the folder, delete the file',
@@ -280,7 +280,7 @@ def parse_owner(text: str | None) -> dict | None:
     if text is None:
         return None
     try:
-        return UNREADABLE_OWNER | run_files.decode_run_file(text, 'lease', LEASE_NAME)
+        return UNREADABLE_OWNER | run_file_schemas.decode_run_file(text, 'lease', LEASE_NAME)
     except DamagedFileError:
         return UNREADABLE_OWNER | dict(token=text)
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable
 from pathlib import PurePath
 
 from sinklab.checkpoint import digests
-from sinklab.config.seeds import format_seeds, parse_seeds
+from sinklab.config.seed_list import format_seeds, parse_seeds
 from sinklab.config.spec import Hardware, Spec
 from sinklab.errors import UserError
 from sinklab.escape import quote_file_name
 from sinklab.run_dir import RunDir
-from sinklab.storage import run_files
+from sinklab.storage import run_file_schemas
 from sinklab.storage.atomic_write import writable_folder
 from sinklab.storage.untrusted_files import DamagedFileError
 
@@ -74,7 +74,7 @@ class SweepRun:
             self.run_dir.check_spec(self.spec)
             return self.run_dir.read_json('outcome')
         except DamagedFileError as error:
-            run_files.warn_once(self.run_dir.path / 'outcome.json', str(error))
+            run_file_schemas.warn_once(self.run_dir.path / 'outcome.json', str(error))
             return {}
         except (OSError, ValueError):
             return {}

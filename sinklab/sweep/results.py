@@ -9,7 +9,7 @@ from sinklab.config.spec import Spec
 from sinklab.errors import UserError
 from sinklab.report.claims import read_claim_metrics
 from sinklab.run_dir import flatten_dict, format_differences
-from sinklab.storage import run_files, untrusted_files
+from sinklab.storage import run_file_schemas, untrusted_files
 from sinklab.storage.atomic_write import atomic_write, writable_folder
 from sinklab.storage.paths import parse_path
 from sinklab.storage.untrusted_files import DamagedFileError
@@ -56,15 +56,15 @@ def read_results(path: Path) -> dict:
     """Read claims.json; raise UserError if it cannot be read, lacks a field or does not match its schema."""
     advice = f'give a {CLAIMS_FILE} that sinklab claims has written'
     try:
-        content = untrusted_files.read_regular_file(path, max_bytes=run_files.MAX_JSON_FILE_BYTES)
-        results = run_files.parse_finite_json(content)
+        content = untrusted_files.read_regular_file(path, max_bytes=run_file_schemas.MAX_JSON_FILE_BYTES)
+        results = run_file_schemas.parse_finite_json(content)
     except (OSError, ValueError) as error:
         raise UserError(f'{path} cannot be read ({error}); {advice}') from error
     missing = [name for name in CLAIMS_FIELDS if not isinstance(results, dict) or name not in results]
     remove_advice = f'{advice}, or remove it if its runs are in the same folder'
     if missing:
         raise UserError(f'{path} contains no {", ".join(missing)}; {remove_advice}')
-    return run_files.decode_run_file(content, 'claims', path, remove_advice)
+    return run_file_schemas.decode_run_file(content, 'claims', path, remove_advice)
 
 
 def get_flat_config(spec: Spec) -> dict:
@@ -143,9 +143,9 @@ def read_verdicts(workdir: Path) -> list[dict]:
     """Read verdicts.json of a folder; return [] if it is missing or damaged."""
     path = workdir / VERDICTS_FILE
     try:
-        return run_files.read_run_file(path, 'verdicts', 'the report omits it; sinklab claims writes it again')
+        return run_file_schemas.read_run_file(path, 'verdicts', 'the report omits it; sinklab claims writes it again')
     except DamagedFileError as error:
-        run_files.warn_once(path, str(error))
+        run_file_schemas.warn_once(path, str(error))
         return []
     except (FileNotFoundError, NotADirectoryError):
         return []

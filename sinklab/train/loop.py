@@ -20,7 +20,7 @@ from sinklab.checkpoint import orbax_compat
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.orbax_compat import translate_storage_errors
 from sinklab.config.spec import Hardware, Spec
-from sinklab.data.batches import RunData
+from sinklab.data.run_data import RunData
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.model import flops
 from sinklab.parallel import sharding
@@ -46,7 +46,6 @@ from sinklab.train import (
     warm_start,
 )
 from sinklab.train.callbacks import Callback, StateCallback, StateFunction
-from sinklab.train.evaluate import make_evaluate
 from sinklab.train.run_outcome import (
     DivergedError,
     ReplicaMismatchError,
@@ -60,6 +59,7 @@ from sinklab.train.setup import (
     describe_environment,
     set_up_run,
 )
+from sinklab.train.validation_loss import make_evaluate
 
 MAX_STEPS_TO_STOP = 3  # maximum number of steps between a signal and the saved state
 PREFETCH_DEPTH = 16  # maximum number of batches that are read and put on devices before their steps

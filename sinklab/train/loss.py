@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from sinklab.loss_mask import exclude_from_loss, is_in_loss
 from sinklab.model.transformer import EMBEDDING_AXES
 from sinklab.parallel import collectives, sharding
-from sinklab.parallel.mixed_precision import transpose_with_barrier
+from sinklab.parallel.param_einsum import transpose_with_barrier
 
 MIN_CHUNK_ROWS = 512  # minimum rows of logits, as wide as the vocabulary, that are computed at once
 

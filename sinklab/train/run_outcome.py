@@ -136,7 +136,7 @@ def collect_stop_signals() -> Iterator[list[int]]:
         if first_time is None:
             first_time = current_time  # set first: another signal may be handled during the next lines
             received.append(signal.SIGTERM if signal_number == signal.SIGHUP else signal_number)
-            standard_streams.write_error(f'{standard_streams.get_line_prefix()}{STOPPING_MESSAGE}\n')
+            standard_streams.write_error_from_signal(f'{standard_streams.get_line_prefix()}{STOPPING_MESSAGE}\n')
         elif current_time - first_time > SAME_SIGNAL_SECONDS:
             signal.signal(signal_number, DEFAULT_HANDLERS[signal_number])
             signal.raise_signal(signal_number)

@@ -17,7 +17,7 @@ from flax import nnx
 import sinklab
 from sinklab.attn.backends import BackendChoice
 from sinklab.config.spec import Hardware, Spec
-from sinklab.data.batches import RunData, load_run_data
+from sinklab.data.run_data import RunData, load_run_data
 from sinklab.errors import UserError
 from sinklab.parallel import device_mesh, sharding
 from sinklab.parallel.device_mesh import MESH_AXES, get_devices
@@ -115,7 +115,7 @@ def make_mesh_on_all(
     If processes have different numbers of devices, the error reports that, because it is why the layout does not fit.
     """
     try:
-        return run_on_all_or_raise(group, 'devices', lambda: make_mesh(spec, hardware, num_local_processes))
+        return run_on_all_or_raise(group, 'devices', lambda: make_checked_mesh(spec, hardware, num_local_processes))
     except UserError:
         check_equal_on_all(group, 'number of devices', {'the number of devices': count_devices()})
         raise
@@ -129,7 +129,7 @@ def count_devices() -> int:
         return 0
 
 
-def make_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) -> jax.sharding.Mesh:
+def make_checked_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) -> jax.sharding.Mesh:
     """Make the mesh, and check the layout and memory before any data is read.
 
     Args:

@@ -16,8 +16,8 @@ from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import sharding
 from sinklab.storage.atomic_write import atomic_write
 from sinklab.train import state
-from sinklab.train.evaluate import split_into_parts
 from sinklab.train.forward import make_forward
+from sinklab.train.validation_loss import split_into_parts
 
 
 def estimate_sequence_bytes(model: ModelConfig, length: int) -> int:
@@ -67,7 +67,7 @@ def jit_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
         _, _, intermediates = apply_model(params, ids_PT)
         return registry.compute_probe_arrays(intermediates, probe_setting)
 
-    return jax.jit(compute_arrays, **state.get_jit_options(spec, mesh))
+    return jax.jit(compute_arrays, **state.get_replicated_jit_options(spec, mesh))
 
 
 def compute_probe_metrics(

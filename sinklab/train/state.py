@@ -97,7 +97,7 @@ def get_compiler_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, 
     )
 
 
-def get_jit_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def get_replicated_jit_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """Return options of jax.jit for a program whose results every process reads."""
     return dict(
         out_shardings=sharding.make_replicated_sharding(mesh), compiler_options=get_compiler_options(spec, mesh)

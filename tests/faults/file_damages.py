@@ -521,7 +521,7 @@ def run_worker() -> None:
     ) = 0.5, 0.5, 3.0, 0.0
     channel.write('ready\n')
     channel.flush()
-    printed_warnings = getattr(sys.modules.get('sinklab.storage.run_files'), 'PRINTED_WARNINGS', set())
+    printed_warnings = getattr(sys.modules.get('sinklab.storage.run_file_schemas'), 'PRINTED_WARNINGS', set())
     for line in sys.stdin:
         printed_warnings.clear()  # warnings that appear once per process must appear for each command
         request = json.loads(line)

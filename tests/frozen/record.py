@@ -54,7 +54,7 @@ def import_sinklab() -> argparse.Namespace:
     from sinklab.cli.main import main
     from sinklab.config.spec import Hardware
     from sinklab.config.validate import parse_config
-    from sinklab.data.batches import load_run_data
+    from sinklab.data.run_data import load_run_data
     from sinklab.parallel.device_mesh import make_mesh
     from sinklab.planning.compile_run import get_programs
 

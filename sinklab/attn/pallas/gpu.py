@@ -23,7 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from sinklab.attn.mask import Mask
 from sinklab.attn.pallas import block_plan
 from sinklab.attn.pallas.gpu_lowering import compute_slopes, find_unsupported_ops, make_lowerable
-from sinklab.attn.pallas.reductions import (
+from sinklab.attn.pallas.kernel_interface import (
     MASK_VALUE,
     KernelSpec,
     LinearReduction,

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sinklab.attn.pallas import block_plan
-from sinklab.attn.pallas.reductions import (
+from sinklab.attn.pallas.kernel_interface import (
     MASK_VALUE,
     KernelSpec,
     LinearReduction,

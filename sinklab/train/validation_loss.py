@@ -46,7 +46,8 @@ def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backe
 def make_mean_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str) -> Callable:
     """Make a function (params, ids_BT of T + 1) -> mean loss over all targets."""
     return jax.jit(
-        make_data_parallel_loss(make_loss(spec, backend=backend), spec, mesh), **state.get_jit_options(spec, mesh)
+        make_data_parallel_loss(make_loss(spec, backend=backend), spec, mesh),
+        **state.get_replicated_jit_options(spec, mesh),
     )
 
 
@@ -61,7 +62,7 @@ def make_token_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked
         loss_BT = optax.softmax_cross_entropy_with_integer_labels(logits_BTV, ids_BT[:, 1:])
         return loss_BT, logits_BTV.argmax(-1) == ids_BT[:, 1:]
 
-    return jax.jit(by_token, **state.get_jit_options(spec, mesh))
+    return jax.jit(by_token, **state.get_replicated_jit_options(spec, mesh))
 
 
 def load_sharded_parts(
