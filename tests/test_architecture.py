@@ -37,7 +37,7 @@ def test_page_lists_independent_packages():
     assert rows == INDEPENDENT
 
 
-def imports(path):
+def list_imports(path):
     """Yield (name, whether at the top of the file) of everything that a file imports."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
@@ -58,7 +58,7 @@ def test_module_imports_only_own_package_and_lower_levels(path):
     if path.stem in ('__init__', '__main__') and path.parent.name == 'sinklab':
         return
     assert here, f'{path} has no level in docs/architecture.md'
-    for name, _ in imports(path):
+    for name, _ in list_imports(path):
         there = level_name(name)
         if there and there != here:
             assert LEVELS[there] < LEVELS[here], f'{path} imports {name}'
@@ -88,7 +88,7 @@ def test_page_names_existing_files_and_objects(named):
 @pytest.mark.slow
 def test_tests_do_not_import_tests():
     files = [path for path in FILES if path.is_relative_to(ROOT / 'tests')]
-    assert [path.name for path in files if any(name.startswith('test_') for name, _ in imports(path))] == []
+    assert [path.name for path in files if any(name.startswith('test_') for name, _ in list_imports(path))] == []
 
 
 def modules():
@@ -101,7 +101,7 @@ def modules():
     return {
         here: {
             there
-            for name, _ in imports(path)
+            for name, _ in list_imports(path)
             for there in (name, name.rpartition('.')[0])
             if there in names and there != here
         }
@@ -133,13 +133,13 @@ def test_module_of_ordered_package_imports_only_earlier_modules(package):
     assert {path.stem for path in folder.iterdir() if path.stem[0] != '_'} == set(stages)
     for path in folder.rglob('*.py'):
         here = path.relative_to(folder).parts[0].removesuffix('.py')
-        there = {name.split('.')[2] for name, _ in imports(path) if name.startswith(f'sinklab.{package}.')}
+        there = {name.split('.')[2] for name, _ in list_imports(path) if name.startswith(f'sinklab.{package}.')}
         assert here not in stages or all(stages.index(stage) <= stages.index(here) for stage in there), path
 
 
 def test_configs_import_only_ml_collections_and_siblings():
     for path in (ROOT / 'configs').glob('*.py'):
-        for name, _ in imports(path):
+        for name, _ in list_imports(path):
             assert name.startswith(('ml_collections', 'sinklab.configs', 'dataclasses', 'difflib')), (
                 f'{path} imports {name}'
             )
@@ -149,7 +149,7 @@ def test_command_line_modules_import_no_heavy_package_at_top():
     for path in (ROOT / 'sinklab' / 'cli').glob('*.py'):
         if path.stem in ('progress', 'terminal'):  # imported by a verb
             continue
-        for name, top in imports(path):
+        for name, top in list_imports(path):
             assert not (top and name.split('.')[0] in ('jax', 'flax', 'orbax', 'grain', 'rich', 'ml_collections')), (
                 name
             )

@@ -28,12 +28,12 @@ VALUES = {name: np.arange(6, dtype=np.float32).reshape(2, 3) + 1 / 3 for name in
 STATE = jax.tree.map(jnp.asarray, dict(step=4, params=VALUES))
 
 
-def opened(folder, rules=RULES, data=DATA):
+def open_checkpointer(folder, rules=RULES, data=DATA):
     return Checkpointer(folder, rules, data)
 
 
 def save(folder, *steps, rules=RULES):
-    checkpoints = opened(folder, rules)
+    checkpoints = open_checkpointer(folder, rules)
     for step in steps:
         checkpoints.save(step, STATE)
     checkpoints.close()
@@ -57,15 +57,15 @@ def test_restore_on_another_mesh_is_bit_identical(saved):
     mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
-    wanted = abstract(sharding=sharding) | dict(params=abstract(STATE['params'], split))
-    restored = opened(saved).restore(4, wanted)
+    expected = abstract(sharding=sharding) | dict(params=abstract(STATE['params'], split))
+    restored = open_checkpointer(saved).restore(4, expected)
     jax.tree.map(np.testing.assert_array_equal, restored, STATE)
     assert {leaf.sharding for leaf in jax.tree.leaves(restored['params'])} == {split}
 
 
 def test_restore_of_checkpoint_of_other_data_is_rejected(saved):
     with pytest.raises(UserError, match='store 0123 -> 4567'):
-        opened(saved, data=DATA | dict(store='4567')).restore(4, abstract())
+        open_checkpointer(saved, data=DATA | dict(store='4567')).restore(4, abstract())
 
 
 @pytest.mark.parametrize(
@@ -78,21 +78,21 @@ def test_restore_of_checkpoint_of_other_data_is_rejected(saved):
 )
 def test_restore_of_checkpoint_of_another_model_is_rejected(saved, params, words):
     with pytest.raises(UserError, match=rf'checkpoints/4.*{words}'):
-        opened(saved).restore(4, abstract(STATE | dict(params=params)))
+        open_checkpointer(saved).restore(4, abstract(STATE | dict(params=params)))
 
 
 def test_newest_step_is_set_at_start_of_save_and_save_seconds_at_end(tmp_path):
-    checkpoints = opened(RunDir(tmp_path))
+    checkpoints = open_checkpointer(RunDir(tmp_path))
     assert (checkpoints.newest_step, checkpoints.save_seconds) == (None, None)
     checkpoints.save(3, STATE)
     assert checkpoints.newest_step == 3
     checkpoints.wait()
     assert 0 < checkpoints.save_seconds < 60
-    assert opened(RunDir(tmp_path)).newest_step == 3
+    assert open_checkpointer(RunDir(tmp_path)).newest_step == 3
 
 
 def test_delete_if_newest_removes_checkpoint_and_digests(tmp_path):
-    folder, checkpoints = RunDir(tmp_path), opened(RunDir(tmp_path))
+    folder, checkpoints = RunDir(tmp_path), open_checkpointer(RunDir(tmp_path))
     for step in (1, 2):
         checkpoints.save(step, STATE)
     checkpoints.wait()
@@ -106,8 +106,8 @@ def test_delete_if_newest_removes_checkpoint_and_digests(tmp_path):
 
 def test_digests_are_written_in_background(tmp_path, monkeypatch):
     held, write = threading.Event(), digests.write_digests
-    monkeypatch.setattr(digests, 'write_digests', lambda *given: (held.wait(60), write(*given)))
-    checkpoints = opened(RunDir(tmp_path))
+    monkeypatch.setattr(digests, 'write_digests', lambda *inputs: (held.wait(60), write(*inputs)))
+    checkpoints = open_checkpointer(RunDir(tmp_path))
     checkpoints.save(1, STATE)
     checkpoints.raise_save_error()
     assert not (tmp_path / 'digests' / '1' / '0.json').exists()
@@ -128,7 +128,7 @@ def test_background_save_error_is_raised_once_by_next_call(tmp_path, monkeypatch
         raise Unwritable
 
     monkeypatch.setattr(digests, 'write_digests', fail)
-    checkpoints = opened(RunDir(tmp_path))
+    checkpoints = open_checkpointer(RunDir(tmp_path))
     checkpoints.save(1, STATE)
     checkpoints.pending_save.exception()
     with pytest.raises(Unwritable):
@@ -164,10 +164,10 @@ def test_leftovers_of_interrupted_process_are_removed_and_nothing_else(saved, tm
     for left in ('checkpoints/6.orbax-checkpoint-tmp/state', 'checkpoints/1.deleted', 'digests/6'):
         (folder.path / left).mkdir(parents=True)
         (folder.path / left / 'half').write_text('of it')
-    opened(folder)
+    open_checkpointer(folder)
     assert {path for path in folder.path.rglob('*') if path.is_file()} == before
     save(folder, 6)
-    assert opened(folder).find_latest_valid_step() == (6, [])
+    assert open_checkpointer(folder).find_latest_valid_step() == (6, [])
 
 
 def fill(path):
@@ -177,7 +177,7 @@ def fill(path):
 
 
 def test_full_disk_raises_user_error_and_keeps_previous_checkpoint(small_disk):
-    folder, checkpoints = RunDir(small_disk / 'run'), opened(RunDir(small_disk / 'run'))
+    folder, checkpoints = RunDir(small_disk / 'run'), open_checkpointer(RunDir(small_disk / 'run'))
     checkpoints.save(1, STATE)
     checkpoints.wait()
     with pytest.raises(OSError, match='No space'):
@@ -202,19 +202,19 @@ def remount(disk, how):
 
 @pytest.mark.slow
 def test_read_only_disk_raises_user_error_and_keeps_previous_checkpoint(small_disk):
-    checkpoints = opened(RunDir(small_disk / 'run'))
+    checkpoints = open_checkpointer(RunDir(small_disk / 'run'))
     checkpoints.save(1, STATE)
     checkpoints.wait()
     remount(small_disk, 'ro')
     with pytest.raises(UserError, match='Read-only file system'):
         save_and_wait(checkpoints)
     remount(small_disk, 'rw')
-    assert opened(RunDir(small_disk / 'run')).find_latest_valid_step() == (1, [])
+    assert open_checkpointer(RunDir(small_disk / 'run')).find_latest_valid_step() == (1, [])
 
 
 @pytest.mark.slow
 def test_missing_folder_before_save_raises_user_error_and_is_not_recreated(tmp_path):
-    checkpoints = opened(RunDir(tmp_path / 'run'))
+    checkpoints = open_checkpointer(RunDir(tmp_path / 'run'))
     (tmp_path / 'run').rename(tmp_path / 'away')
     with pytest.raises(UserError, match=str(tmp_path / 'run')):
         checkpoints.save(1, STATE)
@@ -223,9 +223,9 @@ def test_missing_folder_before_save_raises_user_error_and_is_not_recreated(tmp_p
 
 @pytest.mark.slow
 def test_missing_folder_during_save_raises_user_error(tmp_path, monkeypatch):
-    checkpoints, write = opened(RunDir(tmp_path / 'run')), digests.write_digests
+    checkpoints, write = open_checkpointer(RunDir(tmp_path / 'run')), digests.write_digests
     monkeypatch.setattr(
-        digests, 'write_digests', lambda *given: ((tmp_path / 'run').rename(tmp_path / 'away'), write(*given))
+        digests, 'write_digests', lambda *inputs: ((tmp_path / 'run').rename(tmp_path / 'away'), write(*inputs))
     )
     checkpoints.save(1, STATE)
     with pytest.raises(UserError, match=str(tmp_path / 'run')):
@@ -246,8 +246,8 @@ def test_orbax_storage_error_becomes_os_error_of_one_line(tmp_path, monkeypatch)
         def result(self):
             raise ValueError('DATA_LOSS: of a disk\n' + 'and so on\n' * 500)
 
-    monkeypatch.setattr(checkpoints_file.ocp, 'save_async', lambda *given, **more: Failing())
-    checkpoints = opened(RunDir(tmp_path))
+    monkeypatch.setattr(checkpoints_file.ocp, 'save_async', lambda *inputs, **more: Failing())
+    checkpoints = open_checkpointer(RunDir(tmp_path))
     checkpoints.save(1, STATE)
     with pytest.raises(OSError, match=r'checkpoints/1.*ValueError: DATA_LOSS') as error:
         checkpoints.wait()
@@ -289,7 +289,7 @@ def test_restore_of_checkpoint_changed_after_verification_raises_error_of_one_li
     saved, tmp_path, file, caplog, capfd
 ):
     folder, before = RunDir(shutil.copytree(saved.path, tmp_path / 'run')), around()
-    checkpoints = opened(folder)
+    checkpoints = open_checkpointer(folder)
     assert checkpoints.find_latest_valid_step() == (4, [])
     (folder.checkpoint_dir / '4' / file).write_text('')
     with pytest.raises(UserError, match='checkpoints/4') as refusal:

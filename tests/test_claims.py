@@ -18,7 +18,7 @@ LEAST = 5.0
 SIGMOID, SOFTMAX = Operand('attention:sigmoid', 'sink/1'), Operand('attention:softmax', 'sink/1')
 
 
-def a_claim(way='<', **more):
+def make_claim(way='<', **more):
     return Claim('words', 'source', SIGMOID, way, SOFTMAX, LEAST, **more)
 
 
@@ -40,12 +40,12 @@ WRONG = {
 def verdicts(way, truth, count=2000):
     """Yield verdicts of claims with difference `truth`, from eight seeds where five leave them unsettled."""
     rng = np.random.default_rng(0)
-    for difference_N in (paired_shares(rng, truth) for _ in range(count)):
+    for difference_N in (draw_paired_shares(rng, truth) for _ in range(count)):
         first = said(difference_N[:5], way)
         yield said(difference_N, way) if first == 'unsettled' else first
 
 
-def paired_shares(rng, truth):
+def draw_paired_shares(rng, truth):
     """Return differences, in points, of eight seeds of two rows with skewed shares `truth` apart."""
     mean, breadth = rng.uniform(0.3, 0.9), 10 ** rng.uniform(0.5, 3.5)
     shares = [rng.beta(one * breadth, (1 - one) * breadth, 8) for one in (mean, mean - truth / 100)]
@@ -60,8 +60,8 @@ def test_wrong_verdict_rate_is_at_most_5_percent(way, truth):
 @pytest.mark.parametrize('way', ['>', '<', '='])
 def test_decided_verdicts_are_at_least_95_percent_correct(way):
     """Use claims of which half have a difference."""
-    found = [(verdict, truth) for truth in (0, 20) for verdict in verdicts(way, truth)]
-    wrong = [verdict in WRONG[way, truth] for verdict, truth in found if verdict != 'unsettled']
+    result = [(verdict, truth) for truth in (0, 20) for verdict in verdicts(way, truth)]
+    wrong = [verdict in WRONG[way, truth] for verdict, truth in result if verdict != 'unsettled']
     assert len(wrong) > 1500
     assert np.mean(wrong) <= 0.05
 
@@ -81,8 +81,8 @@ def test_decided_verdicts_are_at_least_95_percent_correct(way):
     ],
 )
 def test_judge_claim_uses_interval_and_minimum_difference(values, more, less, same):
-    found = compute_difference_interval(values) if values else None
-    assert [claims.judge_claim(a_claim(way), values, found, 0) for way in '><='] == [more, less, same]
+    result = compute_difference_interval(values) if values else None
+    assert [claims.judge_claim(make_claim(way), values, result, 0) for way in '><='] == [more, less, same]
 
 
 def test_verdict_is_symmetric_under_sign_change():
@@ -93,7 +93,7 @@ def test_verdict_is_symmetric_under_sign_change():
         assert said(values, '=') == said(-values, '=')
 
 
-def runs(ours, theirs, lost=()):
+def make_runs(own_values, other_values, lost=()):
     """Return {row: {seed: measurements}} of two rows; seeds in `lost` diverged in the first row."""
 
     def of(values, lost=()):
@@ -103,43 +103,45 @@ def runs(ours, theirs, lost=()):
         }
         return done | {str(seed): dict(outcome='diverged', start={}, end={'fails': 1.0}) for seed in lost}
 
-    return {SIGMOID.row: of(ours, lost), SOFTMAX.row: of(theirs)}
+    return {SIGMOID.row: of(own_values, lost), SOFTMAX.row: of(other_values)}
 
 
-def the_entry(claim, found, published=None):
-    return claims.make_claim_entry('name', claim, found, published or {})
+def make_entry(claim, result, published=None):
+    return claims.make_claim_entry('name', claim, result, published or {})
 
 
 def test_claim_entry_uses_seeds_of_both_rows():
-    ours = {0: 1.0, 1: 2.0, 3: 5.0, 4: 0.0, 5: 10.0}
-    theirs = {0: 51.0, 1: 42.0, 2: 7.0, 3: 65.0, 4: 40.0, 5: 60.0, 6: 50.0}
-    found = the_entry(a_claim(), runs(ours, theirs))
-    assert found['differences'] == {'0': -50.0, '1': -40.0, '3': -60.0, '4': -40.0, '5': -50.0}
-    assert found['mean'] == -48
-    assert found['interval'] == compute_difference_interval([-50.0, -40.0, -60.0, -40.0, -50.0])
-    assert found['verdict'] == 'holds'
+    own_values = {0: 1.0, 1: 2.0, 3: 5.0, 4: 0.0, 5: 10.0}
+    other_values = {0: 51.0, 1: 42.0, 2: 7.0, 3: 65.0, 4: 40.0, 5: 60.0, 6: 50.0}
+    result = make_entry(make_claim(), make_runs(own_values, other_values))
+    assert result['differences'] == {'0': -50.0, '1': -40.0, '3': -60.0, '4': -40.0, '5': -50.0}
+    assert result['mean'] == -48
+    assert result['interval'] == compute_difference_interval([-50.0, -40.0, -60.0, -40.0, -50.0])
+    assert result['verdict'] == 'holds'
 
 
 def test_claim_entry_counts_diverged_runs():
-    some = the_entry(a_claim(), runs({n: 1.0 + n for n in range(5)}, {n: 50.0 + n for n in range(7)}, lost=(5, 6)))
+    some = make_entry(
+        make_claim(), make_runs({n: 1.0 + n for n in range(5)}, {n: 50.0 + n for n in range(7)}, lost=(5, 6))
+    )
     assert (some['verdict'], some['diverged'], claims.format_verdict(some)) == ('holds', 2, 'holds, 2 diverged')
-    most = the_entry(a_claim(), runs({0: 1.0}, dict.fromkeys(range(5), 50.0), lost=(1, 2, 3, 4)))
+    most = make_entry(make_claim(), make_runs({0: 1.0}, dict.fromkeys(range(5), 50.0), lost=(1, 2, 3, 4)))
     assert (most['verdict'], most['diverged']) == ('diverged', 4)
     fails = Claim('words', 'source', Operand(SIGMOID.row, 'fails'), '>', Operand(SOFTMAX.row, 'fails'), 0.5)
-    found = runs({}, dict.fromkeys(range(5), 50.0), lost=range(5))
-    for run in found[SOFTMAX.row].values():
+    result = make_runs({}, dict.fromkeys(range(5), 50.0), lost=range(5))
+    for run in result[SOFTMAX.row].values():
         run['end']['fails'] = 0.0
-    entry = the_entry(fails, found)
+    entry = make_entry(fails, result)
     assert (entry['verdict'], entry['diverged'], entry['either']) == ('holds', 0, False)
 
 
 def test_claim_entry_has_difference_of_published_numbers():
     published = {SIGMOID.row: {'sink/1': 0.44}, SOFTMAX.row: {'sink/1': 18.18}}
-    assert the_entry(a_claim(), {}, published)['published'] == pytest.approx(-17.74)
-    assert the_entry(a_claim(), {}, {SIGMOID.row: {}})['published'] is None
+    assert make_entry(make_claim(), {}, published)['published'] == pytest.approx(-17.74)
+    assert make_entry(make_claim(), {}, {SIGMOID.row: {}})['published'] is None
     emerges = Claim('words', 'source', SOFTMAX, '>', Operand(SOFTMAX.row, 'sink/1', 'start'), LEAST)
-    assert the_entry(emerges, {}, published)['published'] == 18.18
-    entry = the_entry(emerges, runs({}, {0: 30.0, 1: 40.0, 2: 35.0, 3: 33.0, 4: 41.0}))
+    assert make_entry(emerges, {}, published)['published'] == 18.18
+    entry = make_entry(emerges, make_runs({}, {0: 30.0, 1: 40.0, 2: 35.0, 3: 33.0, 4: 41.0}))
     assert (entry['verdict'], entry['either']) == ('holds', False)
 
 
@@ -164,10 +166,10 @@ def test_claim_entry_needs_more_than_five_seeds_without_failures(failures, verdi
     fails = Claim('words', 'source', Operand(SIGMOID.row, 'fails'), '>', Operand(SOFTMAX.row, 'fails'), 0.5)
 
     def of(count):
-        found = runs(dict.fromkeys(range(count), 1.0), dict.fromkeys(range(count), 1.0))
-        for row, run in ((row, run) for row, seeds in found.items() for run in seeds.values()):
+        result = make_runs(dict.fromkeys(range(count), 1.0), dict.fromkeys(range(count), 1.0))
+        for row, run in ((row, run) for row, seeds in result.items() for run in seeds.values()):
             run['end']['fails'] = float(failures) if row == SIGMOID.row else 0.0
-        return the_entry(fails, found)
+        return make_entry(fails, result)
 
     five, eight = of(5), of(8)
     assert [five['verdict'], eight['verdict']] == verdicts
@@ -178,12 +180,12 @@ def test_claim_entry_needs_more_than_five_seeds_without_failures(failures, verdi
 
 def test_claim_entry_is_not_testable_if_reference_is_zero():
     nothing, some = (dict.fromkeys(range(5), value) for value in (0.0, 50.0))
-    entry = the_entry(a_claim('<'), runs(nothing, nothing))
+    entry = make_entry(make_claim('<'), make_runs(nothing, nothing))
     assert (entry['verdict'], entry['either']) == ('not testable here', False)
     assert 'attention:softmax' in entry['why']
     assert '0.0 %' in entry['why']
-    assert the_entry(a_claim('<'), runs(some, nothing))['verdict'] == 'contradicted'
-    assert the_entry(a_claim('>'), runs(nothing, nothing))['verdict'] == 'not seen'
+    assert make_entry(make_claim('<'), make_runs(some, nothing))['verdict'] == 'contradicted'
+    assert make_entry(make_claim('>'), make_runs(nothing, nothing))['verdict'] == 'not seen'
 
 
 def test_sign_test_matches_binomial_distribution():
@@ -198,13 +200,13 @@ def test_sign_test_matches_binomial_distribution():
 
 def test_claims_table_lists_contradicted_claims_first():
     against = Claim('words', 'source', SIGMOID, '>', SOFTMAX, LEAST)
-    found = claims.make_claims_table(
-        {'far': a_claim(why='too far'), 'holds': a_claim(), 'against': against},
-        runs({n: 1.0 + n for n in range(5)}, dict.fromkeys(range(5), 50.0)),
+    result = claims.make_claims_table(
+        {'far': make_claim(why='too far'), 'holds': make_claim(), 'against': against},
+        make_runs({n: 1.0 + n for n in range(5)}, dict.fromkeys(range(5), 50.0)),
         {},
     )
-    assert [entry['claim'] for entry in found] == ['against', 'holds', 'far']
-    page = claims.format_markdown(found)
+    assert [entry['claim'] for entry in result] == ['against', 'holds', 'far']
+    page = claims.format_markdown(result)
     assert page.index('`against`') < page.index('`holds`') < page.index('too far')
 
 
@@ -253,20 +255,20 @@ def test_shipped_claims_agree_with_published_numbers(given):
 
 def test_claims_plot_draws_every_interval(monkeypatch, tmp_path):
     plt = pytest.importorskip('matplotlib.pyplot')
-    kept, close = [], plt.close
-    monkeypatch.setattr(plt, 'close', kept.append)
+    closed_figures, close = [], plt.close
+    monkeypatch.setattr(plt, 'close', closed_figures.append)
     pictures = pytest.importorskip('sinklab.report.pictures')
-    found = claims.make_claims_table(
-        {'holds': a_claim(), 'against': a_claim('>'), 'far': a_claim(why='too far'), 'empty': a_claim()},
-        runs({n: 1.0 + n for n in range(5)}, {n: 50.0 + n**2 for n in range(5)}),
+    result = claims.make_claims_table(
+        {'holds': make_claim(), 'against': make_claim('>'), 'far': make_claim(why='too far'), 'empty': make_claim()},
+        make_runs({n: 1.0 + n for n in range(5)}, {n: 50.0 + n**2 for n in range(5)}),
         {},
     )
-    pictures.write_claims_plot(tmp_path / 'claims.png', found, '%')
-    (figure,) = kept
+    pictures.write_claims_plot(tmp_path / 'claims.png', result, '%')
+    (figure,) = closed_figures
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     drawn = [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
     close(figure)
-    shown = [entry for entry in found if entry['interval'] and not entry['why']]
+    shown = [entry for entry in result if entry['interval'] and not entry['why']]
     assert names == [f'{entry["claim"]} {entry["way"]}' for entry in shown]
     for entry, line in zip(shown, drawn, strict=False):
         np.testing.assert_allclose(line, entry['interval'])

@@ -34,8 +34,8 @@ def opened(tmp_path):
 
 
 def entry(folder):
-    (found,) = Path(folder).glob('*')
-    return found
+    (result,) = Path(folder).glob('*')
+    return result
 
 
 def flip(content, bit):
@@ -248,13 +248,13 @@ def test_flipped_bit_in_compiled_program_does_not_change_result(tmp_path):
         for name, value in options.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()
-        wanted = jax.tree.map(bytes, jax.device_get(step(x)))
+        expected = jax.tree.map(bytes, jax.device_get(step(x)))
         for _ in range(200):
             (path,) = [path for path in tmp_path.iterdir() if path.name.startswith('jit__lambda')]
             good = path.read_bytes()
             path.write_bytes(flip(good, draw.randrange(8 * len(good))))
             jax.clear_caches()
-            assert jax.tree.map(bytes, jax.device_get(step(x))) == wanted
+            assert jax.tree.map(bytes, jax.device_get(step(x))) == expected
             assert path.exists(), 'not recompiled'
             assert path.read_bytes().startswith(compilation_cache_module.MAGIC)
     finally:
@@ -266,7 +266,7 @@ def test_flipped_bit_in_compiled_program_does_not_change_result(tmp_path):
 TRAIN = ('-m', 'sinklab', 'train', '--config=configs/quickstart.py:softmax', '--size=smoke')
 
 
-def trained(folder, name):
+def run_training(folder, name):
     """Train a small run in a subprocess that caches programs in `folder`; return (valid loss, standard error)."""
     environment = {name: value for name, value in os.environ.items() if 'JAX_COMPILATION' not in name}
     command = [sys.executable, *TRAIN, f'--workdir={folder / name}', f'--compiled={folder / "programs"}']
@@ -280,13 +280,13 @@ def trained(folder, name):
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_run_with_damaged_compiled_step_computes_same_loss(tmp_path):
-    wanted, _ = trained(tmp_path, 'first')
+    expected, _ = run_training(tmp_path, 'first')
     entries = sorted((tmp_path / 'programs').glob('jit_step-*'))
     assert entries
     for number, path in enumerate(entries):
         good = path.read_bytes()
         path.write_bytes(flip(good, random.Random(number).randrange(8 * len(good))))
-    found, said = trained(tmp_path, 'again')
-    assert found == wanted
-    assert all(str(path) in said for path in entries)
-    assert f'{len(entries)} compiled' in said
+    result, output = run_training(tmp_path, 'again')
+    assert result == expected
+    assert all(str(path) in output for path in entries)
+    assert f'{len(entries)} compiled' in output

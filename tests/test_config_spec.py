@@ -9,7 +9,7 @@ from sinklab.errors import UserError
 UNNORMALIZED = dict(model__attention__similarity='sigmoid', model__attention__normalizer='none')
 
 
-def changed(path, value):
+def change_config(path, value):
     tree = make_tiny_config().to_dict()
     *parents, last = path.split('.')
     at = tree
@@ -51,19 +51,19 @@ def changed(path, value):
 )
 def test_parse_config_rejects_invalid_value_by_name(path, value, words):
     with pytest.raises(UserError) as refusal:
-        parse_config(changed(path, value))
+        parse_config(change_config(path, value))
     assert words in str(refusal.value)
     assert '\n' not in str(refusal.value)
 
 
 def test_parse_config_reports_all_field_errors_before_conflicts():
-    tree = changed('model.layers', 0)
+    tree = change_config('model.layers', 0)
     tree['seed'], tree['probe']['inptus'] = -1, 'natural'
     with pytest.raises(UserError) as refusal:
         parse_config(tree)
     named = ('3 faults', 'config.model.layers is 0', 'config.seed is -1', 'config.probe.inptus is unknown')
     assert [words for words in named if words not in str(refusal.value)] == []
-    tree = changed('optimizer.warmup_steps', 99)
+    tree = change_config('optimizer.warmup_steps', 99)
     tree['probe'] |= dict(length=17, keys=18)
     tree['data'] |= dict(random_first=2, fixed_position=3)
     tree['model']['rotary'] |= dict(scaling='llama3', slow=4.0)
@@ -82,7 +82,7 @@ def test_parse_config_names_missing_field():
 
 
 def test_parse_config_converts_integer_to_float():
-    assert parse_config(changed('optimizer.clip_norm', 2)).optimizer.clip_norm == 2.0
+    assert parse_config(change_config('optimizer.clip_norm', 2)).optimizer.clip_norm == 2.0
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from sinklab.report import sweep_table
 from sinklab.run_dir import RunDir
 
 
-def spec_of(module, row, size='paper'):
+def make_spec(module, row, size='paper'):
     return parse_config(module.get_config(row, size).to_dict())
 
 
@@ -45,7 +45,7 @@ def test_equal_specs_publish_equal_numbers():
     truths = {}
     for module, row in ROWS:
         published = module.ROWS[row]['published']
-        assert truths.setdefault(same_model(spec_of(module, row)), published) == published, (
+        assert truths.setdefault(same_model(make_spec(module, row)), published) == published, (
             f'{get_name(module)}:{row}'
         )
 
@@ -59,7 +59,7 @@ def test_published_numbers_of_added_heads_belong_to_one_row():
 
 
 def test_packing_trains_120m_parameters_on_30b_tokens():
-    spec = spec_of(packing, 'causal')
+    spec = make_spec(packing, 'causal')
     shapes = nnx.state(nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
     every = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
     registry = spec.model.vocabulary * spec.model.width
@@ -70,7 +70,7 @@ def test_packing_trains_120m_parameters_on_30b_tokens():
 
 @pytest.mark.parametrize('row', ['causal_fixed', 'document_fixed'])
 def test_fixed_bos_is_at_first_position_and_before_every_document(row, corpus):
-    spec = spec_of(packing, row, 'smoke')
+    spec = make_spec(packing, row, 'smoke')
     data = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=corpus, length=16)))
     ids_BT = np.concatenate([data.batches.read_rows(step, range(4)) for step in range(60)])
     opens = np.roll(ids_BT == spec.data.end_token, 1, axis=1)[:, 1:]

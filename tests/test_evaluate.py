@@ -44,27 +44,27 @@ def test_evaluate_matches_directly_computed_task_metrics(finished_run, tasks, ca
     path, records = finished_run
     own, file, included = RunModel(RunDir(path), 8), tmp_path / 'found.json', [f'--include={tasks}']
     assert main(['evaluate', str(path), f'--tasks={",".join(TASKS)}', *included, '--json', f'--out={file}']) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads(file.read_text())
-    assert found['digest'] == own.digest
-    assert found['measured']['sink/1'] == records[-1]['sink/1']
+    result = json.loads(capsys.readouterr().out)
+    assert result == json.loads(file.read_text())
+    assert result['digest'] == own.digest
+    assert result['measured']['sink/1'] == records[-1]['sink/1']
     right = []
     for one in QUESTIONS:
         begin = len(one['question'].rstrip())
         context, space = one['question'][:begin], one['question'][begin:]
         likelihoods = [score_continuation(own, context, space + choice)[0] for choice in one['choices']]
         right.append(np.argmax(likelihoods) == one['answer'])
-    assert found['tasks']['mine_choice']['numbers']['acc,none'] == np.mean(right)
-    assert found['tasks']['mine_choice']['samples'] == 4
+    assert result['tasks']['mine_choice']['numbers']['acc,none'] == np.mean(right)
+    assert result['tasks']['mine_choice']['samples'] == 4
     bits = -sum(score_continuation(own, '', text)[0] for text in TEXTS) / math.log(2)
     size = sum(len(text.encode()) for text in TEXTS)
-    np.testing.assert_allclose(found['tasks']['mine_text']['numbers']['bits_per_byte,none'], bits / size, rtol=1e-4)
+    np.testing.assert_allclose(result['tasks']['mine_text']['numbers']['bits_per_byte,none'], bits / size, rtol=1e-4)
     answers = [continue_greedily(own, context, 5).partition('\n')[0] for context in CONTEXTS]
-    assert found['tasks']['mine_answer']['numbers']['exact_match,none'] == np.mean([not one for one in answers])
+    assert result['tasks']['mine_answer']['numbers']['exact_match,none'] == np.mean([not one for one in answers])
 
 
 def test_evaluate_prints_table_for_limit_and_few_shot(finished_run, tasks, capsys):
-    asked = [
+    requested = [
         'evaluate',
         f'{finished_run[0]}@4',
         '--tasks=mine_choice',
@@ -72,7 +72,7 @@ def test_evaluate_prints_table_for_limit_and_few_shot(finished_run, tasks, capsy
         '--limit=2',
         '--few_shot=1',
     ]
-    assert main(asked) == 0
+    assert main(requested) == 0
     said = capsys.readouterr().out
     cells = said.split('\n')[1].split()
     assert [cells[place] for place in (0, 1, 4, 5)] == ['mine_choice', 'acc', '2', '1']
@@ -84,22 +84,22 @@ def test_lm_eval_finds_sinklab_model_by_name(finished_run, tasks):
     how = dict(
         tasks=['mine_choice'], task_manager=lm_eval.load_task_manager(['mine_choice'], str(tasks)), bootstrap_iters=0
     )
-    found = simple_evaluate(model='sinklab', model_args=f'run={finished_run[0]}@8', batch_size='auto', **how)
-    assert found['config']['model_sha'] == RunModel(RunDir(finished_run[0]), 8).digest
-    assert len(found['samples']['mine_choice']) == 4
+    result = simple_evaluate(model='sinklab', model_args=f'run={finished_run[0]}@8', batch_size='auto', **how)
+    assert result['config']['model_sha'] == RunModel(RunDir(finished_run[0]), 8).digest
+    assert len(result['samples']['mine_choice']) == 4
 
 
 @pytest.mark.exhaustive
 def test_lm_eval_command_line_evaluates_run(finished_run, tasks):
-    asked = [
+    requested = [
         '--model=sinklab',
         f'--model_args=run={finished_run[0]}@8',
         '--tasks=mine_choice',
         f'--include_path={tasks}',
     ]
-    command = [sys.executable, '-m', 'sinklab.analysis.lm_eval', 'run', *asked, '--batch_size=auto']
-    told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert 'mine_choice' in told.stdout, told.stderr
+    command = [sys.executable, '-m', 'sinklab.analysis.lm_eval', 'run', *requested, '--batch_size=auto']
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert 'mine_choice' in process.stdout, process.stderr
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_lm_eval_command_line_evaluates_run(finished_run, tasks):
     ],
 )
 def test_evaluate_rejects_invalid_arguments_with_one_line(finished_run, tasks, capsys, arguments, said):
-    given = [one.format(run=finished_run[0], tasks=tasks) for one in arguments]
-    assert main(['evaluate', *given]) == 1
+    command_arguments = [one.format(run=finished_run[0], tasks=tasks) for one in arguments]
+    assert main(['evaluate', *command_arguments]) == 1
     line = capsys.readouterr().err.strip().split('\n')[-1]
     assert line.startswith('sinklab evaluate: ')
     assert said in line

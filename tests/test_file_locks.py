@@ -59,11 +59,11 @@ def stop_at(monkeypatch, method, name, until):
     """Block a thread once, for at most one second, in a Path method on the lock; return an event set at that time."""
     called, come = getattr(pathlib.Path, method), threading.Event()
 
-    def stopped(self, *given, **more):
+    def stopped(self, *arguments, **more):
         if threading.current_thread().name == name and 'lease.lock' in self.name and not come.is_set():
             come.set()
             until.wait(1.0)
-        return called(self, *given, **more)
+        return called(self, *arguments, **more)
 
     monkeypatch.setattr(pathlib.Path, method, stopped)
     return come
@@ -133,8 +133,8 @@ def test_acquire_lock_leaves_no_open_descriptor(path):
 
 
 def make_socket(path):
-    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:
-        made.bind(path.name)
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as local_socket:
+        local_socket.bind(path.name)
 
 
 IRREGULAR = {

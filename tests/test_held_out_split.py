@@ -21,15 +21,15 @@ def test_single_text_is_cut_into_train_and_held_out_sides(text, held_out, name):
     source = held_out_split.split_single_text(
         Source((SourcePiece(name, 1000, lambda: iter([document])),), ()), held_out
     )
-    found = sorted(source.read_documents(), key=lambda document: document.name)
-    assert ''.join(document.text for document in found) == text
-    assert sum(document.size for document in found) == 1000
+    result = sorted(source.read_documents(), key=lambda document: document.name)
+    assert ''.join(document.text for document in result) == text
+    assert sum(document.size for document in result) == 1000
     if not text.strip():
         assert source.limit is None
         return
-    held = [document for document in found if hash_document_name(document.name) < source.limit]
+    held = [document for document in result if hash_document_name(document.name) < source.limit]
     assert len(held) == 1
-    assert not any(document.is_blank for document in found)
+    assert not any(document.is_blank for document in result)
 
 
 @pytest.mark.parametrize('sample', [1 << 26, 1000])  # characters: more than the text has, and fewer

@@ -30,8 +30,8 @@ def environment(tmp_path, monkeypatch):
 
 def test_extra_command_installs_clone_with_pip_of_environment(environment, monkeypatch):
     monkeypatch.setattr(install_commands, 'ROOT', ROOT)
-    wanted = ['env/bin/python', '-m', 'pip', 'install', '-e', f'{ROOT}[notebook]']
-    assert shlex.split(install_commands.format_extra_command('notebook')) == wanted
+    expected = ['env/bin/python', '-m', 'pip', 'install', '-e', f'{ROOT}[notebook]']
+    assert shlex.split(install_commands.format_extra_command('notebook')) == expected
 
 
 def test_installer_prefers_uv_of_environment(environment):
@@ -61,21 +61,21 @@ def test_extra_command_names_requirements_without_clone(environment, monkeypatch
     command = shlex.split(install_commands.format_extra_command(extra))
     assert command[:4] == ['env/bin/python', '-m', 'pip', 'install']
     assert len(command) > 4
-    found = [Requirement(part) for part in command[4:]]
-    assert all(one.specifier and not one.marker for one in found)
+    result = [Requirement(part) for part in command[4:]]
+    assert all(one.specifier and not one.marker for one in result)
 
 
 def test_messages_and_docs_name_no_package_index_command():
     files = [*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md'), *(ROOT / 'docs').rglob('*.ipynb')]
     files += [path for name in ('sinklab', 'launch', 'benchmarks') for path in (ROOT / name).rglob('*.py')]
-    found = [
+    result = [
         f'{path.relative_to(ROOT)}: {line.strip()}'
         for path in files
         if path.name != 'install_commands.py'
         for line in path.read_text(encoding='utf-8').splitlines()
         if re.search(r'pip install .*sinklab\[', line)
     ]
-    assert found == []
+    assert result == []
 
 
 @pytest.mark.slow
@@ -104,6 +104,6 @@ def test_editable_install_is_importable_above_clone_named_sinklab(tmp_path):
 
 def run(command, folder):
     """Return what a command prints in a folder, without the paths of the test's own Python."""
-    found = subprocess.run(command, cwd=folder, env={}, capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout + found.stderr
-    return found.stdout
+    result = subprocess.run(command, cwd=folder, env={}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout

@@ -69,20 +69,20 @@ def test_kernel_gradients_include_cotangents_of_statistics_under_every_mask(name
         return sum(jnp.sum(draw.normal(size=array.shape) * array) for array in (output, *statistics))
 
     with interpret_pallas():
-        ours = jax.grad(total)(arrays, lambda arrays: run_kernels(tpu, sums, problem, *arrays))
+        actual = jax.grad(total)(arrays, lambda arrays: run_kernels(tpu, sums, problem, *arrays))
     theirs = jax.grad(total)(arrays, lambda arrays: text_sums(sums, arrays, mask))
-    assert_close(ours, theirs, 2e-5)
+    assert_close(actual, theirs, 2e-5)
 
 
 @pytest.mark.slow
 def test_kernel_with_large_power_matches_reference():
-    asked, arrays = (
+    requested, arrays = (
         make_attention_spec(make_attention_config('exp', 'p_norm', power=16.0), masks.make_causal_mask(1024)),
         draw_inputs(64, length=1024),
     )
     with interpret_pallas():
-        found = finalize.attend(tpu, *arrays, asked).output_BTHK
-    assert_close(found, reference.attend(*arrays, asked).output_BTHK, 5e-5)
+        result = finalize.attend(tpu, *arrays, requested).output_BTHK
+    assert_close(result, reference.attend(*arrays, requested).output_BTHK, 5e-5)
 
 
 @pytest.mark.slow
@@ -124,8 +124,8 @@ def test_kernel_gradients_have_no_race(name, mask):
 
 @pytest.mark.slow
 def test_race_detector_finds_race():
-    def kernel(given, made):
-        made[...] = given[...]
+    def kernel(inputs, made):
+        made[...] = inputs[...]
 
     def run(array):
         return pl.pallas_call(
@@ -151,8 +151,8 @@ def test_kernel_results_are_equal_with_and_without_mesh(axes, mask):
     slope_H = jnp.asarray(compute_alibi_slopes(HEADS))
 
     def run(arrays, slope_H):
-        asked = make_attention_spec(make_attention_config('exp', 'plus_one'), mask, bias=make_alibi_bias(slope_H))
-        return jnp.sum(jnp.sin(finalize.attend(tpu, *arrays, asked).output_BTHK))
+        requested = make_attention_spec(make_attention_config('exp', 'plus_one'), mask, bias=make_alibi_bias(slope_H))
+        return jnp.sum(jnp.sin(finalize.attend(tpu, *arrays, requested).output_BTHK))
 
     with interpret_pallas():
         alone = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)

@@ -30,30 +30,34 @@ READERS = {
 GIVEN = [(name, *item) for name, values in PROFILES.items() for item in values.items()]
 
 
-def accepted(variable, value):
+def accepts_flags(variable, value):
     if variable == 'LIBTPU_INIT_ARGS' and topology.find_libtpu() is None:
         pytest.skip('libtpu, which has the compiler, could not be installed; pip install libtpu')
     environment = {**os.environ, 'XLA_FLAGS': '', variable: value, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
-    said = subprocess.run([sys.executable, '-c', READERS[variable]], env=environment, capture_output=True, text=True)
-    assert said.returncode == 0 or re.search('flag|FAILED_PRECONDITION', said.stderr, re.IGNORECASE), said.stderr
-    return said.returncode == 0
+    output = subprocess.run(
+        [sys.executable, '-c', READERS[variable]], env=environment, capture_output=True, text=True
+    )
+    assert output.returncode == 0 or re.search('flag|FAILED_PRECONDITION', output.stderr, re.IGNORECASE), (
+        output.stderr
+    )
+    return output.returncode == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('name', 'variable', 'value'), GIVEN, ids=[name for name, *_ in GIVEN])
 def test_profile_flags_are_accepted_for_every_chip(name, variable, value):
-    assert accepted(variable, value)
+    assert accepts_flags(variable, value)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('variable', READERS)
 def test_unknown_flag_is_rejected(variable):
-    assert not accepted(variable, UNKNOWN)
+    assert not accepts_flags(variable, UNKNOWN)
 
 
 @pytest.mark.slow
 def test_flag_unsupported_by_some_chip_is_rejected():
-    assert not accepted('LIBTPU_INIT_ARGS', FUSED)
+    assert not accepts_flags('LIBTPU_INIT_ARGS', FUSED)
 
 
 def test_profiles_set_exactly_variables_with_readers():

@@ -25,18 +25,18 @@ def recorders(tmp_path, monkeypatch):
 
 def files(script):
     """Return {name: text} of the files that the script of a plan writes."""
-    found = re.findall(r"^cat > ([^\n]*) <<'(END_*)'\n(.*?)^\2$", script, re.MULTILINE | re.DOTALL)
-    return {path.strip("'").rpartition('/')[2]: text for path, _, text in found}
+    result = re.findall(r"^cat > ([^\n]*) <<'(END_*)'\n(.*?)^\2$", script, re.MULTILINE | re.DOTALL)
+    return {path.strip("'").rpartition('/')[2]: text for path, _, text in result}
 
 
 def hard(name):
-    given = [one for one in SUBMIT_COMMANDS[name] if not one.startswith('--workdir')]
-    return [*given[:2], f'--workdir={HOSTILE_PATH}', "--env=WORDS=a 'b' $c", *given[2:]]
+    launch_arguments = [one for one in SUBMIT_COMMANDS[name] if not one.startswith('--workdir')]
+    return [*launch_arguments[:2], f'--workdir={HOSTILE_PATH}', "--env=WORDS=a 'b' $c", *launch_arguments[2:]]
 
 
 def sweep():
-    given = [one.replace(':softmax_1b', '') for one in SUBMIT_COMMANDS['slurm']]
-    return [*given[:2], '--rows=a,b', '--at_once=1', *given[2:]]
+    launch_arguments = [one.replace(':softmax_1b', '') for one in SUBMIT_COMMANDS['slurm']]
+    return [*launch_arguments[:2], '--rows=a,b', '--at_once=1', *launch_arguments[2:]]
 
 
 GIVEN = {
@@ -54,16 +54,16 @@ def test_scripts_pass_shellcheck(case, recorders, capsys, tmp_path):
     scripts = {name: text for name, text in files(script).items() if name.endswith('.sh')}
     for name, text in {'plan.sh': script, **scripts}.items():
         (tmp_path / name).write_text(text)
-        said = subprocess.run([SHELLCHECK, INTENDED, name], cwd=tmp_path, capture_output=True, text=True)
-        assert said.returncode == 0, said.stdout
+        output = subprocess.run([SHELLCHECK, INTENDED, name], cwd=tmp_path, capture_output=True, text=True)
+        assert output.returncode == 0, output.stdout
 
 
 @pytest.mark.skipif(not SYSTEMD, reason='there is no systemd here')
 def test_unit_file_passes_systemd_verify(recorders, capsys, tmp_path):
     unit = tmp_path / 'sinklab.service'
     unit.write_text(files(get_launcher_output(capsys, *GIVEN['queued_resources']))['sinklab.service'])
-    said = subprocess.run([SYSTEMD, 'verify', unit], capture_output=True, text=True)
-    assert [line for line in said.stderr.splitlines() if 'sinklab.service' in line] == []
+    output = subprocess.run([SYSTEMD, 'verify', unit], capture_output=True, text=True)
+    assert [line for line in output.stderr.splitlines() if 'sinklab.service' in line] == []
 
 
 def test_boot_script_copies_code_installs_environment_and_starts_run(tmp_path, monkeypatch, capsys):
@@ -112,9 +112,9 @@ def test_boot_script_fails_without_secret(tmp_path, monkeypatch, capsys, secret)
     if secret is not None:
         (tmp_path / 'host' / 'secret').write_text(secret)
     (tmp_path / 'boot.sh').write_text(written['boot.sh'])
-    said = subprocess.run(['bash', 'boot.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
-    assert said.returncode == 1
-    (line,) = said.stderr.splitlines()
+    output = subprocess.run(['bash', 'boot.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
+    assert output.returncode == 1
+    (line,) = output.stderr.splitlines()
     assert 'gs://b/runs/code/pair/pair/secret' in line
     assert [call[0] for call in made.heard()] == ['gcloud'], 'nothing is started'
 
@@ -125,15 +125,15 @@ def test_run_script_fails_without_secret_file(tmp_path, monkeypatch, capsys):
     (tmp_path / 'run.sh').write_text(
         files(get_launcher_output(capsys, 'queued_resources', SUBMIT_COMMANDS['queued_resources']))['run.sh']
     )
-    said = subprocess.run(['bash', 'run.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
-    assert (said.returncode, made.calls.exists()) == (1, False)
-    assert f'{tmp_path}/secret' in said.stderr
+    output = subprocess.run(['bash', 'run.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
+    assert (output.returncode, made.calls.exists()) == (1, False)
+    assert f'{tmp_path}/secret' in output.stderr
 
 
 @pytest.mark.slow
 def test_submit_creates_secret_once_and_never_prints_it(recorders, capsys):
-    given, file = SUBMIT_COMMANDS['queued_resources'], Path('runs/launched/pair/secret')
-    submit = [*given[:2], '--execute', *given[2:]]
+    launch_arguments, file = SUBMIT_COMMANDS['queued_resources'], Path('runs/launched/pair/secret')
+    submit = [*launch_arguments[:2], '--execute', *launch_arguments[2:]]
     assert run_launcher('queued_resources', submit) == 0
     first = file.read_text()
     assert re.fullmatch(r'[0-9a-f]{64}\n', first)
@@ -143,7 +143,9 @@ def test_submit_creates_secret_once_and_never_prints_it(recorders, capsys):
     file.chmod(0o644)
     assert run_launcher('queued_resources', submit) == 0
     assert (file.read_text(), file.stat().st_mode & 0o777) == (first, 0o600)
-    assert first.strip() not in capsys.readouterr().err + get_launcher_output(capsys, 'queued_resources', given)
+    assert first.strip() not in capsys.readouterr().err + get_launcher_output(
+        capsys, 'queued_resources', launch_arguments
+    )
     assert not any(first.strip() in word for call in recorders.heard() for word in call)
     file.write_text('')  # the file of an interrupted submit
     assert run_launcher('queued_resources', submit) == 0
@@ -163,8 +165,8 @@ def test_run_script_exports_secret(tmp_path, monkeypatch, capsys):
     program.chmod(0o755)
     (tmp_path / 'host' / 'secret').write_text('of this run\n')
     (tmp_path / 'run.sh').write_text(written['run.sh'])
-    said = subprocess.run(['bash', 'run.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
-    assert said.stdout == 'of this run\n'
+    output = subprocess.run(['bash', 'run.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
+    assert output.stdout == 'of this run\n'
 
 
 @pytest.fixture
@@ -175,17 +177,23 @@ def keep(recorders, capsys, tmp_path):
     """
 
     def run(restarts=2):
-        given = SUBMIT_COMMANDS['queued_resources']
-        script = get_launcher_output(capsys, 'queued_resources', [*given[:2], f'--restarts={restarts}', *given[2:]])
+        launch_arguments = SUBMIT_COMMANDS['queued_resources']
+        script = get_launcher_output(
+            capsys, 'queued_resources', [*launch_arguments[:2], f'--restarts={restarts}', *launch_arguments[2:]]
+        )
         (tmp_path / 'keep.sh').write_text(files(script)['keep.sh'])
-        said = subprocess.run(
+        output = subprocess.run(
             ['bash', 'keep.sh'],
             env={**recorders.environment, 'EVERY': '0'},
             capture_output=True,
             text=True,
             timeout=60,
         )
-        return said.returncode, said.stdout, [call[len(QUEUED)] for call in recorders.heard() if call[:4] == QUEUED]
+        return (
+            output.returncode,
+            output.stdout,
+            [call[len(QUEUED)] for call in recorders.heard() if call[:4] == QUEUED],
+        )
 
     return run
 
@@ -199,9 +207,9 @@ def test_keep_script_recreates_preempted_resource_and_deletes_it_at_end(recorder
     states = ('WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE', 'SUSPENDING', 'SUSPENDED', 'ACTIVE', 'ACTIVE')
     recorders.answer('describe', *((f'{state}\n', '', 0) for state in states))
     recorders.answer('systemctl show', shown('active'), shown('activating'), shown('inactive'))
-    code, said, calls = keep()
+    code, output, calls = keep()
     assert (code, calls) == (0, ['describe'] * 5 + ['delete', 'create'] + ['describe'] * 2 + ['delete'])
-    assert '\nActiveState=inactive\n' in said
+    assert '\nActiveState=inactive\n' in output
 
 
 def test_keep_script_waits_for_host_that_has_not_started_run(recorders, keep):
@@ -215,14 +223,14 @@ def test_keep_script_waits_for_host_that_has_not_started_run(recorders, keep):
 
 def test_keep_script_stops_after_restart_limit(recorders, keep):
     recorders.answer('describe', ('SUSPENDED\n', '', 0))
-    code, said, calls = keep(restarts=2)
+    code, output, calls = keep(restarts=2)
     assert (code, calls) == (1, ['describe', 'delete', 'create'] * 2 + ['describe'])
-    assert '--restarts' in said
-    assert len(said.splitlines()) == 1
+    assert '--restarts' in output
+    assert len(output.splitlines()) == 1
 
 
 def test_keep_script_stops_if_resource_is_not_found(recorders, keep):
     recorders.answer('describe', ('', 'ERROR: NOT_FOUND\n', 1))
-    code, said, calls = keep()
+    code, output, calls = keep()
     assert (code, calls) == (1, ['describe'] * 5)
-    assert re.fullmatch(r'.*\bnot\b.*\n', said)
+    assert re.fullmatch(r'.*\bnot\b.*\n', output)

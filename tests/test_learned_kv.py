@@ -20,7 +20,7 @@ from sinklab.train import state
 KEY, VALUE = np.random.default_rng(0).normal(size=(2, 2, 5, 4, 4)).astype(np.float32)  # BSHK
 
 
-def model(columns, **bias):
+def make_model(columns, **bias):
     """Make the config of a model; a K bias has the value 0."""
     bias = (dict(value='zero') if columns == 'k' else {}) | bias
     return make_tiny_spec(
@@ -28,13 +28,13 @@ def model(columns, **bias):
     ).model
 
 
-def made(columns, **bias):
-    return LEARNED_KV_KINDS[columns](model(columns, **bias), 4, nnx.Rngs(0))
+def make_learned_kv(columns, **bias):
+    return LEARNED_KV_KINDS[columns](make_model(columns, **bias), 4, nnx.Rngs(0))
 
 
-def attached(columns, **bias):
+def attach_columns(columns, **bias):
     """Return (keys_BHK, values_BHK) of the column; assert that it leaves the text unchanged."""
-    key, value = made(columns, **bias).prepend(KEY, VALUE)
+    key, value = make_learned_kv(columns, **bias).prepend(KEY, VALUE)
     np.testing.assert_array_equal(key[:, 1:], KEY)
     np.testing.assert_array_equal(value[:, 1:], VALUE)
     return np.asarray(key[:, 0]), np.asarray(value[:, 0])
@@ -42,7 +42,7 @@ def attached(columns, **bias):
 
 @pytest.mark.parametrize('columns', ['none', 'v', 'sink_token'])
 def test_learned_kv_without_key_prepends_nothing(columns):
-    key, value = made(columns).prepend(KEY, VALUE)
+    key, value = make_learned_kv(columns).prepend(KEY, VALUE)
     np.testing.assert_array_equal(key, KEY)
     np.testing.assert_array_equal(value, VALUE)
 
@@ -58,32 +58,32 @@ def test_learned_kv_without_key_prepends_nothing(columns):
     ],
 )
 def test_k_bias_has_configured_fixed_value(value, norm, expected):
-    _, found = attached('k', value=value, value_norm=norm)
-    np.testing.assert_allclose(found, np.broadcast_to(expected, (2, 4, 4)))
+    _, result = attach_columns('k', value=value, value_norm=norm)
+    np.testing.assert_allclose(result, np.broadcast_to(expected, (2, 4, 4)))
 
 
 @pytest.mark.parametrize('columns', ['k', 'kv'])
 @pytest.mark.parametrize('width', [1, 2, 3])
 def test_narrow_key_is_zero_beyond_its_width(columns, width):
-    key, _ = attached(columns, key_width=width)
+    key, _ = attach_columns(columns, key_width=width)
     assert (key[..., width:] == 0).all()
     assert (key[..., :width] != 0).all()
-    assert made(columns, key_width=width).key_HK.shape == (4, width)
+    assert make_learned_kv(columns, key_width=width).key_HK.shape == (4, width)
 
 
 @pytest.mark.parametrize('columns', ['k', 'kv', 'v', 'logit'])
 @pytest.mark.parametrize('shared', [False, True])
 def test_learned_kv_parameters_are_per_head_or_shared(columns, shared):
     names = dict(k=['key_HK'], kv=['key_HK', 'value_HK'], v=['value_HK'], logit=['score_H'])[columns]
-    learned = nnx.to_pure_dict(nnx.state(made(columns, shared=shared)))
+    learned = nnx.to_pure_dict(nnx.state(make_learned_kv(columns, shared=shared)))
     assert sorted(learned) == names
     assert {len(leaf) for leaf in learned.values()} == {1 if shared else 4}
 
 
 def test_shared_learned_kv_is_equal_for_all_heads():
-    for found in attached('kv', shared=True):
-        np.testing.assert_array_equal(found, np.broadcast_to(found[:1, :1], found.shape))
-    key, value = attached('kv')
+    for result in attach_columns('kv', shared=True):
+        np.testing.assert_array_equal(result, np.broadcast_to(result[:1, :1], result.shape))
+    key, value = attach_columns('kv')
     assert not np.allclose(key[0, 0], key[0, 1])
     assert not np.allclose(value[0, 0], value[0, 1])
 
@@ -91,7 +91,7 @@ def test_shared_learned_kv_is_equal_for_all_heads():
 @pytest.mark.slow
 def test_fixed_value_is_not_model_parameter():
     learned = {
-        value: nnx.state(Transformer(model('k', value=value, value_norm=norm), 16, nnx.Rngs(0)))
+        value: nnx.state(Transformer(make_model('k', value=value, value_norm=norm), 16, nnx.Rngs(0)))
         for value, norm in (('zero', None), ('first', 5.0), ('uniform', 5.0))
     }
     shapes = [jax.tree.map(jnp.shape, nnx.to_pure_dict(state)) for state in learned.values()]
@@ -107,9 +107,11 @@ CURVES = {
 }
 
 
-def matrix(columns, curve):
+def make_matrix(columns, curve):
     """Compute bias_BHTS of five tokens; the columns are on the left."""
-    bias = ScoreBias(CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), made(columns).get_score_bias_HC())
+    bias = ScoreBias(
+        CURVES[curve], PLACES, np.pad(PLACES, ((0, 0), (1, 0))), make_learned_kv(columns).get_score_bias_HC()
+    )
     plain = make_attention_spec(make_attention_config('exp', 'sum'), make_causal_mask(5), 1, bias)
     moved = dataclasses.replace(plain, operation=dataclasses.replace(plain.operation, offset=0.5))
     return np.broadcast_to(moved.materialize_bias(5), (1, 4, 5, 6))
@@ -120,18 +122,18 @@ def test_position_bias_excludes_learned_kv_but_offset_includes_it(curve):
     distance_TS = np.maximum(np.subtract.outer(np.arange(5), np.arange(5)), 0)
     text_HTS = 0.5 + distance_TS * np.arange(1, 5)[:, None, None] * (curve != 'none')
     for columns in ('k', 'kv'):
-        np.testing.assert_allclose(matrix(columns, curve)[0], np.insert(text_HTS, 0, 0.5, axis=-1))
+        np.testing.assert_allclose(make_matrix(columns, curve)[0], np.insert(text_HTS, 0, 0.5, axis=-1))
 
 
 @pytest.mark.parametrize('curve', CURVES)
 def test_sink_logit_is_independent_of_position_bias(curve):
-    logit, found = made('logit'), matrix('logit', curve)[0]
-    np.testing.assert_allclose(found[..., 0], np.broadcast_to(logit.score_H[...] + 0.5, (4, 5)), rtol=1e-6)
-    np.testing.assert_array_equal(found[..., 1:], matrix('k', curve)[0][..., 1:])
+    logit, result = make_learned_kv('logit'), make_matrix('logit', curve)[0]
+    np.testing.assert_allclose(result[..., 0], np.broadcast_to(logit.score_H[...] + 0.5, (4, 5)), rtol=1e-6)
+    np.testing.assert_array_equal(result[..., 1:], make_matrix('k', curve)[0][..., 1:])
 
 
 def test_count_learned_kv_returns_index_of_first_token():
-    assert {columns: count_learned_kv(model(columns)) for columns in LEARNED_KV_KINDS} == dict(
+    assert {columns: count_learned_kv(make_model(columns)) for columns in LEARNED_KV_KINDS} == dict(
         none=0, v=0, sink_token=1, k=1, kv=1, logit=1
     )
 
@@ -140,19 +142,19 @@ def test_count_learned_kv_returns_index_of_first_token():
 def test_attention_matrix_has_learned_kv_before_text():
     score_BHTS = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 3, 4)), jnp.float32)
     zeros = jnp.zeros((1, 3, 1, 2)), jnp.zeros((1, 4, 1, 2)), jnp.zeros((1, 4, 1, 2))
-    found = compute_reference_attention(
+    result = compute_reference_attention(
         (*zeros, score_BHTS), make_attention_config('exp', 'sum'), make_causal_mask(3), columns=1
     )[1]
-    np.testing.assert_array_equal(found[0, 0] > 0, [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
+    np.testing.assert_array_equal(result[0, 0] > 0, [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
 
 
 TOKENS = np.random.default_rng(0).integers(0, 300, (2, 8))
 
 
-def built(columns, normalizer='sum', **vectors):
+def build_model(columns, normalizer='sum', **vectors):
     """Run a one-layer model with a column of given learned vectors; return (logits, Capture)."""
     spec = make_tiny_spec(
-        model__layers=1, model__columns__kind=columns, model__columns__value=model(columns).columns.value
+        model__layers=1, model__columns__kind=columns, model__columns__value=make_model(columns).columns.value
     )
     graph, abstract = state.make_abstract_model(replace_operation(spec, 'exp', normalizer))
     rng = np.random.default_rng(0)
@@ -164,7 +166,7 @@ def built(columns, normalizer='sum', **vectors):
         return nnx.merge(graph, params)(TOKENS, capture=True)
 
 
-def same(one, other):
+def assert_same(one, other):
     """Assert that two results have the same logits and the same attention among the text."""
     (logits, captured), (others, theirs) = one, other
     np.testing.assert_allclose(logits, others, rtol=1e-4, atol=1e-5)
@@ -174,23 +176,23 @@ def same(one, other):
 
 @pytest.mark.slow
 def test_softmax_off_by_one_equals_k_bias_with_zero_key():
-    same(built('none', 'plus_one'), built('k', key_HK=np.zeros((1, 4, 4))))
+    assert_same(build_model('none', 'plus_one'), build_model('k', key_HK=np.zeros((1, 4, 4))))
 
 
 @pytest.mark.slow
 def test_softmax_off_by_one_equals_sink_logit_of_zero():
-    same(built('none', 'plus_one'), built('logit', score_H=np.zeros((1, 4, 1))))
+    assert_same(build_model('none', 'plus_one'), build_model('logit', score_H=np.zeros((1, 4, 1))))
 
 
 @pytest.mark.slow
 def test_kv_bias_with_zero_value_equals_k_bias():
     key = np.random.default_rng(1).normal(size=(1, 4, 4))
-    same(built('kv', key_HK=key, value_HK=np.zeros((1, 4, 4))), built('k', key_HK=key))
+    assert_same(build_model('kv', key_HK=key, value_HK=np.zeros((1, 4, 4))), build_model('k', key_HK=key))
 
 
 @pytest.mark.slow
 def test_sink_logit_far_below_scores_has_no_effect():
-    same(built('none'), built('logit', score_H=np.full((1, 4, 1), -100.0)))
+    assert_same(build_model('none'), build_model('logit', score_H=np.full((1, 4, 1), -100.0)))
 
 
 @pytest.mark.slow
@@ -199,13 +201,13 @@ def test_sink_logit_scales_output_by_sigmoid_of_logsumexp_difference(scale):
     """Test that o = o_softmax sigmoid(logsumexp(scores) - logit)."""
     rng = np.random.default_rng(0)
     query, key, value = (jnp.asarray(rng.normal(size=(1, 6, 4, 4)), jnp.float32) for _ in range(3))
-    query, logit = scale * query, made('logit')
+    query, logit = scale * query, make_learned_kv('logit')
     logit.score_H[...] = scale * jnp.asarray(rng.normal(size=(4, 1)), jnp.float32)
     keys, values = logit.prepend(key, value)
     beside = make_attention_spec(
         make_attention_config('exp', 'sum'), make_causal_mask(6), 1, ScoreBias(learned_HC=logit.get_score_bias_HC())
     )
-    found = reference.attend(query, keys, values, beside).output_BTHK
+    result = reference.attend(query, keys, values, beside).output_BTHK
     plain = reference.attend(
         query, key, value, make_attention_spec(make_attention_config('exp', 'sum'), make_causal_mask(6))
     ).output_BTHK
@@ -213,4 +215,4 @@ def test_sink_logit_scales_output_by_sigmoid_of_logsumexp_difference(scale):
     for t in range(6):
         total = np.logaddexp.reduce(score[0, t, :, : t + 1], -1)
         expected = plain[0, t] / (1 + np.exp(logit.score_H[...][:, 0] - total))[:, None]
-        np.testing.assert_allclose(found[0, t], expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(result[0, t], expected, rtol=1e-4, atol=1e-5)

@@ -36,13 +36,13 @@ WAYS = {'plain': {}, 'fixed': dict(fixed_position=1), 'documents': dict(position
 @pytest.fixture(scope='module', params=WAYS)
 def own(request, finished_run):
     """Return a run with random nonzero parameters, for each way in which texts begin."""
-    found = RunModel(RunDir(finished_run[0]), 8)
-    data = dataclasses.replace(found.spec.data, **WAYS[request.param])
-    mask = dataclasses.replace(found.spec.model.mask, document=request.param == 'documents')
-    model = dataclasses.replace(found.spec.model, mask=mask)
-    found.spec = dataclasses.replace(found.spec, data=data, model=model)
-    found.params = jax.tree.map(jax.numpy.asarray, draw_params(found.spec, 0.3))
-    return found
+    result = RunModel(RunDir(finished_run[0]), 8)
+    data = dataclasses.replace(result.spec.data, **WAYS[request.param])
+    mask = dataclasses.replace(result.spec.model.mask, document=request.param == 'documents')
+    model = dataclasses.replace(result.spec.model, mask=mask)
+    result.spec = dataclasses.replace(result.spec, data=data, model=model)
+    result.params = jax.tree.map(jax.numpy.asarray, draw_params(result.spec, 0.3))
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -50,16 +50,16 @@ def several_lengths(monkeypatch):
     monkeypatch.setattr(lm_eval, 'MIN_LENGTH', 4)
 
 
-def requests(kind, *arguments):
+def make_requests(kind, *arguments):
     return [Instance(kind, {}, given, 0) for given in arguments]
 
 
 def test_loglikelihood_of_continuation_matches_formula(own):
-    asked = SinklabLM(own)
+    adapter = SinklabLM(own)
     pairs = [(one['question'], choice) for one in QUESTIONS for choice in one['choices']]
-    assert {asked.choose_length(len(asked.tok_encode(''.join(pair)))) for pair in pairs} >= {8, 16}
-    found = asked.loglikelihood(requests('loglikelihood', *pairs), disable_tqdm=True)
-    for (context, continuation), (score, likeliest) in zip(pairs, found, strict=True):
+    assert {adapter.choose_length(len(adapter.tok_encode(''.join(pair)))) for pair in pairs} >= {8, 16}
+    result = adapter.loglikelihood(make_requests('loglikelihood', *pairs), disable_tqdm=True)
+    for (context, continuation), (score, likeliest) in zip(pairs, result, strict=True):
         begin = len(context.rstrip())  # lm_eval moves trailing spaces to the continuation
         expected = score_continuation(own, context[:begin], context[begin:] + continuation)
         np.testing.assert_allclose(score, expected[0], rtol=1e-4, err_msg=context)
@@ -67,20 +67,20 @@ def test_loglikelihood_of_continuation_matches_formula(own):
 
 
 def test_loglikelihood_marks_argmax_continuation_as_greedy(own):
-    asked = SinklabLM(own)
-    context = asked.tok_encode(CONTEXTS[0])
+    adapter = SinklabLM(own)
+    context = adapter.tok_encode(CONTEXTS[0])
     logits_TV, _, _ = reference.run_forward(own.params, np.array(context), own.spec)
     first = int(logits_TV[-1].argmax())
-    found = asked._loglikelihood_tokens([(None, context, [first]), (None, context, [(first + 1) % 300])], True)
-    assert [likeliest for _, likeliest in found] == [True, False]
+    result = adapter._loglikelihood_tokens([(None, context, [first]), (None, context, [(first + 1) % 300])], True)
+    assert [likeliest for _, likeliest in result] == [True, False]
 
 
 def test_loglikelihood_rolling_uses_windows_of_lm_eval(own):
-    found = SinklabLM(own).loglikelihood_rolling(
-        requests('loglikelihood_rolling', *((text,) for text in TEXTS)), True
+    result = SinklabLM(own).loglikelihood_rolling(
+        make_requests('loglikelihood_rolling', *((text,) for text in TEXTS)), True
     )
     first, length = get_prefix_ids(own), own.spec.data.length
-    for text, score in zip(TEXTS, found, strict=True):
+    for text, score in zip(TEXTS, result, strict=True):
         prefix = [own.spec.data.end_token, *first][-1]
         windows = get_rolling_token_windows(encode_text(own, text), prefix, length - len(first), 1)
         total, read = 0.0, []
@@ -92,10 +92,10 @@ def test_loglikelihood_rolling_uses_windows_of_lm_eval(own):
 
 
 def test_loglikelihood_of_empty_context_conditions_on_prefix_or_end_token(own):
-    asked = SinklabLM(own)
-    assert asked.loglikelihood_rolling(requests('loglikelihood_rolling', ('',)), True) == [0.0]
-    found = asked.loglikelihood(requests('loglikelihood', ('', 'abc'), (' ', 'abc')), disable_tqdm=True)
-    (score, _), (after_space, _) = found
+    adapter = SinklabLM(own)
+    assert adapter.loglikelihood_rolling(make_requests('loglikelihood_rolling', ('',)), True) == [0.0]
+    result = adapter.loglikelihood(make_requests('loglikelihood', ('', 'abc'), (' ', 'abc')), disable_tqdm=True)
+    (score, _), (after_space, _) = result
     np.testing.assert_allclose(after_space, score_continuation(own, '', ' abc')[0], rtol=1e-4)
     np.testing.assert_allclose(score, score_continuation(own, '', 'abc')[0], rtol=1e-4)
     ids = [[own.spec.data.end_token, *get_prefix_ids(own)][-1], *encode_text(own, 'abc')]
@@ -104,12 +104,12 @@ def test_loglikelihood_of_empty_context_conditions_on_prefix_or_end_token(own):
 
 def test_generate_until_is_greedy_beyond_training_length(own):
     given = [(context, dict(until=[], max_gen_toks=20)) for context in CONTEXTS]
-    found = SinklabLM(own, batch_size=1).generate_until(requests('generate_until', *given), True)
-    assert found == [continue_greedily(own, context, 20) for context in CONTEXTS]
-    assert found == SinklabLM(own).generate_until(requests('generate_until', *given), True)
-    stop = found[0][len(found[0]) // 2 :][:2]
-    again = SinklabLM(own).generate_until(requests('generate_until', (CONTEXTS[0], dict(until=stop))), True)
-    assert again == [found[0].partition(stop)[0]]
+    result = SinklabLM(own, batch_size=1).generate_until(make_requests('generate_until', *given), True)
+    assert result == [continue_greedily(own, context, 20) for context in CONTEXTS]
+    assert result == SinklabLM(own).generate_until(make_requests('generate_until', *given), True)
+    stop = result[0][len(result[0]) // 2 :][:2]
+    again = SinklabLM(own).generate_until(make_requests('generate_until', (CONTEXTS[0], dict(until=stop))), True)
+    assert again == [result[0].partition(stop)[0]]
 
 
 def test_sample_token_follows_softmax_frequencies():

@@ -39,38 +39,40 @@ def trained(tmp_path_factory, corpus):
     return path, spec, records
 
 
-def state_of(path):
+def read_modification_times(path):
     return {one.relative_to(path): one.stat().st_mtime_ns for one in path.rglob('*')}
 
 
 def test_open_reads_run_without_corpus_and_writes_nothing(trained, monkeypatch):
     path, *_ = trained
     monkeypatch.setattr('sinklab.analysis.run_model.open_corpus', lambda *_: pytest.fail('the corpus is read'))
-    before = state_of(path)
+    before = read_modification_times(path)
     run = sinklab.open(path)
-    found = run.attention('import os')
+    result = run.attention('import os')
     alpha = run.measure('sink', text='import os')
-    assert state_of(path) == before
-    assert found.keys == found.queries == ['(fixed token)', *found.queries[1:]]
-    assert ''.join(found.queries[1:]) == 'import os'
-    assert repr(found) == f'<Attention: 2 matrices x 4 heads, {len(found.queries)} queries x {len(found.keys)} keys>'
+    assert read_modification_times(path) == before
+    assert result.keys == result.queries == ['(fixed token)', *result.queries[1:]]
+    assert ''.join(result.queries[1:]) == 'import os'
+    assert (
+        repr(result) == f'<Attention: 2 matrices x 4 heads, {len(result.queries)} queries x {len(result.keys)} keys>'
+    )
     assert repr(run) == f"sinklab.open('{path}@8')"
     _, captured = run.model(run.ids('import os'), capture=True)
-    np.testing.assert_allclose(found.matrix_LHTS, captured.attention_BHTS[:, 0], atol=1e-6)
-    assert alpha['sink/1'] == sink.compute_sink_rate(sink.compute_importance(found.matrix_LHTS, 1))
+    np.testing.assert_allclose(result.matrix_LHTS, captured.attention_BHTS[:, 0], atol=1e-6)
+    assert alpha['sink/1'] == sink.compute_sink_rate(sink.compute_importance(result.matrix_LHTS, 1))
 
 
 def test_plot_labels_every_token(trained):
-    found = sinklab.open(trained[0]).attention('x = $1\n')
-    figure = found.plot()
+    result = sinklab.open(trained[0]).attention('x = $1\n')
+    figure = result.plot()
     axes = figure.axes[0]
-    assert len(axes.get_xticklabels()) == len(found.keys)
-    layer, head = found.strongest()
+    assert len(axes.get_xticklabels()) == len(result.keys)
+    layer, head = result.strongest()
     assert axes.get_title() == f'layer {layer + 1}, head {head + 1}', 'from 1, as in reports'
     figure.draw_without_rendering()
 
 
-def shown_matrix(figure):
+def read_shown_matrix(figure):
     """Return (title, matrix) of a plot of attention."""
     return figure.axes[0].get_title(), figure.axes[0].images[0].get_array()
 
@@ -83,8 +85,8 @@ def test_plot_selects_strongest_matrix_of_selection():
     pytest.importorskip('matplotlib')
     first_LH = np.array([[0.1, 0.2], [0.9, 0.3], [0.4, 0.5], [0.6, np.nan]])
     matrix_LHTS = np.broadcast_to(first_LH[..., None, None], (4, 2, 3, 3))
-    found = opened_models.AttentionMatrices(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (0, 0, 2, 2))
-    assert found.strongest() == (0, 0)
+    result = opened_models.AttentionMatrices(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (0, 0, 2, 2))
+    assert result.strongest() == (0, 0)
     for given, at, head, title in [
         ({}, 1, 0, 'layer 1, matrix 2 of 2, head 1'),
         (dict(layer=0), 1, 0, 'layer 1, matrix 2 of 2, head 1'),
@@ -96,19 +98,19 @@ def test_plot_selects_strongest_matrix_of_selection():
         (dict(layer=2, head=1), 2, 1, 'layer 3, matrix 1 of 2, head 2'),
         (dict(head=1), 2, 1, 'layer 3, matrix 1 of 2, head 2'),
     ]:
-        name, matrix = shown_matrix(found.plot(**given))
+        name, matrix = read_shown_matrix(result.plot(**given))
         assert name == title, given
         np.testing.assert_array_equal(matrix, matrix_LHTS[at, head])
     for given in (dict(layer=1), dict(layer=0, head=2), dict(head=-1), dict(place=4), dict(place=0, layer=0)):
         with pytest.raises(UserError):
-            found.plot(**given)
+            result.plot(**given)
 
 
 def test_plot_escapes_special_characters_in_labels():
     pytest.importorskip('matplotlib')
     words = ['a\x1b[31m', 'x\u202ey', '$\\frac$', '$', ' \n\t', '', '\ud800']
-    found = opened_models.AttentionMatrices(np.ones((1, 1, 7, 7)), words, words, (0,))
-    axes = found.plot().axes[0]
+    result = opened_models.AttentionMatrices(np.ones((1, 1, 7, 7)), words, words, (0,))
+    axes = result.plot().axes[0]
     wanted = [r'a\x1b[31m', r'x\u202ey', r'$\frac$', '$', '·⏎⇥', '∅', r'\ud800']
     axes.figure.canvas.draw()  # raises if $\frac$ is parsed as a formula
     for axis in (axes.get_xticklabels(), axes.get_yticklabels()):
@@ -121,15 +123,17 @@ def test_run_returns_parameters_of_steps_and_curves_as_frames(trained):
     run = sinklab.open(path)
     assert run.steps == [4, 8]
     for step in run.steps:
-        for ours, theirs in zip(*map(leaves, (run.params(step), runs.load_parameters(path, step))), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        for actual, theirs in zip(
+            *map(list_leaves, (run.params(step), runs.load_parameters(path, step))), strict=True
+        ):
+            np.testing.assert_array_equal(actual, theirs)
     pytest.importorskip('pandas')
     frame = run.curve('sink/1')
     assert frame['sink/1'].to_dict() == {one['step']: one['sink/1'] for one in records if 'sink/1' in one}
     assert 'norm/ratio/01' in run.curve('norm')
 
 
-def leaves(tree):
+def list_leaves(tree):
     import jax
 
     return jax.tree.leaves(tree)
@@ -139,8 +143,8 @@ def test_measure_reproduces_metrics_of_training_probe(trained, capsys, monkeypat
     path, _spec, records = trained
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     assert main(['measure', str(path), '--json', '--out', str(tmp_path / 'out')]) == 0
-    found = json.loads(capsys.readouterr().out)
-    numbers = found['inputs']['natural']
+    result = json.loads(capsys.readouterr().out)
+    numbers = result['inputs']['natural']
     recorded = {name: value for name, value in records[-1].items() if name in numbers}
     assert 'sink/1' in recorded
     assert 'contribution/1' in recorded
@@ -161,8 +165,8 @@ def test_measure_writes_results_despite_broken_pipe(trained, monkeypatch, tmp_pa
     with open(writer, 'w') as pipe:
         monkeypatch.setattr(sys, 'stdout', standard_streams.SafeStream(pipe, is_result=True))
         assert main(['measure', str(trained[0]), '--sequences=2', f'--out={tmp_path}/out', *how]) == 0
-    found = json.loads((tmp_path / 'out' / 'measured.json').read_text())
-    assert 'sink/1' in (found['steps'][-1] if '--all' in how else found)['inputs']['natural']
+    result = json.loads((tmp_path / 'out' / 'measured.json').read_text())
+    assert 'sink/1' in (result['steps'][-1] if '--all' in how else result)['inputs']['natural']
     assert [*(tmp_path / 'out').rglob('natural.npz')]
 
 
@@ -207,7 +211,7 @@ def test_cache_key_depends_on_all_inputs(trained):
     other = sinklab.open(trained[0]).at(4).subject
     wider = sinklab.open(trained[0]).subject
     wider.spec = dataclasses.replace(wider.spec, model=dataclasses.replace(wider.spec.model, norm_epsilon=1e-3))
-    asked = [
+    requested = [
         (subject, ids_PT, None, {}),
         (subject, ids_PT.reshape(4, 4), None, {}),
         (subject, ids_PT + 1, None, {}),
@@ -218,9 +222,9 @@ def test_cache_key_depends_on_all_inputs(trained):
         (other, ids_PT, None, {}),
         (wider, ids_PT, None, {}),
     ]
-    assert len({measure.compute_cache_key(*one) for one in asked}) == len(asked)
-    assert measure.compute_cache_key(*asked[0]) == measure.compute_cache_key(
-        sinklab.open(trained[0]).subject, *asked[0][1:]
+    assert len({measure.compute_cache_key(*one) for one in requested}) == len(requested)
+    assert measure.compute_cache_key(*requested[0]) == measure.compute_cache_key(
+        sinklab.open(trained[0]).subject, *requested[0][1:]
     )
 
 
@@ -238,8 +242,8 @@ def test_perturbation_depends_on_positions(trained):
 def test_selection_equals_loss_increase_with_zero_queries(trained):
     subject = sinklab.open(trained[0]).subject
     ids_PT = np.random.default_rng(0).integers(2, subject.vocabulary, (4, 8))
-    found = measure.measure_selection(subject, ids_PT)
-    assert [*found] == ['selection/01', 'selection/02']
+    result = measure.measure_selection(subject, ids_PT)
+    assert [*result] == ['selection/01', 'selection/02']
     own, loss = subject.params, subject.compute_token_losses(ids_PT).mean()
     for layer in range(2):
         query_LDHK = np.array(own['blocks']['attention']['query_DHK'])
@@ -252,7 +256,7 @@ def test_selection_equals_loss_increase_with_zero_queries(trained):
         flat_TS = np.tril(np.ones((8, 8))) / np.arange(1, 9)[:, None]
         shown_BHTS = np.asarray(captured.attention_BHTS[layer])
         np.testing.assert_allclose(shown_BHTS, np.broadcast_to(flat_TS, shown_BHTS.shape), atol=1e-6)
-        assert found[f'selection/0{layer + 1}'] == pytest.approx(
+        assert result[f'selection/0{layer + 1}'] == pytest.approx(
             silent.compute_token_losses(ids_PT).mean() - loss, abs=1e-6
         )
     np.testing.assert_array_equal(
@@ -273,10 +277,10 @@ def test_measure_writes_printed_results_with_optional_metrics(trained, capsys, m
         f'--out={tmp_path}/out',
     ]
     assert main(['measure', *given]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert json.loads((tmp_path / 'out' / 'measured.json').read_text()) == told
-    assert {*told['series']} == {'natural'}
-    for step, one in zip(('00000004', '00000008'), told['steps'], strict=True):
+    summary = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / 'out' / 'measured.json').read_text()) == summary
+    assert {*summary['series']} == {'natural'}
+    for step, one in zip(('00000004', '00000008'), summary['steps'], strict=True):
         assert {'loss', 'selection/02', 'perturbation/01'} <= {*one['inputs']['natural']}
         assert (tmp_path / 'out' / step / 'natural.npz').exists()
 
@@ -297,14 +301,14 @@ def test_make_inputs_returns_natural_random_and_repeated_tokens(trained):
     path, spec, _ = trained
     subject = sinklab.open(path).subject
     wanted = measure.InputSpec(sequences=4, length=8, seed=0, source=None)
-    found = measure.make_inputs(subject, ('natural', 'random', 'repeated'), wanted)
-    np.testing.assert_array_equal(found['natural'][:, :8], load_run_data(spec).probe_PT[:4, :8])
-    for name, ids_PT in found.items():
+    result = measure.make_inputs(subject, ('natural', 'random', 'repeated'), wanted)
+    np.testing.assert_array_equal(result['natural'][:, :8], load_run_data(spec).probe_PT[:4, :8])
+    for name, ids_PT in result.items():
         assert ids_PT.shape == (4, 8), name
         assert (ids_PT[:, 0] == spec.data.fixed_token).all() == (name != 'repeated'), name
-    assert (found['repeated'] == found['repeated'][:, :1]).all()
-    assert len({*found['random'].ravel()}) > 15
-    assert (found['random'] < subject.vocabulary).all()
+    assert (result['repeated'] == result['repeated'][:, :1]).all()
+    assert len({*result['random'].ravel()}) > 15
+    assert (result['random'] < subject.vocabulary).all()
 
 
 @pytest.mark.parametrize(

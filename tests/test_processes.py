@@ -29,22 +29,22 @@ def config(tmp_path_factory):
     )
 
 
-def trained(count, folder, last, config):
+def run_training(count, folder, last, config):
     """Return the results of `count` processes that continue the run in `folder` up to step `last`."""
-    given = json.dumps(dict(config=config, folder=str(folder), last=last, out=f'{folder}-{count}-{last}'))
+    inputs = json.dumps(dict(config=config, folder=str(folder), last=last, out=f'{folder}-{count}-{last}'))
     port = find_free_port()
     environment = {**os.environ, 'PYTHONPATH': f'{HERE}{os.pathsep}{HERE.parent}'}
     running = [
         subprocess.Popen(
-            [sys.executable, str(HERE / 'train_process.py'), str(number), str(count), str(port), given],
+            [sys.executable, str(HERE / 'train_process.py'), str(number), str(count), str(port), inputs],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
         )
         for number in range(count)
     ]
-    said = [process.communicate(timeout=300)[1] for process in running]
-    assert [process.returncode for process in running] == [0] * count, '\n'.join(said)
+    output = [process.communicate(timeout=300)[1] for process in running]
+    assert [process.returncode for process in running] == [0] * count, '\n'.join(output)
     return [json.loads(Path(f'{folder}-{count}-{last}-{number}.json').read_text()) for number in range(count)]
 
 
@@ -58,11 +58,11 @@ STAGES = [
 @pytest.mark.parametrize('stages', STAGES)
 def test_global_batches_do_not_depend_on_process_count(stages, config, tmp_path):
     steps = stages[-1][1]
-    whole = trained(1, tmp_path / 'whole', steps, config)[0]
+    whole = run_training(1, tmp_path / 'whole', steps, config)[0]
     assert len(set(whole['batches'].values())) == steps
     first = 0
     for count, last in stages:
-        for number, process in enumerate(trained(count, tmp_path / 'changing', last, config)):
+        for number, process in enumerate(run_training(count, tmp_path / 'changing', last, config)):
             steps = [str(step) for step in range(first + 1, last + 1)]
             assert process['batches'] == {step: whole['batches'][step] for step in steps}
             assert process['losses'] == {step: whole['losses'][step] for step in steps}  # bitwise

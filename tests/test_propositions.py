@@ -20,7 +20,7 @@ T = 64
 REPEATED = np.full((1, T), 7)
 
 
-def passed(spec, params, tokens):
+def run_model(spec, params, tokens):
     """Return (logits, Capture), executed op by op."""
     with jax.disable_jit():
         return nnx.merge(state.make_abstract_model(spec)[0], params)(tokens, capture=True)
@@ -30,7 +30,7 @@ def repeated(position, pair=('exp', 'sum'), **changes):
     """Return (attention_LHTS, residual_LTD, parameters) for one repeated token."""
     spec = replace_operation(make_tiny_spec(model__position=position, data__length=T, **changes), *pair)
     params = draw_params(spec)
-    _, captured = passed(spec, params, REPEATED)
+    _, captured = run_model(spec, params, REPEATED)
     return *(np.float64(x[:, 0]) for x in (captured.attention_BHTS, captured.residual_BTD)), params
 
 
@@ -60,8 +60,8 @@ def test_proposition_1_attention_is_uniform_without_positions():
 def test_proposition_2_relative_positions_alone_determine_sink(kind, alpha):
     attention_LHTS, _, _ = repeated(f'relative_paper_{kind}')
     assert np.ptp(attention_LHTS, axis=(0, 1)).max() < 1e-5, 'it depends on weights'
-    found = np.asarray(sink.compute_importance(attention_LHTS, 1))
-    np.testing.assert_allclose(found, alpha, atol=5e-4)
+    result = np.asarray(sink.compute_importance(attention_LHTS, 1))
+    np.testing.assert_allclose(result, alpha, atol=5e-4)
     if kind == 'code':
         np.testing.assert_allclose(attention_LHTS[:, :, 1, 0], 0.731, atol=5e-4)
         np.testing.assert_allclose(attention_LHTS[:, :, 63, 0], 0.113, atol=5e-4)
@@ -72,10 +72,10 @@ def test_proposition_3_alibi_prefers_nearest_token():
     for head, slope in enumerate(0.5 ** np.arange(1, 9)):
         for t in range(T):
             weight_S = np.exp(-slope * (t - np.arange(t + 1)))
-            found = attention_LHTS[:, head, t, : t + 1]
-            np.testing.assert_allclose(found, [weight_S / weight_S.sum()] * 2, rtol=1e-4)
-            assert (np.diff(found) > 0).all()
-            assert (found[:, 0] <= (1 + 1e-5) / (t + 1)).all()
+            result = attention_LHTS[:, head, t, : t + 1]
+            np.testing.assert_allclose(result, [weight_S / weight_S.sum()] * 2, rtol=1e-4)
+            assert (np.diff(result) > 0).all()
+            assert (result[:, 0] <= (1 + 1e-5) / (t + 1)).all()
     alpha_LH = np.asarray(sink.compute_importance(attention_LHTS, 1))[..., 0]
     for slope, alpha in ((1 / 2, 0.028), (1 / 16, 0.054), (1 / 256, 0.072)):
         np.testing.assert_allclose(alpha_LH[:, round(-math.log2(slope)) - 1], alpha, atol=5e-4)
@@ -127,7 +127,7 @@ NORMALIZED = [pair for pair in OPERATIONS if pair[1] == 'sum' and pair[0] != 'so
 @pytest.mark.parametrize('pair', NORMALIZED, ids='-'.join)
 def test_normalize_rows_keeps_weights_of_normalized_operation(pair):
     spec = replace_operation(make_tiny_spec(), *pair)
-    attention = passed(spec, draw_params(spec), TOKENS)[1].attention_BHTS
+    attention = run_model(spec, draw_params(spec), TOKENS)[1].attention_BHTS
     empty = np.asarray(attention).sum(-1, keepdims=True) < 0.5  # relu may have no score above 0
     np.testing.assert_allclose(sink.normalize_rows(attention), np.where(empty, 0, attention), rtol=1e-4, atol=1e-7)
     assert empty.mean() < 0.2
@@ -138,7 +138,7 @@ def test_added_heads_equal_concatenation_for_one_head():
     plain, params = make_tiny_spec(**one), draw_params(make_tiny_spec(**one))
     for combination in ('add', 'add_wide'):
         added = make_tiny_spec(**one, model__combination=combination)
-        np.testing.assert_array_equal(passed(plain, params, TOKENS)[0], passed(added, params, TOKENS)[0])
+        np.testing.assert_array_equal(run_model(plain, params, TOKENS)[0], run_model(added, params, TOKENS)[0])
 
 
 def test_added_heads_equal_concatenation_with_repeated_output_map():
@@ -147,8 +147,10 @@ def test_added_heads_equal_concatenation_with_repeated_output_map():
     repeated = jax.tree.map(lambda leaf: leaf, params)
     output_LHKD = params['blocks']['attention']['output_HKD']
     repeated['blocks']['attention']['output_HKD'] = output_LHKD.repeat(4, 1)
-    ours, theirs = (passed(spec, given, TOKENS)[0] for spec, given in ((added, params), (make_tiny_spec(), repeated)))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    actual, reference = (
+        run_model(spec, inputs, TOKENS)[0] for spec, inputs in ((added, params), (make_tiny_spec(), repeated))
+    )
+    np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-4)
 
 
 ALPHA = 0.25
@@ -169,14 +171,14 @@ def optimizers(name):
 
 def losses(spec, params, optimizer, steps=4):
     """Return the losses of a few steps, and the parameters after them."""
-    gradient_of, opt_state, found = gradient_of_loss(spec), optimizer.init(params), []
+    gradient_of, opt_state, result = gradient_of_loss(spec), optimizer.init(params), []
     ids = jnp.asarray(np.random.default_rng(1).integers(0, 300, (4, 13)))
     for _ in range(steps):
         value, gradient = gradient_of(params, ids)
         updates, opt_state = optimizer.update(gradient, opt_state, params)
         params = optax.apply_updates(params, updates)
-        found.append(float(value))
-    return found, params
+        result.append(float(value))
+    return result, params
 
 
 @functools.cache
@@ -202,8 +204,8 @@ def test_attention_gain_equals_scaled_output_map_and_optimizer(name):
     mapped, other = losses(make_tiny_spec(), smaller, apart)
     np.testing.assert_allclose(gained, mapped, rtol=1e-4)
     assert gained[0] - gained[-1] > 0.1, 'nothing was learned'
-    ours, theirs = (tree['blocks']['attention']['output_HKD'] for tree in (after, other))
-    np.testing.assert_allclose(ALPHA * ours, theirs, atol=1e-4)
+    actual, reference = (tree['blocks']['attention']['output_HKD'] for tree in (after, other))
+    np.testing.assert_allclose(ALPHA * actual, reference, atol=1e-4)
 
     same_rate, _ = losses(make_tiny_spec(), smaller, every)
     assert abs(same_rate[-1] - gained[-1]) > 1e-3, 'the rate of W_O has no say'

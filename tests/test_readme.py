@@ -38,9 +38,9 @@ def test_readme_rows_are_valid(capsys, tmp_path):
 def test_readme_results_match_measured_runs(claims):
     runs = json.loads((ROOT / 'docs' / 'results' / 'claims.json').read_text())['runs']
     table = README.partition('| model | claim |')[2].partition('\n\n')[0]
-    found = re.findall(r'\| `([\w.]+)`: [^|]+ \| ([\d.]+) \| ([\d.]+) ± ([\d.]+) \| ([\w ]+) \|', table)
-    assert len(found) == 8
-    for name, published, mean, deviation, verdict in found:
+    result = re.findall(r'\| `([\w.]+)`: [^|]+ \| ([\d.]+) \| ([\d.]+) ± ([\d.]+) \| ([\w ]+) \|', table)
+    assert len(result) == 8
+    for name, published, mean, deviation, verdict in result:
         row, number = CLAIMS[name]['of'][:2]
         file, _, key = row.partition(':')
         sinks = [run['end'][number] for run in runs[row].values()]

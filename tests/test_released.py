@@ -30,29 +30,29 @@ SIZES = {
 BY_PROXY = ('none', 'clamped')  # normalizers whose released attention has normalized rows
 
 
-def shaped(**changes):
+def make_spec(**changes):
     return make_tiny_spec(**SIZES, **changes)
 
 
 def operation(*pair, feature_map='identity'):
-    plain, given = shaped(), dataclasses.replace(make_attention_config(*pair), feature_map=feature_map)
-    return dataclasses.replace(plain, model=dataclasses.replace(plain.model, attention=given))
+    plain, attention_spec = make_spec(), dataclasses.replace(make_attention_config(*pair), feature_map=feature_map)
+    return dataclasses.replace(plain, model=dataclasses.replace(plain.model, attention=attention_spec))
 
 
 VARIANTS = {
-    'default': shaped(),
-    'nope': shaped(model__position='none'),
-    'absolute': shaped(model__position='absolute'),
-    'learnable': shaped(model__position='learned'),
-    'relative': shaped(model__position='relative_paper_code'),
-    'alibi': shaped(model__position='alibi'),
-    'prefix3': shaped(model__mask__prefix=3),
-    'relu': shaped(model__ffn='relu'),
-    'gelu': shaped(model__ffn='gelu'),
-    'geglu': shaped(model__ffn='geglu'),
-    'k_head_bias': shaped(model__columns__kind='k', model__columns__value='zero'),
-    'kv_bias': shaped(model__columns__kind='kv', model__columns__shared=True),
-    'v_bias': shaped(model__columns__kind='v', model__columns__shared=True),
+    'default': make_spec(),
+    'nope': make_spec(model__position='none'),
+    'absolute': make_spec(model__position='absolute'),
+    'learnable': make_spec(model__position='learned'),
+    'relative': make_spec(model__position='relative_paper_code'),
+    'alibi': make_spec(model__position='alibi'),
+    'prefix3': make_spec(model__mask__prefix=3),
+    'relu': make_spec(model__ffn='relu'),
+    'gelu': make_spec(model__ffn='gelu'),
+    'geglu': make_spec(model__ffn='geglu'),
+    'k_head_bias': make_spec(model__columns__kind='k', model__columns__value='zero'),
+    'kv_bias': make_spec(model__columns__kind='kv', model__columns__shared=True),
+    'v_bias': make_spec(model__columns__kind='v', model__columns__shared=True),
     'sim_sigmoid_norm': operation('sigmoid', 'sum'),
     'sim_sigmoid_no_norm': operation('sigmoid', 'none'),
     'sim_elu_no_norm': operation('elu1', 'none'),
@@ -65,28 +65,28 @@ VARIANTS = {
 
 def released(name):
     """Return all arrays of a variant, with the weights that all variants share."""
-    found = {}
+    result = {}
     for file in ('default', name):
         with np.load(FOLDER / f'{file}.npz') as arrays:
-            found |= dict(arrays)
-    return found
+            result |= dict(arrays)
+    return result
 
 
-def parameters(given, spec):
+def make_parameters(weights, spec):
     """Return the released weights in the layout of sinklab."""
-    layers = [layer(given, number, spec) for number in range(2)]
-    found = dict(
-        embedding_VD=given['transformer.wte.weight'],
-        head_VD=given['lm_head.weight'],
-        norm=dict(gain_D=given['transformer.ln_f.weight']),
+    layers = [make_layer(weights, number, spec) for number in range(2)]
+    result = dict(
+        embedding_VD=weights['transformer.wte.weight'],
+        head_VD=weights['lm_head.weight'],
+        norm=dict(gain_D=weights['transformer.ln_f.weight']),
         blocks=jax.tree.map(lambda *leaves: np.stack(leaves), *layers),
     )
-    return found | ({'position': dict(table_TD=given['wpe.weight'])} if spec.model.position == 'learned' else {})
+    return result | ({'position': dict(table_TD=weights['wpe.weight'])} if spec.model.position == 'learned' else {})
 
 
-def layer(given, number, spec):
+def make_layer(weights, number, spec):
     at = f'transformer.h.{number}.'
-    one = {name.removeprefix(at): array for name, array in given.items() if name.startswith(at)}
+    one = {name.removeprefix(at): array for name, array in weights.items() if name.startswith(at)}
     norms = {
         f'{branch}_norms': dict(before=dict(gain_D=one[f'norm_{place}.weight']))
         for place, branch in enumerate(('attention', 'ffn'), 1)
@@ -96,15 +96,17 @@ def layer(given, number, spec):
     heads = dict(query_DHK=query, key_DHK=key, value_DHK=value)
     heads |= dict(output_HKD=one['attn.proj.weight'].T.reshape(HEADS, 8, 32))
     columns = {
-        f'{ours}_HK': one[f'attn.{theirs}_bias'].reshape(-1, 8)
-        for ours, theirs in (('key', 'k'), ('value', 'v'))
-        if f'attn.{theirs}_bias' in one
+        f'{own_name}_HK': one[f'attn.{released_name}_bias'].reshape(-1, 8)
+        for own_name, released_name in (('key', 'k'), ('value', 'v'))
+        if f'attn.{released_name}_bias' in one
     }
     maps = {
-        ours: one[f'attn.kernel_{theirs}.weight'].T for ours, theirs in MLP if f'attn.kernel_{theirs}.weight' in one
+        own_name: one[f'attn.kernel_{released_name}.weight'].T
+        for own_name, released_name in MLP
+        if f'attn.kernel_{released_name}.weight' in one
     }
     heads |= ({'columns': columns} if columns else {}) | ({'feature_map': maps} if maps else {})
-    ffn = {ours: one[f'mlp.{theirs}.weight'].T for ours, theirs in FFNS[spec.model.ffn].items()}
+    ffn = {own_name: one[f'mlp.{released_name}.weight'].T for own_name, released_name in FFNS[spec.model.ffn].items()}
     return dict(attention=heads, ffn=ffn, **norms)
 
 
@@ -118,59 +120,61 @@ FFNS = {
 }
 
 
-def model(spec, given):
+def make_model(spec, weights):
     """Return a sinklab model with the released weights."""
     structure, abstract = state.make_abstract_model(spec)
-    params = jax.tree.map(jnp.asarray, parameters(given, spec))
+    params = jax.tree.map(jnp.asarray, make_parameters(weights, spec))
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, nnx.to_pure_dict(abstract))
     return nnx.merge(structure, params)
 
 
-def rounded(given):
+def round_values(weights):
     """Return the arrays with a table of sinusoids in bfloat16, as in the released code."""
     exact = SinusoidalPosition(None, LENGTH, None).embed(jnp.zeros((1, LENGTH, 32)), np.arange(LENGTH)[None])[0]
-    return given | {'wpe.weight': np.float32(exact.astype(jnp.bfloat16))}
+    return weights | {'wpe.weight': np.float32(exact.astype(jnp.bfloat16))}
 
 
-def case(name):
+def load_case(name):
     """Return (spec, released arrays) of a variant; rounded sinusoids become a learned table."""
-    spec, given = VARIANTS[name], released(name)
-    return (VARIANTS['learnable'], rounded(given)) if name == 'absolute' else (spec, given)
+    spec, weights = VARIANTS[name], released(name)
+    return (VARIANTS['learnable'], round_values(weights)) if name == 'absolute' else (spec, weights)
 
 
-def equal(ours, theirs):
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+def assert_close(actual, reference):
+    np.testing.assert_allclose(actual, reference, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize('name', VARIANTS)
 def test_dense_attention_matches_released_logits_and_attention(name):
-    spec, given = case(name)
+    spec, weights = load_case(name)
     with jax.disable_jit():
-        logits_BTV, captured = model(spec, given)(given['ids'], capture=True)
+        logits_BTV, captured = make_model(spec, weights)(weights['ids'], capture=True)
     attention_LBHTS = captured.attention_BHTS
     proxied = spec.model.attention.normalizer in BY_PROXY
-    equal(logits_BTV, given['logits'])
-    equal(sink.normalize_rows(attention_LBHTS) if proxied else attention_LBHTS, given['attn'][..., -LENGTH:, :])
+    assert_close(logits_BTV, weights['logits'])
+    assert_close(
+        sink.normalize_rows(attention_LBHTS) if proxied else attention_LBHTS, weights['attn'][..., -LENGTH:, :]
+    )
 
 
 @pytest.mark.parametrize('name', make_case_params(VARIANTS, list(VARIANTS)[::2]))
 def test_chunked_attention_matches_released_logits_and_key_means(name, monkeypatch):
     monkeypatch.setattr(chunked, 'CHUNK_SIZE', 8)
-    spec, given = case(name)
+    spec, weights = load_case(name)
     with jax.disable_jit():
-        ours = model(spec, given)
-        hidden_BTD, captured = ours.compute_hidden(given['ids'], backend='chunked', num_first_keys=LENGTH)
-        equal(compute_logits(hidden_BTD, ours.head_VD[...]), given['logits'])
+        actual = make_model(spec, weights)
+        hidden_BTD, captured = actual.compute_hidden(weights['ids'], backend='chunked', num_first_keys=LENGTH)
+        assert_close(compute_logits(hidden_BTD, actual.head_VD[...]), weights['logits'])
     received = captured.key_mass
     proxied = spec.model.attention.normalizer in BY_PROXY
     found_LBHS = received.share_BHS if proxied else received.raw_BHS
-    equal(found_LBHS / LENGTH, given['attn'][..., -LENGTH:, :].mean(-2))
+    assert_close(found_LBHS / LENGTH, weights['attn'][..., -LENGTH:, :].mean(-2))
 
 
 def test_exact_sinusoids_differ_from_released_logits_by_table_rounding():
     """Expect rounding of at most 2^-9 of an entry, in an embedding with entries of order 1/4."""
-    given = released('absolute')
+    weights = released('absolute')
     with jax.disable_jit():
-        logits_BTV, _ = model(VARIANTS['absolute'], given)(given['ids'])
-    far = np.abs(logits_BTV - given['logits']).max()
+        logits_BTV, _ = make_model(VARIANTS['absolute'], weights)(weights['ids'])
+    far = np.abs(logits_BTV - weights['logits']).max()
     assert 1e-4 < far < 2e-2

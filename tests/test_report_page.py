@@ -77,14 +77,14 @@ def test_page_loads_no_resources_and_is_small(folder):
 
 
 def test_page_packs_probe_values_within_one_quantization_level(folder):
-    found, arrays = unpacked(folder / 'report.html')
-    (alpha,) = (figure for figure in found['figures'] if figure['name'] == 'alpha')
+    result, arrays = unpack_page(folder / 'report.html')
+    (alpha,) = (figure for figure in result['figures'] if figure['name'] == 'alpha')
     (run,) = runs.read_runs([f'{folder}/softmax-0'])
     values = levels(arrays, alpha['maps'][0]['values'])
     np.testing.assert_allclose(values, run.probe_values['alpha'].ravel(), atol=1 / 65535)
 
 
-def unpacked(path):
+def unpack_page(path):
     """Return (descriptions of figures, bytes of arrays) of a page."""
     packed = re.search(r'id="packed">([^<]+)<', path.read_text())[1]
     whole = gzip.decompress(base64.b64decode(packed))
@@ -99,8 +99,8 @@ def levels(arrays, place):
 
 
 def test_page_packs_cosines_of_every_probe_with_scale_centered_at_zero(folder):
-    found, arrays = unpacked(folder / 'report.html')
-    (cosine,) = (figure for figure in found['figures'] if figure['name'] == 'cos')
+    result, arrays = unpack_page(folder / 'report.html')
+    (cosine,) = (figure for figure in result['figures'] if figure['name'] == 'cos')
     (run,) = runs.read_runs([f'{folder}/softmax-0'])
     with np.load(RunDir(f'{folder}/softmax-0').probe_files[0]) as saved:
         np.testing.assert_array_equal(run.probe_values['cos'][0], saved['cos_LH2'][..., 0] - saved['cos_LH2'][..., 1])
@@ -124,10 +124,10 @@ def test_compute_scale_is_centered_at_zero_for_negative_values():
 
 @given(st.lists(st.floats(-9, 9), min_size=1, max_size=300), st.integers(6, 40))
 def test_select_extremes_keeps_ends_minimum_and_maximum(values, count):
-    kept = figure_data.select_extremes(values, count)
-    assert len(kept) <= count
-    assert {0, len(values) - 1} <= {*kept}
-    assert {min(values), max(values)} <= {values[at] for at in kept}
+    extremes = figure_data.select_extremes(values, count)
+    assert len(extremes) <= count
+    assert {0, len(values) - 1} <= {*extremes}
+    assert {min(values), max(values)} <= {values[at] for at in extremes}
 
 
 @NEEDS_BROWSER

@@ -117,11 +117,11 @@ def test_decide_restart_ignores_incomplete_checkpoint(folder):
 
 def test_decide_restart_counts_unreadable_disk_as_no_progress(folder):
     def answer():
-        if asked.pop():
+        if answers.pop():
             raise OSError('stale')
         return 4
 
-    asked = [True, False]
+    answers = [True, False]
     one = RestartPolicy(folder, lambda: True, answer, restarts=11)
     assert one.newest_step == 4
     assert one.decide_restart(LOST, True) == (LOST, True)
@@ -138,11 +138,11 @@ def test_poll_newest_step_ignores_damaged_digests(folder):
 
 def test_poll_newest_step_keeps_last_step_after_user_error(folder):
     def answer():
-        if asked.pop():
+        if answers.pop():
             raise UserError('it is damaged')
         return 4
 
-    asked = [True, False]
+    answers = [True, False]
     one = RestartPolicy(folder, lambda: True, answer, restarts=11)
     assert one.poll_newest_step() == 4
 

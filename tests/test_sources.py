@@ -22,12 +22,12 @@ from sinklab.install_commands import format_extra_command
 TEXTS = ['first\nfile', 'zwei ü 中文 😀', '\u2028 \u0085 \x00', '', ' \n', 'a "quoted" \\ line']
 
 
-def halves(content):
+def split_in_halves(content):
     middle = len(content) // 2
     return content[:middle], content[middle:]
 
 
-def parquet(path, texts, rows=2):
+def write_parquet(path, texts, rows=2):
     pyarrow.parquet.write_table(
         pyarrow.table({'text': texts, 'id': list(range(len(texts)))}), path, row_group_size=rows
     )
@@ -35,15 +35,17 @@ def parquet(path, texts, rows=2):
 
 WRITERS = {
     'a.jsonl': lambda path, texts: path.write_bytes(encode_lines(texts)),
-    'a.jsonl.gz': lambda path, texts: path.write_bytes(b''.join(map(gzip.compress, halves(encode_lines(texts))))),
-    'a.jsonl.zst': lambda path, texts: path.write_bytes(
-        b''.join(map(zstandard.compress, halves(encode_lines(texts))))
+    'a.jsonl.gz': lambda path, texts: path.write_bytes(
+        b''.join(map(gzip.compress, split_in_halves(encode_lines(texts))))
     ),
-    'a.parquet': parquet,
+    'a.jsonl.zst': lambda path, texts: path.write_bytes(
+        b''.join(map(zstandard.compress, split_in_halves(encode_lines(texts))))
+    ),
+    'a.parquet': write_parquet,
 }
 
 
-def texts_of(given):
+def read_texts(given):
     return [document.text for document in read_documents(given)]
 
 
@@ -65,7 +67,7 @@ def test_documents_are_equal_across_file_formats(tmp_path, name, texts):
 def test_text_file_is_one_document(tmp_path, name, pack):
     for number, text in enumerate(TEXTS):
         (tmp_path / f'{number}{name}').write_bytes(pack(text.encode()))
-    assert texts_of(f'text:{tmp_path}/*{name}') == TEXTS
+    assert read_texts(f'text:{tmp_path}/*{name}') == TEXTS
 
 
 def test_document_names_do_not_depend_on_directory(tmp_path, monkeypatch):
@@ -152,7 +154,7 @@ def test_damaged_file_is_refused_by_name(tmp_path, name):
     ],
 )
 def test_invalid_source_is_refused(tmp_path, given, words):
-    parquet(tmp_path / 'a.parquet', ['x'])
+    write_parquet(tmp_path / 'a.parquet', ['x'])
     (tmp_path / 'b.pdf').write_bytes(b'%PDF')
     assert words in get_refusal(given.format(tmp_path))
 
@@ -173,7 +175,7 @@ def test_reading_holds_one_document_in_memory(tmp_path):
     texts = [f'{rng.getrandbits(40_000):x}' for _ in range(3000)]  # incompressible text
     for name, pack in (('a.jsonl', bytes), ('a.jsonl.gz', gzip.compress), ('a.jsonl.zst', zstandard.compress)):
         (tmp_path / name).write_bytes(pack(encode_lines(texts)))
-    parquet(tmp_path / 'a.parquet', texts, rows=500)
+    write_parquet(tmp_path / 'a.parquet', texts, rows=500)
     for path in tmp_path.iterdir():
         tracemalloc.start()
         assert sum(1 for _ in open_source(f'text:{path}').read_documents()) == 3000

@@ -36,13 +36,13 @@ PACKED = {
 }
 
 
-def filled(folder, content):
-    for name, said in content.items():
+def write_texts(folder, content):
+    for name, body in content.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(said)
+        (folder / name).write_bytes(body)
 
 
-def sent(folder, url):
+def upload_files(folder, url):
     """Upload the files of a folder to a bucket."""
     for path in folder.rglob('*'):
         if path.is_file():
@@ -52,11 +52,11 @@ def sent(folder, url):
 @pytest.fixture
 def both(tmp_path, bucket):
     """Return a folder and the URL of its copy in a bucket."""
-    filled(tmp_path / 'corpus', PACKED)
+    write_texts(tmp_path / 'corpus', PACKED)
     pyarrow.parquet.write_table(
         pyarrow.table({'text': TEXTS[30:]}), tmp_path / 'corpus' / 'f.parquet', row_group_size=3
     )
-    sent(tmp_path / 'corpus', f'{bucket.url}/some/corpus')
+    upload_files(tmp_path / 'corpus', f'{bucket.url}/some/corpus')
     return tmp_path / 'corpus', f'{bucket.url}/some/corpus'
 
 
@@ -96,7 +96,7 @@ def test_is_glob_match_agrees_with_glob_module(tmp_path_factory, names, pattern)
     folder = tmp_path_factory.mktemp('tree')
     for name in names:
         with contextlib.suppress(OSError):  # a file in place of a folder, or . and ..
-            filled(folder, {'/'.join(name): b''})
+            write_texts(folder, {'/'.join(name): b''})
     there = [path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file()]
     by_glob = [path for path in glob.glob('/'.join(pattern), root_dir=folder, recursive=True) if path in there]
     assert sorted(path for path in there if source_files.is_glob_match(path.split('/'), pattern)) == sorted(
@@ -139,7 +139,7 @@ def large(lines_of, size=30_000, seed=0):
 @pytest.mark.slow
 def test_large_file_is_streamed_and_read_once(bucket, tmp_path):
     (tmp_path / 'a.jsonl').write_bytes(large(1000))
-    sent(tmp_path, bucket.url)
+    upload_files(tmp_path, bucket.url)
     size = (tmp_path / 'a.jsonl').stat().st_size
     bucket.proxy.requests.clear()
     tracemalloc.start()
@@ -158,7 +158,7 @@ def test_parquet_source_reads_only_needed_columns(bucket, tmp_path, monkeypatch)
     other = [rng.bytes(300_000) for _ in range(20)]
     table = pyarrow.table({'before': other, 'text': [f'{n} text' for n in range(20)], 'more': other})
     pyarrow.parquet.write_table(table, tmp_path / 'a.parquet', row_group_size=4, compression=None)
-    sent(tmp_path, bucket.url)
+    upload_files(tmp_path, bucket.url)
     bucket.proxy.requests.clear()
     assert [document.text for document in read_documents(f'text:{bucket.url}/a.parquet')] == table['text'].to_pylist()
     assert sum(request.received for request in bucket.proxy.requests) < (tmp_path / 'a.parquet').stat().st_size / 3
@@ -170,7 +170,7 @@ PACKS = {'a.jsonl': bytes, 'a.jsonl.gz': gzip.compress, 'a.jsonl.zst': zstandard
 @pytest.mark.parametrize('name', PACKS)
 def test_truncated_file_is_reported_as_on_disk(bucket, tmp_path, name):
     (tmp_path / name).write_bytes(PACKS[name](encode_lines(TEXTS))[:-9])
-    sent(tmp_path, bucket.url)
+    upload_files(tmp_path, bucket.url)
     if name == 'a.jsonl':
         *_, last = read_documents(f'text:{bucket.url}/{name}')
         assert last == dataclasses.replace(
@@ -182,12 +182,12 @@ def test_truncated_file_is_reported_as_on_disk(bucket, tmp_path, name):
         )
 
 
-def failing(times, path='.jsonl', method='GET', **how):
+def fail_requests(times, path='.jsonl', method='GET', **how):
     """Return a rule that fails the first `times` requests for a path."""
     left = [times]
 
-    def rule(asked, at):
-        if asked != method or path not in at or not left[0]:
+    def rule(requested, at):
+        if requested != method or path not in at or not left[0]:
             return None
         left[0] -= 1
         return Answer(**how)
@@ -199,7 +199,7 @@ def failing(times, path='.jsonl', method='GET', **how):
 @pytest.mark.parametrize('how', [dict(status=503), dict(bytes=1000)], ids=['503', 'cut'])
 def test_transient_storage_failures_are_retried(both, bucket, how):
     folder, url = both
-    with bucket.proxy.treating(failing(3, **how)):
+    with bucket.proxy.treating(fail_requests(3, **how)):
         assert read_documents(f'text:{url}/**/*.jsonl*') == read_documents(f'text:{folder}/**/*.jsonl*')
         assert not bucket.proxy.rules[0]('GET', '.jsonl')  # all failures have occurred
 
@@ -207,11 +207,11 @@ def test_transient_storage_failures_are_retried(both, bucket, how):
 def test_file_overwritten_while_read_is_refused(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(source_files, 'BLOCK_BYTES', 1 << 12)
     (tmp_path / 'a.jsonl').write_bytes(encode_lines(make_texts(4000)))
-    sent(tmp_path, bucket.url)
+    upload_files(tmp_path, bucket.url)
     documents = open_source(f'text:{bucket.url}/a.jsonl').read_documents()
     next(documents)
     (tmp_path / 'a.jsonl').write_bytes(encode_lines(make_texts(4000, seed=1)))
-    sent(tmp_path, bucket.url)
+    upload_files(tmp_path, bucket.url)
     with pytest.raises(UserError, match=f'^{bucket.url}/a.jsonl .*changed'):
         list(documents)
 
@@ -233,10 +233,10 @@ def test_missing_object_or_bucket_is_refused(both, bucket):
 def test_permission_error_is_reported(both, bucket, pattern):
     _, url = both
     with bucket.proxy.treating(lambda method, path: Answer(status=403)):
-        said = get_refusal(f'text:{url}/{pattern}')
-    assert f'{bucket.url} ' in said
-    assert 'account' in said
-    with bucket.proxy.treating(failing(99, status=403, method='GET', path='a.jsonl')):
+        output = get_refusal(f'text:{url}/{pattern}')
+    assert f'{bucket.url} ' in output
+    assert 'account' in output
+    with bucket.proxy.treating(fail_requests(99, status=403, method='GET', path='a.jsonl')):
         assert 'account' in get_refusal(f'text:{url}/a.jsonl')
 
 

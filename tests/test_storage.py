@@ -20,13 +20,13 @@ from sinklab.storage.paths import (
 def folder(request, tmp_path, emulators, monkeypatch):
     if request.param == 'disk':
         return tmp_path
-    made = emulators.bucket(request.param)
-    for name, value in made.variables.items():
+    emulated_bucket = emulators.bucket(request.param)
+    for name, value in emulated_bucket.variables.items():
         monkeypatch.setenv(name, value)
-    return parse_path(f'{made.url}/some/where')
+    return parse_path(f'{emulated_bucket.url}/some/where')
 
 
-def written(path, content):
+def write_files(path, content):
     with writable_folder(path.parent), atomic_write(path) as unfinished:
         unfinished.write_bytes(content)
     return path
@@ -35,7 +35,7 @@ def written(path, content):
 @pytest.mark.parametrize('end', [b'', b'\n', b'\r', b'\r\n', b'\n\r\n', b'--'])
 def test_atomic_write_preserves_bytes(folder, end):
     content = np.random.default_rng(0).bytes(1000) + end
-    path = written(folder / 'inner' / 'file.bin', content)
+    path = write_files(folder / 'inner' / 'file.bin', content)
     assert path.read_bytes() == content
     assert directories.get_stored_files(path.parent, [path.name])[path.name].size == len(content)
     assert directories.list_files(folder) == ['inner/file.bin']
@@ -43,11 +43,11 @@ def test_atomic_write_preserves_bytes(folder, end):
 
 def test_atomic_write_preserves_multipart_file(folder):
     content = np.random.default_rng(0).bytes((7 << 20) + 1)
-    assert written(folder / 'large.bin', content).read_bytes() == content
+    assert write_files(folder / 'large.bin', content).read_bytes() == content
 
 
 def test_atomic_write_keeps_previous_content_after_exception(folder):
-    path = written(folder / 'file', b'before')
+    path = write_files(folder / 'file', b'before')
 
     def broken_off():
         with atomic_write(path) as unfinished:
@@ -61,7 +61,7 @@ def test_atomic_write_keeps_previous_content_after_exception(folder):
 
 
 def test_digests_differ_between_contents(folder):
-    files = [written(folder / name, content) for name, content in (('a', b'1'), ('b', b'1'), ('c', b'2'))]
+    files = [write_files(folder / name, content) for name, content in (('a', b'1'), ('b', b'1'), ('c', b'2'))]
     digests = [directories.get_stored_files(folder, [path.name])[path.name].get_digest() for path in files]
     assert digests[0] == digests[1] != digests[2]
 
@@ -74,8 +74,8 @@ def test_append_text_appends_to_file(folder):
 
 def test_list_committed_excludes_deleted_folders(folder):
     for step in ('1', '2'):
-        written(folder / step / 'inner' / 'x', b'x')
-        written(folder / step / directories.COMMIT_MARKER, b'')
+        write_files(folder / step / 'inner' / 'x', b'x')
+        write_files(folder / step / directories.COMMIT_MARKER, b'')
     assert sorted(directories.list_committed(folder)) == ['1', '2']
     directories.mark_deleted(folder / '1')
     assert [name for name in directories.list_committed(folder) if name.isdigit()] == ['2']
@@ -86,7 +86,7 @@ def test_list_committed_excludes_deleted_folders(folder):
 
 def test_move_folder_moves_all_files(folder):
     for name in ('x', 'deep/y', directories.COMMIT_MARKER):
-        written(folder / 'old' / name, name.encode())
+        write_files(folder / 'old' / name, name.encode())
     directories.move_folder(folder / 'old', folder / 'new')
     assert sorted(path.name for path in directories.list_entries(folder)) == ['new']
     assert directories.list_files(folder / 'new') == sorted(['x', 'deep/y', directories.COMMIT_MARKER])

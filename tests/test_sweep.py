@@ -311,8 +311,8 @@ def test_sweep_row_runs_as_single_process_in_slurm_job(monkeypatch, tmp_path):
     for name, value in dict(SLURM_JOB_ID='1', SLURM_NTASKS='2').items():
         monkeypatch.setenv(name, value)
     row = make_train_command('mine.py', SweepRun('softmax', 0, RunDir(tmp_path), None, None), [])
-    given, _ = build_parser().parse_known_args(row[row.index('train') :])
-    assert process_flags.parse_process_info(given) == ProcessInfo()
+    options, _ = build_parser().parse_known_args(row[row.index('train') :])
+    assert process_flags.parse_process_info(options) == ProcessInfo()
 
 
 def test_sweep_rejects_second_sweep_in_same_folder(capsys, table, tmp_path):

@@ -48,8 +48,8 @@ def compiled(chip, operation, backend='tpu', width=128, dtype=jnp.bfloat16, curv
             if documents
             else masks.make_causal_mask(LENGTH)
         )
-        asked = make_attention_spec(make_attention_config(*operation), mask, bias=bias)
-        return jnp.sum(BACKENDS[backend].attend(query, key, value, asked).output_BTHK ** 2)
+        requested = make_attention_spec(make_attention_config(*operation), mask, bias=bias)
+        return jnp.sum(BACKENDS[backend].attend(query, key, value, requested).output_BTHK ** 2)
 
     head = jax.ShapeDtypeStruct((1, LENGTH, HEADS, width), dtype, sharding=where)
     start_BT = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32, sharding=where)
@@ -130,8 +130,8 @@ KINDS = [f'{kind} {direction}' for kind in ('softmax', 'sigmoid', 'splash') for 
 )
 def test_kernels_cost_matches_committed_figures_and_limits():
     command = [sys.executable, COST, '--check', '--chips=v6e', f'--kernels={",".join(KINDS)}']
-    found = subprocess.run(command, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_unknown_topology_is_rejected():

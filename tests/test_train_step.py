@@ -30,18 +30,18 @@ IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 
 
 @functools.cache
-def fresh(spec):
+def make_fresh_state(spec):
     """Return the initial state on one device, which equals that of every mesh by a test below."""
     mesh = device_mesh.make_mesh(Hardware())
     with jax.set_mesh(mesh):
         return jax.device_get(state.create_state(spec, mesh))
 
 
-def updated(spec, hardware, times=2):
+def run_update(spec, hardware, times=2):
     """Return (numbers, state) after a few steps on one batch."""
     mesh = device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
-        now = jax.device_put(fresh(spec), state.get_state_shardings(spec, mesh))
+        now = jax.device_put(make_fresh_state(spec), state.get_state_shardings(spec, mesh))
         advance = step.make_train_step(spec, hardware, mesh)
         for _ in range(times):
             now, numbers = advance(now, sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh))
@@ -106,18 +106,18 @@ CASES += [pytest.param(make_tiny_spec(**changes), SHARDED, marks=pytest.mark.exh
 @functools.cache
 def alone(spec):
     """Return the result of a few steps on one device."""
-    return updated(spec, Hardware())
+    return run_update(spec, Hardware())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('spec', 'hardware'), CASES)
 def test_train_step_gives_equal_loss_and_parameters_for_every_layout(spec, hardware):
     numbers, now = alone(spec)
-    found, there = updated(spec, hardware)
+    result, there = run_update(spec, hardware)
     for name in numbers:
-        np.testing.assert_allclose(found[name], numbers[name], rtol=1e-5)
-    ours, theirs = (jax.tree.leaves(jax.device_get(tree['params'])) for tree in (there, now))
-    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(result[name], numbers[name], rtol=1e-5)
+    actual, reference = (jax.tree.leaves(jax.device_get(tree['params'])) for tree in (there, now))
+    for our, their in zip(actual, reference, strict=True):
         np.testing.assert_allclose(our, their, rtol=1e-4, atol=1e-4)  # a hundredth of one step of Adam
 
 
@@ -136,7 +136,7 @@ def test_train_step_keeps_moments_sharded_like_parameters():
     moments = where['opt_state'][1][0]
     assert moments.mu == moments.nu == where['params']
     assert where['params']['blocks']['ffn']['out_FD'].spec == PartitionSpec(None, 'tensor', 'fsdp')
-    _, now = updated(spec, hardware, times=1)
+    _, now = run_update(spec, hardware, times=1)
     for leaf, place in zip(jax.tree.leaves(now), jax.tree.leaves(where), strict=True):
         assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
     shard = now['params']['blocks']['ffn']['out_FD'].addressable_shards[0].data
@@ -146,22 +146,22 @@ def test_train_step_keeps_moments_sharded_like_parameters():
 @pytest.mark.slow
 def test_train_loss_excludes_prefix_and_validation_loss_includes_it():
     spec = make_tiny_spec(model__mask__prefix=4, probe__keys=4)
-    params = fresh(spec)['params']
+    params = make_fresh_state(spec)['params']
     loss_BT, _ = validation_loss.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, IDS)
     np.testing.assert_allclose(
         step_module.make_loss(spec, first_target=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5
     )
     with jax.set_mesh(mesh := device_mesh.make_mesh(Hardware())):
         valid = validation_loss.make_evaluate(spec, Hardware(), mesh)(params, IDS)['valid/loss']
-        given = fresh(spec), sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh)
-        _, numbers = step.make_train_step(spec, Hardware(), mesh)(*given)
+        inputs = make_fresh_state(spec), sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh)
+        _, numbers = step.make_train_step(spec, Hardware(), mesh)(*inputs)
     np.testing.assert_allclose(valid, loss_BT.mean(), rtol=1e-5)
     np.testing.assert_allclose(numbers['train/loss'], loss_BT[:, 3:].mean(), rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_create_state_depends_on_seed():
-    one, other = (fresh(make_tiny_spec(seed=seed))['params']['embedding_VD'] for seed in (0, 1))
+    one, other = (make_fresh_state(make_tiny_spec(seed=seed))['params']['embedding_VD'] for seed in (0, 1))
     assert not np.allclose(one, other)
 
 
@@ -171,11 +171,11 @@ def test_evaluate_averages_over_windows_for_any_batch_size():
     mesh = device_mesh.make_mesh(hardware)
     ids_NT = np.random.default_rng(1).integers(0, 300, (7, 17)).astype(np.int32)
     with jax.set_mesh(mesh):
-        params = jax.device_put(fresh(spec)['params'], state.get_state_shardings(spec, mesh)['params'])
-        found = validation_loss.make_evaluate(spec, hardware, mesh)(params, ids_NT)
+        params = jax.device_put(make_fresh_state(spec)['params'], state.get_state_shardings(spec, mesh)['params'])
+        result = validation_loss.make_evaluate(spec, hardware, mesh)(params, ids_NT)
     loss = jax.jit(step_module.make_loss(spec))
-    each = [float(loss(fresh(spec)['params'], ids_NT[i : i + 1])) for i in range(7)]
-    np.testing.assert_allclose(found['valid/loss'], np.mean(each), rtol=1e-5)
+    each = [float(loss(make_fresh_state(spec)['params'], ids_NT[i : i + 1])) for i in range(7)]
+    np.testing.assert_allclose(result['valid/loss'], np.mean(each), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -244,11 +244,11 @@ LOOKING = dict(log__sinks=True, log__rows=True)
 def test_train_step_sink_and_row_metrics_match_attention_matrices(columns, pair):
     """Use micro-batches, and check that the state equals that of a step without these metrics."""
     spec = replace_operation(make_tiny_spec(model__columns__kind=columns, model__position='alibi', **LOOKING), *pair)
-    numbers, seen = updated(spec, Hardware(micro_batch=2), times=1)
+    numbers, seen = run_update(spec, Hardware(micro_batch=2), times=1)
     without = dataclasses.replace(spec, log=dataclasses.replace(spec.log, sinks=False, rows=False))
-    _, unseen = updated(without, Hardware(), times=1)
+    _, unseen = run_update(without, Hardware(), times=1)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), seen, unseen)
-    _, _, captured = jax.jit(make_forward(spec, capture=True))(fresh(spec)['params'], IDS[:, :-1])
+    _, _, captured = jax.jit(make_forward(spec, capture=True))(make_fresh_state(spec)['params'], IDS[:, :-1])
     attention_LBHTS = np.float64(captured.attention_BHTS)
     share_LBHTS = attention_LBHTS / attention_LBHTS.sum(-1, keepdims=True)
     for k in range(spec.probe.keys):

@@ -30,16 +30,16 @@ ESCAPES = ['../x', 'a/../../x', '/etc/passwd', '..', '.', '', 'a//b', './a', 'a/
 ESCAPES += ['gs://other/x']
 
 
-def refusal(function, *given, **more):
-    with pytest.raises(UserError) as found:
-        function(*given, **more)
-    assert '\n' not in str(found.value)
-    return str(found.value)
+def catch_refusal(function, *inputs, **more):
+    with pytest.raises(UserError) as result:
+        function(*inputs, **more)
+    assert '\n' not in str(result.value)
+    return str(result.value)
 
 
 @pytest.mark.parametrize('name', ESCAPES, ids=repr)
 def test_name_escaping_folder_is_rejected(name):
-    assert 'meta.json' in refusal(untrusted_files.check_relative_name, name, 'meta.json')
+    assert 'meta.json' in catch_refusal(untrusted_files.check_relative_name, name, 'meta.json')
 
 
 @pytest.mark.parametrize('name', ['a', 'a.b', '..a', 'a..b', 'a/b/c.json', 'naïve 1', 'ocdbt.process_0/d/0f'])
@@ -55,7 +55,7 @@ def test_symlink_escaping_folder_is_rejected(tmp_path):
     (folder / 'up').symlink_to('..')
     (folder / 'own').symlink_to('file')
     for name in ('link', 'up/secret', 'up/none'):
-        assert name in refusal(untrusted_files.resolve_name, folder, name, 'index.json')
+        assert name in catch_refusal(untrusted_files.resolve_name, folder, name, 'index.json')
     assert untrusted_files.resolve_name(folder, 'own', 'index.json') == folder / 'own'
 
 
@@ -79,16 +79,16 @@ def test_hf_index_naming_file_outside_folder_is_rejected(name, tmp_path):
     (tmp_path / 'x').write_text('secret')
     (folder / 'link.safetensors').symlink_to('../x')
     (folder / files.INDEX_FILE).write_text(json.dumps(dict(weight_map=dict(a=name))))
-    assert files.INDEX_FILE in refusal(files.list_weight_files, folder)
+    assert files.INDEX_FILE in catch_refusal(files.list_weight_files, folder)
 
 
 def test_hf_index_naming_file_in_subfolder_is_rejected(tmp_path):
     (tmp_path / 'sub').mkdir()
     (tmp_path / 'sub' / 'x.safetensors').write_bytes(b'')
     (tmp_path / files.INDEX_FILE).write_text(json.dumps(dict(weight_map=dict(a='sub/x.safetensors'))))
-    said = refusal(files.list_weight_files, tmp_path)
-    assert 'sub/x.safetensors' in said
-    assert not any(word in said for word in ('not there', 'missing', 'not found'))
+    output = catch_refusal(files.list_weight_files, tmp_path)
+    assert 'sub/x.safetensors' in output
+    assert not any(word in output for word in ('not there', 'missing', 'not found'))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,9 @@ def test_hf_index_naming_file_in_subfolder_is_rejected(tmp_path):
 def test_json_damaged_oversized_or_too_deep_is_rejected(content, tmp_path):
     path = tmp_path / 'some.json'
     path.write_bytes(content)
-    assert str(path) in refusal(untrusted_files.read_json, path, max_bytes=50_000 if len(content) > 1100 else 1000)
+    assert str(path) in catch_refusal(
+        untrusted_files.read_json, path, max_bytes=50_000 if len(content) > 1100 else 1000
+    )
 
 
 def test_json_within_limits_is_parsed(tmp_path):
@@ -125,7 +127,7 @@ def test_json_within_limits_is_parsed(tmp_path):
 @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir], ids=['fifo', 'folder'])
 def test_json_path_of_fifo_or_folder_is_rejected_without_blocking(make, tmp_path):
     make(tmp_path / 'some.json')
-    assert 'some.json' in refusal(untrusted_files.read_json, tmp_path / 'some.json')
+    assert 'some.json' in catch_refusal(untrusted_files.read_json, tmp_path / 'some.json')
 
 
 OUTAGES = [
@@ -151,7 +153,7 @@ class Unanswering(io.BytesIO):
 
 @pytest.mark.parametrize('error', OUTAGES, ids=lambda error: errno.errorcode[error.errno])
 def test_io_error_of_disk_or_bucket_is_not_reported_as_corrupt_file(error, tmp_path, monkeypatch):
-    asked = make_recipe(given := write_source(tmp_path / 'a.jsonl', TEXTS))
+    data_recipe = make_recipe(inputs := write_source(tmp_path / 'a.jsonl', TEXTS))
     (tmp_path / 'recipe.json').write_text('{}')
     (tmp_path / 'meta.json').write_text('{}')
     monkeypatch.setattr(untrusted_files, 'open_regular_file', lambda path: Unanswering(error))
@@ -159,13 +161,13 @@ def test_io_error_of_disk_or_bucket_is_not_reported_as_corrupt_file(error, tmp_p
         lambda: untrusted_files.read_json(tmp_path / 'meta.json'),
         lambda: untrusted_files.load_npz(tmp_path / 'probe.npz'),
         lambda: is_store_complete(tmp_path),
-        lambda: read_plan(tmp_path, asked, open_source(given)),
+        lambda: read_plan(tmp_path, data_recipe, open_source(inputs)),
         lambda: remote_store.read_etags(tmp_path),
         lambda: files.read_json_object(tmp_path / 'config.json'),
     ):
-        with pytest.raises(type(error)) as found:
+        with pytest.raises(type(error)) as result:
             read()
-        assert found.value is error
+        assert result.value is error
 
 
 @pytest.mark.parametrize('error', OUTAGES, ids=lambda error: errno.errorcode[error.errno])
@@ -181,42 +183,42 @@ def test_io_error_while_reading_shards_keeps_store_complete(error, copied, monke
     assert (copied / 'meta.json').exists()
 
 
-def npy(header, data=b''):
+def make_npy(header, data=b''):
     text = header if isinstance(header, bytes) else repr(header).encode()
     return b'\x93NUMPY\x01\x00' + struct.pack('<H', len(text)) + text + data
 
 
-def npz(content, name='a.npy'):
+def make_npz(content, name='a.npy'):
     file = io.BytesIO()
     with zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(name, content)
     return file.getvalue()
 
 
-def claimed(**changes):
+def make_claimed_header(**changes):
     return dict(descr='<f4', fortran_order=False, shape=(2,)) | changes
 
 
-WHOLE = npz(npy(claimed(), bytes(8)))
+WHOLE = make_npz(make_npy(make_claimed_header(), bytes(8)))
 ARCHIVES = {
     'empty': b'',
     'no archive': b'x' * 100,
     'truncated': WHOLE[: len(WHOLE) // 2],
-    'a plain array': npy(claimed(), bytes(8)),
-    'no array in it': npz(b'hello', 'a.txt'),
-    'no header': npz(b'hello'),
-    'a million million elements': npz(npy(claimed(shape=(10**12,)), bytes(8))),
-    'a product that overflows': npz(npy(claimed(shape=(2**40, 2**40)), bytes(8))),
-    'a negative side': npz(npy(claimed(shape=(-2,)), bytes(8))),
-    'a side that is text': npz(npy(claimed(shape=('2',)), bytes(8))),
-    'more data than its shape': npz(npy(claimed(), bytes(12))),
-    'pickled objects': npz(npy(claimed(descr='|O'), bytes(16))),
-    'pickled fields': npz(npy(claimed(descr=[('a', '|O')]), bytes(16))),
-    'an unknown dtype': npz(npy(claimed(descr='<q99'), bytes(8))),
-    'code for a header': npz(npy(b'__import__("os").system("false")', bytes(8))),
-    'a nested header': npz(npy(b'(' * 5000, bytes(8))),
-    'a long header': npz(b'\x93NUMPY\x02\x00' + struct.pack('<I', 1 << 31)),
-    'another version': npz(b'\x93NUMPY\x09\x00' + bytes(20)),
+    'a plain array': make_npy(make_claimed_header(), bytes(8)),
+    'no array in it': make_npz(b'hello', 'a.txt'),
+    'no header': make_npz(b'hello'),
+    'a million million elements': make_npz(make_npy(make_claimed_header(shape=(10**12,)), bytes(8))),
+    'a product that overflows': make_npz(make_npy(make_claimed_header(shape=(2**40, 2**40)), bytes(8))),
+    'a negative side': make_npz(make_npy(make_claimed_header(shape=(-2,)), bytes(8))),
+    'a side that is text': make_npz(make_npy(make_claimed_header(shape=('2',)), bytes(8))),
+    'more data than its shape': make_npz(make_npy(make_claimed_header(), bytes(12))),
+    'pickled objects': make_npz(make_npy(make_claimed_header(descr='|O'), bytes(16))),
+    'pickled fields': make_npz(make_npy(make_claimed_header(descr=[('a', '|O')]), bytes(16))),
+    'an unknown dtype': make_npz(make_npy(make_claimed_header(descr='<q99'), bytes(8))),
+    'code for a header': make_npz(make_npy(b'__import__("os").system("false")', bytes(8))),
+    'a nested header': make_npz(make_npy(b'(' * 5000, bytes(8))),
+    'a long header': make_npz(b'\x93NUMPY\x02\x00' + struct.pack('<I', 1 << 31)),
+    'another version': make_npz(b'\x93NUMPY\x09\x00' + bytes(20)),
 }
 
 
@@ -226,7 +228,7 @@ def test_npz_damaged_pickled_or_oversized_is_rejected_without_allocation(case, t
     path.write_bytes(ARCHIVES[case])
     tracemalloc.start()
     try:
-        assert str(path) in refusal(untrusted_files.load_npz, path)
+        assert str(path) in catch_refusal(untrusted_files.load_npz, path)
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
@@ -236,7 +238,7 @@ def test_npz_above_uncompressed_size_limit_is_rejected(monkeypatch):
     monkeypatch.setattr(untrusted_files, 'MAX_ARRAY_BYTES', 1 << 20)
     file = io.BytesIO()
     np.savez_compressed(file, a=np.zeros(1 << 20))
-    assert '1,048,576' in refusal(untrusted_files.load_npz, file.getvalue(), 'some.npz')
+    assert '1,048,576' in catch_refusal(untrusted_files.load_npz, file.getvalue(), 'some.npz')
 
 
 def test_npz_written_by_numpy_is_loaded_unchanged(tmp_path):
@@ -250,11 +252,11 @@ def test_npz_written_by_numpy_is_loaded_unchanged(tmp_path):
     )
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / 'some.npz', **arrays)
-        found = untrusted_files.load_npz(tmp_path / 'some.npz')
-        assert found.keys() == arrays.keys()
+        result = untrusted_files.load_npz(tmp_path / 'some.npz')
+        assert result.keys() == arrays.keys()
         for name, array in arrays.items():
-            np.testing.assert_array_equal(found[name], array)
-            assert found[name].dtype == array.dtype
+            np.testing.assert_array_equal(result[name], array)
+            assert result[name].dtype == array.dtype
 
 
 def tensor(**changes):
@@ -290,7 +292,7 @@ def test_safetensors_with_invalid_header_are_rejected(case, tmp_path):
         file.write(struct.pack('<Q', length) + text + bytes(size))
         if length == 200 << 20:
             file.truncate(length + 8)
-    assert files.MODEL_FILE in refusal(files.SafetensorsReader, tmp_path)
+    assert files.MODEL_FILE in catch_refusal(files.SafetensorsReader, tmp_path)
 
 
 @pytest.fixture(scope='module')
@@ -339,7 +341,7 @@ LIES = {
 @pytest.mark.parametrize('case', LIES)
 def test_store_with_invalid_meta_field_is_rejected(case, copied):
     lie(copied, **LIES[case])
-    assert 'meta.json' in refusal(Store, copied)
+    assert 'meta.json' in catch_refusal(Store, copied)
 
 
 @pytest.mark.parametrize(
@@ -347,15 +349,15 @@ def test_store_with_invalid_meta_field_is_rejected(case, copied):
 )
 def test_store_with_malformed_meta_file_is_rejected(text, copied):
     (copied / 'meta.json').write_text(text)
-    assert 'meta.json' in refusal(Store, copied)
-    assert 'meta.json' in refusal(is_store_complete, copied)
+    assert 'meta.json' in catch_refusal(Store, copied)
+    assert 'meta.json' in catch_refusal(is_store_complete, copied)
 
 
 def test_store_with_shard_symlink_escaping_it_is_rejected(copied):
     (path,) = copied.glob('train-*.ids')
     path.rename(copied.parent / 'elsewhere')
     path.symlink_to(copied.parent / 'elsewhere')
-    assert path.name in refusal(Store, copied)
+    assert path.name in catch_refusal(Store, copied)
 
 
 def test_store_does_not_resolve_paths_of_regular_files(copied, monkeypatch):
@@ -381,11 +383,11 @@ def test_store_in_bucket_with_escaping_name_leaves_files_outside_cache_unchanged
     get_file_system(parse_path(url)).pipe_file(f'{url}/meta.json', json.dumps(meta).encode())
 
     def read():
-        found = Store(url)
-        found.enable_disk_cache(1.0, ('ids',))
-        found.get_tokens('train', found.domains[0]).read_ids(0, 5)
+        result = Store(url)
+        result.enable_disk_cache(1.0, ('ids',))
+        result.get_tokens('train', result.domains[0]).read_ids(0, 5)
 
-    assert 'meta.json' in refusal(read)
+    assert 'meta.json' in catch_refusal(read)
     assert [path.name for path in (tmp_path / 'outside').iterdir()] == ['mine.unfinished']
     assert not list((tmp_path / 'cache').rglob('*.ids'))
 
@@ -415,8 +417,8 @@ def test_unfinished_store_in_bucket_rebuilds_non_utf8_record(tmp_path, bucket, m
         def __getattr__(self, name):
             return getattr(get_file_system(folder), name)
 
-    given, folder = write_source(tmp_path / 'a.jsonl', TEXTS), parse_path(f'{bucket.url}/store')
-    whole = make_store(folder, given)
+    inputs, folder = write_source(tmp_path / 'a.jsonl', TEXTS), parse_path(f'{bucket.url}/store')
+    whole = make_store(folder, inputs)
     seen = remote_store.list_etags(folder)
     for shard in whole.shards:
         shard.write_record(folder, {file: seen[file] for file in shard.file_names})
@@ -425,4 +427,4 @@ def test_unfinished_store_in_bucket_rebuilds_non_utf8_record(tmp_path, bucket, m
     monkeypatch.setattr(
         remote_store, 'get_file_system', lambda folder: Altered(os.fspath(record).partition('://')[2])
     )
-    assert make_store(folder, given).digest == whole.digest
+    assert make_store(folder, inputs).digest == whole.digest

@@ -18,7 +18,7 @@ def test_wandb_has_one_run_for_several_attempts(tmp_path, config, monkeypatch):
         subprocess.run(command, check=True, capture_output=True)
     written = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
     paths = sorted((tmp_path / 'run' / 'wandb').glob('offline-run-*/*.wandb'))
-    found = [line for path in paths for line in wandb_reader.read_history(path)]
+    result = [line for path in paths for line in wandb_reader.read_history(path)]
     assert len(paths) == 2
     assert len({path.stem for path in paths}) == 1
-    assert found == written
+    assert result == written
