@@ -14,46 +14,50 @@ pytestmark = pytest.mark.skipif(
 ROW = ['--config=configs/scale.py:softmax_60m', '--size=smoke']
 
 
-def compiled(capsys, *more, code=0):
-    assert main(['compile', *ROW, *more, '--json']) == code
+def run_compile(capsys, *options, code=0):
+    assert main(['compile', *ROW, *options, '--json']) == code
     return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.slow
 def test_compile_reports_every_program_of_run(capsys):
-    found = compiled(capsys, '--topology=v5e:2x2')
-    assert list(found['programs']) == ['state', 'validation', 'probe', 'step']
-    assert (found['mesh'], found['attention'], found['fits']) == (dict(data=1, fsdp=4, tensor=1), 'tpu', True)
-    peaks = {name: one['bytes']['peak'] for name, one in found['programs'].items()}
-    assert found['peak_bytes_per_chip'] == max(peaks.values()) > 0
-    assert found['memory_bytes_per_chip'] == 16 * 2**30
-    assert 0 < found['estimate']['mfu'] < 1
-    assert len(found['programs']['step']['buffers']) == 10
-    kinds = {(one['kind'], one['axis']) for one in found['programs']['step']['collectives']}
+    report = run_compile(capsys, '--topology=v5e:2x2')
+    assert list(report['programs']) == ['state', 'validation', 'probe', 'step']
+    assert (report['mesh'], report['attention'], report['fits']) == (dict(data=1, fsdp=4, tensor=1), 'tpu', True)
+    peaks = {name: entry['bytes']['peak'] for name, entry in report['programs'].items()}
+    assert report['peak_bytes_per_chip'] == max(peaks.values()) > 0
+    assert report['memory_bytes_per_chip'] == 16 * 2**30
+    assert 0 < report['estimate']['mfu'] < 1
+    assert len(report['programs']['step']['buffers']) == 10
+    kinds = {(entry['kind'], entry['axis']) for entry in report['programs']['step']['collectives']}
     assert ('all-gather', 'fsdp') in kinds
 
 
 @pytest.mark.slow
 def test_compile_data_parallel_step_has_only_one_all_reduce_per_gradient(capsys):
-    more = ['--data=4', '--programs=step', '--config.optimizer.batch_size=16', '--micro_batch=4']
-    found = compiled(capsys, '--topology=v5e:2x2', *more)
-    assert found['micro_batch'] == 4
-    collectives = found['programs']['step']['collectives']
-    assert {one['axis'] for one in collectives} == {'data'}
-    assert {one['kind'] for one in collectives} == {'all-reduce'}
-    assert {one['times'] for one in collectives} == {1}
+    options = ['--data=4', '--programs=step', '--config.optimizer.batch_size=16', '--micro_batch=4']
+    report = run_compile(capsys, '--topology=v5e:2x2', *options)
+    assert report['micro_batch'] == 4
+    collectives = report['programs']['step']['collectives']
+    assert {collective['axis'] for collective in collectives} == {'data'}
+    assert {collective['kind'] for collective in collectives} == {'all-reduce'}
+    assert {collective['times'] for collective in collectives} == {1}
 
 
 @pytest.mark.slow
 def test_compile_scatters_gradients_per_micro_batch_and_reduces_over_data_once(capsys):
-    more = ['--data=2', '--fsdp=2', '--programs=step', '--config.optimizer.batch_size=16', '--micro_batch=4']
-    found = compiled(capsys, '--topology=v5e:2x2', *more)
-    collectives = found['programs']['step']['collectives']
-    parts = found['batch_size'] // found['micro_batch']
-    assert {one['times'] for one in collectives if one['axis'] == 'data'} == {1}
-    scattered = [one['times'] for one in collectives if (one['kind'], one['axis']) == ('reduce-scatter', 'fsdp')]
-    assert scattered
-    assert all(times % parts == 0 for times in scattered)
+    options = ['--data=2', '--fsdp=2', '--programs=step', '--config.optimizer.batch_size=16', '--micro_batch=4']
+    report = run_compile(capsys, '--topology=v5e:2x2', *options)
+    collectives = report['programs']['step']['collectives']
+    micro_batches = report['batch_size'] // report['micro_batch']
+    assert {collective['times'] for collective in collectives if collective['axis'] == 'data'} == {1}
+    scatter_counts = [
+        collective['times']
+        for collective in collectives
+        if (collective['kind'], collective['axis']) == ('reduce-scatter', 'fsdp')
+    ]
+    assert scatter_counts
+    assert all(times % micro_batches == 0 for times in scatter_counts)
 
 
 @pytest.mark.slow
@@ -82,8 +86,8 @@ def test_compile_scatters_gradients_per_micro_batch_and_reduces_over_data_once(c
 )
 def test_compile_rejects_invalid_options_in_one_line(capsys, given, words):
     assert main(['compile', *ROW, *given]) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert words in said[-1]
+    stderr_lines = capsys.readouterr().err.splitlines()
+    assert words in stderr_lines[-1]
 
 
 @pytest.mark.slow
@@ -95,36 +99,38 @@ def test_compile_rejects_model_that_exceeds_memory(capsys):
 
 @pytest.mark.slow
 def test_compile_fit_returns_layouts_in_order_of_estimated_time(capsys):
-    found = compiled(capsys, '--topology=v5e:2x2', '--fit')
-    best, refused = found['best'], found['refused']
-    assert [one['formula_seconds'] for one in best] == sorted(one['formula_seconds'] for one in best)
-    assert all(one['mesh']['data'] * one['mesh']['fsdp'] == 4 for one in best)
-    assert len({tuple(one['options']) for one in best}) == 3
-    for one in best:
-        assert one['formula_bytes'] > 0
-        given = [option for option in one['options'] if option.startswith('--micro_batch')]
-        assert given == [f'--micro_batch={one["micro_batch"]}']
-    assert all(one['refused'] for one in refused)
+    report = run_compile(capsys, '--topology=v5e:2x2', '--fit')
+    best_layouts, refused_layouts = report['best'], report['refused']
+    assert [layout['formula_seconds'] for layout in best_layouts] == sorted(
+        layout['formula_seconds'] for layout in best_layouts
+    )
+    assert all(layout['mesh']['data'] * layout['mesh']['fsdp'] == 4 for layout in best_layouts)
+    assert len({tuple(layout['options']) for layout in best_layouts}) == 3
+    for layout in best_layouts:
+        assert layout['formula_bytes'] > 0
+        micro_batch_options = [option for option in layout['options'] if option.startswith('--micro_batch')]
+        assert micro_batch_options == [f'--micro_batch={layout["micro_batch"]}']
+    assert all(layout['refused'] for layout in refused_layouts)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not topology.has_cuda_plugin(), reason='the plugin of jax for CUDA is not installed')
 @pytest.mark.parametrize('attention', ['cudnn', 'gpu'])
 def test_compile_supports_topology_of_absent_gpus(capsys, attention):
-    more = ['--config.model.dtype=bfloat16', '--config.model.width=256', '--config.model.head_width=64']
-    more += ['--config.data.length=256', '--config.probe.length=64', '--config.optimizer.batch_size=8']
-    found = compiled(capsys, '--topology=h100:4', f'--attention={attention}', *more)
-    assert (found['mesh'], found['crosses']) == (dict(data=1, fsdp=4, tensor=1), dict(fsdp='devices'))
-    assert found['attention'] == attention
-    assert found['memory_bytes_per_chip'] == 80e9
-    assert 0 < found['peak_bytes_per_chip'] < 80e9
-    collectives = found['programs']['step']['collectives']
-    sent = {
-        kind: sum(one['sent'] for one in collectives if one['kind'] == kind)
+    options = ['--config.model.dtype=bfloat16', '--config.model.width=256', '--config.model.head_width=64']
+    options += ['--config.data.length=256', '--config.probe.length=64', '--config.optimizer.batch_size=8']
+    report = run_compile(capsys, '--topology=h100:4', f'--attention={attention}', *options)
+    assert (report['mesh'], report['crosses']) == (dict(data=1, fsdp=4, tensor=1), dict(fsdp='devices'))
+    assert report['attention'] == attention
+    assert report['memory_bytes_per_chip'] == 80e9
+    assert 0 < report['peak_bytes_per_chip'] < 80e9
+    collectives = report['programs']['step']['collectives']
+    sent_bytes = {
+        kind: sum(collective['sent'] for collective in collectives if collective['kind'] == kind)
         for kind in ('all-gather', 'reduce-scatter')
     }
-    gathered = sent['all-gather'] / sent['reduce-scatter']
-    assert 0.8 < gathered <= 1, (
+    ratio = sent_bytes['all-gather'] / sent_bytes['reduce-scatter']
+    assert 0.8 < ratio <= 1, (
         'all-gather twice in bfloat16, once for both embedding tables; reduce-scatter once in float32'
     )
 
