@@ -40,19 +40,21 @@ from sinklab.errors import UserError
 )
 def test_store_contains_each_nonempty_text_once_in_split_of_its_hash(tmp_path_factory, texts, bos, size):
     folder = tmp_path_factory.mktemp('store')
-    source, full = write_source(folder / 'a.jsonl', texts), [text for text in texts if text.strip()]
-    if len(full) < 2:
+    source, nonempty_texts = write_source(folder / 'a.jsonl', texts), [text for text in texts if text.strip()]
+    if len(nonempty_texts) < 2:
         with pytest.raises(UserError, match='files'):
             make_store(folder / 'store', source)
         return
     store = make_store(folder / 'store', source, bos=bos, shard_tokens=size)
-    assert sorted(decode_documents(store, 'train') + decode_documents(store, 'held_out')) == sorted(full)
+    assert sorted(decode_documents(store, 'train') + decode_documents(store, 'held_out')) == sorted(nonempty_texts)
     names = [f'a.jsonl:{number}' for number, text in enumerate(texts, 1) if text.strip()]
     limit = compute_limit([hash_document_name(name) for name in names], 0.2)
     assert decode_documents(store, 'held_out') == [
-        text for text, name in zip(full, names, strict=True) if hash_document_name(name) < limit
+        text for text, name in zip(nonempty_texts, names, strict=True) if hash_document_name(name) < limit
     ]
-    assert store.meta['dropped'] == ({'empty': len(texts) - len(full)} if len(full) < len(texts) else {})
+    assert store.meta['dropped'] == (
+        {'empty': len(texts) - len(nonempty_texts)} if len(nonempty_texts) < len(texts) else {}
+    )
 
 
 @pytest.mark.slow
@@ -78,50 +80,54 @@ def test_loss_mask_covers_assistant_text_and_following_end_token(tmp_path):
         tmp_path / 'store', write_chat(tmp_path / 'a.jsonl', [*turns, [('assistant', 'yes'), ('user', 'thanks')]])
     )
     assert store.meta['masked']
-    said = []
+    loss_texts = []
     for side in ('train', 'held_out'):
-        row = store.get_tokens(side, '')
-        ids, predicted = row.read_ids(0, len(row)), row.read_loss_mask(0, len(row)).astype(bool)
-        said.append(store.load_tokenizer().decode(ids[predicted].tolist(), skip_special_tokens=False))
+        tokens = store.get_tokens(side, '')
+        ids, loss_mask = tokens.read_ids(0, len(tokens)), tokens.read_loss_mask(0, len(tokens)).astype(bool)
+        loss_texts.append(store.load_tokenizer().decode(ids[loss_mask].tolist(), skip_special_tokens=False))
         for end in np.flatnonzero(ids == END):
-            assert predicted[end] == predicted[end - 1]
-    both = ''.join(said)
-    assert all(f'good day {n}' in both for n in range(5))
-    assert not any(word in both for word in ('hello', 'more', 'thanks', 'user'))
-    assert both.count('<|endoftext|>') == 5
+            assert loss_mask[end] == loss_mask[end - 1]
+    loss_text = ''.join(loss_texts)
+    assert all(f'good day {n}' in loss_text for n in range(5))
+    assert not any(word in loss_text for word in ('hello', 'more', 'thanks', 'user'))
+    assert loss_text.count('<|endoftext|>') == 5
 
 
-def command(source, folder):
-    words = [sys.executable, '-m', 'sinklab', 'prepare', f'--source={source}', f'--out={folder}', '--json']
-    return [*words, '--vocabulary=300', '--shard_tokens=20000', '--processes=2', '--held_out=0.2']
+def make_prepare_command(source, folder):
+    arguments = [sys.executable, '-m', 'sinklab', 'prepare', f'--source={source}', f'--out={folder}', '--json']
+    return [*arguments, '--vocabulary=300', '--shard_tokens=20000', '--processes=2', '--held_out=0.2']
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('moments', 'documents'), [(2, 800), pytest.param(10, 3000, marks=pytest.mark.exhaustive)])
 def test_killed_prepare_resumes_from_finished_shards_to_identical_store(tmp_path, moments, documents):
     source, folder = write_source(tmp_path / 'a.jsonl', make_texts(documents, words=300)), tmp_path / 'killed'
-    subprocess.run(command(source, tmp_path / 'whole'), check=True, capture_output=True)
+    subprocess.run(make_prepare_command(source, tmp_path / 'whole'), check=True, capture_output=True)
     shards, rng = len(Store(tmp_path / 'whole').shards), random.Random(0)
     assert shards > 3 * moments
-    kept = {}
+    previous_times = {}
     for moment in range(moments):
-        running = subprocess.Popen(command(source, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wanted = (moment + 1) * shards // (2 * moments)  # finished shards of all attempts
-        while len(list(folder.glob('*-*.json'))) < wanted:
-            assert running.poll() is None
+        process = subprocess.Popen(
+            make_prepare_command(source, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        expected_count = (moment + 1) * shards // (2 * moments)  # finished shards of all attempts
+        while len(list(folder.glob('*-*.json'))) < expected_count:
+            assert process.poll() is None
             time.sleep(0.005)
         time.sleep(rng.uniform(0, 0.03))
-        running.send_signal(signal.SIGKILL)
-        running.wait()
-        there = {path.stem: path.with_suffix('.ids').stat().st_mtime_ns for path in folder.glob('*-*.json')}
-        assert kept.items() <= there.items()  # no shard was written twice
-        kept = there
-    finished = subprocess.run(command(source, folder), check=True, capture_output=True)
-    whole, killed = Store(tmp_path / 'whole'), Store(folder)
-    assert json.loads(finished.stdout)['digest'] == whole.digest == killed.digest
-    assert all((folder / f'{name}.ids').stat().st_mtime_ns == time for name, time in kept.items())
-    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in whole.path.iterdir())
-    for path in whole.path.iterdir():
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        current_times = {path.stem: path.with_suffix('.ids').stat().st_mtime_ns for path in folder.glob('*-*.json')}
+        assert previous_times.items() <= current_times.items()  # no shard was written twice
+        previous_times = current_times
+    last_run = subprocess.run(make_prepare_command(source, folder), check=True, capture_output=True)
+    complete_store, resumed_store = Store(tmp_path / 'whole'), Store(folder)
+    assert json.loads(last_run.stdout)['digest'] == complete_store.digest == resumed_store.digest
+    assert all((folder / f'{name}.ids').stat().st_mtime_ns == time for name, time in previous_times.items())
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        path.name for path in complete_store.path.iterdir()
+    )
+    for path in complete_store.path.iterdir():
         assert path.read_bytes() == (folder / path.name).read_bytes(), path
 
 
@@ -151,16 +157,16 @@ def test_rejected_prepare_leaves_no_files(tmp_path):
 
 def test_prepare_keeps_finished_shards_and_rebuilds_damaged_shards(tmp_path, monkeypatch):
     source = write_source(tmp_path / 'a.jsonl', make_texts(60))
-    whole = make_store(tmp_path / 'whole', source, shard_tokens=300)
+    complete_store = make_store(tmp_path / 'whole', source, shard_tokens=300)
     prepare_store(make_recipe(source, shard_tokens=300), tmp_path / 'again', 1)
-    kept = tmp_path / 'again' / 'train-000-00000.ids'
-    before = kept.stat().st_mtime_ns
-    damaged = tmp_path / 'again' / 'train-000-00002.ids'
-    damaged.write_bytes(damaged.read_bytes()[:-1])
+    finished_shard = tmp_path / 'again' / 'train-000-00000.ids'
+    modification_time = finished_shard.stat().st_mtime_ns
+    damaged_shard = tmp_path / 'again' / 'train-000-00002.ids'
+    damaged_shard.write_bytes(damaged_shard.read_bytes()[:-1])
     with pytest.raises(UserError, match=r'train-000-00002\.ids.*bytes'):
         Store(tmp_path / 'again')
-    assert make_store(tmp_path / 'again', source, shard_tokens=300).digest == whole.digest
-    assert kept.stat().st_mtime_ns == before
+    assert make_store(tmp_path / 'again', source, shard_tokens=300).digest == complete_store.digest
+    assert finished_shard.stat().st_mtime_ns == modification_time
 
 
 def test_prepare_rejects_folder_with_other_content(tmp_path):
@@ -182,9 +188,9 @@ def test_lenient_prepare_lists_first_ten_damaged_documents(tmp_path, capsys):
     lines = [*(json.dumps({'text': text}) for text in make_texts(4)), *['{'] * 25]
     (tmp_path / 'a.jsonl').write_text('\n'.join(lines))
     make_store(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
-    said = capsys.readouterr().err.splitlines()
-    assert [int(line.split('line ')[1].split()[0]) for line in said[:-1]] == list(range(5, 15))
-    assert '15' in said[-1]
+    stderr_lines = capsys.readouterr().err.splitlines()
+    assert [int(line.split('line ')[1].split()[0]) for line in stderr_lines[:-1]] == list(range(5, 15))
+    assert '15' in stderr_lines[-1]
 
 
 def test_damaged_documents_are_rejected_or_counted_with_lenient(tmp_path, capsys):
@@ -196,11 +202,11 @@ def test_damaged_documents_are_rejected_or_counted_with_lenient(tmp_path, capsys
         make_store(tmp_path / 'store', f'text:{tmp_path}/a.jsonl')
     store = make_store(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
     assert store.meta['dropped'] == {'damaged': 2, 'empty': 1}
-    first, second = capsys.readouterr().err.splitlines()
-    assert f'{tmp_path}/a.jsonl, line 10' in first
-    assert 'UTF-8' in first
-    assert f'{tmp_path}/a.jsonl, line 11' in second
-    assert '"text"' in second
+    first_message, second_message = capsys.readouterr().err.splitlines()
+    assert f'{tmp_path}/a.jsonl, line 10' in first_message
+    assert 'UTF-8' in first_message
+    assert f'{tmp_path}/a.jsonl, line 11' in second_message
+    assert '"text"' in second_message
     assert len(read_document_ids(store, 'train') + read_document_ids(store, 'held_out')) == 9
 
 
@@ -211,11 +217,11 @@ def test_full_disk_is_reported_in_one_line_and_finished_shards_are_kept(tmp_path
         make_store(folder, source, shard_tokens=100_000)
     assert '\n' not in str(refusal.value)
     assert not list(folder.glob('*.unfinished'))
-    before = {path.name: path.stat().st_mtime_ns for path in folder.glob('*.ids')}
-    assert before
+    modification_times = {path.name: path.stat().st_mtime_ns for path in folder.glob('*.ids')}
+    assert modification_times
     subprocess.run(['mount', '-o', 'remount,size=40m', small_disk], check=True)
     store = make_store(folder, source, shard_tokens=100_000)
-    assert before.items() <= {path.name: path.stat().st_mtime_ns for path in folder.glob('*.ids')}.items()
+    assert modification_times.items() <= {path.name: path.stat().st_mtime_ns for path in folder.glob('*.ids')}.items()
     assert store.digest == make_store(tmp_path / 'whole', source, shard_tokens=100_000).digest
 
 
@@ -237,23 +243,23 @@ def test_prepare_command_prints_training_flags_and_checks_batches(tmp_path, caps
     source = write_source(tmp_path / 'a.jsonl', make_texts(30))
     arguments = ['prepare', f'--source={source}', f'--out={tmp_path}/store', '--vocabulary=300', '--held_out=0.2']
     assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert 'held_out' in printed
-    assert f'--config.data.source=store:{tmp_path}/store --config.data.held_out=0.2' in printed
+    output = capsys.readouterr().out
+    assert 'held_out' in output
+    assert f'--config.data.source=store:{tmp_path}/store --config.data.held_out=0.2' in output
     assert (
         main(['prepare', '--check', f'{tmp_path}/store', '--length=16', '--batch_size=4', '--hosts=2', '--json']) == 0
     )
-    about = json.loads(capsys.readouterr().out)
-    assert about['problems'] == []
-    assert about['batches'] == about['windows']['train'][''] // 4
+    report = json.loads(capsys.readouterr().out)
+    assert report['problems'] == []
+    assert report['batches'] == report['windows']['train'][''] // 4
     assert main(['prepare', '--check', f'{tmp_path}/store', '--batch_size=4', '--hosts=3']) == 1
-    printed = capsys.readouterr()
-    assert '3 hosts' in printed.err
-    assert '3 hosts' not in printed.out
+    output = capsys.readouterr()
+    assert '3 hosts' in output.err
+    assert '3 hosts' not in output.out
     assert main(['prepare', '--check', f'{tmp_path}/store', '--length=16', '--batch_size=999', '--hosts=3']) == 0
-    windows = sum(about['windows']['train'].values())
-    said = f'batches of 999: 0 per epoch (training windows: {windows}, fewer than a batch; use a smaller batch)'
-    assert said in capsys.readouterr().out
+    windows = sum(report['windows']['train'].values())
+    message = f'batches of 999: 0 per epoch (training windows: {windows}, fewer than a batch; use a smaller batch)'
+    assert message in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -261,15 +267,15 @@ def test_prepare_command_prints_training_flags_and_checks_batches(tmp_path, caps
 def test_prepare_check_uses_length_of_suggested_training_command(tmp_path, capsys, documents, length):
     source, out = write_source(tmp_path / 'a.jsonl', make_texts(documents, words=300)), f'{tmp_path}/store'
     assert main(['prepare', f'--source={source}', f'--out={out}', '--vocabulary=512', '--held_out=0.3']) == 0
-    printed = capsys.readouterr().out
-    assert f'{length} + 1' in printed
-    assert f'--size={"quickstart" if length == 64 else "smoke"} ' in printed
+    output = capsys.readouterr().out
+    assert f'{length} + 1' in output
+    assert f'--size={"quickstart" if length == 64 else "smoke"} ' in output
     assert main(['prepare', '--check', out, '--json']) == 0
-    about = json.loads(capsys.readouterr().out)
-    assert (about['length'], about['problems']) == (length, [])
+    report = json.loads(capsys.readouterr().out)
+    assert (report['length'], report['problems']) == (length, [])
     assert main(['prepare', '--check', out, '--length=8', '--json']) == 0
-    other = json.loads(capsys.readouterr().out)
-    assert (other['length'], other['batch_size']) == (8, about['batch_size'])
+    other_report = json.loads(capsys.readouterr().out)
+    assert (other_report['length'], other_report['batch_size']) == (8, report['batch_size'])
 
 
 @pytest.mark.parametrize('vocabulary', [257, (1 << 20) + 1, 99999999999, -1])
