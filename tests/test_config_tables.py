@@ -51,11 +51,11 @@ def test_row_config_selects_chunked_attention(module, row):
 
 @pytest.mark.parametrize(('module', 'row'), ROWS, ids=get_name)
 def test_row_has_source_and_published_numbers_or_note(module, row):
-    about = module.ROWS[row]
-    assert {'diff', 'published', 'source'} <= set(about) <= {'diff', 'published', 'source', 'note'}
-    assert about['source']
-    assert about['published'] or about['note']
-    assert about.get('note', '-')
+    entry = module.ROWS[row]
+    assert {'diff', 'published', 'source'} <= set(entry) <= {'diff', 'published', 'source', 'note'}
+    assert entry['source']
+    assert entry['published'] or entry['note']
+    assert entry.get('note', '-')
 
 
 @pytest.mark.parametrize('module', PAPER_MODULES, ids=get_name)
@@ -67,34 +67,34 @@ def test_rows_of_table_are_distinct_with_at_most_one_baseline(module):
 
 @pytest.mark.parametrize('module', PAPER_MODULES, ids=get_name)
 def test_row_diff_changes_known_fields(module):
-    plain = table({'plain': dict(diff={})}, getattr(module, 'BASE', None))('plain')
-    for row, about in module.ROWS.items():
-        assert set(about['diff']) <= set(list_fields(plain))
-        here = module.get_config(row, 'paper')
-        same = [path for path in about['diff'] if get_field(here, path) == get_field(plain, path)]
-        assert set(same) <= {FREED}, row
+    plain_config = table({'plain': dict(diff={})}, getattr(module, 'BASE', None))('plain')
+    for row, entry in module.ROWS.items():
+        assert set(entry['diff']) <= set(list_fields(plain_config))
+        config = module.get_config(row, 'paper')
+        unchanged_paths = [path for path in entry['diff'] if get_field(config, path) == get_field(plain_config, path)]
+        assert set(unchanged_paths) <= {FREED}, row
 
 
 def test_published_numbers_match_sources():
-    found = {
-        (get_name(module), row): about['published']
+    actual = {
+        (get_name(module), row): entry['published']
         for module in PAPER_MODULES
-        for row, about in module.ROWS.items()
-        if about['published'] and module is not emergence
+        for row, entry in module.ROWS.items()
+        if entry['published'] and module is not emergence
     }
-    assert found == PUBLISHED_NUMBERS
+    assert actual == PUBLISHED_NUMBERS
 
 
 def test_quickstart_reuses_rows_of_other_tables_at_quickstart_size():
-    known = [about for module in PAPER_MODULES for about in module.ROWS.values()]
-    for row, about in quickstart.ROWS.items():
-        assert any(about is other for other in known), row
+    paper_entries = [entry for module in PAPER_MODULES for entry in module.ROWS.values()]
+    for row, entry in quickstart.ROWS.items():
+        assert any(entry is paper_entry for paper_entry in paper_entries), row
         assert quickstart.get_config(row) == quickstart.get_config(row, 'quickstart')
 
 
 def test_emergence_rows_with_published_numbers_are_optimization_rows():
-    for row, about in emergence.ROWS.items():
-        assert not about['published'] or about is optimization.ROWS[row]
+    for row, entry in emergence.ROWS.items():
+        assert not entry['published'] or entry is optimization.ROWS[row]
 
 
 def test_quickstart_rows_differ_only_in_attention_fields():
@@ -134,7 +134,7 @@ def test_scale_number_keeps_ratio_to_paper_baseline(value, paper, here, expected
     assert type(scale_number(value, paper, here)) is type(value)
 
 
-def digest(config):
+def compute_digest(config):
     """Return a digest of the values of a config by dotted field name."""
     values = {path: get_field(config, path) for path in sorted(list_fields(config))}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
@@ -143,32 +143,44 @@ def digest(config):
 @pytest.mark.slow
 def test_shipped_row_configs_match_released_digests():
     """Update a digest only if a field is added to the default or a row is corrected."""
-    frozen = json.loads((Path(__file__).parent / 'released' / 'configs.json').read_text())
+    released_digests = json.loads((Path(__file__).parent / 'released' / 'configs.json').read_text())
     digests = {
-        f'{get_name(module)}:{row}': [digest(module.get_config(row, size)) for size in SIZES] for module, row in ROWS
+        f'{get_name(module)}:{row}': [compute_digest(module.get_config(row, size)) for size in SIZES]
+        for module, row in ROWS
     }
-    assert {row: digests.get(row) for row in frozen} == frozen
+    assert {row: digests.get(row) for row in released_digests} == released_digests
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('module', PAPER_MODULES, ids=get_name)
 def test_shipped_row_values_are_scaled_by_ratio_or_unchanged(module):
     """Check the rule by which rows were scaled before scale_with_size, for all rows."""
-    parts = {'model.mask.window': 'data.length', 'model.mask.block': 'data.length'}
-    parts['model.columns.key_width'] = 'model.head_width'
-    paper = module.get_config.baseline('paper')
-    for row, about in module.ROWS.items():
+    reference_paths = {'model.mask.window': 'data.length', 'model.mask.block': 'data.length'}
+    reference_paths['model.columns.key_width'] = 'model.head_width'
+    paper_baseline = module.get_config.baseline('paper')
+    for row, entry in module.ROWS.items():
         for size in SIZES:
-            config, here = module.get_config(row, size), module.get_config.baseline(size)
-            for path, written in about['diff'].items():
-                value, found = getattr(written, 'value', written), get_field(config, path)
-                before, now = (get_field(one, parts.get(path, path)) for one in (paper, here))
-                if type(value) not in (int, float) or not before or 'optimizer.name' in about['diff']:
-                    assert found == value, (row, path, size)
+            config, size_baseline = module.get_config(row, size), module.get_config.baseline(size)
+            for path, row_value in entry['diff'].items():
+                value, actual = getattr(row_value, 'value', row_value), get_field(config, path)
+                paper_reference, size_reference = (
+                    get_field(reference_config, reference_paths.get(path, path))
+                    for reference_config in (paper_baseline, size_baseline)
+                )
+                if type(value) not in (int, float) or not paper_reference or 'optimizer.name' in entry['diff']:
+                    assert actual == value, (row, path, size)
                 elif type(value) is float:
-                    assert found == pytest.approx(value * now / before, rel=1e-12), (row, path, size)
+                    assert actual == pytest.approx(value * size_reference / paper_reference, rel=1e-12), (
+                        row,
+                        path,
+                        size,
+                    )
                 else:
-                    assert abs(found - value * now / before) <= (2 if 'mask' in path else 1), (row, path, size)
+                    assert abs(actual - value * size_reference / paper_reference) <= (2 if 'mask' in path else 1), (
+                        row,
+                        path,
+                        size,
+                    )
 
 
 OWN = {
@@ -182,11 +194,13 @@ OWN = {
 @pytest.mark.parametrize('size', SIZES)
 def test_table_keeps_plain_row_values_at_every_size(size):
     get_config = table(OWN)
-    for row, about in OWN.items():
-        config, plain = get_config(row, size), get_config.baseline(size)
-        assert {path: get_field(config, path) for path in about['diff']} == about['diff']
-        others = set(list_fields(plain)) - set(about['diff'])
-        assert {path: get_field(config, path) for path in others} == {path: get_field(plain, path) for path in others}
+    for row, entry in OWN.items():
+        config, baseline_config = get_config(row, size), get_config.baseline(size)
+        assert {path: get_field(config, path) for path in entry['diff']} == entry['diff']
+        other_paths = set(list_fields(baseline_config)) - set(entry['diff'])
+        assert {path: get_field(config, path) for path in other_paths} == {
+            path: get_field(baseline_config, path) for path in other_paths
+        }
 
 
 def test_scale_multiplies_value_of_selected_size():
@@ -220,9 +234,9 @@ def test_scale_multiplies_value_of_selected_size():
     ],
 )
 def test_scale_rejects_unscalable_field_by_name(diff, named):
-    with pytest.raises(ValueError, match=re.escape(named[0])) as raised:
+    with pytest.raises(ValueError, match=re.escape(named[0])) as error:
         table({'a': dict(diff=diff)})('a')
-    assert [word for word in named if word not in str(raised.value)] == []
+    assert [word for word in named if word not in str(error.value)] == []
 
 
 @pytest.mark.parametrize('factor', ['3', None, True])
@@ -232,7 +246,7 @@ def test_scale_rejects_non_numeric_factor(factor):
 
 
 def test_scale_and_scale_with_size_round_as_documented():
-    small = {'paper': {}, 'small': {'model.ffn_width': 100, 'model.heads': 4, 'data.length': 16}}
+    small_sizes = {'paper': {}, 'small': {'model.ffn_width': 100, 'model.heads': 4, 'data.length': 16}}
     assert (default.get_config().model.ffn_width, default.get_config().model.heads) == (1536, 8)
     rows = {
         'multiple': dict(diff=scale('model.ffn_width', 0.73)),
@@ -241,11 +255,11 @@ def test_scale_and_scale_with_size_round_as_documented():
         'ratio': dict(diff=scale_with_size({'model.ffn_width': 1121})),
         'parts': dict(diff=scale_with_size({'model.mask.window': 64, 'model.kv_heads': 4})),
     }
-    get_config = table(rows, sizes=small)
-    found = {name: get_config(name, 'small') for name in rows}
-    assert [found[name].model.ffn_width for name in ('multiple', 'small', 'ratio')] == [73, 1, 72]
-    assert found['none'].optimizer.warmup_steps == 0
-    assert (found['parts'].model.mask.window, found['parts'].model.kv_heads) == (2, 2)
+    get_config = table(rows, sizes=small_sizes)
+    configs = {name: get_config(name, 'small') for name in rows}
+    assert [configs[name].model.ffn_width for name in ('multiple', 'small', 'ratio')] == [73, 1, 72]
+    assert configs['none'].optimizer.warmup_steps == 0
+    assert (configs['parts'].model.mask.window, configs['parts'].model.kv_heads) == (2, 2)
     guide = (ROOT / 'docs' / 'guides' / 'sweeps_and_claims.md').read_text(encoding='utf-8')
     assert set(re.findall(r'`(model\.[a-z_.]+)`', guide)) >= set(REFERENCE_FIELDS)
 
@@ -278,14 +292,14 @@ def test_find_closest_name_matches_full_path_or_last_component(given, meant):
 
 
 def test_scale_with_size_scales_field_with_its_reference_field():
-    small = {'paper': {}, 'small': {'data.length': 128, 'model.head_width': 24, 'optimizer.steps': 200}}
+    small_sizes = {'paper': {}, 'small': {'data.length': 128, 'model.head_width': 24, 'optimizer.steps': 200}}
     rows = {
         'window': dict(diff=scale_with_size({'model.mask.window': 512})),
         'block': dict(diff=scale_with_size({'model.mask.block': 64})),
         'width': dict(diff=scale_with_size({'model.columns.key_width': 32, 'optimizer.steps': 40_000})),
         'prefix': dict(diff=scale_with_size({'model.mask.prefix': 10})),
     }
-    get_config = table(rows, {'optimizer.steps': 10_000}, small)
+    get_config = table(rows, {'optimizer.steps': 10_000}, small_sizes)
     assert get_config('window', 'small').model.mask.window == 32
     assert get_config('block', 'small').model.mask.block == 4
     assert get_config('width', 'small').model.columns.key_width == 8
@@ -296,8 +310,11 @@ def test_scale_with_size_scales_field_with_its_reference_field():
 
 
 def test_table_rejects_unknown_field_and_invalid_value():
-    known = dict(diff={'seed': 1})
-    for get_config in (table({'a': dict(diff={'optimizer.stps': 1})}), table({'a': known}, {'optimizer.stps': 1})):
+    valid_row = dict(diff={'seed': 1})
+    for get_config in (
+        table({'a': dict(diff={'optimizer.stps': 1})}),
+        table({'a': valid_row}, {'optimizer.stps': 1}),
+    ):
         with pytest.raises(ValueError, match=r'optimizer\.stps.*optimizer\.steps'):
             get_config('a')
     with pytest.raises(ValueError, match=r"optimizer\.steps.*'many'.*20000"):
@@ -315,7 +332,7 @@ def test_get_config_suggests_valid_row_or_size_for_unknown_name():
         default.get_config('softmax')
 
 
-def menu(record, field):
+def list_choices(record, field):
     return set(get_args(get_type_hints(record)[field]))
 
 
@@ -339,19 +356,19 @@ def test_every_choice_has_implementation():
     pairs = {name for pair in spec.NORMALIZERS_BY_SIMILARITY.values() for name in pair}
     assert set(get_args(spec.NormalizerName)) == set(NORMALIZERS) == pairs
     assert set(get_args(spec.BackendName)) == {'auto', *BACKENDS}
-    assert menu(spec.AttentionConfig, 'feature_map') == set(FEATURE_MAPS)
-    assert menu(spec.ModelConfig, 'position') == set(POSITIONS)
-    assert menu(spec.LearnedKVConfig, 'kind') == set(LEARNED_KV_KINDS)
-    assert menu(spec.ModelConfig, 'ffn') == set(FFN_ACTIVATIONS)
-    assert menu(spec.ModelConfig, 'norm') == set(NORM_PLACEMENTS)
-    assert menu(spec.ModelConfig, 'combination') == set(COMBINATIONS)
-    assert menu(spec.ModelConfig, 'gate') == set(GATES)
-    assert menu(spec.ModelConfig, 'initialization') == set(INITIALIZATIONS)
-    assert menu(spec.LearnedKVConfig, 'value') == {'learned', *VALUE_DIRECTIONS}
-    assert menu(spec.OptimizerConfig, 'name') == set(OPTIMIZERS) == set(spec.HYPERPARAMETERS['name'])
-    assert menu(spec.OptimizerConfig, 'schedule') == set(SCHEDULES) == set(spec.HYPERPARAMETERS['schedule'])
-    assert menu(spec.DataConfig, 'task') == set(TASKS)
-    assert menu(spec.ProbeConfig, 'prepend') == set(PREPENDED_IDS)
+    assert list_choices(spec.AttentionConfig, 'feature_map') == set(FEATURE_MAPS)
+    assert list_choices(spec.ModelConfig, 'position') == set(POSITIONS)
+    assert list_choices(spec.LearnedKVConfig, 'kind') == set(LEARNED_KV_KINDS)
+    assert list_choices(spec.ModelConfig, 'ffn') == set(FFN_ACTIVATIONS)
+    assert list_choices(spec.ModelConfig, 'norm') == set(NORM_PLACEMENTS)
+    assert list_choices(spec.ModelConfig, 'combination') == set(COMBINATIONS)
+    assert list_choices(spec.ModelConfig, 'gate') == set(GATES)
+    assert list_choices(spec.ModelConfig, 'initialization') == set(INITIALIZATIONS)
+    assert list_choices(spec.LearnedKVConfig, 'value') == {'learned', *VALUE_DIRECTIONS}
+    assert list_choices(spec.OptimizerConfig, 'name') == set(OPTIMIZERS) == set(spec.HYPERPARAMETERS['name'])
+    assert list_choices(spec.OptimizerConfig, 'schedule') == set(SCHEDULES) == set(spec.HYPERPARAMETERS['schedule'])
+    assert list_choices(spec.DataConfig, 'task') == set(TASKS)
+    assert list_choices(spec.ProbeConfig, 'prepend') == set(PREPENDED_IDS)
 
 
 def test_shifted_similarity_excludes_mass_independent_normalizers():
@@ -368,7 +385,9 @@ def test_mass_independent_normalizers_do_not_use_total():
     from sinklab.attn.operations import NORMALIZERS
     from sinklab.config.validate import MASS_INDEPENDENT_NORMALIZERS
 
-    assert set(MASS_INDEPENDENT_NORMALIZERS) == {name for name, one in NORMALIZERS.items() if not one.uses_total}
+    assert set(MASS_INDEPENDENT_NORMALIZERS) == {
+        name for name, normalizer in NORMALIZERS.items() if not normalizer.uses_total
+    }
 
 
 @pytest.mark.slow
@@ -381,15 +400,15 @@ def test_every_choice_is_used_by_some_row():
         (spec.OptimizerConfig, 'optimizer'),
     ):
         for field, hint in get_type_hints(record).items():
-            wanted = {value for value in get_args(hint) if isinstance(value, str)}
-            found = {reading_of(one, f'{part}.{field}') for one in specs}
-            assert wanted <= found | UNUSED, f'{part}.{field}'
+            choices = {value for value in get_args(hint) if isinstance(value, str)}
+            used_choices = {read_field(row_spec, f'{part}.{field}') for row_spec in specs}
+            assert choices <= used_choices | UNUSED, f'{part}.{field}'
 
 
 UNUSED = {'gpt2'}  # an initialization of no row
 
 
-def reading_of(record, path):
+def read_field(record, path):
     for part in path.split('.'):
         record = getattr(record, part)
     return record
