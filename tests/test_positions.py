@@ -18,7 +18,7 @@ from sinklab.model.positions import POSITIONS, compute_alibi_slopes, compute_buc
 PLACES = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences, in any order
 
 
-def position(kind, length=200, **changes):
+def make_position(kind, length=200, **changes):
     """Make a position module from its kind, heads and width."""
     return POSITIONS[kind](make_tiny_spec(**{'model__position': kind} | changes).model, length, nnx.Rngs(0))
 
@@ -29,17 +29,17 @@ def position(kind, length=200, **changes):
 def test_rotary_matches_complex_rotation_of_dimension_pairs(width, name):
     x_BTHK = np.random.default_rng(0).normal(size=(2, 7, 3, width)).astype(np.float32)
     rotary = make_tiny_spec(**OPTIONS[name]).model.rotary
-    found = position('rotary', **OPTIONS[name]).rotate(x_BTHK, jnp.asarray(PLACES))
+    actual = make_position('rotary', **OPTIONS[name]).rotate(x_BTHK, jnp.asarray(PLACES))
     for b, h in np.ndindex(2, 3):
         expected = formulas.rotate(np.float64(x_BTHK[b, :, h]), PLACES[b], rotary)
-        np.testing.assert_allclose(found[b, :, h], expected, atol=1e-4)
+        np.testing.assert_allclose(actual[b, :, h], expected, atol=1e-4)
 
 
 @pytest.mark.slow
 def test_rotary_scores_depend_only_on_distance():
     query, key = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
     places = jnp.arange(10)[None]
-    queries, keys = (position('rotary').rotate(jnp.tile(x, (1, 10, 1, 1)), places) for x in (query, key))
+    queries, keys = (make_position('rotary').rotate(jnp.tile(x, (1, 10, 1, 1)), places) for x in (query, key))
     score = np.einsum('tk,sk->ts', queries[0, :, 0], keys[0, :, 0])
     for distance in range(-9, 10):
         diagonal = np.diagonal(score, distance)
@@ -59,12 +59,12 @@ def test_alibi_slopes_of_eight_heads_are_powers_of_one_half():
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['none', *RELATIVE_POSITIONS, 'relative_t5', 'alibi'])
 def test_relative_bias_matches_formula_of_distance(kind):
-    made = position(kind, model__heads=6)
-    table_RH = np.asarray(made.table_RH[...]) if kind == 'relative_t5' else None
-    found = ScoreBias(made.make_relative_bias(), jnp.asarray(PLACES), jnp.asarray(PLACES)).materialize(0, 7)
+    module = make_position(kind, model__heads=6)
+    table_RH = np.asarray(module.table_RH[...]) if kind == 'relative_t5' else None
+    actual = ScoreBias(module.make_relative_bias(), jnp.asarray(PLACES), jnp.asarray(PLACES)).materialize(0, 7)
     for b, place_T in enumerate(PLACES):
         expected = formulas.compute_position_bias(kind, place_T, 6, table_RH)
-        np.testing.assert_allclose(np.broadcast_to(found, (2, 6, 7, 7))[b], expected, rtol=1e-6)
+        np.testing.assert_allclose(np.broadcast_to(actual, (2, 6, 7, 7))[b], expected, rtol=1e-6)
 
 
 def test_buckets_match_t5_and_released_code():
@@ -76,9 +76,9 @@ def test_buckets_match_t5_and_released_code():
 
 def test_buckets_with_floor_first_match_printed_formula():
     distances = np.arange(400)
-    found = compute_buckets(jnp.asarray(distances), floor_first=True)
-    np.testing.assert_array_equal(found, [formulas.compute_printed_bucket(d) for d in distances])
-    assert sorted(set(np.asarray(found).tolist())) == [*range(17), 31]
+    actual = compute_buckets(jnp.asarray(distances), floor_first=True)
+    np.testing.assert_array_equal(actual, [formulas.compute_printed_bucket(d) for d in distances])
+    assert sorted(set(np.asarray(actual).tolist())) == [*range(17), 31]
 
 
 @pytest.mark.slow
@@ -92,35 +92,35 @@ def test_buckets_never_decrease_with_distance(distances):
 @pytest.mark.slow
 def test_sinusoids_place_all_sines_before_all_cosines():
     x_BTD = np.random.default_rng(0).normal(size=(2, 7, 16)).astype(np.float32)
-    found = position('absolute').embed(x_BTD, jnp.asarray(PLACES))
+    actual = make_position('absolute').embed(x_BTD, jnp.asarray(PLACES))
     for b, place_T in enumerate(PLACES):
-        np.testing.assert_allclose(found[b], x_BTD[b] + formulas.compute_sinusoids(place_T, 16), atol=1e-4)
-    np.testing.assert_allclose((found - x_BTD)[:, PLACES[0] == 0][0], [[0] * 8 + [1] * 8] * 2, atol=1e-6)
+        np.testing.assert_allclose(actual[b], x_BTD[b] + formulas.compute_sinusoids(place_T, 16), atol=1e-4)
+    np.testing.assert_allclose((actual - x_BTD)[:, PLACES[0] == 0][0], [[0] * 8 + [1] * 8] * 2, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_learned_position_adds_table_row_of_each_index():
-    made = position('learned')
+    module = make_position('learned')
     x_BTD = jnp.ones((2, 7, 16))
-    table_TD = np.asarray(made.table_TD[...])
+    table_TD = np.asarray(module.table_TD[...])
     assert table_TD.shape == (200, 16)
-    np.testing.assert_allclose(made.embed(x_BTD, jnp.asarray(PLACES)), 1 + table_TD[PLACES], rtol=1e-6)
+    np.testing.assert_allclose(module.embed(x_BTD, jnp.asarray(PLACES)), 1 + table_TD[PLACES], rtol=1e-6)
 
 
 @pytest.mark.parametrize('kind', POSITIONS)
 def test_position_acts_only_on_embedding_rotation_or_bias(kind):
-    made = position(kind)
+    module = make_position(kind)
     embeds, rotates = kind in ('absolute', 'learned'), kind == 'rotary'
     x = np.random.default_rng(0).normal(size=(2, 7, 4, 16)).astype(np.float32)
     places = jnp.asarray(PLACES)
-    assert np.array_equal(made.embed(x[:, :, 0], places), x[:, :, 0]) is not embeds
-    assert np.array_equal(made.rotate(x, places), x) is not rotates
-    assert (made.make_relative_bias() is None) is (embeds or rotates or kind == 'none')
+    assert np.array_equal(module.embed(x[:, :, 0], places), x[:, :, 0]) is not embeds
+    assert np.array_equal(module.rotate(x, places), x) is not rotates
+    assert (module.make_relative_bias() is None) is (embeds or rotates or kind == 'none')
 
 
 @pytest.mark.parametrize('kind', POSITIONS)
 def test_positions_have_only_learned_parameters(kind):
-    learned = {'learned': ['table_TD'], 'relative_t5': ['table_RH']}
-    assert list(nnx.to_pure_dict(nnx.state(position(kind), nnx.Param))) == learned.get(kind, [])
-    leaves = jax.tree.leaves(nnx.to_pure_dict(nnx.state(position(kind))))
-    assert len(leaves) == len(learned.get(kind, []))
+    parameter_names = {'learned': ['table_TD'], 'relative_t5': ['table_RH']}
+    assert list(nnx.to_pure_dict(nnx.state(make_position(kind), nnx.Param))) == parameter_names.get(kind, [])
+    leaves = jax.tree.leaves(nnx.to_pure_dict(nnx.state(make_position(kind))))
+    assert len(leaves) == len(parameter_names.get(kind, []))
