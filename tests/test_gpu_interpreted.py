@@ -24,7 +24,7 @@ from sinklab.attn.spec import ScoreBias
 
 
 @pytest.fixture
-def simulated(monkeypatch):
+def gpu_interpreter(monkeypatch):
     """Enable the interpreter of JAX for GPU kernels, and replace accumulators by explicit additions."""
     plgpu = pytest.importorskip('jax.experimental.pallas.mosaic_gpu')
     if not hasattr(plgpu, 'InterpretGPUParams'):
@@ -32,9 +32,9 @@ def simulated(monkeypatch):
     from sinklab.attn.pallas import gpu as gpu_module
 
     def accumulate(totals, *factors):
-        return tuple(total + product(*one) for total, one in zip(totals, factors, strict=True))
+        return tuple(total + multiply_factors(*pair) for total, pair in zip(totals, factors, strict=True))
 
-    def product(left, right):
+    def multiply_factors(left, right):
         if isinstance(left, jax.Array):  # in registers
             return jnp.dot(left, right[...], preferred_element_type=jnp.float32)
         return gpu_module.multiply(left, right)
@@ -54,35 +54,35 @@ def simulated(monkeypatch):
         ('squares', 'window', 64, None, False),
     ],
 )
-def test_gpu_kernels_match_definition_in_interpreter(simulated, name, shown, width, curve, placed):
+def test_gpu_kernels_match_definition_in_interpreter(gpu_interpreter, name, shown, width, curve, placed):
     sums, positions, masks = REDUCTIONS[name], None, combine_masks(LENGTH, ['documents', shown])
     if placed:
         position_BT = np.arange(LENGTH)[None] - np.asarray(masks.start_BT)
         positions = position_BT, position_BT
-    asked, arrays = make_problem(masks if placed else MASKS[shown](LENGTH), width, curve=curve, positions=positions)
-    exact = [one.astype(jnp.float32) for one in (*arrays, asked.parameter_HP)]
-    expected, pull = jax.vjp(functools.partial(solve_with_matrices, sums, asked), *exact)
-    found = jax.jit(functools.partial(gpu.forward, sums, asked))(*arrays)
-    assert_close(found, expected, 1e-2)
+    problem, arrays = make_problem(masks if placed else MASKS[shown](LENGTH), width, curve=curve, positions=positions)
+    float32_inputs = [array.astype(jnp.float32) for array in (*arrays, problem.parameter_HP)]
+    expected, pullback = jax.vjp(functools.partial(solve_with_matrices, sums, problem), *float32_inputs)
+    actual = jax.jit(functools.partial(gpu.forward, sums, problem))(*arrays)
+    assert_close(actual, expected, 1e-2)
     output, statistics = expected
     rng = np.random.default_rng(2)
     d_output, *d_statistics = (
-        jnp.asarray(rng.standard_normal(one.shape), jnp.float32) for one in (output, *statistics)
+        jnp.asarray(rng.standard_normal(array.shape), jnp.float32) for array in (output, *statistics)
     )
     d_output = d_output.astype(jnp.bfloat16)
-    *gradients, d_parameter_HP = pull((d_output.astype(jnp.float32), tuple(d_statistics)))
+    *gradients, d_parameter_HP = pullback((d_output.astype(jnp.float32), tuple(d_statistics)))
     rows = sums.compute_backward_rows(sums.get_residuals(output, statistics), d_output, d_statistics)
-    *found, found_HP = jax.jit(functools.partial(gpu.backward, sums, asked))(*arrays, d_output, rows)
-    assert_close(found, gradients, 2e-2)
+    *actual, actual_HP = jax.jit(functools.partial(gpu.backward, sums, problem))(*arrays, d_output, rows)
+    assert_close(actual, gradients, 2e-2)
     if curve is not None:
-        assert_close(found_HP, d_parameter_HP, 1e-3)
+        assert_close(actual_HP, d_parameter_HP, 1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('operation', 'length', 'columns'), [(('exp', 'plus_one'), 200, 0), (('sigmoid', 'sum'), 256, 1)]
 )
-def test_gpu_attention_matches_definition_in_interpreter(simulated, operation, length, columns):
+def test_gpu_attention_matches_definition_in_interpreter(gpu_interpreter, operation, length, columns):
     """Use a length that needs padding, and learned columns with ALiBi."""
     arrays = draw_inputs(64, columns, length=length, dtype=jnp.bfloat16)
     bias = functools.partial(make_alibi_bias, columns=columns) if columns else ScoreBias
