@@ -28,16 +28,18 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def disk(tmp_path, monkeypatch):
+def private_cache(tmp_path, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
 
 
 def test_run_on_bucket_matches_run_on_disk(store, bucket, tmp_path):
     specs = [make_store_spec(path, **SHORT) for path in (store.path, upload_store(store, bucket))]
-    near, far = (train_run(spec, tmp_path / str(number)) for number, spec in enumerate(specs))
-    assert drop_clock_metrics(near) == drop_clock_metrics(far)
-    for one, other in zip(*(load_parameters(tmp_path / str(number), 8) for number in range(2)), strict=True):
-        np.testing.assert_array_equal(one, other)
+    local_records, bucket_records = (train_run(spec, tmp_path / str(number)) for number, spec in enumerate(specs))
+    assert drop_clock_metrics(local_records) == drop_clock_metrics(bucket_records)
+    for local_array, bucket_array in zip(
+        *(load_parameters(tmp_path / str(number), 8) for number in range(2)), strict=True
+    ):
+        np.testing.assert_array_equal(local_array, bucket_array)
 
 
 def test_run_on_bucket_reads_each_window_once(store, bucket, tmp_path):
@@ -51,47 +53,49 @@ def test_run_on_bucket_reads_each_window_once(store, bucket, tmp_path):
 def test_run_on_bucket_stops_with_one_line_if_store_is_modified(store, bucket, tmp_path):
     url = upload_store(store, bucket)
 
-    class Changing(Callback):
+    class StoreModifier(Callback):
         def on_train_begin(self, *_):
             for shard in store.shards:
                 get_file_system(parse_path(url)).pipe_file(f'{url}/{shard.name}.ids', bytes(2 * shard.tokens))
 
     with pytest.raises(UserError, match='changed') as refusal:
-        train_run(make_store_spec(url, **SHORT), tmp_path / 'run', Changing())
+        train_run(make_store_spec(url, **SHORT), tmp_path / 'run', StoreModifier())
     assert '\n' not in str(refusal.value)
 
 
 @pytest.mark.parametrize(('windows', 'most'), [(7, 8), (7, 2), (8, 4)])
 def test_validation_windows_on_bucket_match_local_windows(bucket, tmp_path, windows, most):
     """Include tokens outside the loss, and parts that need padding."""
-    talks = [[('user', text), ('assistant', text)] for text in make_texts(60)]
-    local = make_store(tmp_path / 'chat', write_chat(tmp_path / 'a.jsonl', talks))
+    conversations = [[('user', text), ('assistant', text)] for text in make_texts(60)]
+    local_store = make_store(tmp_path / 'chat', write_chat(tmp_path / 'a.jsonl', conversations))
     specs = [
         make_store_spec(path, **SHORT, data__loss='assistant', valid__windows=windows, optimizer__batch_size=8)
-        for path in (local.path, upload_store(local, bucket))
+        for path in (local_store.path, upload_store(local_store, bucket))
     ]
     hardware = Hardware(data=2, micro_batch=most)
     mesh = device_mesh.make_mesh(hardware)
-    near, far = (load_run_data(spec).valid_NT for spec in specs)
+    local_NT, bucket_NT = (load_run_data(spec).valid_NT for spec in specs)
     with jax.set_mesh(mesh):
-        for one, other in zip(*(load_sharded_parts(found, most, mesh) for found in (near, far)), strict=True):
-            np.testing.assert_array_equal(one, other)
-        valid = functools.partial(make_evaluate(specs[0], hardware, mesh), draw_params(specs[0]))
-        assert valid(near) == valid(far)
-        assert valid(near)['valid/loss'] > 0
+        for local_part, bucket_part in zip(
+            *(load_sharded_parts(windows_NT, most, mesh) for windows_NT in (local_NT, bucket_NT)), strict=True
+        ):
+            np.testing.assert_array_equal(local_part, bucket_part)
+        evaluate = functools.partial(make_evaluate(specs[0], hardware, mesh), draw_params(specs[0]))
+        assert evaluate(local_NT) == evaluate(bucket_NT)
+        assert evaluate(local_NT)['valid/loss'] > 0
 
 
 def test_compute_digest_depends_on_windows_and_shard_content(store, bucket):
     url = upload_store(store, bucket)
     batches = load_run_data(make_store_spec(url, **SHORT)).batches
     bucket.proxy.requests.clear()
-    marks = {batches.compute_digest(step) for step in range(4)}
-    assert len(marks) == 4
+    digests = {batches.compute_digest(step) for step in range(4)}
+    assert len(digests) == 4
     assert not bucket.proxy.requests
-    again = load_run_data(make_store_spec(url, **SHORT)).batches
-    assert {again.compute_digest(step) for step in range(4)} == marks
-    other = load_run_data(make_store_spec(url, **SHORT, data__seed=1)).batches
-    assert other.compute_digest(0) not in marks
+    reloaded_batches = load_run_data(make_store_spec(url, **SHORT)).batches
+    assert {reloaded_batches.compute_digest(step) for step in range(4)} == digests
+    other_batches = load_run_data(make_store_spec(url, **SHORT, data__seed=1)).batches
+    assert other_batches.compute_digest(0) not in digests
     file = f'{url}/{store.shards[0].name}.ids'
     get_file_system(parse_path(url)).pipe_file(file, get_file_system(parse_path(url)).cat_file(file)[:-2] + b'\1\0')
-    assert load_run_data(make_store_spec(url, **SHORT)).batches.compute_digest(0) not in marks
+    assert load_run_data(make_store_spec(url, **SHORT)).batches.compute_digest(0) not in digests
