@@ -37,7 +37,7 @@ def recorders(tmp_path, monkeypatch):
     return make_recorders(tmp_path, monkeypatch)
 
 
-def tree(folder):
+def read_files(folder):
     files = (path for path in folder.rglob('*') if path.is_file() and not path.is_relative_to(folder / 'bin'))
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -46,28 +46,28 @@ def tree(folder):
 @pytest.mark.parametrize('name', LAUNCHER_NAMES)
 def test_printed_script_equals_executed_commands(name, recorders, tmp_path, capsys):
     """Run the printed script in bash with special characters in paths; compare commands and files."""
-    shared = tmp_path / "o'brien's code $HOME"
-    given = [one for one in SUBMIT_COMMANDS[name] if not one.startswith(('--code', '--workdir'))]
-    given += ['--config.data.source=stdlib', "--config.optimizer.schedule=it's $HOME"]
-    given[2:2] = [
+    code_folder = tmp_path / "o'brien's code $HOME"
+    arguments = [argument for argument in SUBMIT_COMMANDS[name] if not argument.startswith(('--code', '--workdir'))]
+    arguments += ['--config.data.source=stdlib', "--config.optimizer.schedule=it's $HOME"]
+    arguments[2:2] = [
         f'--workdir={HOSTILE_PATH}',
         "--env=WORDS=a 'b' $c",
-        *([f'--code={shared}'] if name == 'slurm' else []),
+        *([f'--code={code_folder}'] if name == 'slurm' else []),
     ]
-    script = get_launcher_output(capsys, name, given)
+    script = get_launcher_output(capsys, name, arguments)
     assert not recorders.calls.exists()
-    assert run_launcher(name, [*given[:2], '--execute', *given[2:]]) == 0
-    executed, made = recorders.heard(), tree(tmp_path)
-    secret = made.pop('runs/launched/pair/secret', None)
-    for path in ('runs', shared):
+    assert run_launcher(name, [*arguments[:2], '--execute', *arguments[2:]]) == 0
+    executed_calls, executed_files = recorders.heard(), read_files(tmp_path)
+    secret = executed_files.pop('runs/launched/pair/secret', None)
+    for path in ('runs', code_folder):
         shutil.rmtree(path, ignore_errors=True)
     subprocess.run(['bash', '-c', script], check=True, env=recorders.environment)
-    assert recorders.heard() == executed
-    again = tree(tmp_path)
+    assert recorders.heard() == executed_calls
+    printed_files = read_files(tmp_path)
     if secret:  # random, so it differs between the two runs
-        assert len(again.pop('runs/launched/pair/secret')) == len(secret)
-    assert again == made
-    assert executed
+        assert len(printed_files.pop('runs/launched/pair/secret')) == len(secret)
+    assert printed_files == executed_files
+    assert executed_calls
 
 
 SECRET = 'hf_not_for_others'
@@ -77,25 +77,27 @@ SECRET = 'hf_not_for_others'
 @pytest.mark.parametrize('how', ['executed', 'printed'])
 @pytest.mark.parametrize('name', LAUNCHER_NAMES)
 def test_files_with_environment_variables_are_readable_only_by_owner(name, how, recorders, tmp_path, capsys):
-    given = [one for one in SUBMIT_COMMANDS[name] if not one.startswith('--code')]
-    given[2:2] = [f'--env=TOKEN={SECRET}', *([f'--code={tmp_path}/code'] if name == 'slurm' else [])]
-    before = os.umask(0o022)
+    arguments = [argument for argument in SUBMIT_COMMANDS[name] if not argument.startswith('--code')]
+    arguments[2:2] = [f'--env=TOKEN={SECRET}', *([f'--code={tmp_path}/code'] if name == 'slurm' else [])]
+    old_umask = os.umask(0o022)
     try:
         for _ in range(2):  # the second time with existing files that others may read
             if how == 'executed':
-                assert run_launcher(name, [*given[:2], '--execute', *given[2:]]) == 0
+                assert run_launcher(name, [*arguments[:2], '--execute', *arguments[2:]]) == 0
             else:
                 subprocess.run(
-                    ['bash', '-c', get_launcher_output(capsys, name, given)], check=True, env=recorders.environment
+                    ['bash', '-c', get_launcher_output(capsys, name, arguments)],
+                    check=True,
+                    env=recorders.environment,
                 )
-            holding = [path for path, text in tree(tmp_path).items() if SECRET.encode() in text]
-            holding = [tmp_path / path for path in holding if not path.endswith('calls.jsonl')]
-            assert holding
-            assert {oct(path.stat().st_mode & 0o777) for path in holding} == {'0o600'}
-            for path in holding:
+            secret_paths = [path for path, text in read_files(tmp_path).items() if SECRET.encode() in text]
+            secret_paths = [tmp_path / path for path in secret_paths if not path.endswith('calls.jsonl')]
+            assert secret_paths
+            assert {oct(path.stat().st_mode & 0o777) for path in secret_paths} == {'0o600'}
+            for path in secret_paths:
                 path.chmod(0o644)
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     assert not any(SECRET in word for call in recorders.heard() for word in call), 'on a command line'
 
 
@@ -114,27 +116,29 @@ def test_parse_variables_takes_missing_value_from_environment(monkeypatch):
 @pytest.mark.parametrize('name', LAUNCHER_NAMES)
 def test_run_receives_arguments_unchanged(name, recorders, capsys, tmp_path):
     """Run the generated bash script with an executable that prints its arguments."""
-    given = [one for one in SUBMIT_COMMANDS[name] if not one.startswith('--workdir')]
-    given[2:2] = [f'--workdir={HOSTILE_PATH}', "--env=WORDS=a 'b' $(c) $HOME", '--compiled=gs://b/c d']
-    where = '--code=/opt/sinklab' if name == 'slurm' else ''
-    ours_of = get_scheduler(name)
-    ours, arguments = command_line.split_at_separator([one for one in [*given[:2], where, *given[2:]] if one])
-    parsed = command_line.make_parser(ours_of).parse_args(ours)
-    made = command_line.make_job(ours_of, ours_of.verbs['submit'], parsed, tuple(arguments))
-    shown = tmp_path / 'env' / 'bin' / 'sinklab'
-    shown.parent.mkdir(parents=True)
-    shown.write_text(f'#!{sys.executable}\nimport os, sys; print([os.environ["WORDS"], *sys.argv[1:]])\n')
-    shown.chmod(0o755)
-    said = subprocess.run(
-        ['bash', '-c', made.make_script(str(tmp_path))],
+    command = [argument for argument in SUBMIT_COMMANDS[name] if not argument.startswith('--workdir')]
+    command[2:2] = [f'--workdir={HOSTILE_PATH}', "--env=WORDS=a 'b' $(c) $HOME", '--compiled=gs://b/c d']
+    code_option = '--code=/opt/sinklab' if name == 'slurm' else ''
+    scheduler = get_scheduler(name)
+    launcher_arguments, arguments = command_line.split_at_separator(
+        [argument for argument in [*command[:2], code_option, *command[2:]] if argument]
+    )
+    options = command_line.make_parser(scheduler).parse_args(launcher_arguments)
+    launch_job = command_line.make_job(scheduler, scheduler.verbs['submit'], options, tuple(arguments))
+    program = tmp_path / 'env' / 'bin' / 'sinklab'
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!{sys.executable}\nimport os, sys; print([os.environ["WORDS"], *sys.argv[1:]])\n')
+    program.chmod(0o755)
+    process = subprocess.run(
+        ['bash', '-c', launch_job.make_script(str(tmp_path))],
         check=True,
         capture_output=True,
         text=True,
         env=recorders.environment,
     )
-    own = [f'--workdir={HOSTILE_PATH}', '--grace=120', '--compiled=gs://b/c d']
-    assert ast.literal_eval(said.stdout) == ["a 'b' $(c) $HOME", *TRAIN_COMMAND[1:], *own]
-    build_parser().parse_known_args(made.argv[1:])  # sinklab accepts them
+    added_arguments = [f'--workdir={HOSTILE_PATH}', '--grace=120', '--compiled=gs://b/c d']
+    assert ast.literal_eval(process.stdout) == ["a 'b' $(c) $HOME", *TRAIN_COMMAND[1:], *added_arguments]
+    build_parser().parse_known_args(launch_job.argv[1:])  # sinklab accepts them
 
 
 HIDDEN = '\x1b[31m \u202e \x9b1A\r \n end'
@@ -142,14 +146,14 @@ HIDDEN = '\x1b[31m \u202e \x9b1A\r \n end'
 
 @pytest.mark.parametrize('name', LAUNCHER_NAMES)
 def test_printed_script_escapes_hidden_characters_but_run_receives_them(name, capsys, recorders):
-    given = [one for one in SUBMIT_COMMANDS[name] if not one.startswith('--workdir')]
-    given[2:2] = [f'--workdir=gs://b/{HIDDEN}', f'--env=WORDS={HIDDEN}']
-    script = get_launcher_output(capsys, name, given)
+    arguments = [argument for argument in SUBMIT_COMMANDS[name] if not argument.startswith('--workdir')]
+    arguments[2:2] = [f'--workdir=gs://b/{HIDDEN}', f'--env=WORDS={HIDDEN}']
+    script = get_launcher_output(capsys, name, arguments)
     assert not any(map(is_hidden, script.replace('\n', '')))
-    made = job.Job('pair', (), '', {'WORDS': HIDDEN}, 0, 0, '')
-    line = next(line for line in made.make_script('/').splitlines() if 'WORDS' in line)
-    said = subprocess.run(['bash', '-c', f'{line}; echo "$WORDS"'], check=True, capture_output=True)
-    assert said.stdout.decode() == f'{HIDDEN}\n'
+    launch_job = job.Job('pair', (), '', {'WORDS': HIDDEN}, 0, 0, '')
+    line = next(line for line in launch_job.make_script('/').splitlines() if 'WORDS' in line)
+    process = subprocess.run(['bash', '-c', f'{line}; echo "$WORDS"'], check=True, capture_output=True)
+    assert process.stdout.decode() == f'{HIDDEN}\n'
 
 
 def test_error_message_escapes_hidden_characters(capsys):
@@ -162,16 +166,18 @@ def test_escape_dollars_prevents_kubernetes_expansion():
     """Emulate Kubernetes, which expands $(NAME) and replaces $$ by $."""
     from launch.jobset import escape_dollars
 
-    def expanded(text):
-        return re.sub(r'\$\$|\$\((\w+)\)', lambda found: '$' if found[0] == '$$' else 'EXPANDED', text)
+    def expand(text):
+        return re.sub(r'\$\$|\$\((\w+)\)', lambda match: '$' if match[0] == '$$' else 'EXPANDED', text)
 
     for text in (HOSTILE_PATH, '$(HOME)', '$$(HOME)', '$', '$$', 'plain'):
-        assert expanded(escape_dollars(text)) == text
+        assert expand(escape_dollars(text)) == text
 
 
 def test_retry_exit_codes_match_exit_causes():
-    final = {'refused', 'diverged', 'crashed', 'interrupted', 'fruitless', 'done'}
-    assert all((code in job.RETRY_EXIT_CODES) == (cause not in final) for cause, (_, code) in EXIT_CAUSES.items())
+    final_causes = {'refused', 'diverged', 'crashed', 'interrupted', 'fruitless', 'done'}
+    assert all(
+        (code in job.RETRY_EXIT_CODES) == (cause not in final_causes) for cause, (_, code) in EXIT_CAUSES.items()
+    )
     assert set(job.RETRY_EXIT_CODES) == {42, 134, 135, 137, 139, 143}
 
 
@@ -215,12 +221,12 @@ def test_sweep_creates_one_job_per_row_and_seed(recorders, capsys):
     'given', [f'{name}-{chips}' for name, kind in tpu_slices.TPU_KINDS.items() for chips in kind.topologies]
 )
 def test_parse_slice_topology_matches_chips_and_hosts(given):
-    one = tpu_slices.parse_slice(given)
+    tpu_slice = tpu_slices.parse_slice(given)
     product = 1
-    for side in one.topology.split('x'):
+    for side in tpu_slice.topology.split('x'):
         product *= int(side)
-    assert product == one.chips == one.num_hosts * one.chips_per_host
-    assert one.num_hosts == 1 or one.chips_per_host == 4
+    assert product == tpu_slice.chips == tpu_slice.num_hosts * tpu_slice.chips_per_host
+    assert tpu_slice.num_hosts == 1 or tpu_slice.chips_per_host == 4
 
 
 @pytest.mark.parametrize(
@@ -249,18 +255,21 @@ def test_launchers_import_only_light_modules_and_are_not_imported():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom | ast.Import):
                 name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-                ours = name.partition('.')[0] in ('launch', *sys.stdlib_module_names)
-                assert ours or name in LIGHT, f'{path} imports {name}'
+                is_own_or_stdlib = name.partition('.')[0] in ('launch', *sys.stdlib_module_names)
+                assert is_own_or_stdlib or name in LIGHT, f'{path} imports {name}'
     for path in (*(ROOT / 'sinklab').rglob('*.py'), *(ROOT / 'configs').glob('*.py')):
         assert not re.search(r'^\s*(import|from) launch', path.read_text(), re.MULTILINE), path
 
 
 @pytest.mark.parametrize('name', LAUNCHER_NAMES)
 def test_help_lists_every_verb_without_importing_heavy_modules(name):
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, '-X', 'importtime', '-m', f'launch.{name}', '--help'],
         cwd=ROOT, env={**os.environ, 'PYTHONPATH': str(ROOT)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     verbs = command_line.COMMON_VERBS | get_scheduler(name).verbs
-    assert all(re.search(rf'^  {verb} +{re.escape(one.summary)}$', said.stdout, re.M) for verb, one in verbs.items())
-    assert not re.search(r'\b(jax|numpy|yaml)\b', said.stderr)
+    assert all(
+        re.search(rf'^  {verb} +{re.escape(definition.summary)}$', process.stdout, re.M)
+        for verb, definition in verbs.items()
+    )
+    assert not re.search(r'\b(jax|numpy|yaml)\b', process.stderr)
