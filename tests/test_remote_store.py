@@ -40,7 +40,7 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def mixed(tmp_path_factory):
+def mixed_store(tmp_path_factory):
     return make_sharded_store(tmp_path_factory.mktemp('mixed'))
 
 
@@ -52,7 +52,7 @@ def disk(tmp_path, monkeypatch):
     return tmp_path / 'cache' / 'remote'
 
 
-def kept(disk: Path) -> int:
+def count_cached_bytes(disk: Path) -> int:
     """Count the bytes of files in the cache."""
     return sum(path.stat().st_size for path in disk.rglob('*') if path.is_file())
 
@@ -64,21 +64,23 @@ def test_remote_store_fetches_at_most_20_percent_more_than_needed(store, bucket,
     """Test reads by ranges, and of whole files for an epoch or more; test the first and the last process."""
     url = upload_store(store, bucket)
     changes = dict(optimizer__batch_size=batch, optimizer__steps=steps, valid__windows=64)
-    near, far = (make_store_spec(path, **changes) for path in (store.path, url))
+    local_spec, remote_spec = (make_store_spec(path, **changes) for path in (store.path, url))
     texts = Store(store.path).get_tokens('held_out', '')
     for number in sorted({0, count - 1}):
         shutil.rmtree(disk, ignore_errors=True)
         bucket.proxy.requests.clear()
-        one, other = (make_reader(spec, number, count) for spec in (far, near))
-        for found, wanted in zip(one.batches(far, steps), other.batches(near, steps), strict=True):
-            assert_exactly_equal(found, wanted)
-        assert_exactly_equal(one.held_out(), other.held_out())
-        assert_exactly_equal(one.data.probe_PT, other.data.probe_PT)
+        remote_reader, local_reader = (make_reader(spec, number, count) for spec in (remote_spec, local_spec))
+        for actual, expected in zip(
+            remote_reader.batches(remote_spec, steps), local_reader.batches(local_spec, steps), strict=True
+        ):
+            assert_exactly_equal(actual, expected)
+        assert_exactly_equal(remote_reader.held_out(), local_reader.held_out())
+        assert_exactly_equal(remote_reader.data.probe_PT, local_reader.data.probe_PT)
         windows = batch // count * steps
         if count == 1:
-            windows = min(windows, len(one.data.batches.windows[0]))
+            windows = min(windows, len(remote_reader.data.batches.windows[0]))
         needed = 2 * (LENGTH + 1) * (windows + 64 // count)
-        needed += 2 * one.data.probe_PT.size + 16 * len(texts.read_documents()[0])
+        needed += 2 * remote_reader.data.probe_PT.size + 16 * len(texts.read_documents()[0])
         assert count_received_bytes(bucket) <= 1.2 * needed
         assert count_received_bytes(bucket) >= needed if count > 1 else True
 
@@ -86,43 +88,53 @@ def test_remote_store_fetches_at_most_20_percent_more_than_needed(store, bucket,
 @pytest.mark.parametrize('whole', [False, True])
 def test_remote_store_returns_same_rows_as_local_store(bucket, tmp_path, whole):
     talks = [[('user', text), ('assistant', text)] for text in make_texts(60)]
-    local = make_store(tmp_path / 'chat', write_chat(tmp_path / 'a.jsonl', talks), shard_tokens=900)
+    local_store = make_store(tmp_path / 'chat', write_chat(tmp_path / 'a.jsonl', talks), shard_tokens=900)
     steps = 400 if whole else 3
     changes = dict(data__length=16, data__loss='assistant', data__random_first=2, data__random_last=3)
-    near = make_store_spec(local.path, optimizer__steps=steps, **changes, valid__windows=7)
-    far = make_store_spec(upload_store(local, bucket), optimizer__steps=steps, **changes, valid__windows=7)
-    one, other = (load_prefetched_data(spec) for spec in (far, near))
+    local_spec = make_store_spec(local_store.path, optimizer__steps=steps, **changes, valid__windows=7)
+    remote_spec = make_store_spec(
+        upload_store(local_store, bucket), optimizer__steps=steps, **changes, valid__windows=7
+    )
+    remote_data, local_data = (load_prefetched_data(spec) for spec in (remote_spec, local_spec))
     for step in (0, 1, 7):
-        assert_exactly_equal(one.batches.read_rows(step, range(4)), other.batches.read_rows(step, range(4)))
+        assert_exactly_equal(
+            remote_data.batches.read_rows(step, range(4)), local_data.batches.read_rows(step, range(4))
+        )
     for rows in (slice(2, 5), slice(None), slice(7, 9)):
-        assert_exactly_equal(one.valid_NT[rows], other.valid_NT[rows])
-    assert_exactly_equal(one.probe_PT, other.probe_PT)
-    assert one.fingerprint == other.fingerprint
+        assert_exactly_equal(remote_data.valid_NT[rows], local_data.valid_NT[rows])
+    assert_exactly_equal(remote_data.probe_PT, local_data.probe_PT)
+    assert remote_data.fingerprint == local_data.fingerprint
 
 
 @pytest.mark.parametrize('domain', ['prose', 'code'])
-def test_remote_held_out_windows_of_domain_match_local_store_across_processes(mixed, bucket, domain):
+def test_remote_held_out_windows_of_domain_match_local_store_across_processes(mixed_store, bucket, domain):
     changes = dict(data__length=16, data__bos='documents', valid__windows=6, valid__domain=domain)
-    near, far = (make_store_spec(path, **changes) for path in (mixed.path, upload_store(mixed, bucket)))
-    wanted = load_prefetched_data(near).valid_NT
-    assert_exactly_equal(np.concatenate([make_reader(far, number, 3).held_out() for number in range(3)]), wanted)
+    local_spec, remote_spec = (
+        make_store_spec(path, **changes) for path in (mixed_store.path, upload_store(mixed_store, bucket))
+    )
+    expected = load_prefetched_data(local_spec).valid_NT
+    assert_exactly_equal(
+        np.concatenate([make_reader(remote_spec, number, 3).held_out() for number in range(3)]), expected
+    )
 
 
-def test_remote_store_reads_across_shard_boundaries(mixed, bucket):
-    far = Store(upload_store(mixed, bucket))
-    assert far.digest == mixed.digest
-    for name in mixed.domains:
-        one, other = far.get_tokens('train', name), mixed.get_tokens('train', name)
-        assert_exactly_equal(one.read_ids(0, len(one)), other.read_ids(0, len(other)))
-        assert_exactly_equal(one.read_ids(100, 420), other.read_ids(100, 420))
-        for found, wanted in zip(one.read_documents(), other.read_documents(), strict=True):
-            assert_exactly_equal(found, wanted)
-    assert_exactly_equal(far.load_probe_arrays()['random_PT'], mixed.load_probe_arrays()['random_PT'])
-    assert far.load_tokenizer().to_str() == mixed.load_tokenizer().to_str()
+def test_remote_store_reads_across_shard_boundaries(mixed_store, bucket):
+    remote = Store(upload_store(mixed_store, bucket))
+    assert remote.digest == mixed_store.digest
+    for name in mixed_store.domains:
+        remote_tokens, local_tokens = remote.get_tokens('train', name), mixed_store.get_tokens('train', name)
+        assert_exactly_equal(
+            remote_tokens.read_ids(0, len(remote_tokens)), local_tokens.read_ids(0, len(local_tokens))
+        )
+        assert_exactly_equal(remote_tokens.read_ids(100, 420), local_tokens.read_ids(100, 420))
+        for actual, expected in zip(remote_tokens.read_documents(), local_tokens.read_documents(), strict=True):
+            assert_exactly_equal(actual, expected)
+    assert_exactly_equal(remote.load_probe_arrays()['random_PT'], mixed_store.load_probe_arrays()['random_PT'])
+    assert remote.load_tokenizer().to_str() == mixed_store.load_tokenizer().to_str()
 
 
-def test_remote_store_opens_without_reading_data_files(mixed, bucket):
-    url = upload_store(mixed, bucket)
+def test_remote_store_opens_without_reading_data_files(mixed_store, bucket):
+    url = upload_store(mixed_store, bucket)
     Store(url)
     files = {request.path.partition('?')[0] for request in bucket.proxy.requests}
     assert not any(path.endswith(('ids', 'documents', 'npz', 'tokenizer.json')) for path in files)
@@ -134,48 +146,48 @@ def test_remote_store_reads_consecutive_windows_in_one_request(store, bucket):
     data = load_prefetched_data(spec)
     windows = data.batches.windows[0].windows
     bucket.proxy.requests.clear()
-    data.batches.read_windows([(0, at) for at in (9, 3, 4, 5, 3)])
+    data.batches.read_windows([(0, index) for index in (9, 3, 4, 5, 3)])
     assert windows.group_consecutive([9, 3, 4, 5, 3]) == [(3, 3), (9, 1)]
     assert bucket.proxy.count('.ids') == 2
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.integers(0, 400)), st.integers(1, 40))
-def test_windows_are_grouped_only_if_consecutive(numbers, size):
+def test_windows_are_grouped_only_if_consecutive(indices, size):
     windows = Windows([TokenArray(np.arange(size * count)) for count in (100, 7, 500)], size - 1, 'train')
-    runs = windows.group_consecutive(numbers)
-    assert [first + i for first, count in runs for i in range(count)] == sorted(numbers)
+    runs = windows.group_consecutive(indices)
+    assert [first + i for first, count in runs for i in range(count)] == sorted(indices)
     assert all(count <= MAX_WINDOWS_PER_READ for _, count in runs)
     for first, count in runs:
-        together = windows.read(first, count)
-        np.testing.assert_array_equal(together, np.concatenate([windows[first + i] for i in range(count)]))
+        block = windows.read(first, count)
+        np.testing.assert_array_equal(block, np.concatenate([windows[first + i] for i in range(count)]))
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 60), st.integers(0, 99))
 @pytest.mark.slow
-def test_compute_coverage_matches_fraction_of_windows_read(each, processes, steps, seed):
-    count = 16 * each * processes
+def test_compute_coverage_matches_fraction_of_windows_read(rows_per_process, processes, steps, seed):
+    count = 16 * rows_per_process * processes
     batches = ShuffledBatches(
         [TransformedWindows(Windows([TokenArray(np.arange(count))], 0, 't'), make_store_spec('').data, 9, False)],
         seed,
-        each * processes,
+        rows_per_process * processes,
     )
-    seen = {place for step in range(steps) for place in batches.get_indices(step, range(each))}
+    seen_windows = {index for step in range(steps) for index in batches.get_indices(step, range(rows_per_process))}
     epochs = batches.count_epochs_per_set(steps)[0]
-    assert abs(len(seen) / count - compute_coverage(1 / processes, epochs)) < 0.15
+    assert abs(len(seen_windows) / count - compute_coverage(1 / processes, epochs)) < 0.15
 
 
 @pytest.mark.slow
 def test_disk_cache_keeps_completely_read_files(store, bucket, disk):
     spec = make_store_spec(upload_store(store, bucket), optimizer__batch_size=8, optimizer__steps=200)
-    before = read_batches(spec, 60)
+    first_data = read_batches(spec, 60)
     size = store.count_bytes(['ids'], 'train')
-    assert size <= kept(disk) <= size + 100
+    assert size <= count_cached_bytes(disk) <= size + 100
     bucket.proxy.requests.clear()
-    after = read_batches(spec, 60)
+    second_data = read_batches(spec, 60)
     assert bucket.proxy.count('train-000') == 0
-    assert_exactly_equal(before.batches.read_rows(3, range(8)), after.batches.read_rows(3, range(8)))
+    assert_exactly_equal(first_data.batches.read_rows(3, range(8)), second_data.batches.read_rows(3, range(8)))
 
 
 def test_disk_cache_skips_store_above_size_limit(store, bucket, disk, monkeypatch):
@@ -183,29 +195,29 @@ def test_disk_cache_skips_store_above_size_limit(store, bucket, disk, monkeypatc
     monkeypatch.setenv('SINKLAB_CACHE_GB', str((size - 1) / 1e9))
     data = read_batches(make_store_spec(upload_store(store, bucket), optimizer__steps=500), 20)
     assert data.batches.read_rows(0, range(4)).shape == (4, LENGTH + 1)
-    assert kept(disk) <= 100
+    assert count_cached_bytes(disk) <= 100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
 def test_disk_cache_evicts_least_recently_used_store_but_not_store_in_use(store, bucket, disk, monkeypatch, tmp_path):
-    other = make_large_store(tmp_path, count=61)
-    size = max(found.count_bytes(['ids'], 'train') for found in (store, other))
+    other_store = make_large_store(tmp_path, count=61)
+    size = max(large_store.count_bytes(['ids'], 'train') for large_store in (store, other_store))
     monkeypatch.setenv('SINKLAB_CACHE_GB', str(1.5 * size / 1e9))
     specs = [
-        make_store_spec(upload_store(found, bucket, name), optimizer__batch_size=8, optimizer__steps=500)
-        for found, name in ((store, 'one'), (other, 'other'))
+        make_store_spec(upload_store(large_store, bucket, name), optimizer__batch_size=8, optimizer__steps=500)
+        for large_store, name in ((store, 'one'), (other_store, 'other'))
     ]
-    one = read_batches(specs[0], 60)
+    first_data = read_batches(specs[0], 60)
     assert (disk / store.digest).exists()
-    two = read_batches(specs[1], 30)  # by ranges, while the other store is in use
+    second_data = read_batches(specs[1], 30)  # by ranges, while the other store is in use
     assert [path.name for path in disk.iterdir() if path.is_dir()] == [store.digest]
-    assert kept(disk) <= 1.5 * size
-    del one, two
+    assert count_cached_bytes(disk) <= 1.5 * size
+    del first_data, second_data
     gc.collect()
     read_batches(specs[1], 60)
-    assert [path.name for path in disk.iterdir() if path.is_dir()] == [other.digest]
-    assert kept(disk) <= 1.5 * size
+    assert [path.name for path in disk.iterdir() if path.is_dir()] == [other_store.digest]
+    assert count_cached_bytes(disk) <= 1.5 * size
 
 
 def test_disk_cache_removes_unfinished_files_of_killed_process(disk):
@@ -219,18 +231,24 @@ def test_disk_cache_removes_unfinished_files_of_killed_process(disk):
 def test_unwritable_disk_cache_does_not_affect_reads(store, bucket, tmp_path, monkeypatch):
     (tmp_path / 'file').write_text('in the way')
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'file'))
-    near, far = (make_store_spec(path, optimizer__steps=500) for path in (store.path, upload_store(store, bucket)))
-    assert_exactly_equal(*(load_prefetched_data(spec).batches.read_rows(1, range(4)) for spec in (near, far)))
+    local_spec, remote_spec = (
+        make_store_spec(path, optimizer__steps=500) for path in (store.path, upload_store(store, bucket))
+    )
+    assert_exactly_equal(
+        *(load_prefetched_data(spec).batches.read_rows(1, range(4)) for spec in (local_spec, remote_spec))
+    )
 
 
 def test_full_disk_does_not_affect_reads(store, bucket, small_disk, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE', str(small_disk))
     monkeypatch.setenv('SINKLAB_CACHE_GB', '1')
     (small_disk / 'other').write_bytes(bytes(1_700_000))
-    near, far = (make_store_spec(path, optimizer__steps=500) for path in (store.path, upload_store(store, bucket)))
-    one, other = (load_prefetched_data(spec).batches for spec in (near, far))
+    local_spec, remote_spec = (
+        make_store_spec(path, optimizer__steps=500) for path in (store.path, upload_store(store, bucket))
+    )
+    remote_batches, local_batches = (load_prefetched_data(spec).batches for spec in (local_spec, remote_spec))
     for step in range(60):
-        assert_exactly_equal(one.read_rows(step, range(4)), other.read_rows(step, range(4)))
+        assert_exactly_equal(remote_batches.read_rows(step, range(4)), local_batches.read_rows(step, range(4)))
 
 
 @pytest.mark.parametrize('given', ['much', 'nan', 'inf'])
@@ -241,9 +259,9 @@ def test_invalid_disk_cache_limit_is_rejected(store, bucket, given, monkeypatch)
 
 
 @pytest.mark.slow
-def test_remote_store_supports_concurrent_threads(mixed, bucket):
-    url = upload_store(mixed, bucket)
-    wanted = mixed.get_tokens('train', 'code').read_ids(0, 100)
+def test_remote_store_supports_concurrent_threads(mixed_store, bucket):
+    url = upload_store(mixed_store, bucket)
+    expected = mixed_store.get_tokens('train', 'code').read_ids(0, 100)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: Store(url).get_tokens('train', 'code').read_ids(0, 100), range(16)))
-    assert all(np.array_equal(ids, wanted) for ids in found)
+        results = list(pool.map(lambda _: Store(url).get_tokens('train', 'code').read_ids(0, 100), range(16)))
+    assert all(np.array_equal(ids, expected) for ids in results)
