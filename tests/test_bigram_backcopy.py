@@ -15,108 +15,112 @@ TEXT = 'ab ab abc ba  cab  a b c d'
 TASK = dict(data__task='backcopy', data__triggers=2, model__vocabulary=5, model__position='learned')
 
 
-def chain(vocabulary=9, triggers=2):
+def make_chain(vocabulary=9, triggers=2):
     return bigram_backcopy.fit_chain([TEXT[:10], TEXT[11:]], vocabulary, triggers)
 
 
 def test_fit_chain_orders_ids_by_character_frequency():
-    found = chain()
+    chain = make_chain()
     text = TEXT[:10] + '\n' + TEXT[11:]
     counts = sorted((-text.count(c), c) for c in set(text))
-    np.testing.assert_allclose(found.unigram_V, [-count / len(text) for count, _ in counts])
+    np.testing.assert_allclose(chain.unigram_V, [-count / len(text) for count, _ in counts])
     ids = {c: number for number, (_, c) in enumerate(counts)}
     for a, number in ids.items():
         follows = [text[place + 1] for place in range(len(text) - 1) if text[place] == a]
         for b, other in ids.items():
-            expected = follows.count(b) / len(follows) if follows else found.unigram_V[other]
-            np.testing.assert_allclose(found.bigram_VV[number, other], expected)
+            expected = follows.count(b) / len(follows) if follows else chain.unigram_V[other]
+            np.testing.assert_allclose(chain.bigram_VV[number, other], expected)
 
 
 def test_fit_chain_drops_rare_characters_and_rejects_small_vocabulary():
-    found = chain(vocabulary=5)
-    assert found.begin_token == 4
-    np.testing.assert_allclose(found.bigram_VV.sum(1), 1)
+    chain = make_chain(vocabulary=5)
+    assert chain.begin_token == 4
+    np.testing.assert_allclose(chain.bigram_VV.sum(1), 1)
     with pytest.raises(UserError, match=r'config\.data\.triggers.*4.*5'):
-        chain(vocabulary=6, triggers=4)
+        make_chain(vocabulary=6, triggers=4)
 
 
 def test_sample_sequences_repeats_token_before_trigger_after_it():
-    found = chain()
-    ids_BT = bigram_backcopy.sample_sequences(found, 200, 40, np.random.default_rng(0))
-    assert (ids_BT[:, 0] == found.begin_token).all()
-    assert (ids_BT[:, 1:] < found.begin_token).all()
-    assert (ids_BT[:, 1] >= found.triggers).all()
-    before, trigger, after = ids_BT[:, :-2], ids_BT[:, 1:-1] < found.triggers, ids_BT[:, 2:]
-    np.testing.assert_array_equal(before[trigger], after[trigger])
-    last = ids_BT[:, 1:-1]
-    for number in range(found.triggers, found.begin_token):
-        follows = after[last == number]
-        share = np.bincount(follows, minlength=found.begin_token) / len(follows)
-        np.testing.assert_allclose(share, found.bigram_VV[number], atol=4 / np.sqrt(len(follows)))
+    chain = make_chain()
+    ids_BT = bigram_backcopy.sample_sequences(chain, 200, 40, np.random.default_rng(0))
+    assert (ids_BT[:, 0] == chain.begin_token).all()
+    assert (ids_BT[:, 1:] < chain.begin_token).all()
+    assert (ids_BT[:, 1] >= chain.triggers).all()
+    previous_BT, trigger_BT, next_BT = ids_BT[:, :-2], ids_BT[:, 1:-1] < chain.triggers, ids_BT[:, 2:]
+    np.testing.assert_array_equal(previous_BT[trigger_BT], next_BT[trigger_BT])
+    current_BT = ids_BT[:, 1:-1]
+    for number in range(chain.triggers, chain.begin_token):
+        follows = next_BT[current_BT == number]
+        share = np.bincount(follows, minlength=chain.begin_token) / len(follows)
+        np.testing.assert_allclose(share, chain.bigram_VV[number], atol=4 / np.sqrt(len(follows)))
 
 
 def test_sequences_depend_only_on_seed_and_step(corpus):
     spec = make_tiny_spec(data__source=corpus, **TASK)
-    one, again = load_run_data(spec), load_run_data(spec)
-    np.testing.assert_array_equal(one.batches.read_rows(7, range(4)), again.batches.read_rows(7, range(4)))
-    assert one.batches.read_rows(7, range(4)).tolist() != one.batches.read_rows(8, range(4)).tolist()
-    other = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
-    assert one.valid_NT.tolist() != other.valid_NT.tolist()
-    assert one.fingerprint['bigrams'] == other.fingerprint['bigrams']
-    assert one.batches.read_rows(0, range(4)).shape == (4, 17)
-    assert one.valid_NT.shape == (6, 17)
-    assert one.probe_PT.shape == (5, 12)
-    np.testing.assert_array_equal(one.is_trigger(one.probe_PT), one.probe_PT < 2)
+    run_data, repeated_data = load_run_data(spec), load_run_data(spec)
+    np.testing.assert_array_equal(
+        run_data.batches.read_rows(7, range(4)), repeated_data.batches.read_rows(7, range(4))
+    )
+    assert run_data.batches.read_rows(7, range(4)).tolist() != run_data.batches.read_rows(8, range(4)).tolist()
+    other_data = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
+    assert run_data.valid_NT.tolist() != other_data.valid_NT.tolist()
+    assert run_data.fingerprint['bigrams'] == other_data.fingerprint['bigrams']
+    assert run_data.batches.read_rows(0, range(4)).shape == (4, 17)
+    assert run_data.valid_NT.shape == (6, 17)
+    assert run_data.probe_PT.shape == (5, 12)
+    np.testing.assert_array_equal(run_data.is_trigger(run_data.probe_PT), run_data.probe_PT < 2)
 
 
 def test_trigger_metrics_average_triggers_and_others_separately():
     rng = np.random.default_rng(0)
     first_LPHT, trigger_PT = rng.random((2, 3, 4, 5)), rng.random((3, 5)) < 0.4
-    found = measure.compute_trigger_attention(first_LPHT, trigger_PT)
-    for side, wanted in (('trigger', True), ('other', False)):
+    metrics = measure.compute_trigger_attention(first_LPHT, trigger_PT)
+    for side, is_trigger in (('trigger', True), ('other', False)):
         values = [
             first_LPHT[layer, p, h, t]
             for layer in range(2)
             for p in range(3)
             for h in range(4)
             for t in range(1, 5)
-            if trigger_PT[p, t] == wanted
+            if trigger_PT[p, t] == is_trigger
         ]
-        np.testing.assert_allclose(found[f'alpha/1/{side}'], np.mean(values))
+        np.testing.assert_allclose(metrics[f'alpha/1/{side}'], np.mean(values))
     loss_NT, right_NT = rng.random((3, 5)), rng.random((3, 5)) < 0.5
-    found = measure.compute_trigger_losses(loss_NT, right_NT, trigger_PT)
-    np.testing.assert_allclose(found['valid/loss/trigger'], loss_NT[trigger_PT].mean())
-    np.testing.assert_allclose(found['valid/loss/other'], loss_NT[~trigger_PT].mean())
-    np.testing.assert_allclose(found['valid/accuracy/trigger'], right_NT[trigger_PT].mean())
+    metrics = measure.compute_trigger_losses(loss_NT, right_NT, trigger_PT)
+    np.testing.assert_allclose(metrics['valid/loss/trigger'], loss_NT[trigger_PT].mean())
+    np.testing.assert_allclose(metrics['valid/loss/other'], loss_NT[~trigger_PT].mean())
+    np.testing.assert_allclose(metrics['valid/accuracy/trigger'], right_NT[trigger_PT].mean())
 
 
 @pytest.mark.parametrize('rows', [range(0, 3), range(3, 6), range(5, 12), range(11, 12), range(4, 4), range(0, 12)])
 @pytest.mark.parametrize('length', [2, 3, 40])
 def test_sample_sequences_of_rows_match_whole_batch(rows, length):
-    whole, part = (np.random.default_rng([7, 0, 3]) for _ in range(2))
-    expected = bigram_backcopy.sample_sequences(chain(), 12, length, whole)[rows.start : rows.stop]
-    np.testing.assert_array_equal(bigram_backcopy.sample_sequences(chain(), 12, length, part, rows), expected)
+    batch_rng, rows_rng = (np.random.default_rng([7, 0, 3]) for _ in range(2))
+    expected = bigram_backcopy.sample_sequences(make_chain(), 12, length, batch_rng)[rows.start : rows.stop]
+    np.testing.assert_array_equal(
+        bigram_backcopy.sample_sequences(make_chain(), 12, length, rows_rng, rows), expected
+    )
 
 
 def test_read_rows_samples_only_requested_rows(monkeypatch):
     """Sample 2 rows of a batch of 8 and skip the random numbers of the others."""
-    drawn = []
+    draw_counts = []
 
-    class Counting:
+    class CountingGenerator:
         def __init__(self, *seed):
             self.rng = np.random.Generator(np.random.PCG64(*seed))
             self.bit_generator = self.rng.bit_generator
 
         def random(self, shape):
-            drawn.append(int(np.prod(shape)))
+            draw_counts.append(int(np.prod(shape)))
             return self.rng.random(shape)
 
-        def choice(self, among, count, p):
-            drawn.append(count)
-            return self.rng.choice(among, count, p=p)
+        def choice(self, values, count, p):
+            draw_counts.append(count)
+            return self.rng.choice(values, count, p=p)
 
-    batches = SyntheticBatches(chain(), 0, 8, 10)
+    batches = SyntheticBatches(make_chain(), 0, 8, 10)
     expected = batches.read_rows(5, range(8))[2:4]
-    monkeypatch.setattr(np.random, 'default_rng', Counting)
+    monkeypatch.setattr(np.random, 'default_rng', CountingGenerator)
     np.testing.assert_array_equal(batches.read_rows(5, range(2, 4)), expected)
-    assert drawn == [2] * 9
+    assert draw_counts == [2] * 9
