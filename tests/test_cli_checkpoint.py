@@ -19,43 +19,43 @@ VALUES = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp('runs') / 'a@b run'
-    checkpoints = Checkpointer(RunDir(path), make_tiny_spec().checkpoint, dict(store='0123'))
+    checkpointer = Checkpointer(RunDir(path), make_tiny_spec().checkpoint, dict(store='0123'))
     for step in (2, 4):
         params = dict(layer=dict(w=jnp.asarray(VALUES) * step, ids=jnp.arange(3)))
-        checkpoints.save(step, dict(step=jnp.int32(step), params=params))
-    checkpoints.close()
+        checkpointer.save(step, dict(step=jnp.int32(step), params=params))
+    checkpointer.close()
     return path
 
 
 @pytest.fixture
-def damaged(run, tmp_path):
+def damaged_run(run, tmp_path):
     """Return a copy of the run with a corrupt checkpoint 4."""
     path = shutil.copytree(run, tmp_path / 'run')
     (path / 'checkpoints' / '4' / 'state' / 'manifest.ocdbt').write_bytes(b'')
     return path
 
 
-def said(capsys, *arguments):
+def run_checkpoint_command(capsys, *arguments):
     """Run `sinklab checkpoint` and return (exit code, stdout, stderr)."""
     code = main(['checkpoint', *map(str, arguments)])
     return code, *capsys.readouterr()
 
 
-def contents(path):
+def read_contents(path):
     return {file: file.read_bytes() for file in path.rglob('*') if file.is_file()}
 
 
 def test_ls_prints_one_line_per_checkpoint(run, capsys):
-    code, out, _ = said(capsys, 'ls', run)
+    code, out, _ = run_checkpoint_command(capsys, 'ls', run)
     assert code == 0
     assert [line.split()[:2] for line in out.splitlines()] == [['step', '2'], ['step', '4']]
 
 
 def test_ls_reports_time_duration_and_size(run, capsys):
-    _, out, _ = said(capsys, 'ls', run, '--json')
+    _, out, _ = run_checkpoint_command(capsys, 'ls', run, '--json')
     row = json.loads(out)[1]
     assert row['step'] == 4
-    assert row['bytes'] == sum(len(content) for content in contents(run / 'checkpoints' / '4').values())
+    assert row['bytes'] == sum(len(content) for content in read_contents(run / 'checkpoints' / '4').values())
     assert row['seconds'] > 0
     assert row['saved'].startswith('20')
     assert row['digests'] == 'complete'
@@ -64,56 +64,62 @@ def test_ls_reports_time_duration_and_size(run, capsys):
 def test_ls_reports_missing_digests(run, tmp_path, capsys):
     path = shutil.copytree(run, tmp_path / 'run')
     shutil.rmtree(path / 'digests' / '2')
-    _, out, _ = said(capsys, 'ls', path, '--json')
+    _, out, _ = run_checkpoint_command(capsys, 'ls', path, '--json')
     assert 'no digests' in json.loads(out)[0]['digests']
 
 
-def test_verify_names_corrupt_file_and_exits_with_1(damaged, run, capsys):
-    assert said(capsys, 'verify', run)[0] == 0
-    code, out, _ = said(capsys, 'verify', damaged)
+def test_verify_names_corrupt_file_and_exits_with_1(damaged_run, run, capsys):
+    assert run_checkpoint_command(capsys, 'verify', run)[0] == 0
+    code, out, _ = run_checkpoint_command(capsys, 'verify', damaged_run)
     assert code == 1
     assert out.splitlines() == [
-        f'{damaged}/checkpoints/2: sound',
+        f'{damaged_run}/checkpoints/2: sound',
         next(line for line in out.splitlines() if '/checkpoints/4: state/manifest.ocdbt ' in line),
     ]
-    assert said(capsys, 'verify', f'{damaged}@2')[0] == 0
+    assert run_checkpoint_command(capsys, 'verify', f'{damaged_run}@2')[0] == 0
 
 
-def test_verify_prints_json(damaged, capsys):
-    _, out, _ = said(capsys, 'verify', damaged, '--json')
+def test_verify_prints_json(damaged_run, capsys):
+    _, out, _ = run_checkpoint_command(capsys, 'verify', damaged_run, '--json')
     assert [(row['step'], bool(row['fault'])) for row in json.loads(out)] == [(2, False), (4, True)]
 
 
 def test_restore_params_writes_parameters_in_requested_dtype(run, tmp_path, capsys):
-    code, out, _ = said(capsys, 'restore-params', f'{run}@2', f'--out={tmp_path}/params', '--dtype=bfloat16')
+    code, out, _ = run_checkpoint_command(
+        capsys, 'restore-params', f'{run}@2', f'--out={tmp_path}/params', '--dtype=bfloat16'
+    )
     assert code == 0
     assert all(value in out for value in (f'{tmp_path}/params', ' 15 ', f'{run}/checkpoints/2'))
     assert len(out.splitlines()) == 1
-    found = ocp.load(tmp_path / 'params')
-    np.testing.assert_array_equal(found['layer']['w'], (VALUES * 2).astype(jnp.bfloat16))
-    np.testing.assert_array_equal(found['layer']['ids'], np.arange(3))
+    params = ocp.load(tmp_path / 'params')
+    np.testing.assert_array_equal(params['layer']['w'], (VALUES * 2).astype(jnp.bfloat16))
+    np.testing.assert_array_equal(params['layer']['ids'], np.arange(3))
 
 
-def test_restore_params_rejects_corrupt_step_and_accepts_valid_step(damaged, tmp_path, capsys):
-    code, _, err = said(capsys, 'restore-params', damaged, f'--out={tmp_path}/params')
+def test_restore_params_rejects_corrupt_step_and_accepts_valid_step(damaged_run, tmp_path, capsys):
+    code, _, err = run_checkpoint_command(capsys, 'restore-params', damaged_run, f'--out={tmp_path}/params')
     assert code == 1
     assert 'checkpoints/4 ' in err
     assert 'state/manifest.ocdbt' in err
     assert not (tmp_path / 'params').exists()
-    assert said(capsys, 'restore-params', f'{damaged}@2', f'--out={tmp_path}/params')[0] == 0
+    assert run_checkpoint_command(capsys, 'restore-params', f'{damaged_run}@2', f'--out={tmp_path}/params')[0] == 0
 
 
 def test_verify_reads_step_despite_folder_of_same_name(run, tmp_path, capsys):
     path = shutil.copytree(run, tmp_path / 'run')
-    assert said(capsys, 'restore-params', f'{path}@2', f'--out={path}@2')[0] == 0
-    assert said(capsys, 'verify', f'{path}@2') == (0, f'{path}/checkpoints/2: sound\n', '')
+    assert run_checkpoint_command(capsys, 'restore-params', f'{path}@2', f'--out={path}@2')[0] == 0
+    assert run_checkpoint_command(capsys, 'verify', f'{path}@2') == (0, f'{path}/checkpoints/2: sound\n', '')
 
 
-def test_checkpoint_commands_leave_run_unchanged(damaged, tmp_path, capsys):
-    before = contents(damaged)
-    for arguments in (['ls', damaged], ['verify', damaged], ['restore-params', damaged, f'--out={tmp_path}/params']):
-        said(capsys, *arguments)
-    assert contents(damaged) == before
+def test_checkpoint_commands_leave_run_unchanged(damaged_run, tmp_path, capsys):
+    expected = read_contents(damaged_run)
+    for arguments in (
+        ['ls', damaged_run],
+        ['verify', damaged_run],
+        ['restore-params', damaged_run, f'--out={tmp_path}/params'],
+    ):
+        run_checkpoint_command(capsys, *arguments)
+    assert read_contents(damaged_run) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,7 +132,7 @@ def test_checkpoint_commands_leave_run_unchanged(damaged, tmp_path, capsys):
     ],
 )
 def test_invalid_arguments_are_rejected_with_one_line(run, capsys, arguments, words):
-    code, _, err = said(capsys, *(argument.format(run=run) for argument in arguments))
+    code, _, err = run_checkpoint_command(capsys, *(argument.format(run=run) for argument in arguments))
     assert code == 1
     assert words in err
     assert len(err.splitlines()) == 1
