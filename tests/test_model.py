@@ -29,126 +29,136 @@ pytestmark = pytest.mark.slow  # each case has a program of its own to compile
 CASES = {**OPTIONS, **COMBINATIONS}
 
 
-def fields(name):
+def iterate_fields(name):
     """Yield (path, value) of the fields of a case's model."""
     yield from flatten_dict(dataclasses.asdict(make_tiny_spec(**CASES[name]).model)).items()
 
 
 # Cases that cover every value of every model field, with preference for combinations.
-COVERING = choose_covering_cases(reversed(CASES), fields)
+COVERING_CASES = choose_covering_cases(reversed(CASES), iterate_fields)
 
 
 @pytest.fixture(
     scope='module',
-    params=[pytest.param(name, marks=() if name in COVERING else pytest.mark.exhaustive) for name in CASES],
+    params=[pytest.param(name, marks=() if name in COVERING_CASES else pytest.mark.exhaustive) for name in CASES],
 )
 def name(request):
     return request.param
 
 
 @pytest.fixture(scope='module', autouse=True)
-def forgotten():
+def cache_cleanup():
     """Clear caches, because op-by-op execution compiles a gigabyte of small programs."""
     yield
-    passed.cache_clear()
+    compute_vjp.cache_clear()
     jax.clear_caches()
 
 
 @functools.cache
-def case(name):
+def make_case(name):
     """Return (spec, structure of the model, parameters)."""
     spec = make_tiny_spec(**CASES[name])
     return spec, state.make_abstract_model(spec)[0], draw_params(spec)
 
 
-def run(name, params, token_BT, **how):
-    spec, graph, _ = case(name)
-    return nnx.merge(graph, params)(token_BT, **make_document_inputs(jnp.asarray(token_BT), spec), **how)
+def run_model(name, params, token_BT, **options):
+    spec, graph, _ = make_case(name)
+    return nnx.merge(graph, params)(token_BT, **make_document_inputs(jnp.asarray(token_BT), spec), **options)
 
 
 @functools.lru_cache(1)
-def passed(name):
+def compute_vjp(name):
     """Return (logits, their VJP function for all parameters, Capture) for TOKENS, executed op by op."""
     with jax.disable_jit():
-        return jax.vjp(lambda params: run(name, params, TOKENS, capture=True), case(name)[2], has_aux=True)
+        return jax.vjp(lambda params: run_model(name, params, TOKENS, capture=True), make_case(name)[2], has_aux=True)
 
 
-def pulled(pull, logits_BTV):
+def apply_vjp(vjp_function, logits_BTV):
     with jax.disable_jit():
-        return pull(jnp.asarray(logits_BTV, jnp.float32))[0]
+        return vjp_function(jnp.asarray(logits_BTV, jnp.float32))[0]
 
 
 def test_model_logits_attention_and_residual_match_reference(name):
-    spec, _, params = case(name)
-    logits, _, captured = passed(name)
+    spec, _, params = make_case(name)
+    logits, _, captures = compute_vjp(name)
     assert count_learned_kv(spec.model) == (spec.model.columns.kind in reference.COLUMN_KINDS)
     for number, tokens in enumerate(TOKENS):
         expected = reference.run_forward(params, tokens, spec)
-        found = (logits[number], captured.attention_BHTS[:, number], captured.residual_BTD[:, number])
-        for ours, theirs in zip(found, expected, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+        actual = (logits[number], captures.attention_BHTS[:, number], captures.residual_BTD[:, number])
+        for actual_array, expected_array in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(
+                actual_array, expected_array, rtol=1e-4, atol=1e-4 * np.abs(expected_array).max()
+            )
 
 
 def test_model_gradient_matches_finite_differences_of_reference(name):
     """Compare one directional derivative for each parameter."""
-    spec, _, params = case(name)
+    spec, _, params = make_case(name)
     rng = np.random.default_rng(1)
     weight_TV = rng.normal(size=(LENGTH, 300))
-    gradient = pulled(passed(name)[1], np.stack([weight_TV, 0 * weight_TV]))
+    gradient = apply_vjp(compute_vjp(name)[1], np.stack([weight_TV, 0 * weight_TV]))
     leaves, tree = jax.tree.flatten(params)
-    for at, found in enumerate(jax.tree.leaves(gradient)):
-        direction, step = rng.normal(size=found.shape), 1e-6
+    for index, gradient_leaf in enumerate(jax.tree.leaves(gradient)):
+        direction, step = rng.normal(size=gradient_leaf.shape), 1e-6
 
-        def total(distance, at=at, direction=direction):
-            moved = jax.tree.unflatten(tree, [*leaves[:at], leaves[at] + distance * direction, *leaves[at + 1 :]])
-            return np.sum(weight_TV * reference.run_forward(moved, TOKENS[0], spec)[0])
+        def compute_total(distance, index=index, direction=direction):
+            moved_params = jax.tree.unflatten(
+                tree, [*leaves[:index], leaves[index] + distance * direction, *leaves[index + 1 :]]
+            )
+            return np.sum(weight_TV * reference.run_forward(moved_params, TOKENS[0], spec)[0])
 
-        expected = (total(step) - total(-step)) / (2 * step)
-        norm = np.linalg.norm(found)
+        expected = (compute_total(step) - compute_total(-step)) / (2 * step)
+        norm = np.linalg.norm(gradient_leaf)
         assert norm > 0, 'a parameter without effect'
-        np.testing.assert_allclose(np.sum(found * direction), expected, atol=2e-3 * norm)
+        np.testing.assert_allclose(np.sum(gradient_leaf * direction), expected, atol=2e-3 * norm)
 
 
 PLACES = (0, 4, 10)
 
 
-def reached(name):
+def find_visible_embeddings(name):
     """Return which embeddings can affect the logits at PLACES, by the definition of the mask, through all layers."""
-    spec, token_T = case(name)[0], TOKENS[0]
+    spec, token_T = make_case(name)[0], TOKENS[0]
     document_T = np.cumsum(token_T == 0) - (token_T == 0)
     seen_TS = formulas.compute_visibility(LENGTH, spec.model.mask, document_T)
     return np.linalg.matrix_power(seen_TS.astype(int), spec.model.layers)[PLACES, :] > 0
 
 
-def moved(pull):
+def find_affecting_embeddings(vjp_function):
     """Return which embeddings affect the logits at PLACES; all tokens differ, so each has its own row."""
     weight_V = np.where(
         np.isin(np.arange(300), TOKENS), 0, np.linspace(-1, 1, 300)
     )  # excludes rows that a tied head uses
-    gradients = (pull(np.einsum('b,t,v->btv', np.eye(2)[0], np.eye(LENGTH)[at], weight_V)) for at in PLACES)
+    gradients = (
+        vjp_function(np.einsum('b,t,v->btv', np.eye(2)[0], np.eye(LENGTH)[place], weight_V)) for place in PLACES
+    )
     return np.stack([np.abs(gradient['embedding_VD'][TOKENS[0]]).max(-1) > 0 for gradient in gradients])
 
 
 def test_model_logits_depend_exactly_on_visible_tokens(name):
-    pull = passed(name)[1]
-    np.testing.assert_array_equal(moved(functools.partial(pulled, pull)), reached(name))
+    vjp_function = compute_vjp(name)[1]
+    np.testing.assert_array_equal(
+        find_affecting_embeddings(functools.partial(apply_vjp, vjp_function)), find_visible_embeddings(name)
+    )
 
 
 @pytest.mark.parametrize('name', ['exp-sum', 'alibi, sink token, documents'])
 def test_compiled_model_logits_depend_exactly_on_visible_tokens(name):
-    _, pull = jax.vjp(jax.jit(lambda params: run(name, params, TOKENS)[0]), case(name)[2])
-    np.testing.assert_array_equal(moved(lambda weight: pull(jnp.float32(weight))[0]), reached(name))
+    _, vjp_function = jax.vjp(jax.jit(lambda params: run_model(name, params, TOKENS)[0]), make_case(name)[2])
+    np.testing.assert_array_equal(
+        find_affecting_embeddings(lambda weight: vjp_function(jnp.float32(weight))[0]), find_visible_embeddings(name)
+    )
 
 
 @pytest.mark.parametrize('name', ['exp-sum', 'post, sink token, prefix'])
 @pytest.mark.parametrize('remat', ['none', 'full'])
 def test_compiled_model_logits_match_op_by_op_logits(name, remat):
-    found, _ = jax.jit(functools.partial(run, name, remat=remat))(case(name)[2], TOKENS)
-    np.testing.assert_allclose(found, passed(name)[0], rtol=1e-4, atol=1e-4)
+    logits, _ = jax.jit(functools.partial(run_model, name, remat=remat))(make_case(name)[2], TOKENS)
+    np.testing.assert_allclose(logits, compute_vjp(name)[0], rtol=1e-4, atol=1e-4)
 
 
 def test_options_cover_every_literal_value():
-    seen = [make_tiny_spec(**changes).model for changes in {**OPTIONS, **COMBINATIONS}.values()]
+    models = [make_tiny_spec(**changes).model for changes in {**OPTIONS, **COMBINATIONS}.values()]
     for kind, part in (
         (spec.ModelConfig, None),
         (spec.AttentionConfig, 'attention'),
@@ -157,24 +167,24 @@ def test_options_cover_every_literal_value():
     ):
         for field, hint in get_type_hints(kind).items():
             if get_origin(hint) is Literal and field not in ('dtype', 'initialization'):
-                records = [getattr(model, part) if part else model for model in seen]
+                records = [getattr(model, part) if part else model for model in models]
                 assert {getattr(record, field) for record in records} == set(get_args(hint)), field
 
 
 def test_model_captures_nothing_by_default():
     with jax.disable_jit():
-        _, captured = run('exp-sum', case('exp-sum')[2], TOKENS)
-    assert jax.tree.leaves(captured) == []
+        _, captures = run_model('exp-sum', make_case('exp-sum')[2], TOKENS)
+    assert jax.tree.leaves(captures) == []
 
 
-def fresh(**changes):
+def make_initial_params(**changes):
     """Return initial parameters."""
     spec = make_tiny_spec(**changes)
     return nnx.to_pure_dict(nnx.state(Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
 
 
 def test_released_initialization_has_expected_standard_deviations():
-    params = fresh(**make_model_changes(layers=3, width=64, ffn_width=96, heads=8, columns__kind='kv'))
+    params = make_initial_params(**make_model_changes(layers=3, width=64, ffn_width=96, heads=8, columns__kind='kv'))
     attention, ffn = params['blocks']['attention'], params['blocks']['ffn']
     for weight, std in [
         (params['embedding_VD'], (2 / (5 * 64)) ** 0.5),
@@ -199,12 +209,12 @@ def test_released_initialization_has_expected_standard_deviations():
     ],
 )
 def test_released_initialization_scales_by_depth_only_with_swiglu(ffn, initialization, std):
-    params = fresh(**make_model_changes(ffn=ffn, initialization=initialization, width=64, ffn_width=96))
+    params = make_initial_params(**make_model_changes(ffn=ffn, initialization=initialization, width=64, ffn_width=96))
     np.testing.assert_allclose(params['blocks']['ffn']['out_FD'].std(), std, rtol=0.05)
 
 
 def test_gpt2_initialization_has_expected_standard_deviations():
-    params = fresh(**make_model_changes(initialization='gpt2', layers=8, width=64, ffn_width=96))
+    params = make_initial_params(**make_model_changes(initialization='gpt2', layers=8, width=64, ffn_width=96))
     for weight, std in [
         (params['embedding_VD'], 0.02),
         (params['blocks']['ffn']['in_DF'], 0.02),
@@ -215,7 +225,7 @@ def test_gpt2_initialization_has_expected_standard_deviations():
 
 
 def test_torch_initialization_has_expected_standard_deviations():
-    params = fresh(**make_model_changes(initialization='torch', width=64, ffn_width=96))
+    params = make_initial_params(**make_model_changes(initialization='torch', width=64, ffn_width=96))
     for weight, std in [
         (params['embedding_VD'], 1.0),
         (params['head_VD'], (3 * 64) ** -0.5),
@@ -226,13 +236,13 @@ def test_torch_initialization_has_expected_standard_deviations():
 
 
 def test_bfloat16_logits_are_close_to_float32_logits():
-    params = case('exp-sum')[2]
-    exact, _ = run('exp-sum', params, TOKENS)
-    half = state.make_abstract_model(make_tiny_spec(model__dtype='bfloat16'))[0]
-    rough, captured = nnx.merge(half, params)(TOKENS, capture=True)
-    assert rough.dtype == captured.attention_BHTS.dtype == jnp.float32
-    np.testing.assert_allclose(rough, exact, atol=0.05 * np.abs(exact).max())
-    np.testing.assert_allclose(captured.attention_BHTS.sum(-1), 1, atol=1e-5)
+    params = make_case('exp-sum')[2]
+    float32_logits, _ = run_model('exp-sum', params, TOKENS)
+    bfloat16_graph = state.make_abstract_model(make_tiny_spec(model__dtype='bfloat16'))[0]
+    bfloat16_logits, captures = nnx.merge(bfloat16_graph, params)(TOKENS, capture=True)
+    assert bfloat16_logits.dtype == captures.attention_BHTS.dtype == jnp.float32
+    np.testing.assert_allclose(bfloat16_logits, float32_logits, atol=0.05 * np.abs(float32_logits).max())
+    np.testing.assert_allclose(captures.attention_BHTS.sum(-1), 1, atol=1e-5)
 
 
 def test_baseline_60m_has_published_parameter_count():
