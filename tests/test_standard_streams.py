@@ -32,12 +32,12 @@ from sinklab.__main__ import run
 run()'"""
 
 
-def shell(command: str) -> tuple[int, str]:
+def run_shell(command: str) -> tuple[int, str]:
     """Return the exit code of the first command of a pipe, and the standard error of the shell."""
-    done = subprocess.run(
+    process = subprocess.run(
         ['bash', '-c', f'{command}; exit ${{PIPESTATUS[0]}}'], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
-    return done.returncode, done.stderr.decode()
+    return process.returncode, process.stderr.decode()
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_unwritable_log_does_not_change_run(config, tmp_path, program, streams, 
     program, *options = program.split(' --supervise')
     options = '--supervise' if options else ''
     command = f'{program} train --config={config} --workdir={tmp_path}/run {options} {streams}'
-    assert shell(command)[0] == code
+    assert run_shell(command)[0] == code
     folder = RunDir(tmp_path / 'run')
     assert read_outcome(folder.path)['kind'] == kind
     assert read_outcome(folder.path)['checkpoint'] == folder.read_records()[-1]['step']
@@ -67,19 +67,19 @@ def test_unwritable_log_does_not_change_run(config, tmp_path, program, streams, 
 
 @pytest.mark.slow
 def test_closed_pipe_is_no_error():
-    assert shell(f'{SINKLAB} rows | head -1') == (0, '')
-    assert shell(f'{SINKLAB} --help | true') == (0, '')
+    assert run_shell(f'{SINKLAB} rows | head -1') == (0, '')
+    assert run_shell(f'{SINKLAB} --help | true') == (0, '')
 
 
 @pytest.mark.slow
 def test_unwritable_result_is_error_with_one_line():
-    code, said = shell(f'{SINKLAB} rows >/dev/full')
+    code, stderr = run_shell(f'{SINKLAB} rows >/dev/full')
     assert code == 1
-    assert len(said.splitlines()) == 1
-    assert 'No space left' in said
+    assert len(stderr.splitlines()) == 1
+    assert 'No space left' in stderr
 
 
-class Broken(io.StringIO):
+class BrokenStream(io.StringIO):
     """Stream on which every write fails."""
 
     def __init__(self, number):
@@ -92,9 +92,9 @@ class Broken(io.StringIO):
 
 @pytest.mark.slow
 def test_unwritable_table_does_not_change_sweep_outcome(config, tmp_path):
-    table = f'{SINKLAB} sweep --config={config} --workdir={tmp_path} --rows=a'
+    command = f'{SINKLAB} sweep --config={config} --workdir={tmp_path} --rows=a'
     Path(config).write_text(Path(config).read_text() + "\nROWS = {'a': dict(diff={}, published={}, source='here')}\n")
-    assert shell(f'{table} >/dev/full')[0] == 0
+    assert run_shell(f'{command} >/dev/full')[0] == 0
     assert [row['outcome'] for row in json.loads((tmp_path / 'sweep.json').read_text())] == ['done 1/1']
 
 
@@ -117,10 +117,10 @@ def test_blocked_stderr_does_not_delay_exit_by_signal(number):
 
 
 def test_safe_stream_keeps_disk_error_and_raises_on_terminal_hangup():
-    failing = standard_streams.SafeStream(Broken(errno.EIO), is_result=True)
-    failing.write('abc')
-    assert failing.error.errno == errno.EIO
-    terminal = Broken(errno.EIO)
+    stream = standard_streams.SafeStream(BrokenStream(errno.EIO), is_result=True)
+    stream.write('abc')
+    assert stream.error.errno == errno.EIO
+    terminal = BrokenStream(errno.EIO)
     terminal.isatty = lambda: True
     with pytest.raises(standard_streams.OutputClosedError):
         standard_streams.SafeStream(terminal, is_result=True).write('abc')
@@ -128,7 +128,7 @@ def test_safe_stream_keeps_disk_error_and_raises_on_terminal_hangup():
 
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE, errno.EAGAIN])
 def test_safe_stream_on_stderr_never_raises(number):
-    stream = standard_streams.SafeStream(Broken(number))
+    stream = standard_streams.SafeStream(BrokenStream(number))
     assert stream.write('abc') == 3
     stream.writelines(['a', 'b'])
     stream.flush()
@@ -136,7 +136,7 @@ def test_safe_stream_on_stderr_never_raises(number):
 
 def test_safe_stream_raises_on_closed_pipe_and_keeps_full_disk_error():
     with pytest.raises(standard_streams.OutputClosedError):
-        standard_streams.SafeStream(Broken(errno.EPIPE), is_result=True).write('abc')
-    full = standard_streams.SafeStream(Broken(errno.ENOSPC), is_result=True)
-    full.write('abc')
-    assert full.error.errno == errno.ENOSPC
+        standard_streams.SafeStream(BrokenStream(errno.EPIPE), is_result=True).write('abc')
+    stream = standard_streams.SafeStream(BrokenStream(errno.ENOSPC), is_result=True)
+    stream.write('abc')
+    assert stream.error.errno == errno.ENOSPC
