@@ -405,7 +405,7 @@ def test_every_choice_is_used_by_some_row():
             assert choices <= used_choices | UNUSED, f'{part}.{field}'
 
 
-UNUSED = {'gpt2'}  # an initialization of no row
+UNUSED = {'gpt2'}  # an initialization that no row uses
 
 
 def read_field(record, path):
