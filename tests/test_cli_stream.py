@@ -12,7 +12,7 @@ from runs import make_spec
 from sinklab.checkpoint import checkpointer
 from sinklab.cli import sample, stream
 from sinklab.cli.main import main
-from sinklab.data.prepare import open_corpus as stored
+from sinklab.data.prepare import open_corpus as open_stored_corpus
 from sinklab.data.windows import add_training_tokens
 from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss
@@ -29,29 +29,29 @@ def text(tmp_path):
     return path
 
 
-def said(capsys, *arguments):
+def run_command(capsys, *arguments):
     """Run a command; return (exit code, stdout, stderr)."""
-    code = main([str(one) for one in arguments])
+    code = main([str(argument) for argument in arguments])
     return code, *capsys.readouterr()
 
 
-def refused(capsys, *arguments):
-    code, out, err = said(capsys, *arguments)
+def get_error_line(capsys, *arguments):
+    code, out, err = run_command(capsys, *arguments)
     assert (code, out, err.count('\n')) == (1, '', 1)
     return err
 
 
-def ids_of(corpus):
-    tokenizer = stored(make_spec(corpus).data, 300).load_tokenizer()
+def encode_text(corpus):
+    tokenizer = open_stored_corpus(make_spec(corpus).data, 300).load_tokenizer()
     return np.array(tokenizer.encode(TEXT, add_special_tokens=False).ids)
 
 
 @pytest.mark.slow
 def test_stream_perplexity_of_each_cache_matches_reference(finished_run, corpus, text, capsys):
     path, _ = finished_run
-    code, out, _ = said(capsys, 'stream', f'{path}@4', f'--text={text}', '--cache=0+5,2+3', '--json')
+    code, out, _ = run_command(capsys, 'stream', f'{path}@4', f'--text={text}', '--cache=0+5,2+3', '--json')
     assert code == 0
-    ids, params = ids_of(corpus), checkpointer.restore_parameters(path, 4)
+    ids, params = encode_text(corpus), checkpointer.restore_parameters(path, 4)
     rows = json.loads(out)
     assert [row['cache'] for row in rows] == ['0+5', '2+3']
     for row, (first, recent) in zip(rows, ((0, 5), (2, 3)), strict=True):
@@ -66,12 +66,12 @@ def test_stream_perplexity_of_each_cache_matches_reference(finished_run, corpus,
 
 @pytest.mark.slow
 def test_stream_table_has_default_caches_and_published_values(finished_run, tmp_path, text, capsys):
-    run = shutil.copytree(finished_run[0], tmp_path / 'run')
-    (run / 'row.json').write_text(json.dumps(dict(published={'perplexity/1+7': 18.49})))
-    code, out, _ = said(capsys, 'stream', run, f'--text={text}')
+    run_path = shutil.copytree(finished_run[0], tmp_path / 'run')
+    (run_path / 'row.json').write_text(json.dumps(dict(published={'perplexity/1+7': 18.49})))
+    code, out, _ = run_command(capsys, 'stream', run_path, f'--text={text}')
     assert code == 0
     heading, columns, *lines = out.splitlines()
-    assert heading.startswith(f'{run}@8, ')
+    assert heading.startswith(f'{run_path}@8, ')
     assert columns.split() == ['cache', 'perplexity', 'published', 'tokens/s']
     cells = [line.split() for line in lines]
     assert [(row[0], row[2]) for row in cells] == [('0+8', '-'), ('1+7', '18.49'), ('2+6', '-'), ('4+4', '-')]
@@ -81,15 +81,15 @@ def test_stream_table_has_default_caches_and_published_values(finished_run, tmp_
 
 @pytest.mark.slow
 def test_sample_continues_prompt_and_is_deterministic_per_seed(finished_run, capsys):
-    asked = 'sample', finished_run[0], '--prompt=abc d', '--tokens=12', '--cache=2+3'
-    code, out, _ = said(capsys, *asked)
+    arguments = 'sample', finished_run[0], '--prompt=abc d', '--tokens=12', '--cache=2+3'
+    code, out, _ = run_command(capsys, *arguments)
     assert code == 0
     assert out.startswith('abc d')
     assert len(out) > len('abc d\n')
-    assert said(capsys, *asked)[1] == out
-    assert said(capsys, *asked, '--seed=1')[1] != out
-    coldest = said(capsys, *asked, '--temperature=0')[1]
-    assert said(capsys, *asked, '--top_k=1', '--temperature=3')[1] == coldest
+    assert run_command(capsys, *arguments)[1] == out
+    assert run_command(capsys, *arguments, '--seed=1')[1] != out
+    greedy_output = run_command(capsys, *arguments, '--temperature=0')[1]
+    assert run_command(capsys, *arguments, '--top_k=1', '--temperature=3')[1] == greedy_output
 
 
 @pytest.mark.slow
@@ -107,8 +107,8 @@ def test_sample_continues_prompt_and_is_deterministic_per_seed(finished_run, cap
 )
 @pytest.mark.parametrize('verb', ['stream', 'sample'])
 def test_stream_and_sample_reject_invalid_option_with_one_line(finished_run, text, capsys, verb, arguments, words):
-    own = f'--text={text}' if verb == 'stream' else '--prompt=abc'
-    assert words in refused(capsys, verb, finished_run[0], own, *arguments)
+    input_option = f'--text={text}' if verb == 'stream' else '--prompt=abc'
+    assert words in get_error_line(capsys, verb, finished_run[0], input_option, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -125,71 +125,71 @@ def test_stream_and_sample_reject_invalid_option_with_one_line(finished_run, tex
     ],
 )
 def test_sample_rejects_invalid_option_with_one_line(finished_run, capsys, arguments, words):
-    assert words in refused(capsys, 'sample', finished_run[0], '--prompt=abc', *arguments)
+    assert words in get_error_line(capsys, 'sample', finished_run[0], '--prompt=abc', *arguments)
 
 
 def test_stream_rejects_invalid_run_or_text_with_one_line(finished_run, tmp_path, text, capsys):
     path, _ = finished_run
-    asked = f'--text={text}'
-    assert str(tmp_path / 'none') in refused(capsys, 'stream', tmp_path / 'none', asked)
-    assert f'{tmp_path} ' in refused(capsys, 'stream', tmp_path, asked)
-    assert str(path) in (line := refused(capsys, 'stream', f'{path}@5', asked))
+    text_option = f'--text={text}'
+    assert str(tmp_path / 'none') in get_error_line(capsys, 'stream', tmp_path / 'none', text_option)
+    assert f'{tmp_path} ' in get_error_line(capsys, 'stream', tmp_path, text_option)
+    assert str(path) in (line := get_error_line(capsys, 'stream', f'{path}@5', text_option))
     assert 'checkpoint 5' in line
-    assert 'No such file' in refused(capsys, 'stream', path, f'--text={tmp_path}/none')
-    assert 'Is a directory' in refused(capsys, 'stream', path, f'--text={tmp_path}')
+    assert 'No such file' in get_error_line(capsys, 'stream', path, f'--text={tmp_path}/none')
+    assert 'Is a directory' in get_error_line(capsys, 'stream', path, f'--text={tmp_path}')
     text.write_bytes(b'abc\xff')
-    assert 'byte 3' in refused(capsys, 'stream', path, asked)
+    assert 'byte 3' in get_error_line(capsys, 'stream', path, text_option)
     text.write_bytes(b'')
-    assert '0 tokens' in refused(capsys, 'stream', path, asked)
+    assert '0 tokens' in get_error_line(capsys, 'stream', path, text_option)
 
 
 @pytest.mark.slow
 def test_stream_requires_tokenizer_of_training(finished_run, corpus, tmp_path, text, capsys):
     path, _ = finished_run
-    store, words = stored(make_spec(corpus).data, 300).path, f'--text={text}'
+    store, text_option = open_stored_corpus(make_spec(corpus).data, 300).path, f'--text={text}'
     capsys.readouterr()  # drop the messages of preparation
-    other = tmp_path / 'other.json'
-    told = json.loads((store / 'tokenizer.json').read_text())
-    other.write_text(json.dumps(told))
-    line = refused(capsys, 'stream', path, words, f'--tokenizer={other}')
-    assert str(other) in line
+    other_path = tmp_path / 'other.json'
+    tokenizer = json.loads((store / 'tokenizer.json').read_text())
+    other_path.write_text(json.dumps(tokenizer))
+    line = get_error_line(capsys, 'stream', path, text_option, f'--tokenizer={other_path}')
+    assert str(other_path) in line
     assert f'{path}@8' in line
-    moved = shutil.copytree(path, tmp_path / 'run')
-    config = json.loads((moved / 'config.json').read_text())
+    run_path = shutil.copytree(path, tmp_path / 'run')
+    config = json.loads((run_path / 'config.json').read_text())
     config['data']['source'] = f'text:{tmp_path}/gone/*.txt'
-    (moved / 'config.json').write_text(json.dumps(config))
-    code, out, _ = said(capsys, 'stream', moved, words, '--cache=4+4')
+    (run_path / 'config.json').write_text(json.dumps(config))
+    code, out, _ = run_command(capsys, 'stream', run_path, text_option, '--cache=4+4')
     assert (code, len(out.splitlines())) == (0, 3), 'tokenizer.json of the folder'
-    (moved / 'tokenizer.json').unlink()
-    assert f'{tmp_path}/gone/*.txt' in refused(capsys, 'stream', moved, words)
-    kept = f'--tokenizer={store}/tokenizer.json'
-    code, out, _ = said(capsys, 'stream', moved, words, kept, '--cache=4+4')
+    (run_path / 'tokenizer.json').unlink()
+    assert f'{tmp_path}/gone/*.txt' in get_error_line(capsys, 'stream', run_path, text_option)
+    tokenizer_option = f'--tokenizer={store}/tokenizer.json'
+    code, out, _ = run_command(capsys, 'stream', run_path, text_option, tokenizer_option, '--cache=4+4')
     assert (code, len(out.splitlines())) == (0, 3)
 
 
 @pytest.mark.slow
 def test_stream_and_sample_reject_damaged_checkpoint(finished_run, tmp_path, text, capsys):
-    moved = shutil.copytree(finished_run[0], tmp_path / 'run')
-    (moved / 'checkpoints' / '8' / 'state' / 'manifest.ocdbt').write_bytes(b'')
-    for words in (['stream', f'--text={text}'], ['sample', '--prompt=abc']):
-        assert 'checkpoints/8' in refused(capsys, words[0], moved, *words[1:])
+    run_path = shutil.copytree(finished_run[0], tmp_path / 'run')
+    (run_path / 'checkpoints' / '8' / 'state' / 'manifest.ocdbt').write_bytes(b'')
+    for arguments in (['stream', f'--text={text}'], ['sample', '--prompt=abc']):
+        assert 'checkpoints/8' in get_error_line(capsys, arguments[0], run_path, *arguments[1:])
 
 
-GIVEN = exclude_from_loss(BEGIN)
+EXCLUDED_BEGIN = exclude_from_loss(BEGIN)
 
 
 @pytest.mark.parametrize(
     ('changes', 'ids', 'expected'),
     [
         (dict(), [5, 6], [5, 6]),
-        (dict(data__bos='documents'), [5, 6], [GIVEN, 5, 6]),
-        (dict(data__fixed_position=1), [5, 6], [GIVEN, 5, 6]),
-        (dict(data__fixed_position=1), [], [GIVEN]),
-        (dict(data__fixed_position=3), [5, 6], [5, 6, GIVEN]),
-        (dict(data__fixed_position=2), [5, 6], [5, GIVEN, 6]),
+        (dict(data__bos='documents'), [5, 6], [EXCLUDED_BEGIN, 5, 6]),
+        (dict(data__fixed_position=1), [5, 6], [EXCLUDED_BEGIN, 5, 6]),
+        (dict(data__fixed_position=1), [], [EXCLUDED_BEGIN]),
+        (dict(data__fixed_position=3), [5, 6], [5, 6, EXCLUDED_BEGIN]),
+        (dict(data__fixed_position=2), [5, 6], [5, EXCLUDED_BEGIN, 6]),
         (dict(data__fixed_position=1), [BEGIN, 6], [BEGIN, 6]),
-        (dict(data__bos='documents', data__fixed_position=1), [5, 6], [GIVEN, 5, 6]),
-        (dict(data__bos='documents', data__fixed_position=2), [5, 6], [GIVEN, GIVEN, 5, 6]),
+        (dict(data__bos='documents', data__fixed_position=1), [5, 6], [EXCLUDED_BEGIN, 5, 6]),
+        (dict(data__bos='documents', data__fixed_position=2), [5, 6], [EXCLUDED_BEGIN, EXCLUDED_BEGIN, 5, 6]),
     ],
 )
 def test_add_training_tokens_matches_training_data(changes, ids, expected):
@@ -203,20 +203,24 @@ def test_add_training_tokens_rejects_text_shorter_than_fixed_position():
 
 @pytest.mark.slow
 def test_stream_excludes_training_tokens_from_loss(finished_run, tmp_path, text, corpus, capsys):
-    moved = shutil.copytree(finished_run[0], tmp_path / 'run')
-    config = json.loads((moved / 'config.json').read_text())
+    run_path = shutil.copytree(finished_run[0], tmp_path / 'run')
+    config = json.loads((run_path / 'config.json').read_text())
     config['data']['fixed_position'] = 1
-    (moved / 'config.json').write_text(json.dumps(config))
-    asked = 'stream', moved, f'--text={text}', '--cache=2+3', '--json'
-    (fixed,), (bare,) = (json.loads(said(capsys, *asked, *more)[1]) for more in ([], ['--bare']))
-    ids = ids_of(corpus)
-    assert (fixed['predicted'], bare['predicted']) == (len(ids), len(ids) - 1)
-    params = checkpointer.restore_parameters(moved, RunDir(moved).list_checkpoint_steps()[-1])
+    (run_path / 'config.json').write_text(json.dumps(config))
+    arguments = 'stream', run_path, f'--text={text}', '--cache=2+3', '--json'
+    (fixed_result,), (bare_result,) = (
+        json.loads(run_command(capsys, *arguments, *options)[1]) for options in ([], ['--bare'])
+    )
+    ids = encode_text(corpus)
+    assert (fixed_result['predicted'], bare_result['predicted']) == (len(ids), len(ids) - 1)
+    params = checkpointer.restore_parameters(run_path, RunDir(run_path).list_checkpoint_steps()[-1])
     logits_TV = streaming_reference.compute_logits(params, np.append([BEGIN], ids), make_spec(corpus), 2, 3)[:-1]
-    assert fixed['perplexity'] == pytest.approx(streaming_reference.compute_perplexity(logits_TV, ids), rel=1e-4)
+    assert fixed_result['perplexity'] == pytest.approx(
+        streaming_reference.compute_perplexity(logits_TV, ids), rel=1e-4
+    )
 
 
-class Letters:
+class ByteTokenizer:
     """Tokenizer whose ids are bytes."""
 
     def decode(self, ids):
@@ -224,10 +228,10 @@ class Letters:
 
 
 def test_decode_stream_yields_only_complete_characters():
-    before, following = 'aé'.encode(), 'b→c'.encode()
-    assert ''.join(sample.decode_stream(Letters(), [*before], [*following])) == 'b→c'
-    assert [*sample.decode_stream(Letters(), [*before], [*following])][:4] == ['b', '→', 'c', '']
-    assert ''.join(sample.decode_stream(Letters(), [], [*'→'.encode()[:2]])) == '\N{REPLACEMENT CHARACTER}'
+    prefix_ids, following_ids = 'aé'.encode(), 'b→c'.encode()
+    assert ''.join(sample.decode_stream(ByteTokenizer(), [*prefix_ids], [*following_ids])) == 'b→c'
+    assert [*sample.decode_stream(ByteTokenizer(), [*prefix_ids], [*following_ids])][:4] == ['b', '→', 'c', '']
+    assert ''.join(sample.decode_stream(ByteTokenizer(), [], [*'→'.encode()[:2]])) == '\N{REPLACEMENT CHARACTER}'
 
 
 def test_default_cache_equals_training_window():
