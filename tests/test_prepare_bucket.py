@@ -27,7 +27,7 @@ from sinklab.storage.paths import get_file_system, parse_path
 TEXTS = make_texts(60)
 
 
-def sent(folder, url):
+def upload_folder(folder, url):
     """Upload the files of a folder to a bucket."""
     for name in directories.list_files(folder):
         upload_file(folder / name, parse_path(f'{url}/{name}'))
@@ -47,38 +47,40 @@ def corpus(tmp_path):
     return folder
 
 
-EVERY = '**/*.{txt,jsonl,jsonl.gz,jsonl.zst,parquet}'
+ALL_FILES = '**/*.{txt,jsonl,jsonl.gz,jsonl.zst,parquet}'
 
 
-def same(local, remote):
+def check_same_store(local_folder, remote_folder):
     """Check that a store in a bucket equals a local one byte for byte, except for ETAGS_FILE."""
-    names = [name for name in directories.list_files(local) if name != '.lock']
-    assert directories.list_files(remote) == sorted([*names, ETAGS_FILE])
+    names = [name for name in directories.list_files(local_folder) if name != '.lock']
+    assert directories.list_files(remote_folder) == sorted([*names, ETAGS_FILE])
     for name in names:
-        ours, theirs = ((folder / name).read_bytes() for folder in (local, remote))
+        local_content, remote_content = ((folder / name).read_bytes() for folder in (local_folder, remote_folder))
         if name in ('meta.json', 'recipe.json'):
-            ours, theirs = ({**json.loads(text), 'source': '', 'identity': ''} for text in (ours, theirs))
-        assert ours == theirs, name
+            local_content, remote_content = (
+                {**json.loads(text), 'source': '', 'identity': ''} for text in (local_content, remote_content)
+            )
+        assert local_content == remote_content, name
     return True
 
 
 @pytest.mark.slow
 def test_prepare_in_bucket_makes_same_store_as_on_disk(corpus, tmp_path, bucket):
-    url = sent(corpus, f'{bucket.url}/corpus')
-    local = make_store(tmp_path / 'store', f'text:{corpus}/{EVERY}', shard_tokens=300)
+    url = upload_folder(corpus, f'{bucket.url}/corpus')
+    local_store = make_store(tmp_path / 'store', f'text:{corpus}/{ALL_FILES}', shard_tokens=300)
     for number, (source, folder) in enumerate(
         [
-            (f'text:{url}/{EVERY}', tmp_path / 'other'),
-            (f'text:{corpus}/{EVERY}', parse_path(f'{bucket.url}/one')),
-            (f'text:{url}/{EVERY}', parse_path(f'{bucket.url}/two')),
+            (f'text:{url}/{ALL_FILES}', tmp_path / 'other'),
+            (f'text:{corpus}/{ALL_FILES}', parse_path(f'{bucket.url}/one')),
+            (f'text:{url}/{ALL_FILES}', parse_path(f'{bucket.url}/two')),
         ]
     ):
         store = make_store(folder, source, shard_tokens=300, processes=1 + number % 2)
-        assert store.digest == local.digest
+        assert store.digest == local_store.digest
         assert len(store.shards) > 5
-    assert same(local.path, parse_path(f'{bucket.url}/one'))
-    assert same(local.path, parse_path(f'{bucket.url}/two'))
-    assert (parse_path(f'{bucket.url}/one') / 'meta.json').read_text() == (local.path / 'meta.json').read_text()
+    assert check_same_store(local_store.path, parse_path(f'{bucket.url}/one'))
+    assert check_same_store(local_store.path, parse_path(f'{bucket.url}/two'))
+    assert (parse_path(f'{bucket.url}/one') / 'meta.json').read_text() == (local_store.path / 'meta.json').read_text()
 
 
 @pytest.mark.slow
@@ -86,7 +88,7 @@ def test_prepare_uploads_masks_of_masked_shards(tmp_path, bucket):
     source = write_chat(
         tmp_path / 'a.jsonl', [[('user', f'hello {n}'), ('assistant', f'good day {n}')] for n in range(9)]
     )
-    assert same(
+    assert check_same_store(
         make_store(tmp_path / 'store', source).path, make_store(parse_path(f'{bucket.url}/store'), source).path
     )
 
@@ -95,17 +97,17 @@ def test_prepare_reads_tokenizer_from_bucket(tmp_path, bucket):
     source = write_source(tmp_path / 'a.jsonl', TEXTS)
     end = save_foreign_tokenizer(tmp_path / 'tokenizer.json') - 2
     upload_file(tmp_path / 'tokenizer.json', parse_path(f'{bucket.url}/tokenizer.json'))
-    given = dict(vocabulary=None, end_token=end, fixed_token=end + 1)
+    options = dict(vocabulary=None, end_token=end, fixed_token=end + 1)
     digests = [
-        make_store(tmp_path / str(number), source, tokenizer=file, **given).digest
+        make_store(tmp_path / str(number), source, tokenizer=file, **options).digest
         for number, file in enumerate((str(tmp_path / 'tokenizer.json'), f'{bucket.url}/tokenizer.json'))
     ]
     assert digests[0] == digests[1]
     with pytest.raises(UserError, match=f'{bucket.url}/none.json'):
-        make_store(tmp_path / 'store', source, tokenizer=f'{bucket.url}/none.json', **given)
+        make_store(tmp_path / 'store', source, tokenizer=f'{bucket.url}/none.json', **options)
 
 
-def stopped(folder, source, shards, **changes):
+def stop_preparation(folder, source, shards, **changes):
     """Stop a preparation once `shards` shards are finished."""
 
     class Stop(BaseException):
@@ -119,7 +121,7 @@ def stopped(folder, source, shards, **changes):
         prepare_store(make_recipe(source, **changes), folder, 1, listen)
 
 
-def uploads(bucket):
+def list_upload_requests(bucket):
     """Return the requests that upload a file of a store. Requests to GCS name it in their bodies."""
     return [
         request
@@ -128,7 +130,7 @@ def uploads(bucket):
     ]
 
 
-def read(bucket):
+def list_shard_reads(bucket):
     """Return the requests that read a file of a shard."""
     return [request for name in ('.ids', '.documents') for request in bucket.proxy.found(name, method='GET')]
 
@@ -137,74 +139,76 @@ def read(bucket):
 def test_prepare_skips_finished_shards(tmp_path, bucket, monkeypatch):
     monkeypatch.setattr('sinklab.data.prepare.TASK_CHARS', 2000)
     source = write_source(tmp_path / 'a.jsonl', make_texts(150))
-    local = make_store(tmp_path / 'whole', source, shard_tokens=1000)
+    local_store = make_store(tmp_path / 'whole', source, shard_tokens=1000)
     folder = parse_path(f'{bucket.url}/store')
-    stopped(folder, source, 4, shard_tokens=1000)
-    finished = len(list(folder.glob('*-*-*.json')))
-    assert 4 <= finished < len(local.shards)
+    stop_preparation(folder, source, 4, shard_tokens=1000)
+    finished_count = len(list(folder.glob('*-*-*.json')))
+    assert 4 <= finished_count < len(local_store.shards)
     bucket.proxy.requests.clear()
     prepare_store(make_recipe(source, shard_tokens=1000), folder, 1)
-    new = len(local.shards) - finished
-    assert len(uploads(bucket)) == 3 * new + len(('probe.npz', ETAGS_FILE, 'meta.json'))
-    assert not read(bucket)
-    assert same(local.path, folder)
+    new_count = len(local_store.shards) - finished_count
+    assert len(list_upload_requests(bucket)) == 3 * new_count + len(('probe.npz', ETAGS_FILE, 'meta.json'))
+    assert not list_shard_reads(bucket)
+    assert check_same_store(local_store.path, folder)
     bucket.proxy.requests.clear()
     prepare_store(make_recipe(source, shard_tokens=1000), folder, 1)
-    assert not uploads(bucket)
-    assert not read(bucket)
+    assert not list_upload_requests(bucket)
+    assert not list_shard_reads(bucket)
 
 
-def tampered(folder, name):
+def flip_last_bit(folder, name):
     path = folder / name
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
-def remove(folder, name):
+def remove_file(folder, name):
     (folder / name).unlink()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
-@pytest.mark.parametrize(('damage', 'done'), alternate_pairs(itertools.product([tampered, remove], [False, True])))
+@pytest.mark.parametrize(
+    ('damage', 'done'), alternate_pairs(itertools.product([flip_last_bit, remove_file], [False, True]))
+)
 def test_prepare_remakes_damaged_or_missing_shard(tmp_path, bucket, monkeypatch, damage, done):
     monkeypatch.setattr('sinklab.data.prepare.TASK_CHARS', 2000)
     source = write_source(tmp_path / 'a.jsonl', make_texts(150))
-    local, folder = make_store(tmp_path / 'whole', source, shard_tokens=1000), parse_path(f'{bucket.url}/store')
+    local_store, folder = make_store(tmp_path / 'whole', source, shard_tokens=1000), parse_path(f'{bucket.url}/store')
     if done:
         make_store(folder, source, shard_tokens=1000)
     else:
-        stopped(folder, source, 4, shard_tokens=1000)
+        stop_preparation(folder, source, 4, shard_tokens=1000)
     damage(folder, 'train-000-00001.ids')
     make_store(folder, source, shard_tokens=1000)
-    assert same(local.path, folder)
+    assert check_same_store(local_store.path, folder)
 
 
 def test_prepare_accepts_store_copied_into_bucket(tmp_path, bucket):
     source = write_source(tmp_path / 'a.jsonl', TEXTS)
-    local = make_store(tmp_path / 'store', source)
-    folder = parse_path(sent(local.path, f'{bucket.url}/store'))
+    local_store = make_store(tmp_path / 'store', source)
+    folder = parse_path(upload_folder(local_store.path, f'{bucket.url}/store'))
     bucket.proxy.requests.clear()
     prepare_store(make_recipe(source), folder, 1)
-    assert not uploads(bucket)
-    tampered(folder, local.shards[0].file_names[0])
+    assert not list_upload_requests(bucket)
+    flip_last_bit(folder, local_store.shards[0].file_names[0])
     prepare_store(make_recipe(source), folder, 1)
-    assert (folder / local.shards[0].file_names[0]).read_bytes() == (
-        local.path / local.shards[0].file_names[0]
+    assert (folder / local_store.shards[0].file_names[0]).read_bytes() == (
+        local_store.path / local_store.shards[0].file_names[0]
     ).read_bytes()
 
 
-def failing(times, path, methods, **how):
+def make_failing_rule(times, path, methods, **answer_options):
     """Return a rule that fails the first `times` requests for a path, and a list of the failures left."""
-    left = [times]
+    failures_left = [times]
 
-    def rule(method, at):
-        if method not in methods or path not in at or not left[0]:
+    def fail_request(method, request_path):
+        if method not in methods or path not in request_path or not failures_left[0]:
             return None
-        left[0] -= 1
-        return Answer(**how)
+        failures_left[0] -= 1
+        return Answer(**answer_options)
 
-    return rule, left
+    return fail_request, failures_left
 
 
 @pytest.mark.slow
@@ -213,87 +217,94 @@ def failing(times, path, methods, **how):
 )
 def test_prepare_retries_transient_storage_failures(tmp_path, bucket, how):
     source = write_source(tmp_path / 'a.jsonl', TEXTS)
-    local = make_store(tmp_path / 'store', source, shard_tokens=1000)
-    rule, left = failing(4, 'train-000', ('PUT', 'POST'), **how)
+    local_store = make_store(tmp_path / 'store', source, shard_tokens=1000)
+    rule, failures_left = make_failing_rule(4, 'train-000', ('PUT', 'POST'), **how)
     with bucket.proxy.treating(rule):
         make_store(parse_path(f'{bucket.url}/store'), source, shard_tokens=1000)
-    assert left == [0] or bucket.url.startswith('gs')  # GCS requests name the file in the body
-    assert same(local.path, parse_path(f'{bucket.url}/store'))
+    assert failures_left == [0] or bucket.url.startswith('gs')  # GCS requests name the file in the body
+    assert check_same_store(local_store.path, parse_path(f'{bucket.url}/store'))
 
 
-def one_line(capsys, *arguments):
+def get_error_line(capsys, *arguments):
     assert main(['prepare', *arguments]) == 1
-    printed = capsys.readouterr()
-    (line,) = printed.err.splitlines()
+    output = capsys.readouterr()
+    (line,) = output.err.splitlines()
     return line
 
 
 def test_prepare_reports_unwritable_destination_in_one_line(tmp_path, bucket, capsys):
     source = write_source(tmp_path / 'a.jsonl', TEXTS)
-    given = f'--source={source}', '--vocabulary=300'
-    missing = one_line(capsys, *given, f'--out={bucket.url}-not/store')
-    assert f'{bucket.url}-not/store' in missing
+    options = f'--source={source}', '--vocabulary=300'
+    missing_bucket_line = get_error_line(capsys, *options, f'--out={bucket.url}-not/store')
+    assert f'{bucket.url}-not/store' in missing_bucket_line
     parse_path(f'{bucket.url}/mine/file').write_text('precious')
-    assert '(file)' in one_line(capsys, *given, f'--out={bucket.url}/mine')
+    assert '(file)' in get_error_line(capsys, *options, f'--out={bucket.url}/mine')
     assert directories.list_files(parse_path(f'{bucket.url}/mine')) == ['file']
-    assert 'az://bucket/store' in one_line(capsys, *given, '--out=az://bucket/store')
+    assert 'az://bucket/store' in get_error_line(capsys, *options, '--out=az://bucket/store')
     with bucket.proxy.treating(lambda method, _: Answer(status=403) if method in ('PUT', 'POST') else None):
-        assert 'account' in one_line(capsys, *given, f'--out={bucket.url}/store')
+        assert 'account' in get_error_line(capsys, *options, f'--out={bucket.url}/store')
     assert not directories.list_files(parse_path(f'{bucket.url}/store'))
-    sent(tmp_path, f'{bucket.url}/same')
-    same_folder = one_line(capsys, f'--source=text:{bucket.url}/same/*.jsonl', f'--out={bucket.url}/same')
-    assert '(a.jsonl)' in same_folder
+    upload_folder(tmp_path, f'{bucket.url}/same')
+    same_folder_line = get_error_line(capsys, f'--source=text:{bucket.url}/same/*.jsonl', f'--out={bucket.url}/same')
+    assert '(a.jsonl)' in same_folder_line
 
 
 def test_prepare_prints_train_flags_for_store_in_bucket(tmp_path, bucket, capsys):
-    sent_to = sent_texts(tmp_path, bucket)
+    source = upload_texts(tmp_path, bucket)
     out = f'{bucket.url}/stores/pile'
-    assert main(['prepare', f'--source={sent_to}', f'--out={out}', '--vocabulary=300', '--held_out=0.2']) == 0
+    assert main(['prepare', f'--source={source}', f'--out={out}', '--vocabulary=300', '--held_out=0.2']) == 0
     assert f'--config.data.source=store:{out} --config.data.held_out=0.2' in capsys.readouterr().out
     assert main(['prepare', f'--check={out}', '--length=16', '--batch_size=4', '--json']) == 0
     assert json.loads(capsys.readouterr().out)['problems'] == []
-    again = one_line(capsys, f'--source={sent_to}', f'--out={out}', '--vocabulary=300', '--held_out=0.3')
-    assert 'held_out 0.2 -> 0.3' in again
+    changed_option_line = get_error_line(
+        capsys, f'--source={source}', f'--out={out}', '--vocabulary=300', '--held_out=0.3'
+    )
+    assert 'held_out 0.2 -> 0.3' in changed_option_line
 
 
-def sent_texts(tmp_path, bucket):
+def upload_texts(tmp_path, bucket):
     write_source(tmp_path / 'a.jsonl', TEXTS)
     upload_file(tmp_path / 'a.jsonl', parse_path(f'{bucket.url}/a.jsonl'))
     return f'text:{bucket.url}/a.jsonl'
 
 
-def command(source, out):
-    words = [sys.executable, '-m', 'sinklab', 'prepare', f'--source={source}', f'--out={out}', '--json']
-    return [*words, '--vocabulary=300', '--shard_tokens=10000', '--processes=2', '--held_out=0.2']
+def make_prepare_command(source, out):
+    arguments = [sys.executable, '-m', 'sinklab', 'prepare', f'--source={source}', f'--out={out}', '--json']
+    return [*arguments, '--vocabulary=300', '--shard_tokens=10000', '--processes=2', '--held_out=0.2']
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_prepare_resumes_after_kill_and_refuses_concurrent_run(tmp_path, bucket):
     write_source(tmp_path / 'a.jsonl', make_texts(800, words=300))
-    source = f'text:{sent(tmp_path, f"{bucket.url}/pile")}/*.jsonl'
+    source = f'text:{upload_folder(tmp_path, f"{bucket.url}/pile")}/*.jsonl'
     folder = parse_path(f'{bucket.url}/store')
-    local = json.loads(subprocess.run(command(source, tmp_path / 'whole'), check=True, capture_output=True).stdout)
-    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    local_result = json.loads(
+        subprocess.run(make_prepare_command(source, tmp_path / 'whole'), check=True, capture_output=True).stdout
+    )
+    no_output = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with bucket.proxy.treating(lambda method, _: Answer(seconds=0.3) if method in ('PUT', 'POST') else None):
-        running = subprocess.Popen(command(source, folder), **quiet)
+        process = subprocess.Popen(make_prepare_command(source, folder), **no_output)
         while len(list(folder.glob('train-*.json'))) < 3:
-            assert running.poll() is None
+            assert process.poll() is None
             time.sleep(0.05)
-        second = subprocess.run(command(source, folder), capture_output=True, text=True)
-        running.send_signal(signal.SIGKILL)
-        assert running.wait() == -signal.SIGKILL
-    assert second.returncode == 1
-    (line,) = second.stderr.splitlines()
+        second_run = subprocess.run(make_prepare_command(source, folder), capture_output=True, text=True)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert second_run.returncode == 1
+    (line,) = second_run.stderr.splitlines()
     assert f'{folder} ' in line
-    before = written_at(folder, [path.stem for path in folder.glob('*-*-*.json')])
-    finished = json.loads(subprocess.run(command(source, folder), check=True, capture_output=True).stdout)
-    assert finished['digest'] == local['digest']
-    assert written_at(folder, before) == before
-    assert same(tmp_path / 'whole', folder)
+    write_times = read_write_times(folder, [path.stem for path in folder.glob('*-*-*.json')])
+    result = json.loads(subprocess.run(make_prepare_command(source, folder), check=True, capture_output=True).stdout)
+    assert result['digest'] == local_result['digest']
+    assert read_write_times(folder, write_times) == write_times
+    assert check_same_store(tmp_path / 'whole', folder)
 
 
-def written_at(folder, shards):
+def read_write_times(folder, shards):
     """Return when the ids of these shards were written."""
-    known = {name: get_file_system(folder).info(f'{folder}/{name}.ids') for name in shards}
-    return {name: said.get('generation') or said['LastModified'] for name, said in known.items()}
+    file_properties = {name: get_file_system(folder).info(f'{folder}/{name}.ids') for name in shards}
+    return {
+        name: properties.get('generation') or properties['LastModified']
+        for name, properties in file_properties.items()
+    }
