@@ -18,12 +18,12 @@ from sinklab.run_dir import RunDir
 QUICK = 'configs/quickstart.py:softmax'
 
 
-def refused(capsys, *arguments):
+def get_error_line(capsys, *arguments):
     assert main(arguments) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ''
-    lines = printed.err.strip().splitlines()
-    assert len(lines) == 1, printed.err
+    captured = capsys.readouterr()
+    assert captured.out == ''
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
     return lines[0]
 
 
@@ -59,7 +59,7 @@ def refused(capsys, *arguments):
     ],
 )
 def test_train_refuses_invalid_argument_with_one_line_and_creates_no_run(capsys, tmp_path, arguments, words):
-    line = refused(capsys, 'train', f'--config={QUICK}', f'--workdir={tmp_path}/run', *arguments)
+    line = get_error_line(capsys, 'train', f'--config={QUICK}', f'--workdir={tmp_path}/run', *arguments)
     assert words in line
     assert not (tmp_path / 'run').exists()
 
@@ -79,7 +79,7 @@ def test_train_refuses_invalid_argument_with_one_line_and_creates_no_run(capsys,
     ],
 )
 def test_train_refuses_unknown_config_or_row(capsys, tmp_path, given, words):
-    assert words in refused(capsys, 'train', f'--config={given}', f'--workdir={tmp_path}/run')
+    assert words in get_error_line(capsys, 'train', f'--config={given}', f'--workdir={tmp_path}/run')
 
 
 def test_overrides_keep_field_types():
@@ -105,18 +105,21 @@ def test_overrides_keep_field_types():
 
 
 def test_size_flag_changes_model_size_but_not_attention():
-    (plain, usual), (small, smoke) = load_spec(QUICK, []), load_spec(QUICK, ['--config.optimizer.steps=5'], 'smoke')
-    assert (small.model.layers, small.optimizer.steps) == (2, 5)
-    assert small.model.attention == plain.model.attention
-    assert {name for name in usual if usual[name] != smoke[name]} == {'size', 'overrides'}
+    (default_spec, default_row), (smoke_spec, smoke_row) = (
+        load_spec(QUICK, []),
+        load_spec(QUICK, ['--config.optimizer.steps=5'], 'smoke'),
+    )
+    assert (smoke_spec.model.layers, smoke_spec.optimizer.steps) == (2, 5)
+    assert smoke_spec.model.attention == default_spec.model.attention
+    assert {name for name in default_row if default_row[name] != smoke_row[name]} == {'size', 'overrides'}
 
 
 def test_size_flag_is_refused_for_config_without_sizes(capsys, tmp_path, config):
     assert load_spec(config, [])[1]['size'] is None
-    line = refused(capsys, 'train', f'--config={config}', '--size=smoke', f'--workdir={tmp_path}/run')
+    line = get_error_line(capsys, 'train', f'--config={config}', '--size=smoke', f'--workdir={tmp_path}/run')
     assert '--size=smoke' in line
     assert f'--config={config}' in line
-    line = refused(capsys, 'train', f'--config={QUICK}', '--size=smoek', f'--workdir={tmp_path}/run')
+    line = get_error_line(capsys, 'train', f'--config={QUICK}', '--size=smoek', f'--workdir={tmp_path}/run')
     assert "'smoek'" in line
     assert 'smoke?' in line
     assert 'paper, quickstart, smoke' in line
@@ -145,46 +148,50 @@ def test_rows_table_fits_100_columns(capsys):
 
 
 def test_rows_lists_user_table_and_refuses_config_without_rows(capsys, tmp_path, config):
-    mine = tmp_path / 'table.py'
+    config_file = tmp_path / 'table.py'
     row = "dict(diff={'seed': 1}, published={'fails': True}, source='me', note='not so sure [1]')"
-    mine.write_text(f"from sinklab.configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n")
-    assert main(['rows', f'--config={mine}']) == 0
-    printed = capsys.readouterr().out
-    assert 'one  seed=1   fails      me ' in printed
-    assert 'not so sure [1]' in printed
-    assert f'--config={config}' in refused(capsys, 'rows', f'--config={config}')
-    assert '--config=nowhere.py' in refused(capsys, 'rows', '--config=nowhere.py')
-    assert '--row=x' in refused(capsys, 'rows', '--row=x')
+    config_file.write_text(
+        f"from sinklab.configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n"
+    )
+    assert main(['rows', f'--config={config_file}']) == 0
+    output = capsys.readouterr().out
+    assert 'one  seed=1   fails      me ' in output
+    assert 'not so sure [1]' in output
+    assert f'--config={config}' in get_error_line(capsys, 'rows', f'--config={config}')
+    assert '--config=nowhere.py' in get_error_line(capsys, 'rows', '--config=nowhere.py')
+    assert '--row=x' in get_error_line(capsys, 'rows', '--row=x')
 
 
 @pytest.mark.parametrize('value', ['nan', '-inf'])
 def test_non_finite_published_value_is_refused_before_writing(capsys, tmp_path, value):
-    mine = tmp_path / 'table.py'
+    config_file = tmp_path / 'table.py'
     row = f"dict(diff={{}}, published={{'sink/1': float({value!r})}}, source='me')"
-    mine.write_text(f"from sinklab.configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n")
-    for verb in (['rows'], ['sweep', f'--workdir={tmp_path}/runs']):
-        assert 'sink/1' in refused(capsys, *verb, f'--config={mine}')
-    assert 'sink/1' in refused(capsys, 'train', f'--config={mine}:one', f'--workdir={tmp_path}/run')
+    config_file.write_text(
+        f"from sinklab.configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n"
+    )
+    for command in (['rows'], ['sweep', f'--workdir={tmp_path}/runs']):
+        assert 'sink/1' in get_error_line(capsys, *command, f'--config={config_file}')
+    assert 'sink/1' in get_error_line(capsys, 'train', f'--config={config_file}:one', f'--workdir={tmp_path}/run')
     assert [path.name for path in tmp_path.iterdir() if path.is_dir() and path.name != '__pycache__'] == []
 
 
 def test_rows_reports_invalid_rows_as_refused(capsys, tmp_path):
     diffs = {'fine': {}, 'misspelt': {'optimizer.stps': 5}, 'powerless': {'model.attention.power': 2.0}}
     rows = {name: dict(diff=diff, published={}, source='me') for name, diff in diffs.items()}
-    mine = tmp_path / 'mine.py'
-    mine.write_text(f'from sinklab.configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n')
-    assert main(['rows', f'--config={mine}', '--json']) == 1
-    printed = capsys.readouterr()
-    fine, misspelt, powerless = json.loads(printed.out)
+    config_file = tmp_path / 'mine.py'
+    config_file.write_text(f'from sinklab.configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n')
+    assert main(['rows', f'--config={config_file}', '--json']) == 1
+    captured = capsys.readouterr()
+    fine, misspelt, powerless = json.loads(captured.out)
     assert 'refused' not in fine
     assert re.search('optimizer.stps .*configs/default.py', misspelt['refused'])
     assert re.match(r'config\.model\.attention\.power .*2\.0 .*normalizer sum', powerless['refused'])
-    assert re.search(f'{mine}:powerless .*config.model', printed.err)
-    assert len(printed.err.splitlines()) == 2
-    assert main(['rows', f'--config={mine}']) == 1
+    assert re.search(f'{config_file}:powerless .*config.model', captured.err)
+    assert len(captured.err.splitlines()) == 2
+    assert main(['rows', f'--config={config_file}']) == 1
     assert 'misspelt' in capsys.readouterr().err
-    mine.write_text('ROWS = dict(one=5)\ndef get_config(row):\n    return None\n')
-    assert re.search(r'one .*5.*dict\(diff=', refused(capsys, 'rows', f'--config={mine}'))
+    config_file.write_text('ROWS = dict(one=5)\ndef get_config(row):\n    return None\n')
+    assert re.search(r'one .*5.*dict\(diff=', get_error_line(capsys, 'rows', f'--config={config_file}'))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +213,7 @@ def test_config_file_error_names_file_and_line(capsys, tmp_path, monkeypatch, li
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'mine.py').write_text('\n'.join(lines) + '\n')
     for file in ('mine.py', f'{tmp_path}/mine.py'):
-        assert words in refused(capsys, 'train', f'--config={file}', '--workdir=run') + '\n'
+        assert words in get_error_line(capsys, 'train', f'--config={file}', '--workdir=run') + '\n'
 
 
 def test_config_path_resolves_from_any_working_directory(tmp_path, monkeypatch):
@@ -219,45 +226,45 @@ def test_config_path_resolves_from_any_working_directory(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_train_then_report_writes_results(capsys, tmp_path, config):
     assert main(['train', f'--config={config}', f'--workdir={tmp_path}/run', '--tensorboard']) == 0
-    said = capsys.readouterr()
-    assert re.search(r'\b8 steps in \d+ s$', said.out, re.MULTILINE)
-    assert re.search(r'^ *valid loss +\d+\.\d{3} nats ', said.out, re.MULTILINE)
-    assert 'valid loss' not in said.err
+    captured = capsys.readouterr()
+    assert re.search(r'\b8 steps in \d+ s$', captured.out, re.MULTILINE)
+    assert re.search(r'^ *valid loss +\d+\.\d{3} nats ', captured.out, re.MULTILINE)
+    assert 'valid loss' not in captured.err
     assert main(['report', f'{tmp_path}/run', '--json', f'--out={tmp_path}/out']) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row['step'] == 8
     assert (tmp_path / 'out' / 'report.html').exists()
-    events = scalars(tmp_path / 'run' / 'tensorboard')
-    written = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
-    np.testing.assert_allclose(events['train/loss'], [line['train/loss'] for line in written[1:]], rtol=1e-6)
+    events = read_scalars(tmp_path / 'run' / 'tensorboard')
+    records = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
+    np.testing.assert_allclose(events['train/loss'], [line['train/loss'] for line in records[1:]], rtol=1e-6)
 
 
-def scalars(folder):
+def read_scalars(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()['scalars']}
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return {name: [event.value for event in accumulator.Scalars(name)] for name in accumulator.Tags()['scalars']}
 
 
 @pytest.mark.slow
 def test_divergence_exits_with_3_and_names_last_checkpoint(capsys, tmp_path, config):
-    wild = ['--config.optimizer.peak_learning_rate=1e30', '--config.checkpoint.every_steps=1']
-    assert main(['train', f'--config={config}', f'--workdir={tmp_path}/run', *wild]) == 3
+    overrides = ['--config.optimizer.peak_learning_rate=1e30', '--config.checkpoint.every_steps=1']
+    assert main(['train', f'--config={config}', f'--workdir={tmp_path}/run', *overrides]) == 3
     assert f'{tmp_path}/run/checkpoints/' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('arguments', [['report', '/nowhere'], ['report', 'configs']])
 def test_report_refuses_folder_without_run(capsys, arguments):
-    assert arguments[1] in refused(capsys, *arguments)
+    assert arguments[1] in get_error_line(capsys, *arguments)
 
 
 @pytest.mark.slow
 def test_doctor_reports_checks_and_fails_on_unwritable_cache(capsys, monkeypatch):
     assert main(['doctor', '--json']) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found['checks'].values()) == {'ok'}
-    assert found['versions']['jax']
+    report = json.loads(capsys.readouterr().out)
+    assert set(report['checks'].values()) == {'ok'}
+    assert report['versions']['jax']
     monkeypatch.setenv('SINKLAB_CACHE', '/proc/nowhere')
     assert main(['doctor']) == 1
     assert 'token cache' in capsys.readouterr().err
@@ -266,7 +273,7 @@ def test_doctor_reports_checks_and_fails_on_unwritable_cache(capsys, monkeypatch
 @pytest.mark.parametrize('verb', COMMANDS)
 def test_unknown_flag_is_reported_before_missing_required_flag(capsys, verb):
     action = ['verify'] if verb == 'checkpoint' else []
-    line = refused(capsys, verb, *action, '--unheard-of=5', '--also_unknown')
+    line = get_error_line(capsys, verb, *action, '--unheard-of=5', '--also_unknown')
     assert '--unheard-of=5' in line
     assert '--also_unknown' in line
     assert f'sinklab {" ".join([verb, *action])} --help' in line
@@ -290,7 +297,7 @@ def test_unknown_flag_is_reported_before_missing_required_flag(capsys, verb):
 )
 def test_unknown_flag_error_suggests_closest_flag(capsys, tmp_path, monkeypatch, arguments, meant):
     monkeypatch.chdir(tmp_path)
-    assert f'{meant}?' in refused(capsys, *arguments)
+    assert f'{meant}?' in get_error_line(capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -302,20 +309,28 @@ def test_help_flag_suppresses_unknown_flag_error(capsys):
 
 
 def test_config_error_lists_all_invalid_fields(capsys, tmp_path):
-    wrong = {
+    invalid = {
         'optimizer.warmup_steps': 30,
         'optimizer.steps': 20,
         'probe.length': 99,
         'model.rotary.scaling': 'llama3',
     }
-    given = [f'--config.{path}={value}' for path, value in wrong.items()]
-    line = refused(capsys, 'train', f'--config={QUICK}', '--size=smoke', f'--workdir={tmp_path}/run', *given)
-    named = ('optimizer.warmup_steps is 30', 'probe.length is 99', *(f'rotary.{one}' for one in ('slow', 'fast')))
-    assert [words for words in named if words not in line] == []
+    overrides = [f'--config.{path}={value}' for path, value in invalid.items()]
+    line = get_error_line(
+        capsys, 'train', f'--config={QUICK}', '--size=smoke', f'--workdir={tmp_path}/run', *overrides
+    )
+    expected = (
+        'optimizer.warmup_steps is 30',
+        'probe.length is 99',
+        *(f'rotary.{factor}' for factor in ('slow', 'fast')),
+    )
+    assert [message for message in expected if message not in line] == []
     assert '(5) ' in line
-    several = ['--config.optimizer.stps=3', '--config.model.layers=many', '--config.data.lenght=3']
-    line = refused(capsys, 'train', f'--config={QUICK}', f'--workdir={tmp_path}/run', *several)
-    assert [words for words in ('optimizer.stps', 'model.layers=many', 'data.lenght') if words not in line] == []
+    unknown_overrides = ['--config.optimizer.stps=3', '--config.model.layers=many', '--config.data.lenght=3']
+    line = get_error_line(capsys, 'train', f'--config={QUICK}', f'--workdir={tmp_path}/run', *unknown_overrides)
+    assert [
+        message for message in ('optimizer.stps', 'model.layers=many', 'data.lenght') if message not in line
+    ] == []
     assert not (tmp_path / 'run').exists()
 
 
@@ -345,11 +360,11 @@ def test_suggested_workdir_is_shell_quoted(capsys, tmp_path):
     folder = tmp_path / 'my runs'
     folder.mkdir()
     (folder / 'letter').write_text('dear')
-    line = refused(capsys, 'train', f'--config={QUICK}', f'--workdir={folder}')
+    line = get_error_line(capsys, 'train', f'--config={QUICK}', f'--workdir={folder}')
     assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}/run']
     (folder / 'letter').rename(folder / 'row.json')
     RunDir(folder).write_json('config', {'seed': 5})
-    line = refused(capsys, 'train', f'--config={QUICK}', f'--workdir={folder}')
+    line = get_error_line(capsys, 'train', f'--config={QUICK}', f'--workdir={folder}')
     assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}-2']
 
 
@@ -359,23 +374,23 @@ def test_help_does_not_import_jax_or_numpy():
     subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)
 
 
-def actions(parser):
+def iterate_parsers(parser):
     """Yield a parser and all its subparsers, each with its program name."""
     yield parser.prog, parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                yield from actions(below)
+            for subparser in action.choices.values():
+                yield from iterate_parsers(subparser)
 
 
-SUBPARSERS = dict(actions(build_parser()))
+SUBPARSERS = dict(iterate_parsers(build_parser()))
 
 
 @pytest.mark.parametrize('prog', SUBPARSERS)
 def test_every_option_has_help_and_every_command_has_example(prog):
-    verb = SUBPARSERS[prog]
-    assert all(action.help for action in verb._actions if not isinstance(action, argparse._SubParsersAction))
-    assert f'example:\n  {prog.split()[0]}' in verb.epilog
+    parser = SUBPARSERS[prog]
+    assert all(action.help for action in parser._actions if not isinstance(action, argparse._SubParsersAction))
+    assert f'example:\n  {prog.split()[0]}' in parser.epilog
 
 
 @pytest.mark.parametrize(
@@ -390,9 +405,9 @@ def test_every_option_has_help_and_every_command_has_example(prog):
     ],
 )
 def test_unknown_flag_check_accepts_values_that_begin_with_dashes(words, prompt):
-    given = ['sample', 'run', *words]
-    top = build_parser()
-    top.check_unknown_options(given)
-    assert top.parse_known_args(given)[0].prompt == prompt
+    arguments = ['sample', 'run', *words]
+    parser = build_parser()
+    parser.check_unknown_options(arguments)
+    assert parser.parse_known_args(arguments)[0].prompt == prompt
     with pytest.raises(UserError, match='--prmpt'):
-        top.check_unknown_options([*given, '--prmpt=two words'])
+        parser.check_unknown_options([*arguments, '--prmpt=two words'])
