@@ -19,7 +19,7 @@ from sinklab.cli.sweep import train_runs
 from sinklab.run_dir import RunDir
 from sinklab.sweep.plan import SweepRun
 
-HERE = Path(__file__).parent
+TESTS_FOLDER = Path(__file__).parent
 # Program without JAX that writes the records of a run and handles SIGINT as a run does.
 CHILD = """
 import json, os, signal, sys, time
@@ -44,7 +44,7 @@ write(end='done', words='')
 """
 
 
-class Held:
+class UncontestedLease:
     """Lease without competitors."""
 
     def mark_stopping(self):
@@ -57,60 +57,65 @@ class Held:
 def sweep(folder, *waits):
     """Train two runs in processes of CHILD with the display of a sweep."""
     runs = [SweepRun(name, 0, RunDir(f'{folder}/{name}'), None, make_tiny_spec()) for name in ('softmax', 'sigmoid')]
-    train_runs(runs, lambda run: [sys.executable, '-c', CHILD, *waits], Held(), jobs=1)
+    train_runs(runs, lambda run: [sys.executable, '-c', CHILD, *waits], UncontestedLease(), jobs=1)
     return runs
 
 
-def in_terminal(code, keys=(), columns=80, term='xterm-256color', seconds=60):
+def run_in_terminal(code, keys=(), columns=80, term='xterm-256color', seconds=60):
     """Run code in a terminal and return (output, exit code); press each of `keys` after its text appears.
 
     Kill a program that runs for longer than `seconds`.
     """
-    environment = {**os.environ, 'TERM': term, 'COLUMNS': str(columns), 'PYTHONPATH': f'{HERE}:{HERE.parent}'}
+    environment = {
+        **os.environ,
+        'TERM': term,
+        'COLUMNS': str(columns),
+        'PYTHONPATH': f'{TESTS_FOLDER}:{TESTS_FOLDER.parent}',
+    }
     environment.pop('NO_COLOR', None)
     pid, terminal = pty.fork()
     if not pid:
         os.execve(sys.executable, [sys.executable, '-c', code], environment)
-    said, keys, end = b'', list(keys), time.monotonic() + seconds
-    while time.monotonic() < end:
+    output, keys, deadline = b'', list(keys), time.monotonic() + seconds
+    while time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.1)[0]:
             try:
-                more = os.read(terminal, 65536)
+                chunk = os.read(terminal, 65536)
             except OSError:
                 break
-            said += more
-        if keys and keys[0][0] in said:
+            output += chunk
+        if keys and keys[0][0] in output:
             os.write(terminal, keys.pop(0)[1])
     else:
         os.kill(pid, signal.SIGKILL)
-    return said.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return output.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def screen(said):
+def render_screen(output):
     """Return the final lines of a terminal, after carriage returns, moves up and erased lines."""
-    lines, at, column = [''], 0, 0
-    for sign in re.findall(r'\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+', said):
-        if sign == '\r':
+    lines, row, column = [''], 0, 0
+    for part in re.findall(r'\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+', output):
+        if part == '\r':
             column = 0
-        elif sign == '\n':
-            at += 1
-            lines += [''] * (at + 1 - len(lines))
-        elif sign.startswith('\x1b'):
-            if sign.endswith('A'):
-                at = max(0, at - int(sign[2:-1] or 1))
-            elif sign == '\x1b[2K':
-                lines[at] = ''
+        elif part == '\n':
+            row += 1
+            lines += [''] * (row + 1 - len(lines))
+        elif part.startswith('\x1b'):
+            if part.endswith('A'):
+                row = max(0, row - int(part[2:-1] or 1))
+            elif part == '\x1b[2K':
+                lines[row] = ''
         else:
-            lines[at] = lines[at].ljust(column)[:column] + sign + lines[at][column + len(sign) :]
-            column += len(sign)
+            lines[row] = lines[row].ljust(column)[:column] + part + lines[row][column + len(part) :]
+            column += len(part)
     return [line.rstrip() for line in lines if line.strip()]
 
 
 @pytest.mark.slow
 def test_in_terminal_kills_program_after_timeout():
-    said, code = in_terminal('import time; print("begun", flush=True); time.sleep(600)', seconds=2)
+    output, code = run_in_terminal('import time; print("begun", flush=True); time.sleep(600)', seconds=2)
     assert code == -signal.SIGKILL
-    assert said.strip() == 'begun'
+    assert output.strip() == 'begun'
 
 
 SWEEP = (
@@ -121,32 +126,32 @@ SWEEP = (
 
 @pytest.mark.slow
 def test_bars_show_loss_and_sink_and_are_erased(tmp_path):
-    said, code = in_terminal(f'{SWEEP}sweep({str(tmp_path)!r})')
-    assert code == 0, said
-    plain = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', said)
-    assert re.search(r'softmax +\S+ +8/8 +loss 3\.500 +Sink_1 +53\.2 %', plain)
-    assert re.search(r'all runs +\S+ +1/2', plain), 'one bar of all runs, where they are more than come at once'
-    assert not any('8/8' in line or 'all runs' in line for line in screen(said))
-    left = [(row, words) for row in ('softmax', 'sigmoid') for words in ('a warning', 'words of a library')]
-    assert [(row in line, words in line) for (row, words), line in zip(left, screen(said), strict=True)] == [
-        (True, True)
-    ] * 4
-    assert 'attention: dense' not in plain
-    assert max(map(len, plain.replace('\r', '\n').splitlines())) <= 80
+    output, code = run_in_terminal(f'{SWEEP}sweep({str(tmp_path)!r})')
+    assert code == 0, output
+    text = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', output)
+    assert re.search(r'softmax +\S+ +8/8 +loss 3\.500 +Sink_1 +53\.2 %', text)
+    assert re.search(r'all runs +\S+ +1/2', text), 'one bar of all runs, where they are more than come at once'
+    assert not any('8/8' in line or 'all runs' in line for line in render_screen(output))
+    expected = [(row, message) for row in ('softmax', 'sigmoid') for message in ('a warning', 'words of a library')]
+    assert [
+        (row in line, message in line) for (row, message), line in zip(expected, render_screen(output), strict=True)
+    ] == [(True, True)] * 4
+    assert 'attention: dense' not in text
+    assert max(map(len, text.replace('\r', '\n').splitlines())) <= 80
 
 
 @pytest.mark.slow
 def test_ctrl_c_restores_terminal_and_cursor(tmp_path):
     code = f'{SWEEP}runs = sweep({str(tmp_path)!r}, "wait")\nprint("ended", [run.outcome for run in runs])'
-    said, code = in_terminal(code, [(b'4.250', b'\x03')])
-    assert code == 0, said
-    assert '\x1b[?25l' not in said, 'a process that is killed could not show the cursor again'
-    last = [line.removeprefix('^C') for line in screen(said)]
-    warning, words, end = last
+    output, code = run_in_terminal(code, [(b'4.250', b'\x03')])
+    assert code == 0, output
+    assert '\x1b[?25l' not in output, 'a process that is killed could not show the cursor again'
+    lines = [line.removeprefix('^C') for line in render_screen(output)]
+    warning, message, end = lines
     assert re.fullmatch('softmax.* a warning', warning)
-    assert re.fullmatch('softmax.* words of a library', words)
+    assert re.fullmatch('softmax.* words of a library', message)
     assert end == "ended ['to do', 'to do']", 'what this test prints'
-    assert 'stopping' in said
+    assert 'stopping' in output
 
 
 @pytest.mark.slow
@@ -154,14 +159,14 @@ def test_ctrl_c_restores_terminal_and_cursor(tmp_path):
 def test_output_without_erasable_terminal_is_plain_lines(tmp_path, term):
     code = f'{SWEEP}sweep({str(tmp_path)!r})'
     if term == 'dumb':
-        said = in_terminal(code, term=term)[0].replace('\r\n', '\n')
+        output = run_in_terminal(code, term=term)[0].replace('\r\n', '\n')
     else:
-        environment = {**os.environ, 'FORCE_COLOR': '1', 'PYTHONPATH': f'{HERE}:{HERE.parent}'}
-        said = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True).stderr
-    assert '\x1b' not in said
-    first, second = re.split(r'^\[2/2\] sigmoid, seed 0\n', said, flags=re.MULTILINE)
-    begin, *lines = first.splitlines()
-    assert re.fullmatch(r'\[1/2\] softmax, seed 0', begin)
+        environment = {**os.environ, 'FORCE_COLOR': '1', 'PYTHONPATH': f'{TESTS_FOLDER}:{TESTS_FOLDER.parent}'}
+        output = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True).stderr
+    assert '\x1b' not in output
+    first, second = re.split(r'^\[2/2\] sigmoid, seed 0\n', output, flags=re.MULTILINE)
+    heading, *lines = first.splitlines()
+    assert re.fullmatch(r'\[1/2\] softmax, seed 0', heading)
     assert all(line.startswith('softmax, seed 0') for line in lines), 'each line names its run'
     assert all(line.startswith('sigmoid, seed 0') for line in second.splitlines()[: len(lines)])
     contents = ['dense', 'step 0/8', 'a warning', 'words of a library', 'step 8/8']
@@ -173,9 +178,9 @@ def test_output_without_erasable_terminal_is_plain_lines(tmp_path, term):
 
 def test_progress_callback_writes_records_of_sweep_run(monkeypatch, capsys):
     monkeypatch.setenv(progress.PROGRESS_VARIABLE, 'json')
-    with progress.ProgressCallback('mine', make_tiny_spec()) as shown:
-        shown.on_train_begin(0, 'dense', ['a 1 -> 2'])
-        shown.on_record({'step': 8, 'train/loss': 2.0, 'sink/1': 5.0, 'other': 1.0}, written=True)
+    with progress.ProgressCallback('mine', make_tiny_spec()) as callback:
+        callback.on_train_begin(0, 'dense', ['a 1 -> 2'])
+        callback.on_record({'step': 8, 'train/loss': 2.0, 'sink/1': 5.0, 'other': 1.0}, written=True)
     records = [progress.parse_record(line) for line in capsys.readouterr().err.split('\n')]
     assert {'note': 'attention: dense'} in records
     assert {'warning': 'since step 0: a 1 -> 2'} in records
