@@ -28,7 +28,7 @@ from sinklab.attn.backends import BACKENDS
 from sinklab.attn.key_mass import compute_key_mass
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
-beside_a_column = functools.partial(make_alibi_bias, columns=1)
+make_alibi_bias_with_column = functools.partial(make_alibi_bias, columns=1)
 
 
 @pytest.mark.slow
@@ -40,7 +40,7 @@ def test_chunked_attention_matches_reference_with_masks_columns_and_alibi(operat
         make_attention_config(*operation),
         combine_masks(LENGTH),
         arrays,
-        beside_a_column,
+        make_alibi_bias_with_column,
         1,
         (jnp.asarray(ALIBI_SLOPES),),
         5e-5,
@@ -51,21 +51,21 @@ PRECISIONS = {'float32': (jnp.float32, 5e-5), 'bfloat16': (jnp.bfloat16, 1.5e-2)
 WIDTHS = 64, 96, 128
 
 
-def cases():
+def make_cases():
     """Yield every operation, width and precision. Most cases are exhaustive; the others are slow."""
     for operation in KERNEL_OPERATIONS:
-        for shift, precision in enumerate(PRECISIONS):
+        for offset, precision in enumerate(PRECISIONS):
             for width in WIDTHS:
-                turn = COVERING_OPERATIONS.index(operation) if operation in COVERING_OPERATIONS else None
-                often = turn is not None and width == WIDTHS[(turn + shift) % 3]
-                often = often and (precision == 'float32' or turn % 2 == 0)
-                mark = pytest.mark.slow if often else pytest.mark.exhaustive
+                position = COVERING_OPERATIONS.index(operation) if operation in COVERING_OPERATIONS else None
+                is_slow = position is not None and width == WIDTHS[(position + offset) % 3]
+                is_slow = is_slow and (precision == 'float32' or position % 2 == 0)
+                mark = pytest.mark.slow if is_slow else pytest.mark.exhaustive
                 yield pytest.param(
                     operation, width, precision, id=f'{"-".join(operation)}-{width}-{precision}', marks=mark
                 )
 
 
-@pytest.mark.parametrize(('operation', 'width', 'precision'), list(cases()))
+@pytest.mark.parametrize(('operation', 'width', 'precision'), list(make_cases()))
 def test_tpu_kernels_match_reference_with_masks_columns_and_alibi(operation, width, precision):
     dtype, atol = PRECISIONS[precision]
     arrays = draw_inputs(width, columns=1, dtype=dtype, batch=len(MASKS))
@@ -74,7 +74,7 @@ def test_tpu_kernels_match_reference_with_masks_columns_and_alibi(operation, wid
         make_attention_config(*operation),
         combine_masks(LENGTH),
         arrays,
-        beside_a_column,
+        make_alibi_bias_with_column,
         1,
         (jnp.asarray(ALIBI_SLOPES),),
         atol,
@@ -127,7 +127,7 @@ def test_fully_masked_queries_give_zeros_and_finite_gradients(operation, backend
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
-READ = ('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('identity', 'clamped')
+KEY_MASS_OPERATIONS = ('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('identity', 'clamped')
 
 
 @pytest.mark.slow
@@ -135,45 +135,50 @@ READ = ('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('identity', 'cla
 def test_backends_use_scale_of_operation(scale):
     arrays = draw_inputs(16, columns=1)
     for pair in (('exp', 'p_norm'), ('sigmoid', 'none')):
-        asked = make_attention_spec(make_attention_config(*pair), masks.make_causal_mask(LENGTH), 1)
-        asked = dataclasses.replace(asked, operation=dataclasses.replace(asked.operation, scale=scale))
+        spec = make_attention_spec(make_attention_config(*pair), masks.make_causal_mask(LENGTH), 1)
+        spec = dataclasses.replace(spec, operation=dataclasses.replace(spec.operation, scale=scale))
         query, key, value = arrays
-        plain = make_attention_spec(make_attention_config(*pair), masks.make_causal_mask(LENGTH), 1)
-        scaled = reference.attend(scale * np.sqrt(16) * query, key, value, plain)  # the reference with a scaled query
+        plain_spec = make_attention_spec(make_attention_config(*pair), masks.make_causal_mask(LENGTH), 1)
+        scaled = reference.attend(
+            scale * np.sqrt(16) * query, key, value, plain_spec
+        )  # the reference with a scaled query
         with interpret_pallas():
             for backend in ('dense', 'chunked', 'tpu'):
-                found = BACKENDS[backend].attend(*arrays, asked, needs_mass=True)
+                result = BACKENDS[backend].attend(*arrays, spec, needs_mass=True)
                 assert_close(
-                    (found.output_BTHK, found.row_stats.mass_BHT),
+                    (result.output_BTHK, result.row_stats.mass_BHT),
                     (scaled.output_BTHK, scaled.row_stats.mass_BHT),
                     5e-5,
                 )
-                received = compute_key_mass(query, key, found.row_stats, asked, 3)
-                assert_close(received.raw_BHS, scaled.attention_BHTS[..., :4].sum(2), 5e-5)
+                key_mass = compute_key_mass(query, key, result.row_stats, spec, 3)
+                assert_close(key_mass.raw_BHS, scaled.attention_BHTS[..., :4].sum(2), 5e-5)
 
 
 @pytest.mark.parametrize(
     'case',
     make_case_params(
-        itertools.product(('dense', 'chunked', 'tpu'), READ),
-        [*zip(('chunked', 'tpu', 'chunked', 'tpu'), READ, strict=True), ('dense', READ[0])],
+        itertools.product(('dense', 'chunked', 'tpu'), KEY_MASS_OPERATIONS),
+        [
+            *zip(('chunked', 'tpu', 'chunked', 'tpu'), KEY_MASS_OPERATIONS, strict=True),
+            ('dense', KEY_MASS_OPERATIONS[0]),
+        ],
     ),
 )
 @pytest.mark.slow
 def test_key_mass_matches_full_attention_matrix(case):
     backend, operation = case
     arrays, keys = draw_inputs(64, columns=1, batch=len(MASKS)), 5
-    asked = make_attention_spec(
+    spec = make_attention_spec(
         dataclasses.replace(make_attention_config(*operation), gain=0.5),
         combine_masks(LENGTH),
         1,
         make_alibi_bias(columns=1),
     )
     with interpret_pallas():
-        _, rows, _ = BACKENDS[backend].attend(*arrays, asked, needs_mass=True)
-    found = compute_key_mass(*arrays[:2], rows, asked, keys, first_query=2)
-    attention_BHTS = np.float64(reference.attend(*arrays, asked).attention_BHTS)[:, :, 2:]
+        _, row_stats, _ = BACKENDS[backend].attend(*arrays, spec, needs_mass=True)
+    key_mass = compute_key_mass(*arrays[:2], row_stats, spec, keys, first_query=2)
+    attention_BHTS = np.float64(reference.attend(*arrays, spec).attention_BHTS)[:, :, 2:]
     mass = np.abs(attention_BHTS).sum(-1, keepdims=True)
-    assert_close(found.raw_BHS, attention_BHTS[..., : 1 + keys].sum(2), 2e-5)
-    assert_close(found.share_BHS, (np.abs(attention_BHTS) / (mass + 1e-8))[..., : 1 + keys].sum(2), 2e-5)
-    assert_close(found.mass_BH, mass[..., 0].mean(-1), 2e-5)
+    assert_close(key_mass.raw_BHS, attention_BHTS[..., : 1 + keys].sum(2), 2e-5)
+    assert_close(key_mass.share_BHS, (np.abs(attention_BHTS) / (mass + 1e-8))[..., : 1 + keys].sum(2), 2e-5)
+    assert_close(key_mass.mass_BH, mass[..., 0].mean(-1), 2e-5)
