@@ -46,7 +46,7 @@ READER = """
 """
 
 
-def alone(program, *arguments):
+def run_offline(program, *arguments):
     """Run a program in a subprocess without a network; return the last line of its output."""
     environment = {
         **os.environ,
@@ -55,45 +55,49 @@ def alone(program, *arguments):
         'https_proxy': 'http://localhost:9',
     }
     command = [sys.executable, '-c', textwrap.dedent(program), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.strip().splitlines()[-1]
+    process = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return process.stdout.strip().splitlines()[-1]
 
 
 @pytest.fixture(scope='module')
-def built(tmp_path_factory):
+def dataset_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('tfds')
     (folder / 'stories').mkdir()
     (folder / 'stories' / '__init__.py').touch()
     program = f'TEXTS = {TEXTS!r}\nFOLDER = {str(folder / "data")!r}\n' + textwrap.dedent(BUILDER)
     (folder / 'stories' / 'stories_dataset_builder.py').write_text(program)
-    return alone(f'import sys; sys.path.insert(0, {str(folder)!r}); import stories.stories_dataset_builder')
+    return run_offline(f'import sys; sys.path.insert(0, {str(folder)!r}); import stories.stories_dataset_builder')
 
 
 @pytest.mark.slow
-def test_tfds_examples_are_documents_without_tensorflow(built):
-    found = json.loads(alone(READER, f'tfds:{built}:train#domain=kind'))
-    assert sorted(text for _, text, _, _ in found) == sorted(TEXTS)
-    assert {(text, domain) for _, text, domain, _ in found} == {
+def test_tfds_examples_are_documents_without_tensorflow(dataset_folder):
+    documents = json.loads(run_offline(READER, f'tfds:{dataset_folder}:train#domain=kind'))
+    assert sorted(text for _, text, _, _ in documents) == sorted(TEXTS)
+    assert {(text, domain) for _, text, domain, _ in documents} == {
         (text, 'even' if number % 2 == 0 else 'odd') for number, text in enumerate(TEXTS)
     }
-    assert len({name for name, *_ in found}) == len(TEXTS)
-    assert sum(size for *_, size in found) == open_source(f'tfds:{built}:train').size > 0
+    assert len({name for name, *_ in documents}) == len(TEXTS)
+    assert sum(size for *_, size in documents) == open_source(f'tfds:{dataset_folder}:train').size > 0
 
 
 @pytest.mark.slow
-def test_tfds_splits_and_slices_are_read(built):
-    whole = [document.text for document in open_source(f'tfds:{built}').read_documents()]
-    assert [document.text for document in open_source(f'tfds:{built}:train[:50%]').read_documents()] == whole[:25]
-    assert [document.text for document in open_source(f'tfds:{built}:train[10:20]').read_documents()] == whole[10:20]
-    assert sorted(document.text for document in open_source(f'tfds:{built}:test').read_documents()) == sorted(
-        TEXTS[40:]
-    )
+def test_tfds_splits_and_slices_are_read(dataset_folder):
+    texts = [document.text for document in open_source(f'tfds:{dataset_folder}').read_documents()]
+    assert [
+        document.text for document in open_source(f'tfds:{dataset_folder}:train[:50%]').read_documents()
+    ] == texts[:25]
+    assert [
+        document.text for document in open_source(f'tfds:{dataset_folder}:train[10:20]').read_documents()
+    ] == texts[10:20]
+    assert sorted(
+        document.text for document in open_source(f'tfds:{dataset_folder}:test').read_documents()
+    ) == sorted(TEXTS[40:])
 
 
 @pytest.mark.slow
-def test_tfds_file_format_that_needs_tensorflow_is_rejected(built, tmp_path):
-    shutil.copytree(built, tmp_path / 'other')
+def test_tfds_file_format_that_needs_tensorflow_is_rejected(dataset_folder, tmp_path):
+    shutil.copytree(dataset_folder, tmp_path / 'other')
     info = tmp_path / 'other' / 'dataset_info.json'
     info.write_text(info.read_text().replace('array_record', 'tfrecord'))
     with pytest.raises(UserError, match=r'tfrecord.*TensorFlow.*tfds build'):
@@ -103,10 +107,10 @@ def test_tfds_file_format_that_needs_tensorflow_is_rejected(built, tmp_path):
 def test_tfds_dataset_that_cannot_be_prepared_is_rejected_with_remedy(tmp_path, monkeypatch):
     tfds = pytest.importorskip('tensorflow_datasets')
 
-    def fail(_):
+    def raise_connection_error(_):
         raise ConnectionError('no\nroute')
 
-    monkeypatch.setattr(tfds.core.DatasetBuilder, 'download_and_prepare', fail)
+    monkeypatch.setattr(tfds.core.DatasetBuilder, 'download_and_prepare', raise_connection_error)
     monkeypatch.setattr(tfds.core.DatasetBuilder, 'is_prepared', lambda _: False)
     with pytest.raises(UserError, match=r'ConnectionError: no route.*tfds build tiny_shakespeare'):
         open_source('tfds:tiny_shakespeare')
@@ -121,8 +125,8 @@ def test_tfds_dataset_that_cannot_be_prepared_is_rejected_with_remedy(tmp_path, 
         (':train+train', 'twice'),
     ],
 )
-def test_tfds_unknown_split_or_field_is_rejected_with_one_line(built, behind, words):
-    with pytest.raises(UserError) as refusal:
-        list(open_source(f'tfds:{built}{behind}').read_documents())
-    assert '\n' not in str(refusal.value)
-    assert words in str(refusal.value)
+def test_tfds_unknown_split_or_field_is_rejected_with_one_line(dataset_folder, behind, words):
+    with pytest.raises(UserError) as error:
+        list(open_source(f'tfds:{dataset_folder}{behind}').read_documents())
+    assert '\n' not in str(error.value)
+    assert words in str(error.value)
