@@ -26,33 +26,35 @@ def test_format_outcome_compares_with_published_failure(outcomes, fails, words):
     assert sweep_table.format_outcome(outcomes.split(',' if ',' in outcomes else ' '), fails) == words
 
 
-def arm(row, published, outcomes=('done', 'done'), **numbers):
+def make_row_result(row, published, outcomes=('done', 'done'), **metrics):
     """Make the result of a row whose seeds 0, 1, ... have these metrics; _ stands for / in their names."""
-    done = {
-        seed: {name.replace('_', '/'): values[seed] for name, values in numbers.items()}
+    metrics_by_seed = {
+        seed: {name.replace('_', '/'): values[seed] for name, values in metrics.items()}
         for seed, outcome in enumerate(outcomes)
         if outcome == 'done'
     }
-    return RowResult(dict(config='x.py', row=row, published=published), dict(enumerate(outcomes)), {}, done)
+    return RowResult(
+        dict(config='x.py', row=row, published=published), dict(enumerate(outcomes)), {}, metrics_by_seed
+    )
 
 
 def test_sweep_table_difference_uses_common_seeds():
-    first = arm('a', {}, ('done', 'crashed', 'done'), sink_1=[10.0, 0.0, 30.0])
-    other = arm('b', {}, ('done', 'done', 'done'), sink_1=[11.0, 50.0, 34.0])
+    first = make_row_result('a', {}, ('done', 'crashed', 'done'), sink_1=[10.0, 0.0, 30.0])
+    other = make_row_result('b', {}, ('done', 'done', 'done'), sink_1=[11.0, 50.0, 34.0])
     rows = sweep_table.make_sweep_table(
-        [first, other, arm('c', {}, ('diverged', 'done', 'refused'), sink_1=[1.0, 2.0, 3.0])]
+        [first, other, make_row_result('c', {}, ('diverged', 'done', 'refused'), sink_1=[1.0, 2.0, 3.0])]
     )
     assert rows[1]['ours']['sink/1'] == pytest.approx(dict(mean=95 / 3, sd=np.std([11, 50, 34], ddof=1), n=3))
-    apart = dict(mean=2.5, sd=1.5 * 2**0.5, n=2, interval=None)
-    assert rows[1]['difference'] == {'from': 'a', 'sink/1': pytest.approx(apart)}
+    expected = dict(mean=2.5, sd=1.5 * 2**0.5, n=2, interval=None)
+    assert rows[1]['difference'] == {'from': 'a', 'sink/1': pytest.approx(expected)}
     assert rows[2]['difference'] == {'from': 'a'}
     assert rows[2]['ours']['sink/1'] == dict(mean=2.0, sd=None, n=1)
 
 
 def test_sweep_table_difference_of_three_seeds_has_interval():
     first, other = (
-        arm('a', {}, 3 * ('done',), sink_1=[10.0, 20.0, 30.0]),
-        arm('b', {}, 3 * ('done',), sink_1=[1.0, 2.0, 9.0]),
+        make_row_result('a', {}, 3 * ('done',), sink_1=[10.0, 20.0, 30.0]),
+        make_row_result('b', {}, 3 * ('done',), sink_1=[1.0, 2.0, 9.0]),
     )
     difference = sweep_table.make_sweep_table([first, other])[1]['difference']['sink/1']
     assert difference['interval'] == compute_mean_interval([-9.0, -18.0, -21.0])
@@ -63,15 +65,15 @@ def test_sweep_table_difference_of_three_seeds_has_interval():
     [([0, 0, 10, 30, 40], 250.0), ([30, 40, 30, 30, 40], 0.0), ([0, 50, 5, 30, 40], 250.0), ([50, 0, 0, 0, 0], None)],
 )
 def test_run_metrics_include_step_of_sink_emergence(rates, step):
-    records = [{'step': 100 * at, 'sink/1': float(rate)} for at, rate in enumerate(rates)]
+    records = [{'step': 100 * index, 'sink/1': float(rate)} for index, rate in enumerate(rates)]
     assert sweep_table.compute_run_metrics(records, None).get(sweep_table.EMERGENCE_METRIC) == step
 
 
 def test_table_cells_combine_measured_and_published_values():
-    first = arm('plain', {'sink/1': 18.18, 'valid/loss': 3.7}, sink_1=[10.0, 20.0], valid_loss=[3.0, 3.5])
-    others = {'sink/2': 69.03, 'not measured here': 5}
-    moved = arm('moved', others, sink_1=[0.0, 1.0], sink_2=[60.0, 60.0], sink_star=[1.0, 3.0])
-    fails = arm('fails', {'fails': True}, ('diverged', 'diverged'))
+    first = make_row_result('plain', {'sink/1': 18.18, 'valid/loss': 3.7}, sink_1=[10.0, 20.0], valid_loss=[3.0, 3.5])
+    published = {'sink/2': 69.03, 'not measured here': 5}
+    moved = make_row_result('moved', published, sink_1=[0.0, 1.0], sink_2=[60.0, 60.0], sink_star=[1.0, 3.0])
+    fails = make_row_result('fails', {'fails': True}, ('diverged', 'diverged'))
     headings, rows = sweep_table.format_table_cells(sweep_table.make_sweep_table([first, moved, fails]))
     assert headings == [
         *('row', 'runs', 'Sink_1 (%)', 'Sink_1 - plain (%)', 'Sink_* (%)', 'Sink_2 (%)', 'valid loss (nats)', 'end')
