@@ -28,18 +28,18 @@ CASES = [
 ]
 
 
-def products(jaxpr, times=1):
+def iterate_product_flops(jaxpr, factor=1):
     """Yield the FLOPs of all matrix products of a jaxpr; multiply those of a scan by its length."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == 'dot_general':
-            (contracted, _), _ = equation.params['dimension_numbers']
-            summed = math.prod(equation.invars[0].aval.shape[at] for at in contracted)
-            yield 2 * times * summed * math.prod(equation.outvars[0].aval.shape)
-        rounds = equation.params['length'] if equation.primitive.name == 'scan' else 1
+            (contracted_axes, _), _ = equation.params['dimension_numbers']
+            contracted_size = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted_axes)
+            yield 2 * factor * contracted_size * math.prod(equation.outvars[0].aval.shape)
+        length = equation.params['length'] if equation.primitive.name == 'scan' else 1
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'eqns')):
             inner = getattr(inner, 'jaxpr', inner)
             if hasattr(inner, 'eqns'):
-                yield from products(inner, times * rounds)
+                yield from iterate_product_flops(inner, factor * length)
 
 
 @pytest.mark.parametrize('changes', CASES, ids=str)
@@ -49,23 +49,24 @@ def test_forward_flops_equal_matrix_products_of_traced_model(changes):
     model = nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0)))
     graph, params = nnx.split(model)
 
-    def logits(params, ids):
+    def compute_logits(params, ids):
         return nnx.merge(graph, params)(ids, backend='dense')[0]
 
-    counted = sum(products(jax.make_jaxpr(logits)(params, ids).jaxpr))
+    product_flops = sum(iterate_product_flops(jax.make_jaxpr(compute_logits)(params, ids).jaxpr))
     assert (
-        counted == spec.data.length * flops.count_forward_flops(spec.model, spec.data.length, uses_mask=False).total
+        product_flops
+        == spec.data.length * flops.count_forward_flops(spec.model, spec.data.length, uses_mask=False).total
     )
 
 
 def test_forward_flops_account_for_causal_mask_and_window():
     length = make_tiny_spec().data.length
-    whole, half = (
-        flops.count_forward_flops(make_tiny_spec().model, length, masked).attention for masked in (False, True)
+    full, causal = (
+        flops.count_forward_flops(make_tiny_spec().model, length, uses_mask).attention for uses_mask in (False, True)
     )
-    assert half / whole == pytest.approx((length + 1) / 2 / length)
+    assert causal / full == pytest.approx((length + 1) / 2 / length)
     window = flops.count_forward_flops(make_tiny_spec(model__mask__window=2).model, length).attention
-    assert window / whole == pytest.approx((2 - 1 / length) / length)
+    assert window / full == pytest.approx((2 - 1 / length) / length)
 
 
 def test_step_flops_of_1b_model_match_standard_formula():
@@ -75,10 +76,10 @@ def test_step_flops_of_1b_model_match_standard_formula():
 
     spec = parse_config(scale.get_config('softmax_1b').to_dict())
     tokens, model = spec.optimizer.batch_size * spec.data.length, spec.model
-    blocks = model.layers * model.width * (4 * model.width + 3 * model.ffn_width)
-    maps = 6 * (blocks + model.width * model.vocabulary)
-    attention = 6 * model.layers * model.width * (spec.data.length + 1)
-    assert flops.count_step_flops(spec) == pytest.approx(tokens * (maps + attention))
+    block_parameters = model.layers * model.width * (4 * model.width + 3 * model.ffn_width)
+    product_flops = 6 * (block_parameters + model.width * model.vocabulary)
+    attention_flops = 6 * model.layers * model.width * (spec.data.length + 1)
+    assert flops.count_step_flops(spec) == pytest.approx(tokens * (product_flops + attention_flops))
 
 
 def test_forward_flops_of_sigmoid_equal_those_of_softmax():
