@@ -139,9 +139,8 @@ def test_backends_use_scale_of_operation(scale):
         spec = dataclasses.replace(spec, operation=dataclasses.replace(spec.operation, scale=scale))
         query, key, value = arrays
         plain_spec = make_attention_spec(make_attention_config(*pair), masks.make_causal_mask(LENGTH), 1)
-        scaled = reference.attend(
-            scale * np.sqrt(16) * query, key, value, plain_spec
-        )  # the reference with a scaled query
+        # the reference with a scaled query
+        scaled = reference.attend(scale * np.sqrt(16) * query, key, value, plain_spec)
         with interpret_pallas():
             for backend in ('dense', 'chunked', 'tpu'):
                 result = BACKENDS[backend].attend(*arrays, spec, needs_mass=True)
