@@ -21,7 +21,8 @@ import numpy as np
 
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh, sharding
-from sinklab.train.loop import PREFETCH_DEPTH, Prefetcher
+from sinklab.train.loop import PREFETCH_DEPTH
+from sinklab.train.prefetch import Prefetcher
 
 
 def make_reader(args: argparse.Namespace, seed: int, stall: float) -> Callable[[int], object]:

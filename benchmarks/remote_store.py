@@ -31,7 +31,8 @@ from sinklab.data.prepare import prepare_store
 from sinklab.data.run_data import load_run_data
 from sinklab.data.store_files import Recipe
 from sinklab.storage import paths
-from sinklab.train.loop import PREFETCH_DEPTH, Prefetcher
+from sinklab.train.loop import PREFETCH_DEPTH
+from sinklab.train.prefetch import Prefetcher
 
 LETTERS_PER_DOCUMENT, MIN_LETTERS = 2_000, 1_000_000  # letters per document, and of the whole corpus at least
 patch_object = mock.patch.object

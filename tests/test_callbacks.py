@@ -12,8 +12,7 @@ import pytest
 from runs import drop_clock_metrics, load_parameters, make_spec, read_outcome, train_run
 
 from sinklab.errors import UserError
-from sinklab.train.callbacks import BestEffortCallback, Callback
-from sinklab.train.run_outcome import DivergedError
+from sinklab.train.callbacks import BestEffortCallback, Callback, StateCallback
 
 GUIDE = Path(__file__).parents[1] / 'docs' / 'guides' / 'add_a_callback.md'
 
@@ -64,18 +63,58 @@ def test_state_callback_with_interval_zero_is_called_after_last_step_only(corpus
 
 @pytest.mark.parametrize(
     ('returned', 'name'),
-    [({'train/loss': 1.0}, 'train/loss'), (3.0, 'float'), ({'mine': 'text'}, 'text'), ({'mine': None}, 'None')],
-    ids=['repeated', 'number', 'text', 'none'],
+    [
+        ({'train/loss': 1.0}, 'train/loss'),
+        ({'sink/2': 1.0}, 'sink/2'),
+        ({'valid/loss': 1.0}, 'valid/loss'),
+        (3.0, 'float'),
+        ({'mine': 'text'}, 'text'),
+        ({'mine': None}, 'None'),
+        ({'mine': float('nan')}, 'mine=nan'),
+    ],
+    ids=['repeated', 'metric', 'evaluation', 'number', 'text', 'none', 'nan'],
 )
-def test_invalid_metrics_of_state_callback_are_rejected(corpus, tmp_path, returned, name):
+def test_invalid_metrics_of_state_callback_are_rejected(returned, name):
     with pytest.raises(UserError, match=name):
-        train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[(lambda *_: returned, 1)])
+        StateCallback(lambda *_: returned, 1).call(1, {'step': 1, 'train/loss': 2.0}, {})
 
 
-def test_nan_of_state_callback_ends_run_as_diverged(corpus, tmp_path):
-    with pytest.raises(DivergedError):
-        train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[(lambda *_: {'mine': float('nan')}, 2)])
-    assert (read_outcome(tmp_path / 'run')['kind'], read_outcome(tmp_path / 'run')['step']) == ('diverged', 2)
+@pytest.mark.slow
+def test_error_of_state_callback_at_last_step_ends_run_after_save(corpus, tmp_path):
+    spec = make_spec(corpus, checkpoint__every_steps=0)
+
+    def fail(step, metrics, state):
+        raise OSError(28, 'No space left on device')
+
+    with pytest.raises(OSError, match='No space'):
+        train_run(spec, tmp_path / 'run', state_callbacks=[(fail, 0)])
+    assert read_outcome(tmp_path / 'run')['checkpoint'] == 8
+    records = train_run(spec, tmp_path / 'run')
+    assert (read_outcome(tmp_path / 'run')['kind'], records[-1]['step']) == ('done', 8)
+
+
+class EventRecorder(Callback):
+    def __init__(self):
+        self.events = []
+
+    def on_train_begin(self, step, attention, changes):
+        self.events.append(('begin', step))
+
+    def on_record(self, record, written):
+        self.events.append(('record', record['step']))
+        if record['step'] == 2:
+            raise KeyError('bug')
+
+    def on_train_end(self):
+        self.events.append('end')
+
+
+@pytest.mark.slow
+def test_callback_receives_begin_records_and_end_after_error(corpus, tmp_path):
+    recorder = EventRecorder()
+    with pytest.raises(KeyError):
+        train_run(make_spec(corpus), tmp_path / 'run', recorder)
+    assert recorder.events == [('begin', 0), ('record', 0), ('record', 1), ('record', 2), 'end']
 
 
 @pytest.mark.parametrize('pair', [(print, -1), (print, 2.0), ('print', 1), (print, True)], ids=str)
@@ -93,7 +132,7 @@ def test_script_of_guide_prints_what_guide_says(tmp_path):
     assert f'It prints `{done.stdout.strip()}`' in text
 
 
-class FullDisk(Callback):
+class FailingCallback(Callback):
     calls = 0
 
     def on_record(self, record, written):
@@ -103,11 +142,11 @@ class FullDisk(Callback):
 
 @pytest.mark.slow
 def test_best_effort_callback_error_is_warning_and_training_continues(corpus, tmp_path):
-    mirror, warnings = FullDisk(), []
+    callback, warnings = FailingCallback(), []
     records = train_run(
-        make_spec(corpus), tmp_path / 'run', BestEffortCallback(mirror, 'TensorBoard', warnings.append)
+        make_spec(corpus), tmp_path / 'run', BestEffortCallback(callback, 'TensorBoard', warnings.append)
     )
     assert [record['step'] for record in records] == list(range(9))
     assert read_outcome(tmp_path / 'run')['kind'] == 'done'
-    assert mirror.calls == len(warnings) == 1
+    assert callback.calls == len(warnings) == 1
     assert 'TensorBoard: OSError' in warnings[0]

@@ -8,7 +8,7 @@ from conftest import make_tiny_spec
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh
 from sinklab.process_group import SingleProcessGroup
-from sinklab.train import loop, state
+from sinklab.train import state
 
 LAYOUTS = [Hardware(data=4), Hardware(data=2, fsdp=2), Hardware(data=2, tensor=2), Hardware(fsdp=4)]
 
@@ -32,11 +32,13 @@ def test_mismatch_finder_finds_bit_that_differs_between_copies(hardware):
     with jax.set_mesh(mesh := device_mesh.make_mesh(hardware)):
         params, find_mismatch = (
             state.create_state(spec, mesh)['params'],
-            loop.make_mismatch_finder(spec, mesh, SingleProcessGroup()),
+            replica_check.make_mismatch_finder(spec, mesh, SingleProcessGroup()),
         )
         assert find_mismatch(1, params) is None
         embedding = params['embedding_VD']
-        is_copied = any(len(group) > 1 for group in loop.group_devices_by_shard(embedding.sharding, embedding.shape))
+        is_copied = any(
+            len(group) > 1 for group in replica_check.group_devices_by_shard(embedding.sharding, embedding.shape)
+        )
         mismatch = find_mismatch(2, params | {'embedding_VD': flip_bit(embedding, 3)})
     assert (mismatch is not None) == is_copied
     assert mismatch is None or ('embedding_VD' in mismatch and 'device 3 of process 0' in mismatch)

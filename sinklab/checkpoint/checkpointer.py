@@ -194,7 +194,7 @@ class Checkpointer:
         self.run_id = run_id or broadcast_from_primary(self.group, 'run id', lambda: digests.find_run_id(run_dir))
         self.pool, self.pending_save = ThreadPoolExecutor(1, 'checkpoint'), None
         self.save_seconds: float | None = None  # duration of the latest finished save, including its digests
-        broadcast_from_primary(self.group, 'folder of checkpoints', lambda: clean_up_run_dir(run_dir))
+        broadcast_from_primary(self.group, 'checkpoint folder', lambda: clean_up_run_dir(run_dir))
         self.newest_step = self.find_latest_step()  # its save may still be running
 
     def find_latest_step(self) -> int | None:
@@ -228,7 +228,7 @@ class Checkpointer:
                     return [f'it is quarantined in {quarantine_step(self.run_dir, step)}' for step in corruptions]
                 return ['; '.join(delete_step(self.run_dir, step)) or 'it is deleted' for step in corruptions]
 
-        results = broadcast_from_primary(self.group, 'passed over', clear_steps) if corruptions else []
+        results = broadcast_from_primary(self.group, 'quarantine', clear_steps) if corruptions else []
         return [
             f'{self.run_dir.checkpoint_dir / str(step)} is skipped: {corruption.reason}; {result}'
             for (step, corruption), result in zip(corruptions.items(), results, strict=True)

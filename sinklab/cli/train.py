@@ -308,7 +308,9 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     device_mesh.split_cpu_devices(layout, group.count)
     hardware_flags.set_fast_compile_flags(row['size'])
     check_equal_on_all(group, 'run', collect_shared_settings(spec, layout))
-    compilation_cache = run_on_all_or_raise(group, 'programs', lambda: hardware_flags.CompilationCache(args.compiled))
+    compilation_cache = run_on_all_or_raise(
+        group, 'compilation cache', lambda: hardware_flags.CompilationCache(args.compiled)
+    )
     profile_steps = run_on_all_or_raise(group, 'profile', lambda: parse_profile_steps(args, run_dir, spec))
     worker_client.initialize_distributed(group)
     origin = run_on_all_or_raise(group, 'origin', lambda: load_warm_start(parent)) if parent else None
@@ -435,9 +437,7 @@ def make_callbacks(
     )
     if args.wandb:
         callbacks.append(
-            BestEffortCallback(
-                stack.enter_context(callbacks_module.WandbCallback(run_dir)), 'Weights & Biases', print_message
-            )
+            BestEffortCallback(callbacks_module.WandbCallback(run_dir), 'Weights & Biases', print_message)
         )
     return callbacks + (
         [stack.enter_context(callbacks_module.ProfilerCallback(run_dir, profile_steps, print_message))]

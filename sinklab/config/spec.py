@@ -139,13 +139,14 @@ class RotaryConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MaskConfig:
-    """Attention mask: a query sees the keys that every field allows.
+    """Attention mask. With all fields None or False it is causal.
 
-    With all fields None or False, the mask is causal.
+    `window`, `block` and `document` each hide keys; `prefix` shows keys of the prefix that the causal mask hides.
     """
 
     prefix: PositiveInt | None = None
-    """Number of first tokens that every query sees; the loss of these tokens is not counted (prefix LM)."""
+    """Number of first tokens to which the causal mask does not apply, so that they also see each other; their loss is
+    not counted (prefix LM)."""
     window: PositiveInt | None = None
     """Number of keys that a query sees, its own included (sliding window)."""
     block: PositiveInt | None = None

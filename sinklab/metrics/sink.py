@@ -27,7 +27,7 @@ EXTRA_THRESHOLDS = (0.2, 0.4, 0.5)  # that Sink_1 is also reported at
 
 
 def compute_row_mass(attention_TS):
-    """Compute the mass sum_j |A_ij| of each row, mass_T; it is 1 with the normalizer `sum`."""
+    """Compute the mass sum_j |A_ij| of each row, mass_T; it is 1 for softmax with gain 1."""
     return abs(attention_TS).sum(-1)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_extra_command
+from sinklab.metrics.registry import find_metric_info
 from sinklab.run_dir import RunDir, flatten_dict
 from sinklab.storage.paths import is_remote, make_absolute
 
@@ -23,10 +25,12 @@ class Callback:
     """
 
     def on_message(self, line: str) -> None:
-        """Receive a line to print on the terminal."""
+        """Receive a line to print on the terminal; the first lines may come before `on_train_begin`."""
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
         """Receive the start of an attempt, the first one or one that resumes.
+
+        It is not called if the run is complete already.
 
         Args:
             step: The step after which training resumes; 0 for a new run.
@@ -37,11 +41,19 @@ class Callback:
     def on_record(self, record: dict[str, Any], written: bool) -> None:
         """Receive the metrics of a step.
 
+        The first record of an attempt may have metrics of evaluations alone: those of step 0 or of the step at which
+        the previous attempt was stopped.
+
         Args:
             record: Metrics by name, as in metrics.jsonl, with `step`.
             written: Whether the record is written to metrics.jsonl; steps between two logged steps are not written.
         """
 
+    def on_train_end(self) -> None:
+        """Receive the end of the attempt, also after an error, and if `on_train_begin` was not called."""
+
+
+RESERVED_PREFIXES = 'train/', 'valid/', 'speed/', 'data/'  # of metrics that are not in the registry
 
 # A function (step, metrics, state) -> new metrics, or None. `metrics` is the record of the step so far; `state` is
 # a dict of `step`, `params` and `opt_state`.
@@ -54,8 +66,10 @@ class StateCallback:
 
     It is called on all processes of a run after the same step, so that it can compute with sharded arrays. The next
     step donates the state, so the function must not keep its arrays. The metrics that it returns become part of the
-    record of the step, in metrics.jsonl and for other callbacks. It is not called after a step at which the run is
-    stopped.
+    record of the step, in metrics.jsonl and for other callbacks. If it raises an exception, the run ends; a checkpoint
+    that is due at the step is saved before.
+
+    It is not called after a step at which a signal stops the run, even if that is the last step.
 
     Args:
         fn: The function.
@@ -79,7 +93,7 @@ class StateCallback:
         """Call the function, and return its metrics.
 
         Raises:
-            UserError: The function returned something else than a mapping from new names to numbers.
+            UserError: The function returned something else than a mapping from new names to finite numbers.
         """
         metrics = self.fn(step, dict(record), state)
         name = getattr(self.fn, '__qualname__', repr(self.fn))
@@ -87,12 +101,20 @@ class StateCallback:
             return {}
         if not isinstance(metrics, Mapping):
             raise UserError(f'{name} returned {type(metrics).__name__}; return a dict of metrics, or None')
-        if repeated := sorted(set(metrics) & set(record)):
-            raise UserError(f'{name} returned the metric {repeated[0]}, which the record already has; rename it')
+        if taken := [metric for metric in metrics if metric in record or is_reserved(str(metric))]:
+            raise UserError(f'{name} returned {taken[0]}, which is the name of another metric; rename it')
         try:
-            return {str(metric): float(value) for metric, value in metrics.items()}
+            numbers = {str(metric): float(value) for metric, value in metrics.items()}
         except (TypeError, ValueError) as error:
             raise UserError(f'{name} returned a metric that is not a number ({error}); return numbers') from error
+        if infinite := [metric for metric, number in numbers.items() if not math.isfinite(number)]:
+            raise UserError(f'{name} returned {infinite[0]}={numbers[infinite[0]]}; return finite numbers')
+        return numbers
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a record may have a metric of this name without state callbacks."""
+    return name in ('step', 'seconds') or name.startswith(RESERVED_PREFIXES) or find_metric_info(name) is not None
 
 
 class BestEffortCallback(Callback):
@@ -118,6 +140,9 @@ class BestEffortCallback(Callback):
 
     def on_record(self, record: dict[str, Any], written: bool) -> None:
         self._call('on_record', record, written)
+
+    def on_train_end(self) -> None:
+        self._call('on_train_end')
 
     def _call(self, method: str, *arguments: object) -> None:
         if self.callback is None:
@@ -156,7 +181,7 @@ class TensorBoardCallback(Callback):
         self.writer.flush()
 
 
-class WandbCallback(Callback, contextlib.AbstractContextManager[Any]):
+class WandbCallback(Callback):
     """Callback that logs every value of a record to one W&B run for each run directory."""
 
     def __init__(self, run_dir: RunDir):
@@ -190,7 +215,7 @@ class WandbCallback(Callback, contextlib.AbstractContextManager[Any]):
         if written and self.wandb_run:
             self.wandb_run.log(record)
 
-    def __exit__(self, *_: object) -> None:
+    def on_train_end(self) -> None:
         if self.wandb_run:
             with contextlib.suppress(Exception):  # the run has ended, and metrics.jsonl is complete
                 self.wandb_run.finish()

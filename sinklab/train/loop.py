@@ -4,16 +4,10 @@ import contextlib
 import dataclasses
 import functools
 import math
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import PartitionSpec
 
 from sinklab.attn.backends import BackendChoice
 from sinklab.checkpoint import orbax_compat
@@ -24,7 +18,6 @@ from sinklab.data.run_data import RunData
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.model import flops
 from sinklab.parallel import sharding
-from sinklab.parallel.device_mesh import MESH_AXES
 from sinklab.process_group import (
     ProcessGroup,
     SingleProcessGroup,
@@ -46,6 +39,8 @@ from sinklab.train import (
     warm_start,
 )
 from sinklab.train.callbacks import Callback, StateCallback, StateFunction
+from sinklab.train.prefetch import Prefetcher
+from sinklab.train.replica_check import make_mismatch_finder
 from sinklab.train.run_outcome import (
     DivergedError,
     ReplicaMismatchError,
@@ -63,8 +58,6 @@ from sinklab.train.validation_loss import make_evaluate
 
 MAX_STEPS_TO_STOP = 3  # maximum number of steps between a signal and the saved state
 PREFETCH_DEPTH = 16  # maximum number of batches that are read and put on devices before their steps
-PREFETCH_CLOSE_SECONDS = 5.0  # seconds that `close` waits for the thread; one that hangs is abandoned
-T = TypeVar('T')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,13 +137,13 @@ def train(
     broadcast_from_primary(group, 'folder', lambda: run_dir.check_spec(spec))
     with acquire_lease(run_dir, group, grace_seconds) as lease:
         broadcast_from_primary(
-            group, 'folder, again', lambda: run_dir.check_spec(spec)
+            group, 'folder under lease', lambda: run_dir.check_spec(spec)
         )  # the previous owner of the lease may have changed it
         with write_outcome(run_dir), translate_storage_errors(run_dir):
             warm_start.check_warm_start(origin, spec, run_dir, group)
             hardware, mesh, attention, data = set_up_run(spec, hardware, run_dir, group)
             row = add_lineage(origin, spec, run_dir, row, data, group)
-            broadcast_from_primary(group, 'claim', lambda: run_dir.initialize(spec, row, data.tokenizer))
+            broadcast_from_primary(group, 'initial files', lambda: run_dir.initialize(spec, row, data.tokenizer))
             checkpointer = Checkpointer(run_dir, spec.checkpoint, data.fingerprint, group, lease.check)
             oom_translation = memory_estimate.translate_async_oom_errors((spec, hardware, mesh, attention.backend))
             with jax.set_mesh(mesh), oom_translation, close_checkpointer(checkpointer):
@@ -162,7 +155,7 @@ def train(
                     run_dir,
                     data,
                     checkpointer,
-                    callbacks,
+                    callbacks if group.index == 0 else (),
                     state_callbacks,
                     group,
                     lease,
@@ -227,6 +220,13 @@ class TrainLoop:
         self.make_request_array = functools.cache(functools.partial(sharding.make_per_device_array, mesh=self.mesh))
 
     def train(self, origin: warm_start.WarmStart | None) -> None:
+        """Run the attempt, and report its end to callbacks, also after an error."""
+        with contextlib.ExitStack() as stack:
+            for callback in self.callbacks:
+                stack.callback(callback.on_train_end)
+            self.run_attempt(origin)
+
+    def run_attempt(self, origin: warm_start.WarmStart | None) -> None:
         resume_step, quarantine_lines = warm_start.prepare_first_checkpoint(
             origin, self.spec, self.mesh, self.start_step, self.checkpointer
         )
@@ -297,8 +297,8 @@ class TrainLoop:
         """Run the evaluations whose metrics are missing, and log them."""
         if missing_evals:
             record = {'step': resume_step, 'seconds': self.stopwatch.get_total_seconds()}
-            callbacks = [evaluation.callback for evaluation in self.evaluations if evaluation.metric in missing_evals]
-            self.write_record(record | self.call_with_state(callbacks, record, train_state), written=True)
+            evaluations = [evaluation for evaluation in self.evaluations if evaluation.metric in missing_evals]
+            self.write_record(record | self.run_evals(evaluations, record, train_state), written=True)
 
     def run_steps(self, compiled_step: Callable, train_state: dict, resume_step: int) -> None:
         """Run the steps.
@@ -347,18 +347,21 @@ class TrainLoop:
 
     def is_state_needed(self, step_num: int) -> bool:
         """Return whether a callback or a save is due after a step, which needs its state."""
-        return bool(self.list_due_callbacks(step_num)) or is_due(step_num, self.spec.checkpoint.every_steps)
+        return bool(
+            self.list_due_evals(step_num)
+            or self.list_due_state_callbacks(step_num)
+            or is_due(step_num, self.spec.checkpoint.every_steps)
+        )
 
     def list_due_evals(self, step_num: int) -> list[Evaluation]:
         """List the evaluations that are due after a step; all of them at the start and after the last step."""
         is_edge = step_num == self.start_step or self.is_last(step_num)
         return [each for each in self.evaluations if is_edge or is_due(step_num, each.callback.every)]
 
-    def list_due_callbacks(self, step_num: int) -> list[StateCallback]:
-        """List the evaluations and the state callbacks that are due after a step."""
-        evaluations, is_last = self.list_due_evals(step_num), self.is_last(step_num)
-        others = [each for each in self.state_callbacks if is_last or is_due(step_num, each.every)]
-        return [evaluation.callback for evaluation in evaluations] + others
+    def list_due_state_callbacks(self, step_num: int) -> list[StateCallback]:
+        """List the state callbacks that are due after a step; all of them after the last step."""
+        is_last = self.is_last(step_num)
+        return [callback for callback in self.state_callbacks if is_last or is_due(step_num, callback.every)]
 
     def find_missing_evals(self, step_num: int) -> list[str]:
         """Find evaluations that were due after a step and are missing in metrics.jsonl, as after a stop.
@@ -422,16 +425,24 @@ class TrainLoop:
         self.check_saves(step_num)
 
     def use_state(self, step_num: int, metrics: dict[str, float], train_state: dict, request: Request) -> None:
-        """Call what needs the state after a step, log the step, save and stop, as far as each is due or requested."""
-        record, due_callbacks = self.make_record(step_num, metrics), self.list_due_callbacks(step_num)
+        """Evaluate, call state callbacks, log the step, save and stop, as far as each is due or requested."""
+        record = self.make_record(step_num, metrics)
+        due_evals, due_callbacks = self.list_due_evals(step_num), self.list_due_state_callbacks(step_num)
+        callback_error = None
         if not request.stop_signal:
-            record |= self.call_with_state(due_callbacks, record, train_state)
-        self.write_record(record, written=self.is_logged(step_num) or bool(due_callbacks))
+            record |= self.run_evals(due_evals, record, train_state)
+            try:
+                record |= self.call_state_callbacks(due_callbacks, record, train_state)
+            except Exception as error:
+                callback_error = error  # raised after the save: the state is correct, and the run can resume from it
+        self.write_record(record, written=bool(self.is_logged(step_num) or due_evals or due_callbacks))
         if request or self.is_last(step_num) or is_due(step_num, self.spec.checkpoint.every_steps):
             self.save_checkpoint(step_num, train_state, metrics)
         if request.stop_signal:
             self.lease.mark_stopping()
             raise StoppedBySignal(request.stop_signal, step_num)
+        if callback_error:
+            raise callback_error
         self.check_saves(step_num)
         self.stopwatch.restart()
 
@@ -442,25 +453,35 @@ class TrainLoop:
             self.warn_of_short_grace()
             self.stopwatch.restart()
 
-    def call_with_state(self, callbacks: list[StateCallback], record: dict, train_state: dict) -> dict[str, float]:
-        """Call state callbacks, and return the metrics that they return.
+    def run_evals(self, evaluations: list[Evaluation], record: dict, train_state: dict) -> dict[str, float]:
+        """Run evaluations, and return their metrics.
 
         Args:
-            callbacks: The callbacks, in this order.
+            evaluations: The evaluations, in this order.
             record: The record of the step so far.
             train_state: The state after the step.
 
         Raises:
-            UserError: A callback returned something else than new metrics.
-            DivergedError: A returned metric is not finite.
+            DivergedError: A metric is not finite.
         """
-        step_num, new_metrics = record['step'], {}
-        if callbacks:
-            self.group.report_progress('measuring', step_num)
-        for callback in callbacks:
-            new_metrics |= callback.call(step_num, record | new_metrics, train_state)
+        new_metrics: dict[str, float] = {}
+        if evaluations:
+            self.group.report_progress('measuring', record['step'])
+        for evaluation in evaluations:
+            new_metrics |= evaluation.callback.fn(record['step'], record, train_state)
         if not all(map(math.isfinite, new_metrics.values())):
-            raise DivergedError(step_num, new_metrics)
+            raise DivergedError(record['step'], new_metrics)
+        return new_metrics
+
+    def call_state_callbacks(
+        self, callbacks: list[StateCallback], record: dict, train_state: dict
+    ) -> dict[str, float]:
+        """Call the state callbacks of the user, and return their metrics; raises what they raise, or UserError."""
+        new_metrics: dict[str, float] = {}
+        if callbacks:
+            self.group.report_progress('calling state callbacks', record['step'])
+        for callback in callbacks:
+            new_metrics |= callback.call(record['step'], record | new_metrics, train_state)
         return new_metrics
 
     def run_validation(self, step_num: int, _: dict, train_state: dict) -> dict[str, float]:
@@ -546,96 +567,3 @@ class StepTimer:
     def get_steps_per_second(self) -> float:
         """Return the steps per second since the last restart of the timer."""
         return self.num_steps / (time.perf_counter() - self.lap_start)
-
-
-class Prefetcher(Generic[T]):
-    """Prefetcher of function(index) for each index, up to `depth` results ahead, in a background thread.
-
-    An error of the function is raised by the call of `get` for the same index.
-    """
-
-    def __init__(self, function: Callable[[int], T], indices: Iterable[int], depth: int):
-        self.function, self.indices = function, indices
-        self.free_slots, self.results, self.is_closed = threading.Semaphore(depth), queue.SimpleQueue(), False
-        self.thread = threading.Thread(target=self.run_worker, daemon=True)
-        self.thread.start()
-
-    def run_worker(self) -> None:
-        for index in self.indices:
-            self.free_slots.acquire()
-            if self.is_closed:
-                return
-            try:
-                self.results.put((self.function(index), None))
-            except BaseException as error:
-                self.results.put((None, error))
-
-    def get(self) -> T:
-        """Return the next result, which frees a slot."""
-        result, error = self.results.get()
-        self.free_slots.release()
-        if error:
-            raise error
-        return result
-
-    def close(self) -> None:
-        self.is_closed = True
-        self.free_slots.release()
-        self.thread.join(PREFETCH_CLOSE_SECONDS)
-
-
-def make_mismatch_finder(
-    spec: Spec, mesh: jax.sharding.Mesh, group: ProcessGroup
-) -> Callable[[int, dict], str | None]:
-    """Make a function (step, params) -> description of a replica that differs, or None."""
-    param_shardings = state.get_state_shardings(spec, mesh)['params']
-    shapes = state.get_state_shapes(spec)['params']
-
-    def sum_local_bits(params: dict) -> jax.Array:
-        """Sum the bits of the shard of each leaf on this device: uint32_1N; a flipped bit changes the sum."""
-        bits = (jax.lax.bitcast_convert_type(leaf, jnp.uint32) for leaf in jax.tree.leaves(params))
-        return jnp.stack([part.sum(dtype=jnp.uint32) for part in bits])[None]
-
-    param_specs = jax.tree.map(lambda leaf_sharding: leaf_sharding.spec, param_shardings)
-    sum_bits = jax.jit(
-        jax.shard_map(sum_local_bits, in_specs=(param_specs,), out_specs=PartitionSpec(MESH_AXES), check_vma=False)
-    )
-    leaves = list(zip(jax.tree_util.tree_leaves_with_path(param_shardings), jax.tree.leaves(shapes), strict=True))
-    replica_groups = [
-        (jax.tree_util.keystr(path), group_devices_by_shard(leaf_sharding, leaf.shape))
-        for (path, leaf_sharding), leaf in leaves
-    ]
-    if all(len(devices) == 1 for _, device_groups in replica_groups for devices in device_groups):
-        return lambda step, params: None
-
-    def find_mismatch(step: int, params: dict) -> str | None:
-        local_sums = {
-            shard.device.id: np.asarray(shard.data)[0].tolist() for shard in sum_bits(params).addressable_shards
-        }
-        all_sums = {
-            int(name): device_sums
-            for process_sums in group.gather(f'copies {step}', local_sums)
-            for name, device_sums in process_sums.items()
-        }
-        for index, (name, groups) in enumerate(replica_groups):
-            for first, *others in groups:
-                for other in others:
-                    if all_sums[first.id][index] != all_sums[other.id][index]:
-                        return f'{name} differs on {format_device(first)} and {format_device(other)}'
-        return None
-
-    return find_mismatch
-
-
-def group_devices_by_shard(
-    leaf_sharding: jax.sharding.NamedSharding, shape: tuple[int, ...]
-) -> list[list[jax.Device]]:
-    """Group the devices that hold the same shard of an array."""
-    groups: dict[str, list[jax.Device]] = {}
-    for device, index in leaf_sharding.devices_indices_map(shape).items():
-        groups.setdefault(str(index), []).append(device)
-    return list(groups.values())
-
-
-def format_device(device: jax.Device) -> str:
-    return f'device {device.id} of process {device.process_index}'

@@ -55,7 +55,7 @@ def set_up_run(
     host_names = group.gather('host', platform.node())
     num_local_processes = host_names.count(host_names[group.index])  # they share the memory of this host
     mesh = make_mesh_on_all(spec, hardware, group, num_local_processes)
-    broadcast_from_primary(group, 'room', lambda: check_disk_space(spec, run_dir, mesh))
+    broadcast_from_primary(group, 'disk space', lambda: check_disk_space(spec, run_dir, mesh))
     attention = run_on_all_or_raise(group, 'attention', lambda: step.choose_step_backend(spec, hardware))
     check_equal_on_all(group, 'backend', {'the attention backend': attention.backend})
     memory_bytes = device_mesh.get_device_memory_bytes(num_local_processes)
@@ -85,7 +85,7 @@ def acquire_lease(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) ->
             return leases[0].token
 
         token = broadcast_from_primary(group, 'lease', take_lease)
-        visible = group.gather('lease is seen', poll_until(lambda: read_owner_token(run_dir.path) == token))
+        visible = group.gather('visible lease', poll_until(lambda: read_owner_token(run_dir.path) == token))
         if not all(visible):
             raise UserError(
                 f'process {visible.index(False)} does not see the files that process 0 writes in {run_dir}; give one '

@@ -75,9 +75,9 @@ class WarmStart:
 def check_warm_start(origin: WarmStart | None, spec: Spec, run_dir: RunDir, group: ProcessGroup) -> None:
     """Raise UserError, before data is read, if a new run cannot start from its origin."""
     if broadcast_from_primary(group, 'new fork', lambda: origin is not None and not run_dir.has_run()):
-        broadcast_from_primary(group, 'what is carried over', lambda: check_compatible_spec(origin, spec))
+        broadcast_from_primary(group, 'spec of --from', lambda: check_compatible_spec(origin, spec))
         verify_origin(origin, group)
-        broadcast_from_primary(group, 'parts of --from', lambda: check_state_keys(origin))
+        broadcast_from_primary(group, 'state of --from', lambda: check_state_keys(origin))
 
 
 def check_state_keys(origin: WarmStart) -> None:
@@ -192,7 +192,7 @@ def prepare_first_checkpoint(
     ):
         verify_origin(origin, checkpointer.group)
         broadcast_from_primary(
-            checkpointer.group, 'origin as it was', lambda: check_origin_unchanged(origin, lineage)
+            checkpointer.group, 'unchanged --from', lambda: check_origin_unchanged(origin, lineage)
         )
         checkpointer.save(start_step, load_origin_state(origin, spec, mesh))
         checkpointer.wait()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.train.loop import Prefetcher
+from sinklab.train.prefetch import Prefetcher
 
 
 @settings(deadline=None, max_examples=30)
@@ -55,9 +55,9 @@ def test_prefetcher_raises_error_at_position_of_failed_item():
 
 HANGS = """
 import time
-from sinklab.train import loop
-loop.PREFETCH_CLOSE_SECONDS = 0.1
-loop.Prefetcher(lambda _: time.sleep(600), range(3), 3).close()
+from sinklab.train import prefetch
+prefetch.CLOSE_SECONDS = 0.1
+prefetch.Prefetcher(lambda _: time.sleep(600), range(3), 3).close()
 """
 
 
