@@ -84,9 +84,9 @@ def test_error_of_state_callback_at_last_step_ends_run_after_save(corpus, tmp_pa
     spec = make_spec(corpus, checkpoint__every_steps=0)
 
     def fail(step, metrics, state):
-        raise OSError(28, 'No space left on device')
+        raise RuntimeError('bug')
 
-    with pytest.raises(OSError, match='No space'):
+    with pytest.raises(RuntimeError, match='bug'):
         train_run(spec, tmp_path / 'run', state_callbacks=[(fail, 0)])
     assert read_outcome(tmp_path / 'run')['checkpoint'] == 8
     records = train_run(spec, tmp_path / 'run')

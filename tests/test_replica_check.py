@@ -8,7 +8,7 @@ from conftest import make_tiny_spec
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh
 from sinklab.process_group import SingleProcessGroup
-from sinklab.train import state
+from sinklab.train import replica_check, state
 
 LAYOUTS = [Hardware(data=4), Hardware(data=2, fsdp=2), Hardware(data=2, tensor=2), Hardware(fsdp=4)]
 

@@ -66,8 +66,8 @@ class StateCallback:
 
     It is called on all processes of a run after the same step, so that it can compute with sharded arrays. The next
     step donates the state, so the function must not keep its arrays. The metrics that it returns become part of the
-    record of the step, in metrics.jsonl and for other callbacks. If it raises an exception, the run ends; a checkpoint
-    that is due at the step is saved before.
+    record of the step, in metrics.jsonl and for other callbacks. If it raises an exception, the run ends. A
+    checkpoint that is due at the step is saved before.
 
     It is not called after a step at which a signal stops the run, even if that is the last step.
 
