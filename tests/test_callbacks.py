@@ -29,18 +29,18 @@ def test_state_callback_sees_step_metrics_and_state_at_its_interval(corpus, tmp_
     for step, metrics, state in calls:
         assert state['step'] == step
         assert metrics['train/loss'] == next(record['train/loss'] for record in records if record['step'] == step)
-        saved = load_parameters(tmp_path / 'run', step)
-        jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(state['params']), saved)
+        saved_parameters = load_parameters(tmp_path / 'run', step)
+        jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(state['params']), saved_parameters)
     assert calls[-1][1]['valid/loss'] == records[-1]['valid/loss']
 
 
 @pytest.mark.slow
 def test_state_callbacks_do_not_change_other_metrics(finished_run, corpus, tmp_path):
     _, records = finished_run
-    with_callback = train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[(lambda *_: {'mine': 1.5}, 3)])
-    assert [record['step'] for record in with_callback if 'mine' in record] == [3, 6, 8]
+    callback_records = train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[(lambda *_: {'mine': 1.5}, 3)])
+    assert [record['step'] for record in callback_records if 'mine' in record] == [3, 6, 8]
     assert [
-        {k: v for k, v in record.items() if k != 'mine'} for record in drop_clock_metrics(with_callback)
+        {k: v for k, v in record.items() if k != 'mine'} for record in drop_clock_metrics(callback_records)
     ] == drop_clock_metrics(records)
 
 
@@ -128,8 +128,8 @@ def test_invalid_state_callback_is_rejected_before_run_folder_is_made(corpus, tm
 def test_script_of_guide_prints_what_guide_says(tmp_path):
     text = GUIDE.read_text(encoding='utf-8')
     (script,) = re.findall(r'^```python\n(.*?)^```', text, re.MULTILINE | re.DOTALL)
-    done = subprocess.run([sys.executable, '-c', script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert f'It prints `{done.stdout.strip()}`' in text
+    result = subprocess.run([sys.executable, '-c', script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert f'It prints `{result.stdout.strip()}`' in text
 
 
 class FailingCallback(Callback):

@@ -13,83 +13,90 @@ from sinklab.sweep import results
 from sinklab.sweep.plan import SweepRun
 
 RESULTS = Path(__file__).parents[1] / 'docs' / 'results'
-NOTHING = dict(same={}, configs={}, runs={})
+EMPTY_RESULTS = dict(same={}, configs={}, runs={})
 
 
-def added(monkeypatch, before, specs):
+def add_distinct_runs(monkeypatch, earlier_results, specs):
     """Return the results with one run added for each distinct row."""
     monkeypatch.setattr(results, 'read_claim_metrics', lambda run_dir, outcome, names: f'of {run_dir}')
-    same = find_first_equal_rows(specs)
-    runs = [SweepRun(row, 0, RunDir(row), None, specs[row], 'done') for row in dict.fromkeys(same.values())]
-    return results.add_runs(before, specs, same, runs, set())
+    first_equal_rows = find_first_equal_rows(specs)
+    runs = [
+        SweepRun(row, 0, RunDir(row), None, specs[row], 'done') for row in dict.fromkeys(first_equal_rows.values())
+    ]
+    return results.add_runs(earlier_results, specs, first_equal_rows, runs, set())
 
 
 def test_identical_rows_are_trained_once_even_if_requested_separately(monkeypatch):
     """Check that B shares the run of A until its config changes."""
     specs = {'A': make_tiny_spec(), 'B': make_tiny_spec(), 'C': make_tiny_spec(seed=2)}
     assert find_first_equal_rows(specs) == {'A': 'A', 'B': 'A', 'C': 'C'}
-    after = added(monkeypatch, NOTHING, specs)
-    assert after['same'] == {'B': 'A'}
-    assert results.expand_same_rows(after) == {row: {'0': f'of {run}'} for row, run in zip('ACB', 'ACA', strict=True)}
-    again = added(monkeypatch, after, specs | {'B': make_tiny_spec(seed=3)})
-    assert again['same'] == {}
-    assert again['configs'] == after['configs'] | {'B': {'seed': 3}}
+    first_results = add_distinct_runs(monkeypatch, EMPTY_RESULTS, specs)
+    assert first_results['same'] == {'B': 'A'}
+    assert results.expand_same_rows(first_results) == {
+        row: {'0': f'of {run}'} for row, run in zip('ACB', 'ACA', strict=True)
+    }
+    second_results = add_distinct_runs(monkeypatch, first_results, specs | {'B': make_tiny_spec(seed=3)})
+    assert second_results['same'] == {}
+    assert second_results['configs'] == first_results['configs'] | {'B': {'seed': 3}}
 
 
 def test_find_changed_rows_names_changed_fields(monkeypatch):
     specs = {'A': make_tiny_spec(), 'B': make_tiny_spec(seed=2), 'alias': make_tiny_spec()}
-    found = added(monkeypatch, NOTHING, specs)
-    assert {row: config for row, config in found['configs'].items() if row != 'A'} == {'B': {'seed': 2}, 'alias': {}}
+    claim_results = add_distinct_runs(monkeypatch, EMPTY_RESULTS, specs)
+    assert {row: config for row, config in claim_results['configs'].items() if row != 'A'} == {
+        'B': {'seed': 2},
+        'alias': {},
+    }
 
-    def changed(**changes):
-        return results.find_changed_rows(found, {**specs, **changes})
+    def find_changes(**changes):
+        return results.find_changed_rows(claim_results, {**specs, **changes})
 
-    assert changed() == {}
-    assert changed(A=make_tiny_spec(seed=2)) == {'A': 'seed 0 -> 2'}
-    assert changed(B=make_tiny_spec(seed=2, data__share=0.5)) == {'B': 'data.share 1.0 -> 0.5'}
-    assert changed(alias=make_tiny_spec(seed=7)) == {'alias': 'seed 0 -> 7'}
-    assert changed(B=None) == {'B': 'gone'}
-    assert changed(B=make_tiny_spec(seed=2, log__every_steps=7, checkpoint__every_steps=70)) == {}
-    half = {row: make_tiny_spec(seed=spec.seed, data__share=0.5) for row, spec in specs.items()}
-    assert changed(**half) == dict.fromkeys(specs, 'data.share 1.0 -> 0.5')
-    assert format_changes(changed(**half)) == 'A, B, alias (data.share 1.0 -> 0.5)'
-    del found['configs']['A']['data.share']
-    assert changed() == {}, 'a field that came later'
+    assert find_changes() == {}
+    assert find_changes(A=make_tiny_spec(seed=2)) == {'A': 'seed 0 -> 2'}
+    assert find_changes(B=make_tiny_spec(seed=2, data__share=0.5)) == {'B': 'data.share 1.0 -> 0.5'}
+    assert find_changes(alias=make_tiny_spec(seed=7)) == {'alias': 'seed 0 -> 7'}
+    assert find_changes(B=None) == {'B': 'gone'}
+    assert find_changes(B=make_tiny_spec(seed=2, log__every_steps=7, checkpoint__every_steps=70)) == {}
+    half_share_specs = {row: make_tiny_spec(seed=spec.seed, data__share=0.5) for row, spec in specs.items()}
+    assert find_changes(**half_share_specs) == dict.fromkeys(specs, 'data.share 1.0 -> 0.5')
+    assert format_changes(find_changes(**half_share_specs)) == 'A, B, alias (data.share 1.0 -> 0.5)'
+    del claim_results['configs']['A']['data.share']
+    assert find_changes() == {}, 'a field that came later'
 
 
 @pytest.fixture
-def of_another_row(tmp_path):
+def results_dir(tmp_path):
     """Return a folder with the committed results, in which one row had another weight decay."""
-    found = json.loads((RESULTS / 'claims.json').read_text(encoding='utf-8'))
-    found['configs']['optimization:decay_0.5']['optimizer.weight_decay'] = 0.125
-    (tmp_path / 'claims.json').write_text(json.dumps(found))
+    claim_results = json.loads((RESULTS / 'claims.json').read_text(encoding='utf-8'))
+    claim_results['configs']['optimization:decay_0.5']['optimizer.weight_decay'] = 0.125
+    (tmp_path / 'claims.json').write_text(json.dumps(claim_results))
     return tmp_path
 
 
-WORDS = 'optimization:decay_0.5 (optimizer.weight_decay 0.125 -> 2.5)'
+CHANGED_ROW = 'optimization:decay_0.5 (optimizer.weight_decay 0.125 -> 2.5)'
 
 
 @pytest.mark.slow
-def test_claims_command_judges_changed_row_with_warning(capsys, of_another_row):
-    file = of_another_row / 'claims.json'
+def test_claims_command_judges_changed_row_with_warning(capsys, results_dir):
+    file = results_dir / 'claims.json'
     assert main(['claims', 'decay_more', f'--results={file}']) == 0
-    said = capsys.readouterr()
-    assert str(file) in said.err
-    assert WORDS in said.err
-    assert len(said.err.splitlines()) == 1
-    assert 'contradicted' in said.out
+    output = capsys.readouterr()
+    assert str(file) in output.err
+    assert CHANGED_ROW in output.err
+    assert len(output.err.splitlines()) == 1
+    assert 'contradicted' in output.out
 
 
 @pytest.mark.slow
-def test_claims_command_does_not_resume_changed_row(capsys, of_another_row):
-    assert main(['claims', 'decay_more', f'--workdir={of_another_row}']) == 1
-    line = f'sinklab claims: {of_another_row} contains runs of other rows: {WORDS}; give another --workdir\n'
+def test_claims_command_does_not_resume_changed_row(capsys, results_dir):
+    assert main(['claims', 'decay_more', f'--workdir={results_dir}']) == 1
+    line = f'sinklab claims: {results_dir} contains runs of other rows: {CHANGED_ROW}; give another --workdir\n'
     assert capsys.readouterr().err == line
-    assert [path.name for path in of_another_row.iterdir() if path.is_dir()] == []
+    assert [path.name for path in results_dir.iterdir() if path.is_dir()] == []
 
 
 def test_results_page_matches_claims_output(capsys):
     assert main(['claims', f'--results={RESULTS}/claims.json', '--markdown']) == 0
-    said = capsys.readouterr()
-    assert said.out in (RESULTS / 'claims.md').read_text(encoding='utf-8')
-    assert said.err == '', 'rows have changed since they were measured'
+    output = capsys.readouterr()
+    assert output.out in (RESULTS / 'claims.md').read_text(encoding='utf-8')
+    assert output.err == '', 'rows have changed since they were measured'

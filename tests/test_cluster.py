@@ -19,7 +19,7 @@ POD = dict(KUBERNETES_SERVICE_HOST='10.0.0.1', JOB_COMPLETION_INDEX='1')
 RANK = dict(OMPI_COMM_WORLD_SIZE='2', OMPI_COMM_WORLD_RANK='1', OMPI_COMM_WORLD_LOCAL_RANK='1')
 ORTE = dict(OMPI_MCA_orte_hnp_uri='1531576320.0;tcp://10.96.0.1,10.148.0.1:34911')
 
-NOWHERE = 'a', 'a:', ':80', 'a:0', 'a:65536', 'a b:80', 'fe80::1:80', 'a:8x', ''
+INVALID_ADDRESSES = 'a', 'a:', ':80', 'a:0', 'a:65536', 'a b:80', 'fe80::1:80', 'a:8x', ''
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +32,12 @@ def environment(monkeypatch):
     return lambda **values: [monkeypatch.setenv(*item) for item in values.items()]
 
 
-def seat(coordinator=None, processes=None, process=None):
+def resolve_process(coordinator=None, processes=None, process=None):
     return cluster.resolve_process_info(coordinator, processes, process, 5.0)
 
 
 def test_process_without_flags_is_single_and_does_not_import_jax():
-    assert seat() == seat(None, 1) == ProcessInfo(0, 1)
+    assert resolve_process() == resolve_process(None, 1) == ProcessInfo(0, 1)
     code = 'import sys; from sinklab.supervisor import cluster; cluster.resolve_process_info(None, None, None, 5.0)\n'
     code += 'assert not {"jax", "numpy"} & sys.modules.keys()'
     subprocess.run([sys.executable, '-c', code], check=True)
@@ -48,9 +48,9 @@ def test_process_without_flags_is_single_and_does_not_import_jax():
     [('10.0.0.1:80', '10.0.0.1:80'), ('node-1.local:8476', 'node-1.local:8476'), ('[fe80::1]:80', '[fe80::1]:80')],
 )
 def test_flags_set_process_index_count_and_address(given, address):
-    taken = seat(given, 4, 3)
-    assert (taken.index, taken.count, taken.address) == (3, 4, address)
-    assert taken.format_address(81) == address.rpartition(':')[0] + ':81'
+    process = resolve_process(given, 4, 3)
+    assert (process.index, process.count, process.address) == (3, 4, address)
+    assert process.format_address(81) == address.rpartition(':')[0] + ':81'
 
 
 @pytest.mark.parametrize(
@@ -62,33 +62,33 @@ def test_flags_set_process_index_count_and_address(given, address):
         (('a:80', 2, 2), '--process=2 must be a whole number from 0 to 1'),
         (('a:80', 2, -1), '--process=-1 must be a whole number from 0 to 1'),
         (('a:80', 0, 0), '--processes=0 must be a whole number of at least 1'),
-        *(((given, 2, 0), f'--coordinator={given} is not HOST:PORT') for given in NOWHERE),
+        *(((given, 2, 0), f'--coordinator={given} is not HOST:PORT') for given in INVALID_ADDRESSES),
     ],
 )
 def test_flags_that_are_incomplete_or_invalid_are_rejected(given, words):
-    with pytest.raises(UserError) as refused:
-        seat(*given)
-    assert str(refused.value).startswith(words)
+    with pytest.raises(UserError) as error:
+        resolve_process(*given)
+    assert str(error.value).startswith(words)
 
 
 def test_slurm_step_matches_jax_detection(environment):
     environment(**STEP)
-    assert seat() == ProcessInfo(3, 4, 'node07', 61440 + 4711 % 4096, [1])
+    assert resolve_process() == ProcessInfo(3, 4, 'node07', 61440 + 4711 % 4096, [1])
 
 
 def test_slurm_process_alone_on_host_gets_all_devices(environment):
     environment(**STEP, SLURM_STEP_TASKS_PER_NODE='1(x4)')
-    assert seat().devices is None
+    assert resolve_process().devices is None
     environment(SLURM_STEP_TASKS_PER_NODE='2(x2)')
-    assert seat().devices == [1]
+    assert resolve_process().devices == [1]
 
 
 def test_open_mpi_rank_matches_jax_detection(environment):
     environment(**RANK, **ORTE)
-    assert seat() == ProcessInfo(1, 2, '10.96.0.1', 61440 + 1531576320 // 4096 % 4096, [1])
+    assert resolve_process() == ProcessInfo(1, 2, '10.96.0.1', 61440 + 1531576320 // 4096 % 4096, [1])
 
 
-KUBERNETES = """
+KUBERNETES_MODULE = """
 from types import SimpleNamespace as Thing
 
 class config:
@@ -109,7 +109,7 @@ class client:
     class BatchV1Api:
         read_namespaced_job = staticmethod(lambda **_: job)
 """
-NAMED = """
+DETECTION_SCRIPT = """
 import sys
 from jax._src.clusters import K8sCluster
 K8sCluster._namespace = classmethod(lambda cls: "default")  # a file that only a pod has
@@ -123,12 +123,15 @@ print(cluster.resolve_process_info(None, None, None, 0))
 @pytest.mark.slow
 def test_jobset_pod_matches_jax_detection(environment, tmp_path):
     environment(**POD)
-    (tmp_path / 'kubernetes.py').write_text(KUBERNETES)
+    (tmp_path / 'kubernetes.py').write_text(KUBERNETES_MODULE)
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    said = subprocess.run(
-        [sys.executable, '-c', NAMED], env={**os.environ, 'PYTHONPATH': path}, capture_output=True, text=True
+    result = subprocess.run(
+        [sys.executable, '-c', DETECTION_SCRIPT],
+        env={**os.environ, 'PYTHONPATH': path},
+        capture_output=True,
+        text=True,
     )
-    assert said.stdout.strip() == str(ProcessInfo(1, 4, 'run-workers-0-0.run', 55527)), said.stderr
+    assert result.stdout.strip() == str(ProcessInfo(1, 4, 'run-workers-0-0.run', 55527)), result.stderr
 
 
 @pytest.mark.parametrize(
@@ -147,13 +150,13 @@ def test_jobset_pod_matches_jax_detection(environment, tmp_path):
 )
 def test_multi_process_environment_without_coordinator_is_rejected(environment, variables, words):
     environment(**variables)
-    with pytest.raises(UserError) as refused:
-        seat()
-    assert words in str(refused.value)
-    assert seat(None, 1) == ProcessInfo()
+    with pytest.raises(UserError) as error:
+        resolve_process()
+    assert words in str(error.value)
+    assert resolve_process(None, 1) == ProcessInfo()
 
 
-COUNTS = [
+COUNT_VARIABLES = [
     ('SLURM_NTASKS', {}),
     ('SLURM_JOB_NUM_NODES', {}),
     ('OMPI_COMM_WORLD_SIZE', {}),
@@ -163,11 +166,11 @@ COUNTS = [
 
 
 @pytest.mark.parametrize('given', ['x', '', '4(x2)', '1.5', '0', '-1', '٤', '1_0', '9' * 5000, '2\n3', '\x1b[2J'])
-@pytest.mark.parametrize(('name', 'others'), COUNTS, ids=[name for name, _ in COUNTS])
+@pytest.mark.parametrize(('name', 'others'), COUNT_VARIABLES, ids=[name for name, _ in COUNT_VARIABLES])
 def test_cluster_count_that_is_invalid_is_rejected_with_one_line(environment, name, others, given):
     environment(**others | {name: given})
-    with pytest.raises(UserError) as refused:
-        seat()
-    assert str(refused.value).startswith(f'{name}={given!r} ')
-    assert str(refused.value).isprintable()
-    assert seat(None, 1) == ProcessInfo()
+    with pytest.raises(UserError) as error:
+        resolve_process()
+    assert str(error.value).startswith(f'{name}={given!r} ')
+    assert str(error.value).isprintable()
+    assert resolve_process(None, 1) == ProcessInfo()

@@ -9,23 +9,23 @@ from sinklab.data.sources import open_source
 
 
 @pytest.fixture
-def parts(tmp_path):
+def source_dir(tmp_path):
     (tmp_path / 'a.jsonl').write_bytes(encode_lines(['one', 'two']))
     (tmp_path / 'b.txt').write_text('three')
     (tmp_path / 'c.jsonl').write_text(json.dumps(make_conversation(('assistant', 'x'))))
     return tmp_path
 
 
-def test_mixture_keeps_document_domains_and_normalizes_weights(parts):
-    a, b = (dict(source=f'text:{parts}/{name}') for name in ('a.jsonl', 'b.txt'))
-    given = write_mixture(parts, dict(A=a | dict(weight=3), B=b | dict(weight=1)))
-    assert open_source(given).weights == (('A', 0.75), ('B', 0.25))
-    assert [(document.domain, document.name, document.text) for document in read_documents(given)] == [
+def test_mixture_keeps_document_domains_and_normalizes_weights(source_dir):
+    a, b = (dict(source=f'text:{source_dir}/{name}') for name in ('a.jsonl', 'b.txt'))
+    mixture = write_mixture(source_dir, dict(A=a | dict(weight=3), B=b | dict(weight=1)))
+    assert open_source(mixture).weights == (('A', 0.75), ('B', 0.25))
+    assert [(document.domain, document.name, document.text) for document in read_documents(mixture)] == [
         ('A', 'A/a.jsonl:1', 'one'),
         ('A', 'A/a.jsonl:2', 'two'),
         ('B', 'B/b.txt', 'three'),
     ]
-    assert open_source(write_mixture(parts, dict(A=a, B=b))).weights is None
+    assert open_source(write_mixture(source_dir, dict(A=a, B=b))).weights is None
 
 
 @pytest.mark.parametrize(
@@ -43,14 +43,14 @@ def test_mixture_keeps_document_domains_and_normalizes_weights(parts):
         (dict(A=dict(source='text:{}/a.jsonl'), B=dict(source='chat:{}/c.jsonl')), 'mixes chat: with sources'),
     ],
 )
-def test_mixture_refuses_invalid_component(parts, components, words):
+def test_mixture_refuses_invalid_component(source_dir, components, words):
     for component in components.values():
         if 'source' in component:
-            component['source'] = component['source'].format(parts)
-    assert words in get_refusal(write_mixture(parts, components))
+            component['source'] = component['source'].format(source_dir)
+    assert words in get_refusal(write_mixture(source_dir, components))
 
 
-def test_mixture_refuses_duplicate_component(parts):
-    one = f'"A": {{"source": "text:{parts}/a.jsonl"}}'
-    (parts / 'mixture.json').write_text(f'{{{one}, {one}}}')
-    assert "'A'" in get_refusal(f'mixture:{parts}/mixture.json')
+def test_mixture_refuses_duplicate_component(source_dir):
+    component = f'"A": {{"source": "text:{source_dir}/a.jsonl"}}'
+    (source_dir / 'mixture.json').write_text(f'{{{component}, {component}}}')
+    assert "'A'" in get_refusal(f'mixture:{source_dir}/mixture.json')

@@ -65,22 +65,22 @@ def test_sweep_ignores_deleted_outcome_of_earlier_attempt(tmp_path):
 def test_signal_is_forwarded_immediately_to_running_process():
     script = 'import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n'
     script += 'print("ready", flush=True)\nsignal.pause()'
-    with SignalForwarder() as relay:
+    with SignalForwarder() as forwarder:
         threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         start_time = time.monotonic()
-        code, said = relay.run_command([sys.executable, '-c', script], on_line=lambda line: False)
-    assert (code, said, relay.received_signals) == (42, 'ready\n', [signal.SIGTERM])
+        code, output = forwarder.run_command([sys.executable, '-c', script], on_line=lambda line: False)
+    assert (code, output, forwarder.received_signals) == (42, 'ready\n', [signal.SIGTERM])
     assert time.monotonic() - start_time < 10
 
 
 @pytest.mark.parametrize('before', [signal.default_int_handler, signal.SIG_IGN])
 def test_signals_within_interval_count_once_and_later_signal_interrupts(monkeypatch, before):
-    with contextlib.ExitStack() as after:
-        after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, before))
-        received = after.enter_context(run_outcome.collect_stop_signals())
+    with contextlib.ExitStack() as exit_stack:
+        exit_stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, before))
+        received_signals = exit_stack.enter_context(run_outcome.collect_stop_signals())
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)
-        assert received == [signal.SIGINT]
+        assert received_signals == [signal.SIGINT]
         monkeypatch.setattr(run_outcome, 'SAME_SIGNAL_SECONDS', 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -88,30 +88,30 @@ def test_signals_within_interval_count_once_and_later_signal_interrupts(monkeypa
 
 @pytest.mark.slow
 def test_signal_during_signal_handler_is_ignored(monkeypatch):
-    with contextlib.ExitStack() as after:
-        after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
-        received = after.enter_context(run_outcome.collect_stop_signals())
-        clock, more = time.monotonic, [signal.SIGINT]
+    with contextlib.ExitStack() as exit_stack:
+        exit_stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+        received_signals = exit_stack.enter_context(run_outcome.collect_stop_signals())
+        clock, pending_signals = time.monotonic, [signal.SIGINT]
 
-        def a_minute_later():
-            if more:
-                signal.raise_signal(more.pop())
+        def read_later_clock():
+            if pending_signals:
+                signal.raise_signal(pending_signals.pop())
             return clock() + 60
 
-        monkeypatch.setattr(time, 'monotonic', a_minute_later)
+        monkeypatch.setattr(time, 'monotonic', read_later_clock)
         signal.raise_signal(signal.SIGINT)
-        assert (received, more) == ([signal.SIGINT], [])
+        assert (received_signals, pending_signals) == ([signal.SIGINT], [])
 
 
 @pytest.mark.slow
 def test_signal_repeated_after_end_of_step_is_ignored(monkeypatch):
     monkeypatch.setattr(run_outcome, 'SAME_SIGNAL_SECONDS', 0.3)
-    with contextlib.ExitStack() as after:
-        after.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
-        with run_outcome.collect_stop_signals() as received:
+    with contextlib.ExitStack() as exit_stack:
+        exit_stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+        with run_outcome.collect_stop_signals() as received_signals:
             signal.raise_signal(signal.SIGINT)
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        assert received == [signal.SIGINT]
+        assert received_signals == [signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -145,7 +145,7 @@ def test_write_outcome_records_and_reraises_every_exit_kind(tmp_path, error, kin
     folder.write_json('config', {})
     folder.write_json('outcome', dict(kind='of an earlier attempt'))
 
-    def attempt():
+    def exit_run():
         with write_outcome(folder):
             assert not (folder.path / 'outcome.json').exists()
             if error:
@@ -153,9 +153,9 @@ def test_write_outcome_records_and_reraises_every_exit_kind(tmp_path, error, kin
 
     if error:
         with pytest.raises(type(error)):
-            attempt()
+            exit_run()
     else:
-        attempt()
+        exit_run()
     assert folder.read_json('outcome') == dict(kind=kind, step=5, checkpoint=4, message=message, exit_code=code)
 
 
@@ -170,10 +170,10 @@ def test_write_outcome_records_and_reraises_every_exit_kind(tmp_path, error, kin
     ids=str,
 )
 def test_command_without_supervisor_uses_same_exit_codes(monkeypatch, capsys, error, code, hint):
-    def run(given, rest):
+    def raise_error(arguments, rest):
         raise error
 
-    monkeypatch.setattr(rows, 'run', run)
+    monkeypatch.setattr(rows, 'run', raise_error)
     assert main(['rows']) == code
     assert capsys.readouterr().err.strip().endswith(hint)
 
@@ -184,10 +184,10 @@ def test_train_failure_before_data_loading_replaces_earlier_outcome(tmp_path, mo
     folder.initialize(spec, {})
     folder.write_json('outcome', dict(kind='stopped', exit_code=42))
 
-    def too_much(spec, share):
+    def raise_memory_error(spec, share):
         raise MemoryError('of the data')
 
-    monkeypatch.setattr(setup, 'load_run_data', too_much)
+    monkeypatch.setattr(setup, 'load_run_data', raise_memory_error)
     with pytest.raises(MemoryError):
         loop.train(spec, Hardware(), folder, {})
     assert folder.read_json('outcome') == dict(

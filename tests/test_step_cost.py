@@ -21,81 +21,87 @@ DATA, FSDP = 2, 4
 
 @pytest.fixture(scope='module')
 def gate():
-    found = runpy.run_path(str(GATE))
-    found['find_broken_rules'].__globals__['MIN_BYTES'] = 0  # all arrays of a tiny model are smaller
-    return found
+    gate_globals = runpy.run_path(str(GATE))
+    gate_globals['find_broken_rules'].__globals__['MIN_BYTES'] = 0  # all arrays of a tiny model are smaller
+    return gate_globals
 
 
-def sent(kind, dtype, bytes, asynchronous=True):
+def make_collective(kind, dtype, bytes, asynchronous=True):
     """Return a collective that sends the given bytes from each device."""
-    one = Collective(kind, (f'{dtype}[8]',), 1, ((0, 1),), 1, asynchronous, '')
-    return SimpleNamespace(types=one.types, is_async=asynchronous, sent_bytes=bytes)
+    collective = Collective(kind, (f'{dtype}[8]',), 1, ((0, 1),), 1, asynchronous, '')
+    return SimpleNamespace(types=collective.types, is_async=asynchronous, sent_bytes=bytes)
 
 
-def kept():
+def make_valid_step():
     """Return (collectives by purpose, arrays of the step) that satisfy all rules for a tiny model."""
     size = state.count_bytes(state.get_state_shapes(make_tiny_spec())['params'])
-    fully, least = size * (FSDP - 1) / FSDP, 2 * size / FSDP * (DATA - 1) / DATA
+    all_bytes, least_bytes = size * (FSDP - 1) / FSDP, 2 * size / FSDP * (DATA - 1) / DATA
     return dict(
-        gathered=[sent('all-gather', 'bf16', fully)],
-        scattered=[sent('reduce-scatter', 'f32', fully)],
-        between=[sent('all-reduce', 'f32', least)],
+        gathered=[make_collective('all-gather', 'bf16', all_bytes)],
+        scattered=[make_collective('reduce-scatter', 'f32', all_bytes)],
+        between=[make_collective('all-reduce', 'f32', least_bytes)],
         others=[],
     ), [(1, 'f32[3]', '')]
 
 
-def broken(gate, purposes, buffers, peak=1, shapes=3):
+def list_broken_rules(gate, purposes, buffers, peak=1, shapes=3):
     step = SimpleNamespace(program=SimpleNamespace(find_largest_buffers=lambda max_buffers: buffers))
     mesh = SimpleNamespace(shape=dict(data=DATA, fsdp=FSDP, tensor=1))
-    one = SimpleNamespace(mesh=mesh, peak_bytes=peak, memory_bytes=2, programs=dict(step=step))
-    return gate['find_broken_rules'](make_tiny_spec(), one, shapes, purposes, 0.6)
+    result = SimpleNamespace(mesh=mesh, peak_bytes=peak, memory_bytes=2, programs=dict(step=step))
+    return gate['find_broken_rules'](make_tiny_spec(), result, shapes, purposes, 0.6)
 
 
 def test_find_broken_rules_is_empty_for_valid_step(gate):
-    assert broken(gate, *kept()) == []
+    assert list_broken_rules(gate, *make_valid_step()) == []
 
 
-HARMS = {
-    'it fits': lambda sent, buffers: dict(peak=3),
-    'shapes say no less than it takes': lambda sent, buffers: dict(shapes=0),
-    'gathers travel beside what is computed': lambda found, buffers: found['gathered'].append(
-        sent('all-gather', 'bf16', found['gathered'][0].sent_bytes, asynchronous=False)
+VIOLATIONS = {
+    'it fits': lambda make_collective, buffers: dict(peak=3),
+    'shapes say no less than it takes': lambda make_collective, buffers: dict(shapes=0),
+    'gathers travel beside what is computed': lambda purposes, buffers: purposes['gathered'].append(
+        make_collective('all-gather', 'bf16', purposes['gathered'][0].sent_bytes, asynchronous=False)
     ),
-    'weights are gathered in bfloat16': lambda found, buffers: found['gathered'].append(sent('all-gather', 'f32', 1)),
-    'nothing else of size travels': lambda found, buffers: found['others'].append(sent('all-reduce', 'f32', 1)),
-    'gradients are scattered, with 1.1 of the least bytes': lambda found, buffers: found['scattered'].append(
-        sent('reduce-scatter', 'f32', 0.11 * found['scattered'][0].sent_bytes)
+    'weights are gathered in bfloat16': lambda purposes, buffers: purposes['gathered'].append(
+        make_collective('all-gather', 'f32', 1)
     ),
-    'all gradients are scattered': lambda found, buffers: found.update(
-        scattered=[sent('reduce-scatter', 'f32', 0.9 * found['scattered'][0].sent_bytes)]
+    'nothing else of size travels': lambda purposes, buffers: purposes['others'].append(
+        make_collective('all-reduce', 'f32', 1)
     ),
-    'slices add gradients once': lambda found, buffers: found['between'].extend(found['between']),
-    'no array has all layers of a parameter': lambda found, buffers: buffers.append((1, stacked('bf16'), '')),
+    'gradients are scattered, with 1.1 of the least bytes': lambda purposes, buffers: purposes['scattered'].append(
+        make_collective('reduce-scatter', 'f32', 0.11 * purposes['scattered'][0].sent_bytes)
+    ),
+    'all gradients are scattered': lambda purposes, buffers: purposes.update(
+        scattered=[make_collective('reduce-scatter', 'f32', 0.9 * purposes['scattered'][0].sent_bytes)]
+    ),
+    'slices add gradients once': lambda purposes, buffers: purposes['between'].extend(purposes['between']),
+    'no array has all layers of a parameter': lambda purposes, buffers: buffers.append(
+        (1, format_stacked_type('bf16'), '')
+    ),
 }
 
 
-def stacked(dtype):
+def format_stacked_type(dtype):
     leaf = max(
         state.get_state_shapes(make_tiny_spec())['params']['blocks']['ffn'].values(), key=lambda leaf: leaf.size
     )
     return f'{dtype}[{",".join(map(str, leaf.shape))}]'
 
 
-@pytest.mark.parametrize('rule', HARMS)
+@pytest.mark.parametrize('rule', VIOLATIONS)
 def test_find_broken_rules_names_violated_rule(gate, rule):
-    purposes, buffers = kept()
-    more = HARMS[rule](purposes, buffers) or {}
-    assert broken(gate, purposes, buffers, **more) == [rule]
+    purposes, buffers = make_valid_step()
+    changes = VIOLATIONS[rule](purposes, buffers) or {}
+    assert list_broken_rules(gate, purposes, buffers, **changes) == [rule]
 
 
 def test_check_figures_reports_cost_above_committed_figure(gate, capsys):
     costs = COMMITTED['costs']
-    assert not any(one['broken'] for one in costs.values())
+    assert not any(cost['broken'] for cost in costs.values())
     assert gate['check_figures'](costs) == 0
-    name, one = next(iter(costs.items()))
-    assert gate['check_figures']({name: one | dict(scattered=one['scattered'] * 1.2)}) == 1
+    name, cost = next(iter(costs.items()))
+    assert gate['check_figures']({name: cost | dict(scattered=cost['scattered'] * 1.2)}) == 1
     assert all(part in err for err in [capsys.readouterr().err] for part in (name, 'scattered'))
-    assert gate['check_figures'](dict(other=one)) == 1
+    assert gate['check_figures'](dict(other=cost)) == 1
     assert 'other: ' in capsys.readouterr().err
 
 
@@ -103,11 +109,11 @@ def test_check_figures_reports_cost_above_committed_figure(gate, capsys):
 @pytest.mark.skipif(topology.find_libtpu() is None, reason='libtpu, which has the compiler, could not be installed')
 def test_sigmoid_1b_step_on_two_slices_satisfies_rules_and_fits():
     """Compare the costs with the committed ones if the libtpu version is the same."""
-    check = ['--check'] if topology.find_libtpu_version() == COMMITTED['libtpu'] else []
-    command = [sys.executable, GATE, '--topologies=2xv5e:8x8', '--rows=sigmoid_1b', *check]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    name, _, compiled, _, size, *_ = done.stdout.splitlines()[-1].split()
+    check_option = ['--check'] if topology.find_libtpu_version() == COMMITTED['libtpu'] else []
+    command = [sys.executable, GATE, '--topologies=2xv5e:8x8', '--rows=sigmoid_1b', *check_option]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    name, _, compiled, _, size, *_ = result.stdout.splitlines()[-1].split()
     assert name == 'sigmoid_1b'
     assert int(compiled) < 240
     assert 1 < float(size) < 16

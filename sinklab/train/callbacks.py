@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_extra_command
-from sinklab.metrics.registry import find_metric_info
 from sinklab.run_dir import RunDir, flatten_dict
 from sinklab.storage.paths import is_remote, make_absolute
 
@@ -114,6 +113,8 @@ class StateCallback:
 
 def is_reserved(name: str) -> bool:
     """Return whether a record may have a metric of this name without state callbacks."""
+    from sinklab.metrics.registry import find_metric_info
+
     return name in ('step', 'seconds') or name.startswith(RESERVED_PREFIXES) or find_metric_info(name) is not None
 
 
