@@ -117,7 +117,7 @@ def test_callback_receives_begin_records_and_end_after_error(corpus, tmp_path):
     assert recorder.events == [('begin', 0), ('record', 0), ('record', 1), ('record', 2), 'end']
 
 
-@pytest.mark.parametrize('pair', [(print, -1), (print, 2.0), ('print', 1), (print, True)], ids=str)
+@pytest.mark.parametrize('pair', [(print, -1), (print, 2.0), ('print', 1), (print, True), print, (print,)], ids=str)
 def test_invalid_state_callback_is_rejected_before_run_folder_is_made(corpus, tmp_path, pair):
     with pytest.raises(UserError):
         train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[pair])

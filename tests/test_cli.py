@@ -72,9 +72,9 @@ def test_train_refuses_invalid_argument_with_one_line_and_creates_no_run(capsys,
         ('configs/default.py:x', 'has no rows'),
         (
             'configs/quickstat.py:softmax',
-            'is not a config file; use one of configs/',
+            'did you mean configs/quickstart.py',
         ),
-        ('README.md', 'is not a config file'),
+        ('README.md', 'is not a .py file'),
         ('configs/table.py:x', 'defines no get_config(row)'),
     ],
 )

@@ -289,7 +289,7 @@ def test_sweep_saves_run_on_interrupt_and_resumes(table, swept, tmp_path, interr
         (['--fsdp=0'], '--fsdp=0 must be a whole number'),
         (['--config=configs/default.py'], 'has no rows; sinklab rows lists the files that have'),
         (['--config=configs/quickstart.py:softmax'], 'give --config=configs/quickstart.py --rows=softmax'),
-        (['--config=configs/quickstat.py'], 'is not a config file; use one of'),
+        (['--config=configs/quickstat.py'], 'did you mean configs/quickstart.py'),
     ],
 )
 def test_sweep_rejects_invalid_arguments_before_training(capsys, table, tmp_path, arguments, words):

@@ -296,3 +296,11 @@ def test_seed_count_is_rejected_if_folder_has_only_run_with_that_seed(capsys, co
     plan.check_seed_count('2,', ['softmax'], f'{tmp_path}/runs')
     plan.check_seed_count('3', ['softmax'], f'{tmp_path}/runs')
     plan.check_seed_count('4', ['softmax'], f'{tmp_path}/runs')
+
+
+def test_unknown_key_of_row_is_rejected_with_suggestion(tmp_path):
+    file = tmp_path / 'mine.py'
+    rows = "ROWS = {'softmax': dict(diff={}, publishd={}, source='ours')}"
+    file.write_text(f'from sinklab.configs.table import table\n{rows}\nget_config = table(ROWS)\n')
+    with pytest.raises(UserError, match='softmax.*publishd.*published'):
+        load_spec(f'{file}:softmax', [], 'smoke')

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import difflib
 import importlib.util
 import inspect
 import math
@@ -27,6 +28,7 @@ CONFIG_FILE_FORMS = {
 }
 
 
+ROW_KEYS = 'diff', 'published', 'source', 'note'
 ExpectedSinks = tuple[dict[str, str], str]  # ({row: expected Sink_1 as text}, source of these numbers)
 
 
@@ -375,7 +377,11 @@ def load_config_module(file: str, required_name: str = 'get_config') -> Any:
     installed_path = Path(configs.__file__).parents[1] / file
     path = next((path for path in (Path(file), installed_path) if path.is_file()), None)
     if path is None or path.suffix != '.py':
-        raise UserError(f'--config={file} is not a config file; use one of {", ".join(list_config_files())}')
+        problem = 'is not a .py file' if path else 'does not exist'
+        files = list_config_files()
+        suggestion = next(iter(difflib.get_close_matches(file, files, 1)), None)
+        question = f' (did you mean {suggestion}?)' if suggestion else ''
+        raise UserError(f'--config={file} {problem}{question}; give a file of your own, or one of {", ".join(files)}')
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(module_spec)
     try:
@@ -398,6 +404,10 @@ def check_tables(module: Any, file: str) -> None:
         raise UserError(
             f'{file}: ROWS is {row_table!r}; it must be a dict of rows: {{NAME: dict(diff={{...}}, ...)}}'
         )
+    for row, row_info in row_table.items():
+        for key in row_info if isinstance(row_info, Mapping) else ():
+            if key not in ROW_KEYS:
+                raise UserError(f'{file}: row {row}: {format_unknown_name(str(key), str(key), ROW_KEYS, "allowed")}')
     if not expected_sinks:
         return
     is_well_formed = (

@@ -111,6 +111,13 @@ class StateCallback:
         return numbers
 
 
+def parse_state_callback(pair: Any) -> StateCallback:
+    """Convert a pair (fn, every) to a `StateCallback`; raises UserError."""
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise UserError(f'{pair!r} is not a state callback; give a pair (function, number of steps)')
+    return StateCallback(*pair)
+
+
 def is_reserved(name: str) -> bool:
     """Return whether a record may have a metric of this name without state callbacks."""
     from sinklab.metrics.registry import find_metric_info

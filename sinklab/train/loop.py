@@ -38,7 +38,7 @@ from sinklab.train import (
     step,
     warm_start,
 )
-from sinklab.train.callbacks import Callback, StateCallback, StateFunction
+from sinklab.train.callbacks import Callback, StateCallback, StateFunction, parse_state_callback
 from sinklab.train.prefetch import Prefetcher
 from sinklab.train.replica_check import make_mismatch_finder
 from sinklab.train.run_outcome import (
@@ -131,7 +131,7 @@ def train(
         ReplicaMismatchError: Replicas or processes hold different values.
     """
     orbax_compat.install_filters()
-    state_callbacks = tuple(StateCallback(*callback) for callback in state_callbacks)
+    parsed_callbacks = tuple(map(parse_state_callback, state_callbacks))
     group = group or SingleProcessGroup()
     run_dir = run_dir if group.index == 0 else run_dir.as_read_only()
     broadcast_from_primary(group, 'folder', lambda: run_dir.check_spec(spec))
@@ -156,7 +156,7 @@ def train(
                     data,
                     checkpointer,
                     callbacks if group.index == 0 else (),
-                    state_callbacks,
+                    parsed_callbacks,
                     group,
                     lease,
                     grace_seconds,
