@@ -205,7 +205,7 @@ def config(tmp_path, corpus):
 @pytest.fixture(scope='session')
 def finished_run(corpus, tmp_path_factory):
     """Train a tiny run without interruption, and return its path and records."""
-    from runs import make_spec, train_run
+    from tiny_runs import make_spec, train_run
 
     path = tmp_path_factory.mktemp('runs') / 'whole'
     with pytest.MonkeyPatch.context() as patch:

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from runs import drop_clock_metrics, load_parameters, make_spec, read_outcome, train_run
+from tiny_runs import drop_clock_metrics, load_parameters, make_spec, read_outcome, train_run
 
 from sinklab.errors import UserError
 from sinklab.train.callbacks import BestEffortCallback, Callback, StateCallback

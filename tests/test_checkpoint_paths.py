@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
-from runs import make_spec, train_run
+from tiny_runs import make_spec, train_run
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.cli import main

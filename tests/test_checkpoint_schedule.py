@@ -5,7 +5,7 @@ import time
 import jax.numpy as jnp
 import pytest
 from conftest import make_tiny_spec
-from runs import RecordingCallback, make_spec, train_run
+from tiny_runs import RecordingCallback, make_spec, train_run
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import streaming_reference
 from conftest import make_tiny_spec
-from runs import make_spec
+from tiny_runs import make_spec
 
 from sinklab.checkpoint import checkpointer
 from sinklab.cli import sample, stream

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from runs import RecordingCallback, drop_clock_metrics, make_spec, train_run
+from tiny_runs import RecordingCallback, drop_clock_metrics, make_spec, train_run
 
 from sinklab.errors import UserError
 from sinklab.report import runs

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import runs
+import tiny_runs as runs
 from checkpoint_damages import (
     CHECKPOINT_DAMAGES,
     flip_bit,

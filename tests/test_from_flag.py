@@ -5,8 +5,8 @@ import os
 import shutil
 
 import pytest
-from runs import write_checkpoints
 from thread_group import run_group
+from tiny_runs import write_checkpoints
 
 from sinklab.checkpoint import digests
 from sinklab.cli import train

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 from conftest import make_case_params, make_tiny_spec
-from runs import load_parameters as leaves
-from runs import train_run
+from tiny_runs import load_parameters as leaves
+from tiny_runs import train_run
 
 from sinklab.checkpoint.checkpointer import restore_parameters
 from sinklab.cli.main import main

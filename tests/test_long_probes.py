@@ -5,7 +5,7 @@ import json
 import formulas
 import numpy as np
 import pytest
-import runs
+import tiny_runs as runs
 from conftest import make_case_params
 
 import sinklab

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import replace_operation
 from orbax.checkpoint import v1 as ocp
-from runs import (
+from tiny_runs import (
     CrashError,
     CrashingCallback,
     drop_clock_metrics,
@@ -122,7 +122,7 @@ def test_resume_rejects_changed_data_under_same_source(tmp_path):
     (tmp_path / '3.txt').write_text('something else ' * 40)
     old_contents = read_contents(tmp_path / 'run')
     assert read_outcome(tmp_path / 'run') == dict(
-        kind='crashed', step=6, checkpoint=4, message='runs.CrashError', exit_code=70
+        kind='crashed', step=6, checkpoint=4, message='tiny_runs.CrashError', exit_code=70
     )
     with pytest.raises(UserError, match='data'):
         train_run(make_spec(source), tmp_path / 'run')

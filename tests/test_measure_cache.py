@@ -3,7 +3,7 @@
 import json
 
 import pytest
-import runs
+import tiny_runs as runs
 
 from sinklab.cli.main import main
 from sinklab.storage import run_file_schemas

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from conftest import make_tiny_spec, make_unpatched_mesh
-from runs import make_spec as run_spec
-from runs import read_outcome, train_run
+from tiny_runs import make_spec as run_spec
+from tiny_runs import read_outcome, train_run
 
 from sinklab.config.spec import Hardware
 from sinklab.errors import UserError

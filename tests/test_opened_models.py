@@ -11,7 +11,7 @@ import formulas
 import numpy as np
 import pytest
 import reference
-import runs
+import tiny_runs as runs
 
 import sinklab
 from sinklab import opened_models, standard_streams

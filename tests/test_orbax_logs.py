@@ -10,7 +10,7 @@ import types
 
 import pytest
 from orbax.checkpoint._src.futures import future
-from runs import make_spec, train_run
+from tiny_runs import make_spec, train_run
 
 from sinklab import startup_signals
 from sinklab.checkpoint import orbax_compat

@@ -4,7 +4,7 @@ import collections
 
 import jax
 import pytest
-from runs import CrashError, CrashingCallback, make_spec, train_run
+from tiny_runs import CrashError, CrashingCallback, make_spec, train_run
 
 from sinklab.cli import train as verb
 from sinklab.cli.main import main

@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from runs import write_checkpoints
+from tiny_runs import write_checkpoints
 
 from sinklab.checkpoint import digests
 from sinklab.cli import process_flags

@@ -7,9 +7,9 @@ import os
 import jax
 import numpy as np
 import pytest
-import runs
+import tiny_runs as runs
 from conftest import make_tiny_spec
-from runs import (
+from tiny_runs import (
     CrashError,
     CrashingCallback,
     RecordingCallback,

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 from conftest import make_tiny_spec
-from runs import write_checkpoints
+from tiny_runs import write_checkpoints
 
 from sinklab.config.spec import (
     CHANGEABLE_FIELDS,

@@ -6,7 +6,7 @@ import shutil
 import jax.numpy as jnp
 import pytest
 from conftest import make_tiny_spec
-from runs import make_spec, train_run
+from tiny_runs import make_spec, train_run
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint import checkpointer as checkpointer_module

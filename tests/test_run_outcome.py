@@ -11,7 +11,7 @@ import time
 import pytest
 from conftest import make_tiny_spec
 from jax.errors import JaxRuntimeError
-from runs import write_checkpoints
+from tiny_runs import write_checkpoints
 
 from sinklab.cli import rows
 from sinklab.cli.main import main

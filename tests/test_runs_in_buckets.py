@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import make_tiny_spec
 from emulators import Answer
-from runs import CrashError, CrashingCallback, RecordingCallback, drop_clock_metrics, make_spec, train_run
+from tiny_runs import CrashError, CrashingCallback, RecordingCallback, drop_clock_metrics, make_spec, train_run
 
 from sinklab.checkpoint import checkpointer
 from sinklab.cli import tail

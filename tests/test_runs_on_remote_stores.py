@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from bucket_stores import make_large_store, make_store_spec, upload_store
 from conftest import draw_params
-from runs import drop_clock_metrics, load_parameters, train_run
 from stores import make_store, make_texts, write_chat
+from tiny_runs import drop_clock_metrics, load_parameters, train_run
 
 from sinklab.config.spec import Hardware
 from sinklab.data.run_data import load_run_data

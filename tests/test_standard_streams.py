@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import read_outcome
+from tiny_runs import read_outcome
 
 from sinklab import standard_streams
 from sinklab.run_dir import RunDir

@@ -302,5 +302,5 @@ def test_unknown_key_of_row_is_rejected_with_suggestion(tmp_path):
     file = tmp_path / 'mine.py'
     rows = "ROWS = {'softmax': dict(diff={}, publishd={}, source='ours')}"
     file.write_text(f'from sinklab.configs.table import table\n{rows}\nget_config = table(ROWS)\n')
-    with pytest.raises(UserError, match='softmax.*publishd.*published'):
+    with pytest.raises(UserError, match=r'softmax.*publishd.*published'):
         load_spec(f'{file}:softmax', [], 'smoke')

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from checkpoint_damages import flip_bit
 from conftest import make_tiny_spec, replace_operation
-from runs import CrashError, CrashingCallback, assert_same_trees, drop_clock_metrics, restore_state
+from tiny_runs import CrashError, CrashingCallback, assert_same_trees, drop_clock_metrics, restore_state
 
 from sinklab.checkpoint import digests
 from sinklab.config.spec import Hardware

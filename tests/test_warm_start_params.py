@@ -7,9 +7,16 @@ import shutil
 import numpy as np
 import pytest
 from conftest import make_case_params, make_tiny_spec, replace_operation
-from runs import CrashError, CrashingCallback, assert_same_trees, drop_clock_metrics, load_parameters, restore_state
 from stores import make_store, write_chat
 from thread_group import run_group
+from tiny_runs import (
+    CrashError,
+    CrashingCallback,
+    assert_same_trees,
+    drop_clock_metrics,
+    load_parameters,
+    restore_state,
+)
 
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.checkpointer import restore_parameters as nested

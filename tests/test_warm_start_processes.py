@@ -5,8 +5,8 @@ import threading
 
 import pytest
 from conftest import make_tiny_spec
-from runs import write_checkpoints
 from thread_group import run_group
+from tiny_runs import write_checkpoints
 
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.errors import UserError

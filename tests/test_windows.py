@@ -7,9 +7,9 @@ import pytest
 from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import RecordingCallback, train_run
 from stores import BEGIN as FIXED
 from stores import END, TokenArray
+from tiny_runs import RecordingCallback, train_run
 
 from sinklab.data.prepare import open_corpus as stored
 from sinklab.data.run_data import load_run_data
