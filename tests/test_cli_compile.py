@@ -71,7 +71,7 @@ def test_compile_scatters_gradients_per_micro_batch_and_reduces_over_data_once(c
         (['--topology=v9:2x2'], '--topology=v9:2x2 is unknown'),
         (['--topology=v5e:0x0'], '--topology=v5e:0x0 is unknown'),
         (['--topology=0xv5e:2x2'], '--topology=0xv5e:2x2 is unknown'),
-        (['--topology=v5p:2x2'], 'chips of v5p stand in 3 dimensions, such as v5p:4x4x4'),
+        (['--topology=v5p:2x2'], 'v5p topologies have 3 dimensions, such as v5p:4x4x4'),
         (['--topology=v5e:3x7'], 'v5e:3x7 is not a topology of libtpu'),
         (['--topology=v5e:2x2', '--fsdp=3'], 'give sizes whose product is 4'),
         (['--topology=v5e:2x2', '--programs=all'], 'all is unknown; give some of state, validation, probe, step'),

@@ -226,6 +226,6 @@ def test_measure_skips_hidden_states_without_one_vector_per_token(made, measure,
     code, out, _ = measure(made(family)[0], '--json')
     found = json.loads(out)
     assert (code, [*found['inputs']['natural']].count('norm/ratio/01')) == (0, 0)
-    assert any('hidden states' in remark for remark in found['remarks'])
+    assert any('hidden state' in remark for remark in found['remarks'])
     code, _, err = measure(made(family)[0], '--perturb=3')
     assert (code, len(err)) == (1, 1)

@@ -221,7 +221,7 @@ def test_repeated_sweep_in_bucket_trains_no_runs(corpus, bucket, capsys):
 
 
 def test_follow_run_reads_run_in_bucket(bucket_path):
-    class RecordingCallback(RecordingCallback):
+    class FollowingCallback(RecordingCallback):
         steps = ()
 
         def on_train_begin(self, step, attention, changes):
@@ -230,7 +230,7 @@ def test_follow_run_reads_run_in_bucket(bucket_path):
         def on_record(self, record, written):
             self.steps = (*self.steps, record['step'])
 
-    folder, callback = RunDir(bucket_path), RecordingCallback()
+    folder, callback = RunDir(bucket_path), FollowingCallback()
     folder.initialize(make_tiny_spec(), dict(row='tiny'))
     with lease.hold_lease(bucket_path) as held_lease:
         metrics, updates = folder.open_metrics_writer(held_lease.check), tail.follow_run(folder, callback)
