@@ -62,7 +62,7 @@ PREFETCH_DEPTH = 16  # maximum number of batches that are read and put on device
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What processes request after a step: to save a checkpoint, or to save it and stop.
+    """A request to all processes after a step: save a checkpoint, or save it and stop.
 
     Each process passes its request to the step as one number, of which the step returns the largest: 0 for nothing,
     1 for a save, and the number of a signal, which is larger, for a stop.

@@ -3,9 +3,7 @@
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from processes import find_free_port
 
 from sinklab.checkpoint import checkpointer
 from sinklab.run_dir import RunDir
@@ -34,15 +33,6 @@ K8sCluster.get_coordinator_address = classmethod(lambda cls, **_: ADDRESS)
 config = Some(load_incluster_config=lambda: None)
 client = Some(CoreV1Api=lambda: None, BatchV1Api=lambda: None, exceptions=Some(ApiException=OSError))
 """
-
-
-def find_free_port():
-    """Return a port that is free and that the system does not give to outgoing connections."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)  # Linux gives out those from 32,768 on
-        with socket.socket() as listener, contextlib.suppress(OSError):
-            listener.bind(('127.0.0.1', port))
-            return port
 
 
 class Job:

@@ -16,12 +16,11 @@ from conftest import make_case_params
 from job import (
     FAKE_KUBERNETES,
     assert_same_runs,
-    find_free_port,
     get_supervisor_lines,
     read_outcome,
     read_timeless_records,
 )
-from processes import wait_for_sigterm_handler
+from processes import find_free_port, wait_for_sigterm_handler
 
 from sinklab.run_dir import RunDir
 
