@@ -27,6 +27,7 @@ STOP_MESSAGE = 'stopped at once by {name}; what was saved before is intact'
 
 
 _program_name, _exit_lock = 'sinklab', _thread.allocate_lock()
+_interrupted = threading.Event()  # set by the first Ctrl-C inside `enable_keyboard_interrupts`
 
 
 def exit_on_signal(signum: int, frame: FrameType | None = None) -> None:
@@ -110,6 +111,7 @@ def enable_keyboard_interrupts() -> Iterator[None]:
         if first_time is not None and time.monotonic() - first_time > FORCE_QUIT_SECONDS and not retry_event.is_set():
             os._exit(SIGINT_EXIT_CODE)
         first_time = first_time or time.monotonic()
+        _interrupted.set()
         retry_event.clear()
         if import_frame := _find_import_frame(frame):
             _raise_after_import(import_frame)
@@ -147,6 +149,14 @@ def enable_keyboard_interrupts() -> Iterator[None]:
             signal.signal(
                 signal.SIGINT, exit_on_signal if first_time is None else lambda *_: os._exit(SIGINT_EXIT_CODE)
             )
+
+
+def was_interrupted() -> bool:
+    """Return whether Ctrl-C was pressed inside `enable_keyboard_interrupts`.
+
+    A library may catch the KeyboardInterrupt and raise another exception, as Orbax does while it reads a checkpoint.
+    """
+    return _interrupted.is_set()
 
 
 def _find_import_frame(frame: FrameType | None) -> FrameType | None:

@@ -86,6 +86,24 @@ except KeyboardInterrupt:
     assert (process.returncode, process.stdout, process.stderr) == (0, 'raised\n', '')
 
 
+def test_error_that_replaces_keyboard_interrupt_counts_as_ctrl_c(tmp_path):
+    process = run_script(
+        tmp_path,
+        """
+from sinklab.cli import main
+def run(args, extra_args):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ValueError('a checkpoint cannot be read')
+main.COMMANDS['rows'].run = run
+with startup_signals.enable_keyboard_interrupts():
+    sys.exit(main.main(['rows']))
+""",
+    )
+    assert (process.returncode, len(process.stderr.splitlines())) == (130, 1)
+
+
 def test_ignored_signal_stays_ignored(tmp_path):
     script = "startup_signals.install_signal_handlers('verb')\nsignal.raise_signal(signal.SIGHUP)\nprint('went on')"
     process = run_script(

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any
 
 import sinklab
-from sinklab import standard_streams
+from sinklab import standard_streams, startup_signals
 from sinklab.cli import (
     checkpoint,
     claims,
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except standard_streams.OutputClosedError:  # the reader of the output has closed it
         return 0
     except (Exception, KeyboardInterrupt) as error:
-        return report_error(args.command, error)
+        return report_error(args.command, KeyboardInterrupt() if startup_signals.was_interrupted() else error)
 
 
 def report_error(command: str, error: BaseException) -> int:
