@@ -30,10 +30,10 @@ from sinklab.cli.progress import ProgressCallback
 from sinklab.configs.sizes import SIZES
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
-from sinklab.supervisor import worker_client
+from sinklab.supervisor import worker
 from sinklab.supervisor.cluster import ProcessInfo
 from sinklab.supervisor.exit_status import ExitStatus
-from sinklab.supervisor.messages import Timeouts
+from sinklab.supervisor.worker import Timeouts
 from sinklab.train import loop
 from sinklab.train.callbacks import Callback
 from sinklab.train.setup import get_package_versions
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument('--size', default='quickstart', choices=SIZES)
     parser.add_argument('--folder', type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if worker_client.is_supervised():
+    if worker.is_supervised():
         process_flags.run_worker(lambda group: run_supervised(group, args, args.folder))
     with tempfile.TemporaryDirectory() as folder:
         command, start, before = (

@@ -14,10 +14,10 @@ from sinklab.cli.process_flags import run_worker, supervise_run
 from sinklab.errors import UserError
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
-from sinklab.supervisor import worker_client
+from sinklab.supervisor import worker
 from sinklab.supervisor.cluster import ProcessInfo
 from sinklab.supervisor.exit_status import ExitStatus
-from sinklab.supervisor.messages import Timeouts
+from sinklab.supervisor.worker import Timeouts
 
 ARGUMENTS = json.loads(sys.argv[1])
 
@@ -31,7 +31,7 @@ def run_script(group: ProcessGroup) -> ExitStatus:
     return namespace['end']
 
 
-if worker_client.is_supervised():
+if worker.is_supervised():
     run_worker(run_script)
 process_info = ProcessInfo(ARGUMENTS['index'], ARGUMENTS['count'], ARGUMENTS['host'], ARGUMENTS['port'])
 command, folder = [sys.executable, *sys.argv], RunDir(ARGUMENTS['folder'])

@@ -174,3 +174,10 @@ def test_cluster_count_that_is_invalid_is_rejected_with_one_line(environment, na
     assert str(error.value).startswith(f'{name}={given!r} ')
     assert str(error.value).isprintable()
     assert resolve_process(None, 1) == ProcessInfo()
+
+
+def test_missing_jax_module_is_reported_with_flags(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'jax._src.clusters', None)
+    with pytest.raises(UserError) as error:
+        cluster.detect_process_info({'SLURM_JOB_ID': '1', 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': '2'}, 5)
+    assert cluster.FLAGS_HINT in str(error.value)

@@ -14,7 +14,7 @@ from thread_group import run_in_threads
 from sinklab.errors import UserError
 from sinklab.storage import compare_and_swap as files
 from sinklab.storage import lease
-from sinklab.supervisor.messages import Timeouts
+from sinklab.supervisor.worker import Timeouts
 
 OTHER = dict(host='elsewhere', machine='another boot', pid=17, born='5', job='', attempt=0, token='theirs')
 REAL_OWNER_TIMEOUT = lease.OWNER_TIMEOUT_SECONDS
@@ -94,8 +94,8 @@ def test_job_on_other_host_is_alive_while_heartbeat_changes(tmp_path):
         pass
 
 
-def test_owner_timeout_equals_busy_timeout_of_supervisor():
-    assert Timeouts().busy_silence == REAL_OWNER_TIMEOUT
+def test_owner_timeout_equals_timeout_of_unresponsive_worker():
+    assert Timeouts().unresponsive == REAL_OWNER_TIMEOUT
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from sinklab.cli import train as verb
 from sinklab.cli.main import main
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.supervisor import worker_client
 from sinklab.train import loop
 from sinklab.train.callbacks import ProfilerCallback, parse_profile_steps
 
@@ -131,7 +130,7 @@ def test_invalid_profile_is_rejected_before_distributed_initialization(monkeypat
     def never(*_, **__):
         raise AssertionError('it has been begun')
 
-    for module, name in ((worker_client, 'initialize_distributed'), (loop, 'train'), (verb, 'start_progress')):
+    for module, name in ((loop, 'train'), (verb, 'start_progress')):
         monkeypatch.setattr(module, name, never)
     options = ['--config=configs/quickstart.py:softmax', '--config.optimizer.steps=200', f'--workdir={tmp_path}/run']
     assert main(['train', *options, f'--profile={given}']) == 1

@@ -46,7 +46,7 @@ def test_write_outcome_records_step_and_checkpoint_of_lost_run(folder):
     write_checkpoints(folder, 4)
     (folder.path / 'metrics.jsonl').write_text('{"step": 4}\n{"step": 6}\n')
     one = account(folder)
-    one.write_outcome(one.decide_restart(LOST, True)[0])
+    one.write_outcome(one.decide_restart(LOST)[0])
     expected = dict(kind='lost', step=6, checkpoint=4, message='gone', exit_code=42, fruitless=1)
     assert folder.read_json('outcome') == expected
 
@@ -80,28 +80,28 @@ def test_write_outcome_keeps_outcome_of_process_0(folder):
 
 def test_write_outcome_keeps_no_fruitless_count_for_completed_run(folder):
     one = account(folder, restarts=1)
-    assert one.decide_restart(LOST, True) == (LOST, True)
+    assert one.decide_restart(LOST) == (LOST, True)
     folder.write_json('outcome', dict(kind='done', exit_code=0))
     one.write_outcome(ExitStatus('done'))
     assert folder.read_json('outcome') == dict(kind='done', exit_code=0)
 
 
-def test_decide_restart_is_false_for_lost_supervisor_and_final_exits(folder):
-    for end, able in [
-        (LOST, False),
-        (ExitStatus('done'), True),
-        (ExitStatus('refused'), True),
-        (ExitStatus('crashed'), True),
-    ]:
-        assert account(folder, restarts=1).decide_restart(end, able) == (end, False)
+@pytest.mark.parametrize('cause', ['done', 'refused', 'crashed', 'diverged', 'stopped'])
+def test_decide_restart_is_false_for_final_exits(folder, cause):
+    assert account(folder, restarts=1).decide_restart(ExitStatus(cause)) == (ExitStatus(cause), False)
+
+
+def test_decide_restart_is_false_after_last_restart(folder):
+    one = account(folder, restarts=1)
+    assert [one.decide_restart(LOST)[1] for _ in range(2)] == [True, False]
 
 
 def test_decide_restart_resets_fruitless_count_after_checkpoint(folder):
     one = account(folder, restarts=11)
     for step in range(5):
         write_checkpoints(folder, step)
-        assert [one.decide_restart(LOST, True)[1] for _ in range(2)] == [True, True]
-    assert one.decide_restart(LOST, True)[0].exit_code == 70
+        assert [one.decide_restart(LOST)[1] for _ in range(2)] == [True, True]
+    assert one.decide_restart(LOST)[0].exit_code == 70
 
 
 def test_decide_restart_ignores_incomplete_checkpoint(folder):
@@ -109,9 +109,9 @@ def test_decide_restart_ignores_incomplete_checkpoint(folder):
     (folder.digest_dir / '6' / '0.json').unlink()
     one = account(folder, restarts=11)
     assert one.newest_step == 4
-    assert one.decide_restart(LOST, True)[1]
+    assert one.decide_restart(LOST)[1]
     (folder.checkpoint_dir / '8').mkdir()
-    one.write_outcome(one.decide_restart(LOST, True)[0])
+    one.write_outcome(one.decide_restart(LOST)[0])
     assert (folder.read_json('outcome')['checkpoint'], folder.read_json('outcome')['fruitless']) == (4, 2)
 
 
@@ -124,7 +124,7 @@ def test_decide_restart_counts_unreadable_disk_as_no_progress(folder):
     answers = [True, False]
     one = RestartPolicy(folder, lambda: True, answer, restarts=11)
     assert one.newest_step == 4
-    assert one.decide_restart(LOST, True) == (LOST, True)
+    assert one.decide_restart(LOST) == (LOST, True)
     assert (one.newest_step, one.num_fruitless_here) == (4, 1)
 
 

@@ -1,6 +1,5 @@
-"""Tests of the connection of supervisors of one run, and of rejected connections."""
+"""Tests of how the processes of a run meet, and of the port on which they do."""
 
-import contextlib
 import re
 import signal
 import socket
@@ -8,19 +7,23 @@ import threading
 import time
 
 import pytest
+from attacker import ATTACKS, list_listening_addresses
 from processes import (
     ENDLESS_SCRIPT,
     TOUCH_SCRIPT,
     Run,
+    find_free_port,
     get_single_line,
     make_run,
     start_run,
     wait_for_sigterm_handler,
 )
 
-from sinklab.supervisor.coordinator import find_free_port
+from sinklab.errors import UserError
+from sinklab.supervisor.cluster import ProcessInfo
+from sinklab.supervisor.supervisor import choose_bind_address
 
-pytestmark = pytest.mark.slow
+UNTIL_GO = TOUCH_SCRIPT + "while not (folder.path / 'go').exists(): time.sleep(0.05)"
 
 
 @pytest.fixture
@@ -28,20 +31,28 @@ def run(tmp_path):
     yield from start_run(tmp_path)
 
 
-def test_taken_process_index_and_wrong_count_are_rejected_and_run_continues(run):
-    run.start(TOUCH_SCRIPT + "while not (folder.path / 'go').exists(): time.sleep(0.1)")
+@pytest.mark.slow
+def test_second_process_with_same_index_ends_run_and_is_named(run):
+    run.start(TOUCH_SCRIPT + ENDLESS_SCRIPT)
     run.wait_for('here-1')
-    strangers = make_run([*Run.start(run, '', (1,)).started[2:], *Run.start(run, '', (2,), 3).started[3:]])
-    (code, lines), (other_code, other_lines) = strangers.ended()
-    assert (code, other_code) == (1, 1)
-    assert re.search(r'--process=1 .*\(host .*, pid \d+\)', lines[0])
-    assert re.search(r'--processes=3\b.*\b2\b', other_lines[0])
-    (run.folder / 'go').touch()
-    assert make_run(run.started[:2]).ended() == [(0, [])] * 2
+    run.start('', (1,), join=1.0)
+    results = run.ended()
+    assert [code for code, _ in results[:2]] == [42, 42]
+    assert all('process 1' in lines[-1] for _, lines in results[:2])
 
 
+@pytest.mark.slow
+def test_different_number_of_processes_is_rejected_by_all(run):
+    run.start('', (0,)).start('', (1,), 3)
+    results = run.ended()
+    assert [code for code, _ in results] == [1, 1]
+    for _, (line,) in results:
+        assert re.search(r'process 1 .*--processes=3\b.*\b2\b', line)
+
+
+@pytest.mark.slow
 def test_occupied_port_and_unreachable_coordinator_are_rejected_with_one_line(run):
-    with socket.create_server(('', run.port)):
+    with socket.create_server(('127.0.0.1', run.port)):
         line = get_single_line(run.start('', (0,)).ended())
     assert 'Address already in use' in line
     results = Run(run.folder).start('', (1,), join=1.0).ended()
@@ -49,15 +60,18 @@ def test_occupied_port_and_unreachable_coordinator_are_rejected_with_one_line(ru
     assert re.search(r'127.0.0.1:\d+ .*\b1 s\b', get_single_line(results))
 
 
-def test_coordinator_waits_for_port_of_ending_run(run):
-    with socket.create_server(('', run.port)):
-        wait_for_sigterm_handler(run.start('').started[0])
+@pytest.mark.slow
+def test_process_0_waits_for_port_of_ending_run(run):
+    with socket.create_server(('127.0.0.1', run.port)):
+        wait_for_sigterm_handler(run.start('', (0,)).started[0])
         time.sleep(0.5)
+    run.start('', (1,))
     assert run.ended() == [(0, [])] * 2
 
 
-def test_sigterm_stops_coordinator_waiting_for_port(run):
-    with socket.create_server(('', run.port)):
+@pytest.mark.slow
+def test_sigterm_stops_process_0_that_waits_for_its_port(run):
+    with socket.create_server(('127.0.0.1', run.port)):
         (process,) = run.start('', (0,), shutdown=20.0).started
         wait_for_sigterm_handler(process)
         process.send_signal(signal.SIGTERM)
@@ -65,65 +79,110 @@ def test_sigterm_stops_coordinator_waiting_for_port(run):
     assert (code, len(lines)) == (42, 1)
 
 
-def test_missing_processes_are_listed_after_join_timeout(run):
+@pytest.mark.slow
+def test_missing_processes_end_the_others_after_join_timeout(run):
     results = run.start('', (0, 2), 4, join=2.0).ended()
-    assert {code for code, _ in results} == {1}
-    assert re.search(r'\b1, 3 of 4 .*\b2 s\b', get_single_line(results))
+    assert [(code, len(lines)) for code, lines in results] == [(1, 1)] * 2
+    for _, (line,) in results:
+        assert re.search(r'\b127\.0\.0\.1:\d+\b.*\b2 s\b', line)
 
 
-def test_invalid_connections_do_not_affect_run(run):
-    run.start('group.gather("x", 0)', (0,))
-    address = '127.0.0.1', run.port
-    for content in (b'GET / HTTP/1.1\r\n\r\n', b'{"kind": "hello"}\n', b'{"kind": "end"}\n', b'[]\n', b'\xff\n'):
-        for _ in range(100):
-            with (
-                contextlib.suppress(ConnectionRefusedError),
-                socket.create_connection(address) as connection,
-            ):
-                connection.sendall(content)
-                break
-            time.sleep(0.1)
-    run.start('group.gather("x", 0)', (1,))
-    assert run.ended() == [(0, [])] * 2
-
-
-def test_restarted_process_waits_for_end_of_run_and_joins_next_run(run):
+@pytest.mark.slow
+def test_restarted_process_joins_next_run(run):
     """Restart one process before the others have noticed its end."""
-    run.start(TOUCH_SCRIPT + ENDLESS_SCRIPT, settle=1.0)
+    run.start(TOUCH_SCRIPT + ENDLESS_SCRIPT)
     run.wait_for('here-1')
     run.started[1].kill()
     restarted_run = Run(run.folder)
     restarted_run.port = run.port
     restarted_run.start('group.gather("x", 0)', (1,))
-    assert make_run(run.started[:1]).ended()[0][0] == 42
-    restarted_run.start('group.gather("x", 0)', (0,))
     try:
+        assert make_run(run.started[:1]).ended()[0][0] == 42
+        restarted_run.start('group.gather("x", 0)', (0,))
         assert restarted_run.ended() == [(0, [])] * 2
     finally:
         run.started += restarted_run.started
 
 
-def test_closing_server_is_retried_and_rejected_after_timeout(run):
+@pytest.mark.slow
+def test_other_program_at_address_of_process_0_is_reported_after_timeout(run):
     connections = []
 
     def hang_up():
-        with contextlib.suppress(OSError):  # the end of the test
-            while True:
+        while True:
+            try:
                 server.accept()[0].close()
-                connections.append(1)
+            except OSError:  # the end of the test
+                return
+            connections.append(1)
 
     with socket.create_server(('127.0.0.1', run.port)) as server:
         threading.Thread(target=hang_up, daemon=True).start()
         results = run.start('', (1,), join=1.0).ended()
     assert results[0][0] == 1
-    assert len(connections) > 2
+    assert len(connections) > 0
     assert re.search(r'127.0.0.1:\d+ .*process 0', get_single_line(results))
 
 
-def test_find_free_port_does_not_collide_for_neighboring_ports():
-    """Test ports that are released again before JAX opens them."""
-    ports = [8476 + number for number in range(8)]
-    free_ports = [find_free_port(port) for port in ports]
-    assert not {*free_ports} & {*ports}
-    assert len({*free_ports}) == len(ports)
-    assert 1024 <= find_free_port(65535) < 65535
+@pytest.mark.slow
+def test_run_survives_all_attacks_on_its_port(run):
+    """Attack the port before process 1 connects, and afterwards."""
+    stop_event, threads = threading.Event(), []
+    run.start(UNTIL_GO, (0,))
+    address = ('127.0.0.1', run.port)
+    deadline = time.monotonic() + 20
+    while address not in list_listening_addresses(run.started[0].pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for indices in ((1,), ()):
+        threads += [threading.Thread(target=attack, args=(address, stop_event)) for attack in ATTACKS.values()]
+        for thread in threads[-len(ATTACKS) :]:
+            thread.start()
+        time.sleep(0.5)
+        run.start(UNTIL_GO, indices)
+        run.wait_for('here-1')
+    time.sleep(2)
+    (run.folder / 'go').touch()
+    try:
+        assert run.ended() == [(0, [])] * 2
+    finally:
+        stop_event.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.slow
+def test_run_opens_only_its_port_on_given_interface(run):
+    run.start(UNTIL_GO)
+    run.wait_for('here-1')
+    addresses = [list_listening_addresses(process.pid) for process in run.started]
+    (run.folder / 'go').touch()
+    assert run.ended() == [(0, [])] * 2
+    assert addresses == [{('127.0.0.1', run.port)}, set()]
+
+
+def test_bind_address_is_given_local_address():
+    port = find_free_port()
+    assert choose_bind_address(ProcessInfo(0, 2, '127.0.0.1', port)) == (f'127.0.0.1:{port}', '')
+    with socket.create_server(('127.0.0.1', port)), pytest.raises(UserError):
+        choose_bind_address(ProcessInfo(0, 2, '127.0.0.1', port))
+
+
+@pytest.mark.parametrize(
+    ('host', 'found'),
+    [
+        ('192.0.2.1', [(socket.AF_INET, 1, 6, '', ('192.0.2.1', 0))]),  # the address of a gateway of this machine
+        ('node07', [(socket.AF_INET, 1, 6, '', ('127.0.1.1', 0))]),  # as Debian resolves its own host name
+        ('unknown', socket.gaierror(-2, 'Name or service not known')),
+    ],
+)
+def test_bind_address_is_all_interfaces_if_address_is_not_local(monkeypatch, host, found):
+    def getaddrinfo(*_, **__):
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(socket, 'getaddrinfo', getaddrinfo)
+    bind_address, reason = choose_bind_address(ProcessInfo(0, 2, host, find_free_port()))
+    assert bind_address is None
+    assert host in reason

@@ -14,10 +14,10 @@ from sinklab.escape import escape_control, format_command_line
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
 from sinklab.storage.lease import DEFAULT_GRACE_SECONDS
-from sinklab.supervisor import cluster, worker_client
+from sinklab.supervisor import cluster, worker
 from sinklab.supervisor.exit_status import ExitStatus
-from sinklab.supervisor.messages import Timeouts
 from sinklab.supervisor.supervisor import RestartPolicy, Supervisor, log_failure
+from sinklab.supervisor.worker import Timeouts
 from sinklab.train.run_outcome import classify_error
 
 RECOVERY_HINTS = {'stopped': '; resume with: {command}', 'lost': '; start the same command again'}
@@ -117,12 +117,12 @@ def supervise_run(
         restarts: How many times the run is restarted after a failure.
     """
     find_newest_step = functools.partial(digests.find_newest_step, run_dir)
-    restart_policy = None if process_info.index else RestartPolicy(run_dir, is_this_run, find_newest_step, restarts)
+    restart_policy = RestartPolicy(run_dir, is_this_run, find_newest_step, restarts)
     log_to_run_dir = functools.partial(log_failure, run_dir, process_info.index)
     exit_status = Supervisor(
-        process_info, command, timeouts, log_to_run_dir, print_error, restart_policy and restart_policy.decide_restart
+        process_info, command, timeouts, log_to_run_dir, print_error, restart_policy.decide_restart
     ).run()
-    if restart_policy:
+    if process_info.index == 0:
         restart_policy.write_outcome(exit_status)
         restore_cursor()
         if exit_status.kind == 'crashed':
@@ -153,8 +153,9 @@ def run_worker(function: Callable[[ProcessGroup], ExitStatus]) -> NoReturn:
     Args:
         function: Takes the process group; an exception from it is converted to an exit status.
     """
-    group = worker_client.make_process_group()
+    group = worker.make_worker_group()
     try:
+        group.join()
         exit_status = function(group)
     except BaseException as error:
         exit_status = classify_error(error)

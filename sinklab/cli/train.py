@@ -51,7 +51,7 @@ from sinklab.run_dir import (
     select_steps,
 )
 from sinklab.storage.paths import join_path, make_absolute, resolve_path
-from sinklab.supervisor import worker_client
+from sinklab.supervisor import worker
 from sinklab.supervisor.exit_status import ExitStatus
 
 
@@ -253,7 +253,7 @@ def add_size_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if worker_client.is_supervised():
+    if worker.is_supervised():
         process_flags.run_worker(functools.partial(run_training, args, extra_args))
     process_info = process_flags.parse_process_info(args)
     if process_info.count > 1 or args.supervise or args.restarts:
@@ -312,7 +312,6 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
         group, 'compilation cache', lambda: hardware_flags.CompilationCache(args.compiled)
     )
     profile_steps = run_on_all_or_raise(group, 'profile', lambda: parse_profile_steps(args, run_dir, spec))
-    worker_client.initialize_distributed(group)
     origin = run_on_all_or_raise(group, 'origin', lambda: load_warm_start(parent)) if parent else None
     with contextlib.ExitStack() as stack:
         progress = start_progress(row, spec, compilation_cache, description, stack) if group.index == 0 else None

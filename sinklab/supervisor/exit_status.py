@@ -5,8 +5,6 @@ import signal
 import traceback
 from typing import Literal
 
-from sinklab.errors import UserError
-
 # Cause of the end of a process or a run -> (kind in outcome.json, exit code). If processes end with several causes,
 # the first in this order has caused the others: a killed process makes others raise and abort, but not the reverse.
 EXIT_CAUSES = {
@@ -69,26 +67,20 @@ def escape_unprintable(text: str) -> str:
     return ''.join(char if char.isprintable() or char in '\n\t' else ascii(char)[1:-1] for char in text)
 
 
-def make_exit_status(return_code: int, has_started: bool, log_tail: str) -> ExitStatus:
+def make_exit_status(return_code: int, log_tail: str) -> ExitStatus:
     """Return the exit status of a process that reported none.
 
     Args:
         return_code: The exit code, or minus the number of the signal that killed the process.
-        has_started: Whether the process had installed its own signal handler.
         log_tail: The end of its log, which becomes the trace of a crash.
     """
     if -return_code in CAUSE_BY_SIGNAL:
-        return make_immediate_stop(-return_code) if has_started else make_early_stop(-return_code)
+        return make_immediate_stop(-return_code)
     if return_code == -signal.SIGABRT:
         return ExitStatus('aborted', 'aborted by the runtime of jax')
     if return_code < 0:
         return ExitStatus('killed', f'killed by {signal.Signals(-return_code).name}')
     return ExitStatus('crashed', f'exit code {return_code}, without a message', log_tail)
-
-
-def describe_error(error: Exception) -> ExitStatus:
-    """Return the exit status of a run whose supervision failed with an exception."""
-    return ExitStatus('refused', str(error)) if isinstance(error, UserError) else make_crash(error)
 
 
 def make_crash(error: BaseException, cause: str = 'crashed') -> ExitStatus:

@@ -1,24 +1,23 @@
-"""The supervisor of one worker process: starts it, watches it, restarts it, and records how it ended."""
+"""The supervisor of one worker process: starts it, watches it, restarts it, and records how it ended.
+
+A supervisor opens no port. Processes of a run meet in the coordination service of jax, which the worker of process 0
+hosts. If a worker ends without an exit status, its supervisor reads the cause from the log of jax.
+"""
 
 import contextlib
 import dataclasses
 import errno
-import functools
-import hmac
 import json
 import os
-import queue
-import secrets
+import re
 import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import msgspec
+from types import FrameType
 
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
@@ -26,17 +25,7 @@ from sinklab.storage.atomic_write import append_text, writable_folder
 from sinklab.storage.lease import is_unowned
 from sinklab.storage.paths import short_timeout
 from sinklab.storage.untrusted_files import DamagedFileError
-from sinklab.supervisor.cluster import ProcessInfo
-from sinklab.supervisor.coordinator import (
-    SECRET_VARIABLE,
-    Coordinator,
-    RestartDecider,
-    RunSecret,
-    create_secret,
-    find_secret,
-    read_secret_variable,
-)
-from sinklab.supervisor.coordinator import SECRET_VARIABLE as SECRET
+from sinklab.supervisor.cluster import ProcessInfo, is_loopback
 from sinklab.supervisor.exit_status import (
     SAME_SIGNAL_SECONDS,
     STOPPING_MESSAGE,
@@ -45,35 +34,21 @@ from sinklab.supervisor.exit_status import (
     make_exit_status,
     make_immediate_stop,
 )
-from sinklab.supervisor.messages import (
-    FROM_COORDINATOR_DECODER,
-    NOT_A_RUN_PROCESS,
-    WORKER_DECODER,
-    Challenge,
-    GatherRequest,
-    GatherResult,
-    Heartbeat,
-    Hello,
-    Message,
-    MessageChannel,
-    ProgressReport,
-    Rejection,
-    RetryLater,
-    RunExit,
-    StartWorkers,
-    Timeouts,
-    Welcome,
-    WorkerExit,
-    get_host_name,
-)
-from sinklab.supervisor.worker_client import WORKER_VARIABLE
+from sinklab.supervisor.worker import WORKER_VARIABLE, Timeouts, WorkerSettings
 
 LOG_TAIL_BYTES = 100_000  # bytes of the end of a worker's log that are kept
-RUNNING_STATES = 'RSD'  # letters of /proc: running, sleeping, waiting for a disk; not stopped
-STACK_DUMP_SECONDS = 0.5  # seconds that a worker has to write the stacks of its threads
+POLL_SECONDS, RETRY_SECONDS = 0.2, 1.0  # seconds between two looks at a worker; until a new attempt to connect
+STOP_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+NOT_LOCAL_ERRNOS = errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT  # no interface of this machine has the address
+# Messages of jax's coordination service (xla/pjrt/distributed), in the log of a process that it has aborted.
+UNHEALTHY_PATTERN = re.compile(r'stopped sending heartbeats\):\s*((?:\S*task:)?\d+(?:,?\s+(?:\S*task:)?\d+)*)\s')
+RESTARTED_PATTERN = re.compile(r'(\d+) unexpectedly tried to connect')
+SERVICE_LOST_TEXT = 'Failed to send RPC to coordination service'
+JOIN_TIMEOUT_TEXT = 'CoordinationService/RegisterTask'
+UNRESPONSIVE_TEXT = 'Timeout ('  # of faulthandler.dump_traceback_later
 
 
-class WorkerProcess:
+class Worker:
     """A worker process, which trains.
 
     In process 0 its lines for the user go to the terminal. All other output goes to `log_file`.
@@ -83,101 +58,134 @@ class WorkerProcess:
         self,
         command: list[str],
         process_info: ProcessInfo,
-        jax_coordinator: str | None,
         bind_address: str | None,
         timeouts: Timeouts,
-        on_message: Callable[['WorkerProcess', Message | None], None],
+        print_line: Callable[[str], None],
     ):
-        own_sock, worker_sock = socket.socketpair()
+        self.process_info, self.timeouts, self.print_line = process_info, timeouts, print_line
+        self.link, worker_sock = socket.socketpair()
         self.log_file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the worker
         terminal = [] if process_info.index else [os.dup(1), os.dup(2)]
-        settings = dict(
-            link=worker_sock.fileno(),
-            terminal=terminal,
+        settings = WorkerSettings(
             index=process_info.index,
             count=process_info.count,
-            coordinator=jax_coordinator,
+            link=worker_sock.fileno(),
+            terminal=terminal,
+            coordinator=process_info.address if process_info.count > 1 else None,
             bind=bind_address,
             devices=process_info.devices,
-            beat=timeouts.heartbeat,
-            silence=2 * timeouts.silence,
-            join=timeouts.join,
+            timeouts=timeouts,
         )
         self.process = subprocess.Popen(
             command,
-            env={**{k: v for k, v in os.environ.items() if k != SECRET}, WORKER_VARIABLE: json.dumps(settings)},
+            env=os.environ | {WORKER_VARIABLE: json.dumps(dataclasses.asdict(settings))},
             pass_fds=[worker_sock.fileno(), *terminal],
             stdin=subprocess.DEVNULL,
             stdout=self.log_file,
             stderr=self.log_file,
-            process_group=0,  # the supervisor forwards Ctrl-C of the terminal
+            process_group=0,  # the supervisor passes on Ctrl-C of the terminal
         )
         for descriptor in (worker_sock.detach(), *terminal):
             os.close(descriptor)
-        self.channel, self.reported_exit = MessageChannel(own_sock, None, WORKER_DECODER), None
-        self.has_reported = self.has_signal_handler = self.has_started = False
-        self.last_report_time = time.monotonic()
-        threading.Thread(target=self.receive_messages, args=(on_message,), daemon=True).start()
+        self.names: list[str] = []  # of all processes, once they have met
+        self.reported_status: ExitStatus | None = None
+        self.partial_line, self.suspended_since = b'', None
 
-    def receive_messages(self, on_message: Callable) -> None:
-        for message in self.channel:
-            on_message(self, message)
-        on_message(self, None)
+    @property
+    def name(self) -> str:
+        if self.names:
+            return self.names[self.process_info.index]
+        return f'process {self.process_info.index} (host {socket.gethostname()}, pid {self.process.pid})'
 
-    def record_report(self, has_signal_handler: bool) -> None:
-        """Record that the worker sent a report, and whether it handles signals."""
-        self.last_report_time, self.has_reported, self.has_signal_handler = time.monotonic(), True, has_signal_handler
-        self.has_started = self.has_started or has_signal_handler
+    @property
+    def has_met_others(self) -> bool:
+        return bool(self.names) or self.process_info.count == 1
+
+    def poll(self) -> ExitStatus | None:
+        """Return the exit status of the worker, or None while it runs. A suspended worker is killed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(POLL_SECONDS)
+        self.read_reports()
+        if self.process.returncode is not None:
+            return self.reported_status or self.classify_exit()
+        if read_process_state(self.process.pid) not in 'tT':
+            self.suspended_since = None
+            return None
+        now = time.monotonic()
+        self.suspended_since = self.suspended_since or now
+        if now - self.suspended_since < self.timeouts.heartbeat:
+            return None
+        self.kill()
+        return ExitStatus('frozen', f'{self.name}: suspended for {self.timeouts.heartbeat} s')
+
+    def read_reports(self) -> None:
+        """Read what the worker has reported until now."""
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while data := self.link.recv(1 << 16, socket.MSG_DONTWAIT):
+                *lines, self.partial_line = (self.partial_line + data).split(b'\n')
+                for line in lines:
+                    message = json.loads(line)
+                    self.names = message.get('names', self.names)
+                    if 'exit_status' in message:
+                        self.reported_status = ExitStatus(**message['exit_status'])
+                    if message.get('is_stopping') and self.process_info.index:  # process 0 prints this itself
+                        self.print_line(STOPPING_MESSAGE)
+
+    def classify_exit(self) -> ExitStatus:
+        """Return the exit status of a worker that reported none, from its exit code and its log."""
+        log_tail = self.read_log_tail()
+        exit_status = make_exit_status(self.process.returncode, log_tail)
+        if exit_status.cause == 'aborted':
+            return self.classify_abort(log_tail) or exit_status.replace_words(f'{self.name}: {exit_status.words}')
+        if UNRESPONSIVE_TEXT in log_tail and exit_status.cause == 'crashed':
+            exit_status = ExitStatus('frozen', 'it stopped responding')
+        return exit_status.replace_words(f'{self.name}: {exit_status.words}') if self.names else exit_status
+
+    def classify_abort(self, log_tail: str) -> ExitStatus | None:
+        """Return the exit status of a worker that jax has aborted, because of another process; None if unknown."""
+        names = self.names or [f'process {index}' for index in range(self.process_info.count)]
+        if match := UNHEALTHY_PATTERN.search(log_tail):
+            lost_names = [
+                names[int(index)] for index in re.findall(r'\d+(?=\D|$)', re.sub(r'\S*task:', '', match[1]))
+            ]
+            return ExitStatus('lost', f'{", ".join(lost_names)}: no heartbeat for {self.timeouts.heartbeat} s')
+        if match := RESTARTED_PATTERN.search(log_tail):
+            return ExitStatus('lost', f'{names[int(match[1])]}: another process has connected as process {match[1]}')
+        if not self.has_met_others and JOIN_TIMEOUT_TEXT in log_tail:
+            return self.describe_missing()
+        if SERVICE_LOST_TEXT in log_tail:
+            return ExitStatus('lost', f'{names[0]}: gone, or out of reach at {self.process_info.address}')
+        return None
+
+    def describe_missing(self) -> ExitStatus:
+        """Describe that processes have not met in time; jax does not say which of them is missing."""
+        info, seconds = self.process_info, f'{self.timeouts.join:.0f} s'
+        if info.index == 0:
+            return ExitStatus(
+                'refused',
+                f'not all of the {info.count} processes connected to {info.address} within {seconds}; start all',
+            )
+        return ExitStatus(
+            'refused',
+            f'not all of the {info.count} processes were there within {seconds}, or process 0 is not at '
+            f'{info.address}; start all of them, with the address of process 0 in --coordinator',
+        )
 
     def send_signal(self, signum: int) -> None:
-        self.process.send_signal(signum)
+        with contextlib.suppress(OSError):
+            self.link.send(bytes([signum]), socket.MSG_DONTWAIT)
 
-    def check_silence(self, timeouts: Timeouts) -> ExitStatus | None:
-        """Return the exit status `frozen` if the worker has been silent for too long; None otherwise.
-
-        The limit is `timeouts.silence` if the system does not show the worker as running, `timeouts.join` before its
-        first report, and `timeouts.busy_silence` after it: a call into C++ may keep the interpreter for a while.
-        """
-        silent_seconds = time.monotonic() - self.last_report_time
-        is_running = read_process_state(self.process.pid) in RUNNING_STATES
-        max_seconds = (
-            timeouts.silence if not is_running else timeouts.busy_silence if self.has_reported else timeouts.join
-        )
-        if silent_seconds < max_seconds:
-            return None
-        return ExitStatus(
-            'frozen', f'without a heartbeat for {silent_seconds:.0f} s{"" if is_running else ", possibly suspended"}'
-        )
-
-    def wait_exit_status(self, timeouts: Timeouts) -> ExitStatus:
-        """Wait for the end of the worker and return its exit status; kill it if it does not end in time.
-
-        Call this once the worker has closed its end of the connection.
-        """
-        try:
-            return_code = self.process.wait(timeouts.shutdown)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return_code = self.process.wait()
-        return self.reported_exit or make_exit_status(return_code, self.has_started, self.read_log_tail())
-
-    def kill(self, dump_stacks: bool) -> None:
-        """Kill the worker; with `dump_stacks`, have it first write the stacks of its threads to its log."""
-        if dump_stacks and self.has_reported and self.process.poll() is None:
-            self.send_signal(signal.SIGUSR1)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STACK_DUMP_SECONDS)
+    def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        self.channel.close()
+        self.read_reports()
 
     def read_log_tail(self) -> str:
-        """Return the traceback that the worker reported, and the end of its log file."""
+        """Return the end of the log file of the worker."""
         size = os.fstat(self.log_file.fileno()).st_size
-        log_tail = os.pread(self.log_file.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES)).decode(
+        return os.pread(self.log_file.fileno(), LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES)).decode(
             errors='replace'
         )
-        return f'{self.reported_exit.trace if self.reported_exit else ""}{log_tail}'
 
 
 def read_process_state(pid: int) -> str:
@@ -196,7 +204,10 @@ MAX_FRUITLESS_RESTARTS = 3  # the same, counting only restarts by the supervisor
 
 
 class RestartPolicy:
-    """The policy of process 0: whether a run restarts, and the record of how it ended.
+    """Whether a run restarts, and the record of how it ended.
+
+    Each supervisor decides for its own worker. All decide alike, from the exit status of the run and the
+    checkpoints in its folder. Process 0 alone writes the record.
 
     Args:
         run_dir: The run directory.
@@ -232,7 +243,7 @@ class RestartPolicy:
             return self.find_newest_step()
         return self.newest_step
 
-    def decide_restart(self, exit_status: ExitStatus, can_restart: bool) -> tuple[ExitStatus, bool]:
+    def decide_restart(self, exit_status: ExitStatus) -> tuple[ExitStatus, bool]:
         """Decide whether all processes restart after an end.
 
         Only an end of kind `lost` leads to a restart. After a few attempts in a row without a new checkpoint the run
@@ -253,7 +264,7 @@ class RestartPolicy:
                 f'{exit_status.words}; that was attempt {max(self.num_fruitless, self.num_fruitless_here)} '
                 'in a row without a new checkpoint',
             ), False
-        is_restarting = can_restart and self.restarts > 0
+        is_restarting = self.restarts > 0
         self.restarts -= is_restarting
         return exit_status, is_restarting
 
@@ -316,13 +327,56 @@ def log_failure(run_dir: RunDir, index: int, exit_status: ExitStatus, log_tail: 
             )
 
 
-CONNECT_RETRY_SECONDS = 0.2  # seconds between two attempts to reach process 0
+def choose_bind_address(process_info: ProcessInfo) -> tuple[str | None, str]:
+    """Choose the address on which jax listens in process 0, and check that the port is free.
+
+    jax itself would share a port that another process of this user has opened.
+
+    Returns:
+        The address of the interface that has the address of process 0, as HOST:PORT, and ''; or None for all
+        interfaces, and why.
+
+    Raises:
+        UserError: The port is in use, or this user may not open it. The cause is the OSError.
+    """
+    host, port = process_info.host, process_info.port
+    try:
+        addresses = dict.fromkeys(
+            (family, address) for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        )
+    except OSError as error:
+        check_port(socket.AF_INET, ('', port))
+        return None, f'{host} has no address on this machine ({error.strerror})'
+    reason = ''
+    if not is_loopback(host) and all(is_loopback(address[0]) for _, address in addresses):
+        addresses, reason = {}, f'{host} is {next(iter(addresses))[1][0]} on this machine'
+    for family, address in addresses:
+        try:
+            check_port(family, address)
+            return dataclasses.replace(process_info, host=address[0]).address, ''
+        except UserError as error:
+            if error.__cause__.errno not in NOT_LOCAL_ERRNOS:
+                raise
+            reason = f'{address[0]}: {os.strerror(error.__cause__.errno)}'
+    check_port(socket.AF_INET, ('', port))
+    return None, reason
+
+
+def check_port(family: int, address: tuple) -> None:
+    """Raise UserError, caused by the OSError, if an address of this machine cannot be opened."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        raise UserError(
+            f'port {address[1]} cannot be opened for the other processes ({os.strerror(error.errno)}); give another '
+            'port in --coordinator to all of them, or stop the program that uses it'
+        ) from error
 
 
 class Supervisor:
     """The supervisor of a worker process.
-
-    It acts in one thread. Other threads and signal handlers put events into `events`.
 
     Args:
         process_info: The index and count of this process.
@@ -330,7 +384,7 @@ class Supervisor:
         timeouts: The timeouts of the processes.
         on_failure: Called with the exit status of a worker that failed and the end of its log.
         print_line: Prints a line for the user.
-        decide_restart: Decides whether all processes restart; used in process 0 only.
+        decide_restart: Takes an exit status; returns the one to report, and whether the worker restarts.
     """
 
     def __init__(
@@ -340,294 +394,102 @@ class Supervisor:
         timeouts: Timeouts,
         on_failure: Callable[[ExitStatus, str], None],
         print_line: Callable[[str], None],
-        decide_restart: RestartDecider | None = None,
+        decide_restart: Callable[[ExitStatus], tuple[ExitStatus, bool]],
     ):
-        self.process_info, self.command, self.timeouts, self.on_failure, self.print_line = (
-            process_info,
-            command,
-            timeouts,
-            on_failure,
-            print_line,
-        )
-        self.coordinator = (
-            Coordinator(process_info.count, timeouts, decide_restart, print_line) if process_info.index == 0 else None
-        )
-        self.events = queue.SimpleQueue()
-        self.channel = self.worker = self.exit_status = self.stop_request = None
-        self.generation, self.last_heartbeat, self.is_accepted = 0, 0.0, False
-        self.deadline = time.monotonic() + timeouts.join
-        self.secret, self.nonces = RunSecret(), ('', '')
+        self.process_info, self.command, self.timeouts = process_info, command, timeouts
+        self.on_failure, self.print_line, self.decide_restart = on_failure, print_line, decide_restart
+        self.worker: Worker | None = None
+        self.have_met = False  # whether all processes have met once
+        self.stop_signal: int | None = None
+        self.first_signal_time, self.kill_time = 0.0, None
 
     def run(self) -> ExitStatus:
-        """Run until all processes have ended, and return the exit status of the run."""
-        stop_signals = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-        signals = [
-            signum for signum in stop_signals if signal.getsignal(signum) != signal.SIG_IGN or signum != signal.SIGHUP
-        ]
-        previous_handlers = {
-            signum: signal.signal(signum, lambda signum, _: self.post_event(self.handle_signal, signum))
-            for signum in signals
-        }
-        try:
-            self.start()
-            while not self.exit_status:
-                self.process_event()
-            return self.exit_status
-        finally:
-            self.close()
-            for signum, handler in previous_handlers.items():
-                signal.signal(signum, handler)
+        """Run the worker until it has ended for good, and return the exit status of the run."""
+        with self.handle_signals():
+            while True:
+                exit_status, is_restarting = self.decide_restart(self.run_worker())
+                if self.stop_signal or not is_restarting:
+                    return exit_status
+                self.print_line(f'{exit_status.words}; starting again')
+                if exit_status.cause in ('killed', 'frozen'):  # until jax has told the other processes
+                    self.sleep(self.timeouts.detection)
 
-    def post_event(self, function: Callable, *arguments: object) -> None:
-        self.events.put(functools.partial(function, *arguments))
+    def run_worker(self) -> ExitStatus:
+        """Run a worker until it ends, and return its exit status.
 
-    def process_event(self, timeout: float = 0.5) -> None:
-        """Process the next event, or return after the timeout.
-
-        A heartbeat that is due is sent, too.
+        It is started again if another run, which is still ending, keeps it from meeting the other processes. Once
+        they have met, a restarted worker that does not meet them counts as lost.
         """
-        with contextlib.suppress(queue.Empty):
-            self.events.get(timeout=min(timeout, self.timeouts.heartbeat / 2))()
-        if time.monotonic() - self.last_heartbeat > self.timeouts.heartbeat and self.events.empty():
-            self.send_heartbeat()
-        if (
-            self.channel
-            and not self.is_accepted
-            and not self.coordinator
-            and time.monotonic() > self.deadline + self.timeouts.silence
-        ):
-            # Another program answers, but never greets as a coordinator.
-            self.exit_status = self.exit_status or ExitStatus('refused', self.wrong_address_message)
+        deadline = time.monotonic() + self.timeouts.join
+        while True:
+            bind_address = self.choose_bind_address()
+            if self.stop_signal:
+                return make_early_stop(self.stop_signal)
+            self.worker = Worker(self.command, self.process_info, bind_address, self.timeouts, self.print_line)
+            exit_status = self.wait_for_worker()
+            if exit_status.is_failure:
+                self.on_failure(exit_status, f'{exit_status.trace}{self.worker.read_log_tail()}')
+            if self.worker.has_met_others:
+                self.have_met = True
+                return exit_status
+            if exit_status.cause != 'lost' or time.monotonic() > deadline:
+                return dataclasses.replace(exit_status, cause='lost') if self.have_met else exit_status
+            self.sleep(RETRY_SECONDS)
 
-    @property
-    def wrong_address_message(self) -> str:
-        return f'the program at {self.process_info.address} is not process 0 of a run; give the address of process 0'
+    def wait_for_worker(self) -> ExitStatus:
+        """Wait for the end of the worker; kill it if it does not end after a second signal."""
+        while True:
+            if exit_status := self.worker.poll():
+                return exit_status
+            if self.kill_time and time.monotonic() > self.kill_time:
+                self.worker.kill()
+                return make_immediate_stop(self.stop_signal)
 
-    def start(self) -> None:
-        """Open the coordinator in process 0, and connect to it in every process."""
-        read_secret_variable()
-        if self.coordinator:
-            if self.process_info.count > 1 and not self.open_coordinator():
-                return
-            if self.process_info.count > 1:  # before any process is answered, which then reads the file
-                self.coordinator.secret = self.secret = create_secret(self.process_info)
-                self.warn_without_secret()
-            sock, coordinator_sock = socket.socketpair()
-            self.coordinator.attach_local(coordinator_sock)
-            self.coordinator.thread.start()
-            self.start_channel(sock)
-        else:
-            self.connect()
-
-    def open_coordinator(self) -> bool:
-        """Open the port of the coordinator; return False if a signal arrives first.
-
-        If a run that is ending still holds the port, retry until it releases the port.
-
-        Raises:
-            UserError: The port cannot be opened.
-        """
+    def choose_bind_address(self) -> str | None:
+        """Choose the bind address of process 0; wait while a run that is ending still has the port."""
+        if self.process_info.index or self.process_info.count == 1:
+            return None
         deadline = time.monotonic() + 2 * self.timeouts.shutdown
-        while not self.exit_status:
+        while not self.stop_signal:
             try:
-                if reason := self.coordinator.open(self.process_info.host, self.process_info.port):
+                bind_address, reason = choose_bind_address(self.process_info)
+                if reason:
                     self.print_line(f'process 0 listens on all interfaces of this machine ({reason})')
-                return True
+                return bind_address
             except UserError as error:
                 if time.monotonic() > deadline or error.__cause__.errno != errno.EADDRINUSE:
                     raise
-            self.process_event(CONNECT_RETRY_SECONDS)
-        return False
+            self.sleep(POLL_SECONDS)
+        return None
 
-    def warn_without_secret(self) -> None:
-        if not self.secret.text:
-            self.print_line(
-                f'{SECRET_VARIABLE} is not set, so any client of {self.process_info.address} can end this run; '
-                'set it to the same random text for all processes'
-            )
+    def sleep(self, seconds: float) -> None:
+        """Sleep, until a signal arrives."""
+        deadline = time.monotonic() + seconds
+        while not self.stop_signal and time.monotonic() < deadline:
+            time.sleep(min(POLL_SECONDS, seconds))
 
-    def start_channel(self, sock: socket.socket) -> None:
-        self.channel = MessageChannel(sock, self.timeouts.silence, FROM_COORDINATOR_DECODER)
-        threading.Thread(target=self.receive_messages, args=(self.channel,), daemon=True).start()
+    @contextlib.contextmanager
+    def handle_signals(self) -> Iterator[None]:
+        """Pass signals on to the worker inside the block; SIGHUP stays ignored if it is ignored."""
+        previous_handlers = {
+            signum: signal.signal(signum, self.handle_signal)
+            for signum in STOP_SIGNALS
+            if signal.getsignal(signum) != signal.SIG_IGN or signum != signal.SIGHUP
+        }
+        try:
+            yield
+        finally:
+            for signum, handler in previous_handlers.items():
+                signal.signal(signum, handler)
+            if self.worker:
+                self.worker.kill()
 
-    def answer_challenge(self, challenge: Challenge) -> None:
-        """Answer with the index of this process and a proof that it knows the secret."""
-        if not self.coordinator:
-            self.secret = find_secret(self.process_info)
-        self.nonces = challenge.nonce, secrets.token_hex(32)
-        index, count = self.process_info.index, self.process_info.count
-        proof = self.secret.prove('process', *self.nonces, index, count)
-        self.channel.send(Hello(index, count, get_host_name(), os.getpid(), self.nonces[1], proof))
-
-    def check_welcome(self, welcome: Welcome) -> None:
-        """Accept the coordinator if it proves that it knows the secret; otherwise close the connection."""
-        expected = self.secret.prove('hub', *self.nonces, self.process_info.index, self.process_info.count)
-        if hmac.compare_digest(welcome.proof, expected) and self.nonces[0]:
-            self.is_accepted = True
-        else:
-            self.channel.reject()
-
-    def connect(self) -> None:
-        """Connect to process 0, with retries; give up if a signal arrives first.
-
-        Raises:
-            UserError: Process 0 does not answer until the deadline.
-        """
-        while not self.exit_status:
-            try:
-                sock = socket.create_connection(
-                    (self.process_info.host, self.process_info.port), self.timeouts.silence
-                )
-                if sock.getsockname() != sock.getpeername():  # not a TCP self-connection
-                    self.start_channel(sock)
-                    return
-                sock.close()
-            except OSError as error:
-                if time.monotonic() > self.deadline:
-                    raise UserError(
-                        f'no answer from {self.process_info.address} within {self.timeouts.join:.0f} s ({error}); '
-                        'start process 0 on that host, or give its address in --coordinator'
-                    ) from error
-            self.process_event(CONNECT_RETRY_SECONDS)
-
-    def reconnect(self, message: str) -> None:
-        """Connect again: the earlier run at this address is about to end.
-
-        After the deadline, end with `message` instead.
-        """
-        self.channel.close()
-        self.channel = None
-        if time.monotonic() > self.deadline:
-            self.exit_status = ExitStatus('refused', message)
-        else:
-            threading.Timer(CONNECT_RETRY_SECONDS, self.post_event, (self.connect,)).start()
-
-    def receive_messages(self, channel: MessageChannel) -> None:
-        for message in channel:
-            self.post_event(self.handle_coordinator_message, channel, message)
-        self.post_event(self.handle_coordinator_loss, channel)
-
-    def send_heartbeat(self) -> None:
-        self.last_heartbeat = time.monotonic()
-        if self.channel:
-            self.channel.send(Heartbeat())
-        if self.worker:
-            self.worker.channel.send(Heartbeat())
-            if silence_exit := self.worker.check_silence(self.timeouts):
-                self.report_exit(silence_exit)
-
-    def handle_coordinator_message(self, channel: MessageChannel, message: Message) -> None:
-        """Handle a message of the coordinator; ignore messages of earlier connections."""
-        if channel is not self.channel:
-            return
-        match message:
-            case Challenge() if not self.is_accepted:
-                self.answer_challenge(message)
-            case Welcome() if not self.is_accepted:
-                self.check_welcome(message)
-            case RetryLater(words=reason) if not self.is_accepted:
-                self.reconnect(reason)
-            case Rejection(words=reason) if not self.is_accepted:
-                self.exit_status = self.exit_status or ExitStatus('refused', reason)
-            case Heartbeat():
-                pass
-            case _ if not self.is_accepted:
-                channel.reject()
-            case RunExit(end=exit_status):
-                self.exit_status = self.exit_status or exit_status
-            case StartWorkers(generation=generation, port=port, after=previous_exit):
-                self.start_worker(generation, port, previous_exit)
-            case GatherResult(generation=self.generation) if self.worker:
-                self.worker.channel.send(message)
-
-    def handle_coordinator_loss(self, channel: MessageChannel) -> None:
-        """Handle the loss of the coordinator, or an answer by another program."""
-        if channel is not self.channel:
-            return
-        if self.coordinator and self.coordinator.failure:
-            self.exit_status = self.exit_status or self.coordinator.failure
-            return
-        lost_status = ExitStatus(
-            'lost', f'the supervisor of process 0 ({self.process_info.address}) is {channel.end_reason}'
-        )
-        if self.is_accepted or channel.end_reason == NOT_A_RUN_PROCESS:
-            self.exit_status = self.exit_status or (
-                lost_status if self.is_accepted else ExitStatus('refused', self.wrong_address_message)
-            )
-        else:  # a run that is ending closes the connections of late processes
-            self.reconnect(self.wrong_address_message)
-
-    def start_worker(self, generation: int, port: int | None, previous_exit: ExitStatus | None) -> None:
-        """Start the worker, after stopping an earlier one that still runs."""
-        if previous_exit:
-            self.print_line(f'{previous_exit.words}; starting again')
-            self.stop_worker(previous_exit)
-        self.generation = generation
-        if self.stop_request:
-            self.report_exit(make_early_stop(self.stop_request[0]))
-        else:
-            jax_coordinator = port and self.process_info.format_address(port)
-            interface = port and self.coordinator and self.coordinator.interface
-            bind_address = interface and dataclasses.replace(self.process_info, host=interface).format_address(port)
-            on_message = functools.partial(self.post_event, self.handle_worker_message)
-            self.worker = WorkerProcess(
-                self.command, self.process_info, jax_coordinator, bind_address, self.timeouts, on_message
-            )
-
-    def handle_worker_message(self, worker: WorkerProcess, message: Message | None) -> None:
-        """Handle a message of the worker, or None once it has closed the connection."""
-        if worker is not self.worker:
-            return
-        match message:
-            case None:
-                self.report_exit(worker.wait_exit_status(self.timeouts))
-            case ProgressReport(listens=has_signal_handler):
-                worker.record_report(has_signal_handler)
-                self.forward(msgspec.structs.replace(message, child=worker.process.pid))
-            case GatherRequest():
-                self.forward(message)
-            case WorkerExit(end=exit_status):
-                worker.reported_exit = exit_status
-
-    def forward(self, message: ProgressReport | GatherRequest | WorkerExit) -> None:
-        self.channel.send(msgspec.structs.replace(message, generation=self.generation))
-
-    def report_exit(self, exit_status: ExitStatus) -> None:
-        """Report the exit status of the worker to the coordinator, which alone decides what follows."""
-        if self.channel:
-            self.forward(WorkerExit(exit_status))
-        else:
-            self.exit_status = exit_status
-
-    def handle_signal(self, signum: int) -> None:
-        """Forward the first signal to a worker that handles signals; end the run at once on a later one.
-
-        Signals within SAME_SIGNAL_SECONDS of the first count as one.
-        """
+    def handle_signal(self, signum: int, frame: FrameType | None) -> None:
+        """Pass a signal on to the worker; after a second one, kill the worker if it does not exit in time."""
         now = time.monotonic()
-        if self.stop_request and now - self.stop_request[1] > SAME_SIGNAL_SECONDS:
-            self.report_exit(make_immediate_stop(signum))
-        if self.stop_request:
-            return
-        self.stop_request = signum, now
-        if not (self.worker and self.worker.has_started):
-            self.report_exit(make_early_stop(signum))
-        elif self.worker.has_signal_handler:
+        if self.stop_signal is None:
+            self.stop_signal, self.first_signal_time = signum, now
+        elif now - self.first_signal_time > SAME_SIGNAL_SECONDS:
+            self.kill_time = self.kill_time or now + self.timeouts.shutdown
+        if self.worker:
             self.worker.send_signal(signum)
-            if self.process_info.index:  # the worker of process 0 has the terminal and prints this itself
-                self.print_line(STOPPING_MESSAGE)
-
-    def stop_worker(self, exit_status: ExitStatus) -> None:
-        """Kill the worker; if it failed, pass its exit status and the end of its log to `on_failure`."""
-        worker, self.worker = self.worker, None
-        if worker:
-            worker.kill(dump_stacks=exit_status.is_failure)
-            if exit_status.is_failure:
-                self.on_failure(exit_status, worker.read_log_tail())
-
-    def close(self) -> None:
-        if self.channel:
-            self.channel.close()
-        self.stop_worker(self.exit_status or ExitStatus('stopped'))
-        if self.coordinator and self.coordinator.thread.is_alive():
-            self.coordinator.thread.join(2 * self.timeouts.shutdown)

@@ -8,7 +8,7 @@ from attacker import ATTACKS, list_listening_addresses
 from job import assert_same_runs
 
 pytest_plugins = ['started']
-pytestmark = pytest.mark.exhaustive  # test_network_security.py checks the answers of each port
+pytestmark = pytest.mark.exhaustive  # test_supervisor_connection.py attacks one of the ports
 
 
 def test_run_completes_under_unauthenticated_traffic_to_every_port(job_starter, undisturbed_run, tmp_path):
@@ -26,6 +26,6 @@ def test_run_completes_under_unauthenticated_traffic_to_every_port(job_starter, 
     codes, said = begun.wait()
     ended.set()
     assert codes == [0, 0], said
-    assert len(met) >= 3  # process group, JAX coordinator, and collectives between CPUs
+    assert len(met) >= 2  # the coordination service of jax, and collectives between CPUs
     assert not {host for host, _ in met} & {'::', '0.0.0.0'}  # none of them on all interfaces
     assert_same_runs(tmp_path / 'run', undisturbed_run)
