@@ -59,17 +59,13 @@ class Job:
         ]
         return ['sinklab', *self.arguments, *run_flags]
 
-    def make_script(self, folder: str, secret_file: str = '') -> str:
+    def make_script(self, folder: str) -> str:
         """Return a Bash script that executes this run in the environment that INSTALL_SCRIPT created.
 
         Args:
             folder: the folder in which INSTALL_SCRIPT ran.
-            secret_file: a file with the shared secret by which the processes of the run authenticate each other;
-                '' to leave SINKLAB_RUN_SECRET as it is.
         """
-        read_secret = f'SINKLAB_RUN_SECRET=$(< {quote_shell(secret_file)}) || exit 1'
-        exports = [read_secret, 'export SINKLAB_RUN_SECRET'] if secret_file else []
-        exports += [f'export {quote_shell(f"{name}={value}")}' for name, value in self.environment.items()]
+        exports = [f'export {quote_shell(f"{name}={value}")}' for name, value in self.environment.items()]
         program, *rest = self.argv
         exec_line = f'exec {join_shell([f"./env/bin/{program}", *rest])}'
         return '\n'.join(['#!/bin/bash', *exports, f'cd {quote_shell(folder)} || exit 1', exec_line, ''])

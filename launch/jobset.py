@@ -30,12 +30,6 @@ COPY . .
 RUN bash install.sh
 """
 FIRST_POD_SELECTOR = 'batch.kubernetes.io/job-completion-index=0,jobset.sigs.k8s.io/job-index=0'
-# The shared secret by which the processes of a run authenticate each other (docs/guides/network.md): the UID of the
-# JobSet.
-SECRET_VARIABLE = {
-    'name': 'SINKLAB_RUN_SECRET',
-    'valueFrom': {'fieldRef': {'fieldPath': "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"}},
-}
 NODEPOOL_LABEL = 'cloud.google.com/gke-nodepool'
 
 
@@ -125,9 +119,8 @@ def make_container(job: Job, args: argparse.Namespace, chips: int) -> dict[str, 
 
 
 def make_variables(job: Job) -> list[dict[str, Any]]:
-    """Return the environment variables of a pod: those of the job, and the secret if the job has none."""
-    job_variables = [{'name': name, 'value': escape_dollars(value)} for name, value in job.environment.items()]
-    return job_variables if SECRET_VARIABLE['name'] in job.environment else [*job_variables, SECRET_VARIABLE]
+    """Return the environment variables of a pod."""
+    return [{'name': name, 'value': escape_dollars(value)} for name, value in job.environment.items()]
 
 
 def escape_dollars(text: str) -> str:

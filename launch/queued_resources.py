@@ -36,24 +36,12 @@ umask 077
 export HOME=/root
 mkdir -p {folder}
 gcloud storage rsync --recursive {code} {folder}
-# Without the secret of the run (docs/guides/network.md) its processes would trust any client of their port.
-if ! [[ -s {folder}/secret ]]; then
-  echo {code}/secret 'is missing or empty; submit the job again' >&2
-  exit 1
-fi
 command -v uv > /dev/null || python3 -m pip install --quiet uv
 bash {folder}/install.sh
 cp {folder}/sinklab.service /run/systemd/system/
 systemctl daemon-reload
 systemctl start --no-block sinklab
 """
-# Creates the secret of a job once. The hosts of a running job have read it, and a host that boots later must get the
-# same one. A command creates the secret, not a file of the plan, so that a printed plan does not contain it.
-MAKE_SECRET = (
-    'set -e; umask 077; '
-    '[[ -s "$1" ]] || "$0" -c "import secrets; print(secrets.token_hex(32))" > "$1"; '
-    'chmod 600 "$1"'
-)
 SERVICE_UNIT = """[Unit]
 Description=A run of sinklab
 StartLimitIntervalSec=infinity
@@ -206,7 +194,7 @@ def plan_submit(jobs: list[Job], args: argparse.Namespace) -> Plan:
 def plan_submit_job(job: Job, args: argparse.Namespace) -> Plan:
     texts = {
         'boot.sh': BOOT_SCRIPT.format(folder=INSTALL_FOLDER, code=quote_shell(get_bucket_folder(job, args))),
-        'run.sh': job.make_script(INSTALL_FOLDER, secret_file=f'{INSTALL_FOLDER}/secret'),
+        'run.sh': job.make_script(INSTALL_FOLDER),
         'sinklab.service': make_service_unit(job),
         'create.sh': f'#!/bin/bash\nexec {make_create_command(job, args)}\n',
         'keep.sh': make_keep_script(job, args),
@@ -215,12 +203,11 @@ def plan_submit_job(job: Job, args: argparse.Namespace) -> Plan:
         File(f'{get_local_folder(job.name)}/{name}', text, is_private=name == 'run.sh')
         for name, text in texts.items()
     ]
-    secret_command = make_command('bash', '-c', MAKE_SECRET, sys.executable, f'{get_local_folder(job.name)}/secret')
     upload_command = make_command(
         'gcloud', 'storage', 'rsync', '--recursive', get_local_folder(job.name), get_bucket_folder(job, args)
     )
     return plan_code_bundle(job, get_local_folder(job.name), 'tpu', *files) + Plan(
-        commands=(secret_command, upload_command, make_create_command(job, args))
+        commands=(upload_command, make_create_command(job, args))
     )
 
 

@@ -35,9 +35,6 @@ JOB_SCRIPT = """#!/bin/bash
 ended=
 trap ended=1 TERM
 code=0
-# The processes authenticate each other with it (docs/guides/network.md). Each start has its own; srun passes it on.
-SINKLAB_RUN_SECRET="${{SINKLAB_RUN_SECRET:-$(< /proc/sys/kernel/random/uuid)}}"
-export SINKLAB_RUN_SECRET
 srun --kill-on-bad-exit=0 --wait={grace} bash {code}/run-"${{SLURM_ARRAY_TASK_ID:-0}}".sh || code=$?
 case $code in
   {again})

@@ -1,7 +1,6 @@
 """Exact commands of each launcher verb."""
 
 import shlex
-import sys
 
 import pytest
 from command_recorders import (
@@ -15,7 +14,6 @@ from command_recorders import (
 
 from launch import command_line
 from launch.code_bundle import ROOT
-from launch.queued_resources import MAKE_SECRET
 
 PLACE = '--project=p --zone=z'
 QUEUED = 'gcloud compute tpus queued-resources'
@@ -46,7 +44,6 @@ def shipped(folder, pins):
 SUBMITTED = {
     'queued_resources': [
         *shipped('runs/launched/pair', 'tpu'),
-        shlex.join(['bash', '-c', MAKE_SECRET, sys.executable, 'runs/launched/pair/secret']),
         'gcloud storage rsync --recursive runs/launched/pair gs://b/runs/code/pair/pair',
         CREATE,
     ],

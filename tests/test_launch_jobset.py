@@ -101,15 +101,3 @@ def test_manifest_passes_termination_grace_period_to_run(recorders, capsys):
         pod = manifest(capsys, *options)['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
         assert pod['terminationGracePeriodSeconds'] == seconds
         assert f'--grace={seconds}' in pod['containers'][0]['args']
-
-
-def test_manifest_takes_run_secret_from_jobset_uid(recorders, capsys):
-    def told(*options):
-        pod = manifest(capsys, *options)['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
-        return [one for one in pod['containers'][0]['env'] if one['name'] == 'SINKLAB_RUN_SECRET']
-
-    (by_kubernetes,) = told()
-    assert by_kubernetes['valueFrom'] == {
-        'fieldRef': {'fieldPath': "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"}
-    }
-    assert told('--env=SINKLAB_RUN_SECRET=mine') == [{'name': 'SINKLAB_RUN_SECRET', 'value': 'mine'}]

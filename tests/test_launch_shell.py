@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_recorders import HOSTILE_PATH, SUBMIT_COMMANDS, get_launcher_output, make_recorders, run_launcher
+from command_recorders import HOSTILE_PATH, SUBMIT_COMMANDS, get_launcher_output, make_recorders
 
 from launch import queued_resources
 
@@ -74,7 +74,7 @@ def test_boot_script_copies_code_installs_environment_and_starts_run(tmp_path, m
     monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path / 'host'))
     written = files(get_launcher_output(capsys, 'queued_resources', SUBMIT_COMMANDS['queued_resources']))
     (tmp_path / 'host').mkdir()
-    for name, text in {**written, 'pins.txt': 'jax\n', 'sinklab-0.whl': '', 'secret': 'of this run\n'}.items():
+    for name, text in {**written, 'pins.txt': 'jax\n', 'sinklab-0.whl': ''}.items():
         (tmp_path / 'host' / name).write_text(text)
     for environments in (1, 0):  # at the first boot and at a later one
         subprocess.run(['bash', tmp_path / 'host' / 'boot.sh'], check=True, env=made.environment)
@@ -101,72 +101,6 @@ def test_boot_script_copies_code_installs_environment_and_starts_run(tmp_path, m
         assert copies == calls[:1], 'a host may only read the folder of the code'
     assert (tmp_path / 'host' / 'env' / 'made').exists()
     assert (tmp_path / 'host' / 'env').stat().st_mode & 0o077 == 0, 'what is made there is for root alone'
-
-
-@pytest.mark.parametrize('secret', [None, ''], ids=['missing', 'empty'])
-def test_boot_script_fails_without_secret(tmp_path, monkeypatch, capsys, secret):
-    made = make_recorders(tmp_path, monkeypatch)
-    monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path / 'host'))
-    written = files(get_launcher_output(capsys, 'queued_resources', SUBMIT_COMMANDS['queued_resources']))
-    (tmp_path / 'host').mkdir()
-    if secret is not None:
-        (tmp_path / 'host' / 'secret').write_text(secret)
-    (tmp_path / 'boot.sh').write_text(written['boot.sh'])
-    output = subprocess.run(['bash', 'boot.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
-    assert output.returncode == 1
-    (line,) = output.stderr.splitlines()
-    assert 'gs://b/runs/code/pair/pair/secret' in line
-    assert [call[0] for call in made.heard()] == ['gcloud'], 'nothing is started'
-
-
-def test_run_script_fails_without_secret_file(tmp_path, monkeypatch, capsys):
-    made = make_recorders(tmp_path, monkeypatch)
-    monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path))
-    (tmp_path / 'run.sh').write_text(
-        files(get_launcher_output(capsys, 'queued_resources', SUBMIT_COMMANDS['queued_resources']))['run.sh']
-    )
-    output = subprocess.run(['bash', 'run.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
-    assert (output.returncode, made.calls.exists()) == (1, False)
-    assert f'{tmp_path}/secret' in output.stderr
-
-
-@pytest.mark.slow
-def test_submit_creates_secret_once_and_never_prints_it(recorders, capsys):
-    launch_arguments, file = SUBMIT_COMMANDS['queued_resources'], Path('runs/launched/pair/secret')
-    submit = [*launch_arguments[:2], '--execute', *launch_arguments[2:]]
-    assert run_launcher('queued_resources', submit) == 0
-    first = file.read_text()
-    assert re.fullmatch(r'[0-9a-f]{64}\n', first)
-    assert file.stat().st_mode & 0o777 == 0o600
-    upload = ['gcloud', 'storage', 'rsync', '--recursive', 'runs/launched/pair', 'gs://b/runs/code/pair/pair']
-    assert upload in recorders.heard()
-    file.chmod(0o644)
-    assert run_launcher('queued_resources', submit) == 0
-    assert (file.read_text(), file.stat().st_mode & 0o777) == (first, 0o600)
-    assert first.strip() not in capsys.readouterr().err + get_launcher_output(
-        capsys, 'queued_resources', launch_arguments
-    )
-    assert not any(first.strip() in word for call in recorders.heard() for word in call)
-    file.write_text('')  # the file of an interrupted submit
-    assert run_launcher('queued_resources', submit) == 0
-    assert len(file.read_text()) == 65
-    other = [submit[0], 'other', *submit[2:]]
-    assert run_launcher('queued_resources', other) == 0
-    assert Path('runs/launched/other/secret').read_text() not in (first, file.read_text())
-
-
-def test_run_script_exports_secret(tmp_path, monkeypatch, capsys):
-    made = make_recorders(tmp_path, monkeypatch)
-    monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path / 'host'))
-    written = files(get_launcher_output(capsys, 'queued_resources', SUBMIT_COMMANDS['queued_resources']))
-    program = tmp_path / 'host' / 'env' / 'bin' / 'sinklab'
-    program.parent.mkdir(parents=True)
-    program.write_text('#!/bin/bash\necho "$SINKLAB_RUN_SECRET"\n')
-    program.chmod(0o755)
-    (tmp_path / 'host' / 'secret').write_text('of this run\n')
-    (tmp_path / 'run.sh').write_text(written['run.sh'])
-    output = subprocess.run(['bash', 'run.sh'], env=made.environment, cwd=tmp_path, capture_output=True, text=True)
-    assert output.stdout == 'of this run\n'
 
 
 @pytest.fixture

@@ -89,18 +89,6 @@ def test_script_requeues_job_on_retry_exit_codes_up_to_limit(code, restarts, rec
     assert recorders.heard()[1:] == [['scontrol', 'requeue', '7']] * is_requeued
 
 
-def test_script_creates_new_secret_at_each_start_unless_given(recorders, capsys, tmp_path):
-    (recorders.folder / 'srun').write_text('#!/bin/bash\necho "$SINKLAB_RUN_SECRET" >> secrets\n')
-    (recorders.folder / 'srun').chmod(0o755)
-    (tmp_path / 'job.sh').write_text(make_script(capsys))
-    for variables in ({}, {}, {'SINKLAB_RUN_SECRET': 'given'}):
-        subprocess.run(['bash', 'job.sh'], env={**recorders.environment, **variables}, check=True)
-    first, second, third = Path('secrets').read_text().split()
-    assert len(first) == len(second) == 36
-    assert first != second
-    assert third == 'given'
-
-
 def test_script_requeues_only_own_array_element(recorders, capsys, tmp_path):
     """Test the last element of an array, whose job id is that of the array."""
     for name in ('srun', 'scontrol'):

@@ -18,6 +18,7 @@ from sinklab.supervisor.exit_status import (
     EXIT_CAUSES,
     KIND_BY_EXIT_CODE,
     STOPPING_MESSAGE,
+    make_early_stop,
     make_exit_status,
 )
 from sinklab.sweep.plan import SweepRun
@@ -260,7 +261,8 @@ def classify_exit(outcome_record: dict, exit_code: int, output: str) -> tuple[st
     if outcome_record:
         kind, message = outcome_record['kind'], outcome_record.get('message', '')
     elif exit_code < 0:
-        exit_status = make_exit_status(exit_code, has_started=False, log_tail='')
+        is_stop = -exit_code in CAUSE_BY_SIGNAL
+        exit_status = make_early_stop(-exit_code) if is_stop else make_exit_status(exit_code, log_tail='')
         kind, message = exit_status.kind, exit_status.words
     else:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
