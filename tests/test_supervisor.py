@@ -1,4 +1,4 @@
-"""Exit of all processes of a run: real supervisors and children, without JAX."""
+"""Exit of all processes of a run: real supervisors and workers, which do not train."""
 
 import os
 import re
@@ -20,7 +20,10 @@ from processes import (
 )
 
 from sinklab.run_dir import RunDir
+from sinklab.supervisor.cluster import ProcessInfo
 from sinklab.supervisor.exit_status import STOPPING_MESSAGE
+from sinklab.supervisor.supervisor import Worker
+from sinklab.supervisor.worker import Timeouts
 
 pytestmark = pytest.mark.slow
 SAVE = """
@@ -252,3 +255,22 @@ def test_scheduler_starts_without_new_checkpoint_exit_with_70(run):
         codes.append(code)
     assert codes == [42, 42, 42, 42, 70]
     assert RunDir(run.folder).read_json('outcome')['fruitless'] == 5
+
+
+# Messages of jax 0.10.2 and of earlier versions in the log of an aborted process -> names in the line of its supervisor.
+ABORTS = {
+    'UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\n1\nThe tasks have crashed.': ['b'],
+    'are unhealthy (stopped sending heartbeats):\n1\n2\nThe tasks have crashed.': ['b', 'c'],
+    'are unhealthy (stopped sending heartbeats):\n/job:jax_worker/replica:0/task:2\nThe tasks': ['c'],
+    'ABORTED: 2 unexpectedly tried to connect with a different incarnation.': ['c'],
+    'UNAVAILABLE: Failed to send RPC to coordination service. Either the leader task was preempted': ['a'],
+}
+
+
+@pytest.mark.parametrize('log', ABORTS)
+def test_abort_by_jax_names_lost_processes(log):
+    worker = object.__new__(Worker)
+    worker.process_info, worker.timeouts, worker.names = ProcessInfo(0, 3, 'host', 1), Timeouts(), ['a:', 'b:', 'c:']
+    status = worker.classify_abort(f'F1126 client.h:80] Terminating process\n{log}\n')
+    assert status.cause == 'lost'
+    assert [name for name in worker.names if name in status.words] == [f'{name}:' for name in ABORTS[log]]

@@ -80,6 +80,18 @@ def test_sigterm_stops_process_0_that_waits_for_its_port(run):
 
 
 @pytest.mark.slow
+def test_sigterm_stops_process_that_waits_for_others(run):
+    (process,) = run.start('', (0,)).started
+    while ('127.0.0.1', run.port) not in list_listening_addresses(process.pid):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    start = time.monotonic()
+    ((code, lines),) = run.ended()
+    assert (code, len(lines)) == (42, 1)
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.slow
 def test_missing_processes_end_the_others_after_join_timeout(run):
     results = run.start('', (0, 2), 4, join=2.0).ended()
     assert [(code, len(lines)) for code, lines in results] == [(1, 1)] * 2

@@ -116,7 +116,7 @@ class Worker:
         if now - self.suspended_since < self.timeouts.heartbeat:
             return None
         self.kill()
-        return ExitStatus('frozen', f'{self.name}: suspended for {self.timeouts.heartbeat} s')
+        return self.add_name(ExitStatus('frozen', f'suspended for {self.timeouts.heartbeat} s'))
 
     def read_reports(self) -> None:
         """Read what the worker has reported until now."""
@@ -135,11 +135,17 @@ class Worker:
         """Return the exit status of a worker that reported none, from its exit code and its log."""
         log_tail = self.read_log_tail()
         exit_status = make_exit_status(self.process.returncode, log_tail)
-        if exit_status.cause == 'aborted':
-            return self.classify_abort(log_tail) or exit_status.replace_words(f'{self.name}: {exit_status.words}')
-        if UNRESPONSIVE_TEXT in log_tail and exit_status.cause == 'crashed':
-            exit_status = ExitStatus('frozen', 'it stopped responding')
-        return exit_status.replace_words(f'{self.name}: {exit_status.words}') if self.names else exit_status
+        if exit_status.cause == 'aborted' and (abort_status := self.classify_abort(log_tail)):
+            return abort_status
+        if exit_status.cause == 'crashed' and UNRESPONSIVE_TEXT in log_tail:
+            exit_status = ExitStatus('frozen', f'no Python code ran for {self.timeouts.unresponsive:.0f} s')
+        return self.add_name(exit_status)
+
+    def add_name(self, exit_status: ExitStatus) -> ExitStatus:
+        """Add the name of this process to an exit status of a run of several processes."""
+        if self.process_info.count == 1:
+            return exit_status
+        return exit_status.replace_words(f'{self.name}: {exit_status.words}')
 
     def classify_abort(self, log_tail: str) -> ExitStatus | None:
         """Return the exit status of a worker that jax has aborted, because of another process; None if unknown."""

@@ -327,7 +327,8 @@ class WorkerGroup:
         self.report_progress('ending', self.progress.step)
         self.set_key(f'{EXIT_KEY}/{self.index}', dataclasses.asdict(exit_status))
         self.set_key(EXIT_BEGUN_KEY, True)
-        threading.Event().wait()  # for `wait_for_run_exit`
+        time.sleep(self.timeouts.untimed)  # `wait_for_run_exit` ends the process
+        self.exit_now(exit_status)
 
     def decide_run_exit(self) -> None:
         """Decide how the run ends, in a thread of process 0, once a process has set its exit status.
@@ -360,7 +361,7 @@ class WorkerGroup:
         self.report_exit(exit_status)
         with contextlib.suppress(RuntimeError):  # once process 0 exits, jax aborts all others
             self.client.wait_at_barrier(EXIT_BARRIER, int(1000 * self.timeouts.shutdown))
-        self.exit_now(exit_status)
+        os._exit(exit_status.exit_code)
 
     def exit_now(self, exit_status: ExitStatus) -> NoReturn:
         """Exit at once, without jax's shutdown, which would wait for processes that may be gone."""
