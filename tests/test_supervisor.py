@@ -257,7 +257,7 @@ def test_scheduler_starts_without_new_checkpoint_exit_with_70(run):
     assert RunDir(run.folder).read_json('outcome')['fruitless'] == 5
 
 
-# Messages of jax 0.10.2 and of earlier versions in the log of an aborted process -> names in the line of its supervisor.
+# Messages of jax 0.10.2 and earlier in the log of an aborted process -> names in the line of its supervisor.
 ABORTS = {
     'UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats):\n1\nThe tasks have crashed.': ['b'],
     'are unhealthy (stopped sending heartbeats):\n1\n2\nThe tasks have crashed.': ['b', 'c'],
