@@ -119,7 +119,9 @@ def test_unexpected_exception_exits_with_70_and_logs_traceback(run):
 def test_root_cause_is_reported_instead_of_secondary_failure(run):
     """Process 0 reports a lost connection before process 1 is killed."""
     script = 'if index:\n  group.gather("x", 0); time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)\n'
-    script += 'else:\n  group.gather("x", 0); raise OSError("Connection closed by peer")'
+    script += (
+        'else:\n  import jax; group.gather("x", 0); raise jax.errors.JaxRuntimeError("Connection closed by peer")'
+    )
     assert 'process 1' in get_single_line(run.start(script).ended())
 
 

@@ -57,7 +57,7 @@ def test_occupied_port_and_unreachable_coordinator_are_rejected_with_one_line(ru
     assert 'Address already in use' in line
     results = Run(run.folder).start('', (1,), join=1.0).ended()
     assert results[0][0] == 1
-    assert re.search(r'127.0.0.1:\d+ .*\b1 s\b', get_single_line(results))
+    assert re.search(r'\b1 s\b.* 127.0.0.1:\d+', get_single_line(results))
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_missing_processes_end_the_others_after_join_timeout(run):
     results = run.start('', (0, 2), 4, join=2.0).ended()
     assert [(code, len(lines)) for code, lines in results] == [(1, 1)] * 2
     for _, (line,) in results:
-        assert re.search(r'\b127\.0\.0\.1:\d+\b.*\b2 s\b', line)
+        assert {'2 s', f'127.0.0.1:{run.port}'} <= {*re.findall(r'2 s|[\d.]+:\d+', line)}
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_other_program_at_address_of_process_0_is_reported_after_timeout(run):
         results = run.start('', (1,), join=1.0).ended()
     assert results[0][0] == 1
     assert len(connections) > 0
-    assert re.search(r'127.0.0.1:\d+ .*process 0', get_single_line(results))
+    assert re.search(r'process 0 .*127.0.0.1:\d+', get_single_line(results))
 
 
 @pytest.mark.slow

@@ -41,7 +41,6 @@ EXIT_KEY = 'sinklab/exit'
 EXIT_BEGUN_KEY, RUN_EXIT_KEY, EXIT_BARRIER = 'sinklab/exit_begun', 'sinklab/run_exit', 'sinklab/exit_barrier'
 KEY_WAIT_MS = 3_600_000  # milliseconds of one wait for a key, which is repeated
 POLL_SECONDS = 0.1  # seconds between two looks at the exit statuses of other processes
-SECONDARY_CAUSES = ('runtime', 'storage')  # of a process whose peer may be lost; jax reports that after its heartbeat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,7 +350,7 @@ class WorkerGroup:
         """Return for how many seconds process 0 waits for other exit statuses after this one."""
         if exit_status.cause == 'done':
             return math.inf
-        if exit_status.cause in SECONDARY_CAUSES:
+        if exit_status.cause == 'runtime':  # an effect of a lost process, perhaps, which jax has yet to notice
             return self.timeouts.detection
         return self.timeouts.orderly_exit if exit_status.orderly else self.timeouts.settle
 
