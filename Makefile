@@ -18,7 +18,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal
 # Pages are generated from the code, which needs no accelerator. The variable turns off an advertisement of the theme.
 MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: quickstart test test-fast test-all test-shipped faults lint docs docs-serve constraints pins clean
+.PHONY: quickstart test test-fast test-all test-shipped faults lint docs docs-serve constraints pins audit clean
 
 quickstart: .venv/quickstart
 	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn --report
@@ -71,6 +71,14 @@ pins: .venv/uv
 	    --python-platform x86_64-manylinux_2_31 $$(printf -- '--extra %s ' $$extras) \
 	    --constraint tests/constraints/3.11.txt -o launch/pins/$${extras%% *}.txt setup.py || exit; \
 	done
+
+# Look up the known vulnerabilities of all pinned versions. The service is pypi.org (PIP_AUDIT_VULNERABILITY_SERVICE=osv:
+# osv.dev). A mirror of the index has no such service; --strict makes that an error, which otherwise is only a note.
+audit: .venv/uv
+	@failed=; for file in launch/pins/*.txt tests/constraints/*.txt; do \
+	  echo "$$file"; \
+	  $(BIN)/uv tool run --quiet 'pip-audit>=2.10,<3' --strict --no-deps --disable-pip --progress-spinner off -r $$file || failed=1; \
+	done; [ -z "$$failed" ]
 
 # uv resolves and installs in seconds what takes pip a minute; a venv without a pip of its own is made six seconds sooner,
 # where there is a pip that installs into others.

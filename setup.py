@@ -9,8 +9,8 @@ TENSORBOARD = ['tensorboardX>=2.6']
 WANDB = ['wandb>=0.18']
 # tensorflow-datasets needs importlib_resources and does not say so.
 DATA = ['pyarrow>=15.0', 'zstandard>=0.22', 'tensorflow-datasets>=4.9.8', 'importlib_resources>=6.0']
-EVALUATE = ['lm-eval>=0.4.12']
 # Upper bounds: sinklab overrides or imports private names of these packages, which a new version may rename.
+EVALUATE = ['lm-eval>=0.4.12,<0.5']
 GCS = ['gcsfs>=2026.9,<2027']
 S3 = ['s3fs>=2026.9,<2027']
 HF = ['transformers>=5.0,<6', 'safetensors>=0.8', 'huggingface_hub>=1.0', 'torch>=2.6']
@@ -40,20 +40,25 @@ setup(
     packages=find_packages(include=['sinklab*']),
     package_data={'sinklab.report': ['assets/*']},
     entry_points={'console_scripts': ['sinklab = sinklab.__main__:run']},
+    # Upper bounds: modules in a comment use private or experimental names, or what a new version may change. Where
+    # there is no comment, the next major version is excluded. docs/reference/dependencies.md explains each choice.
     install_requires=[
-        'jax>=0.10.2,<0.13',  # sinklab/compilation_cache.py, sinklab/supervisor/cluster.py
-        'flax>=0.12.8',
-        'optax>=0.2.8',
+        'jax>=0.10.2,<0.13',  # sinklab/compilation_cache.py, sinklab/supervisor/cluster.py, sinklab/attn/pallas
+        'flax>=0.12.8,<0.13',  # names and state of flax.nnx, which checkpoints contain: sinklab/train/state.py
+        'optax>=0.2.8,<0.3',  # optax.contrib: sinklab/train/optimizer.py
         'orbax-checkpoint>=0.12.8,<0.13',  # sinklab/checkpoint/orbax_compat.py
-        'grain>=0.2.18',
+        'grain>=0.2.18,<0.3',  # order of the data: sinklab/data/windows.py
         'ml-collections>=1.1.0',
         'msgspec>=0.20',
         'numpy>=2.0',
-        'etils[epath]>=1.9',
+        'etils[epath]>=1.9,<2',  # sinklab/storage/paths.py
         'fsspec>=2026.9,<2027',  # sinklab/storage/gcs.py, sinklab/storage/s3.py
         'rich>=13.0',
         'scipy>=1.12',
         'tokenizers>=0.21',
+        'filelock>=3.16,<5',
+        'platformdirs>=4,<5',
+        'tenacity>=9,<10',
     ],
     extras_require={
         'report': REPORT,

@@ -1,6 +1,7 @@
 """Batches: a pure function of seed and step."""
 
 import dataclasses
+import hashlib
 
 import numpy as np
 import pytest
@@ -105,6 +106,45 @@ def test_epoch_shows_each_window_once_in_new_order():
     assert first.tolist() != sorted(first)
     reseeded = ShuffledBatches([plain_windows(24)], 1, 4)
     assert batches.read_rows(0, range(4)).tolist() != reseeded.read_rows(0, range(4)).tolist()
+
+
+@pytest.mark.parametrize('weights', [None, dict(one=0.25, other=0.75)], ids=['one set', 'mixture'])
+@pytest.mark.parametrize('processes', [1, 2, 8])
+def test_order_digest_is_that_of_windows_that_processes_read(weights, processes):
+    """The first token of each window is its number; windows of the second set begin with 1000."""
+    data, batch_size = make_tiny_spec().data, 8
+    sets = [
+        Windows([TokenArray(np.repeat(np.arange(count) + first, 17))], 16, 'train', share=0.5)
+        for first, count in ((0, 40), (1000, 30))
+    ]
+    parts = [TransformedWindows(windows, data, 300, with_fixed_token=True) for windows in sets]
+    batches = ShuffledBatches(parts, 3, batch_size, weights)
+    read = []
+    for position in [*range(64), *(2**power for power in range(6, 33))]:
+        step, row = divmod(position, batch_size)
+        per_process = batch_size // processes
+        rows = range(row // per_process * per_process, (row // per_process + 1) * per_process)  # of one process
+        read.append(divmod(int(batches.read_rows(step, rows)[rows.index(row), 0]), 1000))
+    assert batches.compute_order_digest() == hashlib.sha256(repr(read).encode()).hexdigest()[:16]
+    assert batches.compute_order_digest() == ShuffledBatches(parts, 3, 5, weights).compute_order_digest()
+    assert batches.compute_order_digest() != ShuffledBatches(parts, 4, 8, weights).compute_order_digest()
+
+
+def test_order_digest_covers_later_epochs():
+    batches = ShuffledBatches([plain_windows(100)], 0, 4)
+    digest = batches.compute_order_digest()
+    batches.dataset = RepeatedOrder(batches.dataset, 100)
+    assert batches.compute_order_digest() != digest
+
+
+class RepeatedOrder:
+    """The order of the first epoch in all epochs."""
+
+    def __init__(self, order, count):
+        self.order, self.count = order, count
+
+    def __getitem__(self, position):
+        return self.order[position % self.count]
 
 
 @pytest.mark.slow

@@ -65,6 +65,7 @@ def test_sequences_depend_only_on_seed_and_step(corpus):
     other_data = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
     assert run_data.valid_NT.tolist() != other_data.valid_NT.tolist()
     assert run_data.fingerprint['bigrams'] == other_data.fingerprint['bigrams']
+    assert run_data.fingerprint['order'] == repeated_data.fingerprint['order'] != other_data.fingerprint['order']
     assert run_data.batches.read_rows(0, range(4)).shape == (4, 17)
     assert run_data.valid_NT.shape == (6, 17)
     assert run_data.probe_PT.shape == (5, 12)

@@ -68,6 +68,24 @@ def test_restore_of_checkpoint_of_other_data_is_rejected(saved):
         open_checkpointer(saved, data=DATA | dict(store='4567')).restore(4, abstract())
 
 
+def test_restore_of_checkpoint_without_order_accepts_any_order(saved):
+    open_checkpointer(saved, data=DATA | dict(order='89ab')).restore(4, abstract())
+
+
+def test_restore_compares_order_only_if_data_is_the_same(tmp_path):
+    folder, data = RunDir(tmp_path), DATA | dict(order='89ab')
+    checkpoints = open_checkpointer(folder, data=data)
+    checkpoints.save(4, STATE)
+    checkpoints.close()
+    open_checkpointer(folder, data=data).restore(4, abstract())
+    with pytest.raises(UserError, match='grain') as error:
+        open_checkpointer(folder, data=data | dict(order='cdef')).restore(4, abstract())
+    assert '\n' not in str(error.value)
+    assert f'{folder}/environment.json' in str(error.value)
+    with pytest.raises(UserError, match=r'\(seed 0 -> 1\)'):
+        open_checkpointer(folder, data=data | dict(seed=1, order='cdef')).restore(4, abstract())
+
+
 @pytest.mark.parametrize(
     ('params', 'words'),
     [

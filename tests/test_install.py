@@ -1,6 +1,7 @@
 """Installation from a clone, and install commands in messages and docs."""
 
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -76,6 +77,31 @@ def test_messages_and_docs_name_no_package_index_command():
         if re.search(r'pip install .*sinklab\[', line)
     ]
     assert result == []
+
+
+def read_requirements(monkeypatch):
+    """Return {extra, or None for the core: its requirements} of setup.py."""
+    setuptools = pytest.importorskip('setuptools')
+    given = {}
+    monkeypatch.setattr(setuptools, 'setup', lambda **options: given.update(options))
+    runpy.run_path(str(ROOT / 'setup.py'))
+    return {None: given['install_requires'], **given['extras_require']}
+
+
+def test_page_of_dependencies_has_row_for_every_requirement_with_its_bounds(monkeypatch):
+    page = (ROOT / 'docs' / 'reference' / 'dependencies.md').read_text(encoding='utf-8')
+    tables = re.findall(r'^##+ (?:Core|`(\w+)`)\n(.*?)(?=^##|\Z)', page, re.MULTILINE | re.DOTALL)
+    actual = {extra or None: re.findall(r'^\| `(.*?)` \| .+ \| .+ \|$', rows, re.MULTILINE) for extra, rows in tables}
+    expected = read_requirements(monkeypatch)
+    del expected['test']
+    assert actual == expected
+
+
+def test_page_of_dependencies_names_existing_files():
+    page = (ROOT / 'docs' / 'reference' / 'dependencies.md').read_text(encoding='utf-8')
+    paths = set(re.findall(r'`((?:sinklab|configs|docs|launch|tests)/[\w./]*)`', page))
+    assert len(paths) > 20
+    assert {path for path in paths if not (ROOT / path).exists()} == set()
 
 
 @pytest.mark.slow

@@ -58,6 +58,15 @@ def test_scripts_pass_shellcheck(case, recorders, capsys, tmp_path):
         assert output.returncode == 0, output.stdout
 
 
+@pytest.mark.parametrize('case', GIVEN)
+def test_jobs_install_all_packages_except_uv_and_own_wheel_by_hashes(case, recorders, capsys):
+    texts = files(get_launcher_output(capsys, *GIVEN[case])).values()
+    installs = [line for text in texts for line in text.splitlines() if 'pip install' in line]
+    hashed = [line for line in installs if {'--require-hashes', '--no-deps'} <= set(line.split())]
+    assert [line.split()[-1] for line in hashed] == ['pins.txt']
+    assert {line.split()[-1] for line in installs if line not in hashed} <= {'uv', 'sinklab-*.whl'}
+
+
 @pytest.mark.skipif(not SYSTEMD, reason='there is no systemd here')
 def test_unit_file_passes_systemd_verify(recorders, capsys, tmp_path):
     unit = tmp_path / 'sinklab.service'

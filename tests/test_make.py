@@ -88,6 +88,15 @@ def test_make_does_not_set_jax_platforms():
     assert make('--eval=shown: ; @echo "<$$JAX_PLATFORMS>"', 'shown') == '<>\n'
 
 
+@with_make
+def test_audit_reads_every_file_of_pinned_versions():
+    said = make('-n', 'audit')
+    folders = re.search(r'for file in (.*?);', said)[1].split()
+    found = {path for folder in folders for path in ROOT.glob(folder)}
+    assert found == {path for name in ('launch/pins', 'tests/constraints') for path in (ROOT / name).iterdir()}
+    assert '--strict' in said, 'without it, a service that knows no package finds no vulnerability'
+
+
 JOBS = {
     name: dict(re.findall(r'^([a-z0-9-]+)==(\S+)', (ROOT / 'launch' / 'pins' / f'{name}.txt').read_text(), re.M))
     for name in ('tpu', 'gpu')

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 
+import grain
 import jax
 import numpy as np
 import pytest
@@ -78,6 +79,20 @@ def test_changeable_fields_do_not_affect_parameters(corpus, tmp_path):
     jax.tree.map(
         np.testing.assert_array_equal, load_parameters(tmp_path / 'seldom', 8), load_parameters(tmp_path / 'often', 8)
     )
+
+
+def test_resume_with_other_order_of_data_is_rejected_and_changes_no_file(corpus, tmp_path, monkeypatch):
+    with pytest.raises(CrashError):
+        train_run(make_spec(corpus), tmp_path, CrashingCallback(6))
+    files_before = read_contents(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(grain.MapDataset, 'shuffle', lambda dataset: dataset.slice(slice(None, None, -1)))
+        with pytest.raises(UserError, match='the order of the data') as error:
+            train_run(make_spec(corpus), tmp_path)
+    assert '\n' not in str(error.value)
+    assert read_contents(tmp_path) == files_before
+    records = train_run(make_spec(corpus), tmp_path)
+    assert records[-1]['step'] == 8
 
 
 def read_settled_files(path):

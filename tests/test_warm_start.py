@@ -130,6 +130,12 @@ def test_describe_lineage_reports_changed_data_seed(spec, origin, tmp_path):
     assert lineage['data'] == ['seed 0 -> 3']
 
 
+def test_describe_lineage_allows_and_reports_another_order_of_the_same_data(spec, origin, tmp_path):
+    other_spec, folder, data = change_spec(spec, optimizer__steps=9), RunDir(tmp_path / 'fork'), load_run_data(spec)
+    lineage = warm_start.describe_lineage(origin, other_spec, folder, data.fingerprint | {'order': 'x'})
+    assert lineage['data'] == [f'order {data.fingerprint["order"]} -> x']
+
+
 @pytest.mark.parametrize(
     ('changes', 'words'),
     [

@@ -244,13 +244,20 @@ class Checkpointer:
             return ocp.load(make_absolute(path), abstract_state)
 
     def check_compatible(self, step: int, abstract_state: dict) -> None:
-        """Raise UserError if a checkpoint has other data or another model than this run."""
+        """Raise UserError if a checkpoint has other data, another data order or another model than the run."""
         path = self.run_dir.checkpoint_dir / str(step)
         metadata = read_metadata(path)
-        if data_differences := format_differences(metadata.custom_metadata['data'], self.data_fingerprint):
+        saved_data = metadata.custom_metadata['data']
+        saved_order = saved_data.get('order')  # earlier versions did not save it
+        if data_differences := format_differences(saved_data, self.data_fingerprint | {'order': saved_order}):
             raise UserError(
                 f'{self.run_dir} was trained on other data ({", ".join(data_differences)}); restore that data, '
                 'or give a new --workdir'
+            )
+        if saved_order is not None and saved_order != self.data_fingerprint.get('order'):
+            raise UserError(
+                f'the order of the data of {self.run_dir} has changed, e.g. with another version of grain; install '
+                f'the versions in {self.run_dir}/environment.json, or give a new --workdir'
             )
         check_same_model(path, metadata.metadata, abstract_state)
 

@@ -37,6 +37,13 @@ class Batches(Protocol):
         """Return a digest of a batch, which processes compare to check that they read the same batch."""
         ...
 
+    def compute_order_digest(self) -> str:
+        """Return a digest of the order of the data, which only the libraries that shuffle or sample it can change.
+
+        It does not depend on the number of processes. It is computed at each start, and must be cheap.
+        """
+        ...
+
     def count_epochs(self, step: int) -> dict[str, float]:
         """Count the epochs that are read before a step, as numbers for metrics.jsonl.
 
@@ -59,6 +66,9 @@ class SyntheticBatches:
 
     def compute_digest(self, step: int) -> str:
         return hashlib.sha256(self.read_rows(step, range(self.shape[0])).tobytes()).hexdigest()[:16]
+
+    def compute_order_digest(self) -> str:
+        return self.compute_digest(0)
 
     def count_epochs(self, step: int) -> dict[str, float]:
         return {}
@@ -103,8 +113,9 @@ def load_run_data(spec: spec.Spec, share: float = 1.0) -> RunData:
     return TASKS[spec.data.task](spec, share)
 
 
-def make_fingerprint(spec: spec.Spec, **digests: str) -> dict[str, str | int]:
-    return dict(**digests, seed=spec.data.seed, batch_size=spec.optimizer.batch_size, length=spec.data.length)
+def make_fingerprint(spec: spec.Spec, batches: Batches, **digests: str) -> dict[str, str | int]:
+    settings = dict(seed=spec.data.seed, batch_size=spec.optimizer.batch_size, length=spec.data.length)
+    return dict(**digests, **settings, order=batches.compute_order_digest())
 
 
 def load_text_data(spec: spec.Spec, share: float) -> RunData:
@@ -136,7 +147,7 @@ def load_text_data(spec: spec.Spec, share: float) -> RunData:
         if remote_options
         else valid.read_rows(0, range(spec.valid.windows)),
         probe_PT=set_fixed_token(probe_PT, data) if data.fixed_held_out else probe_PT,
-        fingerprint=make_fingerprint(spec, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
+        fingerprint=make_fingerprint(spec, batches, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
         start_prefetch=functools.partial(start_prefetch, store, batches, spec, share),
         tokenizer=store.read_tokenizer_json(),
         messages=format_share(data, train),
@@ -203,11 +214,12 @@ def load_backcopy_data(spec: spec.Spec, _: float) -> RunData:
     def draw(stream: int, *shape: int) -> np.ndarray:
         return bigram_backcopy.sample_sequences(chain, *shape, np.random.default_rng([data.seed, stream]))
 
+    batches = SyntheticBatches(chain, data.seed, spec.optimizer.batch_size, data.length + 1)
     return RunData(
-        batches=SyntheticBatches(chain, data.seed, spec.optimizer.batch_size, data.length + 1),
+        batches,
         valid_NT=draw(VALIDATION_STREAM, valid.windows, data.length + 1),
         probe_PT=draw(PROBE_STREAM, probe.sequences, probe.length),
-        fingerprint=make_fingerprint(spec, bigrams=chain.digest),
+        fingerprint=make_fingerprint(spec, batches, bigrams=chain.digest),
         triggers=chain.triggers,
     )
 

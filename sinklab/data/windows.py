@@ -15,6 +15,10 @@ from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss, is_in_loss, strip_loss_mask
 
 MAX_WINDOWS_PER_READ = 64  # consecutive windows that one request reads
+# Positions in the sequence of training windows that `compute_order_digest` covers: those of the first batches, and
+# later ones, because grain shuffles each epoch with another seed. With other positions, the digest of every run would
+# change, and no run could be resumed.
+ORDER_POSITIONS = (*range(64), *(2**power for power in range(6, 33)))
 
 
 class Windows:
@@ -221,6 +225,12 @@ class ShuffledBatches:
         indices = (self.store_version, self.get_indices(step, all_rows)) if self.map_reads else None
         content = repr(indices).encode() if indices else self.read_rows(step, all_rows).tobytes()
         return hashlib.sha256(content).hexdigest()[:16]
+
+    def compute_order_digest(self) -> str:
+        """Compute a digest of the numbers of the windows at `ORDER_POSITIONS`, without reading any token."""
+        indices = [self.dataset[position] for position in ORDER_POSITIONS]
+        numbers = [(part, self.windows[part].windows.get_number(index)) for part, index in indices]
+        return hashlib.sha256(repr(numbers).encode()).hexdigest()[:16]
 
     def count_epochs(self, step: int) -> dict[str, float]:
         epochs = self.count_epochs_per_set(step)

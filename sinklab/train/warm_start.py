@@ -153,15 +153,15 @@ def describe_lineage(origin: WarmStart, spec: Spec, run_dir: RunDir, data_finger
 def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprint: dict[str, str | int]) -> list[str]:
     """Return how the data of a fork differs from that of its origin, as far as the config allows it.
 
-    A fork that does not continue in the data of its origin may always have other data.
+    A fork that does not continue in the data of its origin may always have other data. Any fork may read the same
+    data in another order, as after an update of grain.
 
     Raises:
         UserError: The tokenizer differs, or other data is not allowed.
     """
     origin_data = read_metadata(get_checkpoint_path(origin)).custom_metadata['data']
-    data_differences = format_differences(
-        origin_data, {name: data_fingerprint.get(name) for name in origin_data}
-    )  # an imported model has few of these fields
+    new_data = {name: data_fingerprint.get(name) for name in origin_data}  # an imported model has few of these fields
+    data_differences = format_differences(origin_data, new_data | {'order': origin_data.get('order')})
     if origin_data.get('tokenizer') != data_fingerprint.get('tokenizer'):
         raise UserError(
             f'{origin} has another tokenizer ({"; ".join(data_differences)}), with other token ids than this data; '
@@ -173,7 +173,7 @@ def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprin
         and not any(change.startswith(DATA_ORDER_FIELDS) for change in changes)
     ):
         raise UserError(f'{origin} was trained on other data ({"; ".join(data_differences)}); restore that data')
-    return data_differences
+    return data_differences or format_differences(origin_data, new_data)
 
 
 def prepare_first_checkpoint(
