@@ -39,6 +39,7 @@ PR_SET_PDEATHSIG = 1  # of prctl on Linux: the signal to this process when its p
 JOIN_KEY, GATHER_KEY, PROGRESS_KEY = 'sinklab/join', 'sinklab/gather', 'sinklab/progress'
 EXIT_KEY = 'sinklab/exit'
 EXIT_BEGUN_KEY, RUN_EXIT_KEY, EXIT_BARRIER = 'sinklab/exit_begun', 'sinklab/run_exit', 'sinklab/exit_barrier'
+CONNECT_MARGIN_SECONDS = 5.0  # jax waits for these seconds more than it is told to
 KEY_WAIT_MS = 3_600_000  # milliseconds of one wait for a key, which is repeated
 POLL_SECONDS = 0.1  # seconds between two looks at the exit statuses of other processes
 
@@ -233,7 +234,7 @@ class WorkerGroup:
             local_device_ids=self.settings.devices,
             cluster_detection_method='deactivate',
             coordinator_bind_address=None if BIND_VARIABLE in os.environ else self.settings.bind,
-            initialization_timeout=math.ceil(self.timeouts.join),
+            initialization_timeout=max(1, math.ceil(self.timeouts.join - CONNECT_MARGIN_SECONDS)),
             heartbeat_timeout_seconds=self.timeouts.heartbeat,
         )
         # Private: jax has no public function for its key-value store.
