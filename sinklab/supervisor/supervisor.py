@@ -151,9 +151,7 @@ class Worker:
         """Return the exit status of a worker that jax has aborted, because of another process; None if unknown."""
         names = self.names or [f'process {index}' for index in range(self.process_info.count)]
         if match := UNHEALTHY_PATTERN.search(log_tail):
-            lost_names = [
-                names[int(index)] for index in re.findall(r'\d+(?=\D|$)', re.sub(r'\S*task:', '', match[1]))
-            ]
+            lost_names = [names[int(index)] for index in re.findall(r'\d+(?=[\s,]|$)', match[1])]
             return ExitStatus('lost', f'{", ".join(lost_names)}: no heartbeat for {self.timeouts.heartbeat} s')
         if match := RESTARTED_PATTERN.search(log_tail):
             return ExitStatus('lost', f'{names[int(match[1])]}: another process has connected as process {match[1]}')
@@ -417,7 +415,7 @@ class Supervisor:
                 if self.stop_signal or not is_restarting:
                     return exit_status
                 self.print_line(f'{exit_status.words}; starting again')
-                if exit_status.cause in ('killed', 'frozen'):  # until jax has told the other processes
+                if exit_status.cause in ('killed', 'aborted', 'frozen'):  # until jax has told the other processes
                     self.sleep(self.timeouts.detection)
 
     def run_worker(self) -> ExitStatus:
@@ -432,6 +430,8 @@ class Supervisor:
             if self.stop_signal:
                 return make_early_stop(self.stop_signal)
             self.worker = Worker(self.command, self.process_info, bind_address, self.timeouts, self.print_line)
+            if self.stop_signal:  # it has arrived in the meantime
+                self.worker.send_signal(self.stop_signal)
             exit_status = self.wait_for_worker()
             if exit_status.is_failure:
                 self.on_failure(exit_status, f'{exit_status.trace}{self.worker.read_log_tail()}')
