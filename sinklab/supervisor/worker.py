@@ -184,7 +184,7 @@ class WorkerGroup:
         self.index, self.count = settings.index, settings.count
         self.names = [f'process {index}' for index in range(self.count)]
         self.client, self.num_gathers, self.progress = None, 0, Progress()
-        self.exit_lock, self.has_started = threading.Lock(), False
+        self.exit_lock, self.has_met_others, self.has_started = threading.Lock(), threading.Event(), False
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         faulthandler.enable(file=2)
@@ -220,6 +220,7 @@ class WorkerGroup:
                 )
             self.names = [self.wait_for_key(f'{JOIN_KEY}/{index}')[1] for index in range(self.count)]
             self.report(names=self.names)
+        self.has_met_others.set()
         self.start_thread(self.watch_progress)
 
     def initialize_distributed(self) -> None:
@@ -300,8 +301,9 @@ class WorkerGroup:
     def receive_signals(self) -> None:
         """Handle the signals that the supervisor passes on.
 
-        The first one goes to the training loop, which saves and stops; before it runs, the process exits. A later
-        one, more than SAME_SIGNAL_SECONDS after the first, ends the run at once.
+        The first one goes to the training loop, which saves and stops. Before it runs, the process exits, but waits
+        a moment for the other processes, which would wait for this one in vain. A later signal, more than
+        SAME_SIGNAL_SECONDS after the first, ends the run at once.
         """
         first_time = None
         while signum := self.link.recv(1):
@@ -315,6 +317,7 @@ class WorkerGroup:
                     self.report(is_stopping=True)
                     os.kill(os.getpid(), signum[0])
                 elif not self.has_started:
+                    self.has_met_others.wait(self.timeouts.shutdown)
                     self.exit(make_early_stop(signum[0]))
         os._exit(ExitStatus('lost').exit_code)
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 QUICK = 15  # seconds within which the other processes end
 AT_ITS_END = 5  # seconds within which a run completes if SIGTERM comes too late
 NOTES = 36  # events in the run of fault.py
-NOTHING = 'SIGTERM came before the first step; nothing was begun'
+NOTHING = 'SIGTERM arrived before the first step; nothing was started'
 COME = '--join_timeout=12'  # only this timeout detects a process that is killed before it joins
 
 
