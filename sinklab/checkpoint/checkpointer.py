@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import itertools
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,10 +21,9 @@ from sinklab.checkpoint import digests
 from sinklab.checkpoint.digests import CorruptionReport
 from sinklab.checkpoint.orbax_compat import TEMPORARY_SUFFIX as ORBAX_TEMPORARY_SUFFIX
 from sinklab.checkpoint.orbax_compat import (
-    shorten_read_errors,
-    suppress_orbax_logs,
+    load_state,
+    read_checkpoint,
     translate_storage_errors,
-    translate_write_errors,
     use_orbax_context,
 )
 from sinklab.config.spec import CheckpointConfig
@@ -46,21 +46,16 @@ from sinklab.storage.paths import (
 )
 
 
-def select_retained_steps(steps: Iterable[int], retention_policy: CheckpointConfig) -> list[int]:
-    """Select the steps whose checkpoints are retained."""
-    ordered, keep_every_steps = sorted(steps), retention_policy.keep_every_steps
-    return [
-        step
-        for step in ordered
-        if step in ordered[-retention_policy.keep :] or (keep_every_steps and step % keep_every_steps == 0)
-    ]
-
-
 def delete_unretained_steps(run_dir: RunDir, retention_policy: CheckpointConfig) -> None:
-    """Delete checkpoints that are not retained."""
-    saved_steps = run_dir.list_checkpoint_steps()
-    for step in set(saved_steps) - set(select_retained_steps(saved_steps, retention_policy)):
-        print_lines(delete_step(run_dir, step))
+    """Delete checkpoints that are not retained.
+
+    Orbax's own Checkpointer deletes them when a save is committed, when the new checkpoint has no digests yet, and
+    does not delete them atomically.
+    """
+    keep_every_steps = retention_policy.keep_every_steps
+    for step in run_dir.list_checkpoint_steps()[: -retention_policy.keep]:
+        if not keep_every_steps or step % keep_every_steps:
+            print_lines(delete_step(run_dir, step))
 
 
 def delete_step(run_dir: RunDir, step: int) -> list[str]:
@@ -239,9 +234,7 @@ class Checkpointer:
         broadcast_from_primary(
             self.group, f'content of checkpoint {step}', lambda: self.check_compatible(step, abstract_state)
         )
-        path = self.run_dir.checkpoint_dir / str(step)
-        with shorten_read_errors(path), use_orbax_context(path):
-            return ocp.load(make_absolute(path), abstract_state)
+        return load_state(self.run_dir.checkpoint_dir / str(step), abstract_state)
 
     def check_compatible(self, step: int, abstract_state: dict) -> None:
         """Raise UserError if a checkpoint has other data or another model than this run."""
@@ -259,7 +252,7 @@ class Checkpointer:
         self.wait()
         start_time = time.perf_counter()
         path = make_absolute(self.run_dir.checkpoint_dir / str(step))
-        with translate_storage_errors(self.run_dir), suppress_orbax_logs(), use_orbax_context(path):
+        with translate_storage_errors(self.run_dir), use_orbax_context(path):
             if self.group.index == 0:
                 make_digest_dir(self.run_dir, step)
             response = ocp.save_async(path, state, custom_metadata={'data': self.data_fingerprint})
@@ -339,7 +332,7 @@ def find_corruption_on_all(run_dir: RunDir, step: int, group: ProcessGroup) -> C
 
 def read_metadata(checkpoint: Path) -> Any:
     """Read the metadata of a checkpoint without its arrays: `metadata`, a tree, and `custom_metadata`."""
-    with shorten_read_errors(checkpoint), use_orbax_context(checkpoint):
+    with read_checkpoint(checkpoint):
         checkpoint_metadata = ocp.metadata(make_absolute(checkpoint))
         if not (
             checkpoint_metadata.metadata and checkpoint_metadata.custom_metadata
@@ -396,12 +389,7 @@ def restore_parameters(path: str | Path, step: int, dtype: str | None = None, ab
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, get_restore_dtype(leaf, dtype), sharding=leaf.sharding),
             abstract_params,
         )
-    with (
-        shorten_read_errors(checkpoint),
-        use_orbax_context(checkpoint),
-        ocp.Context(pytree_options=make_partial_load_options()),
-    ):
-        return ocp.load(make_absolute(checkpoint), {'params': target}, checkpointable_name='state')['params']
+    return load_state(checkpoint, {'params': target}, partial_load=True)['params']
 
 
 def save_parameters(run_dir: RunDir, step: int, output_path: Path, dtype: str | None = None) -> int:
@@ -411,41 +399,19 @@ def save_parameters(run_dir: RunDir, step: int, output_path: Path, dtype: str | 
     output_path = make_absolute(output_path)
     with (
         writable_folder(output_path.parent),
-        translate_write_errors(output_path),
-        delete_on_failure(output_path),
-        suppress_orbax_logs(),
+        translate_storage_errors(None, saving_path=output_path),
         use_orbax_context(output_path),
     ):
-        ocp.save(output_path, params)
+        if is_remote(output_path):  # nothing is renamed in a bucket
+            ocp.save(output_path, params)
+        else:  # Orbax does not delete the files of a save that fails
+            with tempfile.TemporaryDirectory(
+                TEMPORARY_SUFFIX, f'{output_path.name}.', output_path.parent, ignore_cleanup_errors=True
+            ) as temporary_dir:
+                temporary_path = Path(temporary_dir, output_path.name)
+                ocp.save(temporary_path, params)
+                temporary_path.rename(output_path)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-@contextlib.contextmanager
-def delete_on_failure(output_path: Path) -> Iterator[None]:
-    """Delete the temporary directories that a failed save leaves next to its output directory."""
-    existing_paths = set(list_temporary_dirs(output_path))
-    try:
-        yield
-    except BaseException:
-        for path in set(list_temporary_dirs(output_path)) - existing_paths:
-            with contextlib.suppress(OSError):
-                directories.remove_folder(path)
-        raise
-
-
-def list_temporary_dirs(output_path: Path) -> list[Path]:
-    """List the temporary directories that Orbax renames to `output_path` when a save is complete."""
-    if is_remote(output_path):  # nothing is renamed in a bucket
-        return []
-    return [
-        path
-        for path in directories.list_entries(output_path.parent)
-        if path.name.startswith(f'{output_path.name}{ORBAX_TEMPORARY_SUFFIX}')
-    ]
-
-
-def make_partial_load_options() -> ocp.options.PyTreeOptions:
-    return ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
 
 
 def get_restore_dtype(leaf: Any, dtype: str | None) -> jnp.dtype:

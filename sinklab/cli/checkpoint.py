@@ -131,13 +131,12 @@ def restore_parameters(args: argparse.Namespace) -> int:
 
     compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
-    from sinklab.checkpoint import checkpointer, orbax_compat
+    from sinklab.checkpoint import checkpointer
 
     run_dir, steps = resolve_steps(args)
     out = parse_path(args.out)
     if out.exists():
         raise UserError(f'--out={args.out} already exists; give a new folder')
-    orbax_compat.install_filters()
     num_parameters = checkpointer.save_parameters(run_dir, steps[-1], out, args.dtype)
     print(f'{args.out}: {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(steps[-1])}')
     return 0
