@@ -55,7 +55,7 @@ def delete_unretained_steps(run_dir: RunDir, retention_policy: CheckpointConfig)
     keep_every_steps = retention_policy.keep_every_steps
     for step in run_dir.list_checkpoint_steps()[: -retention_policy.keep]:
         if not keep_every_steps or step % keep_every_steps:
-            print_lines(delete_step(run_dir, step))
+            print_lines(*delete_step(run_dir, step))
 
 
 def delete_step(run_dir: RunDir, step: int) -> list[str]:
@@ -88,7 +88,7 @@ def try_to_delete(paths: Iterable[Path]) -> list[str]:
     return lines
 
 
-def print_lines(lines: Iterable[str]) -> None:
+def print_lines(*lines: str) -> None:
     for line in lines:
         print(line, file=sys.stderr, flush=True)
 
@@ -117,8 +117,8 @@ def clean_up_run_dir(run_dir: RunDir) -> None:
         }
         for path in directories.list_entries(run_dir.digest_dir):
             if path.name not in saved_names and (path.name in deleted_names or not any(path.glob('*.json'))):
-                print_lines(try_to_delete([path]))
-        print_lines(try_to_delete(partial_paths))
+                print_lines(*try_to_delete([path]))
+        print_lines(*try_to_delete(partial_paths))
         for path in (
             *run_dir.checkpoint_dir.glob(f'*{TEMPORARY_SUFFIX}'),
             *run_dir.digest_dir.glob(f'*/*{TEMPORARY_SUFFIX}'),
@@ -179,13 +179,8 @@ class Checkpointer:
         check_owner: Callable[[], None] = lambda: None,
         run_id: str | None = None,
     ):
-        self.run_dir, self.retention_policy, self.data_fingerprint, self.group = (
-            run_dir,
-            retention_policy,
-            data_fingerprint,
-            group or SingleProcessGroup(),
-        )
-        self.check_owner = check_owner
+        self.run_dir, self.retention_policy, self.data_fingerprint = run_dir, retention_policy, data_fingerprint
+        self.group, self.check_owner = group or SingleProcessGroup(), check_owner
         self.run_id = run_id or broadcast_from_primary(self.group, 'run id', lambda: digests.find_run_id(run_dir))
         self.pool, self.pending_save = ThreadPoolExecutor(1, 'checkpoint'), None
         self.save_seconds: float | None = None  # duration of the latest finished save, including its digests
@@ -278,20 +273,21 @@ class Checkpointer:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the pending save is finished; raise its error, if any."""
+        """Wait until the pending save is finished, and raise its error, if any.
+
+        A message is printed every `WAIT_REPORT_SECONDS`.
+        """
         pending: Future[float] | None
         pending, self.pending_save = self.pending_save, None
+        start_time = time.monotonic()
+        while pending and futures.wait([pending], WAIT_REPORT_SECONDS).not_done:
+            print_lines(
+                f'the checkpoint of step {self.newest_step} is being written to {self.run_dir}; '
+                f'waiting for {time.monotonic() - start_time:.0f} s'
+            )
         if pending:
             with translate_storage_errors(self.run_dir):
-                self.save_seconds = self.wait_with_progress(pending).result()
-
-    def wait_with_progress(self, pending: Future[float]) -> Future[float]:
-        """Wait for a pending save, and print a message every `WAIT_REPORT_SECONDS`."""
-        start_time, waiting = time.monotonic(), (pending,)
-        while futures.wait(waiting, WAIT_REPORT_SECONDS).not_done:
-            message = f'the checkpoint of step {self.newest_step} is being written to {self.run_dir}'
-            print(f'{message}; waiting for {time.monotonic() - start_time:.0f} s', file=sys.stderr, flush=True)
-        return pending
+                self.save_seconds = pending.result()
 
     def wait_on_all_processes(self) -> None:
         """Wait until all processes have finished their saves; one that exits earlier would end the others."""
@@ -302,7 +298,7 @@ class Checkpointer:
         """Delete the newest checkpoint if it is of this step, whose state turned out to be unusable."""
         if self.newest_step == step:
             self.wait()
-            broadcast_from_primary(self.group, f'drop {step}', lambda: print_lines(delete_step(self.run_dir, step)))
+            broadcast_from_primary(self.group, f'drop {step}', lambda: print_lines(*delete_step(self.run_dir, step)))
             self.newest_step = self.find_latest_step()
 
     def close(self) -> None:

@@ -88,9 +88,9 @@ def list_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.storage import directories
 
     run_dir, steps = resolve_steps(args)
-    rows, run_id = [], digests.make_cached_run_id_finder(run_dir)
+    rows = []
     for step in steps:
-        digest_record = digests.read_digests(run_dir, step, run_id)
+        digest_record = digests.read_digests(run_dir, step)
         is_missing = isinstance(digest_record, digests.CorruptionReport)
         rows.append(
             dict(
@@ -113,8 +113,7 @@ def verify_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
 
     run_dir, steps = resolve_steps(args)
-    run_id = digests.make_cached_run_id_finder(run_dir)
-    corruption_reports = {step: digests.find_corruption(run_dir, step, run_id=run_id) for step in steps}
+    corruption_reports = {step: digests.find_corruption(run_dir, step) for step in steps}
     rows = [
         dict(step=step, path=str(run_dir.checkpoint_dir / str(step)), fault=corruption.reason if corruption else None)
         for step, corruption in corruption_reports.items()
