@@ -271,10 +271,7 @@ def split_list(text: str) -> list[str]:
 
 def parse_seeds_flag(text: str) -> list[int]:
     """Parse --seeds with the parser of `sinklab sweep`; return [] for an empty text."""
-    try:
-        return parse_seeds(text) if text else []
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    return parse_seeds(text) if text else []
 
 
 def check_paths(arguments: tuple[str, ...], path_prefixes: tuple[str, ...]) -> None:
