@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from launch import xla_flags
 from launch.job import (
     Job,
-    UserError,
     check_job_name,
     check_reachable,
     check_train_arguments,
@@ -21,6 +20,7 @@ from launch.job import (
 )
 from launch.plan import Plan, make_command
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
+from sinklab.errors import UserError
 from sinklab.escape import escape_control
 
 DEFAULT_GRACE_SECONDS = 120  # without --grace and --save
