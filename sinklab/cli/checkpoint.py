@@ -13,8 +13,6 @@ Load parameters in Python, as nested dicts of arrays:
 
 import argparse
 import json
-import sys
-from collections.abc import Callable
 
 from sinklab.cli import hf
 from sinklab.errors import UserError
@@ -85,6 +83,7 @@ def resolve_steps(args: argparse.Namespace) -> tuple[RunDir, list[int]]:
 
 def list_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
+    from sinklab.cli import terminal
     from sinklab.storage import directories
 
     run_dir, steps = resolve_steps(args)
@@ -101,11 +100,14 @@ def list_checkpoints(args: argparse.Namespace) -> int:
                 digests=digest_record.reason if is_missing else 'complete',
             )
         )
-    print_rows(
-        args.json,
-        rows,
-        lambda row: '  '.join(f'{name} {"-" if value is None else value}' for name, value in row.items()),
-    )
+    if args.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        cells = [['-' if value is None else value for value in row.values()] for row in rows]
+        headings = ['step', 'saved', 'seconds', 'bytes', 'digests']
+        terminal.print_table(
+            terminal.make_console(width=120), headings, cells, left_columns=['saved'], wrap_columns=['digests']
+        )
     return 0
 
 
@@ -119,7 +121,8 @@ def verify_checkpoints(args: argparse.Namespace) -> int:
         for step, corruption in corruption_reports.items()
         if step in run_dir.list_checkpoint_steps()  # a run that is still training may have deleted it meanwhile
     ]
-    print_rows(args.json, rows, lambda row: f'{row["path"]}: {row["fault"] or "sound"}')
+    lines = [f'{row["path"]}: {row["fault"] or "sound"}\n' for row in rows]
+    print(json.dumps(rows, indent=2) + '\n' if args.json else ''.join(lines), end='')
     return int(any(row['fault'] for row in rows))
 
 
@@ -139,12 +142,6 @@ def restore_parameters(args: argparse.Namespace) -> int:
     num_parameters = checkpointer.save_parameters(run_dir, steps[-1], out, args.dtype)
     print(f'{args.out}: {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(steps[-1])}')
     return 0
-
-
-def print_rows(as_json: bool, rows: list[dict], format_row: Callable[[dict], str]) -> None:
-    sys.stdout.write(
-        json.dumps(rows, indent=2) + '\n' if as_json else ''.join(f'{format_row(row)}\n' for row in rows)
-    )
 
 
 ACTIONS = {
