@@ -103,8 +103,17 @@ def list_checkpoints(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(rows, indent=2))
     else:
-        cells = [['-' if value is None else value for value in row.values()] for row in rows]
         headings = ['step', 'saved', 'seconds', 'bytes', 'digests']
+        cells = [
+            [
+                row['step'],
+                row['saved'] or '-',
+                '-' if row['seconds'] is None else f'{row["seconds"]:.3f}',
+                f'{row["bytes"]:,}',
+                row['digests'],
+            ]
+            for row in rows
+        ]
         terminal.print_table(
             terminal.make_console(width=120), headings, cells, left_columns=['saved'], wrap_columns=['digests']
         )
