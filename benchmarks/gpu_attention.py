@@ -27,6 +27,7 @@ from sinklab.attn.example_specs import make_operations
 from sinklab.attn.key_mass import compute_key_mass
 from sinklab.attn.mask import make_causal_mask
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
+from sinklab.errors import format_error
 
 MODEL_WIDTH = 2048  # heads x head width
 SOFTMAX, SIGMOID = make_operations()['exp', 'sum'], make_operations()['sigmoid', 'none']
@@ -103,7 +104,7 @@ def compile_variants(direction: str, arrays: list[jax.Array], length: int, head_
             except Exception as error:  # for example, the dense matrix of 16k tokens does not fit
                 print(
                     f'T={length:6} K={head_width:4} {direction:21} '
-                    f'{name:26} left out: {str(error).splitlines()[0][:90]}'
+                    f'{name:26} left out: {format_error(error, max_length=90)}'
                 )
                 continue
             yield name + with_sinks * ' + sink scores', function

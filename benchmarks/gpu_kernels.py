@@ -71,6 +71,7 @@ def compare_cell(cell: dict) -> dict | None:
     from sinklab.attn.backends import BACKENDS, explain_unsupported
     from sinklab.attn.example_specs import make_operations, make_specs
     from sinklab.attn.spec import AttentionProblem
+    from sinklab.errors import format_error
 
     length, width, dtype = cell['length'], cell['width'], cell['dtype']
     spec = make_specs(make_operations()[cell['operation']], HEADS, length)[cell['mask']]
@@ -104,7 +105,7 @@ def compare_cell(cell: dict) -> dict | None:
             definition=max(compute_errors('dense'))
         )
     except Exception as error:  # a cell that fails is a result
-        result = dict(failed=f'{type(error).__name__}: {error}'.splitlines()[0])
+        result = dict(failed=format_error(error, with_type=True))
     return cell | result
 
 

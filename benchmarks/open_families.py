@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from sinklab.errors import format_error
+
 VOCABULARY = 128
 SAMPLE_TEXT = 'import os\n\ndef f(x, y):\n    return os.path.join(x, y)\n\nself.x = y\n' * 8
 
@@ -363,7 +365,7 @@ def measure_family(family: str, folder: Path, source: Path) -> dict[str, Any]:
     try:
         model = save_model(make_config(family), folder, make_tokenizer_json())
     except ValueError as error:
-        return dict(answer='not made', why=str(error)[:200])
+        return dict(answer='not made', why=format_error(error))
     output, errors = io.StringIO(), io.StringIO()
     argv = ['measure', f'hf:{folder}', f'--source=text:{source}', '--inputs=natural,random,repeated']
     argv += ['--sequences=1', '--length=16', '--loss', '--json']
@@ -379,13 +381,13 @@ def measure_family(family: str, folder: Path, source: Path) -> dict[str, Any]:
     try:
         result['attention'] = list(loaded_model.attention(SAMPLE_TEXT[:30]).matrix_LHTS.shape)
     except Exception as error:
-        result['attention'] = f'{type(error).__name__}: {error}'
+        result['attention'] = format_error(error, with_type=True)
     result['remarks'] = list(getattr(loaded_model.subject, 'remarks', ()))
     ids_PT = np.random.default_rng(0).integers(2, 100, (2, 16))
     try:
         result['difference'] = compare_attention(loaded_model.subject, model, ids_PT)
     except Exception as error:
-        result['difference'] = f'{type(error).__name__}: {error}'
+        result['difference'] = format_error(error, with_type=True)
     return result
 
 

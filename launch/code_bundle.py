@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from launch.job import Job, UserError, find_option
+from launch.job import Job, find_option
 from launch.plan import (
     Command,
     File,
     Plan,
     make_command,
 )
+from sinklab.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 PYTHON_VERSION = '3.11'

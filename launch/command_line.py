@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from launch import xla_flags
 from launch.job import (
     Job,
-    UserError,
     check_job_name,
     check_reachable,
     check_train_arguments,
@@ -21,6 +20,7 @@ from launch.job import (
 )
 from launch.plan import Plan, make_command
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
+from sinklab.errors import UserError
 from sinklab.escape import escape_control
 
 DEFAULT_GRACE_SECONDS = 120  # without --grace and --save
@@ -271,10 +271,7 @@ def split_list(text: str) -> list[str]:
 
 def parse_seeds_flag(text: str) -> list[int]:
     """Parse --seeds with the parser of `sinklab sweep`; return [] for an empty text."""
-    try:
-        return parse_seeds(text) if text else []
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    return parse_seeds(text) if text else []
 
 
 def check_paths(arguments: tuple[str, ...], path_prefixes: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ import itertools
 import re
 from collections.abc import Mapping
 
+from sinklab.errors import UserError
 from sinklab.escape import join_shell, quote_shell
 from sinklab.supervisor.exit_status import EXIT_CAUSES
 
@@ -22,10 +23,6 @@ RESERVED_OPTIONS = {
 }
 JOB_NAME_PATTERN = r'[a-z]([a-z0-9-]{0,38}[a-z0-9])?'  # valid as the name of a VM, a pod and a SLURM job
 BUCKET_PREFIXES = ('gs://', 's3://')
-
-
-class UserError(ValueError):
-    """A user error; its message is one line with the given value, the allowed values and the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)

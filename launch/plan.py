@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launch.job import UserError
+from sinklab.errors import UserError
 from sinklab.escape import escape_control, join_shell, quote_shell
 from sinklab.install_commands import format_extra_command
 

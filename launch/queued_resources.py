@@ -17,7 +17,6 @@ from launch.job import (
     RETRY_EXIT_CODES,
     RETRY_SIGNALS,
     Job,
-    UserError,
 )
 from launch.plan import (
     Command,
@@ -25,6 +24,7 @@ from launch.plan import (
     Plan,
     make_command,
 )
+from sinklab.errors import UserError
 from sinklab.escape import quote_shell
 
 SPOT_GRACE_SECONDS = 30  # from the preemption notice to the end of a spot VM

@@ -20,9 +20,9 @@ from launch.job import (
     BUCKET_PREFIXES,
     RETRY_EXIT_CODES,
     Job,
-    UserError,
 )
 from launch.plan import File, Plan, make_command
+from sinklab.errors import UserError
 from sinklab.escape import quote_shell
 
 PATH_PREFIXES = ('/', *BUCKET_PREFIXES)

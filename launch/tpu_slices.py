@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 
 from launch.command_line import check_layout, check_minimum, require_options
-from launch.job import UserError
+from sinklab.errors import UserError
 
 TOPOLOGIES_2D = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8', 128: '8x16', 256: '16x16'}
 TOPOLOGIES_3D = {

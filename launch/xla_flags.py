@@ -1,6 +1,6 @@
 """Named sets of XLA flags, selected by --flags."""
 
-from launch.job import UserError
+from sinklab.errors import UserError
 
 VMEM_LIMIT_FLAG = '--xla_tpu_scoped_vmem_limit_kib=98304'
 ALL_REDUCE_FLAGS = (

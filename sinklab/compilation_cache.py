@@ -18,6 +18,8 @@ from pathlib import Path
 
 import jax
 
+from sinklab.errors import format_error
+
 MAGIC = b'sinklab-program-1 '
 HEADER_BYTES = len(MAGIC) + 64 + 1  # the magic, a SHA-256 in hexadecimal digits, and a newline
 NAME_FORMAT = '{}-verified'  # name of a key; jax adds the suffixes
@@ -70,8 +72,8 @@ def install_verified_cache() -> bool:
     except (ImportError, AttributeError, TypeError) as error:
         if jax.config.jax_enable_compilation_cache:
             print(
-                f'sinklab: jax {jax.__version__} has no compilation cache that can be verified ({error}); '
-                'all programs are compiled again; use jax 0.10.2 to 0.12',
+                f'sinklab: jax {jax.__version__} has no compilation cache that can be verified '
+                f'({format_error(error)}); all programs are compiled again; use jax 0.10.2 to 0.12',
                 file=sys.stderr,
             )
             jax.config.update('jax_enable_compilation_cache', False)
@@ -119,7 +121,7 @@ def make_verified_class(base: type) -> type:
                 path.unlink(missing_ok=True)
                 (self.path / f'{name}{ATIME_SUFFIX}').unlink(missing_ok=True)
             except OSError as error:
-                action = f'it cannot be removed ({error.strerror or error}), and is compiled again; delete it'
+                action = f'it cannot be removed ({error.strerror}), and is compiled again; delete it'
             print(f'sinklab: the compiled program {path} is damaged ({reason}): {action}', file=sys.stderr)
 
     return VerifiedCache

@@ -11,6 +11,7 @@ import select
 import sys
 from typing import Any
 
+from sinklab.errors import format_error
 from sinklab.escape import escape_control
 
 TEXT_CONTROL_CHARS = '\t\n\r'  # control characters of ordinary text, and of lines that are overwritten
@@ -145,7 +146,10 @@ def flush_standard_streams(exit_code: int) -> int:
     """Flush both streams at exit; return the exit code, which becomes 1 if the result was not written."""
     error = sys.stdout.final_flush()
     if error and not exit_code and sys.stdout.is_result:
-        print(f'sinklab: standard output could not be written ({error}); the result is lost', file=sys.stderr)
+        print(
+            f'sinklab: standard output could not be written ({format_error(error)}); the result is lost',
+            file=sys.stderr,
+        )
         exit_code = 1
     sys.stderr.final_flush()
     return exit_code

@@ -1,12 +1,10 @@
 """Tests of checkpoints: background saves, retention, restores and errors of storage."""
 
 import errno
-import logging
+import gc
 import shutil
 import subprocess
-import sys
 import threading
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +19,6 @@ from sinklab.config.validate import parse_config
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 
-pytestmark = pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
 DATA = dict(store='0123', seed=0)
 RULES = make_tiny_spec().checkpoint
 VALUES = {name: np.arange(6, dtype=np.float32).reshape(2, 3) + 1 / 3 for name in 'abc'}
@@ -296,24 +293,20 @@ def test_restore_parameters_rejects_damaged_checkpoint(saved, tmp_path):
         checkpointer.restore_parameters(folder.path, 4)
 
 
-def around():
-    loggers = [logging.getLogger(name) for name in (None, 'absl', 'asyncio')]
-    return [list(logger.filters) for logger in loggers], sys.unraisablehook, list(warnings.filters)
-
-
-@pytest.mark.parametrize('file', ['state/_METADATA', '_CHECKPOINT_METADATA'])
+@pytest.mark.parametrize('file', ['state/_METADATA', '_CHECKPOINT_METADATA', 'state/manifest.ocdbt', 'state/d/*'])
 @pytest.mark.slow
 def test_restore_of_checkpoint_changed_after_verification_raises_error_of_one_line(
     saved, tmp_path, file, caplog, capfd
 ):
-    folder, before = RunDir(shutil.copytree(saved.path, tmp_path / 'run')), around()
+    folder = RunDir(shutil.copytree(saved.path, tmp_path / 'run'))
     checkpoints = open_checkpointer(folder)
     assert checkpoints.find_latest_valid_step() == (4, [])
-    (folder.checkpoint_dir / '4' / file).write_text('')
+    (path,) = (folder.checkpoint_dir / '4').glob(file)
+    path.write_text('')
     with pytest.raises(UserError, match='checkpoints/4') as refusal:
         checkpoints.restore(4, abstract())
+    gc.collect()
     assert len(str(refusal.value).splitlines()) == 1
     assert len(str(refusal.value)) < 300 + len(str(folder))
     assert caplog.records == []
     assert capfd.readouterr().err == ''
-    assert around() == before

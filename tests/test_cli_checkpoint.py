@@ -48,7 +48,9 @@ def read_contents(path):
 def test_ls_prints_one_line_per_checkpoint(run, capsys):
     code, out, _ = run_checkpoint_command(capsys, 'ls', run)
     assert code == 0
-    assert [line.split()[:2] for line in out.splitlines()] == [['step', '2'], ['step', '4']]
+    heading, *lines = [line.split()[::4] for line in out.splitlines()]
+    assert heading == ['step', 'digests']
+    assert lines == [['2', 'complete'], ['4', 'complete']]
 
 
 def test_ls_reports_time_duration_and_size(run, capsys):

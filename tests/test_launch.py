@@ -243,7 +243,8 @@ def test_parse_seeds_flag_matches_parse_seeds_of_sweep(given):
 
 
 # Modules of sinklab that import only the standard library or each other.
-LIGHT = 'sinklab.supervisor.exit_status', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.config.seed_list'
+LIGHT = 'sinklab.errors', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.config.seed_list'
+LIGHT += ('sinklab.supervisor.exit_status',)
 
 
 def test_launchers_import_only_light_modules_and_are_not_imported():

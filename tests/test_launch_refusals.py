@@ -17,9 +17,9 @@ from command_recorders import (
 )
 
 from launch import command_line
-from launch.job import UserError
 from sinklab import schema
 from sinklab.config.spec import Hardware
+from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
 
 

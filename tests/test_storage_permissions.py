@@ -184,9 +184,12 @@ def test_list_checkpoint_steps_raises_for_unreadable_folder(run, monkeypatch):
         run.list_checkpoint_steps()
 
 
-def test_delete_on_failure_removes_only_own_files(tmp_path):
+def test_failed_save_of_parameters_removes_only_own_files(run, tmp_path, monkeypatch):
     other_folder = tmp_path / 'out.orbax-checkpoint-tmp-of-another'
     other_folder.mkdir()
-    with pytest.raises(KeyError), checkpointer.delete_on_failure(tmp_path / 'out'):
-        make_folder_and_fail(tmp_path / 'out.orbax-checkpoint-tmp')
-    assert list(tmp_path.iterdir()) == [other_folder]
+    monkeypatch.setattr(
+        checkpointer.ocp, 'save', lambda path, params: make_folder_and_fail(path.with_name(f'{path.name}.tmp'))
+    )
+    with pytest.raises(KeyError):
+        checkpointer.save_parameters(run, run.list_checkpoint_steps()[-1], tmp_path / 'out')
+    assert sorted(tmp_path.iterdir()) == [other_folder, run.path]

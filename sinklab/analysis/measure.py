@@ -17,7 +17,7 @@ from sinklab.analysis.run_model import RunModel
 from sinklab.data.documents import Document, require_intact
 from sinklab.data.run_data import load_run_data
 from sinklab.data.sources import open_source
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_error
 from sinklab.loss_mask import strip_loss_mask
 from sinklab.metrics import registry
 from sinklab.metrics.emergence import find_emergence, find_first_heads
@@ -336,7 +336,7 @@ def measure_cached(
         with writable_folder(path.parent):
             save_measurement(path, measurement, seal=digest_measurement(path.stem, measurement))
     except (UserError, OSError) as error:
-        reason = ' '.join(str(error).partition('; ')[0].split())
+        reason = format_error(error, max_length=None).partition('; ')[0]
         run_file_schemas.warn_once(
             path, f'the measurement is not cached ({reason}); it is measured again the next time'
         )

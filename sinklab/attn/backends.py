@@ -20,7 +20,7 @@ from sinklab.attn.operations import SIMILARITIES
 from sinklab.attn.pallas.kernel_interface import Kernels
 from sinklab.attn.reference import AttentionOutput
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_error
 
 MAX_KERNEL_POWER = 4  # of unshifted masses: (3e-10)^4 is about the smallest normal float32
 
@@ -184,9 +184,7 @@ def translate_unsupported_errors(is_unsupported: Callable[[Exception], bool]) ->
     except Exception as failure:
         if not is_unsupported(failure):
             raise
-        raise UnsupportedBackendError(
-            f'{type(failure).__name__}: {(str(failure).splitlines() or [""])[0]}'
-        ) from failure
+        raise UnsupportedBackendError(format_error(failure, with_type=True)) from failure
 
 
 def truncate_problem(problem: AttentionProblem, length: int) -> AttentionProblem:

@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import itertools
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,10 +21,9 @@ from sinklab.checkpoint import digests
 from sinklab.checkpoint.digests import CorruptionReport
 from sinklab.checkpoint.orbax_compat import TEMPORARY_SUFFIX as ORBAX_TEMPORARY_SUFFIX
 from sinklab.checkpoint.orbax_compat import (
-    shorten_read_errors,
-    suppress_orbax_logs,
+    load_state,
+    read_checkpoint,
     translate_storage_errors,
-    translate_write_errors,
     use_orbax_context,
 )
 from sinklab.config.spec import CheckpointConfig
@@ -46,21 +46,16 @@ from sinklab.storage.paths import (
 )
 
 
-def select_retained_steps(steps: Iterable[int], retention_policy: CheckpointConfig) -> list[int]:
-    """Select the steps whose checkpoints are retained."""
-    ordered, keep_every_steps = sorted(steps), retention_policy.keep_every_steps
-    return [
-        step
-        for step in ordered
-        if step in ordered[-retention_policy.keep :] or (keep_every_steps and step % keep_every_steps == 0)
-    ]
-
-
 def delete_unretained_steps(run_dir: RunDir, retention_policy: CheckpointConfig) -> None:
-    """Delete checkpoints that are not retained."""
-    saved_steps = run_dir.list_checkpoint_steps()
-    for step in set(saved_steps) - set(select_retained_steps(saved_steps, retention_policy)):
-        print_lines(delete_step(run_dir, step))
+    """Delete checkpoints that are not retained.
+
+    Orbax's own Checkpointer deletes them when a save is committed, when the new checkpoint has no digests yet, and
+    does not delete them atomically.
+    """
+    keep_every_steps = retention_policy.keep_every_steps
+    for step in run_dir.list_checkpoint_steps()[: -retention_policy.keep]:
+        if not keep_every_steps or step % keep_every_steps:
+            print_lines(*delete_step(run_dir, step))
 
 
 def delete_step(run_dir: RunDir, step: int) -> list[str]:
@@ -93,7 +88,7 @@ def try_to_delete(paths: Iterable[Path]) -> list[str]:
     return lines
 
 
-def print_lines(lines: Iterable[str]) -> None:
+def print_lines(*lines: str) -> None:
     for line in lines:
         print(line, file=sys.stderr, flush=True)
 
@@ -122,8 +117,8 @@ def clean_up_run_dir(run_dir: RunDir) -> None:
         }
         for path in directories.list_entries(run_dir.digest_dir):
             if path.name not in saved_names and (path.name in deleted_names or not any(path.glob('*.json'))):
-                print_lines(try_to_delete([path]))
-        print_lines(try_to_delete(partial_paths))
+                print_lines(*try_to_delete([path]))
+        print_lines(*try_to_delete(partial_paths))
         for path in (
             *run_dir.checkpoint_dir.glob(f'*{TEMPORARY_SUFFIX}'),
             *run_dir.digest_dir.glob(f'*/*{TEMPORARY_SUFFIX}'),
@@ -184,13 +179,8 @@ class Checkpointer:
         check_owner: Callable[[], None] = lambda: None,
         run_id: str | None = None,
     ):
-        self.run_dir, self.retention_policy, self.data_fingerprint, self.group = (
-            run_dir,
-            retention_policy,
-            data_fingerprint,
-            group or SingleProcessGroup(),
-        )
-        self.check_owner = check_owner
+        self.run_dir, self.retention_policy, self.data_fingerprint = run_dir, retention_policy, data_fingerprint
+        self.group, self.check_owner = group or SingleProcessGroup(), check_owner
         self.run_id = run_id or broadcast_from_primary(self.group, 'run id', lambda: digests.find_run_id(run_dir))
         self.pool, self.pending_save = ThreadPoolExecutor(1, 'checkpoint'), None
         self.save_seconds: float | None = None  # duration of the latest finished save, including its digests
@@ -239,9 +229,7 @@ class Checkpointer:
         broadcast_from_primary(
             self.group, f'content of checkpoint {step}', lambda: self.check_compatible(step, abstract_state)
         )
-        path = self.run_dir.checkpoint_dir / str(step)
-        with shorten_read_errors(path), use_orbax_context(path):
-            return ocp.load(make_absolute(path), abstract_state)
+        return load_state(self.run_dir.checkpoint_dir / str(step), abstract_state)
 
     def check_compatible(self, step: int, abstract_state: dict) -> None:
         """Raise UserError if a checkpoint has other data, another data order or another model than the run."""
@@ -266,7 +254,7 @@ class Checkpointer:
         self.wait()
         start_time = time.perf_counter()
         path = make_absolute(self.run_dir.checkpoint_dir / str(step))
-        with translate_storage_errors(self.run_dir), suppress_orbax_logs(), use_orbax_context(path):
+        with translate_storage_errors(self.run_dir), use_orbax_context(path):
             if self.group.index == 0:
                 make_digest_dir(self.run_dir, step)
             response = ocp.save_async(path, state, custom_metadata={'data': self.data_fingerprint})
@@ -292,20 +280,21 @@ class Checkpointer:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the pending save is finished; raise its error, if any."""
+        """Wait until the pending save is finished, and raise its error, if any.
+
+        A message is printed every `WAIT_REPORT_SECONDS`.
+        """
         pending: Future[float] | None
         pending, self.pending_save = self.pending_save, None
+        start_time = time.monotonic()
+        while pending and futures.wait([pending], WAIT_REPORT_SECONDS).not_done:
+            print_lines(
+                f'the checkpoint of step {self.newest_step} is being written to {self.run_dir}; '
+                f'waiting for {time.monotonic() - start_time:.0f} s'
+            )
         if pending:
             with translate_storage_errors(self.run_dir):
-                self.save_seconds = self.wait_with_progress(pending).result()
-
-    def wait_with_progress(self, pending: Future[float]) -> Future[float]:
-        """Wait for a pending save, and print a message every `WAIT_REPORT_SECONDS`."""
-        start_time, waiting = time.monotonic(), (pending,)
-        while futures.wait(waiting, WAIT_REPORT_SECONDS).not_done:
-            message = f'the checkpoint of step {self.newest_step} is being written to {self.run_dir}'
-            print(f'{message}; waiting for {time.monotonic() - start_time:.0f} s', file=sys.stderr, flush=True)
-        return pending
+                self.save_seconds = pending.result()
 
     def wait_on_all_processes(self) -> None:
         """Wait until all processes have finished their saves; one that exits earlier would end the others."""
@@ -316,7 +305,7 @@ class Checkpointer:
         """Delete the newest checkpoint if it is of this step, whose state turned out to be unusable."""
         if self.newest_step == step:
             self.wait()
-            broadcast_from_primary(self.group, f'drop {step}', lambda: print_lines(delete_step(self.run_dir, step)))
+            broadcast_from_primary(self.group, f'drop {step}', lambda: print_lines(*delete_step(self.run_dir, step)))
             self.newest_step = self.find_latest_step()
 
     def close(self) -> None:
@@ -346,7 +335,7 @@ def find_corruption_on_all(run_dir: RunDir, step: int, group: ProcessGroup) -> C
 
 def read_metadata(checkpoint: Path) -> Any:
     """Read the metadata of a checkpoint without its arrays: `metadata`, a tree, and `custom_metadata`."""
-    with shorten_read_errors(checkpoint), use_orbax_context(checkpoint):
+    with read_checkpoint(checkpoint):
         checkpoint_metadata = ocp.metadata(make_absolute(checkpoint))
         if not (
             checkpoint_metadata.metadata and checkpoint_metadata.custom_metadata
@@ -403,12 +392,7 @@ def restore_parameters(path: str | Path, step: int, dtype: str | None = None, ab
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, get_restore_dtype(leaf, dtype), sharding=leaf.sharding),
             abstract_params,
         )
-    with (
-        shorten_read_errors(checkpoint),
-        use_orbax_context(checkpoint),
-        ocp.Context(pytree_options=make_partial_load_options()),
-    ):
-        return ocp.load(make_absolute(checkpoint), {'params': target}, checkpointable_name='state')['params']
+    return load_state(checkpoint, {'params': target}, partial_load=True)['params']
 
 
 def save_parameters(run_dir: RunDir, step: int, output_path: Path, dtype: str | None = None) -> int:
@@ -418,41 +402,19 @@ def save_parameters(run_dir: RunDir, step: int, output_path: Path, dtype: str | 
     output_path = make_absolute(output_path)
     with (
         writable_folder(output_path.parent),
-        translate_write_errors(output_path),
-        delete_on_failure(output_path),
-        suppress_orbax_logs(),
+        translate_storage_errors(None, saving_path=output_path),
         use_orbax_context(output_path),
     ):
-        ocp.save(output_path, params)
+        if is_remote(output_path):  # nothing is renamed in a bucket
+            ocp.save(output_path, params)
+        else:  # Orbax does not delete the files of a save that fails
+            with tempfile.TemporaryDirectory(
+                TEMPORARY_SUFFIX, f'{output_path.name}.', output_path.parent, ignore_cleanup_errors=True
+            ) as temporary_dir:
+                temporary_path = Path(temporary_dir, output_path.name)
+                ocp.save(temporary_path, params)
+                temporary_path.rename(output_path)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
-
-
-@contextlib.contextmanager
-def delete_on_failure(output_path: Path) -> Iterator[None]:
-    """Delete the temporary directories that a failed save leaves next to its output directory."""
-    existing_paths = set(list_temporary_dirs(output_path))
-    try:
-        yield
-    except BaseException:
-        for path in set(list_temporary_dirs(output_path)) - existing_paths:
-            with contextlib.suppress(OSError):
-                directories.remove_folder(path)
-        raise
-
-
-def list_temporary_dirs(output_path: Path) -> list[Path]:
-    """List the temporary directories that Orbax renames to `output_path` when a save is complete."""
-    if is_remote(output_path):  # nothing is renamed in a bucket
-        return []
-    return [
-        path
-        for path in directories.list_entries(output_path.parent)
-        if path.name.startswith(f'{output_path.name}{ORBAX_TEMPORARY_SUFFIX}')
-    ]
-
-
-def make_partial_load_options() -> ocp.options.PyTreeOptions:
-    return ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
 
 
 def get_restore_dtype(leaf: Any, dtype: str | None) -> jnp.dtype:

@@ -10,15 +10,13 @@ import contextlib
 import dataclasses
 import datetime
 import errno
-import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from types import EllipsisType
 
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
@@ -30,7 +28,6 @@ HASH_THREADS = min(4, os.cpu_count() or 1)  # hashing releases the GIL; more thr
 PROCESS_DIR_PREFIX, MANIFEST_NAME = 'ocdbt.process_', 'manifest.ocdbt'
 RUN_ID_KEY = 'run_id'
 PROCESS_PATTERN = re.compile(r'(?:^|\.)process_(\d+)$')  # in Orbax's names of files that one process writes
-RunIdFinder = Callable[[], str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +76,7 @@ def get_digest_path(run_dir: RunDir, step: int, process: int) -> Path:
 
 
 def write_digests(
-    run_dir: RunDir,
-    step: int,
-    process: int,
-    num_processes: int,
-    seconds: float,
-    run_id: str | EllipsisType | None = ...,
+    run_dir: RunDir, step: int, process: int, num_processes: int, seconds: float, run_id: str | None = None
 ) -> None:
     """Write the digests of the files of a committed checkpoint that one process has written.
 
@@ -94,12 +86,12 @@ def write_digests(
         process: Index of this process.
         num_processes: Number of processes that have saved the checkpoint.
         seconds: Duration of the save.
-        run_id: Id of the run, or None for a run without an id; found in the run directory if it is not given.
+        run_id: Id of the run; None to find it in the run directory.
 
     Raises:
         FileNotFoundError: A file that this process has saved, or the manifest, is missing.
     """
-    run_id = find_run_id(run_dir) if run_id is ... else run_id
+    run_id = run_id or find_run_id(run_dir)
     checkpoint = run_dir.checkpoint_dir / str(step)
 
     def list_local_names() -> list[str]:
@@ -133,11 +125,9 @@ def write_digests(
         temporary_path.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')
 
 
-def read_digests(
-    run_dir: RunDir, step: int, run_id: RunIdFinder | None = None
-) -> CheckpointDigests | CorruptionReport:
-    """Read the digests of all processes for a step of this run; `run_id` as for `find_corruption`."""
-    return match_run_id(run_dir, read_any_digests(run_dir, step), run_id or (lambda: find_run_id(run_dir)))
+def read_digests(run_dir: RunDir, step: int) -> CheckpointDigests | CorruptionReport:
+    """Read the digests of all processes for a step of this run."""
+    return match_run_id(run_dir, read_any_digests(run_dir, step))
 
 
 def find_run_id(run_dir: RunDir) -> str | None:
@@ -171,12 +161,12 @@ def find_run_id(run_dir: RunDir) -> str | None:
 
 
 def match_run_id(
-    run_dir: RunDir, step_digests: CheckpointDigests | CorruptionReport, run_id: RunIdFinder
+    run_dir: RunDir, step_digests: CheckpointDigests | CorruptionReport
 ) -> CheckpointDigests | CorruptionReport:
     """Return the digests of a checkpoint, or a CorruptionReport if their run has another id."""
     if (
         isinstance(step_digests, CorruptionReport)
-        or (expected_id := run_id()) is None
+        or (expected_id := find_run_id(run_dir)) is None
         or step_digests.run_ids == {expected_id}
     ):
         return step_digests
@@ -184,11 +174,6 @@ def match_run_id(
     return CorruptionReport(
         f'it belongs to another run ({other_ids} in its digests, but {run_dir.path / "run.json"} says {expected_id})'
     )
-
-
-def make_cached_run_id_finder(run_dir: RunDir) -> RunIdFinder:
-    """Make a function that finds the id of a run at its first call, and caches it."""
-    return functools.cache(functools.partial(find_run_id, run_dir))
 
 
 def read_any_digests(run_dir: RunDir, step: int) -> CheckpointDigests | CorruptionReport:
@@ -211,14 +196,13 @@ def read_any_digests(run_dir: RunDir, step: int) -> CheckpointDigests | Corrupti
 def find_newest_step(run_dir: RunDir) -> int | None:
     """Return the step of the newest checkpoint whose save is complete."""
 
-    def read_step(step: int) -> CheckpointDigests | CorruptionReport:
+    def is_complete(step: int) -> bool:
         any_digests = read_any_digests(run_dir, step)
         with contextlib.suppress(UserError):  # reading the run raises the error of a damaged or missing run.json
-            return match_run_id(run_dir, any_digests, find_id)
-        return any_digests
+            any_digests = match_run_id(run_dir, any_digests)
+        return isinstance(any_digests, CheckpointDigests)
 
-    find_id, steps = make_cached_run_id_finder(run_dir), reversed(run_dir.list_checkpoint_steps())
-    return next((step for step in steps if isinstance(read_step(step), CheckpointDigests)), None)
+    return next(filter(is_complete, reversed(run_dir.list_checkpoint_steps())), None)
 
 
 def compute_checkpoint_digest(run_dir: RunDir, step: int) -> str:
@@ -247,9 +231,7 @@ def read_process_digests(run_dir: RunDir, step: int, process: int) -> dict | Cor
     return part
 
 
-def find_corruption(
-    run_dir: RunDir, step: int, process: int = 0, num_processes: int = 1, run_id: RunIdFinder | None = None
-) -> CorruptionReport | None:
+def find_corruption(run_dir: RunDir, step: int, process: int = 0, num_processes: int = 1) -> CorruptionReport | None:
     """Verify a share of the files of a checkpoint; return a CorruptionReport, or None if they are valid.
 
     Args:
@@ -257,15 +239,12 @@ def find_corruption(
         step: Step of the checkpoint.
         process: Index of this process, which determines its share.
         num_processes: Number of processes that share the files.
-        run_id: Function that returns the id of the run, for callers that verify many steps; None to find the id here.
     """
     checkpoint = run_dir.checkpoint_dir / str(step)
     any_digests = poll_until(
         lambda: any_digests if isinstance(any_digests := read_any_digests(run_dir, step), CheckpointDigests) else None
     )
-    digests = match_run_id(
-        run_dir, any_digests or read_any_digests(run_dir, step), run_id or (lambda: find_run_id(run_dir))
-    )
+    digests = match_run_id(run_dir, any_digests or read_any_digests(run_dir, step))
     if isinstance(digests, CorruptionReport):
         return digests
     if manifest := find_missing_manifest(digests.files):

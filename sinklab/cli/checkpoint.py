@@ -13,8 +13,6 @@ Load parameters in Python, as nested dicts of arrays:
 
 import argparse
 import json
-import sys
-from collections.abc import Callable
 
 from sinklab.cli import hf
 from sinklab.errors import UserError
@@ -85,12 +83,13 @@ def resolve_steps(args: argparse.Namespace) -> tuple[RunDir, list[int]]:
 
 def list_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
+    from sinklab.cli import terminal
     from sinklab.storage import directories
 
     run_dir, steps = resolve_steps(args)
-    rows, run_id = [], digests.make_cached_run_id_finder(run_dir)
+    rows = []
     for step in steps:
-        digest_record = digests.read_digests(run_dir, step, run_id)
+        digest_record = digests.read_digests(run_dir, step)
         is_missing = isinstance(digest_record, digests.CorruptionReport)
         rows.append(
             dict(
@@ -101,11 +100,23 @@ def list_checkpoints(args: argparse.Namespace) -> int:
                 digests=digest_record.reason if is_missing else 'complete',
             )
         )
-    print_rows(
-        args.json,
-        rows,
-        lambda row: '  '.join(f'{name} {"-" if value is None else value}' for name, value in row.items()),
-    )
+    if args.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        headings = ['step', 'saved', 'seconds', 'bytes', 'digests']
+        cells = [
+            [
+                row['step'],
+                row['saved'] or '-',
+                '-' if row['seconds'] is None else f'{row["seconds"]:.3f}',
+                f'{row["bytes"]:,}',
+                row['digests'],
+            ]
+            for row in rows
+        ]
+        terminal.print_table(
+            terminal.make_console(width=120), headings, cells, left_columns=['saved'], wrap_columns=['digests']
+        )
     return 0
 
 
@@ -113,14 +124,14 @@ def verify_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
 
     run_dir, steps = resolve_steps(args)
-    run_id = digests.make_cached_run_id_finder(run_dir)
-    corruption_reports = {step: digests.find_corruption(run_dir, step, run_id=run_id) for step in steps}
+    corruption_reports = {step: digests.find_corruption(run_dir, step) for step in steps}
     rows = [
         dict(step=step, path=str(run_dir.checkpoint_dir / str(step)), fault=corruption.reason if corruption else None)
         for step, corruption in corruption_reports.items()
         if step in run_dir.list_checkpoint_steps()  # a run that is still training may have deleted it meanwhile
     ]
-    print_rows(args.json, rows, lambda row: f'{row["path"]}: {row["fault"] or "sound"}')
+    lines = [f'{row["path"]}: {row["fault"] or "sound"}\n' for row in rows]
+    print(json.dumps(rows, indent=2) + '\n' if args.json else ''.join(lines), end='')
     return int(any(row['fault'] for row in rows))
 
 
@@ -131,22 +142,15 @@ def restore_parameters(args: argparse.Namespace) -> int:
 
     compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
-    from sinklab.checkpoint import checkpointer, orbax_compat
+    from sinklab.checkpoint import checkpointer
 
     run_dir, steps = resolve_steps(args)
     out = parse_path(args.out)
     if out.exists():
         raise UserError(f'--out={args.out} already exists; give a new folder')
-    orbax_compat.install_filters()
     num_parameters = checkpointer.save_parameters(run_dir, steps[-1], out, args.dtype)
     print(f'{args.out}: {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(steps[-1])}')
     return 0
-
-
-def print_rows(as_json: bool, rows: list[dict], format_row: Callable[[dict], str]) -> None:
-    sys.stdout.write(
-        json.dumps(rows, indent=2) + '\n' if as_json else ''.join(f'{format_row(row)}\n' for row in rows)
-    )
 
 
 ACTIONS = {

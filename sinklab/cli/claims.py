@@ -222,7 +222,7 @@ def find_first_equal_rows(specs: Mapping[str, Spec]) -> dict[str, str]:
 def collect_published_numbers(claims: dict) -> dict[str, dict]:
     """Return {row: its published numbers} for all rows that the claims read."""
     rows = {operand.row for claim in claims.values() for operand in claim.operands}
-    return {row: config_flags.load_row_info(get_config_path(row))['published'] for row in rows}
+    return {row: config_flags.load_row_info(get_config_path(row))['published'] for row in sorted(rows)}
 
 
 def compute_verdicts(claims: dict, claims_data: dict) -> list[dict]:

@@ -7,7 +7,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_error
 from sinklab.escape import quote_shell
 from sinklab.run_dir import HF_PREFIX, RunDir, read_spec
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX
@@ -95,7 +95,9 @@ def write_imported_run(hf_source: str, run_dir: RunDir, final_path: Path) -> int
     try:
         config.update_from_flattened_dict(fine_tuning.IMPORTED_MODEL_OPTIMIZER | fields)
     except TypeError as error:
-        raise UserError(f'{source / files.CONFIG_FILE} describes a model that is not supported: {error}') from error
+        raise UserError(
+            f'{source / files.CONFIG_FILE} describes a model that is not supported: {format_error(error)}'
+        ) from error
     row = dict(
         config=hf_source, row=source.resolve().name, size=None, overrides={}, diff={}, published={}, source=hf_source
     )

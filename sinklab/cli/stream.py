@@ -11,7 +11,7 @@ import math
 import sys
 
 from sinklab.cli import checkpoint_flags
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_error
 from sinklab.storage.paths import parse_path
 
 FIRST_TOKEN_COUNTS = 0, 1, 2, 4  # numbers of first tokens in the default caches (Table 3)
@@ -72,7 +72,9 @@ def read_text_file(file: str) -> str:
     try:
         return parse_path(file).read_bytes().decode()
     except OSError as error:
-        raise UserError(f'--text={file} cannot be read ({error.strerror or error}); give a file') from error
+        raise UserError(
+            f'--text={file} cannot be read ({error.strerror or format_error(error)}); give a file'
+        ) from error
     except UnicodeDecodeError as error:
         raise UserError(f'--text={file} is not UTF-8 (byte {error.start}); give a text in UTF-8') from error
 

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 
 from sinklab import compilation_cache
 from sinklab.config.spec import Hardware
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_error
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
 
@@ -51,7 +51,9 @@ def get_devices() -> list[jax.Device]:
     try:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f'jax finds no device ({error}); set JAX_PLATFORMS, or see sinklab doctor') from error
+        raise UserError(
+            f'jax finds no device ({format_error(error)}); set JAX_PLATFORMS, or see sinklab doctor'
+        ) from error
 
 
 def get_device_memory_bytes(num_local_processes: int = 1) -> int:

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import bdtrc
 
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_error
 from sinklab.escape import escape_markdown
 from sinklab.metrics import registry
 from sinklab.metrics.metric import format_fixed
@@ -145,7 +145,9 @@ def parse_claim(name: str, fields: Mapping) -> Claim:
         operands = {side: Operand(*fields[side]) for side in ('of', 'than') if side in fields}
         parsed = Claim(**{**fields, **operands})
     except (TypeError, ValueError) as error:
-        raise UserError(f'claim {name} is invalid: {fields!r} ({error}); see configs/claims.py') from error
+        raise UserError(
+            f'claim {name} is invalid: {fields!r} ({format_error(error)}); see configs/claims.py'
+        ) from error
     if problem := find_claim_fault(parsed):
         raise UserError(f'claim {name}: {problem}; see configs/claims.py')
     return parsed

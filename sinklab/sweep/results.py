@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sinklab.config.spec import Spec
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_error
 from sinklab.report.claims import read_claim_metrics
 from sinklab.run_dir import flatten_dict, format_differences
 from sinklab.storage import run_file_schemas, untrusted_files
@@ -59,7 +59,7 @@ def read_results(path: Path) -> dict:
         content = untrusted_files.read_regular_file(path, max_bytes=run_file_schemas.MAX_JSON_FILE_BYTES)
         results = run_file_schemas.parse_finite_json(content)
     except (OSError, ValueError) as error:
-        raise UserError(f'{path} cannot be read ({error}); {advice}') from error
+        raise UserError(f'{path} cannot be read ({format_error(error)}); {advice}') from error
     missing = [name for name in CLAIMS_FIELDS if not isinstance(results, dict) or name not in results]
     remove_advice = f'{advice}, or remove it if its runs are in the same folder'
     if missing:

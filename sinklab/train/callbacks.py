@@ -105,7 +105,9 @@ class StateCallback:
         try:
             numbers = {str(metric): float(value) for metric, value in metrics.items()}
         except (TypeError, ValueError) as error:
-            raise UserError(f'{name} returned a metric that is not a number ({error}); return numbers') from error
+            raise UserError(
+                f'{name} returned a metric that is not a number ({format_error(error)}); return numbers'
+            ) from error
         if infinite := [metric for metric, number in numbers.items() if not math.isfinite(number)]:
             raise UserError(f'{name} returned {infinite[0]}={numbers[infinite[0]]}; return finite numbers')
         return numbers

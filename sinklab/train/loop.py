@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 
 from sinklab.attn.backends import BackendChoice
-from sinklab.checkpoint import orbax_compat
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.orbax_compat import translate_storage_errors
 from sinklab.config.spec import Hardware, Spec
@@ -130,7 +129,6 @@ def train(
         StoppedBySignal: A signal requested a stop, and a checkpoint was saved.
         ReplicaMismatchError: Replicas or processes hold different values.
     """
-    orbax_compat.install_filters()
     parsed_callbacks = tuple(map(parse_state_callback, state_callbacks))
     group = group or SingleProcessGroup()
     run_dir = run_dir if group.index == 0 else run_dir.as_read_only()

@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpointer import (
     Checkpointer,
     find_corruption_on_all,
-    make_partial_load_options,
     read_metadata,
 )
-from sinklab.checkpoint.orbax_compat import shorten_read_errors, use_orbax_context
+from sinklab.checkpoint.orbax_compat import load_state
 from sinklab.config.spec import Spec, WarmStartTakes
 from sinklab.errors import UserError
 from sinklab.process_group import ProcessGroup, broadcast_from_primary, check_equal_on_all
@@ -221,15 +219,8 @@ def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) ->
     """Load the leaves that are taken from a verified origin, by path; initialize all others."""
     abstract_origin = state.make_abstract_state(origin.spec, mesh)
     abstract_parts = {name: abstract_origin[name] for name in origin.mode.state_keys}
-    pytree_options = None if abstract_parts.keys() == abstract_origin.keys() else make_partial_load_options()
-    with (
-        shorten_read_errors(get_checkpoint_path(origin)),
-        use_orbax_context(get_checkpoint_path(origin)),
-        ocp.Context(pytree_options=pytree_options),
-    ):
-        loaded_leaves = flatten_by_path(
-            ocp.load(get_checkpoint_path(origin), abstract_parts, checkpointable_name='state')
-        )
+    is_partial = abstract_parts.keys() != abstract_origin.keys()
+    loaded_leaves = flatten_by_path(load_state(get_checkpoint_path(origin), abstract_parts, is_partial))
     abstract_state = state.make_abstract_state(spec, mesh)
     new_shardings = {
         name: leaf.sharding for name, leaf in flatten_by_path(abstract_state).items() if name not in loaded_leaves
