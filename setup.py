@@ -53,6 +53,7 @@ setup(
         'fsspec>=2026.9,<2027',  # sinklab/storage/gcs.py, sinklab/storage/s3.py
         'rich>=13.0',
         'scipy>=1.12',
+        'tenacity>=9,<10',
         'tokenizers>=0.21',
     ],
     extras_require={
