@@ -55,13 +55,11 @@ class Storage(GCSFileSystem):
         if method == 'DELETE' and path.startswith('http'):
             return await try_abort_upload(request)
         bucket_url = f'gs://{parse_bucket_name(path, *arguments)}'
-        checked_request = (
-            functools.partial(require_part_kept, request) if method == 'POST' and 'upload_id=' in path else request
-        )
+        if method == 'POST' and 'upload_id=' in path:
+            request = functools.partial(require_part_kept, request)
+        timeout_seconds = REQUEST_TIMEOUT_SECONDS if options.get('data') is not None else None
         try:
-            return await retry_request(
-                checked_request, bucket_url, REQUEST_TIMEOUT_SECONDS if options.get('data') is not None else None
-            )
+            return await retry_request(request, bucket_url, timeout_seconds)
         except FileNotFoundError as error:
             if method == 'DELETE':
                 return {}, b''  # deleted by an earlier attempt, perhaps; S3 reports no error either
@@ -109,7 +107,7 @@ class Storage(GCSFileSystem):
 
     def write_if_match(self, path: str, content: bytes, version: str) -> str | None:
         bucket, key, _ = self.split_path(path)
-        url = self.base.replace('/storage/v1/', f'/upload/storage/v1/b/{bucket}/o')
+        url = self.base.replace('/storage/v1/', f'/upload/storage/v1/b/{bucket}/o')  # `base` ends with /storage/v1/
         parameters = dict(uploadType='media', name=key, ifGenerationMatch=version or '0')
         try:
             _, response = self.call('POST', url, data=content, **parameters)
