@@ -1,7 +1,6 @@
 """Rules for failures of requests to object storage, and operations on it."""
 
 import os
-import tempfile
 import time
 
 import numpy as np
@@ -41,14 +40,6 @@ def sends_content(method, path):
 
 def read_file(path):
     return path.read_bytes()
-
-
-def fetch_file(path):
-    with tempfile.TemporaryDirectory() as folder:
-        local = os.path.join(folder, 'x')
-        get_file_system(path).get_file(os.fspath(path), local)
-        with open(local, 'rb') as file:
-            return file.read()
 
 
 def read_ranges(path):

@@ -87,28 +87,26 @@ def load_state(path: Path, abstract_state: Any, partial_load: bool = False) -> A
         return ocp.load(make_absolute(path), abstract_state, checkpointable_name='state')
 
 
+@functools.cache
 def patch_orbax_for_s3() -> None:
     """Patch Orbax for s3:// paths; by itself it uses the TensorStore drivers of disks and gs:// only."""
+    # Private: Orbax has no option for the TensorStore driver of a path (https://github.com/google/orbax/issues/872).
     from orbax.checkpoint._src.path import gcs_utils
     from orbax.checkpoint._src.serialization import tensorstore_utils
 
-    if tensorstore_utils._use_gcs_driver is is_bucket_path:
-        return
-    normalize_path, get_gcs_driver = tensorstore_utils._normalize_path, gcs_utils.get_kvstore_for_gcs
-    tensorstore_utils._use_gcs_driver = is_bucket_path
-    tensorstore_utils._normalize_path = lambda path: normalize_path(path).replace('s3:/', 's3://')
+    get_gcs_driver = gcs_utils.get_kvstore_for_gcs
+    tensorstore_utils._use_gcs_driver = lambda directory: directory.startswith(('gs://', 's3:/'))
     gcs_utils.get_kvstore_for_gcs = lambda path: (
-        make_s3_driver(path) if path.startswith('s3://') else get_gcs_driver(path)
+        make_s3_driver(path) if path.startswith('s3:/') else get_gcs_driver(path)
     )
 
 
-def is_bucket_path(directory: str) -> bool:
-    return directory.startswith(('gs://', 's3://'))
-
-
 def make_s3_driver(path: str) -> dict[str, Any]:
-    """Make the TensorStore driver spec of an s3:// path, with endpoint and region from AWS variables."""
-    bucket, _, key = path.removeprefix('s3://').partition('/')
+    """Make the TensorStore driver spec of an s3:// path, with endpoint and region from AWS variables.
+
+    Orbax has normalized the path, which then begins with s3:/ instead of s3://.
+    """
+    bucket, _, key = path.removeprefix('s3:').lstrip('/').partition('/')
     options = dict(
         endpoint=get_variable('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL'), aws_region=get_variable(*REGION_VARIABLES)
     )

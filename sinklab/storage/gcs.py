@@ -1,18 +1,20 @@
 """Google Cloud Storage through gcsfs, with retries and conditional requests."""
 
+import asyncio
 import contextlib
 import errno
 import functools
+import inspect
 import json
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
 import google.auth
-from fsspec.asyn import _run_coros_in_chunks, sync_wrapper
+from fsspec.asyn import sync_wrapper
 from gcsfs.core import GCSFileSystem
 
 from sinklab.errors import format_error
@@ -22,7 +24,6 @@ from sinklab.storage.retry import (
     AccessDeniedError,
     find_own_version,
     make_bucket_error,
-    raise_unless_absent,
     read_if_match,
     retry_request,
     retry_upload,
@@ -35,17 +36,11 @@ for name in ('gcsfs', 'google.auth'):  # this module reports their errors
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def unwrap_decorator(method: Callable) -> Callable:
-    """Return the method that a decorator wraps."""
-    return getattr(method, '__wrapped__', method)
-
-
 class Storage(GCSFileSystem):
     """The file system of gs:// URLs."""
 
-    # Without the retries of gcsfs: six attempts for each request.
-    _request = unwrap_decorator(GCSFileSystem._request)
-    _get_file_concurrent = unwrap_decorator(GCSFileSystem._get_file_concurrent)
+    # Private: the decorator of gcsfs makes six attempts, and no option changes their number.
+    _request = inspect.unwrap(GCSFileSystem._request)
 
     def __init__(self, *arguments: Any, **options: Any):
         timeout = aiohttp.ClientTimeout(
@@ -54,18 +49,17 @@ class Storage(GCSFileSystem):
         defaults = dict(use_listings_cache=False, requests_timeout=timeout)
         super().__init__(*arguments, **dict(defaults, token=options.get('token') or get_credentials()) | options)
 
+    # Private: each request is one `_call`; retries of the public methods would repeat whole listings and uploads.
     async def _call(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
         request = functools.partial(super()._call, method, path, *arguments, **options)
         if method == 'DELETE' and path.startswith('http'):
             return await try_abort_upload(request)
         bucket_url = f'gs://{parse_bucket_name(path, *arguments)}'
-        checked_request = (
-            functools.partial(require_part_kept, request) if method == 'POST' and 'upload_id=' in path else request
-        )
+        if method == 'POST' and 'upload_id=' in path:
+            request = functools.partial(require_part_kept, request)
+        timeout_seconds = REQUEST_TIMEOUT_SECONDS if options.get('data') is not None else None
         try:
-            return await retry_request(
-                checked_request, bucket_url, REQUEST_TIMEOUT_SECONDS if options.get('data') is not None else None
-            )
+            return await retry_request(request, bucket_url, timeout_seconds)
         except FileNotFoundError as error:
             if method == 'DELETE':
                 return {}, b''  # deleted by an earlier attempt, perhaps; S3 reports no error either
@@ -79,31 +73,32 @@ class Storage(GCSFileSystem):
 
     call = sync_wrapper(_call)
 
-    async def _get_file_request(self, path: str, *arguments: Any, **options: Any) -> Any:
-        request = functools.partial(
-            unwrap_decorator(GCSFileSystem._get_file_request), self, path, *arguments, **options
-        )
-        return await retry_request(request, f'gs://{self.split_path(path)[0]}')
-
     async def _put_file(self, local: str, path: str, **options: Any) -> None:
         request = functools.partial(super()._put_file, local, path, **dict(consistency='md5') | options)
         await retry_upload(request)
 
-    async def _delete_files(self, paths: list[str], _: int) -> list:
+    async def _rm(
+        self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None, **_: Any
+    ) -> None:
         """Delete files one by one: a batch reports errors in another form, and emulators support none."""
-        return await _run_coros_in_chunks(
-            [self._rm_file(path) for path in paths], batch_size=MAX_DELETIONS, return_exceptions=True
-        )
+        slots = asyncio.Semaphore(MAX_DELETIONS)
+
+        async def delete(file: str) -> None:
+            async with slots:
+                await self._rm_file(file)
+
+        paths = await self._expand_path(path, recursive=recursive, maxdepth=maxdepth)
+        results = await asyncio.gather(*map(delete, paths), return_exceptions=True)
+        for error in filter(None, results):
+            raise error
+
+    rm = sync_wrapper(_rm)
 
     async def _isdir(self, path: str) -> bool:
         try:
             return (await self._info(path))['type'] == 'directory'
         except FileNotFoundError:  # any other error is raised
             return False
-
-    async def _walk(self, path: str, *arguments: Any, **options: Any) -> AsyncIterator:
-        async for entry in super()._walk(path, *arguments, **dict(on_error=raise_unless_absent) | options):
-            yield entry
 
     def read_with_version(self, path: str) -> tuple[bytes, str]:
         bucket, key, _ = self.split_path(path)
@@ -112,7 +107,7 @@ class Storage(GCSFileSystem):
 
     def write_if_match(self, path: str, content: bytes, version: str) -> str | None:
         bucket, key, _ = self.split_path(path)
-        url = f'{self._location}/upload/storage/v1/b/{bucket}/o'
+        url = self.base.replace('/storage/v1/', f'/upload/storage/v1/b/{bucket}/o')  # `base` ends with /storage/v1/
         parameters = dict(uploadType='media', name=key, ifGenerationMatch=version or '0')
         try:
             _, response = self.call('POST', url, data=content, **parameters)

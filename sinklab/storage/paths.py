@@ -60,8 +60,7 @@ def register_file_system(scheme: str) -> None:
     storage_class = importlib.import_module(f'sinklab.storage.{extra}').Storage
     for name in storage_class.protocol:
         fsspec.register_implementation(name, storage_class, clobber=True)
-    # etils caches a file system that another library (tensorflow_datasets) has used before. No public function clears
-    # the cache.
+    # Private: etils caches a file system that another library has used before, and no public function clears it.
     backend.fsspec_backend._get_filesystem.cache_clear()
 
 

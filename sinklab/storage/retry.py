@@ -4,11 +4,20 @@ import asyncio
 import contextlib
 import contextvars
 import errno
-import random
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
+
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_exponential,
+    wait_random_exponential,
+)
 
 from sinklab.errors import format_error
 
@@ -18,10 +27,9 @@ WARN_AFTER_SECONDS = 5.0  # seconds of retries until a warning is printed
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0  # seconds between two attempts, doubled each time
 TRANSIENT_STATUSES = {408, 429, 500, 502, 503, 504}  # HTTP statuses after which the same request may succeed later
 FORBIDDEN_STATUSES = {401, 403}
-CONNECT_TIMEOUT_SECONDS, REQUEST_TIMEOUT_SECONDS = (
-    20.0,
-    120.0,
-)  # seconds to connect; seconds without a received byte, or of an attempt that sends data
+CONNECT_TIMEOUT_SECONDS = 20.0  # to connect
+REQUEST_TIMEOUT_SECONDS = 120.0  # without a received byte, or of an attempt that sends data
+MIN_REQUEST_TIMEOUT_SECONDS = 2.0  # of an attempt within `short_timeout`, and of an attempt to abort an upload
 MAX_UPLOAD_ATTEMPTS = 5  # attempts of a multipart upload
 LAST_WARNING_TIMES: dict[str, float] = {}  # time of the last warning for each bucket
 
@@ -57,24 +65,31 @@ async def retry_request(
         OSError: An error of the request that `translate_error` has translated, or a StorageTimeoutError when the time
             for retries is over.
     """
-    start_time, pause = time.monotonic(), FIRST_PAUSE_SECONDS
-    while True:
-        try:
-            return await asyncio.wait_for(request(), get_request_timeout(timeout_seconds))
-        except Exception as error:  # client libraries have no common base class
-            waited_seconds, retry_seconds = time.monotonic() - start_time, RETRY_SECONDS.get()
-            if not is_transient(error) or waited_seconds + pause > retry_seconds:
-                translated = translate_error(error, bucket_url, waited_seconds)
-                if translated is error:
-                    raise
-                raise translated from error
-            if waited_seconds > WARN_AFTER_SECONDS:
-                warn_of_retry(
-                    f'{bucket_url} does not answer ({format_error(error)}); retrying for {retry_seconds:.0f} s',
-                    bucket_url,
-                )
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, MAX_PAUSE_SECONDS)
+    start_time, retry_seconds = time.monotonic(), RETRY_SECONDS.get()
+
+    async def attempt() -> Any:
+        return await asyncio.wait_for(request(), get_request_timeout(timeout_seconds))
+
+    def warn(state: RetryCallState) -> None:
+        if state.seconds_since_start > WARN_AFTER_SECONDS:
+            reason = format_error(state.outcome.exception())
+            warn_of_retry(f'{bucket_url} does not answer ({reason}); retrying for {retry_seconds:.0f} s', bucket_url)
+
+    # A pause is its fixed half and a random part of the other half, so that processes do not retry at the same time.
+    half_pause = dict(multiplier=FIRST_PAUSE_SECONDS / 2, max=MAX_PAUSE_SECONDS / 2)
+    try:
+        return await AsyncRetrying(
+            retry=retry_if_exception(is_transient),
+            stop=stop_before_delay(retry_seconds),
+            wait=wait_exponential(**half_pause) + wait_random_exponential(**half_pause),
+            before_sleep=warn,
+            reraise=True,
+        )(attempt)
+    except Exception as error:  # client libraries have no common base class
+        translated = translate_error(error, bucket_url, time.monotonic() - start_time)
+        if translated is error:
+            raise
+        raise translated from error
 
 
 def get_request_timeout(timeout_seconds: float | None) -> float | None:
@@ -83,48 +98,42 @@ def get_request_timeout(timeout_seconds: float | None) -> float | None:
     return (
         timeout_seconds
         if retry_seconds >= DEFAULT_RETRY_SECONDS
-        else min(timeout_seconds or REQUEST_TIMEOUT_SECONDS, max(retry_seconds, CONNECT_TIMEOUT_SECONDS / 10))
+        else min(timeout_seconds or REQUEST_TIMEOUT_SECONDS, max(retry_seconds, MIN_REQUEST_TIMEOUT_SECONDS))
     )
 
 
-async def retry_upload(request: Callable[[], Awaitable]) -> Any:
+async def retry_upload(upload: Callable[[], Awaitable]) -> Any:
     """Upload; start again if the storage does not know the upload or has kept other data.
 
     The storage does not know an upload that has ended. The response to its end was then lost.
 
     Raises:
-        OSError: The storage has kept other data in every attempt.
+        OSError: The storage has kept other data in the last attempt.
     """
-    for remaining in reversed(range(MAX_UPLOAD_ATTEMPTS)):
-        try:
-            return await request()
-        except Exception as error:
-            is_lost = (
-                get_s3_error_code(error) == 'NoSuchUpload'
-                or 'upload_id=' in str(error)
-                or get_http_status(error) == 410
-            )
-            is_corrupted = get_class_names(error) & CHECKSUM_ERRORS
-            if not remaining and is_corrupted:
-                raise OSError(errno.EIO, 'the stored object differs from what was uploaded') from error
-            if not remaining or not (is_lost or is_corrupted):
-                raise
-    return None
+    try:
+        return await AsyncRetrying(
+            retry=retry_if_exception(is_upload_lost) | retry_if_exception(is_upload_corrupted),
+            stop=stop_after_attempt(MAX_UPLOAD_ATTEMPTS),
+            reraise=True,
+        )(upload)
+    except Exception as error:
+        if is_upload_corrupted(error):
+            raise OSError(errno.EIO, 'the stored object differs from what was uploaded') from error
+        raise
+
+
+def is_upload_lost(error: BaseException) -> bool:
+    return get_s3_error_code(error) == 'NoSuchUpload' or 'upload_id=' in str(error) or get_http_status(error) == 410
+
+
+def is_upload_corrupted(error: BaseException) -> bool:
+    return bool(get_class_names(error) & CHECKSUM_ERRORS)
 
 
 async def try_abort_upload(request: Callable[[], Awaitable]) -> Any:
     """Abort an incomplete upload, without retries; otherwise the bucket's rules delete it."""
-    token = RETRY_SECONDS.set(0.0)
-    try:
-        with contextlib.suppress(Exception):
-            return await retry_request(request, '', CONNECT_TIMEOUT_SECONDS)
-    finally:
-        RETRY_SECONDS.reset(token)
-
-
-def raise_unless_absent(error: Exception) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error
+    with contextlib.suppress(Exception):
+        return await asyncio.wait_for(request(), MIN_REQUEST_TIMEOUT_SECONDS)
 
 
 def warn_of_retry(text: str, bucket_url: str) -> None:

@@ -1,10 +1,8 @@
 """S3-compatible object storage through s3fs, with retries and conditional requests."""
 
-import contextlib
 import errno
 import functools
 import io
-import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,7 +16,6 @@ from sinklab.storage.retry import (
     REQUEST_TIMEOUT_SECONDS,
     find_own_version,
     get_http_status,
-    raise_unless_absent,
     read_if_match,
     retry_request,
     retry_upload,
@@ -27,6 +24,11 @@ from sinklab.storage.retry import (
 
 MAX_CONNECTIONS = 64  # concurrent requests of one process; the default of botocore is 10
 MAX_BUFFERED_BYTES = 64 << 20  # up to this size, an object is read as a whole in each attempt
+
+
+def raise_unless_absent(error: Exception) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 class Storage(S3FileSystem):
@@ -43,8 +45,11 @@ class Storage(S3FileSystem):
         client_config |= dict(max_pool_connections=MAX_CONNECTIONS)
         super().__init__(*arguments, **dict(use_listings_cache=False, config_kwargs=client_config) | options)
 
+    # Private: each request is one `_call_s3`; the options of s3fs limit the number of attempts, not their time.
     async def _call_s3(self, method: str, *arguments: Any, **options: Any) -> Any:
         send_once = functools.partial(super()._call_s3, method, *arguments, **options)
+        if method == 'abort_multipart_upload':
+            return await try_abort_upload(send_once)
 
         async def request() -> Any:
             response = await send_once()
@@ -63,20 +68,9 @@ class Storage(S3FileSystem):
 
     call_s3 = sync_wrapper(_call_s3)
 
-    async def _get_file(self, path: str, local: str, *arguments: Any, **options: Any) -> None:
-        try:
-            await super()._get_file(path, local, *arguments, **options)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.remove(local)
-            raise
-
     async def _put_file(self, local: str, path: str, **options: Any) -> None:
         request = functools.partial(super()._put_file, local, path, **options)
         await retry_upload(request)
-
-    async def _abort_mpu(self, *arguments: Any) -> None:
-        await try_abort_upload(functools.partial(super()._abort_mpu, *arguments))
 
     async def _walk(self, path: str, *arguments: Any, **options: Any) -> AsyncIterator:
         async for entry in super()._walk(path, *arguments, **dict(on_error=raise_unless_absent) | options):

@@ -1,0 +1,70 @@
+"""Private names of other packages that sinklab uses: each exists and has the parameters that sinklab expects.
+
+The methods that fsspec documents for implementers of file systems (`_put_file`, `_walk`, ...) are public in spite of
+their underscore.
+"""
+
+import importlib
+import inspect
+
+import pytest
+
+# (file that uses the name, module:name, parameters; None for what is not called).
+PRIVATE_NAMES = [
+    (
+        'sinklab/storage/gcs.py',
+        'gcsfs.core:GCSFileSystem._call',
+        ['self', 'method', 'path', 'args', 'json_out', 'info_out', 'kwargs'],
+    ),
+    (
+        'sinklab/storage/gcs.py',
+        'gcsfs.core:GCSFileSystem._request.__wrapped__',
+        ['self', 'method', 'path', 'args', 'headers', 'json', 'data', 'cache_type', 'cache_source', 'kwargs'],
+    ),
+    ('sinklab/storage/s3.py', 's3fs.core:S3FileSystem._call_s3', ['self', 'method', 'akwarglist', 'kwargs']),
+    ('sinklab/storage/paths.py', 'etils.epath.backend:fsspec_backend._get_filesystem', ['name']),
+    ('sinklab/storage/paths.py', 'etils.epath.backend:fsspec_backend._get_filesystem.cache_clear', None),
+    (
+        'sinklab/checkpoint/orbax_compat.py',
+        'orbax.checkpoint._src.serialization.tensorstore_utils:_use_gcs_driver',
+        ['directory'],
+    ),
+    (
+        'sinklab/checkpoint/orbax_compat.py',
+        'orbax.checkpoint._src.path.gcs_utils:get_kvstore_for_gcs',
+        ['ckpt_path'],
+    ),
+    ('sinklab/checkpoint/orbax_compat.py', 'orbax.checkpoint._src.futures.future:Future', None),
+    (
+        'sinklab/compilation_cache.py',
+        'jax._src.compilation_cache:LRUCache',
+        ['path', 'max_size', 'lock_timeout_secs'],
+    ),
+    ('sinklab/compilation_cache.py', 'jax._src.compilation_cache:LRUCache.get', ['self', 'key']),
+    ('sinklab/compilation_cache.py', 'jax._src.compilation_cache:LRUCache.put', ['self', 'key', 'value']),
+    (
+        'sinklab/analysis/lm_eval.py',
+        'lm_eval.api.model:TemplateLM._loglikelihood_tokens',
+        ['self', 'requests', 'kwargs'],
+    ),
+    ('sinklab/analysis/hf_model.py', 'transformers:PretrainedConfig()._attn_implementation', None),
+    ('sinklab/cli/main.py', 'argparse:ArgumentParser()._option_string_actions', None),
+    ('sinklab/cli/main.py', 'argparse:_SubParsersAction', None),
+    ('sinklab/__main__.py', '_signal:signal', ['signalnum', 'handler']),
+    ('sinklab/__main__.py', '_signal:getsignal', ['signalnum']),
+]
+
+
+@pytest.mark.parametrize(('file', 'name', 'parameters'), PRIVATE_NAMES, ids=[row[1] for row in PRIVATE_NAMES])
+def test_private_name_exists_with_expected_parameters(file, name, parameters):
+    module, _, attributes = name.partition(':')
+    pytest.importorskip(module.partition('.')[0])
+    try:
+        value = importlib.import_module(module)
+        for attribute in attributes.split('.'):
+            value = getattr(value, attribute.removesuffix('()'))
+            value = value() if attribute.endswith('()') else value
+    except (ImportError, AttributeError) as error:
+        pytest.fail(f'{name}, which {file} uses, no longer exists: {error}')
+    found = list(inspect.signature(value).parameters) if parameters else None
+    assert found == parameters, f'the parameters of {name}, which {file} uses, have changed'
