@@ -50,6 +50,8 @@ setup(
         'msgspec>=0.20',
         'numpy>=2.0',
         'etils[epath]>=1.9',
+        'filelock>=4,<5',
+        'platformdirs>=4,<5',
         'fsspec>=2026.9,<2027',  # sinklab/storage/gcs.py, sinklab/storage/s3.py
         'rich>=13.0',
         'scipy>=1.12',
