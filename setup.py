@@ -57,7 +57,7 @@ setup(
         'scipy>=1.12',
         'tenacity>=9,<10',
         'tokenizers>=0.21',
-        'filelock>=3.16,<5',
+        'filelock>=4,<5',
         'platformdirs>=4,<5',
         'tenacity>=9,<10',
     ],

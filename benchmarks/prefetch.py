@@ -21,8 +21,8 @@ import numpy as np
 
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh, sharding
+from sinklab.thread_pools import prefetch
 from sinklab.train.loop import PREFETCH_DEPTH
-from sinklab.train.prefetch import Prefetcher
 
 
 def make_reader(args: argparse.Namespace, seed: int, stall: float) -> Callable[[int], object]:
@@ -50,8 +50,8 @@ def run_round(args: argparse.Namespace, seed: int) -> tuple[float, float, float]
     """Return the seconds of the three loops."""
     stalling_reader = make_reader(args, seed, args.stall)
     unstalled, unprefetched = time_steps(args, make_reader(args, seed, 0.0)), time_steps(args, stalling_reader)
-    with contextlib.closing(Prefetcher(stalling_reader, range(args.steps), PREFETCH_DEPTH)) as batches:
-        return unstalled, unprefetched, time_steps(args, lambda _: batches.get())
+    with contextlib.closing(prefetch(stalling_reader, range(args.steps), PREFETCH_DEPTH)) as batches:
+        return unstalled, unprefetched, time_steps(args, lambda _: next(batches))
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ from sinklab.data.prepare import prepare_store
 from sinklab.data.run_data import load_run_data
 from sinklab.data.store_files import Recipe
 from sinklab.storage import paths
+from sinklab.thread_pools import prefetch
 from sinklab.train.loop import PREFETCH_DEPTH
-from sinklab.train.prefetch import Prefetcher
 
 LETTERS_PER_DOCUMENT, MIN_LETTERS = 2_000, 1_000_000  # letters per document, and of the whole corpus at least
 patch_object = mock.patch.object
@@ -109,9 +109,9 @@ def run_steps(path: str, args: argparse.Namespace, concurrent: bool = True) -> l
     if not concurrent and data.batches.map_reads:
         data.batches.map_reads = lambda function, items: [function(item) for item in items]
     with contextlib.closing(
-        Prefetcher(lambda step: data.batches.read_rows(step, range(args.rows)), range(args.steps), PREFETCH_DEPTH)
+        prefetch(lambda step: data.batches.read_rows(step, range(args.rows)), range(args.steps), PREFETCH_DEPTH)
     ) as batches:
-        return measure_stalls(lambda _: batches.get(), args)
+        return measure_stalls(lambda _: next(batches), args)
 
 
 def format_spread(values: list[float]) -> str:

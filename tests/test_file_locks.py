@@ -1,30 +1,34 @@
-"""Lock files on a shared disk: mutual exclusion under adverse interleaving."""
+"""Lock files on a disk: mutual exclusion, locks of dead and suspended processes, and irregular files."""
 
 import contextlib
 import errno
+import fcntl
 import os
-import pathlib
+import signal
 import socket
-import stat
-import threading
+import subprocess
+import sys
 import time
+import warnings
 
 import pytest
 from conftest import make_tiny_spec
+from thread_group import run_in_threads
 
+from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.storage import compare_and_swap
+from sinklab.storage.compare_and_swap import hold_lock
 from sinklab.storage.untrusted_files import DamagedFileError
 
 pytestmark = pytest.mark.slow
 
-DEAD = 0.6
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Shorten the time after which a lock is stale."""
-    monkeypatch.setattr(compare_and_swap, 'STALE_LOCK_SECONDS', DEAD)
+HOLDER_SCRIPT = """
+import pathlib, sys, time
+from sinklab.storage.compare_and_swap import hold_lock
+with hold_lock(pathlib.Path(sys.argv[1])):
+    print('here', flush=True)
+    time.sleep(600)
+"""
 
 
 @pytest.fixture
@@ -32,102 +36,105 @@ def path(tmp_path):
     return tmp_path / 'lease.lock'
 
 
-class Section:
-    """Critical section of a lock, with its current threads and their largest number."""
-
-    def __init__(self, path):
-        self.path, self.inside, self.most = path, [], 0
-        self.entered = {name: threading.Event() for name in ('first', 'second', 'third')}
-
-    def enter(self, name, seconds):
-        """Start a named thread that holds the lock for some seconds."""
-
-        def come():
-            with compare_and_swap.acquire_lock(self.path):
-                self.inside.append(name)
-                self.most = max(self.most, len(self.inside))
-                self.entered[name].set()
-                time.sleep(seconds)
-                self.inside.remove(name)
-
-        thread = threading.Thread(target=come, name=name)
-        thread.start()
-        return thread
+@pytest.fixture
+def holder(path):
+    """Start a process that holds the lock."""
+    process = subprocess.Popen([sys.executable, '-c', HOLDER_SCRIPT, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == 'here\n'
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
 
 
-def stop_at(monkeypatch, method, name, until):
-    """Block a thread once, for at most one second, in a Path method on the lock; return an event set at that time."""
-    called, come = getattr(pathlib.Path, method), threading.Event()
+@pytest.mark.parametrize('content', [None, b'', b'left by an earlier version'])
+def test_threads_enter_sequentially(path, content):
+    """Test it also with a lock file that was left by an earlier version, which created and deleted it."""
+    if content is not None:
+        path.write_bytes(content)
+    inside, counts = [], []
 
-    def stopped(self, *arguments, **more):
-        if threading.current_thread().name == name and 'lease.lock' in self.name and not come.is_set():
-            come.set()
-            until.wait(1.0)
-        return called(self, *arguments, **more)
+    def enter_lock():
+        with hold_lock(path):
+            inside.append(1)
+            time.sleep(0.02)
+            counts.append(len(inside))
+            inside.pop()
 
-    monkeypatch.setattr(pathlib.Path, method, stopped)
-    return come
-
-
-def test_slower_process_does_not_replace_lock_after_stale_takeover(path, monkeypatch):
-    """Block the first thread between reading and replacing the stale lock, until the second holds the lock."""
-    path.touch()
-    section = Section(path)
-    come = stop_at(monkeypatch, 'replace', 'first', section.entered['second'])
-    first = section.enter('first', DEAD / 3)
-    assert come.wait(10)
-    second = section.enter('second', 2 * DEAD)
-    for thread in (first, second):
-        thread.join(30)
-    assert section.most == 1
-    assert section.entered['first'].is_set()
-    assert section.entered['second'].is_set()
-    assert list(path.parent.iterdir()) == []
+    run_in_threads(8, enter_lock)
+    assert counts == [1] * 8
 
 
-def test_stale_owner_does_not_delete_lock_of_successor(path, monkeypatch):
-    """Block the first thread between reading and deleting its own lock, until the second holds the lock."""
-    section = Section(path)
-    come = stop_at(monkeypatch, 'unlink', 'first', section.entered['second'])
-    first = section.enter('first', DEAD / 3)
-    assert section.entered['first'].wait(10)
-    second = section.enter('second', DEAD / 3)
-    assert come.wait(10)
-    assert section.entered['second'].wait(10)
-    first.join(30)
-    third = section.enter('third', 0.0)
-    for thread in (second, third):
-        thread.join(30)
-    assert section.most == 1
-    assert list(path.parent.iterdir()) == []
+def test_deleted_lock_file_does_not_admit_two_threads(path):
+    """Delete the file in the section, as somebody does whose error message said so."""
+    inside, counts = [], []
+
+    def enter_lock():
+        with hold_lock(path):
+            inside.append(1)
+            time.sleep(0.02)
+            counts.append(len(inside))
+            inside.pop()
+            path.unlink()
+
+    run_in_threads(8, enter_lock)
+    assert counts == [1] * 8
 
 
-def test_stale_lock_is_taken_over_without_flock_support(path, monkeypatch):
+def test_lock_of_killed_process_is_released(path, holder):
+    holder.kill()
+    start = time.monotonic()
+    with hold_lock(path):
+        assert time.monotonic() - start < 10
+
+
+def test_lock_of_suspended_process_is_refused_after_timeout(path, holder):
+    holder.send_signal(signal.SIGSTOP)
+    waits = []
+    with (
+        pytest.raises(UserError) as raised,
+        hold_lock(path, timeout_seconds=0.3, on_wait=lambda: waits.append('waits')),
+    ):
+        pass
+    assert waits == ['waits']
+    assert str(path) in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_disk_without_locks_is_refused_in_one_line(path, monkeypatch):
     def refuse(file, operation):
         raise OSError(errno.ENOLCK, 'No locks available')
 
-    monkeypatch.setattr(compare_and_swap.fcntl, 'flock', refuse)
-    path.touch()
-    with compare_and_swap.acquire_lock(path):
+    monkeypatch.setattr(fcntl, 'flock', refuse)
+    with pytest.raises(UserError, match='No locks available') as raised, hold_lock(path):
+        pass
+    assert str(path) in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_disk_without_flock_call_uses_existence_of_file(path, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(errno.ENOSYS, 'Function not implemented')
+
+    monkeypatch.setattr(fcntl, 'flock', refuse)
+    monkeypatch.setattr(warnings, 'warn', lambda *arguments, **options: None)
+    with hold_lock(path):
         assert path.exists()
-    assert list(path.parent.iterdir()) == []
-
-
-def test_takeover_does_not_wait_forever_for_stopped_process(path, monkeypatch):
-    monkeypatch.setattr(compare_and_swap, 'FLOCK_WAIT_FACTOR', 2)
-    path.touch()
-    with path.open('rb+') as file:
-        compare_and_swap.fcntl.flock(file, compare_and_swap.fcntl.LOCK_EX)
-        with compare_and_swap.acquire_lock(path):
+        with pytest.raises(UserError), hold_lock(path, timeout_seconds=0.1):
             pass
+    assert not path.exists()
+
+
+def test_hold_lock_does_not_create_missing_folder(path):
+    with pytest.raises(FileNotFoundError), hold_lock(path.parent / 'missing' / 'lease.lock'):
+        pass
     assert list(path.parent.iterdir()) == []
 
 
-def test_acquire_lock_leaves_no_open_descriptor(path):
+def test_hold_lock_leaves_no_open_descriptor(path):
     before = len(os.listdir('/proc/self/fd'))
-    path.touch()
     for _ in range(3):
-        with compare_and_swap.acquire_lock(path):
+        with hold_lock(path):
             pass
     assert len(os.listdir('/proc/self/fd')) == before
 
@@ -148,20 +155,11 @@ IRREGULAR = {
 
 
 @pytest.mark.parametrize('make', IRREGULAR.values(), ids=IRREGULAR)
-def test_acquire_lock_rejects_irregular_file_immediately(path, make, monkeypatch):
-    monkeypatch.setattr(compare_and_swap, 'STALE_LOCK_SECONDS', 60.0)
+def test_hold_lock_rejects_irregular_file(path, make):
     make(path)
-    refused = []
-
-    def come():
-        with pytest.raises(DamagedFileError) as raised, compare_and_swap.acquire_lock(path):
-            pass
-        refused.append(str(raised.value))
-
-    thread = threading.Thread(target=come, daemon=True)
-    thread.start()
-    thread.join(10)
-    (line,) = refused
+    with pytest.raises(DamagedFileError) as raised, hold_lock(path):
+        pass
+    line = str(raised.value)
     assert str(path) in line
     assert len(line.splitlines()) == 1
     assert os.path.lexists(path)
@@ -174,15 +172,3 @@ def test_check_spec_rejects_irregular_lock_file(path, name):
     IRREGULAR[name](path)
     with pytest.raises(DamagedFileError, match=r'lease\.lock'):
         folder.check_spec(make_tiny_spec())
-
-
-@pytest.mark.parametrize('taken_over', [False, True])
-def test_lock_file_is_writable_only_by_owner(path, taken_over):
-    if taken_over:
-        path.touch()
-    mask = os.umask(0)
-    try:
-        with compare_and_swap.acquire_lock(path):
-            assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    finally:
-        os.umask(mask)

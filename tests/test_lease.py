@@ -12,7 +12,6 @@ import pytest
 from thread_group import run_in_threads
 
 from sinklab.errors import UserError
-from sinklab.storage import compare_and_swap as files
 from sinklab.storage import lease
 from sinklab.supervisor.worker import Timeouts
 
@@ -28,7 +27,6 @@ def short_times(monkeypatch):
         HEARTBEAT_SECONDS=0.05, OWNER_TIMEOUT_SECONDS=0.5, GRACE_MARGIN_SECONDS=0.1, POLL_SECONDS=0.01
     ).items():
         monkeypatch.setattr(lease, name, seconds)
-    monkeypatch.setattr(files, 'STALE_LOCK_SECONDS', 1.0)
     for names, count in lease.CLUSTER_JOB_VARIABLES:
         for name in (*names, count):
             monkeypatch.delenv(name, raising=False)
@@ -271,51 +269,6 @@ def test_one_of_many_new_jobs_takes_over_dead_lease(tmp_path, owner):
 
         run_in_threads(8, compete)
         assert results.count('refused') == 7
-
-
-@pytest.mark.slow
-def test_abandoned_lock_is_broken_after_timeout(tmp_path):
-    (tmp_path / 'lease.lock').touch()
-    with lease.hold_lease(tmp_path) as held_lease:
-        assert lease.read_owner_token(tmp_path) == held_lease.token
-
-
-@pytest.mark.slow
-def test_waiters_on_abandoned_lock_enter_sequentially(tmp_path):
-    path, ready, inside, counts = tmp_path / 'lease.lock', threading.Barrier(8), [], []
-    path.touch()
-
-    def enter_lock():
-        ready.wait()
-        with files.acquire_lock(path):
-            inside.append(1)
-            time.sleep(0.02)
-            counts.append(len(inside))
-            inside.pop()
-
-    run_in_threads(8, enter_lock)
-    assert counts == [1] * 8
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_lock_that_changes_owner_is_not_broken(tmp_path):
-    path, entered = tmp_path / 'lease.lock', threading.Event()
-    path.touch()
-
-    def enter_lock():
-        with files.acquire_lock(path):
-            entered.set()
-
-    thread = threading.Thread(target=enter_lock)
-    thread.start()
-    for _ in range(3):
-        assert not entered.wait(0.5)
-        (tmp_path / 'next').touch()
-        (tmp_path / 'next').replace(path)
-    path.unlink()
-    thread.join(10)
-    assert entered.is_set()
 
 
 @pytest.mark.slow

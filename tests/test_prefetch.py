@@ -1,5 +1,6 @@
-"""Prefetcher: order, bounded lag, errors and shutdown."""
+"""Prefetching in threads: order, bounded lag, errors and shutdown."""
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -9,57 +10,85 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.train.prefetch import Prefetcher
+from sinklab import thread_pools
+from sinklab.storage.paths import short_timeout
+from sinklab.storage.retry import RETRY_SECONDS
+from sinklab.thread_pools import prefetch
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 20), st.integers(1, 8), st.randoms())
-def test_prefetcher_keeps_order_and_bounded_lag(count, lag, random):
+def test_prefetch_keeps_order_and_bounded_lag(count, lag, random):
     inputs, outputs = [], []
 
     def compute_item(number):
         inputs.append(number)
-        assert len(inputs) <= len(outputs) + lag + 1  # one item may be returned by `get` and not yet in `outputs`
+        assert len(inputs) <= len(outputs) + lag + 1  # one item may be returned and not yet in `outputs`
         time.sleep(random.random() / 1000)
         return number * number
 
-    prefetcher = Prefetcher(compute_item, range(3, 3 + count), lag)
-    for _ in range(count):
-        outputs.append(prefetcher.get())
-    prefetcher.close()
+    with contextlib.closing(prefetch(compute_item, range(3, 3 + count), lag)) as items:
+        for item in items:
+            outputs.append(item)
     assert outputs == [number * number for number in range(3, 3 + count)]
     assert inputs == list(range(3, 3 + count))
 
 
-def test_prefetcher_computes_next_items_before_get():
+def test_prefetch_computes_next_items_ahead():
     event = threading.Event()
-    prefetcher = Prefetcher(lambda number: event.set() if number == 3 else number, range(8), 4)
-    assert event.wait(10)
-    assert [prefetcher.get() for _ in range(3)] == [0, 1, 2]
-    prefetcher.close()
+    with contextlib.closing(prefetch(lambda number: event.set() if number == 4 else number, range(8), 4)) as items:
+        assert next(items) == 0
+        assert event.wait(10)
+        assert [next(items) for _ in range(3)] == [1, 2, 3]
 
 
-def test_prefetcher_raises_error_at_position_of_failed_item():
+def test_prefetch_raises_error_at_position_of_failed_item():
     def compute_item(number):
         if number == 1:
             raise OSError('of a disk')
         return number
 
-    prefetcher = Prefetcher(compute_item, range(3), 3)
-    assert prefetcher.get() == 0
-    with pytest.raises(OSError, match='of a disk'):
-        prefetcher.get()
-    assert prefetcher.get() == 2
-    prefetcher.close()
+    with contextlib.closing(prefetch(compute_item, range(3), 3)) as items:
+        assert next(items) == 0
+        with pytest.raises(OSError, match='of a disk'):
+            next(items)
+
+
+def test_closed_prefetch_waits_for_item_in_progress_and_begins_no_other():
+    begun, ended, second_begun = [], [], threading.Event()
+
+    def compute_item(number):
+        begun.append(number)
+        if number:
+            second_begun.set()
+            time.sleep(1.0)
+        ended.append(number)
+
+    with contextlib.closing(prefetch(compute_item, range(8), 7)) as items:
+        next(items)
+        assert second_begun.wait(10)
+    num_begun = len(begun)
+    assert len(ended) == num_begun < 8
+    time.sleep(0.2)
+    assert len(begun) == num_begun
 
 
 HANGS = """
 import time
-from sinklab.train import prefetch
-prefetch.CLOSE_SECONDS = 0.1
-prefetch.Prefetcher(lambda _: time.sleep(600), range(3), 3).close()
+from sinklab import thread_pools
+thread_pools.CLOSE_SECONDS = 0.1
+items = thread_pools.prefetch(lambda number: time.sleep(600 * number), range(3), 3)
+next(items)
+items.close()
+thread_pools.submit(thread_pools.get_reader_pool(), time.sleep, 600)
 """
 
 
-def test_prefetcher_close_lets_process_exit_despite_hanging_item():
+def test_process_exits_despite_hanging_threads():
     subprocess.run([sys.executable, '-c', HANGS], check=True, timeout=60)
+
+
+def test_reader_pool_uses_timeout_of_caller():
+    with short_timeout(7.0):
+        result = thread_pools.submit(thread_pools.get_reader_pool(), RETRY_SECONDS.get)
+    assert result.get() == 7.0

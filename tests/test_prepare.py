@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -29,6 +30,7 @@ from sinklab.data.prepare import prepare_store
 from sinklab.data.store import Store
 from sinklab.data.store_files import PREDICTED_SUFFIX
 from sinklab.errors import UserError
+from sinklab.storage.compare_and_swap import hold_lock
 
 
 @pytest.mark.slow
@@ -129,6 +131,23 @@ def test_killed_prepare_resumes_from_finished_shards_to_identical_store(tmp_path
     )
     for path in complete_store.path.iterdir():
         assert path.read_bytes() == (folder / path.name).read_bytes(), path
+
+
+def test_prepare_waits_while_another_process_holds_lock(tmp_path, capsys):
+    source, folder, errors = write_source(tmp_path / 'a.jsonl', make_texts(60)), tmp_path / 'store', ''
+    folder.mkdir()
+    thread = threading.Thread(target=make_store, args=(folder, source))
+    with hold_lock(folder / '.lock'):
+        thread.start()
+        for _ in range(600):
+            errors += capsys.readouterr().err
+            if f'another process prepares {folder}' in errors:
+                break
+            time.sleep(0.05)
+        assert f'another process prepares {folder}' in errors
+        assert not (folder / 'meta.json').exists()
+    thread.join(60)
+    assert Store(folder).shards
 
 
 def test_damaged_store_files_are_rebuilt_or_rejected(tmp_path):

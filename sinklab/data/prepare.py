@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import itertools
 import json
@@ -49,6 +48,7 @@ from sinklab.escape import escape_control
 from sinklab.schema import format_unknown_name
 from sinklab.storage.atomic_write import writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
+from sinklab.storage.compare_and_swap import hold_lock
 from sinklab.storage.lease import hold_lease
 from sinklab.storage.paths import is_remote, parse_path
 
@@ -169,24 +169,10 @@ def lock_store(folder: Path) -> Iterator[Callable[[], None]]:
         with hold_lease(folder) as store_lease:
             yield store_lease.check
     else:
-        with lock_folder(folder):
+        # Another process waits for the lock, and then finds the finished store.
+        message = f'another process prepares {folder}; waiting for it'
+        with hold_lock(folder / '.lock', timeout_seconds=-1, on_wait=lambda: print_status(message)):
             yield lambda: None
-
-
-@contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a local folder; another process waits for the lock and then finds the finished store."""
-    with (folder / '.lock').open('w') as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print_status(f'another process prepares {folder}; waiting for it')
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            raise UserError(
-                f'{folder} cannot be locked ({error.strerror}); prepare in another folder, and copy it'
-            ) from error
-        yield
 
 
 @dataclasses.dataclass(frozen=True)

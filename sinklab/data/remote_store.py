@@ -1,23 +1,22 @@
 """Token store in a bucket: etags of objects, ranged reads, and the disk cache that they fill."""
 
 import contextlib
-import contextvars
 import errno
 import fcntl
 import functools
 import hashlib
 import json
 import os
-import queue
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
+from filelock import FileLock
 
+from sinklab import thread_pools
 from sinklab.errors import UserError
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write
 from sinklab.storage.cache_dir import get_cache_dir, get_cache_limit_bytes
@@ -61,56 +60,12 @@ def read_objects(folder: Path, files: Iterable[str]) -> list[bytes]:
     return [contents_by_path[path.partition('://')[2]] for path in paths]
 
 
-MAX_READER_THREADS = 64  # ranges that a process reads in parallel
 MAX_FETCHER_THREADS = 4  # whole files that a process fetches in parallel
 
 
-class DaemonThreadPool:
-    """Thread pool of daemon threads, started on demand up to `max_threads`.
-
-    Unlike the threads of concurrent.futures, daemon threads do not delay the exit of the process.
-    """
-
-    def __init__(self, max_threads: int):
-        self.max_threads, self.num_threads = max_threads, 0
-        self.tasks, self.lock = queue.SimpleQueue(), threading.Lock()
-
-    def submit(self, function: Callable, *arguments: Any) -> Future:
-        future = Future()
-        self.tasks.put((future, functools.partial(contextvars.copy_context().run, function, *arguments)))
-        with self.lock:
-            if self.num_threads < self.max_threads:
-                self.num_threads += 1
-                threading.Thread(target=self.run_tasks, daemon=True).start()
-        return future
-
-    def run_tasks(self) -> None:
-        while True:
-            future, function = self.tasks.get()
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-
-    def map(self, function: Callable, items: Iterable) -> list:
-        """Apply a function to items in parallel and return the results in order.
-
-        A single item is processed in the calling thread.
-        """
-        items = list(items)
-        if len(items) == 1:
-            return [function(items[0])]
-        return [future.result() for future in [self.submit(function, item) for item in items]]
-
-
 @functools.cache
-def get_reader_pool() -> DaemonThreadPool:
-    return DaemonThreadPool(MAX_READER_THREADS)
-
-
-@functools.cache
-def get_fetcher_pool() -> DaemonThreadPool:
-    return DaemonThreadPool(MAX_FETCHER_THREADS)
+def get_fetcher_pool() -> ThreadPool:
+    return ThreadPool(MAX_FETCHER_THREADS)
 
 
 MAX_RANGED_SHARE = 0.05  # fraction of a file that may be read by ranges while the whole file is being fetched
@@ -173,22 +128,21 @@ class CachedArray(RemoteArray):
     def __init__(self, remote_store: RemoteStore, file: str, dtype: np.dtype, sha256: str, folder: Path):
         super().__init__(remote_store, file, dtype, sha256)
         self.path, self.lock = folder / file, threading.Lock()
-        self.num_ranged, self.fetch_future = 0, None
+        self.num_ranged, self.fetch_result, self.local_array = 0, None, None
         if self.path.exists():  # complete: atomic_write gives a file its name when it is complete
-            self.fetch_future = Future()
-            self.fetch_future.set_result(np.memmap(self.path, dtype, 'r').view(np.ndarray))
+            self.local_array = np.memmap(self.path, dtype, 'r').view(np.ndarray)
 
     def __getitem__(self, index: slice) -> np.ndarray:
-        if self.is_read_from_file(index) and (local_array := self.fetch_future.result()) is not None:
-            return local_array[index]
-        return super().__getitem__(index)
+        if self.local_array is None and self.is_read_from_file(index):
+            self.local_array = self.fetch_result.get()
+        return super().__getitem__(index) if self.local_array is None else self.local_array[index]
 
     def is_read_from_file(self, index: slice) -> bool:
-        """Return whether a slice is read from the cached file, possibly after waiting for the fetch."""
+        """Return whether a slice is read from the fetched file, possibly after waiting for the fetch."""
         start, end, _ = index.indices(len(self))
         with self.lock:
-            self.fetch_future = self.fetch_future or get_fetcher_pool().submit(self.fetch_file)
-            if self.fetch_future.done() or self.num_ranged + end - start > MAX_RANGED_SHARE * len(self):
+            self.fetch_result = self.fetch_result or thread_pools.submit(get_fetcher_pool(), self.fetch_file)
+            if self.fetch_result.ready() or self.num_ranged + end - start > MAX_RANGED_SHARE * len(self):
                 return True
             self.num_ranged += end - start
         return False
@@ -266,7 +220,7 @@ def reserve_disk_cache(digest: str, size: int) -> DiskCache | None:
     root = get_cache_dir() / 'remote'
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with lock_exclusively(root / '.lock'):
+        with FileLock(root / '.lock'):
             if size > get_cache_limit_bytes(root) - sum(
                 count_cached_bytes(other) for other in list_other_stores(root, digest) if is_in_use(other)
             ):
@@ -302,10 +256,3 @@ def count_cached_bytes(folder: Path) -> int:
 
 def get_last_use_time(folder: Path) -> float:
     return (folder / USED_FILE if (folder / USED_FILE).exists() else folder).stat().st_mtime
-
-
-@contextlib.contextmanager
-def lock_exclusively(path: Path) -> Iterator[IO]:
-    with path.open('a') as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield file

@@ -1,9 +1,7 @@
 """Files of a data source, local or in a bucket: glob matching, decompression and prefetched ranges."""
 
 import collections
-import concurrent.futures
 import contextlib
-import contextvars
 import errno
 import fnmatch
 import glob
@@ -13,14 +11,15 @@ import io
 import itertools
 import os
 import re
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing.pool import AsyncResult
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from sinklab import thread_pools
 from sinklab.errors import UserError
 from sinklab.install_commands import format_extra_command
 from sinklab.storage.paths import (
@@ -188,7 +187,7 @@ class RangeReader(io.RawIOBase):
 
     def __init__(self, size: int, read: Callable[[int, int], bytes]):
         self.size, self.read_range, self.position = size, read, 0
-        self.blocks: collections.OrderedDict[int, concurrent.futures.Future] = collections.OrderedDict()
+        self.blocks: collections.OrderedDict[int, AsyncResult] = collections.OrderedDict()
 
     def readable(self) -> bool:
         return True
@@ -216,27 +215,14 @@ class RangeReader(io.RawIOBase):
         is_sequential = number - 1 in self.blocks or number == self.position == 0
         for block_number in range(number, number + 1 + PREFETCH_BLOCKS * is_sequential):
             if block_number not in self.blocks and block_number * BLOCK_BYTES < self.size:
-                self.blocks[block_number] = submit_to_daemon_thread(
-                    self.read_range, block_number * BLOCK_BYTES, min((block_number + 1) * BLOCK_BYTES, self.size)
+                start, end = block_number * BLOCK_BYTES, min((block_number + 1) * BLOCK_BYTES, self.size)
+                self.blocks[block_number] = thread_pools.submit(
+                    thread_pools.get_reader_pool(), self.read_range, start, end
                 )
         self.blocks.move_to_end(number)
         while len(self.blocks) > MAX_BLOCKS:
             self.blocks.popitem(last=False)
-        return self.blocks[number].result()
-
-
-def submit_to_daemon_thread(function: Callable, *arguments: Any) -> concurrent.futures.Future:
-    """Run a function in a daemon thread, which does not delay the exit of the process."""
-    future = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(*arguments))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
-    return future
+        return self.blocks[number].get()
 
 
 def glob_objects(pattern: str) -> list[tuple[str, RemoteFile]]:

@@ -4,7 +4,6 @@
 pickled lists of ids to standard output. It exits when its input ends, so that it does not outlive its parent.
 """
 
-import collections
 import functools
 import hashlib
 import itertools
@@ -13,7 +12,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from sinklab.errors import UserError
 from sinklab.storage.paths import parse_path
 from sinklab.storage.untrusted_files import MAX_JSON_BYTES, read_bounded
+from sinklab.thread_pools import map_ahead
 
 SPECIAL_TOKENS = ['<|endoftext|>', '<|padding|>']  # ids 0 and 1, as in GPT-NeoX's
 MAX_ENCODED_CHARS = 1 << 20  # characters tokenized at once
@@ -178,20 +178,12 @@ def encode_tasks(tokenizer_path: Path, tasks: Iterable[list[str]], processes: in
     workers = EncoderProcesses(tokenizer_path)
     with ThreadPoolExecutor(processes, initializer=workers.start) as pool:
         try:
-            yield from map_in_order(pool, workers.encode, tasks, processes * TASKS_PER_PROCESS)
+            yield from map_ahead(
+                lambda task: pool.submit(workers.encode, task).result, tasks, processes * TASKS_PER_PROCESS
+            )
         finally:
             workers.stop()
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def map_in_order(pool: ThreadPoolExecutor, function: Callable, tasks: Iterable, max_pending: int) -> Iterator:
-    pending = collections.deque()
-    for task in tasks:
-        pending.append(pool.submit(function, task))
-        if len(pending) >= max_pending:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
 
 
 class EncoderProcesses:

@@ -5,6 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
+from platformdirs import user_cache_dir
+
 from sinklab.errors import UserError
 
 
@@ -17,9 +19,8 @@ def get_cache_dir() -> Path:
     Raises:
         UserError: $SINKLAB_CACHE is a URL.
     """
-    cache_home = os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache'
-    cache_dir = os.environ.get('SINKLAB_CACHE') or Path(cache_home) / 'sinklab'
-    if '://' in str(cache_dir):
+    cache_dir = os.environ.get('SINKLAB_CACHE') or user_cache_dir('sinklab')
+    if '://' in cache_dir:
         raise UserError(f'SINKLAB_CACHE={cache_dir} is not a local folder; set it to one')
     with contextlib.suppress(OSError):  # the first write there reports the error
         Path(cache_dir).mkdir(0o700, parents=True, exist_ok=True)

@@ -1,169 +1,70 @@
-"""Compare-and-swap of small files on disks and in buckets, and the lock file that it uses on disks.
+"""Compare-and-swap of small files on disks and in buckets, and the lock of a file on a disk.
 
-Processes on several hosts may share a disk. A process acquires the lock by creating the file, and releases it some
-milliseconds later by deleting the file. If the process dies, the file stays: a process that has waited long enough
-breaks the lock by putting a file of its own in its place. Compare-and-replace and compare-and-delete take two steps.
-A process that takes them holds the kernel's lock (`flock`) on the file that it compares, so that no other process
-changes the file in between. The kernel releases the `flock` when a process dies.
+On a disk, compare-and-replace and compare-and-delete take two steps, during which the process holds a lock. A bucket
+compares by itself (conditional requests).
 """
 
 import contextlib
 import errno
-import fcntl
 import os
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from sinklab.errors import UserError
 from sinklab.storage import untrusted_files
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write
+from sinklab.storage.atomic_write import atomic_write
 from sinklab.storage.paths import get_file_system, is_remote
-from sinklab.storage.untrusted_files import DamagedFileError
 
-STALE_LOCK_SECONDS = 10.0  # a lock is held for milliseconds; after these seconds its owner counts as dead
-FLOCK_WAIT_FACTOR = 6  # times as long until the holder of the `flock` counts as suspended
-# Errors of a disk without `flock`, or of NFS for a file that this user may only read.
-NO_FLOCK_ERRNOS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF
+LOCK_TIMEOUT_SECONDS = 60.0  # a lease's lock is held for milliseconds, unless its owner is suspended or unreachable
+NO_FLOCK_ERRNOS = errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL  # errors of a disk without `flock`
 
 
 @contextlib.contextmanager
-def acquire_lock(path: Path) -> Iterator[None]:
-    """Hold the lock for a critical section of a few milliseconds.
+def hold_lock(
+    path: Path, timeout_seconds: float = LOCK_TIMEOUT_SECONDS, on_wait: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Hold the exclusive lock (`flock`) of a lock file on a local disk or on NFS.
 
-    If the owner dies inside the section, other processes wait STALE_LOCK_SECONDS once, and then break the lock.
+    The kernel releases the lock when the process dies. The file stays. On a disk that reports ENOSYS, filelock warns,
+    and uses a file that exists only while the lock is held; after a crash on another host, somebody has to delete it.
+
+    Args:
+        path: The lock file. It is created if it is missing, its folder is not.
+        timeout_seconds: How long to wait for another process; -1: forever.
+        on_wait: Callback before waiting for another process.
 
     Raises:
+        UserError: Another process still holds the lock, or the disk supports no locks.
         DamagedFileError: Something other than a regular file is at the path.
+        OSError: The file cannot be created or opened.
     """
-    identity, unchanged_since = None, time.monotonic()
-    while True:
+    path.parent.stat()  # filelock would create a missing folder
+    with contextlib.suppress(FileNotFoundError):
+        untrusted_files.check_regular_stat(path, os.lstat(path))  # filelock would lock a FIFO
+    lock = FileLock(path)
+    try:
         try:
-            lock_fd = create_lock_file(path)
-            break
-        except FileExistsError:
-            previous_identity, identity = identity, read_file_identity(path)
-        if identity != previous_identity:
-            unchanged_since = time.monotonic()
-        if (
-            time.monotonic() - unchanged_since > STALE_LOCK_SECONDS
-            and (lock_fd := break_stale_lock(path, identity)) is not None
-        ):
-            break
-        time.sleep(STALE_LOCK_SECONDS / 1000)
+            lock.acquire(blocking=False)
+        except Timeout:
+            on_wait()
+            lock.acquire(timeout=timeout_seconds)
+    except Timeout:
+        raise UserError(
+            f'{path} has been locked by another process for {timeout_seconds:.0f} s; if no job uses the folder, '
+            'delete the file'
+        ) from None
+    except OSError as error:
+        if error.errno not in NO_FLOCK_ERRNOS:
+            raise
+        raise UserError(
+            f'{path} cannot be locked ({error.strerror}); choose a folder on a disk that supports flock'
+        ) from error
     try:
         yield
     finally:
-        release_lock(path, lock_fd)
-
-
-def release_lock(path: Path, lock_fd: int) -> None:
-    """Delete the lock file if it is still that of this process, and close it."""
-    try:
-        with hold_flock(lock_fd):
-            if read_file_identity(path) == get_descriptor_identity(lock_fd):
-                path.unlink(missing_ok=True)
-    finally:
-        os.close(lock_fd)
-
-
-def break_stale_lock(path: Path, stale_identity: tuple[int, int] | None) -> int | None:
-    """Replace a stale lock by one of this process.
-
-    On a disk without `flock`, if several processes do this at the same time, the last one gets the lock.
-
-    Returns:
-        A descriptor of the new file; None if another process was faster.
-    """
-    try:
-        stale_fd = open_lock_file(path)
-    except FileNotFoundError:
-        return None
-    temporary_path, lock_fd = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}'), None
-    try:
-        with hold_flock(stale_fd):
-            if get_descriptor_identity(stale_fd) != stale_identity or read_file_identity(path) != stale_identity:
-                return None
-            lock_fd = create_lock_file(temporary_path)
-            temporary_path.replace(path)
-        time.sleep(STALE_LOCK_SECONDS / 10)
-        if read_file_identity(path) == get_descriptor_identity(lock_fd):
-            lock_fd, acquired_fd = None, lock_fd
-            return acquired_fd
-        return None
-    finally:
-        temporary_path.unlink(missing_ok=True)
-        os.close(stale_fd)
-        if lock_fd is not None:
-            os.close(lock_fd)
-
-
-def create_lock_file(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-
-
-def open_lock_file(path: Path) -> int:
-    """Open a lock file for `flock`.
-
-    NFS needs write access for that. A file of another user may allow reading only.
-
-    Raises:
-        DamagedFileError: The file is not a regular file, or may not be read.
-    """
-    with untrusted_files.translate_lasting_errors(path):
-        try:
-            return untrusted_files.open_regular_descriptor(path, os.O_RDWR)
-        except PermissionError:
-            return untrusted_files.open_regular_descriptor(path)
-
-
-@contextlib.contextmanager
-def hold_flock(descriptor: int) -> Iterator[None]:
-    """Hold the kernel's lock (`flock`) on an open file, if the disk supports it.
-
-    A process holds it for less than a millisecond, unless it is suspended. After FLOCK_WAIT_FACTOR *
-    STALE_LOCK_SECONDS the caller goes on without the lock.
-    """
-    deadline = time.monotonic() + FLOCK_WAIT_FACTOR * STALE_LOCK_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            time.sleep(STALE_LOCK_SECONDS / 1000)
-        except OSError as error:
-            if error.errno not in NO_FLOCK_ERRNOS:
-                raise
-            break
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def read_file_identity(path: Path) -> tuple[int, int] | None:
-    """Return (inode, modification time) of a lock file; None if there is none.
-
-    Raises:
-        DamagedFileError: A link to nothing, or something other than a regular file, is at the path.
-    """
-    try:
-        with untrusted_files.translate_lasting_errors(path):
-            descriptor = untrusted_files.open_regular_descriptor(path)  # NFS revalidates a file when it is opened
-    except FileNotFoundError:
-        if path.is_symlink():  # it prevents the creation of the lock file, and is no lock
-            raise DamagedFileError(f'{path} is a broken link instead of a file; remove it') from None
-        return None
-    try:
-        return get_descriptor_identity(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def get_descriptor_identity(descriptor: int) -> tuple[int, int]:
-    info = os.fstat(descriptor)
-    return info.st_ino, info.st_mtime_ns
+        lock.release()
 
 
 MAX_TEXT_BYTES = 1 << 20  # maximum bytes of the text
@@ -188,7 +89,7 @@ class LocalCasFile:
 
     def compare_and_swap(self, is_expected: TextPredicate, text: str) -> bool:
         """Replace the text if the current one is as expected; return whether it was."""
-        with acquire_lock(self.path.with_suffix(LOCK_SUFFIX)):
+        with hold_lock(self.path.with_suffix(LOCK_SUFFIX)):
             if not is_expected(self.read()):
                 return False
             with atomic_write(self.path) as temporary_path:
@@ -205,13 +106,16 @@ class LocalCasFile:
         os.fsync(self.descriptor)
 
     def release(self) -> None:
-        """Delete the file if it still has the text of this process, and close it."""
-        with (
-            contextlib.suppress(OSError, untrusted_files.DamagedFileError),
-            acquire_lock(self.path.with_suffix(LOCK_SUFFIX)),
-        ):
+        """Delete the file if it still has the text of this process, and its lock file, and close it.
+
+        A process that waits for the lock notices that its file was deleted, and locks the next one. NFS may hide that
+        for a moment; if three jobs meet in it, two of them own the lease until one of them reads it again.
+        """
+        lock_path = self.path.with_suffix(LOCK_SUFFIX)
+        with contextlib.suppress(OSError, UserError), hold_lock(lock_path):
             if self.is_ours(self.read()):
                 self.path.unlink()
+            lock_path.unlink()
         os.close(self.descriptor)
 
 

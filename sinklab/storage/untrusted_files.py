@@ -35,6 +35,7 @@ FILE_KIND_NAMES = {
     stat.S_IFSOCK: 'a socket',
     stat.S_IFCHR: 'a device',
     stat.S_IFBLK: 'a device',
+    stat.S_IFLNK: 'a link',
 }
 # Errors that occur again after a restart, unlike those of a disk that does not respond.
 LASTING_ERRNOS = errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EISDIR

@@ -30,6 +30,7 @@ from sinklab.storage.lease import (
     LeaseLostError,
     NullLease,
 )
+from sinklab.thread_pools import prefetch
 from sinklab.train import (
     memory_estimate,
     sink_probe,
@@ -38,7 +39,6 @@ from sinklab.train import (
     warm_start,
 )
 from sinklab.train.callbacks import Callback, StateCallback, StateFunction, parse_state_callback
-from sinklab.train.prefetch import Prefetcher
 from sinklab.train.replica_check import make_mismatch_finder
 from sinklab.train.run_outcome import (
     DivergedError,
@@ -306,12 +306,12 @@ class TrainLoop:
         """
         steps = range(resume_step + 1, self.spec.optimizer.steps + 1)
         unread_metrics, request = None, Request()
-        with contextlib.closing(Prefetcher(self.load_batch, steps, PREFETCH_DEPTH)) as batches:
+        with contextlib.closing(prefetch(self.load_batch, steps, PREFETCH_DEPTH)) as batches:
             for step_num in steps:
                 self.group.report_progress('reading its batch', step_num)
                 with jax.profiler.StepTraceAnnotation('train', step_num=step_num):
                     train_state, step_metrics = compiled_step(
-                        train_state, batches.get(), self.make_request_array(self.get_local_request().encode())
+                        train_state, next(batches), self.make_request_array(self.get_local_request().encode())
                     )
                 if unread_metrics:
                     metrics, request = self.read_metrics(step_num - 1, unread_metrics)

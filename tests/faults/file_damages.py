@@ -509,16 +509,15 @@ def run_worker() -> None:
     from sinklab.analysis import measure  # noqa: F401
     from sinklab.cli import tail
     from sinklab.cli.main import main
-    from sinklab.storage import atomic_write, compare_and_swap, lease
+    from sinklab.storage import atomic_write, lease
     from sinklab.train import loop  # noqa: F401
 
     # Shorten the waits for absent processes, and for files that appear late on a shared disk.
     (
         tail.RESTART_SECONDS,
-        compare_and_swap.STALE_LOCK_SECONDS,
         lease.OWNER_TIMEOUT_SECONDS,
         atomic_write.SHARED_DISK_SECONDS,
-    ) = 0.5, 0.5, 3.0, 0.0
+    ) = 0.5, 3.0, 0.0
     channel.write('ready\n')
     channel.flush()
     printed_warnings = getattr(sys.modules.get('sinklab.storage.run_file_schemas'), 'PRINTED_WARNINGS', set())
