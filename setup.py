@@ -55,7 +55,6 @@ setup(
         'fsspec>=2026.9,<2027',  # sinklab/storage/gcs.py, sinklab/storage/s3.py
         'rich>=13.0',
         'scipy>=1.12',
-        'tenacity>=9,<10',
         'tokenizers>=0.21',
         'filelock>=4,<5',
         'platformdirs>=4,<5',
