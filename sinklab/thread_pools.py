@@ -4,6 +4,7 @@ The threads of `multiprocessing.pool.ThreadPool` are daemon threads: a request t
 the process from exiting. `concurrent.futures.ThreadPoolExecutor` would wait for it.
 """
 
+import atexit
 import collections
 import contextvars
 import functools
@@ -17,9 +18,16 @@ CLOSE_SECONDS = 5.0  # seconds that a closed `prefetch` waits for the item in pr
 Item, Result = TypeVar('Item'), TypeVar('Result')
 
 
+def make_pool(max_threads: int) -> ThreadPool:
+    """Make a pool that is used until the process exits; one that is not closed writes a traceback at that time."""
+    pool = ThreadPool(max_threads)
+    atexit.register(pool.close)
+    return pool
+
+
 @functools.cache
 def get_reader_pool() -> ThreadPool:
-    return ThreadPool(MAX_READER_THREADS)
+    return make_pool(MAX_READER_THREADS)
 
 
 def submit(pool: ThreadPool, function: Callable, *arguments: Any) -> AsyncResult:

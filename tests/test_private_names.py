@@ -34,7 +34,6 @@ PRIVATE_NAMES = [
         'orbax.checkpoint._src.path.gcs_utils:get_kvstore_for_gcs',
         ['ckpt_path'],
     ),
-    ('sinklab/checkpoint/orbax_compat.py', 'orbax.checkpoint._src.futures.future:Future', None),
     (
         'sinklab/compilation_cache.py',
         'jax._src.compilation_cache:LRUCache',
@@ -42,6 +41,24 @@ PRIVATE_NAMES = [
     ),
     ('sinklab/compilation_cache.py', 'jax._src.compilation_cache:LRUCache.get', ['self', 'key']),
     ('sinklab/compilation_cache.py', 'jax._src.compilation_cache:LRUCache.put', ['self', 'key', 'value']),
+    (
+        'sinklab/supervisor/cluster.py',
+        'jax._src.clusters:ClusterEnv.auto_detect_unset_distributed_params',
+        [
+            'coordinator_address',
+            'num_processes',
+            'process_id',
+            'local_device_ids',
+            'cluster_detection_method',
+            'initialization_timeout',
+        ],
+    ),
+    ('sinklab/supervisor/worker.py', 'jax._src.distributed:global_state.client', None),
+    ('sinklab/supervisor/worker.py', 'jaxlib._jax:DistributedRuntimeClient.key_value_set', None),
+    ('sinklab/supervisor/worker.py', 'jaxlib._jax:DistributedRuntimeClient.blocking_key_value_get', None),
+    ('sinklab/supervisor/worker.py', 'jaxlib._jax:DistributedRuntimeClient.key_value_dir_get', None),
+    ('sinklab/supervisor/worker.py', 'jaxlib._jax:DistributedRuntimeClient.key_value_delete', None),
+    ('sinklab/supervisor/worker.py', 'jaxlib._jax:DistributedRuntimeClient.wait_at_barrier', None),
     (
         'sinklab/analysis/lm_eval.py',
         'lm_eval.api.model:TemplateLM._loglikelihood_tokens',
