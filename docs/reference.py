@@ -615,7 +615,7 @@ CAUSE_MEANINGS = {
     'disagreed': 'Processes have computed different numbers where they must be equal.',
     'killed': 'A process was killed by a signal, such as SIGKILL of the out-of-memory killer.',
     'lost': 'The connection to a process was lost.',
-    'frozen': 'A process no longer sends heartbeats.',
+    'frozen': 'A process is suspended, or has run no Python code for a minute.',
     'hung': 'A step takes many times longer than usual (`--patience`).',
     'crashed': 'An exception in the code.',
     'fruitless': 'Several restarts in a row without a new checkpoint.',
