@@ -4,6 +4,7 @@ The threads of `multiprocessing.pool.ThreadPool` are daemon threads: a request t
 the process from exiting. `concurrent.futures.ThreadPoolExecutor` would wait for it.
 """
 
+import atexit
 import collections
 import contextvars
 import functools
@@ -19,7 +20,14 @@ Item, Result = TypeVar('Item'), TypeVar('Result')
 
 @functools.cache
 def get_reader_pool() -> ThreadPool:
-    return ThreadPool(MAX_READER_THREADS)
+    return make_pool(MAX_READER_THREADS)
+
+
+def make_pool(num_threads: int) -> ThreadPool:
+    """Make a pool for the life of the process; an unfinished task does not delay the exit."""
+    pool = ThreadPool(num_threads)
+    atexit.register(pool.terminate)  # without it, the destructor may print an error
+    return pool
 
 
 def submit(pool: ThreadPool, function: Callable, *arguments: Any) -> AsyncResult:

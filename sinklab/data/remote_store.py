@@ -65,7 +65,7 @@ MAX_FETCHER_THREADS = 4  # whole files that a process fetches in parallel
 
 @functools.cache
 def get_fetcher_pool() -> ThreadPool:
-    return ThreadPool(MAX_FETCHER_THREADS)
+    return thread_pools.make_pool(MAX_FETCHER_THREADS)
 
 
 MAX_RANGED_SHARE = 0.05  # fraction of a file that may be read by ranges while the whole file is being fetched
