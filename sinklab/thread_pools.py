@@ -18,16 +18,16 @@ CLOSE_SECONDS = 5.0  # seconds that a closed `prefetch` waits for the item in pr
 Item, Result = TypeVar('Item'), TypeVar('Result')
 
 
-def make_pool(max_threads: int) -> ThreadPool:
-    """Make a pool that is used until the process exits; one that is not closed writes a traceback at that time."""
-    pool = ThreadPool(max_threads)
-    atexit.register(pool.close)
-    return pool
-
-
 @functools.cache
 def get_reader_pool() -> ThreadPool:
     return make_pool(MAX_READER_THREADS)
+
+
+def make_pool(num_threads: int) -> ThreadPool:
+    """Make a pool for the life of the process; an unfinished task does not delay the exit."""
+    pool = ThreadPool(num_threads)
+    atexit.register(pool.terminate)  # without it, the destructor may print an error
+    return pool
 
 
 def submit(pool: ThreadPool, function: Callable, *arguments: Any) -> AsyncResult:

@@ -84,9 +84,10 @@ thread_pools.submit(thread_pools.get_reader_pool(), time.sleep, 600)
 """
 
 
-def test_process_exits_silently_despite_hanging_threads():
-    process = subprocess.run([sys.executable, '-c', HANGS], capture_output=True, text=True, timeout=60)
-    assert (process.returncode, process.stderr) == (0, '')
+def test_process_exits_despite_hanging_threads():
+    command = [sys.executable, '-W', 'default', '-c', HANGS]
+    process = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert process.stderr == ''
 
 
 def test_reader_pool_uses_timeout_of_caller():

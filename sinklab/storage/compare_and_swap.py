@@ -106,7 +106,7 @@ class LocalCasFile:
         os.fsync(self.descriptor)
 
     def release(self) -> None:
-        """Delete the file if it still has the text of this process, and its lock file, and close it.
+        """Delete the file and its lock file if it still has the text of this process, and close it.
 
         A process that waits for the lock notices that its file was deleted, and locks the next one. NFS may hide that
         for a moment; if three jobs meet in it, two of them own the lease until one of them reads it again.
@@ -115,7 +115,7 @@ class LocalCasFile:
         with contextlib.suppress(OSError, UserError), hold_lock(lock_path):
             if self.is_ours(self.read()):
                 self.path.unlink()
-            lock_path.unlink()
+                lock_path.unlink()
         os.close(self.descriptor)
 
 
