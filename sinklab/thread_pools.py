@@ -1,16 +1,12 @@
-"""Pools of daemon threads, and ordered results of work that is submitted ahead.
+"""Pool of daemon threads, and ordered results of work that is submitted ahead."""
 
-The threads of `multiprocessing.pool.ThreadPool` are daemon threads: a request that hangs in one of them does not keep
-the process from exiting. `concurrent.futures.ThreadPoolExecutor` would wait for it.
-"""
-
-import atexit
 import collections
 import contextvars
 import functools
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing.pool import AsyncResult, ThreadPool
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 MAX_READER_THREADS = 64  # ranges that a process reads in parallel
@@ -18,51 +14,82 @@ CLOSE_SECONDS = 5.0  # seconds that a closed `prefetch` waits for the item in pr
 Item, Result = TypeVar('Item'), TypeVar('Result')
 
 
-@functools.cache
-def get_reader_pool() -> ThreadPool:
-    return make_pool(MAX_READER_THREADS)
+class DaemonThreadPool:
+    """Pool of daemon threads, started on demand up to `max_threads`.
 
-
-def make_pool(num_threads: int) -> ThreadPool:
-    """Make a pool for the life of the process; an unfinished task does not delay the exit."""
-    pool = ThreadPool(num_threads)
-    atexit.register(pool.terminate)  # without it, the destructor may print an error
-    return pool
-
-
-def submit(pool: ThreadPool, function: Callable, *arguments: Any) -> AsyncResult:
-    """Run a function in a pool, with the context variables of the caller."""
-    return pool.apply_async(contextvars.copy_context().run, (function, *arguments))
-
-
-def map_parallel(pool: ThreadPool, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Apply a function to items in parallel and return the results in order.
-
-    A single item is processed in the calling thread.
+    A request that hangs in a daemon thread does not keep the process from exiting. The ThreadPoolExecutor of
+    concurrent.futures would wait for it, and the ThreadPool of multiprocessing can deadlock when it is terminated.
     """
-    items = list(items)
-    if len(items) == 1:
-        return [function(items[0])]
-    return [result.get() for result in [submit(pool, function, item) for item in items]]
+
+    def __init__(self, max_threads: int):
+        self.max_threads, self.threads = max_threads, []
+        self.tasks, self.lock = queue.SimpleQueue(), threading.Lock()
+
+    def submit(self, function: Callable[..., Result], *arguments: Any) -> 'Future[Result]':
+        """Run a function in a thread, with the context variables of the caller."""
+        future = Future()
+        self.tasks.put((future, functools.partial(contextvars.copy_context().run, function, *arguments)))
+        with self.lock:
+            if len(self.threads) < self.max_threads:
+                self.threads.append(threading.Thread(target=self.run_tasks, daemon=True))
+                self.threads[-1].start()
+        return future
+
+    def run_tasks(self) -> None:
+        while task := self.tasks.get():
+            future, function = task
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """Apply a function to items in parallel and return the results in order.
+
+        A single item is processed in the calling thread.
+        """
+        items = list(items)
+        if len(items) == 1:
+            return [function(items[0])]
+        return [future.result() for future in [self.submit(function, item) for item in items]]
+
+    def close(self) -> None:
+        """End the threads after the tasks that are submitted, and wait up to CLOSE_SECONDS for them."""
+        for _ in self.threads:
+            self.tasks.put(None)
+        for thread in self.threads:
+            thread.join(CLOSE_SECONDS)
+
+
+@functools.cache
+def get_reader_pool() -> DaemonThreadPool:
+    return DaemonThreadPool(MAX_READER_THREADS)
 
 
 def map_ahead(
-    submit_item: Callable[[Item], Callable[[], Result]], items: Iterable[Item], max_pending: int
+    submit: Callable[[Item], 'Future[Result]'], items: Iterable[Item], max_pending: int
 ) -> Iterator[Result]:
     """Yield the results of items in order, with up to `max_pending` of them submitted at once.
 
+    When the iterator is closed, submitted items that have not begun are cancelled.
+
     Args:
-        submit_item: Function that submits an item, and returns a function that waits for its result.
+        submit: Submits an item.
         items: The items, which are taken when they are submitted.
         max_pending: The largest number of submitted items whose results were not yielded.
     """
     pending = collections.deque()
-    for item in items:
-        pending.append(submit_item(item))
-        if len(pending) >= max_pending:
-            yield pending.popleft()()
-    while pending:
-        yield pending.popleft()()
+    try:
+        for item in items:
+            pending.append(submit(item))
+            if len(pending) >= max_pending:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
 
 
 def prefetch(function: Callable[[Item], Result], items: Iterable[Item], depth: int) -> Iterator[Result]:
@@ -71,14 +98,10 @@ def prefetch(function: Callable[[Item], Result], items: Iterable[Item], depth: i
     An error of the function is raised in the place of its result, and ends the iterator. Close the iterator to stop
     the thread.
     """
-    in_progress = threading.Lock()
-
-    def compute_item(item: Item) -> Result:
-        with in_progress:
-            return function(item)
-
+    pool = DaemonThreadPool(1)
+    results = map_ahead(functools.partial(pool.submit, function), items, depth + 1)
     try:
-        with ThreadPool(1) as pool:  # its end drops the items that have not begun
-            yield from map_ahead(lambda item: pool.apply_async(compute_item, (item,)).get, items, depth + 1)
+        yield from results
     finally:
-        in_progress.acquire(timeout=CLOSE_SECONDS)
+        results.close()
+        pool.close()

@@ -80,7 +80,7 @@ thread_pools.CLOSE_SECONDS = 0.1
 items = thread_pools.prefetch(lambda number: time.sleep(600 * number), range(3), 3)
 next(items)
 items.close()
-thread_pools.submit(thread_pools.get_reader_pool(), time.sleep, 600)
+thread_pools.get_reader_pool().submit(time.sleep, 600)
 """
 
 
@@ -90,7 +90,15 @@ def test_process_exits_despite_hanging_threads():
     assert process.stderr == ''
 
 
+def test_pool_passes_on_exceptions_that_are_no_error():
+    def stop():
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        thread_pools.get_reader_pool().submit(stop).result(10)
+
+
 def test_reader_pool_uses_timeout_of_caller():
     with short_timeout(7.0):
-        result = thread_pools.submit(thread_pools.get_reader_pool(), RETRY_SECONDS.get)
-    assert result.get() == 7.0
+        result = thread_pools.get_reader_pool().submit(RETRY_SECONDS.get)
+    assert result.result() == 7.0

@@ -10,18 +10,17 @@ import os
 import shutil
 import threading
 from collections.abc import Iterable, Mapping
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 
-from sinklab import thread_pools
 from sinklab.errors import UserError
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write
 from sinklab.storage.cache_dir import get_cache_dir, get_cache_limit_bytes
+from sinklab.storage.compare_and_swap import hold_lock
 from sinklab.storage.paths import get_file_system, list_objects
 from sinklab.storage.untrusted_files import read_json
+from sinklab.thread_pools import DaemonThreadPool
 
 ETAGS_FILE = 'marks.json'  # etags of the shard files of a finished store in a bucket, next to meta.json
 
@@ -64,8 +63,8 @@ MAX_FETCHER_THREADS = 4  # whole files that a process fetches in parallel
 
 
 @functools.cache
-def get_fetcher_pool() -> ThreadPool:
-    return thread_pools.make_pool(MAX_FETCHER_THREADS)
+def get_fetcher_pool() -> DaemonThreadPool:
+    return DaemonThreadPool(MAX_FETCHER_THREADS)
 
 
 MAX_RANGED_SHARE = 0.05  # fraction of a file that may be read by ranges while the whole file is being fetched
@@ -128,21 +127,21 @@ class CachedArray(RemoteArray):
     def __init__(self, remote_store: RemoteStore, file: str, dtype: np.dtype, sha256: str, folder: Path):
         super().__init__(remote_store, file, dtype, sha256)
         self.path, self.lock = folder / file, threading.Lock()
-        self.num_ranged, self.fetch_result, self.local_array = 0, None, None
+        self.num_ranged, self.fetch_future, self.local_array = 0, None, None
         if self.path.exists():  # complete: atomic_write gives a file its name when it is complete
             self.local_array = np.memmap(self.path, dtype, 'r').view(np.ndarray)
 
     def __getitem__(self, index: slice) -> np.ndarray:
         if self.local_array is None and self.is_read_from_file(index):
-            self.local_array = self.fetch_result.get()
+            self.local_array = self.fetch_future.result()
         return super().__getitem__(index) if self.local_array is None else self.local_array[index]
 
     def is_read_from_file(self, index: slice) -> bool:
         """Return whether a slice is read from the fetched file, possibly after waiting for the fetch."""
         start, end, _ = index.indices(len(self))
         with self.lock:
-            self.fetch_result = self.fetch_result or thread_pools.submit(get_fetcher_pool(), self.fetch_file)
-            if self.fetch_result.ready() or self.num_ranged + end - start > MAX_RANGED_SHARE * len(self):
+            self.fetch_future = self.fetch_future or get_fetcher_pool().submit(self.fetch_file)
+            if self.fetch_future.done() or self.num_ranged + end - start > MAX_RANGED_SHARE * len(self):
                 return True
             self.num_ranged += end - start
         return False
@@ -203,7 +202,7 @@ class DiskCache:
             for leftover in folder.glob(f'*{TEMPORARY_SUFFIX}'):
                 leftover.unlink()
         self.folder, self.used_file = folder, (folder / USED_FILE).open('a')
-        fcntl.flock(self.used_file, fcntl.LOCK_SH)
+        fcntl.flock(self.used_file, fcntl.LOCK_SH)  # filelock has no shared lock
         (folder / USED_FILE).write_text(str(size))
 
 
@@ -220,7 +219,7 @@ def reserve_disk_cache(digest: str, size: int) -> DiskCache | None:
     root = get_cache_dir() / 'remote'
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / '.lock'):
+        with hold_lock(root / '.lock'):
             if size > get_cache_limit_bytes(root) - sum(
                 count_cached_bytes(other) for other in list_other_stores(root, digest) if is_in_use(other)
             ):
@@ -231,7 +230,7 @@ def reserve_disk_cache(digest: str, size: int) -> DiskCache | None:
                 ) and not is_in_use(other):
                     shutil.rmtree(other)
             return DiskCache(root / digest, size)
-    except OSError:  # the cache is optional: without it the store is read by ranges
+    except (OSError, UserError):  # the cache is optional: without it the store is read by ranges
         return None
 
 

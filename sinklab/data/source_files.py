@@ -13,13 +13,12 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
-from multiprocessing.pool import AsyncResult
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import BinaryIO
 
-from sinklab import thread_pools
 from sinklab.errors import UserError
 from sinklab.install_commands import format_extra_command
 from sinklab.storage.paths import (
@@ -29,6 +28,7 @@ from sinklab.storage.paths import (
     parse_object_info,
     parse_path,
 )
+from sinklab.thread_pools import get_reader_pool
 
 ZSTD_READ_BYTES = 1 << 14  # compressed bytes per decoder call; small, because the output may be much larger
 BRACES = re.compile(r'\{([^{}]*,[^{}]*)\}')
@@ -187,7 +187,7 @@ class RangeReader(io.RawIOBase):
 
     def __init__(self, size: int, read: Callable[[int, int], bytes]):
         self.size, self.read_range, self.position = size, read, 0
-        self.blocks: collections.OrderedDict[int, AsyncResult] = collections.OrderedDict()
+        self.blocks: collections.OrderedDict[int, Future] = collections.OrderedDict()
 
     def readable(self) -> bool:
         return True
@@ -216,13 +216,11 @@ class RangeReader(io.RawIOBase):
         for block_number in range(number, number + 1 + PREFETCH_BLOCKS * is_sequential):
             if block_number not in self.blocks and block_number * BLOCK_BYTES < self.size:
                 start, end = block_number * BLOCK_BYTES, min((block_number + 1) * BLOCK_BYTES, self.size)
-                self.blocks[block_number] = thread_pools.submit(
-                    thread_pools.get_reader_pool(), self.read_range, start, end
-                )
+                self.blocks[block_number] = get_reader_pool().submit(self.read_range, start, end)
         self.blocks.move_to_end(number)
         while len(self.blocks) > MAX_BLOCKS:
             self.blocks.popitem(last=False)
-        return self.blocks[number].get()
+        return self.blocks[number].result()
 
 
 def glob_objects(pattern: str) -> list[tuple[str, RemoteFile]]:

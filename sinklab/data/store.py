@@ -47,7 +47,7 @@ from sinklab.storage.untrusted_files import (
     load_npz,
     parse_json,
 )
-from sinklab.thread_pools import get_reader_pool, map_parallel
+from sinklab.thread_pools import get_reader_pool
 
 # A store with at most this many bytes of ids is verified by digest on opening; `prepare --check` verifies any store.
 MAX_VERIFIED_BYTES = 1 << 30
@@ -176,7 +176,7 @@ class Store:
         """Apply a reading function to items and return the results in order, in parallel for a remote store."""
         if not self.is_remote:
             return [function(item) for item in items]
-        return map_parallel(get_reader_pool(), function, items)
+        return get_reader_pool().map(function, items)
 
     def enable_disk_cache(self, coverage: float, suffixes: Iterable[str]) -> None:
         """Fetch whole training files of a remote store to the disk cache, if that is worthwhile and they fit.

@@ -178,9 +178,7 @@ def encode_tasks(tokenizer_path: Path, tasks: Iterable[list[str]], processes: in
     workers = EncoderProcesses(tokenizer_path)
     with ThreadPoolExecutor(processes, initializer=workers.start) as pool:
         try:
-            yield from map_ahead(
-                lambda task: pool.submit(workers.encode, task).result, tasks, processes * TASKS_PER_PROCESS
-            )
+            yield from map_ahead(functools.partial(pool.submit, workers.encode), tasks, processes * TASKS_PER_PROCESS)
         finally:
             workers.stop()
             pool.shutdown(wait=True, cancel_futures=True)
