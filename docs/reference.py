@@ -614,7 +614,7 @@ CAUSE_MEANINGS = {
     'diverged': 'A number is no longer finite.',
     'disagreed': 'Processes have computed different numbers where they must be equal.',
     'killed': 'A process was killed by a signal, such as SIGKILL of the out-of-memory killer.',
-    'lost': 'The connection to a process was lost.',
+    'lost': 'A process has ended without saying why, or jax no longer hears from it.',
     'frozen': 'A process is suspended, or has run no Python code for a minute.',
     'hung': 'A step takes many times longer than usual (`--patience`).',
     'crashed': 'An exception in the code.',
@@ -623,7 +623,7 @@ CAUSE_MEANINGS = {
     'stopped': 'SIGTERM or SIGHUP, after a checkpoint was saved.',
     'storage': 'A file or a bucket could not be read or written.',
     'runtime': 'An error of the runtime of jax, such as a lost device.',
-    'aborted': 'The runtime of jax aborted the process.',
+    'aborted': 'The process was aborted, for example by the runtime of jax.',
     'done': 'The last step is done.',
 }
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from sinklab import standard_streams
@@ -27,6 +27,7 @@ STOP_MESSAGE = 'stopped at once by {name}; what was saved before is intact'
 
 
 _program_name, _exit_lock = 'sinklab', _thread.allocate_lock()
+_exit_function: Callable[[int], None] | None = None
 _interrupted = threading.Event()  # set by the first Ctrl-C inside `enable_keyboard_interrupts`
 
 
@@ -35,6 +36,10 @@ def exit_on_signal(signum: int, frame: FrameType | None = None) -> None:
 
     This is a Python signal handler; `_watch_wakeup_pipe` calls it as well.
     """
+    if _exit_function:
+        if frame is None:  # Python calls the handler as well, perhaps much later
+            _exit_function(signum)
+        return
     if not _exit_lock.acquire(blocking=False):
         return  # the other thread already ends the process
     standard_streams.write_error_from_signal(
@@ -65,6 +70,12 @@ def install_signal_handlers(verb: str = '') -> None:
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     _thread.start_new_thread(_watch_wakeup_pipe, (read_fd,))
     os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+def set_exit_function(function: Callable[[int], None]) -> None:
+    """Call a function, in another thread, instead of ending the process by a signal."""
+    global _exit_function
+    _exit_function = function
 
 
 def _watch_wakeup_pipe(read_fd: int) -> None:

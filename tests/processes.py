@@ -1,4 +1,4 @@
-"""Processes of a run without jax that tests start, stop and kill."""
+"""Processes of a run that tests start, stop and kill; they do not train."""
 
 import contextlib
 import json

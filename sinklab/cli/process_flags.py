@@ -17,7 +17,7 @@ from sinklab.storage.lease import DEFAULT_GRACE_SECONDS
 from sinklab.supervisor import cluster, worker
 from sinklab.supervisor.exit_status import ExitStatus
 from sinklab.supervisor.supervisor import RestartPolicy, Supervisor, log_failure
-from sinklab.supervisor.worker import Timeouts
+from sinklab.supervisor.worker import MIN_JOIN_SECONDS, Timeouts
 from sinklab.train.run_outcome import classify_error
 
 RECOVERY_HINTS = {'stopped': '; resume with: {command}', 'lost': '; start the same command again'}
@@ -84,9 +84,11 @@ def parse_timeouts(args: argparse.Namespace) -> Timeouts:
             f'--patience={args.patience} must be one or two numbers above 0, e.g. --patience=20,60 for 20 times the '
             'usual duration and at least 60 seconds'
         )
-    for name in ('join_timeout', 'grace'):
-        if not parse_positive(getattr(args, name)):
-            raise UserError(f'--{name}={getattr(args, name):g} must be a number of seconds above 0')
+    for name, minimum in {'join_timeout': MIN_JOIN_SECONDS, 'grace': 0}.items():
+        value = getattr(args, name)
+        if not parse_positive(value) or value < minimum:
+            limit = f'of at least {minimum:g}' if minimum else 'above 0'
+            raise UserError(f'--{name}={value:g} must be a number of seconds {limit}')
     return Timeouts(join=args.join_timeout, **numbers)
 
 
@@ -153,9 +155,9 @@ def run_worker(function: Callable[[ProcessGroup], ExitStatus]) -> NoReturn:
     Args:
         function: Takes the process group; an exception from it is converted to an exit status.
     """
-    group = worker.make_worker_group()
+    group = worker.make_process_group()
     try:
-        group.join()
+        group.initialize()
         exit_status = function(group)
     except BaseException as error:
         exit_status = classify_error(error)

@@ -36,12 +36,6 @@ class ProcessInfo:
     host: str = ''
     port: int = 0
     devices: list[int] | None = None  # local device ids; None: all devices of the host
-    is_one_machine: bool = False  # the cluster reports that all processes are on this machine
-
-    @property
-    def is_local(self) -> bool:
-        """Return whether all processes are known to be on this machine."""
-        return self.is_one_machine or is_loopback(self.host)
 
     @property
     def address(self) -> str:
@@ -130,14 +124,6 @@ def detect_process_info(environment: Mapping[str, str], timeout: float) -> Proce
         count,
         *parse_address('the address of process 0', coordinator),
         devices=None if is_one_per_host else devices,
-        is_one_machine=is_one_machine(environment, count),
-    )
-
-
-def is_one_machine(environment: Mapping[str, str], count: int) -> bool:
-    """Return whether SLURM or Open MPI reports that all processes are on this machine."""
-    return read_count(environment, 'SLURM_STEP_NUM_NODES') == 1 or (
-        read_count(environment, 'OMPI_COMM_WORLD_LOCAL_SIZE') == count
     )
 
 

@@ -77,7 +77,7 @@ def make_exit_status(return_code: int, log_tail: str) -> ExitStatus:
     if -return_code in CAUSE_BY_SIGNAL:
         return make_immediate_stop(-return_code)
     if return_code == -signal.SIGABRT:
-        return ExitStatus('aborted', 'aborted by the runtime of jax')
+        return ExitStatus('aborted', 'aborted (SIGABRT)')
     if return_code < 0:
         return ExitStatus('killed', f'killed by {signal.Signals(-return_code).name}')
     return ExitStatus('crashed', f'exit code {return_code}, without a message', log_tail)

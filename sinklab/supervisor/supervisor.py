@@ -36,7 +36,11 @@ from sinklab.supervisor.exit_status import (
 )
 from sinklab.supervisor.worker import WORKER_VARIABLE, Timeouts, WorkerSettings
 
+BIND_VARIABLE = 'JAX_COORDINATOR_BIND_ADDRESS'  # of jax; a user may set it to choose another interface
 LOG_TAIL_BYTES = 100_000  # bytes of the end of a worker's log that are kept
+STORAGE_TIMEOUT_SECONDS = 10.0  # seconds for which requests to a bucket are retried: nothing should wait for longer
+MAX_FRUITLESS = 5  # attempts in a row without a new checkpoint, restarts by a scheduler included
+MAX_FRUITLESS_RESTARTS = 3  # the same, counting only restarts by the supervisors
 POLL_SECONDS, RETRY_SECONDS = 0.2, 1.0  # seconds between two looks at a worker; until a new attempt to connect
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 NOT_LOCAL_ERRNOS = errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT  # no interface of this machine has the address
@@ -45,10 +49,10 @@ UNHEALTHY_PATTERN = re.compile(r'stopped sending heartbeats\):\s*((?:\S*task:)?\
 RESTARTED_PATTERN = re.compile(r'(\d+) unexpectedly tried to connect')
 SERVICE_LOST_TEXT = 'Failed to send RPC to coordination service'
 JOIN_TIMEOUT_TEXT = 'CoordinationService/RegisterTask'
-UNRESPONSIVE_TEXT = 'Timeout ('  # of faulthandler.dump_traceback_later
+UNRESPONSIVE_PATTERN = re.compile(r'^Timeout \(\d+:\d\d:\d\d', re.MULTILINE)  # of faulthandler.dump_traceback_later
 
 
-class Worker:
+class WorkerProcess:
     """A worker process, which trains.
 
     In process 0 its lines for the user go to the terminal. All other output goes to `log_file`.
@@ -116,7 +120,8 @@ class Worker:
         if now - self.suspended_since < self.timeouts.heartbeat:
             return None
         self.kill()
-        return self.add_name(ExitStatus('frozen', f'suspended for {self.timeouts.heartbeat} s'))
+        suspended_status = ExitStatus('frozen', f'suspended for {self.timeouts.heartbeat} s')
+        return self.reported_status or self.add_name(suspended_status)
 
     def read_reports(self) -> None:
         """Read what the worker has reported until now."""
@@ -135,10 +140,12 @@ class Worker:
         """Return the exit status of a worker that reported none, from its exit code and its log."""
         log_tail = self.read_log_tail()
         exit_status = make_exit_status(self.process.returncode, log_tail)
-        if exit_status.cause == 'aborted' and (abort_status := self.classify_abort(log_tail)):
+        if abort_status := self.classify_abort(log_tail):
             return abort_status
-        if exit_status.cause == 'crashed' and UNRESPONSIVE_TEXT in log_tail:
+        if exit_status.cause == 'crashed' and UNRESPONSIVE_PATTERN.search(log_tail):
             exit_status = ExitStatus('frozen', f'no Python code ran for {self.timeouts.unresponsive:.0f} s')
+        elif exit_status.cause == 'crashed' and self.process_info.count > 1:  # as the other processes see it
+            exit_status = dataclasses.replace(exit_status, cause='lost')
         return self.add_name(exit_status)
 
     def add_name(self, exit_status: ExitStatus) -> ExitStatus:
@@ -149,12 +156,12 @@ class Worker:
 
     def classify_abort(self, log_tail: str) -> ExitStatus | None:
         """Return the exit status of a worker that jax has aborted, because of another process; None if unknown."""
-        names = self.names or [f'process {index}' for index in range(self.process_info.count)]
+        names = dict(enumerate(self.names or (f'process {index}' for index in range(self.process_info.count))))
         if match := UNHEALTHY_PATTERN.search(log_tail):
-            lost_names = [names[int(index)] for index in re.findall(r'\d+(?=[\s,]|$)', match[1])]
+            lost_names = [names.get(int(index), index) for index in re.findall(r'\d+(?=[\s,]|$)', match[1])]
             return ExitStatus('lost', f'{", ".join(lost_names)}: no heartbeat for {self.timeouts.heartbeat} s')
         if match := RESTARTED_PATTERN.search(log_tail):
-            return ExitStatus('lost', f'{names[int(match[1])]}: another process has connected as process {match[1]}')
+            return ExitStatus('lost', f'another process has connected as {names.get(int(match[1]), match[1])}')
         if not self.has_met_others and JOIN_TIMEOUT_TEXT in log_tail:
             return self.describe_missing()
         if SERVICE_LOST_TEXT in log_tail:
@@ -200,18 +207,11 @@ def read_process_state(pid: int) -> str:
         return '?'
 
 
-STORAGE_TIMEOUT_SECONDS = (
-    10.0  # seconds for which requests to a bucket are retried: nothing should wait for them longer
-)
-MAX_FRUITLESS = 5  # attempts in a row without a new checkpoint, restarts by a scheduler included
-MAX_FRUITLESS_RESTARTS = 3  # the same, counting only restarts by the supervisors
-
-
 class RestartPolicy:
     """Whether a run restarts, and the record of how it ended.
 
-    Each supervisor decides for its own worker. All decide alike, from the exit status of the run and the
-    checkpoints in its folder. Process 0 alone writes the record.
+    Each supervisor decides for its own worker, from its exit status and the checkpoints in the folder of the run.
+    Processes that end together have the same exit status. Process 0 alone writes the record.
 
     Args:
         run_dir: The run directory.
@@ -402,7 +402,7 @@ class Supervisor:
     ):
         self.process_info, self.command, self.timeouts = process_info, command, timeouts
         self.on_failure, self.print_line, self.decide_restart = on_failure, print_line, decide_restart
-        self.worker: Worker | None = None
+        self.worker: WorkerProcess | None = None
         self.have_met = False  # whether all processes have met once
         self.stop_signal: int | None = None
         self.first_signal_time, self.kill_time = 0.0, None
@@ -428,8 +428,8 @@ class Supervisor:
         while True:
             bind_address = self.choose_bind_address()
             if self.stop_signal:
-                return make_early_stop(self.stop_signal)
-            self.worker = Worker(self.command, self.process_info, bind_address, self.timeouts, self.print_line)
+                return (make_immediate_stop if self.have_met else make_early_stop)(self.stop_signal)
+            self.worker = WorkerProcess(self.command, self.process_info, bind_address, self.timeouts, self.print_line)
             if self.stop_signal:  # it has arrived in the meantime
                 self.worker.send_signal(self.stop_signal)
             exit_status = self.wait_for_worker()
@@ -449,11 +449,11 @@ class Supervisor:
                 return exit_status
             if self.kill_time and time.monotonic() > self.kill_time:
                 self.worker.kill()
-                return make_immediate_stop(self.stop_signal)
+                return self.worker.reported_status or make_immediate_stop(self.stop_signal)
 
     def choose_bind_address(self) -> str | None:
         """Choose the bind address of process 0; wait while a run that is ending still has the port."""
-        if self.process_info.index or self.process_info.count == 1:
+        if self.process_info.index or self.process_info.count == 1 or BIND_VARIABLE in os.environ:
             return None
         deadline = time.monotonic() + 2 * self.timeouts.shutdown
         while not self.stop_signal:
@@ -485,10 +485,10 @@ class Supervisor:
         try:
             yield
         finally:
-            for signum, handler in previous_handlers.items():
-                signal.signal(signum, handler)
             if self.worker:
                 self.worker.kill()
+            for signum, handler in previous_handlers.items():
+                signal.signal(signum, handler)
 
     def handle_signal(self, signum: int, frame: FrameType | None) -> None:
         """Pass a signal on to the worker; after a second one, kill the worker if it does not exit in time."""

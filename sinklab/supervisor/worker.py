@@ -9,9 +9,11 @@ import contextlib
 import ctypes
 import dataclasses
 import faulthandler
+import functools
 import json
 import math
 import os
+import queue
 import re
 import signal
 import socket
@@ -29,18 +31,20 @@ from sinklab.supervisor.exit_status import (
     SAME_SIGNAL_SECONDS,
     ExitStatus,
     combine_exit_statuses,
+    make_crash,
     make_early_stop,
     make_immediate_stop,
 )
 
 WORKER_VARIABLE = 'SINKLAB_SUPERVISED'
-BIND_VARIABLE = 'JAX_COORDINATOR_BIND_ADDRESS'  # of jax; a user may set it to choose another interface
 PR_SET_PDEATHSIG = 1  # of prctl on Linux: the signal to this process when its parent ends
 JOIN_KEY, GATHER_KEY, PROGRESS_KEY = 'sinklab/join', 'sinklab/gather', 'sinklab/progress'
 EXIT_KEY = 'sinklab/exit'
 EXIT_BEGUN_KEY, RUN_EXIT_KEY, EXIT_BARRIER = 'sinklab/exit_begun', 'sinklab/run_exit', 'sinklab/exit_barrier'
-CONNECT_MARGIN_SECONDS = 5.0  # jax waits for these seconds more than it is told to
+CONNECT_MARGIN_SECONDS = 5.0  # jax waits for these seconds more than it is told to, which is at least one
+MIN_JOIN_SECONDS = 1 + CONNECT_MARGIN_SECONDS
 KEY_WAIT_MS = 3_600_000  # milliseconds of one wait for a key, which is repeated
+GATHER_WAIT_MS = 1000 * 3_600_000  # of the wait for all processes in `gather`: one of them may prepare data
 POLL_SECONDS = 0.1  # seconds between two looks at the exit statuses of other processes
 
 
@@ -56,6 +60,7 @@ class Timeouts:
     settle: float = 2.0  # after the first failure, for others that may be its cause
     orderly_exit: float = 60.0  # after the first end that all processes agreed on: others may still be saving
     shutdown: float = 5.0  # for a process to exit after it was told to
+    early_stop: float = 30.0  # for a process to meet the others, if it is stopped before that
     unresponsive: float = OWNER_TIMEOUT_SECONDS  # without a thread that runs Python; then other jobs take the lease
 
     def get_step_timeout(self, usual_seconds: float) -> float:
@@ -98,9 +103,9 @@ def is_supervised() -> bool:
     return WORKER_VARIABLE in os.environ
 
 
-def make_worker_group() -> 'WorkerGroup':
+def make_process_group() -> 'SupervisedProcessGroup':
     """Return the process group of this worker, from the settings that its supervisor has put into the environment."""
-    return WorkerGroup(WorkerSettings.from_json(os.environ.pop(WORKER_VARIABLE)))
+    return SupervisedProcessGroup(WorkerSettings.from_json(os.environ.pop(WORKER_VARIABLE)))
 
 
 # Activities without a usual duration. Their timeout is Timeouts.untimed.
@@ -116,11 +121,16 @@ class Progress:
     activity: str = 'starting'
     step: int = 0
     usual_seconds: float | None = None
-    start_time: float = dataclasses.field(default_factory=time.time)
+    start_time: float = dataclasses.field(default_factory=time.monotonic)
+
+    @classmethod
+    def from_elapsed(cls, activity: str, step: int, usual_seconds: float | None, seconds: float) -> 'Progress':
+        """Make the progress of another host, whose clock is not compared with that of this one."""
+        return cls(activity, step, usual_seconds, time.monotonic() - seconds)
 
     @property
     def seconds(self) -> float:
-        return time.time() - self.start_time
+        return time.monotonic() - self.start_time
 
     @property
     def rank(self) -> tuple[int, bool]:
@@ -176,14 +186,14 @@ def describe_hang(
     return ExitStatus('hung', f'{own} for {own.seconds:.0f} s{usual_text}: {reason}')
 
 
-class WorkerGroup:
+class SupervisedProcessGroup:
     """The process group of a supervised run. The process exits if its supervisor is lost."""
 
     def __init__(self, settings: WorkerSettings):
         self.settings, self.timeouts = settings, settings.timeouts
         self.index, self.count = settings.index, settings.count
         self.names = [f'process {index}' for index in range(self.count)]
-        self.client, self.num_gathers, self.progress = None, 0, Progress()
+        self.client, self.num_gathers, self.progress, self.is_progress_published = None, 0, Progress(), False
         self.exit_lock, self.has_met_others, self.has_started = threading.Lock(), threading.Event(), False
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -191,13 +201,15 @@ class WorkerGroup:
         for name, descriptor in zip(('stdout', 'stderr'), settings.terminal, strict=False):
             stream = os.fdopen(descriptor, 'w', buffering=1, errors='backslashreplace')
             setattr(sys, name, SafeStream(stream))
-        self.link = socket.socket(fileno=settings.link)
+        self.link, self.signals = socket.socket(fileno=settings.link), queue.SimpleQueue()
+        startup_signals.set_exit_function(self.signals.put)  # a scheduler may signal all processes of a host
         self.start_thread(self.receive_signals)
+        self.start_thread(self.handle_signals)
 
     def start_thread(self, target: Callable[[], None]) -> None:
         threading.Thread(target=target, daemon=True).start()
 
-    def join(self) -> None:
+    def initialize(self) -> None:
         """Connect to the other processes, and exchange names with them.
 
         jax aborts this process if one of the others does not connect in time.
@@ -234,7 +246,7 @@ class WorkerGroup:
             self.index,
             local_device_ids=self.settings.devices,
             cluster_detection_method='deactivate',
-            coordinator_bind_address=None if BIND_VARIABLE in os.environ else self.settings.bind,
+            coordinator_bind_address=self.settings.bind,
             initialization_timeout=max(1, math.ceil(self.timeouts.join - CONNECT_MARGIN_SECONDS)),
             heartbeat_timeout_seconds=self.timeouts.heartbeat,
         )
@@ -266,13 +278,14 @@ class WorkerGroup:
         self.num_gathers += 1
         folder = f'{GATHER_KEY}/{self.num_gathers}'
         self.set_key(f'{folder}/{self.index}', [name, value])
-        answers = [self.wait_for_key(f'{folder}/{index}') for index in range(self.count)]
-        for index, (other_name, _) in enumerate(answers):
+        self.client.wait_at_barrier(folder, GATHER_WAIT_MS)
+        answers = self.read_values(folder)
+        for index, (other_name, _) in answers.items():
             if other_name != name:
                 raise RuntimeError(f'reached {name!r} when process {index} reached {other_name!r}')
         # All processes have read the values of the gather before this one.
         self.client.key_value_delete(f'{GATHER_KEY}/{self.num_gathers - 1}/{self.index}')
-        return [value for _, value in answers]
+        return [answers[index][1] for index in range(self.count)]
 
     def report_progress(self, activity: str, step: int = 0, usual_seconds: float | None = None) -> None:
         self.progress = Progress(activity, int(step), None if usual_seconds is None else float(usual_seconds))
@@ -284,54 +297,70 @@ class WorkerGroup:
         This runs in a thread of its own, since the main thread may wait for other processes. If a call into C++ keeps
         this thread from running for `timeouts.unresponsive`, faulthandler ends the process.
         """
-        published, interval = None, min(1.0, self.timeouts.min_step / 8)
+        interval = min(1.0, self.timeouts.min_step / 8)
         while True:
             faulthandler.dump_traceback_later(self.timeouts.unresponsive, exit=True, file=2)
             progress = self.progress
-            if self.client and progress is not published and progress.seconds > self.timeouts.min_step / 4:
-                self.set_key(f'{PROGRESS_KEY}/{self.index}', dataclasses.astuple(progress))
-                published = progress
-            if progress.is_late(self.timeouts):
-                others = self.read_values(PROGRESS_KEY)
-                known = {index: Progress(*values) for index, values in others.items()} | {self.index: progress}
-                if hang := describe_hang(self.index, known, self.names, self.timeouts):
-                    self.exit(hang)
+            with contextlib.suppress(RuntimeError):  # without the service, jax aborts this process
+                self.publish_progress(progress)
+                if progress.is_late(self.timeouts):
+                    others = self.read_values(PROGRESS_KEY)
+                    known = {index: Progress.from_elapsed(*values) for index, values in others.items()}
+                    known[self.index] = progress
+                    if hang := describe_hang(self.index, known, self.names, self.timeouts):
+                        self.exit(hang)
             time.sleep(interval)
 
+    def publish_progress(self, progress: Progress) -> None:
+        """Publish the progress of this process while it is slow, and withdraw it afterwards."""
+        key, is_slow = f'{PROGRESS_KEY}/{self.index}', progress.seconds > self.timeouts.min_step / 4
+        if self.client and is_slow:
+            self.set_key(key, [progress.activity, progress.step, progress.usual_seconds, progress.seconds])
+        elif self.client and self.is_progress_published:
+            self.client.key_value_delete(key)
+        self.is_progress_published = is_slow
+
     def receive_signals(self) -> None:
-        """Handle the signals that the supervisor passes on.
+        """Receive the signals that the supervisor passes on, until it ends."""
+        while signums := self.link.recv(1):
+            self.signals.put(signums[0])
+        os._exit(ExitStatus('lost').exit_code)
+
+    def handle_signals(self) -> None:
+        """Handle signals of the supervisor, and those that arrive before the training loop handles them.
 
         The first one goes to the training loop, which saves and stops. Before it runs, the process exits, but waits
         a moment for the other processes, which would wait for this one in vain. A later signal, more than
         SAME_SIGNAL_SECONDS after the first, ends the run at once.
         """
         first_time = None
-        while signum := self.link.recv(1):
+        while signum := self.signals.get():
             now = time.monotonic()
             if first_time is not None and now - first_time > SAME_SIGNAL_SECONDS:
-                self.exit(make_immediate_stop(signum[0]))
+                self.exit(make_immediate_stop(signum))
             elif first_time is None:
                 first_time = now
                 if has_graceful_sigterm_handler():
                     self.has_started = True
                     self.report(is_stopping=True)
-                    os.kill(os.getpid(), signum[0])
+                    os.kill(os.getpid(), signum)
                 elif not self.has_started:
-                    self.has_met_others.wait(self.timeouts.shutdown)
-                    self.exit(make_early_stop(signum[0]))
-        os._exit(ExitStatus('lost').exit_code)
+                    self.start_thread(functools.partial(self.stop_early, signum))
+
+    def stop_early(self, signum: int) -> None:
+        self.has_met_others.wait(self.timeouts.early_stop)
+        self.exit(make_early_stop(signum))
 
     def exit(self, exit_status: ExitStatus) -> NoReturn:
         """Exit with the exit status of the run, which process 0 decides from those of all processes."""
-        if not self.exit_lock.acquire(blocking=False):
-            threading.Event().wait()  # another thread ends the process
-        if not self.client:
-            self.exit_now(exit_status)
-        self.report_progress('ending', self.progress.step)
-        self.set_key(f'{EXIT_KEY}/{self.index}', dataclasses.asdict(exit_status))
-        self.set_key(EXIT_BEGUN_KEY, True)
-        time.sleep(self.timeouts.untimed)  # `wait_for_run_exit` ends the process
-        self.exit_now(exit_status)
+        if self.exit_lock.acquire(blocking=False):  # otherwise another thread already ends the process
+            if not self.client:
+                self.exit_now(exit_status)
+            self.report_progress('ending', self.progress.step)
+            with contextlib.suppress(RuntimeError):  # without the service, jax aborts this process
+                self.set_key(f'{EXIT_KEY}/{self.index}', dataclasses.asdict(exit_status))
+                self.set_key(EXIT_BEGUN_KEY, True)
+        threading.Event().wait()  # `wait_for_run_exit` ends the process
 
     def decide_run_exit(self) -> None:
         """Decide how the run ends, in a thread of process 0, once a process has set its exit status.
@@ -339,6 +368,14 @@ class WorkerGroup:
         After the first failure it waits a moment for the exit statuses of others: one of them may be the cause. If
         the first one may be the effect of a lost process, it waits until jax has ended the run in that case.
         """
+        try:
+            exit_status = self.wait_for_exit_statuses()
+        except Exception as error:  # the other processes would wait for ever
+            self.exit_now(make_crash(error))
+        self.set_key(RUN_EXIT_KEY, dataclasses.asdict(exit_status))
+
+    def wait_for_exit_statuses(self) -> ExitStatus:
+        """Wait for the exit statuses of processes, and return that of the run."""
         self.wait_for_key(EXIT_BEGUN_KEY)
         deadlines: dict[int, float] = {}
         while True:
@@ -346,9 +383,8 @@ class WorkerGroup:
             for index, status in statuses.items():
                 deadlines.setdefault(index, time.monotonic() + self.get_settle_seconds(status))
             if len(statuses) == self.count or time.monotonic() > min(deadlines.values()):
-                break
+                return combine_exit_statuses(statuses, self.names)
             time.sleep(POLL_SECONDS)
-        self.set_key(RUN_EXIT_KEY, dataclasses.asdict(combine_exit_statuses(statuses, self.names)))
 
     def get_settle_seconds(self, exit_status: ExitStatus) -> float:
         """Return for how many seconds process 0 waits for other exit statuses after this one."""
@@ -360,7 +396,11 @@ class WorkerGroup:
 
     def wait_for_run_exit(self) -> None:
         """Exit in the same way as all other processes, as soon as process 0 has decided how."""
-        exit_status = ExitStatus(**self.wait_for_key(RUN_EXIT_KEY))
+        exit_status = None
+        while exit_status is None:
+            with contextlib.suppress(RuntimeError):  # without the service, jax aborts this process
+                exit_status = ExitStatus(**self.wait_for_key(RUN_EXIT_KEY))
+            time.sleep(POLL_SECONDS)
         self.report_exit(exit_status)
         with contextlib.suppress(RuntimeError):  # once process 0 exits, jax aborts all others
             self.client.wait_at_barrier(EXIT_BARRIER, int(1000 * self.timeouts.shutdown))

@@ -15,10 +15,10 @@ def test_run_completes_under_unauthenticated_traffic_to_every_port(job_starter, 
     begun = job_starter(tmp_path / 'run', variables={'PAUSE': '0.4'})
     ended, met, threads = threading.Event(), set(), []
     while begun.processes[0].poll() is None:
-        ports = {port for process in begun.processes for port in list_listening_addresses(process.pid)}
-        for address in ports - met:
+        addresses = {address for process in begun.processes for address in list_listening_addresses(process.pid)}
+        for address in addresses - met:
             threads += [threading.Thread(target=attack, args=(address, ended)) for attack in ATTACKS.values()]
-        met |= ports
+        met |= addresses
         for thread in threads:
             if thread.ident is None:
                 thread.start()
