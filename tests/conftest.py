@@ -233,6 +233,8 @@ SKIP_FIXES = {
     'CUDA': '.venv/bin/uv pip install --python .venv/bin/python "jax[cuda13]"',
     'cuda13': '.venv/bin/uv pip install --python .venv/bin/python "jax[cuda13]"',
     'interpret GPU kernels': '.venv/bin/uv pip install --python .venv/bin/python --upgrade jax',
+    'mutual TLS': 'use Python 3.12 or later, for which there is jax 0.12',
+    'openssl': 'apt-get install openssl',
     'has no model type': '.venv/bin/uv pip install --python .venv/bin/python --upgrade transformers',
     'root': 'run the tests as root',
     'systemd': 'apt-get install systemd',

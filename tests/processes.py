@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 TESTS_FOLDER = Path(__file__).parent
-SHORT_TIMEOUTS = dict(join=20.0, heartbeat=3, settle=0.5, orderly_exit=10.0, shutdown=2.0)
+SHORT_TIMEOUTS = dict(join=20.0, heartbeat=3, settle=0.5, orderly_exit=10.0, shutdown=2.0, early_stop=2.0)
 ENDLESS_SCRIPT = "group.report_progress('step', 1, None)\nwhile True: time.sleep(0.1)\n"
 LISTENING_SCRIPT = 'heard = []\nsignal.signal(signal.SIGTERM, lambda number, _: heard.append(number))\n'
 

@@ -6,8 +6,13 @@ their underscore.
 
 import importlib
 import inspect
+import mmap
+from pathlib import Path
 
+import jaxlib
 import pytest
+
+from sinklab.supervisor import supervisor
 
 # (file that uses the name, module:name, parameters; None for what is not called).
 PRIVATE_NAMES = [
@@ -85,3 +90,16 @@ def test_private_name_exists_with_expected_parameters(file, name, parameters):
         pytest.fail(f'{name}, which {file} uses, no longer exists: {error}')
     found = list(inspect.signature(value).parameters) if parameters else None
     assert found == parameters, f'the parameters of {name}, which {file} uses, have changed'
+
+
+def test_jax_has_messages_by_which_supervisors_recognize_lost_processes():
+    texts = (supervisor.SERVICE_LOST_TEXT, supervisor.JOIN_TIMEOUT_TEXT)
+    texts += (
+        'stopped sending heartbeats',
+        'unexpectedly tried to connect',
+    )  # in UNHEALTHY_PATTERN, RESTARTED_PATTERN
+    missing = {text.encode() for text in texts}
+    for library in Path(jaxlib.__file__).parent.glob('*.so'):
+        with library.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            missing = {text for text in missing if content.find(text) < 0}
+    assert not missing

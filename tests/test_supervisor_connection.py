@@ -1,11 +1,16 @@
 """Tests of how the processes of a run meet, and of the port on which they do."""
 
+import inspect
 import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 
+import jax
 import pytest
 from attacker import ATTACKS, list_listening_addresses
 from processes import (
@@ -39,6 +44,46 @@ def test_second_process_with_same_index_ends_run_and_is_named(run):
     results = run.ended()
     assert [code for code, _ in results[:2]] == [42, 42]
     assert all('process 1' in lines[-1] for _, lines in results[:2])
+
+
+def make_certificate(folder):
+    """Make a certificate of an authority of its own, and return the variables of jax that name them."""
+    (folder / 'extensions').write_text('subjectAltName=URI:spiffe://sinklab/run')
+    for command in (
+        'req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca',
+        'req -newkey rsa:2048 -nodes -keyout run.key -out run.csr -subj /CN=run',
+        'x509 -req -in run.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out run.pem -days 2 -extfile extensions',
+    ):
+        subprocess.run(['openssl', *command.split()], cwd=folder, check=True, capture_output=True)
+    files = dict(CERT_FILE='run.pem', KEY_FILE='run.key', CA_FILE='ca.pem')
+    paths = {f'JAX_MTLS_{name}': str(folder / file) for name, file in files.items()}
+    return paths | {'JAX_MTLS_PEER_URI_PREFIX': 'spiffe://sinklab/'}
+
+
+STRANGER = """
+import jax
+jax.distributed.initialize('{}', 2, 1, cluster_detection_method='deactivate', initialization_timeout=1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    'mtls_cert_file' not in inspect.signature(jax.distributed.initialize).parameters,
+    reason=f'jax {jax.__version__} has no mutual TLS',
+)
+@pytest.mark.skipif(not shutil.which('openssl'), reason='the command openssl is not installed')
+def test_client_without_certificate_has_no_effect(run, tmp_path, monkeypatch):
+    variables = make_certificate(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    run.start(UNTIL_GO)
+    run.wait_for('here-1')
+    for name in variables:
+        monkeypatch.delenv(name)
+    stranger = subprocess.run([sys.executable, '-c', STRANGER.format(f'127.0.0.1:{run.port}')], capture_output=True)
+    assert stranger.returncode != 0
+    (run.folder / 'go').touch()
+    assert run.ended() == [(0, [])] * 2
 
 
 @pytest.mark.slow

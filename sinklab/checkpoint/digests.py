@@ -125,9 +125,9 @@ def write_digests(
         temporary_path.write_text(json.dumps(content, indent=1) + '\n', encoding='utf-8')
 
 
-def read_digests(run_dir: RunDir, step: int) -> CheckpointDigests | CorruptionReport:
-    """Read the digests of all processes for a step of this run."""
-    return match_run_id(run_dir, read_any_digests(run_dir, step))
+def read_digests(run_dir: RunDir, step: int, run_id: str | None = None) -> CheckpointDigests | CorruptionReport:
+    """Read the digests of all processes for a step of the run, whose id is read unless it is given."""
+    return match_run_id(run_dir, read_any_digests(run_dir, step), run_id)
 
 
 def find_run_id(run_dir: RunDir) -> str | None:
@@ -161,12 +161,18 @@ def find_run_id(run_dir: RunDir) -> str | None:
 
 
 def match_run_id(
-    run_dir: RunDir, step_digests: CheckpointDigests | CorruptionReport
+    run_dir: RunDir, step_digests: CheckpointDigests | CorruptionReport, run_id: str | None = None
 ) -> CheckpointDigests | CorruptionReport:
-    """Return the digests of a checkpoint, or a CorruptionReport if their run has another id."""
+    """Return the digests of a checkpoint, or a CorruptionReport if their run has another id.
+
+    Args:
+        run_dir: Run directory.
+        step_digests: The digests of a step, or why there are none.
+        run_id: Id of the run; None to read it from the run directory.
+    """
     if (
         isinstance(step_digests, CorruptionReport)
-        or (expected_id := find_run_id(run_dir)) is None
+        or (expected_id := run_id or find_run_id(run_dir)) is None
         or step_digests.run_ids == {expected_id}
     ):
         return step_digests
@@ -231,7 +237,9 @@ def read_process_digests(run_dir: RunDir, step: int, process: int) -> dict | Cor
     return part
 
 
-def find_corruption(run_dir: RunDir, step: int, process: int = 0, num_processes: int = 1) -> CorruptionReport | None:
+def find_corruption(
+    run_dir: RunDir, step: int, process: int = 0, num_processes: int = 1, run_id: str | None = None
+) -> CorruptionReport | None:
     """Verify a share of the files of a checkpoint; return a CorruptionReport, or None if they are valid.
 
     Args:
@@ -239,12 +247,13 @@ def find_corruption(run_dir: RunDir, step: int, process: int = 0, num_processes:
         step: Step of the checkpoint.
         process: Index of this process, which determines its share.
         num_processes: Number of processes that share the files.
+        run_id: Id of the run; None to read it from the run directory.
     """
     checkpoint = run_dir.checkpoint_dir / str(step)
     any_digests = poll_until(
         lambda: any_digests if isinstance(any_digests := read_any_digests(run_dir, step), CheckpointDigests) else None
     )
-    digests = match_run_id(run_dir, any_digests or read_any_digests(run_dir, step))
+    digests = match_run_id(run_dir, any_digests or read_any_digests(run_dir, step), run_id)
     if isinstance(digests, CorruptionReport):
         return digests
     if manifest := find_missing_manifest(digests.files):

@@ -87,9 +87,9 @@ def list_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.storage import directories
 
     run_dir, steps = resolve_steps(args)
-    rows = []
+    run_id, rows = digests.find_run_id(run_dir), []
     for step in steps:
-        digest_record = digests.read_digests(run_dir, step)
+        digest_record = digests.read_digests(run_dir, step, run_id)
         is_missing = isinstance(digest_record, digests.CorruptionReport)
         rows.append(
             dict(
@@ -124,7 +124,8 @@ def verify_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
 
     run_dir, steps = resolve_steps(args)
-    corruption_reports = {step: digests.find_corruption(run_dir, step) for step in steps}
+    run_id = digests.find_run_id(run_dir)
+    corruption_reports = {step: digests.find_corruption(run_dir, step, run_id=run_id) for step in steps}
     rows = [
         dict(step=step, path=str(run_dir.checkpoint_dir / str(step)), fault=corruption.reason if corruption else None)
         for step, corruption in corruption_reports.items()
