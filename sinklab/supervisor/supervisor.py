@@ -174,12 +174,13 @@ class WorkerProcess:
         if info.index == 0:
             return ExitStatus(
                 'refused',
-                f'not all of the {info.count} processes connected to {info.address} within {seconds}; start all',
+                f'not all of the {info.count} processes connected to {info.address} within {seconds}; start all of '
+                'them, with the same --processes',
             )
         return ExitStatus(
             'refused',
             f'not all of the {info.count} processes were there within {seconds}, or process 0 is not at '
-            f'{info.address}; start all of them, with the address of process 0 in --coordinator',
+            f'{info.address}; start all of them, with its address in --coordinator and the same --processes',
         )
 
     def send_signal(self, signum: int) -> None:

@@ -227,8 +227,7 @@ class SupervisedProcessGroup:
             count, _ = self.wait_for_key(f'{JOIN_KEY}/0')
             if count != self.count:
                 raise UserError(
-                    f'process {self.index} has --processes={self.count}, but process 0 has {count}; give the same '
-                    'number to all'
+                    f'it has --processes={self.count}, but process 0 has {count}; give the same number to all'
                 )
             self.names = [self.wait_for_key(f'{JOIN_KEY}/{index}')[1] for index in range(self.count)]
             self.report(names=self.names)
