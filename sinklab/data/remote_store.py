@@ -217,9 +217,13 @@ def reserve_disk_cache(digest: str, size: int) -> DiskCache | None:
         None if the store does not fit beside the stores in use, or if the cache cannot be written.
     """
     root = get_cache_dir() / 'remote'
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with hold_lock(root / '.lock'):
+    with contextlib.ExitStack() as stack:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(hold_lock(root / '.lock'))
+        except (OSError, UserError):  # the cache is optional: without it the store is read by ranges
+            return None
+        with contextlib.suppress(OSError):
             if size > get_cache_limit_bytes(root) - sum(
                 count_cached_bytes(other) for other in list_other_stores(root, digest) if is_in_use(other)
             ):
@@ -230,8 +234,7 @@ def reserve_disk_cache(digest: str, size: int) -> DiskCache | None:
                 ) and not is_in_use(other):
                     shutil.rmtree(other)
             return DiskCache(root / digest, size)
-    except (OSError, UserError):  # the cache is optional: without it the store is read by ranges
-        return None
+    return None
 
 
 def list_other_stores(root: Path, digest: str) -> list[Path]:
