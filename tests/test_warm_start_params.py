@@ -259,7 +259,7 @@ def test_fork_from_parameters_is_reported_listed_and_forked_again(capsys, parent
     assert listed_runs[1].notes[0].startswith('from params:')
     assert runs.find_branches(listed_runs, 'sink/1') == []
     capsys.readouterr()
-    for action, text in (('ls', 'step 0  '), ('verify', 'checkpoints/0: sound')):
+    for action, text in (('ls', '\n 0 '), ('verify', 'checkpoints/0: sound')):
         assert main(['checkpoint', action, str(path)]) == 0
         assert text in capsys.readouterr().out
     assert main(['checkpoint', 'restore-params', f'{path}@0', f'--out={tmp_path}/params']) == 0

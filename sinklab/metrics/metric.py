@@ -73,7 +73,7 @@ def complete_arrays(arrays: dict[str, Any], setting: MetricSetting) -> dict[str,
     """Add the implicit column to attention, keys and values, if there is one."""
     if setting.implicit and 'attention_LPHTS' in arrays:  # not every layer of an open model has attention
         arrays['attention_LPHTS'] = add_implicit_key(arrays['attention_LPHTS'], setting)
-        for name in ('key_LPSHK', 'value_LPSHK'):
+        for name in ('value_LPSHK', 'key_LPSHK'):
             if name in arrays:
                 xp = arrays[name].__array_namespace__()
                 arrays[name] = xp.pad(arrays[name], ((0, 0), (0, 0), (1, 0), (0, 0), (0, 0)))
