@@ -101,11 +101,17 @@ def test_lock_of_suspended_process_is_refused_after_timeout(path, holder):
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_disk_without_locks_is_refused_in_one_line(path, monkeypatch):
+def refuse_flock(monkeypatch, number):
+    """Let `flock` fail with an errno."""
+
     def refuse(file, operation):
-        raise OSError(errno.ENOLCK, 'No locks available')
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, 'flock', refuse)
+
+
+def test_disk_without_locks_is_refused_in_one_line(path, monkeypatch):
+    refuse_flock(monkeypatch, errno.ENOLCK)
     with pytest.raises(UserError, match='No locks available') as raised, hold_lock(path):
         pass
     assert str(path) in str(raised.value)
@@ -113,10 +119,7 @@ def test_disk_without_locks_is_refused_in_one_line(path, monkeypatch):
 
 
 def test_disk_without_flock_call_uses_existence_of_file(path, monkeypatch):
-    def refuse(file, operation):
-        raise OSError(errno.ENOSYS, 'Function not implemented')
-
-    monkeypatch.setattr(fcntl, 'flock', refuse)
+    refuse_flock(monkeypatch, errno.ENOSYS)
     monkeypatch.setattr(warnings, 'warn', lambda *arguments, **options: None)
     with hold_lock(path):
         assert path.exists()

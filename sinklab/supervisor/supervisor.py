@@ -34,7 +34,7 @@ from sinklab.supervisor.exit_status import (
     make_exit_status,
     make_immediate_stop,
 )
-from sinklab.supervisor.worker import WORKER_VARIABLE, Timeouts, WorkerSettings
+from sinklab.supervisor.worker import WORKER_VARIABLE, Timeouts, WorkerSettings, get_host_name
 
 BIND_VARIABLE = 'JAX_COORDINATOR_BIND_ADDRESS'  # of jax; a user may set it to choose another interface
 LOG_TAIL_BYTES = 100_000  # bytes of the end of a worker's log that are kept
@@ -99,7 +99,7 @@ class WorkerProcess:
     def name(self) -> str:
         if self.names:
             return self.names[self.process_info.index]
-        return f'process {self.process_info.index} (host {socket.gethostname()}, pid {self.process.pid})'
+        return f'process {self.process_info.index} (host {get_host_name()}, pid {self.process.pid})'
 
     @property
     def has_met_others(self) -> bool:
@@ -209,7 +209,7 @@ def read_process_state(pid: int) -> str:
 
 
 class RestartPolicy:
-    """Whether a run restarts, and the record of how it ended.
+    """Decision whether a run restarts, and record of how it ended.
 
     Each supervisor decides for its own worker, from its exit status and the checkpoints in the folder of the run.
     Processes that end together have the same exit status. Process 0 alone writes the record.
