@@ -14,6 +14,8 @@ from conftest import choose_covering_cases, draw_params, make_tiny_spec
 from flax import nnx
 from model_options import COMBINATIONS, LENGTH, OPTIONS, TOKENS, make_model_changes
 
+from sinklab.attn import backends
+from sinklab.attn import reference as attn_reference
 from sinklab.config import spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
@@ -251,3 +253,17 @@ def test_baseline_60m_has_published_parameter_count():
     maps = {name: params['blocks'][name] for name in ('attention', 'ffn')}
     assert round(sum(leaf.size for leaf in jax.tree.leaves(maps)) / 1e6, 2) == 58.98
     assert round((params['embedding_VD'].size + params['head_VD'].size) / 1e6, 1) == 77.5
+
+
+@pytest.mark.parametrize(('changes', 'kv_heads'), [({}, 2), (dict(model__gate='value_state'), 4)])
+def test_backend_receives_keys_and_values_that_heads_share(monkeypatch, changes, kv_heads):
+    tiny_spec, seen = make_tiny_spec(model__heads=4, model__kv_heads=2, **changes), []
+
+    def attend(query_BTHK, key_BSGK, value_BSGK, spec):
+        seen.append((query_BTHK.shape[2], key_BSGK.shape[2], value_BSGK.shape[2]))
+        return attn_reference.attend(query_BTHK, key_BSGK, value_BSGK, spec)
+
+    monkeypatch.setitem(backends.BACKENDS, 'chunked', backends.XLABackend(attend))
+    model = Transformer(tiny_spec.model, 8, nnx.Rngs(0))
+    model(jnp.zeros((1, 8), jnp.int32))
+    assert set(seen) == {(4, kv_heads, kv_heads)}

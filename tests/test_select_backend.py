@@ -244,3 +244,15 @@ def doubled(attend):
         return found._replace(output_BTHK=2 * found.output_BTHK)
 
     return twice
+
+
+def test_verification_gives_backends_the_grouped_heads_of_the_model(monkeypatch):
+    seen = []
+
+    def attend(query_BTHK, key_BSGK, value_BSGK, spec):
+        seen.append((query_BTHK.shape[2], key_BSGK.shape[2], value_BSGK.shape[2]))
+        return reference.attend(query_BTHK, key_BSGK, value_BSGK, spec)
+
+    monkeypatch.setitem(backends.BACKENDS, 'chunked', backends.XLABackend(attend))
+    backends.measure_error('chunked', case_of(make_tiny_spec(model__kv_heads=2).model, 16))
+    assert set(seen) == {(2, 1, 1)}

@@ -16,7 +16,7 @@ from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss
 from sinklab.model import streaming
 from sinklab.model.streaming import CacheConfig, init_stream, read_tokens
-from sinklab.model.transformer import compute_logits
+from sinklab.model.transformer import Transformer, compute_logits
 from sinklab.train import state
 from sinklab.train.generate import (
     Sampler,
@@ -285,3 +285,13 @@ def test_sampling_does_not_depend_on_prompt_segments(monkeypatch):
 def test_sampling_refuses_empty_prompt():
     with pytest.raises(UserError, match='prompt'):
         sample_ids(prompt=TOKENS[:0])
+
+
+@pytest.mark.parametrize(('changes', 'kv_heads'), [({}, 2), (dict(columns__kind='kv'), 4), (dict(gate='value'), 4)])
+def test_cache_holds_one_entry_for_each_key_head(changes, kv_heads):
+    """Learned keys and gated values are those of single query heads, so that keys are not shared there."""
+    spec = make_tiny_spec(**make_model_changes(heads=4, kv_heads=2, **changes))
+    model = nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0)))
+    caches = nnx.eval_shape(lambda model: init_stream(model, CacheConfig(1, 3)), model).caches
+    shapes = {array.shape[3] for array in jax.tree.leaves(caches)}
+    assert shapes == {kv_heads}

@@ -75,12 +75,16 @@ class PallasBackend:
             return f'a power above {MAX_KERNEL_POWER}, with which whole rows may underflow'
         if relative is not None and not relative.is_elementwise:
             return 'a learned table of relative positions'
-        shape = 1, problem.heads, problem.num_queries
-        query, value = (
-            jax.ShapeDtypeStruct((*shape, width), problem.dtype) for width in (problem.width, problem.value_width)
+        query, key, value = (
+            jax.ShapeDtypeStruct((1, heads, problem.num_queries, width), problem.dtype)
+            for heads, width in (
+                (problem.heads, problem.width),
+                (problem.kv_heads or problem.heads, problem.width),
+                (problem.kv_heads or problem.heads, problem.value_width),
+            )
         )
         score_spec = finalize.make_kernel_spec(problem.spec, problem.width).score_spec
-        return self.kernels.explain_unsupported(finalize.choose_reduction(operation), score_spec, query, query, value)
+        return self.kernels.explain_unsupported(finalize.choose_reduction(operation), score_spec, query, key, value)
 
 
 BACKENDS: dict[str, AttentionBackend] = {
@@ -119,11 +123,12 @@ def measure_error(name: str, problem: AttentionProblem) -> float:
     problem = truncate_problem(problem, NUM_CHECKED_TOKENS)
     rng = np.random.default_rng(0)
     num_keys, num_heads = problem.spec.num_learned_kv + problem.spec.mask.num_keys, problem.heads
-    shapes = (problem.num_queries, problem.width), (num_keys, problem.width), (num_keys, problem.value_width)
-    random_arrays = (
-        rng.uniform(size=(1, length, num_heads, width)) - (index == 2) / 2
-        for index, (length, width) in enumerate(shapes)
+    shapes = (
+        (problem.num_queries, num_heads, problem.width),
+        (num_keys, problem.kv_heads or num_heads, problem.width),
+        (num_keys, problem.kv_heads or num_heads, problem.value_width),
     )
+    random_arrays = (rng.uniform(size=(1, *shape)) - (index == 2) / 2 for index, shape in enumerate(shapes))
     arrays = [jnp.asarray(array, problem.dtype) for array in random_arrays]
     cotangent = jnp.asarray(rng.normal(size=(1, problem.num_queries, num_heads, problem.value_width)), jnp.float32)
 
@@ -188,7 +193,7 @@ def translate_unsupported_errors(is_unsupported: Callable[[Exception], bool]) ->
 
 
 def truncate_problem(problem: AttentionProblem, length: int) -> AttentionProblem:
-    """Return a problem of at most `length` tokens and of two heads."""
+    """Return a problem of at most `length` tokens and of two heads, which share their keys if some heads do."""
     spec = problem.spec.truncate(min(problem.num_queries, length))
     bias, relative = spec.bias, spec.bias.relative
     if relative is not None:
@@ -196,7 +201,8 @@ def truncate_problem(problem: AttentionProblem, length: int) -> AttentionProblem
     if bias.learned_HC is not None:
         bias = dataclasses.replace(bias, learned_HC=bias.learned_HC[:NUM_CHECKED_HEADS])
     spec = dataclasses.replace(spec, bias=dataclasses.replace(bias, relative=relative))
-    return dataclasses.replace(problem, spec=spec, heads=NUM_CHECKED_HEADS)
+    kv_heads = 1 if (problem.kv_heads or problem.heads) < problem.heads else None
+    return dataclasses.replace(problem, spec=spec, heads=NUM_CHECKED_HEADS, kv_heads=kv_heads)
 
 
 PREFERRED_BACKENDS = {'tpu': ('tpu', 'chunked'), 'gpu': ('cudnn', 'gpu', 'chunked')}  # by platform; elsewhere chunked

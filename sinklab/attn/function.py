@@ -344,9 +344,9 @@ def resolve_implementation(
         raise UserError(
             f'implementation={implementation!r} needs as many keys as queries; give auto, dense or chunked'
         )
-    reason = backends.explain_unsupported(
-        implementation, platform, AttentionProblem(spec, heads, width, value.shape[-1], str(query.dtype))
-    )
+    kv_heads, value_width = value.shape[-2:]
+    problem = AttentionProblem(spec, heads, width, value_width, str(query.dtype), kv_heads)
+    reason = backends.explain_unsupported(implementation, platform, problem)
     if reason:
         raise UserError(f'implementation={implementation!r} cannot be used: {reason}; give auto, dense or chunked')
     return implementation

@@ -65,7 +65,7 @@ def compute_scores(query_BTHK: jax.Array, key_BSHK: jax.Array, scale: float | ja
 
 
 def repeat_kv(array_BSGK: jax.Array, num_heads: int) -> jax.Array:
-    """Repeat each of the G key heads once for every query head that it serves."""
+    """Repeat each of the G key heads num_heads / G times, once for every query head that it serves."""
     num_kv_heads = array_BSGK.shape[2]
     return array_BSGK if num_kv_heads == num_heads else jnp.repeat(array_BSGK, num_heads // num_kv_heads, 2)
 

@@ -126,6 +126,7 @@ class AttentionProblem:
     width: int
     value_width: int
     dtype: str
+    kv_heads: int | None = None  # heads of keys and values; None: as many as `heads`
 
     @property
     def num_queries(self) -> int:

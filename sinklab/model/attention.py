@@ -29,6 +29,7 @@ from sinklab.attn.spec import (
 from sinklab.config import spec
 from sinklab.model.layers import (
     FEATURE_MAPS,
+    GATES,
     INITIALIZATIONS,
     Gate,
     Identity,
@@ -110,7 +111,20 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
             attention_spec, bias=dataclasses.replace(attention_spec.bias, learned_HC=jnp.zeros((1, 1)))
         )
     value_width = model.width if COMBINATIONS[model.combination].has_wide_values else model.head_width
-    return AttentionProblem(attention_spec, model.heads, model.head_width, value_width, model.dtype)
+    kv_heads = count_attended_kv_heads(model)
+    return AttentionProblem(attention_spec, model.heads, model.head_width, value_width, model.dtype, kv_heads)
+
+
+def count_attended_kv_heads(model: spec.ModelConfig) -> int:
+    """Return the number of heads of the keys and values that attention receives.
+
+    These are the heads of the key and value projections, unless each query head has keys or values of its own:
+    learned keys, or values that a gate reads or multiplies.
+    """
+    learned_kv, gate = LEARNED_KV_KINDS[model.columns.kind], GATES[model.gate]
+    has_learned_keys = learned_kv.num_keys > learned_kv.tokens_class.num_tokens
+    has_gated_values = gate is not None and 'value' in (gate.input, gate.target)
+    return model.heads if has_learned_keys or has_gated_values else model.num_kv_heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,34 +139,35 @@ class AttentionContext:
     row_functions: RowFunctions  # return the means of these functions over rows
 
     def attend(
-        self, query_BTHK, key_BTHK, value_BTHK, feature_map: nnx.Module, learned_kv: LearnedKV
+        self, query_BTHK, key_BTGK, value_BTGK, feature_map: nnx.Module, learned_kv: LearnedKV
     ) -> tuple[jax.Array, Intermediates]:
         """Attend with the queries of a layer to its learned keys and to its keys of the text.
 
         Args:
             query_BTHK: Queries, before rotation and feature map.
-            key_BTHK: Keys of the text, likewise; one for each head of the queries.
-            value_BTHK: Values of the text.
+            key_BTGK: Keys of the text, likewise. Each of the G key heads serves H / G query heads.
+            value_BTGK: Values of the text.
             feature_map: The feature map of the layer, which is applied to queries and keys.
             learned_kv: The learned keys, values and key biases of the layer.
 
         Returns:
             The outputs of the heads, head_BTHK, and the requested `Intermediates`.
         """
-        query_BTHK, key_BTHK = feature_map(self.rotate(query_BTHK)), self.rotate(key_BTHK)
-        key_BSHK, value_BSHK = learned_kv.prepend(key_BTHK, value_BTHK)
-        query_BTHK, key_BSHK, value_BSHK = (
-            checkpoint_name(array, 'qkv') for array in (query_BTHK, feature_map(key_BSHK), value_BSHK)
+        query_BTHK, key_BTGK = feature_map(self.rotate(query_BTHK)), self.rotate(key_BTGK)
+        key_BSGK, value_BSGK = learned_kv.prepend(key_BTGK, value_BTGK)
+        query_BTHK, key_BSGK, value_BSGK = (
+            checkpoint_name(array, 'qkv') for array in (query_BTHK, feature_map(key_BSGK), value_BSGK)
         )
         bias = dataclasses.replace(self.spec.bias, learned_HC=learned_kv.get_score_bias_HC())
         attention_spec = dataclasses.replace(self.spec, bias=bias)
         needs_mass = self.num_first_keys > 0
-        output = BACKENDS[self.backend].attend(query_BTHK, key_BSHK, value_BSHK, attention_spec, needs_mass)
+        output = BACKENDS[self.backend].attend(query_BTHK, key_BSGK, value_BSGK, attention_spec, needs_mass)
         if self.capture:
+            key_BSHK, value_BSHK = (repeat_kv(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))
             return output.output_BTHK, Intermediates(
                 output.attention_BHTS, query_BTHK, key_BSHK, value_BSHK, output.output_BTHK
             )
-        row_args = query_BTHK, key_BSHK, output.row_stats, attention_spec
+        row_args = query_BTHK, key_BSGK, output.row_stats, attention_spec
         num_sink_tokens = learned_kv.tokens_class.num_tokens
         key_mass = compute_key_mass(*row_args, self.num_first_keys, num_sink_tokens) if needs_mass else None
         row_means = (
@@ -224,6 +239,7 @@ class SelfAttention(nnx.Module):
         )
         self.feature_map = FEATURE_MAPS[model.attention.feature_map](model, rngs)
         self.columns = LEARNED_KV_KINDS[model.columns.kind](model, value_width, rngs)
+        self.num_attended_kv_heads = count_attended_kv_heads(model)
         self.head_norm = make_norm(model.head_norm, model, value_width)
         self.gate = Gate(model, value_width, rngs)
 
@@ -238,15 +254,15 @@ class SelfAttention(nnx.Module):
                 (self.value_DHK, self.value_bias),
             )
         )
-        key_BTHK, value_BTHK = (
-            repeat_kv(array, query_BTHK.shape[2]) for array in (self.key_norm(key_BTGK), value_BTGK)
+        key_BTGK, value_BTGK = (
+            repeat_kv(array, self.num_attended_kv_heads) for array in (self.key_norm(key_BTGK), value_BTGK)
         )
-        gated_BTHK = self.gate('value', value_BTHK, x_BTD, value_BTHK)
+        gated_BTGK = self.gate('value', value_BTGK, x_BTD, value_BTGK)
         head_BTHK, intermediates = context.attend(
-            self.query_norm(query_BTHK), key_BTHK, gated_BTHK, self.feature_map, self.columns
+            self.query_norm(query_BTHK), key_BTGK, gated_BTGK, self.feature_map, self.columns
         )
         head_BTHK = self.head_norm(self.columns.add_value(head_BTHK))
-        head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTHK)
+        head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTGK)
         return self.combine(head_BTHK), intermediates
 
     def combine(self, head_BTHK: jax.Array) -> jax.Array:

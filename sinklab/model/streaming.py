@@ -20,7 +20,7 @@ from sinklab.attn import chunked, reference
 from sinklab.attn.operations import resolve_operation
 from sinklab.attn.spec import ScoreBias
 from sinklab.config import spec
-from sinklab.model.attention import COMBINATIONS
+from sinklab.model.attention import COMBINATIONS, count_attended_kv_heads
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
 from sinklab.model.positions import POSITIONS, PositionEncoding
 from sinklab.model.transformer import Transformer
@@ -53,8 +53,8 @@ class CacheConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeyValues:
-    key_BSHK: jax.Array  # not rotated
-    value_BSHK: jax.Array
+    key_BSGK: jax.Array  # not rotated
+    value_BSGK: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -108,10 +108,10 @@ class StreamingContext:
     capture = False
 
     def attend(
-        self, query_BTHK, key_BTHK, value_BTHK, feature_map: nnx.Module, learned_kv: LearnedKV
+        self, query_BTHK, key_BTGK, value_BTGK, feature_map: nnx.Module, learned_kv: LearnedKV
     ) -> tuple[jax.Array, KVCache]:
         """Return the outputs of the heads and the new KV cache; see `AttentionContext.attend` for the arguments."""
-        new_kv = KeyValues(key_BTHK, value_BTHK)
+        new_kv = KeyValues(key_BTGK, value_BTGK)
         first_kv = fill_first(self.kv_cache.first, new_kv, self.start_time)
         recent_kv = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self.kv_cache.recent, new_kv)
         kv_cache = KVCache(first_kv, slice_tokens(recent_kv, query_BTHK.shape[1], self.cache_config.num_recent))
@@ -161,15 +161,15 @@ class StreamingContext:
 
     def make_first_keys(self, first_kv: KeyValues, feature_map: nnx.Module, learned_kv: LearnedKV) -> RotatedKeys:
         """Make the keys of the first tokens, with learned keys before them."""
-        index_BS = jnp.arange(first_kv.key_BSHK.shape[1])[None]
-        key_BSHK, value_BSHK = learned_kv.prepend(
-            self.position.rotate(first_kv.key_BSHK, index_BS), first_kv.value_BSHK
+        index_BS = jnp.arange(first_kv.key_BSGK.shape[1])[None]
+        key_BSGK, value_BSGK = learned_kv.prepend(
+            self.position.rotate(first_kv.key_BSGK, index_BS), first_kv.value_BSGK
         )
-        num_learned_kv = key_BSHK.shape[1] - index_BS.shape[1]
+        num_learned_kv = key_BSGK.shape[1] - index_BS.shape[1]
         position_BS, time_BS = (
             jnp.pad(index_BS, ((0, 0), (num_learned_kv, 0)), constant_values=value) for value in (0, ALWAYS_TIME)
         )
-        key_values = KeyValues(feature_map(key_BSHK), value_BSHK)
+        key_values = KeyValues(feature_map(key_BSGK), value_BSGK)
         return RotatedKeys(key_values, position_BS, time_BS, learned_kv.get_score_bias_HC(), num_learned_kv)
 
     def make_recent_keys(
@@ -180,12 +180,12 @@ class StreamingContext:
         starts: tuple[jax.Array, jax.Array],
     ) -> RotatedKeys:
         """Make the keys of recent tokens; those that are also first tokens are hidden from all queries."""
-        offset_BS = jnp.arange(recent_kv.key_BSHK.shape[1])[None] - self.cache_config.num_recent
+        offset_BS = jnp.arange(recent_kv.key_BSGK.shape[1])[None] - self.cache_config.num_recent
         position_BS, time_BS = (start + offset_BS for start in starts)
-        key_BSHK = feature_map(self.position.rotate(recent_kv.key_BSHK, position_BS))
+        key_BSGK = feature_map(self.position.rotate(recent_kv.key_BSGK, position_BS))
         is_first_BS = time_BS < first_keys.position_BS.shape[1] - first_keys.num_learned_kv
         return RotatedKeys(
-            KeyValues(key_BSHK, recent_kv.value_BSHK), position_BS, jnp.where(is_first_BS, NEVER_TIME, time_BS)
+            KeyValues(key_BSGK, recent_kv.value_BSGK), position_BS, jnp.where(is_first_BS, NEVER_TIME, time_BS)
         )
 
     def attend_rows(self, query_key_groups: list[tuple[RotatedQueries, RotatedKeys]]) -> jax.Array:
@@ -201,7 +201,8 @@ class StreamingContext:
         weight_BHTS, _ = reference.compute_weights(
             score_BHTS, visible_B1TS, attention_operation, LEARNED_KV_KINDS[self.model.columns.kind].num_keys
         )
-        value_BSHK = jnp.concatenate([keys.key_values.value_BSHK for _, keys in query_key_groups], 1)
+        value_BSGK = jnp.concatenate([keys.key_values.value_BSGK for _, keys in query_key_groups], 1)
+        value_BSHK = reference.repeat_kv(value_BSGK, self.model.heads)
         return jnp.einsum('BHTS,BSHK->BTHK', weight_BHTS.astype(value_BSHK.dtype), value_BSHK)
 
     def compute_scores(self, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
@@ -209,7 +210,8 @@ class StreamingContext:
         bias = ScoreBias(
             self.position.make_relative_bias(), queries.position_BT, keys.position_BS, keys.learned_bias_HC
         )
-        score_BHTS = reference.compute_scores(queries.query_BTHK, keys.key_values.key_BSHK)
+        key_BSHK = reference.repeat_kv(keys.key_values.key_BSGK, self.model.heads)
+        score_BHTS = reference.compute_scores(queries.query_BTHK, key_BSHK)
         return score_BHTS + bias.materialize(keys.num_learned_kv, score_BHTS.shape[-1] - keys.num_learned_kv)
 
     def compute_mask(self, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
@@ -234,7 +236,7 @@ def init_stream(model: Transformer, cache_config: CacheConfig, batch: int = 1) -
             model_spec.width if COMBINATIONS[model_spec.combination].has_wide_values else model_spec.head_width
         )
         sizes = (
-            (model_spec.layers, batch, tokens, model_spec.heads, width)
+            (model_spec.layers, batch, tokens, count_attended_kv_heads(model_spec), width)
             for width in (model_spec.head_width, value_width)
         )
         return KeyValues(*(jnp.zeros(size, model.dtype) for size in sizes))
@@ -277,8 +279,8 @@ def is_shift_invariant(model: spec.ModelConfig) -> bool:
 
 def fill_first(first_kv: KeyValues, new_kv: KeyValues, start_time: jax.Array) -> KeyValues:
     """Return the first tokens, including those that are being read."""
-    num_new = new_kv.key_BSHK.shape[1]
-    offset_S = jnp.arange(first_kv.key_BSHK.shape[1]) - start_time
+    num_new = new_kv.key_BSGK.shape[1]
+    offset_S = jnp.arange(first_kv.key_BSGK.shape[1]) - start_time
     is_new_S11 = ((offset_S >= 0) & (offset_S < num_new))[:, None, None]
     source_S = jnp.clip(offset_S, 0, num_new - 1)
     return jax.tree.map(lambda old, new: jnp.where(is_new_S11, new[:, source_S], old), first_kv, new_kv)
