@@ -1,6 +1,9 @@
 """Benchmark of `sinklab measure` against the forward pass of transformers.
 
 python benchmarks/measure.py [--rounds=5] [--sequences=100] [--length=64] [--layers=12]
+python benchmarks/measure.py --model=hf:PATH_OR_ID [--rounds=5] [--sequences=100] [--length=64]
+
+Without --model it is GPT-2 with random parameters. Token ids are random.
 """
 
 import argparse
@@ -8,21 +11,28 @@ import platform
 import statistics
 import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
 
 from sinklab.analysis import measure
-from sinklab.analysis.hf_model import HFModel
+from sinklab.analysis.model_ref import open_model
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in dict(rounds=5, sequences=100, length=64, layers=12).items():
         parser.add_argument(f'--{name}', type=int, default=value)
+    parser.add_argument('--model', default='', metavar='hf:PATH_OR_ID', help='an open model (default: random GPT-2)')
     return parser.parse_args()
+
+
+def make_random_gpt2(folder: str, layers: int) -> str:
+    """Write GPT-2 with random parameters into a folder; return its reference."""
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=layers)).save_pretrained(folder)
+    return f'hf:{folder}'
 
 
 def run_forward(model: torch.nn.Module, ids_PT: np.ndarray) -> tuple:
@@ -39,18 +49,15 @@ def time_call(run) -> float:
 
 def main() -> None:
     args = parse_arguments()
-    config = transformers.GPT2Config(n_layer=args.layers)
-    ids_PT = np.random.default_rng(0).integers(config.vocab_size, size=(args.sequences, args.length))
     with tempfile.TemporaryDirectory() as folder:
-        torch.manual_seed(0)
-        transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+        hf_model = open_model(args.model or make_random_gpt2(folder, args.layers))
+        ids_PT = np.random.default_rng(0).integers(hf_model.vocabulary, size=(args.sequences, args.length))
         eager_model = transformers.AutoModelForCausalLM.from_pretrained(
-            Path(folder), attn_implementation='eager'
+            hf_model.model_dir, attn_implementation='eager', dtype=torch.float32
         ).eval()
-        hf_model = HFModel(folder)
         runs = {
             'transformers, with attentions': lambda: run_forward(eager_model, ids_PT),
-            'without its head': lambda: run_forward(eager_model.transformer, ids_PT),
+            'without its head': lambda: run_forward(eager_model.base_model, ids_PT),
             'all that is measured': lambda: measure.measure_model(hf_model, ids_PT),
         }
         for run in runs.values():
