@@ -13,7 +13,7 @@ DATA = ['pyarrow>=15.0', 'zstandard>=0.22', 'tensorflow-datasets>=4.9.8', 'impor
 EVALUATE = ['lm-eval>=0.4.12,<0.5']
 GCS = ['gcsfs>=2026.9,<2027']
 S3 = ['s3fs>=2026.9,<2027']
-HF = ['transformers>=5.0,<6', 'safetensors>=0.8', 'huggingface_hub>=1.0', 'torch>=2.6']
+HF = ['transformers>=5.0,<6', 'safetensors>=0.8', 'huggingface_hub>=1.0', 'threadpoolctl>=3.5,<4', 'torch>=2.6']
 # mkdocs 2 has neither plugins nor this theme; ruff formats the signatures of the API pages.
 DOCS = ['mkdocs>=1.6,<2', 'mkdocs-material>=9.6,<10', 'mkdocstrings[python]>=1.0,<2', 'ruff>=0.12']
 

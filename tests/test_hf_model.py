@@ -5,6 +5,7 @@ import json
 import numpy as np
 import open_models
 import pytest
+import threadpoolctl
 
 pytest.importorskip('torch', reason='open models need torch, which has no wheel here')
 pytest.importorskip('transformers', reason='open models need transformers')
@@ -213,3 +214,19 @@ def test_missing_model_is_rejected_while_offline(tmp_path, monkeypatch):
     monkeypatch.setenv('HF_HUB_OFFLINE', '1')
     with pytest.raises(UserError, match='nobody/nothing'):
         files.find_model_dir('nobody/nothing')
+
+
+def test_metrics_are_computed_with_one_blas_thread(gpt2):
+    """Threads of NumPy would compete with those of PyTorch for the same cores."""
+
+    def count_threads():
+        return [pool['num_threads'] for pool in threadpoolctl.threadpool_info() if pool['user_api'] == 'blas']
+
+    def extract(arrays):
+        threads.append(count_threads())
+        return {}
+
+    threads, before = [], count_threads()
+    HFModel(gpt2[0]).capture(np.zeros((1, 4), int), extract)
+    assert {number for numbers in threads for number in numbers} == {1}
+    assert count_threads() == before

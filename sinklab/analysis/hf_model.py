@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import threadpoolctl
 import torch
 import transformers
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -459,9 +460,10 @@ class HFModel:
         setting = self.make_setting(length)
 
         def extract_completed(layer: LayerArrays) -> dict[str, np.ndarray]:
-            return extract(
-                complete_arrays({add_layer_axis(name): array[None] for name, array in layer.items()}, setting)
-            )
+            with find_thread_pools().limit(limits=1, user_api='blas'):
+                return extract(
+                    complete_arrays({add_layer_axis(name): array[None] for name, array in layer.items()}, setting)
+                )
 
         def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
             position_kwargs = {} if position_T is None else make_position_kwargs(ids_PT, position_T)
@@ -486,6 +488,16 @@ class HFModel:
         return run_in_batches(compute, ids_PT, max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary)))['loss_LPT'][
             0
         ]
+
+
+@functools.cache
+def find_thread_pools() -> threadpoolctl.ThreadpoolController:
+    """Find the thread pools of BLAS libraries.
+
+    The products of metrics are small. NumPy computes them with one thread, because its threads wait for each other
+    longer than they compute when the threads of PyTorch or of another program use the same cores.
+    """
+    return threadpoolctl.ThreadpoolController()
 
 
 def check_has_attention(model_dir: Any, name: str, remote_code: bool) -> None:
