@@ -1,14 +1,16 @@
 """Benchmark of streaming with a cache of x first and y recent tokens: one pass against token by token.
 
     python benchmarks/streaming.py [--size=paper] [--tokens=1024] [--cache=4+1020] [--rounds=2] [--dtype=float32]
+    python benchmarks/streaming.py --run=RUN[@STEP] [--tokens=1024] [--cache=0+1024,4+1020] [--rounds=2]
 
-Each variant is one program from ids to the sum of all losses, of the same model with initial parameters. Token by
-token is a scan that carries the cache. The variants take turns in one process. Times are wall-clock seconds and CPU
-seconds of all cores together; CPU seconds count a second core, but not other work on the machine. The relative
-difference of the losses is printed as well.
+Each variant is one program from ids to the sum of all losses, of the same model with initial parameters, or with
+those of a checkpoint. Token by token is a scan that carries the cache. The variants take turns in one process. Times
+are wall-clock seconds and CPU seconds of all cores together; CPU seconds count a second core, but not other work on
+the machine. The relative difference of the losses is printed as well.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -21,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sinklab.cli.checkpoint_flags import load_checkpoint
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import quickstart
@@ -38,10 +41,16 @@ from sinklab.train.loss import sum_losses
 from sinklab.train.setup import get_package_versions
 
 
-def make_spec(args: argparse.Namespace) -> Spec:
+def load_model(args: argparse.Namespace) -> tuple[Spec, dict]:
+    """Return the spec and the parameters of the measured model."""
+    if args.run:
+        checkpoint = load_checkpoint(args.run)
+        model = dataclasses.replace(checkpoint.spec.model, dtype=args.dtype)
+        return dataclasses.replace(checkpoint.spec, model=model), checkpoint.load_parameters()
     config = quickstart.get_config('softmax', args.size)
     config.model.dtype = args.dtype
-    return parse_config(config.to_dict())
+    spec = parse_config(config.to_dict())
+    return spec, jax.jit(lambda: state.init_state(spec)['params'])()
 
 
 def make_loss_function(cache: CacheConfig, chunk_tokens: int) -> Callable:
@@ -82,14 +91,22 @@ def format_spread(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--size', default='paper', choices=SIZES)
+    parser.add_argument('--run', metavar='RUN[@STEP]', help='checkpoint to measure (default: initial parameters)')
     parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
-    parser.add_argument('--cache', default='4+1020', metavar='x+y')
+    parser.add_argument('--cache', default='4+1020', metavar='x+y,...')
     parser.add_argument('--tokens', type=int, default=1024)
     parser.add_argument('--rounds', type=int, default=2)
     args = parser.parse_args()
-    spec, cache = make_spec(args), CacheConfig(*map(int, args.cache.split('+')))
+    spec, params = load_model(args)
+    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax'))))
+    for cache_text in args.cache.split(','):
+        measure_cache(args, spec, params, CacheConfig(*map(int, cache_text.split('+'))))
+
+
+def measure_cache(args: argparse.Namespace, spec: Spec, params: dict, cache: CacheConfig) -> None:
+    """Measure both variants with one cache, and print their times."""
     check_streaming(spec, cache)
-    params = jax.jit(lambda: state.init_state(spec)['params'])()
     ids_T = np.random.default_rng(0).integers(spec.model.vocabulary, size=args.tokens + 1, dtype=np.int32)
     chunk_sizes = {'one pass': args.tokens, 'token by token': 1}
     programs = {
@@ -100,8 +117,7 @@ def main() -> None:
     rounds = [
         {name: time_call(program, params, ids_T) for name, program in programs.items()} for _ in range(args.rounds)
     ]
-    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
-    print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax'))))
+    print(f'cache {cache}, {args.tokens} tokens')
     for name, program in programs.items():
         memory = program.memory_analysis().temp_size_in_bytes / 2**20
         clock, cores = ([getattr(result[name], kind) for result in rounds] for kind in ('clock', 'cores'))
