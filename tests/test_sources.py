@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import encode_lines, get_refusal, make_conversation, read_documents
 
+from sinklab.data import source_files
 from sinklab.data.documents import DamagedDocument, Document
 from sinklab.data.sources import open_source
 from sinklab.install_commands import format_extra_command
@@ -68,6 +69,36 @@ def test_text_file_is_one_document(tmp_path, name, pack):
     for number, text in enumerate(TEXTS):
         (tmp_path / f'{number}{name}').write_bytes(pack(text.encode()))
     assert read_texts(f'text:{tmp_path}/*{name}') == TEXTS
+
+
+def test_text_file_with_other_or_no_ending_is_one_document(tmp_path):
+    texts = {
+        'LICENSE': 'GPL',
+        'a.log': 'zwei ü 中文 😀',
+        'b.rst': '',
+        'c.TXT': 'x' * (source_files.BEGINNING_BYTES - 1) + 'ü',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding='utf-8')
+    assert read_texts(f'text:{tmp_path}/*') == [*texts.values()]
+    assert read_texts(f'text:{tmp_path}/LICENSE') == ['GPL']
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda path: path.write_bytes(b'ELF \x00'),
+        lambda path: path.write_bytes(gzip.compress(b'text')),
+        lambda path: path.write_bytes('Öl'.encode('latin-1')),
+        lambda path: os.mkfifo(path),
+        lambda path: path.symlink_to('nothing'),
+    ],
+    ids=['nul', 'gzip', 'latin-1', 'pipe', 'dangling link'],
+)
+def test_file_that_is_no_text_is_refused_by_name(tmp_path, make):
+    (tmp_path / 'a').write_text('text')
+    make(tmp_path / 'b')
+    assert f'{tmp_path}/b, which cannot be read; allowed: .txt' in get_refusal(f'text:{tmp_path}/*')
 
 
 def test_document_names_do_not_depend_on_directory(tmp_path, monkeypatch):
@@ -155,7 +186,7 @@ def test_damaged_file_is_refused_by_name(tmp_path, name):
 )
 def test_invalid_source_is_refused(tmp_path, given, words):
     write_parquet(tmp_path / 'a.parquet', ['x'])
-    (tmp_path / 'b.pdf').write_bytes(b'%PDF')
+    (tmp_path / 'b.pdf').write_bytes(b'%PDF-1.7\n%\xe2\xe3\xcf\xd3\n')
     assert words in get_refusal(given.format(tmp_path))
 
 

@@ -110,6 +110,16 @@ def test_documents_and_sizes_in_bucket_match_local_files(both):
         assert read_documents(f'text:{url}/{rest}') == read_documents(f'text:{folder}/{rest}')
 
 
+def test_text_without_ending_in_bucket_matches_local_file(both):
+    folder, url = both
+    for name, content in {'LICENSE': b'text ' * 4000, 'log/a.bin': b'ELF \0', 'log/empty': b''}.items():
+        write_texts(folder, {name: content})
+        parse_path(f'{url}/{name}').write_bytes(content)
+    for rest in ('LICENSE', 'log/empty'):
+        assert read_documents(f'text:{url}/{rest}') == read_documents(f'text:{folder}/{rest}')
+    assert f'{url}/log/a.bin, which cannot be read' in get_refusal(f'text:{url}/log/*')
+
+
 def test_mixture_in_bucket_matches_local_mixture(both, tmp_path, bucket):
     folder, url = both
     components = {name: {'source': f'text:{{}}/{rest}'} for name, rest in (('one', '*.jsonl'), ('two', '**/*.zst'))}
@@ -224,7 +234,7 @@ def test_missing_object_or_bucket_is_refused(both, bucket):
     for rest in ('x.txt', '*.txt', '**/*.{txt,jsonl}'):
         assert f'bucket {bucket.url}-not ' in get_refusal(f'text:{bucket.url}-not/{rest}')
     assert f'{bucket.url[:-1]}*/*.txt ' in get_refusal(f'text:{bucket.url[:-1]}*/*.txt')
-    parse_path(f'{url}/a.csv').write_bytes(b'1')
+    parse_path(f'{url}/a.csv').write_bytes(b'\0')
     assert f'{url}/a.csv' in get_refusal(f'text:{url}/**')
     assert 'az://bucket/*.txt ' in get_refusal('text:az://bucket/*.txt')
 

@@ -1,7 +1,9 @@
 """Files of a data source, local or in a bucket: glob matching, decompression and prefetched ranges."""
 
+import codecs
 import collections
 import contextlib
+import dataclasses
 import errno
 import fnmatch
 import glob
@@ -14,7 +16,6 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import BinaryIO
@@ -149,13 +150,30 @@ class IteratorFile(io.RawIOBase):
 DECOMPRESSORS = {'.gz': open_gzip, '.zst': open_zstd}
 
 
+BEGINNING_BYTES = 1 << 13  # bytes of a file of unknown format that show whether it is text
+
+
+def is_text_file(path: 'Path | RemoteFile') -> bool:
+    """Return whether a file begins as UTF-8 text does, without NUL bytes; a pipe or a device is no text file."""
+    if isinstance(path, Path) and not path.is_file():
+        return False
+    if isinstance(path, RemoteFile):  # fetches no more than the beginning
+        path = dataclasses.replace(path, size=min(path.size, BEGINNING_BYTES))
+    with translate_read_errors(path), path.open('rb') as file:
+        beginning = file.read(BEGINNING_BYTES)
+    try:
+        return '\0' not in codecs.getincrementaldecoder('utf-8')().decode(beginning)  # it may end within a character
+    except UnicodeDecodeError:
+        return False
+
+
 BLOCK_BYTES = 1 << 22  # bytes per ranged read
 MAX_BLOCKS = 8  # blocks of a file in memory; several, because a Parquet reader alternates between places
 PREFETCH_BLOCKS = 2  # blocks that are prefetched while one is used
 CHANGED_MESSAGE = 'has changed since the command started; stop other writers, and prepare it in another folder'
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class RemoteFile:
     """A file in a bucket as listed, with the methods of a path that readers of sources need."""
 

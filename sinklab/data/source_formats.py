@@ -1,4 +1,4 @@
-"""Record formats (.txt, .jsonl, .parquet) and the conversion of records to documents."""
+"""Record formats (plain text, .jsonl, .parquet) and the conversion of records to documents."""
 
 import dataclasses
 import itertools
@@ -35,7 +35,9 @@ class RecordFormat:
 
 
 def get_record_format(path: Path) -> RecordFormat:
-    return next(record_format for suffix, record_format in FORMATS.items() if str(path).endswith(suffix))
+    """Return the format of a file by its ending; a file with another ending, or with none, is plain text."""
+    formats = (record_format for suffix, record_format in FORMATS.items() if str(path).endswith(suffix))
+    return next(formats, TEXT_FORMAT)
 
 
 def read_whole_file(path: Path, _: list[str]) -> Iterator[tuple[int, bytes, int]]:

@@ -362,9 +362,9 @@ def read_python_file(name: str, path: Path) -> Iterator[Document | DamagedDocume
 
 
 def open_text_source(source_name: str, argument: str) -> Source:
-    """Open text files: one document per .txt file, .jsonl line or .parquet row."""
+    """Open text files: one document per .jsonl line, .parquet row, or file of plain text."""
     pattern, fields = source_formats.parse_field_options(source_name, argument, 'text')
-    matched_files = match_files(source_name, pattern, source_formats.FORMATS)
+    matched_files = match_files(source_name, pattern, source_formats.FORMATS, accepts_text=True)
     for _, path in matched_files:
         if source_formats.get_record_format(path) is source_formats.TEXT_FORMAT and fields != FieldNames('text', ''):
             raise UserError(f'{source_name} names fields, but {path} has none; remove them, or match other files')
@@ -408,7 +408,14 @@ def open_tfds(source_name: str, argument: str) -> Source:
     return Source(pieces, ('tfds', *dataclasses.astuple(fields), *split.identity))
 
 
-def match_files(source_name: str, pattern: str, suffixes: Iterable[str]) -> Sequence[tuple[str, Any]]:
+def match_files(
+    source_name: str, pattern: str, suffixes: Iterable[str], accepts_text: bool = False
+) -> Sequence[tuple[str, Any]]:
+    """Return (name, path) of the files that match a pattern.
+
+    Raises:
+        UserError: No file matches, or a file has none of the suffixes and is no text, or `accepts_text` is False.
+    """
     matched_files: Sequence[tuple[str, Any]] = (
         source_files.glob_objects(pattern) if is_remote(pattern) else source_files.glob_files(pattern)
     )
@@ -419,8 +426,10 @@ def match_files(source_name: str, pattern: str, suffixes: Iterable[str]) -> Sequ
             )
         raise UserError(f'{source_name} matches no file; quote the pattern and check the path')
     for _, path in matched_files:
-        if not str(path).endswith(tuple(suffixes)):
-            raise UserError(f'{source_name} matches {path}, which cannot be read; allowed: {", ".join(suffixes)}')
+        if str(path).endswith(tuple(suffixes)) or (accepts_text and source_files.is_text_file(path)):
+            continue
+        allowed = f'{", ".join(suffixes)}{", and other files of UTF-8 text" if accepts_text else ""}'
+        raise UserError(f'{source_name} matches {path}, which cannot be read; allowed: {allowed}')
     return matched_files
 
 
