@@ -16,7 +16,9 @@ __version__ = '0.2.0'
 LAZY_IMPORTS = {'attention': 'sinklab.attn.function', 'UserError': 'sinklab.errors'}
 
 
-def open(model_ref: str, *, bos: str = 'auto', remote_code: bool = False) -> 'OpenedRun | OpenedModel':
+def open(
+    model_ref: str, *, bos: str = 'auto', remote_code: bool = False, dtype: str | None = None
+) -> 'OpenedRun | OpenedModel':
     """Open a run or a model of transformers, to look at its attention and to measure it; nothing is written.
 
     Args:
@@ -25,6 +27,8 @@ def open(model_ref: str, *, bos: str = 'auto', remote_code: bool = False) -> 'Op
         bos: What a text begins with. `auto`: what training or the model's tokenizer puts there; `none`: the text
             itself; `force`: BOS.
         remote_code: Execute the Python code that comes with a model of transformers.
+        dtype: The dtype to compute in, `float32` or `bfloat16`; None: that of the run's config, or float32 for a
+            model of transformers.
 
     Returns:
         An `OpenedRun`, or an `OpenedModel` for `hf:`. Both have `.attention(text)` and `.measure(name, text)`; a run
@@ -36,7 +40,7 @@ def open(model_ref: str, *, bos: str = 'auto', remote_code: bool = False) -> 'Op
     """
     from sinklab import opened_models
 
-    return opened_models.open(model_ref, bos=bos, remote_code=remote_code)
+    return opened_models.open(model_ref, bos=bos, remote_code=remote_code, dtype=dtype)
 
 
 def __getattr__(name: str) -> Any:

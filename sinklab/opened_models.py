@@ -245,7 +245,7 @@ class OpenedRun(OpenedModel):
             UserError: There is no checkpoint at this step.
         """
         (saved_step,) = select_steps(self.subject.run_dir, step)
-        return OpenedRun(RunModel(self.subject.run_dir, saved_step, self.subject.bos))
+        return OpenedRun(RunModel(self.subject.run_dir, saved_step, self.subject.bos, self.subject.dtype))
 
     def params(self, step: int | None = None) -> dict[str, Any]:
         """Read the parameters of a checkpoint, and verify their digests.

@@ -160,6 +160,38 @@ def test_token_losses_match_transformers(model):
     np.testing.assert_allclose(subject.compute_token_losses(IDS_PT).mean(), float(expected), rtol=1e-5)
 
 
+def test_dtype_of_open_model_changes_numbers_as_rounding_does(model):
+    """Compare with float32. Each operation in bfloat16 rounds by at most 2^-9 of a value.
+
+    The shares of attention are at most 1, and some ten operations lie between the embedding and the scores.
+    """
+    _, _, subject = model
+    rounded = HFModel(str(subject.model_dir), dtype='bfloat16')
+    assert rounded.available_arrays == subject.available_arrays
+    assert (rounded.array_layers, rounded.recorder.mode) == (subject.array_layers, subject.recorder.mode)
+    arrays = rounded.capture(IDS_PT, lambda layer: layer)
+    assert {array.dtype for array in arrays.values()} == {np.dtype('float32')}
+    numbers, exact = (measure.measure_model(item, IDS_PT).numbers for item in (rounded, subject))
+    assert 0 < abs(numbers['alpha/1'] - exact['alpha/1']) < 10 * 2**-9
+    losses, exact_losses = (item.compute_token_losses(IDS_PT) for item in (rounded, subject))
+    assert 0 < np.abs(losses - exact_losses).max() < 10 * 2**-9 * exact_losses.max()
+    assert rounded.digest == f'{subject.digest} bfloat16'
+
+
+@pytest.mark.parametrize('bos', ['auto', 'none', 'force'])
+def test_windows_of_text_begin_as_texts_do(gpt2, bos):
+    subject, length = HFModel(str(gpt2[0]), bos), 8
+    ids = subject.encode(open_models.SAMPLE_TEXT)
+    windows = subject.encode_windows(open_models.SAMPLE_TEXT, length)
+    prefix_ids = subject.encode('')
+    assert len(prefix_ids) == (bos == 'force')
+    assert windows[0] == ids[:length]
+    assert {(len(window), *window[: len(prefix_ids)]) for window in windows} == {(length, *prefix_ids)}
+    own_ids = [token_id for window in windows for token_id in window[len(prefix_ids) :]]
+    assert own_ids == ids[len(prefix_ids) :][: len(own_ids)]
+    assert len(ids) - len(prefix_ids) - len(own_ids) < length - len(prefix_ids)
+
+
 @pytest.mark.parametrize(('bos', 'first'), [('auto', None), ('none', None), ('force', '<|end|>')])
 def test_encode_adds_bos_only_if_forced(gpt2, bos, first):
     subject = HFModel(str(gpt2[0]), bos)

@@ -188,6 +188,54 @@ def test_bos_option_sets_first_token_and_loss_matches_reference(trained, bos, be
     np.testing.assert_allclose(subject.compute_token_losses(ids_PT), expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize('bos', ['auto', 'force', 'none'])
+@pytest.mark.parametrize('position', [None, 1, 3, 9])
+def test_windows_of_text_begin_as_texts_do(trained, bos, position):
+    subject, length = sinklab.open(trained[0], bos=bos).subject, 8
+    data = dataclasses.replace(subject.spec.data, fixed_position=position)
+    subject.spec = dataclasses.replace(subject.spec, data=data)
+    text = ' '.join(map(str, range(100)))
+    text_ids = subject.tokenizer.encode(text, add_special_tokens=False).ids
+    windows = subject.encode_windows(text, length)
+    assert windows[0] == subject.encode(text)[:length]
+    assert {len(window) for window in windows} == {length}
+    own_ids = [token_id for window in windows for token_id in window if token_id != data.fixed_token]
+    assert own_ids == text_ids[: len(own_ids)], 'no token is left out or given twice'
+    assert len(text_ids) - len(own_ids) < length
+    places = {tuple(np.flatnonzero(np.array(window) == data.fixed_token)) for window in windows}
+    assert len(places) == 1, 'every window begins as the first does'
+
+
+def test_measure_says_how_many_documents_have_several_windows(trained, capsys, tmp_path):
+    for number in range(3):
+        (tmp_path / f'{number}.log').write_text(' '.join(map(str, range(100 + 100 * number))))
+    given = [str(trained[0]), f'--source=text:{tmp_path}/*', '--length=16', '--sequences']
+    assert main(['measure', *given, '10']) == 0
+    assert 'the 10 texts of natural are windows of fewer documents (3)' in capsys.readouterr().out
+    assert main(['measure', *given, '3', '--json']) == 0
+    assert 'remarks' not in json.loads(capsys.readouterr().out)
+
+
+def test_dtype_of_run_changes_numbers_as_rounding_does(trained, capsys):
+    """Compare with float32. Each operation in bfloat16 rounds by at most 2^-9 of a value.
+
+    The shares of attention are at most 1, and some ten operations lie between the embedding and the scores.
+    """
+    numbers = {}
+    for dtype in ('float32', 'bfloat16'):
+        assert main(['measure', str(trained[0]), '--sequences=4', '--json', f'--dtype={dtype}']) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report['dtype'] == dtype
+        numbers[dtype] = report['inputs']['natural']['alpha/1']
+    assert 0 < abs(numbers['bfloat16'] - numbers['float32']) < 10 * 2**-9
+    assert main(['measure', str(trained[0]), '--sequences=4']) == 0
+    assert '\ncomputed in float32\n' in capsys.readouterr().out
+    run = sinklab.open(trained[0], dtype='bfloat16')
+    assert (run.at(4).spec.model.dtype, run.subject.dtype) == ('bfloat16', 'bfloat16')
+    with pytest.raises(UserError, match='give bfloat16 or float32'):
+        sinklab.open(trained[0], dtype='float16')
+
+
 def test_measure_accepts_text_shorter_than_probe_keys(trained):
     run = sinklab.open(trained[0])
     text = 'a'
@@ -221,11 +269,12 @@ def test_cache_key_depends_on_all_inputs(trained):
         (subject, ids_PT, None, dict(lengths=(4,), thresholds=(0.3,))),
         (other, ids_PT, None, {}),
         (wider, ids_PT, None, {}),
+        (sinklab.open(trained[0], dtype='bfloat16').subject, ids_PT, None, {}),
     ]
     assert len({measure.compute_cache_key(*one) for one in requested}) == len(requested)
     assert measure.compute_cache_key(*requested[0]) == measure.compute_cache_key(
-        sinklab.open(trained[0]).subject, *requested[0][1:]
-    )
+        sinklab.open(trained[0], dtype='float32').subject, *requested[0][1:]
+    ), 'the dtype of the config'
 
 
 def test_perturbation_depends_on_positions(trained):

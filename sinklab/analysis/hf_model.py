@@ -1,6 +1,7 @@
 """A Hugging Face model as a measurable model."""
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -165,7 +166,7 @@ class AttentionRecorder:
     def on_attention_input(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         hidden_states = args[0] if args else kwargs.get('hidden_states')
         if self.is_active() and isinstance(hidden_states, torch.Tensor):
-            self.layer_arrays['normed_PTD'] = hidden_states.numpy()
+            self.layer_arrays['normed_PTD'] = hidden_states.float().numpy()
 
     @record_hook_error
     def on_module_output(self, module: torch.nn.Module, args: tuple, output: Any) -> None:
@@ -178,7 +179,7 @@ class AttentionRecorder:
             if positions:
                 self.weight_positions.setdefault(module, positions[0])
         elif 'attention_PHTS' not in self.layer_arrays:  # modules are nested, and the innermost returns first
-            self.layer_arrays['attention_PHTS'] = values[self.weight_positions[module]].numpy()
+            self.layer_arrays['attention_PHTS'] = values[self.weight_positions[module]].float().numpy()
 
     @record_hook_error
     def on_attention(self, module, query, key, value, scaling, output, attention) -> None:
@@ -194,11 +195,11 @@ class AttentionRecorder:
         self.attending_module = module
         group_size, width = query.shape[1] // key.shape[1], query.shape[-1]
         if scaling is not None and scaling * width**0.5 != 1:  # scores are <q, k> / sqrt(K) here
-            query = query * (scaling * width**0.5)
+            query = query.float() * (scaling * width**0.5)
         key, value = (array.repeat_interleave(group_size, 1) if group_size > 1 else array for array in (key, value))
         arrays = dict(query_PTHK=query, key_PSHK=key, value_PSHK=value)
-        self.layer_arrays |= {name: array.transpose(1, 2).numpy() for name, array in arrays.items()}
-        self.layer_arrays |= dict(attention_PHTS=attention.numpy(), head_PTHK=output.numpy())
+        self.layer_arrays |= {name: array.transpose(1, 2).float().numpy() for name, array in arrays.items()}
+        self.layer_arrays |= dict(attention_PHTS=attention.float().numpy(), head_PTHK=output.float().numpy())
 
     @record_hook_error
     def on_layer_output(self, module: torch.nn.Module, args: tuple, output: Any) -> None:
@@ -207,7 +208,7 @@ class AttentionRecorder:
         residual = next(iterate_values(output), None)
         # Gemma 3n has several residual streams, and CPM-Ant puts tokens of its own before a text.
         if isinstance(residual, torch.Tensor) and residual.ndim == 3 and residual.shape[1] == self.length:
-            self.layer_arrays['residual_PTD'] = residual.numpy()
+            self.layer_arrays['residual_PTD'] = residual.float().numpy()
         self.append_layer(self.layer_arrays)
         self.layer_arrays, self.attending_module, self.layer_number = {}, None, self.layer_number + 1
 
@@ -224,7 +225,7 @@ def add_model_attentions(layers: list[LayerArrays], output: Any) -> Iterator[Lay
     attentions = getattr(output, 'attentions', None) or ()
     for index, layer in enumerate(layers):
         attention = attentions[index] if len(attentions) == len(layers) else None
-        yield layer if attention is None else layer | dict(attention_PHTS=attention.numpy())
+        yield layer if attention is None else layer | dict(attention_PHTS=attention.float().numpy())
 
 
 def iterate_values(output: Any) -> Iterator[Any]:
@@ -245,15 +246,16 @@ def is_attention_weights(value: Any) -> bool:
     """
     if not isinstance(value, torch.Tensor) or value.ndim != 4 or value.shape[0] != 1 or value.shape[2:] != (2, 2):
         return False
-    mass = value.sum(-1)
-    return bool((value >= 0).all() and (mass > 0).all() and (mass < 1 + 1e-4).all())
+    mass, tolerance = value.float().sum(-1), 2**-8 if value.dtype == torch.bfloat16 else 1e-4
+    return bool((value >= 0).all() and (mass > 0).all() and (mass < 1 + tolerance).all())
 
 
 def make_run_error(model: torch.nn.Module, name: str, error: Exception) -> UserError:
     """Make the UserError for an exception that transformers raises while a model runs."""
     return UserError(
         f'{name} (model type {model.config.model_type}) cannot be run by transformers {transformers.__version__}: '
-        f'{format_error(error, with_type=True)}; give another model'
+        f'{format_error(error, with_type=True)}; '
+        f'give {"another model" if model.dtype == torch.float32 else "--dtype=float32"}'
     )
 
 
@@ -295,20 +297,29 @@ transformers.AttentionInterface.register(ATTENTION_NAME, record_eager_attention)
 transformers.AttentionMaskInterface.register(ATTENTION_NAME, ALL_MASK_ATTENTION_FUNCTIONS['eager'])
 
 
+DEFAULT_DTYPE = 'float32'
 NUM_FIRST_KEYS = 10  # number of first tokens whose importance is reported, as in the paper
 MAX_BATCH_BYTES = 1 << 26  # bytes of the attention weights of one layer in a batch
 
 
 class HFModel:
-    """A causal language model of transformers in float32.
+    """A causal language model of transformers.
 
-    `bos` is `auto` (what the tokenizer adds by itself), `none`, or `force` (BOS before every text).
+    `bos` is `auto` (what the tokenizer adds by itself), `none`, or `force` (BOS before every text). `dtype` is the
+    type of weights and activations. Captured arrays are float32.
     """
 
-    def __init__(self, model_dir: str | Path, bos: str = 'auto', remote_code: bool = False, name: str = ''):
-        self.model_dir, self.name, self.bos = Path(model_dir), name or f'hf:{model_dir}', bos
+    def __init__(
+        self,
+        model_dir: str | Path,
+        bos: str = 'auto',
+        remote_code: bool = False,
+        name: str = '',
+        dtype: str = DEFAULT_DTYPE,
+    ):
+        self.model_dir, self.name, self.bos, self.dtype = Path(model_dir), name or f'hf:{model_dir}', bos, dtype
         check_has_attention(self.model_dir, self.name, remote_code)
-        self.model = load_model(self.model_dir, self.name, remote_code)
+        self.model = load_model(self.model_dir, self.name, remote_code, getattr(torch, dtype))
         self.config = self.model.config.get_text_config()
         self.remote_code = remote_code
         self.vocabulary = self.config.vocab_size
@@ -328,7 +339,8 @@ class HFModel:
 
     @functools.cached_property
     def digest(self) -> str:
-        return f'{files.digest_model_dir(self.model_dir)} {self.bos}'
+        digest = f'{files.digest_model_dir(self.model_dir)} {self.bos}'
+        return digest if self.dtype == DEFAULT_DTYPE else f'{digest} {self.dtype}'
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -393,7 +405,8 @@ class HFModel:
         return 'rotary' if rotary else 'alibi' if alibi else 'learned'
 
     def encode(self, text: str) -> list[int]:
-        ids = self.tokenizer(text, add_special_tokens=self.bos == 'auto')['input_ids']
+        # verbose=False: no warning that the text is longer than the model reads, since it is cut later
+        ids = self.tokenizer(text, add_special_tokens=self.bos == 'auto', verbose=False)['input_ids']
         if unknown_ids := [token_id for token_id in ids if token_id >= self.vocabulary]:
             raise UserError(
                 f'the tokenizer of {self.name} gives the id {unknown_ids[0]}, but the model has ids below '
@@ -405,6 +418,13 @@ class HFModel:
         if bos_id is None:
             raise UserError(f'{self.name} has no BOS; remove --bos=force')
         return ids if ids[:1] == [bos_id] else [bos_id, *ids]
+
+    def encode_windows(self, text: str, length: int) -> list[list[int]]:
+        ids = self.encode(text)
+        pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self.encode(''), ids, strict=False))
+        prefix_ids = [token_id for token_id, _ in pairs]
+        size = max(1, length - len(prefix_ids))
+        return [[*prefix_ids, *ids[end - size : end]][:length] for end in range(length, len(ids) + 1, size)]
 
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
         return [self.tokenizer.decode([int(token_id)]) for token_id in ids_T]
@@ -479,7 +499,7 @@ class HFModel:
             ids = torch.as_tensor(ids_PT, dtype=torch.long)
             with torch.inference_mode():
                 try:
-                    logits = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1]
+                    logits = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
                 except Exception as error:
                     raise make_run_error(self.model, self.name, error) from error
                 loss_PT = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction='none')
@@ -520,13 +540,13 @@ def check_has_attention(model_dir: Any, name: str, remote_code: bool) -> None:
         )
 
 
-def load_model(model_dir: Any, name: str, remote_code: bool) -> torch.nn.Module:
+def load_model(model_dir: Any, name: str, remote_code: bool, dtype: torch.dtype) -> torch.nn.Module:
     """Load a model; refuse it if a parameter is missing in its files.
 
     Models without support for transformers' attention interface (GPT-J, GPT-Neo, Falcon) refuse ATTENTION_NAME. They
     are loaded with their own eager attention.
     """
-    options = dict(dtype=torch.float32, use_safetensors=True, trust_remote_code=remote_code)
+    options = dict(dtype=dtype, use_safetensors=True, trust_remote_code=remote_code)
     for implementation in (ATTENTION_NAME, 'eager'):
         with suppress_transformers_logs(transformers):
             try:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -52,25 +52,43 @@ class InputSpec:
     source: str | None  # of texts; None: the held-out texts of the run
 
 
-def make_inputs(model: MeasurableModel, kinds: list[str], input_spec: InputSpec) -> dict[str, np.ndarray]:
+RemarkFn = Callable[[str], Any]
+
+
+def ignore_remark(remark: str) -> None:
+    """Do nothing."""
+
+
+def make_inputs(
+    model: MeasurableModel, kinds: list[str], input_spec: InputSpec, on_remark: RemarkFn = ignore_remark
+) -> dict[str, np.ndarray]:
     """Make ids_PT for each kind of input; the kind `domains` gives one domain/NAME for each domain.
 
-    Repeated sequences do not get the training format, so that no other token stands before them.
+    Repeated sequences do not get the training format, so that no other token stands before them. `on_remark` is
+    called with a sentence if several texts are windows of one document.
     """
-    inputs = {}
+    inputs: dict[str, np.ndarray] = {}
     for kind in kinds:
-        inputs |= (
-            read_domains(model, input_spec) if kind == 'domains' else {kind: INPUT_MAKERS[kind](model, input_spec)}
-        )
+        if kind in SYNTHETIC_INPUTS:
+            inputs[kind] = SYNTHETIC_INPUTS[kind](model, input_spec)
+        elif kind == 'domains':
+            inputs |= read_domains(model, input_spec, on_remark)
+        else:
+            inputs[kind] = read_natural(model, input_spec, on_remark)
     return {
         name: ids_PT if name == 'repeated' else model.apply_training_format(ids_PT) for name, ids_PT in inputs.items()
     }
 
 
-def read_natural(model: MeasurableModel, input_spec: InputSpec) -> np.ndarray:
+def read_natural(model: MeasurableModel, input_spec: InputSpec, on_remark: RemarkFn) -> np.ndarray:
     if input_spec.source is None:
         return load_held_out(model, input_spec)
-    return encode_beginnings(model, input_spec, read_documents(input_spec.source), input_spec.source)
+    texts = SourceTexts(model, input_spec)
+    for document in read_documents(input_spec.source):
+        texts.add(document.text)
+        if texts.are_enough:
+            break
+    return texts.cut_sequences('natural', input_spec.source, on_remark)
 
 
 def draw_random(model: MeasurableModel, input_spec: InputSpec) -> np.ndarray:
@@ -84,22 +102,35 @@ def draw_repeated(model: MeasurableModel, input_spec: InputSpec) -> np.ndarray:
     return ids_P1.repeat(input_spec.length, 1)
 
 
-def read_domains(model: MeasurableModel, input_spec: InputSpec) -> dict[str, np.ndarray]:
+SYNTHETIC_INPUTS = {'random': draw_random, 'repeated': draw_repeated}
+
+
+def read_domains(model: MeasurableModel, input_spec: InputSpec, on_remark: RemarkFn) -> dict[str, np.ndarray]:
     """Read the texts of each domain of a source, or of the run's token store."""
     if input_spec.source is None:
         names = model.list_domains()
         if len(names) < 2:
             raise UserError(f'{model.name} was trained on one domain; give natural instead of domains')
         return {f'domain/{name}': load_held_out(model, input_spec, domain=name) for name in names}
-    by_domain: dict[str, list[Document]] = {}
+    by_domain: dict[str, SourceTexts] = {}
     for document in read_documents(input_spec.source):
-        by_domain.setdefault(document.domain, []).append(document)
+        texts = by_domain.setdefault(get_domain(document), SourceTexts(model, input_spec))
+        if not texts.are_enough:
+            texts.add(document.text)
     if len(by_domain) < 2:
-        raise UserError(f'{input_spec.source} has one domain; give natural instead of domains')
+        raise UserError(
+            f'{input_spec.source} has one domain; put the files of each domain into a folder of its own, or give '
+            'natural instead of domains'
+        )
     return {
-        f'domain/{name}': encode_beginnings(model, input_spec, iter(domain_documents), name)
-        for name, domain_documents in by_domain.items()
+        f'domain/{name}': texts.cut_sequences(f'domain/{name}', name, on_remark) for name, texts in by_domain.items()
     }
+
+
+def get_domain(document: Document) -> str:
+    """Return the domain of a document; if the source names none, the first folder in the name of the document."""
+    folder, _, name = document.name.partition('/')
+    return document.domain or (folder if name else '')
 
 
 def read_documents(source_name: str) -> Iterator[Document]:
@@ -110,23 +141,67 @@ def read_documents(source_name: str) -> Iterator[Document]:
     )
 
 
-def encode_beginnings(
-    model: MeasurableModel, input_spec: InputSpec, documents: Iterator[Document], name: str
-) -> np.ndarray:
-    """Return the first token ids of the first documents that are long enough."""
-    ids = (model.encode(document.text[: MAX_CHARS_PER_TOKEN * input_spec.length]) for document in documents)
-    sequences = [
-        *itertools.islice(
-            (token_ids[: input_spec.length] for token_ids in ids if len(token_ids) >= input_spec.length),
-            input_spec.sequences,
+class SourceTexts:
+    """The texts of the documents that are long enough, from which sequences are cut.
+
+    A sequence is the beginning of a document. If there are fewer documents than sequences, further sequences are
+    windows of the same documents that do not overlap: the second of each document, then the third, and so on.
+    """
+
+    def __init__(self, model: MeasurableModel, input_spec: InputSpec):
+        self.model, self.sequences, self.length = model, input_spec.sequences, input_spec.length
+        self.window_chars = MAX_CHARS_PER_TOKEN * input_spec.length  # characters that are encoded for each window
+        self.beginnings: list[list[int]] = []
+        self.texts: list[str] = []  # of these documents, as far as they can be needed
+
+    @property
+    def are_enough(self) -> bool:
+        return len(self.beginnings) == self.sequences
+
+    def add(self, text: str) -> None:
+        """Add the text of a document if it is long enough."""
+        ids = self.model.encode(text[: self.window_chars])
+        if len(ids) >= self.length:
+            self.texts.append(text[: self.window_chars * (self.sequences - len(self.texts))])
+            self.beginnings.append(ids[: self.length])
+
+    def cut_sequences(self, name: str, source_name: str, on_remark: RemarkFn) -> np.ndarray:
+        """Return ids_PT; call `on_remark` if documents have several windows.
+
+        Args:
+            name: The name of the input, for the remark.
+            source_name: The name of the source or the domain, for the error.
+            on_remark: Called with the remark.
+
+        Raises:
+            UserError: The documents have too few windows.
+        """
+        if self.are_enough:
+            return np.array(self.beginnings)
+        windows = self.encode_windows()
+        if len(windows) < self.sequences:
+            raise UserError(
+                f'{self.sequences} texts of {self.length} tokens are needed, {source_name} has {len(windows)}; '
+                'lower --sequences or --length, or give another --source'
+            )
+        on_remark(
+            f'the {self.sequences} texts of {name} are windows of fewer documents ({len(self.texts)}), because no '
+            f'others have {self.length} tokens'
         )
-    ]
-    if len(sequences) < input_spec.sequences:
-        raise UserError(
-            f'{input_spec.sequences} texts of {input_spec.length} tokens are needed, {name} has {len(sequences)}; '
-            'lower --sequences or --length, or give another --source'
-        )
-    return np.array(sequences)
+        return np.array(windows)
+
+    def encode_windows(self) -> list[list[int]]:
+        """Return windows in rounds, at most as many as needed, without encoding much more of a text than that."""
+        num_rounds, by_text = math.ceil(self.sequences / max(1, len(self.texts))), []
+        while sum(map(len, by_text)) < self.sequences:
+            size = num_rounds * self.window_chars
+            by_text = [self.model.encode_windows(text[:size], self.length) for text in self.texts]
+            if max(map(len, self.texts), default=0) <= size:  # all is encoded
+                break
+            by_text = [windows[:num_rounds] for windows in by_text]  # the rounds that are complete
+            num_rounds *= 2
+        in_rounds = itertools.chain.from_iterable(itertools.zip_longest(*by_text))
+        return [window for window in in_rounds if window is not None][: self.sequences]
 
 
 def load_held_out(model: RunModel, input_spec: InputSpec, domain: str | None = None) -> np.ndarray:
@@ -135,9 +210,6 @@ def load_held_out(model: RunModel, input_spec: InputSpec, domain: str | None = N
     sizes = dict(sequences=input_spec.sequences, length=input_spec.length, domain=domain or probe.domain)
     probe = dataclasses.replace(probe, inputs='natural', **sizes)
     return load_run_data(dataclasses.replace(model.spec, probe=probe)).probe_PT
-
-
-INPUT_MAKERS = {'natural': read_natural, 'random': draw_random, 'repeated': draw_repeated}
 
 
 def parse_positions(option: str, length: int) -> np.ndarray:
@@ -477,7 +549,7 @@ class MeasureRequest:
 class MeasureResult:
     """The result of a MeasureJob. It does not hold the model, whose memory can be freed."""
 
-    header: dict[str, Any]  # model, digest, and the fields of the request that OPEN_MODEL_DEFAULTS names
+    header: dict[str, Any]  # model, digest, dtype, and the fields of the request that OPEN_MODEL_DEFAULTS names
     step: int | None  # the step of a run
     measurements: dict[str, Measurement]  # for each input
     published: dict[str, float]
@@ -496,6 +568,7 @@ class MeasureJob:
     model: MeasurableModel
     request: MeasureRequest
     ids_by_input: dict[str, np.ndarray]  # ids_PT for each input
+    remarks: tuple[str, ...] = ()  # on the inputs
 
     @property
     def num_sequences(self) -> int:
@@ -503,10 +576,10 @@ class MeasureJob:
 
     def run(self, on_progress: ProgressFn = ignore_progress) -> MeasureResult:
         measurements = {name: self.measure_input(name, on_progress) for name in self.ids_by_input}
-        header = dict(model=self.model.name, digest=self.model.digest)
+        header = dict(model=self.model.name, digest=self.model.digest, dtype=self.model.dtype)
         header |= {name: getattr(self.request, name) for name in OPEN_MODEL_DEFAULTS}
-        if self.model.remarks:
-            header |= dict(remarks=[*self.model.remarks])
+        if remarks := [*self.model.remarks, *self.remarks]:
+            header |= dict(remarks=remarks)
         step = getattr(self.model, 'step', None)
         return MeasureResult(
             header, step, measurements, self.get_published(), self.evaluate_propositions(measurements)
@@ -538,7 +611,9 @@ class MeasureJob:
 def make_job(model: MeasurableModel, request: MeasureRequest) -> MeasureJob:
     full_request = request.fill_defaults(model)
     input_fields = {field.name: getattr(full_request, field.name) for field in dataclasses.fields(InputSpec)}
-    return MeasureJob(model, full_request, make_inputs(model, full_request.inputs, InputSpec(**input_fields)))
+    remarks: list[str] = []
+    ids_by_input = make_inputs(model, full_request.inputs, InputSpec(**input_fields), remarks.append)
+    return MeasureJob(model, full_request, ids_by_input, tuple(remarks))
 
 
 def compute_forward_pass_metrics(

@@ -35,6 +35,11 @@ class MeasurableModel(Protocol):
         ...
 
     @property
+    def dtype(self) -> str:
+        """The dtype of activations: `float32` or `bfloat16`. Metrics are computed in float32 in both cases."""
+        ...
+
+    @property
     def vocabulary(self) -> int: ...
 
     @property
@@ -69,6 +74,13 @@ class MeasurableModel(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, with the tokens that are put before every text."""
+        ...
+
+    def encode_windows(self, text: str, length: int) -> list[list[int]]:
+        """Return the token ids of consecutive windows of a text, as if each was a text of its own.
+
+        Each has `length` ids with those that are put before every text. A remainder that fills no window is left out.
+        """
         ...
 
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:

@@ -1,10 +1,12 @@
 """Resolution of model references: RUN[@STEP] or hf:PATH_OR_ID to a measurable model."""
 
 from collections.abc import Iterator
+from typing import get_args
 
 from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import digests
+from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
 from sinklab.hf import files
 from sinklab.install_commands import format_extra_command
@@ -18,25 +20,32 @@ from sinklab.run_dir import (
 )
 
 
-def open_model(model_ref: str, bos: str = 'auto', remote_code: bool = False) -> MeasurableModel:
-    """Open a checkpoint of a run (the newest complete one if no step is given), or hf:PATH_OR_ID."""
+def open_model(
+    model_ref: str, bos: str = 'auto', remote_code: bool = False, dtype: str | None = None
+) -> MeasurableModel:
+    """Open a checkpoint of a run (the newest complete one if no step is given), or hf:PATH_OR_ID.
+
+    It computes in `dtype`; None: that of the run's config, or float32 for a Hugging Face model.
+    """
+    if dtype not in (None, *get_args(DtypeName)):
+        raise UserError(f'dtype={dtype} is not allowed; give {" or ".join(get_args(DtypeName))}')
     if model_ref.startswith(HF_PREFIX):
         model_dir = files.find_model_dir(model_ref.removeprefix(HF_PREFIX), remote_code)  # before torch is loaded
         try:
-            from sinklab.analysis.hf_model import HFModel
+            from sinklab.analysis.hf_model import DEFAULT_DTYPE, HFModel
         except ImportError as error:
             raise UserError(f'{model_ref} needs {error.name}; install it: {format_extra_command("hf")}') from error
         with files.explain_remote_code(model_ref):
-            return HFModel(model_dir, bos, remote_code, model_ref)
-    return RunModel(*resolve_checkpoint(model_ref, accepts_hf_models=True), bos)
+            return HFModel(model_dir, bos, remote_code, model_ref, dtype or DEFAULT_DTYPE)
+    return RunModel(*resolve_checkpoint(model_ref, accepts_hf_models=True), bos, dtype)
 
 
-def open_all_checkpoints(run_ref: str, bos: str = 'auto') -> Iterator[MeasurableModel]:
+def open_all_checkpoints(run_ref: str, bos: str = 'auto', dtype: str | None = None) -> Iterator[MeasurableModel]:
     """Yield a model for each checkpoint of a run; each is opened when it is reached."""
     run_dir, step = resolve_run(run_ref)
     if step is not None:
         raise UserError(f'--all measures all steps, but {run_ref} is one step; give {run_dir}')
-    return (RunModel(run_dir, saved_step, bos) for saved_step in select_steps(run_dir, step))
+    return (RunModel(run_dir, saved_step, bos, dtype) for saved_step in select_steps(run_dir, step))
 
 
 def resolve_checkpoint(run_ref: str, accepts_hf_models: bool = False) -> tuple[RunDir, int]:

@@ -65,10 +65,15 @@ BOS_CHANGES: dict[str, tuple[dict, dict]] = {
 
 
 class RunModel:
-    """A checkpoint of a run. Nothing is written to the run directory."""
+    """A checkpoint of a run. Nothing is written to the run directory.
 
-    def __init__(self, run_dir: RunDir, step: int, bos: str = 'auto'):
+    `dtype` is the type of activations; None: that of the config.
+    """
+
+    def __init__(self, run_dir: RunDir, step: int, bos: str = 'auto', dtype: str | None = None):
         self.run_dir, self.step, self.bos, self.spec = run_dir, step, bos, apply_bos(read_spec(run_dir), bos)
+        if dtype:
+            self.spec = dataclasses.replace(self.spec, model=dataclasses.replace(self.spec.model, dtype=dtype))
         self.name = f'{run_dir}@{step}'
         self.vocabulary = self.spec.model.vocabulary
         # All layers have all arrays and the same number of heads.
@@ -110,11 +115,28 @@ class RunModel:
 
         If probes put none, the ids have the format of training.
         """
-        ids_T = np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        return self.add_first_tokens(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def add_first_tokens(self, ids: list[int]) -> list[int]:
         prefix_ids = PREPENDED_IDS[self.spec.probe.prepend](self.spec.data)
         if prefix_ids or self.bos == 'none':
-            return [*prefix_ids, *ids_T.tolist()]
-        return strip_loss_mask(add_training_tokens(ids_T, self.spec.data)).tolist()
+            return [*prefix_ids, *ids]
+        return strip_loss_mask(add_training_tokens(np.array(ids, np.int32), self.spec.data)).tolist()
+
+    def encode_windows(self, text: str, length: int) -> list[list[int]]:
+        text_id = self.vocabulary  # no id of the vocabulary; stands for the ids of the text
+        window_ids = self.add_first_tokens([text_id] * (length + (self.spec.data.fixed_position or 0)))[:length]
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        num_windows = len(ids) // max(1, window_ids.count(text_id))
+        text_ids = iter(ids)
+        return [
+            [next(text_ids) if window_id == text_id else window_id for window_id in window_ids]
+            for _ in range(num_windows)
+        ]
+
+    @property
+    def dtype(self) -> str:
+        return self.spec.model.dtype
 
     @property
     def position(self) -> str:

@@ -11,9 +11,10 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from sinklab.cli.checkpoint_flags import add_model_argument
+from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
 from sinklab.escape import escape_control
 from sinklab.storage.atomic_write import writable_folder
@@ -96,6 +97,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='BOS before each text: auto (as in training), none (never) or force (always)',
     )
     parser.add_argument(
+        '--dtype',
+        choices=get_args(DtypeName),
+        help='dtype to compute in (default: that of the config of the run, or float32 for an open model)',
+    )
+    parser.add_argument(
         '--remote-code',
         action='store_true',
         help='run the Python code that comes with an open model; only for a model that you trust',
@@ -118,7 +124,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     from sinklab.analysis import measure, model_ref
 
     measured_models = (
-        model_ref.open_all_checkpoints(args.model, args.bos)
+        model_ref.open_all_checkpoints(args.model, args.bos, args.dtype)
         if args.all
         else [model_ref.open_model(*get_model_args(args))]
     )
@@ -149,8 +155,8 @@ def measure_model(model: 'MeasurableModel', request: 'MeasureRequest') -> 'Measu
         return job.run(on_progress)
 
 
-def get_model_args(args: argparse.Namespace) -> tuple[str, str, bool]:
-    return args.model, args.bos, args.remote_code
+def get_model_args(args: argparse.Namespace) -> tuple[str, str, bool, str | None]:
+    return args.model, args.bos, args.remote_code, args.dtype
 
 
 def parse_request(args: argparse.Namespace) -> 'MeasureRequest':
@@ -199,6 +205,7 @@ def print_measurements(reports: list[dict]) -> None:
         print_one_model(reports[0])
     else:
         print_several_models(reports)
+    print(f'computed in {reports[0]["dtype"]}')
     for report in reports:
         for remark in report.get('remarks', ()):
             print(escape_control(f'{report["model"]}: {remark}'))

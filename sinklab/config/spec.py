@@ -52,6 +52,7 @@ MAX_RELATIVE_DISTANCE = 128  # relative positions do not distinguish keys from t
 FFNName = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu']
 BackendName = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
 GateName = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']
+DtypeName = Literal['bfloat16', 'float32']
 
 # {field of OptimizerConfig: {value of the field: other fields that only some values use}}. Fields of OptimizerConfig
 # that are not listed here are used with every value.
@@ -213,7 +214,7 @@ class ModelConfig:
     initialization: Literal['released', 'released_even', 'gpt2', 'torch'] = 'released'
     """Distribution of the initial parameters: as the released code (`released_even`: also scaling the last
     map of FFNs other than SwiGLU by depth), as GPT-2, or as PyTorch defaults."""
-    dtype: Literal['bfloat16', 'float32'] = 'bfloat16'
+    dtype: DtypeName = 'bfloat16'
     """Type of the computation; parameters and attention statistics are float32."""
     attention: AttentionConfig = AttentionConfig()
     """The attention operation."""
