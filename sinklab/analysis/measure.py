@@ -123,7 +123,8 @@ def read_domains(model: MeasurableModel, input_spec: InputSpec, on_remark: Remar
             'natural instead of domains'
         )
     return {
-        f'domain/{name}': texts.cut_sequences(f'domain/{name}', name, on_remark) for name, texts in by_domain.items()
+        f'domain/{name}': texts.cut_sequences(f'domain/{name}', name or input_spec.source, on_remark)
+        for name, texts in by_domain.items()
     }
 
 
@@ -192,14 +193,16 @@ class SourceTexts:
 
     def encode_windows(self) -> list[list[int]]:
         """Return windows in rounds, at most as many as needed, without encoding much more of a text than that."""
-        num_rounds, by_text = math.ceil(self.sequences / max(1, len(self.texts))), []
-        while sum(map(len, by_text)) < self.sequences:
-            size = num_rounds * self.window_chars
+        size = (math.ceil(self.sequences / max(1, len(self.texts))) + 1) * self.window_chars // 4  # a usual density
+        while True:
             by_text = [self.model.encode_windows(text[:size], self.length) for text in self.texts]
-            if max(map(len, self.texts), default=0) <= size:  # all is encoded
+            # The last window of a text that is cut is left out: its last tokens may be others than in the whole text.
+            cut = [len(windows) - 1 for windows, text in zip(by_text, self.texts, strict=True) if len(text) > size]
+            num_rounds = max(0, min(cut, default=self.sequences))
+            by_text = [windows[:num_rounds] for windows in by_text]
+            if not cut or sum(map(len, by_text)) >= self.sequences:
                 break
-            by_text = [windows[:num_rounds] for windows in by_text]  # the rounds that are complete
-            num_rounds *= 2
+            size *= 2
         in_rounds = itertools.chain.from_iterable(itertools.zip_longest(*by_text))
         return [window for window in in_rounds if window is not None][: self.sequences]
 
