@@ -36,7 +36,7 @@ class MeasurableModel(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The dtype of activations: `float32` or `bfloat16`. Metrics are computed in float32 in both cases."""
+        """The type of activations: `float32` or `bfloat16`."""
         ...
 
     @property
