@@ -1,6 +1,6 @@
 """Generator of docs/paper/tables.md: tables and figures of the paper and later work, with our results.
 
-Published numbers come from the rows in configs/ and from sinklab/analysis/measure.py. Our numbers come from
+Published numbers come from the files of configs/. Our numbers come from
 docs/results/claims.json, and `sinklab claims` computes the verdicts from them. This module defines which rows belong
 to which table, and what a missing result would need.
 """
@@ -24,10 +24,10 @@ from docs.reference import (
     format_value,
     make_file_slug,
 )
-from sinklab.analysis.measure import PUBLISHED_SINK_RATES
 from sinklab.cli import claims as claims_command
 from sinklab.cli import config_flags
 from sinklab.config.spec import Spec
+from sinklab.configs.open_models import PUBLISHED_SINK_RATES
 from sinklab.errors import UserError
 from sinklab.metrics.registry import find_metric_info
 from sinklab.model import flops

@@ -14,6 +14,7 @@ import numpy as np
 
 from sinklab.analysis.model_protocol import MeasurableModel, ProgressFn, ignore_progress
 from sinklab.analysis.run_model import RunModel
+from sinklab.configs.open_models import PUBLISHED_SINK_RATES
 from sinklab.data.documents import Document, require_intact
 from sinklab.data.run_data import load_run_data
 from sinklab.data.sources import open_source
@@ -283,21 +284,6 @@ def measure_selection(
             [np.nanmean(silenced.compute_token_losses(ids_PT, position_T)) - loss for silenced in silenced_models]
         ),
     )
-
-
-PUBLISHED_SINK_RATES: dict[str, dict[str, float]] = {
-    'gpt2-xl': {'natural': 77.00, 'random': 70.29, 'repeated': 62.28},
-    'Mistral-7B-v0.1': {'natural': 97.49, 'random': 75.21, 'repeated': 0.00},
-    'Mistral-7B-Instruct-v0.1': {'natural': 88.34},
-    'Llama-2-7b-hf': {'natural': 92.47, 'random': 90.13, 'repeated': 0.00},
-    'Llama-2-7b-chat-hf': {'natural': 92.88},
-    'Llama-2-13b-hf': {'natural': 91.69},
-    'Llama-2-13b-chat-hf': {'natural': 90.94},
-    'Meta-Llama-3-8B': {'natural': 99.02, 'random': 91.23, 'repeated': 0.00},
-    'Meta-Llama-3-8B-Instruct': {'natural': 98.85},
-    'Jamba-v0.1': {'natural': 88.48},
-    'AI21-Jamba-1.5-Mini': {'natural': 87.88},
-}
 
 
 PUBLISHED_LENGTH = 64

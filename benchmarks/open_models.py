@@ -1,0 +1,302 @@
+"""Measure pretrained models in the experiments of configs/open_models.py, and write docs/results/open_models.md.
+
+    python benchmarks/corpora.py build/corpora
+    python benchmarks/open_models.py --corpora=build/corpora
+    python benchmarks/open_models.py --corpora=build/corpora --models=NAME=hf:PATH --out=mine.json --sequences=20
+    python benchmarks/open_models.py --page
+
+Results are written into the JSON file after each experiment. An experiment that is in the file is not run again,
+unless the model, the texts or the options have changed. With the default file, the tables of the page and its
+pictures are written at the end (docs/open_model_results.py); --page writes them alone.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import os
+import platform
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sinklab
+from benchmarks.corpora import DIGESTS
+from docs import open_model_results
+from sinklab.analysis.measure import MeasureRequest, MeasureResult, make_job
+from sinklab.analysis.model_protocol import MeasurableModel
+from sinklab.cli.main import main as run_sinklab
+from sinklab.configs.open_models import EXPERIMENTS, MODELS
+from sinklab.errors import UserError, format_error
+from sinklab.storage.atomic_write import atomic_write
+from sinklab.train.setup import get_package_versions
+
+SIGNIFICANT_DIGITS = 6
+PACKAGES = 'torch', 'transformers', 'jax', 'numpy', 'gguf'
+REQUEST_FIELDS = {field.name for field in dataclasses.fields(MeasureRequest)}
+DEFAULT_LENGTH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelEntry:
+    """A model on the command line: its display name and its reference for `sinklab.open`."""
+
+    name: str
+    ref: str
+
+    @property
+    def is_chat(self) -> bool:
+        known = MODELS.get(self.name, {}).get('chat')
+        return bool(re.search(r'(?i)instruct|chat|-it\b', self.name)) if known is None else known
+
+    @property
+    def source(self) -> str:
+        """Where the model comes from, without a path of this machine."""
+        entry = MODELS.get(self.name)
+        return f'{entry["file"]} of {entry["package"]}' if entry else Path(self.ref.partition(':')[2]).name
+
+
+@functools.lru_cache(maxsize=1)
+def open_model(ref: str, bos: str) -> MeasurableModel:
+    return sinklab.open(ref, bos=bos).subject
+
+
+def round_number(value: float) -> float | None:
+    """Round to SIGNIFICANT_DIGITS; None for nan and infinities, which JSON does not have."""
+    return float(f'{value:.{SIGNIFICANT_DIGITS}g}') if np.isfinite(value) else None
+
+
+def round_list(values: Any) -> list[float | None]:
+    return [round_number(float(value)) for value in values]
+
+
+def select_numbers(numbers: dict[str, float], metrics: tuple[str, ...]) -> dict[str, Any]:
+    """Return the numbers of metrics; for a metric that ends in *, the list over layers."""
+    selected = {}
+    for metric in metrics:
+        if metric.endswith('*'):
+            names = sorted(name for name in numbers if name.startswith(metric[:-1]))
+            values = round_list(numbers[name] for name in names)
+        else:
+            values = round_number(numbers[metric]) if metric in numbers else None
+        if values not in (None, []):
+            selected[metric] = values
+    return selected
+
+
+def reduce_array(name: str, array: np.ndarray) -> dict[str, list[float | None]]:
+    """Return for each layer the value of the first token, and the mean of the other tokens.
+
+    Args:
+        name: The name of the array, which ends in LT (a value for each token) or in LH2 (of the first key and of the
+            others, for each head).
+        array: The array.
+    """
+    if name.endswith('_LH2'):
+        first_L, others_L = np.moveaxis(array.mean(1), -1, 0)
+    else:
+        first_L, others_L = array[:, 0], array[:, 1:].mean(1)
+    return dict(first=round_list(first_L), others=round_list(others_L))
+
+
+def measure_variant(model: ModelEntry, experiment: dict, options: dict, corpora: Path) -> dict[str, Any]:
+    """Return the numbers and arrays of a variant."""
+    subject = open_model(model.ref, options.get('bos', 'auto'))
+    fields = {name: value for name, value in options.items() if name in REQUEST_FIELDS}
+    source = f'text:{corpora / options["domain"]}/*.txt'
+    job = make_job(subject, MeasureRequest(source=source, **fields))
+    if options.get('bos_first'):
+        bos_id = subject.tokenizer.bos_token_id
+        if bos_id is None:
+            raise UserError(f'{model.name} has no BOS')
+        ids_by_input = {name: ids_PT.copy() for name, ids_PT in job.ids_by_input.items()}
+        for ids_PT in ids_by_input.values():
+            ids_PT[:, 0] = bos_id
+        job = dataclasses.replace(job, ids_by_input=ids_by_input)
+    result: MeasureResult = job.run()
+    (measurement,) = result.measurements.values()
+    found = dict(values=select_numbers(measurement.numbers, experiment['metrics']))
+    if arrays := [name for name in experiment.get('arrays', ()) if name in measurement.arrays]:
+        found['layers'] = {name: reduce_array(name, measurement.arrays[name]) for name in arrays}
+    return found
+
+
+def show_attention(model: ModelEntry, experiment: dict, options: dict, corpora: Path) -> dict[str, Any]:
+    """Return the attention matrix of the head with the most attention to the first token; layers count from 1."""
+    attention = sinklab.open(model.ref).attention(options['text'])
+    layer, head = attention.strongest()
+    matrix_TS = attention.matrix_LHTS[attention.layers.index(layer), head]
+    matrix = [[round(float(weight), 3) for weight in row] for row in matrix_TS]
+    return dict(layer=layer + 1, head=head + 1, queries=attention.queries, keys=attention.keys, matrix=matrix)
+
+
+@functools.lru_cache(maxsize=1)
+def import_model(ref: str) -> tempfile.TemporaryDirectory:
+    """Import a model as a run, into the folder `run` of a temporary folder that is deleted with the object.
+
+    `sinklab stream` reads runs.
+    """
+    folder = tempfile.TemporaryDirectory()
+    run_command('checkpoint', 'import', ref, f'--out={folder.name}/run')
+    return folder
+
+
+def stream_text(model: ModelEntry, experiment: dict, options: dict, corpora: Path) -> dict[str, Any]:
+    """Return the perplexity of the beginning of the long text under a cache."""
+    text, folder = (corpora / 'long.txt').read_text(encoding='utf-8'), import_model(model.ref).name
+    (Path(folder) / 'text.txt').write_text(text[: options['characters']], encoding='utf-8')
+    output = run_command(
+        'stream', f'{folder}/run', f'--text={folder}/text.txt', f'--cache={options["cache"]}', '--json'
+    )
+    (row,) = json.loads(output)
+    return dict(values=select_numbers(row, experiment['metrics']))
+
+
+def run_command(*argv: str) -> str:
+    """Run a command of sinklab in this process and return its output.
+
+    Raises:
+        UserError: The command fails; its message is the reason.
+    """
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        exit_code = run_sinklab([*argv])
+    if exit_code:
+        message = (errors.getvalue().strip() or 'it failed').splitlines()[-1]
+        raise UserError(message.partition(': ')[2] or message)
+    return output.getvalue()
+
+
+VERBS = {'measure': measure_variant, 'stream': stream_text, 'attention': show_attention}
+
+
+def complete_options(options: dict, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of a variant with the defaults of measurements, at the size that the command line gives."""
+    if 'inputs' in options:
+        return dict(sequences=args.sequences, length=DEFAULT_LENGTH, domain='prose') | options
+    if 'characters' in options:
+        return options | dict(characters=min(options['characters'], args.characters))
+    return options
+
+
+def select_variants(experiment: dict, model: ModelEntry, args: argparse.Namespace) -> dict[str, dict]:
+    """Return the completed options of the variants that apply to a model, those with the same BOS together."""
+    variants = {
+        name: complete_options({key: value for key, value in options.items() if key != 'chat'}, args)
+        for name, options in experiment['variants'].items()
+        if options.get('chat') in (None, model.is_chat)
+    }
+    if experiment.get('position') not in (None, open_model(model.ref, 'auto').position):
+        return {}
+    return dict(sorted(variants.items(), key=lambda item: item[1].get('bos', 'auto')))
+
+
+def run_experiment(experiment: dict, model: ModelEntry, variants: dict, corpora: Path) -> dict[str, Any]:
+    """Return what was found in each variant, or why the model refuses it."""
+    run_variant = VERBS[experiment.get('verb', 'measure')]
+    start, found, refused = time.perf_counter(), {}, {}
+    if run_variant is stream_text:
+        open_model.cache_clear()  # frees the memory of the model
+    for name, options in variants.items():
+        try:
+            found[name] = run_variant(model, experiment, options, corpora)
+        except UserError as error:
+            refused[name] = format_error(error).replace(model.ref, model.name)
+    seconds = round(time.perf_counter() - start, 1)
+    ordered = {name: found[name] for name in experiment['variants'] if name in found}
+    return dict(options=variants, seconds=seconds, found=ordered) | (dict(refused=refused) if refused else {})
+
+
+def describe_model(model: ModelEntry) -> dict[str, Any]:
+    subject = open_model(model.ref, 'auto')
+    parameters = sum(parameter.numel() for parameter in subject.model.parameters())
+    config = subject.config
+    description = dict(source=model.source, digest=subject.digest.partition(' ')[0], parameters=parameters)
+    description |= dict(layers=config.num_hidden_layers, heads=config.num_attention_heads, position=subject.position)
+    description |= dict(dtype=getattr(subject, 'dtype', 'float32'), chat=model.is_chat)
+    return description | (dict(remarks=[*subject.remarks]) if subject.remarks else {})
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the processor, the number of cores, and the versions of packages."""
+    with contextlib.suppress(OSError):
+        match = re.search(r'^model name\s*:\s*(.*)$', Path('/proc/cpuinfo').read_text(), re.MULTILINE)
+        processor = match[1] if match else platform.machine()
+    return dict(
+        processor=processor,
+        cores=len(os.sched_getaffinity(0)),
+        python=platform.python_version(),
+        date=time.strftime('%Y-%m-%d'),
+        **get_package_versions(PACKAGES),
+    )
+
+
+def is_current(previous: dict | None, variants: dict) -> bool:
+    """Return whether an experiment was run with these options; JSON has lists for tuples."""
+    return previous is not None and previous['options'] == json.loads(json.dumps(variants))
+
+
+def run_all(args: argparse.Namespace) -> None:
+    """Run the experiments that are missing in the JSON file, and write it after each of them."""
+    results = json.loads(args.out.read_text(encoding='utf-8')) if args.out.exists() else {}
+    if results.get('texts') != DIGESTS:
+        results = dict(texts=DIGESTS, models={}, experiments={})
+    for model in args.models:
+        description = describe_model(model)
+        if results['models'].get(model.name, {}).get('digest') != description['digest']:
+            for entries in results['experiments'].values():
+                entries.pop(model.name, None)
+        results['models'][model.name] = description
+        for name in args.experiments:
+            experiment, entries = EXPERIMENTS[name], results['experiments'].setdefault(name, {})
+            variants = select_variants(experiment, model, args)
+            if not variants or is_current(entries.get(model.name), variants):
+                continue
+            entries[model.name] = run_experiment(experiment, model, variants, args.corpora)
+            print(f'{model.name}, {name}: {entries[model.name]["seconds"]} s', flush=True)
+            for variant, reason in entries[model.name].get('refused', {}).items():
+                print(f'  {variant} refused: {reason}', flush=True)
+            results['machine'] = describe_machine()
+            with atomic_write(args.out) as unfinished:
+                unfinished.write_text(open_model_results.format_json(results), encoding='utf-8')
+
+
+def parse_models(text: str) -> list[ModelEntry]:
+    """Parse NAME=REF,...; a NAME alone is one of MODELS, whose file is in build/models."""
+    pairs = [item.partition('=')[::2] for item in text.split(',')]
+    if unknown := [name for name, ref in pairs if not ref and name not in MODELS]:
+        raise SystemExit(f'{unknown[0]} is not one of {", ".join(MODELS)}; give NAME=hf:PATH')
+    return [ModelEntry(name, ref or f'gguf:build/models/{MODELS[name]["file"]}') for name, ref in pairs]
+
+
+def parse_experiments(text: str) -> list[str]:
+    names = text.split(',')
+    if unknown := [name for name in names if name not in EXPERIMENTS]:
+        raise SystemExit(f'{unknown[0]} is not one of {", ".join(EXPERIMENTS)}')
+    return names
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--models', type=parse_models, default=','.join(MODELS), metavar='NAME=REF,...')
+    parser.add_argument('--corpora', type=Path, default=Path('build/corpora'), metavar='DIR')
+    parser.add_argument('--experiments', type=parse_experiments, default=','.join(EXPERIMENTS), metavar='NAME,...')
+    parser.add_argument('--sequences', type=int, default=100, metavar='N', help='texts of each variant')
+    parser.add_argument('--characters', type=int, default=100_000, metavar='N', help='most characters to stream')
+    parser.add_argument('--out', type=Path, default=open_model_results.RESULTS_FILE, metavar='FILE')
+    parser.add_argument('--page', action='store_true', help='measure nothing, and write the page from the JSON file')
+    args = parser.parse_args()
+    if not args.page:
+        run_all(args)
+    if args.out == open_model_results.RESULTS_FILE:
+        open_model_results.write_page()
+
+
+if __name__ == '__main__':
+    main()

