@@ -1,7 +1,7 @@
 """Make text corpora of several domains from Debian packages, for measurements of open models.
 
-    python benchmarks/corpora.py build/corpora
-    python benchmarks/corpora.py build/corpora --packages=DIR
+    python -m benchmarks.corpora build/corpora
+    python -m benchmarks.corpora build/corpora --packages=DIR
 
 The script writes DIR/DOMAIN/NNN.txt, 200 documents for each domain, and DIR/long.txt, a whole novel for `sinklab
 stream`. It needs no root: `apt-get download` fetches the packages of PACKAGES in exactly these versions, and `dpkg`

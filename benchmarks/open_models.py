@@ -1,13 +1,13 @@
 """Measure pretrained models in the experiments of configs/open_models.py, and write docs/results/open_models.md.
 
-    python benchmarks/corpora.py build/corpora
-    python benchmarks/open_models.py --corpora=build/corpora
-    python benchmarks/open_models.py --corpora=build/corpora --models=NAME=hf:PATH --out=mine.json --sequences=20
-    python benchmarks/open_models.py --page
+    python -m benchmarks.corpora build/corpora
+    python -m benchmarks.open_models --corpora=build/corpora
+    python -m benchmarks.open_models --corpora=build/corpora --models=NAME=hf:PATH --out=mine.json --sequences=20
+    python -m benchmarks.open_models --page
 
 Results are written into the JSON file after each experiment. An experiment that is in the file is not run again,
-unless the model, the texts or the options have changed. With the default file, the tables of the page and its
-pictures are written at the end (docs/open_model_results.py); --page writes them alone.
+unless something was refused, or the model, the texts or the options have changed. With the default file,
+the tables of the page and its pictures are written at the end (docs/open_model_results.py); --page writes them alone.
 """
 
 import argparse
@@ -128,12 +128,19 @@ def measure_variant(model: ModelEntry, experiment: dict, options: dict, corpora:
 
 
 def show_attention(model: ModelEntry, experiment: dict, options: dict, corpora: Path) -> dict[str, Any]:
-    """Return the attention matrix of the head with the most attention to the first token; layers count from 1."""
+    """Return the attention matrices of two heads; layers and heads count from 1.
+
+    They are the heads with the largest and with the median alpha_1.
+    """
     attention = sinklab.open(model.ref).attention(options['text'])
-    layer, head = attention.strongest()
-    matrix_TS = attention.matrix_LHTS[attention.layers.index(layer), head]
-    matrix = [[round(float(weight), 3) for weight in row] for row in matrix_TS]
-    return dict(layer=layer + 1, head=head + 1, queries=attention.queries, keys=attention.keys, matrix=matrix)
+    alpha_LH = attention.matrix_LHTS[..., len(attention.keys) - len(attention.queries)].mean(-1)
+    order, heads = np.argsort(alpha_LH, axis=None), {}
+    for name, place in (('largest', order[-1]), ('median', order[len(order) // 2])):
+        index, head = (int(number) for number in np.unravel_index(place, alpha_LH.shape))
+        matrix = [[round(float(weight), 3) for weight in row] for row in attention.matrix_LHTS[index, head]]
+        heads[name] = dict(layer=attention.layers[index] + 1, head=head + 1, matrix=matrix)
+        heads[name]['alpha'] = round_number(float(alpha_LH[index, head]))
+    return dict(queries=attention.queries, keys=attention.keys, heads=heads)
 
 
 @functools.lru_cache(maxsize=1)
@@ -207,10 +214,15 @@ def run_experiment(experiment: dict, model: ModelEntry, variants: dict, corpora:
         try:
             found[name] = run_variant(model, experiment, options, corpora)
         except UserError as error:
-            refused[name] = format_error(error).replace(model.ref, model.name)
+            refused[name] = remove_folders(format_error(error, max_length=None).replace(model.ref, model.name))
     seconds = round(time.perf_counter() - start, 1)
     ordered = {name: found[name] for name in experiment['variants'] if name in found}
     return dict(options=variants, seconds=seconds, found=ordered) | (dict(refused=refused) if refused else {})
+
+
+def remove_folders(message: str) -> str:
+    """Remove the folders of absolute paths, which are those of this machine."""
+    return re.sub(r'(?<![\w.])/(?:[^\s/]+/)+', '', message)
 
 
 def describe_model(model: ModelEntry) -> dict[str, Any]:
@@ -238,8 +250,10 @@ def describe_machine() -> dict[str, Any]:
 
 
 def is_current(previous: dict | None, variants: dict) -> bool:
-    """Return whether an experiment was run with these options; JSON has lists for tuples."""
-    return previous is not None and previous['options'] == json.loads(json.dumps(variants))
+    """Return whether an experiment was run with these options, and nothing was refused; JSON has lists for tuples."""
+    return (
+        previous is not None and 'refused' not in previous and previous['options'] == json.loads(json.dumps(variants))
+    )
 
 
 def run_all(args: argparse.Namespace) -> None:

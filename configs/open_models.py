@@ -1,7 +1,7 @@
 """Open models: measurements of pretrained models in the paper and in later work, with their published values.
 
-    python benchmarks/corpora.py build/corpora
-    python benchmarks/open_models.py --corpora=build/corpora --models=NAME=hf:PATH,NAME=hf:PATH
+    python -m benchmarks.corpora build/corpora
+    python -m benchmarks.open_models --corpora=build/corpora --models=NAME=hf:PATH,NAME=hf:PATH
 
 An experiment measures a model in several variants. The options of a variant are those of `sinklab measure`
 (`inputs`, `bos`, `length`, ...); three others are of benchmarks/open_models.py:
@@ -258,7 +258,7 @@ EXPERIMENTS = {
             )
             for first in firsts
         },
-        metrics=('perplexity', 'predicted'),
+        metrics=('perplexity', 'predicted'),  # the second is the number of predicted tokens
         published={
             'Pythia-160M recipe, cache of 1024': {'0+256': 27.87, '1+255': 18.49, '2+254': 18.05, '4+252': 18.05}
         },
@@ -271,7 +271,7 @@ EXPERIMENTS = {
         ),
     ),
     'attention': dict(
-        title='Attention of the strongest head',
+        title='Attention matrices',
         source=f'{GU_V1}, section 3.1',
         verb='attention',
         variants={
@@ -279,7 +279,7 @@ EXPERIMENTS = {
         },
         metrics=(),
         published={},
-        note='The head with the largest mean attention to the first token.',
+        note='Two heads of each model: the ones with the largest and with the median alpha_1 on this text.',
         statements=(),
     ),
 }

@@ -6,11 +6,11 @@ and the statements. The part of the page between the two markers is generated.
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from docs.reference import escape_markdown, format_code, format_table
+from sinklab.analysis.measure import OPEN_MODEL_DEFAULTS
 from sinklab.configs.open_models import EXPERIMENTS
 from sinklab.escape import FIGURE_RC_PARAMS, escape_figure
 from sinklab.metrics.registry import find_metric_info
@@ -22,6 +22,7 @@ END_MARKER = '<!-- End of the generated part. -->'
 WAYS = {'>': 'more than', '<': 'less than', '=': 'as much as'}
 LABELS = {'perplexity': 'perplexity', 'predicted': 'tokens', 'loss': 'loss (nats)'}
 SLUG = 'open_models'
+MAX_COLUMNS = 6  # metrics side by side
 
 Results = dict[str, Any]
 
@@ -79,18 +80,11 @@ def format_models(results: Results) -> str:
 def format_experiment(name: str, results: Results) -> str:
     """Return one section: what was published, what was measured, and whether the statements hold."""
     experiment, entries = EXPERIMENTS[name], results['experiments'][name]
-    markdown = f'## {experiment["title"]}\n\nSource: {experiment["source"]}. {experiment["note"]}\n\n'
+    source = experiment['source'].rstrip('.')
+    markdown = f'## {experiment["title"]}\n\nSource: {source}. {experiment["note"]}\n\n'
     markdown += f'```console\n{chr(10).join(list_commands(name, entries))}\n```\n\n'
-    if published := experiment['published']:
-        variants = list(dict.fromkeys(variant for values in published.values() for variant in values))
-        lines = (
-            [escape_markdown(model), *(format_published(values.get(variant)) for variant in variants)]
-            for model, values in published.items()
-        )
-        markdown += f'Published, {label_metric(experiment["metrics"][0])}:\n\n'
-        markdown += format_table(['model', *variants], lines)
-    if experiment['metrics']:
-        markdown += 'Ours:\n\n' + format_table(['variant', 'number', *entries], list_numbers(experiment, entries))
+    markdown += format_headline_table(experiment, entries) if experiment['published'] else ''
+    markdown += TABLE_FORMATS.get(name, format_numbers)(experiment, entries)
     if experiment['statements']:
         lines = (
             [
@@ -108,6 +102,74 @@ def format_experiment(name: str, results: Results) -> str:
     return f'{markdown}{format_picture(name)}This took {seconds}.\n\n'
 
 
+def format_headline_table(experiment: dict, entries: dict) -> str:
+    """Return a table of the first metric: published values, and below them ours, a column for each variant."""
+    metric, variants = experiment['metrics'][0], list(experiment['variants'])
+    published = (
+        [f'{escape_markdown(model)} (published)', *(format_published(values.get(variant)) for variant in variants)]
+        for model, values in experiment['published'].items()
+    )
+    ours = (
+        [
+            f'**{escape_markdown(model)}**',
+            *(format_value(metric, get_value(entry, variant, metric)) for variant in variants),
+        ]
+        for model, entry in entries.items()
+    )
+    return f'{label_metric(metric)}:\n\n' + format_table(['model', *variants], [*published, *ours])
+
+
+def format_numbers(experiment: dict, entries: dict) -> str:
+    """Return a table with a line for each model and variant, or for each metric if there are many metrics."""
+    in_headline_table = experiment['metrics'][:1] if experiment['published'] else ()
+    metrics = [
+        metric for metric in experiment['metrics'] if metric not in in_headline_table and is_measured(metric, entries)
+    ]
+    if not metrics:
+        return ''
+    if len(metrics) > MAX_COLUMNS:
+        (variant,) = experiment['variants']
+        lines = (
+            [
+                label_metric(metric),
+                *(format_value(metric, get_value(entry, variant, metric)) for entry in entries.values()),
+            ]
+            for metric in metrics
+        )
+        return format_table(['number', *entries], lines)
+    lines = (
+        [model, variant, *(format_value(metric, get_value(entry, variant, metric)) for metric in metrics)]
+        for model, entry in entries.items()
+        for variant in experiment['variants']
+        if variant in entry['found']
+    )
+    return format_table(['model', 'variant', *map(label_metric, metrics)], lines)
+
+
+def format_lengths(experiment: dict, entries: dict) -> str:
+    """Return a table of Sink_1 and alpha_1 with a column for each length."""
+    lengths = next(entry['options']['natural']['lengths'] for entry in entries.values())
+    thresholds = next(entry['options']['natural']['thresholds'] for entry in entries.values())
+    rows = {f'Sink_1 at {threshold:g} (%)': f'sink/1/T{{}}@{threshold:g}' for threshold in thresholds}
+    rows['alpha_1'] = 'alpha/1/T{}'
+    lines = (
+        [model, label, *(format_value(name.format(T), get_value(entry, 'natural', name.format(T))) for T in lengths)]
+        for model, entry in entries.items()
+        for label, name in rows.items()
+    )
+    return format_table(['model', 'number', *(f'T = {length}' for length in lengths)], lines)
+
+
+def get_value(entry: dict, variant: str, metric: str) -> Any:
+    return entry['found'].get(variant, {}).get('values', {}).get(metric)
+
+
+def is_measured(metric: str, entries: dict) -> bool:
+    return any(
+        get_value(entry, variant, metric) is not None for entry in entries.values() for variant in entry['found']
+    )
+
+
 def group_refusals(entry: dict) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = {}
     for variant, reason in entry.get('refused', {}).items():
@@ -117,38 +179,40 @@ def group_refusals(entry: dict) -> dict[str, list[str]]:
 
 def list_commands(name: str, entries: dict) -> list[str]:
     """Return the command of an experiment, and the commands of sinklab that measure the same of one model."""
-    commands = [f'python benchmarks/open_models.py --experiments={name}']
+    commands = [f'python -m benchmarks.open_models --experiments={name}']
     variants = {key: options for entry in entries.values() for key, options in entry['options'].items()}
-    commands += (command for command in map(format_command, variants.values()) if command)
+    caches: dict[int, list[str]] = {}
+    for options in variants.values():
+        if 'cache' in options:
+            caches.setdefault(options['characters'], []).append(options['cache'])
+        elif 'inputs' in options and 'bos_first' not in options:  # only the Python API replaces a token by BOS
+            commands.append(format_command(options))
+    commands += ['sinklab checkpoint import MODEL --out=runs/imported'] if caches else []
+    for characters, names in caches.items():
+        commands.append(f'head -c {characters} build/corpora/long.txt > text.txt')
+        commands.append(f'sinklab stream runs/imported --text=text.txt --cache={",".join(names)}')
     return list(dict.fromkeys(commands))
 
 
 def format_command(options: dict) -> str:
-    """Return the command for a variant of any MODEL; '' if only the Python API has it."""
-    if 'bos_first' in options:
-        return ''
-    if 'text' in options:
-        return ''
-    if 'cache' in options:
-        return f'sinklab stream runs/imported --text=text.txt --cache={options["cache"]}'
-    flags = [f"--source='text:build/corpora/{options['domain']}/*.txt'"]
-    flags += [f'--inputs={options["inputs"][0]}'] if options['inputs'][0] != 'natural' else []
-    flags += [f'--{name}={options[name]}' for name in ('sequences', 'length', 'bos', 'positions') if name in options]
+    """Return the command that measures a variant of any MODEL."""
+    is_natural = options['inputs'][0] == 'natural'
+    flags = [
+        f"--source='text:build/corpora/{options['domain']}/*.txt'"
+        if is_natural
+        else f'--inputs={options["inputs"][0]}'
+    ]
+    flags += [
+        f'--{name}={options[name]}'
+        for name in ('sequences', 'length', 'bos', 'positions')
+        if name in options and options[name] != OPEN_MODEL_DEFAULTS.get(name)
+    ]
     flags += [
         f'--{flag}={",".join(map(str, options[name]))}'
         for name, flag in (('lengths', 'lengths'), ('thresholds', 'eps'))
         if name in options
     ]
     return ' '.join(['sinklab measure MODEL', *flags, *(['--loss'] if options.get('loss') else [])])
-
-
-def list_numbers(experiment: dict, entries: dict) -> Iterator[list[str]]:
-    """Yield a line for each variant and metric that a model has."""
-    for variant in experiment['variants']:
-        for metric in experiment['metrics']:
-            values = [entry['found'].get(variant, {}).get('values', {}).get(metric) for entry in entries.values()]
-            if any(value is not None for value in values):
-                yield [variant, label_metric(metric), *(format_value(metric, value) for value in values)]
 
 
 def label_metric(metric: str) -> str:
@@ -190,7 +254,7 @@ def read_operand(operand: Any, entry: dict) -> float | None:
     """Return the number of an operand: a number, or (variant, metric) of a model."""
     if isinstance(operand, tuple):
         variant, metric = operand
-        return get_reading(entry['found'].get(variant, {}).get('values', {}).get(metric))
+        return get_reading(get_value(entry, variant, metric))
     return operand
 
 
@@ -215,6 +279,22 @@ def describe_statement(statement: dict) -> str:
     )
     by = f', by {statement["least"]:g}' if statement['way'] != '=' else f', within {statement["least"]:g}'
     return f'{of} {WAYS[statement["way"]]} {than}{by}'
+
+
+def format_token_counts(experiment: dict, entries: dict) -> str:
+    """Return a sentence with the numbers of predicted tokens."""
+    counts = {
+        model: sorted({round(get_value(entry, variant, 'predicted')) for variant in entry['found']})
+        for model, entry in entries.items()
+        if entry['found']
+    }
+    return ''.join(
+        f'{model} predicts {" or ".join(map("{:,}".format, numbers))} tokens.\n\n'
+        for model, numbers in counts.items()
+    )
+
+
+TABLE_FORMATS = {'lengths': format_lengths, 'streaming': format_token_counts}
 
 
 # Pictures
@@ -242,7 +322,9 @@ def draw_pictures(results: Results) -> None:
         if entries:
             with plt.rc_context(FIGURE_RC_PARAMS):
                 figure = draw(plt, entries)
-                figure.savefig(RESULTS_DIR / f'{SLUG}_{picture}.png', dpi=100, metadata={'Software': None})
+                figure.savefig(
+                    RESULTS_DIR / f'{SLUG}_{picture}.png', dpi=80, bbox_inches='tight', metadata={'Software': None}
+                )
                 plt.close(figure)
 
 
@@ -263,7 +345,9 @@ def draw_layers(plt: Any, entries: dict, titles: dict[str, str], labels: tuple[s
                 axes.plot(range(1, len(values) + 1), values, marker='.', label=label)
             axes.set(title=escape_figure(f'{model}: {title}'), xlabel='layer', yscale='log' if log else 'linear')
             axes.title.set_fontsize(9)
-    axes_grid[0, 0].legend(fontsize=8)
+            if log:
+                label_ticks(axes.yaxis)
+    figure.legend(*axes_grid[0, 0].get_legend_handles_labels(), loc='outside upper center', ncols=2, fontsize=8)
     return figure
 
 
@@ -288,9 +372,7 @@ def draw_lengths(plt: Any, entries: dict) -> Any:
         for threshold, points in lines.items():
             axes.plot(*zip(*sorted(points), strict=True), marker='o', label=f'threshold {threshold}')
         axes.set(title=escape_figure(model), xlabel='length', ylabel='Sink_1 (%)', ylim=(0, 100), xscale='log')
-        ticks = sorted({length for points in lines.values() for length, _ in points})
-        axes.set_xticks(ticks, map(str, ticks))
-        axes.minorticks_off()
+        label_ticks(axes.xaxis, sorted({length for points in lines.values() for length, _ in points}))
     row[0].legend(fontsize=8)
     return figure
 
@@ -306,28 +388,38 @@ def draw_streaming(plt: Any, entries: dict) -> Any:
         for first, points in sorted(lines.items()):
             axes.plot(*zip(*sorted(points), strict=True), marker='o', label=f'{first} first tokens')
         axes.set(title=escape_figure(model), xlabel='cached keys', ylabel='perplexity', xscale='log', yscale='log')
-        ticks = sorted({size for points in lines.values() for size, _ in points})
-        axes.set_xticks(ticks, map(str, ticks))
-        axes.minorticks_off()
+        label_ticks(axes.xaxis, sorted({size for points in lines.values() for size, _ in points}))
+        label_ticks(axes.yaxis)
     row[0].legend(fontsize=8)
     return figure
 
 
 def draw_attention(plt: Any, entries: dict) -> Any:
-    """Draw the attention matrix of one head of each model."""
-    figure, (row,) = plt.subplots(
-        1, len(entries), figsize=(5.5 * len(entries), 5), squeeze=False, layout='constrained'
+    """Draw the attention matrices of two heads of each model, a row for each model."""
+    figure, axes_grid = plt.subplots(
+        len(entries), 2, figsize=(10, 4.8 * len(entries)), squeeze=False, layout='constrained'
     )
-    for axes, (model, found) in zip(row, entries.items(), strict=True):
+    for row, (model, found) in zip(axes_grid, entries.items(), strict=True):
         (entry,) = found.values()
-        image = axes.imshow(entry['matrix'], cmap='viridis', vmin=0, vmax=1)
-        for ticks, tokens in ((axes.set_xticks, entry['keys']), (axes.set_yticks, entry['queries'])):
-            ticks(range(len(tokens)), [escape_figure(token.replace(' ', '·')) for token in tokens], fontsize=7)
-        axes.tick_params(axis='x', rotation=90)
-        axes.set(xlabel='key', ylabel='query')
-        axes.set_title(escape_figure(f'{model}: layer {entry["layer"]}, head {entry["head"]}'), fontsize=10)
-    figure.colorbar(image, ax=row, shrink=0.6, label='attention')
+        for axes, (name, head) in zip(row, entry['heads'].items(), strict=True):
+            image = axes.imshow(head['matrix'], cmap='viridis', vmin=0, vmax=1)
+            for ticks, tokens in ((axes.set_xticks, entry['keys']), (axes.set_yticks, entry['queries'])):
+                ticks(range(len(tokens)), [escape_figure(token.replace(' ', '·')) for token in tokens], fontsize=7)
+            axes.tick_params(axis='x', rotation=90)
+            place = f'layer {head["layer"]}, head {head["head"]}'
+            title = f'{model}: {place}, {name} alpha_1 ({head["alpha"]:.2f})'
+            axes.set_title(escape_figure(title), fontsize=9)
+    figure.colorbar(image, ax=axes_grid, shrink=0.5, label='attention')
     return figure
+
+
+def label_ticks(axis: Any, values: list[int] | None = None) -> None:
+    """Label a logarithmic axis with plain numbers, at some values or at 1, 2 and 5 times powers of 10."""
+    from matplotlib import ticker
+
+    axis.set_major_locator(ticker.FixedLocator(values) if values else ticker.LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter('{x:,g}')
+    axis.set_minor_locator(ticker.NullLocator())
 
 
 # {picture: (experiment, function that draws it, description)}
@@ -336,5 +428,5 @@ PICTURES = {
     'angles': ('norms', draw_angles, 'Cosines, products of norms, and scores of queries and keys by layer'),
     'lengths': ('lengths', draw_lengths, 'Sink_1 against the length of the text'),
     'streaming': ('streaming', draw_streaming, 'Perplexity against the number of cached keys'),
-    'attention': ('attention', draw_attention, 'Attention matrices of the strongest heads'),
+    'attention': ('attention', draw_attention, 'Attention matrices of two heads of each model'),
 }

@@ -58,10 +58,12 @@ class PaperEntry:
 
 
 NO_OPEN_MODELS = (
-    'Not run: the weights are on the Hugging Face hub, which was out of reach when these results were made. '
+    'The published models were not run: their weights are on the Hugging Face hub, which was out of reach when these '
+    'results were made. '
 )
+SMALL_MODELS = NO_OPEN_MODELS + 'Two smaller ones were: see [Results: open models](../results/open_models.md). '
 OPEN_MODEL_NEEDS = (
-    NO_OPEN_MODELS + 'It takes the model, its size in float32 as memory, and minutes on a CPU for models up to 1B.'
+    SMALL_MODELS + 'It takes the model, its size in float32 as memory, and minutes on a CPU for models up to 1B.'
 )
 
 ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
@@ -78,7 +80,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             'Table 5 (v1), Table 1 (ICLR)',
             'Sink_1 of open models on natural, random and repeated tokens, base and chat',
             commands=('sinklab measure hf:meta-llama/Llama-2-7b-hf --inputs=natural,random,repeated',),
-            missing_reason=NO_OPEN_MODELS + 'It takes 28 GB of memory for a model of 7B in float32.',
+            missing_reason=SMALL_MODELS + 'It takes 28 GB of memory for a model of 7B in float32.',
             claims=('instruct',),
         ),
         PaperEntry(
@@ -87,7 +89,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             description='Published for t = 5, 10, 15, 20, 25: with token t at position 1, Sink_1 is 0.20 to 10.97; '
             'swapped, Sink_1 is 1.44 to 9.42 and Sink_t 57.63 to 51.13; without a change Sink_1 is 62.28.',
             commands=('sinklab measure hf:openai-community/gpt2-xl --inputs=repeated --positions=swap:5',),
-            missing_reason=OPEN_MODEL_NEEDS,
+            missing_reason=NO_OPEN_MODELS + 'It takes a model with learned positions; GPT2-XL needs 6 GB of memory.',
         ),
         PaperEntry(
             'Figure 7 (v1)',
@@ -96,7 +98,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             commands=(
                 "sinklab measure hf:EleutherAI/pythia-14m --inputs=domains --source='text:pile/*#domain=DOMAIN'",
             ),
-            missing_reason=NO_OPEN_MODELS + 'It also takes a sample of the Pile with its domains.',
+            missing_reason=SMALL_MODELS + 'It also takes a sample of the Pile with its domains.',
             claims=('domains',),
         ),
         PaperEntry(
