@@ -40,7 +40,7 @@ from sinklab.train.setup import get_package_versions
 SIGNIFICANT_DIGITS = 6
 PACKAGES = 'torch', 'transformers', 'jax', 'numpy', 'gguf'
 REQUEST_FIELDS = {field.name for field in dataclasses.fields(MeasureRequest)}
-DEFAULT_LENGTH = 64
+DEFAULT_LENGTH, DEFAULT_SEQUENCES, DEFAULT_CHARACTERS = 64, 100, 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +186,8 @@ VERBS = {'measure': measure_variant, 'stream': stream_text, 'attention': show_at
 def complete_options(options: dict, args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a variant with the defaults of measurements, at the size that the command line gives."""
     if 'inputs' in options:
-        return dict(sequences=args.sequences, length=DEFAULT_LENGTH, domain='prose') | options
+        sequences = min(args.sequences, options.get('sequences', args.sequences))
+        return dict(length=DEFAULT_LENGTH, domain='prose') | options | dict(sequences=sequences)
     if 'characters' in options:
         return options | dict(characters=min(options['characters'], args.characters))
     return options
@@ -235,6 +236,13 @@ def describe_model(model: ModelEntry) -> dict[str, Any]:
     return description | (dict(remarks=[*subject.remarks]) if subject.remarks else {})
 
 
+def format_own_command(args: argparse.Namespace) -> str:
+    """Return the command of this run, without the models and folders of this machine."""
+    flags = [f'--sequences={args.sequences}'] if args.sequences != DEFAULT_SEQUENCES else []
+    flags += [f'--characters={args.characters}'] if args.characters != DEFAULT_CHARACTERS else []
+    return ' '.join(['python -m benchmarks.open_models', *flags])
+
+
 def describe_machine() -> dict[str, Any]:
     """Return the processor, the number of cores, and the versions of packages."""
     with contextlib.suppress(OSError):
@@ -276,7 +284,7 @@ def run_all(args: argparse.Namespace) -> None:
             print(f'{model.name}, {name}: {entries[model.name]["seconds"]} s', flush=True)
             for variant, reason in entries[model.name].get('refused', {}).items():
                 print(f'  {variant} refused: {reason}', flush=True)
-            results['machine'] = describe_machine()
+            results['machine'], results['command'] = describe_machine(), format_own_command(args)
             with atomic_write(args.out) as unfinished:
                 unfinished.write_text(open_model_results.format_json(results), encoding='utf-8')
 
@@ -301,8 +309,12 @@ def main() -> None:
     parser.add_argument('--models', type=parse_models, default=','.join(MODELS), metavar='NAME=REF,...')
     parser.add_argument('--corpora', type=Path, default=Path('build/corpora'), metavar='DIR')
     parser.add_argument('--experiments', type=parse_experiments, default=','.join(EXPERIMENTS), metavar='NAME,...')
-    parser.add_argument('--sequences', type=int, default=100, metavar='N', help='texts of each variant')
-    parser.add_argument('--characters', type=int, default=100_000, metavar='N', help='most characters to stream')
+    parser.add_argument(
+        '--sequences', type=int, default=DEFAULT_SEQUENCES, metavar='N', help='most texts of a variant (default: 100)'
+    )
+    parser.add_argument(
+        '--characters', type=int, default=DEFAULT_CHARACTERS, metavar='N', help='most characters to stream'
+    )
     parser.add_argument('--out', type=Path, default=open_model_results.RESULTS_FILE, metavar='FILE')
     parser.add_argument('--page', action='store_true', help='measure nothing, and write the page from the JSON file')
     args = parser.parse_args()

@@ -72,7 +72,7 @@ def format_models(results: Results) -> str:
     ]
     return (
         f'{machine["date"]}, {escape_markdown(machine["processor"])}, {machine["cores"]} cores, no accelerator; '
-        f'{packages}.\n\n'
+        f'{packages}. Command: `{results["command"]}`.\n\n'
         + format_table(['model', 'weights', 'parameters', 'layers x heads', 'positions', 'kind'], lines)
     )
 
@@ -138,12 +138,17 @@ def format_numbers(experiment: dict, entries: dict) -> str:
         )
         return format_table(['number', *entries], lines)
     lines = (
-        [model, variant, *(format_value(metric, get_value(entry, variant, metric)) for metric in metrics)]
+        [
+            model,
+            variant,
+            entry['options'][variant]['sequences'],
+            *(format_value(metric, get_value(entry, variant, metric)) for metric in metrics),
+        ]
         for model, entry in entries.items()
         for variant in experiment['variants']
         if variant in entry['found']
     )
-    return format_table(['model', 'variant', *map(label_metric, metrics)], lines)
+    return format_table(['model', 'variant', 'texts', *map(label_metric, metrics)], lines)
 
 
 def format_lengths(experiment: dict, entries: dict) -> str:
@@ -395,20 +400,19 @@ def draw_streaming(plt: Any, entries: dict) -> Any:
 
 
 def draw_attention(plt: Any, entries: dict) -> Any:
-    """Draw the attention matrices of two heads of each model, a row for each model."""
+    """Draw the attention matrices of the heads with the largest and the median alpha_1, a row for each model."""
     figure, axes_grid = plt.subplots(
         len(entries), 2, figsize=(10, 4.8 * len(entries)), squeeze=False, layout='constrained'
     )
     for row, (model, found) in zip(axes_grid, entries.items(), strict=True):
         (entry,) = found.values()
-        for axes, (name, head) in zip(row, entry['heads'].items(), strict=True):
+        for axes, head in zip(row, entry['heads'].values(), strict=True):
             image = axes.imshow(head['matrix'], cmap='viridis', vmin=0, vmax=1)
             for ticks, tokens in ((axes.set_xticks, entry['keys']), (axes.set_yticks, entry['queries'])):
                 ticks(range(len(tokens)), [escape_figure(token.replace(' ', '·')) for token in tokens], fontsize=7)
             axes.tick_params(axis='x', rotation=90)
-            place = f'layer {head["layer"]}, head {head["head"]}'
-            title = f'{model}: {place}, {name} alpha_1 ({head["alpha"]:.2f})'
-            axes.set_title(escape_figure(title), fontsize=9)
+            title = f'{model}: layer {head["layer"]}, head {head["head"]}, alpha_1 {head["alpha"]:.2f}'
+            axes.set_title(escape_figure(title), fontsize=8)
     figure.colorbar(image, ax=axes_grid, shrink=0.5, label='attention')
     return figure
 

@@ -12,6 +12,7 @@ from sinklab.metrics.registry import find_metric_info
 
 MEASURE_OPTIONS = {
     'inputs',
+    'sequences',
     'bos',
     'length',
     'lengths',
