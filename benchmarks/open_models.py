@@ -30,10 +30,10 @@ import sinklab
 from benchmarks.corpora import DIGESTS
 from docs import open_model_results
 from sinklab.analysis.measure import MeasureRequest, MeasureResult, make_job
-from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.cli.main import main as run_sinklab
 from sinklab.configs.open_models import EXPERIMENTS, MODELS
 from sinklab.errors import UserError, format_error
+from sinklab.opened_models import OpenedModel
 from sinklab.storage.atomic_write import atomic_write
 from sinklab.train.setup import get_package_versions
 
@@ -63,8 +63,8 @@ class ModelEntry:
 
 
 @functools.lru_cache(maxsize=1)
-def open_model(ref: str, bos: str) -> MeasurableModel:
-    return sinklab.open(ref, bos=bos).subject
+def open_model(ref: str, bos: str = 'auto') -> OpenedModel:
+    return sinklab.open(ref, bos=bos)
 
 
 def round_number(value: float) -> float | None:
@@ -107,7 +107,7 @@ def reduce_array(name: str, array: np.ndarray) -> dict[str, list[float | None]]:
 
 def measure_variant(model: ModelEntry, experiment: dict, options: dict, corpora: Path) -> dict[str, Any]:
     """Return the numbers and arrays of a variant."""
-    subject = open_model(model.ref, options.get('bos', 'auto'))
+    subject = open_model(model.ref, options.get('bos', 'auto')).subject
     fields = {name: value for name, value in options.items() if name in REQUEST_FIELDS}
     source = f'text:{corpora / options["domain"]}/*.txt'
     job = make_job(subject, MeasureRequest(source=source, **fields))
@@ -132,7 +132,7 @@ def show_attention(model: ModelEntry, experiment: dict, options: dict, corpora: 
 
     They are the heads with the largest and with the median alpha_1.
     """
-    attention = sinklab.open(model.ref).attention(options['text'])
+    attention = open_model(model.ref).attention(options['text'])
     alpha_LH = attention.matrix_LHTS[..., len(attention.keys) - len(attention.queries)].mean(-1)
     order, heads = np.argsort(alpha_LH, axis=None), {}
     for name, place in (('largest', order[-1]), ('median', order[len(order) // 2])):
@@ -193,15 +193,15 @@ def complete_options(options: dict, args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def select_variants(experiment: dict, model: ModelEntry, args: argparse.Namespace) -> dict[str, dict]:
+def select_variants(experiment: dict, model: ModelEntry, position: str, args: argparse.Namespace) -> dict[str, dict]:
     """Return the completed options of the variants that apply to a model, those with the same BOS together."""
+    if experiment.get('position') not in (None, position):
+        return {}
     variants = {
         name: complete_options({key: value for key, value in options.items() if key != 'chat'}, args)
         for name, options in experiment['variants'].items()
         if options.get('chat') in (None, model.is_chat)
     }
-    if experiment.get('position') not in (None, open_model(model.ref, 'auto').position):
-        return {}
     return dict(sorted(variants.items(), key=lambda item: item[1].get('bos', 'auto')))
 
 
@@ -227,7 +227,7 @@ def remove_folders(message: str) -> str:
 
 
 def describe_model(model: ModelEntry) -> dict[str, Any]:
-    subject = open_model(model.ref, 'auto')
+    subject = open_model(model.ref).subject
     parameters = sum(parameter.numel() for parameter in subject.model.parameters())
     config = subject.config
     description = dict(source=model.source, digest=subject.digest.partition(' ')[0], parameters=parameters)
@@ -277,7 +277,7 @@ def run_all(args: argparse.Namespace) -> None:
         results['models'][model.name] = description
         for name in args.experiments:
             experiment, entries = EXPERIMENTS[name], results['experiments'].setdefault(name, {})
-            variants = select_variants(experiment, model, args)
+            variants = select_variants(experiment, model, description['position'], args)
             if not variants or is_current(entries.get(model.name), variants):
                 continue
             entries[model.name] = run_experiment(experiment, model, variants, args.corpora)

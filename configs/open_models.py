@@ -183,6 +183,18 @@ EXPERIMENTS = {
             state('One repeated token has none.', ('repeated', 'spike/massive/*'), '=', 0.0, 0.5),
         ),
     ),
+    'attention': dict(
+        title='Attention matrices',
+        source=f'{GU_V1}, section 3.1',
+        verb='attention',
+        variants={
+            'prose': dict(text='It is a truth universally acknowledged, that a single man must be in want of a wife.')
+        },
+        metrics=(),
+        published={},
+        note='Two heads of each model: the ones with the largest and with the median alpha_1 on this text.',
+        statements=(),
+    ),
     'propositions': dict(
         title='Propositions 1 to 4 on one repeated token',
         source=f'{GU_V1}, appendix B',
@@ -223,8 +235,9 @@ EXPERIMENTS = {
             'mask of documents, BOS before each': {'none': 50.24, 'force': 83.33},
             'mask of documents, BOS always first': {'none': 0.00, 'force': 90.56},
         },
-        note='Published values are of models with 120M parameters; their thresholds and lengths are not stated. A '
-        'model that always saw BOS first puts its sink there, and has none without it.',
+        note='Published values are of models with 120M parameters; their thresholds and lengths are not stated. EOS '
+        'is the BOS of models that had none in training. A model that always saw BOS first puts its sink there, and '
+        'has none without it.',
         statements=(
             state('Without BOS there is no sink.', ('none', SINK_METRIC), '=', 0.0),
             state('With BOS there is one.', ('force', SINK_METRIC), '>', 0.0),
@@ -273,18 +286,6 @@ EXPERIMENTS = {
             state('Without the first token it breaks.', ('0+256', 'perplexity'), '>', ('1+255', 'perplexity'), 2.0),
             state('One first token is enough.', ('4+252', 'perplexity'), '=', ('1+255', 'perplexity'), 1.0),
         ),
-    ),
-    'attention': dict(
-        title='Attention matrices',
-        source=f'{GU_V1}, section 3.1',
-        verb='attention',
-        variants={
-            'prose': dict(text='It is a truth universally acknowledged, that a single man must be in want of a wife.')
-        },
-        metrics=(),
-        published={},
-        note='Two heads of each model: the ones with the largest and with the median alpha_1 on this text.',
-        statements=(),
     ),
 }
 
