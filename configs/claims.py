@@ -330,21 +330,21 @@ OPERATION = {
 
 UNTESTABLE = {
     'size': make_untestable_claim(
-        'Larger models have more.', f'{GU_V1}, Figure 1', 'is of Pythia, 14M to 12B: sinklab measure'
+        'Larger models have more.', f'{GU_V1}, Figure 1', 'is of Pythia, 14M to 12B: configs/open_models.py'
     ),
     '1b': make_untestable_claim(
         'Sigmoid has none at 1B, either.', f'{GU_V1}, section 7.3', 'is of 1B parameters: configs/scale.py'
     ),
     'instruct': make_untestable_claim(
-        'Chat models have what their bases have.', f'{GU_V1}, Table 5', 'is of open models: sinklab measure'
+        'Chat models have what their bases have.', f'{GU_V1}, Table 5', 'is of open models: configs/open_models.py'
     ),
     'domains': make_untestable_claim(
-        'The domain hardly matters.', f'{GU_V1}, Figure 7', 'is of 17 domains of the Pile: valid.domain'
+        'The domain hardly matters.', f'{GU_V1}, Figure 7', 'is of 17 domains of the Pile: configs/open_models.py'
     ),
     'streaming': make_untestable_claim(
         'Four first tokens keep the perplexity of a stream.',
         'Xiao et al., 2309.17453',
-        'is of texts longer than the training: sinklab stream',
+        'is of texts longer than the training: configs/open_models.py',
     ),
     'context': make_untestable_claim(
         'Longer training texts have more.',
@@ -354,7 +354,7 @@ UNTESTABLE = {
     'spikes': make_untestable_claim(
         'Massive activations come with it.',
         f'{GU_V1}, section 3.1',
-        'is of where norms jump by three orders, in deep models: norm/ratio of each run, sinklab measure',
+        'is of where norms jump by three orders, in deep models: configs/open_models.py',
     ),
     'muon': make_untestable_claim(
         'Muon for AdamW: fewer outliers.', 'OSP, 2506.19697', 'is of kurtosis at 1.4B: sinklab measure'
