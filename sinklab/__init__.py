@@ -22,8 +22,9 @@ def open(
     """Open a run or a model of transformers, to look at its attention and to measure it; nothing is written.
 
     Args:
-        model_ref: The folder of a run (its newest whole checkpoint is taken), `RUN@STEP`, or `hf:` with the folder or
-            the name of a model of transformers. A run may also lie in a bucket, and may still be training.
+        model_ref: The folder of a run (its newest whole checkpoint is taken), `RUN@STEP`, `hf:` with the folder or
+            the name of a model of transformers, or `gguf:` with a GGUF file. A run may also lie in a bucket, and may
+            still be training.
         bos: What a text begins with. `auto`: what training or the model's tokenizer puts there; `none`: the text
             itself; `force`: BOS.
         remote_code: Execute the Python code that comes with a model of transformers.
@@ -31,9 +32,9 @@ def open(
             model of transformers.
 
     Returns:
-        An `OpenedRun`, or an `OpenedModel` for `hf:`. Both have `.attention(text)` and `.measure(name, text)`; a run
-        also has `.steps`, `.at(step)`, `.curve(name)`, `.params(step)`, `.model` and `.spec`. Parameters are read
-        when they are first needed.
+        An `OpenedRun`, or an `OpenedModel` for `hf:` and `gguf:`. Both have `.attention(text)` and
+        `.measure(name, text)`; a run also has `.steps`, `.at(step)`, `.curve(name)`, `.params(step)`, `.model` and
+        `.spec`. Parameters are read when they are first needed.
 
     Raises:
         UserError: There is no such run, step or model, or a package that it needs is not installed.

@@ -18,7 +18,7 @@ from sinklab.run_dir import select_steps
 
 
 def open(model_ref: str, **options: Any) -> 'OpenedRun | OpenedModel':
-    """Open RUN, RUN@STEP or hf:PATH_OR_ID for `sinklab.open`.
+    """Open RUN, RUN@STEP, hf:PATH_OR_ID or gguf:PATH for `sinklab.open`.
 
     The parameters of a run are read when they are first needed, those of a Hugging Face model at once.
     """

@@ -147,6 +147,13 @@ class RunDir:
     def get_probe_path(self, step: int) -> Path:
         return self.path / 'probe' / f'{step:08}.npz'
 
+    def read_remarks(self) -> list[str]:
+        """Return sentences about the parameters that the import of an open model has put into row.json."""
+        try:
+            return self.read_json('row').get('remarks', [])
+        except FileNotFoundError:
+            return []
+
     def read_json(self, name: str) -> dict:
         """Read NAME.json: config, row, environment, outcome, or sweep (the table of a sweep).
 
@@ -608,7 +615,8 @@ class MetricsWriter:
         self.log.append(json.dumps(record, allow_nan=False).encode())
 
 
-HF_PREFIX = 'hf:'  # prefix of an open model: hf:FOLDER, or hf:ID on the Hugging Face Hub
+# Prefixes of open models: hf:FOLDER, hf:ID on the Hugging Face Hub, or gguf:FILE.
+HF_PREFIX, GGUF_PREFIX = MODEL_PREFIXES = 'hf:', 'gguf:'
 
 
 def parse_run_ref(run_ref: str) -> tuple[RunDir, int | None]:
@@ -634,7 +642,7 @@ def select_steps(run_dir: RunDir, step: int | None) -> list[int]:
     """
     saved_steps = run_dir.list_checkpoint_steps()
     if not saved_steps:
-        if str(run_dir).startswith(HF_PREFIX) or is_hf_model(run_dir):
+        if str(run_dir).startswith(MODEL_PREFIXES) or is_hf_model(run_dir):
             raise make_missing_run_error(str(run_dir))
         raise UserError(f'{run_dir} has no checkpoints; give the folder of a run that has saved some')
     if step is None:
@@ -670,16 +678,17 @@ def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> Use
     """Make the UserError for a reference that is no run folder; it says what to do for an open model.
 
     Args:
-        run_ref: What the user gave: a path, or hf:PATH_OR_ID.
-        accepts_hf_models: Whether the command also takes hf:PATH_OR_ID.
+        run_ref: What the user gave: a path, hf:PATH_OR_ID or gguf:PATH.
+        accepts_hf_models: Whether the command also takes hf:PATH_OR_ID and gguf:PATH.
     """
-    name = run_ref.removeprefix(HF_PREFIX)
-    run_dir = RunDir(name)
-    if run_ref != name or is_hf_model(run_dir):
-        problem = 'is an open model' if run_ref != name else 'contains an open model'
+    has_prefix, run_dir = run_ref.startswith(MODEL_PREFIXES), RunDir(run_ref)
+    is_gguf_file = not has_prefix and run_ref.endswith('.gguf') and run_dir.path.is_file()
+    if has_prefix or is_gguf_file or is_hf_model(run_dir):
+        problem = 'is an open model' if has_prefix or is_gguf_file else 'contains an open model'
+        model_ref = run_ref if has_prefix else f'{GGUF_PREFIX if is_gguf_file else HF_PREFIX}{run_ref}'
         if accepts_hf_models:
-            return UserError(f'{run_ref} {problem}; give {join_shell([f"{HF_PREFIX}{name}"])}')
-        import_command = join_shell(['sinklab', 'checkpoint', 'import', f'{HF_PREFIX}{name}', '--out=runs/imported'])
+            return UserError(f'{run_ref} {problem}; give {join_shell([model_ref])}')
+        import_command = join_shell(['sinklab', 'checkpoint', 'import', model_ref, '--out=runs/imported'])
         return UserError(
             f'{run_ref} {problem}, but a run is needed; make a run of it with {import_command}, '
             'and give runs/imported'
@@ -687,7 +696,8 @@ def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> Use
     problem = 'contains no run' if run_dir.path.exists() else 'does not exist'
     if not accepts_hf_models:
         return UserError(f'{run_ref} {problem}; give the folder of a run')
-    hf_ref = join_shell([f'{HF_PREFIX}{name}']) if re.fullmatch(r'[\w-]+/[\w.-]+', name) else f'{HF_PREFIX}PATH_OR_ID'
+    is_hub_id = re.fullmatch(r'[\w-]+/[\w.-]+', run_ref)
+    hf_ref = join_shell([f'{HF_PREFIX}{run_ref}']) if is_hub_id else f'{HF_PREFIX}PATH_OR_ID'
     return UserError(f'{run_ref} {problem}; give the folder of a run, or {hf_ref} for an open model')
 
 

@@ -21,7 +21,7 @@ from sinklab.analysis.model_protocol import (
     run_in_batches,
 )
 from sinklab.errors import UserError, format_error
-from sinklab.hf import files
+from sinklab.hf import files, gguf
 from sinklab.hf.convert import suppress_transformers_logs
 from sinklab.metrics.metric import MetricSetting, complete_arrays
 
@@ -319,7 +319,9 @@ class HFModel:
     ):
         self.model_dir, self.name, self.bos, self.dtype = Path(model_dir), name or f'hf:{model_dir}', bos, dtype
         check_has_attention(self.model_dir, self.name, remote_code)
-        self.model = load_model(self.model_dir, self.name, remote_code, getattr(torch, dtype))
+        num_parameters, torch_dtype = files.count_parameters(self.model_dir), getattr(torch, dtype)
+        files.check_memory(torch_dtype.itemsize * num_parameters, num_parameters, self.name, dtype)
+        self.model = load_model(self.model_dir, self.name, remote_code, torch_dtype)
         self.config = self.model.config.get_text_config()
         self.remote_code = remote_code
         self.vocabulary = self.config.vocab_size
@@ -371,8 +373,8 @@ class HFModel:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Sentences that say what is not measured, and why."""
-        remarks = []
+        """Sentences that say where weights come from, and what is not measured, and why."""
+        remarks = gguf.read_remarks(self.model_dir)
         if lacking := self.layers_without_attention:
             layer_types = (
                 getattr(self.config, 'layer_types', None) or getattr(self.config, 'layers_block_type', None) or []

@@ -24,11 +24,11 @@ from sinklab.analysis.model_ref import open_model
 from sinklab.analysis.run_model import RunModel
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
-from sinklab.hf import files
+from sinklab.hf import gguf
 from sinklab.install_commands import format_package_command
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
-from sinklab.run_dir import HF_PREFIX
+from sinklab.run_dir import GGUF_PREFIX, MODEL_PREFIXES
 from sinklab.train import state
 from sinklab.train.forward import make_forward
 from sinklab.train.validation_loss import make_token_loss
@@ -322,10 +322,10 @@ def load_task_manager(task_names: list[str], include_dir: str | None) -> Checked
 
 
 def load_lm(model_ref: str) -> LM:
-    """Load a checkpoint of a run, or hf:PATH_OR_ID by the Hugging Face loader of lm-evaluation-harness."""
-    if not model_ref.startswith(HF_PREFIX):
+    """Load a checkpoint of a run, or an open model by the Hugging Face loader of lm-evaluation-harness."""
+    if not model_ref.startswith(MODEL_PREFIXES):
         return SinklabLM(open_model(model_ref))
-    model_dir = files.find_model_dir(model_ref.removeprefix(HF_PREFIX))
+    model_dir = gguf.find_model_dir(model_ref)
     try:
         import torch
         from lm_eval.models.huggingface import HFLM
@@ -359,9 +359,15 @@ def evaluate_tasks(
             log_samples=False,
             bootstrap_iters=BOOTSTRAP_ITERATIONS,
         )
-    header = dict(model=model_ref) if not isinstance(lm, SinklabLM) else describe_checkpoint(lm)
+    header = describe_checkpoint(lm) if isinstance(lm, SinklabLM) else describe_open_model(model_ref)
     summaries = {name: summarize_task(name, results) for name in {**results['results'], **results.get('groups', {})}}
     return dict(**header, lm_eval=version('lm_eval'), limit=limit, tasks=summaries)
+
+
+def describe_open_model(model_ref: str) -> dict[str, Any]:
+    if not model_ref.startswith(GGUF_PREFIX):
+        return dict(model=model_ref)
+    return dict(model=model_ref, remarks=gguf.read_remarks(gguf.convert_gguf(model_ref)))
 
 
 def describe_checkpoint(lm: SinklabLM) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Resolution of model references: RUN[@STEP] or hf:PATH_OR_ID to a measurable model."""
+"""Resolution of model references: RUN[@STEP], hf:PATH_OR_ID or gguf:PATH to a measurable model."""
 
 from collections.abc import Iterator
 from typing import get_args
@@ -8,10 +8,10 @@ from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import digests
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
-from sinklab.hf import files
+from sinklab.hf import files, gguf
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import (
-    HF_PREFIX,
+    MODEL_PREFIXES,
     RunDir,
     is_hf_model,
     make_missing_run_error,
@@ -23,14 +23,14 @@ from sinklab.run_dir import (
 def open_model(
     model_ref: str, bos: str = 'auto', remote_code: bool = False, dtype: str | None = None
 ) -> MeasurableModel:
-    """Open a checkpoint of a run (the newest complete one if no step is given), or hf:PATH_OR_ID.
+    """Open a checkpoint of a run (the newest complete one if no step is given), hf:PATH_OR_ID or gguf:PATH.
 
-    It computes in `dtype`; None: that of the run's config, or float32 for a Hugging Face model.
+    It computes in `dtype`; None: that of the run's config, or float32 for an open model.
     """
     if dtype not in (None, *get_args(DtypeName)):
         raise UserError(f'dtype={dtype} is not allowed; give {" or ".join(get_args(DtypeName))}')
-    if model_ref.startswith(HF_PREFIX):
-        model_dir = files.find_model_dir(model_ref.removeprefix(HF_PREFIX), remote_code)  # before torch is loaded
+    if model_ref.startswith(MODEL_PREFIXES):
+        model_dir = gguf.find_model_dir(model_ref, remote_code)  # before torch is loaded
         try:
             from sinklab.analysis.hf_model import DEFAULT_DTYPE, HFModel
         except ImportError as error:
@@ -62,7 +62,7 @@ def resolve_run(run_ref: str, accepts_hf_models: bool = False) -> tuple[RunDir, 
     Raises:
         UserError: There is no run of sinklab.
     """
-    if run_ref.startswith(HF_PREFIX):
+    if run_ref.startswith(MODEL_PREFIXES):
         raise make_missing_run_error(run_ref)
     run_dir, step = parse_run_ref(run_ref)
     if not run_dir.has_run() or is_hf_model(run_dir):

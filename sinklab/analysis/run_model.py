@@ -79,7 +79,6 @@ class RunModel:
         # All layers have all arrays and the same number of heads.
         self.array_layers: dict[str, tuple[int, ...]] = {}
         self.heads_per_layer: tuple[int, ...] = ()
-        self.remarks: tuple[str, ...] = ()
         self.available_arrays = (
             *AVAILABLE_ARRAYS,
             *(('sink_LPCD',) if LEARNED_KV_KINDS[self.spec.model.columns.kind].tokens_class.num_tokens else ()),
@@ -92,6 +91,10 @@ class RunModel:
         )
         config_digest = hashlib.sha256(config_json.encode()).hexdigest()[:16]
         return f'{digests.compute_checkpoint_digest(self.run_dir, self.step)} {config_digest}'
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return tuple(self.run_dir.read_remarks())
 
     @property
     def mesh(self) -> jax.sharding.Mesh:

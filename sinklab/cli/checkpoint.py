@@ -6,6 +6,7 @@ example:
   sinklab checkpoint restore-params runs/softmax@500 --out=softmax-500 --dtype=bfloat16
   sinklab checkpoint export runs/softmax@500 --out=softmax-hf
   sinklab checkpoint import hf:softmax-hf --out=runs/imported
+  sinklab checkpoint import gguf:SmolLM2.gguf --out=runs/smollm
 
 Load parameters in Python, as nested dicts of arrays:
   from orbax.checkpoint import v1; params = v1.load(os.path.abspath('softmax-500'))
@@ -66,7 +67,11 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('source', metavar='hf:PATH', help='folder of a Hugging Face model, or hf:ORG/NAME on the hub')
+    parser.add_argument(
+        'source',
+        metavar='hf:PATH_OR_ID | gguf:PATH',
+        help='folder of a Hugging Face model, its name on the hub, or a GGUF file',
+    )
     parser.add_argument('--out', required=True, metavar='DIR', help='new run folder, with the model at step 0')
 
 

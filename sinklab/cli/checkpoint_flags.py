@@ -1,13 +1,15 @@
-"""Flags of commands that load a checkpoint: RUN[@STEP], --tokenizer, --bare and --cache=x+y."""
+"""Arguments of commands that load a model: a run or an open model, --tokenizer, --bare and --cache=x+y."""
 
 import argparse
 import dataclasses
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError
-from sinklab.run_dir import RunDir, read_spec
+from sinklab.escape import escape_control
+from sinklab.run_dir import MODEL_PREFIXES, RunDir, read_spec
 from sinklab.schema import NonNegativeInt, PositiveInt, check_value
 
 if TYPE_CHECKING:
@@ -17,11 +19,15 @@ if TYPE_CHECKING:
     from sinklab.model.streaming import CacheConfig
 
 
+MODEL_METAVAR = 'RUN[@STEP] | hf:PATH_OR_ID | gguf:PATH'
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         'run',
-        metavar='RUN[@STEP]',
-        help='run folder, and one of its steps, such as runs/softmax@500 (default: the newest)',
+        metavar=MODEL_METAVAR,
+        help='run folder, such as runs/softmax@500 (default: its newest step), or an open model, which is imported '
+        'into the cache, such as hf:models/llama or gguf:SmolLM2.gguf',
     )
     parser.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if its token store is gone')
     parser.add_argument(
@@ -33,22 +39,23 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """Add the positional argument for a run or an open model."""
     parser.add_argument(
         'model',
-        metavar='RUN[@STEP] | hf:PATH_OR_ID',
+        metavar=MODEL_METAVAR,
         help='run folder, such as runs/softmax@500 (default: its newest step), or an open model, such as '
-        'hf:openai-community/gpt2',
+        'hf:openai-community/gpt2 or gguf:SmolLM2.gguf',
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class RunCheckpoint:
-    """Checkpoint of a run at a step, with the spec of the run."""
+    """Checkpoint of a run at a step, with the spec of the run and the name under which messages show it."""
 
     run_dir: RunDir
     step: int
     spec: Spec
+    name: str
 
     def __str__(self) -> str:
-        return f'{self.run_dir}@{self.step}'
+        return self.name
 
     def load_tokenizer(self, file: str | None) -> 'Tokenizer':
         """Load the tokenizer that the run was trained with.
@@ -89,11 +96,23 @@ class RunCheckpoint:
         )
 
 
-def load_checkpoint(run_ref: str) -> RunCheckpoint:
-    from sinklab.analysis.model_ref import resolve_checkpoint
+def load_checkpoint(model_ref: str) -> RunCheckpoint:
+    """Load a checkpoint of a run, or that of an open model, which is imported into the cache.
 
-    run_dir, step = resolve_checkpoint(run_ref)
-    return RunCheckpoint(run_dir, step, read_spec(run_dir))
+    Remarks on the parameters are printed to standard error.
+    """
+    if model_ref.startswith(MODEL_PREFIXES):
+        from sinklab.cli.hf import get_cached_import
+
+        run_dir, step, name = get_cached_import(model_ref), 0, model_ref
+    else:
+        from sinklab.analysis.model_ref import resolve_checkpoint
+
+        run_dir, step = resolve_checkpoint(model_ref, accepts_hf_models=True)
+        name = f'{run_dir}@{step}'
+    for remark in run_dir.read_remarks():
+        print(escape_control(f'{name}: {remark}'), file=sys.stderr)
+    return RunCheckpoint(run_dir, step, read_spec(run_dir), name)
 
 
 def parse_cache(text: str, spec: Spec) -> 'CacheConfig':

@@ -3,6 +3,7 @@
 example:
   sinklab evaluate runs/quickstart/softmax-0@600 --tasks=hellaswag,piqa --limit=500
   sinklab evaluate runs/quickstart/softmax-0 --tasks=mine --include=tasks --few_shot=2 --json
+  sinklab evaluate gguf:SmolLM2.gguf --tasks=hellaswag --limit=100
 """
 
 import argparse
@@ -86,6 +87,8 @@ def print_results(results: dict) -> None:
     headings = 'task', 'metric', 'value', 'standard error', 'texts', 'few-shot'
     terminal.print_table(terminal.make_console(width=200), headings, rows, wrap_columns=['metric'])
     print(', '.join([escape_control(results['model']), *format_run_metrics(results.get('measured', {}))]))
+    for remark in results.get('remarks', ()):
+        print(escape_control(f'{results["model"]}: {remark}'))
 
 
 def format_number(value: float) -> str:

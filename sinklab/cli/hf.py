@@ -1,4 +1,4 @@
-"""Import and export of models of the LLaMA family in the format of Hugging Face transformers."""
+"""Import and export of models of the LLaMA family: folders of Hugging Face transformers, and GGUF files."""
 
 import argparse
 import contextlib
@@ -8,8 +8,8 @@ import uuid
 from pathlib import Path
 
 from sinklab.errors import UserError, format_error
-from sinklab.escape import quote_shell
-from sinklab.run_dir import HF_PREFIX, RunDir, read_spec
+from sinklab.escape import escape_control, quote_shell
+from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX, RunDir, read_spec
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.paths import (
@@ -71,26 +71,40 @@ def import_model(args: argparse.Namespace) -> int:
     num_parameters = write_imported_run(args.source, run_dir, make_absolute(run_dir.path))
     from_flag = quote_shell(f'--from=params:{run_dir}')
     print(f'{run_dir}: {num_parameters:,} parameters of {args.source}; start from them with {from_flag}')
+    for remark in run_dir.read_remarks():
+        print(escape_control(f'{args.source}: {remark}'))
     return 0
 
 
-def write_imported_run(hf_source: str, run_dir: RunDir, final_path: Path) -> int:
-    """Write a run folder with the parameters of a Hugging Face model as the checkpoint of step 0.
+def write_imported_run(model_ref: str, run_dir: RunDir, final_path: Path) -> int:
+    """Write a run folder with the parameters of an open model as the checkpoint of step 0.
 
     Args:
-        hf_source: hf:PATH or hf:ORG/NAME.
+        model_ref: hf:PATH, hf:ORG/NAME or gguf:PATH.
         run_dir: The new run folder.
         final_path: The path to which the run folder will be moved, which its config refers to.
 
     Returns:
         The number of parameters.
+
+    Raises:
+        UserError: Our own model cannot represent the model, or the memory is too small.
     """
     from sinklab.config.validate import parse_config
     from sinklab.configs import default, fine_tuning
-    from sinklab.hf import convert, files
+    from sinklab.hf import convert, files, gguf
 
     check_path_readable_by_orbax(run_dir.path)
-    source = files.fetch_model_dir(hf_source)
+    source = gguf.convert_gguf(model_ref) if model_ref.startswith(GGUF_PREFIX) else files.fetch_model_dir(model_ref)
+    config_name = model_ref if model_ref.startswith(GGUF_PREFIX) else str(source / files.CONFIG_FILE)
+    try:
+        convert.parse_hf_config(files.read_json_object(source / files.CONFIG_FILE), config_name)
+    except UserError as error:
+        raise UserError(
+            f'{error}; sinklab measure, sinklab evaluate and sinklab.open take {model_ref} without an import'
+        ) from error
+    num_parameters = files.count_parameters(source)
+    files.check_memory(4 * num_parameters, num_parameters, model_ref)
     config, fields = default.get_config(), convert.make_config_fields(source, final_path)
     try:
         config.update_from_flattened_dict(fine_tuning.IMPORTED_MODEL_OPTIMIZER | fields)
@@ -98,21 +112,30 @@ def write_imported_run(hf_source: str, run_dir: RunDir, final_path: Path) -> int
         raise UserError(
             f'{source / files.CONFIG_FILE} describes a model that is not supported: {format_error(error)}'
         ) from error
+    name = get_model_name(model_ref) if model_ref.startswith(GGUF_PREFIX) else source.resolve().name
     row = dict(
-        config=hf_source, row=source.resolve().name, size=None, overrides={}, diff={}, published={}, source=hf_source
+        config=model_ref,
+        row=name,
+        size=None,
+        overrides={},
+        diff={},
+        published={},
+        source=model_ref,
     )
     row['optimizer_defaults'] = 'configs/fine_tuning.py'
+    if remarks := gguf.read_remarks(source):
+        row['remarks'] = remarks
     return convert.import_model(source, parse_config(config.to_dict()), run_dir, row)
 
 
-def get_cached_import(hf_source: str, child_dir: RunDir) -> str:
-    """Resolve --from=hf:PATH to --from=params:RUN@0 of an imported run in the cache.
+def resolve_from_flag(model_ref: str, child_dir: RunDir) -> str:
+    """Resolve --from=hf:PATH or --from=gguf:PATH to --from=params:RUN@0 of an imported run in the cache.
 
-    The model is imported if it is not in the cache. A child run that exists already has its parent in row.json, so
-    the model itself may have been moved or deleted since.
+    A child run that exists already has its parent in row.json, so the model itself may have been moved or deleted
+    since.
 
     Args:
-        hf_source: hf:PATH or hf:ORG/NAME.
+        model_ref: hf:PATH, hf:ORG/NAME or gguf:PATH.
         child_dir: The run folder of the run that is to start from the model.
 
     Returns:
@@ -121,33 +144,39 @@ def get_cached_import(hf_source: str, child_dir: RunDir) -> str:
     if lineage := child_dir.read_lineage() if child_dir.has_run() else {}:
         parent_path = join_path(child_dir.path, lineage['run'])
         if parent_path.parent == get_imports_root() and parent_path.name.rpartition('-')[0] == get_model_name(
-            hf_source
+            model_ref
         ):
             return f'params:{parent_path}@0'
-    run_dir = get_import_dir(hf_source)
+    return f'params:{get_cached_import(model_ref)}@0'
+
+
+def get_cached_import(model_ref: str) -> RunDir:
+    """Return the imported run of hf:PATH_OR_ID or gguf:PATH in the cache; import it if it is not there."""
+    run_dir = get_import_dir(model_ref)
     if not run_dir.has_run():
-        print(f'importing {hf_source} into {run_dir}', file=sys.stderr, flush=True)
+        print(f'importing {model_ref} into {run_dir}', file=sys.stderr, flush=True)
         temp_path = run_dir.path.with_name(f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
         try:
-            write_imported_run(hf_source, RunDir(temp_path), run_dir.path)
+            write_imported_run(model_ref, RunDir(temp_path), run_dir.path)
             with contextlib.suppress(OSError):  # another process has imported it in the meantime
                 temp_path.rename(run_dir.path)
         finally:
             shutil.rmtree(temp_path, ignore_errors=True)
-    return f'params:{run_dir}@0'
+    return run_dir
 
 
-def get_import_dir(hf_source: str) -> RunDir:
-    from sinklab.hf import files
+def get_import_dir(model_ref: str) -> RunDir:
+    from sinklab.hf import files, gguf
 
-    return RunDir(
-        get_imports_root()
-        / f'{get_model_name(hf_source)}-{files.compute_identity(files.fetch_model_dir(hf_source))}.{IMPORT_VERSION}'
-    )
+    if model_ref.startswith(GGUF_PREFIX):
+        identity = gguf.compute_identity(gguf.find_gguf_file(model_ref))
+    else:
+        identity = files.compute_identity(files.fetch_model_dir(model_ref))
+    return RunDir(get_imports_root() / f'{get_model_name(model_ref)}-{identity}.{IMPORT_VERSION}')
 
 
-def get_model_name(hf_source: str) -> str:
-    return Path(hf_source.removeprefix(HF_PREFIX)).absolute().name
+def get_model_name(model_ref: str) -> str:
+    return Path(model_ref.removeprefix(HF_PREFIX).removeprefix(GGUF_PREFIX)).absolute().name
 
 
 def get_imports_root() -> Path:

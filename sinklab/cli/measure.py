@@ -1,9 +1,10 @@
-"""Measure attention sinks of a trained model: a checkpoint of a run, or an open model of Hugging Face.
+"""Measure attention sinks of a trained model: a checkpoint of a run, or an open model.
 
 example:
   sinklab measure runs/quickstart/softmax-0@600 --inputs=natural,random,repeated
   sinklab measure runs/quickstart/softmax-0 --all
   sinklab measure hf:openai-community/gpt2 --source='text:corpus/*.txt' --lengths=16,64,256 --eps=0.2,0.3 --json
+  sinklab measure gguf:SmolLM2.gguf --inputs=natural,random,repeated
 """
 
 import argparse

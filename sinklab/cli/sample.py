@@ -1,10 +1,11 @@
-"""Generate text with a trained model, from a prompt, with a KV cache of x first and y recent tokens.
+"""Generate text with a run or an open model, from a prompt, with a KV cache of x first and y recent tokens.
 
 The text ends after --tokens, or where the model ends the document.
 
 example:
   sinklab sample runs/softmax --prompt='def attention(' --temperature=0.8 --top_k=40
   sinklab sample runs/softmax@500 --prompt='import ' --tokens=500 --cache=4+60
+  sinklab sample gguf:SmolLM2.gguf --prompt='The capital of France is' --temperature=0 --tokens=20
 """
 
 import argparse

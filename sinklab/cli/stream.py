@@ -3,6 +3,7 @@
 example:
   sinklab stream runs/softmax --text=book.txt
   sinklab stream runs/softmax@20000 --text=book.txt --cache=0+1024,4+1020 --json
+  sinklab stream gguf:SmolLM2.gguf --text=book.txt
 """
 
 import argparse

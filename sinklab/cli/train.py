@@ -9,6 +9,7 @@ example:
   sinklab train --from=runs/softmax@500 --config.optimizer.steps=900 --workdir=runs/longer
   sinklab train --from=params:runs/softmax --config.optimizer.peak_learning_rate=1e-4 --workdir=runs/anew
   sinklab train --from=hf:models/llama --config.data.source=store:stores/text --workdir=runs/llama
+  sinklab train --from=gguf:SmolLM2.gguf --config.data.source=store:stores/text --workdir=runs/smollm
 """
 
 import argparse
@@ -42,7 +43,7 @@ from sinklab.process_group import (
     run_on_all_or_raise,
 )
 from sinklab.run_dir import (
-    HF_PREFIX,
+    MODEL_PREFIXES,
     RunDir,
     flatten_dict,
     format_run_ref,
@@ -91,7 +92,7 @@ def resolve_parent(from_flag: str | None, child: RunDir, group: ProcessGroup) ->
     Raises:
         UserError: --from is invalid on any process, or differs between processes.
     """
-    if from_flag and from_flag.startswith(HF_PREFIX):
+    if from_flag and from_flag.startswith(MODEL_PREFIXES):
         from_flag = run_on_all_or_raise(
             group, 'import of --from', lambda: import_parent_model(from_flag, child, group)
         )
@@ -102,7 +103,7 @@ def resolve_parent(from_flag: str | None, child: RunDir, group: ProcessGroup) ->
 
 
 def import_parent_model(from_flag: str, child: RunDir, group: ProcessGroup) -> str:
-    """Import the model of --from=hf:PATH into the cache; return the value of --from for the imported run.
+    """Import the open model of --from into the cache; return the value of --from for the imported run.
 
     Raises:
         UserError: There are several processes, which may not all see the cache.
@@ -112,7 +113,7 @@ def import_parent_model(from_flag: str, child: RunDir, group: ProcessGroup) -> s
             f'--from={from_flag} works with one process only; run sinklab checkpoint import {quote_shell(from_flag)} '
             '--out=DIR with a folder that all processes see, and give --from=params:DIR'
         )
-    return hf.get_cached_import(from_flag, child)
+    return hf.resolve_from_flag(from_flag, child)
 
 
 def parse_from_flag(from_flag: str) -> WarmStartFlag:
@@ -214,7 +215,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest='origin',
         metavar='[params:]RUN[@STEP]',
         help='start from a checkpoint of another run, the newest if no step is given, such as runs/softmax@500; with '
-        'params: take only its parameters and start at step 0; hf:PATH: start from a model of transformers. '
+        'params: take only its parameters and start at step 0; hf:PATH or gguf:PATH: start from an open model. '
         'Without --config the config of that run is used',
     )
     add_size_argument(parser)

@@ -17,6 +17,7 @@ import numpy as np
 
 from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_extra_command
+from sinklab.parallel import device_mesh
 from sinklab.run_dir import HF_PREFIX
 from sinklab.storage import untrusted_files
 
@@ -61,6 +62,16 @@ def fetch_model_dir(model_ref: str, extra_patterns: tuple[str, ...] = ()) -> Pat
     except Exception as error:  # errors of the network, of the hub, or of access rights
         message = format_error(error, with_type=True)
         raise UserError(f'{model_ref} is not a local folder, and cannot be downloaded ({message})') from error
+
+
+def check_memory(num_bytes: int, num_parameters: int, model_ref: str, dtype: str = 'float32') -> None:
+    """Refuse to load a model if the available memory is less than `num_bytes`."""
+    available = device_mesh.get_available_memory_bytes()
+    if num_bytes > available:
+        raise UserError(
+            f'{model_ref} needs {num_bytes / 1e9:.1f} GB of memory for {num_parameters:,} parameters in {dtype}, and '
+            f'{available / 1e9:.1f} GB are available; close other programs, or give a smaller model'
+        )
 
 
 def read_json_object(path: Path) -> dict:
@@ -145,6 +156,18 @@ class SafetensorsReader:
         path, file = self.file_of_array[name]
         with translate_safetensors_errors(path):
             return file.get_tensor(name)
+
+
+def count_parameters(model_dir: Path) -> int:
+    """Count the elements of all arrays in the safetensors files of a model directory."""
+    total = 0
+    for path in list_weight_files(model_dir):
+        with (
+            translate_safetensors_errors(path),
+            import_hf_library('safetensors').safe_open(path, framework='np') as file,
+        ):
+            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return total
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -71,6 +72,14 @@ def get_device_memory_bytes(num_local_processes: int = 1) -> int:
 def get_host_memory_bytes() -> int:
     """Return the memory in bytes of the processes on this host: the host's or, if less, their cgroup's."""
     return min([os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'), *read_cgroup_limits()])
+
+
+def get_available_memory_bytes() -> int:
+    """Return the memory in bytes that processes can still take: the host's available memory or a cgroup's limit."""
+    with contextlib.suppress(OSError):
+        if match := re.search(r'^MemAvailable: +(\d+) kB$', Path('/proc/meminfo').read_text(), re.MULTILINE):
+            return min(int(match[1]) * 1024, get_host_memory_bytes())
+    return get_host_memory_bytes()
 
 
 def read_cgroup_limits(

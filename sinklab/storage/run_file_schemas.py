@@ -82,6 +82,7 @@ class Row(Struct):
     source: Any = None
     size: str | None = None
     overrides: dict[str, str] = {}
+    remarks: list[str] = []  # on the parameters of an imported model
     lineage: Lineage | None = msgspec.field(name='from', default=None)
 
 

@@ -1,0 +1,332 @@
+"""Conversion of GGUF files (llama.cpp, Ollama, LM Studio) to transformers folders in float32."""
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import re
+import shutil
+import sys
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sinklab.errors import UserError, format_error
+from sinklab.hf import files
+from sinklab.hf.convert import suppress_transformers_logs
+from sinklab.hf.files import import_hf_library
+from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX
+from sinklab.schema import format_unknown_name
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
+from sinklab.storage.cache_dir import get_cache_dir
+
+CONVERSION_VERSION = 1  # a file that an older version has converted is converted again
+ORIGIN_FILE = 'sinklab_gguf.json'  # in a converted folder: which file it comes from, and remarks
+MAGIC = b'GGUF'
+SPLIT_PATTERN = re.compile(r'-\d{5}-of-(\d{5})\.gguf$')
+MAX_NAME_LENGTH = 100  # characters of the file name in the name of its folder in the cache
+ROPE_FACTORS = 'rope_freqs.weight'  # the tensor by which llama.cpp divides rotary frequencies
+# The numbers of layers of the 27B models. Their scores are divided by sqrt(hidden_size / heads), which files do not
+# say; transformers takes sqrt(256), as for all other Gemma models.
+LAYERS_OF_GEMMA_27B = {'gemma2': 46, 'gemma3': 62}
+# llama.cpp stores the result of the llama3 scaling, not its parameters. All LLaMA 3 models share these; the factor is
+# the largest entry of the tensor.
+LLAMA3_SCALING = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+
+
+@dataclasses.dataclass(frozen=True)
+class GGUFHeader:
+    """What is read of a GGUF file before transformers loads it."""
+
+    fields: dict[str, Any]  # values of its metadata that are no arrays
+    has_tokenizer: bool
+    num_parameters: int
+    max_tensor_parameters: int  # of the largest tensor
+    parameters_by_type: dict[str, int]  # the most frequent type first, such as {'Q4_1': 106168320, 'F32': 35136}
+    rope_factors: np.ndarray | None  # the values of ROPE_FACTORS
+
+    @property
+    def architecture(self) -> str:
+        return str(self.fields['general.architecture'])
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that the conversion needs: all parameters in float32, and a copy of the largest tensor."""
+        return 4 * (self.num_parameters + self.max_tensor_parameters)
+
+
+def find_model_dir(model_ref: str, remote_code: bool = False) -> Path:
+    """Return the transformers folder of hf:PATH_OR_ID, or of the converted file of gguf:PATH."""
+    if model_ref.startswith(GGUF_PREFIX):
+        return convert_gguf(model_ref)
+    return files.find_model_dir(model_ref.removeprefix(HF_PREFIX), remote_code)
+
+
+def convert_gguf(model_ref: str) -> Path:
+    """Convert the file of gguf:PATH to a transformers folder in the cache, unless the cache has it.
+
+    Returns:
+        The folder: float32 weights as safetensors, config.json, the tokenizer if the file has one, and ORIGIN_FILE.
+
+    Raises:
+        UserError: The file is missing, damaged, or cannot be read by transformers; a package, memory or disk space
+            is missing.
+    """
+    path = find_gguf_file(model_ref)
+    root = get_cache_dir().resolve() / 'gguf'
+    model_dir = root / f'{path.name[:MAX_NAME_LENGTH]}-{compute_identity(path)}'
+    if (model_dir / ORIGIN_FILE).exists():
+        return model_dir
+    header = read_header(path, model_ref)
+    with writable_folder(root):
+        check_disk_space(root, header, model_ref)
+        files.check_memory(header.memory_bytes, header.num_parameters, model_ref)
+        print(f'converting {model_ref} into {model_dir}', file=sys.stderr, flush=True)
+        temp_dir = root / f'{uuid.uuid4().hex}{TEMPORARY_SUFFIX}'
+        try:
+            temp_dir.mkdir()
+            write_model(path, header, temp_dir, model_ref)
+            with contextlib.suppress(OSError):  # another process has converted it in the meantime
+                temp_dir.rename(model_dir)
+        finally:
+            shutil.rmtree(temp_dir, ignore_errors=True)
+    return model_dir
+
+
+def find_gguf_file(model_ref: str) -> Path:
+    """Return the path of gguf:PATH; refuse what is no GGUF file, and parts of a split one."""
+    path = Path(model_ref.removeprefix(GGUF_PREFIX)).expanduser()
+    if not path.exists():
+        raise UserError(f'{model_ref} does not exist; give {GGUF_PREFIX}PATH, a .gguf file on this computer')
+    if not path.is_file():
+        names = sorted(found.name for found in path.glob('*.gguf'))
+        example = f'{model_ref.rstrip("/")}/{names[0]}' if names else f'{GGUF_PREFIX}PATH, a .gguf file'
+        raise UserError(f'{model_ref} is not a file; give {example}')
+    try:
+        with path.open('rb') as file:
+            magic = file.read(len(MAGIC))
+    except OSError as error:
+        raise UserError(f'{model_ref} cannot be read ({error.strerror}); give a file that can') from error
+    if magic != MAGIC:
+        raise UserError(f'{model_ref} is not a GGUF file: it begins with {magic!r}, not {MAGIC!r}; give another file')
+    if match := SPLIT_PATTERN.search(path.name):
+        raise make_split_error(model_ref, int(match[1]))
+    return path
+
+
+def make_split_error(model_ref: str, parts: int) -> UserError:
+    return UserError(
+        f'{model_ref} is one of {parts} parts of a model, which transformers does not read; join them with '
+        'llama.cpp: llama-gguf-split --merge FIRST_PART OUTPUT.gguf'
+    )
+
+
+def compute_identity(path: Path) -> str:
+    """Compute a digest of the path, size and modification time of a GGUF file, and of CONVERSION_VERSION."""
+    stat = path.stat()
+    identity = str(path.resolve()), stat.st_size, stat.st_mtime_ns, CONVERSION_VERSION
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+
+def read_header(path: Path, model_ref: str) -> GGUFHeader:
+    """Read the metadata of a GGUF file and the types and sizes of its tensors.
+
+    Raises:
+        UserError: The file is damaged or one part of several, its tensors have a type that the package gguf cannot
+            dequantize, or a package of the extra hf is missing.
+    """
+    gguf = import_hf_library('gguf')
+    for library in ('accelerate', 'torch', 'transformers'):
+        import_hf_library(library)
+    try:
+        reader = gguf.GGUFReader(path)
+        fields = {
+            name: field.contents()
+            for name, field in reader.fields.items()
+            if field.types and field.types[0] != gguf.GGUFValueType.ARRAY
+        }
+    except Exception as error:  # of a damaged file, numpy and gguf raise exceptions of many types
+        message = format_error(error, with_type=True)
+        raise UserError(f'{model_ref} is damaged or incomplete ({message}); download it again') from error
+    if not isinstance(fields.get('general.architecture'), str) or not reader.tensors:
+        raise UserError(f'{model_ref} has no general.architecture or no tensors: it contains no model; give another')
+    if fields.get('split.count', 1) > 1:
+        raise make_split_error(model_ref, fields['split.count'])
+    parameters_by_type: Counter[str] = Counter()
+    for tensor in reader.tensors:
+        if tensor.tensor_type.name not in parameters_by_type:
+            try:
+                gguf.dequantize(tensor.data[:1], tensor.tensor_type)
+            except Exception as error:
+                raise UserError(
+                    f'{model_ref}: {tensor.name} is of type {tensor.tensor_type.name}, which the package gguf cannot '
+                    f'dequantize ({format_error(error)}); give another quantization'
+                ) from error
+        parameters_by_type[tensor.tensor_type.name] += int(tensor.n_elements)
+    rope_factors = [tensor.data for tensor in reader.tensors if tensor.name == ROPE_FACTORS]
+    num_rope_factors = sum(map(len, rope_factors))
+    return GGUFHeader(
+        fields=fields,
+        has_tokenizer='tokenizer.ggml.tokens' in reader.fields,
+        num_parameters=parameters_by_type.total() - num_rope_factors,
+        max_tensor_parameters=max(int(tensor.n_elements) for tensor in reader.tensors),
+        parameters_by_type=dict(parameters_by_type.most_common()),
+        rope_factors=np.array(rope_factors[0], np.float32) if rope_factors else None,
+    )
+
+
+def check_disk_space(root: Path, header: GGUFHeader, model_ref: str) -> None:
+    needed, free = 4 * header.num_parameters, shutil.disk_usage(root).free
+    if needed > free:
+        raise UserError(
+            f'{model_ref} needs {needed / 1e9:.1f} GB for its weights in float32, and {root} has {free / 1e9:.1f} GB '
+            'free; make room, or set SINKLAB_CACHE to a folder on another disk'
+        )
+
+
+def write_model(path: Path, header: GGUFHeader, output_dir: Path, model_ref: str) -> None:
+    """Load a GGUF file with transformers, and write the folder of the model."""
+    transformers = import_hf_library('transformers')
+    with (
+        # transformers also reads files beside the GGUF file, which may be those of another model.
+        tempfile.TemporaryDirectory() as source_dir,
+        suppress_transformers_logs(transformers),
+        contextlib.redirect_stderr(io.StringIO()),  # progress bars that transformers cannot turn off
+    ):
+        (Path(source_dir) / 'model.gguf').symlink_to(path.resolve())
+        num_parameters = save_weights(source_dir, header, output_dir, model_ref)
+        remarks = [*list_weight_remarks(header, num_parameters)]
+        remarks += save_tokenizer(source_dir, header, output_dir)
+    origin = dict(
+        file=str(path.resolve()),
+        name=header.fields.get('general.name'),
+        architecture=header.architecture,
+        parameters=num_parameters,
+        parameters_by_type=header.parameters_by_type,
+        remarks=remarks,
+    )
+    files.write_json(output_dir / ORIGIN_FILE, origin)
+
+
+def save_weights(source_dir: str, header: GGUFHeader, output_dir: Path, model_ref: str) -> int:
+    """Dequantize and save the weights and the config; return the number of parameters."""
+    torch, transformers = import_hf_library('torch'), import_hf_library('transformers')
+    try:
+        config = transformers.AutoConfig.from_pretrained(source_dir, gguf_file='model.gguf')
+    except Exception as error:
+        raise make_architecture_error(header, model_ref, error) from error
+    add_rope_scaling(config, header, model_ref)
+    if config.num_hidden_layers == LAYERS_OF_GEMMA_27B.get(header.architecture):
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
+    try:
+        model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
+            source_dir,
+            config=config,
+            gguf_file='model.gguf',
+            dtype=torch.float32,
+            quantization_config=transformers.GgufConfig(dequantize=True),
+            output_loading_info=True,
+        )
+    except Exception as error:
+        message = format_error(error, with_type=True)
+        raise UserError(
+            f'{model_ref} cannot be loaded by transformers {transformers.__version__}: {message}; give another model'
+        ) from error
+    if missing := sorted(map(str, [*loading_info['missing_keys'], *loading_info['mismatched_keys']])):
+        raise UserError(f'{model_ref} is incomplete: {len(missing)} of its arrays are missing ({missing[0]}, ...)')
+    if hasattr(model.config, 'quantization_config'):
+        del model.config.quantization_config
+    model.save_pretrained(output_dir)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def make_architecture_error(header: GGUFHeader, model_ref: str, error: Exception) -> UserError:
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    # The list also has two groups of metadata.
+    allowed = sorted({*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS} - {'general', 'tokenizer'})
+    version = import_hf_library('transformers').__version__
+    if header.architecture in allowed:
+        message = format_error(error, with_type=True)
+        return UserError(f'{model_ref} cannot be loaded by transformers {version}: {message}; give another model')
+    subject = f'{model_ref}: architecture {header.architecture!r}'
+    return UserError(
+        format_unknown_name(subject, header.architecture, allowed, f'read from GGUF by transformers {version}')
+    )
+
+
+def add_rope_scaling(config: Any, header: GGUFHeader, model_ref: str) -> None:
+    """Add the scaling of rotary positions to a config; transformers does not read it from GGUF files.
+
+    Raises:
+        UserError: The file has a scaling that is not linear and not that of LLaMA 3.
+    """
+    scaling_type = header.fields.get(f'{header.architecture}.rope.scaling.type', 'none')
+    if header.architecture == 'gpt-oss':  # the only architecture whose scaling transformers reads
+        return
+    rope = getattr(config, 'rope_parameters', None) or {}
+    rope = rope.get('full_attention', rope)  # of Gemma 3, whose other layers are not scaled
+    if header.rope_factors is not None:
+        factor = float(header.rope_factors.max())
+        rope |= dict(rope_type='llama3', factor=factor, **LLAMA3_SCALING)
+        if not np.allclose(compute_rope_factors(config), header.rope_factors, rtol=1e-3):
+            raise UserError(
+                f'{model_ref} scales rotary positions by {ROPE_FACTORS}, and not as LLaMA 3 does; give another model'
+            )
+    elif scaling_type == 'linear':
+        rope |= dict(rope_type='linear', factor=float(header.fields[f'{header.architecture}.rope.scaling.factor']))
+    elif scaling_type != 'none':
+        raise UserError(
+            f'{model_ref} scales rotary positions by {scaling_type!r}, which transformers does not read from GGUF '
+            'files; give its safetensors folder as hf:PATH'
+        )
+
+
+def compute_rope_factors(config: Any) -> np.ndarray:
+    """Compute by which factors the llama3 scaling of a config divides rotary frequencies."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaled = ROPE_INIT_FUNCTIONS['llama3'](config, 'cpu')[0].numpy()
+    unscaled = config.rope_parameters['rope_theta'] ** -(np.arange(len(scaled)) / len(scaled))
+    return unscaled / scaled
+
+
+def list_weight_remarks(header: GGUFHeader, num_parameters: int) -> Iterator[str]:
+    yield f'weights come from GGUF ({", ".join(header.parameters_by_type)}), dequantized to float32'
+    if num_parameters != header.num_parameters:
+        yield (
+            f'the GGUF file has {header.num_parameters:,} parameters, the model of transformers {num_parameters:,}'
+        )
+
+
+def save_tokenizer(source_dir: str, header: GGUFHeader, output_dir: Path) -> Iterator[str]:
+    """Save the tokenizer, if transformers can read it; yield remarks on it."""
+    if not header.has_tokenizer:
+        yield 'the GGUF file has no tokenizer'
+        return
+    try:
+        tokenizer = import_hf_library('transformers').AutoTokenizer.from_pretrained(
+            source_dir, gguf_file='model.gguf'
+        )
+        tokenizer.save_pretrained(output_dir)
+    except Exception as error:  # transformers raises exceptions of many types here
+        yield f'transformers cannot read the tokenizer of the GGUF file ({format_error(error, with_type=True)})'
+        return
+    adds_bos = tokenizer.bos_token_id is not None and tokenizer('a')['input_ids'][:1] == [tokenizer.bos_token_id]
+    if header.fields.get('tokenizer.ggml.add_bos_token', adds_bos) != adds_bos:
+        verbs = ('adds', 'does not add') if adds_bos else ('does not add', 'adds')
+        yield f'the tokenizer of transformers {verbs[0]} BOS to texts, llama.cpp {verbs[1]} it; measure takes --bos'
+
+
+def read_remarks(model_dir: Path) -> list[str]:
+    """Return the remarks on the conversion of a GGUF file; none for another folder."""
+    if not (model_dir / ORIGIN_FILE).exists():
+        return []
+    return [str(remark) for remark in files.read_json_object(model_dir / ORIGIN_FILE).get('remarks', ())]

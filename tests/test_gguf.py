@@ -1,0 +1,568 @@
+"""Tests of open models in GGUF files: conversion, each command that takes gguf:PATH, and files that are refused."""
+
+import json
+import os
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from lm_eval_cases import write_tasks
+
+import sinklab
+from sinklab.analysis.run_model import RunModel
+from sinklab.checkpoint import checkpointer
+from sinklab.cli import hf
+from sinklab.cli.main import main
+from sinklab.data import tokenizer as tokens
+from sinklab.data.sources import read_texts
+from sinklab.errors import UserError
+from sinklab.hf import convert, gguf
+from sinklab.install_commands import format_extra_command
+from sinklab.parallel import device_mesh
+from sinklab.run_dir import RunDir, read_spec
+
+SKIP_REASON = f'transformers, torch or gguf are not installed: {format_extra_command("hf")}, where torch has a wheel'
+torch = pytest.importorskip('torch', reason=SKIP_REASON)
+transformers = pytest.importorskip('transformers', reason=SKIP_REASON)
+gguf_library = pytest.importorskip('gguf', reason=SKIP_REASON)
+pytest.importorskip('accelerate', reason=SKIP_REASON)
+
+ROOT = Path(__file__).parents[1]
+IDS = np.random.default_rng(1).integers(0, 300, (2, 24))
+# The width of a row is a multiple of 32, the block size of Q8_0.
+COMMON = dict(
+    vocab_size=300,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=128,
+    bos_token_id=1,
+    eos_token_id=0,
+    tie_word_embeddings=True,
+)
+SCALED = dict(rope_type='llama3', rope_theta=500000.0, factor=32.0, **gguf.LLAMA3_SCALING)
+LINEAR = dict(rope_type='linear', rope_theta=10000.0, factor=4.0)
+CONFIGS = {
+    'llama': lambda **changes: transformers.LlamaConfig(**COMMON | changes),
+    # A GGUF file does not say which layers have a window: five of six.
+    'gemma3': lambda **changes: transformers.Gemma3TextConfig(
+        **COMMON | dict(num_hidden_layers=6) | changes, sliding_window=8
+    ),
+}
+# The names of llama.cpp, and those of transformers.
+TENSOR_NAMES = {
+    'token_embd': 'model.embed_tokens',
+    'output_norm': 'model.norm',
+    'output': 'lm_head',
+    'blk.{}.attn_norm': 'model.layers.{}.input_layernorm',
+    'blk.{}.attn_q': 'model.layers.{}.self_attn.q_proj',
+    'blk.{}.attn_k': 'model.layers.{}.self_attn.k_proj',
+    'blk.{}.attn_v': 'model.layers.{}.self_attn.v_proj',
+    'blk.{}.attn_output': 'model.layers.{}.self_attn.o_proj',
+    'blk.{}.attn_q_norm': 'model.layers.{}.self_attn.q_norm',
+    'blk.{}.attn_k_norm': 'model.layers.{}.self_attn.k_norm',
+    'blk.{}.ffn_gate': 'model.layers.{}.mlp.gate_proj',
+    'blk.{}.ffn_up': 'model.layers.{}.mlp.up_proj',
+    'blk.{}.ffn_down': 'model.layers.{}.mlp.down_proj',
+}
+FFN_NORMS = {
+    'llama': {'blk.{}.ffn_norm': 'model.layers.{}.post_attention_layernorm'},
+    'gemma3': {
+        'blk.{}.post_attention_norm': 'model.layers.{}.post_attention_layernorm',
+        'blk.{}.ffn_norm': 'model.layers.{}.pre_feedforward_layernorm',
+        'blk.{}.post_ffw_norm': 'model.layers.{}.post_feedforward_layernorm',
+    },
+}
+
+
+def make_model(family, **changes):
+    """Make a random model of transformers; each parameter affects the output."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[family](**changes), attn_implementation='eager')
+    with torch.no_grad():
+        for name, array in model.named_parameters():
+            array.normal_(float('norm' in name), 0.2)
+    return model.eval()
+
+
+def interleave_rotary_halves(array, heads):
+    """Order the rows of queries or keys as llama.cpp does for LLaMA: the two numbers of a rotated pair together."""
+    return array.reshape(heads, 2, len(array) // heads // 2, -1).swapaxes(1, 2).reshape(array.shape)
+
+
+def write_gguf(path, model, family, tokenizer=None, quantization='F32', architecture=None, fields=(), factors=None):
+    """Write a model of transformers as llama.cpp does; set its weights to the values that the file stores.
+
+    Args:
+        path: The file.
+        model: The model.
+        family: A key of CONFIGS.
+        tokenizer: A byte-level tokenizer.json; None: the file has none.
+        quantization: The type of matrices; vectors are F32.
+        architecture: The architecture that the file names; None: the family.
+        fields: More metadata, as pairs of a name after the architecture and a value.
+        factors: Factors of rotary frequencies.
+    """
+    config, architecture = model.config, architecture or family
+    writer = gguf_library.GGUFWriter(path, architecture)
+    writer.add_name('Tiny')
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    if family == 'llama':
+        writer.add_rope_dimension_count(config.head_dim)
+        writer.add_rope_freq_base(config.rope_parameters['rope_theta'])
+    else:
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_rope_freq_base(config.rope_parameters['full_attention']['rope_theta'])
+        writer.add_sliding_window(config.sliding_window)
+    for name, value in fields:
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(f'{architecture}.{name}', value)
+    if tokenizer:
+        add_tokenizer(writer, json.loads(tokenizer)['model'])
+    kind = gguf_library.GGMLQuantizationType[quantization]
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        for gguf_name, hf_name in list_tensors(family, config.num_hidden_layers):
+            if (weight := weights.get(hf_name)) is None:
+                continue
+            array, stored_kind = weight.numpy(), kind if weight.ndim > 1 else gguf_library.GGMLQuantizationType.F32
+            heads = {'attn_q.': config.num_attention_heads, 'attn_k.': config.num_key_value_heads}
+            for part, count in heads.items() if family == 'llama' else ():
+                array = interleave_rotary_halves(array, count) if part in gguf_name else array
+            if family == 'gemma3' and 'norm' in gguf_name:
+                array = array + 1
+            data = gguf_library.quantize(np.ascontiguousarray(array), stored_kind)
+            writer.add_tensor(gguf_name, data, raw_dtype=stored_kind)
+            if quantization != 'F32':  # rounding is within rows, so that their order does not matter
+                rounded = gguf_library.dequantize(
+                    gguf_library.quantize(weight.numpy().copy(), stored_kind), stored_kind
+                )
+                weight.copy_(torch.from_numpy(rounded.copy()))
+    if factors is not None:
+        writer.add_tensor(gguf.ROPE_FACTORS, np.array(factors, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def list_tensors(family, layers):
+    for gguf_name, hf_name in (TENSOR_NAMES | FFN_NORMS[family]).items():
+        for layer in range(layers) if '{}' in gguf_name else [0]:
+            yield f'{gguf_name.format(layer)}.weight', f'{hf_name.format(layer)}.weight'
+
+
+def add_tokenizer(writer, bpe):
+    names = sorted(bpe['vocab'], key=bpe['vocab'].get)
+    special = gguf_library.TokenType.CONTROL, gguf_library.TokenType.NORMAL
+    writer.add_tokenizer_model('gpt2')
+    writer.add_tokenizer_pre('default')
+    writer.add_token_list(names)
+    writer.add_token_types([special[token_id > 1] for token_id in range(len(names))])
+    writer.add_token_merges([pair if isinstance(pair, str) else ' '.join(pair) for pair in bpe['merges']])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(0)
+    writer.add_add_bos_token(False)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp('cache')
+    monkeypatch.setenv('SINKLAB_CACHE', str(folder))
+    return folder
+
+
+@pytest.fixture(scope='module')
+def tokenizer(corpus):
+    return tokens.train_tokenizer(read_texts(corpus), 300)
+
+
+@pytest.fixture
+def llama(tmp_path, tokenizer):
+    """Return (path of a GGUF file, its model in transformers)."""
+    model = make_model('llama')
+    return write_gguf(tmp_path / 'tiny.gguf', model, 'llama', tokenizer), model
+
+
+def compute_logits(model):
+    with torch.no_grad():
+        return model(torch.as_tensor(IDS)).logits.numpy()
+
+
+def load_converted(path):
+    folder = gguf.convert_gguf(f'gguf:{path}')
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation='eager').eval()
+
+
+def get_error_line(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count('\n'), 'Traceback' in err) == (1, '', 1, False)
+    return err
+
+
+@pytest.mark.parametrize('quantization', ['F32', 'Q8_0'])
+@pytest.mark.parametrize('family', CONFIGS)
+def test_converted_model_gives_same_logits(tmp_path, family, quantization):
+    model = make_model(family)
+    path = write_gguf(tmp_path / 'tiny.gguf', model, family, quantization=quantization)
+    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
+    origin = json.loads((gguf.convert_gguf(f'gguf:{path}') / gguf.ORIGIN_FILE).read_text())
+    assert origin['parameters'] == sum(weight.numel() for weight in model.parameters())
+    assert sum(origin['parameters_by_type'].values()) == origin['parameters']
+    assert set(origin['parameters_by_type']) == {quantization, 'F32'}
+    assert (origin['file'], origin['name']) == (str(path), 'Tiny')
+
+
+def test_conversion_reads_no_file_beside_gguf_file(llama):
+    path, model = llama
+    (path.parent / 'generation_config.json').write_text('{"eos_token_id": 7}')
+    (path.parent / 'config.json').write_text('{"model_type": "gpt2"}')
+    (path.parent / 'tokenizer.json').write_text('{}')
+    folder = gguf.convert_gguf(f'gguf:{path}')
+    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
+    assert json.loads((folder / 'generation_config.json').read_text())['eos_token_id'] == 0
+
+
+def test_conversion_is_cached_until_file_changes(llama, capsys):
+    path, _ = llama
+    folder = gguf.convert_gguf(f'gguf:{path}')
+    out, err = capsys.readouterr()
+    assert (out, err.count('\n')) == ('', 1)
+    assert f'gguf:{path}' in err
+    assert gguf.convert_gguf(f'gguf:{path}') == folder
+    assert capsys.readouterr() == ('', '')
+    os.utime(path, (1, 1))
+    assert gguf.convert_gguf(f'gguf:{path}') != folder
+
+
+def test_scaling_of_rotary_positions_is_read(tmp_path):
+    model = make_model('llama', rope_parameters=SCALED)
+    factors = gguf.compute_rope_factors(model.config)
+    assert factors.max() == pytest.approx(32)
+    path = write_gguf(tmp_path / 'scaled.gguf', model, 'llama', factors=factors)
+    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
+    model = make_model('llama', rope_parameters=LINEAR)
+    fields = [('rope.scaling.type', 'linear'), ('rope.scaling.factor', 4.0)]
+    path = write_gguf(tmp_path / 'linear.gguf', model, 'llama', fields=fields)
+    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
+
+
+def test_gemma_27b_divides_scores_as_in_llama_cpp(tmp_path):
+    changes = dict(num_hidden_layers=62, query_pre_attn_scalar=64 // 4, head_dim=32)
+    model = make_model('gemma3', **changes)
+    path = write_gguf(tmp_path / 'tiny.gguf', model, 'gemma3')
+    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ('given', 'words'),
+    [
+        (dict(fields=[('rope.scaling.type', 'yarn')]), ['yarn', 'hf:PATH']),
+        (dict(factors=np.linspace(1, 8, 8)), [gguf.ROPE_FACTORS]),
+        (dict(architecture='mystery'), ['mystery', 'llama', 'gemma3']),
+    ],
+)
+def test_what_transformers_does_not_read_is_refused(tmp_path, given, words, cache):
+    path = write_gguf(tmp_path / 'tiny.gguf', make_model('llama'), 'llama', **given)
+    check_refused(f'gguf:{path}', words)
+    assert list((cache / 'gguf').iterdir()) == []
+
+
+def check_refused(model_ref, words):
+    with pytest.raises(UserError) as refusal:
+        gguf.convert_gguf(model_ref)
+    assert all(word in str(refusal.value) for word in [model_ref, *words])
+    assert '\n' not in str(refusal.value)
+
+
+@pytest.mark.parametrize('share', [0.001, 0.01, 0.3, 0.95])
+def test_truncated_file_is_refused(llama, share, capsys):
+    path, _ = llama
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    check_refused(f'gguf:{path}', ['damaged'])
+    assert 'damaged' in get_error_line(capsys, 'measure', f'gguf:{path}')
+
+
+def test_file_that_is_no_model_is_refused(tmp_path, llama, monkeypatch):
+    path, _ = llama
+    check_refused(f'gguf:{tmp_path}/none.gguf', ['does not exist'])
+    check_refused(f'gguf:{tmp_path}', [f'gguf:{path}'])
+    (tmp_path / 'other.gguf').write_bytes(b'PK\3\4' + bytes(100))
+    check_refused(f'gguf:{tmp_path}/other.gguf', ['PK'])
+    part = shutil.copy(path, tmp_path / 'big-00002-of-00003.gguf')
+    check_refused(f'gguf:{part}', ['3 parts'])
+
+    def refuse(data, kind):
+        raise NotImplementedError('no such type')
+
+    monkeypatch.setattr(gguf_library, 'dequantize', refuse)
+    check_refused(f'gguf:{path}', ['F32', 'no such type'])
+
+
+def test_file_without_architecture_or_tensors_is_refused(tmp_path):
+    writer = gguf_library.GGUFWriter(tmp_path / 'empty.gguf', 'llama')
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    check_refused(f'gguf:{tmp_path}/empty.gguf', ['no tensors'])
+
+
+def test_model_that_exceeds_memory_or_disk_is_refused(llama, cache, monkeypatch, capsys):
+    path, model = llama
+    num_parameters = sum(weight.numel() for weight in model.parameters())
+    with monkeypatch.context() as patch:
+        patch.setattr(device_mesh, 'get_available_memory_bytes', lambda: 4 * num_parameters)
+        check_refused(f'gguf:{path}', [f'{num_parameters:,}'])
+        assert f'{num_parameters:,}' in get_error_line(capsys, 'measure', f'gguf:{path}')
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, 'disk_usage', lambda folder: shutil._ntuple_diskusage(100, 99, 1))
+        check_refused(f'gguf:{path}', ['SINKLAB_CACHE', str(cache)])
+    folder = gguf.convert_gguf(f'gguf:{path}')
+    monkeypatch.setattr(device_mesh, 'get_available_memory_bytes', lambda: 4 * num_parameters - 1)
+    capsys.readouterr()
+    for name in f'hf:{folder}', f'gguf:{path}':
+        assert name in get_error_line(capsys, 'measure', name)
+    assert f'gguf:{path}' in get_error_line(
+        capsys, 'checkpoint', 'import', f'gguf:{path}', f'--out={path.parent}/run'
+    )
+
+
+def test_available_memory_is_at_most_that_of_host():
+    assert 0 < device_mesh.get_available_memory_bytes() <= device_mesh.get_host_memory_bytes()
+
+
+def test_missing_package_is_named_with_install_command(llama, monkeypatch, capsys):
+    path, _ = llama
+    for package in ('gguf', 'accelerate'):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            line = get_error_line(capsys, 'measure', f'gguf:{path}')
+        assert package in line
+        assert format_extra_command('hf') in line
+
+
+def test_measure_of_gguf_file_equals_that_of_original_folder(llama, tokenizer, tmp_path, capsys, corpus):
+    path, model = llama
+    model.save_pretrained(tmp_path / 'original')
+    (tmp_path / 'original' / 'tokenizer.json').write_text(tokenizer)
+    options = ['--sequences=2', '--length=16', '--inputs=natural,random', f'--source={corpus}', '--json']
+    reports = []
+    for name in f'gguf:{path}', f'hf:{tmp_path}/original':
+        assert main(['measure', name, *options]) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    assert reports[0]['model'] == f'gguf:{path}'
+    assert 'GGUF (F32)' in reports[0]['remarks'][0]
+    for kind, numbers in reports[1]['inputs'].items():
+        assert reports[0]['inputs'][kind] == pytest.approx(numbers, rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+def test_opened_gguf_file_gives_attention_of_transformers(llama):
+    path, model = llama
+    opened = sinklab.open(f'gguf:{path}')
+    ids = opened.ids('abc dab nop lmk')
+    with torch.no_grad():
+        expected = model(torch.as_tensor(ids), output_attentions=True).attentions
+    found = opened.attention('abc dab nop lmk').matrix_LHTS
+    np.testing.assert_allclose(found, np.stack([layer[0].numpy() for layer in expected]), atol=1e-5)
+
+
+def test_file_without_tokenizer_is_measured_on_random_tokens_alone(tmp_path, capsys):
+    path = write_gguf(tmp_path / 'bare.gguf', make_model('gemma3'), 'gemma3')
+    assert main(['measure', f'gguf:{path}', '--inputs=random', '--sequences=2', '--length=16']) == 0
+    assert 'no tokenizer' in capsys.readouterr().out
+    assert '--inputs=random' in get_error_line(capsys, 'measure', f'gguf:{path}', '--sequences=2', '--length=16')
+
+
+def test_remark_says_if_transformers_and_llama_cpp_differ_in_bos(tmp_path, tokenizer, monkeypatch):
+    path = write_gguf(tmp_path / 'tiny.gguf', make_model('llama'), 'llama', tokenizer)
+    header = gguf.read_header(path, f'gguf:{path}')
+    header.fields['tokenizer.ggml.add_bos_token'] = True
+    monkeypatch.setattr(gguf, 'read_header', lambda path, model_ref: header)
+    assert any('BOS' in remark for remark in gguf.read_remarks(gguf.convert_gguf(f'gguf:{path}')))
+
+
+@pytest.mark.slow
+def test_import_of_gguf_file_keeps_logits_and_says_where_weights_come_from(llama, tmp_path, capsys):
+    path, model = llama
+    assert main(['checkpoint', 'import', f'gguf:{path}', f'--out={tmp_path}/run']) == 0
+    out = capsys.readouterr().out
+    assert f'gguf:{path}' in out
+    assert 'GGUF (F32)' in out
+    np.testing.assert_allclose(compute_imported_logits(tmp_path / 'run', IDS), compute_logits(model), atol=1e-4)
+    row = RunDir(tmp_path / 'run').read_json('row')
+    assert (row['source'], row['row']) == (f'gguf:{path}', 'tiny.gguf')
+    assert RunModel(RunDir(tmp_path / 'run'), 0).remarks == tuple(row['remarks'])
+
+
+def compute_imported_logits(run_path, ids):
+    params = jax.device_get(checkpointer.restore_parameters(run_path, 0))
+    return convert.compute_with_sinklab(read_spec(RunDir(run_path)).model, params, ids.astype(np.int32))[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['gguf', 'hf'])
+def test_stream_and_sample_of_open_model_equal_those_of_imported_run(llama, tokenizer, kind, tmp_path, capsys):
+    path, model = llama
+    model.save_pretrained(tmp_path / 'original')
+    (tmp_path / 'original' / 'tokenizer.json').write_text(tokenizer)
+    model_ref = f'gguf:{path}' if kind == 'gguf' else f'hf:{tmp_path}/original'
+    assert main(['checkpoint', 'import', model_ref, f'--out={tmp_path}/run']) == 0
+    (tmp_path / 'book.txt').write_text('abc dab nop lmk ab efgh ponm a kl ' * 3)
+    commands = (
+        ['stream', f'--text={tmp_path}/book.txt', '--cache=0+8,4+4', '--json'],
+        ['sample', '--prompt=abc', '--tokens=5', '--temperature=0'],
+    )
+    capsys.readouterr()
+    for verb, *options in commands:
+        outputs = []
+        for name in model_ref, f'{tmp_path}/run':
+            assert main([verb, name, *options]) == 0
+            out, err = capsys.readouterr()
+            assert ('GGUF (F32)' in err) == (kind == 'gguf')
+            outputs.append(out)
+        if verb == 'stream':
+            rows = [[row | dict(tokens_per_second=None) for row in json.loads(out)] for out in outputs]
+            assert rows[0] == rows[1]
+            assert rows[0][0]['published'] is None
+        else:
+            assert outputs[0] == outputs[1]
+    assert main(['stream', model_ref, f'--text={tmp_path}/book.txt', '--cache=4+4']) == 0
+    out, err = capsys.readouterr()
+    assert f'{model_ref}, ' in out  # not the folder in the cache
+    assert 'importing' not in err
+
+
+@pytest.mark.slow
+def test_train_from_gguf_file_takes_import_in_cache(llama, tmp_path, capsys):
+    path, _ = llama
+    child = RunDir(tmp_path / 'child')
+    origin = hf.resolve_from_flag(f'gguf:{path}', child)
+    run_dir = hf.get_cached_import(f'gguf:{path}')
+    assert origin == f'params:{run_dir}@0'
+    assert run_dir.list_checkpoint_steps() == [0]
+    assert capsys.readouterr().err.count('importing') == 1
+
+
+@pytest.mark.parametrize('verb', ['stream', 'sample'])
+def test_family_that_cannot_be_imported_is_refused_with_what_can_be_done(verb, tmp_path, capsys):
+    config = transformers.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / 'gpt2')
+    option = {'stream': f'--text={ROOT}/LICENSE', 'sample': '--prompt=a'}[verb]
+    code = main([verb, f'hf:{tmp_path}/gpt2', option])
+    out, err = capsys.readouterr()
+    assert (code, out) == (1, '')
+    *_, line = err.splitlines()
+    assert all(word in line for word in ('gpt2', 'llama', 'sinklab measure', f'hf:{tmp_path}/gpt2'))
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['measure', '{path}'], ['gguf:{path}']),
+        (['stream', '{path}', '--text=a'], ['gguf:{path}']),
+        (['measure', 'gguf:{path}', '--all'], ['checkpoint import gguf:{path}']),
+        (['checkpoint', 'export', 'gguf:{path}', '--out=a'], ['checkpoint import gguf:{path}']),
+    ],
+)
+def test_message_names_right_reference(llama, arguments, words, capsys):
+    path, _ = llama
+    line = get_error_line(capsys, *(argument.format(path=path) for argument in arguments))
+    assert all(word.format(path=path) in line for word in words)
+
+
+@pytest.mark.slow
+def test_evaluate_reads_gguf_file(llama, tmp_path, capsys, monkeypatch):
+    pytest.importorskip('lm_eval')
+    import datasets
+    import huggingface_hub.constants
+
+    for module in (huggingface_hub.constants, datasets.config):
+        monkeypatch.setattr(module, 'HF_HUB_OFFLINE', True)
+    path, _ = llama
+    tasks = write_tasks(tmp_path)
+    arguments = ['evaluate', f'gguf:{path}', '--tasks=mine_choice', f'--include={tasks}']
+    assert main([*arguments, '--json']) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result['model'] == f'gguf:{path}'
+    assert 0 <= result['tasks']['mine_choice']['numbers']['acc,none'] <= 1
+    assert main(arguments) == 0
+    assert 'GGUF (F32)' in capsys.readouterr().out
+
+
+# Two published models, which `make models` downloads.
+SMOLLM2, GEMMA = 'SmolLM2-135M-Instruct.Q4_1.gguf', 'gemma-3-270m-Q4_K_M.gguf'
+
+
+def find_published_model(name):
+    path = Path(os.environ.get('SINKLAB_TEST_MODELS') or ROOT / 'build' / 'models') / name
+    if not path.is_file():
+        pytest.skip(f'{path} is missing: make models downloads it, or SINKLAB_TEST_MODELS names its folder')
+    return path
+
+
+@pytest.fixture(scope='module')
+def published_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp('published')
+
+
+@pytest.fixture
+def smollm2(published_cache, monkeypatch):
+    monkeypatch.setenv('SINKLAB_CACHE', str(published_cache))
+    return find_published_model(SMOLLM2)
+
+
+@pytest.mark.slow
+def test_smollm2_continues_text_about_france(smollm2, capsys):
+    prompt = 'The capital of France is'
+    assert main(['sample', f'gguf:{smollm2}', f'--prompt={prompt}', '--tokens=8', '--temperature=0']) == 0
+    assert 'Paris' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_smollm2_keeps_its_logits_through_import_and_export(smollm2, tmp_path, capsys):
+    folder = gguf.convert_gguf(f'gguf:{smollm2}')
+    assert main(['checkpoint', 'import', f'gguf:{smollm2}', f'--out={tmp_path}/run']) == 0
+    assert 'Q4_1' in capsys.readouterr().out
+    ids = np.array([sinklab.open(f'gguf:{smollm2}').subject.encode((ROOT / 'LICENSE').read_text())[:64]])
+    expected, _ = convert.compute_with_transformers(folder, ids)
+    # Float32 of transformers differs from its float64 by 1.0e-4, and its implementations of attention by 1.1e-4.
+    tolerance = 1e-5 * np.abs(expected).max()
+    np.testing.assert_allclose(compute_imported_logits(tmp_path / 'run', ids), expected, rtol=0, atol=tolerance)
+    assert main(['checkpoint', 'export', f'{tmp_path}/run', f'--out={tmp_path}/exported']) == 0
+    np.testing.assert_allclose(convert.compute_with_transformers(tmp_path / 'exported', ids)[0], expected, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_smollm2_and_gemma_read_texts_with_tokenizer_of_their_files(smollm2):
+    begins_with_bos = {}
+    for path in smollm2, find_published_model(GEMMA):
+        folder = gguf.convert_gguf(f'gguf:{path}')
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            original = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        ids = tokenizer(convert.SAMPLE_TEXT)['input_ids']
+        assert ids == original(convert.SAMPLE_TEXT)['input_ids']
+        assert tokenizer.decode(ids, skip_special_tokens=True) == convert.SAMPLE_TEXT
+        begins_with_bos[path.name] = ids[0] == tokenizer.bos_token_id
+        assert not any('BOS' in remark for remark in gguf.read_remarks(folder))
+    assert begins_with_bos == {SMOLLM2: False, GEMMA: True}
