@@ -68,7 +68,8 @@ def import_model(args: argparse.Namespace) -> int:
     run_dir = RunDir(args.out)
     if run_dir.path.exists():
         raise UserError(f'--out={args.out} already exists; give a new folder')
-    num_parameters = write_imported_run(args.source, run_dir, make_absolute(run_dir.path))
+    source = find_importable_dir(args.source)
+    num_parameters = write_imported_run(args.source, source, run_dir, make_absolute(run_dir.path))
     from_flag = quote_shell(f'--from=params:{run_dir}')
     print(f'{run_dir}: {num_parameters:,} parameters of {args.source}; start from them with {from_flag}')
     for remark in run_dir.read_remarks():
@@ -76,35 +77,52 @@ def import_model(args: argparse.Namespace) -> int:
     return 0
 
 
-def write_imported_run(model_ref: str, run_dir: RunDir, final_path: Path) -> int:
+def find_importable_dir(model_ref: str) -> Path:
+    """Return the folder of hf:PATH_OR_ID or gguf:PATH.
+
+    Raises:
+        UserError: Our own model cannot represent the model, or the memory is too small.
+    """
+    from sinklab.data.store_files import TOKENIZER_FILE
+    from sinklab.hf import convert, files, gguf
+
+    is_gguf = model_ref.startswith(GGUF_PREFIX)
+    source = gguf.convert_gguf(model_ref) if is_gguf else files.fetch_model_dir(model_ref)
+    config_path = source / files.CONFIG_FILE
+    hf_config = files.read_json_object(config_path)
+    try:
+        convert.parse_hf_config(hf_config, model_ref if is_gguf else str(config_path))
+    except UserError as error:
+        raise UserError(
+            f'{error}; sinklab measure, sinklab evaluate and sinklab.open take {model_ref} without an import'
+        ) from error
+    if is_gguf and not (source / TOKENIZER_FILE).exists():
+        raise UserError(
+            f'{model_ref} has no tokenizer that transformers can read, which an import needs; '
+            'sinklab measure --inputs=random needs none'
+        )
+    num_parameters = files.count_parameters(source)
+    files.check_memory(4 * num_parameters, num_parameters, model_ref)
+    return source
+
+
+def write_imported_run(model_ref: str, source: Path, run_dir: RunDir, final_path: Path) -> int:
     """Write a run folder with the parameters of an open model as the checkpoint of step 0.
 
     Args:
         model_ref: hf:PATH, hf:ORG/NAME or gguf:PATH.
+        source: The folder of the model.
         run_dir: The new run folder.
         final_path: The path to which the run folder will be moved, which its config refers to.
 
     Returns:
         The number of parameters.
-
-    Raises:
-        UserError: Our own model cannot represent the model, or the memory is too small.
     """
     from sinklab.config.validate import parse_config
     from sinklab.configs import default, fine_tuning
     from sinklab.hf import convert, files, gguf
 
     check_path_readable_by_orbax(run_dir.path)
-    source = gguf.convert_gguf(model_ref) if model_ref.startswith(GGUF_PREFIX) else files.fetch_model_dir(model_ref)
-    config_name = model_ref if model_ref.startswith(GGUF_PREFIX) else str(source / files.CONFIG_FILE)
-    try:
-        convert.parse_hf_config(files.read_json_object(source / files.CONFIG_FILE), config_name)
-    except UserError as error:
-        raise UserError(
-            f'{error}; sinklab measure, sinklab evaluate and sinklab.open take {model_ref} without an import'
-        ) from error
-    num_parameters = files.count_parameters(source)
-    files.check_memory(4 * num_parameters, num_parameters, model_ref)
     config, fields = default.get_config(), convert.make_config_fields(source, final_path)
     try:
         config.update_from_flattened_dict(fine_tuning.IMPORTED_MODEL_OPTIMIZER | fields)
@@ -154,10 +172,11 @@ def get_cached_import(model_ref: str) -> RunDir:
     """Return the imported run of hf:PATH_OR_ID or gguf:PATH in the cache; import it if it is not there."""
     run_dir = get_import_dir(model_ref)
     if not run_dir.has_run():
+        source = find_importable_dir(model_ref)
         print(f'importing {model_ref} into {run_dir}', file=sys.stderr, flush=True)
         temp_path = run_dir.path.with_name(f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
         try:
-            write_imported_run(model_ref, RunDir(temp_path), run_dir.path)
+            write_imported_run(model_ref, source, RunDir(temp_path), run_dir.path)
             with contextlib.suppress(OSError):  # another process has imported it in the meantime
                 temp_path.rename(run_dir.path)
         finally:

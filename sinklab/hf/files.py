@@ -18,7 +18,7 @@ import numpy as np
 from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_extra_command
 from sinklab.parallel import device_mesh
-from sinklab.run_dir import HF_PREFIX
+from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX
 from sinklab.storage import untrusted_files
 
 MODEL_FILE, INDEX_FILE, CONFIG_FILE = 'model.safetensors', 'model.safetensors.index.json', 'config.json'
@@ -52,6 +52,8 @@ def fetch_model_dir(model_ref: str, extra_patterns: tuple[str, ...] = ()) -> Pat
     name = model_ref.removeprefix(HF_PREFIX)
     if Path(name).is_dir():
         return Path(name)
+    if Path(name).is_file() and name.endswith('.gguf'):
+        raise UserError(f'{model_ref} is a file; give {GGUF_PREFIX}{name}')
     if not model_ref.startswith(HF_PREFIX) or not re.fullmatch(r'[\w-]+/[\w.-]+', name):
         raise UserError(
             f'{model_ref} is not a folder; give hf:PATH, a folder with {CONFIG_FILE}, or hf:ORG/NAME on the hub'
@@ -226,6 +228,8 @@ def find_model_dir(path_or_id: str, remote_code: bool = False) -> Path:
     if (model_dir / 'row.json').exists():
         raise UserError(f'{model_dir} contains a run of sinklab; remove hf:')
     if not (model_dir / CONFIG_FILE).exists():
+        if gguf_file := min(model_dir.glob('*.gguf'), default=None):
+            raise UserError(f'{model_dir} has no {CONFIG_FILE}, but a GGUF file; give {GGUF_PREFIX}{gguf_file}')
         raise UserError(
             f'{model_dir} contains no open model (no {CONFIG_FILE}); give a transformers folder, or a run'
         )
