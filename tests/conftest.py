@@ -159,7 +159,7 @@ def draw_params(spec: Spec, deviation: float = 0.4) -> dict:
     rng = np.random.default_rng(0)
 
     def draw_leaf(path, abstract):
-        gain = path[-1].key == 'gain_D'
+        gain = path[-1].key in ('gain_D', 'gain_HK')
         return np.float32(gain + (0.3 if gain else deviation) * rng.normal(size=abstract.shape))
 
     return jax.tree_util.tree_map_with_path(draw_leaf, nnx.to_pure_dict(state.make_abstract_model(spec)[1]))

@@ -25,7 +25,7 @@ def run_forward(params, token_T, spec):
     model, sinks = spec.model, int(spec.model.columns.kind == 'sink_token')
     params = convert_to_float64(params)
     place = make_place(params, token_T, spec)
-    x = params['embedding_VD'][token_T]
+    x = embed(params, model, token_T)
     if sinks:
         x = np.concatenate([params['sink']['vector_TD'], x])
     if model.position == 'absolute':
@@ -34,13 +34,29 @@ def run_forward(params, token_T, spec):
         x = x + params['position']['table_TD'][place.position_T]
     attentions, residuals = [], []
     for layer in range(model.layers):
-        x, attention_HTS, residual_TD = compute_block(take_layer(params['blocks'], layer), x, place, spec)
+        layer_spec = make_layer_spec(spec, layer)
+        place = make_place(params, token_T, layer_spec)
+        x, attention_HTS, residual_TD = compute_block(take_layer(params['blocks'], layer), x, place, layer_spec)
         attentions.append(attention_HTS[:, sinks:])
         residuals.append(residual_TD[sinks:])
     if model.norm != 'post':
         x = formulas.rms_norm(x, params['norm']['gain_D'], model.norm_epsilon)
     head_VD = params['embedding_VD' if model.tied else 'head_VD']
     return x[sinks:] @ head_VD.T, np.stack(attentions), np.stack(residuals)
+
+
+def embed(params, model, token):
+    return params['embedding_VD'][token] * (math.sqrt(model.width) if model.scaled_embedding else 1)
+
+
+def make_layer_spec(spec, layer):
+    """Return the spec that describes a layer, counted from 0."""
+    model, global_layers = spec.model, spec.model.global_layers
+    if global_layers.every is None or (layer + 1) % global_layers.every:
+        return spec
+    fields = dict(position=global_layers.position, rotary=global_layers.rotary)
+    mask = dataclasses.replace(model.mask, window=None)
+    return dataclasses.replace(spec, model=dataclasses.replace(model, mask=mask, **fields))
 
 
 def make_place(params, token_T, spec):
@@ -72,14 +88,15 @@ def compute_block(weights, x, place, spec):
     def norm(branch, stage, x):
         return formulas.rms_norm(x, weights[f'{branch}_norms'][stage]['gain_D'], model.norm_epsilon)
 
+    has_before, has_after = model.norm in ('pre', 'sandwich'), model.norm in ('sandwich', 'res_post')
     attention_output, attention_HTS = compute_self_attention(
-        weights['attention'], x if model.norm == 'post' else norm('attention', 'before', x), place, spec
+        weights['attention'], norm('attention', 'before', x) if has_before else x, place, spec
     )
-    x = x + (norm('attention', 'after', attention_output) if model.norm == 'sandwich' else attention_output)
+    x = x + (norm('attention', 'after', attention_output) if has_after else attention_output)
     if model.norm == 'post':
         x = norm('attention', 'joined', x)
-    hidden = formulas.compute_ffn(x if model.norm == 'post' else norm('ffn', 'before', x), weights['ffn'], model.ffn)
-    total = x + (norm('ffn', 'after', hidden) if model.norm == 'sandwich' else hidden)
+    hidden = formulas.compute_ffn(norm('ffn', 'before', x) if has_before else x, weights['ffn'], model.ffn)
+    total = x + (norm('ffn', 'after', hidden) if has_after else hidden)
     return norm('ffn', 'joined', total) if model.norm == 'post' else total, attention_HTS, total
 
 
@@ -126,7 +143,14 @@ def compute_head(h, weights, x, place, spec):
 def project_and_rotate(name, h, weights, x, place, model):
     """Project, normalize and rotate the queries or keys of head h."""
     y = project(name, h if name == 'query' else h // (model.heads // model.num_kv_heads), weights, x)
-    if model.qk_norm:
+    if model.qk_norm_joint:
+        heads = model.heads if name == 'query' else model.num_kv_heads
+        group = h if name == 'query' else h // (model.heads // model.num_kv_heads)
+        joined = np.concatenate([project(name, head, weights, x) for head in range(heads)], -1)
+        gain_HK = weights[f'{name}_norm']['gain_HK']
+        normed = formulas.rms_norm(joined, gain_HK.ravel(), model.norm_epsilon)
+        y = normed[:, group * model.head_width : (group + 1) * model.head_width]
+    elif model.qk_norm:
         y = formulas.rms_norm(y, weights[f'{name}_norm']['gain_D'], model.norm_epsilon)
     if model.position == 'rotary':
         y = formulas.rotate(y, place.position_T, model.rotary)

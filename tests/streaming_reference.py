@@ -11,7 +11,7 @@ import reference
 def compute_logits(params, token_T, spec, first, recent):
     """Compute logits_TV of all tokens in float64."""
     model, params = spec.model, reference.convert_to_float64(params)
-    embedded = params['embedding_VD'][token_T]
+    embedded = reference.embed(params, model, token_T)
     sinks = int(model.columns.kind == 'sink_token')
     if sinks:
         embedded = np.concatenate([params['sink']['vector_TD'], embedded])
@@ -20,9 +20,11 @@ def compute_logits(params, token_T, spec, first, recent):
         x = x + compute_position_embedding(params, model, min(time, first + recent))
         for layer, cache in enumerate(caches):
             cache.append((time, x))
-            place = make_place(params, spec, [time for time, _ in cache])
+            layer_spec = reference.make_layer_spec(spec, layer)
+            place = make_place(params, layer_spec, [time for time, _ in cache])
             rows = np.stack([row for _, row in cache])
-            x = reference.compute_block(reference.take_layer(params['blocks'], layer), rows, place, spec)[0][-1]
+            weights = reference.take_layer(params['blocks'], layer)
+            x = reference.compute_block(weights, rows, place, layer_spec)[0][-1]
             caches[layer] = cache[:first] + cache[first:][-recent:]
         if model.norm != 'post':
             x = formulas.rms_norm(x, params['norm']['gain_D'], model.norm_epsilon)

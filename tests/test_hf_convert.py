@@ -35,6 +35,9 @@ SIZE = dict(
     eos_token_id=0,
 )
 LLAMA3 = dict(rope_type='llama3', rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
+YARN = dict(rope_type='yarn', rope_theta=500.0, factor=4.0, original_max_position_embeddings=16)
+FULL, SLIDING = 'full_attention', 'sliding_attention'
+GEMMA3 = dict(num_hidden_layers=7, num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, sliding_window=5)
 CASES = {
     'llama': ('Llama', {}),
     'llama, 2 kv heads': ('Llama', dict(num_key_value_heads=2)),
@@ -51,6 +54,57 @@ CASES = {
     'qwen2': ('Qwen2', dict(num_key_value_heads=2, tie_word_embeddings=True)),
     'qwen2, window': ('Qwen2', dict(use_sliding_window=True, sliding_window=5, max_window_layers=0)),
     'qwen3': ('Qwen3', dict(num_key_value_heads=2, head_dim=16)),
+    'qwen3, global layers': (
+        'Qwen3',
+        dict(
+            head_dim=8,
+            num_hidden_layers=5,
+            use_sliding_window=True,
+            sliding_window=5,
+            layer_types=[SLIDING, FULL, SLIDING, FULL, SLIDING],
+        ),
+    ),
+    'llama, yarn': ('Llama', dict(rope_parameters=YARN, num_key_value_heads=2)),
+    'llama, yarn of other turns': (
+        'Llama',
+        dict(rope_parameters=YARN | dict(beta_fast=2.0, beta_slow=0.5, mscale=0.7, mscale_all_dim=1.2)),
+    ),
+    'smollm3': ('SmolLM3', dict(num_key_value_heads=2, num_hidden_layers=5, pad_token_id=0)),
+    'smollm3, window': (
+        'SmolLM3',
+        dict(
+            num_hidden_layers=4,
+            no_rope_layers=[1, 0, 1, 0],
+            layer_types=[SLIDING, FULL, SLIDING, FULL],
+            use_sliding_window=True,
+            sliding_window=5,
+            pad_token_id=0,
+        ),
+    ),
+    'olmo2': ('Olmo2', dict(num_key_value_heads=2, num_hidden_layers=3)),
+    'olmo3': (
+        'Olmo3',
+        dict(
+            num_hidden_layers=5,
+            sliding_window=5,
+            rope_parameters={FULL: YARN, SLIDING: dict(rope_type='default', rope_theta=300.0)},
+        ),
+    ),
+    'gemma3': ('Gemma3Text', GEMMA3),
+    'gemma3, linear, untied': (
+        'Gemma3Text',
+        GEMMA3
+        | dict(
+            num_key_value_heads=1,
+            tie_word_embeddings=False,
+            rope_parameters={
+                FULL: dict(rope_type='linear', rope_theta=1e4, factor=8.0),
+                SLIDING: dict(rope_type='default', rope_theta=100.0),
+            },
+        ),
+    ),
+    'gemma3, wide window': ('Gemma3Text', GEMMA3 | dict(sliding_window=64)),
+    'gemma3, local layers': ('Gemma3Text', GEMMA3 | dict(num_hidden_layers=3)),
 }
 IDS = np.random.default_rng(1).integers(0, 300, (2, 40)).astype(np.int32)
 
@@ -70,6 +124,8 @@ def save_random_model(name, path, tokenizer, dtype=torch.float32):
     with torch.no_grad():
         for part, array in model.named_parameters():
             array.normal_(float('norm' in part), 0.2)
+            if kind == 'Gemma3Text' and 'norm' in part:
+                array.copy_((1 + array) - 1)  # so that the gain, 1 + w, is exact in float32
     model.to(dtype).save_pretrained(path)
     (path / 'tokenizer.json').write_text(tokenizer)
     return load_model(path)
@@ -124,6 +180,7 @@ def assert_similarly_exact(actual, other_arrays, exact):
 
 # Each architecture, with and without grouped keys, and each kind of rotary scaling.
 SAMPLED = 'llama', 'llama, 1 kv head, wide', 'llama, linear', 'llama, llama3', 'mistral, window', 'qwen2', 'qwen3'
+SAMPLED += 'llama, yarn', 'smollm3', 'olmo2', 'gemma3', 'gemma3, linear, untied'
 
 
 @pytest.mark.parametrize('name', make_case_params(CASES, SAMPLED))

@@ -1,6 +1,7 @@
 """Tests of rejected imports and exports of Hugging Face models."""
 
 import json
+import math
 import shutil
 
 import numpy as np
@@ -33,7 +34,13 @@ CONFIG = dict(
     eos_token_id=0,
 )
 MISTRAL = CONFIG | dict(model_type='mistral', sliding_window=None)
+GEMMA3 = dict(model_type='gemma3_text', head_dim=4, query_pre_attn_scalar=4, sliding_window=8)
 ROPE = dict(rope_type='llama3', factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
+
+
+YARN = dict(rope_type='yarn', factor=4.0)
+OLMO2 = dict(norm='res_post', qk_norm=True, qk_norm_joint=True)
+GEMMA3_FIELDS = dict(norm='sandwich', qk_norm=True, ffn='geglu_tanh', scaled_embedding=True, tied=True)
 
 
 def of(**fields):
@@ -46,11 +53,7 @@ def complete_model(tmp_path_factory):
     path = tmp_path_factory.mktemp('theirs')
     model = of(kv_heads=2)
     rng = np.random.default_rng(0)
-    shapes = {
-        one: leaf.hf_shape
-        for name, leaf in convert.list_parameters(model).items()
-        for one in leaf.get_hf_names(convert.HF_NAMES[name])
-    }
+    shapes = {one: leaf.hf_shape for leaf in convert.list_parameters(model).values() for one in leaf.hf_names}
     arrays = [(name, shape, lambda shape=shape: rng.normal(size=shape)) for name, shape in shapes.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, 'MAX_FILE_BYTES', 30_000)
@@ -187,7 +190,12 @@ def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
         (dict(hidden_size=None), 'hidden_size is None'),
         (dict(rms_norm_eps=None), 'rms_norm_eps is None'),
         (dict(rope_scaling=dict(type='dynamic', factor=2.0)), "rope_scaling of type 'dynamic' is not supported"),
-        (dict(rope_parameters=dict(rope_type='yarn', factor=2.0)), "rope_parameters of type 'yarn' is not supported"),
+        (dict(rope_parameters=dict(rope_type='longrope')), "rope_parameters of type 'longrope' is not supported"),
+        (dict(rope_parameters=dict(rope_type='yarn')), 'type yarn needs numbers for factor'),
+        (
+            dict(rope_parameters=dict(rope_type='yarn', factor=2.0, truncate=False)),
+            'rope_parameters has truncate, which is not supported',
+        ),
         (dict(rope_scaling=dict(type='linear')), 'type linear needs numbers for factor'),
         (dict(rope_parameters=dict(rope_theta=1e4, mrope_section=[1])), 'rope_parameters has mrope_section'),
         (dict(model_type='mistral', layer_types=['full_attention', 'sliding_attention']), 'only in some layers'),
@@ -195,6 +203,40 @@ def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
             dict(model_type='qwen2', use_sliding_window=True, sliding_window=8, max_window_layers=1),
             'sliding_window is 8 only in some layers',
         ),
+        (dict(model_type='gpt_oss'), "model_type 'gpt_oss' is not supported: it is a mixture of experts with biases"),
+        (dict(model_type='gemma2'), 'it caps attention scores by tanh (attn_logit_softcapping)'),
+        (dict(model_type='gemma3'), 'it also reads images; only text models (gemma3_text) are supported'),
+        (GEMMA3 | dict(attn_logit_softcapping=50.0), 'attn_logit_softcapping is 50.0, which is not supported'),
+        (GEMMA3 | dict(final_logit_softcapping=30.0), 'final_logit_softcapping is 30.0, which is not supported'),
+        (GEMMA3 | dict(use_bidirectional_attention=True), 'use_bidirectional_attention is True'),
+        (
+            GEMMA3 | dict(query_pre_attn_scalar=168),
+            'query_pre_attn_scalar is 168, which is not supported; use head_dim',
+        ),
+        (
+            GEMMA3 | dict(hidden_activation='gelu'),
+            "hidden_activation is 'gelu', which is not supported; use 'gelu_pyt",
+        ),
+        (dict(layer_types=['full_attention']), 'layer_types is ['),
+        (dict(layer_types=['chunked_attention'] * 2), "layer_types has 'chunked_attention', which is not supported"),
+        (
+            GEMMA3 | dict(num_hidden_layers=4, layer_types=['full_attention'] + 3 * ['sliding_attention']),
+            'sliding_window is 8 only in some layers; only layers n, 2n, 3n, ... may differ',
+        ),
+        (
+            GEMMA3 | dict(num_hidden_layers=4, layer_types=2 * ['sliding_attention'] + 2 * ['full_attention']),
+            'sliding_window is 8 only in some layers; only layers n, 2n, 3n, ... may differ',
+        ),
+        (
+            dict(model_type='smollm3', num_hidden_layers=4, no_rope_layers=[1, 0, 0, 1]),
+            'rotary positions are used only in some layers',
+        ),
+        (dict(model_type='smollm3', no_rope_layers=[0, 0]), 'rotary positions are used only in some layers'),
+        (
+            dict(model_type='smollm3', num_hidden_layers=4, use_sliding_window=True, sliding_window=8),
+            'sliding_window is 8 only in some layers',
+        ),
+        (dict(model_type='smollm3', no_rope_layers=[1]), 'no_rope_layers is [1], which must be a list of 2'),
     ],
 )
 def test_parse_hf_config_rejects_unsupported_field_values(given, words):
@@ -222,6 +264,39 @@ def test_parse_hf_config_rejects_unsupported_field_values(given, words):
         (MISTRAL, {'mask.window': None}),
         (CONFIG | dict(sliding_window=8), {'mask.window': None}),
         (
+            CONFIG | dict(rope_scaling=YARN, num_attention_heads=2),
+            {'rotary.slow': 1.0, 'rotary.fast': 32.0, 'rotary.attention_factor': 0.1 * math.log(4) + 1},
+        ),
+        (
+            CONFIG
+            | dict(rope_scaling=YARN | dict(mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=8)),
+            {'rotary.attention_factor': 1.0, 'rotary.length': 8},
+        ),
+        (
+            CONFIG | GEMMA3 | dict(num_hidden_layers=7, rope_local_base_freq=9.0, rope_theta=7.0),
+            {'mask.window': 8, 'global_layers.every': 6, 'rotary.base': 9.0, 'global_layers.rotary.base': 7.0},
+        ),
+        (
+            CONFIG
+            | GEMMA3
+            | dict(num_hidden_layers=4, sliding_window_pattern=2, rope_scaling=dict(type='linear', factor=8)),
+            {'global_layers.every': 2, 'global_layers.rotary.factor': 8.0, 'rotary.scaling': 'none'},
+        ),
+        (CONFIG | GEMMA3, {'mask.window': 8, 'rotary.base': 1e4, 'norm': 'sandwich', 'scaled_embedding': True}),
+        (
+            CONFIG | dict(model_type='smollm3', num_hidden_layers=8),
+            {'global_layers.every': 4, 'global_layers.position': 'none', 'rotary.base': 2e6},
+        ),
+        (
+            CONFIG | dict(model_type='olmo3', num_hidden_layers=4, sliding_window=8, rope_scaling=YARN),
+            {
+                'global_layers.every': 4,
+                'global_layers.rotary.scaling': 'yarn',
+                'rotary.scaling': 'none',
+                'rotary.base': 5e5,
+            },
+        ),
+        (
             CONFIG | dict(model_type='qwen3', sliding_window=8),
             {'mask.window': None, 'qk_norm': True, 'head_width': 128},
         ),
@@ -239,10 +314,11 @@ def test_parse_hf_config_limits_data_length_above_attention_window():
     assert convert.parse_hf_config(CONFIG | dict(max_position_embeddings=8192), 'config.json')['data.length'] == 2048
 
 
-@pytest.mark.parametrize('name', convert.EXPORTABLE_VALUES)
+@pytest.mark.parametrize('name', [*convert.EXPORTABLE_VALUES, 'ffn', 'norm', 'scaled_embedding'])
 def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
     others = {
-        **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'sandwich', 'head_norm': True, 'combination': 'add'},
+        **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'post', 'head_norm': True, 'combination': 'add'},
+        'scaled_embedding': True,
         **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'columns.kind': 'kv'},
         **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
     }
@@ -260,6 +336,15 @@ def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
         (dict(qkv_bias=True, mask__window=4), 'qwen2'),
         (dict(qk_norm=True), 'qwen3'),
         (dict(rotary__base=3.0, rotary__scaling='linear', rotary__factor=2.0), 'llama'),
+        (dict(qk_norm=True, mask__window=4, layers=4, global_layers__every=2), 'qwen3'),
+        (dict(layers=4, global_layers__every=2, global_layers__position='none'), 'smollm3'),
+        (dict(mask__window=4, layers=4, global_layers__every=2, global_layers__position='none'), 'smollm3'),
+        (OLMO2, 'olmo2'),
+        (OLMO2 | dict(mask__window=4), 'olmo3'),
+        (OLMO2 | dict(mask__window=4, layers=5, global_layers__every=2, global_layers__rotary__base=7.0), 'olmo3'),
+        (GEMMA3_FIELDS, 'gemma3_text'),
+        (GEMMA3_FIELDS | dict(mask__window=4, layers=7, global_layers__every=6), 'gemma3_text'),
+        (GEMMA3_FIELDS | dict(layers=5, global_layers__every=2, global_layers__rotary__base=7.0), 'gemma3_text'),
     ],
     ids=str,
 )
@@ -271,6 +356,22 @@ def test_make_hf_config_round_trips_through_parse_hf_config(fields, kind):
     for name, value in convert.parse_hf_config(found, 'config.json').items():
         part, _, field = name.partition('.')
         assert convert.get_field(getattr(tree, part), field) == value, name
+
+
+@pytest.mark.parametrize(
+    ('fields', 'words'),
+    [
+        (dict(norm='res_post'), 'qk_norm is False, which transformers does not support with norm=res_post'),
+        (dict(norm='sandwich'), 'ffn is swiglu, which transformers does not support with norm=sandwich'),
+        (OLMO2 | dict(layers=2, global_layers__every=2, global_layers__position='none'), 'global_layers.every is 2'),
+        (dict(layers=2, mask__window=4, global_layers__every=2), 'global_layers.every is 2'),
+    ],
+    ids=str,
+)
+def test_make_hf_config_names_field_that_no_model_type_combines(fields, words):
+    with pytest.raises(UserError) as refusal:
+        convert.make_hf_config(of(**fields), 16, 1, 0)
+    assert words in str(refusal.value)
 
 
 def test_make_hf_config_rejects_qkv_bias_with_qk_norm():

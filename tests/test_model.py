@@ -122,8 +122,9 @@ def find_visible_embeddings(name):
     """Return which embeddings can affect the logits at PLACES, by the definition of the mask, through all layers."""
     spec, token_T = make_case(name)[0], TOKENS[0]
     document_T = np.cumsum(token_T == 0) - (token_T == 0)
-    seen_TS = formulas.compute_visibility(LENGTH, spec.model.mask, document_T)
-    return np.linalg.matrix_power(seen_TS.astype(int), spec.model.layers)[PLACES, :] > 0
+    masks = [reference.make_layer_spec(spec, layer).model.mask for layer in range(spec.model.layers)]
+    seen_by_layer = [formulas.compute_visibility(LENGTH, mask, document_T).astype(int) for mask in reversed(masks)]
+    return functools.reduce(np.matmul, seen_by_layer)[PLACES, :] > 0
 
 
 def find_affecting_embeddings(vjp_function):
@@ -166,6 +167,7 @@ def test_options_cover_every_literal_value():
         (spec.AttentionConfig, 'attention'),
         (spec.LearnedKVConfig, 'columns'),
         (spec.RotaryConfig, 'rotary'),
+        (spec.GlobalLayersConfig, 'global_layers'),
     ):
         for field, hint in get_type_hints(kind).items():
             if get_origin(hint) is Literal and field not in ('dtype', 'initialization'):

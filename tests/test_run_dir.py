@@ -1,7 +1,9 @@
 """Tests of the run folder: outcomes, config checks and names."""
 
 import dataclasses
+import functools
 import json
+import operator
 import shlex
 
 import pytest
@@ -79,8 +81,9 @@ def test_check_spec_of_other_version_names_fields_and_commit(folder):
 
 def test_check_spec_applies_defaults_for_old_configs(folder):
     config = folder.read_json('config')
-    for part, name in ((part, name) for part, later in FIELDS_ADDED_LATER.items() for name in later):
-        del config[part][name]
+    for part, names in reversed(FIELDS_ADDED_LATER.items()):
+        for name in names:
+            del functools.reduce(operator.getitem, part.split('.'), config)[name]
     (folder.path / 'config.json').write_text(json.dumps(config))
     folder.check_spec(make_tiny_spec())
     assert folder.list_changes(make_tiny_spec()) == []
@@ -90,9 +93,14 @@ def test_check_spec_applies_defaults_for_old_configs(folder):
 
 
 def test_missing_fields_get_defaults_of_runs_without_them():
-    rotary = dict(base=10_000.0, scaling='none', factor=None, slow=None, fast=None, length=None)
-    model = dict(kv_heads=None, rotary=rotary, qkv_bias=False, tied=False)
-    assert fill_missing_fields({'model': {}, 'valid': {}}) == {'model': model, 'valid': {'domain': None}}
+    old_rotary = dict(base=10_000.0, scaling='none', factor=None, slow=None, fast=None, length=None)
+    rotary = old_rotary | dict(attention_factor=None)
+    model = dict(
+        kv_heads=None, rotary=rotary, qkv_bias=False, tied=False, scaled_embedding=False, qk_norm_joint=False
+    )
+    model |= dict(global_layers=dict(every=None, position='rotary', rotary=rotary))
+    for config in ({'model': {}, 'valid': {}}, {'model': {'rotary': old_rotary}, 'valid': {}}):
+        assert fill_missing_fields(config) == {'model': model, 'valid': {'domain': None}}
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ SOME = {
     **{f'position {kind}': CACHES[1] for kind in ('learned', 'relative_t5', 'alibi', 'rotary')},
     **dict.fromkeys(('learned, sink token', 'window, kv, qk_norm', 'kernel mlp, clamped', 'kernel elu1'), CACHES[0]),
     **dict.fromkeys(('sink token', 't5, logit', 'off by one, k, offset', 'linear, kv, add_wide'), CACHES[1]),
+    **dict.fromkeys(('global layers, Gemma 3', 'global layers without positions', 'rotary yarn'), CACHES[1]),
     **dict.fromkeys(('relu by its count, kv, window', 'gate value', 'kernel elu1 normalized, k'), CACHES[1]),
 }
 UNREADABLE = [name for name in EVERYTHING if 'prefix' in name or name == 'block']

@@ -157,6 +157,7 @@ class RunModel:
     def is_causal_softmax(self, length: int) -> bool:
         operation, setting = self.spec.model.attention, self.make_setting(length)
         sees_whole_text = setting.reach == length and not setting.prefix and not setting.columns
+        sees_whole_text = sees_whole_text and (self.spec.model.mask.window or length) >= length
         sees_whole_text = (
             sees_whole_text and not self.spec.model.mask.document and self.spec.data.positions != 'reset'
         )

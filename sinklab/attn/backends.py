@@ -233,31 +233,33 @@ class BackendChoice:
         return f'attention was computed by the fallback {self.backend} ({reasons}); see sinklab doctor --kernels'
 
 
-def select_backend(requested: str, platform: str, problem: AttentionProblem, verify: bool = True) -> BackendChoice:
+def select_backend(requested: str, platform: str, *problems: AttentionProblem, verify: bool = True) -> BackendChoice:
     """Select a backend: `requested`, or for `auto` the first of the platform's backends that can be used.
 
     Args:
         requested: Name in `BACKENDS`, or `auto`.
         platform: Platform of the devices, as `jax.default_backend()` names it.
-        problem: Attention problem that the backend has to compute.
+        problems: Attention problems, each of which the backend has to compute.
         verify: Compare platform-specific backends with the definition on the attached devices.
 
     Raises:
         UserError: `requested` cannot be used.
     """
+
+    def find_reason(explain: Callable[[str, str, AttentionProblem], str | None], name: str) -> str | None:
+        return next(filter(None, (explain(name, platform, problem) for problem in problems)), None)
+
     rejection_reasons = {}
     for name in PREFERRED_BACKENDS.get(platform, ('chunked',)) if requested == 'auto' else (requested,):
-        reason = explain_unusable(name, platform, problem) if verify else explain_unsupported(name, platform, problem)
+        reason = find_reason(explain_unusable if verify else explain_unsupported, name)
         if reason is None:
             failed_backends = tuple(
-                other for other in rejection_reasons if explain_unsupported(other, platform, problem) is None
+                other for other in rejection_reasons if find_reason(explain_unsupported, other) is None
             )
             return BackendChoice(name, rejection_reasons, failed_backends)
         rejection_reasons[name] = reason
     others = ', '.join(
-        name
-        for name in BACKENDS
-        if name not in rejection_reasons and explain_unsupported(name, platform, problem) is None
+        name for name in BACKENDS if name not in rejection_reasons and find_reason(explain_unsupported, name) is None
     )
     raise UserError(f'--attention={requested} is not available: {rejection_reasons[requested]}; use auto, {others}')
 

@@ -49,7 +49,7 @@ PositionName = Literal[
     'rotary',
 ]
 MAX_RELATIVE_DISTANCE = 128  # relative positions do not distinguish keys from this distance on
-FFNName = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'swiglu']
+FFNName = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'geglu_tanh', 'swiglu']
 BackendName = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
 GateName = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']
 DtypeName = Literal['bfloat16', 'float32']
@@ -125,17 +125,35 @@ class RotaryConfig:
 
     base: PositiveFloat = 10_000.0
     """Base of the frequencies (theta in Hugging Face configs)."""
-    scaling: Literal['none', 'linear', 'llama3'] = 'none'
-    """How frequencies are scaled for longer contexts: `linear` divides all of them by `factor`, `llama3` only
-    the low ones."""
+    scaling: Literal['none', 'linear', 'llama3', 'yarn'] = 'none'
+    """How frequencies are scaled for longer contexts: `linear` divides all of them by `factor`, `llama3` and `yarn`
+    only the low ones."""
     factor: PositiveFloat | None = None
     """Divisor of the scaled frequencies; None without scaling."""
     slow: PositiveFloat | None = None
-    """For `llama3`: a frequency with fewer turns than this in `length` tokens is divided by `factor`."""
+    """For `llama3` and `yarn`: a frequency with fewer turns than this in `length` tokens is divided by `factor`."""
     fast: PositiveFloat | None = None
-    """For `llama3`: a frequency with more turns than this in `length` tokens is not changed."""
+    """For `llama3` and `yarn`: a frequency with more turns than this in `length` tokens is not changed."""
     length: PositiveInt | None = None
-    """For `llama3`: the context length before scaling, in tokens."""
+    """For `llama3` and `yarn`: the context length before scaling, in tokens."""
+    attention_factor: PositiveFloat | None = None
+    """For `yarn`: factor of rotated queries and keys, so that scores are multiplied by its square."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalLayersConfig:
+    """Global layers: every n-th layer ignores `mask.window` and has a position encoding of its own.
+
+    In Gemma 3 the other (local) layers have a window and a lower RoPE base. In SmolLM3 the global layers have no
+    position encoding (NoPE).
+    """
+
+    every: PositiveInt | None = None
+    """n: the layers n, 2n, ..., counted from 1, are global; None: no layer is."""
+    position: Literal['rotary', 'none'] = 'rotary'
+    """Position encoding of global layers."""
+    rotary: RotaryConfig = RotaryConfig()
+    """Rotary position encoding of global layers; used with `global_layers.position=rotary` only."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,14 +211,22 @@ class ModelConfig:
     """Position encoding."""
     rotary: RotaryConfig = RotaryConfig()
     """Rotary position encoding; used with `position=rotary` only."""
+    global_layers: GlobalLayersConfig = GlobalLayersConfig()
+    """Layers without a window and with another position encoding."""
+    scaled_embedding: Bool = False
+    """True: embeddings are multiplied by the square root of `width` (not where they are the output head)."""
     ffn: FFNName = 'swiglu'
-    """Activation of the feed-forward network; names that end with `glu` have a gate."""
-    norm: Literal['pre', 'post', 'sandwich'] = 'pre'
-    """Where RMSNorm stands: before each sublayer, after it, or both (`sandwich`)."""
+    """Activation of the feed-forward network; names with `glu` have a gate, and `geglu_tanh` has GELU's approximation
+    by tanh."""
+    norm: Literal['pre', 'post', 'sandwich', 'res_post'] = 'pre'
+    """Where RMSNorm stands: before each sublayer, after its sum with the residual stream (`post`), before and after
+    the sublayer (`sandwich`), or after it only (`res_post`, of Swin Transformer V2 and OLMo 2)."""
     qkv_bias: Bool = False
     """True: learned biases of the query, key and value projections."""
     qk_norm: Bool = False
     """True: RMSNorm of queries and keys."""
+    qk_norm_joint: Bool = False
+    """True: the norms of `qk_norm` are over all heads of a layer together (OLMo 2); False: over each head."""
     head_norm: Bool = False
     """True: RMSNorm of the output of each head."""
     combination: Literal['concatenate', 'add', 'add_wide'] = 'concatenate'
@@ -227,6 +253,20 @@ class ModelConfig:
     def num_kv_heads(self) -> int:
         """Number of key and value heads."""
         return self.kv_heads or self.heads
+
+    @property
+    def layer_kinds(self) -> tuple['ModelConfig', ...]:
+        """The config of local layers, and that of global layers if there are any."""
+        if self.global_layers.every is None:
+            return (self,)
+        fields = dict(position=self.global_layers.position, rotary=self.global_layers.rotary)
+        return self, dataclasses.replace(self, mask=dataclasses.replace(self.mask, window=None), **fields)
+
+    @property
+    def kind_of_layers(self) -> tuple[int, ...]:
+        """The index in `layer_kinds` of the config of each layer."""
+        every = self.global_layers.every
+        return tuple(int(every is not None and layer % every == 0) for layer in range(1, self.layers + 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,18 +410,26 @@ class Spec:
 
 
 # Fields that did not exist when older runs were written, by section. Those runs correspond to the defaults.
-FIELDS_ADDED_LATER = {'model': ('kv_heads', 'rotary', 'qkv_bias', 'tied'), 'valid': ('domain',)}
+FIELDS_ADDED_LATER = {
+    'model': ('kv_heads', 'rotary', 'qkv_bias', 'tied', 'global_layers', 'scaled_embedding', 'qk_norm_joint'),
+    'model.rotary': ('attention_factor',),
+    'valid': ('domain',),
+}
 
 
 def fill_missing_fields(config: Any) -> Any:
     """Add the defaults of fields that are missing in a config of an older version."""
+    return fill_missing(config, dataclasses.asdict(Spec()))
+
+
+def fill_missing(config: Any, defaults: dict[str, Any], path: str = '') -> Any:
+    """Add the defaults of later fields that are missing in a section of a config, and in the sections in it."""
     if not isinstance(config, dict):
         return config
-    defaults = dataclasses.asdict(Spec())
-    return config | {
-        section: {name: defaults[section][name] for name in names} | config[section]
-        for section, names in FIELDS_ADDED_LATER.items()
-        if isinstance(config.get(section), dict)
+    later = {name: defaults[name] for name in FIELDS_ADDED_LATER.get(path.removesuffix('.'), ())}
+    return {
+        name: fill_missing(value, defaults[name], f'{path}{name}.') if isinstance(defaults.get(name), dict) else value
+        for name, value in (later | config).items()
     }
 
 

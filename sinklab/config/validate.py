@@ -10,6 +10,7 @@ from sinklab.config.spec import (
     AttentionConfig,
     CheckpointConfig,
     DataConfig,
+    GlobalLayersConfig,
     ModelConfig,
     OptimizerConfig,
     RotaryConfig,
@@ -35,7 +36,12 @@ TEXT_DATA_FIELDS = (
 )
 TEXT_EVALUATION_FIELDS = 'probe.prepend', 'probe.inputs', 'probe.domain', 'valid.domain'
 # The fields of RotaryConfig that each scaling uses.
-ROTARY_SCALING_FIELDS = {'linear': ('factor',), 'llama3': ('factor', 'slow', 'fast', 'length')}
+ROTARY_SCALING_FIELDS: dict[str, tuple[str, ...]] = {
+    'linear': ('factor',),
+    'llama3': ('factor', 'slow', 'fast', 'length'),
+    'yarn': ('factor', 'slow', 'fast', 'length', 'attention_factor'),
+}
+NORMS_OF_OUTPUTS = ('sandwich', 'res_post')  # placements with a norm after the heads
 LEARNED_KV_VALUES = {'k': ('zero', 'first', 'uniform'), 'kv': ('learned',), 'v': ('learned',)}
 
 
@@ -120,7 +126,7 @@ def find_learned_kv_errors(model: ModelConfig) -> Iterator[str]:
 def find_model_errors(model: ModelConfig) -> Iterator[str]:
     if model.heads == 1 and (model.columns.shared or model.gate == 'shared'):
         yield 'config.model.heads is 1, so there is nothing to share; set columns.shared=False, or gate=elementwise'
-    if model.attention.gain != 1 and (model.head_norm or model.norm == 'sandwich'):
+    if model.attention.gain != 1 and (model.head_norm or model.norm in NORMS_OF_OUTPUTS):
         yield (
             f'config.model.attention.gain is {model.attention.gain}, which the norm after the heads cancels; '
             'leave it at 1, or set head_norm=False and norm=pre'
@@ -131,26 +137,44 @@ def find_model_errors(model: ModelConfig) -> Iterator[str]:
         yield f'config.model.head_width is {model.head_width}; rotary positions need an even number'
     if model.heads % model.num_kv_heads:
         yield f'config.model.kv_heads is {model.kv_heads}, which does not divide config.model.heads={model.heads}'
-    yield from find_rotary_errors(model)
+    yield from find_rotary_errors(model.rotary, model.position, 'config.model')
+    yield from find_global_layers_errors(model)
+    if model.qk_norm_joint and not model.qk_norm:
+        yield 'config.model.qk_norm_joint has no effect without config.model.qk_norm=True; set both, or neither'
     if model.position == 'absolute' and model.width % 2:
         yield f'config.model.width is {model.width}; absolute positions need an even number'
 
 
-def find_rotary_errors(model: ModelConfig) -> Iterator[str]:
-    rotary, path = model.rotary, 'config.model.rotary'
-    for name in ('factor', 'slow', 'fast', 'length'):
+def find_rotary_errors(rotary: RotaryConfig, position: str, section: str) -> Iterator[str]:
+    path = f'{section}.rotary'
+    for name in ROTARY_SCALING_FIELDS['yarn']:
         scalings = [scaling for scaling, fields in ROTARY_SCALING_FIELDS.items() if name in fields]
         if (getattr(rotary, name) is None) == (rotary.scaling in scalings):
             description = f'{path}.{name} is {getattr(rotary, name)} with scaling {rotary.scaling}'
             yield f'{description}; it must be a number for {" and ".join(scalings)}, and None for others'
-    if rotary.scaling == 'llama3' and rotary.slow and rotary.fast and rotary.slow >= rotary.fast:
+    if rotary.scaling in ('llama3', 'yarn') and rotary.slow and rotary.fast and rotary.slow >= rotary.fast:
         yield f'{path}.slow and fast are {rotary.slow} and {rotary.fast}; slow must be less than fast'
     defaults = RotaryConfig()
-    if model.position != 'rotary' and (rotary.base, rotary.scaling) != (defaults.base, defaults.scaling):
+    if position != 'rotary' and (rotary.base, rotary.scaling) != (defaults.base, defaults.scaling):
         yield (
-            f'{path} has base {rotary.base:g} and scaling {rotary.scaling}, which position {model.position} does '
+            f'{path} has base {rotary.base:g} and scaling {rotary.scaling}, which position {position} does '
             f'not use; leave them at {defaults.base:g} and {defaults.scaling}'
         )
+
+
+def find_global_layers_errors(model: ModelConfig) -> Iterator[str]:
+    global_layers, path = model.global_layers, 'config.model.global_layers'
+    yield from find_rotary_errors(global_layers.rotary, global_layers.position, path)
+    if global_layers.every is None:
+        if global_layers != GlobalLayersConfig():
+            yield f'{path} is set, but {path}.every is None, so that no layer is global; set it, or omit the rest'
+        return
+    if not 2 <= global_layers.every <= model.layers:
+        yield f'{path}.every is {global_layers.every}; it must be 2 to config.model.layers={model.layers}, or None'
+    if model.position != 'rotary':
+        yield f'{path}.every needs config.model.position=rotary, which is {model.position}; set it to None'
+    elif (model.mask.window, global_layers.position, global_layers.rotary) == (None, 'rotary', model.rotary):
+        yield f'{path}: global layers equal the others; set config.model.mask.window, or {path}.position or rotary'
 
 
 def find_mask_errors(spec: Spec) -> Iterator[str]:

@@ -161,14 +161,118 @@ def suppress_transformers_logs(transformers: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# Defaults of transformers for keys that a config.json leaves out: of all model types, and of each.
-TRANSFORMERS_DEFAULTS = dict(hidden_act='silu', rms_norm_eps=1e-6, tie_word_embeddings=False, max_window_layers=28)
-MODEL_TYPES: dict[str, dict[str, Any]] = {
-    'llama': dict(architectures=['LlamaForCausalLM']),
-    'mistral': dict(architectures=['MistralForCausalLM'], num_key_value_heads=8, sliding_window=4096),
-    'qwen2': dict(architectures=['Qwen2ForCausalLM'], num_key_value_heads=32),
-    'qwen3': dict(architectures=['Qwen3ForCausalLM'], num_key_value_heads=32, head_dim=128),
+# Fields of our model that the model type decides, in the order in which an export is checked.
+LLAMA_FIELDS = dict(
+    norm='pre', ffn='swiglu', scaled_embedding=False, qk_norm=False, qk_norm_joint=False, qkv_bias=False
+)
+OLMO_FIELDS = LLAMA_FIELDS | dict(norm='res_post', qk_norm=True, qk_norm_joint=True)
+GEMMA_FIELDS = LLAMA_FIELDS | dict(norm='sandwich', ffn='geglu_tanh', scaled_embedding=True, qk_norm=True)
+SILU = 'hidden_act', ('swish', 'silu')
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelType:
+    """A model type of transformers.
+
+    Attributes:
+        architecture: The name of its class.
+        fields: The values of our config fields that the type decides.
+        defaults: Values of keys that a config.json leaves out.
+        activation: The key of the activation, and its values for our `ffn`.
+        window: Whether layers can have a window.
+        global_layers: What global layers can differ in, besides the window: nothing (`window`), having no rotary
+            positions (`none`), or rotary positions (`rotary`, of each layer type); None if all layers are alike.
+        even_width: Whether the number of heads has to divide the width.
+        gain_offset: The difference between gains of norms and their arrays.
+    """
+
+    architecture: str
+    fields: dict[str, Any]
+    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+    activation: tuple[str, tuple[str, ...]] = SILU
+    window: bool = True
+    global_layers: str | None = None
+    even_width: bool = False
+    gain_offset: float = 0.0
+
+    def find_difference(self, model: spec.ModelConfig) -> str | None:
+        """Return the first field of a model that this type does not support, or None."""
+        if field := next((field for field, value in self.fields.items() if getattr(model, field) != value), None):
+            return field
+        if model.mask.window and not self.window:
+            return 'mask.window'
+        if self.even_width and model.width % model.heads:
+            return 'width'
+        global_layers = model.global_layers
+        if global_layers.every is None or self.global_layers == global_layers.position:
+            return None
+        is_same = global_layers.position == 'rotary' and global_layers.rotary == model.rotary
+        return None if self.global_layers == 'window' and is_same else 'global_layers.every'
+
+
+# Of the types that fit a model, the first is exported.
+MODEL_TYPES = {
+    'llama': ModelType('LlamaForCausalLM', LLAMA_FIELDS, window=False, even_width=True),
+    'mistral': ModelType('MistralForCausalLM', LLAMA_FIELDS, dict(num_key_value_heads=8, sliding_window=4096)),
+    'qwen2': ModelType(
+        'Qwen2ForCausalLM',
+        LLAMA_FIELDS | dict(qkv_bias=True),
+        dict(num_key_value_heads=32),
+        global_layers='window',
+    ),
+    'qwen3': ModelType(
+        'Qwen3ForCausalLM',
+        LLAMA_FIELDS | dict(qk_norm=True),
+        dict(num_key_value_heads=32, head_dim=128),
+        global_layers='window',
+    ),
+    'smollm3': ModelType(
+        'SmolLM3ForCausalLM',
+        LLAMA_FIELDS,
+        dict(num_key_value_heads=4, rope_theta=2e6, no_rope_layer_interval=4, tie_word_embeddings=True),
+        global_layers='none',
+    ),
+    'olmo2': ModelType('Olmo2ForCausalLM', OLMO_FIELDS, dict(rms_norm_eps=1e-5), window=False),
+    'olmo3': ModelType(
+        'Olmo3ForCausalLM',
+        OLMO_FIELDS,
+        dict(
+            rms_norm_eps=1e-5,
+            rope_theta=5e5,
+            rope_local_base_freq=5e5,
+            sliding_window=4096,
+            sliding_window_pattern=4,
+        ),
+        global_layers='rotary',
+    ),
+    'gemma3_text': ModelType(
+        'Gemma3ForCausalLM',
+        GEMMA_FIELDS,
+        dict(
+            num_key_value_heads=4,
+            head_dim=256,
+            query_pre_attn_scalar=256,
+            hidden_activation='gelu_pytorch_tanh',
+            rope_theta=1e6,
+            rope_local_base_freq=1e4,
+            sliding_window=4096,
+            sliding_window_pattern=6,
+            tie_word_embeddings=True,
+        ),
+        activation=('hidden_activation', ('gelu_pytorch_tanh',)),
+        global_layers='rotary',
+        even_width=True,
+        gain_offset=1.0,
+    ),
 }
+# Why other well-known model types cannot be imported.
+REFUSED_MODEL_TYPES = {
+    'gpt_oss': 'it is a mixture of experts with biases',
+    'gemma2': 'it caps attention scores by tanh (attn_logit_softcapping)',
+    'gemma3': 'it also reads images; only text models (gemma3_text) are supported',
+    **dict.fromkeys(('mixtral', 'olmoe', 'qwen2_moe', 'qwen3_moe'), 'it is a mixture of experts'),
+}
+TRANSFORMERS_DEFAULTS = dict(hidden_act='silu', rms_norm_eps=1e-6, tie_word_embeddings=False, max_window_layers=28)
 FIELD_OF_KEY = {
     'num_hidden_layers': 'layers',
     'hidden_size': 'width',
@@ -178,22 +282,34 @@ FIELD_OF_KEY = {
 }
 # Keys of features that our model lacks, with the values that turn the feature off.
 UNSUPPORTED_KEYS = {
-    'hidden_act': ('swish', 'silu'),
     'attention_bias': (None, False),
     'mlp_bias': (None, False),
     'partial_rotary_factor': (None, 1),
+    'attn_logit_softcapping': (None,),
+    'final_logit_softcapping': (None,),
+    'use_bidirectional_attention': (None, False),
     'quantization_config': (None,),
 }
 ROPE_SCALING_FIELDS = {'factor': 'factor', 'low_freq_factor': 'slow', 'high_freq_factor': 'fast'}
+YARN_FIELDS = {'factor': 'factor', 'beta_slow': 'slow', 'beta_fast': 'fast', 'attention_factor': 'attention_factor'}
 ORIGINAL_LENGTH_KEY = 'original_max_position_embeddings'
-ROPE_TYPE_KEYS = {'default': (), 'linear': ('factor',), 'llama3': tuple(ROPE_SCALING_FIELDS)}
-ROPE_KEYS = {'rope_type', 'type', 'rope_theta', ORIGINAL_LENGTH_KEY, *ROPE_SCALING_FIELDS}
+ROPE_TYPE_KEYS = {
+    'default': {},
+    'linear': {'factor': 'factor'},
+    'llama3': ROPE_SCALING_FIELDS,
+    'yarn': YARN_FIELDS,
+}
+YARN_MSCALE_KEYS = 'mscale', 'mscale_all_dim'
+ROPE_KEYS = {
+    *('rope_type', 'type', 'rope_theta', ORIGINAL_LENGTH_KEY),
+    *(ROPE_SCALING_FIELDS | YARN_FIELDS),
+    *YARN_MSCALE_KEYS,
+}
+FULL, SLIDING = 'full_attention', 'sliding_attention'  # layer types of transformers
 
 # Fields of the model config with the only value that can be exported.
 EXPORTABLE_VALUES = {
     'position': 'rotary',
-    'ffn': 'swiglu',
-    'norm': 'pre',
     'head_norm': False,
     'combination': 'concatenate',
     'gate': 'none',
@@ -211,29 +327,28 @@ DEFAULT_LENGTH = 2048  # of training windows, if the model takes that many token
 def parse_hf_config(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Parse a config.json into config fields by their dotted names: those of the model, and `data.length`."""
     model_type = hf_config.get('model_type')
+    if model_type in REFUSED_MODEL_TYPES:
+        raise UserError(f'{name}: model_type {model_type!r} is not supported: {REFUSED_MODEL_TYPES[model_type]}')
     if model_type not in MODEL_TYPES:
         raise UserError(
             f'{name}: {format_unknown_name(f"model_type {model_type!r}", str(model_type), MODEL_TYPES, "read here")}'
         )
-    config = TRANSFORMERS_DEFAULTS | MODEL_TYPES[model_type] | hf_config
+    config = TRANSFORMERS_DEFAULTS | MODEL_TYPES[model_type].defaults | hf_config
     if problem := next(find_problems(config), None):
         raise UserError(f'{name}: {problem}')
     heads = config['num_attention_heads']
     kv_heads = config.get('num_key_value_heads') or heads
-    max_length, window = config['max_position_embeddings'], get_window(config, name)
-    window = window if window and window < max_length else None
+    layer_fields = parse_layers(config, name)
+    max_length, window = config['max_position_embeddings'], layer_fields['mask.window']
     length = 2 * window if window and window >= DEFAULT_LENGTH else DEFAULT_LENGTH
     return {
         **{f'model.{own_field}': config[key] for key, own_field in FIELD_OF_KEY.items()},
         'model.kv_heads': None if kv_heads == heads else kv_heads,
         'model.head_width': config.get('head_dim') or config['hidden_size'] // heads,
         'model.position': 'rotary',
-        **{f'model.rotary.{field}': value for field, value in parse_rope(config, name).items()},
-        'model.qkv_bias': model_type == 'qwen2',
-        'model.qk_norm': model_type == 'qwen3',
+        **{f'model.{field}': value for field, value in (layer_fields | MODEL_TYPES[model_type].fields).items()},
         'model.norm_epsilon': float(config['rms_norm_eps']),
         'model.tied': config['tie_word_embeddings'],
-        'model.mask.window': window,
         'data.length': min(max_length, length),
     }
 
@@ -246,47 +361,138 @@ def find_problems(config: Mapping[str, Any]) -> Iterator[str]:
             yield f'{key} is {value!r}, which must be a whole number above 0'
     if type(config['rms_norm_eps']) not in (int, float):
         yield f'rms_norm_eps is {config["rms_norm_eps"]!r}, which must be a number'
-    for key, allowed in UNSUPPORTED_KEYS.items():
+    model_type = MODEL_TYPES[config['model_type']]
+    for key, allowed in (model_type.activation, *UNSUPPORTED_KEYS.items()):
         if config.get(key) not in allowed:
             yield f'{key} is {config[key]!r}, which is not supported; use {allowed[-1]!r}'
+    if 'query_pre_attn_scalar' in model_type.defaults and config['query_pre_attn_scalar'] != config['head_dim']:
+        yield (
+            f'query_pre_attn_scalar is {config["query_pre_attn_scalar"]!r}, which is not supported; '
+            f'use head_dim, {config["head_dim"]!r}'
+        )
+    layers, layer_types = config['num_hidden_layers'], config.get('layer_types')
+    if layer_types and (type(layer_types) is not list or len(layer_types) != layers):
+        yield f'layer_types is {layer_types!r}, which must be a list of {layers} layer types'
+    elif layer_types and (unknown := [kind for kind in layer_types if kind not in (FULL, SLIDING)]):
+        yield f'layer_types has {unknown[0]!r}, which is not supported; use {FULL} and {SLIDING}'
+    no_rope_layers = config.get('no_rope_layers')
+    if no_rope_layers and (type(no_rope_layers) is not list or len(no_rope_layers) < layers):
+        yield f'no_rope_layers is {no_rope_layers!r}, which must be a list of {layers} numbers'
 
 
-def get_window(config: Mapping[str, Any], name: str) -> int | None:
-    """Return the window of sliding-window attention, None if there is none; all layers must have the same."""
-    model_type, layers, window = config['model_type'], config['num_hidden_layers'], config.get('sliding_window')
-    if model_type == 'llama' or (model_type != 'mistral' and not config.get('use_sliding_window')):
-        window = None
-    first_layer = 0 if model_type == 'mistral' else config['max_window_layers']
-    is_sliding = [window is not None and layer >= first_layer for layer in range(layers)]
+def parse_layers(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Parse the window and the rotary positions of all layers, and those of global layers.
+
+    Raises:
+        UserError: Layers differ otherwise than our global layers do.
+    """
+    has_rotary_L, is_sliding_L = find_rotary_layers(config), find_sliding_layers(config)
+    rotary_by_type = {layer_type: parse_rope(config, layer_type, name) for layer_type in (FULL, SLIDING)}
+    layers = [
+        (is_sliding, rotary_by_type[SLIDING if is_sliding else FULL] if has_rotary else None)
+        for is_sliding, has_rotary in zip(is_sliding_L, has_rotary_L, strict=True)
+    ]
+    local = layers[0]
+    every = next((number for number, layer in enumerate(layers, 1) if layer != local), None)
+    global_layer = local if every is None else layers[every - 1]
+    is_regular = all(
+        layer == (global_layer if every and number % every == 0 else local) for number, layer in enumerate(layers, 1)
+    )
+    window = config.get('sliding_window')
+    if not is_regular or local[1] is None or (every and global_layer[0]):
+        is_mixed = len(set(is_sliding_L)) > 1
+        what = f'sliding_window is {window}' if is_mixed else 'rotary positions are used'
+        raise UserError(
+            f'{name}: {what} only in some layers; only layers n, 2n, 3n, ... may differ from the others, '
+            'by having no window or other positions'
+        )
+    window = window if local[0] and window and window < config['max_position_embeddings'] else None
+    fields = {'mask.window': window, **{f'rotary.{field}': value for field, value in local[1].items()}}
+    if every is None or (window is None and global_layer[1] == local[1]):
+        return fields
+    fields['global_layers.every'] = every
+    if global_layer[1] is None:
+        return fields | {'global_layers.position': 'none'}
+    return fields | {f'global_layers.rotary.{field}': value for field, value in global_layer[1].items()}
+
+
+def find_rotary_layers(config: Mapping[str, Any]) -> list[bool]:
+    """Return which layers have rotary positions."""
+    layers = range(1, config['num_hidden_layers'] + 1)
+    if config['model_type'] != 'smollm3':
+        return [True for _ in layers]
+    interval = config['no_rope_layer_interval']
+    has_rotary_L = config.get('no_rope_layers') or [layer % interval for layer in layers]
+    return [bool(has_rotary_L[layer - 1]) for layer in layers]
+
+
+def find_sliding_layers(config: Mapping[str, Any]) -> list[bool]:
+    """Return which layers have a window."""
     if layer_types := config.get('layer_types'):
-        is_sliding = [layer_type != 'full_attention' for layer_type in layer_types]
-    if len(set(is_sliding)) > 1:
-        raise UserError(f'{name}: sliding_window is {window} only in some layers; all layers must have the same mask')
-    return window if is_sliding[0] else None
+        return [layer_type == SLIDING for layer_type in layer_types]
+    model_type, layers = config['model_type'], range(1, config['num_hidden_layers'] + 1)
+    if not MODEL_TYPES[model_type].window or not config.get('sliding_window'):
+        return [False for _ in layers]
+    if model_type == 'mistral':
+        return [True for _ in layers]
+    if 'sliding_window_pattern' in config:
+        return [layer % config['sliding_window_pattern'] != 0 for layer in layers]
+    if model_type == 'smollm3':
+        return [
+            bool(config.get('use_sliding_window')) and not has_rotary for has_rotary in find_rotary_layers(config)
+        ]
+    return [bool(config.get('use_sliding_window')) and layer > config['max_window_layers'] for layer in layers]
 
 
-def parse_rope(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Parse rope_parameters, or rope_scaling and rope_theta of older versions of transformers."""
-    key = 'rope_scaling' if config.get('rope_scaling') else 'rope_parameters'
+def parse_rope(config: Mapping[str, Any], layer_type: str, name: str) -> dict[str, Any]:
+    """Parse rope_parameters, or rope_scaling and rope_theta of older versions of transformers.
+
+    Of some model types, each layer type has parameters of its own; scaling of older versions is for full attention.
+    """
+    key, base = (
+        'rope_scaling' if config.get('rope_scaling') else 'rope_parameters',
+        config.get('rope_theta', 10_000.0),
+    )
     rope = config.get(key) or {}
+    if MODEL_TYPES[config['model_type']].global_layers == 'rotary':
+        rope = (config.get('rope_parameters') or {}).get(layer_type) or {}
+        if layer_type == FULL:
+            rope = rope | (config.get('rope_scaling') or {})
+        else:
+            key, base = 'rope_parameters', config['rope_local_base_freq']
     rope_type = rope.get('rope_type', rope.get('type', 'default'))
     if rope_type not in ROPE_TYPE_KEYS:
         raise UserError(f'{name}: {key} of type {rope_type!r} is not supported; use {", ".join(ROPE_TYPE_KEYS)}')
     if unsupported := sorted(key for key in rope.keys() - ROPE_KEYS if rope[key] not in (None, 1)):
         raise UserError(f'{name}: {key} has {unsupported[0]}, which is not supported')
-    rope_fields = dict(base=rope.get('rope_theta', config.get('rope_theta', 10_000.0)))
+    values = rope | compute_yarn_defaults(rope) if rope_type == 'yarn' else rope
+    rope_fields = dict(base=rope.get('rope_theta', base))
     rope_fields |= {
-        ROPE_SCALING_FIELDS[scaling_key]: rope.get(scaling_key) for scaling_key in ROPE_TYPE_KEYS[rope_type]
+        own_field: values.get(scaling_key) for scaling_key, own_field in ROPE_TYPE_KEYS[rope_type].items()
     }
     if any(type(value) not in (int, float) for value in rope_fields.values()):
         raise UserError(
             f'{name}: {key} is {rope!r}; type {rope_type} needs numbers for {", ".join(ROPE_TYPE_KEYS[rope_type])}'
         )
     rope_fields = {field: float(value) for field, value in rope_fields.items()}
-    if rope_type == 'llama3':
+    if rope_type in ('llama3', 'yarn'):
         max_length = rope.get(ORIGINAL_LENGTH_KEY, config['max_position_embeddings'])
         rope_fields['length'] = config.get(ORIGINAL_LENGTH_KEY, max_length)
     return rope_fields | dict(scaling={'default': 'none'}.get(rope_type, rope_type))
+
+
+def compute_yarn_defaults(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the optional parameters of YaRN, with the defaults of transformers."""
+    factor, attention_factor = rope.get('factor'), rope.get('attention_factor')
+    scales = [rope.get(key) for key in YARN_MSCALE_KEYS]
+    if attention_factor is None and type(factor) in (int, float):
+        numerator, denominator = (
+            0.1 * (scale or 1) * math.log(factor) + 1 if factor > 1 else 1.0 for scale in scales
+        )
+        attention_factor = numerator / denominator if all(scales) else 0.1 * math.log(max(factor, 1)) + 1
+    return dict(
+        attention_factor=attention_factor, beta_fast=rope.get('beta_fast') or 32, beta_slow=rope.get('beta_slow') or 1
+    )
 
 
 def make_hf_config(model: spec.ModelConfig, length: int, begin_token: int, end_token: int) -> dict[str, Any]:
@@ -307,30 +513,26 @@ def make_hf_config(model: spec.ModelConfig, length: int, begin_token: int, end_t
                 f'config.model.{field} is {value}, which transformers does not support for such a model; '
                 f'only {exportable} can be exported'
             )
-    if model.qkv_bias and model.qk_norm:
-        raise UserError('config.model.qkv_bias and qk_norm are both set, which no model of transformers supports')
-    model_type, window = get_model_type(model), model.mask.window
-    window_fields = dict(sliding_window=window) if model_type == 'mistral' else {}
-    if model_type.startswith('qwen'):
-        first_layer = model.layers if window is None else 0
-        window_fields = dict(
-            use_sliding_window=window is not None, sliding_window=window, max_window_layers=first_layer
-        )
+    name = get_model_type(model)
+    model_type = MODEL_TYPES[name]
+    activation_key, activations = model_type.activation
+    extra = {'query_pre_attn_scalar': model.head_width} if 'query_pre_attn_scalar' in model_type.defaults else {}
     return {
-        'architectures': MODEL_TYPES[model_type]['architectures'],
-        'model_type': model_type,
+        'architectures': [model_type.architecture],
+        'model_type': name,
         **{key: getattr(model, own_field) for key, own_field in FIELD_OF_KEY.items()},
         'num_key_value_heads': model.num_kv_heads,
         'head_dim': model.head_width,
-        'hidden_act': 'silu',
+        activation_key: activations[-1],
+        **extra,
         'rms_norm_eps': model.norm_epsilon,
         'tie_word_embeddings': model.tied,
         'attention_bias': False,
         'mlp_bias': False,
         'attention_dropout': 0.0,
         'max_position_embeddings': length,
-        **make_rope_fields(model.rotary),
-        **window_fields,
+        **make_rope_fields(model, name),
+        **make_layer_fields(model, name, length),
         'bos_token_id': begin_token,
         'eos_token_id': end_token,
         'use_cache': True,
@@ -338,22 +540,69 @@ def make_hf_config(model: spec.ModelConfig, length: int, begin_token: int, end_t
 
 
 def get_model_type(model: spec.ModelConfig) -> str:
-    if model.qkv_bias or model.qk_norm:
-        return 'qwen2' if model.qkv_bias else 'qwen3'
-    return 'mistral' if model.mask.window or model.width % model.heads else 'llama'
+    """Return the first model type that fits a model.
+
+    Raises:
+        UserError: None fits. The message names a field that is not supported together with other fields.
+    """
+    differences = {name: model_type.find_difference(model) for name, model_type in MODEL_TYPES.items()}
+    if fitting := [name for name, field in differences.items() if field is None]:
+        return fitting[0]
+    order = [*LLAMA_FIELDS, 'mask.window', 'width', 'global_layers.every']
+    name, field = max(differences.items(), key=lambda pair: order.index(pair[1]))
+    fields = {other: getattr(model, other) for other in order[: order.index(field)] if other in LLAMA_FIELDS}
+    together = ', '.join(f'{other}={value}' for other, value in fields.items())
+    together = f' with {together}' if together else ''
+    raise UserError(
+        f'config.model.{field} is {get_field(model, field)}, which transformers does not support{together}; '
+        f'the nearest model type is {name}'
+    )
 
 
-def make_rope_fields(rotary: spec.RotaryConfig) -> dict[str, Any]:
+def make_layer_fields(model: spec.ModelConfig, model_type: str, length: int) -> dict[str, Any]:
+    """Return the fields of windows and of layers that differ."""
+    window, is_global_L = model.mask.window, model.kind_of_layers
+    has_global_layers = len(model.layer_kinds) > 1
+    layer_types = [FULL if is_global or not window else SLIDING for is_global in is_global_L]
+    if not MODEL_TYPES[model_type].window:
+        return {}
+    if model_type == 'mistral':
+        return dict(sliding_window=window)
+    if MODEL_TYPES[model_type].global_layers == 'rotary':
+        if has_global_layers:  # the layer type also decides the rotary positions
+            layer_types = [FULL if is_global else SLIDING for is_global in is_global_L]
+        return dict(sliding_window=window or length, layer_types=layer_types)
+    fields = dict(use_sliding_window=window is not None, sliding_window=window)
+    if model_type == 'smollm3':
+        no_rope_layers = [int(not is_global) for is_global in is_global_L]
+        return fields | dict(layer_types=layer_types, no_rope_layers=no_rope_layers)
+    fields |= dict(max_window_layers=model.layers if window is None else 0)
+    return fields | (dict(layer_types=layer_types) if has_global_layers else {})
+
+
+def make_rope_fields(model: spec.ModelConfig, model_type: str) -> dict[str, Any]:
     """Return the rope fields of current and of older versions of transformers.
 
     A version that finds only the fields of the other would use rope_theta 10000.
     """
+    local, rotary = model.rotary, model.layer_kinds[-1].rotary
+    if MODEL_TYPES[model_type].global_layers == 'rotary':
+        parameters = {FULL: make_rope_parameters(rotary), SLIDING: make_rope_parameters(local)}
+        legacy_fields = dict(rope_theta=rotary.base, rope_local_base_freq=local.base)
+        scaling = parameters[FULL]
+    else:
+        scaling = parameters = make_rope_parameters(local)
+        legacy_fields = dict(rope_theta=local.base)
+    legacy_scaling = {key: value for key, value in scaling.items() if key != 'rope_theta'}
+    legacy_fields['rope_scaling'] = None if scaling['rope_type'] == 'default' else legacy_scaling
+    return dict(rope_parameters=parameters) | legacy_fields
+
+
+def make_rope_parameters(rotary: spec.RotaryConfig) -> dict[str, Any]:
     rope_type = {'none': 'default'}.get(rotary.scaling, rotary.scaling)
-    scaling = {key: getattr(rotary, ROPE_SCALING_FIELDS[key]) for key in ROPE_TYPE_KEYS[rope_type]}
-    scaling |= {ORIGINAL_LENGTH_KEY: rotary.length} if rope_type == 'llama3' else {}
-    parameters = dict(rope_type=rope_type, rope_theta=rotary.base, **scaling)
-    legacy_scaling = None if rope_type == 'default' else dict(rope_type=rope_type, **scaling)
-    return dict(rope_parameters=parameters, rope_theta=rotary.base, rope_scaling=legacy_scaling)
+    scaling = {key: getattr(rotary, own_field) for key, own_field in ROPE_TYPE_KEYS[rope_type].items()}
+    scaling |= {ORIGINAL_LENGTH_KEY: rotary.length} if rope_type in ('llama3', 'yarn') else {}
+    return dict(rope_type=rope_type, rope_theta=rotary.base, **scaling)
 
 
 def get_field(model: spec.ModelConfig, field: str) -> Any:
@@ -365,6 +614,7 @@ def get_field(model: spec.ModelConfig, field: str) -> Any:
 HF_NAMES = {
     'embedding_VD': 'model.embed_tokens.weight',
     'blocks.attention_norms.before.gain_D': 'model.layers.{}.input_layernorm.weight',
+    'blocks.attention_norms.after.gain_D': 'model.layers.{}.post_attention_layernorm.weight',
     'blocks.attention.query_DHK': 'model.layers.{}.self_attn.q_proj.weight',
     'blocks.attention.key_DHK': 'model.layers.{}.self_attn.k_proj.weight',
     'blocks.attention.value_DHK': 'model.layers.{}.self_attn.v_proj.weight',
@@ -374,13 +624,18 @@ HF_NAMES = {
     'blocks.attention.value_bias.vector_HK': 'model.layers.{}.self_attn.v_proj.bias',
     'blocks.attention.query_norm.gain_D': 'model.layers.{}.self_attn.q_norm.weight',
     'blocks.attention.key_norm.gain_D': 'model.layers.{}.self_attn.k_norm.weight',
+    'blocks.attention.query_norm.gain_HK': 'model.layers.{}.self_attn.q_norm.weight',
+    'blocks.attention.key_norm.gain_HK': 'model.layers.{}.self_attn.k_norm.weight',
     'blocks.ffn_norms.before.gain_D': 'model.layers.{}.post_attention_layernorm.weight',
+    'blocks.ffn_norms.after.gain_D': 'model.layers.{}.post_feedforward_layernorm.weight',
     'blocks.ffn.gate_DF': 'model.layers.{}.mlp.gate_proj.weight',
     'blocks.ffn.in_DF': 'model.layers.{}.mlp.up_proj.weight',
     'blocks.ffn.out_FD': 'model.layers.{}.mlp.down_proj.weight',
     'norm.gain_D': 'model.norm.weight',
     'head_VD': 'lm_head.weight',
 }
+# The name of the norm before the FFN where there is also a norm after attention.
+SANDWICH_NAMES = {'blocks.ffn_norms.before.gain_D': 'model.layers.{}.pre_feedforward_layernorm.weight'}
 COMPUTED_PATTERN = re.compile(r'rotary_emb\.inv_freq$')  # of older checkpoints; computed, no parameter
 
 
@@ -394,11 +649,13 @@ class ArrayReader(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSpec:
-    """The shape of a parameter in one layer, the number of layers, and the number of its input axes."""
+    """The shape of a parameter in one layer, the number of layers, the number of its input axes, and its names."""
 
     shape: tuple[int, ...]
     num_layers: int | None
     num_input_axes: int | None
+    hf_name: str = ''  # with {} for the layer
+    offset: float = 0.0  # of our array from that of transformers
 
     @property
     def hf_shape(self) -> tuple[int, ...]:
@@ -407,15 +664,22 @@ class ParameterSpec:
         return self.shape if self.num_layers is None else (math.prod(self.shape),)
 
     def convert_to_hf(self, array: np.ndarray) -> np.ndarray:
+        if self.offset:
+            array = np.asarray(array, np.float32) - np.float32(self.offset)
         return np.ascontiguousarray(
             array.reshape(self.hf_shape[::-1]).T if self.num_input_axes else array.reshape(self.hf_shape)
         )
 
     def convert_from_hf(self, array: np.ndarray) -> np.ndarray:
+        if self.offset:
+            array = array.astype(np.float32) + np.float32(self.offset)
         return (array.T if self.num_input_axes else array).reshape(self.shape)
 
-    def get_hf_names(self, name: str) -> list[str]:
-        return [name] if self.num_layers is None else [name.format(layer) for layer in range(self.num_layers)]
+    @property
+    def hf_names(self) -> list[str]:
+        if self.num_layers is None:
+            return [self.hf_name]
+        return [self.hf_name.format(layer) for layer in range(self.num_layers)]
 
 
 def list_parameters(model: spec.ModelConfig) -> dict[str, ParameterSpec]:
@@ -428,7 +692,15 @@ def list_parameters(model: spec.ModelConfig) -> dict[str, ParameterSpec]:
 
     abstract_model = nnx.eval_shape(lambda: Transformer(model, 1, nnx.Rngs(0)))
     specs = flatten_dict(sharding.map_parameters(make_spec, nnx.state(abstract_model)))
-    return {name: specs[name] for name in HF_NAMES if name in specs}
+    hf_names = HF_NAMES | (SANDWICH_NAMES if model.norm == 'sandwich' else {})
+    gain_offset = MODEL_TYPES[get_model_type(model)].gain_offset
+    return {
+        name: dataclasses.replace(
+            specs[name], hf_name=hf_name, offset=gain_offset if name.rpartition('.')[2].startswith('gain_') else 0.0
+        )
+        for name, hf_name in hf_names.items()
+        if name in specs
+    }
 
 
 def read_params(model: spec.ModelConfig, reader: ArrayReader, source: str) -> dict[str, Any]:
@@ -441,10 +713,7 @@ def read_params(model: spec.ModelConfig, reader: ArrayReader, source: str) -> di
     check_arrays(model, parameters, reader.shapes, source)
     tree: dict[str, Any] = {}
     for name, parameter in parameters.items():
-        layer_arrays = (
-            parameter.convert_from_hf(reader.read_array(hf_name))
-            for hf_name in parameter.get_hf_names(HF_NAMES[name])
-        )
+        layer_arrays = (parameter.convert_from_hf(reader.read_array(hf_name)) for hf_name in parameter.hf_names)
         *parents, last = name.split('.')
         parent = functools.reduce(lambda tree, name: tree.setdefault(name, {}), parents, tree)
         parent[last] = (
@@ -465,11 +734,7 @@ def stack_layers(layer_arrays: Iterator[np.ndarray], parameter: ParameterSpec) -
 def check_arrays(
     model: spec.ModelConfig, parameters: dict[str, ParameterSpec], shapes: dict[str, tuple[int, ...]], source: str
 ) -> None:
-    expected = {
-        hf_name: parameter.hf_shape
-        for name, parameter in parameters.items()
-        for hf_name in parameter.get_hf_names(HF_NAMES[name])
-    }
+    expected = {hf_name: parameter.hf_shape for parameter in parameters.values() for hf_name in parameter.hf_names}
     if missing := [name for name in expected if name not in shapes]:
         others = f' and {len(missing) - 1} more arrays' if missing[1:] else ''
         raise UserError(
@@ -489,7 +754,7 @@ def convert_params(
     """Yield (name, shape, function that returns the array) of each array in the format of transformers."""
     flat_params = flatten_dict(params)
     for name, parameter in list_parameters(model).items():
-        for layer, hf_name in enumerate(parameter.get_hf_names(HF_NAMES[name])):
+        for layer, hf_name in enumerate(parameter.hf_names):
             array = flat_params[name] if parameter.num_layers is None else flat_params[name][layer]
             yield hf_name, parameter.hf_shape, functools.partial(parameter.convert_to_hf, array)
 
@@ -595,7 +860,9 @@ def export_model(
     with writable_folder(unfinished):
         try:
             write_model_files(spec, params, hf_config, tokenizer_path, unfinished, dtype)
-            report = check_parity(unfinished, spec, round_params(params, dtype), hf_config['max_position_embeddings'])
+            report = check_parity(
+                unfinished, spec, round_params(spec.model, params, dtype), hf_config['max_position_embeddings']
+            )
             unfinished.rename(output_dir)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -627,6 +894,12 @@ def write_model_files(
             files.write_json(output_dir / name, default_files[name])
 
 
-def round_params(params: dict, dtype: str) -> dict:
+def round_params(model: spec.ModelConfig, params: dict, dtype: str) -> dict:
     """Return parameters in float32 after rounding to the dtype of the exported files."""
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)).astype('float32'), params)
+    parameters = list_parameters(model)
+
+    def round_leaf(path: tuple, leaf: np.ndarray) -> np.ndarray:
+        offset = np.float32(parameters[jax.tree_util.keystr(path, simple=True, separator='.')].offset)
+        return (leaf - offset).astype(jnp.dtype(dtype)).astype('float32') + offset
+
+    return jax.tree_util.tree_map_with_path(round_leaf, params)

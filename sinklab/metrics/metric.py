@@ -22,8 +22,8 @@ class MetricSetting:
     gain: float  # of attention
     keys: int  # J: the first tokens whose importance is reported
     prefix: int  # first tokens that all queries see; 0: causal
-    window: int | None  # below the length
-    reach: int  # how many queries can see the first token
+    window: int | None  # below the length; of all layers
+    reach: int  # how many queries can see the first token, in some layer
     triggers: bool  # some queries are triggers of Bigram-Backcopy
     lengths: tuple[int, ...] = ()  # shorter lengths that are measured in addition
     thresholds: tuple[float, ...] = ()
@@ -40,6 +40,7 @@ def make_setting(spec: Spec, length: int, columns: int, **overrides: Any) -> Met
         **overrides: Fields of `MetricSetting` that replace those of the spec.
     """
     mask, attention = spec.model.mask, spec.model.attention
+    window = mask.window if len(spec.model.layer_kinds) == 1 else None  # None if layers have different windows
     implicit = attention.normalizer in IMPLICIT_KEY_NORMALIZERS
     fields = dict(
         length=length,
@@ -48,8 +49,8 @@ def make_setting(spec: Spec, length: int, columns: int, **overrides: Any) -> Met
         gain=attention.gain,
         keys=min(spec.probe.keys, length),
         prefix=mask.prefix or 0,
-        window=mask.window if mask.window and mask.window < length else None,
-        reach=min(mask.window or length, mask.block or length, length),
+        window=window if window and window < length else None,
+        reach=min(window or length, mask.block or length, length),
         triggers=spec.data.task == 'backcopy',
     )
     return MetricSetting(**fields | overrides)

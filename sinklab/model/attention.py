@@ -1,7 +1,8 @@
 """Self-attention layer, its attention spec, and the intermediates that it returns."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,8 @@ from sinklab.model.layers import (
     INITIALIZATIONS,
     Gate,
     Identity,
+    JointRMSNorm,
+    RMSNorm,
     make_norm,
     make_normal_param,
 )
@@ -95,7 +98,7 @@ def make_attention_spec(
 
 
 def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionProblem:
-    """Make the attention problem of a model on `length` tokens, to select a backend for it.
+    """Make the attention problem of one of `model.layer_kinds` on `length` tokens, to select a backend for it.
 
     A document mask is represented by that of three documents.
     """
@@ -179,6 +182,33 @@ class AttentionContext:
 
 
 @dataclasses.dataclass(frozen=True)
+class LayerContext:
+    """The context of a layer of a scan: that of its kind, of `ModelConfig.layer_kinds`.
+
+    Masks of each kind stay static, as kernels need them. Only attention is in the branches of the conditional: the
+    backward pass keeps residuals of every branch.
+    """
+
+    contexts: Sequence[Any]  # of each kind, an AttentionContext or a StreamingContext
+    kind: jax.Array | None  # index in `contexts`; None if there is one
+
+    @property
+    def capture(self) -> bool:
+        return self.contexts[0].capture
+
+    def attend(self, *args: Any) -> tuple[jax.Array, Any]:
+        """Attend as `AttentionContext.attend` does."""
+        if self.kind is None:
+            return self.contexts[0].attend(*args)
+        return jax.lax.switch(self.kind, [context.attend for context in self.contexts], *args)
+
+
+def make_layer_kinds(model: spec.ModelConfig) -> jax.Array | None:
+    """Return the kind of each layer as an input of a scan over layers; None if all layers are alike."""
+    return jnp.array(model.kind_of_layers) if len(model.layer_kinds) > 1 else None
+
+
+@dataclasses.dataclass(frozen=True)
 class Combination:
     """How heads are combined: each through its own part of W_O, or their sum through all of W_O."""
 
@@ -209,6 +239,12 @@ def make_projection_bias(
     return ProjectionBias((num_heads, width), head_axis) if model.qkv_bias else Identity()
 
 
+def make_qk_norm(model: spec.ModelConfig, num_heads: int, head_axis: str) -> RMSNorm | JointRMSNorm | Identity:
+    if model.qk_norm_joint:
+        return JointRMSNorm(num_heads, model.head_width, model.norm_epsilon, head_axis)
+    return make_norm(model.qk_norm, model, model.head_width)
+
+
 class SelfAttention(nnx.Module):
     """Self-attention layer: sum over heads of attend(x W_Q, x W_K, x W_V) W_O.
 
@@ -233,17 +269,15 @@ class SelfAttention(nnx.Module):
         std = init.attention_output(model, num_output_heads * value_width)
         output_args = (num_output_heads, value_width, model.width), std, (axis, 'head_width', 'embed')
         self.output_HKD = make_normal_param(rngs, *output_args, inputs=2)
-        self.query_norm, self.key_norm = (
-            make_norm(model.qk_norm, model, width),
-            make_norm(model.qk_norm, model, width),
-        )
+        self.query_norm = make_qk_norm(model, model.heads, 'heads')
+        self.key_norm = make_qk_norm(model, model.num_kv_heads, kv_axis)
         self.feature_map = FEATURE_MAPS[model.attention.feature_map](model, rngs)
         self.columns = LEARNED_KV_KINDS[model.columns.kind](model, value_width, rngs)
         self.num_attended_kv_heads = count_attended_kv_heads(model)
         self.head_norm = make_norm(model.head_norm, model, value_width)
         self.gate = Gate(model, value_width, rngs)
 
-    def __call__(self, x_BTD: jax.Array, context: AttentionContext) -> tuple[jax.Array, Intermediates]:
+    def __call__(self, x_BTD: jax.Array, context: LayerContext) -> tuple[jax.Array, Intermediates]:
         query_BTHK, key_BTGK, value_BTGK = (
             constrain_sharding(
                 projection_bias(param_einsum('BTD,DHK->BTHK', x_BTD, weight)), 'batch', None, 'heads', None

@@ -42,10 +42,14 @@ def count_forward_flops(model: spec.ModelConfig, length: int, uses_mask: bool = 
     projection_weights += count_gate_weights(model, value_width) + (
         4 * heads * key_width * key_width if model.attention.feature_map == 'mlp' else 0
     )
-    mean_keys = compute_mean_visible_keys(model.mask, length) if uses_mask else length
+    num_keys = sum(  # of all layers, for each query
+        model.kind_of_layers.count(index)
+        * ((compute_mean_visible_keys(kind.mask, length) if uses_mask else length) + count_learned_kv(model))
+        for index, kind in enumerate(model.layer_kinds)
+    )
     return Flops(
         projections=2 * model.layers * projection_weights,
-        attention=2 * model.layers * heads * (mean_keys + count_learned_kv(model)) * (key_width + value_width),
+        attention=2 * heads * num_keys * (key_width + value_width),
         ffn=2 * model.layers * width * model.ffn_width * (3 if FFN_ACTIVATIONS[model.ffn][1] else 2),
         head=2 * width * model.vocabulary,
     )

@@ -58,7 +58,7 @@ class LearnedPosition(PositionEncoding):
 class RotaryPosition(PositionEncoding):
     """RoPE (Su et al., 2021), half-split: dimensions i and i + K/2 rotate by t * base^(-2i/K).
 
-    RoPE scaling lowers these frequencies.
+    RoPE scaling lowers these frequencies, and YaRN multiplies rotated vectors by `attention_factor`.
     """
 
     def __init__(self, model, length, rngs):
@@ -68,6 +68,8 @@ class RotaryPosition(PositionEncoding):
         frequency_K = compute_frequencies(x_BTHK.shape[-1], self.rotary.base)
         angle = (position_BT[..., None] * ROPE_SCALINGS[self.rotary.scaling](frequency_K, self.rotary))[:, :, None]
         cos, sin = jnp.cos(angle), jnp.sin(angle)
+        if self.rotary.attention_factor is not None:
+            cos, sin = cos * self.rotary.attention_factor, sin * self.rotary.attention_factor
         left, right = jnp.split(x_BTHK.astype(jnp.float32), 2, -1)
         rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1)
         return rotated.astype(x_BTHK.dtype)
@@ -146,6 +148,22 @@ def llama3_scaling(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Arr
     return (1 - share_K) * frequency_K / rotary.factor + share_K * frequency_K
 
 
+def yarn_scaling(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
+    """Scale low frequencies by 1 / factor: "NTK-by-parts" of YaRN (Peng et al., 2023).
+
+    The frequencies from that with `fast` turns in `length` tokens to that with `slow` turns are interpolated linearly
+    in their index, whose bounds are rounded outwards as in transformers.
+    """
+    width = 2 * len(frequency_K)
+    fast, slow = (
+        width * np.log(rotary.length / (2 * np.pi * turns)) / (2 * np.log(rotary.base))
+        for turns in (rotary.fast, rotary.slow)
+    )
+    first, last = max(np.floor(fast), 0), min(np.ceil(slow), width - 1)
+    share_K = jnp.clip((jnp.arange(width // 2) - first) / (last - first or 1e-3), 0, 1)
+    return share_K * frequency_K / rotary.factor + (1 - share_K) * frequency_K
+
+
 def compute_buckets(distance: jax.Array, floor_first: bool = False) -> jax.Array:
     """Compute buckets of distances in float32: exact below 16, logarithmic to 128, one for the rest."""
     exact = NUM_BUCKETS // 2
@@ -166,7 +184,12 @@ def compute_alibi_slopes(heads: int) -> np.ndarray:
     return np.concatenate([first_slopes, extra_slopes[: heads - power]]).astype(np.float32)
 
 
-ROPE_SCALINGS = {'none': no_scaling, 'linear': linear_scaling, 'llama3': llama3_scaling}
+ROPE_SCALINGS = {
+    'none': no_scaling,
+    'linear': linear_scaling,
+    'llama3': llama3_scaling,
+    'yarn': yarn_scaling,
+}
 POSITIONS = {
     'none': PositionEncoding,
     'absolute': SinusoidalPosition,

@@ -20,11 +20,10 @@ from sinklab.attn import chunked, reference
 from sinklab.attn.operations import resolve_operation
 from sinklab.attn.spec import ScoreBias
 from sinklab.config import spec
-from sinklab.model.attention import COMBINATIONS, count_attended_kv_heads
+from sinklab.model.attention import COMBINATIONS, LayerContext, count_attended_kv_heads, make_layer_kinds
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
 from sinklab.model.positions import POSITIONS, PositionEncoding
 from sinklab.model.transformer import Transformer
-from sinklab.parallel.param_einsum import look_up
 
 CHUNK_SIZE = 128  # queries whose scores are in memory at once
 ALWAYS_TIME, NEVER_TIME = -1, 1 << 30  # times of keys that every query sees, and that no query sees
@@ -100,7 +99,7 @@ class StreamingContext:
     """Replacement of `AttentionContext` that attends to the KV cache and to the tokens being read."""
 
     cache_config: CacheConfig
-    model: spec.ModelConfig
+    model: spec.ModelConfig  # one of `layer_kinds`
     length: int  # tokens of a training window
     position: PositionEncoding
     start_time: jax.Array  # time of the first token being read
@@ -253,7 +252,7 @@ def read_tokens(
     model: Transformer, cache_config: CacheConfig, state: StreamState, token_BT: jax.Array
 ) -> tuple[jax.Array, StreamState]:
     """Read a segment of tokens; return hidden_BTD after the last norm, and the new state."""
-    return advance_stream(model, cache_config, state, look_up(model.embedding_VD, token_BT, model.dtype))
+    return advance_stream(model, cache_config, state, model.embed(token_BT))
 
 
 def advance_stream(
@@ -262,13 +261,15 @@ def advance_stream(
     time_BT = state.num_read + jnp.arange(x_BTD.shape[1])[None]
     x_BTD = model.position.embed(x_BTD, jnp.minimum(time_BT, cache_config.size))
 
-    def layer(x_BTD: jax.Array, block_and_cache: tuple) -> tuple[jax.Array, KVCache]:
-        block, kv_cache = block_and_cache
-        return block(
-            x_BTD, StreamingContext(cache_config, model.model, model.length, model.position, state.num_read, kv_cache)
-        )
+    def layer(x_BTD: jax.Array, inputs: tuple) -> tuple[jax.Array, KVCache]:
+        block, kv_cache, kind = inputs
+        contexts = [
+            StreamingContext(cache_config, kind_model, model.length, position, state.num_read, kv_cache)
+            for kind_model, position in zip(model.model.layer_kinds, model.positions, strict=True)
+        ]
+        return block(x_BTD, LayerContext(contexts, kind))
 
-    x_BTD, caches = jax.lax.scan(layer, x_BTD, (model.blocks, state.caches))
+    x_BTD, caches = jax.lax.scan(layer, x_BTD, (model.blocks, state.caches, make_layer_kinds(model.model)))
     return model.norm(x_BTD), StreamState(state.num_read + x_BTD.shape[1], caches)
 
 

@@ -5,6 +5,7 @@ block is always saved.
 """
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable
 
@@ -21,8 +22,10 @@ from sinklab.config.spec import SAVEABLE_ACTIVATIONS, parse_saved_activations
 from sinklab.model.attention import (
     AttentionContext,
     Intermediates,
+    LayerContext,
     SelfAttention,
     make_attention_spec,
+    make_layer_kinds,
 )
 from sinklab.model.layers import (
     FFN,
@@ -33,7 +36,7 @@ from sinklab.model.layers import (
     make_normal_param,
 )
 from sinklab.model.learned_kv import LEARNED_KV_KINDS
-from sinklab.model.positions import POSITIONS
+from sinklab.model.positions import POSITIONS, PositionEncoding
 from sinklab.parallel.param_einsum import look_up, sharded_einsum
 from sinklab.parallel.sharding import constrain_sharding
 
@@ -64,7 +67,7 @@ class Block(nnx.Module):
         self.ffn_norms = BranchNorms(model)
         self.ffn = FFN(model, rngs)
 
-    def __call__(self, x_BTD: jax.Array, context: AttentionContext) -> tuple[jax.Array, Intermediates]:
+    def __call__(self, x_BTD: jax.Array, context: LayerContext) -> tuple[jax.Array, Intermediates]:
         norms = self.attention_norms
         normed_BTD = norms.before(x_BTD)
         attended_BTD, intermediates = self.attention(normed_BTD, context)
@@ -100,11 +103,24 @@ class Transformer(nnx.Module):
         self.blocks = make_blocks(rngs)
         self.norm = make_norm(NORM_PLACEMENTS[model.norm].final, model)
         self.head_VD = None if model.tied else make_normal_param(rngs, shape, linear, EMBEDDING_AXES, inputs=None)
-        self.position = POSITIONS[model.position](model, length + self.sink.num_tokens, rngs)
+        self.position, *global_position = (
+            POSITIONS[kind.position](kind, length + self.sink.num_tokens, rngs) for kind in model.layer_kinds
+        )
+        self.global_position = global_position[0] if global_position else None
 
     @property
     def head(self) -> nnx.Param:
         return self.embedding_VD if self.head_VD is None else self.head_VD
+
+    @property
+    def positions(self) -> tuple[PositionEncoding, ...]:
+        """The position encodings of `model.layer_kinds`."""
+        return (self.position,) if self.global_position is None else (self.position, self.global_position)
+
+    def embed(self, token_BT: jax.Array) -> jax.Array:
+        """Return the embeddings of tokens."""
+        x_BTD = look_up(self.embedding_VD, token_BT, self.dtype)
+        return x_BTD * jnp.asarray(self.model.width**0.5, self.dtype) if self.model.scaled_embedding else x_BTD
 
     def compute_hidden(
         self,
@@ -136,25 +152,26 @@ class Transformer(nnx.Module):
         length = token_BT.shape[1]
         if position_BT is None:
             position_BT = np.arange(length)[None]
-        mask = resolve_mask(self.model.mask, length, start_BT)
-        attention_spec = make_attention_spec(
-            self.model, self.length, self.position.make_relative_bias(), position_BT, mask
-        )
-        position_BT = attention_spec.bias.query_position_BT
 
-        def rotate(x_BTHK):
-            return self.position.rotate(x_BTHK, position_BT)
+        def make_context(kind: spec.ModelConfig, position: PositionEncoding) -> AttentionContext:
+            mask = resolve_mask(kind.mask, length, start_BT)
+            attention_spec = make_attention_spec(kind, self.length, position.make_relative_bias(), position_BT, mask)
+            rotate = functools.partial(position.rotate, position_BT=attention_spec.bias.query_position_BT)
+            return AttentionContext(
+                attention_spec, rotate, 'dense' if capture else backend, capture, num_first_keys, row_functions
+            )
 
-        context = AttentionContext(
-            attention_spec, rotate, 'dense' if capture else backend, capture, num_first_keys, row_functions
-        )
+        contexts = [*map(make_context, self.model.layer_kinds, self.positions)]
 
-        def layer(x_BTD, block):
-            return block(x_BTD, context)
+        def layer(x_BTD, block_and_kind):
+            block, kind = block_and_kind
+            return block(x_BTD, LayerContext(contexts, kind))
 
-        x_BTD = self.sink.prepend(look_up(self.embedding_VD, token_BT, self.dtype))
-        x_BTD = constrain_sharding(self.position.embed(x_BTD, position_BT), 'batch', None, None)
-        x_BTD, intermediates = jax.lax.scan(apply_remat(layer, remat), x_BTD, self.blocks)
+        x_BTD = self.sink.prepend(self.embed(token_BT))
+        query_position_BT = contexts[0].spec.bias.query_position_BT
+        x_BTD = constrain_sharding(self.position.embed(x_BTD, query_position_BT), 'batch', None, None)
+        blocks_and_kinds = self.blocks, make_layer_kinds(self.model)
+        x_BTD, intermediates = jax.lax.scan(apply_remat(layer, remat), x_BTD, blocks_and_kinds)
         return self.norm(x_BTD)[:, self.sink.num_tokens :], intermediates.slice_text(self.sink.num_tokens)
 
     def __call__(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from sinklab.attn.backends import BackendChoice, select_backend
+from sinklab.attn.spec import AttentionProblem
 from sinklab.config.spec import Hardware, Spec
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
 from sinklab.metrics import registry
@@ -116,16 +117,17 @@ def accumulate_gradients(
 
 def choose_step_backend(spec: Spec, hardware: Hardware) -> BackendChoice:
     """Choose the attention backend for the devices of this process; raises UserError."""
-    return select_backend(
-        hardware.attention, jax.default_backend(), make_attention_problem(spec.model, spec.data.length)
-    )
+    return select_backend(hardware.attention, jax.default_backend(), *make_attention_problems(spec))
 
 
 def choose_step_backend_for(spec: Spec, hardware: Hardware, platform: str) -> BackendChoice:
     """Choose the attention backend for devices that are not attached."""
-    return select_backend(
-        hardware.attention, platform, make_attention_problem(spec.model, spec.data.length), verify=False
-    )
+    return select_backend(hardware.attention, platform, *make_attention_problems(spec), verify=False)
+
+
+def make_attention_problems(spec: Spec) -> list[AttentionProblem]:
+    """Make the attention problem of each kind of layer."""
+    return [make_attention_problem(kind, spec.data.length) for kind in spec.model.layer_kinds]
 
 
 def make_abstract_inputs(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
