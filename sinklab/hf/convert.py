@@ -229,7 +229,13 @@ MODEL_TYPES = {
     'smollm3': ModelType(
         'SmolLM3ForCausalLM',
         LLAMA_FIELDS,
-        dict(num_key_value_heads=4, rope_theta=2e6, no_rope_layer_interval=4, tie_word_embeddings=True),
+        dict(
+            num_key_value_heads=4,
+            rope_theta=2e6,
+            no_rope_layer_interval=4,
+            tie_word_embeddings=True,
+            pad_token_id=128004,
+        ),
         global_layers='none',
     ),
     'olmo2': ModelType('Olmo2ForCausalLM', OLMO_FIELDS, dict(rms_norm_eps=1e-5), window=False),
@@ -516,7 +522,11 @@ def make_hf_config(model: spec.ModelConfig, length: int, begin_token: int, end_t
     name = get_model_type(model)
     model_type = MODEL_TYPES[name]
     activation_key, activations = model_type.activation
-    extra = {'query_pre_attn_scalar': model.head_width} if 'query_pre_attn_scalar' in model_type.defaults else {}
+    extra: dict[str, Any] = {}
+    if 'query_pre_attn_scalar' in model_type.defaults:
+        extra['query_pre_attn_scalar'] = model.head_width
+    if 'pad_token_id' in model_type.defaults:
+        extra['pad_token_id'] = None  # the default may not be below the size of the vocabulary
     return {
         'architectures': [model_type.architecture],
         'model_type': name,
