@@ -26,6 +26,8 @@ many parts a matrix product is summed. All text is generated here. Compiled prog
 
 import argparse
 import contextlib
+import copy
+import functools
 import hashlib
 import importlib
 import importlib.metadata
@@ -278,6 +280,28 @@ def digest_array(array: object) -> str:
     return digest(str(array.dtype).encode(), str(array.shape).encode(), array.tobytes())
 
 
+# Fields that were added after digests of configs were recorded. Digests leave them out if they have their defaults.
+ADDED_FIELDS = (
+    'model.global_layers',
+    'model.qk_norm_joint',
+    'model.rotary.attention_factor',
+    'model.scaled_embedding',
+)
+
+
+def drop_added_fields(config: dict) -> dict:
+    """Return a config without those of ADDED_FIELDS that have their defaults."""
+    from sinklab.configs import default
+
+    defaults, config = default.get_config().to_dict(), copy.deepcopy(config)
+    for path in ADDED_FIELDS:
+        *sections, name = path.split('.')
+        section, default_section = (functools.reduce(dict.__getitem__, sections, one) for one in (config, defaults))
+        if section[name] == default_section[name]:
+            del section[name]
+    return config
+
+
 def make_config(row: str, changes: dict) -> dict:
     """Return the config of FILE:ROW at the size smoke, as a dict, with a source of this script."""
     file, _, name = row.partition(':')
@@ -383,7 +407,7 @@ def record_interface() -> dict:
     for row in find_rows():
         file, _, name = row.partition(':')
         make = importlib.import_module(f'sinklab.configs.{file}').get_config
-        dicts = {size: make(name, size).to_dict() for size in make.sizes}
+        dicts = {size: drop_added_fields(make(name, size).to_dict()) for size in make.sizes}
         configs[row] = {size: digest(json.dumps(one, sort_keys=True).encode()) for size, one in dicts.items()}
     fields = {name: write_value(value) for name, value in fields.items()}
     return dict(commands=commands, fields=fields, configs=configs)
