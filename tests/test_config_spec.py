@@ -110,7 +110,30 @@ def test_parse_config_converts_integer_to_float():
         (UNNORMALIZED | dict(model__columns__kind='logit'), 'has no effect'),
         (dict(model__columns__kind='logit', model__attention__feature_map='mlp'), 'use kind k instead'),
         (dict(model__kv_heads=3), 'kv_heads is 3, which does not divide config.model.heads=4'),
-        (dict(model__rotary__factor=2.0), 'it must be a number for linear and llama3, and None for others'),
+        (dict(model__rotary__factor=2.0), 'it must be a number for linear and llama3 and yarn, and None for others'),
+        (dict(model__rotary__attention_factor=2.0), 'it must be a number for yarn, and None for others'),
+        (dict(model__qk_norm_joint=True), 'qk_norm_joint has no effect'),
+        (dict(model__norm='res_post', model__attention__gain=0.5), 'which the norm after the heads cancels'),
+        (dict(model__global_layers__every=1), 'every is 1; it must be 2 to config.model.layers=2'),
+        (dict(model__global_layers__every=3, model__mask__window=4), 'every is 3; it must be 2 to'),
+        (dict(model__global_layers__every=2), 'global layers equal the others'),
+        (dict(model__global_layers__position='none'), 'every is None, so that no layer is global'),
+        (
+            dict(model__global_layers__every=2, model__mask__window=4, model__position='alibi'),
+            'every needs config.model.position=rotary, which is alibi',
+        ),
+        (
+            dict(model__global_layers__every=2, model__global_layers__rotary__scaling='linear'),
+            'config.model.global_layers.rotary.factor is None with scaling linear',
+        ),
+        (
+            dict(
+                model__global_layers__every=2,
+                model__global_layers__position='none',
+                model__global_layers__rotary__base=5.0,
+            ),
+            'config.model.global_layers.rotary has base 5 and scaling none, which position none does not use',
+        ),
         (dict(model__rotary__scaling='linear'), 'factor is None with scaling linear'),
         (
             dict(model__rotary__scaling='linear', model__rotary__factor=2.0, model__rotary__length=8),

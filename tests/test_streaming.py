@@ -10,7 +10,7 @@ import pytest
 import streaming_reference
 from conftest import draw_params, make_case_params, make_tiny_spec
 from flax import nnx
-from model_options import COMBINATIONS, OPTIONS, SIGMOID, make_model_changes
+from model_options import COMBINATIONS, GEMMA3, OPTIONS, SIGMOID, make_model_changes
 
 from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss
@@ -122,6 +122,14 @@ def test_one_pass_matches_token_by_token_scan(position, columns, window, cache):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('size', [3, 5, 8])
+def test_logits_of_global_layers_do_not_depend_on_segment_size(size):
+    spec, params = make_case(**GEMMA3)
+    for cache in (CacheConfig(0, 4), CacheConfig(3, 6), CacheConfig(14, 1)):
+        assert_near(read_in_parts(spec, params, cache, size), read_one_by_one(spec, params, cache))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('size', [3, 5, 8])
 def test_logits_do_not_depend_on_segment_size(size):
     spec, params = make_case(**SIGMOID, **make_model_changes(columns__kind='sink_token'))
     for cache in (CacheConfig(0, 4), CacheConfig(3, 6)):
@@ -132,8 +140,11 @@ def test_logits_do_not_depend_on_segment_size(size):
 @pytest.mark.parametrize(
     'name',
     make_case_params(
-        ['position rotary', 'position absolute', 'learned, sink token', 'alibi, k', 'window', 'kernel elu1, k'],
-        ['position rotary', 'learned, sink token', 'alibi, k', 'window'],
+        [
+            *('position rotary', 'position absolute', 'learned, sink token', 'alibi, k', 'window', 'kernel elu1, k'),
+            *('global layers, Gemma 3', 'global layers without positions', 'OLMo 2', 'rotary yarn'),
+        ],
+        ['position rotary', 'learned, sink token', 'alibi, k', 'window', 'global layers, Gemma 3'],
     ),
 )
 def test_cache_that_keeps_all_tokens_matches_full_attention(name):

@@ -10,6 +10,7 @@ import pytest
 from conftest import COVERING_OPERATIONS, OPERATIONS, alternate_pairs, make_tiny_spec, replace_operation
 from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
+from model_options import GEMMA3
 from scipy.stats import entropy
 
 from sinklab.config.spec import Hardware
@@ -79,6 +80,7 @@ OTHERS = [
         model__columns__shared=True,
         model__columns__kind='v',
     ),
+    GEMMA3 | dict(model__norm='res_post', model__qk_norm_joint=True),
 ]
 
 

@@ -1,0 +1,100 @@
+"""Global layers: backends, remat, metrics, FLOPs and selection of a backend treat both kinds of layers."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import draw_params, make_tiny_spec
+from flax import nnx
+from model_options import GEMMA3, TOKENS, make_model_changes
+
+from sinklab.attn.backends import select_backend
+from sinklab.errors import UserError
+from sinklab.metrics.metric import make_setting
+from sinklab.model import flops
+from sinklab.model.attention import make_attention_problem
+from sinklab.train import state
+
+NO_POSITIONS = make_model_changes(layers=4, global_layers__every=2, global_layers__position='none', kv_heads=2)
+MODELS = pytest.mark.parametrize('changes', [GEMMA3, NO_POSITIONS], ids=['Gemma 3', 'NoPE'])
+
+
+def compute_loss(spec, params, **options):
+    graph, _ = state.make_abstract_model(spec)
+    logits_BTV, intermediates = nnx.merge(graph, params)(TOKENS, **options)
+    return jnp.mean(jax.nn.log_softmax(logits_BTV)[..., 0]), intermediates
+
+
+@pytest.mark.slow
+@MODELS
+@pytest.mark.parametrize('remat', ['none', 'full', 'attention,ffn'])
+def test_chunked_backend_gives_loss_and_gradient_of_dense_backend(changes, remat):
+    spec = make_tiny_spec(**changes)
+    params = draw_params(spec)
+    results = [
+        jax.jit(jax.value_and_grad(functools.partial(compute_loss, spec, **options), has_aux=True))(params)
+        for options in (dict(backend='dense'), dict(backend='chunked', remat=remat, num_first_keys=3))
+    ]
+    (dense_loss, _), dense_gradient = results[0]
+    (loss, intermediates), gradient = results[1]
+    np.testing.assert_allclose(loss, dense_loss, rtol=1e-5)
+    for actual, expected in zip(jax.tree.leaves(gradient), jax.tree.leaves(dense_gradient), strict=True):
+        assert np.isfinite(actual).all()
+        np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+    assert intermediates.key_mass.raw_BHS.shape[0] == spec.model.layers
+
+
+@pytest.mark.slow
+def test_captured_attention_has_window_in_local_layers_only():
+    spec = make_tiny_spec(**GEMMA3)
+    attention_LBHTS = compute_loss(spec, draw_params(spec), capture=True)[1].attention_BHTS
+    distance_TS = np.subtract.outer(*[np.arange(TOKENS.shape[1])] * 2)
+    for layer, attention_BHTS in enumerate(attention_LBHTS, 1):
+        reach = distance_TS.max() + 1 if layer == 2 else spec.model.mask.window
+        np.testing.assert_array_equal((attention_BHTS > 0).all((0, 1)), (distance_TS >= 0) & (distance_TS < reach))
+
+
+@pytest.mark.slow
+def test_global_layers_keep_residuals_of_backward_pass_once():
+    """Compare with a model whose layers are all alike: only residuals of attention may be kept twice."""
+
+    def measure_bytes(**changes):
+        spec = make_tiny_spec(**make_model_changes(layers=8, width=64, ffn_width=512, mask__window=4, **changes))
+        gradient = jax.jit(jax.grad(lambda params: compute_loss(spec, params)[0]))
+        params = nnx.to_pure_dict(state.make_abstract_model(spec)[1])
+        return gradient.lower(params).compile().memory_analysis().temp_size_in_bytes
+
+    assert measure_bytes(global_layers__every=4) < 1.25 * measure_bytes()
+
+
+def test_metrics_of_windows_do_not_exist_with_global_layers():
+    setting = make_setting(make_tiny_spec(**GEMMA3), 12, 0)
+    assert (setting.window, setting.reach) == (None, 12)
+    no_global_layers = {name: value for name, value in GEMMA3.items() if 'global_layers' not in name}
+    setting = make_setting(make_tiny_spec(**no_global_layers), 12, 0)
+    assert (setting.window, setting.reach) == (3, 3)
+
+
+def test_forward_flops_count_window_in_local_layers_only():
+    local, full = (make_tiny_spec(**make_model_changes(layers=3, mask__window=window)) for window in (3, None))
+    mixed = make_tiny_spec(**make_model_changes(layers=3, mask__window=3, global_layers__every=3))
+    local_flops, full_flops, mixed_flops = (
+        flops.count_forward_flops(spec.model, spec.data.length) for spec in (local, full, mixed)
+    )
+    assert mixed_flops.attention == pytest.approx((2 * local_flops.attention + full_flops.attention) / 3)
+    assert mixed_flops.projections == full_flops.projections
+
+
+def test_selected_backend_supports_every_kind_of_layer():
+    spec = make_tiny_spec(**make_model_changes(layers=2, mask__window=3, global_layers__every=2))
+    local, global_layer = (make_attention_problem(kind, spec.data.length) for kind in spec.model.layer_kinds)
+    assert select_backend('auto', 'cpu', local, global_layer).backend == 'chunked'
+    wide = dataclasses.replace(global_layer, width=512, value_width=512)
+    for problems in ((local, wide), (wide, local)):
+        with pytest.raises(UserError, match='heads wider than 256'):
+            select_backend('tpu', 'tpu', *problems, verify=False)
+        assert select_backend('auto', 'tpu', *problems, verify=False).backend == 'chunked'
+    assert select_backend('auto', 'tpu', local, global_layer, verify=False).backend == 'tpu'
