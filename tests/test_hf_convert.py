@@ -235,6 +235,19 @@ def test_import_and_export_support_bfloat16_and_several_files(tokenizer, tmp_pat
     )
 
 
+def test_gains_of_gemma_are_rounded_to_bfloat16_as_in_its_files(tokenizer, tmp_path, capsys):
+    save_random_model('gemma3', tmp_path / 'theirs', tokenizer, torch.bfloat16)
+    run = import_model(capsys, tmp_path / 'theirs', tmp_path / 'run')
+    gain_LD = restore_parameters(run, 0)['blocks']['attention_norms']['before']['gain_D']
+    array_D = read_arrays(tmp_path / 'theirs')['model.layers.0.input_layernorm.weight'].astype(np.float32)
+    np.testing.assert_array_equal(gain_LD[0], 1 + array_D)
+    code, _, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/again', '--dtype=bfloat16')
+    assert code == 0, err
+    exported_arrays = read_arrays(tmp_path / 'again')
+    for part, array in read_arrays(tmp_path / 'theirs').items():
+        np.testing.assert_array_equal(array, exported_arrays[part])
+
+
 @pytest.fixture(scope='module')
 def run(corpus, tmp_path_factory):
     """Train a run with every feature that can be exported, and a document mask."""

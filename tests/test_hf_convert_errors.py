@@ -217,6 +217,7 @@ def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
             GEMMA3 | dict(hidden_activation='gelu'),
             "hidden_activation is 'gelu', which is not supported; use 'gelu_pyt",
         ),
+        (GEMMA3 | dict(sliding_window_pattern=0), 'sliding_window_pattern is 0, which must be a whole'),
         (dict(layer_types=['full_attention']), 'layer_types is ['),
         (dict(layer_types=['chunked_attention'] * 2), "layer_types has 'chunked_attention', which is not supported"),
         (

@@ -177,7 +177,7 @@ ACTIONS = {
         hf.export_model,
     ),
     'import': (
-        'make a run from a LLaMA, Mistral or Qwen model, for train --from',
+        'make a run from a Hugging Face model, such as LLaMA or Gemma 3, for train --from',
         add_import_arguments,
         hf.import_model,
     ),

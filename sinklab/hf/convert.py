@@ -360,10 +360,11 @@ def parse_hf_config(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def find_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    for key in (*FIELD_OF_KEY, 'max_position_embeddings', 'num_key_value_heads', 'head_dim', 'sliding_window'):
+    patterns = [key for key in ('sliding_window_pattern', 'no_rope_layer_interval') if key in config]
+    optional = 'num_key_value_heads', 'head_dim', 'sliding_window'
+    for key in (*FIELD_OF_KEY, 'max_position_embeddings', *optional, *patterns):
         value = config.get(key)
-        optional = key in ('num_key_value_heads', 'head_dim', 'sliding_window') and value is None
-        if not optional and (type(value) is not int or value < 1):
+        if not (key in optional and value is None) and (type(value) is not int or value < 1):
             yield f'{key} is {value!r}, which must be a whole number above 0'
     if type(config['rms_norm_eps']) not in (int, float):
         yield f'rms_norm_eps is {config["rms_norm_eps"]!r}, which must be a number'
