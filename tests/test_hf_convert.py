@@ -316,8 +316,11 @@ SMOKE |= {
 }
 
 
-def test_imported_model_is_fine_tuned_with_another_attention_operation(corpus, tokenizer, tmp_path, capsys):
-    save_random_model('llama, 2 kv heads', tmp_path / 'theirs', tokenizer)
+@pytest.mark.parametrize(
+    'name', make_case_params(['llama, 2 kv heads', 'gemma3', 'smollm3', 'olmo2'], ['llama, 2 kv heads', 'gemma3'])
+)
+def test_imported_model_is_fine_tuned_with_another_attention_operation(name, corpus, tokenizer, tmp_path, capsys):
+    save_random_model(name, tmp_path / 'theirs', tokenizer)
     overrides = [f'--config.{name}={value}' for name, value in (SMOKE | {'data.source': corpus}).items()]
     command = ['train', '--compiled=none', f'--from=hf:{tmp_path}/theirs', f'--workdir={tmp_path}/run']
     command += [*overrides, *SIGMOID]

@@ -456,11 +456,8 @@ def parse_rope(config: Mapping[str, Any], layer_type: str, name: str) -> dict[st
 
     Of some model types, each layer type has parameters of its own; scaling of older versions is for full attention.
     """
-    key, base = (
-        'rope_scaling' if config.get('rope_scaling') else 'rope_parameters',
-        config.get('rope_theta', 10_000.0),
-    )
-    rope = config.get(key) or {}
+    key = 'rope_scaling' if config.get('rope_scaling') else 'rope_parameters'
+    rope, base = config.get(key) or {}, config.get('rope_theta', 10_000.0)
     if MODEL_TYPES[config['model_type']].global_layers == 'rotary':
         rope = (config.get('rope_parameters') or {}).get(layer_type) or {}
         if layer_type == FULL:
@@ -491,12 +488,15 @@ def parse_rope(config: Mapping[str, Any], layer_type: str, name: str) -> dict[st
 def compute_yarn_defaults(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Return the optional parameters of YaRN, with the defaults of transformers."""
     factor, attention_factor = rope.get('factor'), rope.get('attention_factor')
-    scales = [rope.get(key) for key in YARN_MSCALE_KEYS]
+
+    def compute_mscale(scale: float) -> float:
+        return 0.1 * scale * math.log(max(factor, 1)) + 1
+
     if attention_factor is None and type(factor) in (int, float):
-        numerator, denominator = (
-            0.1 * (scale or 1) * math.log(factor) + 1 if factor > 1 else 1.0 for scale in scales
-        )
-        attention_factor = numerator / denominator if all(scales) else 0.1 * math.log(max(factor, 1)) + 1
+        scales = [rope.get(key) for key in YARN_MSCALE_KEYS]
+        has_scales = all(type(scale) in (int, float) and scale for scale in scales)
+        numerator, denominator = map(compute_mscale, scales if has_scales else (1, 0))
+        attention_factor = numerator / denominator
     return dict(
         attention_factor=attention_factor, beta_fast=rope.get('beta_fast') or 32, beta_slow=rope.get('beta_slow') or 1
     )
