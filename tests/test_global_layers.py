@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import interpret_pallas
 from conftest import draw_params, make_tiny_spec
 from flax import nnx
 from model_options import GEMMA3, TOKENS, make_model_changes
@@ -45,6 +46,21 @@ def test_chunked_backend_gives_loss_and_gradient_of_dense_backend(changes, remat
         assert np.isfinite(actual).all()
         np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
     assert intermediates.key_mass.raw_BHS.shape[0] == spec.model.layers
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures('small_blocks')
+def test_tpu_kernels_give_loss_and_gradient_of_dense_backend():
+    spec = make_tiny_spec(**GEMMA3)
+    params = draw_params(spec)
+    with interpret_pallas():
+        (dense_loss, dense_gradient), (loss, gradient) = (
+            jax.jit(jax.value_and_grad(lambda params, name=name: compute_loss(spec, params, backend=name)[0]))(params)
+            for name in ('dense', 'tpu')
+        )
+    np.testing.assert_allclose(loss, dense_loss, rtol=1e-4)
+    for actual, expected in zip(jax.tree.leaves(gradient), jax.tree.leaves(dense_gradient), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-2, atol=1e-3 * np.abs(expected).max())
 
 
 @pytest.mark.slow
