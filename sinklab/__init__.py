@@ -1,11 +1,12 @@
 """Train language models, watch attention sinks emerge, and find out why.
 
-The public Python API is `sinklab.open`, `sinklab.attention`, and the exception `sinklab.UserError`.
+The public Python API is `sinklab.open`, `sinklab.Edit`, `sinklab.attention`, and the exception `sinklab.UserError`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sinklab.analysis.edits import Edit as Edit
     from sinklab.attn.function import attention as attention
     from sinklab.errors import UserError as UserError
     from sinklab.opened_models import OpenedModel, OpenedRun
@@ -13,7 +14,11 @@ if TYPE_CHECKING:
 __version__ = '0.2.0'
 
 # Imported when they are first used: jax takes a second, and `import sinklab` must not.
-LAZY_IMPORTS = {'attention': 'sinklab.attn.function', 'UserError': 'sinklab.errors'}
+LAZY_IMPORTS = {
+    'attention': 'sinklab.attn.function',
+    'Edit': 'sinklab.analysis.edits',
+    'UserError': 'sinklab.errors',
+}
 
 
 def open(
@@ -32,9 +37,9 @@ def open(
             model of transformers.
 
     Returns:
-        An `OpenedRun`, or an `OpenedModel` for `hf:` and `gguf:`. Both have `.attention(text)` and
-        `.measure(name, text)`; a run also has `.steps`, `.at(step)`, `.curve(name)`, `.params(step)`, `.model` and
-        `.spec`. Parameters are read when they are first needed.
+        An `OpenedRun`, or an `OpenedModel` for `hf:` and `gguf:`. Both have `.attention(text)`,
+        `.measure(name, text)`, `.loss(text)` and `.compare(text, edits)`; a run also has `.steps`, `.at(step)`,
+        `.curve(name)`, `.params(step)`, `.model` and `.spec`. Parameters are read when they are first needed.
 
     Raises:
         UserError: There is no such run, step or model, or a package that it needs is not installed.

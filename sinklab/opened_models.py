@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from sinklab.analysis.edits import Edit, check_edits, convert_edits
 from sinklab.analysis.measure import measure_model
 from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.model_ref import open_model
@@ -152,6 +154,19 @@ def split_heads_by_layer(matrix_LHTS: np.ndarray, heads_per_layer: tuple[int, ..
     return padded_LHTS
 
 
+def select_numbers(numbers: dict[str, float], name: str) -> float | dict[str, float]:
+    """Return the number of a name, or all numbers whose names begin with it and a slash."""
+    if name in numbers:
+        return numbers[name]
+    matching = {
+        metric_name: value for metric_name, value in numbers.items() if not name or metric_name.startswith(f'{name}/')
+    }
+    if not matching:
+        families = ', '.join(dict.fromkeys(metric_name.partition('/')[0] for metric_name in numbers))
+        raise UserError(f'there is no metric {name!r}; use {families}')
+    return matching
+
+
 class OpenedModel:
     """A run or a Hugging Face model that is open for reading; `sinklab.open` makes it."""
 
@@ -181,46 +196,101 @@ class OpenedModel:
             raise UserError(f'the shortest text has {min_length} tokens; give at least 2')
         return self.subject.apply_training_format(np.array([item[:min_length] for item in encoded]))
 
-    def attention(self, text: str) -> AttentionMatrices:
+    def edited_subject(self, edit: Edit | Sequence[Edit] | None, length: int) -> MeasurableModel:
+        """Return the model with edits, which must fit texts of `length` tokens."""
+        edits = convert_edits(edit)
+        check_edits(edits, self.subject.editable_layers, length, self.subject.name)
+        return self.subject.copy_with_edits(edits) if edits else self.subject
+
+    def attention(self, text: str, edit: Edit | Sequence[Edit] | None = None) -> AttentionMatrices:
         """Compute the attention matrices of all layers and heads for one text.
 
+        Args:
+            text: The text.
+            edit: A `sinklab.Edit` of the forward pass, or several, which are applied in their order.
+
         Raises:
-            UserError: The text is empty, or longer than the model reads.
+            UserError: The text is empty, or longer than the model reads, or an edit does not fit the model.
         """
         ids_PT = self.ids(text)
-        arrays = self.subject.capture(ids_PT, extract_attention)
+        arrays = self.edited_subject(edit, ids_PT.shape[1]).capture(ids_PT, extract_attention)
         tokens = self.subject.decode_tokens(ids_PT[0])
         matrix_LHTS = split_heads_by_layer(arrays['attention_LPHTS'][:, 0], self.subject.heads_per_layer)
         layers = self.subject.array_layers.get('attention_LPHTS') or range(1, len(matrix_LHTS) + 1)
         layers = tuple(layer - 1 for layer in layers)
         return AttentionMatrices(matrix_LHTS, tokens, [*self.subject.get_learned_key_names(), *tokens], layers)
 
-    def measure(self, name: str = '', text: str | list[str] = '', **overrides: Any) -> float | dict[str, float]:
+    def measure(
+        self,
+        name: str = '',
+        text: str | list[str] = '',
+        edit: Edit | Sequence[Edit] | None = None,
+        **overrides: Any,
+    ) -> float | dict[str, float]:
         """Compute one metric of one or more texts, or several metrics.
 
         Args:
             name: The name of a metric (`sink/1`), the beginning of several names (`sink`), or '' for all metrics.
             text: One text, or several; all are cut to the length of the shortest.
+            edit: A `sinklab.Edit` of the forward pass, or several, which are applied in their order.
             **overrides: Fields of `sinklab.metrics.metric.MetricSetting` to change, such as `thresholds=(0.2, 0.3)`.
 
         Returns:
             One number, or a dict from names to numbers.
 
         Raises:
-            UserError: There is no such metric, or a text does not fit the model.
+            UserError: There is no such metric, or a text or an edit does not fit the model.
         """
-        numbers = measure_model(self.subject, self.ids(text), **overrides).numbers
-        if name in numbers:
-            return numbers[name]
-        matching = {
-            metric_name: value
-            for metric_name, value in numbers.items()
-            if not name or metric_name.startswith(f'{name}/')
-        }
-        if not matching:
-            families = ', '.join(dict.fromkeys(metric_name.partition('/')[0] for metric_name in numbers))
-            raise UserError(f'there is no metric {name!r}; use {families}')
-        return matching
+        ids_PT = self.ids(text)
+        subject = self.edited_subject(edit, ids_PT.shape[1])
+        return select_numbers(measure_model(subject, ids_PT, **overrides).numbers, name)
+
+    def loss(self, text: str | list[str], edit: Edit | Sequence[Edit] | None = None) -> float:
+        """Compute the mean loss of one or more texts, in nats per token, of every token but the first.
+
+        Args:
+            text: One text, or several; all are cut to the length of the shortest.
+            edit: A `sinklab.Edit` of the forward pass, or several, which are applied in their order.
+
+        Raises:
+            UserError: A text or an edit does not fit the model.
+        """
+        ids_PT = self.ids(text)
+        return float(np.nanmean(self.edited_subject(edit, ids_PT.shape[1]).compute_token_losses(ids_PT)))
+
+    def compare(
+        self,
+        text: str | list[str],
+        edits: Edit | Sequence[Edit] | Mapping[str, Edit | Sequence[Edit]],
+        names: Sequence[str] = ('sink/1', 'alpha/1'),
+    ) -> dict[str, dict[str, float]]:
+        """Compute the loss and metrics of texts without and with edits.
+
+        Args:
+            text: One text, or several; all are cut to the length of the shortest.
+            edits: A `sinklab.Edit`, or several, which are applied together; or a dict from labels to such edits,
+                which are compared with each other.
+            names: The metrics, by the names that `measure` takes.
+
+        Returns:
+            {'without': numbers, 'with': numbers}, or {'without': numbers, LABEL: numbers, ...}, where numbers are a
+            dict of `loss` and of the metrics. `pandas.DataFrame(...).T` shows it as a table.
+
+        Raises:
+            UserError: There is no such metric, or a text or an edit does not fit the model.
+        """
+        ids_PT, rows = self.ids(text), {}
+        labelled = edits if isinstance(edits, Mapping) else {'with': edits}
+        for label, subject in [
+            (label, self.edited_subject(edit, ids_PT.shape[1]))
+            for label, edit in {'without': None, **labelled}.items()
+        ]:
+            rows[label] = {'loss': float(np.nanmean(subject.compute_token_losses(ids_PT)))}
+            numbers = measure_model(subject, ids_PT).numbers
+            for name in names:
+                selected = select_numbers(numbers, name)
+                rows[label] |= selected if isinstance(selected, dict) else {name: selected}
+        return rows
 
 
 class OpenedRun(OpenedModel):

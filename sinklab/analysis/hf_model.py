@@ -1,5 +1,7 @@
 """A Hugging Face model as a measurable model."""
 
+import contextlib
+import copy
 import functools
 import itertools
 import sys
@@ -13,6 +15,7 @@ import torch
 import transformers
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from sinklab.analysis.edits import TARGETS, Edit, apply_edits
 from sinklab.analysis.model_protocol import (
     ExtractFn,
     ProgressFn,
@@ -67,7 +70,7 @@ class AttentionRecorder:
         self.model, self.name, self.layers = model, name, find_layers(model)
         self.layer_arrays: LayerArrays = {}
         self.attending_module: torch.nn.Module | None = None  # the module whose attention is in `layer_arrays`
-        self.extract: Callable[[LayerArrays], Any] = dict
+        self.extract: Callable[[LayerArrays], Any] | None = dict  # None: no arrays are stored
         self.outputs: list[Any] = []
         self.layer_numbers: list[int] = []  # for each of `outputs`, the number of its layer, from 1
         self.layer_number = 1  # the layer that is running
@@ -75,6 +78,7 @@ class AttentionRecorder:
         self.hook_error: Exception | None = None  # the exception of one of our hooks in this pass
         self.mode = 'interface' if model.config._attn_implementation == ATTENTION_NAME else 'modules'
         self.is_trial = False
+        self.edits: tuple[Edit, ...] = ()  # of this pass
         # For each module that returns attention weights, their position among its outputs.
         self.weight_positions: dict[torch.nn.Module, int] = {}
         for layer in self.layers:
@@ -126,25 +130,42 @@ class AttentionRecorder:
             module.register_forward_hook(self.on_module_output, prepend=True)
 
     def __call__(
-        self, ids_PT: np.ndarray, extract: Callable[[LayerArrays], Any], **model_kwargs: torch.Tensor
+        self,
+        ids_PT: np.ndarray,
+        extract: Callable[[LayerArrays], Any],
+        edits: tuple[Edit, ...] = (),
+        **model_kwargs: torch.Tensor,
     ) -> list[Any]:
         uses_model_output = self.mode == 'model'
-        self.outputs, self.layer_numbers, self.layer_arrays, self.extract = (
-            [],
-            [],
-            {},
-            dict if uses_model_output else extract,
+        with self.activate(ids_PT.shape[1], dict if uses_model_output else extract, edits):
+            output = self.model.base_model(
+                input_ids=torch.as_tensor(ids_PT),
+                use_cache=False,
+                output_attentions=self.mode != 'interface',
+                **model_kwargs,
+            )
+        return (
+            [extract(layer) for layer in add_model_attentions(self.outputs, output)]
+            if uses_model_output
+            else self.outputs
         )
-        self.length, self.layer_number, self.hook_error, self.attending_module = ids_PT.shape[1], 1, None, None
+
+    @contextlib.contextmanager
+    def activate(
+        self, length: int, extract: Callable[[LayerArrays], Any] | None, edits: tuple[Edit, ...] = ()
+    ) -> Iterator[None]:
+        """Capture and edit the forward pass within this context, whose sequences have `length` tokens.
+
+        Raises:
+            UserError: transformers cannot run the model.
+        """
+        self.outputs, self.layer_numbers, self.layer_arrays = [], [], {}
+        self.extract, self.edits, self.length, self.layer_number = extract, edits, length, 1
+        self.hook_error, self.attending_module = None, None
         ACTIVE_RECORDERS.append(self)
         try:
             with torch.inference_mode():
-                output = self.model.base_model(
-                    input_ids=torch.as_tensor(ids_PT),
-                    use_cache=False,
-                    output_attentions=self.mode != 'interface',
-                    **model_kwargs,
-                )
+                yield
         except UserError:
             raise
         except Exception as error:
@@ -153,25 +174,23 @@ class AttentionRecorder:
             raise make_run_error(self.model, self.name, error) from error
         finally:
             ACTIVE_RECORDERS.pop()
-        return (
-            [extract(layer) for layer in add_model_attentions(self.outputs, output)]
-            if uses_model_output
-            else self.outputs
-        )
 
     def is_active(self) -> bool:
         return bool(ACTIVE_RECORDERS) and ACTIVE_RECORDERS[-1] is self
 
+    def is_capturing(self) -> bool:
+        return self.is_active() and self.extract is not None
+
     @record_hook_error
     def on_attention_input(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         hidden_states = args[0] if args else kwargs.get('hidden_states')
-        if self.is_active() and isinstance(hidden_states, torch.Tensor):
+        if self.is_capturing() and isinstance(hidden_states, torch.Tensor):
             self.layer_arrays['normed_PTD'] = hidden_states.float().numpy()
 
     @record_hook_error
     def on_module_output(self, module: torch.nn.Module, args: tuple, output: Any) -> None:
         """Keep the attention weights that a module returns beside its output."""
-        if not self.is_active():
+        if not self.is_capturing():
             return
         values = [*iterate_values(output)]
         if self.is_trial:
@@ -188,33 +207,78 @@ class AttentionRecorder:
         Queries, keys and values are (P, H, T, K), outputs are (P, T, H, K). The keys and values of a group of heads
         are repeated for each head.
         """
+        if self.extract is None:
+            return
         if self.attending_module not in (None, module):  # a layer with two attentions, one after another
             normed = {name: self.layer_arrays[name] for name in ('normed_PTD',) if name in self.layer_arrays}
             self.append_layer({name: array for name, array in self.layer_arrays.items() if name not in normed})
             self.layer_arrays = normed
         self.attending_module = module
-        group_size, width = query.shape[1] // key.shape[1], query.shape[-1]
+        width = query.shape[-1]
         if scaling is not None and scaling * width**0.5 != 1:  # scores are <q, k> / sqrt(K) here
             query = query.float() * (scaling * width**0.5)
-        key, value = (array.repeat_interleave(group_size, 1) if group_size > 1 else array for array in (key, value))
+        key, value = (repeat_heads(array, query.shape[1]) for array in (key, value))
         arrays = dict(query_PTHK=query, key_PSHK=key, value_PSHK=value)
         self.layer_arrays |= {name: array.transpose(1, 2).float().numpy() for name, array in arrays.items()}
         self.layer_arrays |= dict(attention_PHTS=attention.float().numpy(), head_PTHK=output.float().numpy())
 
     @record_hook_error
-    def on_layer_output(self, module: torch.nn.Module, args: tuple, output: Any) -> None:
+    def on_layer_output(self, module: torch.nn.Module, args: tuple, output: Any) -> Any:
         if not self.is_active():  # this forward pass is not one of this recorder
-            return
-        residual = next(iterate_values(output), None)
+            return None
+        residual, edited_output = next(iterate_values(output), None), None
         # Gemma 3n has several residual streams, and CPM-Ant puts tokens of its own before a text.
         if isinstance(residual, torch.Tensor) and residual.ndim == 3 and residual.shape[1] == self.length:
+            residual_PT1D = residual[:, :, None]
+            if (edited := self.edit('residual', residual_PT1D)) is not residual_PT1D:
+                residual = edited[:, :, 0]
+                edited_output = replace_first_value(output, residual)
             self.layer_arrays['residual_PTD'] = residual.float().numpy()
         self.append_layer(self.layer_arrays)
         self.layer_arrays, self.attending_module, self.layer_number = {}, None, self.layer_number + 1
+        return edited_output  # None: torch keeps the output
+
+    def edit(self, target: str, array_PSHX: torch.Tensor) -> torch.Tensor:
+        """Apply the edits of this pass to an array of the running layer; return the array itself if none applies."""
+        array = array_PSHX.float().numpy()  # NumPy has no bfloat16
+        is_visible_PSHX = array > 0 if target == 'attention' else True  # softmax gives 0 to other keys alone
+        edited = apply_edits(self.edits, self.layer_number - 1, target, array, 0, is_visible_PSHX)
+        return array_PSHX if edited is array else torch.from_numpy(edited).to(array_PSHX.dtype)
+
+    @record_hook_error
+    def attend(self, eager: Callable, module, query, key, value, mask, options: dict[str, Any]) -> tuple[Any, Any]:
+        """Compute eager attention with the edits of this pass, and store its arrays.
+
+        Queries, keys and values are (P, H, T, K), outputs are (P, T, H, K). Where keys or values are edited, each
+        query head has its own, so that single heads of a group can be edited.
+        """
+        heads, group = query.shape[1], {}
+        original = [repeat_heads(array, heads).transpose(1, 2) for array in (key, value)]
+        edited = [self.edit(*pair) for pair in zip(('key', 'value'), original, strict=True)]
+        if any(new is not old for new, old in zip(edited, original, strict=True)):
+            key, value = (array.transpose(1, 2).contiguous() for array in edited)
+            group = {'num_key_value_groups': 1} if hasattr(module, 'num_key_value_groups') else {}
+        with replaced_attributes(module, group):
+            output, attention = eager(module, query, key, value, mask, **options)
+        weight_PSHT = attention.permute(0, 3, 1, 2)
+        if (edited_PSHT := self.edit('attention', weight_PSHT)) is not weight_PSHT:
+            value_PHSK = repeat_heads(value, heads)
+            tolerance = max(1e-4, 4 * torch.finfo(output.dtype).eps)
+            error = (sum_values(attention, value_PHSK) - output).abs().max()
+            if not error <= tolerance * output.abs().max():
+                raise UserError(
+                    f'the attention weights of {self.name} cannot be edited: its outputs are not the sums of values '
+                    'with these weights; editable: key, value, residual'
+                )
+            attention = edited_PSHT.permute(0, 2, 3, 1).contiguous()
+            output = sum_values(attention, value_PHSK)
+        self.on_attention(module, query, key, value, options.get('scaling'), output, attention)
+        return output, attention
 
     def append_layer(self, layer: LayerArrays) -> None:
-        self.outputs.append(self.extract(layer))
-        self.layer_numbers.append(self.layer_number)
+        if self.extract is not None:
+            self.outputs.append(self.extract(layer))
+            self.layer_numbers.append(self.layer_number)
 
 
 def add_model_attentions(layers: list[LayerArrays], output: Any) -> Iterator[LayerArrays]:
@@ -236,6 +300,39 @@ def iterate_values(output: Any) -> Iterator[Any]:
         yield from output
     else:
         yield output
+
+
+def replace_first_value(output: Any, value: torch.Tensor) -> Any:
+    """Return what a module returns, a tensor, a tuple or list, or a mapping, with another first value."""
+    if isinstance(output, dict):
+        return type(output)(output | {next(iter(output)): value})
+    if hasattr(output, '_replace'):  # a named tuple
+        return output._replace(**{output._fields[0]: value})
+    return type(output)([value, *output[1:]]) if isinstance(output, tuple | list) else value
+
+
+def repeat_heads(array_PGSK: torch.Tensor, heads: int) -> torch.Tensor:
+    """Repeat the keys or values of each group of heads for each of its heads."""
+    size = heads // array_PGSK.shape[1]
+    return array_PGSK.repeat_interleave(size, 1) if size > 1 else array_PGSK
+
+
+def sum_values(attention_PHTS: torch.Tensor, value_PHSK: torch.Tensor) -> torch.Tensor:
+    """Return the outputs of heads, (P, T, H, K), by the operations of transformers' eager attention."""
+    return torch.matmul(attention_PHTS, value_PHSK).transpose(1, 2).contiguous()
+
+
+@contextlib.contextmanager
+def replaced_attributes(module: torch.nn.Module, attributes: dict[str, Any]) -> Iterator[None]:
+    """Set attributes of a module within this context."""
+    previous = {name: getattr(module, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for name, value in previous.items():
+            setattr(module, name, value)
 
 
 def is_attention_weights(value: Any) -> bool:
@@ -287,6 +384,8 @@ def record_eager_attention(
 ) -> tuple[Any, Any]:
     """Compute eager attention by the model's own function; pass its arrays to the active recorder."""
     eager: Callable = sys.modules[type(module).__module__].eager_attention_forward
+    if ACTIVE_RECORDERS and ACTIVE_RECORDERS[-1].edits:
+        return ACTIVE_RECORDERS[-1].attend(eager, module, query, key, value, attention_mask, options)
     output, attention = eager(module, query, key, value, attention_mask, **options)
     if ACTIVE_RECORDERS:
         ACTIVE_RECORDERS[-1].on_attention(module, query, key, value, options.get('scaling'), output, attention)
@@ -338,6 +437,21 @@ class HFModel:
         self.heads_per_layer = tuple(
             layer['attention_PHTS'].shape[1] for layer in layer_arrays if 'attention_PHTS' in layer
         )
+        self.edits: tuple[Edit, ...] = ()
+
+    @property
+    def editable_layers(self) -> dict[str, tuple[int, ...]]:
+        """For each target of an edit, the layers, from 0, in which it can be edited."""
+        names = dict.fromkeys(TARGETS, 'query_LPTHK' if self.recorder.mode == 'interface' else '')
+        names |= dict(residual='residual_LPTD')
+        return {
+            target: tuple(number - 1 for number in self.array_layers.get(name, ())) for target, name in names.items()
+        }
+
+    def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'HFModel':
+        clone = copy.copy(self)
+        clone.edits = edits
+        return clone
 
     @functools.cached_property
     def digest(self) -> str:
@@ -489,7 +603,7 @@ class HFModel:
 
         def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
             position_kwargs = {} if position_T is None else make_position_kwargs(ids_PT, position_T)
-            return stack_layers(self.recorder(ids_PT, extract_completed, **position_kwargs))
+            return stack_layers(self.recorder(ids_PT, extract_completed, self.edits, **position_kwargs))
 
         return run_in_batches(compute, ids_PT, batch_size, on_progress)
 
@@ -499,11 +613,8 @@ class HFModel:
         def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
             position_kwargs = {} if position_T is None else make_position_kwargs(ids_PT, position_T)
             ids = torch.as_tensor(ids_PT, dtype=torch.long)
-            with torch.inference_mode():
-                try:
-                    logits = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
-                except Exception as error:
-                    raise make_run_error(self.model, self.name, error) from error
+            with self.recorder.activate(length, None, self.edits):
+                logits = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
                 loss_PT = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction='none')
             return {'loss_LPT': loss_PT.numpy()[None]}
 

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sinklab.analysis.edits import Edit
 from sinklab.errors import UserError
 from sinklab.metrics.metric import Arrays, MetricSetting
 
@@ -70,6 +71,15 @@ class MeasurableModel(Protocol):
     @property
     def remarks(self) -> tuple[str, ...]:
         """Sentences that say what is not measured, and why."""
+        ...
+
+    @property
+    def editable_layers(self) -> Mapping[str, tuple[int, ...]]:
+        """For each target of an edit, the layers, from 0, in which it can be edited."""
+        ...
+
+    def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'MeasurableModel':
+        """Return a copy of the model whose captured arrays and losses are those of edited forward passes."""
         ...
 
     def encode(self, text: str) -> list[int]:

@@ -12,8 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 
+from sinklab.analysis.edits import TARGETS, Edit, apply_edits
 from sinklab.analysis.model_protocol import (
     ExtractFn,
     ProgressFn,
@@ -36,6 +38,7 @@ from sinklab.metrics.metric import (
     make_setting,
 )
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
+from sinklab.model.transformer import compute_logits
 from sinklab.parallel import device_mesh, sharding
 from sinklab.run_dir import RunDir, read_spec
 from sinklab.train import sink_probe, state
@@ -79,6 +82,8 @@ class RunModel:
         # All layers have all arrays and the same number of heads.
         self.array_layers: dict[str, tuple[int, ...]] = {}
         self.heads_per_layer: tuple[int, ...] = ()
+        self.edits: tuple[Edit, ...] = ()
+        self.editable_layers = dict.fromkeys(TARGETS, tuple(range(self.spec.model.layers)))
         self.available_arrays = (
             *AVAILABLE_ARRAYS,
             *(('sink_LPCD',) if LEARNED_KV_KINDS[self.spec.model.columns.kind].tokens_class.num_tokens else ()),
@@ -203,18 +208,28 @@ class RunModel:
         on_progress: ProgressFn = ignore_progress,
     ) -> dict[str, np.ndarray]:
         program, batch_size = (
-            jit_capture(self.spec, extract, make_hashable(position_T)),
+            jit_capture(self.spec, extract, make_hashable(position_T), self.edits),
             self.choose_batch_size(check_length(self, ids_PT)),
         )
         with jax.set_mesh(self.mesh):
             return run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size, on_progress)
 
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
-        program = jit_token_loss(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
-        batch_size = max(1, MAX_BATCH_BYTES // (4 * check_length(self, ids_PT) * self.vocabulary))
+        length = check_length(self, ids_PT)
+        if self.edits:
+            program = jit_edited_loss(self.spec, make_hashable(position_T), self.edits)
+            batch_size = self.choose_batch_size(length)
+        else:
+            program = jit_token_loss(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
+            batch_size = max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))
         with jax.set_mesh(self.mesh):
             arrays = run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
         return np.where(is_in_loss(ids_PT[:, 1:]), arrays['loss_LPT'][0], np.nan)
+
+    def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'RunModel':
+        clone = copy.copy(self)
+        clone.edits = edits
+        return clone
 
     def copy_with_zero_queries(self, layer: int) -> 'RunModel':
         """Return a copy of the model whose queries are 0 in one layer.
@@ -241,9 +256,11 @@ def make_one_device_mesh() -> jax.sharding.Mesh:
 
 
 @functools.lru_cache(maxsize=16)  # so that other steps of a run use the same compiled program
-def jit_capture(spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | None) -> Callable:
+def jit_capture(
+    spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | None, edits: tuple[Edit, ...] = ()
+) -> Callable:
     """Return the jitted function (params, ids_PT) -> arrays that `extract` keeps of all layers."""
-    forward_fn = make_forward(spec, capture=True, **make_position_kwargs(positions))
+    forward_fn = make_forward(spec, capture=True, **make_position_kwargs(positions), **make_edit_kwargs(edits))
 
     def program(params: dict, ids_PT: jax.Array) -> Arrays:
         _, _, intermediates = forward_fn(params, ids_PT)
@@ -259,6 +276,24 @@ def jit_token_loss(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
     """Return the jitted function (params, ids_PT) -> loss_LPT, where L is 1."""
     program = make_token_loss(spec, make_one_device_mesh(), **make_position_kwargs(positions))
     return lambda params, ids_PT: {'loss_LPT': program(params, ids_PT)[0][None]}
+
+
+@functools.lru_cache(maxsize=16)
+def jit_edited_loss(spec: Spec, positions: tuple[int, ...] | None, edits: tuple[Edit, ...]) -> Callable:
+    """Return the jitted function (params, ids_PT) -> loss_LPT, where L is 1, from the full attention matrices."""
+    forward_fn = make_forward(spec, capture=True, **make_position_kwargs(positions), **make_edit_kwargs(edits))
+
+    def program(params: dict, ids_PT: jax.Array) -> Arrays:
+        hidden_PTD, head_VD, _ = forward_fn(params, ids_PT)
+        logits_PTV = compute_logits(hidden_PTD[:, :-1], head_VD)
+        return {'loss_LPT': optax.softmax_cross_entropy_with_integer_labels(logits_PTV, ids_PT[:, 1:])[None]}
+
+    return jax.jit(program, **state.get_replicated_jit_options(spec, make_one_device_mesh()))
+
+
+def make_edit_kwargs(edits: tuple[Edit, ...]) -> dict[str, Callable]:
+    """Return the keyword arguments of a forward pass for edits."""
+    return dict(edit=functools.partial(apply_edits, edits)) if edits else {}
 
 
 def make_hashable(position_T: np.ndarray | None) -> tuple[int, ...] | None:

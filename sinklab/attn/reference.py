@@ -53,9 +53,15 @@ def attend_with_matrices(
     key_BSHK, value_BSHK = (repeat_kv(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))
     score_BHTS = compute_scores(query_BTHK, key_BSHK, operation.scale) + bias_BHTS
     attention_BHTS, row_stats = compute_weights(score_BHTS, visible_BHTS, operation, num_learned_kv)
+    output_BTHK = sum_values(attention_BHTS, value_BSHK)
+    return AttentionOutput(output_BTHK, jax.lax.stop_gradient(row_stats), attention_BHTS)
+
+
+def sum_values(attention_BHTS: jax.Array, value_BSHK: jax.Array) -> jax.Array:
+    """Return output_BTHK, the sum of the values with these weights, in the dtype of the values."""
     # For an output of BTHK einsum would swap the factors, and XLA:CPU would take longer for each head.
     output_BHTK = jnp.einsum('BHTS,BSHK->BHTK', attention_BHTS.astype(value_BSHK.dtype), value_BSHK)
-    return AttentionOutput(jnp.swapaxes(output_BHTK, 1, 2), jax.lax.stop_gradient(row_stats), attention_BHTS)
+    return jnp.swapaxes(output_BHTK, 1, 2)
 
 
 def compute_scores(query_BTHK: jax.Array, key_BSHK: jax.Array, scale: float | jax.Array | None = None) -> jax.Array:

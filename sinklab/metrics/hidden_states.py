@@ -69,7 +69,7 @@ def count_secondary_sinks(likeness_LPT, first_L) -> float:
         likeness_LPT: Cosine of each hidden state with that of the first token, after each block.
         first_L: Mean norm of the hidden state of the first token, after each block.
     """
-    change = np.diff(np.log(first_L))
+    change = np.diff(np.log(first_L.clip(EPSILON)))  # an edit may set hidden states to 0
     if not (change > 0).any():
         return 0.0
     rise, fall = int(np.argmax(change)) + 1, int(np.argmin(change)) + 1

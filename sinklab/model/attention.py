@@ -1,6 +1,7 @@
 """Self-attention layer, its attention spec, and the intermediates that it returns."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from sinklab.attn.key_mass import (
 )
 from sinklab.attn.mask import Mask, resolve_mask
 from sinklab.attn.operations import resolve_operation
-from sinklab.attn.reference import repeat_kv
+from sinklab.attn.reference import AttentionOutput, repeat_kv, sum_values
 from sinklab.attn.spec import (
     AttentionProblem,
     AttentionSpec,
@@ -130,6 +131,11 @@ def count_attended_kv_heads(model: spec.ModelConfig) -> int:
     return model.heads if has_learned_keys or has_gated_values else model.num_kv_heads
 
 
+# Replaces values of one layer: (target, array_BSHX, entries of S before the text, visible_BSHX) -> array_BSHX. The
+# targets and axes are those of sinklab.analysis.edits.
+EditFn = Callable[..., jax.Array]
+
+
 @dataclasses.dataclass(frozen=True)
 class AttentionContext:
     """Inputs that all layers share: attention spec, backend, and which intermediates to return."""
@@ -140,6 +146,11 @@ class AttentionContext:
     capture: bool  # return attention matrices, from the `dense` backend
     num_first_keys: int  # return the attention mass on this many first keys
     row_functions: RowFunctions  # return the means of these functions over rows
+    edit: EditFn | None = None  # of one layer; with `capture` only
+
+    def add_edit(self, edit: EditFn, layer: jax.Array) -> 'AttentionContext':
+        """Return the context of one layer, with the edit of that layer; see `Transformer.compute_hidden`."""
+        return dataclasses.replace(self, edit=functools.partial(edit, layer))
 
     def attend(
         self, query_BTHK, key_BTGK, value_BTGK, feature_map: nnx.Module, learned_kv: LearnedKV
@@ -161,10 +172,17 @@ class AttentionContext:
         query_BTHK, key_BSGK, value_BSGK = (
             checkpoint_name(array, 'qkv') for array in (query_BTHK, feature_map(key_BSGK), value_BSGK)
         )
+        if self.edit is not None:  # single heads of a group can be edited
+            key_BSGK, value_BSGK = (
+                self.edit(target, repeat_kv(array, query_BTHK.shape[2]), self.spec.num_learned_kv)
+                for target, array in (('key', key_BSGK), ('value', value_BSGK))
+            )
         bias = dataclasses.replace(self.spec.bias, learned_HC=learned_kv.get_score_bias_HC())
         attention_spec = dataclasses.replace(self.spec, bias=bias)
         needs_mass = self.num_first_keys > 0
         output = BACKENDS[self.backend].attend(query_BTHK, key_BSGK, value_BSGK, attention_spec, needs_mass)
+        if self.edit is not None:
+            output = edit_weights(output, value_BSGK, attention_spec, self.edit)
         if self.capture:
             key_BSHK, value_BSHK = (repeat_kv(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))
             return output.output_BTHK, Intermediates(
@@ -181,6 +199,19 @@ class AttentionContext:
         return output.output_BTHK, Intermediates(key_mass=key_mass, row_means=row_means)
 
 
+def edit_weights(
+    output: AttentionOutput, value_BSHK: jax.Array, spec: AttentionSpec, edit: EditFn
+) -> AttentionOutput:
+    """Edit the attention weights, and compute the output again from them."""
+    visible_BHTS = spec.materialize_mask(value_BSHK.shape[1] - spec.num_learned_kv)
+    attention_BSHT, visible_BSHT = (
+        jnp.transpose(array, (0, 3, 1, 2)) for array in (output.attention_BHTS, visible_BHTS)
+    )
+    attention_BSHT = edit('attention', attention_BSHT, spec.num_learned_kv, visible_BSHT)
+    attention_BHTS = jnp.transpose(attention_BSHT, (0, 2, 3, 1))
+    return output._replace(output_BTHK=sum_values(attention_BHTS, value_BSHK), attention_BHTS=attention_BHTS)
+
+
 @dataclasses.dataclass(frozen=True)
 class LayerContext:
     """The context of a layer of a scan: that of its kind, of `ModelConfig.layer_kinds`.
@@ -195,6 +226,10 @@ class LayerContext:
     @property
     def capture(self) -> bool:
         return self.contexts[0].capture
+
+    @property
+    def edit(self) -> EditFn | None:
+        return self.contexts[0].edit
 
     def attend(self, *args: Any) -> tuple[jax.Array, Any]:
         """Attend as `AttentionContext.attend` does."""

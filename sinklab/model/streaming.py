@@ -104,7 +104,7 @@ class StreamingContext:
     position: PositionEncoding
     start_time: jax.Array  # time of the first token being read
     kv_cache: KVCache
-    capture = False
+    capture, edit = False, None
 
     def attend(
         self, query_BTHK, key_BTGK, value_BTGK, feature_map: nnx.Module, learned_kv: LearnedKV

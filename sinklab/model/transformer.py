@@ -76,6 +76,9 @@ class Block(nnx.Module):
         )
         norms = self.ffn_norms
         sum_BTD = constrain_sharding(x_BTD + norms.after(self.ffn(norms.before(x_BTD))), 'batch', None, None)
+        if context.edit is not None:
+            num_tokens = self.attention.columns.tokens_class.num_tokens
+            sum_BTD = context.edit('residual', sum_BTD[:, :, None], num_tokens)[:, :, 0]
         if context.capture:
             intermediates = dataclasses.replace(intermediates, normed_BTD=normed_BTD, residual_BTD=sum_BTD)
         return norms.joined(sum_BTD), intermediates
@@ -133,6 +136,7 @@ class Transformer(nnx.Module):
         num_first_keys: int = 0,
         row_functions: RowFunctions = types.MappingProxyType({}),
         remat: str = 'none',
+        edit: Callable[..., jax.Array] | None = None,
     ) -> tuple[jax.Array, Intermediates]:
         """Compute the hidden states after the last norm.
 
@@ -145,6 +149,7 @@ class Transformer(nnx.Module):
             num_first_keys: Return the attention mass on this many first keys, unless `capture` is True; 0 for none.
             row_functions: Functions of rows of attention, whose means over the queries are returned.
             remat: Which activations are saved for the backward pass; see `apply_remat`.
+            edit: Function (layer, from 0, *arguments of an `EditFn`) that edits arrays; with `capture` only.
 
         Returns:
             hidden_BTD, and the `Intermediates` of all layers, with a leading axis L.
@@ -163,15 +168,17 @@ class Transformer(nnx.Module):
 
         contexts = [*map(make_context, self.model.layer_kinds, self.positions)]
 
-        def layer(x_BTD, block_and_kind):
-            block, kind = block_and_kind
-            return block(x_BTD, LayerContext(contexts, kind))
+        def layer(x_BTD, block_kind_and_index):
+            block, kind, index = block_kind_and_index
+            layer_contexts = contexts if edit is None else [context.add_edit(edit, index) for context in contexts]
+            return block(x_BTD, LayerContext(layer_contexts, kind))
 
         x_BTD = self.sink.prepend(self.embed(token_BT))
         query_position_BT = contexts[0].spec.bias.query_position_BT
         x_BTD = constrain_sharding(self.position.embed(x_BTD, query_position_BT), 'batch', None, None)
-        blocks_and_kinds = self.blocks, make_layer_kinds(self.model)
-        x_BTD, intermediates = jax.lax.scan(apply_remat(layer, remat), x_BTD, blocks_and_kinds)
+        layer_indices = None if edit is None else jnp.arange(self.model.layers)
+        inputs = self.blocks, make_layer_kinds(self.model), layer_indices
+        x_BTD, intermediates = jax.lax.scan(apply_remat(layer, remat), x_BTD, inputs)
         return self.norm(x_BTD)[:, self.sink.num_tokens :], intermediates.slice_text(self.sink.num_tokens)
 
     def __call__(

@@ -1,0 +1,236 @@
+"""Edits: replacements in the forward pass of a run or of an open model, as `sinklab.Edit` describes them.
+
+Edits are applied to NumPy and to JAX arrays by the same code. Every edited array has the axes B (texts), S (keys, or
+tokens), H (heads; 1 for hidden states), and X (the queries of attention weights, or the dimensions of a vector).
+"""
+
+import dataclasses
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sinklab.errors import UserError, format_error
+from sinklab.schema import format_unknown_name
+
+# {target: what it replaces}
+TARGETS = {'attention': 'attention weights', 'key': 'keys', 'value': 'values', 'residual': 'hidden states'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """A replacement in the forward pass, at some positions of each text.
+
+    Edits can be hashed and compared, so that equal edits of a run use the same compiled program.
+
+    Attributes:
+        target: What is replaced. `attention`: the weights A_ij, after the normalizer, of the keys j at `position`,
+            for every query i that sees them. `key`: the key vectors, as they are multiplied by the queries (rotated).
+            `value`: the value vectors, as they are summed. `residual`: the hidden states after a block.
+        position: The token of the text, from 0, or several tokens. Keys before the text, such as a learned sink
+            token, are not counted.
+        value: The replacement. A number; `mean`, for vectors: their mean over all other tokens of the same text
+            (later ones as well, so that a loss is no longer that of a causal model); or a function of an array
+            (texts, positions, heads, X) that returns an array of the same shape. X is the queries for `attention`,
+            and the dimensions of the vector for other targets; hidden states have 1 head. The array is of NumPy for
+            an open model, and traced by JAX for a run.
+        layers: The layers, from 0, as in `AttentionMatrices.plot`; None: all layers that have the target.
+        heads: The heads of the queries, from 0; None: all. Hidden states have none.
+        dimensions: The dimensions of the vectors, from 0; None: all. Attention weights have none.
+        renormalize: For `attention`: scale the other weights of the row, so that sum_j |A_ij| is as before. A row
+            without other weights, such as that of the first query, is not edited.
+
+    Raises:
+        UserError: A field has a value that is not allowed.
+    """
+
+    target: str
+    position: int | Sequence[int] = 0
+    value: float | str | Callable[[Any], Any] = 0.0
+    layers: int | Sequence[int] | None = None
+    heads: int | Sequence[int] | None = None
+    dimensions: int | Sequence[int] | None = None
+    renormalize: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.target, str) or self.target not in TARGETS:
+            raise UserError(format_unknown_name(f'target={self.target!r}', str(self.target), TARGETS, 'allowed'))
+        for name in ('position', 'layers', 'heads', 'dimensions'):
+            object.__setattr__(self, name, self.get_indices(name))
+        if not self.get_indices('position'):
+            raise UserError('position has no token; give at least one, from 0')
+        for name, target in (('heads', 'residual'), ('dimensions', 'attention')):
+            if self.target == target and getattr(self, name) is not None:
+                raise UserError(f'{name}={getattr(self, name)} is not allowed: {TARGETS[target]} have no {name}')
+        if self.renormalize and self.target != 'attention':
+            raise UserError(f'renormalize=True is for target="attention", not for {TARGETS[self.target]}; remove it')
+        object.__setattr__(self, 'value', self.convert_value())
+
+    def get_indices(self, name: str) -> tuple[int, ...] | None:
+        """Return the indices of a field as a sorted tuple; None if the field is None."""
+        return convert_indices(name, getattr(self, name))
+
+    def convert_value(self) -> float | str | Callable[[Any], Any]:
+        value = self.value
+        if callable(value):
+            try:
+                hash(value)
+            except TypeError as error:
+                raise UserError('value is a function that cannot be hashed; give a plain function') from error
+            return value
+        if isinstance(value, str) and value == 'mean' and self.target != 'attention':
+            return value
+        try:
+            number = math.nan if isinstance(value, str) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            mean = '' if self.target == 'attention' else ", 'mean'"
+            raise UserError(f'value={value!r} is not allowed; give a finite number{mean} or a function')
+        return number
+
+    def apply(self, array_BSHX: Any, layer: Any, num_before: int, is_visible_BSHX: Any = True) -> Any:
+        """Return the array with this edit; the array itself if the edit does not apply to it.
+
+        Args:
+            array_BSHX: The array of the target in one layer.
+            layer: The layer, from 0; an integer, or a traced one.
+            num_before: The number of entries of S before the text.
+            is_visible_BSHX: Which attention weights are of keys that the query sees.
+
+        Raises:
+            UserError: The array has no such head or dimension, or the function returns a wrong shape.
+        """
+        is_layer = is_member(layer, self.get_indices('layers'))
+        if is_layer is False:
+            return array_BSHX
+        xp, (size, num_heads, width) = array_BSHX.__array_namespace__(), array_BSHX.shape[1:]
+        heads, dimensions = self.get_indices('heads'), self.get_indices('dimensions')
+        check_indices('head', heads, num_heads)
+        check_indices('dimension', dimensions, width)
+        index_N = num_before + np.array(self.get_indices('position'))
+        is_edited_S11 = make_mask(index_N, size)[:, None, None]
+        new_BSHX = self.compute_values(array_BSHX, index_N, num_before)
+        edited_BSHX = xp.where(is_edited_S11 & is_visible_BSHX, new_BSHX, array_BSHX)
+        if self.renormalize:
+            edited_BSHX = rescale_others(array_BSHX, edited_BSHX, is_edited_S11)
+        is_edited_HX = make_mask(heads, num_heads)[:, None] & make_mask(dimensions, width)
+        return xp.where(is_layer & is_edited_HX, edited_BSHX, array_BSHX).astype(array_BSHX.dtype)
+
+    def compute_values(self, array_BSHX: Any, index_N: np.ndarray, num_before: int) -> Any:
+        """Return the new values; entries of S that are not in `index_N` are not used. Any axis may be 1."""
+        size = array_BSHX.shape[1]
+        if callable(self.value):
+            inverse_S = np.zeros(size, int)
+            inverse_S[index_N] = np.arange(len(index_N))
+            return call_function(self.value, array_BSHX[:, index_N])[:, inverse_S]
+        if self.value != 'mean':
+            return self.value
+        is_other_S = np.arange(size) >= num_before
+        is_other_S[index_N] = False
+        if not is_other_S.any():
+            raise UserError('value="mean" needs another token than those at position; give a longer text')
+        return array_BSHX[:, is_other_S].astype('float32').mean(1, keepdims=True)
+
+
+def convert_indices(name: str, value: Any) -> tuple[int, ...] | None:
+    """Return one or more indices as a sorted tuple."""
+    if value is None and name != 'position':
+        return None
+    try:
+        indices = {operator.index(index) for index in (value if np.iterable(value) else [value])}
+    except TypeError:
+        indices = {-1}
+    if indices and min(indices) < 0:
+        raise UserError(f'{name}={value!r} is not allowed; give indices from 0, such as 0 or (0, 2)')
+    return tuple(sorted(indices))
+
+
+def check_indices(noun: str, indices: tuple[int, ...] | None, size: int) -> None:
+    if indices and indices[-1] >= size:
+        raise UserError(f'there is no {noun} {indices[-1]}; {noun}s count from 0 to {size - 1}')
+
+
+def is_member(layer: Any, layers: tuple[int, ...] | None) -> Any:
+    """Return whether a layer is one of `layers`: a bool, or a traced one if the layer is traced."""
+    return layers is None or functools.reduce(operator.or_, (layer == index for index in layers), False)
+
+
+def make_mask(indices: Sequence[int] | np.ndarray | None, size: int) -> np.ndarray:
+    return np.ones(size, bool) if indices is None else np.isin(np.arange(size), indices)
+
+
+def call_function(function: Callable[[Any], Any], array_BNHX: Any) -> Any:
+    """Call the function of an edit, and check the shape of its result."""
+    try:
+        result = array_BNHX.__array_namespace__().asarray(function(array_BNHX))
+    except TypeError as error:
+        if isinstance(array_BNHX, np.ndarray):
+            raise
+        raise UserError(
+            f'the function of value= cannot be traced by jax ({format_error(error)}); use operators, methods of the '
+            'array, and array.__array_namespace__()'
+        ) from error
+    if result.shape != array_BNHX.shape:
+        raise UserError(f'the function of value= returns the shape {result.shape} for {array_BNHX.shape}')
+    return result
+
+
+def rescale_others(array_BSHX: Any, edited_BSHX: Any, is_edited_S11: np.ndarray) -> Any:
+    """Scale the weights that are not edited, so that the sum over S of |weights| is that of `array_BSHX`."""
+    xp = array_BSHX.__array_namespace__()
+    other_B1HX = xp.where(is_edited_S11, 0, abs(array_BSHX)).sum(1, keepdims=True)
+    missing_B1HX = (abs(array_BSHX) - xp.where(is_edited_S11, abs(edited_BSHX), 0)).sum(1, keepdims=True).clip(0)
+    has_others = other_B1HX > 0
+    scaled_BSHX = array_BSHX * (missing_B1HX / xp.where(has_others, other_B1HX, 1))
+    return xp.where(has_others, xp.where(is_edited_S11, edited_BSHX, scaled_BSHX), array_BSHX)
+
+
+def apply_edits(
+    edits: Sequence[Edit], layer: Any, target: str, array_BSHX: Any, num_before: int, is_visible_BSHX: Any = True
+) -> Any:
+    """Apply all edits of a target, one after another; see `Edit.apply`."""
+    for edit in edits:
+        if edit.target == target:
+            array_BSHX = edit.apply(array_BSHX, layer, num_before, is_visible_BSHX)
+    return array_BSHX
+
+
+def convert_edits(edit: Edit | Sequence[Edit] | None) -> tuple[Edit, ...]:
+    """Return one edit, several or None as a tuple."""
+    edits = () if edit is None else (edit,) if isinstance(edit, Edit) else edit
+    if not isinstance(edits, Sequence) or not all(isinstance(item, Edit) for item in edits):
+        raise UserError(f'edit={edit!r} is not allowed; give a sinklab.Edit, or a list of them')
+    return tuple(edits)
+
+
+def check_edits(edits: Sequence[Edit], layers_by_target: Mapping[str, Sequence[int]], length: int, name: str) -> None:
+    """Check that a model has the layers of all edits, and that the texts have their positions.
+
+    Args:
+        edits: The edits.
+        layers_by_target: For each target, the layers, from 0, in which the model can be edited.
+        length: The number of tokens of a text.
+        name: The name of the model.
+
+    Raises:
+        UserError: There is no such layer or position.
+    """
+    for edit in edits:
+        layers = layers_by_target.get(edit.target, ())
+        if not layers:
+            editable = [target for target, layers in layers_by_target.items() if layers]
+            raise UserError(
+                f'the {TARGETS[edit.target]} of {name} cannot be edited, because they are computed within its own '
+                f'modules; editable: {", ".join(editable) or "nothing"}'
+            )
+        if missing := [layer for layer in edit.get_indices('layers') or () if layer not in layers]:
+            known = [*range(len(layers))] == [*layers]
+            text = f'0 to {layers[-1]}' if known else ', '.join(map(str, dict.fromkeys(layers)))
+            raise UserError(f'there is no layer {missing[0]} with {TARGETS[edit.target]}; layers from 0: {text}')
+        last = max(edit.get_indices('position') or ())
+        if last >= length:
+            raise UserError(f'position={last} is beyond the text; it has {length} tokens, 0 to {length - 1}')

@@ -1,0 +1,510 @@
+"""Tests of edits of the forward pass: runs against NumPy in float64, open models against runs and themselves."""
+
+import dataclasses
+import importlib.util
+import math
+
+import numpy as np
+import open_models
+import pytest
+import reference
+import tiny_runs
+from conftest import draw_params, make_tiny_spec
+from model_options import COMBINATIONS, LENGTH, OPTIONS, TOKENS
+
+import sinklab
+from sinklab import Edit, UserError
+from sinklab.analysis.run_model import find_run_tokenizer
+from sinklab.hf import convert
+
+pytestmark = pytest.mark.slow
+HAS_TORCH = all(map(importlib.util.find_spec, ('torch', 'transformers')))
+NEEDS_TORCH = pytest.mark.skipif(not HAS_TORCH, reason='open models need torch and transformers')
+TEXTS = ['import os\nimport sys', 'def f(x):\n    return x']
+TARGETS = 'attention', 'key', 'value', 'residual'
+ARRAYS = 'attention_LPHTS', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK', 'residual_LPTD'
+
+
+def double(array):
+    return 2 * array
+
+
+def keep(array):
+    return array
+
+
+def keep_arrays(arrays):
+    return {name: arrays[name] for name in ARRAYS if name in arrays}
+
+
+def capture(model, ids_PT, *edits):
+    return model.subject.copy_with_edits(edits).capture(ids_PT, keep_arrays)
+
+
+def compute_losses(model, ids_PT, *edits):
+    return model.subject.copy_with_edits(edits).compute_token_losses(ids_PT)
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory, corpus):
+    """Train a run of a few steps, which can be exported."""
+    path = tmp_path_factory.mktemp('runs') / 'run'
+    spec = make_tiny_spec(data__source=corpus, data__length=32, model__layers=3, model__kv_heads=2, model__tied=True)
+    tiny_runs.train_run(spec, path)
+    return path
+
+
+@pytest.fixture(scope='module')
+def run(trained):
+    """Open the run with random parameters, with which scores are far from 0."""
+    model = sinklab.open(trained)
+    model.subject.params = draw_params(model.spec)
+    return model
+
+
+@pytest.fixture(scope='module')
+def exported(run, tmp_path_factory):
+    """Open the same model in the format of transformers."""
+    folder, data = tmp_path_factory.mktemp('exported'), run.spec.data
+    config = convert.make_hf_config(run.spec.model, data.length, data.end_token, data.end_token)
+    tokenizer = find_run_tokenizer(run.subject.run_dir, run.subject.step, run.spec)
+    convert.write_model_files(run.spec, run.subject.params, config, tokenizer, folder, 'float32')
+    return sinklab.open(f'hf:{folder}')
+
+
+@pytest.fixture
+def models(run, exported):
+    return {'run': run, 'open': exported}
+
+
+BOTH = pytest.mark.parametrize('kind', ['run', pytest.param('open', marks=NEEDS_TORCH)])
+
+
+# Runs, against the whole model in NumPy and float64
+
+
+class EditedReference:
+    """tests/reference.py with one edit, which is applied to one head of one sequence at a time.
+
+    `value` is a number, 'mean' or `double`, and `sinks` the number of tokens before the text.
+    """
+
+    def __init__(self, monkeypatch, edit, spec):
+        self.edit, self.heads, self.calls = edit, spec.model.heads, 0
+        self.sinks = int(spec.model.columns.kind == 'sink_token')
+        self.columns = int(spec.model.columns.kind in reference.COLUMN_KINDS)
+        self.is_key, self.original = True, {}
+        for name in ('compute_weights', 'apply_feature_map', 'project', 'compute_block'):
+            owner = reference.formulas if name == 'compute_weights' else reference
+            self.original[name] = getattr(owner, name)
+            monkeypatch.setattr(owner, name, getattr(self, name))
+
+    def is_selected(self, layer, head=0):
+        layers, heads = self.edit.layers, self.edit.heads
+        return (layers is None or layer in layers) and (heads is None or head in heads)
+
+    def replace(self, vector_SK, num_before):
+        """Edit vectors of tokens."""
+        vector_SK, index = vector_SK.copy(), [num_before + position for position in self.edit.position]
+        others = [s for s in range(num_before, len(vector_SK)) if s not in index]
+        dimensions = range(vector_SK.shape[1]) if self.edit.dimensions is None else self.edit.dimensions
+        mean_K = vector_SK[others].mean(0)
+        for s in index:
+            for k in dimensions:
+                values = {'mean': mean_K[k], double: 2 * vector_SK[s, k]}
+                vector_SK[s, k] = values.get(self.edit.value, self.edit.value)
+        return vector_SK
+
+    def compute_weights(self, score_TS, visible_TS, attention, columns=0):
+        attention_TS = self.original['compute_weights'](score_TS, visible_TS, attention, columns)
+        layer, head = divmod(self.calls, self.heads)
+        self.calls += 1
+        if self.edit.target != 'attention' or not self.is_selected(layer, head):
+            return attention_TS
+        edited = [self.columns + position for position in self.edit.position]
+        for row, visible in zip(attention_TS, visible_TS, strict=True):
+            mass, others = np.abs(row).sum(), [s for s in range(len(row)) if s not in edited]
+            if self.edit.renormalize and not np.abs(row[others]).sum():
+                continue
+            for s in edited:
+                if visible[s]:
+                    row[s] = {double: 2 * row[s]}.get(self.edit.value, self.edit.value)
+            if self.edit.renormalize:
+                row[others] *= max(mass - np.abs(row[edited]).sum(), 0) / np.abs(row[others]).sum()
+        return attention_TS
+
+    def apply_feature_map(self, y, weights, feature_map):
+        mapped = self.original['apply_feature_map'](y, weights, feature_map)
+        layer, head = divmod(self.calls, self.heads)
+        self.is_key = not self.is_key  # queries come first
+        if self.edit.target == 'key' and self.is_key and self.is_selected(layer, head):
+            return self.replace(mapped, self.columns)
+        return mapped
+
+    def project(self, name, h, weights, x):
+        projected = self.original['project'](name, h, weights, x)
+        layer, head = divmod(self.calls, self.heads)
+        if self.edit.target == name == 'value' and self.is_selected(layer, head):
+            return self.replace(projected, self.sinks)
+        return projected
+
+    def compute_block(self, weights, x, place, spec):
+        x, attention_HTS, total = self.original['compute_block'](weights, x, place, spec)
+        if self.edit.target == 'residual' and self.is_selected(self.calls // self.heads - 1):
+            x = total = self.replace(total, self.sinks)
+        return x, attention_HTS, total
+
+
+EDITS = {
+    'attention 0': Edit('attention'),
+    'attention 0, renormalized': Edit('attention', renormalize=True),
+    'attention of tokens 0 and 2 to 0.25, two heads of layer 1': Edit(
+        'attention', position=(0, 2), value=0.25, layers=1, heads=(0, 3), renormalize=True
+    ),
+    'attention doubled': Edit('attention', position=1, value=double),
+    'key 0': Edit('key'),
+    'key mean, one head of a group': Edit('key', value='mean', heads=(1,)),
+    'value 0': Edit('value'),
+    'value doubled in one dimension': Edit('value', position=(0, 3), value=double, layers=(0,), dimensions=(3,)),
+    'residual 0': Edit('residual'),
+    'residual mean in layer 0': Edit('residual', value='mean', layers=(0,)),
+    'residual -3 in two dimensions': Edit('residual', value=-3, layers=(1,), dimensions=(1, 7)),
+}
+OPTION_NAMES = (
+    'kv heads',
+    'sink token',
+    'kv',
+    'sigmoid-none',
+    'relu-count',
+    'exp-plus_one',
+    'window',
+    'prefix, window',
+    'global layers without positions',
+)
+SAMPLED = {(name, 'kv heads') for name in EDITS} | {('attention 0, renormalized', name) for name in OPTION_NAMES}
+SAMPLED |= {('key 0', 'kv'), ('value 0', 'sink token'), ('residual -3 in two dimensions', 'sink token')}
+
+
+@pytest.mark.parametrize(
+    ('name', 'option'),
+    [
+        pytest.param(name, option, marks=() if (name, option) in SAMPLED else pytest.mark.exhaustive)
+        for name in EDITS
+        for option in OPTION_NAMES
+    ],
+)
+def test_edited_run_matches_numpy_in_float64(trained, monkeypatch, name, option):
+    edit, model = EDITS[name], sinklab.open(trained)
+    spec = make_tiny_spec(data__length=LENGTH, **(OPTIONS | COMBINATIONS)[option])
+    model.subject.spec, model.subject.params = spec, draw_params(spec)
+    ids_PT = TOKENS % spec.model.vocabulary
+    actual, losses = capture(model, ids_PT, edit), compute_losses(model, ids_PT, edit)
+    for text, ids_T in enumerate(ids_PT):
+        with monkeypatch.context() as patch:
+            EditedReference(patch, edit, spec)
+            logits_TV, attention_LHTS, residual_LTD = reference.run_forward(model.subject.params, ids_T, spec)
+        implicit = int(spec.model.attention.normalizer == 'plus_one')
+        np.testing.assert_allclose(actual['attention_LPHTS'][:, text, ..., implicit:], attention_LHTS, atol=2e-5)
+        np.testing.assert_allclose(
+            actual['residual_LPTD'][:, text], residual_LTD, atol=1e-5 * np.abs(residual_LTD).max()
+        )
+        expected = [
+            reference.formulas.logsumexp(row) - row[target]
+            for row, target in zip(logits_TV[:-1], ids_T[1:], strict=True)
+        ]
+        np.testing.assert_allclose(losses[text], expected, atol=1e-4, rtol=1e-4)
+
+
+# Runs and open models alike
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize('name', EDITS)
+def test_run_and_open_model_of_equal_weights_give_equal_numbers(models, name):
+    edit = EDITS[name]
+    run, exported = models.values()
+    ids_PT = run.ids(TEXTS)
+    np.testing.assert_array_equal(exported.ids(TEXTS), ids_PT)
+    expected, actual = (capture(model, ids_PT, edit) for model in (run, exported))
+    for array in ARRAYS:
+        np.testing.assert_allclose(
+            actual[array],
+            expected[array],
+            rtol=1e-5,
+            atol=1e-5 * max(1, np.abs(expected[array]).max()),
+            err_msg=array,
+        )
+    assert exported.loss(TEXTS, edit) == pytest.approx(run.loss(TEXTS, edit), rel=1e-5)
+    assert exported.loss(TEXTS, edit) != pytest.approx(run.loss(TEXTS), rel=1e-4)
+
+
+@NEEDS_TORCH
+def test_run_and_open_model_of_equal_weights_give_equal_metrics(models):
+    edit = EDITS['attention 0, renormalized']
+    run, exported = (model.measure('', TEXTS, edit, keys=5) for model in models.values())
+    assert {'sink/1', 'contribution/1', 'norm/ratio/01'} <= run.keys() & exported.keys()
+    for name in run.keys() & exported.keys():
+        assert exported[name] == pytest.approx(run[name], rel=1e-4, abs=1e-5), name
+
+
+@BOTH
+@pytest.mark.parametrize('target', TARGETS)
+def test_edit_without_effect_gives_equal_numbers(models, kind, target):
+    model, ids_PT = models[kind], models['run'].ids(TEXTS)
+    expected, losses = capture(model, ids_PT), model.subject.compute_token_losses(ids_PT)
+    for edit in (Edit(target, value=keep), Edit(target, layers=())):
+        actual, edited_losses = capture(model, ids_PT, edit), compute_losses(model, ids_PT, edit)
+        for name in ARRAYS:
+            if kind == 'open':
+                np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)
+            atol = 1e-6 * max(1, np.abs(expected[name]).max())
+            np.testing.assert_allclose(actual[name], expected[name], atol=atol, err_msg=name)
+        if kind == 'open':
+            np.testing.assert_array_equal(edited_losses, losses)
+        np.testing.assert_allclose(edited_losses, losses, atol=1e-6 * losses.max())
+
+
+@BOTH
+@pytest.mark.parametrize('target', TARGETS)
+def test_edit_changes_only_its_layer_heads_positions_and_later_layers(models, kind, target):
+    """Compare with another value in the same layer: a run's programs with and without edits may round differently."""
+    model, ids_PT = models[kind], models['run'].ids(TEXTS)
+    heads = dict(heads=(1,)) if target != 'residual' else {}
+    edits = [Edit(target, position=4, layers=(1,), value=value, **heads) for value in (keep, 0.0)]
+    before, after = (capture(model, ids_PT, edit) for edit in edits)
+    for name in ARRAYS:
+        np.testing.assert_array_equal(after[name][0], before[name][0], err_msg=f'{name} of layer 0')
+        assert np.abs(after[name][2] - before[name][2]).max() > 1e-4, f'{name} of layer 2'
+    others = [0, 2, 3]
+    np.testing.assert_array_equal(after['attention_LPHTS'][1, :, others], before['attention_LPHTS'][1, :, others])
+    np.testing.assert_array_equal(after['head_LPTHK'][1, :, :, others], before['head_LPTHK'][1, :, :, others])
+    np.testing.assert_array_equal(after['head_LPTHK'][1, :, :4], before['head_LPTHK'][1, :, :4])
+    if target == 'residual':
+        assert not after['residual_LPTD'][1, :, 4].any()
+        np.testing.assert_array_equal(after['residual_LPTD'][1, :, 5:], before['residual_LPTD'][1, :, 5:])
+    else:
+        assert np.abs(after['head_LPTHK'][1, :, 4:, 1] - before['head_LPTHK'][1, :, 4:, 1]).min(-1).max() > 1e-4
+    edited = dict(key='key_LPSHK', value='value_LPSHK')
+    if target in edited:
+        assert not after[edited[target]][1, :, 4, 1].any()
+        changed = after[edited[target]] != before[edited[target]]
+        assert changed[1].sum() == changed[1, :, 4, 1].sum()
+
+
+@BOTH
+def test_key_of_zero_has_score_of_zero(models, kind):
+    model, ids_PT = models[kind], models['run'].ids(TEXTS)
+    arrays = model.subject.copy_with_edits((Edit('key', position=2),)).capture(
+        ids_PT, lambda arrays: {name: arrays[name] for name in ('attention_LPHTS', 'query_LPTHK', 'key_LPSHK')}
+    )
+    attention, query, key = (np.float64(arrays[name]) for name in ('attention_LPHTS', 'query_LPTHK', 'key_LPSHK'))
+    weight = np.exp(np.einsum('lpthk,lpshk->lphts', query, key) / math.sqrt(query.shape[-1]))
+    weight *= np.tri(ids_PT.shape[1])
+    np.testing.assert_array_equal(weight[..., 2:, 2], 1)
+    np.testing.assert_allclose(attention, weight / weight.sum(-1, keepdims=True), atol=1e-6)
+
+
+@BOTH
+def test_attention_and_measure_show_the_edited_pass(models, kind):
+    model = models[kind]
+    cut = Edit('attention', layers=(0, 2), heads=(1,))
+    matrix_LHTS = model.attention(TEXTS[0], edit=cut).matrix_LHTS
+    first_LH = matrix_LHTS[..., 0].max(-1)
+    assert (first_LH == 0).tolist() == [[False, True, False, False], [False] * 4, [False, True, False, False]]
+    alpha = model.measure('alpha/1', TEXTS[0], cut)
+    rows = matrix_LHTS / np.maximum(matrix_LHTS.sum(-1, keepdims=True), 1e-8)
+    assert alpha == pytest.approx(rows[..., 0].mean(), rel=1e-5)
+    kept = model.attention(TEXTS[0], edit=dataclasses.replace(cut, renormalize=True)).matrix_LHTS
+    np.testing.assert_allclose(kept.sum(-1), 1, atol=1e-5)
+    assert not kept[0, 1, 1:, 0].any()
+    assert kept[0, 1, 0, 0] == 1, 'the first query sees no other key'
+
+
+@BOTH
+def test_edits_are_applied_in_their_order(models, kind):
+    model = models[kind]
+    first, second = Edit('value', value=3.0), Edit('value', value=double)
+    text = TEXTS[0]
+    assert model.loss(text, [first, second]) == pytest.approx(model.loss(text, Edit('value', value=6.0)), abs=1e-6)
+    assert model.loss(text, [second, first]) == pytest.approx(model.loss(text, first), abs=1e-6)
+    assert model.loss(text, []) == model.loss(text)
+
+
+@BOTH
+def test_loss_is_mean_over_tokens_and_compare_shows_it_with_metrics(models, kind):
+    model, edits = models[kind], {'cut': Edit('attention'), 'both': [Edit('key'), Edit('value')]}
+    losses = model.subject.compute_token_losses(model.ids(TEXTS))
+    assert model.loss(TEXTS) == pytest.approx(losses.mean())
+    table = model.compare(TEXTS, edits, names=('sink/1', 'entropy'))
+    assert [*table] == ['without', 'cut', 'both']
+    for label, edit in {'without': None, **edits}.items():
+        assert table[label]['loss'] == model.loss(TEXTS, edit)
+        assert 'sink/1' in table[label]
+    assert table['both'].items() >= model.measure('entropy', TEXTS, edits['both']).items()
+    assert model.compare(TEXTS[0], edits['cut']).keys() == {'without', 'with'}
+
+
+def test_equal_edits_are_equal_and_share_a_compiled_program(run):
+    from sinklab.analysis import run_model
+
+    edits = [Edit('key', position=[0], layers=np.array([1, 0]), heads=range(2)), Edit('key', 0, 0, (0, 1), (1, 0))]
+    assert edits[0] == edits[1]
+    assert hash(edits[0]) == hash(edits[1])
+    run.loss(TEXTS, edits[0])
+    hits = run_model.jit_edited_loss.cache_info().hits
+    run.loss(TEXTS, edits[1])
+    assert run_model.jit_edited_loss.cache_info().hits == hits + 1
+
+
+class Unhashable:
+    __hash__ = None
+
+    def __call__(self, array):
+        return array
+
+
+@pytest.mark.parametrize(
+    ('fields', 'said'),
+    [
+        (dict(target='atention'), 'did you mean attention'),
+        (dict(target=None), 'allowed: attention, key, value, residual'),
+        (dict(target='key', position=-1), 'indices from 0'),
+        (dict(target='key', position=0.5), 'indices from 0'),
+        (dict(target='key', position=None), 'indices from 0'),
+        (dict(target='key', position=()), 'at least one'),
+        (dict(target='key', layers='all'), 'indices from 0'),
+        (dict(target='key', heads=(0, -2)), 'indices from 0'),
+        (dict(target='key', value=math.nan), 'finite number'),
+        (dict(target='key', value=-math.inf), 'finite number'),
+        (dict(target='key', value='zero'), "'mean'"),
+        (dict(target='key', value='1'), 'finite number'),
+        (dict(target='key', value=None), 'finite number'),
+        (dict(target='key', value=np.zeros(2)), 'finite number'),
+        (dict(target='key', value=Unhashable()), 'plain function'),
+        (dict(target='attention', value='mean'), 'finite number or a function'),
+        (dict(target='key', renormalize=True), 'target="attention"'),
+        (dict(target='residual', heads=(0,)), 'no heads'),
+        (dict(target='attention', dimensions=(0,)), 'no dimensions'),
+    ],
+)
+def test_invalid_edit_is_rejected_with_allowed_values(fields, said):
+    with pytest.raises(UserError, match=said):
+        Edit(**fields)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ('edit', 'said'),
+    [
+        (Edit('key', layers=(0, 3)), 'no layer 3 .*0 to 2'),
+        (Edit('residual', layers=9), 'no layer 9 .*0 to 2'),
+        (Edit('value', heads=4), 'no head 4; heads count from 0 to 3'),
+        (Edit('value', dimensions=(0, 99)), 'no dimension 99; dimensions count from 0'),
+        (Edit('attention', position=500), 'position=500 is beyond the text'),
+        (Edit('attention', value=lambda weights: weights[..., :1]), 'returns the shape'),
+        ('key', "edit='key'"),
+        ([Edit('key'), None], 'a list of them'),
+    ],
+)
+def test_edit_that_does_not_fit_the_model_is_rejected(models, kind, edit, said):
+    model = models[kind]
+    for act in (model.attention, model.loss, lambda text, edit: model.measure('sink', text, edit), model.compare):
+        if edit == 'key' and act == model.compare:
+            continue
+        with pytest.raises(UserError, match=said):
+            act(TEXTS[0], edit)
+
+
+def test_function_that_jax_cannot_trace_is_rejected(run):
+    with pytest.raises(UserError, match='traced by jax'):
+        run.loss(TEXTS, Edit('key', value=lambda key: np.clip(np.array(key), 0, 1)))
+
+
+# Open models
+
+
+@pytest.fixture(scope='module', params=open_models.make_configs() if HAS_TORCH else ())
+def family(request, tmp_path_factory):
+    """Return (family, opened model) of each family of tests/open_models.py."""
+    folder = tmp_path_factory.mktemp(request.param)
+    open_models.save_model(open_models.make_configs()[request.param], folder, open_models.make_tokenizer_json())
+    return request.param, sinklab.open(f'hf:{folder}')
+
+
+IDS_PT = np.random.default_rng(0).integers(2, open_models.VOCABULARY, (3, 16))
+
+
+@NEEDS_TORCH
+def test_edits_of_every_family_have_their_effect(family):
+    """Check edits of the second layer with attention; Bloom computes attention without the interface."""
+    name, model = family
+    subject = model.subject
+    layers = subject.editable_layers
+    if name == 'bloom':
+        with pytest.raises(UserError, match='editable: residual'):
+            model.loss('import os', Edit('attention'))
+        assert layers['attention'] == layers['key'] == layers['value'] == ()
+    else:
+        index, layer = 1, layers['attention'][1]
+        columns = subject.make_setting(16).columns
+        plain, kept = capture(model, IDS_PT), capture(model, IDS_PT, *(Edit(t, value=keep) for t in TARGETS))
+        for array, values in plain.items():
+            np.testing.assert_array_equal(kept[array], values, err_msg=array)
+        for target, array in (('key', 'key_LPSHK'), ('value', 'value_LPSHK')):
+            edited = capture(model, IDS_PT, Edit(target, layers=layer, heads=2, value=0.5))
+            np.testing.assert_array_equal(edited[array][index, :, columns, 2], 0.5)
+            np.testing.assert_array_equal(edited['head_LPTHK'][index, :, :, :2], plain['head_LPTHK'][index, :, :, :2])
+            assert np.abs(edited['head_LPTHK'] - plain['head_LPTHK'])[index, :, :, 2].max() > 1e-6
+        edited = capture(model, IDS_PT, Edit('attention', position=(0, 3), layers=layer, heads=(0, 2), value=double))
+        expected = np.float64(plain['attention_LPHTS'][index])
+        expected[:, [0, 2], :, columns] *= 2
+        expected[:, [0, 2], :, columns + 3] *= 2
+        text = slice(columns, None)
+        np.testing.assert_allclose(edited['attention_LPHTS'][index][..., text], expected[..., text], rtol=1e-6)
+        head = np.einsum('phts,pshk->pthk', expected[..., text], plain['value_LPSHK'][index][:, text])
+        np.testing.assert_allclose(edited['head_LPTHK'][index], head, rtol=1e-4, atol=1e-6)
+    edited, plain = capture(model, IDS_PT, Edit('residual', layers=1)), capture(model, IDS_PT)
+    assert not edited['residual_LPTD'][1, :, 0].any()
+    np.testing.assert_array_equal(edited['residual_LPTD'][1, :, 1:], plain['residual_LPTD'][1, :, 1:])
+    assert (edited['residual_LPTD'][2, :, 0] != plain['residual_LPTD'][2, :, 0]).any()
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize('family', ['jamba'], indirect=True)
+def test_layers_without_attention_are_named(family):
+    _, model = family
+    with pytest.raises(UserError, match='no layer 0 with keys; layers from 0: 1, 3'):
+        model.loss('import os', Edit('key', layers=0))
+
+
+@NEEDS_TORCH
+def test_no_hook_and_no_edit_is_left_behind(exported):
+    def fail(array):
+        raise RuntimeError('of the user')
+
+    def read_state():
+        recorder = exported.subject.recorder
+        modules = [*exported.subject.model.modules()]
+        hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules]
+        groups = [getattr(module, 'num_key_value_groups', None) for module in modules]
+        return hooks, groups, exported.subject.edits, recorder.is_active()
+
+    expected, state = exported.loss(TEXTS), read_state()
+    for target in TARGETS:
+        for value in (0.0, fail):
+            for act in (exported.loss, lambda texts, edit: exported.attention(texts[0], edit)):
+                edit = Edit(target, value=value, heads=None if target == 'residual' else 1)
+                if value is fail:
+                    with pytest.raises(RuntimeError, match='of the user'):
+                        act(TEXTS, edit)
+                else:
+                    act(TEXTS, edit)
+                assert read_state() == state
+                assert exported.loss(TEXTS) == expected
+
+
+def test_opened_models_refuse_what_they_refuse_without_edits(run):
+    with pytest.raises(UserError, match='empty'):
+        run.loss('', Edit('key'))
+    with pytest.raises(UserError, match="'sinks'"):
+        run.compare(TEXTS, Edit('key'), names=('sinks',))
