@@ -26,7 +26,11 @@ from sinklab.cli.main import build_parser
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = ROOT / 'docs' / 'tutorials'
-NEEDS = {'open_model': ('torch', 'transformers'), 'notebook': ('pandas', 'matplotlib')}
+NEEDS = {
+    'open_model': ('torch', 'transformers'),
+    'notebook': ('pandas', 'matplotlib'),
+    'interventions': ('pandas',),
+}
 POD = (TUTORIALS / 'pod.md').read_text(encoding='utf-8')
 FOLLOWED = sorted(path.stem for path in TUTORIALS.glob('*.md') if path.stem != 'pod')
 
@@ -98,7 +102,8 @@ def test_check_output_compares_table_columns_and_rows_and_other_words():
 
 
 def test_tutorials_begin_with_purpose_and_offer_smoke_size():
-    assert {*FOLLOWED, 'pod'} == {*('first_run', 'own_ablation', 'own_text', 'notebook', 'open_model', 'fork', 'pod')}
+    names = 'first_run', 'own_ablation', 'own_text', 'notebook', 'open_model', 'interventions', 'fork', 'pod'
+    assert {*FOLLOWED, 'pod'} == {*names}
     for name in (*FOLLOWED, 'pod'):
         page = read(name)
         title, sentence = re.split(r'\n\n', page)[:2]
