@@ -208,7 +208,7 @@ def test_encode_adds_bos_only_if_forced(gpt2, bos, first):
             'a pickle, which can execute arbitrary code and is not read',
         ),
         (lambda folder: (folder / 'model.safetensors').unlink(), 'has no model.safetensors and no'),
-        (lambda folder: (folder / 'model.safetensors').write_bytes(b'x' * 100), 'cannot be loaded'),
+        (lambda folder: (folder / 'model.safetensors').write_bytes(b'x' * 100), 'model.safetensors cannot be read'),
         (lambda folder: (folder / 'tokenizer.json').unlink(), 'has no tokenizer'),
         (lambda folder: remove_half_of_arrays(folder / 'model.safetensors'), 'is incomplete'),
         (lambda folder: change_vocabulary(folder), 'gives the id'),
