@@ -143,25 +143,15 @@ def show_attention(model: ModelEntry, experiment: dict, options: dict, corpora: 
     return dict(queries=attention.queries, keys=attention.keys, heads=heads)
 
 
-@functools.lru_cache(maxsize=1)
-def import_model(ref: str) -> tempfile.TemporaryDirectory:
-    """Import a model as a run, into the folder `run` of a temporary folder that is deleted with the object.
-
-    `sinklab stream` reads runs.
-    """
-    folder = tempfile.TemporaryDirectory()
-    run_command('checkpoint', 'import', ref, f'--out={folder.name}/run')
-    return folder
-
-
 def stream_text(model: ModelEntry, experiment: dict, options: dict, corpora: Path) -> dict[str, Any]:
     """Return the perplexity of the beginning of the long text under a cache."""
-    text, folder = (corpora / 'long.txt').read_text(encoding='utf-8'), import_model(model.ref).name
-    (Path(folder) / 'text.txt').write_text(text[: options['characters']], encoding='utf-8')
-    output = run_command(
-        'stream', f'{folder}/run', f'--text={folder}/text.txt', f'--cache={options["cache"]}', '--json'
-    )
-    (row,) = json.loads(output)
+    text = (corpora / 'long.txt').read_text(encoding='utf-8')[: options['characters']]
+    with tempfile.NamedTemporaryFile('w', encoding='utf-8') as file:
+        file.write(text)
+        file.flush()
+        (row,) = json.loads(
+            run_command('stream', model.ref, f'--text={file.name}', f'--cache={options["cache"]}', '--json')
+        )
     return dict(values=select_numbers(row, experiment['metrics']))
 
 

@@ -208,10 +208,9 @@ def list_commands(name: str, entries: dict) -> list[str]:
             caches.setdefault(options['characters'], []).append(options['cache'])
         elif 'inputs' in options and 'bos_first' not in options:  # only the Python API replaces a token by BOS
             commands.append(format_command(options))
-    commands += ['sinklab checkpoint import MODEL --out=runs/imported'] if caches else []
     for characters, names in caches.items():
         commands.append(f'head -c {characters} build/corpora/long.txt > text.txt')
-        commands.append(f'sinklab stream runs/imported --text=text.txt --cache={",".join(names)}')
+        commands.append(f'sinklab stream MODEL --text=text.txt --cache={",".join(names)}')
     return list(dict.fromkeys(commands))
 
 
