@@ -106,7 +106,7 @@ def test_forward_flops_count_window_in_local_layers_only():
 
 def test_selected_backend_supports_every_kind_of_layer():
     spec = make_tiny_spec(**make_model_changes(layers=2, mask__window=3, global_layers__every=2))
-    local, global_layer = (make_attention_problem(kind, spec.data.length) for kind in spec.model.layer_kinds)
+    local, global_layer = (make_attention_problem(kind, spec.data.length) for kind in spec.model.layer_types)
     assert select_backend('auto', 'cpu', local, global_layer).backend == 'chunked'
     wide = dataclasses.replace(global_layer, width=512, value_width=512)
     for problems in ((local, wide), (wide, local)):

@@ -255,7 +255,7 @@ class ModelConfig:
         return self.kv_heads or self.heads
 
     @property
-    def layer_kinds(self) -> tuple['ModelConfig', ...]:
+    def layer_types(self) -> tuple['ModelConfig', ...]:
         """The config of local layers, and that of global layers if there are any."""
         if self.global_layers.every is None:
             return (self,)
@@ -263,8 +263,8 @@ class ModelConfig:
         return self, dataclasses.replace(self, mask=dataclasses.replace(self.mask, window=None), **fields)
 
     @property
-    def kind_of_layers(self) -> tuple[int, ...]:
-        """The index in `layer_kinds` of the config of each layer."""
+    def layer_type_indices(self) -> tuple[int, ...]:
+        """The index in `layer_types` of the config of each layer."""
         every = self.global_layers.every
         return tuple(int(every is not None and layer % every == 0) for layer in range(1, self.layers + 1))
 

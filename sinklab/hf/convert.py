@@ -572,8 +572,8 @@ def get_model_type(model: spec.ModelConfig) -> str:
 
 def make_layer_fields(model: spec.ModelConfig, model_type: str, length: int) -> dict[str, Any]:
     """Return the fields of windows and of layers that differ."""
-    window, is_global_L = model.mask.window, model.kind_of_layers
-    has_global_layers = len(model.layer_kinds) > 1
+    window, is_global_L = model.mask.window, model.layer_type_indices
+    has_global_layers = len(model.layer_types) > 1
     layer_types = [FULL if is_global or not window else SLIDING for is_global in is_global_L]
     if not MODEL_TYPES[model_type].window:
         return {}
@@ -596,7 +596,7 @@ def make_rope_fields(model: spec.ModelConfig, model_type: str) -> dict[str, Any]
 
     A version that finds only the fields of the other would use rope_theta 10000.
     """
-    local, rotary = model.rotary, model.layer_kinds[-1].rotary
+    local, rotary = model.rotary, model.layer_types[-1].rotary
     if MODEL_TYPES[model_type].global_layers == 'rotary':
         parameters = {FULL: make_rope_parameters(rotary), SLIDING: make_rope_parameters(local)}
         legacy_fields = dict(rope_theta=rotary.base, rope_local_base_freq=local.base)

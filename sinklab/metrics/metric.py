@@ -40,7 +40,7 @@ def make_setting(spec: Spec, length: int, columns: int, **overrides: Any) -> Met
         **overrides: Fields of `MetricSetting` that replace those of the spec.
     """
     mask, attention = spec.model.mask, spec.model.attention
-    window = mask.window if len(spec.model.layer_kinds) == 1 else None  # None if layers have different windows
+    window = mask.window if len(spec.model.layer_types) == 1 else None  # None if layers have different windows
     implicit = attention.normalizer in IMPLICIT_KEY_NORMALIZERS
     fields = dict(
         length=length,

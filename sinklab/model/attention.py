@@ -99,7 +99,7 @@ def make_attention_spec(
 
 
 def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionProblem:
-    """Make the attention problem of one of `model.layer_kinds` on `length` tokens, to select a backend for it.
+    """Make the attention problem of one of `model.layer_types` on `length` tokens, to select a backend for it.
 
     A document mask is represented by that of three documents.
     """
@@ -214,14 +214,14 @@ def edit_weights(
 
 @dataclasses.dataclass(frozen=True)
 class LayerContext:
-    """The context of a layer of a scan: that of its kind, of `ModelConfig.layer_kinds`.
+    """The context of a layer of a scan: that of its type, of `ModelConfig.layer_types`.
 
-    Masks of each kind stay static, as kernels need them. Only attention is in the branches of the conditional: the
+    Masks of each type stay static, as kernels need them. Only attention is in the branches of the conditional: the
     backward pass keeps residuals of every branch.
     """
 
-    contexts: Sequence[Any]  # of each kind, an AttentionContext or a StreamingContext
-    kind: jax.Array | None  # index in `contexts`; None if there is one
+    contexts: Sequence[Any]  # of each layer type, an AttentionContext or a StreamingContext
+    type_index: jax.Array | None  # index in `contexts`; None if there is one
 
     @property
     def capture(self) -> bool:
@@ -233,14 +233,14 @@ class LayerContext:
 
     def attend(self, *args: Any) -> tuple[jax.Array, Any]:
         """Attend as `AttentionContext.attend` does."""
-        if self.kind is None:
+        if self.type_index is None:
             return self.contexts[0].attend(*args)
-        return jax.lax.switch(self.kind, [context.attend for context in self.contexts], *args)
+        return jax.lax.switch(self.type_index, [context.attend for context in self.contexts], *args)
 
 
-def make_layer_kinds(model: spec.ModelConfig) -> jax.Array | None:
-    """Return the kind of each layer as an input of a scan over layers; None if all layers are alike."""
-    return jnp.array(model.kind_of_layers) if len(model.layer_kinds) > 1 else None
+def make_layer_type_indices(model: spec.ModelConfig) -> jax.Array | None:
+    """Return the index of the type of each layer as an input of a scan over layers; None if all layers are alike."""
+    return jnp.array(model.layer_type_indices) if len(model.layer_types) > 1 else None
 
 
 @dataclasses.dataclass(frozen=True)

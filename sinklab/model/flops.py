@@ -43,9 +43,9 @@ def count_forward_flops(model: spec.ModelConfig, length: int, uses_mask: bool = 
         4 * heads * key_width * key_width if model.attention.feature_map == 'mlp' else 0
     )
     num_keys = sum(  # of all layers, for each query
-        model.kind_of_layers.count(index)
-        * ((compute_mean_visible_keys(kind.mask, length) if uses_mask else length) + count_learned_kv(model))
-        for index, kind in enumerate(model.layer_kinds)
+        model.layer_type_indices.count(index)
+        * ((compute_mean_visible_keys(layer_type.mask, length) if uses_mask else length) + count_learned_kv(model))
+        for index, layer_type in enumerate(model.layer_types)
     )
     return Flops(
         projections=2 * model.layers * projection_weights,

@@ -20,7 +20,7 @@ from sinklab.attn import chunked, reference
 from sinklab.attn.operations import resolve_operation
 from sinklab.attn.spec import ScoreBias
 from sinklab.config import spec
-from sinklab.model.attention import COMBINATIONS, LayerContext, count_attended_kv_heads, make_layer_kinds
+from sinklab.model.attention import COMBINATIONS, LayerContext, count_attended_kv_heads, make_layer_type_indices
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
 from sinklab.model.positions import POSITIONS, PositionEncoding
 from sinklab.model.transformer import Transformer
@@ -99,7 +99,7 @@ class StreamingContext:
     """Replacement of `AttentionContext` that attends to the KV cache and to the tokens being read."""
 
     cache_config: CacheConfig
-    model: spec.ModelConfig  # one of `layer_kinds`
+    model: spec.ModelConfig  # one of `layer_types`
     length: int  # tokens of a training window
     position: PositionEncoding
     start_time: jax.Array  # time of the first token being read
@@ -262,14 +262,14 @@ def advance_stream(
     x_BTD = model.position.embed(x_BTD, jnp.minimum(time_BT, cache_config.size))
 
     def layer(x_BTD: jax.Array, inputs: tuple) -> tuple[jax.Array, KVCache]:
-        block, kv_cache, kind = inputs
+        block, kv_cache, type_index = inputs
         contexts = [
-            StreamingContext(cache_config, kind_model, model.length, position, state.num_read, kv_cache)
-            for kind_model, position in zip(model.model.layer_kinds, model.positions, strict=True)
+            StreamingContext(cache_config, layer_type, model.length, position, state.num_read, kv_cache)
+            for layer_type, position in zip(model.model.layer_types, model.positions, strict=True)
         ]
-        return block(x_BTD, LayerContext(contexts, kind))
+        return block(x_BTD, LayerContext(contexts, type_index))
 
-    x_BTD, caches = jax.lax.scan(layer, x_BTD, (model.blocks, state.caches, make_layer_kinds(model.model)))
+    x_BTD, caches = jax.lax.scan(layer, x_BTD, (model.blocks, state.caches, make_layer_type_indices(model.model)))
     return model.norm(x_BTD), StreamState(state.num_read + x_BTD.shape[1], caches)
 
 

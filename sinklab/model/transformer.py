@@ -25,7 +25,7 @@ from sinklab.model.attention import (
     LayerContext,
     SelfAttention,
     make_attention_spec,
-    make_layer_kinds,
+    make_layer_type_indices,
 )
 from sinklab.model.layers import (
     FFN,
@@ -107,7 +107,8 @@ class Transformer(nnx.Module):
         self.norm = make_norm(NORM_PLACEMENTS[model.norm].final, model)
         self.head_VD = None if model.tied else make_normal_param(rngs, shape, linear, EMBEDDING_AXES, inputs=None)
         self.position, *global_position = (
-            POSITIONS[kind.position](kind, length + self.sink.num_tokens, rngs) for kind in model.layer_kinds
+            POSITIONS[layer_type.position](layer_type, length + self.sink.num_tokens, rngs)
+            for layer_type in model.layer_types
         )
         self.global_position = global_position[0] if global_position else None
 
@@ -117,7 +118,7 @@ class Transformer(nnx.Module):
 
     @property
     def positions(self) -> tuple[PositionEncoding, ...]:
-        """The position encodings of `model.layer_kinds`."""
+        """The position encodings of `model.layer_types`."""
         return (self.position,) if self.global_position is None else (self.position, self.global_position)
 
     def embed(self, token_BT: jax.Array) -> jax.Array:
@@ -158,26 +159,30 @@ class Transformer(nnx.Module):
         if position_BT is None:
             position_BT = np.arange(length)[None]
 
-        def make_context(kind: spec.ModelConfig, position: PositionEncoding) -> AttentionContext:
-            mask = resolve_mask(kind.mask, length, start_BT)
-            attention_spec = make_attention_spec(kind, self.length, position.make_relative_bias(), position_BT, mask)
+        def make_context(layer_type: spec.ModelConfig, position: PositionEncoding) -> AttentionContext:
+            mask = resolve_mask(layer_type.mask, length, start_BT)
+            attention_spec = make_attention_spec(
+                layer_type, self.length, position.make_relative_bias(), position_BT, mask
+            )
             rotate = functools.partial(position.rotate, position_BT=attention_spec.bias.query_position_BT)
             return AttentionContext(
                 attention_spec, rotate, 'dense' if capture else backend, capture, num_first_keys, row_functions
             )
 
-        contexts = [*map(make_context, self.model.layer_kinds, self.positions)]
+        contexts = [*map(make_context, self.model.layer_types, self.positions)]
 
-        def layer(x_BTD, block_kind_and_index):
-            block, kind, index = block_kind_and_index
-            layer_contexts = contexts if edit is None else [context.add_edit(edit, index) for context in contexts]
-            return block(x_BTD, LayerContext(layer_contexts, kind))
+        def layer(x_BTD, inputs):
+            block, type_index, layer_index = inputs
+            layer_contexts = (
+                contexts if edit is None else [context.add_edit(edit, layer_index) for context in contexts]
+            )
+            return block(x_BTD, LayerContext(layer_contexts, type_index))
 
         x_BTD = self.sink.prepend(self.embed(token_BT))
         query_position_BT = contexts[0].spec.bias.query_position_BT
         x_BTD = constrain_sharding(self.position.embed(x_BTD, query_position_BT), 'batch', None, None)
         layer_indices = None if edit is None else jnp.arange(self.model.layers)
-        inputs = self.blocks, make_layer_kinds(self.model), layer_indices
+        inputs = self.blocks, make_layer_type_indices(self.model), layer_indices
         x_BTD, intermediates = jax.lax.scan(apply_remat(layer, remat), x_BTD, inputs)
         return self.norm(x_BTD)[:, self.sink.num_tokens :], intermediates.slice_text(self.sink.num_tokens)
 

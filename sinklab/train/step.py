@@ -126,8 +126,8 @@ def choose_step_backend_for(spec: Spec, hardware: Hardware, platform: str) -> Ba
 
 
 def make_attention_problems(spec: Spec) -> list[AttentionProblem]:
-    """Make the attention problem of each kind of layer."""
-    return [make_attention_problem(kind, spec.data.length) for kind in spec.model.layer_kinds]
+    """Make the attention problem of each type of layer."""
+    return [make_attention_problem(layer_type, spec.data.length) for layer_type in spec.model.layer_types]
 
 
 def make_abstract_inputs(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
