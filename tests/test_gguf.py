@@ -97,7 +97,7 @@ def interleave_rotary_halves(array, heads):
     return array.reshape(heads, 2, len(array) // heads // 2, -1).swapaxes(1, 2).reshape(array.shape)
 
 
-def write_gguf(path, model, family, tokenizer=None, quantization='F32', architecture=None, fields=(), factors=None):
+def write_gguf(path, model, family, tokenizer=None, quantization='F32', architecture=None, fields=(), tensors=()):
     """Write a model of transformers as llama.cpp does; set its weights to the values that the file stores.
 
     Args:
@@ -108,7 +108,7 @@ def write_gguf(path, model, family, tokenizer=None, quantization='F32', architec
         quantization: The type of matrices; vectors are F32.
         architecture: The architecture that the file names; None: the family.
         fields: More metadata, as pairs of a name after the architecture and a value.
-        factors: Factors of rotary frequencies.
+        tensors: More tensors, as pairs of a name and a value.
     """
     config, architecture = model.config, architecture or family
     writer = gguf_library.GGUFWriter(path, architecture)
@@ -130,7 +130,9 @@ def write_gguf(path, model, family, tokenizer=None, quantization='F32', architec
         writer.add_rope_freq_base(config.rope_parameters['full_attention']['rope_theta'])
         writer.add_sliding_window(config.sliding_window)
     for name, value in fields:
-        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32}.get(
+            type(value), writer.add_float32
+        )
         add(f'{architecture}.{name}', value)
     if tokenizer:
         add_tokenizer(writer, json.loads(tokenizer)['model'])
@@ -153,8 +155,8 @@ def write_gguf(path, model, family, tokenizer=None, quantization='F32', architec
                     gguf_library.quantize(weight.numpy().copy(), stored_kind), stored_kind
                 )
                 weight.copy_(torch.from_numpy(rounded.copy()))
-    if factors is not None:
-        writer.add_tensor(gguf.ROPE_FACTORS, np.array(factors, np.float32))
+    for name, value in tensors:
+        writer.add_tensor(name, np.array(value, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -256,11 +258,32 @@ def test_scaling_of_rotary_positions_is_read(tmp_path):
     model = make_model('llama', rope_parameters=SCALED)
     factors = gguf.compute_rope_factors(model.config)
     assert factors.max() == pytest.approx(32)
-    path = write_gguf(tmp_path / 'scaled.gguf', model, 'llama', factors=factors)
+    path = write_gguf(tmp_path / 'scaled.gguf', model, 'llama', tensors=[(gguf.ROPE_FACTORS, factors)])
     np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
     model = make_model('llama', rope_parameters=LINEAR)
-    fields = [('rope.scaling.type', 'linear'), ('rope.scaling.factor', 4.0)]
-    path = write_gguf(tmp_path / 'linear.gguf', model, 'llama', fields=fields)
+    for number, fields in enumerate(
+        [
+            {'rope.scaling.type': 'linear', 'rope.scaling.factor': 4.0, 'rope.scaling.finetuned': True},
+            {'rope.scaling.factor': 4.0},
+            {'rope.scale_linear': 4.0},
+        ]
+    ):
+        path = write_gguf(tmp_path / f'linear{number}.gguf', model, 'llama', fields=fields.items())
+        np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
+    model = make_model('llama')
+    fields = {'rope.scaling.type': 'none', 'rope.scaling.original_context_length': 8}
+    path = write_gguf(tmp_path / 'none.gguf', model, 'llama', fields=fields.items())
+    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
+
+
+def test_linear_scaling_of_gemma3_is_that_of_its_global_layers(tmp_path):
+    rope = dict(
+        full_attention=dict(rope_type='linear', rope_theta=1e6, factor=8.0),
+        sliding_attention=dict(rope_type='default', rope_theta=1e4),
+    )
+    model = make_model('gemma3', rope_parameters=rope)
+    fields = [('rope.scaling.type', 'linear'), ('rope.scaling.factor', 8.0)]
+    path = write_gguf(tmp_path / 'tiny.gguf', model, 'gemma3', fields=fields)
     np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
 
 
@@ -275,7 +298,20 @@ def test_gemma_27b_divides_scores_as_in_llama_cpp(tmp_path):
     ('given', 'words'),
     [
         (dict(fields=[('rope.scaling.type', 'yarn')]), ['yarn', 'hf:PATH']),
-        (dict(factors=np.linspace(1, 8, 8)), [gguf.ROPE_FACTORS]),
+        (dict(fields=[('rope.scaling.type', 'linear')]), ['rope.scaling.factor', 'None']),
+        (dict(fields=[('rope.scaling.factor', 'four')]), ['rope.scaling.factor', "'four'"]),
+        (
+            dict(fields=[('rope.scaling.factor', 4.0), ('rope.scaling.attn_factor', 1.2)]),
+            ['llama.rope.scaling.attn_factor'],
+        ),
+        (dict(tensors=[(gguf.ROPE_FACTORS, np.linspace(1, 8, 8))]), [gguf.ROPE_FACTORS]),
+        (dict(tensors=[(gguf.ROPE_FACTORS, np.ones(3))]), [gguf.ROPE_FACTORS]),
+        (dict(tensors=[(gguf.ROPE_FACTORS, np.ones(8))], fields=[('rope.scale_linear', 4.0)]), [gguf.ROPE_FACTORS]),
+        (
+            dict(tensors=[('rope_factors_long.weight', np.ones(8)), ('rope_factors_short.weight', np.ones(8))]),
+            ['rope_factors_long.weight', 'rope_factors_short.weight', 'hf:PATH'],
+        ),
+        (dict(tensors=[('blk.0.attn_q.bias', np.ones(64))]), ['blk.0.attn_q.bias']),
         (dict(architecture='mystery'), ['mystery', 'llama', 'gemma3']),
     ],
 )
@@ -283,6 +319,13 @@ def test_what_transformers_does_not_read_is_refused(tmp_path, given, words, cach
     path = write_gguf(tmp_path / 'tiny.gguf', make_model('llama'), 'llama', **given)
     check_refused(f'gguf:{path}', words)
     assert list((cache / 'gguf').iterdir()) == []
+
+
+def test_scaling_of_model_without_rotary_positions_is_refused(llama):
+    header = gguf.read_header(llama[0], 'gguf:tiny.gguf')
+    header.fields['llama.rope.scaling.factor'] = 4.0
+    with pytest.raises(UserError, match=r"^gguf:tiny\.gguf .*'llama'"):
+        gguf.add_rope_scaling(transformers.GPT2Config(), header, 'gguf:tiny.gguf')
 
 
 def check_refused(model_ref, words):

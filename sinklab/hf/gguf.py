@@ -11,7 +11,7 @@ import sys
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ LAYERS_OF_GEMMA_27B = {'gemma2': 46, 'gemma3': 62}
 # llama.cpp stores the result of the llama3 scaling, not its parameters. All LLaMA 3 models share these; the factor is
 # the largest entry of the tensor.
 LLAMA3_SCALING = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+LINEAR_FACTORS = ('scaling.factor', 'scale_linear')  # the current and the older name
+# What does not change the rotary positions of models without scaling, or with a linear one.
+UNUSED_SCALING_FIELDS = ('scaling.original_context_length', 'scaling.finetuned')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,7 @@ class GGUFHeader:
     max_tensor_parameters: int  # of the largest tensor
     parameters_by_type: dict[str, int]  # the most frequent type first, such as {'Q4_1': 106168320, 'F32': 35136}
     rope_factors: np.ndarray | None  # the values of ROPE_FACTORS
+    tensor_names: tuple[str, ...]
 
     @property
     def architecture(self) -> str:
@@ -178,6 +182,7 @@ def read_header(path: Path, model_ref: str) -> GGUFHeader:
         max_tensor_parameters=max(int(tensor.n_elements) for tensor in reader.tensors),
         parameters_by_type=dict(parameters_by_type.most_common()),
         rope_factors=np.array(rope_factors[0], np.float32) if rope_factors else None,
+        tensor_names=tuple(tensor.name for tensor in reader.tensors),
     )
 
 
@@ -240,6 +245,11 @@ def save_weights(source_dir: str, header: GGUFHeader, output_dir: Path, model_re
         ) from error
     if missing := sorted(map(str, [*loading_info['missing_keys'], *loading_info['mismatched_keys']])):
         raise UserError(f'{model_ref} is incomplete: {len(missing)} of its arrays are missing ({missing[0]}, ...)')
+    if unused := find_unused_tensors(model, header, loading_info['unexpected_keys']):
+        raise UserError(
+            f'{model_ref} has tensors that transformers {transformers.__version__} does not use '
+            f'({", ".join(unused)}); give its safetensors folder as hf:PATH'
+        )
     if hasattr(model.config, 'quantization_config'):
         del model.config.quantization_config
     model.save_pretrained(output_dir)
@@ -262,31 +272,77 @@ def make_architecture_error(header: GGUFHeader, model_ref: str, error: Exception
     )
 
 
+def find_unused_tensors(model: Any, header: GGUFHeader, unexpected_keys: Iterable[str]) -> list[str]:
+    """List the tensors of a file that transformers has not put into the model.
+
+    Args:
+        model: The loaded model.
+        header: The header of the file.
+        unexpected_keys: What the loader reports. For most architectures, transformers drops tensors that it has no
+            names for before that.
+    """
+    from transformers.integrations.gguf import is_gguf_arch_supported
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    unused = set(unexpected_keys)
+    if not is_gguf_arch_supported(header.architecture):
+        processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config={})
+        used = get_gguf_hf_weights_map(model, processor)  # experts are listed without `.weight`
+        unused |= {name for name in header.tensor_names if not {name, name.removesuffix('.weight')} & used.keys()}
+    return sorted(unused - {ROPE_FACTORS})  # of which add_rope_scaling takes care
+
+
 def add_rope_scaling(config: Any, header: GGUFHeader, model_ref: str) -> None:
     """Add the scaling of rotary positions to a config; transformers does not read it from GGUF files.
 
     Raises:
-        UserError: The file has a scaling that is not linear and not that of LLaMA 3.
+        UserError: The file has a scaling that is not linear and not that of LLaMA 3, or an incomplete one.
     """
-    scaling_type = header.fields.get(f'{header.architecture}.rope.scaling.type', 'none')
-    if header.architecture == 'gpt-oss':  # the only architecture whose scaling transformers reads
+    if not (scaling := parse_rope_scaling(header, model_ref)):
         return
-    rope = getattr(config, 'rope_parameters', None) or {}
-    rope = rope.get('full_attention', rope)  # of Gemma 3, whose other layers are not scaled
-    if header.rope_factors is not None:
-        factor = float(header.rope_factors.max())
-        rope |= dict(rope_type='llama3', factor=factor, **LLAMA3_SCALING)
-        if not np.allclose(compute_rope_factors(config), header.rope_factors, rtol=1e-3):
+    if not (rope := getattr(config, 'rope_parameters', None)):
+        raise UserError(
+            f'{model_ref} scales rotary positions, and its architecture {header.architecture!r} has none in '
+            'transformers; give its safetensors folder as hf:PATH'
+        )
+    if 'full_attention' in rope:  # of Gemma 3, whose other layers are not scaled
+        config.rope_parameters = rope | dict(full_attention=rope['full_attention'] | scaling)
+    else:
+        config.rope_parameters = rope | scaling
+    if (found := header.rope_factors) is not None:
+        expected = compute_rope_factors(config) if 'rope_theta' in rope else np.zeros(0)
+        if expected.shape != found.shape or not np.allclose(expected, found, rtol=1e-3):
             raise UserError(
                 f'{model_ref} scales rotary positions by {ROPE_FACTORS}, and not as LLaMA 3 does; give another model'
             )
-    elif scaling_type == 'linear':
-        rope |= dict(rope_type='linear', factor=float(header.fields[f'{header.architecture}.rope.scaling.factor']))
-    elif scaling_type != 'none':
+
+
+def parse_rope_scaling(header: GGUFHeader, model_ref: str) -> dict[str, Any]:
+    """Parse the scaling of rotary positions; empty if there is none. As in llama.cpp, the default type is linear."""
+    prefix = f'{header.architecture}.rope.'
+    fields = {
+        name.removeprefix(prefix): value for name, value in header.fields.items() if name.startswith(f'{prefix}scal')
+    }
+    factor = next((fields[name] for name in LINEAR_FACTORS if name in fields), None)
+    scaling_type = fields.pop('scaling.type', 'none' if factor is None else 'linear')
+    allowed_types = ('none', 'linear') if header.rope_factors is None else ('none',)
+    unknown = sorted(fields.keys() - {*LINEAR_FACTORS, *UNUSED_SCALING_FIELDS})
+    if scaling_type not in allowed_types or unknown:
+        names = [prefix + name for name in unknown] + [ROPE_FACTORS] * (header.rope_factors is not None)
         raise UserError(
-            f'{model_ref} scales rotary positions by {scaling_type!r}, which transformers does not read from GGUF '
-            'files; give its safetensors folder as hf:PATH'
+            f'{model_ref} scales rotary positions by {" and ".join([repr(scaling_type), *names])}, which '
+            'transformers does not read from GGUF files; give its safetensors folder as hf:PATH'
         )
+    if header.rope_factors is not None:
+        return dict(rope_type='llama3', factor=float(header.rope_factors.max()), **LLAMA3_SCALING)
+    if scaling_type == 'none':
+        return {}
+    if not isinstance(factor, int | float) or factor <= 0:
+        raise UserError(
+            f'{model_ref}: {prefix}scaling.factor is {factor!r}, and the linear scaling of rotary positions needs a '
+            'number above 0; give another file'
+        )
+    return dict(rope_type='linear', factor=float(factor))
 
 
 def compute_rope_factors(config: Any) -> np.ndarray:
