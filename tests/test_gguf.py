@@ -20,7 +20,7 @@ from sinklab.cli.main import main
 from sinklab.data import tokenizer as tokens
 from sinklab.data.sources import read_texts
 from sinklab.errors import UserError
-from sinklab.hf import convert, gguf
+from sinklab.hf import convert, files, gguf
 from sinklab.install_commands import format_extra_command
 from sinklab.parallel import device_mesh
 from sinklab.run_dir import RunDir, read_spec
@@ -254,6 +254,41 @@ def test_conversion_is_cached_until_file_changes(llama, capsys):
     assert gguf.convert_gguf(f'gguf:{path}') != folder
 
 
+def test_other_version_of_a_converter_is_another_conversion(llama, monkeypatch):
+    def identify(**versions):
+        monkeypatch.setattr(gguf, 'find_version', lambda library: versions.get(library, '1'))
+        return gguf.compute_identity(llama[0]), hf.get_import_dir(f'gguf:{llama[0]}').path.name
+
+    found = [identify(), identify(transformers='2'), identify(gguf='2'), identify(gguf=None)]
+    assert len({name for name, _ in found}) == len({name for _, name in found}) == 4
+    assert identify() == found[0]
+
+
+def test_incomplete_conversion_is_replaced(llama, cache):
+    path, model = llama
+    folder = gguf.convert_gguf(f'gguf:{path}')
+    (folder / gguf.ORIGIN_FILE).unlink()
+    (folder / 'model.safetensors').write_bytes(b'')
+    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
+    assert list((cache / 'gguf').iterdir()) == [folder]
+
+
+def test_folder_of_cache_is_kept_if_complete_and_replaced_otherwise(tmp_path, monkeypatch):
+    def move(name, is_complete):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'new').touch()
+        files.move_into_cache(tmp_path / name, tmp_path / 'final', is_complete)
+        return sorted(path.name for path in (tmp_path / 'final').iterdir())
+
+    assert move('first', lambda: False) == ['new']
+    (tmp_path / 'final' / 'new').rename(tmp_path / 'final' / 'old')
+    assert move('second', lambda: True) == ['old']
+    assert move('third', lambda: False) == ['new']
+    monkeypatch.setattr(shutil, 'rmtree', lambda path, ignore_errors: None)
+    with pytest.raises(UserError, match=f'{tmp_path}/final .*delete it'):
+        move('fourth', lambda: False)
+
+
 def test_scaling_of_rotary_positions_is_read(tmp_path):
     model = make_model('llama', rope_parameters=SCALED)
     factors = gguf.compute_rope_factors(model.config)
@@ -380,6 +415,12 @@ def test_model_that_exceeds_memory_or_disk_is_refused(llama, cache, monkeypatch,
         patch.setattr(shutil, 'disk_usage', lambda folder: shutil._ntuple_diskusage(100, 99, 1))
         check_refused(f'gguf:{path}', ['SINKLAB_CACHE', str(cache)])
     folder = gguf.convert_gguf(f'gguf:{path}')
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, 'disk_usage', lambda folder: shutil._ntuple_diskusage(100, 99, 1))
+        capsys.readouterr()
+        line = get_error_line(capsys, 'sample', f'gguf:{path}', '--prompt=a')
+        assert 'SINKLAB_CACHE' in line
+        assert f'{cache}/imports' in line
     monkeypatch.setattr(device_mesh, 'get_available_memory_bytes', lambda: 4 * num_parameters - 1)
     capsys.readouterr()
     for name in f'hf:{folder}', f'gguf:{path}':

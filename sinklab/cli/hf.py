@@ -1,7 +1,6 @@
 """Import and export of models of the LLaMA family: folders of Hugging Face transformers, and GGUF files."""
 
 import argparse
-import contextlib
 import shutil
 import sys
 import uuid
@@ -10,7 +9,7 @@ from pathlib import Path
 from sinklab.errors import UserError, format_error
 from sinklab.escape import escape_control, quote_shell
 from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX, RunDir, read_spec
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.paths import (
     check_path_readable_by_orbax,
@@ -91,7 +90,7 @@ def find_importable_dir(model_ref: str) -> Path:
     config_path = source / files.CONFIG_FILE
     hf_config = files.read_json_object(config_path)
     try:
-        convert.parse_hf_config(hf_config, model_ref if is_gguf else str(config_path))
+        convert.check_model_type(hf_config.get('model_type'), model_ref if is_gguf else str(config_path))
     except UserError as error:
         raise UserError(
             f'{error}; sinklab measure, sinklab evaluate and sinklab.open take {model_ref} without an import'
@@ -170,17 +169,20 @@ def resolve_from_flag(model_ref: str, child_dir: RunDir) -> str:
 
 def get_cached_import(model_ref: str) -> RunDir:
     """Return the imported run of hf:PATH_OR_ID or gguf:PATH in the cache; import it if it is not there."""
+    from sinklab.hf import files
+
     run_dir = get_import_dir(model_ref)
     if not run_dir.has_run():
-        source = find_importable_dir(model_ref)
-        print(f'importing {model_ref} into {run_dir}', file=sys.stderr, flush=True)
-        temp_path = run_dir.path.with_name(f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
-        try:
-            write_imported_run(model_ref, source, RunDir(temp_path), run_dir.path)
-            with contextlib.suppress(OSError):  # another process has imported it in the meantime
-                temp_path.rename(run_dir.path)
-        finally:
-            shutil.rmtree(temp_path, ignore_errors=True)
+        source, root = find_importable_dir(model_ref), get_imports_root()
+        temp_path = root / f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}'
+        with writable_folder(root):
+            files.check_disk_space(root, 4 * files.count_parameters(source), model_ref)
+            print(f'importing {model_ref} into {run_dir}', file=sys.stderr, flush=True)
+            try:
+                write_imported_run(model_ref, source, RunDir(temp_path), run_dir.path)
+                files.move_into_cache(temp_path, run_dir.path, run_dir.has_run)
+            finally:
+                shutil.rmtree(temp_path, ignore_errors=True)
     return run_dir
 
 

@@ -333,12 +333,7 @@ DEFAULT_LENGTH = 2048  # of training windows, if the model takes that many token
 def parse_hf_config(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Parse a config.json into config fields by their dotted names: those of the model, and `data.length`."""
     model_type = hf_config.get('model_type')
-    if model_type in REFUSED_MODEL_TYPES:
-        raise UserError(f'{name}: model_type {model_type!r} is not supported: {REFUSED_MODEL_TYPES[model_type]}')
-    if model_type not in MODEL_TYPES:
-        raise UserError(
-            f'{name}: {format_unknown_name(f"model_type {model_type!r}", str(model_type), MODEL_TYPES, "read here")}'
-        )
+    check_model_type(model_type, name)
     config = TRANSFORMERS_DEFAULTS | MODEL_TYPES[model_type].defaults | hf_config
     if problem := next(find_problems(config), None):
         raise UserError(f'{name}: {problem}')
@@ -357,6 +352,16 @@ def parse_hf_config(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
         'model.tied': config['tie_word_embeddings'],
         'data.length': min(max_length, length),
     }
+
+
+def check_model_type(model_type: Any, name: str) -> None:
+    """Refuse the family of a config.json if our own model cannot represent it."""
+    if model_type in REFUSED_MODEL_TYPES:
+        raise UserError(f'{name}: model_type {model_type!r} is not supported: {REFUSED_MODEL_TYPES[model_type]}')
+    if model_type not in MODEL_TYPES:
+        raise UserError(
+            f'{name}: {format_unknown_name(f"model_type {model_type!r}", str(model_type), MODEL_TYPES, "read here")}'
+        )
 
 
 def find_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -74,6 +75,39 @@ def check_memory(num_bytes: int, num_parameters: int, model_ref: str, dtype: str
             f'{model_ref} needs {num_bytes / 1e9:.1f} GB of memory for {num_parameters:,} parameters in {dtype}, and '
             f'{available / 1e9:.1f} GB are available; close other programs, or give a smaller model'
         )
+
+
+def check_disk_space(root: Path, num_bytes: int, model_ref: str) -> None:
+    """Refuse to write float32 weights of `num_bytes` into the cache if the disk has less space."""
+    free = shutil.disk_usage(root).free
+    if num_bytes > free:
+        raise UserError(
+            f'{model_ref} needs {num_bytes / 1e9:.1f} GB for its weights in float32, and {root} has {free / 1e9:.1f} '
+            'GB free; make room, or set SINKLAB_CACHE to a folder on another disk'
+        )
+
+
+def move_into_cache(temp_dir: Path, final_dir: Path, is_complete: Callable[[], bool]) -> None:
+    """Rename a folder to its place in the cache, unless another process has put a complete one there.
+
+    An incomplete one, such as of an interrupted deletion, is replaced.
+
+    Raises:
+        UserError: The incomplete one cannot be replaced.
+    """
+    try:
+        temp_dir.rename(final_dir)
+    except OSError:
+        if is_complete():
+            return
+        shutil.rmtree(final_dir, ignore_errors=True)
+        try:
+            temp_dir.rename(final_dir)
+        except OSError as error:
+            if not is_complete():
+                raise UserError(
+                    f'{final_dir} is incomplete and cannot be replaced ({error.strerror}); delete it'
+                ) from error
 
 
 def read_json_object(path: Path) -> dict:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import importlib.metadata
 import io
 import json
 import re
@@ -89,15 +90,14 @@ def convert_gguf(model_ref: str) -> Path:
         return model_dir
     header = read_header(path, model_ref)
     with writable_folder(root):
-        check_disk_space(root, header, model_ref)
+        files.check_disk_space(root, 4 * header.num_parameters, model_ref)
         files.check_memory(header.memory_bytes, header.num_parameters, model_ref)
         print(f'converting {model_ref} into {model_dir}', file=sys.stderr, flush=True)
         temp_dir = root / f'{uuid.uuid4().hex}{TEMPORARY_SUFFIX}'
         try:
             temp_dir.mkdir()
             write_model(path, header, temp_dir, model_ref)
-            with contextlib.suppress(OSError):  # another process has converted it in the meantime
-                temp_dir.rename(model_dir)
+            files.move_into_cache(temp_dir, model_dir, (model_dir / ORIGIN_FILE).exists)
         finally:
             shutil.rmtree(temp_dir, ignore_errors=True)
     return model_dir
@@ -132,10 +132,21 @@ def make_split_error(model_ref: str, parts: int) -> UserError:
 
 
 def compute_identity(path: Path) -> str:
-    """Compute a digest of the path, size and modification time of a GGUF file, and of CONVERSION_VERSION."""
+    """Compute a digest of a GGUF file's path, size and modification time, and of what converts it.
+
+    That is CONVERSION_VERSION and the versions of transformers and gguf.
+    """
     stat = path.stat()
-    identity = str(path.resolve()), stat.st_size, stat.st_mtime_ns, CONVERSION_VERSION
+    versions = [find_version(library) for library in ('transformers', 'gguf')]
+    identity = str(path.resolve()), stat.st_size, stat.st_mtime_ns, CONVERSION_VERSION, *versions
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+
+
+def find_version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def read_header(path: Path, model_ref: str) -> GGUFHeader:
@@ -184,15 +195,6 @@ def read_header(path: Path, model_ref: str) -> GGUFHeader:
         rope_factors=np.array(rope_factors[0], np.float32) if rope_factors else None,
         tensor_names=tuple(tensor.name for tensor in reader.tensors),
     )
-
-
-def check_disk_space(root: Path, header: GGUFHeader, model_ref: str) -> None:
-    needed, free = 4 * header.num_parameters, shutil.disk_usage(root).free
-    if needed > free:
-        raise UserError(
-            f'{model_ref} needs {needed / 1e9:.1f} GB for its weights in float32, and {root} has {free / 1e9:.1f} GB '
-            'free; make room, or set SINKLAB_CACHE to a folder on another disk'
-        )
 
 
 def write_model(path: Path, header: GGUFHeader, output_dir: Path, model_ref: str) -> None:
