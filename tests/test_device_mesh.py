@@ -1,6 +1,7 @@
 """Meshes of simulated devices: axis sizes, crossed boundaries and rejected layouts."""
 
 import dataclasses
+import functools
 import os
 
 import jax
@@ -167,6 +168,46 @@ def test_read_cgroup_limits_returns_memory_limits(tmp_path, groups, files, limit
         (tmp_path / 'mounted' / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / 'mounted' / name).write_text(text)
     assert [*device_mesh.read_cgroup_limits(tmp_path / 'cgroup', tmp_path / 'mounted')] == limits
+
+
+@pytest.mark.parametrize(
+    ('groups', 'files', 'available'),
+    [
+        (
+            '0::/a/b\n',
+            {
+                **{'a/b/memory.max': 'max', 'a/b/memory.current': '700'},
+                **{'a/memory.max': '1000', 'a/memory.current': '800'},
+                'a/memory.stat': 'anon 500\ninactive_file 200\nactive_file 100\n',
+            },
+            400,
+        ),
+        ('0::/\n', {'memory.max': '1000', 'memory.current': '800'}, 1000),
+        ('0::/\n', {'memory.max': '1000', 'memory.current': '1100', 'memory.stat': 'anon 5\n'}, 0),
+        (
+            '3:cpu,memory:/a\n',
+            {
+                **{'memory/a/memory.limit_in_bytes': '1000', 'memory/a/memory.usage_in_bytes': '800'},
+                'memory/a/memory.stat': 'inactive_file 1\ntotal_inactive_file 200\n',
+            },
+            400,
+        ),
+        (None, {}, None),
+    ],
+    ids=['of a parent', 'without statistics', 'above the limit', 'version 1', 'no Linux'],
+)
+def test_available_memory_is_what_limit_of_cgroup_leaves(tmp_path, monkeypatch, groups, files, available):
+    if groups is not None:
+        (tmp_path / 'cgroup').write_text(groups)
+    for name, text in files.items():
+        (tmp_path / 'mounted' / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'mounted' / name).write_text(text)
+    read = functools.partial(device_mesh.read_cgroup_limits, tmp_path / 'cgroup', tmp_path / 'mounted')
+    monkeypatch.setattr(device_mesh, 'read_cgroup_limits', read)
+    if available is None:
+        assert 0 < device_mesh.get_available_memory_bytes() < HOST_MEMORY_BYTES
+    else:
+        assert device_mesh.get_available_memory_bytes() == available
 
 
 def test_mesh_error_reports_different_device_counts_of_processes(monkeypatch):

@@ -75,35 +75,54 @@ def get_host_memory_bytes() -> int:
 
 
 def get_available_memory_bytes() -> int:
-    """Return the memory in bytes that processes can still take: the host's available memory or a cgroup's limit."""
+    """Return the memory in bytes that processes can still take: the host's or, if less, their cgroup's."""
+    amounts = [get_host_memory_bytes(), *read_cgroup_limits(minus_usage=True)]
     with contextlib.suppress(OSError):
         if match := re.search(r'^MemAvailable: +(\d+) kB$', Path('/proc/meminfo').read_text(), re.MULTILINE):
-            return min(int(match[1]) * 1024, get_host_memory_bytes())
-    return get_host_memory_bytes()
+            amounts.append(int(match[1]) * 1024)
+    return min(amounts)
 
 
 def read_cgroup_limits(
-    cgroup_file: Path = Path('/proc/self/cgroup'), cgroup_root: Path = Path('/sys/fs/cgroup')
+    cgroup_file: Path = Path('/proc/self/cgroup'),
+    cgroup_root: Path = Path('/sys/fs/cgroup'),
+    minus_usage: bool = False,
 ) -> Iterator[int]:
     """Yield the memory limits, in bytes, of this process's cgroup and its parents (versions 1 and 2).
 
     In a container the cgroup path may be the host's, which is not mounted; the mounted root then has the limit.
+
+    Args:
+        cgroup_file: The file that names the cgroups of this process.
+        cgroup_root: The folder where cgroups are mounted.
+        minus_usage: Yield what the limits leave. Cached files that are not in use do not count as used.
     """
     with contextlib.suppress(OSError):
         for line in cgroup_file.read_text().splitlines():
             _, controllers, path = line.split(':', 2)
             if 'memory' in controllers.split(','):
-                root, name = cgroup_root / 'memory', 'memory.limit_in_bytes'
+                root, names = cgroup_root / 'memory', ('limit_in_bytes', 'usage_in_bytes', 'total_inactive_file')
             elif not controllers:
-                root, name = cgroup_root, 'memory.max'
+                root, names = cgroup_root, ('max', 'current', 'inactive_file')
             else:
                 continue
             folder = root / path.lstrip('/')
             for parent in (folder, *folder.parents):
                 with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
-                    yield int((parent / name).read_text())
+                    limit = int((parent / f'memory.{names[0]}').read_text())
+                    yield max(limit - read_cgroup_usage(parent, *names[1:]), 0) if minus_usage else limit
                 if parent == root:
                     break
+
+
+def read_cgroup_usage(folder: Path, usage_name: str, cache_name: str) -> int:
+    """Return the memory in bytes that a cgroup uses, without cached files that can be dropped; 0 if unknown."""
+    try:
+        usage = int((folder / f'memory.{usage_name}').read_text())
+        cached = re.search(rf'^{cache_name} (\d+)$', (folder / 'memory.stat').read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        return 0
+    return usage - int(cached[1]) if cached else usage
 
 
 def group_by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
