@@ -14,8 +14,9 @@ EVALUATE = ['lm-eval>=0.4.12,<0.5']
 GCS = ['gcsfs>=2026.9,<2027']
 S3 = ['s3fs>=2026.9,<2027']
 # transformers reads GGUF files with gguf, and needs accelerate for that. Before 5.20 it has no GgufConfig.
-HF = ['transformers>=5.20,<6', 'safetensors>=0.8', 'huggingface_hub>=1.0', 'threadpoolctl>=3.5,<4', 'gguf>=0.17,<1']
-HF += ['accelerate>=1.1,<2', 'torch>=2.6']
+HF_WITHOUT_TORCH = ['transformers>=5.20,<6', 'safetensors>=0.8', 'huggingface_hub>=1.0', 'threadpoolctl>=3.5,<4']
+HF_WITHOUT_TORCH += ['gguf>=0.17,<1']
+TORCH = ['accelerate>=1.1,<2', 'torch>=2.6']
 # mkdocs 2 has neither plugins nor this theme; ruff formats the signatures of the API pages.
 DOCS = ['mkdocs>=1.6,<2', 'mkdocs-material>=9.6,<10', 'mkdocstrings[python]>=1.0,<2', 'ruff>=0.12']
 
@@ -65,7 +66,7 @@ setup(
     extras_require={
         'report': REPORT,
         'notebook': ['pandas>=2.2', 'matplotlib>=3.8'],
-        'hf': HF,
+        'hf': [*HF_WITHOUT_TORCH, *TORCH],
         'tensorboard': TENSORBOARD,
         'wandb': WANDB,
         'data': DATA,
@@ -79,7 +80,7 @@ setup(
             *REPORT,
             *TENSORBOARD,
             *WANDB,
-            *HF[:-2],  # torch, and accelerate, which requires it, come by themselves: see the Makefile
+            *HF_WITHOUT_TORCH,  # torch, and accelerate, which requires it, come by themselves: see the Makefile
             'pandas>=2.2',
             *DATA,
             *EVALUATE,
