@@ -16,7 +16,7 @@ from sinklab.data.prepare import open_corpus as open_stored_corpus
 from sinklab.data.windows import add_training_tokens
 from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss
-from sinklab.run_dir import RunDir
+from sinklab.run_dir import RunDir, read_spec
 
 TEXT = 'abc dab nop lmk ab efgh ponm a kl'  # letters of the test corpus
 BEGIN = 1  # the fixed token and BOS
@@ -62,6 +62,7 @@ def test_stream_perplexity_of_each_cache_matches_reference(finished_run, corpus,
         assert row['loss'] == pytest.approx(np.log(expected), rel=1e-4)
         assert row['predicted'] == len(ids) - 1
         assert row['tokens_per_second'] > 0
+        assert row['dtype'] == make_spec(corpus).model.dtype
 
 
 @pytest.mark.slow
@@ -72,6 +73,7 @@ def test_stream_table_has_default_caches_and_published_values(finished_run, tmp_
     assert code == 0
     heading, columns, *lines = out.splitlines()
     assert heading.startswith(f'{run_path}@8, ')
+    assert heading.endswith(read_spec(RunDir(run_path)).model.dtype)
     assert columns.split() == ['cache', 'perplexity', 'published', 'tokens/s']
     cells = [line.split() for line in lines]
     assert [(row[0], row[2]) for row in cells] == [('0+8', '-'), ('1+7', '18.49'), ('2+6', '-'), ('4+4', '-')]

@@ -530,15 +530,17 @@ def test_stream_and_sample_of_open_model_equal_those_of_imported_run(llama, toke
             assert main([verb, name, *options]) == 0
             out, err = capsys.readouterr()
             assert ('GGUF (F32)' in err) == (kind == 'gguf')
+            assert ('bfloat16' in err) == (verb == 'sample' and name == model_ref)
             outputs.append(out)
         if verb == 'stream':
             rows = [[row | dict(tokens_per_second=None) for row in json.loads(out)] for out in outputs]
             assert rows[0] == rows[1]
-            assert rows[0][0]['published'] is None
+            assert (rows[0][0]['published'], rows[0][0]['dtype']) == (None, 'bfloat16')
         else:
             assert outputs[0] == outputs[1]
     assert main(['stream', model_ref, f'--text={tmp_path}/book.txt', '--cache=4+4']) == 0
     out, err = capsys.readouterr()
+    assert 'bfloat16' in out
     assert f'{model_ref}, ' in out  # not the folder in the cache
     assert 'importing' not in err
 
@@ -594,10 +596,12 @@ def test_evaluate_reads_gguf_file(llama, tmp_path, capsys, monkeypatch):
     arguments = ['evaluate', f'gguf:{path}', '--tasks=mine_choice', f'--include={tasks}']
     assert main([*arguments, '--json']) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result['model'] == f'gguf:{path}'
+    assert (result['model'], result['dtype']) == (f'gguf:{path}', 'float32')
     assert 0 <= result['tasks']['mine_choice']['numbers']['acc,none'] <= 1
     assert main(arguments) == 0
-    assert 'GGUF (F32)' in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert 'GGUF (F32)' in out
+    assert 'float32' in out
 
 
 # Two published models, which `make models` downloads.

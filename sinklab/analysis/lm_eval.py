@@ -359,15 +359,16 @@ def evaluate_tasks(
             log_samples=False,
             bootstrap_iters=BOOTSTRAP_ITERATIONS,
         )
-    header = describe_checkpoint(lm) if isinstance(lm, SinklabLM) else describe_open_model(model_ref)
+    header = describe_checkpoint(lm) if isinstance(lm, SinklabLM) else describe_open_model(model_ref, lm)
     summaries = {name: summarize_task(name, results) for name in {**results['results'], **results.get('groups', {})}}
     return dict(**header, lm_eval=version('lm_eval'), limit=limit, tasks=summaries)
 
 
-def describe_open_model(model_ref: str) -> dict[str, Any]:
+def describe_open_model(model_ref: str, lm: Any) -> dict[str, Any]:
+    header = dict(model=model_ref, dtype=str(lm.model.dtype).removeprefix('torch.'))
     if not model_ref.startswith(GGUF_PREFIX):
-        return dict(model=model_ref)
-    return dict(model=model_ref, remarks=gguf.read_remarks(gguf.convert_gguf(model_ref)))
+        return header
+    return header | dict(remarks=gguf.read_remarks(gguf.convert_gguf(model_ref)))
 
 
 def describe_checkpoint(lm: SinklabLM) -> dict[str, Any]:

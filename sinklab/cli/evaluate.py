@@ -86,7 +86,9 @@ def print_results(results: dict) -> None:
             )
     headings = 'task', 'metric', 'value', 'standard error', 'texts', 'few-shot'
     terminal.print_table(terminal.make_console(width=200), headings, rows, wrap_columns=['metric'])
-    print(', '.join([escape_control(results['model']), *format_run_metrics(results.get('measured', {}))]))
+    dtype_text = [f'computed in {results["dtype"]}'] if 'dtype' in results else []
+    run_metrics = format_run_metrics(results.get('measured', {}))
+    print(', '.join([escape_control(results['model']), *dtype_text, *run_metrics]))
     for remark in results.get('remarks', ()):
         print(escape_control(f'{results["model"]}: {remark}'))
 

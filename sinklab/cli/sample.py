@@ -9,11 +9,14 @@ example:
 """
 
 import argparse
+import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from sinklab.cli import checkpoint_flags
 from sinklab.errors import UserError
+from sinklab.escape import escape_control
+from sinklab.run_dir import MODEL_PREFIXES
 from sinklab.schema import (
     NonNegativeFloat,
     PositiveInt,
@@ -68,6 +71,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     cache = checkpoint_flags.parse_cache(
         get_default_cache(checkpoint.spec.data.length) if args.cache is None else args.cache, checkpoint.spec
     )
+    if args.run.startswith(MODEL_PREFIXES):
+        print(escape_control(f'{checkpoint}: computed in {checkpoint.spec.model.dtype}'), file=sys.stderr)
     tokenizer = checkpoint.load_tokenizer(args.tokenizer)
     ids_T = checkpoint.encode_text(check_prompt(args.prompt), '--prompt', args.bare, tokenizer)
     generated_ids = generate.sample_tokens(

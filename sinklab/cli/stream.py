@@ -46,15 +46,15 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         checkpoint.run_dir.read_json('row').get('published', {}),
         [],
     )
+    dtype = checkpoint.spec.model.dtype
     for cache in caches:
         result = measure_perplexity(checkpoint.spec, cache, params, ids_T)
         row = dict(cache=str(cache), perplexity=result.perplexity, loss=result.loss, predicted=result.num_predicted)
-        row |= dict(published=published.get(f'perplexity/{cache}'))
+        row |= dict(published=published.get(f'perplexity/{cache}'), dtype=dtype)
         rows.append(row | dict(tokens_per_second=(len(ids_T) - 1) / result.seconds))
         if not args.json:
-            print_row(
-                rows[-1], f'{checkpoint}, {result.num_predicted:,} tokens of {args.text}' if len(rows) == 1 else None
-            )
+            heading = f'{checkpoint}, {result.num_predicted:,} tokens of {args.text}, computed in {dtype}'
+            print_row(rows[-1], heading if len(rows) == 1 else None)
     if args.json:
         print(json.dumps([replace_nonfinite(row) for row in rows], indent=2, allow_nan=False))
     return 0
