@@ -375,18 +375,18 @@ def test_truncated_file_is_refused(llama, share, capsys):
     path, _ = llama
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    check_refused(f'gguf:{path}', ['damaged'])
-    assert 'damaged' in get_error_line(capsys, 'measure', f'gguf:{path}')
+    check_refused(f'gguf:{path}', [])
+    assert f'gguf:{path}' in get_error_line(capsys, 'measure', f'gguf:{path}')
 
 
 def test_file_that_is_no_model_is_refused(tmp_path, llama, monkeypatch):
     path, _ = llama
-    check_refused(f'gguf:{tmp_path}/none.gguf', ['does not exist'])
+    check_refused(f'gguf:{tmp_path}/none.gguf', ['gguf:PATH'])
     check_refused(f'gguf:{tmp_path}', [f'gguf:{path}'])
     (tmp_path / 'other.gguf').write_bytes(b'PK\3\4' + bytes(100))
     check_refused(f'gguf:{tmp_path}/other.gguf', ['PK'])
     part = shutil.copy(path, tmp_path / 'big-00002-of-00003.gguf')
-    check_refused(f'gguf:{part}', ['3 parts'])
+    check_refused(f'gguf:{part}', ['3', 'llama-gguf-split'])
 
     def refuse(data, kind):
         raise NotImplementedError('no such type')
@@ -401,7 +401,7 @@ def test_file_without_architecture_or_tensors_is_refused(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    check_refused(f'gguf:{tmp_path}/empty.gguf', ['no tensors'])
+    check_refused(f'gguf:{tmp_path}/empty.gguf', ['general.architecture'])
 
 
 def test_model_that_exceeds_memory_or_disk_is_refused(llama, cache, monkeypatch, capsys):
@@ -468,7 +468,7 @@ def test_opened_gguf_file_gives_attention_of_transformers(llama):
 def test_file_without_tokenizer_is_measured_on_random_tokens_alone(tmp_path, capsys):
     path = write_gguf(tmp_path / 'bare.gguf', make_model('gemma3'), 'gemma3')
     assert main(['measure', f'gguf:{path}', '--inputs=random', '--sequences=2', '--length=16']) == 0
-    assert 'no tokenizer' in capsys.readouterr().out
+    assert 'tokenizer' in capsys.readouterr().out
     assert '--inputs=random' in get_error_line(capsys, 'measure', f'gguf:{path}', '--sequences=2', '--length=16')
 
 

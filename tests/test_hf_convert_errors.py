@@ -109,24 +109,33 @@ def first(folder, pattern='*.safetensors'):
 
 
 DAMAGES = {
-    'no folder': (lambda folder: shutil.rmtree(folder), 'is not a folder; give hf:PATH'),
-    'no config': (lambda folder: (folder / 'config.json').unlink(), 'config.json is missing'),
-    'half a config': (lambda folder: (folder / 'config.json').write_text('{"model_'), 'cannot be read'),
-    'a config of nothing': (lambda folder: (folder / 'config.json').write_text('[]'), 'contains no fields'),
-    'no tokenizer': (lambda folder: (folder / 'tokenizer.json').unlink(), 'tokenizer.json is missing; write'),
-    'a tokenizer that is none': (lambda folder: (folder / 'tokenizer.json').write_text('{}'), 'is not a tokenizer'),
-    'a file too few': (lambda folder: first(folder).unlink(), 'which is missing'),
-    'half a file': (lambda folder: first(folder).write_bytes(first(folder).read_bytes()[:5000]), 'cannot be read'),
-    'an empty file': (lambda folder: first(folder).write_bytes(b''), 'cannot be read'),
+    'no folder': (lambda folder: shutil.rmtree(folder), ['hf:PATH', 'hf:ORG/NAME']),
+    'no config': (lambda folder: (folder / 'config.json').unlink(), ['config.json']),
+    'half a config': (lambda folder: (folder / 'config.json').write_text('{"model_'), ['config.json', '(char 1)']),
+    'a config of nothing': (lambda folder: (folder / 'config.json').write_text('[]'), ['config.json']),
+    'no tokenizer': (lambda folder: (folder / 'tokenizer.json').unlink(), ['tokenizer.json', 'AutoTokenizer']),
+    'a tokenizer that is none': (lambda folder: (folder / 'tokenizer.json').write_text('{}'), ['tokenizer.json']),
+    'a file too few': (
+        lambda folder: first(folder).unlink(),
+        ['index.json', 'model-00001-of'],
+    ),
+    'half a file': (
+        lambda folder: first(folder).write_bytes(first(folder).read_bytes()[:5000]),
+        ['model-00001-of'],
+    ),
+    'an empty file': (lambda folder: first(folder).write_bytes(b''), ['model-00001-of']),
     'half of the arrays': (
         lambda folder: first(folder).rename(folder / files.MODEL_FILE),
-        'more arrays: it is incomplete',
+        ['model.layers.0.mlp.up_proj.weight', '5'],
     ),
     'an index of elsewhere': (
         lambda folder: changed(folder, files.INDEX_FILE, weight_map={'a': '../theirs/model.safetensors'}),
-        "'../theirs/model.safetensors', which is not a relative path",
+        ['model.safetensors.index.json', "'../theirs/model.safetensors'"],
     ),
-    'an index of nothing': (lambda folder: changed(folder, files.INDEX_FILE, weight_map=3), 'has no weight_map'),
+    'an index of nothing': (
+        lambda folder: changed(folder, files.INDEX_FILE, weight_map=3),
+        ['weight_map'],
+    ),
 }
 
 
@@ -134,7 +143,8 @@ DAMAGES = {
 def test_import_rejects_damaged_folder(name, folder, capsys):
     damage, words = DAMAGES[name]
     damage(folder)
-    assert words in brought(folder, capsys)
+    err = brought(folder, capsys)
+    assert all(word in err for word in words), err
 
 
 @pytest.mark.parametrize('name', ['pytorch_model.bin', 'model.pt', 'consolidated.00.pth'])
@@ -150,20 +160,21 @@ def test_import_rejects_unsafe_weight_file(name, folder, capsys):
 @pytest.mark.parametrize(
     ('changes', 'words'),
     [
-        (dict(vocab_size=200), 'and the vocab_size of'),
-        (dict(eos_token_id=None), 'has no eos_token_id'),
-        (dict(eos_token_id=7), 'the end of documents must be a special token'),
-        (dict(hidden_size=32), 'embed_tokens.weight has the shape (300, 16), but its config.json needs (300, 32)'),
-        (dict(num_hidden_layers=3), 'lacks model.layers.2.input_layernorm.weight and 8 more arrays'),
-        (dict(num_hidden_layers=1), 'contains model.layers.1.'),
-        (dict(model_type='qwen3', head_dim=4), 'lacks model.layers.0.self_attn.q_norm.weight and 3 more'),
-        (dict(tie_word_embeddings='yes'), 'describes a model that is not supported'),
+        (dict(vocab_size=200), ['tokenizer.json', '271', 'vocab_size', 'config.json', '200']),
+        (dict(eos_token_id=None), ['config.json', 'eos_token_id']),
+        (dict(eos_token_id=7), ['tokenizer.json', "'&'", '7', '0 <|endoftext|>']),
+        (dict(hidden_size=32), ['embed_tokens.weight', '(300, 16)', 'config.json', '(300, 32)']),
+        (dict(num_hidden_layers=3), ['model.layers.2.input_layernorm.weight', '8']),
+        (dict(num_hidden_layers=1), ['model.layers.1.']),
+        (dict(model_type='qwen3', head_dim=4), ['model.layers.0.self_attn.q_norm.weight', '3']),
+        (dict(tie_word_embeddings='yes'), ['config.json', "'tied'", 'yes']),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_import_rejects_config_that_contradicts_arrays(changes, words, folder, capsys):
     changed(folder, 'config.json', **changes)
-    assert words in brought(folder, capsys)
+    err = brought(folder, capsys)
+    assert all(word in err for word in words), err
 
 
 def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
@@ -179,71 +190,71 @@ def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
 @pytest.mark.parametrize(
     ('given', 'words'),
     [
-        (dict(model_type='gpt2'), "model_type 'gpt2' is unknown"),
-        (dict(model_type='qwen'), 'did you mean qwen'),
-        (dict(hidden_act='gelu'), "hidden_act is 'gelu', which is not supported; use 'silu'"),
-        (dict(attention_bias=True), 'attention_bias is True'),
-        (dict(mlp_bias=True), 'mlp_bias is True'),
-        (dict(partial_rotary_factor=0.5), 'partial_rotary_factor is 0.5'),
-        (dict(quantization_config=dict(bits=4)), "quantization_config is {'bits': 4}"),
-        (dict(num_attention_heads='4'), "num_attention_heads is '4', which must be a whole number"),
-        (dict(hidden_size=None), 'hidden_size is None'),
-        (dict(rms_norm_eps=None), 'rms_norm_eps is None'),
-        (dict(rope_scaling=dict(type='dynamic', factor=2.0)), "rope_scaling of type 'dynamic' is not supported"),
-        (dict(rope_parameters=dict(rope_type='longrope')), "rope_parameters of type 'longrope' is not supported"),
-        (dict(rope_parameters=dict(rope_type='yarn')), 'type yarn needs numbers for factor'),
+        (dict(model_type='gpt2'), ['model_type', "'gpt2'", 'qwen3']),
+        (dict(model_type='qwen'), ["'qwen'", 'qwen3?']),
+        (dict(hidden_act='gelu'), ['hidden_act', "'gelu'", "'silu'"]),
+        (dict(attention_bias=True), ['attention_bias', 'True']),
+        (dict(mlp_bias=True), ['mlp_bias', 'True']),
+        (dict(partial_rotary_factor=0.5), ['partial_rotary_factor', '0.5']),
+        (dict(quantization_config=dict(bits=4)), ['quantization_config', "{'bits': 4}"]),
+        (dict(num_attention_heads='4'), ['num_attention_heads', "'4'"]),
+        (dict(hidden_size=None), ['hidden_size', 'None']),
+        (dict(rms_norm_eps=None), ['rms_norm_eps', 'None']),
+        (dict(rope_scaling=dict(type='dynamic', factor=2.0)), ['rope_scaling', "'dynamic'", 'llama3']),
+        (dict(rope_parameters=dict(rope_type='longrope')), ['rope_parameters', "'longrope'", 'llama3']),
+        (dict(rope_parameters=dict(rope_type='yarn')), ['rope_parameters', 'yarn', 'factor']),
         (
             dict(rope_parameters=dict(rope_type='yarn', factor=2.0, truncate=False)),
-            'rope_parameters has truncate, which is not supported',
+            ['rope_parameters', 'truncate'],
         ),
-        (dict(rope_scaling=dict(type='linear')), 'type linear needs numbers for factor'),
-        (dict(rope_parameters=dict(rope_theta=1e4, mrope_section=[1])), 'rope_parameters has mrope_section'),
-        (dict(model_type='mistral', layer_types=['full_attention', 'sliding_attention']), 'only in some layers'),
+        (dict(rope_scaling=dict(type='linear')), ['rope_scaling', 'linear', 'factor']),
+        (dict(rope_parameters=dict(rope_theta=1e4, mrope_section=[1])), ['rope_parameters', 'mrope_section']),
+        (dict(model_type='mistral', layer_types=['full_attention', 'sliding_attention']), ['sliding_window', '4096']),
         (
             dict(model_type='qwen2', use_sliding_window=True, sliding_window=8, max_window_layers=1),
-            'sliding_window is 8 only in some layers',
+            ['sliding_window', '8', '2n'],
         ),
-        (dict(model_type='gpt_oss'), "model_type 'gpt_oss' is not supported: it is a mixture of experts with biases"),
-        (dict(model_type='gemma2'), 'it caps attention scores by tanh (attn_logit_softcapping)'),
-        (dict(model_type='gemma3'), 'it also reads images; only text models (gemma3_text) are supported'),
-        (GEMMA3 | dict(attn_logit_softcapping=50.0), 'attn_logit_softcapping is 50.0, which is not supported'),
-        (GEMMA3 | dict(final_logit_softcapping=30.0), 'final_logit_softcapping is 30.0, which is not supported'),
-        (GEMMA3 | dict(use_bidirectional_attention=True), 'use_bidirectional_attention is True'),
+        (dict(model_type='gpt_oss'), ["'gpt_oss'", 'experts']),
+        (dict(model_type='gemma2'), ["'gemma2'", 'attn_logit_softcapping']),
+        (dict(model_type='gemma3'), ["'gemma3'", 'images', 'gemma3_text']),
+        (GEMMA3 | dict(attn_logit_softcapping=50.0), ['attn_logit_softcapping', '50.0']),
+        (GEMMA3 | dict(final_logit_softcapping=30.0), ['final_logit_softcapping', '30.0']),
+        (GEMMA3 | dict(use_bidirectional_attention=True), ['use_bidirectional_attention', 'True']),
         (
             GEMMA3 | dict(query_pre_attn_scalar=168),
-            'query_pre_attn_scalar is 168, which is not supported; use head_dim',
+            ['query_pre_attn_scalar', '168', 'head_dim, 4'],
         ),
         (
             GEMMA3 | dict(hidden_activation='gelu'),
-            "hidden_activation is 'gelu', which is not supported; use 'gelu_pyt",
+            ['hidden_activation', "'gelu'", "'gelu_pytorch_tanh'"],
         ),
-        (GEMMA3 | dict(sliding_window_pattern=0), 'sliding_window_pattern is 0, which must be a whole'),
-        (dict(layer_types=['full_attention']), 'layer_types is ['),
-        (dict(layer_types=['chunked_attention'] * 2), "layer_types has 'chunked_attention', which is not supported"),
+        (GEMMA3 | dict(sliding_window_pattern=0), ['sliding_window_pattern', '0']),
+        (dict(layer_types=['full_attention']), ['layer_types', "['full_attention']", '2']),
+        (dict(layer_types=['chunked_attention'] * 2), ['layer_types', "'chunked_attention'", 'full_attention']),
         (
             GEMMA3 | dict(num_hidden_layers=4, layer_types=['full_attention'] + 3 * ['sliding_attention']),
-            'sliding_window is 8 only in some layers; only layers n, 2n, 3n, ... may differ',
+            ['sliding_window', '8', '2n'],
         ),
         (
             GEMMA3 | dict(num_hidden_layers=4, layer_types=2 * ['sliding_attention'] + 2 * ['full_attention']),
-            'sliding_window is 8 only in some layers; only layers n, 2n, 3n, ... may differ',
+            ['sliding_window', '8', '2n'],
         ),
         (
             dict(model_type='smollm3', num_hidden_layers=4, no_rope_layers=[1, 0, 0, 1]),
-            'rotary positions are used only in some layers',
+            ['rotary positions', '2n'],
         ),
-        (dict(model_type='smollm3', no_rope_layers=[0, 0]), 'rotary positions are used only in some layers'),
+        (dict(model_type='smollm3', no_rope_layers=[0, 0]), ['rotary positions', '2n']),
         (
             dict(model_type='smollm3', num_hidden_layers=4, use_sliding_window=True, sliding_window=8),
-            'sliding_window is 8 only in some layers',
+            ['sliding_window', '8', '2n'],
         ),
-        (dict(model_type='smollm3', no_rope_layers=[1]), 'no_rope_layers is [1], which must be a list of 2'),
+        (dict(model_type='smollm3', no_rope_layers=[1]), ['no_rope_layers', '[1]', '2']),
     ],
 )
 def test_parse_hf_config_rejects_unsupported_field_values(given, words):
     with pytest.raises(UserError) as refusal:
         convert.parse_hf_config(CONFIG | given, 'config.json')
-    assert words in str(refusal.value)
+    assert all(word in str(refusal.value) for word in words)
     assert '\n' not in str(refusal.value)
 
 
@@ -362,17 +373,20 @@ def test_make_hf_config_round_trips_through_parse_hf_config(fields, kind):
 @pytest.mark.parametrize(
     ('fields', 'words'),
     [
-        (dict(norm='res_post'), 'qk_norm is False, which transformers does not support with norm=res_post'),
-        (dict(norm='sandwich'), 'ffn is swiglu, which transformers does not support with norm=sandwich'),
-        (OLMO2 | dict(layers=2, global_layers__every=2, global_layers__position='none'), 'global_layers.every is 2'),
-        (dict(layers=2, mask__window=4, global_layers__every=2), 'global_layers.every is 2'),
+        (dict(norm='res_post'), ['qk_norm', 'False', 'norm=res_post']),
+        (dict(norm='sandwich'), ['ffn', 'swiglu', 'norm=sandwich']),
+        (
+            OLMO2 | dict(layers=2, global_layers__every=2, global_layers__position='none'),
+            ['global_layers.every', '2'],
+        ),
+        (dict(layers=2, mask__window=4, global_layers__every=2), ['global_layers.every', '2']),
     ],
     ids=str,
 )
 def test_make_hf_config_names_field_that_no_model_type_combines(fields, words):
     with pytest.raises(UserError) as refusal:
         convert.make_hf_config(of(**fields), 16, 1, 0)
-    assert words in str(refusal.value)
+    assert all(word in str(refusal.value) for word in words)
 
 
 def test_make_hf_config_rejects_qkv_bias_with_qk_norm():
