@@ -177,6 +177,15 @@ def test_import_rejects_config_that_contradicts_arrays(changes, words, folder, c
     assert all(word in err for word in words), err
 
 
+def test_import_names_other_verbs_only_for_unknown_family(folder, capsys):
+    changed(folder, 'config.json', attention_bias=True)
+    assert 'sinklab measure' not in brought(folder, capsys)
+    for model_type in 'gpt2', 'gemma2':
+        changed(folder, 'config.json', model_type=model_type)
+        err = brought(folder, capsys)
+        assert all(word in err for word in (model_type, 'sinklab measure', f'hf:{folder}'))
+
+
 def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
     for file in folder.glob('*.safetensors*'):
         file.unlink()
