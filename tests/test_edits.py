@@ -14,6 +14,7 @@ from model_options import COMBINATIONS, LENGTH, OPTIONS, TOKENS
 
 import sinklab
 from sinklab import Edit, UserError
+from sinklab.analysis.measure import measure_cached, measure_model
 from sinklab.analysis.run_model import find_run_tokenizer
 from sinklab.hf import convert
 
@@ -418,6 +419,22 @@ def test_edit_that_does_not_fit_the_model_is_rejected(models, kind, edit, said):
 def test_function_that_jax_cannot_trace_is_rejected(run):
     with pytest.raises(UserError, match='traced by jax'):
         run.loss(TEXTS, Edit('key', value=lambda key: np.clip(np.array(key), 0, 1)))
+
+
+@BOTH
+def test_cached_numbers_are_those_of_the_edits(models, kind, tmp_path, monkeypatch):
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
+    subject, ids_PT = models[kind].subject, models['run'].ids(TEXTS)
+    edits = [(), (Edit('key'),), (Edit('key', value='mean'),), (Edit('key'), Edit('value'))]
+    digests = {subject.copy_with_edits(edit).digest for edit in edits}
+    assert len(digests) == len(edits)
+    assert subject.digest in digests
+    for _ in range(2):  # written, then read
+        for edit in edits:
+            edited = subject.copy_with_edits(edit)
+            np.testing.assert_equal(measure_cached(edited, ids_PT).numbers, measure_model(edited, ids_PT).numbers)
+    with pytest.raises(UserError, match='double'):
+        measure_cached(subject.copy_with_edits((Edit('key', value=double),)), ids_PT)
 
 
 # Open models

@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from sinklab.analysis.edits import TARGETS, Edit, apply_edits
+from sinklab.analysis.edits import TARGETS, Edit, add_edits_to_digest, apply_edits
 from sinklab.analysis.model_protocol import (
     ExtractFn,
     ProgressFn,
@@ -453,8 +453,12 @@ class HFModel:
         clone.edits = edits
         return clone
 
-    @functools.cached_property
+    @property
     def digest(self) -> str:
+        return add_edits_to_digest(self.unedited_digest, self.edits)
+
+    @functools.cached_property
+    def unedited_digest(self) -> str:
         digest = f'{files.digest_model_dir(self.model_dir)} {self.bos}'
         return digest if self.dtype == DEFAULT_DTYPE else f'{digest} {self.dtype}'
 

@@ -32,7 +32,11 @@ class MeasurableModel(Protocol):
 
     @property
     def digest(self) -> str:
-        """A digest of the parameters and of everything else that decides the output."""
+        """A digest of the parameters, of edits, and of everything else that decides the output.
+
+        Raises:
+            UserError: The value of an edit is a function.
+        """
         ...
 
     @property

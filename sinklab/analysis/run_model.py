@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from sinklab.analysis.edits import TARGETS, Edit, apply_edits
+from sinklab.analysis.edits import TARGETS, Edit, add_edits_to_digest, apply_edits
 from sinklab.analysis.model_protocol import (
     ExtractFn,
     ProgressFn,
@@ -89,8 +89,12 @@ class RunModel:
             *(('sink_LPCD',) if LEARNED_KV_KINDS[self.spec.model.columns.kind].tokens_class.num_tokens else ()),
         )
 
-    @functools.cached_property
+    @property
     def digest(self) -> str:
+        return add_edits_to_digest(self.unedited_digest, self.edits)
+
+    @functools.cached_property
+    def unedited_digest(self) -> str:
         config_json = json.dumps(
             [dataclasses.asdict(part) for part in (self.spec.model, self.spec.data)], sort_keys=True
         )
