@@ -196,11 +196,15 @@ class OpenedModel:
             raise UserError(f'the shortest text has {min_length} tokens; give at least 2')
         return self.subject.apply_training_format(np.array([item[:min_length] for item in encoded]))
 
-    def edited_subject(self, edit: Edit | Sequence[Edit] | None, length: int) -> MeasurableModel:
-        """Return the model with edits, which must fit texts of `length` tokens."""
+    def _make_edited_copy(self, edit: Edit | Sequence[Edit] | None, length: int) -> MeasurableModel:
+        """Return a copy of the model with edits, which must fit texts of `length` tokens."""
         edits = convert_edits(edit)
         check_edits(edits, self.subject.editable_layers, length, self.subject.name)
-        return self.subject.copy_with_edits(edits) if edits else self.subject
+        return self.subject.copy_with_edits(edits)
+
+    def _select_subject(self, edit: Edit | Sequence[Edit] | None, length: int) -> MeasurableModel:
+        """Return the model itself if there are no edits, else an edited copy."""
+        return self._make_edited_copy(edit, length) if convert_edits(edit) else self.subject
 
     def attention(self, text: str, edit: Edit | Sequence[Edit] | None = None) -> AttentionMatrices:
         """Compute the attention matrices of all layers and heads for one text.
@@ -213,7 +217,7 @@ class OpenedModel:
             UserError: The text is empty, or longer than the model reads, or an edit does not fit the model.
         """
         ids_PT = self.ids(text)
-        arrays = self.edited_subject(edit, ids_PT.shape[1]).capture(ids_PT, extract_attention)
+        arrays = self._select_subject(edit, ids_PT.shape[1]).capture(ids_PT, extract_attention)
         tokens = self.subject.decode_tokens(ids_PT[0])
         matrix_LHTS = split_heads_by_layer(arrays['attention_LPHTS'][:, 0], self.subject.heads_per_layer)
         layers = self.subject.array_layers.get('attention_LPHTS') or range(1, len(matrix_LHTS) + 1)
@@ -242,7 +246,7 @@ class OpenedModel:
             UserError: There is no such metric, or a text or an edit does not fit the model.
         """
         ids_PT = self.ids(text)
-        subject = self.edited_subject(edit, ids_PT.shape[1])
+        subject = self._select_subject(edit, ids_PT.shape[1])
         return select_numbers(measure_model(subject, ids_PT, **overrides).numbers, name)
 
     def loss(self, text: str | list[str], edit: Edit | Sequence[Edit] | None = None) -> float:
@@ -256,7 +260,7 @@ class OpenedModel:
             UserError: A text or an edit does not fit the model.
         """
         ids_PT = self.ids(text)
-        return float(np.nanmean(self.edited_subject(edit, ids_PT.shape[1]).compute_token_losses(ids_PT)))
+        return float(np.nanmean(self._select_subject(edit, ids_PT.shape[1]).compute_token_losses(ids_PT)))
 
     def compare(
         self,
@@ -265,6 +269,8 @@ class OpenedModel:
         names: Sequence[str] = ('sink/1', 'alpha/1'),
     ) -> dict[str, dict[str, float]]:
         """Compute the loss and metrics of texts without and with edits.
+
+        All losses of a run come from its full attention matrices. That without edits may round otherwise than `loss`.
 
         Args:
             text: One text, or several; all are cut to the length of the shortest.
@@ -277,14 +283,14 @@ class OpenedModel:
             dict of `loss` and of the metrics. `pandas.DataFrame(...).T` shows it as a table.
 
         Raises:
-            UserError: There is no such metric, or a text or an edit does not fit the model.
+            UserError: There is no such metric, a label is `without`, or a text or an edit does not fit the model.
         """
         ids_PT, rows = self.ids(text), {}
         labelled = edits if isinstance(edits, Mapping) else {'with': edits}
-        for label, subject in [
-            (label, self.edited_subject(edit, ids_PT.shape[1]))
-            for label, edit in {'without': None, **labelled}.items()
-        ]:
+        if 'without' in labelled:
+            raise UserError('the label without is that of the numbers without edits; give another one')
+        for label, edit in {'without': None, **labelled}.items():
+            subject = self._make_edited_copy(edit, ids_PT.shape[1])
             rows[label] = {'loss': float(np.nanmean(subject.compute_token_losses(ids_PT)))}
             numbers = measure_model(subject, ids_PT).numbers
             for name in names:

@@ -14,8 +14,10 @@ from model_options import COMBINATIONS, LENGTH, OPTIONS, TOKENS
 
 import sinklab
 from sinklab import Edit, UserError
+from sinklab.analysis import run_model
 from sinklab.analysis.measure import measure_cached, measure_model
 from sinklab.analysis.run_model import find_run_tokenizer
+from sinklab.checkpoint import checkpointer
 from sinklab.hf import convert
 
 pytestmark = pytest.mark.slow
@@ -338,16 +340,56 @@ def test_loss_is_mean_over_tokens_and_compare_shows_it_with_metrics(models, kind
     assert model.loss(TEXTS) == pytest.approx(losses.mean())
     table = model.compare(TEXTS, edits, names=('sink/1', 'entropy'))
     assert [*table] == ['without', 'cut', 'both']
-    for label, edit in {'without': None, **edits}.items():
-        assert table[label]['loss'] == model.loss(TEXTS, edit)
-        assert 'sink/1' in table[label]
+    assert table['without']['loss'] == pytest.approx(model.loss(TEXTS), rel=1e-6)
+    for label in edits:
+        assert table[label]['loss'] == model.loss(TEXTS, edits[label])
+    assert all('sink/1' in numbers for numbers in table.values())
     assert table['both'].items() >= model.measure('entropy', TEXTS, edits['both']).items()
     assert model.compare(TEXTS[0], edits['cut']).keys() == {'without', 'with'}
+    with pytest.raises(UserError, match='without'):
+        model.compare(TEXTS, {'without': Edit('key')})
+
+
+def test_compare_in_bfloat16_shows_differences_of_edits_alone(trained, monkeypatch):
+    """By causality, edits at the last token of a text change no loss."""
+    monkeypatch.setattr(run_model, 'jit_token_loss', None)  # the program of other losses, which can round otherwise
+    model = sinklab.open(trained, dtype='bfloat16')
+    model.subject.params = draw_params(model.spec)
+    last = model.ids(TEXTS).shape[1] - 1
+    edits = {target: Edit(target, last, renormalize=target == 'attention') for target in TARGETS}
+    edits |= {f'keep {target}': Edit(target, value=keep) for target in TARGETS}
+    table = model.compare(TEXTS, edits | {'key': Edit('key')}, names=())
+    assert {numbers['loss'] for label, numbers in table.items() if label != 'key'} == {table['without']['loss']}
+    assert table['key']['loss'] != table['without']['loss']
+
+
+def test_compare_reads_the_parameters_once(trained, monkeypatch):
+    calls, restore = [], checkpointer.restore_parameters
+    monkeypatch.setattr(
+        checkpointer, 'restore_parameters', lambda *args, **options: calls.append(args) or restore(*args, **options)
+    )
+    sinklab.open(trained).compare(TEXTS, {'key': Edit('key'), 'value': Edit('value')})
+    assert len(calls) == 1
+
+
+@BOTH
+def test_function_reads_its_variables_anew_in_each_call(models, kind):
+    model, factor = models[kind], 1.0
+
+    def scale(array):
+        return factor * array
+
+    results = []
+    for factor in (1.0, 3.0):  # noqa: B007  # `scale` reads it
+        edit = Edit('value', value=scale)
+        results.append((model.loss(TEXTS, edit), model.measure('norm/ratio/03', TEXTS, edit)))
+    other = Edit('value', value=lambda array: 3 * array)
+    assert results[1] == (model.loss(TEXTS, other), model.measure('norm/ratio/03', TEXTS, other))
+    assert results[0][0] != results[1][0]
+    assert results[0][1] != results[1][1]
 
 
 def test_equal_edits_are_equal_and_share_a_compiled_program(run):
-    from sinklab.analysis import run_model
-
     edits = [Edit('key', position=[0], layers=np.array([1, 0]), heads=range(2)), Edit('key', 0, 0, (0, 1), (1, 0))]
     assert edits[0] == edits[1]
     assert hash(edits[0]) == hash(edits[1])

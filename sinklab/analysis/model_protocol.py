@@ -83,7 +83,10 @@ class MeasurableModel(Protocol):
         ...
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'MeasurableModel':
-        """Return a copy of the model whose captured arrays and losses are those of edited forward passes."""
+        """Return a copy of the model whose captured arrays and losses are those of edited forward passes.
+
+        Without edits, the copy computes them with the same operations, so that differences are those of edits.
+        """
         ...
 
     def encode(self, text: str) -> list[int]:

@@ -82,7 +82,8 @@ class RunModel:
         # All layers have all arrays and the same number of heads.
         self.array_layers: dict[str, tuple[int, ...]] = {}
         self.heads_per_layer: tuple[int, ...] = ()
-        self.edits: tuple[Edit, ...] = ()
+        # None: losses come from the attention backend of training. (): from full attention matrices, as with edits.
+        self.edits: tuple[Edit, ...] | None = None
         self.editable_layers = dict.fromkeys(TARGETS, tuple(range(self.spec.model.layers)))
         self.available_arrays = (
             *AVAILABLE_ARRAYS,
@@ -91,7 +92,7 @@ class RunModel:
 
     @property
     def digest(self) -> str:
-        return add_edits_to_digest(self.unedited_digest, self.edits)
+        return add_edits_to_digest(self.unedited_digest, self.edits or ())
 
     @functools.cached_property
     def unedited_digest(self) -> str:
@@ -212,7 +213,7 @@ class RunModel:
         on_progress: ProgressFn = ignore_progress,
     ) -> dict[str, np.ndarray]:
         program, batch_size = (
-            jit_capture(self.spec, extract, make_hashable(position_T), self.edits),
+            make_program(jit_capture, self.spec, extract, make_hashable(position_T), edits=self.edits),
             self.choose_batch_size(check_length(self, ids_PT)),
         )
         with jax.set_mesh(self.mesh):
@@ -220,8 +221,8 @@ class RunModel:
 
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         length = check_length(self, ids_PT)
-        if self.edits:
-            program = jit_edited_loss(self.spec, make_hashable(position_T), self.edits)
+        if self.edits is not None:
+            program = make_program(jit_edited_loss, self.spec, make_hashable(position_T), edits=self.edits)
             batch_size = self.choose_batch_size(length)
         else:
             program = jit_token_loss(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
@@ -231,8 +232,8 @@ class RunModel:
         return np.where(is_in_loss(ids_PT[:, 1:]), arrays['loss_LPT'][0], np.nan)
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'RunModel':
-        clone = copy.copy(self)
-        clone.edits = edits
+        params, clone = self.params, copy.copy(self)  # read here, so that several copies read them once
+        clone.params, clone.edits = params, edits
         return clone
 
     def copy_with_zero_queries(self, layer: int) -> 'RunModel':
@@ -261,7 +262,7 @@ def make_one_device_mesh() -> jax.sharding.Mesh:
 
 @functools.lru_cache(maxsize=16)  # so that other steps of a run use the same compiled program
 def jit_capture(
-    spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | None, edits: tuple[Edit, ...] = ()
+    spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | None, edits: tuple[Edit, ...] | None = None
 ) -> Callable:
     """Return the jitted function (params, ids_PT) -> arrays that `extract` keeps of all layers."""
     forward_fn = make_forward(spec, capture=True, **make_position_kwargs(positions), **make_edit_kwargs(edits))
@@ -295,9 +296,19 @@ def jit_edited_loss(spec: Spec, positions: tuple[int, ...] | None, edits: tuple[
     return jax.jit(program, **state.get_replicated_jit_options(spec, make_one_device_mesh()))
 
 
-def make_edit_kwargs(edits: tuple[Edit, ...]) -> dict[str, Callable]:
+def make_program(make_jitted: Any, *arguments: Any, edits: tuple[Edit, ...] | None) -> Callable:
+    """Return the jitted function of `jit_capture` or `jit_edited_loss`.
+
+    It is a new one if the value of an edit is a function, which may read variables that have changed.
+    """
+    has_function = any(callable(edit.value) for edit in edits or ())
+    program: Callable = (make_jitted.__wrapped__ if has_function else make_jitted)(*arguments, edits)
+    return program
+
+
+def make_edit_kwargs(edits: tuple[Edit, ...] | None) -> dict[str, Callable]:
     """Return the keyword arguments of a forward pass for edits."""
-    return dict(edit=functools.partial(apply_edits, edits)) if edits else {}
+    return {} if edits is None else dict(edit=functools.partial(apply_edits, edits))
 
 
 def make_hashable(position_T: np.ndarray | None) -> tuple[int, ...] | None:
