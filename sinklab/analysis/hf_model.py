@@ -238,14 +238,13 @@ class AttentionRecorder:
         self.layer_arrays, self.attending_module, self.layer_number = {}, None, self.layer_number + 1
         return edited_output  # None: torch keeps the output
 
-    def edit(self, target: str, array_PSHX: torch.Tensor) -> torch.Tensor:
+    @record_hook_error
+    def edit(self, target: str, array_PSHX: torch.Tensor, is_visible_PSHX: Any = True) -> torch.Tensor:
         """Apply the edits of this pass to an array of the running layer; return the array itself if none applies."""
         array = array_PSHX.float().numpy()  # NumPy has no bfloat16
-        is_visible_PSHX = array > 0 if target == 'attention' else True  # softmax gives 0 to other keys alone
         edited = apply_edits(self.edits, self.layer_number - 1, target, array, 0, is_visible_PSHX)
         return array_PSHX if edited is array else torch.from_numpy(edited).to(array_PSHX.dtype)
 
-    @record_hook_error
     def attend(self, eager: Callable, module, query, key, value, mask, options: dict[str, Any]) -> tuple[Any, Any]:
         """Compute eager attention with the edits of this pass, and store its arrays.
 
@@ -261,7 +260,8 @@ class AttentionRecorder:
         with replaced_attributes(module, group):
             output, attention = eager(module, query, key, value, mask, **options)
         weight_PSHT = attention.permute(0, 3, 1, 2)
-        if (edited_PSHT := self.edit('attention', weight_PSHT)) is not weight_PSHT:
+        is_visible_PSHT = find_visible_keys(mask, *attention.shape[2:]).permute(0, 3, 1, 2).numpy()
+        if (edited_PSHT := self.edit('attention', weight_PSHT, is_visible_PSHT)) is not weight_PSHT:
             value_PHSK = repeat_heads(value, heads)
             tolerance = max(1e-4, 4 * torch.finfo(output.dtype).eps)
             error = (sum_values(attention, value_PHSK) - output).abs().max()
@@ -315,6 +315,17 @@ def repeat_heads(array_PGSK: torch.Tensor, heads: int) -> torch.Tensor:
     """Repeat the keys or values of each group of heads for each of its heads."""
     size = heads // array_PGSK.shape[1]
     return array_PGSK.repeat_interleave(size, 1) if size > 1 else array_PGSK
+
+
+def find_visible_keys(mask_PHTS: torch.Tensor | None, queries: int, keys: int) -> torch.Tensor:
+    """Return which keys each query sees, (P or 1, H or 1, T, S); without a mask, those that are not later tokens.
+
+    A mask is boolean, or is added to the scores, possibly with a position bias.
+    """
+    if mask_PHTS is None:
+        return torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(keys - queries)
+    mask_PHTS = mask_PHTS[..., :keys]
+    return mask_PHTS if mask_PHTS.dtype == torch.bool else mask_PHTS > torch.finfo(mask_PHTS.dtype).min / 2
 
 
 def sum_values(attention_PHTS: torch.Tensor, value_PHSK: torch.Tensor) -> torch.Tensor:
