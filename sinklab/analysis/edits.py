@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from sinklab.errors import UserError, format_error
@@ -29,10 +30,10 @@ class Edit:
     Edits can be hashed and compared, so that equal edits of a run use the same compiled program.
 
     Attributes:
-        target: What is replaced. `attention`: the weights A_ij, after the normalizer, of the keys j at `position`,
+        target: What is replaced. `attention`: the weights A_ij, after the normalizer, of the keys j at `positions`,
             for every query i that sees them. `key`: the key vectors, as they are multiplied by the queries (rotated).
             `value`: the value vectors, as they are summed. `residual`: the hidden states after a block.
-        position: The token of the text, from 0, or several tokens. Keys before the text, such as a learned sink
+        positions: The token of the text, from 0, or several tokens. Keys before the text, such as a learned sink
             token, are not counted.
         value: The replacement. A number; `mean`, for vectors: their mean over all other tokens of the same text
             (later ones as well, so that a loss is no longer that of a causal model); or a function of an array
@@ -50,7 +51,7 @@ class Edit:
     """
 
     target: str
-    position: int | Sequence[int] = 0
+    positions: int | Sequence[int] = 0
     value: float | str | Callable[[Any], Any] = 0.0
     layers: int | Sequence[int] | None = None
     heads: int | Sequence[int] | None = None
@@ -60,10 +61,8 @@ class Edit:
     def __post_init__(self) -> None:
         if not isinstance(self.target, str) or self.target not in TARGETS:
             raise UserError(format_unknown_name(f'target={self.target!r}', str(self.target), TARGETS, 'allowed'))
-        for name in ('position', 'layers', 'heads', 'dimensions'):
-            object.__setattr__(self, name, self.get_indices(name))
-        if not self.get_indices('position'):
-            raise UserError('position has no token; give at least one, from 0')
+        for name in ('positions', 'layers', 'heads', 'dimensions'):
+            object.__setattr__(self, name, convert_indices(name, getattr(self, name)))
         for name, target in (('heads', 'residual'), ('dimensions', 'attention')):
             if self.target == target and getattr(self, name) is not None:
                 raise UserError(f'{name}={getattr(self, name)} is not allowed: {TARGETS[target]} have no {name}')
@@ -72,16 +71,13 @@ class Edit:
         object.__setattr__(self, 'value', self.convert_value())
 
     def get_indices(self, name: str) -> tuple[int, ...] | None:
-        """Return the indices of a field as a sorted tuple; None if the field is None."""
-        return convert_indices(name, getattr(self, name))
+        """Return a field of indices with its type after `__post_init__`."""
+        indices: tuple[int, ...] | None = getattr(self, name)
+        return indices
 
     def convert_value(self) -> float | str | Callable[[Any], Any]:
         value = self.value
         if callable(value):
-            try:
-                hash(value)
-            except TypeError as error:
-                raise UserError('value is a function that cannot be hashed; give a plain function') from error
             return value
         if isinstance(value, str) and value == 'mean' and self.target != 'attention':
             return value
@@ -113,7 +109,7 @@ class Edit:
         heads, dimensions = self.get_indices('heads'), self.get_indices('dimensions')
         check_indices('head', heads, num_heads)
         check_indices('dimension', dimensions, width)
-        index_N = num_before + np.array(self.get_indices('position'))
+        index_N = num_before + np.array(self.positions)
         is_edited_S11 = make_mask(index_N, size)[:, None, None]
         new_BSHX = self.compute_values(array_BSHX, index_N, num_before)
         edited_BSHX = xp.where(is_edited_S11 & is_visible_BSHX, new_BSHX, array_BSHX)
@@ -134,19 +130,19 @@ class Edit:
         is_other_S = np.arange(size) >= num_before
         is_other_S[index_N] = False
         if not is_other_S.any():
-            raise UserError('value="mean" needs another token than those at position; give a longer text')
+            raise UserError('value="mean" needs another token than those at positions; give a longer text')
         return array_BSHX[:, is_other_S].astype('float32').mean(1, keepdims=True)
 
 
 def convert_indices(name: str, value: Any) -> tuple[int, ...] | None:
     """Return one or more indices as a sorted tuple."""
-    if value is None and name != 'position':
+    if value is None and name != 'positions':
         return None
     try:
         indices = {operator.index(index) for index in (value if np.iterable(value) else [value])}
     except TypeError:
-        indices = {-1}
-    if indices and min(indices) < 0:
+        indices = set()
+    if not indices or min(indices) < 0:
         raise UserError(f'{name}={value!r} is not allowed; give indices from 0, such as 0 or (0, 2)')
     return tuple(sorted(indices))
 
@@ -168,17 +164,16 @@ def make_mask(indices: Sequence[int] | np.ndarray | None, size: int) -> np.ndarr
 def call_function(function: Callable[[Any], Any], array_BNHX: Any) -> Any:
     """Call the function of an edit, and check the shape of its result."""
     try:
-        result = array_BNHX.__array_namespace__().asarray(function(array_BNHX))
-    except TypeError as error:
-        if isinstance(array_BNHX, np.ndarray):
-            raise
+        result = function(array_BNHX)
+        shape = np.shape(result)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
         raise UserError(
             f'the function of value= cannot be traced by jax ({format_error(error)}); use operators, methods of the '
             'array, and array.__array_namespace__()'
         ) from error
-    if result.shape != array_BNHX.shape:
-        raise UserError(f'the function of value= returns the shape {result.shape} for {array_BNHX.shape}')
-    return result
+    if shape != array_BNHX.shape:
+        raise UserError(f'the function of value= returns the shape {shape} for {array_BNHX.shape}')
+    return array_BNHX.__array_namespace__().asarray(result)
 
 
 def rescale_others(array_BSHX: Any, edited_BSHX: Any, is_edited_S11: np.ndarray) -> Any:
@@ -247,6 +242,6 @@ def check_edits(edits: Sequence[Edit], layers_by_target: Mapping[str, Sequence[i
             known = [*range(len(layers))] == [*layers]
             text = f'0 to {layers[-1]}' if known else ', '.join(map(str, dict.fromkeys(layers)))
             raise UserError(f'there is no layer {missing[0]} with {TARGETS[edit.target]}; layers from 0: {text}')
-        last = max(edit.get_indices('position') or ())
+        last = max(edit.get_indices('positions') or ())
         if last >= length:
-            raise UserError(f'position={last} is beyond the text; it has {length} tokens, 0 to {length - 1}')
+            raise UserError(f'position {last} is beyond the text; it has {length} tokens, 0 to {length - 1}')

@@ -64,7 +64,10 @@ class MeasurableModel(Protocol):
 
     @property
     def array_layers(self) -> Mapping[str, tuple[int, ...]]:
-        """The layers, from 1, that have an array; an array that is not listed exists in all layers."""
+        """The layers, from 1 as in reports, that have an array; an array that is not listed exists in all layers.
+
+        `editable_layers` counts from 0.
+        """
         ...
 
     @property
@@ -79,7 +82,10 @@ class MeasurableModel(Protocol):
 
     @property
     def editable_layers(self) -> Mapping[str, tuple[int, ...]]:
-        """For each target of an edit, the layers, from 0, in which it can be edited."""
+        """For each target of an edit, the layers, from 0 as in `Edit.layers`, in which it can be edited.
+
+        `array_layers` counts from 1.
+        """
         ...
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'MeasurableModel':
