@@ -27,7 +27,8 @@ TARGETS = {'attention': 'attention weights', 'key': 'keys', 'value': 'values', '
 class Edit:
     """A replacement in the forward pass, at some positions of each text.
 
-    Edits can be hashed and compared, so that equal edits of a run use the same compiled program.
+    Edits can be hashed and compared, so that equal edits of a run use the same compiled program. An edit with a
+    function is compiled in each call, because the variables that the function reads can have changed.
 
     Attributes:
         target: What is replaced. `attention`: the weights A_ij, after the normalizer, of the keys j at `positions`,
