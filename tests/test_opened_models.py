@@ -405,7 +405,9 @@ def model(tmp_path):
     return tmp_path / 'gpt'
 
 
-@pytest.mark.parametrize('verb', [['measure'], ['evaluate', '--tasks=mine']])
+@pytest.mark.parametrize(
+    'verb', [['measure'], ['evaluate', '--tasks=mine'], ['sample', '--prompt=a'], ['stream', '--text=a.txt']]
+)
 def test_open_model_folder_without_hf_prefix_is_rejected(model, capsys, verb):
     if verb[0] == 'evaluate':
         pytest.importorskip('lm_eval')
@@ -417,8 +419,6 @@ def test_open_model_folder_without_hf_prefix_is_rejected(model, capsys, verb):
 @pytest.mark.parametrize(
     'command',
     [
-        ['sample', '--prompt=a'],
-        ['stream', '--text=a.txt'],
         ['measure', '--all'],
         ['checkpoint', 'ls'],
         ['checkpoint', 'verify'],
