@@ -58,6 +58,18 @@ def get_config(row=None, size='paper'):
     return config.lock()
 
 
+def make_rotary_fields():
+    return dict(
+        base=10_000.0,
+        scaling='none',
+        factor=placeholder(float),
+        slow=placeholder(float),
+        fast=placeholder(float),
+        length=placeholder(int),
+        attention_factor=placeholder(float),
+    )
+
+
 def make_model_config():
     return ConfigDict(
         dict(
@@ -69,27 +81,11 @@ def make_model_config():
             ffn_width=1536,
             vocabulary=50432,
             position='rotary',
-            rotary=dict(
-                base=10_000.0,
-                scaling='none',
-                factor=placeholder(float),
-                slow=placeholder(float),
-                fast=placeholder(float),
-                length=placeholder(int),
-                attention_factor=placeholder(float),
-            ),
+            rotary=make_rotary_fields(),
             global_layers=dict(
                 every=placeholder(int),
                 position='rotary',
-                rotary=dict(
-                    base=10_000.0,
-                    scaling='none',
-                    factor=placeholder(float),
-                    slow=placeholder(float),
-                    fast=placeholder(float),
-                    length=placeholder(int),
-                    attention_factor=placeholder(float),
-                ),
+                rotary=make_rotary_fields(),
             ),
             scaled_embedding=False,
             ffn='swiglu',

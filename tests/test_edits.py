@@ -20,10 +20,13 @@ from sinklab.analysis.measure import measure_cached, measure_model
 from sinklab.analysis.run_model import find_run_tokenizer
 from sinklab.checkpoint import checkpointer
 from sinklab.hf import convert
+from sinklab.install_commands import format_extra_command
 
 pytestmark = pytest.mark.slow
 HAS_TORCH = all(map(importlib.util.find_spec, ('torch', 'transformers')))
-NEEDS_TORCH = pytest.mark.skipif(not HAS_TORCH, reason='open models need torch and transformers')
+NEEDS_TORCH = pytest.mark.skipif(
+    not HAS_TORCH, reason=f'open models need torch and transformers: {format_extra_command("hf")}'
+)
 TEXTS = ['import os\nimport sys', 'def f(x):\n    return x']
 TARGETS = 'attention', 'key', 'value', 'residual'
 ARRAYS = 'attention_LPHTS', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK', 'residual_LPTD'

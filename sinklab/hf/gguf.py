@@ -46,7 +46,7 @@ UNUSED_SCALING_FIELDS = ('scaling.original_context_length', 'scaling.finetuned')
 
 @dataclasses.dataclass(frozen=True)
 class GGUFHeader:
-    """What is read of a GGUF file before transformers loads it."""
+    """Metadata, tensor names and sizes of a GGUF file, read before transformers loads it."""
 
     fields: dict[str, Any]  # values of its metadata that are no arrays
     has_tokenizer: bool
