@@ -95,6 +95,14 @@ class RotatedKeys:
 
 
 @dataclasses.dataclass(frozen=True)
+class Segment:
+    """The place of a segment: the time of its first token, and the position for its distances to recent tokens."""
+
+    start_time: jax.Array
+    position: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
 class StreamingContext:
     """Replacement of `AttentionContext` that attends to the KV cache and to the tokens being read."""
 
@@ -110,53 +118,58 @@ class StreamingContext:
         self, query_BTHK, key_BTGK, value_BTGK, feature_map: nnx.Module, learned_kv: LearnedKV
     ) -> tuple[jax.Array, KVCache]:
         """Return the outputs of the heads and the new KV cache; see `AttentionContext.attend` for the arguments."""
-        new_kv = KeyValues(key_BTGK, value_BTGK)
+        new_kv, length = KeyValues(key_BTGK, value_BTGK), query_BTHK.shape[1]
         first_kv = fill_first(self.kv_cache.first, new_kv, self.start_time)
         recent_kv = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self.kv_cache.recent, new_kv)
-        kv_cache = KVCache(first_kv, slice_tokens(recent_kv, query_BTHK.shape[1], self.cache_config.num_recent))
+        kv_cache = KVCache(first_kv, slice_tokens(recent_kv, length, self.cache_config.num_recent))
         first_keys = self.make_first_keys(first_kv, feature_map, learned_kv)
-        return self.attend_in_chunks(query_BTHK, first_keys, recent_kv, feature_map), kv_cache
+        if is_shift_invariant(self.model):
+            # Small positions have the smallest rounding errors of angles.
+            segment = Segment(self.start_time, jnp.zeros((1, 1), jnp.int32))
+            return self.attend_segment(query_BTHK, first_keys, recent_kv, feature_map, segment), kv_cache
 
-    def attend_in_chunks(
-        self, query_BTHK: jax.Array, first_keys: RotatedKeys, recent_kv: KeyValues, feature_map: nnx.Module
-    ) -> jax.Array:
-        """Compute o_i = sum_j A_ij v_j over learned, first and recent keys, one chunk of queries at a time."""
-        length = query_BTHK.shape[1]
-        chunk_size = min(CHUNK_SIZE, length) if is_shift_invariant(self.model) else 1
-        num_chunks = -(-length // chunk_size)
-        query_BTHK, recent_kv = pad_token_axis((query_BTHK, recent_kv), num_chunks * chunk_size - length)
+        def attend_token(index: jax.Array) -> jax.Array:
+            token_kv = slice_tokens(recent_kv, index, self.cache_config.num_recent + 1)
+            time = self.start_time + index
+            segment = Segment(time, jnp.minimum(time, self.cache_config.size)[None, None])
+            query_B1HK = slice_tokens(query_BTHK, index, 1)
+            return self.attend_segment(query_B1HK, first_keys, token_kv, feature_map, segment)
 
-        def attend_chunk(start: jax.Array) -> jax.Array:
-            chunk_BTHK = slice_tokens(query_BTHK, start, chunk_size)
-            chunk_kv = slice_tokens(recent_kv, start, self.cache_config.num_recent + chunk_size)
-            return self.attend_chunk(chunk_BTHK, first_keys, chunk_kv, feature_map, self.start_time + start)
+        output_TB1HK = jax.lax.map(attend_token, jnp.arange(length))
+        return chunked.join_chunks(output_TB1HK, 1, length), kv_cache
 
-        return chunked.join_chunks(jax.lax.map(attend_chunk, chunk_size * jnp.arange(num_chunks)), 1, length)
-
-    def attend_chunk(
+    def attend_segment(
         self,
         query_BTHK: jax.Array,
         first_keys: RotatedKeys,
         recent_kv: KeyValues,
         feature_map: nnx.Module,
-        start_time: jax.Array,
+        segment: Segment,
     ) -> jax.Array:
-        """Attend with the queries of a chunk.
+        """Compute o_i = sum_j A_ij v_j over learned, first and recent keys, one chunk of queries at a time.
 
         Each query is rotated twice, for one row of scores: for the first tokens at its position in the cache, for the
-        recent tokens at consecutive positions after that of the first query of the chunk.
+        recent tokens at consecutive positions.
         """
+        length, num_recent = query_BTHK.shape[1], self.cache_config.num_recent
+        chunk_size = min(CHUNK_SIZE, length)
+        num_chunks = -(-length // chunk_size)
+        query_BTHK, recent_kv = pad_token_axis((query_BTHK, recent_kv), num_chunks * chunk_size - length)
         offset_BT = jnp.arange(query_BTHK.shape[1])[None]
-        time_BT = start_time + offset_BT
-        position_in_cache_BT = jnp.minimum(time_BT, self.cache_config.size)
-        consecutive_BT = position_in_cache_BT[:, :1] + offset_BT
-        queries_of_first, queries_of_recent = (
+        time_BT = segment.start_time + offset_BT
+        positions = jnp.minimum(time_BT, self.cache_config.size), segment.position + offset_BT
+        queries = [
             RotatedQueries(feature_map(self.position.rotate(query_BTHK, position_BT)), position_BT, time_BT)
-            for position_BT in (position_in_cache_BT, consecutive_BT)
-        )
-        starts = consecutive_BT[:, :1], time_BT[:, :1]
-        recent_keys = self.make_recent_keys(recent_kv, first_keys, feature_map, starts)
-        return self.attend_rows([(queries_of_first, first_keys), (queries_of_recent, recent_keys)])
+            for position_BT in positions
+        ]
+        recent_keys = self.make_recent_keys(recent_kv, first_keys, feature_map, segment)
+
+        def attend_chunk(start: jax.Array) -> jax.Array:
+            queries_of_first, queries_of_recent = slice_tokens(queries, start, chunk_size)
+            chunk_keys = slice_tokens(recent_keys, start, num_recent + chunk_size)
+            return self.attend_rows([(queries_of_first, first_keys), (queries_of_recent, chunk_keys)])
+
+        return chunked.join_chunks(jax.lax.map(attend_chunk, chunk_size * jnp.arange(num_chunks)), 1, length)
 
     def make_first_keys(self, first_kv: KeyValues, feature_map: nnx.Module, learned_kv: LearnedKV) -> RotatedKeys:
         """Make the keys of the first tokens, with learned keys before them."""
@@ -172,15 +185,11 @@ class StreamingContext:
         return RotatedKeys(key_values, position_BS, time_BS, learned_kv.get_score_bias_HC(), num_learned_kv)
 
     def make_recent_keys(
-        self,
-        recent_kv: KeyValues,
-        first_keys: RotatedKeys,
-        feature_map: nnx.Module,
-        starts: tuple[jax.Array, jax.Array],
+        self, recent_kv: KeyValues, first_keys: RotatedKeys, feature_map: nnx.Module, segment: Segment
     ) -> RotatedKeys:
         """Make the keys of recent tokens; those that are also first tokens are hidden from all queries."""
         offset_BS = jnp.arange(recent_kv.key_BSGK.shape[1])[None] - self.cache_config.num_recent
-        position_BS, time_BS = (start + offset_BS for start in starts)
+        position_BS, time_BS = segment.position + offset_BS, segment.start_time + offset_BS
         key_BSGK = feature_map(self.position.rotate(recent_kv.key_BSGK, position_BS))
         is_first_BS = time_BS < first_keys.position_BS.shape[1] - first_keys.num_learned_kv
         return RotatedKeys(
@@ -201,16 +210,18 @@ class StreamingContext:
             score_BHTS, visible_B1TS, attention_operation, LEARNED_KV_KINDS[self.model.columns.kind].num_keys
         )
         value_BSGK = jnp.concatenate([keys.key_values.value_BSGK for _, keys in query_key_groups], 1)
-        value_BSHK = reference.repeat_kv(value_BSGK, self.model.heads)
-        return jnp.einsum('BHTS,BSHK->BTHK', weight_BHTS.astype(value_BSHK.dtype), value_BSHK)
+        weight_BGXS = weight_BHTS.reshape(weight_BHTS.shape[0], value_BSGK.shape[2], -1, weight_BHTS.shape[-1])
+        return split_query_groups(reference.sum_values(weight_BGXS, value_BSGK), weight_BHTS.shape[2])
 
     def compute_scores(self, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
         """Compute <q_i, k_j> / sqrt(K) + b_ij as score_BHTS."""
         bias = ScoreBias(
             self.position.make_relative_bias(), queries.position_BT, keys.position_BS, keys.learned_bias_HC
         )
-        key_BSHK = reference.repeat_kv(keys.key_values.key_BSGK, self.model.heads)
-        score_BHTS = reference.compute_scores(queries.query_BTHK, key_BSHK)
+        key_BSGK = keys.key_values.key_BSGK
+        score_BGXS = reference.compute_scores(join_query_groups(queries.query_BTHK, key_BSGK.shape[2]), key_BSGK)
+        batch, length, num_heads, _ = queries.query_BTHK.shape
+        score_BHTS = score_BGXS.reshape(batch, num_heads, length, -1)
         return score_BHTS + bias.materialize(keys.num_learned_kv, score_BHTS.shape[-1] - keys.num_learned_kv)
 
     def compute_mask(self, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
@@ -285,6 +296,23 @@ def fill_first(first_kv: KeyValues, new_kv: KeyValues, start_time: jax.Array) ->
     is_new_S11 = ((offset_S >= 0) & (offset_S < num_new))[:, None, None]
     source_S = jnp.clip(offset_S, 0, num_new - 1)
     return jax.tree.map(lambda old, new: jnp.where(is_new_S11, new[:, source_S], old), first_kv, new_kv)
+
+
+def join_query_groups(query_BTHK: jax.Array, num_kv_heads: int) -> jax.Array:
+    """Return query_BXGK, where X are the query heads of a key head, and then their tokens.
+
+    Keys are then multiplied without a copy for each query head.
+    """
+    batch, length, num_heads, width = query_BTHK.shape
+    query_BTGRK = query_BTHK.reshape(batch, length, num_kv_heads, num_heads // num_kv_heads, width)
+    return jnp.moveaxis(query_BTGRK, 3, 1).reshape(batch, -1, num_kv_heads, width)
+
+
+def split_query_groups(output_BXGK: jax.Array, length: int) -> jax.Array:
+    """Return output_BTHK; the inverse of `join_query_groups`."""
+    batch, _, num_kv_heads, width = output_BXGK.shape
+    output_BRTGK = output_BXGK.reshape(batch, -1, length, num_kv_heads, width)
+    return jnp.moveaxis(output_BRTGK, 1, 3).reshape(batch, length, -1, width)
 
 
 def slice_tokens(tree: Tree, start: jax.Array | int, num_tokens: int) -> Tree:
