@@ -114,9 +114,8 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
         attention_spec = dataclasses.replace(
             attention_spec, bias=dataclasses.replace(attention_spec.bias, learned_HC=jnp.zeros((1, 1)))
         )
-    value_width = model.width if COMBINATIONS[model.combination].has_wide_values else model.head_width
-    kv_heads = count_attended_kv_heads(model)
-    return AttentionProblem(attention_spec, model.heads, model.head_width, value_width, model.dtype, kv_heads)
+    widths, kv_heads = (model.head_width, get_value_width(model)), count_attended_kv_heads(model)
+    return AttentionProblem(attention_spec, model.heads, *widths, model.dtype, kv_heads)
 
 
 def count_attended_kv_heads(model: spec.ModelConfig) -> int:
@@ -258,6 +257,11 @@ COMBINATIONS = {
 }
 
 
+def get_value_width(model: spec.ModelConfig) -> int:
+    """Return the width of the values of a head."""
+    return model.width if COMBINATIONS[model.combination].has_wide_values else model.head_width
+
+
 class ProjectionBias(nnx.Module):
     """Bias of a projection: a learned vector that is added."""
 
@@ -289,7 +293,7 @@ class SelfAttention(nnx.Module):
     def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
         init, width = INITIALIZATIONS[model.initialization], model.head_width
         self.combination = COMBINATIONS[model.combination]
-        value_width = model.width if self.combination.has_wide_values else width
+        value_width = get_value_width(model)
         kv_axis, std = 'kv_heads' if model.kv_heads else 'heads', init.linear(model, model.width)
         query_axes, kv_axes = (('embed', name, 'head_width') for name in ('heads', kv_axis))
         self.query_DHK = make_normal_param(rngs, (model.width, model.heads, width), std, query_axes, inputs=1)

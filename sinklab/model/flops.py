@@ -4,7 +4,7 @@ import dataclasses
 
 from sinklab.attn.mask import resolve_mask
 from sinklab.config import spec
-from sinklab.model.attention import COMBINATIONS
+from sinklab.model.attention import COMBINATIONS, get_value_width
 from sinklab.model.layers import FFN_ACTIVATIONS, GATES
 from sinklab.model.learned_kv import count_learned_kv
 
@@ -33,9 +33,8 @@ def count_forward_flops(model: spec.ModelConfig, length: int, uses_mask: bool = 
         length: Number of tokens of a window.
         uses_mask: Count only scores that the mask does not hide (half of them under a causal mask).
     """
-    combination = COMBINATIONS[model.combination]
     width, heads, kv_heads, key_width = model.width, model.heads, model.num_kv_heads, model.head_width
-    value_width = width if combination.has_wide_values else key_width
+    value_width = get_value_width(model)
     projection_weights = width * (heads * key_width + kv_heads * (key_width + value_width)) + count_output_weights(
         model
     )
@@ -69,9 +68,8 @@ def count_recompute_flops(model: spec.ModelConfig, length: int, remat: str) -> f
 
 def count_output_weights(model: spec.ModelConfig) -> int:
     """Count the entries of W_O."""
-    combination = COMBINATIONS[model.combination]
-    value_width = model.width if combination.has_wide_values else model.head_width
-    return (1 if combination.sums_heads else model.heads) * value_width * model.width
+    num_parts = 1 if COMBINATIONS[model.combination].sums_heads else model.heads
+    return num_parts * get_value_width(model) * model.width
 
 
 def count_gate_weights(model: spec.ModelConfig, value_width: int) -> int:

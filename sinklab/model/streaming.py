@@ -20,7 +20,12 @@ from sinklab.attn import chunked, reference
 from sinklab.attn.operations import resolve_operation
 from sinklab.attn.spec import ScoreBias
 from sinklab.config import spec
-from sinklab.model.attention import COMBINATIONS, LayerContext, count_attended_kv_heads, make_layer_type_indices
+from sinklab.model.attention import (
+    LayerContext,
+    count_attended_kv_heads,
+    get_value_width,
+    make_layer_type_indices,
+)
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
 from sinklab.model.positions import POSITIONS, PositionEncoding
 from sinklab.model.transformer import Transformer
@@ -242,12 +247,9 @@ def init_stream(model: Transformer, cache_config: CacheConfig, batch: int = 1) -
     num_sink_tokens, model_spec = model.sink.num_tokens, model.model
 
     def make_empty(tokens: int) -> KeyValues:
-        value_width = (
-            model_spec.width if COMBINATIONS[model_spec.combination].has_wide_values else model_spec.head_width
-        )
         sizes = (
             (model_spec.layers, batch, tokens, count_attended_kv_heads(model_spec), width)
-            for width in (model_spec.head_width, value_width)
+            for width in (model_spec.head_width, get_value_width(model_spec))
         )
         return KeyValues(*(jnp.zeros(size, model.dtype) for size in sizes))
 

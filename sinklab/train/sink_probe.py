@@ -11,7 +11,7 @@ from sinklab.errors import UserError
 from sinklab.loss_mask import strip_loss_mask
 from sinklab.metrics import registry
 from sinklab.metrics.metric import MetricSetting, make_setting
-from sinklab.model.attention import COMBINATIONS
+from sinklab.model.attention import get_value_width
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import sharding
 from sinklab.storage.atomic_write import atomic_write
@@ -23,9 +23,8 @@ from sinklab.train.validation_loss import split_into_parts
 def estimate_sequence_bytes(model: ModelConfig, length: int) -> int:
     """Estimate the bytes that the probe captures for one sequence."""
     num_keys = length + count_learned_kv(model)
-    value_width = model.width if COMBINATIONS[model.combination].has_wide_values else model.head_width
     num_entries = length * model.width
-    num_entries += (num_keys + length) * model.heads * (model.head_width + value_width)
+    num_entries += (num_keys + length) * model.heads * (model.head_width + get_value_width(model))
     itemsize = np.dtype('float32' if model.dtype == 'float32' else 'uint16').itemsize
     return model.layers * (4 * model.heads * length * num_keys + itemsize * num_entries)
 
