@@ -393,14 +393,32 @@ def test_function_reads_its_variables_anew_in_each_call(models, kind):
     assert results[0][1] != results[1][1]
 
 
-def test_equal_edits_are_equal_and_share_a_compiled_program(run):
+def test_equal_edits_are_equal():
     edits = [Edit('key', positions=[0], layers=np.array([1, 0]), heads=range(2)), Edit('key', 0, 0, (0, 1), (1, 0))]
     assert edits[0] == edits[1]
     assert hash(edits[0]) == hash(edits[1])
-    run.loss(TEXTS, edits[0])
-    hits = run_model.jit_edited_loss.cache_info().hits
-    run.loss(TEXTS, edits[1])
-    assert run_model.jit_edited_loss.cache_info().hits == hits + 1
+
+
+def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypatch):
+    """A program is traced once for each number of positions, layers and heads."""
+    num_traces, apply_edits = 0, run_model.apply_edits
+
+    def count_traces(edits, layer, target, *args):
+        nonlocal num_traces
+        num_traces += target == 'residual'
+        return apply_edits(edits, layer, target, *args)
+
+    monkeypatch.setattr(run_model, 'apply_edits', count_traces)
+    run_model.jit_edited_loss.cache_clear()
+    edits = [Edit('value', positions=n, value=n / 2, layers=n, heads=(0, 3 - n)) for n in range(3)]
+    losses = {run.loss(TEXTS, edits[0])}
+    first = num_traces
+    assert first > 0
+    losses |= {run.loss(TEXTS, edit) for edit in edits[1:]}
+    assert len(losses) == 3
+    assert num_traces == first
+    run.loss(TEXTS, Edit('value', positions=(0, 1), layers=0, heads=(0, 3)))
+    assert num_traces == 2 * first
 
 
 @pytest.mark.parametrize(

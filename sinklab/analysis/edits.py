@@ -5,7 +5,6 @@ tokens), H (heads; 1 for hidden states), and X (the queries of attention weights
 """
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -27,8 +26,9 @@ TARGETS = {'attention': 'attention weights', 'key': 'keys', 'value': 'values', '
 class Edit:
     """A replacement in the forward pass, at some positions of each text.
 
-    Edits can be hashed and compared, so that equal edits of a run use the same compiled program. An edit with a
-    function is compiled in each call, because the variables that the function reads can have changed.
+    Edits of a run that differ in numbers, positions, layers, heads and dimensions, but not in how many these are, use
+    the same compiled program. An edit with a function is compiled in each call, because the variables that the
+    function reads can have changed.
 
     Attributes:
         target: What is replaced. `attention`: the weights A_ij, after the normalizer, of the keys j at `positions`,
@@ -91,48 +91,81 @@ class Edit:
             raise UserError(f'value={value!r} is not allowed; give a finite number{mean} or a function')
         return number
 
+    def applies_to(self, target: str, layer: int) -> bool:
+        """Return whether the edit replaces this target in this layer."""
+        layers = self.get_indices('layers')
+        return self.target == target and (layers is None or layer in layers)
+
+    def make_arrays(self) -> 'EditArrays':
+        """Return the edit in the form in which it is applied to arrays."""
+        indices = {
+            name: None if self.get_indices(name) is None else np.array(self.get_indices(name))
+            for name in ('positions', 'layers', 'heads', 'dimensions')
+        }
+        number, rule = (np.float32(self.value), None) if isinstance(self.value, float) else (None, self.value)
+        return EditArrays(
+            number=number,
+            rule=rule,
+            target=self.target,
+            renormalize=self.renormalize,
+            **indices,
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EditArrays:
+    """An `Edit` whose numbers and indices are arrays, of NumPy or traced by JAX.
+
+    A compiled program takes it as an argument. Edits with other numbers, and as many other indices, use the same one.
+    """
+
+    positions: Any
+    layers: Any
+    heads: Any
+    dimensions: Any
+    number: Any
+    rule: str | Callable[[Any], Any] | None = dataclasses.field(metadata=dict(static=True))  # instead of a number
+    target: str = dataclasses.field(metadata=dict(static=True))
+    renormalize: bool = dataclasses.field(metadata=dict(static=True))
+
     def apply(self, array_BSHX: Any, layer: Any, num_before: int, is_visible_BSHX: Any = True) -> Any:
-        """Return the array with this edit; the array itself if the edit does not apply to it.
+        """Return the array of the target in one layer with this edit.
 
         Args:
-            array_BSHX: The array of the target in one layer.
-            layer: The layer, from 0; an integer, or a traced one.
+            array_BSHX: The array.
+            layer: The layer, from 0.
             num_before: The number of entries of S before the text.
             is_visible_BSHX: Which attention weights are of keys that the query sees.
 
         Raises:
-            UserError: The array has no such head or dimension, or the function returns a wrong shape.
+            UserError: The function of the edit returns a wrong shape, or there is no other token for a mean.
         """
-        is_layer = is_member(layer, self.get_indices('layers'))
-        if is_layer is False:
-            return array_BSHX
         xp, (size, num_heads, width) = array_BSHX.__array_namespace__(), array_BSHX.shape[1:]
-        heads, dimensions = self.get_indices('heads'), self.get_indices('dimensions')
-        check_indices('head', heads, num_heads)
-        check_indices('dimension', dimensions, width)
-        index_N = num_before + np.array(self.positions)
+        index_N = num_before + self.positions
         is_edited_S11 = make_mask(index_N, size)[:, None, None]
-        new_BSHX = self.compute_values(array_BSHX, index_N, num_before)
+        new_BSHX = self.compute_values(array_BSHX, index_N, is_edited_S11, num_before)
         edited_BSHX = xp.where(is_edited_S11 & is_visible_BSHX, new_BSHX, array_BSHX)
         if self.renormalize:
             edited_BSHX = rescale_others(array_BSHX, edited_BSHX, is_edited_S11)
-        is_edited_HX = make_mask(heads, num_heads)[:, None] & make_mask(dimensions, width)
+        is_layer = True if self.layers is None else (self.layers == layer).any()
+        is_edited_HX = make_mask(self.heads, num_heads)[:, None] & make_mask(self.dimensions, width)
         return xp.where(is_layer & is_edited_HX, edited_BSHX, array_BSHX).astype(array_BSHX.dtype)
 
-    def compute_values(self, array_BSHX: Any, index_N: np.ndarray, num_before: int) -> Any:
+    def compute_values(self, array_BSHX: Any, index_N: Any, is_edited_S11: Any, num_before: int) -> Any:
         """Return the new values; entries of S that are not in `index_N` are not used. Any axis may be 1."""
-        size = array_BSHX.shape[1]
-        if callable(self.value):
-            inverse_S = np.zeros(size, int)
-            inverse_S[index_N] = np.arange(len(index_N))
-            return call_function(self.value, array_BSHX[:, index_N])[:, inverse_S]
-        if self.value != 'mean':
-            return self.value
-        is_other_S = np.arange(size) >= num_before
-        is_other_S[index_N] = False
-        if not is_other_S.any():
+        if self.rule is None:
+            return self.number
+        xp, index_S = array_BSHX.__array_namespace__(), np.arange(array_BSHX.shape[1])
+        if callable(self.rule):
+            inverse_S = xp.searchsorted(index_N, index_S).clip(0, len(index_N) - 1)
+            return call_function(self.rule, array_BSHX[:, index_N])[:, inverse_S]
+        num_others = len(index_S) - num_before - len(index_N)
+        if not num_others:
             raise UserError('value="mean" needs another token than those at positions; give a longer text')
-        return array_BSHX[:, is_other_S].astype('float32').mean(1, keepdims=True)
+        is_other_S11 = (index_S >= num_before)[:, None, None] & ~is_edited_S11
+        others_BSHX = xp.where(is_other_S11, array_BSHX.astype('float32'), 0)
+        return others_BSHX.sum(1, keepdims=True) / np.float32(num_others)
 
 
 def convert_indices(name: str, value: Any) -> tuple[int, ...] | None:
@@ -148,18 +181,26 @@ def convert_indices(name: str, value: Any) -> tuple[int, ...] | None:
     return tuple(sorted(indices))
 
 
-def check_indices(noun: str, indices: tuple[int, ...] | None, size: int) -> None:
-    if indices and indices[-1] >= size:
-        raise UserError(f'there is no {noun} {indices[-1]}; {noun}s count from 0 to {size - 1}')
+def check_sizes(edit: Edit, num_heads: int, width: int) -> None:
+    """Check that the arrays of a target have the heads and the dimensions of an edit.
+
+    Args:
+        edit: The edit.
+        num_heads: The number of heads of the array.
+        width: The number of dimensions of its vectors; not used for attention weights.
+
+    Raises:
+        UserError: There is no such head or dimension.
+    """
+    for noun, size in (('head', num_heads), ('dimension', width)):
+        indices = edit.get_indices(f'{noun}s')
+        if indices and indices[-1] >= size:
+            raise UserError(f'there is no {noun} {indices[-1]}; {noun}s count from 0 to {size - 1}')
 
 
-def is_member(layer: Any, layers: tuple[int, ...] | None) -> Any:
-    """Return whether a layer is one of `layers`: a bool, or a traced one if the layer is traced."""
-    return layers is None or functools.reduce(operator.or_, (layer == index for index in layers), False)
-
-
-def make_mask(indices: Sequence[int] | np.ndarray | None, size: int) -> np.ndarray:
-    return np.ones(size, bool) if indices is None else np.isin(np.arange(size), indices)
+def make_mask(indices_N: Any, size: int) -> Any:
+    """Return which of 0, 1, ..., size - 1 are in `indices_N`; None: all."""
+    return np.ones(size, bool) if indices_N is None else (np.arange(size)[:, None] == indices_N).any(-1)
 
 
 def call_function(function: Callable[[Any], Any], array_BNHX: Any) -> Any:
@@ -177,7 +218,7 @@ def call_function(function: Callable[[Any], Any], array_BNHX: Any) -> Any:
     return array_BNHX.__array_namespace__().asarray(result)
 
 
-def rescale_others(array_BSHX: Any, edited_BSHX: Any, is_edited_S11: np.ndarray) -> Any:
+def rescale_others(array_BSHX: Any, edited_BSHX: Any, is_edited_S11: Any) -> Any:
     """Scale the weights that are not edited, so that the sum over S of |weights| is that of `array_BSHX`."""
     xp = array_BSHX.__array_namespace__()
     other_B1HX = xp.where(is_edited_S11, 0, abs(array_BSHX)).sum(1, keepdims=True)
@@ -188,9 +229,14 @@ def rescale_others(array_BSHX: Any, edited_BSHX: Any, is_edited_S11: np.ndarray)
 
 
 def apply_edits(
-    edits: Sequence[Edit], layer: Any, target: str, array_BSHX: Any, num_before: int, is_visible_BSHX: Any = True
+    edits: Sequence[EditArrays],
+    layer: Any,
+    target: str,
+    array_BSHX: Any,
+    num_before: int,
+    is_visible_BSHX: Any = True,
 ) -> Any:
-    """Apply all edits of a target, one after another; see `Edit.apply`."""
+    """Apply all edits of a target, one after another; see `EditArrays.apply`."""
     for edit in edits:
         if edit.target == target:
             array_BSHX = edit.apply(array_BSHX, layer, num_before, is_visible_BSHX)

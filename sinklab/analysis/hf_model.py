@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from sinklab.analysis.edits import TARGETS, Edit, add_edits_to_digest, apply_edits
+from sinklab.analysis.edits import TARGETS, Edit, add_edits_to_digest, apply_edits, check_sizes
 from sinklab.analysis.model_protocol import (
     ExtractFn,
     ProgressFn,
@@ -241,9 +241,15 @@ class AttentionRecorder:
     @record_hook_error
     def edit(self, target: str, array_PSHX: torch.Tensor, is_visible_PSHX: Any = True) -> torch.Tensor:
         """Apply the edits of this pass to an array of the running layer; return the array itself if none applies."""
-        array = array_PSHX.float().numpy()  # NumPy has no bfloat16
-        edited = apply_edits(self.edits, self.layer_number - 1, target, array, 0, is_visible_PSHX)
-        return array_PSHX if edited is array else torch.from_numpy(edited).to(array_PSHX.dtype)
+        layer = self.layer_number - 1
+        edits = [edit for edit in self.edits if edit.applies_to(target, layer)]
+        if not edits:
+            return array_PSHX
+        for edit in edits:
+            check_sizes(edit, *array_PSHX.shape[2:])
+        arrays, array = [edit.make_arrays() for edit in edits], array_PSHX.float().numpy()  # NumPy has no bfloat16
+        edited = apply_edits(arrays, layer, target, array, 0, is_visible_PSHX)
+        return torch.from_numpy(edited).to(array_PSHX.dtype)
 
     def attend(self, eager: Callable, module, query, key, value, mask, options: dict[str, Any]) -> tuple[Any, Any]:
         """Compute eager attention with the edits of this pass, and store its arrays.

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from sinklab.analysis.edits import TARGETS, Edit, add_edits_to_digest, apply_edits
+from sinklab.analysis.edits import TARGETS, Edit, EditArrays, add_edits_to_digest, apply_edits, check_sizes
 from sinklab.analysis.model_protocol import (
     ExtractFn,
     ProgressFn,
@@ -24,7 +24,7 @@ from sinklab.analysis.model_protocol import (
     run_in_batches,
 )
 from sinklab.checkpoint import checkpointer, digests
-from sinklab.config.spec import Hardware, Spec
+from sinklab.config.spec import Hardware, ModelConfig, Spec
 from sinklab.data.prepare import find_tokenizer_file, open_corpus
 from sinklab.data.run_data import PREPENDED_IDS
 from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, load_tokenizer
@@ -37,6 +37,7 @@ from sinklab.metrics.metric import (
     extract_arrays,
     make_setting,
 )
+from sinklab.model.attention import get_value_width
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import device_mesh, sharding
@@ -213,7 +214,7 @@ class RunModel:
         on_progress: ProgressFn = ignore_progress,
     ) -> dict[str, np.ndarray]:
         program, batch_size = (
-            make_program(jit_capture, self.spec, extract, make_hashable(position_T), edits=self.edits),
+            self.make_program(jit_capture, extract, make_hashable(position_T), self.edits is not None),
             self.choose_batch_size(check_length(self, ids_PT)),
         )
         with jax.set_mesh(self.mesh):
@@ -222,7 +223,7 @@ class RunModel:
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         length = check_length(self, ids_PT)
         if self.edits is not None:
-            program = make_program(jit_edited_loss, self.spec, make_hashable(position_T), edits=self.edits)
+            program = self.make_program(jit_edited_loss, make_hashable(position_T))
             batch_size = self.choose_batch_size(length)
         else:
             program = jit_token_loss(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
@@ -231,7 +232,19 @@ class RunModel:
             arrays = run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
         return np.where(is_in_loss(ids_PT[:, 1:]), arrays['loss_LPT'][0], np.nan)
 
+    def make_program(self, make_jitted: Any, *arguments: Any) -> Callable:
+        """Return the function of `jit_capture` or `jit_edited_loss`, with the edits of this model.
+
+        It is a new one if the value of an edit is a function, which may read variables that have changed.
+        """
+        has_function = any(callable(edit.value) for edit in self.edits or ())
+        program = (make_jitted.__wrapped__ if has_function else make_jitted)(self.spec, *arguments)
+        return functools.partial(program, tuple(edit.make_arrays() for edit in self.edits or ()))
+
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'RunModel':
+        widths = get_widths(self.spec.model)
+        for edit in edits:
+            check_sizes(edit, self.spec.model.heads, widths[edit.target])
         params, clone = self.params, copy.copy(self)  # read here, so that several copies read them once
         clone.params, clone.edits = params, edits
         return clone
@@ -262,12 +275,13 @@ def make_one_device_mesh() -> jax.sharding.Mesh:
 
 @functools.lru_cache(maxsize=16)  # so that other steps of a run use the same compiled program
 def jit_capture(
-    spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | None, edits: tuple[Edit, ...] | None = None
+    spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | None, is_edited: bool = False
 ) -> Callable:
-    """Return the jitted function (params, ids_PT) -> arrays that `extract` keeps of all layers."""
-    forward_fn = make_forward(spec, capture=True, **make_position_kwargs(positions), **make_edit_kwargs(edits))
+    """Return the jitted function (edits, params, ids_PT) -> arrays that `extract` keeps of all layers."""
 
-    def program(params: dict, ids_PT: jax.Array) -> Arrays:
+    def program(edits: Sequence[EditArrays], params: dict, ids_PT: jax.Array) -> Arrays:
+        edit = functools.partial(apply_edits, edits) if is_edited else None
+        forward_fn = make_forward(spec, capture=True, edit=edit, **make_position_kwargs(positions))
         _, _, intermediates = forward_fn(params, ids_PT)
         return extract(
             extract_arrays(intermediates, make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model)))
@@ -284,11 +298,12 @@ def jit_token_loss(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
 
 
 @functools.lru_cache(maxsize=16)
-def jit_edited_loss(spec: Spec, positions: tuple[int, ...] | None, edits: tuple[Edit, ...]) -> Callable:
-    """Return the jitted function (params, ids_PT) -> loss_LPT, where L is 1, from the full attention matrices."""
-    forward_fn = make_forward(spec, capture=True, **make_position_kwargs(positions), **make_edit_kwargs(edits))
+def jit_edited_loss(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
+    """Return the jitted function (edits, params, ids_PT) -> loss_LPT of full attention matrices, where L is 1."""
 
-    def program(params: dict, ids_PT: jax.Array) -> Arrays:
+    def program(edits: Sequence[EditArrays], params: dict, ids_PT: jax.Array) -> Arrays:
+        edit = functools.partial(apply_edits, edits)
+        forward_fn = make_forward(spec, capture=True, edit=edit, **make_position_kwargs(positions))
         hidden_PTD, head_VD, _ = forward_fn(params, ids_PT)
         logits_PTV = compute_logits(hidden_PTD[:, :-1], head_VD)
         return {'loss_LPT': optax.softmax_cross_entropy_with_integer_labels(logits_PTV, ids_PT[:, 1:])[None]}
@@ -296,19 +311,9 @@ def jit_edited_loss(spec: Spec, positions: tuple[int, ...] | None, edits: tuple[
     return jax.jit(program, **state.get_replicated_jit_options(spec, make_one_device_mesh()))
 
 
-def make_program(make_jitted: Any, *arguments: Any, edits: tuple[Edit, ...] | None) -> Callable:
-    """Return the jitted function of `jit_capture` or `jit_edited_loss`.
-
-    It is a new one if the value of an edit is a function, which may read variables that have changed.
-    """
-    has_function = any(callable(edit.value) for edit in edits or ())
-    program: Callable = (make_jitted.__wrapped__ if has_function else make_jitted)(*arguments, edits)
-    return program
-
-
-def make_edit_kwargs(edits: tuple[Edit, ...] | None) -> dict[str, Callable]:
-    """Return the keyword arguments of a forward pass for edits."""
-    return {} if edits is None else dict(edit=functools.partial(apply_edits, edits))
+def get_widths(model: ModelConfig) -> dict[str, int]:
+    """Return the number of dimensions of the vectors of each target of edits; attention weights have none."""
+    return dict(attention=0, key=model.head_width, value=get_value_width(model), residual=model.width)
 
 
 def make_hashable(position_T: np.ndarray | None) -> tuple[int, ...] | None:
