@@ -113,7 +113,7 @@ def measure_cache(args: argparse.Namespace, spec: Spec, params: dict, cache: Cac
         name: jit_model_function(spec, make_loss_function(cache, chunk_tokens)).lower(params, ids_T).compile()
         for name, chunk_tokens in chunk_sizes.items()
     }
-    programs['one pass'](params, ids_T)
+    jax.block_until_ready(programs['one pass'](params, ids_T))
     rounds = [
         {name: time_call(program, params, ids_T) for name, program in programs.items()} for _ in range(args.rounds)
     ]
