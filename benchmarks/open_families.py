@@ -1,11 +1,11 @@
 """Check of open model families: tiny random models, measured and compared with transformers.
 
 python benchmarks/open_families.py FOLDER [--families=gptj,falcon] [--out=now.json]
-python benchmarks/open_families.py FOLDER --table [--before=before.json] --out=now.json
+python benchmarks/open_families.py FOLDER --table --out=now.json
 
 The first command writes models to FOLDER, runs `sinklab measure` and `sinklab.open(...).attention(...)` on each
 model, compares the attention with that of transformers, and writes the results to --out. The second command prints
-the results as the table of docs/results/open_models.md, beside the results of another version (--before).
+the results as the table of docs/results/open_families.md.
 """
 
 import argparse
@@ -391,32 +391,21 @@ def measure_family(family: str, folder: Path, source: Path) -> dict[str, Any]:
     return result
 
 
-def format_answer(result: dict[str, Any] | None) -> str:
-    """Return the table cell of a result; - for a missing result."""
-    if result is None:
-        return '-'
+def format_answer(result: dict[str, Any]) -> str:
+    """Return the table cell of a result."""
     if result['answer'] != 'measured':
         return f'{result["answer"]}: {result["why"].removeprefix("sinklab measure: ")}'.replace('|', '/')
     has_error = isinstance(result['attention'], str)
     return 'measured' + (f'; `.attention()`: {result["attention"]}' if has_error else '')
 
 
-def format_table(old_results: dict[str, Any], new_results: dict[str, Any]) -> str:
-    rows = ['| family | before | now | largest difference | not measured |', '|---|---|---|---|---|']
-    for family, result in new_results.items():
-        difference_text = result.get('difference', '-')
-        difference_text = (
-            f'{difference_text:.1g}'
-            if isinstance(difference_text, float)
-            else '-'
-            if difference_text is None
-            else difference_text
-        )
+def format_table(results: dict[str, Any]) -> str:
+    rows = ['| family | answer | largest difference | not measured |', '|---|---|---|---|']
+    for family, result in results.items():
+        difference = result.get('difference')
+        difference_text = f'{difference:.1g}' if isinstance(difference, float) else difference or '-'
         remarks = '; '.join(result.get('remarks', ()))
-        rows.append(
-            f'| `{family}` | {format_answer(old_results.get(family))} '
-            f'| {format_answer(result)} | {difference_text} | {remarks} |'
-        )
+        rows.append(f'| `{family}` | {format_answer(result)} | {difference_text} | {remarks} |')
     return '\n'.join(rows)
 
 
@@ -425,15 +414,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument('folder', type=Path)
     parser.add_argument('--families', default=','.join(FAMILIES))
     parser.add_argument('--out', type=Path, default=Path('open_families.json'))
-    parser.add_argument('--before', type=Path)
     parser.add_argument('--table', action='store_true')
     return parser.parse_args()
 
 
 def main(args: argparse.Namespace) -> None:
     if args.table:
-        old_results = json.loads(args.before.read_text()) if args.before else {}
-        print(format_table(old_results, json.loads(args.out.read_text())))
+        print(format_table(json.loads(args.out.read_text())))
         return
     import transformers
 

@@ -14,7 +14,6 @@ writes them alone.
 import argparse
 import contextlib
 import dataclasses
-import functools
 import io
 import json
 import os
@@ -66,9 +65,15 @@ class ModelEntry:
         return f'{entry["file"]} of {first}' + (f' and {len(others)} more packages' if others else '')
 
 
-@functools.lru_cache(maxsize=1)
+OPENED_MODELS: dict[tuple[str, str], OpenedModel] = {}
+
+
 def open_model(ref: str, bos: str = 'auto') -> OpenedModel:
-    return sinklab.open(ref, bos=bos)
+    """Open a model, and free the memory of the one before."""
+    if (ref, bos) not in OPENED_MODELS:
+        OPENED_MODELS.clear()
+        OPENED_MODELS[ref, bos] = sinklab.open(ref, bos=bos)
+    return OPENED_MODELS[ref, bos]
 
 
 def round_number(value: float) -> float | None:
@@ -204,7 +209,7 @@ def run_experiment(experiment: dict, model: ModelEntry, variants: dict, args: ar
     run_variant = VERBS[experiment.get('verb', 'measure')]
     start, found, refused = time.perf_counter(), {}, {}
     if run_variant is stream_text:
-        open_model.cache_clear()  # frees the memory of the model
+        OPENED_MODELS.clear()  # frees the memory of the model
     for name, options in variants.items():
         try:
             found[name] = run_variant(model, experiment, options, args.corpora)
