@@ -270,7 +270,8 @@ class OpenedModel:
     ) -> dict[str, dict[str, float]]:
         """Compute the loss and metrics of texts without and with edits.
 
-        All losses of a run come from its full attention matrices. That without edits may round otherwise than `loss`.
+        All losses of a run come from its full attention matrices. Without edits it may round differently from
+        `loss`.
 
         Args:
             text: One text, or several; all are cut to the length of the shortest.

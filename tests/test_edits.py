@@ -5,6 +5,7 @@ import importlib.util
 import math
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import open_models
 import pytest
@@ -16,6 +17,7 @@ from model_options import COMBINATIONS, LENGTH, OPTIONS, TOKENS
 import sinklab
 from sinklab import Edit, UserError
 from sinklab.analysis import run_model
+from sinklab.analysis.edits import apply_edits
 from sinklab.analysis.measure import measure_cached, measure_model
 from sinklab.analysis.run_model import find_run_tokenizer
 from sinklab.checkpoint import checkpointer
@@ -399,8 +401,9 @@ def test_equal_edits_are_equal():
     assert hash(edits[0]) == hash(edits[1])
 
 
-def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypatch):
-    """A program is traced once for each number of positions, layers and heads."""
+@pytest.mark.parametrize('verb', ['loss', 'attention'])
+def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypatch, verb):
+    """A program is traced once for each number of positions, layers, heads and dimensions."""
     num_traces, apply_edits = 0, run_model.apply_edits
 
     def count_traces(edits, layer, target, *args):
@@ -408,17 +411,39 @@ def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypa
         num_traces += target == 'residual'
         return apply_edits(edits, layer, target, *args)
 
+    def compute_number(*edits):
+        return run.loss(TEXTS, edits) if verb == 'loss' else float(run.attention(TEXTS[0], edits).matrix_LHTS.std())
+
     monkeypatch.setattr(run_model, 'apply_edits', count_traces)
     run_model.jit_edited_loss.cache_clear()
-    edits = [Edit('value', positions=n, value=n / 2, layers=n, heads=(0, 3 - n)) for n in range(3)]
-    losses = {run.loss(TEXTS, edits[0])}
+    run_model.jit_capture.cache_clear()
+    edits = [
+        (
+            Edit('value', positions=n, value=n / 2, layers=n % 2, heads=(0, 3 - n), dimensions=n),
+            Edit('residual', positions=(n, 5), value='mean', layers=1 - n % 2, dimensions=(n, 7)),
+        )
+        for n in range(3)
+    ]
+    numbers = {compute_number(*edits[0])}
     first = num_traces
     assert first > 0
-    losses |= {run.loss(TEXTS, edit) for edit in edits[1:]}
-    assert len(losses) == 3
+    numbers |= {compute_number(*pair) for pair in edits[1:]}
+    assert len(numbers) == 3
     assert num_traces == first
-    run.loss(TEXTS, Edit('value', positions=(0, 1), layers=0, heads=(0, 3)))
+    compute_number(edits[0][0], Edit('residual', positions=1, value='mean', layers=1, dimensions=(0, 7)))
     assert num_traces == 2 * first
+
+
+@pytest.mark.parametrize('convert', [np.asarray, jnp.asarray])
+def test_weights_too_small_to_be_scaled_are_not_edited(convert):
+    """The smallest are denormal numbers, which XLA sets to 0."""
+    for smallest in (0.0, 5.5e-42, 1e-31):
+        row = np.array([1.0, smallest], np.float32).reshape(1, 2, 1, 1)
+        edited = apply_edits([Edit('attention', renormalize=True).make_arrays()], 0, 'attention', convert(row), 0)
+        np.testing.assert_array_equal(edited, row)
+    row = np.array([1.0, 1e-29], np.float32).reshape(1, 2, 1, 1)
+    edited = apply_edits([Edit('attention', renormalize=True).make_arrays()], 0, 'attention', convert(row), 0)
+    np.testing.assert_allclose(np.ravel(edited), [0, 1], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -437,6 +462,7 @@ def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypa
         dict(dimensions=()),
         dict(value=math.nan),
         dict(value=-math.inf),
+        dict(value=1e39),
         dict(value='zero'),
         dict(value='1'),
         dict(value=None),

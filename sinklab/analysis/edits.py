@@ -21,6 +21,8 @@ from sinklab.schema import format_unknown_name
 # {target: what it replaces}
 TARGETS = {'attention': 'attention weights', 'key': 'keys', 'value': 'values', 'residual': 'hidden states'}
 
+MIN_SUM = 1e-30  # of attention weights that are scaled
+
 
 @dataclasses.dataclass(frozen=True)
 class Edit:
@@ -38,14 +40,15 @@ class Edit:
             token, are not counted.
         value: The replacement. A number; `mean`, for vectors: their mean over all other tokens of the same text
             (later ones as well, so that a loss is no longer that of a causal model); or a function of an array
-            (texts, positions, heads, X) that returns an array of the same shape. X is the queries for `attention`,
-            and the dimensions of the vector for other targets; hidden states have 1 head. The array is of NumPy for
-            an open model, and traced by JAX for a run.
+            (texts, positions in ascending order, heads, X) that returns an array of the same shape. X is the queries
+            for `attention`, and the dimensions of the vector for other targets; hidden states have 1 head. The array
+            is of NumPy for an open model, and traced by JAX for a run.
         layers: The layers, from 0, as in `AttentionMatrices.plot`; None: all layers that have the target.
         heads: The heads of the queries, from 0; None: all. Hidden states have none.
         dimensions: The dimensions of the vectors, from 0; None: all. Attention weights have none.
-        renormalize: For `attention`: scale the other weights of the row, so that sum_j |A_ij| is as before. A row
-            without other weights, such as that of the first query, is not edited.
+        renormalize: For `attention`: scale the other weights of the row, so that sum_j |A_ij| is as before; they
+            become 0 if the edited weights alone have a larger sum. A row without other weights, such as that of the
+            first query, is not edited.
 
     Raises:
         UserError: A field has a value that is not allowed.
@@ -86,9 +89,9 @@ class Edit:
             number = math.nan if isinstance(value, str) else float(value)
         except (TypeError, ValueError):
             number = math.nan
-        if not math.isfinite(number):
+        if not abs(number) <= float(np.finfo(np.float32).max):
             mean = '' if self.target == 'attention' else ", 'mean'"
-            raise UserError(f'value={value!r} is not allowed; give a finite number{mean} or a function')
+            raise UserError(f'value={value!r} is not allowed; give a finite number of float32{mean} or a function')
         return number
 
     def applies_to(self, target: str, layer: int) -> bool:
@@ -102,10 +105,10 @@ class Edit:
             name: None if self.get_indices(name) is None else np.array(self.get_indices(name))
             for name in ('positions', 'layers', 'heads', 'dimensions')
         }
-        number, rule = (np.float32(self.value), None) if isinstance(self.value, float) else (None, self.value)
+        number, function = (np.float32(self.value), None) if isinstance(self.value, float) else (None, self.value)
         return EditArrays(
             number=number,
-            rule=rule,
+            function=function,
             target=self.target,
             renormalize=self.renormalize,
             **indices,
@@ -120,12 +123,12 @@ class EditArrays:
     A compiled program takes it as an argument. Edits with other numbers, and as many other indices, use the same one.
     """
 
-    positions: Any
-    layers: Any
-    heads: Any
-    dimensions: Any
-    number: Any
-    rule: str | Callable[[Any], Any] | None = dataclasses.field(metadata=dict(static=True))  # instead of a number
+    positions: Any  # int (N,), ascending
+    layers: Any  # int (N,), or None for all
+    heads: Any  # int (N,), or None for all
+    dimensions: Any  # int (N,), or None for all
+    number: Any  # a scalar of float32; None if `function` computes the values
+    function: str | Callable[[Any], Any] | None = dataclasses.field(metadata=dict(static=True))  # or 'mean'
     target: str = dataclasses.field(metadata=dict(static=True))
     renormalize: bool = dataclasses.field(metadata=dict(static=True))
 
@@ -143,23 +146,23 @@ class EditArrays:
         """
         xp, (size, num_heads, width) = array_BSHX.__array_namespace__(), array_BSHX.shape[1:]
         index_N = num_before + self.positions
-        is_edited_S11 = make_mask(index_N, size)[:, None, None]
+        is_edited_S11 = find_members(index_N, size)[:, None, None]
         new_BSHX = self.compute_values(array_BSHX, index_N, is_edited_S11, num_before)
         edited_BSHX = xp.where(is_edited_S11 & is_visible_BSHX, new_BSHX, array_BSHX)
         if self.renormalize:
             edited_BSHX = rescale_others(array_BSHX, edited_BSHX, is_edited_S11)
         is_layer = True if self.layers is None else (self.layers == layer).any()
-        is_edited_HX = make_mask(self.heads, num_heads)[:, None] & make_mask(self.dimensions, width)
+        is_edited_HX = find_members(self.heads, num_heads)[:, None] & find_members(self.dimensions, width)
         return xp.where(is_layer & is_edited_HX, edited_BSHX, array_BSHX).astype(array_BSHX.dtype)
 
     def compute_values(self, array_BSHX: Any, index_N: Any, is_edited_S11: Any, num_before: int) -> Any:
         """Return the new values; entries of S that are not in `index_N` are not used. Any axis may be 1."""
-        if self.rule is None:
+        if self.function is None:
             return self.number
         xp, index_S = array_BSHX.__array_namespace__(), np.arange(array_BSHX.shape[1])
-        if callable(self.rule):
+        if callable(self.function):
             inverse_S = xp.searchsorted(index_N, index_S).clip(0, len(index_N) - 1)
-            return call_function(self.rule, array_BSHX[:, index_N])[:, inverse_S]
+            return call_function(self.function, array_BSHX[:, index_N])[:, inverse_S]
         num_others = len(index_S) - num_before - len(index_N)
         if not num_others:
             raise UserError('value="mean" needs another token than those at positions; give a longer text')
@@ -198,7 +201,7 @@ def check_sizes(edit: Edit, num_heads: int, width: int) -> None:
             raise UserError(f'there is no {noun} {indices[-1]}; {noun}s count from 0 to {size - 1}')
 
 
-def make_mask(indices_N: Any, size: int) -> Any:
+def find_members(indices_N: Any, size: int) -> Any:
     """Return which of 0, 1, ..., size - 1 are in `indices_N`; None: all."""
     return np.ones(size, bool) if indices_N is None else (np.arange(size)[:, None] == indices_N).any(-1)
 
@@ -219,11 +222,15 @@ def call_function(function: Callable[[Any], Any], array_BNHX: Any) -> Any:
 
 
 def rescale_others(array_BSHX: Any, edited_BSHX: Any, is_edited_S11: Any) -> Any:
-    """Scale the weights that are not edited, so that the sum over S of |weights| is that of `array_BSHX`."""
+    """Scale the weights that are not edited, so that the sum over S of |weights| is that of `array_BSHX`.
+
+    They become 0 if the edited weights alone have a larger sum. Rows are not edited if their other weights have a sum
+    below MIN_SUM, which cannot be scaled in float32.
+    """
     xp = array_BSHX.__array_namespace__()
     other_B1HX = xp.where(is_edited_S11, 0, abs(array_BSHX)).sum(1, keepdims=True)
     missing_B1HX = (abs(array_BSHX) - xp.where(is_edited_S11, abs(edited_BSHX), 0)).sum(1, keepdims=True).clip(0)
-    has_others = other_B1HX > 0
+    has_others = other_B1HX > MIN_SUM
     scaled_BSHX = array_BSHX * (missing_B1HX / xp.where(has_others, other_B1HX, 1))
     return xp.where(has_others, xp.where(is_edited_S11, edited_BSHX, scaled_BSHX), array_BSHX)
 

@@ -247,7 +247,8 @@ class AttentionRecorder:
             return array_PSHX
         for edit in edits:
             check_sizes(edit, *array_PSHX.shape[2:])
-        arrays, array = [edit.make_arrays() for edit in edits], array_PSHX.float().numpy()  # NumPy has no bfloat16
+        arrays = [edit.make_arrays() for edit in edits]
+        array = array_PSHX.float().numpy()  # NumPy has no bfloat16
         edited = apply_edits(arrays, layer, target, array, 0, is_visible_PSHX)
         return torch.from_numpy(edited).to(array_PSHX.dtype)
 

@@ -565,7 +565,7 @@ class MeasureJob:
 
     def run(self, on_progress: ProgressFn = ignore_progress) -> MeasureResult:
         measurements = {name: self.measure_input(name, on_progress) for name in self.ids_by_input}
-        header = dict(model=self.model.name, digest=self.model.digest, dtype=self.model.dtype)
+        header = dict(model=self.model.name, digest=self.model.digest, dtype=self.model.dtype, bos=self.model.bos)
         header |= {name: getattr(self.request, name) for name in OPEN_MODEL_DEFAULTS}
         if remarks := [*self.model.remarks, *self.remarks]:
             header |= dict(remarks=remarks)

@@ -222,12 +222,12 @@ class RunModel:
 
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         length = check_length(self, ids_PT)
+        batch_size = max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))  # of the logits
         if self.edits is not None:
             program = self.make_program(jit_edited_loss, make_hashable(position_T))
-            batch_size = self.choose_batch_size(length)
+            batch_size = min(batch_size, self.choose_batch_size(length))
         else:
             program = jit_token_loss(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
-            batch_size = max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))
         with jax.set_mesh(self.mesh):
             arrays = run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
         return np.where(is_in_loss(ids_PT[:, 1:]), arrays['loss_LPT'][0], np.nan)
@@ -242,6 +242,11 @@ class RunModel:
         return functools.partial(program, tuple(edit.make_arrays() for edit in self.edits or ()))
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'RunModel':
+        """Return a copy of the model with edits; see `MeasurableModel.copy_with_edits`.
+
+        Raises:
+            UserError: The model has no such head or dimension.
+        """
         widths = get_widths(self.spec.model)
         for edit in edits:
             check_sizes(edit, self.spec.model.heads, widths[edit.target])
@@ -275,12 +280,12 @@ def make_one_device_mesh() -> jax.sharding.Mesh:
 
 @functools.lru_cache(maxsize=16)  # so that other steps of a run use the same compiled program
 def jit_capture(
-    spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | None, is_edited: bool = False
+    spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | None, takes_edits: bool = False
 ) -> Callable:
     """Return the jitted function (edits, params, ids_PT) -> arrays that `extract` keeps of all layers."""
 
     def program(edits: Sequence[EditArrays], params: dict, ids_PT: jax.Array) -> Arrays:
-        edit = functools.partial(apply_edits, edits) if is_edited else None
+        edit = functools.partial(apply_edits, edits) if takes_edits else None
         forward_fn = make_forward(spec, capture=True, edit=edit, **make_position_kwargs(positions))
         _, _, intermediates = forward_fn(params, ids_PT)
         return extract(
