@@ -25,7 +25,7 @@ def compute_logits(params, token_T, spec, first, recent):
             rows = np.stack([row for _, row in cache])
             weights = reference.take_layer(params['blocks'], layer)
             x = reference.compute_block(weights, rows, place, layer_spec)[0][-1]
-            caches[layer] = cache[:first] + cache[first:][-recent:]
+            caches[layer] = cache[:first] + cache[max(first, len(cache) - recent) :]
         if model.norm != 'post':
             x = formulas.rms_norm(x, params['norm']['gain_D'], model.norm_epsilon)
         outputs.append(x @ params['embedding_VD' if model.tied else 'head_VD'].T)

@@ -1,5 +1,6 @@
 """Streaming inference: one pass, segments and single tokens match the reference cache."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -134,6 +135,17 @@ def test_logits_do_not_depend_on_segment_size(size):
     spec, params = make_case(**SIGMOID, **make_model_changes(columns__kind='sink_token'))
     for cache in (CacheConfig(0, 4), CacheConfig(3, 6)):
         assert_near(read_in_parts(spec, params, cache, size), read_in_parts(spec, params, cache, len(TOKENS)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('size', [1, 5, len(TOKENS)])
+def test_logits_in_bfloat16_are_those_of_float32_rounded(size):
+    spec, params = make_case(model__kv_heads=2)
+    bfloat16_spec = dataclasses.replace(spec, model=dataclasses.replace(spec.model, dtype='bfloat16'))
+    for cache in CACHES:
+        expected = read_in_parts(spec, params, cache, len(TOKENS))
+        actual = read_in_parts(bfloat16_spec, params, cache, size)
+        assert np.sqrt(np.mean((actual - expected) ** 2)) < 0.06 * expected.std()
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ text. Embedded position encodings are added at the position of the query, and st
 is token 0, one of the x first tokens; other learned keys are always visible and do not count. A window of the
 model also counts positions in the cache.
 
-The number of tokens that are read at once does not change the result: each query sees what it would see alone.
+Apart from rounding, the number of tokens that are read at once does not change the result: each query sees what it
+would see alone.
 """
 
 import dataclasses
@@ -100,11 +101,11 @@ class RotatedKeys:
 
 
 @dataclasses.dataclass(frozen=True)
-class Segment:
-    """The place of a segment: the time of its first token, and the position for its distances to recent tokens."""
+class QueryStart:
+    """Time and position of the first of several queries; recent keys have consecutive positions around it."""
 
-    start_time: jax.Array
-    position: jax.Array
+    time: jax.Array | int
+    position: jax.Array | int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,50 +130,48 @@ class StreamingContext:
         kv_cache = KVCache(first_kv, slice_tokens(recent_kv, length, self.cache_config.num_recent))
         first_keys = self.make_first_keys(first_kv, feature_map, learned_kv)
         if is_shift_invariant(self.model):
-            # Small positions have the smallest rounding errors of angles.
-            segment = Segment(self.start_time, jnp.zeros((1, 1), jnp.int32))
-            return self.attend_segment(query_BTHK, first_keys, recent_kv, feature_map, segment), kv_cache
+            start = QueryStart(self.start_time, 0)
+            return self.attend_queries(query_BTHK, first_keys, recent_kv, feature_map, start), kv_cache
 
         def attend_token(index: jax.Array) -> jax.Array:
             token_kv = slice_tokens(recent_kv, index, self.cache_config.num_recent + 1)
             time = self.start_time + index
-            segment = Segment(time, jnp.minimum(time, self.cache_config.size)[None, None])
+            start = QueryStart(time, jnp.minimum(time, self.cache_config.size))
             query_B1HK = slice_tokens(query_BTHK, index, 1)
-            return self.attend_segment(query_B1HK, first_keys, token_kv, feature_map, segment)
+            return self.attend_queries(query_B1HK, first_keys, token_kv, feature_map, start)
 
         output_TB1HK = jax.lax.map(attend_token, jnp.arange(length))
         return chunked.join_chunks(output_TB1HK, 1, length), kv_cache
 
-    def attend_segment(
+    def attend_queries(
         self,
         query_BTHK: jax.Array,
         first_keys: RotatedKeys,
         recent_kv: KeyValues,
         feature_map: nnx.Module,
-        segment: Segment,
+        start: QueryStart,
     ) -> jax.Array:
         """Compute o_i = sum_j A_ij v_j over learned, first and recent keys, one chunk of queries at a time.
 
         Each query is rotated twice, for one row of scores: for the first tokens at its position in the cache, for the
-        recent tokens at consecutive positions.
+        recent tokens at consecutive positions. Keys of recent tokens are rotated once for all queries.
         """
         length, num_recent = query_BTHK.shape[1], self.cache_config.num_recent
         chunk_size = min(CHUNK_SIZE, length)
         num_chunks = -(-length // chunk_size)
         query_BTHK, recent_kv = pad_token_axis((query_BTHK, recent_kv), num_chunks * chunk_size - length)
         offset_BT = jnp.arange(query_BTHK.shape[1])[None]
-        time_BT = segment.start_time + offset_BT
-        positions = jnp.minimum(time_BT, self.cache_config.size), segment.position + offset_BT
-        queries = [
+        time_BT = start.time + offset_BT
+        queries_of_first, queries_of_recent = (
             RotatedQueries(feature_map(self.position.rotate(query_BTHK, position_BT)), position_BT, time_BT)
-            for position_BT in positions
-        ]
-        recent_keys = self.make_recent_keys(recent_kv, first_keys, feature_map, segment)
+            for position_BT in (jnp.minimum(time_BT, self.cache_config.size), start.position + offset_BT)
+        )
+        recent_keys = self.make_recent_keys(recent_kv, first_keys, feature_map, start)
 
-        def attend_chunk(start: jax.Array) -> jax.Array:
-            queries_of_first, queries_of_recent = slice_tokens(queries, start, chunk_size)
-            chunk_keys = slice_tokens(recent_keys, start, num_recent + chunk_size)
-            return self.attend_rows([(queries_of_first, first_keys), (queries_of_recent, chunk_keys)])
+        def attend_chunk(index: jax.Array) -> jax.Array:
+            chunk_queries = slice_tokens([queries_of_first, queries_of_recent], index, chunk_size)
+            chunk_keys = slice_tokens(recent_keys, index, num_recent + chunk_size)
+            return self.attend_rows([*zip(chunk_queries, (first_keys, chunk_keys), strict=True)])
 
         return chunked.join_chunks(jax.lax.map(attend_chunk, chunk_size * jnp.arange(num_chunks)), 1, length)
 
@@ -190,11 +189,11 @@ class StreamingContext:
         return RotatedKeys(key_values, position_BS, time_BS, learned_kv.get_score_bias_HC(), num_learned_kv)
 
     def make_recent_keys(
-        self, recent_kv: KeyValues, first_keys: RotatedKeys, feature_map: nnx.Module, segment: Segment
+        self, recent_kv: KeyValues, first_keys: RotatedKeys, feature_map: nnx.Module, start: QueryStart
     ) -> RotatedKeys:
         """Make the keys of recent tokens; those that are also first tokens are hidden from all queries."""
         offset_BS = jnp.arange(recent_kv.key_BSGK.shape[1])[None] - self.cache_config.num_recent
-        position_BS, time_BS = segment.position + offset_BS, segment.start_time + offset_BS
+        position_BS, time_BS = start.position + offset_BS, start.time + offset_BS
         key_BSGK = feature_map(self.position.rotate(recent_kv.key_BSGK, position_BS))
         is_first_BS = time_BS < first_keys.position_BS.shape[1] - first_keys.num_learned_kv
         return RotatedKeys(
@@ -271,6 +270,7 @@ def read_tokens(
 def advance_stream(
     model: Transformer, cache_config: CacheConfig, state: StreamState, x_BTD: jax.Array
 ) -> tuple[jax.Array, StreamState]:
+    """Read the embeddings of a segment; see `read_tokens`."""
     time_BT = state.num_read + jnp.arange(x_BTD.shape[1])[None]
     x_BTD = model.position.embed(x_BTD, jnp.minimum(time_BT, cache_config.size))
 
