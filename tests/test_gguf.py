@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 import warnings
@@ -393,6 +394,26 @@ def test_file_that_is_no_model_is_refused(tmp_path, llama, monkeypatch):
 
     monkeypatch.setattr(gguf_library, 'dequantize', refuse)
     check_refused(f'gguf:{path}', ['F32', 'no such type'])
+
+
+def test_path_that_is_no_file_is_refused_with_its_name(tmp_path, llama, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'empty').mkdir()
+    for path, example in (
+        ('missing.gguf', 'PATH'),
+        ('~nosuchuser/model.gguf', 'whole path'),
+        (300 * 'a', 'cannot be read'),
+        ('empty', 'PATH'),
+    ):
+        with pytest.raises(UserError, match=example):
+            gguf.find_gguf_file(f'gguf:{path}')
+    (tmp_path / 'model.gguf').write_bytes(Path(llama[0]).read_bytes())
+    for folder, name in (('', 'model.gguf'), (f'{tmp_path}/', f'{tmp_path}/model.gguf')):
+        with pytest.raises(UserError, match=f'give gguf:{re.escape(name)}$'):
+            gguf.find_gguf_file(f'gguf:{folder}')
+        assert gguf.find_gguf_file(f'gguf:{name}').samefile(tmp_path / 'model.gguf')
+    with pytest.raises(UserError, match='nosuchuser'):
+        files.find_model_dir('~nosuchuser/model')
 
 
 def test_file_without_architecture_or_tensors_is_refused(tmp_path):

@@ -252,13 +252,25 @@ def write_json(path: Path, content: dict) -> None:
 CODE_PATTERN = '*.py'  # Python code of a model; fetched only if remote_code is given
 
 
+def expand_user(path: str) -> Path:
+    """Return a path whose ~ or ~USER is replaced by the home folder.
+
+    Raises:
+        UserError: There is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f'{path} begins with ~, and that user has no home folder; give the whole path') from error
+
+
 def find_model_dir(path_or_id: str, remote_code: bool = False) -> Path:
     """Return the directory of a local model, or fetch the files of a model of the Hugging Face hub.
 
     Raises:
         UserError: The directory holds a run of sinklab, no config.json, or weights that are not safetensors.
     """
-    model_dir = fetch_model_dir(f'{HF_PREFIX}{Path(path_or_id).expanduser()}', (CODE_PATTERN,) if remote_code else ())
+    model_dir = fetch_model_dir(f'{HF_PREFIX}{expand_user(path_or_id)}', (CODE_PATTERN,) if remote_code else ())
     if (model_dir / 'row.json').exists():
         raise UserError(f'{model_dir} contains a run of sinklab; remove hf:')
     if not (model_dir / CONFIG_FILE).exists():

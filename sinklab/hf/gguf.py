@@ -105,14 +105,13 @@ def convert_gguf(model_ref: str) -> Path:
 
 def find_gguf_file(model_ref: str) -> Path:
     """Return the path of gguf:PATH; refuse what is no GGUF file, and parts of a split one."""
-    path = Path(model_ref.removeprefix(GGUF_PREFIX)).expanduser()
-    if not path.exists():
-        raise UserError(f'{model_ref} does not exist; give {GGUF_PREFIX}PATH, a .gguf file on this computer')
-    if not path.is_file():
-        names = sorted(found.name for found in path.glob('*.gguf'))
-        example = f'{model_ref.rstrip("/")}/{names[0]}' if names else f'{GGUF_PREFIX}PATH, a .gguf file'
-        raise UserError(f'{model_ref} is not a file; give {example}')
+    path = files.expand_user(model_ref.removeprefix(GGUF_PREFIX))
     try:
+        if not path.exists():
+            raise UserError(f'{model_ref} does not exist; give {GGUF_PREFIX}PATH, a .gguf file on this computer')
+        if not path.is_file():
+            found = min(path.glob('*.gguf'), default=None)
+            raise UserError(f'{model_ref} is not a file; give {GGUF_PREFIX}{found or "PATH, a .gguf file"}')
         with path.open('rb') as file:
             magic = file.read(len(MAGIC))
     except OSError as error:
