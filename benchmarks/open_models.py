@@ -3,12 +3,13 @@
     python -m benchmarks.corpora build/corpora
     python -m benchmarks.open_models --corpora=build/corpora
     python -m benchmarks.open_models --corpora=build/corpora --models=NAME=hf:PATH --out=mine.json --sequences=20
+    python -m benchmarks.open_models --again --experiments=streaming
     python -m benchmarks.open_models --page
 
 Results are written into the JSON file after each experiment. An experiment that is in the file is not run again,
-unless something was refused, or the model, the texts, the options, the metrics or a package have changed. With the
-default file, the tables of the page and its pictures are written at the end (docs/open_model_results.py); --page
-writes them alone.
+unless something was refused, or the model, the texts, the options, the metrics or a package have changed. --again
+runs it in any case, which a change of sinklab itself can need. With the default file, the tables of the page and its
+pictures are written at the end (docs/open_model_results.py); --page writes them alone.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 
 import sinklab
-from benchmarks.corpora import DIGESTS
+from benchmarks.corpora import DOMAINS, compute_digest
 from docs import open_model_results
 from sinklab.analysis.measure import MeasureRequest, MeasureResult, make_job
 from sinklab.cli.main import main as run_sinklab
@@ -184,6 +185,7 @@ VERBS = {'measure': measure_variant, 'stream': stream_text, 'attention': show_at
 
 def complete_options(options: dict, args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a variant with the defaults of measurements, at the size that the command line gives."""
+    options = {name: value for name, value in options.items() if name != 'chat'}
     if 'inputs' in options:
         sequences = min(args.sequences, options.get('sequences', args.sequences))
         return dict(length=DEFAULT_LENGTH, domain='prose') | options | dict(sequences=sequences)
@@ -197,7 +199,7 @@ def select_variants(experiment: dict, model: ModelEntry, position: str, args: ar
     if experiment.get('position') not in (None, position):
         return {}
     variants = {
-        name: complete_options({key: value for key, value in options.items() if key != 'chat'}, args)
+        name: complete_options(options, args)
         for name, options in experiment['variants'].items()
         if options.get('chat') in (None, model.is_chat)
     }
@@ -218,8 +220,6 @@ def run_experiment(experiment: dict, model: ModelEntry, variants: dict, args: ar
     seconds = round(time.perf_counter() - start, 1)
     ordered = {name: found[name] for name in experiment['variants'] if name in found}
     entry = describe_experiment(experiment, variants) | dict(machine=describe_machine(), seconds=seconds)
-    if args.sequences < DEFAULT_SEQUENCES or args.characters < DEFAULT_CHARACTERS:
-        entry['is_reduced'] = True
     return entry | dict(found=ordered) | (dict(refused=refused) if refused else {})
 
 
@@ -227,7 +227,19 @@ def describe_experiment(experiment: dict, variants: dict) -> dict[str, Any]:
     """Return what decides the numbers of an experiment, apart from the model and the texts; in the types of JSON."""
     settings = dict(options=variants, metrics=experiment['metrics'], arrays=experiment.get('arrays', ()))
     settings['versions'] = get_package_versions(PACKAGES)
+    full_size = argparse.Namespace(sequences=DEFAULT_SEQUENCES, characters=DEFAULT_CHARACTERS)
+    settings['is_reduced'] = any(
+        options != complete_options(experiment['variants'][name], full_size) for name, options in variants.items()
+    )
     return json.loads(json.dumps(settings))
+
+
+def compute_digests(corpora: Path) -> dict[str, str]:
+    """Return the digest of the texts of each domain, and of the long text; see benchmarks/corpora.py."""
+    paths = {name: sorted((corpora / name).glob('*.txt')) for name in DOMAINS} | {'long': [corpora / 'long.txt']}
+    return {
+        name: compute_digest([path.read_text(encoding='utf-8') for path in found]) for name, found in paths.items()
+    }
 
 
 def remove_folders(message: str) -> str:
@@ -261,14 +273,15 @@ def describe_machine() -> dict[str, Any]:
 def is_current(previous: dict | None, settings: dict) -> bool:
     """Return whether an experiment was run with these settings, and nothing was refused."""
     has_run = previous is not None and 'refused' not in previous
-    return has_run and all(previous.get(name) == value for name, value in settings.items())
+    return has_run and all(previous.get(name, False) == value for name, value in settings.items())
 
 
 def run_all(args: argparse.Namespace) -> None:
     """Run the experiments that are missing in the JSON file, and write it after each of them."""
     results = json.loads(args.out.read_text(encoding='utf-8')) if args.out.exists() else {}
-    if results.get('texts') != DIGESTS:
-        results = dict(texts=DIGESTS, models={}, experiments={})
+    digests = compute_digests(args.corpora)
+    if results.get('texts') != digests:
+        results = dict(texts=digests, models={}, experiments={})
     for model in args.models:
         description = describe_model(model)
         if results['models'].get(model.name, {}).get('digest') != description['digest']:
@@ -278,7 +291,8 @@ def run_all(args: argparse.Namespace) -> None:
         for name in args.experiments:
             experiment, entries = EXPERIMENTS[name], results['experiments'].setdefault(name, {})
             variants = select_variants(experiment, model, description['position'], args)
-            if not variants or is_current(entries.get(model.name), describe_experiment(experiment, variants)):
+            settings = describe_experiment(experiment, variants)
+            if not variants or (is_current(entries.get(model.name), settings) and not args.again):
                 continue
             entries[model.name] = run_experiment(experiment, model, variants, args)
             print(f'{model.name}, {name}: {entries[model.name]["seconds"]} s', flush=True)
@@ -315,6 +329,7 @@ def main() -> None:
         '--characters', type=int, default=DEFAULT_CHARACTERS, metavar='N', help='most characters to stream'
     )
     parser.add_argument('--out', type=Path, default=open_model_results.RESULTS_FILE, metavar='FILE')
+    parser.add_argument('--again', action='store_true', help='run experiments that are in the file, too')
     parser.add_argument('--page', action='store_true', help='measure nothing, and write the page from the JSON file')
     args = parser.parse_args()
     if not args.page:

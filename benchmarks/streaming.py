@@ -4,8 +4,9 @@
     python benchmarks/streaming.py --run=RUN[@STEP] [--tokens=1024] [--cache=0+1024,4+1020] [--rounds=2]
 
 Each variant is one program from ids to the sum of all losses, of the same model with initial parameters, or with
-those of a checkpoint. Token by token is a scan that carries the cache. The variants take turns in one process. Times
-are wall-clock seconds and CPU seconds of all cores together; CPU seconds count a second core, but not other work on
+those of a checkpoint. Token by token is a scan that carries the cache. One pass is called once before it is timed,
+token by token is not, because it takes a minute. The variants take turns in one process. Times are wall-clock seconds
+and CPU seconds of all cores together; CPU seconds count a second core, but not other work on
 the machine. The relative difference of the losses is printed as well.
 """
 
@@ -23,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sinklab.cli.checkpoint_flags import load_checkpoint
+from sinklab.cli.checkpoint_flags import load_checkpoint, parse_cache
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import quickstart
@@ -36,7 +37,7 @@ from sinklab.model.streaming import (
 )
 from sinklab.model.transformer import Transformer
 from sinklab.train import state
-from sinklab.train.generate import check_streaming, jit_model_function
+from sinklab.train.generate import jit_model_function
 from sinklab.train.loss import sum_losses
 from sinklab.train.setup import get_package_versions
 
@@ -79,6 +80,7 @@ class CallTime(NamedTuple):
 
 
 def time_call(program: Callable, *inputs) -> CallTime:
+    """Return elapsed and CPU seconds of a call, and the loss that it returns."""
     clock, cores = time.perf_counter(), time.process_time()
     loss = float(program(*inputs))
     return CallTime(time.perf_counter() - clock, time.process_time() - cores, loss)
@@ -90,8 +92,9 @@ def format_spread(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--size', default='paper', choices=SIZES)
-    parser.add_argument('--run', metavar='RUN[@STEP]', help='checkpoint to measure (default: initial parameters)')
+    model_group = parser.add_mutually_exclusive_group()
+    model_group.add_argument('--size', default='paper', choices=SIZES, help='initial parameters of this size')
+    model_group.add_argument('--run', metavar='RUN[@STEP]', help='a checkpoint')
     parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
     parser.add_argument('--cache', default='4+1020', metavar='x+y,...')
     parser.add_argument('--tokens', type=int, default=1024)
@@ -101,12 +104,11 @@ def main() -> None:
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax'))))
     for cache_text in args.cache.split(','):
-        measure_cache(args, spec, params, CacheConfig(*map(int, cache_text.split('+'))))
+        measure_cache(args, spec, params, parse_cache(cache_text, spec))
 
 
 def measure_cache(args: argparse.Namespace, spec: Spec, params: dict, cache: CacheConfig) -> None:
     """Measure both variants with one cache, and print their times."""
-    check_streaming(spec, cache)
     ids_T = np.random.default_rng(0).integers(spec.model.vocabulary, size=args.tokens + 1, dtype=np.int32)
     chunk_sizes = {'one pass': args.tokens, 'token by token': 1}
     programs = {

@@ -39,8 +39,8 @@ def test_experiment_is_well_defined(name):
     for values in experiment['published'].values():
         assert {*values} <= {*experiment['variants']}
     for statement in experiment['statements']:
-        assert statement['way'] in open_model_results.WAYS
-        for operand in (statement['of'], statement['than']):
+        assert statement['relation'] in open_model_results.RELATIONS
+        for operand in (statement['left'], statement['right']):
             if isinstance(operand, tuple):
                 variant, metric = operand
                 assert variant in experiment['variants']
@@ -55,7 +55,7 @@ def test_published_values_are_those_of_the_tables():
 
 
 @pytest.mark.parametrize(
-    ('way', 'of', 'than', 'least', 'verdict'),
+    ('relation', 'left', 'right', 'margin', 'verdict'),
     [
         ('>', 10.0, 2.0, 5.0, 'holds (+8)'),
         ('>', 6.0, 2.0, 5.0, 'does not hold (+4)'),
@@ -66,14 +66,14 @@ def test_published_values_are_those_of_the_tables():
         ('=', None, 9.0, 5.0, 'not measured'),
     ],
 )
-def test_statement_holds_if_difference_is_large_enough(way, of, than, least, verdict):
-    values = {} if of is None else {'sink/1': of}
-    statement = dict(words='A.', of=('natural', 'sink/1'), way=way, than=than, least=least)
+def test_statement_holds_if_difference_is_large_enough(relation, left, right, margin, verdict):
+    values = {} if left is None else {'sink/1': left}
+    statement = dict(text='A.', left=('natural', 'sink/1'), relation=relation, right=right, margin=margin)
     assert open_model_results.judge_statement(statement, {'found': {'natural': {'values': values}}}) == verdict
 
 
 def test_reading_of_layers_is_the_largest_value():
-    statement = dict(words='A.', of=('natural', 'norm/ratio/*'), way='>', than=1.0, least=1.0)
+    statement = dict(text='A.', left=('natural', 'norm/ratio/*'), relation='>', right=1.0, margin=1.0)
     entry = {'found': {'natural': {'values': {'norm/ratio/*': [1.0, 160.0, None, 3.0]}}}}
     assert open_model_results.judge_statement(statement, entry) == 'holds (+159)'
     assert open_model_results.format_value('norm/ratio/*', [1.0, 160.0, None, 3.0]) == '160 (layer 2)'
