@@ -12,7 +12,7 @@ An experiment measures a model in several variants. The options of a variant are
 
 A metric that ends in * has a value for each layer. `published` has the values of the first metric. A statement is
 what a publication says in words, or what follows from it, as a comparison of two readings of one model. A reading is
-(variant, metric), or a number; for a metric of layers, it is the largest value. `least` is the smallest difference
+(variant, metric), or a number; for a metric of layers, it is the largest value. `margin` is the smallest difference
 that counts.
 
 - From the paper: 100 texts (fewer where a variant has `sequences`), 64 tokens, threshold 0.3, and what the tokenizer
@@ -24,7 +24,7 @@ that counts.
 
 GU_V1, GU_ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
 BARBERO_SOURCE = 'Barbero et al., 2504.02732'
-SINK_METRIC, LEAST_SINK = 'sink/1', 5.0  # percentage points, as in claims.py
+SINK_METRIC, SINK_MARGIN = 'sink/1', 5.0  # percentage points, as in claims.py
 
 # Sink_1 at T = 64. `sinklab measure` shows these values beside ours for a model with the same name.
 PUBLISHED_SINK_RATES: dict[str, dict[str, float]] = {
@@ -55,9 +55,9 @@ ANGLE_METRICS = tuple(f'qk/{name}/{part}' for name in ('cos', 'norms', 'score') 
 FIRST_TOKEN_COUNTS = (0, 1, 2, 4)
 
 
-def state(words, of, way, than, least=LEAST_SINK):
-    """Make a statement: the reading `of` is more than (>), less than (<) or as much as (=) the reading `than`."""
-    return dict(words=words, of=of, way=way, than=than, least=least)
+def make_statement(text, left, relation, right, margin=SINK_MARGIN):
+    """Make a statement: the reading `left` is more than (>), less than (<) or as much as (=) `right`."""
+    return dict(text=text, left=left, relation=relation, right=right, margin=margin)
 
 
 def select_published(*inputs):
@@ -94,9 +94,9 @@ EXPERIMENTS = {
         note='The sink does not need natural text. On one repeated token it vanishes with rotary positions, and '
         'stays with the learned positions of GPT-2.',
         statements=(
-            state('Natural text has a sink.', ('natural', SINK_METRIC), '>', 0.0),
-            state('So have random tokens.', ('random', SINK_METRIC), '>', 0.0),
-            state('One repeated token has none.', ('repeated', SINK_METRIC), '=', 0.0),
+            make_statement('Natural text has a sink.', ('natural', SINK_METRIC), '>', 0.0),
+            make_statement('So have random tokens.', ('random', SINK_METRIC), '>', 0.0),
+            make_statement('One repeated token has none.', ('repeated', SINK_METRIC), '=', 0.0),
         ),
     ),
     'instruct': dict(
@@ -125,7 +125,7 @@ EXPERIMENTS = {
         published={},
         note='A figure only: Sink_1 falls with the length, and faster at larger thresholds.',
         statements=tuple(
-            state(
+            make_statement(
                 f'At a threshold of {threshold:g}, Sink_1 falls with the length.',
                 ('natural', f'sink/1/T{max(LENGTHS)}@{threshold:g}'),
                 '<',
@@ -142,7 +142,7 @@ EXPERIMENTS = {
         published={},
         note='A figure only: 17 domains of the Pile hardly differ at thresholds of 0.2 and 0.3.',
         statements=tuple(
-            state(f'The domain hardly matters: {domain}.', (domain, SINK_METRIC), '=', ('prose', SINK_METRIC))
+            make_statement(f'The domain hardly matters: {domain}.', (domain, SINK_METRIC), '=', ('prose', SINK_METRIC))
             for domain in DOMAINS[1:]
         ),
     ),
@@ -157,11 +157,11 @@ EXPERIMENTS = {
         note='Figures only. The first token has a large hidden state, and small keys and values. Its score is high '
         'because of the angle between queries and its key, and not because of their norms.',
         statements=(
-            state('The first hidden state is large.', ('natural', 'norm/ratio/*'), '>', 1.0, 9.0),
-            state('Its key is small.', ('natural', 'norm/key/ratio'), '<', 1.0, 0.05),
-            state('Its value is small.', ('natural', 'norm/value/ratio'), '<', 1.0, 0.05),
-            state('Queries point to its key.', ('natural', 'qk/cos/1'), '>', ('natural', 'qk/cos/other'), 0.05),
-            state(
+            make_statement('The first hidden state is large.', ('natural', 'norm/ratio/*'), '>', 1.0, 9.0),
+            make_statement('Its key is small.', ('natural', 'norm/key/ratio'), '<', 1.0, 0.05),
+            make_statement('Its value is small.', ('natural', 'norm/value/ratio'), '<', 1.0, 0.05),
+            make_statement('Queries point to its key.', ('natural', 'qk/cos/1'), '>', ('natural', 'qk/cos/other'), 0.05),
+            make_statement(
                 'Its product of norms is not larger.',
                 ('natural', 'qk/norms/1'),
                 '<',
@@ -179,8 +179,8 @@ EXPERIMENTS = {
         note='An activation is massive if it is above 100 and above 1000 times the median. The number of these is '
         'the mean over texts.',
         statements=(
-            state('A text has massive activations.', ('natural', 'spike/massive/*'), '>', 0.0, 0.5),
-            state('One repeated token has none.', ('repeated', 'spike/massive/*'), '=', 0.0, 0.5),
+            make_statement('A text has massive activations.', ('natural', 'spike/massive/*'), '>', 0.0, 0.5),
+            make_statement('One repeated token has none.', ('repeated', 'spike/massive/*'), '=', 0.0, 0.5),
         ),
     ),
     'attention': dict(
@@ -211,8 +211,8 @@ EXPERIMENTS = {
         note='Proofs. With rotary positions hidden states are equal (spread 0), and attention is below the bound of '
         'Proposition 4. The model must have softmax over the whole text and no BOS.',
         statements=(
-            state('Hidden states are equal after every block.', ('repeated', 'repeated/spread/*'), '=', 0.0, 1e-4),
-            state('Proposition 4 (rotary positions).', ('repeated', 'repeated/bound'), '<', 1e-5, 0.0),
+            make_statement('Hidden states are equal after every block.', ('repeated', 'repeated/spread/*'), '=', 0.0, 1e-4),
+            make_statement('Proposition 4 (rotary positions).', ('repeated', 'repeated/bound'), '<', 1e-5, 0.0),
         ),
     ),
     'bos': dict(
@@ -239,10 +239,10 @@ EXPERIMENTS = {
         'is the BOS of models that had none in training. A model that always saw BOS first puts its sink there, and '
         'has none without it.',
         statements=(
-            state('Without BOS there is no sink.', ('none', SINK_METRIC), '=', 0.0),
-            state('With BOS there is one.', ('force', SINK_METRIC), '>', 0.0),
-            state('With BOS, random tokens have one.', ('random, BOS first', SINK_METRIC), '>', 0.0),
-            state('The loss is lower with BOS.', ('force', 'loss'), '<', ('none', 'loss'), 0.02),
+            make_statement('Without BOS there is no sink.', ('none', SINK_METRIC), '=', 0.0),
+            make_statement('With BOS there is one.', ('force', SINK_METRIC), '>', 0.0),
+            make_statement('With BOS, random tokens have one.', ('random, BOS first', SINK_METRIC), '>', 0.0),
+            make_statement('The loss is lower with BOS.', ('force', 'loss'), '<', ('none', 'loss'), 0.02),
         ),
     ),
     'positions': dict(
@@ -283,8 +283,8 @@ EXPERIMENTS = {
         '1+1023, 2+1022 and 4+1020. Ours read 100,000 characters of a novel with 256 keys, and 10,000 with other '
         'numbers of keys.',
         statements=(
-            state('Without the first token it breaks.', ('0+256', 'perplexity'), '>', ('1+255', 'perplexity'), 2.0),
-            state('One first token is enough.', ('4+252', 'perplexity'), '=', ('1+255', 'perplexity'), 1.0),
+            make_statement('Without the first token it breaks.', ('0+256', 'perplexity'), '>', ('1+255', 'perplexity'), 2.0),
+            make_statement('One first token is enough.', ('4+252', 'perplexity'), '=', ('1+255', 'perplexity'), 1.0),
         ),
     ),
 }

@@ -206,7 +206,7 @@ def print_measurements(reports: list[dict]) -> None:
         print_one_model(reports[0])
     else:
         print_several_models(reports)
-    print(f'computed in {reports[0]["dtype"]}')
+    print(f'computed in {reports[0]["dtype"]}, --bos={reports[0]["bos"]}')
     for report in reports:
         for remark in report.get('remarks', ()):
             print(escape_control(f'{report["model"]}: {remark}'))

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         row |= dict(published=published.get(f'perplexity/{cache}'), dtype=dtype)
         rows.append(row | dict(tokens_per_second=(len(ids_T) - 1) / result.seconds))
         if not args.json:
-            heading = f'{checkpoint}, {result.num_predicted:,} tokens of {args.text}, computed in {dtype}'
+            heading = f'{checkpoint}, {result.num_predicted:,} predicted tokens of {args.text}, computed in {dtype}'
             print_row(rows[-1], heading if len(rows) == 1 else None)
     if args.json:
         print(json.dumps([replace_nonfinite(row) for row in rows], indent=2, allow_nan=False))
