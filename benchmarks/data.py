@@ -32,6 +32,7 @@ from sinklab.data.prepare import prepare_store
 from sinklab.data.store import Store
 from sinklab.data.store_files import Recipe
 from sinklab.data.windows import ShuffledBatches, TransformedWindows, Windows
+from sinklab.machine import get_processor_name
 from sinklab.train.setup import get_package_versions
 
 BATCH, LENGTH = 16, 2048
@@ -189,7 +190,7 @@ def main() -> None:
             tokenizer.train_tokenizer(list(iterate_library_texts(num_bytes)), args.vocabulary)
         )
         results = dict(
-            machine=platform.processor() or platform.machine(),
+            machine=get_processor_name(),
             cores=len(os.sched_getaffinity(0)),
             python=platform.python_version(),
             versions=get_package_versions(('numpy', 'grain', 'tokenizers')),

@@ -12,8 +12,6 @@ percent of one core.
 import argparse
 import dataclasses
 import json
-import os
-import platform
 import resource
 import statistics
 import sys
@@ -28,6 +26,7 @@ from train_loop import HARDWARE, format_spread, make_step_timer, make_uninterrup
 from sinklab.cli import process_flags
 from sinklab.cli.progress import ProgressCallback
 from sinklab.configs.sizes import SIZES
+from sinklab.machine import describe_machine
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
 from sinklab.supervisor import worker
@@ -98,7 +97,7 @@ def main() -> None:
             sys.exit(code)
         seconds, supervisor_seconds = time.perf_counter() - start, get_cpu_seconds() - before
         bare_turns, loop_turns = json.loads(Path(folder, 'turns.json').read_text())
-    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    print(describe_machine())
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'orbax-checkpoint'))))
     for name, bare_ms, loop_ms in zip(
         ('clock', 'cores'), convert_to_milliseconds(bare_turns), convert_to_milliseconds(loop_turns), strict=True

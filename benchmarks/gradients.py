@@ -11,8 +11,6 @@ models together have every kind of parameter.
 import argparse
 import functools
 import json
-import os
-import platform
 from collections.abc import Callable
 
 import jax
@@ -22,6 +20,7 @@ from flax import nnx
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
+from sinklab.machine import describe_machine
 from sinklab.train import state, step
 from sinklab.train.setup import get_package_versions
 
@@ -116,7 +115,7 @@ def main() -> None:
     parser.add_argument('--part', type=int, default=8)
     parser.add_argument('--models', default=';'.join(MODELS))
     args = parser.parse_args()
-    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    print(describe_machine())
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax'))))
     print(f'{"model":15} {"parameter":42} {"sums":>8} {"rounding":>8}')
     for name in args.models.split(';'):

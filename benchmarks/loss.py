@@ -8,8 +8,6 @@ results. `d` is the loss with gradients.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sinklab.machine import describe_machine
 from sinklab.model.transformer import compute_logits
 from sinklab.train.loss import cross_entropy
 from sinklab.train.setup import get_package_versions
@@ -48,7 +47,7 @@ def main() -> None:
     for name, size in dict(batch=8, length=512, width=256, vocabulary=8192, rounds=9).items():
         parser.add_argument(f'--{name}', type=int, default=size)
     args = parser.parse_args()
-    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    print(describe_machine())
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'optax'))))
     for dtype in (jnp.float32, jnp.bfloat16):
         inputs = make_inputs(args, dtype)

@@ -7,7 +7,6 @@ Without --model it is GPT-2 with random parameters. Token ids are random.
 """
 
 import argparse
-import platform
 import statistics
 import tempfile
 import time
@@ -18,6 +17,7 @@ import transformers
 
 from sinklab.analysis import measure
 from sinklab.analysis.model_ref import open_model
+from sinklab.machine import get_processor_name
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -66,9 +66,7 @@ def main() -> None:
         for _ in range(args.rounds):
             for name, run in runs.items():
                 times[name].append(time_call(run))
-    print(
-        f'{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}'
-    )
+    print(f'{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}')
     print(f'transformers {transformers.__version__}, numpy {np.__version__}, {args.rounds} rounds in alternation')
     baseline_times = next(iter(times.values()))
     for name, run_times in times.items():

@@ -34,6 +34,7 @@ from sinklab.analysis.measure import MeasureRequest, MeasureResult, make_job
 from sinklab.cli.main import main as run_sinklab
 from sinklab.configs.open_models import EXPERIMENTS, MODELS
 from sinklab.errors import UserError, format_error
+from sinklab.machine import get_processor_name
 from sinklab.opened_models import OpenedModel
 from sinklab.storage.atomic_write import atomic_write
 from sinklab.train.setup import get_package_versions
@@ -259,11 +260,8 @@ def describe_model(model: ModelEntry) -> dict[str, Any]:
 
 def describe_machine() -> dict[str, Any]:
     """Return the processor, the number of cores, the version of Python and the date."""
-    with contextlib.suppress(OSError):
-        match = re.search(r'^model name\s*:\s*(.*)$', Path('/proc/cpuinfo').read_text(), re.MULTILINE)
-        processor = match[1] if match else platform.machine()
     return dict(
-        processor=processor,
+        processor=get_processor_name(),
         cores=len(os.sched_getaffinity(0)),
         python=platform.python_version(),
         date=time.strftime('%Y-%m-%d'),

@@ -10,8 +10,6 @@ not have.
 
 import argparse
 import contextlib
-import os
-import platform
 import random
 import statistics
 import time
@@ -20,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sinklab.config.spec import Hardware
+from sinklab.machine import describe_machine
 from sinklab.parallel import device_mesh, sharding
 from sinklab.thread_pools import prefetch
 from sinklab.train.loop import PREFETCH_DEPTH
@@ -66,7 +65,7 @@ def main() -> None:
         100 * (1 - (prefetched - unstalled) / (unprefetched - unstalled))
         for unstalled, unprefetched, prefetched in rounds
     ]
-    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    print(describe_machine())
     print(f'nothing stalls, s:     {format_spread(unstalled)}')
     print(f'read between steps, s: {format_spread(unprefetched)}')
     print(f'read ahead, s:         {format_spread(prefetched)}')

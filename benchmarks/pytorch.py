@@ -6,6 +6,7 @@ Each framework runs in a separate process, with the same model, batch, clipping 
 
 - ours, as `sinklab train --data=N --remat=NAMES` runs it, by default with one device per core.
 - PyTorch eager, with fused AdamW and scaled_dot_product_attention.
+- torch.compile: the same, with forward pass, loss and backward pass compiled.
 - plain JAX (benchmarks/jax_baseline.py), on one device.
 
 In a round, each runs --steps steps while the others wait. GLIBC_TUNABLES=glibc.malloc.hugetlb=1 gives huge pages to
@@ -13,9 +14,9 @@ all three (docs/results/speed.md).
 """
 
 import argparse
+import functools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from sinklab.config.spec import Hardware, ModelConfig, Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
 from sinklab.configs.sizes import SIZES
+from sinklab.machine import describe_machine
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import state, step
 from sinklab.train.setup import get_package_versions
@@ -114,7 +116,9 @@ def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
-def make_pytorch_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) -> Callable[[], float]:
+def make_pytorch_step(
+    spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray, is_compiled: bool = False
+) -> Callable[[], float]:
     """Return a function that runs one step and returns its loss; bfloat16 uses autocast."""
     torch.manual_seed(0)
     torch.set_num_threads(args.cores)
@@ -122,10 +126,16 @@ def make_pytorch_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) 
     optimizer = torch.optim.AdamW(model.parameters(), 4e-4, (0.9, 0.95), weight_decay=0.1, fused=True)
     is_mixed = spec.model.dtype != 'float32'
 
-    def run_step() -> float:
+    def compute_loss() -> torch.Tensor:
         with torch.autocast('cpu', DTYPES[spec.model.dtype], enabled=is_mixed):
             logits = model(ids_BT[:, :-1])
-        loss = functional.cross_entropy(logits.float().flatten(0, 1), ids_BT[:, 1:].flatten())
+        return functional.cross_entropy(logits.float().flatten(0, 1), ids_BT[:, 1:].flatten())
+
+    if is_compiled:
+        compute_loss = torch.compile(compute_loss)
+
+    def run_step() -> float:
+        loss = compute_loss()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -135,7 +145,12 @@ def make_pytorch_step(spec: Spec, args: argparse.Namespace, ids_BT: np.ndarray) 
     return run_step
 
 
-STEP_MAKERS = {'ours': make_sinklab_step, 'PyTorch eager': make_pytorch_step, 'plain JAX': make_jax_step}
+STEP_MAKERS = {
+    'ours': make_sinklab_step,
+    'PyTorch eager': make_pytorch_step,
+    'torch.compile': functools.partial(make_pytorch_step, is_compiled=True),
+    'plain JAX': make_jax_step,
+}
 
 
 def serve_steps(name: str, args: argparse.Namespace) -> None:
@@ -196,11 +211,11 @@ def compare_frameworks(args: argparse.Namespace) -> None:
     processes = {name: StepProcess(name) for name in STEP_MAKERS}
     rounds = [[process.time_steps(args.steps) for process in processes.values()] for _ in range(args.rounds)]
     columns = dict(zip(processes, zip(*rounds, strict=True), strict=True))
-    print(f'{platform.processor() or platform.machine()}, {args.cores} cores, python {platform.python_version()}')
+    print(describe_machine())
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'torch'))), json.dumps(vars(args)))
     for name, column in columns.items():
         print(f'{name}, ms a step: {format_spread(list(column))}')
-    for name in ('PyTorch eager', 'plain JAX'):
+    for name in [*columns][1:]:
         ratios = [other_ms / sinklab_ms for other_ms, sinklab_ms in zip(columns[name], columns['ours'], strict=True)]
         print(f'{name} over ours: {format_spread(ratios, 2)}')
 

@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import statistics
 import tempfile
 import threading
@@ -30,6 +29,7 @@ from sinklab.data import remote_store, store
 from sinklab.data.prepare import prepare_store
 from sinklab.data.run_data import load_run_data
 from sinklab.data.store_files import Recipe
+from sinklab.machine import describe_machine
 from sinklab.storage import paths
 from sinklab.thread_pools import prefetch
 from sinklab.train.loop import PREFETCH_DEPTH
@@ -136,7 +136,7 @@ def main() -> None:
                 stall_rounds['one after another'].append(run_steps('s3://b/s', args, concurrent=False))
         for _ in range(args.rounds):
             stall_rounds['from a disk'].append(run_steps(str(store_path), args))
-    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    print(describe_machine())
     print(f'{args.rows} rows a step of {args.step} s, {1000 * args.latency:.0f} ms a request')
     print(f'{slow_bucket.num_bytes / slow_bucket.num_requests:.0f} bytes a request')
     for name, rounds in stall_rounds.items():

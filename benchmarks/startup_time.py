@@ -13,12 +13,13 @@ import argparse
 import functools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+from sinklab.machine import describe_machine
 
 
 def run_child(start: float, options: list[str]) -> None:
@@ -96,7 +97,7 @@ def main() -> None:
     args = parser.parse_args()
     options = ['train', f'--config={args.config}', f'--size={args.size}']
     rounds = [run_round(options) for _ in range(args.rounds)]
-    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    print(describe_machine())
     for part in rounds[0]['cold']:
         spreads = (
             f'{kind} {format_spread([result[kind].get(part, 0.0) for result in rounds])}' for kind in rounds[0]

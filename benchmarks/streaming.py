@@ -13,8 +13,6 @@ the machine. The relative difference of the losses is printed as well.
 import argparse
 import dataclasses
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import quickstart
 from sinklab.configs.sizes import SIZES
+from sinklab.machine import describe_machine
 from sinklab.model.streaming import (
     CacheConfig,
     StreamState,
@@ -101,7 +100,7 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=2)
     args = parser.parse_args()
     spec, params = load_model(args)
-    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    print(describe_machine())
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax'))))
     for cache_text in args.cache.split(','):
         measure_cache(args, spec, params, parse_cache(cache_text, spec))

@@ -9,8 +9,6 @@ the steps is warm-up and not counted.
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -25,6 +23,7 @@ from sinklab.config.validate import parse_config
 from sinklab.configs import quickstart
 from sinklab.configs.sizes import SIZES
 from sinklab.data.run_data import load_run_data
+from sinklab.machine import describe_machine
 from sinklab.parallel import device_mesh, sharding
 from sinklab.run_dir import RunDir
 from sinklab.train import (
@@ -123,7 +122,7 @@ def main() -> None:
         for _ in range(args.rounds)
     ]
     bare_ms, loop_ms, probe_ms = ([1e3 * value for value in column] for column in zip(*rounds, strict=True))
-    print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} cores, python {platform.python_version()}')
+    print(describe_machine())
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax', 'optax', 'grain'))))
     print(f'bare step, ms:              {format_spread(bare_ms)}')
     print(f'step of the loop, ms:       {format_spread(loop_ms)}')

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from sinklab import machine
 from sinklab.cli import hardware_flags
 
 SCRIPT = """
@@ -51,5 +52,5 @@ def test_get_default_cache_dir_depends_on_processor(monkeypatch, tmp_path):
     cache_dir = hardware_flags.get_default_cache_dir()
     assert cache_dir == hardware_flags.get_default_cache_dir()
     assert cache_dir.parent == tmp_path / 'programs'
-    monkeypatch.setattr(hardware_flags, 'make_processor_key', lambda: 'another')
+    monkeypatch.setattr(machine, 'make_processor_key', lambda: 'another')
     assert hardware_flags.get_default_cache_dir() != cache_dir

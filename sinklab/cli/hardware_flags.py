@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import importlib.util
 import os
-import platform
 from pathlib import Path
 from typing import get_args
 
@@ -118,18 +117,10 @@ def get_default_cache_dir() -> Path:
 
     A program compiled for one CPU may contain instructions that another CPU lacks.
     """
+    from sinklab.machine import make_processor_key
     from sinklab.storage.cache_dir import get_cache_dir
 
     return get_cache_dir() / 'programs' / hashlib.sha256(make_processor_key().encode()).hexdigest()[:8]
-
-
-def make_processor_key() -> str:
-    try:
-        lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
-    except OSError:
-        lines = [platform.processor()]
-    cpu_info = {line.partition(':')[0].strip(): line for line in lines}
-    return ' '.join([platform.machine(), *(cpu_info.get(name, '') for name in ('model name', 'flags', 'Features'))])
 
 
 REMAT_MODES = 'none', 'full', 'auto'
