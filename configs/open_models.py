@@ -142,7 +142,9 @@ EXPERIMENTS = {
         published={},
         note='A figure only: 17 domains of the Pile hardly differ at thresholds of 0.2 and 0.3.',
         statements=tuple(
-            make_statement(f'The domain hardly matters: {domain}.', (domain, SINK_METRIC), '=', ('prose', SINK_METRIC))
+            make_statement(
+                f'The domain hardly matters: {domain}.', (domain, SINK_METRIC), '=', ('prose', SINK_METRIC)
+            )
             for domain in DOMAINS[1:]
         ),
     ),
@@ -160,7 +162,9 @@ EXPERIMENTS = {
             make_statement('The first hidden state is large.', ('natural', 'norm/ratio/*'), '>', 1.0, 9.0),
             make_statement('Its key is small.', ('natural', 'norm/key/ratio'), '<', 1.0, 0.05),
             make_statement('Its value is small.', ('natural', 'norm/value/ratio'), '<', 1.0, 0.05),
-            make_statement('Queries point to its key.', ('natural', 'qk/cos/1'), '>', ('natural', 'qk/cos/other'), 0.05),
+            make_statement(
+                'Queries point to its key.', ('natural', 'qk/cos/1'), '>', ('natural', 'qk/cos/other'), 0.05
+            ),
             make_statement(
                 'Its product of norms is not larger.',
                 ('natural', 'qk/norms/1'),
@@ -211,7 +215,9 @@ EXPERIMENTS = {
         note='Proofs. With rotary positions hidden states are equal (spread 0), and attention is below the bound of '
         'Proposition 4. The model must have softmax over the whole text and no BOS.',
         statements=(
-            make_statement('Hidden states are equal after every block.', ('repeated', 'repeated/spread/*'), '=', 0.0, 1e-4),
+            make_statement(
+                'Hidden states are equal after every block.', ('repeated', 'repeated/spread/*'), '=', 0.0, 1e-4
+            ),
             make_statement('Proposition 4 (rotary positions).', ('repeated', 'repeated/bound'), '<', 1e-5, 0.0),
         ),
     ),
@@ -283,7 +289,9 @@ EXPERIMENTS = {
         '1+1023, 2+1022 and 4+1020. Ours read 100,000 characters of a novel with 256 keys, and 10,000 with other '
         'numbers of keys.',
         statements=(
-            make_statement('Without the first token it breaks.', ('0+256', 'perplexity'), '>', ('1+255', 'perplexity'), 2.0),
+            make_statement(
+                'Without the first token it breaks.', ('0+256', 'perplexity'), '>', ('1+255', 'perplexity'), 2.0
+            ),
             make_statement('One first token is enough.', ('4+252', 'perplexity'), '=', ('1+255', 'perplexity'), 1.0),
         ),
     ),
