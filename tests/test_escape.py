@@ -159,7 +159,9 @@ def test_progress_display_shows_escaped_name(monkeypatch, name):
 @pytest.mark.parametrize('name', HOSTILE_NAMES, ids=ascii)
 def test_measure_output_shows_escaped_name(capsys, name):
     numbers = {'sink/1': 5.0, 'sink/1/T16@0.3': 5.0, 'perturbation/1': 0.5}
-    told = dict(model=name, dtype='float32', bos='auto', inputs={name: numbers}, published={}, remarks=[f'remark of {name}'])
+    told = dict(
+        model=name, dtype='float32', bos='auto', inputs={name: numbers}, published={}, remarks=[f'remark of {name}']
+    )
     told |= dict(propositions=[dict(claim=f'claim of {name}', number=None, holds=True)])
     series = {name: dict(emergence=None), f'b{name}': dict(emergence=(None, 4), heads=[])}
     measure.print_measurements([told])
