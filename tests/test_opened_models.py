@@ -225,11 +225,11 @@ def test_dtype_of_run_changes_numbers_as_rounding_does(trained, capsys):
     for dtype in ('float32', 'bfloat16'):
         assert main(['measure', str(trained[0]), '--sequences=4', '--json', f'--dtype={dtype}']) == 0
         report = json.loads(capsys.readouterr().out)
-        assert report['dtype'] == dtype
+        assert (report['dtype'], report['bos']) == (dtype, 'auto')
         numbers[dtype] = report['inputs']['natural']['alpha/1']
     assert 0 < abs(numbers['bfloat16'] - numbers['float32']) < 10 * 2**-9
     assert main(['measure', str(trained[0]), '--sequences=4']) == 0
-    assert '\ncomputed in float32\n' in capsys.readouterr().out
+    assert '\ncomputed in float32, --bos=auto\n' in capsys.readouterr().out
     run = sinklab.open(trained[0], dtype='bfloat16')
     assert (run.at(4).spec.model.dtype, run.subject.dtype) == ('bfloat16', 'bfloat16')
     with pytest.raises(UserError, match='give bfloat16 or float32'):
