@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import re
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,7 +31,7 @@ import numpy as np
 import sinklab
 from benchmarks.corpora import DOMAINS, compute_digest
 from docs import open_model_results
-from sinklab.analysis.measure import MeasureRequest, MeasureResult, make_job
+from sinklab.analysis.measure import OPEN_MODEL_DEFAULTS, MeasureRequest, MeasureResult, make_job
 from sinklab.cli.main import main as run_sinklab
 from sinklab.configs.open_models import EXPERIMENTS, MODELS
 from sinklab.errors import UserError, format_error
@@ -42,7 +43,6 @@ from sinklab.train.setup import get_package_versions
 SIGNIFICANT_DIGITS = 6
 PACKAGES = 'torch', 'transformers', 'jax', 'numpy', 'gguf'
 REQUEST_FIELDS = {field.name for field in dataclasses.fields(MeasureRequest)}
-DEFAULT_LENGTH, DEFAULT_SEQUENCES, DEFAULT_CHARACTERS = 64, 100, 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +189,7 @@ def complete_options(options: dict, args: argparse.Namespace) -> dict[str, Any]:
     options = {name: value for name, value in options.items() if name != 'chat'}
     if 'inputs' in options:
         sequences = min(args.sequences, options.get('sequences', args.sequences))
-        return dict(length=DEFAULT_LENGTH, domain='prose') | options | dict(sequences=sequences)
+        return dict(length=OPEN_MODEL_DEFAULTS['length'], domain='prose') | options | dict(sequences=sequences)
     if 'characters' in options:
         return options | dict(characters=min(options['characters'], args.characters))
     return options
@@ -228,10 +228,6 @@ def describe_experiment(experiment: dict, variants: dict) -> dict[str, Any]:
     """Return what decides the numbers of an experiment, apart from the model and the texts; in the types of JSON."""
     settings = dict(options=variants, metrics=experiment['metrics'], arrays=experiment.get('arrays', ()))
     settings['versions'] = get_package_versions(PACKAGES)
-    full_size = argparse.Namespace(sequences=DEFAULT_SEQUENCES, characters=DEFAULT_CHARACTERS)
-    settings['is_reduced'] = any(
-        options != complete_options(experiment['variants'][name], full_size) for name, options in variants.items()
-    )
     return json.loads(json.dumps(settings))
 
 
@@ -271,7 +267,7 @@ def describe_machine() -> dict[str, Any]:
 def is_current(previous: dict | None, settings: dict) -> bool:
     """Return whether an experiment was run with these settings, and nothing was refused."""
     has_run = previous is not None and 'refused' not in previous
-    return has_run and all(previous.get(name, False) == value for name, value in settings.items())
+    return has_run and all(previous.get(name) == value for name, value in settings.items())
 
 
 def run_all(args: argparse.Namespace) -> None:
@@ -321,10 +317,14 @@ def main() -> None:
     parser.add_argument('--corpora', type=Path, default=Path('build/corpora'), metavar='DIR')
     parser.add_argument('--experiments', type=parse_experiments, default=','.join(EXPERIMENTS), metavar='NAME,...')
     parser.add_argument(
-        '--sequences', type=int, default=DEFAULT_SEQUENCES, metavar='N', help='most texts of a variant (default: 100)'
+        '--sequences',
+        type=int,
+        default=OPEN_MODEL_DEFAULTS['sequences'],
+        metavar='N',
+        help='most texts of a variant (default: %(default)s)',
     )
     parser.add_argument(
-        '--characters', type=int, default=DEFAULT_CHARACTERS, metavar='N', help='most characters to stream'
+        '--characters', type=int, default=sys.maxsize, metavar='N', help='most characters to stream (default: all)'
     )
     parser.add_argument('--out', type=Path, default=open_model_results.RESULTS_FILE, metavar='FILE')
     parser.add_argument('--again', action='store_true', help='run experiments that are in the file, too')

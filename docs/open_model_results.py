@@ -88,17 +88,27 @@ def format_models(results: Results) -> str:
 
 def format_machines(results: Results) -> str:
     """Return where and with which packages the experiments were measured, and whether some are reduced."""
-    entries = [entry for models in results['experiments'].values() for entry in models.values()]
+    named_entries = [(name, entry) for name, models in results['experiments'].items() for entry in models.values()]
     sentences = dict.fromkeys(
         f'{machine["date"]}, {escape_markdown(machine["processor"])}, {machine["cores"]} cores, no accelerator; '
         f'python {machine["python"]}, {packages}.'
-        for entry in entries
+        for _, entry in named_entries
         for machine in [entry['machine']]
         for packages in [', '.join(f'{name} {version}' for name, version in entry['versions'].items())]
     )
-    if any(entry.get('is_reduced') for entry in entries):
+    if any(has_fewer_texts(EXPERIMENTS[name], entry) for name, entry in named_entries):
         sentences['**Some experiments have fewer texts than they ask for, and are a preview.**'] = None
     return '\n\n'.join(sentences) + '\n\n'
+
+
+def has_fewer_texts(experiment: dict, entry: dict) -> bool:
+    """Return whether a variant was measured on fewer texts, or on a shorter one, than the experiment asks for."""
+    return any(
+        options[name] < experiment['variants'][variant].get(name, OPEN_MODEL_DEFAULTS.get(name))
+        for variant, options in entry['options'].items()
+        for name in ('sequences', 'characters')
+        if name in options
+    )
 
 
 def format_experiment(name: str, results: Results) -> str:

@@ -138,6 +138,15 @@ def test_logits_do_not_depend_on_segment_size(size):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('name', ['position rotary', 'learned, sink token', 'kernel elu1, k'])
+def test_cache_without_recent_tokens_matches_reference_cache(name):
+    spec, params = make_case(**EVERYTHING[name])
+    for first in (0, 2):
+        expected = streaming_reference.compute_logits(params, TOKENS, spec, first, 0)
+        assert_near(read_in_parts(spec, params, CacheConfig(first, 0), 5), expected)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [1, 5, len(TOKENS)])
 def test_logits_in_bfloat16_are_those_of_float32_rounded(size):
     spec, params = make_case(model__kv_heads=2)

@@ -91,7 +91,7 @@ class Edit:
             number = math.nan
         if not abs(number) <= float(np.finfo(np.float32).max):
             mean = '' if self.target == 'attention' else ", 'mean'"
-            raise UserError(f'value={value!r} is not allowed; give a finite number of float32{mean} or a function')
+            raise UserError(f'value={value!r} is not allowed; give a finite number (float32){mean} or a function')
         return number
 
     def applies_to(self, target: str, layer: int) -> bool:
@@ -146,13 +146,14 @@ class EditArrays:
         """
         xp, (size, num_heads, width) = array_BSHX.__array_namespace__(), array_BSHX.shape[1:]
         index_N = num_before + self.positions
-        is_edited_S11 = find_members(index_N, size)[:, None, None]
+        is_edited_S11 = find_members(xp, index_N, size)[:, None, None]
         new_BSHX = self.compute_values(array_BSHX, index_N, is_edited_S11, num_before)
         edited_BSHX = xp.where(is_edited_S11 & is_visible_BSHX, new_BSHX, array_BSHX)
         if self.renormalize:
             edited_BSHX = rescale_others(array_BSHX, edited_BSHX, is_edited_S11)
         is_layer = True if self.layers is None else (self.layers == layer).any()
-        is_edited_HX = find_members(self.heads, num_heads)[:, None] & find_members(self.dimensions, width)
+        is_edited_H, is_edited_X = find_members(xp, self.heads, num_heads), find_members(xp, self.dimensions, width)
+        is_edited_HX = is_edited_H[:, None] & is_edited_X
         return xp.where(is_layer & is_edited_HX, edited_BSHX, array_BSHX).astype(array_BSHX.dtype)
 
     def compute_values(self, array_BSHX: Any, index_N: Any, is_edited_S11: Any, num_before: int) -> Any:
@@ -201,9 +202,9 @@ def check_sizes(edit: Edit, num_heads: int, width: int) -> None:
             raise UserError(f'there is no {noun} {indices[-1]}; {noun}s count from 0 to {size - 1}')
 
 
-def find_members(indices_N: Any, size: int) -> Any:
+def find_members(xp: Any, indices_N: Any, size: int) -> Any:
     """Return which of 0, 1, ..., size - 1 are in `indices_N`; None: all."""
-    return np.ones(size, bool) if indices_N is None else (np.arange(size)[:, None] == indices_N).any(-1)
+    return np.ones(size, bool) if indices_N is None else xp.isin(np.arange(size), indices_N)
 
 
 def call_function(function: Callable[[Any], Any], array_BNHX: Any) -> Any:
