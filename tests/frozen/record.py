@@ -47,6 +47,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = Path(__file__).with_name('values.json')
+# The default level of XLA, given so that --size=smoke does not choose the flags that compile fast.
+DEFAULT_FLAGS = '--xla_backend_optimization_level=3'
+# A quarter of the compile time; for values that have to be near, and not equal, on a processor like this one.
+FAST_COMPILE_FLAGS = (
+    '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters '
+    '--xla_cpu_parallel_codegen_split_count=1'
+)
 RUN = Path(__file__).with_name('run')
 
 
@@ -643,8 +650,10 @@ def run_section(name: str, names: list[str] | None) -> dict:
     return record(names) if name in ('programs', 'rows') else record()
 
 
-def run_child(section: str, names: list[str] | None = None, dump: Path | None = None) -> dict:
-    """Record a section in a new process with the default flags of XLA."""
+def run_child(
+    section: str, names: list[str] | None = None, dump: Path | None = None, xla_flags: str = DEFAULT_FLAGS
+) -> dict:
+    """Record a section in a new process."""
     kept = Path(os.environ.get('SINKLAB_CACHE', Path.home() / '.cache' / 'sinklab')) / 'frozen'
     kept.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -654,8 +663,7 @@ def run_child(section: str, names: list[str] | None = None, dump: Path | None = 
             PYTHONHASHSEED='0',  # the order of a set of names decides the order of two operations of a probe
             JAX_PLATFORMS='cpu',
             JAX_NUM_CPU_DEVICES='4' if section == 'programs' else '1',
-            # The default level, given so that --size=smoke does not choose the flags that compile fast.
-            XLA_FLAGS='--xla_backend_optimization_level=3',
+            XLA_FLAGS=xla_flags,
             SINKLAB_CACHE=str(Path(folder) / 'cache'),
             PYTHONPATH=str(ROOT),
             **({DUMP: str(dump)} if dump else {}),
@@ -702,7 +710,8 @@ def check_section(section: str, names: list[str] | None = None) -> list[str]:
     if section == 'programs' and names:
         values = {case: value for case, value in values.items() if case.partition('/')[0] in names}
     exact = section not in NUMBERS or recorded['environment'] == describe_environment()
-    before, now = dict(flatten(values)), dict(flatten(run_child(section, names)))
+    xla_flags = DEFAULT_FLAGS if exact else FAST_COMPILE_FLAGS
+    before, now = dict(flatten(values)), dict(flatten(run_child(section, names, xla_flags=xla_flags)))
     lines = []
     for path in dict.fromkeys([*before, *now]):
         if path not in now or path not in before:
