@@ -33,14 +33,22 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, sp
         key, value = (slice_keys(array, num_learned_kv, low, high) for array in float32_arrays)
         stripe_spec = spec.slice_text(low, high)
 
-        @jax.checkpoint
         def attend_chunk(query, start_BT, end_BT, position_BT):
             arrays = query, key.astype(key_BSGK.dtype), value.astype(value_BSGK.dtype)
             return reference.attend(
                 *arrays, make_chunk_spec(stripe_spec, start_BT - low, end_BT - low, position_BT, high - low)
             )[:2]
 
-        return jax.lax.map(lambda chunk: attend_chunk(*chunk), [array[first:last] for array in query_chunks])
+        if last - first > 1:
+            checkpointed = jax.checkpoint(attend_chunk)
+            return jax.lax.map(lambda chunk: checkpointed(*chunk), [array[first:last] for array in query_chunks])
+        # Without a loop, XLA computes a static mask when it compiles. The mask is not an argument of the checkpointed
+        # function: with several chunks, barriers around its arguments keep XLA from storing all scores at once.
+        query, *mask_and_position = (array[first] for array in query_chunks)
+        checkpointed = jax.checkpoint(
+            lambda query: attend_chunk(query, *mask_and_position), prevent_cse=num_chunks > 1
+        )
+        return jax.tree.map(lambda array: array[None], checkpointed(query))
 
     stripe_outputs = [attend_stripe(*edges) for edges in split_into_stripes(num_chunks)]
     output, row_stats = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *stripe_outputs)
@@ -61,8 +69,11 @@ def find_key_range(bounds_2T: np.ndarray, num_keys: int) -> tuple[int, int]:
 
 def split_into_chunks(
     query_BTHK: jax.Array, spec: AttentionSpec, rows_BHT: Sequence[jax.Array] = ()
-) -> list[jax.Array]:
-    """Split [query, start_BT, end_BT, position_BT, *rows] into chunks of queries, along a new first axis."""
+) -> list[jax.Array | np.ndarray]:
+    """Split [query, start_BT, end_BT, position_BT, *rows] into chunks of queries, along a new first axis.
+
+    Arrays of NumPy, such as those of a static mask, stay arrays of NumPy.
+    """
     length = query_BTHK.shape[1]
     chunk_size = min(CHUNK_SIZE, length)
     num_chunks = -(-length // chunk_size)
@@ -71,11 +82,11 @@ def split_into_chunks(
     )
     mask = spec.mask.pad(after=num_chunks * chunk_size - length)
 
-    def split(array: jax.Array | np.ndarray, axis: int = 1) -> jax.Array:
-        array, padding = jnp.asarray(array), num_chunks * chunk_size - array.shape[axis]
+    def split(array: jax.Array | np.ndarray, axis: int = 1) -> jax.Array | np.ndarray:
+        xp, padding = np if isinstance(array, np.ndarray) else jnp, num_chunks * chunk_size - array.shape[axis]
         if padding:
-            array = jnp.pad(array, [(0, padding if n == axis else 0) for n in range(array.ndim)])
-        return jnp.moveaxis(
+            array = xp.pad(array, [(0, padding if n == axis else 0) for n in range(array.ndim)])
+        return xp.moveaxis(
             array.reshape(*array.shape[:axis], num_chunks, chunk_size, *array.shape[axis + 1 :]), axis, 0
         )
 
