@@ -20,7 +20,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal
 # Pages are generated from the code, which needs no accelerator. The variable turns off an advertisement of the theme.
 MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: quickstart test test-fast test-all test-shipped faults lint models test-models docs docs-serve constraints pins audit clean
+.PHONY: quickstart test test-fast test-all test-shipped faults lint models test-models peers docs docs-serve constraints pins audit clean
 
 quickstart: .venv/quickstart
 	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn --report
@@ -56,6 +56,15 @@ models: .venv/test
 # Tests of the two pretrained models. The other targets skip them where the models are missing.
 test-models: models
 	$(PYTEST) tests/test_gguf.py tests/test_open_model_numbers.py
+
+# Environments of the peers of benchmarks/peers.py, which need other versions of packages.
+peers: build/peers/litgpt
+
+build/peers/litgpt: .venv/test
+	rm -rf $@ && $(BIN)/python -m venv $@
+	@quiet='-m pip install --quiet --disable-pip-version-check'; \
+	{ $@/bin/python $$quiet $(CPU_TORCH) || $@/bin/python $$quiet --index-url https://download.pytorch.org/whl/cpu $(CPU_TORCH); } \
+	  && $@/bin/python $$quiet litgpt==0.5.13 numpy || { rm -rf $@; exit 1; }
 
 # The documentation site, in build/docs/; nothing comes from a network. Any warning fails, and any broken link or anchor
 # does. Without --quiet, under which MkDocs does not count warnings.

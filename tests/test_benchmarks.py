@@ -10,10 +10,8 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
-import numpy as np
 import pytest
 
 from sinklab.config.validate import parse_config
@@ -53,24 +51,44 @@ def test_train_loop_benchmark_prints_cost_of_step_and_probe(run_benchmark):
 
 
 @pytest.mark.exhaustive
-def test_pytorch_benchmark_compares_models_of_equal_size(monkeypatch):
+def test_peers_benchmark_compares_models_of_equal_size(monkeypatch):
+    pytest.importorskip('torch')
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    names = 'ours', 'PyTorch eager', 'plain JAX'
+    options = '--size=smoke', '--batch=4', '--length=16', '--cores=1', '--rounds=1', '--steps=1'
+    for extra in ((), ('--forward',)):
+        command = [sys.executable, str(BENCHMARKS / 'peers.py'), *options, f'--peers={",".join(names)}', *extra]
+        output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+        for name in names:
+            (loss,) = re.findall(rf'^{name}, loss of the first step: ({NUMBER})$', output, re.MULTILINE)
+            assert 5 < float(loss) < 7  # log 300, plus the variance of random logits
+        assert re.search(rf'^PyTorch eager over ours: {NUMBER} ', output, re.MULTILINE)
+
+
+def test_pytorch_peer_has_as_many_parameters_and_threads_as_ours(monkeypatch):
     torch = pytest.importorskip('torch')
     monkeypatch.syspath_prepend(BENCHMARKS)
-    options = '--size=smoke', '--batch=4', '--length=16', '--cores=1', '--rounds=1', '--steps=1'
-    command = [sys.executable, str(BENCHMARKS / 'pytorch.py'), *options]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
-    for name in ('ours', 'PyTorch eager', 'plain JAX'):
-        (loss,) = re.findall(rf'^{name}, loss of the first step: ({NUMBER})$', output, re.MULTILINE)
-        assert 5 < float(loss) < 7  # log 300, plus the variance of random logits
-    assert re.search(rf'^PyTorch eager over ours: {NUMBER} ', output, re.MULTILINE)
     spec = parse_config(default.get_config(size='smoke').to_dict())
-    module = runpy.run_path(str(BENCHMARKS / 'pytorch.py'))
-    decoder = module['Decoder'](spec.model)
-    assert sum(parameter.numel() for parameter in decoder.parameters()) == sum(
+    names = 'layers', 'heads', 'width', 'head_width', 'ffn_width', 'vocabulary', 'dtype'
+    shape = {name: getattr(spec.model, name) for name in names}
+    shape |= dict(batch=4, length=16, threads=1, is_forward=False)
+    module = importlib.import_module('peer_pytorch')
+    assert sum(parameter.numel() for parameter in module.Decoder(shape).parameters()) == sum(
         leaf.size for leaf in jax.tree.leaves(state.get_state_shapes(spec)['params'])
     )
-    module['make_pytorch_step'](spec, SimpleNamespace(cores=1), np.zeros((4, 17), np.int32))
+    module.make_decoder_step(shape, is_compiled=False)
     assert torch.get_num_threads() == 1
+
+
+def test_peers_benchmark_names_unknown_and_missing_peers(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    peers = importlib.import_module('peers')
+    monkeypatch.setattr(peers, 'ROOT', tmp_path)
+    assert peers.choose_peers('litgpt,plain JAX') == ['ours', 'plain JAX']
+    assert 'make peers' in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        peers.choose_peers('nope')
+    assert 'nope' in str(end.value)
 
 
 @pytest.mark.slow
