@@ -13,7 +13,14 @@ from model_options import OPTIONS
 
 from sinklab.attn.spec import ScoreBias
 from sinklab.metrics.propositions import RELATIVE_POSITIONS
-from sinklab.model.positions import POSITIONS, compute_alibi_slopes, compute_buckets
+from sinklab.model.positions import (
+    POSITIONS,
+    compute_alibi_slopes,
+    compute_buckets,
+    rotate_halves_by_product,
+    rotate_halves_by_slices,
+    transpose_rotation_by_slices,
+)
 
 PLACES = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences, in any order
 
@@ -33,6 +40,20 @@ def test_rotary_matches_complex_rotation_of_dimension_pairs(width, name):
     for b, h in np.ndindex(2, 3):
         expected = formulas.rotate(np.float64(x_BTHK[b, :, h]), PLACES[b], rotary)
         np.testing.assert_allclose(actual[b, :, h], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_rotation_on_tpus_and_its_gradient_equal_those_on_other_devices(dtype):
+    x_BTHK = jnp.asarray(np.random.default_rng(0).normal(size=(2, 7, 3, 10)), dtype)
+    angle_BT1J = jnp.asarray(np.random.default_rng(1).uniform(-4, 4, (2, 7, 1, 5)), jnp.float32)
+    cos, sin = jnp.cos(angle_BT1J), jnp.sin(angle_BT1J)
+    # Without jit, no products and sums are contracted.
+    np.testing.assert_array_equal(
+        rotate_halves_by_product(x_BTHK, cos, sin), rotate_halves_by_slices(x_BTHK, cos, sin)
+    )
+    np.testing.assert_array_equal(
+        rotate_halves_by_product(x_BTHK, cos, -sin), transpose_rotation_by_slices(x_BTHK, cos, sin)
+    )
 
 
 @pytest.mark.slow
