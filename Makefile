@@ -58,13 +58,21 @@ test-models: models
 	$(PYTEST) tests/test_gguf.py tests/test_open_model_numbers.py
 
 # Environments of the peers of benchmarks/peers.py, which need other versions of packages.
-peers: build/peers/litgpt
+peers: build/peers/litgpt build/peers/maxtext
+
+# The wheel of MaxText has no dependencies but those of extras (tpu: 235); these are what its train step imports.
+MAXTEXT := maxtext==0.2.5 aqtp==0.9.0 drjax==0.2.1 flax==0.12.12 grain==0.2.18 huggingface-hub==2.4.0 jax==0.11.2 \
+  jinja2==3.1.6 ml-collections==1.1.0 omegaconf==2.4.0 pathwaysutils==0.1.13 pillow==13.0.0 pydantic==2.14.4 \
+  qwix==0.1.8 sentencepiece==0.2.3 sympy==1.14.0 tiktoken==0.14.0 tokamax==0.0.17 transformers==5.24.0
+build/peers/maxtext: .venv/test
+	rm -rf $@ && $(BIN)/uv venv --quiet --python 3.12 $@
+	$(BIN)/uv pip install --quiet --python $@/bin/python $(MAXTEXT) || { rm -rf $@; exit 1; }
 
 build/peers/litgpt: .venv/test
 	rm -rf $@ && $(BIN)/python -m venv $@
 	@quiet='-m pip install --quiet --disable-pip-version-check'; \
 	{ $@/bin/python $$quiet $(CPU_TORCH) || $@/bin/python $$quiet --index-url https://download.pytorch.org/whl/cpu $(CPU_TORCH); } \
-	  && $@/bin/python $$quiet litgpt==0.5.13 numpy || { rm -rf $@; exit 1; }
+	  && $(BIN)/uv pip install --quiet --python $@/bin/python litgpt==0.5.13 numpy || { rm -rf $@; exit 1; }
 
 # The documentation site, in build/docs/; nothing comes from a network. Any warning fails, and any broken link or anchor
 # does. Without --quiet, under which MkDocs does not count warnings.

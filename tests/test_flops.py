@@ -29,14 +29,20 @@ CASES = [
 
 
 def iterate_product_flops(jaxpr, factor=1):
-    """Yield the FLOPs of all matrix products of a jaxpr; multiply those of a scan by its length."""
+    """Yield the FLOPs of all matrix products of a jaxpr; multiply those of a scan by its length.
+
+    Of code that depends on the platform, that of platforms without a branch of their own counts.
+    """
     for equation in jaxpr.eqns:
         if equation.primitive.name == 'dot_general':
             (contracted_axes, _), _ = equation.params['dimension_numbers']
             contracted_size = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted_axes)
             yield 2 * factor * contracted_size * math.prod(equation.outvars[0].aval.shape)
         length = equation.params['length'] if equation.primitive.name == 'scan' else 1
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'eqns')):
+        params = list(equation.params.values())
+        if equation.params.get('branches_platforms'):
+            params = [equation.params['branches'][-1]]
+        for inner in jax.tree.leaves(params, is_leaf=lambda x: hasattr(x, 'eqns')):
             inner = getattr(inner, 'jaxpr', inner)
             if hasattr(inner, 'eqns'):
                 yield from iterate_product_flops(inner, factor * length)
