@@ -57,7 +57,9 @@ models: .venv/test
 test-models: models
 	$(PYTEST) tests/test_gguf.py tests/test_open_model_numbers.py
 
-# Environments of the peers of benchmarks/peers.py, which need other versions of packages.
+# Environments of the peers of benchmarks/peers.py, which need other versions of packages. MaxText needs Python 3.12, a name
+# or a path that uv finds.
+PEER_PYTHON ?= 3.12
 peers: build/peers/litgpt build/peers/maxtext
 
 # The wheel of MaxText has no dependencies but those of extras (tpu: 235); these are what its train step imports.
@@ -65,7 +67,7 @@ MAXTEXT := maxtext==0.2.5 aqtp==0.9.0 drjax==0.2.1 flax==0.12.12 grain==0.2.18 h
   jinja2==3.1.6 ml-collections==1.1.0 omegaconf==2.4.0 pathwaysutils==0.1.13 pillow==13.0.0 pydantic==2.14.4 \
   qwix==0.1.8 sentencepiece==0.2.3 sympy==1.14.0 tiktoken==0.14.0 tokamax==0.0.17 transformers==5.24.0
 build/peers/maxtext: .venv/test
-	rm -rf $@ && $(BIN)/uv venv --quiet --python 3.12 $@
+	rm -rf $@ && $(BIN)/uv venv --quiet --python $(PEER_PYTHON) $@
 	$(BIN)/uv pip install --quiet --python $@/bin/python $(MAXTEXT) || { rm -rf $@; exit 1; }
 
 build/peers/litgpt: .venv/test

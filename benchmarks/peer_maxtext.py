@@ -88,8 +88,7 @@ def make_step(shape: dict) -> Callable[[], float]:
 
 def make_batch(shape: dict) -> dict[str, np.ndarray]:
     """Make a batch as MaxText's data pipelines do, of random tokens, with one document per row."""
-    size = shape['batch'], shape['length'] + 1
-    ids_BT = np.random.default_rng(0).integers(0, shape['vocabulary'], size).astype(np.int32)
+    ids_BT = step_server.make_ids(shape)
     batch = {'inputs': ids_BT[:, :-1], 'targets': ids_BT[:, 1:]}
     for name in ('inputs', 'targets'):
         batch[f'{name}_position'] = np.tile(np.arange(shape['length'], dtype=np.int32), (shape['batch'], 1))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import numpy as np
+import step_server
 import torch
 from torch.nn import functional
 
@@ -76,8 +76,7 @@ def make_step(
     """
     torch.manual_seed(0)
     torch.set_num_threads(shape['threads'])
-    model = make_model(shape)
-    ids_BT = make_ids(shape)
+    model, ids_BT = make_model(shape), torch.from_numpy(step_server.make_ids(shape)).long()
     optimizer = torch.optim.AdamW(model.parameters(), 4e-4, (0.9, 0.95), weight_decay=0.1, fused=True)
     is_mixed = shape['dtype'] != 'float32'
 
@@ -101,9 +100,3 @@ def make_step(
         return loss.item()
 
     return run_step
-
-
-def make_ids(shape: dict) -> torch.Tensor:
-    """Return random ids_BT, of T + 1 tokens."""
-    size = shape['batch'], shape['length'] + 1
-    return torch.from_numpy(np.random.default_rng(0).integers(0, shape['vocabulary'], size))

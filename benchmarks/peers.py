@@ -28,7 +28,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import jax_baseline
-import numpy as np
 import step_server
 
 from sinklab.config.spec import Hardware, ModelConfig, Spec
@@ -53,12 +52,6 @@ def make_spec(shape: dict) -> Spec:
     return parse_config(config.to_dict())
 
 
-def make_ids(shape: dict) -> np.ndarray:
-    """Return random ids_BT, of T + 1 tokens."""
-    size = shape['batch'], shape['length'] + 1
-    return np.random.default_rng(0).integers(0, shape['vocabulary'], size, np.int32)
-
-
 def make_sinklab_step(shape: dict) -> Callable[[], float]:
     """Return a function that runs one step, or one forward pass, and returns its loss."""
     spec = make_spec(shape)
@@ -66,16 +59,16 @@ def make_sinklab_step(shape: dict) -> Callable[[], float]:
     device_mesh.split_cpu_devices(hardware)
     mesh = device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
-        train_state, batch = state.create_state(spec, mesh), sharding.put_batch(make_ids(shape), mesh)
+        train_state, batch = state.create_state(spec, mesh), sharding.put_batch(step_server.make_ids(shape), mesh)
+        if shape['is_forward']:
+            loss = step.make_data_parallel_loss(step.make_loss(spec), spec, mesh)
+            compiled_loss = jax.jit(loss).lower(train_state['params'], batch).compile()
+            return lambda: float(compiled_loss(train_state['params'], batch))
         no_request = sharding.make_per_device_array(0, mesh)
-        loss = step.make_data_parallel_loss(step.make_loss(spec), spec, mesh)
-        compiled_loss = jax.jit(loss).lower(train_state['params'], batch).compile()
         compiled_step = step.make_train_step(spec, hardware, mesh).lower(train_state, batch, no_request).compile()
 
     def run_step() -> float:
         nonlocal train_state
-        if shape['is_forward']:
-            return float(compiled_loss(train_state['params'], batch))
         train_state, metrics = compiled_step(train_state, batch, no_request)
         return float(metrics['train/loss'])
 
@@ -84,7 +77,7 @@ def make_sinklab_step(shape: dict) -> Callable[[], float]:
 
 def make_jax_step(shape: dict) -> Callable[[], float]:
     """Return a function that runs one step, or one forward pass, and returns its loss."""
-    spec, ids_BT = make_spec(shape), jnp.asarray(make_ids(shape))
+    spec, ids_BT = make_spec(shape), jnp.asarray(step_server.make_ids(shape))
     train_state, train_step = jax_baseline.make_train_step(spec, 'none')
     compute_loss = jax.jit(functools.partial(jax_baseline.compute_loss, spec=spec, remat='none'))
 

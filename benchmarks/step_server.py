@@ -1,6 +1,6 @@
 """The process of one peer of benchmarks/peers.py: run steps on demand, and print their time.
 
-Only the standard library is imported here: each peer has an environment of its own.
+Each peer has an environment of its own: nothing is imported here but the standard library and NumPy.
 """
 
 import json
@@ -8,6 +8,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
+
+import numpy as np
 
 
 def serve(make_run_step: Callable[[dict], Callable[[], float]]) -> None:
@@ -27,3 +29,9 @@ def serve(make_run_step: Callable[[dict], Callable[[], float]]) -> None:
         for _ in range(num_steps):
             run_step()
         print(1e3 * (time.perf_counter() - start) / num_steps, file=results, flush=True)
+
+
+def make_ids(shape: dict) -> np.ndarray:
+    """Return random ids_BT of T + 1 tokens, the same for all peers."""
+    size = shape['batch'], shape['length'] + 1
+    return np.random.default_rng(0).integers(0, shape['vocabulary'], size, np.int32)

@@ -82,6 +82,7 @@ def rotate_halves(x_BTHK: jax.Array, cos_BT1J: jax.Array, sin_BT1J: jax.Array) -
 
 
 def rotate_halves_by_slices(x_BTHK: jax.Array, cos_BT1J: jax.Array, sin_BT1J: jax.Array) -> jax.Array:
+    """Rotate the left and the right half of the head width, and concatenate them."""
     left, right = jnp.split(x_BTHK.astype(jnp.float32), 2, -1)
     rotated = jnp.concatenate([left * cos_BT1J - right * sin_BT1J, right * cos_BT1J + left * sin_BT1J], -1)
     return rotated.astype(x_BTHK.dtype)
@@ -115,6 +116,7 @@ def rotate_halves_backward(residuals, d_BTHK):
 
 
 def transpose_rotation_by_slices(d_BTHK: jax.Array, cos_BT1J: jax.Array, sin_BT1J: jax.Array) -> jax.Array:
+    """Compute the gradient of `rotate_halves_by_slices`, rounded as automatic differentiation rounds it."""
     transpose = jax.linear_transpose(lambda x: rotate_halves_by_slices(x, cos_BT1J, sin_BT1J), d_BTHK)
     return transpose(d_BTHK)[0]
 

@@ -49,17 +49,13 @@ ROOT = Path(__file__).resolve().parents[2]
 VALUES = Path(__file__).with_name('values.json')
 # The default level of XLA, given so that --size=smoke does not choose the flags that compile fast.
 DEFAULT_FLAGS = '--xla_backend_optimization_level=3'
-# A quarter of the compile time; for values that have to be near, and not equal, on a processor like this one.
-FAST_COMPILE_FLAGS = (
-    '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters '
-    '--xla_cpu_parallel_codegen_split_count=1'
-)
 RUN = Path(__file__).with_name('run')
 
 
 # The imports of sinklab are in this section alone.
 def import_sinklab() -> argparse.Namespace:
-    """Return the functions of sinklab that this script calls."""
+    """Return what this script takes from sinklab."""
+    from sinklab.cli.hardware_flags import FAST_COMPILE_FLAGS
     from sinklab.cli.main import main
     from sinklab.config.spec import Hardware
     from sinklab.config.validate import parse_config
@@ -71,6 +67,7 @@ def import_sinklab() -> argparse.Namespace:
         run_main=main,  # words of a command line -> exit code
         parse_config=parse_config,  # dict of a ConfigDict -> spec
         hardware=Hardware,  # record of the flags --data, --fsdp, --tensor, --micro_batch, --remat, --attention
+        fast_compile_flags=FAST_COMPILE_FLAGS,  # they compile in a quarter of the time; values are near, and not equal
         make_mesh=make_mesh,  # (hardware, devices) -> jax.sharding.Mesh
         make_programs=get_programs,  # (spec, hardware, mesh, backend) -> {name: () -> jax.stages.Lowered}
         make_sequences=load_run_data,  # spec -> .batches.read_rows(step, range), .valid_NT, .probe_PT, .fingerprint
@@ -710,7 +707,7 @@ def check_section(section: str, names: list[str] | None = None) -> list[str]:
     if section == 'programs' and names:
         values = {case: value for case, value in values.items() if case.partition('/')[0] in names}
     exact = section not in NUMBERS or recorded['environment'] == describe_environment()
-    xla_flags = DEFAULT_FLAGS if exact else FAST_COMPILE_FLAGS
+    xla_flags = DEFAULT_FLAGS if exact else import_sinklab().fast_compile_flags
     before, now = dict(flatten(values)), dict(flatten(run_child(section, names, xla_flags=xla_flags)))
     lines = []
     for path in dict.fromkeys([*before, *now]):
