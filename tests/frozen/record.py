@@ -67,7 +67,7 @@ def import_sinklab() -> argparse.Namespace:
         run_main=main,  # words of a command line -> exit code
         parse_config=parse_config,  # dict of a ConfigDict -> spec
         hardware=Hardware,  # record of the flags --data, --fsdp, --tensor, --micro_batch, --remat, --attention
-        fast_compile_flags=FAST_COMPILE_FLAGS,  # they compile in a quarter of the time; values are near, and not equal
+        fast_compile_flags=FAST_COMPILE_FLAGS,  # a quarter of the compile time; values are near, and not equal
         make_mesh=make_mesh,  # (hardware, devices) -> jax.sharding.Mesh
         make_programs=get_programs,  # (spec, hardware, mesh, backend) -> {name: () -> jax.stages.Lowered}
         make_sequences=load_run_data,  # spec -> .batches.read_rows(step, range), .valid_NT, .probe_PT, .fingerprint
@@ -707,7 +707,8 @@ def check_section(section: str, names: list[str] | None = None) -> list[str]:
     if section == 'programs' and names:
         values = {case: value for case, value in values.items() if case.partition('/')[0] in names}
     exact = section not in NUMBERS or recorded['environment'] == describe_environment()
-    xla_flags = DEFAULT_FLAGS if exact else import_sinklab().fast_compile_flags
+    # Rows take three steps and long to compile. Over more steps, other rounding grows beyond the tolerance.
+    xla_flags = import_sinklab().fast_compile_flags if section == 'rows' and not exact else DEFAULT_FLAGS
     before, now = dict(flatten(values)), dict(flatten(run_child(section, names, xla_flags=xla_flags)))
     lines = []
     for path in dict.fromkeys([*before, *now]):
