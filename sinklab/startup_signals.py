@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -123,6 +124,7 @@ def enable_keyboard_interrupts() -> Iterator[None]:
             os._exit(SIGINT_EXIT_CODE)
         first_time = first_time or time.monotonic()
         _interrupted.set()
+        _silence_abandoned_work()
         retry_event.clear()
         if import_frame := _find_import_frame(frame):
             _raise_after_import(import_frame)
@@ -168,6 +170,14 @@ def was_interrupted() -> bool:
     A library may catch the KeyboardInterrupt and raise another exception, as Orbax does while it reads a checkpoint.
     """
     return _interrupted.is_set()
+
+
+def _silence_abandoned_work() -> None:
+    """Keep asyncio from reporting event loops and coroutines that KeyboardInterrupt leaves unfinished."""
+    warnings.simplefilter('ignore', RuntimeWarning)
+    warnings.simplefilter('ignore', ResourceWarning)
+    if logging := sys.modules.get('logging'):  # importing it in a signal handler is not safe
+        logging.getLogger('asyncio').disabled = True
 
 
 def _find_import_frame(frame: FrameType | None) -> FrameType | None:

@@ -86,6 +86,34 @@ except KeyboardInterrupt:
     assert (process.returncode, process.stdout, process.stderr) == (0, 'raised\n', '')
 
 
+def test_ctrl_c_in_event_loop_leaves_no_message_of_asyncio(tmp_path):
+    process = run_script(
+        tmp_path,
+        """
+import asyncio, gc, logging
+logging.basicConfig()
+
+async def sleep():
+    await asyncio.sleep(20)
+
+def read():
+    loop = asyncio.new_event_loop()
+    unused = sleep()
+    loop.call_later(0.1, signal.raise_signal, signal.SIGINT)
+    loop.run_until_complete(sleep())
+
+try:
+    with startup_signals.enable_keyboard_interrupts():
+        read()
+except KeyboardInterrupt:
+    pass
+gc.collect()
+print('raised')
+""",
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (0, 'raised\n', '')
+
+
 def test_error_that_replaces_keyboard_interrupt_counts_as_ctrl_c(tmp_path):
     process = run_script(
         tmp_path,
