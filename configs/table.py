@@ -127,9 +127,12 @@ def table(rows, base=None, sizes=SIZES, default_size='paper'):
 
     def get_config(row=None, size=default_size):
         check_name(row, rows, 'row')
-        unsized_config, sized_config, config = make_config(base or {}), baseline(size), baseline(size)
-        for path, value in rows[row]['diff'].items():
-            if isinstance(value, FactorOfSize | SizeScaledValue):
+        config, diff = baseline(size), rows[row]['diff']
+        scaled = {path: value for path, value in diff.items() if isinstance(value, FactorOfSize | SizeScaledValue)}
+        if scaled:
+            unsized_config, sized_config = make_config(base or {}), baseline(size)
+        for path, value in diff.items():
+            if path in scaled:
                 check_field(sized_config, path)
                 value = value.resolve(path, unsized_config, sized_config)
             set_field(config, path, value)

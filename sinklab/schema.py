@@ -5,6 +5,7 @@ The type of a field contains its rules: `Literal` lists the allowed values, and 
 
 import dataclasses
 import difflib
+import functools
 import math
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -62,22 +63,18 @@ def check_value(hint: Any, value: Any, path: str) -> Any:
 
 def validate_dataclass(dataclass_type: type, mapping: Any, path: str, errors: list[str]) -> Any:
     """Convert a mapping to a dataclass, and append errors to `errors`; with errors the result is invalid."""
+    hints = get_field_hints(dataclass_type)
     if not isinstance(mapping, Mapping):
-        errors.append(f'{path} is {mapping!r}; it must have the fields {", ".join(get_field_names(dataclass_type))}')
+        errors.append(f'{path} is {mapping!r}; it must have the fields {", ".join(hints)}')
         return None
-    errors.extend(
-        format_unknown_name(f'{path}.{name}', name, get_field_names(dataclass_type))
-        for name in mapping
-        if name not in get_field_names(dataclass_type)
-    )
-    if missing := [name for name in get_field_names(dataclass_type) if name not in mapping]:
+    errors.extend(format_unknown_name(f'{path}.{name}', name, hints) for name in mapping if name not in hints)
+    if missing := [name for name in hints if name not in mapping]:
         missing_paths = ', '.join(f'{path}.{name}' for name in missing)
         verb = 'is' if len(missing) == 1 else 'are'
         errors.append(f'{missing_paths} {verb} missing; start from configs/default.py, which has every field')
-    hints = get_type_hints(dataclass_type, include_extras=True)
     values = {
-        name: validate_value(hints[name], mapping[name], f'{path}.{name}', errors)
-        for name in get_field_names(dataclass_type)
+        name: validate_value(hint, mapping[name], f'{path}.{name}', errors)
+        for name, hint in hints.items()
         if name in mapping
     }
     return None if missing else dataclass_type(**values)
@@ -99,8 +96,11 @@ def validate_value(hint: Any, value: Any, path: str, errors: list[str]) -> Any:
     return value
 
 
-def get_field_names(dataclass_type: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(dataclass_type)]
+@functools.cache
+def get_field_hints(dataclass_type: type) -> dict[str, Any]:
+    """Return the type hints of the fields of a dataclass, by name."""
+    hints = get_type_hints(dataclass_type, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(dataclass_type)}
 
 
 def format_unknown_name(

@@ -88,8 +88,10 @@ def compute_mean_curve(runs: list[RunResult], metric_name: str) -> tuple[list[in
         The steps at which all runs recorded the metric, the mean and the sample standard deviation at each of them.
         None for fewer than two runs, or without a common step.
     """
+    if len(runs) < 2:
+        return None
     curves = [dict(zip(*run.get_curve(metric_name), strict=True)) for run in runs]
-    steps = sorted(set.intersection(*map(set, curves))) if len(curves) > 1 else []
+    steps = sorted(set.intersection(*map(set, curves)))
     if not steps:
         return None
     values = np.array([[curve[step] for step in steps] for curve in curves])

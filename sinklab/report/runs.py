@@ -1,6 +1,7 @@
 """Reading of runs for reports: records, and arrays of probe files."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -148,10 +149,21 @@ class RunResult:
     def outcome(self) -> str:
         return self.outcome_record['kind']
 
+    @functools.cached_property
+    def curves(self) -> dict[str, tuple[list[int], list[float]]]:
+        """Steps and values of each metric; a run may have a million records, which are read once for all metrics."""
+        curves: dict[str, tuple[list[int], list[float]]] = {}
+        for record in self.records:
+            step = record['step']
+            for name, value in record.items():
+                steps, values = curves.setdefault(name, ([], []))
+                steps.append(step)
+                values.append(value)
+        return curves
+
     def get_curve(self, metric_name: str) -> tuple[list[int], list[float]]:
         """Return the steps at which a metric was recorded, and its values there."""
-        points = [(record['step'], record[metric_name]) for record in self.records if metric_name in record]
-        return [step for step, _ in points], [value for _, value in points]
+        return self.curves.get(metric_name, ([], []))
 
     def get_last(self, metric_name: str) -> float | None:
         """Return the last recorded value of a metric, or None if it was never recorded."""
@@ -208,9 +220,7 @@ def read_runs(paths: list[str]) -> list[RunResult]:
             file.
         UserError: A folder holds no run, each run has a damaged file, or a probe file lacks the headline array.
     """
-    run_dirs = [RunDir(path) for path in dict.fromkeys(paths)]
-    run_dirs = select_readable(run_dirs)
-    rows, configs = [get_row_name(run_dir) for run_dir in run_dirs], [read_config(run_dir) for run_dir in run_dirs]
+    run_dirs, rows, configs = read_rows_and_configs([RunDir(path) for path in dict.fromkeys(paths)])
     group_names = make_group_names(rows, configs)
     names = make_run_names(
         group_names, [run_config.get('seed') for run_config in configs], [run_dir.path for run_dir in run_dirs]
@@ -229,26 +239,27 @@ def read_runs(paths: list[str]) -> list[RunResult]:
     return loaded
 
 
-def select_readable(run_dirs: list[RunDir]) -> list[RunDir]:
-    """Return the folders whose row.json and config.json can be read, and warn about the others on stderr.
+def read_rows_and_configs(run_dirs: list[RunDir]) -> tuple[list[RunDir], list[str], list[dict]]:
+    """Read row names and configs of runs, and warn on stderr about folders whose row.json or config.json is damaged.
+
+    Returns:
+        The other folders, their row names and their configs.
 
     Raises:
         DamagedFileError: No folder is readable.
         UserError: A folder holds no run.
     """
-    readable_dirs, damaged = [], []
+    readable, damaged = [], []
     for run_dir in run_dirs:
         try:
-            get_row_name(run_dir)
-            read_config(run_dir)
-            readable_dirs.append(run_dir)
+            readable.append((run_dir, get_row_name(run_dir), read_config(run_dir)))
         except DamagedFileError as error:
             damaged.append((run_dir, error))
-    if not readable_dirs and damaged:
+    if not readable and damaged:
         raise damaged[0][1]
     for run_dir, error in damaged:
         run_file_schemas.warn_once(run_dir.path, f'{error}; the report omits this run')
-    return readable_dirs
+    return tuple(map(list, zip(*readable, strict=True)))
 
 
 def find_branches(runs: list[RunResult], metric_name: str) -> list[tuple[int, list[int], list[float]]]:
