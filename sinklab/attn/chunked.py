@@ -16,6 +16,7 @@ from sinklab.attn.spec import AttentionSpec, slice_keys
 
 CHUNK_SIZE = 128  # queries whose scores are in memory at once
 NUM_STRIPES = 8  # parts of the queries; each reads only the keys that its mask may show
+MAX_UNROLLED_CHUNKS = 4  # number of chunks up to which each is a stripe
 
 
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec) -> AttentionOutput:
@@ -57,7 +58,12 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, sp
 
 
 def split_into_stripes(num_chunks: int) -> list[tuple[int, int]]:
-    edges = np.unique(np.linspace(0, num_chunks, min(NUM_STRIPES, num_chunks) + 1).astype(int)).tolist()
+    """Return the ranges [first, last) of the chunks of each stripe.
+
+    XLA:CPU keeps the scores of all stripes of one chunk in memory at once; a stripe of several chunks is a loop.
+    """
+    num_stripes = num_chunks if num_chunks <= MAX_UNROLLED_CHUNKS else min(NUM_STRIPES, num_chunks // 2)
+    edges = np.linspace(0, num_chunks, num_stripes + 1).astype(int).tolist()
     return list(itertools.pairwise(edges))
 
 

@@ -1,0 +1,67 @@
+"""How costs grow: exact counts of compiled programs, and the page of benchmarks/scaling.py."""
+
+import json
+
+import jax
+import pytest
+from conftest import make_tiny_spec
+
+from docs import scaling_results
+from sinklab.config.spec import Hardware
+from sinklab.parallel import device_mesh
+from sinklab.train import state, step
+
+
+def lower_train_step(**changes):
+    spec, hardware = make_tiny_spec(**changes), Hardware(remat='attention,ffn')
+    mesh = device_mesh.make_mesh(hardware, jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        inputs = step.make_abstract_inputs(spec, mesh)
+        return step.make_train_step(spec, hardware, mesh).lower(state.make_abstract_state(spec, mesh), *inputs)
+
+
+def test_slope_of_power_law_is_its_exponent():
+    values = [1, 3, 10, 40]
+    assert scaling_results.fit_slope(values, [7 * value**1.5 for value in values]) == pytest.approx(1.5)
+
+
+def test_slope_above_limit_is_named():
+    costs = {name: dict(slope=slope, expected=1.0) for name, slope in dict(low=0.2, near=1.2, high=1.3).items()}
+    problems = scaling_results.find_excessive_slopes({'runs': dict(values=[1, 2], costs=costs)})
+    assert len(problems) == 1
+    assert 'high' in problems[0]
+    assert 'runs' in problems[0]
+
+
+def test_page_matches_json():
+    page = scaling_results.PAGE.read_text(encoding='utf-8')
+    generated = page.partition(scaling_results.BEGIN_MARKER)[2].partition(scaling_results.END_MARKER)[0]
+    results = json.loads(scaling_results.RESULTS_FILE.read_text(encoding='utf-8'))
+    assert generated.strip() == scaling_results.format_page_part(results).strip()
+    assert (scaling_results.RESULTS_DIR / f'{scaling_results.PAGE.stem}.png').is_file()
+
+
+def test_slopes_in_json_are_those_of_its_costs():
+    axes = json.loads(scaling_results.RESULTS_FILE.read_text(encoding='utf-8'))['axes']
+    for axis in axes.values():
+        for entry in axis['costs'].values():
+            assert scaling_results.fit_slope(axis['values'], entry['measured']) == pytest.approx(
+                entry['slope'], abs=0.01
+            )
+
+
+def test_train_step_has_as_many_operations_for_more_layers():
+    """Layers are scanned, so that compilation does not take longer for deeper models."""
+    programs = [lower_train_step(model__layers=layers).as_text() for layers in (2, 7)]
+    counts = [program.count(' = ') for program in programs]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('name', 'values'), [('data__length', (256, 1024, 4096)), ('optimizer__batch_size', (4, 16, 64))]
+)
+def test_memory_of_train_step_grows_at_most_linearly(name, values):
+    sizes = [lower_train_step(**{name: value}).compile().memory_analysis().temp_size_in_bytes for value in values]
+    slopes = [scaling_results.fit_slope(values[i : i + 2], sizes[i : i + 2]) for i in range(2)]
+    assert max(slopes) < 1.1
