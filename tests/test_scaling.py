@@ -26,7 +26,7 @@ def test_slope_of_power_law_is_its_exponent():
 
 
 def test_slope_above_limit_is_named():
-    costs = {name: dict(slope=slope, expected=1.0) for name, slope in dict(low=0.2, near=1.2, high=1.3).items()}
+    costs = {name: dict(slope=slope, expected=1.0) for name, slope in dict(low=0.2, near=1.3, high=1.5).items()}
     problems = scaling_results.find_excessive_slopes({'runs': dict(values=[1, 2], costs=costs)})
     assert len(problems) == 1
     assert 'high' in problems[0]
