@@ -8,12 +8,7 @@ import sys
 import pytest
 from conftest import make_tiny_spec
 
-from sinklab.config.spec import Hardware
-from sinklab.config.validate import parse_config
-from sinklab.configs import default
 from sinklab.errors import UserError
-from sinklab.parallel import device_mesh
-from sinklab.planning import cpu_layout
 from sinklab.run_dir import RunDir
 from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import SweepRun, get_run_dir_name
@@ -93,50 +88,6 @@ def test_train_keeps_cpu_device_count_of_environment(files, tmp_path, monkeypatc
     assert done.returncode == 1
     assert '--data=2' in done.stderr
     assert '2 devices' in done.stderr
-
-
-@pytest.fixture
-def six_cores(monkeypatch):
-    monkeypatch.setattr(cpu_layout, 'count_cores', lambda: 6)
-    monkeypatch.setattr(device_mesh, 'is_device_count_given', lambda: False)
-
-
-@pytest.mark.parametrize(
-    ('size', 'batch_size', 'given', 'chosen'),
-    [
-        ('quickstart', 32, Hardware(), Hardware(data=4, fsdp=1, remat='attention,ffn')),
-        ('quickstart', 30, Hardware(micro_batch=10), Hardware(data=5, fsdp=1, micro_batch=10, remat='attention,ffn')),
-        ('quickstart', 32, Hardware(data=2), Hardware(data=2, remat='attention,ffn')),
-        ('quickstart', 32, Hardware(tensor=2), Hardware(tensor=2, remat='attention,ffn')),
-        ('paper', 32, Hardware(), Hardware(remat='attention,qkv,middle,ffn')),
-        ('smoke', 4, Hardware(), Hardware()),
-    ],
-)
-def test_cpu_layout_depends_on_size_of_step_and_keeps_choices_of_user(six_cores, size, batch_size, given, chosen):
-    config = default.get_config(size=size)
-    config.optimizer.batch_size = batch_size
-    assert cpu_layout.choose_cpu_layout(parse_config(config.to_dict()), given, is_remat_given=False) == chosen
-
-
-def test_cpu_layout_keeps_remat_and_device_count_of_user(six_cores, monkeypatch):
-    spec = parse_config(default.get_config(size='quickstart').to_dict())
-    assert cpu_layout.choose_cpu_layout(spec, Hardware(remat='full'), is_remat_given=True).remat == 'full'
-    monkeypatch.setattr(device_mesh, 'is_device_count_given', lambda: True)
-    assert cpu_layout.choose_cpu_layout(spec, Hardware(), is_remat_given=False).data is None
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(cpu_layout.count_cores() < 2, reason='it needs two cores')
-def test_train_uses_all_cores_by_default(files, tmp_path):
-    steps = ['--config.optimizer.steps=2', '--config.optimizer.warmup_steps=0', '--config.probe.every_steps=0']
-    given = ['--config=configs/quickstart.py:softmax', *steps]
-    done = program(files, 'train', *given, f'--workdir={tmp_path}/run')
-    assert done.returncode == 0, done.stderr
-    assert (
-        f'(data {max(count for count in range(1, min(8, cpu_layout.count_cores()) + 1) if 32 % count == 0)}'
-        in done.stderr
-    )
-    assert 'remat attention,ffn' in done.stderr
 
 
 @pytest.mark.exhaustive

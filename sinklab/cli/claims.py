@@ -167,7 +167,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         return config_flags.load_spec(get_config_path(row), [*extra_args, *sweep.format_seed_flags(seed)], size)
 
     selected_claims = [claims[name] for name in args.names or claims]
-    options = [*hardware_flags.list_given_flags(args), f'--size={size}', *extra_args]
+    options = [*hardware_flags.format_hardware_flags(layout), f'--size={size}', *extra_args]
     options += [f'--compiled={args.compiled}'] if args.compiled else []
     with hold_lease(RunDir(args.workdir).path) as run_lease:
         previous_data = results.read_or_create(

@@ -51,10 +51,6 @@ def is_cpu_only() -> bool:
     return not any(map(importlib.util.find_spec, ACCELERATOR_PACKAGES))
 
 
-def is_cpu_run() -> bool:
-    return os.environ.get('JAX_PLATFORMS') == 'cpu' or is_cpu_only()
-
-
 class CompilationCache:
     """Persistent compilation cache of jax, which counts compiled programs and cache hits.
 
@@ -135,8 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--data',
         type=int,
         metavar='N',
-        help='devices that split the batch (default: one for each slice or GPU node; on a CPU, one for each core if '
-        'the model is small)',
+        help='devices that split the batch (default: one for each slice, GPU node or core)',
     )
     parser.add_argument(
         '--fsdp',
@@ -157,10 +152,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--remat',
         nargs='?',
         const='full',
+        default='none',
         metavar='WHAT',
         help='save memory by recomputing activations in the backward pass: none, full, auto, or all but those '
-        f'named, of {",".join(SAVEABLE_ACTIVATIONS)} (default: none; on a CPU, the fastest in measurements; '
-        'without WHAT: full)',
+        f'named, of {",".join(SAVEABLE_ACTIVATIONS)} (default: none; without WHAT: full)',
     )
     parser.add_argument(
         '--attention',
@@ -178,20 +173,12 @@ def parse_hardware(args: argparse.Namespace) -> Hardware:
             raise UserError(f'--{name}={size} must be a whole number of at least 1')
     if args.attention not in get_args(BackendName):
         raise UserError(f'--attention={args.attention} is unknown; it is one of {", ".join(get_args(BackendName))}')
-    remat = args.remat or Hardware.remat
-    if remat != 'auto' and not parse_saved_activations(remat) <= set(SAVEABLE_ACTIVATIONS):
+    if args.remat != 'auto' and not parse_saved_activations(args.remat) <= set(SAVEABLE_ACTIVATIONS):
         raise UserError(
             f'--remat={args.remat} is unknown; give {", ".join(REMAT_MODES)}, '
             f'or some of {",".join(SAVEABLE_ACTIVATIONS)}'
         )
-    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(Hardware)}
-    return Hardware(**values | dict(remat=remat))
-
-
-def list_given_flags(args: argparse.Namespace) -> list[str]:
-    """List the flags of the layout that the user has given, and those with a fixed default."""
-    names = [field.name for field in dataclasses.fields(Hardware)]
-    return [f'--{name}={getattr(args, name)}' for name in names if getattr(args, name) is not None]
+    return Hardware(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Hardware)})
 
 
 def format_hardware_flags(hardware: Hardware) -> list[str]:

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         )
 
     options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(args, name))]
-    options = [*hardware_flags.list_given_flags(args), *options, *extra_args]
+    options = [*hardware_flags.format_hardware_flags(layout), *options, *extra_args]
     with hold_lease(RunDir(args.workdir).path) as run_lease:
         if args.seeds is not None:
             plan.check_seed_count(args.seeds, table, args.workdir)

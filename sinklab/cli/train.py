@@ -299,7 +299,6 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
         UserError: The arguments are invalid on any process, or differ between processes.
     """
     from sinklab.parallel import device_mesh
-    from sinklab.planning import cpu_layout
 
     run_dir = run_on_all_or_raise(group, 'folder', lambda: RunDir(args.workdir))
     parent = resolve_parent(args.origin, run_dir, group)
@@ -307,8 +306,6 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
         group, 'config', lambda: load_requested_spec(args, extra_args, run_dir, parent)
     )
     layout = run_on_all_or_raise(group, 'layout', lambda: hardware_flags.parse_hardware(args))
-    if group.count == 1 and hardware_flags.is_cpu_run():
-        layout = cpu_layout.choose_cpu_layout(spec, layout, is_remat_given=args.remat is not None)
     device_mesh.split_cpu_devices(layout, group.count)
     hardware_flags.set_fast_compile_flags(row['size'])
     check_equal_on_all(group, 'run', collect_shared_settings(spec, layout))

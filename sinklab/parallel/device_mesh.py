@@ -39,14 +39,12 @@ def make_mesh(hardware: Hardware, devices: Sequence[jax.Device] | None = None) -
 def split_cpu_devices(hardware: Hardware, num_processes: int = 1) -> None:
     """Split the CPU into the devices of a layout, unless the user set a number or jax has started."""
     num_devices = math.prod(size or 1 for size in (hardware.data, hardware.fsdp, hardware.tensor)) // num_processes
-    if num_devices > 1 and not is_device_count_given():
+    is_configured = jax.config.jax_num_cpu_devices > 0 or 'host_platform_device_count' in os.environ.get(
+        'XLA_FLAGS', ''
+    )
+    if num_devices > 1 and not is_configured:
         with contextlib.suppress(RuntimeError):
             jax.config.update('jax_num_cpu_devices', num_devices)
-
-
-def is_device_count_given() -> bool:
-    """Return whether the user has set the number of CPU devices of jax."""
-    return jax.config.jax_num_cpu_devices > 0 or 'host_platform_device_count' in os.environ.get('XLA_FLAGS', '')
 
 
 def get_devices() -> list[jax.Device]:
