@@ -176,8 +176,8 @@ def _silence_abandoned_work() -> None:
     """Keep asyncio from reporting event loops and coroutines that KeyboardInterrupt leaves unfinished."""
     warnings.simplefilter('ignore', RuntimeWarning)
     warnings.simplefilter('ignore', ResourceWarning)
-    if logging := sys.modules.get('logging'):  # importing it in a signal handler is not safe
-        logging.getLogger('asyncio').disabled = True
+    with contextlib.suppress(KeyError, AttributeError):  # not imported yet, or only in part
+        sys.modules['logging'].getLogger('asyncio').disabled = True
 
 
 def _find_import_frame(frame: FrameType | None) -> FrameType | None:

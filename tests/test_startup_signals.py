@@ -114,6 +114,22 @@ print('raised')
     assert (process.returncode, process.stdout, process.stderr) == (0, 'raised\n', '')
 
 
+def test_ctrl_c_is_raised_while_logging_is_imported_in_part(tmp_path):
+    process = run_script(
+        tmp_path,
+        """
+import types
+sys.modules['logging'] = types.ModuleType('logging')
+try:
+    with startup_signals.enable_keyboard_interrupts():
+        signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print('raised')
+""",
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (0, 'raised\n', '')
+
+
 def test_error_that_replaces_keyboard_interrupt_counts_as_ctrl_c(tmp_path):
     process = run_script(
         tmp_path,
