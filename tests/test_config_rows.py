@@ -48,11 +48,6 @@ def list_attention_choices(name):
         yield from ((type(part), *choice) for choice in list_choices(part) if isinstance(choice[1], str))
 
 
-def get_program(spec):
-    """Return the fields on which the programs of a row depend; numbers of optimizers and data have tests below."""
-    return spec.model, spec.probe, spec.log, spec.optimizer.name, spec.data.loss, spec.data.task
-
-
 def list_causality_choices(name):
     """Yield the choices of a row that affect which tokens influence which."""
     model = SPECS[name].model
@@ -80,7 +75,7 @@ def set_source(spec, sources):
     return dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=sources[spec.data.loss]))
 
 
-@pytest.mark.parametrize('name', make_row_parameters(select_distinct(get_program), list_attention_choices))
+@pytest.mark.parametrize('name', make_row_parameters(SPECS, list_attention_choices))
 def test_row_trains_all_parameters_and_probe_metrics_are_finite(name, sources):
     spec = set_source(SPECS[name], sources)
     # Weight decay would also change parameters without a gradient.

@@ -586,12 +586,11 @@ class CommandAnswers:
             shutil.rmtree(destination / 'digests' / str(STEP))
         return destination
 
-    def command(self, verb: str, run: str, folder: Path, with_pictures: bool = True) -> list[str]:
-        pictures = ['--png'] if with_pictures else []
+    def command(self, verb: str, run: str, folder: Path) -> list[str]:
         return {
             'train': [*self.commands[run], f'--workdir={folder}', '--grace=1'],
             'tail': ['tail', str(folder)],
-            'report': ['report', str(folder), '--json', *pictures, f'--out={folder}-report'],
+            'report': ['report', str(folder), '--json', '--png', f'--out={folder}-report'],
             'measure': ['measure', f'{folder}@{STEP}', '--json'],
             'verify': ['checkpoint', 'verify', str(folder)],
         }[verb]
@@ -605,9 +604,7 @@ class CommandAnswers:
             target = self.scratch / run if part == 'kept' and verb == 'measure' else folder
             file = apply_damage(part, name, folder, self.cache)
             start = time.monotonic()
-            # Pictures show metrics and probes; drawing them takes most of the time of a report.
-            command = self.command(verb, run, target, with_pictures=part in ('metrics', 'probe'))
-            code, out, err = self.worker.run(command, self.scratch)
+            code, out, err = self.worker.run(self.command(verb, run, target), self.scratch)
             answer = None
             if code == 0:
                 with contextlib.suppress(Exception):
