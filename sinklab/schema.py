@@ -96,7 +96,7 @@ def validate_value(hint: Any, value: Any, path: str, errors: list[str]) -> Any:
     return value
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def get_field_hints(dataclass_type: type) -> dict[str, Any]:
     """Return the type hints of the fields of a dataclass, by name."""
     hints = get_type_hints(dataclass_type, include_extras=True)
