@@ -16,7 +16,7 @@ from sinklab.attn.spec import AttentionSpec, slice_keys
 
 CHUNK_SIZE = 128  # queries whose scores are in memory at once
 NUM_STRIPES = 8  # parts of the queries; each reads only the keys that its mask may show
-MAX_UNROLLED_CHUNKS = 4  # number of chunks up to which each is a stripe
+MAX_UNROLLED_CHUNKS = 4  # number of chunks up to which each may be a stripe
 
 
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec) -> AttentionOutput:
@@ -58,13 +58,19 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, sp
 
 
 def split_into_stripes(num_chunks: int) -> list[tuple[int, int]]:
-    """Return the ranges [first, last) of the chunks of each stripe.
+    edges = np.unique(np.linspace(0, num_chunks, min(NUM_STRIPES, num_chunks) + 1).astype(int)).tolist()
+    return list(itertools.pairwise(edges))
+
+
+def choose_chunk_size(length: int) -> int:
+    """Choose the number of queries of a chunk.
 
     XLA:CPU keeps the scores of all stripes of one chunk in memory at once; a stripe of several chunks is a loop.
+    Where some of many stripes would have only one chunk, chunks are half as large.
     """
-    num_stripes = num_chunks if num_chunks <= MAX_UNROLLED_CHUNKS else min(NUM_STRIPES, num_chunks // 2)
-    edges = np.linspace(0, num_chunks, num_stripes + 1).astype(int).tolist()
-    return list(itertools.pairwise(edges))
+    num_chunks = -(-length // CHUNK_SIZE)
+    has_single_chunks = MAX_UNROLLED_CHUNKS < num_chunks < 2 * NUM_STRIPES
+    return min(CHUNK_SIZE // 2 if has_single_chunks else CHUNK_SIZE, length)
 
 
 def find_key_range(bounds_2T: np.ndarray, num_keys: int) -> tuple[int, int]:
@@ -81,7 +87,7 @@ def split_into_chunks(
     Arrays of NumPy, such as those of a static mask, stay arrays of NumPy.
     """
     length = query_BTHK.shape[1]
-    chunk_size = min(CHUNK_SIZE, length)
+    chunk_size = choose_chunk_size(length)
     num_chunks = -(-length // chunk_size)
     position_BT = (
         np.zeros((1, length), np.int32) if spec.bias.query_position_BT is None else spec.bias.query_position_BT
