@@ -31,7 +31,11 @@ def make_processor_key() -> str:
     return ' '.join([platform.machine(), *(cpu_info.get(name, '') for name in ('model name', 'flags', 'Features'))])
 
 
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
 def describe_machine() -> str:
     """Return the processor, the number of usable cores and the version of Python."""
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
-    return f'{get_processor_name()}, {num_cores} cores, python {platform.python_version()}'
+    return f'{get_processor_name()}, {count_cores()} cores, python {platform.python_version()}'

@@ -7,7 +7,6 @@ import errno
 import hashlib
 import itertools
 import json
-import os
 import sys
 import tempfile
 import time
@@ -45,6 +44,7 @@ from sinklab.data.tokenizer import (
 )
 from sinklab.errors import UserError
 from sinklab.escape import escape_control
+from sinklab.machine import count_cores
 from sinklab.schema import format_unknown_name
 from sinklab.storage.atomic_write import writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
@@ -131,10 +131,6 @@ def prepare_store(
         finally:
             for unfinished in scratch.glob('*.unfinished'):
                 unfinished.unlink()
-
-
-def count_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
