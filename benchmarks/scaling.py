@@ -5,8 +5,12 @@
 Along each axis one number grows and all others stay. Each value is measured in its own process. The slope of a cost
 is the exponent of the power law that fits best: 1 means that twice the value costs twice as much. The expected slope
 is that of the theoretical cost over the same values, such as FLOPs for the time of a step. A fixed cost makes a
-measured slope smaller. A slope that exceeds the expected one by more than 0.4 makes the exit code 1. Without --check
-the results are written to --out; by default the table and the picture of docs/results/scaling.md are made of them.
+measured slope smaller.
+
+All axes are written to --out; by default the table and the picture of docs/results/scaling.md are made of them. With
+--check nothing is written. The results are compared with docs/results/scaling.json, and the exit code is 1 if a slope
+exceeds the recorded one by more than 0.25, or if the last value costs 1.5 times as much as recorded, relative to the
+one before it.
 """
 
 import argparse
@@ -30,7 +34,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sinklab.machine import describe_machine  # noqa: E402
+from sinklab.machine import count_cores, describe_machine  # noqa: E402
 
 MODEL = dict(layers=4, width=128, length=128, vocabulary=2048, batch=8)
 HEAD_WIDTH = 32
@@ -73,9 +77,9 @@ def compute_probe_cost(spec: Any) -> float:
     """Return the theoretical cost of a probe: its FLOPs and its attention weights, each relative to MODEL."""
     from sinklab.model import flops
 
-    def count(layers: int, heads: int, length: int, model: Any) -> tuple[float, int]:
+    def count(model: Any, length: int) -> tuple[float, int]:
         forward_flops = flops.count_forward_flops(model, length)
-        return (forward_flops.total - forward_flops.head) * length, layers * heads * length**2
+        return (forward_flops.total - forward_flops.head) * length, model.layers * model.heads * length**2
 
     base = dataclasses.replace(
         spec.model,
@@ -84,8 +88,7 @@ def compute_probe_cost(spec: Any) -> float:
         heads=MODEL['width'] // HEAD_WIDTH,
         ffn_width=3 * MODEL['width'],
     )
-    counts = count(spec.model.layers, spec.model.heads, spec.data.length, spec.model)
-    base_counts = count(base.layers, base.heads, MODEL['length'], base)
+    counts, base_counts = count(spec.model, spec.data.length), count(base, MODEL['length'])
     return sum(number / base_number for number, base_number in zip(counts, base_counts, strict=True))
 
 
@@ -201,6 +204,7 @@ def measure_runs(num_runs: int, repeat: int, folder: Path) -> dict[str, tuple[fl
     config, options = write_rows(folder, num_rows), ['--config.probe.every_steps=2', '--config.valid.every_steps=2']
     first_run = train_smoke_run(folder, *options)
     run_config, row = (json.loads((first_run / f'{name}.json').read_text()) for name in ('config', 'row'))
+    overrides = row['overrides']
     for index in range(num_rows):
         for seed in range(seeds):
             run = first_run.with_name(f'rate_{index}-{seed}')
@@ -208,8 +212,12 @@ def measure_runs(num_runs: int, repeat: int, folder: Path) -> dict[str, tuple[fl
                 shutil.copytree(first_run, run)
             run_config['optimizer']['peak_learning_rate'] = rate = 1e-3 * (1 + index / 10000)
             run_config['seed'] = run_config['data']['seed'] = seed
-            row |= dict(row=f'rate_{index}', diff={'optimizer.peak_learning_rate': rate})
-            row['overrides'] |= {} if seed == 0 else {'seed': str(seed), 'data.seed': str(seed)}
+            seeds_of_run = {'seed': str(seed), 'data.seed': str(seed)} if seed else {}
+            row |= dict(
+                row=f'rate_{index}',
+                diff={'optimizer.peak_learning_rate': rate},
+                overrides=overrides | seeds_of_run,
+            )
             (run / 'config.json').write_text(json.dumps(run_config))
             (run / 'row.json').write_text(json.dumps(row))
     sweep_seconds, sweep_mb = run_sinklab(
@@ -318,14 +326,9 @@ def measure_tokens(num_tokens: int, repeat: int, folder: Path) -> dict[str, tupl
 def measure_processes(num_processes: int, repeat: int, folder: Path) -> dict[str, tuple[float, float]]:
     """Measure the start and the steps of a run of several processes on this machine, each with one device."""
     options = [
-        *(
-            'train',
-            '--config=configs/quickstart.py:softmax',
-            '--config.optimizer.steps=60',
-            '--config.optimizer.warmup_steps=0',
-            '--config.log.every_steps=1',
-        ),
-        *('--config.probe.every_steps=0', '--config.valid.every_steps=0', '--config.checkpoint.every_steps=0'),
+        *('train', '--config=configs/quickstart.py:softmax', '--config.log.every_steps=1'),
+        *('--config.optimizer.steps=60', '--config.optimizer.warmup_steps=0'),
+        *(f'--config.{part}.every_steps=0' for part in ('probe', 'valid', 'checkpoint')),
     ]
     starts, steps = [], []
     for index in range(repeat):
@@ -348,10 +351,10 @@ def measure_processes(num_processes: int, repeat: int, folder: Path) -> dict[str
         times = [record['seconds'] for record in map(json.loads, lines) if 'train/loss' in record]
         starts.append(total_seconds - (times[-1] - times[0]))
         steps.append(1e3 * (times[-1] - times[10]) / (len(times) - 11))
+    processes_per_core = num_processes / min(num_processes, count_cores())  # each starts and compiles by itself
     return {
-        # The processes share the cores of this machine, and each starts and compiles by itself.
-        'start and end, s': (statistics.median(starts), num_processes),
-        'step of the same batch, ms': (statistics.median(steps), num_processes),
+        'start and end, s': (statistics.median(starts), processes_per_core),
+        'step of the same batch, ms': (statistics.median(steps), 1.0),
     }
 
 
@@ -411,7 +414,9 @@ def main() -> None:
     parser.add_argument('--axes', default=','.join(AXES), metavar='AXIS,...')
     parser.add_argument('--repeat', type=int, default=5, help='of each measurement, of which the median counts')
     parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'results' / 'scaling.json', metavar='FILE')
-    parser.add_argument('--check', action='store_true', help='write nothing; exit with 1 if a slope is too large')
+    parser.add_argument(
+        '--check', action='store_true', help='compare with the recorded results; exit with 1 if a cost grows more'
+    )
     parser.add_argument('--child', help=argparse.SUPPRESS)
     parser.add_argument('--value', type=int, help=argparse.SUPPRESS)
     parser.add_argument('--folder', type=Path, help=argparse.SUPPRESS)
@@ -419,25 +424,27 @@ def main() -> None:
     if args.child:
         print(json.dumps(AXES[args.child].measure(args.value, args.repeat, args.folder)))
         return
-    from docs import (
-        scaling_results,
-    )  # not in the processes of values, whose memory counts for the commands they start
+    # Not imported in the process of a value, whose memory would count for the commands that it starts.
+    from docs import scaling_results
 
     names = args.axes.split(',')
     if unknown := [name for name in names if name not in AXES]:
         sys.exit(f'--axes: {unknown[0]} is unknown; give some of {", ".join(AXES)}')
+    if names != [*AXES] and not args.check and args.out == scaling_results.RESULTS_FILE:
+        sys.exit('--axes: some axes alone would replace the results of all; add --check, or --out=FILE')
     axes = {name: measure_axis(name, args.repeat) for name in names}
-    problems = scaling_results.find_excessive_slopes(axes)
-    if not args.check:
-        versions = ', '.join(
-            f'{name} {importlib.metadata.version(name)}' for name in ('jax', 'numpy', 'orbax-checkpoint')
-        )
-        header = dict(
-            date=time.strftime('%Y-%m-%d'), machine=describe_machine(), versions=versions, repeat=args.repeat
-        )
-        scaling_results.write_results(header | dict(axes=axes), args.out)
-    if problems:
-        sys.exit('\n'.join(problems))
+    if args.check:
+        problems = scaling_results.find_regressions(axes, scaling_results.read_results()['axes'])
+        sys.exit('\n'.join(problems) or 0)
+    packages = 'jax', 'numpy', 'orbax-checkpoint'
+    results = dict(
+        date=time.strftime('%Y-%m-%d'),
+        machine=describe_machine(),
+        versions=', '.join(f'{name} {importlib.metadata.version(name)}' for name in packages),
+        repeat=args.repeat,
+        axes=axes,
+    )
+    scaling_results.write_results(results, args.out)
 
 
 if __name__ == '__main__':

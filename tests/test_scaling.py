@@ -25,12 +25,37 @@ def test_slope_of_power_law_is_its_exponent():
     assert scaling_results.fit_slope(values, [7 * value**1.5 for value in values]) == pytest.approx(1.5)
 
 
-def test_slope_above_limit_is_named():
-    costs = {name: dict(slope=slope, expected=1.0) for name, slope in dict(low=0.2, near=1.3, high=1.5).items()}
-    problems = scaling_results.find_excessive_slopes({'runs': dict(values=[1, 2], costs=costs)})
+def make_axes(measured, expected=1.0, values=(1, 10, 100)):
+    slope = scaling_results.fit_slope(values, measured)
+    cost = dict(measured=list(measured), slope=slope, expected=expected)
+    return {'runs': dict(values=list(values), costs={'report, s': cost})}
+
+
+@pytest.mark.parametrize(
+    ('measured', 'num_problems'),
+    [
+        ((1, 1, 1), 0),
+        ((2, 2, 2), 0),  # another machine
+        ((1, 1.2, 1.4), 0),
+        ((1, 1, 1.6), 1),  # grows at the end
+        ((1, 10, 100), 1),  # linear instead of constant, although theory allows that
+    ],
+)
+def test_growth_above_that_of_recorded_results_is_named(measured, num_problems):
+    problems = scaling_results.find_regressions(make_axes(measured), make_axes((1, 1, 1)))
+    assert len(problems) == num_problems
+    assert all('report, s' in problem and 'runs' in problem for problem in problems)
+
+
+def test_axis_with_other_values_than_recorded_is_named():
+    problems = scaling_results.find_regressions(make_axes((1, 1), values=(1, 10)), make_axes((1, 1, 1)))
     assert len(problems) == 1
-    assert 'high' in problems[0]
-    assert 'runs' in problems[0]
+
+
+def test_slope_above_theory_is_marked_on_page():
+    results = dict(date='', machine='', versions='', repeat=1)
+    assert '| above |' in scaling_results.format_page_part(results | dict(axes=make_axes((1, 30, 900))))
+    assert '| above |' not in scaling_results.format_page_part(results | dict(axes=make_axes((1, 5, 25))))
 
 
 def test_page_matches_json():
@@ -63,5 +88,5 @@ def test_train_step_has_as_many_operations_for_more_layers():
 )
 def test_memory_of_train_step_grows_at_most_linearly(name, values):
     sizes = [lower_train_step(**{name: value}).compile().memory_analysis().temp_size_in_bytes for value in values]
-    slopes = [scaling_results.fit_slope(values[i : i + 2], sizes[i : i + 2]) for i in range(2)]
-    assert max(slopes) < 1.1
+    for value, size in zip(values, sizes, strict=True):
+        assert size / sizes[0] <= value / values[0]
