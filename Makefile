@@ -23,7 +23,7 @@ MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 .PHONY: quickstart test test-fast test-all test-shipped faults lint models test-models peers check-scaling docs docs-serve constraints pins audit clean
 
 quickstart: .venv/quickstart
-	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --remat=attention,ffn --report
+	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --report
 
 test: .venv/test
 	$(PYTEST) -m 'not exhaustive' --durations=10

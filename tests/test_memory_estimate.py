@@ -81,6 +81,26 @@ def test_choose_remat_policy_picks_least_recomputation_that_fits():
     assert memory_estimate.choose_remat_policy(spec, Hardware(remat='qkv'), mesh, 'chunked', 1) == 'qkv'
 
 
+@pytest.mark.parametrize(
+    ('platform', 'width', 'policy'),
+    [
+        ('cpu', 64, 'attention,ffn'),
+        ('cpu', 192, 'attention,ffn'),
+        ('cpu', 384, 'attention,qkv,middle,ffn'),
+        ('cpu', 768, 'attention,qkv,middle,ffn'),
+        ('gpu', 64, 'none'),
+        ('tpu', 2048, 'none'),
+    ],
+)
+def test_fastest_remat_policy_depends_on_width_only_on_cpu(platform, width, policy):
+    assert memory_estimate.get_fastest_remat_policy(width, platform) == policy
+
+
+def test_choose_remat_policy_takes_fastest_policy_of_platform_of_mesh():
+    mesh, fastest = device_mesh.make_mesh(Hardware()), Hardware(remat='fastest')
+    assert memory_estimate.choose_remat_policy(make_tiny_spec(), fastest, mesh, 'chunked', 1) == 'attention,ffn'
+
+
 TPU = (
     'RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 15.81G of '
     '15.75G hbm. Exceeded hbm capacity by 61.52M.\n\nTotal hbm usage >= 16.06G:'

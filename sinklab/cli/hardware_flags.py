@@ -123,7 +123,7 @@ def get_default_cache_dir() -> Path:
     return get_cache_dir() / 'programs' / hashlib.sha256(make_processor_key().encode()).hexdigest()[:8]
 
 
-REMAT_MODES = 'none', 'full', 'auto'
+REMAT_MODES = 'fastest', 'none', 'full', 'auto'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--data',
         type=int,
         metavar='N',
-        help='devices that split the batch (default: one for each slice, GPU node or core)',
+        help='devices that split the batch (default: one for each slice or GPU node; 1 on a CPU)',
     )
     parser.add_argument(
         '--fsdp',
@@ -152,10 +152,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--remat',
         nargs='?',
         const='full',
-        default='none',
+        default='fastest',
         metavar='WHAT',
-        help='save memory by recomputing activations in the backward pass: none, full, auto, or all but those '
-        f'named, of {",".join(SAVEABLE_ACTIVATIONS)} (default: none; without WHAT: full)',
+        help='activations that the backward pass computes again: fastest (none on accelerators; on a CPU, by '
+        'measured times), none, full, auto (the fewest with which the run fits in memory), or all but those named, of '
+        f'{",".join(SAVEABLE_ACTIVATIONS)} (default: fastest; without WHAT: full)',
     )
     parser.add_argument(
         '--attention',
@@ -173,7 +174,7 @@ def parse_hardware(args: argparse.Namespace) -> Hardware:
             raise UserError(f'--{name}={size} must be a whole number of at least 1')
     if args.attention not in get_args(BackendName):
         raise UserError(f'--attention={args.attention} is unknown; it is one of {", ".join(get_args(BackendName))}')
-    if args.remat != 'auto' and not parse_saved_activations(args.remat) <= set(SAVEABLE_ACTIVATIONS):
+    if args.remat not in REMAT_MODES and not parse_saved_activations(args.remat) <= set(SAVEABLE_ACTIVATIONS):
         raise UserError(
             f'--remat={args.remat} is unknown; give {", ".join(REMAT_MODES)}, '
             f'or some of {",".join(SAVEABLE_ACTIVATIONS)}'

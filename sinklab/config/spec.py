@@ -446,7 +446,7 @@ class Hardware:
     micro_batch: PositiveInt | None = None
     """Sequences that are computed at once, over all devices; gradients accumulate. None: the whole batch."""
     remat: str = 'none'
-    """Activations that are computed again in the backward pass: `none`, `full`, `auto`, or all but those
+    """Activations that are computed again in the backward pass: `none`, `full`, `auto`, `fastest`, or all but those
     named, of SAVEABLE_ACTIVATIONS."""
     attention: BackendName = 'auto'
     """Attention backend."""
