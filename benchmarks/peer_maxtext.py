@@ -8,17 +8,12 @@ import numpy as np
 import step_server
 
 
-def count_devices(shape: dict) -> int:
-    """Return the number of CPU devices, which is the same for MaxText and for ours."""
-    return shape['data'] or shape['threads']
-
-
 def make_options(shape: dict, directory: str) -> dict:
     """Return the options of `python -m maxtext.trainers.pre_train.train`; the others are those of its base.yml.
 
     AdamW, its betas, its weight decay, clipping, RMSNorm, rotary positions and SwiGLU are as in base.yml.
     """
-    num_devices = count_devices(shape)
+    num_devices = shape['data']
     return dict(
         base_num_decoder_layers=shape['layers'],
         base_num_query_heads=shape['heads'],
@@ -54,7 +49,6 @@ def make_options(shape: dict, directory: str) -> dict:
 def make_step(shape: dict) -> Callable[[], float]:
     """Return a function that runs one step, or one forward pass, and returns its loss."""
     os.environ['JAX_PLATFORMS'] = 'cpu'
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: shape['threads']])  # sizes the thread pool of XLA
     # Imported here: MaxText prints while it is imported, and step_server has redirected standard output by now.
     import jax
     from flax import nnx
@@ -63,7 +57,7 @@ def make_step(shape: dict) -> Callable[[], float]:
     from maxtext.utils import sharding, train_utils
     from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
 
-    jax.config.update('jax_num_cpu_devices', count_devices(shape))
+    jax.config.update('jax_num_cpu_devices', shape['data'])
     with tempfile.TemporaryDirectory() as directory:
         options = [f'{name}={value}' for name, value in make_options(shape, directory).items()]
         config, recorder = train.initialize(['', f'{MAXTEXT_CONFIGS_DIR}/base.yml', *options])

@@ -4,7 +4,7 @@
 
 Each peer runs in its own process, with the same model, batch, clipping and optimizer, by default in float32:
 
-- ours, as `sinklab train --data=N --remat=NAMES` runs it, by default with one device per core.
+- ours, as `sinklab train --data=N --remat=WHAT` runs it, by default with a device per core and the fastest policy.
 - PyTorch eager, with fused AdamW and scaled_dot_product_attention.
 - torch.compile: the same, with forward pass, loss and backward pass compiled.
 - plain JAX (benchmarks/jax_baseline.py), on one device.
@@ -17,6 +17,7 @@ all (docs/results/speed.md).
 import argparse
 import functools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -36,7 +37,7 @@ from sinklab.configs import default
 from sinklab.configs.sizes import SIZES
 from sinklab.machine import describe_machine
 from sinklab.parallel import device_mesh, sharding
-from sinklab.train import state, step
+from sinklab.train import memory_estimate, state, step
 from sinklab.train.setup import get_package_versions
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +56,7 @@ def make_spec(shape: dict) -> Spec:
 def make_sinklab_step(shape: dict) -> Callable[[], float]:
     """Return a function that runs one step, or one forward pass, and returns its loss."""
     spec = make_spec(shape)
-    hardware = Hardware(data=shape['data'] or shape['threads'], fsdp=1, remat=shape['remat'])
+    hardware = Hardware(data=shape['data'], fsdp=1, remat=shape['remat'])
     device_mesh.split_cpu_devices(hardware)
     mesh = device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
@@ -106,6 +107,7 @@ STEP_MAKERS = {
 }
 # Peers with an environment of their own, of `make peers`.
 SCRIPTS = {'litgpt': 'peer_litgpt.py', 'MaxText': 'peer_maxtext.py'}
+PACKAGES = {'litgpt': ('litgpt', 'torch'), 'MaxText': ('maxtext', 'jax')}
 PEERS = [*STEP_MAKERS, *SCRIPTS]
 
 
@@ -145,6 +147,12 @@ def find_python(name: str) -> Path:
     return ROOT / 'build' / 'peers' / name.lower() / 'bin' / 'python'
 
 
+def read_versions(name: str) -> str:
+    """Return the versions of PACKAGES in the environment of a peer."""
+    code = 'import sys; from importlib.metadata import version; print({name: version(name) for name in sys.argv[1:]})'
+    return subprocess.check_output([find_python(name), '-c', code, *PACKAGES[name]], text=True).strip()
+
+
 def choose_peers(names: str) -> list[str]:
     """Return the peers of --peers, without those that are not installed."""
     peers = PEERS if names == 'all' else ['ours', *(name for name in names.split(',') if name != 'ours')]
@@ -166,8 +174,8 @@ def make_shape(args: argparse.Namespace) -> dict:
         dtype=args.dtype,
         threads=args.cores,
         is_forward=args.forward,
-        data=args.data,
-        remat=args.remat,
+        data=args.data or math.gcd(args.batch, args.cores),
+        remat=args.remat or memory_estimate.get_fastest_remat_policy(args.width or model.width, 'cpu'),
     )
 
 
@@ -182,8 +190,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument('--length', type=int, default=64)
     parser.add_argument('--forward', action='store_true', help='time the forward pass and the loss alone')
     parser.add_argument('--cores', type=int, default=len(os.sched_getaffinity(0)), help='threads of each peer')
-    parser.add_argument('--data', type=int, help='devices of ours; as many as cores')
-    parser.add_argument('--remat', default='attention,ffn')
+    parser.add_argument('--data', type=int, metavar='N', help='devices of ours and MaxText; by default one per core')
+    parser.add_argument('--remat', metavar='WHAT', help='of ours; by default the fastest')
     parser.add_argument('--rounds', type=int, default=20)
     parser.add_argument('--steps', type=int, default=4, help='of each in a round')
     return parser.parse_args()
@@ -196,6 +204,9 @@ def compare_peers(args: argparse.Namespace) -> None:
     columns = dict(zip(processes, zip(*rounds, strict=True), strict=True))
     print(describe_machine())
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'torch'))), json.dumps(shape))
+    for name in processes:
+        if name in SCRIPTS:
+            print(name, read_versions(name))
     for name, column in columns.items():
         print(f'{name}, ms a step: {format_spread(list(column))}')
     for name in [*columns][1:]:

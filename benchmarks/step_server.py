@@ -21,7 +21,9 @@ def serve(make_run_step: Callable[[dict], Callable[[], float]]) -> None:
     """
     results = os.fdopen(os.dup(1), 'w')
     os.dup2(2, 1)  # what libraries print is no result
-    run_step = make_run_step(json.loads(sys.argv[-1]))
+    shape = json.loads(sys.argv[-1])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: shape['threads']])  # sizes thread pools
+    run_step = make_run_step(shape)
     print(run_step(), file=results, flush=True)
     for num_steps in map(int, sys.stdin):
         run_step()

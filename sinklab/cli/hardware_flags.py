@@ -154,8 +154,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const='full',
         default='fastest',
         metavar='WHAT',
-        help='activations that the backward pass computes again: fastest (none on accelerators; on a CPU, by '
-        'measured times), none, full, auto (the fewest with which the run fits in memory), or all but those named, of '
+        help='activations that the backward pass recomputes, which saves memory: fastest (none on accelerators; on a '
+        'CPU, by measured times), none, full, auto (as few as fit in memory), or all but those named, of '
         f'{",".join(SAVEABLE_ACTIVATIONS)} (default: fastest; without WHAT: full)',
     )
     parser.add_argument(
