@@ -4,7 +4,7 @@
 
 Each peer runs in its own process, with the same model, batch, clipping and optimizer, by default in float32:
 
-- ours, as `sinklab train --data=N --remat=WHAT` runs it, by default with a device per core and the fastest policy.
+- ours, as `sinklab train --data=N --remat=WHAT` runs it; by default as many cores as divide the batch are devices.
 - PyTorch eager, with fused AdamW and scaled_dot_product_attention.
 - torch.compile: the same, with forward pass, loss and backward pass compiled.
 - plain JAX (benchmarks/jax_baseline.py), on one device.
@@ -15,6 +15,7 @@ all (docs/results/speed.md).
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 import math
@@ -59,6 +60,9 @@ def make_sinklab_step(shape: dict) -> Callable[[], float]:
     hardware = Hardware(data=shape['data'], fsdp=1, remat=shape['remat'])
     device_mesh.split_cpu_devices(hardware)
     mesh = device_mesh.make_mesh(hardware)
+    memory_bytes = device_mesh.get_device_memory_bytes()
+    policy = memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', memory_bytes)
+    hardware = dataclasses.replace(hardware, remat=policy)
     with jax.set_mesh(mesh):
         train_state, batch = state.create_state(spec, mesh), sharding.put_batch(step_server.make_ids(shape), mesh)
         if shape['is_forward']:
@@ -175,7 +179,7 @@ def make_shape(args: argparse.Namespace) -> dict:
         threads=args.cores,
         is_forward=args.forward,
         data=args.data or math.gcd(args.batch, args.cores),
-        remat=args.remat or memory_estimate.get_fastest_remat_policy(args.width or model.width, 'cpu'),
+        remat=args.remat,
     )
 
 
@@ -190,8 +194,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument('--length', type=int, default=64)
     parser.add_argument('--forward', action='store_true', help='time the forward pass and the loss alone')
     parser.add_argument('--cores', type=int, default=len(os.sched_getaffinity(0)), help='threads of each peer')
-    parser.add_argument('--data', type=int, metavar='N', help='devices of ours and MaxText; by default one per core')
-    parser.add_argument('--remat', metavar='WHAT', help='of ours; by default the fastest')
+    parser.add_argument(
+        '--data',
+        type=int,
+        metavar='N',
+        help='devices of ours and MaxText; by default as many cores as divide the batch',
+    )
+    parser.add_argument('--remat', default='default', metavar='WHAT', help='of ours, as of sinklab train')
     parser.add_argument('--rounds', type=int, default=20)
     parser.add_argument('--steps', type=int, default=4, help='of each in a round')
     return parser.parse_args()

@@ -38,6 +38,7 @@ from sinklab.machine import count_cores, describe_machine  # noqa: E402
 
 MODEL = dict(layers=4, width=128, length=128, vocabulary=2048, batch=8)
 HEAD_WIDTH = 32
+REMAT = 'attention,ffn'  # the default for models of this width on a CPU
 SEQUENCES = 16  # of a probe
 ROWS_FILE = """
 from sinklab.configs.table import table
@@ -113,7 +114,8 @@ def measure_model(name: str, value: int, repeat: int, folder: Path) -> dict[str,
     config.model.ffn_width, config.model.dtype = 3 * shape['width'], 'float32'
     config.data.length = config.probe.length = shape['length']
     config.optimizer.batch_size, config.probe.sequences = shape['batch'], SEQUENCES
-    spec, hardware = parse_config(config.to_dict()), Hardware(data=1, fsdp=1)
+    spec = parse_config(config.to_dict())
+    hardware = Hardware(data=1, fsdp=1, remat=REMAT)
     mesh, rng = device_mesh.make_mesh(hardware), np.random.default_rng(0)
     jax.config.update('jax_enable_compilation_cache', False)
     with jax.set_mesh(mesh):

@@ -37,26 +37,26 @@ def find_regressions(axes: dict[str, dict], recorded_axes: dict[str, dict]) -> l
     """Compare measured axes with recorded ones.
 
     Returns:
-        A line for each axis with other values than recorded, for each cost whose slope exceeds the recorded one by
-        more than MAX_SLOPE_EXCESS, and for each cost that grows MAX_LAST_RATIO times as much as recorded from the
-        value before the last to the last.
+        A line for each axis with other values or costs than recorded, for each cost whose slope exceeds the recorded
+        one by more than MAX_SLOPE_EXCESS, and for each cost that grows MAX_LAST_RATIO times as much as recorded from
+        the value before the last to the last. A recorded cost that falls counts as one that stays the same.
     """
     problems = []
     for name, axis in axes.items():
         recorded_axis = recorded_axes.get(name, {})
-        if axis['values'] != recorded_axis.get('values'):
-            problems.append(f'{name} has other values than those recorded; measure it again without --check')
+        if axis['values'] != recorded_axis.get('values') or axis['costs'].keys() != recorded_axis['costs'].keys():
+            problems.append(f'{name} has other values or costs than those recorded; measure all axes without --check')
             continue
         for cost, entry in axis['costs'].items():
             recorded = recorded_axis['costs'][cost]
-            if entry['slope'] > recorded['slope'] + MAX_SLOPE_EXCESS:
+            recorded_slope, recorded_ratio = max(0.0, recorded['slope']), max(1.0, get_last_ratio(recorded))
+            if entry['slope'] > recorded_slope + MAX_SLOPE_EXCESS:
                 problems.append(
-                    f'{cost} grows with {name} with slope {entry["slope"]:.2f}; recorded is {recorded["slope"]:.2f}'
+                    f'{cost} grows with {name} with slope {entry["slope"]:.2f}; recorded is {recorded_slope:.2f}'
                 )
-            elif (ratio := get_last_ratio(entry)) > MAX_LAST_RATIO * get_last_ratio(recorded):
+            elif (ratio := get_last_ratio(entry)) > MAX_LAST_RATIO * recorded_ratio:
                 problems.append(
-                    f'{cost} grows {ratio:.1f} times for the last value of {name}; recorded is '
-                    f'{get_last_ratio(recorded):.1f} times'
+                    f'{cost} grows {ratio:.1f} times for the last value of {name}; recorded is {recorded_ratio:.1f}'
                 )
     return problems
 

@@ -4,7 +4,7 @@ config.json     the resolved config
 run.json        {"id"}: a random id, made when the run is initialized; its checkpoints store the same id
 tokenizer.json  the tokenizer of a run on text
 row.json        config file, row, diff, published numbers, source; for a fork, its lineage
-environment.json  versions, devices, layout and commit of the latest attempt; attention and changes of each attempt
+environment.json  versions, devices, layout, commit of the latest attempt; attention, remat, changes of each attempt
 metrics.jsonl   one line a record: {"step", "seconds", name: number}; append-only; in a bucket metrics/NUMBER.jsonl
 probe/          STEP.npz, the arrays of one probe
 checkpoints/    STEP, an Orbax checkpoint

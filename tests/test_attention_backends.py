@@ -22,8 +22,8 @@ from attention_cases import (
 )
 from conftest import COVERING_OPERATIONS, OPERATIONS, alternate_pairs, make_attention_config, make_case_params
 
+from sinklab.attn import chunked, reference
 from sinklab.attn import mask as masks
-from sinklab.attn import reference
 from sinklab.attn.backends import BACKENDS
 from sinklab.attn.key_mass import compute_key_mass
 
@@ -82,6 +82,15 @@ def test_tpu_kernels_match_reference_with_masks_columns_and_alibi(operation, wid
 
 
 @pytest.mark.slow
+def test_chunks_beyond_512_queries_are_computed_in_loops_of_at_least_two():
+    for length in range(1, 2400):
+        chunk_size = chunked.choose_chunk_size(length)
+        num_chunks = -(-length // chunk_size)
+        stripes = chunked.split_into_stripes(num_chunks)
+        assert [chunk for stripe in stripes for chunk in range(*stripe)] == [*range(num_chunks)]
+        assert length <= 512 or all(last - first >= 2 for first, last in stripes)
+
+
 @pytest.mark.parametrize(('mask', 'backend'), alternate_pairs(itertools.product(MASKS, ('chunked', 'tpu'))))
 def test_static_mask_matches_reference(mask, backend):
     operation = ('exp', 'plus_one') if mask in ('full', 'window', 'documents') else ('sigmoid', 'none')

@@ -77,8 +77,9 @@ def test_compile_scatters_gradients_per_micro_batch_and_reduces_over_data_once(c
         (['--topology=v5e:2x2', '--programs=all'], 'all is unknown; give some of state, validation, probe, step'),
         (
             ['--topology=v5e:2x2', '--remat=some'],
-            '--remat=some is unknown; give none, full, auto, or some of',
+            '--remat=some is unknown; give default, none, full, auto, or some of',
         ),
+        (['--topology=v5e:2x2', '--remat=auto,ffn'], '--remat=auto,ffn is unknown'),
         (['--topology=v5e:2x2', '--attention=gpu'], 'it needs gpu'),
         (['--topology=v5e:2x2', '--fit', '--programs=step'], '--fit compiles only the step; remove --programs'),
     ],

@@ -17,7 +17,7 @@ from sinklab.train import memory_estimate, state
 CHIP = dataclasses.replace(CHIPS['v5e'], memory_bytes=2**40)
 
 
-def rank(hardware=Hardware(), chip=CHIP, **changes):  # noqa: B008 (frozen)
+def rank(hardware=Hardware(remat='auto'), chip=CHIP, **changes):  # noqa: B008 (frozen)
     return layout_search.rank_layouts(make_tiny_spec(**changes), hardware, jax.devices()[:4], chip, 'chunked')
 
 
@@ -33,10 +33,11 @@ def test_rank_layouts_sorts_by_seconds_and_uses_all_devices():
     )
 
 
-def test_rank_layouts_keeps_given_options():
-    best_layouts, refused_layouts = rank(Hardware(fsdp=2, micro_batch=2, remat='attention'))
+@pytest.mark.parametrize('remat', ['attention', 'none'])
+def test_rank_layouts_keeps_given_options(remat):
+    best_layouts, refused_layouts = rank(Hardware(fsdp=2, micro_batch=2, remat=remat))
     (layout,) = best_layouts + refused_layouts
-    assert layout.hardware == Hardware(data=2, fsdp=2, micro_batch=2, remat='attention')
+    assert layout.hardware == Hardware(data=2, fsdp=2, micro_batch=2, remat=remat)
 
 
 @pytest.mark.slow
@@ -44,7 +45,7 @@ def test_rank_layouts_reports_layouts_beyond_memory_or_indivisible():
     best_layouts, refused_layouts = rank(chip=dataclasses.replace(CHIP, memory_bytes=1000))
     assert best_layouts == []
     assert {'GiB' in layout.refused for layout in refused_layouts if layout.bytes} == {True}
-    _, refused_layouts = rank(Hardware(micro_batch=3))
+    _, refused_layouts = rank(Hardware(micro_batch=3, remat='auto'))
     assert len({layout.refused for layout in refused_layouts}) == 1
     assert all(
         part in layout.refused

@@ -92,13 +92,13 @@ def test_choose_remat_policy_picks_least_recomputation_that_fits():
         ('tpu', 2048, 'none'),
     ],
 )
-def test_fastest_remat_policy_depends_on_width_only_on_cpu(platform, width, policy):
-    assert memory_estimate.get_fastest_remat_policy(width, platform) == policy
+def test_default_remat_policy_depends_on_width_only_on_cpu(platform, width, policy):
+    assert memory_estimate.get_default_remat_policy(width, platform) == policy
 
 
-def test_choose_remat_policy_takes_fastest_policy_of_platform_of_mesh():
-    mesh, fastest = device_mesh.make_mesh(Hardware()), Hardware(remat='fastest')
-    assert memory_estimate.choose_remat_policy(make_tiny_spec(), fastest, mesh, 'chunked', 1) == 'attention,ffn'
+def test_choose_remat_policy_takes_default_of_platform_of_mesh():
+    mesh, hardware = device_mesh.make_mesh(Hardware()), Hardware(remat='default')
+    assert memory_estimate.choose_remat_policy(make_tiny_spec(), hardware, mesh, 'chunked', 1) == 'attention,ffn'
 
 
 TPU = (

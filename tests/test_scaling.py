@@ -25,10 +25,10 @@ def test_slope_of_power_law_is_its_exponent():
     assert scaling_results.fit_slope(values, [7 * value**1.5 for value in values]) == pytest.approx(1.5)
 
 
-def make_axes(measured, expected=1.0, values=(1, 10, 100)):
+def make_axes(measured, expected=1.0, values=(1, 10, 100), name='report, s'):
     slope = scaling_results.fit_slope(values, measured)
     cost = dict(measured=list(measured), slope=slope, expected=expected)
-    return {'runs': dict(values=list(values), costs={'report, s': cost})}
+    return {'runs': dict(values=list(values), costs={name: cost})}
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,13 @@ def test_growth_above_that_of_recorded_results_is_named(measured, num_problems):
     assert all('report, s' in problem and 'runs' in problem for problem in problems)
 
 
-def test_axis_with_other_values_than_recorded_is_named():
-    problems = scaling_results.find_regressions(make_axes((1, 1), values=(1, 10)), make_axes((1, 1, 1)))
+def test_constant_cost_is_no_regression_from_recorded_cost_that_falls():
+    assert scaling_results.find_regressions(make_axes((1, 1, 1)), make_axes((1, 1, 0.1))) == []
+
+
+@pytest.mark.parametrize('other', [dict(values=(1, 10, 1000)), dict(name='sweep, s')])
+def test_axis_with_other_values_or_costs_than_recorded_is_named(other):
+    problems = scaling_results.find_regressions(make_axes((1, 1, 1), **other), make_axes((1, 1, 1)))
     assert len(problems) == 1
 
 

@@ -22,7 +22,7 @@ MAX_UNROLLED_CHUNKS = 4  # number of chunks up to which each may be a stripe
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec) -> AttentionOutput:
     """Compute `reference.attend` one chunk of queries at a time, forward and backward."""
     length, num_learned_kv = query_BTHK.shape[1], spec.num_learned_kv
-    query_chunks = split_into_chunks(query_BTHK, spec)
+    query_chunks = split_into_chunks(query_BTHK, spec, choose_chunk_size(length))
     num_chunks, chunk = query_chunks[0].shape[0], query_chunks[0].shape[2]
     bounds_2T = spec.mask.pad(after=num_chunks * chunk - length).bounds_2T
     # Gradients of keys and values are summed over chunks in float32.
@@ -58,19 +58,25 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, sp
 
 
 def split_into_stripes(num_chunks: int) -> list[tuple[int, int]]:
-    edges = np.unique(np.linspace(0, num_chunks, min(NUM_STRIPES, num_chunks) + 1).astype(int)).tolist()
+    """Return the ranges [first, last) of the chunks of each stripe.
+
+    A stripe of several chunks is a loop. XLA:CPU keeps the scores of all stripes with only one chunk in memory at
+    once, so that there are at most MAX_UNROLLED_CHUNKS of these.
+    """
+    num_stripes = num_chunks if num_chunks <= MAX_UNROLLED_CHUNKS else min(NUM_STRIPES, num_chunks // 2)
+    edges = np.linspace(0, num_chunks, num_stripes + 1).astype(int).tolist()
     return list(itertools.pairwise(edges))
 
 
 def choose_chunk_size(length: int) -> int:
     """Choose the number of queries of a chunk.
 
-    XLA:CPU keeps the scores of all stripes of one chunk in memory at once; a stripe of several chunks is a loop.
-    Where some of many stripes would have only one chunk, chunks are half as large.
+    It is half of CHUNK_SIZE where there would be too few chunks for NUM_STRIPES loops; each stripe would read many
+    keys that its mask does not show.
     """
     num_chunks = -(-length // CHUNK_SIZE)
-    has_single_chunks = MAX_UNROLLED_CHUNKS < num_chunks < 2 * NUM_STRIPES
-    return min(CHUNK_SIZE // 2 if has_single_chunks else CHUNK_SIZE, length)
+    is_half = MAX_UNROLLED_CHUNKS < num_chunks < 2 * NUM_STRIPES
+    return min(CHUNK_SIZE // 2 if is_half else CHUNK_SIZE, length)
 
 
 def find_key_range(bounds_2T: np.ndarray, num_keys: int) -> tuple[int, int]:
@@ -80,14 +86,13 @@ def find_key_range(bounds_2T: np.ndarray, num_keys: int) -> tuple[int, int]:
 
 
 def split_into_chunks(
-    query_BTHK: jax.Array, spec: AttentionSpec, rows_BHT: Sequence[jax.Array] = ()
+    query_BTHK: jax.Array, spec: AttentionSpec, chunk_size: int, rows_BHT: Sequence[jax.Array] = ()
 ) -> list[jax.Array | np.ndarray]:
     """Split [query, start_BT, end_BT, position_BT, *rows] into chunks of queries, along a new first axis.
 
     Arrays of NumPy, such as those of a static mask, stay arrays of NumPy.
     """
     length = query_BTHK.shape[1]
-    chunk_size = choose_chunk_size(length)
     num_chunks = -(-length // chunk_size)
     position_BT = (
         np.zeros((1, length), np.int32) if spec.bias.query_position_BT is None else spec.bias.query_position_BT

@@ -72,9 +72,10 @@ def compute_mean_of_row_functions(
         )
         return {name: value(attention_BHTS) for name, value in row_functions.items()}
 
-    chunks = chunked.split_into_chunks(query_BTHK, spec, [row_stats.shift_BHT, row_stats.z_BHT])
-    chunk_values = jax.lax.map(compute_chunk, jax.lax.stop_gradient(chunks))
     length = query_BTHK.shape[1]
+    chunk_size, rows_BHT = min(chunked.CHUNK_SIZE, length), [row_stats.shift_BHT, row_stats.z_BHT]
+    chunks = chunked.split_into_chunks(query_BTHK, spec, chunk_size, rows_BHT)
+    chunk_values = jax.lax.map(compute_chunk, jax.lax.stop_gradient(chunks))
     return {
         name: chunked.join_chunks(value, 2, length)[:, :, first_query:].mean(-1)
         for name, value in chunk_values.items()

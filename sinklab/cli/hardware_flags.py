@@ -123,7 +123,7 @@ def get_default_cache_dir() -> Path:
     return get_cache_dir() / 'programs' / hashlib.sha256(make_processor_key().encode()).hexdigest()[:8]
 
 
-REMAT_MODES = 'fastest', 'none', 'full', 'auto'
+REMAT_MODES = 'default', 'none', 'full', 'auto'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,11 +152,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--remat',
         nargs='?',
         const='full',
-        default='fastest',
+        default='default',
         metavar='WHAT',
-        help='activations that the backward pass recomputes, which saves memory: fastest (none on accelerators; on a '
-        'CPU, by measured times), none, full, auto (as few as fit in memory), or all but those named, of '
-        f'{",".join(SAVEABLE_ACTIVATIONS)} (default: fastest; without WHAT: full)',
+        help='activations that the backward pass recomputes, which saves memory: none, full, auto (as few as fit in '
+        f'memory), or all but those named, of {",".join(SAVEABLE_ACTIVATIONS)} (default: the fastest on a CPU, none '
+        'on accelerators; without WHAT: full)',
     )
     parser.add_argument(
         '--attention',

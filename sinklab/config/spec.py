@@ -438,7 +438,7 @@ class Hardware:
     """Layout of a run on devices. It is never part of a row, because the result does not depend on it."""
 
     data: PositiveInt | None = None
-    """Devices that split the batch; None: all slices, GPU nodes or cores."""
+    """Devices that split the batch; None: all slices or GPU nodes, and 1 on a CPU."""
     fsdp: PositiveInt | None = None
     """Devices that split the batch and the parameters; None: all devices of each."""
     tensor: PositiveInt = 1
@@ -446,8 +446,8 @@ class Hardware:
     micro_batch: PositiveInt | None = None
     """Sequences that are computed at once, over all devices; gradients accumulate. None: the whole batch."""
     remat: str = 'none'
-    """Activations that are computed again in the backward pass: `none`, `full`, `auto`, `fastest`, or all but those
-    named, of SAVEABLE_ACTIVATIONS."""
+    """Activations that are computed again in the backward pass: `none`, `full`, `auto`, `default` (that of the
+    command line: the fastest on a CPU, otherwise `none`), or all but those named, of SAVEABLE_ACTIVATIONS."""
     attention: BackendName = 'auto'
     """Attention backend."""
 

@@ -79,7 +79,7 @@ def generate_layouts(spec: Spec, requested: Hardware, num_devices: int, num_slic
         if requested.micro_batch
         else [batch_size // parts for parts in MICRO_BATCH_COUNTS if batch_size % parts == 0]
     )
-    is_remat_given = requested.remat not in ('fastest', 'none', 'auto')
+    is_remat_given = requested.remat not in ('default', 'auto')
     remat_policies = (requested.remat,) if is_remat_given else memory_estimate.REMAT_POLICIES[1:]
     for fsdp, micro_batch, remat in itertools.product(fsdp_sizes, micro_batches, remat_policies):
         if not requested.data or requested.data * fsdp == num_batch_shards:

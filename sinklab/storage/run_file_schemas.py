@@ -100,6 +100,7 @@ class Outcome(Struct):
 class Attempt(Struct):
     step: Step
     attention: str
+    remat: str = 'none'
     changes: list[str] = []
 
 

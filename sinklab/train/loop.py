@@ -281,7 +281,8 @@ class TrainLoop:
     def record_attempt(self, resume_step: int) -> None:
         """Write the start of this attempt to environment.json, and report it to callbacks."""
         changes = self.run_dir.list_changes(self.spec)
-        attempt = {'step': resume_step, 'attention': str(self.attention)} | ({'changes': changes} if changes else {})
+        attempt = dict(step=resume_step, attention=str(self.attention), remat=self.hardware.remat)
+        attempt |= dict(changes=changes) if changes else {}
         attempts = [*self.run_dir.read_environment().get('attempts', []), attempt]
         self.lease.check()
         layout = dataclasses.asdict(self.hardware) | dict(self.mesh.shape)

@@ -117,7 +117,7 @@ def estimate_loss_bytes(spec: Spec, mesh: jax.sharding.Mesh) -> int:
 # From no recomputation to full recomputation.
 REMAT_POLICIES = ('none', 'attention,qkv,middle,ffn', 'attention,qkv,middle', 'attention,qkv', 'attention', 'full')
 USABLE_MEMORY_FRACTION = 0.9  # of a device's memory; the rest is for buffers that the compiler does not share
-MIN_WIDTH_TO_SAVE_PRODUCTS = 256  # on a CPU: products of narrower models take less time than to save what they return
+MIN_WIDTH_TO_SAVE_PRODUCTS = 256  # on a CPU, narrower models recompute products faster than they store their results
 GIB = 2**30
 OOM_SIZE_PATTERNS = (
     r'Used \S+ of \S+ hbm\. Exceeded hbm capacity by \S*\w',
@@ -133,13 +133,13 @@ def choose_remat_policy(
     """Choose the remat policy: the given one or, for `auto`, the first whose estimated memory fits.
 
     `auto` always recomputes activations between matrix products, because compilers estimate that this is faster than
-    to write and read them. `fastest` does not consider memory.
+    to write and read them. `default` does not consider memory.
 
     Raises:
         UserError: No policy fits in `memory_bytes` of a device.
     """
-    if hardware.remat == 'fastest':
-        return get_fastest_remat_policy(spec.model.width, mesh.devices.flat[0].platform)
+    if hardware.remat == 'default':
+        return get_default_remat_policy(spec.model.width, mesh.devices.flat[0].platform)
     if hardware.remat != 'auto':
         return hardware.remat
     for remat in REMAT_POLICIES[1:]:
@@ -153,10 +153,11 @@ def choose_remat_policy(
     )
 
 
-def get_fastest_remat_policy(width: int, platform: str) -> str:
-    """Return the remat policy with the fastest steps for models of a width, as in docs/results/speed.md.
+def get_default_remat_policy(width: int, platform: str) -> str:
+    """Return the remat policy of a run that requests none.
 
-    On a CPU it takes less time to recompute activations than to allocate, write and read them.
+    On a CPU it is the fastest for models of this width (measured in docs/results/speed.md), because it takes less
+    time to recompute activations than to allocate, write and read them. On accelerators it is `none`.
     """
     if platform != 'cpu':
         return 'none'
