@@ -19,8 +19,10 @@ def run() -> None:
     startup_signals.install_signal_handlers(
         next((argument for argument in sys.argv[1:] if not argument.startswith('-')), '')
     )
-    from sinklab.cli.main import main
+    from sinklab.cli.main import find_command, import_command, main
 
+    if command := find_command(sys.argv[1:]):
+        import_command(command)  # while Ctrl-C ends the process at once
     try:
         with startup_signals.enable_keyboard_interrupts():
             exit_code = main()

@@ -134,13 +134,13 @@ def test_error_that_replaces_keyboard_interrupt_counts_as_ctrl_c(tmp_path):
     process = run_script(
         tmp_path,
         """
-from sinklab.cli import main
+from sinklab.cli import main, rows
 def run(args, extra_args):
     try:
         signal.raise_signal(signal.SIGINT)
     except KeyboardInterrupt:
         raise ValueError('a checkpoint cannot be read')
-main.COMMANDS['rows'].run = run
+rows.run = run
 with startup_signals.enable_keyboard_interrupts():
     sys.exit(main.main(['rows']))
 """,

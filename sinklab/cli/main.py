@@ -3,51 +3,37 @@
 import argparse
 import difflib
 import gc
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import takewhile
+from types import ModuleType
 from typing import Any
 
 import sinklab
 from sinklab import standard_streams, startup_signals
-from sinklab.cli import (
-    checkpoint,
-    claims,
-    compile,
-    doctor,
-    evaluate,
-    measure,
-    prepare,
-    process_flags,
-    report,
-    rows,
-    sample,
-    stream,
-    sweep,
-    tail,
-    train,
-)
 from sinklab.errors import UserError
 from sinklab.escape import escape_control
-from sinklab.storage.lease import LeaseLostError
-from sinklab.train.run_outcome import classify_error
 
+# The summary of each command. Its module in sinklab.cli is imported when the command is run.
 COMMANDS = {
-    'prepare': prepare,
-    'train': train,
-    'compile': compile,
-    'rows': rows,
-    'sweep': sweep,
-    'claims': claims,
-    'report': report,
-    'measure': measure,
-    'evaluate': evaluate,
-    'tail': tail,
-    'checkpoint': checkpoint,
-    'stream': stream,
-    'sample': sample,
-    'doctor': doctor,
+    'prepare': 'Prepare a token store from documents, which any number of runs can read.',
+    'train': 'Train a language model, and measure its attention sinks during training.',
+    'compile': 'Compile a run for TPUs or GPUs that this machine lacks, and estimate the memory that it needs.',
+    'rows': 'List the rows of config files: what each changes, and its published numbers with their source.',
+    'sweep': 'Train the rows of a table, each with each seed, and compare them with published numbers.',
+    'claims': 'Test claims of the paper by training runs, and give a verdict on each.',
+    'report': 'Show runs as a table, and write a page (report.html) that needs no network.',
+    'measure': 'Measure attention sinks of a trained model: a checkpoint of a run, or an open model.',
+    'evaluate': 'Evaluate a checkpoint or an open model on tasks of lm-evaluation-harness, such as HellaSwag.',
+    'tail': 'Follow a run in progress from any terminal: its step, loss and Sink_1, and how it ends.',
+    'checkpoint': 'List, verify, export or import checkpoints.',
+    'stream': 'Measure the perplexity of a long text with a KV cache of x first and y recent tokens '
+    '(StreamingLLM, Table 3).',
+    'sample': 'Generate text with a run or an open model, from a prompt, with a KV cache of x first and y recent '
+    'tokens.',
+    'doctor': 'Check this installation: versions, devices, and whether the features that sinklab needs work.',
 }
 EPILOG = """example:
   sinklab rows --config=configs/quickstart.py
@@ -126,7 +112,8 @@ class CommandParser(argparse.ArgumentParser):
         return f'; did you mean {matches[0]}?' if matches else ''
 
 
-def build_parser() -> CommandParser:
+def build_parser(commands: Container[str] = COMMANDS) -> CommandParser:
+    """Build the parser of the command line, with the arguments of the given commands."""
     root_parser = CommandParser(
         prog='sinklab',
         description=sinklab.__doc__.partition('\n')[0],
@@ -136,18 +123,28 @@ def build_parser() -> CommandParser:
     )
     root_parser.add_argument('--version', action='version', version=f'sinklab {sinklab.__version__}')
     subparsers = root_parser.add_subparsers(dest='command', metavar='VERB', required=True)
-    for name, module in COMMANDS.items():
-        summary, _, example = module.__doc__.partition('\n')
+    for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(
             name,
             help=summary,
             description=summary,
-            epilog=example.strip('\n'),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        module.add_arguments(subparser)
+        if name in commands:
+            module = import_command(name)
+            subparser.epilog = module.__doc__.partition('\n')[2].strip('\n')
+            module.add_arguments(subparser)
     return root_parser
+
+
+def import_command(name: str) -> ModuleType:
+    return importlib.import_module(f'sinklab.cli.{name}')
+
+
+def find_command(arguments: Sequence[str]) -> str | None:
+    """Return the command among the arguments of the command line; None if there is none."""
+    return next((argument for argument in arguments if argument in COMMANDS), None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,16 +153,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Exit codes: 0 done, 1 user error, 3 diverged, 42 to be started again, 70 crashed, 130 Ctrl-C.
     """
     gc.set_threshold(100_000)  # scanning the long-lived objects of start-up repeatedly takes a second
-    arg_list, root_parser = sys.argv[1:] if argv is None else list(argv), build_parser()
+    arg_list = sys.argv[1:] if argv is None else list(argv)
+    command = find_command(arg_list)
+    root_parser = build_parser([command])
     try:
         root_parser.check_unknown_options(arg_list)
     except UserError as refusal:
-        return report_error(next(argument for argument in arg_list if argument in COMMANDS), refusal)
+        return report_error(command, refusal)
     args, extra_args = root_parser.parse_known_args(arg_list)
     if args.command in TRAINING_COMMANDS:
         standard_streams.ignore_closed_output()
     try:
-        return COMMANDS[args.command].run(args, extra_args)
+        return import_command(args.command).run(args, extra_args)
     except standard_streams.OutputClosedError:  # the reader of the output has closed it
         return 0
     except (Exception, KeyboardInterrupt) as error:
@@ -174,6 +173,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report_error(command: str, error: BaseException) -> int:
     """Print the error that ended a command, and return the exit code."""
+    from sinklab.cli import process_flags
+    from sinklab.storage.lease import LeaseLostError
+    from sinklab.train.run_outcome import classify_error
+
     exit_status = classify_error(error)
     if exit_status.trace:
         print(exit_status.trace, end='', file=sys.stderr)
