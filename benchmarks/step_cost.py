@@ -1,12 +1,13 @@
 """Estimate of the cost of a 1B train step on TPU slices, from the compiled program and without a TPU.
 
-    python benchmarks/step_cost.py [--topologies=v5e:16x16] [--rows=softmax_1b] [--check | --write]
+    python benchmarks/step_cost.py [--topologies=v5e:16x16] [--rows=softmax_1b] [--peers] [--check | --write]
 
 A line is a row of configs/scale.py on a topology, with the layout of a run (--remat=auto): seconds to compile, GiB
 per chip, megabytes that a chip sends by purpose (weights gathered, gradients scattered, traffic between slices), the
 share of gathered bytes that overlaps with computation, and estimates of the step time (a lower bound) and of the MFU
 (an upper bound). The exit code is 1 if a rule below is broken. With --check it is also 1 if a figure differs by more
-than 10 % from benchmarks/step_cost.json, which --write creates.
+than 10 % from benchmarks/step_cost.json, which --write creates. --peers adds lines of MaxText, in the environment of
+`make peers`: the model of softmax_1b, compiled by the same compiler with two of its remat policies.
 """
 
 import argparse
@@ -14,7 +15,9 @@ import collections
 import json
 import math
 import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -22,6 +25,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 FIGURES = Path(__file__).with_suffix('.json')
 TOPOLOGIES = 'v5e:16x16', 'v5p:4x4x4', '2xv5e:8x8'
 ROWS = 'softmax_1b', 'sigmoid_1b'
+PEER_ROW = 'softmax_1b'
+# Remat policies of MaxText, and ours that recompute the same products.
+PEER_POLICIES = {'full': 'full', 'minimal': 'attention,qkv,middle,ffn'}
+# Kernels of splash attention, and their matrix products relative to the two of a forward pass.
+PEER_KERNEL_PASSES = {'splash_mha_fwd': 1.0, 'splash_mha_dq': 1.5, 'splash_mha_dkv': 2.0}
+PEER_PYTHON = Path(__file__).parents[1] / 'build' / 'peers' / 'maxtext' / 'bin' / 'python'
 MIN_BYTES = 2**20  # smaller collectives (losses, norms, gains) are ignored
 MAX_OVERHEAD = 1.1  # limit of sent bytes / minimal bytes
 MIN_OVERLAP = {
@@ -42,6 +51,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--topologies', default=','.join(TOPOLOGIES))
     parser.add_argument('--rows', default=','.join(ROWS))
+    parser.add_argument('--peers', action='store_true', help='compile MaxText, too')
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument('--check', action='store_true')
     mode.add_argument('--write', action='store_true')
@@ -50,6 +60,8 @@ def main() -> int:
     from sinklab.install_commands import format_extra_command
     from sinklab.planning import topology
 
+    if args.peers and not PEER_PYTHON.exists():
+        sys.exit('step_cost: MaxText is not installed; run: make peers')
     if topology.find_libtpu() is None:
         sys.exit(f'step_cost: libtpu, which has the compiler, is not installed; {format_extra_command("tpu")}')
     print(
@@ -61,6 +73,10 @@ def main() -> int:
             costs[f'{row} {topology_name}'] = row_cost = compute_cost(row, topology_name)
             print_cost(f'{row} {topology_name}', row_cost)
             exit_code = max(exit_code, print_broken(f'{row} {topology_name}', row_cost['broken']))
+        for policy in PEER_POLICIES if args.peers else ():
+            name = f'MaxText {policy} {topology_name}'
+            costs[name] = compute_peer_cost(topology_name, policy)
+            print_cost(name, costs[name])
     if args.write:
         document = json.loads(FIGURES.read_text()) if FIGURES.exists() else dict(costs={})
         document = dict(command=COMMAND, libtpu=topology.find_libtpu_version(), costs=document['costs'] | costs)
@@ -87,8 +103,15 @@ def compute_cost(row: str, topology_name: str) -> dict:
         mesh=dict(mesh.shape),
         remat=result.hardware.remat,
         compiled=round(step.compile_seconds),
-        bytes=step.memory_bytes['peak'],
         by_shapes=shape_bytes,
+        **summarize_step(step, step_estimate, sent_collectives),
+        broken=find_broken_rules(spec, result, shape_bytes, sent_collectives, MIN_OVERLAP.get(chip_name)),
+    )
+
+
+def summarize_step(step, step_estimate, sent_collectives: dict[str, list]) -> dict:
+    return dict(
+        bytes=step.memory_bytes['peak'],
         **{
             purpose: round(sum(collective.sent_bytes for collective in sent_collectives[purpose]))
             for purpose in ('gathered', 'scattered', 'between')
@@ -97,7 +120,67 @@ def compute_cost(row: str, topology_name: str) -> dict:
         milliseconds=round(1e3 * step_estimate.seconds),
         mfu=round(step_estimate.mfu, 3),
         limit=step_estimate.limit,
-        broken=find_broken_rules(spec, result, shape_bytes, sent_collectives, MIN_OVERLAP.get(chip_name)),
+    )
+
+
+def compute_peer_cost(topology_name: str, policy: str) -> dict:
+    """Compile the step of MaxText in its own environment, and estimate its cost as that of ours."""
+    import jax
+    import numpy as np
+
+    from sinklab.chip_specs import CHIPS
+    from sinklab.config.spec import Hardware
+    from sinklab.config.validate import parse_config
+    from sinklab.configs import scale
+    from sinklab.parallel.device_mesh import MESH_AXES, group_by_slice
+    from sinklab.planning import hlo
+    from sinklab.planning.compile_run import CompiledProgram, estimate_step_time
+    from sinklab.planning.topology import LIBTPU_ENVIRONMENT, find_libtpu, parse_topology
+
+    spec, (chip_name, chips) = parse_config(scale.get_config(PEER_ROW).to_dict()), parse_topology(topology_name)
+    num_slices, shape = len(group_by_slice(chips)), topology_name.rpartition(':')[2]
+    with tempfile.TemporaryDirectory() as folder:
+        request = dict(
+            topology=f'{chip_name}:{shape}',
+            num_slices=num_slices,
+            num_devices=len(chips),
+            shape={
+                name: getattr(spec.model, name)
+                for name in ('layers', 'heads', 'width', 'head_width', 'ffn_width', 'vocabulary', 'dtype')
+            }
+            | dict(batch=spec.optimizer.batch_size, length=spec.data.length),
+            options=dict(remat_policy=policy),
+            out=f'{folder}/step',
+        )
+        environment = os.environ | LIBTPU_ENVIRONMENT | dict(TPU_LIBRARY_PATH=find_libtpu())
+        script = Path(__file__).with_name('peer_maxtext_compile.py')
+        done = subprocess.run(
+            [PEER_PYTHON, script, json.dumps(request)],
+            env={name: value for name, value in environment.items() if name != 'PYTHONPATH'},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            sys.exit(f'step_cost: MaxText ended with exit code {done.returncode}:\n{done.stderr[-2000:]}')
+        program = hlo.HloProgram(Path(f'{folder}/step.hlo').read_text())
+        measured = json.loads(Path(f'{folder}/step.json').read_text())
+    peak_bytes = sum(measured['bytes'].values()) - 2 * measured['bytes']['alias']
+    step = CompiledProgram(program, dict(peak=peak_bytes), measured['seconds'])
+    mesh = jax.sharding.Mesh(np.array(chips).reshape(num_slices, -1, 1), MESH_AXES)
+    kernel_passes = sum(
+        passes * sum(program.count_kernels(prefix).values()) for prefix, passes in PEER_KERNEL_PASSES.items()
+    )
+    hardware = Hardware(remat=PEER_POLICIES[policy])
+    step_estimate = estimate_step_time(spec, hardware, step, mesh, CHIPS[chip_name], kernel_passes)
+    sent_collectives = group_by_purpose(program.find_collectives(), mesh)
+    # MaxText sums gradients in bfloat16, and every device receives the sum.
+    sent_collectives['scattered'] += [
+        collective for collective in sent_collectives['others'] if collective.kind == 'all-reduce'
+    ]
+    return dict(
+        remat=policy,
+        compiled=round(step.compile_seconds),
+        **summarize_step(step, step_estimate, sent_collectives),
     )
 
 

@@ -88,28 +88,48 @@ class StepTimeEstimate:
         return max(overheads, key=overheads.__getitem__)
 
 
+def count_kernel_passes(program: HloProgram) -> float:
+    """Count the matrix products of attention kernels, divided by the two of a forward pass.
+
+    Kernels have two products forward (queries times keys, weights times values), and five backward.
+    """
+    kernel_runs = program.count_kernels(KERNEL_PREFIX)
+    return sum(times * (2.5 if 'backward' in name else 1) for name, times in kernel_runs.items())
+
+
 def estimate_step_time(
-    spec: Spec, hardware: Hardware, step: CompiledProgram, mesh: jax.sharding.Mesh, chip: ChipSpec
+    spec: Spec,
+    hardware: Hardware,
+    step: CompiledProgram,
+    mesh: jax.sharding.Mesh,
+    chip: ChipSpec,
+    kernel_passes: float | None = None,
 ) -> StepTimeEstimate:
-    """Estimate the time of one train step on a mesh of chips."""
+    """Estimate the time of one train step on a mesh of chips.
+
+    Args:
+        spec: Config of the run.
+        hardware: Layout of the run.
+        step: Compiled train step.
+        mesh: Mesh of the devices.
+        chip: Published figures of the chip.
+        kernel_passes: Forward passes of attention with as many matrix products as its kernels; None to count our
+            kernels.
+    """
     peak_flops, link_bytes = (
         chip.flops_per_second / chip.devices_per_chip,
         chip.link_bytes_per_second / chip.devices_per_chip,
     )
     forward_flops = flops.count_forward_flops(spec.model, spec.data.length)
     tokens_per_device = spec.optimizer.batch_size * spec.data.length / mesh.size
-    # Kernels have two products forward (queries times keys, weights times values), and five backward, where the
-    # formula counts four.
-    kernel_runs, batch_size = step.program.count_kernels(KERNEL_PREFIX), spec.optimizer.batch_size
+    batch_size = spec.optimizer.batch_size
+    kernel_passes = count_kernel_passes(step.program) if kernel_passes is None else kernel_passes
     attention_flops = (
         tokens_per_device
         * hardware.get_micro_batch_size(batch_size)
         / batch_size
         * forward_flops.attention
         / spec.model.layers
-    )
-    kernel_flops = attention_flops * sum(
-        times * (2.5 if 'backward' in name else 1) for name, times in kernel_runs.items()
     )
     collectives = [collective for collective in step.program.find_collectives() if is_within_slice(collective, mesh)]
     transfers = [
@@ -122,7 +142,7 @@ def estimate_step_time(
         * flops.count_recompute_flops(spec.model, spec.data.length, hardware.remat)
         / peak_flops,
         compiler=step.program.estimate_cycles() / chip.clock_hz if chip.clock_hz else None,
-        kernels=kernel_flops / peak_flops,
+        kernels=kernel_passes * attention_flops / peak_flops,
         waited=sum(seconds for is_async, seconds in transfers if not is_async),
         hidden=sum(seconds for is_async, seconds in transfers if is_async),
     )
