@@ -17,6 +17,7 @@ all (docs/results/speed.md).
 import argparse
 import dataclasses
 import functools
+import importlib.util
 import json
 import math
 import os
@@ -162,10 +163,18 @@ def choose_peers(names: str) -> list[str]:
     peers = PEERS if names == 'all' else ['ours', *(name for name in names.split(',') if name != 'ours')]
     if unknown := [name for name in peers if name not in PEERS]:
         sys.exit(f'--peers: {unknown[0]} is unknown; give some of {", ".join(PEERS)}')
-    missing = [name for name in peers if name in SCRIPTS and not find_python(name).exists()]
+    missing = [name for name in peers if not is_installed(name)]
     for name in missing:
-        print(f'{name} is not installed; run: make peers')
+        print(f'{name} is not installed; run: make .venv/test peers')
+    if missing and names != 'all':
+        sys.exit(1)
     return [name for name in peers if name not in missing]
+
+
+def is_installed(name: str) -> bool:
+    if name in SCRIPTS:
+        return find_python(name).exists()
+    return name in ('ours', 'plain JAX') or importlib.util.find_spec('torch') is not None
 
 
 def make_shape(args: argparse.Namespace) -> dict:

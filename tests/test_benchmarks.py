@@ -84,8 +84,10 @@ def test_peers_benchmark_names_unknown_and_missing_peers(monkeypatch, tmp_path, 
     monkeypatch.syspath_prepend(BENCHMARKS)
     peers = importlib.import_module('peers')
     monkeypatch.setattr(peers, 'ROOT', tmp_path)
-    assert peers.choose_peers('litgpt,plain JAX') == ['ours', 'plain JAX']
-    assert 'make peers' in capsys.readouterr().out
+    assert not {'litgpt', 'MaxText'} & set(peers.choose_peers('all'))
+    assert 'litgpt is not installed' in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        peers.choose_peers('litgpt,plain JAX')
     with pytest.raises(SystemExit) as end:
         peers.choose_peers('nope')
     assert 'nope' in str(end.value)

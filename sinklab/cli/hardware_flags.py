@@ -154,9 +154,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const='full',
         default='default',
         metavar='WHAT',
-        help='activations that the backward pass recomputes, which saves memory: none, full, auto (as few as fit in '
-        f'memory), or all but those named, of {",".join(SAVEABLE_ACTIVATIONS)} (default: the fastest on a CPU, none '
-        'on accelerators; without WHAT: full)',
+        help='activations that the backward pass recomputes, which saves memory: default (the fastest on a CPU, none '
+        'on accelerators), none, full, auto (as few as fit in memory), or all but those named, of '
+        f'{",".join(SAVEABLE_ACTIVATIONS)} (without WHAT: full)',
     )
     parser.add_argument(
         '--attention',
