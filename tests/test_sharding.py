@@ -1,9 +1,10 @@
 """Tests of batches that are divided over devices."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import draw_params, make_tiny_spec
+from conftest import draw_params, make_tiny_spec, make_unpatched_mesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax._src import test_util as jtu
@@ -11,6 +12,8 @@ from jax.sharding import PartitionSpec
 
 from sinklab.config.spec import Hardware
 from sinklab.parallel import collectives, device_mesh, sharding
+from sinklab.planning import topology
+from sinklab.planning.hlo import HloProgram
 from sinklab.train import state, validation_loss
 
 
@@ -28,7 +31,7 @@ def test_split_into_parts_pads_equal_parts_without_losing_sequences(sequences, p
     assert len(joined_NT) - sequences < len(parts) * ways, 'padding is minimal'
 
 
-@pytest.mark.parametrize('rings', [(4,), (2, 2), (1, 4)])
+@pytest.mark.parametrize('rings', [(4,), (2, 2), (1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 1)])
 def test_reduce_scatter_over_rings_matches_full_sum(rings):
     mesh, parts = device_mesh.make_mesh(Hardware(fsdp=4)), np.arange(4 * 8 * 3.0, dtype=np.float32).reshape(4, 8, 3)
 
@@ -43,6 +46,48 @@ def test_reduce_scatter_over_rings_matches_full_sum(rings):
     with jax.set_mesh(mesh):
         found = jax.jit(jax.shard_map(local, in_specs=spec, out_specs=spec, check_vma=False))(parts)
     np.testing.assert_array_equal(found, parts.sum(0))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(topology.find_libtpu() is None, reason='libtpu, which has the compiler, could not be installed')
+@pytest.mark.parametrize('chips', ['v5p:2x4x4', 'v5p:4x4x4', 'v5e:8x8', 'v5e:16x16'])
+def test_compiler_of_tpus_does_not_replace_gathers_and_scatters_by_sums_of_whole_arrays(chips):
+    mesh = make_unpatched_mesh(Hardware(), topology.parse_topology(chips)[1])
+    weight_spec, batch_spec = PartitionSpec('fsdp'), PartitionSpec('fsdp', None, None)
+
+    def local(weight_NK, x_1BN):
+        token = collectives.AXIS_RINGS.set(device_mesh.find_rings(mesh))
+        try:
+            hidden_BK = x_1BN[0] @ collectives.all_gather(weight_NK, 'embed', None)
+            gradient_NK = jnp.einsum('BN,BK->NK', x_1BN[0], hidden_BK, preferred_element_type=jnp.float32)
+            return collectives.reduce_scatter(gradient_NK, 'embed', None)
+        finally:
+            collectives.AXIS_RINGS.reset(token)
+
+    shapes = (2048, 5632), (mesh.size, 128, 2048)
+    arguments = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=jax.sharding.NamedSharding(mesh, spec))
+        for shape, spec in zip(shapes, (weight_spec, batch_spec), strict=True)
+    ]
+    with jax.set_mesh(mesh):
+        function = jax.shard_map(local, in_specs=(weight_spec, batch_spec), out_specs=weight_spec, check_vma=False)
+        text = jax.jit(function).lower(*arguments).compile().as_text()
+    assert {collective.kind for collective in HloProgram(text).find_collectives()} == {'all-gather', 'reduce-scatter'}
+
+
+@pytest.mark.parametrize(
+    ('shape', 'wraps'),
+    [
+        ((4, 4, 4), (True, True, True)),
+        ((4, 8, 12), (True, True, True)),
+        ((2, 4, 4), (False, False, False)),
+        ((8, 8), (False, False, False)),
+        ((8, 16), (False, True, False)),
+        ((16, 16), (True, True, False)),
+    ],
+)
+def test_wraparound_links_close_whole_cubes_and_dimensions_of_16(shape, wraps):
+    assert topology.find_wraparound_links(shape) == wraps
 
 
 def test_indivisible_batch_raises_instead_of_being_replicated():

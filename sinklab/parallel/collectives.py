@@ -1,4 +1,4 @@
-"""All-gather of parameters and reduce-scatter of gradients along the rings of a mesh axis."""
+"""All-gather of parameters, and reduce-scatter of gradients along the rings of a mesh axis."""
 
 import contextvars
 import functools
@@ -67,7 +67,7 @@ def all_gather(array: jax.Array, *logical_axes: str | None) -> jax.Array:
 def all_gather_axes(sharded_dimensions: list[tuple[int, str]], array: jax.Array) -> jax.Array:
     for dimension, axis in sharded_dimensions:
         moved = jnp.moveaxis(array, dimension, 0)
-        gathered_rows = all_gather_rings(moved.reshape(len(moved), -1), axis)
+        gathered_rows = jax.lax.all_gather(moved.reshape(len(moved), -1), axis)
         array = jnp.moveaxis(gathered_rows.reshape(-1, *moved.shape[1:]), 0, dimension)
     return array
 
@@ -101,31 +101,23 @@ def apply_to_sharded_axes(function: Callable, array: jax.Array, logical_axes: Se
 
 
 def psum_scatter_rings(array_nDN: jax.Array, axis: str) -> jax.Array:
-    """Reduce-scatter along one ring after another; return the entry of this device."""
+    """Reduce-scatter in the steps of `make_ring_groups`; return the entry of this device."""
     array_RN = array_nDN.reshape(-1, array_nDN.shape[-1])
-    for size, groups in make_ring_groups(axis, 1):
+    for size, groups in make_ring_groups(axis):
         chunks = array_RN.reshape(size, -1, array_RN.shape[-1])
         array_RN = jax.lax.psum_scatter(chunks, axis, axis_index_groups=groups)
     return array_RN
 
 
-def all_gather_rings(array_RN: jax.Array, axis: str) -> jax.Array:
-    """All-gather along one ring after another; return the arrays of all devices in order."""
-    for _, groups in reversed(make_ring_groups(axis, 2)):
-        gathered_parts = jax.lax.all_gather(array_RN, axis, axis_index_groups=groups)
-        array_RN = gathered_parts.reshape(-1, array_RN.shape[-1])
-    return array_RN
+def make_ring_groups(axis: str) -> list[tuple[int, list[list[int]] | None]]:
+    """Return (number of devices, axis_index_groups) of each step of a reduce-scatter along a mesh axis.
 
-
-def make_ring_groups(axis: str, max_groups: int) -> list[tuple[int, list[list[int]] | None]]:
-    """Return (number of devices, axis_index_groups) of each step of a collective along a mesh axis.
-
-    Each ring is a step, but the innermost `max_groups` rings are one step. Over more rings at once, the TPU compiler
-    would add whole arrays instead.
+    Each ring is a step, but the two outermost of three are one: the first step sends most of the bytes, and has the
+    links of both. Over all rings at once, the TPU compiler would add whole arrays instead.
     """
     rings = (AXIS_RINGS.get() or {}).get(axis, (jax.lax.axis_size(axis),))
-    num_outer = max(0, len(rings) - max_groups)
-    sizes = *rings[:num_outer], math.prod(rings[num_outer:])
+    num_merged = max(1, len(rings) - 1)
+    sizes = math.prod(rings[:num_merged]), *rings[num_merged:]
     device_index = np.arange(math.prod(sizes)).reshape(sizes)
     if len(sizes) == 1:
         return [(sizes[0], None)]

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pkgutil
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -114,6 +115,17 @@ def has_cuda_plugin() -> bool:
     return any(module.name.startswith('xla_cuda') for module in plugins)
 
 
+def find_wraparound_links(shape: Sequence[int]) -> tuple[bool, bool, bool]:
+    """Return which dimensions of a slice are closed by links from the last chip to the first.
+
+    In three dimensions these are all dimensions of slices that consist of whole cubes of 4x4x4 chips, in two
+    dimensions those of 16 chips (Cloud TPU documentation of v5p, v5e and v6e).
+    """
+    if len(shape) == 2:
+        return shape[0] == 16, shape[1] == 16, False
+    return (all(size % 4 == 0 for size in shape),) * 3
+
+
 def make_tpu_devices(topology: str, num_slices: int = 1) -> list[jax.Device]:
     """Make the devices of a TPU topology, such as v5e:2x2, for compilation.
 
@@ -128,7 +140,8 @@ def make_tpu_devices(topology: str, num_slices: int = 1) -> list[jax.Device]:
         {name: value for name, value in LIBTPU_ENVIRONMENT.items() if name not in os.environ}, TPU_LIBRARY_PATH=path
     )
     try:
-        slice_options = dict(num_slices=num_slices) if num_slices > 1 else {}
-        return topologies.get_topology_desc(platform='tpu', topology_name=topology, **slice_options).devices
+        options = dict(wrap=find_wraparound_links([int(size) for size in topology.partition(':')[2].split('x')]))
+        options |= dict(num_slices=num_slices) if num_slices > 1 else {}
+        return topologies.get_topology_desc(platform='tpu', topology_name=topology, **options).devices
     except Exception as error:  # of whatever type libtpu raises
         raise UserError(f'{topology} is not a topology of libtpu ({format_error(error)})') from error
