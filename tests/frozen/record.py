@@ -56,7 +56,7 @@ RUN = Path(__file__).with_name('run')
 def import_sinklab() -> argparse.Namespace:
     """Return what this script takes from sinklab."""
     from sinklab.cli.hardware_flags import FAST_COMPILE_FLAGS
-    from sinklab.cli.main import main
+    from sinklab.cli.main import build_parser, main
     from sinklab.config.spec import Hardware
     from sinklab.config.validate import parse_config
     from sinklab.data.run_data import load_run_data
@@ -65,6 +65,7 @@ def import_sinklab() -> argparse.Namespace:
 
     return argparse.Namespace(
         run_main=main,  # words of a command line -> exit code
+        build_parser=build_parser,  # () -> argparse.ArgumentParser of all commands
         parse_config=parse_config,  # dict of a ConfigDict -> spec
         hardware=Hardware,  # record of the flags --data, --fsdp, --tensor, --micro_batch, --remat, --attention
         fast_compile_flags=FAST_COMPILE_FLAGS,  # a quarter of the compile time; values are near, and not equal
@@ -380,20 +381,6 @@ def record_interface() -> dict:
     """Return the flags of each command, and the default of each field of the config."""
     from sinklab.configs import default
 
-    class Captured(Exception):
-        pass
-
-    def capture(parser: argparse.ArgumentParser, *_: object) -> None:
-        raise Captured(parser)
-
-    before, argparse.ArgumentParser.parse_known_args = argparse.ArgumentParser.parse_known_args, capture
-    try:
-        import_sinklab().run_main(['doctor'])
-        raise RuntimeError('the command line does not call ArgumentParser.parse_known_args')
-    except Captured as captured:
-        [parser] = captured.args
-    finally:
-        argparse.ArgumentParser.parse_known_args = before
     commands = {}
 
     def add(parser: argparse.ArgumentParser, name: str) -> None:
@@ -405,7 +392,7 @@ def record_interface() -> dict:
             elif action.option_strings != ['-h', '--help']:
                 flags.append(', '.join(action.option_strings) or f'positional (nargs {action.nargs})')
 
-    add(parser, '')
+    add(import_sinklab().build_parser(), '')
     fields = dict(flatten(default.get_config().to_dict()))
     configs = {}
     for row in find_rows():
