@@ -16,7 +16,7 @@ from sinklab.attn.spec import AttentionSpec, slice_keys
 
 CHUNK_SIZE = 128  # queries whose scores are in memory at once
 NUM_STRIPES = 8  # parts of the queries; each reads only the keys that its mask may show
-MAX_UNROLLED_CHUNKS = 4  # number of chunks up to which each may be a stripe
+MAX_UNROLLED_CHUNKS = 4  # number of chunks up to which each is a stripe
 
 
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec) -> AttentionOutput:

@@ -100,7 +100,6 @@ class Outcome(Struct):
 class Attempt(Struct):
     step: Step
     attention: str
-    remat: str = 'none'
     changes: list[str] = []
 
 
