@@ -1,6 +1,7 @@
 """Rows of claims.json: identical rows and changed rows."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,16 @@ def test_claims_command_does_not_resume_changed_row(capsys, results_dir):
     line = f'sinklab claims: {results_dir} contains runs of other rows: {CHANGED_ROW}; give another --workdir\n'
     assert capsys.readouterr().err == line
     assert [path.name for path in results_dir.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.slow
+def test_claims_command_does_not_train_runs_of_claims_file_again(capsys, tmp_path):
+    shutil.copy(RESULTS / 'claims.json', tmp_path)
+    assert main(['claims', 'emerges', '--seeds=8', f'--workdir={tmp_path}', '--json']) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry['verdict'], len(entry['differences'])) == ('holds', 8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['claims.json', 'verdicts.json']
+    assert results.list_run_dirs(tmp_path) == []
 
 
 def test_results_page_matches_claims_output(capsys):

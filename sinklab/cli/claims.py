@@ -1,7 +1,8 @@
 """Test claims of the paper by training runs, and give a verdict on each.
 
 A claim compares two numbers of two rows. All claims share their runs, and each run is trained once. Run the same
-command again to train the runs that are missing. Verdicts are computed from the differences between runs of the same
+command again to train the runs that are missing. A run whose numbers are in the claims.json of the folder is not
+missing, even if its own folder is. Verdicts are computed from the differences between runs of the same
 seed, see docs/guides/sweeps_and_claims.md. --config.PATH=VALUE sets a field of all runs.
 
 example:
@@ -189,7 +190,11 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         specs = {row: load_row(row, 0)[0] for row in previous_data['runs'] if row not in changed_rows} | needed_specs
         first_rows = find_first_equal_rows(specs)
         unique_rows = dict.fromkeys(first_rows[row] for row in needed_specs)
-        runs = plan.plan_runs(unique_rows, seeds, args.workdir, load_row, layout)
+        runs = [
+            run
+            for run in plan.plan_runs(unique_rows, seeds, args.workdir, load_row, layout)
+            if run.run_dir.has_run() or not results.has_run(previous_data, run)
+        ]
         stop_signal = sweep.train_runs(
             runs, lambda run: sweep.make_train_command(get_config_path(run.row), run, options), run_lease, args.jobs
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
 from sinklab.report.claims import read_claim_metrics
-from sinklab.run_dir import flatten_dict, format_differences
+from sinklab.run_dir import RunDir, flatten_dict, format_differences
 from sinklab.storage import run_file_schemas, untrusted_files
 from sinklab.storage.atomic_write import atomic_write, writable_folder
 from sinklab.storage.paths import parse_path
@@ -131,12 +131,20 @@ def add_runs(
     return results | dict(same=same_rows, configs=configs, runs=measured_runs)
 
 
+def has_run(results: dict, run: SweepRun) -> bool:
+    """Return whether the content of claims.json has the metrics of a run."""
+    return str(run.seed) in results['runs'].get(run.row, {})
+
+
 def list_run_dirs(workdir: Path) -> list[Path]:
-    """List the run folders of a folder that `sinklab claims` filled; return [] for any other folder."""
+    """List the existing run folders of a folder that `sinklab claims` filled; return [] for any other folder."""
     if not (workdir / CLAIMS_FILE).exists():
         return []
     seeds_of_row = read_results(workdir / CLAIMS_FILE)['runs']
-    return [workdir / plan.get_run_dir_name(row, int(seed)) for row, seeds in seeds_of_row.items() for seed in seeds]
+    run_paths = [
+        workdir / plan.get_run_dir_name(row, int(seed)) for row, seeds in seeds_of_row.items() for seed in seeds
+    ]
+    return [path for path in run_paths if RunDir(path).has_run()]
 
 
 def read_verdicts(workdir: Path) -> list[dict]:
