@@ -11,10 +11,13 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from sinklab.parallel import collectives
 
 HEAD_DIMS = 'HK'  # adjacent dimensions of a weight, and of the input or output of its product
+ROW_MAJOR_DIMS = 'DH'  # last dimensions of the residual stream and of merged heads
+NUM_TPU_LANES = 128
 
 
 def broadcast_and_cast(array: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
@@ -90,8 +93,23 @@ def merge_dims(array: jax.Array, dims: str, merged_dims: str) -> jax.Array:
     return array if index < 0 else array.reshape(*array.shape[:index], -1, *array.shape[index + 2 :])
 
 
+def constrain_row_major(array: jax.Array, dims: str) -> jax.Array:
+    """Make a TPU store the residual stream and merged heads row by row.
+
+    By itself, XLA stores them with the tokens as the last dimension, and transposes heads before and after attention.
+    Rows that do not fill whole lanes, and the inside of the FFN, are left to XLA.
+    """
+    if dims[-1] not in ROW_MAJOR_DIMS or array.shape[-1] % NUM_TPU_LANES:
+        return array
+    layout = Layout(tuple(range(array.ndim)))
+    return jax.lax.platform_dependent(
+        array, tpu=lambda array: with_layout_constraint(array, layout), default=lambda array: array
+    )
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def mixed_precision_einsum(equation, axes, dtype, x, weight):
+    x = constrain_row_major(x, equation.partition(',')[0])
     return jnp.einsum(equation, x, gather_weight(weight, axes, x.dtype), preferred_element_type=dtype or x.dtype)
 
 
@@ -107,7 +125,7 @@ def einsum_forward(equation, axes, dtype, x, weight):
 def einsum_backward(equation, axes, dtype, residuals, d_y):
     x, weight = residuals
     x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
-    d_y = d_y.astype(x.dtype)
+    x, d_y = constrain_row_major(x, x_dims), constrain_row_major(d_y.astype(x.dtype), y_dims)
     d_x = jnp.einsum(f'{y_dims},{weight_dims}->{x_dims}', d_y, gather_weight(weight, axes, x.dtype))
     # Sharded dimensions come first, as the collective sends them. XLA:CPU has no bfloat16 product with a transpose of
     # the result.
@@ -119,6 +137,9 @@ def einsum_backward(equation, axes, dtype, residuals, d_y):
             f'{order}->{weight_dims}', jnp.einsum(f'{y_dims},{x_dims}->{order}', d_y, x)
         )
     order = ''.join(dict.fromkeys(sharded_dims + weight_dims))
+    if sharded_dims and y_dims == 'BTF' and d_y.shape[-1] % NUM_TPU_LANES == 0:
+        # By the estimate of XLA, this product takes up to 1.6 times as long on v5e with two dimensions of tokens.
+        x, d_y, x_dims, y_dims = merge_dims(x, x_dims, 'BT'), merge_dims(d_y, y_dims, 'BT'), 'BD', 'BF'
     d_weight = jnp.einsum(f'{x_dims},{y_dims}->{order}', x, d_y, preferred_element_type=weight.dtype)
     return d_x, collectives.reduce_scatter(jnp.einsum(f'{order}->{weight_dims}', d_weight), *axes)
 
