@@ -6,6 +6,7 @@ lanes. The whole dq of a head stays in VMEM in float32.
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -24,6 +25,7 @@ from sinklab.attn.pallas.kernel_interface import (
 )
 
 NUM_LANES = 128
+LOG2E = math.log2(math.e)
 NT_DIMS, NN_DIMS, TN_DIMS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))  # contracting dimensions of a product
 
 
@@ -136,9 +138,13 @@ def forward_kernel(
 
 
 class SoftmaxBlockOps:
-    """Online softmax: o = sum e^(s - lse) v, and lse."""
+    """Online softmax: o = sum e^(s - lse) v, and lse.
+
+    In the forward pass, scores and their largest are in units of log 2, because that saves a product for each score.
+    """
 
     name, num_running_sums = 'softmax', 2  # statistics of rows that are carried from block to block
+    score_factor = LOG2E  # of the scores that `add` takes
 
     def __init__(self, reduction: SoftmaxReduction):
         pass
@@ -154,7 +160,7 @@ class SoftmaxBlockOps:
             score = jnp.where(visible, score, MASK_VALUE)
         old_max = largest_QL[...]
         new_max = jnp.maximum(old_max, jnp.max(score, 1, keepdims=True))
-        rescale, weight = jnp.exp(old_max - new_max), jnp.exp(score - repeat_lanes(new_max, score.shape[1]))
+        rescale, weight = jnp.exp2(old_max - new_max), jnp.exp2(score - repeat_lanes(new_max, score.shape[1]))
         largest_QL[...] = new_max
         total_QL[...] = rescale * total_QL[...] + sum_by_lane(weight)
         product = dot(weight.astype(value.dtype), value, NN_DIMS)
@@ -169,7 +175,7 @@ class SoftmaxBlockOps:
         total = jnp.where(sees_keys, jnp.sum(total_QL[...], 1, keepdims=True), 1.0)
         width = sum_QV.shape[1]
         output = jnp.where(repeat_lanes(sees_keys, width), sum_QV[...] / repeat_lanes(total, width), 0.0)
-        return output, jnp.where(sees_keys, largest_QL[...] + jnp.log(total), MASK_VALUE)
+        return output, jnp.where(sees_keys, largest_QL[...] / LOG2E + jnp.log(total), MASK_VALUE)
 
     def compute_weight_and_d_score(self, score_SQ, d_weight_SQ, lse_1Q, d_mass_1Q):
         """Return (weight, dS)."""
@@ -180,7 +186,7 @@ class SoftmaxBlockOps:
 class LinearBlockOps:
     """Linear reduction: sum w(s) v, and sum m(s) for each mass m."""
 
-    name = 'linear'
+    name, score_factor = 'linear', 1.0
 
     def __init__(self, reduction: LinearReduction):
         self.weigh, self.num_running_sums = reduction.weigh, reduction.num_statistics
@@ -319,7 +325,7 @@ def forward(reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK,
     query_block, key_block = call.block_sizes
     row = (batch, heads, 1, length), jnp.float32, (1, query_block), call.index_outer_row
     output_BHTV, *row_outputs = call(
-        functools.partial(forward_kernel, kernel_spec.score_spec, block_ops),
+        functools.partial(forward_kernel, kernel_spec.score_spec * block_ops.score_factor, block_ops),
         name=f'sinklab_{block_ops.name}_forward',
         inputs=[
             (query_BHTK, (query_block, width), call.index_outer),
