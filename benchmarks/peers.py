@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import jax_baseline
 import step_server
+from arguments import parse_count, parse_remat
 
 from sinklab.config.spec import Hardware, ModelConfig, Spec
 from sinklab.config.validate import parse_config
@@ -197,21 +198,25 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument('--peers', default='all', metavar='NAME,...', help=f'some of {", ".join(PEERS)}')
     parser.add_argument('--size', default='quickstart', choices=SIZES, help='the model')
     for name in ('layers', 'heads', 'width', 'head-width', 'ffn-width', 'vocabulary'):
-        parser.add_argument(f'--{name}', type=int, metavar='N', help='instead of that of --size')
+        parser.add_argument(f'--{name}', type=parse_count, metavar='N', help='instead of that of --size')
     parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
-    parser.add_argument('--batch', type=int, default=32)
-    parser.add_argument('--length', type=int, default=64)
+    parser.add_argument('--batch', type=parse_count, default=32)
+    parser.add_argument('--length', type=parse_count, default=64)
     parser.add_argument('--forward', action='store_true', help='time the forward pass and the loss alone')
-    parser.add_argument('--cores', type=int, default=len(os.sched_getaffinity(0)), help='threads of each peer')
+    parser.add_argument(
+        '--cores', type=parse_count, default=len(os.sched_getaffinity(0)), help='threads of each peer'
+    )
     parser.add_argument(
         '--data',
-        type=int,
+        type=parse_count,
         metavar='N',
         help='devices of ours and MaxText; by default as many cores as divide the batch',
     )
-    parser.add_argument('--remat', default='default', metavar='WHAT', help='of ours, as of sinklab train')
-    parser.add_argument('--rounds', type=int, default=20)
-    parser.add_argument('--steps', type=int, default=4, help='of each in a round')
+    parser.add_argument(
+        '--remat', type=parse_remat, default='default', metavar='WHAT', help='of ours, as of sinklab train'
+    )
+    parser.add_argument('--rounds', type=parse_count, default=20)
+    parser.add_argument('--steps', type=parse_count, default=4, help='of each in a round')
     return parser.parse_args()
 
 

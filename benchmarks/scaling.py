@@ -34,6 +34,8 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from arguments import parse_count  # noqa: E402
+
 from sinklab.machine import count_cores, describe_machine  # noqa: E402
 
 MODEL = dict(layers=4, width=128, length=128, vocabulary=2048, batch=8)
@@ -414,7 +416,9 @@ def measure_axis(name: str, repeat: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--axes', default=','.join(AXES), metavar='AXIS,...')
-    parser.add_argument('--repeat', type=int, default=5, help='of each measurement, of which the median counts')
+    parser.add_argument(
+        '--repeat', type=parse_count, default=5, help='of each measurement, of which the median counts'
+    )
     parser.add_argument('--out', type=Path, default=ROOT / 'docs' / 'results' / 'scaling.json', metavar='FILE')
     parser.add_argument(
         '--check', action='store_true', help='compare with the recorded results; exit with 1 if a cost grows more'

@@ -167,6 +167,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_remat(remat: str) -> None:
+    if remat not in REMAT_MODES and not parse_saved_activations(remat) <= set(SAVEABLE_ACTIVATIONS):
+        raise UserError(
+            f'--remat={remat} is unknown; give {", ".join(REMAT_MODES)}, or some of {",".join(SAVEABLE_ACTIVATIONS)}'
+        )
+
+
 def parse_hardware(args: argparse.Namespace) -> Hardware:
     for name in ('data', 'fsdp', 'tensor', 'micro_batch'):
         size = getattr(args, name)
@@ -174,11 +181,7 @@ def parse_hardware(args: argparse.Namespace) -> Hardware:
             raise UserError(f'--{name}={size} must be a whole number of at least 1')
     if args.attention not in get_args(BackendName):
         raise UserError(f'--attention={args.attention} is unknown; it is one of {", ".join(get_args(BackendName))}')
-    if args.remat not in REMAT_MODES and not parse_saved_activations(args.remat) <= set(SAVEABLE_ACTIVATIONS):
-        raise UserError(
-            f'--remat={args.remat} is unknown; give {", ".join(REMAT_MODES)}, '
-            f'or some of {",".join(SAVEABLE_ACTIVATIONS)}'
-        )
+    check_remat(args.remat)
     return Hardware(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Hardware)})
 
 
