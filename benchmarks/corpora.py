@@ -148,10 +148,9 @@ DOMAINS: dict[str, tuple[str, Callable[[Path], Iterator[str]]]] = {
 }
 
 
-def find_package(package: str, folder: Path) -> Path:
+def find_package(package: str, version: str, folder: Path) -> Path:
     """Return the file of a package in a folder; download it if it is not there."""
-    version = PACKAGES[package]
-    name = f'{package}_{version}_all.deb'
+    name = f'{package}_{version.replace(":", "%3a")}_all.deb'
     if not (folder / name).is_file():
         command = ['apt-get', 'download', f'{package}={version}']
         try:
@@ -176,7 +175,8 @@ def write_corpora(output_dir: Path, package_dir: Path) -> None:
     with tempfile.TemporaryDirectory() as temp_dir:
         roots = {package: Path(temp_dir) / package for package in PACKAGES}
         for package, root in roots.items():
-            subprocess.run(['dpkg', '-x', str(find_package(package, package_dir)), str(root)], check=True)
+            package_file = find_package(package, PACKAGES[package], package_dir)
+            subprocess.run(['dpkg', '-x', str(package_file), str(root)], check=True)
         for domain, (package, read_documents) in DOMAINS.items():
             texts[domain] = [*itertools.islice(read_documents(roots[package]), NUM_DOCUMENTS)]
         texts['long'] = [read_novels(roots['r-cran-janeaustenr'])[LONG_NOVEL]]
