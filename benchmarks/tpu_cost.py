@@ -1,13 +1,15 @@
 """Static cost estimates of attention kernels by the TPU compiler, without a TPU.
 
-    python benchmarks/tpu_cost.py [--chips=v5e,v6e] [--length=4096] [--width=128] [--heads=4] [--check | --write]
+    python benchmarks/tpu_cost.py [--chips=v5e,v6e] [--length=4096] [--width=128] [--heads=4] [--peers]
+        [--check | --write]
 
 A line is one kernel, without a mask, in bfloat16: the VLIW bundles of its main body for 1024 x 1024 scores, the share
 of the matrix unit and of the vector unit that they use, and the compiler's estimate of cycles for the whole kernel.
 The body has no branches, so its bundles are its cycles without stalls. The estimate counts only a part of a region
-under a predicate, so it is not valid for splash. The estimator rejects v5e kernels that fetch scalars. --check
-compares with benchmarks/tpu_cost.json, and exits with 1 if bundles or cycles differ by more than 10 % or if a kernel
-costs more than its limit. --write creates that file.
+under a predicate, so it is not valid for splash. The estimator rejects v5e kernels that fetch scalars. --peers adds
+the splash kernels of tokamax, in the environment of `make peers`. --check compares with benchmarks/tpu_cost.json, and
+exits with 1 if bundles or cycles differ by more than 10 % or if a kernel costs more than its limit. --write creates
+that file.
 """
 
 import argparse
@@ -20,13 +22,29 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 FIGURES = Path(__file__).with_suffix('.json')
+PEER_PYTHON = Path(__file__).parents[1] / 'build' / 'peers' / 'maxtext' / 'bin' / 'python'  # has tokamax, too
 CHIP_TOPOLOGIES = {'v5e': 'v5e:2x2', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2'}
 KERNELS = [
     f'{kind} {direction}'
     for direction in ('forward', 'backward')
     for kind in ('softmax', 'sigmoid', 'sigmoid normalized', 'elu1', 'splash')
 ]
+SPLASH_BLOCK_NAMES = (
+    'block_q',
+    'block_kv',
+    'block_kv_compute',
+    'block_q_dkv',
+    'block_kv_dkv',
+    'block_kv_dkv_compute',
+)
+# Of the blocks and schedulers of tokamax that were tried, these need the fewest bundles.
+TOKAMAX_BLOCKS = dict.fromkeys(SPLASH_BLOCK_NAMES, 512) | dict(
+    block_q=1024, block_kv=2048, block_q_dkv=1024, block_kv_dkv=2048
+)
+PEER_KERNELS = ['tokamax forward', 'tokamax backward']
 BUNDLE_LIMITS = {
     ('softmax forward', 'splash forward'): 1.1,
     ('softmax backward', 'splash backward'): 1.1,
@@ -43,6 +61,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--chips', default='v5e,v6e')
     parser.add_argument('--kernels', default=','.join(KERNELS))
+    parser.add_argument('--peers', action='store_true', help='also compile the kernels of tokamax')
     for name, value in zip(('length', 'width', 'heads'), FIGURE_SHAPE, strict=True):
         parser.add_argument(f'--{name}', type=int, default=value)
     mode = parser.add_mutually_exclusive_group()
@@ -52,13 +71,14 @@ def main() -> int:
     args = parser.parse_args()
     if args.one:
         return compile_kernel(*args.one, args)
+    kernels = args.kernels.split(',') + (PEER_KERNELS if args.peers else [])
     if reason := find_argument_error(args):
         sys.exit(f'tpu_cost: {reason}')
     costs = {}
     print(get_versions())
     print(f'{"":34}{"bundles":>9}{"matrix":>8}{"vector":>8}{"cycles":>10}   a body of 1024 x 1024; T={args.length}')
     for chip in args.chips.split(','):
-        for kernel in args.kernels.split(','):
+        for kernel in kernels:
             costs[f'{chip} {kernel}'] = kernel_cost = measure_cost(chip, kernel, args)
             cycles = kernel_cost['cycles'] or '-'
             print(
@@ -81,6 +101,8 @@ def find_argument_error(args: argparse.Namespace) -> str | None:
         for name in getattr(args, option).split(','):
             if name not in names:
                 return f'--{option}: {name!r} is unknown; give some of {", ".join(names)}'
+    if args.peers and not PEER_PYTHON.exists():
+        return 'tokamax is not installed; run: make peers'
     if (args.check or args.write) and (args.length, args.width, args.heads) != FIGURE_SHAPE:
         return 'committed figures are of --length={} --width={} --heads={}'.format(*FIGURE_SHAPE)
     return None if topology.find_libtpu() else 'wants the compiler of libtpu; make .venv/test installs it'
@@ -144,7 +166,7 @@ def measure_cost(chip: str, kernel: str, args: argparse.Namespace) -> dict:
         figures = find_kernel_body(Path(folder))
         figures['bundles'] = round(figures['bundles'] * 2**20 / count_scores(kernel, args.length))
     with tempfile.TemporaryDirectory() as folder:
-        if not kernel.startswith('splash'):
+        if not kernel.startswith(('splash', 'tokamax')):
             run_child(chip, kernel, args, f'--xla_jf_dump_static_llo_profile_to={folder}', check=False)
         profiles = [path.read_text() for path in Path(folder).iterdir()]
     estimates = [int(re.search(r'estimated_cycles: (\d+)', text)[1]) for text in profiles if 'sinklab_' in text]
@@ -155,20 +177,17 @@ def count_scores(kernel: str, length: int) -> int:
     """Return the number of scores that the body of a kernel computes."""
     from sinklab.attn.pallas import tpu
 
-    queries, keys = (
-        (1024, 1024)
-        if kernel.startswith('splash')
-        else (
-            tpu.choose_block_size(length, tpu.BLOCK_SIZES[0] // 2),
-            tpu.choose_block_size(length, tpu.BLOCK_SIZES[0]),
-        )
-    )
-    return queries * keys
+    if kernel.startswith('splash'):
+        return 1024 * 1024
+    if kernel.startswith('tokamax'):
+        return TOKAMAX_BLOCKS['block_q'] * TOKAMAX_BLOCKS['block_kv']
+    queries, keys = tpu.BLOCK_SIZES[0] // 2, tpu.BLOCK_SIZES[0]
+    return tpu.choose_block_size(length, queries) * tpu.choose_block_size(length, keys)
 
 
 def run_child(chip: str, kernel: str, args: argparse.Namespace, flags: str, check: bool) -> None:
     command = [
-        sys.executable,
+        str(PEER_PYTHON) if kernel in PEER_KERNELS else sys.executable,
         __file__,
         f'--length={args.length}',
         f'--width={args.width}',
@@ -223,14 +242,17 @@ def get_versions() -> dict:
 
 def compile_kernel(chip: str, kernel: str, args: argparse.Namespace) -> int:
     import jax
-    from jax.sharding import SingleDeviceSharding
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     from sinklab.planning import topology
 
-    chip_sharding = SingleDeviceSharding(topology.make_tpu_devices(CHIP_TOPOLOGIES[chip])[0])
-    make_kernel = make_splash_kernel if kernel.startswith('splash') else make_sinklab_kernel
-    function, shapes = make_kernel(kernel, args)
-    jax.jit(function).lower(*(jax.ShapeDtypeStruct(*shape, sharding=chip_sharding) for shape in shapes)).compile()
+    mesh = Mesh(np.array(topology.make_tpu_devices(CHIP_TOPOLOGIES[chip])[:1]), 'x')
+    sharding = NamedSharding(mesh, PartitionSpec())
+    makers = dict(splash=make_splash_kernel, tokamax=make_tokamax_kernel)
+    function, shapes = makers.get(kernel.split()[0], make_sinklab_kernel)(kernel, args)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):  # tokamax reads the kind of the chip from it
+        jax.jit(function).lower(*(jax.ShapeDtypeStruct(*shape, sharding=sharding) for shape in shapes)).compile()
     return 0
 
 
@@ -264,15 +286,30 @@ def make_sinklab_kernel(kernel: str, args: argparse.Namespace):
 
 def make_splash_kernel(kernel: str, args: argparse.Namespace):
     """Return the splash attention kernel of JAX with blocks of 1024, and the shapes of its arguments."""
-    import jax
-    import jax.numpy as jnp
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
-    names = 'block_q', 'block_kv', 'block_kv_compute', 'block_q_dkv', 'block_kv_dkv', 'block_kv_dkv_compute'
-    sizes = splash_attention_kernel.BlockSizes(**dict.fromkeys(names, 1024), use_fused_bwd_kernel=True)
+    sizes = splash_attention_kernel.BlockSizes(**dict.fromkeys(SPLASH_BLOCK_NAMES, 1024), use_fused_bwd_kernel=True)
     full_mask = splash_attention_mask.FullMask((args.length, args.length))
     mask = splash_attention_mask.MultiHeadMask([full_mask] * args.heads)
     attend = splash_attention_kernel.make_splash_mha(mask=mask, head_shards=1, q_seq_shards=1, block_sizes=sizes)
+    return differentiate_splash(attend, kernel, args)
+
+
+def make_tokamax_kernel(kernel: str, args: argparse.Namespace):
+    """Return the splash attention kernel of tokamax with TOKAMAX_BLOCKS, and the shapes of its arguments."""
+    from tokamax._src.ops.experimental.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
+
+    config = splash_attention_kernel.SplashConfig(**TOKAMAX_BLOCKS, use_experimental_scheduler=True)
+    mask = splash_attention_mask.FullMask((args.length, args.length))
+    attend = splash_attention_kernel.make_splash_mha(mask=mask, q_seq_shards=1, config=config)
+    return differentiate_splash(attend, kernel, args)
+
+
+def differentiate_splash(attend, kernel: str, args: argparse.Namespace):
+    """Return a splash kernel or its gradient, and the shapes of its arguments."""
+    import jax
+    import jax.numpy as jnp
+
     head_shape = (args.heads, args.length, args.width), jnp.bfloat16
     if kernel.endswith('forward'):
         return attend, [head_shape] * 3
