@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import jax_baseline
 import step_server
-from arguments import parse_count, parse_remat
+from argument_types import parse_count, parse_remat
 
 from sinklab.config.spec import Hardware, ModelConfig, Spec
 from sinklab.config.validate import parse_config

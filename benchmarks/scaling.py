@@ -34,7 +34,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from arguments import parse_count  # noqa: E402
+from argument_types import parse_count  # noqa: E402
 
 from sinklab.machine import count_cores, describe_machine  # noqa: E402
 

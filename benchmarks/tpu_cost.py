@@ -24,6 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from argument_types import parse_count
+
 FIGURES = Path(__file__).with_suffix('.json')
 PEER_PYTHON = Path(__file__).parents[1] / 'build' / 'peers' / 'maxtext' / 'bin' / 'python'  # has tokamax, too
 CHIP_TOPOLOGIES = {'v5e': 'v5e:2x2', 'v5p': 'v5p:2x2x1', 'v6e': 'v6e:2x2'}
@@ -63,7 +65,7 @@ def main() -> int:
     parser.add_argument('--kernels', default=','.join(KERNELS))
     parser.add_argument('--peers', action='store_true', help='also compile the kernels of tokamax')
     for name, value in zip(('length', 'width', 'heads'), FIGURE_SHAPE, strict=True):
-        parser.add_argument(f'--{name}', type=int, default=value)
+        parser.add_argument(f'--{name}', type=parse_count, default=value)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument('--check', action='store_true')
     mode.add_argument('--write', action='store_true')
@@ -75,7 +77,7 @@ def main() -> int:
     if reason := find_argument_error(args):
         sys.exit(f'tpu_cost: {reason}')
     costs = {}
-    print(get_versions())
+    print(get_versions(args.peers))
     print(f'{"":34}{"bundles":>9}{"matrix":>8}{"vector":>8}{"cycles":>10}   a body of 1024 x 1024; T={args.length}')
     for chip in args.chips.split(','):
         for kernel in kernels:
@@ -88,7 +90,8 @@ def main() -> int:
     print_ratios(costs)
     if args.write:
         FIGURES.write_text(
-            json.dumps(dict(command=' '.join(sys.argv), versions=get_versions(), costs=costs), indent=2) + '\n'
+            json.dumps(dict(command=' '.join(sys.argv), versions=get_versions(args.peers), costs=costs), indent=2)
+            + '\n'
         )
     return max(check_figures(costs), check_limits(costs)) if args.check else 0
 
@@ -174,7 +177,7 @@ def measure_cost(chip: str, kernel: str, args: argparse.Namespace) -> dict:
 
 
 def count_scores(kernel: str, length: int) -> int:
-    """Return the number of scores that the body of a kernel computes."""
+    """Return the number of scores that the body of a kernel computes, forward or backward."""
     from sinklab.attn.pallas import tpu
 
     if kernel.startswith('splash'):
@@ -233,11 +236,18 @@ def find_branch_addresses(text: str) -> list[int]:
     return addresses
 
 
-def get_versions() -> dict:
+def get_versions(has_peers: bool) -> dict:
     from sinklab.planning import topology
     from sinklab.train.setup import get_package_versions
 
-    return get_package_versions(('jax',)) | dict(libtpu=topology.find_libtpu_version())
+    versions = get_package_versions(('jax',)) | dict(libtpu=topology.find_libtpu_version())
+    if has_peers:
+        script = "import importlib.metadata; print(*map(importlib.metadata.version, ('tokamax', 'jax')))"
+        tokamax, jax = subprocess.run(
+            [PEER_PYTHON, '-c', script], capture_output=True, text=True, check=True
+        ).stdout.split()
+        versions |= {'tokamax': tokamax, 'jax of tokamax': jax}
+    return versions
 
 
 def compile_kernel(chip: str, kernel: str, args: argparse.Namespace) -> int:
@@ -296,7 +306,10 @@ def make_splash_kernel(kernel: str, args: argparse.Namespace):
 
 
 def make_tokamax_kernel(kernel: str, args: argparse.Namespace):
-    """Return the splash attention kernel of tokamax with TOKAMAX_BLOCKS, and the shapes of its arguments."""
+    """Return the splash attention kernel of tokamax with TOKAMAX_BLOCKS, and the shapes of its arguments.
+
+    tokamax has no public function with the sizes of blocks; MaxText imports the same module.
+    """
     from tokamax._src.ops.experimental.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
     config = splash_attention_kernel.SplashConfig(**TOKAMAX_BLOCKS, use_experimental_scheduler=True)

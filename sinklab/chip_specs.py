@@ -21,6 +21,7 @@ CLOUD_TPU_SOURCE = 'docs.cloud.google.com/tpu/docs/{}, November 2026; links: hal
 NVIDIA_SOURCE = 'NVIDIA, data sheet of the {}; links: half of the bandwidth of NVLink'
 TPU_V4_SOURCE = CLOUD_TPU_SOURCE.format('v4') + '; links: Jouppi et al. (2023)'
 BYTES_PER_GIB = 2**30
+NUM_LANES = 128  # of a vector register of a TPU: numbers of the last dimension of an array that are stored together
 
 CHIPS = {
     'v4': ChipSpec(('TPU v4',), 275e12, 32 * BYTES_PER_GIB, 1200e9, 300e9, TPU_V4_SOURCE, clock_hz=1.05e9),

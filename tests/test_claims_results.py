@@ -9,6 +9,7 @@ from conftest import make_tiny_spec
 
 from sinklab.cli.claims import find_first_equal_rows, format_changes
 from sinklab.cli.main import main
+from sinklab.report.claims import Operand
 from sinklab.run_dir import RunDir
 from sinklab.sweep import results
 from sinklab.sweep.plan import SweepRun
@@ -104,6 +105,21 @@ def test_claims_command_does_not_train_runs_of_claims_file_again(capsys, tmp_pat
     assert (entry['verdict'], len(entry['differences'])) == ('holds', 8)
     assert sorted(path.name for path in tmp_path.iterdir()) == ['claims.json', 'verdicts.json']
     assert results.list_run_dirs(tmp_path) == []
+
+
+def test_run_without_metric_of_claim_counts_as_missing():
+    run = SweepRun('A', 0, RunDir('A-0'), None, make_tiny_spec())
+    operands = {Operand('A', 'sink/1'), Operand('A', 'sink/1', 'start')}
+
+    def has_metrics(**measured):
+        return results.has_metrics(EMPTY_RESULTS | dict(runs={'A': {'0': measured}}), run, operands)
+
+    both = {'sink/1': 1.0}
+    assert has_metrics(outcome='done', start=both, end=both)
+    assert not has_metrics(outcome='done', start={}, end=both)
+    assert not has_metrics(outcome='done', start=both, end={'sink/2': 1.0})
+    assert has_metrics(outcome='diverged', start=both, end={'fails': 1.0})
+    assert not results.has_metrics(EMPTY_RESULTS, run, operands)
 
 
 def test_results_page_matches_claims_output(capsys):

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from sinklab.attn import mask
 from sinklab.attn.pallas import gpu
 from sinklab.attn.pallas import gpu as gpu_module
-from sinklab.attn.pallas.gpu import LOG2E, make_block_ops
+from sinklab.attn.pallas.gpu import make_block_ops
 from sinklab.attn.pallas.gpu_lowering import REWRITES, make_lowerable
 from sinklab.attn.pallas.kernel_interface import (
+    LOG2E,
     MASK_VALUE,
     LinearReduction,
     ScoreSpec,

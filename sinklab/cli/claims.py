@@ -190,10 +190,16 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         specs = {row: load_row(row, 0)[0] for row in previous_data['runs'] if row not in changed_rows} | needed_specs
         first_rows = find_first_equal_rows(specs)
         unique_rows = dict.fromkeys(first_rows[row] for row in needed_specs)
+        operands_of_row = {
+            row: {
+                operand for claim in selected_claims for operand in claim.operands if first_rows[operand.row] == row
+            }
+            for row in unique_rows
+        }
         runs = [
             run
             for run in plan.plan_runs(unique_rows, seeds, args.workdir, load_row, layout)
-            if run.run_dir.has_run() or not results.has_run(previous_data, run)
+            if run.run_dir.has_run() or not results.has_metrics(previous_data, run, operands_of_row[run.row])
         ]
         stop_signal = sweep.train_runs(
             runs, lambda run: sweep.make_train_command(get_config_path(run.row), run, options), run_lease, args.jobs

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from sinklab.chip_specs import NUM_LANES
 from sinklab.parallel import collectives
 
 HEAD_DIMS = 'HK'  # adjacent dimensions of a weight, and of the input or output of its product
-ROW_MAJOR_DIMS = 'DH'  # last dimensions of the residual stream and of merged heads
-NUM_TPU_LANES = 128
+ROW_MAJOR_DIMS = 'BTD', 'BTH'  # the residual stream, and heads that are merged into one dimension
 
 
 def broadcast_and_cast(array: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
@@ -94,12 +94,12 @@ def merge_dims(array: jax.Array, dims: str, merged_dims: str) -> jax.Array:
 
 
 def constrain_row_major(array: jax.Array, dims: str) -> jax.Array:
-    """Make a TPU store the residual stream and merged heads row by row.
+    """Make a TPU store the residual stream and merged heads row by row, if rows fill whole lanes.
 
     By itself, XLA stores them with the tokens as the last dimension, and transposes heads before and after attention.
-    Rows that do not fill whole lanes, and the inside of the FFN, are left to XLA.
+    What this gains is in docs/guides/parallelism.md; the inside of the FFN is left to XLA.
     """
-    if dims[-1] not in ROW_MAJOR_DIMS or array.shape[-1] % NUM_TPU_LANES:
+    if dims not in ROW_MAJOR_DIMS or array.shape[-1] % NUM_LANES:
         return array
     layout = Layout(tuple(range(array.ndim)))
     return jax.lax.platform_dependent(
@@ -137,9 +137,10 @@ def einsum_backward(equation, axes, dtype, residuals, d_y):
             f'{order}->{weight_dims}', jnp.einsum(f'{y_dims},{x_dims}->{order}', d_y, x)
         )
     order = ''.join(dict.fromkeys(sharded_dims + weight_dims))
-    if sharded_dims and y_dims == 'BTF' and d_y.shape[-1] % NUM_TPU_LANES == 0:
-        # By the estimate of XLA, this product takes up to 1.6 times as long on v5e with two dimensions of tokens.
-        x, d_y, x_dims, y_dims = merge_dims(x, x_dims, 'BT'), merge_dims(d_y, y_dims, 'BT'), 'BD', 'BF'
+    if sharded_dims and y_dims == 'BTF' and d_y.shape[-1] % NUM_LANES == 0:
+        # With two dimensions of tokens, this product takes up to 1.6 times as long on v5e by the estimate of XLA.
+        x, d_y = merge_dims(x, x_dims, 'BT'), merge_dims(d_y, y_dims, 'BT')
+        x_dims, y_dims = x_dims.replace('BT', 'B'), y_dims.replace('BT', 'B')
     d_weight = jnp.einsum(f'{x_dims},{y_dims}->{order}', x, d_y, preferred_element_type=weight.dtype)
     return d_x, collectives.reduce_scatter(jnp.einsum(f'{order}->{weight_dims}', d_weight), *axes)
 

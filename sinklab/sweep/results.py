@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
-from sinklab.report.claims import read_claim_metrics
+from sinklab.report.claims import Operand, read_claim_metrics
 from sinklab.run_dir import RunDir, flatten_dict, format_differences
 from sinklab.storage import run_file_schemas, untrusted_files
 from sinklab.storage.atomic_write import atomic_write, writable_folder
@@ -131,9 +131,12 @@ def add_runs(
     return results | dict(same=same_rows, configs=configs, runs=measured_runs)
 
 
-def has_run(results: dict, run: SweepRun) -> bool:
-    """Return whether the content of claims.json has the metrics of a run."""
-    return str(run.seed) in results['runs'].get(run.row, {})
+def has_metrics(results: dict, run: SweepRun, operands: Collection[Operand]) -> bool:
+    """Return whether the content of claims.json has all metrics of a run that operands read, or that it diverged."""
+    measured = results['runs'].get(run.row, {}).get(str(run.seed))
+    if measured is None or measured['outcome'] == 'diverged':
+        return measured is not None
+    return all(operand.metric in measured[operand.when] for operand in operands)
 
 
 def list_run_dirs(workdir: Path) -> list[Path]:

@@ -10,7 +10,6 @@ inner blocks, in the order in which the other two use them.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -24,6 +23,7 @@ from sinklab.attn.mask import Mask
 from sinklab.attn.pallas import block_plan
 from sinklab.attn.pallas.gpu_lowering import compute_slopes, find_unsupported_ops, make_lowerable
 from sinklab.attn.pallas.kernel_interface import (
+    LOG2E,
     MASK_VALUE,
     KernelSpec,
     LinearReduction,
@@ -31,8 +31,6 @@ from sinklab.attn.pallas.kernel_interface import (
     ScoreSpec,
     SoftmaxReduction,
 )
-
-LOG2E = math.log2(math.e)
 
 
 def broadcast_to_block(row, shape: tuple[int, int], axis: int):

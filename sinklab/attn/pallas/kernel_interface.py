@@ -5,6 +5,7 @@ passes also take the cotangents of the statistics.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from sinklab.attn.mask import Mask
 from sinklab.parallel import sharding
 
 MASK_VALUE = -1e30  # lse of a query that sees no key
+LOG2E = math.log2(math.e)
 
 WeighMasses = Callable[[jax.Array], tuple[jax.Array, Sequence[jax.Array]]]  # score -> (weight, masses)
 

@@ -6,7 +6,6 @@ lanes. The whole dq of a head stays in VMEM in float32.
 """
 
 import functools
-import math
 from collections.abc import Callable
 
 import jax
@@ -16,6 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from sinklab.attn.pallas import block_plan
 from sinklab.attn.pallas.kernel_interface import (
+    LOG2E,
     MASK_VALUE,
     KernelSpec,
     LinearReduction,
@@ -23,9 +23,8 @@ from sinklab.attn.pallas.kernel_interface import (
     ScoreSpec,
     SoftmaxReduction,
 )
+from sinklab.chip_specs import NUM_LANES
 
-NUM_LANES = 128
-LOG2E = math.log2(math.e)
 NT_DIMS, NN_DIMS, TN_DIMS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))  # contracting dimensions of a product
 
 
@@ -140,7 +139,8 @@ def forward_kernel(
 class SoftmaxBlockOps:
     """Online softmax: o = sum e^(s - lse) v, and lse.
 
-    In the forward pass, scores and their largest are in units of log 2, because that saves a product for each score.
+    In the forward pass, scores are multiplied by log2(e), so that weights are powers of two: e^x is computed as
+    2^(log2(e) x), with a product for each score.
     """
 
     name, num_running_sums = 'softmax', 2  # statistics of rows that are carried from block to block
