@@ -7,8 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import sinklab
+from sinklab.config.spec import Hardware
+from sinklab.parallel import device_mesh
 from sinklab.parallel.param_einsum import sharded_einsum
 
 MODEL = Path(sinklab.__file__).parent / 'model'
@@ -57,6 +60,30 @@ def test_sharded_einsum_gradients_in_bfloat16_accumulate_in_float32(equation):
     np.testing.assert_allclose(
         jax.jit(pull_back)(d_y)[1], plain_pull_back(d_y.astype(jnp.float32))[0], rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize('ffn_width', [96, 128])
+@pytest.mark.parametrize('equation', ['BTD,DF->BTF', 'BTF,FD->BTD'])
+def test_ffn_gradient_of_sharded_weight_is_exact(equation, ffn_width):
+    """Use whole numbers, whose float32 sums are exact, on four devices."""
+    of_x, of_weight, of_y = equation.replace('->', ',').split(',')
+    sizes, rng = dict(B=8, T=3, D=128, F=ffn_width), np.random.default_rng(0)
+    x, weight, d_y = (
+        rng.integers(-8, 9, [sizes[axis] for axis in dims]).astype('float32') for dims in (of_x, of_weight, of_y)
+    )
+    axes = tuple(dict(D='embed', F='ffn')[dim] for dim in of_weight)
+    weight_spec = PartitionSpec(*('fsdp' if dim == 'D' else None for dim in of_weight))
+
+    def pull_back(x, weight, d_y):
+        return jax.vjp(lambda weight: sharded_einsum(equation, axes, None, x, weight), weight)[1](d_y)[0]
+
+    mesh = device_mesh.make_mesh(Hardware(fsdp=4), jax.devices())
+    batch_spec = PartitionSpec('fsdp')
+    in_specs = batch_spec, weight_spec, batch_spec
+    d_weight = jax.shard_map(pull_back, mesh=mesh, in_specs=in_specs, out_specs=weight_spec, check_vma=False)(
+        x, weight, d_y
+    )
+    np.testing.assert_array_equal(d_weight, np.einsum(f'{of_x},{of_y}->{of_weight}', x, d_y))
 
 
 def lower_gradients(equation, sizes, platform):
