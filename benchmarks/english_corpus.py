@@ -112,7 +112,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temp_dir:
         try:
             write_corpus(args.folder, args.packages or Path(temp_dir))
-        except ValueError as error:
+        except (ValueError, subprocess.CalledProcessError) as error:
             sys.exit(str(error))
 
 

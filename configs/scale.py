@@ -10,10 +10,10 @@ of 1B. Their heads are 128 wide and their FFN has 2.75 times the model width, as
 
 The compiler estimates at least the following cost of softmax (`sinklab compile`, --remat=auto; not measured):
 
-    60M   20,000 steps of 0.69 s on v5e-16     61 chip-hours
-    150M  20,000 steps of 1.19 s on v5e-16    106 chip-hours
-    350M  30,000 steps of 0.47 s on v5e-64    250 chip-hours
-    1B    40,000 steps of 0.31 s on v5e-256   890 chip-hours (0.58 s on v5p-128, of 64 chips: 410)
+    60M   20,000 steps of 0.64 s on v5e-16     57 chip-hours
+    150M  20,000 steps of 0.99 s on v5e-16     88 chip-hours
+    350M  30,000 steps of 0.41 s on v5e-64    220 chip-hours
+    1B    40,000 steps of 0.29 s on v5e-256   820 chip-hours (0.48 s on v5p-128, of 64 chips: 340)
 
 The estimates for sigmoid are within a few percent.
 """
