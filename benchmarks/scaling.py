@@ -34,8 +34,7 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from argument_types import parse_count  # noqa: E402
-
+from benchmarks.argument_types import parse_count  # noqa: E402
 from sinklab.machine import count_cores, describe_machine  # noqa: E402
 
 MODEL = dict(layers=4, width=128, length=128, vocabulary=2048, batch=8)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from argument_types import parse_count
+from benchmarks.argument_types import parse_count
 
 FIGURES = Path(__file__).with_suffix('.json')
 PEER_PYTHON = Path(__file__).parents[1] / 'build' / 'peers' / 'maxtext' / 'bin' / 'python'  # has tokamax, too
@@ -104,6 +104,8 @@ def find_argument_error(args: argparse.Namespace) -> str | None:
         for name in getattr(args, option).split(','):
             if name not in names:
                 return f'--{option}: {name!r} is unknown; give some of {", ".join(names)}'
+    if args.length % 128:
+        return f'--length={args.length} is not a multiple of 128'
     if args.peers and not PEER_PYTHON.exists():
         return 'tokamax is not installed; run: make peers'
     if (args.check or args.write) and (args.length, args.width, args.heads) != FIGURE_SHAPE:
