@@ -161,6 +161,16 @@ def find_package(package: str, version: str, folder: Path) -> Path:
     return folder / name
 
 
+def unpack_package(package: str, version: str, package_dir: Path, root: Path) -> None:
+    """Unpack a package into a folder; download it first if it is not in `package_dir`."""
+    path = find_package(package, version, package_dir)
+    try:
+        subprocess.run(['dpkg', '-x', str(path), str(root)], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, 'stderr', '') or str(error)
+        sys.exit(f'{path} cannot be unpacked: {reason.strip()}; remove it to download it again')
+
+
 def compute_digest(documents: list[str]) -> str:
     return hashlib.sha256('\0'.join(documents).encode()).hexdigest()
 
@@ -175,8 +185,7 @@ def write_corpora(output_dir: Path, package_dir: Path) -> None:
     with tempfile.TemporaryDirectory() as temp_dir:
         roots = {package: Path(temp_dir) / package for package in PACKAGES}
         for package, root in roots.items():
-            package_file = find_package(package, PACKAGES[package], package_dir)
-            subprocess.run(['dpkg', '-x', str(package_file), str(root)], check=True)
+            unpack_package(package, PACKAGES[package], package_dir, root)
         for domain, (package, read_documents) in DOMAINS.items():
             texts[domain] = [*itertools.islice(read_documents(roots[package]), NUM_DOCUMENTS)]
         texts['long'] = [read_novels(roots['r-cran-janeaustenr'])[LONG_NOVEL]]
@@ -191,18 +200,20 @@ def write_corpora(output_dir: Path, package_dir: Path) -> None:
             path.write_text(document, encoding='utf-8')
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run_script(description: str, write: Callable[[Path, Path], None]) -> None:
+    """Parse the arguments of a script that makes texts, and call write(folder, folder of packages)."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('folder', type=Path, metavar='DIR')
     parser.add_argument('--packages', type=Path, metavar='DIR', help='keep the packages here, or take them from here')
     args = parser.parse_args()
     if args.packages:
         args.packages.mkdir(parents=True, exist_ok=True)
-        write_corpora(args.folder, args.packages)
-        return
     with tempfile.TemporaryDirectory() as temp_dir:
-        write_corpora(args.folder, Path(temp_dir))
+        try:
+            write(args.folder, args.packages or Path(temp_dir))
+        except ValueError as error:
+            sys.exit(str(error))
 
 
 if __name__ == '__main__':
-    main()
+    run_script(__doc__, write_corpora)

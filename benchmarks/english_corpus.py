@@ -12,18 +12,15 @@ unpacks them. Where there is no apt, or where it has other versions, --packages 
 script fails if the corpus does not have the SHA-256 of DIGEST. Licences are those of the packages.
 """
 
-import argparse
 import gzip
 import hashlib
 import json
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.corpora import find_package, join_paragraphs, read_novels, split_paragraphs
+from benchmarks.corpora import join_paragraphs, read_novels, run_script, split_paragraphs, unpack_package
 
 # {package: (version, pattern of its source files)}
 PACKAGES = {
@@ -90,7 +87,7 @@ def write_corpus(output_dir: Path, package_dir: Path) -> None:
     output_dir.mkdir(parents=True, exist_ok=True)
     for package, (version, pattern) in PACKAGES.items():
         with tempfile.TemporaryDirectory() as root:
-            subprocess.run(['dpkg', '-x', str(find_package(package, version, package_dir)), root], check=True)
+            unpack_package(package, version, package_dir, Path(root))
             documents = read_documents(Path(root), pattern)
         content = ''.join(json.dumps(dict(text=document)) + '\n' for document in documents)
         (output_dir / f'{package}.jsonl').write_text(content, encoding='utf-8')
@@ -102,19 +99,5 @@ def write_corpus(output_dir: Path, package_dir: Path) -> None:
         raise ValueError(f'the corpus has the digest {digest.hexdigest()}, not {DIGEST}')
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('folder', type=Path, metavar='DIR')
-    parser.add_argument('--packages', type=Path, metavar='DIR', help='keep the packages here, or take them from here')
-    args = parser.parse_args()
-    if args.packages:
-        args.packages.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as temp_dir:
-        try:
-            write_corpus(args.folder, args.packages or Path(temp_dir))
-        except (ValueError, subprocess.CalledProcessError) as error:
-            sys.exit(str(error))
-
-
 if __name__ == '__main__':
-    main()
+    run_script(__doc__, write_corpus)

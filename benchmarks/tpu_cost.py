@@ -46,6 +46,8 @@ SPLASH_BLOCK_NAMES = (
 TOKAMAX_BLOCKS = dict.fromkeys(SPLASH_BLOCK_NAMES, 512) | dict(
     block_q=1024, block_kv=2048, block_q_dkv=1024, block_kv_dkv=2048
 )
+# Scores that the body of a splash kernel computes.
+SPLASH_SCORES = dict(splash=1024 * 1024, tokamax=TOKAMAX_BLOCKS['block_q'] * TOKAMAX_BLOCKS['block_kv'])
 PEER_KERNELS = ['tokamax forward', 'tokamax backward']
 BUNDLE_LIMITS = {
     ('softmax forward', 'splash forward'): 1.1,
@@ -171,7 +173,7 @@ def measure_cost(chip: str, kernel: str, args: argparse.Namespace) -> dict:
         figures = find_kernel_body(Path(folder))
         figures['bundles'] = round(figures['bundles'] * 2**20 / count_scores(kernel, args.length))
     with tempfile.TemporaryDirectory() as folder:
-        if not kernel.startswith(('splash', 'tokamax')):
+        if kernel.split()[0] not in SPLASH_SCORES:
             run_child(chip, kernel, args, f'--xla_jf_dump_static_llo_profile_to={folder}', check=False)
         profiles = [path.read_text() for path in Path(folder).iterdir()]
     estimates = [int(re.search(r'estimated_cycles: (\d+)', text)[1]) for text in profiles if 'sinklab_' in text]
@@ -182,10 +184,8 @@ def count_scores(kernel: str, length: int) -> int:
     """Return the number of scores that the body of a kernel computes, forward or backward."""
     from sinklab.attn.pallas import tpu
 
-    if kernel.startswith('splash'):
-        return 1024 * 1024
-    if kernel.startswith('tokamax'):
-        return TOKAMAX_BLOCKS['block_q'] * TOKAMAX_BLOCKS['block_kv']
+    if (kind := kernel.split()[0]) in SPLASH_SCORES:
+        return SPLASH_SCORES[kind]
     queries, keys = tpu.BLOCK_SIZES[0] // 2, tpu.BLOCK_SIZES[0]
     return tpu.choose_block_size(length, queries) * tpu.choose_block_size(length, keys)
 
