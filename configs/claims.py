@@ -21,10 +21,13 @@ MIN_DIFFERENCES = {
     'sink/prefix': 5.0,
     SINK_STAR_METRIC: 5.0,
     LOSS_METRIC: 0.02,
+    'sink/1/window': 5.0,
+    'norm/ratio/05': 0.5,
     FAILS_METRIC: 0.5,
 }
 BARBERO_SOURCE = 'Barbero et al., 2504.02732'
 GU_V1, GU_ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
+WINDOW_REASON = 'is of windows longer than the probed 64 tokens: --size=small'
 
 
 def make_claim(statement, source, row, direction, reference=None, metric=SINK_METRIC, min_difference=None):
@@ -62,6 +65,11 @@ def make_failure_claim(statement, source, row):
 
 def make_untestable_claim(statement, source, reason):
     return dict(words=statement, source=source, why=reason)
+
+
+def make_claim_of_size(claim, reason, sizes=('quickstart', 'smoke')):
+    """Make a claim that cannot be tested at some sizes, for a reason."""
+    return claim | dict(why_at=dict.fromkeys(sizes, reason))
 
 
 EMERGENCE = {
@@ -329,9 +337,6 @@ OPERATION = {
 }
 
 UNTESTABLE = {
-    'size': make_untestable_claim(
-        'Larger models have more.', f'{GU_V1}, Figure 1', 'is of Pythia, 14M to 12B: configs/open_models.py'
-    ),
     '1b': make_untestable_claim(
         'Sigmoid has none at 1B, either.', f'{GU_V1}, section 7.3', 'is of 1B parameters: configs/scale.py'
     ),
@@ -346,24 +351,54 @@ UNTESTABLE = {
         'Xiao et al., 2309.17453',
         'is of texts longer than the training: configs/open_models.py',
     ),
-    'context': make_untestable_claim(
-        'Longer training texts have more.',
-        'Barbero et al., 2504.02732',
-        'is of 128 to 2048 tokens, and of 5B: configs/extensions.py',
-    ),
-    'spikes': make_untestable_claim(
-        'Massive activations come with it.',
-        f'{GU_V1}, section 3.1',
-        'is of where norms jump by three orders, in deep models: configs/open_models.py',
-    ),
     'muon': make_untestable_claim(
         'Muon for AdamW: fewer outliers.', 'OSP, 2506.19697', 'is of kurtosis at 1.4B: sinklab measure'
     ),
-    'window': make_untestable_claim(
-        'A small window prevents it, one of 256 does not.',
-        f'{GU_V1}, Figure 2D',
-        'is of windows longer than the probed 64 tokens: in a shorter one alpha_1 cannot reach 0.3',
+}
+
+SIZE = {
+    'size': make_claim_of_size(
+        make_claim(
+            'Larger models have more.',
+            f'{GU_V1}, Figure 1',
+            'model_size:0.2m',
+            '<',
+            ('model_size:1.3m', SINK_METRIC),
+        ),
+        'is of models from 0.2M parameters on: --size=small',
+    ),
+    'context': make_claim(
+        'Longer training texts have more.',
+        BARBERO_SOURCE,
+        'context_length:quarter',
+        '<',
+        ('context_length:full', SINK_METRIC),
+    ),
+    'spikes': make_claim_of_size(
+        make_claim(
+            'Massive activations come with it.',
+            f'{GU_V1}, section 3.1',
+            'attention:sigmoid_apple',
+            '<',
+            metric='norm/ratio/05',
+        ),
+        'is of models of at least five layers: --size=small',
+    ),
+    'window': make_claim_of_size(
+        make_presence_claim('A window of half the text has one.', f'{GU_V1}, Figure 2D', 'objective:window_1024'),
+        WINDOW_REASON,
+    ),
+    'window_small': make_claim_of_size(
+        make_claim(
+            'A window of an eighth of the text has less, for the queries that see the first token.',
+            f'{GU_V1}, Figure 2D',
+            'objective:window_256',
+            '<',
+            metric='sink/1/window',
+            reference=(BASELINE_ROW, SINK_METRIC),
+        ),
+        WINDOW_REASON,
     ),
 }
 
-CLAIMS = {**EMERGENCE, **DATA, **ARCHITECTURE, **LEARNED_KV, **OPERATION, **UNTESTABLE}
+CLAIMS = {**EMERGENCE, **DATA, **ARCHITECTURE, **LEARNED_KV, **OPERATION, **SIZE, **UNTESTABLE}

@@ -71,7 +71,9 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
         PaperEntry(
             'Figure 1 (v1)',
             'Sink_1 by model size: Pythia, GPT-2, OPT, LLaMA',
-            description='Published as a figure only.',
+            ('model_size:*',),
+            'Published as a figure only. The rows are models of this project with 0.05 to 2.9 million parameters, '
+            'which are trained at `--size=small` ([results](../results/claims.md)).',
             commands=('sinklab measure hf:EleutherAI/pythia-14m', 'sinklab measure hf:openai-community/gpt2'),
             missing_reason=OPEN_MODEL_NEEDS,
             claims=('size',),
@@ -155,7 +157,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             'Figure 2D (v1)',
             'Window attention',
             ('objective:full', 'objective:window_*', 'objective:block_*'),
-            claims=('window',),
+            claims=('window', 'window_small'),
         ),
     ),
     'Architecture': (
@@ -226,8 +228,10 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
         PaperEntry(
             '2504.02732, context length',
             'Context length at a constant number of tokens',
-            ('extensions:context_*',),
-            missing_reason='Not run: windows of 2048 tokens are too long for the quickstart size.',
+            ('extensions:context_*', 'context_length:*'),
+            'The rows of `context_length.py` have the length of the size, a half and a quarter of it.',
+            missing_reason='The rows of `extensions.py` were not run: windows of 2048 tokens are too long for the '
+            'quickstart size.',
             claims=('context',),
         ),
     ),
@@ -243,6 +247,14 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             ('sinklab stream runs/streaming_vanilla --source=text:pg19/book.txt --cache=0+1024,4+1020',),
             missing_reason='Not run: three runs of 160M parameters and 75B tokens, and the first test book of PG19.',
             claims=('streaming',),
+        ),
+    ),
+    'This project': (
+        PaperEntry(
+            'Hypotheses',
+            'What may explain claims that small models contradict or leave open',
+            ('hypotheses:*',),
+            'See [Results: claims](../results/claims.md).',
         ),
     ),
     'Later work': (
@@ -512,7 +524,8 @@ def load_results() -> dict[str, Any]:
 
 @functools.cache
 def load_claims() -> dict[str, Any]:
-    return claims_report.parse_claims(config_flags.load_config_module('configs/claims.py', 'CLAIMS').CLAIMS)
+    claim_table = config_flags.load_config_module('configs/claims.py', 'CLAIMS').CLAIMS
+    return claims_report.parse_claims(claim_table, load_results()['size'])
 
 
 @functools.cache

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from sinklab.errors import UserError
 
+MAX_LISTED_NAMES = 30  # a message does not list more allowed names
+
 
 @dataclasses.dataclass(frozen=True)
 class Constraint:
@@ -108,6 +110,8 @@ def format_unknown_name(
 ) -> str:
     """Format the message about an unknown name, with a suggestion and the allowed names.
 
+    Of more than MAX_LISTED_NAMES allowed names, the message has the most similar ones and the number of the others.
+
     Args:
         subject: What is unknown, as the message begins.
         name: The unknown name, for which the closest allowed name is suggested.
@@ -117,6 +121,10 @@ def format_unknown_name(
     """
     allowed = list(allowed)
     suggestion = suggestion or next(iter(difflib.get_close_matches(name, allowed, 1)), None)
+    listed = allowed
+    if len(allowed) > MAX_LISTED_NAMES:
+        similar = difflib.get_close_matches(name, allowed, 5, cutoff=0.3) or allowed[:5]
+        listed = [*similar, f'and {len(allowed) - len(similar)} more']
     return (
-        f'{subject} is unknown{f"; did you mean {suggestion}?" if suggestion else ""} ({label}: {", ".join(allowed)})'
+        f'{subject} is unknown{f"; did you mean {suggestion}?" if suggestion else ""} ({label}: {", ".join(listed)})'
     )

@@ -210,6 +210,16 @@ def test_claims_table_lists_contradicted_claims_first():
     assert page.index('`against`') < page.index('`holds`') < page.index('too far')
 
 
+def test_claim_cannot_be_tested_only_at_sizes_with_a_reason():
+    definition = dict(words='w', source='s', of=('a:b', 'sink/1'), than=('a:c', 'sink/1'), least=5.0)
+    definitions = {'mine': definition | dict(why_at={'quickstart': 'is of long texts'})}
+    at_quickstart, at_small, anywhere = (
+        claims.parse_claims(definitions, size)['mine'] for size in ('quickstart', 'small', None)
+    )
+    assert (at_quickstart.of, at_quickstart.why) == (None, 'is of long texts')
+    assert at_small == anywhere == claims.parse_claims({'mine': definition})['mine']
+
+
 @pytest.fixture(scope='module')
 def given():
     return claims.parse_claims(CLAIMS)
@@ -222,7 +232,8 @@ def test_shipped_claims_name_known_rows_and_metrics(given):
         assert claim.source, name
         assert bool(claim.why) != bool(claim.of), name
         for operand in claim.operands:
-            config_flags.load_spec(get_config_path(operand.row), [], 'quickstart')
+            for size in {'quickstart', 'small'}:
+                config_flags.load_spec(get_config_path(operand.row), [], size)
             assert (
                 operand.metric == 'fails'
                 or registry.find_metric_info(operand.metric)

@@ -13,7 +13,7 @@ from sinklab.report import claims
 @pytest.mark.parametrize(
     ('arguments', 'words'),
     [
-        (['sigmod', '--workdir=x'], "claim 'sigmod' is unknown; did you mean sigmoid? (claims: emerges, "),
+        (['sigmod', '--workdir=x'], "claim 'sigmod' is unknown; did you mean sigmoid? (claims: sigmoid, "),
         (['sigmoid'], 'give --workdir=DIR to train the runs, --results=FILE to judge'),
         (['--workdir=x', '--list'], 'give --workdir=DIR to train the runs, --results=FILE to judge'),
         (['--workdir=x', '--results=y'], 'give --workdir=DIR to train the runs, --results=FILE to judge'),

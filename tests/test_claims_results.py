@@ -122,8 +122,7 @@ def test_run_without_metric_of_claim_counts_as_missing():
     assert not results.has_metrics(EMPTY_RESULTS, run, operands)
 
 
-def test_results_page_matches_claims_output(capsys):
-    assert main(['claims', f'--results={RESULTS}/claims.json', '--markdown']) == 0
-    output = capsys.readouterr()
-    assert output.out in (RESULTS / 'claims.md').read_text(encoding='utf-8')
-    assert output.err == '', 'rows have changed since they were measured'
+@pytest.mark.parametrize('name', ['claims.json', 'claims_small.json'])
+def test_rows_have_not_changed_since_they_were_measured(capsys, name):
+    assert main(['claims', f'--results={RESULTS}/{name}']) == 0
+    assert capsys.readouterr().err == ''

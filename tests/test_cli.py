@@ -122,7 +122,7 @@ def test_size_flag_is_refused_for_config_without_sizes(capsys, tmp_path, config)
     line = get_error_line(capsys, 'train', f'--config={QUICK}', '--size=smoek', f'--workdir={tmp_path}/run')
     assert "'smoek'" in line
     assert 'smoke?' in line
-    assert 'paper, quickstart, smoke' in line
+    assert 'paper, quickstart, small, smoke' in line
 
 
 @pytest.mark.slow

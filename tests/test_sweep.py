@@ -279,7 +279,7 @@ def test_sweep_saves_run_on_interrupt_and_resumes(table, swept, tmp_path, interr
         (['--seeds=-1'], '--seeds=-1: '),
         (
             ['--size=smke'],
-            "--size=smke: there is no size 'smke'; did you mean smoke? (sizes: paper, quickstart, smoke",
+            "--size=smke: there is no size 'smke'; did you mean smoke? (sizes: paper, quickstart, small, smoke",
         ),
         (['--config.optimizer.stps=5'], 'config.optimizer.stps is unknown; did you mean steps?'),
         (['--config.data.seed=5'], 'a sweep sets both seeds of a run; give --seeds'),

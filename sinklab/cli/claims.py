@@ -66,21 +66,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    claims = load_claims(args, extra_args)
+    from sinklab.report.claims import parse_claims
+
+    claim_table = load_claim_table(args, extra_args)
     if (args.workdir is not None) + (args.results is not None) + args.list != 1:
         raise UserError(
             'give --workdir=DIR to train the runs, --results=FILE to judge earlier measurements, or --list'
         )
     check_png_path(args.png)
     if args.list:
+        claims = parse_claims(claim_table)
         claim_rows = [[name, claims[name].words, claims[name].source] for name in args.names or claims]
         sweep.print_table_with_note(['claim', 'words', 'source'], claim_rows, TEST_HINT)
         return 0
     if args.results is not None:
         check_no_training_flags(args)
-        print_verdicts(args, claims, load_results(args.results))
+        claims_data = load_results(args.results)
+        print_verdicts(args, parse_claims(claim_table, claims_data['size']), claims_data)
         return 0
-    return train_claim_runs(args, extra_args, claims)
+    return train_claim_runs(args, extra_args, parse_claims(claim_table, args.size or DEFAULT_SIZE))
 
 
 def check_no_training_flags(args: argparse.Namespace) -> None:
@@ -142,17 +146,15 @@ def check_png_path(path: str | None) -> None:
         raise UserError(f'--png={path}: there is no folder {parse_path(path).parent}; make it, or give another')
 
 
-def load_claims(args: argparse.Namespace, extra_args: list[str]) -> dict:
-    """Load all claims of the config file; raise UserError if it does not have the named claims."""
-    from sinklab.report.claims import parse_claims
-
+def load_claim_table(args: argparse.Namespace, extra_args: list[str]) -> dict:
+    """Load the CLAIMS of the config file; raise UserError if they do not have the named claims."""
     if unexpected := [argument for argument in extra_args if not argument.startswith('--config.') or args.results]:
         raise UserError(f'{unexpected[0]} is not allowed here; see sinklab claims --help')
     claim_table = config_flags.load_config_module(args.config, 'CLAIMS').CLAIMS
     for name in args.names:
         if name not in claim_table:
             raise UserError(format_unknown_name(f'claim {name!r}', name, claim_table, 'claims'))
-    return parse_claims(claim_table)
+    return claim_table
 
 
 def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: dict) -> int:
@@ -201,6 +203,8 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
             for run in plan.plan_runs(unique_rows, seeds, args.workdir, load_row, layout)
             if run.run_dir.has_run() or not results.has_metrics(previous_data, run, operands_of_row[run.row])
         ]
+        if all(run.outcome == 'done' for run in runs):
+            sweep.print_status('no run is missing; nothing is trained')
         stop_signal = sweep.train_runs(
             runs, lambda run: sweep.make_train_command(get_config_path(run.row), run, options), run_lease, args.jobs
         )

@@ -248,8 +248,8 @@ def add_size_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--size',
         metavar='SIZE',
-        help='paper, quickstart (minutes on two cores) or smoke (seconds; learns nothing): model and step counts of '
-        'configs/sizes.py (default: that of FILE)',
+        help='paper, quickstart (minutes on two cores), small (minutes on a GPU) or smoke (seconds; learns nothing): '
+        'model and step counts of configs/sizes.py (default: that of FILE)',
     )
 
 

@@ -126,22 +126,26 @@ def read_claim_metrics(run_dir: RunDir, outcome: str, metric_names: set[str]) ->
     return dict(outcome=outcome, start=start, end=end)
 
 
-def parse_claims(definitions: Mapping[str, Mapping]) -> dict[str, Claim]:
+def parse_claims(definitions: Mapping[str, Mapping], size: str | None = None) -> dict[str, Claim]:
     """Parse the CLAIMS of a config file.
 
     Args:
         definitions: {name of the claim: fields of `Claim`}, where `of` and `than` are tuples of fields of `Operand`.
+            The additional field `why_at`, {size: reason}, names sizes at which the claim cannot be tested.
+        size: The size at which the claims are tested; None ignores `why_at`.
 
     Raises:
         UserError: CLAIMS is not a dict, or a claim is invalid.
     """
     if not isinstance(definitions, Mapping):
         raise UserError(f'CLAIMS is {definitions!r}; it must be a dict of claims by name; see configs/claims.py')
-    return {name: parse_claim(name, fields) for name, fields in definitions.items()}
+    return {name: parse_claim(name, fields, size) for name, fields in definitions.items()}
 
 
-def parse_claim(name: str, fields: Mapping) -> Claim:
+def parse_claim(name: str, fields: Mapping, size: str | None = None) -> Claim:
     try:
+        fields = dict(fields)
+        reason = dict(fields.pop('why_at', {})).get(size)
         operands = {side: Operand(*fields[side]) for side in ('of', 'than') if side in fields}
         parsed = Claim(**{**fields, **operands})
     except (TypeError, ValueError) as error:
@@ -150,7 +154,7 @@ def parse_claim(name: str, fields: Mapping) -> Claim:
         ) from error
     if problem := find_claim_fault(parsed):
         raise UserError(f'claim {name}: {problem}; see configs/claims.py')
-    return parsed
+    return Claim(parsed.words, parsed.source, why=reason) if reason else parsed
 
 
 def find_claim_fault(claim: Claim) -> str:

@@ -1,0 +1,146 @@
+"""Experiment: change softmax attention to sigmoid attention, or back, at ten moments of training.
+
+    python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --jobs=2
+    python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --write
+
+For each seed, a run with softmax attention and one with sigmoid attention (the row `sigmoid_apple`) are trained at
+the size quickstart, with a checkpoint at each of MOMENTS. From each checkpoint a fork continues with the other
+attention to the last step. Parameters, optimizer state, schedule and the order of the data continue; nothing else
+differs. Finished runs are not trained again, so the command can be stopped and repeated. --write only reads the runs,
+and writes docs/results/switch.json and switch.png.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from sinklab.config.seed_list import parse_seeds
+from sinklab.run_dir import RunDir
+from sinklab.sweep.run import pin_to_cores, split_cores
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / 'docs' / 'results'
+MOMENTS = 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200  # most sinks emerge between step 250 and 950
+ATTENTION = {
+    'softmax': {'similarity': 'exp', 'normalizer': 'sum', 'offset': 0.0},
+    'sigmoid_apple': {'similarity': 'sigmoid', 'normalizer': 'none', 'offset': -1.0},
+}
+OTHER = {'softmax': 'sigmoid_apple', 'sigmoid_apple': 'softmax'}
+OPTIONS = '--data=1', '--fsdp=1', '--remat=attention,ffn'
+METRICS = 'sink/1', 'alpha/1', 'mass/row', 'contribution/1', 'norm/value/ratio', 'norm/key/ratio'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--workdir', type=Path, required=True)
+    parser.add_argument('--seeds', type=parse_seeds, default=parse_seeds('3'))
+    parser.add_argument('--jobs', type=int, default=1)
+    parser.add_argument('--write', action='store_true')
+    args = parser.parse_args()
+    if args.write:
+        write_results(args.workdir, args.seeds)
+        return
+    first_runs = [make_first_command(args.workdir, arm, seed) for seed in args.seeds for arm in ATTENTION]
+    forks = [
+        make_fork_command(args.workdir, arm, seed, moment)
+        for seed in args.seeds
+        for arm in ATTENTION
+        for moment in MOMENTS
+    ]
+    run_commands(first_runs, args.jobs)
+    run_commands(forks, args.jobs)
+
+
+def get_run_path(workdir: Path, arm: str, seed: int, moment: int | None = None) -> Path:
+    """Return the folder of the run of an arm, or of the fork that leaves it at a moment."""
+    return workdir / (f'{arm}-{seed}' if moment is None else f'{arm}-{seed}-{moment}')
+
+
+def make_first_command(workdir: Path, arm: str, seed: int) -> list[str]:
+    checkpoints = ['--config.checkpoint.every_steps=100', '--config.checkpoint.keep=16']
+    probes = ['--config.probe.every_steps=20']
+    seeds = [f'--config.seed={seed}', f'--config.data.seed={seed}']
+    row = f'--config={ROOT}/configs/attention.py:{arm}'
+    return [row, '--size=quickstart', *checkpoints, *probes, *seeds, f'--workdir={get_run_path(workdir, arm, seed)}']
+
+
+def make_fork_command(workdir: Path, arm: str, seed: int, moment: int) -> list[str]:
+    attention = [f'--config.model.attention.{name}={value}' for name, value in ATTENTION[OTHER[arm]].items()]
+    checkpoints = ['--config.checkpoint.every_steps=0', '--config.checkpoint.keep=2']
+    source = f'--from={get_run_path(workdir, arm, seed)}@{moment}'
+    probes = ['--config.probe.every_steps=100']
+    return [source, *attention, *checkpoints, *probes, f'--workdir={get_run_path(workdir, arm, seed, moment)}']
+
+
+def run_commands(commands: list[list[str]], jobs: int) -> None:
+    """Train runs in parallel, each on its share of the cores; exit with an error if one fails."""
+    cores = iter(split_cores(jobs))
+    with ThreadPoolExecutor(jobs, initializer=lambda: pin_to_cores(next(cores))) as pool:
+        for command, exit_code in zip(commands, pool.map(train, commands), strict=True):
+            if exit_code:
+                sys.exit(f'switch_attention: {command[-1]} ended with exit code {exit_code}')
+
+
+def train(options: list[str]) -> int:
+    """Train one run, if it is not finished; return its exit code."""
+    path = Path(options[-1].removeprefix('--workdir='))
+    if RunDir(path).has_run() and (path / 'outcome.json').exists():
+        return 0
+    print(path, flush=True)
+    command = [sys.executable, '-m', 'sinklab', 'train', *options, *OPTIONS]
+    return subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT).returncode
+
+
+def write_results(workdir: Path, seeds: list[int]) -> None:
+    results = {
+        arm: {
+            str(seed): {
+                'unchanged': read_curves(get_run_path(workdir, arm, seed)),
+                **{str(moment): read_curves(get_run_path(workdir, arm, seed, moment)) for moment in MOMENTS},
+            }
+            for seed in seeds
+        }
+        for arm in ATTENTION
+    }
+    (RESULTS / 'switch.json').write_text(json.dumps(results, indent=1) + '\n')
+    draw_results(results, RESULTS / 'switch.png')
+
+
+def read_curves(path: Path) -> dict:
+    """Read the steps and the values of METRICS of all probes of a run, and its last validation loss."""
+    run_dir = RunDir(path)
+    records = run_dir.read_records(run_dir.read_limits()[0], strict=True)
+    probes = [record for record in records if 'sink/1' in record]
+    curves = {name: [round(probe[name], 4) for probe in probes] for name in METRICS}
+    losses = [record['valid/loss'] for record in records if 'valid/loss' in record]
+    return dict(step=[probe['step'] for probe in probes], **curves, loss=losses[-1])
+
+
+def draw_results(results: dict, path: Path) -> None:
+    """Draw the last Sink_1 and the last loss of all forks by the step of the change."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(9, 5.5), sharex=True, sharey='row')
+    for column, (arm, runs) in zip(axes.T, results.items(), strict=True):
+        for seed, (name, forks) in enumerate(runs.items()):
+            for axis, read in zip(column, (lambda run: run['sink/1'][-1], lambda run: run['loss']), strict=True):
+                values = [read(forks[str(moment)]) for moment in MOMENTS]
+                axis.plot(MOMENTS, values, 'o-', ms=4, color=f'C{seed}', label=f'seed {name}')
+                axis.axhline(read(forks['unchanged']), ls=':', color=f'C{seed}')
+        column[0].set_title(f'{arm} changed to {OTHER[arm]}')
+        column[1].set_xlabel('step of the change (dotted: not changed)')
+    axes[0, 0].set_ylabel('Sink_1 at step 1500, %')
+    axes[1, 0].set_ylabel('valid loss, nats')
+    axes[0, 1].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == '__main__':
+    main()

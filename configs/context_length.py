@@ -1,0 +1,35 @@
+"""Context length: how the length of the training texts affects the sink.
+
+    sinklab sweep --config=configs/context_length.py --size=small --seeds=3 --workdir=runs/context
+
+All rows have the tokens per step and the steps of the size. The sizes `quickstart` and `smoke` have windows of four
+times the length in this file, so that the probe fits into a quarter of it. The rows `context_N` of extensions.py are
+those of Barbero et al., with the lengths and the model of their paper.
+"""
+
+from sinklab.configs.sizes import QUICKSTART, SIZES, SMOKE
+from sinklab.configs.table import scale, table
+
+SOURCE = 'Barbero et al., 2504.02732'
+
+
+def make_row(share):
+    diff = scale('data.length', 1 / share) | scale('optimizer.batch_size', share) | scale('valid.windows', share)
+    note = 'A figure only (120M parameters): almost no sink at 128 tokens, an increase up to 2048, the same loss.'
+    return dict(diff=diff, published={}, source=SOURCE, note=note)
+
+
+ROWS = {
+    'full': dict(diff={}, published={}, source=SOURCE, note='The length of the size.'),
+    'half': make_row(2),
+    'quarter': make_row(4),
+}
+
+get_config = table(
+    ROWS,
+    sizes=SIZES
+    | {
+        'quickstart': QUICKSTART | {'data.length': 256, 'optimizer.batch_size': 8, 'valid.windows': 128},
+        'smoke': SMOKE | {'data.length': 64, 'optimizer.batch_size': 1},
+    },
+)
