@@ -1,18 +1,20 @@
 """Experiment: what comes first when a sink emerges: the direction of the first key, its value, or its hidden state.
 
     python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --jobs=2
-    python -m benchmarks.emergence_order runs/switch/softmax-0 runs/switch/softmax-1 runs/switch/softmax-2 --write
+    python -m benchmarks.emergence_order runs/switch/softmax-0 runs/switch/sigmoid_apple-0 --write
 
-The script reads the probes of finished softmax runs. A sink head has a mean alpha_1 above 0.3 at the last probe. Four
-quantities are followed over training:
+The script reads the probes of finished runs. A sink head has a mean alpha_1 above 0.3 at the last probe. Four
+quantities are followed over training in each layer with sink heads:
 
-- direction: the cosine of queries with the first key, minus the mean cosine with other keys, of each sink head;
-- attention: alpha_1 of each sink head;
-- hidden state: the norm of the first token's hidden state over the mean norm of others, after the block of the head;
-- value: the norm of the first token's value over the mean norm of others, in the layer of the head.
+- direction: the cosine of queries with the first key minus that with other keys; mean over the sink heads;
+- attention: alpha_1; mean over the sink heads;
+- hidden state: the norm of the first token's hidden state over the mean norm of others, as the layer reads it; it is
+  not recorded for the first layer;
+- value: the norm of the first token's value over the mean norm of others.
 
-The step of a quantity is that of the first probe from which on it stays beyond half of its change over the run.
---write writes docs/results/emergence_order.json and .png.
+The step of a quantity is that of the first probe from which on it stays beyond half of its change over the run. A
+quantity that changes by less than MIN_CHANGES, or to the other side, has none. `start` and `end` are means over all
+layers and heads. --write writes docs/results/emergence_order.json and .png; the picture has the runs with sink heads.
 """
 
 import argparse
@@ -20,12 +22,13 @@ import json
 from pathlib import Path
 
 import numpy as np
-from scipy.special import bdtrc
 
 from sinklab.metrics.sink import SINK_THRESHOLD
 
 RESULTS = Path(__file__).resolve().parents[1] / 'docs' / 'results'
-QUANTITIES = 'direction', 'attention', 'hidden state', 'value'
+# {quantity: its smallest change that counts, with the sign of a sink}.
+MIN_CHANGES = {'direction': 0.2, 'attention': 0.1, 'hidden state': 0.5, 'value': -0.2}
+LAST_PROBES = 5  # their mean is the end of a quantity, because single probes are noisy
 
 
 def main() -> None:
@@ -35,68 +38,93 @@ def main() -> None:
     args = parser.parse_args()
     results = {path.name: measure_run(path) for path in args.runs}
     for name, result in results.items():
-        print(f'{name}: {len(result["heads"])} sink heads; median step: {result["median"]}')
-    print(compare_orders(results))
+        print(f'{name}: end {result["end"]}')
+        for layer in result['layers']:
+            print(f'  {layer}')
+    orders = count_orders([layer for result in results.values() for layer in result['layers']])
+    print(orders)
     if args.write:
-        content = dict(runs=results, orders=compare_orders(results))
+        content = dict(runs=results, orders=orders)
         (RESULTS / 'emergence_order.json').write_text(json.dumps(content, indent=1) + '\n')
-        draw_curves(args.runs, RESULTS / 'emergence_order.png')
+        draw_curves([path for path in args.runs if results[path.name]['layers']], RESULTS / 'emergence_order.png')
 
 
 def read_quantities(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Read the steps of all probes of a run, and its QUANTITIES as arrays of (probe, layer, head)."""
+    """Read the steps of all probes of a run, and the quantities as arrays of (probe, layer, head).
+
+    The hidden state of the first layer is NaN.
+    """
     files = sorted((path / 'probe').glob('*.npz'))
     probes = [np.load(file) for file in files]
-    alpha_NLH = np.stack([get_alpha(probe) for probe in probes])
+    alpha_NLH = np.stack([probe['alpha_LPHJ'][..., 0].mean(1) for probe in probes])
     cosine_NLH2 = np.stack([probe['cos_LH2'] for probe in probes])
-    quantities = {'direction': cosine_NLH2[..., 0] - cosine_NLH2[..., 1], 'attention': alpha_NLH}
-    for name, array_name in (('hidden state', 'norm_LT'), ('value', 'value_LT')):
-        norm_NLT = np.stack([probe[array_name] for probe in probes])
-        ratio_NL = norm_NLT[..., 0] / norm_NLT[..., 1:].mean(-1)
-        quantities[name] = np.repeat(ratio_NL[..., None], alpha_NLH.shape[-1], -1)
+    after_NL, value_NL = (
+        np.stack([probe[name][:, 0] / probe[name][:, 1:].mean(-1) for probe in probes])
+        for name in ('norm_LT', 'value_LT')
+    )
+    before_NL = np.concatenate([np.full_like(after_NL[:, :1], np.nan), after_NL[:, :-1]], 1)
+    quantities = {
+        'direction': cosine_NLH2[..., 0] - cosine_NLH2[..., 1],
+        'attention': alpha_NLH,
+        'hidden state': np.broadcast_to(before_NL[..., None], alpha_NLH.shape),
+        'value': np.broadcast_to(value_NL[..., None], alpha_NLH.shape),
+    }
     return np.array([int(file.stem) for file in files]), quantities
 
 
-def get_alpha(probe: np.lib.npyio.NpzFile) -> np.ndarray:
-    """Return the mean attention to the first token of each layer and head."""
-    return probe['alpha_LPHJ'][..., 0].mean(1)
+def find_half_step(steps: np.ndarray, values_N: np.ndarray, min_change: float) -> int | None:
+    """Return the step of the first probe from which on values stay beyond half of their change.
 
+    Args:
+        steps: The steps of the probes.
+        values_N: A value for each probe.
+        min_change: The smallest change that counts, with its sign.
 
-def find_half_step(steps: np.ndarray, values_N: np.ndarray) -> int | None:
-    """Return the step of the first probe from which on values stay beyond half of their change; None without one."""
-    change = values_N[-1] - values_N[0]
-    is_beyond_N = (values_N - values_N[0]) * np.sign(change) > abs(change) / 2
-    first = len(is_beyond_N) - int(np.argmin(is_beyond_N[::-1])) if not is_beyond_N.all() else 0
-    return int(steps[first]) if first < len(steps) else None
+    Returns:
+        None if the values change by less, to the other side, or do not stay there.
+    """
+    change = (values_N[-LAST_PROBES:].mean() - values_N[0]) * np.sign(min_change)
+    if not change >= abs(min_change):
+        return None
+    is_beyond_N = (values_N - values_N[0]) * np.sign(min_change) > change / 2
+    if not is_beyond_N[-1]:
+        return None
+    last_below = len(is_beyond_N) - 1 - int(np.argmin(is_beyond_N[::-1]))  # the first probe is always below
+    return int(steps[last_below + 1])
 
 
 def measure_run(path: Path) -> dict:
-    """Find the sink heads of a run, and the steps of their quantities."""
+    """Find the layers with sink heads of a run, and the steps of their quantities."""
     steps, quantities = read_quantities(path)
-    heads = [
-        dict(layer=int(layer) + 1, head=int(head) + 1)
-        | {name: find_half_step(steps, quantities[name][:, layer, head]) for name in QUANTITIES}
-        for layer, head in np.argwhere(quantities['attention'][-1] > SINK_THRESHOLD)
+    is_sink_LH = quantities['attention'][-1] > SINK_THRESHOLD
+    layers = [
+        dict(layer=int(layer) + 1, heads=[int(head) + 1 for head in np.flatnonzero(is_sink_LH[layer])])
+        | {
+            name: find_half_step(steps, quantities[name][:, layer, is_sink_LH[layer]].mean(-1), min_change)
+            for name, min_change in MIN_CHANGES.items()
+        }
+        for layer in np.flatnonzero(is_sink_LH.any(-1))
     ]
-    medians = {name: float(np.median([head[name] for head in heads])) if heads else None for name in QUANTITIES}
-    return dict(heads=heads, median=medians)
+    start, end = (
+        {name: round(float(np.nanmean(quantities[name][index])), 3) for name in MIN_CHANGES} for index in (0, -1)
+    )
+    return dict(layers=layers, start=start, end=end)
 
 
-def compare_orders(results: dict[str, dict]) -> dict[str, dict]:
-    """Count, for each quantity, in how many sink heads it comes before, after, or with the attention.
-
-    `p` is the one-sided probability that so many of the heads with different steps come before by chance. Heads of
-    one run are not independent, so it is a rough summary.
-    """
+def count_orders(layers: list[dict]) -> dict[str, dict[str, int]]:
+    """Count the layers in which each quantity comes before, with, or after the attention, or has no step."""
     orders = {}
-    heads = [head for result in results.values() for head in result['heads']]
-    for name in QUANTITIES:
+    for name in MIN_CHANGES:
         if name == 'attention':
             continue
-        differences = [head[name] - head['attention'] for head in heads]
-        before, after = sum(x < 0 for x in differences), sum(x > 0 for x in differences)
-        p = float(bdtrc(before - 1, before + after, 0.5)) if before else 1.0
-        orders[name] = dict(before=before, same=differences.count(0), after=after, p=p)
+        pairs = [(layer[name], layer['attention']) for layer in layers if layer['attention'] is not None]
+        differences = [step - attention for step, attention in pairs if step is not None]
+        orders[name] = dict(
+            before=sum(difference < 0 for difference in differences),
+            same=sum(difference == 0 for difference in differences),
+            after=sum(difference > 0 for difference in differences),
+            no_step=len(pairs) - len(differences),
+        )
     return orders
 
 
@@ -111,9 +139,9 @@ def draw_curves(paths: list[Path], output: Path) -> None:
     for axis, path in zip(axes[0], paths, strict=True):
         steps, quantities = read_quantities(path)
         is_sink_LH = quantities['attention'][-1] > SINK_THRESHOLD
-        for name, style in zip(QUANTITIES, ('-', '-', '--', ':'), strict=True):
-            mean_N = quantities[name][:, is_sink_LH].mean(-1)
-            axis.plot(steps, (mean_N - mean_N[0]) / (mean_N[-1] - mean_N[0]), style, label=name)
+        for name, style in zip(MIN_CHANGES, ('-', '-', '--', ':'), strict=True):
+            mean_N = np.nanmean(quantities[name][:, is_sink_LH], -1)
+            axis.plot(steps, (mean_N - mean_N[0]) / (mean_N[-LAST_PROBES:].mean() - mean_N[0]), style, label=name)
         axis.axhline(0.5, color='grey', lw=0.5)
         axis.set_title(path.name)
         axis.set_xlabel('step')

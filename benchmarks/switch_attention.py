@@ -76,22 +76,28 @@ def make_fork_command(workdir: Path, arm: str, seed: int, moment: int) -> list[s
 
 
 def run_commands(commands: list[list[str]], jobs: int) -> None:
-    """Train runs in parallel, each on its share of the cores; exit with an error if one fails."""
+    """Train runs in parallel, each on its share of the cores; begin no other run and exit if one fails."""
     cores = iter(split_cores(jobs))
     with ThreadPoolExecutor(jobs, initializer=lambda: pin_to_cores(next(cores))) as pool:
         for command, exit_code in zip(commands, pool.map(train, commands), strict=True):
             if exit_code:
+                pool.shutdown(cancel_futures=True)
                 sys.exit(f'switch_attention: {command[-1]} ended with exit code {exit_code}')
 
 
 def train(options: list[str]) -> int:
     """Train one run, if it is not finished; return its exit code."""
     path = Path(options[-1].removeprefix('--workdir='))
-    if RunDir(path).has_run() and (path / 'outcome.json').exists():
+    if is_finished(path):
         return 0
     print(path, flush=True)
     command = [sys.executable, '-m', 'sinklab', 'train', *options, *OPTIONS]
     return subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT).returncode
+
+
+def is_finished(path: Path) -> bool:
+    outcome = path / 'outcome.json'
+    return outcome.exists() and json.loads(outcome.read_text())['kind'] == 'done'
 
 
 def write_results(workdir: Path, seeds: list[int]) -> None:
@@ -111,6 +117,8 @@ def write_results(workdir: Path, seeds: list[int]) -> None:
 
 def read_curves(path: Path) -> dict:
     """Read the steps and the values of METRICS of all probes of a run, and its last validation loss."""
+    if not is_finished(path):
+        sys.exit(f'switch_attention: the run {path} is missing or not finished; run this command without --write')
     run_dir = RunDir(path)
     records = run_dir.read_records(run_dir.read_limits()[0], strict=True)
     probes = [record for record in records if 'sink/1' in record]

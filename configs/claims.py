@@ -67,9 +67,9 @@ def make_untestable_claim(statement, source, reason):
     return dict(words=statement, source=source, why=reason)
 
 
-def make_claim_of_size(claim, reason, sizes=('quickstart', 'smoke')):
-    """Make a claim that cannot be tested at some sizes, for a reason."""
-    return claim | dict(why_at=dict.fromkeys(sizes, reason))
+def exclude_sizes(claim, reason, sizes=('quickstart', 'smoke')):
+    """Return a claim that cannot be tested at some sizes, for a reason."""
+    return claim | dict(untestable_at=dict.fromkeys(sizes, reason))
 
 
 EMERGENCE = {
@@ -116,12 +116,12 @@ EMERGENCE = {
         '<',
         ('optimization:decay_0.5', SINK_METRIC),
     ),
-    'decay_far_too_much': make_claim('50 times has none.', f'{GU_V1}, Table 1', 'optimization:decay_5', '<'),
+    'decay_far_too_much': make_claim('50 times has less.', f'{GU_V1}, Table 1', 'optimization:decay_5', '<'),
 }
 
 DATA = {
     'amount': make_claim(
-        'Little data, no sink: a hundredth.',
+        'Little data, less of a sink: a hundredth.',
         f'{GU_V1}, Figure 2C',
         'data:amount_50m',
         '<',
@@ -279,9 +279,9 @@ LEARNED_KV = {
 }
 
 OPERATION = {
-    'sigmoid': make_claim('Sigmoid, not normalized: none.', f'{GU_V1}, Table 4', 'attention:sigmoid', '<'),
+    'sigmoid': make_claim('Sigmoid, not normalized: less.', f'{GU_V1}, Table 4', 'attention:sigmoid', '<'),
     'sigmoid_apple': make_claim(
-        'Nor with an offset of -log T.', f'as {GU_V1}, Table 4', 'attention:sigmoid_apple', '<'
+        'With an offset of -log T as well: less.', f'as {GU_V1}, Table 4', 'attention:sigmoid_apple', '<'
     ),
     'sigmoid_normalized': make_claim(
         'Normalized, sigmoid has one.',
@@ -300,14 +300,14 @@ OPERATION = {
         '=',
         metric=LOSS_METRIC,
     ),
-    'elu1': make_claim('elu + 1, not normalized: none.', f'{GU_V1}, Table 4', 'attention:elu1', '<'),
+    'elu1': make_claim('elu + 1, not normalized: less.', f'{GU_V1}, Table 4', 'attention:elu1', '<'),
     'kernel_elu1_normalized': make_presence_claim(
         'A normalized kernel has one.', f'{GU_V1}, Table 4', 'attention:kernel_elu1_normalized'
     ),
-    'linear': make_claim('Linear attention: none.', f'{GU_V1}, Table 13', 'attention:linear', '<'),
-    'mlp': make_claim('Signed weights: none.', f'{GU_V1}, Table 13', 'attention:mlp', '<'),
+    'linear': make_claim('Linear attention: less.', f'{GU_V1}, Table 13', 'attention:linear', '<'),
+    'mlp': make_claim('Signed weights: less.', f'{GU_V1}, Table 13', 'attention:mlp', '<'),
     'mlp_normalized': make_claim(
-        'Signed weights: none, though normalized.', f'{GU_V1}, Table 4', 'attention:mlp_normalized', '<'
+        'Signed weights: less, though normalized.', f'{GU_V1}, Table 4', 'attention:mlp_normalized', '<'
     ),
     'alpha_2': make_claim('Rows that sum to 2 have more.', f'{GU_V1}, Table 12', 'attention:alpha_2', '>'),
     'alpha_0.2': make_claim('Rows that sum to 0.2 have less.', f'{GU_V1}, Table 12', 'attention:alpha_0.2', '<'),
@@ -327,13 +327,13 @@ OPERATION = {
         )
     },
     'off_by_one': make_claim(
-        'Softmax with 1 in its sum: none on the first token.',
+        'Softmax with 1 in its sum: less on the first token.',
         'Kaul et al., 2410.17174',
         'attention:softmax_off_by_one',
         '<',
     ),
-    'softpick': make_claim('Softpick: none.', 'Zuhri et al., 2504.20966', 'attention:softpick', '<'),
-    'relu': make_claim('relu(s) / i: none.', 'Guo et al., 2410.13835', 'attention:relu', '<'),
+    'softpick': make_claim('Softpick: less.', 'Zuhri et al., 2504.20966', 'attention:softpick', '<'),
+    'relu': make_claim('relu(s) / i: less.', 'Guo et al., 2410.13835', 'attention:relu', '<'),
 }
 
 UNTESTABLE = {
@@ -351,21 +351,26 @@ UNTESTABLE = {
         'Xiao et al., 2309.17453',
         'is of texts longer than the training: configs/open_models.py',
     ),
+    'spikes': make_untestable_claim(
+        'Massive activations come with it.',
+        f'{GU_V1}, section 3.1',
+        'is of where norms jump by three orders, in deep models: configs/open_models.py',
+    ),
     'muon': make_untestable_claim(
         'Muon for AdamW: fewer outliers.', 'OSP, 2506.19697', 'is of kurtosis at 1.4B: sinklab measure'
     ),
 }
 
 SIZE = {
-    'size': make_claim_of_size(
+    'size': exclude_sizes(
         make_claim(
             'Larger models have more.',
             f'{GU_V1}, Figure 1',
-            'model_size:0.2m',
+            'model_size:0.2m_equal_tokens',
             '<',
             ('model_size:1.3m', SINK_METRIC),
         ),
-        'is of models from 0.2M parameters on: --size=small',
+        'was run with --size=small only',
     ),
     'context': make_claim(
         'Longer training texts have more.',
@@ -374,9 +379,9 @@ SIZE = {
         '<',
         ('context_length:full', SINK_METRIC),
     ),
-    'spikes': make_claim_of_size(
+    'first_norm': exclude_sizes(
         make_claim(
-            'Massive activations come with it.',
+            'With a sink, the hidden state of the first token is longer.',
             f'{GU_V1}, section 3.1',
             'attention:sigmoid_apple',
             '<',
@@ -384,11 +389,11 @@ SIZE = {
         ),
         'is of models of at least five layers: --size=small',
     ),
-    'window': make_claim_of_size(
+    'window': exclude_sizes(
         make_presence_claim('A window of half the text has one.', f'{GU_V1}, Figure 2D', 'objective:window_1024'),
         WINDOW_REASON,
     ),
-    'window_small': make_claim_of_size(
+    'window_small': exclude_sizes(
         make_claim(
             'A window of an eighth of the text has less, for the queries that see the first token.',
             f'{GU_V1}, Figure 2D',

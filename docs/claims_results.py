@@ -1,23 +1,24 @@
-"""Tables of docs/results/claims.md and of the README, from the measurements in docs/results.
+"""Tables of docs/results/claims.md, and verdicts in the README and other pages, from the measurements in docs/results.
 
     python -m docs.claims_results
 
-The parts of the pages between markers are generated from claims.json (size quickstart) and claims_small.json (size
+The parts of the pages between markers are generated from claims.json (size quickstart), claims_small.json (size
 small) and, for pretrained models, from open_models.json.
 """
 
 import functools
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import t as student_t
 
 from docs import open_model_results
 from docs.reference import format_table
 from sinklab.cli import claims as claims_command
 from sinklab.cli import config_flags
-from sinklab.configs import model_size, open_models
+from sinklab.configs import claims as claim_definitions
+from sinklab.configs import hypotheses, model_size, open_models
 from sinklab.escape import escape_markdown
 from sinklab.report import claims as report
 from sinklab.report.statistics import MIN_SAMPLES
@@ -25,122 +26,129 @@ from sinklab.sweep import results
 
 ROOT = Path(__file__).parents[1]
 RESULTS_DIR = ROOT / 'docs' / 'results'
-SIZES = {'quickstart': '0.2M', 'small': '1.8M'}  # {size: parameters, with embeddings}
 RESULT_FILES = {'quickstart': 'claims.json', 'small': 'claims_small.json'}
-
+CLAIM_TABLES = {'claims': claim_definitions.CLAIMS, 'hypotheses': hypotheses.CLAIMS}
+PARAMETERS = {'quickstart': '0.2M', 'small': '1.8M'}  # with embeddings
+TOO_FEW_SEEDS = 'unsettled (too few seeds)'
 # Statements of configs/open_models.py that are about a claim: {claim: (experiment, texts)}.
 OPEN_MODEL_STATEMENTS = {
     'emerges': ('inputs', ('Natural text has a sink.',)),
+    'first_norm': ('norms', ('The first hidden state is large.',)),
     'spikes': ('spikes', ('A text has massive activations.',)),
     'domains': (
         'domains',
         tuple(f'The domain hardly matters: {domain}.' for domain in ('code', 'logs', 'german', 'japanese')),
     ),
-    'streaming': ('streaming', ('Without the first token it breaks.', 'One first token is enough.')),
 }
-NO_VERDICT = 'no verdict'  # fewer than MIN_SAMPLES seeds
-UNIT_OF_LABEL = {'loss of': 'nats', 'fails of': 'of runs'}  # other differences are percentage points or ratios
-README_CLAIMS = {
-    'emerges': 'softmax',
-    'sigmoid': 'sigmoid without a normalizer',
-    'sigmoid_apple': 'sigmoid with an offset of -log T',
-    'sigmoid_normalized': 'sigmoid with a normalizer',
-    'elu1': 'elu + 1 without a normalizer',
-    'column_k': 'a learned key besides the text',
-    'column_v': 'a learned value besides the text',
-    'rate_lower': 'half the learning rate',
-    'decay_more': 'five times the weight decay',
-    'batch_small': 'a quarter of the batch',
-}
+README_CLAIMS = (
+    'emerges',
+    'sigmoid',
+    'sigmoid_apple',
+    'sigmoid_normalized',
+    'elu1',
+    'column_k',
+    'column_v',
+    'rate_lower',
+    'decay_more',
+    'batch_small',
+)
 
 
 @functools.cache
-def load_verdicts(files: tuple[tuple[str, str], ...], config: str = 'configs/claims.py') -> dict[str, dict]:
+def load_results(size: str) -> dict:
+    return results.read_results(RESULTS_DIR / RESULT_FILES[size])
+
+
+@functools.cache
+def load_claims(table: str, size: str) -> dict[str, report.Claim]:
+    return report.parse_claims(CLAIM_TABLES[table], size)
+
+
+@functools.cache
+def load_verdicts(table: str) -> dict[str, dict[str, dict]]:
     """Return {size: {claim: entry of its verdict}}."""
-    claim_table = config_flags.load_config_module(config, 'CLAIMS').CLAIMS
-    entries = {}
-    for size, name in files:
-        claims = report.parse_claims(claim_table, size)
-        claims_data = results.read_results(RESULTS_DIR / name)
-        entries[size] = {entry['claim']: entry for entry in claims_command.compute_verdicts(claims, claims_data)}
-    return entries
+    return {
+        size: {
+            entry['claim']: entry
+            for entry in claims_command.compute_verdicts(load_claims(table, size), load_results(size))
+        }
+        for size in RESULT_FILES
+    }
 
 
-def load_claim_verdicts() -> dict[str, dict]:
-    return load_verdicts(tuple(RESULT_FILES.items()))
+def has_few_seeds(entry: dict) -> bool:
+    """Return whether a claim has too few seeds for an interval."""
+    return 0 < len(entry['differences']) < MIN_SAMPLES
 
 
-def load_hypothesis_verdicts() -> dict[str, dict]:
-    return load_verdicts(tuple(RESULT_FILES.items()), 'configs/hypotheses.py')
+def format_verdict(entry: dict) -> str:
+    return TOO_FEW_SEEDS if has_few_seeds(entry) else report.format_verdict(entry)
 
 
-def format_cell(entry: dict) -> str:
+def format_cell(entry: dict, unit: str) -> str:
     """Format the verdict at a size, with the mean difference, its interval and the number of seeds.
 
     With too few seeds for an interval, the cell has the range of the differences instead.
     """
-    if entry['verdict'] in ('not run', 'not testable here'):
-        return '' if entry['verdict'] == 'not run' else 'not testable'
+    if entry['verdict'] == 'not run':
+        return ''
     values = list(entry['differences'].values())
-    unit = next((f' {unit}' for label, unit in UNIT_OF_LABEL.items() if entry['contrast'].startswith(label)), '')
     if not values:
-        return '**diverged**'
-    if len(values) < MIN_SAMPLES:
-        spread = f'{min(values):+.2f} to {max(values):+.2f}, ' if len(values) > 1 else ''
-        return f'{NO_VERDICT}<br>{np.mean(values):+.2f}{unit} ({spread}n = {len(values)})'
-    verdict = report.format_verdict(entry)
-    return f'**{verdict}**<br>{report.format_mean_and_interval(entry)}{unit} (n = {len(values)})'
+        return entry['verdict']
+    spread = report.format_mean_and_interval(entry) + unit
+    if has_few_seeds(entry) and len(values) > 1:
+        spread += f' ({min(values):+.2f} to {max(values):+.2f})'
+    return f'**{format_verdict(entry)}**<br>{spread}, n = {len(values)}'
+
+
+def get_unit_text(claim: report.Claim) -> str:
+    """Return the unit of a difference, after a space; empty for percentage points and ratios."""
+    return (
+        f' {report.UNIT_OF_METRIC[claim.of.metric]}' if claim.of and claim.of.metric in report.UNIT_OF_METRIC else ''
+    )
 
 
 def format_open_models(claim: str) -> str:
-    """Format what pretrained models show about a claim, or an empty string."""
-    experiments = open_model_results.load_results()['experiments']
-    if claim == 'size':
-        rates = {
-            name: open_model_results.read_operand(('natural', 'sink/1'), entry)
-            for name, entry in experiments['size'].items()
-        }
-        return '; '.join(f'{escape_markdown(name)}: Sink_1 {rate:.1f} %' for name, rate in rates.items())
+    """Format how many statements about a claim hold for pretrained models; return an empty string without one."""
     if claim not in OPEN_MODEL_STATEMENTS:
         return ''
     experiment, texts = OPEN_MODEL_STATEMENTS[claim]
-    statements = [
-        statement for statement in open_models.EXPERIMENTS[experiment]['statements'] if statement['text'] in texts
-    ]
+    statements = [item for item in open_models.EXPERIMENTS[experiment]['statements'] if item['text'] in texts]
+    entries = open_model_results.load_results()['experiments'][experiment]
     judged = [
-        open_model_results.judge_statement(statement, entry)
-        for statement in statements
-        for entry in experiments[experiment].values()
+        open_model_results.judge_statement(statement, entry) for statement in statements for entry in entries.values()
     ]
     return f'{sum(text.startswith("holds") for text in judged)} of {len(judged)} statements hold'
 
 
-def format_claim_table(entries_by_size: Mapping[str, dict], with_open_models: bool = True) -> str:
+def get_rank(entry: dict) -> int:
+    """Return the place of a verdict in the table: claims with too few seeds come after all with a verdict."""
+    order = [*report.VERDICTS[:-2], TOO_FEW_SEEDS, *report.VERDICTS[-2:]]
+    return order.index(TOO_FEW_SEEDS if has_few_seeds(entry) else entry['verdict'])
+
+
+def format_claim_table(table: str, entries_by_size: Mapping[str, dict], with_open_models: bool) -> str:
     """Format one line for each claim that has a result, contradicted claims first."""
-    sizes = list(entries_by_size)
-
-    def get_rank(name: str) -> int:
-        return min(report.VERDICTS.index(entries_by_size[size][name]['verdict']) for size in sizes)
-
     rows = []
-    for name in sorted(entries_by_size[sizes[0]], key=get_rank):
-        entries = [entries_by_size[size][name] for size in sizes]
-        open_model_cell = format_open_models(name) if with_open_models else ''
-        cells = [format_cell(entry) for entry in entries]
+    names = next(iter(entries_by_size.values()))
+    for name in sorted(names, key=lambda name: min(get_rank(entries[name]) for entries in entries_by_size.values())):
+        claims = {size: load_claims(table, size)[name] for size in entries_by_size}
+        entries = {size: entries_by_size[size][name] for size in entries_by_size}
+        cells = [format_cell(entries[size], get_unit_text(claims[size])) for size in entries]
         if not any(cells):
             continue
-        contrast = next((entry['contrast'] for entry in entries if entry['contrast']), '')
-        reason = entries[0]['why'] if all(entry['why'] for entry in entries) else ''
-        words = f'`{name}`: {escape_markdown(entries[0]["words"])} ({escape_markdown(entries[0]["source"])})<br>'
+        claim = next((claim for claim in claims.values() if claim.of), claims['quickstart'])
+        published = next((entry['published'] for entry in entries.values() if entry['published'] is not None), None)
+        words = f'`{name}`: {escape_markdown(claim.words)} ({escape_markdown(claim.source)})'
         rows.append(
             [
-                words + escape_markdown(contrast or reason),
-                report.format_signed(entries[0]['published']),
+                f'{words}<br>{escape_markdown(claim.contrast or claim.why)}',
+                report.format_signed(published),
                 *cells,
-                *([open_model_cell] if with_open_models else []),
+                *([format_open_models(name)] if with_open_models else []),
             ]
         )
-    headings = ['claim', 'paper', *(f'{SIZES[size]} ({size})' for size in sizes)]
+    headings = ['claim', 'paper', *(f'size `{size}`' for size in entries_by_size)]
     return format_table([*headings, *(['pretrained models'] if with_open_models else [])], rows)
 
 
@@ -148,134 +156,143 @@ def format_summary(entries_by_size: Mapping[str, dict]) -> str:
     """Format the counts of verdicts and the sign test of each size."""
     lines = []
     for size, entries in entries_by_size.items():
-        tested = list(entries.values())
-        few = [entry for entry in tested if 0 < len(entry['differences']) < MIN_SAMPLES]
-        counts = report.format_counts([entry for entry in tested if entry not in few])
-        signs = [report.orient_mean(entry) > 0 for entry in few if entry['way'] != '=']
+        few = [entry for entry in entries.values() if has_few_seeds(entry)]
+        directed = [entry for entry in few if entry['either'] and entry['way'] != '=' and entry['mean']]
         few_text = (
-            f' {len(few)} more have fewer than {MIN_SAMPLES} seeds and therefore no verdict; of {len(signs)} of them '
-            f'that claim a direction, {sum(signs)} have a mean on the claimed side.'
+            f'{len(few)} of the unsettled have too few seeds; of {len(directed)} of them that could have come out '
+            f'either way, {sum(report.orient_mean(entry) > 0 for entry in directed)} have a mean difference on the '
+            'claimed side. '
             if few
             else ''
         )
-        lines.append(f'- **{SIZES[size]} ({size})**: {counts}{few_text} {report.format_sign_test(tested)}\n')
+        counts = report.format_counts(list(entries.values()))
+        lines.append(f'- **`{size}`**: {counts} {few_text}{report.format_sign_test(list(entries.values()))}\n')
     return ''.join(lines)
 
 
 def list_values(claims_data: dict, row: str, metric: str) -> list[float]:
-    """List the values of a metric at the end of all runs of a row."""
-    runs = results.expand_same_rows(claims_data).get(row, {}).values()
-    return [run['end'][metric] for run in runs if metric in run['end']]
+    """List the values of a metric at the end of all runs of a row, in the order of the seeds."""
+    runs = results.expand_same_rows(claims_data).get(row, {})
+    return [runs[seed]['end'][metric] for seed in sorted(runs, key=int) if metric in runs[seed]['end']]
+
+
+def get_size_row(name: str, suffix: str) -> str:
+    return f'model_size:{name}' if name == model_size.REFERENCE else f'model_size:{name}{suffix}'
 
 
 def format_size_table(claims_data: dict) -> str:
-    """Format Sink_1, the step of emergence, the loss and the norm ratio of each model size."""
+    """Format the batch size, Sink_1, the step of emergence and the loss of each model size."""
     rows = []
-    for suffix, tokens in (('', 'in proportion'), ('_equal_tokens', 'equal')):
+    for suffix in ('_equal_tokens', ''):
         for name in model_size.SHAPES:
-            row = 'model_size:1.3m' if name == model_size.REFERENCE else f'model_size:{name}{suffix}'
+            row = get_size_row(name, suffix)
             sinks = list_values(claims_data, row, 'sink/1')
             if not sinks:
                 continue
-            losses = list_values(claims_data, row, 'valid/loss')
             steps = list_values(claims_data, row, 'emergence/step')
+            batch_size = config_flags.load_spec(claims_command.get_config_path(row), [], 'small')[
+                0
+            ].optimizer.batch_size
             rows.append(
                 [
-                    f'{name.upper()}',
-                    tokens,
+                    name.upper(),
+                    str(batch_size),
                     ', '.join(f'{sink:.1f}' for sink in sinks),
-                    ', '.join(f'{step:.0f}' for step in steps) or 'none',
-                    f'{np.mean(losses):.2f}',
+                    f'{np.median(steps):.0f}' if len(steps) == len(sinks) else f'{len(steps)} of {len(sinks)} seeds',
+                    f'{np.mean(list_values(claims_data, row, "valid/loss")):.2f}',
                 ]
             )
-    return format_table(['parameters', 'tokens', 'Sink_1 of each seed (%)', 'step of emergence', 'loss'], rows)
-
-
-def fit_size_slope(claims_data: dict, suffix: str) -> tuple[float, float, int]:
-    """Fit Sink_1 over log10 of the parameters, by least squares over all runs.
-
-    Returns:
-        The slope in percentage points for a factor of 10, its standard error, and the number of runs.
-    """
-    points = []
-    for name, shape in model_size.SHAPES.items():
-        row = 'model_size:1.3m' if name == model_size.REFERENCE else f'model_size:{name}{suffix}'
-        sinks = list_values(claims_data, row, 'sink/1')
-        points += [(np.log10(model_size.count_millions(shape)), sink) for sink in sinks]
-    x, y = np.array(points).T
-    design = np.stack([x, np.ones_like(x)], 1)
-    solution, *_ = np.linalg.lstsq(design, y, rcond=None)
-    variance = np.sum((y - design @ solution) ** 2) / (len(x) - 2) * np.linalg.inv(design.T @ design)[0, 0]
-    return float(solution[0]), float(np.sqrt(variance)), len(x)
-
-
-def format_size_section() -> str:
-    claims_data = results.read_results(RESULTS_DIR / RESULT_FILES['small'])
-    lines = [format_size_table(claims_data).rstrip(), '']
-    for suffix, tokens in (('', 'tokens in proportion'), ('_equal_tokens', 'equal tokens')):
-        slope, error, runs = fit_size_slope(claims_data, suffix)
-        lines.append(
-            f'- With {tokens}: {slope:+.1f} ± {error:.1f} percentage points for ten times the parameters '
-            f'({runs} runs; the standard error of a straight line).'
-        )
-    return '\n'.join(lines) + '\n'
-
-
-def format_readme_table(entries_by_size: Mapping[str, dict]) -> str:
-    data = {size: results.read_results(RESULTS_DIR / name) for size, name in RESULT_FILES.items()}
-    published = claims_command.collect_published_numbers(
-        report.parse_claims(config_flags.load_config_module('configs/claims.py', 'CLAIMS').CLAIMS)
-    )
-    claim_table = config_flags.load_config_module('configs/claims.py', 'CLAIMS').CLAIMS
-    rows = []
-    for name, model in README_CLAIMS.items():
-        row, metric = claim_table[name]['of'][:2]
-        number = published[row].get(metric)
-        cells = []
-        for size in SIZES:
-            sinks = list_values(data[size], row, metric)
-            entry = entries_by_size[size][name]
-            if not sinks:
-                cells += ['', '']
-                continue
-            spread = f' ± {np.std(sinks, ddof=1):.1f}' if len(sinks) > 1 else ''
-            verdict = NO_VERDICT if 0 < len(entry['differences']) < MIN_SAMPLES else entry['verdict']
-            cells += [f'{np.mean(sinks):.1f}{spread} ({len(sinks)})', verdict]
-        rows.append([model, f'`{name}`', '' if number is None else f'{number:.1f}', *cells])
-    headings = ['model', 'claim', 'paper, 60M']
-    for parameters in SIZES.values():
-        headings += [f'ours, {parameters} (seeds)', 'verdict']
+    headings = ['parameters', 'batch size', 'Sink_1 of each seed (%)', 'median step of emergence', 'mean loss']
     return format_table(headings, rows)
 
 
-def format_status(entries_by_size: Mapping[str, dict]) -> str:
-    """Format the counts of verdicts at the quickstart's size as one sentence."""
-    return report.format_counts(list(entries_by_size['quickstart'].values())).rstrip('.')
+def fit_size_slope(claims_data: dict) -> tuple[float, float, float, int]:
+    """Fit Sink_1 over log10 of the parameters with equal tokens, by least squares over all runs.
+
+    Returns:
+        The slope in percentage points for ten times the parameters, the 95 % limits by Student's t, and the number of
+        runs.
+    """
+    points = [
+        (np.log10(model_size.count_millions(shape)), sink)
+        for name, shape in model_size.SHAPES.items()
+        for sink in list_values(claims_data, get_size_row(name, '_equal_tokens'), 'sink/1')
+    ]
+    x, y = np.array(points).T
+    design = np.stack([x, np.ones_like(x)], 1)
+    solution, *_ = np.linalg.lstsq(design, y, rcond=None)
+    degrees = len(x) - 2
+    variance = np.sum((y - design @ solution) ** 2) / degrees * np.linalg.inv(design.T @ design)[0, 0]
+    half_width = student_t.ppf(0.975, degrees) * np.sqrt(variance)
+    slope = float(solution[0])
+    return slope, slope - float(half_width), slope + float(half_width), len(x)
 
 
-PARTS = {
-    'summary': lambda: format_summary(load_claim_verdicts()),
-    'table': lambda: format_claim_table(load_claim_verdicts()),
-    'hypotheses': lambda: format_claim_table(load_hypothesis_verdicts(), with_open_models=False),
-    'sizes': format_size_section,
-    'readme': lambda: format_readme_table(load_claim_verdicts()),
-    'status': lambda: format_status(load_claim_verdicts()) + '\n',
-}
+def format_size_section(claims_data: dict) -> str:
+    slope, low, high, runs = fit_size_slope(claims_data)
+    return (
+        f'{format_size_table(claims_data).strip()}\n\nAt the batch size of the size, a straight line over the '
+        f'logarithm of the parameters rises by {slope:.0f} percentage points for ten times the parameters (95 %: '
+        f'{low:.0f} to {high:.0f}, {runs} runs).'
+    )
+
+
+def format_readme_table(entries_by_size: Mapping[str, dict], data_by_size: Mapping[str, dict]) -> str:
+    """Format Sink_1 of the first operand of some claims as mean and standard deviation, and the verdicts."""
+    rows = []
+    for name in README_CLAIMS:
+        claim = load_claims('claims', 'quickstart')[name]
+        published = claims_command.collect_published_numbers({name: claim})[claim.of.row].get(claim.of.metric)
+        cells = []
+        for size, claims_data in data_by_size.items():
+            sinks = list_values(claims_data, claim.of.row, claim.of.metric)
+            spread = f' ± {np.std(sinks, ddof=1):.1f}' if len(sinks) > 1 else ''
+            cells += [f'{np.mean(sinks):.1f}{spread}, n = {len(sinks)}' if sinks else '']
+            cells += [format_verdict(entries_by_size[size][name]).partition(' (')[0] if sinks else '']
+        number = '' if published is None else f'{published:.1f}'
+        rows.append([f'`{name}`: {escape_markdown(claim.words)}', number, *cells])
+    headings = ['claim', 'paper, 60M']
+    for size in data_by_size:
+        headings += [f'ours, {PARAMETERS[size]}', 'verdict']
+    return format_table(headings, rows)
+
+
+def format_part(part: str) -> str:
+    """Format a generated part of a page."""
+    data_by_size = {size: load_results(size) for size in RESULT_FILES}
+    verdicts = load_verdicts('hypotheses' if part == 'hypotheses' else 'claims')
+    return {
+        'summary': lambda: format_summary(verdicts),
+        'table': lambda: format_claim_table('claims', verdicts, with_open_models=True),
+        'hypotheses': lambda: format_claim_table('hypotheses', verdicts, with_open_models=False),
+        'sizes': lambda: format_size_section(data_by_size['small']),
+        'readme': lambda: format_readme_table(verdicts, data_by_size),
+        'counts': lambda: report.format_counts(list(verdicts['quickstart'].values())).rstrip('.'),
+    }[part]().strip()
+
+
 PAGES = {
     RESULTS_DIR / 'claims.md': ('summary', 'table', 'hypotheses', 'sizes'),
-    ROOT / 'README.md': ('readme',),
+    ROOT / 'README.md': ('readme', 'counts'),
+    ROOT / 'docs' / 'index.md': ('counts',),
+    ROOT / 'docs' / 'faq.md': ('counts',),
 }
+END_MARKER = '<!-- end -->'
 
 
 def update_page(text: str, parts: tuple[str, ...]) -> str:
-    """Return a page with its generated parts replaced."""
+    """Return a page with its generated parts replaced.
+
+    A part is what stands between `<!-- claims: PART -->` and END_MARKER, on lines of its own or within a line.
+    """
     for part in parts:
-        begin, end = f'<!-- claims: {part} -->', '<!-- end -->'
-        pattern = re.compile(f'{re.escape(begin)}\n.*?{re.escape(end)}', re.DOTALL)
-        if not pattern.search(text):
-            raise ValueError(f'the page has no {begin}')
-        content = f'{begin}\n{PARTS[part]().strip()}\n{end}'
-        text = pattern.sub(lambda match: content, text)  # noqa: B023
+        begin_marker = f'<!-- claims: {part} -->'
+        before, found, rest = text.partition(begin_marker)
+        old, found_end, after = rest.partition(END_MARKER)
+        if not found or not found_end:
+            raise ValueError(f'the page has no {begin_marker} with {END_MARKER}')
+        newline = '\n' if old.startswith('\n') else ''
+        text = f'{before}{begin_marker}{newline}{format_part(part)}{newline}{END_MARKER}{after}'
     return text
 
 

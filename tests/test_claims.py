@@ -212,7 +212,7 @@ def test_claims_table_lists_contradicted_claims_first():
 
 def test_claim_cannot_be_tested_only_at_sizes_with_a_reason():
     definition = dict(words='w', source='s', of=('a:b', 'sink/1'), than=('a:c', 'sink/1'), least=5.0)
-    definitions = {'mine': definition | dict(why_at={'quickstart': 'is of long texts'})}
+    definitions = {'mine': definition | dict(untestable_at={'quickstart': 'is of long texts'})}
     at_quickstart, at_small, anywhere = (
         claims.parse_claims(definitions, size)['mine'] for size in ('quickstart', 'small', None)
     )

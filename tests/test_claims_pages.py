@@ -1,5 +1,7 @@
 """Generated parts of docs/results/claims.md and of the README, and the experiments on the emergence of the sink."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ from benchmarks import emergence_order, switch_attention
 from docs import claims_results
 from sinklab.cli import config_flags
 from sinklab.config.spec import Spec
+from sinklab.configs import model_size
+from sinklab.report import claims as report
 
 
 @pytest.mark.slow
@@ -18,73 +22,131 @@ def test_page_matches_measurements(path, parts):
     assert claims_results.update_page(text, parts) == text
 
 
-def make_entry(*differences, verdict='holds', interval=None, contrast='Sink_1 of a more than Sink_1 of b'):
-    return dict(
+def make_entry(*differences, verdict='holds', interval=None, **fields):
+    """Make the entry of a verdict on the claim `Sink_1 of a is more than Sink_1 of b`."""
+    entry = dict(
         verdict=verdict,
-        unit='%',
-        contrast=contrast,
+        way='>',
+        either=True,
+        published=None,
         differences=dict(enumerate(differences)),
         mean=float(np.mean(differences)) if differences else None,
         interval=interval,
         diverged=0,
         seeds_needed=None,
+        why='',
     )
+    return entry | fields
 
 
-def test_cell_with_few_seeds_has_range_and_no_verdict():
-    cell = claims_results.format_cell(make_entry(1.0, 4.0, verdict='unsettled'))
-    assert cell == 'no verdict<br>+2.50 (+1.00 to +4.00, n = 2)'
+FIVE_SEEDS = dict(interval=(0.5, 5.5))
+
+
+def test_cell_with_few_seeds_has_range_instead_of_interval():
+    cell = claims_results.format_cell(make_entry(1.0, 4.0, verdict='unsettled'), ' nats')
+    assert cell == f'**{claims_results.TOO_FEW_SEEDS}**<br>+2.50 nats (+1.00 to +4.00), n = 2'
 
 
 def test_cell_with_five_seeds_has_verdict_and_interval():
-    cell = claims_results.format_cell(make_entry(1.0, 2.0, 3.0, 4.0, 5.0, interval=(0.5, 5.5)))
-    assert cell == '**holds**<br>+3.00 [+0.50, +5.50] (n = 5)'
-    loss_cell = claims_results.format_cell(make_entry(0.5, contrast='loss of a less than loss of b'))
-    assert loss_cell == 'no verdict<br>+0.50 nats (n = 1)'
+    cell = claims_results.format_cell(make_entry(1.0, 2.0, 3.0, 4.0, 5.0, **FIVE_SEEDS), '')
+    assert cell == '**holds**<br>+3.00 [+0.50, +5.50], n = 5'
+    assert claims_results.format_cell(make_entry(verdict='not run'), '') == ''
 
 
-def test_contradicted_claims_come_first():
-    entries = {
-        name: make_entry(*range(5), verdict=verdict, interval=(0.0, 1.0))
-        | dict(words=name, source='s', why='', published=None)
-        for name, verdict in (('first', 'holds'), ('second', 'contradicted'))
+def test_table_has_contradicted_claims_of_any_size_first_and_few_seeds_last(monkeypatch):
+    claim = report.Claim(
+        'words', 'source', report.Operand('a:b', 'sink/1'), '>', report.Operand('a:c', 'sink/1'), 5.0
+    )
+    verdicts = {
+        'few': (make_entry(1.0, verdict='unsettled'), make_entry(1.0, verdict='unsettled')),
+        'good': (make_entry(*range(5), **FIVE_SEEDS), make_entry(1.0, verdict='unsettled')),
+        'bad': (make_entry(*range(5), **FIVE_SEEDS), make_entry(*range(5), verdict='contradicted', **FIVE_SEEDS)),
     }
-    table = claims_results.format_claim_table({'quickstart': entries}, with_open_models=False)
-    assert table.index('`second`') < table.index('`first`')
+    monkeypatch.setattr(claims_results, 'load_claims', lambda table, size: dict.fromkeys(verdicts, claim))
+    entries = {
+        size: {name: pair[index] for name, pair in verdicts.items()}
+        for index, size in enumerate(('quickstart', 'small'))
+    }
+    table = claims_results.format_claim_table('claims', entries, with_open_models=False)
+    assert table.index('`bad`') < table.index('`good`') < table.index('`few`')
+
+
+def test_summary_counts_directions_of_claims_with_few_seeds():
+    """Check that claims that can come out only one way, and claims of equality, are left out."""
+    few = dict(verdict='unsettled')
+    entries = [
+        make_entry(1.0, **few),
+        make_entry(-1.0, **few),
+        make_entry(1.0, way='<', **few),
+        make_entry(1.0, either=False, **few),
+        make_entry(1.0, way='=', **few),
+    ]
+    text = claims_results.format_summary({'small': dict(enumerate(entries))})
+    assert '5 of the unsettled have too few seeds; of 3 of them' in text
+    assert 'either way, 1 have a mean' in text
+
+
+def make_size_runs(sink_of_size, suffix='_equal_tokens'):
+    """Return claims data with two seeds for each model size."""
+    runs = {
+        claims_results.get_size_row(name, suffix): {
+            seed: dict(end={'sink/1': sink_of_size(model_size.count_millions(shape)), 'valid/loss': 3.0})
+            for seed in '01'
+        }
+        for name, shape in model_size.SHAPES.items()
+    }
+    return dict(runs=runs, same={})
 
 
 def test_slope_of_size_is_that_of_line():
-    """Check a slope of 10 points for a factor of 10, which all runs lie on."""
-    runs = {}
-    for name, shape in claims_results.model_size.SHAPES.items():
-        sink = 50.0 + 10.0 * np.log10(claims_results.model_size.count_millions(shape))
-        runs[f'model_size:{name}'] = {seed: dict(end={'sink/1': sink}) for seed in '01'}
-    slope, error, num_runs = claims_results.fit_size_slope(dict(runs=runs, same={}), '')
-    assert (slope, error, num_runs) == (pytest.approx(10.0), pytest.approx(0.0, abs=1e-6), 10)
+    """Check a slope of 10 points for a factor of 10, which all runs lie on, and its limits."""
+    claims_data = make_size_runs(lambda millions: 50 + 10 * np.log10(millions))
+    assert claims_results.fit_size_slope(claims_data) == pytest.approx((10, 10, 10, 10), abs=1e-6)
+
+
+def test_size_table_has_line_with_batch_size_of_each_measured_row():
+    lines = claims_results.format_size_table(make_size_runs(lambda millions: 0.0)).strip().splitlines()[2:]
+    assert [line.split('|')[1].strip() for line in lines] == [*(name.upper() for name in model_size.SHAPES), '1.3M']
+    assert {line.split('|')[2].strip() for line in lines} == {'32'}
+
+
+def test_readme_table_has_mean_and_deviation_of_each_size(monkeypatch):
+    monkeypatch.setattr(claims_results, 'README_CLAIMS', ('sigmoid',))
+    data = {
+        size: dict(
+            runs={'attention:sigmoid': {str(seed): dict(end={'sink/1': value}) for seed, value in values}}, same={}
+        )
+        for size, values in (('quickstart', enumerate([1.0, 2.0, 3.0])), ('small', enumerate([])))
+    }
+    entries = {'quickstart': {'sigmoid': make_entry(*range(5), **FIVE_SEEDS)}, 'small': {'sigmoid': make_entry()}}
+    *_, line = claims_results.format_readme_table(entries, data).strip().splitlines()
+    assert [cell.strip() for cell in line.split('|')[2:-1]] == ['0.4', '2.0 ± 1.0, n = 3', 'holds', '', '']
 
 
 @pytest.mark.parametrize(
-    ('values', 'step'),
+    ('values', 'min_change', 'step'),
     [
-        ([0.0, 0.0, 0.6, 1.0, 1.0], 20),
-        ([0.0, 0.9, 0.1, 0.6, 1.0], 30),  # stays beyond half from the fourth probe on
-        ([1.0, 1.0, 0.6, 0.2, 0.0], 30),  # a quantity that falls
-        ([2.0, 2.0, 2.0, 2.0, 2.0], None),  # no change
+        ([0, 0, 0.6, 1, 1, 1, 1, 1], 0.2, 20),
+        ([0, 0.9, 0.1, 0.6, 1, 1, 1, 1], 0.2, 30),  # stays beyond half from the fourth probe on
+        ([1, 1, 0.6, 0.2, 0, 0, 0, 0], -0.2, 30),  # a quantity that falls
+        ([1, 1, 0.6, 0.2, 0, 0, 0, 0], 0.2, None),  # to the other side
+        ([0, 0.1, -0.1, 0.1, 0, 0.1, 0, 0.1], 0.2, None),  # noise
+        ([0, 0, 0, 1, 1, 1, 1, 0], 0.2, None),  # does not stay
     ],
 )
-def test_half_step_is_first_probe_that_stays_beyond_half(values, step):
-    assert emergence_order.find_half_step(np.arange(0, 50, 10), np.array(values)) == step
+def test_half_step_is_first_probe_that_stays_beyond_half_of_change(values, min_change, step):
+    assert emergence_order.find_half_step(np.arange(0, 80, 10), np.array(values, float), min_change) == step
 
 
-def test_orders_count_heads_by_sign_of_difference():
-    heads = [
-        {'direction': direction, 'attention': 100, 'hidden state': 100, 'value': 200}
-        for direction in (20, 40, 60, 80)
+def test_orders_count_layers_by_sign_of_difference():
+    layers = [
+        {'direction': direction, 'attention': 100, 'hidden state': 100, 'value': value}
+        for direction, value in ((20, 200), (40, None), (120, 200))
     ]
-    orders = emergence_order.compare_orders({'run': dict(heads=heads)})
-    assert orders['direction'] == dict(before=4, same=0, after=0, p=1 / 16)
-    assert orders['hidden state'] == dict(before=0, same=4, after=0, p=1.0)
-    assert orders['value'] == dict(before=0, same=0, after=4, p=1.0)
+    orders = emergence_order.count_orders(layers)
+    assert orders['direction'] == dict(before=2, same=0, after=1, no_step=0)
+    assert orders['hidden state'] == dict(before=0, same=3, after=0, no_step=0)
+    assert orders['value'] == dict(before=0, same=0, after=2, no_step=1)
 
 
 @pytest.mark.parametrize('arm', switch_attention.ATTENTION)
@@ -100,3 +162,13 @@ def test_fork_has_attention_of_other_row(arm):
 
     assert load(arm, overrides) == load(switch_attention.OTHER[arm], [])
     assert load(arm, overrides) != load(arm, [])
+
+
+@pytest.mark.parametrize(('kind', 'is_finished'), [('done', True), ('stopped', False), (None, False)])
+def test_stopped_run_is_not_finished(tmp_path, kind, is_finished):
+    if kind:
+        (tmp_path / 'outcome.json').write_text(json.dumps(dict(kind=kind)))
+    assert switch_attention.is_finished(tmp_path) is is_finished
+    if not is_finished:
+        with pytest.raises(SystemExit):
+            switch_attention.read_curves(tmp_path)

@@ -42,6 +42,15 @@ def test_identical_rows_are_trained_once_even_if_requested_separately(monkeypatc
     assert second_results['configs'] == first_results['configs'] | {'B': {'seed': 3}}
 
 
+def test_row_without_runs_has_runs_of_row_with_equal_config(monkeypatch):
+    measured_specs = {'A': make_tiny_spec(), 'B': make_tiny_spec(seed=2)}
+    claim_results = add_distinct_runs(monkeypatch, EMPTY_RESULTS, measured_specs)
+    specs = {'like B': make_tiny_spec(seed=2), 'other': make_tiny_spec(seed=3)}
+    assert results.find_equal_rows(claim_results, specs) == {'like B': 'B'}
+    del claim_results['configs']['A']['data.share']  # a field that came later
+    assert results.find_equal_rows(claim_results, {'new': make_tiny_spec(data__share=0.5)}) == {'new': 'A'}
+
+
 def test_find_changed_rows_names_changed_fields(monkeypatch):
     specs = {'A': make_tiny_spec(), 'B': make_tiny_spec(seed=2), 'alias': make_tiny_spec()}
     claim_results = add_distinct_runs(monkeypatch, EMPTY_RESULTS, specs)

@@ -108,8 +108,7 @@ def find_changed_rows(claims_data: dict) -> dict[str, str]:
     """Return {row: how it differs from what was measured}, only for the rows that have changed."""
     from sinklab.sweep import results
 
-    overrides = [f'--config.{path}={value}' for path, value in claims_data['overrides'].items()]
-    options = [*overrides, *sweep.format_seed_flags(0)]
+    options = [*format_overrides(claims_data), *sweep.format_seed_flags(0)]
     return results.find_changed_rows(
         claims_data, {row: load_row_spec(row, options, claims_data['size']) for row in claims_data['configs']}
     )
@@ -243,9 +242,26 @@ def collect_published_numbers(claims: dict) -> dict[str, dict]:
 def compute_verdicts(claims: dict, claims_data: dict) -> list[dict]:
     """Compute the verdict on each claim."""
     from sinklab.report import claims as report
+
+    return report.make_claims_table(claims, collect_runs(claims, claims_data), collect_published_numbers(claims))
+
+
+def collect_runs(claims: dict, claims_data: dict) -> dict[str, dict]:
+    """Return {row: {seed: measured}} of all rows that the claims read and that have runs.
+
+    A row without runs of its own has those of a measured row with the same config.
+    """
     from sinklab.sweep import results
 
-    return report.make_claims_table(claims, results.expand_same_rows(claims_data), collect_published_numbers(claims))
+    runs = results.expand_same_rows(claims_data)
+    options = [*format_overrides(claims_data), *sweep.format_seed_flags(0)]
+    rows = {operand.row for claim in claims.values() for operand in claim.operands} - runs.keys()
+    specs = {row: spec for row in rows if (spec := load_row_spec(row, options, claims_data['size']))}
+    return runs | {row: runs[other] for row, other in results.find_equal_rows(claims_data, specs).items()}
+
+
+def format_overrides(claims_data: dict) -> list[str]:
+    return [f'--config.{path}={value}' for path, value in claims_data['overrides'].items()]
 
 
 def print_verdicts(args: argparse.Namespace, claims: dict, claims_data: dict) -> None:

@@ -131,8 +131,8 @@ def parse_claims(definitions: Mapping[str, Mapping], size: str | None = None) ->
 
     Args:
         definitions: {name of the claim: fields of `Claim`}, where `of` and `than` are tuples of fields of `Operand`.
-            The additional field `why_at`, {size: reason}, names sizes at which the claim cannot be tested.
-        size: The size at which the claims are tested; None ignores `why_at`.
+            The additional field `untestable_at`, {size: reason}, names sizes at which the claim cannot be tested.
+        size: The size at which the claims are tested; None ignores `untestable_at`.
 
     Raises:
         UserError: CLAIMS is not a dict, or a claim is invalid.
@@ -145,7 +145,7 @@ def parse_claims(definitions: Mapping[str, Mapping], size: str | None = None) ->
 def parse_claim(name: str, fields: Mapping, size: str | None = None) -> Claim:
     try:
         fields = dict(fields)
-        reason = dict(fields.pop('why_at', {})).get(size)
+        reason = dict(fields.pop('untestable_at', {})).get(size)
         operands = {side: Operand(*fields[side]) for side in ('of', 'than') if side in fields}
         parsed = Claim(**{**fields, **operands})
     except (TypeError, ValueError) as error:

@@ -98,6 +98,28 @@ def find_changed_rows(results: dict, specs: Mapping[str, Spec | None]) -> dict[s
     return changed_rows
 
 
+def find_equal_rows(results: dict, specs: Mapping[str, Spec]) -> dict[str, str]:
+    """Find measured rows whose configs are equal to those of rows without runs.
+
+    Fields that did not exist at the time of the measurement are ignored.
+
+    Args:
+        results: The content of claims.json.
+        specs: {row: config}.
+
+    Returns:
+        {row of `specs`: a measured row with the same config}.
+    """
+    base_config = get_base_config(results['configs'])
+
+    def make_key(config: Mapping) -> tuple:
+        return tuple(repr(config.get(path)) for path in sorted(base_config))
+
+    row_of_config = {make_key(base_config | results['configs'][row]): row for row in results['runs']}
+    keys = {row: make_key(get_flat_config(spec)) for row, spec in specs.items()}
+    return {row: row_of_config[key] for row, key in keys.items() if key in row_of_config}
+
+
 def get_base_config(configs: dict[str, dict]) -> dict:
     """Return the first config, which is stored whole; the others are stored as differences from it."""
     return next(iter(configs.values()), {})
