@@ -1,4 +1,4 @@
-"""Tables of docs/results/claims.md, and verdicts in the README and other pages, from the measurements in docs/results.
+"""Tables of docs/results/claims.md, and verdicts in the README and other pages, from docs/results/claims*.json.
 
     python -m docs.claims_results
 

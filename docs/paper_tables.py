@@ -110,7 +110,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             'and the report draws them.',
             commands=('sinklab report runs/quickstart', 'sinklab measure hf:openai-community/gpt2 --json'),
             missing_reason=OPEN_MODEL_NEEDS,
-            claims=('spikes',),
+            claims=('spikes', 'first_norm'),
         ),
         PaperEntry(
             'Figure 10 (ICLR), appendix C.3',
