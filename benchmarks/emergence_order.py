@@ -14,7 +14,8 @@ quantities are followed over training in each layer with sink heads:
 
 The step of a quantity is that of the first probe from which on it stays beyond half of its change over the run. A
 quantity that changes by less than MIN_CHANGES, or to the other side, has none. `start` and `end` are means over all
-layers and heads. --write writes docs/results/emergence_order.json and .png; the picture has the runs with sink heads.
+layers and heads. --write writes docs/results/emergence_order.json and .png, and the tables of mechanism.md; the
+picture has the runs with sink heads.
 """
 
 import argparse
@@ -23,6 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
+from docs.page_parts import write_part
+from docs.reference import format_table
 from sinklab.metrics.sink import SINK_THRESHOLD
 
 RESULTS = Path(__file__).resolve().parents[1] / 'docs' / 'results'
@@ -46,6 +49,7 @@ def main() -> None:
     if args.write:
         content = dict(runs=results, orders=orders)
         (RESULTS / 'emergence_order.json').write_text(json.dumps(content, indent=1) + '\n')
+        write_part(RESULTS / 'mechanism.md', 'order', format_results(content))
         draw_curves([path for path in args.runs if results[path.name]['layers']], RESULTS / 'emergence_order.png')
 
 
@@ -126,6 +130,23 @@ def count_orders(layers: list[dict]) -> dict[str, dict[str, int]]:
             no_step=len(pairs) - len(differences),
         )
     return orders
+
+
+def format_results(content: dict) -> str:
+    """Format the steps of each layer with sink heads, and the means over all heads of each run."""
+    names = list(MIN_CHANGES)
+    step_rows = [
+        [run, str(layer['layer']), ', '.join(map(str, layer['heads'])), *(str(layer[name] or '-') for name in names)]
+        for run, result in content['runs'].items()
+        for layer in result['layers']
+    ]
+    mean_rows = [
+        [run, *(f'{result["start"][name]:.2f}, {result["end"][name]:.2f}' for name in names)]
+        for run, result in content['runs'].items()
+    ]
+    steps = format_table(['run', 'layer', 'sink heads', *names], step_rows)
+    means = format_table(['run', *names], mean_rows)
+    return f'{steps}\nMeans over all layers and heads, before training and at the end:\n\n{means}'
 
 
 def draw_curves(paths: list[Path], output: Path) -> None:

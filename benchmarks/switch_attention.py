@@ -7,7 +7,7 @@ For each seed, a run with softmax attention and one with sigmoid attention (the 
 the size quickstart, with a checkpoint at each of MOMENTS. From each checkpoint a fork continues with the other
 attention to the last step. Parameters, optimizer state, schedule and the order of the data continue; nothing else
 differs. Finished runs are not trained again, so the command can be stopped and repeated. --write only reads the runs,
-and writes docs/results/switch.json and switch.png.
+and writes docs/results/switch.json, switch.png and the table of mechanism.md.
 """
 
 import argparse
@@ -17,6 +17,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from docs.page_parts import write_part
+from docs.reference import format_table
 from sinklab.config.seed_list import parse_seeds
 from sinklab.run_dir import RunDir
 from sinklab.sweep.run import pin_to_cores, split_cores
@@ -112,7 +114,28 @@ def write_results(workdir: Path, seeds: list[int]) -> None:
         for arm in ATTENTION
     }
     (RESULTS / 'switch.json').write_text(json.dumps(results, indent=1) + '\n')
+    write_part(RESULTS / 'mechanism.md', 'switch', format_results(results))
     draw_results(results, RESULTS / 'switch.png')
+
+
+def format_results(results: dict) -> str:
+    """Format the last Sink_1 and the last loss of all forks: a line for each arm and seed."""
+    rows = []
+    for label, read in (('Sink_1 (%)', get_last_sink), ('loss (nats)', get_loss)):
+        digits = 1 if read is get_last_sink else 2
+        for arm, runs in results.items():
+            for seed, forks in runs.items():
+                cells = [f'{read(forks[moment]):.{digits}f}' for moment in (*map(str, MOMENTS), 'unchanged')]
+                rows.append([label, f'`{arm}`, {seed}', *cells])
+    return format_table(['at the end', 'from, seed', *(f'step {moment}' for moment in MOMENTS), 'unchanged'], rows)
+
+
+def get_last_sink(curves: dict) -> float:
+    return curves['sink/1'][-1]
+
+
+def get_loss(curves: dict) -> float:
+    return curves['loss']
 
 
 def read_curves(path: Path) -> dict:
@@ -137,7 +160,7 @@ def draw_results(results: dict, path: Path) -> None:
     figure, axes = plt.subplots(2, 2, figsize=(9, 5.5), sharex=True, sharey='row')
     for column, (arm, runs) in zip(axes.T, results.items(), strict=True):
         for seed, (name, forks) in enumerate(runs.items()):
-            for axis, read in zip(column, (lambda run: run['sink/1'][-1], lambda run: run['loss']), strict=True):
+            for axis, read in zip(column, (get_last_sink, get_loss), strict=True):
                 values = [read(forks[str(moment)]) for moment in MOMENTS]
                 axis.plot(MOMENTS, values, 'o-', ms=4, color=f'C{seed}', label=f'seed {name}')
                 axis.axhline(read(forks['unchanged']), ls=':', color=f'C{seed}')

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from docs import open_model_results
+from docs.page_parts import replace_part
 from docs.reference import format_table
 from sinklab.cli import claims as claims_command
 from sinklab.cli import config_flags
@@ -277,22 +278,12 @@ PAGES = {
     ROOT / 'docs' / 'index.md': ('counts',),
     ROOT / 'docs' / 'faq.md': ('counts',),
 }
-END_MARKER = '<!-- end -->'
 
 
 def update_page(text: str, parts: tuple[str, ...]) -> str:
-    """Return a page with its generated parts replaced.
-
-    A part is what stands between `<!-- claims: PART -->` and END_MARKER, on lines of its own or within a line.
-    """
+    """Return a page with its generated parts replaced."""
     for part in parts:
-        begin_marker = f'<!-- claims: {part} -->'
-        before, found, rest = text.partition(begin_marker)
-        old, found_end, after = rest.partition(END_MARKER)
-        if not found or not found_end:
-            raise ValueError(f'the page has no {begin_marker} with {END_MARKER}')
-        newline = '\n' if old.startswith('\n') else ''
-        text = f'{before}{begin_marker}{newline}{format_part(part)}{newline}{END_MARKER}{after}'
+        text = replace_part(text, f'claims: {part}', format_part(part))
     return text
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import emergence_order, switch_attention
-from docs import claims_results
+from docs import claims_results, page_parts
 from sinklab.cli import config_flags
 from sinklab.config.spec import Spec
 from sinklab.configs import model_size
@@ -20,6 +20,23 @@ from sinklab.report import claims as report
 def test_page_matches_measurements(path, parts):
     text = path.read_text(encoding='utf-8')
     assert claims_results.update_page(text, parts) == text
+
+
+@pytest.mark.parametrize(
+    ('module', 'part', 'name'),
+    [(emergence_order, 'order', 'emergence_order.json'), (switch_attention, 'switch', 'switch.json')],
+)
+def test_mechanism_page_matches_measurements(module, part, name):
+    results = json.loads((claims_results.RESULTS_DIR / name).read_text(encoding='utf-8'))
+    text = (claims_results.RESULTS_DIR / 'mechanism.md').read_text(encoding='utf-8')
+    assert page_parts.replace_part(text, part, module.format_results(results)) == text
+
+
+def test_part_of_page_is_replaced_within_line_and_on_own_lines():
+    assert page_parts.replace_part('a <!-- x --><!-- end --> b', 'x', '1\n') == 'a <!-- x -->1<!-- end --> b'
+    assert page_parts.replace_part('<!-- x -->\nold\n<!-- end -->', 'x', '1') == '<!-- x -->\n1\n<!-- end -->'
+    with pytest.raises(ValueError, match='<!-- y -->'):
+        page_parts.replace_part('<!-- x --><!-- end -->', 'y', '1')
 
 
 def make_entry(*differences, verdict='holds', interval=None, **fields):
