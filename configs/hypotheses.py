@@ -38,41 +38,39 @@ ROWS = {
     'batch_tokens_half_rate': make_row(AS_MANY_TOKENS, make_rate(1 / 2)),
     'sigmoid_gain': make_row(ATTENTION['sigmoid']['diff'], {'model.attention.gain': 1 / 16}),
     'value_bias_long': make_row(COLUMNS['v']['diff'], scale('optimizer.steps', 2)),
-    'rate_1_4': make_row(make_rate(1 / 4)),
-    'rate_1_2': make_row(make_rate(1 / 2)),
     'rate_3': make_row(make_rate(3)),
 }
 
 
 def make_hypothesis(statement, source, row, direction, reference, metric=SINK_METRIC):
-    return make_claim(statement, f'on {source}', f'hypotheses:{row}', direction, (reference, metric), metric)
+    return make_claim(statement, f'on {source}', row, direction, (reference, metric), metric)
 
 
 CLAIMS = {
     'decay_rises': make_hypothesis(
         'A weight decay of 0.1 has less than one of 0.5.',
         f'{GU_V1}, Table 1',
-        'decay_0.1',
+        'hypotheses:decay_0.1',
         '<',
         'hypotheses:decay_0.5',
     ),
     'decay_turns': make_hypothesis(
-        'One of 1 has less than one of 0.5.', f'{GU_V1}, Table 1', 'decay_1.0', '<', 'hypotheses:decay_0.5'
+        'One of 1 has less than one of 0.5.', f'{GU_V1}, Table 1', 'hypotheses:decay_1.0', '<', 'hypotheses:decay_0.5'
     ),
     'decay_falls': make_hypothesis(
-        'One of 2 has less than one of 1.', f'{GU_V1}, Table 1', 'decay_2.0', '<', 'hypotheses:decay_1.0'
+        'One of 2 has less than one of 1.', f'{GU_V1}, Table 1', 'hypotheses:decay_2.0', '<', 'hypotheses:decay_1.0'
     ),
     'batch_tokens': make_hypothesis(
         'A quarter of the batch has more with as many tokens.',
         f'{GU_V1}, Table 6',
-        'batch_tokens',
+        'hypotheses:batch_tokens',
         '>',
         'optimization:batch_128',
     ),
     'batch_rate': make_hypothesis(
         'And still more at half the rate.',
         f'{GU_V1}, Table 6',
-        'batch_tokens_half_rate',
+        'hypotheses:batch_tokens_half_rate',
         '>',
         'hypotheses:batch_tokens',
     ),
@@ -80,7 +78,7 @@ CLAIMS = {
         make_hypothesis(
             'With a gain of 1/16 the loss of sigmoid is lower.',
             f'{GU_V1}, Table 4',
-            'sigmoid_gain',
+            'hypotheses:sigmoid_gain',
             '<',
             'attention:sigmoid',
             LOSS_METRIC,
@@ -91,19 +89,19 @@ CLAIMS = {
     'value_bias_grows': make_hypothesis(
         'A bias of values has more with twice the steps.',
         f'{GU_V1}, Table 3',
-        'value_bias_long',
+        'hypotheses:value_bias_long',
         '>',
         'columns:v',
     ),
     'rate_rises': make_hypothesis(
         'A quarter of the rate has less than half of it.',
         f'{GU_ICLR}, Table 9',
-        'rate_1_4',
+        'optimization:rate_1e-4_20k',
         '<',
-        'hypotheses:rate_1_2',
+        'optimization:rate_2e-4_20k',
     ),
     'rate_falls': make_hypothesis(
-        'Three times the rate has less.', f'{GU_ICLR}, Table 9', 'rate_3', '<', BASELINE_ROW
+        'Three times the rate has less.', f'{GU_ICLR}, Table 9', 'hypotheses:rate_3', '<', BASELINE_ROW
     ),
 }
 
