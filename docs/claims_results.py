@@ -22,7 +22,6 @@ from sinklab.configs import claims as claim_definitions
 from sinklab.configs import hypotheses, model_size, open_models
 from sinklab.escape import escape_markdown
 from sinklab.report import claims as report
-from sinklab.report.statistics import MIN_SAMPLES
 from sinklab.sweep import results
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +29,6 @@ RESULTS_DIR = ROOT / 'docs' / 'results'
 RESULT_FILES = {'quickstart': 'claims.json', 'small': 'claims_small.json'}
 CLAIM_TABLES = {'claims': claim_definitions.CLAIMS, 'hypotheses': hypotheses.CLAIMS}
 PARAMETERS = {'quickstart': '0.2M', 'small': '1.8M'}  # with embeddings
-TOO_FEW_SEEDS = 'unsettled (too few seeds)'
 # Statements of configs/open_models.py that are about a claim: {claim: (experiment, texts)}.
 OPEN_MODEL_STATEMENTS = {
     'emerges': ('inputs', ('Natural text has a sink.',)),
@@ -77,15 +75,6 @@ def load_verdicts(table: str) -> dict[str, dict[str, dict]]:
     }
 
 
-def has_few_seeds(entry: dict) -> bool:
-    """Return whether a claim has too few seeds for an interval."""
-    return 0 < len(entry['differences']) < MIN_SAMPLES
-
-
-def format_verdict(entry: dict) -> str:
-    return TOO_FEW_SEEDS if has_few_seeds(entry) else report.format_verdict(entry)
-
-
 def format_cell(entry: dict, unit: str) -> str:
     """Format the verdict at a size, with the mean difference, its interval and the number of seeds.
 
@@ -97,9 +86,9 @@ def format_cell(entry: dict, unit: str) -> str:
     if not values:
         return entry['verdict']
     spread = report.format_mean_and_interval(entry) + unit
-    if has_few_seeds(entry) and len(values) > 1:
+    if report.has_few_seeds(entry) and len(values) > 1:
         spread += f' ({min(values):+.2f} to {max(values):+.2f})'
-    return f'**{format_verdict(entry)}**<br>{spread}, n = {len(values)}'
+    return f'**{report.format_verdict(entry)}**<br>{spread}, n = {len(values)}'
 
 
 def get_unit_text(claim: report.Claim) -> str:
@@ -122,10 +111,10 @@ def format_open_models(claim: str) -> str:
     return f'{sum(text.startswith("holds") for text in judged)} of {len(judged)} statements hold'
 
 
-def get_rank(entry: dict) -> int:
+def get_rank(entry: dict) -> float:
     """Return the place of a verdict in the table: claims with too few seeds come after all with a verdict."""
-    order = [*report.VERDICTS[:-2], TOO_FEW_SEEDS, *report.VERDICTS[-2:]]
-    return order.index(TOO_FEW_SEEDS if has_few_seeds(entry) else entry['verdict'])
+    place = report.VERDICTS.index(entry['verdict'])
+    return report.VERDICTS.index('not run') - 0.5 if report.has_few_seeds(entry) else place
 
 
 def format_claim_table(table: str, entries_by_size: Mapping[str, dict], with_open_models: bool) -> str:
@@ -157,7 +146,7 @@ def format_summary(entries_by_size: Mapping[str, dict]) -> str:
     """Format the counts of verdicts and the sign test of each size."""
     lines = []
     for size, entries in entries_by_size.items():
-        few = [entry for entry in entries.values() if has_few_seeds(entry)]
+        few = [entry for entry in entries.values() if report.has_few_seeds(entry)]
         directed = [entry for entry in few if entry['either'] and entry['way'] != '=' and entry['mean']]
         few_text = (
             f'{len(few)} of the unsettled have too few seeds; of {len(directed)} of them that could have come out '
@@ -249,7 +238,7 @@ def format_readme_table(entries_by_size: Mapping[str, dict], data_by_size: Mappi
             sinks = list_values(claims_data, claim.of.row, claim.of.metric)
             spread = f' ± {np.std(sinks, ddof=1):.1f}' if len(sinks) > 1 else ''
             cells += [f'{np.mean(sinks):.1f}{spread}, n = {len(sinks)}' if sinks else '']
-            cells += [format_verdict(entries_by_size[size][name]).partition(' (')[0] if sinks else '']
+            cells += [report.format_verdict(entries_by_size[size][name]).partition(' (')[0] if sinks else '']
         number = '' if published is None else f'{published:.1f}'
         rows.append([f'`{name}`: {escape_markdown(claim.words)}', number, *cells])
     headings = ['claim', 'paper, 60M']

@@ -61,7 +61,7 @@ FIVE_SEEDS = dict(interval=(0.5, 5.5))
 
 def test_cell_with_few_seeds_has_range_instead_of_interval():
     cell = claims_results.format_cell(make_entry(1.0, 4.0, verdict='unsettled'), ' nats')
-    assert cell == f'**{claims_results.TOO_FEW_SEEDS}**<br>+2.50 nats (+1.00 to +4.00), n = 2'
+    assert cell == '**unsettled (too few seeds)**<br>+2.50 nats (+1.00 to +4.00), n = 2'
 
 
 def test_cell_with_five_seeds_has_verdict_and_interval():

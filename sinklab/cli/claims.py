@@ -287,3 +287,5 @@ def print_verdicts(args: argparse.Namespace, claims: dict, claims_data: dict) ->
             for line in report.format_verdict_names(entries, verdict):
                 sweep.print_wrapped(line)
         sweep.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}')
+        if claims_data['size'] == 'smoke':
+            sweep.print_wrapped('At size smoke nothing is learned, so these verdicts say nothing about the claims.')

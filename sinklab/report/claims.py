@@ -41,7 +41,8 @@ LEGEND = (
     'the two runs of a seed [its 95 % interval, widened because claims may be judged twice, after '
     f'{LOOK_SEEDS[0]} and after {LOOK_SEEDS[1]} seeds]; share: share of runs that fail; holds, contradicted: the '
     'interval is on the claimed or on the other side of 0; not seen: every difference in the interval is smaller '
-    'than the least of the claim; unsettled, ~N: the claim needs about N seeds'
+    'than the least of the claim; unsettled, ~N: the claim needs about N seeds; few seeds: fewer than '
+    f'{MIN_SAMPLES}, which get no interval'
 )
 UNIT_OF_METRIC = {LOSS_METRIC: registry.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
 # The wording and the order of verdicts in the line of counts, the best verdict first.
@@ -373,6 +374,11 @@ def format_verdict_names(entries: list[dict], verdict: str) -> list[str]:
     return [f'{verdict.capitalize()}: {", ".join(names)}.'] if names else []
 
 
+def has_few_seeds(entry: dict) -> bool:
+    """Return whether a claim has runs, but too few seeds for an interval."""
+    return 0 < len(entry['differences']) < MIN_SAMPLES
+
+
 def format_verdict(entry: dict, is_brief: bool = False) -> str:
     """Format the verdict with the estimated number of seeds needed and the number of diverged seeds.
 
@@ -384,7 +390,9 @@ def format_verdict(entry: dict, is_brief: bool = False) -> str:
     seeds_text = ''
     if entry['verdict'] == 'unsettled':
         seeds = entry['seeds_needed']
-        if is_brief:
+        if has_few_seeds(entry):
+            seeds_text = ', few seeds' if is_brief else ' (too few seeds)'
+        elif is_brief:
             seeds_text = f', ~{seeds}' if seeds else f', >={MAX_SEEDS}'
         else:
             seeds_text = f' (about {seeds} seeds)' if seeds else f' ({MAX_SEEDS} seeds or more)'
