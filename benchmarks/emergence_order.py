@@ -146,7 +146,7 @@ def format_results(content: dict) -> str:
     ]
     steps = format_table(['run', 'layer', 'sink heads', *names], step_rows)
     means = format_table(['run', *names], mean_rows)
-    return f'{steps}\nMeans over all layers and heads, before training and at the end:\n\n{means}'
+    return f'{steps.strip()}\n\nMeans over all layers and heads, before training and at the end:\n\n{means}'
 
 
 def draw_curves(paths: list[Path], output: Path) -> None:
