@@ -86,7 +86,7 @@ def format_cell(entry: dict, unit: str) -> str:
     if not values:
         return entry['verdict']
     spread = report.format_mean_and_interval(entry) + unit
-    if report.has_few_seeds(entry) and len(values) > 1:
+    if entry['verdict'] == 'too few seeds' and len(values) > 1:
         spread += f' ({min(values):+.2f} to {max(values):+.2f})'
     return f'**{report.format_verdict(entry)}**<br>{spread}, n = {len(values)}'
 
@@ -111,17 +111,14 @@ def format_open_models(claim: str) -> str:
     return f'{sum(text.startswith("holds") for text in judged)} of {len(judged)} statements hold'
 
 
-def get_rank(entry: dict) -> float:
-    """Return the place of a verdict in the table: claims with too few seeds come after all with a verdict."""
-    place = report.VERDICTS.index(entry['verdict'])
-    return report.VERDICTS.index('not run') - 0.5 if report.has_few_seeds(entry) else place
-
-
 def format_claim_table(table: str, entries_by_size: Mapping[str, dict], with_open_models: bool) -> str:
     """Format one line for each claim that has a result, contradicted claims first."""
     rows = []
     names = next(iter(entries_by_size.values()))
-    for name in sorted(names, key=lambda name: min(get_rank(entries[name]) for entries in entries_by_size.values())):
+    for name in sorted(
+        names,
+        key=lambda name: min(report.VERDICTS.index(entries[name]['verdict']) for entries in entries_by_size.values()),
+    ):
         claims = {size: load_claims(table, size)[name] for size in entries_by_size}
         entries = {size: entries_by_size[size][name] for size in entries_by_size}
         cells = [format_cell(entries[size], get_unit_text(claims[size])) for size in entries]
@@ -146,12 +143,12 @@ def format_summary(entries_by_size: Mapping[str, dict]) -> str:
     """Format the counts of verdicts and the sign test of each size."""
     lines = []
     for size, entries in entries_by_size.items():
-        few = [entry for entry in entries.values() if report.has_few_seeds(entry)]
+        few = [entry for entry in entries.values() if entry['verdict'] == 'too few seeds']
         directed = [entry for entry in few if entry['either'] and entry['way'] != '=' and entry['mean']]
+        num_as_claimed = sum(report.orient_mean(entry) > 0 for entry in directed)
         few_text = (
-            f'{len(few)} of the unsettled have too few seeds; of {len(directed)} of them that could have come out '
-            f'either way, {sum(report.orient_mean(entry) > 0 for entry in directed)} have a mean difference on the '
-            'claimed side. '
+            f'Of {len(directed)} claims with too few seeds that could have come out either way, {num_as_claimed} '
+            'have a mean difference on the claimed side. '
             if few
             else ''
         )

@@ -5,6 +5,7 @@ docs/results/claims.json, and `sinklab claims` computes the verdicts from them. 
 to which table, and what a missing result would need.
 """
 
+import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -543,31 +544,19 @@ def load_spec(row: str, size: str | None) -> Spec:
 
 
 @functools.cache
-def group_runs_by_config() -> dict[str, dict]:
-    """Return {config as text: runs by seed} of the measured rows."""
-    first_config = results.get_base_config(load_results()['configs'])
-    return {
-        make_config_key(first_config | row_config): load_results()['runs'][row]
-        for row, row_config in load_results()['configs'].items()
-        if row in load_results()['runs']
-    }
+def find_measured_rows() -> dict[str, str]:
+    """Return {row: a measured row with the same config at the size of our results}."""
+    specs = {}
+    for row in load_all_rows():
+        with contextlib.suppress(UserError):  # the row is invalid at this size
+            specs[row] = load_spec(row, load_results()['size'])
+    return results.find_equal_rows(load_results(), specs)
 
 
-def make_config_key(config: dict[str, Any]) -> str:
-    return repr(sorted(config.items(), key=lambda item: item[0]))
-
-
-@functools.cache
 def find_our_runs(row: str) -> dict[str, dict] | None:
     """Return our runs by seed: those of a measured row with the same config; None where there are none."""
-    try:
-        row_config = results.get_flat_config(load_spec(row, load_results()['size']))
-    except UserError:
-        return None
-    first_config = results.get_base_config(
-        load_results()['configs']
-    )  # ignore config fields that were added after the results were made
-    return group_runs_by_config().get(make_config_key({path: row_config.get(path) for path in first_config}))
+    measured_row = find_measured_rows().get(row)
+    return measured_row and load_results()['runs'][measured_row]
 
 
 if __name__ == '__main__':

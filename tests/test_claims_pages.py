@@ -60,8 +60,8 @@ FIVE_SEEDS = dict(interval=(0.5, 5.5))
 
 
 def test_cell_with_few_seeds_has_range_instead_of_interval():
-    cell = claims_results.format_cell(make_entry(1.0, 4.0, verdict='unsettled'), ' nats')
-    assert cell == '**unsettled (too few seeds)**<br>+2.50 nats (+1.00 to +4.00), n = 2'
+    cell = claims_results.format_cell(make_entry(1.0, 4.0, verdict='too few seeds'), ' nats')
+    assert cell == '**too few seeds**<br>+2.50 nats (+1.00 to +4.00), n = 2'
 
 
 def test_cell_with_five_seeds_has_verdict_and_interval():
@@ -75,8 +75,8 @@ def test_table_has_contradicted_claims_of_any_size_first_and_few_seeds_last(monk
         'words', 'source', report.Operand('a:b', 'sink/1'), '>', report.Operand('a:c', 'sink/1'), 5.0
     )
     verdicts = {
-        'few': (make_entry(1.0, verdict='unsettled'), make_entry(1.0, verdict='unsettled')),
-        'good': (make_entry(*range(5), **FIVE_SEEDS), make_entry(1.0, verdict='unsettled')),
+        'few': (make_entry(1.0, verdict='too few seeds'), make_entry(1.0, verdict='too few seeds')),
+        'good': (make_entry(*range(5), **FIVE_SEEDS), make_entry(1.0, verdict='too few seeds')),
         'bad': (make_entry(*range(5), **FIVE_SEEDS), make_entry(*range(5), verdict='contradicted', **FIVE_SEEDS)),
     }
     monkeypatch.setattr(claims_results, 'load_claims', lambda table, size: dict.fromkeys(verdicts, claim))
@@ -90,7 +90,7 @@ def test_table_has_contradicted_claims_of_any_size_first_and_few_seeds_last(monk
 
 def test_summary_counts_directions_of_claims_with_few_seeds():
     """Check that claims that can come out only one way, and claims of equality, are left out."""
-    few = dict(verdict='unsettled')
+    few = dict(verdict='too few seeds')
     entries = [
         make_entry(1.0, **few),
         make_entry(-1.0, **few),
@@ -99,7 +99,7 @@ def test_summary_counts_directions_of_claims_with_few_seeds():
         make_entry(1.0, way='=', **few),
     ]
     text = claims_results.format_summary({'small': dict(enumerate(entries))})
-    assert '5 of the unsettled have too few seeds; of 3 of them' in text
+    assert 'Of 3 claims with too few seeds' in text
     assert 'either way, 1 have a mean' in text
 
 

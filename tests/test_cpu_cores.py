@@ -155,7 +155,7 @@ def test_claims_trains_rows_of_one_claim_and_prints_verdict(files, tmp_path):
     sigmoid, softmax = (
         records(tmp_path / 'runs' / f'mine.{row}-0')[-1]['mass/row'] for row in ('sigmoid', 'softmax')
     )
-    assert entry['verdict'] == 'unsettled'  # one seed has no interval
+    assert entry['verdict'] == 'too few seeds'
     assert [*entry['differences'].values()] == pytest.approx([sigmoid - softmax])
 
 

@@ -30,7 +30,16 @@ from sinklab.report.sweep_table import (
 from sinklab.run_dir import RunDir
 from sinklab.schema import format_unknown_name
 
-VERDICTS = ('contradicted', 'not seen', 'diverged', 'unsettled', 'holds', 'not run', 'not testable here')
+VERDICTS = (
+    'contradicted',
+    'not seen',
+    'diverged',
+    'unsettled',
+    'holds',
+    'too few seeds',
+    'not run',
+    'not testable here',
+)
 FAILS_METRIC = 'fails'  # 0 or 1
 OTHER_METRICS = (LOSS_METRIC, FAILS_METRIC, EMERGENCE_METRIC)  # metrics outside the metric registry
 INTERVAL_NOTE = f'mean difference of paired seeds and its interval ({INTERVAL_DESCRIPTION})'
@@ -41,7 +50,7 @@ LEGEND = (
     'the two runs of a seed [its 95 % interval, widened because claims may be judged twice, after '
     f'{LOOK_SEEDS[0]} and after {LOOK_SEEDS[1]} seeds]; share: share of runs that fail; holds, contradicted: the '
     'interval is on the claimed or on the other side of 0; not seen: every difference in the interval is smaller '
-    'than the least of the claim; unsettled, ~N: the claim needs about N seeds; few seeds: fewer than '
+    'than the least of the claim; unsettled, ~N: the claim needs about N seeds; too few seeds: fewer than '
     f'{MIN_SAMPLES}, which get no interval'
 )
 UNIT_OF_METRIC = {LOSS_METRIC: registry.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
@@ -52,6 +61,7 @@ VERDICT_PHRASES = {
     'not seen': 'not seen',
     'diverged': 'diverged',
     'unsettled': 'unsettled',
+    'too few seeds': 'with too few seeds',
     'not testable here': 'not testable here',
     'not run': 'not run',
 }
@@ -289,7 +299,7 @@ def judge_claim(claim: Claim, values: list[float], interval: Interval | None, nu
     if claim.why:
         return 'not testable here'
     if interval is None:
-        return 'diverged' if num_diverged and len(values) < MIN_SAMPLES else 'unsettled' if values else 'not run'
+        return 'diverged' if num_diverged and len(values) < MIN_SAMPLES else 'too few seeds' if values else 'not run'
     return decide_verdict(interval, float(np.mean(values)), claim.way, claim.least)
 
 
@@ -374,11 +384,6 @@ def format_verdict_names(entries: list[dict], verdict: str) -> list[str]:
     return [f'{verdict.capitalize()}: {", ".join(names)}.'] if names else []
 
 
-def has_few_seeds(entry: dict) -> bool:
-    """Return whether a claim has runs, but too few seeds for an interval."""
-    return 0 < len(entry['differences']) < MIN_SAMPLES
-
-
 def format_verdict(entry: dict, is_brief: bool = False) -> str:
     """Format the verdict with the estimated number of seeds needed and the number of diverged seeds.
 
@@ -390,9 +395,7 @@ def format_verdict(entry: dict, is_brief: bool = False) -> str:
     seeds_text = ''
     if entry['verdict'] == 'unsettled':
         seeds = entry['seeds_needed']
-        if has_few_seeds(entry):
-            seeds_text = ', few seeds' if is_brief else ' (too few seeds)'
-        elif is_brief:
+        if is_brief:
             seeds_text = f', ~{seeds}' if seeds else f', >={MAX_SEEDS}'
         else:
             seeds_text = f' (about {seeds} seeds)' if seeds else f' ({MAX_SEEDS} seeds or more)'
