@@ -216,9 +216,11 @@ def test_paper_tables_page_numbers_match_measured_runs():
             assert f'{len(seeds)} seeds' in line
 
 
-def test_find_our_runs_returns_none_for_unmeasured_config():
+def test_runs_of_row_are_those_of_measured_row_with_same_config():
     assert paper_tables.find_our_runs('columns:kv_shared') is None
-    assert paper_tables.find_our_runs('blocks:swiglu') is None  # twice the heads of the measured baseline
+    swiglu_runs, baseline_runs = map(paper_tables.find_our_runs, ('blocks:swiglu', 'attention:softmax'))
+    assert swiglu_runs != baseline_runs  # it has twice the heads
+    assert paper_tables.find_our_runs('data:fixed_1') == baseline_runs
 
 
 # reference/api/
