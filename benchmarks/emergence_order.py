@@ -20,6 +20,7 @@ picture has the runs with sink heads.
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,10 @@ def read_quantities(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     The hidden state of the first layer is NaN.
     """
     files = sorted((path / 'probe').glob('*.npz'))
+    if len(files) < LAST_PROBES:
+        sys.exit(
+            f'emergence_order: {path} has {len(files)} probes; give the folder of a run with {LAST_PROBES} or more'
+        )
     probes = [np.load(file) for file in files]
     alpha_NLH = np.stack([probe['alpha_LPHJ'][..., 0].mean(1) for probe in probes])
     cosine_NLH2 = np.stack([probe['cos_LH2'] for probe in probes])

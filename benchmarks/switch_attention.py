@@ -11,45 +11,43 @@ and writes docs/results/switch.json, switch.png and the table of mechanism.md.
 """
 
 import argparse
+import dataclasses
 import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks.argument_types import parse_count, parse_seed_list
 from docs.page_parts import write_part
 from docs.reference import format_table
-from sinklab.config.seed_list import parse_seeds
+from sinklab.cli.config_flags import load_spec
 from sinklab.run_dir import RunDir
 from sinklab.sweep.run import pin_to_cores, split_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'docs' / 'results'
 MOMENTS = 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200  # most sinks emerge between step 250 and 950
-ATTENTION = {
-    'softmax': {'similarity': 'exp', 'normalizer': 'sum', 'offset': 0.0},
-    'sigmoid_apple': {'similarity': 'sigmoid', 'normalizer': 'none', 'offset': -1.0},
-}
-OTHER = {'softmax': 'sigmoid_apple', 'sigmoid_apple': 'softmax'}
+ARMS = 'softmax', 'sigmoid_apple'  # rows of configs/attention.py
 OPTIONS = '--data=1', '--fsdp=1', '--remat=attention,ffn'
 METRICS = 'sink/1', 'alpha/1', 'mass/row', 'contribution/1', 'norm/value/ratio', 'norm/key/ratio'
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--workdir', type=Path, required=True)
-    parser.add_argument('--seeds', type=parse_seeds, default=parse_seeds('3'))
-    parser.add_argument('--jobs', type=int, default=1)
+    parser.add_argument('--workdir', type=lambda text: Path(text).resolve(), required=True)
+    parser.add_argument('--seeds', type=parse_seed_list, default='3')
+    parser.add_argument('--jobs', type=parse_count, default=1)
     parser.add_argument('--write', action='store_true')
     args = parser.parse_args()
     if args.write:
         write_results(args.workdir, args.seeds)
         return
-    first_runs = [make_first_command(args.workdir, arm, seed) for seed in args.seeds for arm in ATTENTION]
+    first_runs = [make_first_command(args.workdir, arm, seed) for seed in args.seeds for arm in ARMS]
     forks = [
         make_fork_command(args.workdir, arm, seed, moment)
         for seed in args.seeds
-        for arm in ATTENTION
+        for arm in ARMS
         for moment in MOMENTS
     ]
     run_commands(first_runs, args.jobs)
@@ -61,6 +59,21 @@ def get_run_path(workdir: Path, arm: str, seed: int, moment: int | None = None) 
     return workdir / (f'{arm}-{seed}' if moment is None else f'{arm}-{seed}-{moment}')
 
 
+def get_other_arm(arm: str) -> str:
+    return ARMS[1 - ARMS.index(arm)]
+
+
+def format_attention_flags(arm: str) -> list[str]:
+    """Format the flags that set the attention of an arm: the fields in which the arms differ."""
+    fields, other_fields = (
+        dataclasses.asdict(load_spec(f'configs/attention.py:{name}', [], 'quickstart')[0].model.attention)
+        for name in (arm, get_other_arm(arm))
+    )
+    return [
+        f'--config.model.attention.{name}={fields[name]}' for name in fields if fields[name] != other_fields[name]
+    ]
+
+
 def make_first_command(workdir: Path, arm: str, seed: int) -> list[str]:
     checkpoints = ['--config.checkpoint.every_steps=100', '--config.checkpoint.keep=16']
     probes = ['--config.probe.every_steps=20']
@@ -70,10 +83,10 @@ def make_first_command(workdir: Path, arm: str, seed: int) -> list[str]:
 
 
 def make_fork_command(workdir: Path, arm: str, seed: int, moment: int) -> list[str]:
-    attention = [f'--config.model.attention.{name}={value}' for name, value in ATTENTION[OTHER[arm]].items()]
     checkpoints = ['--config.checkpoint.every_steps=0', '--config.checkpoint.keep=2']
     source = f'--from={get_run_path(workdir, arm, seed)}@{moment}'
     probes = ['--config.probe.every_steps=100']
+    attention = format_attention_flags(get_other_arm(arm))
     return [source, *attention, *checkpoints, *probes, f'--workdir={get_run_path(workdir, arm, seed, moment)}']
 
 
@@ -111,7 +124,7 @@ def write_results(workdir: Path, seeds: list[int]) -> None:
             }
             for seed in seeds
         }
-        for arm in ATTENTION
+        for arm in ARMS
     }
     (RESULTS / 'switch.json').write_text(json.dumps(results, indent=1) + '\n')
     write_part(RESULTS / 'mechanism.md', 'switch', format_results(results))
@@ -164,7 +177,7 @@ def draw_results(results: dict, path: Path) -> None:
                 values = [read(forks[str(moment)]) for moment in MOMENTS]
                 axis.plot(MOMENTS, values, 'o-', ms=4, color=f'C{seed}', label=f'seed {name}')
                 axis.axhline(read(forks['unchanged']), ls=':', color=f'C{seed}')
-        column[0].set_title(f'{arm} changed to {OTHER[arm]}')
+        column[0].set_title(f'{arm} changed to {get_other_arm(arm)}')
         column[1].set_xlabel('step of the change (dotted: not changed)')
     axes[0, 0].set_ylabel('Sink_1 at step 1500, %')
     axes[1, 0].set_ylabel('valid loss, nats')

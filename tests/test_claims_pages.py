@@ -166,18 +166,16 @@ def test_orders_count_layers_by_sign_of_difference():
     assert orders['value'] == dict(before=0, same=0, after=2, no_step=1)
 
 
-@pytest.mark.parametrize('arm', switch_attention.ATTENTION)
+@pytest.mark.parametrize('arm', switch_attention.ARMS)
 def test_fork_has_attention_of_other_row(arm):
     """Check that the values of a fork are those of the row that it changes to."""
-    overrides = [
-        f'--config.model.attention.{name}={value}'
-        for name, value in switch_attention.ATTENTION[switch_attention.OTHER[arm]].items()
-    ]
+    other = switch_attention.get_other_arm(arm)
+    overrides = switch_attention.format_attention_flags(other)
 
     def load(row: str, options: list[str]) -> Spec:
         return config_flags.load_spec(f'configs/attention.py:{row}', options, 'quickstart')[0]
 
-    assert load(arm, overrides) == load(switch_attention.OTHER[arm], [])
+    assert load(arm, overrides) == load(other, [])
     assert load(arm, overrides) != load(arm, [])
 
 
@@ -189,3 +187,19 @@ def test_stopped_run_is_not_finished(tmp_path, kind, is_finished):
     if not is_finished:
         with pytest.raises(SystemExit):
             switch_attention.read_curves(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ('module', 'arguments', 'words'),
+    [
+        (switch_attention, ['--workdir=none', '--jobs=0'], '0 is not a whole number'),
+        (switch_attention, ['--workdir=none', '--seeds=x'], 'x'),
+        (emergence_order, ['none'], 'none has 0 probes'),
+    ],
+)
+def test_experiment_refuses_wrong_argument_without_traceback(capsys, monkeypatch, module, arguments, words):
+    monkeypatch.setattr('sys.argv', ['experiment', *arguments])
+    with pytest.raises(SystemExit) as raised:
+        module.main()
+    assert raised.value.code != 0
+    assert words in f'{raised.value.code} {capsys.readouterr().err}'

@@ -82,7 +82,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if args.results is not None:
         check_no_training_flags(args)
         claims_data = load_results(args.results)
-        print_verdicts(args, parse_claims(claim_table, claims_data['size']), claims_data)
+        claims = parse_claims(claim_table, claims_data['size'])
+        print_verdicts(args, claims, compute_verdicts(claims, claims_data), claims_data['size'])
         return 0
     return train_claim_runs(args, extra_args, parse_claims(claim_table, args.size or DEFAULT_SIZE))
 
@@ -215,9 +216,10 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
             runs,
             EXTRA_METRICS | {operand.metric for claim in claims.values() for operand in claim.operands},
         )
+        verdicts = compute_verdicts(claims, claims_data)
         results.write_json(args.workdir, results.CLAIMS_FILE, claims_data)
-        results.write_json(args.workdir, results.VERDICTS_FILE, compute_verdicts(claims, claims_data))
-    print_verdicts(args, claims, claims_data)
+        results.write_json(args.workdir, results.VERDICTS_FILE, verdicts)
+    print_verdicts(args, claims, verdicts, claims_data['size'])
     return sweep.report_failures('claims', runs, stop_signal)
 
 
@@ -264,10 +266,11 @@ def format_overrides(claims_data: dict) -> list[str]:
     return [f'--config.{path}={value}' for path, value in claims_data['overrides'].items()]
 
 
-def print_verdicts(args: argparse.Namespace, claims: dict, claims_data: dict) -> None:
+def print_verdicts(args: argparse.Namespace, claims: dict, verdicts: list[dict], size: str) -> None:
+    """Print the verdicts on the named claims, measured at a size."""
     from sinklab.report import claims as report
 
-    entries = [entry for entry in compute_verdicts(claims, claims_data) if entry['claim'] in (args.names or claims)]
+    entries = [entry for entry in verdicts if entry['claim'] in (args.names or claims)]
     if args.png:
         from sinklab.report import pictures
 
@@ -280,12 +283,10 @@ def print_verdicts(args: argparse.Namespace, claims: dict, claims_data: dict) ->
         tested_entries = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
         cells = [report.format_brief_cells(entry, claims[entry['claim']]) for entry in tested_entries]
         if cells:
-            sweep.print_table_with_note(
-                list(report.BRIEF_HEADINGS), cells, f'{report.LEGEND}; all at size {claims_data["size"]}.'
-            )
+            sweep.print_table_with_note(list(report.BRIEF_HEADINGS), cells, f'{report.LEGEND}; all at size {size}.')
         for verdict in ('not testable here', 'not run'):
             for line in report.format_verdict_names(entries, verdict):
                 sweep.print_wrapped(line)
         sweep.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}')
-        if claims_data['size'] == 'smoke':
+        if size == 'smoke':
             sweep.print_wrapped('At size smoke nothing is learned, so these verdicts say nothing about the claims.')
