@@ -7,6 +7,7 @@ times the length in this file, so that the probe fits into a quarter of it. The 
 those of Barbero et al., with the lengths and the model of their paper.
 """
 
+from sinklab.configs.attention import ROWS as ATTENTION
 from sinklab.configs.sizes import QUICKSTART, SIZES, SMOKE
 from sinklab.configs.table import scale, table
 
@@ -20,7 +21,7 @@ def make_row(share):
 
 
 ROWS = {
-    'full': dict(diff={}, published={}, source=SOURCE, note='The length of the size.'),
+    'full': ATTENTION['softmax'] | dict(note='The length of the size.'),
     'half': make_row(2),
     'quarter': make_row(4),
 }

@@ -18,6 +18,7 @@ Each hypothesis is a prediction about rows of this file that can fail. docs/resu
 from sinklab.configs.attention import ROWS as ATTENTION
 from sinklab.configs.claims import BASELINE_ROW, GU_ICLR, GU_V1, LOSS_METRIC, SINK_METRIC, exclude_sizes, make_claim
 from sinklab.configs.columns import ROWS as COLUMNS
+from sinklab.configs.optimization import ROWS as OPTIMIZATION
 from sinklab.configs.table import scale, table
 
 AS_MANY_TOKENS = scale('optimizer.batch_size', 1 / 4) | scale('optimizer.steps', 4)
@@ -28,12 +29,21 @@ def make_row(*diffs):
     return dict(diff=diff, published={}, source='this project', note='not published')
 
 
+def make_decay_row(decay, row):
+    """Return a row with this weight decay at every size, and the published numbers of `row`."""
+    diff = {'optimizer.weight_decay': decay}
+    return dict(diff=diff, published=row['published'], source=row['source'], note='the same decay at every size')
+
+
 def make_rate(factor):
     return scale('optimizer.peak_learning_rate', factor)
 
 
 ROWS = {
-    **{f'decay_{decay}': make_row({'optimizer.weight_decay': decay}) for decay in (0.1, 0.5, 1.0, 2.0)},
+    'decay_0.1': make_decay_row(0.1, ATTENTION['softmax']),
+    'decay_0.5': make_decay_row(0.5, OPTIMIZATION['decay_0.5']),
+    'decay_1.0': make_decay_row(1.0, OPTIMIZATION['decay_1']),
+    'decay_2.0': make_decay_row(2.0, OPTIMIZATION['decay_2']),
     'batch_tokens': make_row(AS_MANY_TOKENS),
     'batch_tokens_half_rate': make_row(AS_MANY_TOKENS, make_rate(1 / 2)),
     'sigmoid_gain': make_row(ATTENTION['sigmoid']['diff'], {'model.attention.gain': 1 / 16}),

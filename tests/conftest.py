@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from emulators import KINDS, Bucket, Emulators
 from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache as jax_compilation_cache
 from ml_collections import ConfigDict
 
 from sinklab import compilation_cache
@@ -54,9 +55,10 @@ jax.config.update('jax_num_cpu_devices', 4)
 if 'SINKLAB_TESTS_COMPILED' not in os.environ:
     os.environ['SINKLAB_TESTS_COMPILED'] = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, os.environ['SINKLAB_TESTS_COMPILED'], ignore_errors=True)
-for name, value in dict(
+CACHE_SETTINGS = dict(
     jax_compilation_cache_dir=os.environ['SINKLAB_TESTS_COMPILED'], jax_persistent_cache_min_compile_time_secs=0.1
-).items():
+)
+for name, value in CACHE_SETTINGS.items():
     os.environ[name.upper()] = str(value)
     jax.config.update(name, value)
 compilation_cache.install_verified_cache()  # before the first test compiles, so that all entries have one format
@@ -169,6 +171,17 @@ def draw_params(spec: Spec, deviation: float = 0.4) -> dict:
 def token_cache(tmp_path_factory, monkeypatch):
     """Set one token cache for all tests, apart from the cache of the user."""
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path_factory.getbasetemp() / 'cache'))
+
+
+@pytest.fixture(autouse=True)
+def compilation_cache_settings():
+    """Restore the compilation cache of all tests after a command that ran in this process with its own."""
+    yield
+    settings = {**CACHE_SETTINGS, 'jax_enable_compilation_cache': True}
+    if any(getattr(jax.config, name) != value for name, value in settings.items()):
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        jax_compilation_cache.reset_cache()  # it remembers whether it is enabled
 
 
 @pytest.fixture

@@ -137,6 +137,15 @@ softpick  0  340  46.97
 = attention: first_token_argmax_rate kurtosis
 softmax_off_by_one  0.022  244.7
 
+= context_length: sink/1 valid/loss
+full  18.18  3.73
+
+= hypotheses: sink/1 valid/loss
+decay_0.1  18.18  3.73
+decay_0.5  41.08  3.80
+decay_1.0  37.71  3.90
+decay_2.0   6.13  4.23
+
 = scale: sink/1 valid/loss
 softmax_60m  18.18  3.73
 sigmoid_60m   0.44  3.70
