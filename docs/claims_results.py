@@ -140,7 +140,7 @@ def format_claim_table(table: str, entries_by_size: Mapping[str, dict], with_ope
 
 
 def format_summary(entries_by_size: Mapping[str, dict]) -> str:
-    """Format the counts of verdicts and the sign test of each size."""
+    """Format the counts of verdicts, the sign test and the training time of each size."""
     lines = []
     for size, entries in entries_by_size.items():
         few = [entry for entry in entries.values() if entry['verdict'] == 'too few seeds']
@@ -153,14 +153,39 @@ def format_summary(entries_by_size: Mapping[str, dict]) -> str:
             else ''
         )
         counts = report.format_counts(list(entries.values()))
-        lines.append(f'- **`{size}`**: {counts} {few_text}{report.format_sign_test(list(entries.values()))}\n')
+        lines.append(
+            f'- **`{size}`**: {counts} {few_text}{report.format_sign_test(list(entries.values()))}'
+            f'{format_hours(load_results(size))}\n'
+        )
     return ''.join(lines)
+
+
+def list_end_metrics(claims_data: dict, row: str) -> list[dict[str, float]]:
+    """List the metrics at the end of all runs of a row, in the order of the seeds."""
+    runs = results.expand_same_rows(claims_data).get(row, {})
+    return [runs[seed]['end'] for seed in sorted(runs, key=int)]
 
 
 def list_values(claims_data: dict, row: str, metric: str) -> list[float]:
     """List the values of a metric at the end of all runs of a row, in the order of the seeds."""
-    runs = results.expand_same_rows(claims_data).get(row, {})
-    return [runs[seed]['end'][metric] for seed in sorted(runs, key=int) if metric in runs[seed]['end']]
+    return [metrics[metric] for metrics in list_end_metrics(claims_data, row) if metric in metrics]
+
+
+def format_largest_norm_ratio(metrics: Mapping[str, float], num_layers: int) -> str:
+    """Format the largest ratio of norms after a block, with `≥` if it was not recorded after each block."""
+    ratios = [value for name, value in metrics.items() if name.startswith('norm/ratio/')]
+    if not ratios:
+        return '-'
+    return f'{"" if len(ratios) == num_layers else "≥ "}{max(ratios):.1f}'
+
+
+def format_hours(claims_data: dict) -> str:
+    """Format the training time of the runs in which it was recorded."""
+    runs = [measured for seeds in claims_data['runs'].values() for measured in seeds.values()]
+    seconds = [measured['end']['seconds'] for measured in runs if 'seconds' in measured['end']]
+    if not seconds:
+        return ''
+    return f' Training time: {sum(seconds) / 3600:.1f} hours for the {len(seconds)} of {len(runs)} runs that have it.'
 
 
 def get_size_row(name: str, suffix: str) -> str:
@@ -168,7 +193,7 @@ def get_size_row(name: str, suffix: str) -> str:
 
 
 def format_size_table(claims_data: dict) -> str:
-    """Format the batch size, Sink_1, the step of emergence and the loss of each model size."""
+    """Format the batch size, Sink_1, the step of emergence, the norm ratio and the loss of each model size."""
     rows = []
     for suffix in ('_equal_tokens', ''):
         for name in model_size.SHAPES:
@@ -177,19 +202,22 @@ def format_size_table(claims_data: dict) -> str:
             if not sinks:
                 continue
             steps = list_values(claims_data, row, 'emergence/step')
-            batch_size = config_flags.load_spec(claims_command.get_config_path(row), [], 'small')[
-                0
-            ].optimizer.batch_size
+            spec, _ = config_flags.load_spec(claims_command.get_config_path(row), [], 'small')
             rows.append(
                 [
                     name.upper(),
-                    str(batch_size),
+                    str(spec.optimizer.batch_size),
                     ', '.join(f'{sink:.1f}' for sink in sinks),
                     f'{np.median(steps):.0f}' if len(steps) == len(sinks) else f'{len(steps)} of {len(sinks)} seeds',
+                    ', '.join(
+                        format_largest_norm_ratio(metrics, spec.model.layers)
+                        for metrics in list_end_metrics(claims_data, row)
+                    ),
                     f'{np.mean(list_values(claims_data, row, "valid/loss")):.2f}',
                 ]
             )
-    headings = ['parameters', 'batch size', 'Sink_1 of each seed (%)', 'median step of emergence', 'mean loss']
+    headings = ['parameters', 'batch size', 'Sink_1 of each seed (%)', 'median step of emergence']
+    headings += ['largest norm ratio of each seed', 'mean loss']
     return format_table(headings, rows)
 
 

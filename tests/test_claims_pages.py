@@ -127,6 +127,22 @@ def test_size_table_has_line_with_batch_size_of_each_measured_row():
     assert {line.split('|')[2].strip() for line in lines} == {'32'}
 
 
+def test_norm_ratio_is_lower_bound_unless_recorded_after_each_block():
+    ratios = {'norm/ratio/01': 2.0, 'norm/ratio/02': 3.14, 'sink/1': 9.0}
+    assert claims_results.format_largest_norm_ratio(ratios, 2) == '3.1'
+    assert claims_results.format_largest_norm_ratio(ratios, 3) == '≥ 3.1'
+    assert claims_results.format_largest_norm_ratio({'sink/1': 9.0}, 2) == '-'
+
+
+def test_hours_are_those_of_runs_with_recorded_time():
+    runs = {
+        'a:b': {'0': dict(end={'seconds': 1800.0}), '1': dict(end={})},
+        'a:c': {'0': dict(end={'seconds': 5400.0})},
+    }
+    assert '2.0 hours for the 2 of 3 runs' in claims_results.format_hours(dict(runs=runs))
+    assert claims_results.format_hours(dict(runs={'a:b': {'0': dict(end={})}})) == ''
+
+
 def test_readme_table_has_mean_and_deviation_of_each_size(monkeypatch):
     monkeypatch.setattr(claims_results, 'README_CLAIMS', ('sigmoid',))
     data = {

@@ -9,7 +9,7 @@ from conftest import make_tiny_spec
 
 from sinklab.cli.claims import find_first_equal_rows, format_changes
 from sinklab.cli.main import main
-from sinklab.report.claims import Operand
+from sinklab.report.claims import Operand, read_claim_metrics
 from sinklab.run_dir import RunDir
 from sinklab.sweep import results
 from sinklab.sweep.plan import SweepRun
@@ -40,6 +40,23 @@ def test_identical_rows_are_trained_once_even_if_requested_separately(monkeypatc
     second_results = add_distinct_runs(monkeypatch, first_results, specs | {'B': make_tiny_spec(seed=3)})
     assert second_results['same'] == {}
     assert second_results['configs'] == first_results['configs'] | {'B': {'seed': 3}}
+
+
+def test_metrics_that_match_a_pattern_are_read_before_training_and_at_the_end(tmp_path):
+    """Check that metrics of other names are left out, and that a diverged run has no final metrics."""
+    (tmp_path / 'config.json').write_text(json.dumps(dict(optimizer=dict(steps=2), model=dict(vocabulary=9))))
+    first, last = (
+        {'norm/ratio/01': 1.0, 'norm/ratio/02': 2.0, 'norm/key/1': 9.0},
+        {'norm/ratio/01': 3.0, 'seconds': 7.0},
+    )
+    (tmp_path / 'metrics.jsonl').write_text(
+        ''.join(f'{json.dumps(record)}\n' for record in ({'step': 0, 'seconds': 1.0} | first, {'step': 2} | last))
+    )
+    patterns = {'norm/ratio/*', 'seconds'}
+    start = {'norm/ratio/01': 1.0, 'norm/ratio/02': 2.0, 'seconds': 1.0}
+    end = {'norm/ratio/01': 3.0, 'norm/ratio/02': 2.0, 'seconds': 7.0}
+    assert read_claim_metrics(RunDir(tmp_path), 'done', patterns) == dict(outcome='done', start=start, end=end)
+    assert read_claim_metrics(RunDir(tmp_path), 'diverged', patterns | {'fails'})['end'] == {'fails': 1.0}
 
 
 def test_row_without_runs_has_runs_of_row_with_equal_config(monkeypatch):

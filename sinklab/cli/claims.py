@@ -32,7 +32,8 @@ from sinklab.sweep.run import split_cores
 DEFAULT_SIZE = 'quickstart'
 DEFAULT_NUM_SEEDS = 5
 TEST_HINT = 'To test one of them: sinklab claims NAME --workdir=DIR'
-EXTRA_METRICS = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step'}  # saved besides those of claims
+# Patterns of the metrics that are saved besides those of claims.
+EXTRA_METRICS = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step', 'norm/ratio/*', 'seconds'}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """Claims as contrasts of two metrics of runs, paired by seed, and the resulting verdicts."""
 
 import dataclasses
+import fnmatch
 from collections.abc import Mapping
 from typing import Literal
 
@@ -111,13 +112,14 @@ class Claim:
         return f'{self.of} {COMPARISON_WORDS[self.way]} {self.than}' if self.of else ''
 
 
-def read_claim_metrics(run_dir: RunDir, outcome: str, metric_names: set[str]) -> dict:
+def read_claim_metrics(run_dir: RunDir, outcome: str, metric_patterns: set[str]) -> dict:
     """Read the outcome of a run and its metrics before the first step and at the end.
 
     Args:
         run_dir: The folder of the run.
         outcome: The outcome of the run, such as `done` or `diverged`.
-        metric_names: The metrics to keep. A metric that the run did not record is left out.
+        metric_patterns: The metrics to keep, as patterns such as `norm/ratio/*`. A metric that the run did not record
+            is left out.
 
     Returns:
         The fields `outcome`, `start` and `end`. For any outcome but `done`, the only metric of `end` is `fails`,
@@ -131,7 +133,11 @@ def read_claim_metrics(run_dir: RunDir, outcome: str, metric_names: set[str]) ->
     first_metrics = compute_run_metrics([record for record in records if record['step'] == 0], None)
     last_metrics = compute_run_metrics(records, vocabulary) if outcome == 'done' else dict(fails=1.0)
     start, end = (
-        {name: metrics[name] for name in sorted(metric_names & metrics.keys())}
+        {
+            name: metrics[name]
+            for name in sorted(metrics)
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in metric_patterns)
+        }
         for metrics in (first_metrics, last_metrics)
     )
     return dict(outcome=outcome, start=start, end=end)

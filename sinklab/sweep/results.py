@@ -126,7 +126,7 @@ def get_base_config(configs: dict[str, dict]) -> dict:
 
 
 def add_runs(
-    results: dict, specs: Mapping[str, Spec], same: dict[str, str], runs: list[SweepRun], metric_names: set[str]
+    results: dict, specs: Mapping[str, Spec], same: dict[str, str], runs: list[SweepRun], metric_patterns: set[str]
 ) -> dict:
     """Return the content of claims.json with the metrics of the runs that are done or diverged.
 
@@ -135,13 +135,13 @@ def add_runs(
         specs: {row: config}.
         same: {row: first row with the same runs}.
         runs: The runs of the sweep.
-        metric_names: The metrics that claims need.
+        metric_patterns: The metrics to keep, as patterns such as `norm/ratio/*`.
     """
     measured_runs = {row: dict(seeds) for row, seeds in results['runs'].items()}
     for run in runs:
         if run.outcome in ('done', 'diverged'):
             measured_runs.setdefault(run.row, {})[str(run.seed)] = read_claim_metrics(
-                run.run_dir, run.outcome, metric_names
+                run.run_dir, run.outcome, metric_patterns
             )
     same_rows = {row: first_row for row, first_row in (results['same'] | same).items() if row != first_row}
     configs = dict(results['configs'])
