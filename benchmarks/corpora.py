@@ -157,7 +157,10 @@ def find_package(package: str, version: str, folder: Path) -> Path:
             subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError) as error:
             reason = getattr(error, 'stderr', '') or str(error)
-            sys.exit(f'{package} {version} cannot be downloaded: {reason.strip()}; put {name} into --packages=DIR')
+            sys.exit(
+                f'{package} {version} cannot be downloaded: {reason.strip()}; '
+                f'run apt-get update, or put {name} into --packages=DIR'
+            )
     return folder / name
 
 
