@@ -2,6 +2,7 @@
 
     python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --jobs=2
     python -m benchmarks.emergence_order runs/switch/softmax-0 runs/switch/sigmoid_apple-0 --write
+    python -m benchmarks.emergence_order runs/switch/softmax-0 --heads=docs/results/emergence_heads.png
 
 The script reads the probes of finished runs. A sink head has a mean alpha_1 above 0.3 at the last probe. Four
 quantities are followed over training in each layer with sink heads:
@@ -15,7 +16,7 @@ quantities are followed over training in each layer with sink heads:
 The step of a quantity is that of the first probe from which on it stays beyond half of its change over the run. A
 quantity that changes by less than MIN_CHANGES, or to the other side, has none. `start` and `end` are means over all
 layers and heads. --write writes docs/results/emergence_order.json and .png, and the tables of mechanism.md; the
-picture has the runs with sink heads.
+picture has the runs with sink heads. --heads draws the quantities of each head and layer of the first run.
 """
 
 import argparse
@@ -39,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('runs', nargs='+', type=Path)
     parser.add_argument('--write', action='store_true')
+    parser.add_argument('--heads', type=Path, metavar='PNG')
     args = parser.parse_args()
     results = {path.name: measure_run(path) for path in args.runs}
     for name, result in results.items():
@@ -52,6 +54,8 @@ def main() -> None:
         (RESULTS / 'emergence_order.json').write_text(json.dumps(content, indent=1) + '\n')
         write_part(RESULTS / 'mechanism.md', 'order', format_results(content))
         draw_curves([path for path in args.runs if results[path.name]['layers']], RESULTS / 'emergence_order.png')
+    if args.heads:
+        draw_heads(args.runs[0], args.heads)
 
 
 def read_quantities(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -173,6 +177,38 @@ def draw_curves(paths: list[Path], output: Path) -> None:
         axis.set_xlabel('step')
     axes[0, 0].set_ylabel('share of the change over the run')
     axes[0, 0].set_ylim(-0.3, 1.4)
+    axes[0, 0].legend(fontsize='small')
+    figure.tight_layout()
+    figure.savefig(output, dpi=150)
+
+
+def draw_heads(path: Path, output: Path) -> None:
+    """Draw the quantities of a run over training: a line for each head, or for each layer, in the color of its layer.
+
+    Lines of sink heads, and of layers that have one, are thick.
+    """
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    steps, quantities = read_quantities(path)
+    is_sink_LH = quantities['attention'][-1] > SINK_THRESHOLD
+    num_layers, num_heads = is_sink_LH.shape
+    colors = plt.get_cmap('viridis')(np.linspace(0, 0.9, num_layers))
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True)
+    for axis, (name, values_NLH) in zip(axes.flat, quantities.items(), strict=True):
+        is_per_layer = name in ('hidden state', 'value')
+        for layer in range(num_layers):
+            for head in range(1 if is_per_layer else num_heads):
+                is_sink = is_sink_LH[layer].any() if is_per_layer else is_sink_LH[layer, head]
+                label = f'layer {layer + 1}' if head == 0 else None
+                axis.plot(
+                    steps, values_NLH[:, layer, head], color=colors[layer], lw=2 if is_sink else 0.6, label=label
+                )
+        axis.set_title(f'{name} (each {"layer" if is_per_layer else "head"})')
+    for axis in axes[1]:
+        axis.set_xlabel('step')
     axes[0, 0].legend(fontsize='small')
     figure.tight_layout()
     figure.savefig(output, dpi=150)

@@ -195,6 +195,27 @@ def test_fork_has_attention_of_other_row(arm):
     assert load(arm, overrides) != load(arm, [])
 
 
+def test_quantities_and_picture_come_from_probes(tmp_path):
+    """Check the ratios of first and other tokens, and that layers read the hidden state of the block before."""
+    (tmp_path / 'probe').mkdir()
+    for step in range(emergence_order.LAST_PROBES):
+        np.savez(
+            tmp_path / 'probe' / f'{step}.npz',
+            alpha_LPHJ=np.full((2, 3, 2, 4), 0.4),
+            cos_LH2=np.tile([0.5, 0.2], (2, 2, 1)),
+            norm_LT=np.array([[6.0, 1, 3], [9, 9, 9]]),
+            value_LT=np.array([[1.0, 2, 2], [3, 1, 1]]),
+        )
+    steps, quantities = emergence_order.read_quantities(tmp_path)
+    assert steps.tolist() == [0, 1, 2, 3, 4]
+    np.testing.assert_allclose(quantities['direction'], np.full((5, 2, 2), 0.3))
+    np.testing.assert_allclose(quantities['attention'], np.full((5, 2, 2), 0.4))
+    np.testing.assert_allclose(quantities['hidden state'][0], [[np.nan, np.nan], [3, 3]])
+    np.testing.assert_allclose(quantities['value'][0], [[0.5, 0.5], [3, 3]])
+    emergence_order.draw_heads(tmp_path, tmp_path / 'heads.png')
+    assert (tmp_path / 'heads.png').read_bytes().startswith(b'\x89PNG')
+
+
 @pytest.mark.parametrize(('kind', 'is_finished'), [('done', True), ('stopped', False), (None, False)])
 def test_stopped_run_is_not_finished(tmp_path, kind, is_finished):
     if kind:
