@@ -193,8 +193,16 @@ ARCHITECTURE = {
         f'position_{row}': make_presence_claim(
             f'It is there: positions {row}.', f'{GU_V1}, Table 2', f'positions:{row}'
         )
-        for row in ('none', 'absolute', 'learned', 'relative_paper_code', 'alibi')
+        for row in ('none', 'absolute', 'learned', 'alibi')
     },
+    # Its position bias alone makes a sink, before training (configs/positions.py).
+    'position_relative_paper_code': make_claim(
+        'It is there: positions relative_paper_code.',
+        f'{GU_V1}, Table 2',
+        'positions:relative_paper_code',
+        '>',
+        ('positions:none', SINK_METRIC, 'start'),
+    ),
     **{
         f'ffn_{row}': make_presence_claim(f'It is there: FFN {row}.', f'{GU_V1}, Table 8', f'blocks:{row}')
         for row in ('relu', 'geglu')
