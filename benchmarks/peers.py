@@ -217,7 +217,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument('--rounds', type=parse_count, default=20)
     parser.add_argument('--steps', type=parse_count, default=4, help='of each in a round')
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.data and args.batch % args.data:
+        parser.error(f'--batch={args.batch} is not a multiple of --data={args.data}; change one of them')
+    return args
 
 
 def compare_peers(args: argparse.Namespace) -> None:

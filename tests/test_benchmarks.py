@@ -80,6 +80,16 @@ def test_pytorch_peer_has_as_many_parameters_and_threads_as_ours(monkeypatch):
     assert torch.get_num_threads() == 1
 
 
+def test_peers_benchmark_refuses_batch_that_devices_do_not_divide(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    peers = importlib.import_module('peers')
+    monkeypatch.setattr('sys.argv', ['peers.py', '--batch=3', '--data=2'])
+    with pytest.raises(SystemExit) as raised:
+        peers.parse_arguments()
+    assert raised.value.code == 2
+    assert '--batch=3' in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_peers_benchmark_names_unknown_and_missing_peers(monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(BENCHMARKS)
     peers = importlib.import_module('peers')
