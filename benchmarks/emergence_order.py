@@ -2,7 +2,7 @@
 
     python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --jobs=2
     python -m benchmarks.emergence_order runs/switch/softmax-0 runs/switch/sigmoid_apple-0 --write
-    python -m benchmarks.emergence_order runs/switch/softmax-0 --heads=docs/results/emergence_heads.png
+    python -m benchmarks.emergence_order runs/switch/softmax-0 --heads-png=heads.png
 
 The script reads the probes of finished runs. A sink head has a mean alpha_1 above 0.3 at the last probe. Four
 quantities are followed over training in each layer with sink heads:
@@ -16,7 +16,7 @@ quantities are followed over training in each layer with sink heads:
 The step of a quantity is that of the first probe from which on it stays beyond half of its change over the run. A
 quantity that changes by less than MIN_CHANGES, or to the other side, has none. `start` and `end` are means over all
 layers and heads. --write writes docs/results/emergence_order.json and .png, and the tables of mechanism.md; the
-picture has the runs with sink heads. --heads draws the quantities of each head and layer of the first run.
+picture has the runs with sink heads. --heads-png draws the quantities of each head and layer of a run.
 """
 
 import argparse
@@ -40,8 +40,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('runs', nargs='+', type=Path)
     parser.add_argument('--write', action='store_true')
-    parser.add_argument('--heads', type=Path, metavar='PNG')
+    parser.add_argument('--heads-png', type=Path, metavar='FILE', help='draw each head and layer of a single run')
     args = parser.parse_args()
+    if args.heads_png and len(args.runs) != 1:
+        parser.error(f'--heads-png draws one run, but {len(args.runs)} are given; give one')
     results = {path.name: measure_run(path) for path in args.runs}
     for name, result in results.items():
         print(f'{name}: end {result["end"]}')
@@ -54,8 +56,8 @@ def main() -> None:
         (RESULTS / 'emergence_order.json').write_text(json.dumps(content, indent=1) + '\n')
         write_part(RESULTS / 'mechanism.md', 'order', format_results(content))
         draw_curves([path for path in args.runs if results[path.name]['layers']], RESULTS / 'emergence_order.png')
-    if args.heads:
-        draw_heads(args.runs[0], args.heads)
+    if args.heads_png:
+        draw_heads(args.runs[0], args.heads_png)
 
 
 def read_quantities(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -183,9 +185,9 @@ def draw_curves(paths: list[Path], output: Path) -> None:
 
 
 def draw_heads(path: Path, output: Path) -> None:
-    """Draw the quantities of a run over training: a line for each head, or for each layer, in the color of its layer.
+    """Draw the quantities of each head or layer of a run over training.
 
-    Lines of sink heads, and of layers that have one, are thick.
+    A line has the color of its layer. Lines of sink heads, and of layers that have one, are thick.
     """
     import matplotlib
 

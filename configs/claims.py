@@ -195,13 +195,10 @@ ARCHITECTURE = {
         )
         for row in ('none', 'absolute', 'learned', 'alibi')
     },
-    # Its position bias alone makes a sink, before training (configs/positions.py).
-    'position_relative_paper_code': make_claim(
+    'position_relative_paper_code': make_untestable_claim(
         'It is there: positions relative_paper_code.',
         f'{GU_V1}, Table 2',
-        'positions:relative_paper_code',
-        '>',
-        ('positions:none', SINK_METRIC, 'start'),
+        'is of a position bias that alone makes a sink, before training: configs/positions.py',
     ),
     **{
         f'ffn_{row}': make_presence_claim(f'It is there: FFN {row}.', f'{GU_V1}, Table 8', f'blocks:{row}')

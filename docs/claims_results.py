@@ -155,7 +155,7 @@ def format_summary(entries_by_size: Mapping[str, dict]) -> str:
         counts = report.format_counts(list(entries.values()))
         lines.append(
             f'- **`{size}`**: {counts} {few_text}{report.format_sign_test(list(entries.values()))}'
-            f'{format_hours(load_results(size))}\n'
+            f'{format_training_time(load_results(size))}\n'
         )
     return ''.join(lines)
 
@@ -179,13 +179,17 @@ def format_largest_norm_ratio(metrics: Mapping[str, float], num_layers: int) -> 
     return f'{"" if len(ratios) == num_layers else "≥ "}{max(ratios):.1f}'
 
 
-def format_hours(claims_data: dict) -> str:
-    """Format the training time of the runs in which it was recorded."""
+def format_training_time(claims_data: dict) -> str:
+    """Format the sum of the training times of all runs that recorded them."""
     runs = [measured for seeds in claims_data['runs'].values() for measured in seeds.values()]
     seconds = [measured['end']['seconds'] for measured in runs if 'seconds' in measured['end']]
     if not seconds:
         return ''
-    return f' Training time: {sum(seconds) / 3600:.1f} hours for the {len(seconds)} of {len(runs)} runs that have it.'
+    hours = sum(seconds) / 3600
+    return (
+        f' Training times of {len(seconds)} of {len(runs)} runs, several of which ran at once, add up to {hours:.1f} '
+        'hours.'
+    )
 
 
 def get_size_row(name: str, suffix: str) -> str:
@@ -198,8 +202,8 @@ def format_size_table(claims_data: dict) -> str:
     for suffix in ('_equal_tokens', ''):
         for name in model_size.SHAPES:
             row = get_size_row(name, suffix)
-            sinks = list_values(claims_data, row, 'sink/1')
-            if not sinks:
+            finished = [metrics for metrics in list_end_metrics(claims_data, row) if 'sink/1' in metrics]
+            if not finished:
                 continue
             steps = list_values(claims_data, row, 'emergence/step')
             spec, _ = config_flags.load_spec(claims_command.get_config_path(row), [], 'small')
@@ -207,12 +211,11 @@ def format_size_table(claims_data: dict) -> str:
                 [
                     name.upper(),
                     str(spec.optimizer.batch_size),
-                    ', '.join(f'{sink:.1f}' for sink in sinks),
-                    f'{np.median(steps):.0f}' if len(steps) == len(sinks) else f'{len(steps)} of {len(sinks)} seeds',
-                    ', '.join(
-                        format_largest_norm_ratio(metrics, spec.model.layers)
-                        for metrics in list_end_metrics(claims_data, row)
-                    ),
+                    ', '.join(f'{metrics["sink/1"]:.1f}' for metrics in finished),
+                    f'{np.median(steps):.0f}'
+                    if len(steps) == len(finished)
+                    else f'{len(steps)} of {len(finished)} seeds',
+                    ', '.join(format_largest_norm_ratio(metrics, spec.model.layers) for metrics in finished),
                     f'{np.mean(list_values(claims_data, row, "valid/loss")):.2f}',
                 ]
             )

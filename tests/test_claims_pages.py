@@ -134,13 +134,15 @@ def test_norm_ratio_is_lower_bound_unless_recorded_after_each_block():
     assert claims_results.format_largest_norm_ratio({'sink/1': 9.0}, 2) == '-'
 
 
-def test_hours_are_those_of_runs_with_recorded_time():
+def test_training_time_is_that_of_runs_that_recorded_it():
     runs = {
         'a:b': {'0': dict(end={'seconds': 1800.0}), '1': dict(end={})},
         'a:c': {'0': dict(end={'seconds': 5400.0})},
     }
-    assert '2.0 hours for the 2 of 3 runs' in claims_results.format_hours(dict(runs=runs))
-    assert claims_results.format_hours(dict(runs={'a:b': {'0': dict(end={})}})) == ''
+    text = claims_results.format_training_time(dict(runs=runs))
+    assert '2 of 3 runs' in text
+    assert '2.0 hours' in text
+    assert claims_results.format_training_time(dict(runs={'a:b': {'0': dict(end={})}})) == ''
 
 
 def test_readme_table_has_mean_and_deviation_of_each_size(monkeypatch):
@@ -195,25 +197,48 @@ def test_fork_has_attention_of_other_row(arm):
     assert load(arm, overrides) != load(arm, [])
 
 
-def test_quantities_and_picture_come_from_probes(tmp_path):
-    """Check the ratios of first and other tokens, and that layers read the hidden state of the block before."""
+@pytest.fixture
+def probed_run(tmp_path):
+    """A run of two layers and two heads with equal probes; head 1 of layer 1 and head 2 of layer 2 are sink heads."""
     (tmp_path / 'probe').mkdir()
+    alpha_LPHJ = np.zeros((2, 3, 2, 4))
+    alpha_LPHJ[..., 0] = [[[0.4, 0.1]] * 3, [[0.2, 0.6]] * 3]
     for step in range(emergence_order.LAST_PROBES):
         np.savez(
             tmp_path / 'probe' / f'{step}.npz',
-            alpha_LPHJ=np.full((2, 3, 2, 4), 0.4),
-            cos_LH2=np.tile([0.5, 0.2], (2, 2, 1)),
+            alpha_LPHJ=alpha_LPHJ,
+            cos_LH2=np.stack([[[0.5, 0.6], [0.7, 0.8]], np.full((2, 2), 0.2)], -1),
             norm_LT=np.array([[6.0, 1, 3], [9, 9, 9]]),
             value_LT=np.array([[1.0, 2, 2], [3, 1, 1]]),
         )
-    steps, quantities = emergence_order.read_quantities(tmp_path)
+    return tmp_path
+
+
+def test_quantities_are_read_from_probes(probed_run):
+    """Check ratios of the first and the other tokens, and that a layer reads the hidden state of the block before."""
+    steps, quantities = emergence_order.read_quantities(probed_run)
     assert steps.tolist() == [0, 1, 2, 3, 4]
-    np.testing.assert_allclose(quantities['direction'], np.full((5, 2, 2), 0.3))
-    np.testing.assert_allclose(quantities['attention'], np.full((5, 2, 2), 0.4))
-    np.testing.assert_allclose(quantities['hidden state'][0], [[np.nan, np.nan], [3, 3]])
-    np.testing.assert_allclose(quantities['value'][0], [[0.5, 0.5], [3, 3]])
-    emergence_order.draw_heads(tmp_path, tmp_path / 'heads.png')
-    assert (tmp_path / 'heads.png').read_bytes().startswith(b'\x89PNG')
+    for name, expected_LH in {
+        'direction': [[0.3, 0.4], [0.5, 0.6]],
+        'attention': [[0.4, 0.1], [0.2, 0.6]],
+        'hidden state': [[np.nan, np.nan], [3, 3]],
+        'value': [[0.5, 0.5], [3, 3]],
+    }.items():
+        np.testing.assert_allclose(quantities[name], np.broadcast_to(expected_LH, (5, 2, 2)), err_msg=name)
+
+
+def test_picture_of_heads_has_thick_lines_for_sink_heads(probed_run, monkeypatch):
+    """Check the widths of all lines of direction, attention, hidden state and value."""
+    from matplotlib.figure import Figure
+
+    widths = []
+    monkeypatch.setattr(
+        Figure,
+        'savefig',
+        lambda figure, *_, **__: widths.extend([line.get_linewidth() for line in axis.lines] for axis in figure.axes),
+    )
+    emergence_order.draw_heads(probed_run, probed_run / 'heads.png')
+    assert widths == [[2, 0.6, 0.6, 2]] * 2 + [[2, 2]] * 2
 
 
 @pytest.mark.parametrize(('kind', 'is_finished'), [('done', True), ('stopped', False), (None, False)])
@@ -232,6 +257,7 @@ def test_stopped_run_is_not_finished(tmp_path, kind, is_finished):
         (switch_attention, ['--workdir=none', '--jobs=0'], '0 is not a whole number'),
         (switch_attention, ['--workdir=none', '--seeds=x'], 'x'),
         (emergence_order, ['none'], 'none has 0 probes'),
+        (emergence_order, ['a', 'b', '--heads-png=c.png'], '--heads-png draws one run'),
     ],
 )
 def test_experiment_refuses_wrong_argument_without_traceback(capsys, monkeypatch, module, arguments, words):

@@ -32,8 +32,8 @@ from sinklab.sweep.run import split_cores
 DEFAULT_SIZE = 'quickstart'
 DEFAULT_NUM_SEEDS = 5
 TEST_HINT = 'To test one of them: sinklab claims NAME --workdir=DIR'
-# Patterns of the metrics that are saved besides those of claims.
-EXTRA_METRICS = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step', 'norm/ratio/*', 'seconds'}
+# Saved besides the metrics of claims.
+EXTRA_METRIC_PATTERNS = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step', 'norm/ratio/*', 'seconds'}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -215,7 +215,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
             specs,
             first_rows,
             runs,
-            EXTRA_METRICS | {operand.metric for claim in claims.values() for operand in claim.operands},
+            EXTRA_METRIC_PATTERNS | {operand.metric for claim in claims.values() for operand in claim.operands},
         )
         verdicts = compute_verdicts(claims, claims_data)
         results.write_json(args.workdir, results.CLAIMS_FILE, claims_data)

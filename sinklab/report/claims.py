@@ -284,7 +284,7 @@ def count_diverged(claim: Claim, runs: Mapping[str, dict], seed_differences: Map
 def get_published_difference(claim: Claim, published: Mapping[str, dict]) -> float | None:
     """Return the published difference, or None if one of the two values is not published.
 
-    The value before training counts as 0, because no model has a sink before it is trained.
+    The value before training counts as 0, because models of these claims have no sink before they are trained.
     """
     if not claim.of:
         return None
