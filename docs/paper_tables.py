@@ -162,7 +162,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
         ),
     ),
     'Architecture': (
-        PaperEntry('Table 2 (v1)', 'Position encoding', ('positions:*',)),
+        PaperEntry('Table 2 (v1)', 'Position encoding', ('positions:*',), claims=('position_relative_paper_code',)),
         PaperEntry(
             'Table 8 (v1)',
             'Feed-forward network',
