@@ -33,6 +33,7 @@ from sinklab.metrics.sink import SINK_THRESHOLD
 RESULTS = Path(__file__).resolve().parents[1] / 'docs' / 'results'
 # {quantity: its smallest change that counts, with the sign of a sink}.
 MIN_CHANGES = {'direction': 0.2, 'attention': 0.1, 'hidden state': 0.5, 'value': -0.2}
+QUANTITIES_OF_LAYERS = {'hidden state', 'value'}  # equal in all heads of a layer
 LAST_PROBES = 5  # their mean is the end of a quantity, because single probes are noisy
 
 
@@ -87,6 +88,11 @@ def read_quantities(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return np.array([int(file.stem) for file in files]), quantities
 
 
+def find_sink_heads(quantities: dict[str, np.ndarray]) -> np.ndarray:
+    """Return whether each head is a sink head at the last probe, as an array of (layer, head)."""
+    return quantities['attention'][-1] > SINK_THRESHOLD
+
+
 def find_half_step(steps: np.ndarray, values_N: np.ndarray, min_change: float) -> int | None:
     """Return the step of the first probe from which on values stay beyond half of their change.
 
@@ -111,7 +117,7 @@ def find_half_step(steps: np.ndarray, values_N: np.ndarray, min_change: float) -
 def measure_run(path: Path) -> dict:
     """Find the layers with sink heads of a run, and the steps of their quantities."""
     steps, quantities = read_quantities(path)
-    is_sink_LH = quantities['attention'][-1] > SINK_THRESHOLD
+    is_sink_LH = find_sink_heads(quantities)
     layers = [
         dict(layer=int(layer) + 1, heads=[int(head) + 1 for head in np.flatnonzero(is_sink_LH[layer])])
         | {
@@ -170,7 +176,7 @@ def draw_curves(paths: list[Path], output: Path) -> None:
     figure, axes = plt.subplots(1, len(paths), figsize=(3.6 * len(paths), 3.2), sharey=True, squeeze=False)
     for axis, path in zip(axes[0], paths, strict=True):
         steps, quantities = read_quantities(path)
-        is_sink_LH = quantities['attention'][-1] > SINK_THRESHOLD
+        is_sink_LH = find_sink_heads(quantities)
         for name, style in zip(MIN_CHANGES, ('-', '-', '--', ':'), strict=True):
             mean_N = np.nanmean(quantities[name][:, is_sink_LH], -1)
             axis.plot(steps, (mean_N - mean_N[0]) / (mean_N[-LAST_PROBES:].mean() - mean_N[0]), style, label=name)
@@ -195,12 +201,12 @@ def draw_heads(path: Path, output: Path) -> None:
     import matplotlib.pyplot as plt
 
     steps, quantities = read_quantities(path)
-    is_sink_LH = quantities['attention'][-1] > SINK_THRESHOLD
+    is_sink_LH = find_sink_heads(quantities)
     num_layers, num_heads = is_sink_LH.shape
     colors = plt.get_cmap('viridis')(np.linspace(0, 0.9, num_layers))
     figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True)
     for axis, (name, values_NLH) in zip(axes.flat, quantities.items(), strict=True):
-        is_per_layer = name in ('hidden state', 'value')
+        is_per_layer = name in QUANTITIES_OF_LAYERS
         for layer in range(num_layers):
             for head in range(1 if is_per_layer else num_heads):
                 is_sink = is_sink_LH[layer].any() if is_per_layer else is_sink_LH[layer, head]
