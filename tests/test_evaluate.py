@@ -124,6 +124,14 @@ def test_evaluate_rejects_invalid_arguments_with_one_line(finished_run, tasks, c
     assert said in line
 
 
+def test_unknown_task_is_refused_before_model_is_loaded(finished_run, tasks, capsys, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(lm_eval, 'load_lm', loaded.append)
+    assert main(['evaluate', str(finished_run[0]), '--tasks=mine_choise', f'--include={tasks}']) == 1
+    assert 'mine_choise' in capsys.readouterr().err
+    assert not loaded
+
+
 def test_evaluate_names_extra_if_lm_eval_is_missing(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'lm_eval', None)
     monkeypatch.delitem(sys.modules, 'sinklab.analysis.lm_eval')

@@ -347,8 +347,9 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """Evaluate tasks; return the metrics of each task and group under the names of lm-evaluation-harness."""
     os.environ['DISABLE_MULTIPROC'] = '1'  # lm_eval would fork this process, which has threads
-    lm, manager = load_lm(model_ref), load_task_manager(task_names, include_dir)
-    matched_names = manager.match_names(task_names)
+    manager = load_task_manager(task_names, include_dir)
+    matched_names = manager.match_names(task_names)  # before the model, which can take minutes to load
+    lm = load_lm(model_ref)
     with contextlib.redirect_stdout(sys.stderr):
         results = lm_eval.simple_evaluate(
             lm,
