@@ -16,7 +16,8 @@ quantities are followed over training in each layer with sink heads:
 The step of a quantity is that of the first probe from which on it stays beyond half of its change over the run. A
 quantity that changes by less than MIN_CHANGES, or to the other side, has none. `start` and `end` are means over all
 layers and heads. --write writes docs/results/emergence_order.json and .png, and the tables of mechanism.md; the
-picture has the runs with sink heads. --heads-png draws the quantities of each head and layer of a run.
+picture has the runs with sink heads. --heads-png draws the quantities of each head and layer of a run, and writes its
+steps beside the picture, as JSON.
 """
 
 import argparse
@@ -41,7 +42,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('runs', nargs='+', type=Path)
     parser.add_argument('--write', action='store_true')
-    parser.add_argument('--heads-png', type=Path, metavar='FILE', help='draw each head and layer of a single run')
+    parser.add_argument(
+        '--heads-png',
+        type=Path,
+        metavar='FILE',
+        help='draw each head and layer of a single run, and write its steps beside it',
+    )
     args = parser.parse_args()
     if args.heads_png and len(args.runs) != 1:
         parser.error(f'--heads-png draws one run, but {len(args.runs)} are given; give one')
@@ -59,6 +65,7 @@ def main() -> None:
         draw_curves([path for path in args.runs if results[path.name]['layers']], RESULTS / 'emergence_order.png')
     if args.heads_png:
         draw_heads(args.runs[0], args.heads_png)
+        args.heads_png.with_suffix('.json').write_text(json.dumps(results, indent=1) + '\n')
 
 
 def read_quantities(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:

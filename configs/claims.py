@@ -27,7 +27,7 @@ MIN_DIFFERENCES = {
 }
 BARBERO_SOURCE = 'Barbero et al., 2504.02732'
 GU_V1, GU_ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
-WINDOW_REASON = 'is of windows longer than the probed 64 tokens: --size=small'
+WINDOW_REASON = 'needs windows longer than the probed 64 tokens: --size=small'
 
 
 def make_claim(statement, source, row, direction, reference=None, metric=SINK_METRIC, min_difference=None):
@@ -73,92 +73,112 @@ def exclude_sizes(claim, reason, sizes=('quickstart', 'smoke')):
 
 
 EMERGENCE = {
-    'emerges': make_presence_claim('The sink emerges in training.', f'{GU_V1}, Figure 2A', BASELINE_ROW),
+    'emerges': make_presence_claim('A sink emerges in training.', f'{GU_V1}, Figure 2A', BASELINE_ROW),
     'rate_lower': make_claim(
-        'A smaller rate, less of a sink.', f'{GU_ICLR}, Table 9', 'optimization:rate_2e-4_20k', '<'
+        'Half the learning rate gives less of a sink.', f'{GU_ICLR}, Table 9', 'optimization:rate_2e-4_20k', '<'
     ),
     'rate_lowest': make_claim(
-        'A quarter of the rate, less yet.', f'{GU_ICLR}, Table 9', 'optimization:rate_1e-4_20k', '<'
+        'A quarter of the learning rate gives less of a sink.',
+        f'{GU_ICLR}, Table 9',
+        'optimization:rate_1e-4_20k',
+        '<',
     ),
     'rate_higher': make_claim(
-        'A larger rate, more of one.', f'{GU_ICLR}, Table 9', 'optimization:rate_8e-4_20k', '>'
+        'Twice the learning rate gives more of a sink.', f'{GU_ICLR}, Table 9', 'optimization:rate_8e-4_20k', '>'
     ),
     'rate_not_steps': make_claim(
-        'Twice the rate and half the steps: still more.', f'{GU_ICLR}, Table 9', 'optimization:rate_8e-4_10k', '>'
+        'Twice the learning rate for half the steps gives more of a sink.',
+        f'{GU_ICLR}, Table 9',
+        'optimization:rate_8e-4_10k',
+        '>',
     ),
     'steps': make_claim(
-        'Twice the steps, more of one.',
+        'At half the learning rate, twice the steps give more of a sink.',
         f'{GU_ICLR}, Table 9',
         'optimization:rate_2e-4_40k',
         '>',
         ('optimization:rate_2e-4_20k', SINK_METRIC),
     ),
     'batch_small': make_claim(
-        'The batch does not matter: a quarter.', f'{GU_V1}, Table 6', 'optimization:batch_128', '='
+        'A quarter of the batch size gives as much of a sink.', f'{GU_V1}, Table 6', 'optimization:batch_128', '='
     ),
-    'batch_half': make_claim('The batch does not matter: half.', f'{GU_V1}, Table 6', 'optimization:batch_256', '='),
+    'batch_half': make_claim(
+        'Half the batch size gives as much of a sink.', f'{GU_V1}, Table 6', 'optimization:batch_256', '='
+    ),
     'batch_large': make_claim(
-        'The batch does not matter: twice.', f'{GU_V1}, Table 6', 'optimization:batch_1024', '='
+        'Twice the batch size gives as much of a sink.', f'{GU_V1}, Table 6', 'optimization:batch_1024', '='
     ),
     'decay_more': make_claim(
-        'More weight decay, more of a sink.', f'{GU_V1}, Table 1', 'optimization:decay_0.5', '>'
+        'Five times the weight decay gives more of a sink.', f'{GU_V1}, Table 1', 'optimization:decay_0.5', '>'
     ),
     'decay_less': make_claim(
-        'Less weight decay, less of one.', f'{GU_V1}, Table 1', 'optimization:decay_0.01', '<', min_difference=2.0
+        'A tenth of the weight decay gives less of a sink.',
+        f'{GU_V1}, Table 1',
+        'optimization:decay_0.01',
+        '<',
+        min_difference=2.0,
     ),
     'decay_none': make_presence_claim(
-        'Without weight decay there is one.', f'{GU_V1}, Table 1', 'optimization:decay_0'
+        'A sink emerges without weight decay.', f'{GU_V1}, Table 1', 'optimization:decay_0'
     ),
     'decay_too_much': make_claim(
-        'Not monotone: 20 times has less than 5 times.',
+        '20 times the weight decay gives less of a sink than 5 times.',
         f'{GU_V1}, Table 1',
         'optimization:decay_2',
         '<',
         ('optimization:decay_0.5', SINK_METRIC),
     ),
-    'decay_far_too_much': make_claim('50 times has less.', f'{GU_V1}, Table 1', 'optimization:decay_5', '<'),
+    'decay_far_too_much': make_claim(
+        '50 times the weight decay gives less of a sink.', f'{GU_V1}, Table 1', 'optimization:decay_5', '<'
+    ),
 }
 
 DATA = {
     'amount': make_claim(
-        'Little data, less of a sink: a hundredth.',
+        'A hundredth of the data gives less of a sink.',
         f'{GU_V1}, Figure 2C',
         'data:amount_50m',
         '<',
         (NO_FIXED_TOKEN_ROW, SINK_METRIC),
     ),
     'random_1': make_claim(
-        'A random first token, more of a sink.',
+        'A random first token gives more of a sink.',
         f'{GU_V1}, section 5',
         'data:random_1',
         '>',
         (NO_FIXED_TOKEN_ROW, SINK_METRIC),
     ),
     'random_1_10': make_claim(
-        'Ten random tokens: it tends to disappear.',
+        'With ten random first tokens the sink tends to disappear.',
         f'{GU_V1}, section 5',
         'data:random_1_10',
         '<',
         (NO_FIXED_TOKEN_ROW, SINK_METRIC),
     ),
     'random_1_2': make_other_position_claim(
-        'Two random tokens: on the second.', f'{GU_V1}, section 5', 'data:random_1_2', 'sink/2'
+        'With two random first tokens the sink is on the second.', f'{GU_V1}, section 5', 'data:random_1_2', 'sink/2'
     ),
     'fixed_1': make_claim(
-        'A fixed first token, more of a sink.',
+        'A fixed first token gives more of a sink.',
         f'{GU_V1}, Table 7',
         'data:fixed_1',
         '>',
         (NO_FIXED_TOKEN_ROW, SINK_METRIC),
     ),
     'fixed_2': make_other_position_claim(
-        'A token fixed at 2 takes it.', f'{GU_V1}, Table 7', 'data:fixed_2', 'sink/2'
+        'A token fixed at position 2 has more of a sink than the first.',
+        f'{GU_V1}, Table 7',
+        'data:fixed_2',
+        'sink/2',
     ),
     'fixed_3': make_other_position_claim(
-        'A token fixed at 3 takes it.', f'{GU_V1}, Table 7', 'data:fixed_3', 'sink/3'
+        'A token fixed at position 3 has more of a sink than the first.',
+        f'{GU_V1}, Table 7',
+        'data:fixed_3',
+        'sink/3',
     ),
     'prefix': make_claim(
-        'A prefix has it on one of its tokens.',
+        'With a prefix, one of its tokens has a sink.',
         f'{GU_V1}, Figure 3B',
         'objective:prefix_5',
         '>',
@@ -166,21 +186,21 @@ DATA = {
         'sink/prefix',
     ),
     'packing_document': make_claim(
-        'Documents that do not see each other have less of one.',
+        'Attention that stays within documents gives less of a sink.',
         BARBERO_SOURCE,
         'packing:document',
         '<',
         ('packing:causal', SINK_METRIC),
     ),
     'packing_bos': make_claim(
-        'BOS before each document, more.',
+        'BOS before each document gives more of a sink.',
         BARBERO_SOURCE,
         'packing:document_bos',
         '>',
         ('packing:document', SINK_METRIC),
     ),
     'packing_fixed': make_claim(
-        'BOS at the start of each window as well, more.',
+        'BOS before each document and each window gives more of a sink.',
         BARBERO_SOURCE,
         'packing:causal_fixed',
         '>',
@@ -191,55 +211,64 @@ DATA = {
 ARCHITECTURE = {
     **{
         f'position_{row}': make_presence_claim(
-            f'It is there: positions {row}.', f'{GU_V1}, Table 2', f'positions:{row}'
+            f'A sink emerges with {words}.', f'{GU_V1}, Table 2', f'positions:{row}'
         )
-        for row in ('none', 'absolute', 'learned', 'alibi')
+        for row, words in (
+            ('none', 'no positional embedding'),
+            ('absolute', 'absolute positional embeddings'),
+            ('learned', 'learned positional embeddings'),
+            ('alibi', 'ALiBi'),
+        )
     },
     'position_relative_paper_code': make_untestable_claim(
-        'It is there: positions relative_paper_code.',
+        "A sink emerges with the relative positions of the paper's code.",
         f'{GU_V1}, Table 2',
-        'is of a position bias that alone makes a sink, before training: configs/positions.py',
+        'has a position bias that alone makes a sink before training: configs/positions.py',
     ),
     **{
-        f'ffn_{row}': make_presence_claim(f'It is there: FFN {row}.', f'{GU_V1}, Table 8', f'blocks:{row}')
-        for row in ('relu', 'geglu')
+        f'ffn_{row}': make_presence_claim(f'A sink emerges with {words}.', f'{GU_V1}, Table 8', f'blocks:{row}')
+        for row, words in (('relu', 'a ReLU FFN'), ('geglu', 'a GeGLU FFN'))
     },
     **{
         f'heads_{count}': make_presence_claim(
-            f'It is there: heads {count}.', f'{GU_V1}, Table 9', f'blocks:heads_{count}'
+            f'A sink emerges with {words} in each layer.', f'{GU_V1}, Table 9', f'blocks:heads_{count}'
         )
-        for count in (1, 2)
+        for count, words in ((1, 'one head'), (2, 'two heads'))
     },
-    'add': make_presence_claim('It is there where heads are added.', f'{GU_V1}, Table 9', 'blocks:add'),
-    'post_norm': make_presence_claim('It is there with post-norm.', f'{GU_V1}, appendix D.3', 'blocks:post_norm'),
+    'add': make_presence_claim(
+        'A sink emerges if the outputs of heads are added.', f'{GU_V1}, Table 9', 'blocks:add'
+    ),
+    'post_norm': make_presence_claim('A sink emerges with post-norm.', f'{GU_V1}, appendix D.3', 'blocks:post_norm'),
     'sandwich_norm': make_presence_claim(
-        'It is there with sandwich norm.', 'Sun et al., 2603.05498', 'blocks:sandwich_norm'
+        'A sink emerges with sandwich norm.', 'Sun et al., 2603.05498', 'blocks:sandwich_norm'
     ),
-    'qk_norm': make_presence_claim(
-        'It is there with normed queries and keys.', 'Sun et al., 2603.05498', 'blocks:qk_norm'
-    ),
+    'qk_norm': make_presence_claim('A sink emerges with QK norm.', 'Sun et al., 2603.05498', 'blocks:qk_norm'),
     'head_norm': make_claim(
-        'A norm of each head suppresses it.', '2605.06611', 'blocks:head_norm', '<', (EIGHT_HEADS_ROW, SINK_METRIC)
+        'A norm of the output of each head suppresses the sink.',
+        '2605.06611',
+        'blocks:head_norm',
+        '<',
+        (EIGHT_HEADS_ROW, SINK_METRIC),
     ),
     'gate_elementwise': make_claim(
-        'A gate of each element suppresses it.',
+        'A gate of each element of the attention output suppresses the sink.',
         'Qiu et al., 2505.06708',
         'blocks:gate_elementwise',
         '<',
         (EIGHT_HEADS_ROW, SINK_METRIC),
     ),
     'gate_headwise': make_claim(
-        'So does one of each head.',
+        'A gate of each head suppresses the sink.',
         'Qiu et al., 2505.06708',
         'blocks:gate_headwise',
         '<',
         (EIGHT_HEADS_ROW, SINK_METRIC),
     ),
     'gate_shared': make_presence_claim(
-        'One that heads share does not.', 'Qiu et al., 2505.06708', 'blocks:gate_shared'
+        'A sink emerges with a gate that heads share.', 'Qiu et al., 2505.06708', 'blocks:gate_shared'
     ),
     'gate_value_state': make_claim(
-        'A gate of values suppresses it.',
+        'A gate of values suppresses the sink.',
         '2510.09017',
         'blocks:gate_value_state',
         '<',
@@ -247,26 +276,36 @@ ARCHITECTURE = {
     ),
 }
 
+LEARNED_KV_NAMES = {'sink_token': 'a sink token', 'kv': 'a KV bias', 'k': 'a K bias'}  # {row: name in the paper}
+
 LEARNED_KV = {
     **{
         f'column_{row}': make_claim(
-            f'A column takes it from the first token: {row}.', f'{GU_V1}, Table 3', f'columns:{row}', '<'
+            f'With {words} the first token has less of a sink.', f'{GU_V1}, Table 3', f'columns:{row}', '<'
         )
-        for row in ('sink_token', 'kv', 'k')
+        for row, words in LEARNED_KV_NAMES.items()
     },
     'column_k_shared': make_claim(
-        'One that heads share takes it, too.', f'{GU_ICLR}, Table 12', 'columns:k_shared', '<'
+        'With a K bias that heads share, the first token has less of a sink.',
+        f'{GU_ICLR}, Table 12',
+        'columns:k_shared',
+        '<',
     ),
     **{
         f'column_{row}_has_it': make_other_position_claim(
-            '... and has it.', f'{GU_V1}, Table 3', f'columns:{row}', SINK_STAR_METRIC
+            f'{words[0].upper()}{words[1:]} has more of a sink than the first token.',
+            f'{GU_V1}, Table 3',
+            f'columns:{row}',
+            SINK_STAR_METRIC,
         )
-        for row in ('sink_token', 'kv', 'k')
+        for row, words in LEARNED_KV_NAMES.items()
     },
-    'column_v': make_claim('A bias of values does not matter.', f'{GU_V1}, Table 3', 'columns:v', '='),
-    'column_logit': make_claim('A learned logit takes it.', 'gpt-oss (OpenAI, 2025)', 'columns:logit', '<'),
+    'column_v': make_claim('With a V bias there is as much of a sink.', f'{GU_V1}, Table 3', 'columns:v', '='),
+    'column_logit': make_claim(
+        'With a learned logit the first token has less of a sink.', 'gpt-oss (OpenAI, 2025)', 'columns:logit', '<'
+    ),
     'column_value_norm': make_claim(
-        'The longer the value of a column, the less it takes.',
+        'A K bias whose value has norm 20 has less of a sink than one of norm 1.',
         f'{GU_V1}, Table 10',
         'columns:k_first_20',
         '<',
@@ -274,7 +313,7 @@ LEARNED_KV = {
         SINK_STAR_METRIC,
     ),
     'column_key_width': make_claim(
-        'The fewer dimensions of its key are learned, the less it takes.',
+        'A K bias with 1 learned dimension has less of a sink than one with 64.',
         f'{GU_ICLR}, Table 13',
         'columns:k_width_1',
         '<',
@@ -284,92 +323,123 @@ LEARNED_KV = {
 }
 
 OPERATION = {
-    'sigmoid': make_claim('Sigmoid, not normalized: less.', f'{GU_V1}, Table 4', 'attention:sigmoid', '<'),
+    'sigmoid': make_claim(
+        'Sigmoid without normalization gives less of a sink.', f'{GU_V1}, Table 4', 'attention:sigmoid', '<'
+    ),
     'sigmoid_apple': make_claim(
-        'With an offset of -log T as well: less.', f'as {GU_V1}, Table 4', 'attention:sigmoid_apple', '<'
+        'Sigmoid with an offset of -log T gives less of a sink.',
+        f'as {GU_V1}, Table 4',
+        'attention:sigmoid_apple',
+        '<',
     ),
     'sigmoid_normalized': make_claim(
-        'Normalized, sigmoid has one.',
+        'Normalized sigmoid gives more of a sink than sigmoid without normalization.',
         f'{GU_V1}, Table 4',
         'attention:sigmoid_normalized',
         '>',
         ('attention:sigmoid', SINK_METRIC),
     ),
     'sigmoid_learns': make_claim(
-        '... and its loss is lower.', f'{GU_V1}, Table 4', 'attention:sigmoid', '<', metric=LOSS_METRIC
+        'Sigmoid without normalization has a lower loss than softmax.',
+        f'{GU_V1}, Table 4',
+        'attention:sigmoid',
+        '<',
+        metric=LOSS_METRIC,
     ),
     'sigmoid_apple_learns': make_claim(
-        'With the offset it learns as much.',
+        'Sigmoid with an offset of -log T has the same loss as softmax.',
         f'as {GU_V1}, Table 4',
         'attention:sigmoid_apple',
         '=',
         metric=LOSS_METRIC,
     ),
-    'elu1': make_claim('elu + 1, not normalized: less.', f'{GU_V1}, Table 4', 'attention:elu1', '<'),
+    'elu1': make_claim(
+        'elu + 1 without normalization gives less of a sink.', f'{GU_V1}, Table 4', 'attention:elu1', '<'
+    ),
     'kernel_elu1_normalized': make_presence_claim(
-        'A normalized kernel has one.', f'{GU_V1}, Table 4', 'attention:kernel_elu1_normalized'
+        'A sink emerges with a normalized elu + 1 kernel.', f'{GU_V1}, Table 4', 'attention:kernel_elu1_normalized'
     ),
-    'linear': make_claim('Linear attention: less.', f'{GU_V1}, Table 13', 'attention:linear', '<'),
-    'mlp': make_claim('Signed weights: less.', f'{GU_V1}, Table 13', 'attention:mlp', '<'),
+    'linear': make_claim(
+        'Linear attention without normalization gives less of a sink.', f'{GU_V1}, Table 13', 'attention:linear', '<'
+    ),
+    'mlp': make_claim(
+        'An MLP kernel without normalization gives less of a sink.', f'{GU_V1}, Table 13', 'attention:mlp', '<'
+    ),
     'mlp_normalized': make_claim(
-        'Signed weights: less, though normalized.', f'{GU_V1}, Table 4', 'attention:mlp_normalized', '<'
+        'A normalized MLP kernel gives less of a sink.', f'{GU_V1}, Table 4', 'attention:mlp_normalized', '<'
     ),
-    'alpha_2': make_claim('Rows that sum to 2 have more.', f'{GU_V1}, Table 12', 'attention:alpha_2', '>'),
-    'alpha_0.2': make_claim('Rows that sum to 0.2 have less.', f'{GU_V1}, Table 12', 'attention:alpha_0.2', '<'),
-    'alpha_0.1': make_claim('Rows that sum to 0.1 have less.', f'{GU_V1}, Table 12', 'attention:alpha_0.1', '<'),
+    'alpha_2': make_claim(
+        'Attention weights that sum to 2 give more of a sink.', f'{GU_V1}, Table 12', 'attention:alpha_2', '>'
+    ),
+    'alpha_0.2': make_claim(
+        'Attention weights that sum to 0.2 give less of a sink.', f'{GU_V1}, Table 12', 'attention:alpha_0.2', '<'
+    ),
+    'alpha_0.1': make_claim(
+        'Attention weights that sum to 0.1 give less of a sink.', f'{GU_V1}, Table 12', 'attention:alpha_0.1', '<'
+    ),
     **{
         f'softmax_p_{p}': make_failure_claim(
-            f'Softmax by its {p}-norm does not train.', f'{GU_ICLR}, D.4', f'attention:softmax_p_{p}'
+            f'Softmax normalized by the {p}-norm does not train.', f'{GU_ICLR}, D.4', f'attention:softmax_p_{p}'
         )
         for p in (2, 3, 4)
     },
     **{
         row: make_failure_claim(f'{words} does not train.', f'{GU_V1}, Table 13', f'attention:{row}')
         for row, words in (
-            ('elu1_normalized', 'elu + 1, normalized,'),
-            ('kernel_elu1', 'A kernel, not normalized,'),
-            ('linear_normalized', 'Linear attention, normalized,'),
+            ('elu1_normalized', 'Normalized elu + 1'),
+            ('kernel_elu1', 'An elu + 1 kernel without normalization'),
+            ('linear_normalized', 'Normalized linear attention'),
         )
     },
     'off_by_one': make_claim(
-        'Softmax with 1 in its sum: less on the first token.',
+        'Softmax with 1 added to its sum gives less of a sink.',
         'Kaul et al., 2410.17174',
         'attention:softmax_off_by_one',
         '<',
     ),
-    'softpick': make_claim('Softpick: less.', 'Zuhri et al., 2504.20966', 'attention:softpick', '<'),
-    'relu': make_claim('relu(s) / i: less.', 'Guo et al., 2410.13835', 'attention:relu', '<'),
+    'softpick': make_claim('Softpick gives less of a sink.', 'Zuhri et al., 2504.20966', 'attention:softpick', '<'),
+    'relu': make_claim(
+        'ReLU divided by the number of keys gives less of a sink.', 'Guo et al., 2410.13835', 'attention:relu', '<'
+    ),
 }
 
 UNTESTABLE = {
     '1b': make_untestable_claim(
-        'Sigmoid has none at 1B, either.', f'{GU_V1}, section 7.3', 'is of 1B parameters: configs/scale.py'
+        'Sigmoid without normalization has no sink at 1B parameters.',
+        f'{GU_V1}, section 7.3',
+        'needs 1B parameters: configs/scale.py',
     ),
     'instruct': make_untestable_claim(
-        'Chat models have what their bases have.', f'{GU_V1}, Table 5', 'is of open models: configs/open_models.py'
+        'Chat models have as much of a sink as their base models.',
+        f'{GU_V1}, Table 5',
+        'needs open models: configs/open_models.py',
     ),
     'domains': make_untestable_claim(
-        'The domain hardly matters.', f'{GU_V1}, Figure 7', 'is of 17 domains of the Pile: configs/open_models.py'
+        'The domain of the text hardly changes the sink.',
+        f'{GU_V1}, Figure 7',
+        'needs 17 domains of the Pile: configs/open_models.py',
     ),
     'streaming': make_untestable_claim(
-        'Four first tokens keep the perplexity of a stream.',
+        'Keeping the first four tokens keeps the perplexity of a stream.',
         'Xiao et al., 2309.17453',
-        'is of texts longer than the training: configs/open_models.py',
+        'needs texts longer than those of training: configs/open_models.py',
     ),
     'spikes': make_untestable_claim(
-        'Massive activations come with it.',
+        'Massive activations come with a sink.',
         f'{GU_V1}, section 3.1',
-        'is of where norms jump by three orders, in deep models: configs/open_models.py',
+        'needs deep models, in which norms jump by three orders of magnitude: configs/open_models.py',
     ),
     'muon': make_untestable_claim(
-        'Muon for AdamW: fewer outliers.', 'OSP, 2506.19697', 'is of kurtosis at 1.4B: sinklab measure'
+        'Muon gives fewer outliers than AdamW.',
+        'OSP, 2506.19697',
+        'needs the kurtosis of models of 1.4B parameters: sinklab measure',
     ),
 }
 
 SIZE = {
     'size': exclude_sizes(
         make_claim(
-            'Larger models have more.',
+            'Larger models have more of a sink.',
             f'{GU_V1}, Figure 1',
             'model_size:0.2m_equal_tokens',
             '<',
@@ -378,7 +448,7 @@ SIZE = {
         'was run with --size=small only',
     ),
     'context': make_claim(
-        'Longer training texts have more.',
+        'Longer training texts give more of a sink.',
         BARBERO_SOURCE,
         'context_length:quarter',
         '<',
@@ -386,21 +456,23 @@ SIZE = {
     ),
     'first_norm': exclude_sizes(
         make_claim(
-            'With a sink, the hidden state of the first token is longer.',
+            'With a sink, the hidden state of the first token has a larger norm.',
             f'{GU_V1}, section 3.1',
             'attention:sigmoid_apple',
             '<',
             metric='norm/ratio/05',
         ),
-        'is of models of at least five layers: --size=small',
+        'needs at least five layers: --size=small',
     ),
     'window': exclude_sizes(
-        make_presence_claim('A window of half the text has one.', f'{GU_V1}, Figure 2D', 'objective:window_1024'),
+        make_presence_claim(
+            'A sink emerges with a window of half the text.', f'{GU_V1}, Figure 2D', 'objective:window_1024'
+        ),
         WINDOW_REASON,
     ),
     'window_small': exclude_sizes(
         make_claim(
-            'A window of an eighth of the text has less, for the queries that see the first token.',
+            'A window of an eighth of the text gives less of a sink to queries that see the first token.',
             f'{GU_V1}, Figure 2D',
             'objective:window_256',
             '<',

@@ -58,27 +58,35 @@ def make_hypothesis(statement, source, row, direction, reference, metric=SINK_ME
 
 CLAIMS = {
     'decay_rises': make_hypothesis(
-        'A weight decay of 0.1 has less than one of 0.5.',
+        'A weight decay of 0.1 gives less of a sink than 0.5.',
         f'{GU_V1}, Table 1',
         'hypotheses:decay_0.1',
         '<',
         'hypotheses:decay_0.5',
     ),
     'decay_turns': make_hypothesis(
-        'One of 1 has less than one of 0.5.', f'{GU_V1}, Table 1', 'hypotheses:decay_1.0', '<', 'hypotheses:decay_0.5'
+        'A weight decay of 1 gives less of a sink than 0.5.',
+        f'{GU_V1}, Table 1',
+        'hypotheses:decay_1.0',
+        '<',
+        'hypotheses:decay_0.5',
     ),
     'decay_falls': make_hypothesis(
-        'One of 2 has less than one of 1.', f'{GU_V1}, Table 1', 'hypotheses:decay_2.0', '<', 'hypotheses:decay_1.0'
+        'A weight decay of 2 gives less of a sink than 1.',
+        f'{GU_V1}, Table 1',
+        'hypotheses:decay_2.0',
+        '<',
+        'hypotheses:decay_1.0',
     ),
     'batch_tokens': make_hypothesis(
-        'A quarter of the batch has more with as many tokens.',
+        'A quarter of the batch size gives more of a sink with four times the steps.',
         f'{GU_V1}, Table 6',
         'hypotheses:batch_tokens',
         '>',
         'optimization:batch_128',
     ),
     'batch_rate': make_hypothesis(
-        'And still more at half the rate.',
+        'A quarter of the batch size with four times the steps gives more of a sink at half the rate.',
         f'{GU_V1}, Table 6',
         'hypotheses:batch_tokens_half_rate',
         '>',
@@ -86,32 +94,36 @@ CLAIMS = {
     ),
     'sigmoid_gain': exclude_sizes(
         make_hypothesis(
-            'With a gain of 1/16 the loss of sigmoid is lower.',
+            'A gain of 1/16 gives sigmoid a lower loss.',
             f'{GU_V1}, Table 4',
             'hypotheses:sigmoid_gain',
             '<',
             'attention:sigmoid',
             LOSS_METRIC,
         ),
-        'has a gain of 4/T for T = 64: --size=quickstart',
+        'has a gain that is 4/T only for T = 64: --size=quickstart',
         sizes=('small', 'paper', 'smoke'),
     ),
     'value_bias_grows': make_hypothesis(
-        'A bias of values has more with twice the steps.',
+        'With a V bias, twice the steps give more of a sink.',
         f'{GU_V1}, Table 3',
         'hypotheses:value_bias_long',
         '>',
         'columns:v',
     ),
     'rate_rises': make_hypothesis(
-        'A quarter of the rate has less than half of it.',
+        'A quarter of the learning rate gives less of a sink than half of it.',
         f'{GU_ICLR}, Table 9',
         'optimization:rate_1e-4_20k',
         '<',
         'optimization:rate_2e-4_20k',
     ),
     'rate_falls': make_hypothesis(
-        'Three times the rate has less.', f'{GU_ICLR}, Table 9', 'hypotheses:rate_3', '<', BASELINE_ROW
+        'Three times the learning rate gives less of a sink.',
+        f'{GU_ICLR}, Table 9',
+        'hypotheses:rate_3',
+        '<',
+        BASELINE_ROW,
     ),
 }
 

@@ -39,6 +39,86 @@ OPEN_MODEL_STATEMENTS = {
         tuple(f'The domain hardly matters: {domain}.' for domain in ('code', 'logs', 'german', 'japanese')),
     ),
 }
+# Rows that a section of claims.md compares, at the size quickstart: {section: {label: row}}.
+SECTION_ROWS = {
+    'weight decay': {
+        '0.1': 'hypotheses:decay_0.1',
+        '0.5 (baseline)': 'hypotheses:decay_0.5',
+        '1': 'hypotheses:decay_1.0',
+        '2': 'hypotheses:decay_2.0',
+    },
+    'batch size': {
+        '1/4': 'optimization:batch_128',
+        '1/2': 'optimization:batch_256',
+        '1 (baseline)': 'attention:softmax',
+        '2': 'optimization:batch_1024',
+        '1/4, four times the steps': 'hypotheses:batch_tokens',
+        '1/4, four times the steps, half the learning rate': 'hypotheses:batch_tokens_half_rate',
+    },
+    'learning rate': {
+        '1/4': 'optimization:rate_1e-4_20k',
+        '1/2': 'optimization:rate_2e-4_20k',
+        '1/2, twice the steps': 'optimization:rate_2e-4_40k',
+        '1 (baseline)': 'attention:softmax',
+        '2': 'optimization:rate_8e-4_20k',
+        '2, half the steps': 'optimization:rate_8e-4_10k',
+        '3': 'hypotheses:rate_3',
+    },
+    'data': {
+        name: name
+        for name in (
+            'data:amount_5b',
+            'data:amount_50m',
+            'data:random_1',
+            'data:random_1_2',
+            'data:random_1_10',
+            'packing:causal',
+            'packing:document',
+            'packing:document_bos',
+            'packing:causal_fixed',
+            'data:fixed_1',
+        )
+    },
+    'positions': {
+        'rotary (baseline)': 'attention:softmax',
+        'none': 'positions:none',
+        'absolute': 'positions:absolute',
+        'learned': 'positions:learned',
+        'ALiBi': 'positions:alibi',
+        "relative, as in the paper's code": 'positions:relative_paper_code',
+    },
+    'blocks': {
+        name: f'blocks:{name}'
+        for name in (
+            'swiglu',
+            'post_norm',
+            'sandwich_norm',
+            'qk_norm',
+            'head_norm',
+            'gate_elementwise',
+            'gate_headwise',
+            'gate_value_state',
+            'gate_shared',
+            'heads_2',
+            'heads_1',
+        )
+    },
+    'learned KV': {name: f'columns:{name}' for name in ('sink_token', 'kv', 'k', 'v', 'k_first_1', 'k_first_20')},
+    'operations': {
+        name: f'attention:{name}'
+        for name in (
+            'softmax',
+            'softmax_p_2',
+            'softmax_p_3',
+            'softmax_p_4',
+            'elu1_normalized',
+            'kernel_elu1',
+            'kernel_elu1_normalized',
+            'linear_normalized',
+            'alpha_2',
+        )
+    },
+}
 README_CLAIMS = (
     'emerges',
     'sigmoid',
@@ -88,7 +168,8 @@ def format_cell(entry: dict, unit: str) -> str:
     spread = report.format_mean_and_interval(entry) + unit
     if entry['verdict'] == 'too few seeds' and len(values) > 1:
         spread += f' ({min(values):+.2f} to {max(values):+.2f})'
-    return f'**{report.format_verdict(entry)}**<br>{spread}, n = {len(values)}'
+    failing_text = ''.join(f'<br>all runs of {row} fail to train' for row in entry['failing_rows'])
+    return f'**{report.format_verdict(entry)}**<br>{spread}, n = {len(values)}{failing_text}'
 
 
 def get_unit_text(claim: report.Claim) -> str:
@@ -255,6 +336,61 @@ def format_size_section(claims_data: dict) -> str:
     )
 
 
+def format_range(values: list[float]) -> str:
+    """Format the mean and the range of percentages; an empty string without values."""
+    return f'{np.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})' if values else ''
+
+
+def format_section_table(claims_data: dict, heading: str, rows: Mapping[str, str]) -> str:
+    """Format the sinks and losses of rows, {label: row}, over seeds, beside the published Sink_1."""
+    with_star = any(list_values(claims_data, row, 'sink/star') for row in rows.values())
+    lines = []
+    for label, row in rows.items():
+        losses = list_values(claims_data, row, 'valid/loss')
+        steps = list_values(claims_data, row, 'emergence/step')
+        published = config_flags.load_row_info(claims_command.get_config_path(row))['published'].get('sink/1')
+        median_text = f' (step {np.median(steps):.0f})' if steps else ''
+        lines.append(
+            [
+                label,
+                str(len(losses)),
+                '' if published is None else f'{published:.1f}',
+                format_range(list_values(claims_data, row, 'sink/1')),
+                *([format_range(list_values(claims_data, row, 'sink/star'))] if with_star else []),
+                f'{len(steps)}{median_text}',
+                f'{min(losses):.2f} to {max(losses):.2f}',
+            ]
+        )
+    headings = [heading, 'seeds', 'Sink_1 in the paper (%)', 'Sink_1 (%)', *(['Sink_* (%)'] if with_star else [])]
+    return format_table([*headings, 'seeds with emergence (median)', 'loss (nats)'], lines)
+
+
+def format_seed_table(claims_data: dict) -> str:
+    """Format Sink_1 and the step of emergence of each run, and the losses, one line for each row.
+
+    Runs without a number have `-`: they diverged, or no sink emerged.
+    """
+    rows = []
+    for row, runs in sorted(claims_data['runs'].items()):
+        ends = [runs[seed]['end'] for seed in sorted(runs, key=int)]
+        losses = [end['valid/loss'] for end in ends if 'valid/loss' in end]
+        rows.append(
+            [
+                row,
+                ', '.join(sorted(runs, key=int)),
+                ', '.join(f'{end["sink/1"]:.1f}' if 'sink/1' in end else '-' for end in ends),
+                ', '.join(f'{end["emergence/step"]:.0f}' if 'emergence/step' in end else '-' for end in ends),
+                f'{min(losses):.2f} to {max(losses):.2f}' if losses else 'diverged',
+            ]
+        )
+    return format_table(['row', 'seeds', 'Sink_1 (%)', 'step of emergence', 'loss (nats)'], rows)
+
+
+def format_readme_verdict(entry: dict) -> str:
+    verdict = report.format_verdict(entry).partition(' (')[0]
+    return f'{verdict} (its runs fail to train)' if entry['failing_rows'] else verdict
+
+
 def format_readme_table(entries_by_size: Mapping[str, dict], data_by_size: Mapping[str, dict]) -> str:
     """Format Sink_1 of the first operand of some claims as mean and standard deviation, and the verdicts."""
     rows = []
@@ -266,7 +402,7 @@ def format_readme_table(entries_by_size: Mapping[str, dict], data_by_size: Mappi
             sinks = list_values(claims_data, claim.of.row, claim.of.metric)
             spread = f' ± {np.std(sinks, ddof=1):.1f}' if len(sinks) > 1 else ''
             cells += [f'{np.mean(sinks):.1f}{spread}, n = {len(sinks)}' if sinks else '']
-            cells += [report.format_verdict(entries_by_size[size][name]).partition(' (')[0] if sinks else '']
+            cells += [format_readme_verdict(entries_by_size[size][name]) if sinks else '']
         number = '' if published is None else f'{published:.1f}'
         rows.append([f'`{name}`: {escape_markdown(claim.words)}', number, *cells])
     headings = ['claim', 'paper, 60M']
@@ -284,13 +420,30 @@ def format_part(part: str) -> str:
         'table': lambda: format_claim_table('claims', verdicts, with_open_models=True),
         'hypotheses': lambda: format_claim_table('hypotheses', verdicts, with_open_models=False),
         'sizes': lambda: format_size_section(data_by_size['small']),
+        **{
+            f'rows {section}': lambda section=section: format_section_table(
+                data_by_size['quickstart'], section, SECTION_ROWS[section]
+            )
+            for section in SECTION_ROWS
+        },
+        **{
+            f'seeds {size}': lambda claims_data=claims_data: format_seed_table(claims_data)
+            for size, claims_data in data_by_size.items()
+        },
         'readme': lambda: format_readme_table(verdicts, data_by_size),
         'counts': lambda: report.format_counts(list(verdicts['quickstart'].values())).rstrip('.'),
     }[part]().strip()
 
 
 PAGES = {
-    RESULTS_DIR / 'claims.md': ('summary', 'table', 'hypotheses', 'sizes'),
+    RESULTS_DIR / 'claims.md': (
+        'summary',
+        'table',
+        'hypotheses',
+        'sizes',
+        *(f'rows {section}' for section in SECTION_ROWS),
+        *(f'seeds {size}' for size in RESULT_FILES),
+    ),
     ROOT / 'README.md': ('readme', 'counts'),
     ROOT / 'docs' / 'index.md': ('counts',),
     ROOT / 'docs' / 'faq.md': ('counts',),

@@ -188,6 +188,19 @@ def test_claim_entry_is_not_testable_if_reference_is_zero():
     assert make_entry(make_claim('>'), make_runs(nothing, nothing))['verdict'] == 'not seen'
 
 
+def test_rows_whose_runs_all_fail_are_named_except_in_claims_about_failures():
+    result = make_runs(dict.fromkeys(range(5), 0.0), dict.fromkeys(range(5), 50.0))
+    for seed, run in result[SIGMOID.row].items():
+        run['end']['fails'] = 1.0
+        result[SOFTMAX.row][seed]['end']['fails'] = float(seed != '0')
+    assert make_entry(make_claim(), result)['failing_rows'] == [SIGMOID.row]
+    fails = Claim('words', 'source', Operand(SIGMOID.row, 'fails'), '>', Operand(SOFTMAX.row, 'fails'), 0.5)
+    assert make_entry(fails, result)['failing_rows'] == []
+    assert make_entry(make_claim(), {})['failing_rows'] == []
+    assert SIGMOID.row in claims.format_failing_rows([make_entry(make_claim(), result)])[0]
+    assert claims.format_failing_rows([make_entry(fails, result)]) == []
+
+
 def test_sign_test_matches_binomial_distribution():
     def one(way, mean, interval=(0, 1), either=True):
         return dict(way=way, mean=mean, interval=interval, either=either)

@@ -50,6 +50,7 @@ def make_entry(*differences, verdict='holds', interval=None, **fields):
         mean=float(np.mean(differences)) if differences else None,
         interval=interval,
         diverged=0,
+        failing_rows=[],
         seeds_needed=None,
         why='',
     )
@@ -68,6 +69,11 @@ def test_cell_with_five_seeds_has_verdict_and_interval():
     cell = claims_results.format_cell(make_entry(1.0, 2.0, 3.0, 4.0, 5.0, **FIVE_SEEDS), '')
     assert cell == '**holds**<br>+3.00 [+0.50, +5.50], n = 5'
     assert claims_results.format_cell(make_entry(verdict='not run'), '') == ''
+
+
+def test_cell_names_rows_that_fail_to_train():
+    cell = claims_results.format_cell(make_entry(*range(5), failing_rows=['a:b'], **FIVE_SEEDS), '')
+    assert cell.endswith('<br>all runs of a:b fail to train')
 
 
 def test_table_has_contradicted_claims_of_any_size_first_and_few_seeds_last(monkeypatch):
@@ -156,6 +162,42 @@ def test_readme_table_has_mean_and_deviation_of_each_size(monkeypatch):
     entries = {'quickstart': {'sigmoid': make_entry(*range(5), **FIVE_SEEDS)}, 'small': {'sigmoid': make_entry()}}
     *_, line = claims_results.format_readme_table(entries, data).strip().splitlines()
     assert [cell.strip() for cell in line.split('|')[2:-1]] == ['0.4', '2.0 ± 1.0, n = 3', 'holds', '', '']
+
+
+def make_seed_runs(*ends):
+    return {str(seed): dict(end=end) for seed, end in enumerate(ends)}
+
+
+def test_section_table_has_means_and_ranges_of_rows_beside_published_sink():
+    runs = {
+        'attention:sigmoid': make_seed_runs(
+            {'sink/1': 1.0, 'valid/loss': 2.0}, {'sink/1': 4.0, 'valid/loss': 3.0, 'emergence/step': 50.0}
+        ),
+        'columns:k': make_seed_runs({'sink/1': 0.0, 'sink/star': 9.0, 'valid/loss': 3.0}),
+    }
+    table = claims_results.format_section_table(
+        dict(runs=runs, same={}), 'operation', {'sigmoid': 'attention:sigmoid', 'K bias': 'columns:k'}
+    )
+    heading, _, *lines = ([cell.strip() for cell in line.split('|')[1:-1]] for line in table.strip().splitlines())
+    assert heading[0] == 'operation'
+    assert lines[0] == ['sigmoid', '2', '0.4', '2.5 (1.0 to 4.0)', '', '1 (step 50)', '2.00 to 3.00']
+    assert lines[1] == ['K bias', '1', '0.0', '0.0 (0.0 to 0.0)', '9.0 (9.0 to 9.0)', '0', '3.00 to 3.00']
+
+
+def test_seed_table_lists_runs_in_order_of_seeds():
+    runs = {
+        'b:diverged': make_seed_runs({'fails': 1.0}),
+        'a:row': {
+            seed: dict(end={'sink/1': sink, 'valid/loss': 3.0, 'emergence/step': 50.0})
+            for seed, sink in (('10', 3.0), ('2', 1.0))
+        },
+    }
+    table = claims_results.format_seed_table(dict(runs=runs, same={}))
+    lines = [[cell.strip() for cell in line.split('|')[1:-1]] for line in table.strip().splitlines()[2:]]
+    assert lines == [
+        ['a:row', '2, 10', '1.0, 3.0', '50, 50', '3.00 to 3.00'],
+        ['b:diverged', '0', '-', '-', 'diverged'],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -367,7 +367,9 @@ def test_report_svg_shows_names_with_special_characters(tmp_path):
 def test_claims_markdown_escapes_column_separators_and_html():
     words = 'a | b\nc <script> d < e \\'
     entry = dict(claim='x', words=words, source='s|t', why='', contrast='', published=None, interval=None, mean=None)
-    entry |= dict(differences={}, verdict='holds', diverged=0, seeds_needed=None, either=False, way='>')
+    entry |= dict(
+        differences={}, verdict='holds', diverged=0, failing_rows=[], seeds_needed=None, either=False, way='>'
+    )
     table = claims.format_markdown([entry]).splitlines()
     assert [len(re.findall(r'(?<!\\)\|', line)) for line in table[:3]] == [7] * 3
     assert not re.search(r'(?<!\\)<[a-z]', table[2])

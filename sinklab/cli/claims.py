@@ -285,9 +285,11 @@ def print_verdicts(args: argparse.Namespace, claims: dict, verdicts: list[dict],
         cells = [report.format_brief_cells(entry, claims[entry['claim']]) for entry in tested_entries]
         if cells:
             sweep.print_table_with_note(list(report.BRIEF_HEADINGS), cells, f'{report.LEGEND}; all at size {size}.')
+        notes = report.format_failing_rows(entries)
         for verdict in ('not testable here', 'not run'):
-            for line in report.format_verdict_names(entries, verdict):
-                sweep.print_wrapped(line)
+            notes += report.format_verdict_names(entries, verdict)
+        for note in notes:
+            sweep.print_wrapped(note)
         sweep.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}')
         if size == 'smoke':
             sweep.print_wrapped('At size smoke nothing is learned, so these verdicts say nothing about the claims.')

@@ -239,6 +239,7 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
         mean=float(np.mean(values)) if values else None,
         interval=interval,
         diverged=num_diverged,
+        failing_rows=list_failing_rows(claim, runs),
         verdict=claim_verdict,
         seeds_needed=estimate_needed_seeds(values, claim.way, claim.least, is_binary)
         if claim_verdict == 'unsettled'
@@ -279,6 +280,17 @@ def count_diverged(claim: Claim, runs: Mapping[str, dict], seed_differences: Map
         {seed for run in operand_runs for seed, measured_run in run if measured_run['outcome'] == 'diverged'}
         - seed_differences.keys()
     )
+
+
+def list_failing_rows(claim: Claim, runs: Mapping[str, dict]) -> list[str]:
+    """List the rows of a claim whose runs all fail to train; list none if the claim is about failures."""
+    if not claim.of or claim.of.metric == FAILS_METRIC:
+        return []
+    return [
+        row
+        for row in dict.fromkeys(operand.row for operand in claim.operands)
+        if runs.get(row) and all(run['end'].get(FAILS_METRIC) == 1 for run in runs[row].values())
+    ]
 
 
 def get_published_difference(claim: Claim, published: Mapping[str, dict]) -> float | None:
@@ -390,6 +402,12 @@ def format_verdict_names(entries: list[dict], verdict: str) -> list[str]:
     return [f'{verdict.capitalize()}: {", ".join(names)}.'] if names else []
 
 
+def format_failing_rows(entries: list[dict]) -> list[str]:
+    """Return one line with the rows whose runs all fail to train, or no line if there are none."""
+    rows = dict.fromkeys(row for entry in entries for row in entry['failing_rows'])
+    return [f'All runs of these rows fail to train: {", ".join(rows)}.'] if rows else []
+
+
 def format_verdict(entry: dict, is_brief: bool = False) -> str:
     """Format the verdict with the estimated number of seeds needed and the number of diverged seeds.
 
@@ -426,7 +444,8 @@ def format_markdown(entries: list[dict]) -> str:
             verdict,
         ]
         lines.append(f'| {" | ".join(map(escape_markdown, row_cells))} |')
-    return '\n\n'.join(['\n'.join(lines), *format_not_run(entries), format_sign_test(entries)]) + '\n'
+    notes = [*format_failing_rows(entries), *format_not_run(entries), format_sign_test(entries)]
+    return '\n\n'.join(['\n'.join(lines), *notes]) + '\n'
 
 
 def format_not_run(entries: list[dict]) -> list[str]:
