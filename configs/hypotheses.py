@@ -79,14 +79,14 @@ CLAIMS = {
         'hypotheses:decay_1.0',
     ),
     'batch_tokens': make_hypothesis(
-        'A quarter of the batch size gives more of a sink with four times the steps.',
+        'At a quarter of the batch size, four times the steps give more of a sink.',
         f'{GU_V1}, Table 6',
         'hypotheses:batch_tokens',
         '>',
         'optimization:batch_128',
     ),
     'batch_rate': make_hypothesis(
-        'A quarter of the batch size with four times the steps gives more of a sink at half the rate.',
+        'With a quarter of the batch size and four times the steps, half the learning rate gives more of a sink.',
         f'{GU_V1}, Table 6',
         'hypotheses:batch_tokens_half_rate',
         '>',

@@ -21,6 +21,7 @@ from sinklab.cli import config_flags
 from sinklab.configs import claims as claim_definitions
 from sinklab.configs import hypotheses, model_size, open_models
 from sinklab.escape import escape_markdown
+from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT
 from sinklab.report import claims as report
 from sinklab.sweep import results
 
@@ -243,8 +244,7 @@ def format_summary(entries_by_size: Mapping[str, dict]) -> str:
 
 def list_end_metrics(claims_data: dict, row: str) -> list[dict[str, float]]:
     """List the metrics at the end of all runs of a row, in the order of the seeds."""
-    runs = results.expand_same_rows(claims_data).get(row, {})
-    return [runs[seed]['end'] for seed in sorted(runs, key=int)]
+    return [run['end'] for run in list_runs(claims_data, row)]
 
 
 def list_values(claims_data: dict, row: str, metric: str) -> list[float]:
@@ -336,9 +336,25 @@ def format_size_section(claims_data: dict) -> str:
     )
 
 
-def format_range(values: list[float]) -> str:
-    """Format the mean and the range of percentages; an empty string without values."""
+def list_runs(claims_data: dict, row: str) -> list[dict]:
+    """List the measurements of all runs of a row, in the order of the seeds."""
+    runs = results.expand_same_rows(claims_data).get(row, {})
+    return [runs[seed] for seed in sorted(runs, key=int)]
+
+
+def format_mean_and_range(values: list[float]) -> str:
+    """Format percentages; return an empty string without values."""
     return f'{np.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})' if values else ''
+
+
+def format_loss_range(losses: list[float]) -> str:
+    return f'{min(losses):.2f} to {max(losses):.2f}' if losses else 'diverged'
+
+
+def get_emergence_step(run: dict) -> float | None:
+    """Return the step at which the sink of a run emerges; None if it has none, or has one before training."""
+    has_sink_at_start = run['start'].get('sink/1', 0.0) >= MIN_FINAL_RATE_PERCENT
+    return None if has_sink_at_start else run['end'].get('emergence/step')
 
 
 def format_section_table(claims_data: dict, heading: str, rows: Mapping[str, str]) -> str:
@@ -346,49 +362,49 @@ def format_section_table(claims_data: dict, heading: str, rows: Mapping[str, str
     with_star = any(list_values(claims_data, row, 'sink/star') for row in rows.values())
     lines = []
     for label, row in rows.items():
-        losses = list_values(claims_data, row, 'valid/loss')
-        steps = list_values(claims_data, row, 'emergence/step')
+        runs = list_runs(claims_data, row)
+        steps = [step for step in map(get_emergence_step, runs) if step is not None]
         published = config_flags.load_row_info(claims_command.get_config_path(row))['published'].get('sink/1')
         median_text = f' (step {np.median(steps):.0f})' if steps else ''
         lines.append(
             [
                 label,
-                str(len(losses)),
+                str(len(runs)),
                 '' if published is None else f'{published:.1f}',
-                format_range(list_values(claims_data, row, 'sink/1')),
-                *([format_range(list_values(claims_data, row, 'sink/star'))] if with_star else []),
+                format_mean_and_range(list_values(claims_data, row, 'sink/1')),
+                *([format_mean_and_range(list_values(claims_data, row, 'sink/star'))] if with_star else []),
                 f'{len(steps)}{median_text}',
-                f'{min(losses):.2f} to {max(losses):.2f}',
+                format_loss_range(list_values(claims_data, row, 'valid/loss')),
             ]
         )
     headings = [heading, 'seeds', 'Sink_1 in the paper (%)', 'Sink_1 (%)', *(['Sink_* (%)'] if with_star else [])]
-    return format_table([*headings, 'seeds with emergence (median)', 'loss (nats)'], lines)
+    return format_table([*headings, 'seeds in which Sink_1 emerges (median)', 'loss (nats)'], lines)
 
 
 def format_seed_table(claims_data: dict) -> str:
     """Format Sink_1 and the step of emergence of each run, and the losses, one line for each row.
 
-    Runs without a number have `-`: they diverged, or no sink emerged.
+    `-`: the run diverged, no sink emerged, or there was one before training.
     """
     rows = []
-    for row, runs in sorted(claims_data['runs'].items()):
-        ends = [runs[seed]['end'] for seed in sorted(runs, key=int)]
-        losses = [end['valid/loss'] for end in ends if 'valid/loss' in end]
+    for row in sorted(claims_data['runs']):
+        runs = list_runs(claims_data, row)
+        steps = [get_emergence_step(run) for run in runs]
         rows.append(
             [
                 row,
-                ', '.join(sorted(runs, key=int)),
-                ', '.join(f'{end["sink/1"]:.1f}' if 'sink/1' in end else '-' for end in ends),
-                ', '.join(f'{end["emergence/step"]:.0f}' if 'emergence/step' in end else '-' for end in ends),
-                f'{min(losses):.2f} to {max(losses):.2f}' if losses else 'diverged',
+                ', '.join(sorted(claims_data['runs'][row], key=int)),
+                ', '.join(f'{run["end"]["sink/1"]:.1f}' if 'sink/1' in run['end'] else '-' for run in runs),
+                ', '.join('-' if step is None else f'{step:.0f}' for step in steps),
+                format_loss_range(list_values(claims_data, row, 'valid/loss')),
             ]
         )
     return format_table(['row', 'seeds', 'Sink_1 (%)', 'step of emergence', 'loss (nats)'], rows)
 
 
-def format_readme_verdict(entry: dict) -> str:
+def format_readme_verdict(entry: dict, row: str) -> str:
     verdict = report.format_verdict(entry).partition(' (')[0]
-    return f'{verdict} (its runs fail to train)' if entry['failing_rows'] else verdict
+    return f'{verdict} (its runs fail to train)' if row in entry['failing_rows'] else verdict
 
 
 def format_readme_table(entries_by_size: Mapping[str, dict], data_by_size: Mapping[str, dict]) -> str:
@@ -402,7 +418,7 @@ def format_readme_table(entries_by_size: Mapping[str, dict], data_by_size: Mappi
             sinks = list_values(claims_data, claim.of.row, claim.of.metric)
             spread = f' ± {np.std(sinks, ddof=1):.1f}' if len(sinks) > 1 else ''
             cells += [f'{np.mean(sinks):.1f}{spread}, n = {len(sinks)}' if sinks else '']
-            cells += [format_readme_verdict(entries_by_size[size][name]) if sinks else '']
+            cells += [format_readme_verdict(entries_by_size[size][name], claim.of.row) if sinks else '']
         number = '' if published is None else f'{published:.1f}'
         rows.append([f'`{name}`: {escape_markdown(claim.words)}', number, *cells])
     headings = ['claim', 'paper, 60M']
@@ -421,13 +437,11 @@ def format_part(part: str) -> str:
         'hypotheses': lambda: format_claim_table('hypotheses', verdicts, with_open_models=False),
         'sizes': lambda: format_size_section(data_by_size['small']),
         **{
-            f'rows {section}': lambda section=section: format_section_table(
-                data_by_size['quickstart'], section, SECTION_ROWS[section]
-            )
-            for section in SECTION_ROWS
+            f'rows {section}': functools.partial(format_section_table, data_by_size['quickstart'], section, rows)
+            for section, rows in SECTION_ROWS.items()
         },
         **{
-            f'seeds {size}': lambda claims_data=claims_data: format_seed_table(claims_data)
+            f'seeds {size}': functools.partial(format_seed_table, claims_data)
             for size, claims_data in data_by_size.items()
         },
         'readme': lambda: format_readme_table(verdicts, data_by_size),

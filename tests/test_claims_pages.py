@@ -164,8 +164,16 @@ def test_readme_table_has_mean_and_deviation_of_each_size(monkeypatch):
     assert [cell.strip() for cell in line.split('|')[2:-1]] == ['0.4', '2.0 ± 1.0, n = 3', 'holds', '', '']
 
 
-def make_seed_runs(*ends):
-    return {str(seed): dict(end=end) for seed, end in enumerate(ends)}
+@pytest.mark.parametrize(
+    ('failing_rows', 'verdict'), [(['a:b'], 'holds (its runs fail to train)'), (['a:c'], 'holds'), ([], 'holds')]
+)
+def test_readme_verdict_says_if_runs_of_first_row_fail(failing_rows, verdict):
+    entry = make_entry(*range(5), failing_rows=failing_rows, **FIVE_SEEDS)
+    assert claims_results.format_readme_verdict(entry, 'a:b') == verdict
+
+
+def make_seed_runs(*ends, start=None):
+    return {str(seed): dict(start=start or {}, end=end) for seed, end in enumerate(ends)}
 
 
 def test_section_table_has_means_and_ranges_of_rows_beside_published_sink():
@@ -184,11 +192,25 @@ def test_section_table_has_means_and_ranges_of_rows_beside_published_sink():
     assert lines[1] == ['K bias', '1', '0.0', '0.0 (0.0 to 0.0)', '9.0 (9.0 to 9.0)', '0', '3.00 to 3.00']
 
 
+def test_section_table_counts_diverged_runs_and_no_sinks_before_training():
+    end = {'sink/1': 80.0, 'valid/loss': 2.0, 'emergence/step': 50.0}
+    runs = {
+        'attention:sigmoid': make_seed_runs({'fails': 1.0}, {'fails': 1.0}),
+        'attention:softmax': make_seed_runs(end, start={'sink/1': 99.0}),
+    }
+    table = claims_results.format_section_table(
+        dict(runs=runs, same={}), 'operation', dict(zip('ab', runs, strict=True))
+    )
+    lines = [[cell.strip() for cell in line.split('|')[1:-1]] for line in table.strip().splitlines()[2:]]
+    assert lines[0] == ['a', '2', '0.4', '', '0', 'diverged']
+    assert lines[1] == ['b', '1', '18.2', '80.0 (80.0 to 80.0)', '0', '2.00 to 2.00']
+
+
 def test_seed_table_lists_runs_in_order_of_seeds():
     runs = {
         'b:diverged': make_seed_runs({'fails': 1.0}),
         'a:row': {
-            seed: dict(end={'sink/1': sink, 'valid/loss': 3.0, 'emergence/step': 50.0})
+            seed: dict(start={}, end={'sink/1': sink, 'valid/loss': 3.0, 'emergence/step': 50.0})
             for seed, sink in (('10', 3.0), ('2', 1.0))
         },
     }

@@ -1,13 +1,14 @@
 """Rows of claims.json: identical rows and changed rows."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
 from conftest import make_tiny_spec
 
-from sinklab.cli.claims import find_first_equal_rows, format_changes
+from sinklab.cli.claims import EXTRA_METRIC_PATTERNS, find_first_equal_rows, format_changes
 from sinklab.cli.main import main
 from sinklab.report.claims import Operand, read_claim_metrics
 from sinklab.run_dir import RunDir
@@ -152,3 +153,20 @@ def test_run_without_metric_of_claim_counts_as_missing():
 def test_rows_have_not_changed_since_they_were_measured(capsys, name):
     assert main(['claims', f'--results={RESULTS}/{name}']) == 0
     assert capsys.readouterr().err == ''
+
+
+@pytest.mark.parametrize(('file', 'vocabulary'), [('claims.json', 512), ('claims_small.json', 2048)])
+def test_committed_runs_fail_if_their_loss_is_above_limit(file, vocabulary):
+    """Check `fails` of every run against the definition in docs/paper/decisions.md."""
+    runs = [run for seeds in results.read_results(RESULTS / file)['runs'].values() for run in seeds.values()]
+    for run in runs:
+        is_failure = run['outcome'] == 'diverged' or run['end']['valid/loss'] > 0.6 * math.log(vocabulary)
+        assert run['end']['fails'] == is_failure
+
+
+def test_failure_is_kept_without_a_claim_about_it(tmp_path):
+    """Check a loss above and below 0.6 log V, which is 3.74 for a vocabulary of 512."""
+    (tmp_path / 'config.json').write_text(json.dumps(dict(optimizer=dict(steps=1), model=dict(vocabulary=512))))
+    for loss, fails in ((3.8, 1.0), (3.7, 0.0)):
+        (tmp_path / 'metrics.jsonl').write_text(json.dumps({'step': 1, 'valid/loss': loss}) + '\n')
+        assert read_claim_metrics(RunDir(tmp_path), 'done', EXTRA_METRIC_PATTERNS)['end']['fails'] == fails

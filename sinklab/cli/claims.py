@@ -33,7 +33,15 @@ DEFAULT_SIZE = 'quickstart'
 DEFAULT_NUM_SEEDS = 5
 TEST_HINT = 'To test one of them: sinklab claims NAME --workdir=DIR'
 # Saved besides the metrics of claims.
-EXTRA_METRIC_PATTERNS = {'valid/loss', 'mass/row', 'entropy/row', 'emergence/step', 'norm/ratio/*', 'seconds'}
+EXTRA_METRIC_PATTERNS = {
+    'valid/loss',
+    'fails',
+    'mass/row',
+    'entropy/row',
+    'emergence/step',
+    'norm/ratio/*',
+    'seconds',
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -285,7 +293,7 @@ def print_verdicts(args: argparse.Namespace, claims: dict, verdicts: list[dict],
         cells = [report.format_brief_cells(entry, claims[entry['claim']]) for entry in tested_entries]
         if cells:
             sweep.print_table_with_note(list(report.BRIEF_HEADINGS), cells, f'{report.LEGEND}; all at size {size}.')
-        notes = report.format_failing_rows(entries)
+        notes = report.format_failing_rows(entries) if size != 'smoke' else []
         for verdict in ('not testable here', 'not run'):
             notes += report.format_verdict_names(entries, verdict)
         for note in notes:
