@@ -297,3 +297,15 @@ def test_claims_plot_draws_every_interval(monkeypatch, tmp_path):
     for entry, line in zip(shown, drawn, strict=False):
         np.testing.assert_allclose(line, entry['interval'])
     assert (tmp_path / 'claims.png').read_bytes()[:4] == b'\x89PNG'
+
+
+@pytest.mark.parametrize(
+    ('verdicts', 'text'),
+    [
+        (['holds'], '1 claim: 1 holds.'),
+        (['holds', 'not run', 'holds'], '3 claims: 2 hold, 1 not run.'),
+        (['unsettled', 'holds'], '2 claims: 1 holds, 1 unsettled.'),
+    ],
+)
+def test_counts_of_verdicts_agree_in_number(verdicts, text):
+    assert claims.format_counts([dict(verdict=verdict) for verdict in verdicts]) == text

@@ -388,12 +388,10 @@ def format_brief_cells(entry: dict, claim: Claim) -> list[str]:
 def format_counts(entries: list[dict]) -> str:
     """Format the number of claims with each verdict as one sentence."""
     verdicts = [entry['verdict'] for entry in entries]
-    texts = [
-        f'{verdicts.count(verdict)} {VERDICT_PHRASES.get(verdict, verdict)}'
-        for verdict in VERDICT_PHRASES
-        if verdict in verdicts
-    ]
-    return f'{len(entries)} claims: {", ".join(texts)}.'
+    counts = {verdict: verdicts.count(verdict) for verdict in VERDICT_PHRASES if verdict in verdicts}
+    phrases = VERDICT_PHRASES | ({'holds': 'holds'} if counts.get('holds') == 1 else {})
+    texts = [f'{count} {phrases[verdict]}' for verdict, count in counts.items()]
+    return f'{len(entries)} claim{"s" if len(entries) > 1 else ""}: {", ".join(texts)}.'
 
 
 def format_verdict_names(entries: list[dict], verdict: str) -> list[str]:
