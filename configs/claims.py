@@ -99,15 +99,12 @@ EMERGENCE = {
         '>',
         ('optimization:rate_2e-4_20k', SINK_METRIC),
     ),
-    'batch_small': make_claim(
-        'A quarter of the batch size gives as much of a sink.', f'{GU_V1}, Table 6', 'optimization:batch_128', '='
-    ),
-    'batch_half': make_claim(
-        'Half the batch size gives as much of a sink.', f'{GU_V1}, Table 6', 'optimization:batch_256', '='
-    ),
-    'batch_large': make_claim(
-        'Twice the batch size gives as much of a sink.', f'{GU_V1}, Table 6', 'optimization:batch_1024', '='
-    ),
+    **{
+        f'batch_{name}': make_claim(
+            f'{words} the batch size gives as much of a sink.', f'{GU_V1}, Table 6', f'optimization:batch_{size}', '='
+        )
+        for name, size, words in (('small', 128, 'A quarter of'), ('half', 256, 'Half'), ('large', 1024, 'Twice'))
+    },
     'decay_more': make_claim(
         'Five times the weight decay gives more of a sink.', f'{GU_V1}, Table 1', 'optimization:decay_0.5', '>'
     ),
@@ -368,15 +365,15 @@ OPERATION = {
     'mlp_normalized': make_claim(
         'A normalized MLP kernel gives less of a sink.', f'{GU_V1}, Table 4', 'attention:mlp_normalized', '<'
     ),
-    'alpha_2': make_claim(
-        'Attention weights that sum to 2 give more of a sink.', f'{GU_V1}, Table 12', 'attention:alpha_2', '>'
-    ),
-    'alpha_0.2': make_claim(
-        'Attention weights that sum to 0.2 give less of a sink.', f'{GU_V1}, Table 12', 'attention:alpha_0.2', '<'
-    ),
-    'alpha_0.1': make_claim(
-        'Attention weights that sum to 0.1 give less of a sink.', f'{GU_V1}, Table 12', 'attention:alpha_0.1', '<'
-    ),
+    **{
+        f'alpha_{alpha}': make_claim(
+            f'Attention weights that sum to {alpha} give {words} of a sink.',
+            f'{GU_V1}, Table 12',
+            f'attention:alpha_{alpha}',
+            direction,
+        )
+        for alpha, direction, words in ((2, '>', 'more'), (0.2, '<', 'less'), (0.1, '<', 'less'))
+    },
     **{
         f'softmax_p_{p}': make_failure_claim(
             f'Softmax normalized by the {p}-norm does not train.', f'{GU_ICLR}, D.4', f'attention:softmax_p_{p}'

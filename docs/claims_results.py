@@ -242,6 +242,12 @@ def format_summary(entries_by_size: Mapping[str, dict]) -> str:
     return ''.join(lines)
 
 
+def list_runs(claims_data: dict, row: str) -> list[dict]:
+    """List the measurements of all runs of a row, in the order of the seeds."""
+    runs = results.expand_same_rows(claims_data).get(row, {})
+    return [runs[seed] for seed in sorted(runs, key=int)]
+
+
 def list_end_metrics(claims_data: dict, row: str) -> list[dict[str, float]]:
     """List the metrics at the end of all runs of a row, in the order of the seeds."""
     return [run['end'] for run in list_runs(claims_data, row)]
@@ -334,12 +340,6 @@ def format_size_section(claims_data: dict) -> str:
         f'logarithm of the parameters rises by {slope:.0f} percentage points for ten times the parameters (95 %: '
         f'{low:.0f} to {high:.0f}, {runs} runs).'
     )
-
-
-def list_runs(claims_data: dict, row: str) -> list[dict]:
-    """List the measurements of all runs of a row, in the order of the seeds."""
-    runs = results.expand_same_rows(claims_data).get(row, {})
-    return [runs[seed] for seed in sorted(runs, key=int)]
 
 
 def format_mean_and_range(values: list[float]) -> str:

@@ -1,4 +1,4 @@
-"""The error that users can correct, and the text of an exception on one line."""
+"""The error that users can correct, and texts for messages: an exception on one line, a list of names."""
 
 MAX_ERROR_LENGTH = 200  # characters of an exception's message inside another message
 
@@ -17,3 +17,12 @@ def format_error(error: BaseException, with_type: bool = False, max_length: int 
     """
     name, message = type(error).__name__, ' '.join(str(error).split())[:max_length]
     return f'{name}: {message}' if with_type and message else message or name
+
+
+def format_names(names: list[str], max_names: int = 4) -> str:
+    """Join names by commas; after the first `max_names`, give the number of the others."""
+    return (
+        ', '.join(names)
+        if len(names) <= max_names
+        else f'{", ".join(names[:max_names])} and {len(names) - max_names} more'
+    )

@@ -226,6 +226,19 @@ def test_sweep_rejects_invalid_row_before_training(capsys, tmp_path, row, argume
     assert not (tmp_path / 'runs').exists()
 
 
+def test_refusal_of_many_rows_names_few_and_counts_others(capsys, tmp_path):
+    rows = {
+        f'broken_{letter}': dict(diff={'optimizer.stps': 5}, published={}, source='here') for letter in 'abcdefgh'
+    }
+    rows = {'plain': dict(diff={}, published={}, source='here'), **rows}
+    (tmp_path / 'mine.py').write_text(
+        f'from sinklab.configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n'
+    )
+    line = refused(capsys, tmp_path / 'mine.py', tmp_path / 'runs')
+    assert [name for name in rows if name in line] == ['broken_a', 'broken_b', 'broken_c', 'broken_d', 'broken_e']
+    assert '3 more' in line
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(('number', 'code'), [(1, 7), (2, -signal.SIGTERM)])
 def test_signal_forwarder_sends_only_second_signal_to_stopping_command(number, code):

@@ -8,6 +8,7 @@ visible without JavaScript.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sinklab.errors import format_names
 from sinklab.escape import escape_html
 from sinklab.metrics.emergence import EmergenceSpan
 from sinklab.metrics.registry import HEADLINE_METRIC
@@ -89,14 +90,6 @@ def render_page(
 
 def read_asset(name: str) -> str:
     return (ASSETS_DIR / name).read_text(encoding='utf-8')
-
-
-def format_names(names: list[str], max_names: int = 4) -> str:
-    return (
-        ', '.join(names)
-        if len(names) <= max_names
-        else f'{", ".join(names[:max_names])} and {len(names) - max_names} more'
-    )
 
 
 def render_figure(figure: dict) -> str:

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from sinklab.checkpoint import digests
 from sinklab.config.seed_list import format_seeds, parse_seeds
 from sinklab.config.spec import Hardware, Spec
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_names
 from sinklab.escape import quote_file_name
 from sinklab.run_dir import RunDir
 from sinklab.storage import run_file_schemas
@@ -144,7 +144,7 @@ def check_refused(runs: list[SweepRun]) -> None:
     (row, reason), *others = reasons.items()
     if len(reasons) == len({run.row for run in runs}) and len(set(reasons.values())) == 1:
         raise UserError(reason)
-    others_text = f' (and so are {", ".join(other for other, _ in others)})' if others else ''
+    others_text = f' (and so are {format_names([other for other, _ in others])})' if others else ''
     raise UserError(
         f'row {row} is refused{others_text}: {reason}; nothing was trained; fix the row, or give other --rows'
     )
