@@ -20,7 +20,7 @@ from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from sinklab.analysis.model_ref import open_model
+from sinklab.analysis.model_ref import check_model_exists, open_model
 from sinklab.analysis.run_model import RunModel
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
@@ -347,8 +347,10 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """Evaluate tasks; return the metrics of each task and group under the names of lm-evaluation-harness."""
     os.environ['DISABLE_MULTIPROC'] = '1'  # lm_eval would fork this process, which has threads
+    # Loading the model can take minutes, so names are checked first.
+    check_model_exists(model_ref)
     manager = load_task_manager(task_names, include_dir)
-    matched_names = manager.match_names(task_names)  # before the model, which can take minutes to load
+    matched_names = manager.match_names(task_names)
     lm = load_lm(model_ref)
     with contextlib.redirect_stdout(sys.stderr):
         results = lm_eval.simple_evaluate(
