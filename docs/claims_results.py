@@ -7,6 +7,7 @@ small) and, for pretrained models, from open_models.json.
 """
 
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS_DIR = ROOT / 'docs' / 'results'
 RESULT_FILES = {'quickstart': 'claims.json', 'small': 'claims_small.json'}
 CLAIM_TABLES = {'claims': claim_definitions.CLAIMS, 'hypotheses': hypotheses.CLAIMS}
+DISCUSSION_HEADING = '## Claims that are contradicted, not seen or unsettled\n'
 PARAMETERS = {'quickstart': '0.2M', 'small': '1.8M'}  # with embeddings
 # Statements of configs/open_models.py that are about a claim: {claim: (experiment, texts)}.
 OPEN_MODEL_STATEMENTS = {
@@ -156,21 +158,40 @@ def load_verdicts(table: str) -> dict[str, dict[str, dict]]:
     }
 
 
-def format_cell(entry: dict, unit: str) -> str:
+@functools.cache
+def find_discussions() -> dict[str, str]:
+    """Return {claim: anchor of the first section of claims.md whose text names it}.
+
+    The sections are those below "Claims that are contradicted, not seen or unsettled".
+    """
+    _, _, page = (RESULTS_DIR / 'claims.md').read_text(encoding='utf-8').partition(DISCUSSION_HEADING)
+    anchors: dict[str, str] = {}
+    for section in page.partition('\n## ')[0].split('\n### ')[1:]:
+        heading, _, text = section.partition('\n')
+        for claim in re.findall(r'`(\w+)`', text):
+            anchors.setdefault(claim, re.sub(r'\W+', '-', heading.lower()))
+    return anchors
+
+
+def format_cell(entry: dict, unit: str, anchor: str | None = None) -> str:
     """Format the verdict at a size, with the mean difference, its interval and the number of seeds.
 
-    With too few seeds for an interval, the cell has the range of the differences instead.
+    With too few seeds for an interval, the cell has the range of the differences instead. Other verdicts than
+    "holds" link to `anchor`.
     """
     if entry['verdict'] == 'not run':
         return ''
     values = list(entry['differences'].values())
     if not values:
-        return entry['verdict']
+        return f'[{entry["verdict"]}](#{anchor})' if anchor else entry['verdict']
     spread = report.format_mean_and_interval(entry) + unit
     if entry['verdict'] == 'too few seeds' and len(values) > 1:
         spread += f' ({min(values):+.2f} to {max(values):+.2f})'
     failing_text = ''.join(f'<br>all runs of {row} fail to train' for row in entry['failing_rows'])
-    return f'**{report.format_verdict(entry)}**<br>{spread}, n = {len(values)}{failing_text}'
+    verdict = report.format_verdict(entry)
+    if anchor and entry['verdict'] not in ('holds', 'too few seeds'):
+        verdict = f'[{verdict}](#{anchor})'
+    return f'**{verdict}**<br>{spread}, n = {len(values)}{failing_text}'
 
 
 def get_unit_text(claim: report.Claim) -> str:
@@ -203,7 +224,9 @@ def format_claim_table(table: str, entries_by_size: Mapping[str, dict], with_ope
     ):
         claims = {size: load_claims(table, size)[name] for size in entries_by_size}
         entries = {size: entries_by_size[size][name] for size in entries_by_size}
-        cells = [format_cell(entries[size], get_unit_text(claims[size])) for size in entries]
+        cells = [
+            format_cell(entries[size], get_unit_text(claims[size]), find_discussions().get(name)) for size in entries
+        ]
         if not any(cells):
             continue
         claim = next((claim for claim in claims.values() if claim.of), claims['quickstart'])

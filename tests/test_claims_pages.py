@@ -71,6 +71,25 @@ def test_cell_with_five_seeds_has_verdict_and_interval():
     assert claims_results.format_cell(make_entry(verdict='not run'), '') == ''
 
 
+def test_cell_links_to_discussion_unless_claim_holds():
+    assert claims_results.format_cell(make_entry(*range(5), **FIVE_SEEDS), '', 'data').startswith('**holds**')
+    contradicted = make_entry(*range(5), verdict='contradicted', **FIVE_SEEDS)
+    assert claims_results.format_cell(contradicted, '', 'data').startswith('**[contradicted](#data)**')
+    assert claims_results.format_cell(make_entry(verdict='diverged'), '', 'data') == '[diverged](#data)'
+
+
+def test_page_discusses_every_claim_that_runs_do_not_confirm():
+    unconfirmed = {
+        name
+        for table in claims_results.CLAIM_TABLES
+        for entries in claims_results.load_verdicts(table).values()
+        for name, entry in entries.items()
+        if entry['verdict'] in ('contradicted', 'not seen', 'diverged', 'unsettled')
+    }
+    assert len(unconfirmed) > 30
+    assert unconfirmed <= claims_results.find_discussions().keys()
+
+
 def test_cell_names_rows_that_fail_to_train():
     cell = claims_results.format_cell(make_entry(*range(5), failing_rows=['a:b'], **FIVE_SEEDS), '')
     assert cell.endswith('<br>all runs of a:b fail to train')
