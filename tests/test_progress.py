@@ -47,6 +47,12 @@ def test_progress_prints_row_description_first(capsys):
     assert capsys.readouterr().err.splitlines()[0] == f'mine  {description}'
 
 
+@pytest.mark.parametrize('step', [0, 3])
+def test_progress_prints_step_after_which_run_resumes(capsys, step):
+    progress.ProgressCallback('mine', make_tiny_spec(checkpoint__every_steps=2)).on_train_begin(step, 'dense', [])
+    assert capsys.readouterr().err.splitlines()[1:] == ['mine  resumes after step 3'] * (step > 0)
+
+
 def test_progress_prints_changes_since_step(capsys):
     progress.ProgressCallback('mine', make_tiny_spec(checkpoint__every_steps=2)).on_train_begin(
         4, 'dense', ['a 1 -> 2', 'b 3 -> 4']

@@ -225,6 +225,8 @@ class ProgressCallback(Callback):
         self.print_fact(f'attention: {attention}')
         if changes:
             self.on_message(f'since step {step}: {"; ".join(changes)}')
+        elif step:
+            self.print_fact(f'resumes after step {step}')
         interval = self.checkpoint.every_steps
         if not self.checkpoint.every_minutes and (
             not interval or step + interval - step % interval >= self.num_steps
