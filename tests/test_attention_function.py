@@ -14,8 +14,8 @@ import pytest
 from conftest import OPERATIONS
 
 import sinklab
-from sinklab.attn import backends, reference
 from sinklab.attn import mask as masks
+from sinklab.attn import reference
 from sinklab.attn.mask import make_causal_mask
 from sinklab.attn.operations import (
     NORMALIZERS,
@@ -23,7 +23,7 @@ from sinklab.attn.operations import (
     Similarity,
     resolve_operation,
 )
-from sinklab.attn.spec import AttentionProblem, AttentionSpec
+from sinklab.attn.spec import AttentionSpec
 from sinklab.config.spec import NORMALIZERS_BY_SIMILARITY, AttentionConfig
 
 BATCH, LENGTH, HEADS, GROUPS, WIDTH, VALUE_WIDTH = 2, 9, 4, 2, 8, 6
@@ -244,15 +244,15 @@ def test_attention_rejects_traced_scale_that_is_no_scalar_number():
 def test_attention_kernel_accepts_static_scale_and_rejects_traced_scale(monkeypatch):
     from sinklab.attn import function as module
 
-    query, key, value, _ = draw_arrays(dtype=jnp.bfloat16)
+    query, key, _, _ = draw_arrays(dtype=jnp.bfloat16)
     rule = module.AttentionSpec(module.make_operation('exp', 'sum', scale=0.3), make_causal_mask(LENGTH))
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    assert module.resolve_implementation('cudnn', rule, query, value, []) == 'cudnn'
+    assert module.resolve_implementation('cudnn', rule, query, key, key, []) == 'cudnn'
     negative = module.AttentionSpec(module.make_operation('exp', 'sum', scale=-0.3), make_causal_mask(LENGTH))
     with pytest.raises(sinklab.UserError):
-        module.resolve_implementation('cudnn', negative, query, value, [])
+        module.resolve_implementation('cudnn', negative, query, key, key, [])
     with pytest.raises(sinklab.UserError) as raised:
-        jax.grad(lambda scale: sinklab.attention(query, key, value, scale=scale, implementation='cudnn').sum())(0.3)
+        jax.grad(lambda scale: sinklab.attention(query, key, key, scale=scale, implementation='cudnn').sum())(0.3)
     assert 'chunked' in str(raised.value)
 
 
@@ -387,16 +387,29 @@ def test_resolve_implementation_selects_dense_only_if_matrix_is_required(monkeyp
     """Select the backend by the arguments, with the same checks as a run."""
     from sinklab.attn import function as module
 
-    query, _, value, _ = draw_arrays()
+    query, key, _, _ = draw_arrays(dtype=jnp.bfloat16)
     rule = module.AttentionSpec(module.make_operation('exp', 'sum'), make_causal_mask(LENGTH))
     for needs, expected in (([], 'chunked'), (['bias'], 'dense'), (['return_weights'], 'dense')):
-        assert module.resolve_implementation('auto', rule, query, value, needs) == expected
-    assert (
-        backends.explain_unsupported('cudnn', 'gpu', AttentionProblem(rule, HEADS, WIDTH, VALUE_WIDTH, 'bfloat16'))
-        is None
-    )
+        assert module.resolve_implementation('auto', rule, query, key, key, needs) == expected
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    assert module.resolve_implementation('cudnn', rule, jnp.bfloat16(query), value, []) == 'cudnn'
+    assert module.resolve_implementation('cudnn', rule, query, key, key, []) == 'cudnn'
+
+
+@pytest.mark.parametrize(
+    ('changed', 'expected_word'),
+    [
+        (dict(value=np.zeros((1, 5, 2, 6), jnp.bfloat16)), '6'),
+        (dict(key=np.zeros((1, 5, 2, 8), np.float32)), 'float32'),
+        (dict(value=np.zeros((1, 5, 2, 8), np.float32)), 'float32'),
+        ({name: np.zeros((1, 10, 2, 8), jnp.bfloat16) for name in ('key', 'value')}, 'queries'),
+    ],
+    ids=['width of values', 'dtype of keys', 'dtype of values', 'number of keys'],
+)
+def test_attention_of_cudnn_rejects_arrays_that_do_not_match_queries(monkeypatch, changed, expected_word):
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+    arrays = {name: np.zeros((1, 5, 2, 8), jnp.bfloat16) for name in ('query', 'key', 'value')} | changed
+    with pytest.raises(sinklab.UserError, match=expected_word):
+        sinklab.attention(**arrays, is_causal=True, implementation='cudnn')
 
 
 @pytest.mark.slow

@@ -50,6 +50,8 @@ TABLE = ScoreBias(RelativePositionBias(lambda table, distance: distance, np.zero
             dict(spec=make_attention_spec(make_attention_config('exp', 'sum'), masks.make_prefix_mask(256, 3))),
             'neither causal',
         ),
+        ('cudnn', 'gpu', dict(value_width=128), 'equal widths'),
+        ('cudnn', 'gpu', dict(dtype='float32'), 'needs bfloat16'),
         ('tpu', 'tpu', of('softpick', 'sum'), 'softpick'),
         ('tpu', 'tpu', of('exp', 'sum', bias=TABLE), 'a learned table'),
         ('tpu', 'tpu', of('sigmoid', 'p_norm', power=5.0), 'may underflow'),
@@ -86,6 +88,14 @@ def test_cudnn_attend_applies_scale_of_operation(monkeypatch):
         scaled = dataclasses.replace(asked, operation=dataclasses.replace(asked.operation, scale=scale))
         found, expected = (attend(query, key, value, scaled) for attend in (cudnn.attend, reference.attend))
         np.testing.assert_allclose(found.output_BTHK, expected.output_BTHK, rtol=1e-4, atol=1e-5)
+
+
+def test_cudnn_row_stats_are_float32_although_jax_rounds_them(monkeypatch):
+    asked = make_attention_spec(make_attention_config('exp', 'sum'), masks.make_causal_mask(16))
+    array = jnp.ones((1, 16, 2, 8), jnp.bfloat16)
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', lambda *arrays, **how: (array, array[..., 0]))
+    row_stats = cudnn.attend(array, array, array, asked).row_stats
+    assert {leaf.dtype for leaf in jax.tree.leaves(row_stats)} == {jnp.dtype('float32')}
 
 
 @pytest.mark.slow
@@ -142,7 +152,7 @@ def test_truncate_problem_keeps_mask_and_bias_of_run(changes):
     spec = make_tiny_spec(**changes, model__attention__similarity='sigmoid', model__attention__normalizer='none')
     whole, length = case_of(spec.model, 16), 12
     shown = backends.truncate_problem(whole, length)
-    keys, columns = shown.spec.mask.num_keys, whole.spec.num_learned_kv
+    keys, columns = shown.spec.mask.max_end, whole.spec.num_learned_kv
     seen = np.asarray(whole.spec.materialize_mask(16))[:, :, :length]
     np.testing.assert_array_equal(shown.spec.materialize_mask(keys), seen[..., : columns + keys])
     assert not seen[..., columns + keys :].any()

@@ -122,7 +122,7 @@ def measure_error(name: str, problem: AttentionProblem) -> float:
     """
     problem = truncate_problem(problem, NUM_CHECKED_TOKENS)
     rng = np.random.default_rng(0)
-    num_keys, num_heads = problem.spec.num_learned_kv + problem.spec.mask.num_keys, problem.heads
+    num_keys, num_heads = problem.spec.num_learned_kv + problem.spec.mask.max_end, problem.heads
     shapes = (
         (problem.num_queries, num_heads, problem.width),
         (num_keys, problem.kv_heads or num_heads, problem.width),

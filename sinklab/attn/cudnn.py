@@ -27,13 +27,19 @@ def explain_unsupported(problem: AttentionProblem) -> str | None:
         return f'a scale of {operation.scale}: it needs a scale above 0'
     if find_causal_window(problem.spec.mask) is None:
         return 'a mask that is neither causal nor a causal window'
-    if problem.dtype != 'bfloat16' or problem.width % 8 or max(problem.width, problem.value_width) > 128:
-        return f'heads of {problem.width} in {problem.dtype}'
+    if problem.value_width != problem.width:
+        return f'values of width {problem.value_width} with keys of width {problem.width}: it needs equal widths'
+    if problem.dtype != 'bfloat16' or problem.width % 8 or problem.width > 128:
+        return f'heads of width {problem.width} in {problem.dtype}: it needs bfloat16 and a multiple of 8 up to 128'
     return None
 
 
 def attend(query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_mass: bool = False) -> AttentionOutput:
-    """Compute softmax attention; the shift of a row is its log-sum-exp, so that its Z is 1 / gain."""
+    """Compute softmax attention; the shift of a row is its log-sum-exp, so that its Z is 1 / gain.
+
+    jax rounds the log-sum-exp to the dtype of the output, so that weights that are recomputed from the row statistics
+    have a relative error of up to 3 % in bfloat16.
+    """
     num_previous_keys, gain = find_causal_window(spec.mask), spec.operation.gain
     attend_on_device = functools.partial(
         jax.nn.dot_product_attention,
@@ -44,7 +50,7 @@ def attend(query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_mass: bo
         return_residual=True,
     )
     output_BTHK, lse_BTH = shard_over_mesh(attend_on_device, key_BSGK)(query_BTHK, key_BSGK, value_BSGK)
-    lse_BHT = jax.lax.stop_gradient(jnp.swapaxes(lse_BTH, 1, 2))
+    lse_BHT = jax.lax.stop_gradient(jnp.swapaxes(lse_BTH, 1, 2).astype(jnp.float32))
     ones_BHT = jnp.ones_like(lse_BHT)
     return AttentionOutput(gain * output_BTHK, RowStats(lse_BHT, ones_BHT / gain, gain * ones_BHT))
 

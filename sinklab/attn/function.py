@@ -135,7 +135,7 @@ def attention(
             log T, so that `score_offset` is that offset * log(T), with T the tokens of a training window. Apple's
             sigmoid attention (2409.04431) has -log(T), which is an offset of -1.
         gain: Factor of all weights, above 0.
-        power: The p of `p_norm`, above 0; without another normalizer it must be None.
+        power: The p of the normalizer `p_norm`, above 0; it must be None with any other normalizer.
         is_causal: Query i attends only to the keys j <= i.
         local_window_size: (left, right): query i attends only to the keys i - left <= j <= i + right. A single
             number is used for both.
@@ -162,7 +162,7 @@ def attention(
     spec = AttentionSpec(operation, make_mask(query.shape[1], key.shape[1], is_causal, local_window_size))
     matrices = {name: array for name, array in (('bias', bias), ('mask', mask)) if array is not None}
     needs = [*matrices, *(['return_weights'] if return_weights else [])]
-    name = resolve_implementation(implementation, spec, query, value, needs)
+    name = resolve_implementation(implementation, spec, query, key, value, needs)
     result = attend_on_backend(name, query, key, value, spec, matrices)
     output = result.output_BTHK if is_batched else result.output_BTHK[0]
     if not return_weights:
@@ -319,7 +319,7 @@ def convert_window(window: Window) -> tuple[int, int]:
 
 
 def resolve_implementation(
-    implementation: str, spec: AttentionSpec, query: jax.Array, value: jax.Array, needs: list[str]
+    implementation: str, spec: AttentionSpec, query: jax.Array, key: jax.Array, value: jax.Array, needs: list[str]
 ) -> str:
     """Return the name of the backend, or raise UserError if it cannot compute attention as requested."""
     if implementation not in get_args(BackendName):
@@ -339,14 +339,19 @@ def resolve_implementation(
         raise UserError(
             f'implementation={implementation!r} needs a scale that jax does not trace; give auto, dense or chunked'
         )
-    platform, (heads, width) = jax.default_backend(), query.shape[2:]
-    if BACKENDS[implementation].platform is not None and spec.mask.num_keys != spec.mask.num_queries:
+    if BACKENDS[implementation].platform is not None and key.shape[1] != query.shape[1]:
         raise UserError(
             f'implementation={implementation!r} needs as many keys as queries; give auto, dense or chunked'
         )
-    kv_heads, value_width = value.shape[-2:]
+    if BACKENDS[implementation].platform is not None and not query.dtype == key.dtype == value.dtype:
+        raise UserError(
+            f'implementation={implementation!r} needs queries, keys and values of one dtype, not {query.dtype}, '
+            f'{key.dtype} and {value.dtype}; give auto, dense or chunked'
+        )
+    heads, width = query.shape[2:]
+    kv_heads, value_width = value.shape[2:]
     problem = AttentionProblem(spec, heads, width, value_width, str(query.dtype), kv_heads)
-    reason = backends.explain_unsupported(implementation, platform, problem)
+    reason = backends.explain_unsupported(implementation, jax.default_backend(), problem)
     if reason:
         raise UserError(f'implementation={implementation!r} cannot be used: {reason}; give auto, dense or chunked')
     return implementation

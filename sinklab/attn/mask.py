@@ -41,8 +41,8 @@ class Mask:
         return int(self.bounds_2T.shape[1])
 
     @property
-    def num_keys(self) -> int:
-        """The number of keys, provided that some query may see the last one."""
+    def max_end(self) -> int:
+        """The largest end of an interval: no query sees the key of this index, nor any key after it."""
         return int(self.bounds_2T[1].max())
 
     def materialize(self, num_keys: int) -> jax.Array:

@@ -112,7 +112,7 @@ class AttentionSpec:
     def truncate(self, length: int) -> 'AttentionSpec':
         """Return the spec of the first `length` queries and keys of the text."""
         mask, query_BT = self.mask.truncate(length), self.bias.query_position_BT
-        sliced = self.slice_text(0, mask.num_keys)
+        sliced = self.slice_text(0, mask.max_end)
         bias = dataclasses.replace(sliced.bias, query_position_BT=None if query_BT is None else query_BT[:, :length])
         return dataclasses.replace(sliced, mask=mask, bias=bias)
 
