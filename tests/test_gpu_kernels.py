@@ -176,7 +176,7 @@ def test_make_lowerable_keeps_precision_for_small_values(function):
     [
         ('bfloat16', 64, SoftmaxReduction(), None),
         ('float16', 96, LinearReduction(weigh_squares), None),
-        ('float32', 64, SoftmaxReduction(), 'no wgmma'),
+        ('float32', 64, SoftmaxReduction(), 'needs bfloat16'),
         ('bfloat16', 48, SoftmaxReduction(), 'heads of 48'),
         ('bfloat16', 64, LinearReduction(lambda score: (jnp.cumsum(score, 1), ())), 'cumsum'),
         (

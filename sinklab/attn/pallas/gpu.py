@@ -508,19 +508,13 @@ def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK,
     """Return what these kernels cannot compute, or None."""
     width, value_width, widths = query_BHTK.shape[-1], value_BGSV.shape[-1], sorted(INNER_BLOCKS['forward'])
     if query_BHTK.dtype not in (jnp.bfloat16, jnp.float16):
-        return f'{query_BHTK.dtype} has no wgmma; use --attention=chunked'
-    if len({array.dtype for array in (query_BHTK, key_BGSK, value_BGSV)}) > 1:
-        return 'queries, keys and values of several dtypes'
+        return f'{query_BHTK.dtype} arrays: it needs bfloat16 or float16'
     if width not in widths or value_width != width:
         return f'heads of {width} with values of {value_width}; both must be one of {widths}'
     unsupported_ops = sorted(
         find_unsupported_ops(score_spec.bias_function, make_block_ops(reduction, score_spec).weigh_functions)
     )
-    return (
-        f'{", ".join(unsupported_ops)} not supported in a kernel; use --attention=chunked'
-        if unsupported_ops
-        else None
-    )
+    return f'{", ".join(unsupported_ops)}: a kernel cannot compute it' if unsupported_ops else None
 
 
 def forward(reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV):

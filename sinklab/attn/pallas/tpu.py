@@ -306,7 +306,7 @@ def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK,
     """Return what these kernels cannot compute, or None."""
     length, width = query_BHTK.shape[2:]
     if query_BHTK.dtype not in (jnp.bfloat16, jnp.float32):
-        return f'{query_BHTK.dtype} scores'
+        return f'{query_BHTK.dtype} arrays: it needs bfloat16 or float32'
     if max(width, value_BGSV.shape[-1]) > 256:
         return f'heads wider than 256, here {max(width, value_BGSV.shape[-1])}'
     if 8 * length * max(width, NUM_LANES) > VMEM_LIMIT_BYTES // 2:
