@@ -111,7 +111,8 @@ def reduce_softmax(
             reduction, dataclasses.replace(kernel_spec, score_spec=kernel_spec.score_spec * power)
         )
         power_lse = power_lse_BHT[..., None]
-    # With this shift the total is between 1 and the number of learned keys + 1, for every power.
+    # With this shift the total is at most the number of learned keys + 1, for every power. It is at least 1, except
+    # with a unit, whose sum with the total is at least 1.
     shift = jnp.max(jnp.concatenate([power_lse / power, column_BHTC], -1), -1, keepdims=True)
     shift = jnp.where((lse > MASK_VALUE / 2) | (column_BHTC.shape[-1] > 0), shift, 0.0)
     shift = jax.lax.stop_gradient(jnp.maximum(shift, 0.0) if operation.uses_unit else shift)
