@@ -12,6 +12,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from sinklab.cli.checkpoint_flags import add_model_argument
@@ -120,7 +121,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if extra_args:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab measure --help')
     request = parse_request(args)
-    if args.out and parse_path(args.out).exists():
+    if args.out and parse_path(args.out).exists() and not is_empty_folder(parse_path(args.out)):
         raise UserError(f'--out={args.out} already exists; give a new folder')
     from sinklab.analysis import measure, model_ref
 
@@ -130,8 +131,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         else [model_ref.open_model(*get_model_args(args))]
     )
     if args.out:
-        with writable_folder(parse_path(args.out).parent):
-            pass  # raises before anything is measured, if the folder cannot be written
+        with writable_folder(parse_path(args.out)):
+            pass  # creating the folder fails before anything is measured, if it cannot be written
     answers = [measure_model(measured_model, request) for measured_model in measured_models]
     report = measure.make_record(answers, args.all)
     try:
@@ -146,6 +147,11 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             with writable_folder(parse_path(args.out)):
                 measure.write_results(answers, args.out, args.all)
     return 0
+
+
+def is_empty_folder(path: Path) -> bool:
+    """Return whether a folder is empty, such as that of a measurement that failed."""
+    return path.is_dir() and not any(path.iterdir())
 
 
 def measure_model(model: 'MeasurableModel', request: 'MeasureRequest') -> 'MeasureResult':

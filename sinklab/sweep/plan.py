@@ -11,7 +11,6 @@ from sinklab.errors import UserError, format_names
 from sinklab.escape import quote_file_name
 from sinklab.run_dir import RunDir
 from sinklab.storage import run_file_schemas
-from sinklab.storage.atomic_write import writable_folder
 from sinklab.storage.untrusted_files import DamagedFileError
 
 
@@ -102,8 +101,7 @@ def plan_runs(
         hardware: The layout of the devices, with which each config is checked.
 
     Raises:
-        UserError: A run is refused, two runs share a folder, or `workdir` holds a run or is not writable. Then no run
-            is planned.
+        UserError: A run is refused, two runs share a folder, or `workdir` holds a run. Then no run is planned.
     """
     if RunDir(workdir).has_run():
         raise UserError(f'--workdir={workdir} contains a run; give a folder for the runs of a sweep')
@@ -117,8 +115,7 @@ def plan_runs(
     for run in planned:
         check_run(run, hardware)
     check_refused(planned)
-    with writable_folder(RunDir(workdir).path):
-        return planned
+    return planned
 
 
 def get_run_dir_name(row: str, seed: int) -> str:
