@@ -107,6 +107,14 @@ def test_restore_params_rejects_corrupt_step_and_accepts_valid_step(damaged_run,
     assert run_checkpoint_command(capsys, 'restore-params', f'{damaged_run}@2', f'--out={tmp_path}/params')[0] == 0
 
 
+def test_restore_params_selects_newest_complete_checkpoint(run, tmp_path, capsys):
+    path = shutil.copytree(run, tmp_path / 'run')
+    shutil.rmtree(path / 'digests' / '4')
+    code, out, _ = run_checkpoint_command(capsys, 'restore-params', path, f'--out={tmp_path}/params')
+    assert code == 0
+    assert f'{path}/checkpoints/2' in out
+
+
 def test_verify_reads_step_despite_folder_of_same_name(run, tmp_path, capsys):
     path = shutil.copytree(run, tmp_path / 'run')
     assert run_checkpoint_command(capsys, 'restore-params', f'{path}@2', f'--out={path}@2')[0] == 0

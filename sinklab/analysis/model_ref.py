@@ -63,9 +63,7 @@ def open_all_checkpoints(run_ref: str, bos: str = 'auto', dtype: str | None = No
 def resolve_checkpoint(run_ref: str, accepts_hf_models: bool = False) -> tuple[RunDir, int]:
     """Return the run directory and the step of RUN@STEP; of RUN, the newest complete step."""
     run_dir, step = resolve_run(run_ref, accepts_hf_models)
-    saved_steps = select_steps(run_dir, step)
-    newest = digests.find_newest_step(run_dir) if step is None else None
-    return run_dir, saved_steps[-1] if newest is None else newest
+    return run_dir, digests.select_checkpoint(run_dir, step)
 
 
 def resolve_run(run_ref: str, accepts_hf_models: bool = False) -> tuple[RunDir, int | None]:

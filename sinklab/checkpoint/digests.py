@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from sinklab.errors import UserError
-from sinklab.run_dir import RunDir
+from sinklab.run_dir import RunDir, select_steps
 from sinklab.storage import directories, run_file_schemas
 from sinklab.storage.atomic_write import atomic_write, poll_until
 from sinklab.storage.untrusted_files import DamagedFileError, is_relative_name
@@ -209,6 +209,19 @@ def find_newest_step(run_dir: RunDir) -> int | None:
         return isinstance(any_digests, CheckpointDigests)
 
     return next(filter(is_complete, reversed(run_dir.list_checkpoint_steps())), None)
+
+
+def select_checkpoint(run_dir: RunDir, step: int | None) -> int:
+    """Return a step that has a checkpoint; None selects the newest whose save is complete.
+
+    If no save is complete, the newest step is returned, which readers reject with a reason.
+
+    Raises:
+        UserError: The run has no checkpoint at this step, or none at all.
+    """
+    saved_steps = select_steps(run_dir, step)
+    newest = find_newest_step(run_dir) if step is None else None
+    return saved_steps[-1] if newest is None else newest
 
 
 def compute_checkpoint_digest(run_dir: RunDir, step: int) -> str:

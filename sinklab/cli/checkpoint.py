@@ -148,14 +148,15 @@ def restore_parameters(args: argparse.Namespace) -> int:
 
     compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
-    from sinklab.checkpoint import checkpointer
+    from sinklab.checkpoint import checkpointer, digests
 
-    run_dir, steps = resolve_steps(args)
+    run_dir, step = parse_run_ref(args.run)
+    step = digests.select_checkpoint(run_dir, step)
     out = parse_path(args.out)
     if out.exists():
         raise UserError(f'--out={args.out} already exists; give a new folder')
-    num_parameters = checkpointer.save_parameters(run_dir, steps[-1], out, args.dtype)
-    print(f'{args.out}: {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(steps[-1])}')
+    num_parameters = checkpointer.save_parameters(run_dir, step, out, args.dtype)
+    print(f'{args.out}: {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(step)}')
     return 0
 
 
@@ -167,7 +168,7 @@ ACTIONS = {
         verify_checkpoints,
     ),
     'restore-params': (
-        'write only the parameters of a checkpoint (default: the newest one)',
+        'write only the parameters of a checkpoint (default: the newest complete one)',
         add_restore_arguments,
         restore_parameters,
     ),
