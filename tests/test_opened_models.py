@@ -62,6 +62,20 @@ def test_open_reads_run_without_corpus_and_writes_nothing(trained, monkeypatch):
     assert alpha['sink/1'] == sink.compute_sink_rate(sink.compute_importance(result.matrix_LHTS, 1))
 
 
+def test_open_rejects_unknown_bos(trained):
+    for model_ref in (trained[0], 'hf:openai-community/gpt2'):
+        with pytest.raises(UserError, match='bos=forced'):
+            sinklab.open(model_ref, bos='forced')
+
+
+def test_curve_of_run_without_records_is_rejected(trained, tmp_path):
+    pytest.importorskip('pandas')
+    path = shutil.copytree(trained[0], tmp_path / 'run')
+    (path / 'metrics.jsonl').unlink()
+    with pytest.raises(UserError, match=f'{path}.*train it'):
+        sinklab.open(path).curve('loss')
+
+
 def test_plot_labels_every_token(trained):
     result = sinklab.open(trained[0]).attention('x = $1\n')
     figure = result.plot()

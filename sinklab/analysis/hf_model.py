@@ -15,6 +15,7 @@ import torch
 import transformers
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from sinklab.analysis.bos import BosMode
 from sinklab.analysis.edits import TARGETS, Edit, add_edits_to_digest, apply_edits, check_sizes
 from sinklab.analysis.model_protocol import (
     ExtractFn,
@@ -429,7 +430,7 @@ class HFModel:
     def __init__(
         self,
         model_dir: str | Path,
-        bos: str = 'auto',
+        bos: BosMode = 'auto',
         remote_code: bool = False,
         name: str = '',
         dtype: str = DEFAULT_DTYPE,

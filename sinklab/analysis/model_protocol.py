@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sinklab.analysis.bos import BosMode
 from sinklab.analysis.edits import Edit
 from sinklab.errors import UserError
 from sinklab.metrics.metric import Arrays, MetricSetting
@@ -26,8 +27,8 @@ class MeasurableModel(Protocol):
     def name(self) -> str: ...
 
     @property
-    def bos(self) -> str:
-        """Which BOS texts begin with: `auto`, `none` or `force`."""
+    def bos(self) -> BosMode:
+        """Which BOS texts begin with."""
         ...
 
     @property

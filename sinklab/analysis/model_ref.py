@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import get_args
 
+from sinklab.analysis.bos import BosMode, check_bos
 from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import digests
@@ -21,12 +22,13 @@ from sinklab.run_dir import (
 
 
 def open_model(
-    model_ref: str, bos: str = 'auto', remote_code: bool = False, dtype: str | None = None
+    model_ref: str, bos: BosMode = 'auto', remote_code: bool = False, dtype: str | None = None
 ) -> MeasurableModel:
     """Open a checkpoint of a run (the newest complete one if no step is given), hf:PATH_OR_ID or gguf:PATH.
 
     It computes in `dtype`; None: that of the run's config, or float32 for an open model.
     """
+    check_bos(bos)
     if dtype not in (None, *get_args(DtypeName)):
         raise UserError(f'dtype={dtype} is not allowed; give {" or ".join(get_args(DtypeName))}')
     if model_ref.startswith(MODEL_PREFIXES):
@@ -52,7 +54,7 @@ def check_model_exists(model_ref: str) -> None:
         resolve_checkpoint(model_ref, accepts_hf_models=True)
 
 
-def open_all_checkpoints(run_ref: str, bos: str = 'auto', dtype: str | None = None) -> Iterator[MeasurableModel]:
+def open_all_checkpoints(run_ref: str, bos: BosMode = 'auto', dtype: str | None = None) -> Iterator[MeasurableModel]:
     """Yield a model for each checkpoint of a run; each is opened when it is reached."""
     run_dir, step = resolve_run(run_ref)
     if step is not None:

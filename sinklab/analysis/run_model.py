@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from sinklab.analysis.bos import BosMode, apply_bos
 from sinklab.analysis.edits import TARGETS, Edit, EditArrays, add_edits_to_digest, apply_edits, check_sizes
 from sinklab.analysis.model_protocol import (
     ExtractFn,
@@ -60,21 +61,13 @@ AVAILABLE_ARRAYS = (
 )
 
 
-# For each value of --bos, (changes of the probe config, changes of the data config).
-BOS_CHANGES: dict[str, tuple[dict, dict]] = {
-    'auto': ({}, {}),
-    'none': (dict(prepend='none'), dict(fixed_held_out=False)),
-    'force': (dict(prepend='bos'), {}),
-}
-
-
 class RunModel:
     """A checkpoint of a run. Nothing is written to the run directory.
 
     `dtype` is the type of activations; None: that of the config.
     """
 
-    def __init__(self, run_dir: RunDir, step: int, bos: str = 'auto', dtype: str | None = None):
+    def __init__(self, run_dir: RunDir, step: int, bos: BosMode = 'auto', dtype: str | None = None):
         self.run_dir, self.step, self.bos, self.spec = run_dir, step, bos, apply_bos(read_spec(run_dir), bos)
         if dtype:
             self.spec = dataclasses.replace(self.spec, model=dataclasses.replace(self.spec.model, dtype=dtype))
@@ -328,18 +321,6 @@ def make_hashable(position_T: np.ndarray | None) -> tuple[int, ...] | None:
 def make_position_kwargs(position_T: Any) -> dict[str, np.ndarray]:
     """Return the keyword arguments of a forward pass for token positions."""
     return {} if position_T is None else dict(position_BT=np.array(position_T)[None])
-
-
-def apply_bos(spec: Spec, bos: str) -> Spec:
-    """Return the config of a run with the changes that --bos asks for."""
-    if bos != 'auto' and spec.data.task != 'text':
-        raise UserError(f'--bos={bos} needs texts, but the run was trained on {spec.data.task}; remove it')
-    probe_changes, data_changes = BOS_CHANGES[bos]
-    return dataclasses.replace(
-        spec,
-        probe=dataclasses.replace(spec.probe, **probe_changes),
-        data=dataclasses.replace(spec.data, **data_changes),
-    )
 
 
 def find_run_tokenizer(run_dir: RunDir, step: int, spec: Spec, override: str | None = None) -> Path:

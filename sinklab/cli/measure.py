@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from sinklab.analysis.bos import BosMode
 from sinklab.cli.checkpoint_flags import add_model_argument
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from sinklab.analysis.model_protocol import MeasurableModel, ProgressFn
     from sinklab.metrics.metric import MetricInfo
 
-BOS_MODES = 'auto', 'none', 'force'
 PRINTED_METRICS = (
     'sink/1',
     'alpha/1',
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--loss', action='store_true', help='also measure the loss of these texts')
     parser.add_argument(
         '--bos',
-        choices=BOS_MODES,
+        choices=get_args(BosMode),
         default='auto',
         help='BOS before each text: auto (as in training), none (never) or force (always)',
     )
