@@ -358,7 +358,10 @@ class OpenedRun(OpenedModel):
             raise UserError(
                 f'a curve is a data frame of pandas; install it: {format_extra_command("notebook")}'
             ) from error
-        frame = pandas.DataFrame(self.subject.run_dir.read_records()).set_index('step')
+        records = self.subject.run_dir.read_records()
+        if not records:
+            raise UserError(f'{self.subject.run_dir} has logged no metrics; train it first')
+        frame = pandas.DataFrame(records).set_index('step')
         columns = [column for column in frame.columns if column == name or column.startswith(f'{name}/')]
         if not columns:
             raise UserError(f'{self.subject.run_dir} has no {name!r}; it has {", ".join(frame.columns)}')
