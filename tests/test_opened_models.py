@@ -411,6 +411,19 @@ def test_measure_rejects_invalid_arguments_with_one_line(trained, capsys, argume
     assert all(one.startswith('preparing') for one in before)
 
 
+def test_measure_creates_output_folder_before_measuring(trained, tmp_path, monkeypatch):
+    out = tmp_path / 'out'
+
+    def check_folder_and_fail(*_):
+        assert out.is_dir()
+        raise UserError('measuring fails')
+
+    with monkeypatch.context() as patch:
+        patch.setattr('sinklab.cli.measure.measure_model', check_folder_and_fail)
+        assert main(['measure', str(trained[0]), f'--out={out}']) == 1
+    assert main(['measure', str(trained[0]), '--sequences=2', f'--out={out}']) == 0
+
+
 @pytest.fixture
 def model(tmp_path):
     """Make a model folder with the config.json that transformers writes."""
@@ -425,19 +438,6 @@ def model(tmp_path):
 def test_open_model_folder_without_hf_prefix_is_rejected(model, capsys, verb):
     if verb[0] == 'evaluate':
         pytest.importorskip('lm_eval')
-def test_measure_creates_output_folder_before_measuring(trained, tmp_path, monkeypatch):
-    out = tmp_path / 'out'
-
-    def check_folder_and_fail(*_):
-        assert out.is_dir()
-        raise UserError('measuring fails')
-
-    with monkeypatch.context() as patch:
-        patch.setattr('sinklab.cli.measure.measure_model', check_folder_and_fail)
-        assert main(['measure', str(trained[0]), f'--out={out}']) == 1
-    assert main(['measure', str(trained[0]), '--sequences=2', f'--out={out}']) == 0
-
-
     assert main([verb[0], str(model), *verb[1:]]) == 1
     assert f'hf:{model}' in capsys.readouterr().err.strip().splitlines()[-1]
 
