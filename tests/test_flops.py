@@ -1,5 +1,6 @@
 """Tests of the FLOP formulas against the matrix products of the traced model."""
 
+import dataclasses
 import math
 
 import jax
@@ -11,6 +12,11 @@ from flax import nnx
 from sinklab.model import flops
 from sinklab.model.transformer import Transformer
 
+MLP_MAP = dict(
+    model__attention__feature_map='mlp',
+    model__attention__similarity='identity',
+    model__attention__normalizer='none',
+)
 CASES = [
     {},
     dict(model__ffn='gelu', model__position='alibi'),
@@ -24,7 +30,20 @@ CASES = [
     dict(model__gate='shared'),
     dict(model__gate='value'),
     dict(model__gate='value_state'),
-    dict(model__attention__feature_map='mlp', model__attention__similarity='identity'),
+    dict(MLP_MAP),
+    dict(MLP_MAP, model__kv_heads=2),
+]
+RECOMPUTE_CASES = [
+    {},
+    dict(model__qk_norm=True),
+    dict(model__norm='post'),
+    dict(model__norm='sandwich'),
+    dict(model__norm='res_post'),
+    dict(model__gate='elementwise'),
+    dict(model__gate='value'),
+    dict(model__gate='value_state'),
+    dict(MLP_MAP),
+    dict(MLP_MAP, model__kv_heads=2),
 ]
 
 
@@ -48,31 +67,49 @@ def iterate_product_flops(jaxpr, factor=1):
                 yield from iterate_product_flops(inner, factor * length)
 
 
+LENGTH = make_tiny_spec().data.length
+
+
+def make_model_config(**changes):
+    """Return a model config whose queries see every key, as in the products of the `dense` backend."""
+    model = make_tiny_spec(**changes).model
+    return dataclasses.replace(model, mask=dataclasses.replace(model.mask, prefix=LENGTH))
+
+
+def count_product_flops(model, differentiates=False, remat='none'):
+    """Count the FLOPs of the matrix products of the traced model, for each token of a window."""
+    ids = jnp.zeros((1, LENGTH), jnp.int32)
+    graph, params = nnx.split(nnx.eval_shape(lambda: Transformer(model, LENGTH, nnx.Rngs(0))))
+
+    def sum_logits(params):
+        return nnx.merge(graph, params)(ids, backend='dense', remat=remat)[0].sum()
+
+    jaxpr = jax.make_jaxpr(jax.grad(sum_logits) if differentiates else sum_logits)(params).jaxpr
+    return sum(iterate_product_flops(jaxpr)) / LENGTH
+
+
 @pytest.mark.parametrize('changes', CASES, ids=str)
 def test_forward_flops_equal_matrix_products_of_traced_model(changes):
-    spec = make_tiny_spec(**({'model__attention__normalizer': 'none'} if 'mlp' in str(changes) else {}), **changes)
-    ids = jnp.zeros((1, spec.data.length), jnp.int32)
-    model = nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0)))
-    graph, params = nnx.split(model)
+    model = make_model_config(**changes)
+    assert count_product_flops(model) == flops.count_forward_flops(model, LENGTH).total
 
-    def compute_logits(params, ids):
-        return nnx.merge(graph, params)(ids, backend='dense')[0]
 
-    product_flops = sum(iterate_product_flops(jax.make_jaxpr(compute_logits)(params, ids).jaxpr))
-    assert (
-        product_flops
-        == spec.data.length * flops.count_forward_flops(spec.model, spec.data.length, uses_mask=False).total
-    )
+@pytest.mark.slow
+@pytest.mark.parametrize('remat', ['full', 'qkv,middle,ffn', 'qkv'])
+@pytest.mark.parametrize('changes', RECOMPUTE_CASES, ids=str)
+def test_recompute_flops_equal_matrix_products_that_remat_adds(changes, remat):
+    model = make_model_config(**changes)
+    added = count_product_flops(model, True, remat) - count_product_flops(model, True)
+    assert added == flops.count_recompute_flops(model, LENGTH, remat)
 
 
 def test_forward_flops_account_for_causal_mask_and_window():
-    length = make_tiny_spec().data.length
-    full, causal = (
-        flops.count_forward_flops(make_tiny_spec().model, length, uses_mask).attention for uses_mask in (False, True)
+    full, causal, window = (
+        flops.count_forward_flops(model, LENGTH).attention
+        for model in (make_model_config(), make_tiny_spec().model, make_tiny_spec(model__mask__window=2).model)
     )
-    assert causal / full == pytest.approx((length + 1) / 2 / length)
-    window = flops.count_forward_flops(make_tiny_spec(model__mask__window=2).model, length).attention
-    assert window / full == pytest.approx((2 - 1 / length) / length)
+    assert causal / full == pytest.approx((LENGTH + 1) / 2 / LENGTH)
+    assert window / full == pytest.approx((2 - 1 / LENGTH) / LENGTH)
 
 
 def test_step_flops_of_1b_model_match_standard_formula():

@@ -76,8 +76,8 @@ WarmStartTakes = Literal['', 'params']
 # computation that is not repeated.
 SAVEABLE_ACTIVATIONS = {
     'attention': 'outputs of heads and statistics of their rows: kernels do not run again',
-    'qkv': 'queries, keys and values: their products, norms and rotations are not recomputed',
-    'middle': 'residual stream between attention and FFN: the product with W_O is not recomputed',
+    'qkv': 'queries, keys and values: products are recomputed only if a norm, feature map or gate reads the result',
+    'middle': 'residual stream between attention and FFN: the product with W_O is recomputed only if a norm reads it',
     'ffn': 'input of the activation, and its gate: the two products of the FFN are not recomputed',
 }
 

@@ -4,8 +4,8 @@ import dataclasses
 
 from sinklab.attn.mask import resolve_mask
 from sinklab.config import spec
-from sinklab.model.attention import COMBINATIONS, get_value_width
-from sinklab.model.layers import FFN_ACTIVATIONS, GATES
+from sinklab.model.attention import COMBINATIONS, count_attended_kv_heads, get_value_width
+from sinklab.model.layers import FFN_ACTIVATIONS, GATES, NORM_PLACEMENTS
 from sinklab.model.learned_kv import count_learned_kv
 
 TRAINING_FLOPS_FACTOR = 3  # the backward pass has two products for each one of the forward pass
@@ -25,45 +25,79 @@ class Flops:
         return sum(dataclasses.astuple(self))
 
 
-def count_forward_flops(model: spec.ModelConfig, length: int, uses_mask: bool = True) -> Flops:
-    """Count the FLOPs of the forward pass per token.
+def count_forward_flops(model: spec.ModelConfig, length: int) -> Flops:
+    """Count the FLOPs of the forward pass per token, on windows of `length` tokens.
 
-    Args:
-        model: Config of the model.
-        length: Number of tokens of a window.
-        uses_mask: Count only scores that the mask does not hide (half of them under a causal mask).
+    Only scores that the mask does not hide are counted: half of them under a causal mask.
     """
-    width, heads, kv_heads, key_width = model.width, model.heads, model.num_kv_heads, model.head_width
-    value_width = get_value_width(model)
-    projection_weights = width * (heads * key_width + kv_heads * (key_width + value_width)) + count_output_weights(
-        model
-    )
-    projection_weights += count_gate_weights(model, value_width) + (
-        4 * heads * key_width * key_width if model.attention.feature_map == 'mlp' else 0
+    key_width, value_width = model.head_width, get_value_width(model)
+    projection_weights = (
+        count_query_key_weights(model)
+        + count_value_weights(model)
+        + count_feature_map_weights(model)
+        + count_gate_weights(model)
+        + count_output_weights(model)
     )
     num_keys = sum(  # of all layers, for each query
         model.layer_type_indices.count(index)
-        * ((compute_mean_visible_keys(layer_type.mask, length) if uses_mask else length) + count_learned_kv(model))
+        * (compute_mean_visible_keys(layer_type.mask, length) + count_learned_kv(model))
         for index, layer_type in enumerate(model.layer_types)
     )
     return Flops(
         projections=2 * model.layers * projection_weights,
-        attention=2 * heads * num_keys * (key_width + value_width),
-        ffn=2 * model.layers * width * model.ffn_width * (3 if FFN_ACTIVATIONS[model.ffn][1] else 2),
-        head=2 * width * model.vocabulary,
+        attention=2 * model.heads * num_keys * (key_width + value_width),
+        ffn=2 * model.layers * model.width * model.ffn_width * (3 if FFN_ACTIVATIONS[model.ffn][1] else 2),
+        head=2 * model.width * model.vocabulary,
     )
 
 
 def count_recompute_flops(model: spec.ModelConfig, length: int, remat: str) -> float:
-    """Count the FLOPs of the forward pass per token that the backward pass repeats under --remat."""
+    """Count the FLOPs of the forward pass per token that the backward pass repeats under --remat.
+
+    The backward pass of a norm, a feature map or a gate reads its input. The product that computes this input is
+    repeated although an array after it is saved.
+    """
+    if remat == 'none':
+        return 0.0
+    saved_names = spec.parse_saved_activations(remat)
+    gate, placement = GATES[model.gate], NORM_PLACEMENTS[model.norm]
+    reads_query_key_products = model.qk_norm or model.attention.feature_map != 'identity'
+    reads_value_product = gate is not None and 'value' in (gate.input, gate.target)
+    reads_branch_outputs = placement.after or placement.joined
+    weights = count_gate_weights(model)
+    if 'qkv' not in saved_names or reads_query_key_products:
+        weights += count_query_key_weights(model)
+    if 'qkv' not in saved_names or reads_value_product:
+        weights += count_value_weights(model)
+    # Only attention reads the second product of a feature map, which `qkv` saves.
+    weights += count_feature_map_weights(model) // (2 if 'qkv' in saved_names else 1)
+    if 'middle' not in saved_names or reads_branch_outputs:
+        weights += count_output_weights(model)
+    recompute_flops = 2 * model.layers * weights
     forward_flops = count_forward_flops(model, length)
-    ffn_output = (
-        2 * model.layers * model.width * model.ffn_width
-    )  # not repeated: the backward pass does not read its result
-    middle = 2 * model.layers * count_output_weights(model)
-    parts = {'attention': forward_flops.attention, 'qkv': forward_flops.projections - middle, 'middle': middle}
-    parts['ffn'] = forward_flops.ffn - ffn_output
-    return sum(part for name, part in parts.items() if name not in spec.parse_saved_activations(remat))
+    if 'attention' not in saved_names:
+        recompute_flops += forward_flops.attention
+    ffn_output_flops = 2 * model.layers * model.width * model.ffn_width
+    if 'ffn' not in saved_names:
+        recompute_flops += forward_flops.ffn - ffn_output_flops
+    return recompute_flops + (ffn_output_flops if reads_branch_outputs else 0)
+
+
+def count_query_key_weights(model: spec.ModelConfig) -> int:
+    """Count the entries of W_Q and W_K."""
+    return model.width * (model.heads + model.num_kv_heads) * model.head_width
+
+
+def count_value_weights(model: spec.ModelConfig) -> int:
+    """Count the entries of W_V."""
+    return model.width * model.num_kv_heads * get_value_width(model)
+
+
+def count_feature_map_weights(model: spec.ModelConfig) -> int:
+    """Count the entries of the two matrices of the feature map, once for each head that it maps."""
+    if model.attention.feature_map != 'mlp':
+        return 0
+    return 2 * (model.heads + count_attended_kv_heads(model)) * model.head_width**2
 
 
 def count_output_weights(model: spec.ModelConfig) -> int:
@@ -72,8 +106,9 @@ def count_output_weights(model: spec.ModelConfig) -> int:
     return num_parts * get_value_width(model) * model.width
 
 
-def count_gate_weights(model: spec.ModelConfig, value_width: int) -> int:
-    gate_kind = GATES[model.gate]
+def count_gate_weights(model: spec.ModelConfig) -> int:
+    """Count the entries of the matrix of the gate, once for each head that it is multiplied with."""
+    gate_kind, value_width = GATES[model.gate], get_value_width(model)
     if gate_kind is None:
         return 0
     num_inputs = model.width if gate_kind.input == 'x' else value_width
