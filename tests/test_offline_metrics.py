@@ -23,7 +23,7 @@ from sinklab.model.learned_kv import count_learned_kv
 from sinklab.train.forward import make_forward
 
 L, P, H, T, K, D, KEYS = 3, 2, 2, 12, 4, 8, 3
-SINK = next(measure for measure in registry.OFFLINE_METRICS if measure.inputs == ('sink_LPCD',))
+SINK = next(measure for measure in registry.OFFLINE_METRICS if 'sink_LPCD' in measure.inputs)
 SETTING = MetricSetting(
     length=T,
     columns=1,
@@ -206,8 +206,17 @@ def test_sink_norm_ratio_uses_most_attended_token_or_sink_token(arrays):
         for layer in range(L)
     ]
     np.testing.assert_allclose(sink_position.compute_sink_norm_ratio(kept), expected)
-    kept |= dict(column_LPC=np.full((L, P, 1), 7.0), star_LPH=np.full((L, P, H), 0.9))
+    kept |= dict(column_LPC=np.full((L, P, 1), 7.0), received_LPC=np.full((L, P, 1), 0.9))
     np.testing.assert_allclose(sink_position.compute_sink_norm_ratio(kept), 7 / norm.mean((1, 2)))
+
+
+def test_sink_norm_ratio_ignores_attention_to_implicit_key(arrays):
+    """Use softmax-off-by-one with a sink token, where the implicit key left of it has most of the attention."""
+    attention = np.concatenate([np.full((L, P, H, T, 1), 9.0), arrays['attention_LPHTS']], -1)
+    setting = dataclasses.replace(SETTING, columns=2, implicit=True)
+    computed = sink_position.compute_sink_token_arrays(attention, arrays['sink_LPCD'], setting)
+    expected = arrays['attention_LPHTS'][..., 0] / attention.sum(-1)
+    np.testing.assert_allclose(computed['received_LPC'][..., 0], expected.mean((2, 3)), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

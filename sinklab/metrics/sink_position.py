@@ -12,6 +12,7 @@ from sinklab.metrics.metric import (
 )
 from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.sink import (
+    compute_column_importance,
     compute_importance,
     compute_sink_rate,
     count_queries,
@@ -44,11 +45,18 @@ def compute_position_numbers(arrays: Arrays, setting: MetricSetting) -> dict[str
     return {'sink/any': compute_sink_rate(arrays['most_LPH'])} | position_rates | {'place/beyond': beyond}
 
 
+def compute_sink_token_arrays(attention, sink, setting: MetricSetting) -> Arrays:
+    """Compute the norm of sink tokens, and their mean alpha over heads, which excludes an implicit key."""
+    first, count = setting.columns - sink.shape[-2], sink.shape[-2]
+    alpha_LPHC = compute_column_importance(normalize_rows(attention)[..., first:], count)
+    return {'column_LPC': compute_norms(sink), 'received_LPC': alpha_LPHC.mean(2)}
+
+
 def compute_sink_norm_ratio(arrays: Arrays) -> np.ndarray:
     """Compute ||h_s|| over the mean norm of other tokens, _L; s is the token with the most attention in a text."""
     received_PS, norm_LPS = np.mean(arrays['received_LPJ'], 0), np.asarray(arrays['norm_LPT'])
     if 'column_LPC' in arrays:
-        received_PS = np.concatenate([np.mean(arrays['star_LPH'], (0, 2))[:, None], received_PS], -1)
+        received_PS = np.concatenate([np.mean(arrays['received_LPC'], 0), received_PS], -1)
         norm_LPS = np.concatenate([arrays['column_LPC'], norm_LPS], -1)
     sink_P = received_PS.argmax(-1)
     sink_norm_LP = norm_LPS[:, np.arange(len(sink_P)), sink_P]
@@ -101,8 +109,8 @@ METRICS = (
         saved_arrays=('place_LPH', 'most_LPH'),
     ),
     Metric(
-        inputs=('sink_LPCD',),
-        compute_arrays=lambda sink, setting: {'column_LPC': compute_norms(sink)},
+        inputs=('attention_LPHTS', 'sink_LPCD'),
+        compute_arrays=compute_sink_token_arrays,
     ),
     Metric(
         inputs=('attention_LPHTS', 'residual_LPTD'),  # through the arrays that other metrics compute from them
