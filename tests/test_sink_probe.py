@@ -146,9 +146,8 @@ def test_softmax_off_by_one_and_zero_k_bias_have_equal_metrics():
         with jax.set_mesh(mesh), jax.disable_jit():
             observations = jax.device_get(sink_probe.make_probe(spec, mesh)(weights, IDS_PT))
             setting = make_setting(spec, IDS_BT.shape[1], int(changes is COLUMN_OF_ZERO))
-            _, _, captured = make_forward(spec, num_first_keys=3, row_functions=registry.get_row_functions(setting))(
-                weights, IDS_BT
-            )
+            row_functions = registry.get_row_functions(setting, has_key_mass=True)
+            _, _, captured = make_forward(spec, num_first_keys=3, row_functions=row_functions)(weights, IDS_BT)
         context = {name: float(value) for name, value in registry.compute_context_numbers(captured, setting).items()}
         metrics.append(sink_probe.compute_probe_metrics(observations, spec) | context)
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4, abs=1e-5)

@@ -233,6 +233,15 @@ def test_logical_to_mesh_axes_rejects_two_axes_on_one_mesh_axis():
         sharding.logical_to_mesh_axes('batch', 'embed')
 
 
+@pytest.mark.slow
+def test_train_step_logs_row_mass_with_either_log_option():
+    masses = []
+    for option in ('log__sinks', 'log__rows'):
+        spec = replace_operation(make_tiny_spec(**{option: True}), 'sigmoid', 'none')
+        masses.append(run_update(spec, Hardware(), times=1)[0]['mass/row/context'])
+    np.testing.assert_allclose(*masses, rtol=1e-4)
+
+
 LOOKING = dict(log__sinks=True, log__rows=True)
 
 

@@ -1,4 +1,14 @@
-"""Metric entries: what a metric reads, computes, saves and shows, and the setting it is computed in."""
+"""Metric entries: what a metric reads, computes, saves and shows, and the setting it is computed in.
+
+A metric may read these arrays of a forward pass, of L layers and P sequences. S: the learned keys, then the text.
+
+- `attention_LPHTS`: attention matrices in float32, as the model uses them;
+- `query_LPTHK`, `key_LPSHK` and `value_LPSHK`: queries, keys and values as attention receives them;
+- `head_LPTHK`: outputs of the heads, sum_j A_ij v_j;
+- `normed_LPTD`: input of attention, the residual stream after the norm;
+- `residual_LPTD`: residual stream after each block;
+- `sink_LPCD`: residual stream of sink tokens, after each block. A model without them has no such array.
+"""
 
 import dataclasses
 from collections import Counter
@@ -65,7 +75,7 @@ def add_implicit_key(attention_TS: Any, setting: MetricSetting) -> Any:
 
 
 def extract_arrays(captured: Any, setting: MetricSetting) -> dict[str, Any]:
-    """Extract the arrays of a Capture of L layers by name, with the implicit column."""
+    """Extract the arrays of the `Intermediates` of L layers by name, with the implicit column."""
     arrays = {name: array for name, array in vars(captured).items() if '_B' in name and array is not None}
     return complete_arrays({name.replace('_B', '_LP'): array for name, array in arrays.items()}, setting)
 
@@ -182,7 +192,7 @@ class Metric:
     """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md adds one.
 
     Attributes:
-        inputs: Names of the arrays that it reads (see `sinklab.metrics.metric`), such as `attention_LPHTS`.
+        inputs: Names of the arrays that it reads, which the docstring of this module lists.
         compute_arrays: Function (*those arrays, setting) -> arrays that the probe returns. It is compiled with the
             probe.
         compute_numbers: Function (those arrays as NumPy, setting) -> numbers by name, for metrics.jsonl.
@@ -190,8 +200,10 @@ class Metric:
         saved_arrays: Names of the arrays of a probe's file. `name_LH` is the mean over the sequences P of `name_LPH`.
         figure: A figure of a saved array, or None.
         is_applicable: Function setting -> whether the metric exists for this model and these texts.
-        context_numbers: Function (sums of attention over a training batch, setting) -> numbers, for `log.sinks`.
-        row_function: Function attention_BHTS -> one value a query, for `log.rows`.
+        context_numbers: Function (`KeyMass` of a training batch, setting) -> numbers, for `log.sinks`; None if the
+            metric cannot be computed from a `KeyMass`.
+        row_function: Function attention_BHTS -> one value a query, for `log.rows`. It is not used with `log.sinks` if
+            there are `context_numbers`, which then give the same number without the weights of all keys.
     """
 
     inputs: tuple[str, ...] = ()
@@ -201,7 +213,7 @@ class Metric:
     saved_arrays: tuple[str, ...] = ()
     figure: FigureSpec | None = None
     is_applicable: Callable[[MetricSetting], bool] = is_always_applicable
-    context_numbers: Callable[[Any, MetricSetting], Arrays] = compute_nothing
+    context_numbers: Callable[[Any, MetricSetting], Arrays] | None = None
     row_function: Callable[[Any], Any] | None = None
 
 

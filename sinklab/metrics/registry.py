@@ -25,7 +25,6 @@ from sinklab.metrics.metric import (
     MetricSetting,
     add_implicit_key,
     complete_key_mass,
-    compute_nothing,
     extract_arrays,
     merge_disjoint,
 )
@@ -62,7 +61,7 @@ def select_applicable(setting: MetricSetting, metrics: Metrics = METRICS) -> lis
 
 
 def compute_probe_arrays(captured: Any, setting: MetricSetting, metrics: Metrics = METRICS) -> Arrays:
-    """Compute the arrays of all metrics from a Capture of L layers."""
+    """Compute the arrays of all metrics from the `Intermediates` of L layers."""
     return compute_arrays(extract_arrays(captured, setting), setting, metrics)
 
 
@@ -84,15 +83,16 @@ def compute_numbers(arrays: Arrays, setting: MetricSetting, metrics: Metrics = M
     return merge_disjoint(metric.compute_numbers(arrays, setting) for metric in select_applicable(setting, metrics))
 
 
-def get_row_functions(setting: MetricSetting) -> dict[str, Callable[[Any], Any]]:
-    """Return the functions of metrics that need whole rows of attention, by name.
+def get_row_functions(setting: MetricSetting, has_key_mass: bool) -> dict[str, Callable[[Any], Any]]:
+    """Return the functions of metrics of whole rows of attention, by name.
 
-    Each takes attention_BHTS of some queries and returns one value for each query.
+    Each takes attention_BHTS of some queries and returns one value for each query. With a key mass, metrics that
+    `compute_context_numbers` computes from it are left out.
     """
     metrics = [
         metric
         for metric in select_applicable(setting)
-        if metric.row_function and metric.context_numbers is compute_nothing
+        if metric.row_function and (metric.context_numbers is None or not has_key_mass)
     ]
     return {
         metric.infos[0].name: lambda attention, metric=metric: metric.row_function(
@@ -103,11 +103,15 @@ def get_row_functions(setting: MetricSetting) -> dict[str, Callable[[Any], Any]]
 
 
 def compute_context_numbers(captured: Any, setting: MetricSetting) -> Arrays:
-    """Compute the numbers NAME/context of a training batch from its captured key masses and row means."""
+    """Compute the numbers NAME/context of a training batch from its key masses and row means."""
     numbers = {name: value.mean() for name, value in (captured.row_means or {}).items()}
     if captured.key_mass is not None:
         key_mass = complete_key_mass(captured.key_mass, setting)
-        numbers |= merge_disjoint(metric.context_numbers(key_mass, setting) for metric in select_applicable(setting))
+        numbers |= merge_disjoint(
+            metric.context_numbers(key_mass, setting)
+            for metric in select_applicable(setting)
+            if metric.context_numbers is not None
+        )
     return {f'{name}/context': value for name, value in numbers.items()}
 
 

@@ -146,7 +146,7 @@ def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
     setting = make_setting(spec, spec.data.length, count_learned_kv(spec.model))
     capture_options = dict(
         num_first_keys=spec.probe.keys if spec.log.sinks else 0,
-        row_functions=registry.get_row_functions(setting) if spec.log.rows else {},
+        row_functions=registry.get_row_functions(setting, spec.log.sinks) if spec.log.rows else {},
     )
     loss_fn = make_loss_with_intermediates(
         spec, first_target, remat=hardware.remat, backend=backend, **capture_options
