@@ -51,7 +51,7 @@ from sinklab.parallel.sharding import constrain_sharding
 class Intermediates:
     """Intermediates of attention layers; arrays that were not requested are None."""
 
-    attention_BHTS: jax.Array | None = None  # float32, before any proxy normalization; S: learned keys, then text
+    attention_BHTS: jax.Array | None = None  # float32, rows not divided by their sums; S: learned keys, then text
     query_BTHK: jax.Array | None = None  # as multiplied by the keys
     key_BSHK: jax.Array | None = None  # as multiplied by the queries; S as above
     value_BSHK: jax.Array | None = None
@@ -147,8 +147,13 @@ class AttentionContext:
     row_functions: RowFunctions  # return the means of these functions over rows
     edit: EditFn | None = None  # of one layer; with `capture` only
 
-    def add_edit(self, edit: EditFn, layer: jax.Array) -> 'AttentionContext':
-        """Return the context of one layer, with the edit of that layer; see `Transformer.compute_hidden`."""
+    def add_edit(self, edit: Callable[..., jax.Array], layer: jax.Array) -> 'AttentionContext':
+        """Return the context of one layer, with its edit.
+
+        Args:
+            edit: Function (layer, *arguments of an `EditFn`), as `Transformer.compute_hidden` takes it.
+            layer: Index of the layer.
+        """
         return dataclasses.replace(self, edit=functools.partial(edit, layer))
 
     def attend(
@@ -213,14 +218,14 @@ def edit_weights(
 
 @dataclasses.dataclass(frozen=True)
 class LayerContext:
-    """The context of a layer of a scan: that of its type, of `ModelConfig.layer_types`.
+    """The contexts of all layer types (`ModelConfig.layer_types`), and the type of one layer of the scan over layers.
 
-    Masks of each type stay static, as kernels need them. Only attention is in the branches of the conditional: the
-    backward pass keeps residuals of every branch.
+    The mask of each type is static, as kernels need it. Only attention is in the branches of the conditional over
+    types, because the backward pass keeps the residuals of every branch.
     """
 
-    contexts: Sequence[Any]  # of each layer type, an AttentionContext or a StreamingContext
-    type_index: jax.Array | None  # index in `contexts`; None if there is one
+    contexts: Sequence[Any]  # an AttentionContext or a StreamingContext for each layer type
+    type_index: jax.Array | None  # index of the type of this layer in `contexts`; None if there is only one type
 
     @property
     def capture(self) -> bool:
