@@ -322,9 +322,7 @@ def format_size_table(claims_data: dict) -> str:
                     name.upper(),
                     str(spec.optimizer.batch_size),
                     ', '.join(f'{metrics["sink/1"]:.1f}' for metrics in finished),
-                    f'{np.median(steps):.0f}'
-                    if len(steps) == len(finished)
-                    else f'{len(steps)} of {len(finished)} seeds',
+                    format_emergence(steps, len(finished)),
                     ', '.join(format_largest_norm_ratio(metrics, spec.model.layers) for metrics in finished),
                     f'{np.mean(list_values(claims_data, row, "valid/loss")):.2f}',
                 ]
@@ -332,6 +330,13 @@ def format_size_table(claims_data: dict) -> str:
     headings = ['parameters', 'batch size', 'Sink_1 of each seed (%)', 'median step of emergence']
     headings += ['largest norm ratio of each seed', 'mean loss']
     return format_table(headings, rows)
+
+
+def format_emergence(steps: list[float], num_runs: int) -> str:
+    """Format the median step at which a sink emerges, or how many of the runs have one if not all do."""
+    if len(steps) == num_runs:
+        return f'{np.median(steps):.0f}'
+    return f'{len(steps)} of {num_runs} seeds' if steps else 'none'
 
 
 def fit_size_slope(claims_data: dict) -> tuple[float, float, float, int]:
@@ -359,9 +364,9 @@ def fit_size_slope(claims_data: dict) -> tuple[float, float, float, int]:
 def format_size_section(claims_data: dict) -> str:
     slope, low, high, runs = fit_size_slope(claims_data)
     return (
-        f'{format_size_table(claims_data).strip()}\n\nAt the batch size of the size, a straight line over the '
-        f'logarithm of the parameters rises by {slope:.0f} percentage points for ten times the parameters (95 %: '
-        f'{low:.0f} to {high:.0f}, {runs} runs).'
+        f'{format_size_table(claims_data).strip()}\n\nIn the runs with the same batch size, Sink_1 rises by {slope:.0f} '
+        f'percentage points for ten times as many parameters (a straight line over their logarithm; 95 %: {low:.0f} to '
+        f'{high:.0f}; {runs} runs).'
     )
 
 
@@ -450,6 +455,10 @@ def format_readme_table(entries_by_size: Mapping[str, dict], data_by_size: Mappi
     return format_table(headings, rows)
 
 
+def format_counts(entries: Mapping[str, dict]) -> str:
+    return report.format_counts(list(entries.values())).rstrip('.')
+
+
 def format_part(part: str) -> str:
     """Format a generated part of a page."""
     data_by_size = {size: load_results(size) for size in RESULT_FILES}
@@ -468,7 +477,8 @@ def format_part(part: str) -> str:
             for size, claims_data in data_by_size.items()
         },
         'readme': lambda: format_readme_table(verdicts, data_by_size),
-        'counts': lambda: report.format_counts(list(verdicts['quickstart'].values())).rstrip('.'),
+        'counts': lambda: format_counts(verdicts['quickstart']),
+        'counts small': lambda: format_counts(verdicts['small']),
     }[part]().strip()
 
 
@@ -481,7 +491,7 @@ PAGES = {
         *(f'rows {section}' for section in SECTION_ROWS),
         *(f'seeds {size}' for size in RESULT_FILES),
     ),
-    ROOT / 'README.md': ('readme', 'counts'),
+    ROOT / 'README.md': ('readme', 'counts', 'counts small'),
     ROOT / 'docs' / 'index.md': ('counts',),
     ROOT / 'docs' / 'faq.md': ('counts',),
 }
