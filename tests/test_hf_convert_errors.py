@@ -473,6 +473,14 @@ def test_import_follows_symlinks_of_hub_cache(folder, tmp_path):
     assert not copied.is_symlink()
 
 
+@pytest.mark.slow
+def test_import_from_hub_names_row_after_model(folder, tmp_path, monkeypatch):
+    snapshot = in_hub_cache(folder, tmp_path / 'models--org--theirs')
+    monkeypatch.setattr(files, 'fetch_model_dir', lambda model_ref: snapshot)
+    assert main(['checkpoint', 'import', 'hf:org/theirs', f'--out={tmp_path}/out']) == 0
+    assert RunDir(tmp_path / 'out').read_json('row')['row'] == 'theirs'
+
+
 def test_import_rejects_tokenizer_symlink_out_of_folder(folder, tmp_path, capsys):
     (folder / 'tokenizer.json').rename(tmp_path / 'elsewhere')
     (folder / 'tokenizer.json').symlink_to('../elsewhere')

@@ -129,10 +129,9 @@ def write_imported_run(model_ref: str, source: Path, run_dir: RunDir, final_path
         raise UserError(
             f'{source / files.CONFIG_FILE} describes a model that is not supported: {format_error(error)}'
         ) from error
-    name = get_model_name(model_ref) if model_ref.startswith(GGUF_PREFIX) else source.resolve().name
     row = dict(
         config=model_ref,
-        row=name,
+        row=get_model_name(model_ref),
         size=None,
         overrides={},
         diff={},
