@@ -65,6 +65,8 @@ GOOD = dict(words='w', source='s', of=('a:b', 'sink/1'), way='<', than=('a:c', '
             dict(than=('a:c', 'valid/loss'), of=('a:b', 'mass/row')),
             'mass/row and valid/loss are different kinds of metrics',
         ),
+        (dict(than=('a:c', 'valid/loss')), 'sink/1 and valid/loss are different kinds of metrics'),
+        (dict(than=('a:c', 'entropy/row')), 'sink/1 and entropy/row are different kinds of metrics'),
         (dict(least=-5), 'its least is -5'),
         (dict(than=('a:b', 'sink/1')), 'compares Sink_1 of a:b with itself'),
         (dict(of=None), 'it has only one of "of" and "than"'),

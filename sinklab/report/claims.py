@@ -182,7 +182,8 @@ def find_claim_fault(claim: Claim) -> str:
         return 'it has only one of "of" and "than"'
     if claim.way not in COMPARISON_WORDS:
         return f'its way is {claim.way!r}; it must be one of {", ".join(COMPARISON_WORDS)}'
-    if claim.of.metric != claim.than.metric and not (registry.find_metric_info(claim.of.metric) and get_unit(claim)):
+    units = {get_metric_unit(operand.metric) for operand in claim.operands}
+    if claim.of.metric != claim.than.metric and (len(units) > 1 or '' in units):
         return f'{claim.of.metric} and {claim.than.metric} are different kinds of metrics'
     if not claim.least > 0:
         return f'its least is {claim.least!r}, the smallest difference that counts; it must be above 0'
@@ -250,7 +251,11 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
 
 def get_unit(claim: Claim) -> str:
     """Return the unit of the difference, or an empty string if the metric registry has none."""
-    metric_info = registry.find_metric_info(claim.of.metric) if claim.of else None
+    return get_metric_unit(claim.of.metric) if claim.of else ''
+
+
+def get_metric_unit(metric: str) -> str:
+    metric_info = registry.find_metric_info(metric)
     return metric_info.unit if metric_info else ''
 
 
