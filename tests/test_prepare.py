@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from stores import (
     write_source,
 )
 
+from sinklab.cli import prepare
 from sinklab.cli.main import main
 from sinklab.data.held_out_split import compute_limit, hash_document_name
 from sinklab.data.prepare import prepare_store
@@ -282,19 +284,47 @@ def test_prepare_command_prints_training_flags_and_checks_batches(tmp_path, caps
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('documents', 'length'), [(400, 64), (60, 16)], ids=['quickstart', 'smoke'])
-def test_prepare_check_uses_length_of_suggested_training_command(tmp_path, capsys, documents, length):
+@pytest.mark.parametrize(
+    ('documents', 'size', 'length'), [(400, 'small', 256), (200, 'quickstart', 64), (60, 'smoke', 16)]
+)
+def test_prepare_check_uses_length_of_suggested_training_command(tmp_path, capsys, documents, size, length):
     source, out = write_source(tmp_path / 'a.jsonl', make_texts(documents, words=300)), f'{tmp_path}/store'
     assert main(['prepare', f'--source={source}', f'--out={out}', '--vocabulary=512', '--held_out=0.3']) == 0
     output = capsys.readouterr().out
     assert f'{length} + 1' in output
-    assert f'--size={"quickstart" if length == 64 else "smoke"} ' in output
+    assert f'--size={size} ' in output
     assert main(['prepare', '--check', out, '--json']) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report['length'], report['problems']) == (length, [])
     assert main(['prepare', '--check', out, '--length=8', '--json']) == 0
     other_report = json.loads(capsys.readouterr().out)
     assert (other_report['length'], other_report['batch_size']) == (8, report['batch_size'])
+
+
+@pytest.mark.parametrize('size', ['paper', 'small', 'quickstart', 'smoke'])
+def test_choose_size_returns_largest_size_whose_windows_fit(size, monkeypatch):
+    fitting_sizes = prepare.SIZES[prepare.SIZES.index(size) :]
+    fitting_specs = [prepare.load_size(fitting_size) for fitting_size in fitting_sizes]
+    monkeypatch.setattr(prepare, 'has_enough_windows', lambda store, spec: spec in fitting_specs)
+    assert prepare.choose_size(SimpleNamespace(meta=dict(vocabulary=50_432))) == size
+
+
+@pytest.mark.slow
+def test_prepare_prints_no_training_command_for_too_few_windows(tmp_path, capsys):
+    source = write_source(tmp_path / 'a.jsonl', make_texts(2, words=30))
+    assert main(['prepare', f'--source={source}', f'--out={tmp_path}/store', '--held_out=0.5']) == 0
+    output = capsys.readouterr().out
+    assert 'no size fits' in output
+    assert 'sinklab train' not in output
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [['--check=x', '--end_token=0'], ['--check=x', '--held_out=0'], ['--source=x', '--out=y', '--hosts=0']],
+)
+def test_prepare_rejects_option_of_value_0_that_has_no_effect(capsys, arguments):
+    assert main(['prepare', *arguments]) == 1
+    assert f'{arguments[-1].partition("=")[0]} has no effect' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('vocabulary', [257, (1 << 20) + 1, 99999999999, -1])

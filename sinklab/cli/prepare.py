@@ -44,6 +44,7 @@ PREPARE_FLAGS = (
     'processes',
 )
 CHECK_FLAGS = ('length', 'batch_size', 'hosts')
+SIZES = ('paper', 'small', 'quickstart', 'smoke')  # from the largest model to the smallest
 MAX_VOCABULARY_RATIO = 4  # a vocabulary below a fourth of that of a size belongs to a smaller model
 STORE_FIELDS = (
     'tokenizer',
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if not is_check and not (args.source and args.out):
         raise UserError('give --source and --out to prepare a store, or --check to verify one')
     for name in PREPARE_FLAGS if is_check else CHECK_FLAGS:
-        if getattr(args, name) not in (None, False):
+        if (value := getattr(args, name)) is not None and value is not False:
             raise UserError(f'--{name} has no effect {"with" if is_check else "without"} --check; remove it')
     if args.vocabulary is not None and args.tokenizer not in (None, 'train') and not is_check:
         raise UserError(f'--vocabulary={args.vocabulary} applies only to a tokenizer that is trained here; remove it')
@@ -165,30 +166,41 @@ def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
     with PrepareProgressBar() as on_progress:
         prepare_store(recipe, parse_path(args.out), fields['processes'], on_progress)
     store = Store(args.out)
-    size, size_spec = choose_size(store)
+    fitting_size = choose_size(store)
+    size = fitting_size or SIZES[-1]
+    size_spec = load_size(size)
     fields |= dict(length=size_spec.data.length, batch_size=size_spec.optimizer.batch_size)
     print_store(args, fields, store, issues=[], size_note=f'of --size={size}')
-    if not args.json:
+    if not args.json and fitting_size:
         print(f'train on it with: {format_train_command(args.out, fields, store, size, size_spec)}')
+    elif not args.json:
+        print(
+            f'no size fits: --size={size} needs {size_spec.optimizer.batch_size} windows for training and '
+            f'{size_spec.valid.windows} held out; give more documents'
+        )
     return 0
 
 
-def choose_size(store: Any) -> tuple[str, Any]:
-    """Choose the largest size that fits a store, and return it with its spec.
+def choose_size(store: Any) -> str | None:
+    """Choose the largest size that fits a store; None if none does.
 
     A size fits if the store has windows for a batch and for validation, and if the vocabulary is not small for it: a
     tokenizer of 512 ids was not trained for a model that has 50,432.
     """
+    vocabulary = store.meta['vocabulary']
+    for size in SIZES:
+        size_spec = load_size(size)
+        min_vocabulary = size_spec.model.vocabulary // MAX_VOCABULARY_RATIO
+        if has_enough_windows(store, size_spec) and vocabulary >= min_vocabulary:
+            return size
+    return None
+
+
+def load_size(size: str) -> spec.Spec:
+    """Load the default config at a size."""
     from sinklab.cli.config_flags import load_spec
 
-    for size in ('paper', 'quickstart', 'smoke'):
-        spec, _ = load_spec('configs/default.py', [], size)
-        if (
-            has_enough_windows(store, spec)
-            and store.meta['vocabulary'] >= spec.model.vocabulary // MAX_VOCABULARY_RATIO
-        ):
-            break
-    return size, spec
+    return load_spec('configs/default.py', [], size)[0]
 
 
 def format_train_command(store_path: str, fields: dict[str, Any], store: Any, size: str, spec: Any) -> str:
@@ -219,7 +231,8 @@ def check_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
     if fields['tokenizer'] != 'train' and compute_tokenizer_digest(args.tokenizer) != store.meta['tokenizer']:
         issues.append(f'it was prepared with another tokenizer than {args.tokenizer}')
     size_note = ''
-    size, size_spec = choose_size(store)
+    size = choose_size(store) or SIZES[-1]
+    size_spec = load_size(size)
     if args.length is None:
         fields['length'], size_note = size_spec.data.length, f'of --size={size}; --length=N sets another length'
     if args.batch_size is None:
