@@ -32,6 +32,12 @@ ROW_KEYS = 'diff', 'published', 'source', 'note'
 ExpectedSinks = tuple[dict[str, str], str]  # ({row: expected Sink_1 as text}, source of these numbers)
 
 
+def split_config_path(config_path: str) -> tuple[str, str]:
+    """Split --config=FILE[:ROW] into the file and the row; the row is '' if none is given."""
+    file, _, row = config_path.partition(':')
+    return file, row
+
+
 def load_spec(
     config_path: str, override_args: list[str], size: str | None = None, module: Any = None
 ) -> tuple[Spec, dict]:
@@ -63,7 +69,7 @@ def load_and_describe(
     Returns:
         The spec, the content of row.json, the result of `describe_row`, and the result of `get_expected_sinks`.
     """
-    file, _, row = config_path.partition(':')
+    file, row = split_config_path(config_path)
     module = module or load_config_module(file)
     config, size = build_config(module, config_path, row or None, size)
     row_info = get_row_info(module, file, row, config)
@@ -81,7 +87,7 @@ def format_fitting_sizes(module: Any, config_path: str, size: str | None, overri
 
     A field of the row is at fault if the row is valid with the value of the baseline in its place.
     """
-    row, baseline = config_path.partition(':')[2], get_baseline(module, size)
+    row, baseline = split_config_path(config_path)[1], get_baseline(module, size)
     overridden_paths = {path for path, _ in map(parse_override, override_args)}
     row_paths = [path for path in get_row_diff(module, row) if path not in overridden_paths]
     if not row_paths or not baseline:
@@ -154,7 +160,7 @@ def format_value(value: Any) -> str:
 
 def is_baseline(module: Any, config_path: str, size: str | None) -> bool:
     """Return whether a row, FILE:ROW, has the same config as the baseline of its table at a size."""
-    row, baseline = config_path.partition(':')[2], get_baseline(module, size)
+    row, baseline = split_config_path(config_path)[1], get_baseline(module, size)
     return bool(baseline) and build_config(module, config_path, row, size)[0].to_dict() == baseline.to_dict()
 
 
@@ -325,7 +331,7 @@ def get_diff_value(path: str, raw_value: Any, config: Any) -> Any:
 
 def load_row_info(config_path: str) -> dict:
     """Load the file, name, diff, published numbers and source of one row, FILE:ROW."""
-    file, _, row = config_path.rpartition(':')
+    file, row = split_config_path(config_path)
     return get_row_info(load_config_module(file), file, row)
 
 
@@ -341,6 +347,8 @@ def load_rows(file: str, size: str | None = None, module: Any = None) -> dict[st
     row_table = getattr(module, 'ROWS', {})
     if '' in row_table:
         raise UserError(f'{file} has a row without a name, which --config={file}:ROW cannot select; name it')
+    if row := next((row for row in map(str, row_table) if ':' in row), None):
+        raise UserError(f"{file} has a row {row!r}, whose name contains ':'; rename it")
     if len(set(map(str, row_table))) < len(row_table):
         raise UserError(f'{file} has two rows with the same name as text, such as 1 and "1"; rename one of them')
     return {
@@ -352,7 +360,7 @@ def load_rows(file: str, size: str | None = None, module: Any = None) -> dict[st
 def try_build_config(module: Any, config_path: str, size: str | None) -> Any:
     """Build the ConfigDict of a row at a size; return None if the row or the size is invalid."""
     try:
-        return build_config(module, config_path, config_path.rpartition(':')[2], size)[0]
+        return build_config(module, config_path, split_config_path(config_path)[1], size)[0]
     except UserError:
         return None
 

@@ -157,7 +157,7 @@ def report_failures(command_name: str, runs: list[SweepRun], stop_signal: int | 
 
 def select_rows(args: argparse.Namespace) -> tuple[Any, dict[str, dict]]:
     """Load the config file; return its module and the selected rows, {name: row}, in the order of --rows."""
-    file, _, row = args.config.partition(':')
+    file, row = config_flags.split_config_path(args.config)
     if row:
         suggestion = join_shell([f'--config={file}', f'--rows={row}'])
         raise UserError(f'--config={args.config} names a row; give {suggestion}')
