@@ -107,7 +107,7 @@ class RunDir:
 
     def __init__(self, path: str | os.PathLike):
         if not str(path):
-            raise UserError('--workdir= is empty; give a folder')
+            raise UserError('the path of the run folder is empty; give a folder')
         if any(unicodedata.category(char) == 'Cc' for char in str(path)):
             raise UserError(f'{str(path)!r} has a control character in its name; give another folder')
         if is_remote(path) and glob.has_magic(str(path)):

@@ -222,7 +222,7 @@ def test_sweep_rejects_invalid_row_before_training(capsys, tmp_path, row, argume
     )
     line = refused(capsys, tmp_path / 'mine.py', tmp_path / 'runs', f'--rows=plain,{row}', *arguments)
     assert words in line
-    assert '--rows' in line
+    assert 'nothing was trained' in line
     assert not (tmp_path / 'runs').exists()
 
 

@@ -58,8 +58,10 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 def check_arguments(args: argparse.Namespace) -> None:
     if not args.tasks.strip(','):
         raise UserError('--tasks= is empty; give names, such as --tasks=hellaswag')
-    if (args.limit or 1) < 1 or args.limit == 0 or (args.few_shot or 0) < 0:
-        raise UserError(f'--limit={args.limit} --few_shot={args.few_shot} is not allowed; give at least 1 and 0')
+    if args.limit is not None and args.limit < 1:
+        raise UserError(f'--limit={args.limit} is not allowed; give at least 1')
+    if args.few_shot is not None and args.few_shot < 0:
+        raise UserError(f'--few_shot={args.few_shot} is not allowed; give at least 0')
     if args.include and not parse_path(args.include).is_dir():
         raise UserError(f'--include={args.include} is not a folder; give one with YAML files of tasks')
     if args.out and parse_path(args.out).exists():

@@ -142,9 +142,7 @@ def check_refused(runs: list[SweepRun]) -> None:
     if len(reasons) == len({run.row for run in runs}) and len(set(reasons.values())) == 1:
         raise UserError(reason)
     others_text = f' (and so are {format_names([other for other, _ in others])})' if others else ''
-    raise UserError(
-        f'row {row} is refused{others_text}: {reason}; nothing was trained; fix the row, or give other --rows'
-    )
+    raise UserError(f'row {row} is refused{others_text}: {reason}; nothing was trained; fix the row, or leave it out')
 
 
 def check_run_dirs(runs: list[SweepRun]) -> None:
