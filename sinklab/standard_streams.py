@@ -36,8 +36,7 @@ class SafeStream:
     Args:
         stream: Stream to write to; attributes that this class does not define are those of `stream`.
         is_result: Whether the stream carries the result of a command. If so, OutputClosedError is raised when the
-        reader
-            has closed it.
+            reader has closed it.
     """
 
     def __init__(self, stream: Any, is_result: bool = False):

@@ -73,7 +73,7 @@ class MeasurableModel(Protocol):
 
     @property
     def heads_per_layer(self) -> tuple[int, ...]:
-        """The number of heads of each layer with attention; empty if all layers have the same number."""
+        """The number of heads of each layer with attention; it may be empty if all layers have the same number."""
         ...
 
     @property

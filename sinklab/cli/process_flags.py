@@ -73,7 +73,11 @@ def parse_process_info(args: argparse.Namespace) -> cluster.ProcessInfo:
 
 
 def parse_timeouts(args: argparse.Namespace) -> Timeouts:
-    """Parse --join_timeout, --patience and --grace; raise UserError if they or --restarts are invalid."""
+    """Parse --join_timeout and --patience.
+
+    Raises:
+        UserError: One of them, --grace or --restarts is invalid.
+    """
     if args.restarts < 0:
         raise UserError(f'--restarts={args.restarts} must be a whole number of at least 0')
     multiple_text, _, floor_text = (args.patience or '').partition(',')

@@ -93,7 +93,7 @@ def find_runs(pattern: str) -> list[Path]:
 
 
 def list_sweep_runs(sweep_dir: Path) -> list[Path]:
-    """List the run folders of a finished sweep in the order of its rows; return [] for any other folder."""
+    """List the run folders of a sweep, finished or stopped, in the order of its rows; [] for any other folder."""
     if not (sweep_dir / 'sweep.json').exists():
         return []
     from sinklab.sweep import plan

@@ -22,7 +22,7 @@ class LayoutCandidate:
 
     hardware: Hardware
     bytes: int | None = None  # on one device; None if the layout is invalid for the devices
-    seconds: float = 0.0  # lower bound of the time of a step
+    seconds: float = 0.0  # estimated computation plus communication of a step, without overlap
     refused: str = ''
 
 
