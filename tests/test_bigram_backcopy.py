@@ -40,6 +40,11 @@ def test_fit_chain_drops_rare_characters_and_rejects_small_vocabulary():
         make_chain(vocabulary=6, triggers=4)
 
 
+def test_fit_chain_rejects_empty_text():
+    with pytest.raises(UserError, match='0 distinct characters'):
+        bigram_backcopy.fit_chain([''], vocabulary=9, triggers=2)
+
+
 def test_sample_sequences_repeats_token_before_trigger_after_it():
     chain = make_chain()
     ids_BT = bigram_backcopy.sample_sequences(chain, 200, 40, np.random.default_rng(0))

@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +33,11 @@ LABEL = 'document.querySelector("#figure-{} {}").getAttribute("aria-label")'
 def tab(tmp_path_factory):
     with open_browser(tmp_path_factory.mktemp('profile')) as page:
         yield page
+
+
+def test_limits_note_of_one_run_has_singular():
+    note = page.render_limits_note([SimpleNamespace(probe_steps=[1])])
+    assert '>1 run:' in note
 
 
 @pytest.fixture(scope='module')

@@ -77,7 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='K',
         help='measure the sinks of each of the first K tokens (default: as in the probes of the run, or 10)',
     )
-    parser.add_argument('--seed', type=int, default=0, help='seed of random and repeated inputs (default: 0)')
+    parser.add_argument(
+        '--seed',
+        type=int,
+        default=0,
+        help='seed of random and repeated inputs, and of the replacement of --perturb (default: 0)',
+    )
     parser.add_argument(
         '--positions',
         metavar='replace:K | swap:K',
@@ -247,7 +252,7 @@ def print_one_model(report: dict) -> None:
         if info.name == 'sink/1' and any(value is not None for value in report['published'].values()):
             published_values = [report['published'].get(name) for name in inputs]
             texts = ['-' if value is None else f'{value:.1f} %' for value in published_values]
-            rows.append(['published', *texts, 'Published Sink_1 of this row or model.'])
+            rows.append(['published', *texts, 'Published Sink_1 of this model.'])
     headings, console = ['number', *inputs, 'what it is'], terminal.make_console(width=120)
     if len(inputs) == 1:
         terminal.print_table(console, headings, rows, wrap_columns=headings[-1:])

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--processes',
         type=int,
         metavar='N',
-        help='number of processes of the run (default: as the cluster reports; 1: one process)',
+        help='number of processes of the run (default: as the cluster reports; 1: do not ask the cluster)',
     )
     parser.add_argument('--process', type=int, metavar='I', help='number of this process, from 0')
     parser.add_argument(

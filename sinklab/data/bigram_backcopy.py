@@ -41,7 +41,7 @@ def fit_chain(texts: list[str], vocabulary: int, triggers: int) -> MarkovChain:
         triggers: Number of trigger tokens.
 
     Raises:
-        UserError: The text has fewer than `triggers` + 2 characters.
+        UserError: The text has fewer than `triggers` + 2 distinct characters in the vocabulary.
     """
     text = '\n'.join(texts)
     code_points = np.frombuffer(text.encode('utf-32-le'), np.uint32)
@@ -50,9 +50,12 @@ def fit_chain(texts: list[str], vocabulary: int, triggers: int) -> MarkovChain:
     rank[np.lexsort((characters, -counts))] = np.arange(len(counts))
     ids = rank[ids]
     ids = ids[ids < vocabulary - 1]
-    size = int(ids.max()) + 1
+    size = int(ids.max(initial=-1)) + 1
     if size < triggers + 2:
-        raise UserError(f'config.data.triggers is {triggers}, but the text has {size} characters; lower it')
+        raise UserError(
+            f'config.data.triggers is {triggers}, but the text has {size} distinct characters in the vocabulary; '
+            'lower it, or give more text'
+        )
     unigram_V = np.bincount(ids, minlength=size) / len(ids)
     pairs_VV = np.bincount(ids[:-1] * size + ids[1:], minlength=size**2).reshape(size, size)
     follows_V = pairs_VV.sum(1, keepdims=True)

@@ -108,10 +108,11 @@ def render_figure(figure: dict) -> str:
 def render_limits_note(runs: list[RunResult]) -> str:
     """Render the note on the limits by which the figures leave out data."""
     max_probes = max(len(run.probe_steps) for run in runs)
+    count_text = '1 run' if len(runs) == 1 else f'{len(runs)} runs'
     text = (
-        f'{len(runs)} runs: curves with at most {choose_max_points(len(runs))} points, the smallest and largest '
-        f'value of equal parts; {max_probes} probes of a run at most, evenly spaced; maps with 65,535 levels, '
-        f'matrices with 255, for the {figure_data.MAX_MATRIX_HEADS} strongest heads of {figure_data.MAX_MATRIX_RUNS} '
+        f'{count_text}: curves with at most {choose_max_points(len(runs))} points, the smallest and largest '
+        f'value of equal parts; {max_probes} probes of a run at most, evenly spaced; maps with 65,536 levels, '
+        f'matrices with 256, for the {figure_data.MAX_MATRIX_HEADS} strongest heads of {figure_data.MAX_MATRIX_RUNS} '
         'runs at most.'
     )
     return f'<p class="note" id="kept">{text}</p>'
