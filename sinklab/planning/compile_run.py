@@ -23,7 +23,7 @@ from sinklab.train import (
     step,
     validation_loss,
 )
-from sinklab.train.step import choose_step_backend_for
+from sinklab.train.step import choose_unverified_backend
 
 KERNEL_PREFIX = 'sinklab_'  # in the names of our kernels, for which the compiler estimates no cycles
 # The compiler reports neither text nor cycles of operations on SparseCores (gathers of table rows, on v5p).
@@ -35,7 +35,9 @@ class CompiledProgram:
     """A compiled program, with its memory use on each device."""
 
     program: HloProgram
-    memory_bytes: dict[str, int]  # argument, output, alias, temp, code, beside (other arrays), peak
+    memory_bytes: dict[
+        str, int
+    ]  # argument, output, alias, temp, code, resident (arrays that the program does not use), peak
     compile_seconds: float  # including lowering
 
 
@@ -46,7 +48,7 @@ def compile_program(lower: Any, platform: str, resident_bytes: int = 0) -> Compi
     memory_bytes = {
         name: getattr(memory_analysis, f'{name}_size_in_bytes') for name in ('argument', 'output', 'alias', 'temp')
     }
-    memory_bytes |= dict(code=memory_analysis.generated_code_size_in_bytes, beside=resident_bytes)
+    memory_bytes |= dict(code=memory_analysis.generated_code_size_in_bytes, resident=resident_bytes)
     peak_bytes = sum(memory_bytes.values()) - 2 * memory_bytes['alias']
     return CompiledProgram(
         HloProgram(executable.as_text()), memory_bytes | dict(peak=peak_bytes), time.perf_counter() - start_time
@@ -57,33 +59,37 @@ def compile_program(lower: Any, platform: str, resident_bytes: int = 0) -> Compi
 class StepTimeEstimate:
     """A lower bound of the seconds of a step, from published chip specs and the compiler's cycle counts."""
 
-    products: float  # matrix products of the model, at peak FLOP/s
-    again: float  # matrix products that the backward pass repeats
-    compiler: float | None  # the compiler's estimate of everything except kernels
-    kernels: float  # attention kernels, at peak FLOP/s
-    waited: float  # synchronous collectives within a slice, without concurrent computation
-    hidden: float  # asynchronous collectives within a slice
+    matmul_seconds: float  # matrix products of the model, at peak FLOP/s
+    recompute_seconds: float  # matrix products that the backward pass repeats
+    compiler_seconds: float | None  # the compiler's estimate of everything except kernels
+    kernel_seconds: float  # attention kernels, at peak FLOP/s
+    synchronous_seconds: float  # synchronous collectives within a slice, without concurrent computation
+    overlapped_seconds: float  # asynchronous collectives within a slice
 
     @property
     def compute_seconds(self) -> float:
-        min_seconds = self.products + self.again
-        return min_seconds if self.compiler is None else max(min_seconds, self.compiler + self.kernels)
+        min_seconds = self.matmul_seconds + self.recompute_seconds
+        if self.compiler_seconds is None:
+            return min_seconds
+        return max(min_seconds, self.compiler_seconds + self.kernel_seconds)
 
     @property
     def seconds(self) -> float:
-        return self.waited + max(self.compute_seconds, self.hidden)
+        return self.synchronous_seconds + max(self.compute_seconds, self.overlapped_seconds)
 
     @property
     def mfu(self) -> float:
-        return self.products / self.seconds
+        return self.matmul_seconds / self.seconds
 
     @property
     def limit(self) -> str:
         """The overhead that takes most of the time beyond matrix products."""
         overheads = {
-            'collectives that are waited for': self.waited,
-            'collectives beside the computation': max(0.0, self.hidden - self.compute_seconds),
-            'what is computed beside the products, and again': self.compute_seconds - self.products,
+            'synchronous collectives': self.synchronous_seconds,
+            'collectives longer than the computation that they overlap with': max(
+                0.0, self.overlapped_seconds - self.compute_seconds
+            ),
+            'operations other than matrix products, and recomputation': self.compute_seconds - self.matmul_seconds,
         }
         return max(overheads, key=overheads.__getitem__)
 
@@ -137,14 +143,14 @@ def estimate_step_time(
         for collective in collectives
     ]
     return StepTimeEstimate(
-        products=flops.TRAINING_FLOPS_FACTOR * tokens_per_device * forward_flops.total / peak_flops,
-        again=tokens_per_device
+        matmul_seconds=flops.TRAINING_FLOPS_FACTOR * tokens_per_device * forward_flops.total / peak_flops,
+        recompute_seconds=tokens_per_device
         * flops.count_recompute_flops(spec.model, spec.data.length, hardware.remat)
         / peak_flops,
-        compiler=step.program.estimate_cycles() / chip.clock_hz if chip.clock_hz else None,
-        kernels=kernel_passes * attention_flops / peak_flops,
-        waited=sum(seconds for is_async, seconds in transfers if not is_async),
-        hidden=sum(seconds for is_async, seconds in transfers if is_async),
+        compiler_seconds=step.program.estimate_cycles() / chip.clock_hz if chip.clock_hz else None,
+        kernel_seconds=kernel_passes * attention_flops / peak_flops,
+        synchronous_seconds=sum(seconds for is_async, seconds in transfers if not is_async),
+        overlapped_seconds=sum(seconds for is_async, seconds in transfers if is_async),
     )
 
 
@@ -243,7 +249,7 @@ def compile_run(
     """
     mesh = device_mesh.make_mesh(hardware, target_devices)
     setup.check_layout(spec, hardware, mesh)
-    backend = choose_step_backend_for(spec, hardware, get_platform(target_devices)).backend
+    backend = choose_unverified_backend(spec, hardware, get_platform(target_devices)).backend
     remat = memory_estimate.choose_remat_policy(
         spec, hardware, mesh, backend, chip.memory_bytes / chip.devices_per_chip
     )
