@@ -344,8 +344,8 @@ class RunDir:
             remedy_text = 'fork it' if checkpoint_steps else 'give a new folder'
             advice = f'{remedy_text}: {join_shell([*fork_flags, f"--workdir={self}-2"])}'
             raise UserError(
-                f'{self} has a run of {saved_steps} steps, but {steps} change every step of a {schedule} schedule; '
-                f'{remedy or advice}'
+                f'{self}: the learning rates of a {schedule} schedule depend on the number of steps, so '
+                f'config.{STEPS_FIELD} cannot change from {saved_steps} to {steps}; {remedy or advice}'
             )
 
     def has_run(self) -> bool:
@@ -521,7 +521,7 @@ class RunDir:
         )
 
     def has_evaluation(self, step: int) -> bool:
-        """Return whether metrics.jsonl has a validation loss for a step, as it has for the last step."""
+        """Return whether metrics.jsonl has a validation loss at a step; a finished run has one at its last step."""
         return any(record['step'] == step and 'valid/loss' in record for record in self.read_records())
 
     def read_elapsed_seconds(self, step: int) -> float:

@@ -206,8 +206,10 @@ class ProgressCallback(Callback):
             self.compilation_cache = None
         if self.epochs is None and 'data/epoch' in record:
             self.epochs = record['data/epoch'] * self.num_steps / record['step']
-            share_text = f'{100 * self.epochs:.3g} %' if self.epochs < 1 else f'{self.epochs:.3g} times all'
-            self.print_fact(f'{self.num_steps} steps read {share_text} of the data')
+            share_text = (
+                f'{100 * self.epochs:.3g} % of the data' if self.epochs < 1 else f'the data {self.epochs:.3g} times'
+            )
+            self.print_fact(f'{self.num_steps} steps read {share_text}')
         self.display.update(self.key, record)
 
     def on_message(self, line: str) -> None:
