@@ -48,7 +48,7 @@ def test_row_config_parses_at_every_size(module, row):
 @pytest.mark.parametrize(('module', 'row'), ROWS, ids=get_name)
 def test_row_config_selects_chunked_attention(module, row):
     assert (
-        step.choose_step_backend(parse_config(module.get_config(row, 'smoke').to_dict()), spec.Hardware()).backend
+        step.choose_verified_backend(parse_config(module.get_config(row, 'smoke').to_dict()), spec.Hardware()).backend
         == 'chunked'
     )
 

@@ -99,10 +99,10 @@ def compile_best_layouts(spec: Spec, layout: Hardware, target: tuple, row_info: 
     """
     from sinklab.planning import layout_search
     from sinklab.planning.compile_run import get_platform
-    from sinklab.train.step import choose_step_backend_for
+    from sinklab.train.step import choose_unverified_backend
 
     candidates, rejected = layout_search.rank_layouts(
-        spec, layout, *target, choose_step_backend_for(spec, layout, get_platform(target[0])).backend
+        spec, layout, *target, choose_unverified_backend(spec, layout, get_platform(target[0])).backend
     )
     if not candidates:
         raise UserError(

@@ -56,7 +56,7 @@ def set_up_run(
     num_local_processes = host_names.count(host_names[group.index])  # they share the memory of this host
     mesh = make_mesh_on_all(spec, hardware, group, num_local_processes)
     broadcast_from_primary(group, 'disk space', lambda: check_disk_space(spec, run_dir, mesh))
-    attention = run_on_all_or_raise(group, 'attention', lambda: step.choose_step_backend(spec, hardware))
+    attention = run_on_all_or_raise(group, 'attention', lambda: step.choose_verified_backend(spec, hardware))
     check_equal_on_all(group, 'backend', {'the attention backend': attention.backend})
     memory_bytes = device_mesh.get_device_memory_bytes(num_local_processes)
     remat = broadcast_from_primary(
@@ -153,10 +153,8 @@ def make_checked_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) 
 def check_disk_space(spec: Spec, run_dir: RunDir, mesh: jax.sharding.Mesh) -> None:
     if is_remote(run_dir.path):
         return  # a bucket has no size limit
-    saved_steps, num_copies = (
-        run_dir.list_checkpoint_steps(),
-        spec.checkpoint.keep + 1,
-    )  # one more while the newest is being written
+    saved_steps = run_dir.list_checkpoint_steps()
+    num_copies = spec.checkpoint.keep + 1  # one more while the newest is being written
     needed_bytes = max(0, num_copies - len(saved_steps)) * state.count_bytes(state.make_abstract_state(spec, mesh))
     existing_path = next(
         path for path in (run_dir.path.absolute(), *run_dir.path.absolute().parents) if path.exists()

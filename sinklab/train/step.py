@@ -115,13 +115,13 @@ def accumulate_gradients(
     return jax.tree.map(lambda x: x / num_micro_batches, total)
 
 
-def choose_step_backend(spec: Spec, hardware: Hardware) -> BackendChoice:
-    """Choose the attention backend for the devices of this process; raises UserError."""
+def choose_verified_backend(spec: Spec, hardware: Hardware) -> BackendChoice:
+    """Choose the attention backend, which is verified on the devices of this process; raises UserError."""
     return select_backend(hardware.attention, jax.default_backend(), *make_attention_problems(spec))
 
 
-def choose_step_backend_for(spec: Spec, hardware: Hardware, platform: str) -> BackendChoice:
-    """Choose the attention backend for devices that are not attached."""
+def choose_unverified_backend(spec: Spec, hardware: Hardware, platform: str) -> BackendChoice:
+    """Choose the attention backend for devices that are not attached, so that it cannot be verified."""
     return select_backend(hardware.attention, platform, *make_attention_problems(spec), verify=False)
 
 
@@ -182,8 +182,9 @@ def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
         metrics['request'] = jnp.where(grad_norm >= 0, request_D, 0).max()
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), metrics
 
-    out_shardings, options = (
-        (state.get_state_shardings(spec, mesh), sharding.make_replicated_sharding(mesh)),
-        state.get_compiler_options(spec, mesh),
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        out_shardings=(state.get_state_shardings(spec, mesh), sharding.make_replicated_sharding(mesh)),
+        compiler_options=state.get_compiler_options(spec, mesh),
     )
-    return jax.jit(step, donate_argnums=0, out_shardings=out_shardings, compiler_options=options)
