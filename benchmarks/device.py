@@ -168,7 +168,7 @@ def time_train_steps(args: argparse.Namespace):
             for name in [*runs] * NUM_ROUNDS:
                 times[name].append(runs[name](NUM_STEPS))
         runs.clear()  # free their states before the next ones are created
-        peak_flops = memory_estimate.get_peak_flops(mesh)
+        peak_flops = memory_estimate.compute_mesh_peak_flops(mesh)
         result = {
             name: summarize_times(spec, seconds, peak_flops) | dict(remat=remats[name])
             for name, seconds in times.items()
@@ -271,7 +271,7 @@ def load_run(row: str, args: argparse.Namespace) -> tuple:
     if not args.dry:
         config.optimizer.batch_size = BATCH_SIZES[row.split('_')[1]]
     spec, hardware = parse_config(config.to_dict()), Hardware(remat='auto')
-    backend = step.choose_step_backend(spec, hardware).backend
+    backend = step.choose_verified_backend(spec, hardware).backend
     mesh = device_mesh.make_mesh(hardware, jax.devices()[:1])
     remat = memory_estimate.choose_remat_policy(spec, hardware, mesh, backend, device_mesh.get_device_memory_bytes())
     return spec, dataclasses.replace(hardware, remat=remat), mesh, backend

@@ -204,7 +204,7 @@ def test_train_reports_full_disk_and_resumes_after_space_is_freed(finished_run, 
 @pytest.mark.parametrize('at', [None, 2], ids=['done', 'died'])
 def test_train_reports_failed_kernel_at_end_of_run(corpus, tmp_path, monkeypatch, at):
     choice = BackendChoice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
-    monkeypatch.setattr(setup.step, 'choose_step_backend', lambda spec, hardware: choice)
+    monkeypatch.setattr(setup.step, 'choose_verified_backend', lambda spec, hardware: choice)
     recorder = LastEventRecorder()
     with contextlib.suppress(CrashError):
         train_run(make_spec(corpus), tmp_path / 'run', recorder, *([CrashingCallback(at)] if at else []))
@@ -275,11 +275,13 @@ def test_resume_after_signal_completes_run(finished_run, corpus, tmp_path, name,
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
     program = 'import os, signal, sys, sinklab.train.loop as loop\n'
     program += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\n'  # libtpu in another test ignores it
-    program += 'def note(run, record, written, old=loop.TrainLoop.write_record):\n'
+    program += 'def note(run, record, is_logged, old=loop.TrainLoop.report_record):\n'
     program += (
-        f'    old(run, record, written)\n    if record["step"] == {at}: os.kill(os.getpid(), signal.SIG{name})\n'
+        f'    old(run, record, is_logged)\n    if record["step"] == {at}: os.kill(os.getpid(), signal.SIG{name})\n'
     )
-    program += 'loop.TrainLoop.write_record = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
+    program += (
+        'loop.TrainLoop.report_record = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
+    )
     first_run = subprocess.run(
         [sys.executable, '-c', program, *command[3:]], capture_output=True, text=True, timeout=600
     )

@@ -86,13 +86,15 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """An evaluation that every run has: a state callback with a metric that tells whether it was run.
+    """An evaluation that every run has: the validation loss or the probe.
 
-    It is also due at the start of a run, and after a resume if the stop came before it.
+    It also runs before the first step and after the last one. If an attempt stops before a due evaluation, the next
+    attempt runs it first.
     """
 
-    callback: StateCallback
-    metric: str
+    compute: Callable[[int, dict], dict[str, float]]  # (step, train state) -> metrics
+    every_steps: int
+    metric: str  # a record without this metric shows that the evaluation has not run
 
 
 def train(
@@ -123,8 +125,9 @@ def train(
         All records of the run on process 0, and [] on other processes.
 
     Raises:
-        UserError: The run cannot begin: only its outcome was written, and no step was compiled. Later, a program does
-            not fit in device memory.
+        UserError: The config, layout, data, run directory or warm start does not fit; a program does not fit in
+            device memory; or a state callback returned an invalid metric.
+        LeaseLostError: Another job owns the run directory.
         DivergedError: A metric is not finite.
         StoppedBySignal: A signal requested a stop, and a checkpoint was saved.
         ReplicaMismatchError: Replicas or processes hold different values.
@@ -146,18 +149,18 @@ def train(
             oom_translation = memory_estimate.translate_async_oom_errors((spec, hardware, mesh, attention.backend))
             with jax.set_mesh(mesh), oom_translation, close_checkpointer(checkpointer):
                 loop = TrainLoop(
-                    spec,
-                    hardware,
-                    mesh,
-                    attention,
-                    run_dir,
-                    data,
-                    checkpointer,
-                    callbacks if group.index == 0 else (),
-                    parsed_callbacks,
-                    group,
-                    lease,
-                    grace_seconds,
+                    spec=spec,
+                    hardware=hardware,
+                    mesh=mesh,
+                    attention=attention,
+                    run_dir=run_dir,
+                    data=data,
+                    checkpointer=checkpointer,
+                    callbacks=callbacks if group.index == 0 else (),
+                    state_callbacks=parsed_callbacks,
+                    group=group,
+                    lease=lease,
+                    grace_seconds=grace_seconds,
                 )
                 loop.train(origin)
     return run_dir.read_records(spec.optimizer.steps) if group.index == 0 else []
@@ -209,12 +212,12 @@ class TrainLoop:
         self.compute_valid_loss = self.translate_oom('validation')(make_evaluate(*program_args))
         self.compute_probe_arrays = self.translate_oom('the probe')(sink_probe.make_probe(self.spec, self.mesh))
         self.evaluations = (
-            Evaluation(StateCallback(self.run_validation, self.spec.valid.every_steps), 'valid/loss'),
-            Evaluation(StateCallback(self.run_probe, self.spec.probe.every_steps), HEADLINE_METRIC.name),
+            Evaluation(self.run_validation, self.spec.valid.every_steps, 'valid/loss'),
+            Evaluation(self.run_probe, self.spec.probe.every_steps, HEADLINE_METRIC.name),
         )
         self.last_save_time = time.monotonic()
         self.find_replica_mismatch = make_mismatch_finder(self.spec, self.mesh, self.group)
-        self.peak_flops = memory_estimate.get_peak_flops(self.mesh)
+        self.peak_flops = memory_estimate.compute_mesh_peak_flops(self.mesh)
         self.make_request_array = functools.cache(functools.partial(sharding.make_per_device_array, mesh=self.mesh))
 
     def train(self, origin: warm_start.WarmStart | None) -> None:
@@ -297,7 +300,7 @@ class TrainLoop:
         if missing_evals:
             record = {'step': resume_step, 'seconds': self.stopwatch.get_total_seconds()}
             evaluations = [evaluation for evaluation in self.evaluations if evaluation.metric in missing_evals]
-            self.write_record(record | self.run_evals(evaluations, record, train_state), written=True)
+            self.report_record(record | self.run_evals(evaluations, resume_step, train_state), is_logged=True)
 
     def run_steps(self, compiled_step: Callable, train_state: dict, resume_step: int) -> None:
         """Run the steps.
@@ -355,7 +358,7 @@ class TrainLoop:
     def list_due_evals(self, step_num: int) -> list[Evaluation]:
         """List the evaluations that are due after a step; all of them at the start and after the last step."""
         is_edge = step_num == self.start_step or self.is_last(step_num)
-        return [each for each in self.evaluations if is_edge or is_due(step_num, each.callback.every)]
+        return [each for each in self.evaluations if is_edge or is_due(step_num, each.every_steps)]
 
     def list_due_state_callbacks(self, step_num: int) -> list[StateCallback]:
         """List the state callbacks that are due after a step; all of them after the last step."""
@@ -420,8 +423,11 @@ class TrainLoop:
 
     def log_step(self, step_num: int, metrics: dict[str, float]) -> None:
         """Log a step whose state is not needed."""
-        self.write_record(self.make_record(step_num, metrics), written=self.is_logged(step_num))
-        self.check_saves(step_num)
+        is_logged = self.is_logged(step_num)
+        self.report_record(self.make_record(step_num, metrics), is_logged)
+        if is_logged:
+            self.check_saves()
+            self.stopwatch.restart()
 
     def use_state(self, step_num: int, metrics: dict[str, float], train_state: dict, request: Request) -> None:
         """Evaluate, call state callbacks, log the step, save and stop, as far as each is due or requested."""
@@ -429,12 +435,12 @@ class TrainLoop:
         due_evals, due_callbacks = self.list_due_evals(step_num), self.list_due_state_callbacks(step_num)
         callback_error = None
         if not request.stop_signal:
-            record |= self.run_evals(due_evals, record, train_state)
+            record |= self.run_evals(due_evals, step_num, train_state)
             try:
                 record |= self.call_state_callbacks(due_callbacks, record, train_state)
             except Exception as error:
                 callback_error = error  # raised after the save: the state is correct, and the run can resume from it
-        self.write_record(record, written=bool(self.is_logged(step_num) or due_evals or due_callbacks))
+        self.report_record(record, is_logged=bool(self.is_logged(step_num) or due_evals or due_callbacks))
         if request or self.is_last(step_num) or is_due(step_num, self.spec.checkpoint.every_steps):
             self.save_checkpoint(step_num, train_state, metrics)
         if request.stop_signal:
@@ -442,34 +448,28 @@ class TrainLoop:
             raise StoppedBySignal(request.stop_signal, step_num)
         if callback_error:
             raise callback_error
-        self.check_saves(step_num)
+        if self.is_logged(step_num):
+            self.check_saves()
         self.stopwatch.restart()
 
-    def check_saves(self, step_num: int) -> None:
-        """Raise the error of a failed save, and warn if saves are slow; do nothing unless the step is logged."""
-        if self.is_logged(step_num):
-            self.checkpointer.raise_save_error()
-            self.warn_of_short_grace()
-            self.stopwatch.restart()
+    def check_saves(self) -> None:
+        """Raise the error of a failed save, and warn if saves are slow."""
+        self.checkpointer.raise_save_error()
+        self.warn_of_short_grace()
 
-    def run_evals(self, evaluations: list[Evaluation], record: dict, train_state: dict) -> dict[str, float]:
-        """Run evaluations, and return their metrics.
-
-        Args:
-            evaluations: The evaluations, in this order.
-            record: The record of the step so far.
-            train_state: The state after the step.
+    def run_evals(self, evaluations: list[Evaluation], step_num: int, train_state: dict) -> dict[str, float]:
+        """Run evaluations of the state after a step in this order, and return their metrics.
 
         Raises:
             DivergedError: A metric is not finite.
         """
         new_metrics: dict[str, float] = {}
         if evaluations:
-            self.group.report_progress('measuring', record['step'])
+            self.group.report_progress('measuring', step_num)
         for evaluation in evaluations:
-            new_metrics |= evaluation.callback.fn(record['step'], record, train_state)
+            new_metrics |= evaluation.compute(step_num, train_state)
         if not all(map(math.isfinite, new_metrics.values())):
-            raise DivergedError(record['step'], new_metrics)
+            raise DivergedError(step_num, new_metrics)
         return new_metrics
 
     def call_state_callbacks(
@@ -483,11 +483,11 @@ class TrainLoop:
             new_metrics |= callback.call(record['step'], record | new_metrics, train_state)
         return new_metrics
 
-    def run_validation(self, step_num: int, _: dict, train_state: dict) -> dict[str, float]:
+    def run_validation(self, step_num: int, train_state: dict) -> dict[str, float]:
         """Compute the validation loss."""
         return self.compute_valid_loss(train_state['params'], self.data.valid_NT, self.data.find_valid_triggers())
 
-    def run_probe(self, step_num: int, _: dict, train_state: dict) -> dict[str, float]:
+    def run_probe(self, step_num: int, train_state: dict) -> dict[str, float]:
         """Measure attention on the probe sequences, and save the arrays of the probe."""
         probe_arrays = self.compute_probe_arrays(train_state['params'], self.data.probe_PT)
         save_arrays = functools.partial(
@@ -496,12 +496,13 @@ class TrainLoop:
         self.run_dir.save_probe(step_num, save_arrays)
         return sink_probe.compute_probe_metrics(probe_arrays, self.spec, self.data.is_trigger(self.data.probe_PT))
 
-    def write_record(self, record: dict, written: bool) -> None:
-        if written:
+    def report_record(self, record: dict, is_logged: bool) -> None:
+        """Append a record to metrics.jsonl if it is logged, and pass it to callbacks."""
+        if is_logged:
             self.lease.check()
             self.metrics_writer.append(record)
         for callback in self.callbacks:
-            callback.on_record(record, written)
+            callback.on_record(record, is_logged)
 
     def log_line(self, line: str) -> None:
         for callback in self.callbacks:

@@ -80,14 +80,14 @@ def estimate_activation_bytes(
 def estimate_sequence_activation_bytes(spec: Spec, remat: str, backend: str, num_shards: int) -> int:
     """Estimate the bytes that the layers save for the backward pass of one sequence."""
     bytes_of_one, bytes_of_two = (
-        state.count_bytes(trace_backward(spec, remat, backend, num_sequences))
+        state.count_bytes(trace_residuals(spec, remat, backend, num_sequences))
         for num_sequences in (num_shards, 2 * num_shards)
     )
     return (bytes_of_two - bytes_of_one) // num_shards
 
 
-def trace_backward(spec: Spec, remat: str, backend: str, num_sequences: int) -> Any:
-    """Trace the forward pass through the layers, and return the shapes of the residuals for backward."""
+def trace_residuals(spec: Spec, remat: str, backend: str, num_sequences: int) -> Any:
+    """Trace the forward pass through the layers, and return the shapes of its residuals."""
     apply_model, params = make_forward(spec, remat=remat, backend=backend), state.get_state_shapes(spec)['params']
     ids = jax.ShapeDtypeStruct((num_sequences, spec.data.length), jnp.int32)
     return jax.eval_shape(
@@ -168,10 +168,10 @@ def suggest_micro_batch(
     spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float
 ) -> list[str]:
     """Suggest the largest smaller micro-batch that fits if everything is recomputed."""
-    while options := suggest_half_micro_batch(spec, hardware, mesh):
-        hardware = dataclasses.replace(hardware, remat='full', micro_batch=int(options[0].partition('=')[2]))
+    while micro_batch := halve_micro_batch(spec, hardware, mesh):
+        hardware = dataclasses.replace(hardware, remat='full', micro_batch=micro_batch)
         if estimate_memory(spec, hardware, mesh, backend).total <= USABLE_MEMORY_FRACTION * memory_bytes:
-            return options
+            return [f'--micro_batch={micro_batch}']
     return []
 
 
@@ -227,22 +227,21 @@ def suggest_less_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh,
         if saves_all or parse_saved_activations(policy) < parse_saved_activations(hardware.remat)
     )
     options = [f'--remat={remat}' for remat in [*smaller_policies][:1]]
-    suggestions = format_suggestions([*options, *suggest_half_micro_batch(spec, hardware, mesh), 'more devices'])
+    if micro_batch := halve_micro_batch(spec, hardware, mesh):
+        options.append(f'--micro_batch={micro_batch}')
+    suggestions = format_suggestions([*options, 'more devices'])
     return (
         f'by shapes it needs, in GiB: {format_gibibytes(estimate_memory(spec, hardware, mesh, backend))}; '
         f'{suggestions}'
     )
 
 
-def suggest_half_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> list[str]:
-    """Suggest half of the micro-batch, if that is possible."""
+def halve_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> int | None:
+    """Return half of the micro-batch; None if it divides the batch or the devices divide it unevenly."""
     batch_size = spec.optimizer.batch_size
     micro_batch = hardware.get_micro_batch_size(batch_size) // 2
-    return (
-        [f'--micro_batch={micro_batch}']
-        if micro_batch and batch_size % micro_batch == 0 == micro_batch % sharding.count_shards(mesh)
-        else []
-    )
+    is_even = micro_batch and batch_size % micro_batch == 0 == micro_batch % sharding.count_shards(mesh)
+    return micro_batch if is_even else None
 
 
 def format_suggestions(options: list[str]) -> str:
@@ -253,7 +252,7 @@ def format_gibibytes(estimate: MemoryEstimate) -> str:
     return ', '.join(f'{name} {size / GIB:.2f}' for name, size in dataclasses.asdict(estimate).items())
 
 
-def get_peak_flops(mesh: jax.sharding.Mesh) -> float | None:
+def compute_mesh_peak_flops(mesh: jax.sharding.Mesh) -> float | None:
     """Return the peak FLOP/s of all devices together; None if it is not published."""
     device_peak = chip_specs.get_peak_flops(mesh.devices.flat[0].device_kind)
     return device_peak and device_peak * mesh.size
@@ -261,7 +260,7 @@ def get_peak_flops(mesh: jax.sharding.Mesh) -> float | None:
 
 def format_device_layout(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> list[str]:
     """Describe the device layout of a run in one line; return [] for one device of an unknown kind."""
-    if mesh.size == 1 and not get_peak_flops(mesh):
+    if mesh.size == 1 and not compute_mesh_peak_flops(mesh):
         return []
     crossings = device_mesh.find_crossed_boundaries(mesh)
     axes = ', '.join(f'{axis} {size} across {crossings[axis]}' for axis, size in mesh.shape.items() if size > 1)
