@@ -419,7 +419,7 @@ def test_measure_creates_output_folder_before_measuring(trained, tmp_path, monke
         raise UserError('measuring fails')
 
     with monkeypatch.context() as patch:
-        patch.setattr('sinklab.cli.measure.measure_model', check_folder_and_fail)
+        patch.setattr('sinklab.cli.measure.run_job', check_folder_and_fail)
         assert main(['measure', str(trained[0]), f'--out={out}']) == 1
     assert main(['measure', str(trained[0]), '--sequences=2', f'--out={out}']) == 0
 

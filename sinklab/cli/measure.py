@@ -138,7 +138,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if args.out:
         with writable_folder(parse_path(args.out)):
             pass  # creating the folder fails before anything is measured, if it cannot be written
-    answers = [measure_model(measured_model, request) for measured_model in measured_models]
+    answers = [run_job(measured_model, request) for measured_model in measured_models]
     report = measure.make_record(answers, args.all)
     try:
         if args.json:
@@ -159,7 +159,7 @@ def is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def measure_model(model: 'MeasurableModel', request: 'MeasureRequest') -> 'MeasureResult':
+def run_job(model: 'MeasurableModel', request: 'MeasureRequest') -> 'MeasureResult':
     from sinklab.analysis.measure import make_job
 
     job = make_job(model, request)

@@ -212,7 +212,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--from',
-        dest='origin',
+        dest='from_flag',
         metavar='[params:]RUN[@STEP]',
         help='start from a checkpoint of another run, the newest if no step is given, such as runs/softmax@500; with '
         'params: take only its parameters and start at step 0; hf:PATH or gguf:PATH: start from an open model. '
@@ -277,7 +277,7 @@ def has_requested_run(args: argparse.Namespace, extra_args: list[str]) -> bool:
     if not run_dir.has_run():
         return False
     try:
-        parent = resolve_parent(args.origin, run_dir, SingleProcessGroup())
+        parent = resolve_parent(args.from_flag, run_dir, SingleProcessGroup())
         run_dir.check_spec(load_requested_spec(args, extra_args, run_dir, parent)[0])
     except (OSError, ValueError):
         return False
@@ -301,7 +301,7 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     from sinklab.parallel import device_mesh
 
     run_dir = run_on_all_or_raise(group, 'folder', lambda: RunDir(args.workdir))
-    parent = resolve_parent(args.origin, run_dir, group)
+    parent = resolve_parent(args.from_flag, run_dir, group)
     spec, row, description, expected = run_on_all_or_raise(
         group, 'config', lambda: load_requested_spec(args, extra_args, run_dir, parent)
     )
@@ -312,14 +312,14 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     compilation_cache = run_on_all_or_raise(
         group, 'compilation cache', lambda: hardware_flags.CompilationCache(args.compiled)
     )
-    profile_steps = run_on_all_or_raise(group, 'profile', lambda: parse_profile_steps(args, run_dir, spec))
-    origin = run_on_all_or_raise(group, 'origin', lambda: load_warm_start(parent)) if parent else None
+    profile_steps = run_on_all_or_raise(group, 'profile', lambda: get_profile_steps(args, run_dir, spec))
+    warm_start = run_on_all_or_raise(group, 'origin', lambda: load_warm_start(parent)) if parent else None
     with contextlib.ExitStack() as stack:
         progress = start_progress(row, spec, compilation_cache, description, stack) if group.index == 0 else None
         other_callbacks = make_callbacks(args, run_dir, profile_steps, progress.on_message, stack) if progress else []
         callbacks = [*([progress] if progress else []), *other_callbacks]
         exit_status, records = run_loop(
-            spec, layout, run_dir, row, *callbacks, group=group, origin=origin, grace_seconds=args.grace
+            spec, layout, run_dir, row, *callbacks, group=group, origin=warm_start, grace_seconds=args.grace
         )
         if progress and (exit_status.exit_code == 0 or isinstance(group, SingleProcessGroup)):
             progress.finish(
@@ -408,15 +408,11 @@ def start_progress(
     )
 
 
-def parse_profile_steps(args: argparse.Namespace, run_dir: RunDir, spec: Spec) -> range | None:
-    """Parse --profile into the range of steps to trace; return None if it is not given."""
-    from sinklab.train import callbacks as callbacks_module
+def get_profile_steps(args: argparse.Namespace, run_dir: RunDir, spec: Spec) -> range | None:
+    """Return the steps that --profile traces; None if it is not given."""
+    from sinklab.train.callbacks import parse_profile_steps
 
-    return (
-        None
-        if args.profile is None
-        else callbacks_module.parse_profile_steps(args.profile, run_dir, spec.optimizer.steps)
-    )
+    return None if args.profile is None else parse_profile_steps(args.profile, run_dir, spec.optimizer.steps)
 
 
 def make_callbacks(
@@ -455,11 +451,11 @@ def collect_shared_settings(spec: Any, layout: Any) -> dict[str, Any]:
     import sinklab
     from sinklab.train.setup import get_commit, get_package_versions
 
-    config_flags = flatten_dict(dataclasses.asdict(spec), 'config')
-    if str(config_flags['config.data.source']).startswith('store:'):
-        del config_flags['config.data.source']
+    config = flatten_dict(dataclasses.asdict(spec), 'config')
+    if str(config['config.data.source']).startswith('store:'):
+        del config['config.data.source']
     code_versions = dict(sinklab=sinklab.__version__, commit=get_commit(), python=platform.python_version())
-    return code_versions | get_package_versions() | flatten_dict(dataclasses.asdict(layout), 'layout') | config_flags
+    return code_versions | get_package_versions() | flatten_dict(dataclasses.asdict(layout), 'layout') | config
 
 
 def format_last_record(record: dict) -> str:

@@ -78,7 +78,7 @@ class Progress:
         )
 
 
-ProgressCallback = Callable[[Progress], None]
+PrepareProgressFn = Callable[[Progress], None]
 
 
 def print_status(message: object) -> None:
@@ -98,7 +98,7 @@ class ProgressPrinter:
 
 
 def prepare_store(
-    recipe: Recipe, folder: Path, processes: int | None = None, on_progress: ProgressCallback = lambda _: None
+    recipe: Recipe, folder: Path, processes: int | None = None, on_progress: PrepareProgressFn = lambda _: None
 ) -> None:
     """Prepare the token store of a recipe in `folder`, resuming an earlier attempt.
 
@@ -200,7 +200,7 @@ class StoreBuilder:
         source: Source,
         folders: tuple[Path, Path],
         limit: int,
-        on_progress: ProgressCallback,
+        on_progress: PrepareProgressFn,
         check_lease: Callable[[], None],
     ):
         self.recipe, self.source, self.folders, self.limit, self.on_progress = (

@@ -274,12 +274,12 @@ def find_branches(runs: list[RunResult], metric_name: str) -> list[tuple[int, li
     Returns:
         (index of the fork in `runs`, steps, values) of each segment.
     """
-    forks, index_of_path = [], {resolve_path(run.run_dir.path): run for run in runs}
+    forks, run_of_path = [], {resolve_path(run.run_dir.path): run for run in runs}
     for index, run in enumerate(runs):
         lineage = run.row_info.get('from') or {}
         start_step = lineage.get('start', lineage.get('step'))
         continues = lineage and lineage['step'] == start_step
-        parent = index_of_path.get(join_path(run.run_dir.path, lineage['run'])) if continues else None
+        parent = run_of_path.get(join_path(run.run_dir.path, lineage['run'])) if continues else None
         if parent and (parent_value := parent.interpolate(metric_name, start_step)) is not None:
             steps, values = run.get_curve(metric_name)
             forks.append((index, [start_step, *steps[:1]], [parent_value, *values[:1]]))
