@@ -74,4 +74,4 @@ def test_large_vocabulary_is_stored_as_uint32(tmp_path):
     asked = dict(tokenizer=str(tmp_path / 'wide.json'), vocabulary=None, end_token=end, fixed_token=end + 1)
     store = make_store(tmp_path / 'store', source, **asked)
     assert store.dtype == np.uint32
-    assert max(shard.largest for shard in store.shards) == wide.get_vocab_size() - 1
+    assert max(shard.largest_id for shard in store.shards) == wide.get_vocab_size() - 1

@@ -307,8 +307,8 @@ def find_shard_problems(store: Store, shard: Shard, arrays: dict[str, np.ndarray
         yield f'token {store.meta["end_token"]} does not end each document, or is inside one'
     if store.has_bos and not (ids[starts] == store.meta['fixed_token']).all():
         yield f'not all of its documents begin with token {store.meta["fixed_token"]}'
-    if (largest := int(ids.max())) != shard.largest or largest >= vocabulary:
-        yield f'its largest id is {largest}; {shard.largest} is recorded, and ids below {vocabulary} are allowed'
+    if (largest := int(ids.max())) != shard.largest_id or largest >= vocabulary:
+        yield f'its largest id is {largest}; {shard.largest_id} is recorded, and ids below {vocabulary} are allowed'
 
 
 def summarize_store(store: Store, length: int, batch_size: int, hosts: int) -> dict:
@@ -419,8 +419,8 @@ class ShardWriter:
             tokens=self.tokens,
             documents=len(self.keys),
             bytes=self.bytes,
-            largest=self.largest_id,
-            said=self.hasher.hexdigest(),
+            largest_id=self.largest_id,
+            documents_sha256=self.hasher.hexdigest(),
             sha256={suffix: file.finish() for suffix, file in self.writers.items()},
         )
         etags = remote_store.list_etags(self.folder, f'{self.name}.') if is_remote(self.folder) else {}
@@ -515,7 +515,7 @@ class ShardStream:
         self.num_skipped += 1
         self.hasher.update(entry.digest)
         if self.num_skipped == self.pending_shards[0].documents:
-            if self.hasher.hexdigest() != self.pending_shards[0].said:
+            if self.hasher.hexdigest() != self.pending_shards[0].documents_sha256:
                 raise UserError(f'the source has changed since {self.folder} was begun; delete that, or give another')
             self.pending_shards.pop(0)
             self.num_skipped, self.hasher = 0, hashlib.sha256()

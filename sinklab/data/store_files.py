@@ -47,8 +47,8 @@ class Shard:
     tokens: Count
     documents: Count
     bytes: Count  # bytes of the documents in UTF-8
-    largest: Count  # largest id
-    said: Sha256  # digest of the digests of the documents
+    largest_id: Count = msgspec.field(name='largest')
+    documents_sha256: Sha256 = msgspec.field(name='said')  # digest of the digests of the documents
     sha256: dict[Literal['ids', 'documents', 'predicted'], Sha256]  # by suffix
 
     def find_damage(self, read: Callable[[str], bytes]) -> str | None:
@@ -78,7 +78,7 @@ class Shard:
 
     def write_record(self, folder: Path, etags: Mapping[str, str] | None = None) -> None:
         """Write the record that marks the shard as finished; in a bucket it includes the etags of the files."""
-        record = dataclasses.asdict(self) | (dict(marks=etags) if etags else {})
+        record = msgspec.to_builtins(self) | (dict(marks=etags) if etags else {})
         with atomic_write(folder / f'{self.name}.json') as unfinished:
             unfinished.write_text(json.dumps(record), encoding='utf-8')
 
@@ -89,7 +89,7 @@ def parse_shard(record: Any, file: Path) -> Shard:
     Raises:
         UserError: A field is missing, unknown or of another type, or the name leads out of the folder of the store.
     """
-    fields = {field.name for field in dataclasses.fields(Shard)}
+    fields = {field.encode_name for field in msgspec.structs.fields(Shard)}
     try:
         if isinstance(record, dict) and (unknown := record.keys() - fields):
             raise msgspec.ValidationError(f'unknown field {min(unknown)!a}')
@@ -296,7 +296,7 @@ def write_meta(
         domains=[count_domain(domain, shards) for domain in dict.fromkeys(shard.domain for shard in shards)],
         dropped=dict(dropped),
         probe=digest_file(folder / PROBE_FILE),
-        shards=[dataclasses.asdict(shard) for shard in shards],
+        shards=msgspec.to_builtins(shards),
     )
     with atomic_write(folder / META_FILE) as unfinished:
         unfinished.write_text(json.dumps(meta, indent=1) + '\n', encoding='utf-8')
