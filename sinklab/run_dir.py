@@ -37,7 +37,7 @@ from sinklab.config.spec import (
 from sinklab.config.validate import parse_config
 from sinklab.errors import UserError
 from sinklab.escape import join_shell, quote_shell
-from sinklab.storage import run_file_schemas, untrusted_files
+from sinklab.storage import append_log, run_file_schemas, untrusted_files
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write, writable_folder
 from sinklab.storage.directories import list_committed, list_entries
 from sinklab.storage.paths import check_path_readable_by_orbax, is_remote, parse_path
@@ -542,7 +542,7 @@ class RunDir:
             DamagedFileError: A line is damaged, and `strict` is True.
         """
         file = self.path / METRICS_FILE
-        records, faults = run_file_schemas.decode_metrics(run_file_schemas.read_log(file))
+        records, faults = run_file_schemas.decode_metrics(append_log.read_log(file))
         if faults and strict:
             raise DamagedFileError(run_file_schemas.format_faults(file, faults, is_skipped=False))
         if faults:
@@ -556,11 +556,11 @@ class RunDir:
             The records, and the byte offset after the last complete line, for the next call.
         """
         file = self.path / METRICS_FILE
-        new_bytes = b''.join(run_file_schemas.read_log(file, start_byte).rpartition(b'\n')[:2])
+        new_bytes = b''.join(append_log.read_log(file, start_byte).rpartition(b'\n')[:2])
         records, faults = run_file_schemas.decode_metrics(new_bytes)
         if faults:
             num_lines_before = (
-                run_file_schemas.read_log(file)[:start_byte].count(b'\n') if start_byte else 0
+                append_log.read_log(file)[:start_byte].count(b'\n') if start_byte else 0
             )  # reads the whole file, only to number the damaged lines
             _, faults = run_file_schemas.decode_metrics(new_bytes, num_lines_before + 1)
             run_file_schemas.warn_once(file, run_file_schemas.format_faults(file, faults))
@@ -608,7 +608,7 @@ class MetricsWriter:
     """Metrics writer that appends records to metrics.jsonl."""
 
     def __init__(self, run_dir: RunDir, check_lease: Callable[[], None]):
-        self.log = run_file_schemas.open_append_log(run_dir.path / METRICS_FILE, check_lease)
+        self.log = append_log.open_append_log(run_dir.path / METRICS_FILE, check_lease)
         self.sync, self.close = self.log.sync, self.log.close
 
     def append(self, record: dict) -> None:
