@@ -15,8 +15,13 @@ def format_error(error: BaseException, with_type: bool = False, max_length: int 
         with_type: Whether the name of its type stands before the message. If there is no message, it stands alone.
         max_length: Maximum number of characters of the message; None: no maximum.
     """
-    name, message = type(error).__name__, ' '.join(str(error).split())[:max_length]
+    name, message = type(error).__name__, shorten_text(str(error), max_length)
     return f'{name}: {message}' if with_type and message else message or name
+
+
+def shorten_text(text: str, max_length: int | None = MAX_ERROR_LENGTH) -> str:
+    """Put a text on one line, and cut it off after `max_length` characters; None: do not."""
+    return ' '.join(text.split())[:max_length]
 
 
 def format_names(names: list[str], max_names: int = 4) -> str:

@@ -148,7 +148,7 @@ class Unanswering(io.BytesIO):
     def fail(self, *_):
         raise self.error
 
-    read = readinto = fail
+    read = readinto = fileno = fail
 
 
 @pytest.mark.parametrize('error', OUTAGES, ids=lambda error: errno.errorcode[error.errno])

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir, select_steps
-from sinklab.storage import directories, run_file_schemas
+from sinklab.storage import directories, run_file_schemas, untrusted_files
 from sinklab.storage.atomic_write import atomic_write, poll_until
 from sinklab.storage.untrusted_files import DamagedFileError, is_relative_name
 
@@ -228,7 +228,7 @@ def compute_checkpoint_digest(run_dir: RunDir, step: int) -> str:
     """Compute 16 hex digits that identify a checkpoint: SHA-256 over the digests of all its files."""
     digest = hashlib.sha256()
     for file in sorted((run_dir.digest_dir / str(step)).glob('*.json')):
-        digest.update(f'{file.name} {hashlib.sha256(directories.read_file(file)).hexdigest()}\n'.encode())
+        digest.update(f'{file.name} {hashlib.sha256(untrusted_files.read_regular_file(file)).hexdigest()}\n'.encode())
     return digest.hexdigest()[:16]
 
 

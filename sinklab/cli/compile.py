@@ -15,13 +15,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from sinklab.chip_specs import BYTES_PER_GIB
 from sinklab.cli import config_flags, hardware_flags
 from sinklab.cli.train import add_size_argument
 from sinklab.config.spec import Hardware, Spec
 from sinklab.errors import UserError
 from sinklab.escape import escape_control
 
-GIB = 2**30
 NUM_COMPILED_LAYOUTS = 3  # layouts that --fit compiles
 
 
@@ -163,11 +163,16 @@ def print_compiled_programs(title: str, report: dict) -> None:
             program['bytes']['peak'],
             sum(collective['sent'] for collective in program['collectives']),
         )
-        memory_share = (
-            f'{peak_bytes / report["memory_bytes_per_chip"]:.0%} of {report["memory_bytes_per_chip"] / GIB:.2f}'
-        )
+        memory_bytes = report['memory_bytes_per_chip']
+        memory_share = f'{peak_bytes / memory_bytes:.0%} of {memory_bytes / BYTES_PER_GIB:.2f}'
         rows.append(
-            [name, f'{peak_bytes / GIB:.2f}', memory_share, f'{sent_bytes / 1e6:.0f}', f'{program["seconds"]:.0f} s']
+            [
+                name,
+                f'{peak_bytes / BYTES_PER_GIB:.2f}',
+                memory_share,
+                f'{sent_bytes / 1e6:.0f}',
+                f'{program["seconds"]:.0f} s',
+            ]
         )
     headings = 'program', 'GiB per chip', 'of', 'MB sent', 'compiled in'
     terminal.print_table(console, headings, rows, left_columns=headings)

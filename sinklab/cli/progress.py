@@ -24,11 +24,10 @@ from sinklab.escape import escape_control
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.supervisor.exit_status import STOPPING_MESSAGE, ExitStatus
 from sinklab.sweep.plan import SweepRun
-from sinklab.sweep.run import SweepCallback
+from sinklab.sweep.run import PROGRESS_VARIABLE, SweepCallback
 from sinklab.train.callbacks import Callback
 
 LOG_SECONDS = 10.0  # seconds between two lines of a log
-PROGRESS_VARIABLE = 'SINKLAB_PROGRESS'  # environment variable: json has ProgressCallback write records for a sweep
 RECORD_SEPARATOR = '\x1e'  # the character before each record of a JSON text sequence
 RECORD_SECONDS = 0.2  # seconds between two records
 LOSS_METRIC, SPEED_METRIC = 'train/loss', 'speed/tokens_per_second'

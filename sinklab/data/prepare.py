@@ -46,7 +46,7 @@ from sinklab.errors import UserError
 from sinklab.escape import escape_control
 from sinklab.machine import count_cores
 from sinklab.schema import format_unknown_name
-from sinklab.storage.atomic_write import writable_folder
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.compare_and_swap import hold_lock
 from sinklab.storage.lease import hold_lease
@@ -129,7 +129,7 @@ def prepare_store(
         try:
             StoreBuilder(recipe, source, (folder, scratch), plan['limit'], on_progress, check_lease).run(processes)
         finally:
-            for unfinished in scratch.glob('*.unfinished'):
+            for unfinished in scratch.glob(f'*{TEMPORARY_SUFFIX}'):
                 unfinished.unlink()
 
 

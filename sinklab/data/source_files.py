@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import BinaryIO
 
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_extra_command
 from sinklab.storage.paths import (
     ObjectInfo,
@@ -74,10 +74,6 @@ def import_library(name: str, needed_by: object) -> ModuleType:
         ) from error
 
 
-def shorten_text(text: object) -> str:
-    return ' '.join(str(text).split())[:200]
-
-
 @contextlib.contextmanager
 def translate_read_errors(path: Path, *damage_errors: type[Exception]) -> Iterator[None]:
     try:
@@ -87,7 +83,7 @@ def translate_read_errors(path: Path, *damage_errors: type[Exception]) -> Iterat
         if reason := getattr(error, 'strerror', None) or default_reason:
             raise UserError(f'{path} cannot be read: {reason}') from error
         raise UserError(
-            f'{path} is truncated or damaged ({shorten_text(error)}); download it again, or remove it'
+            f'{path} is truncated or damaged ({format_error(error)}); download it again, or remove it'
         ) from error
 
 
@@ -121,7 +117,7 @@ def iter_zstd_content(file: BinaryIO, zstandard: ModuleType) -> Iterator[bytes]:
             try:
                 yield frame.decompress(data)
             except zstandard.ZstdError as error:
-                raise EOFError(shorten_text(error)) from error
+                raise EOFError(format_error(error)) from error
             data, frame = (frame.unused_data, None) if frame.eof else (b'', frame)
     if frame:
         raise EOFError('its last frame is incomplete')

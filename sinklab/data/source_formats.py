@@ -12,10 +12,9 @@ from sinklab.data.documents import DamagedDocument, Document
 from sinklab.data.source_files import (
     import_library,
     open_decompressed,
-    shorten_text,
     translate_read_errors,
 )
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_error, shorten_text
 
 PARQUET_BATCH_ROWS = 256  # rows of a table in memory at once
 
@@ -88,7 +87,7 @@ def parse_json_object(encoded: bytes, hook: Callable | None = None) -> dict[str,
     except RecordError:
         raise
     except (ValueError, RecursionError) as error:
-        raise RecordError(f'is not JSON ({shorten_text(error)})') from error
+        raise RecordError(f'is not JSON ({format_error(error)})') from error
     if not isinstance(fields, dict):
         raise RecordError('is not a JSON object')
     return fields

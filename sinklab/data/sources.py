@@ -27,7 +27,7 @@ from sinklab.data.documents import (
     SourcePiece,
     require_intact,
 )
-from sinklab.data.source_files import shorten_text, translate_read_errors
+from sinklab.data.source_files import translate_read_errors
 from sinklab.data.source_formats import (
     ContentReader,
     FieldNames,
@@ -35,7 +35,7 @@ from sinklab.data.source_formats import (
     import_library,
     parse_json_object,
 )
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_error, shorten_text
 from sinklab.schema import format_unknown_name
 from sinklab.storage.paths import is_remote, parse_path
 
@@ -116,7 +116,7 @@ class TFDSSplit:
             return examples
         except Exception as error:  # of a C++ reader, or of a decoder
             raise UserError(
-                f'{self.source_name} is truncated or damaged ({shorten_text(error)}); prepare it again'
+                f'{self.source_name} is truncated or damaged ({format_error(error)}); prepare it again'
             ) from error
 
 
@@ -147,7 +147,7 @@ def open_split(source_name: str, argument: str) -> TFDSSplit:
             f'tfds build {builder.info.full_name} {ARRAY_RECORD_FLAG}'
         ) from error
     except Exception as error:
-        raise UserError(f'{source_name} cannot be read ({shorten_text(error)}); prepare it again') from error
+        raise UserError(f'{source_name} cannot be read ({format_error(error)}); prepare it again') from error
     texts = dict(list_string_features(tfds, builder.info.features))
     return TFDSSplit(
         source_name,
@@ -163,7 +163,7 @@ def load_builder_from_directory(tfds: ModuleType, source_name: str, path: str) -
     try:
         return tfds.builder_from_directory(path)
     except Exception as error:
-        problem = f'{source_name}: the folder {path} contains no data set ({shorten_text(error)})'
+        problem = f'{source_name}: the folder {path} contains no data set ({format_error(error)})'
         raise UserError(f'{problem}; give the folder that contains dataset_info.json') from error
 
 
@@ -186,7 +186,7 @@ def load_builder(tfds: ModuleType, source_name: str, name: str) -> Any:
     except Exception as error:
         raise UserError(
             f'{source_name} is not on this machine and cannot be built here '
-            f'({type(error).__name__}: {shorten_text(error)}); '
+            f'({format_error(error, with_type=True)}); '
             f'run tfds build {name} {ARRAY_RECORD_FLAG} on another machine, and give its folder'
         ) from error
     return builder
@@ -358,7 +358,7 @@ def read_python_file(name: str, path: Path) -> Iterator[Document | DamagedDocume
         with source_files.translate_read_errors(path), tokenize.open(path) as file:  # honours a coding cookie
             yield Document(name, ((file.read(), True),), '', size)
     except (UnicodeDecodeError, SyntaxError) as error:
-        yield DamagedDocument(str(path), f'is not Python ({source_files.shorten_text(error)})', size)
+        yield DamagedDocument(str(path), f'is not Python ({format_error(error)})', size)
 
 
 def open_text_source(source_name: str, argument: str) -> Source:

@@ -39,11 +39,11 @@ from sinklab.data.tokenizer import Tokenizer, parse_tokenizer
 from sinklab.errors import UserError
 from sinklab.schema import format_unknown_name
 from sinklab.storage import directories
-from sinklab.storage.atomic_write import upload_file
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, upload_file
 from sinklab.storage.paths import is_remote, parse_path
 from sinklab.storage.untrusted_files import (
-    is_lasting_error,
     is_linked_outside,
+    is_permanent_read_error,
     load_npz,
     parse_json,
 )
@@ -231,7 +231,7 @@ class Store:
         try:
             actual_size = self.get_file_size(file)
         except OSError as error:
-            if not is_lasting_error(error):
+            if not is_permanent_read_error(error):
                 raise
             self.raise_damaged(f'{file} cannot be read ({error.strerror or error})')
         if actual_size != size:
@@ -355,7 +355,7 @@ class HashingWriter:
     """File writer that computes the sha256 while writing, and renames or uploads the complete file."""
 
     def __init__(self, path: Path, scratch: Path):
-        self.path, self.unfinished_path = path, scratch / f'{path.name}.unfinished'
+        self.path, self.unfinished_path = path, scratch / f'{path.name}{TEMPORARY_SUFFIX}'
         self.file, self.hasher = self.unfinished_path.open('wb'), hashlib.sha256()
 
     def write(self, content: bytes) -> None:

@@ -24,9 +24,9 @@ from sinklab.data.held_out_split import survey_corpus
 from sinklab.data.tokenizer import choose_ids_dtype, get_vocabulary_size, load_tokenizer
 from sinklab.errors import UserError
 from sinklab.storage import directories
-from sinklab.storage.atomic_write import atomic_write
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write
 from sinklab.storage.paths import is_remote
-from sinklab.storage.untrusted_files import check_relative_name, is_lasting_error, read_json
+from sinklab.storage.untrusted_files import check_relative_name, is_permanent_read_error, read_json
 
 FORMAT_VERSION = 3  # of all files of a store
 SIDES = ('train', 'held_out')
@@ -37,8 +37,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r'\A[0-9a-f]{64}\Z')]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Shard:
+class Shard(msgspec.Struct, frozen=True, eq=False):
     """The record of a finished shard."""
 
     name: str
@@ -65,7 +64,9 @@ class Shard:
             try:
                 content = read(file)
             except OSError as error:
-                if not is_lasting_error(error):  # a disk or bucket that does not respond is no damage of the file
+                if not is_permanent_read_error(
+                    error
+                ):  # a disk or bucket that does not respond is no damage of the file
                     raise
                 return f'{file} cannot be read ({error.strerror or error})'
             if hashlib.sha256(content).hexdigest() != digest:
@@ -107,7 +108,7 @@ def digest_file(file: Path) -> str:
     return hashlib.sha256(file.read_bytes() if file.exists() else b'').hexdigest()
 
 
-SETUP_FILES = (TOKENIZER_FILE, '.unfinished', '.lock', 'lease.json')  # endings of files that precede recipe.json
+SETUP_FILES = (TOKENIZER_FILE, TEMPORARY_SUFFIX, '.lock', 'lease.json')  # endings of files that precede recipe.json
 SHARED_SETTINGS = ('bos', 'end_token', 'fixed_token', 'held_out')  # must be equal in a store and a run's config.data
 Plan = dict[str, Any]
 

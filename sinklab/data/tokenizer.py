@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sinklab.errors import UserError
 from sinklab.storage.paths import parse_path
-from sinklab.storage.untrusted_files import MAX_JSON_BYTES, read_bounded
+from sinklab.storage.untrusted_files import MAX_JSON_BYTES, read_regular_file
 from sinklab.thread_pools import map_ahead
 
 SPECIAL_TOKENS = ['<|endoftext|>', '<|padding|>']  # ids 0 and 1, as in GPT-NeoX's
@@ -55,7 +55,7 @@ def parse_tokenizer(text: str, name: str) -> Tokenizer:
 def read_tokenizer_json(file: str | Path) -> str:
     """Read a tokenizer.json; raise UserError if it is missing or not UTF-8."""
     try:
-        return read_bounded(parse_path(file), MAX_JSON_BYTES).decode('utf-8')
+        return read_regular_file(parse_path(file), max_bytes=MAX_JSON_BYTES).decode('utf-8')
     except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError) as error:
         raise UserError(f'the tokenizer {file} cannot be read ({error}); give a tokenizer.json, or train') from error
 

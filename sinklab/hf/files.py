@@ -159,7 +159,9 @@ def copy_companion(source_dir: Path, output_dir: Path, name: str) -> None:
             file=sys.stderr,
         )
     elif path.exists():
-        (output_dir / name).write_bytes(untrusted_files.read_bounded(path, untrusted_files.MAX_JSON_BYTES))
+        (output_dir / name).write_bytes(
+            untrusted_files.read_regular_file(path, max_bytes=untrusted_files.MAX_JSON_BYTES)
+        )
 
 
 def compute_identity(model_dir: Path) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sinklab.storage import untrusted_files
 from sinklab.storage.paths import (
     ObjectInfo,
     get_file_system,
@@ -46,11 +45,6 @@ def list_entries(folder: Path) -> Iterator[Path]:
         for name in get_file_system(folder).ls(os.fspath(folder), detail=False):
             if name.rstrip('/') != root:  # an object that stands for the folder; web consoles create it
                 yield folder / name.rstrip('/').rpartition('/')[2]
-
-
-def read_file(path: Path) -> bytes:
-    """Read a file that may be replaced meanwhile; the content is all old or all new."""
-    return untrusted_files.read_regular_file(path)
 
 
 def list_committed(folder: Path) -> list[str]:

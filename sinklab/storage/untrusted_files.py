@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 import msgspec
 
 from sinklab.errors import UserError, format_error
-from sinklab.storage.paths import get_file_system, is_remote
+from sinklab.storage.paths import PERMANENT_ERRNOS, get_file_system, is_remote
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,8 +37,8 @@ FILE_KIND_NAMES = {
     stat.S_IFBLK: 'a device',
     stat.S_IFLNK: 'a link',
 }
-# Errors that occur again after a restart, unlike those of a disk that does not respond.
-LASTING_ERRNOS = errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EISDIR
+# Without ENOTDIR, which means that the file is missing; with ENXIO, the error of opening a socket.
+PERMANENT_READ_ERRNOS = PERMANENT_ERRNOS - {errno.ENOTDIR} | {errno.ENXIO}
 WRONG_KIND_ERRNOS = errno.ELOOP, errno.EISDIR
 
 
@@ -66,7 +66,7 @@ def open_regular_file(path: Path) -> Iterator[BinaryIO]:
         with path.open('rb') as file:
             yield file
         return
-    with translate_lasting_errors(path):
+    with translate_permanent_errors(path):
         check_regular_stat(path, os.stat(path))
         descriptor = open_regular_descriptor(path)
     with os.fdopen(descriptor, 'rb') as file:
@@ -90,12 +90,12 @@ def open_regular_descriptor(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 @contextlib.contextmanager
-def translate_lasting_errors(path: Path) -> Iterator[None]:
+def translate_permanent_errors(path: Path) -> Iterator[None]:
     """Raise DamagedFileError instead of an OSError that would occur again."""
     try:
         yield
     except OSError as error:
-        if error.errno in LASTING_ERRNOS:
+        if error.errno in PERMANENT_READ_ERRNOS:
             raise make_damaged_error(path, error) from error
         raise
 
@@ -134,7 +134,7 @@ def check_regular_file(path: Path) -> None:
     """Raise DamagedFileError if something other than a regular file is at a path; it may be missing."""
     if is_remote(path):
         return
-    with contextlib.suppress(FileNotFoundError), translate_lasting_errors(path):
+    with contextlib.suppress(FileNotFoundError), translate_permanent_errors(path):
         check_regular_stat(path, os.stat(path))
 
 
@@ -144,9 +144,9 @@ def make_damaged_error(path: Path, error: OSError) -> DamagedFileError:
     return error_class(f'{path} cannot be read ({error.strerror}); {remedy}')
 
 
-def is_lasting_error(error: OSError) -> bool:
+def is_permanent_read_error(error: OSError) -> bool:
     """Return whether an error occurs again whenever the file is read; also for a missing file."""
-    return error.errno in (errno.ENOENT, errno.ENOTDIR, *LASTING_ERRNOS)
+    return error.errno in (errno.ENOENT, errno.ENOTDIR, *PERMANENT_READ_ERRNOS)
 
 
 def check_regular_stat(path: Path, info: os.stat_result) -> None:
@@ -226,22 +226,6 @@ def is_linked_outside(path: Path, folder: Path) -> bool:
     return not any(resolved_path.is_relative_to(allowed) for allowed in allowed_folders)
 
 
-def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file of at most `max_bytes`.
-
-    Raises:
-        DamagedFileError: It is no regular file, may not be read, or is larger.
-        OSError: It does not exist, or its disk or bucket does not respond.
-    """
-    with open_regular_file(path) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise DamagedFileError(
-            f'{path} has more than {max_bytes:,} bytes, the limit for such a file; {DEFAULT_REMEDY}'
-        )
-    return content
-
-
 def read_json(path: Path, schema: type[T] = dict, max_bytes: int = MAX_JSON_BYTES, remedy: str = DEFAULT_REMEDY) -> T:
     """Return the content of a JSON file, converted to a type by `msgspec.convert`.
 
@@ -255,7 +239,7 @@ def read_json(path: Path, schema: type[T] = dict, max_bytes: int = MAX_JSON_BYTE
         OSError: It does not exist, or its disk or bucket does not respond, which is no fault of the file.
         DamagedFileError: It is no regular file, too large, too deeply nested, no UTF-8, no JSON or of another type.
     """
-    return parse_json(read_bounded(path, max_bytes), path, schema, remedy)
+    return parse_json(read_regular_file(path, max_bytes=max_bytes), path, schema, remedy)
 
 
 def parse_json(content: bytes, name: str | os.PathLike, schema: type[T] = dict, remedy: str = DEFAULT_REMEDY) -> T:

@@ -23,6 +23,7 @@ from sinklab.supervisor.exit_status import (
 )
 from sinklab.sweep.plan import SweepRun
 
+PROGRESS_VARIABLE = 'SINKLAB_PROGRESS'  # environment variable: json has the run write records for its sweep
 MAX_LINE_BYTES = 65536  # a longer line of output is read in parts
 
 
@@ -93,7 +94,7 @@ class SignalForwarder:
         Returns:
             The exit code, negative if a signal ended the command, and at most the last 10,000 bytes of the output.
         """
-        output, environment = b'', {**os.environ, 'SINKLAB_PROGRESS': 'json'}
+        output, environment = b'', {**os.environ, PROGRESS_VARIABLE: 'json'}
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             self.processes[process] = False
             if self.received_signals:  # a signal arrived before this command was in `processes`
