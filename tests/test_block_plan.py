@@ -26,7 +26,7 @@ def test_block_plan_visits_visible_blocks_and_masks_partial_blocks(pairs, block,
     mask = masks.make_static_mask(start, end)
     visible_IJ = np.asarray(mask.materialize(64))[0].reshape(64 // block[0], block[0], 64 // block[1], block[1])
     for given_mask in (mask, masks.Mask(jnp.asarray(start)[None], jnp.asarray(end)[None], mask.bounds_2T)):
-        plan = (block_plan.plan_by_key if transposed else block_plan.plan_by_query)(given_mask, 64, block)
+        plan = block_plan.make_block_plan(given_mask, 64, block, key_major=transposed)
         outer_N, inner_N = plan.outer_N, plan.inner_N
         assert (np.diff(outer_N) >= 0).all()
         assert set(outer_N) == set(range(64 // block[transposed]))

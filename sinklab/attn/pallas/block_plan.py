@@ -31,14 +31,6 @@ class BlockPlan:
         return (first + 2 * np.roll(first, -1)).astype(np.int32)
 
 
-def plan_by_query(mask: Mask, num_keys: int, block_size: tuple[int, int]) -> BlockPlan:
-    return make_block_plan(mask, num_keys, block_size, key_major=False)
-
-
-def plan_by_key(mask: Mask, num_keys: int, block_size: tuple[int, int]) -> BlockPlan:
-    return make_block_plan(mask, num_keys, block_size, key_major=True)
-
-
 def make_block_plan(mask: Mask, num_keys: int, block_size: tuple[int, int], key_major: bool) -> BlockPlan:
     """Plan the pairs of blocks of a mask.
 
@@ -70,11 +62,11 @@ def classify_blocks(xp, edges, num_keys: int, block_size: tuple[int, int]):
     """
     start_BIQ, end_BIQ = (edge_BT.reshape(len(edge_BT), -1, block_size[0]) for edge_BT in edges)
     first_J = np.arange(0, num_keys, block_size[1])
-    last_J = first_J + block_size[1]
-    is_interior = (start_BIQ.max(-1)[..., None] <= first_J) & (last_J <= end_BIQ.min(-1)[..., None])
+    end_J = first_J + block_size[1]
+    is_interior = (start_BIQ.max(-1)[..., None] <= first_J) & (end_J <= end_BIQ.min(-1)[..., None])
     sees_keys = start_BIQ < end_BIQ
     low_BI, high_BI = xp.where(sees_keys, start_BIQ, num_keys).min(-1), xp.where(sees_keys, end_BIQ, 0).max(-1)
-    is_hidden = (high_BI[..., None] <= first_J) | (last_J <= low_BI[..., None])
+    is_hidden = (high_BI[..., None] <= first_J) | (end_J <= low_BI[..., None])
     return xp.where(is_hidden, HIDDEN, xp.where(is_interior, INTERIOR, BOUNDARY)), low_BI, high_BI
 
 

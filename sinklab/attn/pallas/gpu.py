@@ -44,15 +44,13 @@ class SoftmaxBlockOps:
     name, weigh_functions = 'softmax', ()  # no weigh functions for `find_unsupported_ops` to check
 
     def __init__(self, reduction: SoftmaxReduction, score_spec: ScoreSpec):
-        self.score_spec, self.scale, self.is_register_bound = (
-            score_spec,
-            score_spec.scale * LOG2E,
-            score_spec.bias_function is not None,
-        )
+        self.score_spec = score_spec
+        self.scale = score_spec.scale * LOG2E
+        self.is_register_bound = score_spec.bias_function is not None
 
     def scale_rows(self, rows):
-        lse, d_mass = rows
-        return [LOG2E * lse, d_mass]
+        lse, d_weight_offset = rows
+        return [LOG2E * lse, d_weight_offset]
 
     def start(self, num_queries: int):
         """Return the initial (largest score, total) of each query."""
@@ -83,7 +81,7 @@ class SoftmaxBlockOps:
     def compute_weight_and_vjp(self, product, bias, row: Callable, hide: Callable):
         """Return (weight, function dA -> dS).
 
-        row(0) is lse in powers of two and row(1) the cotangent of the mass, both broadcast to the scores.
+        row(0) is lse in powers of two and row(1) is dlse - sum dO * O, both broadcast to the scores.
         """
         score = self.scale * product - (row(0) - LOG2E * self.score_spec.offset)
         weight = hide(jnp.exp2(score if bias is None else score + LOG2E * bias), 0.0)
@@ -96,12 +94,10 @@ class LinearBlockOps:
     name = 'linear'
 
     def __init__(self, reduction: LinearReduction, score_spec: ScoreSpec):
-        self.score_spec, self.weigh, self.weigh_functions, self.num_statistics = (
-            score_spec,
-            reduction.weigh,
-            (reduction.weigh,),
-            reduction.num_statistics,
-        )
+        self.score_spec = score_spec
+        self.weigh = reduction.weigh
+        self.weigh_functions = (reduction.weigh,)
+        self.num_statistics = reduction.num_statistics
         # See `choose_inner_block`.
         self.is_register_bound = self.num_statistics > 1 or score_spec.bias_function is not None
 
@@ -276,10 +272,8 @@ class BlockPair:
 
     def compute_bias_slopes(self, positions) -> list[jax.Array]:
         """Return d bias / d parameter for each learned parameter."""
-        parameters, bias_function = (
-            self.warpgroup.load_parameters()[: self.warpgroup.call.num_slopes],
-            self.warpgroup.call.bias_function,
-        )
+        parameters = self.warpgroup.load_parameters()[: self.warpgroup.call.num_slopes]
+        bias_function = self.warpgroup.call.bias_function
 
         def slope(p, x, distance):
             return compute_slopes(lambda x: bias_function([*parameters[:p], x, *parameters[p + 1 :]], distance), x)[1]
@@ -538,7 +532,7 @@ def backward(
     """Compute (d_query, d_key, d_value, d_parameter_HP)."""
     block_ops, parameter_HP = make_block_ops(reduction, kernel_spec.score_spec), kernel_spec.parameter_HP
     statistics = block_ops.scale_rows([row.astype(jnp.float32) for row in rows_BHT])
-    query_arrays, key_arrays = [query_BHTK, d_output_BHTV.astype(value_BGSV.dtype)], [key_BGSK, value_BGSV]
+    query_arrays, key_arrays = [query_BHTK, d_output_BHTV], [key_BGSK, value_BGSV]
     d_query, *d_parameters = KernelCall('query', block_ops, kernel_spec, query_BHTK, key_BGSK)(
         functools.partial(query_gradient_kernel, block_ops),
         name=f'sinklab_{block_ops.name}_backward_query',
@@ -597,10 +591,14 @@ def query_gradient_kernel(block_ops, warpgroup: Warpgroup) -> None:
 
     def step(pair: BlockPair, slot, carry):
         total_QK, rows = carry
-        positions, row = pair.load_positions(), lambda n: broadcast_to_block(statistics[n], pair.shape, 0)
+        positions = pair.load_positions()
+
+        def load_statistic(n):
+            return broadcast_to_block(statistics[n], pair.shape, 0)
+
         product_QS = multiply(query, keys.wait(slot).transpose((1, 0)))
         _, differentiate = block_ops.compute_weight_and_vjp(
-            product_QS, pair.compute_bias(positions), row, pair.apply_mask
+            product_QS, pair.compute_bias(positions), load_statistic, pair.apply_mask
         )
         d_weight_QS = multiply(d_output, values.wait(slot).transpose((1, 0)))
         values.release(slot)
@@ -624,14 +622,15 @@ def key_gradient_kernel(block_ops, warpgroup: Warpgroup) -> None:
 
     def step(pair: BlockPair, slot, carry):
         d_key, d_value = carry
-        positions, row = (
-            pair.load_positions(),
-            lambda n: broadcast_to_block(statistics[n].take_row(slot), pair.shape, 1),
-        )
+        positions = pair.load_positions()
+
+        def load_statistic(n):
+            return broadcast_to_block(statistics[n].take_row(slot), pair.shape, 1)
+
         query = queries.wait(slot)
         product_SQ = multiply(key, query.transpose((1, 0)))
         weight_SQ, differentiate = block_ops.compute_weight_and_vjp(
-            product_SQ, pair.compute_bias(positions), row, pair.apply_mask
+            product_SQ, pair.compute_bias(positions), load_statistic, pair.apply_mask
         )
         d_output = d_outputs.wait(slot)
         d_value, d_weight_SQ = accumulate(

@@ -58,8 +58,6 @@ SUPPORTED_PRIMITIVES = {
     'eq',
     'erf',
     'exp',
-}
-SUPPORTED_PRIMITIVES |= {
     'exp2',
     'ge',
     'gt',
@@ -75,8 +73,15 @@ SUPPORTED_PRIMITIVES |= {
     'neg',
     'not',
     'or',
+    'round',
+    'rsqrt',
+    'select_n',
+    'sign',
+    'sin',
+    'sqrt',
+    'square',
+    'sub',
 }
-SUPPORTED_PRIMITIVES |= {'round', 'rsqrt', 'select_n', 'sign', 'sin', 'sqrt', 'square', 'sub'}
 REWRITES = {
     'add_any': jnp.add,
     'copy': lambda x: x,
@@ -90,6 +95,7 @@ REWRITES = {
 }
 
 
+MAX_BIAS_PARAMETERS = 64  # passed to bias functions of an unknown number of parameters, which read the first ones
 CALL_PRIMITIVES = {'pjit', 'jit', 'closed_call', 'core_call', 'custom_jvp_call', 'custom_vjp_call'}
 
 
@@ -111,11 +117,9 @@ def evaluate_jaxpr(closed_jaxpr, inputs):
         return variable.val if isinstance(variable, Literal) else values[variable]
 
     for equation in closed_jaxpr.jaxpr.eqns:
-        name, arguments, called_jaxpr = (
-            equation.primitive.name,
-            [read(var) for var in equation.invars],
-            get_called_jaxpr(equation),
-        )
+        name = equation.primitive.name
+        arguments = [read(var) for var in equation.invars]
+        called_jaxpr = get_called_jaxpr(equation)
         if called_jaxpr is not None:
             outputs = evaluate_jaxpr(called_jaxpr, arguments)
         elif name in REWRITES:
@@ -139,11 +143,11 @@ def find_unsupported_ops(bias_function: Callable | None, weigh_functions: Sequen
     scalar, block = jnp.float32(1), jax.ShapeDtypeStruct((1, 1), jnp.float32)
     jaxprs = [jax.make_jaxpr(functools.partial(compute_slopes, weigh))(block) for weigh in weigh_functions]
     if bias_function is not None:
-        jaxprs.append(
-            jax.make_jaxpr(lambda x, distance: compute_slopes(lambda p: bias_function([p] * 64, distance), x))(
-                scalar, block
-            )
-        )
+
+        def compute_bias_slopes(parameter, distance):
+            return compute_slopes(lambda x: bias_function([x] * MAX_BIAS_PARAMETERS, distance), parameter)
+
+        jaxprs.append(jax.make_jaxpr(compute_bias_slopes)(scalar, block))
     return set().union(*map(find_unsupported_in_jaxpr, jaxprs))
 
 

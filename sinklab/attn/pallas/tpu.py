@@ -59,7 +59,7 @@ class GridStep:
             scalar_N[call.get_pair_index(pl.program_id(0), n)] for scalar_N in per_sequence
         )
         self.edge, self.is_first, self.is_last = edge_N[n], n == 0, n == call.grid[2] - 1
-        self.query_block, self.key_block = (outer_N[n], inner_N[n]) if call.query_major else (inner_N[n], outer_N[n])
+        self.query_block, self.key_block = (inner_N[n], outer_N[n]) if call.key_major else (outer_N[n], inner_N[n])
 
     def run(self, start: Callable, visit: Callable, finish: Callable) -> None:
         """Visit the visible strips of keys of this grid step.
@@ -96,17 +96,17 @@ class GridStep:
 
     def compute_bias(self, bias_function: Callable, parameters, keys: pl.Slice):
         query, key = self.row_refs[2][...], self.row_refs[3][:, keys]
-        query, key = (to_column(query), key) if self.call.query_major else (query, to_column(key))
+        query, key = (query, to_column(key)) if self.call.key_major else (to_column(query), key)
         return bias_function(parameters, jnp.maximum(query - key, 0).astype(jnp.float32))
 
     def compute_mask(self, keys: pl.Slice):
         start, end = (row[...] for row in self.row_refs[:2])
         queries, first_key = self.call.block_sizes[0], self.key_block * self.call.block_sizes[1] + keys.start
-        if self.call.query_major:
-            key = first_key + jax.lax.broadcasted_iota(jnp.int32, (queries, keys.size), 1)
-            return (to_column(start) <= key) & (key < to_column(end))
-        key = first_key + jax.lax.broadcasted_iota(jnp.int32, (keys.size, queries), 0)
-        return (start <= key) & (key < end)
+        if self.call.key_major:
+            key = first_key + jax.lax.broadcasted_iota(jnp.int32, (keys.size, queries), 0)
+            return (start <= key) & (key < end)
+        key = first_key + jax.lax.broadcasted_iota(jnp.int32, (queries, keys.size), 1)
+        return (to_column(start) <= key) & (key < to_column(end))
 
 
 def split_refs(call, num_parameters: int, refs):
@@ -177,10 +177,10 @@ class SoftmaxBlockOps:
         output = jnp.where(repeat_lanes(sees_keys, width), sum_QV[...] / repeat_lanes(total, width), 0.0)
         return output, jnp.where(sees_keys, largest_QL[...] / LOG2E + jnp.log(total), MASK_VALUE)
 
-    def compute_weight_and_d_score(self, score_SQ, d_weight_SQ, lse_1Q, d_mass_1Q):
-        """Return (weight, dS)."""
+    def compute_weight_and_d_score(self, score_SQ, d_weight_SQ, lse_1Q, d_weight_offset_1Q):
+        """Return (weight, dS); `d_weight_offset_1Q` is dlse - sum dO * O."""
         weight_SQ = jnp.exp(score_SQ - lse_1Q)
-        return weight_SQ, weight_SQ * (d_weight_SQ + d_mass_1Q)
+        return weight_SQ, weight_SQ * (d_weight_SQ + d_weight_offset_1Q)
 
 
 class LinearBlockOps:
@@ -316,12 +316,10 @@ def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK,
 
 def forward(reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV):
     """Compute (output_BHTV, statistics_BHT), in float32."""
-    call = KernelCall(block_plan.plan_by_query, kernel_spec, query_BHTK, key_BGSK)
-    (batch, heads, length, width), value_width, block_ops = (
-        query_BHTK.shape,
-        value_BGSV.shape[-1],
-        make_block_ops(reduction),
-    )
+    call = KernelCall(kernel_spec, query_BHTK, key_BGSK, key_major=False)
+    batch, heads, length, width = query_BHTK.shape
+    value_width = value_BGSV.shape[-1]
+    block_ops = make_block_ops(reduction)
     query_block, key_block = call.block_sizes
     row = (batch, heads, 1, length), jnp.float32, (1, query_block), call.index_outer_row
     output_BHTV, *row_outputs = call(
@@ -343,7 +341,7 @@ def backward(
     reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV, d_output_BHTV, rows_BHT
 ):
     """Compute (d_query, d_key, d_value, d_parameter_HP)."""
-    call = KernelCall(block_plan.plan_by_key, kernel_spec, query_BHTK, key_BGSK)
+    call = KernelCall(kernel_spec, query_BHTK, key_BGSK, key_major=True)
     (batch, heads, length, width), (_, _, num_keys, value_width) = query_BHTK.shape, value_BGSV.shape
     (query_block, key_block), num_parameters = call.block_sizes, kernel_spec.parameter_HP.shape[1]
     block_ops = make_block_ops(reduction)
@@ -381,7 +379,7 @@ def index_whole_head(b, h, n, *_):
 class KernelCall:
     """A pallas_call with the grid (sequence, head, pair of blocks), and the index maps of its blocks."""
 
-    def __init__(self, make_plan: Callable, kernel_spec: KernelSpec, query_BHTK, key_BGSK):
+    def __init__(self, kernel_spec: KernelSpec, query_BHTK, key_BGSK, key_major: bool):
         mask, positions = kernel_spec.mask, kernel_spec.positions
         max_query_block = max(BLOCK_SIZES[0] // 2, BLOCK_SIZES[-1])
         self.block_sizes = (
@@ -389,8 +387,8 @@ class KernelCall:
             choose_block_size(key_BGSK.shape[2], BLOCK_SIZES[0]),
         )
         self.strip_keys = min(STRIP_KEYS, self.block_sizes[1])
-        self.plan = plan = make_plan(mask, key_BGSK.shape[2], self.block_sizes)
-        self.query_major = make_plan is block_plan.plan_by_query
+        self.key_major = key_major
+        self.plan = plan = block_plan.make_block_plan(mask, key_BGSK.shape[2], self.block_sizes, key_major)
         self.grid = (*query_BHTK.shape[:2], len(plan.outer_N))
         self.parameter_HP = kernel_spec.parameter_HP
         self.group_size, self.has_batch_masks = query_BHTK.shape[1] // key_BGSK.shape[1], len(plan.kind_BN) > 1
@@ -428,9 +426,9 @@ class KernelCall:
     def make_row_specs(self) -> list[pl.BlockSpec]:
         """Make the block specs of start, end and position of queries, and of positions of keys."""
         query, key = (
-            (self.index_outer_row, self.index_inner_row)
-            if self.query_major
-            else (self.index_inner_row, self.index_outer_row)
+            (self.index_inner_row, self.index_outer_row)
+            if self.key_major
+            else (self.index_outer_row, self.index_inner_row)
         )
 
         def make_block_spec(row, index, width):
