@@ -82,7 +82,7 @@ def make_alibi_bias(slope_H=ALIBI_SLOPES, columns=0):
 def make_attention_spec(
     attention: AttentionConfig, mask: masks.Mask, columns: int = 0, bias: ScoreBias | None = None
 ) -> AttentionSpec:
-    return AttentionSpec(resolve_operation(attention), mask, columns, bias or ScoreBias())
+    return AttentionSpec(resolve_operation(attention, 1), mask, columns, bias or ScoreBias())
 
 
 @dataclasses.dataclass(frozen=True)

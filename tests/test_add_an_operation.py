@@ -20,7 +20,7 @@ from sinklab.config.validate import parse_config
 given = np.load('given.npy')
 for row in ('softplus', 'softplus_unnormalized'):
     spec = parse_config(get_config(row).to_dict())
-    asked = AttentionSpec(resolve_operation(spec.model.attention), make_causal_mask(given.shape[2]))
+    asked = AttentionSpec(resolve_operation(spec.model.attention, 1), make_causal_mask(given.shape[2]))
     found = attend(*given, asked)
     np.savez(f'{row}.npz', found.output_BTHK, found.attention_BHTS)
 """

@@ -31,7 +31,6 @@ class Similarity:
         is_shifted: The largest score that the query sees is subtracted from scores, so that exponentials stay finite.
             The factor must cancel between weight and sum, so such a similarity needs a normalizer that reads the sum.
         uses_unit: `weigh` reads `unit`, the value of a constant 1 (next to e^s) after the shift.
-        is_signed: Weights may be negative.
         approximate_weigh: The same function, faster and with errors of up to 6e-8, for kernels whose weights are not
             divided by their sum.
     """
@@ -39,7 +38,6 @@ class Similarity:
     weigh: WeighFunction
     is_shifted: bool = False
     uses_unit: bool = False
-    is_signed: bool = False
     approximate_weigh: WeighFunction | None = None
 
 
@@ -111,7 +109,7 @@ SIMILARITIES = {
     'sigmoid': Similarity(sigmoid, approximate_weigh=tanh_sigmoid),
     'elu1': Similarity(elu1),
     'relu': Similarity(relu),
-    'identity': Similarity(identity, is_signed=True),
+    'identity': Similarity(identity),
 }
 
 
@@ -224,7 +222,7 @@ class Operation:
         return self.similarity.uses_unit or self.normalizer.uses_unit
 
 
-def resolve_operation(attention: spec.AttentionConfig, length: int = 1) -> Operation:
+def resolve_operation(attention: spec.AttentionConfig, length: int) -> Operation:
     """Return the operation of a config's `model.attention`, for windows of `length` tokens.
 
     Args:
