@@ -13,9 +13,9 @@ from conftest import draw_params, make_case_params, make_tiny_spec
 from flax import nnx
 from model_options import COMBINATIONS, GEMMA3, OPTIONS, SIGMOID, make_model_changes
 
+from sinklab.attn import chunked
 from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss
-from sinklab.model import streaming
 from sinklab.model.streaming import CacheConfig, init_stream, read_tokens
 from sinklab.model.transformer import Transformer, compute_logits
 from sinklab.train import state
@@ -45,7 +45,7 @@ UNREADABLE = [name for name in EVERYTHING if 'prefix' in name or name == 'block'
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch):
     """Shorten chunks, so that a pass has several and the last is not full."""
-    monkeypatch.setattr(streaming, 'CHUNK_SIZE', 4)
+    monkeypatch.setattr(chunked, 'CHUNK_SIZE', 4)
 
 
 @functools.cache
@@ -224,7 +224,7 @@ def test_segments_have_equal_size_and_hold_all_tokens():
 
 @pytest.mark.slow
 def test_memory_grows_linearly_with_text_length(monkeypatch):
-    monkeypatch.setattr(streaming, 'CHUNK_SIZE', 128)
+    monkeypatch.setattr(chunked, 'CHUNK_SIZE', 128)
     spec, params = make_case(model__layers=1)
 
     def measure_bytes(length):

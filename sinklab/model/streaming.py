@@ -4,7 +4,7 @@ The cache stores keys before rotation, and positions are positions in the cache:
 min(t, x + y), the first x tokens have the positions 0, 1, ..., and the last y tokens are at their distances in the
 text. Embedded position encodings are added at the position of the query, and stay in the cache. A learned sink token
 is token 0, one of the x first tokens; other learned keys are always visible and do not count. A window of the
-model also counts positions in the cache.
+model also counts positions in the cache. A text counts as one document: `mask.document` hides none of its tokens.
 
 Apart from rounding, the number of tokens that are read at once does not change the result: each query sees what it
 would see alone.
@@ -31,7 +31,6 @@ from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
 from sinklab.model.positions import POSITIONS, PositionEncoding
 from sinklab.model.transformer import Transformer
 
-CHUNK_SIZE = 128  # queries whose scores are in memory at once
 ALWAYS_TIME, NEVER_TIME = -1, 1 << 30  # times of keys that every query sees, and that no query sees
 Tree = TypeVar('Tree')
 
@@ -157,7 +156,7 @@ class StreamingContext:
         recent tokens at consecutive positions. Keys of recent tokens are rotated once for all queries.
         """
         length, num_recent = query_BTHK.shape[1], self.cache_config.num_recent
-        chunk_size = min(CHUNK_SIZE, length)
+        chunk_size = min(chunked.CHUNK_SIZE, length)
         num_chunks = -(-length // chunk_size)
         query_BTHK, recent_kv = pad_token_axis((query_BTHK, recent_kv), num_chunks * chunk_size - length)
         offset_BT = jnp.arange(query_BTHK.shape[1])[None]
@@ -241,13 +240,13 @@ class StreamingContext:
         return (lag_BTS >= 0) & is_cached & is_in_window
 
 
-def init_stream(model: Transformer, cache_config: CacheConfig, batch: int = 1) -> StreamState:
-    """Return the state before any text; a sink token of the model is already read."""
+def init_stream(model: Transformer, cache_config: CacheConfig) -> StreamState:
+    """Return the state before one text; a sink token of the model is already read."""
     num_sink_tokens, model_spec = model.sink.num_tokens, model.model
 
     def make_empty(tokens: int) -> KeyValues:
         sizes = (
-            (model_spec.layers, batch, tokens, count_attended_kv_heads(model_spec), width)
+            (model_spec.layers, 1, tokens, count_attended_kv_heads(model_spec), width)
             for width in (model_spec.head_width, get_value_width(model_spec))
         )
         return KeyValues(*(jnp.zeros(size, model.dtype) for size in sizes))
@@ -256,7 +255,7 @@ def init_stream(model: Transformer, cache_config: CacheConfig, batch: int = 1) -
         jnp.int32(0),
         KVCache(make_empty(max(cache_config.num_first, num_sink_tokens)), make_empty(cache_config.num_recent)),
     )
-    empty_BTD = jnp.zeros((batch, 0, model_spec.width), model.dtype)
+    empty_BTD = jnp.zeros((1, 0, model_spec.width), model.dtype)
     return advance_stream(model, cache_config, state, model.sink.prepend(empty_BTD))[1] if num_sink_tokens else state
 
 
