@@ -25,7 +25,7 @@ from sinklab.analysis.model_protocol import (
     run_in_batches,
 )
 from sinklab.checkpoint import checkpointer, digests
-from sinklab.config.spec import Hardware, ModelConfig, Spec
+from sinklab.config.spec import ModelConfig, Spec
 from sinklab.data.prepare import find_tokenizer_file, open_corpus
 from sinklab.data.run_data import PREPENDED_IDS
 from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, load_tokenizer
@@ -41,7 +41,8 @@ from sinklab.metrics.metric import (
 from sinklab.model.attention import get_value_width
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.model.transformer import compute_logits
-from sinklab.parallel import device_mesh, sharding
+from sinklab.parallel import sharding
+from sinklab.parallel.device_mesh import make_one_device_mesh
 from sinklab.run_dir import RunDir, read_spec
 from sinklab.train import sink_probe, state
 from sinklab.train.forward import make_forward
@@ -264,11 +265,6 @@ class RunModel:
     def choose_batch_size(self, length: int) -> int:
         """Return the number of sequences whose captured arrays fit MAX_BATCH_BYTES."""
         return max(1, MAX_BATCH_BYTES // sink_probe.estimate_sequence_bytes(self.spec.model, length))
-
-
-@functools.cache
-def make_one_device_mesh() -> jax.sharding.Mesh:
-    return device_mesh.make_mesh(Hardware(), device_mesh.get_devices()[:1])
 
 
 @functools.lru_cache(maxsize=16)  # so that other steps of a run use the same compiled program

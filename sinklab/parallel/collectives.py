@@ -29,10 +29,8 @@ def shard_map_over_batch(
     `returns_gradient` the second of two results is sharded as the parameters are. Mesh axes that divide neither batch
     nor parameters this way stay automatic, so that the compiler partitions along them.
     """
-    manual_axes, axis_rings = (
-        {axis for axis, size in mesh.shape.items() if axis in sharding.BATCH_AXES or size == 1},
-        find_rings(mesh),
-    )
+    manual_axes = {axis for axis, size in mesh.shape.items() if axis in sharding.BATCH_AXES or size == 1}
+    axis_rings = find_rings(mesh)
 
     def run_with_rings(*args: Any) -> Any:
         token = AXIS_RINGS.set(axis_rings)
@@ -90,12 +88,10 @@ def apply_to_sharded_axes(function: Callable, array: jax.Array, logical_axes: Se
 
     Without the shard_map the compiler would gather the dimensions that it has partitioned.
     """
-    sharded_dimensions, auto_spec = (
-        find_sharded_dimensions(logical_axes),
-        sharding.make_auto_partition_spec(array.shape, logical_axes),
-    )
+    sharded_dimensions = find_sharded_dimensions(logical_axes)
     if not sharded_dimensions:
         return array
+    auto_spec = sharding.make_auto_partition_spec(array.shape, logical_axes)
     apply = functools.partial(function, sharded_dimensions)
     return sharding.shard_map_auto_axes(apply, sharding.list_mesh_axes(auto_spec), (auto_spec,), auto_spec)(array)
 

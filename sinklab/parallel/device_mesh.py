@@ -36,6 +36,12 @@ def make_mesh(hardware: Hardware, devices: Sequence[jax.Device] | None = None) -
     )
 
 
+@functools.cache
+def make_one_device_mesh() -> jax.sharding.Mesh:
+    """Make the mesh of the first device."""
+    return make_mesh(Hardware(), get_devices()[:1])
+
+
 def split_cpu_devices(hardware: Hardware, num_processes: int = 1) -> None:
     """Split the CPU into the devices of a layout, unless the user set a number or jax has started."""
     num_devices = math.prod(size or 1 for size in (hardware.data, hardware.fsdp, hardware.tensor)) // num_processes

@@ -15,6 +15,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from sinklab.chip_specs import NUM_LANES
 from sinklab.parallel import collectives
+from sinklab.parallel.sharding import get_logical_axes
 
 HEAD_DIMS = 'HK'  # adjacent dimensions of a weight, and of the input or output of its product
 ROW_MAJOR_DIMS = 'BTD', 'BTH'  # the residual stream, and heads that are merged into one dimension
@@ -28,10 +29,6 @@ def broadcast_and_cast(array: jax.Array, shape: tuple[int, ...], dtype: jnp.dtyp
 def all_gather_param(parameter: nnx.Param) -> jax.Array:
     """All-gather a small parameter without casting it."""
     return collectives.all_gather(parameter[...], *get_logical_axes(parameter))
-
-
-def get_logical_axes(parameter: nnx.Param) -> tuple[str | None, ...]:
-    return parameter.get_metadata()['axes']
 
 
 def transpose_with_barrier(equation: str, array: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from sinklab.config.spec import Hardware, Spec
+from sinklab.config.spec import Spec
 from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss, is_in_loss, strip_loss_mask
 from sinklab.model.learned_kv import LEARNED_KV_KINDS
@@ -20,7 +20,7 @@ from sinklab.model.streaming import (
     read_tokens,
 )
 from sinklab.model.transformer import Transformer, compute_logits
-from sinklab.parallel import device_mesh
+from sinklab.parallel.device_mesh import make_one_device_mesh
 from sinklab.train import state
 from sinklab.train.loss import sum_losses
 
@@ -125,14 +125,9 @@ def count_sink_tokens(spec: Spec) -> int:
     return LEARNED_KV_KINDS[spec.model.columns.kind].tokens_class.num_tokens
 
 
-def make_device_mesh() -> jax.sharding.Mesh:
-    """Make a mesh of one device, since a text is a single sequence."""
-    return device_mesh.make_mesh(Hardware(), device_mesh.get_devices()[:1])
-
-
 def make_abstract_params(spec: Spec) -> dict:
     """Return the parameters as arrays without memory."""
-    return state.make_abstract_state(spec, make_device_mesh())['params']
+    return state.make_abstract_state(spec, make_one_device_mesh())['params']
 
 
 def jit_model_function(spec: Spec, function: Callable, **options) -> Callable:
@@ -142,7 +137,9 @@ def jit_model_function(spec: Spec, function: Callable, **options) -> Callable:
     def apply_function(params: dict, *arguments) -> tuple:
         return function(nnx.merge(graphdef, params), *arguments)
 
-    return jax.jit(apply_function, compiler_options=state.get_compiler_options(spec, make_device_mesh()), **options)
+    return jax.jit(
+        apply_function, compiler_options=state.get_compiler_options(spec, make_one_device_mesh()), **options
+    )
 
 
 def measure_perplexity(
@@ -162,10 +159,8 @@ def measure_perplexity(
         hidden_BTD, stream = read_tokens(model, bounded_cache, stream, id_BT)
         return sum_losses(hidden_BTD, model.head[...], target_BT, gradient=False)[0], stream
 
-    ids_NBT, targets_NBT = (
-        split_into_segments(strip_loss_mask(ids_T[:-1]), 0, segment_tokens),
-        split_into_segments(ids_T[1:], exclude_from_loss(0), segment_tokens),
-    )
+    ids_NBT = split_into_segments(strip_loss_mask(ids_T[:-1]), 0, segment_tokens)
+    targets_NBT = split_into_segments(ids_T[1:], exclude_from_loss(0), segment_tokens)
     stream = jit_model_function(spec, lambda model: init_stream(model, bounded_cache))(params)
     compiled_loss = (
         jit_model_function(spec, sum_segment_loss, donate_argnums=1)
