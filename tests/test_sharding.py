@@ -19,16 +19,17 @@ from sinklab.train import state, validation_loss
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 900), st.integers(1, 64), st.integers(1, 16))
-def test_split_into_parts_pads_equal_parts_without_losing_sequences(sequences, per_device, ways):
-    ids_NT = np.arange(2 * sequences).reshape(-1, 2)
-    parts = validation_loss.split_into_parts(ids_NT, per_device * ways, ways)
-    (rows,) = {len(part) for part in parts}
+def test_compute_part_sizes_fits_sequences_with_minimal_padding(sequences, per_device, ways):
+    num_parts, rows = validation_loss.compute_part_sizes(sequences, per_device * ways, ways)
     assert rows % ways == 0
     assert rows <= per_device * ways
-    joined_NT = np.concatenate(parts)
-    np.testing.assert_array_equal(joined_NT[:sequences], ids_NT)
-    assert (joined_NT[sequences:] == -1).all(), 'padding is not predicted'
-    assert len(joined_NT) - sequences < len(parts) * ways, 'padding is minimal'
+    assert 0 <= num_parts * rows - sequences < num_parts * ways
+
+
+def test_pad_rows_appends_sequences_that_are_not_predicted():
+    padded_NT = validation_loss.pad_rows(np.arange(6).reshape(3, 2), 5)
+    np.testing.assert_array_equal(padded_NT[:3], np.arange(6).reshape(3, 2))
+    np.testing.assert_array_equal(padded_NT[3:], np.full((2, 2), -1))
 
 
 @pytest.mark.parametrize('rings', [(4,), (2, 2), (1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 1)])

@@ -17,11 +17,11 @@ from sinklab.parallel import sharding
 from sinklab.storage.atomic_write import atomic_write
 from sinklab.train import state
 from sinklab.train.forward import make_forward
-from sinklab.train.validation_loss import split_into_parts
+from sinklab.train.validation_loss import pad_rows
 
 
 def estimate_sequence_bytes(model: ModelConfig, length: int) -> int:
-    """Estimate the bytes that the probe captures for one sequence."""
+    """Estimate the bytes of the intermediates of one sequence that the metrics of the probe read."""
     num_keys = length + count_learned_kv(model)
     num_entries = length * model.width
     num_entries += (num_keys + length) * model.heads * (model.head_width + get_value_width(model))
@@ -30,7 +30,7 @@ def estimate_sequence_bytes(model: ModelConfig, length: int) -> int:
 
 
 def estimate_probe_bytes(spec: Spec) -> int:
-    """Estimate the bytes that the probe captures for all its sequences."""
+    """Estimate the bytes of the intermediates of all sequences of the probe."""
     return spec.probe.sequences * estimate_sequence_bytes(spec.model, spec.probe.length)
 
 
@@ -51,7 +51,8 @@ def make_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarra
     compute_arrays = jit_probe(spec, mesh)
 
     def run_probe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
-        (filled_PT,) = split_into_parts(ids_PT, len(ids_PT), sharding.count_shards(mesh))
+        num_shards = sharding.count_shards(mesh)
+        filled_PT = pad_rows(ids_PT, -(-len(ids_PT) // num_shards) * num_shards)
         probe_arrays = jax.device_get(compute_arrays(params, sharding.put_batch(strip_loss_mask(filled_PT), mesh)))
         return {name: array[:, : len(ids_PT)] if '_LP' in name else array for name, array in probe_arrays.items()}
 

@@ -26,7 +26,9 @@ def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backe
     loss_fn, token_loss_fn = make_mean_loss(spec, mesh, backend), make_token_loss(spec, mesh, backend)
     micro_batch = hardware.get_micro_batch_size(spec.optimizer.batch_size)
 
-    def evaluate(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
+    def evaluate(
+        params: dict, ids_NT: np.ndarray | HeldOutWindows, trigger_NT: np.ndarray | None = None
+    ) -> dict[str, float]:
         parts = load_sharded_parts(ids_NT, micro_batch, mesh)
         if trigger_NT is None:
             losses = jax.device_get([loss_fn(params, part) for part in parts])
@@ -81,7 +83,10 @@ def load_sharded_parts(
 
 
 def compute_split_fraction(ids_NT: np.ndarray | HeldOutWindows, parts: list[jax.Array]) -> float:
-    """Compute the fraction of targets that are predicted, counted on the devices."""
+    """Compute the fraction of targets that are predicted; 1 if there are none, for divisions.
+
+    Targets of windows are counted on the devices, because a process reads only the windows of its own devices.
+    """
     if isinstance(ids_NT, np.ndarray):
         return float(compute_predicted_fraction(ids_NT))
     count = sum(int(count_predicted(part)) for part in parts)
@@ -93,20 +98,12 @@ def count_predicted(ids_BT: jax.Array) -> jax.Array:
     return is_in_loss(ids_BT[:, 1:]).sum()
 
 
-def split_into_parts(ids_NT: np.ndarray, max_rows: int, num_shards: int) -> list[np.ndarray]:
-    """Split sequences into equal parts of at most `max_rows`, each a multiple of `num_shards`.
-
-    The last part is padded with ids that are excluded from the loss.
-    """
-    num_parts, part_rows = compute_part_sizes(len(ids_NT), max_rows, num_shards)
-    return np.split(pad_rows(ids_NT, num_parts * part_rows), num_parts)
-
-
 def compute_part_sizes(num_sequences: int, max_rows: int, num_shards: int) -> tuple[int, int]:
-    """Return (number of parts, sequences of each)."""
+    """Return (number of parts, sequences of each): at most `max_rows`, and a multiple of `num_shards`."""
     num_parts = -(-num_sequences // max_rows)
     return num_parts, -(-num_sequences // (num_parts * num_shards)) * num_shards
 
 
 def pad_rows(ids_NT: np.ndarray, num_rows: int) -> np.ndarray:
+    """Append sequences of ids that are excluded from the loss."""
     return np.pad(ids_NT, ((0, num_rows - len(ids_NT)), (0, 0)), constant_values=exclude_from_loss(0))
