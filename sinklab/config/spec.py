@@ -164,8 +164,8 @@ class MaskConfig:
     """
 
     prefix: PositiveInt | None = None
-    """Number of first tokens to which the causal mask does not apply, so that they also see each other; their loss is
-    not counted (prefix LM)."""
+    """Number of first tokens to which the causal mask does not apply, so that they also see each other (prefix LM).
+    The training loss does not count them, the validation loss does."""
     window: PositiveInt | None = None
     """Number of keys that a query sees, its own included (sliding window)."""
     block: PositiveInt | None = None
@@ -232,7 +232,9 @@ class ModelConfig:
     combination: Literal['concatenate', 'add', 'add_wide'] = 'concatenate'
     """How outputs of heads become one vector: concatenated, or added (`add_wide`: values as wide as the model)."""
     gate: GateName = 'none'
-    """Gate of the attention output or of the values, and what it is computed for."""
+    """Sigmoid gate: `elementwise`, `headwise` and `shared` multiply the attention output (one gate for each
+    dimension, one for each head, or one for each dimension that all heads share); `value` multiplies the values;
+    `value_state` multiplies the output of each head by a gate that is computed from the token's own value."""
     norm_epsilon: PositiveFloat = 1e-5
     """Epsilon of RMSNorm."""
     tied: Bool = False
@@ -438,16 +440,17 @@ class Hardware:
     """Layout of a run on devices. It is never part of a row, because the result does not depend on it."""
 
     data: PositiveInt | None = None
-    """Devices that split the batch; None: all slices or GPU nodes, and 1 on a CPU."""
+    """Size of the mesh axis that splits the batch only; None: the number of TPU slices or GPU nodes, 1 on a CPU."""
     fsdp: PositiveInt | None = None
-    """Devices that split the batch and the parameters; None: all devices of each."""
+    """Size of the mesh axis that splits the batch and the parameters; None: all devices of a slice or node."""
     tensor: PositiveInt = 1
     """Devices that split heads, feed-forward networks and the vocabulary."""
     micro_batch: PositiveInt | None = None
     """Sequences that are computed at once, over all devices; gradients accumulate. None: the whole batch."""
     remat: str = 'none'
-    """Activations that are computed again in the backward pass: `none`, `full`, `auto`, `default` (that of the
-    command line: the fastest on a CPU, otherwise `none`), or all but those named, of SAVEABLE_ACTIVATIONS."""
+    """Activations that the backward pass computes again: `none`, `full`, `auto` (as few as fit in memory), `default`
+    (that of the command line: the fastest on a CPU, otherwise `none`), or the names of SAVEABLE_ACTIVATIONS that are
+    saved, separated by commas, so that the others are computed again."""
     attention: BackendName = 'auto'
     """Attention backend."""
 

@@ -1,7 +1,7 @@
 """Learned keys and values before the text (the attention biases of Table 3), and the sink token.
 
-Learned keys are never rotated and never masked. In a captured attention matrix, the first token has the key index
-`count_learned_kv(model)`.
+Learned keys are never masked. The key of a sink token is rotated as keys of the text are, and other learned keys are
+not. In an attention matrix of `Intermediates`, the first token has the key index `count_learned_kv(model)`.
 """
 
 import jax

@@ -121,7 +121,7 @@ def parse_state_callback(pair: Any) -> StateCallback:
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a record may have a metric of this name without state callbacks."""
+    """Return whether training or the registry of metrics uses a name, so that no state callback may return it."""
     from sinklab.metrics.registry import find_metric_info
 
     return name in ('step', 'seconds') or name.startswith(RESERVED_PREFIXES) or find_metric_info(name) is not None
@@ -130,7 +130,7 @@ def is_reserved(name: str) -> bool:
 class BestEffortCallback(Callback):
     """Wrapper of a callback that disables it at its first error, so that the run continues.
 
-    metrics.jsonl has the same values.
+    The error does not change what the run writes to metrics.jsonl.
 
     Args:
         callback: The callback, which is called until it raises an exception for the first time.
