@@ -18,10 +18,8 @@ from sinklab.config.spec import (
 )
 from sinklab.schema import parse_dataclass, raise_errors
 
-MIN_TRAINED_VOCABULARY, MAX_TRAINED_VOCABULARY = (
-    258,
-    1 << 20,
-)  # ids: two special tokens and 256 bytes; what fits in memory
+MIN_TRAINED_VOCABULARY = 258  # ids of two special tokens and 256 bytes
+MAX_TRAINED_VOCABULARY = 1 << 20  # ids that fit in memory
 MASS_INDEPENDENT_NORMALIZERS = ('none', 'count')  # normalizers that do not depend on the mass of a row
 # Fields that only text has a use for: fields of DataConfig, and fields of evaluations.
 TEXT_DATA_FIELDS = (
@@ -217,17 +215,14 @@ def find_optimizer_errors(optimizer: OptimizerConfig) -> Iterator[str]:
     for choice_field, fields_by_choice in HYPERPARAMETERS.items():
         choice = getattr(optimizer, choice_field)
         for name in dict.fromkeys(name for names in fields_by_choice.values() for name in names):
-            value, choices_with_field = (
-                getattr(optimizer, name),
-                [option for option in fields_by_choice if name in fields_by_choice[option]],
-            )
+            value = getattr(optimizer, name)
+            choices_with_field = [option for option in fields_by_choice if name in fields_by_choice[option]]
+            other_choices = [option for option in fields_by_choice if option not in choices_with_field]
             if (value is None) == (choice in choices_with_field):
-                needing, others = (
-                    ' and '.join(choices_with_field),
-                    ' and '.join(option for option in fields_by_choice if option not in choices_with_field),
+                yield (
+                    f'{path}.{name} is {value} with {choice_field} {choice}; it must be a number for '
+                    f'{" and ".join(choices_with_field)}, and None for {" and ".join(other_choices)}'
                 )
-                description = f'{path}.{name} is {value} with {choice_field} {choice}'
-                yield f'{description}; it must be a number for {needing}, and None for {others}'
 
 
 def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:

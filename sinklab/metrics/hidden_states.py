@@ -13,15 +13,15 @@ from sinklab.metrics.sink import EPSILON
 
 SPECTRUM_SENTENCE = (
     "Entropy of the eigenvalues of the tokens' Gram matrix, which sum to 1, after each block: 0 if one "
+    'direction has all of the norm, log T if hidden states are orthogonal and have equal norms.'
 )
-SPECTRUM_SENTENCE += 'direction has all of the norm, log T if hidden states are orthogonal and have equal norms.'
 MIXING_SENTENCE = 'Mean cosine between the hidden states of two tokens, without the first token, after each block.'
-SECONDARY_SINK_COSINE, SECONDARY_SINK_BLOCKS = (
-    0.9,
-    4,
-)  # of a secondary sink: |cos| with the first token, and for more than so many blocks
-SECONDARY_SENTENCE = 'Number of tokens whose hidden state has |cos| > 0.9 with that of the first token, in more than '
-SECONDARY_SENTENCE += '4 of the blocks between the largest rise and fall of its norm (Wong et al., 2025).'
+SECONDARY_SINK_COSINE = 0.9  # a secondary sink has a larger |cos| with the first token
+SECONDARY_SINK_BLOCKS = 4  # in more blocks than this
+SECONDARY_SENTENCE = (
+    'Number of tokens whose hidden state has |cos| > 0.9 with that of the first token, in more than '
+    '4 of the blocks between the largest rise and fall of its norm (Wong et al., 2025).'
+)
 
 
 def compute_gram_matrices(residual_LPTD):

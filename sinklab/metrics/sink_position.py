@@ -22,8 +22,8 @@ from sinklab.metrics.sink import (
 
 NORM_RATIO_SENTENCE = (
     'Norm of the hidden state of the token with the most attention (also a sink token) over the mean of the others, '
+    'after each block.'
 )
-NORM_RATIO_SENTENCE += 'after each block.'
 
 
 def compute_sink_positions(attention, setting: MetricSetting) -> Arrays:

@@ -57,7 +57,7 @@ def sum_losses_sharded(
     head_VD: jax.Array,
     target_BT: jax.Array,
     gradient: bool,
-    vocabulary_axes: tuple[str, ...] = (),
+    vocabulary_axes: tuple[str, ...],
 ) -> tuple:
     """Sum the losses on devices that each have a part of the vocabulary."""
 

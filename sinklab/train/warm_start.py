@@ -128,11 +128,9 @@ def verify_origin(origin: WarmStart | None, group: ProcessGroup) -> None:
 
 def describe_lineage(origin: WarmStart, spec: Spec, run_dir: RunDir, data_fingerprint: dict[str, str | int]) -> dict:
     """Return the lineage in row.json of a fork that reads this data."""
-    changes, origin_shapes, new_shapes = (
-        format_differences(flatten_spec(origin.spec), flatten_spec(spec)),
-        get_parameter_shapes(origin.spec),
-        get_parameter_shapes(spec),
-    )
+    changes = format_differences(flatten_spec(origin.spec), flatten_spec(spec))
+    origin_shapes = get_parameter_shapes(origin.spec)
+    new_shapes = get_parameter_shapes(spec)
     mode_fields = {} if origin.mode.continues else dict(takes=origin.takes, start=origin.start_step)
     return dict(
         run=make_relative(origin.run_dir.path, run_dir.path),
