@@ -24,14 +24,6 @@ from sinklab.storage.untrusted_files import DamagedFileError
 
 if TYPE_CHECKING:
     import numpy as np
-import contextlib
-import errno
-import os
-import threading
-from collections.abc import Callable
-
-from sinklab.storage.directories import read_file
-from sinklab.storage.paths import get_file_system, is_remote, list_objects
 
 MAX_JSON_FILE_BYTES = 64 << 20  # bytes of a JSON file
 MAX_LINE_BYTES = 1 << 20  # bytes of a line of metrics.jsonl
