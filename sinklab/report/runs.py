@@ -190,7 +190,14 @@ class RunResult:
         """Return whether the probes of the run have the array of a figure."""
         if figure_spec.kind != 'matrices':
             return figure_spec.name in self.probe_values
-        return bool(self.probe_steps) and self.load_matrices(figure_spec) is not None
+        return figure_spec.array_name in self.last_probe_array_names
+
+    @functools.cached_property
+    def last_probe_array_names(self) -> list[str]:
+        """The names of the arrays in the file of the last loaded probe; [] without a probe."""
+        if not self.probe_steps:
+            return []
+        return run_file_schemas.list_arrays(self.run_dir.get_probe_path(self.probe_steps[-1]), DELETE_REMEDY)
 
     def load_matrices(self, figure_spec: FigureSpec, index: int = -1) -> np.ndarray | None:
         """Read the attention matrices of all layers and heads from the file of one loaded probe.

@@ -369,6 +369,11 @@ def read_arrays(
     return untrusted_files.load_npz(file, remedy=remedy, names=names, max_bytes=math.inf)
 
 
+def list_arrays(file: Path, remedy: str = RESTORE_REMEDY) -> list[str]:
+    """Return the names of the arrays of a file that np.savez wrote; `read_arrays` describes arguments and errors."""
+    return untrusted_files.list_npz_arrays(file, remedy)
+
+
 def check_dimensions(file: Path, arrays: dict[str, 'np.ndarray'], remedy: str = RESTORE_REMEDY) -> dict[str, int]:
     """Check arrays against the letters that end their names.
 

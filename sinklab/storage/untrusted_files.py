@@ -323,17 +323,36 @@ def load_npz(
         OSError: It does not exist, or its disk or bucket does not respond.
         DamagedFileError: It is no .npz, or an array claims other bytes than its member of the archive has.
     """
-    name, max_bytes = name or os.fspath(content), max_bytes or MAX_ARRAY_BYTES
+    max_bytes = max_bytes or MAX_ARRAY_BYTES
+    with open_npz(content, name or os.fspath(content), remedy) as (archive, members):
+        selected = members if names is None else [key for key in names if key in members]
+        if sum(members[key].file_size for key in selected) > max_bytes:
+            raise ValueError(f'it unpacks to more than {max_bytes:,} bytes')
+        return {key: read_array(archive, members[key], key) for key in selected}
+
+
+def list_npz_arrays(path: Path, remedy: str = DEFAULT_REMEDY) -> list[str]:
+    """Return the names of the arrays of an .npz, of which none is read.
+
+    Raises:
+        OSError: It does not exist, or its disk or bucket does not respond.
+        DamagedFileError: It is no .npz.
+    """
+    with open_npz(path, os.fspath(path), remedy) as (_, members):
+        return list(members)
+
+
+@contextlib.contextmanager
+def open_npz(
+    content: Path | bytes, name: str | os.PathLike, remedy: str
+) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """Open an .npz, and yield the archive and its members by the name of the array; translate errors of damage."""
     try:
         with (
             io.BytesIO(content) if isinstance(content, bytes) else open_regular_file(content) as file,
             zipfile.ZipFile(file) as archive,
         ):
-            members = {entry.filename.removesuffix('.npy'): entry for entry in archive.infolist()}
-            selected = members if names is None else [key for key in names if key in members]
-            if sum(members[key].file_size for key in selected) > max_bytes:
-                raise ValueError(f'it unpacks to more than {max_bytes:,} bytes')
-            return {key: read_array(archive, members[key], key) for key in selected}
+            yield archive, {entry.filename.removesuffix('.npy'): entry for entry in archive.infolist()}
     except (*ARCHIVE_ERRORS, OSError) as error:
         # zipfile raises BadZipFile if a disk does not respond. EINVAL: a seek before the start of a damaged file.
         cause = error.__context__ if isinstance(error, zipfile.BadZipFile) else error
