@@ -109,6 +109,7 @@ SYNTHETIC_INPUTS = {'random': draw_random, 'repeated': draw_repeated}
 def read_domains(model: MeasurableModel, input_spec: InputSpec, on_remark: RemarkFn) -> dict[str, np.ndarray]:
     """Read the texts of each domain of a source, or of the run's token store."""
     if input_spec.source is None:
+        assert isinstance(model, RunModel)  # an open model has a default source
         names = model.list_domains()
         if len(names) < 2:
             raise UserError(f'{model.name} was trained on one domain; give natural instead of domains')
@@ -274,7 +275,7 @@ def measure_selection(
     model: MeasurableModel, ids_PT: np.ndarray, position_T: np.ndarray | None = None
 ) -> dict[str, float]:
     """Measure selection/LL: the rise of the loss, in nats, when the queries of one layer are set to 0."""
-    if not hasattr(model, 'copy_with_zero_queries'):
+    if not isinstance(model, RunModel):
         raise UserError(f'--selection needs a run, and {model.name} is not one; remove it')
     loss = np.nanmean(model.compute_token_losses(ids_PT, position_T))
     silenced_models = (model.copy_with_zero_queries(layer) for layer in range(model.spec.model.layers))
@@ -345,7 +346,7 @@ def measure_model(
     setting = model.make_setting(ids_PT.shape[1], **overrides)
     metrics = registry.select_measurable(model.available_arrays)
     captured = model.capture(ids_PT, MetricExtractor(setting), position_T, on_progress)
-    if setting.triggers:
+    if setting.triggers and isinstance(model, RunModel):
         captured |= dict(trigger_PT=model.find_triggers(ids_PT))
     numbers = {name: float(value) for name, value in registry.compute_numbers(captured, setting, metrics).items()}
     arrays = registry.select_saved_arrays(captured, setting, metrics)
@@ -502,7 +503,7 @@ class MeasureRequest:
         Raises:
             UserError: The request does not fit the model.
         """
-        defaults = dict(vars(model.spec.probe), source=None) if hasattr(model, 'spec') else OPEN_MODEL_DEFAULTS
+        defaults = dict(vars(model.spec.probe), source=None) if isinstance(model, RunModel) else OPEN_MODEL_DEFAULTS
         requested = {name: getattr(self, name) for name in OPEN_MODEL_DEFAULTS}
         request = dataclasses.replace(self, **{k: defaults[k] if v is None else v for k, v in requested.items()})
         length, max_length = request.length, model.max_length
@@ -569,7 +570,7 @@ class MeasureJob:
         header |= {name: getattr(self.request, name) for name in OPEN_MODEL_DEFAULTS}
         if remarks := [*self.model.remarks, *self.remarks]:
             header |= dict(remarks=remarks)
-        step = getattr(self.model, 'step', None)
+        step = self.model.step if isinstance(self.model, RunModel) else None
         return MeasureResult(
             header, step, measurements, self.get_published(), self.evaluate_propositions(measurements)
         )
