@@ -319,7 +319,7 @@ def typeset(text):
 
 
 def test_latex_table_escapes_names(found):
-    lines = latex.format_latex_table(run_groups.make_group_table(run_groups.group_runs(found))).splitlines()
+    lines = latex.format_latex_table(run_groups.make_group_table(run_groups.group_runs(found)), {}).splitlines()
     body = lines[lines.index('\\midrule') + 1 : lines.index('\\bottomrule')]
     assert all(line.endswith(' \\\\') for line in body)
     assert not any(line.startswith(('[', '*')) for line in body), 'parsed as an argument of the previous line end'

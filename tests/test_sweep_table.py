@@ -74,7 +74,7 @@ def test_table_cells_combine_measured_and_published_values():
     published = {'sink/2': 69.03, 'not measured here': 5}
     moved = make_row_result('moved', published, sink_1=[0.0, 1.0], sink_2=[60.0, 60.0], sink_star=[1.0, 3.0])
     fails = make_row_result('fails', {'fails': True}, ('diverged', 'diverged'))
-    headings, rows = sweep_table.format_table_cells(sweep_table.make_sweep_table([first, moved, fails]))
+    headings, rows = sweep_table.format_table_cells(sweep_table.make_sweep_table([first, moved, fails]), {})
     assert headings == [
         *('row', 'runs', 'Sink_1 (%)', 'Sink_1 - plain (%)', 'Sink_* (%)', 'Sink_2 (%)', 'valid loss (nats)', 'end')
     ]

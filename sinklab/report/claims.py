@@ -322,7 +322,7 @@ def judge_claim(claim: Claim, values: list[float], interval: Interval | None, nu
     if claim.why:
         return 'not testable here'
     if interval is None:
-        return 'diverged' if num_diverged and len(values) < MIN_SAMPLES else 'too few seeds' if values else 'not run'
+        return 'diverged' if num_diverged else 'too few seeds' if values else 'not run'
     return decide_verdict(interval, float(np.mean(values)), claim.way, claim.least)
 
 
@@ -447,12 +447,8 @@ def format_markdown(entries: list[dict]) -> str:
             verdict,
         ]
         lines.append(f'| {" | ".join(map(escape_markdown, row_cells))} |')
-    notes = [*format_failing_rows(entries), *format_not_run(entries), format_sign_test(entries)]
+    notes = [*format_failing_rows(entries), *format_verdict_names(entries, 'not run'), format_sign_test(entries)]
     return '\n\n'.join(['\n'.join(lines), *notes]) + '\n'
-
-
-def format_not_run(entries: list[dict]) -> list[str]:
-    return format_verdict_names(entries, 'not run')
 
 
 def format_sign_test(entries: list[dict]) -> str:

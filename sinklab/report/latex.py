@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sinklab.escape import escape_latex
+from sinklab.metrics.emergence import EmergenceSpan
 from sinklab.report import sweep_table
 from sinklab.report.run_groups import group_runs, make_group_table, make_row_result
 from sinklab.report.runs import RunResult
@@ -22,12 +23,12 @@ def write_latex_table(path: Path, runs: list[RunResult]) -> None:
         )
 
 
-def format_latex_table(rows: list[dict], spans: Mapping | None = None) -> str:
+def format_latex_table(rows: list[dict], spans: Mapping[str, EmergenceSpan]) -> str:
     """Format the table by row as a LaTeX tabular.
 
     Args:
         rows: The entries of `make_group_table`.
-        spans: The result of `sweep_table.compute_spans`. None: the table shows the mean step of emergence.
+        spans: The result of `sweep_table.compute_spans`.
     """
     headings, cells = sweep_table.format_table_cells(rows, spans)
     if any(row['direction'] for row in rows):

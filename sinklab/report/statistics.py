@@ -138,16 +138,14 @@ def estimate_needed_seeds(values: list[float], way: str, least: float, is_binary
     """Estimate how many seeds would settle a claim, assuming the observed mean and spread and no skewness.
 
     Args:
-        values: The difference of each seed so far.
+        values: The difference of each seed so far, of at least MIN_SAMPLES seeds.
         way: The claimed comparison: `>`, `<` or `=`.
         least: The smallest difference that counts.
         is_binary: Whether both operands are 0 or 1.
 
     Returns:
-        The number of seeds; MIN_SAMPLES if there are fewer values so far, and None if MAX_SEEDS or more are needed.
+        The number of seeds; None if MAX_SEEDS or more are needed.
     """
-    if len(values) < MIN_SAMPLES:
-        return MIN_SAMPLES
     seed_counts = range(len(values) + 1, MAX_SEEDS)
     mean, sd = float(np.mean(values)), float(np.std(values, ddof=1))
     if is_proportion(values, is_binary):

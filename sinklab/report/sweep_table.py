@@ -140,21 +140,20 @@ def compute_differences(result: RowResult, baseline: RowResult) -> dict[str, dic
     return stats
 
 
-def compare_direction(row: dict, baseline: dict, metric_name: str = HEADLINE_METRIC.name) -> str:
-    """Compare the sign of the difference between a row and the baseline with the published sign.
+def compare_direction(row: dict, baseline: dict) -> str:
+    """Compare the sign of the difference in Sink_1 between a row and the baseline with the published sign.
 
     Args:
         row: An entry of `make_sweep_table`.
         baseline: The first entry.
-        metric_name: Sink_1 or the loss.
 
     Returns:
         `as published` or `opposite`, followed by `, one seed` if there is only one; `within the spread` if the mean
         difference is at most its standard deviation over seeds; `no difference` if the difference of a single seed is
         0; and an empty string if one of the differences is unknown or the published values are equal.
     """
-    published = [item['published'].get(metric_name) for item in (row, baseline)]
-    difference = (row['difference'] or {}).get(metric_name)
+    published = [item['published'].get(HEADLINE_METRIC.name) for item in (row, baseline)]
+    difference = (row['difference'] or {}).get(HEADLINE_METRIC.name)
     if difference is None or None in published or published[0] == published[1]:
         return ''
     if difference['mean'] == 0 or (difference['sd'] is not None and abs(difference['mean']) <= difference['sd']):
@@ -240,18 +239,16 @@ def format_number(value: object) -> str:
     return format_fixed(value, 2) if isinstance(value, float) else str(value)
 
 
-def format_table_cells(
-    rows: list[dict], spans: Mapping[str, EmergenceSpan] | None = None
-) -> tuple[list[str], list[list[str]]]:
+def format_table_cells(rows: list[dict], spans: Mapping[str, EmergenceSpan]) -> tuple[list[str], list[list[str]]]:
     """Format the table of a sweep as headings and cells, without empty columns.
 
     Args:
         rows: The entries of `make_sweep_table`.
-        spans: The result of `compute_spans`. None: the table shows the mean step of emergence instead.
+        spans: The result of `compute_spans`.
     """
     columns = {'row': [row['row'] for row in rows], 'runs': [str(count_done(row)) for row in rows]}
     for name in list_shown_metrics(rows):
-        if name == EMERGENCE_METRIC and spans is not None:
+        if name == EMERGENCE_METRIC:
             columns[get_heading(name)] = [
                 spans[row['row']].format_cell() if row['row'] in spans else '' for row in rows
             ]
