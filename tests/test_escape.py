@@ -77,7 +77,7 @@ def test_report_on_terminal_lists_all_run_names(found, capsys):
 def test_report_json_keeps_original_names(found, capsys):
     paths = [str(run.run_dir) for run in found[:12]]
     assert main(['report', *paths, '--json', f'--out={found[0].run_dir}/out']) == 0
-    assert [row['arm'] for row in json.loads(capsys.readouterr().out)] == HOSTILE_NAMES[:12]
+    assert [row['run'] for row in json.loads(capsys.readouterr().out)] == HOSTILE_NAMES[:12]
 
 
 def test_report_skips_run_with_non_string_row_name(tmp_path, capsys):
@@ -88,7 +88,7 @@ def test_report_skips_run_with_non_string_row_name(tmp_path, capsys):
     assert f'{damaged}/row.json' in line
     assert main(['report', damaged, sound, '--json', f'--out={tmp_path}/out']) == 0
     printed = capsys.readouterr()
-    assert [row['arm'] for row in json.loads(printed.out)] == ['5']
+    assert [row['run'] for row in json.loads(printed.out)] == ['5']
     assert f'{damaged}/row.json' in printed.err
 
 

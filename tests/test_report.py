@@ -56,7 +56,7 @@ def test_read_runs_returns_written_metrics_and_probes(loaded_runs, tmp_path):
     assert alpha_LH[layer, head] == alpha_LH.max()
     np.testing.assert_allclose(run.load_matrices(MATRICES).sum(-1), 1, atol=1e-2)
     assert run.probe_values['value'].shape == (3, 3), 'ratios of every probe'
-    row = {'arm': 'softmax', 'step': 20, 'sink/1': 40.0, 'sink/star': None, 'alpha/1': 0.3, 'valid/loss': 5 - 20 / 12}
+    row = {'run': 'softmax', 'step': 20, 'sink/1': 40.0, 'sink/star': None, 'alpha/1': 0.3, 'valid/loss': 5 - 20 / 12}
     table = summary_table.make_run_table(loaded_runs)
     assert {name: table[0][name] for name in row} == row
     cells = dict(zip(summary_table.RUN_HEADINGS, summary_table.format_run_cells(table[0]), strict=True))
@@ -357,7 +357,7 @@ def test_report_command_writes_requested_files_and_rejects_unusable_out_path(cap
     write_run(tmp_path / 'b', 'silent', probes=False, end='unfinished')
     assert main(['report', f'{tmp_path}/a', f'{tmp_path}/b', '--paper', '--svg', '--pdf', '--latex', '--json']) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [(row['arm'], row['probes'], row['outcome']) for row in rows] == [
+    assert [(row['run'], row['probes'], row['outcome']) for row in rows] == [
         ('softmax', 3, 'done'),
         ('silent', 0, 'done'),
     ]
@@ -377,7 +377,7 @@ def test_report_command_orders_sweep_runs_by_row(capsys, tmp_path):
     rows = [dict(row=row, seeds={'0': 'done', '1': 'to do'}) for row in ('b', 'a')]
     (tmp_path / 'sweep.json').write_text(json.dumps(rows))
     assert main(['report', str(tmp_path), '--json']) == 0
-    assert [row['arm'] for row in json.loads(capsys.readouterr().out)] == ['b', 'a']
+    assert [row['run'] for row in json.loads(capsys.readouterr().out)] == ['b', 'a']
     assert (tmp_path / 'report.html').exists()
 
 

@@ -169,4 +169,4 @@ def print_runs(rows: list[dict]) -> None:
     console.print(f'{format_legend(headings)}.', soft_wrap=not console.is_terminal)
     for row in rows:
         for note in row['notes']:
-            print(f'{escape_control(row["arm"])}: {escape_control(note)}')
+            print(f'{escape_control(row["run"])}: {escape_control(note)}')

@@ -145,7 +145,7 @@ def make_run_row(run: RunResult) -> dict:
         after=run_emergence.start_step, at=run_emergence.end_step, head=run_emergence.first_head
     )
     return dict(
-        arm=run.name,
+        run=run.name,
         notes=run.notes,
         **{metric_info.name: run.get_last(metric_info.name) for metric_info in RUN_METRIC_INFOS},
         seed=run.seed,
@@ -161,7 +161,7 @@ def format_run_cells(row: dict) -> list[str]:
     """Format a row of `make_run_table` as cells under RUN_HEADINGS."""
     values = [(metric_info, row[metric_info.name]) for metric_info in RUN_METRIC_INFOS]
     return [
-        row['arm'],
+        row['run'],
         *('-' if value is None else metric_info.format_value(value) for metric_info, value in values),
         *format_end_cells(row),
     ]
