@@ -140,7 +140,7 @@ def test_check_spec_rejects_more_steps_of_cosine_with_fork_command(tmp_path):
         folder.check_spec(make_tiny_spec(**cosine, optimizer__steps=20))
     assert shlex.split(str(refusal.value).rpartition(': ')[2]) == [f'--workdir={folder}-2']
     (folder.checkpoint_dir / '8').mkdir(parents=True)
-    with pytest.raises(UserError, match='cosine.* 8 to 20') as refusal:
+    with pytest.raises(UserError, match=r'cosine.* 8 to 20') as refusal:
         folder.check_spec(make_tiny_spec(**cosine, optimizer__steps=20))
     options = [f'--from={folder}@8', '--config.optimizer.steps=20', f'--workdir={folder}-2']
     assert shlex.split(str(refusal.value).rpartition(': ')[2]) == options
