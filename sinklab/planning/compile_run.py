@@ -35,9 +35,8 @@ class CompiledProgram:
     """A compiled program, with its memory use on each device."""
 
     program: HloProgram
-    memory_bytes: dict[
-        str, int
-    ]  # argument, output, alias, temp, code, resident (arrays that the program does not use), peak
+    # argument, output, alias, temp, code, resident (arrays that the program does not use) and peak
+    memory_bytes: dict[str, int]
     compile_seconds: float  # including lowering
 
 

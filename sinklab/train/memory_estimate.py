@@ -237,7 +237,7 @@ def suggest_less_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh,
 
 
 def halve_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> int | None:
-    """Return half of the micro-batch; None if it divides the batch or the devices divide it unevenly."""
+    """Return half of the micro-batch; None if it does not divide the batch or the shards do not divide it."""
     batch_size = spec.optimizer.batch_size
     micro_batch = hardware.get_micro_batch_size(batch_size) // 2
     is_even = micro_batch and batch_size % micro_batch == 0 == micro_batch % sharding.count_shards(mesh)
