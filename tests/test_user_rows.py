@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sinklab.cli import sweep
-from sinklab.cli.config_flags import get_diff_value, load_and_describe, load_rows, load_spec
+from sinklab.cli.config_flags import get_diff_value, load_and_describe, load_row_info, load_spec
 from sinklab.cli.main import main
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.config.spec import Hardware
@@ -118,10 +118,9 @@ def test_get_diff_value_reads_every_config_field(path):
     assert get_diff_value(path, 'as written', config) == dotted(config.to_dict())[path]
 
 
-def test_load_rows_rejects_row_name_with_colon(config_file):
+def test_load_row_info_reads_row_name_with_colon(config_file):
     config_file.write_text(TABLE.replace("'heads'", "'heads:4'"))
-    with pytest.raises(UserError, match='heads:4'):
-        load_rows(str(config_file))
+    assert load_row_info(f'{config_file}:heads:4')['diff'] == {'model.heads': 4}
 
 
 def test_rows_command_lists_field_named_like_dict_method(capsys, config_file):
