@@ -364,9 +364,9 @@ def fit_size_slope(claims_data: dict) -> tuple[float, float, float, int]:
 def format_size_section(claims_data: dict) -> str:
     slope, low, high, runs = fit_size_slope(claims_data)
     return (
-        f'{format_size_table(claims_data).strip()}\n\nIn the runs with the same batch size, Sink_1 rises by {slope:.0f} '
-        f'percentage points for ten times as many parameters (a straight line over their logarithm; 95 %: {low:.0f} to '
-        f'{high:.0f}; {runs} runs).'
+        f'{format_size_table(claims_data).strip()}\n\nIn the runs with the same batch size, Sink_1 rises by '
+        f'{slope:.0f} percentage points for ten times as many parameters (a straight line over their logarithm; 95 %: '
+        f'{low:.0f} to {high:.0f}; {runs} runs).'
     )
 
 
