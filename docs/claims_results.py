@@ -365,8 +365,8 @@ def format_size_section(claims_data: dict) -> str:
     slope, low, high, runs = fit_size_slope(claims_data)
     return (
         f'{format_size_table(claims_data).strip()}\n\nIn the runs with the same batch size, Sink_1 rises by '
-        f'{slope:.0f} percentage points for ten times as many parameters (a straight line over their logarithm; 95 %: '
-        f'{low:.0f} to {high:.0f}; {runs} runs).'
+        f'{slope:.0f} percentage points for ten times as many parameters (a straight line over their logarithm; 95 '
+        f'%: {low:.0f} to {high:.0f}; {runs} runs).'
     )
 
 
