@@ -64,9 +64,8 @@ class Shard(msgspec.Struct, frozen=True, eq=False):
             try:
                 content = read(file)
             except OSError as error:
-                if not is_permanent_read_error(
-                    error
-                ):  # a disk or bucket that does not respond is no damage of the file
+                # A disk or bucket that does not respond is no damage of the file.
+                if not is_permanent_read_error(error):
                     raise
                 return f'{file} cannot be read ({error.strerror or error})'
             if hashlib.sha256(content).hexdigest() != digest:
