@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
@@ -297,7 +298,7 @@ def write_store(folder: Path, num_tokens: int) -> None:
             }
         )
         shards.append(
-            dataclasses.replace(
+            msgspec.structs.replace(
                 train, name=name, tokens=shard_tokens, documents=len(documents), sha256=digests, bytes=shard_tokens
             )
         )

@@ -178,7 +178,7 @@ def test_p_norm_rows_have_unit_norm(operation, scale):
 @pytest.mark.parametrize('operation', [operation for operation in ATTENTIONS if operation.power], ids=format_case)
 def test_p_norm_gives_weight_one_to_single_key_for_any_score(operation):
     score_S = jnp.array([-60.0, -30.0, -16.0, -1.0, 0.0, 1.0, 30.0, 60.0])
-    weights, _ = reference.compute_weights(score_S[:, None], jnp.ones((8, 1), bool), resolved(operation))
+    weights, _ = reference.compute_weights(score_S[:, None], jnp.ones((8, 1), bool), resolved(operation, 1))
     np.testing.assert_allclose(weights, 1, rtol=1e-5)
 
 
