@@ -301,9 +301,12 @@ def test_prepare_check_uses_length_of_suggested_training_command(tmp_path, capsy
     assert (other_report['length'], other_report['batch_size']) == (8, report['batch_size'])
 
 
-@pytest.mark.parametrize('size', ['paper', 'small', 'quickstart', 'smoke'])
+FROM_LARGEST_SIZE = ['paper', 'small', 'quickstart', 'smoke']
+
+
+@pytest.mark.parametrize('size', FROM_LARGEST_SIZE)
 def test_choose_size_returns_largest_size_whose_windows_fit(size, monkeypatch):
-    fitting_sizes = prepare.SIZES[prepare.SIZES.index(size) :]
+    fitting_sizes = FROM_LARGEST_SIZE[FROM_LARGEST_SIZE.index(size) :]
     fitting_specs = [prepare.load_size(fitting_size) for fitting_size in fitting_sizes]
     monkeypatch.setattr(prepare, 'has_enough_windows', lambda store, spec: spec in fitting_specs)
     assert prepare.choose_size(SimpleNamespace(meta=dict(vocabulary=50_432))) == size

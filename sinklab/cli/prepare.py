@@ -27,6 +27,7 @@ from typing import Any, get_type_hints
 
 from sinklab.config import spec
 from sinklab.config.validate import MAX_TRAINED_VOCABULARY, MIN_TRAINED_VOCABULARY
+from sinklab.configs.sizes import SIZES
 from sinklab.errors import UserError
 from sinklab.escape import escape_control, join_shell
 from sinklab.schema import PositiveInt, check_value
@@ -44,7 +45,7 @@ PREPARE_FLAGS = (
     'processes',
 )
 CHECK_FLAGS = ('length', 'batch_size', 'hosts')
-SIZES = ('paper', 'small', 'quickstart', 'smoke')  # from the largest model to the smallest
+SMALLEST_SIZE = 'smoke'
 MAX_VOCABULARY_RATIO = 4  # a vocabulary below a fourth of that of a size belongs to a smaller model
 STORE_FIELDS = (
     'tokenizer',
@@ -167,7 +168,7 @@ def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
         prepare_store(recipe, parse_path(args.out), fields['processes'], on_progress)
     store = Store(args.out)
     fitting_size = choose_size(store)
-    size = fitting_size or SIZES[-1]
+    size = fitting_size or SMALLEST_SIZE
     size_spec = load_size(size)
     fields |= dict(length=size_spec.data.length, batch_size=size_spec.optimizer.batch_size)
     print_store(args, fields, store, issues=[], size_note=f'of --size={size}')
@@ -182,14 +183,14 @@ def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
 
 
 def choose_size(store: Any) -> str | None:
-    """Choose the largest size that fits a store; None if none does.
+    """Choose the size with the longest windows that fits a store; None if none does.
 
     A size fits if the store has windows for a batch and for validation, and if the vocabulary is not small for it: a
     tokenizer of 512 ids was not trained for a model that has 50,432.
     """
     vocabulary = store.meta['vocabulary']
-    for size in SIZES:
-        size_spec = load_size(size)
+    specs = {size: load_size(size) for size in SIZES}
+    for size, size_spec in sorted(specs.items(), key=lambda item: item[1].data.length, reverse=True):
         min_vocabulary = size_spec.model.vocabulary // MAX_VOCABULARY_RATIO
         if has_enough_windows(store, size_spec) and vocabulary >= min_vocabulary:
             return size
@@ -231,7 +232,7 @@ def check_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
     if fields['tokenizer'] != 'train' and compute_tokenizer_digest(args.tokenizer) != store.meta['tokenizer']:
         issues.append(f'it was prepared with another tokenizer than {args.tokenizer}')
     size_note = ''
-    size = choose_size(store) or SIZES[-1]
+    size = choose_size(store) or SMALLEST_SIZE
     size_spec = load_size(size)
     if args.length is None:
         fields['length'], size_note = size_spec.data.length, f'of --size={size}; --length=N sets another length'
