@@ -265,7 +265,7 @@ def test_report_page_escapes_html_in_names(found, tmp_path):
     packed = next(words for tag, about, words in cells.words if about.get('id') == 'packed')
     whole = gzip.decompress(base64.b64decode(packed))
     content = json.loads(whole[4 : 4 + int.from_bytes(whole[:4], 'little')])
-    assert sorted(arm['name'] for arm in content['arms']) == sorted(names)
+    assert sorted(group['name'] for group in content['groups']) == sorted(names)
     assert sorted(run['name'] for run in content['runs']) == sorted(names)
 
 
@@ -342,7 +342,7 @@ def test_figure_legends_and_titles_show_escaped_names(found):
         warnings.filterwarnings('error')
         warnings.filterwarnings('ignore', 'Glyph|.*layout not applied')
         for some in [every[at : at + 12] for at in range(0, len(every), 12)]:
-            names = [escape_name(arm.name) for arm in some]
+            names = [escape_name(group.name) for group in some]
             for figure in (pictures.draw_curves(some, None), pictures.draw_ratios(some, ratios)):
                 figure.canvas.draw()
                 told = [*figure.legends, *filter(None, (axis.get_legend() for axis in figure.axes))]

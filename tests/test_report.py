@@ -78,7 +78,7 @@ def test_run_names_contain_row_changed_fields_seed_and_folder(tmp_path):
     plain = 'softmax, weight_decay 0.1'
     names = [f'{plain}, seed 0', f'{plain}, seed 1 (b)', f'{plain}, seed 1 (c)', 'softmax, weight_decay 0.5']
     assert [run.name for run in loaded_runs] == names
-    assert [arm.name for arm in run_groups.group_runs(loaded_runs)] == [plain, 'softmax, weight_decay 0.5']
+    assert [group.name for group in run_groups.group_runs(loaded_runs)] == [plain, 'softmax, weight_decay 0.5']
     assert runs.read_runs([f'{tmp_path}/a'])[0].name == 'softmax'
 
 
@@ -138,19 +138,19 @@ def test_mean_over_seeds_excludes_diverged_run(tmp_path):
     paths = [write_run(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
     paths.append(write_run(tmp_path / '2', 'softmax', seed=2, steps=(0, 10), end='diverged', optimizer__steps=20))
     loaded_runs = runs.read_runs(paths)
-    (arm,) = run_groups.group_runs(loaded_runs)
-    steps, mean, spread = run_groups.compute_mean_curve(arm.counted_runs, 'sink/1')
+    (group,) = run_groups.group_runs(loaded_runs)
+    steps, mean, spread = run_groups.compute_mean_curve(group.counted_runs, 'sink/1')
     assert steps == [0, 10, 20]
     np.testing.assert_allclose(mean, [0, 25, 50])
     np.testing.assert_allclose(spread, [0, 5 * 2**0.5, 10 * 2**0.5])
-    (row,) = run_groups.make_group_table([arm])
+    (row,) = run_groups.make_group_table([group])
     assert row['ours']['sink/1'] == pytest.approx(dict(mean=50, sd=10 * 2**0.5, n=2))
     assert row['outcome'] == 'done 2/3, diverged 1/3'
-    headline = summary_table.format_headline([arm])
+    headline = summary_table.format_headline([group])
     assert headline.startswith('softmax: ')
     assert headline.endswith('.')
-    assert summary_table.format_group(arm)[0] in headline
-    sink_text, failure_text = summary_table.format_group(arm)
+    assert summary_table.format_group(group)[0] in headline
+    sink_text, failure_text = summary_table.format_group(group)
     # share, lowest and highest share, steps, seeds, and the probes between which the sinks emerge
     assert parse_integers(sink_text) == [50, 40, 60, 20, 2, 10, 20]
     assert ('diverged' in failure_text, parse_integers(failure_text)) == (True, [2, 10])
@@ -159,8 +159,8 @@ def test_mean_over_seeds_excludes_diverged_run(tmp_path):
 def test_headline_counts_seeds_with_sink(tmp_path):
     for seed, extra_metrics in enumerate([None, {'sink/1': 0.0}, None]):
         write_run(tmp_path / str(seed), 'softmax', seed=seed, more=extra_metrics)
-    (arm,) = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
-    (description,) = summary_table.format_group(arm)
+    (group,) = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
+    (description,) = summary_table.format_group(group)
     assert parse_integers(description)[-4:] == [10, 20, 2, 3]
 
 
@@ -237,7 +237,7 @@ def test_emergence_is_absent_when_final_rate_exists_at_step_0(tmp_path, runs_of_
             extra_metrics = {'sink/1': 10.0}
             write_run(paths[-1], f'decay_{decay}', seed=seed, more=extra_metrics, optimizer__weight_decay=decay)
     groups = run_groups.group_runs(runs.read_runs(list(map(str, paths))))
-    assert [emergence.find_learned_emergences(arm.counted_runs) for arm in groups] == [[], []]
+    assert [emergence.find_learned_emergences(group.counted_runs) for group in groups] == [[], []]
     assert 'emerging' not in summary_table.format_headline(groups)
     assert 'before training' in summary_table.format_headline(groups)
     figures = figure_data.LineFigures(groups, BinaryPayload())
@@ -254,7 +254,7 @@ def test_emergence_is_interval_in_both_tables_and_figure(tmp_path):
     html = (tmp_path / 'report.html').read_text()
     by_row, by_run = (re.search(f'id="table-{name}".*?</table>', html, re.DOTALL)[0] for name in ('rows', 'runs'))
     groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
-    spans_by_group = [[emergence.compute_span([run]) for run in arm.counted_runs] for arm in groups]
+    spans_by_group = [[emergence.compute_span([run]) for run in group.counted_runs] for group in groups]
     assert [[(item.start_step, item.end_step) for item in spans] for spans in spans_by_group] == [
         [(10, 20), (0, 15)],
         [(10, 20)],
@@ -267,7 +267,7 @@ def test_emergence_is_interval_in_both_tables_and_figure(tmp_path):
         for item in figure_data.LineFigures(groups, BinaryPayload()).make_axis_figure(axis)['panels']
         if 'emergence' in item['label']
     ]
-    assert [line['words'] for line in panel['lines']] == [['0-20', '10-20']]
+    assert [line['texts'] for line in panel['lines']] == [['0-20', '10-20']]
 
 
 def test_loss_figure_draws_training_as_line_and_validation_as_dots(tmp_path):
@@ -275,7 +275,7 @@ def test_loss_figure_draws_training_as_line_and_validation_as_dots(tmp_path):
     _, loss = figure_data.LineFigures(
         run_groups.group_runs(runs.read_runs([path])), BinaryPayload()
     ).make_sink_and_loss_figure(False)['panels']
-    assert [(line['what'], line.get('dots', False)) for line in loss['lines']] == [
+    assert [(line['split'], line.get('dots', False)) for line in loss['lines']] == [
         ('training', False),
         ('validation', True),
     ]

@@ -169,7 +169,7 @@ def test_page_slider_and_keys_move_all_figures(shown):
     before = [shown.ask(label) for label in (curve, alpha, value, attention, cosine)]
     assert 'at step 20: softmax, mean of 2 50.0' in before[0]
     assert 'step 20' in before[1]
-    shown.ask('part("step").focus()')
+    shown.ask('getElement("step").focus()')
     shown.press('ArrowLeft')
     after = [shown.ask(label) for label in (curve, alpha, value, attention, cosine)]
     assert 'at step 10: softmax, mean of 2 25.0' in after[0]
@@ -183,28 +183,28 @@ def test_page_slider_and_keys_move_all_figures(shown):
     assert 'step 0' in shown.ask(alpha)
     shown.ask('document.querySelector("#figure-curves svg[role=img]").focus()')
     shown.press('ArrowRight')
-    assert shown.ask('part("step-said").textContent') == '10'
+    assert shown.ask('getElement("step-value").textContent') == '10'
     assert shown.console == []
 
 
 @NEEDS_BROWSER
 def test_page_filters_rows_layers_and_heads(shown):
     canvases = 'document.querySelectorAll("#figure-{} canvas").length'
-    shown.ask('part("words").value = "soft"; part("words").dispatchEvent(new Event("input"))')
+    shown.ask('getElement("row-search").value = "soft"; getElement("row-search").dispatchEvent(new Event("input"))')
     shown.settle()
     assert shown.ask(canvases.format('alpha')) == 2
-    assert shown.ask('[...document.querySelectorAll("tr[data-arm]")].filter(row => !row.hidden).length') == 3
+    assert shown.ask('[...document.querySelectorAll("tr[data-group]")].filter(row => !row.hidden).length') == 3
     assert 'a<b' not in shown.ask(LABEL.format('curves', 'svg[role=img]'))
-    shown.ask('part("layer").value = 2; part("layer").dispatchEvent(new Event("change"))')
-    shown.ask('part("head").value = 1; part("head").dispatchEvent(new Event("change"))')
+    shown.ask('getElement("layer").value = 2; getElement("layer").dispatchEvent(new Event("change"))')
+    shown.ask('getElement("head").value = 1; getElement("head").dispatchEvent(new Event("change"))')
     shown.settle()
     titles = shown.ask('[...document.querySelectorAll("#figure-attention figcaption")].map(one => one.textContent)')
     assert len(titles) == 2
     assert all('layer 2 head 1' in title for title in titles)
-    shown.click('#none')
+    shown.click('#no-rows')
     assert shown.ask(canvases.format('alpha')) == 0
     assert shown.ask('document.querySelector("#figure-alpha .none").textContent') == 'no row is shown'
-    shown.click('#every')
+    shown.click('#all-rows')
     assert shown.ask(canvases.format('alpha')) == 4
     assert shown.console == []
 
@@ -213,7 +213,7 @@ def test_page_filters_rows_layers_and_heads(shown):
 def test_page_map_is_navigated_by_keys_and_enter_selects_head(shown):
     shown.ask('document.querySelector("#figure-alpha canvas").focus()')
     shown.press('ArrowRight')
-    assert re.fullmatch(r'layer 3, head 2: 0\.\d{3}', shown.ask('part("said").textContent'))
+    assert re.fullmatch(r'layer 3, head 2: 0\.\d{3}', shown.ask('getElement("announcement").textContent'))
     shown.press('Enter')
     assert shown.ask('[state.layer, state.head]') == [3, 2]
     shown.ask('document.querySelector("#figure-alpha .values").open = true')
@@ -278,7 +278,7 @@ def test_page_shows_single_run(tab, tmp_path, kind):
     words = dict(one='40 % of (text, layer, head)', silent='no probe yet', wild='diverged at step 20')[kind]
     assert words in tab.ask('document.querySelector(".answer").textContent')
     assert tab.ask('document.querySelectorAll(".path").length') > 0
-    assert tab.ask('getComputedStyle(part("layer").closest("label")).display') == (
+    assert tab.ask('getComputedStyle(getElement("layer").closest("label")).display') == (
         'none' if kind == 'silent' else 'flex'
     )
 

@@ -19,7 +19,7 @@ def records(*rates, **last):
     return found
 
 
-def arm(row, *seeds, published=None):
+def make_row_result(row, *seeds, published=None):
     numbers = {seed: sweep_table.compute_run_metrics(given, 512) for seed, given in enumerate(seeds)}
     about = dict(config=QUICK, row=row, published=published or {})
     return RowResult(about, dict.fromkeys(numbers, 'done'), {}, numbers)
@@ -39,7 +39,8 @@ def test_format_fixed_omits_sign_of_rounded_zero(value, digits, sign, text):
 def test_emergence_steps_agree_between_run_and_row():
     run = records(0, 10, 40, 40)
     rows, spans = (
-        function([arm('softmax', run)]) for function in (sweep_table.make_sweep_table, sweep_table.compute_spans)
+        function([make_row_result('softmax', run)])
+        for function in (sweep_table.make_sweep_table, sweep_table.compute_spans)
     )
     headings, ((*cells,),) = sweep_table.format_table_cells(rows, spans)
     assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-200'
@@ -49,15 +50,15 @@ def test_emergence_steps_agree_between_run_and_row():
 
 
 def test_emergence_span_of_seeds_covers_first_to_last_probe():
-    arms = [arm('softmax', records(0, 10, 40, 40), records(0, 0, 0, 40), records(0, 0, 0, 0.5))]
-    assert sweep_table.compute_spans(arms) == {'softmax': EmergenceSpan(100, 300, 2, 3)}
+    groups = [make_row_result('softmax', records(0, 10, 40, 40), records(0, 0, 0, 40), records(0, 0, 0, 0.5))]
+    assert sweep_table.compute_spans(groups) == {'softmax': EmergenceSpan(100, 300, 2, 3)}
     rate, words = summary_table.summarize_sink_of_rows(
-        sweep_table.make_sweep_table(arms), sweep_table.compute_spans(arms)
+        sweep_table.make_sweep_table(groups), sweep_table.compute_spans(groups)
     )['softmax']
     assert round(rate, 3) == 26.833
     assert [int(number) for number in re.findall(r'\d+', words)] == [100, 300, 2, 3]
     headings, ((*cells,),) = sweep.build_summary_table(
-        sweep_table.make_sweep_table(arms), sweep_table.compute_spans(arms)
+        sweep_table.make_sweep_table(groups), sweep_table.compute_spans(groups)
     )
     assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-300 (2 of 3)'
 
@@ -87,15 +88,17 @@ def test_sink_present_before_training_has_no_emergence_step():
 
 
 def test_summary_table_shows_none_for_row_without_final_sink():
-    arms = [
-        arm('softmax', records(0, 40)),
-        arm('sigmoid', records(0, 0.1), records(0, 0)),
-        arm('silent', [{'step': 1}]),
+    groups = [
+        make_row_result('softmax', records(0, 40)),
+        make_row_result('sigmoid', records(0, 0.1), records(0, 0)),
+        make_row_result('silent', [{'step': 1}]),
     ]
-    headings, lines = sweep.build_summary_table(sweep_table.make_sweep_table(arms), sweep_table.compute_spans(arms))
+    headings, lines = sweep.build_summary_table(
+        sweep_table.make_sweep_table(groups), sweep_table.compute_spans(groups)
+    )
     at = headings.index('emerges (step)')
     assert [line[at] for line in lines] == ['0-100', 'none', '']
-    assert 'none: ' in sweep.format_legend(headings, sweep_table.make_sweep_table(arms))
+    assert 'none: ' in sweep.format_legend(headings, sweep_table.make_sweep_table(groups))
 
 
 def test_metric_table_has_unit_published_value_and_meaning():
@@ -134,9 +137,9 @@ def test_describe_published_names_source_of_shown_values_and_failures():
 
 @pytest.mark.parametrize(('published', 'shown'), [({'sink/1': 18.18}, True), ({'sink/2': 1.0}, False)])
 def test_legend_explains_parentheses_only_if_used(published, shown):
-    arms = [arm('softmax', records(0, 40), published=published | {'fails': True})]
-    rows = sweep_table.make_sweep_table(arms)
-    headings, lines = sweep.build_summary_table(rows, sweep_table.compute_spans(arms))
+    groups = [make_row_result('softmax', records(0, 40), published=published | {'fails': True})]
+    rows = sweep_table.make_sweep_table(groups)
+    headings, lines = sweep.build_summary_table(rows, sweep_table.compute_spans(groups))
     assert any('(' in cell for cell in lines[0]) == shown
     assert ('in parentheses' in sweep.format_legend(headings, rows)) == shown
 
@@ -160,12 +163,12 @@ def test_expected_sinks_exist_only_for_unmodified_quickstart():
 
 
 def test_sweep_legend_covers_each_column():
-    arms = [
-        arm('softmax', records(0, 40, **{'mass/row': 1.0}), published={'sink/1': 18.18}),
-        arm('other', records(0, 0)),
+    groups = [
+        make_row_result('softmax', records(0, 40, **{'mass/row': 1.0}), published={'sink/1': 18.18}),
+        make_row_result('other', records(0, 0)),
     ]
-    rows = sweep_table.make_sweep_table(arms)
-    headings, _ = sweep.build_summary_table(rows, sweep_table.compute_spans(arms))
+    rows = sweep_table.make_sweep_table(groups)
+    headings, _ = sweep.build_summary_table(rows, sweep_table.compute_spans(groups))
     note = sweep.format_legend(headings, rows)
     plain = [heading.partition(' (')[0] for heading in headings]
     assert [name for name in plain if f'{name}: ' not in note] == ['row', 'Sink_1 - softmax', 'end'], (
@@ -184,10 +187,12 @@ def test_report_legend_covers_each_column():
 def test_quickstart_table_fits_80_columns(monkeypatch, capsys):
     monkeypatch.setenv('COLUMNS', '80')
     mass = {'mass/row': 0.3}
-    softmax = arm('softmax', records(0, 10, 48.5, **mass), published={'sink/1': 18.18, 'valid/loss': 3.73})
-    arms = [softmax, arm('sigmoid_apple', records(0, 0, 0, **mass))]
-    rows = sweep_table.make_sweep_table(arms)
-    sweep.print_table_with_note(*sweep.build_summary_table(rows, sweep_table.compute_spans(arms)))
+    softmax = make_row_result(
+        'softmax', records(0, 10, 48.5, **mass), published={'sink/1': 18.18, 'valid/loss': 3.73}
+    )
+    groups = [softmax, make_row_result('sigmoid_apple', records(0, 0, 0, **mass))]
+    rows = sweep_table.make_sweep_table(groups)
+    sweep.print_table_with_note(*sweep.build_summary_table(rows, sweep_table.compute_spans(groups)))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines[-2:]] == ['softmax', 'sigmoid_apple'], 'each row in one line'

@@ -143,9 +143,9 @@ class LineFigures:
     def make_loss_panel(self) -> dict:
         """Make the panel of the training loss as lines and the validation loss, which has few points, as dots."""
         training, validation = self.make_panel(VALID_LOSS, TRAIN_LOSS), self.make_panel(VALID_LOSS)
-        lines = [dict(line, what='training') for line in training['lines']]
+        lines = [dict(line, split='training') for line in training['lines']]
         lines += [
-            dict(line, what='validation', dots=True) for line in validation['lines'] if line['kind'] in DOTTED_KINDS
+            dict(line, split='validation', dots=True) for line in validation['lines'] if line['kind'] in DOTTED_KINDS
         ]
         label = f'loss ({VALID_LOSS.unit})'
         return dict(validation, label=label, lines=lines, sentence=LOSSES_SENTENCE)
@@ -161,7 +161,7 @@ class LineFigures:
             for index, run_group, _ in values_of_groups
         }
         return [
-            dict(kind='published', arms=[index], x=self.payload.add_array([steps[index]], 'i4'))
+            dict(kind='published', groups=[index], x=self.payload.add_array([steps[index]], 'i4'))
             | dict(y=self.payload.add_array([value]), sd=self.payload.add_array([0]))
             for index, _, value in values_of_groups
             if isinstance(value, int | float)
@@ -236,7 +236,7 @@ class LineFigures:
             indices = select_evenly(len(mean_curve[0]), self.max_points)
             steps, values, spread = (np.asarray(array)[indices] for array in mean_curve)
             mean_line = dict(
-                arm=index, run=None, kind='mean', n=len(run_group.counted_runs), sd=self.payload.add_array(spread)
+                group=index, run=None, kind='mean', n=len(run_group.counted_runs), sd=self.payload.add_array(spread)
             )
             lines.append(mean_line | dict(x=self.payload.add_array(steps, 'i4'), y=self.payload.add_array(values)))
         elif kind == 'member':
@@ -250,7 +250,7 @@ class LineFigures:
             self.payload.add_array(np.asarray(steps)[indices], 'i4'),
             self.payload.add_array(np.asarray(values)[indices]),
         )
-        return dict(arm=group_index, run=self.run_indices[run.name], x=xs, y=ys)
+        return dict(group=group_index, run=self.run_indices[run.name], x=xs, y=ys)
 
     def make_ratios_figure(self, figure_spec: FigureSpec) -> dict:
         """Make the figure of a ratio by block, with the values of each probe."""
@@ -261,7 +261,7 @@ class LineFigures:
                 y=self.payload.add_array(run.probe_values[figure_spec.name]),
             )
             | dict(
-                arm=[run_group.name for run_group in self.run_groups].index(run.group_name),
+                group=[run_group.name for run_group in self.run_groups].index(run.group_name),
                 blocks=run.probe_values[figure_spec.name].shape[1],
             )
             for run in self.runs
@@ -304,7 +304,7 @@ class LineFigures:
     def make_emergence_line(self, points: list[AxisPoint]) -> dict | None:
         """Make the line of the mean step of emergence over the runs that learned a sink.
 
-        The field `words` holds the interval of steps that is shown for each point. Return an empty result if no run
+        The field `texts` holds the interval of steps that is shown for each point. Return an empty result if no run
         learned a sink.
         """
         runs_of_group = {run_group.name: run_group.counted_runs for run_group in self.run_groups}
@@ -329,13 +329,13 @@ class LineFigures:
             ],
             'points',
         )
-        return line and dict(line, words=spans)
+        return line and dict(line, texts=spans)
 
     def make_axis_line(self, points: list[tuple], kind: str) -> dict | None:
         names = [run_group.name for run_group in self.run_groups]
         return points and dict(
             kind=kind,
-            arms=[names.index(point.group_name) for point, *_ in points],
+            groups=[names.index(point.group_name) for point, *_ in points],
             x=self.payload.add_array([point.tick for point, *_ in points], 'i4'),
             y=self.payload.add_array([value for _, value, _ in points]),
             sd=self.payload.add_array([sd for *_, sd in points]),
@@ -472,7 +472,10 @@ def make_page_data(run_groups: list[RunGroup], rows: list[dict], as_paper: bool)
     ]
     return page_figures, payload.encode(
         dict(
-            figures=page_figures, steps=steps, arms=group_infos, runs=[make_run_info(run, run_groups) for run in runs]
+            figures=page_figures,
+            steps=steps,
+            groups=group_infos,
+            runs=[make_run_info(run, run_groups) for run in runs],
         )
     )
 
@@ -507,7 +510,7 @@ def make_all_figures(
 def make_run_info(run: RunResult, run_groups: list[RunGroup]) -> dict:
     return dict(
         name=escape_control(run.name),
-        arm=[run_group.name for run_group in run_groups].index(run.group_name),
+        group=[run_group.name for run_group in run_groups].index(run.group_name),
         kind=run.outcome,
         probes=run.probe_steps,
     )

@@ -1,6 +1,6 @@
 """The HTML report (report.html): one file that needs no network.
 
-A few hundred lines of JavaScript in assets/ draw the figures. A plotting library would add 4.6 MB to each page, has a
+About 900 lines of JavaScript in assets/ draw the figures. A plotting library would add 4.6 MB to each page, has a
 separate slider for each figure and does not support screen readers. Tables and titles are plain HTML, so they are
 visible without JavaScript.
 """
@@ -26,7 +26,7 @@ from sinklab.report.summary_table import format_headline
 from sinklab.storage.atomic_write import atomic_write
 
 ASSETS_DIR = Path(__file__).parent / 'assets'
-SCRIPTS = ('unpack.js', 'colours.js', 'lines.js', 'panels.js', 'maps.js', 'controls.js', 'start.js')
+SCRIPTS = ('unpack.js', 'utils.js', 'colours.js', 'lines.js', 'panels.js', 'maps.js', 'controls.js', 'main.js')
 EMPTY_CELLS = ('', '-', ('-', ''))
 MAX_OPEN_RUNS = 12  # with more runs, the table by run is collapsed at first
 CONTENT_SECURITY_POLICY = (
@@ -240,7 +240,7 @@ def render_table(
 
 
 def format_group_attribute(group_index: int | None) -> str:
-    return '' if group_index is None else f' data-arm="{group_index}"'
+    return '' if group_index is None else f' data-group="{group_index}"'
 
 
 def render_cell(column: int, value: object) -> str:

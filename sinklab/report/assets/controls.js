@@ -1,124 +1,126 @@
-// The slider of steps, the filters by row, layer and head, light and dark: one of each for the whole page.
-const part = id => document.getElementById(id);
-
+// Controls of the whole page: slider of steps; filters by row, layer and head; light or dark theme.
 class Controls {
   constructor(data) {
     this.data = data;
-    this.steps();
-    this.rows();
-    for (const name of ['layer', 'head']) this.filter(name);
-    part('theme').addEventListener('click', theme);
-    document.addEventListener('keydown', event => this.key(event));
+    this.initSlider();
+    this.initRowFilter();
+    this.initFilter('layer', 'rows');
+    this.initFilter('head', 'columns');
+    getElement('theme').addEventListener('click', toggleTheme);
+    document.addEventListener('keydown', event => this.handleKey(event));
   }
 
-  steps() {
-    const { steps } = this.data,
-      slider = part('step');
+  initSlider() {
+    const { steps } = this.data;
+    const slider = getElement('step');
     state.step = steps[steps.length - 1] ?? Infinity;
     slider.closest('label').hidden = steps.length < 2;
     slider.max = Math.max(0, steps.length - 1);
     slider.value = slider.max;
     slider.setAttribute('aria-keyshortcuts', '[ ]');
-    slider.addEventListener('input', () => this.stepBy(0));
-    this.tell();
+    slider.addEventListener('input', () => this.moveSlider(0));
+    this.showStep();
   }
 
-  tell() {
-    const step = this.data.steps[+part('step').value];
-    part('step-said').textContent = step ?? '';
-    part('step').setAttribute('aria-valuetext', `step ${step}`);
+  showStep() {
+    const step = this.data.steps[+getElement('step').value];
+    getElement('step-value').textContent = step ?? '';
+    getElement('step').setAttribute('aria-valuetext', `step ${step}`);
   }
 
-  stepBy(by) {
-    const slider = part('step');
-    slider.value = +slider.value + by;
+  // Move the slider by a number of probes, and update all figures.
+  moveSlider(offset) {
+    const slider = getElement('step');
+    slider.value = +slider.value + offset;
     state.step = this.data.steps[+slider.value] ?? Infinity;
-    this.tell();
-    redraw('move');
+    this.showStep();
+    requestUpdate('updateStep');
   }
 
-  stepTo(step) {
-    part('step').value = nearest(this.data.steps, step);
-    this.stepBy(0);
+  goToStep(step) {
+    getElement('step').value = findNearestIndex(this.data.steps, step);
+    this.moveSlider(0);
   }
 
-  key(event) {
-    const by = { '[': -1, ']': 1 }[event.key];
-    if (by && !/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) this.stepBy(by);
+  handleKey(event) {
+    const offset = { '[': -1, ']': 1 }[event.key];
+    if (offset && !/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) this.moveSlider(offset);
   }
 
-  filter(name) {
-    const menu = part(name),
-      across = name === 'layer' ? 'rows' : 'columns';
+  // Fill the menu of layers or heads up to the largest size of a map along an axis.
+  initFilter(name, axis) {
+    const menu = getElement(name);
     const maps = this.data.figures.filter(figure => figure.kind === 'heads').flatMap(figure => figure.maps);
-    const count = Math.max(0, ...maps.map(map => map[across]));
+    const count = Math.max(0, ...maps.map(map => map[axis]));
+    const options = Array.from({ length: count }, (_, index) => `<option>${index + 1}</option>`);
     menu.closest('label').hidden = !count;
-    menu.insertAdjacentHTML(
-      'beforeend',
-      Array.from({ length: count }, (_, at) => `<option>${at + 1}</option>`).join(''),
-    );
+    menu.insertAdjacentHTML('beforeend', options.join(''));
     menu.addEventListener('change', () => {
       state[name] = +menu.value;
-      redraw('draw');
+      requestUpdate('draw');
     });
   }
 
-  choose(layer, head) {
-    part('layer').value = state.layer = layer;
-    part('head').value = state.head = head;
-    redraw('draw');
+  // Show one head, or all for 0.
+  selectHead(layer, head) {
+    getElement('layer').value = state.layer = layer;
+    getElement('head').value = state.head = head;
+    requestUpdate('draw');
   }
 
-  rows() {
-    const { arms } = this.data;
-    part('arms').innerHTML = arms
-      .map(
-        (arm, at) => `<label><input type="checkbox" checked value="${at}">${swatch(at)}${escaped(arm.name)}</label>`,
-      )
-      .join('');
-    part('arms').addEventListener('change', () => this.hide());
-    part('every').addEventListener('click', () => this.check(() => true));
-    part('none').addEventListener('click', () => this.check(() => false));
-    part('words').addEventListener('input', () => {
-      const words = part('words').value.toLowerCase().split(' ').filter(Boolean);
-      this.check(at => words.every(word => arms[at].name.toLowerCase().includes(word)));
-    });
-    part('which').hidden = arms.length < 2;
-    part('which').open = arms.length > 1 && arms.length <= 6 && innerWidth > 700;
-    this.hide(false);
-  }
-
-  boxes() {
-    return [...part('arms').querySelectorAll('input')];
-  }
-
-  check(wanted) {
-    this.boxes().forEach((box, at) => {
-      box.checked = wanted(at);
-    });
-    this.hide();
-  }
-
-  hide(again = true) {
-    state.hidden = new Set(
-      this.boxes()
-        .filter(box => !box.checked)
-        .map(box => +box.value),
+  initRowFilter() {
+    const { groups } = this.data;
+    const labels = groups.map(
+      (group, index) =>
+        `<label><input type="checkbox" checked value="${index}">${renderSwatch(index)}${escapeHtml(group.name)}</label>`,
     );
-    part('which-said').textContent = `(${this.data.arms.length - state.hidden.size} of ${this.data.arms.length})`;
-    document.querySelectorAll('tr[data-arm]').forEach(row => {
-      row.hidden = state.hidden.has(+row.dataset.arm);
+    getElement('row-list').innerHTML = labels.join('');
+    getElement('row-list').addEventListener('change', () => this.updateRows());
+    getElement('all-rows').addEventListener('click', () => this.checkRows(() => true));
+    getElement('no-rows').addEventListener('click', () => this.checkRows(() => false));
+    getElement('row-search').addEventListener('input', () => {
+      const words = getElement('row-search').value.toLowerCase().split(' ').filter(Boolean);
+      this.checkRows(index => words.every(word => groups[index].name.toLowerCase().includes(word)));
     });
-    if (again) redraw('draw');
+    getElement('row-filter').hidden = groups.length < 2;
+    getElement('row-filter').open = groups.length > 1 && groups.length <= 6 && innerWidth > 700;
+    this.hideUncheckedRows();
   }
 
-  say(text) {
-    part('said').textContent = text;
+  getCheckboxes() {
+    return [...getElement('row-list').querySelectorAll('input')];
+  }
+
+  checkRows(isChecked) {
+    this.getCheckboxes().forEach((checkbox, index) => {
+      checkbox.checked = isChecked(index);
+    });
+    this.updateRows();
+  }
+
+  updateRows() {
+    this.hideUncheckedRows();
+    requestUpdate('draw');
+  }
+
+  hideUncheckedRows() {
+    const numGroups = this.data.groups.length;
+    const unchecked = this.getCheckboxes().filter(checkbox => !checkbox.checked);
+    state.hiddenGroups = new Set(unchecked.map(checkbox => +checkbox.value));
+    getElement('row-count').textContent = `(${numGroups - state.hiddenGroups.size} of ${numGroups})`;
+    document.querySelectorAll('tr[data-group]').forEach(row => {
+      row.hidden = state.hiddenGroups.has(+row.dataset.group);
+    });
+  }
+
+  // Let screen readers say a text.
+  announce(text) {
+    getElement('announcement').textContent = text;
   }
 }
 
-function theme() {
-  const root = document.documentElement,
-    dark = matchMedia('(prefers-color-scheme: dark)').matches;
-  root.dataset.theme = (root.dataset.theme ?? (dark ? 'dark' : 'light')) === 'dark' ? 'light' : 'dark';
+function toggleTheme() {
+  const { dataset } = document.documentElement;
+  const systemTheme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';
+  dataset.theme = (dataset.theme ?? systemTheme) === 'dark' ? 'light' : 'dark';
 }

@@ -1,202 +1,214 @@
-// Figures of maps: values of layers and heads, or a matrix of one head, each as small pixels made large.
-const FEW = 12; // maps that are drawn before they are asked for
-const USUAL = 4; // heads of each run, where none is chosen
+// Maps: a value for each layer and head, or the attention matrix of one head, with one pixel for each value.
+const MAX_MAPS = 12; // maps before the button for all is clicked
+const MAX_HEADS = 4; // attention matrices of a run if no head is chosen
+const DIM_ALPHA = 70; // of 255
 
-class MapOf {
+class HeatMap {
   constructor(data, figure, map, box) {
-    Object.assign(this, { data, figure, map, box, cell: [map.rows - 1, 0], values: data.array(map.values) });
-    const { rows, columns, first } = map,
-      upward = figure.kind === 'heads';
+    Object.assign(this, { data, figure, map, box });
+    this.values = data.getArray(map.values);
+    this.cell = [map.rows - 1, 0];
+    this.isHeadMap = figure.kind === 'heads'; // its first row, layer 1, is at the bottom
+    const { rows, columns, first } = map;
+    const renderSpans = (...texts) => texts.map(text => `<span>${text}</span>`).join('');
+    const [bottom, top] = this.isHeadMap ? [1, rows] : [rows, 1];
     box.className = 'map';
-    const [low, high] = upward ? [1, rows] : [rows, 1];
-    const spans = (...words) => words.map(one => `<span>${one}</span>`).join('');
     box.innerHTML = `<figcaption></figcaption><div class="frame">
-      <div class="up" aria-hidden="true">${spans(low, figure.up, high)}</div>
+      <div class="up" aria-hidden="true">${renderSpans(bottom, figure.up, top)}</div>
       <canvas role="img" tabindex="0" width="${columns}" height="${rows}"></canvas>
-      <div class="across" aria-hidden="true">${spans(first, figure.across, first + columns - 1)}</div>
+      <div class="across" aria-hidden="true">${renderSpans(first, figure.across, first + columns - 1)}</div>
       </div><div class="read"></div>`;
-    [this.canvas, this.caption, this.told] = ['canvas', 'figcaption', '.read'].map(one => box.querySelector(one));
+    this.canvas = box.querySelector('canvas');
+    this.caption = box.querySelector('figcaption');
+    this.readout = box.querySelector('.read');
     this.canvas.style.setProperty('--aspect', Math.min(1.8, Math.max(0.6, columns / rows)));
-    this.canvas.addEventListener('pointermove', event => this.point(event));
+    this.canvas.addEventListener('pointermove', event => this.handlePointer(event));
     this.canvas.addEventListener('pointerleave', () => {
-      this.told.textContent = '';
+      this.readout.textContent = '';
     });
-    this.canvas.addEventListener('click', () => this.choose());
-    this.canvas.addEventListener('keydown', event => this.key(event));
+    this.canvas.addEventListener('click', () => this.toggleHead());
+    this.canvas.addEventListener('keydown', event => this.handleKey(event));
   }
 
-  value(row, column) {
-    const { rows, columns, depth } = this.map,
-      at = (this.at * rows + row) * columns + column;
-    return this.figure.low + (this.values[at] / depth) * (this.figure.top - this.figure.low);
+  getLevel(row, column) {
+    const { rows, columns, depth } = this.map;
+    return this.values[(this.stepIndex * rows + row) * columns + column] / depth;
+  }
+
+  getValue(row, column) {
+    return this.figure.low + this.getLevel(row, column) * (this.figure.top - this.figure.low);
   }
 
   draw() {
-    const { map, figure } = this,
-      { rows, columns } = map,
-      upward = figure.kind === 'heads';
-    this.at = newest(map.steps, state.step);
-    const context = this.canvas.getContext('2d'),
-      image = context.createImageData(columns, rows);
-    const colours = figure.low < 0 ? RAMPS.diverging : RAMPS.sequential,
-      start = this.at * rows * columns;
+    const { rows, columns, steps } = this.map;
+    this.stepIndex = findLastIndexUpTo(steps, state.step);
+    const context = this.canvas.getContext('2d');
+    const image = context.createImageData(columns, rows);
+    const colours = this.figure.low < 0 ? COLOUR_SCALES.diverging : COLOUR_SCALES.sequential;
     for (let row = 0; row < rows; row++) {
       for (let column = 0; column < columns; column++) {
-        const level = Math.round((this.values[start + row * columns + column] / map.depth) * (LEVELS - 1));
-        const at = 4 * ((upward ? rows - 1 - row : row) * columns + column);
-        for (let part = 0; part < 3; part++) image.data[at + part] = colours[3 * level + part];
-        image.data[at + 3] = upward && this.isDim(row, column) ? 70 : 255;
+        const level = Math.round(this.getLevel(row, column) * (NUM_LEVELS - 1));
+        const pixel = 4 * ((this.isHeadMap ? rows - 1 - row : row) * columns + column);
+        for (let channel = 0; channel < 3; channel++) image.data[pixel + channel] = colours[3 * level + channel];
+        image.data[pixel + 3] = this.isHeadMap && this.isFilteredOut(row, column) ? DIM_ALPHA : 255;
       }
     }
     context.putImageData(image, 0, 0);
-    this.name();
+    this.updateLabels();
   }
 
-  isDim(row, column) {
+  isFilteredOut(row, column) {
     return (state.layer && row + 1 !== state.layer) || (state.head && column + 1 !== state.head);
   }
 
-  name() {
-    const { map } = this,
-      which = map.head ? `, layer ${map.layer} head ${map.head}` : '';
-    const before = map.steps[this.at] === state.step ? '' : ` (step ${map.steps[this.at]})`;
+  updateLabels() {
+    const { map } = this;
+    const step = map.steps[this.stepIndex];
     const run = this.data.runs[map.run];
-    this.caption.innerHTML = `${swatch(run.arm)} ${escaped(run.name + which + before)}`;
-    this.canvas.setAttribute(
-      'aria-label',
-      `${this.caption.textContent.trim()}, step ${map.steps[this.at]}: ${this.figure.label} ${this.summary()}`,
-    );
+    const headText = map.head ? `, layer ${map.layer} head ${map.head}` : '';
+    const stepText = step === state.step ? '' : ` (step ${step})`;
+    this.caption.innerHTML = `${renderSwatch(run.group)} ${escapeHtml(run.name + headText + stepText)}`;
+    const label = `${this.getCaption()}, step ${step}: ${this.figure.label} ${this.summarize()}`;
+    this.canvas.setAttribute('aria-label', label);
   }
 
-  // Of a map the largest value, of a matrix what its first key gets.
-  summary() {
+  getCaption() {
+    return this.caption.textContent.trim();
+  }
+
+  // Describe the largest value of a head map, or the mean attention to the first key in a matrix.
+  summarize() {
     const { rows, columns, first } = this.map;
-    if (this.map.head) {
+    if (!this.isHeadMap) {
       let sum = 0;
-      for (let row = 0; row < rows; row++) sum += this.value(row, 1 - first);
-      return `to key 1 ${said(sum / rows, 3)} on average`;
+      for (let row = 0; row < rows; row++) sum += this.getValue(row, 1 - first);
+      return `to key 1 ${formatNumber(sum / rows, 3)} on average`;
     }
     let best = [0, 0];
     for (let row = 0; row < rows; row++)
-      for (let column = 0; column < columns; column++) {
-        if (this.value(row, column) > this.value(...best)) best = [row, column];
-      }
-    return `largest ${said(this.value(...best), 3)} in layer ${best[0] + 1} head ${best[1] + 1}`;
+      for (let column = 0; column < columns; column++)
+        if (this.getValue(row, column) > this.getValue(...best)) best = [row, column];
+    return `largest ${formatNumber(this.getValue(...best), 3)} in layer ${best[0] + 1} head ${best[1] + 1}`;
   }
 
-  words([row, column]) {
-    const { up, across } = this.figure,
-      value = said(this.value(row, column), 3);
+  formatCell([row, column]) {
+    const { up, across } = this.figure;
+    const value = formatNumber(this.getValue(row, column), 3);
     return `${up} ${row + 1}, ${across} ${column + this.map.first}: ${value}`;
   }
 
-  point(event) {
-    const box = this.canvas.getBoundingClientRect(),
-      { rows, columns } = this.map;
-    const row = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
-    const column = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
-    this.cell = [this.figure.kind === 'heads' ? rows - 1 - row : row, column];
-    this.told.textContent = this.words(this.cell);
+  // Select the cell nearest to (row, column), and show its value.
+  selectCell(row, column) {
+    const { rows, columns } = this.map;
+    this.cell = [Math.min(rows - 1, Math.max(0, row)), Math.min(columns - 1, Math.max(0, column))];
+    this.readout.textContent = this.formatCell(this.cell);
   }
 
-  key(event) {
-    const up = this.figure.kind === 'heads' ? 1 : -1,
-      { rows, columns } = this.map;
-    const by = { ArrowUp: [up, 0], ArrowDown: [-up, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key];
-    if (event.key === 'Enter') this.choose();
-    if (!by) return;
+  handlePointer(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const { rows, columns } = this.map;
+    const row = Math.floor(((event.clientY - box.top) / box.height) * rows);
+    const column = Math.floor(((event.clientX - box.left) / box.width) * columns);
+    this.selectCell(this.isHeadMap ? rows - 1 - row : row, column);
+  }
+
+  handleKey(event) {
+    if (event.key === 'Enter') this.toggleHead();
+    const up = this.isHeadMap ? 1 : -1;
+    const offset = { ArrowUp: [up, 0], ArrowDown: [-up, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key];
+    if (!offset) return;
     event.preventDefault();
-    this.cell = [
-      Math.min(rows - 1, Math.max(0, this.cell[0] + by[0])),
-      Math.min(columns - 1, Math.max(0, this.cell[1] + by[1])),
-    ];
-    this.told.textContent = this.words(this.cell);
-    controls.say(this.told.textContent);
+    this.selectCell(this.cell[0] + offset[0], this.cell[1] + offset[1]);
+    controls.announce(this.readout.textContent);
   }
 
-  // A click on a head shows it alone, and one more all again.
-  choose() {
-    if (this.figure.kind !== 'heads') return;
-    const [layer, head] = [this.cell[0] + 1, this.cell[1] + 1],
-      same = state.layer === layer && state.head === head;
-    controls.choose(same ? 0 : layer, same ? 0 : head);
+  // Show the selected head alone, or all heads if it already is the one that is shown.
+  toggleHead() {
+    if (!this.isHeadMap) return;
+    const [layer, head] = [this.cell[0] + 1, this.cell[1] + 1];
+    const isShown = state.layer === layer && state.head === head;
+    controls.selectHead(isShown ? 0 : layer, isShown ? 0 : head);
   }
 }
 
-class Maps {
+class MapFigure {
   constructor(data, figure, box) {
-    Object.assign(this, { data, figure, box, all: false, drawn: [], made: new Map() });
-    const top = `${said(figure.top, figure.top < 10 ? 2 : 0)} ${escaped(figure.label)}`;
-    box.innerHTML = `<div class="scale"><span>${said(figure.low, 1)}</span>
-      <i style="background:${gradient(figure)}"></i><span>${top}</span></div>
+    Object.assign(this, { data, figure, showsAll: false, heatMaps: [], cache: new Map() });
+    const top = `${formatNumber(figure.top, figure.top < 10 ? 2 : 0)} ${escapeHtml(figure.label)}`;
+    box.innerHTML = `<div class="scale"><span>${formatNumber(figure.low, 1)}</span>
+      <i style="background:${makeGradient(figure)}"></i><span>${top}</span></div>
       <div class="maps"></div><p class="none"></p>`;
-    [this.area, this.none] = [box.querySelector('.maps'), box.querySelector('.none')];
-    this.more = document.createElement('button');
-    this.more.type = 'button';
-    this.more.addEventListener('click', () => {
-      this.all = true;
+    this.area = box.querySelector('.maps');
+    this.message = box.querySelector('.none');
+    this.button = document.createElement('button');
+    this.button.type = 'button';
+    this.button.addEventListener('click', () => {
+      this.showsAll = true;
       this.draw();
     });
-    box.append(this.more);
+    box.append(this.button);
   }
 
-  wanted() {
-    const rows = this.figure.maps.filter(map => !state.hidden.has(this.data.runs[map.run].arm));
-    if (this.figure.kind === 'heads') return rows;
-    if (state.layer || state.head) {
-      return rows.filter(
+  // Return the maps of visible rows. Of matrices, those of the chosen layer and head, or the first few of each run.
+  selectMaps() {
+    const maps = this.figure.maps.filter(map => !state.hiddenGroups.has(this.data.runs[map.run].group));
+    if (this.figure.kind === 'heads') return maps;
+    if (state.layer || state.head)
+      return maps.filter(
         map => (!state.layer || map.layer === state.layer) && (!state.head || map.head === state.head),
       );
-    }
     const counts = new Map();
-    return rows.filter(map => counts.set(map.run, (counts.get(map.run) ?? 0) + 1).get(map.run) <= USUAL);
+    return maps.filter(map => {
+      counts.set(map.run, (counts.get(map.run) ?? 0) + 1);
+      return counts.get(map.run) <= MAX_HEADS;
+    });
   }
 
   draw() {
-    const wanted = this.wanted(),
-      kept = this.all ? wanted : wanted.slice(0, FEW);
-    this.drawn = kept.map(map => this.made.get(map) ?? this.make(map));
-    this.area.replaceChildren(...this.drawn.map(one => one.box));
-    this.more.hidden = kept.length === wanted.length;
-    this.more.textContent = `all ${wanted.length}`;
-    const chosen = state.layer || state.head;
-    this.none.textContent = wanted.length
-      ? ''
-      : chosen && this.figure.kind === 'matrices'
-        ? 'This page contains no matrix of this head, only those of the strongest heads of each run.'
-        : 'no row is shown';
-    this.move();
+    const maps = this.selectMaps();
+    const drawnMaps = this.showsAll ? maps : maps.slice(0, MAX_MAPS);
+    this.heatMaps = drawnMaps.map(map => this.getHeatMap(map));
+    this.area.replaceChildren(...this.heatMaps.map(heatMap => heatMap.box));
+    this.button.hidden = drawnMaps.length === maps.length;
+    this.button.textContent = `all ${maps.length}`;
+    this.message.textContent = maps.length ? '' : this.explainAbsence();
+    this.updateStep();
   }
 
-  make(map) {
-    const one = new MapOf(this.data, this.figure, map, document.createElement('figure'));
-    this.made.set(map, one);
-    return one;
+  explainAbsence() {
+    return (state.layer || state.head) && this.figure.kind === 'matrices'
+      ? 'This page contains no matrix of this head, only those of the strongest heads of each run.'
+      : 'no row is shown';
   }
 
-  move() {
-    this.drawn.forEach(one => one.draw());
+  getHeatMap(map) {
+    if (!this.cache.has(map))
+      this.cache.set(map, new HeatMap(this.data, this.figure, map, document.createElement('figure')));
+    return this.cache.get(map);
   }
 
-  values() {
-    const of = one => one.box.querySelector('figcaption').textContent.trim();
+  updateStep() {
+    this.heatMaps.forEach(heatMap => heatMap.draw());
+  }
+
+  renderValues() {
     if (this.figure.kind === 'matrices')
-      return tabled(
+      return renderTable(
         ['head', this.figure.label],
-        this.drawn.map(one => [of(one), one.summary()]),
+        this.heatMaps.map(heatMap => [heatMap.getCaption(), heatMap.summarize()]),
       );
-    return this.drawn
-      .map(
-        one =>
-          `<p>${escaped(of(one))}, step ${one.map.steps[one.at]}</p>` +
-          tabled(
-            ['layer', ...Array.from({ length: one.map.columns }, (_, head) => `head ${head + 1}`)],
-            Array.from({ length: one.map.rows }, (_, row) => [
-              row + 1,
-              ...Array.from({ length: one.map.columns }, (_, column) => said(one.value(row, column), 3)),
-            ]),
-          ),
-      )
+    return this.heatMaps
+      .map(heatMap => {
+        const { rows, columns, steps } = heatMap.map;
+        const makeRange = length => Array.from({ length }, (_, index) => index);
+        const headings = ['layer', ...makeRange(columns).map(head => `head ${head + 1}`)];
+        const cells = makeRange(rows).map(row => [
+          row + 1,
+          ...makeRange(columns).map(column => formatNumber(heatMap.getValue(row, column), 3)),
+        ]);
+        const caption = `<p>${escapeHtml(heatMap.getCaption())}, step ${steps[heatMap.stepIndex]}</p>`;
+        return caption + renderTable(headings, cells);
+      })
       .join('');
   }
 }

@@ -1,149 +1,166 @@
-// A panel of lines that is read by pointer, slider and keys, and the figures that are made of panels.
-const whose = line => (MAIN.has(line.kind) ? '' : ', published');
+// A panel of lines with a cursor, and the figures that consist of panels.
+const MAX_LEGEND_ENTRIES = 12;
 
 class Panel {
   constructor(data, panel, box) {
     Object.assign(this, { data, panel, box });
     box.className = 'panel';
-    box.innerHTML = `<h3 title="${escaped(panel.sentence)}">${escaped(panel.label)}</h3>
+    box.innerHTML = `<h3 title="${escapeHtml(panel.sentence)}">${escapeHtml(panel.label)}</h3>
       <svg role="img" tabindex="0"></svg><ul class="legend"></ul>`;
-    [this.svg, this.legend] = [box.querySelector('svg'), box.querySelector('ul')];
-    this.svg.addEventListener('pointermove', event => this.point(event));
-    this.svg.addEventListener('pointerleave', () => this.move());
-    this.svg.addEventListener('click', event => panel.x === 'step' && controls.stepTo(this.under(event)));
-    this.svg.addEventListener('keydown', event => this.key(event));
+    this.svg = box.querySelector('svg');
+    this.legend = box.querySelector('ul');
+    this.svg.addEventListener('pointermove', event => this.handlePointer(event));
+    this.svg.addEventListener('pointerleave', () => this.resetCursor());
+    this.svg.addEventListener('click', event => panel.x === 'step' && controls.goToStep(this.getPointerX(event)));
+    this.svg.addEventListener('keydown', event => this.handleKey(event));
   }
 
   draw() {
-    this.lines = series(this.data, this.panel);
-    const width = Math.max(220, this.box.clientWidth);
+    this.lines = getVisibleLines(this.data, this.panel);
     if (!this.lines.length) {
-      this.at = null;
+      this.layout = null;
       this.svg.style.height = '2rem';
       this.svg.innerHTML = '<text x="8" y="20">no row is shown</text>';
       this.legend.innerHTML = '';
       return;
     }
-    const at = (this.at = frame(this.panel, this.lines, width));
-    this.svg.setAttribute('viewBox', `0 0 ${at.width} ${at.height}`);
-    this.svg.style.height = `${at.height}px`;
-    const above = line => MAIN.has(line.kind) + 2 * Boolean(line.dots);
-    const order = [...this.lines].sort((a, b) => above(a) - above(b));
-    const drawn = order.map(line => drawnLine(line, at));
-    const cursor = tag('path', { class: 'cursor now' });
-    this.svg.innerHTML = [axes(this.panel, at), ...drawn, marks(this.panel, this.lines, at), cursor].join('');
-    this.move();
+    const layout = computeLayout(this.panel, this.lines, Math.max(220, this.box.clientWidth));
+    this.layout = layout;
+    this.svg.setAttribute('viewBox', `0 0 ${layout.width} ${layout.height}`);
+    this.svg.style.height = `${layout.height}px`;
+    const getOrder = line => MAIN_KINDS.has(line.kind) + 2 * Boolean(line.dots);
+    const ordered = [...this.lines].sort((a, b) => getOrder(a) - getOrder(b));
+    this.svg.innerHTML = [
+      renderAxes(this.panel, layout),
+      ...ordered.map(line => renderLine(this.data, line, layout)),
+      renderMarks(this.data, this.panel, this.lines, layout),
+      renderSvg('path', { class: 'cursor now' }),
+    ].join('');
+    this.resetCursor();
   }
 
-  // The cursor stands at the step of the slider, the layer that is chosen, or the last value.
-  move() {
-    if (!this.at) return;
-    this.read(
-      this.panel.x === 'step' ? state.step : this.panel.x === 'block' && state.layer ? state.layer : this.at.last,
-    );
+  // Move the cursor to the step of the slider, to the chosen layer, or to the last value.
+  resetCursor() {
+    if (!this.layout) return;
+    if (this.panel.x === 'step') this.moveCursor(state.step);
+    else if (this.panel.x === 'block' && state.layer) this.moveCursor(state.layer);
+    else this.moveCursor(this.layout.last);
   }
 
-  // What is read out at a place: [row, words, value].
-  found(place) {
+  // Return [group, name, value] of each line at a position of the horizontal axis.
+  listValues(x) {
     if (!this.panel.ticks) {
-      const main = this.lines.filter(line => MAIN.has(line.kind));
-      return main.map(line => [line.arm, named(this.data, line), this.told(line, nearest(line.xs, place))]);
+      const mainLines = this.lines.filter(line => MAIN_KINDS.has(line.kind));
+      return mainLines.map(line => [
+        line.group,
+        formatLineName(this.data, line),
+        this.formatValue(line, findNearestIndex(line.xs, x)),
+      ]);
     }
-    return this.lines.flatMap(line =>
-      [...line.xs.keys()]
-        .filter(i => line.xs[i] === Math.round(place))
-        .map(i => [line.arms[i], this.data.arms[line.arms[i]].name + whose(line), this.told(line, i)]),
+    return this.lines.flatMap(line => {
+      const suffix = MAIN_KINDS.has(line.kind) ? '' : ', published';
+      return [...line.xs.keys()]
+        .filter(index => line.xs[index] === Math.round(x))
+        .map(index => [
+          line.groups[index],
+          this.data.groups[line.groups[index]].name + suffix,
+          this.formatValue(line, index),
+        ]);
+    });
+  }
+
+  // Format a value of a line; a step of emergence is an interval, of which the middle is drawn.
+  formatValue(line, index) {
+    return line.texts?.[index] ?? formatNumber(line.ys[index], this.panel.digits);
+  }
+
+  moveCursor(x) {
+    const { layout, panel } = this;
+    this.cursorX = Math.min(Math.max(x, layout.first), layout.last);
+    const position = panel.ticks ? Math.round(this.cursorX) : this.cursorX;
+    this.svg.querySelector('.now').setAttribute('d', `M${layout.toX(position)} 4V${layout.bottom}`);
+    const values = this.listValues(position);
+    const shown = values.slice(0, MAX_LEGEND_ENTRIES);
+    const items = shown.map(
+      ([group, name, value]) => `<li>${renderSwatch(group)}<span>${escapeHtml(name)}</span> <b>${value}</b></li>`,
     );
-  }
-
-  // A value of a line as it is read out: some are an interval, of which the middle is drawn.
-  told(line, i) {
-    return line.words?.[i] ?? said(line.ys[i], this.panel.digits);
-  }
-
-  read(x) {
-    const at = this.at;
-    this.x = Math.min(Math.max(x, at.first), at.last);
-    const place = this.panel.ticks ? Math.round(this.x) : this.x;
-    this.svg.querySelector('.now').setAttribute('d', `M${at.x(place)} 4V${at.bottom}`);
-    const found = this.found(place);
-    const items = found
-      .slice(0, LEGEND)
-      .map(([arm, name, value]) => `<li>${swatch(arm)}<span>${escaped(name)}</span> <b>${value}</b></li>`);
-    if (found.length > LEGEND) items.push(`<li>and ${found.length - LEGEND} more</li>`);
+    if (values.length > shown.length) items.push(`<li>and ${values.length - shown.length} more</li>`);
     this.legend.innerHTML = items.join('');
-    const told = found.slice(0, LEGEND).map(([, name, value]) => `${name} ${value}`);
-    const where = this.panel.ticks ? this.panel.ticks[place] : tick(place);
-    const words = `${this.panel.label} by ${this.panel.x}; at ${this.panel.x} ${where}: ${told.join(', ')}`;
-    this.svg.setAttribute('aria-label', words);
+    const label = panel.ticks ? panel.ticks[position] : formatTick(position);
+    const texts = shown.map(([, name, value]) => `${name} ${value}`).join(', ');
+    this.svg.setAttribute('aria-label', `${panel.label} by ${panel.x}; at ${panel.x} ${label}: ${texts}`);
   }
 
-  under(event) {
-    return this.at ? this.at.back(event.clientX - this.svg.getBoundingClientRect().left) : 0;
+  getPointerX(event) {
+    return this.layout ? this.layout.fromX(event.clientX - this.svg.getBoundingClientRect().left) : 0;
   }
 
-  point(event) {
-    if (this.at) this.read(this.panel.x === 'step' ? this.under(event) : Math.round(this.under(event)));
+  handlePointer(event) {
+    if (!this.layout) return;
+    const x = this.getPointerX(event);
+    this.moveCursor(this.panel.x === 'step' ? x : Math.round(x));
   }
 
-  key(event) {
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!by || !this.at) return;
+  handleKey(event) {
+    const offset = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!offset || !this.layout) return;
     event.preventDefault();
-    if (this.panel.x === 'step') controls.stepBy(by);
-    else this.read(Math.round(this.x) + by);
-    controls.say(this.svg.getAttribute('aria-label'));
+    if (this.panel.x === 'step') controls.moveSlider(offset);
+    else this.moveCursor(Math.round(this.cursorX) + offset);
+    controls.announce(this.svg.getAttribute('aria-label'));
   }
 
-  values() {
-    const main = this.lines.filter(line => MAIN.has(line.kind)),
-      xs = [...new Set(main.flatMap(line => [...line.xs]))].sort((a, b) => a - b);
-    const kept = main.map(line => new Map(Array.from(line.xs, (x, at) => [x, this.told(line, at)])));
-    return tabled(
-      [this.panel.x, ...main.map(line => `${this.panel.label}: ${named(this.data, line)}`)],
-      xs.map(x => [
-        this.panel.ticks ? this.panel.ticks[x] : x,
-        ...kept.map(values => values.get(x) ?? ''),
-      ]),
+  renderValues() {
+    const lines = this.lines.filter(line => MAIN_KINDS.has(line.kind));
+    const xs = [...new Set(lines.flatMap(line => [...line.xs]))].sort((a, b) => a - b);
+    const columns = lines.map(line => new Map(Array.from(line.xs, (x, index) => [x, this.formatValue(line, index)])));
+    return renderTable(
+      [this.panel.x, ...lines.map(line => `${this.panel.label}: ${formatLineName(this.data, line)}`)],
+      xs.map(x => [this.panel.ticks ? this.panel.ticks[x] : x, ...columns.map(column => column.get(x) ?? '')]),
     );
   }
 }
 
-// All panels of a figure side by side; of a choice, the one that is chosen.
-class Lines {
+// All panels of a figure next to each other, or the one that is chosen from a menu.
+class LineFigure {
   constructor(data, figure, box) {
-    Object.assign(this, { data, figure, box });
-    this.choice = figure.kind === 'choice' ? document.createElement('select') : null;
+    Object.assign(this, { data, figure });
     this.area = document.createElement('div');
     this.area.className = 'panels';
-    box.append(...(this.choice ? [this.choice] : []), this.area);
-    if (this.choice) this.offer();
-    this.panels = (this.choice ? figure.panels.slice(0, 1) : figure.panels).map(panel => this.add(panel));
+    const hasMenu = figure.kind === 'choice';
+    if (hasMenu) box.append(this.makeMenu());
+    box.append(this.area);
+    this.panels = (hasMenu ? figure.panels.slice(0, 1) : figure.panels).map(panel => this.addPanel(panel));
   }
 
-  add(panel) {
+  addPanel(panel) {
     return new Panel(this.data, panel, this.area.appendChild(document.createElement('div')));
   }
 
-  offer() {
-    this.choice.setAttribute('aria-label', 'number');
-    this.choice.innerHTML = this.figure.panels
-      .map((panel, at) => `<option value="${at}">${escaped(panel.label)}</option>`)
+  makeMenu() {
+    const menu = document.createElement('select');
+    menu.setAttribute('aria-label', 'number');
+    menu.innerHTML = this.figure.panels
+      .map((panel, index) => `<option value="${index}">${escapeHtml(panel.label)}</option>`)
       .join('');
-    this.choice.addEventListener('change', () => {
+    menu.addEventListener('change', () => {
       this.area.replaceChildren();
-      this.panels = [this.add(this.figure.panels[+this.choice.value])];
+      this.panels = [this.addPanel(this.figure.panels[+menu.value])];
       this.draw();
     });
+    return menu;
   }
 
   draw() {
     this.panels.forEach(panel => panel.draw());
   }
-  move() {
-    this.panels.forEach(one => (one.panel.x === 'block' ? one.draw() : one.move()));
+
+  // Values by block depend on the step; other lines do not.
+  updateStep() {
+    this.panels.forEach(panel => (panel.panel.x === 'block' ? panel.draw() : panel.resetCursor()));
   }
-  values() {
-    return this.panels.map(panel => panel.values()).join('<br>');
+
+  renderValues() {
+    return this.panels.map(panel => panel.renderValues()).join('<br>');
   }
 }
