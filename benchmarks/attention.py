@@ -22,7 +22,7 @@ from sinklab.attn.key_mass import compute_key_mass
 from sinklab.attn.mask import make_causal_mask
 from sinklab.attn.operations import Operation
 from sinklab.attn.spec import AttentionSpec
-from sinklab.train.setup import get_package_versions
+from sinklab.environment import get_package_versions
 
 OPERATIONS = {
     '/'.join(pair): make_operations()[pair] for pair in (('exp', 'sum'), ('sigmoid', 'none'), ('softpick', 'sum'))

@@ -32,8 +32,8 @@ from sinklab.data.prepare import prepare_store
 from sinklab.data.store import Store
 from sinklab.data.store_files import Recipe
 from sinklab.data.windows import ShuffledBatches, TransformedWindows, Windows
+from sinklab.environment import get_package_versions
 from sinklab.machine import get_processor_name
-from sinklab.train.setup import get_package_versions
 
 BATCH, LENGTH = 16, 2048
 

@@ -110,7 +110,7 @@ def terminate_process_group(process: subprocess.Popen) -> None:
 def write_part(args: argparse.Namespace) -> int:
     import jax
 
-    from sinklab.train.setup import get_package_versions
+    from sinklab.environment import get_package_versions
 
     file, name = args.out / f'{args.one}.json', args.row or args.one
     result = (json.loads(file.read_text()) if file.exists() else {}) | dict(

@@ -26,6 +26,7 @@ from train_loop import HARDWARE, format_spread, make_step_timer, make_uninterrup
 from sinklab.cli import process_flags
 from sinklab.cli.progress import ProgressCallback
 from sinklab.configs.sizes import SIZES
+from sinklab.environment import get_package_versions
 from sinklab.machine import describe_machine
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
@@ -35,7 +36,6 @@ from sinklab.supervisor.exit_status import ExitStatus
 from sinklab.supervisor.worker import Timeouts
 from sinklab.train import loop
 from sinklab.train.callbacks import Callback
-from sinklab.train.setup import get_package_versions
 
 
 class TurnCallback(Callback):

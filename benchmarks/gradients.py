@@ -20,9 +20,9 @@ from flax import nnx
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
+from sinklab.environment import get_package_versions
 from sinklab.machine import describe_machine
 from sinklab.train import state, step
-from sinklab.train.setup import get_package_versions
 
 MODELS = {
     'kv, learned': {

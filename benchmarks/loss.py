@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sinklab.environment import get_package_versions
 from sinklab.machine import describe_machine
 from sinklab.model.transformer import compute_logits
 from sinklab.train.loss import cross_entropy
-from sinklab.train.setup import get_package_versions
 
 
 def compute_full_loss(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array) -> jax.Array:

@@ -34,11 +34,11 @@ from docs import open_model_results
 from sinklab.analysis.measure import OPEN_MODEL_DEFAULTS, MeasureRequest, MeasureResult, make_job
 from sinklab.cli.main import main as run_sinklab
 from sinklab.configs.open_models import EXPERIMENTS, MODELS
+from sinklab.environment import get_package_versions
 from sinklab.errors import UserError, format_error
 from sinklab.machine import get_processor_name
 from sinklab.opened_models import OpenedModel
 from sinklab.storage.atomic_write import atomic_write
-from sinklab.train.setup import get_package_versions
 
 SIGNIFICANT_DIGITS = 6
 PACKAGES = 'torch', 'transformers', 'jax', 'numpy', 'gguf'

@@ -38,10 +38,10 @@ from sinklab.config.spec import Hardware, ModelConfig, Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
 from sinklab.configs.sizes import SIZES
+from sinklab.environment import get_package_versions
 from sinklab.machine import describe_machine
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import memory_estimate, state, step
-from sinklab.train.setup import get_package_versions
 
 ROOT = Path(__file__).parents[1]
 

@@ -27,6 +27,7 @@ from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import quickstart
 from sinklab.configs.sizes import SIZES
+from sinklab.environment import get_package_versions
 from sinklab.machine import describe_machine
 from sinklab.model.streaming import (
     CacheConfig,
@@ -38,7 +39,6 @@ from sinklab.model.transformer import Transformer
 from sinklab.train import state
 from sinklab.train.generate import jit_model_function
 from sinklab.train.loss import sum_losses
-from sinklab.train.setup import get_package_versions
 
 
 def load_model(args: argparse.Namespace) -> tuple[Spec, dict]:

@@ -239,8 +239,8 @@ def find_branch_addresses(text: str) -> list[int]:
 
 
 def get_versions(has_peers: bool) -> dict:
+    from sinklab.environment import get_package_versions
     from sinklab.planning import topology
-    from sinklab.train.setup import get_package_versions
 
     versions = get_package_versions(('jax',)) | dict(libtpu=topology.find_libtpu_version())
     if has_peers:
@@ -272,7 +272,7 @@ def make_sinklab_kernel(kernel: str, args: argparse.Namespace):
     """Return a kernel of the softmax or the linear primitive, and the shapes of its arguments."""
     import jax.numpy as jnp
 
-    from sinklab.attn import finalize
+    from sinklab.attn import kernel_attention
     from sinklab.attn.example_specs import make_operations
     from sinklab.attn.mask import make_full_mask
     from sinklab.attn.pallas import tpu
@@ -280,7 +280,7 @@ def make_sinklab_kernel(kernel: str, args: argparse.Namespace):
 
     name, *normalized, direction = kernel.split()
     pair = ('exp', 'sum') if name == 'softmax' else (name, 'sum' if normalized else 'none')
-    sums = finalize.choose_reduction(make_operations()[pair])
+    sums = kernel_attention.choose_reduction(make_operations()[pair])
     common_args = (
         sums,
         KernelSpec(ScoreSpec(args.width**-0.5), make_full_mask(args.length), None, jnp.zeros((args.heads, 0))),

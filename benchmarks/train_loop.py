@@ -23,6 +23,7 @@ from sinklab.config.validate import parse_config
 from sinklab.configs import quickstart
 from sinklab.configs.sizes import SIZES
 from sinklab.data.run_data import load_run_data
+from sinklab.environment import get_package_versions
 from sinklab.machine import describe_machine
 from sinklab.parallel import device_mesh, sharding
 from sinklab.run_dir import RunDir
@@ -33,7 +34,6 @@ from sinklab.train import (
     step,
 )
 from sinklab.train.callbacks import Callback
-from sinklab.train.setup import get_package_versions
 
 HARDWARE = Hardware(data=1, fsdp=1, remat='attention,ffn')  # as `make quickstart`
 PROBE_INTERVAL = 100  # steps between two probes

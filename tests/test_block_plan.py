@@ -11,7 +11,7 @@ from conftest import alternate_pairs, make_attention_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.attn import finalize, reference
+from sinklab.attn import kernel_attention, reference
 from sinklab.attn import mask as masks
 from sinklab.attn.pallas import block_plan, tpu
 
@@ -66,5 +66,5 @@ def test_kernels_with_block_sizes_of_chip_match_reference(operation, length):
 
     run = jax.jit(jax.grad(compute_total, has_aux=True), static_argnums=1)
     with interpret_pallas():
-        actual = run(arrays, functools.partial(finalize.attend, tpu))
+        actual = run(arrays, functools.partial(kernel_attention.attend, tpu))
     assert_close(actual, run(arrays, reference.attend), 5e-5)

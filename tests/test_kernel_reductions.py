@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType
 
-from sinklab.attn import finalize, reference
+from sinklab.attn import kernel_attention, reference
 from sinklab.attn import mask as masks
 from sinklab.attn.pallas import tpu
 from sinklab.attn.pallas.kernel_interface import (
@@ -81,7 +81,7 @@ def test_kernel_with_large_power_matches_reference():
         draw_inputs(64, length=1024),
     )
     with interpret_pallas():
-        result = finalize.attend(tpu, *arrays, requested).output_BTHK
+        result = kernel_attention.attend(tpu, *arrays, requested).output_BTHK
     assert_close(result, reference.attend(*arrays, requested).output_BTHK, 5e-5)
 
 
@@ -152,7 +152,7 @@ def test_kernel_results_are_equal_with_and_without_mesh(axes, mask):
 
     def run(arrays, slope_H):
         requested = make_attention_spec(make_attention_config('exp', 'plus_one'), mask, bias=make_alibi_bias(slope_H))
-        return jnp.sum(jnp.sin(finalize.attend(tpu, *arrays, requested).output_BTHK))
+        return jnp.sum(jnp.sin(kernel_attention.attend(tpu, *arrays, requested).output_BTHK))
 
     with interpret_pallas():
         alone = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)

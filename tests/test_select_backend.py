@@ -13,7 +13,7 @@ from conftest import make_attention_config, make_tiny_spec
 from sinklab.attn import (
     backends,
     cudnn,
-    finalize,
+    kernel_attention,
     reference,
 )
 from sinklab.attn import mask as masks
@@ -132,7 +132,7 @@ def test_select_backend_skips_kernel_with_wrong_output(monkeypatch):
     case = dataclasses.replace(PLAIN, spec=asked)
     with interpret_pallas():
         assert select_backend('auto', 'tpu', case) == BackendChoice('tpu')
-        monkeypatch.setattr(finalize, 'attend', doubled(finalize.attend))
+        monkeypatch.setattr(kernel_attention, 'attend', doubled(kernel_attention.attend))
         choice = select_backend('auto', 'tpu', case)
     assert choice.backend == 'chunked'
     assert 'wrong' in str(choice)
@@ -183,8 +183,10 @@ def test_measure_error_is_infinite_for_nan_gradient(monkeypatch, poisoned):
         return tuple(d if at != poisoned else jnp.full_like(d, jnp.nan) for at, d in enumerate(d_arrays))
 
     poison.defvjp(lambda *arrays: (arrays, None), backward)
-    attend = finalize.attend
-    monkeypatch.setattr(finalize, 'attend', lambda kernels, q, k, v, *how: attend(kernels, *poison(q, k, v), *how))
+    attend = kernel_attention.attend
+    monkeypatch.setattr(
+        kernel_attention, 'attend', lambda kernels, q, k, v, *how: attend(kernels, *poison(q, k, v), *how)
+    )
     with interpret_pallas():
         assert backends.measure_error('tpu', PLAIN) == float('inf')
 
@@ -213,7 +215,7 @@ def test_select_backend_counts_unsupported_case_as_no_failure():
     ids=lambda failure: type(failure).__name__,
 )
 def test_select_backend_skips_kernel_that_jax_cannot_compile(monkeypatch, failure):
-    monkeypatch.setattr(finalize, 'attend', raising(failure))
+    monkeypatch.setattr(kernel_attention, 'attend', raising(failure))
     choice = select_backend('auto', 'tpu', PLAIN)
     assert (choice.backend, choice.failed_backends) == ('chunked', ('tpu',))
     assert str(failure) in str(choice)
@@ -228,7 +230,7 @@ def test_select_backend_skips_kernel_that_jax_cannot_compile(monkeypatch, failur
     ids=lambda bug: type(bug).__name__,
 )
 def test_select_backend_propagates_bug_in_kernel(monkeypatch, bug):
-    monkeypatch.setattr(finalize, 'attend', raising(bug))
+    monkeypatch.setattr(kernel_attention, 'attend', raising(bug))
     with pytest.raises(type(bug)) as raised:
         select_backend('auto', 'tpu', PLAIN)
     assert raised.value is bug

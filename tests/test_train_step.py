@@ -19,7 +19,7 @@ from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import device_mesh, sharding
 from sinklab.parallel.device_mesh import MESH_AXES
 from sinklab.train import (
-    setup,
+    layout_checks,
     state,
     step,
     validation_loss,
@@ -193,7 +193,7 @@ def test_evaluate_averages_over_windows_for_any_batch_size():
 )
 def test_check_layout_rejects_indivisible_layout(hardware, words):
     with pytest.raises(UserError, match=words):
-        setup.check_layout(
+        layout_checks.check_layout(
             make_tiny_spec(model__kv_heads=2 if 'kv_heads' in words else None),
             hardware,
             AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), MESH_AXES),
@@ -216,7 +216,7 @@ def test_check_layout_accepts_exactly_layouts_that_divide_all_parameters(changes
         except ValueError:
             divides = False
         try:
-            setup.check_layout(spec, Hardware(), mesh)
+            layout_checks.check_layout(spec, Hardware(), mesh)
             passes = True
         except UserError:
             passes = False

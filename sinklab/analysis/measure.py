@@ -18,6 +18,7 @@ from sinklab.configs.open_models import PUBLISHED_SINK_RATES
 from sinklab.data.documents import Document, require_intact
 from sinklab.data.run_data import load_run_data
 from sinklab.data.sources import open_source
+from sinklab.environment import get_package_versions
 from sinklab.errors import UserError, format_error
 from sinklab.loss_mask import strip_loss_mask
 from sinklab.metrics import registry
@@ -37,7 +38,6 @@ from sinklab.storage.atomic_write import atomic_write, writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.paths import parse_path
 from sinklab.storage.untrusted_files import DamagedFileError
-from sinklab.train.setup import get_package_versions
 
 INPUT_KINDS = 'natural', 'random', 'repeated', 'domains'
 MAX_CHARS_PER_TOKEN = 40  # characters of a text that are encoded for each requested token

@@ -13,7 +13,7 @@ import numpy as np
 from sinklab.attn import (
     chunked,
     cudnn,
-    finalize,
+    kernel_attention,
     reference,
 )
 from sinklab.attn.operations import SIMILARITIES
@@ -65,7 +65,7 @@ class PallasBackend:
         return importlib.import_module(f'sinklab.attn.pallas.{self.platform}')
 
     def attend(self, query_BTHK, key_BSGK, value_BSGK, spec, needs_mass=False):
-        return finalize.attend(self.kernels, query_BTHK, key_BSGK, value_BSGK, spec, needs_mass)
+        return kernel_attention.attend(self.kernels, query_BTHK, key_BSGK, value_BSGK, spec, needs_mass)
 
     def explain_unsupported(self, problem):
         operation, relative = problem.spec.operation, problem.spec.bias.relative
@@ -83,8 +83,10 @@ class PallasBackend:
                 (problem.kv_heads or problem.heads, problem.value_width),
             )
         )
-        score_spec = finalize.make_kernel_spec(problem.spec, problem.width).score_spec
-        return self.kernels.explain_unsupported(finalize.choose_reduction(operation), score_spec, query, key, value)
+        score_spec = kernel_attention.make_kernel_spec(problem.spec, problem.width).score_spec
+        return self.kernels.explain_unsupported(
+            kernel_attention.choose_reduction(operation), score_spec, query, key, value
+        )
 
 
 BACKENDS: dict[str, AttentionBackend] = {

@@ -449,7 +449,7 @@ def collect_shared_settings(spec: Any, layout: Any) -> dict[str, Any]:
     compared instead.
     """
     import sinklab
-    from sinklab.train.setup import get_commit, get_package_versions
+    from sinklab.environment import get_commit, get_package_versions
 
     config = flatten_dict(dataclasses.asdict(spec), 'config')
     if str(config['config.data.source']).startswith('store:'):

@@ -36,6 +36,11 @@ def make_mesh(hardware: Hardware, devices: Sequence[jax.Device] | None = None) -
     )
 
 
+def make_abstract_mesh(hardware: Hardware) -> jax.sharding.AbstractMesh:
+    """Make an abstract mesh of the requested sizes, without devices, which another process may hold."""
+    return jax.sharding.AbstractMesh(tuple(getattr(hardware, axis) or 1 for axis in MESH_AXES), MESH_AXES)
+
+
 @functools.cache
 def make_one_device_mesh() -> jax.sharding.Mesh:
     """Make the mesh of the first device."""

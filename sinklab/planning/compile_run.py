@@ -16,8 +16,8 @@ from sinklab.model import flops
 from sinklab.parallel import device_mesh, sharding
 from sinklab.planning.hlo import Collective, HloProgram
 from sinklab.train import (
+    layout_checks,
     memory_estimate,
-    setup,
     sink_probe,
     state,
     step,
@@ -247,7 +247,7 @@ def compile_run(
         UserError: A program does not fit on the chips, or cannot be divided over them.
     """
     mesh = device_mesh.make_mesh(hardware, target_devices)
-    setup.check_layout(spec, hardware, mesh)
+    layout_checks.check_layout(spec, hardware, mesh)
     backend = choose_unverified_backend(spec, hardware, get_platform(target_devices)).backend
     remat = memory_estimate.choose_remat_policy(
         spec, hardware, mesh, backend, chip.memory_bytes / chip.devices_per_chip

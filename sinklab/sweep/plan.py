@@ -161,7 +161,8 @@ def check_run(run: SweepRun, hardware: Hardware) -> None:
     diverged is `refused` if `train` would refuse its layout on the devices. A run is also `refused` if its folder is
     damaged or holds another run.
     """
-    from sinklab.train import setup
+    from sinklab.parallel.device_mesh import make_abstract_mesh
+    from sinklab.train.layout_checks import check_layout
 
     last_step = run.spec.optimizer.steps
     try:
@@ -173,7 +174,7 @@ def check_run(run: SweepRun, hardware: Hardware) -> None:
         elif (last_outcome := run.read_last_outcome()).get('kind') == 'diverged':
             run.outcome, run.reason = 'diverged', last_outcome.get('message', '')
         else:
-            setup.check_layout(run.spec, hardware, setup.make_requested_mesh(hardware))
+            check_layout(run.spec, hardware, make_abstract_mesh(hardware))
     except UserError as refusal:
         run.outcome, run.reason = 'refused', str(refusal)
 

@@ -14,6 +14,7 @@ from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.checkpoint.orbax_compat import translate_storage_errors
 from sinklab.config.spec import Hardware, Spec
 from sinklab.data.run_data import RunData
+from sinklab.environment import describe_environment
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.model import flops
 from sinklab.parallel import sharding
@@ -50,7 +51,6 @@ from sinklab.train.run_outcome import (
 from sinklab.train.setup import (
     acquire_lease,
     add_lineage,
-    describe_environment,
     set_up_run,
 )
 from sinklab.train.validation_loss import make_evaluate

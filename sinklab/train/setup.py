@@ -1,26 +1,18 @@
-"""Setup of a run before its first step: lease, mesh, checks, attention backend, data, environment."""
+"""Setup of a run before its first step: lease, mesh, checks, attention backend, data, lineage."""
 
 import contextlib
 import dataclasses
-import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 
-import sinklab
 from sinklab.attn.backends import BackendChoice
 from sinklab.config.spec import Hardware, Spec
 from sinklab.data.run_data import RunData, load_run_data
 from sinklab.errors import UserError
 from sinklab.parallel import device_mesh, sharding
-from sinklab.parallel.device_mesh import MESH_AXES, get_devices
 from sinklab.process_group import (
     ProcessGroup,
     broadcast_from_primary,
@@ -37,6 +29,7 @@ from sinklab.storage.lease import (
 )
 from sinklab.storage.paths import is_remote
 from sinklab.train import (
+    layout_checks,
     memory_estimate,
     sink_probe,
     state,
@@ -141,12 +134,12 @@ def make_checked_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) 
         UserError: The layout does not divide batch or parameters, or memory does not suffice.
     """
     mesh = device_mesh.make_mesh(hardware)
-    check_layout(spec, hardware, mesh)
+    layout_checks.check_layout(spec, hardware, mesh)
     memory_bytes, local_devices = device_mesh.get_device_memory_bytes(num_local_processes), jax.local_devices()
     sink_probe.check_probe_memory(
         spec, memory_bytes * len(local_devices) if local_devices[0].platform == 'cpu' else memory_bytes
     )
-    check_residual_memory(spec, hardware, mesh, memory_bytes)
+    layout_checks.check_residual_memory(spec, hardware, mesh, memory_bytes)
     return mesh
 
 
@@ -165,107 +158,4 @@ def check_disk_space(spec: Spec, run_dir: RunDir, mesh: jax.sharding.Mesh) -> No
             f'{run_dir} has {free_bytes / 1e9:.2f} GB of free space, and {num_copies} checkpoints need '
             f'{needed_bytes / 1e9:.2f} GB more; free some space, choose another --workdir, or lower '
             'config.checkpoint.keep'
-        )
-
-
-PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml-collections', 'tokenizers', 'numpy')
-
-
-def get_package_versions(packages=PACKAGES) -> dict[str, str | None]:
-    """Return the installed versions of packages; None for a package that is not installed."""
-
-    def find_version(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    return {package: find_version(package) for package in packages}
-
-
-def get_commit() -> str | None:
-    """Return the commit of the source tree, with + if it has changes; None for an installed copy."""
-
-    def run_git(*arguments: str) -> str:
-        command = ['git', '-C', str(Path(__file__).parent), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        run_git('ls-files', '--error-unmatch', __file__)
-        return run_git('rev-parse', 'HEAD') + (
-            '+' if run_git('status', '--porcelain', '--untracked-files=no') else ''
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def describe_environment(layout: dict, attention: str, attempts: list[dict]) -> dict:
-    """Describe the environment of the newest attempt, and the attention backend of each attempt."""
-    return dict(
-        sinklab=sinklab.__version__,
-        commit=get_commit(),
-        python=platform.python_version(),
-        platform=platform.platform(),
-        malloc=os.environ.get('GLIBC_TUNABLES'),
-        versions=get_package_versions(),
-        devices=[device.device_kind for device in get_devices()],
-        processes=jax.process_count(),
-        layout=layout,
-        attention=attention,
-        attempts=attempts,
-    )
-
-
-AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
-FIELD_OF_AXIS = {'embed': 'width', 'ffn': 'ffn_width'}  # field of config.model, if its name is not that of the axis
-
-
-def make_requested_mesh(hardware: Hardware) -> jax.sharding.AbstractMesh:
-    """Make an abstract mesh of the requested sizes, without devices, which another process may hold."""
-    return jax.sharding.AbstractMesh(tuple(getattr(hardware, axis) or 1 for axis in MESH_AXES), MESH_AXES)
-
-
-def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
-    """Raise UserError for a layout that cannot divide the batch or a parameter."""
-    batch_size = spec.optimizer.batch_size
-    micro_batch = hardware.get_micro_batch_size(batch_size)
-    num_shards = sharding.count_shards(mesh)
-    if batch_size % micro_batch:
-        raise UserError(
-            f'--micro_batch={micro_batch} does not divide config.optimizer.batch_size, which is {batch_size}'
-        )
-    if micro_batch % num_shards:
-        option = (
-            f'--micro_batch={micro_batch}'
-            if hardware.micro_batch
-            else f'config.optimizer.batch_size, which is {micro_batch},'
-        )
-        raise UserError(
-            f'{option} cannot be divided over {num_shards} devices (--data={mesh.shape["data"]} x '
-            f'--fsdp={mesh.shape["fsdp"]}); use a multiple of {num_shards}, fewer devices, or more of them '
-            'along --tensor'
-        )
-    for leaf in jax.tree.leaves(
-        state.make_abstract_model(spec)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
-    ):
-        check_parameter_layout(mesh, leaf)
-
-
-def check_parameter_layout(mesh: AnyMesh, leaf: nnx.Variable) -> None:
-    for name, size in zip(sharding.get_logical_axes(leaf), leaf.shape, strict=True):
-        axis = sharding.RULES[name] if name else None
-        if axis and size % mesh.shape[axis]:
-            description = f'config.model.{FIELD_OF_AXIS.get(name, name)} is {size}'
-            raise UserError(f'{description}, which --{axis}={mesh.shape[axis]} does not divide')
-
-
-def check_residual_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_bytes: int) -> None:
-    """Raise UserError if the residual stream of a micro-batch does not fit on a device by itself."""
-    model, micro_batch = spec.model, hardware.get_micro_batch_size(spec.optimizer.batch_size)
-    tokens_per_device = micro_batch * spec.data.length // sharding.count_shards(mesh)
-    min_bytes = tokens_per_device * model.layers * model.width * jnp.dtype(model.dtype).itemsize
-    if min_bytes > memory_bytes:
-        raise UserError(
-            f'a step of {micro_batch} sequences needs at least {min_bytes / 2**30:.1f} GiB on a device of '
-            f'{memory_bytes / 2**30:.1f} GiB; lower config.optimizer.batch_size, or give --micro_batch'
         )

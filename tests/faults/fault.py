@@ -76,15 +76,15 @@ class FaultyGroup:
 
 
 def versions():
-    from sinklab.train import setup
+    from sinklab import environment
 
-    setup.get_package_versions = lambda: {'jax': '0.0'}
+    environment.get_package_versions = lambda: {'jax': '0.0'}
 
 
 def commit():
-    from sinklab.train import setup
+    from sinklab import environment
 
-    setup.get_commit = lambda: 'another'
+    environment.get_commit = lambda: 'another'
 
 
 def data():

@@ -1,7 +1,7 @@
 """Reductions of the kernels (softmax, linear), with custom gradients, padding and sharding.
 
-The rest of attention is ordinary jnp on the results of these reductions (sinklab/attn/finalize.py), so the backward
-passes also take the cotangents of the statistics.
+The rest of attention is ordinary jnp on the results of these reductions (sinklab/attn/kernel_attention.py), so the
+backward passes also take the cotangents of the statistics.
 """
 
 import dataclasses
