@@ -1,10 +1,10 @@
-"""Experiment: change softmax attention to sigmoid attention, or back, at ten moments of training.
+"""Experiment: change softmax attention to sigmoid attention, or back, at ten steps of training.
 
     python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --jobs=2
     python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --write
 
 For each seed, a run with softmax attention and one with sigmoid attention (the row `sigmoid_apple`) are trained at
-the size quickstart, with a checkpoint at each of MOMENTS. From each checkpoint a fork continues with the other
+the size quickstart, with a checkpoint at each of SWITCH_STEPS. From each checkpoint a fork continues with the other
 attention to the last step. Parameters, optimizer state, schedule and the order of the data continue; nothing else
 differs. Finished runs are not trained again, so the command can be stopped and repeated. --write only reads the runs,
 and writes docs/results/switch.json, switch.png and the table of mechanism.md.
@@ -27,8 +27,8 @@ from sinklab.sweep.run import pin_to_cores, split_cores
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'docs' / 'results'
-MOMENTS = 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200  # most sinks emerge between step 250 and 950
-ARMS = 'softmax', 'sigmoid_apple'  # rows of configs/attention.py
+SWITCH_STEPS = 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200  # most sinks emerge between step 250 and 950
+ROWS = 'softmax', 'sigmoid_apple'  # rows of configs/attention.py
 OPTIONS = '--data=1', '--fsdp=1', '--remat=attention,ffn'
 METRICS = 'sink/1', 'alpha/1', 'mass/row', 'contribution/1', 'norm/value/ratio', 'norm/key/ratio'
 
@@ -43,51 +43,58 @@ def main() -> None:
     if args.write:
         write_results(args.workdir, args.seeds)
         return
-    first_runs = [make_first_command(args.workdir, arm, seed) for seed in args.seeds for arm in ARMS]
+    first_runs = [make_first_command(args.workdir, row, seed) for seed in args.seeds for row in ROWS]
     forks = [
-        make_fork_command(args.workdir, arm, seed, moment)
+        make_fork_command(args.workdir, row, seed, switch_step)
         for seed in args.seeds
-        for arm in ARMS
-        for moment in MOMENTS
+        for row in ROWS
+        for switch_step in SWITCH_STEPS
     ]
     run_commands(first_runs, args.jobs)
     run_commands(forks, args.jobs)
 
 
-def get_run_path(workdir: Path, arm: str, seed: int, moment: int | None = None) -> Path:
-    """Return the folder of the run of an arm, or of the fork that leaves it at a moment."""
-    return workdir / (f'{arm}-{seed}' if moment is None else f'{arm}-{seed}-{moment}')
+def get_run_path(workdir: Path, row: str, seed: int, switch_step: int | None = None) -> Path:
+    """Return the folder of the run of a row, or of the fork that changes attention at `switch_step`."""
+    return workdir / (f'{row}-{seed}' if switch_step is None else f'{row}-{seed}-{switch_step}')
 
 
-def get_other_arm(arm: str) -> str:
-    return ARMS[1 - ARMS.index(arm)]
+def get_other_row(row: str) -> str:
+    return ROWS[1 - ROWS.index(row)]
 
 
-def format_attention_flags(arm: str) -> list[str]:
-    """Format the flags that set the attention of an arm: the fields in which the arms differ."""
+def format_attention_flags(row: str) -> list[str]:
+    """Format the flags that set the attention of a row: the fields in which the rows differ."""
     fields, other_fields = (
         dataclasses.asdict(load_spec(f'configs/attention.py:{name}', [], 'quickstart')[0].model.attention)
-        for name in (arm, get_other_arm(arm))
+        for name in (row, get_other_row(row))
     )
     return [
         f'--config.model.attention.{name}={fields[name]}' for name in fields if fields[name] != other_fields[name]
     ]
 
 
-def make_first_command(workdir: Path, arm: str, seed: int) -> list[str]:
+def make_first_command(workdir: Path, row: str, seed: int) -> list[str]:
     checkpoints = ['--config.checkpoint.every_steps=100', '--config.checkpoint.keep=16']
     probes = ['--config.probe.every_steps=20']
     seeds = [f'--config.seed={seed}', f'--config.data.seed={seed}']
-    row = f'--config={ROOT}/configs/attention.py:{arm}'
-    return [row, '--size=quickstart', *checkpoints, *probes, *seeds, f'--workdir={get_run_path(workdir, arm, seed)}']
+    config_flag = f'--config={ROOT}/configs/attention.py:{row}'
+    return [
+        config_flag,
+        '--size=quickstart',
+        *checkpoints,
+        *probes,
+        *seeds,
+        f'--workdir={get_run_path(workdir, row, seed)}',
+    ]
 
 
-def make_fork_command(workdir: Path, arm: str, seed: int, moment: int) -> list[str]:
+def make_fork_command(workdir: Path, row: str, seed: int, switch_step: int) -> list[str]:
     checkpoints = ['--config.checkpoint.every_steps=0', '--config.checkpoint.keep=2']
-    source = f'--from={get_run_path(workdir, arm, seed)}@{moment}'
+    source = f'--from={get_run_path(workdir, row, seed)}@{switch_step}'
     probes = ['--config.probe.every_steps=100']
-    attention = format_attention_flags(get_other_arm(arm))
-    return [source, *attention, *checkpoints, *probes, f'--workdir={get_run_path(workdir, arm, seed, moment)}']
+    attention = format_attention_flags(get_other_row(row))
+    return [source, *attention, *checkpoints, *probes, f'--workdir={get_run_path(workdir, row, seed, switch_step)}']
 
 
 def run_commands(commands: list[list[str]], jobs: int) -> None:
@@ -117,14 +124,17 @@ def is_finished(path: Path) -> bool:
 
 def write_results(workdir: Path, seeds: list[int]) -> None:
     results = {
-        arm: {
+        row: {
             str(seed): {
-                'unchanged': read_curves(get_run_path(workdir, arm, seed)),
-                **{str(moment): read_curves(get_run_path(workdir, arm, seed, moment)) for moment in MOMENTS},
+                'unchanged': read_curves(get_run_path(workdir, row, seed)),
+                **{
+                    str(switch_step): read_curves(get_run_path(workdir, row, seed, switch_step))
+                    for switch_step in SWITCH_STEPS
+                },
             }
             for seed in seeds
         }
-        for arm in ARMS
+        for row in ROWS
     }
     (RESULTS / 'switch.json').write_text(json.dumps(results, indent=1) + '\n')
     write_part(RESULTS / 'mechanism.md', 'switch', format_results(results))
@@ -132,15 +142,20 @@ def write_results(workdir: Path, seeds: list[int]) -> None:
 
 
 def format_results(results: dict) -> str:
-    """Format the last Sink_1 and the last loss of all forks: a line for each arm and seed."""
-    rows = []
+    """Format the last Sink_1 and the last loss of all forks: a line for each row and seed."""
+    table_rows = []
     for label, read in (('Sink_1 (%)', get_last_sink), ('loss (nats)', get_loss)):
         digits = 1 if read is get_last_sink else 2
-        for arm, runs in results.items():
+        for row, runs in results.items():
             for seed, forks in runs.items():
-                cells = [f'{read(forks[moment]):.{digits}f}' for moment in (*map(str, MOMENTS), 'unchanged')]
-                rows.append([label, f'`{arm}`, {seed}', *cells])
-    return format_table(['at the end', 'from, seed', *(f'step {moment}' for moment in MOMENTS), 'unchanged'], rows)
+                cells = [
+                    f'{read(forks[switch_step]):.{digits}f}' for switch_step in (*map(str, SWITCH_STEPS), 'unchanged')
+                ]
+                table_rows.append([label, f'`{row}`, {seed}', *cells])
+    return format_table(
+        ['at the end', 'from, seed', *(f'step {switch_step}' for switch_step in SWITCH_STEPS), 'unchanged'],
+        table_rows,
+    )
 
 
 def get_last_sink(curves: dict) -> float:
@@ -171,13 +186,13 @@ def draw_results(results: dict, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(9, 5.5), sharex=True, sharey='row')
-    for column, (arm, runs) in zip(axes.T, results.items(), strict=True):
+    for column, (row, runs) in zip(axes.T, results.items(), strict=True):
         for seed, (name, forks) in enumerate(runs.items()):
             for axis, read in zip(column, (get_last_sink, get_loss), strict=True):
-                values = [read(forks[str(moment)]) for moment in MOMENTS]
-                axis.plot(MOMENTS, values, 'o-', ms=4, color=f'C{seed}', label=f'seed {name}')
+                values = [read(forks[str(switch_step)]) for switch_step in SWITCH_STEPS]
+                axis.plot(SWITCH_STEPS, values, 'o-', ms=4, color=f'C{seed}', label=f'seed {name}')
                 axis.axhline(read(forks['unchanged']), ls=':', color=f'C{seed}')
-        column[0].set_title(f'{arm} changed to {get_other_arm(arm)}')
+        column[0].set_title(f'{row} changed to {get_other_row(row)}')
         column[1].set_xlabel('step of the change (dotted: not changed)')
     axes[0, 0].set_ylabel('Sink_1 at step 1500, %')
     axes[1, 0].set_ylabel('valid loss, nats')

@@ -69,11 +69,11 @@ while true; do
   fi
   case $state in
     ACTIVE)
-      said=$({ask})
-      if [[ $said =~ StartTimestampMonotonic=[1-9] && $said =~ ActiveState=(inactive|failed) ]]; then
-        printf 'the run has ended\\n%s\\n' "$said"
+      unit_status=$({query_unit})
+      if [[ $unit_status =~ StartTimestampMonotonic=[1-9] && $unit_status =~ ActiveState=(inactive|failed) ]]; then
+        printf 'the run has ended\\n%s\\n' "$unit_status"
         {delete}
-        [[ $said == *ExecMainStatus=0* ]]
+        [[ $unit_status == *ExecMainStatus=0* ]]
         exit
       fi
       ;;
@@ -176,10 +176,10 @@ def make_describe_command(job: Job, args: argparse.Namespace) -> Command:
 
 
 def make_keep_script(job: Job, args: argparse.Namespace) -> str:
-    ask_command = make_first_host_command(job, args, f'systemctl show --property={SERVICE_PROPERTIES} sinklab')
+    query_unit_command = make_first_host_command(job, args, f'systemctl show --property={SERVICE_PROPERTIES} sinklab')
     commands = dict(
         describe=make_describe_command(job, args),
-        ask=ask_command,
+        query_unit=query_unit_command,
         delete=make_delete_command(job, args),
         create=make_create_command(job, args),
     )
