@@ -23,9 +23,9 @@ def test_guide_adds_metric_in_one_file_and_all_outputs_show_it(tmp_path):
     last_record = json.loads((run / 'metrics.jsonl').read_text().splitlines()[-1])
     *_, newest_probe = sorted((run / 'probe').glob('*.npz'))
     assert 0 < last_record['alpha/self'] == pytest.approx(float(np.load(newest_probe)['own_LH'].mean()), rel=1e-5)
-    page = (run / 'report.html').read_text()
-    assert '>alpha_self</th>' in page
-    assert 'Who looks at itself' in page
+    report_html = (run / 'report.html').read_text()
+    assert '>alpha_self</th>' in report_html
+    assert 'Who looks at itself' in report_html
     assert (run / 'own.png').exists()
     assert (
         '| `alpha/self` | Mean attention of queries to their own token. |'

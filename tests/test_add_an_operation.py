@@ -7,7 +7,7 @@ import pytest
 from doc_pages import NEEDS_GIT, make_edited_copy, read_commands, run_command
 
 PAGE = 'guides/add_an_operation.md'
-OPERATION = """
+SCRIPT = """
 import sys
 import numpy as np
 from sinklab.configs.softplus import get_config
@@ -44,8 +44,8 @@ def test_guide_adds_operation_with_listed_rows_and_correct_weights(tree):
 
 @pytest.mark.exhaustive
 def test_guide_commands_test_train_and_sweep_operation(tree):
-    for verb in ('pytest', 'sinklab rows', 'sinklab train', 'sinklab sweep'):
-        assert read_commands(PAGE, verb), f'the page does without {verb}'
+    for prefix in ('pytest', 'sinklab rows', 'sinklab train', 'sinklab sweep'):
+        assert read_commands(PAGE, prefix), f'the page does without {prefix}'
     for command in read_commands(PAGE):
         run_command(tree, command)
     check_run(tree / 'runs' / 'softplus')
@@ -56,7 +56,7 @@ def check_weights(tree):
     """Check A_ij = log(1 + e^s_ij), normalized or not, and o_i = sum_j A_ij v_j against float64."""
     query_BTHK, key_BTHK, value_BTHK = inputs = 1.5 * np.random.default_rng(0).normal(size=(3, 2, 6, 3, 4))
     np.save(tree / 'given.npy', inputs.astype(np.float32))
-    run_command(tree, '.venv/bin/python -', OPERATION)
+    run_command(tree, '.venv/bin/python -', SCRIPT)
     score_BHTT = np.einsum('bthk,bshk->bhts', query_BTHK, key_BTHK) / np.sqrt(4)
     weight_BHTT = np.where(np.tri(6, dtype=bool), np.log(1 + np.exp(score_BHTT)), 0)
     total_BHT1 = weight_BHTT.sum(-1, keepdims=True)
@@ -68,9 +68,9 @@ def check_weights(tree):
 
 
 def check_run(folder):
-    last = json.loads((folder / 'metrics.jsonl').read_text().splitlines()[-1])
-    assert np.isfinite([last['valid/loss'], last['sink/1']]).all()
-    assert last['mass/row'] == pytest.approx(1, abs=1e-3)
+    last_record = json.loads((folder / 'metrics.jsonl').read_text().splitlines()[-1])
+    assert np.isfinite([last_record['valid/loss'], last_record['sink/1']]).all()
+    assert last_record['mass/row'] == pytest.approx(1, abs=1e-3)
     assert json.loads((folder / 'config.json').read_text())['model']['attention']['similarity'] == 'softplus'
 
 

@@ -24,15 +24,15 @@ def test_page_lists_each_module_once_in_descending_levels():
     assert [int(level) for level, *_ in ROWS] == sorted(LEVELS.values(), reverse=True)
     assert set(LEVELS.values()) == set(range(max(LEVELS.values()) + 1))
     assert len(ROWS) == len(LEVELS)
-    for _, name, ending in ROWS:
-        assert (ROOT / 'sinklab' / f'{name}{ending}').exists(), f'docs/architecture.md has a level for {name}{ending}'
+    for _, name, suffix in ROWS:
+        assert (ROOT / 'sinklab' / f'{name}{suffix}').exists(), f'docs/architecture.md has a level for {name}{suffix}'
 
 
 def test_page_lists_independent_packages():
     table = PAGE.partition('| package | does not import |')[2].partition('\n\n')[0]
     rows = {
-        name: set(re.findall(r'`(\w+)/`', others))
-        for name, others in re.findall(r'^\| `(\w+)/` \| (.*) \|', table, re.M)
+        name: set(re.findall(r'`(\w+)/`', packages))
+        for name, packages in re.findall(r'^\| `(\w+)/` \| (.*) \|', table, re.M)
     }
     assert rows == INDEPENDENT
 
@@ -47,25 +47,25 @@ def list_imports(path):
             yield from ((f'{node.module}.{alias.name}', node in tree.body) for alias in node.names)
 
 
-def level_name(dotted):
-    parts = dotted.split('.')
+def find_level_name(module_name):
+    parts = module_name.split('.')
     return parts[1] if parts[0] == 'sinklab' and len(parts) > 1 and parts[1] in LEVELS else None
 
 
 @pytest.mark.parametrize('path', [p for p in FILES if p.is_relative_to(ROOT / 'sinklab')], ids=lambda p: p.name)
 def test_module_imports_only_own_package_and_lower_levels(path):
-    here = level_name('.'.join(path.relative_to(ROOT).with_suffix('').parts))
+    level_name = find_level_name('.'.join(path.relative_to(ROOT).with_suffix('').parts))
     if path.stem in ('__init__', '__main__') and path.parent.name == 'sinklab':
         return
-    assert here, f'{path} has no level in docs/architecture.md'
+    assert level_name, f'{path} has no level in docs/architecture.md'
     for name, _ in list_imports(path):
-        there = level_name(name)
-        if there and there != here:
-            assert LEVELS[there] < LEVELS[here], f'{path} imports {name}'
-            assert there not in INDEPENDENT.get(here, ()), f'{path} imports {name}'
+        imported_level_name = find_level_name(name)
+        if imported_level_name and imported_level_name != level_name:
+            assert LEVELS[imported_level_name] < LEVELS[level_name], f'{path} imports {name}'
+            assert imported_level_name not in INDEPENDENT.get(level_name, ()), f'{path} imports {name}'
 
 
-def names(path):
+def list_names(path):
     """Yield the top-level names of a file and the methods of its classes."""
     for node in ast.parse(path.read_text()).body:
         match node:
@@ -77,12 +77,12 @@ def names(path):
                 yield name
 
 
-@pytest.mark.parametrize('named', sorted(set(re.findall(r'`([\w/]+\.py(?::[\w.]+)?)`', PAGE))))
-def test_page_names_existing_files_and_objects(named):
-    file, _, name = named.partition(':')
-    path = next((folder / file for folder in (ROOT / 'sinklab', ROOT) if (folder / file).exists()), None)
-    assert path, f'docs/architecture.md names {file}'
-    assert not name or name in set(names(path)), f'docs/architecture.md names {name} of {file}'
+@pytest.mark.parametrize('reference', sorted(set(re.findall(r'`([\w/]+\.py(?::[\w.]+)?)`', PAGE))))
+def test_page_names_existing_files_and_objects(reference):
+    file_name, _, name = reference.partition(':')
+    path = next((folder / file_name for folder in (ROOT / 'sinklab', ROOT) if (folder / file_name).exists()), None)
+    assert path, f'docs/architecture.md names {file_name}'
+    assert not name or name in set(list_names(path)), f'docs/architecture.md names {name} of {file_name}'
 
 
 @pytest.mark.slow
@@ -91,21 +91,21 @@ def test_tests_do_not_import_tests():
     assert [path.name for path in files if any(name.startswith('test_') for name, _ in list_imports(path))] == []
 
 
-def modules():
+def map_imports():
     """Return {module: modules of sinklab that it imports}, including lazy imports."""
-    names = {
+    paths_by_module = {
         '.'.join(path.relative_to(ROOT).with_suffix('').parts): path
         for path in FILES
         if path.is_relative_to(ROOT / 'sinklab')
     }
     return {
-        here: {
-            there
+        module: {
+            imported_module
             for name, _ in list_imports(path)
-            for there in (name, name.rpartition('.')[0])
-            if there in names and there != here
+            for imported_module in (name, name.rpartition('.')[0])
+            if imported_module in paths_by_module and imported_module != module
         }
-        for here, path in names.items()
+        for module, path in paths_by_module.items()
     }
 
 
@@ -114,27 +114,33 @@ def test_modules_have_no_import_cycles():
 
     The remaining modules are in a cycle.
     """
-    left = modules()
-    while free := [name for name, needs in left.items() if not needs & left.keys()]:
-        for name in free:
-            del left[name]
-    assert not left, f'in a circle: {", ".join(sorted(left))}'
+    remaining = map_imports()
+    while removable := [
+        name for name, imported_modules in remaining.items() if not imported_modules & remaining.keys()
+    ]:
+        for name in removable:
+            del remaining[name]
+    assert not remaining, f'in a circle: {", ".join(sorted(remaining))}'
 
 
-STAGES = {
+MODULE_ORDERS = {
     package: re.findall(r'`(\w+)`', modules)
     for package, modules in re.findall(r'^- `(\w+)/`: (.*(?:\n  .*)*)', PAGE, re.MULTILINE)
 }
 
 
-@pytest.mark.parametrize('package', STAGES)
+@pytest.mark.parametrize('package', MODULE_ORDERS)
 def test_module_of_ordered_package_imports_only_earlier_modules(package):
-    stages, folder = STAGES[package], ROOT / 'sinklab' / package
-    assert {path.stem for path in folder.iterdir() if path.stem[0] != '_'} == set(stages)
+    order, folder = MODULE_ORDERS[package], ROOT / 'sinklab' / package
+    assert {path.stem for path in folder.iterdir() if path.stem[0] != '_'} == set(order)
     for path in folder.rglob('*.py'):
-        here = path.relative_to(folder).parts[0].removesuffix('.py')
-        there = {name.split('.')[2] for name, _ in list_imports(path) if name.startswith(f'sinklab.{package}.')}
-        assert here not in stages or all(stages.index(stage) <= stages.index(here) for stage in there), path
+        module = path.relative_to(folder).parts[0].removesuffix('.py')
+        imported_modules = {
+            name.split('.')[2] for name, _ in list_imports(path) if name.startswith(f'sinklab.{package}.')
+        }
+        assert module not in order or all(
+            order.index(imported_module) <= order.index(module) for imported_module in imported_modules
+        ), path
 
 
 def test_configs_import_only_ml_collections_and_siblings():
@@ -147,9 +153,9 @@ def test_configs_import_only_ml_collections_and_siblings():
 
 def test_command_line_modules_import_no_heavy_package_at_top():
     for path in (ROOT / 'sinklab' / 'cli').glob('*.py'):
-        if path.stem in ('progress', 'terminal'):  # imported by a verb
+        if path.stem in ('progress', 'terminal'):  # command modules import them
             continue
-        for name, top in list_imports(path):
-            assert not (top and name.split('.')[0] in ('jax', 'flax', 'orbax', 'grain', 'rich', 'ml_collections')), (
-                name
-            )
+        for name, is_at_top in list_imports(path):
+            assert not (
+                is_at_top and name.split('.')[0] in ('jax', 'flax', 'orbax', 'grain', 'rich', 'ml_collections')
+            ), name

@@ -22,12 +22,12 @@ from sinklab.attn.mask import (
     make_static_mask,
     make_window_mask,
 )
-from sinklab.attn.operations import resolve_operation as resolved
+from sinklab.attn.operations import resolve_operation as resolve
 from sinklab.config.spec import AttentionConfig
 from sinklab.config.spec import MaskConfig as Visible
 
 POWERS = (0.25, 0.5, 2.0, 3.0)
-ATTENTIONS = [
+ATTENTION_CONFIGS = [
     make_attention_config(similarity, normalizer, power)
     for similarity, normalizer in OPERATIONS
     for power in (POWERS if normalizer == 'p_norm' else (1.0,))
@@ -40,7 +40,7 @@ def format_case(value):
     return str(value)
 
 
-every_operation = pytest.mark.parametrize('operation', ATTENTIONS, ids=format_case)
+every_operation = pytest.mark.parametrize('operation', ATTENTION_CONFIGS, ids=format_case)
 
 
 def make_inputs(operation, scale=1.0, batch=1, columns=0):
@@ -63,8 +63,10 @@ def make_inputs(operation, scale=1.0, batch=1, columns=0):
 def compute_reference(query, key, value, bias, visible_TS, operation, columns=0):
     """Compute (output_BTHK, attention_BHTS), one query at a time."""
     score = np.einsum('bthk,bshk->bhts', np.float64(query), key) / np.sqrt(query.shape[-1]) + bias
-    weigh = functools.partial(formulas.compute_weights, visible_TS=visible_TS, attention=operation, columns=columns)
-    attention_BHTS = np.stack([[weigh(head) for head in heads] for heads in score])
+    compute_weights = functools.partial(
+        formulas.compute_weights, visible_TS=visible_TS, attention=operation, columns=columns
+    )
+    attention_BHTS = np.stack([[compute_weights(head) for head in heads] for heads in score])
     return np.einsum('bhts,bshk->bthk', attention_BHTS, value), attention_BHTS
 
 
@@ -118,13 +120,14 @@ def differentiate_numerically(function, x, step=1e-5):
 def test_attention_of_fully_masked_query_is_zero_with_finite_gradients(operation):
     mask = make_static_mask(np.array([0, 2, 0, 0]), np.array([1, 2, 3, 4]))
     arrays = [jnp.asarray(array) for array in make_inputs(operation, scale=50.0)]
-    (output, attention_BHTS), pull = jax.vjp(
+    (output, attention_BHTS), vjp_function = jax.vjp(
         lambda *arrays: compute_reference_attention(arrays, operation, mask), *arrays
     )
     assert (output[:, 1] == 0).all()
     assert (attention_BHTS[:, :, 1] == 0).all()
     assert all(
-        jnp.isfinite(gradient).all() for gradient in pull((jnp.ones_like(output), jnp.ones_like(attention_BHTS)))
+        jnp.isfinite(gradient).all()
+        for gradient in vjp_function((jnp.ones_like(output), jnp.ones_like(attention_BHTS)))
     )
 
 
@@ -160,25 +163,35 @@ def test_attention_gain_scales_output_and_weights(operation):
 
 @pytest.mark.parametrize('similarity', ['exp', 'sigmoid', 'elu1'])
 def test_p_norm_of_power_one_equals_sum_normalizer(similarity):
-    plain, power = make_attention_config(similarity, 'sum'), make_attention_config(similarity, 'p_norm', 1.0)
+    sum_config, p_norm_config = (
+        make_attention_config(similarity, 'sum'),
+        make_attention_config(similarity, 'p_norm', 1.0),
+    )
     for actual, expected in zip(
-        *(compute_reference_attention(make_inputs(plain), kind, make_causal_mask(4)) for kind in (plain, power)),
+        *(
+            compute_reference_attention(make_inputs(sum_config), config, make_causal_mask(4))
+            for config in (sum_config, p_norm_config)
+        ),
         strict=True,
     ):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize('operation', [operation for operation in ATTENTIONS if operation.power], ids=format_case)
+@pytest.mark.parametrize(
+    'operation', [operation for operation in ATTENTION_CONFIGS if operation.power], ids=format_case
+)
 @pytest.mark.parametrize('scale', [1.0, 30.0])
 def test_p_norm_rows_have_unit_norm(operation, scale):
     _, attention_BHTS = compute_reference_attention(make_inputs(operation, scale), operation, make_causal_mask(4))
     np.testing.assert_allclose((np.float64(attention_BHTS) ** operation.power).sum(-1), 1, rtol=1e-3)
 
 
-@pytest.mark.parametrize('operation', [operation for operation in ATTENTIONS if operation.power], ids=format_case)
+@pytest.mark.parametrize(
+    'operation', [operation for operation in ATTENTION_CONFIGS if operation.power], ids=format_case
+)
 def test_p_norm_gives_weight_one_to_single_key_for_any_score(operation):
     score_S = jnp.array([-60.0, -30.0, -16.0, -1.0, 0.0, 1.0, 30.0, 60.0])
-    weights, _ = reference.compute_weights(score_S[:, None], jnp.ones((8, 1), bool), resolved(operation, 1))
+    weights, _ = reference.compute_weights(score_S[:, None], jnp.ones((8, 1), bool), resolve(operation, 1))
     np.testing.assert_allclose(weights, 1, rtol=1e-5)
 
 
@@ -228,29 +241,29 @@ def test_attention_computes_in_float32_and_returns_dtype_of_values():
     np.testing.assert_allclose(attention_BHTS.sum(-1), 1, rtol=1e-6)
 
 
-lengths, places = st.sampled_from([1, 4, 9]), st.integers(1, 12)
-few = settings(max_examples=25, deadline=None)
+lengths, sizes = st.sampled_from([1, 4, 9]), st.integers(1, 12)
+few_examples = settings(max_examples=25, deadline=None)
 
 
 def get_visible(mask, length):
     return np.asarray(mask.materialize(length))[0]
 
 
-@few
+@few_examples
 @given(lengths)
 def test_causal_mask_shows_own_and_earlier_keys(length):
     np.testing.assert_array_equal(get_visible(make_causal_mask(length), length), np.tri(length, dtype=bool))
 
 
-@few
-@given(lengths, places)
+@few_examples
+@given(lengths, sizes)
 def test_prefix_mask_shows_prefix_to_all_queries(length, tokens):
     t, s = np.indices((length, length))
     np.testing.assert_array_equal(get_visible(make_prefix_mask(length, tokens), length), (s <= t) | (s < tokens))
 
 
-@few
-@given(lengths, places)
+@few_examples
+@given(lengths, sizes)
 def test_window_mask_with_causal_mask_shows_last_keys(length, keys):
     expected = [[t - keys < s <= t for s in range(length)] for t in range(length)]
     np.testing.assert_array_equal(
@@ -258,21 +271,23 @@ def test_window_mask_with_causal_mask_shows_last_keys(length, keys):
     )
 
 
-@few
-@given(lengths, places)
+@few_examples
+@given(lengths, sizes)
 def test_block_mask_shows_keys_of_same_block(length, keys):
     expected = [[t // keys == s // keys for s in range(length)] for t in range(length)]
     np.testing.assert_array_equal(get_visible(make_block_mask(length, keys), length), expected)
 
 
-@few
+@few_examples
 @given(st.lists(st.booleans(), min_size=9, max_size=9))
-def test_document_mask_with_causal_mask_shows_keys_of_same_document(opens):
-    number_T = np.cumsum(opens)
+def test_document_mask_with_causal_mask_shows_keys_of_same_document(is_document_start):
+    number_T = np.cumsum(is_document_start)
     start_T = [list(number_T).index(number) for number in number_T]
-    actual = get_visible(make_document_mask(jnp.array([start_T])) & make_causal_mask(len(opens)), len(opens))
-    expected = Visible(prefix=None, window=None, block=None, document=True)
-    np.testing.assert_array_equal(actual, formulas.compute_visibility(len(opens), expected, number_T))
+    actual = get_visible(
+        make_document_mask(jnp.array([start_T])) & make_causal_mask(len(is_document_start)), len(is_document_start)
+    )
+    mask_config = Visible(prefix=None, window=None, block=None, document=True)
+    np.testing.assert_array_equal(actual, formulas.compute_visibility(len(is_document_start), mask_config, number_T))
 
 
 intervals = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=3)
@@ -283,14 +298,14 @@ def make_interval_mask(pairs):
     return make_static_mask(np.array(start), np.array(end))
 
 
-@few
+@few_examples
 @given(intervals, intervals)
 def test_mask_intersection_shows_keys_visible_in_both(first, second):
     expected = get_visible(make_interval_mask(first), 9) & get_visible(make_interval_mask(second), 9)
     np.testing.assert_array_equal(get_visible(make_interval_mask(first) & make_interval_mask(second), 9), expected)
 
 
-@few
+@few_examples
 @given(intervals, st.integers(0, 3))
 def test_mask_padding_adds_queries_without_visible_keys(pairs, queries):
     actual = get_visible(make_interval_mask(pairs).pad(before=queries), 9)

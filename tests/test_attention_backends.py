@@ -149,17 +149,17 @@ def test_backends_use_scale_of_operation(scale):
         query, key, value = arrays
         plain_spec = make_attention_spec(make_attention_config(*pair), masks.make_causal_mask(LENGTH), 1)
         # the reference with a scaled query
-        scaled = reference.attend(scale * np.sqrt(16) * query, key, value, plain_spec)
+        expected = reference.attend(scale * np.sqrt(16) * query, key, value, plain_spec)
         with interpret_pallas():
             for backend in ('dense', 'chunked', 'tpu'):
                 result = BACKENDS[backend].attend(*arrays, spec, needs_mass=True)
                 assert_close(
                     (result.output_BTHK, result.row_stats.mass_BHT),
-                    (scaled.output_BTHK, scaled.row_stats.mass_BHT),
+                    (expected.output_BTHK, expected.row_stats.mass_BHT),
                     5e-5,
                 )
                 key_mass = compute_key_mass(query, key, result.row_stats, spec, 3)
-                assert_close(key_mass.raw_BHS, scaled.attention_BHTS[..., :4].sum(2), 5e-5)
+                assert_close(key_mass.raw_BHS, expected.attention_BHTS[..., :4].sum(2), 5e-5)
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,11 @@ def test_attention_matches_float64_formula_of_every_pair(similarity, normalizer)
     actual = sinklab.attention(query, key, value, bias, mask[None, None], return_weights=True, **options)
     for actual_array, expected_array in zip(actual, expected, strict=True):
         np.testing.assert_allclose(actual_array, expected_array, rtol=2e-4, atol=2e-5)
-    without_bias = sinklab.attention(query, key, value, **options)
-    plain, _ = compute_by_formula(
+    output_without_bias = sinklab.attention(query, key, value, **options)
+    expected_without_bias, _ = compute_by_formula(
         query, key, value, 0 * bias, compute_visibility(LENGTH, LENGTH, True, (5, 0)), **settings
     )
-    np.testing.assert_allclose(without_bias, plain, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(output_without_bias, expected_without_bias, rtol=2e-4, atol=2e-5)
 
 
 def test_attention_docstring_lists_every_similarity_and_normalizer():
@@ -152,8 +152,8 @@ def test_attention_output_is_zero_for_fully_masked_query():
     query, key, value, _ = draw_arrays()
     for similarity, normalizer in OPERATIONS:
         options = dict(similarity=similarity, normalizer=normalizer, power=POWERS.get(normalizer))
-        hidden = np.zeros((1, 1, LENGTH, LENGTH), bool)
-        assert not np.any(sinklab.attention(query, key, value, mask=hidden, **options)), (similarity, normalizer)
+        empty_mask = np.zeros((1, 1, LENGTH, LENGTH), bool)
+        assert not np.any(sinklab.attention(query, key, value, mask=empty_mask, **options)), (similarity, normalizer)
 
 
 @pytest.mark.slow
@@ -245,12 +245,12 @@ def test_attention_kernel_accepts_static_scale_and_rejects_traced_scale(monkeypa
     from sinklab.attn import function as module
 
     query, key, _, _ = draw_arrays(dtype=jnp.bfloat16)
-    rule = module.AttentionSpec(module.make_operation('exp', 'sum', scale=0.3), make_causal_mask(LENGTH))
+    spec = module.AttentionSpec(module.make_operation('exp', 'sum', scale=0.3), make_causal_mask(LENGTH))
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    assert module.resolve_implementation('cudnn', rule, query, key, key, []) == 'cudnn'
-    negative = module.AttentionSpec(module.make_operation('exp', 'sum', scale=-0.3), make_causal_mask(LENGTH))
+    assert module.resolve_implementation('cudnn', spec, query, key, key, []) == 'cudnn'
+    negative_spec = module.AttentionSpec(module.make_operation('exp', 'sum', scale=-0.3), make_causal_mask(LENGTH))
     with pytest.raises(sinklab.UserError):
-        module.resolve_implementation('cudnn', negative, query, key, key, [])
+        module.resolve_implementation('cudnn', negative_spec, query, key, key, [])
     with pytest.raises(sinklab.UserError) as raised:
         jax.grad(lambda scale: sinklab.attention(query, key, key, scale=scale, implementation='cudnn').sum())(0.3)
     assert 'chunked' in str(raised.value)
@@ -262,8 +262,8 @@ def test_attention_docstring_names_arguments_shared_with_jax():
     )
     docstring = ' '.join(sinklab.attention.__doc__.split())
     sentence = re.search(r'The function takes (.*?) as `jax.nn.dot_product_attention` does', docstring)[1]
-    shared = re.findall('`(.*?)`', sentence)
-    assert {*shared} == ({*sinklab_parameters} & {*jax_parameters}) - {'implementation'}
+    shared_names = re.findall('`(.*?)`', sentence)
+    assert {*shared_names} == ({*sinklab_parameters} & {*jax_parameters}) - {'implementation'}
     for name in {*jax_parameters} - {*sinklab_parameters} - {'return_residual'}:
         assert f'`{name}`' in docstring, name
 
@@ -285,10 +285,10 @@ def test_attention_score_offset_equals_config_offset_times_log_t():
 def test_attention_under_vmap_matches_loop():
     arrays = [np.stack(pair) for pair in zip(draw_arrays(0), draw_arrays(1), strict=True)]
     for options in (dict(), dict(is_causal=True, similarity='sigmoid', normalizer='none')):
-        call = functools.partial(sinklab.attention, **options)
+        attention = functools.partial(sinklab.attention, **options)
         for inputs in (arrays[:3], arrays):
-            expected = np.stack([call(*(array[index] for array in inputs)) for index in range(2)])
-            np.testing.assert_allclose(jax.vmap(call)(*inputs), expected, rtol=1e-5, atol=1e-6)
+            expected = np.stack([attention(*(array[index] for array in inputs)) for index in range(2)])
+            np.testing.assert_allclose(jax.vmap(attention)(*inputs), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_attention_accepts_custom_similarity():
@@ -319,7 +319,7 @@ def test_make_mask_returns_static_causal_mask_of_kernels():
         assert actual.is_static
 
 
-REFUSED = {
+INVALID_ARGUMENTS = {
     'unknown similarity': (dict(similarity='sigmoyd'), ['sigmoyd', 'sigmoid', *SIMILARITIES]),
     'unknown normalizer': (dict(normalizer='mean'), ['mean', *NORMALIZERS]),
     'pair': (dict(similarity='exp', normalizer='none'), ['none', *NORMALIZERS_BY_SIMILARITY['exp']]),
@@ -356,11 +356,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize('case', REFUSED)
+@pytest.mark.parametrize('case', INVALID_ARGUMENTS)
 def test_attention_rejects_invalid_argument_and_names_allowed_values(case):
-    changed, expected_words = REFUSED[case]
+    arguments, expected_words = INVALID_ARGUMENTS[case]
     with pytest.raises(sinklab.UserError) as raised:
-        sinklab.attention(*draw_arrays()[:3], **changed)
+        sinklab.attention(*draw_arrays()[:3], **arguments)
     (line,) = str(raised.value).splitlines()
     assert all(word in line for word in expected_words), line
     assert isinstance(raised.value, ValueError)
@@ -388,15 +388,15 @@ def test_resolve_implementation_selects_dense_only_if_matrix_is_required(monkeyp
     from sinklab.attn import function as module
 
     query, key, _, _ = draw_arrays(dtype=jnp.bfloat16)
-    rule = module.AttentionSpec(module.make_operation('exp', 'sum'), make_causal_mask(LENGTH))
+    spec = module.AttentionSpec(module.make_operation('exp', 'sum'), make_causal_mask(LENGTH))
     for needs, expected in (([], 'chunked'), (['bias'], 'dense'), (['return_weights'], 'dense')):
-        assert module.resolve_implementation('auto', rule, query, key, key, needs) == expected
+        assert module.resolve_implementation('auto', spec, query, key, key, needs) == expected
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    assert module.resolve_implementation('cudnn', rule, query, key, key, []) == 'cudnn'
+    assert module.resolve_implementation('cudnn', spec, query, key, key, []) == 'cudnn'
 
 
 @pytest.mark.parametrize(
-    ('changed', 'expected_word'),
+    ('changes', 'expected_word'),
     [
         (dict(value=np.zeros((1, 5, 2, 6), jnp.bfloat16)), '6'),
         (dict(key=np.zeros((1, 5, 2, 8), np.float32)), 'float32'),
@@ -405,9 +405,9 @@ def test_resolve_implementation_selects_dense_only_if_matrix_is_required(monkeyp
     ],
     ids=['width of values', 'dtype of keys', 'dtype of values', 'number of keys'],
 )
-def test_attention_of_cudnn_rejects_arrays_that_do_not_match_queries(monkeypatch, changed, expected_word):
+def test_attention_of_cudnn_rejects_arrays_that_do_not_match_queries(monkeypatch, changes, expected_word):
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    arrays = {name: np.zeros((1, 5, 2, 8), jnp.bfloat16) for name in ('query', 'key', 'value')} | changed
+    arrays = {name: np.zeros((1, 5, 2, 8), jnp.bfloat16) for name in ('query', 'key', 'value')} | changes
     with pytest.raises(sinklab.UserError, match=expected_word):
         sinklab.attention(**arrays, is_causal=True, implementation='cudnn')
 

@@ -8,13 +8,13 @@ import pytest
 from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import BEGIN as FIXED
+from stores import BEGIN as FIXED_TOKEN
 from stores import TokenArray
 
 from sinklab.data.windows import ShuffledBatches, TransformedWindows, Windows
 
 
-def plain_windows(count):
+def make_windows(count):
     return TransformedWindows(
         Windows([TokenArray(np.arange(17 * count))], 16, 'training'),
         make_tiny_spec().data,
@@ -27,7 +27,7 @@ def plain_windows(count):
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 9), st.integers(0, 5), st.integers(0, 40))
 def test_batch_is_pure_function_of_seed_and_step(batch_size, seed, step):
-    windows, rows = plain_windows(23), range(batch_size)
+    windows, rows = make_windows(23), range(batch_size)
     first_reader, second_reader = (ShuffledBatches([windows], seed, batch_size) for _ in range(2))
     for earlier in range(min(step, 3)):
         second_reader.read_rows(earlier, rows)  # earlier reads change nothing
@@ -40,22 +40,22 @@ def test_batch_is_pure_function_of_seed_and_step(batch_size, seed, step):
     length=st.integers(1, 30),
     sizes=st.lists(st.integers(40, 900), min_size=1, max_size=3),
     share=st.sampled_from([1.0, 0.5, 0.1]),
-    places=st.sampled_from([(None, None), (1, 1), (1, 2)]),
+    random_range=st.sampled_from([(None, None), (1, 1), (1, 2)]),
     fixed_position=st.sampled_from([None, 1]),
     masked=st.booleans(),
     weighted=st.booleans(),
-    shape=st.sampled_from([(1, 4), (2, 3), (4, 2), (256, 1)]),
+    process_layout=st.sampled_from([(1, 4), (2, 3), (4, 2), (256, 1)]),
     seed=st.integers(0, 9),
     step=st.integers(0, 40),
 )
 def test_process_slices_match_sequential_reader(
-    length, sizes, share, places, fixed_position, masked, weighted, shape, seed, step
+    length, sizes, share, random_range, fixed_position, masked, weighted, process_layout, seed, step
 ):
     """Processes read with random access. One process reads in order with Grain's iterator."""
-    processes, per_process = shape
+    processes, rows_per_process = process_layout
     rng = np.random.default_rng(seed)
-    rows = [TokenArray(rng.integers(2, 300, size), rng.random(size) < 0.5) for size in sizes]
-    first, last = (None, None) if fixed_position else places
+    token_arrays = [TokenArray(rng.integers(2, 300, size), rng.random(size) < 0.5) for size in sizes]
+    first, last = (None, None) if fixed_position else random_range
     data = dataclasses.replace(
         make_tiny_spec().data,
         seed=seed,
@@ -64,8 +64,8 @@ def test_process_slices_match_sequential_reader(
         fixed_position=fixed_position,
         share=share,
     )
-    sets = [[row] for row in rows] if weighted else [rows]
-    weights = {str(number): 1 / len(rows) for number in range(len(rows))} if weighted else None
+    sets = [[token_array] for token_array in token_arrays] if weighted else [token_arrays]
+    weights = {str(number): 1 / len(token_arrays) for number in range(len(token_arrays))} if weighted else None
 
     def make_batches():
         labels = [f'train {number}' if weighted else 'train' for number in range(len(sets))]
@@ -75,37 +75,37 @@ def test_process_slices_match_sequential_reader(
         return ShuffledBatches(
             [TransformedWindows(part, data, 300, with_fixed_token=True) for part in windows],
             seed,
-            per_process * processes,
+            rows_per_process * processes,
             weights,
         )
 
-    chosen = sorted({0, processes // 2, processes - 1})
+    process_indices = sorted({0, processes // 2, processes - 1})
     slices = [
-        make_batches().read_rows(step % 4, range(number * per_process, (number + 1) * per_process))
-        for number in chosen
+        make_batches().read_rows(step % 4, range(number * rows_per_process, (number + 1) * rows_per_process))
+        for number in process_indices
     ]
     stream, windows = iter(make_batches().dataset.to_iter_dataset()), make_batches().windows
-    sequential = [next(stream) for _ in range((step % 4 + 1) * per_process * processes)]
-    batch = np.stack([windows[part][index] for part, index in sequential[-per_process * processes :]])
-    for number, actual in zip(chosen, slices, strict=True):
-        assert actual.tobytes() == batch[number * per_process : (number + 1) * per_process].tobytes()
+    window_indices = [next(stream) for _ in range((step % 4 + 1) * rows_per_process * processes)]
+    batch = np.stack([windows[part][index] for part, index in window_indices[-rows_per_process * processes :]])
+    for number, actual in zip(process_indices, slices, strict=True):
+        assert actual.tobytes() == batch[number * rows_per_process : (number + 1) * rows_per_process].tobytes()
     ids = np.where(batch < 0, ~batch, batch)
     if fixed_position:
-        assert (ids[:, 0] == FIXED).all()
+        assert (ids[:, 0] == FIXED_TOKEN).all()
     if not masked:
         assert (batch >= 0).all()
 
 
 def test_epoch_shows_each_window_once_in_new_order():
-    batches = ShuffledBatches([plain_windows(24)], 0, 4)
-    first, second = (
+    batches = ShuffledBatches([make_windows(24)], 0, 4)
+    first_epoch, second_epoch = (
         np.concatenate([batches.read_rows(epoch * 6 + i, range(4))[:, 0] for i in range(6)]) for epoch in range(2)
     )
-    assert sorted(first) == sorted(second) == [17 * i for i in range(24)]
-    assert first.tolist() != second.tolist()
-    assert first.tolist() != sorted(first)
-    reseeded = ShuffledBatches([plain_windows(24)], 1, 4)
-    assert batches.read_rows(0, range(4)).tolist() != reseeded.read_rows(0, range(4)).tolist()
+    assert sorted(first_epoch) == sorted(second_epoch) == [17 * i for i in range(24)]
+    assert first_epoch.tolist() != second_epoch.tolist()
+    assert first_epoch.tolist() != sorted(first_epoch)
+    batches_of_other_seed = ShuffledBatches([make_windows(24)], 1, 4)
+    assert batches.read_rows(0, range(4)).tolist() != batches_of_other_seed.read_rows(0, range(4)).tolist()
 
 
 @pytest.mark.parametrize('weights', [None, dict(one=0.25, other=0.75)], ids=['one set', 'mixture'])
@@ -119,19 +119,20 @@ def test_order_digest_is_that_of_windows_that_processes_read(weights, processes)
     ]
     parts = [TransformedWindows(windows, data, 300, with_fixed_token=True) for windows in sets]
     batches = ShuffledBatches(parts, 3, batch_size, weights)
-    read = []
-    for position in [*range(64), *(2**power for power in range(6, 33))]:
+    window_numbers = []
+    for position in [*range(64), *(2**exponent for exponent in range(6, 33))]:
         step, row = divmod(position, batch_size)
-        per_process = batch_size // processes
-        rows = range(row // per_process * per_process, (row // per_process + 1) * per_process)  # of one process
-        read.append(divmod(int(batches.read_rows(step, rows)[rows.index(row), 0]), 1000))
-    assert batches.compute_order_digest() == hashlib.sha256(repr(read).encode()).hexdigest()[:16]
+        rows_per_process = batch_size // processes
+        # The rows of the process that reads this row.
+        rows = range(row // rows_per_process * rows_per_process, (row // rows_per_process + 1) * rows_per_process)
+        window_numbers.append(divmod(int(batches.read_rows(step, rows)[rows.index(row), 0]), 1000))
+    assert batches.compute_order_digest() == hashlib.sha256(repr(window_numbers).encode()).hexdigest()[:16]
     assert batches.compute_order_digest() == ShuffledBatches(parts, 3, 5, weights).compute_order_digest()
     assert batches.compute_order_digest() != ShuffledBatches(parts, 4, 8, weights).compute_order_digest()
 
 
 def test_order_digest_covers_later_epochs():
-    batches = ShuffledBatches([plain_windows(100)], 0, 4)
+    batches = ShuffledBatches([make_windows(100)], 0, 4)
     digest = batches.compute_order_digest()
     batches.dataset = RepeatedOrder(batches.dataset, 100)
     assert batches.compute_order_digest() != digest
@@ -166,7 +167,7 @@ def test_mixture_batches_follow_weights_and_count_epochs(share, seed):
 
 
 def test_count_epochs_grows_with_steps():
-    batches = ShuffledBatches([plain_windows(24)], 0, 4)
+    batches = ShuffledBatches([make_windows(24)], 0, 4)
     assert [batches.count_epochs(step) for step in (0, 3, 6, 9)] == [
         {'data/epoch': epoch} for epoch in (0, 0.5, 1, 1.5)
     ]

@@ -33,8 +33,8 @@ def run_benchmark(monkeypatch, capsys):
         capsys.readouterr()
         try:
             runpy.run_path(str(BENCHMARKS / f'{name}.py'), run_name='__main__')
-        except SystemExit as end:
-            if end.code:
+        except SystemExit as error:
+            if error.code:
                 raise
         return capsys.readouterr().out
 
@@ -56,8 +56,14 @@ def test_peers_benchmark_compares_models_of_equal_size(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     names = 'ours', 'PyTorch eager', 'plain JAX'
     options = '--size=smoke', '--batch=4', '--length=16', '--cores=1', '--rounds=1', '--steps=1'
-    for extra in ((), ('--forward',)):
-        command = [sys.executable, str(BENCHMARKS / 'peers.py'), *options, f'--peers={",".join(names)}', *extra]
+    for extra_options in ((), ('--forward',)):
+        command = [
+            sys.executable,
+            str(BENCHMARKS / 'peers.py'),
+            *options,
+            f'--peers={",".join(names)}',
+            *extra_options,
+        ]
         output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
         for name in names:
             (loss,) = re.findall(rf'^{name}, loss of the first step: ({NUMBER})$', output, re.MULTILINE)
@@ -98,9 +104,9 @@ def test_peers_benchmark_names_unknown_and_missing_peers(monkeypatch, tmp_path, 
     assert 'litgpt is not installed' in capsys.readouterr().out
     with pytest.raises(SystemExit):
         peers.choose_peers('litgpt,plain JAX')
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit) as raised:
         peers.choose_peers('nope')
-    assert 'nope' in str(end.value)
+    assert 'nope' in str(raised.value)
 
 
 @pytest.mark.slow
@@ -178,19 +184,19 @@ def test_tpu_cost_benchmark_prints_cost_from_ahead_of_time_compiler(run_benchmar
 
 
 @pytest.mark.parametrize(
-    ('bundles', 'matrix', 'words'),
+    ('bundles', 'matrix', 'message'),
     [
         (103, 0.9, ''),
         (104, 0.9, 'more than 1.03 of the bundles of softmax'),
         (103, 0.89, 'less than 90% of the matrix'),
     ],
 )
-def test_tpu_cost_benchmark_reports_kernel_over_limit(bundles, matrix, words, capsys):
+def test_tpu_cost_benchmark_reports_kernel_over_limit(bundles, matrix, message, capsys):
     check_limits = runpy.run_path(str(BENCHMARKS / 'tpu_cost.py'))['check_limits']
     softmax, sigmoid = dict(bundles=100, matrix=1.0), dict(bundles=bundles, matrix=matrix)
-    assert check_limits({'v6e softmax backward': softmax, 'v6e sigmoid backward': sigmoid}) == bool(words)
+    assert check_limits({'v6e softmax backward': softmax, 'v6e sigmoid backward': sigmoid}) == bool(message)
     stderr = capsys.readouterr().err
-    assert stderr.startswith(f'v6e sigmoid backward: {words}') if words else not stderr
+    assert stderr.startswith(f'v6e sigmoid backward: {message}') if message else not stderr
 
 
 def test_gpu_attention_benchmark_without_gpu_is_rejected(run_benchmark, capsys):
@@ -202,11 +208,11 @@ def test_gpu_attention_benchmark_without_gpu_is_rejected(run_benchmark, capsys):
 @pytest.mark.slow
 def test_gpu_attention_benchmark_skips_gpu_only_kernels_with_reason(run_benchmark, monkeypatch, tmp_path):
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    file = tmp_path / 'found.json'
+    json_path = tmp_path / 'found.json'
     output = run_benchmark(
-        'gpu_attention', '--tokens=16', '--lengths=16', '--widths=1024', '--rounds=2', f'--json={file}'
+        'gpu_attention', '--tokens=16', '--lengths=16', '--widths=1024', '--rounds=2', f'--json={json_path}'
     )
-    records = json.loads(file.read_text())
+    records = json.loads(json_path.read_text())
     names = {'XLA softmax', 'XLA sigmoid', 'chunked sigmoid', 'chunked sigmoid + sink scores'}
     assert {(record['name'], record['direction']) for record in records} == {
         (name, direction) for name in names for direction in ('forward', 'forward and backward')
@@ -222,17 +228,19 @@ def test_gradients_benchmark_prints_errors_by_parameter(run_benchmark):
     output = run_benchmark('gradients', '--sequences=16', '--part=8', '--models=logit, post')
     lines = re.findall(r'^(logit, post) +([\w.]+) +(\S+e\S+) +(\S+e\S+)$', output, re.MULTILINE)
     assert {'embedding_VD', 'blocks.attention.columns.score_H'} < {name for _, name, *_ in lines}
-    assert all(float(sums) < float(rounding) for *_, sums, rounding in lines)
+    assert all(float(sum_error) < float(rounding_error) for *_, sum_error, rounding_error in lines)
 
 
 @pytest.mark.slow
 def test_streaming_benchmark_compares_one_pass_with_token_by_token(run_benchmark):
     output = run_benchmark('streaming', '--size=smoke', '--tokens=16', '--cache=1+3', '--rounds=2')
-    seconds = r'[\d.e+-]+'
-    spread = rf'{seconds} \({seconds} to {seconds}\)'
+    number_pattern = r'[\d.e+-]+'
+    spread_pattern = rf'{number_pattern} \({number_pattern} to {number_pattern}\)'
     for name in ('one pass', 'token by token'):
-        assert re.search(rf'^{name}, s: clock {spread}, cores {spread}, {NUMBER} MiB$', output, re.MULTILINE)
-    assert len(re.findall(rf'^ratio, (?:clock|cores): {spread}$', output, re.MULTILINE)) == 2
+        assert re.search(
+            rf'^{name}, s: clock {spread_pattern}, cores {spread_pattern}, {NUMBER} MiB$', output, re.MULTILINE
+        )
+    assert len(re.findall(rf'^ratio, (?:clock|cores): {spread_pattern}$', output, re.MULTILINE)) == 2
     assert float(re.search(r'^losses differ by: (\S+)$', output, re.MULTILINE).group(1)) < 1e-4
 
 
@@ -246,13 +254,17 @@ def test_checkpoints_benchmark_prints_time_of_each_part(run_benchmark):
 @pytest.mark.exhaustive
 def test_startup_benchmark_prints_time_of_each_part(run_benchmark):
     output = run_benchmark('startup_time', '--rounds=1')
-    spread = rf'({NUMBER}) \({NUMBER} to {NUMBER}\)'
-    columns = '  '.join(f'{kind} +{spread}' for kind in ('cold', 'warm', 'restart'))
+    spread_pattern = rf'({NUMBER}) \({NUMBER} to {NUMBER}\)'
+    column_pattern = '  '.join(f'{kind} +{spread_pattern}' for kind in ('cold', 'warm', 'restart'))
     times = {
-        name: [*map(float, seconds)] for name, *seconds in re.findall(rf'^(\w[\w ]+?) +{columns}$', output, re.M)
+        name: [*map(float, seconds)]
+        for name, *seconds in re.findall(rf'^(\w[\w ]+?) +{column_pattern}$', output, re.M)
     }
     assert {'imports', 'data', 'initial state', 'validation', 'probe', 'step', 'checkpoints'} < times.keys()
-    assert all(first < end for first, end in zip(times['first step'], times['end'], strict=True))
+    assert all(
+        first_step_seconds < end_seconds
+        for first_step_seconds, end_seconds in zip(times['first step'], times['end'], strict=True)
+    )
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from conftest import make_tiny_spec
 from sinklab.data import bigram_backcopy
 from sinklab.data.run_data import SyntheticBatches, load_run_data
 from sinklab.errors import UserError
-from sinklab.metrics import bigram_backcopy as measure
+from sinklab.metrics import bigram_backcopy as bigram_metrics
 
 TEXT = 'ab ab abc ba  cab  a b c d'
 TASK = dict(data__task='backcopy', data__triggers=2, model__vocabulary=5, model__position='learned')
@@ -24,12 +24,16 @@ def test_fit_chain_orders_ids_by_character_frequency():
     text = TEXT[:10] + '\n' + TEXT[11:]
     counts = sorted((-text.count(c), c) for c in set(text))
     np.testing.assert_allclose(chain.unigram_V, [-count / len(text) for count, _ in counts])
-    ids = {c: number for number, (_, c) in enumerate(counts)}
-    for a, number in ids.items():
-        follows = [text[place + 1] for place in range(len(text) - 1) if text[place] == a]
-        for b, other in ids.items():
-            expected = follows.count(b) / len(follows) if follows else chain.unigram_V[other]
-            np.testing.assert_allclose(chain.bigram_VV[number, other], expected)
+    ids = {c: token_id for token_id, (_, c) in enumerate(counts)}
+    for character, token_id in ids.items():
+        next_characters = [text[position + 1] for position in range(len(text) - 1) if text[position] == character]
+        for next_character, next_token_id in ids.items():
+            expected = (
+                next_characters.count(next_character) / len(next_characters)
+                if next_characters
+                else chain.unigram_V[next_token_id]
+            )
+            np.testing.assert_allclose(chain.bigram_VV[token_id, next_token_id], expected)
 
 
 def test_fit_chain_drops_rare_characters_and_rejects_small_vocabulary():
@@ -54,10 +58,10 @@ def test_sample_sequences_repeats_token_before_trigger_after_it():
     previous_BT, trigger_BT, next_BT = ids_BT[:, :-2], ids_BT[:, 1:-1] < chain.triggers, ids_BT[:, 2:]
     np.testing.assert_array_equal(previous_BT[trigger_BT], next_BT[trigger_BT])
     current_BT = ids_BT[:, 1:-1]
-    for number in range(chain.triggers, chain.begin_token):
-        follows = next_BT[current_BT == number]
-        share = np.bincount(follows, minlength=chain.begin_token) / len(follows)
-        np.testing.assert_allclose(share, chain.bigram_VV[number], atol=4 / np.sqrt(len(follows)))
+    for token_id in range(chain.triggers, chain.begin_token):
+        next_ids = next_BT[current_BT == token_id]
+        frequency = np.bincount(next_ids, minlength=chain.begin_token) / len(next_ids)
+        np.testing.assert_allclose(frequency, chain.bigram_VV[token_id], atol=4 / np.sqrt(len(next_ids)))
 
 
 def test_sequences_depend_only_on_seed_and_step(corpus):
@@ -79,23 +83,23 @@ def test_sequences_depend_only_on_seed_and_step(corpus):
 
 def test_trigger_metrics_average_triggers_and_others_separately():
     rng = np.random.default_rng(0)
-    first_LPHT, trigger_PT = rng.random((2, 3, 4, 5)), rng.random((3, 5)) < 0.4
-    metrics = measure.compute_trigger_attention(first_LPHT, trigger_PT)
-    for side, is_trigger in (('trigger', True), ('other', False)):
+    first_token_attention_LPHT, trigger_PT = rng.random((2, 3, 4, 5)), rng.random((3, 5)) < 0.4
+    metrics = bigram_metrics.compute_trigger_attention(first_token_attention_LPHT, trigger_PT)
+    for group, is_trigger in (('trigger', True), ('other', False)):
         values = [
-            first_LPHT[layer, p, h, t]
+            first_token_attention_LPHT[layer, p, h, t]
             for layer in range(2)
             for p in range(3)
             for h in range(4)
             for t in range(1, 5)
             if trigger_PT[p, t] == is_trigger
         ]
-        np.testing.assert_allclose(metrics[f'alpha/1/{side}'], np.mean(values))
-    loss_NT, right_NT = rng.random((3, 5)), rng.random((3, 5)) < 0.5
-    metrics = measure.compute_trigger_losses(loss_NT, right_NT, trigger_PT)
+        np.testing.assert_allclose(metrics[f'alpha/1/{group}'], np.mean(values))
+    loss_NT, correct_NT = rng.random((3, 5)), rng.random((3, 5)) < 0.5
+    metrics = bigram_metrics.compute_trigger_losses(loss_NT, correct_NT, trigger_PT)
     np.testing.assert_allclose(metrics['valid/loss/trigger'], loss_NT[trigger_PT].mean())
     np.testing.assert_allclose(metrics['valid/loss/other'], loss_NT[~trigger_PT].mean())
-    np.testing.assert_allclose(metrics['valid/accuracy/trigger'], right_NT[trigger_PT].mean())
+    np.testing.assert_allclose(metrics['valid/accuracy/trigger'], correct_NT[trigger_PT].mean())
 
 
 @pytest.mark.parametrize('rows', [range(0, 3), range(3, 6), range(5, 12), range(11, 12), range(4, 4), range(0, 12)])

@@ -21,12 +21,12 @@ intervals = st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64)), min_size
 @pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(intervals, st.sampled_from([(8, 8), (16, 8), (8, 32), (64, 64)]), st.booleans())
-def test_block_plan_visits_visible_blocks_and_masks_partial_blocks(pairs, block, transposed):
-    start, end = np.array(pairs, np.int32).T
+def test_block_plan_visits_visible_blocks_and_masks_partial_blocks(bounds, block, transposed):
+    start, end = np.array(bounds, np.int32).T
     mask = masks.make_static_mask(start, end)
     visible_IJ = np.asarray(mask.materialize(64))[0].reshape(64 // block[0], block[0], 64 // block[1], block[1])
-    for given_mask in (mask, masks.Mask(jnp.asarray(start)[None], jnp.asarray(end)[None], mask.bounds_2T)):
-        plan = block_plan.make_block_plan(given_mask, 64, block, key_major=transposed)
+    for tested_mask in (mask, masks.Mask(jnp.asarray(start)[None], jnp.asarray(end)[None], mask.bounds_2T)):
+        plan = block_plan.make_block_plan(tested_mask, 64, block, key_major=transposed)
         outer_N, inner_N = plan.outer_N, plan.inner_N
         assert (np.diff(outer_N) >= 0).all()
         assert set(outer_N) == set(range(64 // block[transposed]))
@@ -39,10 +39,10 @@ def test_block_plan_visits_visible_blocks_and_masks_partial_blocks(pairs, block,
 
 @given(st.integers(1, 100_000))
 def test_block_size_divides_padded_length(length):
-    padded = length + -length % tpu.get_padding_multiple(length)
-    assert padded <= max(1.125 * length, length + 127)
+    padded_length = length + -length % tpu.get_padding_multiple(length)
+    assert padded_length <= max(1.125 * length, length + 127)
     for max_size in (tpu.BLOCK_SIZES[0] // 2, tpu.BLOCK_SIZES[0]):
-        assert padded % tpu.choose_block_size(padded, max_size) == 0
+        assert padded_length % tpu.choose_block_size(padded_length, max_size) == 0
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_kernels_with_block_sizes_of_chip_match_reference(operation, length):
         output = attend(*arrays, spec).output_BTHK
         return jnp.sum(jnp.sin(output)), output
 
-    run = jax.jit(jax.grad(compute_total, has_aux=True), static_argnums=1)
+    compute_gradients = jax.jit(jax.grad(compute_total, has_aux=True), static_argnums=1)
     with interpret_pallas():
-        actual = run(arrays, functools.partial(kernel_attention.attend, tpu))
-    assert_close(actual, run(arrays, reference.attend), 5e-5)
+        actual = compute_gradients(arrays, functools.partial(kernel_attention.attend, tpu))
+    assert_close(actual, compute_gradients(arrays, reference.attend), 5e-5)

@@ -9,9 +9,9 @@ from conftest import make_tiny_spec
 from sinklab.train import state
 
 ROOT = Path(__file__).parents[1] / 'sinklab'
-UNBOUNDED = ('functools.cache', 'cache', 'functools.lru_cache(None)', 'functools.lru_cache(maxsize=None)')
-# Functions of few distinct values: the schemes of storage.paths.REMOTE_SCHEMES, and classes of a library.
-FEW = {'register_file_system', 'make_verified_class'}
+UNBOUNDED_DECORATORS = ('functools.cache', 'cache', 'functools.lru_cache(None)', 'functools.lru_cache(maxsize=None)')
+# Functions with few distinct arguments: the schemes of storage.paths.REMOTE_SCHEMES, and classes of a library.
+FUNCTIONS_OF_FEW_VALUES = {'register_file_system', 'make_verified_class'}
 
 
 @pytest.mark.slow
@@ -20,11 +20,11 @@ def test_cached_functions_with_arguments_have_maxsize():
     for path in ROOT.rglob('*.py'):
         for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
             if isinstance(node, ast.FunctionDef) and any(
-                ast.unparse(decorator) in UNBOUNDED for decorator in node.decorator_list
+                ast.unparse(decorator) in UNBOUNDED_DECORATORS for decorator in node.decorator_list
             ):
                 arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 names |= {node.name} if arguments or node.args.vararg or node.args.kwarg else set()
-    assert names - FEW == set()
+    assert names - FUNCTIONS_OF_FEW_VALUES == set()
 
 
 def test_spec_caches_have_maxsize():
@@ -34,10 +34,10 @@ def test_spec_caches_have_maxsize():
 
 def test_spec_caches_evict_old_entries():
     """Make more models than the cache holds, as a notebook with many specs does."""
-    bound = state.make_abstract_model.cache_info().maxsize
-    for length in range(16, 16 + bound + 2):
+    maxsize = state.make_abstract_model.cache_info().maxsize
+    for length in range(16, 16 + maxsize + 2):
         state.make_abstract_model(make_tiny_spec(data__length=length))
-    assert state.make_abstract_model.cache_info().currsize == bound
+    assert state.make_abstract_model.cache_info().currsize == maxsize
 
 
 def test_spec_caches_return_same_object_for_same_spec():

@@ -62,7 +62,7 @@ def test_state_callback_with_interval_zero_is_called_after_last_step_only(corpus
 
 
 @pytest.mark.parametrize(
-    ('returned', 'name'),
+    ('returned_value', 'pattern'),
     [
         ({'train/loss': 1.0}, 'train/loss'),
         ({'sink/2': 1.0}, 'sink/2'),
@@ -74,20 +74,20 @@ def test_state_callback_with_interval_zero_is_called_after_last_step_only(corpus
     ],
     ids=['repeated', 'metric', 'evaluation', 'number', 'text', 'none', 'nan'],
 )
-def test_invalid_metrics_of_state_callback_are_rejected(returned, name):
-    with pytest.raises(UserError, match=name):
-        StateCallback(lambda *_: returned, 1).call(1, {'step': 1, 'train/loss': 2.0}, {})
+def test_invalid_metrics_of_state_callback_are_rejected(returned_value, pattern):
+    with pytest.raises(UserError, match=pattern):
+        StateCallback(lambda *_: returned_value, 1).call(1, {'step': 1, 'train/loss': 2.0}, {})
 
 
 @pytest.mark.slow
 def test_error_of_state_callback_at_last_step_ends_run_after_save(corpus, tmp_path):
     spec = make_spec(corpus, checkpoint__every_steps=0)
 
-    def fail(step, metrics, state):
+    def raise_error(step, metrics, state):
         raise RuntimeError('bug')
 
     with pytest.raises(RuntimeError, match='bug'):
-        train_run(spec, tmp_path / 'run', state_callbacks=[(fail, 0)])
+        train_run(spec, tmp_path / 'run', state_callbacks=[(raise_error, 0)])
     assert read_outcome(tmp_path / 'run')['checkpoint'] == 8
     records = train_run(spec, tmp_path / 'run')
     assert (read_outcome(tmp_path / 'run')['kind'], records[-1]['step']) == ('done', 8)
@@ -117,19 +117,21 @@ def test_callback_receives_begin_records_and_end_after_error(corpus, tmp_path):
     assert recorder.events == [('begin', 0), ('record', 0), ('record', 1), ('record', 2), 'end']
 
 
-@pytest.mark.parametrize('pair', [(print, -1), (print, 2.0), ('print', 1), (print, True), print, (print,)], ids=str)
-def test_invalid_state_callback_is_rejected_before_run_folder_is_made(corpus, tmp_path, pair):
+@pytest.mark.parametrize(
+    'callback_and_interval', [(print, -1), (print, 2.0), ('print', 1), (print, True), print, (print,)], ids=str
+)
+def test_invalid_state_callback_is_rejected_before_run_folder_is_made(corpus, tmp_path, callback_and_interval):
     with pytest.raises(UserError):
-        train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[pair])
+        train_run(make_spec(corpus), tmp_path / 'run', state_callbacks=[callback_and_interval])
     assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.slow
 def test_script_of_guide_prints_what_guide_says(tmp_path):
-    text = GUIDE.read_text(encoding='utf-8')
-    (script,) = re.findall(r'^```python\n(.*?)^```', text, re.MULTILINE | re.DOTALL)
+    guide_text = GUIDE.read_text(encoding='utf-8')
+    (script,) = re.findall(r'^```python\n(.*?)^```', guide_text, re.MULTILINE | re.DOTALL)
     result = subprocess.run([sys.executable, '-c', script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert f'It prints `{result.stdout.strip()}`' in text
+    assert f'It prints `{result.stdout.strip()}`' in guide_text
 
 
 class FailingCallback(Callback):

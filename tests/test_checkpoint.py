@@ -13,24 +13,24 @@ import pytest
 from conftest import make_tiny_config, make_tiny_spec
 
 from sinklab.checkpoint import checkpointer, digests, orbax_compat
-from sinklab.checkpoint import checkpointer as checkpoints_file
+from sinklab.checkpoint import checkpointer as checkpointer_module
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.validate import parse_config
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 
 DATA = dict(store='0123', seed=0)
-RULES = make_tiny_spec().checkpoint
+CHECKPOINT_CONFIG = make_tiny_spec().checkpoint
 VALUES = {name: np.arange(6, dtype=np.float32).reshape(2, 3) + 1 / 3 for name in 'abc'}
 STATE = jax.tree.map(jnp.asarray, dict(step=4, params=VALUES))
 
 
-def open_checkpointer(folder, rules=RULES, data=DATA):
-    return Checkpointer(folder, rules, data)
+def open_checkpointer(folder, config=CHECKPOINT_CONFIG, data=DATA):
+    return Checkpointer(folder, config, data)
 
 
-def save(folder, *steps, rules=RULES):
-    checkpoints = open_checkpointer(folder, rules)
+def save_checkpoints(folder, *steps, config=CHECKPOINT_CONFIG):
+    checkpoints = open_checkpointer(folder, config)
     for step in steps:
         checkpoints.save(step, STATE)
     checkpoints.close()
@@ -38,35 +38,37 @@ def save(folder, *steps, rules=RULES):
 
 
 @pytest.fixture(scope='module')
-def saved(tmp_path_factory):
+def saved_run(tmp_path_factory):
     """Make a run folder with the checkpoints 2 and 4."""
     folder = RunDir(tmp_path_factory.mktemp('run'))
-    save(folder, 2, 4)
+    save_checkpoints(folder, 2, 4)
     return folder
 
 
-def abstract(state=STATE, sharding=None):
+def make_abstract_state(state=STATE, sharding=None):
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)
 
 
-def test_restore_on_another_mesh_is_bit_identical(saved):
+def test_restore_on_another_mesh_is_bit_identical(saved_run):
     mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
-    expected = abstract(sharding=sharding) | dict(params=abstract(STATE['params'], split))
-    restored = open_checkpointer(saved).restore(4, expected)
+    split_sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+    expected = make_abstract_state(sharding=sharding) | dict(
+        params=make_abstract_state(STATE['params'], split_sharding)
+    )
+    restored = open_checkpointer(saved_run).restore(4, expected)
     jax.tree.map(np.testing.assert_array_equal, restored, STATE)
-    assert {leaf.sharding for leaf in jax.tree.leaves(restored['params'])} == {split}
+    assert {leaf.sharding for leaf in jax.tree.leaves(restored['params'])} == {split_sharding}
 
 
-def test_restore_of_checkpoint_of_other_data_is_rejected(saved):
+def test_restore_of_checkpoint_of_other_data_is_rejected(saved_run):
     with pytest.raises(UserError, match='store 0123 -> 4567'):
-        open_checkpointer(saved, data=DATA | dict(store='4567')).restore(4, abstract())
+        open_checkpointer(saved_run, data=DATA | dict(store='4567')).restore(4, make_abstract_state())
 
 
-def test_restore_of_checkpoint_without_order_accepts_any_order(saved):
-    open_checkpointer(saved, data=DATA | dict(order='89ab')).restore(4, abstract())
+def test_restore_of_checkpoint_without_order_accepts_any_order(saved_run):
+    open_checkpointer(saved_run, data=DATA | dict(order='89ab')).restore(4, make_abstract_state())
 
 
 def test_restore_compares_order_only_if_data_is_the_same(tmp_path):
@@ -74,26 +76,26 @@ def test_restore_compares_order_only_if_data_is_the_same(tmp_path):
     checkpoints = open_checkpointer(folder, data=data)
     checkpoints.save(4, STATE)
     checkpoints.close()
-    open_checkpointer(folder, data=data).restore(4, abstract())
+    open_checkpointer(folder, data=data).restore(4, make_abstract_state())
     with pytest.raises(UserError, match='grain') as error:
-        open_checkpointer(folder, data=data | dict(order='cdef')).restore(4, abstract())
+        open_checkpointer(folder, data=data | dict(order='cdef')).restore(4, make_abstract_state())
     assert '\n' not in str(error.value)
     assert f'{folder}/environment.json' in str(error.value)
     with pytest.raises(UserError, match=r'\(seed 0 -> 1\)'):
-        open_checkpointer(folder, data=data | dict(seed=1, order='cdef')).restore(4, abstract())
+        open_checkpointer(folder, data=data | dict(seed=1, order='cdef')).restore(4, make_abstract_state())
 
 
 @pytest.mark.parametrize(
-    ('params', 'words'),
+    ('params', 'pattern'),
     [
         (dict(STATE['params'], a=jnp.zeros((2, 4))), r'params/a is \(2, 3\), and the config needs \(2, 4\)'),
         (dict(STATE['params'], d=jnp.zeros(1)), r'params/d is missing, and the config needs \(1,\)'),
         (dict(a=STATE['params']['a']), r'params/b is \(2, 3\), and the config needs none'),
     ],
 )
-def test_restore_of_checkpoint_of_another_model_is_rejected(saved, params, words):
-    with pytest.raises(UserError, match=rf'checkpoints/4.*{words}'):
-        open_checkpointer(saved).restore(4, abstract(STATE | dict(params=params)))
+def test_restore_of_checkpoint_of_another_model_is_rejected(saved_run, params, pattern):
+    with pytest.raises(UserError, match=rf'checkpoints/4.*{pattern}'):
+        open_checkpointer(saved_run).restore(4, make_abstract_state(STATE | dict(params=params)))
 
 
 def test_newest_step_is_set_at_start_of_save_and_save_seconds_at_end(tmp_path):
@@ -120,72 +122,75 @@ def test_delete_if_newest_removes_checkpoint_and_digests(tmp_path):
 
 
 def test_digests_are_written_in_background(tmp_path, monkeypatch):
-    held, write = threading.Event(), digests.write_digests
-    monkeypatch.setattr(digests, 'write_digests', lambda *inputs: (held.wait(60), write(*inputs)))
+    release_event, original_write = threading.Event(), digests.write_digests
+    monkeypatch.setattr(digests, 'write_digests', lambda *args: (release_event.wait(60), original_write(*args)))
     checkpoints = open_checkpointer(RunDir(tmp_path))
     checkpoints.save(1, STATE)
     checkpoints.raise_save_error()
     assert not (tmp_path / 'digests' / '1' / '0.json').exists()
-    held.set()
+    release_event.set()
     checkpoints.wait()
     assert (tmp_path / 'digests' / '1' / '0.json').exists()
 
 
-class Unwritable(Exception):
+class WriteError(Exception):
     pass
 
 
 @pytest.mark.parametrize(
-    'call', [Checkpointer.raise_save_error, Checkpointer.wait, lambda saves: saves.save(2, STATE)]
+    'call_method', [Checkpointer.raise_save_error, Checkpointer.wait, lambda saver: saver.save(2, STATE)]
 )
-def test_background_save_error_is_raised_once_by_next_call(tmp_path, monkeypatch, call):
-    def fail(*_):
-        raise Unwritable
+def test_background_save_error_is_raised_once_by_next_call(tmp_path, monkeypatch, call_method):
+    def raise_write_error(*_):
+        raise WriteError
 
-    monkeypatch.setattr(digests, 'write_digests', fail)
+    monkeypatch.setattr(digests, 'write_digests', raise_write_error)
     checkpoints = open_checkpointer(RunDir(tmp_path))
     checkpoints.save(1, STATE)
     checkpoints.pending_save.exception()
-    with pytest.raises(Unwritable):
-        call(checkpoints)
+    with pytest.raises(WriteError):
+        call_method(checkpoints)
     checkpoints.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('keep', 'every', 'left'), [(2, 0, [5, 6]), (3, 0, [4, 5, 6]), (2, 2, [2, 4, 5, 6]), (2, 3, [3, 5, 6])]
+    ('keep', 'keep_every_steps', 'expected_steps'),
+    [(2, 0, [5, 6]), (3, 0, [4, 5, 6]), (2, 2, [2, 4, 5, 6]), (2, 3, [3, 5, 6])],
 )
-def test_retention_keeps_last_and_periodic_checkpoints(tmp_path, keep, every, left):
-    rules = parse_config(
+def test_retention_keeps_last_and_periodic_checkpoints(tmp_path, keep, keep_every_steps, expected_steps):
+    config = parse_config(
         make_tiny_config(
-            checkpoint__keep=keep, checkpoint__keep_every_steps=every, checkpoint__every_steps=every or 1
+            checkpoint__keep=keep,
+            checkpoint__keep_every_steps=keep_every_steps,
+            checkpoint__every_steps=keep_every_steps or 1,
         ).to_dict()
     ).checkpoint
-    save(RunDir(tmp_path), *range(1, 7), rules=rules)
-    assert RunDir(tmp_path).list_checkpoint_steps() == left
-    assert sorted(int(path.name) for path in (tmp_path / 'digests').iterdir()) == left
-    assert [step for step in left if digests.find_corruption(RunDir(tmp_path), step)] == []
+    save_checkpoints(RunDir(tmp_path), *range(1, 7), config=config)
+    assert RunDir(tmp_path).list_checkpoint_steps() == expected_steps
+    assert sorted(int(path.name) for path in (tmp_path / 'digests').iterdir()) == expected_steps
+    assert [step for step in expected_steps if digests.find_corruption(RunDir(tmp_path), step)] == []
 
 
-@pytest.mark.parametrize(('every', 'kept'), [(0, 4), (4, 6)])
-def test_keep_every_steps_without_matching_saves_is_rejected(every, kept):
-    with pytest.raises(UserError, match=f'keep_every_steps.*{kept}.*every_steps={every}'):
-        make_tiny_spec(checkpoint__every_steps=every, checkpoint__keep_every_steps=kept)
+@pytest.mark.parametrize(('every_steps', 'keep_every_steps'), [(0, 4), (4, 6)])
+def test_keep_every_steps_without_matching_saves_is_rejected(every_steps, keep_every_steps):
+    with pytest.raises(UserError, match=f'keep_every_steps.*{keep_every_steps}.*every_steps={every_steps}'):
+        make_tiny_spec(checkpoint__every_steps=every_steps, checkpoint__keep_every_steps=keep_every_steps)
 
 
-def test_leftovers_of_interrupted_process_are_removed_and_nothing_else(saved, tmp_path):
-    folder = RunDir(shutil.copytree(saved.path, tmp_path / 'run'))
-    before = {path for path in folder.path.rglob('*') if path.is_file()}
-    for left in ('checkpoints/6.orbax-checkpoint-tmp/state', 'checkpoints/1.deleted', 'digests/6'):
-        (folder.path / left).mkdir(parents=True)
-        (folder.path / left / 'half').write_text('of it')
+def test_leftovers_of_interrupted_process_are_removed_and_nothing_else(saved_run, tmp_path):
+    folder = RunDir(shutil.copytree(saved_run.path, tmp_path / 'run'))
+    expected_files = {path for path in folder.path.rglob('*') if path.is_file()}
+    for leftover in ('checkpoints/6.orbax-checkpoint-tmp/state', 'checkpoints/1.deleted', 'digests/6'):
+        (folder.path / leftover).mkdir(parents=True)
+        (folder.path / leftover / 'half').write_text('of it')
     open_checkpointer(folder)
-    assert {path for path in folder.path.rglob('*') if path.is_file()} == before
-    save(folder, 6)
+    assert {path for path in folder.path.rglob('*') if path.is_file()} == expected_files
+    save_checkpoints(folder, 6)
     assert open_checkpointer(folder).find_latest_valid_step() == (6, [])
 
 
-def fill(path):
+def fill_disk(path):
     with path.open('wb', buffering=0) as file:
         while file.write(b'x' * 4096) == 4096:
             pass
@@ -196,12 +201,12 @@ def test_full_disk_raises_user_error_and_keeps_previous_checkpoint(small_disk):
     checkpoints.save(1, STATE)
     checkpoints.wait()
     with pytest.raises(OSError, match='No space'):
-        fill(small_disk / 'ballast')
+        fill_disk(small_disk / 'ballast')
     with pytest.raises(UserError, match=f'disk .*{small_disk / "run"}'):
         save_and_wait(checkpoints)
     checkpoints.close()
     (small_disk / 'ballast').unlink()
-    checkpoints = save(folder, 2)
+    checkpoints = save_checkpoints(folder, 2)
     assert checkpoints.find_latest_valid_step() == (2, [])
     assert digests.find_corruption(folder, 1) is None
 
@@ -211,8 +216,8 @@ def save_and_wait(checkpoints):
     checkpoints.wait()
 
 
-def remount(disk, how):
-    subprocess.run(['mount', '-o', f'remount,{how}', disk], check=True)
+def remount(disk, option):
+    subprocess.run(['mount', '-o', f'remount,{option}', disk], check=True)
 
 
 @pytest.mark.slow
@@ -238,9 +243,9 @@ def test_missing_folder_before_save_raises_user_error_and_is_not_recreated(tmp_p
 
 @pytest.mark.slow
 def test_missing_folder_during_save_raises_user_error(tmp_path, monkeypatch):
-    checkpoints, write = open_checkpointer(RunDir(tmp_path / 'run')), digests.write_digests
+    checkpoints, original_write = open_checkpointer(RunDir(tmp_path / 'run')), digests.write_digests
     monkeypatch.setattr(
-        digests, 'write_digests', lambda *inputs: ((tmp_path / 'run').rename(tmp_path / 'away'), write(*inputs))
+        digests, 'write_digests', lambda *args: ((tmp_path / 'run').rename(tmp_path / 'away'), original_write(*args))
     )
     checkpoints.save(1, STATE)
     with pytest.raises(UserError, match=str(tmp_path / 'run')):
@@ -257,11 +262,11 @@ def test_storage_error_outside_run_folder_is_not_translated(tmp_path):
 
 
 def test_orbax_storage_error_becomes_os_error_of_one_line(tmp_path, monkeypatch):
-    class Failing:
+    class FailedSave:
         def result(self):
             raise ValueError('DATA_LOSS: of a disk\n' + 'and so on\n' * 500)
 
-    monkeypatch.setattr(checkpoints_file.ocp, 'save_async', lambda *inputs, **more: Failing())
+    monkeypatch.setattr(checkpointer_module.ocp, 'save_async', lambda *args, **kwargs: FailedSave())
     checkpoints = open_checkpointer(RunDir(tmp_path))
     checkpoints.save(1, STATE)
     with pytest.raises(OSError, match=r'checkpoints/1.*ValueError: DATA_LOSS') as error:
@@ -271,42 +276,46 @@ def test_orbax_storage_error_becomes_os_error_of_one_line(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize('dtype', [None, 'bfloat16'])
-def test_restore_parameters_returns_host_arrays_of_dtype(saved, dtype):
-    found = checkpointer.restore_parameters(saved.path, 4, dtype)
-    assert found.keys() == VALUES.keys()
-    for name, leaf in found.items():
+def test_restore_parameters_returns_host_arrays_of_dtype(saved_run, dtype):
+    parameters = checkpointer.restore_parameters(saved_run.path, 4, dtype)
+    assert parameters.keys() == VALUES.keys()
+    for name, leaf in parameters.items():
         assert type(leaf) is np.ndarray
         np.testing.assert_array_equal(leaf, VALUES[name].astype(dtype or np.float32))
 
 
-def test_restore_parameters_returns_requested_sharding(saved):
+def test_restore_parameters_returns_requested_sharding(saved_run):
     mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
-    found = checkpointer.restore_parameters(saved.path, 4, 'bfloat16', abstract(STATE['params'], split))
-    assert {(leaf.sharding, leaf.dtype) for leaf in found.values()} == {(split, jnp.dtype('bfloat16'))}
+    split_sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+    parameters = checkpointer.restore_parameters(
+        saved_run.path, 4, 'bfloat16', make_abstract_state(STATE['params'], split_sharding)
+    )
+    assert {(leaf.sharding, leaf.dtype) for leaf in parameters.values()} == {(split_sharding, jnp.dtype('bfloat16'))}
 
 
-def test_restore_parameters_rejects_damaged_checkpoint(saved, tmp_path):
-    folder = RunDir(shutil.copytree(saved.path, tmp_path / 'run'))
+def test_restore_parameters_rejects_damaged_checkpoint(saved_run, tmp_path):
+    folder = RunDir(shutil.copytree(saved_run.path, tmp_path / 'run'))
     (folder.checkpoint_dir / '4' / 'state' / '_sharding').write_text('{}')
     with pytest.raises(UserError, match=r'checkpoints/4.*state/_sharding.*2 bytes'):
         checkpointer.restore_parameters(folder.path, 4)
 
 
-@pytest.mark.parametrize('file', ['state/_METADATA', '_CHECKPOINT_METADATA', 'state/manifest.ocdbt', 'state/d/*'])
+@pytest.mark.parametrize(
+    'file_pattern', ['state/_METADATA', '_CHECKPOINT_METADATA', 'state/manifest.ocdbt', 'state/d/*']
+)
 @pytest.mark.slow
 def test_restore_of_checkpoint_changed_after_verification_raises_error_of_one_line(
-    saved, tmp_path, file, caplog, capfd
+    saved_run, tmp_path, file_pattern, caplog, capfd
 ):
-    folder = RunDir(shutil.copytree(saved.path, tmp_path / 'run'))
+    folder = RunDir(shutil.copytree(saved_run.path, tmp_path / 'run'))
     checkpoints = open_checkpointer(folder)
     assert checkpoints.find_latest_valid_step() == (4, [])
-    (path,) = (folder.checkpoint_dir / '4').glob(file)
+    (path,) = (folder.checkpoint_dir / '4').glob(file_pattern)
     path.write_text('')
-    with pytest.raises(UserError, match='checkpoints/4') as refusal:
-        checkpoints.restore(4, abstract())
+    with pytest.raises(UserError, match='checkpoints/4') as error:
+        checkpoints.restore(4, make_abstract_state())
     gc.collect()
-    assert len(str(refusal.value).splitlines()) == 1
-    assert len(str(refusal.value)) < 300 + len(str(folder))
+    assert len(str(error.value).splitlines()) == 1
+    assert len(str(error.value)) < 300 + len(str(folder))
     assert caplog.records == []
     assert capfd.readouterr().err == ''

@@ -18,14 +18,14 @@ STATE = dict(step=jnp.int32(0), params=dict(w=jnp.zeros(3)))
 @pytest.fixture
 def undeletable_metadata(monkeypatch):
     """Make the deletion of the checkpoint metadata of Orbax fail."""
-    unlink = os.unlink
+    original_unlink = os.unlink
 
-    def deny(path, *arguments, **options):
+    def unlink_unless_metadata(path, *arguments, **options):
         if os.path.basename(path) == '_CHECKPOINT_METADATA':
             raise PermissionError(1, 'Operation not permitted', path)
-        unlink(path, *arguments, **options)
+        original_unlink(path, *arguments, **options)
 
-    monkeypatch.setattr(os, 'unlink', deny)
+    monkeypatch.setattr(os, 'unlink', unlink_unless_metadata)
 
 
 def save_checkpoints(path, *steps, **changes):
@@ -41,9 +41,9 @@ def test_undeletable_incomplete_checkpoint_is_reported(tmp_path, undeletable_met
     save_checkpoints(tmp_path, 2, 4)
     digests.get_digest_path(RunDir(tmp_path), 4, 0).unlink()
     checkpoints = Checkpointer(RunDir(tmp_path), make_tiny_spec().checkpoint, {})
-    newest, (line,) = checkpoints.find_latest_valid_step()
+    newest_step, (line,) = checkpoints.find_latest_valid_step()
     checkpoints.close()
-    assert newest == 2
+    assert newest_step == 2
     assert 'it is deleted' not in line
     assert re.search(rf'{tmp_path}/checkpoints/4\.\w+\.deleted .*Operation not permitted', line)
     assert RunDir(tmp_path).list_checkpoint_steps() == [2]

@@ -13,11 +13,11 @@ from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 from sinklab.storage.paths import check_path_readable_by_orbax
 
-UNREADABLE = ['a[x]', 'a\\b', 'a*', 'a?', os.fsdecode(b'\xff')]
-READABLE = ' ]{}%20#~|:;&\'"$!@=+,()ü日'
+UNREADABLE_NAMES = ['a[x]', 'a\\b', 'a*', 'a?', os.fsdecode(b'\xff')]
+READABLE_NAME = ' ]{}%20#~|:;&\'"$!@=+,()ü日'
 
 
-@pytest.mark.parametrize('name', UNREADABLE, ids=ascii)
+@pytest.mark.parametrize('name', UNREADABLE_NAMES, ids=ascii)
 def test_path_unreadable_by_orbax_is_rejected(tmp_path, monkeypatch, name):
     with pytest.raises(UserError):
         check_path_readable_by_orbax(tmp_path / name / 'run')
@@ -39,7 +39,7 @@ def test_restore_params_to_unreadable_path_writes_nothing(tmp_path):
 
 
 def test_path_with_other_special_characters_is_restored(tmp_path):
-    folder = tmp_path / READABLE
+    folder = tmp_path / READABLE_NAME
     check_path_readable_by_orbax(folder)
     ocp.save(folder / '5', {'a': np.arange(4)})
     np.testing.assert_array_equal(ocp.load(folder / '5')['a'], np.arange(4))
@@ -52,14 +52,14 @@ def test_checkpoint_without_merged_manifest_is_rejected(tmp_path, corpus):
     train_run(make_spec(corpus, optimizer__steps=4), tmp_path)
     folder, step = RunDir(tmp_path), RunDir(tmp_path).list_checkpoint_steps()[-1]
     assert digests.find_corruption(folder, step) is None
-    manifest = folder.checkpoint_dir / str(step) / 'state' / 'manifest.ocdbt'
-    manifest.unlink()
+    manifest_path = folder.checkpoint_dir / str(step) / 'state' / 'manifest.ocdbt'
+    manifest_path.unlink()
     with pytest.raises(FileNotFoundError):
         digests.write_digests(folder, step, 0, 1, seconds=1.0)
-    digest = folder.digest_dir / str(step) / '0.json'
-    lines = digest.read_text().splitlines(keepends=True)
-    at = next(at for at, line in enumerate(lines) if '"state/manifest.ocdbt"' in line)
-    digest.write_text(''.join(lines[:at] + lines[at + 4 :]))
+    digest_path = folder.digest_dir / str(step) / '0.json'
+    lines = digest_path.read_text().splitlines(keepends=True)
+    index = next(index for index, line in enumerate(lines) if '"state/manifest.ocdbt"' in line)
+    digest_path.write_text(''.join(lines[:index] + lines[index + 4 :]))
     assert 'state/manifest.ocdbt' in digests.find_corruption(folder, step).reason
     with pytest.raises(UserError):
         checkpointer.restore_parameters(tmp_path, step)

@@ -18,43 +18,43 @@ from sinklab.train.run_outcome import DivergedError, ReplicaMismatchError, Stopp
 @pytest.mark.slow
 def test_run_saves_at_configured_minutes(corpus, tmp_path):
     """Request a save right after each save; the processes agree on it two steps later."""
-    timed = make_spec(corpus, checkpoint__every_steps=0, checkpoint__every_minutes=1e-6, checkpoint__keep=8)
-    train_run(timed, tmp_path)
-    saved = RunDir(tmp_path).list_checkpoint_steps()
-    assert len(saved) >= 3
-    assert saved[-1] == 8
+    spec = make_spec(corpus, checkpoint__every_steps=0, checkpoint__every_minutes=1e-6, checkpoint__keep=8)
+    train_run(spec, tmp_path)
+    steps = RunDir(tmp_path).list_checkpoint_steps()
+    assert len(steps) >= 3
+    assert steps[-1] == 8
 
 
 @pytest.mark.slow
 def test_grace_period_shorter_than_save_is_reported_once(corpus, tmp_path):
-    hearing = RecordingCallback()
+    callback = RecordingCallback()
     train_run(
         make_spec(corpus, checkpoint__every_steps=2, log__every_steps=1),
         tmp_path / 'short',
-        hearing,
+        callback,
         grace_seconds=1e-3,
     )
-    (note,) = hearing.notes
+    (note,) = callback.notes
     assert '--grace' in note
     assert '0.001' in note
-    hearing.notes.clear()
+    callback.notes.clear()
     train_run(
         make_spec(corpus, checkpoint__every_steps=2, log__every_steps=1),
         tmp_path / 'long',
-        hearing,
+        callback,
         grace_seconds=1e3,
     )
-    assert hearing.notes == []
+    assert callback.notes == []
 
 
-class Beside:
+class TwoProcesses:
     """Group of this process and one with another loss."""
 
     index, count = 0, 2
 
     def gather(self, name, value):
-        other = value | {'train/loss': (1.0).hex()} if name.startswith('step ') else value
-        return [value, other]
+        other_value = value | {'train/loss': (1.0).hex()} if name.startswith('step ') else value
+        return [value, other_value]
 
     def report_progress(self, activity, step=0, usual_seconds=None):
         pass
@@ -63,55 +63,55 @@ class Beside:
 @pytest.mark.slow
 def test_processes_with_different_losses_save_no_checkpoint(corpus, tmp_path):
     with pytest.raises(ReplicaMismatchError, match=r'process 1 .*process 0 .*train/loss.*0x1\.0.* step 4'):
-        train_run(make_spec(corpus), tmp_path, group=Beside())
+        train_run(make_spec(corpus), tmp_path, group=TwoProcesses())
     assert RunDir(tmp_path).list_checkpoint_steps() == []
-    written = RunDir(tmp_path).read_json('outcome')
-    assert (written['kind'], written['step'], written['exit_code']) == ('lost', 4, 42)
+    outcome = RunDir(tmp_path).read_json('outcome')
+    assert (outcome['kind'], outcome['step'], outcome['exit_code']) == ('lost', 4, 42)
 
 
-class Lost(Exception):
+class OwnerCheckError(Exception):
     pass
 
 
-@pytest.mark.parametrize('held', [0, 1])
-def test_lost_lease_prevents_digests_and_checkpoint_deletion(tmp_path, held):
-    """Lose the lease after `held` checks, during a save in the background."""
-    folder, looks = RunDir(tmp_path), []
+@pytest.mark.parametrize('num_passed', [0, 1])
+def test_lost_lease_prevents_digests_and_checkpoint_deletion(tmp_path, num_passed):
+    """Lose the lease after `num_passed` checks, during a save in the background."""
+    folder, checked_folders = RunDir(tmp_path), []
 
-    def check():
-        looks.append(folder)
-        if len(looks) > held:
-            raise Lost
+    def check_owner():
+        checked_folders.append(folder)
+        if len(checked_folders) > num_passed:
+            raise OwnerCheckError
 
-    rules, values = make_tiny_spec(checkpoint__keep=2).checkpoint, {'a': jnp.arange(3)}
-    before = Checkpointer(folder, rules, {})
+    config, state = make_tiny_spec(checkpoint__keep=2).checkpoint, {'a': jnp.arange(3)}
+    first_checkpointer = Checkpointer(folder, config, {})
     for step in (1, 2):
-        before.save(step, values)
-    before.close()
-    now = Checkpointer(folder, rules, {}, check_owner=check)
-    now.save(3, values)
-    with pytest.raises(Lost):
-        now.wait()
-    now.close()
+        first_checkpointer.save(step, state)
+    first_checkpointer.close()
+    second_checkpointer = Checkpointer(folder, config, {}, check_owner=check_owner)
+    second_checkpointer.save(3, state)
+    with pytest.raises(OwnerCheckError):
+        second_checkpointer.wait()
+    second_checkpointer.close()
     assert folder.list_checkpoint_steps() == [1, 2, 3]
-    assert digests.get_digest_path(folder, 3, 0).exists() == bool(held)
+    assert digests.get_digest_path(folder, 3, 0).exists() == bool(num_passed)
 
 
-class Told:
+class RecordingCheckpointer:
     """Checkpointer that records its calls."""
 
     def __init__(self):
-        self.told = []
+        self.calls = []
 
     def wait_on_all_processes(self):
-        self.told.append('wait for all')
+        self.calls.append('wait for all')
 
     def close(self):
-        self.told.append('close')
+        self.calls.append('close')
 
 
 @pytest.mark.parametrize(
-    ('error', 'told'),
+    ('error', 'expected_calls'),
     [
         (None, ['wait for all', 'close']),
         (StoppedBySignal(15, 4), ['wait for all', 'close']),
@@ -122,30 +122,30 @@ class Told:
     ],
     ids=str,
 )
-def test_close_waits_for_all_processes_only_after_common_exit(error, told):
-    saved = Told()
+def test_close_waits_for_all_processes_only_after_common_exit(error, expected_calls):
+    recorder = RecordingCheckpointer()
 
-    def end():
-        with loop.close_checkpointer(saved):
+    def exit_context():
+        with loop.close_checkpointer(recorder):
             if error:
                 raise error
 
     if error:
         with pytest.raises(type(error)):
-            end()
+            exit_context()
     else:
-        end()
-    assert saved.told == told
+        exit_context()
+    assert recorder.calls == expected_calls
 
 
 @pytest.mark.slow
 def test_long_wait_for_save_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checkpointer, 'WAIT_REPORT_SECONDS', 0.05)
-    saved = Checkpointer(RunDir(tmp_path), make_spec('x').checkpoint, {})
-    saved.newest_step, saved.pending_save = 4, saved.pool.submit(lambda: time.sleep(0.3) or 0.3)
-    saved.wait()
+    checkpoints = Checkpointer(RunDir(tmp_path), make_spec('x').checkpoint, {})
+    checkpoints.newest_step, checkpoints.pending_save = 4, checkpoints.pool.submit(lambda: time.sleep(0.3) or 0.3)
+    checkpoints.wait()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 1
     assert all('step 4' in line and str(tmp_path) in line for line in lines)
-    saved.close()
+    checkpoints.close()
     assert capsys.readouterr().err == ''

@@ -22,10 +22,10 @@ def run_path(bucket):
     return parse_path(f'{bucket.url}/runs/run')
 
 
-def open_checkpointer(run_path, **rules):
+def open_checkpointer(run_path, **changes):
     state = {'params': {'x': jax.numpy.arange(4.0)}}
     folder = RunDir(run_path)
-    return folder, Checkpointer(folder, make_tiny_spec(**rules).checkpoint, {}), state
+    return folder, Checkpointer(folder, make_tiny_spec(**changes).checkpoint, {}), state
 
 
 def test_incomplete_upload_is_not_listed_and_is_deleted(run_path):
@@ -51,21 +51,21 @@ def test_retention_deletes_old_checkpoints_and_digests(run_path):
     assert {name.partition('/')[0] for name in list_files(folder.digest_dir)} == {'3', '4'}
 
 
-HARM = {
+DAMAGE_FUNCTIONS = {
     'other bytes': lambda path: path.write_bytes(b'other bytes'),
     'another size': lambda path: path.write_bytes(path.read_bytes() + b'x'),
     'gone': lambda path: path.unlink(),
 }
 
 
-@pytest.mark.parametrize('harm', make_case_params(HARM, ['other bytes']))
-def test_corrupt_checkpoint_falls_back_to_previous_step_and_is_quarantined(run_path, harm):
+@pytest.mark.parametrize('damage', make_case_params(DAMAGE_FUNCTIONS, ['other bytes']))
+def test_corrupt_checkpoint_falls_back_to_previous_step_and_is_quarantined(run_path, damage):
     folder, checkpoints, state = open_checkpointer(run_path)
     for step in (1, 2):
         checkpoints.save(step, state)
     checkpoints.close()
-    largest = max(list_files(folder.checkpoint_dir / '2'), key=lambda name: ('/d/' in name, name))
-    HARM[harm](folder.checkpoint_dir / '2' / largest)
+    data_file_name = max(list_files(folder.checkpoint_dir / '2'), key=lambda name: ('/d/' in name, name))
+    DAMAGE_FUNCTIONS[damage](folder.checkpoint_dir / '2' / data_file_name)
     _, new_checkpoints, _ = open_checkpointer(run_path)
     step, messages = new_checkpoints.find_latest_valid_step()
     assert (step, folder.list_checkpoint_steps()) == (1, [1])
@@ -170,7 +170,7 @@ def test_checkpoint_copied_from_bucket_to_disk_is_verified_by_digests(run_path, 
     assert digests.find_corruption(disk_folder, 1) is None
     params_of_disk = checkpointer.restore_parameters(disk_folder.path, 1)
     assert np.array_equal(params_of_disk['x'], state['params']['x'])
-    largest = max(list_files(disk_folder.checkpoint_dir / '1'), key=lambda name: ('/d/' in name, name))
-    damaged_file = disk_folder.checkpoint_dir / '1' / largest
+    data_file_name = max(list_files(disk_folder.checkpoint_dir / '1'), key=lambda name: ('/d/' in name, name))
+    damaged_file = disk_folder.checkpoint_dir / '1' / data_file_name
     damaged_file.write_bytes(damaged_file.read_bytes()[:-1] + b'?')
-    assert largest in digests.find_corruption(disk_folder, 1).reason
+    assert data_file_name in digests.find_corruption(disk_folder, 1).reason

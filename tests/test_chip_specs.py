@@ -4,7 +4,7 @@ import pytest
 
 from sinklab.chip_specs import CHIPS, find_chip, get_peak_flops
 
-KINDS = {
+CHIP_NAMES_BY_KIND = {
     'TPU v4': 'v4',
     'TPU v5 lite': 'v5e',
     'TPU v5': 'v5p',
@@ -18,9 +18,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', CHIP_NAMES_BY_KIND)
 def test_find_chip_knows_device_kind(kind):
-    assert find_chip(kind) is CHIPS[KINDS[kind]]
+    assert find_chip(kind) is CHIPS[CHIP_NAMES_BY_KIND[kind]]
 
 
 def test_peak_flops_of_unlisted_chip_is_none():

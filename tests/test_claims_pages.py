@@ -115,25 +115,24 @@ def test_table_has_contradicted_claims_of_any_size_first_and_few_seeds_last(monk
 
 def test_summary_counts_directions_of_claims_with_few_seeds():
     """Check that claims that can come out only one way, and claims of equality, are left out."""
-    few = dict(verdict='too few seeds')
+    few_seeds = dict(verdict='too few seeds')
     entries = [
-        make_entry(1.0, **few),
-        make_entry(-1.0, **few),
-        make_entry(1.0, way='<', **few),
-        make_entry(1.0, either=False, **few),
-        make_entry(1.0, way='=', **few),
+        make_entry(1.0, **few_seeds),
+        make_entry(-1.0, **few_seeds),
+        make_entry(1.0, way='<', **few_seeds),
+        make_entry(1.0, either=False, **few_seeds),
+        make_entry(1.0, way='=', **few_seeds),
     ]
     text = claims_results.format_summary({'small': dict(enumerate(entries))})
     assert 'Of 3 claims with too few seeds' in text
     assert 'either way, 1 have a mean' in text
 
 
-def make_size_runs(sink_of_size, suffix='_equal_tokens'):
+def make_size_runs(get_sink, suffix='_equal_tokens'):
     """Return claims data with two seeds for each model size."""
     runs = {
         claims_results.get_size_row(name, suffix): {
-            seed: dict(end={'sink/1': sink_of_size(model_size.count_millions(shape)), 'valid/loss': 3.0})
-            for seed in '01'
+            seed: dict(end={'sink/1': get_sink(model_size.count_millions(shape)), 'valid/loss': 3.0}) for seed in '01'
         }
         for name, shape in model_size.SHAPES.items()
     }
@@ -267,17 +266,17 @@ def test_orders_count_layers_by_sign_of_difference():
     assert orders['value'] == dict(before=0, same=0, after=2, no_step=1)
 
 
-@pytest.mark.parametrize('arm', switch_attention.ARMS)
-def test_fork_has_attention_of_other_row(arm):
+@pytest.mark.parametrize('forked_row', switch_attention.ROWS)
+def test_fork_has_attention_of_other_row(forked_row):
     """Check that the values of a fork are those of the row that it changes to."""
-    other = switch_attention.get_other_arm(arm)
-    overrides = switch_attention.format_attention_flags(other)
+    other_row = switch_attention.get_other_row(forked_row)
+    overrides = switch_attention.format_attention_flags(other_row)
 
     def load(row: str, options: list[str]) -> Spec:
         return config_flags.load_spec(f'configs/attention.py:{row}', options, 'quickstart')[0]
 
-    assert load(arm, overrides) == load(other, [])
-    assert load(arm, overrides) != load(arm, [])
+    assert load(forked_row, overrides) == load(other_row, [])
+    assert load(forked_row, overrides) != load(forked_row, [])
 
 
 @pytest.fixture
@@ -335,7 +334,7 @@ def test_stopped_run_is_not_finished(tmp_path, kind, is_finished):
 
 
 @pytest.mark.parametrize(
-    ('module', 'arguments', 'words'),
+    ('module', 'arguments', 'message'),
     [
         (switch_attention, ['--workdir=none', '--jobs=0'], '0 is not a whole number'),
         (switch_attention, ['--workdir=none', '--seeds=x'], 'x'),
@@ -343,9 +342,9 @@ def test_stopped_run_is_not_finished(tmp_path, kind, is_finished):
         (emergence_order, ['a', 'b', '--heads-png=c.png'], '--heads-png draws one run'),
     ],
 )
-def test_experiment_refuses_wrong_argument_without_traceback(capsys, monkeypatch, module, arguments, words):
+def test_experiment_refuses_wrong_argument_without_traceback(capsys, monkeypatch, module, arguments, message):
     monkeypatch.setattr('sys.argv', ['experiment', *arguments])
     with pytest.raises(SystemExit) as raised:
         module.main()
     assert raised.value.code != 0
-    assert words in f'{raised.value.code} {capsys.readouterr().err}'
+    assert message in f'{raised.value.code} {capsys.readouterr().err}'

@@ -11,7 +11,7 @@ from sinklab.report import claims
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'words'),
+    ('arguments', 'message'),
     [
         (['sigmod', '--workdir=x'], "claim 'sigmod' is unknown; did you mean sigmoid? (claims: sigmoid, "),
         (['sigmoid'], 'give --workdir=DIR to train the runs, --results=FILE to judge'),
@@ -33,11 +33,11 @@ from sinklab.report import claims
         (['--results=README.md', '--config.seed=3'], '--config.seed=3 is not allowed here'),
     ],
 )
-def test_claims_command_rejects_invalid_arguments_with_one_line(capsys, arguments, words):
+def test_claims_command_rejects_invalid_arguments_with_one_line(capsys, arguments, message):
     assert main(['claims', *arguments]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith('sinklab claims: ')
-    assert words in line
+    assert message in line
 
 
 def test_claims_command_rejects_invalid_results_file_and_claim(capsys, tmp_path):
@@ -49,11 +49,11 @@ def test_claims_command_rejects_invalid_results_file_and_claim(capsys, tmp_path)
     assert 'claim odd' in capsys.readouterr().err
 
 
-GOOD = dict(words='w', source='s', of=('a:b', 'sink/1'), way='<', than=('a:c', 'sink/1'), least=5.0)
+VALID_CLAIM = dict(words='w', source='s', of=('a:b', 'sink/1'), way='<', than=('a:c', 'sink/1'), least=5.0)
 
 
 @pytest.mark.parametrize(
-    ('given', 'words'),
+    ('changes', 'message'),
     [
         (dict(way='less'), "its way is 'less'; it must be one of >, <, ="),
         (dict(than=('a:c', 'sink/1', 'begin')), "'begin' is not a time of a measurement; give end or start"),
@@ -72,11 +72,13 @@ GOOD = dict(words='w', source='s', of=('a:b', 'sink/1'), way='<', than=('a:c', '
         (dict(of=None), 'it has only one of "of" and "than"'),
     ],
 )
-def test_parse_claims_rejects_invalid_claim(given, words):
+def test_parse_claims_rejects_invalid_claim(changes, message):
     with pytest.raises(UserError) as raised:
-        claims.parse_claims({'mine': {name: value for name, value in (GOOD | given).items() if value is not None}})
+        claims.parse_claims(
+            {'mine': {name: value for name, value in (VALID_CLAIM | changes).items() if value is not None}}
+        )
     assert str(raised.value).startswith('claim mine: ')
-    assert words in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_claims_command_rejects_folder_of_sweep(capsys, tmp_path):
@@ -91,7 +93,7 @@ def test_claims_command_rejects_folder_of_sweep(capsys, tmp_path):
 def test_claims_list_prints_every_claim_with_description(capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', '200')  # a narrow terminal would wrap the descriptions
     assert main(['claims', '--list']) == 0
-    printed = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name, claim in CLAIMS.items():
-        assert name in printed
-        assert claim['words'] in printed
+        assert name in output
+        assert claim['words'] in output

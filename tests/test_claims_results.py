@@ -46,12 +46,15 @@ def test_identical_rows_are_trained_once_even_if_requested_separately(monkeypatc
 def test_metrics_that_match_a_pattern_are_read_before_training_and_at_the_end(tmp_path):
     """Check that metrics of other names are left out, and that a diverged run has no final metrics."""
     (tmp_path / 'config.json').write_text(json.dumps(dict(optimizer=dict(steps=2), model=dict(vocabulary=9))))
-    first, last = (
+    first_metrics, last_metrics = (
         {'norm/ratio/01': 1.0, 'norm/ratio/02': 2.0, 'norm/key/1': 9.0},
         {'norm/ratio/01': 3.0, 'seconds': 7.0},
     )
     (tmp_path / 'metrics.jsonl').write_text(
-        ''.join(f'{json.dumps(record)}\n' for record in ({'step': 0, 'seconds': 1.0} | first, {'step': 2} | last))
+        ''.join(
+            f'{json.dumps(record)}\n'
+            for record in ({'step': 0, 'seconds': 1.0} | first_metrics, {'step': 2} | last_metrics)
+        )
     )
     patterns = {'norm/ratio/*', 'seconds'}
     start = {'norm/ratio/01': 1.0, 'norm/ratio/02': 2.0, 'seconds': 1.0}
@@ -107,10 +110,10 @@ CHANGED_ROW = 'optimization:decay_0.5 (optimizer.weight_decay 0.125 -> 2.5)'
 
 @pytest.mark.slow
 def test_claims_command_judges_changed_row_with_warning(capsys, results_dir):
-    file = results_dir / 'claims.json'
-    assert main(['claims', 'decay_more', f'--results={file}']) == 0
+    results_path = results_dir / 'claims.json'
+    assert main(['claims', 'decay_more', f'--results={results_path}']) == 0
     output = capsys.readouterr()
-    assert str(file) in output.err
+    assert str(results_path) in output.err
     assert CHANGED_ROW in output.err
     assert len(output.err.splitlines()) == 1
     assert 'contradicted' in output.out
@@ -119,8 +122,10 @@ def test_claims_command_judges_changed_row_with_warning(capsys, results_dir):
 @pytest.mark.slow
 def test_claims_command_does_not_resume_changed_row(capsys, results_dir):
     assert main(['claims', 'decay_more', f'--workdir={results_dir}']) == 1
-    line = f'sinklab claims: {results_dir} contains runs of other rows: {CHANGED_ROW}; give another --workdir\n'
-    assert capsys.readouterr().err == line
+    expected_error = (
+        f'sinklab claims: {results_dir} contains runs of other rows: {CHANGED_ROW}; give another --workdir\n'
+    )
+    assert capsys.readouterr().err == expected_error
     assert [path.name for path in results_dir.iterdir() if path.is_dir()] == []
 
 
@@ -138,14 +143,14 @@ def test_run_without_metric_of_claim_counts_as_missing():
     run = SweepRun('A', 0, RunDir('A-0'), None, make_tiny_spec())
     operands = {Operand('A', 'sink/1'), Operand('A', 'sink/1', 'start')}
 
-    def has_metrics(**measured):
-        return results.has_metrics(EMPTY_RESULTS | dict(runs={'A': {'0': measured}}), run, operands)
+    def has_metrics(**run_record):
+        return results.has_metrics(EMPTY_RESULTS | dict(runs={'A': {'0': run_record}}), run, operands)
 
-    both = {'sink/1': 1.0}
-    assert has_metrics(outcome='done', start=both, end=both)
-    assert not has_metrics(outcome='done', start={}, end=both)
-    assert not has_metrics(outcome='done', start=both, end={'sink/2': 1.0})
-    assert has_metrics(outcome='diverged', start=both, end={'fails': 1.0})
+    metrics = {'sink/1': 1.0}
+    assert has_metrics(outcome='done', start=metrics, end=metrics)
+    assert not has_metrics(outcome='done', start={}, end=metrics)
+    assert not has_metrics(outcome='done', start=metrics, end={'sink/2': 1.0})
+    assert has_metrics(outcome='diverged', start=metrics, end={'fails': 1.0})
     assert not results.has_metrics(EMPTY_RESULTS, run, operands)
 
 
@@ -155,10 +160,10 @@ def test_rows_have_not_changed_since_they_were_measured(capsys, name):
     assert capsys.readouterr().err == ''
 
 
-@pytest.mark.parametrize(('file', 'vocabulary'), [('claims.json', 512), ('claims_small.json', 2048)])
-def test_committed_runs_fail_if_their_loss_is_above_limit(file, vocabulary):
+@pytest.mark.parametrize(('file_name', 'vocabulary'), [('claims.json', 512), ('claims_small.json', 2048)])
+def test_committed_runs_fail_if_their_loss_is_above_limit(file_name, vocabulary):
     """Check `fails` of every run against the definition in docs/paper/decisions.md."""
-    runs = [run for seeds in results.read_results(RESULTS / file)['runs'].values() for run in seeds.values()]
+    runs = [run for seeds in results.read_results(RESULTS / file_name)['runs'].values() for run in seeds.values()]
     for run in runs:
         is_failure = run['outcome'] == 'diverged' or run['end']['valid/loss'] > 0.6 * math.log(vocabulary)
         assert run['end']['fails'] == is_failure

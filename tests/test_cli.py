@@ -15,7 +15,7 @@ from sinklab.cli.main import COMMANDS, build_parser, import_command, main
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 
-QUICK = 'configs/quickstart.py:softmax'
+QUICKSTART_CONFIG = 'configs/quickstart.py:softmax'
 
 
 def get_error_line(capsys, *arguments):
@@ -28,7 +28,7 @@ def get_error_line(capsys, *arguments):
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'words'),
+    ('arguments', 'message'),
     [
         (['--config.optimizer.stps=5'], 'config.optimizer.stps is unknown; did you mean steps?'),
         (['--config.optimzer.steps=5'], 'config.optimzer is unknown; did you mean config.optimizer.steps?'),
@@ -58,14 +58,14 @@ def get_error_line(capsys, *arguments):
         (['--config.seed'], '--config.seed is unknown'),
     ],
 )
-def test_train_refuses_invalid_argument_with_one_line_and_creates_no_run(capsys, tmp_path, arguments, words):
-    line = get_error_line(capsys, 'train', f'--config={QUICK}', f'--workdir={tmp_path}/run', *arguments)
-    assert words in line
+def test_train_refuses_invalid_argument_with_one_line_and_creates_no_run(capsys, tmp_path, arguments, message):
+    line = get_error_line(capsys, 'train', f'--config={QUICKSTART_CONFIG}', f'--workdir={tmp_path}/run', *arguments)
+    assert message in line
     assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.parametrize(
-    ('given', 'words'),
+    ('config_path', 'message'),
     [
         ('configs/quickstart.py', 'no row is given (rows: softmax, sigmoid'),
         ('configs/quickstart.py:sigmod', "no row 'sigmod'; did you mean sigmoid?"),
@@ -78,13 +78,13 @@ def test_train_refuses_invalid_argument_with_one_line_and_creates_no_run(capsys,
         ('configs/table.py:x', 'defines no get_config(row)'),
     ],
 )
-def test_train_refuses_unknown_config_or_row(capsys, tmp_path, given, words):
-    assert words in get_error_line(capsys, 'train', f'--config={given}', f'--workdir={tmp_path}/run')
+def test_train_refuses_unknown_config_or_row(capsys, tmp_path, config_path, message):
+    assert message in get_error_line(capsys, 'train', f'--config={config_path}', f'--workdir={tmp_path}/run')
 
 
 def test_overrides_keep_field_types():
     spec, row = load_spec(
-        QUICK,
+        QUICKSTART_CONFIG,
         [
             '--config.optimizer.peak_learning_rate=1',
             '--config.optimizer.steps=200',
@@ -106,8 +106,8 @@ def test_overrides_keep_field_types():
 
 def test_size_flag_changes_model_size_but_not_attention():
     (default_spec, default_row), (smoke_spec, smoke_row) = (
-        load_spec(QUICK, []),
-        load_spec(QUICK, ['--config.optimizer.steps=5'], 'smoke'),
+        load_spec(QUICKSTART_CONFIG, []),
+        load_spec(QUICKSTART_CONFIG, ['--config.optimizer.steps=5'], 'smoke'),
     )
     assert (smoke_spec.model.layers, smoke_spec.optimizer.steps) == (2, 5)
     assert smoke_spec.model.attention == default_spec.model.attention
@@ -119,7 +119,9 @@ def test_size_flag_is_refused_for_config_without_sizes(capsys, tmp_path, config)
     line = get_error_line(capsys, 'train', f'--config={config}', '--size=smoke', f'--workdir={tmp_path}/run')
     assert '--size=smoke' in line
     assert f'--config={config}' in line
-    line = get_error_line(capsys, 'train', f'--config={QUICK}', '--size=smoek', f'--workdir={tmp_path}/run')
+    line = get_error_line(
+        capsys, 'train', f'--config={QUICKSTART_CONFIG}', '--size=smoek', f'--workdir={tmp_path}/run'
+    )
     assert "'smoek'" in line
     assert 'smoke?' in line
     assert 'paper, quickstart, small, smoke' in line
@@ -195,7 +197,7 @@ def test_rows_reports_invalid_rows_as_refused(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('lines', 'words'),
+    ('lines', 'message'),
     [
         (
             ['x = 1', "x = int('many')"],
@@ -209,16 +211,16 @@ def test_rows_reports_invalid_rows_as_refused(capsys, tmp_path):
         (['def get_config(row=None):', "    raise ValueError('none is left')"], 'none is left\n'),
     ],
 )
-def test_config_file_error_names_file_and_line(capsys, tmp_path, monkeypatch, lines, words):
+def test_config_file_error_names_file_and_line(capsys, tmp_path, monkeypatch, lines, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'mine.py').write_text('\n'.join(lines) + '\n')
     for file in ('mine.py', f'{tmp_path}/mine.py'):
-        assert words in get_error_line(capsys, 'train', f'--config={file}', '--workdir=run') + '\n'
+        assert message in get_error_line(capsys, 'train', f'--config={file}', '--workdir=run') + '\n'
 
 
 def test_config_path_resolves_from_any_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert load_spec(QUICK, [])[1]['row'] == 'softmax'
+    assert load_spec(QUICKSTART_CONFIG, [])[1]['row'] == 'softmax'
     with pytest.raises(UserError, match=r'quickstart\.py'):
         load_spec('quickstart.py:softmax', [])
 
@@ -270,18 +272,18 @@ def test_doctor_reports_checks_and_fails_on_unwritable_cache(capsys, monkeypatch
     assert 'token cache' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('verb', COMMANDS)
-def test_unknown_flag_is_reported_before_missing_required_flag(capsys, verb):
-    action = ['verify'] if verb == 'checkpoint' else []
-    line = get_error_line(capsys, verb, *action, '--unheard-of=5', '--also_unknown')
+@pytest.mark.parametrize('command', COMMANDS)
+def test_unknown_flag_is_reported_before_missing_required_flag(capsys, command):
+    action = ['verify'] if command == 'checkpoint' else []
+    line = get_error_line(capsys, command, *action, '--unheard-of=5', '--also_unknown')
     assert '--unheard-of=5' in line
     assert '--also_unknown' in line
-    assert f'sinklab {" ".join([verb, *action])} --help' in line
+    assert f'sinklab {" ".join([command, *action])} --help' in line
     assert 'required' not in line
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'meant'),
+    ('arguments', 'suggestion'),
     [
         (['train', '--confg=x'], '--config'),
         (['sweep', '--seed=3', '--workdr=x'], '--workdir'),
@@ -295,29 +297,29 @@ def test_unknown_flag_is_reported_before_missing_required_flag(capsys, verb):
         ),
     ],
 )
-def test_unknown_flag_error_suggests_closest_flag(capsys, tmp_path, monkeypatch, arguments, meant):
+def test_unknown_flag_error_suggests_closest_flag(capsys, tmp_path, monkeypatch, arguments, suggestion):
     monkeypatch.chdir(tmp_path)
-    assert f'{meant}?' in get_error_line(capsys, *arguments)
+    assert f'{suggestion}?' in get_error_line(capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_help_flag_suppresses_unknown_flag_error(capsys):
-    with pytest.raises(SystemExit) as exit:
+    with pytest.raises(SystemExit) as raised:
         main(['train', '--confg=x', '--help'])
-    assert exit.value.code == 0
+    assert raised.value.code == 0
     assert '--confg' not in capsys.readouterr().err
 
 
 def test_config_error_lists_all_invalid_fields(capsys, tmp_path):
-    invalid = {
+    invalid_values = {
         'optimizer.warmup_steps': 30,
         'optimizer.steps': 20,
         'probe.length': 99,
         'model.rotary.scaling': 'llama3',
     }
-    overrides = [f'--config.{path}={value}' for path, value in invalid.items()]
+    overrides = [f'--config.{path}={value}' for path, value in invalid_values.items()]
     line = get_error_line(
-        capsys, 'train', f'--config={QUICK}', '--size=smoke', f'--workdir={tmp_path}/run', *overrides
+        capsys, 'train', f'--config={QUICKSTART_CONFIG}', '--size=smoke', f'--workdir={tmp_path}/run', *overrides
     )
     expected = (
         'optimizer.warmup_steps is 30',
@@ -327,7 +329,9 @@ def test_config_error_lists_all_invalid_fields(capsys, tmp_path):
     assert [message for message in expected if message not in line] == []
     assert '(5) ' in line
     unknown_overrides = ['--config.optimizer.stps=3', '--config.model.layers=many', '--config.data.lenght=3']
-    line = get_error_line(capsys, 'train', f'--config={QUICK}', f'--workdir={tmp_path}/run', *unknown_overrides)
+    line = get_error_line(
+        capsys, 'train', f'--config={QUICKSTART_CONFIG}', f'--workdir={tmp_path}/run', *unknown_overrides
+    )
     assert [
         message for message in ('optimizer.stps', 'model.layers=many', 'data.lenght') if message not in line
     ] == []
@@ -336,35 +340,35 @@ def test_config_error_lists_all_invalid_fields(capsys, tmp_path):
 
 def test_missing_or_unknown_command_prints_usage(capsys):
     for arguments in ([], ['tran']):
-        with pytest.raises(SystemExit) as exit:
+        with pytest.raises(SystemExit) as raised:
             main(arguments)
-        assert exit.value.code == 1
+        assert raised.value.code == 1
         assert 'sinklab' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('verb', COMMANDS)
-def test_command_help_shows_example(capsys, verb):
-    with pytest.raises(SystemExit) as exit:
-        main([verb, '--help'])
-    assert exit.value.code == 0
-    assert f'example:\n  sinklab {verb}' in capsys.readouterr().out
+@pytest.mark.parametrize('command', COMMANDS)
+def test_command_help_shows_example(capsys, command):
+    with pytest.raises(SystemExit) as raised:
+        main([command, '--help'])
+    assert raised.value.code == 0
+    assert f'example:\n  sinklab {command}' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('verb', COMMANDS)
-def test_command_summary_is_that_of_its_module_and_does_not_repeat_its_name(verb):
-    assert import_command(verb).__doc__.splitlines()[0] == COMMANDS[verb]
-    assert not COMMANDS[verb].startswith(verb)
+@pytest.mark.parametrize('command', COMMANDS)
+def test_command_summary_is_that_of_its_module_and_does_not_repeat_its_name(command):
+    assert import_command(command).__doc__.splitlines()[0] == COMMANDS[command]
+    assert not COMMANDS[command].startswith(command)
 
 
 def test_suggested_workdir_is_shell_quoted(capsys, tmp_path):
     folder = tmp_path / 'my runs'
     folder.mkdir()
     (folder / 'letter').write_text('dear')
-    line = get_error_line(capsys, 'train', f'--config={QUICK}', f'--workdir={folder}')
+    line = get_error_line(capsys, 'train', f'--config={QUICKSTART_CONFIG}', f'--workdir={folder}')
     assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}/run']
     (folder / 'letter').rename(folder / 'row.json')
     RunDir(folder).write_json('config', {'seed': 5})
-    line = get_error_line(capsys, 'train', f'--config={QUICK}', f'--workdir={folder}')
+    line = get_error_line(capsys, 'train', f'--config={QUICKSTART_CONFIG}', f'--workdir={folder}')
     assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}-2']
 
 
@@ -394,7 +398,7 @@ def test_every_option_has_help_and_every_command_has_example(prog):
 
 
 @pytest.mark.parametrize(
-    ('words', 'prompt'),
+    ('options', 'prompt'),
     [
         (['--prompt', '-- SQL comment'], '-- SQL comment'),
         (['--prompt', '--length=1 and more'], '--length=1 and more'),
@@ -404,8 +408,8 @@ def test_every_option_has_help_and_every_command_has_example(prog):
         (['--prompt', '-5'], '-5'),
     ],
 )
-def test_unknown_flag_check_accepts_values_that_begin_with_dashes(words, prompt):
-    arguments = ['sample', 'run', *words]
+def test_unknown_flag_check_accepts_values_that_begin_with_dashes(options, prompt):
+    arguments = ['sample', 'run', *options]
     parser = build_parser()
     parser.check_unknown_options(arguments)
     assert parser.parse_known_args(arguments)[0].prompt == prompt

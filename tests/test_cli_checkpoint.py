@@ -133,7 +133,7 @@ def test_checkpoint_commands_leave_run_unchanged(damaged_run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'words'),
+    ('arguments', 'message'),
     [
         (['ls', '{run}@3'], 'has no checkpoint 3; it has: 2, 4'),
         (['verify', '{run}/checkpoints'], 'has no checkpoints; give the folder of a run'),
@@ -141,8 +141,8 @@ def test_checkpoint_commands_leave_run_unchanged(damaged_run, tmp_path, capsys):
         (['restore-params', '{run}', '--out={run}'], 'already exists; give a new folder'),
     ],
 )
-def test_invalid_arguments_are_rejected_with_one_line(run, capsys, arguments, words):
+def test_invalid_arguments_are_rejected_with_one_line(run, capsys, arguments, message):
     code, _, err = run_checkpoint_command(capsys, *(argument.format(run=run) for argument in arguments))
     assert code == 1
-    assert words in err
+    assert message in err
     assert len(err.splitlines()) == 1

@@ -11,11 +11,11 @@ from sinklab.planning import topology
 pytestmark = pytest.mark.skipif(
     topology.find_libtpu() is None, reason='libtpu is not installed: make .venv/test does'
 )
-ROW = ['--config=configs/scale.py:softmax_60m', '--size=smoke']
+CONFIG_OPTIONS = ['--config=configs/scale.py:softmax_60m', '--size=smoke']
 
 
-def run_compile(capsys, *options, code=0):
-    assert main(['compile', *ROW, *options, '--json']) == code
+def run_compile(capsys, *options, exit_code=0):
+    assert main(['compile', *CONFIG_OPTIONS, *options, '--json']) == exit_code
     return json.loads(capsys.readouterr().out)
 
 
@@ -62,7 +62,7 @@ def test_compile_scatters_gradients_per_micro_batch_and_reduces_over_data_once(c
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('given', 'words'),
+    ('options', 'message'),
     [
         (['--topology=v5e'], '--topology=v5e is unknown; give a chip and a shape'),
         (['--topology=h100:9'], 'of GPUs give one node of Hopper, h100:1 to h100:8 or h200:1 to h200:8'),
@@ -85,16 +85,16 @@ def test_compile_scatters_gradients_per_micro_batch_and_reduces_over_data_once(c
     ],
     ids=' '.join,
 )
-def test_compile_rejects_invalid_options_in_one_line(capsys, given, words):
-    assert main(['compile', *ROW, *given]) == 1
+def test_compile_rejects_invalid_options_in_one_line(capsys, options, message):
+    assert main(['compile', *CONFIG_OPTIONS, *options]) == 1
     stderr_lines = capsys.readouterr().err.splitlines()
-    assert words in stderr_lines[-1]
+    assert message in stderr_lines[-1]
 
 
 @pytest.mark.slow
 def test_compile_rejects_model_that_exceeds_memory(capsys):
-    row = ['--config=configs/scale.py:softmax_1b', '--topology=v5e:2x2', '--remat=auto']
-    assert main(['compile', *row]) == 1
+    options = ['--config=configs/scale.py:softmax_1b', '--topology=v5e:2x2', '--remat=auto']
+    assert main(['compile', *options]) == 1
     assert 'GiB' in capsys.readouterr().err
 
 
@@ -138,5 +138,5 @@ def test_compile_supports_topology_of_absent_gpus(capsys, attention):
 
 @pytest.mark.skipif(topology.has_cuda_plugin(), reason='the plugin of jax for CUDA is installed')
 def test_compile_without_cuda_plugin_names_package(capsys):
-    assert main(['compile', *ROW, '--topology=h100:8']) == 1
+    assert main(['compile', *CONFIG_OPTIONS, '--topology=h100:8']) == 1
     assert format_package_command('jax[cuda13]') in capsys.readouterr().err

@@ -23,7 +23,7 @@ BEGIN = 1  # the fixed token and BOS
 
 
 @pytest.fixture
-def text(tmp_path):
+def text_path(tmp_path):
     path = tmp_path / 'book.txt'
     path.write_text(TEXT, encoding='utf-8')
     return path
@@ -47,9 +47,9 @@ def encode_text(corpus):
 
 
 @pytest.mark.slow
-def test_stream_perplexity_of_each_cache_matches_reference(finished_run, corpus, text, capsys):
+def test_stream_perplexity_of_each_cache_matches_reference(finished_run, corpus, text_path, capsys):
     path, _ = finished_run
-    code, out, _ = run_command(capsys, 'stream', f'{path}@4', f'--text={text}', '--cache=0+5,2+3', '--json')
+    code, out, _ = run_command(capsys, 'stream', f'{path}@4', f'--text={text_path}', '--cache=0+5,2+3', '--json')
     assert code == 0
     ids, params = encode_text(corpus), checkpointer.restore_parameters(path, 4)
     rows = json.loads(out)
@@ -66,10 +66,10 @@ def test_stream_perplexity_of_each_cache_matches_reference(finished_run, corpus,
 
 
 @pytest.mark.slow
-def test_stream_table_has_default_caches_and_published_values(finished_run, tmp_path, text, capsys):
+def test_stream_table_has_default_caches_and_published_values(finished_run, tmp_path, text_path, capsys):
     run_path = shutil.copytree(finished_run[0], tmp_path / 'run')
     (run_path / 'row.json').write_text(json.dumps(dict(published={'perplexity/1+7': 18.49})))
-    code, out, _ = run_command(capsys, 'stream', run_path, f'--text={text}')
+    code, out, _ = run_command(capsys, 'stream', run_path, f'--text={text_path}')
     assert code == 0
     heading, columns, *lines = out.splitlines()
     assert heading.startswith(f'{run_path}@8, ')
@@ -96,7 +96,7 @@ def test_sample_continues_prompt_and_is_deterministic_per_seed(finished_run, cap
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('arguments', 'words'),
+    ('arguments', 'message'),
     [
         (['--cache=4'], '--cache=4 is not a cache; give x+y'),
         (['--cache=4+-1'], 'is not a cache'),
@@ -107,14 +107,16 @@ def test_sample_continues_prompt_and_is_deterministic_per_seed(finished_run, cap
         (['--cash=4+4'], '--cash=4+4 is unknown; did you mean --cache?'),
     ],
 )
-@pytest.mark.parametrize('verb', ['stream', 'sample'])
-def test_stream_and_sample_reject_invalid_option_with_one_line(finished_run, text, capsys, verb, arguments, words):
-    input_option = f'--text={text}' if verb == 'stream' else '--prompt=abc'
-    assert words in get_error_line(capsys, verb, finished_run[0], input_option, *arguments)
+@pytest.mark.parametrize('command', ['stream', 'sample'])
+def test_stream_and_sample_reject_invalid_option_with_one_line(
+    finished_run, text_path, capsys, command, arguments, message
+):
+    input_option = f'--text={text_path}' if command == 'stream' else '--prompt=abc'
+    assert message in get_error_line(capsys, command, finished_run[0], input_option, *arguments)
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'words'),
+    ('arguments', 'message'),
     [
         (['--tokens=0'], '--tokens is 0; it must be a whole number of at least 1'),
         (['--temperature=-1'], '--temperature is -1.0; it must be a finite number of at least 0'),
@@ -126,29 +128,29 @@ def test_stream_and_sample_reject_invalid_option_with_one_line(finished_run, tex
         (['--prompt=\ud800'], '--prompt is not UTF-8 (character 0)'),
     ],
 )
-def test_sample_rejects_invalid_option_with_one_line(finished_run, capsys, arguments, words):
-    assert words in get_error_line(capsys, 'sample', finished_run[0], '--prompt=abc', *arguments)
+def test_sample_rejects_invalid_option_with_one_line(finished_run, capsys, arguments, message):
+    assert message in get_error_line(capsys, 'sample', finished_run[0], '--prompt=abc', *arguments)
 
 
-def test_stream_rejects_invalid_run_or_text_with_one_line(finished_run, tmp_path, text, capsys):
+def test_stream_rejects_invalid_run_or_text_with_one_line(finished_run, tmp_path, text_path, capsys):
     path, _ = finished_run
-    text_option = f'--text={text}'
+    text_option = f'--text={text_path}'
     assert str(tmp_path / 'none') in get_error_line(capsys, 'stream', tmp_path / 'none', text_option)
     assert f'{tmp_path} ' in get_error_line(capsys, 'stream', tmp_path, text_option)
     assert str(path) in (line := get_error_line(capsys, 'stream', f'{path}@5', text_option))
     assert 'checkpoint 5' in line
     assert 'No such file' in get_error_line(capsys, 'stream', path, f'--text={tmp_path}/none')
     assert 'Is a directory' in get_error_line(capsys, 'stream', path, f'--text={tmp_path}')
-    text.write_bytes(b'abc\xff')
+    text_path.write_bytes(b'abc\xff')
     assert 'byte 3' in get_error_line(capsys, 'stream', path, text_option)
-    text.write_bytes(b'')
+    text_path.write_bytes(b'')
     assert '0 tokens' in get_error_line(capsys, 'stream', path, text_option)
 
 
 @pytest.mark.slow
-def test_stream_requires_tokenizer_of_training(finished_run, corpus, tmp_path, text, capsys):
+def test_stream_requires_tokenizer_of_training(finished_run, corpus, tmp_path, text_path, capsys):
     path, _ = finished_run
-    store, text_option = open_stored_corpus(make_spec(corpus).data, 300).path, f'--text={text}'
+    store, text_option = open_stored_corpus(make_spec(corpus).data, 300).path, f'--text={text_path}'
     capsys.readouterr()  # drop the messages of preparation
     other_path = tmp_path / 'other.json'
     tokenizer = json.loads((store / 'tokenizer.json').read_text())
@@ -170,10 +172,10 @@ def test_stream_requires_tokenizer_of_training(finished_run, corpus, tmp_path, t
 
 
 @pytest.mark.slow
-def test_stream_and_sample_reject_damaged_checkpoint(finished_run, tmp_path, text, capsys):
+def test_stream_and_sample_reject_damaged_checkpoint(finished_run, tmp_path, text_path, capsys):
     run_path = shutil.copytree(finished_run[0], tmp_path / 'run')
     (run_path / 'checkpoints' / '8' / 'state' / 'manifest.ocdbt').write_bytes(b'')
-    for arguments in (['stream', f'--text={text}'], ['sample', '--prompt=abc']):
+    for arguments in (['stream', f'--text={text_path}'], ['sample', '--prompt=abc']):
         assert 'checkpoints/8' in get_error_line(capsys, arguments[0], run_path, *arguments[1:])
 
 
@@ -204,12 +206,12 @@ def test_add_training_tokens_rejects_text_shorter_than_fixed_position():
 
 
 @pytest.mark.slow
-def test_stream_excludes_training_tokens_from_loss(finished_run, tmp_path, text, corpus, capsys):
+def test_stream_excludes_training_tokens_from_loss(finished_run, tmp_path, text_path, corpus, capsys):
     run_path = shutil.copytree(finished_run[0], tmp_path / 'run')
     config = json.loads((run_path / 'config.json').read_text())
     config['data']['fixed_position'] = 1
     (run_path / 'config.json').write_text(json.dumps(config))
-    arguments = 'stream', run_path, f'--text={text}', '--cache=2+3', '--json'
+    arguments = 'stream', run_path, f'--text={text_path}', '--cache=2+3', '--json'
     (fixed_result,), (bare_result,) = (
         json.loads(run_command(capsys, *arguments, *options)[1]) for options in ([], ['--bare'])
     )

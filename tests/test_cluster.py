@@ -11,19 +11,19 @@ from sinklab.install_commands import format_package_command
 from sinklab.supervisor import cluster
 from sinklab.supervisor.cluster import ProcessInfo
 
-STEP = dict(
+SLURM_STEP = dict(
     SLURM_JOB_ID='4711', SLURM_STEP_NODELIST='node[07-08]', SLURM_NTASKS='4', SLURM_PROCID='3', SLURM_LOCALID='1'
 )
 TPU = dict(TPU_WORKER_HOSTNAMES='a,b', TPU_WORKER_ID='1')
-POD = dict(KUBERNETES_SERVICE_HOST='10.0.0.1', JOB_COMPLETION_INDEX='1')
-RANK = dict(OMPI_COMM_WORLD_SIZE='2', OMPI_COMM_WORLD_RANK='1', OMPI_COMM_WORLD_LOCAL_RANK='1')
-ORTE = dict(OMPI_MCA_orte_hnp_uri='1531576320.0;tcp://10.96.0.1,10.148.0.1:34911')
+KUBERNETES_POD = dict(KUBERNETES_SERVICE_HOST='10.0.0.1', JOB_COMPLETION_INDEX='1')
+OPEN_MPI_RANK = dict(OMPI_COMM_WORLD_SIZE='2', OMPI_COMM_WORLD_RANK='1', OMPI_COMM_WORLD_LOCAL_RANK='1')
+OPEN_MPI_ADDRESS = dict(OMPI_MCA_orte_hnp_uri='1531576320.0;tcp://10.96.0.1,10.148.0.1:34911')
 
 INVALID_ADDRESSES = 'a', 'a:', ':80', 'a:0', 'a:65536', 'a b:80', 'fe80::1:80', 'a:8x', ''
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch):
+def set_environment(monkeypatch):
     """Remove all cluster variables and return a function that sets variables."""
     for name in os.environ:
         if name.startswith(('SLURM_', 'OMPI_', 'TPU_', 'KUBERNETES_', 'JOB_', 'MEGASCALE_')):
@@ -44,17 +44,17 @@ def test_process_without_flags_is_single_and_does_not_import_jax():
 
 
 @pytest.mark.parametrize(
-    ('given', 'address'),
+    ('coordinator', 'address'),
     [('10.0.0.1:80', '10.0.0.1:80'), ('node-1.local:8476', 'node-1.local:8476'), ('[fe80::1]:80', '[fe80::1]:80')],
 )
-def test_flags_set_process_index_count_and_address(given, address):
-    process = resolve_process(given, 4, 3)
+def test_flags_set_process_index_count_and_address(coordinator, address):
+    process = resolve_process(coordinator, 4, 3)
     assert (process.index, process.count, process.address) == (3, 4, address)
     assert process.format_address(81) == address.rpartition(':')[0] + ':81'
 
 
 @pytest.mark.parametrize(
-    ('given', 'words'),
+    ('given', 'message'),
     [
         (('a:80', None, None), '--coordinator=a:80 without --processes and --process; give all three, or none'),
         ((None, 2, None), '--processes=2 without --coordinator and --process'),
@@ -65,26 +65,26 @@ def test_flags_set_process_index_count_and_address(given, address):
         *(((given, 2, 0), f'--coordinator={given} is not HOST:PORT') for given in INVALID_ADDRESSES),
     ],
 )
-def test_flags_that_are_incomplete_or_invalid_are_rejected(given, words):
+def test_flags_that_are_incomplete_or_invalid_are_rejected(given, message):
     with pytest.raises(UserError) as error:
         resolve_process(*given)
-    assert str(error.value).startswith(words)
+    assert str(error.value).startswith(message)
 
 
-def test_slurm_step_matches_jax_detection(environment):
-    environment(**STEP)
+def test_slurm_step_matches_jax_detection(set_environment):
+    set_environment(**SLURM_STEP)
     assert resolve_process() == ProcessInfo(3, 4, 'node07', 61440 + 4711 % 4096, [1])
 
 
-def test_slurm_process_alone_on_host_gets_all_devices(environment):
-    environment(**STEP, SLURM_STEP_TASKS_PER_NODE='1(x4)')
+def test_slurm_process_alone_on_host_gets_all_devices(set_environment):
+    set_environment(**SLURM_STEP, SLURM_STEP_TASKS_PER_NODE='1(x4)')
     assert resolve_process().devices is None
-    environment(SLURM_STEP_TASKS_PER_NODE='2(x2)')
+    set_environment(SLURM_STEP_TASKS_PER_NODE='2(x2)')
     assert resolve_process().devices == [1]
 
 
-def test_open_mpi_rank_matches_jax_detection(environment):
-    environment(**RANK, **ORTE)
+def test_open_mpi_rank_matches_jax_detection(set_environment):
+    set_environment(**OPEN_MPI_RANK, **OPEN_MPI_ADDRESS)
     assert resolve_process() == ProcessInfo(1, 2, '10.96.0.1', 61440 + 1531576320 // 4096 % 4096, [1])
 
 
@@ -121,8 +121,8 @@ print(cluster.resolve_process_info(None, None, None, 0))
 
 
 @pytest.mark.slow
-def test_jobset_pod_matches_jax_detection(environment, tmp_path):
-    environment(**POD)
+def test_jobset_pod_matches_jax_detection(set_environment, tmp_path):
+    set_environment(**KUBERNETES_POD)
     (tmp_path / 'kubernetes.py').write_text(KUBERNETES_MODULE)
     path = os.pathsep.join([str(tmp_path), *sys.path])
     result = subprocess.run(
@@ -135,24 +135,24 @@ def test_jobset_pod_matches_jax_detection(environment, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('variables', 'words'),
+    ('variables', 'message'),
     [
         ({'SLURM_JOB_ID': '1', 'SLURM_NTASKS': '4'}, 'SLURM has 4 processes or hosts for this job'),
         (
             {'SLURM_JOB_ID': '1', 'SLURM_JOB_NUM_NODES': '2'},
             'start it with srun, or give --processes=1 for one process',
         ),
-        (POD, f'{format_package_command("kubernetes")}, or give --coordinator=HOST:PORT'),
-        (RANK, 'this Open MPI has 2 processes but no address of the first; give --coordinator'),
-        (RANK | {'OMPI_MCA_orte_hnp_uri': 'x'}, 'cannot be read (ValueError'),
+        (KUBERNETES_POD, f'{format_package_command("kubernetes")}, or give --coordinator=HOST:PORT'),
+        (OPEN_MPI_RANK, 'this Open MPI has 2 processes but no address of the first; give --coordinator'),
+        (OPEN_MPI_RANK | {'OMPI_MCA_orte_hnp_uri': 'x'}, 'cannot be read (ValueError'),
     ],
     ids=['tasks', 'hosts', 'pod', 'rank', 'unreadable'],
 )
-def test_multi_process_environment_without_coordinator_is_rejected(environment, variables, words):
-    environment(**variables)
+def test_multi_process_environment_without_coordinator_is_rejected(set_environment, variables, message):
+    set_environment(**variables)
     with pytest.raises(UserError) as error:
         resolve_process()
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert resolve_process(None, 1) == ProcessInfo()
 
 
@@ -163,13 +163,13 @@ COUNT_VARIABLES = [
 ]
 
 
-@pytest.mark.parametrize('given', ['x', '', '4(x2)', '1.5', '0', '-1', '٤', '1_0', '9' * 5000, '2\n3', '\x1b[2J'])
-@pytest.mark.parametrize(('name', 'others'), COUNT_VARIABLES, ids=[name for name, _ in COUNT_VARIABLES])
-def test_cluster_count_that_is_invalid_is_rejected_with_one_line(environment, name, others, given):
-    environment(**others | {name: given})
+@pytest.mark.parametrize('value', ['x', '', '4(x2)', '1.5', '0', '-1', '٤', '1_0', '9' * 5000, '2\n3', '\x1b[2J'])
+@pytest.mark.parametrize(('name', 'other_variables'), COUNT_VARIABLES, ids=[name for name, _ in COUNT_VARIABLES])
+def test_cluster_count_that_is_invalid_is_rejected_with_one_line(set_environment, name, other_variables, value):
+    set_environment(**other_variables | {name: value})
     with pytest.raises(UserError) as error:
         resolve_process()
-    assert str(error.value).startswith(f'{name}={given!r} ')
+    assert str(error.value).startswith(f'{name}={value!r} ')
     assert str(error.value).isprintable()
     assert resolve_process(None, 1) == ProcessInfo()
 

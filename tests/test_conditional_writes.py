@@ -57,10 +57,10 @@ def test_conditional_write_succeeds_for_one_of_two_concurrent_writers(bucket):
     file_system = get_file_system(parse_path(bucket.url + '/x'))
     for number in range(50):
         path, results = f'{bucket.url}/lease-{number}', []
-        gate = threading.Barrier(2)
+        barrier = threading.Barrier(2)
 
-        def write_in_race(name, path=path, results=results, gate=gate):
-            gate.wait()
+        def write_in_race(name, path=path, results=results, barrier=barrier):
+            barrier.wait()
             if version := file_system.write_if_match(path, name, ''):
                 results.append((name, version))
 

@@ -67,8 +67,8 @@ def make_row_parameters(names, parts):
 @pytest.fixture(scope='module')
 def sources(corpus, tmp_path_factory):
     """Return {loss: source} for a loss on all tokens and on those of the assistant."""
-    talks = [[('user', f'what is {n}?' * 5), ('assistant', f'it is {2 * n}, I think')] for n in range(100)]
-    return {'all': corpus, 'assistant': write_chat(tmp_path_factory.mktemp('chat') / 'a.jsonl', talks)}
+    chats = [[('user', f'what is {n}?' * 5), ('assistant', f'it is {2 * n}, I think')] for n in range(100)]
+    return {'all': corpus, 'assistant': write_chat(tmp_path_factory.mktemp('chat') / 'a.jsonl', chats)}
 
 
 def set_source(spec, sources):
@@ -79,24 +79,24 @@ def set_source(spec, sources):
 def test_row_trains_all_parameters_and_probe_metrics_are_finite(name, sources):
     spec = set_source(SPECS[name], sources)
     # Weight decay would also change parameters without a gradient.
-    undecayed = dataclasses.replace(spec.optimizer, weight_decay=0.0)
-    spec = dataclasses.replace(spec, optimizer=undecayed)
+    optimizer = dataclasses.replace(spec.optimizer, weight_decay=0.0)
+    spec = dataclasses.replace(spec, optimizer=optimizer)
     data, mesh = load_run_data(spec), device_mesh.make_mesh(Hardware())
     first, second = (data.batches.read_rows(step, range(spec.optimizer.batch_size)) for step in range(2))
     with jax.set_mesh(mesh):
         train_state = state.create_state(spec, mesh)
         initial_params = jax.device_get(train_state['params'])
-        advance = step.make_train_step(spec, Hardware(), mesh)
+        train_step = step.make_train_step(spec, Hardware(), mesh)
         zero = sharding.make_per_device_array(0, mesh)
-        train_state, _ = advance(train_state, first, zero)  # with a warm-up, the learning rate of this step is 0
-        train_state, metrics = advance(train_state, second, zero)
+        train_state, _ = train_step(train_state, first, zero)  # with a warm-up, the learning rate of this step is 0
+        train_state, metrics = train_step(train_state, second, zero)
         probe_values = sink_probe.make_probe(spec, mesh)(train_state['params'], data.probe_PT)
     all_metrics = jax.device_get(metrics) | sink_probe.compute_probe_metrics(
         probe_values, spec, data.is_trigger(data.probe_PT)
     )
     assert all(np.isfinite(value) for value in all_metrics.values())
-    column = spec.model.columns.kind in ('sink_token', 'k', 'kv', 'logit')
-    assert ('sink/star' in all_metrics) == (column or spec.model.attention.normalizer == 'plus_one')
+    has_sink_column = spec.model.columns.kind in ('sink_token', 'k', 'kv', 'logit')
+    assert ('sink/star' in all_metrics) == (has_sink_column or spec.model.attention.normalizer == 'plus_one')
     assert {'train/loss', 'sink/1', 'alpha/1', 'mass/row', 'norm/ratio/01'} <= set(all_metrics)
     changed = jax.tree.map(
         lambda first, second: bool((first != second).any()), initial_params, jax.device_get(train_state['params'])
@@ -139,15 +139,15 @@ def test_row_is_causal_outside_its_prefix(name):
     graph, params = state.make_abstract_model(spec)[0], draw_params(spec)
     inputs = dict(start_BT=jnp.array([[0] * 6 + [6] * 10])) if spec.model.mask.document else {}
     run = jax.jit(lambda params, ids_T: nnx.merge(graph, params)(ids_T[None], **inputs)[0][0])
-    logits = functools.partial(run, params)
+    compute_logits = functools.partial(run, params)
     ids_T, positions, prefix = np.arange(16), np.arange(16), spec.model.mask.prefix or 0
-    plain_TV = logits(ids_T)
+    plain_TV = compute_logits(ids_T)
     changed_TT = np.array(
-        [(logits(np.where(positions == position, 99, ids_T)) != plain_TV).any(-1) for position in positions]
+        [(compute_logits(np.where(positions == position, 99, ids_T)) != plain_TV).any(-1) for position in positions]
     )
-    seen_TT = (positions[:, None] <= positions) | (positions[:, None] < prefix) & (positions < prefix)
+    visible_TT = (positions[:, None] <= positions) | (positions[:, None] < prefix) & (positions < prefix)
     assert np.isfinite(plain_TV).all()
-    assert not changed_TT[~seen_TT].any()
+    assert not changed_TT[~visible_TT].any()
     assert changed_TT.diagonal().all()
     assert changed_TT[:prefix, : max(prefix, 1)].all()
     assert changed_TT[:prefix, 11].all()

@@ -11,16 +11,16 @@ UNNORMALIZED = dict(model__attention__similarity='sigmoid', model__attention__no
 
 def change_config(path, value):
     tree = make_tiny_config().to_dict()
-    *parents, last = path.split('.')
-    at = tree
+    *parents, field = path.split('.')
+    node = tree
     for name in parents:
-        at = at[name]
-    at[last] = value
+        node = node[name]
+    node[field] = value
     return tree
 
 
 @pytest.mark.parametrize(
-    ('path', 'value', 'words'),
+    ('path', 'value', 'message'),
     [
         ('optimizer.peak_learning_rat', 1e-3, 'did you mean peak_learning_rate?'),
         ('optimizer.momentum', 0.9, 'fields here: name, peak_learning_rate'),
@@ -49,29 +49,29 @@ def change_config(path, value):
         ('seed', -1, 'from 0 to 2^32 - 1'),
     ],
 )
-def test_parse_config_rejects_invalid_value_by_name(path, value, words):
-    with pytest.raises(UserError) as refusal:
+def test_parse_config_rejects_invalid_value_by_name(path, value, message):
+    with pytest.raises(UserError) as error:
         parse_config(change_config(path, value))
-    assert words in str(refusal.value)
-    assert '\n' not in str(refusal.value)
+    assert message in str(error.value)
+    assert '\n' not in str(error.value)
 
 
 def test_parse_config_reports_all_field_errors_before_conflicts():
     tree = change_config('model.layers', 0)
     tree['seed'], tree['probe']['inptus'] = -1, 'natural'
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as error:
         parse_config(tree)
-    named = ('3 faults', 'config.model.layers is 0', 'config.seed is -1', 'config.probe.inptus is unknown')
-    assert [words for words in named if words not in str(refusal.value)] == []
+    messages = ('3 faults', 'config.model.layers is 0', 'config.seed is -1', 'config.probe.inptus is unknown')
+    assert [message for message in messages if message not in str(error.value)] == []
     tree = change_config('optimizer.warmup_steps', 99)
     tree['probe'] |= dict(length=17, keys=18)
     tree['data'] |= dict(random_first=2, fixed_position=3)
     tree['model']['rotary'] |= dict(scaling='llama3', slow=4.0)
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as error:
         parse_config(tree)
-    named = ('warmup_steps is 99', 'length is 17', 'keys is 18', 'random_first and random_last', 'factor', 'fast')
-    assert [words for words in named if words not in str(refusal.value)] == []
-    assert '\n' not in str(refusal.value)
+    messages = ('warmup_steps is 99', 'length is 17', 'keys is 18', 'random_first and random_last', 'factor', 'fast')
+    assert [message for message in messages if message not in str(error.value)] == []
+    assert '\n' not in str(error.value)
 
 
 def test_parse_config_names_missing_field():
@@ -86,7 +86,7 @@ def test_parse_config_converts_integer_to_float():
 
 
 @pytest.mark.parametrize(
-    ('changes', 'words'),
+    ('changes', 'message'),
     [
         (
             dict(model__attention__similarity='identity'),
@@ -179,11 +179,11 @@ def test_parse_config_converts_integer_to_float():
     ],
     ids=lambda x: x[:30] if isinstance(x, str) else None,
 )
-def test_parse_config_rejects_conflicting_fields(changes, words):
-    with pytest.raises(UserError) as refusal:
+def test_parse_config_rejects_conflicting_fields(changes, message):
+    with pytest.raises(UserError) as error:
         make_tiny_spec(**changes)
-    assert words in str(refusal.value)
-    assert '\n' not in str(refusal.value)
+    assert message in str(error.value)
+    assert '\n' not in str(error.value)
 
 
 def test_default_config_file_has_defaults_of_schema():

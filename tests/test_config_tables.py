@@ -35,7 +35,7 @@ from sinklab.train import step
 ROOT = Path(__file__).parents[1]
 RELEASED_SIZES = 'paper', 'quickstart', 'smoke'
 RELEASED_DIGESTS = json.loads((Path(__file__).parent / 'released' / 'configs.json').read_text())
-FREED = 'data.fixed_position'  # rows may set it to its default, in case a size changes it
+SIZE_DEPENDENT_FIELD = 'data.fixed_position'  # rows may set it to its default, in case a size changes it
 FIELDS_AT_DEFAULT = {('hypotheses', 'decay_0.1'): {'optimizer.weight_decay'}}  # sizes change it
 
 
@@ -76,7 +76,9 @@ def test_row_diff_changes_known_fields(module):
         assert set(entry['diff']) <= set(list_fields(plain_config))
         config = module.get_config(row, 'paper')
         unchanged_paths = [path for path in entry['diff'] if get_field(config, path) == get_field(plain_config, path)]
-        assert set(unchanged_paths) <= {FREED} | FIELDS_AT_DEFAULT.get((get_name(module), row), set()), row
+        assert set(unchanged_paths) <= {SIZE_DEPENDENT_FIELD} | FIELDS_AT_DEFAULT.get(
+            (get_name(module), row), set()
+        ), row
 
 
 def test_published_numbers_match_sources():
@@ -108,7 +110,7 @@ def test_quickstart_rows_differ_only_in_attention_fields():
 
 
 @pytest.mark.parametrize(
-    ('value', 'paper', 'here', 'expected'),
+    ('value', 'paper_reference', 'size_reference', 'expected'),
     [
         (8e-4, 4e-4, 2e-2, 4e-2),
         (0.5, 0.1, 0.5, 2.5),
@@ -133,9 +135,9 @@ def test_quickstart_rows_differ_only_in_attention_fields():
         (500, 1000, 0, 0),
     ],
 )
-def test_scale_number_keeps_ratio_to_paper_baseline(value, paper, here, expected):
-    assert scale_number(value, paper, here) == pytest.approx(expected)
-    assert type(scale_number(value, paper, here)) is type(value)
+def test_scale_number_keeps_ratio_to_paper_baseline(value, paper_reference, size_reference, expected):
+    assert scale_number(value, paper_reference, size_reference) == pytest.approx(expected)
+    assert type(scale_number(value, paper_reference, size_reference)) is type(value)
 
 
 def compute_digest(config):
@@ -187,7 +189,7 @@ def test_shipped_row_values_are_scaled_by_ratio_or_unchanged(module):
                     )
 
 
-OWN = {
+PLAIN_ROWS = {
     'softmax': dict(diff={}, published={}, source='ours'),
     'long_warmup': dict(diff={'optimizer.warmup_steps': 400}, published={}, source='ours'),
     'decay': dict(diff={'optimizer.weight_decay': 0.3, 'model.heads': 4}, published={}, source='ours'),
@@ -197,8 +199,8 @@ OWN = {
 
 @pytest.mark.parametrize('size', SIZES)
 def test_table_keeps_plain_row_values_at_every_size(size):
-    get_config = table(OWN)
-    for row, entry in OWN.items():
+    get_config = table(PLAIN_ROWS)
+    for row, entry in PLAIN_ROWS.items():
         config, baseline_config = get_config(row, size), get_config.baseline(size)
         assert {path: get_field(config, path) for path in entry['diff']} == entry['diff']
         other_paths = set(list_fields(baseline_config)) - set(entry['diff'])
@@ -228,7 +230,7 @@ def test_scale_multiplies_value_of_selected_size():
 
 
 @pytest.mark.parametrize(
-    ('diff', 'named'),
+    ('diff', 'expected_texts'),
     [
         (scale('model.mask.window', 2), ['model.mask.window', 'None', 'of=']),
         (scale('model.tied', 2), ['model.tied', 'False']),
@@ -237,10 +239,10 @@ def test_scale_multiplies_value_of_selected_size():
         ({'optimizer.weight_decay': scale('optimizer.weight_decay', 3)}, ['optimizer.weight_decay']),
     ],
 )
-def test_scale_rejects_unscalable_field_by_name(diff, named):
-    with pytest.raises(ValueError, match=re.escape(named[0])) as error:
+def test_scale_rejects_unscalable_field_by_name(diff, expected_texts):
+    with pytest.raises(ValueError, match=re.escape(expected_texts[0])) as error:
         table({'a': dict(diff=diff)})('a')
-    assert [word for word in named if word not in str(error.value)] == []
+    assert [text for text in expected_texts if text not in str(error.value)] == []
 
 
 @pytest.mark.parametrize('factor', ['3', None, True])
@@ -278,7 +280,7 @@ def test_scale_with_size_keeps_written_values_at_paper_size():
 
 
 @pytest.mark.parametrize(
-    ('given', 'meant'),
+    ('name', 'expected'),
     [
         ('model.attention.heads', 'model.heads'),
         ('optimizer.stps', 'optimizer.steps'),
@@ -291,8 +293,8 @@ def test_scale_with_size_keeps_written_values_at_paper_size():
         ('nothing.like_it', None),
     ],
 )
-def test_find_closest_name_matches_full_path_or_last_component(given, meant):
-    assert find_closest_name(given, list(list_fields(default.get_config()))) == meant
+def test_find_closest_name_matches_full_path_or_last_component(name, expected):
+    assert find_closest_name(name, list(list_fields(default.get_config()))) == expected
 
 
 def test_scale_with_size_scales_field_with_its_reference_field():
@@ -357,8 +359,8 @@ def test_every_choice_has_implementation():
     from sinklab.train.optimizer import OPTIMIZERS, SCHEDULES
 
     assert set(get_args(spec.SimilarityName)) == set(SIMILARITIES) == set(spec.NORMALIZERS_BY_SIMILARITY)
-    pairs = {name for pair in spec.NORMALIZERS_BY_SIMILARITY.values() for name in pair}
-    assert set(get_args(spec.NormalizerName)) == set(NORMALIZERS) == pairs
+    all_normalizers = {name for normalizers in spec.NORMALIZERS_BY_SIMILARITY.values() for name in normalizers}
+    assert set(get_args(spec.NormalizerName)) == set(NORMALIZERS) == all_normalizers
     assert set(get_args(spec.BackendName)) == {'auto', *BACKENDS}
     assert list_choices(spec.AttentionConfig, 'feature_map') == set(FEATURE_MAPS)
     assert list_choices(spec.ModelConfig, 'position') == set(POSITIONS)
@@ -406,10 +408,11 @@ def test_every_choice_is_used_by_some_row():
         for field, hint in get_type_hints(record).items():
             choices = {value for value in get_args(hint) if isinstance(value, str)}
             used_choices = {read_field(row_spec, f'{part}.{field}') for row_spec in specs}
-            assert choices <= used_choices | UNUSED, f'{part}.{field}'
+            assert choices <= used_choices | UNUSED_CHOICES, f'{part}.{field}'
 
 
-UNUSED = {'gpt2', 'geglu_tanh', 'res_post'}  # of imported models only, and an initialization that no row uses
+# No row uses the initialization gpt2. Only imported models use geglu_tanh and res_post.
+UNUSED_CHOICES = {'gpt2', 'geglu_tanh', 'res_post'}
 
 
 def read_field(record, path):

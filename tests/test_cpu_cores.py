@@ -13,7 +13,7 @@ from sinklab.run_dir import RunDir
 from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import SweepRun, get_run_dir_name
 
-CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
+CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
 from sinklab.configs.table import table
 
@@ -28,7 +28,7 @@ ROWS = {
 }
 get_config = table(ROWS, {'data.source': SOURCE})
 """
-SEEDS = 5
+NUM_SEEDS = 5
 CLAIMS = """
 def claim(of, way, than):
     return dict(words='words', source='here', of=of, way=way, than=than, least=5.0)
@@ -46,7 +46,7 @@ CLAIMS = {
 
 
 @pytest.fixture(scope='module')
-def files(tmp_path_factory, corpus):
+def config_dir(tmp_path_factory, corpus):
     folder = tmp_path_factory.mktemp('files')
     (folder / 'mine.py').write_text(TABLE.replace('SOURCE', repr(corpus)))
     # The rows have a mass below 1.5 and above 6, so the threshold must be below their difference.
@@ -54,67 +54,69 @@ def files(tmp_path_factory, corpus):
     return folder
 
 
-def program(files, verb, *arguments):
+def run_sinklab(config_dir, subcommand, *arguments):
     """Run sinklab as a program without device settings in the environment."""
-    unset = {'XLA_FLAGS', 'JAX_NUM_CPU_DEVICES'}
-    environment = {name: value for name, value in os.environ.items() if name not in unset}
-    environment |= {'SINKLAB_CACHE': f'{files}/cache', 'JAX_PLATFORMS': 'cpu'}
-    command = [sys.executable, '-m', 'sinklab', verb, *arguments]
+    unset_variables = {'XLA_FLAGS', 'JAX_NUM_CPU_DEVICES'}
+    environment = {name: value for name, value in os.environ.items() if name not in unset_variables}
+    environment |= {'SINKLAB_CACHE': f'{config_dir}/cache', 'JAX_PLATFORMS': 'cpu'}
+    command = [sys.executable, '-m', 'sinklab', subcommand, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
 
 
-def records(path):
-    return [{k: v for k, v in record.items() if k not in CLOCK} for record in RunDir(path).read_records()]
+def read_records(path):
+    return [{k: v for k, v in record.items() if k not in CLOCK_METRICS} for record in RunDir(path).read_records()]
 
 
 @pytest.mark.slow
-def test_train_splits_cpu_into_requested_devices(files, tmp_path):
-    given = [f'--config={files}/mine.py:softmax', '--size=smoke', '--config.log.every_steps=1']
-    for devices in (1, 2):
-        done = program(files, 'train', *given, f'--data={devices}', f'--workdir={tmp_path}/{devices}')
-        assert done.returncode == 0, done.stderr
-    assert '2 devices (data 2' in done.stderr
-    one, two = (records(tmp_path / str(devices)) for devices in (1, 2))
-    for ours, theirs in zip(one, two, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+def test_train_splits_cpu_into_requested_devices(config_dir, tmp_path):
+    options = [f'--config={config_dir}/mine.py:softmax', '--size=smoke', '--config.log.every_steps=1']
+    for num_devices in (1, 2):
+        completed = run_sinklab(
+            config_dir, 'train', *options, f'--data={num_devices}', f'--workdir={tmp_path}/{num_devices}'
+        )
+        assert completed.returncode == 0, completed.stderr
+    assert '2 devices (data 2' in completed.stderr
+    one_device, two_devices = (read_records(tmp_path / str(num_devices)) for num_devices in (1, 2))
+    for record, other_record in zip(one_device, two_devices, strict=True):
+        assert record == pytest.approx(other_record, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
-def test_train_keeps_cpu_device_count_of_environment(files, tmp_path, monkeypatch):
+def test_train_keeps_cpu_device_count_of_environment(config_dir, tmp_path, monkeypatch):
     monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '1')
-    given = [f'--config={files}/mine.py:softmax', '--size=smoke', '--data=2', f'--workdir={tmp_path}/run']
-    command = [sys.executable, '-m', 'sinklab', 'train', *given]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1
-    assert '--data=2' in done.stderr
-    assert '2 devices' in done.stderr
+    options = [f'--config={config_dir}/mine.py:softmax', '--size=smoke', '--data=2', f'--workdir={tmp_path}/run']
+    command = [sys.executable, '-m', 'sinklab', 'train', *options]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert completed.returncode == 1
+    assert '--data=2' in completed.stderr
+    assert '2 devices' in completed.stderr
 
 
 @pytest.mark.slow
-def test_train_recomputes_activations_on_cpu_unless_policy_is_given(files, tmp_path):
-    given = [f'--config={files}/mine.py:softmax', '--size=smoke']
+def test_train_recomputes_activations_on_cpu_unless_policy_is_given(config_dir, tmp_path):
+    given = [f'--config={config_dir}/mine.py:softmax', '--size=smoke']
     for name, options in dict(default=[], given=['--remat=none']).items():
-        done = program(files, 'train', *given, *options, f'--workdir={tmp_path}/{name}')
-        assert done.returncode == 0, done.stderr
+        completed = run_sinklab(config_dir, 'train', *given, *options, f'--workdir={tmp_path}/{name}')
+        assert completed.returncode == 0, completed.stderr
     environments = [RunDir(tmp_path / name).read_environment() for name in ('default', 'given')]
     assert [environment['layout']['remat'] for environment in environments] == ['attention,ffn', 'none']
     assert [environment['attempts'][0]['remat'] for environment in environments] == ['attention,ffn', 'none']
-    for default, given in zip(records(tmp_path / 'default'), records(tmp_path / 'given'), strict=True):
+    for default, given in zip(read_records(tmp_path / 'default'), read_records(tmp_path / 'given'), strict=True):
         assert default == pytest.approx(given, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.exhaustive
-def test_sweep_results_do_not_depend_on_jobs(files, tmp_path):
-    given = [f'--config={files}/mine.py', '--rows=softmax,sigmoid', '--size=smoke', '--seeds=1', '--json']
+def test_sweep_results_do_not_depend_on_jobs(config_dir, tmp_path):
+    options = [f'--config={config_dir}/mine.py', '--rows=softmax,sigmoid', '--size=smoke', '--seeds=1', '--json']
     tables = []
     for jobs in (1, 2):
-        done = program(files, 'sweep', *given, f'--jobs={jobs}', f'--workdir={tmp_path}/{jobs}')
-        assert done.returncode == 0, done.stderr
-        tables.append(json.loads(done.stdout))
+        completed = run_sinklab(config_dir, 'sweep', *options, f'--jobs={jobs}', f'--workdir={tmp_path}/{jobs}')
+        assert completed.returncode == 0, completed.stderr
+        tables.append(json.loads(completed.stdout))
     assert tables[0] == tables[1]
     for folder in ('softmax-0', 'sigmoid-0'):
-        assert records(tmp_path / '1' / folder) == records(tmp_path / '2' / folder)
-    assert 'sigmoid, seed 0  attention: chunked' in done.stderr, 'each line names its run'
+        assert read_records(tmp_path / '1' / folder) == read_records(tmp_path / '2' / folder)
+    assert 'sigmoid, seed 0  attention: chunked' in completed.stderr, 'each line names its run'
 
 
 def test_split_cores_partitions_all_cores_among_jobs(monkeypatch):
@@ -147,34 +149,40 @@ def test_run_dir_name_includes_table_of_row():
 
 
 @pytest.mark.slow
-def test_claims_trains_rows_of_one_claim_and_prints_verdict(files, tmp_path):
-    options = [f'--config={files}/claims.py', '--size=smoke', '--seeds=1', f'--workdir={tmp_path}/runs', '--json']
-    completed = program(files, 'claims', 'more', *options, '--jobs=2')
+def test_claims_trains_rows_of_one_claim_and_prints_verdict(config_dir, tmp_path):
+    options = [
+        f'--config={config_dir}/claims.py',
+        '--size=smoke',
+        '--seeds=1',
+        f'--workdir={tmp_path}/runs',
+        '--json',
+    ]
+    completed = run_sinklab(config_dir, 'claims', 'more', *options, '--jobs=2')
     assert completed.returncode == 0, completed.stderr
     (entry,) = json.loads(completed.stdout)
     sigmoid, softmax = (
-        records(tmp_path / 'runs' / f'mine.{row}-0')[-1]['mass/row'] for row in ('sigmoid', 'softmax')
+        read_records(tmp_path / 'runs' / f'mine.{row}-0')[-1]['mass/row'] for row in ('sigmoid', 'softmax')
     )
     assert entry['verdict'] == 'too few seeds'
     assert [*entry['differences'].values()] == pytest.approx([sigmoid - softmax])
 
 
 @pytest.fixture(scope='module')
-def claimed(files, tmp_path_factory):
-    """Run all claims and return (DIR, printed entries)."""
+def claims_run(config_dir, tmp_path_factory):
+    """Run all claims and return (the folder of the runs, the printed entries)."""
     path = tmp_path_factory.mktemp('claimed') / 'runs'
-    done = program(files, 'claims', *asked(files, path), '--json', '--jobs=2')
-    assert done.returncode == 0, done.stderr
-    return path, json.loads(done.stdout)
+    completed = run_sinklab(config_dir, 'claims', *make_claims_options(config_dir, path), '--json', '--jobs=2')
+    assert completed.returncode == 0, completed.stderr
+    return path, json.loads(completed.stdout)
 
 
-def asked(files, path):
-    return [f'--config={files}/claims.py', '--size=smoke', f'--seeds={SEEDS}', f'--workdir={path}']
+def make_claims_options(config_dir, path):
+    return [f'--config={config_dir}/claims.py', '--size=smoke', f'--seeds={NUM_SEEDS}', f'--workdir={path}']
 
 
 @pytest.mark.exhaustive
-def test_claims_trains_required_rows_and_judges_each_claim(claimed):
-    path, entries = claimed
+def test_claims_trains_required_rows_and_judges_each_claim(claims_run):
+    path, entries = claims_run
     assert {entry['claim']: entry['verdict'] for entry in entries} == {
         'more': 'holds',
         'less': 'contradicted',
@@ -182,61 +190,63 @@ def test_claims_trains_required_rows_and_judges_each_claim(claimed):
         'wild': 'diverged',
         'large': 'not testable here',
     }
-    (more,) = (entry for entry in entries if entry['claim'] == 'more')
+    (claim,) = (entry for entry in entries if entry['claim'] == 'more')
     masses = {
-        row: [records(path / f'mine.{row}-{seed}')[-1]['mass/row'] for seed in range(SEEDS)]
+        row: [read_records(path / f'mine.{row}-{seed}')[-1]['mass/row'] for seed in range(NUM_SEEDS)]
         for row in ('sigmoid', 'softmax')
     }
-    expected = [ours - theirs for ours, theirs in zip(*masses.values(), strict=True)]
-    assert [*more['differences'].values()] == pytest.approx(expected)
-    assert more['published'] is None
+    expected = [sigmoid_mass - softmax_mass for sigmoid_mass, softmax_mass in zip(*masses.values(), strict=True)]
+    assert [*claim['differences'].values()] == pytest.approx(expected)
+    assert claim['published'] is None
     assert {folder.name for folder in path.iterdir() if folder.is_dir()} == {
-        f'mine.{row}-{seed}' for row in ('softmax', 'sigmoid', 'wild') for seed in range(SEEDS)
+        f'mine.{row}-{seed}' for row in ('softmax', 'sigmoid', 'wild') for seed in range(NUM_SEEDS)
     }
 
 
 @pytest.mark.exhaustive
-def test_claims_judges_saved_results_without_training(files, claimed):
-    path, entries = claimed
-    again = program(files, 'claims', f'--config={files}/claims.py', f'--results={path}/claims.json', '--json')
-    assert json.loads(again.stdout) == entries
+def test_claims_judges_saved_results_without_training(config_dir, claims_run):
+    path, entries = claims_run
+    completed = run_sinklab(
+        config_dir, 'claims', f'--config={config_dir}/claims.py', f'--results={path}/claims.json', '--json'
+    )
+    assert json.loads(completed.stdout) == entries
 
 
 @pytest.mark.exhaustive
-def test_claims_resumes_without_repeating_finished_runs(files, claimed):
-    path, _ = claimed
-    before = {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
-    done = program(files, 'claims', 'more', *asked(files, path), '--json')
-    assert done.returncode == 0, done.stderr
-    assert 'before' in done.stderr
-    assert before == {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
-    kept = json.loads((path / 'claims.json').read_text())['runs']
-    assert {row.rpartition(':')[2]: [*seeds] for row, seeds in kept.items()} == {
-        row: [*map(str, range(SEEDS))] for row in ('softmax', 'sigmoid', 'wild')
+def test_claims_resumes_without_repeating_finished_runs(config_dir, claims_run):
+    path, _ = claims_run
+    modification_times = {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
+    completed = run_sinklab(config_dir, 'claims', 'more', *make_claims_options(config_dir, path), '--json')
+    assert completed.returncode == 0, completed.stderr
+    assert 'before' in completed.stderr
+    assert modification_times == {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
+    saved_runs = json.loads((path / 'claims.json').read_text())['runs']
+    assert {row.rpartition(':')[2]: [*seeds] for row, seeds in saved_runs.items()} == {
+        row: [*map(str, range(NUM_SEEDS))] for row in ('softmax', 'sigmoid', 'wild')
     }, 'results of other claims are kept'
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ('arguments', 'words'),
+    ('arguments', 'message'),
     [
         (['--config.optimizer.steps=5'], "overrides is {}, but {'optimizer.steps': '5'} is requested"),
         (['--size=quickstart'], "size is 'smoke', but 'quickstart' is requested"),
     ],
 )
-def test_claims_rejects_workdir_with_other_settings(files, claimed, arguments, words):
-    path, _ = claimed
-    done = program(files, 'claims', 'more', *asked(files, path), *arguments)
-    assert done.returncode == 1
-    (line,) = done.stderr.strip().splitlines()
-    assert words in line
+def test_claims_rejects_workdir_with_other_settings(config_dir, claims_run, arguments, message):
+    path, _ = claims_run
+    completed = run_sinklab(config_dir, 'claims', 'more', *make_claims_options(config_dir, path), *arguments)
+    assert completed.returncode == 1
+    (line,) = completed.stderr.strip().splitlines()
+    assert message in line
 
 
 @pytest.mark.exhaustive
-def test_report_page_of_claims_lists_verdicts(files, claimed):
-    path, entries = claimed
-    done = program(files, 'report', str(path))
-    assert done.returncode == 0, done.stderr
+def test_report_page_of_claims_lists_verdicts(config_dir, claims_run):
+    path, entries = claims_run
+    completed = run_sinklab(config_dir, 'report', str(path))
+    assert completed.returncode == 0, completed.stderr
     page = (path / 'report.html').read_text(encoding='utf-8')
     section = page[page.index('id="table-claims"') : page.index('id="table-rows"')]
     for entry in entries:

@@ -14,11 +14,11 @@ from sinklab.run_dir import RunDir
 def test_damaged_checkpoint_falls_back_to_previous_step(finished_run, corpus, tmp_path):
     shutil.copytree(finished_run[0], tmp_path / 'run')
     shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '8' / 'state')
-    listener = RecordingCallback()
-    assert drop_clock_metrics(train_run(make_spec(corpus), tmp_path / 'run', listener)) == drop_clock_metrics(
+    callback = RecordingCallback()
+    assert drop_clock_metrics(train_run(make_spec(corpus), tmp_path / 'run', callback)) == drop_clock_metrics(
         finished_run[1]
     )
-    (line,) = listener.notes
+    (line,) = callback.notes
     assert line.startswith(f'{tmp_path}/run/checkpoints/8 ')
     assert ' state/' in line
     assert RunDir(tmp_path / 'run').list_checkpoint_steps() == [4, 8]
@@ -42,9 +42,9 @@ def test_lost_metric_lines_are_reported_on_resume_and_in_report(finished_run, co
     shutil.copytree(finished_run[0], run)
     lines = (run / 'metrics.jsonl').read_text().splitlines(keepends=True)
     (run / 'metrics.jsonl').write_text(''.join(lines[:3]))  # steps 0, 1, 2
-    listener = RecordingCallback()
-    train_run(make_spec(corpus), run, listener)
-    (note,) = listener.notes
+    callback = RecordingCallback()
+    train_run(make_spec(corpus), run, callback)
+    (note,) = callback.notes
     assert 'steps 2 and 8' in note
     capsys.readouterr()
     runs.read_runs([str(run)])

@@ -31,21 +31,21 @@ def make_spec(module, row, size='paper'):
     return parse_config(module.get_config(row, size).to_dict())
 
 
-def same_model(spec):
+def replace_unit_p_norm(spec):
     """Return the spec with a p_norm of power 1 replaced by the equal normalizer sum."""
     attention = spec.model.attention
     if attention.normalizer != 'p_norm' or attention.power != 1:
         return spec
-    plain = dataclasses.replace(attention, normalizer='sum', power=None)
-    return dataclasses.replace(spec, model=dataclasses.replace(spec.model, attention=plain))
+    sum_attention = dataclasses.replace(attention, normalizer='sum', power=None)
+    return dataclasses.replace(spec, model=dataclasses.replace(spec.model, attention=sum_attention))
 
 
 @pytest.mark.slow
 def test_equal_specs_publish_equal_numbers():
-    truths = {}
+    published_by_spec = {}
     for module, row in ROWS:
         published = module.ROWS[row]['published']
-        assert truths.setdefault(same_model(make_spec(module, row)), published) == published, (
+        assert published_by_spec.setdefault(replace_unit_p_norm(make_spec(module, row)), published) == published, (
             f'{get_name(module)}:{row}'
         )
 
@@ -53,7 +53,10 @@ def test_equal_specs_publish_equal_numbers():
 def test_published_numbers_of_added_heads_belong_to_one_row():
     """Check that one of two interpretations of added heads has the numbers of the published row."""
     numbers = [
-        about['published'] for module in PAPER_MODULES for row, about in module.ROWS.items() if row.startswith('add')
+        row_info['published']
+        for module in PAPER_MODULES
+        for row, row_info in module.ROWS.items()
+        if row.startswith('add')
     ]
     assert sorted(map(bool, numbers)) == [False, True]
 
@@ -61,11 +64,11 @@ def test_published_numbers_of_added_heads_belong_to_one_row():
 def test_packing_trains_120m_parameters_on_30b_tokens():
     spec = make_spec(packing, 'causal')
     shapes = nnx.state(nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
-    every = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-    registry = spec.model.vocabulary * spec.model.width
-    assert every - registry == pytest.approx(120e6, rel=0.05)
-    tokens = spec.optimizer.steps * spec.optimizer.batch_size * spec.data.length
-    assert tokens == pytest.approx(30e9, rel=1e-3)
+    num_parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    num_embedding_parameters = spec.model.vocabulary * spec.model.width
+    assert num_parameters - num_embedding_parameters == pytest.approx(120e6, rel=0.05)
+    num_tokens = spec.optimizer.steps * spec.optimizer.batch_size * spec.data.length
+    assert num_tokens == pytest.approx(30e9, rel=1e-3)
 
 
 @pytest.mark.parametrize('row', ['causal_fixed', 'document_fixed'])
@@ -73,39 +76,39 @@ def test_fixed_bos_is_at_first_position_and_before_every_document(row, corpus):
     spec = make_spec(packing, row, 'smoke')
     data = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, source=corpus, length=16)))
     ids_BT = np.concatenate([data.batches.read_rows(step, range(4)) for step in range(60)])
-    opens = np.roll(ids_BT == spec.data.end_token, 1, axis=1)[:, 1:]
-    assert opens.any(), 'no document begins within a window'
+    is_document_start = np.roll(ids_BT == spec.data.end_token, 1, axis=1)[:, 1:]
+    assert is_document_start.any(), 'no document begins within a window'
     assert (ids_BT[:, 0] == 1).all()
-    assert (ids_BT[:, 1:][opens] == 1).all()
+    assert (ids_BT[:, 1:][is_document_start] == 1).all()
 
 
-def bias_alone(kind, scale):
+def compute_bias_importance(kind, scale):
     """Return alpha_1, averaged over 8 heads, of scores that are the scaled position bias, at T = 64."""
     score_HTS = scale * formulas.compute_position_bias(kind, np.arange(64), 8)
     weight_HTS = np.where(np.tri(64) > 0, np.exp(score_HTS), 0)
     return float(sink.compute_importance(weight_HTS / weight_HTS.sum(-1, keepdims=True), 1).mean())
 
 
-RELATIVE = [('code', 0.334, 0.103), ('printed', 0.225, 0.094), ('negative', 0.022, 0.052)]
+RELATIVE_CASES = [('code', 0.334, 0.103), ('printed', 0.225, 0.094), ('negative', 0.022, 0.052)]
 
 
-@pytest.mark.parametrize(('kind', 'after', 'before'), RELATIVE)
+@pytest.mark.parametrize(('kind', 'after', 'before'), RELATIVE_CASES)
 @pytest.mark.slow
 def test_relative_bias_is_not_divided_by_root_of_head_width(kind, after, before):
     """Compare a model with zero queries to a bias added after and before the division."""
     kind = f'relative_paper_{kind}'
-    assert bias_alone(kind, 1) == pytest.approx(after, abs=5e-4)
-    assert bias_alone(kind, 96**-0.5) == pytest.approx(before, abs=5e-4)
-    assert ours(kind) == pytest.approx(after, abs=5e-4)
+    assert compute_bias_importance(kind, 1) == pytest.approx(after, abs=5e-4)
+    assert compute_bias_importance(kind, 96**-0.5) == pytest.approx(before, abs=5e-4)
+    assert compute_model_importance(kind) == pytest.approx(after, abs=5e-4)
 
 
 @pytest.mark.slow
 def test_alibi_bias_is_not_divided_by_root_of_head_width():
-    assert ours('alibi') == pytest.approx(bias_alone('alibi', 1), abs=5e-4)
-    assert abs(bias_alone('alibi', 1) - bias_alone('alibi', 0.5)) > 5e-3
+    assert compute_model_importance('alibi') == pytest.approx(compute_bias_importance('alibi', 1), abs=5e-4)
+    assert abs(compute_bias_importance('alibi', 1) - compute_bias_importance('alibi', 0.5)) > 5e-3
 
 
-def ours(position):
+def compute_model_importance(position):
     """Return alpha_1 of a model whose scores are its position bias."""
     spec = make_tiny_spec(model__position=position, model__layers=1, model__heads=8, data__length=64)
     model = Transformer(spec.model, 64, nnx.Rngs(0))
@@ -115,7 +118,7 @@ def ours(position):
     return float(sink.compute_importance(captured.attention_BHTS, 1).mean())
 
 
-NOTHING_BSHK = np.zeros((1, 1, 4, 16), np.float32)
+ZERO_BSHK = np.zeros((1, 1, 4, 16), np.float32)
 
 
 @pytest.mark.slow
@@ -127,13 +130,13 @@ def test_narrow_learned_key_uses_distinct_rotary_frequencies():
     spec = make_tiny_spec(
         model__columns__kind='k', model__columns__value='zero', model__head_width=16, model__columns__key_width=4
     )
-    column = LEARNED_KV_KINDS['k'](spec.model, 16, nnx.Rngs(0))
-    key_BSHK, _ = column.prepend(NOTHING_BSHK, NOTHING_BSHK)
-    learned = np.flatnonzero(np.abs(key_BSHK[0, 0]).sum(0))
-    assert learned.tolist() == [0, 1, 2, 3]
-    unit_B1HK = np.eye(16, dtype=np.float32)[learned][:, None, None]
-    turned_BK = np.asarray(RotaryPosition(spec.model, 8, nnx.Rngs(0)).rotate(unit_B1HK, np.array([[1]])))[:, 0, 0]
-    frequency = np.arccos(turned_BK[np.arange(4), learned])
+    learned_kv = LEARNED_KV_KINDS['k'](spec.model, 16, nnx.Rngs(0))
+    key_BSHK, _ = learned_kv.prepend(ZERO_BSHK, ZERO_BSHK)
+    learned_dims = np.flatnonzero(np.abs(key_BSHK[0, 0]).sum(0))
+    assert learned_dims.tolist() == [0, 1, 2, 3]
+    unit_B1HK = np.eye(16, dtype=np.float32)[learned_dims][:, None, None]
+    rotated_BK = np.asarray(RotaryPosition(spec.model, 8, nnx.Rngs(0)).rotate(unit_B1HK, np.array([[1]])))[:, 0, 0]
+    frequency = np.arccos(rotated_BK[np.arange(4), learned_dims])
     np.testing.assert_allclose(frequency, 10_000.0 ** (-2 * np.arange(4) / 16), rtol=1e-4)
 
 
@@ -154,7 +157,7 @@ def test_has_failed_for_nonfinite_or_context_free_loss(loss, vocabulary, fails):
     assert sweep_table.has_failed(loss, vocabulary) == fails
 
 
-def ended(folder, loss, vocabulary=512):
+def write_finished_run(folder, loss, vocabulary=512):
     """Make the folder of a finished run and return its last metrics."""
     folder.mkdir()
     (folder / 'config.json').write_text(json.dumps(dict(model=dict(vocabulary=vocabulary))))
@@ -164,7 +167,7 @@ def ended(folder, loss, vocabulary=512):
 
 
 @pytest.mark.parametrize(
-    ('published', 'losses', 'outcomes', 'words'),
+    ('published', 'losses', 'outcomes', 'expected'),
     [
         ({'fails': True}, (5.5, 5.6), 'done done', 'failed 2/2, as published'),
         ({'fails': True}, (5.5,), 'done diverged', 'failed 1/2, diverged 1/2, as published'),
@@ -173,13 +176,13 @@ def ended(folder, loss, vocabulary=512):
         ({'sink/1': 1.0}, (5.5, 5.6), 'done done', 'done 2/2'),
     ],
 )
-def test_sweep_table_counts_failed_runs_of_row_published_as_failing(tmp_path, published, losses, outcomes, words):
-    numbers = {seed: ended(tmp_path / str(seed), loss) for seed, loss in enumerate(losses)}
-    about = dict(config='x.py', row='a', published=published)
+def test_sweep_table_counts_failed_runs_of_row_published_as_failing(tmp_path, published, losses, outcomes, expected):
+    metrics_by_seed = {seed: write_finished_run(tmp_path / str(seed), loss) for seed, loss in enumerate(losses)}
+    row_info = dict(config='x.py', row='a', published=published)
     [row] = sweep_table.make_sweep_table(
-        [sweep_table.RowResult(about, dict(enumerate(outcomes.split())), {}, numbers)]
+        [sweep_table.RowResult(row_info, dict(enumerate(outcomes.split())), {}, metrics_by_seed)]
     )
-    assert row['outcome'] == words
+    assert row['outcome'] == expected
     assert 'fails' not in row['ours']
 
 
@@ -191,7 +194,7 @@ def test_published_metric_is_registered_or_has_reason():
     assert all(REASONS_NOT_MEASURED.values())
 
 
-def names_of_measures():
+def list_metric_names():
     """Return the names of all metrics of attention and residual stream of a two-layer model."""
     rng = np.random.default_rng(0)
     arrays = dict(attention_LPHTS=np.float32(np.broadcast_to(np.tri(8) / np.arange(1, 9)[:, None], (2, 3, 4, 8, 8))))
@@ -199,24 +202,28 @@ def names_of_measures():
     setting = MetricSetting(
         length=8, columns=0, implicit=False, gain=1.0, keys=4, prefix=0, window=None, reach=8, triggers=False
     )
-    among = registry.select_measurable(arrays)
-    return set(registry.compute_numbers(registry.compute_arrays(arrays, setting, among), setting, among))
+    measurable_metrics = registry.select_measurable(arrays)
+    return set(
+        registry.compute_numbers(
+            registry.compute_arrays(arrays, setting, measurable_metrics), setting, measurable_metrics
+        )
+    )
 
 
 def test_reasons_of_unmeasured_metrics_name_known_metrics_and_commands():
     reasons = ' '.join(set(REASONS_NOT_MEASURED.values()))
-    numbers = re.findall(r'\b(?:spike|alpha|sink)/[\w/]+', reasons)
-    assert any(name.startswith('spike/kurtosis/') for name in numbers)
-    assert {name.removesuffix('/context') for name in numbers} <= names_of_measures()
-    verbs = set(re.findall(r'sinklab (\w+)', reasons))
-    assert {'evaluate', 'measure', 'stream'} <= verbs <= set(COMMANDS)
+    metric_names = re.findall(r'\b(?:spike|alpha|sink)/[\w/]+', reasons)
+    assert any(name.startswith('spike/kurtosis/') for name in metric_names)
+    assert {name.removesuffix('/context') for name in metric_names} <= list_metric_names()
+    subcommands = set(re.findall(r'sinklab (\w+)', reasons))
+    assert {'evaluate', 'measure', 'stream'} <= subcommands <= set(COMMANDS)
 
 
 def test_source_names_paper_version_of_table_or_figure():
-    sources = {about['source'] for module in PAPER_MODULES for about in module.ROWS.values()}
-    numbered = [
+    sources = {row_info['source'] for module in PAPER_MODULES for row_info in module.ROWS.values()}
+    numbered_sources = [
         source for source in sources if re.search('Gu et al.*(Table|Figure|section|appendix|equation)', source)
     ]
-    assert numbered
-    for source in numbered:
+    assert numbered_sources
+    for source in numbered_sources:
         assert re.search(r'Gu et al\. \((v1|ICLR)\), (Tables?|Figure|section|appendix|equation) ', source), source

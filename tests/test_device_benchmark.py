@@ -16,11 +16,11 @@ import pytest
 from conftest import make_tiny_spec
 
 BENCHMARKS = Path(__file__).parents[1] / 'benchmarks'
-HEEDS = pytest.param('heeds', None, marks=pytest.mark.exhaustive)
-DEAF = pytest.param('deaf', None, marks=pytest.mark.exhaustive)
-DEVICE = [sys.executable, BENCHMARKS / 'device.py']
+EXITS_ON_SIGTERM = pytest.param('heeds', None, marks=pytest.mark.exhaustive)
+IGNORES_SIGTERM = pytest.param('deaf', None, marks=pytest.mark.exhaustive)
+BENCHMARK_COMMAND = [sys.executable, BENCHMARKS / 'device.py']
 # Starts a child and writes both pids to a file. With the argument `deaf` it ignores SIGTERM.
-PARENT = """
+PARENT_SCRIPT = """
 import os, signal, subprocess, sys, time
 heeds, file = sys.argv[1:]
 if heeds == 'deaf':
@@ -41,16 +41,16 @@ def is_alive(pid):
     return False
 
 
-def wait_for_pids(file):
+def wait_for_pids(pid_file):
     """Wait for a file of pids and return them."""
     deadline = time.monotonic() + 60
-    while not file.exists():
+    while not pid_file.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return [int(pid) for pid in file.read_text().split()]
+    return [int(pid) for pid in pid_file.read_text().split()]
 
 
-def assert_gone(pids):
+def assert_processes_exited(pids):
     deadline = time.monotonic() + 5
     while any(map(is_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -58,42 +58,45 @@ def assert_gone(pids):
 
 
 @pytest.fixture
-def device(monkeypatch):
+def device_globals(monkeypatch):
     """Return the globals of device.py."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     return runpy.run_path(str(BENCHMARKS / 'device.py'))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('kind', 'code'), [HEEDS, DEAF, ('leaves', 0)])
-def test_run_with_timeout_leaves_no_processes(device, monkeypatch, tmp_path, kind, code):
+@pytest.mark.parametrize(('kind', 'exit_code'), [EXITS_ON_SIGTERM, IGNORES_SIGTERM, ('leaves', 0)])
+def test_run_with_timeout_leaves_no_processes(device_globals, monkeypatch, tmp_path, kind, exit_code):
     """The command exits on SIGTERM, ignores it or leaves its child running."""
-    monkeypatch.setitem(device['run_with_timeout'].__globals__, 'TERMINATION_SECONDS', 0.5)
-    file = tmp_path / 'pids'
-    assert device['run_with_timeout']([sys.executable, '-c', PARENT, kind, str(file)], seconds=3.0) == code
-    assert_gone(wait_for_pids(file))
+    monkeypatch.setitem(device_globals['run_with_timeout'].__globals__, 'TERMINATION_SECONDS', 0.5)
+    pid_file = tmp_path / 'pids'
+    assert (
+        device_globals['run_with_timeout']([sys.executable, '-c', PARENT_SCRIPT, kind, str(pid_file)], seconds=3.0)
+        == exit_code
+    )
+    assert_processes_exited(wait_for_pids(pid_file))
 
 
 @pytest.mark.slow
 def test_benchmark_ends_child_processes_on_sigterm(tmp_path):
     """The part `tests` starts a pytest that does not end."""
-    file, stub = tmp_path / 'pids', tmp_path / 'stub'
-    stub.mkdir()
-    (stub / 'pytest.py').write_text(f'import sys\nsys.argv = ["", "heeds", {str(file)!r}]\n{PARENT}')
+    pid_file, stub_dir = tmp_path / 'pids', tmp_path / 'stub'
+    stub_dir.mkdir()
+    (stub_dir / 'pytest.py').write_text(f'import sys\nsys.argv = ["", "heeds", {str(pid_file)!r}]\n{PARENT_SCRIPT}')
     options = [f'--out={tmp_path}', '--parts=tests', '--dry', '--minutes=5']
-    process = subprocess.Popen([*DEVICE, *options], env=os.environ | dict(PYTHONPATH=str(stub)))
-    pids = wait_for_pids(file)
+    process = subprocess.Popen([*BENCHMARK_COMMAND, *options], env=os.environ | dict(PYTHONPATH=str(stub_dir)))
+    pids = wait_for_pids(pid_file)
     assert all(map(is_alive, pids))
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 143
-    assert_gone(pids)
+    assert_processes_exited(pids)
     assert json.loads((tmp_path / 'tests.json').read_text())['unended'] == ['tests']
 
 
 @pytest.mark.exhaustive  # takes half a minute; the other tests run single parts
 def test_dry_run_writes_results_of_all_parts(tmp_path):
     (tmp_path / 'memory.json').write_text('{"memory": {"older": {}}}')
-    process = subprocess.run([*DEVICE, f'--out={tmp_path}', '--dry'], capture_output=True, text=True)
+    process = subprocess.run([*BENCHMARK_COMMAND, f'--out={tmp_path}', '--dry'], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-2000:]
     results = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob('*.json')}
     assert results.keys() == {'steps', 'kernels', 'tests', 'memory', 'gaps'}
@@ -112,28 +115,28 @@ def test_dry_run_writes_results_of_all_parts(tmp_path):
 
 
 @pytest.mark.slow
-def test_measure_memory_reports_used_share_of_planned_memory(device, monkeypatch, tmp_path):
+def test_measure_memory_reports_used_share_of_planned_memory(device_globals, monkeypatch, tmp_path):
     monkeypatch.setitem(
-        device['measure_memory'].__globals__, 'get_memory_stats', lambda: dict(peak_bytes_in_use=1000)
+        device_globals['measure_memory'].__globals__, 'get_memory_stats', lambda: dict(peak_bytes_in_use=1000)
     )
-    arguments = device['argparse'].Namespace(out=tmp_path, one='memory', row='softmax_60m', dry=True)
-    (results,) = device['measure_memory'](arguments)
+    arguments = device_globals['argparse'].Namespace(out=tmp_path, one='memory', row='softmax_60m', dry=True)
+    (results,) = device_globals['measure_memory'](arguments)
     row = results['memory']['softmax_60m']
     assert (row['used'], row['used_of_planned'], row['goal']) == (1000, 1000 / row['planned'], (0.9, 1.1))
     assert row['by_shapes'] > 0
 
 
 @pytest.mark.slow
-def test_make_baseline_run_uses_remat_only_if_memory_is_short(device, monkeypatch):
+def test_make_baseline_run_uses_remat_only_if_memory_is_short(device_globals, monkeypatch):
     spec = make_tiny_spec()
-    assert device['make_baseline_run'](spec)[0] == 'none'
+    assert device_globals['make_baseline_run'](spec)[0] == 'none'
     monkeypatch.setattr('sinklab.parallel.device_mesh.get_device_memory_bytes', lambda: 1000)
-    remat, run = device['make_baseline_run'](spec)
+    remat, run = device_globals['make_baseline_run'](spec)
     assert (remat, run(1) > 0) == ('full', True)
 
 
 @pytest.mark.slow
-def test_baseline_loss_does_not_depend_on_remat(device):
+def test_baseline_loss_does_not_depend_on_remat(device_globals):
     import jax_baseline
 
     spec = dataclasses.replace(make_tiny_spec(), seed=1)
@@ -141,13 +144,15 @@ def test_baseline_loss_does_not_depend_on_remat(device):
     for remat in jax_baseline.REMAT_POLICIES:
         state, step = jax_baseline.make_train_step(spec, remat)
         for _ in range(3):
-            state, loss = step(state, device['make_ids'](spec))
+            state, loss = step(state, device_globals['make_ids'](spec))
         losses.append(float(loss))
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_unknown_part_is_refused_with_one_line(tmp_path):
-    process = subprocess.run([*DEVICE, f'--out={tmp_path}', '--parts=speed'], capture_output=True, text=True)
+    process = subprocess.run(
+        [*BENCHMARK_COMMAND, f'--out={tmp_path}', '--parts=speed'], capture_output=True, text=True
+    )
     assert (process.returncode, len(process.stderr.splitlines())) == (1, 1)
     assert 'speed' in process.stderr
     assert 'steps, kernels, tests, memory, gaps' in process.stderr

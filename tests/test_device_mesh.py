@@ -37,15 +37,15 @@ def make_gpus(nodes, per_node=8):
 
 def make_tpus(shape, slices=1, kind='TPU v5 lite', per_host=4):
     devices = []
-    for number in range(slices):
+    for slice_index in range(slices):
         for position in np.ndindex(*reversed(shape)):
-            id, coords = len(devices), tuple(reversed(position)) + (0,) * (3 - len(shape))
-            devices.append(FakeDevice(id, id // per_host, number, 'tpu', kind, coords))
+            device_id, coords = len(devices), tuple(reversed(position)) + (0,) * (3 - len(shape))
+            devices.append(FakeDevice(device_id, device_id // per_host, slice_index, 'tpu', kind, coords))
     return devices
 
 
 @pytest.mark.parametrize(
-    ('found', 'sizes', 'crossing'),
+    ('devices', 'sizes', 'boundaries'),
     [
         (make_tpus((2, 4), per_host=8), (1, 8, 1), {'fsdp': 'devices'}),
         (make_tpus((16, 16)), (1, 256, 1), {'fsdp': 'hosts'}),
@@ -56,15 +56,15 @@ def make_tpus(shape, slices=1, kind='TPU v5 lite', per_host=4):
     ],
     ids=['v5e-8', 'v5e-256', 'v5p-128', '2 x v5e-256', '8 x H100', '4 x 8 x H100'],
 )
-def test_default_mesh_uses_fsdp_within_slices_and_data_across(found, sizes, crossing):
-    mesh = make_unpatched_mesh(Hardware(), found)
+def test_default_mesh_uses_fsdp_within_slices_and_data_across(devices, sizes, boundaries):
+    mesh = make_unpatched_mesh(Hardware(), devices)
     assert tuple(mesh.shape.values()) == sizes
-    assert device_mesh.find_crossed_boundaries(mesh) == crossing
-    assert sorted(device.id for device in mesh.devices.flat) == [device.id for device in found], 'each device once'
+    assert device_mesh.find_crossed_boundaries(mesh) == boundaries
+    assert sorted(device.id for device in mesh.devices.flat) == [device.id for device in devices], 'each device once'
 
 
 @pytest.mark.parametrize(
-    ('found', 'given', 'sizes'),
+    ('devices', 'hardware', 'sizes'),
     [
         (make_tpus((4, 4, 4), kind='TPU v5p'), Hardware(data=8, fsdp=8), (8, 8, 1)),
         (make_tpus((4, 4, 4), kind='TPU v5p'), Hardware(tensor=2), (1, 32, 2)),
@@ -75,18 +75,18 @@ def test_default_mesh_uses_fsdp_within_slices_and_data_across(found, sizes, cros
         (make_gpus(4), Hardware(tensor=2), (4, 4, 2)),
     ],
 )
-def test_mesh_uses_given_sizes_and_infers_others(found, given, sizes):
-    mesh = make_unpatched_mesh(given, found)
+def test_mesh_uses_given_sizes_and_infers_others(devices, hardware, sizes):
+    mesh = make_unpatched_mesh(hardware, devices)
     assert tuple(mesh.shape.values()) == sizes
-    assert len(set(mesh.devices.flat)) == len(found)
+    assert len(set(mesh.devices.flat)) == len(devices)
 
 
 def test_mesh_neighbours_are_network_neighbours():
     mesh = make_unpatched_mesh(Hardware(data=16, fsdp=16), make_tpus((16, 16)))
-    coords = np.array([[device.coords for device in line] for line in mesh.devices[:, :, 0]])
+    coords = np.array([[device.coords for device in row] for row in mesh.devices[:, :, 0]])
     for axis in (0, 1):
-        steps = np.abs(np.diff(coords, axis=axis)).sum(-1)
-        assert (steps == 1).all()
+        distances = np.abs(np.diff(coords, axis=axis)).sum(-1)
+        assert (distances == 1).all()
 
 
 def test_mesh_data_axis_does_not_split_slices():
@@ -97,7 +97,7 @@ def test_mesh_data_axis_does_not_split_slices():
 
 
 @pytest.mark.parametrize(
-    ('found', 'given', 'words'),
+    ('devices', 'hardware', 'message'),
     [
         (make_gpus(1), Hardware(data=2, fsdp=2), '--data=2 --fsdp=2 --tensor=1 leaves some of 8 devices idle'),
         (
@@ -112,13 +112,13 @@ def test_mesh_data_axis_does_not_split_slices():
         ([*make_gpus(1), *make_gpus(2)[8:13]], Hardware(fsdp=13), 'cannot be arranged on 2 slices of 5 or 8'),
     ],
 )
-def test_mesh_rejects_idle_devices_and_incompatible_slices(found, given, words):
-    with pytest.raises(UserError, match=words):
-        make_unpatched_mesh(given, found)
+def test_mesh_rejects_idle_devices_and_incompatible_slices(devices, hardware, message):
+    with pytest.raises(UserError, match=message):
+        make_unpatched_mesh(hardware, devices)
 
 
 @pytest.mark.parametrize(
-    ('found', 'given', 'rings'),
+    ('devices', 'hardware', 'rings'),
     [
         (make_tpus((16, 16)), Hardware(), (16, 16)),
         (make_tpus((16, 16)), Hardware(data=16), (16,)),
@@ -127,8 +127,8 @@ def test_mesh_rejects_idle_devices_and_incompatible_slices(found, given, words):
         (make_gpus(1), Hardware(), (8,)),
     ],
 )
-def test_find_rings_returns_network_rings_of_axis(found, given, rings):
-    assert device_mesh.find_rings(make_unpatched_mesh(given, found))['fsdp'] == rings
+def test_find_rings_returns_network_rings_of_axis(devices, hardware, rings):
+    assert device_mesh.find_rings(make_unpatched_mesh(hardware, devices))['fsdp'] == rings
 
 
 HOST_MEMORY_BYTES = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
@@ -202,8 +202,8 @@ def test_available_memory_is_what_limit_of_cgroup_leaves(tmp_path, monkeypatch, 
     for name, text in files.items():
         (tmp_path / 'mounted' / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / 'mounted' / name).write_text(text)
-    read = functools.partial(device_mesh.read_cgroup_limits, tmp_path / 'cgroup', tmp_path / 'mounted')
-    monkeypatch.setattr(device_mesh, 'read_cgroup_limits', read)
+    read_limits = functools.partial(device_mesh.read_cgroup_limits, tmp_path / 'cgroup', tmp_path / 'mounted')
+    monkeypatch.setattr(device_mesh, 'read_cgroup_limits', read_limits)
     if available is None:
         assert 0 < device_mesh.get_available_memory_bytes() < HOST_MEMORY_BYTES
     else:

@@ -32,7 +32,7 @@ from sinklab.storage import atomic_write as files
 from sinklab.storage import directories
 
 DATA = dict(store='0123', seed=0)
-RULES = make_tiny_spec().checkpoint
+CHECKPOINT_CONFIG = make_tiny_spec().checkpoint
 RNG = np.random.default_rng(0)
 VALUES = {name: RNG.normal(size=(8, 16)).astype(np.float32) for name in 'abc'}
 
@@ -59,7 +59,7 @@ def make_abstract_state():
 def saved_run(tmp_path_factory):
     """Return a run folder with checkpoints 2 and 4."""
     folder = RunDir(tmp_path_factory.mktemp('run'))
-    checkpoints = Checkpointer(folder, RULES, DATA)
+    checkpoints = Checkpointer(folder, CHECKPOINT_CONFIG, DATA)
     for step in (2, 4):
         checkpoints.save(step, make_state(step))
     checkpoints.close()
@@ -72,10 +72,10 @@ def copy_run(saved_run, path):
 
 
 def open_checkpointer(folder, group=None):
-    return Checkpointer(folder, RULES, DATA, group)
+    return Checkpointer(folder, CHECKPOINT_CONFIG, DATA, group)
 
 
-DAMAGES = [
+DAMAGE_NUMBERS = [
     pytest.param(number, marks=pytest.mark.exhaustive if number >= 2 * len(CHECKPOINT_DAMAGES) else ())
     for number in range(200)
 ]
@@ -86,7 +86,7 @@ def is_named(names, reason):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', DAMAGES)
+@pytest.mark.parametrize('number', DAMAGE_NUMBERS)
 def test_corrupt_checkpoint_is_named_and_previous_step_is_restored(saved_run, tmp_path, number):
     folder, rng = copy_run(saved_run, tmp_path / 'run'), np.random.default_rng(number)
     names = CHECKPOINT_DAMAGES[number % len(CHECKPOINT_DAMAGES)](folder, 4, rng)
@@ -102,7 +102,7 @@ def test_corrupt_checkpoint_is_named_and_previous_step_is_restored(saved_run, tm
 
 
 @pytest.mark.parametrize(
-    'ways',
+    'damages',
     [
         (flip_bit, remove_file),
         (swap_files, truncate_file),
@@ -110,13 +110,13 @@ def test_corrupt_checkpoint_is_named_and_previous_step_is_restored(saved_run, tm
         (remove_digests, remove_digests),
     ],
 )
-def test_all_corrupt_checkpoints_are_named_and_left_unchanged(saved_run, tmp_path, ways):
+def test_all_corrupt_checkpoints_are_named_and_left_unchanged(saved_run, tmp_path, damages):
     folder, rng = copy_run(saved_run, tmp_path / 'run'), np.random.default_rng(0)
-    names = {step: way(folder, step, rng) for step, way in zip((2, 4), ways, strict=True)}
+    names = {step: damage(folder, step, rng) for step, damage in zip((2, 4), damages, strict=True)}
     contents = {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()}
-    with pytest.raises(UserError, match=r'/checkpoints\b(?!/)') as refusal:
+    with pytest.raises(UserError, match=r'/checkpoints\b(?!/)') as error:
         open_checkpointer(folder).find_latest_valid_step()
-    line = str(refusal.value)
+    line = str(error.value)
     assert len(line.splitlines()) == 1
     assert all(is_named(expected_names, line) for expected_names in names.values())
     assert {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()} == contents
@@ -166,20 +166,20 @@ def test_incomplete_checkpoint_is_skipped_even_when_it_is_first(saved_run, tmp_p
     assert open_checkpointer(folder).find_latest_valid_step() == (None, [])
 
 
-@pytest.mark.parametrize('last', [2, 4])
-def test_incomplete_checkpoint_is_deleted_after_repeated_interruptions(saved_run, tmp_path, last):
+@pytest.mark.parametrize('last_step', [2, 4])
+def test_incomplete_checkpoint_is_deleted_after_repeated_interruptions(saved_run, tmp_path, last_step):
     folder = copy_run(saved_run, tmp_path / 'run')
-    if last == 2:
+    if last_step == 2:
         checkpointer.delete_step(folder, 4)
     for _ in range(3):
-        delete_digests(folder, last)
+        delete_digests(folder, last_step)
         checkpoints = open_checkpointer(folder)
         newest_step, (line,) = checkpoints.find_latest_valid_step()
-        assert (newest_step, 'deleted' in line) == (2 if last == 4 else None, True)
-        checkpoints.save(last, make_state(last))
+        assert (newest_step, 'deleted' in line) == (2 if last_step == 4 else None, True)
+        checkpoints.save(last_step, make_state(last_step))
         checkpoints.close()
     assert not folder.quarantine_dir.exists()
-    assert open_checkpointer(folder).find_latest_valid_step() == (last, [])
+    assert open_checkpointer(folder).find_latest_valid_step() == (last_step, [])
 
 
 def test_digests_visible_late_do_not_make_checkpoint_incomplete(three_process_run, monkeypatch):
@@ -324,7 +324,7 @@ def make_damage(**values):
     return lambda part: json.dumps(part | values)
 
 
-TYPES = {
+WRONG_TYPES = {
     '100,000 nested brackets': lambda part: '[' * 100_000 + ']' * 100_000,
     'a number': lambda part: '5',
     'size a text': make_damage(files={'a': ['x', '00']}),
@@ -350,7 +350,7 @@ TYPES = {
 }
 
 
-@pytest.mark.parametrize('damage', TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize('damage', WRONG_TYPES.values(), ids=WRONG_TYPES)
 def test_digests_with_wrong_types_are_reported_as_corrupt(saved_run, tmp_path, damage):
     folder = copy_run(saved_run, tmp_path / 'run')
     file = digests.get_digest_path(folder, 4, 0)

@@ -55,7 +55,7 @@ def compute_losses(model, ids_PT, *edits):
 
 
 @pytest.fixture(scope='module')
-def trained(tmp_path_factory, corpus):
+def run_path(tmp_path_factory, corpus):
     """Train a run of a few steps, which can be exported."""
     path = tmp_path_factory.mktemp('runs') / 'run'
     spec = make_tiny_spec(data__source=corpus, data__length=32, model__layers=3, model__kv_heads=2, model__tied=True)
@@ -64,15 +64,15 @@ def trained(tmp_path_factory, corpus):
 
 
 @pytest.fixture(scope='module')
-def run(trained):
+def run(run_path):
     """Open the run with random parameters, with which scores are far from 0."""
-    model = sinklab.open(trained)
+    model = sinklab.open(run_path)
     model.subject.params = draw_params(model.spec)
     return model
 
 
 @pytest.fixture(scope='module')
-def exported(run, tmp_path_factory):
+def exported_model(run, tmp_path_factory):
     """Open the same model in the format of transformers."""
     folder, data = tmp_path_factory.mktemp('exported'), run.spec.data
     config = convert.make_hf_config(run.spec.model, data.length, data.end_token, data.end_token)
@@ -82,11 +82,11 @@ def exported(run, tmp_path_factory):
 
 
 @pytest.fixture
-def models(run, exported):
-    return {'run': run, 'open': exported}
+def models(run, exported_model):
+    return {'run': run, 'open': exported_model}
 
 
-BOTH = pytest.mark.parametrize('kind', ['run', pytest.param('open', marks=NEEDS_TORCH)])
+BOTH_KINDS = pytest.mark.parametrize('kind', ['run', pytest.param('open', marks=NEEDS_TORCH)])
 
 
 # Runs, against the whole model in NumPy and float64
@@ -95,18 +95,18 @@ BOTH = pytest.mark.parametrize('kind', ['run', pytest.param('open', marks=NEEDS_
 class EditedReference:
     """tests/reference.py with one edit, which is applied to one head of one sequence at a time.
 
-    `value` is a number, 'mean' or `double`, and `sinks` the number of tokens before the text.
+    The value of the edit is a number, 'mean' or `double`. `num_sink_tokens` counts the tokens before the text.
     """
 
     def __init__(self, monkeypatch, edit, spec):
         self.edit, self.heads, self.calls = edit, spec.model.heads, 0
-        self.sinks = int(spec.model.columns.kind == 'sink_token')
+        self.num_sink_tokens = int(spec.model.columns.kind == 'sink_token')
         self.columns = int(spec.model.columns.kind in reference.COLUMN_KINDS)
         self.is_key, self.original = True, {}
         for name in ('compute_weights', 'apply_feature_map', 'project', 'compute_block'):
-            owner = reference.formulas if name == 'compute_weights' else reference
-            self.original[name] = getattr(owner, name)
-            monkeypatch.setattr(owner, name, getattr(self, name))
+            module = reference.formulas if name == 'compute_weights' else reference
+            self.original[name] = getattr(module, name)
+            monkeypatch.setattr(module, name, getattr(self, name))
 
     def is_selected(self, layer, head=0):
         layers, heads = self.edit.layers, self.edit.heads
@@ -114,11 +114,11 @@ class EditedReference:
 
     def replace(self, vector_SK, num_before):
         """Edit vectors of tokens."""
-        vector_SK, index = vector_SK.copy(), [num_before + position for position in self.edit.positions]
-        others = [s for s in range(num_before, len(vector_SK)) if s not in index]
+        vector_SK, indices = vector_SK.copy(), [num_before + position for position in self.edit.positions]
+        others = [s for s in range(num_before, len(vector_SK)) if s not in indices]
         dimensions = range(vector_SK.shape[1]) if self.edit.dimensions is None else self.edit.dimensions
         mean_K = vector_SK[others].mean(0)
-        for s in index:
+        for s in indices:
             for k in dimensions:
                 values = {'mean': mean_K[k], double: 2 * vector_SK[s, k]}
                 vector_SK[s, k] = values.get(self.edit.value, self.edit.value)
@@ -130,16 +130,16 @@ class EditedReference:
         self.calls += 1
         if self.edit.target != 'attention' or not self.is_selected(layer, head):
             return attention_TS
-        edited = [self.columns + position for position in self.edit.positions]
+        edited_indices = [self.columns + position for position in self.edit.positions]
         for row, visible in zip(attention_TS, visible_TS, strict=True):
-            mass, others = np.abs(row).sum(), [s for s in range(len(row)) if s not in edited]
+            mass, others = np.abs(row).sum(), [s for s in range(len(row)) if s not in edited_indices]
             if self.edit.renormalize and not np.abs(row[others]).sum():
                 continue
-            for s in edited:
+            for s in edited_indices:
                 if visible[s]:
                     row[s] = {double: 2 * row[s]}.get(self.edit.value, self.edit.value)
             if self.edit.renormalize:
-                row[others] *= max(mass - np.abs(row[edited]).sum(), 0) / np.abs(row[others]).sum()
+                row[others] *= max(mass - np.abs(row[edited_indices]).sum(), 0) / np.abs(row[others]).sum()
         return attention_TS
 
     def apply_feature_map(self, y, weights, feature_map):
@@ -154,13 +154,13 @@ class EditedReference:
         projected = self.original['project'](name, h, weights, x)
         layer, head = divmod(self.calls, self.heads)
         if self.edit.target == name == 'value' and self.is_selected(layer, head):
-            return self.replace(projected, self.sinks)
+            return self.replace(projected, self.num_sink_tokens)
         return projected
 
     def compute_block(self, weights, x, place, spec):
         x, attention_HTS, total = self.original['compute_block'](weights, x, place, spec)
         if self.edit.target == 'residual' and self.is_selected(self.calls // self.heads - 1):
-            x = total = self.replace(total, self.sinks)
+            x = total = self.replace(total, self.num_sink_tokens)
         return x, attention_HTS, total
 
 
@@ -190,38 +190,40 @@ OPTION_NAMES = (
     'prefix, window',
     'global layers without positions',
 )
-SAMPLED = {(name, 'kv heads') for name in EDITS} | {('attention 0, renormalized', name) for name in OPTION_NAMES}
-SAMPLED |= {('key 0', 'kv'), ('value 0', 'sink token'), ('residual -3 in two dimensions', 'sink token')}
+SAMPLED_CASES = {(name, 'kv heads') for name in EDITS} | {
+    ('attention 0, renormalized', name) for name in OPTION_NAMES
+}
+SAMPLED_CASES |= {('key 0', 'kv'), ('value 0', 'sink token'), ('residual -3 in two dimensions', 'sink token')}
 
 
 @pytest.mark.parametrize(
     ('name', 'option'),
     [
-        pytest.param(name, option, marks=() if (name, option) in SAMPLED else pytest.mark.exhaustive)
+        pytest.param(name, option, marks=() if (name, option) in SAMPLED_CASES else pytest.mark.exhaustive)
         for name in EDITS
         for option in OPTION_NAMES
     ],
 )
-def test_edited_run_matches_numpy_in_float64(trained, monkeypatch, name, option):
-    edit, model = EDITS[name], sinklab.open(trained)
+def test_edited_run_matches_numpy_in_float64(run_path, monkeypatch, name, option):
+    edit, model = EDITS[name], sinklab.open(run_path)
     spec = make_tiny_spec(data__length=LENGTH, **(OPTIONS | COMBINATIONS)[option])
     model.subject.spec, model.subject.params = spec, draw_params(spec)
     ids_PT = TOKENS % spec.model.vocabulary
     actual, losses = capture(model, ids_PT, edit), compute_losses(model, ids_PT, edit)
-    for text, ids_T in enumerate(ids_PT):
+    for index, ids_T in enumerate(ids_PT):
         with monkeypatch.context() as patch:
             EditedReference(patch, edit, spec)
             logits_TV, attention_LHTS, residual_LTD = reference.run_forward(model.subject.params, ids_T, spec)
         implicit = int(spec.model.attention.normalizer == 'plus_one')
-        np.testing.assert_allclose(actual['attention_LPHTS'][:, text, ..., implicit:], attention_LHTS, atol=2e-5)
+        np.testing.assert_allclose(actual['attention_LPHTS'][:, index, ..., implicit:], attention_LHTS, atol=2e-5)
         np.testing.assert_allclose(
-            actual['residual_LPTD'][:, text], residual_LTD, atol=1e-5 * np.abs(residual_LTD).max()
+            actual['residual_LPTD'][:, index], residual_LTD, atol=1e-5 * np.abs(residual_LTD).max()
         )
         expected = [
             reference.formulas.logsumexp(row) - row[target]
             for row, target in zip(logits_TV[:-1], ids_T[1:], strict=True)
         ]
-        np.testing.assert_allclose(losses[text], expected, atol=1e-4, rtol=1e-4)
+        np.testing.assert_allclose(losses[index], expected, atol=1e-4, rtol=1e-4)
 
 
 # Runs and open models alike
@@ -231,32 +233,32 @@ def test_edited_run_matches_numpy_in_float64(trained, monkeypatch, name, option)
 @pytest.mark.parametrize('name', EDITS)
 def test_run_and_open_model_of_equal_weights_give_equal_numbers(models, name):
     edit = EDITS[name]
-    run, exported = models.values()
+    run, exported_model = models.values()
     ids_PT = run.ids(TEXTS)
-    np.testing.assert_array_equal(exported.ids(TEXTS), ids_PT)
-    expected, actual = (capture(model, ids_PT, edit) for model in (run, exported))
-    for array in ARRAYS:
+    np.testing.assert_array_equal(exported_model.ids(TEXTS), ids_PT)
+    expected, actual = (capture(model, ids_PT, edit) for model in (run, exported_model))
+    for array_name in ARRAYS:
         np.testing.assert_allclose(
-            actual[array],
-            expected[array],
+            actual[array_name],
+            expected[array_name],
             rtol=1e-5,
-            atol=1e-5 * max(1, np.abs(expected[array]).max()),
-            err_msg=array,
+            atol=1e-5 * max(1, np.abs(expected[array_name]).max()),
+            err_msg=array_name,
         )
-    assert exported.loss(TEXTS, edit) == pytest.approx(run.loss(TEXTS, edit), rel=1e-5)
-    assert exported.loss(TEXTS, edit) != pytest.approx(run.loss(TEXTS), rel=1e-4)
+    assert exported_model.loss(TEXTS, edit) == pytest.approx(run.loss(TEXTS, edit), rel=1e-5)
+    assert exported_model.loss(TEXTS, edit) != pytest.approx(run.loss(TEXTS), rel=1e-4)
 
 
 @NEEDS_TORCH
 def test_run_and_open_model_of_equal_weights_give_equal_metrics(models):
     edit = EDITS['attention 0, renormalized']
-    run, exported = (model.measure('', TEXTS, edit, keys=5) for model in models.values())
-    assert {'sink/1', 'contribution/1', 'norm/ratio/01'} <= run.keys() & exported.keys()
-    for name in run.keys() & exported.keys():
-        assert exported[name] == pytest.approx(run[name], rel=1e-4, abs=1e-5), name
+    run_numbers, exported_numbers = (model.measure('', TEXTS, edit, keys=5) for model in models.values())
+    assert {'sink/1', 'contribution/1', 'norm/ratio/01'} <= run_numbers.keys() & exported_numbers.keys()
+    for name in run_numbers.keys() & exported_numbers.keys():
+        assert exported_numbers[name] == pytest.approx(run_numbers[name], rel=1e-4, abs=1e-5), name
 
 
-@BOTH
+@BOTH_KINDS
 @pytest.mark.parametrize('target', TARGETS)
 def test_edit_without_effect_gives_equal_numbers(models, kind, target):
     model, ids_PT = models[kind], models['run'].ids(TEXTS)
@@ -273,7 +275,7 @@ def test_edit_without_effect_gives_equal_numbers(models, kind, target):
     np.testing.assert_allclose(edited_losses, losses, atol=1e-6 * losses.max())
 
 
-@BOTH
+@BOTH_KINDS
 @pytest.mark.parametrize('target', TARGETS)
 def test_edit_changes_only_its_layer_heads_positions_and_later_layers(models, kind, target):
     """Compare with another value in the same layer: a run's programs with and without edits may round differently."""
@@ -293,14 +295,14 @@ def test_edit_changes_only_its_layer_heads_positions_and_later_layers(models, ki
         np.testing.assert_array_equal(after['residual_LPTD'][1, :, 5:], before['residual_LPTD'][1, :, 5:])
     else:
         assert np.abs(after['head_LPTHK'][1, :, 4:, 1] - before['head_LPTHK'][1, :, 4:, 1]).min(-1).max() > 1e-4
-    edited = dict(key='key_LPSHK', value='value_LPSHK')
-    if target in edited:
-        assert not after[edited[target]][1, :, 4, 1].any()
-        changed = after[edited[target]] != before[edited[target]]
+    array_names = dict(key='key_LPSHK', value='value_LPSHK')
+    if target in array_names:
+        assert not after[array_names[target]][1, :, 4, 1].any()
+        changed = after[array_names[target]] != before[array_names[target]]
         assert changed[1].sum() == changed[1, :, 4, 1].sum()
 
 
-@BOTH
+@BOTH_KINDS
 def test_key_of_zero_has_score_of_zero(models, kind):
     model, ids_PT = models[kind], models['run'].ids(TEXTS)
     arrays = model.subject.copy_with_edits((Edit('key', positions=2),)).capture(
@@ -313,23 +315,23 @@ def test_key_of_zero_has_score_of_zero(models, kind):
     np.testing.assert_allclose(attention, weight / weight.sum(-1, keepdims=True), atol=1e-6)
 
 
-@BOTH
+@BOTH_KINDS
 def test_attention_and_measure_show_the_edited_pass(models, kind):
     model = models[kind]
-    cut = Edit('attention', layers=(0, 2), heads=(1,))
-    matrix_LHTS = model.attention(TEXTS[0], edit=cut).matrix_LHTS
+    edit = Edit('attention', layers=(0, 2), heads=(1,))
+    matrix_LHTS = model.attention(TEXTS[0], edit=edit).matrix_LHTS
     first_LH = matrix_LHTS[..., 0].max(-1)
     assert (first_LH == 0).tolist() == [[False, True, False, False], [False] * 4, [False, True, False, False]]
-    alpha = model.measure('alpha/1', TEXTS[0], cut)
-    rows = matrix_LHTS / np.maximum(matrix_LHTS.sum(-1, keepdims=True), 1e-8)
-    assert alpha == pytest.approx(rows[..., 0].mean(), rel=1e-5)
-    kept = model.attention(TEXTS[0], edit=dataclasses.replace(cut, renormalize=True)).matrix_LHTS
-    np.testing.assert_allclose(kept.sum(-1), 1, atol=1e-5)
-    assert not kept[0, 1, 1:, 0].any()
-    assert kept[0, 1, 0, 0] == 1, 'the first query sees no other key'
+    alpha = model.measure('alpha/1', TEXTS[0], edit)
+    normalized_LHTS = matrix_LHTS / np.maximum(matrix_LHTS.sum(-1, keepdims=True), 1e-8)
+    assert alpha == pytest.approx(normalized_LHTS[..., 0].mean(), rel=1e-5)
+    renormalized_LHTS = model.attention(TEXTS[0], edit=dataclasses.replace(edit, renormalize=True)).matrix_LHTS
+    np.testing.assert_allclose(renormalized_LHTS.sum(-1), 1, atol=1e-5)
+    assert not renormalized_LHTS[0, 1, 1:, 0].any()
+    assert renormalized_LHTS[0, 1, 0, 0] == 1, 'the first query sees no other key'
 
 
-@BOTH
+@BOTH_KINDS
 def test_edits_are_applied_in_their_order(models, kind):
     model = models[kind]
     first, second = Edit('value', value=3.0), Edit('value', value=double)
@@ -339,7 +341,7 @@ def test_edits_are_applied_in_their_order(models, kind):
     assert model.loss(text, []) == model.loss(text)
 
 
-@BOTH
+@BOTH_KINDS
 def test_loss_is_mean_over_tokens_and_compare_shows_it_with_metrics(models, kind):
     model, edits = models[kind], {'cut': Edit('attention'), 'both': [Edit('key'), Edit('value')]}
     losses = model.subject.compute_token_losses(model.ids(TEXTS))
@@ -356,29 +358,29 @@ def test_loss_is_mean_over_tokens_and_compare_shows_it_with_metrics(models, kind
         model.compare(TEXTS, {'without': Edit('key')})
 
 
-def test_compare_in_bfloat16_shows_differences_of_edits_alone(trained, monkeypatch):
+def test_compare_in_bfloat16_shows_differences_of_edits_alone(run_path, monkeypatch):
     """By causality, edits at the last token of a text change no loss."""
-    monkeypatch.setattr(run_model, 'jit_token_loss', None)  # the program of other losses, which can round otherwise
-    model = sinklab.open(trained, dtype='bfloat16')
+    monkeypatch.setattr(run_model, 'jit_token_loss', None)  # the program of other losses can round differently
+    model = sinklab.open(run_path, dtype='bfloat16')
     model.subject.params = draw_params(model.spec)
-    last = model.ids(TEXTS).shape[1] - 1
-    edits = {target: Edit(target, last, renormalize=target == 'attention') for target in TARGETS}
+    last_position = model.ids(TEXTS).shape[1] - 1
+    edits = {target: Edit(target, last_position, renormalize=target == 'attention') for target in TARGETS}
     edits |= {f'keep {target}': Edit(target, value=keep) for target in TARGETS}
     table = model.compare(TEXTS, edits | {'key': Edit('key')}, names=())
     assert {numbers['loss'] for label, numbers in table.items() if label != 'key'} == {table['without']['loss']}
     assert table['key']['loss'] != table['without']['loss']
 
 
-def test_compare_reads_the_parameters_once(trained, monkeypatch):
+def test_compare_reads_the_parameters_once(run_path, monkeypatch):
     calls, restore = [], checkpointer.restore_parameters
     monkeypatch.setattr(
         checkpointer, 'restore_parameters', lambda *args, **options: calls.append(args) or restore(*args, **options)
     )
-    sinklab.open(trained).compare(TEXTS, {'key': Edit('key'), 'value': Edit('value')})
+    sinklab.open(run_path).compare(TEXTS, {'key': Edit('key'), 'value': Edit('value')})
     assert len(calls) == 1
 
 
-@BOTH
+@BOTH_KINDS
 def test_function_reads_its_variables_anew_in_each_call(models, kind):
     model, factor = models[kind], 1.0
 
@@ -389,8 +391,8 @@ def test_function_reads_its_variables_anew_in_each_call(models, kind):
     for factor in (1.0, 3.0):  # noqa: B007  # `scale` reads it
         edit = Edit('value', value=scale)
         results.append((model.loss(TEXTS, edit), model.measure('norm/ratio/03', TEXTS, edit)))
-    other = Edit('value', value=lambda array: 3 * array)
-    assert results[1] == (model.loss(TEXTS, other), model.measure('norm/ratio/03', TEXTS, other))
+    other_edit = Edit('value', value=lambda array: 3 * array)
+    assert results[1] == (model.loss(TEXTS, other_edit), model.measure('norm/ratio/03', TEXTS, other_edit))
     assert results[0][0] != results[1][0]
     assert results[0][1] != results[1][1]
 
@@ -401,8 +403,8 @@ def test_equal_edits_are_equal():
     assert hash(edits[0]) == hash(edits[1])
 
 
-@pytest.mark.parametrize('verb', ['loss', 'attention'])
-def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypatch, verb):
+@pytest.mark.parametrize('method', ['loss', 'attention'])
+def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypatch, method):
     """A program is traced once for each number of positions, layers, heads and dimensions."""
     num_traces, apply_edits = 0, run_model.apply_edits
 
@@ -412,7 +414,7 @@ def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypa
         return apply_edits(edits, layer, target, *args)
 
     def compute_number(*edits):
-        return run.loss(TEXTS, edits) if verb == 'loss' else float(run.attention(TEXTS[0], edits).matrix_LHTS.std())
+        return run.loss(TEXTS, edits) if method == 'loss' else float(run.attention(TEXTS[0], edits).matrix_LHTS.std())
 
     monkeypatch.setattr(run_model, 'apply_edits', count_traces)
     run_model.jit_edited_loss.cache_clear()
@@ -425,24 +427,26 @@ def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypa
         for n in range(3)
     ]
     numbers = {compute_number(*edits[0])}
-    first = num_traces
-    assert first > 0
+    num_first_traces = num_traces
+    assert num_first_traces > 0
     numbers |= {compute_number(*pair) for pair in edits[1:]}
     assert len(numbers) == 3
-    assert num_traces == first
+    assert num_traces == num_first_traces
     compute_number(edits[0][0], Edit('residual', positions=1, value='mean', layers=1, dimensions=(0, 7)))
-    assert num_traces == 2 * first
+    assert num_traces == 2 * num_first_traces
 
 
-@pytest.mark.parametrize('convert', [np.asarray, jnp.asarray])
-def test_weights_too_small_to_be_scaled_are_not_edited(convert):
+@pytest.mark.parametrize('convert_array', [np.asarray, jnp.asarray])
+def test_weights_too_small_to_be_scaled_are_not_edited(convert_array):
     """The smallest are denormal numbers, which XLA sets to 0."""
     for smallest in (0.0, 5.5e-42, 1e-31):
         row = np.array([1.0, smallest], np.float32).reshape(1, 2, 1, 1)
-        edited = apply_edits([Edit('attention', renormalize=True).make_arrays()], 0, 'attention', convert(row), 0)
+        edited = apply_edits(
+            [Edit('attention', renormalize=True).make_arrays()], 0, 'attention', convert_array(row), 0
+        )
         np.testing.assert_array_equal(edited, row)
     row = np.array([1.0, 1e-29], np.float32).reshape(1, 2, 1, 1)
-    edited = apply_edits([Edit('attention', renormalize=True).make_arrays()], 0, 'attention', convert(row), 0)
+    edited = apply_edits([Edit('attention', renormalize=True).make_arrays()], 0, 'attention', convert_array(row), 0)
     np.testing.assert_allclose(np.ravel(edited), [0, 1], rtol=1e-6)
 
 
@@ -481,18 +485,18 @@ def test_invalid_edit_is_rejected_with_its_value(fields):
 
 
 def test_rejected_target_and_value_name_the_allowed_ones():
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as error:
         Edit('atention')
-    assert all(name in str(caught.value) for name in TARGETS)
+    assert all(name in str(error.value) for name in TARGETS)
     for target in TARGETS:
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError) as error:
             Edit(target, value='zero')
-        assert ("'mean'" in str(caught.value)) == (target != 'attention')
+        assert ("'mean'" in str(error.value)) == (target != 'attention')
 
 
-@BOTH
+@BOTH_KINDS
 @pytest.mark.parametrize(
-    ('edit', 'values'),
+    ('edit', 'pattern'),
     [
         (Edit('key', layers=(0, 3)), r'3\b.* 0 to 2'),
         (Edit('residual', layers=9), r'9\b.* 0 to 2'),
@@ -505,11 +509,11 @@ def test_rejected_target_and_value_name_the_allowed_ones():
         ([Edit('key'), None], 'edit=.* None]'),
     ],
 )
-def test_edit_that_does_not_fit_the_model_is_rejected(models, kind, edit, values):
+def test_edit_that_does_not_fit_the_model_is_rejected(models, kind, edit, pattern):
     model = models[kind]
-    for act in (model.attention, model.loss, lambda text, edit: model.measure('sink', text, edit), model.compare):
-        with pytest.raises(UserError, match=values):
-            act(TEXTS[0], edit)
+    for method in (model.attention, model.loss, lambda text, edit: model.measure('sink', text, edit), model.compare):
+        with pytest.raises(UserError, match=pattern):
+            method(TEXTS[0], edit)
 
 
 @pytest.mark.parametrize(
@@ -527,14 +531,14 @@ def test_function_that_jax_cannot_trace_is_rejected(run, function):
         run.loss(TEXTS, Edit('key', value=function))
 
 
-@BOTH
+@BOTH_KINDS
 def test_error_of_a_function_is_raised_as_it_is(models, kind):
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(TypeError) as error:
         models[kind].loss(TEXTS, Edit('key', value=lambda key: key + len(3)))
-    assert not isinstance(caught.value, UserError)
+    assert not isinstance(error.value, UserError)
 
 
-@BOTH
+@BOTH_KINDS
 def test_cached_numbers_are_those_of_the_edits(models, kind, tmp_path, monkeypatch):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
     subject, ids_PT = models[kind].subject, models['run'].ids(TEXTS)
@@ -542,10 +546,12 @@ def test_cached_numbers_are_those_of_the_edits(models, kind, tmp_path, monkeypat
     digests = {subject.copy_with_edits(edit).digest for edit in edits}
     assert len(digests) == len(edits)
     assert subject.digest in digests
-    for _ in range(2):  # written, then read
+    for _ in range(2):  # the first pass writes the cache, and the second one reads it
         for edit in edits:
-            edited = subject.copy_with_edits(edit)
-            np.testing.assert_equal(measure_cached(edited, ids_PT).numbers, measure_model(edited, ids_PT).numbers)
+            edited_subject = subject.copy_with_edits(edit)
+            np.testing.assert_equal(
+                measure_cached(edited_subject, ids_PT).numbers, measure_model(edited_subject, ids_PT).numbers
+            )
     with pytest.raises(UserError, match='double'):
         measure_cached(subject.copy_with_edits((Edit('key', value=double),)), ids_PT)
 
@@ -577,26 +583,32 @@ def test_edits_of_every_family_have_their_effect(family):
     else:
         index, layer = 1, layers['attention'][1]
         columns = subject.make_setting(16).columns
-        plain, kept = capture(model, IDS_PT), capture(model, IDS_PT, *(Edit(t, value=keep) for t in TARGETS))
-        for array, values in plain.items():
-            np.testing.assert_array_equal(kept[array], values, err_msg=array)
-        for target, array in (('key', 'key_LPSHK'), ('value', 'value_LPSHK')):
+        unedited, unchanged = capture(model, IDS_PT), capture(model, IDS_PT, *(Edit(t, value=keep) for t in TARGETS))
+        for array_name, values in unedited.items():
+            np.testing.assert_array_equal(unchanged[array_name], values, err_msg=array_name)
+        for target, array_name in (('key', 'key_LPSHK'), ('value', 'value_LPSHK')):
             edited = capture(model, IDS_PT, Edit(target, layers=layer, heads=2, value=0.5))
-            np.testing.assert_array_equal(edited[array][index, :, columns, 2], 0.5)
-            np.testing.assert_array_equal(edited['head_LPTHK'][index, :, :, :2], plain['head_LPTHK'][index, :, :, :2])
-            assert np.abs(edited['head_LPTHK'] - plain['head_LPTHK'])[index, :, :, 2].max() > 1e-6
+            np.testing.assert_array_equal(edited[array_name][index, :, columns, 2], 0.5)
+            np.testing.assert_array_equal(
+                edited['head_LPTHK'][index, :, :, :2], unedited['head_LPTHK'][index, :, :, :2]
+            )
+            assert np.abs(edited['head_LPTHK'] - unedited['head_LPTHK'])[index, :, :, 2].max() > 1e-6
         edited = capture(model, IDS_PT, Edit('attention', positions=(0, 3), layers=layer, heads=(0, 2), value=double))
-        expected = np.float64(plain['attention_LPHTS'][index])
+        expected = np.float64(unedited['attention_LPHTS'][index])
         expected[:, [0, 2], :, columns] *= 2
         expected[:, [0, 2], :, columns + 3] *= 2
-        text = slice(columns, None)
-        np.testing.assert_allclose(edited['attention_LPHTS'][index][..., text], expected[..., text], rtol=1e-6)
-        head = np.einsum('phts,pshk->pthk', expected[..., text], plain['value_LPSHK'][index][:, text])
-        np.testing.assert_allclose(edited['head_LPTHK'][index], head, rtol=1e-4, atol=1e-6)
-    edited, plain = capture(model, IDS_PT, Edit('residual', layers=1)), capture(model, IDS_PT)
+        text_slice = slice(columns, None)
+        np.testing.assert_allclose(
+            edited['attention_LPHTS'][index][..., text_slice], expected[..., text_slice], rtol=1e-6
+        )
+        expected_head = np.einsum(
+            'phts,pshk->pthk', expected[..., text_slice], unedited['value_LPSHK'][index][:, text_slice]
+        )
+        np.testing.assert_allclose(edited['head_LPTHK'][index], expected_head, rtol=1e-4, atol=1e-6)
+    edited, unedited = capture(model, IDS_PT, Edit('residual', layers=1)), capture(model, IDS_PT)
     assert not edited['residual_LPTD'][1, :, 0].any()
-    np.testing.assert_array_equal(edited['residual_LPTD'][1, :, 1:], plain['residual_LPTD'][1, :, 1:])
-    assert (edited['residual_LPTD'][2, :, 0] != plain['residual_LPTD'][2, :, 0]).any()
+    np.testing.assert_array_equal(edited['residual_LPTD'][1, :, 1:], unedited['residual_LPTD'][1, :, 1:])
+    assert (edited['residual_LPTD'][2, :, 0] != unedited['residual_LPTD'][2, :, 0]).any()
 
 
 @NEEDS_TORCH
@@ -606,12 +618,12 @@ def test_visible_weights_that_are_rounded_to_zero_are_edited(family, monkeypatch
     columns, window = model.subject.make_setting(16).columns, model.subject.config.sliding_window
     weight = model.subject.recorder.layers[0].self_attn.q_proj.weight
     monkeypatch.setattr(weight, 'data', weight.data * 1e6)
-    plain, edited = (
+    unedited, edited = (
         capture(model, IDS_PT, *edits)['attention_LPHTS'][0, ..., columns + 2]
         for edits in ((), (Edit('attention', positions=2, value=0.25, layers=0),))
     )
     is_visible_T = (np.arange(16) >= 2) & (np.arange(16) < 2 + window)
-    assert (plain[..., is_visible_T] == 0).any()
+    assert (unedited[..., is_visible_T] == 0).any()
     np.testing.assert_array_equal(edited, np.broadcast_to(np.where(is_visible_T, 0.25, 0), edited.shape))
 
 
@@ -623,15 +635,15 @@ def test_without_a_mask_queries_see_no_later_keys():
 
 
 @NEEDS_TORCH
-def test_error_of_transformers_names_the_model(exported, monkeypatch):
+def test_error_of_transformers_names_the_model(exported_model, monkeypatch):
     def fail(*args, **options):
         raise RuntimeError('of transformers')
 
-    module = type(exported.subject.recorder.layers[0].self_attn).__module__
+    module = type(exported_model.subject.recorder.layers[0].self_attn).__module__
     monkeypatch.setattr(f'{module}.eager_attention_forward', fail)
     for edit in (None, Edit('key')):
-        with pytest.raises(UserError, match=f'{re.escape(exported.subject.name)} .*of transformers'):
-            exported.loss(TEXTS, edit)
+        with pytest.raises(UserError, match=f'{re.escape(exported_model.subject.name)} .*of transformers'):
+            exported_model.loss(TEXTS, edit)
 
 
 @NEEDS_TORCH
@@ -643,29 +655,29 @@ def test_layers_without_attention_are_named(family):
 
 
 @NEEDS_TORCH
-def test_no_hook_and_no_edit_is_left_behind(exported):
+def test_no_hook_and_no_edit_is_left_behind(exported_model):
     def fail(array):
         raise RuntimeError('of the user')
 
     def read_state():
-        recorder = exported.subject.recorder
-        modules = [*exported.subject.model.modules()]
+        recorder = exported_model.subject.recorder
+        modules = [*exported_model.subject.model.modules()]
         hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules]
         groups = [getattr(module, 'num_key_value_groups', None) for module in modules]
-        return hooks, groups, exported.subject.edits, recorder.is_active()
+        return hooks, groups, exported_model.subject.edits, recorder.is_active()
 
-    expected, state = exported.loss(TEXTS), read_state()
+    expected, state = exported_model.loss(TEXTS), read_state()
     for target in TARGETS:
         for value in (0.0, fail):
-            for act in (exported.loss, lambda texts, edit: exported.attention(texts[0], edit)):
+            for method in (exported_model.loss, lambda texts, edit: exported_model.attention(texts[0], edit)):
                 edit = Edit(target, value=value, heads=None if target == 'residual' else 1)
                 if value is fail:
                     with pytest.raises(RuntimeError, match='of the user'):
-                        act(TEXTS, edit)
+                        method(TEXTS, edit)
                 else:
-                    act(TEXTS, edit)
+                    method(TEXTS, edit)
                 assert read_state() == state
-                assert exported.loss(TEXTS) == expected
+                assert exported_model.loss(TEXTS) == expected
 
 
 def test_opened_models_refuse_what_they_refuse_without_edits(run):

@@ -36,74 +36,78 @@ def offline(monkeypatch):
 
 
 @pytest.fixture(scope='module')
-def tasks(tmp_path_factory):
+def tasks_dir(tmp_path_factory):
     return write_tasks(tmp_path_factory.mktemp('tasks'))
 
 
-def test_evaluate_matches_directly_computed_task_metrics(finished_run, tasks, capsys, tmp_path):
+def test_evaluate_matches_directly_computed_task_metrics(finished_run, tasks_dir, capsys, tmp_path):
     path, records = finished_run
-    own, file, included = RunModel(RunDir(path), 8), tmp_path / 'found.json', [f'--include={tasks}']
-    assert main(['evaluate', str(path), f'--tasks={",".join(TASKS)}', *included, '--json', f'--out={file}']) == 0
+    model, file, flags = RunModel(RunDir(path), 8), tmp_path / 'found.json', [f'--include={tasks_dir}']
+    assert main(['evaluate', str(path), f'--tasks={",".join(TASKS)}', *flags, '--json', f'--out={file}']) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads(file.read_text())
-    assert result['digest'] == own.digest
+    assert result['digest'] == model.digest
     assert result['measured']['sink/1'] == records[-1]['sink/1']
-    right = []
-    for one in QUESTIONS:
-        begin = len(one['question'].rstrip())
-        context, space = one['question'][:begin], one['question'][begin:]
-        likelihoods = [score_continuation(own, context, space + choice)[0] for choice in one['choices']]
-        right.append(np.argmax(likelihoods) == one['answer'])
-    assert result['tasks']['mine_choice']['numbers']['acc,none'] == np.mean(right)
+    is_correct = []
+    for item in QUESTIONS:
+        context_length = len(item['question'].rstrip())
+        context, space = item['question'][:context_length], item['question'][context_length:]
+        likelihoods = [score_continuation(model, context, space + choice)[0] for choice in item['choices']]
+        is_correct.append(np.argmax(likelihoods) == item['answer'])
+    assert result['tasks']['mine_choice']['numbers']['acc,none'] == np.mean(is_correct)
     assert result['tasks']['mine_choice']['samples'] == 4
-    bits = -sum(score_continuation(own, '', text)[0] for text in TEXTS) / math.log(2)
-    size = sum(len(text.encode()) for text in TEXTS)
-    np.testing.assert_allclose(result['tasks']['mine_text']['numbers']['bits_per_byte,none'], bits / size, rtol=1e-4)
-    answers = [continue_greedily(own, context, 5).partition('\n')[0] for context in CONTEXTS]
-    assert result['tasks']['mine_answer']['numbers']['exact_match,none'] == np.mean([not one for one in answers])
+    num_bits = -sum(score_continuation(model, '', text)[0] for text in TEXTS) / math.log(2)
+    num_bytes = sum(len(text.encode()) for text in TEXTS)
+    np.testing.assert_allclose(
+        result['tasks']['mine_text']['numbers']['bits_per_byte,none'], num_bits / num_bytes, rtol=1e-4
+    )
+    answers = [continue_greedily(model, context, 5).partition('\n')[0] for context in CONTEXTS]
+    assert result['tasks']['mine_answer']['numbers']['exact_match,none'] == np.mean([not item for item in answers])
 
 
-def test_evaluate_prints_table_for_limit_and_few_shot(finished_run, tasks, capsys):
-    requested = [
+def test_evaluate_prints_table_for_limit_and_few_shot(finished_run, tasks_dir, capsys):
+    arguments = [
         'evaluate',
         f'{finished_run[0]}@4',
         '--tasks=mine_choice',
-        f'--include={tasks}',
+        f'--include={tasks_dir}',
         '--limit=2',
         '--few_shot=1',
     ]
-    assert main(requested) == 0
-    said = capsys.readouterr().out
-    cells = said.split('\n')[1].split()
-    assert [cells[place] for place in (0, 1, 4, 5)] == ['mine_choice', 'acc', '2', '1']
-    assert f'{finished_run[0]}@4' in said
+    assert main(arguments) == 0
+    stdout = capsys.readouterr().out
+    cells = stdout.split('\n')[1].split()
+    assert [cells[column] for column in (0, 1, 4, 5)] == ['mine_choice', 'acc', '2', '1']
+    assert f'{finished_run[0]}@4' in stdout
 
 
-def test_lm_eval_finds_sinklab_model_by_name(finished_run, tasks):
+def test_lm_eval_finds_sinklab_model_by_name(finished_run, tasks_dir):
     assert get_model('sinklab') is SinklabLM
-    how = dict(
-        tasks=['mine_choice'], task_manager=lm_eval.load_task_manager(['mine_choice'], str(tasks)), bootstrap_iters=0
+    options = dict(
+        tasks=['mine_choice'],
+        task_manager=lm_eval.load_task_manager(['mine_choice'], str(tasks_dir)),
+        bootstrap_iters=0,
     )
-    result = simple_evaluate(model='sinklab', model_args=f'run={finished_run[0]}@8', batch_size='auto', **how)
+    result = simple_evaluate(model='sinklab', model_args=f'run={finished_run[0]}@8', batch_size='auto', **options)
     assert result['config']['model_sha'] == RunModel(RunDir(finished_run[0]), 8).digest
     assert len(result['samples']['mine_choice']) == 4
 
 
 @pytest.mark.exhaustive
-def test_lm_eval_command_line_evaluates_run(finished_run, tasks):
-    requested = [
+def test_lm_eval_command_line_evaluates_run(finished_run, tasks_dir):
+    arguments = [
         '--model=sinklab',
         f'--model_args=run={finished_run[0]}@8',
         '--tasks=mine_choice',
-        f'--include_path={tasks}',
+        f'--include_path={tasks_dir}',
     ]
-    command = [sys.executable, '-m', 'sinklab.analysis.lm_eval', 'run', *requested, '--batch_size=auto']
+    command = [sys.executable, '-m', 'sinklab.analysis.lm_eval', 'run', *arguments, '--batch_size=auto']
     process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert 'mine_choice' in process.stdout, process.stderr
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'said'),
+    ('arguments', 'message'),
     [
         (['{run}@8', '--tasks=mine_choise', '--include={tasks}'], 'did you mean mine_choice'),
         (['{run}@8', '--tasks='], 'is empty'),
@@ -117,20 +121,20 @@ def test_lm_eval_command_line_evaluates_run(finished_run, tasks):
         (['hf:{run}', '--tasks=mine_choice', '--include={tasks}'], 'contains a run of sinklab; remove hf:'),
     ],
 )
-def test_evaluate_rejects_invalid_arguments_with_one_line(finished_run, tasks, capsys, arguments, said):
-    command_arguments = [one.format(run=finished_run[0], tasks=tasks) for one in arguments]
+def test_evaluate_rejects_invalid_arguments_with_one_line(finished_run, tasks_dir, capsys, arguments, message):
+    command_arguments = [argument.format(run=finished_run[0], tasks=tasks_dir) for argument in arguments]
     assert main(['evaluate', *command_arguments]) == 1
     line = capsys.readouterr().err.strip().split('\n')[-1]
     assert line.startswith('sinklab evaluate: ')
-    assert said in line
+    assert message in line
 
 
-def test_unknown_task_is_refused_before_model_is_loaded(finished_run, tasks, capsys, monkeypatch):
-    loaded = []
-    monkeypatch.setattr(lm_eval, 'load_lm', loaded.append)
-    assert main(['evaluate', str(finished_run[0]), '--tasks=mine_choise', f'--include={tasks}']) == 1
+def test_unknown_task_is_refused_before_model_is_loaded(finished_run, tasks_dir, capsys, monkeypatch):
+    load_calls = []
+    monkeypatch.setattr(lm_eval, 'load_lm', load_calls.append)
+    assert main(['evaluate', str(finished_run[0]), '--tasks=mine_choise', f'--include={tasks_dir}']) == 1
     assert 'mine_choise' in capsys.readouterr().err
-    assert not loaded
+    assert not load_calls
 
 
 def test_evaluate_names_extra_if_lm_eval_is_missing(monkeypatch, capsys):

@@ -49,7 +49,7 @@ def holder(path):
 
 @pytest.mark.parametrize('content', [None, b'', b'left by an earlier version'])
 def test_threads_enter_sequentially(path, content):
-    """Test it also with a lock file that was left by an earlier version, which created and deleted it."""
+    """Also use a lock file that an earlier version left: such versions created and deleted the file."""
     if content is not None:
         path.write_bytes(content)
     inside, counts = [], []
@@ -66,7 +66,7 @@ def test_threads_enter_sequentially(path, content):
 
 
 def test_deleted_lock_file_does_not_admit_two_threads(path):
-    """Delete the file in the section, as somebody does whose error message said so."""
+    """Delete the file while the lock is held, as a user may do after an error message."""
     inside, counts = [], []
 
     def enter_lock():
@@ -83,43 +83,43 @@ def test_deleted_lock_file_does_not_admit_two_threads(path):
 
 def test_lock_of_killed_process_is_released(path, holder):
     holder.kill()
-    start = time.monotonic()
+    start_time = time.monotonic()
     with hold_lock(path):
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start_time < 10
 
 
 def test_lock_of_suspended_process_is_refused_after_timeout(path, holder):
     holder.send_signal(signal.SIGSTOP)
-    waits = []
+    wait_calls = []
     with (
-        pytest.raises(UserError) as raised,
-        hold_lock(path, timeout_seconds=0.3, on_wait=lambda: waits.append('waits')),
+        pytest.raises(UserError) as error,
+        hold_lock(path, timeout_seconds=0.3, on_wait=lambda: wait_calls.append('waits')),
     ):
         pass
-    assert waits == ['waits']
-    assert str(path) in str(raised.value)
-    assert len(str(raised.value).splitlines()) == 1
+    assert wait_calls == ['waits']
+    assert str(path) in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
 
 
-def refuse_flock(monkeypatch, number):
+def make_flock_fail(monkeypatch, error_number):
     """Let `flock` fail with an errno."""
 
-    def refuse(file, operation):
-        raise OSError(number, os.strerror(number))
+    def fail(file, operation):
+        raise OSError(error_number, os.strerror(error_number))
 
-    monkeypatch.setattr(fcntl, 'flock', refuse)
+    monkeypatch.setattr(fcntl, 'flock', fail)
 
 
 def test_disk_without_locks_is_refused_in_one_line(path, monkeypatch):
-    refuse_flock(monkeypatch, errno.ENOLCK)
-    with pytest.raises(UserError, match='No locks available') as raised, hold_lock(path):
+    make_flock_fail(monkeypatch, errno.ENOLCK)
+    with pytest.raises(UserError, match='No locks available') as error, hold_lock(path):
         pass
-    assert str(path) in str(raised.value)
-    assert len(str(raised.value).splitlines()) == 1
+    assert str(path) in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
 
 
 def test_disk_without_flock_call_uses_existence_of_file(path, monkeypatch):
-    refuse_flock(monkeypatch, errno.ENOSYS)
+    make_flock_fail(monkeypatch, errno.ENOSYS)
     monkeypatch.setattr(warnings, 'warn', lambda *arguments, **options: None)
     with hold_lock(path):
         assert path.exists()
@@ -135,11 +135,11 @@ def test_hold_lock_does_not_create_missing_folder(path):
 
 
 def test_hold_lock_leaves_no_open_descriptor(path):
-    before = len(os.listdir('/proc/self/fd'))
+    num_descriptors = len(os.listdir('/proc/self/fd'))
     for _ in range(3):
         with hold_lock(path):
             pass
-    assert len(os.listdir('/proc/self/fd')) == before
+    assert len(os.listdir('/proc/self/fd')) == num_descriptors
 
 
 def make_socket(path):
@@ -147,7 +147,7 @@ def make_socket(path):
         local_socket.bind(path.name)
 
 
-IRREGULAR = {
+IRREGULAR_FILE_MAKERS = {
     'a folder': os.mkdir,
     'a FIFO': os.mkfifo,
     'a socket': make_socket,
@@ -157,12 +157,12 @@ IRREGULAR = {
 }
 
 
-@pytest.mark.parametrize('make', IRREGULAR.values(), ids=IRREGULAR)
-def test_hold_lock_rejects_irregular_file(path, make):
-    make(path)
-    with pytest.raises(DamagedFileError) as raised, hold_lock(path):
+@pytest.mark.parametrize('make_file', IRREGULAR_FILE_MAKERS.values(), ids=IRREGULAR_FILE_MAKERS)
+def test_hold_lock_rejects_irregular_file(path, make_file):
+    make_file(path)
+    with pytest.raises(DamagedFileError) as error, hold_lock(path):
         pass
-    line = str(raised.value)
+    line = str(error.value)
     assert str(path) in line
     assert len(line.splitlines()) == 1
     assert os.path.lexists(path)
@@ -172,6 +172,6 @@ def test_hold_lock_rejects_irregular_file(path, make):
 def test_check_spec_rejects_irregular_lock_file(path, name):
     folder = RunDir(path.parent)
     folder.initialize(make_tiny_spec(), {})
-    IRREGULAR[name](path)
+    IRREGULAR_FILE_MAKERS[name](path)
     with pytest.raises(DamagedFileError, match=r'lease\.lock'):
         folder.check_spec(make_tiny_spec())

@@ -58,8 +58,8 @@ def test_loss_is_mean_over_assistant_tokens(source, micro_batch):
         np.testing.assert_allclose(
             float(metrics['train/loss']), compute_expected_loss(spec, params, batch), rtol=1e-5
         )
-        valid = validation_loss.make_evaluate(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
-        np.testing.assert_allclose(valid, compute_expected_loss(spec, params, data.valid_NT), rtol=1e-5)
+        valid_loss = validation_loss.make_evaluate(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
+        np.testing.assert_allclose(valid_loss, compute_expected_loss(spec, params, data.valid_NT), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -69,12 +69,12 @@ def test_loss_excludes_user_tokens_but_model_reads_them(source):
     is_user_token = batch[:, 1:] < 0
     gradient = jax.grad(lambda p: step_module.make_loss(spec)(p, batch))(params)['head_VD']
     changed_batch = batch.copy()
-    row, place = np.argwhere(is_user_token & (np.arange(16) > 0))[0]
-    changed_batch[row, place + 1] = ~((~changed_batch[row, place + 1] + 1) % 300)
+    row, position = np.argwhere(is_user_token & (np.arange(16) > 0))[0]
+    changed_batch[row, position + 1] = ~((~changed_batch[row, position + 1] + 1) % 300)
     changed_gradient = jax.grad(lambda p: step_module.make_loss(spec)(p, changed_batch))(params)['head_VD']
     assert np.isfinite(gradient).all()
     assert (gradient != changed_gradient).any()  # later tokens depend on the changed one
-    single_target_batch = np.where(np.arange(17) == place + 1, np.abs(batch), -1)[row : row + 1]
+    single_target_batch = np.where(np.arange(17) == position + 1, np.abs(batch), -1)[row : row + 1]
     assert (single_target_batch[:, 1:] >= 0).sum() == 1
     masked_batch = np.where(batch < 0, batch, ~batch)
     assert float(step_module.make_loss(spec)(params, masked_batch)) == 0

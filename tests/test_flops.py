@@ -42,7 +42,7 @@ CASES = [
 def iterate_product_flops(jaxpr, factor=1):
     """Yield the FLOPs of all matrix products of a jaxpr; multiply those of a scan by its length.
 
-    Of code that depends on the platform, that of platforms without a branch of their own counts.
+    If code has a branch for each platform, only the default branch counts; it is the last one.
     """
     for equation in jaxpr.eqns:
         if equation.primitive.name == 'dot_general':

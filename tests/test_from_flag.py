@@ -41,15 +41,15 @@ def parent(config, tmp_path_factory):
 
 
 def run_train(capsys, *arguments):
-    code = main(['train', '--compiled=none', *arguments])
-    return code, capsys.readouterr().err
+    exit_code = main(['train', '--compiled=none', *arguments])
+    return exit_code, capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_fork_without_config_uses_parent_config_with_overrides(capsys, parent, tmp_path):
     arguments = [f'--from={parent}@4', f'--workdir={tmp_path}/fork', '--config.optimizer.clip_norm=0.5', *SIGMOID]
-    code, stderr = run_train(capsys, *arguments, '--config.model.mask.window=6')
-    assert code == 0, stderr
+    exit_code, stderr = run_train(capsys, *arguments, '--config.model.mask.window=6')
+    assert exit_code == 0, stderr
     (line,) = (line for line in stderr.splitlines() if 'since step 4: from ' in line)
     for text in ('model.attention.similarity exp -> sigmoid', 'model.mask.window None -> 6', "a @ 'run'@4"):
         assert text in line
@@ -69,11 +69,11 @@ def test_fork_resumes_without_parent(capsys, parent, tmp_path):
     assert run_train(capsys, *arguments)[0] == 0
     shutil.rmtree(tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'fork' / 'checkpoints' / '8')
-    code, stderr = run_train(capsys, *arguments)
-    assert code == 0, stderr
+    exit_code, stderr = run_train(capsys, *arguments)
+    assert exit_code == 0, stderr
     assert RunDir(tmp_path / 'fork').list_checkpoint_steps() == [4, 8]
-    code, stderr = run_train(capsys, f'--from={tmp_path}/parent@8', *arguments[1:])
-    assert (code, len(stderr.splitlines())) == (1, 1)
+    exit_code, stderr = run_train(capsys, f'--from={tmp_path}/parent@8', *arguments[1:])
+    assert (exit_code, len(stderr.splitlines())) == (1, 1)
     assert f' {tmp_path}/parent@4' in stderr
     assert f'--from={tmp_path}/parent@8' in stderr
 
@@ -97,7 +97,7 @@ def make_run_folder(path, *steps, lineage=None):
 
 
 @pytest.mark.parametrize(
-    ('given', 'words'),
+    ('from_flag', 'pattern'),
     [
         ('nothing@4', 'contains no run; give a run folder'),
         ('empty', 'has no checkpoints; give'),
@@ -111,12 +111,12 @@ def make_run_folder(path, *steps, lineage=None):
         ('parms:run@4', 'parms:run contains no run'),
     ],
 )
-def test_resolve_parent_refuses_invalid_checkpoint(tmp_path, monkeypatch, given, words):
+def test_resolve_parent_refuses_invalid_checkpoint(tmp_path, monkeypatch, from_flag, pattern):
     monkeypatch.chdir(tmp_path)
     make_run_folder(tmp_path / 'run', 2, 4)
     make_run_folder(tmp_path / 'empty')
-    with pytest.raises(UserError, match=words):
-        train.resolve_parent(given, RunDir('child'), SingleProcessGroup())
+    with pytest.raises(UserError, match=pattern):
+        train.resolve_parent(from_flag, RunDir('child'), SingleProcessGroup())
 
 
 def test_resolve_parent_refuses_existing_run_that_is_no_fork(tmp_path):
@@ -183,37 +183,37 @@ def test_resolve_parent_uses_step_of_process_0(tmp_path):
 def test_resolve_parent_refuses_different_prefixes_across_processes(tmp_path):
     run = make_run_folder(tmp_path / 'run', 2, 4)
     message = 'process 1 differs from process 0 in --from: step 4 instead of params of step 4'
-    assert [message in str(refusal) for refusal in resolve_in_two_processes(tmp_path, f'params:{run}', str(run))] == [
+    assert [message in str(error) for error in resolve_in_two_processes(tmp_path, f'params:{run}', str(run))] == [
         True,
         True,
     ]
 
 
-@pytest.mark.parametrize(('one', 'other'), [('@4', '@2'), ('', '@2'), ('@4', None), (None, '@4'), (None, '')])
-def test_resolve_parent_refuses_different_steps_across_processes(tmp_path, one, other):
+@pytest.mark.parametrize(('first', 'second'), [('@4', '@2'), ('', '@2'), ('@4', None), (None, '@4'), (None, '')])
+def test_resolve_parent_refuses_different_steps_across_processes(tmp_path, first, second):
     run = make_run_folder(tmp_path / 'run', 2, 4)
-    refusals = resolve_in_two_processes(
-        tmp_path, *(step if step is None else f'{run}{step}' for step in (one, other))
+    errors = resolve_in_two_processes(
+        tmp_path, *(step if step is None else f'{run}{step}' for step in (first, second))
     )
-    assert [type(refusal) for refusal in refusals] == [UserError, UserError]
-    assert all(word in str(refusal) for refusal in refusals for word in ('process 1', 'process 0', '--from'))
+    assert [type(error) for error in errors] == [UserError, UserError]
+    assert all(text in str(error) for error in errors for text in ('process 1', 'process 0', '--from'))
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'words'),
+    ('arguments', 'message'),
     [
         ([], 'neither --config nor --from is given'),
         (['--from={run}@4', '--size=smoke'], '--size=smoke is for a row of --config'),
         (['--from={run}@4'], 'contains a run of another version (config.model, config.optimizer'),
     ],
 )
-def test_train_refuses_invalid_fork_flags_with_one_line(capsys, tmp_path, arguments, words):
+def test_train_refuses_invalid_fork_flags_with_one_line(capsys, tmp_path, arguments, message):
     run = make_run_folder(tmp_path / 'run', 4)
-    code, stderr = run_train(
+    exit_code, stderr = run_train(
         capsys, f'--workdir={tmp_path}/new', *(argument.format(run=run) for argument in arguments)
     )
-    assert (code, len(stderr.splitlines())) == (1, 1)
-    assert words in stderr
+    assert (exit_code, len(stderr.splitlines())) == (1, 1)
+    assert message in stderr
     assert not (tmp_path / 'new').exists()
 
 

@@ -35,7 +35,7 @@ pytest.importorskip('accelerate', reason=SKIP_REASON)
 ROOT = Path(__file__).parents[1]
 IDS = np.random.default_rng(1).integers(0, 300, (2, 24))
 # The width of a row is a multiple of 32, the block size of Q8_0.
-COMMON = dict(
+COMMON_CONFIG = dict(
     vocab_size=300,
     hidden_size=64,
     intermediate_size=96,
@@ -48,13 +48,13 @@ COMMON = dict(
     eos_token_id=0,
     tie_word_embeddings=True,
 )
-SCALED = dict(rope_type='llama3', rope_theta=500000.0, factor=32.0, **gguf.LLAMA3_SCALING)
-LINEAR = dict(rope_type='linear', rope_theta=10000.0, factor=4.0)
+LLAMA3_ROPE = dict(rope_type='llama3', rope_theta=500000.0, factor=32.0, **gguf.LLAMA3_SCALING)
+LINEAR_ROPE = dict(rope_type='linear', rope_theta=10000.0, factor=4.0)
 CONFIGS = {
-    'llama': lambda **changes: transformers.LlamaConfig(**COMMON | changes),
+    'llama': lambda **changes: transformers.LlamaConfig(**COMMON_CONFIG | changes),
     # A GGUF file does not say which layers have a window: five of six.
     'gemma3': lambda **changes: transformers.Gemma3TextConfig(
-        **COMMON | dict(num_hidden_layers=6) | changes, sliding_window=8
+        **COMMON_CONFIG | dict(num_hidden_layers=6) | changes, sliding_window=8
     ),
 }
 # The names of llama.cpp, and those of transformers.
@@ -173,11 +173,11 @@ def list_tensors(family, layers):
 
 def add_tokenizer(writer, bpe):
     names = sorted(bpe['vocab'], key=bpe['vocab'].get)
-    special = gguf_library.TokenType.CONTROL, gguf_library.TokenType.NORMAL
+    token_types = gguf_library.TokenType.CONTROL, gguf_library.TokenType.NORMAL
     writer.add_tokenizer_model('gpt2')
     writer.add_tokenizer_pre('default')
     writer.add_token_list(names)
-    writer.add_token_types([special[token_id > 1] for token_id in range(len(names))])
+    writer.add_token_types([token_types[token_id > 1] for token_id in range(len(names))])
     writer.add_token_merges([pair if isinstance(pair, str) else ' '.join(pair) for pair in bpe['merges']])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(0)
@@ -260,9 +260,9 @@ def test_other_version_of_a_converter_is_another_conversion(llama, monkeypatch):
         monkeypatch.setattr(gguf, 'find_version', lambda library: versions.get(library, '1'))
         return gguf.compute_identity(llama[0]), hf.get_import_dir(f'gguf:{llama[0]}').path.name
 
-    found = [identify(), identify(transformers='2'), identify(gguf='2'), identify(gguf=None)]
-    assert len({name for name, _ in found}) == len({name for _, name in found}) == 4
-    assert identify() == found[0]
+    identities = [identify(), identify(transformers='2'), identify(gguf='2'), identify(gguf=None)]
+    assert len({name for name, _ in identities}) == len({name for _, name in identities}) == 4
+    assert identify() == identities[0]
 
 
 def test_incomplete_conversion_is_replaced(llama, cache):
@@ -275,36 +275,36 @@ def test_incomplete_conversion_is_replaced(llama, cache):
 
 
 def test_folder_of_cache_is_kept_if_complete_and_replaced_otherwise(tmp_path, monkeypatch):
-    def move(name, is_complete):
+    def move_folder(name, is_complete):
         (tmp_path / name).mkdir()
         (tmp_path / name / 'new').touch()
         files.move_into_cache(tmp_path / name, tmp_path / 'final', is_complete)
         return sorted(path.name for path in (tmp_path / 'final').iterdir())
 
-    assert move('first', lambda: False) == ['new']
+    assert move_folder('first', lambda: False) == ['new']
     (tmp_path / 'final' / 'new').rename(tmp_path / 'final' / 'old')
-    assert move('second', lambda: True) == ['old']
-    assert move('third', lambda: False) == ['new']
+    assert move_folder('second', lambda: True) == ['old']
+    assert move_folder('third', lambda: False) == ['new']
     monkeypatch.setattr(shutil, 'rmtree', lambda path, ignore_errors: None)
     with pytest.raises(UserError, match=f'{tmp_path}/final .*delete it'):
-        move('fourth', lambda: False)
+        move_folder('fourth', lambda: False)
 
 
 def test_scaling_of_rotary_positions_is_read(tmp_path):
-    model = make_model('llama', rope_parameters=SCALED)
+    model = make_model('llama', rope_parameters=LLAMA3_ROPE)
     factors = gguf.compute_rope_factors(model.config)
     assert factors.max() == pytest.approx(32)
     path = write_gguf(tmp_path / 'scaled.gguf', model, 'llama', tensors=[(gguf.ROPE_FACTORS, factors)])
     np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
-    model = make_model('llama', rope_parameters=LINEAR)
-    for number, fields in enumerate(
+    model = make_model('llama', rope_parameters=LINEAR_ROPE)
+    for index, fields in enumerate(
         [
             {'rope.scaling.type': 'linear', 'rope.scaling.factor': 4.0, 'rope.scaling.finetuned': True},
             {'rope.scaling.factor': 4.0},
             {'rope.scale_linear': 4.0},
         ]
     ):
-        path = write_gguf(tmp_path / f'linear{number}.gguf', model, 'llama', fields=fields.items())
+        path = write_gguf(tmp_path / f'linear{index}.gguf', model, 'llama', fields=fields.items())
         np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
     model = make_model('llama')
     fields = {'rope.scaling.type': 'none', 'rope.scaling.original_context_length': 8}
@@ -331,7 +331,7 @@ def test_gemma_27b_divides_scores_as_in_llama_cpp(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('given', 'words'),
+    ('options', 'expected_texts'),
     [
         (dict(fields=[('rope.scaling.type', 'yarn')]), ['yarn', 'hf:PATH']),
         (dict(fields=[('rope.scaling.type', 'linear')]), ['rope.scaling.factor', 'None']),
@@ -351,9 +351,9 @@ def test_gemma_27b_divides_scores_as_in_llama_cpp(tmp_path):
         (dict(architecture='mystery'), ['mystery', 'llama', 'gemma3']),
     ],
 )
-def test_what_transformers_does_not_read_is_refused(tmp_path, given, words, cache):
-    path = write_gguf(tmp_path / 'tiny.gguf', make_model('llama'), 'llama', **given)
-    check_refused(f'gguf:{path}', words)
+def test_what_transformers_does_not_read_is_refused(tmp_path, options, expected_texts, cache):
+    path = write_gguf(tmp_path / 'tiny.gguf', make_model('llama'), 'llama', **options)
+    assert_conversion_error(f'gguf:{path}', expected_texts)
     assert list((cache / 'gguf').iterdir()) == []
 
 
@@ -364,36 +364,36 @@ def test_scaling_of_model_without_rotary_positions_is_refused(llama):
         gguf.add_rope_scaling(transformers.GPT2Config(), header, 'gguf:tiny.gguf')
 
 
-def check_refused(model_ref, words):
-    with pytest.raises(UserError) as refusal:
+def assert_conversion_error(model_ref, expected_texts):
+    with pytest.raises(UserError) as error:
         gguf.convert_gguf(model_ref)
-    assert all(word in str(refusal.value) for word in [model_ref, *words])
-    assert '\n' not in str(refusal.value)
+    assert all(text in str(error.value) for text in [model_ref, *expected_texts])
+    assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('share', [0.001, 0.01, 0.3, 0.95])
-def test_truncated_file_is_refused(llama, share, capsys):
+@pytest.mark.parametrize('fraction', [0.001, 0.01, 0.3, 0.95])
+def test_truncated_file_is_refused(llama, fraction, capsys):
     path, _ = llama
     content = path.read_bytes()
-    path.write_bytes(content[: int(share * len(content))])
-    check_refused(f'gguf:{path}', [])
+    path.write_bytes(content[: int(fraction * len(content))])
+    assert_conversion_error(f'gguf:{path}', [])
     assert f'gguf:{path}' in get_error_line(capsys, 'measure', f'gguf:{path}')
 
 
 def test_file_that_is_no_model_is_refused(tmp_path, llama, monkeypatch):
     path, _ = llama
-    check_refused(f'gguf:{tmp_path}/none.gguf', ['gguf:PATH'])
-    check_refused(f'gguf:{tmp_path}', [f'gguf:{path}'])
+    assert_conversion_error(f'gguf:{tmp_path}/none.gguf', ['gguf:PATH'])
+    assert_conversion_error(f'gguf:{tmp_path}', [f'gguf:{path}'])
     (tmp_path / 'other.gguf').write_bytes(b'PK\3\4' + bytes(100))
-    check_refused(f'gguf:{tmp_path}/other.gguf', ['PK'])
-    part = shutil.copy(path, tmp_path / 'big-00002-of-00003.gguf')
-    check_refused(f'gguf:{part}', ['3', 'llama-gguf-split'])
+    assert_conversion_error(f'gguf:{tmp_path}/other.gguf', ['PK'])
+    split_file = shutil.copy(path, tmp_path / 'big-00002-of-00003.gguf')
+    assert_conversion_error(f'gguf:{split_file}', ['3', 'llama-gguf-split'])
 
-    def refuse(data, kind):
+    def fail(data, kind):
         raise NotImplementedError('no such type')
 
-    monkeypatch.setattr(gguf_library, 'dequantize', refuse)
-    check_refused(f'gguf:{path}', ['F32', 'no such type'])
+    monkeypatch.setattr(gguf_library, 'dequantize', fail)
+    assert_conversion_error(f'gguf:{path}', ['F32', 'no such type'])
 
 
 def test_path_that_is_no_file_is_refused_with_its_name(tmp_path, llama, monkeypatch):
@@ -422,7 +422,7 @@ def test_file_without_architecture_or_tensors_is_refused(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    check_refused(f'gguf:{tmp_path}/empty.gguf', ['general.architecture'])
+    assert_conversion_error(f'gguf:{tmp_path}/empty.gguf', ['general.architecture'])
 
 
 def test_model_that_exceeds_memory_or_disk_is_refused(llama, cache, monkeypatch, capsys):
@@ -430,11 +430,11 @@ def test_model_that_exceeds_memory_or_disk_is_refused(llama, cache, monkeypatch,
     num_parameters = sum(weight.numel() for weight in model.parameters())
     with monkeypatch.context() as patch:
         patch.setattr(device_mesh, 'get_available_memory_bytes', lambda: 4 * num_parameters)
-        check_refused(f'gguf:{path}', [f'{num_parameters:,}'])
+        assert_conversion_error(f'gguf:{path}', [f'{num_parameters:,}'])
         assert f'{num_parameters:,}' in get_error_line(capsys, 'measure', f'gguf:{path}')
     with monkeypatch.context() as patch:
         patch.setattr(shutil, 'disk_usage', lambda folder: shutil._ntuple_diskusage(100, 99, 1))
-        check_refused(f'gguf:{path}', ['SINKLAB_CACHE', str(cache)])
+        assert_conversion_error(f'gguf:{path}', ['SINKLAB_CACHE', str(cache)])
     folder = gguf.convert_gguf(f'gguf:{path}')
     with monkeypatch.context() as patch:
         patch.setattr(shutil, 'disk_usage', lambda folder: shutil._ntuple_diskusage(100, 99, 1))
@@ -478,12 +478,12 @@ def test_measure_of_gguf_file_equals_that_of_original_folder(llama, tokenizer, t
 
 def test_opened_gguf_file_gives_attention_of_transformers(llama):
     path, model = llama
-    opened = sinklab.open(f'gguf:{path}')
-    ids = opened.ids('abc dab nop lmk')
+    opened_model = sinklab.open(f'gguf:{path}')
+    ids = opened_model.ids('abc dab nop lmk')
     with torch.no_grad():
         expected = model(torch.as_tensor(ids), output_attentions=True).attentions
-    found = opened.attention('abc dab nop lmk').matrix_LHTS
-    np.testing.assert_allclose(found, np.stack([layer[0].numpy() for layer in expected]), atol=1e-5)
+    actual = opened_model.attention('abc dab nop lmk').matrix_LHTS
+    np.testing.assert_allclose(actual, np.stack([layer[0].numpy() for layer in expected]), atol=1e-5)
 
 
 def test_file_without_tokenizer_is_measured_on_random_tokens_alone(tmp_path, capsys):
@@ -493,13 +493,13 @@ def test_file_without_tokenizer_is_measured_on_random_tokens_alone(tmp_path, cap
     assert '--inputs=random' in get_error_line(capsys, 'measure', f'gguf:{path}', '--sequences=2', '--length=16')
 
 
-@pytest.mark.parametrize('verb', ['stream', 'import'])
-def test_file_without_tokenizer_is_not_imported(tmp_path, verb, capsys):
+@pytest.mark.parametrize('subcommand', ['stream', 'import'])
+def test_file_without_tokenizer_is_not_imported(tmp_path, subcommand, capsys):
     path = write_gguf(tmp_path / 'bare.gguf', make_model('llama'), 'llama')
     gguf.convert_gguf(f'gguf:{path}')
     capsys.readouterr()
-    arguments = [f'--text={ROOT}/LICENSE'] if verb == 'stream' else [f'--out={tmp_path}/run']
-    command = ['checkpoint', 'import'] if verb == 'import' else [verb]
+    arguments = [f'--text={ROOT}/LICENSE'] if subcommand == 'stream' else [f'--out={tmp_path}/run']
+    command = ['checkpoint', 'import'] if subcommand == 'import' else [subcommand]
     line = get_error_line(capsys, *command, f'gguf:{path}', *arguments)
     assert f'gguf:{path}' in line
     assert '--inputs=random' in line
@@ -545,15 +545,15 @@ def test_stream_and_sample_of_open_model_equal_those_of_imported_run(llama, toke
         ['sample', '--prompt=abc', '--tokens=5', '--temperature=0'],
     )
     capsys.readouterr()
-    for verb, *options in commands:
+    for subcommand, *options in commands:
         outputs = []
         for name in model_ref, f'{tmp_path}/run':
-            assert main([verb, name, *options]) == 0
+            assert main([subcommand, name, *options]) == 0
             out, err = capsys.readouterr()
             assert ('GGUF (F32)' in err) == (kind == 'gguf')
-            assert ('bfloat16' in err) == (verb == 'sample' and name == model_ref)
+            assert ('bfloat16' in err) == (subcommand == 'sample' and name == model_ref)
             outputs.append(out)
-        if verb == 'stream':
+        if subcommand == 'stream':
             rows = [[row | dict(tokens_per_second=None) for row in json.loads(out)] for out in outputs]
             assert rows[0] == rows[1]
             assert (rows[0][0]['published'], rows[0][0]['dtype']) == (None, 'bfloat16')
@@ -577,18 +577,18 @@ def test_train_from_gguf_file_takes_import_in_cache(llama, tmp_path, capsys):
     assert capsys.readouterr().err.count('importing') == 1
 
 
-@pytest.mark.parametrize('verb', ['stream', 'sample'])
-def test_family_that_cannot_be_imported_is_refused_with_what_can_be_done(verb, tmp_path, capsys):
+@pytest.mark.parametrize('subcommand', ['stream', 'sample'])
+def test_family_that_cannot_be_imported_is_refused_with_what_can_be_done(subcommand, tmp_path, capsys):
     config = transformers.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / 'gpt2')
-    option = {'stream': f'--text={ROOT}/LICENSE', 'sample': '--prompt=a'}[verb]
+    option = {'stream': f'--text={ROOT}/LICENSE', 'sample': '--prompt=a'}[subcommand]
     capsys.readouterr()  # a progress bar of transformers
-    line = get_error_line(capsys, verb, f'hf:{tmp_path}/gpt2', option)
+    line = get_error_line(capsys, subcommand, f'hf:{tmp_path}/gpt2', option)
     assert all(word in line for word in ('gpt2', 'llama', 'sinklab measure', f'hf:{tmp_path}/gpt2'))
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'words'),
+    ('arguments', 'expected_texts'),
     [
         (['measure', '{path}'], ['gguf:{path}']),
         (['stream', '{path}', '--text=a'], ['gguf:{path}']),
@@ -598,10 +598,10 @@ def test_family_that_cannot_be_imported_is_refused_with_what_can_be_done(verb, t
         (['checkpoint', 'export', 'gguf:{path}', '--out=a'], ['checkpoint import gguf:{path}']),
     ],
 )
-def test_message_names_right_reference(llama, arguments, words, capsys):
+def test_message_names_right_reference(llama, arguments, expected_texts, capsys):
     path, _ = llama
     line = get_error_line(capsys, *(argument.format(path=path) for argument in arguments))
-    assert all(word.format(path=path) in line for word in words)
+    assert all(text.format(path=path) in line for text in expected_texts)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def gpu_interpreter(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('name', 'shown', 'width', 'curve', 'placed'),
+    ('name', 'mask_name', 'width', 'bias_function', 'has_positions'),
     [
         ('softmax', 'all of them', 64, compute_alibi_bias, True),
         ('softmax', 'padded', 96, None, False),
@@ -54,15 +54,19 @@ def gpu_interpreter(monkeypatch):
         ('squares', 'window', 64, None, False),
     ],
 )
-def test_gpu_kernels_match_definition_in_interpreter(gpu_interpreter, name, shown, width, curve, placed):
-    sums, positions, masks = REDUCTIONS[name], None, combine_masks(LENGTH, ['documents', shown])
-    if placed:
+def test_gpu_kernels_match_definition_in_interpreter(
+    gpu_interpreter, name, mask_name, width, bias_function, has_positions
+):
+    reduction, positions, masks = REDUCTIONS[name], None, combine_masks(LENGTH, ['documents', mask_name])
+    if has_positions:
         position_BT = np.arange(LENGTH)[None] - np.asarray(masks.start_BT)
         positions = position_BT, position_BT
-    problem, arrays = make_problem(masks if placed else MASKS[shown](LENGTH), width, curve=curve, positions=positions)
-    float32_inputs = [array.astype(jnp.float32) for array in (*arrays, problem.parameter_HP)]
-    expected, pullback = jax.vjp(functools.partial(solve_with_matrices, sums, problem), *float32_inputs)
-    actual = jax.jit(functools.partial(gpu.forward, sums, problem))(*arrays)
+    kernel_spec, arrays = make_problem(
+        masks if has_positions else MASKS[mask_name](LENGTH), width, curve=bias_function, positions=positions
+    )
+    float32_inputs = [array.astype(jnp.float32) for array in (*arrays, kernel_spec.parameter_HP)]
+    expected, pullback = jax.vjp(functools.partial(solve_with_matrices, reduction, kernel_spec), *float32_inputs)
+    actual = jax.jit(functools.partial(gpu.forward, reduction, kernel_spec))(*arrays)
     assert_close(actual, expected, 1e-2)
     output, statistics = expected
     rng = np.random.default_rng(2)
@@ -71,10 +75,10 @@ def test_gpu_kernels_match_definition_in_interpreter(gpu_interpreter, name, show
     )
     d_output = d_output.astype(jnp.bfloat16)
     *gradients, d_parameter_HP = pullback((d_output.astype(jnp.float32), tuple(d_statistics)))
-    rows = sums.compute_backward_rows(sums.get_residuals(output, statistics), d_output, d_statistics)
-    *actual, actual_HP = jax.jit(functools.partial(gpu.backward, sums, problem))(*arrays, d_output, rows)
+    rows = reduction.compute_backward_rows(reduction.get_residuals(output, statistics), d_output, d_statistics)
+    *actual, actual_HP = jax.jit(functools.partial(gpu.backward, reduction, kernel_spec))(*arrays, d_output, rows)
     assert_close(actual, gradients, 2e-2)
-    if curve is not None:
+    if bias_function is not None:
         assert_close(actual_HP, d_parameter_HP, 1e-3)
 
 

@@ -60,8 +60,8 @@ def test_plan_segments_covers_visible_blocks_of_each_mask(name, by_key):
 @pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(intervals(), st.booleans())
-def test_plan_segments_covers_visible_blocks_of_random_intervals(shown, by_key):
-    assert_plan_covers_mask(shown, 64, (8, 4), by_key)
+def test_plan_segments_covers_visible_blocks_of_random_intervals(visible_mask, by_key):
+    assert_plan_covers_mask(visible_mask, 64, (8, 4), by_key)
 
 
 @pytest.mark.parametrize('by_key', [False, True])
@@ -75,24 +75,26 @@ def test_plan_segments_masks_one_block_per_row_of_causal_mask(by_key):
 def make_hide_function(visible_mask, b, queries, keys):
     """Return the masking function of a pair of blocks, as kernels apply it."""
     visible = np.asarray(visible_mask.materialize(keys.stop))[b % len(visible_mask.start_BT), queries, keys]
-    return lambda array, instead: jnp.where(visible, array, instead)
+    return lambda array, fill_value: jnp.where(visible, array, fill_value)
 
 
-def run_forward(block, visible_mask, query, key, value, parameter_HP):
+def run_forward(block_ops, visible_mask, query, key, value, parameter_HP):
     """Compute the forward pass of one sequence and head block by block, without a kernel."""
     outputs, all_rows = [], []
     bound_BI4, segments = gpu_module.plan_segments(visible_mask, len(key), (128, 64), False)
     for i, bound in enumerate(np.asarray(bound_BI4)[0]):
-        queries, rows, total = slice(128 * i, 128 * i + 128), block.start(128), jnp.zeros((128, value.shape[1]))
+        queries, rows, total = slice(128 * i, 128 * i + 128), block_ops.start(128), jnp.zeros((128, value.shape[1]))
         for low, high, masked in segments:
             for j in range(bound[low], bound[high]):
                 keys = slice(64 * j, 64 * j + 64)
-                hide = make_hide_function(visible_mask, 0, queries, keys) if masked else lambda array, instead: array
+                hide = (
+                    make_hide_function(visible_mask, 0, queries, keys) if masked else lambda array, fill_value: array
+                )
                 distance = jnp.maximum(np.arange(len(query))[queries, None] - np.arange(len(key))[None, keys], 0)
                 bias = make_lowerable(compute_alibi_bias)(list(parameter_HP), distance.astype(jnp.float32))
-                weight, rescale, rows = block.add(query[queries] @ key[keys].T, rows, bias, hide)
+                weight, rescale, rows = block_ops.add(query[queries] @ key[keys].T, rows, bias, hide)
                 total = (total if rescale is None else rescale[:, None] * total) + weight @ value[keys]
-        output, rows = block.finish(total, rows)
+        output, rows = block_ops.finish(total, rows)
         outputs.append(output)
         all_rows.append(rows)
     return jnp.concatenate(outputs), [jnp.concatenate(rows) for rows in zip(*all_rows, strict=True)]
@@ -103,21 +105,21 @@ def compute_in_float64(function, *arrays):
         return jax.tree.map(np.asarray, function(*(jnp.asarray(np.asarray(array, np.float64)) for array in arrays)))
 
 
-@pytest.mark.parametrize('shown', ['full', 'window', 'padded'])
+@pytest.mark.parametrize('mask_name', ['full', 'window', 'padded'])
 @pytest.mark.parametrize('name', REDUCTIONS)
 @pytest.mark.slow
-def test_block_ops_forward_matches_float64_reference(name, shown):
-    attention_problem, arrays = make_problem(MASKS[shown](LENGTH))
+def test_block_ops_forward_matches_float64_reference(name, mask_name):
+    kernel_spec, arrays = make_problem(MASKS[mask_name](LENGTH))
     expected = compute_in_float64(
-        functools.partial(solve_with_matrices, REDUCTIONS[name], attention_problem),
+        functools.partial(solve_with_matrices, REDUCTIONS[name], kernel_spec),
         *arrays,
-        attention_problem.parameter_HP,
+        kernel_spec.parameter_HP,
     )
     query, key, value = (array.astype(jnp.float32) for array in arrays)
-    block = make_block_ops(REDUCTIONS[name], attention_problem.score_spec)
+    block_ops = make_block_ops(REDUCTIONS[name], kernel_spec.score_spec)
     with jax.default_matmul_precision('highest'):
         actual = run_forward(
-            block, attention_problem.mask, query[0, 1], key[0, 0], value[0, 0], attention_problem.parameter_HP[1]
+            block_ops, kernel_spec.mask, query[0, 1], key[0, 0], value[0, 0], kernel_spec.parameter_HP[1]
         )
     assert_close(actual, jax.tree.map(lambda array: array[0, 1], expected), 1e-5)
 
@@ -126,30 +128,30 @@ def test_block_ops_forward_matches_float64_reference(name, shown):
 @pytest.mark.parametrize('name', REDUCTIONS)
 def test_block_ops_gradients_match_float64_reference(name):
     causal_mask = mask.make_causal_mask(128)
-    sums, scores = REDUCTIONS[name], make_problem(causal_mask, length=128)[0].score_spec
-    softmax, block = sums == SoftmaxReduction(), make_block_ops(sums, scores)
+    reduction, score_spec = REDUCTIONS[name], make_problem(causal_mask, length=128)[0].score_spec
+    is_softmax, block_ops = reduction == SoftmaxReduction(), make_block_ops(reduction, score_spec)
     rng = np.random.default_rng(1)
     product, d_weight, bias = (rng.standard_normal((128, 128)).astype(np.float32) for _ in range(3))
-    d_rows = [rng.standard_normal((128, 1)).astype(np.float32) for _ in range(sums.num_statistics)]
+    d_rows = [rng.standard_normal((128, 1)).astype(np.float32) for _ in range(reduction.num_statistics)]
     visible = np.asarray(causal_mask.materialize(128))[0]
 
     def compute_weighted_sum(product):
-        score = scores.scale * product + bias + scores.offset
-        weight, masses = (jnp.exp(score - shift), (jnp.exp(score - shift),)) if softmax else sums.weigh(score)
-        hidden = [jnp.where(visible, term, 0) for term in (weight, *masses)]
-        total = sum((d * term).sum() for d, term in zip((d_weight, *d_rows), hidden, strict=True))
-        return total / scores.scale, hidden[0]
+        score = score_spec.scale * product + bias + score_spec.offset
+        weight, masses = (jnp.exp(score - shift), (jnp.exp(score - shift),)) if is_softmax else reduction.weigh(score)
+        masked_terms = [jnp.where(visible, term, 0) for term in (weight, *masses)]
+        total = sum((d * term).sum() for d, term in zip((d_weight, *d_rows), masked_terms, strict=True))
+        return total / score_spec.scale, masked_terms[0]
 
-    shift = np.where(np.arange(128)[:, None] < 3, MASK_VALUE, 0.7).astype(np.float32) if softmax else None
+    shift = np.where(np.arange(128)[:, None] < 3, MASK_VALUE, 0.7).astype(np.float32) if is_softmax else None
     visible = visible & (np.arange(128)[:, None] >= 3)
-    rows = [LOG2E * shift, *d_rows] if softmax else d_rows
+    rows = [LOG2E * shift, *d_rows] if is_softmax else d_rows
     shift = None if shift is None else np.maximum(shift, 0)
     (_, weight), d_score = compute_in_float64(jax.value_and_grad(compute_weighted_sum, has_aux=True), product)
 
-    def hide(array, instead):
-        return jnp.where(visible, array, instead)
+    def hide(array, fill_value):
+        return jnp.where(visible, array, fill_value)
 
-    actual, differentiate = block.compute_weight_and_vjp(product, bias, lambda n: rows[n], hide)
+    actual, differentiate = block_ops.compute_weight_and_vjp(product, bias, lambda n: rows[n], hide)
     assert_close((actual, differentiate(d_weight)), (weight, d_score), 1e-5)
 
 
@@ -159,8 +161,8 @@ def test_make_lowerable_replaces_unsupported_primitives():
         return jnp.tanh(x) + jax.nn.sigmoid(x) + jnp.floor(3 * x) + x**p + jnp.expm1(x) + jnp.log1p(x + 3)
 
     x = np.linspace(-3, 3, 100, dtype=np.float32)
-    rewritten = jax.make_jaxpr(make_lowerable(function))(x, 3.0)
-    assert not {equation.primitive.name for equation in rewritten.eqns} & REWRITES.keys()
+    jaxpr = jax.make_jaxpr(make_lowerable(function))(x, 3.0)
+    assert not {equation.primitive.name for equation in jaxpr.eqns} & REWRITES.keys()
     np.testing.assert_allclose(make_lowerable(function)(x, 3.0), function(x, 3.0), rtol=1e-5, atol=1e-5)
 
 
@@ -172,7 +174,7 @@ def test_make_lowerable_keeps_precision_for_small_values(function):
 
 
 @pytest.mark.parametrize(
-    ('dtype', 'width', 'sums', 'reason'),
+    ('dtype', 'width', 'reduction', 'reason'),
     [
         ('bfloat16', 64, SoftmaxReduction(), None),
         ('float16', 96, LinearReduction(weigh_squares), None),
@@ -188,7 +190,7 @@ def test_make_lowerable_keeps_precision_for_small_values(function):
         ('bfloat16', 64, LinearReduction(lambda score: (score * np.arange(1.0, 3.0)[:1], ())), 'an array'),
     ],
 )
-def test_explain_unsupported_names_reason(dtype, width, sums, reason):
+def test_explain_unsupported_names_reason(dtype, width, reduction, reason):
     array = jax.ShapeDtypeStruct((1, 2, 128, width), dtype)
-    message = gpu.explain_unsupported(sums, ScoreSpec(1.0, 0.0, compute_alibi_bias), array, array, array)
+    message = gpu.explain_unsupported(reduction, ScoreSpec(1.0, 0.0, compute_alibi_bias), array, array, array)
     assert message is None if reason is None else reason in message

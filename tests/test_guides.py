@@ -47,30 +47,30 @@ def list_commands(page):
 
 def list_options(verb):
     """Return the options of a command, without --help."""
-    (verbs,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return {name for action in verbs.choices[verb]._actions for name in action.option_strings} - {'-h', '--help'}
+    (subparsers,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return {name for action in subparsers.choices[verb]._actions for name in action.option_strings} - {'-h', '--help'}
 
 
 @pytest.mark.parametrize('page', PAGES)
 def test_page_begins_with_title_and_purpose(page):
-    title, empty, first, *_ = read_page(page).splitlines()
+    title, blank_line, first_line, *_ = read_page(page).splitlines()
     assert title.startswith('# ')
-    assert not empty
-    assert first.startswith('This page ')
+    assert not blank_line
+    assert first_line.startswith('This page ')
 
 
 @pytest.mark.parametrize('page', PAGES)
 def test_page_commands_have_existing_options_fields_and_rows(page):
     for arguments in list_commands(page):
         parsed, remaining = build_parser().parse_known_args(arguments)
-        for path in remaining:
-            assert path.startswith('--config.'), arguments
-            assert path.removeprefix('--config.').partition('=')[0] in FIELDS, arguments
-        file, _, row = (getattr(parsed, 'config', None) or '').partition(':')
-        if file.startswith('configs/'):
-            assert (ROOT / file).exists(), arguments
+        for argument in remaining:
+            assert argument.startswith('--config.'), arguments
+            assert argument.removeprefix('--config.').partition('=')[0] in FIELDS, arguments
+        config_file, _, row = (getattr(parsed, 'config', None) or '').partition(':')
+        if config_file.startswith('configs/'):
+            assert (ROOT / config_file).exists(), arguments
         if row:
-            module = __import__(f'sinklab.configs.{Path(file).stem}', fromlist=['ROWS'])
+            module = __import__(f'sinklab.configs.{Path(config_file).stem}', fromlist=['ROWS'])
             assert row in module.ROWS, arguments
 
 
@@ -82,8 +82,8 @@ def test_guide_explains_every_option_of_command(verb):
 
 def test_getting_started_lists_every_command_and_extra():
     page = read_page('getting_started.md')
-    (verbs,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
-    assert {verb for verb in verbs.choices if f'| `sinklab {verb}` |' not in page} == set()
+    (subparsers,) = (action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    assert {verb for verb in subparsers.choices if f'| `sinklab {verb}` |' not in page} == set()
     assert {
         extra for extra in EXTRA_OF_PACKAGE.values() if not re.search(rf'^\|.*`{extra}`.*\|.*\|$', page, re.M)
     } == set()
@@ -94,15 +94,15 @@ def test_getting_started_shows_output_of_train(capsys):
     page = read_page('getting_started.md')
     command, *printed_lines = re.search(r'```\n(\$ sinklab train .*?)```', page, re.DOTALL)[1].splitlines()
     parsed, remaining = build_parser().parse_known_args(shlex.split(command)[2:])
-    number, seconds = (int(value) for value in re.findall(r'\d+', printed_lines[0]))
+    last_step, seconds = (int(value) for value in re.findall(r'\d+', printed_lines[0]))
     values = {line[1:14].strip(): line[14:].split()[0] for line in printed_lines[2:] if re.match(r' \S', line)}
-    last = {info.name: float(values[info.label]) for info in RUN_METRIC_INFOS if info.label in values}
+    last_record = {info.name: float(values[info.label]) for info in RUN_METRIC_INFOS if info.label in values}
     steps = [int(step) for step in re.search(r'between steps (\d+) and (\d+)', page).groups()]
-    records = [{'step': step, 'sink/1': rate} for step, rate in zip(steps, (0.0, last['sink/1']), strict=True)]
+    records = [{'step': step, 'sink/1': rate} for step, rate in zip(steps, (0.0, last_record['sink/1']), strict=True)]
     row = {**load_row_info(parsed.config), 'size': 'quickstart', 'overrides': {}}
     expected = config_flags.load_expected_sinks(row['config'], row['size'], row['overrides'])
-    last = {'step': number, 'seconds': float(seconds), **last}
-    train.print_results(run_dir.RunDir(parsed.workdir), row, [*records, last], expected)
+    last_record = {'step': last_step, 'seconds': float(seconds), **last_record}
+    train.print_results(run_dir.RunDir(parsed.workdir), row, [*records, last_record], expected)
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == printed_lines
     assert not remaining
 

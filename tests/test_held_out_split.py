@@ -21,29 +21,29 @@ def test_single_text_is_cut_into_train_and_held_out_sides(text, held_out, name):
     source = held_out_split.split_single_text(
         Source((SourcePiece(name, 1000, lambda: iter([document])),), ()), held_out
     )
-    result = sorted(source.read_documents(), key=lambda document: document.name)
-    assert ''.join(document.text for document in result) == text
-    assert sum(document.size for document in result) == 1000
+    documents = sorted(source.read_documents(), key=lambda document: document.name)
+    assert ''.join(document.text for document in documents) == text
+    assert sum(document.size for document in documents) == 1000
     if not text.strip():
         assert source.limit is None
         return
-    held = [document for document in result if hash_document_name(document.name) < source.limit]
-    assert len(held) == 1
-    assert not any(document.is_blank for document in result)
+    held_out_documents = [document for document in documents if hash_document_name(document.name) < source.limit]
+    assert len(held_out_documents) == 1
+    assert not any(document.is_blank for document in documents)
 
 
-@pytest.mark.parametrize('sample', [1 << 26, 1000])  # characters: more than the text has, and fewer
-def test_store_of_one_long_text_has_both_sides(tmp_path, monkeypatch, capsys, sample):
-    monkeypatch.setattr(held_out_split, 'SAMPLE_CHARS', sample)
+@pytest.mark.parametrize('sample_chars', [1 << 26, 1000])  # characters: more than the text has, and fewer
+def test_store_of_one_long_text_has_both_sides(tmp_path, monkeypatch, capsys, sample_chars):
+    monkeypatch.setattr(held_out_split, 'SAMPLE_CHARS', sample_chars)
     text = ' '.join(make_texts(200))
     (tmp_path / 'long.txt').write_text(text)
     (tmp_path / 'blank.txt').write_text(' ')
     store = make_store(tmp_path / 'store', f'text:{tmp_path}/*.txt')
-    (trained,), (held,) = decode_documents(store, 'train'), decode_documents(store, 'held_out')
-    cut = len(trained) if text == trained + held else len(held)
-    assert (text[:cut], text[cut:]) in ((trained, held), (held, trained))
-    assert text[cut].isspace()
-    assert len(held) / len(text) == pytest.approx(0.2, abs=0.01)
+    (train_text,), (held_out_text,) = decode_documents(store, 'train'), decode_documents(store, 'held_out')
+    split_index = len(train_text) if text == train_text + held_out_text else len(held_out_text)
+    assert (text[:split_index], text[split_index:]) in ((train_text, held_out_text), (held_out_text, train_text))
+    assert text[split_index].isspace()
+    assert len(held_out_text) / len(text) == pytest.approx(0.2, abs=0.01)
     assert store.meta['dropped'] == {'empty': 1}
     assert 'one text; 0.2 ' in capsys.readouterr().err
 
@@ -51,8 +51,8 @@ def test_store_of_one_long_text_has_both_sides(tmp_path, monkeypatch, capsys, sa
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.integers(0, 2**64 - 1), min_size=2, max_size=40), st.floats(0.01, 0.99))
 def test_split_matches_held_out_fraction_without_empty_side(keys, held_out):
-    below = sum(number < compute_limit(list(keys), held_out) for number in keys)
-    assert below == min(max(1, round(held_out * len(keys))), len(keys) - 1)
+    num_held_out = sum(key < compute_limit(list(keys), held_out) for key in keys)
+    assert num_held_out == min(max(1, round(held_out * len(keys))), len(keys) - 1)
 
 
 def test_survey_corpus_samples_texts_of_whole_corpus(tmp_path, monkeypatch):

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 from conftest import make_case_params, make_tiny_spec
-from tiny_runs import load_parameters as leaves
+from tiny_runs import load_parameters as load_leaves
 from tiny_runs import train_run
 
 from sinklab.checkpoint.checkpointer import restore_parameters
 from sinklab.cli.main import main
-from sinklab.data import tokenizer as tokens
+from sinklab.data import tokenizer as tokenizer_module
 from sinklab.data.sources import read_texts
 from sinklab.hf import convert, files
 from sinklab.hf import convert as convert_module
@@ -23,7 +23,7 @@ torch = pytest.importorskip('torch', reason=SKIP_REASON)
 transformers = pytest.importorskip('transformers', reason=SKIP_REASON)
 pytestmark = pytest.mark.slow
 
-SIZE = dict(
+BASE_CONFIG = dict(
     vocab_size=300,
     hidden_size=32,
     intermediate_size=48,
@@ -36,7 +36,7 @@ SIZE = dict(
 )
 LLAMA3 = dict(rope_type='llama3', rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
 YARN = dict(rope_type='yarn', rope_theta=500.0, factor=4.0, original_max_position_embeddings=16)
-FULL, SLIDING = 'full_attention', 'sliding_attention'
+FULL_ATTENTION, SLIDING_ATTENTION = 'full_attention', 'sliding_attention'
 GEMMA3 = dict(num_hidden_layers=7, num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, sliding_window=5)
 CASES = {
     'llama': ('Llama', {}),
@@ -61,7 +61,7 @@ CASES = {
             num_hidden_layers=5,
             use_sliding_window=True,
             sliding_window=5,
-            layer_types=[SLIDING, FULL, SLIDING, FULL, SLIDING],
+            layer_types=[SLIDING_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION],
         ),
     ),
     'llama, yarn': ('Llama', dict(rope_parameters=YARN, num_key_value_heads=2)),
@@ -75,7 +75,7 @@ CASES = {
         dict(
             num_hidden_layers=4,
             no_rope_layers=[1, 0, 1, 0],
-            layer_types=[SLIDING, FULL, SLIDING, FULL],
+            layer_types=[SLIDING_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION, FULL_ATTENTION],
             use_sliding_window=True,
             sliding_window=5,
             pad_token_id=0,
@@ -87,7 +87,7 @@ CASES = {
         dict(
             num_hidden_layers=5,
             sliding_window=5,
-            rope_parameters={FULL: YARN, SLIDING: dict(rope_type='default', rope_theta=300.0)},
+            rope_parameters={FULL_ATTENTION: YARN, SLIDING_ATTENTION: dict(rope_type='default', rope_theta=300.0)},
         ),
     ),
     'gemma3': ('Gemma3Text', GEMMA3),
@@ -98,8 +98,8 @@ CASES = {
             num_key_value_heads=1,
             tie_word_embeddings=False,
             rope_parameters={
-                FULL: dict(rope_type='linear', rope_theta=1e4, factor=8.0),
-                SLIDING: dict(rope_type='default', rope_theta=100.0),
+                FULL_ATTENTION: dict(rope_type='linear', rope_theta=1e4, factor=8.0),
+                SLIDING_ATTENTION: dict(rope_type='default', rope_theta=100.0),
             },
         ),
     ),
@@ -111,20 +111,20 @@ IDS = np.random.default_rng(1).integers(0, 300, (2, 40)).astype(np.int32)
 
 @pytest.fixture(scope='module')
 def tokenizer(corpus):
-    """Make the text of a tokenizer.json of 300 ids; id 0 ends documents."""
-    return tokens.train_tokenizer(read_texts(corpus), 300)
+    """Return the text of a tokenizer.json with 300 ids, where id 0 ends documents."""
+    return tokenizer_module.train_tokenizer(read_texts(corpus), 300)
 
 
 def save_random_model(name, path, tokenizer, dtype=torch.float32):
     """Save a random model in a folder; each parameter affects the output."""
-    kind, changes = CASES[name]
-    config = getattr(transformers, f'{kind}Config')(**SIZE | changes)
+    class_prefix, changes = CASES[name]
+    config = getattr(transformers, f'{class_prefix}Config')(**BASE_CONFIG | changes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation='eager')
     torch.manual_seed(0)
     with torch.no_grad():
-        for part, array in model.named_parameters():
-            array.normal_(float('norm' in part), 0.2)
-            if kind == 'Gemma3Text' and 'norm' in part:
+        for parameter_name, array in model.named_parameters():
+            array.normal_(float('norm' in parameter_name), 0.2)
+            if class_prefix == 'Gemma3Text' and 'norm' in parameter_name:
                 array.copy_((1 + array) - 1)  # so that the gain, 1 + w, is exact in float32
     model.to(dtype).save_pretrained(path)
     (path / 'tokenizer.json').write_text(tokenizer)
@@ -143,8 +143,8 @@ def compute_with_transformers(model):
 
 
 def compute_imported_with_sinklab(path):
-    folder = RunDir(path)
-    return convert_module.compute_with_sinklab(read_spec(folder).model, restore_parameters(path, 0), IDS)
+    run_dir = RunDir(path)
+    return convert_module.compute_with_sinklab(read_spec(run_dir).model, restore_parameters(path, 0), IDS)
 
 
 def run_checkpoint_command(capsys, *arguments):
@@ -169,21 +169,21 @@ def assert_close(actual, expected):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def assert_similarly_exact(actual, other_arrays, exact):
+def assert_similarly_exact(actual, other_arrays, exact_arrays):
     """Assert that the float32 error of sinklab is at most three times that of transformers, both against float64.
 
     The difference of two float32 results would depend on the matrix products of the processor.
     """
-    for array, other_array, reference in zip(actual, other_arrays, exact, strict=True):
-        assert np.abs(array - reference).max() <= 3 * np.abs(other_array - reference).max()
+    for array, other_array, exact_array in zip(actual, other_arrays, exact_arrays, strict=True):
+        assert np.abs(array - exact_array).max() <= 3 * np.abs(other_array - exact_array).max()
 
 
 # Each architecture, with and without grouped keys, and each kind of rotary scaling.
-SAMPLED = 'llama', 'llama, 1 kv head, wide', 'llama, linear', 'llama, llama3', 'mistral, window', 'qwen2', 'qwen3'
-SAMPLED += 'llama, yarn', 'smollm3', 'olmo2', 'gemma3', 'gemma3, linear, untied'
+SAMPLE = 'llama', 'llama, 1 kv head, wide', 'llama, linear', 'llama, llama3', 'mistral, window', 'qwen2', 'qwen3'
+SAMPLE += 'llama, yarn', 'smollm3', 'olmo2', 'gemma3', 'gemma3, linear, untied'
 
 
-@pytest.mark.parametrize('name', make_case_params(CASES, SAMPLED))
+@pytest.mark.parametrize('name', make_case_params(CASES, SAMPLE))
 def test_imported_model_matches_transformers_and_exports_bit_identical(name, tokenizer, tmp_path, capsys):
     model = save_random_model(name, tmp_path / 'theirs', tokenizer)
     run = import_model(capsys, tmp_path / 'theirs', tmp_path / 'run')
@@ -197,19 +197,23 @@ def test_imported_model_matches_transformers_and_exports_bit_identical(name, tok
     assert run_checkpoint_command(capsys, 'verify', run)[0] == 0
     code, out, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/again')
     assert code == 0, err
-    kind = 'llama' if name == 'mistral' else model.config.model_type  # Mistral without a window is a Llama model
-    assert out.startswith(f'{tmp_path}/again: {kind}, ')
+    # Mistral without a window is a Llama model.
+    model_type = 'llama' if name == 'mistral' else model.config.model_type
+    assert out.startswith(f'{tmp_path}/again: {model_type}, ')
     assert (len(out.splitlines()), err) == (1, '')
     exported_model = load_model(tmp_path / 'again')
     assert_close(compute_with_transformers(exported_model), expected)
     imported_arrays, exported_arrays = read_arrays(tmp_path / 'theirs'), read_arrays(tmp_path / 'again')
     assert imported_arrays.keys() == exported_arrays.keys()
-    for part, array in imported_arrays.items():
-        np.testing.assert_array_equal(array, exported_arrays[part])
+    for array_name, array in imported_arrays.items():
+        np.testing.assert_array_equal(array, exported_arrays[array_name])
     configs = [files.read_json_object(tmp_path / folder / files.CONFIG_FILE) for folder in ('theirs', 'again')]
     assert convert_module.parse_hf_config(configs[0], 'theirs') == convert_module.parse_hf_config(configs[1], 'again')
     exported_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'again')
-    assert exported_tokenizer('abc def')['input_ids'] == tokens.parse_tokenizer(tokenizer, 'it').encode('abc def').ids
+    assert (
+        exported_tokenizer('abc def')['input_ids']
+        == tokenizer_module.parse_tokenizer(tokenizer, 'it').encode('abc def').ids
+    )
     assert (exported_tokenizer.eos_token_id, exported_model.generation_config.eos_token_id) == (0, 0)
 
 
@@ -226,8 +230,8 @@ def test_import_and_export_support_bfloat16_and_several_files(tokenizer, tmp_pat
     assert len(list((tmp_path / 'again').glob('model-0000?-of-0000?.safetensors'))) > 2
     imported_arrays, exported_arrays = read_arrays(tmp_path / 'theirs'), read_arrays(tmp_path / 'again')
     assert {array.dtype for array in exported_arrays.values()} == {np.dtype('bfloat16')}
-    for part, array in imported_arrays.items():
-        np.testing.assert_array_equal(array, exported_arrays[part])
+    for array_name, array in imported_arrays.items():
+        np.testing.assert_array_equal(array, exported_arrays[array_name])
     assert files.read_json_object(tmp_path / 'again' / files.CONFIG_FILE)['max_position_embeddings'] == 9
     assert_close(
         compute_imported_with_sinklab(import_model(capsys, tmp_path / 'again', tmp_path / 'run2')),
@@ -244,8 +248,8 @@ def test_gains_of_gemma_are_rounded_to_bfloat16_as_in_its_files(tokenizer, tmp_p
     code, _, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/again', '--dtype=bfloat16')
     assert code == 0, err
     exported_arrays = read_arrays(tmp_path / 'again')
-    for part, array in read_arrays(tmp_path / 'theirs').items():
-        np.testing.assert_array_equal(array, exported_arrays[part])
+    for array_name, array in read_arrays(tmp_path / 'theirs').items():
+        np.testing.assert_array_equal(array, exported_arrays[array_name])
 
 
 @pytest.fixture(scope='module')
@@ -272,8 +276,8 @@ def test_exported_run_matches_transformers_and_includes_tokenizer(run, tmp_path,
     ids = tokenizer('abc', return_tensors='pt')
     generated = model.generate(**ids, max_new_tokens=3, do_sample=False)
     assert tokenizer.decode(generated[0]).startswith('abc')
-    imported = import_model(capsys, tmp_path / 'out', tmp_path / 'back')
-    for a, b in zip(leaves(imported, 0), leaves(run, 8), strict=True):
+    imported_run = import_model(capsys, tmp_path / 'out', tmp_path / 'back')
+    for a, b in zip(load_leaves(imported_run, 0), load_leaves(run, 8), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -305,9 +309,9 @@ def test_export_without_torch_names_extra_and_writes_nothing(run, tmp_path, caps
     assert list(tmp_path.iterdir()) == []
 
 
-SIGMOID = ['--config.model.attention.similarity=sigmoid', '--config.model.attention.normalizer=none']
-SMOKE = {'optimizer.steps': 3, 'optimizer.warmup_steps': 1, 'optimizer.batch_size': 4, 'data.length': 16}
-SMOKE |= {
+SIGMOID_FLAGS = ['--config.model.attention.similarity=sigmoid', '--config.model.attention.normalizer=none']
+SHORT_RUN_FIELDS = {'optimizer.steps': 3, 'optimizer.warmup_steps': 1, 'optimizer.batch_size': 4, 'data.length': 16}
+SHORT_RUN_FIELDS |= {
     'valid.windows': 6,
     'probe.sequences': 5,
     'probe.length': 12,
@@ -321,26 +325,26 @@ SMOKE |= {
 )
 def test_imported_model_is_fine_tuned_with_another_attention_operation(name, corpus, tokenizer, tmp_path, capsys):
     save_random_model(name, tmp_path / 'theirs', tokenizer)
-    overrides = [f'--config.{name}={value}' for name, value in (SMOKE | {'data.source': corpus}).items()]
+    overrides = [f'--config.{name}={value}' for name, value in (SHORT_RUN_FIELDS | {'data.source': corpus}).items()]
     command = ['train', '--compiled=none', f'--from=hf:{tmp_path}/theirs', f'--workdir={tmp_path}/run']
-    command += [*overrides, *SIGMOID]
+    command += [*overrides, *SIGMOID_FLAGS]
     code, err = main(command), capsys.readouterr().err
     assert code == 0, err
-    folder = RunDir(tmp_path / 'run')
-    assert folder.read_json('config')['model']['kv_heads'] == 2
-    assert folder.read_json('config')['optimizer']['peak_learning_rate'] == 2e-5
+    run_dir = RunDir(tmp_path / 'run')
+    assert run_dir.read_json('config')['model']['kv_heads'] == 2
+    assert run_dir.read_json('config')['optimizer']['peak_learning_rate'] == 2e-5
     assert 'fine-tuning' in err
-    assert folder.read_lineage()['row'] == 'theirs'
-    assert folder.read_lineage()['data'] == []
+    assert run_dir.read_lineage()['row'] == 'theirs'
+    assert run_dir.read_lineage()['data'] == []
     assert any(
-        change.startswith('model.attention.similarity exp -> sigmoid') for change in folder.read_lineage()['config']
+        change.startswith('model.attention.similarity exp -> sigmoid') for change in run_dir.read_lineage()['config']
     )
     expected = flatten_dict(
-        convert_module.read_params(read_spec(folder).model, files.SafetensorsReader(tmp_path / 'theirs'), 'theirs')
+        convert_module.read_params(read_spec(run_dir).model, files.SafetensorsReader(tmp_path / 'theirs'), 'theirs')
     )
-    actual = flatten_dict(restore_parameters(folder.path, 0))
+    actual = flatten_dict(restore_parameters(run_dir.path, 0))
     jax.tree.map(np.testing.assert_array_equal, actual, {name: expected[name] for name in actual})
-    assert [record['step'] for record in folder.read_records()] == [0, 1, 2, 3]
+    assert [record['step'] for record in run_dir.read_records()] == [0, 1, 2, 3]
     (tmp_path / 'theirs').rename(tmp_path / 'gone')
     assert main(command) == 0
     tokenizer_path = tmp_path / 'other.json'

@@ -11,7 +11,7 @@ from conftest import make_tiny_spec
 from sinklab.checkpoint import digests
 from sinklab.cli import train
 from sinklab.cli.main import main
-from sinklab.data import tokenizer as tokens
+from sinklab.data import tokenizer as tokenizer_module
 from sinklab.errors import UserError
 from sinklab.hf import convert, files
 from sinklab.install_commands import format_extra_command
@@ -35,7 +35,7 @@ CONFIG = dict(
 )
 MISTRAL = CONFIG | dict(model_type='mistral', sliding_window=None)
 GEMMA3 = dict(model_type='gemma3_text', head_dim=4, query_pre_attn_scalar=4, sliding_window=8)
-ROPE = dict(rope_type='llama3', factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3_ROPE = dict(rope_type='llama3', factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
 
 
 YARN = dict(rope_type='yarn', factor=4.0)
@@ -43,7 +43,7 @@ OLMO2 = dict(norm='res_post', qk_norm=True, qk_norm_joint=True)
 GEMMA3_FIELDS = dict(norm='sandwich', qk_norm=True, ffn='geglu_tanh', scaled_embedding=True, tied=True)
 
 
-def of(**fields):
+def make_model_spec(**fields):
     return make_tiny_spec(**{f'model__{name}': value for name, value in fields.items()}).model
 
 
@@ -51,15 +51,19 @@ def of(**fields):
 def complete_model(tmp_path_factory):
     """Make a complete Hugging Face folder with two safetensors files."""
     path = tmp_path_factory.mktemp('theirs')
-    model = of(kv_heads=2)
+    model = make_model_spec(kv_heads=2)
     rng = np.random.default_rng(0)
-    shapes = {one: leaf.hf_shape for leaf in convert.list_parameters(model).values() for one in leaf.hf_names}
+    shapes = {
+        hf_name: parameter.hf_shape
+        for parameter in convert.list_parameters(model).values()
+        for hf_name in parameter.hf_names
+    }
     arrays = [(name, shape, lambda shape=shape: rng.normal(size=shape)) for name, shape in shapes.items()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, 'MAX_FILE_BYTES', 30_000)
         files.write_arrays(path, arrays, np.dtype(np.float32))
     assert len(list(path.glob('*.safetensors'))) == 2
-    (path / 'tokenizer.json').write_text(tokens.train_tokenizer(['some words of text'], 300))
+    (path / 'tokenizer.json').write_text(tokenizer_module.train_tokenizer(['some words of text'], 300))
     files.write_json(path / files.CONFIG_FILE, CONFIG)
     return path
 
@@ -69,18 +73,18 @@ def folder(complete_model, tmp_path):
     return shutil.copytree(complete_model, tmp_path / 'theirs')
 
 
-def brought(folder, capsys, given=None):
+def get_import_error(folder, capsys, model_ref=None):
     """Return the standard error of a rejected import."""
     out = folder.parent / 'out'
-    code, err = main(['checkpoint', 'import', given or f'hf:{folder}', f'--out={out}']), capsys.readouterr().err
+    code, err = main(['checkpoint', 'import', model_ref or f'hf:{folder}', f'--out={out}']), capsys.readouterr().err
     assert (code, len(err.splitlines())) == (1, 1), err
     assert not RunDir(out).has_run()
     return err
 
 
-def changed(folder, name, **changes):
-    file = folder / name
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+def change_json_file(folder, name, **changes):
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.slow
@@ -104,7 +108,7 @@ def test_import_stores_run_id_in_checkpoint(folder, tmp_path):
     assert run.read_run_id() is not None
 
 
-def first(folder, pattern='*.safetensors'):
+def find_first_file(folder, pattern='*.safetensors'):
     return min(folder.glob(pattern))
 
 
@@ -116,24 +120,24 @@ DAMAGES = {
     'no tokenizer': (lambda folder: (folder / 'tokenizer.json').unlink(), ['tokenizer.json', 'AutoTokenizer']),
     'a tokenizer that is none': (lambda folder: (folder / 'tokenizer.json').write_text('{}'), ['tokenizer.json']),
     'a file too few': (
-        lambda folder: first(folder).unlink(),
+        lambda folder: find_first_file(folder).unlink(),
         ['index.json', 'model-00001-of'],
     ),
     'half a file': (
-        lambda folder: first(folder).write_bytes(first(folder).read_bytes()[:5000]),
+        lambda folder: find_first_file(folder).write_bytes(find_first_file(folder).read_bytes()[:5000]),
         ['model-00001-of'],
     ),
-    'an empty file': (lambda folder: first(folder).write_bytes(b''), ['model-00001-of']),
+    'an empty file': (lambda folder: find_first_file(folder).write_bytes(b''), ['model-00001-of']),
     'half of the arrays': (
-        lambda folder: first(folder).rename(folder / files.MODEL_FILE),
+        lambda folder: find_first_file(folder).rename(folder / files.MODEL_FILE),
         ['model.layers.0.mlp.up_proj.weight', '5'],
     ),
     'an index of elsewhere': (
-        lambda folder: changed(folder, files.INDEX_FILE, weight_map={'a': '../theirs/model.safetensors'}),
+        lambda folder: change_json_file(folder, files.INDEX_FILE, weight_map={'a': '../theirs/model.safetensors'}),
         ['model.safetensors.index.json', "'../theirs/model.safetensors'"],
     ),
     'an index of nothing': (
-        lambda folder: changed(folder, files.INDEX_FILE, weight_map=3),
+        lambda folder: change_json_file(folder, files.INDEX_FILE, weight_map=3),
         ['weight_map'],
     ),
 }
@@ -141,24 +145,24 @@ DAMAGES = {
 
 @pytest.mark.parametrize('name', DAMAGES)
 def test_import_rejects_damaged_folder(name, folder, capsys):
-    damage, words = DAMAGES[name]
+    damage, message_parts = DAMAGES[name]
     damage(folder)
-    err = brought(folder, capsys)
-    assert all(word in err for word in words), err
+    err = get_import_error(folder, capsys)
+    assert all(part in err for part in message_parts), err
 
 
 @pytest.mark.parametrize('name', ['pytorch_model.bin', 'model.pt', 'consolidated.00.pth'])
 def test_import_rejects_unsafe_weight_file(name, folder, capsys):
     for file in folder.glob('*.safetensors*'):
         file.unlink()
-    assert 'model.safetensors' in brought(folder, capsys)
+    assert 'model.safetensors' in get_import_error(folder, capsys)
     (folder / name).write_bytes(b'cos\nsystem\n')
-    assert name in (err := brought(folder, capsys))
+    assert name in (err := get_import_error(folder, capsys))
     assert 'pickle' in err
 
 
 @pytest.mark.parametrize(
-    ('changes', 'words'),
+    ('changes', 'message_parts'),
     [
         (dict(vocab_size=200), ['tokenizer.json', '271', 'vocab_size', 'config.json', '200']),
         (dict(eos_token_id=None), ['config.json', 'eos_token_id']),
@@ -171,19 +175,19 @@ def test_import_rejects_unsafe_weight_file(name, folder, capsys):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_import_rejects_config_that_contradicts_arrays(changes, words, folder, capsys):
-    changed(folder, 'config.json', **changes)
-    err = brought(folder, capsys)
-    assert all(word in err for word in words), err
+def test_import_rejects_config_that_contradicts_arrays(changes, message_parts, folder, capsys):
+    change_json_file(folder, 'config.json', **changes)
+    err = get_import_error(folder, capsys)
+    assert all(part in err for part in message_parts), err
 
 
 def test_import_names_other_verbs_only_for_unknown_family(folder, capsys):
-    changed(folder, 'config.json', attention_bias=True)
-    assert 'sinklab measure' not in brought(folder, capsys)
+    change_json_file(folder, 'config.json', attention_bias=True)
+    assert 'sinklab measure' not in get_import_error(folder, capsys)
     for model_type in 'gpt2', 'gemma2':
-        changed(folder, 'config.json', model_type=model_type)
-        err = brought(folder, capsys)
-        assert all(word in err for word in (model_type, 'sinklab measure', f'hf:{folder}'))
+        change_json_file(folder, 'config.json', model_type=model_type)
+        err = get_import_error(folder, capsys)
+        assert all(part in err for part in (model_type, 'sinklab measure', f'hf:{folder}'))
 
 
 def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
@@ -191,13 +195,13 @@ def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
         file.unlink()
     arrays = [('model.norm.weight', (16,), lambda: np.zeros(16))]
     files.write_arrays(folder, arrays, np.dtype(np.int8))
-    assert 'model.norm.weight' in (err := brought(folder, capsys))
+    assert 'model.norm.weight' in (err := get_import_error(folder, capsys))
     assert 'I8' in err
     assert 'F32, F16, BF16' in err
 
 
 @pytest.mark.parametrize(
-    ('given', 'words'),
+    ('changes', 'message_parts'),
     [
         (dict(model_type='gpt2'), ['model_type', "'gpt2'", 'qwen3']),
         (dict(model_type='qwen'), ["'qwen'", 'qwen3?']),
@@ -260,15 +264,15 @@ def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
         (dict(model_type='smollm3', no_rope_layers=[1]), ['no_rope_layers', '[1]', '2']),
     ],
 )
-def test_parse_hf_config_rejects_unsupported_field_values(given, words):
-    with pytest.raises(UserError) as refusal:
-        convert.parse_hf_config(CONFIG | given, 'config.json')
-    assert all(word in str(refusal.value) for word in words)
-    assert '\n' not in str(refusal.value)
+def test_parse_hf_config_rejects_unsupported_field_values(changes, message_parts):
+    with pytest.raises(UserError) as exc_info:
+        convert.parse_hf_config(CONFIG | changes, 'config.json')
+    assert all(part in str(exc_info.value) for part in message_parts)
+    assert '\n' not in str(exc_info.value)
 
 
 @pytest.mark.parametrize(
-    ('given', 'expected'),
+    ('hf_config', 'expected'),
     [
         (CONFIG, dict(kv_heads=2, head_width=4, **{'rotary.base': 10_000.0, 'rotary.scaling': 'none'})),
         (CONFIG | dict(num_key_value_heads=None), dict(kv_heads=None)),
@@ -278,8 +282,8 @@ def test_parse_hf_config_rejects_unsupported_field_values(given, words):
             {'rotary.base': 7.0},
         ),
         (CONFIG | dict(rope_theta=9.0, rope_scaling=dict(type='linear', factor=2)), {'rotary.factor': 2.0}),
-        (CONFIG | dict(rope_scaling=ROPE), {'rotary.slow': 1.0, 'rotary.fast': 4.0, 'rotary.length': 64}),
-        (CONFIG | dict(rope_scaling=ROPE | dict(original_max_position_embeddings=8)), {'rotary.length': 8}),
+        (CONFIG | dict(rope_scaling=LLAMA3_ROPE), {'rotary.slow': 1.0, 'rotary.fast': 4.0, 'rotary.length': 64}),
+        (CONFIG | dict(rope_scaling=LLAMA3_ROPE | dict(original_max_position_embeddings=8)), {'rotary.length': 8}),
         (MISTRAL | dict(sliding_window=8), {'mask.window': 8}),
         (MISTRAL | dict(sliding_window=64), {'mask.window': None}),
         (MISTRAL, {'mask.window': None}),
@@ -324,31 +328,33 @@ def test_parse_hf_config_rejects_unsupported_field_values(given, words):
     ],
     ids=str,
 )
-def test_parse_hf_config_reads_fields_like_transformers(given, expected):
-    found = convert.parse_hf_config(given, 'config.json')
-    assert {name: found[f'model.{name}'] for name in expected} == expected
+def test_parse_hf_config_reads_fields_like_transformers(hf_config, expected):
+    fields = convert.parse_hf_config(hf_config, 'config.json')
+    assert {name: fields[f'model.{name}'] for name in expected} == expected
 
 
 def test_parse_hf_config_limits_data_length_above_attention_window():
-    found = convert.parse_hf_config(MISTRAL | dict(sliding_window=4096, max_position_embeddings=32768), 'config.json')
-    assert (found['model.mask.window'], found['data.length']) == (4096, 8192)
+    fields = convert.parse_hf_config(
+        MISTRAL | dict(sliding_window=4096, max_position_embeddings=32768), 'config.json'
+    )
+    assert (fields['model.mask.window'], fields['data.length']) == (4096, 8192)
     assert convert.parse_hf_config(CONFIG | dict(max_position_embeddings=8192), 'config.json')['data.length'] == 2048
 
 
 @pytest.mark.parametrize('name', [*convert.EXPORTABLE_VALUES, 'ffn', 'norm', 'scaled_embedding'])
 def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
-    others = {
+    unsupported_values = {
         **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'post', 'head_norm': True, 'combination': 'add'},
         'scaled_embedding': True,
         **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'columns.kind': 'kv'},
         **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
     }
-    with pytest.raises(UserError, match=rf'^config\.model\.{name} .*{others[name]}'):
-        convert.make_hf_config(of(**{name.replace('.', '__'): others[name]}), 16, 1, 0)
+    with pytest.raises(UserError, match=rf'^config\.model\.{name} .*{unsupported_values[name]}'):
+        convert.make_hf_config(make_model_spec(**{name.replace('.', '__'): unsupported_values[name]}), 16, 1, 0)
 
 
 @pytest.mark.parametrize(
-    ('fields', 'kind'),
+    ('fields', 'model_type'),
     [
         ({}, 'llama'),
         (dict(tied=True, kv_heads=2), 'llama'),
@@ -369,18 +375,18 @@ def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
     ],
     ids=str,
 )
-def test_make_hf_config_round_trips_through_parse_hf_config(fields, kind):
-    model = of(**fields)
-    found = convert.make_hf_config(model, 16, 1, 0)
-    assert found['model_type'] == kind
-    tree = make_tiny_spec(**{f'model__{name}': value for name, value in fields.items()})
-    for name, value in convert.parse_hf_config(found, 'config.json').items():
+def test_make_hf_config_round_trips_through_parse_hf_config(fields, model_type):
+    model = make_model_spec(**fields)
+    hf_config = convert.make_hf_config(model, 16, 1, 0)
+    assert hf_config['model_type'] == model_type
+    spec = make_tiny_spec(**{f'model__{name}': value for name, value in fields.items()})
+    for name, value in convert.parse_hf_config(hf_config, 'config.json').items():
         part, _, field = name.partition('.')
-        assert convert.get_field(getattr(tree, part), field) == value, name
+        assert convert.get_field(getattr(spec, part), field) == value, name
 
 
 @pytest.mark.parametrize(
-    ('fields', 'words'),
+    ('fields', 'message_parts'),
     [
         (dict(norm='res_post'), ['qk_norm', 'False', 'norm=res_post']),
         (dict(norm='sandwich'), ['ffn', 'swiglu', 'norm=sandwich']),
@@ -392,26 +398,26 @@ def test_make_hf_config_round_trips_through_parse_hf_config(fields, kind):
     ],
     ids=str,
 )
-def test_make_hf_config_names_field_that_no_model_type_combines(fields, words):
-    with pytest.raises(UserError) as refusal:
-        convert.make_hf_config(of(**fields), 16, 1, 0)
-    assert all(word in str(refusal.value) for word in words)
+def test_make_hf_config_names_field_that_no_model_type_combines(fields, message_parts):
+    with pytest.raises(UserError) as exc_info:
+        convert.make_hf_config(make_model_spec(**fields), 16, 1, 0)
+    assert all(part in str(exc_info.value) for part in message_parts)
 
 
 def test_make_hf_config_rejects_qkv_bias_with_qk_norm():
     with pytest.raises(UserError, match=r'qkv_bias.*qk_norm'):
-        convert.make_hf_config(of(qkv_bias=True, qk_norm=True), 16, 1, 0)
+        convert.make_hf_config(make_model_spec(qkv_bias=True, qk_norm=True), 16, 1, 0)
 
 
 def test_train_from_hf_rejects_several_processes(folder, tmp_path):
-    class Two:
+    class TwoProcesses:
         index, count = 0, 2
 
         def gather(self, name, value):
             return [value, value]
 
     with pytest.raises(UserError, match=r'checkpoint import hf:.*--from=params:DIR'):
-        train.resolve_parent(f'hf:{folder}', RunDir(tmp_path / 'run'), Two())
+        train.resolve_parent(f'hf:{folder}', RunDir(tmp_path / 'run'), TwoProcesses())
 
 
 def test_train_from_missing_hf_folder_writes_no_run(tmp_path, capsys):
@@ -423,22 +429,22 @@ def test_train_from_missing_hf_folder_writes_no_run(tmp_path, capsys):
 
 
 def test_import_downloads_no_pickle_patterns(tmp_path, monkeypatch, capsys):
-    asked = []
+    requests = []
 
-    class Hub:
+    class FakeHub:
         @staticmethod
         def snapshot_download(name, allow_patterns):
-            asked.append((name, allow_patterns))
+            requests.append((name, allow_patterns))
             raise OSError('no network\nat all')
 
-    monkeypatch.setattr(files, 'import_hf_library', lambda name: Hub)
-    said = brought(tmp_path / 'theirs', capsys, 'hf:org/name')
-    assert 'hf:org/name' in said
-    assert 'OSError: no network at all' in said
-    assert asked == [('org/name', ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model'])]
+    monkeypatch.setattr(files, 'import_hf_library', lambda name: FakeHub)
+    err = get_import_error(tmp_path / 'theirs', capsys, 'hf:org/name')
+    assert 'hf:org/name' in err
+    assert 'OSError: no network at all' in err
+    assert requests == [('org/name', ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model'])]
 
 
-def in_hub_cache(folder, repository):
+def make_hub_snapshot(folder, repository):
     """Make a snapshot folder like that of the Hugging Face hub cache, with symlinks to blobs."""
     blobs, snapshot = repository / 'blobs', repository / 'snapshots' / 'main'
     blobs.mkdir(parents=True)
@@ -466,7 +472,7 @@ def test_import_skips_symlink_out_of_folder(folder, tmp_path, capsys):
 @pytest.mark.slow
 def test_import_follows_symlinks_of_hub_cache(folder, tmp_path):
     (folder / 'chat_template.jinja').write_text('{{ messages }}')
-    snapshot = in_hub_cache(folder, tmp_path / 'models--org--theirs')
+    snapshot = make_hub_snapshot(folder, tmp_path / 'models--org--theirs')
     assert main(['checkpoint', 'import', f'hf:{snapshot}', f'--out={tmp_path}/out']) == 0
     copied = tmp_path / 'out' / 'chat_template.jinja'
     assert copied.read_text() == '{{ messages }}'
@@ -475,7 +481,7 @@ def test_import_follows_symlinks_of_hub_cache(folder, tmp_path):
 
 @pytest.mark.slow
 def test_import_from_hub_names_row_after_model(folder, tmp_path, monkeypatch):
-    snapshot = in_hub_cache(folder, tmp_path / 'models--org--theirs')
+    snapshot = make_hub_snapshot(folder, tmp_path / 'models--org--theirs')
     monkeypatch.setattr(files, 'fetch_model_dir', lambda model_ref: snapshot)
     assert main(['checkpoint', 'import', 'hf:org/theirs', f'--out={tmp_path}/out']) == 0
     assert RunDir(tmp_path / 'out').read_json('row')['row'] == 'theirs'
@@ -484,4 +490,4 @@ def test_import_from_hub_names_row_after_model(folder, tmp_path, monkeypatch):
 def test_import_rejects_tokenizer_symlink_out_of_folder(folder, tmp_path, capsys):
     (folder / 'tokenizer.json').rename(tmp_path / 'elsewhere')
     (folder / 'tokenizer.json').symlink_to('../elsewhere')
-    assert 'tokenizer.json, a link' in brought(folder, capsys)
+    assert 'tokenizer.json, a link' in get_import_error(folder, capsys)

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.slow  # transformers takes seconds to import
 FAMILIES = tuple(open_models.make_configs())
 IDS_PT = np.random.default_rng(0).integers(2, open_models.VOCABULARY, (3, 16))
 T = IDS_PT.shape[1]
-PLAIN = 'pythia', 'llama', 'qwen3', 'gemma', 'bloom'  # softmax over whole texts, equal states for repeated tokens
+# Families with softmax over the whole text, in which repeated tokens have equal states.
+PLAIN_SOFTMAX_FAMILIES = 'pythia', 'llama', 'qwen3', 'gemma', 'bloom'
 
 
 @pytest.fixture(scope='module', params=FAMILIES)
@@ -42,13 +43,14 @@ def capture_arrays(subject, *names):
 def test_captured_attention_and_residual_match_transformers(model):
     family, hf_model, subject = model
     attention, residual = open_models.run_transformers(hf_model, IDS_PT)
-    own_attention, own_residual = capture_arrays(subject, 'attention_LPHTS', 'residual_LPTD')
+    captured_attention, captured_residual = capture_arrays(subject, 'attention_LPHTS', 'residual_LPTD')
     if family == 'gpt_oss':
-        np.testing.assert_allclose(own_attention.sum(-1), 1, atol=1e-5)  # includes the sink column before the text
-        own_attention = own_attention[..., 1:]
-    np.testing.assert_allclose(own_attention, attention, atol=1e-5)
-    np.testing.assert_allclose(own_residual[:-1], residual, rtol=1e-5, atol=1e-5 * np.abs(residual).max())
-    np.testing.assert_allclose(own_attention * ~np.tri(T, dtype=bool), 0)
+        # The captured attention includes the sink column before the text.
+        np.testing.assert_allclose(captured_attention.sum(-1), 1, atol=1e-5)
+        captured_attention = captured_attention[..., 1:]
+    np.testing.assert_allclose(captured_attention, attention, atol=1e-5)
+    np.testing.assert_allclose(captured_residual[:-1], residual, rtol=1e-5, atol=1e-5 * np.abs(residual).max())
+    np.testing.assert_allclose(captured_attention * ~np.tri(T, dtype=bool), 0)
 
 
 def test_captured_queries_keys_and_values_reproduce_attention(model):
@@ -87,9 +89,9 @@ def test_metrics_do_not_depend_on_batch_size(model, monkeypatch):
     _, _, subject = model
     expected = measure.measure_model(subject, IDS_PT).numbers
     monkeypatch.setattr('sinklab.analysis.hf_model.MAX_BATCH_BYTES', 1)
-    parts = measure.measure_model(subject, IDS_PT).numbers
+    small_batch_numbers = measure.measure_model(subject, IDS_PT).numbers
     for name, value in expected.items():
-        np.testing.assert_allclose(parts[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(small_batch_numbers[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.fixture(scope='module')
@@ -144,10 +146,10 @@ def test_measure_model_accepts_one_layer_and_short_texts(tmp_path):
 
 def test_propositions_are_checked_only_for_plain_softmax_models(model):
     family, _, subject = model
-    spec = measure_module.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
-    checked = measure_module.make_job(subject, spec).run().propositions
-    assert bool(checked) == (family in PLAIN)
-    assert all(proposition['holds'] for proposition in checked)
+    measure_request = measure_module.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
+    propositions = measure_module.make_job(subject, measure_request).run().propositions
+    assert bool(propositions) == (family in PLAIN_SOFTMAX_FAMILIES)
+    assert all(proposition['holds'] for proposition in propositions)
 
 
 def test_token_losses_match_transformers(model):
@@ -166,16 +168,19 @@ def test_dtype_of_open_model_changes_numbers_as_rounding_does(model):
     The shares of attention are at most 1, and some ten operations lie between the embedding and the scores.
     """
     _, _, subject = model
-    rounded = HFModel(str(subject.model_dir), dtype='bfloat16')
-    assert rounded.available_arrays == subject.available_arrays
-    assert (rounded.array_layers, rounded.recorder.mode) == (subject.array_layers, subject.recorder.mode)
-    arrays = rounded.capture(IDS_PT, lambda layer: layer)
+    bfloat16_model = HFModel(str(subject.model_dir), dtype='bfloat16')
+    assert bfloat16_model.available_arrays == subject.available_arrays
+    assert (bfloat16_model.array_layers, bfloat16_model.recorder.mode) == (
+        subject.array_layers,
+        subject.recorder.mode,
+    )
+    arrays = bfloat16_model.capture(IDS_PT, lambda layer: layer)
     assert {array.dtype for array in arrays.values()} == {np.dtype('float32')}
-    numbers, exact = (measure.measure_model(item, IDS_PT).numbers for item in (rounded, subject))
-    assert 0 < abs(numbers['alpha/1'] - exact['alpha/1']) < 10 * 2**-9
-    losses, exact_losses = (item.compute_token_losses(IDS_PT) for item in (rounded, subject))
+    numbers, exact_numbers = (measure.measure_model(item, IDS_PT).numbers for item in (bfloat16_model, subject))
+    assert 0 < abs(numbers['alpha/1'] - exact_numbers['alpha/1']) < 10 * 2**-9
+    losses, exact_losses = (item.compute_token_losses(IDS_PT) for item in (bfloat16_model, subject))
     assert 0 < np.abs(losses - exact_losses).max() < 10 * 2**-9 * exact_losses.max()
-    assert rounded.digest == f'{subject.digest} bfloat16'
+    assert bfloat16_model.digest == f'{subject.digest} bfloat16'
 
 
 @pytest.mark.parametrize('bos', ['auto', 'none', 'force'])
@@ -187,20 +192,20 @@ def test_windows_of_text_begin_as_texts_do(gpt2, bos):
     assert len(prefix_ids) == (bos == 'force')
     assert windows[0] == ids[:length]
     assert {(len(window), *window[: len(prefix_ids)]) for window in windows} == {(length, *prefix_ids)}
-    own_ids = [token_id for window in windows for token_id in window[len(prefix_ids) :]]
-    assert own_ids == ids[len(prefix_ids) :][: len(own_ids)]
-    assert len(ids) - len(prefix_ids) - len(own_ids) < length - len(prefix_ids)
+    window_ids = [token_id for window in windows for token_id in window[len(prefix_ids) :]]
+    assert window_ids == ids[len(prefix_ids) :][: len(window_ids)]
+    assert len(ids) - len(prefix_ids) - len(window_ids) < length - len(prefix_ids)
 
 
-@pytest.mark.parametrize(('bos', 'first'), [('auto', None), ('none', None), ('force', '<|end|>')])
-def test_encode_adds_bos_only_if_forced(gpt2, bos, first):
+@pytest.mark.parametrize(('bos', 'first_token'), [('auto', None), ('none', None), ('force', '<|end|>')])
+def test_encode_adds_bos_only_if_forced(gpt2, bos, first_token):
     subject = HFModel(str(gpt2[0]), bos)
     decoded = subject.decode_tokens(subject.encode('import os'))
-    assert decoded[0] == (first or 'import')
+    assert decoded[0] == (first_token or 'import')
 
 
 @pytest.mark.parametrize(
-    ('harm', 'said'),
+    ('damage', 'message'),
     [
         (lambda folder: (folder / 'config.json').unlink(), 'contains no open model'),
         (
@@ -214,17 +219,17 @@ def test_encode_adds_bos_only_if_forced(gpt2, bos, first):
         (lambda folder: change_vocabulary(folder), 'gives the id'),
     ],
 )
-def test_damaged_model_is_rejected_with_one_line(tmp_path, capsys, harm, said):
+def test_damaged_model_is_rejected_with_one_line(tmp_path, capsys, damage, message):
     config = open_models.make_configs()['gpt2']
     open_models.save_model(config, tmp_path, open_models.make_tokenizer_json())
-    harm(tmp_path)
+    damage(tmp_path)
     (tmp_path / 'text.txt').write_text(open_models.SAMPLE_TEXT)
     capsys.readouterr()
     arguments = [f'--source=text:{tmp_path}/text.txt', '--sequences=1', '--length=16']
     assert main(['measure', f'hf:{tmp_path}', *arguments]) == 1
-    line = capsys.readouterr().err.strip()
-    assert said in line
-    assert '\n' not in line
+    err = capsys.readouterr().err.strip()
+    assert message in err
+    assert '\n' not in err
 
 
 def remove_half_of_arrays(path):
@@ -255,10 +260,10 @@ def test_metrics_are_computed_with_one_blas_thread(gpt2):
         return [pool['num_threads'] for pool in threadpoolctl.threadpool_info() if pool['user_api'] == 'blas']
 
     def extract(arrays):
-        threads.append(count_threads())
+        counts_during_capture.append(count_threads())
         return {}
 
-    threads, before = [], count_threads()
+    counts_during_capture, counts_before = [], count_threads()
     HFModel(gpt2[0]).capture(np.zeros((1, 4), int), extract)
-    assert {number for numbers in threads for number in numbers} == {1}
-    assert count_threads() == before
+    assert {count for counts in counts_during_capture for count in counts} == {1}
+    assert count_threads() == counts_before

@@ -13,7 +13,7 @@ from sinklab.planning.hlo import (
     parse_replica_groups,
 )
 
-TEXT = """
+PROGRAM_TEXT = """
 HloModule jit_step, is_scheduled=true, num_partitions=8
 
 %region_0.add (x: f32[], y: f32[]) -> f32[] {
@@ -59,7 +59,7 @@ ENTRY %main.1 (p: bf16[8,64]) -> f32[] {
 
 
 def test_find_collectives_returns_sizes_and_execution_counts():
-    collectives = HloProgram(TEXT).find_collectives()
+    collectives = HloProgram(PROGRAM_TEXT).find_collectives()
     assert len(collectives) == 4, 'start, continuation and done of a collective count as one'
     by_kind = {collective.kind + str(collective.num_executions): collective for collective in collectives}
     gather, scatter = by_kind['all-gather22'], by_kind['reduce-scatter22']
@@ -93,7 +93,7 @@ def test_find_collectives_includes_megascale_transfers():
 
 
 def test_cycles_and_kernels_are_multiplied_by_loop_iterations():
-    program = HloProgram(TEXT)
+    program = HloProgram(PROGRAM_TEXT)
     assert program.estimate_cycles() == 22 * 120
     assert program.count_kernels('sinklab_') == {'softmax_forward': 22}
 
@@ -119,7 +119,7 @@ def test_parse_replica_groups_rejects_unknown_notation():
         parse_replica_groups('replica_groups=new', 4)
 
 
-STARTS = {
+START_OPERATIONS = {
     'all-gather-start': ('((bf16[4], f32[2]), (bf16[8], f32[4]))', 'all-gather', ('bf16[8]', 'f32[4]'), 32),
     'reduce-scatter-start': ('((f32[4], f32[8]), (f32[2], f32[4]))', 'reduce-scatter', ('f32[2]', 'f32[4]'), 48),
     'all-reduce-start': ('(f32[4], f32[2])', 'all-reduce', ('f32[4]', 'f32[2]'), 24),
@@ -127,17 +127,17 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize('opcode', STARTS)
+@pytest.mark.parametrize('opcode', START_OPERATIONS)
 def test_find_collectives_counts_results_of_start_operation(opcode):
-    type, kind, types, bytes = STARTS[opcode]
+    result_type, kind, types, num_bytes = START_OPERATIONS[opcode]
     (collective,) = HloProgram(
         f'HloModule m, num_partitions=2\n\nENTRY %main (p: f32[4]) -> f32[4] {{\n'
-        f'  %start.1 = {type} {opcode}(%p), replica_groups={{}}\n}}\n'
+        f'  %start.1 = {result_type} {opcode}(%p), replica_groups={{}}\n}}\n'
     ).find_collectives()
     assert (collective.kind, collective.types, collective.num_bytes, collective.replica_groups) == (
         kind,
         types,
-        bytes,
+        num_bytes,
         ((0, 1),),
     )
     assert collective.is_async
@@ -173,11 +173,11 @@ def test_find_collectives_reads_compiled_scan():
 
         return jax.lax.psum(jax.lax.scan(apply_layer, x_BD, weights_LdF)[0].sum(), 'fsdp')
 
-    rows = PartitionSpec('fsdp')
+    row_spec = PartitionSpec('fsdp')
     run = jax.shard_map(
         compute_local,
         mesh=mesh,
-        in_specs=(PartitionSpec(None, 'fsdp'), rows),
+        in_specs=(PartitionSpec(None, 'fsdp'), row_spec),
         out_specs=PartitionSpec(),
         check_vma=False,
     )

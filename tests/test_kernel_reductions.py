@@ -36,21 +36,21 @@ from sinklab.model.positions import compute_alibi_slopes
 pytestmark = pytest.mark.usefixtures('small_blocks')
 
 
-def text_sums(sums, arrays, mask):
+def compute_with_matrices(reduction, arrays, mask):
     """Compute the output and the statistics of the primitives from the whole matrix."""
     score_BHTS = reference.compute_scores(*arrays[:2])
     visible_BHTS = mask.materialize(arrays[1].shape[1])[:, None]
     value_BSHV = arrays[2]
-    if sums == SoftmaxReduction():
+    if reduction == SoftmaxReduction():
         score_BHTS = jnp.where(visible_BHTS, score_BHTS, -jnp.inf)
         weight_BHTS, statistics = jax.nn.softmax(score_BHTS), (jax.nn.logsumexp(score_BHTS, -1),)
     else:
-        weight_BHTS, masses = sums.weigh(score_BHTS)
+        weight_BHTS, masses = reduction.weigh(score_BHTS)
         statistics = tuple(jnp.where(visible_BHTS, mass, 0.0).sum(-1) for mass in masses)
     return jnp.einsum('BHTS,BSHV->BTHV', jnp.where(visible_BHTS, weight_BHTS, 0.0), value_BSHV), statistics
 
 
-SUMS = {
+REDUCTIONS = {
     'softmax': SoftmaxReduction(),
     'no statistic': LinearReduction(lambda score: (jnp.tanh(score), ())),
     'two statistics': LinearReduction(lambda score: (jnp.exp(score), (score**2, jnp.cos(score)))),
@@ -58,31 +58,31 @@ SUMS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', SUMS)
+@pytest.mark.parametrize('name', REDUCTIONS)
 def test_kernel_gradients_include_cotangents_of_statistics_under_every_mask(name):
-    arrays, mask, sums = draw_inputs(64, batch=len(MASKS)), combine_masks(LENGTH), SUMS[name]
-    problem = KernelSpec(ScoreSpec(64**-0.5), mask)
+    arrays, mask, reduction = draw_inputs(64, batch=len(MASKS)), combine_masks(LENGTH), REDUCTIONS[name]
+    kernel_spec = KernelSpec(ScoreSpec(64**-0.5), mask)
 
-    def total(arrays, summed):
-        output, statistics = summed(arrays)
-        draw = np.random.default_rng(3)
-        return sum(jnp.sum(draw.normal(size=array.shape) * array) for array in (output, *statistics))
+    def compute_loss(arrays, reduce):
+        output, statistics = reduce(arrays)
+        rng = np.random.default_rng(3)
+        return sum(jnp.sum(rng.normal(size=array.shape) * array) for array in (output, *statistics))
 
     with interpret_pallas():
-        actual = jax.grad(total)(arrays, lambda arrays: run_kernels(tpu, sums, problem, *arrays))
-    theirs = jax.grad(total)(arrays, lambda arrays: text_sums(sums, arrays, mask))
-    assert_close(actual, theirs, 2e-5)
+        actual = jax.grad(compute_loss)(arrays, lambda arrays: run_kernels(tpu, reduction, kernel_spec, *arrays))
+    expected = jax.grad(compute_loss)(arrays, lambda arrays: compute_with_matrices(reduction, arrays, mask))
+    assert_close(actual, expected, 2e-5)
 
 
 @pytest.mark.slow
 def test_kernel_with_large_power_matches_reference():
-    requested, arrays = (
+    attention_spec, arrays = (
         make_attention_spec(make_attention_config('exp', 'p_norm', power=16.0), masks.make_causal_mask(1024)),
         draw_inputs(64, length=1024),
     )
     with interpret_pallas():
-        result = kernel_attention.attend(tpu, *arrays, requested).output_BTHK
-    assert_close(result, reference.attend(*arrays, requested).output_BTHK, 5e-5)
+        result = kernel_attention.attend(tpu, *arrays, attention_spec).output_BTHK
+    assert_close(result, reference.attend(*arrays, attention_spec).output_BTHK, 5e-5)
 
 
 @pytest.mark.slow
@@ -94,14 +94,14 @@ def test_kernel_softmax_of_fully_masked_rows_has_finite_logsumexp():
     assert (lse == np.float32(MASK_VALUE)).all()
 
 
-def races(run, *arrays) -> bool:
+def has_race(run, *arrays) -> bool:
     """Return whether a simulated TPU with two cores on the parallel axes of a grid has a race."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 
     try:
         with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2)):
             jax.block_until_ready(jax.jit(run)(*arrays))
-    except Exception as error:  # newer versions raise
+    except Exception as error:  # newer versions of JAX raise
         pltpu.reset_tpu_interpret_mode_state()
         if 'RACE DETECTED' not in str(error):
             raise
@@ -111,21 +111,21 @@ def races(run, *arrays) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('name', 'mask'), alternate_pairs((name, mask) for name in SUMS for mask in ('causal', 'documents'))
+    ('name', 'mask'), alternate_pairs((name, mask) for name in REDUCTIONS for mask in ('causal', 'documents'))
 )
 def test_kernel_gradients_have_no_race(name, mask):
-    problem = KernelSpec(ScoreSpec(0.125), MASKS[mask](LENGTH))
+    kernel_spec = KernelSpec(ScoreSpec(0.125), MASKS[mask](LENGTH))
 
     def run(*arrays):
-        return run_kernels(tpu, SUMS[name], problem, *arrays)[0].sum()
+        return run_kernels(tpu, REDUCTIONS[name], kernel_spec, *arrays)[0].sum()
 
-    assert not races(jax.grad(run, (0, 1, 2)), *draw_inputs(64))
+    assert not has_race(jax.grad(run, (0, 1, 2)), *draw_inputs(64))
 
 
 @pytest.mark.slow
 def test_race_detector_finds_race():
-    def kernel(inputs, made):
-        made[...] = inputs[...]
+    def kernel(input_ref, output_ref):
+        output_ref[...] = input_ref[...]
 
     def run(array):
         return pl.pallas_call(
@@ -137,7 +137,7 @@ def test_race_detector_finds_race():
             compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel',)),
         )(array)
 
-    assert races(run, jnp.ones((16, 128)))
+    assert has_race(run, jnp.ones((16, 128)))
 
 
 @pytest.mark.slow
@@ -151,11 +151,13 @@ def test_kernel_results_are_equal_with_and_without_mesh(axes, mask):
     slope_H = jnp.asarray(compute_alibi_slopes(HEADS))
 
     def run(arrays, slope_H):
-        requested = make_attention_spec(make_attention_config('exp', 'plus_one'), mask, bias=make_alibi_bias(slope_H))
-        return jnp.sum(jnp.sin(kernel_attention.attend(tpu, *arrays, requested).output_BTHK))
+        attention_spec = make_attention_spec(
+            make_attention_config('exp', 'plus_one'), mask, bias=make_alibi_bias(slope_H)
+        )
+        return jnp.sum(jnp.sin(kernel_attention.attend(tpu, *arrays, attention_spec).output_BTHK))
 
     with interpret_pallas():
-        alone = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)
+        expected = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)
         with jax.set_mesh(mesh):
-            shared = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)
-    assert_close(shared, alone, 2e-5)
+            sharded = jax.jit(jax.value_and_grad(run, (0, 1)))(arrays, slope_H)
+    assert_close(sharded, expected, 2e-5)

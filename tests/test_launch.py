@@ -70,15 +70,15 @@ SECRET = 'hf_not_for_others'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', ['executed', 'printed'])
+@pytest.mark.parametrize('mode', ['executed', 'printed'])
 @pytest.mark.parametrize('name', LAUNCHER_NAMES)
-def test_files_with_environment_variables_are_readable_only_by_owner(name, how, recorders, tmp_path, capsys):
+def test_files_with_environment_variables_are_readable_only_by_owner(name, mode, recorders, tmp_path, capsys):
     arguments = [argument for argument in SUBMIT_COMMANDS[name] if not argument.startswith('--code')]
     arguments[2:2] = [f'--env=TOKEN={SECRET}', *([f'--code={tmp_path}/code'] if name == 'slurm' else [])]
     old_umask = os.umask(0o022)
     try:
         for _ in range(2):  # the second time with existing files that others may read
-            if how == 'executed':
+            if mode == 'executed':
                 assert run_launcher(name, [*arguments[:2], '--execute', *arguments[2:]]) == 0
             else:
                 subprocess.run(
@@ -94,7 +94,7 @@ def test_files_with_environment_variables_are_readable_only_by_owner(name, how, 
                 path.chmod(0o644)
     finally:
         os.umask(old_umask)
-    assert not any(SECRET in word for call in recorders.heard() for word in call), 'on a command line'
+    assert not any(SECRET in value for call in recorders.heard() for value in call), 'on a command line'
 
 
 def test_parse_variables_takes_missing_value_from_environment(monkeypatch):
@@ -137,19 +137,19 @@ def test_run_receives_arguments_unchanged(name, recorders, capsys, tmp_path):
     build_parser().parse_known_args(launch_job.argv[1:])  # sinklab accepts them
 
 
-HIDDEN = '\x1b[31m \u202e \x9b1A\r \n end'
+HIDDEN_CHARACTERS = '\x1b[31m \u202e \x9b1A\r \n end'
 
 
 @pytest.mark.parametrize('name', LAUNCHER_NAMES)
 def test_printed_script_escapes_hidden_characters_but_run_receives_them(name, capsys, recorders):
     arguments = [argument for argument in SUBMIT_COMMANDS[name] if not argument.startswith('--workdir')]
-    arguments[2:2] = [f'--workdir=gs://b/{HIDDEN}', f'--env=WORDS={HIDDEN}']
+    arguments[2:2] = [f'--workdir=gs://b/{HIDDEN_CHARACTERS}', f'--env=WORDS={HIDDEN_CHARACTERS}']
     script = get_launcher_output(capsys, name, arguments)
     assert not any(map(is_hidden, script.replace('\n', '')))
-    launch_job = job.Job('pair', (), '', {'WORDS': HIDDEN}, 0, 0, '')
+    launch_job = job.Job('pair', (), '', {'WORDS': HIDDEN_CHARACTERS}, 0, 0, '')
     line = next(line for line in launch_job.make_script('/').splitlines() if 'WORDS' in line)
     process = subprocess.run(['bash', '-c', f'{line}; echo "$WORDS"'], check=True, capture_output=True)
-    assert process.stdout.decode() == f'{HIDDEN}\n'
+    assert process.stdout.decode() == f'{HIDDEN_CHARACTERS}\n'
 
 
 def test_error_message_escapes_hidden_characters(capsys):
@@ -178,7 +178,7 @@ def test_retry_exit_codes_match_exit_causes():
 
 
 @pytest.mark.parametrize(
-    ('given', 'grace'),
+    ('options', 'grace'),
     [
         ([], 120),
         (['--save=200'], 210),
@@ -187,9 +187,9 @@ def test_retry_exit_codes_match_exit_causes():
         (['--spot'], 30),
     ],
 )
-def test_grace_period_exceeds_save_time(given, grace, recorders, capsys):
+def test_grace_period_exceeds_save_time(options, grace, recorders, capsys):
     argv = SUBMIT_COMMANDS['queued_resources']
-    script = get_launcher_output(capsys, 'queued_resources', [*argv[:2], *given, *argv[2:]])
+    script = get_launcher_output(capsys, 'queued_resources', [*argv[:2], *options, *argv[2:]])
     assert f'--grace={grace} ' in script
     assert f'TimeoutStopSec={grace}\n' in script
 
@@ -214,10 +214,10 @@ def test_sweep_creates_one_job_per_row_and_seed(recorders, capsys):
 
 
 @pytest.mark.parametrize(
-    'given', [f'{name}-{chips}' for name, kind in tpu_slices.TPU_KINDS.items() for chips in kind.topologies]
+    'accelerator', [f'{name}-{chips}' for name, kind in tpu_slices.TPU_KINDS.items() for chips in kind.topologies]
 )
-def test_parse_slice_topology_matches_chips_and_hosts(given):
-    tpu_slice = tpu_slices.parse_slice(given)
+def test_parse_slice_topology_matches_chips_and_hosts(accelerator):
+    tpu_slice = tpu_slices.parse_slice(accelerator)
     product = 1
     for side in tpu_slice.topology.split('x'):
         product *= int(side)
@@ -226,25 +226,25 @@ def test_parse_slice_topology_matches_chips_and_hosts(given):
 
 
 @pytest.mark.parametrize(
-    'given',
+    'seeds',
     [
         *('1', '3', '2,', '0,1,2', '5,3,', '1000', '0', '1001', 'a', '-1', '2.0', ',', '1,,2', '0,0'),
         *('5000000000', '5000000000,'),
     ],
 )
-def test_parse_seeds_flag_matches_parse_seeds_of_sweep(given):
+def test_parse_seeds_flag_matches_parse_seeds_of_sweep(seeds):
     try:
-        expected = parse_seeds(given)
+        expected = parse_seeds(seeds)
     except ValueError:
-        with pytest.raises(command_line.UserError, match=f'--seeds={given}'):
-            command_line.parse_seeds_flag(given)
+        with pytest.raises(command_line.UserError, match=f'--seeds={seeds}'):
+            command_line.parse_seeds_flag(seeds)
     else:
-        assert command_line.parse_seeds_flag(given) == expected
+        assert command_line.parse_seeds_flag(seeds) == expected
 
 
 # Modules of sinklab that import only the standard library or each other.
-LIGHT = 'sinklab.errors', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.config.seed_list'
-LIGHT += ('sinklab.supervisor.exit_status',)
+LIGHT_MODULES = 'sinklab.errors', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.config.seed_list'
+LIGHT_MODULES += ('sinklab.supervisor.exit_status',)
 
 
 def test_launchers_import_only_light_modules_and_are_not_imported():
@@ -252,8 +252,8 @@ def test_launchers_import_only_light_modules_and_are_not_imported():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom | ast.Import):
                 name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-                is_own_or_stdlib = name.partition('.')[0] in ('launch', *sys.stdlib_module_names)
-                assert is_own_or_stdlib or name in LIGHT, f'{path} imports {name}'
+                is_launch_or_stdlib = name.partition('.')[0] in ('launch', *sys.stdlib_module_names)
+                assert is_launch_or_stdlib or name in LIGHT_MODULES, f'{path} imports {name}'
     for path in (*(ROOT / 'sinklab').rglob('*.py'), *(ROOT / 'configs').glob('*.py')):
         assert not re.search(r'^\s*(import|from) launch', path.read_text(), re.MULTILINE), path
 

@@ -15,23 +15,24 @@ from command_recorders import (
 from launch import command_line
 from launch.code_bundle import ROOT
 
-PLACE = '--project=p --zone=z'
-QUEUED = 'gcloud compute tpus queued-resources'
-SSH = f'gcloud compute tpus tpu-vm ssh pair {PLACE}'
+LOCATION_FLAGS = '--project=p --zone=z'
+QUEUED_RESOURCES = 'gcloud compute tpus queued-resources'
+SSH = f'gcloud compute tpus tpu-vm ssh pair {LOCATION_FLAGS}'
 CREATE = (
-    f'{QUEUED} create pair --node-id=pair --accelerator-type=v5litepod-256 --runtime-version=v2-alpha-tpuv5-lite '
-    f'--metadata-from-file=startup-script=runs/launched/pair/boot.sh {PLACE}'
+    f'{QUEUED_RESOURCES} create pair --node-id=pair --accelerator-type=v5litepod-256 '
+    '--runtime-version=v2-alpha-tpuv5-lite '
+    f'--metadata-from-file=startup-script=runs/launched/pair/boot.sh {LOCATION_FLAGS}'
 )
-DELETE = f'{QUEUED} delete pair --force --quiet {PLACE}'
-JOBSET = 'kubectl --namespace=default'
-APPLY = f'{JOBSET} apply --filename=runs/launched/pair/jobset.json'
-FIRST = (
+DELETE = f'{QUEUED_RESOURCES} delete pair --force --quiet {LOCATION_FLAGS}'
+KUBECTL = 'kubectl --namespace=default'
+APPLY = f'{KUBECTL} apply --filename=runs/launched/pair/jobset.json'
+FIRST_POD_SELECTOR = (
     '--selector=jobset.sigs.k8s.io/jobset-name=pair,batch.kubernetes.io/job-completion-index=0,'
     'jobset.sigs.k8s.io/job-index=0'
 )
 
 
-def shipped(folder, pins):
+def list_code_commands(folder, pins):
     return [
         'sinklab rows --config=configs/scale.py',
         f'uv build --quiet --out-dir {folder} {ROOT}',
@@ -41,34 +42,43 @@ def shipped(folder, pins):
     ]
 
 
-SUBMITTED = {
+EXPECTED_SUBMIT_COMMANDS = {
     'queued_resources': [
-        *shipped('runs/launched/pair', 'tpu'),
+        *list_code_commands('runs/launched/pair', 'tpu'),
         'gcloud storage rsync --recursive runs/launched/pair gs://b/runs/code/pair/pair',
         CREATE,
     ],
     'jobset': [
-        *shipped('runs/launched/pair/image', 'tpu'),
+        *list_code_commands('runs/launched/pair/image', 'tpu'),
         'gcloud builds submit --project=p --tag=r.pkg.dev/p/i:1 runs/launched/pair/image',
         APPLY,
     ],
-    'slurm': [*shipped('/shared/code', 'gpu'), 'bash /shared/code/install.sh', 'sbatch /shared/code/job.sh'],
+    'slurm': [
+        *list_code_commands('/shared/code', 'gpu'),
+        'bash /shared/code/install.sh',
+        'sbatch /shared/code/job.sh',
+    ],
 }
-COMMANDS = {
+EXPECTED_COMMANDS = {
     ('queued_resources', 'keep'): ['bash runs/launched/pair/keep.sh'],
     ('queued_resources', 'resume'): [f'{DELETE} || true', 'bash runs/launched/pair/create.sh'],
-    ('queued_resources', 'status'): [f"{QUEUED} describe pair '--format=value(state.state)' {PLACE}"],
+    ('queued_resources', 'status'): [
+        f"{QUEUED_RESOURCES} describe pair '--format=value(state.state)' {LOCATION_FLAGS}"
+    ],
     ('queued_resources', 'logs'): [
         f"{SSH} --worker=0 '--command=sudo journalctl --follow --lines=50 --unit=google-startup-scripts "
         "--unit=sinklab'"
     ],
     ('queued_resources', 'preempt'): [f"{SSH} --worker=0 '--command=sudo systemctl kill --signal=TERM sinklab'"],
     ('queued_resources', 'stop'): [f"{SSH} --worker=all '--command=sudo systemctl stop sinklab' || true", DELETE],
-    ('jobset', 'resume'): [f'{JOBSET} delete jobset --ignore-not-found --cascade=foreground --wait=true pair', APPLY],
-    ('jobset', 'status'): [f'{JOBSET} get jobset --output=wide pair'],
-    ('jobset', 'logs'): [f'{JOBSET} logs --follow --tail=50 {FIRST}'],
-    ('jobset', 'preempt'): [f'{JOBSET} delete pod --wait=false {FIRST}'],
-    ('jobset', 'stop'): [f'{JOBSET} delete jobset --ignore-not-found --cascade=foreground --wait=true pair'],
+    ('jobset', 'resume'): [
+        f'{KUBECTL} delete jobset --ignore-not-found --cascade=foreground --wait=true pair',
+        APPLY,
+    ],
+    ('jobset', 'status'): [f'{KUBECTL} get jobset --output=wide pair'],
+    ('jobset', 'logs'): [f'{KUBECTL} logs --follow --tail=50 {FIRST_POD_SELECTOR}'],
+    ('jobset', 'preempt'): [f'{KUBECTL} delete pod --wait=false {FIRST_POD_SELECTOR}'],
+    ('jobset', 'stop'): [f'{KUBECTL} delete jobset --ignore-not-found --cascade=foreground --wait=true pair'],
     ('slurm', 'resume'): ['sbatch /shared/code/job.sh'],
     ('slurm', 'status'): ["squeue --me '--format=%i %T %r %M %l %R' --name=pair"],
     ('slurm', 'logs'): [
@@ -93,7 +103,7 @@ def recorders(tmp_path, monkeypatch):
     return make_recorders(tmp_path, monkeypatch)
 
 
-def commands(script):
+def extract_commands(script):
     """Return the lines of a script after its files."""
     lines = script.splitlines()
     return lines[max((number for number, line in enumerate(lines) if line == 'END'), default=1) + 1 :]
@@ -101,18 +111,20 @@ def commands(script):
 
 @pytest.mark.parametrize('name', SITE_FLAGS)
 def test_submit_prints_expected_commands(name, recorders, capsys):
-    assert commands(get_launcher_output(capsys, name, SUBMIT_COMMANDS[name])) == SUBMITTED[name]
+    assert (
+        extract_commands(get_launcher_output(capsys, name, SUBMIT_COMMANDS[name])) == EXPECTED_SUBMIT_COMMANDS[name]
+    )
 
 
-@pytest.mark.parametrize(('name', 'verb'), COMMANDS)
+@pytest.mark.parametrize(('name', 'verb'), EXPECTED_COMMANDS)
 def test_verb_prints_expected_commands(name, verb, recorders, capsys):
     argv = [verb, 'pair', '--workdir=gs://b/runs/pair', *SITE_FLAGS[name]]
-    assert commands(get_launcher_output(capsys, name, argv)) == COMMANDS[name, verb]
+    assert extract_commands(get_launcher_output(capsys, name, argv)) == EXPECTED_COMMANDS[name, verb]
 
 
 def test_every_verb_has_expected_commands():
     verbs = {(name, verb) for name in SITE_FLAGS for verb in command_line.COMMON_VERBS | get_scheduler(name).verbs}
-    assert verbs == COMMANDS.keys() | {(name, 'submit') for name in SITE_FLAGS}
+    assert verbs == EXPECTED_COMMANDS.keys() | {(name, 'submit') for name in SITE_FLAGS}
 
 
 def test_stop_shows_program_stderr_and_continues_after_optional_failure(recorders, capfd):
@@ -124,27 +136,27 @@ def test_stop_shows_program_stderr_and_continues_after_optional_failure(recorder
 
 
 @pytest.mark.parametrize(
-    ('workdir', 'copied'),
+    ('workdir', 'copy_command'),
     [
         ('/shared/a b', "cp --recursive --no-target-directory '/shared/a b' runs/pair"),
         ('s3://bucket/a', 'aws s3 sync s3://bucket/a runs/pair'),
     ],
 )
-def test_fetch_copies_run_folder_from_its_storage(workdir, copied, recorders, capsys):
+def test_fetch_copies_run_folder_from_its_storage(workdir, copy_command, recorders, capsys):
     argv = ['fetch', 'pair', f'--workdir={workdir}', '--code=/shared/code']
-    assert commands(get_launcher_output(capsys, 'slurm', argv)) == ['mkdir -p runs/pair', copied]
+    assert extract_commands(get_launcher_output(capsys, 'slurm', argv)) == ['mkdir -p runs/pair', copy_command]
 
 
 @pytest.mark.parametrize('name', ['queued_resources', 'jobset'])
 def test_submit_creates_one_job_for_several_slices(name, recorders, capsys):
     script = get_launcher_output(capsys, name, [*SUBMIT_COMMANDS[name][:2], '--slices=2', *SUBMIT_COMMANDS[name][2:]])
-    shown = dict(queued_resources='--node-count=2 --node-prefix=pair', jobset='"replicas": 2')
-    assert shown[name] in script
+    expected_text = dict(queued_resources='--node-count=2 --node-prefix=pair', jobset='"replicas": 2')
+    assert expected_text[name] in script
 
 
 def test_stop_prints_one_command_per_job(recorders, capsys):
     argv = ['stop', 'pair', *SITE_FLAGS['jobset'], '--rows=a,b']
-    assert [line.split()[-1] for line in commands(get_launcher_output(capsys, 'jobset', argv))] == [
+    assert [line.split()[-1] for line in extract_commands(get_launcher_output(capsys, 'jobset', argv))] == [
         'pair-a-0',
         'pair-b-0',
     ]

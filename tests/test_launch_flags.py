@@ -12,53 +12,53 @@ from launch.xla_flags import PROFILES
 from sinklab.planning import topology
 
 ROOT = Path(__file__).parents[1]
-UNKNOWN = '--xla_no_such_flag=true'
-FUSED = '--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true --xla_enable_async_all_gather=true'
+UNKNOWN_FLAG = '--xla_no_such_flag=true'
+FUSION_FLAGS = '--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true --xla_enable_async_all_gather=true'
 # The compiler rejects some known flags for a chip only when it compiles for that chip.
-COMPILED = """
+COMPILE_CODE = """
 import jax
 from sinklab.planning import topology
 for name in ('v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'):
     place = jax.sharding.SingleDeviceSharding(topology.parse_topology(name)[1][0])
     jax.jit(jax.numpy.sin).lower(jax.ShapeDtypeStruct((8, 128), 'float32', sharding=place)).compile()
 """
-# Variable -> code that reads it.
-READERS = {
-    'LIBTPU_INIT_ARGS': COMPILED,
+# Environment variable -> code that reads it.
+READER_CODE = {
+    'LIBTPU_INIT_ARGS': COMPILE_CODE,
     'XLA_FLAGS': "import jax; jax.devices('cpu')",
 }
-GIVEN = [(name, *item) for name, values in PROFILES.items() for item in values.items()]
+PROFILE_FLAGS = [(name, *item) for name, values in PROFILES.items() for item in values.items()]
 
 
 def accepts_flags(variable, value):
     if variable == 'LIBTPU_INIT_ARGS' and topology.find_libtpu() is None:
         pytest.skip('libtpu, which has the compiler, could not be installed; pip install libtpu')
     environment = {**os.environ, 'XLA_FLAGS': '', variable: value, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
-    output = subprocess.run(
-        [sys.executable, '-c', READERS[variable]], env=environment, capture_output=True, text=True
+    process = subprocess.run(
+        [sys.executable, '-c', READER_CODE[variable]], env=environment, capture_output=True, text=True
     )
-    assert output.returncode == 0 or re.search('flag|FAILED_PRECONDITION', output.stderr, re.IGNORECASE), (
-        output.stderr
+    assert process.returncode == 0 or re.search('flag|FAILED_PRECONDITION', process.stderr, re.IGNORECASE), (
+        process.stderr
     )
-    return output.returncode == 0
+    return process.returncode == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('name', 'variable', 'value'), GIVEN, ids=[name for name, *_ in GIVEN])
+@pytest.mark.parametrize(('name', 'variable', 'value'), PROFILE_FLAGS, ids=[name for name, *_ in PROFILE_FLAGS])
 def test_profile_flags_are_accepted_for_every_chip(name, variable, value):
     assert accepts_flags(variable, value)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('variable', READERS)
+@pytest.mark.parametrize('variable', READER_CODE)
 def test_unknown_flag_is_rejected(variable):
-    assert not accepts_flags(variable, UNKNOWN)
+    assert not accepts_flags(variable, UNKNOWN_FLAG)
 
 
 @pytest.mark.slow
 def test_flag_unsupported_by_some_chip_is_rejected():
-    assert not accepts_flags('LIBTPU_INIT_ARGS', FUSED)
+    assert not accepts_flags('LIBTPU_INIT_ARGS', FUSION_FLAGS)
 
 
 def test_profiles_set_exactly_variables_with_readers():
-    assert {variable for _, variable, _ in GIVEN} == set(READERS)
+    assert {variable for _, variable, _ in PROFILE_FLAGS} == set(READER_CODE)

@@ -18,25 +18,28 @@ def recorders(tmp_path, monkeypatch):
     return make_recorders(tmp_path, monkeypatch)
 
 
-def strict(schema):
+def forbid_unknown_fields(schema):
     """Return the schema with unknown fields forbidden."""
     if isinstance(schema, list):
-        return [strict(part) for part in schema]
+        return [forbid_unknown_fields(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = 'properties' in schema and 'additionalProperties' not in schema
-    open_ = schema.get('x-kubernetes-preserve-unknown-fields')
-    return {name: strict(part) for name, part in schema.items()} | (
-        {'additionalProperties': False} if closed and not open_ else {}
+    lists_properties = 'properties' in schema and 'additionalProperties' not in schema
+    preserves_unknown = schema.get('x-kubernetes-preserve-unknown-fields')
+    return {name: forbid_unknown_fields(part) for name, part in schema.items()} | (
+        {'additionalProperties': False} if lists_properties and not preserves_unknown else {}
     )
 
 
-def wrong(manifest):
+def list_schema_errors(instance):
     """Return the schema errors of a manifest."""
-    return [error.message for error in jsonschema.Draft202012Validator(strict(CRD['schema'])).iter_errors(manifest)]
+    return [
+        error.message
+        for error in jsonschema.Draft202012Validator(forbid_unknown_fields(CRD['schema'])).iter_errors(instance)
+    ]
 
 
-def manifest(capsys, *options, argv=None):
+def make_manifest(capsys, *options, argv=None):
     argv = list(argv or SUBMIT_COMMANDS['jobset'])
     script = get_launcher_output(capsys, 'jobset', [*argv[:2], *options, *argv[2:]])
     return json.loads(script.partition(".json <<'END'\n")[2].partition('\nEND')[0])
@@ -53,51 +56,51 @@ OPTIONS = {
 
 @pytest.mark.parametrize('options', OPTIONS)
 def test_manifest_matches_jobset_schema(options, recorders, capsys):
-    assert wrong(manifest(capsys, *OPTIONS[options])) == []
+    assert list_schema_errors(make_manifest(capsys, *OPTIONS[options])) == []
 
 
-@pytest.mark.parametrize('given', [f'{name}-{max(kind.topologies)}' for name, kind in TPU_KINDS.items()])
-def test_manifest_matches_schema_for_every_tpu_kind(given, recorders, capsys):
-    chips = given.rpartition('-')[2]
-    argv = [one.replace('v5e-256', given) for one in SUBMIT_COMMANDS['jobset']]
-    made = manifest(capsys, argv=argv)
-    assert wrong(made) == []
-    assert made['spec']['replicatedJobs'][0]['template']['spec']['parallelism'] == int(chips) // 4
+@pytest.mark.parametrize('accelerator', [f'{name}-{max(kind.topologies)}' for name, kind in TPU_KINDS.items()])
+def test_manifest_matches_schema_for_every_tpu_kind(accelerator, recorders, capsys):
+    chips = accelerator.rpartition('-')[2]
+    argv = [argument.replace('v5e-256', accelerator) for argument in SUBMIT_COMMANDS['jobset']]
+    manifest = make_manifest(capsys, argv=argv)
+    assert list_schema_errors(manifest) == []
+    assert manifest['spec']['replicatedJobs'][0]['template']['spec']['parallelism'] == int(chips) // 4
 
 
 def test_schema_rejects_misspelled_missing_and_mistyped_fields(recorders, capsys):
-    def damaged(change):
-        made = manifest(capsys)
-        change(made['spec'], made['spec']['replicatedJobs'][0]['template']['spec'])
-        return wrong(made)
+    def list_errors_after(change):
+        manifest = make_manifest(capsys)
+        change(manifest['spec'], manifest['spec']['replicatedJobs'][0]['template']['spec'])
+        return list_schema_errors(manifest)
 
     def rename(mapping, old, new):
         mapping[new] = mapping.pop(old)
 
-    assert damaged(lambda spec, job: rename(spec['failurePolicy'], 'maxRestarts', 'maxRestart'))
-    assert damaged(lambda spec, job: rename(job['template']['spec'], 'containers', 'containerz'))
-    assert damaged(lambda spec, job: rename(job['podFailurePolicy'], 'rules', 'rule'))
-    assert damaged(lambda spec, job: job['template']['spec'].update(terminationGracePeriodSeconds='30'))
-    assert damaged(lambda spec, job: spec['failurePolicy']['rules'][0].update(action='Fail'))
-    assert damaged(lambda spec, job: spec['replicatedJobs'][0].pop('name'))
+    assert list_errors_after(lambda spec, job: rename(spec['failurePolicy'], 'maxRestarts', 'maxRestart'))
+    assert list_errors_after(lambda spec, job: rename(job['template']['spec'], 'containers', 'containerz'))
+    assert list_errors_after(lambda spec, job: rename(job['podFailurePolicy'], 'rules', 'rule'))
+    assert list_errors_after(lambda spec, job: job['template']['spec'].update(terminationGracePeriodSeconds='30'))
+    assert list_errors_after(lambda spec, job: spec['failurePolicy']['rules'][0].update(action='Fail'))
+    assert list_errors_after(lambda spec, job: spec['replicatedJobs'][0].pop('name'))
 
 
 def test_manifest_restarts_only_on_retry_exit_codes(recorders, capsys):
-    spec = manifest(capsys)['spec']
+    spec = make_manifest(capsys)['spec']
     (rule,) = spec['replicatedJobs'][0]['template']['spec']['podFailurePolicy']['rules']
     assert rule['action'] == 'FailJob'
-    codes = rule['onExitCodes']
-    assert (codes['operator'], codes['values']) == (
+    exit_codes = rule['onExitCodes']
+    assert (exit_codes['operator'], exit_codes['values']) == (
         'NotIn',
         sorted(RETRY_EXIT_CODES),
     )  # Kubernetes requires sorted values
-    (final,) = spec['failurePolicy']['rules']
-    assert (final['action'], final['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
+    (final_rule,) = spec['failurePolicy']['rules']
+    assert (final_rule['action'], final_rule['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
     assert spec['replicatedJobs'][0]['template']['spec']['backoffLimit'] == 0
 
 
 def test_manifest_passes_termination_grace_period_to_run(recorders, capsys):
     for options, seconds in (([], 120), (['--spot'], 25), (['--save=200'], 210)):
-        pod = manifest(capsys, *options)['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
+        pod = make_manifest(capsys, *options)['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
         assert pod['terminationGracePeriodSeconds'] == seconds
         assert f'--grace={seconds}' in pod['containers'][0]['args']

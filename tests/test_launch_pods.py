@@ -23,9 +23,9 @@ PAGES = {
     for name in ('cloud_tpu', 'gke', 'slurm')
 }
 LAUNCHERS = {'cloud_tpu': 'queued_resources', 'gke': 'jobset', 'slurm': 'slurm'}
-BLOCK = r'^```console\n(.*?)^```'
+CONSOLE_BLOCK = r'^```console\n(.*?)^```'
 # Output of the recording programs, with which the commands of a page succeed.
-SAID = {
+PROGRAM_OUTPUTS = {
     'queued-resources describe': 'ACTIVE\n',
     'systemctl show': 'ActiveState=inactive\nExecMainStatus=0\nExecMainStartTimestampMonotonic=17\n',
     'projects describe': '123\n',
@@ -38,7 +38,7 @@ def list_sections():
     for page, text in PAGES.items():
         _, *parts = re.split(r'^## ', text, flags=re.MULTILINE)
         for part in parts:
-            commands = ''.join(re.findall(BLOCK, part, re.MULTILINE | re.DOTALL))
+            commands = ''.join(re.findall(CONSOLE_BLOCK, part, re.MULTILINE | re.DOTALL))
             sections[page, part.partition('\n')[0]] = commands
     return {section: commands for section, commands in sections.items() if commands}
 
@@ -47,7 +47,7 @@ def list_sections():
 def run_commands(tmp_path, monkeypatch):
     """Return run(commands), which runs them in a folder with the config files and returns their calls."""
     recorders = CommandRecorders(tmp_path / 'bin', *PROGRAM_NAMES, 'xpk', 'sky', 'tail')
-    for part, text in SAID.items():
+    for part, text in PROGRAM_OUTPUTS.items():
         recorders.answer(part, (text, '', 0))
     (recorders.folder / 'python').symlink_to(sys.executable)
     (tmp_path / 'configs').mkdir()
@@ -75,8 +75,8 @@ def test_guide_commands_run_and_name_existing_files(section, run_commands, tmp_p
     for call in calls:
         if call[0] == 'sinklab':
             parser.parse_known_args(call[1:])
-        for word in call:
-            name, _, path = word.rpartition('=')
+        for argument in call:
+            name, _, path = argument.rpartition('=')
             is_file_argument = name in ('--filename', '--metadata-from-file=startup-script') and '://' not in path
             assert not is_file_argument or (tmp_path / path).is_file(), call
     launches = re.findall(r'^python -m launch\.(\w+) (\w+)', list_sections()[section], re.MULTILINE)
@@ -125,11 +125,11 @@ def test_guide_estimates_match_formula():
     layers, width, ffn = config.model.layers, config.model.width, config.model.ffn_width
     tokens, length, vocabulary = 512 * 2048, 2048, 50_000
     parameters = layers * (4 * width**2 + 3 * width * ffn) + vocabulary * width
-    work = 6 * parameters * tokens + 6 * layers * width * length * tokens
-    assert f'{work:.1e}' == '8.3e+15'
+    flops = 6 * parameters * tokens + 6 * layers * width * length * tokens
+    assert f'{flops:.1e}' == '8.3e+15'
     for page, name, chips, peak in (('cloud_tpu', 'v5e-256', 256, 197e12), ('slurm', '16 H100', 16, 989e12)):
         assert '8.3e15 FLOPs' in PAGES[page]
-        seconds = work / (0.4 * chips * peak)
+        seconds = flops / (0.4 * chips * peak)
         hours = seconds * config.optimizer.steps / 3600
         row = f'| {name} | {seconds:.2f} | {hours:.1f} | {chips * hours:,.0f} | {2 * chips * hours:,.0f} P |'
         assert row in PAGES[page], row

@@ -29,7 +29,7 @@ def recorders(tmp_path, monkeypatch):
 
 
 # Invalid command lines of any launcher -> pattern of the error message.
-REFUSED = {
+INVALID_ARGUMENTS = {
     'name': (['submit', "o'brien's run"], r"the name \"o'brien's run\" must begin .* e\.g\. o-brien-s-run;"),
     'long': (['submit', 'x' * 41], 'the name .* at most 40 .*, e.g. x{40};'),
     'verb': (['begin', 'pair'], "argument VERB: invalid choice: 'begin'"),
@@ -104,11 +104,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize('name', LAUNCHER_NAMES)
-@pytest.mark.parametrize('case', REFUSED)
+@pytest.mark.parametrize('case', INVALID_ARGUMENTS)
 def test_launcher_rejects_invalid_arguments_before_running_commands(name, case, recorders, capsys):
-    argv, words = REFUSED[case]
+    argv, pattern = INVALID_ARGUMENTS[case]
     for execute in ([], ['--execute']):
-        assert re.search(words, get_launcher_error(capsys, name, [*argv[:2], *execute, *SITE_FLAGS[name], *argv[2:]]))
+        assert re.search(
+            pattern, get_launcher_error(capsys, name, [*argv[:2], *execute, *SITE_FLAGS[name], *argv[2:]])
+        )
     assert recorders.heard() == []
     assert not Path('runs').exists()
 
@@ -122,9 +124,9 @@ def test_submit_passes_only_given_mesh_sizes(name, sizes, recorders, capsys):
     assert re.findall(r'--(?:data|fsdp|tensor)=\d+', script) == sizes
 
 
-def refuses(check, *given):
+def raises_user_error(check, *arguments):
     try:
-        check(*given)
+        check(*arguments)
     except (UserError, schema.UserError):
         return True
     return False
@@ -134,19 +136,19 @@ def refuses(check, *given):
 def test_check_layout_agrees_with_mesh_shape_of_run(slices):
     sizes = (None, 1, 2, 3, 4, 8, 16, 32)
     for data, fsdp, tensor in itertools.product(sizes, sizes, sizes[1:]):
-        said = {name: size for name, size in dict(data=data, fsdp=fsdp, tensor=tensor).items() if size}
-        arguments = tuple(f'--{name}={size}' for name, size in said.items())
-        by_run = refuses(device_mesh.compute_mesh_shape, Hardware(**said), 16, slices)
-        assert refuses(command_line.check_layout, arguments, 16, '16') == by_run, arguments
+        given_sizes = {name: size for name, size in dict(data=data, fsdp=fsdp, tensor=tensor).items() if size}
+        arguments = tuple(f'--{name}={size}' for name, size in given_sizes.items())
+        is_rejected_by_run = raises_user_error(device_mesh.compute_mesh_shape, Hardware(**given_sizes), 16, slices)
+        assert raises_user_error(command_line.check_layout, arguments, 16, '16') == is_rejected_by_run, arguments
 
 
 def test_check_layout_ignores_non_numeric_sizes():
     for size in ('0', '-1', 'all', ''):
-        assert not refuses(command_line.check_layout, ('train', f'--fsdp={size}'), 8, '8')
+        assert not raises_user_error(command_line.check_layout, ('train', f'--fsdp={size}'), 8, '8')
 
 
 # Missing or conflicting options of one launcher -> pattern of the error message.
-OWN = {
+INVALID_OPTIONS = {
     ('queued_resources', 'project'): (
         ['--zone=z', '--accelerator=v5e-256'],
         '--project is missing; .*--project=my-pro',
@@ -189,30 +191,30 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize(('name', 'case'), OWN)
+@pytest.mark.parametrize(('name', 'case'), INVALID_OPTIONS)
 def test_launcher_rejects_missing_or_conflicting_options(name, case, recorders, capsys, monkeypatch):
     for variable in ('CLOUDSDK_CORE_PROJECT', 'CLOUDSDK_COMPUTE_ZONE'):
         monkeypatch.delenv(variable, raising=False)
-    options, words = OWN[name, case]
-    given = ['submit', 'pair', '--workdir=gs://b/runs/pair', '--execute', *options, *TRAIN_COMMAND]
-    assert re.search(words, get_launcher_error(capsys, name, given))
+    options, pattern = INVALID_OPTIONS[name, case]
+    argv = ['submit', 'pair', '--workdir=gs://b/runs/pair', '--execute', *options, *TRAIN_COMMAND]
+    assert re.search(pattern, get_launcher_error(capsys, name, argv))
     assert recorders.heard() == []
 
 
 @pytest.mark.parametrize(
-    ('name', 'tool'), [('queued_resources', 'gcloud'), ('jobset', 'kubectl'), ('slurm', 'sbatch'), ('slurm', 'uv')]
+    ('name', 'program'), [('queued_resources', 'gcloud'), ('jobset', 'kubectl'), ('slurm', 'sbatch'), ('slurm', 'uv')]
 )
-def test_launcher_without_required_program_runs_nothing(name, tool, recorders, capsys, tmp_path):
-    (recorders.folder / tool).unlink()
-    argv = [one.replace('/shared', f'{tmp_path}/shared') for one in SUBMIT_COMMANDS[name]]
-    assert get_launcher_error(capsys, name, [*argv[:2], '--execute', *argv[2:]]).startswith(f'{tool} ')
+def test_launcher_without_required_program_runs_nothing(name, program, recorders, capsys, tmp_path):
+    (recorders.folder / program).unlink()
+    argv = [argument.replace('/shared', f'{tmp_path}/shared') for argument in SUBMIT_COMMANDS[name]]
+    assert get_launcher_error(capsys, name, [*argv[:2], '--execute', *argv[2:]]).startswith(f'{program} ')
     assert recorders.heard() == []
     assert not Path('runs').exists()
     assert not Path('shared').exists()
 
 
 # Error output of a scheduler -> parts of the message of the launcher.
-FAILED = {
+SCHEDULER_ERRORS = {
     (
         'queued_resources',
         'queued-resources create',
@@ -233,13 +235,13 @@ FAILED = {
 }
 
 
-@pytest.mark.parametrize('case', FAILED)
+@pytest.mark.parametrize('case', SCHEDULER_ERRORS)
 def test_launcher_explains_scheduler_error(case, recorders, capsys, tmp_path):
-    name, part, error = case
-    recorders.answer(part, ('', f'{error}\n', 1))
-    argv = [one.replace('/shared', f'{tmp_path}/shared') for one in SUBMIT_COMMANDS[name]]
+    name, command_part, error = case
+    recorders.answer(command_part, ('', f'{error}\n', 1))
+    argv = [argument.replace('/shared', f'{tmp_path}/shared') for argument in SUBMIT_COMMANDS[name]]
     assert run_launcher(name, [*argv[:2], '--execute', *argv[2:]]) == 1
-    *_, said, line = capsys.readouterr().err.splitlines()
-    assert said == error
-    assert all(words in line for words in FAILED[case]), line
-    assert part in ' '.join(recorders.heard()[-1])
+    *_, scheduler_line, launcher_line = capsys.readouterr().err.splitlines()
+    assert scheduler_line == error
+    assert all(message_part in launcher_line for message_part in SCHEDULER_ERRORS[case]), launcher_line
+    assert command_part in ' '.join(recorders.heard()[-1])

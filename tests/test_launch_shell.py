@@ -11,11 +11,11 @@ from command_recorders import HOSTILE_PATH, SUBMIT_COMMANDS, get_launcher_output
 
 from launch import queued_resources
 
-PLACES = (Path(sys.executable).parent / 'shellcheck', shutil.which('shellcheck'))
-SHELLCHECK = next((str(path) for path in PLACES if path and Path(path).exists()), None)
+SHELLCHECK_PATHS = (Path(sys.executable).parent / 'shellcheck', shutil.which('shellcheck'))
+SHELLCHECK = next((str(path) for path in SHELLCHECK_PATHS if path and Path(path).exists()), None)
 SYSTEMD = shutil.which('systemd-analyze')
-INTENDED = '--exclude=SC2016'  # a $ in single quotes is intended
-QUEUED = ['gcloud', 'compute', 'tpus', 'queued-resources']
+SHELLCHECK_EXCLUDE = '--exclude=SC2016'  # a $ in single quotes is intended
+QUEUED_RESOURCES = ['gcloud', 'compute', 'tpus', 'queued-resources']
 
 
 @pytest.fixture
@@ -23,71 +23,71 @@ def recorders(tmp_path, monkeypatch):
     return make_recorders(tmp_path, monkeypatch)
 
 
-def files(script):
+def extract_files(script):
     """Return {name: text} of the files that the script of a plan writes."""
-    result = re.findall(r"^cat > ([^\n]*) <<'(END_*)'\n(.*?)^\2$", script, re.MULTILINE | re.DOTALL)
-    return {path.strip("'").rpartition('/')[2]: text for path, _, text in result}
+    matches = re.findall(r"^cat > ([^\n]*) <<'(END_*)'\n(.*?)^\2$", script, re.MULTILINE | re.DOTALL)
+    return {path.strip("'").rpartition('/')[2]: text for path, _, text in matches}
 
 
-def hard(name):
-    launch_arguments = [one for one in SUBMIT_COMMANDS[name] if not one.startswith('--workdir')]
+def make_hostile_arguments(name):
+    launch_arguments = [argument for argument in SUBMIT_COMMANDS[name] if not argument.startswith('--workdir')]
     return [*launch_arguments[:2], f'--workdir={HOSTILE_PATH}', "--env=WORDS=a 'b' $c", *launch_arguments[2:]]
 
 
-def sweep():
-    launch_arguments = [one.replace(':softmax_1b', '') for one in SUBMIT_COMMANDS['slurm']]
+def make_sweep_arguments():
+    launch_arguments = [argument.replace(':softmax_1b', '') for argument in SUBMIT_COMMANDS['slurm']]
     return [*launch_arguments[:2], '--rows=a,b', '--at_once=1', *launch_arguments[2:]]
 
 
-GIVEN = {
-    'queued_resources': ('queued_resources', hard('queued_resources')),
-    'jobset': ('jobset', hard('jobset')),
+CASES = {
+    'queued_resources': ('queued_resources', make_hostile_arguments('queued_resources')),
+    'jobset': ('jobset', make_hostile_arguments('jobset')),
     'slurm': ('slurm', SUBMIT_COMMANDS['slurm']),
-    'sweep': ('slurm', sweep()),
+    'sweep': ('slurm', make_sweep_arguments()),
 }
 
 
 @pytest.mark.skipif(not SHELLCHECK, reason='shellcheck, of the extra test, is not installed')
-@pytest.mark.parametrize('case', GIVEN)
+@pytest.mark.parametrize('case', CASES)
 def test_scripts_pass_shellcheck(case, recorders, capsys, tmp_path):
-    script = get_launcher_output(capsys, *GIVEN[case])
-    scripts = {name: text for name, text in files(script).items() if name.endswith('.sh')}
+    script = get_launcher_output(capsys, *CASES[case])
+    scripts = {name: text for name, text in extract_files(script).items() if name.endswith('.sh')}
     for name, text in {'plan.sh': script, **scripts}.items():
         (tmp_path / name).write_text(text)
-        output = subprocess.run([SHELLCHECK, INTENDED, name], cwd=tmp_path, capture_output=True, text=True)
-        assert output.returncode == 0, output.stdout
+        process = subprocess.run([SHELLCHECK, SHELLCHECK_EXCLUDE, name], cwd=tmp_path, capture_output=True, text=True)
+        assert process.returncode == 0, process.stdout
 
 
-@pytest.mark.parametrize('case', GIVEN)
+@pytest.mark.parametrize('case', CASES)
 def test_jobs_install_all_packages_except_uv_and_own_wheel_by_hashes(case, recorders, capsys):
-    texts = files(get_launcher_output(capsys, *GIVEN[case])).values()
+    texts = extract_files(get_launcher_output(capsys, *CASES[case])).values()
     installs = [line for text in texts for line in text.splitlines() if 'pip install' in line]
-    hashed = [line for line in installs if {'--require-hashes', '--no-deps'} <= set(line.split())]
-    assert [line.split()[-1] for line in hashed] == ['pins.txt']
-    assert {line.split()[-1] for line in installs if line not in hashed} <= {'uv', 'sinklab-*.whl'}
+    hashed_installs = [line for line in installs if {'--require-hashes', '--no-deps'} <= set(line.split())]
+    assert [line.split()[-1] for line in hashed_installs] == ['pins.txt']
+    assert {line.split()[-1] for line in installs if line not in hashed_installs} <= {'uv', 'sinklab-*.whl'}
 
 
 @pytest.mark.skipif(not SYSTEMD, reason='there is no systemd here')
 def test_unit_file_passes_systemd_verify(recorders, capsys, tmp_path):
     unit = tmp_path / 'sinklab.service'
-    unit.write_text(files(get_launcher_output(capsys, *GIVEN['queued_resources']))['sinklab.service'])
-    output = subprocess.run([SYSTEMD, 'verify', unit], capture_output=True, text=True)
-    assert [line for line in output.stderr.splitlines() if 'sinklab.service' in line] == []
+    unit.write_text(extract_files(get_launcher_output(capsys, *CASES['queued_resources']))['sinklab.service'])
+    process = subprocess.run([SYSTEMD, 'verify', unit], capture_output=True, text=True)
+    assert [line for line in process.stderr.splitlines() if 'sinklab.service' in line] == []
 
 
 def test_boot_script_copies_code_installs_environment_and_starts_run(tmp_path, monkeypatch, capsys):
-    made = make_recorders(tmp_path, monkeypatch)
+    boot_recorders = make_recorders(tmp_path, monkeypatch)
     for name in ('systemctl', 'python3', 'cp'):
-        (made.folder / name).unlink(missing_ok=True)
-        (made.folder / name).symlink_to(made.folder / 'sinklab')
+        (boot_recorders.folder / name).unlink(missing_ok=True)
+        (boot_recorders.folder / name).symlink_to(boot_recorders.folder / 'sinklab')
     monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path / 'host'))
-    written = files(get_launcher_output(capsys, 'queued_resources', SUBMIT_COMMANDS['queued_resources']))
+    script_files = extract_files(get_launcher_output(capsys, 'queued_resources', SUBMIT_COMMANDS['queued_resources']))
     (tmp_path / 'host').mkdir()
-    for name, text in {**written, 'pins.txt': 'jax\n', 'sinklab-0.whl': ''}.items():
+    for name, text in {**script_files, 'pins.txt': 'jax\n', 'sinklab-0.whl': ''}.items():
         (tmp_path / 'host' / name).write_text(text)
-    for environments in (1, 0):  # at the first boot and at a later one
-        subprocess.run(['bash', tmp_path / 'host' / 'boot.sh'], check=True, env=made.environment)
-        calls = made.heard()
+    for num_environments in (1, 0):  # at the first boot and at a later one
+        subprocess.run(['bash', tmp_path / 'host' / 'boot.sh'], check=True, env=boot_recorders.environment)
+        calls = boot_recorders.heard()
         assert calls[0] == [
             'gcloud',
             'storage',
@@ -96,25 +96,25 @@ def test_boot_script_copies_code_installs_environment_and_starts_run(tmp_path, m
             'gs://b/runs/code/pair/pair',
             f'{tmp_path}/host',
         ]
-        by_uv = [call for call in calls if call[0] == 'uv']
-        assert [call[:2] for call in by_uv] == [['uv', 'venv'], ['uv', 'pip'], ['uv', 'pip']] * environments
-        of_index = [call for call in by_uv if 'pins.txt' in call]
-        assert all({'--require-hashes', '--no-deps'} <= {*call} for call in of_index)
-        assert len(of_index) == environments
+        uv_calls = [call for call in calls if call[0] == 'uv']
+        assert [call[:2] for call in uv_calls] == [['uv', 'venv'], ['uv', 'pip'], ['uv', 'pip']] * num_environments
+        pinned_calls = [call for call in uv_calls if 'pins.txt' in call]
+        assert all({'--require-hashes', '--no-deps'} <= {*call} for call in pinned_calls)
+        assert len(pinned_calls) == num_environments
         assert calls[-3:] == [
             ['cp', f'{tmp_path}/host/sinklab.service', '/run/systemd/system/'],
             ['systemctl', 'daemon-reload'],
             ['systemctl', 'start', '--no-block', 'sinklab'],
         ]
-        copies = [call for call in calls if call[0] == 'gcloud']
-        assert copies == calls[:1], 'a host may only read the folder of the code'
+        gcloud_calls = [call for call in calls if call[0] == 'gcloud']
+        assert gcloud_calls == calls[:1], 'a host may only read the folder of the code'
     assert (tmp_path / 'host' / 'env' / 'made').exists()
     assert (tmp_path / 'host' / 'env').stat().st_mode & 0o077 == 0, 'what is made there is for root alone'
 
 
 @pytest.fixture
-def keep(recorders, capsys, tmp_path):
-    """Return a function keep(restarts) that runs keep.sh without waits between polls.
+def run_keep_script(recorders, capsys, tmp_path):
+    """Return a function run_keep_script(restarts) that runs keep.sh without waits between polls.
 
     It returns (exit code, output, calls).
     """
@@ -124,8 +124,8 @@ def keep(recorders, capsys, tmp_path):
         script = get_launcher_output(
             capsys, 'queued_resources', [*launch_arguments[:2], f'--restarts={restarts}', *launch_arguments[2:]]
         )
-        (tmp_path / 'keep.sh').write_text(files(script)['keep.sh'])
-        output = subprocess.run(
+        (tmp_path / 'keep.sh').write_text(extract_files(script)['keep.sh'])
+        process = subprocess.run(
             ['bash', 'keep.sh'],
             env={**recorders.environment, 'EVERY': '0'},
             capture_output=True,
@@ -133,47 +133,56 @@ def keep(recorders, capsys, tmp_path):
             timeout=60,
         )
         return (
-            output.returncode,
-            output.stdout,
-            [call[len(QUEUED)] for call in recorders.heard() if call[:4] == QUEUED],
+            process.returncode,
+            process.stdout,
+            [call[len(QUEUED_RESOURCES)] for call in recorders.heard() if call[:4] == QUEUED_RESOURCES],
         )
 
     return run
 
 
-def shown(state, status=0, since=17):
-    text = f'ActiveState={state}\nResult=success\nExecMainStatus={status}\nExecMainStartTimestampMonotonic={since}\n'
+def make_show_result(state, status=0, start_time=17):
+    text = (
+        f'ActiveState={state}\nResult=success\nExecMainStatus={status}\n'
+        f'ExecMainStartTimestampMonotonic={start_time}\n'
+    )
     return text, '', 0
 
 
-def test_keep_script_recreates_preempted_resource_and_deletes_it_at_end(recorders, keep):
+def test_keep_script_recreates_preempted_resource_and_deletes_it_at_end(recorders, run_keep_script):
     states = ('WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE', 'SUSPENDING', 'SUSPENDED', 'ACTIVE', 'ACTIVE')
     recorders.answer('describe', *((f'{state}\n', '', 0) for state in states))
-    recorders.answer('systemctl show', shown('active'), shown('activating'), shown('inactive'))
-    code, output, calls = keep()
+    recorders.answer(
+        'systemctl show', make_show_result('active'), make_show_result('activating'), make_show_result('inactive')
+    )
+    code, output, calls = run_keep_script()
     assert (code, calls) == (0, ['describe'] * 5 + ['delete', 'create'] + ['describe'] * 2 + ['delete'])
     assert '\nActiveState=inactive\n' in output
 
 
-def test_keep_script_waits_for_host_that_has_not_started_run(recorders, keep):
+def test_keep_script_waits_for_host_that_has_not_started_run(recorders, run_keep_script):
     recorders.answer('describe', ('ACTIVE\n', '', 0))
     recorders.answer(
-        'systemctl show', shown('inactive', since=0), shown('active'), ('', 'no ssh', 255), shown('failed', 1)
+        'systemctl show',
+        make_show_result('inactive', start_time=0),
+        make_show_result('active'),
+        ('', 'no ssh', 255),
+        make_show_result('failed', 1),
     )
-    code, _, calls = keep()
+    code, _, calls = run_keep_script()
     assert (code, calls) == (1, ['describe'] * 4 + ['delete'])
 
 
-def test_keep_script_stops_after_restart_limit(recorders, keep):
+def test_keep_script_stops_after_restart_limit(recorders, run_keep_script):
     recorders.answer('describe', ('SUSPENDED\n', '', 0))
-    code, output, calls = keep(restarts=2)
+    code, output, calls = run_keep_script(restarts=2)
     assert (code, calls) == (1, ['describe', 'delete', 'create'] * 2 + ['describe'])
     assert '--restarts' in output
     assert len(output.splitlines()) == 1
 
 
-def test_keep_script_stops_if_resource_is_not_found(recorders, keep):
+def test_keep_script_stops_if_resource_is_not_found(recorders, run_keep_script):
     recorders.answer('describe', ('', 'ERROR: NOT_FOUND\n', 1))
-    code, output, calls = keep()
+    code, output, calls = run_keep_script()
     assert (code, calls) == (1, ['describe'] * 5)
     assert re.fullmatch(r'.*\bnot\b.*\n', output)

@@ -17,7 +17,7 @@ from launch.job import RETRY_EXIT_CODES
 
 ROOT = Path(__file__).parents[1]
 # Replaces srun: runs the command once for each host with its task variables; exits with the largest exit code.
-SRUN = """#!{python} -IS
+SRUN_SCRIPT = """#!{python} -IS
 import json, os, subprocess, sys
 command = sys.argv[1:]
 while command[0].startswith('--'):
@@ -43,9 +43,9 @@ def make_script(capsys, *options):
 
 def parse_options(script):
     """Return {option: value} of the lines that sbatch reads, which end at the first command."""
-    head = script.partition('\nended=')[0].splitlines()[1:]
-    assert all(line.startswith('#SBATCH --') for line in head)
-    return {name: value for name, _, value in (line[10:].partition('=') for line in head)}
+    option_lines = script.partition('\nended=')[0].splitlines()[1:]
+    assert all(line.startswith('#SBATCH --') for line in option_lines)
+    return {name: value for name, _, value in (line[10:].partition('=') for line in option_lines)}
 
 
 def test_script_has_sbatch_options_for_hosts_signal_and_requeue(recorders, capsys):
@@ -95,8 +95,8 @@ def test_script_requeues_only_own_array_element(recorders, capsys, tmp_path):
         (recorders.folder / name).symlink_to(recorders.folder / 'sinklab')
     recorders.answer('srun', ('', '', 42))
     (tmp_path / 'job.sh').write_text(make_script(capsys))
-    element = dict(SLURM_JOB_ID='8', SLURM_ARRAY_JOB_ID='8', SLURM_ARRAY_TASK_ID='3')
-    subprocess.run(['bash', 'job.sh'], env={**recorders.environment, **element})
+    variables = dict(SLURM_JOB_ID='8', SLURM_ARRAY_JOB_ID='8', SLURM_ARRAY_TASK_ID='3')
+    subprocess.run(['bash', 'job.sh'], env={**recorders.environment, **variables})
     assert recorders.heard()[1:] == [['scontrol', 'requeue', '8_3']]
 
 
@@ -108,7 +108,7 @@ def test_script_does_not_requeue_after_termination_by_slurm(recorders, capsys, t
     (recorders.folder / 'scontrol').symlink_to(recorders.folder / 'sinklab')
     (tmp_path / 'job.sh').write_text(make_script(capsys))
     process = subprocess.Popen(['bash', 'job.sh'], env={**recorders.environment, 'SLURM_JOB_ID': '7'})
-    wait(lambda: Path('begun').exists())
+    wait_until(lambda: Path('begun').exists())
     process.terminate()
     assert process.wait(20) == 42
     assert Path('saved').exists()
@@ -121,7 +121,7 @@ def test_workdir_with_backslash_is_rejected(recorders, capsys):
     assert 'backslash' in capsys.readouterr().err
 
 
-def wait(condition, seconds=60):
+def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -133,37 +133,39 @@ class Cluster:
 
     def __init__(self, recorders, script):
         self.folder, self.script, self.recorders = recorders.folder, script, recorders
-        (self.folder / 'srun').write_text(SRUN.format(python=sys.executable))
+        (self.folder / 'srun').write_text(SRUN_SCRIPT.format(python=sys.executable))
         (self.folder / 'srun').chmod(0o755)
         (self.folder / 'scontrol').unlink(missing_ok=True)
         (self.folder / 'scontrol').symlink_to(self.folder / 'sinklab')
-        self.number = random.randrange(10_000)
+        self.job_id = random.randrange(10_000)
 
-    def begin(self, restarts):
-        variables = dict(SLURM_JOB_ID=str(self.number), SLURM_RESTART_COUNT=str(restarts))
+    def start_attempt(self, restarts):
+        variables = dict(SLURM_JOB_ID=str(self.job_id), SLURM_RESTART_COUNT=str(restarts))
         return subprocess.Popen(['bash', self.script], env={**self.recorders.environment, **variables})
 
-    def run(self, *limits):
+    def run(self, *conditions):
         """Return the exit codes of the attempts.
 
-        Each attempt but the last is signalled when its limit, a function, returns True.
+        Each attempt but the last is signalled when its condition, a function, returns True.
         """
         codes = []
-        for restarts, limit in enumerate([*limits, None]):
-            process = self.begin(restarts)
-            if limit:
-                wait(lambda limit=limit, process=process: limit() or process.poll() is not None, 120)
+        for restarts, condition in enumerate([*conditions, None]):
+            process = self.start_attempt(restarts)
+            if condition:
+                wait_until(
+                    lambda condition=condition, process=process: condition() or process.poll() is not None, 120
+                )
                 self.signal()
             codes.append(process.wait(180))
-            if ['scontrol', 'requeue', str(self.number)] not in self.recorders.heard():
+            if ['scontrol', 'requeue', str(self.job_id)] not in self.recorders.heard():
                 break
         return codes
 
     def signal(self):
         name, _, seconds = parse_options(Path(self.script).read_text())['signal'].partition('@')
         assert int(seconds) == 60
-        for task in json.loads((self.folder / 'step').read_text()):
-            os.kill(task, getattr(signal, f'SIG{name}'))
+        for pid in json.loads((self.folder / 'step').read_text()):
+            os.kill(pid, getattr(signal, f'SIG{name}'))
 
 
 @pytest.fixture
@@ -209,8 +211,8 @@ def test_preempted_processes_end_with_same_parameters_as_undisturbed_ones(submit
 
     cluster, run, notes = submit_job('stopped')
     assert cluster.run(make_step_condition(notes, 4), make_step_condition(notes, 8)) == [42, 42, 0]
-    quiet_cluster, undisturbed_run, _ = submit_job('quiet')
-    assert quiet_cluster.run() == [0]
+    undisturbed_cluster, undisturbed_run, _ = submit_job('quiet')
+    assert undisturbed_cluster.run() == [0]
     assert len(RunDir(run).read_environment()['attempts']) == 3
     steps = [RunDir(path).list_checkpoint_steps()[-1] for path in (run, undisturbed_run)]
     assert steps == [12, 12]

@@ -15,9 +15,9 @@ from sinklab.errors import UserError
 from sinklab.storage import lease
 from sinklab.supervisor.worker import Timeouts
 
-OTHER = dict(host='elsewhere', machine='another boot', pid=17, born='5', job='', attempt=0, token='theirs')
+OTHER_OWNER = dict(host='elsewhere', machine='another boot', pid=17, born='5', job='', attempt=0, token='theirs')
 REAL_OWNER_TIMEOUT = lease.OWNER_TIMEOUT_SECONDS
-LIVING_SCRIPT = 'import sys, time; print("here", flush=True); time.sleep(600)'
+SLEEPING_SCRIPT = 'import sys, time; print("here", flush=True); time.sleep(600)'
 
 
 @pytest.fixture(autouse=True)
@@ -35,28 +35,28 @@ def short_times(monkeypatch):
 def write_lease(folder, beat=0.0, state='running', **changes):
     """Write the lease of another job."""
     folder.mkdir(exist_ok=True)
-    (folder / lease.LEASE_NAME).write_text(json.dumps(OTHER | dict(beat=beat, state=state) | changes))
+    (folder / lease.LEASE_NAME).write_text(json.dumps(OTHER_OWNER | dict(beat=beat, state=state) | changes))
 
 
 class Owner:
     """Job on another host that sends heartbeats for some seconds."""
 
     def __init__(self, folder, state='running', seconds=60.0, **changes):
-        self.folder, self.state, self.changes, self.ended = folder, state, changes, threading.Event()
-        self.end = time.monotonic() + seconds
-        self.thread = threading.Thread(target=self.live)
+        self.folder, self.state, self.changes, self.stop_event = folder, state, changes, threading.Event()
+        self.end_time = time.monotonic() + seconds
+        self.thread = threading.Thread(target=self.send_heartbeats)
 
     def __enter__(self):
         write_lease(self.folder, state=self.state, **self.changes)
         self.thread.start()
 
     def __exit__(self, *_):
-        self.ended.set()
+        self.stop_event.set()
         self.thread.join()
 
-    def live(self):
+    def send_heartbeats(self):
         beat = 0.0
-        while time.monotonic() < self.end and not self.ended.wait(0.05):
+        while time.monotonic() < self.end_time and not self.stop_event.wait(0.05):
             beat += 0.05
             if lease.read_owner_token(self.folder) != 'theirs':
                 return
@@ -68,9 +68,9 @@ def test_lease_file_exists_and_is_refreshed_only_while_held(tmp_path):
     folder = tmp_path / 'some' / 'run'
     with lease.hold_lease(folder) as held_lease:
         assert lease.read_owner_token(folder) == held_lease.token
-        first = lease.read_owner(folder / lease.LEASE_NAME)
+        first_record = lease.read_owner(folder / lease.LEASE_NAME)
         time.sleep(0.3)
-        assert lease.read_owner(folder / lease.LEASE_NAME)['beat'] > first['beat']
+        assert lease.read_owner(folder / lease.LEASE_NAME)['beat'] > first_record['beat']
         held_lease.check()
     assert list(tmp_path.iterdir()) == [], 'a folder that was made for nothing is taken away'
     with lease.hold_lease(folder):
@@ -117,10 +117,10 @@ def test_stopping_job_killed_during_grace_is_replaced(tmp_path):
 @pytest.mark.parametrize('recycled', [False, True])
 def test_dead_job_on_same_host_frees_lease_at_once_despite_pid_reuse(tmp_path, monkeypatch, recycled):
     monkeypatch.setattr(lease, 'OWNER_TIMEOUT_SECONDS', 60.0)
-    with subprocess.Popen([sys.executable, '-c', LIVING_SCRIPT], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, '-c', SLEEPING_SCRIPT], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
-        born = lease.get_process_start_time(process.pid)
-        write_lease(tmp_path, machine=lease.get_machine_id(), pid=process.pid, born='1' if recycled else born)
+        start_time = lease.get_process_start_time(process.pid)
+        write_lease(tmp_path, machine=lease.get_machine_id(), pid=process.pid, born='1' if recycled else start_time)
         if not recycled:
             with pytest.raises(UserError, match=rf'\b{process.pid}\b'), lease.hold_lease(tmp_path):
                 pass
@@ -151,7 +151,7 @@ def test_job_that_stops_longer_than_grace_is_treated_as_running(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('variables', 'job', 'mine'),
+    ('variables', 'job', 'is_same_job'),
     [
         (dict(SLURM_JOB_ID='7', SLURM_RESTART_COUNT='1'), '/7', True),
         (dict(SLURM_JOB_ID='7', SLURM_CLUSTER_NAME='big', SLURM_RESTART_COUNT='1'), 'big/7', True),
@@ -160,11 +160,11 @@ def test_job_that_stops_longer_than_grace_is_treated_as_running(tmp_path):
         (dict(SLURM_JOB_ID='8', SLURM_RESTART_COUNT='1'), '/7', False),
     ],
 )
-def test_later_attempt_of_same_cluster_job_takes_over_lease(tmp_path, monkeypatch, variables, job, mine):
+def test_later_attempt_of_same_cluster_job_takes_over_lease(tmp_path, monkeypatch, variables, job, is_same_job):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with Owner(tmp_path, job=job, attempt=0):
-        if mine:
+        if is_same_job:
             with lease.hold_lease(tmp_path) as held_lease:
                 assert lease.read_owner_token(tmp_path) == held_lease.token
         else:
@@ -174,12 +174,12 @@ def test_later_attempt_of_same_cluster_job_takes_over_lease(tmp_path, monkeypatc
 
 def test_job_stops_after_takeover_and_leaves_new_lease_unchanged(tmp_path):
     with lease.hold_lease(tmp_path) as held_lease:
-        (tmp_path / 'theirs').write_text(json.dumps(OTHER))
+        (tmp_path / 'theirs').write_text(json.dumps(OTHER_OWNER))
         (tmp_path / 'theirs').replace(tmp_path / lease.LEASE_NAME)
         time.sleep(0.2)
         with pytest.raises(lease.LeaseLostError, match=r'17 .*elsewhere'):
             held_lease.check()
-    assert (tmp_path / lease.LEASE_NAME).read_text() == json.dumps(OTHER)
+    assert (tmp_path / lease.LEASE_NAME).read_text() == json.dumps(OTHER_OWNER)
 
 
 def test_check_rereads_lease_after_suspension(tmp_path):
@@ -198,12 +198,12 @@ def refuse_reads(monkeypatch):
     """Yield a function that sets the error number with which opening a lease fails; 0 stops the failures."""
     error_number, open_file = [0], os.open
 
-    def refuse(path, flags, *arguments, **options):
+    def open_or_fail(path, flags, *arguments, **options):
         if error_number[0] and os.fspath(path).endswith(lease.LEASE_NAME):
             raise OSError(error_number[0], os.strerror(error_number[0]), path)
         return open_file(path, flags, *arguments, **options)
 
-    monkeypatch.setattr(os, 'open', refuse)
+    monkeypatch.setattr(os, 'open', open_or_fail)
     yield lambda number: error_number.__setitem__(0, number)
     error_number[0] = 0
 
@@ -219,7 +219,7 @@ def test_temporary_read_error_does_not_lose_lease(tmp_path, refuse_reads, number
         held_lease.check()
         refuse_reads(0)
         assert held_lease.thread.is_alive()
-        (tmp_path / 'theirs').write_text(json.dumps(OTHER))
+        (tmp_path / 'theirs').write_text(json.dumps(OTHER_OWNER))
         (tmp_path / 'theirs').replace(tmp_path / lease.LEASE_NAME)
         held_lease.last_read_time -= 60
         with pytest.raises(lease.LeaseLostError, match=r'17 .*elsewhere'):

@@ -30,14 +30,14 @@ from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
-WAYS = {'plain': {}, 'fixed': dict(fixed_position=1), 'documents': dict(positions='reset')}
+DATA_VARIANTS = {'plain': {}, 'fixed': dict(fixed_position=1), 'documents': dict(positions='reset')}
 
 
-@pytest.fixture(scope='module', params=WAYS)
-def own(request, finished_run):
+@pytest.fixture(scope='module', params=DATA_VARIANTS)
+def random_run(request, finished_run):
     """Return a run with random nonzero parameters, for each way in which texts begin."""
     result = RunModel(RunDir(finished_run[0]), 8)
-    data = dataclasses.replace(result.spec.data, **WAYS[request.param])
+    data = dataclasses.replace(result.spec.data, **DATA_VARIANTS[request.param])
     mask = dataclasses.replace(result.spec.model.mask, document=request.param == 'documents')
     model = dataclasses.replace(result.spec.model, mask=mask)
     result.spec = dataclasses.replace(result.spec, data=data, model=model)
@@ -51,65 +51,71 @@ def several_lengths(monkeypatch):
 
 
 def make_requests(kind, *arguments):
-    return [Instance(kind, {}, given, 0) for given in arguments]
+    return [Instance(kind, {}, argument, 0) for argument in arguments]
 
 
-def test_loglikelihood_of_continuation_matches_formula(own):
-    adapter = SinklabLM(own)
-    pairs = [(one['question'], choice) for one in QUESTIONS for choice in one['choices']]
+def test_loglikelihood_of_continuation_matches_formula(random_run):
+    adapter = SinklabLM(random_run)
+    pairs = [(question['question'], choice) for question in QUESTIONS for choice in question['choices']]
     assert {adapter.choose_length(len(adapter.tok_encode(''.join(pair)))) for pair in pairs} >= {8, 16}
     result = adapter.loglikelihood(make_requests('loglikelihood', *pairs), disable_tqdm=True)
-    for (context, continuation), (score, likeliest) in zip(pairs, result, strict=True):
-        begin = len(context.rstrip())  # lm_eval moves trailing spaces to the continuation
-        expected = score_continuation(own, context[:begin], context[begin:] + continuation)
+    for (context, continuation), (score, is_greedy) in zip(pairs, result, strict=True):
+        context_end = len(context.rstrip())  # lm_eval moves trailing spaces to the continuation
+        expected = score_continuation(random_run, context[:context_end], context[context_end:] + continuation)
         np.testing.assert_allclose(score, expected[0], rtol=1e-4, err_msg=context)
-        assert likeliest == expected[1]
+        assert is_greedy == expected[1]
 
 
-def test_loglikelihood_marks_argmax_continuation_as_greedy(own):
-    adapter = SinklabLM(own)
+def test_loglikelihood_marks_argmax_continuation_as_greedy(random_run):
+    adapter = SinklabLM(random_run)
     context = adapter.tok_encode(CONTEXTS[0])
-    logits_TV, _, _ = reference.run_forward(own.params, np.array(context), own.spec)
-    first = int(logits_TV[-1].argmax())
-    result = adapter._loglikelihood_tokens([(None, context, [first]), (None, context, [(first + 1) % 300])], True)
-    assert [likeliest for _, likeliest in result] == [True, False]
+    logits_TV, _, _ = reference.run_forward(random_run.params, np.array(context), random_run.spec)
+    likeliest_id = int(logits_TV[-1].argmax())
+    result = adapter._loglikelihood_tokens(
+        [(None, context, [likeliest_id]), (None, context, [(likeliest_id + 1) % 300])], True
+    )
+    assert [is_greedy for _, is_greedy in result] == [True, False]
 
 
-def test_loglikelihood_rolling_uses_windows_of_lm_eval(own):
-    result = SinklabLM(own).loglikelihood_rolling(
+def test_loglikelihood_rolling_uses_windows_of_lm_eval(random_run):
+    result = SinklabLM(random_run).loglikelihood_rolling(
         make_requests('loglikelihood_rolling', *((text,) for text in TEXTS)), True
     )
-    first, length = get_prefix_ids(own), own.spec.data.length
+    prefix_ids, length = get_prefix_ids(random_run), random_run.spec.data.length
     for text, score in zip(TEXTS, result, strict=True):
-        prefix = [own.spec.data.end_token, *first][-1]
-        windows = get_rolling_token_windows(encode_text(own, text), prefix, length - len(first), 1)
-        total, read = 0.0, []
+        prefix_token = [random_run.spec.data.end_token, *prefix_ids][-1]
+        windows = get_rolling_token_windows(encode_text(random_run, text), prefix_token, length - len(prefix_ids), 1)
+        total, all_predicted = 0.0, []
         for number, (context, predicted) in enumerate(map(make_disjoint_window, windows)):
-            total += score_last_ids(own, [*first[: bool(number)], *context, *predicted], len(predicted))[0]
-            read += predicted
-        assert read == encode_text(own, text)
+            total += score_last_ids(random_run, [*prefix_ids[: bool(number)], *context, *predicted], len(predicted))[
+                0
+            ]
+            all_predicted += predicted
+        assert all_predicted == encode_text(random_run, text)
         np.testing.assert_allclose(score, total, rtol=1e-4)
 
 
-def test_loglikelihood_of_empty_context_conditions_on_prefix_or_end_token(own):
-    adapter = SinklabLM(own)
+def test_loglikelihood_of_empty_context_conditions_on_prefix_or_end_token(random_run):
+    adapter = SinklabLM(random_run)
     assert adapter.loglikelihood_rolling(make_requests('loglikelihood_rolling', ('',)), True) == [0.0]
     result = adapter.loglikelihood(make_requests('loglikelihood', ('', 'abc'), (' ', 'abc')), disable_tqdm=True)
     (score, _), (after_space, _) = result
-    np.testing.assert_allclose(after_space, score_continuation(own, '', ' abc')[0], rtol=1e-4)
-    np.testing.assert_allclose(score, score_continuation(own, '', 'abc')[0], rtol=1e-4)
-    ids = [[own.spec.data.end_token, *get_prefix_ids(own)][-1], *encode_text(own, 'abc')]
-    np.testing.assert_allclose(score, score_last_ids(own, ids, len(ids) - 1)[0], rtol=1e-4)
+    np.testing.assert_allclose(after_space, score_continuation(random_run, '', ' abc')[0], rtol=1e-4)
+    np.testing.assert_allclose(score, score_continuation(random_run, '', 'abc')[0], rtol=1e-4)
+    ids = [[random_run.spec.data.end_token, *get_prefix_ids(random_run)][-1], *encode_text(random_run, 'abc')]
+    np.testing.assert_allclose(score, score_last_ids(random_run, ids, len(ids) - 1)[0], rtol=1e-4)
 
 
-def test_generate_until_is_greedy_beyond_training_length(own):
-    given = [(context, dict(until=[], max_gen_toks=20)) for context in CONTEXTS]
-    result = SinklabLM(own, batch_size=1).generate_until(make_requests('generate_until', *given), True)
-    assert result == [continue_greedily(own, context, 20) for context in CONTEXTS]
-    assert result == SinklabLM(own).generate_until(make_requests('generate_until', *given), True)
+def test_generate_until_is_greedy_beyond_training_length(random_run):
+    arguments = [(context, dict(until=[], max_gen_toks=20)) for context in CONTEXTS]
+    result = SinklabLM(random_run, batch_size=1).generate_until(make_requests('generate_until', *arguments), True)
+    assert result == [continue_greedily(random_run, context, 20) for context in CONTEXTS]
+    assert result == SinklabLM(random_run).generate_until(make_requests('generate_until', *arguments), True)
     stop = result[0][len(result[0]) // 2 :][:2]
-    again = SinklabLM(own).generate_until(make_requests('generate_until', (CONTEXTS[0], dict(until=stop))), True)
-    assert again == [result[0].partition(stop)[0]]
+    stopped_result = SinklabLM(random_run).generate_until(
+        make_requests('generate_until', (CONTEXTS[0], dict(until=stop))), True
+    )
+    assert stopped_result == [result[0].partition(stop)[0]]
 
 
 def test_sample_token_follows_softmax_frequencies():
@@ -120,7 +126,7 @@ def test_sample_token_follows_softmax_frequencies():
 
 
 @pytest.mark.parametrize(
-    ('given', 'expected'),
+    ('options', 'expected'),
     [
         (dict(until='\n', max_gen_toks=3), (('\n',), 3, 0.0)),
         (dict(do_sample=False, temperature=1.0, top_p=0.9), ((), 256, 0.0)),
@@ -128,18 +134,20 @@ def test_sample_token_follows_softmax_frequencies():
         (dict(temperature=0.5, num_beams=1), ((), 256, 0.5)),
     ],
 )
-def test_generation_options_are_parsed(given, expected):
-    assert lm_eval.parse_generation_options(given) == lm_eval.GenerationConfig(*expected)
-
-
-@pytest.mark.parametrize('given', [dict(num_beams=4), dict(do_sample=True, top_p=0.9), dict(repetition_penalty=1.2)])
-def test_generation_options_that_are_unsupported_are_rejected(given):
-    with pytest.raises(UserError, match='|'.join(f'{name}={value}' for name, value in given.items())):
-        lm_eval.parse_generation_options(given)
+def test_generation_options_are_parsed(options, expected):
+    assert lm_eval.parse_generation_options(options) == lm_eval.GenerationConfig(*expected)
 
 
 @pytest.mark.parametrize(
-    ('changes', 'said'),
+    'options', [dict(num_beams=4), dict(do_sample=True, top_p=0.9), dict(repetition_penalty=1.2)]
+)
+def test_generation_options_that_are_unsupported_are_rejected(options):
+    with pytest.raises(UserError, match='|'.join(f'{name}={value}' for name, value in options.items())):
+        lm_eval.parse_generation_options(options)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'pattern'),
     [
         (dict(data__task='backcopy', data__triggers=3), 'was trained on backcopy'),
         (dict(model__mask__prefix=3), 'does not predict the first'),
@@ -147,8 +155,8 @@ def test_generation_options_that_are_unsupported_are_rejected(given):
         (dict(data__random_first=2, data__random_last=3), 'data.random_first'),
     ],
 )
-def test_check_scorable_rejects_run_without_text_likelihood(changes, said):
-    with pytest.raises(UserError, match=said):
+def test_check_scorable_rejects_run_without_text_likelihood(changes, pattern):
+    with pytest.raises(UserError, match=pattern):
         lm_eval.check_scorable(make_tiny_spec(**changes), 'a run')
 
 

@@ -68,10 +68,10 @@ def test_completed_run_writes_config_metrics_probes_and_checkpoints(finished_run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('at', [2, 6])  # before the first checkpoint, and between two
-def test_resume_after_crash_matches_uninterrupted_run_bitwise(finished_run, corpus, tmp_path, at):
+@pytest.mark.parametrize('crash_step', [2, 6])  # before the first checkpoint, and between two
+def test_resume_after_crash_matches_uninterrupted_run_bitwise(finished_run, corpus, tmp_path, crash_step):
     with pytest.raises(CrashError):
-        train_run(make_spec(corpus), tmp_path / 'run', CrashingCallback(at))
+        train_run(make_spec(corpus), tmp_path / 'run', CrashingCallback(crash_step))
     with (tmp_path / 'run' / 'metrics.jsonl').open('a') as file:
         file.write('{"step": 7, "sec')  # a line truncated by a crash
     records = train_run(make_spec(corpus), tmp_path / 'run')
@@ -95,10 +95,10 @@ def test_train_leaves_finished_run_unchanged(finished_run, corpus):
 def test_train_rejects_different_config_in_existing_run(finished_run, corpus):
     old_contents = read_contents(finished_run[0])
     other_spec = replace_operation(make_spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as exc_info:
         train_run(other_spec, finished_run[0])
     for text in ('optimizer.steps 8 -> 20', 'similarity exp -> sigmoid', f'--workdir={finished_run[0]}-2'):
-        assert text in str(refusal.value)
+        assert text in str(exc_info.value)
     assert read_contents(finished_run[0]) == old_contents
 
 
@@ -138,9 +138,9 @@ def test_divergence_stops_run_and_keeps_finite_checkpoint(corpus, tmp_path):
     )
     with pytest.raises(loop.DivergedError, match=r'train/\w+ .*step \d'):
         train_run(diverging_spec, tmp_path / 'run')
-    folder = RunDir(tmp_path / 'run')
+    run_dir = RunDir(tmp_path / 'run')
     saved_state = ocp.load(
-        folder.checkpoint_dir / str(folder.list_checkpoint_steps()[-1]), checkpointable_name='state'
+        run_dir.checkpoint_dir / str(run_dir.list_checkpoint_steps()[-1]), checkpointable_name='state'
     )
     batch = load_run_data(diverging_spec).batches.read_rows(int(saved_state['step']), range(4))
     value, gradient = jax.value_and_grad(step.make_loss(diverging_spec))(saved_state['params'], batch)
@@ -189,25 +189,27 @@ def fill_disk(path):
 
 @pytest.mark.slow
 def test_train_reports_full_disk_and_resumes_after_space_is_freed(finished_run, corpus, small_disk):
-    class Filler(Callback):
+    class DiskFiller(Callback):
         def on_record(self, record, written):
             if record['step'] == 6:
                 fill_disk(small_disk / 'ballast')
 
     with pytest.raises(UserError, match=r'(?<!/)\bdisk\b'):
-        train_run(make_spec(corpus), small_disk / 'run', Filler())
+        train_run(make_spec(corpus), small_disk / 'run', DiskFiller())
     (small_disk / 'ballast').unlink()
     assert drop_clock_metrics(train_run(make_spec(corpus), small_disk / 'run')) == drop_clock_metrics(finished_run[1])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('at', [None, 2], ids=['done', 'died'])
-def test_train_reports_failed_kernel_at_end_of_run(corpus, tmp_path, monkeypatch, at):
+@pytest.mark.parametrize('crash_step', [None, 2], ids=['done', 'died'])
+def test_train_reports_failed_kernel_at_end_of_run(corpus, tmp_path, monkeypatch, crash_step):
     choice = BackendChoice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
     monkeypatch.setattr(setup.step, 'choose_verified_backend', lambda spec, hardware: choice)
     recorder = LastEventRecorder()
     with contextlib.suppress(CrashError):
-        train_run(make_spec(corpus), tmp_path / 'run', recorder, *([CrashingCallback(at)] if at else []))
+        train_run(
+            make_spec(corpus), tmp_path / 'run', recorder, *([CrashingCallback(crash_step)] if crash_step else [])
+        )
     assert recorder.last[0] == 'note'
     assert 'chunked' in recorder.last[1]
     assert choice.rejection_reasons['tpu'] in recorder.last[1]
@@ -216,7 +218,7 @@ def test_train_reports_failed_kernel_at_end_of_run(corpus, tmp_path, monkeypatch
 def test_device_memory_is_divided_among_processes_of_same_host(corpus, tmp_path, monkeypatch):
     """Use a group with two processes on this host and one on another host."""
 
-    class GroupOfThree:
+    class ThreeProcesses:
         index, count = 0, 3
 
         def gather(self, name, value):
@@ -230,7 +232,7 @@ def test_device_memory_is_divided_among_processes_of_same_host(corpus, tmp_path,
 
     monkeypatch.setattr(setup.device_mesh, 'get_device_memory_bytes', get_memory)
     with pytest.raises(UserError, match='enough is known'):
-        setup.set_up_run(make_spec(corpus), Hardware(), RunDir(tmp_path / 'run'), GroupOfThree())
+        setup.set_up_run(make_spec(corpus), Hardware(), RunDir(tmp_path / 'run'), ThreeProcesses())
     assert process_counts == [2]
 
 
@@ -250,7 +252,7 @@ def test_flatten_dict_names_every_leaf():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('name', 'at', 'saved', 'code'),
+    ('signal_name', 'signal_step', 'saved_step', 'exit_code'),
     [
         pytest.param('INT', 1, 3, 130, marks=pytest.mark.exhaustive),  # test_sweep.py interrupts a sweep
         pytest.param('TERM', 3, 4, 42, marks=pytest.mark.exhaustive),
@@ -259,7 +261,9 @@ def test_flatten_dict_names_every_leaf():
         ('KILL', 6, None, -9),
     ],
 )
-def test_resume_after_signal_completes_run(finished_run, corpus, tmp_path, name, at, saved, code):
+def test_resume_after_signal_completes_run(
+    finished_run, corpus, tmp_path, signal_name, signal_step, saved_step, exit_code
+):
     """Check that SIGINT, SIGTERM and SIGHUP save a checkpoint and print the command to resume.
 
     SIGKILL leaves only earlier checkpoints. The same command then finishes the run. It also takes the measurements
@@ -277,7 +281,8 @@ def test_resume_after_signal_completes_run(finished_run, corpus, tmp_path, name,
     program += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\n'  # libtpu in another test ignores it
     program += 'def note(run, record, is_logged, old=loop.TrainLoop.report_record):\n'
     program += (
-        f'    old(run, record, is_logged)\n    if record["step"] == {at}: os.kill(os.getpid(), signal.SIG{name})\n'
+        f'    old(run, record, is_logged)\n    if record["step"] == {signal_step}: '
+        f'os.kill(os.getpid(), signal.SIG{signal_name})\n'
     )
     program += (
         'loop.TrainLoop.report_record = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
@@ -285,17 +290,21 @@ def test_resume_after_signal_completes_run(finished_run, corpus, tmp_path, name,
     first_run = subprocess.run(
         [sys.executable, '-c', program, *command[3:]], capture_output=True, text=True, timeout=600
     )
-    assert first_run.returncode == code, first_run.stderr
-    if name == 'KILL':
+    assert first_run.returncode == exit_code, first_run.stderr
+    if signal_name == 'KILL':
         assert not (tmp_path / 'run' / 'outcome.json').exists()
     else:
         expected = dict(
-            kind='stopped', step=saved, checkpoint=saved, message=f'saved at step {saved}', exit_code=code
+            kind='stopped',
+            step=saved_step,
+            checkpoint=saved_step,
+            message=f'saved at step {saved_step}',
+            exit_code=exit_code,
         )
         assert read_outcome(tmp_path / 'run') == expected
         assert 'saved at step' in first_run.stderr
         assert f'-m sinklab train --config={script} --workdir={tmp_path}/run' in first_run.stderr
-    if name == 'TERM':
+    if signal_name == 'TERM':
         second_run = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert second_run.returncode == 0, second_run.stderr
     else:

@@ -44,11 +44,11 @@ def compute_expected(hidden_BTD, head_VD, target_BT):
     logits_BTV = np.einsum('btd,vd->btv', hidden_BTD, head_VD)
     logits_BTV -= logits_BTV.max(-1, keepdims=True)
     log_p_BTV = logits_BTV - np.log(np.exp(logits_BTV).sum(-1, keepdims=True))
-    right_BTV = np.asarray(target_BT)[..., None] == np.arange(len(head_VD))
-    read_BT1 = np.asarray(target_BT)[..., None] >= 0
-    d_logits_BTV = read_BT1 * (np.exp(log_p_BTV) - right_BTV) / target_BT.size
+    is_target_BTV = np.asarray(target_BT)[..., None] == np.arange(len(head_VD))
+    is_counted_BT1 = np.asarray(target_BT)[..., None] >= 0
+    d_logits_BTV = is_counted_BT1 * (np.exp(log_p_BTV) - is_target_BTV) / target_BT.size
     d_head_VD = np.einsum('btv,btd->vd', d_logits_BTV, hidden_BTD)
-    return -(right_BTV * log_p_BTV).sum() / target_BT.size, d_logits_BTV @ head_VD, d_head_VD
+    return -(is_target_BTV * log_p_BTV).sum() / target_BT.size, d_logits_BTV @ head_VD, d_head_VD
 
 
 def assert_close(actual, expected, dtype=jnp.float32):
@@ -56,9 +56,9 @@ def assert_close(actual, expected, dtype=jnp.float32):
 
     A difference is relative to the largest entry. Losses are compared at the precision of float32.
     """
-    fine = (1e-6, 2e-6, 2e-6)
-    coarse = (1e-6, 8e-3, 4e-3)
-    (value, gradients), tolerances = actual, fine if dtype == jnp.float32 else coarse
+    float32_tolerances = (1e-6, 2e-6, 2e-6)
+    bfloat16_tolerances = (1e-6, 8e-3, 4e-3)
+    (value, gradients), tolerances = actual, float32_tolerances if dtype == jnp.float32 else bfloat16_tolerances
     for actual_array, expected_array, tolerance in zip((value, *gradients), expected, tolerances, strict=True):
         difference = np.abs(np.asarray(actual_array, np.float64) - expected_array).max()
         assert difference <= tolerance * np.abs(expected_array).max(), (
@@ -90,12 +90,12 @@ def make_sharded_loss(mesh, gradient=True):
             jax.lax.psum(d_head, data_axes) / num_shards,
         )
 
-    rows, part = PartitionSpec(sharding.BATCH_AXES), PartitionSpec(None, 'fsdp')
+    row_spec, head_spec = PartitionSpec(sharding.BATCH_AXES), PartitionSpec(None, 'fsdp')
     manual_axes = {axis for axis, size in mesh.shape.items() if axis in sharding.BATCH_AXES or size == 1}
     return jax.shard_map(
         compute_local,
-        in_specs=(rows, part, rows),
-        out_specs=(PartitionSpec(), (rows, part)) if gradient else PartitionSpec(),
+        in_specs=(row_spec, head_spec, row_spec),
+        out_specs=(PartitionSpec(), (row_spec, head_spec)) if gradient else PartitionSpec(),
         axis_names=manual_axes,
         check_vma=False,
     )
@@ -235,7 +235,7 @@ def test_loss_has_one_matrix_product_and_gradients_have_three(function, count):
     assert len(list(iterate_products(jax.make_jaxpr(function)(*make_arrays()).jaxpr))) == count
 
 
-def count_ways(layout):
+def count_devices(layout):
     return math.prod(size or 1 for size in (layout.data, layout.fsdp, layout.tensor))
 
 
@@ -252,7 +252,7 @@ def compile_loss(layout, gradient=True):
         return jax.jit(make_sharded_loss(mesh, gradient)).lower(*inputs).compile()
 
 
-def find_sizes(text):
+def find_shapes(text):
     """Return the shapes of all arrays in the text of a compiled program."""
     return [
         tuple(map(int, dimensions.split(','))) for dimensions in re.findall(r'\b(?:pred|[a-z]+\d+)\[([\d,]+)\]', text)
@@ -274,10 +274,10 @@ def split_by_loops(text):
     ).splitlines()
 
 
-def find_message_sizes(lines, kind):
+def find_collective_shapes(lines, kind):
     """Return the shapes of the results of a kind of collective."""
     matches = [re.search(rf'= (.*?) {kind}(-start)?\(', line) for line in lines]
-    return [dimensions for match in matches if match for dimensions in find_sizes(match[1])]
+    return [dimensions for match in matches if match for dimensions in find_shapes(match[1])]
 
 
 @pytest.mark.slow
@@ -285,33 +285,35 @@ def find_message_sizes(lines, kind):
 @pytest.mark.parametrize('layout', [Hardware(), *LAYOUTS], ids=str)
 def test_compiled_loss_never_holds_logits_of_whole_batch(layout, gradient):
     program = compile_loss(layout, gradient)
-    assert max(map(math.prod, find_sizes(program.as_text()))) == loss.MIN_CHUNK_ROWS * VOCABULARY
-    logits_bytes = 4 * BATCH * LENGTH * VOCABULARY / count_ways(layout)
+    assert max(map(math.prod, find_shapes(program.as_text()))) == loss.MIN_CHUNK_ROWS * VOCABULARY
+    logits_bytes = 4 * BATCH * LENGTH * VOCABULARY / count_devices(layout)
     assert program.memory_analysis().temp_size_in_bytes < logits_bytes / 2
 
 
 @pytest.mark.parametrize('layout', [layout for layout in LAYOUTS if layout.tensor > 1], ids=str)
 def test_compiled_loss_splits_vocabulary_over_tensor_axis(layout):
-    sizes = find_sizes(compile_loss(layout).as_text())
-    assert (loss.MIN_CHUNK_ROWS * layout.tensor, VOCABULARY // layout.tensor) in sizes
-    assert not any(VOCABULARY in dimensions for dimensions in sizes)
+    shapes = find_shapes(compile_loss(layout).as_text())
+    assert (loss.MIN_CHUNK_ROWS * layout.tensor, VOCABULARY // layout.tensor) in shapes
+    assert not any(VOCABULARY in dimensions for dimensions in shapes)
 
 
 @pytest.mark.parametrize('layout', LAYOUTS, ids=str)
 def test_compiled_loss_exchanges_rows_in_loop_and_gradients_once(layout):
     loop_lines, other_lines = split_by_loops(compile_loss(layout).as_text())
     kinds = 'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute'
-    loop_messages = {kind: find_message_sizes(loop_lines, kind) for kind in kinds}
+    loop_shapes = {kind: find_collective_shapes(loop_lines, kind) for kind in kinds}
     assert any('dot(' in line or 'custom-call(' in line for line in loop_lines), 'the chunks are in a loop'
-    assert loop_messages.pop('all-reduce') == [(loss.MIN_CHUNK_ROWS * layout.tensor,)] * 3 * (layout.tensor > 1)
-    assert not any(loop_messages.values())
-    outside_messages = {
-        kind: [dimensions for dimensions in find_message_sizes(other_lines, kind) if dimensions] for kind in kinds
+    assert loop_shapes.pop('all-reduce') == [(loss.MIN_CHUNK_ROWS * layout.tensor,)] * 3 * (layout.tensor > 1)
+    assert not any(loop_shapes.values())
+    outside_shapes = {
+        kind: [dimensions for dimensions in find_collective_shapes(other_lines, kind) if dimensions] for kind in kinds
     }  # () is the loss
     data, fsdp = layout.data or 1, layout.fsdp or 1
-    rows, part = VOCABULARY // layout.tensor, WIDTH // fsdp
-    assert [math.prod(dimensions) for dimensions in outside_messages['all-gather']] == [rows * WIDTH] * (fsdp > 1)
-    assert [math.prod(dimensions) for dimensions in outside_messages['reduce-scatter']] == [rows * part] * (fsdp > 1)
-    d_head, d_hidden = (rows, part), (BATCH // data // fsdp, LENGTH, WIDTH)
-    assert sorted(outside_messages['all-reduce']) == sorted([d_head] * (data > 1) + [d_hidden] * (layout.tensor > 1))
-    assert not outside_messages['all-to-all'] + outside_messages['collective-permute']
+    rows, part_width = VOCABULARY // layout.tensor, WIDTH // fsdp
+    assert [math.prod(dimensions) for dimensions in outside_shapes['all-gather']] == [rows * WIDTH] * (fsdp > 1)
+    assert [math.prod(dimensions) for dimensions in outside_shapes['reduce-scatter']] == [rows * part_width] * (
+        fsdp > 1
+    )
+    d_head, d_hidden = (rows, part_width), (BATCH // data // fsdp, LENGTH, WIDTH)
+    assert sorted(outside_shapes['all-reduce']) == sorted([d_head] * (data > 1) + [d_hidden] * (layout.tensor > 1))
+    assert not outside_shapes['all-to-all'] + outside_shapes['collective-permute']

@@ -111,8 +111,8 @@ def test_compute_sink_numbers_names_key_and_threshold():
 def test_star_metric_reports_rates_with_and_without_own_query():
     star_LPH = np.array([[[0.35], [0.29]]])  # one layer, two sequences, one head
     setting = make_setting(make_tiny_spec(model__columns__kind='kv', data__length=64), 64, 1)
-    (measure,) = (measure for measure in sink.METRICS if 'star_LH' in measure.saved_arrays)
-    actual = measure.compute_numbers(dict(star_LPH=star_LPH), setting)
+    (metric,) = (metric for metric in sink.METRICS if 'star_LH' in metric.saved_arrays)
+    actual = metric.compute_numbers(dict(star_LPH=star_LPH), setting)
     assert (actual['sink/star'], actual['sink/star/clean']) == (100, 50)  # (1 + 64 * 0.29) / 65 is 0.301
     assert actual['alpha/star/clean'] == pytest.approx(0.32)
     assert actual['alpha/star'] == pytest.approx((1 + 64 * 0.32) / 65)
@@ -181,26 +181,28 @@ class CharacterModel:
 
 def collect_texts(model, texts, sequences, length):
     """Collect the texts of documents for `sequences` sequences of `length` tokens."""
-    collected = measure.SourceTexts(model, measure.InputSpec(sequences, length, seed=0, source='text:a'))
-    collected.window_chars = 2 * length  # much of a text lies beyond what is encoded first
+    source_texts = measure.SourceTexts(model, measure.InputSpec(sequences, length, seed=0, source='text:a'))
+    source_texts.window_chars = 2 * length  # much of a text lies beyond what is encoded first
     for text in texts:
-        if not collected.are_enough:
-            collected.add(text)
-    return collected
+        if not source_texts.are_enough:
+            source_texts.add(text)
+    return source_texts
 
 
 @given(st.lists(st.integers(0, 150), max_size=6), st.integers(1, 12), st.integers(2, 9))
 def test_sequences_are_windows_of_documents_in_rounds(sizes, sequences, length):
     texts = [''.join(map(chr, range(1000 * number, 1000 * number + size))) for number, size in enumerate(sizes, 1)]
     windows = [CharacterModel().encode_windows(text, length) for text in texts]
-    rounds = [window for window in itertools.chain(*itertools.zip_longest(*windows)) if window]
-    collected, remarks = collect_texts(CharacterModel(), texts, sequences, length), []
-    if len(rounds) < sequences:
-        with pytest.raises(UserError, match=f'{sequences} texts of {length} tokens are needed, a has {len(rounds)};'):
-            collected.cut_sequences('natural', 'a', remarks.append)
+    expected_windows = [window for window in itertools.chain(*itertools.zip_longest(*windows)) if window]
+    source_texts, remarks = collect_texts(CharacterModel(), texts, sequences, length), []
+    if len(expected_windows) < sequences:
+        with pytest.raises(
+            UserError, match=f'{sequences} texts of {length} tokens are needed, a has {len(expected_windows)};'
+        ):
+            source_texts.cut_sequences('natural', 'a', remarks.append)
         return
-    ids_PT = collected.cut_sequences('natural', 'a', remarks.append)
-    assert ids_PT.tolist() == rounds[:sequences]
+    ids_PT = source_texts.cut_sequences('natural', 'a', remarks.append)
+    assert ids_PT.tolist() == expected_windows[:sequences]
     num_documents = sum(map(bool, windows))
     assert len(remarks) == (num_documents < sequences)
     assert all(f'the {sequences} texts' in remark and f'({num_documents})' in remark for remark in remarks)
@@ -208,10 +210,10 @@ def test_sequences_are_windows_of_documents_in_rounds(sizes, sequences, length):
 
 def test_long_text_is_encoded_only_as_far_as_needed():
     model = CharacterModel()
-    collected = collect_texts(model, ['x' * 1_000_000, 'y' * 50], sequences=20, length=8)
-    assert collected.cut_sequences('natural', 'a', print).shape == (20, 8)
-    assert max(map(len, collected.texts)) == 20 * collected.window_chars
-    assert model.longest <= 20 * collected.window_chars
+    source_texts = collect_texts(model, ['x' * 1_000_000, 'y' * 50], sequences=20, length=8)
+    assert source_texts.cut_sequences('natural', 'a', print).shape == (20, 8)
+    assert max(map(len, source_texts.texts)) == 20 * source_texts.window_chars
+    assert model.longest <= 20 * source_texts.window_chars
 
 
 def test_folders_of_text_files_are_domains(tmp_path):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from conftest import make_tiny_spec, make_unpatched_mesh
-from tiny_runs import make_spec as run_spec
+from tiny_runs import make_spec as make_run_spec
 from tiny_runs import read_outcome, train_run
 
 from sinklab.config.spec import Hardware
@@ -16,14 +16,14 @@ from sinklab.train import memory_estimate, state
 from sinklab.train.forward import make_forward
 
 
-def estimate(hardware, spec=None):
+def estimate_memory(hardware, spec=None):
     spec = spec or make_tiny_spec()
     return memory_estimate.estimate_memory(spec, hardware, device_mesh.make_mesh(hardware), 'chunked')
 
 
 @pytest.mark.slow
 def test_estimate_matches_bytes_of_parameters_and_moments():
-    single_device, sharded = estimate(Hardware()), estimate(Hardware(fsdp=4))
+    single_device, sharded = estimate_memory(Hardware()), estimate_memory(Hardware(fsdp=4))
     assert single_device.parameters == state.count_bytes(state.get_state_shapes(make_tiny_spec())['params'])
     assert single_device.moments == state.count_bytes(state.get_state_shapes(make_tiny_spec())['opt_state'])
     assert single_device.parameters / 4 < sharded.parameters < single_device.parameters / 3, (
@@ -41,41 +41,42 @@ def test_estimate_matches_activations_kept_for_backward_pass(remat):
     param_pointers = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)}
     arrays = [leaf for leaf in jax.tree.leaves(backward) if isinstance(leaf, jax.Array)]
     saved_arrays = [leaf for leaf in arrays if leaf.unsafe_buffer_pointer() not in param_pointers]
-    assert estimate(hardware).activations == pytest.approx(state.count_bytes(saved_arrays), rel=0.1), (
+    assert estimate_memory(hardware).activations == pytest.approx(state.count_bytes(saved_arrays), rel=0.1), (
         'but for what all sequences share'
     )
 
 
 @pytest.mark.slow
 def test_estimate_decreases_with_stronger_remat_policy():
-    sizes = [estimate(Hardware(remat=remat)).activations for remat in memory_estimate.REMAT_POLICIES]
+    sizes = [estimate_memory(Hardware(remat=remat)).activations for remat in memory_estimate.REMAT_POLICIES]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == len(sizes)
 
 
 @pytest.mark.slow
 def test_estimate_divides_activations_over_micro_batches_and_devices():
-    total = estimate(Hardware()).activations
-    assert estimate(Hardware(micro_batch=2)).activations < 0.6 * total
-    assert estimate(Hardware(data=2)).activations < 0.6 * total
+    total = estimate_memory(Hardware()).activations
+    assert estimate_memory(Hardware(micro_batch=2)).activations < 0.6 * total
+    assert estimate_memory(Hardware(data=2)).activations < 0.6 * total
 
 
 @pytest.mark.slow
 def test_choose_remat_policy_picks_least_recomputation_that_fits():
     spec, hardware, mesh = make_tiny_spec(), Hardware(remat='auto'), device_mesh.make_mesh(Hardware())
-    needs = {
-        remat: estimate(dataclasses.replace(hardware, remat=remat)).total
+    bytes_by_policy = {
+        remat: estimate_memory(dataclasses.replace(hardware, remat=remat)).total
         for remat in memory_estimate.REMAT_POLICIES[1:]
     }
-    for remat, need in needs.items():
-        room = need / memory_estimate.USABLE_MEMORY_FRACTION + 1
-        assert memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', room) == remat
+    for remat, num_bytes in bytes_by_policy.items():
+        device_bytes = num_bytes / memory_estimate.USABLE_MEMORY_FRACTION + 1
+        assert memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', device_bytes) == remat
     spec = make_tiny_spec(optimizer__batch_size=64)
-    min_bytes = (
-        estimate(Hardware(remat='full', micro_batch=16), spec).total / memory_estimate.USABLE_MEMORY_FRACTION + 1
+    min_device_bytes = (
+        estimate_memory(Hardware(remat='full', micro_batch=16), spec).total / memory_estimate.USABLE_MEMORY_FRACTION
+        + 1
     )
     with pytest.raises(UserError, match='--micro_batch=16'):
-        memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', min_bytes)
+        memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', min_device_bytes)
     with pytest.raises(UserError, match='more devices'):
         memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', 1)
     assert memory_estimate.choose_remat_policy(spec, Hardware(remat='qkv'), mesh, 'chunked', 1) == 'qkv'
@@ -101,90 +102,93 @@ def test_choose_remat_policy_takes_default_of_platform_of_mesh():
     assert memory_estimate.choose_remat_policy(make_tiny_spec(), hardware, mesh, 'chunked', 1) == 'attention,ffn'
 
 
-TPU = (
+TPU_MESSAGE = (
     'RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 15.81G of '
     '15.75G hbm. Exceeded hbm capacity by 61.52M.\n\nTotal hbm usage >= 16.06G:'
 )
-LATER = (
+LATER_TPU_MESSAGE = (
     'RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO '
     'temporaries (17.21G) exceeds available HBM (15.75G). HLO module: jit_step.'
 )
-GPU = 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123456 bytes.'
+GPU_MESSAGE = 'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123456 bytes.'
 
 
 @pytest.mark.parametrize(
-    ('said', 'words'),
+    ('message', 'pattern'),
     [
-        (TPU, r'the step does not fit on a device \(Used 15.81G of 15.75G hbm. Exceeded hbm capacity by 61.52M\)'),
         (
-            LATER,
+            TPU_MESSAGE,
+            r'the step does not fit on a device \(Used 15.81G of 15.75G hbm. Exceeded hbm capacity by 61.52M\)',
+        ),
+        (
+            LATER_TPU_MESSAGE,
             r'the step does not fit on a device .memory required for HLO temporaries .17.21G. exceeds',
         ),
-        (GPU, r'the step does not fit on a device \(allocate 123456 bytes\)'),
+        (GPU_MESSAGE, r'the step does not fit on a device \(allocate 123456 bytes\)'),
     ],
     ids=['tpu', 'later', 'gpu'],
 )
-def test_translate_oom_errors_reports_size_and_suggests_flags(said, words):
+def test_translate_oom_errors_reports_size_and_suggests_flags(message, pattern):
     setup = make_tiny_spec(), Hardware(remat='attention'), device_mesh.make_mesh(Hardware()), 'chunked'
 
-    def run():
-        raise jax.errors.JaxRuntimeError(said)
+    def raise_error():
+        raise jax.errors.JaxRuntimeError(message)
 
-    with pytest.raises(UserError, match=words) as error:
-        memory_estimate.translate_oom_errors('the step', setup)(run)()
-    assert '--remat=full' in str(error.value)
-    assert '--micro_batch=2' in str(error.value)
+    with pytest.raises(UserError, match=pattern) as raised:
+        memory_estimate.translate_oom_errors('the step', setup)(raise_error)()
+    assert '--remat=full' in str(raised.value)
+    assert '--micro_batch=2' in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ('remat', 'words'),
+    ('remat', 'suggestion'),
     [
         ('none', 'give --remat=attention,qkv,middle,ffn or'),
         ('qkv,ffn', 'give --remat=full'),
         ('full', 'give --micro'),
     ],
 )
-def test_suggest_less_memory_names_remat_or_micro_batch(remat, words):
-    assert words in memory_estimate.suggest_less_memory(
+def test_suggest_less_memory_names_remat_or_micro_batch(remat, suggestion):
+    assert suggestion in memory_estimate.suggest_less_memory(
         make_tiny_spec(), Hardware(remat=remat), device_mesh.make_mesh(Hardware()), 'chunked'
     )
 
 
 def test_translate_oom_errors_passes_other_runtime_errors():
-    def run():
+    def raise_error():
         raise jax.errors.JaxRuntimeError('INTERNAL: something else')
 
     with pytest.raises(jax.errors.JaxRuntimeError, match='INTERNAL'):
-        memory_estimate.translate_oom_errors('the step', ())(run)()
+        memory_estimate.translate_oom_errors('the step', ())(raise_error)()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('said', 'raised', 'kind', 'code'),
+    ('message', 'error_class', 'kind', 'exit_code'),
     [
-        (GPU, UserError, 'refused', 1),
+        (GPU_MESSAGE, UserError, 'refused', 1),
         ('RESOURCE_EXHAUSTED: gRPC: too many messages', jax.errors.JaxRuntimeError, 'lost', 42),
         ('INTERNAL: something else', jax.errors.JaxRuntimeError, 'lost', 42),
     ],
     ids=['memory', 'messages', 'internal'],
 )
 def test_train_outcome_distinguishes_oom_from_other_runtime_errors(
-    corpus, tmp_path, monkeypatch, said, raised, kind, code
+    corpus, tmp_path, monkeypatch, message, error_class, kind, exit_code
 ):
     """JAX dispatches a step asynchronously and raises its error when results are read."""
     original_get = jax.device_get
 
-    def fail(tree):
+    def get_or_fail(tree):
         if 'train/loss' in tree:
-            raise jax.errors.JaxRuntimeError(said)
+            raise jax.errors.JaxRuntimeError(message)
         return original_get(tree)
 
-    monkeypatch.setattr(jax, 'device_get', fail)
-    with pytest.raises(raised) as error:
-        train_run(run_spec(corpus), tmp_path / 'run')
+    monkeypatch.setattr(jax, 'device_get', get_or_fail)
+    with pytest.raises(error_class) as error:
+        train_run(make_run_spec(corpus), tmp_path / 'run')
     assert ('allocate 123456 bytes' in str(error.value)) == (kind == 'refused')
     result = read_outcome(tmp_path / 'run')
-    assert (result['kind'], result['exit_code']) == (kind, code)
+    assert (result['kind'], result['exit_code']) == (kind, exit_code)
 
 
 @pytest.mark.slow

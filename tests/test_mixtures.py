@@ -29,7 +29,7 @@ def test_mixture_keeps_document_domains_and_normalizes_weights(source_dir):
 
 
 @pytest.mark.parametrize(
-    ('components', 'words'),
+    ('components', 'message'),
     [
         ({}, 'has no component'),
         (dict(A=dict(source='text:{}/a.jsonl', weight=1), B=dict(source='text:{}/b.txt')), 'has no weight for B'),
@@ -43,11 +43,11 @@ def test_mixture_keeps_document_domains_and_normalizes_weights(source_dir):
         (dict(A=dict(source='text:{}/a.jsonl'), B=dict(source='chat:{}/c.jsonl')), 'mixes chat: with sources'),
     ],
 )
-def test_mixture_refuses_invalid_component(source_dir, components, words):
+def test_mixture_refuses_invalid_component(source_dir, components, message):
     for component in components.values():
         if 'source' in component:
             component['source'] = component['source'].format(source_dir)
-    assert words in get_refusal(write_mixture(source_dir, components))
+    assert message in get_refusal(write_mixture(source_dir, components))
 
 
 def test_mixture_refuses_duplicate_component(source_dir):

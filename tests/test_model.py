@@ -25,7 +25,7 @@ from sinklab.run_dir import flatten_dict
 from sinklab.train import state
 from sinklab.train.forward import make_document_inputs
 
-pytestmark = pytest.mark.slow  # each case has a program of its own to compile
+pytestmark = pytest.mark.slow  # each case compiles its own program
 
 
 CASES = {**OPTIONS, **COMBINATIONS}
@@ -115,25 +115,28 @@ def test_model_gradient_matches_finite_differences_of_reference(name):
         np.testing.assert_allclose(np.sum(gradient_leaf * direction), expected, atol=2e-3 * norm)
 
 
-PLACES = (0, 4, 10)
+POSITIONS = (0, 4, 10)
 
 
 def find_visible_embeddings(name):
-    """Return which embeddings can affect the logits at PLACES, by the definition of the mask, through all layers."""
+    """Return which embeddings can affect the logits at POSITIONS through all layers, by the mask's definition."""
     spec, token_T = make_case(name)[0], TOKENS[0]
     document_T = np.cumsum(token_T == 0) - (token_T == 0)
     masks = [reference.make_layer_spec(spec, layer).model.mask for layer in range(spec.model.layers)]
-    seen_by_layer = [formulas.compute_visibility(LENGTH, mask, document_T).astype(int) for mask in reversed(masks)]
-    return functools.reduce(np.matmul, seen_by_layer)[PLACES, :] > 0
+    visibility_by_layer = [
+        formulas.compute_visibility(LENGTH, mask, document_T).astype(int) for mask in reversed(masks)
+    ]
+    return functools.reduce(np.matmul, visibility_by_layer)[POSITIONS, :] > 0
 
 
 def find_affecting_embeddings(vjp_function):
-    """Return which embeddings affect the logits at PLACES; all tokens differ, so each has its own row."""
+    """Return which embeddings affect the logits at POSITIONS; all tokens differ, so each has its own row."""
     weight_V = np.where(
         np.isin(np.arange(300), TOKENS), 0, np.linspace(-1, 1, 300)
     )  # excludes rows that a tied head uses
     gradients = (
-        vjp_function(np.einsum('b,t,v->btv', np.eye(2)[0], np.eye(LENGTH)[place], weight_V)) for place in PLACES
+        vjp_function(np.einsum('b,t,v->btv', np.eye(2)[0], np.eye(LENGTH)[position], weight_V))
+        for position in POSITIONS
     )
     return np.stack([np.abs(gradient['embedding_VD'][TOKENS[0]]).max(-1) > 0 for gradient in gradients])
 
@@ -162,17 +165,17 @@ def test_compiled_model_logits_match_op_by_op_logits(name, remat):
 
 def test_options_cover_every_literal_value():
     models = [make_tiny_spec(**changes).model for changes in {**OPTIONS, **COMBINATIONS}.values()]
-    for kind, part in (
+    for config_class, attribute in (
         (spec.ModelConfig, None),
         (spec.AttentionConfig, 'attention'),
         (spec.LearnedKVConfig, 'columns'),
         (spec.RotaryConfig, 'rotary'),
         (spec.GlobalLayersConfig, 'global_layers'),
     ):
-        for field, hint in get_type_hints(kind).items():
+        for field, hint in get_type_hints(config_class).items():
             if get_origin(hint) is Literal and field not in ('dtype', 'initialization'):
-                records = [getattr(model, part) if part else model for model in models]
-                assert {getattr(record, field) for record in records} == set(get_args(hint)), field
+                configs = [getattr(model, attribute) if attribute else model for model in models]
+                assert {getattr(config, field) for config in configs} == set(get_args(hint)), field
 
 
 def test_model_captures_nothing_by_default():
@@ -252,20 +255,20 @@ def test_bfloat16_logits_are_close_to_float32_logits():
 def test_baseline_60m_has_published_parameter_count():
     _, abstract = state.make_abstract_model(parse_config(default.get_config().to_dict()))
     params = nnx.to_pure_dict(abstract)
-    maps = {name: params['blocks'][name] for name in ('attention', 'ffn')}
-    assert round(sum(leaf.size for leaf in jax.tree.leaves(maps)) / 1e6, 2) == 58.98
+    block_params = {name: params['blocks'][name] for name in ('attention', 'ffn')}
+    assert round(sum(leaf.size for leaf in jax.tree.leaves(block_params)) / 1e6, 2) == 58.98
     assert round((params['embedding_VD'].size + params['head_VD'].size) / 1e6, 1) == 77.5
 
 
 @pytest.mark.parametrize(('changes', 'kv_heads'), [({}, 2), (dict(model__gate='value_state'), 4)])
 def test_backend_receives_keys_and_values_that_heads_share(monkeypatch, changes, kv_heads):
-    tiny_spec, seen = make_tiny_spec(model__heads=4, model__kv_heads=2, **changes), []
+    tiny_spec, head_counts = make_tiny_spec(model__heads=4, model__kv_heads=2, **changes), []
 
     def attend(query_BTHK, key_BSGK, value_BSGK, spec):
-        seen.append((query_BTHK.shape[2], key_BSGK.shape[2], value_BSGK.shape[2]))
+        head_counts.append((query_BTHK.shape[2], key_BSGK.shape[2], value_BSGK.shape[2]))
         return attn_reference.attend(query_BTHK, key_BSGK, value_BSGK, spec)
 
     monkeypatch.setitem(backends.BACKENDS, 'chunked', backends.XLABackend(attend))
     model = Transformer(tiny_spec.model, 8, nnx.Rngs(0))
     model(jnp.zeros((1, 8), jnp.int32))
-    assert set(seen) == {(4, kv_heads, kv_heads)}
+    assert set(head_counts) == {(4, kv_heads, kv_heads)}

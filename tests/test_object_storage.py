@@ -43,29 +43,29 @@ pytestmark = pytest.mark.usefixtures('short_retries')
 
 
 @pytest.fixture
-def brief(monkeypatch, bucket):
-    """Set the request timeout of both libraries to one second."""
-    for scheme in patience_modules():
-        monkeypatch.setattr(scheme, 'REQUEST_TIMEOUT_SECONDS', 1.0)
-    forget()
+def short_timeout_bucket(monkeypatch, bucket):
+    """Set the request timeout of both libraries to one second, and yield the bucket."""
+    for module in import_storage_modules():
+        monkeypatch.setattr(module, 'REQUEST_TIMEOUT_SECONDS', 1.0)
+    clear_file_systems()
     yield bucket
-    forget()
+    clear_file_systems()
 
 
-def patience_modules():
+def import_storage_modules():
     from sinklab.storage import gcs, s3
 
     return gcs, s3
 
 
-def forget():
+def clear_file_systems():
     """Clear the cached file systems, which keep the previous timeout."""
     backend.fsspec_backend._get_filesystem.cache_clear()
-    for module in patience_modules():
+    for module in import_storage_modules():
         module.Storage.clear_instance_cache()
 
 
-WAYS = [read_file, read_ranges]
+READ_FUNCTIONS = [read_file, read_ranges]
 
 
 @pytest.mark.parametrize('status', make_case_params([408, 429, 500, 502, 503, 504], [408, 429, 503]))
@@ -78,22 +78,22 @@ def test_storage_retries_busy_status_until_success(bucket, status):
 
 
 @pytest.mark.parametrize(
-    ('asked', 'bucket'), alternate_pairs(itertools.product(STORAGE_OPERATIONS, KINDS)), indirect=['bucket']
+    ('operation', 'bucket'), alternate_pairs(itertools.product(STORAGE_OPERATIONS, KINDS)), indirect=['bucket']
 )
-def test_storage_raises_timeout_when_busy_beyond_retry_limit(bucket, asked, capsys):
+def test_storage_raises_timeout_when_busy_beyond_retry_limit(bucket, operation, capsys):
     path = parse_path(f'{bucket.url}/folder/x')
     write_file(path)
-    begun = time.monotonic()
+    start_time = time.monotonic()
     with (
         short_timeout(1.0),
         bucket.proxy.treating(answer_always(Answer(status=503))),
-        pytest.raises((OSError, UserError)) as refused,
+        pytest.raises((OSError, UserError)) as raised,
     ):
-        STORAGE_OPERATIONS[asked](path)
-    assert time.monotonic() - begun < 4.0
-    error = refused.value.__cause__ if isinstance(refused.value, UserError) else refused.value
+        STORAGE_OPERATIONS[operation](path)
+    assert time.monotonic() - start_time < 4.0
+    error = raised.value.__cause__ if isinstance(raised.value, UserError) else raised.value
     assert error.errno == errno.ETIMEDOUT
-    assert bucket.url in str(refused.value)
+    assert bucket.url in str(raised.value)
     assert 'Traceback' not in capsys.readouterr().err
 
 
@@ -108,31 +108,33 @@ def test_storage_warns_once_across_threads(bucket, monkeypatch, capsys):
             thread.start()
         for thread in threads:
             thread.join()
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert said[0].startswith(bucket.url)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(bucket.url)
 
 
-@pytest.mark.parametrize('way', WAYS)
-def test_read_resumes_after_lost_connections(bucket, way):
+@pytest.mark.parametrize('read', READ_FUNCTIONS)
+def test_read_resumes_after_lost_connections(bucket, read):
     path = parse_path(f'{bucket.url}/x')
     write_file(path)
-    left = [0, 1, 50_000, 99_999]
+    remaining_sizes = [0, 1, 50_000, 99_999]
     with bucket.proxy.treating(
-        lambda method, name: Answer(bytes=left.pop()) if left and method == 'GET' and '/x' in name else None
+        lambda method, name: (
+            Answer(bytes=remaining_sizes.pop()) if remaining_sizes and method == 'GET' and '/x' in name else None
+        )
     ):
-        assert way(path) == CONTENT
-    assert not left
+        assert read(path) == CONTENT
+    assert not remaining_sizes
 
 
-@pytest.mark.parametrize('way', WAYS)
-def test_read_retries_after_stalled_response(brief, way):
-    path = parse_path(f'{brief.url}/x')
+@pytest.mark.parametrize('read', READ_FUNCTIONS)
+def test_read_retries_after_stalled_response(short_timeout_bucket, read):
+    path = parse_path(f'{short_timeout_bucket.url}/x')
     write_file(path)
-    begun = time.monotonic()
-    with brief.proxy.treating(answer_once(Answer(bytes=50_000, stalls=30.0), 'GET', '/x')):
-        assert way(path) == CONTENT
-    assert time.monotonic() - begun < 10.0
+    start_time = time.monotonic()
+    with short_timeout_bucket.proxy.treating(answer_once(Answer(bytes=50_000, stalls=30.0), 'GET', '/x')):
+        assert read(path) == CONTENT
+    assert time.monotonic() - start_time < 10.0
 
 
 @pytest.mark.parametrize('bucket', make_case_params(KINDS, ['s3']), indirect=True)
@@ -143,30 +145,34 @@ def test_storage_waits_for_slow_response(bucket):
         assert read_file(path) == CONTENT
 
 
-def test_write_raises_within_bound_without_response(brief):
-    path = parse_path(f'{brief.url}/x')
-    begun = time.monotonic()
+def test_write_raises_within_bound_without_response(short_timeout_bucket):
+    path = parse_path(f'{short_timeout_bucket.url}/x')
+    start_time = time.monotonic()
     with (
         short_timeout(2.0),
-        brief.proxy.treating(answer_always(Answer(seconds=8.0))),
+        short_timeout_bucket.proxy.treating(answer_always(Answer(seconds=8.0))),
         pytest.raises(OSError, match='answered'),
     ):
         write_file(path)
-    assert time.monotonic() - begun < 6.0
+    assert time.monotonic() - start_time < 6.0
 
 
 @pytest.mark.parametrize('stalls', [0.0, 30.0])
-def test_write_retries_after_lost_connection(brief, stalls):
-    path, content = parse_path(f'{brief.url}/x'), CONTENT * 60  # more than an unread connection buffers
-    rule, left = sends_content, [Answer(taken=100_000, stalls=stalls)]
-    with brief.proxy.treating(lambda *request: left.pop() if left and rule(*request) else None):
+def test_write_retries_after_lost_connection(short_timeout_bucket, stalls):
+    # The content is larger than the buffer of a connection that is not read.
+    path, content = parse_path(f'{short_timeout_bucket.url}/x'), CONTENT * 60
+    rule, remaining_answers = sends_content, [Answer(taken=100_000, stalls=stalls)]
+    with short_timeout_bucket.proxy.treating(
+        lambda *request: remaining_answers.pop() if remaining_answers and rule(*request) else None
+    ):
         write_file(path, content)
-    assert not left
+    assert not remaining_answers
     assert read_file(path) == content
 
 
 @pytest.fixture
-def in_parts(monkeypatch):
+def multipart_content(monkeypatch):
+    """Set small upload parts, and return content of three parts."""
     monkeypatch.setattr(atomic_write, 'UPLOAD_PART_BYTES', 5 << 20)
     return np.random.default_rng(1).bytes((12 << 20) + 7)
 
@@ -175,41 +181,41 @@ FAULTS = dict(busy=Answer(status=503), lost=Answer(lost=True), cut=Answer(taken=
 
 
 @pytest.mark.parametrize(('fault', 'bucket'), alternate_pairs(itertools.product(FAULTS, KINDS)), indirect=['bucket'])
-def test_multipart_upload_is_complete_after_fault_in_any_request(bucket, in_parts, fault):
+def test_multipart_upload_is_complete_after_fault_in_any_request(bucket, multipart_content, fault):
     path = parse_path(f'{bucket.url}/x')
-    write_file(path, in_parts)
-    asked = len(bucket.proxy.requests)
-    assert asked > 3
-    for number in range(asked):
+    write_file(path, multipart_content)
+    num_requests = len(bucket.proxy.requests)
+    assert num_requests > 3
+    for number in range(num_requests):
         parse_path(path).unlink()
-        seen = []
+        requests = []
 
-        def rule(*request, seen=seen, number=number):
-            seen.append(request)
-            return FAULTS[fault] if len(seen) == number + 1 and request[0] in ('POST', 'PUT') else None
+        def rule(*request, requests=requests, number=number):
+            requests.append(request)
+            return FAULTS[fault] if len(requests) == number + 1 and request[0] in ('POST', 'PUT') else None
 
         with bucket.proxy.treating(rule):
-            write_file(path, in_parts)
-        assert read_file(path) == in_parts
+            write_file(path, multipart_content)
+        assert read_file(path) == multipart_content
 
 
-def test_multipart_upload_that_fails_leaves_previous_object(bucket, in_parts):
+def test_multipart_upload_that_fails_leaves_previous_object(bucket, multipart_content):
     path = parse_path(f'{bucket.url}/x')
-    seen = []
+    uploads = []
 
     def rule(method, name):
         if sends_content(method, name):
-            seen.append(name)
-        return Answer(status=503) if len(seen) > 1 else None
+            uploads.append(name)
+        return Answer(status=503) if len(uploads) > 1 else None
 
     with short_timeout(0.5), bucket.proxy.treating(rule), pytest.raises(OSError, match='answered'):
-        write_file(path, in_parts)
+        write_file(path, multipart_content)
     assert not path.exists()
     assert directories.list_files(path.parent) == []
     write_file(path, b'before')
-    seen.clear()
+    uploads.clear()
     with short_timeout(0.5), bucket.proxy.treating(rule), pytest.raises(OSError, match='answered'):
-        write_file(path, in_parts)
+        write_file(path, multipart_content)
     assert read_file(path) == b'before'
 
 
@@ -228,19 +234,20 @@ def test_failed_upload_leaves_no_temporary_files(bucket, tmp_path, monkeypatch):
 @pytest.mark.exhaustive
 def test_storage_survives_busy_minute_with_default_timeout(bucket, monkeypatch):
     monkeypatch.setattr(retry, 'FIRST_PAUSE_SECONDS', 0.5)
-    there, path = (parse_path(f'{bucket.url}/{name}') for name in ('there', 'x'))
-    write_file(there)
+    existing_path, new_path = (parse_path(f'{bucket.url}/{name}') for name in ('there', 'x'))
+    write_file(existing_path)
     busy = bucket.proxy.treating(answer_during(MINUTE, Answer(status=503)))
     with short_timeout(retry.DEFAULT_RETRY_SECONDS), busy, ThreadPoolExecutor(2) as pool:
-        both = [
-            pool.submit(contextvars.copy_context().run, *what) for what in ((read_file, there), (write_file, path))
+        futures = [
+            pool.submit(contextvars.copy_context().run, *call)
+            for call in ((read_file, existing_path), (write_file, new_path))
         ]
-        assert both[0].result() == CONTENT
-        both[1].result()
-    assert read_file(path) == CONTENT
+        assert futures[0].result() == CONTENT
+        futures[1].result()
+    assert read_file(new_path) == CONTENT
 
 
-def put(bucket, content):
+def upload_object(bucket, content):
     path = parse_path(f'{bucket.url}/file.json')
     get_file_system(path).pipe_file(os.fspath(path), content)
     bucket.proxy.requests.clear()
@@ -248,7 +255,7 @@ def put(bucket, content):
 
 
 def test_read_regular_file_rejects_large_object_without_download(bucket):
-    path = put(bucket, bytes(10 << 20))
+    path = upload_object(bucket, bytes(10 << 20))
     with pytest.raises(DamagedFileError, match=r'file\.json.*1,000'):
         untrusted_files.read_regular_file(path, max_bytes=1000)
     assert sum(request.received for request in bucket.proxy.requests) < 10_000
@@ -258,7 +265,7 @@ def test_read_regular_file_rejects_large_object_without_download(bucket):
 @pytest.mark.parametrize('start', [0, 1, 9, 10, 11])
 def test_read_regular_file_reads_object_from_offset_in_one_request(bucket, tmp_path, size, start):
     content = bytes(range(size))
-    path = put(bucket, content)
+    path = upload_object(bucket, content)
     (tmp_path / 'file').write_bytes(content)
     assert (
         untrusted_files.read_regular_file(path, start, max_bytes=10)
@@ -270,7 +277,7 @@ def test_read_regular_file_reads_object_from_offset_in_one_request(bucket, tmp_p
 
 def test_read_regular_file_returns_empty_object_for_status_416(bucket):
     """GCS returns status 416 for an empty object, unlike its emulator."""
-    path = put(bucket, b'')
+    path = upload_object(bucket, b'')
     with bucket.proxy.treating(answer_always(Answer(status=416, text='Request range not satisfiable'), 'GET')):
         assert untrusted_files.read_regular_file(path) == b''
 

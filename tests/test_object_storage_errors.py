@@ -25,14 +25,14 @@ from sinklab.storage.paths import parse_path
 pytestmark = pytest.mark.usefixtures('short_retries')
 
 
-@pytest.mark.parametrize('asked', STORAGE_OPERATIONS)
-def test_permission_error_is_raised_without_long_retry(bucket, asked):
+@pytest.mark.parametrize('operation', STORAGE_OPERATIONS)
+def test_permission_error_is_raised_without_long_retry(bucket, operation):
     path = parse_path(f'{bucket.url}/folder/x')
     write_file(path)
-    start, previous_count = time.monotonic(), len(bucket.proxy.requests)
+    start_time, previous_count = time.monotonic(), len(bucket.proxy.requests)
     with bucket.proxy.treating(answer_always(Answer(status=403))), pytest.raises((OSError, UserError)) as raised:
-        STORAGE_OPERATIONS[asked](path)
-    assert time.monotonic() - start < 2.0
+        STORAGE_OPERATIONS[operation](path)
+    assert time.monotonic() - start_time < 2.0
     assert len(bucket.proxy.requests) - previous_count <= 3
     error = raised.value.__cause__ if isinstance(raised.value, UserError) else raised.value
     assert error.errno == errno.EACCES
@@ -49,17 +49,17 @@ def test_missing_bucket_is_reported_by_every_operation(bucket):
 
 def test_missing_object_raises_file_not_found_without_delay(bucket):
     path = parse_path(f'{bucket.url}/x')
-    start = time.monotonic()
+    start_time = time.monotonic()
     with pytest.raises(FileNotFoundError):
         read_file(path)
     assert not path.exists()
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start_time < 2.0
 
 
 def run_script(code, **variables):
     """Return (output, seconds) of a process without user credentials."""
     environment = {name: os.environ[name] for name in ('PATH', 'PYTHONPATH', 'LD_LIBRARY_PATH') if name in os.environ}
-    start = time.monotonic()
+    start_time = time.monotonic()
     process = subprocess.run(
         [sys.executable, '-c', code],
         env=environment | dict(HOME='/nonexistent') | variables,
@@ -67,7 +67,7 @@ def run_script(code, **variables):
         text=True,
         timeout=120,
     )
-    return process.stdout + process.stderr, time.monotonic() - start
+    return process.stdout + process.stderr, time.monotonic() - start_time
 
 
 LIST_SCRIPT = """
@@ -167,7 +167,7 @@ def chain_errors(*errors):
 
 
 @pytest.mark.parametrize(
-    ('error', 'number'),
+    ('error', 'error_number'),
     [
         (aiohttp.ServerDisconnectedError(), errno.ETIMEDOUT),
         (aiohttp.ClientPayloadError('half'), errno.ETIMEDOUT),
@@ -205,11 +205,11 @@ def chain_errors(*errors):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else errno.errorcode[value],
 )
-def test_translate_error_maps_library_error_to_errno(error, number):
+def test_translate_error_maps_library_error_to_errno(error, error_number):
     translated = retry.translate_error(error, 'gs://b', 0.0)
     assert isinstance(translated, OSError)
-    assert translated.errno == number
-    assert retry.is_transient(error) == (number == errno.ETIMEDOUT)
+    assert translated.errno == error_number
+    assert retry.is_transient(error) == (error_number == errno.ETIMEDOUT)
 
 
 @pytest.mark.parametrize('error', [FileNotFoundError('x'), FileExistsError('x'), KeyError('x')])

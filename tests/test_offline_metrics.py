@@ -23,7 +23,7 @@ from sinklab.model.learned_kv import count_learned_kv
 from sinklab.train.forward import make_forward
 
 L, P, H, T, K, D, KEYS = 3, 2, 2, 12, 4, 8, 3
-SINK = next(measure for measure in registry.OFFLINE_METRICS if 'sink_LPCD' in measure.inputs)
+SINK_TOKEN_METRIC = next(metric for metric in registry.OFFLINE_METRICS if 'sink_LPCD' in metric.inputs)
 SETTING = MetricSetting(
     length=T,
     columns=1,
@@ -47,19 +47,19 @@ def arrays():
     attention = attention / attention.sum(-1, keepdims=True)
     shapes = dict(query_LPTHK=(T, H, K), key_LPSHK=(1 + T, H, K), value_LPSHK=(1 + T, H, K), head_LPTHK=(T, H, K))
     shapes |= dict(normed_LPTD=(T, D), residual_LPTD=(T, D), sink_LPCD=(1, D))
-    found = {name: rng.normal(size=(L, P, *shape)) for name, shape in shapes.items()}
-    found['residual_LPTD'][:, :, 0] *= 40
-    found['residual_LPTD'][1:, :, 5] = found['residual_LPTD'][1:, :, 0] * 0.5
-    return {name: np.float32(array) for name, array in (found | {'attention_LPHTS': attention}).items()}
+    random_arrays = {name: rng.normal(size=(L, P, *shape)) for name, shape in shapes.items()}
+    random_arrays['residual_LPTD'][:, :, 0] *= 40
+    random_arrays['residual_LPTD'][1:, :, 5] = random_arrays['residual_LPTD'][1:, :, 0] * 0.5
+    return {name: np.float32(array) for name, array in (random_arrays | {'attention_LPHTS': attention}).items()}
 
 
 @pytest.fixture(scope='module')
 def numbers(arrays):
-    among = registry.select_measurable(arrays)
-    return registry.compute_numbers(registry.compute_arrays(arrays, SETTING, among), SETTING, among)
+    metrics = registry.select_measurable(arrays)
+    return registry.compute_numbers(registry.compute_arrays(arrays, SETTING, metrics), SETTING, metrics)
 
 
-def each(shape):
+def iterate_indices(shape):
     return np.ndindex(*shape)
 
 
@@ -77,14 +77,14 @@ def test_query_norms_match_float64_reference(arrays, numbers):
 
 
 def test_key_rank_matches_rank_of_covariance_over_texts(arrays, numbers):
-    for name, place in (('1', 0), ('middle', T // 2)):
-        found = []
-        for layer, head in each((L, H)):
-            values = np.linalg.eigvalsh(
-                np.cov(np.float64(arrays['key_LPSHK'][layer, :, 1 + place, head]), rowvar=False)
+    for name, position in (('1', 0), ('middle', T // 2)):
+        ranks = []
+        for layer, head in iterate_indices((L, H)):
+            eigenvalues = np.linalg.eigvalsh(
+                np.cov(np.float64(arrays['key_LPSHK'][layer, :, 1 + position, head]), rowvar=False)
             )
-            found.append(values.sum() ** 2 / (values**2).sum())
-        np.testing.assert_allclose(numbers[f'key/rank/{name}'], np.mean(found), rtol=1e-5)
+            ranks.append(eigenvalues.sum() ** 2 / (eigenvalues**2).sum())
+        np.testing.assert_allclose(numbers[f'key/rank/{name}'], np.mean(ranks), rtol=1e-5)
 
 
 def test_metric_info_has_label_with_length_and_threshold():
@@ -95,17 +95,17 @@ def test_metric_info_has_label_with_length_and_threshold():
 
 
 def test_effective_rank_of_equal_keys_is_one():
-    one_LPHK = np.random.default_rng(0).normal(size=(1, 1, 2, 64)).astype(np.float32).repeat(50, 1)
-    signs = np.random.default_rng(1).choice([-1, 1], one_LPHK.shape).astype(np.float32)
-    for keys in (one_LPHK, np.nextafter(one_LPHK, signs * np.inf, dtype=np.float32)):  # equal up to rounding
+    equal_LPHK = np.random.default_rng(0).normal(size=(1, 1, 2, 64)).astype(np.float32).repeat(50, 1)
+    signs = np.random.default_rng(1).choice([-1, 1], equal_LPHK.shape).astype(np.float32)
+    for keys in (equal_LPHK, np.nextafter(equal_LPHK, signs * np.inf, dtype=np.float32)):  # equal up to rounding
         np.testing.assert_array_equal(angles.compute_effective_rank(keys), 1)
 
 
 def test_secondary_sinks_are_counted_between_rise_and_fall_of_norm():
-    alike = np.ones((12, 1, 3))
-    assert hidden_states.count_secondary_sinks(alike[:1], np.ones(1)) == 0.0
-    assert hidden_states.count_secondary_sinks(alike, np.linspace(9, 1, 12)) == 0.0
-    assert hidden_states.count_secondary_sinks(alike, np.array([1.0, *np.linspace(50, 90, 11)])) == 2.0
+    likeness = np.ones((12, 1, 3))
+    assert hidden_states.count_secondary_sinks(likeness[:1], np.ones(1)) == 0.0
+    assert hidden_states.count_secondary_sinks(likeness, np.linspace(9, 1, 12)) == 0.0
+    assert hidden_states.count_secondary_sinks(likeness, np.array([1.0, *np.linspace(50, 90, 11)])) == 2.0
 
 
 @pytest.mark.slow
@@ -138,15 +138,15 @@ def test_massive_activations_exceed_absolute_and_relative_bound():
 
 def test_spectrum_and_mixing_match_float64_reference(arrays, numbers):
     for layer, residual_PTD in enumerate(np.float64(arrays['residual_LPTD']), 1):
-        entropies, alike = [], []
+        entropies, mean_cosines = [], []
         for h in residual_PTD:
             share = np.linalg.svd(h, compute_uv=False) ** 2
             share /= share.sum()
-            entropies.append(-sum(one * np.log(one) for one in share if one > 0))
+            entropies.append(-sum(p * np.log(p) for p in share if p > 0))
             unit = h / np.linalg.norm(h, axis=-1, keepdims=True)
-            alike.append(np.mean([unit[s] @ unit[t] for s in range(1, T) for t in range(1, T) if s != t]))
+            mean_cosines.append(np.mean([unit[s] @ unit[t] for s in range(1, T) for t in range(1, T) if s != t]))
         np.testing.assert_allclose(numbers[f'spectrum/{layer:02}'], np.mean(entropies), rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(numbers[f'mixing/{layer:02}'], np.mean(alike), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(numbers[f'mixing/{layer:02}'], np.mean(mean_cosines), rtol=1e-4, atol=1e-6)
 
 
 def test_spectral_entropy_is_zero_for_equal_and_maximal_for_orthogonal_tokens():
@@ -171,24 +171,26 @@ def test_secondary_sink_matches_first_token_for_more_than_four_blocks():
 
 def test_sink_positions_match_float64_reference(arrays, numbers):
     A = np.float64(arrays['attention_LPHTS'])
-    at, most = [], []
-    for one in each((L, P, H)):
-        alphas = [A[one][k:, 1 + k].sum() / (T - k) for k in range(T // 2)]
-        at.append(int(np.argmax(alphas)))
-        most.append(max(alphas))
-    found = [place for place, alpha in zip(at, most, strict=True) if alpha > 0.3]
-    assert 0 < len(found) < len(at), 'the draw has heads of both kinds'
-    np.testing.assert_allclose(numbers['sink/any'], 100 * len(found) / len(at))
+    positions, max_alphas = [], []
+    for index in iterate_indices((L, P, H)):
+        alphas = [A[index][k:, 1 + k].sum() / (T - k) for k in range(T // 2)]
+        positions.append(int(np.argmax(alphas)))
+        max_alphas.append(max(alphas))
+    sink_positions = [position for position, alpha in zip(positions, max_alphas, strict=True) if alpha > 0.3]
+    assert 0 < len(sink_positions) < len(positions), 'the draw has heads of both kinds'
+    np.testing.assert_allclose(numbers['sink/any'], 100 * len(sink_positions) / len(positions))
     for k in range(KEYS):
-        np.testing.assert_allclose(numbers[f'place/{k + 1}'], 100 * found.count(k) / len(found))
-    np.testing.assert_allclose(numbers['place/beyond'], 100 * sum(k >= KEYS for k in found) / len(found))
+        np.testing.assert_allclose(numbers[f'place/{k + 1}'], 100 * sink_positions.count(k) / len(sink_positions))
+    np.testing.assert_allclose(
+        numbers['place/beyond'], 100 * sum(k >= KEYS for k in sink_positions) / len(sink_positions)
+    )
 
 
 def test_metrics_of_shorter_lengths_match_truncated_attention(arrays, numbers):
     A = np.float64(arrays['attention_LPHTS'])
     for length in SETTING.lengths:
         for k in range(KEYS):
-            alphas = [A[one][k:length, 1 + k].sum() / (length - k) for one in each((L, P, H))]
+            alphas = [A[index][k:length, 1 + k].sum() / (length - k) for index in iterate_indices((L, P, H))]
             np.testing.assert_allclose(numbers[f'alpha/{k + 1}/T{length}'], np.mean(alphas), rtol=1e-5)
             for threshold in SETTING.thresholds:
                 rate = 100 * np.mean([alpha > threshold for alpha in alphas])
@@ -199,15 +201,15 @@ def test_sink_norm_ratio_uses_most_attended_token_or_sink_token(arrays):
     received = np.full((L, P, T // 2), 0.1)
     received[:, 0, 2], received[:, 1, 4] = 0.5, 0.6
     norm = np.linalg.norm(np.float64(arrays['residual_LPTD']), axis=-1)
-    kept = dict(received_LPJ=received, norm_LPT=norm)
+    metric_arrays = dict(received_LPJ=received, norm_LPT=norm)
     expected = [
         np.mean([norm[layer, 0, 2], norm[layer, 1, 4]])
         / np.mean([np.delete(norm[layer, 0], 2).mean(), np.delete(norm[layer, 1], 4).mean()])
         for layer in range(L)
     ]
-    np.testing.assert_allclose(sink_position.compute_sink_norm_ratio(kept), expected)
-    kept |= dict(column_LPC=np.full((L, P, 1), 7.0), received_LPC=np.full((L, P, 1), 0.9))
-    np.testing.assert_allclose(sink_position.compute_sink_norm_ratio(kept), 7 / norm.mean((1, 2)))
+    np.testing.assert_allclose(sink_position.compute_sink_norm_ratio(metric_arrays), expected)
+    metric_arrays |= dict(column_LPC=np.full((L, P, 1), 7.0), received_LPC=np.full((L, P, 1), 0.9))
+    np.testing.assert_allclose(sink_position.compute_sink_norm_ratio(metric_arrays), 7 / norm.mean((1, 2)))
 
 
 def test_sink_norm_ratio_ignores_attention_to_implicit_key(arrays):
@@ -223,7 +225,7 @@ def test_sink_norm_ratio_ignores_attention_to_implicit_key(arrays):
     ('values', 'expected'),
     [
         ([0, 0, 10, 60, 100], (20, 30)),
-        ([0, 80, 10, 60, 100], (20, 30)),  # it vanished in between
+        ([0, 80, 10, 60, 100], (20, 30)),  # the sink vanished in between
         ([90, 100], (None, 0)),
         ([0, 0], None),
         ([0, 5, 0], None),
@@ -237,7 +239,7 @@ def test_find_emergence_returns_last_crossing_of_half_final_value(values, expect
 def test_find_first_heads_orders_heads_by_lasting_threshold_crossing():
     alpha = np.zeros((4, 1, 3))
     alpha[1:, 0, 2] = 0.4
-    alpha[0, 0, 1], alpha[3, 0, 1] = 0.9, 0.9  # above the threshold for good only at the last step
+    alpha[0, 0, 1], alpha[3, 0, 1] = 0.9, 0.9  # stays above the threshold only from the last step on
     assert emergence.find_first_heads([0, 5, 10, 15], alpha, 0.3) == [(5, 1, 3), (15, 1, 2)]
 
 
@@ -254,17 +256,21 @@ def test_captured_model_provides_all_metrics_with_equal_jax_and_numpy_values(spe
     ids_PT = np.random.default_rng(0).integers(1, 300, (2, 12)).astype(np.int32)
     setting = make_setting(spec, 12, count_learned_kv(spec.model), lengths=(4, 12), thresholds=(0.3,))
     captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(draw_params(spec))
-    found = extract_arrays(captured, setting)
-    assert ('sink_LPCD' in found) == (spec.model.columns.kind == 'sink_token')
-    among = registry.select_measurable(found)
-    assert {*registry.METRICS, *registry.OFFLINE_METRICS} - {*among} == (
-        {SINK} if 'sink_LPCD' not in found else set()
+    captured_arrays = extract_arrays(captured, setting)
+    assert ('sink_LPCD' in captured_arrays) == (spec.model.columns.kind == 'sink_token')
+    metrics = registry.select_measurable(captured_arrays)
+    assert {*registry.METRICS, *registry.OFFLINE_METRICS} - {*metrics} == (
+        {SINK_TOKEN_METRIC} if 'sink_LPCD' not in captured_arrays else set()
     )
     jax_numbers = registry.compute_numbers(
-        jax.jit(lambda found: registry.compute_arrays(found, setting, among))(found), setting, among
+        jax.jit(lambda captured_arrays: registry.compute_arrays(captured_arrays, setting, metrics))(captured_arrays),
+        setting,
+        metrics,
     )
-    plain = {name: np.asarray(array) for name, array in found.items()}
-    numpy_numbers = registry.compute_numbers(registry.compute_arrays(plain, setting, among), setting, among)
+    numpy_arrays = {name: np.asarray(array) for name, array in captured_arrays.items()}
+    numpy_numbers = registry.compute_numbers(
+        registry.compute_arrays(numpy_arrays, setting, metrics), setting, metrics
+    )
     assert jax_numbers.keys() == numpy_numbers.keys()
     for name, value in numpy_numbers.items():
         np.testing.assert_allclose(jax_numbers[name], value, rtol=2e-3, atol=2e-4, err_msg=name)
@@ -276,25 +282,25 @@ def test_propositions_hold_only_for_repeated_tokens(position):
     spec = make_tiny_spec(model__position=position)
     for repeated in (True, False):
         ids_PT = np.full((2, 12), 7) if repeated else np.random.default_rng(0).integers(1, 300, (2, 12))
-        found = numbers_of(spec, ids_PT.astype(np.int32), repeated=True)
-        told = propositions.judge_propositions(position, found)
-        assert told[0][2] == repeated
-        assert len(told) == 1 + (position in propositions.PROPOSITIONS)
+        values = measure_random_model(spec, ids_PT.astype(np.int32), repeated=True)
+        judgments = propositions.judge_propositions(position, values)
+        assert judgments[0][2] == repeated
+        assert len(judgments) == 1 + (position in propositions.PROPOSITIONS)
         if repeated or position == 'rotary':  # the bound for a repeated token is not tight
-            assert all(holds for _, _, holds in told[1:])
-    assert propositions.judge_propositions('learned', found) == []
+            assert all(holds for _, _, holds in judgments[1:])
+    assert propositions.judge_propositions('learned', values) == []
 
 
 def test_proposition_metrics_match_float64_reference(arrays):
     setting = dataclasses.replace(SETTING, repeated=True)
-    among = registry.select_measurable(arrays)
-    found = registry.compute_numbers(registry.compute_arrays(arrays, setting, among), setting, among)
+    metrics = registry.select_measurable(arrays)
+    actual = registry.compute_numbers(registry.compute_arrays(arrays, setting, metrics), setting, metrics)
     A, query, key = (np.float64(arrays[name]) for name in ('attention_LPHTS', 'query_LPTHK', 'key_LPSHK'))
     uneven, first, bound, relative = [], [], [], []
-    for layer, text, head in each((L, P, H)):
+    for layer, text, head in iterate_indices((L, P, H)):
         share = A[layer, text, head, :, 1:]
-        longest = (np.linalg.norm(array[layer, text, :, head], axis=-1).max() for array in (query, key[:, :, 1:]))
-        x = np.prod([*longest]) / np.sqrt(K)
+        max_norms = (np.linalg.norm(array[layer, text, :, head], axis=-1).max() for array in (query, key[:, :, 1:]))
+        x = np.prod([*max_norms]) / np.sqrt(K)
         for t in range(1, T + 1):
             uneven += [abs(share[t - 1, i] - (i < t) / t) for i in range(T)]
             first.append(share[t - 1, 0] - 1 / t)
@@ -303,13 +309,13 @@ def test_proposition_metrics_match_float64_reference(arrays):
             bound += [share[t - 1, i] - np.exp(2 * x) / (np.exp(2 * x) + t - 1) for i in range(T)]
     expected = dict(uneven=max(uneven), first=max(first), bound=max(bound), relative=max(relative))
     for name, value in expected.items():
-        np.testing.assert_allclose(found[f'repeated/{name}'], value, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(actual[f'repeated/{name}'], value, rtol=1e-4, atol=1e-6)
 
 
-def numbers_of(spec, ids_PT, **how):
+def measure_random_model(spec, ids_PT, **options):
     """Return all metrics of a model with random parameters."""
-    setting = make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model), **how)
+    setting = make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model), **options)
     captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(draw_params(spec))
-    found = extract_arrays(captured, setting)
-    among = registry.select_measurable(found)
-    return registry.compute_numbers(registry.compute_arrays(found, setting, among), setting, among)
+    captured_arrays = extract_arrays(captured, setting)
+    metrics = registry.select_measurable(captured_arrays)
+    return registry.compute_numbers(registry.compute_arrays(captured_arrays, setting, metrics), setting, metrics)

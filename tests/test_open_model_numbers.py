@@ -53,25 +53,27 @@ def run_with_hooks(model, ids_PT):
     """Return for each layer its attention, its output, and the outputs of its projections, in float64."""
     layers, hooks = [{} for _ in model.model.layers], []
 
-    def record(found, name):
+    def record(layer_arrays, name):
         def hook(module, args, output):
-            found[name] = np.float64((output[0] if isinstance(output, tuple) else output).numpy())
+            layer_arrays[name] = np.float64((output[0] if isinstance(output, tuple) else output).numpy())
 
         return hook
 
-    for layer, found in zip(model.model.layers, layers, strict=True):
-        hooks.append(layer.register_forward_hook(record(found, 'residual_PTD')))
+    for layer, layer_arrays in zip(model.model.layers, layers, strict=True):
+        hooks.append(layer.register_forward_hook(record(layer_arrays, 'residual_PTD')))
         for name in ('q', 'k', 'v'):
             projection = getattr(layer.self_attn, f'{name}_proj')
-            hooks.append(projection.register_forward_hook(record(found, name)))
+            hooks.append(projection.register_forward_hook(record(layer_arrays, name)))
     with torch.inference_mode():
         outputs = model(torch.as_tensor(ids_PT), output_attentions=True, output_hidden_states=True, use_cache=False)
     for hook in hooks:
         hook.remove()
-    for index, (attention, found) in enumerate(zip(outputs.attentions, layers, strict=True)):
-        found['attention_PHTS'] = np.float64(attention.numpy())
+    for index, (attention, layer_arrays) in enumerate(zip(outputs.attentions, layers, strict=True)):
+        layer_arrays['attention_PHTS'] = np.float64(attention.numpy())
         if index + 1 < len(layers):  # the last one of transformers is normalized
-            np.testing.assert_array_equal(outputs.hidden_states[index + 1].numpy(), np.float32(found['residual_PTD']))
+            np.testing.assert_array_equal(
+                outputs.hidden_states[index + 1].numpy(), np.float32(layer_arrays['residual_PTD'])
+            )
     return layers
 
 
@@ -104,10 +106,12 @@ def compute_heads(model, layers):
     Queries are scaled so that scores are <q, k> / sqrt(K).
     """
     heads = {name: [] for name in 'qkv'}
-    for index, (layer, found) in enumerate(zip(model.model.layers, layers, strict=True)):
-        attention, num_heads = layer.self_attn, found['attention_PHTS'].shape[1]
+    for index, (layer, layer_arrays) in enumerate(zip(model.model.layers, layers, strict=True)):
+        attention, num_heads = layer.self_attn, layer_arrays['attention_PHTS'].shape[1]
         for name, arrays in heads.items():
-            array_PHTK = found[name].reshape(*found[name].shape[:2], -1, attention.head_dim).swapaxes(1, 2)
+            array_PHTK = (
+                layer_arrays[name].reshape(*layer_arrays[name].shape[:2], -1, attention.head_dim).swapaxes(1, 2)
+            )
             if name in 'qk':
                 if norm := getattr(attention, f'{name}_norm', None):
                     array_PHTK = normalize(array_PHTK, norm)
@@ -121,8 +125,8 @@ def compute_heads(model, layers):
 def compute_expected_numbers(model, ids_PT):
     """Compute the numbers of the paper (sections 3 and 7.1) by their definitions."""
     layers = run_with_hooks(model, ids_PT)
-    attention = np.stack([found['attention_PHTS'] for found in layers])
-    residual = np.stack([found['residual_PTD'] for found in layers])
+    attention = np.stack([layer_arrays['attention_PHTS'] for layer_arrays in layers])
+    residual = np.stack([layer_arrays['residual_PTD'] for layer_arrays in layers])
     query, key, value = compute_heads(model, layers)
     length = attention.shape[-1]
 
@@ -147,10 +151,14 @@ def compute_expected_numbers(model, ids_PT):
     for name, array in (('query', query), ('key', key), ('value', value)):
         first, other = norm(array, axis=-1)[..., 0].mean(), norm(array, axis=-1)[..., 1:].mean()
         numbers |= {f'norm/{name}/1': first, f'norm/{name}/other': other, f'norm/{name}/ratio': first / other}
-    lengths = norm(query, axis=-1)[..., :, None] * norm(key, axis=-1)[..., None, :]
-    for name, part in (('cos', query @ key.swapaxes(-1, -2) / lengths), ('norms', lengths), ('score', score)):
-        first = part[..., 1:, 0].mean()
-        other = np.mean([part[..., i, 1 : i + 1].mean(-1) for i in range(1, length)])
+    norm_products = norm(query, axis=-1)[..., :, None] * norm(key, axis=-1)[..., None, :]
+    for name, matrix in (
+        ('cos', query @ key.swapaxes(-1, -2) / norm_products),
+        ('norms', norm_products),
+        ('score', score),
+    ):
+        first = matrix[..., 1:, 0].mean()
+        other = np.mean([matrix[..., i, 1 : i + 1].mean(-1) for i in range(1, length)])
         numbers |= {f'qk/{name}/1': first, f'qk/{name}/other': other, f'qk/{name}/difference': first - other}
     return numbers
 

@@ -136,16 +136,16 @@ def test_experiments_run_once_on_tiny_model(tiny_model, monkeypatch, tmp_path, c
     assert {*entries['instruct']['found']} == {'base'}
     assert 'reads 128 tokens' in entries['lengths']['refused']['natural']
     assert entries['inputs']['found'].keys() == {'natural', 'random', 'repeated'}
-    first_bos = [entries['bos']['found'][name]['values']['sink/1'] for name in ('force', 'random, BOS first')]
-    assert all(0 <= value <= 100 for value in first_bos)
+    sink_rates = [entries['bos']['found'][name]['values']['sink/1'] for name in ('force', 'random, BOS first')]
+    assert all(0 <= value <= 100 for value in sink_rates)
     assert len(entries['norms']['found']['natural']['layers']['cos_LH2']['first']) == 3
     assert entries['streaming']['found']['0+8']['values']['perplexity'] > 1
     assert len(entries['attention']['found']['prose']['heads']['median']['matrix']) > 10
 
     capsys.readouterr()
     open_models.main()
-    run_again = re.findall('^tiny, (.*):', capsys.readouterr().out, re.MULTILINE)
-    assert run_again == ['lengths'], 'only what was refused is run again'
+    repeated_experiments = re.findall('^tiny, (.*):', capsys.readouterr().out, re.MULTILINE)
+    assert repeated_experiments == ['lengths'], 'only what was refused is run again'
     assert json.loads(out.read_text())['experiments']['inputs'] == results['experiments']['inputs']
 
     monkeypatch.setattr(open_model_results, 'RESULTS_DIR', tmp_path)

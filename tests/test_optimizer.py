@@ -38,16 +38,18 @@ def test_adamw_clips_gradients_and_decays_every_parameter():
         {'gain': jnp.array([0.1, 0.2]), 'weight': jnp.array([[0.3]])},
     ]
     state, expected = optimizer.init(params), {name: np.float64(value) for name, value in params.items()}
-    mean, square = (dict.fromkeys(params, 0.0) for _ in range(2))
+    first_moment, second_moment = (dict.fromkeys(params, 0.0) for _ in range(2))
     for step, gradient in enumerate(gradients, 1):
         updates, state = optimizer.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
         norm = np.sqrt(sum((np.float64(g) ** 2).sum() for g in gradient.values()))
         for name in expected:
             g = np.float64(gradient[name]) / max(norm, 1.0)
-            mean[name] = 0.9 * mean[name] + 0.1 * g
-            square[name] = 0.95 * square[name] + 0.05 * g**2
-            direction = mean[name] / (1 - 0.9**step) / (np.sqrt(square[name] / (1 - 0.95**step)) + 1e-8)
+            first_moment[name] = 0.9 * first_moment[name] + 0.1 * g
+            second_moment[name] = 0.95 * second_moment[name] + 0.05 * g**2
+            direction = (
+                first_moment[name] / (1 - 0.9**step) / (np.sqrt(second_moment[name] / (1 - 0.95**step)) + 1e-8)
+            )
             expected[name] = expected[name] - 1e-2 * (direction + 0.5 * expected[name])
     for name in expected:
         np.testing.assert_allclose(params[name], expected[name], rtol=1e-5)
@@ -102,30 +104,30 @@ def test_muon_orthogonalizes_block_matrices_and_uses_adam_for_rest():
         assert update_values.max() / update_values.min() < min(3.5, gradient_values.max() / gradient_values.min())
 
 
-BLOCKS = [
+BLOCK_CHANGES = [
     dict(model__attention__feature_map='mlp', model__gate='elementwise', model__columns__kind='kv'),
     dict(model__gate='value_state', model__columns__kind='v', model__ffn='gelu', model__qk_norm=True),
     dict(model__combination='add_wide', model__columns__kind='logit', model__head_norm=True),
     dict(model__norm='res_post', model__qk_norm=True, model__qk_norm_joint=True),
 ]
-VECTORS = {'key_HK', 'value_HK', 'score_H', 'gain_HK'}  # one vector per head
+VECTOR_NAMES = {'key_HK', 'value_HK', 'score_H', 'gain_HK'}  # one vector per head
 
 
-@pytest.mark.parametrize('changes', BLOCKS, ids=lambda changes: next(iter(changes)))
+@pytest.mark.parametrize('changes', BLOCK_CHANGES, ids=lambda changes: next(iter(changes)))
 def test_muon_dimension_numbers_cover_exactly_block_matrices(changes):
     abstract = nnx.to_pure_dict(state.make_abstract_model(make_tiny_spec(**changes))[1])
     dimension_numbers = make_muon_dimension_numbers(state.make_abstract_model(make_tiny_spec(**changes))[1])
     for path, leaf in jax.tree_util.tree_leaves_with_path(abstract):
-        names = [entry.key for entry in path]
+        keys = [entry.key for entry in path]
         leaf_numbers = dimension_numbers
-        for name in names:
+        for name in keys:
             leaf_numbers = leaf_numbers[name]
-        if names[0] != 'blocks' or leaf.ndim < 3 or names[-1] in VECTORS:
-            assert leaf_numbers is None, names
+        if keys[0] != 'blocks' or leaf.ndim < 3 or keys[-1] in VECTOR_NAMES:
+            assert leaf_numbers is None, keys
         else:
             input_axes, output_axes = leaf_numbers
-            assert (*input_axes, *output_axes) == tuple(range(1, leaf.ndim)), names
-            assert len(input_axes) == (2 if names[-1] == 'output_HKD' else 1), names
+            assert (*input_axes, *output_axes) == tuple(range(1, leaf.ndim)), keys
+            assert len(input_axes) == (2 if keys[-1] == 'output_HKD' else 1), keys
 
 
 @pytest.mark.slow

@@ -35,10 +35,13 @@ def raise_in(path, error):
     return raised.value.with_traceback(raised.value.__traceback__.tb_next)
 
 
-FULL = OSError(28, 'No space left on device'), ValueError('RESOURCE_EXHAUSTED: Failed writing: No space left')
+DISK_FULL_ERRORS = (
+    OSError(28, 'No space left on device'),
+    ValueError('RESOURCE_EXHAUSTED: Failed writing: No space left'),
+)
 
 
-@pytest.mark.parametrize('error', [None, *FULL], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize('error', [None, *DISK_FULL_ERRORS], ids=lambda error: type(error).__name__)
 def test_filter_drops_records_of_orbax_about_storage_errors(error):
     assert not passes_filter('absl', ORBAX_FILE, error)
     assert passes_filter('absl', '/lib/of/another.py', error)
@@ -99,11 +102,13 @@ def make_unraisable(origin):
     loop.close()
     with pytest.raises(RuntimeError, match='Event loop is closed') as raised:
         loop.call_soon_threadsafe(print)
-    kind = ValueError if origin == 'another kind' else RuntimeError
+    error_class = ValueError if origin == 'another kind' else RuntimeError
     full_trace = raised.value.__traceback__
     trace = {'a program': full_trace, 'no trace': None}.get(origin, full_trace.tb_next)
-    error = kind('Event loop is closed').with_traceback(trace)
-    return types.SimpleNamespace(exc_type=kind, exc_value=error, exc_traceback=trace, object=None, err_msg=None)
+    error = error_class('Event loop is closed').with_traceback(trace)
+    return types.SimpleNamespace(
+        exc_type=error_class, exc_value=error, exc_traceback=trace, object=None, err_msg=None
+    )
 
 
 def test_hook_drops_late_callback_to_closed_event_loop(passed_errors):
@@ -112,28 +117,28 @@ def test_hook_drops_late_callback_to_closed_event_loop(passed_errors):
     assert passed_errors == []
 
 
-@pytest.mark.parametrize('of', ['a program', 'another kind', 'no trace'])
-def test_hook_passes_other_unraisable_errors(passed_errors, of):
-    error = make_unraisable(of)
+@pytest.mark.parametrize('origin', ['a program', 'another kind', 'no trace'])
+def test_hook_passes_other_unraisable_errors(passed_errors, origin):
+    error = make_unraisable(origin)
     sys.unraisablehook(error)
     assert passed_errors == [error]
 
 
 def test_hook_never_calls_itself_in_any_order_of_installation(passed_errors):
-    """Test all orders of installation; the first one made an earlier hook call itself."""
+    """Test all orders of installation. With the first order, an earlier version of the hook called itself."""
     error = make_unraisable('a program')
 
-    def wrap():
-        inner = sys.unraisablehook
-        sys.unraisablehook = lambda error: inner(error)
+    def wrap_hook():
+        inner_hook = sys.unraisablehook
+        sys.unraisablehook = lambda error: inner_hook(error)
 
-    def put_back(older=sys.unraisablehook):
-        sys.unraisablehook = older
+    def restore_hook(original_hook=sys.unraisablehook):
+        sys.unraisablehook = original_hook
 
-    for order in itertools.product([orbax_compat.install_filters, wrap, put_back], repeat=4):
-        put_back()
-        for change in order:
-            change()
+    for order in itertools.product([orbax_compat.install_filters, wrap_hook, restore_hook], repeat=4):
+        restore_hook()
+        for change_hook in order:
+            change_hook()
         orbax_compat.install_filters()
         sys.unraisablehook(error)
         assert passed_errors == [error]
@@ -142,12 +147,12 @@ def test_hook_never_calls_itself_in_any_order_of_installation(passed_errors):
         passed_errors.clear()
 
 
-@pytest.mark.parametrize('inside', [False, True], ids=['before', 'inside'])
-def test_hook_works_with_keyboard_interrupts_enabled(passed_errors, monkeypatch, inside):
+@pytest.mark.parametrize('install_inside', [False, True], ids=['before', 'inside'])
+def test_hook_works_with_keyboard_interrupts_enabled(passed_errors, monkeypatch, install_inside):
     monkeypatch.setattr(startup_signals.signal, 'getsignal', lambda number: startup_signals.exit_on_signal)
     monkeypatch.setattr(startup_signals.signal, 'signal', lambda number, handler: None)
     with startup_signals.enable_keyboard_interrupts():
-        if inside:
+        if install_inside:
             orbax_compat.install_filters()
         sys.unraisablehook(make_unraisable('C++'))
         sys.unraisablehook(make_unraisable('a program'))

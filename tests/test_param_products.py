@@ -14,27 +14,25 @@ from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh
 from sinklab.parallel.param_einsum import sharded_einsum
 
-MODEL = Path(sinklab.__file__).parent / 'model'
+MODEL_DIR = Path(sinklab.__file__).parent / 'model'
 EQUATIONS = sorted(
     {
         equation
-        for path in MODEL.glob('*.py')
+        for path in MODEL_DIR.glob('*.py')
         for equation in re.findall(r"_einsum\(\s*'([A-Z,]+->[A-Z]+)'", path.read_text(encoding='utf-8'))
     }
 )
 SIZES = dict(B=2, T=3, H=2, K=4, S=5)
 
 
-@pytest.mark.parametrize('wide', ['', 'D', 'F', 'V', 'G'])
+@pytest.mark.parametrize('wide_dim', ['', 'D', 'F', 'V', 'G'])
 @pytest.mark.parametrize('equation', EQUATIONS)
 @pytest.mark.slow
-def test_sharded_einsum_gradients_match_plain_einsum(equation, wide):
-    sizes = {letter: SIZES.get(letter, 24 if letter == wide else 6) for letter in equation if letter.isalpha()}
-    of_x, of_weight = equation.partition('->')[0].split(',')
+def test_sharded_einsum_gradients_match_plain_einsum(equation, wide_dim):
+    sizes = {letter: SIZES.get(letter, 24 if letter == wide_dim else 6) for letter in equation if letter.isalpha()}
+    x_dims, weight_dims = equation.partition('->')[0].split(',')
     rng = np.random.default_rng(0)
-    x, weight = (
-        rng.normal(size=[sizes[axis] for axis in letters]).astype('float32') for letters in (of_x, of_weight)
-    )
+    x, weight = (rng.normal(size=[sizes[axis] for axis in dims]).astype('float32') for dims in (x_dims, weight_dims))
     axes = (None,) * weight.ndim
     y, pull_back = jax.vjp(lambda *factors: sharded_einsum(equation, axes, None, *factors), x, weight)
     expected, plain_pull_back = jax.vjp(lambda *factors: jnp.einsum(equation, *factors), x, weight)
@@ -48,9 +46,9 @@ def test_sharded_einsum_gradients_match_plain_einsum(equation, wide):
 @pytest.mark.parametrize('equation', EQUATIONS)
 def test_sharded_einsum_gradients_in_bfloat16_accumulate_in_float32(equation):
     sizes = {letter: SIZES.get(letter, 6) for letter in equation if letter.isalpha()}
-    of_x, of_weight = equation.partition('->')[0].split(',')
+    x_dims, weight_dims = equation.partition('->')[0].split(',')
     rng = np.random.default_rng(0)
-    x, weight = (rng.normal(size=[sizes[axis] for axis in letters]) for letters in (of_x, of_weight))
+    x, weight = (rng.normal(size=[sizes[axis] for axis in dims]) for dims in (x_dims, weight_dims))
     x, weight = jnp.asarray(x, jnp.bfloat16), jnp.asarray(weight, jnp.float32)
     y, pull_back = jax.vjp(
         lambda *factors: sharded_einsum(equation, (None,) * weight.ndim, None, *factors), x, weight
@@ -66,13 +64,14 @@ def test_sharded_einsum_gradients_in_bfloat16_accumulate_in_float32(equation):
 @pytest.mark.parametrize('equation', ['BTD,DF->BTF', 'BTF,FD->BTD'])
 def test_ffn_gradient_of_sharded_weight_is_exact(equation, ffn_width):
     """Use whole numbers, whose float32 sums are exact, on four devices."""
-    of_x, of_weight, of_y = equation.replace('->', ',').split(',')
+    x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
     sizes, rng = dict(B=8, T=3, D=128, F=ffn_width), np.random.default_rng(0)
     x, weight, d_y = (
-        rng.integers(-8, 9, [sizes[axis] for axis in dims]).astype('float32') for dims in (of_x, of_weight, of_y)
+        rng.integers(-8, 9, [sizes[axis] for axis in dims]).astype('float32')
+        for dims in (x_dims, weight_dims, y_dims)
     )
-    axes = tuple(dict(D='embed', F='ffn')[dim] for dim in of_weight)
-    weight_spec = PartitionSpec(*('fsdp' if dim == 'D' else None for dim in of_weight))
+    axes = tuple(dict(D='embed', F='ffn')[dim] for dim in weight_dims)
+    weight_spec = PartitionSpec(*('fsdp' if dim == 'D' else None for dim in weight_dims))
 
     def pull_back(x, weight, d_y):
         return jax.vjp(lambda weight: sharded_einsum(equation, axes, None, x, weight), weight)[1](d_y)[0]
@@ -83,20 +82,18 @@ def test_ffn_gradient_of_sharded_weight_is_exact(equation, ffn_width):
     d_weight = jax.shard_map(pull_back, mesh=mesh, in_specs=in_specs, out_specs=weight_spec, check_vma=False)(
         x, weight, d_y
     )
-    np.testing.assert_array_equal(d_weight, np.einsum(f'{of_x},{of_y}->{of_weight}', x, d_y))
+    np.testing.assert_array_equal(d_weight, np.einsum(f'{x_dims},{y_dims}->{weight_dims}', x, d_y))
 
 
 def lower_gradients(equation, sizes, platform):
     """Return the StableHLO text of a product and its gradients."""
-    of_x, of_weight = equation.partition('->')[0].split(',')
-    x, weight = (
-        jax.ShapeDtypeStruct([sizes[axis] for axis in letters], jnp.float32) for letters in (of_x, of_weight)
-    )
+    x_dims, weight_dims = equation.partition('->')[0].split(',')
+    x, weight = (jax.ShapeDtypeStruct([sizes[axis] for axis in dims], jnp.float32) for dims in (x_dims, weight_dims))
 
-    def total(x, weight):
+    def compute_total(x, weight):
         return jnp.sin(sharded_einsum(equation, (None,) * weight.ndim, None, x, weight)).sum()
 
-    return jax.jit(jax.grad(total, (0, 1))).trace(x, weight).lower(lowering_platforms=(platform,)).as_text()
+    return jax.jit(jax.grad(compute_total, (0, 1))).trace(x, weight).lower(lowering_platforms=(platform,)).as_text()
 
 
 # The input of a product is constrained in the forward and in the backward pass, and the gradient of its output once.

@@ -22,7 +22,7 @@ from sinklab.model.positions import (
     transpose_rotation_by_slices,
 )
 
-PLACES = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences, in any order
+POSITION_IDS = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences, in any order
 
 
 def make_position(kind, length=200, **changes):
@@ -36,9 +36,9 @@ def make_position(kind, length=200, **changes):
 def test_rotary_matches_complex_rotation_of_dimension_pairs(width, name):
     x_BTHK = np.random.default_rng(0).normal(size=(2, 7, 3, width)).astype(np.float32)
     rotary = make_tiny_spec(**OPTIONS[name]).model.rotary
-    actual = make_position('rotary', **OPTIONS[name]).rotate(x_BTHK, jnp.asarray(PLACES))
+    actual = make_position('rotary', **OPTIONS[name]).rotate(x_BTHK, jnp.asarray(POSITION_IDS))
     for b, h in np.ndindex(2, 3):
-        expected = formulas.rotate(np.float64(x_BTHK[b, :, h]), PLACES[b], rotary)
+        expected = formulas.rotate(np.float64(x_BTHK[b, :, h]), POSITION_IDS[b], rotary)
         np.testing.assert_allclose(actual[b, :, h], expected, atol=1e-4)
 
 
@@ -59,8 +59,8 @@ def test_rotation_on_tpus_and_its_gradient_equal_those_on_other_devices(dtype):
 @pytest.mark.slow
 def test_rotary_scores_depend_only_on_distance():
     query, key = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
-    places = jnp.arange(10)[None]
-    queries, keys = (make_position('rotary').rotate(jnp.tile(x, (1, 10, 1, 1)), places) for x in (query, key))
+    position_ids = jnp.arange(10)[None]
+    queries, keys = (make_position('rotary').rotate(jnp.tile(x, (1, 10, 1, 1)), position_ids) for x in (query, key))
     score = np.einsum('tk,sk->ts', queries[0, :, 0], keys[0, :, 0])
     for distance in range(-9, 10):
         diagonal = np.diagonal(score, distance)
@@ -82,9 +82,11 @@ def test_alibi_slopes_of_eight_heads_are_powers_of_one_half():
 def test_relative_bias_matches_formula_of_distance(kind):
     module = make_position(kind, model__heads=6)
     table_RH = np.asarray(module.table_RH[...]) if kind == 'relative_t5' else None
-    actual = ScoreBias(module.make_relative_bias(), jnp.asarray(PLACES), jnp.asarray(PLACES)).materialize(0, 7)
-    for b, place_T in enumerate(PLACES):
-        expected = formulas.compute_position_bias(kind, place_T, 6, table_RH)
+    actual = ScoreBias(module.make_relative_bias(), jnp.asarray(POSITION_IDS), jnp.asarray(POSITION_IDS)).materialize(
+        0, 7
+    )
+    for b, position_T in enumerate(POSITION_IDS):
+        expected = formulas.compute_position_bias(kind, position_T, 6, table_RH)
         np.testing.assert_allclose(np.broadcast_to(actual, (2, 6, 7, 7))[b], expected, rtol=1e-6)
 
 
@@ -113,10 +115,10 @@ def test_buckets_never_decrease_with_distance(distances):
 @pytest.mark.slow
 def test_sinusoids_place_all_sines_before_all_cosines():
     x_BTD = np.random.default_rng(0).normal(size=(2, 7, 16)).astype(np.float32)
-    actual = make_position('absolute').embed(x_BTD, jnp.asarray(PLACES))
-    for b, place_T in enumerate(PLACES):
-        np.testing.assert_allclose(actual[b], x_BTD[b] + formulas.compute_sinusoids(place_T, 16), atol=1e-4)
-    np.testing.assert_allclose((actual - x_BTD)[:, PLACES[0] == 0][0], [[0] * 8 + [1] * 8] * 2, atol=1e-6)
+    actual = make_position('absolute').embed(x_BTD, jnp.asarray(POSITION_IDS))
+    for b, position_T in enumerate(POSITION_IDS):
+        np.testing.assert_allclose(actual[b], x_BTD[b] + formulas.compute_sinusoids(position_T, 16), atol=1e-4)
+    np.testing.assert_allclose((actual - x_BTD)[:, POSITION_IDS[0] == 0][0], [[0] * 8 + [1] * 8] * 2, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -125,7 +127,7 @@ def test_learned_position_adds_table_row_of_each_index():
     x_BTD = jnp.ones((2, 7, 16))
     table_TD = np.asarray(module.table_TD[...])
     assert table_TD.shape == (200, 16)
-    np.testing.assert_allclose(module.embed(x_BTD, jnp.asarray(PLACES)), 1 + table_TD[PLACES], rtol=1e-6)
+    np.testing.assert_allclose(module.embed(x_BTD, jnp.asarray(POSITION_IDS)), 1 + table_TD[POSITION_IDS], rtol=1e-6)
 
 
 @pytest.mark.parametrize('kind', POSITIONS)
@@ -133,9 +135,9 @@ def test_position_acts_only_on_embedding_rotation_or_bias(kind):
     module = make_position(kind)
     embeds, rotates = kind in ('absolute', 'learned'), kind == 'rotary'
     x = np.random.default_rng(0).normal(size=(2, 7, 4, 16)).astype(np.float32)
-    places = jnp.asarray(PLACES)
-    assert np.array_equal(module.embed(x[:, :, 0], places), x[:, :, 0]) is not embeds
-    assert np.array_equal(module.rotate(x, places), x) is not rotates
+    position_ids = jnp.asarray(POSITION_IDS)
+    assert np.array_equal(module.embed(x[:, :, 0], position_ids), x[:, :, 0]) is not embeds
+    assert np.array_equal(module.rotate(x, position_ids), x) is not rotates
     assert (module.make_relative_bias() is None) is (embeds or rotates or kind == 'none')
 
 

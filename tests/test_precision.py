@@ -28,8 +28,8 @@ from sinklab.train import state, step
 from sinklab.train import step as step_module
 from sinklab.train.forward import make_document_inputs
 
-UNIT = 2.0**-8  # relative error of a rounding to bfloat16
-STRICT = state.ROUNDING_COMPILER_OPTIONS['bfloat16']
+UNIT_ROUNDOFF = 2.0**-8  # relative error of a rounding to bfloat16
+COMPILER_OPTIONS = state.ROUNDING_COMPILER_OPTIONS['bfloat16']
 EXHAUSTIVE = pytest.mark.exhaustive
 pytestmark = pytest.mark.slow
 
@@ -66,38 +66,40 @@ def find_largest_error(actual, expected):
 EQUATIONS = ['BTD,DHK->BTHK', 'BTHK,HKD->BTD', 'BTD,DF->BTF', 'BTHD,DHK->BTHK', 'BTHK,KJ->BTHJ']
 
 
-@pytest.mark.parametrize('widest', 'DFJK')
+@pytest.mark.parametrize('widest_dim', 'DFJK')
 @pytest.mark.parametrize('equation', EQUATIONS)
-def test_param_einsum_gradient_is_exact_for_any_wider_axis(equation, widest):
+def test_param_einsum_gradient_is_exact_for_any_wider_axis(equation, widest_dim):
     """Use whole numbers, whose float32 sums are exact."""
-    of_x, of_weight, of_y = equation.replace('->', ',').split(',')
-    rng, size = np.random.default_rng(0), dict(B=8, T=16, D=4, H=2, K=3, F=5, J=3) | {widest: 70}
-    x, weight, d_y = (rng.integers(-8, 9, [size[axis] for axis in axes]) for axes in (of_x, of_weight, of_y))
+    x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
+    rng, sizes = np.random.default_rng(0), dict(B=8, T=16, D=4, H=2, K=3, F=5, J=3) | {widest_dim: 70}
+    x, weight, d_y = (rng.integers(-8, 9, [sizes[dim] for dim in dims]) for dims in (x_dims, weight_dims, y_dims))
 
     def multiply(weight):
         return param_einsum(equation, jnp.float32(x), nnx.Param(weight, axes=(None,) * weight.ndim))
 
     (d_weight,) = jax.vjp(multiply, jnp.float32(weight))[1](jnp.float32(d_y))
-    np.testing.assert_array_equal(d_weight, np.einsum(f'{of_x},{of_y}->{of_weight}', x, d_y))
+    np.testing.assert_array_equal(d_weight, np.einsum(f'{x_dims},{y_dims}->{weight_dims}', x, d_y))
 
 
 @pytest.mark.parametrize('equation', EQUATIONS)
 def test_param_einsum_gradient_is_summed_in_float32(equation):
     """Use whole numbers whose sums bfloat16 cannot represent."""
-    of_x, of_weight, of_y = equation.replace('->', ',').split(',')
-    rng, size = np.random.default_rng(0), dict(B=64, T=16, D=4, H=2, K=3, F=5, J=3)
-    x, weight, d_y = (rng.integers(1, 9, [size[axis] for axis in axes]) for axes in (of_x, of_weight, of_y))
+    x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
+    rng, sizes = np.random.default_rng(0), dict(B=64, T=16, D=4, H=2, K=3, F=5, J=3)
+    x, weight, d_y = (rng.integers(1, 9, [sizes[dim] for dim in dims]) for dims in (x_dims, weight_dims, y_dims))
     x[0] *= 16
 
     def multiply(x, weight):
         return param_einsum(equation, x, nnx.Param(weight, axes=(None,) * weight.ndim))
 
-    y, pull = jax.vjp(multiply, jnp.bfloat16(x), jnp.float32(weight))
-    d_x, d_weight = pull(jnp.bfloat16(d_y))
+    y, pull_back = jax.vjp(multiply, jnp.bfloat16(x), jnp.float32(weight))
+    d_x, d_weight = pull_back(jnp.bfloat16(d_y))
     assert (y.dtype, d_x.dtype, d_weight.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
-    np.testing.assert_array_equal(d_weight, np.einsum(f'{of_x},{of_y}->{of_weight}', x, d_y))
-    np.testing.assert_allclose(np.float64(y), np.einsum(equation, x, weight), rtol=UNIT)
-    np.testing.assert_allclose(np.float64(d_x), np.einsum(f'{of_y},{of_weight}->{of_x}', d_y, weight), rtol=UNIT)
+    np.testing.assert_array_equal(d_weight, np.einsum(f'{x_dims},{y_dims}->{weight_dims}', x, d_y))
+    np.testing.assert_allclose(np.float64(y), np.einsum(equation, x, weight), rtol=UNIT_ROUNDOFF)
+    np.testing.assert_allclose(
+        np.float64(d_x), np.einsum(f'{y_dims},{weight_dims}->{x_dims}', d_y, weight), rtol=UNIT_ROUNDOFF
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,13 +114,13 @@ def test_batch_gradient_is_mean_of_part_gradients(model):
     params, ids_BT = gradients.make_inputs(spec, num_sequences=2048)
     parts = [gradients.compute_gradient(spec, params, ids_BT[first : first + 8]) for first in range(0, 2048, 8)]
     mean = jax.tree.map(lambda *arrays: np.mean(arrays, 0), *parts)
-    assert find_largest_error(gradients.compute_gradient(spec, params, ids_BT), mean) < (UNIT / 4, '')
+    assert find_largest_error(gradients.compute_gradient(spec, params, ids_BT), mean) < (UNIT_ROUNDOFF / 4, '')
 
 
 def test_embedding_gradient_of_frequent_token_has_float32_precision():
     """Compare n equal sequences with one: a float32 sum of n equal addends has relative error n / 2^25."""
     spec = make_tiny_spec(model__dtype='bfloat16', model__layers=1)
-    gradient = jax.jit(jax.grad(step_module.make_loss(spec)), compiler_options=STRICT)
+    gradient = jax.jit(jax.grad(step_module.make_loss(spec)), compiler_options=COMPILER_OPTIONS)
     ids_BT = np.full((1, 17), 7, np.int32)
     actual, expected = gradient(draw_params(spec), np.repeat(ids_BT, 8192, 0)), gradient(draw_params(spec), ids_BT)
     assert compute_error(actual['embedding_VD'][7], expected['embedding_VD'][7]) < 16 * 8192 / 2**25
@@ -140,8 +142,8 @@ def compute_momentum(hardware, dtype='bfloat16'):
     )
     with jax.set_mesh(mesh):
         train_state, batch = state.create_state(spec, mesh), sharding.put_batch(IDS, mesh)
-        advance = step.make_train_step(spec, hardware, mesh)
-        next_state, _ = advance(train_state, batch, sharding.make_per_device_array(0, mesh))
+        run_step = step.make_train_step(spec, hardware, mesh)
+        next_state, _ = run_step(train_state, batch, sharding.make_per_device_array(0, mesh))
         (trace,) = (leaf.trace for leaf in next_state['opt_state'][1] if hasattr(leaf, 'trace'))
         return jax.device_get(trace)
 
@@ -154,7 +156,7 @@ def compute_momentum(hardware, dtype='bfloat16'):
     ids=str,
 )
 def test_layout_does_not_change_gradient(hardware):
-    assert find_largest_error(compute_momentum(hardware), compute_momentum(Hardware())) < (UNIT / 8, '')
+    assert find_largest_error(compute_momentum(hardware), compute_momentum(Hardware())) < (UNIT_ROUNDOFF / 8, '')
 
 
 def test_tensor_parallel_gradient_error_is_close_to_single_device_error():
@@ -162,7 +164,7 @@ def test_tensor_parallel_gradient_error_is_close_to_single_device_error():
     exact, single_device = (name_leaves(compute_momentum(Hardware(), dtype)) for dtype in ('float32', 'bfloat16'))
     for name, leaf in name_leaves(compute_momentum(Hardware(tensor=2))).items():
         assert compute_error(leaf, exact[name]) < 2**0.5 * max(
-            compute_error(single_device[name], exact[name]), UNIT
+            compute_error(single_device[name], exact[name]), UNIT_ROUNDOFF
         ), name
 
 
@@ -174,22 +176,22 @@ def test_chunked_attention_sums_key_gradients_in_float32():
     )
     arrays = [jnp.bfloat16(rng.uniform(size=(1, 512, 1, 4))) for _ in range(3)]
 
-    def differentiate(chunk):
-        def total(arrays):
+    def differentiate(chunk_size):
+        def compute_total(arrays):
             return chunked.attend(*arrays, spec).output_BTHK.astype(jnp.float32).sum()
 
-        with unittest.mock.patch.object(chunked, 'CHUNK_SIZE', chunk):
-            return jax.jit(jax.grad(total), compiler_options=STRICT)(arrays)
+        with unittest.mock.patch.object(chunked, 'CHUNK_SIZE', chunk_size):
+            return jax.jit(jax.grad(compute_total), compiler_options=COMPILER_OPTIONS)(arrays)
 
     for actual, expected in zip(differentiate(8), differentiate(512), strict=True):
-        np.testing.assert_allclose(np.float64(actual), np.float64(expected), rtol=2 * UNIT)
+        np.testing.assert_allclose(np.float64(actual), np.float64(expected), rtol=2 * UNIT_ROUNDOFF)
 
 
 CASES = {**OPTIONS, **COMBINATIONS}
-DRAWS = 4
+NUM_DRAWS = 4
 # Roundings after a parameter, in two layers: parameter, operand, product, activation, gate, two norms, sum of heads,
 # residual stream. The error of independent roundings grows as the square root of their number.
-ROUNDINGS = 20
+NUM_ROUNDINGS = 20
 # These cases cover every kind of normalizer, learned key and position bias.
 DEFAULT_CASES = ('exp-sum', 'sigmoid, kv', 'identity-clamped', 'softpick, logit', 'v', 'post, sink token, prefix')
 DEFAULT_CASES += ('position learned', 't5, logit', 'position alibi')
@@ -198,13 +200,15 @@ DEFAULT_CASES += ('position learned', 't5, logit', 'position alibi')
 def perturb(params, seed):
     """Return parameters with random errors of the size of a rounding."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: np.float32(leaf * (1 + UNIT / 3**0.5 * rng.uniform(-1, 1, leaf.shape))), params)
+    return jax.tree.map(
+        lambda leaf: np.float32(leaf * (1 + UNIT_ROUNDOFF / 3**0.5 * rng.uniform(-1, 1, leaf.shape))), params
+    )
 
 
 def measure_rounding_change(function, params):
     """Return (result of a function, norm of its change by one rounding of each parameter)."""
     exact = jax.tree.map(np.float64, function(params))
-    draws = [function(perturb(params, seed)) for seed in range(DRAWS)]
+    draws = [function(perturb(params, seed)) for seed in range(NUM_DRAWS)]
     norms = [jax.tree.map(lambda a, b: np.linalg.norm(a - b), exact, draw) for draw in draws]
     return exact, jax.tree.map(lambda *norms: np.mean(norms), *norms)
 
@@ -214,11 +218,11 @@ def compile_gradient(spec):
     graph = state.make_abstract_model(spec)[0]
     weight_BTV = np.random.default_rng(1).normal(size=(*TOKENS.shape, 300)).astype(np.float32)
 
-    def total(params):
+    def compute_total(params):
         logits_BTV, _ = nnx.merge(graph, params)(TOKENS, **make_document_inputs(jnp.asarray(TOKENS), spec))
         return jnp.sum(weight_BTV * logits_BTV), logits_BTV
 
-    return jax.jit(jax.grad(total, has_aux=True), compiler_options=STRICT)
+    return jax.jit(jax.grad(compute_total, has_aux=True), compiler_options=COMPILER_OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -226,17 +230,19 @@ def compile_gradient(spec):
 )
 def test_logits_and_gradients_match_reference_within_roundings(name):
     """Compare logits with NumPy float64, and gradients with float32, which test_model.py compares with NumPy."""
-    single, half = (make_tiny_spec(**CASES[name], model__dtype=dtype) for dtype in ('float32', 'bfloat16'))
-    params = draw_params(single)
-    gradient, logits_BTV = compile_gradient(half)(params)
+    float32_spec, bfloat16_spec = (
+        make_tiny_spec(**CASES[name], model__dtype=dtype) for dtype in ('float32', 'bfloat16')
+    )
+    params = draw_params(float32_spec)
+    gradient, logits_BTV = compile_gradient(bfloat16_spec)(params)
     assert logits_BTV.dtype == jnp.float32
 
     expected, change = measure_rounding_change(
-        lambda params: np.stack([reference.run_forward(params, ids_T, single)[0] for ids_T in TOKENS]), params
+        lambda params: np.stack([reference.run_forward(params, ids_T, float32_spec)[0] for ids_T in TOKENS]), params
     )
-    assert np.linalg.norm(logits_BTV - expected) < ROUNDINGS**0.5 * change
+    assert np.linalg.norm(logits_BTV - expected) < NUM_ROUNDINGS**0.5 * change
 
-    run = compile_gradient(single)
-    expected, change = map(name_leaves, measure_rounding_change(lambda params: run(params)[0], params))
+    compute_gradient = compile_gradient(float32_spec)
+    expected, change = map(name_leaves, measure_rounding_change(lambda params: compute_gradient(params)[0], params))
     for name, leaf in name_leaves(gradient).items():  # forward and backward
-        assert np.linalg.norm(leaf - expected[name]) < (2 * ROUNDINGS) ** 0.5 * change[name], name
+        assert np.linalg.norm(leaf - expected[name]) < (2 * NUM_ROUNDINGS) ** 0.5 * change[name], name

@@ -55,25 +55,25 @@ def test_prefetch_raises_error_at_position_of_failed_item():
 
 
 def test_closed_prefetch_waits_for_item_in_progress_and_begins_no_other():
-    begun, ended, second_begun = [], [], threading.Event()
+    started, finished, second_started = [], [], threading.Event()
 
     def compute_item(number):
-        begun.append(number)
+        started.append(number)
         if number:
-            second_begun.set()
+            second_started.set()
             time.sleep(1.0)
-        ended.append(number)
+        finished.append(number)
 
     with contextlib.closing(prefetch(compute_item, range(8), 7)) as items:
         next(items)
-        assert second_begun.wait(10)
-    num_begun = len(begun)
-    assert len(ended) == num_begun < 8
+        assert second_started.wait(10)
+    num_started = len(started)
+    assert len(finished) == num_started < 8
     time.sleep(0.2)
-    assert len(begun) == num_begun
+    assert len(started) == num_started
 
 
-HANGS = """
+HANGING_SCRIPT = """
 import time
 from sinklab import thread_pools
 thread_pools.CLOSE_SECONDS = 0.1
@@ -85,7 +85,7 @@ thread_pools.get_reader_pool().submit(time.sleep, 600)
 
 
 def test_process_exits_despite_hanging_threads():
-    command = [sys.executable, '-W', 'default', '-c', HANGS]
+    command = [sys.executable, '-W', 'default', '-c', HANGING_SCRIPT]
     process = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
     assert process.stderr == ''
 

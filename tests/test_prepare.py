@@ -103,18 +103,20 @@ def make_prepare_command(source, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('moments', 'documents'), [(2, 800), pytest.param(10, 3000, marks=pytest.mark.exhaustive)])
-def test_killed_prepare_resumes_from_finished_shards_to_identical_store(tmp_path, moments, documents):
-    source, folder = write_source(tmp_path / 'a.jsonl', make_texts(documents, words=300)), tmp_path / 'killed'
+@pytest.mark.parametrize(
+    ('num_kills', 'num_documents'), [(2, 800), pytest.param(10, 3000, marks=pytest.mark.exhaustive)]
+)
+def test_killed_prepare_resumes_from_finished_shards_to_identical_store(tmp_path, num_kills, num_documents):
+    source, folder = write_source(tmp_path / 'a.jsonl', make_texts(num_documents, words=300)), tmp_path / 'killed'
     subprocess.run(make_prepare_command(source, tmp_path / 'whole'), check=True, capture_output=True)
-    shards, rng = len(Store(tmp_path / 'whole').shards), random.Random(0)
-    assert shards > 3 * moments
+    num_shards, rng = len(Store(tmp_path / 'whole').shards), random.Random(0)
+    assert num_shards > 3 * num_kills
     previous_times = {}
-    for moment in range(moments):
+    for kill_index in range(num_kills):
         process = subprocess.Popen(
             make_prepare_command(source, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        expected_count = (moment + 1) * shards // (2 * moments)  # finished shards of all attempts
+        expected_count = (kill_index + 1) * num_shards // (2 * num_kills)  # finished shards of all attempts
         while len(list(folder.glob('*-*.json'))) < expected_count:
             assert process.poll() is None
             time.sleep(0.005)
@@ -234,9 +236,9 @@ def test_damaged_documents_are_rejected_or_counted_with_lenient(tmp_path, capsys
 @pytest.mark.slow
 def test_full_disk_is_reported_in_one_line_and_finished_shards_are_kept(tmp_path, small_disk):
     source, folder = write_source(tmp_path / 'a.jsonl', make_texts(3000, words=300)), small_disk / 'store'
-    with pytest.raises(UserError, match='No space left') as refusal:
+    with pytest.raises(UserError, match='No space left') as raised:
         make_store(folder, source, shard_tokens=100_000)
-    assert '\n' not in str(refusal.value)
+    assert '\n' not in str(raised.value)
     assert not list(folder.glob('*.unfinished'))
     modification_times = {path.name: path.stat().st_mtime_ns for path in folder.glob('*.ids')}
     assert modification_times
@@ -285,10 +287,10 @@ def test_prepare_command_prints_training_flags_and_checks_batches(tmp_path, caps
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('documents', 'size', 'length'), [(400, 'small', 256), (200, 'quickstart', 64), (60, 'smoke', 16)]
+    ('num_documents', 'size', 'length'), [(400, 'small', 256), (200, 'quickstart', 64), (60, 'smoke', 16)]
 )
-def test_prepare_check_uses_length_of_suggested_training_command(tmp_path, capsys, documents, size, length):
-    source, out = write_source(tmp_path / 'a.jsonl', make_texts(documents, words=300)), f'{tmp_path}/store'
+def test_prepare_check_uses_length_of_suggested_training_command(tmp_path, capsys, num_documents, size, length):
+    source, out = write_source(tmp_path / 'a.jsonl', make_texts(num_documents, words=300)), f'{tmp_path}/store'
     assert main(['prepare', f'--source={source}', f'--out={out}', '--vocabulary=512', '--held_out=0.3']) == 0
     output = capsys.readouterr().out
     assert f'{length} + 1' in output
@@ -301,12 +303,12 @@ def test_prepare_check_uses_length_of_suggested_training_command(tmp_path, capsy
     assert (other_report['length'], other_report['batch_size']) == (8, report['batch_size'])
 
 
-FROM_LARGEST_SIZE = ['paper', 'small', 'quickstart', 'smoke']
+SIZES_FROM_LARGEST = ['paper', 'small', 'quickstart', 'smoke']
 
 
-@pytest.mark.parametrize('size', FROM_LARGEST_SIZE)
+@pytest.mark.parametrize('size', SIZES_FROM_LARGEST)
 def test_choose_size_returns_largest_size_whose_windows_fit(size, monkeypatch):
-    fitting_sizes = FROM_LARGEST_SIZE[FROM_LARGEST_SIZE.index(size) :]
+    fitting_sizes = SIZES_FROM_LARGEST[SIZES_FROM_LARGEST.index(size) :]
     fitting_specs = [prepare.load_size(fitting_size) for fitting_size in fitting_sizes]
     monkeypatch.setattr(prepare, 'has_enough_windows', lambda store, spec: spec in fitting_specs)
     assert prepare.choose_size(SimpleNamespace(meta=dict(vocabulary=50_432))) == size

@@ -47,7 +47,7 @@ def corpus(tmp_path):
     return folder
 
 
-ALL_FILES = '**/*.{txt,jsonl,jsonl.gz,jsonl.zst,parquet}'
+ALL_FILES_GLOB = '**/*.{txt,jsonl,jsonl.gz,jsonl.zst,parquet}'
 
 
 def check_same_store(local_folder, remote_folder):
@@ -67,12 +67,12 @@ def check_same_store(local_folder, remote_folder):
 @pytest.mark.slow
 def test_prepare_in_bucket_makes_same_store_as_on_disk(corpus, tmp_path, bucket):
     url = upload_folder(corpus, f'{bucket.url}/corpus')
-    local_store = make_store(tmp_path / 'store', f'text:{corpus}/{ALL_FILES}', shard_tokens=300)
+    local_store = make_store(tmp_path / 'store', f'text:{corpus}/{ALL_FILES_GLOB}', shard_tokens=300)
     for number, (source, folder) in enumerate(
         [
-            (f'text:{url}/{ALL_FILES}', tmp_path / 'other'),
-            (f'text:{corpus}/{ALL_FILES}', parse_path(f'{bucket.url}/one')),
-            (f'text:{url}/{ALL_FILES}', parse_path(f'{bucket.url}/two')),
+            (f'text:{url}/{ALL_FILES_GLOB}', tmp_path / 'other'),
+            (f'text:{corpus}/{ALL_FILES_GLOB}', parse_path(f'{bucket.url}/one')),
+            (f'text:{url}/{ALL_FILES_GLOB}', parse_path(f'{bucket.url}/two')),
         ]
     ):
         store = make_store(folder, source, shard_tokens=300, processes=1 + number % 2)
@@ -95,9 +95,9 @@ def test_prepare_uploads_masks_of_masked_shards(tmp_path, bucket):
 
 def test_prepare_reads_tokenizer_from_bucket(tmp_path, bucket):
     source = write_source(tmp_path / 'a.jsonl', TEXTS)
-    end = save_foreign_tokenizer(tmp_path / 'tokenizer.json') - 2
+    end_token = save_foreign_tokenizer(tmp_path / 'tokenizer.json') - 2
     upload_file(tmp_path / 'tokenizer.json', parse_path(f'{bucket.url}/tokenizer.json'))
-    options = dict(vocabulary=None, end_token=end, fixed_token=end + 1)
+    options = dict(vocabulary=None, end_token=end_token, fixed_token=end_token + 1)
     digests = [
         make_store(tmp_path / str(number), source, tokenizer=file, **options).digest
         for number, file in enumerate((str(tmp_path / 'tokenizer.json'), f'{bucket.url}/tokenizer.json'))
@@ -107,18 +107,18 @@ def test_prepare_reads_tokenizer_from_bucket(tmp_path, bucket):
         make_store(tmp_path / 'store', source, tokenizer=f'{bucket.url}/none.json', **options)
 
 
-def stop_preparation(folder, source, shards, **changes):
-    """Stop a preparation once `shards` shards are finished."""
+def stop_preparation(folder, source, num_shards, **changes):
+    """Stop a preparation once `num_shards` shards are finished."""
 
-    class Stop(BaseException):
+    class StopPreparation(BaseException):
         pass
 
-    def listen(_):
-        if len(list(folder.glob('*-*-*.json'))) >= shards:
-            raise Stop
+    def stop_if_finished(_):
+        if len(list(folder.glob('*-*-*.json'))) >= num_shards:
+            raise StopPreparation
 
-    with pytest.raises(Stop):
-        prepare_store(make_recipe(source, **changes), folder, 1, listen)
+    with pytest.raises(StopPreparation):
+        prepare_store(make_recipe(source, **changes), folder, 1, stop_if_finished)
 
 
 def list_upload_requests(bucket):
@@ -169,13 +169,13 @@ def remove_file(folder, name):
 @pytest.mark.slow
 @pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
 @pytest.mark.parametrize(
-    ('damage', 'done'), alternate_pairs(itertools.product([flip_last_bit, remove_file], [False, True]))
+    ('damage', 'is_complete'), alternate_pairs(itertools.product([flip_last_bit, remove_file], [False, True]))
 )
-def test_prepare_remakes_damaged_or_missing_shard(tmp_path, bucket, monkeypatch, damage, done):
+def test_prepare_remakes_damaged_or_missing_shard(tmp_path, bucket, monkeypatch, damage, is_complete):
     monkeypatch.setattr('sinklab.data.prepare.TASK_CHARS', 2000)
     source = write_source(tmp_path / 'a.jsonl', make_texts(150))
     local_store, folder = make_store(tmp_path / 'whole', source, shard_tokens=1000), parse_path(f'{bucket.url}/store')
-    if done:
+    if is_complete:
         make_store(folder, source, shard_tokens=1000)
     else:
         stop_preparation(folder, source, 4, shard_tokens=1000)
@@ -213,12 +213,14 @@ def make_failing_rule(times, path, methods, **answer_options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'how', [dict(status=503), pytest.param(dict(bytes=0), marks=pytest.mark.exhaustive)], ids=['503', 'lost answer']
+    'answer_options',
+    [dict(status=503), pytest.param(dict(bytes=0), marks=pytest.mark.exhaustive)],
+    ids=['503', 'lost answer'],
 )
-def test_prepare_retries_transient_storage_failures(tmp_path, bucket, how):
+def test_prepare_retries_transient_storage_failures(tmp_path, bucket, answer_options):
     source = write_source(tmp_path / 'a.jsonl', TEXTS)
     local_store = make_store(tmp_path / 'store', source, shard_tokens=1000)
-    rule, failures_left = make_failing_rule(4, 'train-000', ('PUT', 'POST'), **how)
+    rule, failures_left = make_failing_rule(4, 'train-000', ('PUT', 'POST'), **answer_options)
     with bucket.proxy.treating(rule):
         make_store(parse_path(f'{bucket.url}/store'), source, shard_tokens=1000)
     assert failures_left == [0] or bucket.url.startswith('gs')  # GCS requests name the file in the body

@@ -91,8 +91,8 @@ def test_private_name_exists_with_expected_parameters(file, name, parameters):
             value = value() if attribute.endswith('()') else value
     except (ImportError, AttributeError) as error:
         pytest.fail(f'{name}, which {file} uses, no longer exists: {error}')
-    found = list(inspect.signature(value).parameters) if parameters else None
-    assert found == parameters, f'the parameters of {name}, which {file} uses, have changed'
+    actual = list(inspect.signature(value).parameters) if parameters else None
+    assert actual == parameters, f'the parameters of {name}, which {file} uses, have changed'
 
 
 def test_jax_has_messages_by_which_supervisors_recognize_lost_processes():

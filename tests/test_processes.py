@@ -11,7 +11,7 @@ from processes import find_free_port
 from stores import make_store, make_texts, write_source
 
 HERE = Path(__file__).parent
-BATCH = 8
+BATCH_SIZE = 8
 
 
 @pytest.fixture(scope='module')
@@ -24,28 +24,31 @@ def config(tmp_path_factory):
         data__held_out=0.2,
         data__random_first=2,
         data__random_last=3,
-        optimizer__batch_size=BATCH,
+        optimizer__batch_size=BATCH_SIZE,
         optimizer__steps=12,
     )
 
 
-def run_training(count, folder, last, config):
-    """Return the results of `count` processes that continue the run in `folder` up to step `last`."""
-    inputs = json.dumps(dict(config=config, folder=str(folder), last=last, out=f'{folder}-{count}-{last}'))
+def run_training(num_processes, folder, last, config):
+    """Return the results of `num_processes` processes that continue the run in `folder` up to step `last`."""
+    inputs = json.dumps(dict(config=config, folder=str(folder), last=last, out=f'{folder}-{num_processes}-{last}'))
     port = find_free_port()
     environment = {**os.environ, 'PYTHONPATH': f'{HERE}{os.pathsep}{HERE.parent}'}
-    running = [
+    processes = [
         subprocess.Popen(
-            [sys.executable, str(HERE / 'train_process.py'), str(number), str(count), str(port), inputs],
+            [sys.executable, str(HERE / 'train_process.py'), str(number), str(num_processes), str(port), inputs],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for number in range(count)
+        for number in range(num_processes)
     ]
-    output = [process.communicate(timeout=300)[1] for process in running]
-    assert [process.returncode for process in running] == [0] * count, '\n'.join(output)
-    return [json.loads(Path(f'{folder}-{count}-{last}-{number}.json').read_text()) for number in range(count)]
+    outputs = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * num_processes, '\n'.join(outputs)
+    return [
+        json.loads(Path(f'{folder}-{num_processes}-{last}-{number}.json').read_text())
+        for number in range(num_processes)
+    ]
 
 
 # Stages of one run: number of processes, last step.
@@ -58,37 +61,47 @@ STAGES = [
 @pytest.mark.parametrize('stages', STAGES)
 def test_global_batches_do_not_depend_on_process_count(stages, config, tmp_path):
     steps = stages[-1][1]
-    whole = run_training(1, tmp_path / 'whole', steps, config)[0]
-    assert len(set(whole['batches'].values())) == steps
+    reference = run_training(1, tmp_path / 'whole', steps, config)[0]
+    assert len(set(reference['batches'].values())) == steps
     first = 0
-    for count, last in stages:
-        for number, process in enumerate(run_training(count, tmp_path / 'changing', last, config)):
+    for num_processes, last in stages:
+        for number, result in enumerate(run_training(num_processes, tmp_path / 'changing', last, config)):
             steps = [str(step) for step in range(first + 1, last + 1)]
-            assert process['batches'] == {step: whole['batches'][step] for step in steps}
-            assert process['losses'] == {step: whole['losses'][step] for step in steps}  # bitwise
-            read = {row for _, start, stop in process['read'] for row in range(start, stop)}
-            assert read == set(range(number * BATCH // count, (number + 1) * BATCH // count))  # only its own rows
+            assert result['batches'] == {step: reference['batches'][step] for step in steps}
+            assert result['losses'] == {step: reference['losses'][step] for step in steps}  # bitwise
+            read_rows = {row for _, start, stop in result['read'] for row in range(start, stop)}
+            # Each process reads only its own rows.
+            assert read_rows == set(
+                range(number * BATCH_SIZE // num_processes, (number + 1) * BATCH_SIZE // num_processes)
+            )
         first = last
 
 
 @pytest.mark.slow
 def test_two_processes_with_four_devices_match_one_process(tmp_path):
     """A flag of XLA:CPU once gave wrong gradients on this layout."""
-    port, layout = find_free_port(), ['--data=2', '--fsdp=4']
+    port, layout_flags = find_free_port(), ['--data=2', '--fsdp=4']
     command = [sys.executable, '-m', 'sinklab', 'train', '--config=configs/default.py', '--size=smoke']
-    values = dict(batch_size=16, steps=6, name='sgd', beta2=None, epsilon=None, clip_norm=None)
-    command += ['--config.data.length=16', *(f'--config.optimizer.{name}={value}' for name, value in values.items())]
-    group = [f'--coordinator=127.0.0.1:{port}', '--processes=2']
-    runs = dict(one=[[]], eight=[layout], two=[[*layout, *group, f'--process={index}'] for index in range(2)])
+    optimizer_options = dict(batch_size=16, steps=6, name='sgd', beta2=None, epsilon=None, clip_norm=None)
+    command += [
+        '--config.data.length=16',
+        *(f'--config.optimizer.{name}={value}' for name, value in optimizer_options.items()),
+    ]
+    distributed_flags = [f'--coordinator=127.0.0.1:{port}', '--processes=2']
+    runs = dict(
+        one=[[]],
+        eight=[layout_flags],
+        two=[[*layout_flags, *distributed_flags, f'--process={index}'] for index in range(2)],
+    )
     losses = {}
-    for name, processes in runs.items():
+    for name, flags_of_processes in runs.items():
         workdir = tmp_path / name
-        started = [
+        processes = [
             subprocess.Popen([*command, f'--workdir={workdir}', *flags], cwd=HERE.parent, stderr=subprocess.PIPE)
-            for flags in processes
+            for flags in flags_of_processes
         ]
-        errors = [process.communicate(timeout=300)[1].decode() for process in started]
-        assert [process.returncode for process in started] == [0] * len(started), errors
+        errors = [process.communicate(timeout=300)[1].decode() for process in processes]
+        assert [process.returncode for process in processes] == [0] * len(processes), errors
         records = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
         losses[name] = [record['train/loss'] for record in records if 'train/loss' in record]
     assert len(losses['one']) > 1

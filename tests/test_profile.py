@@ -6,7 +6,7 @@ import jax
 import pytest
 from tiny_runs import CrashError, CrashingCallback, make_spec, train_run
 
-from sinklab.cli import train as verb
+from sinklab.cli import train as train_command
 from sinklab.cli.main import main
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
@@ -15,43 +15,43 @@ from sinklab.train.callbacks import ProfilerCallback, parse_profile_steps
 
 
 @pytest.fixture
-def traced(corpus, tmp_path):
-    """Return traced(STEP:COUNT, *callbacks) -> messages of the profiler in a run of eight steps."""
+def train_with_profiler(corpus, tmp_path):
+    """Return a function that trains a run of eight steps with a profiler and returns the profiler's messages."""
 
-    def run(given, *listeners, **changes):
-        said, folder = [], RunDir(tmp_path)
-        with ProfilerCallback(folder, parse_profile_steps(given, folder, 8), said.append) as profile:
-            train_run(make_spec(corpus, log__every_steps=1, **changes), tmp_path, *listeners, profile)
-        assert not profile.is_tracing
-        return said
+    def train(profile_steps, *callbacks, **changes):
+        messages, folder = [], RunDir(tmp_path)
+        with ProfilerCallback(folder, parse_profile_steps(profile_steps, folder, 8), messages.append) as profiler:
+            train_run(make_spec(corpus, log__every_steps=1, **changes), tmp_path, *callbacks, profiler)
+        assert not profiler.is_tracing
+        return messages
 
-    return run
-
-
-def planes(folder):
-    (file,) = folder.glob('profile/plugins/profile/*/*.xplane.pb')
-    return [line for plane in jax.profiler.ProfileData.from_file(str(file)).planes for line in plane.lines]
+    return train
 
 
-def dispatched(folder):
+def read_trace_lines(folder):
+    (trace_file,) = folder.glob('profile/plugins/profile/*/*.xplane.pb')
+    return [line for plane in jax.profiler.ProfileData.from_file(str(trace_file)).planes for line in plane.lines]
+
+
+def find_dispatched_steps(folder):
     """Return the steps whose whole dispatch is in the trace."""
-    found = [event for line in planes(folder) for event in line.events if event.name == 'train']
-    return sorted(dict(event.stats)['step_num'] for event in found)
+    events = [event for line in read_trace_lines(folder) for event in line.events if event.name == 'train']
+    return sorted(dict(event.stats)['step_num'] for event in events)
 
 
-def executed(folder):
+def count_executed_steps(folder):
     """Return how many complete steps are in the trace, as the count of the rarest operation."""
-    ran = collections.Counter()
-    for line in planes(folder):
+    counts = collections.Counter()
+    for line in read_trace_lines(folder):
         for event in line.events:
             stats = dict(event.stats)
-            ran.update([event.name] if 'step' in str(stats.get('hlo_module')) else [])
-    return min(ran.values())
+            counts.update([event.name] if 'step' in str(stats.get('hlo_module')) else [])
+    return min(counts.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('given', 'steps', 'beside'),
+    ('profile_steps', 'steps', 'neighbor_steps'),
     [
         ('1:2', {1, 2}, {3}),
         ('2:1', {2}, {1, 3}),
@@ -61,36 +61,38 @@ def executed(folder):
         ('8:100', {8}, {7}),
     ],
 )
-def test_profile_traces_requested_steps_from_dispatch_to_completion(traced, tmp_path, given, steps, beside):
+def test_profile_traces_requested_steps_from_dispatch_to_completion(
+    train_with_profiler, tmp_path, profile_steps, steps, neighbor_steps
+):
     """Probes run after steps 3 and 6, checkpoints after steps 4 and 8."""
-    (said,) = traced(given)
-    assert said.startswith(f'steps {min(steps)} to {max(steps)} ')
-    assert f'{tmp_path}' in said
-    assert steps <= set(dispatched(tmp_path)) <= steps | beside
-    assert executed(tmp_path) >= len(dispatched(tmp_path))
+    (message,) = train_with_profiler(profile_steps)
+    assert message.startswith(f'steps {min(steps)} to {max(steps)} ')
+    assert f'{tmp_path}' in message
+    assert steps <= set(find_dispatched_steps(tmp_path)) <= steps | neighbor_steps
+    assert count_executed_steps(tmp_path) >= len(find_dispatched_steps(tmp_path))
 
 
 @pytest.mark.slow
-def test_profile_traces_one_extra_dispatch_without_callbacks_between_steps(traced, tmp_path):
-    rare = dict(checkpoint__every_steps=100, probe__every_steps=100, valid__every_steps=100)
-    assert len(traced('4:2', **rare)) == 1
-    assert dispatched(tmp_path) == [4, 5, 6]
+def test_profile_traces_one_extra_dispatch_without_callbacks_between_steps(train_with_profiler, tmp_path):
+    long_intervals = dict(checkpoint__every_steps=100, probe__every_steps=100, valid__every_steps=100)
+    assert len(train_with_profiler('4:2', **long_intervals)) == 1
+    assert find_dispatched_steps(tmp_path) == [4, 5, 6]
 
 
 @pytest.mark.slow
-def test_profile_stops_when_run_fails(traced, tmp_path):
+def test_profile_stops_when_run_fails(train_with_profiler, tmp_path):
     with pytest.raises(CrashError):
-        traced('5:3', CrashingCallback(6))
-    assert 5 in dispatched(tmp_path)
+        train_with_profiler('5:3', CrashingCallback(6))
+    assert 5 in find_dispatched_steps(tmp_path)
 
 
 @pytest.mark.slow
-def test_profile_reports_steps_outside_resumed_attempt(traced, corpus, tmp_path):
-    words = ['no step was traced: this attempt runs none of the steps 2 to 4 of --profile']
+def test_profile_reports_steps_outside_resumed_attempt(train_with_profiler, corpus, tmp_path):
+    messages = ['no step was traced: this attempt runs none of the steps 2 to 4 of --profile']
     with pytest.raises(CrashError):
         train_run(make_spec(corpus), tmp_path, CrashingCallback(5))
-    assert traced('2:3') == words, 'the run resumes from step 4'
-    assert traced('2:3') == words, 'the run is complete'
+    assert train_with_profiler('2:3') == messages, 'the run resumes from step 4'
+    assert train_with_profiler('2:3') == messages, 'the run is complete'
     assert not (tmp_path / 'profile').exists()
 
 
@@ -98,18 +100,18 @@ def test_profile_traces_remaining_steps_of_resumed_attempt(tmp_path, monkeypatch
     calls = []
     monkeypatch.setattr(jax.profiler, 'start_trace', lambda folder, **_: calls.append(folder))
     monkeypatch.setattr(jax.profiler, 'stop_trace', lambda: calls.append('stop'))
-    with ProfilerCallback(RunDir(tmp_path), range(2, 7), calls.append) as profile:
-        profile.on_train_begin(4, 'dense', [])
+    with ProfilerCallback(RunDir(tmp_path), range(2, 7), calls.append) as profiler:
+        profiler.on_train_begin(4, 'dense', [])
         for step in (5, 6, 7):
-            profile.on_record(dict(step=step), written=False)
+            profiler.on_record(dict(step=step), written=False)
     assert calls[:2] == [str(tmp_path / 'profile'), 'stop']
     assert calls[2].startswith('steps 2 to 6 ')
 
 
-@pytest.mark.parametrize('given', ['3', '0:2', '3:0', 'a:b', '3:2:1', '-1:2', '', f'1:{10**20}'])
-def test_parse_profile_steps_rejects_invalid_range(tmp_path, given):
+@pytest.mark.parametrize('profile_steps', ['3', '0:2', '3:0', 'a:b', '3:2:1', '-1:2', '', f'1:{10**20}'])
+def test_parse_profile_steps_rejects_invalid_range(tmp_path, profile_steps):
     with pytest.raises(UserError, match='STEP:COUNT'):
-        parse_profile_steps(given, RunDir(tmp_path), 8)
+        parse_profile_steps(profile_steps, RunDir(tmp_path), 8)
 
 
 def test_parse_profile_steps_rejects_start_after_last_step(tmp_path):
@@ -125,15 +127,15 @@ def test_parse_profile_steps_rejects_bucket():
         parse_profile_steps('3:2', folder, 8)
 
 
-@pytest.mark.parametrize('given', ['3', '201:1'])
-def test_invalid_profile_is_rejected_before_distributed_initialization(monkeypatch, capsys, tmp_path, given):
-    def never(*_, **__):
+@pytest.mark.parametrize('profile_steps', ['3', '201:1'])
+def test_invalid_profile_is_rejected_before_distributed_initialization(monkeypatch, capsys, tmp_path, profile_steps):
+    def fail_if_called(*_, **__):
         raise AssertionError('it has been begun')
 
-    for module, name in ((loop, 'train'), (verb, 'start_progress')):
-        monkeypatch.setattr(module, name, never)
+    for module, name in ((loop, 'train'), (train_command, 'start_progress')):
+        monkeypatch.setattr(module, name, fail_if_called)
     options = ['--config=configs/quickstart.py:softmax', '--config.optimizer.steps=200', f'--workdir={tmp_path}/run']
-    assert main(['train', *options, f'--profile={given}']) == 1
+    assert main(['train', *options, f'--profile={profile_steps}']) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith(f'sinklab train: --profile={given}')
+    assert line.startswith(f'sinklab train: --profile={profile_steps}')
     assert not (tmp_path / 'run').exists()

@@ -8,9 +8,9 @@ from sinklab.cli import progress
 
 def log_records(capsys, records, **changes):
     """Return the log lines of these records."""
-    listener = progress.ProgressCallback('mine', make_tiny_spec(**changes))
+    callback = progress.ProgressCallback('mine', make_tiny_spec(**changes))
     for record in records:
-        listener.on_record(record, written=True)
+        callback.on_record(record, written=True)
     return capsys.readouterr().err.splitlines()
 
 
@@ -30,15 +30,16 @@ def test_progress_shows_last_sink_with_its_step(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('every', 'step', 'told'), [(0, 0, True), (8, 0, True), (4, 0, False), (4, 3, False), (4, 4, True), (3, 4, False)]
+    ('every_steps', 'step', 'is_reported'),
+    [(0, 0, True), (8, 0, True), (4, 0, False), (4, 3, False), (4, 4, True), (3, 4, False)],
 )
-def test_progress_reports_run_without_intermediate_checkpoints(capsys, every, step, told):
-    progress.ProgressCallback('mine', make_tiny_spec(checkpoint__every_steps=every)).on_train_begin(
+def test_progress_reports_run_without_intermediate_checkpoints(capsys, every_steps, step, is_reported):
+    progress.ProgressCallback('mine', make_tiny_spec(checkpoint__every_steps=every_steps)).on_train_begin(
         step, 'chunked, earlier dense', []
     )
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == 'mine  attention: chunked, earlier dense'
-    assert any('config.checkpoint.every_steps' in line for line in lines) == told
+    assert any('config.checkpoint.every_steps' in line for line in lines) == is_reported
 
 
 def test_progress_prints_row_description_first(capsys):

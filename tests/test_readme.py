@@ -16,7 +16,7 @@ README = (ROOT / 'README.md').read_text(encoding='utf-8')
 
 
 @pytest.fixture
-def claims(capsys):
+def verdict_by_claim(capsys):
     """Return {claim: verdict}."""
     assert main(['claims', f'--results={ROOT}/docs/results/claims.json', '--json']) == 0
     return {claim['claim']: claim['verdict'] for claim in json.loads(capsys.readouterr().out)}
@@ -33,8 +33,8 @@ def test_readme_rows_are_valid(capsys, tmp_path):
 
 
 @pytest.mark.parametrize('path', ['README.md', 'docs/index.md', 'docs/faq.md'])
-def test_counts_of_verdicts_match_computed_verdicts(claims, path):
-    verdicts = collections.Counter(claims.values())
+def test_counts_of_verdicts_match_computed_verdicts(verdict_by_claim, path):
+    verdicts = collections.Counter(verdict_by_claim.values())
     _, _, sentence = (ROOT / path).read_text(encoding='utf-8').partition('<!-- claims: counts -->')
     names = [
         'holds',
@@ -47,7 +47,7 @@ def test_counts_of_verdicts_match_computed_verdicts(claims, path):
         'not run',
     ]
     counts = [int(number) for number in re.findall(r'\d+', sentence.partition('<!--')[0])]
-    assert counts == [len(claims), *(verdicts[name] for name in names if verdicts[name])]
+    assert counts == [len(verdict_by_claim), *(verdicts[name] for name in names if verdicts[name])]
 
 
 def test_readme_links_exist():
@@ -57,8 +57,8 @@ def test_readme_links_exist():
 
 
 def test_metric_tables_of_docs_match_registry():
-    written = runpy.run_path(str(ROOT / 'docs' / 'metric_tables.py'))
-    for path, numbers in written['PAGES'].items():
+    script_globals = runpy.run_path(str(ROOT / 'docs' / 'metric_tables.py'))
+    for path, metric_infos in script_globals['PAGES'].items():
         text = path.read_text(encoding='utf-8')
-        assert written['update_page'](text, numbers) == text
-        assert len(numbers) <= text.count('`')
+        assert script_globals['update_page'](text, metric_infos) == text
+        assert len(metric_infos) <= text.count('`')

@@ -28,8 +28,10 @@ from sinklab.supervisor import exit_status
 
 ROOT = Path(__file__).parents[1]
 PAGES = reference.build_pages()
-TABLES = functools.cache(paper_tables.build_page)
-FILES = sorted(path for path in (ROOT / 'configs').glob('*.py') if '\nROWS' in path.read_text(encoding='utf-8'))
+build_paper_tables_page = functools.cache(paper_tables.build_page)
+CONFIG_FILES = sorted(
+    path for path in (ROOT / 'configs').glob('*.py') if '\nROWS' in path.read_text(encoding='utf-8')
+)
 
 
 def find_lines(page, first):
@@ -62,12 +64,12 @@ def test_config_page_lists_every_choice():
 
 
 def test_every_spec_field_has_docstring():
-    for kind in (
+    for spec_class in (
         spec.Spec,
         spec.Hardware,
         *(getattr(spec, name) for name in ('ModelConfig', 'AttentionConfig', 'MaskConfig', 'DataConfig')),
     ):
-        assert reference.read_field_docstrings(kind).keys() == set(kind.__dataclass_fields__)
+        assert reference.read_field_docstrings(spec_class).keys() == set(spec_class.__dataclass_fields__)
 
 
 # commands.md
@@ -86,8 +88,8 @@ COMMANDS = dict(list_commands(main.build_parser()))
 
 @pytest.mark.parametrize('name', COMMANDS)
 def test_commands_page_lists_every_option_of_command(name):
-    head = f' `sinklab {name}` {{ #sinklab-{name.replace(" ", "-")} }}'
-    section = re.split(r'\n##+ ', PAGES['commands.md'].partition(head)[2])[0]
+    heading = f' `sinklab {name}` {{ #sinklab-{name.replace(" ", "-")} }}'
+    section = re.split(r'\n##+ ', PAGES['commands.md'].partition(heading)[2])[0]
     assert section
     options = set(re.findall(r'(?<![\w-])(--\w[\w-]*)', COMMANDS[name].format_usage()))
     text = COMMANDS[name].format_help().removesuffix(f'{COMMANDS[name].epilog}\n')
@@ -105,10 +107,10 @@ def test_commands_page_has_example_of_every_command():
 # metrics.md
 
 
-@pytest.mark.parametrize('number', [*METRIC_INFOS, *OFFLINE_METRIC_INFOS], ids=lambda number: number.name)
-def test_metrics_page_lists_every_registered_metric(number):
-    (line,) = {line for line in find_lines(PAGES['metrics.md'], number.name) if 'log.' not in line}
-    assert number.description.split()[0] in line.replace('\\', '')
+@pytest.mark.parametrize('info', [*METRIC_INFOS, *OFFLINE_METRIC_INFOS], ids=lambda info: info.name)
+def test_metrics_page_lists_every_registered_metric(info):
+    (line,) = {line for line in find_lines(PAGES['metrics.md'], info.name) if 'log.' not in line}
+    assert info.description.split()[0] in line.replace('\\', '')
 
 
 def test_metrics_page_lists_every_training_metric():
@@ -131,16 +133,16 @@ def test_metrics_page_lists_every_analysis_metric():
 # rows.md
 
 
-@pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize('path', CONFIG_FILES, ids=lambda path: path.stem)
 def test_rows_page_lists_every_row_with_changes_and_published_numbers(path):
     section = PAGES['rows.md'].partition(f'## `configs/{path.name}`')[2].partition('\n## ')[0]
     for name, row in importlib.import_module(f'sinklab.configs.{path.stem}').ROWS.items():
         (line,) = find_lines(section, name)
         for field in row['diff']:
             assert f'`{field}=' in line
-        for number, value in row['published'].items():
-            assert number in line
-            assert number == 'fails' or (f'{value:.2f}' if isinstance(value, float) else str(value)) in line
+        for metric, value in row['published'].items():
+            assert metric in line
+            assert metric == 'fails' or (f'{value:.2f}' if isinstance(value, float) else str(value)) in line
         assert reference.escape_markdown(row['source'])[1:] in line
 
 
@@ -166,22 +168,24 @@ def test_run_files_page_lists_every_schema_field():
     assert {*reference.SCHEMA_NAMES.values(), 'verdicts'} == run_file_schemas.SCHEMAS.keys()
     for file, name in reference.SCHEMA_NAMES.items():
         section = PAGES['run_files.md'].partition(f'### `{file}`')[2].partition('\n### ')[0]
-        kind = run_file_schemas.SweepRow if name == 'sweep' else run_file_schemas.SCHEMAS[name]
-        for field in msgspec.structs.fields(kind):
+        schema = run_file_schemas.SweepRow if name == 'sweep' else run_file_schemas.SCHEMAS[name]
+        for field in msgspec.structs.fields(schema):
             assert find_lines(section, field.encode_name), (file, field.encode_name)
 
 
 # paper/tables.md
 
 
-@pytest.mark.parametrize('path', [path for path in FILES if path.stem != 'quickstart'], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    'path', [path for path in CONFIG_FILES if path.stem != 'quickstart'], ids=lambda path: path.stem
+)
 def test_paper_tables_page_links_every_row(path):
     for name in importlib.import_module(f'sinklab.configs.{path.stem}').ROWS:
-        assert f'[`{path.stem}:{name}`](../reference/rows.md#{path.stem}-{name})' in TABLES()
+        assert f'[`{path.stem}:{name}`](../reference/rows.md#{path.stem}-{name})' in build_paper_tables_page()
 
 
 def test_paper_tables_page_has_section_for_every_cited_table_and_figure():
-    titles = ' '.join(line for line in TABLES().splitlines() if line.startswith('### '))
+    titles = ' '.join(line for line in build_paper_tables_page().splitlines() if line.startswith('### '))
     sources = {row['source'] for row in paper_tables.load_all_rows().values()}
     sources |= {entry['source'] for entry in claims_file.CLAIMS.values()}
     for version, kind, entry, other_entry in re.findall(
@@ -197,7 +201,7 @@ def test_paper_tables_page_has_section_for_every_cited_table_and_figure():
 
 def test_paper_tables_page_lists_every_claim_with_verdict():
     for name, verdict in paper_tables.load_verdicts().items():
-        lines = [line for line in TABLES().splitlines() if line.startswith(f'- `{name}` ')]
+        lines = [line for line in build_paper_tables_page().splitlines() if line.startswith(f'- `{name}` ')]
         assert lines, name
         assert f'**{verdict["verdict"]}' in lines[0]
 
@@ -206,17 +210,17 @@ def test_paper_tables_page_numbers_match_measured_runs():
     runs = json.loads((ROOT / 'docs' / 'results' / 'claims.json').read_text(encoding='utf-8'))['runs']
     assert len(runs) > 20
     for row, seeds in runs.items():
-        lines = [line for line in TABLES().splitlines() if line.startswith(f'| [`{row}`]')]
+        lines = [line for line in build_paper_tables_page().splitlines() if line.startswith(f'| [`{row}`]')]
         assert lines, row
         sinks = [run['end']['sink/1'] for run in seeds.values() if 'sink/1' in run['end']]
         losses = [run['end']['valid/loss'] for run in seeds.values() if 'valid/loss' in run['end']]
         for line in lines:
-            ours = line.split(' | ')[2]
-            assert f'{len(seeds)} seeds' in ours
-            assert bool(sinks) == ('`sink/1`' in ours)  # without a number if all runs diverged
+            our_results = line.split(' | ')[2]
+            assert f'{len(seeds)} seeds' in our_results
+            assert bool(sinks) == ('`sink/1`' in our_results)  # without a number if all runs diverged
             for name, values, digits in (('sink/1', sinks, 1), ('valid/loss', losses, 3)):
                 spread = f' ± {np.std(values, ddof=1):.{digits}f}' if len(values) > 1 else ''
-                assert not values or f'`{name}` {np.mean(values):.{digits}f}{spread}' in ours
+                assert not values or f'`{name}` {np.mean(values):.{digits}f}{spread}' in our_results
 
 
 def test_runs_of_row_are_those_of_measured_row_with_same_config():

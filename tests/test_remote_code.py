@@ -16,16 +16,18 @@ from sinklab.hf import convert
 
 pytestmark = pytest.mark.slow
 
-RUNS = "import os\nopen(os.environ['SINKLAB_TEST_RAN'], 'w').close()\n"
-TOKENIZER = RUNS + 'from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast):\n    pass\n'
-MODEL = RUNS + (
+MARKER_CODE = "import os\nopen(os.environ['SINKLAB_TEST_RAN'], 'w').close()\n"
+TOKENIZER_CODE = (
+    MARKER_CODE + 'from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast):\n    pass\n'
+)
+MODEL_CODE = MARKER_CODE + (
     'from transformers import LlamaConfig, LlamaForCausalLM\n'
     "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
     'class OwnModel(LlamaForCausalLM):\n    config_class = OwnConfig\n'
 )
 
 
-def change(file, **fields):
+def update_json(file, **fields):
     content = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(content | fields))
 
@@ -43,55 +45,55 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / 'theirs'
 
 
-def with_tokenizer_code(folder):
-    (folder / 'tokenization_own.py').write_text(TOKENIZER)
-    own = dict(AutoTokenizer=[None, 'tokenization_own.Own'])
-    change(folder / 'tokenizer_config.json', tokenizer_class='Own', auto_map=own)
+def add_tokenizer_code(folder):
+    (folder / 'tokenization_own.py').write_text(TOKENIZER_CODE)
+    auto_map = dict(AutoTokenizer=[None, 'tokenization_own.Own'])
+    update_json(folder / 'tokenizer_config.json', tokenizer_class='Own', auto_map=auto_map)
 
 
-def with_model_code(folder):
-    (folder / 'modeling_own.py').write_text(MODEL)
-    own = dict(AutoConfig='modeling_own.OwnConfig', AutoModelForCausalLM='modeling_own.OwnModel')
-    change(folder / 'config.json', model_type='own', auto_map=own)
+def add_model_code(folder):
+    (folder / 'modeling_own.py').write_text(MODEL_CODE)
+    auto_map = dict(AutoConfig='modeling_own.OwnConfig', AutoModelForCausalLM='modeling_own.OwnModel')
+    update_json(folder / 'config.json', model_type='own', auto_map=auto_map)
 
 
-def asked(folder, *more):
+def make_arguments(folder, *options):
     (folder.parent / 'text.txt').write_text(open_models.SAMPLE_TEXT)
-    text = f'--source=text:{folder.parent}/text.txt'
-    return ['measure', f'hf:{folder}', text, '--sequences=1', '--length=16', *more]
+    source_option = f'--source=text:{folder.parent}/text.txt'
+    return ['measure', f'hf:{folder}', source_option, '--sequences=1', '--length=16', *options]
 
 
-@pytest.mark.parametrize('add', [with_tokenizer_code, with_model_code])
-def test_remote_code_does_not_run_without_flag_despite_confirmed_prompt(add, folder, capsys, monkeypatch):
+@pytest.mark.parametrize('add_code', [add_tokenizer_code, add_model_code])
+def test_remote_code_does_not_run_without_flag_despite_confirmed_prompt(add_code, folder, capsys, monkeypatch):
     """Answer yes to any prompt of transformers."""
-    add(folder)
+    add_code(folder)
     monkeypatch.setattr('builtins.input', lambda *_: 'y')
     capsys.readouterr()
-    code = main(asked(folder))
+    exit_code = main(make_arguments(folder))
     (line,) = capsys.readouterr().err.splitlines()
-    assert code == 1
+    assert exit_code == 1
     assert '--remote-code' in line
     assert not (folder.parent / 'ran').exists()
 
 
 def test_remote_code_of_tokenizer_runs_with_flag(folder):
-    with_tokenizer_code(folder)
-    assert main(asked(folder, '--remote-code')) == 0
+    add_tokenizer_code(folder)
+    assert main(make_arguments(folder, '--remote-code')) == 0
     assert (folder.parent / 'ran').exists()
 
 
 def test_remote_code_does_not_run_after_yes_on_standard_input(folder):
-    with_tokenizer_code(folder)
-    command = [sys.executable, '-m', 'sinklab', *asked(folder)]
-    done = subprocess.run(command, input='y\n' * 5, capture_output=True, text=True, cwd=Path(__file__).parents[1])
-    assert done.returncode == 1
-    assert '--remote-code' in done.stderr
-    assert 'Do you wish' not in done.stdout + done.stderr
+    add_tokenizer_code(folder)
+    command = [sys.executable, '-m', 'sinklab', *make_arguments(folder)]
+    result = subprocess.run(command, input='y\n' * 5, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert result.returncode == 1
+    assert '--remote-code' in result.stderr
+    assert 'Do you wish' not in result.stdout + result.stderr
     assert not (folder.parent / 'ran').exists()
 
 
 def test_remote_code_does_not_run_in_tokenizer_parity_check(folder, monkeypatch):
-    with_tokenizer_code(folder)
+    add_tokenizer_code(folder)
     monkeypatch.setattr('builtins.input', lambda *_: 'y')
     with pytest.raises(Exception, match='trust_remote_code'):
         convert.check_tokenizer_parity(folder)

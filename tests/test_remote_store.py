@@ -45,51 +45,55 @@ def mixed_store(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def disk(tmp_path, monkeypatch):
-    """Set an empty disk cache for each test; return its folder."""
+def disk_cache(tmp_path, monkeypatch):
+    """Set an empty disk cache for each test, and return its folder."""
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     monkeypatch.delenv('SINKLAB_CACHE_GB', raising=False)
     return tmp_path / 'cache' / 'remote'
 
 
-def count_cached_bytes(disk: Path) -> int:
+def count_cached_bytes(disk_cache: Path) -> int:
     """Count the bytes of files in the cache."""
-    return sum(path.stat().st_size for path in disk.rglob('*') if path.is_file())
+    return sum(path.stat().st_size for path in disk_cache.rglob('*') if path.is_file())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('bucket', ['s3', pytest.param('gs', marks=pytest.mark.exhaustive)], indirect=True)
-@pytest.mark.parametrize(('count', 'steps', 'batch'), [(1, 4, 8), (1, 60, 8), (4, 16, 8), (64, 40, 64)])
-def test_remote_store_fetches_at_most_20_percent_more_than_needed(store, bucket, disk, count, steps, batch):
+@pytest.mark.parametrize(('num_processes', 'steps', 'batch_size'), [(1, 4, 8), (1, 60, 8), (4, 16, 8), (64, 40, 64)])
+def test_remote_store_fetches_at_most_20_percent_more_than_needed(
+    store, bucket, disk_cache, num_processes, steps, batch_size
+):
     """Test reads by ranges, and of whole files for an epoch or more; test the first and the last process."""
     url = upload_store(store, bucket)
-    changes = dict(optimizer__batch_size=batch, optimizer__steps=steps, valid__windows=64)
+    changes = dict(optimizer__batch_size=batch_size, optimizer__steps=steps, valid__windows=64)
     local_spec, remote_spec = (make_store_spec(path, **changes) for path in (store.path, url))
-    texts = Store(store.path).get_tokens('held_out', '')
-    for number in sorted({0, count - 1}):
-        shutil.rmtree(disk, ignore_errors=True)
+    held_out_tokens = Store(store.path).get_tokens('held_out', '')
+    for process in sorted({0, num_processes - 1}):
+        shutil.rmtree(disk_cache, ignore_errors=True)
         bucket.proxy.requests.clear()
-        remote_reader, local_reader = (make_reader(spec, number, count) for spec in (remote_spec, local_spec))
+        remote_reader, local_reader = (
+            make_reader(spec, process, num_processes) for spec in (remote_spec, local_spec)
+        )
         for actual, expected in zip(
             remote_reader.batches(remote_spec, steps), local_reader.batches(local_spec, steps), strict=True
         ):
             assert_exactly_equal(actual, expected)
         assert_exactly_equal(remote_reader.held_out(), local_reader.held_out())
         assert_exactly_equal(remote_reader.data.probe_PT, local_reader.data.probe_PT)
-        windows = batch // count * steps
-        if count == 1:
-            windows = min(windows, len(remote_reader.data.batches.windows[0]))
-        needed = 2 * (LENGTH + 1) * (windows + 64 // count)
-        needed += 2 * remote_reader.data.probe_PT.size + 16 * len(texts.read_documents()[0])
-        assert count_received_bytes(bucket) <= 1.2 * needed
-        assert count_received_bytes(bucket) >= needed if count > 1 else True
+        num_windows = batch_size // num_processes * steps
+        if num_processes == 1:
+            num_windows = min(num_windows, len(remote_reader.data.batches.windows[0]))
+        needed_bytes = 2 * (LENGTH + 1) * (num_windows + 64 // num_processes)
+        needed_bytes += 2 * remote_reader.data.probe_PT.size + 16 * len(held_out_tokens.read_documents()[0])
+        assert count_received_bytes(bucket) <= 1.2 * needed_bytes
+        assert count_received_bytes(bucket) >= needed_bytes if num_processes > 1 else True
 
 
-@pytest.mark.parametrize('whole', [False, True])
-def test_remote_store_returns_same_rows_as_local_store(bucket, tmp_path, whole):
-    talks = [[('user', text), ('assistant', text)] for text in make_texts(60)]
-    local_store = make_store(tmp_path / 'chat', write_chat(tmp_path / 'a.jsonl', talks), shard_tokens=900)
-    steps = 400 if whole else 3
+@pytest.mark.parametrize('reads_whole_files', [False, True])
+def test_remote_store_returns_same_rows_as_local_store(bucket, tmp_path, reads_whole_files):
+    conversations = [[('user', text), ('assistant', text)] for text in make_texts(60)]
+    local_store = make_store(tmp_path / 'chat', write_chat(tmp_path / 'a.jsonl', conversations), shard_tokens=900)
+    steps = 400 if reads_whole_files else 3
     changes = dict(data__length=16, data__loss='assistant', data__random_first=2, data__random_last=3)
     local_spec = make_store_spec(local_store.path, optimizer__steps=steps, **changes, valid__windows=7)
     remote_spec = make_store_spec(
@@ -114,7 +118,7 @@ def test_remote_held_out_windows_of_domain_match_local_store_across_processes(mi
     )
     expected = load_prefetched_data(local_spec).valid_NT
     assert_exactly_equal(
-        np.concatenate([make_reader(remote_spec, number, 3).held_out() for number in range(3)]), expected
+        np.concatenate([make_reader(remote_spec, process, 3).held_out() for process in range(3)]), expected
     )
 
 
@@ -136,8 +140,8 @@ def test_remote_store_reads_across_shard_boundaries(mixed_store, bucket):
 def test_remote_store_opens_without_reading_data_files(mixed_store, bucket):
     url = upload_store(mixed_store, bucket)
     Store(url)
-    files = {request.path.partition('?')[0] for request in bucket.proxy.requests}
-    assert not any(path.endswith(('ids', 'documents', 'npz', 'tokenizer.json')) for path in files)
+    requested_paths = {request.path.partition('?')[0] for request in bucket.proxy.requests}
+    assert not any(path.endswith(('ids', 'documents', 'npz', 'tokenizer.json')) for path in requested_paths)
     assert bucket.proxy.count() <= 5  # includes detection of the bucket type, and whether meta.json exists
 
 
@@ -155,10 +159,10 @@ def test_remote_store_reads_consecutive_windows_in_one_request(store, bucket):
 @given(st.sets(st.integers(0, 400)), st.integers(1, 40))
 def test_windows_are_grouped_only_if_consecutive(indices, size):
     windows = Windows([TokenArray(np.arange(size * count)) for count in (100, 7, 500)], size - 1, 'train')
-    runs = windows.group_consecutive(indices)
-    assert [first + i for first, count in runs for i in range(count)] == sorted(indices)
-    assert all(count <= MAX_WINDOWS_PER_READ for _, count in runs)
-    for first, count in runs:
+    groups = windows.group_consecutive(indices)
+    assert [first + i for first, count in groups for i in range(count)] == sorted(indices)
+    assert all(count <= MAX_WINDOWS_PER_READ for _, count in groups)
+    for first, count in groups:
         block = windows.read(first, count)
         np.testing.assert_array_equal(block, np.concatenate([windows[first + i] for i in range(count)]))
 
@@ -166,41 +170,47 @@ def test_windows_are_grouped_only_if_consecutive(indices, size):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 60), st.integers(0, 99))
 @pytest.mark.slow
-def test_compute_coverage_matches_fraction_of_windows_read(rows_per_process, processes, steps, seed):
-    count = 16 * rows_per_process * processes
+def test_compute_coverage_matches_fraction_of_windows_read(rows_per_process, num_processes, steps, seed):
+    num_windows = 16 * rows_per_process * num_processes
     batches = ShuffledBatches(
-        [TransformedWindows(Windows([TokenArray(np.arange(count))], 0, 't'), make_store_spec('').data, 9, False)],
+        [
+            TransformedWindows(
+                Windows([TokenArray(np.arange(num_windows))], 0, 't'), make_store_spec('').data, 9, False
+            )
+        ],
         seed,
-        rows_per_process * processes,
+        rows_per_process * num_processes,
     )
     seen_windows = {index for step in range(steps) for index in batches.get_indices(step, range(rows_per_process))}
     epochs = batches.count_epochs_per_set(steps)[0]
-    assert abs(len(seen_windows) / count - compute_coverage(1 / processes, epochs)) < 0.15
+    assert abs(len(seen_windows) / num_windows - compute_coverage(1 / num_processes, epochs)) < 0.15
 
 
 @pytest.mark.slow
-def test_disk_cache_keeps_completely_read_files(store, bucket, disk):
+def test_disk_cache_keeps_completely_read_files(store, bucket, disk_cache):
     spec = make_store_spec(upload_store(store, bucket), optimizer__batch_size=8, optimizer__steps=200)
     first_data = read_batches(spec, 60)
     size = store.count_bytes(['ids'], 'train')
-    assert size <= count_cached_bytes(disk) <= size + 100
+    assert size <= count_cached_bytes(disk_cache) <= size + 100
     bucket.proxy.requests.clear()
     second_data = read_batches(spec, 60)
     assert bucket.proxy.count('train-000') == 0
     assert_exactly_equal(first_data.batches.read_rows(3, range(8)), second_data.batches.read_rows(3, range(8)))
 
 
-def test_disk_cache_skips_store_above_size_limit(store, bucket, disk, monkeypatch):
+def test_disk_cache_skips_store_above_size_limit(store, bucket, disk_cache, monkeypatch):
     size = store.count_bytes(['ids'], 'train')
     monkeypatch.setenv('SINKLAB_CACHE_GB', str((size - 1) / 1e9))
     data = read_batches(make_store_spec(upload_store(store, bucket), optimizer__steps=500), 20)
     assert data.batches.read_rows(0, range(4)).shape == (4, LENGTH + 1)
-    assert count_cached_bytes(disk) <= 100
+    assert count_cached_bytes(disk_cache) <= 100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
-def test_disk_cache_evicts_least_recently_used_store_but_not_store_in_use(store, bucket, disk, monkeypatch, tmp_path):
+def test_disk_cache_evicts_least_recently_used_store_but_not_store_in_use(
+    store, bucket, disk_cache, monkeypatch, tmp_path
+):
     other_store = make_large_store(tmp_path, count=61)
     size = max(large_store.count_bytes(['ids'], 'train') for large_store in (store, other_store))
     monkeypatch.setenv('SINKLAB_CACHE_GB', str(1.5 * size / 1e9))
@@ -209,23 +219,23 @@ def test_disk_cache_evicts_least_recently_used_store_but_not_store_in_use(store,
         for large_store, name in ((store, 'one'), (other_store, 'other'))
     ]
     first_data = read_batches(specs[0], 60)
-    assert (disk / store.digest).exists()
-    second_data = read_batches(specs[1], 30)  # by ranges, while the other store is in use
-    assert [path.name for path in disk.iterdir() if path.is_dir()] == [store.digest]
-    assert count_cached_bytes(disk) <= 1.5 * size
+    assert (disk_cache / store.digest).exists()
+    second_data = read_batches(specs[1], 30)  # reads ranges, because the other store is in use
+    assert [path.name for path in disk_cache.iterdir() if path.is_dir()] == [store.digest]
+    assert count_cached_bytes(disk_cache) <= 1.5 * size
     del first_data, second_data
     gc.collect()
     read_batches(specs[1], 60)
-    assert [path.name for path in disk.iterdir() if path.is_dir()] == [other_store.digest]
-    assert count_cached_bytes(disk) <= 1.5 * size
+    assert [path.name for path in disk_cache.iterdir() if path.is_dir()] == [other_store.digest]
+    assert count_cached_bytes(disk_cache) <= 1.5 * size
 
 
-def test_disk_cache_removes_unfinished_files_of_killed_process(disk):
-    disk.mkdir(parents=True)
-    (disk / 'x').mkdir()
-    (disk / 'x' / 'train.ids.123.unfinished').write_bytes(b'half')
+def test_disk_cache_removes_unfinished_files_of_killed_process(disk_cache):
+    disk_cache.mkdir(parents=True)
+    (disk_cache / 'x').mkdir()
+    (disk_cache / 'x' / 'train.ids.123.unfinished').write_bytes(b'half')
     assert remote_store.reserve_disk_cache('x', 10)
-    assert not list(disk.rglob('*.unfinished'))
+    assert not list(disk_cache.rglob('*.unfinished'))
 
 
 def test_unwritable_disk_cache_does_not_affect_reads(store, bucket, tmp_path, monkeypatch):
@@ -246,15 +256,15 @@ def test_full_disk_does_not_affect_reads(store, bucket, small_disk, monkeypatch)
     local_spec, remote_spec = (
         make_store_spec(path, optimizer__steps=500) for path in (store.path, upload_store(store, bucket))
     )
-    remote_batches, local_batches = (load_prefetched_data(spec).batches for spec in (local_spec, remote_spec))
+    local_batches, remote_batches = (load_prefetched_data(spec).batches for spec in (local_spec, remote_spec))
     for step in range(60):
-        assert_exactly_equal(remote_batches.read_rows(step, range(4)), local_batches.read_rows(step, range(4)))
+        assert_exactly_equal(local_batches.read_rows(step, range(4)), remote_batches.read_rows(step, range(4)))
 
 
-@pytest.mark.parametrize('given', ['much', 'nan', 'inf'])
-def test_invalid_disk_cache_limit_is_rejected(store, bucket, given, monkeypatch):
-    monkeypatch.setenv('SINKLAB_CACHE_GB', given)
-    with pytest.raises(UserError, match=f'SINKLAB_CACHE_GB={given}'):
+@pytest.mark.parametrize('limit', ['much', 'nan', 'inf'])
+def test_invalid_disk_cache_limit_is_rejected(store, bucket, limit, monkeypatch):
+    monkeypatch.setenv('SINKLAB_CACHE_GB', limit)
+    with pytest.raises(UserError, match=f'SINKLAB_CACHE_GB={limit}'):
         load_prefetched_data(make_store_spec(upload_store(store, bucket), optimizer__steps=500))
 
 

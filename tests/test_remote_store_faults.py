@@ -34,39 +34,39 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def disk(tmp_path, monkeypatch):
+def private_cache(tmp_path, monkeypatch):
     """Give each test its own cache."""
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
 
 
 @pytest.mark.parametrize('steps', [4, 500])
-@pytest.mark.parametrize('how', ['rewritten', 'gone'])
-def test_store_that_changes_during_run_is_rejected_with_one_line(store, bucket, steps, how):
+@pytest.mark.parametrize('change', ['rewritten', 'gone'])
+def test_store_that_changes_during_run_is_rejected_with_one_line(store, bucket, steps, change):
     url = upload_store(store, bucket)
     data = load_prefetched_data(make_store_spec(url, optimizer__steps=steps))
     for shard in store.shards:
-        file = f'{url}/{shard.name}.ids'
-        get_file_system(parse_path(url)).rm_file(file)
-        if how == 'rewritten':
+        file_url = f'{url}/{shard.name}.ids'
+        get_file_system(parse_path(url)).rm_file(file_url)
+        if change == 'rewritten':
             get_file_system(parse_path(url)).pipe_file(
-                file, bytes((Path(store.path) / f'{shard.name}.ids').stat().st_size)
+                file_url, bytes((Path(store.path) / f'{shard.name}.ids').stat().st_size)
             )
-    with pytest.raises(UserError, match=r'train-\d+-\d+\.ids') as refusal:
+    with pytest.raises(UserError, match=r'train-\d+-\d+\.ids') as error:
         [data.batches.read_rows(step, range(4)) for step in range(3)]
-    assert '\n' not in str(refusal.value)
+    assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('name', ['train-000-00000.ids', 'held_out-000-00000.documents', 'probe.npz'])
-@pytest.mark.parametrize('how', ['missing', 'shorter'])
-def test_missing_or_truncated_file_is_rejected_at_open(store, bucket, name, how):
+@pytest.mark.parametrize('damage', ['missing', 'shorter'])
+def test_missing_or_truncated_file_is_rejected_at_open(store, bucket, name, damage):
     url = upload_store(store, bucket)
     content = (Path(store.path) / name).read_bytes()
     get_file_system(parse_path(url)).rm_file(f'{url}/{name}')
-    if how == 'shorter':
+    if damage == 'shorter':
         get_file_system(parse_path(url)).pipe_file(f'{url}/{name}', content[:-1])
-    with pytest.raises(UserError, match=name) as refusal:
+    with pytest.raises(UserError, match=name) as error:
         Store(url).load_probe_arrays()
-    assert '\n' not in str(refusal.value)
+    assert '\n' not in str(error.value)
 
 
 def test_corrupt_file_is_detected_when_read_completely(store, bucket):

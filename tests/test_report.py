@@ -75,10 +75,15 @@ def test_run_names_contain_row_changed_fields_seed_and_folder(tmp_path):
     for name, fields in run_fields:
         write_run(tmp_path / name, 'softmax', **{'optimizer__weight_decay': 0.1, **fields})
     loaded_runs = runs.read_runs([f'{tmp_path}/{name}' for name in 'abcd'])
-    plain = 'softmax, weight_decay 0.1'
-    names = [f'{plain}, seed 0', f'{plain}, seed 1 (b)', f'{plain}, seed 1 (c)', 'softmax, weight_decay 0.5']
+    common_name = 'softmax, weight_decay 0.1'
+    names = [
+        f'{common_name}, seed 0',
+        f'{common_name}, seed 1 (b)',
+        f'{common_name}, seed 1 (c)',
+        'softmax, weight_decay 0.5',
+    ]
     assert [run.name for run in loaded_runs] == names
-    assert [group.name for group in run_groups.group_runs(loaded_runs)] == [plain, 'softmax, weight_decay 0.5']
+    assert [group.name for group in run_groups.group_runs(loaded_runs)] == [common_name, 'softmax, weight_decay 0.5']
     assert runs.read_runs([f'{tmp_path}/a'])[0].name == 'softmax'
 
 
@@ -215,24 +220,25 @@ def test_headline_names_groups_without_sink_probe_or_final_step(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('rates', 'after', 'at'), [((0, 5, 40, 80), 20, 30), ((0, 60, 30, 80), 20, 30), ((50, 60, 70, 80), None, 0)]
+    ('rates', 'start_step', 'end_step'),
+    [((0, 5, 40, 80), 20, 30), ((0, 60, 30, 80), 20, 30), ((50, 60, 70, 80), None, 0)],
 )
-def test_emergence_is_first_probe_that_stays_above_half_of_final_rate(tmp_path, rates, after, at):
+def test_emergence_is_first_probe_that_stays_above_half_of_final_rate(tmp_path, rates, start_step, end_step):
     path = write_run(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))
-    lines = [json.dumps(dict(step=10 * place, seconds=1, **{'sink/1': rate})) for place, rate in enumerate(rates)]
+    lines = [json.dumps(dict(step=10 * index, seconds=1, **{'sink/1': rate})) for index, rate in enumerate(rates)]
     (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
     run = runs.read_runs([path])[0]
     actual = emergence.find_run_emergence(run)
     step, head = find_first_lasting_head(run.probe_steps, run.probe_values['alpha'])
-    assert actual == RunEmergence(after, at, rates[at // 10], head, step)
+    assert actual == RunEmergence(start_step, end_step, rates[end_step // 10], head, step)
 
 
-@pytest.mark.parametrize('runs_of_row', [1, 2])
-def test_emergence_is_absent_when_final_rate_exists_at_step_0(tmp_path, runs_of_row):
+@pytest.mark.parametrize('runs_per_row', [1, 2])
+def test_emergence_is_absent_when_final_rate_exists_at_step_0(tmp_path, runs_per_row):
     """Check a constant rate: it has no step of emergence, no mark and no axis."""
     paths = []
     for decay in (0.1, 0.5):
-        for seed in range(runs_of_row):
+        for seed in range(runs_per_row):
             paths.append(tmp_path / f'{decay}-{seed}')
             extra_metrics = {'sink/1': 10.0}
             write_run(paths[-1], f'decay_{decay}', seed=seed, more=extra_metrics, optimizer__weight_decay=decay)
@@ -252,15 +258,17 @@ def test_emergence_is_interval_in_both_tables_and_figure(tmp_path):
     write_run(tmp_path / '2', 'decay', optimizer__weight_decay=0.5)
     page.write_report_page(tmp_path / 'report.html', runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
     html = (tmp_path / 'report.html').read_text()
-    by_row, by_run = (re.search(f'id="table-{name}".*?</table>', html, re.DOTALL)[0] for name in ('rows', 'runs'))
+    row_table, run_table = (
+        re.search(f'id="table-{name}".*?</table>', html, re.DOTALL)[0] for name in ('rows', 'runs')
+    )
     groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
     spans_by_group = [[emergence.compute_span([run]) for run in group.counted_runs] for group in groups]
     assert [[(item.start_step, item.end_step) for item in spans] for spans in spans_by_group] == [
         [(10, 20), (0, 15)],
         [(10, 20)],
     ]
-    assert re.findall(r'<td>(\d+-\d+)</td>', by_row) == ['0-20', '10-20']
-    assert re.findall(r'<td>(\d+-\d+)</td>', by_run) == ['10-20', '0-15', '10-20']
+    assert re.findall(r'<td>(\d+-\d+)</td>', row_table) == ['0-20', '10-20']
+    assert re.findall(r'<td>(\d+-\d+)</td>', run_table) == ['10-20', '0-15', '10-20']
     (axis,) = run_groups.find_axes(groups, run_groups.make_group_table(groups))
     (panel,) = [
         item
@@ -284,13 +292,13 @@ def test_loss_figure_draws_training_as_line_and_validation_as_dots(tmp_path):
 def find_first_lasting_head(steps, alpha_NLH):
     """Return (step, (layer, head) from 1) of the strongest of the first heads that stay above 0.3."""
     for index, step in enumerate(steps):
-        staying = [
-            (alpha_NLH[index][position], tuple(number + 1 for number in position))
-            for position in np.ndindex(alpha_NLH[0].shape)
-            if all(alpha_LH[position] > 0.3 for alpha_LH in alpha_NLH[index:])
+        lasting_heads = [
+            (alpha_NLH[index][head], tuple(number + 1 for number in head))
+            for head in np.ndindex(alpha_NLH[0].shape)
+            if all(alpha_LH[head] > 0.3 for alpha_LH in alpha_NLH[index:])
         ]
-        if staying:
-            return step, max(staying)[1]
+        if lasting_heads:
+            return step, max(lasting_heads)[1]
     return None, None
 
 
@@ -323,8 +331,8 @@ def test_emergence_figure_draws_interval_between_probes(tmp_path):
         config = dict(optimizer__peak_learning_rate=rate, optimizer__steps=60)
         write_run(tmp_path / f'{rate}-{seed}', f'rate_{rate}', steps, seed, more=extra_metrics, **config)
     groups = run_groups.group_runs(runs.read_runs(sorted(map(str, tmp_path.iterdir()))))
-    ((_, draw, along),) = [entry for entry in pictures.list_figures(groups) if entry[0] == 'emergence']
-    (axis,) = draw(groups, along).axes
+    ((_, draw, sweep_axes),) = [entry for entry in pictures.list_figures(groups) if entry[0] == 'emergence']
+    (axis,) = draw(groups, sweep_axes).axes
     assert [[(x, y) for x, y in segment] for bars in axis.collections for segment in bars.get_segments()] == [
         [(0, 10), (0, 20)],
         [(1, 0), (1, 40)],
@@ -386,6 +394,6 @@ def test_pictures_are_png_files_wider_than_600_pixels(loaded_runs, tmp_path):
     paths = pictures.write_pictures(tmp_path, loaded_runs)
     assert [path.name for path in paths] == [f'{name}.png' for name in ('curves', *(p.name for p in FIGURES))]
     for path in paths:
-        head = path.read_bytes()[:24]
-        assert head.startswith(b'\x89PNG')
-        assert int.from_bytes(head[16:20], 'big') > 600
+        header = path.read_bytes()[:24]
+        assert header.startswith(b'\x89PNG')
+        assert int.from_bytes(header[16:20], 'big') > 600

@@ -25,14 +25,14 @@ from sinklab.report import (
 from sinklab.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
-DARK = 'getComputedStyle(document.body).backgroundColor'
-LABEL = 'document.querySelector("#figure-{} {}").getAttribute("aria-label")'
+BACKGROUND_COLOR = 'getComputedStyle(document.body).backgroundColor'
+ARIA_LABEL = 'document.querySelector("#figure-{} {}").getAttribute("aria-label")'
 
 
 @pytest.fixture(scope='module')
 def tab(tmp_path_factory):
-    with open_browser(tmp_path_factory.mktemp('profile')) as page:
-        yield page
+    with open_browser(tmp_path_factory.mktemp('profile')) as browser_tab:
+        yield browser_tab
 
 
 def test_limits_note_of_one_run_has_singular():
@@ -46,13 +46,13 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp('runs')
     published = {'sink/1': 18.18, 'valid/loss': 3.73}
     for seed in (0, 1):
-        more = {'sink/1/context': 3.0, 'alpha/1/context': 0.2}
+        extra_metrics = {'sink/1/context': 3.0, 'alpha/1/context': 0.2}
         write_run(
             path / f'softmax-{seed}',
             'softmax',
             seed=seed,
             published=published,
-            more=more,
+            more=extra_metrics,
             optimizer__weight_decay=0.1,
         )
     write_run(path / 'odd', 'a<b & "c"', steps=(0, 20), published={'sink/1': 41.08}, optimizer__weight_decay=0.5)
@@ -64,7 +64,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def shown(tab, folder):
+def report_tab(tab, folder):
     tab.console.clear()
     return tab.open(folder / 'report.html')
 
@@ -77,43 +77,43 @@ def test_page_loads_no_resources_and_is_small(folder):
     assert len(html) < 150_000
     for text in (
         *(picture.title for picture in FIGURES),
-        *(one for one in summary_table.RUN_HEADINGS if one != 'Sink_*'),
+        *(heading for heading in summary_table.RUN_HEADINGS if heading != 'Sink_*'),
     ):
         assert text in html
 
 
 def test_page_packs_probe_values_within_one_quantization_level(folder):
-    result, arrays = unpack_page(folder / 'report.html')
-    (alpha,) = (figure for figure in result['figures'] if figure['name'] == 'alpha')
+    page_data, arrays = unpack_page(folder / 'report.html')
+    (alpha,) = (figure for figure in page_data['figures'] if figure['name'] == 'alpha')
     (run,) = runs.read_runs([f'{folder}/softmax-0'])
-    values = levels(arrays, alpha['maps'][0]['values'])
+    values = read_levels(arrays, alpha['maps'][0]['values'])
     np.testing.assert_allclose(values, run.probe_values['alpha'].ravel(), atol=1 / 65535)
 
 
 def unpack_page(path):
     """Return (descriptions of figures, bytes of arrays) of a page."""
     packed = re.search(r'id="packed">([^<]+)<', path.read_text())[1]
-    whole = gzip.decompress(base64.b64decode(packed))
-    end = 4 + int.from_bytes(whole[:4], 'little')
-    return json.loads(whole[4:end]), whole[end:]
+    content = gzip.decompress(base64.b64decode(packed))
+    header_end = 4 + int.from_bytes(content[:4], 'little')
+    return json.loads(content[4:header_end]), content[header_end:]
 
 
-def levels(arrays, place):
+def read_levels(arrays, array_location):
     """Return the values of a map, scaled to the range from 0 to 1."""
-    kind, at, size = place
-    return np.frombuffer(arrays, f'<{kind}', size, at) / 65535
+    type_code, offset, size = array_location
+    return np.frombuffer(arrays, f'<{type_code}', size, offset) / 65535
 
 
 def test_page_packs_cosines_of_every_probe_with_scale_centered_at_zero(folder):
-    result, arrays = unpack_page(folder / 'report.html')
-    (cosine,) = (figure for figure in result['figures'] if figure['name'] == 'cos')
+    page_data, arrays = unpack_page(folder / 'report.html')
+    (cosine,) = (figure for figure in page_data['figures'] if figure['name'] == 'cos')
     (run,) = runs.read_runs([f'{folder}/softmax-0'])
     with np.load(RunDir(f'{folder}/softmax-0').probe_files[0]) as saved:
         np.testing.assert_array_equal(run.probe_values['cos'][0], saved['cos_LH2'][..., 0] - saved['cos_LH2'][..., 1])
     assert cosine['title'] == 'Cosine of queries and keys'
     assert cosine['low'] == -cosine['top'] < 0
     assert cosine['maps'][0]['steps'] == run.probe_steps
-    values = cosine['low'] + levels(arrays, cosine['maps'][0]['values']) * (cosine['top'] - cosine['low'])
+    values = cosine['low'] + read_levels(arrays, cosine['maps'][0]['values']) * (cosine['top'] - cosine['low'])
     np.testing.assert_allclose(values, run.probe_values['cos'].ravel(), atol=2 * cosine['top'] / 65535)
 
 
@@ -133,92 +133,96 @@ def test_select_extremes_keeps_ends_minimum_and_maximum(values, count):
     extremes = figure_data.select_extremes(values, count)
     assert len(extremes) <= count
     assert {0, len(values) - 1} <= {*extremes}
-    assert {min(values), max(values)} <= {values[at] for at in extremes}
+    assert {min(values), max(values)} <= {values[index] for index in extremes}
 
 
 @NEEDS_BROWSER
-def test_page_draws_every_figure_without_console_output(shown):
-    assert shown.console == []
+def test_page_draws_every_figure_without_console_output(report_tab):
+    assert report_tab.console == []
     kinds = [picture.kind for picture in FIGURES]
     names = [picture.name for picture in FIGURES] + ['curves', 'context', 'numbers', 'along-optimizer.weight_decay']
     for name in names:
         count = f'document.querySelectorAll("[id=\\"figure-{name}\\"] .drawn :is(.path, canvas)").length'
-        assert shown.ask(count) > 0, f'{name} is not drawn'
-    assert shown.ask('document.querySelectorAll("section.figure").length') == len(names)
-    assert shown.ask('document.querySelectorAll("#figure-alpha canvas").length') == 4
-    assert shown.ask('document.querySelectorAll("#figure-attention canvas").length') == 12, 'the first of them'
-    assert kinds.count('ratios') == shown.ask('document.querySelectorAll(".cursor:not(.now)").length')
-    assert shown.ask('document.querySelectorAll(".mark").length') == 4
-    assert shown.ask(
+        assert report_tab.ask(count) > 0, f'{name} is not drawn'
+    assert report_tab.ask('document.querySelectorAll("section.figure").length') == len(names)
+    assert report_tab.ask('document.querySelectorAll("#figure-alpha canvas").length') == 4
+    assert report_tab.ask('document.querySelectorAll("#figure-attention canvas").length') == 12, 'the first of them'
+    assert kinds.count('ratios') == report_tab.ask('document.querySelectorAll(".cursor:not(.now)").length')
+    assert report_tab.ask('document.querySelectorAll(".mark").length') == 4
+    assert report_tab.ask(
         '[...document.querySelectorAll("canvas, svg[role=img]")].every(one => one.ariaLabel && one.tabIndex === 0)'
     )
     colours = (
         'new Set(document.querySelector("#figure-alpha canvas").getContext("2d").getImageData(0, 0, 2, 3).data).size'
     )
-    assert shown.ask(colours) > 6
+    assert report_tab.ask(colours) > 6
 
 
 @NEEDS_BROWSER
-def test_page_slider_and_keys_move_all_figures(shown):
+def test_page_slider_and_keys_move_all_figures(report_tab):
     curve, alpha, value = (
-        LABEL.format('curves', 'svg[role=img]'),
-        LABEL.format('alpha', 'canvas'),
-        LABEL.format('value', 'svg[role=img]'),
+        ARIA_LABEL.format('curves', 'svg[role=img]'),
+        ARIA_LABEL.format('alpha', 'canvas'),
+        ARIA_LABEL.format('value', 'svg[role=img]'),
     )
-    attention, cosine = (LABEL.format(name, 'canvas') for name in ('attention', 'cos'))
-    before = [shown.ask(label) for label in (curve, alpha, value, attention, cosine)]
+    attention, cosine = (ARIA_LABEL.format(name, 'canvas') for name in ('attention', 'cos'))
+    before = [report_tab.ask(label) for label in (curve, alpha, value, attention, cosine)]
     assert 'at step 20: softmax, mean of 2 50.0' in before[0]
     assert 'step 20' in before[1]
-    shown.ask('getElement("step").focus()')
-    shown.press('ArrowLeft')
-    after = [shown.ask(label) for label in (curve, alpha, value, attention, cosine)]
+    report_tab.ask('getElement("step").focus()')
+    report_tab.press('ArrowLeft')
+    after = [report_tab.ask(label) for label in (curve, alpha, value, attention, cosine)]
     assert 'at step 10: softmax, mean of 2 25.0' in after[0]
     assert 'step 10' in after[1]
     assert after[2] != before[2]
     assert 'step 10' in after[3]
     assert ', step 20: cos' in before[4]
     assert ', step 10: cos' in after[4]
-    shown.ask('document.activeElement.blur()')
-    shown.press('[', '[')
-    assert 'step 0' in shown.ask(alpha)
-    shown.ask('document.querySelector("#figure-curves svg[role=img]").focus()')
-    shown.press('ArrowRight')
-    assert shown.ask('getElement("step-value").textContent') == '10'
-    assert shown.console == []
+    report_tab.ask('document.activeElement.blur()')
+    report_tab.press('[', '[')
+    assert 'step 0' in report_tab.ask(alpha)
+    report_tab.ask('document.querySelector("#figure-curves svg[role=img]").focus()')
+    report_tab.press('ArrowRight')
+    assert report_tab.ask('getElement("step-value").textContent') == '10'
+    assert report_tab.console == []
 
 
 @NEEDS_BROWSER
-def test_page_filters_rows_layers_and_heads(shown):
+def test_page_filters_rows_layers_and_heads(report_tab):
     canvases = 'document.querySelectorAll("#figure-{} canvas").length'
-    shown.ask('getElement("row-search").value = "soft"; getElement("row-search").dispatchEvent(new Event("input"))')
-    shown.settle()
-    assert shown.ask(canvases.format('alpha')) == 2
-    assert shown.ask('[...document.querySelectorAll("tr[data-group]")].filter(row => !row.hidden).length') == 3
-    assert 'a<b' not in shown.ask(LABEL.format('curves', 'svg[role=img]'))
-    shown.ask('getElement("layer").value = 2; getElement("layer").dispatchEvent(new Event("change"))')
-    shown.ask('getElement("head").value = 1; getElement("head").dispatchEvent(new Event("change"))')
-    shown.settle()
-    titles = shown.ask('[...document.querySelectorAll("#figure-attention figcaption")].map(one => one.textContent)')
+    report_tab.ask(
+        'getElement("row-search").value = "soft"; getElement("row-search").dispatchEvent(new Event("input"))'
+    )
+    report_tab.settle()
+    assert report_tab.ask(canvases.format('alpha')) == 2
+    assert report_tab.ask('[...document.querySelectorAll("tr[data-group]")].filter(row => !row.hidden).length') == 3
+    assert 'a<b' not in report_tab.ask(ARIA_LABEL.format('curves', 'svg[role=img]'))
+    report_tab.ask('getElement("layer").value = 2; getElement("layer").dispatchEvent(new Event("change"))')
+    report_tab.ask('getElement("head").value = 1; getElement("head").dispatchEvent(new Event("change"))')
+    report_tab.settle()
+    titles = report_tab.ask(
+        '[...document.querySelectorAll("#figure-attention figcaption")].map(one => one.textContent)'
+    )
     assert len(titles) == 2
     assert all('layer 2 head 1' in title for title in titles)
-    shown.click('#no-rows')
-    assert shown.ask(canvases.format('alpha')) == 0
-    assert shown.ask('document.querySelector("#figure-alpha .none").textContent') == 'no row is shown'
-    shown.click('#all-rows')
-    assert shown.ask(canvases.format('alpha')) == 4
-    assert shown.console == []
+    report_tab.click('#no-rows')
+    assert report_tab.ask(canvases.format('alpha')) == 0
+    assert report_tab.ask('document.querySelector("#figure-alpha .none").textContent') == 'no row is shown'
+    report_tab.click('#all-rows')
+    assert report_tab.ask(canvases.format('alpha')) == 4
+    assert report_tab.console == []
 
 
 @NEEDS_BROWSER
-def test_page_map_is_navigated_by_keys_and_enter_selects_head(shown):
-    shown.ask('document.querySelector("#figure-alpha canvas").focus()')
-    shown.press('ArrowRight')
-    assert re.fullmatch(r'layer 3, head 2: 0\.\d{3}', shown.ask('getElement("announcement").textContent'))
-    shown.press('Enter')
-    assert shown.ask('[state.layer, state.head]') == [3, 2]
-    shown.ask('document.querySelector("#figure-alpha .values").open = true')
-    shown.until('document.querySelectorAll("#figure-alpha .values td").length')
-    assert shown.ask('document.querySelectorAll("#figure-alpha .values table").length') == 4
+def test_page_map_is_navigated_by_keys_and_enter_selects_head(report_tab):
+    report_tab.ask('document.querySelector("#figure-alpha canvas").focus()')
+    report_tab.press('ArrowRight')
+    assert re.fullmatch(r'layer 3, head 2: 0\.\d{3}', report_tab.ask('getElement("announcement").textContent'))
+    report_tab.press('Enter')
+    assert report_tab.ask('[state.layer, state.head]') == [3, 2]
+    report_tab.ask('document.querySelector("#figure-alpha .values").open = true')
+    report_tab.until('document.querySelectorAll("#figure-alpha .values td").length')
+    assert report_tab.ask('document.querySelectorAll("#figure-alpha .values table").length') == 4
 
 
 @NEEDS_BROWSER
@@ -228,15 +232,15 @@ def test_page_fits_window_width_and_has_dark_theme(tab, folder, width, tmp_path)
     for dark in (False, True):
         tab.open(folder / 'report.html', width, dark=dark)
         assert tab.ask('document.documentElement.scrollWidth') <= width
-        colours.append(tab.ask(DARK))
-        touching = 'const boxes = [...document.querySelectorAll("h1, h2, h3, figcaption, svg, canvas, .legend")]'
+        colours.append(tab.ask(BACKGROUND_COLOR))
+        boxes_script = 'const boxes = [...document.querySelectorAll("h1, h2, h3, figcaption, svg, canvas, .legend")]'
         assert tab.ask(
-            f'(() => {{ {touching}.map(one => one.getBoundingClientRect()).filter(one => one.width); return '
+            f'(() => {{ {boxes_script}.map(one => one.getBoundingClientRect()).filter(one => one.width); return '
             'boxes.every(one => one.right <= innerWidth + 1 && one.left >= -1) })()'
         )
     tab.click('#theme')
     assert colours == ['rgb(255, 255, 255)', 'rgb(20, 23, 26)']
-    assert tab.ask(DARK) == colours[0]
+    assert tab.ask(BACKGROUND_COLOR) == colours[0]
 
 
 CLIPPED = 'document.querySelector("#table-{} .scroll").classList.contains("clipped")'
@@ -270,13 +274,15 @@ def test_page_has_no_negative_axis_for_metric_that_is_zero(tab, tmp_path):
 @NEEDS_BROWSER
 @pytest.mark.parametrize('kind', ['one', 'silent', 'wild'])
 def test_page_shows_single_run(tab, tmp_path, kind):
-    more = dict(one={}, silent=dict(probes=False), wild=dict(end='diverged'))[kind]
-    page.write_report_page(tmp_path / 'report.html', runs.read_runs([write_run(tmp_path / 'run', 'softmax', **more)]))
+    run_options = dict(one={}, silent=dict(probes=False), wild=dict(end='diverged'))[kind]
+    page.write_report_page(
+        tmp_path / 'report.html', runs.read_runs([write_run(tmp_path / 'run', 'softmax', **run_options)])
+    )
     tab.console.clear()
     tab.open(tmp_path / 'report.html', 400)
     assert tab.console == []
-    words = dict(one='40 % of (text, layer, head)', silent='no probe yet', wild='diverged at step 20')[kind]
-    assert words in tab.ask('document.querySelector(".answer").textContent')
+    expected_text = dict(one='40 % of (text, layer, head)', silent='no probe yet', wild='diverged at step 20')[kind]
+    assert expected_text in tab.ask('document.querySelector(".answer").textContent')
     assert tab.ask('document.querySelectorAll(".path").length') > 0
     assert tab.ask('getComputedStyle(getElement("layer").closest("label")).display') == (
         'none' if kind == 'silent' else 'flex'
@@ -286,10 +292,10 @@ def test_page_shows_single_run(tab, tmp_path, kind):
 @NEEDS_BROWSER
 def test_page_connects_fork_to_curve_of_parent(tab, tmp_path):
     paths = [write_run(tmp_path / 'softmax', 'softmax'), write_run(tmp_path / 'fork', 'sigmoid', steps=(20, 30))]
-    about = json.loads((tmp_path / 'fork' / 'row.json').read_text())
+    row_info = json.loads((tmp_path / 'fork' / 'row.json').read_text())
     changes = dict(config=['model.attention.similarity exp -> sigmoid'], new=[], dropped=[], data=[])
-    about['from'] = dict(run='../softmax', row='softmax', step=15, **changes)
-    (tmp_path / 'fork' / 'row.json').write_text(json.dumps(about))
+    row_info['from'] = dict(run='../softmax', row='softmax', step=15, **changes)
+    (tmp_path / 'fork' / 'row.json').write_text(json.dumps(row_info))
     page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))
     tab.console.clear()
     tab.open(tmp_path / 'report.html')
@@ -299,38 +305,43 @@ def test_page_connects_fork_to_curve_of_parent(tab, tmp_path):
     assert 'similarity exp -> sigmoid' in tab.ask('document.querySelector(".note").textContent')
 
 
-def noise(step, rng):
+def draw_metrics(step, rng):
     return {'step': step, 'valid/loss': 3 + 3 / (1 + step / 900) + rng.random() / 9, 'alpha/1': rng.random()}
 
 
-def many(path, count, steps):
-    """Return paths of many runs with the layers and heads of the paper and three seeds per row."""
+def write_runs(path, count, steps):
+    """Write runs with the layers and heads of the paper and three seeds per row, and return their paths."""
     sizes = SIZES | dict(L=10, H=8, T=32, S=32, P=2)
-    for at in range(count):
-        row = write_run(
-            path / f'{at:03}', f'rate_{at // 3}', seed=at % 3, steps=(0,), probes=False, optimizer__rate=at // 3
+    for index in range(count):
+        run_path = write_run(
+            path / f'{index:03}',
+            f'rate_{index // 3}',
+            seed=index % 3,
+            steps=(0,),
+            probes=False,
+            optimizer__rate=index // 3,
         )
-        rng = np.random.default_rng(at)
-        records = [make_record(step / 500, at % 3, probes=True) | noise(step, rng) for step in steps]
-        RunDir(row).path.joinpath('metrics.jsonl').write_text('\n'.join(map(json.dumps, records)))
+        rng = np.random.default_rng(index)
+        records = [make_record(step / 500, index % 3, probes=True) | draw_metrics(step, rng) for step in steps]
+        RunDir(run_path).path.joinpath('metrics.jsonl').write_text('\n'.join(map(json.dumps, records)))
         for step in steps[::40]:
-            write_probe(RunDir(row).get_probe_path(step), np.random.default_rng(at + step), sizes)
-    return [f'{path}/{at:03}' for at in range(count)]
+            write_probe(RunDir(run_path).get_probe_path(step), np.random.default_rng(index + step), sizes)
+    return [f'{path}/{index:03}' for index in range(count)]
 
 
 @NEEDS_BROWSER
 @pytest.mark.exhaustive
 def test_page_of_two_hundred_runs_meets_size_and_time_limits(tab, tmp_path):
-    paths = many(tmp_path, 200, range(0, 20_000, 50))
-    begun = time.monotonic()
+    paths = write_runs(tmp_path, 200, range(0, 20_000, 50))
+    start_time = time.monotonic()
     page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))
-    took, size = time.monotonic() - begun, (tmp_path / 'report.html').stat().st_size
+    seconds, size = time.monotonic() - start_time, (tmp_path / 'report.html').stat().st_size
     tab.console.clear()
     tab.open(tmp_path / 'report.html')
-    drawn = int(tab.ask('document.documentElement.dataset.drawn'))
-    print(f'200 runs: written in {took:.1f} s, {size / 1e6:.2f} MB, drawn {drawn} ms after it was asked for')
+    draw_ms = int(tab.ask('document.documentElement.dataset.drawn'))
+    print(f'200 runs: written in {seconds:.1f} s, {size / 1e6:.2f} MB, drawn {draw_ms} ms after it was asked for')
     assert size < 10e6
-    assert drawn < 2000 * 4, 'four times what an idle machine may take'
+    assert draw_ms < 2000 * 4, 'four times what an idle machine may take'
     assert tab.console == []
     assert tab.ask('document.querySelectorAll("#figure-alpha canvas").length') == 12
     assert figure_data.MIN_POINTS <= figure_data.MAX_TOTAL_POINTS // 200

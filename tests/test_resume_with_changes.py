@@ -36,18 +36,20 @@ def make_spec(corpus, **changes):
 @pytest.mark.parametrize('schedule', SCHEDULES)
 def test_extendable_schedules_do_not_depend_on_number_of_steps(schedule):
     config = dataclasses.replace(make_tiny_spec().optimizer, schedule=schedule, final_share=0.1)
-    shorter, longer = (SCHEDULES[schedule](dataclasses.replace(config, steps=steps)) for steps in (8, 12))
-    same = all(shorter(step) == longer(step) for step in range(8))
-    assert same == (schedule in EXTENDABLE_SCHEDULES)
+    short_schedule, long_schedule = (
+        SCHEDULES[schedule](dataclasses.replace(config, steps=steps)) for steps in (8, 12)
+    )
+    are_equal = all(short_schedule(step) == long_schedule(step) for step in range(8))
+    assert are_equal == (schedule in EXTENDABLE_SCHEDULES)
 
 
 @pytest.mark.slow
 def test_extended_run_is_identical_to_run_started_with_more_steps(corpus, tmp_path):
-    longer, path = make_spec(corpus, optimizer__steps=12), tmp_path / 'run'
+    longer_spec, path = make_spec(corpus, optimizer__steps=12), tmp_path / 'run'
     train_run(make_spec(corpus), path)
     callback = RecordingCallback()
-    records = train_run(longer, path, callback)
-    expected = train_run(longer, tmp_path / 'whole')
+    records = train_run(longer_spec, path, callback)
+    expected = train_run(longer_spec, tmp_path / 'whole')
     assert callback.begun == (8, ['optimizer.steps 8 -> 12'])
     assert drop_clock_metrics(records, after=8) == drop_clock_metrics(expected, after=8)
     jax.tree.map(np.testing.assert_array_equal, load_parameters(path, 12), load_parameters(tmp_path / 'whole', 12))
@@ -71,10 +73,10 @@ def test_changed_field_is_recorded_with_step_of_change(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_changeable_fields_do_not_affect_parameters(corpus, tmp_path):
-    frequent = dict(
+    frequent_changes = dict(
         probe__every_steps=3, probe__keys=2, valid__every_steps=2, log__every_steps=3, checkpoint__every_steps=3
     )
-    for name, changes in (('seldom', {}), ('often', frequent)):
+    for name, changes in (('seldom', {}), ('often', frequent_changes)):
         train_run(make_spec(corpus, **changes), tmp_path / name)
     jax.tree.map(
         np.testing.assert_array_equal, load_parameters(tmp_path / 'seldom', 8), load_parameters(tmp_path / 'often', 8)

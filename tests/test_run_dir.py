@@ -64,14 +64,14 @@ def test_check_spec_of_other_version_names_fields_and_commit(folder):
     config['model']['width_of_old'] = config['model'].pop('width')
     folder.write_json('config', config)
     folder.write_json('environment', dict(commit='0123abc'))
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as error:
         folder.check_spec(make_tiny_spec())
-    line = str(refusal.value)
-    assert len(line.splitlines()) == 1
-    assert 'model.width_of_old' in line
-    assert 'model.width' in line.replace('model.width_of_old', '')
-    assert '0123abc' in line
-    assert f'--workdir={folder}-2' in line
+    message = str(error.value)
+    assert len(message.splitlines()) == 1
+    assert 'model.width_of_old' in message
+    assert 'model.width' in message.replace('model.width_of_old', '')
+    assert '0123abc' in message
+    assert f'--workdir={folder}-2' in message
     config['model']['width'] = 16
     folder.write_json('config', config)
     (folder.path / 'environment.json').unlink()
@@ -104,7 +104,7 @@ def test_missing_fields_get_defaults_of_runs_without_them():
 
 
 @pytest.mark.parametrize(
-    ('changes', 'said'),
+    ('changes', 'expected'),
     [
         ({}, []),
         (dict(probe__every_steps=4, probe__length=8), ['probe.every_steps 0 -> 4', 'probe.length 12 -> 8']),
@@ -113,9 +113,9 @@ def test_missing_fields_get_defaults_of_runs_without_them():
         (dict(optimizer__steps=20), ['optimizer.steps 8 -> 20']),
     ],
 )
-def test_check_spec_accepts_and_lists_changeable_fields(folder, changes, said):
+def test_check_spec_accepts_and_lists_changeable_fields(folder, changes, expected):
     folder.check_spec(make_tiny_spec(**changes))
-    assert sorted(folder.list_changes(make_tiny_spec(**changes))) == sorted(said)
+    assert sorted(folder.list_changes(make_tiny_spec(**changes))) == sorted(expected)
 
 
 @pytest.mark.parametrize(
@@ -134,23 +134,26 @@ def test_check_spec_rejects_fewer_steps_than_done(folder):
 
 
 def test_check_spec_rejects_more_steps_of_cosine_with_fork_command(tmp_path):
-    folder, cosine = RunDir(tmp_path / "an o'dd run"), dict(optimizer__schedule='cosine', optimizer__final_share=0.1)
-    folder.initialize(make_tiny_spec(**cosine), {})
-    with pytest.raises(UserError) as refusal:
-        folder.check_spec(make_tiny_spec(**cosine, optimizer__steps=20))
-    assert shlex.split(str(refusal.value).rpartition(': ')[2]) == [f'--workdir={folder}-2']
+    folder, cosine_changes = (
+        RunDir(tmp_path / "an o'dd run"),
+        dict(optimizer__schedule='cosine', optimizer__final_share=0.1),
+    )
+    folder.initialize(make_tiny_spec(**cosine_changes), {})
+    with pytest.raises(UserError) as error:
+        folder.check_spec(make_tiny_spec(**cosine_changes, optimizer__steps=20))
+    assert shlex.split(str(error.value).rpartition(': ')[2]) == [f'--workdir={folder}-2']
     (folder.checkpoint_dir / '8').mkdir(parents=True)
-    with pytest.raises(UserError, match=r'cosine.* 8 to 20') as refusal:
-        folder.check_spec(make_tiny_spec(**cosine, optimizer__steps=20))
+    with pytest.raises(UserError, match=r'cosine.* 8 to 20') as error:
+        folder.check_spec(make_tiny_spec(**cosine_changes, optimizer__steps=20))
     options = [f'--from={folder}@8', '--config.optimizer.steps=20', f'--workdir={folder}-2']
-    assert shlex.split(str(refusal.value).rpartition(': ')[2]) == options
+    assert shlex.split(str(error.value).rpartition(': ')[2]) == options
 
 
 @pytest.mark.parametrize('name', ['a\nb', 'a\tb', 'a\x7f', 'a\x1b[2J', 'a\x85b'])
 def test_run_dir_name_with_control_character_is_rejected_with_one_line(name):
-    with pytest.raises(UserError, match='control character') as refusal:
+    with pytest.raises(UserError, match='control character') as error:
         RunDir(name)
-    assert str(refusal.value).isprintable()
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize('name', ['a b', 'a"b', "a'b", 'a;b', 'Größe', 'x/../a', 'a@5'])

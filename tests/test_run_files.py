@@ -23,9 +23,9 @@ from sinklab.storage import run_file_schemas, untrusted_files
 from sinklab.storage.lease import LeaseLostError, hold_lease
 from sinklab.storage.untrusted_files import DamagedFileError
 
-SECONDS = 2.0  # time limit for reading one small file
+MAX_READ_SECONDS = 2.0  # time limit for reading one small file
 LINEAGE = dict(run='../a', step=4, seal='0', row='a', commit=None, config=['x 1 -> 2'], new=[], dropped=[], data=[])
-SOUND = {
+VALID_CONTENTS = {
     'row': dict(config='c.py', row='a', diff={'x': 1}, published={'sink/1': 18.2, 'fails': True}, source='p. 3'),
     'outcome': dict(kind='done', step=8, checkpoint=8, message='', exit_code=0),
     'environment': dict(commit='ab', attempts=[dict(step=0, attention='dense', changes=['x 1 -> 2'])]),
@@ -41,10 +41,10 @@ SOUND = {
     'verdicts': [dict(claim='a', words='b')],
     'lease': dict(token='t', host='h', pid=1, machine='m', born='1', job='', attempt=0, beat=1.5, state='running'),
 }
-SOUND['row'] |= {'from': LINEAGE}
+VALID_CONTENTS['row'] |= {'from': LINEAGE}
 RECORDS = [{'step': step, 'seconds': step / 2, 'train/loss': 5.0 - step / 10} for step in range(9)]
 LINES = b''.join(json.dumps(record).encode() + b'\n' for record in RECORDS)
-ODD = st.one_of(
+ODD_VALUES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-(10**40), 10**40),
@@ -52,7 +52,7 @@ ODD = st.one_of(
     st.text(max_size=5),
     st.sampled_from([[], {}, [[[]]], {'a': {'b': 1}}, 10**5, -1, 2**31, 2**53, 1e300, '../..', '\0', '\ud800']),
 )
-HARD = hypothesis.settings(
+THOROUGH_SETTINGS = hypothesis.settings(
     max_examples=200,
     deadline=None,
     database=None,
@@ -72,7 +72,7 @@ def change_value(draw, value):
         else:
             del copy[key]
         return copy
-    return draw(ODD)
+    return draw(ODD_VALUES)
 
 
 @st.composite
@@ -89,7 +89,7 @@ def change_bytes(draw, content):
         elif kind == 'drop':
             del content[position : position + draw(st.integers(1, 20))]
         else:
-            odd = [
+            insertions = [
                 b'NaN',
                 b'null',
                 b'[' * 5000,
@@ -101,13 +101,13 @@ def change_bytes(draw, content):
                 b'\n',
                 b'""',
             ]
-            content[position:position] = draw(st.sampled_from(odd))
+            content[position:position] = draw(st.sampled_from(insertions))
     return bytes(content)
 
 
 def read_or_none(read_function, *arguments):
     """Return the result of a reader, or None if it raises DamagedFileError with a one-line message."""
-    start = time.monotonic()
+    start_time = time.monotonic()
     try:
         return read_function(*arguments)
     except DamagedFileError as error:
@@ -115,23 +115,23 @@ def read_or_none(read_function, *arguments):
             raise
         return None
     finally:
-        assert time.monotonic() - start < SECONDS
+        assert time.monotonic() - start_time < MAX_READ_SECONDS
 
 
-@pytest.mark.parametrize('kind', SOUND)
+@pytest.mark.parametrize('kind', VALID_CONTENTS)
 def test_decode_run_file_returns_written_value(kind):
-    assert run_file_schemas.decode_run_file(json.dumps(SOUND[kind]), kind, 'file') == SOUND[kind]
+    assert run_file_schemas.decode_run_file(json.dumps(VALID_CONTENTS[kind]), kind, 'file') == VALID_CONTENTS[kind]
 
 
-@pytest.mark.parametrize('kind', SOUND)
-@HARD
+@pytest.mark.parametrize('kind', VALID_CONTENTS)
+@THOROUGH_SETTINGS
 @hypothesis.given(data=st.data())
 @pytest.mark.slow
 def test_decode_run_file_matches_schema_or_raises_for_damaged_json(kind, data):
     content = data.draw(
         st.one_of(
-            change_value(SOUND[kind]).map(lambda value: json.dumps(value).encode()),
-            change_bytes(json.dumps(SOUND[kind]).encode()),
+            change_value(VALID_CONTENTS[kind]).map(lambda value: json.dumps(value).encode()),
+            change_bytes(json.dumps(VALID_CONTENTS[kind]).encode()),
         )
     )
     value = read_or_none(run_file_schemas.decode_run_file, content, kind, 'file')
@@ -140,13 +140,13 @@ def test_decode_run_file_matches_schema_or_raises_for_damaged_json(kind, data):
         json.dumps(value, allow_nan=False)
 
 
-@HARD
+@THOROUGH_SETTINGS
 @hypothesis.given(data=st.data())
 @pytest.mark.slow
 def test_decode_metrics_returns_records_or_faults_for_damaged_lines(data):
-    number = data.draw(st.integers(0, len(RECORDS) - 1))
+    index = data.draw(st.integers(0, len(RECORDS) - 1))
     lines = LINES.splitlines(keepends=True)
-    lines[number] = data.draw(change_value(RECORDS[number]).map(lambda changed: json.dumps(changed).encode() + b'\n'))
+    lines[index] = data.draw(change_value(RECORDS[index]).map(lambda changed: json.dumps(changed).encode() + b'\n'))
     content = data.draw(st.one_of(change_bytes(LINES), st.just(b''.join(lines))))
     records, faults = read_or_none(run_file_schemas.decode_metrics, content)
     for record in records:
@@ -171,7 +171,7 @@ def probe_file(tmp_path_factory):
     return file
 
 
-@HARD
+@THOROUGH_SETTINGS
 @hypothesis.given(data=st.data())
 @pytest.mark.slow
 def test_read_arrays_returns_written_values_or_raises_for_damaged_probe(probe_file, data):
@@ -226,7 +226,7 @@ def make_lines(*steps):
     )
 
 
-CRASHES = {
+STEPS_BY_CRASH = {
     'one kill': [1, 2, 3, -4, 3, 4, 5],
     'one kill, and the next attempt begins with the step of the line': [1, 2, -3, 3, 4],
     'one kill at the very first line': [-1, 1, 2],
@@ -238,7 +238,7 @@ CRASHES = {
     'a kill, and the next attempt records every fourth step': [1, 2, 3, 4, 5, 6, -7, 4, 8, 12],
     'two kills, and the last attempt records every fourth step': [1, 2, 3, 4, 5, 6, -7, 4, -5, 4, 8, 12],
 }
-DAMAGES = {
+STEPS_BY_DAMAGE = {
     'a line between two others': ([1, 2, -3, 4, 5], 3),
     'the first line': ([-1, 2, 3], 1),
     'the line before the last': ([1, 2, 3, -4, 5], 4),
@@ -248,28 +248,28 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize('name', CRASHES)
+@pytest.mark.parametrize('name', STEPS_BY_CRASH)
 def test_decode_metrics_ignores_line_truncated_by_crash(name):
-    content = make_lines(*CRASHES[name])
+    content = make_lines(*STEPS_BY_CRASH[name])
     records, faults = run_file_schemas.decode_metrics(content)
     assert faults == []
-    assert [record['step'] for record in records] == [step for step in CRASHES[name] if step >= 0]
+    assert [record['step'] for record in records] == [step for step in STEPS_BY_CRASH[name] if step >= 0]
     assert run_file_schemas.decode_metrics(content.removesuffix(b'\n'))[1] == []
 
 
-@pytest.mark.parametrize('name', DAMAGES)
+@pytest.mark.parametrize('name', STEPS_BY_DAMAGE)
 def test_decode_metrics_reports_truncated_line_not_explained_by_crash(name):
-    steps, line = DAMAGES[name]
+    steps, line = STEPS_BY_DAMAGE[name]
     faults = run_file_schemas.decode_metrics(make_lines(*steps))[1]
     assert faults[0].line == line
     assert len(faults) == 1 + (name == 'two lines in a row')
 
 
-def crash(folder, *steps, cut):
+def record_crashed_attempt(folder, *steps, truncated_step):
     """Record steps, and truncate the line of one more step as a killed attempt does."""
     record_attempt(folder, *steps)
     with (folder.path / 'metrics.jsonl').open('ab') as file:
-        file.write(make_lines(-cut)[:-1])
+        file.write(make_lines(-truncated_step)[:-1])
 
 
 def record_attempt(folder, *steps):
@@ -281,8 +281,8 @@ def record_attempt(folder, *steps):
 
 def test_read_records_skips_lines_truncated_by_two_crashes(tmp_path, capsys):
     folder = RunDir(tmp_path)
-    crash(folder, 1, 2, 3, cut=4)
-    crash(folder, 3, cut=4)
+    record_crashed_attempt(folder, 1, 2, 3, truncated_step=4)
+    record_crashed_attempt(folder, 3, truncated_step=4)
     record_attempt(folder)
     record_attempt(folder, 3)
     assert [record['step'] for record in folder.read_records(8, strict=True)] == [1, 2, 3]
@@ -293,7 +293,7 @@ def test_read_records_skips_lines_truncated_by_two_crashes(tmp_path, capsys):
 def test_read_records_accepts_other_steps_after_truncated_line(tmp_path, capsys):
     """Resume from a checkpoint of step 3, so that no repeated step marks the new attempt."""
     folder = RunDir(tmp_path)
-    crash(folder, 1, 2, 3, cut=4)
+    record_crashed_attempt(folder, 1, 2, 3, truncated_step=4)
     record_attempt(folder, 5, 10)
     assert [record['step'] for record in folder.read_records(10, strict=True)] == [1, 2, 3, 5, 10]
     assert folder.read_metric_lines_from(0)[0] == folder.read_metric_lines()
@@ -302,42 +302,42 @@ def test_read_records_accepts_other_steps_after_truncated_line(tmp_path, capsys)
 
 def test_read_metric_lines_from_reports_no_damage_across_crash_and_resume(tmp_path, capsys):
     folder = RunDir(tmp_path)
-    crash(folder, 1, 2, 3, cut=4)
-    records, byte = folder.read_metric_lines_from(0)
+    record_crashed_attempt(folder, 1, 2, 3, truncated_step=4)
+    records, offset = folder.read_metric_lines_from(0)
     record_attempt(folder, 2, 3)
-    next_records, byte = folder.read_metric_lines_from(byte)
+    next_records, offset = folder.read_metric_lines_from(offset)
     record_attempt(folder, 4, 5)
-    last_records, _ = folder.read_metric_lines_from(byte)
+    last_records, _ = folder.read_metric_lines_from(offset)
     assert [record['step'] for record in records + next_records + last_records] == [1, 2, 3, 2, 3, 4, 5]
     assert capsys.readouterr().err == ''
 
 
-@pytest.mark.parametrize('left', [b'{', b'{"st', b'{"step": 4', b'{"step": 4, "seconds": 2.0'])
-def test_metrics_writer_removes_truncated_last_line(tmp_path, left):
-    (tmp_path / 'metrics.jsonl').write_bytes(make_lines(1, 2) + left)
+@pytest.mark.parametrize('tail', [b'{', b'{"st', b'{"step": 4', b'{"step": 4, "seconds": 2.0'])
+def test_metrics_writer_removes_truncated_last_line(tmp_path, tail):
+    (tmp_path / 'metrics.jsonl').write_bytes(make_lines(1, 2) + tail)
     record_attempt(RunDir(tmp_path), 2)
     assert (tmp_path / 'metrics.jsonl').read_bytes() == make_lines(1, 2) + b'{"step": 2, "seconds": 1.0}\n'
 
 
-@pytest.mark.parametrize('left', [b'{"step": 3, "seconds": 1.5}', b'null', bytes(9), b'{"a": 1'])
-def test_metrics_writer_keeps_complete_or_damaged_last_line(tmp_path, left):
-    (tmp_path / 'metrics.jsonl').write_bytes(make_lines(1, 2) + left)
+@pytest.mark.parametrize('tail', [b'{"step": 3, "seconds": 1.5}', b'null', bytes(9), b'{"a": 1'])
+def test_metrics_writer_keeps_complete_or_damaged_last_line(tmp_path, tail):
+    (tmp_path / 'metrics.jsonl').write_bytes(make_lines(1, 2) + tail)
     record_attempt(RunDir(tmp_path), 4)
-    assert (tmp_path / 'metrics.jsonl').read_bytes() == make_lines(1, 2) + left + b'\n{"step": 4, "seconds": 2.0}\n'
+    assert (tmp_path / 'metrics.jsonl').read_bytes() == make_lines(1, 2) + tail + b'\n{"step": 4, "seconds": 2.0}\n'
 
 
 def test_metrics_writer_removes_nothing_after_lease_is_lost(tmp_path):
     (tmp_path / 'metrics.jsonl').write_bytes(make_lines(1) + b'{"st')
 
-    def check():
+    def raise_lease_lost():
         raise LeaseLostError('taken over')
 
     with pytest.raises(LeaseLostError):
-        RunDir(tmp_path).open_metrics_writer(check)
+        RunDir(tmp_path).open_metrics_writer(raise_lease_lost)
     assert (tmp_path / 'metrics.jsonl').read_bytes() == make_lines(1) + b'{"st'
 
 
-SHAPES = {
+FILE_MAKERS = {
     'a folder': lambda path: path.mkdir(),
     'a FIFO': os.mkfifo,
     'a socket': lambda path: socket.socket(socket.AF_UNIX).bind(str(path)),
@@ -345,10 +345,10 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize('kind', SHAPES)
+@pytest.mark.parametrize('kind', FILE_MAKERS)
 def test_read_regular_file_rejects_other_file_types(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)  # a socket path has at most 107 bytes
-    SHAPES[kind](untrusted_files.Path('file'))
+    FILE_MAKERS[kind](untrusted_files.Path('file'))
     with pytest.raises(DamagedFileError, match=f'file.*{kind}'):
         untrusted_files.read_regular_file(untrusted_files.Path('file'))
 
@@ -387,7 +387,7 @@ def test_read_metric_lines_from_names_later_fault(tmp_path, capsys):
     folder = RunDir(tmp_path)
     file = tmp_path / 'metrics.jsonl'
     file.write_bytes(make_lines(1) + b'null\n')
-    _, byte = folder.read_metric_lines_from(0)
+    _, offset = folder.read_metric_lines_from(0)
     for _ in range(2):
         folder.read_metric_lines_from(0)
     assert all(
@@ -397,13 +397,13 @@ def test_read_metric_lines_from_names_later_fault(tmp_path, capsys):
     )
     with file.open('ab') as stream:
         stream.write(make_lines(2) + b'\n5\n' + make_lines(3) + b'{"st')
-    records, end = folder.read_metric_lines_from(byte)
+    records, end_offset = folder.read_metric_lines_from(offset)
     assert [record['step'] for record in records] == [2, 3]
-    assert end == file.stat().st_size - len(b'{"st')
+    assert end_offset == file.stat().st_size - len(b'{"st')
     (message,) = capsys.readouterr().err.splitlines()
     assert message.startswith('sinklab: ')
     assert all(part in message for part in (str(file), 'line 4', 'empty'))
-    assert folder.read_metric_lines_from(end) == ([], end)
+    assert folder.read_metric_lines_from(end_offset) == ([], end_offset)
 
 
 def test_read_records_summarizes_steps_beyond_end_in_one_line(tmp_path, capsys):

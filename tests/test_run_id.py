@@ -19,22 +19,22 @@ from sinklab.run_dir import RunDir
 from sinklab.storage import atomic_write as files
 from sinklab.train import loop, warm_start
 
-RULES = make_tiny_spec().checkpoint
+CHECKPOINT_CONFIG = make_tiny_spec().checkpoint
 
 
 @pytest.fixture(autouse=True)
-def disk(monkeypatch):
+def immediate_visibility(monkeypatch):
     """Make written files visible without delay."""
     monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
-def make_run(path, value=0.0, born_with_id=True):
+def make_run(path, value=0.0, has_id=True):
     """Return a run with checkpoints 2 and 4, whose parameters equal `value`."""
     folder = RunDir(path)
     folder.initialize(make_tiny_spec(), {})
-    if not born_with_id:
+    if not has_id:
         delete_run_id(folder)
-    checkpoints = Checkpointer(folder, RULES, {})
+    checkpoints = Checkpointer(folder, CHECKPOINT_CONFIG, {})
     for step in (2, 4):
         checkpoints.save(step, dict(step=jnp.int32(step), params=dict(w=jnp.full(3, value))))
     checkpoints.close()
@@ -42,7 +42,7 @@ def make_run(path, value=0.0, born_with_id=True):
 
 
 def delete_run_id(folder):
-    """Delete run.json, as in runs of versions without ids."""
+    """Delete run.json. Older versions wrote runs without this file."""
     (folder.path / 'run.json').unlink()
 
 
@@ -62,18 +62,18 @@ def test_runs_of_same_config_have_different_ids_in_checkpoints(tmp_path):
         assert digests.find_corruption(folder, 4) is None
 
 
-@pytest.mark.parametrize(('ours', 'theirs'), [(True, True), (True, False)])
-def test_checkpoint_of_another_run_is_named_and_quarantined(tmp_path, ours, theirs):
-    ours, theirs = make_run(tmp_path / 'ours', 1.0, ours), make_run(tmp_path / 'theirs', 2.0, theirs)
-    replace_checkpoint(theirs, ours)
-    checkpoints = Checkpointer(ours, RULES, {})
-    newest, (line,) = checkpoints.find_latest_valid_step()
+@pytest.mark.parametrize(('run', 'other_run'), [(True, True), (True, False)])
+def test_checkpoint_of_another_run_is_named_and_quarantined(tmp_path, run, other_run):
+    run, other_run = make_run(tmp_path / 'ours', 1.0, run), make_run(tmp_path / 'theirs', 2.0, other_run)
+    replace_checkpoint(other_run, run)
+    checkpoints = Checkpointer(run, CHECKPOINT_CONFIG, {})
+    newest_step, (line,) = checkpoints.find_latest_valid_step()
     checkpoints.close()
-    assert newest == 2
-    assert (theirs.read_run_id() or 'no id') in line
-    assert str(ours.read_run_id()) in line
-    assert (ours.quarantine_dir / '4' / 'checkpoint').is_dir()
-    assert (ours.quarantine_dir / '4' / 'digests' / '0.json').is_file()
+    assert newest_step == 2
+    assert (other_run.read_run_id() or 'no id') in line
+    assert str(run.read_run_id()) in line
+    assert (run.quarantine_dir / '4' / 'checkpoint').is_dir()
+    assert (run.quarantine_dir / '4' / 'digests' / '0.json').is_file()
 
 
 def test_run_with_only_checkpoints_of_another_run_is_rejected_unchanged(tmp_path):
@@ -81,7 +81,7 @@ def test_run_with_only_checkpoints_of_another_run_is_rejected_unchanged(tmp_path
     for step in (2, 4):
         replace_checkpoint(other_run, run, step)
     with pytest.raises(UserError, match=other_run.read_run_id()):
-        Checkpointer(run, RULES, {}).find_latest_valid_step()
+        Checkpointer(run, CHECKPOINT_CONFIG, {}).find_latest_valid_step()
     assert run.list_checkpoint_steps() == [2, 4]
 
 
@@ -110,10 +110,10 @@ def test_newest_step_ignores_checkpoint_of_another_run(tmp_path):
 
 
 def test_run_without_id_resumes_without_id(tmp_path):
-    folder = make_run(tmp_path / 'run', born_with_id=False)
+    folder = make_run(tmp_path / 'run', has_id=False)
     assert folder.read_run_id() is None
     assert digests.find_corruption(folder, 4) is None
-    checkpoints = Checkpointer(folder, RULES, {})
+    checkpoints = Checkpointer(folder, CHECKPOINT_CONFIG, {})
     checkpoints.save(6, dict(step=jnp.int32(6), params=dict(w=jnp.zeros(3))))
     checkpoints.close()
     assert folder.read_run_id() is None
@@ -138,11 +138,11 @@ def test_malformed_run_json_is_rejected(tmp_path, content):
         folder.read_run_id()
 
 
-@pytest.mark.parametrize('given', [5, '', [], {}], ids=str)
-def test_digests_with_invalid_id_are_rejected(tmp_path, given):
+@pytest.mark.parametrize('run_id', [5, '', [], {}], ids=str)
+def test_digests_with_invalid_id_are_rejected(tmp_path, run_id):
     folder = make_run(tmp_path / 'run')
     file = digests.get_digest_path(folder, 4, 0)
-    file.write_text(json.dumps(json.loads(file.read_text()) | {RUN_ID_KEY: given}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {RUN_ID_KEY: run_id}))
     assert (
         'damaged' in digests.find_corruption(folder, 4).reason
         or 'another' in digests.find_corruption(folder, 4).reason
@@ -170,7 +170,7 @@ def test_missing_run_json_is_replaced_by_common_id_of_checkpoints(tmp_path, caps
     folder = make_run(tmp_path / 'run')
     run_id, content = folder.read_run_id(), (folder.path / 'run.json').read_bytes()
     delete_run_id(folder)
-    checkpoints = Checkpointer(folder, RULES, {})
+    checkpoints = Checkpointer(folder, CHECKPOINT_CONFIG, {})
     checkpoints.save(6, dict(step=jnp.int32(6), params=dict(w=jnp.zeros(3))))
     checkpoints.close()
     (line,) = capsys.readouterr().err.splitlines()
@@ -181,14 +181,14 @@ def test_missing_run_json_is_replaced_by_common_id_of_checkpoints(tmp_path, caps
     assert digests.find_corruption(folder, 6) is None
 
 
-@pytest.mark.parametrize('their_id', [True, False])
-def test_missing_run_json_with_different_ids_is_rejected_with_one_line(tmp_path, capsys, their_id):
-    run, other_run = make_run(tmp_path / 'ours'), make_run(tmp_path / 'theirs', born_with_id=their_id)
+@pytest.mark.parametrize('other_has_id', [True, False])
+def test_missing_run_json_with_different_ids_is_rejected_with_one_line(tmp_path, capsys, other_has_id):
+    run, other_run = make_run(tmp_path / 'ours'), make_run(tmp_path / 'theirs', has_id=other_has_id)
     run_id = run.read_run_id()
     replace_checkpoint(other_run, run)
     delete_run_id(run)
     with pytest.raises(UserError, match=run_id) as error:
-        Checkpointer(run, RULES, {})
+        Checkpointer(run, CHECKPOINT_CONFIG, {})
     assert (other_run.read_run_id() or 'no id') in str(error.value)
     for command in (['verify'], ['restore-params', f'--out={tmp_path}/out'], ['ls']):
         assert main(['checkpoint', command[0], f'{run}@4', *command[1:]]) == 1
@@ -203,10 +203,10 @@ class FirstProcess:
     index, count = 0, 2
 
     def __init__(self):
-        self.said = {}
+        self.values = {}
 
     def gather(self, name, value):
-        self.said[name] = value
+        self.values[name] = value
         return [value, value | {'value': None}]
 
     def report_progress(self, activity, step=0, usual_seconds=None):
@@ -219,10 +219,10 @@ class SecondProcess:
     index, count = 1, 2
 
     def __init__(self, values):
-        self.said = values
+        self.values = values
 
     def gather(self, name, value):
-        return [self.said[name], value]
+        return [self.values[name], value]
 
     def report_progress(self, activity, step=0, usual_seconds=None):
         pass
@@ -231,8 +231,10 @@ class SecondProcess:
 def test_process_0_broadcasts_run_id_to_other_processes(tmp_path):
     folder, first = RunDir(tmp_path / 'run'), FirstProcess()
     folder.initialize(make_tiny_spec(), {})
-    Checkpointer(folder, RULES, {}, first).close()
-    second = Checkpointer(RunDir(tmp_path / 'elsewhere').as_read_only(), RULES, {}, SecondProcess(first.said))
+    Checkpointer(folder, CHECKPOINT_CONFIG, {}, first).close()
+    second = Checkpointer(
+        RunDir(tmp_path / 'elsewhere').as_read_only(), CHECKPOINT_CONFIG, {}, SecondProcess(first.values)
+    )
     second.close()
     assert second.run_id == folder.read_run_id()
 

@@ -18,7 +18,7 @@ from sinklab.cli.main import main
 from sinklab.config.spec import Hardware
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.supervisor import exit_status as endings
+from sinklab.supervisor import exit_status as exit_status_module
 from sinklab.supervisor.exit_status import CAUSE_BY_SIGNAL, EXIT_CAUSES
 from sinklab.sweep import plan
 from sinklab.sweep import run as sweep_run
@@ -28,7 +28,7 @@ from sinklab.train.run_outcome import write_outcome
 
 
 @pytest.mark.parametrize(
-    ('written', 'code', 'said', 'expected'),
+    ('outcome_record', 'exit_code', 'output', 'expected'),
     [
         ({'kind': 'crashed', 'message': 'KeyError: 3'}, 1, 'sinklab train: no room', ('crashed', 'KeyError: 3')),
         ({}, 1, 'preparing\nsinklab train: no room\n', ('refused', 'sinklab train: no room')),
@@ -41,13 +41,13 @@ from sinklab.train.run_outcome import write_outcome
         ({}, 130, 'x\n', ('stopped', 'x')),
     ],
 )
-def test_classify_exit_prefers_written_outcome_to_exit_code(written, code, said, expected):
-    assert classify_exit(written, code, said) == expected
+def test_classify_exit_prefers_written_outcome_to_exit_code(outcome_record, exit_code, output, expected):
+    assert classify_exit(outcome_record, exit_code, output) == expected
 
 
 def test_signal_of_exit_code_does_not_depend_on_order_of_signals(monkeypatch):
     assert set(SIGNAL_OF_EXIT_CODE) == {EXIT_CAUSES[cause][1] for cause in CAUSE_BY_SIGNAL.values()}
-    monkeypatch.setattr(endings, 'CAUSE_BY_SIGNAL', dict(reversed(CAUSE_BY_SIGNAL.items())))
+    monkeypatch.setattr(exit_status_module, 'CAUSE_BY_SIGNAL', dict(reversed(CAUSE_BY_SIGNAL.items())))
     assert runpy.run_path(sweep_run.__file__)['SIGNAL_OF_EXIT_CODE'] == {42: signal.SIGTERM, 130: signal.SIGINT}
 
 
@@ -73,10 +73,10 @@ def test_signal_is_forwarded_immediately_to_running_process():
     assert time.monotonic() - start_time < 10
 
 
-@pytest.mark.parametrize('before', [signal.default_int_handler, signal.SIG_IGN])
-def test_signals_within_interval_count_once_and_later_signal_interrupts(monkeypatch, before):
+@pytest.mark.parametrize('handler', [signal.default_int_handler, signal.SIG_IGN])
+def test_signals_within_interval_count_once_and_later_signal_interrupts(monkeypatch, handler):
     with contextlib.ExitStack() as exit_stack:
-        exit_stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, before))
+        exit_stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, handler))
         received_signals = exit_stack.enter_context(run_outcome.collect_stop_signals())
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)

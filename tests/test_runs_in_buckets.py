@@ -12,7 +12,7 @@ from tiny_runs import CrashError, CrashingCallback, RecordingCallback, drop_cloc
 
 from sinklab.checkpoint import checkpointer
 from sinklab.cli import tail
-from sinklab.cli import train as cli
+from sinklab.cli import train as train_command
 from sinklab.cli.main import main
 from sinklab.errors import UserError
 from sinklab.process_group import SingleProcessGroup
@@ -101,12 +101,12 @@ def test_crashed_run_in_bucket_resumes_to_same_result(corpus, bucket_path, disk_
 @pytest.mark.slow
 @S3
 def test_fork_between_buckets_matches_fork_on_disk(corpus, bucket_path, disk_path, tmp_path):
-    longer = make_spec(corpus, optimizer__steps=12)
+    longer_spec = make_spec(corpus, optimizer__steps=12)
     train_run(make_spec(corpus), bucket_path)
 
     def fork_run(parent, path):
         origin = warm_start.WarmStart(RunDir(parent), 8, make_spec(corpus))
-        return drop_clock_metrics(train_run(longer, path, origin=origin))
+        return drop_clock_metrics(train_run(longer_spec, path, origin=origin))
 
     bucket_records, disk_records = (
         fork_run(bucket_path, bucket_path.parent / 'fork'),
@@ -117,7 +117,7 @@ def test_fork_between_buckets_matches_fork_on_disk(corpus, bucket_path, disk_pat
     assert (
         drop_clock_metrics(
             train_run(
-                longer, tmp_path / 'here', origin=warm_start.WarmStart(RunDir(bucket_path), 8, make_spec(corpus))
+                longer_spec, tmp_path / 'here', origin=warm_start.WarmStart(RunDir(bucket_path), 8, make_spec(corpus))
             )
         )
         == bucket_records
@@ -130,8 +130,10 @@ def test_warm_start_from_parameters_in_bucket_matches_disk(corpus, bucket_path, 
     train_run(make_spec(corpus), bucket_path)
 
     def tune_run(parent, path):
-        parent_checkpoint = cli.resolve_parent(f'params:{parent}@8', RunDir(path), SingleProcessGroup())
-        return drop_clock_metrics(train_run(make_spec(corpus), path, origin=cli.load_warm_start(parent_checkpoint)))
+        parent_checkpoint = train_command.resolve_parent(f'params:{parent}@8', RunDir(path), SingleProcessGroup())
+        return drop_clock_metrics(
+            train_run(make_spec(corpus), path, origin=train_command.load_warm_start(parent_checkpoint))
+        )
 
     assert tune_run(bucket_path, bucket_path.parent / 'tuned') == tune_run(disk_path, tmp_path / 'tuned')
     assert RunDir(bucket_path.parent / 'tuned').list_checkpoint_steps() == [0, 4, 8]
@@ -248,10 +250,10 @@ def test_follow_run_reads_run_in_bucket(bucket_path):
     assert callback.steps == (1, 2, 3)
 
 
-@pytest.mark.parametrize('missing', ['report', 'tail', 'checkpoint ls'])
-def test_denied_read_is_reported_in_one_line(bucket, bucket_path, capsys, missing):
+@pytest.mark.parametrize('command', ['report', 'tail', 'checkpoint ls'])
+def test_denied_read_is_reported_in_one_line(bucket, bucket_path, capsys, command):
     with bucket.proxy.treating(lambda method, path: Answer(status=403)):
-        assert main([*missing.split(), str(bucket_path)]) == 1
+        assert main([*command.split(), str(bucket_path)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert bucket.url in lines[0]

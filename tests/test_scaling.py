@@ -51,9 +51,9 @@ def test_constant_cost_is_no_regression_from_recorded_cost_that_falls():
     assert scaling_results.find_regressions(make_axes((1, 1, 1)), make_axes((1, 1, 0.1))) == []
 
 
-@pytest.mark.parametrize('other', [dict(values=(1, 10, 1000)), dict(name='sweep, s')])
-def test_axis_with_other_values_or_costs_than_recorded_is_named(other):
-    problems = scaling_results.find_regressions(make_axes((1, 1, 1), **other), make_axes((1, 1, 1)))
+@pytest.mark.parametrize('changes', [dict(values=(1, 10, 1000)), dict(name='sweep, s')])
+def test_axis_with_other_values_or_costs_than_recorded_is_named(changes):
+    problems = scaling_results.find_regressions(make_axes((1, 1, 1), **changes), make_axes((1, 1, 1)))
     assert len(problems) == 1
 
 

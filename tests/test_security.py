@@ -10,15 +10,15 @@ import pytest
 from launch import code_bundle, jobset, queued_resources
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / 'docs' / 'guides'
-PAGE = ' '.join((FOLDER / 'security.md').read_text(encoding='utf-8').split())
-FILES = {path: ast.parse(path.read_text(encoding='utf-8')) for path in (ROOT / 'sinklab').rglob('*.py')}
-PICKLES = {'pickle', 'cloudpickle', 'dill', 'joblib', 'shelve', 'marshal'}
+GUIDES_DIR = ROOT / 'docs' / 'guides'
+PAGE = ' '.join((GUIDES_DIR / 'security.md').read_text(encoding='utf-8').split())
+SYNTAX_TREES = {path: ast.parse(path.read_text(encoding='utf-8')) for path in (ROOT / 'sinklab').rglob('*.py')}
+PICKLE_MODULES = {'pickle', 'cloudpickle', 'dill', 'joblib', 'shelve', 'marshal'}
 
 
 def find_calls(name):
     """Yield (file, keyword arguments as text) of every call of a function or method of this name."""
-    for path, tree in FILES.items():
+    for path, tree in SYNTAX_TREES.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition('.')[2] == name:
                 yield path, {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
@@ -26,11 +26,11 @@ def find_calls(name):
 
 def test_pickle_is_imported_only_by_tokenizer_module():
     file_names = set()
-    for path, tree in FILES.items():
+    for path, tree in SYNTAX_TREES.items():
         for node in ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ''] if isinstance(node, ast.ImportFrom) else []
-            file_names |= {path.name for name in names if name.partition('.')[0] in PICKLES}
+            file_names |= {path.name for name in names if name.partition('.')[0] in PICKLE_MODULES}
     assert file_names == {'tokenizer.py'}
     assert 'The one pickle is a pipe' in PAGE
 
@@ -44,7 +44,9 @@ def test_arrays_are_loaded_without_pickle(tmp_path):
 
 def test_trust_remote_code_is_set_only_by_remote_code_option():
     settings = [
-        settings['trust_remote_code'] for path in FILES for settings in find_keywords(path, 'trust_remote_code')
+        settings['trust_remote_code']
+        for path in SYNTAX_TREES
+        for settings in find_keywords(path, 'trust_remote_code')
     ]
     assert settings
     assert set(settings) <= {'remote_code', 'self.remote_code', 'False'}
@@ -52,14 +54,14 @@ def test_trust_remote_code_is_set_only_by_remote_code_option():
 
 
 def find_keywords(path, name):
-    for node in ast.walk(FILES[path]):
+    for node in ast.walk(SYNTAX_TREES[path]):
         if isinstance(node, ast.keyword) and node.arg == name:
             yield {name: ast.unparse(node.value)}
 
 
 def test_security_page_names_existing_files_and_options():
     for name in re.findall(r'\(([\w/]+\.md)\)', PAGE):
-        assert (FOLDER / name).exists(), name
+        assert (GUIDES_DIR / name).exists(), name
     code = ' '.join(path.read_text() for folder in ('sinklab', 'launch') for path in (ROOT / folder).rglob('*.py'))
     for option in set(re.findall(r'`(--[a-z-]+)', PAGE)) - {'--require-hashes'}:
         assert f"'{option}'" in code, option

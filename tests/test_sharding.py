@@ -19,11 +19,11 @@ from sinklab.train import state, validation_loss
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 900), st.integers(1, 64), st.integers(1, 16))
-def test_compute_part_sizes_fits_sequences_with_minimal_padding(sequences, per_device, ways):
-    num_parts, rows = validation_loss.compute_part_sizes(sequences, per_device * ways, ways)
-    assert rows % ways == 0
-    assert rows <= per_device * ways
-    assert 0 <= num_parts * rows - sequences < num_parts * ways
+def test_compute_part_sizes_fits_sequences_with_minimal_padding(num_sequences, max_rows_per_shard, num_shards):
+    num_parts, rows = validation_loss.compute_part_sizes(num_sequences, max_rows_per_shard * num_shards, num_shards)
+    assert rows % num_shards == 0
+    assert rows <= max_rows_per_shard * num_shards
+    assert 0 <= num_parts * rows - num_sequences < num_parts * num_shards
 
 
 def test_pad_rows_appends_sequences_that_are_not_predicted():
@@ -36,7 +36,7 @@ def test_pad_rows_appends_sequences_that_are_not_predicted():
 def test_reduce_scatter_over_rings_matches_full_sum(rings):
     mesh, parts = device_mesh.make_mesh(Hardware(fsdp=4)), np.arange(4 * 8 * 3.0, dtype=np.float32).reshape(4, 8, 3)
 
-    def local(part_8N):
+    def reduce_scatter_part(part_8N):
         token = collectives.AXIS_RINGS.set(dict(fsdp=rings))
         try:
             return collectives.reduce_scatter(part_8N[0], 'embed', None)
@@ -45,8 +45,8 @@ def test_reduce_scatter_over_rings_matches_full_sum(rings):
 
     spec = PartitionSpec('fsdp')
     with jax.set_mesh(mesh):
-        found = jax.jit(jax.shard_map(local, in_specs=spec, out_specs=spec, check_vma=False))(parts)
-    np.testing.assert_array_equal(found, parts.sum(0))
+        actual = jax.jit(jax.shard_map(reduce_scatter_part, in_specs=spec, out_specs=spec, check_vma=False))(parts)
+    np.testing.assert_array_equal(actual, parts.sum(0))
 
 
 @pytest.mark.slow
@@ -56,7 +56,7 @@ def test_compiler_of_tpus_does_not_replace_gathers_and_scatters_by_sums_of_whole
     mesh = make_unpatched_mesh(Hardware(), topology.parse_topology(chips)[1])
     weight_spec, batch_spec = PartitionSpec('fsdp'), PartitionSpec('fsdp', None, None)
 
-    def local(weight_NK, x_1BN):
+    def compute_gradient(weight_NK, x_1BN):
         token = collectives.AXIS_RINGS.set(device_mesh.find_rings(mesh))
         try:
             hidden_BK = x_1BN[0] @ collectives.all_gather(weight_NK, 'embed', None)
@@ -71,7 +71,9 @@ def test_compiler_of_tpus_does_not_replace_gathers_and_scatters_by_sums_of_whole
         for shape, spec in zip(shapes, (weight_spec, batch_spec), strict=True)
     ]
     with jax.set_mesh(mesh):
-        function = jax.shard_map(local, in_specs=(weight_spec, batch_spec), out_specs=weight_spec, check_vma=False)
+        function = jax.shard_map(
+            compute_gradient, in_specs=(weight_spec, batch_spec), out_specs=weight_spec, check_vma=False
+        )
         text = jax.jit(function).lower(*arguments).compile().as_text()
     assert {collective.kind for collective in HloProgram(text).find_collectives()} == {'all-gather', 'reduce-scatter'}
 
@@ -103,7 +105,7 @@ def test_indivisible_batch_raises_instead_of_being_replicated():
 @pytest.mark.slow
 @pytest.mark.parametrize('loss', ['all', 'assistant'])
 def test_indivisible_validation_compiles_once_and_returns_mean(loss):
-    """Use 11 windows in batches of 8 over 4 devices; some tokens of a chat are not predicted."""
+    """Use 11 windows in batches of 8 over 4 devices. Some tokens of a chat are excluded from the loss."""
     spec = make_tiny_spec(
         optimizer__batch_size=8, **({} if loss == 'all' else dict(data__loss=loss, data__source='chat:x'))
     )
@@ -112,20 +114,23 @@ def test_indivisible_validation_compiles_once_and_returns_mean(loss):
     ids_NT = rng.integers(0, 300, (11, 17)).astype(np.int32)
     if loss == 'assistant':
         ids_NT = np.where(rng.uniform(size=ids_NT.shape) < 0.3, ~ids_NT, ids_NT)
-    read_NT = np.where(ids_NT < 0, ~ids_NT, ids_NT)
-    loss_NT, _ = validation_loss.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, read_NT)
-    with jax.set_mesh(mesh), jtu.count_jit_compilation_cache_miss() as compiled:
-        found = validation_loss.make_evaluate(spec, Hardware(data=4), mesh)(params, ids_NT)
-    assert compiled() == 1
+    input_NT = np.where(ids_NT < 0, ~ids_NT, ids_NT)
+    loss_NT, _ = validation_loss.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, input_NT)
+    with jax.set_mesh(mesh), jtu.count_jit_compilation_cache_miss() as count_compilations:
+        metrics = validation_loss.make_evaluate(spec, Hardware(data=4), mesh)(params, ids_NT)
+    assert count_compilations() == 1
     expected = np.mean(np.asarray(loss_NT), where=ids_NT[:, 1:] >= 0)
-    np.testing.assert_allclose(found['valid/loss'], expected, rtol=1e-5)
+    np.testing.assert_allclose(metrics['valid/loss'], expected, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_init_state_is_bitwise_equal_at_full_optimization():
     spec = make_tiny_spec()
     program = jax.jit(lambda: state.init_state(spec)).lower()
-    (quick,) = state.INIT_COMPILER_OPTIONS.values()
-    made = [program.compile(compiler_options=options)() for options in (quick, {'xla_backend_optimization_level': 3})]
-    for one, other in zip(*map(jax.tree.leaves, made), strict=True):
-        np.testing.assert_array_equal(one, other)
+    (quick_options,) = state.INIT_COMPILER_OPTIONS.values()
+    states = [
+        program.compile(compiler_options=options)()
+        for options in (quick_options, {'xla_backend_optimization_level': 3})
+    ]
+    for quick_leaf, full_leaf in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_array_equal(quick_leaf, full_leaf)

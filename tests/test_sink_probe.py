@@ -24,7 +24,7 @@ IDS_BT = np.random.default_rng(1).integers(1, 300, (4, 16)).astype(np.int32)
 LENGTH, KEYS = 12, 3  # of conftest.TINY
 
 
-def sum_by_hand(A, columns, mask):
+def compute_matrix_metrics(A, columns, mask):
     """Compute (means, importances) of one matrix of T queries over its columns and T keys, as in the paper's code."""
     A = np.float64(A)
     P = np.array([np.abs(row) / (np.abs(row).sum() + 1e-8) for row in A])
@@ -56,7 +56,7 @@ def compute_expected_metrics(attention_LPHTS, spec, columns):
     """Compute the metrics of a probe, by name."""
     prefix = spec.model.mask.prefix
     matrices = np.reshape(attention_LPHTS, (-1, *np.shape(attention_LPHTS)[-2:]))
-    means, importances = zip(*(sum_by_hand(A, columns, spec.model.mask) for A in matrices), strict=True)
+    means, importances = zip(*(compute_matrix_metrics(A, columns, spec.model.mask) for A in matrices), strict=True)
     alphas = {name: np.array([entry[name] for entry in importances]) for name in importances[0]}
 
     def compute_rate(alpha, threshold=0.3):
@@ -224,23 +224,23 @@ def test_capture_has_queries_keys_values_and_head_outputs_of_attention(columns):
     params = draw_params(spec)
     with jax.disable_jit():
         _, _, captured = make_forward(spec, capture=True)(params, IDS_PT)
-    token_BTD, sinks = np.float64(params['embedding_VD'])[IDS_PT], columns == 'sink_token'
-    if sinks:
+    token_BTD, has_sink_token = np.float64(params['embedding_VD'])[IDS_PT], columns == 'sink_token'
+    if has_sink_token:
         token_BTD = np.concatenate([np.broadcast_to(params['sink']['vector_TD'], (len(IDS_PT), 1, 16)), token_BTD], 1)
     weights = jax.tree.map(lambda leaf: np.float64(leaf[0]), params['blocks'])
-    gain_D, maps = weights['attention_norms']['before']['gain_D'], weights['attention']
+    gain_D, attention_weights = weights['attention_norms']['before']['gain_D'], weights['attention']
     x_BTD = formulas.rms_norm(token_BTD, gain_D, spec.model.norm_epsilon)
     for sequence, h in np.ndindex(len(IDS_PT), 4):
         x_TD = x_BTD[sequence]
         query_TK, key_SK = (
-            formulas.rotate(x_TD @ maps[name][:, h], np.arange(len(x_TD)), spec.model.rotary)
+            formulas.rotate(x_TD @ attention_weights[name][:, h], np.arange(len(x_TD)), spec.model.rotary)
             for name in ('query_DHK', 'key_DHK')
         )
-        np.testing.assert_allclose(captured.query_BTHK[0, sequence, :, h], query_TK[int(sinks) :], atol=1e-4)
-        value_SK = x_TD @ maps['value_DHK'][:, h]
+        np.testing.assert_allclose(captured.query_BTHK[0, sequence, :, h], query_TK[int(has_sink_token) :], atol=1e-4)
+        value_SK = x_TD @ attention_weights['value_DHK'][:, h]
         if columns == 'kv':
-            key_SK = np.vstack([maps['columns']['key_HK'][h], key_SK])
-            value_SK = np.vstack([maps['columns']['value_HK'][h], value_SK])
+            key_SK = np.vstack([attention_weights['columns']['key_HK'][h], key_SK])
+            value_SK = np.vstack([attention_weights['columns']['value_HK'][h], value_SK])
         if columns == 'logit':
             key_SK, value_SK = (np.vstack([np.zeros(array.shape[-1]), array]) for array in (key_SK, value_SK))
         np.testing.assert_allclose(captured.key_BSHK[0, sequence, :, h], key_SK, atol=1e-4)
@@ -259,9 +259,7 @@ def test_save_probe_writes_arrays_of_metrics(tmp_path, columns):
         np.testing.assert_array_equal(file['alpha_LPHJ'], arrays['alpha_LPHJ'])
         np.testing.assert_array_equal(file['attention_LHTS'], arrays['attention_LHTS'])
         assert file['attention_LHTS'].dtype == np.float16
-        names = {
-            name for measure in registry.METRICS if measure.is_applicable(setting) for name in measure.saved_arrays
-        }
+        names = {name for metric in registry.METRICS if metric.is_applicable(setting) for name in metric.saved_arrays}
         assert set(file) == names
         assert {'mass_LH', 'raw_LH', 'entropy_LH', 'contribution_LH', 'norm_LT', 'key_LT', 'value_LT'} < names
         assert {'cos_LH2', 'norms_LH2', 'score_LH2'} < names
@@ -288,13 +286,13 @@ def test_metric_infos_cover_exactly_probe_metrics():
 
 def test_figures_use_arrays_saved_by_every_probe():
     assert all(
-        measure.is_applicable is is_always_applicable and measure.figure.array_name in measure.saved_arrays
-        for measure in list_drawn_measures()
+        metric.is_applicable is is_always_applicable and metric.figure.array_name in metric.saved_arrays
+        for metric in list_drawn_metrics()
     )
 
 
-def list_drawn_measures():
-    return [measure for measure in registry.METRICS if measure.figure]
+def list_drawn_metrics():
+    return [metric for metric in registry.METRICS if metric.figure]
 
 
 @pytest.mark.parametrize('columns', ['none', 'kv'])

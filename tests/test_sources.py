@@ -46,8 +46,8 @@ WRITERS = {
 }
 
 
-def read_texts(given):
-    return [document.text for document in read_documents(given)]
+def read_texts(source):
+    return [document.text for document in read_documents(source)]
 
 
 @pytest.mark.slow
@@ -56,19 +56,19 @@ def read_texts(given):
 @given(texts=st.lists(st.text(st.characters(exclude_categories=['Cs']), max_size=50), min_size=1, max_size=9))
 def test_documents_are_equal_across_file_formats(tmp_path, name, texts):
     WRITERS[name](tmp_path / name, texts)
-    read = read_documents(f'text:{tmp_path}/a.*')
-    assert [document.text for document in read] == texts
-    assert len({document.name for document in read}) == len(texts)
-    assert 0 < sum(document.size for document in read) <= (tmp_path / name).stat().st_size
+    documents = read_documents(f'text:{tmp_path}/a.*')
+    assert [document.text for document in documents] == texts
+    assert len({document.name for document in documents}) == len(texts)
+    assert 0 < sum(document.size for document in documents) <= (tmp_path / name).stat().st_size
 
 
 @pytest.mark.parametrize(
-    ('name', 'pack'), [('.txt', bytes), ('.txt.gz', gzip.compress), ('.txt.zst', zstandard.compress)]
+    ('suffix', 'compress'), [('.txt', bytes), ('.txt.gz', gzip.compress), ('.txt.zst', zstandard.compress)]
 )
-def test_text_file_is_one_document(tmp_path, name, pack):
+def test_text_file_is_one_document(tmp_path, suffix, compress):
     for number, text in enumerate(TEXTS):
-        (tmp_path / f'{number}{name}').write_bytes(pack(text.encode()))
-    assert read_texts(f'text:{tmp_path}/*{name}') == TEXTS
+        (tmp_path / f'{number}{suffix}').write_bytes(compress(text.encode()))
+    assert read_texts(f'text:{tmp_path}/*{suffix}') == TEXTS
 
 
 def test_text_file_with_other_or_no_ending_is_one_document(tmp_path):
@@ -85,7 +85,7 @@ def test_text_file_with_other_or_no_ending_is_one_document(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'make',
+    'make_file',
     [
         lambda path: path.write_bytes(b'ELF \x00'),
         lambda path: path.write_bytes(gzip.compress(b'text')),
@@ -95,17 +95,17 @@ def test_text_file_with_other_or_no_ending_is_one_document(tmp_path):
     ],
     ids=['nul', 'gzip', 'latin-1', 'pipe', 'dangling link'],
 )
-def test_file_that_is_no_text_is_refused_by_name(tmp_path, make):
+def test_file_that_is_no_text_is_refused_by_name(tmp_path, make_file):
     (tmp_path / 'a').write_text('text')
-    make(tmp_path / 'b')
+    make_file(tmp_path / 'b')
     assert f'{tmp_path}/b, which cannot be read; allowed: .txt' in get_refusal(f'text:{tmp_path}/*')
 
 
 def test_document_names_do_not_depend_on_directory(tmp_path, monkeypatch):
-    for place in ('here', 'there'):
-        (tmp_path / place / 'deep').mkdir(parents=True)
-        (tmp_path / place / 'deep' / 'a.jsonl').write_bytes(encode_lines(TEXTS))
-        (tmp_path / place / 'b.txt').write_text('text')
+    for folder in ('here', 'there'):
+        (tmp_path / folder / 'deep').mkdir(parents=True)
+        (tmp_path / folder / 'deep' / 'a.jsonl').write_bytes(encode_lines(TEXTS))
+        (tmp_path / folder / 'b.txt').write_text('text')
     monkeypatch.chdir(tmp_path / 'there')
     globs = (f'text:{tmp_path}/here/**/*.*', f'text:{tmp_path}/there/**/*.*', 'text:**/*.*', 'text:./**/*.*')
     names = [[document.name for document in read_documents(glob)] for glob in globs]
@@ -141,7 +141,7 @@ def test_stdlib_source_holds_library_modules_without_tests():
 
 
 @pytest.mark.parametrize(
-    ('name', 'content', 'words'),
+    ('name', 'content', 'message'),
     [
         ('a.txt', b'caf\xe9', 'is not UTF-8 (byte 3)'),
         ('a.jsonl', b'{"text": "x"}\n{"body": "y"}\n', 'line 2 has no field "text"'),
@@ -152,25 +152,25 @@ def test_stdlib_source_holds_library_modules_without_tests():
         ('a.jsonl', b'{"text": "\\ud800"}\n', 'line 1 has an incomplete character'),
     ],
 )
-def test_damaged_document_is_reported_by_location_and_others_are_read(tmp_path, name, content, words):
+def test_damaged_document_is_reported_by_location_and_others_are_read(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    read = read_documents(f'text:{tmp_path}/*')
-    damaged = [document for document in read if isinstance(document, DamagedDocument)]
-    assert [words in f'{document.location} {document.reason}' for document in damaged] == [True]
-    assert all(document.text == 'x' for document in read if isinstance(document, Document))
+    documents = read_documents(f'text:{tmp_path}/*')
+    damaged = [document for document in documents if isinstance(document, DamagedDocument)]
+    assert [message in f'{document.location} {document.reason}' for document in damaged] == [True]
+    assert all(document.text == 'x' for document in documents if isinstance(document, Document))
 
 
 @pytest.mark.parametrize('name', ['a.jsonl.gz', 'a.jsonl.zst', 'a.parquet'])
 def test_damaged_file_is_refused_by_name(tmp_path, name):
     WRITERS[name](tmp_path / name, TEXTS * 200)
-    whole = (tmp_path / name).read_bytes()
-    for content in (whole[:-3], whole[: len(whole) // 3], b'nothing of the kind'):
+    complete_content = (tmp_path / name).read_bytes()
+    for content in (complete_content[:-3], complete_content[: len(complete_content) // 3], b'nothing of the kind'):
         (tmp_path / name).write_bytes(content)
         assert f'{tmp_path}/{name} ' in get_refusal(f'text:{tmp_path}/a.*')
 
 
 @pytest.mark.parametrize(
-    ('given', 'words'),
+    ('source', 'message'),
     [
         ('text:/nowhere/*.txt', 'text:/nowhere/*.txt matches no file; quote the pattern'),
         ('txt:a', 'txt:a is unknown (sources: stdlib, text:GLOB'),
@@ -184,28 +184,28 @@ def test_damaged_file_is_refused_by_name(tmp_path, name):
         ('mixture:{}/none.json', 'cannot be read'),
     ],
 )
-def test_invalid_source_is_refused(tmp_path, given, words):
+def test_invalid_source_is_refused(tmp_path, source, message):
     write_parquet(tmp_path / 'a.parquet', ['x'])
     (tmp_path / 'b.pdf').write_bytes(b'%PDF-1.7\n%\xe2\xe3\xcf\xd3\n')
-    assert words in get_refusal(given.format(tmp_path))
+    assert message in get_refusal(source.format(tmp_path))
 
 
 def test_field_option_reads_renamed_and_nested_fields(tmp_path):
     records = [{'body': {'text': 'one'}, 'meta': {'set': 'A'}}, {'body': {'text': 'two'}, 'meta': {'set': 'B'}}]
     (tmp_path / 'a.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in records))
-    read = read_documents(f'text:{tmp_path}/a.jsonl#field=body.text,domain=meta.set')
-    assert [(document.text, document.domain) for document in read] == [('one', 'A'), ('two', 'B')]
+    json_documents = read_documents(f'text:{tmp_path}/a.jsonl#field=body.text,domain=meta.set')
+    assert [(document.text, document.domain) for document in json_documents] == [('one', 'A'), ('two', 'B')]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / 'a.parquet')
-    again = read_documents(f'text:{tmp_path}/a.parquet#field=body.text,domain=meta.set')
-    assert [(document.text, document.domain) for document in again] == [('one', 'A'), ('two', 'B')]
+    parquet_documents = read_documents(f'text:{tmp_path}/a.parquet#field=body.text,domain=meta.set')
+    assert [(document.text, document.domain) for document in parquet_documents] == [('one', 'A'), ('two', 'B')]
 
 
 @pytest.mark.slow
 def test_reading_holds_one_document_in_memory(tmp_path):
     rng = random.Random(0)
     texts = [f'{rng.getrandbits(40_000):x}' for _ in range(3000)]  # incompressible text
-    for name, pack in (('a.jsonl', bytes), ('a.jsonl.gz', gzip.compress), ('a.jsonl.zst', zstandard.compress)):
-        (tmp_path / name).write_bytes(pack(encode_lines(texts)))
+    for name, compress in (('a.jsonl', bytes), ('a.jsonl.gz', gzip.compress), ('a.jsonl.zst', zstandard.compress)):
+        (tmp_path / name).write_bytes(compress(encode_lines(texts)))
     write_parquet(tmp_path / 'a.parquet', texts, rows=500)
     for path in tmp_path.iterdir():
         tracemalloc.start()
@@ -229,7 +229,7 @@ def test_chat_source_marks_only_assistant_messages_for_loss(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('record', 'words'),
+    ('record', 'message'),
     [
         (make_conversation(('user', 'hello')), 'has no message of an assistant'),
         (
@@ -241,15 +241,15 @@ def test_chat_source_marks_only_assistant_messages_for_loss(tmp_path):
         ({'text': 'hello'}, 'has no field "messages"'),
     ],
 )
-def test_invalid_chat_record_is_damaged_document(tmp_path, record, words):
+def test_invalid_chat_record_is_damaged_document(tmp_path, record, message):
     (tmp_path / 'a.jsonl').write_text(json.dumps(record))
     (damaged,) = read_documents(f'chat:{tmp_path}/a.jsonl')
-    assert words in damaged.reason
+    assert message in damaged.reason
 
 
 def test_null_and_non_utf8_parquet_values_are_damaged_documents(tmp_path):
-    damaged = pyarrow.array([b'ok', None, b'\xff'], pyarrow.binary()).view(pyarrow.string())
-    pyarrow.parquet.write_table(pyarrow.table({'text': damaged}), tmp_path / 'a.parquet')
+    values = pyarrow.array([b'ok', None, b'\xff'], pyarrow.binary()).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({'text': values}), tmp_path / 'a.parquet')
     first, null, bytes_ = read_documents(f'text:{tmp_path}/a.parquet')
     assert (first.text, '"text"' in null.reason, 'UTF-8 (byte 0)' in bytes_.reason) == ('ok', True, True)
 
@@ -261,22 +261,21 @@ def test_damaged_record_reason_is_one_short_line(tmp_path):
     assert len(damaged.reason) < 400
 
 
-@pytest.mark.parametrize(('name', 'missing'), [('a.jsonl.zst', 'zstandard'), ('a.parquet', 'pyarrow')])
-def test_missing_library_is_named_with_install_command(tmp_path, monkeypatch, name, missing):
+@pytest.mark.parametrize(('name', 'library'), [('a.jsonl.zst', 'zstandard'), ('a.parquet', 'pyarrow')])
+def test_missing_library_is_named_with_install_command(tmp_path, monkeypatch, name, library):
     WRITERS[name](tmp_path / name, TEXTS)
-    monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.setitem(sys.modules, f'{missing}.parquet', None)
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setitem(sys.modules, f'{library}.parquet', None)
     assert all(
-        value in get_refusal(f'text:{tmp_path}/{name}')
-        for value in (name, f' {missing}', format_extra_command('data'))
+        part in get_refusal(f'text:{tmp_path}/{name}') for part in (name, f' {library}', format_extra_command('data'))
     )
 
 
 def test_source_identity_changes_with_files_and_options(tmp_path):
     (tmp_path / 'a.jsonl').write_bytes(encode_lines(['one'], body='two'))
-    given = f'text:{tmp_path}/a.jsonl'
-    first = open_source(given).identity
-    assert json.loads(json.dumps(first)) == json.loads(json.dumps(open_source(given).identity))
-    assert open_source(f'{given}#field=body').identity != first
+    source = f'text:{tmp_path}/a.jsonl'
+    identity = open_source(source).identity
+    assert json.loads(json.dumps(identity)) == json.loads(json.dumps(open_source(source).identity))
+    assert open_source(f'{source}#field=body').identity != identity
     os.utime(tmp_path / 'a.jsonl', (1, 1))
-    assert open_source(given).identity != first
+    assert open_source(source).identity != identity

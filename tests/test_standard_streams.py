@@ -17,8 +17,8 @@ from sinklab import standard_streams
 from sinklab.run_dir import RunDir
 
 SINKLAB = shlex.join([sys.executable, '-m', 'sinklab'])
-# Trains like the command and sends itself SIGTERM after step 3.
-SIGNALLED = f"""{shlex.quote(sys.executable)} -c '
+# This program trains like the command, and sends itself SIGTERM after step 3.
+SIGNALLED_SINKLAB = f"""{shlex.quote(sys.executable)} -c '
 import os, signal, sys
 from sinklab import standard_streams
 import sinklab.train.loop as loop
@@ -50,9 +50,9 @@ def run_shell(command: str) -> tuple[int, str]:
         (SINKLAB, '>&- 2>&-', 0, 'done'),
         pytest.param(f'{SINKLAB} --supervise', '2>/dev/full', 0, 'done'),
         pytest.param(f'{SINKLAB} --supervise', '2>&1 | head -1', 0, 'done', marks=pytest.mark.exhaustive),
-        pytest.param(SIGNALLED, '2>/dev/full', 42, 'stopped', marks=pytest.mark.exhaustive),
-        (SIGNALLED, '2>&-', 42, 'stopped'),
-        pytest.param(SIGNALLED, '2>&1 | head -1', 42, 'stopped', marks=pytest.mark.exhaustive),
+        pytest.param(SIGNALLED_SINKLAB, '2>/dev/full', 42, 'stopped', marks=pytest.mark.exhaustive),
+        (SIGNALLED_SINKLAB, '2>&-', 42, 'stopped'),
+        pytest.param(SIGNALLED_SINKLAB, '2>&1 | head -1', 42, 'stopped', marks=pytest.mark.exhaustive),
     ],
 )
 def test_unwritable_log_does_not_change_run(config, tmp_path, program, streams, code, kind):
@@ -82,12 +82,12 @@ def test_unwritable_result_is_error_with_one_line():
 class BrokenStream(io.StringIO):
     """Stream on which every write fails."""
 
-    def __init__(self, number):
+    def __init__(self, error_number):
         super().__init__()
-        self.number = number
+        self.error_number = error_number
 
     def write(self, text):
-        raise OSError(self.number, os.strerror(self.number))
+        raise OSError(self.error_number, os.strerror(self.error_number))
 
 
 @pytest.mark.slow
@@ -99,8 +99,8 @@ def test_unwritable_table_does_not_change_sweep_outcome(config, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_blocked_stderr_does_not_delay_exit_by_signal(number):
+@pytest.mark.parametrize('signal_number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_blocked_stderr_does_not_delay_exit_by_signal(signal_number):
     script = 'import signal, time\nfrom sinklab import standard_streams, startup_signals\n'
     script += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\nstandard_streams.install_safe_streams()\n'
     script += 'signal.signal(signal.SIGINT, signal.default_int_handler)\n'
@@ -112,8 +112,8 @@ def test_blocked_stderr_does_not_delay_exit_by_signal(number):
     with subprocess.Popen([sys.executable, '-c', script], **pipes) as process:
         assert process.stdout.readline() == b'ready\n'
         assert process.stdout.readline() == b'full\n'
-        process.send_signal(number)
-        assert process.wait(20) == (130 if number == signal.SIGINT else -number)
+        process.send_signal(signal_number)
+        assert process.wait(20) == (130 if signal_number == signal.SIGINT else -signal_number)
 
 
 def test_safe_stream_keeps_disk_error_and_raises_on_terminal_hangup():
@@ -126,9 +126,9 @@ def test_safe_stream_keeps_disk_error_and_raises_on_terminal_hangup():
         standard_streams.SafeStream(terminal, is_result=True).write('abc')
 
 
-@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE, errno.EAGAIN])
-def test_safe_stream_on_stderr_never_raises(number):
-    stream = standard_streams.SafeStream(BrokenStream(number))
+@pytest.mark.parametrize('error_number', [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE, errno.EAGAIN])
+def test_safe_stream_on_stderr_never_raises(error_number):
+    stream = standard_streams.SafeStream(BrokenStream(error_number))
     assert stream.write('abc') == 3
     stream.writelines(['a', 'b'])
     stream.flush()

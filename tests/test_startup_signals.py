@@ -9,7 +9,7 @@ import pytest
 from faults.interrupts import interrupt
 
 SINKLAB = [sys.executable, '-m', 'sinklab']
-PREPARED = """
+SCRIPT_PREAMBLE = """
 import os, signal, sys, threading, time
 from sinklab import startup_signals
 sys.path.insert(0, {folder!r})
@@ -27,7 +27,7 @@ startup_signals.install_signal_handlers('verb')
 def run_script(tmp_path, script: str) -> subprocess.CompletedProcess:
     """Run a Python script in which `send(seconds)` sends it a signal and the import of `slow` takes a second."""
     (tmp_path / 'slow.py').write_text('import time\nfor _ in range(50):\n    time.sleep(0.02)\n')
-    script = PREPARED.format(folder=str(tmp_path)) + script
+    script = SCRIPT_PREAMBLE.format(folder=str(tmp_path)) + script
     return subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, timeout=60)
 
 
@@ -37,19 +37,19 @@ def is_interpreter_interrupt(lines: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ('name', 'code'), [('SIGINT', 130), ('SIGTERM', -signal.SIGTERM), ('SIGHUP', -signal.SIGHUP)]
+    ('signal_name', 'code'), [('SIGINT', 130), ('SIGTERM', -signal.SIGTERM), ('SIGHUP', -signal.SIGHUP)]
 )
-@pytest.mark.parametrize('busy', ['import slow', 'hash(b"x" * 2**30); time.sleep(20)'])
+@pytest.mark.parametrize('statement', ['import slow', 'hash(b"x" * 2**30); time.sleep(20)'])
 @pytest.mark.slow
-def test_signal_during_startup_ends_process_with_one_line(tmp_path, name, code, busy):
-    process = run_script(tmp_path, f'send(0.1, signal.{name})\n{busy}\nprint("went on")')
-    assert (process.returncode, process.stdout) == (code, '')
-    assert [name in line for line in process.stderr.splitlines()] == [True]
+def test_signal_during_startup_ends_process_with_one_line(tmp_path, signal_name, code, statement):
+    result = run_script(tmp_path, f'send(0.1, signal.{signal_name})\n{statement}\nprint("went on")')
+    assert (result.returncode, result.stdout) == (code, '')
+    assert [signal_name in line for line in result.stderr.splitlines()] == [True]
 
 
 @pytest.mark.slow
 def test_ctrl_c_during_import_is_raised_afterwards(tmp_path):
-    process = run_script(
+    result = run_script(
         tmp_path,
         """
 def work():
@@ -64,11 +64,11 @@ except KeyboardInterrupt:
     print('slow' in sys.modules, sys.gettrace())
 """,
     )
-    assert (process.returncode, process.stdout, process.stderr) == (0, 'True None\n', '')
+    assert (result.returncode, result.stdout, result.stderr) == (0, 'True None\n', '')
 
 
 def test_ctrl_c_swallowed_by_callback_is_raised_again(tmp_path):
-    process = run_script(
+    result = run_script(
         tmp_path,
         """
 import weakref
@@ -83,11 +83,11 @@ except KeyboardInterrupt:
     print('raised')
 """,
     )
-    assert (process.returncode, process.stdout, process.stderr) == (0, 'raised\n', '')
+    assert (result.returncode, result.stdout, result.stderr) == (0, 'raised\n', '')
 
 
 def test_ctrl_c_in_event_loop_leaves_no_message_of_asyncio(tmp_path):
-    process = run_script(
+    result = run_script(
         tmp_path,
         """
 import asyncio, gc, logging
@@ -111,11 +111,11 @@ gc.collect()
 print('raised')
 """,
     )
-    assert (process.returncode, process.stdout, process.stderr) == (0, 'raised\n', '')
+    assert (result.returncode, result.stdout, result.stderr) == (0, 'raised\n', '')
 
 
 def test_ctrl_c_is_raised_while_logging_is_imported_in_part(tmp_path):
-    process = run_script(
+    result = run_script(
         tmp_path,
         """
 import types
@@ -127,11 +127,11 @@ except KeyboardInterrupt:
     print('raised')
 """,
     )
-    assert (process.returncode, process.stdout, process.stderr) == (0, 'raised\n', '')
+    assert (result.returncode, result.stdout, result.stderr) == (0, 'raised\n', '')
 
 
 def test_error_that_replaces_keyboard_interrupt_counts_as_ctrl_c(tmp_path):
-    process = run_script(
+    result = run_script(
         tmp_path,
         """
 from sinklab.cli import main, rows
@@ -145,20 +145,20 @@ with startup_signals.enable_keyboard_interrupts():
     sys.exit(main.main(['rows']))
 """,
     )
-    assert (process.returncode, len(process.stderr.splitlines())) == (130, 1)
+    assert (result.returncode, len(result.stderr.splitlines())) == (130, 1)
 
 
 def test_ignored_signal_stays_ignored(tmp_path):
     script = "startup_signals.install_signal_handlers('verb')\nsignal.raise_signal(signal.SIGHUP)\nprint('went on')"
-    process = run_script(
+    result = run_script(
         tmp_path, script.replace('startup', 'signal.signal(signal.SIGHUP, signal.SIG_IGN); startup', 1)
     )
-    assert (process.returncode, process.stdout, process.stderr) == (0, 'went on\n', '')
+    assert (result.returncode, result.stdout, result.stderr) == (0, 'went on\n', '')
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('verb', 'seconds', 'count'),
+    ('arguments', 'seconds', 'count'),
     [
         pytest.param(['--help'], 0.2, 4, marks=pytest.mark.exhaustive),
         (['train', '--config=CONFIG', '--config.optimizer.steps=100000', '--workdir={}/run'], 3.0, 4),
@@ -174,15 +174,15 @@ def test_ignored_signal_stays_ignored(tmp_path):
         pytest.param(['measure', 'RUN'], 3.0, 20, marks=pytest.mark.exhaustive),
     ],
 )
-def test_ctrl_c_at_random_startup_time_exits_with_130_and_one_line(config, finished_run, verb, seconds, count):
+def test_ctrl_c_at_random_startup_time_exits_with_130_and_one_line(config, finished_run, arguments, seconds, count):
     """A command that ends before the signal may exit with 0."""
-    command = [part.replace('CONFIG', config).replace('RUN', str(finished_run[0])) for part in verb]
-    moments = random.Random(count)
+    command = [part.replace('CONFIG', config).replace('RUN', str(finished_run[0])) for part in arguments]
+    rng = random.Random(count)
     for _ in range(count):
-        end = interrupt([*SINKLAB, *command], moments.uniform(0.03, seconds), signal.SIGINT)
-        assert end.code is not None, f'went on after {end.moment:.3f} s'
-        if not is_interpreter_interrupt(end.lines):
-            assert end.code == 130 or (end.code == 0 and verb[0] != 'train'), end
+        result = interrupt([*SINKLAB, *command], rng.uniform(0.03, seconds), signal.SIGINT)
+        assert result.code is not None, f'went on after {result.moment:.3f} s'
+        if not is_interpreter_interrupt(result.lines):
+            assert result.code == 130 or (result.code == 0 and arguments[0] != 'train'), result
             # Log lines of a run begin with its name and may follow a signal.
-            stopping = [line for line in end.lines if not line.startswith(f'{config}  ')]
-            assert len(stopping) <= (2 if 'after this step' in ''.join(end.lines) else 1), end
+            message_lines = [line for line in result.lines if not line.startswith(f'{config}  ')]
+            assert len(message_lines) <= (2 if 'after this step' in ''.join(result.lines) else 1), result

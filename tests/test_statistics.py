@@ -12,7 +12,7 @@ from sinklab.report.statistics import LOOK_CONFIDENCE_LEVEL, compute_mean_interv
 
 REPEATS = 4000
 QUANTILE = {n: stats.t.ppf(0.975, n - 1) for n in (5, 8)}
-NOTHING = (0.0, lambda rng, shape: np.zeros(shape))
+ZEROS = (0.0, lambda rng, shape: np.zeros(shape))
 
 
 def make_beta_shares(a, b):
@@ -36,14 +36,14 @@ def find_covered(compute_interval, difference_RN, truth):
 
 
 SKEWED = pytest.mark.parametrize(
-    ('one', 'other'),
+    ('first', 'second'),
     [
         (make_beta_shares(2, 5), make_beta_shares(2, 5)),
-        (make_beta_shares(4, 3), NOTHING),
-        (make_beta_shares(2, 8), NOTHING),
-        (make_beta_shares(8, 2), NOTHING),
-        (make_beta_shares(1, 4), NOTHING),
-        (make_beta_shares(0.7, 2), NOTHING),
+        (make_beta_shares(4, 3), ZEROS),
+        (make_beta_shares(2, 8), ZEROS),
+        (make_beta_shares(8, 2), ZEROS),
+        (make_beta_shares(1, 4), ZEROS),
+        (make_beta_shares(0.7, 2), ZEROS),
         (make_beta_shares(1, 4), make_beta_shares(4, 4)),
     ],
     ids=['equal', '4/3', '2/8', '8/2', '1/4', '0.7/2', '1/4 and 4/4'],
@@ -53,18 +53,20 @@ SKEWED = pytest.mark.parametrize(
 @SKEWED
 @pytest.mark.parametrize('n', [5, 8])
 @pytest.mark.slow
-def test_mean_interval_of_skewed_samples_has_nominal_coverage(n, one, other):
-    assert 92.9 <= compute_coverage(compute_mean_interval, n, one, other) <= 97
+def test_mean_interval_of_skewed_samples_has_nominal_coverage(n, first, second):
+    assert 92.9 <= compute_coverage(compute_mean_interval, n, first, second) <= 97
 
 
 @SKEWED
 @pytest.mark.slow
-def test_mean_intervals_of_two_looks_have_nominal_joint_coverage(one, other):
-    """The looks have five and eight seeds."""
-    difference_RN, truth = draw_differences(8, one, other), one[0] - other[0]
-    look = functools.partial(compute_mean_interval, level=LOOK_CONFIDENCE_LEVEL)
-    both = find_covered(look, difference_RN[:, :5], truth) & find_covered(look, difference_RN, truth)
-    assert 93 <= 100 * np.mean(both) <= 97
+def test_mean_intervals_of_two_looks_have_nominal_joint_coverage(first, second):
+    """The first look has five seeds, and the second look has eight."""
+    difference_RN, truth = draw_differences(8, first, second), first[0] - second[0]
+    compute_look_interval = functools.partial(compute_mean_interval, level=LOOK_CONFIDENCE_LEVEL)
+    covered = find_covered(compute_look_interval, difference_RN[:, :5], truth) & find_covered(
+        compute_look_interval, difference_RN, truth
+    )
+    assert 93 <= 100 * np.mean(covered) <= 97
 
 
 @pytest.mark.parametrize('n', [5, 8])
@@ -93,15 +95,15 @@ def compute_student_interval(number_N):
 
 
 @pytest.mark.parametrize('n', [5, 8])
-@pytest.mark.parametrize('empty', [0.2, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize('zero_fraction', [0.2, 0.3, 0.5, 0.7])
 @pytest.mark.slow
-def test_mean_interval_of_samples_with_zeros_covers_at_least_82_percent(n, empty):
+def test_mean_interval_of_samples_with_zeros_covers_at_least_82_percent(n, zero_fraction):
     """Some seeds have no sink. Five seeds may all be of one kind."""
 
-    def draw_some(rng, shape):
-        return np.where(rng.random(shape) < empty, 0, rng.normal(0.5, 0.1, shape))
+    def draw_samples(rng, shape):
+        return np.where(rng.random(shape) < zero_fraction, 0, rng.normal(0.5, 0.1, shape))
 
-    arguments = n, (0.5 * (1 - empty), draw_some), NOTHING
+    arguments = n, (0.5 * (1 - zero_fraction), draw_samples), ZEROS
     assert compute_coverage(compute_mean_interval, *arguments) >= 82
     assert (
         compute_coverage(compute_mean_interval, *arguments)
@@ -110,7 +112,7 @@ def test_mean_interval_of_samples_with_zeros_covers_at_least_82_percent(n, empty
 
 
 def test_student_interval_undercovers_skewed_samples():
-    arguments = 5, make_beta_shares(1, 4), NOTHING
+    arguments = 5, make_beta_shares(1, 4), ZEROS
     assert (
         compute_coverage(compute_student_interval, *arguments)
         < 92

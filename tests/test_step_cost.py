@@ -14,32 +14,32 @@ from sinklab.planning import topology
 from sinklab.planning.hlo import Collective
 from sinklab.train import state
 
-GATE = Path(__file__).parents[1] / 'benchmarks' / 'step_cost.py'
-COMMITTED = json.loads(GATE.with_suffix('.json').read_text())
+GATE_SCRIPT = Path(__file__).parents[1] / 'benchmarks' / 'step_cost.py'
+COMMITTED_FIGURES = json.loads(GATE_SCRIPT.with_suffix('.json').read_text())
 DATA, FSDP = 2, 4
 
 
 @pytest.fixture(scope='module')
 def gate():
-    gate_globals = runpy.run_path(str(GATE))
+    gate_globals = runpy.run_path(str(GATE_SCRIPT))
     gate_globals['find_broken_rules'].__globals__['MIN_BYTES'] = 0  # all arrays of a tiny model are smaller
     return gate_globals
 
 
-def make_collective(kind, dtype, bytes, asynchronous=True):
+def make_collective(kind, dtype, sent_bytes, asynchronous=True):
     """Return a collective that sends the given bytes from each device."""
     collective = Collective(kind, (f'{dtype}[8]',), 1, ((0, 1),), 1, asynchronous, '')
-    return SimpleNamespace(types=collective.types, is_async=asynchronous, sent_bytes=bytes)
+    return SimpleNamespace(types=collective.types, is_async=asynchronous, sent_bytes=sent_bytes)
 
 
 def make_valid_step():
     """Return (collectives by purpose, arrays of the step) that satisfy all rules for a tiny model."""
-    size = state.count_bytes(state.get_state_shapes(make_tiny_spec())['params'])
-    all_bytes, least_bytes = size * (FSDP - 1) / FSDP, 2 * size / FSDP * (DATA - 1) / DATA
+    num_param_bytes = state.count_bytes(state.get_state_shapes(make_tiny_spec())['params'])
+    all_bytes, min_bytes = num_param_bytes * (FSDP - 1) / FSDP, 2 * num_param_bytes / FSDP * (DATA - 1) / DATA
     return dict(
         gathered=[make_collective('all-gather', 'bf16', all_bytes)],
         scattered=[make_collective('reduce-scatter', 'f32', all_bytes)],
-        between=[make_collective('all-reduce', 'f32', least_bytes)],
+        between=[make_collective('all-reduce', 'f32', min_bytes)],
         others=[],
     ), [(1, 'f32[3]', '')]
 
@@ -95,7 +95,7 @@ def test_find_broken_rules_names_violated_rule(gate, rule):
 
 
 def test_check_figures_reports_cost_above_committed_figure(gate, capsys):
-    costs = COMMITTED['costs']
+    costs = COMMITTED_FIGURES['costs']
     assert not any(cost['broken'] for cost in costs.values())
     assert gate['check_figures'](costs) == 0
     name, cost = next(iter(costs.items()))
@@ -109,8 +109,8 @@ def test_check_figures_reports_cost_above_committed_figure(gate, capsys):
 @pytest.mark.skipif(topology.find_libtpu() is None, reason='libtpu, which has the compiler, could not be installed')
 def test_sigmoid_1b_step_on_two_slices_satisfies_rules_and_fits():
     """Compare the costs with the committed ones if the libtpu version is the same."""
-    check_option = ['--check'] if topology.find_libtpu_version() == COMMITTED['libtpu'] else []
-    command = [sys.executable, GATE, '--topologies=2xv5e:8x8', '--rows=sigmoid_1b', *check_option]
+    check_option = ['--check'] if topology.find_libtpu_version() == COMMITTED_FIGURES['libtpu'] else []
+    command = [sys.executable, GATE_SCRIPT, '--topologies=2xv5e:8x8', '--rows=sigmoid_1b', *check_option]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
     name, _, compiled, _, size, *_ = result.stdout.splitlines()[-1].split()

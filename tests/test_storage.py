@@ -32,9 +32,9 @@ def write_files(path, content):
     return path
 
 
-@pytest.mark.parametrize('end', [b'', b'\n', b'\r', b'\r\n', b'\n\r\n', b'--'])
-def test_atomic_write_preserves_bytes(folder, end):
-    content = np.random.default_rng(0).bytes(1000) + end
+@pytest.mark.parametrize('suffix', [b'', b'\n', b'\r', b'\r\n', b'\n\r\n', b'--'])
+def test_atomic_write_preserves_bytes(folder, suffix):
+    content = np.random.default_rng(0).bytes(1000) + suffix
     path = write_files(folder / 'inner' / 'file.bin', content)
     assert path.read_bytes() == content
     assert directories.get_stored_files(path.parent, [path.name])[path.name].size == len(content)
@@ -49,13 +49,13 @@ def test_atomic_write_preserves_multipart_file(folder):
 def test_atomic_write_keeps_previous_content_after_exception(folder):
     path = write_files(folder / 'file', b'before')
 
-    def broken_off():
+    def write_half_and_fail():
         with atomic_write(path) as unfinished:
             unfinished.write_bytes(b'half')
             raise KeyError
 
     with pytest.raises(KeyError):
-        broken_off()
+        write_half_and_fail()
     assert path.read_bytes() == b'before'
     assert directories.list_files(folder) == ['file']
 
@@ -111,28 +111,28 @@ def test_paths_keep_given_form(folder):
 
 def test_write_if_match_rejects_stale_version(bucket):
     path = f'{bucket.url}/lease'
-    at = get_file_system(parse_path(path))
-    first = at.write_if_match(path, b'1', '')
-    assert first
-    assert at.write_if_match(path, b'2', '') is None
-    assert at.read_with_version(path) == (b'1', first)
-    second = at.write_if_match(path, b'3', first)
-    assert second
-    assert at.write_if_match(path, b'4', first) is None
-    assert at.read_with_version(path) == (b'3', second)
+    file_system = get_file_system(parse_path(path))
+    first_version = file_system.write_if_match(path, b'1', '')
+    assert first_version
+    assert file_system.write_if_match(path, b'2', '') is None
+    assert file_system.read_with_version(path) == (b'1', first_version)
+    second_version = file_system.write_if_match(path, b'3', first_version)
+    assert second_version
+    assert file_system.write_if_match(path, b'4', first_version) is None
+    assert file_system.read_with_version(path) == (b'3', second_version)
     parse_path(path).unlink()
-    assert at.write_if_match(path, b'5', second) is None
+    assert file_system.write_if_match(path, b'5', second_version) is None
 
 
-@pytest.mark.parametrize('given', ['http://x/y', 'az://b/x', 'gs://', 's3:///', 'gs:/b/x', 's3:b/x'])
-def test_parse_path_rejects_invalid_url(given):
+@pytest.mark.parametrize('url', ['http://x/y', 'az://b/x', 'gs://', 's3:///', 'gs:/b/x', 's3:b/x'])
+def test_parse_path_rejects_invalid_url(url):
     with pytest.raises(UserError):
-        parse_path(given)
+        parse_path(url)
 
 
-@pytest.mark.parametrize('given', ['runs/gs:/x', 'a:b', 'gs/x'])
-def test_parse_path_accepts_colon_in_local_path(given):
-    assert not is_remote(parse_path(given))
+@pytest.mark.parametrize('path', ['runs/gs:/x', 'a:b', 'gs/x'])
+def test_parse_path_accepts_colon_in_local_path(path):
+    assert not is_remote(parse_path(path))
 
 
 def test_missing_bucket_is_named(bucket):
@@ -151,13 +151,13 @@ def test_remove_folder_deletes_remaining_files_before_raising_error(tmp_path, mo
         (tmp_path / 'folder' / name / 'file').write_text('x')
     unlink = os.unlink
 
-    def deny(path, *given, **more):
-        if str(path).endswith('file') and next(denied, False):
+    def fail_once_for_file(path, *args, **kwargs):
+        if str(path).endswith('file') and next(failures, False):
             raise PermissionError(1, 'Operation not permitted', path)
-        unlink(path, *given, **more)
+        unlink(path, *args, **kwargs)
 
-    denied = iter([True])
-    monkeypatch.setattr(os, 'unlink', deny)
+    failures = iter([True])
+    monkeypatch.setattr(os, 'unlink', fail_once_for_file)
     with pytest.raises(OSError, match='not permitted'):
         directories.remove_folder(tmp_path / 'folder')
     assert len(list((tmp_path / 'folder').rglob('file'))) == 1

@@ -24,11 +24,11 @@ from sinklab.storage.paths import describe_permission, is_permanent_error
 from sinklab.train.run_outcome import classify_error
 
 STATE = dict(step=jnp.int32(4), params=dict(w=jnp.arange(4000.0)))
-PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+PERMANENT_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 
 
 @pytest.fixture
-def run(tmp_path):
+def run_dir(tmp_path):
     """Return a run folder with checkpoint 4."""
     checkpoints = Checkpointer(RunDir(tmp_path / 'run'), make_tiny_spec().checkpoint, {})
     checkpoints.save(4, STATE)
@@ -37,7 +37,7 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def mounted(tmp_path):
+def mount_tmpfs(tmp_path):
     """Yield a function that mounts a small file system with options of `mount`."""
     folders = []
 
@@ -59,7 +59,7 @@ def mounted(tmp_path):
 def read_only_folder(tmp_path, request):
     """Return a folder that this user cannot write, even as root."""
     if os.geteuid() == 0:
-        return request.getfixturevalue('mounted')('ro')
+        return request.getfixturevalue('mount_tmpfs')('ro')
     folder = tmp_path / 'closed'
     folder.mkdir(mode=0o555)
     return folder
@@ -93,17 +93,17 @@ def test_save_to_unwritable_checkpoint_folder_leaves_no_thread(tmp_path):
     )
     (tmp_path / 'checkpoints').rmdir()
     (tmp_path / 'checkpoints').write_text('a file in the place of the folder')
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as exc_info:
         save_and_close(checkpoints)
-    assert f'{tmp_path}/checkpoints' in str(refusal.value)
-    assert ' -rw' in str(refusal.value)
+    assert f'{tmp_path}/checkpoints' in str(exc_info.value)
+    assert ' -rw' in str(exc_info.value)
     assert find_waiting_threads(earlier_threads) == []
 
 
 @pytest.mark.slow
-def test_restore_params_to_read_only_folder_leaves_no_thread(run, read_only_folder, capsys):
+def test_restore_params_to_read_only_folder_leaves_no_thread(run_dir, read_only_folder, capsys):
     earlier_threads = set(threading.enumerate())
-    assert main(['checkpoint', 'restore-params', str(run), f'--out={read_only_folder / "out"}']) == 1
+    assert main(['checkpoint', 'restore-params', str(run_dir), f'--out={read_only_folder / "out"}']) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert str(read_only_folder) in line
     assert ' dr' in line
@@ -111,17 +111,17 @@ def test_restore_params_to_read_only_folder_leaves_no_thread(run, read_only_fold
 
 
 @pytest.mark.slow
-def test_restore_params_to_full_disk_is_rejected_and_removes_files(run, mounted, capsys):
-    disk = mounted('size=16k')
-    assert main(['checkpoint', 'restore-params', str(run), f'--out={disk / "out"}']) == 1
+def test_restore_params_to_full_disk_is_rejected_and_removes_files(run_dir, mount_tmpfs, capsys):
+    disk = mount_tmpfs('size=16k')
+    assert main(['checkpoint', 'restore-params', str(run_dir), f'--out={disk / "out"}']) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert 'left' in line
     assert str(disk) in line
     assert list(disk.iterdir()) == []
 
 
-def test_write_arrays_raises_os_error_on_full_disk(mounted):
-    disk = mounted('size=16k')
+def test_write_arrays_raises_os_error_on_full_disk(mount_tmpfs):
+    disk = mount_tmpfs('size=16k')
     array = np.zeros(1 << 16, np.float32)
     with pytest.raises(OSError, match='No space left') as error:
         files.write_arrays(disk, [('w', array.shape, lambda: array)], np.dtype(np.float32))
@@ -129,20 +129,20 @@ def test_write_arrays_raises_os_error_on_full_disk(mounted):
     assert error.value.filename == str(disk / files.MODEL_FILE)
 
 
-@pytest.mark.parametrize('number', PERMANENT, ids=errno.errorcode.get)
-def test_classify_error_is_final_for_permanent_errors_and_names_path_and_mode(tmp_path, number):
+@pytest.mark.parametrize('error_number', PERMANENT_ERRNOS, ids=errno.errorcode.get)
+def test_classify_error_is_final_for_permanent_errors_and_names_path_and_mode(tmp_path, error_number):
     file = tmp_path / 'file'
     file.write_text('x')
     file.chmod(0o640)
-    end = classify_error(OSError(number, os.strerror(number), str(file)))
-    assert (end.kind, end.exit_code, end.trace) == ('refused', 1, '')
-    assert str(file) in end.words
-    assert '-rw-r-----' in end.words
-    assert os.strerror(number) in end.words
+    outcome = classify_error(OSError(error_number, os.strerror(error_number), str(file)))
+    assert (outcome.kind, outcome.exit_code, outcome.trace) == ('refused', 1, '')
+    assert str(file) in outcome.words
+    assert '-rw-r-----' in outcome.words
+    assert os.strerror(error_number) in outcome.words
     with pytest.raises(UserError, match=f'{file}.*-rw-r-----'), writable_folder(tmp_path):
-        raise OSError(number, os.strerror(number), str(file))
+        raise OSError(error_number, os.strerror(error_number), str(file))
     with pytest.raises(UserError, match=f'{file}.*-rw-r-----'), translate_storage_errors(RunDir(tmp_path)):
-        raise OSError(number, os.strerror(number), str(file))
+        raise OSError(error_number, os.strerror(error_number), str(file))
 
 
 @pytest.mark.parametrize(
@@ -174,22 +174,22 @@ def test_classify_error_names_target_of_failed_rename(tmp_path):
     assert classify_error(error.value).words.startswith(f'{tmp_path / "new"} ')
 
 
-def test_list_checkpoint_steps_raises_for_unreadable_folder(run, monkeypatch):
+def test_list_checkpoint_steps_raises_for_unreadable_folder(run_dir, monkeypatch):
     def deny(path):
         raise PermissionError(errno.EACCES, 'Permission denied', path)
 
     monkeypatch.setattr(os, 'listdir', deny)
     monkeypatch.setattr(os, 'scandir', deny)
     with pytest.raises(PermissionError):
-        run.list_checkpoint_steps()
+        run_dir.list_checkpoint_steps()
 
 
-def test_failed_save_of_parameters_removes_only_own_files(run, tmp_path, monkeypatch):
+def test_failed_save_of_parameters_removes_only_own_files(run_dir, tmp_path, monkeypatch):
     other_folder = tmp_path / 'out.orbax-checkpoint-tmp-of-another'
     other_folder.mkdir()
     monkeypatch.setattr(
         checkpointer.ocp, 'save', lambda path, params: make_folder_and_fail(path.with_name(f'{path.name}.tmp'))
     )
     with pytest.raises(KeyError):
-        checkpointer.save_parameters(run, run.list_checkpoint_steps()[-1], tmp_path / 'out')
-    assert sorted(tmp_path.iterdir()) == [other_folder, run.path]
+        checkpointer.save_parameters(run_dir, run_dir.list_checkpoint_steps()[-1], tmp_path / 'out')
+    assert sorted(tmp_path.iterdir()) == [other_folder, run_dir.path]

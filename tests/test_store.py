@@ -76,7 +76,7 @@ def test_meta_file_counts_match_store_content(store):
     assert list(find_problems(store, 300)) == []
 
 
-DAMAGE = {
+DAMAGE_FUNCTIONS = {
     'truncated': lambda path: path.write_bytes(path.read_bytes()[:-2]),
     'flipped': lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
     'missing': lambda path: path.unlink(),
@@ -89,10 +89,10 @@ def read_contents(folder):
 
 
 @pytest.mark.parametrize('suffix', ['ids', 'documents'])
-@pytest.mark.parametrize('kind', DAMAGE)
+@pytest.mark.parametrize('kind', DAMAGE_FUNCTIONS)
 def test_check_names_damaged_shard_and_leaves_store_unchanged(store_copy, kind, suffix, capsys):
     name = f'train-001-00001.{suffix}'
-    DAMAGE[kind](store_copy / name)
+    DAMAGE_FUNCTIONS[kind](store_copy / name)
     old_contents = read_contents(store_copy)
     assert main(['prepare', f'--check={store_copy}']) == 1
     lines = capsys.readouterr().err.strip().splitlines()
@@ -105,9 +105,9 @@ def test_check_names_damaged_shard_and_leaves_store_unchanged(store_copy, kind, 
 def test_large_store_verifies_sizes_on_open_and_digests_on_check(store_copy, suffix, monkeypatch):
     monkeypatch.setattr(store_module, 'MAX_VERIFIED_BYTES', 0)
     name = f'train-001-00001.{suffix}'
-    DAMAGE['flipped'](store_copy / name)
+    DAMAGE_FUNCTIONS['flipped'](store_copy / name)
     assert any(name in problem for problem in find_problems(Store(store_copy), 300))
-    DAMAGE['truncated'](store_copy / name)
+    DAMAGE_FUNCTIONS['truncated'](store_copy / name)
     with pytest.raises(UserError, match=name):
         Store(store_copy)
 
@@ -129,7 +129,7 @@ def open_store_corpus(path, vocabulary=300, **changes):
 
 
 @pytest.mark.parametrize(
-    ('changes', 'words'),
+    ('changes', 'message'),
     [
         (dict(bos='none'), 'was prepared with bos documents, and config.data.bos is none'),
         (dict(held_out=0.1), 'set it to 0.2, or prepare another store'),
@@ -139,10 +139,10 @@ def open_store_corpus(path, vocabulary=300, **changes):
         (dict(vocabulary=260), 'but the tokenizer gives ids up to'),
     ],
 )
-def test_store_rejects_config_that_differs_from_preparation(store, changes, words):
-    with pytest.raises(UserError) as refusal:
+def test_store_rejects_config_that_differs_from_preparation(store, changes, message):
+    with pytest.raises(UserError) as exc_info:
         open_store_corpus(store.path, **changes)
-    assert words in str(refusal.value)
+    assert message in str(exc_info.value)
 
 
 def test_store_rejects_folder_without_valid_meta_file(tmp_path):
@@ -159,17 +159,17 @@ def test_store_rejects_folder_without_valid_meta_file(tmp_path):
         Store(tmp_path)
 
 
-LIES = {
+INVALID_IDS = {
     'an end within a document': (IDS_SUFFIX, 3, END, 'token 0 does not end each document'),
     'no BOS': (IDS_SUFFIX, 0, 5, 'begin with token 1'),
     'an id beyond': (IDS_SUFFIX, 3, 65535, 'its largest id is 65535'),
 }
 
 
-@pytest.mark.parametrize('lie', LIES)
-def test_check_finds_invalid_token_ids_with_matching_digests(store_copy, lie):
+@pytest.mark.parametrize('case', INVALID_IDS)
+def test_check_finds_invalid_token_ids_with_matching_digests(store_copy, case):
     """Check a store with invalid token ids and matching digests."""
-    suffix, index, value, message = LIES[lie]
+    suffix, index, value, message = INVALID_IDS[case]
     path, meta = store_copy / f'train-000-00000.{suffix}', json.loads((store_copy / 'meta.json').read_text())
     ids = np.fromfile(path, np.uint16)
     ids[index] = value
@@ -266,10 +266,10 @@ def test_validation_domain_of_weighted_mixture_reads_only_its_documents(tmp_path
 
 def test_validation_domain_that_is_unknown_is_rejected_with_one_line(store):
     config = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as exc_info:
         load_run_data(make_tiny_spec(**config, valid__domain='cod'))
-    assert all(value in str(refusal.value) for value in ('config.valid.domain', "'cod'", 'code', 'prose'))
-    assert len(str(refusal.value).splitlines()) == 1
+    assert all(value in str(exc_info.value) for value in ('config.valid.domain', "'cod'", 'code', 'prose'))
+    assert len(str(exc_info.value).splitlines()) == 1
 
 
 def test_concurrent_preparation_of_one_store_succeeds(tmp_path):

@@ -30,16 +30,16 @@ from sinklab.train.generate import (
 
 TOKENS = 1 + np.random.default_rng(0).permutation(299)[:14].astype(np.int32)
 CACHES = [CacheConfig(0, 4), CacheConfig(2, 3)]
-EVERYTHING = OPTIONS | COMBINATIONS
+MODEL_CHANGES = OPTIONS | COMBINATIONS
 # Every kind of position, column, operation and window; the remaining cases run in `make test-all`.
-SOME = {
+SELECTED_CACHES = {
     **{f'position {kind}': CACHES[1] for kind in ('learned', 'relative_t5', 'alibi', 'rotary')},
     **dict.fromkeys(('learned, sink token', 'window, kv, qk_norm', 'kernel mlp, clamped', 'kernel elu1'), CACHES[0]),
     **dict.fromkeys(('sink token', 't5, logit', 'off by one, k, offset', 'linear, kv, add_wide'), CACHES[1]),
     **dict.fromkeys(('global layers, Gemma 3', 'global layers without positions', 'rotary yarn'), CACHES[1]),
     **dict.fromkeys(('relu by its count, kv, window', 'gate value', 'kernel elu1 normalized, k'), CACHES[1]),
 }
-UNREADABLE = [name for name in EVERYTHING if 'prefix' in name or name == 'block']
+UNSUPPORTED_MODELS = [name for name in MODEL_CHANGES if 'prefix' in name or name == 'block']
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +49,12 @@ def short_chunks(monkeypatch):
 
 
 @functools.cache
-def make_case(**changes):
+def make_spec_and_params(**changes):
     spec = make_tiny_spec(**changes)
     return spec, draw_params(spec)
 
 
-def read_in_parts(spec, params, cache, size, token_T=TOKENS):
+def compute_logits_in_segments(spec, params, cache, size, token_T=TOKENS):
     """Return logits_TV of a text that is read `size` tokens at a time."""
 
     def step(model, stream, id_BT):
@@ -69,10 +69,10 @@ def read_in_parts(spec, params, cache, size, token_T=TOKENS):
     return np.concatenate(parts)
 
 
-def read_one_by_one(spec, params, cache, token_T=TOKENS):
+def compute_logits_token_by_token(spec, params, cache, token_T=TOKENS):
     def run(model):
-        def step(stream, id):
-            hidden_BTD, stream = read_tokens(model, cache, stream, id[None, None])
+        def step(stream, token_id):
+            hidden_BTD, stream = read_tokens(model, cache, stream, token_id[None, None])
             return stream, compute_logits(hidden_BTD, model.head[...])[0, 0]
 
         return jax.lax.scan(step, init_stream(model, cache), jnp.asarray(token_T))[1]
@@ -88,72 +88,79 @@ def assert_near(actual, expected):
 @pytest.mark.parametrize(
     ('name', 'cache'),
     [
-        pytest.param(name, cache, marks=() if SOME.get(name) == cache else pytest.mark.exhaustive)
-        for name in EVERYTHING
+        pytest.param(name, cache, marks=() if SELECTED_CACHES.get(name) == cache else pytest.mark.exhaustive)
+        for name in MODEL_CHANGES
         for cache in CACHES
-        if name not in UNREADABLE
+        if name not in UNSUPPORTED_MODELS
     ],
     ids=str,
 )
 def test_one_pass_matches_reference_cache(name, cache):
-    spec, params = make_case(**EVERYTHING[name])
+    spec, params = make_spec_and_params(**MODEL_CHANGES[name])
     expected = streaming_reference.compute_logits(params, TOKENS, spec, cache.num_first, cache.num_recent)
-    assert_near(read_in_parts(spec, params, cache, len(TOKENS)), expected)
+    assert_near(compute_logits_in_segments(spec, params, cache, len(TOKENS)), expected)
 
 
-# Of 36 cases, every position with every column, and each of them with both windows and both caches.
-SCANNED = 0, 7, 9, 14, 16, 23, 25, 30, 34
+# These indices of 36 cases cover every position with every column, and each of them with both windows and caches.
+SELECTED_SCAN_CASES = 0, 7, 9, 14, 16, 23, 25, 30, 34
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('position', 'columns', 'window', 'cache'),
     [
-        pytest.param(*case, marks=() if number in SCANNED else pytest.mark.exhaustive)
+        pytest.param(*case, marks=() if number in SELECTED_SCAN_CASES else pytest.mark.exhaustive)
         for number, case in enumerate(
             itertools.product(('rotary', 'alibi', 'learned'), ('none', 'kv', 'sink_token'), (None, 4), CACHES)
         )
     ],
 )
 def test_one_pass_matches_token_by_token_scan(position, columns, window, cache):
-    spec, params = make_case(**make_model_changes(position=position, columns__kind=columns, mask__window=window))
-    expected = read_one_by_one(spec, params, cache)
-    assert_near(read_in_parts(spec, params, cache, len(TOKENS)), expected)
+    spec, params = make_spec_and_params(
+        **make_model_changes(position=position, columns__kind=columns, mask__window=window)
+    )
+    expected = compute_logits_token_by_token(spec, params, cache)
+    assert_near(compute_logits_in_segments(spec, params, cache, len(TOKENS)), expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('size', [3, 5, 8])
 def test_logits_of_global_layers_do_not_depend_on_segment_size(size):
-    spec, params = make_case(**GEMMA3)
+    spec, params = make_spec_and_params(**GEMMA3)
     for cache in (CacheConfig(0, 4), CacheConfig(3, 6), CacheConfig(14, 1)):
-        assert_near(read_in_parts(spec, params, cache, size), read_one_by_one(spec, params, cache))
+        assert_near(
+            compute_logits_in_segments(spec, params, cache, size), compute_logits_token_by_token(spec, params, cache)
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('size', [3, 5, 8])
 def test_logits_do_not_depend_on_segment_size(size):
-    spec, params = make_case(**SIGMOID, **make_model_changes(columns__kind='sink_token'))
+    spec, params = make_spec_and_params(**SIGMOID, **make_model_changes(columns__kind='sink_token'))
     for cache in (CacheConfig(0, 4), CacheConfig(3, 6)):
-        assert_near(read_in_parts(spec, params, cache, size), read_in_parts(spec, params, cache, len(TOKENS)))
+        assert_near(
+            compute_logits_in_segments(spec, params, cache, size),
+            compute_logits_in_segments(spec, params, cache, len(TOKENS)),
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['position rotary', 'learned, sink token', 'kernel elu1, k'])
 def test_cache_without_recent_tokens_matches_reference_cache(name):
-    spec, params = make_case(**EVERYTHING[name])
-    for first in (0, 2):
-        expected = streaming_reference.compute_logits(params, TOKENS, spec, first, 0)
-        assert_near(read_in_parts(spec, params, CacheConfig(first, 0), 5), expected)
+    spec, params = make_spec_and_params(**MODEL_CHANGES[name])
+    for num_first in (0, 2):
+        expected = streaming_reference.compute_logits(params, TOKENS, spec, num_first, 0)
+        assert_near(compute_logits_in_segments(spec, params, CacheConfig(num_first, 0), 5), expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('size', [1, 5, len(TOKENS)])
 def test_logits_in_bfloat16_are_those_of_float32_rounded(size):
-    spec, params = make_case(model__kv_heads=2)
+    spec, params = make_spec_and_params(model__kv_heads=2)
     bfloat16_spec = dataclasses.replace(spec, model=dataclasses.replace(spec.model, dtype='bfloat16'))
     for cache in CACHES:
-        expected = read_in_parts(spec, params, cache, len(TOKENS))
-        actual = read_in_parts(bfloat16_spec, params, cache, size)
+        expected = compute_logits_in_segments(spec, params, cache, len(TOKENS))
+        actual = compute_logits_in_segments(bfloat16_spec, params, cache, size)
         assert np.sqrt(np.mean((actual - expected) ** 2)) < 0.06 * expected.std()
 
 
@@ -169,31 +176,36 @@ def test_logits_in_bfloat16_are_those_of_float32_rounded(size):
     ),
 )
 def test_cache_that_keeps_all_tokens_matches_full_attention(name):
-    spec, params = make_case(**EVERYTHING[name])
+    spec, params = make_spec_and_params(**MODEL_CHANGES[name])
     expected = nnx.merge(state.make_abstract_model(spec)[0], params)(TOKENS[None])[0][0]
     for cache in (CacheConfig(0, 14), CacheConfig(10, 5), CacheConfig(14, 1)):
-        assert_near(read_in_parts(spec, params, cache, len(TOKENS)), expected)
+        assert_near(compute_logits_in_segments(spec, params, cache, len(TOKENS)), expected)
 
 
 @pytest.mark.slow
 def test_cache_larger_than_text_is_clipped():
-    spec, params = make_case(**make_model_changes(position='alibi'))
+    spec, params = make_spec_and_params(**make_model_changes(position='alibi'))
     for cache in (CacheConfig(0, 10**9), CacheConfig(10**9, 10**9), CacheConfig(4, 10**9)):
         clipped_cache = cache.clip(len(TOKENS))
         assert clipped_cache.size <= 2 * len(TOKENS)
-        assert_near(read_in_parts(spec, params, clipped_cache, 7), read_in_parts(spec, params, CacheConfig(0, 14), 7))
+        assert_near(
+            compute_logits_in_segments(spec, params, clipped_cache, 7),
+            compute_logits_in_segments(spec, params, CacheConfig(0, 14), 7),
+        )
     assert CacheConfig(4, 8).clip(20) == CacheConfig(4, 8)
 
 
 @pytest.mark.slow
 def test_first_tokens_stay_visible_and_others_expire():
-    spec, params = make_case(model__layers=1)
-    expected = read_in_parts(spec, params, CacheConfig(2, 3), len(TOKENS))
+    spec, params = make_spec_and_params(model__layers=1)
+    expected = compute_logits_in_segments(spec, params, CacheConfig(2, 3), len(TOKENS))
     for index, end in ((0, 14), (1, 14), (2, 5), (5, 8)):
         changed_tokens = TOKENS.copy()
         changed_tokens[index] = 0
         differs = (
-            np.abs(read_in_parts(spec, params, CacheConfig(2, 3), len(TOKENS), changed_tokens) - expected).max(-1)
+            np.abs(
+                compute_logits_in_segments(spec, params, CacheConfig(2, 3), len(TOKENS), changed_tokens) - expected
+            ).max(-1)
             > 1e-4
         )
         np.testing.assert_array_equal(np.flatnonzero(differs), np.arange(index, end + (index >= 2)))
@@ -201,14 +213,14 @@ def test_first_tokens_stay_visible_and_others_expire():
 
 @pytest.mark.slow
 def test_perplexity_covers_all_predicted_tokens():
-    spec, params = make_case(**make_model_changes(columns__kind='sink_token'))
+    spec, params = make_spec_and_params(**make_model_changes(columns__kind='sink_token'))
     ids = TOKENS.copy()
     ids[[0, 6]] = exclude_from_loss(ids[[0, 6]])
     logits_TV = streaming_reference.compute_logits(params, TOKENS, spec, 2, 3)[:-1]
     is_predicted = np.arange(1, 14) != 6
     expected = streaming_reference.compute_perplexity(logits_TV[is_predicted], TOKENS[1:][is_predicted])
-    for segment in (5, 1024):
-        result = measure_perplexity(spec, CacheConfig(2, 3), params, ids, segment)
+    for segment_size in (5, 1024):
+        result = measure_perplexity(spec, CacheConfig(2, 3), params, ids, segment_size)
         assert result.perplexity == pytest.approx(expected, rel=1e-4)
         assert result.num_predicted == 12
 
@@ -225,7 +237,7 @@ def test_segments_have_equal_size_and_hold_all_tokens():
 @pytest.mark.slow
 def test_memory_grows_linearly_with_text_length(monkeypatch):
     monkeypatch.setattr(chunked, 'CHUNK_SIZE', 128)
-    spec, params = make_case(model__layers=1)
+    spec, params = make_spec_and_params(model__layers=1)
 
     def measure_bytes(length):
         def run(model, id_BT):
@@ -237,10 +249,10 @@ def test_memory_grows_linearly_with_text_length(monkeypatch):
     assert measure_bytes(8192) < 2.2 * measure_bytes(4096)
 
 
-@pytest.mark.parametrize('name', UNREADABLE)
+@pytest.mark.parametrize('name', UNSUPPORTED_MODELS)
 def test_check_streaming_refuses_prefix_and_block_masks(name):
     with pytest.raises(UserError, match=r'^config\.model\.mask\.(prefix|block)='):
-        check_streaming(make_tiny_spec(**EVERYTHING[name]), CacheConfig(2, 3))
+        check_streaming(make_tiny_spec(**MODEL_CHANGES[name]), CacheConfig(2, 3))
 
 
 def test_check_streaming_refuses_missing_positions_and_synthetic_task():
@@ -255,7 +267,7 @@ def test_check_streaming_refuses_missing_positions_and_synthetic_task():
 
 
 def test_measure_perplexity_refuses_text_without_targets():
-    spec, params = make_case()
+    spec, params = make_spec_and_params()
     for ids in (TOKENS[:1], np.append(TOKENS[:1], exclude_from_loss(TOKENS[1:]))):
         with pytest.raises(UserError, match=r'of \d+ tokens'):
             measure_perplexity(spec, CacheConfig(2, 3), params, ids)
@@ -264,15 +276,15 @@ def test_measure_perplexity_refuses_text_without_targets():
 GREEDY = Sampler(0.0, None)
 
 
-def sample_ids(choice=GREEDY, tokens=9, seed=0, prompt=TOKENS, **changes):
-    spec, params = make_case(**changes)
-    return list(sample_tokens(spec, CacheConfig(2, 3), params, prompt, tokens, choice, seed))
+def sample_ids(sampler=GREEDY, tokens=9, seed=0, prompt=TOKENS, **changes):
+    spec, params = make_spec_and_params(**changes)
+    return list(sample_tokens(spec, CacheConfig(2, 3), params, prompt, tokens, sampler, seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('changes', [{}, make_model_changes(position='learned', columns__kind='sink_token')], ids=str)
 def test_sampling_at_zero_temperature_returns_argmax_under_cache(changes):
-    spec, params = make_case(**changes)
+    spec, params = make_spec_and_params(**changes)
     ids = TOKENS.tolist()
     for token in sample_ids(**changes):
         assert token == streaming_reference.compute_logits(params, np.array(ids), spec, 2, 3)[-1].argmax()
@@ -291,8 +303,8 @@ def test_sampling_is_deterministic_for_given_seed():
 def test_sampler_draws_most_likely_tokens_by_probability():
     logits_V, keys = jnp.log(jnp.array([0.1, 0.6, 0.3])), jax.random.split(jax.random.key(0), 4000)
 
-    def compute_shares(choice):
-        tokens = jax.vmap(lambda key: choice(logits_V, key))(keys)
+    def compute_shares(sampler):
+        tokens = jax.vmap(lambda key: sampler(logits_V, key))(keys)
         return np.bincount(tokens, minlength=3) / len(keys)
 
     np.testing.assert_allclose(compute_shares(Sampler(1.0, None)), [0.1, 0.6, 0.3], atol=0.03)
@@ -322,7 +334,7 @@ def test_sampling_refuses_empty_prompt():
 
 @pytest.mark.parametrize(('changes', 'kv_heads'), [({}, 2), (dict(columns__kind='kv'), 4), (dict(gate='value'), 4)])
 def test_cache_holds_one_entry_for_each_key_head(changes, kv_heads):
-    """Learned keys and gated values are those of single query heads, so that keys are not shared there."""
+    """Learned keys and gated values belong to single query heads, so that these models share no keys."""
     spec = make_tiny_spec(**make_model_changes(heads=4, kv_heads=2, **changes))
     model = nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0)))
     caches = nnx.eval_shape(lambda model: init_stream(model, CacheConfig(1, 3)), model).caches

@@ -1,4 +1,4 @@
-"""Tests of how the processes of a run meet, and of the port on which they do."""
+"""Tests of how the processes of a run connect, and of the port that they use."""
 
 import inspect
 import re
@@ -28,7 +28,7 @@ from sinklab.errors import UserError
 from sinklab.supervisor.cluster import ProcessInfo
 from sinklab.supervisor.supervisor import choose_bind_address
 
-UNTIL_GO = TOUCH_SCRIPT + "while not (folder.path / 'go').exists(): time.sleep(0.05)"
+WAIT_SCRIPT = TOUCH_SCRIPT + "while not (folder.path / 'go').exists(): time.sleep(0.05)"
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_second_process_with_same_index_ends_run_and_is_named(run):
 
 
 def make_certificate(folder):
-    """Make a certificate of an authority of its own, and return the variables of jax that name them."""
+    """Make a certificate and its own authority; return the environment variables of jax with their paths."""
     (folder / 'extensions').write_text('subjectAltName=URI:spiffe://sinklab/run')
     for command in (
         'req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca',
@@ -60,7 +60,7 @@ def make_certificate(folder):
     return paths | {'JAX_MTLS_PEER_URI_PREFIX': 'spiffe://sinklab/'}
 
 
-STRANGER = """
+CLIENT_SCRIPT = """
 import jax
 jax.distributed.initialize('{}', 2, 1, cluster_detection_method='deactivate', initialization_timeout=1)
 """
@@ -76,12 +76,14 @@ def test_client_without_certificate_has_no_effect(run, tmp_path, monkeypatch):
     variables = make_certificate(tmp_path)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    run.start(UNTIL_GO)
+    run.start(WAIT_SCRIPT)
     run.wait_for('here-1')
     for name in variables:
         monkeypatch.delenv(name)
-    stranger = subprocess.run([sys.executable, '-c', STRANGER.format(f'127.0.0.1:{run.port}')], capture_output=True)
-    assert stranger.returncode != 0
+    client = subprocess.run(
+        [sys.executable, '-c', CLIENT_SCRIPT.format(f'127.0.0.1:{run.port}')], capture_output=True
+    )
+    assert client.returncode != 0
     (run.folder / 'go').touch()
     assert run.ended() == [(0, [])] * 2
 
@@ -130,10 +132,10 @@ def test_sigterm_stops_process_that_waits_for_others(run):
     while ('127.0.0.1', run.port) not in list_listening_addresses(process.pid):
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    start = time.monotonic()
+    start_time = time.monotonic()
     ((code, lines),) = run.ended()
     assert (code, len(lines)) == (42, 1)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start_time < 5
 
 
 @pytest.mark.slow
@@ -165,7 +167,7 @@ def test_restarted_process_joins_next_run(run):
 def test_other_program_at_address_of_process_0_is_reported_after_timeout(run):
     connections = []
 
-    def hang_up():
+    def close_connections():
         while True:
             try:
                 server.accept()[0].close()
@@ -174,7 +176,7 @@ def test_other_program_at_address_of_process_0_is_reported_after_timeout(run):
             connections.append(1)
 
     with socket.create_server(('127.0.0.1', run.port)) as server:
-        threading.Thread(target=hang_up, daemon=True).start()
+        threading.Thread(target=close_connections, daemon=True).start()
         results = run.start('', (1,), join=1.0).ended()
     assert results[0][0] == 1
     assert len(connections) > 0
@@ -185,7 +187,7 @@ def test_other_program_at_address_of_process_0_is_reported_after_timeout(run):
 def test_run_survives_all_attacks_on_its_port(run):
     """Attack the port before process 1 connects, and afterwards."""
     stop_event, threads = threading.Event(), []
-    run.start(UNTIL_GO, (0,))
+    run.start(WAIT_SCRIPT, (0,))
     address = ('127.0.0.1', run.port)
     deadline = time.monotonic() + 20
     while address not in list_listening_addresses(run.started[0].pid):
@@ -196,7 +198,7 @@ def test_run_survives_all_attacks_on_its_port(run):
         for thread in threads[-len(ATTACKS) :]:
             thread.start()
         time.sleep(0.5)
-        run.start(UNTIL_GO, indices)
+        run.start(WAIT_SCRIPT, indices)
         run.wait_for('here-1')
     time.sleep(2)
     (run.folder / 'go').touch()
@@ -210,7 +212,7 @@ def test_run_survives_all_attacks_on_its_port(run):
 
 @pytest.mark.slow
 def test_run_opens_only_its_port_on_given_interface(run):
-    run.start(UNTIL_GO)
+    run.start(WAIT_SCRIPT)
     run.wait_for('here-1')
     addresses = [list_listening_addresses(process.pid) for process in run.started]
     (run.folder / 'go').touch()
@@ -226,18 +228,18 @@ def test_bind_address_is_given_local_address():
 
 
 @pytest.mark.parametrize(
-    ('host', 'found'),
+    ('host', 'lookup_result'),
     [
         ('192.0.2.1', [(socket.AF_INET, 1, 6, '', ('192.0.2.1', 0))]),  # the address of a gateway of this machine
         ('node07', [(socket.AF_INET, 1, 6, '', ('127.0.1.1', 0))]),  # as Debian resolves its own host name
         ('unknown', socket.gaierror(-2, 'Name or service not known')),
     ],
 )
-def test_bind_address_is_all_interfaces_if_address_is_not_local(monkeypatch, host, found):
+def test_bind_address_is_all_interfaces_if_address_is_not_local(monkeypatch, host, lookup_result):
     def getaddrinfo(*_, **__):
-        if isinstance(found, OSError):
-            raise found
-        return found
+        if isinstance(lookup_result, OSError):
+            raise lookup_result
+        return lookup_result
 
     monkeypatch.setattr(socket, 'getaddrinfo', getaddrinfo)
     bind_address, reason = choose_bind_address(ProcessInfo(0, 2, host, find_free_port()))

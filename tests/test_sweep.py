@@ -23,7 +23,7 @@ from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import SweepRun
 from sinklab.sweep.run import SignalForwarder, SweepCallback, run_sweep
 
-CLOCK = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
+CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
 import os, signal, sys, time
 from sinklab.configs.table import table
@@ -66,7 +66,7 @@ def table(tmp_path_factory, corpus):
     return path
 
 
-def program(table, workdir, *arguments, **environment):
+def run_sweep_command(table, workdir, *arguments, **environment):
     """Run the real program; its processes share a cache of compiled functions and tokens."""
     command = [sys.executable, '-m', 'sinklab', 'sweep', f'--config={table}', '--size=smoke', f'--workdir={workdir}']
     environment = {**os.environ, 'SINKLAB_CACHE': f'{table.parent}/cache', **environment}
@@ -81,32 +81,32 @@ def program(table, workdir, *arguments, **environment):
 
 
 @pytest.fixture(scope='module')
-def swept(table, tmp_path_factory):
+def finished_sweep(table, tmp_path_factory):
     """Return (folder of runs, completed process of the sweep)."""
     path = tmp_path_factory.mktemp('sweep') / 'runs'
-    return path, program(table, path, '--seeds=0,7', '--config.log.every_steps=1', '--json')
+    return path, run_sweep_command(table, path, '--seeds=0,7', '--config.log.every_steps=1', '--json')
 
 
-def refused(capsys, table, workdir, *arguments):
+def get_error_line(capsys, table, workdir, *arguments):
     """Return the one-line error of a rejected sweep."""
     assert main(['sweep', f'--config={table}', f'--workdir={workdir}', *arguments]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ''
-    (line,) = printed.err.strip().splitlines()
+    output = capsys.readouterr()
+    assert output.out == ''
+    (line,) = output.err.strip().splitlines()
     return line
 
 
-def timeless(path):
-    return [{k: v for k, v in record.items() if k not in CLOCK} for record in RunDir(path).read_records()]
+def read_records_without_clock(path):
+    return [{k: v for k, v in record.items() if k not in CLOCK_METRICS} for record in RunDir(path).read_records()]
 
 
-def stamps(path):
+def read_mtimes(path):
     return {file: file.stat().st_mtime_ns for file in path.rglob('*') if file.name != 'sweep.json' and file != path}
 
 
 @pytest.mark.slow
-def test_sweep_records_outcome_of_every_row_despite_failures(swept):
-    path, process = swept
+def test_sweep_records_outcome_of_every_row_despite_failures(finished_sweep):
+    path, process = finished_sweep
     assert process.returncode == 1, process.stderr
     rows = json.loads(process.stdout)
     assert {row['row']: row['outcome'] for row in rows} == {
@@ -141,59 +141,63 @@ def test_sweep_records_outcome_of_every_row_despite_failures(swept):
 
 
 @pytest.mark.slow
-def test_sweep_rows_of_one_seed_share_data(swept):
+def test_sweep_rows_of_one_seed_share_data(finished_sweep):
     for seed in (0, 7):
-        configs = [RunDir(swept[0] / f'{row}-{seed}').read_json('config') for row in ('softmax', 'wild', 'sigmoid')]
+        configs = [
+            RunDir(finished_sweep[0] / f'{row}-{seed}').read_json('config') for row in ('softmax', 'wild', 'sigmoid')
+        ]
         assert [config['seed'] for config in configs] == [seed] * 3
         assert all(config['data'] == configs[0]['data'] for config in configs)
         assert configs[0]['data']['seed'] == seed
-        assert RunDir(swept[0] / f'sigmoid-{seed}').read_json('row')['size'] == 'smoke'
+        assert RunDir(finished_sweep[0] / f'sigmoid-{seed}').read_json('row')['size'] == 'smoke'
 
 
 @pytest.mark.slow
-def test_sweep_table_matches_numpy_statistics_of_metrics(swept):
-    softmax, *_, sigmoid = json.loads(swept[1].stdout)
-    last = {
-        (row, seed): json.loads((swept[0] / f'{row}-{seed}' / 'metrics.jsonl').read_text().splitlines()[-1])
+def test_sweep_table_matches_numpy_statistics_of_metrics(finished_sweep):
+    softmax, *_, sigmoid = json.loads(finished_sweep[1].stdout)
+    last_records = {
+        (row, seed): json.loads((finished_sweep[0] / f'{row}-{seed}' / 'metrics.jsonl').read_text().splitlines()[-1])
         for row in ('softmax', 'sigmoid')
         for seed in (0, 7)
     }
     for row in (softmax, sigmoid):
         for name in ('sink/1', 'valid/loss', 'mass/row'):
-            numbers = [last[row['row'], seed][name] for seed in (0, 7)]
-            expected = dict(mean=np.mean(numbers), sd=abs(numbers[0] - numbers[1]) / np.sqrt(2), n=2)
+            values = [last_records[row['row'], seed][name] for seed in (0, 7)]
+            expected = dict(mean=np.mean(values), sd=abs(values[0] - values[1]) / np.sqrt(2), n=2)
             assert row['ours'][name] == pytest.approx(expected)
     assert sigmoid['ours']['sink/2']['n'] == 2
     assert softmax['difference'] is None
     assert sigmoid['difference']['from'] == 'softmax'
-    apart = [last['sigmoid', seed]['sink/1'] - last['softmax', seed]['sink/1'] for seed in (0, 7)]
-    expected = dict(mean=np.mean(apart), sd=np.std(apart, ddof=1), n=2, interval=None)
+    differences = [
+        last_records['sigmoid', seed]['sink/1'] - last_records['softmax', seed]['sink/1'] for seed in (0, 7)
+    ]
+    expected = dict(mean=np.mean(differences), sd=np.std(differences, ddof=1), n=2, interval=None)
     assert sigmoid['difference']['sink/1'] == pytest.approx(expected)
 
 
 @pytest.mark.slow
-def test_sweep_skips_completed_and_diverged_runs(table, swept, tmp_path):
-    path = shutil.copytree(swept[0], tmp_path / 'runs')
-    before = stamps(path)
-    again = program(table, path, '--rows=softmax,wild,sigmoid', '--seeds=0,7')
-    assert again.returncode == 0, again.stderr
-    assert stamps(path) == before
-    assert again.stderr.count('done before') == 4
-    assert again.stderr.count('diverged before') == 2
-    assert 'diverged 2/2, as published' in again.stdout
+def test_sweep_skips_completed_and_diverged_runs(table, finished_sweep, tmp_path):
+    path = shutil.copytree(finished_sweep[0], tmp_path / 'runs')
+    old_mtimes = read_mtimes(path)
+    process = run_sweep_command(table, path, '--rows=softmax,wild,sigmoid', '--seeds=0,7')
+    assert process.returncode == 0, process.stderr
+    assert read_mtimes(path) == old_mtimes
+    assert process.stderr.count('done before') == 4
+    assert process.stderr.count('diverged before') == 2
+    assert 'diverged 2/2, as published' in process.stdout
 
 
 def test_sweep_rejects_folder_of_other_run_and_leaves_it_unchanged(capsys, table, tmp_path):
     folder = RunDir(tmp_path / 'runs' / 'sigmoid-0')
     folder.initialize(load_spec(f'{table}:softmax', [], 'smoke')[0], {})
-    before = stamps(tmp_path / 'runs')
-    line = refused(capsys, table, tmp_path / 'runs', '--size=smoke', '--rows=softmax,sigmoid')
+    old_mtimes = read_mtimes(tmp_path / 'runs')
+    line = get_error_line(capsys, table, tmp_path / 'runs', '--size=smoke', '--rows=softmax,sigmoid')
     assert 'row sigmoid' in line
     assert 'model.attention.similarity exp -> sigmoid' in line
-    assert stamps(tmp_path / 'runs') == before
+    assert read_mtimes(tmp_path / 'runs') == old_mtimes
 
 
-BROKEN = {
+INVALID_ROWS = {
     'misspelt': {'optimizer.stps': 5},
     'powerless': {'model.attention.power': 2.0},
     'narrow': {'model.heads': 2, 'model.head_width': 2},
@@ -201,7 +205,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(
-    ('row', 'arguments', 'words'),
+    ('row', 'arguments', 'message'),
     [
         ('misspelt', [], 'row misspelt is refused: '),
         ('misspelt', [], 'optimizer.stps is not a field of configs/default.py; did you mean optimizer.steps?'),
@@ -214,14 +218,14 @@ BROKEN = {
         ),
     ],
 )
-def test_sweep_rejects_invalid_row_before_training(capsys, tmp_path, row, arguments, words):
-    rows = {'plain': {}, **BROKEN}
+def test_sweep_rejects_invalid_row_before_training(capsys, tmp_path, row, arguments, message):
+    rows = {'plain': {}, **INVALID_ROWS}
     rows = {name: dict(diff=diff, published={}, source='here') for name, diff in rows.items()}
     (tmp_path / 'mine.py').write_text(
         f'from sinklab.configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n'
     )
-    line = refused(capsys, tmp_path / 'mine.py', tmp_path / 'runs', f'--rows=plain,{row}', *arguments)
-    assert words in line
+    line = get_error_line(capsys, tmp_path / 'mine.py', tmp_path / 'runs', f'--rows=plain,{row}', *arguments)
+    assert message in line
     assert 'nothing was trained' in line
     assert not (tmp_path / 'runs').exists()
 
@@ -234,28 +238,28 @@ def test_refusal_of_many_rows_names_few_and_counts_others(capsys, tmp_path):
     (tmp_path / 'mine.py').write_text(
         f'from sinklab.configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n'
     )
-    line = refused(capsys, tmp_path / 'mine.py', tmp_path / 'runs')
+    line = get_error_line(capsys, tmp_path / 'mine.py', tmp_path / 'runs')
     assert [name for name in rows if name in line] == ['broken_a', 'broken_b', 'broken_c', 'broken_d', 'broken_e']
     assert '3 more' in line
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('number', 'code'), [(1, 7), (2, -signal.SIGTERM)])
-def test_signal_forwarder_sends_only_second_signal_to_stopping_command(number, code):
+@pytest.mark.parametrize(('num_signals', 'exit_code'), [(1, 7), (2, -signal.SIGTERM)])
+def test_signal_forwarder_sends_only_second_signal_to_stopping_command(num_signals, exit_code):
     script = f'import sys, time; print({STOPPING_MESSAGE!r}, flush=True); time.sleep(1.0); sys.exit(7)'
     with SignalForwarder() as forwarder:
 
         def send_when_stopping(line):
-            for _ in range(number if STOPPING_MESSAGE.encode() in line else 0):
+            for _ in range(num_signals if STOPPING_MESSAGE.encode() in line else 0):
                 forwarder.handle_signal(signal.SIGTERM, None)
             return False
 
-        assert forwarder.run_command([sys.executable, '-c', script], send_when_stopping)[0] == code
+        assert forwarder.run_command([sys.executable, '-c', script], send_when_stopping)[0] == exit_code
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('interrupt', 'code'),
+    ('interrupt', 'exit_code'),
     [
         ('os.killpg(0, signal.SIGINT)', 130),  # Ctrl-C, sent to all processes of the terminal
         # Sent to the sweep alone:
@@ -263,21 +267,23 @@ def test_signal_forwarder_sends_only_second_signal_to_stopping_command(number, c
         pytest.param('os.killpg(0, signal.SIGTERM)', 42, marks=pytest.mark.exhaustive),
     ],
 )
-def test_sweep_saves_run_on_interrupt_and_resumes(table, swept, tmp_path, interrupt, code):
+def test_sweep_saves_run_on_interrupt_and_resumes(table, finished_sweep, tmp_path, interrupt, exit_code):
     arguments = ['--rows=softmax,sigmoid', '--seeds=7,']
-    first = program(table, tmp_path, *arguments, INTERRUPT=interrupt)
-    assert first.returncode == code, first.stderr
-    assert 'saved' in first.stderr, first.stderr
-    assert f'{sys.executable} -m sinklab sweep --config={table}' in first.stderr
+    interrupted = run_sweep_command(table, tmp_path, *arguments, INTERRUPT=interrupt)
+    assert interrupted.returncode == exit_code, interrupted.stderr
+    assert 'saved' in interrupted.stderr, interrupted.stderr
+    assert f'{sys.executable} -m sinklab sweep --config={table}' in interrupted.stderr
     assert [row['outcome'] for row in json.loads((tmp_path / 'sweep.json').read_text())] == ['to do 1/1'] * 2
     assert not (tmp_path / 'sigmoid-7').exists()
-    second = program(table, tmp_path, '--rows=softmax', '--seeds=7,')
-    assert second.returncode == 0, second.stderr
-    assert timeless(tmp_path / 'softmax-7') == timeless(swept[0] / 'softmax-7')
+    resumed = run_sweep_command(table, tmp_path, '--rows=softmax', '--seeds=7,')
+    assert resumed.returncode == 0, resumed.stderr
+    assert read_records_without_clock(tmp_path / 'softmax-7') == read_records_without_clock(
+        finished_sweep[0] / 'softmax-7'
+    )
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'words'),
+    ('arguments', 'message'),
     [
         (['--rows=softmax,sigmod'], "row 'sigmod' is unknown; did you mean sigmoid? (rows of "),
         (['--rows='], "row '' is unknown (rows of "),
@@ -305,44 +311,44 @@ def test_sweep_saves_run_on_interrupt_and_resumes(table, swept, tmp_path, interr
         (['--config=configs/quickstat.py'], 'did you mean configs/quickstart.py'),
     ],
 )
-def test_sweep_rejects_invalid_arguments_before_training(capsys, table, tmp_path, arguments, words):
-    assert words in refused(capsys, table, tmp_path / 'runs', *arguments)
+def test_sweep_rejects_invalid_arguments_before_training(capsys, table, tmp_path, arguments, message):
+    assert message in get_error_line(capsys, table, tmp_path / 'runs', *arguments)
     assert not (tmp_path / 'runs').exists()
 
 
 def test_sweep_rejects_unusable_workdir(capsys, table, tmp_path):
     (tmp_path / 'file').write_text('in the way')
-    for workdir, words in (
+    for workdir, message in (
         (f'{tmp_path}/file/runs', 'cannot be made (Not a directory)'),
         ('http://b/x', 'neither local nor in a bucket'),
     ):
         assert main(['sweep', f'--config={table}', f'--workdir={workdir}', '--rows=softmax']) == 1
-        assert words in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_sweep_row_runs_as_single_process_in_slurm_job(monkeypatch, tmp_path):
     for name, value in dict(SLURM_JOB_ID='1', SLURM_NTASKS='2').items():
         monkeypatch.setenv(name, value)
-    row = make_train_command('mine.py', SweepRun('softmax', 0, RunDir(tmp_path), None, None), [])
-    options, _ = build_parser().parse_known_args(row[row.index('train') :])
+    command = make_train_command('mine.py', SweepRun('softmax', 0, RunDir(tmp_path), None, None), [])
+    options, _ = build_parser().parse_known_args(command[command.index('train') :])
     assert process_flags.parse_process_info(options) == ProcessInfo()
 
 
 def test_sweep_rejects_second_sweep_in_same_folder(capsys, table, tmp_path):
     with hold_lease(tmp_path / 'runs'):
-        words = refused(capsys, table, tmp_path / 'runs', '--rows=softmax')
-    assert words.startswith('sinklab sweep: ')
-    assert f'{tmp_path}/runs' in words
-    assert f'process {os.getpid()}' in words
+        line = get_error_line(capsys, table, tmp_path / 'runs', '--rows=softmax')
+    assert line.startswith('sinklab sweep: ')
+    assert f'{tmp_path}/runs' in line
+    assert f'process {os.getpid()}' in line
     assert not (tmp_path / 'runs').exists()
 
 
-class Unheard(SweepCallback):
+class SilentCallback(SweepCallback):
     """Callback that shows nothing."""
 
 
 def test_run_sweep_starts_no_run_after_lease_is_lost(tmp_path):
-    class Lost:
+    class LostLease:
         def mark_stopping(self):
             raise AssertionError
 
@@ -351,25 +357,25 @@ def test_run_sweep_starts_no_run_after_lease_is_lost(tmp_path):
 
     runs = [SweepRun('softmax', 0, RunDir(tmp_path), None, None)]
     with pytest.raises(LeaseLostError):
-        run_sweep(runs, lambda run: pytest.fail('a run was started'), Unheard(), Lost())
+        run_sweep(runs, lambda run: pytest.fail('a run was started'), SilentCallback(), LostLease())
 
 
 def test_run_sweep_stops_running_jobs_after_error(tmp_path, monkeypatch):
-    class Held:
+    class HeldLease:
         def mark_stopping(self):
             pass
 
         def check(self):
             pass
 
-    def command(run):
+    def make_command(run):
         if run.seed == 1:
             raise RuntimeError('seed 1')
         return [sys.executable, '-c', 'import time; time.sleep(60)']
 
     runs = [SweepRun('softmax', seed, RunDir(tmp_path / str(seed)), None, None) for seed in (0, 1)]
-    began = time.monotonic()
+    start_time = time.monotonic()
     monkeypatch.setattr(sweep, 'prepare_stores', lambda runs: None)
     with pytest.raises(RuntimeError, match='seed 1'):
-        run_sweep(runs, command, Unheard(), Held(), jobs=2)
-    assert time.monotonic() - began < 30
+        run_sweep(runs, make_command, SilentCallback(), HeldLease(), jobs=2)
+    assert time.monotonic() - start_time < 30

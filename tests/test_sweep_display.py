@@ -21,7 +21,7 @@ from sinklab.sweep.plan import SweepRun
 
 TESTS_FOLDER = Path(__file__).parent
 # Program without JAX that writes the records of a run and handles SIGINT as a run does.
-CHILD = """
+CHILD_SCRIPT = """
 import json, os, signal, sys, time
 def write(**content):
     print('\\x1e' + json.dumps(content), file=sys.stderr, flush=True)
@@ -54,10 +54,10 @@ class UncontestedLease:
         pass
 
 
-def sweep(folder, *waits):
+def sweep(folder, *arguments):
     """Train two runs in processes of CHILD with the display of a sweep."""
     runs = [SweepRun(name, 0, RunDir(f'{folder}/{name}'), None, make_tiny_spec()) for name in ('softmax', 'sigmoid')]
-    train_runs(runs, lambda run: [sys.executable, '-c', CHILD, *waits], UncontestedLease(), jobs=1)
+    train_runs(runs, lambda run: [sys.executable, '-c', CHILD_SCRIPT, *arguments], UncontestedLease(), jobs=1)
     return runs
 
 
@@ -118,7 +118,7 @@ def test_in_terminal_kills_program_after_timeout():
     assert output.strip() == 'begun'
 
 
-SWEEP = (
+SWEEP_IMPORT_CODE = (
     'import sys\nfrom sinklab.sweep import run\nrun.prepare_stores '
     '= lambda runs: None\nfrom test_sweep_display import sweep\n'
 )
@@ -126,7 +126,7 @@ SWEEP = (
 
 @pytest.mark.slow
 def test_bars_show_loss_and_sink_and_are_erased(tmp_path):
-    output, code = run_in_terminal(f'{SWEEP}sweep({str(tmp_path)!r})')
+    output, code = run_in_terminal(f'{SWEEP_IMPORT_CODE}sweep({str(tmp_path)!r})')
     assert code == 0, output
     text = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', output)
     assert re.search(r'softmax +\S+ +8/8 +loss 3\.500 +Sink_1 +53\.2 %', text)
@@ -142,22 +142,24 @@ def test_bars_show_loss_and_sink_and_are_erased(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_restores_terminal_and_cursor(tmp_path):
-    code = f'{SWEEP}runs = sweep({str(tmp_path)!r}, "wait")\nprint("ended", [run.outcome for run in runs])'
+    code = (
+        f'{SWEEP_IMPORT_CODE}runs = sweep({str(tmp_path)!r}, "wait")\nprint("ended", [run.outcome for run in runs])'
+    )
     output, code = run_in_terminal(code, [(b'4.250', b'\x03')])
     assert code == 0, output
     assert '\x1b[?25l' not in output, 'a process that is killed could not show the cursor again'
     lines = [line.removeprefix('^C') for line in render_screen(output)]
-    warning, message, end = lines
+    warning, message, last_line = lines
     assert re.fullmatch('softmax.* a warning', warning)
     assert re.fullmatch('softmax.* words of a library', message)
-    assert end == "ended ['to do', 'to do']", 'what this test prints'
+    assert last_line == "ended ['to do', 'to do']", 'what this test prints'
     assert 'stopping' in output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('term', ['dumb', 'a pipe'])
 def test_output_without_erasable_terminal_is_plain_lines(tmp_path, term):
-    code = f'{SWEEP}sweep({str(tmp_path)!r})'
+    code = f'{SWEEP_IMPORT_CODE}sweep({str(tmp_path)!r})'
     if term == 'dumb':
         output = run_in_terminal(code, term=term)[0].replace('\r\n', '\n')
     else:
@@ -171,9 +173,11 @@ def test_output_without_erasable_terminal_is_plain_lines(tmp_path, term):
     assert all(line.startswith('sigmoid, seed 0') for line in second.splitlines()[: len(lines)])
     contents = ['dense', 'step 0/8', 'a warning', 'words of a library', 'step 8/8']
     assert [content in line for content, line in zip(contents, lines, strict=True)] == [True] * 5
-    start, end = (next(line for line in lines if f'step {step}/8' in line) for step in (0, 8))
-    assert re.findall(r'[\d.,]+', start.partition('step ')[2]) == ['0', '8', '1', '0.0'], 'no loss and no speed yet'
-    assert re.findall(r'[\d.,]+', end.partition('step ')[2]) == ['8', '8', '3.500', '1,234', '1', '53.2']
+    start_line, end_line = (next(line for line in lines if f'step {step}/8' in line) for step in (0, 8))
+    assert re.findall(r'[\d.,]+', start_line.partition('step ')[2]) == ['0', '8', '1', '0.0'], (
+        'no loss and no speed yet'
+    )
+    assert re.findall(r'[\d.,]+', end_line.partition('step ')[2]) == ['8', '8', '3.500', '1,234', '1', '53.2']
 
 
 def test_progress_callback_writes_records_of_sweep_run(monkeypatch, capsys):

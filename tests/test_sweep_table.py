@@ -9,7 +9,7 @@ from sinklab.report.sweep_table import RowResult
 
 
 @pytest.mark.parametrize(
-    ('outcomes', 'fails', 'words'),
+    ('outcomes', 'fails', 'text'),
     [
         ('done done done', False, 'done 3/3'),
         ('done diverged done', False, 'done 2/3, diverged 1/3'),
@@ -22,8 +22,8 @@ from sinklab.report.sweep_table import RowResult
         ('done,to do', False, 'done 1/2, to do 1/2'),
     ],
 )
-def test_format_outcome_compares_with_published_failure(outcomes, fails, words):
-    assert sweep_table.format_outcome(outcomes.split(',' if ',' in outcomes else ' '), fails) == words
+def test_format_outcome_compares_with_published_failure(outcomes, fails, text):
+    assert sweep_table.format_outcome(outcomes.split(',' if ',' in outcomes else ' '), fails) == text
 
 
 def make_row_result(row, published, outcomes=('done', 'done'), **metrics):

@@ -14,10 +14,10 @@ from sinklab.train.callbacks import Callback
 
 class RecordingCallback(Callback):
     def __init__(self):
-        self.steps, self.begun = [], []
+        self.steps, self.begin_calls = [], []
 
     def on_train_begin(self, step, attention, changes):
-        self.begun.append((step, attention, changes))
+        self.begin_calls.append((step, attention, changes))
 
     def on_record(self, record, written):
         self.steps.append(record['step'])
@@ -49,19 +49,19 @@ def test_follow_run_reports_each_record_once_in_order_until_end(folder):
     with hold_lease(folder.path):
         updates = tail.follow_run(folder, callback)
         next(updates)
-        assert (callback.steps, callback.begun) == ([], [])
+        assert (callback.steps, callback.begin_calls) == ([], [])
         write_attempts(folder, dense=0)
         append_metrics(folder, format_record(1) + format_record(2))
         next(updates)
         append_metrics(folder, format_record(3)[:5])
         next(updates)
-        assert (callback.steps, callback.begun) == ([1, 2], [(0, 'dense', [])])
+        assert (callback.steps, callback.begin_calls) == ([1, 2], [(0, 'dense', [])])
         append_metrics(folder, format_record(3)[5:] + format_record(4))
         next(updates)
         next(updates)
         write_attempts(folder, dense=0, chunked=4)
         next(updates)
-        assert (callback.steps, callback.begun[1:]) == ([1, 2, 3, 4], [(4, 'chunked, earlier dense', [])])
+        assert (callback.steps, callback.begin_calls[1:]) == ([1, 2, 3, 4], [(4, 'chunked, earlier dense', [])])
         append_metrics(folder, format_record(5))
         folder.write_json('outcome', dict(kind='done', message=''))
     assert list(updates) == []
@@ -101,14 +101,14 @@ def test_follow_run_waits_for_restart_of_lost_run(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ('outcome', 'words'),
+    ('outcome', 'line'),
     [
         (dict(kind='done', message=''), 'tiny  done'),
         (dict(kind='refused', message='no room'), 'tiny  refused: no room'),
         (None, 'tiny  lost: no process works on this run; start the same command again'),
     ],
 )
-def test_tail_prints_outcome_of_finished_run(folder, monkeypatch, capsys, outcome, words):
+def test_tail_prints_outcome_of_finished_run(folder, monkeypatch, capsys, outcome, line):
     monkeypatch.setattr(tail, 'RESTART_SECONDS', 0.0)
     if outcome:
         folder.write_json('outcome', outcome)
@@ -117,12 +117,12 @@ def test_tail_prints_outcome_of_finished_run(folder, monkeypatch, capsys, outcom
     assert main(['tail', str(folder)]) == 0
     output_lines = capsys.readouterr().out.splitlines()  # for `tail RUN | grep`
     assert output_lines[0].startswith('tiny  step 8/8  loss 2.500')
-    assert output_lines[1:] == [words]
+    assert output_lines[1:] == [line]
     assert {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()} == contents
 
 
-@pytest.mark.parametrize('given', [['nothing'], ['nothing', '--fast']])
-def test_tail_rejects_missing_run_with_one_line(tmp_path, capsys, given):
-    assert main(['tail', f'{tmp_path}/{given[0]}', *given[1:]]) == 1
+@pytest.mark.parametrize('arguments', [['nothing'], ['nothing', '--fast']])
+def test_tail_rejects_missing_run_with_one_line(tmp_path, capsys, arguments):
+    assert main(['tail', f'{tmp_path}/{arguments[0]}', *arguments[1:]]) == 1
     (message,) = capsys.readouterr().err.splitlines()
     assert message.startswith('sinklab tail: ')

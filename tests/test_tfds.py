@@ -15,7 +15,7 @@ from sinklab.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 TEXTS = [f'text number {number}: ' + 'wörd ' * (number % 7) for number in range(50)]
-BUILDER = """
+BUILDER_SCRIPT = """
     import numpy as np
     import tensorflow_datasets as tfds
 
@@ -37,7 +37,7 @@ BUILDER = """
     builder.download_and_prepare()
     print(builder.data_dir)
 """
-READER = """
+READER_SCRIPT = """
     import json, sys
     from sinklab.data.sources import open_source
     found = [(d.name, d.text, d.domain, d.size) for d in open_source(sys.argv[1]).read_documents()]
@@ -65,14 +65,14 @@ def dataset_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('tfds')
     (folder / 'stories').mkdir()
     (folder / 'stories' / '__init__.py').touch()
-    program = f'TEXTS = {TEXTS!r}\nFOLDER = {str(folder / "data")!r}\n' + textwrap.dedent(BUILDER)
+    program = f'TEXTS = {TEXTS!r}\nFOLDER = {str(folder / "data")!r}\n' + textwrap.dedent(BUILDER_SCRIPT)
     (folder / 'stories' / 'stories_dataset_builder.py').write_text(program)
     return run_offline(f'import sys; sys.path.insert(0, {str(folder)!r}); import stories.stories_dataset_builder')
 
 
 @pytest.mark.slow
 def test_tfds_examples_are_documents_without_tensorflow(dataset_folder):
-    documents = json.loads(run_offline(READER, f'tfds:{dataset_folder}:train#domain=kind'))
+    documents = json.loads(run_offline(READER_SCRIPT, f'tfds:{dataset_folder}:train#domain=kind'))
     assert sorted(text for _, text, _, _ in documents) == sorted(TEXTS)
     assert {(text, domain) for _, text, domain, _ in documents} == {
         (text, 'even' if number % 2 == 0 else 'odd') for number, text in enumerate(TEXTS)
@@ -117,7 +117,7 @@ def test_tfds_dataset_that_cannot_be_prepared_is_rejected_with_remedy(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ('behind', 'words'),
+    ('suffix', 'message'),
     [
         (':valid', 'the split valid is unknown'),
         ('#field=body', 'the field body is unknown (strings: '),
@@ -125,8 +125,8 @@ def test_tfds_dataset_that_cannot_be_prepared_is_rejected_with_remedy(tmp_path, 
         (':train+train', 'twice'),
     ],
 )
-def test_tfds_unknown_split_or_field_is_rejected_with_one_line(dataset_folder, behind, words):
+def test_tfds_unknown_split_or_field_is_rejected_with_one_line(dataset_folder, suffix, message):
     with pytest.raises(UserError) as error:
-        list(open_source(f'tfds:{dataset_folder}{behind}').read_documents())
+        list(open_source(f'tfds:{dataset_folder}{suffix}').read_documents())
     assert '\n' not in str(error.value)
-    assert words in str(error.value)
+    assert message in str(error.value)

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.skipif(
     reason='libtpu, which has the compiler, could not be installed; pip install libtpu',
 )
 LENGTH, HEADS = 8192, 2
-PLACES = np.arange(LENGTH)[None]
-CURVES = {
+POSITIONS = np.arange(LENGTH)[None]
+POSITION_BIASES = {
     'none': None,
     'alibi': RelativePositionBias(compute_alibi_bias, compute_alibi_slopes(HEADS)[:, None]),
     'buckets': RelativePositionBias(lambda _, distance: compute_buckets(distance), np.zeros((1, 0))),
@@ -37,28 +37,30 @@ CURVES = {
 OPERATIONS = [('exp', 'plus_one'), ('sigmoid', 'none'), ('elu1', 'p_norm')]
 
 
-def compiled(chip, operation, backend='tpu', width=128, dtype=jnp.bfloat16, curve='none', documents=False):
+def compile_gradient(
+    chip, operation, backend='tpu', width=128, dtype=jnp.bfloat16, position_bias='none', documents=False
+):
     """Compile forward and backward for one chip."""
-    where = SingleDeviceSharding(topology.make_tpu_devices(chip)[0])
-    bias = ScoreBias(CURVES[curve], PLACES, PLACES)
+    device_sharding = SingleDeviceSharding(topology.make_tpu_devices(chip)[0])
+    bias = ScoreBias(POSITION_BIASES[position_bias], POSITIONS, POSITIONS)
 
-    def total(query, key, value, start_BT):
+    def compute_loss(query, key, value, start_BT):
         mask = (
             masks.make_causal_mask(LENGTH) & masks.make_document_mask(start_BT)
             if documents
             else masks.make_causal_mask(LENGTH)
         )
-        requested = make_attention_spec(make_attention_config(*operation), mask, bias=bias)
-        return jnp.sum(BACKENDS[backend].attend(query, key, value, requested).output_BTHK ** 2)
+        attention_spec = make_attention_spec(make_attention_config(*operation), mask, bias=bias)
+        return jnp.sum(BACKENDS[backend].attend(query, key, value, attention_spec).output_BTHK ** 2)
 
-    head = jax.ShapeDtypeStruct((1, LENGTH, HEADS, width), dtype, sharding=where)
-    start_BT = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32, sharding=where)
-    return jax.jit(jax.grad(total, (0, 1, 2))).lower(head, head, head, start_BT).compile()
+    qkv_shape = jax.ShapeDtypeStruct((1, LENGTH, HEADS, width), dtype, sharding=device_sharding)
+    start_BT = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32, sharding=device_sharding)
+    return jax.jit(jax.grad(compute_loss, (0, 1, 2))).lower(qkv_shape, qkv_shape, qkv_shape, start_BT).compile()
 
 
-def square(compiled):
+def count_square_matrices(program):
     """Return temporary memory in units of the square matrix of one head with one byte per element."""
-    return compiled.memory_analysis().temp_size_in_bytes / LENGTH**2
+    return program.memory_analysis().temp_size_in_bytes / LENGTH**2
 
 
 PRIMITIVES = ('exp', 'sum'), ('sigmoid', 'none')
@@ -66,42 +68,47 @@ PRIMITIVES = ('exp', 'sum'), ('sigmoid', 'none')
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('chip', 'operation', 'more'),
+    ('chip', 'operation', 'options'),
     [
-        ('v5e:2x2', ('elu1', 'p_norm'), dict(width=64, curve='buckets')),
+        ('v5e:2x2', ('elu1', 'p_norm'), dict(width=64, position_bias='buckets')),
         ('v5p:2x2x1', ('sigmoid', 'none'), dict(width=128, dtype=jnp.float32)),
-        ('v6e:2x2', ('exp', 'plus_one'), dict(width=96, curve='alibi', documents=True)),
+        ('v6e:2x2', ('exp', 'plus_one'), dict(width=96, position_bias='alibi', documents=True)),
     ],
 )
-def test_kernels_compile_without_square_matrix(chip, operation, more):
+def test_kernels_compile_without_square_matrix(chip, operation, options):
     """Test each chip, operation, width, dtype, mask and position bias once; the tests below combine them."""
-    assert square(compiled(chip, operation, **more)) < 1
+    assert count_square_matrices(compile_gradient(chip, operation, **options)) < 1
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize('chip', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'])
 @pytest.mark.parametrize('operation', OPERATIONS)
 def test_kernels_compile_for_each_chip_without_square_matrix(chip, operation):
-    assert square(compiled(chip, operation)) < 1
+    assert count_square_matrices(compile_gradient(chip, operation)) < 1
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(('width', 'dtype'), [(64, jnp.bfloat16), (96, jnp.bfloat16), (128, jnp.float32)])
 @pytest.mark.parametrize('operation', PRIMITIVES)
 def test_kernels_compile_for_every_width_and_dtype(width, dtype, operation):
-    assert square(compiled('v5e:2x2', operation, width=width, dtype=dtype)) < 1
+    assert count_square_matrices(compile_gradient('v5e:2x2', operation, width=width, dtype=dtype)) < 1
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(('curve', 'documents'), [('none', True), ('alibi', True), ('buckets', False)])
+@pytest.mark.parametrize(('position_bias', 'documents'), [('none', True), ('alibi', True), ('buckets', False)])
 @pytest.mark.parametrize('operation', PRIMITIVES)
-def test_kernels_compile_for_every_mask_and_position_bias(curve, documents, operation):
-    assert square(compiled('v5e:2x2', operation, curve=curve, documents=documents)) < 1
+def test_kernels_compile_for_every_mask_and_position_bias(position_bias, documents, operation):
+    assert (
+        count_square_matrices(
+            compile_gradient('v5e:2x2', operation, position_bias=position_bias, documents=documents)
+        )
+        < 1
+    )
 
 
 @pytest.mark.slow
 def test_dense_attention_allocates_square_matrix():
-    assert square(compiled('v5e:2x2', ('exp', 'sum'), backend='dense')) > 1
+    assert count_square_matrices(compile_gradient('v5e:2x2', ('exp', 'sum'), backend='dense')) > 1
 
 
 @pytest.mark.slow
@@ -113,15 +120,17 @@ def test_training_step_compiles_for_mesh_of_chips():
     with jax.set_mesh(mesh):
         batch = jax.ShapeDtypeStruct((4, 257), jnp.int32, sharding=sharding.make_batch_sharding(mesh, (4, 257)))
         request = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=sharding.make_per_device_sharding(mesh))
-        advance = step.make_train_step(spec, hardware, mesh, 'tpu')
-        text = advance.lower(state.make_abstract_state(spec, mesh), batch, request).compile().as_text()
-    assert 'sinklab_softmax_forward' in text
-    assert 'sinklab_softmax_backward' in text
+        train_step = step.make_train_step(spec, hardware, mesh, 'tpu')
+        program_text = train_step.lower(state.make_abstract_state(spec, mesh), batch, request).compile().as_text()
+    assert 'sinklab_softmax_forward' in program_text
+    assert 'sinklab_softmax_backward' in program_text
 
 
-COST = Path(__file__).parents[1] / 'benchmarks' / 'tpu_cost.py'
-FIGURES = json.loads(COST.with_suffix('.json').read_text())
-KINDS = [f'{kind} {direction}' for kind in ('softmax', 'sigmoid', 'splash') for direction in ('forward', 'backward')]
+COST_SCRIPT = Path(__file__).parents[1] / 'benchmarks' / 'tpu_cost.py'
+FIGURES = json.loads(COST_SCRIPT.with_suffix('.json').read_text())
+KERNELS = [
+    f'{kind} {direction}' for kind in ('softmax', 'sigmoid', 'splash') for direction in ('forward', 'backward')
+]
 
 
 @pytest.mark.exhaustive  # one of them is in test_benchmarks
@@ -129,7 +138,7 @@ KINDS = [f'{kind} {direction}' for kind in ('softmax', 'sigmoid', 'splash') for 
     topology.find_libtpu_version() != FIGURES['versions']['libtpu'], reason='the figures are of another libtpu'
 )
 def test_kernels_cost_matches_committed_figures_and_limits():
-    command = [sys.executable, COST, '--check', '--chips=v6e', f'--kernels={",".join(KINDS)}']
+    command = [sys.executable, COST_SCRIPT, '--check', '--chips=v6e', f'--kernels={",".join(KERNELS)}']
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 

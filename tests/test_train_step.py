@@ -32,21 +32,23 @@ IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 
 @functools.cache
 def make_fresh_state(spec):
-    """Return the initial state on one device, which equals that of every mesh by a test below."""
+    """Return the initial state on one device. A test below checks that it is equal on every mesh."""
     mesh = device_mesh.make_mesh(Hardware())
     with jax.set_mesh(mesh):
         return jax.device_get(state.create_state(spec, mesh))
 
 
-def run_update(spec, hardware, times=2):
-    """Return (numbers, state) after a few steps on one batch."""
+def run_update(spec, hardware, num_steps=2):
+    """Return (metrics, state) after a few steps on one batch."""
     mesh = device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
-        now = jax.device_put(make_fresh_state(spec), state.get_state_shardings(spec, mesh))
-        advance = step.make_train_step(spec, hardware, mesh)
-        for _ in range(times):
-            now, numbers = advance(now, sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh))
-        return jax.device_get(numbers), now
+        train_state = jax.device_put(make_fresh_state(spec), state.get_state_shardings(spec, mesh))
+        train_step = step.make_train_step(spec, hardware, mesh)
+        for _ in range(num_steps):
+            train_state, metrics = train_step(
+                train_state, sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh)
+            )
+        return jax.device_get(metrics), train_state
 
 
 LAYOUTS = [
@@ -64,7 +66,7 @@ LAYOUTS = [
 ]
 
 
-OTHERS = [
+OTHER_MODELS = [
     dict(model__columns__kind='kv', model__position='relative_t5'),
     dict(model__columns__kind='sink_token', model__position='learned', model__norm='sandwich'),
     dict(model__columns__kind='logit', model__position='alibi', model__ffn='gelu', model__norm='post'),
@@ -84,29 +86,33 @@ OTHERS = [
 ]
 
 
-SHARDED = Hardware(fsdp=2, tensor=2)
-PLAIN = make_tiny_spec()
+SHARDED_LAYOUT = Hardware(fsdp=2, tensor=2)
+PLAIN_SPEC = make_tiny_spec()
 # The other layouts, with and without remat and micro-batches, are in test_layouts.py.
-SAMPLED = [SHARDED, Hardware(micro_batch=2, data=2), Hardware(fsdp=4, remat='qkv,middle')]
+SELECTED_LAYOUTS = [SHARDED_LAYOUT, Hardware(micro_batch=2, data=2), Hardware(fsdp=4, remat='qkv,middle')]
 CASES = [
-    pytest.param(PLAIN, hardware, marks=() if hardware in SAMPLED else pytest.mark.exhaustive) for hardware in LAYOUTS
+    pytest.param(PLAIN_SPEC, hardware, marks=() if hardware in SELECTED_LAYOUTS else pytest.mark.exhaustive)
+    for hardware in LAYOUTS
 ]
 CASES += [
-    pytest.param(replace_operation(PLAIN, *pair), SHARDED, marks=pytest.mark.exhaustive) for pair in OPERATIONS[1:]
+    pytest.param(replace_operation(PLAIN_SPEC, *pair), SHARDED_LAYOUT, marks=pytest.mark.exhaustive)
+    for pair in OPERATIONS[1:]
 ]
 # Other models with operations that cover every similarity and normalizer: PLAIN has exp with sum.
-COVERED = [('sigmoid', 'none'), ('softpick', 'sum'), ('exp', 'plus_one'), ('elu1', 'p_norm')]
-COVERED += [('relu', 'count'), ('identity', 'clamped')]
-assert {*COVERED, ('exp', 'sum')} == {*COVERING_OPERATIONS}
+OTHER_MODEL_OPERATIONS = [('sigmoid', 'none'), ('softpick', 'sum'), ('exp', 'plus_one'), ('elu1', 'p_norm')]
+OTHER_MODEL_OPERATIONS += [('relu', 'count'), ('identity', 'clamped')]
+assert {*OTHER_MODEL_OPERATIONS, ('exp', 'sum')} == {*COVERING_OPERATIONS}
 CASES += [
-    (replace_operation(make_tiny_spec(**changes), *pair) if pair else make_tiny_spec(**changes), SHARDED)
-    for changes, pair in itertools.zip_longest(OTHERS, COVERED)
+    (replace_operation(make_tiny_spec(**changes), *pair) if pair else make_tiny_spec(**changes), SHARDED_LAYOUT)
+    for changes, pair in itertools.zip_longest(OTHER_MODELS, OTHER_MODEL_OPERATIONS)
 ]
-CASES += [pytest.param(make_tiny_spec(**changes), SHARDED, marks=pytest.mark.exhaustive) for changes in OTHERS]
+CASES += [
+    pytest.param(make_tiny_spec(**changes), SHARDED_LAYOUT, marks=pytest.mark.exhaustive) for changes in OTHER_MODELS
+]
 
 
 @functools.cache
-def alone(spec):
+def run_on_one_device(spec):
     """Return the result of a few steps on one device."""
     return run_update(spec, Hardware())
 
@@ -114,34 +120,34 @@ def alone(spec):
 @pytest.mark.slow
 @pytest.mark.parametrize(('spec', 'hardware'), CASES)
 def test_train_step_gives_equal_loss_and_parameters_for_every_layout(spec, hardware):
-    numbers, now = alone(spec)
-    result, there = run_update(spec, hardware)
-    for name in numbers:
-        np.testing.assert_allclose(result[name], numbers[name], rtol=1e-5)
-    actual, reference = (jax.tree.leaves(jax.device_get(tree['params'])) for tree in (there, now))
-    for our, their in zip(actual, reference, strict=True):
-        np.testing.assert_allclose(our, their, rtol=1e-4, atol=1e-4)  # a hundredth of one step of Adam
+    expected_metrics, expected_state = run_on_one_device(spec)
+    metrics, train_state = run_update(spec, hardware)
+    for name in expected_metrics:
+        np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5)
+    actual, reference = (jax.tree.leaves(jax.device_get(tree['params'])) for tree in (train_state, expected_state))
+    for leaf, expected_leaf in zip(actual, reference, strict=True):
+        np.testing.assert_allclose(leaf, expected_leaf, rtol=1e-4, atol=1e-4)  # a hundredth of one step of Adam
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('hardware', [Hardware(data=4), Hardware(fsdp=2, tensor=2)], ids=str)
 def test_create_state_is_equal_on_every_mesh(hardware):
-    made = [state.create_state(make_tiny_spec(), device_mesh.make_mesh(setup)) for setup in (Hardware(), hardware)]
-    for one, other in zip(*map(jax.tree.leaves, made), strict=True):
-        np.testing.assert_array_equal(one, other)
+    states = [state.create_state(make_tiny_spec(), device_mesh.make_mesh(setup)) for setup in (Hardware(), hardware)]
+    for leaf, other_leaf in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_array_equal(leaf, other_leaf)
 
 
 @pytest.mark.slow
 def test_train_step_keeps_moments_sharded_like_parameters():
     spec, hardware = make_tiny_spec(), Hardware(fsdp=2, tensor=2)
-    where = state.get_state_shardings(spec, device_mesh.make_mesh(hardware))
-    moments = where['opt_state'][1][0]
-    assert moments.mu == moments.nu == where['params']
-    assert where['params']['blocks']['ffn']['out_FD'].spec == PartitionSpec(None, 'tensor', 'fsdp')
-    _, now = run_update(spec, hardware, times=1)
-    for leaf, place in zip(jax.tree.leaves(now), jax.tree.leaves(where), strict=True):
-        assert leaf.sharding.is_equivalent_to(place, leaf.ndim)
-    shard = now['params']['blocks']['ffn']['out_FD'].addressable_shards[0].data
+    shardings = state.get_state_shardings(spec, device_mesh.make_mesh(hardware))
+    moments = shardings['opt_state'][1][0]
+    assert moments.mu == moments.nu == shardings['params']
+    assert shardings['params']['blocks']['ffn']['out_FD'].spec == PartitionSpec(None, 'tensor', 'fsdp')
+    _, train_state = run_update(spec, hardware, num_steps=1)
+    for leaf, leaf_sharding in zip(jax.tree.leaves(train_state), jax.tree.leaves(shardings), strict=True):
+        assert leaf.sharding.is_equivalent_to(leaf_sharding, leaf.ndim)
+    shard = train_state['params']['blocks']['ffn']['out_FD'].addressable_shards[0].data
     assert shard.shape == (2, 12, 8), 'a quarter of it on each device'
 
 
@@ -154,17 +160,17 @@ def test_train_loss_excludes_prefix_and_validation_loss_includes_it():
         step_module.make_loss(spec, first_target=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5
     )
     with jax.set_mesh(mesh := device_mesh.make_mesh(Hardware())):
-        valid = validation_loss.make_evaluate(spec, Hardware(), mesh)(params, IDS)['valid/loss']
+        valid_loss = validation_loss.make_evaluate(spec, Hardware(), mesh)(params, IDS)['valid/loss']
         inputs = make_fresh_state(spec), sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh)
-        _, numbers = step.make_train_step(spec, Hardware(), mesh)(*inputs)
-    np.testing.assert_allclose(valid, loss_BT.mean(), rtol=1e-5)
-    np.testing.assert_allclose(numbers['train/loss'], loss_BT[:, 3:].mean(), rtol=1e-5)
+        _, metrics = step.make_train_step(spec, Hardware(), mesh)(*inputs)
+    np.testing.assert_allclose(valid_loss, loss_BT.mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics['train/loss'], loss_BT[:, 3:].mean(), rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_create_state_depends_on_seed():
-    one, other = (make_fresh_state(make_tiny_spec(seed=seed))['params']['embedding_VD'] for seed in (0, 1))
-    assert not np.allclose(one, other)
+    first, other = (make_fresh_state(make_tiny_spec(seed=seed))['params']['embedding_VD'] for seed in (0, 1))
+    assert not np.allclose(first, other)
 
 
 @pytest.mark.slow
@@ -176,12 +182,12 @@ def test_evaluate_averages_over_windows_for_any_batch_size():
         params = jax.device_put(make_fresh_state(spec)['params'], state.get_state_shardings(spec, mesh)['params'])
         result = validation_loss.make_evaluate(spec, hardware, mesh)(params, ids_NT)
     loss = jax.jit(step_module.make_loss(spec))
-    each = [float(loss(make_fresh_state(spec)['params'], ids_NT[i : i + 1])) for i in range(7)]
-    np.testing.assert_allclose(result['valid/loss'], np.mean(each), rtol=1e-5)
+    window_losses = [float(loss(make_fresh_state(spec)['params'], ids_NT[i : i + 1])) for i in range(7)]
+    np.testing.assert_allclose(result['valid/loss'], np.mean(window_losses), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ('hardware', 'words'),
+    ('hardware', 'message'),
     [
         (Hardware(micro_batch=3), 'does not divide config.optimizer.batch_size, which is 4'),
         (Hardware(data=3, fsdp=1), 'cannot be divided over 3 devices'),
@@ -191,36 +197,36 @@ def test_evaluate_averages_over_windows_for_any_batch_size():
     ],
     ids=str,
 )
-def test_check_layout_rejects_indivisible_layout(hardware, words):
-    with pytest.raises(UserError, match=words):
+def test_check_layout_rejects_indivisible_layout(hardware, message):
+    with pytest.raises(UserError, match=message):
         layout_checks.check_layout(
-            make_tiny_spec(model__kv_heads=2 if 'kv_heads' in words else None),
+            make_tiny_spec(model__kv_heads=2 if 'kv_heads' in message else None),
             hardware,
             AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), MESH_AXES),
         )
 
 
-@pytest.mark.parametrize('changes', [{}, *OTHERS], ids=str)
+@pytest.mark.parametrize('changes', [{}, *OTHER_MODELS], ids=str)
 def test_check_layout_accepts_exactly_layouts_that_divide_all_parameters(changes):
     spec = make_tiny_spec(**changes)
-    abstract = nnx.to_pure_dict(state.make_abstract_model(spec)[1])
+    abstract_params = nnx.to_pure_dict(state.make_abstract_model(spec)[1])
     for fsdp, tensor in itertools.product((1, 2, 3, 4, 8), repeat=2):
         mesh = AbstractMesh((1, fsdp, tensor), MESH_AXES)
         try:
             jax.tree.map(
-                lambda leaf, where: where.shard_shape(leaf.shape),
-                abstract,
+                lambda leaf, leaf_sharding: leaf_sharding.shard_shape(leaf.shape),
+                abstract_params,
                 sharding.make_parameter_shardings(mesh, state.make_abstract_model(spec)[1]),
             )
-            divides = 4 % fsdp == 0
+            is_divisible = 4 % fsdp == 0
         except ValueError:
-            divides = False
+            is_divisible = False
         try:
             layout_checks.check_layout(spec, Hardware(), mesh)
-            passes = True
+            is_accepted = True
         except UserError:
-            passes = False
-        assert passes == divides, (fsdp, tensor)
+            is_accepted = False
+        assert is_accepted == is_divisible, (fsdp, tensor)
 
 
 def test_make_mesh_rejects_more_devices_than_available():
@@ -238,11 +244,11 @@ def test_train_step_logs_row_mass_with_either_log_option():
     masses = []
     for option in ('log__sinks', 'log__rows'):
         spec = replace_operation(make_tiny_spec(**{option: True}), 'sigmoid', 'none')
-        masses.append(run_update(spec, Hardware(), times=1)[0]['mass/row/context'])
+        masses.append(run_update(spec, Hardware(), num_steps=1)[0]['mass/row/context'])
     np.testing.assert_allclose(*masses, rtol=1e-4)
 
 
-LOOKING = dict(log__sinks=True, log__rows=True)
+LOG_OPTIONS = dict(log__sinks=True, log__rows=True)
 
 
 @pytest.mark.slow
@@ -254,22 +260,26 @@ LOOKING = dict(log__sinks=True, log__rows=True)
 )
 def test_train_step_sink_and_row_metrics_match_attention_matrices(columns, pair):
     """Use micro-batches, and check that the state equals that of a step without these metrics."""
-    spec = replace_operation(make_tiny_spec(model__columns__kind=columns, model__position='alibi', **LOOKING), *pair)
-    numbers, seen = run_update(spec, Hardware(micro_batch=2), times=1)
-    without = dataclasses.replace(spec, log=dataclasses.replace(spec.log, sinks=False, rows=False))
-    _, unseen = run_update(without, Hardware(), times=1)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), seen, unseen)
+    spec = replace_operation(
+        make_tiny_spec(model__columns__kind=columns, model__position='alibi', **LOG_OPTIONS), *pair
+    )
+    metrics, state_with_metrics = run_update(spec, Hardware(micro_batch=2), num_steps=1)
+    spec_without_metrics = dataclasses.replace(spec, log=dataclasses.replace(spec.log, sinks=False, rows=False))
+    _, state_without_metrics = run_update(spec_without_metrics, Hardware(), num_steps=1)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), state_with_metrics, state_without_metrics
+    )
     _, _, captured = jax.jit(make_forward(spec, capture=True))(make_fresh_state(spec)['params'], IDS[:, :-1])
     attention_LBHTS = np.float64(captured.attention_BHTS)
     share_LBHTS = attention_LBHTS / attention_LBHTS.sum(-1, keepdims=True)
     for k in range(spec.probe.keys):
         alpha_LBH = share_LBHTS[..., count_learned_kv(spec.model) + k].sum(-1) / (16 - k)
-        np.testing.assert_allclose(numbers[f'alpha/{k + 1}/context'], alpha_LBH.mean(), rtol=1e-4)
-        np.testing.assert_allclose(numbers[f'sink/{k + 1}/context'], 100 * (alpha_LBH > 0.3).mean(), rtol=1e-4)
+        np.testing.assert_allclose(metrics[f'alpha/{k + 1}/context'], alpha_LBH.mean(), rtol=1e-4)
+        np.testing.assert_allclose(metrics[f'sink/{k + 1}/context'], 100 * (alpha_LBH > 0.3).mean(), rtol=1e-4)
     uniform = sum(1 / (i + count_learned_kv(spec.model)) for i in range(1, 17)) / 16
-    np.testing.assert_allclose(numbers['alpha/floor/context'], uniform, rtol=1e-4)
-    np.testing.assert_allclose(numbers['mass/row/context'], attention_LBHTS.sum(-1).mean(), rtol=1e-4)
-    np.testing.assert_allclose(numbers['entropy/row/context'], entropy(share_LBHTS, axis=-1).mean(), rtol=1e-4)
+    np.testing.assert_allclose(metrics['alpha/floor/context'], uniform, rtol=1e-4)
+    np.testing.assert_allclose(metrics['mass/row/context'], attention_LBHTS.sum(-1).mean(), rtol=1e-4)
+    np.testing.assert_allclose(metrics['entropy/row/context'], entropy(share_LBHTS, axis=-1).mean(), rtol=1e-4)
     if columns != 'none':
         star_LBH = share_LBHTS[..., 0].mean(-1)
-        np.testing.assert_allclose(numbers['alpha/star/clean/context'], star_LBH.mean(), rtol=1e-4)
+        np.testing.assert_allclose(metrics['alpha/star/clean/context'], star_LBH.mean(), rtol=1e-4)

@@ -15,9 +15,9 @@ PAGE = (ROOT / 'docs' / 'troubleshooting.md').read_text(encoding='utf-8')
 ENTRIES = dict(re.findall(r'^### (.*?)\n(.*?)(?=^##|\Z)', PAGE, re.MULTILINE | re.DOTALL))
 BLOCKS = re.findall(r'^```text\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL)
 MESSAGES = [line for block in BLOCKS for line in block.splitlines()]
-ANY = '\0'  # a value in a template of the code, and ... in a message of the page
-LEAST = 8  # characters of a message that its template must have
-SHARE = 0.15  # of a message that its template must have
+WILDCARD = '\0'  # a value in a template of the code, and ... in a message of the page
+MIN_CHARACTERS = 8  # characters of a message that its template must have
+MIN_SHARE = 0.15  # of a message's characters, which its template must have
 
 
 def read_templates():
@@ -32,27 +32,27 @@ def read_templates():
             }
             for node in ast.walk(tree):
                 if isinstance(node, ast.JoinedStr) or is_text(node):
-                    yield re.sub(rf'\{{\w+\}}|{ANY}+', ANY, render(node, constants))
+                    yield re.sub(rf'\{{\w+\}}|{WILDCARD}+', WILDCARD, render_literal(node, constants))
 
 
 def is_text(node):
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def render(node, constants):
-    """Return the text of a literal; constants are those of its module, of which some messages are composed."""
+def render_literal(node, constants):
+    """Return the text of a literal: constants of its module have their text, and other values are WILDCARD."""
     if isinstance(node, ast.JoinedStr):
-        return ''.join(render(part, constants) for part in node.values)
+        return ''.join(render_literal(part, constants) for part in node.values)
     if isinstance(node, ast.FormattedValue):
-        return constants.get(node.value.id if isinstance(node.value, ast.Name) else None, ANY)
+        return constants.get(node.value.id if isinstance(node.value, ast.Name) else None, WILDCARD)
     return node.value
 
 
 @functools.cache
 def collect_templates():
     """Return the fixed parts of every template that is long enough."""
-    split_templates = {tuple(template.split(ANY)) for template in read_templates()}
-    return [parts for parts in split_templates if sum(map(len, parts)) >= LEAST]
+    split_templates = {tuple(template.split(WILDCARD)) for template in read_templates()}
+    return [parts for parts in split_templates if sum(map(len, parts)) >= MIN_CHARACTERS]
 
 
 def count_cut_characters(text, part):
@@ -60,11 +60,11 @@ def count_cut_characters(text, part):
     return next((length for length in range(len(text), 0, -1) if part.startswith(text[-length:])), 0)
 
 
-def count_shared(message, parts):
-    """Return how many characters of a message are the fixed parts of a template; 0 where it cannot print it.
+def count_shared_characters(message, parts):
+    """Return how many characters of a message are fixed parts of a template; 0 if the template cannot print it.
 
-    The parts must follow each other in the message, from its beginning to its end. Where the message has ..., parts
-    may be missing.
+    The parts must follow each other in the message, from its beginning to its end. Parts may be missing where the
+    message has "...".
     """
     position, shared = 0, 0
     for number, part in enumerate(parts):
@@ -85,8 +85,8 @@ def count_shared(message, parts):
 
 def is_printed(message):
     """Return whether the code has a template that can print a message."""
-    least = max(LEAST, SHARE * len(message))
-    return any(count_shared(message, parts) >= least for parts in collect_templates())
+    min_characters = max(MIN_CHARACTERS, MIN_SHARE * len(message))
+    return any(count_shared_characters(message, parts) >= min_characters for parts in collect_templates())
 
 
 def test_every_entry_has_message_cause_and_fix():
@@ -121,6 +121,6 @@ def test_page_commands_have_known_subcommands_and_options(path):
             assert arguments[0] in get_subcommands(parser), command
             parser = get_subcommands(parser)[arguments.pop(0)]
         options = {name for action in parser._actions for name in action.option_strings}
-        for word in arguments:
-            name = word.partition('=')[0]
+        for argument in arguments:
+            name = argument.partition('=')[0]
             assert not name.startswith('--') or name in options or name.startswith('--config.'), command

@@ -26,21 +26,21 @@ from sinklab.cli.main import build_parser
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = ROOT / 'docs' / 'tutorials'
-NEEDS = {
+REQUIRED_MODULES = {
     'open_model': ('torch', 'transformers'),
     'notebook': ('pandas', 'matplotlib'),
     'interventions': ('pandas',),
 }
-POD = (TUTORIALS / 'pod.md').read_text(encoding='utf-8')
-FOLLOWED = sorted(path.stem for path in TUTORIALS.glob('*.md') if path.stem != 'pod')
+POD_PAGE = (TUTORIALS / 'pod.md').read_text(encoding='utf-8')
+FOLLOWED_PAGES = sorted(path.stem for path in TUTORIALS.glob('*.md') if path.stem != 'pod')
 
 
-def read(name):
+def read_page(name):
     return (TUTORIALS / f'{name}.md').read_text(encoding='utf-8')
 
 
 @pytest.fixture
-def reader(tmp_path, monkeypatch):
+def runner(tmp_path, monkeypatch):
     """Return a tutorial runner in an empty folder with `sinklab` and `python` of this checkout."""
     (tmp_path / 'bin').mkdir()
     for name, module in PROGRAMS.items():
@@ -54,13 +54,13 @@ def reader(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', make_case_params(FOLLOWED, ['first_run']))
-def test_tutorial_commands_print_shown_output(name, reader):
+@pytest.mark.parametrize('name', make_case_params(FOLLOWED_PAGES, ['first_run']))
+def test_tutorial_commands_print_shown_output(name, runner):
     """Compare words, columns and rows, because numbers differ between runs and sizes."""
-    for module in NEEDS.get(name, ()):
+    for module in REQUIRED_MODULES.get(name, ()):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f'docs/tutorials/{name}.md needs {module}, which is not installed')
-    for block, printed in follow_page(make_quick(read(name)), reader):
+    for block, printed in follow_page(make_quick(read_page(name)), runner):
         assert block.text.strip(), f'docs/tutorials/{name}.md shows an empty output'
         if ', as in' not in block.lines:
             check_output(block.text.splitlines(), select_lines('\n'.join(printed), block.lines))
@@ -72,24 +72,26 @@ def check_output(shown, printed):
     The columns of one table may be a subset of those of the other, because empty columns are omitted and
     shorter names leave space for more columns.
     """
-    stale = f'run python docs/run_tutorial.py --update on this page; it printed {printed}'
-    columns, ours = (set(reduce_to_shape(lines[0].replace(' - ', ' ')).split()) for lines in (shown, printed))
+    message = f'run python docs/run_tutorial.py --update on this page; it printed {printed}'
+    shown_columns, printed_columns = (
+        set(reduce_to_shape(lines[0].replace(' - ', ' ')).split()) for lines in (shown, printed)
+    )
     shown, printed = ([reduce_to_shape(line) for line in lines] for lines in (shown, printed))
-    if len(shown) > 1 and len(columns) > 2 and '#' not in columns:
-        assert columns <= ours or ours <= columns, stale
+    if len(shown) > 1 and len(shown_columns) > 2 and '#' not in shown_columns:
+        assert shown_columns <= printed_columns or printed_columns <= shown_columns, message
         shown, printed = ([line.split(' ')[0] for line in lines[1:]] for lines in (shown, printed))
-    assert shown == printed, stale
+    assert shown == printed, message
 
 
 def test_check_output_compares_table_columns_and_rows_and_other_words():
     table = [' arm      step  Sink_1  emerges', ' softmax  1500  48.5 %  400-500', ' sigmoid  1500   0.0 %  -']
     check_output(table, [' arm  step  Sink_1', ' softmax  4  0.0 %', ' sigmoid  4 1.0 %'])
-    swept = [
+    sweep_table = [
         ' row  n  Sink_1  Sink_1 - softmax',
         ' softmax  2  41.00 ± 10.61',
         ' qk_norm  2  0.00 ± 0.00  -41.00 ± 10.61',
     ]
-    check_output(swept, [swept[0], ' softmax  2', ' qk_norm  2  8.75 ± 1.77'])
+    check_output(sweep_table, [sweep_table[0], ' softmax  2', ' qk_norm  2  8.75 ± 1.77'])
     check_output(['report: runs/a'], ['report: runs/a'])
     for shown, printed in (
         (table, [' arm  step  Sink_2', *table[1:]]),
@@ -103,9 +105,9 @@ def test_check_output_compares_table_columns_and_rows_and_other_words():
 
 def test_tutorials_begin_with_purpose_and_offer_smoke_size():
     names = 'first_run', 'own_ablation', 'own_text', 'notebook', 'open_model', 'interventions', 'fork', 'pod'
-    assert {*FOLLOWED, 'pod'} == {*names}
-    for name in (*FOLLOWED, 'pod'):
-        page = read(name)
+    assert {*FOLLOWED_PAGES, 'pod'} == {*names}
+    for name in (*FOLLOWED_PAGES, 'pod'):
+        page = read_page(name)
         title, sentence = re.split(r'\n\n', page)[:2]
         assert title.startswith('# ')
         assert sentence.startswith('This tutorial '), name
@@ -113,8 +115,8 @@ def test_tutorials_begin_with_purpose_and_offer_smoke_size():
 
 
 def test_make_quick_replaces_first_export_line():
-    words = 'To try this page in seconds:\n`export SIZE=smoke EVERY=2`.'
-    page = f'{words}\n\n```sh\nexport SIZE=big EVERY=9\ntrain $SIZE\n```\n'
+    sentence = 'To try this page in seconds:\n`export SIZE=smoke EVERY=2`.'
+    page = f'{sentence}\n\n```sh\nexport SIZE=big EVERY=9\ntrain $SIZE\n```\n'
     (block,) = read_blocks(make_quick(page))
     assert block.text == 'export SIZE=smoke EVERY=2\ntrain $SIZE\n'
     assert make_quick('```sh\nls\n```\n') == '```sh\nls\n```\n'
@@ -143,7 +145,7 @@ def test_follow_page_runs_blocks_in_order_and_updates_outputs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('one', 'other', 'same'),
+    ('line', 'other_line', 'is_same'),
     [
         (' softmax   1500  48.5 %  1.00 ± 0.02', 'softmax 4 0.0 %  0.98 ± 0.10', True),
         (' softmax   1500  48.5 %  -', 'softmax 4 0.0 %  0.3', True),
@@ -154,49 +156,53 @@ def test_follow_page_runs_blocks_in_order_and_updates_outputs(tmp_path):
         ('done 2/2', 'failed 2/2', False),
     ],
 )
-def test_reduce_to_shape_keeps_words_and_ignores_numbers(one, other, same):
-    assert (reduce_to_shape(one) == reduce_to_shape(other)) == same
+def test_reduce_to_shape_keeps_words_and_ignores_numbers(line, other_line, is_same):
+    assert (reduce_to_shape(line) == reduce_to_shape(other_line)) == is_same
 
 
 @pytest.fixture
-def recorded(tmp_path, monkeypatch):
+def recorders(tmp_path, monkeypatch):
     """Make stub programs that record their calls, in a folder with the config files of the page."""
-    made = CommandRecorders(tmp_path / 'bin', *PROGRAM_NAMES)
-    made.answer('queued-resources describe', ('ACTIVE\n', '', 0))
-    made.answer(
+    programs = CommandRecorders(tmp_path / 'bin', *PROGRAM_NAMES)
+    programs.answer('queued-resources describe', ('ACTIVE\n', '', 0))
+    programs.answer(
         'systemctl show', ('ActiveState=inactive\nExecMainStatus=0\nExecMainStartTimestampMonotonic=17\n', '', 0)
     )
-    (made.folder / 'python').symlink_to(sys.executable)
+    (programs.folder / 'python').symlink_to(sys.executable)
     (tmp_path / 'configs').mkdir()
     (tmp_path / 'configs' / 'scale.py').write_text((ROOT / 'configs' / 'scale.py').read_text())
     monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), *sys.path]))
-    return made
+    return programs
 
 
 @pytest.mark.slow
-def test_pod_tutorial_commands_run_and_resume_both_runs(recorded, tmp_path):
-    script = ''.join(block.text for block in read_blocks(POD) if block.kind == 'console')
-    said = subprocess.run(
+def test_pod_tutorial_commands_run_and_resume_both_runs(recorders, tmp_path):
+    script = ''.join(block.text for block in read_blocks(POD_PAGE) if block.kind == 'console')
+    process = subprocess.run(
         ['bash', '-eu', '-o', 'pipefail', '-c', script],
-        cwd=tmp_path, env=recorded.environment, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, env=recorders.environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    assert said.returncode == 0, said.stderr
-    calls, known = recorded.heard(), build_parser()
+    assert process.returncode == 0, process.stderr
+    calls, parser = recorders.heard(), build_parser()
     for call in calls:
         if call[0] == 'sinklab':
-            known.parse_known_args(call[1:])
-    words = [' '.join(call) for call in calls]
-    for arm in ('pair-softmax-1b-0', 'pair-sigmoid-1b-0'):
-        made = [at for at, call in enumerate(words) if 'queued-resources create' in call and arm in call]
-        assert made, arm
-    softmax = [at for at, call in enumerate(words) if 'queued-resources create pair-softmax-1b-0' in call]
-    assert len(softmax) > 1, 'resume creates the TPUs again'
-    assert any('runs/pair/softmax_1b-0' in call and call.startswith('sinklab report') for call in words)
+            parser.parse_known_args(call[1:])
+    commands = [' '.join(call) for call in calls]
+    for tpu_name in ('pair-softmax-1b-0', 'pair-sigmoid-1b-0'):
+        create_indices = [
+            index for index, call in enumerate(commands) if 'queued-resources create' in call and tpu_name in call
+        ]
+        assert create_indices, tpu_name
+    softmax_create_indices = [
+        index for index, call in enumerate(commands) if 'queued-resources create pair-softmax-1b-0' in call
+    ]
+    assert len(softmax_create_indices) > 1, 'resume creates the TPUs again'
+    assert any('runs/pair/softmax_1b-0' in call and call.startswith('sinklab report') for call in commands)
 
 
 def test_run_tutorial_help_lists_update_flag(capsys, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['run_tutorial.py', '--help'])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exc_info:
         run_tutorial.main()
-    assert ended.value.code == 0
+    assert exc_info.value.code == 0
     assert '--update' in capsys.readouterr().out

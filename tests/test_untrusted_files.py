@@ -30,16 +30,16 @@ ESCAPES = ['../x', 'a/../../x', '/etc/passwd', '..', '.', '', 'a//b', './a', 'a/
 ESCAPES += ['gs://other/x']
 
 
-def catch_refusal(function, *inputs, **more):
+def get_error_message(function, *args, **kwargs):
     with pytest.raises(UserError) as result:
-        function(*inputs, **more)
+        function(*args, **kwargs)
     assert '\n' not in str(result.value)
     return str(result.value)
 
 
 @pytest.mark.parametrize('name', ESCAPES, ids=repr)
 def test_name_escaping_folder_is_rejected(name):
-    assert 'meta.json' in catch_refusal(untrusted_files.check_relative_name, name, 'meta.json')
+    assert 'meta.json' in get_error_message(untrusted_files.check_relative_name, name, 'meta.json')
 
 
 @pytest.mark.parametrize('name', ['a', 'a.b', '..a', 'a..b', 'a/b/c.json', 'naïve 1', 'ocdbt.process_0/d/0f'])
@@ -55,16 +55,16 @@ def test_symlink_escaping_folder_is_rejected(tmp_path):
     (folder / 'up').symlink_to('..')
     (folder / 'own').symlink_to('file')
     for name in ('link', 'up/secret', 'up/none'):
-        assert name in catch_refusal(untrusted_files.resolve_name, folder, name, 'index.json')
+        assert name in get_error_message(untrusted_files.resolve_name, folder, name, 'index.json')
     assert untrusted_files.resolve_name(folder, 'own', 'index.json') == folder / 'own'
 
 
 def test_hf_snapshot_symlinks_may_target_only_blobs_of_same_repository(tmp_path):
-    mine, other = (tmp_path / f'models--org--{name}' for name in ('mine', 'other'))
-    for repository in (mine, other):
+    own_repository, other_repository = (tmp_path / f'models--org--{name}' for name in ('mine', 'other'))
+    for repository in (own_repository, other_repository):
         (repository / 'blobs').mkdir(parents=True)
         (repository / 'blobs' / 'abc').write_text('{}')
-    snapshot = mine / 'snapshots' / 'main'
+    snapshot = own_repository / 'snapshots' / 'main'
     snapshot.mkdir(parents=True)
     (snapshot / 'config.json').symlink_to('../../blobs/abc')
     (snapshot / 'other.json').symlink_to('../../../models--org--other/blobs/abc')
@@ -79,16 +79,16 @@ def test_hf_index_naming_file_outside_folder_is_rejected(name, tmp_path):
     (tmp_path / 'x').write_text('secret')
     (folder / 'link.safetensors').symlink_to('../x')
     (folder / files.INDEX_FILE).write_text(json.dumps(dict(weight_map=dict(a=name))))
-    assert files.INDEX_FILE in catch_refusal(files.list_weight_files, folder)
+    assert files.INDEX_FILE in get_error_message(files.list_weight_files, folder)
 
 
 def test_hf_index_naming_file_in_subfolder_is_rejected(tmp_path):
     (tmp_path / 'sub').mkdir()
     (tmp_path / 'sub' / 'x.safetensors').write_bytes(b'')
     (tmp_path / files.INDEX_FILE).write_text(json.dumps(dict(weight_map=dict(a='sub/x.safetensors'))))
-    output = catch_refusal(files.list_weight_files, tmp_path)
-    assert 'sub/x.safetensors' in output
-    assert not any(word in output for word in ('not there', 'missing', 'not found'))
+    message = get_error_message(files.list_weight_files, tmp_path)
+    assert 'sub/x.safetensors' in message
+    assert not any(word in message for word in ('not there', 'missing', 'not found'))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_hf_index_naming_file_in_subfolder_is_rejected(tmp_path):
 def test_json_damaged_oversized_or_too_deep_is_rejected(content, tmp_path):
     path = tmp_path / 'some.json'
     path.write_bytes(content)
-    assert str(path) in catch_refusal(
+    assert str(path) in get_error_message(
         untrusted_files.read_json, path, max_bytes=50_000 if len(content) > 1100 else 1000
     )
 
@@ -127,10 +127,10 @@ def test_json_within_limits_is_parsed(tmp_path):
 @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir], ids=['fifo', 'folder'])
 def test_json_path_of_fifo_or_folder_is_rejected_without_blocking(make, tmp_path):
     make(tmp_path / 'some.json')
-    assert 'some.json' in catch_refusal(untrusted_files.read_json, tmp_path / 'some.json')
+    assert 'some.json' in get_error_message(untrusted_files.read_json, tmp_path / 'some.json')
 
 
-OUTAGES = [
+IO_ERRORS = [
     OSError(errno.EIO, os.strerror(errno.EIO)),
     OSError(errno.ESTALE, os.strerror(errno.ESTALE)),
     TimeoutError(errno.ETIMEDOUT, 'the bucket does not answer'),
@@ -138,8 +138,8 @@ OUTAGES = [
 ]
 
 
-class Unanswering(io.BytesIO):
-    """A file whose disk or bucket fails while it is read."""
+class FailingFile(io.BytesIO):
+    """File that raises an I/O error when it is read."""
 
     def __init__(self, error):
         super().__init__(bytes(100))
@@ -151,17 +151,17 @@ class Unanswering(io.BytesIO):
     read = readinto = fileno = fail
 
 
-@pytest.mark.parametrize('error', OUTAGES, ids=lambda error: errno.errorcode[error.errno])
+@pytest.mark.parametrize('error', IO_ERRORS, ids=lambda error: errno.errorcode[error.errno])
 def test_io_error_of_disk_or_bucket_is_not_reported_as_corrupt_file(error, tmp_path, monkeypatch):
-    data_recipe = make_recipe(inputs := write_source(tmp_path / 'a.jsonl', TEXTS))
+    data_recipe = make_recipe(source := write_source(tmp_path / 'a.jsonl', TEXTS))
     (tmp_path / 'recipe.json').write_text('{}')
     (tmp_path / 'meta.json').write_text('{}')
-    monkeypatch.setattr(untrusted_files, 'open_regular_file', lambda path: Unanswering(error))
+    monkeypatch.setattr(untrusted_files, 'open_regular_file', lambda path: FailingFile(error))
     for read in (
         lambda: untrusted_files.read_json(tmp_path / 'meta.json'),
         lambda: untrusted_files.load_npz(tmp_path / 'probe.npz'),
         lambda: is_store_complete(tmp_path),
-        lambda: read_plan(tmp_path, data_recipe, open_source(inputs)),
+        lambda: read_plan(tmp_path, data_recipe, open_source(source)),
         lambda: remote_store.read_etags(tmp_path),
         lambda: files.read_json_object(tmp_path / 'config.json'),
     ):
@@ -170,17 +170,17 @@ def test_io_error_of_disk_or_bucket_is_not_reported_as_corrupt_file(error, tmp_p
         assert result.value is error
 
 
-@pytest.mark.parametrize('error', OUTAGES, ids=lambda error: errno.errorcode[error.errno])
-def test_io_error_while_reading_shards_keeps_store_complete(error, copied, monkeypatch):
+@pytest.mark.parametrize('error', IO_ERRORS, ids=lambda error: errno.errorcode[error.errno])
+def test_io_error_while_reading_shards_keeps_store_complete(error, store_copy, monkeypatch):
     def fail(*_):
         raise error
 
     read_bytes = Path.read_bytes
     monkeypatch.setattr(Path, 'read_bytes', lambda path: fail() if path.suffix == '.ids' else read_bytes(path))
-    for opened in (is_store_complete, Store):
+    for open_store in (is_store_complete, Store):
         with pytest.raises(type(error)):
-            opened(copied)
-    assert (copied / 'meta.json').exists()
+            open_store(store_copy)
+    assert (store_copy / 'meta.json').exists()
 
 
 def make_npy(header, data=b''):
@@ -199,11 +199,11 @@ def make_claimed_header(**changes):
     return dict(descr='<f4', fortran_order=False, shape=(2,)) | changes
 
 
-WHOLE = make_npz(make_npy(make_claimed_header(), bytes(8)))
-ARCHIVES = {
+VALID_ARCHIVE = make_npz(make_npy(make_claimed_header(), bytes(8)))
+INVALID_ARCHIVES = {
     'empty': b'',
     'no archive': b'x' * 100,
-    'truncated': WHOLE[: len(WHOLE) // 2],
+    'truncated': VALID_ARCHIVE[: len(VALID_ARCHIVE) // 2],
     'a plain array': make_npy(make_claimed_header(), bytes(8)),
     'no array in it': make_npz(b'hello', 'a.txt'),
     'no header': make_npz(b'hello'),
@@ -222,13 +222,13 @@ ARCHIVES = {
 }
 
 
-@pytest.mark.parametrize('case', ARCHIVES)
+@pytest.mark.parametrize('case', INVALID_ARCHIVES)
 def test_npz_damaged_pickled_or_oversized_is_rejected_without_allocation(case, tmp_path):
     path = tmp_path / 'some.npz'
-    path.write_bytes(ARCHIVES[case])
+    path.write_bytes(INVALID_ARCHIVES[case])
     tracemalloc.start()
     try:
-        assert str(path) in catch_refusal(untrusted_files.load_npz, path)
+        assert str(path) in get_error_message(untrusted_files.load_npz, path)
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()
@@ -238,7 +238,7 @@ def test_npz_above_uncompressed_size_limit_is_rejected(monkeypatch):
     monkeypatch.setattr(untrusted_files, 'MAX_ARRAY_BYTES', 1 << 20)
     file = io.BytesIO()
     np.savez_compressed(file, a=np.zeros(1 << 20))
-    assert '1,048,576' in catch_refusal(untrusted_files.load_npz, file.getvalue(), 'some.npz')
+    assert '1,048,576' in get_error_message(untrusted_files.load_npz, file.getvalue(), 'some.npz')
 
 
 def test_npz_written_by_numpy_is_loaded_unchanged(tmp_path):
@@ -259,40 +259,40 @@ def test_npz_written_by_numpy_is_loaded_unchanged(tmp_path):
             assert result[name].dtype == array.dtype
 
 
-def tensor(**changes):
+def make_tensor_header(**changes):
     return dict(dtype='F32', shape=[2], data_offsets=[0, 8]) | changes
 
 
-SAFETENSORS = {
-    'offsets beyond the file': ({'a': tensor(shape=[20], data_offsets=[0, 80])}, 8),
-    'overlap': ({'a': tensor(), 'b': tensor(data_offsets=[4, 12])}, 12),
-    'a hole': ({'a': tensor(), 'b': tensor(data_offsets=[12, 20])}, 20),
-    'offsets backwards': ({'a': tensor(data_offsets=[8, 0])}, 8),
-    'an unknown dtype': ({'a': tensor(dtype='X9')}, 8),
-    'another length than its shape': ({'a': tensor(shape=[3])}, 8),
-    'a shape that overflows': ({'a': tensor(shape=[2**62, 2**62])}, 8),
-    'a negative side': ({'a': tensor(shape=[-2])}, 8),
-    'data after the last': ({'a': tensor()}, 16),
+INVALID_HEADERS = {
+    'offsets beyond the file': ({'a': make_tensor_header(shape=[20], data_offsets=[0, 80])}, 8),
+    'overlap': ({'a': make_tensor_header(), 'b': make_tensor_header(data_offsets=[4, 12])}, 12),
+    'a hole': ({'a': make_tensor_header(), 'b': make_tensor_header(data_offsets=[12, 20])}, 20),
+    'offsets backwards': ({'a': make_tensor_header(data_offsets=[8, 0])}, 8),
+    'an unknown dtype': ({'a': make_tensor_header(dtype='X9')}, 8),
+    'another length than its shape': ({'a': make_tensor_header(shape=[3])}, 8),
+    'a shape that overflows': ({'a': make_tensor_header(shape=[2**62, 2**62])}, 8),
+    'a negative side': ({'a': make_tensor_header(shape=[-2])}, 8),
+    'data after the last': ({'a': make_tensor_header()}, 16),
     'text for a tensor': ({'a': 'x'}, 8),
     'a list': ([], 0),
     'nested lists': (b'[' * 100_000, 0),
     'nested objects': (b'{"a":' * 5000, 0),
-    'a dtype that is not read': ({'a': tensor(dtype='I64', shape=[1])}, 8),
+    'a dtype that is not read': ({'a': make_tensor_header(dtype='I64', shape=[1])}, 8),
 }
 
 
-@pytest.mark.parametrize('case', [*SAFETENSORS, 'a header of 2^63 bytes', 'a header of 200 MB'])
+@pytest.mark.parametrize('case', [*INVALID_HEADERS, 'a header of 2^63 bytes', 'a header of 200 MB'])
 def test_safetensors_with_invalid_header_are_rejected(case, tmp_path):
     """Test checks of the safetensors library: offsets, overlap, dtypes, shapes, and at most 100 MB of header."""
     pytest.importorskip('safetensors')
-    header, size = SAFETENSORS.get(case, ({'a': tensor()}, 8))
+    header, size = INVALID_HEADERS.get(case, ({'a': make_tensor_header()}, 8))
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     length = {'a header of 2^63 bytes': 2**63, 'a header of 200 MB': 200 << 20}.get(case, len(text))
     with (tmp_path / files.MODEL_FILE).open('wb') as file:
         file.write(struct.pack('<Q', length) + text + bytes(size))
         if length == 200 << 20:
             file.truncate(length + 8)
-    assert files.MODEL_FILE in catch_refusal(files.SafetensorsReader, tmp_path)
+    assert files.MODEL_FILE in get_error_message(files.SafetensorsReader, tmp_path)
 
 
 @pytest.fixture(scope='module')
@@ -301,22 +301,22 @@ def store(tmp_path_factory):
     return make_store(folder / 'store', write_source(folder / 'a.jsonl', TEXTS))
 
 
-def lie(folder, **changes):
+def change_meta_fields(folder, **changes):
     """Change fields of the first shard of a store, or of the store itself."""
     file = folder / 'meta.json'
     meta = json.loads(file.read_text())
     for field, value in changes.items():
-        place = meta['shards'][0] if field in meta['shards'][0] else meta
-        place[field] = value
+        entry = meta['shards'][0] if field in meta['shards'][0] else meta
+        entry[field] = value
     file.write_text(json.dumps(meta))
 
 
 @pytest.fixture
-def copied(store, tmp_path):
+def store_copy(store, tmp_path):
     return shutil.copytree(store.path, tmp_path / 'store')
 
 
-LIES = {
+INVALID_FIELDS = {
     **{f'a shard called {name!r}': dict(name=name) for name in ESCAPES},
     'a shard in a folder': dict(name='a/b'),
     'a suffix that leads out': dict(sha256={'ids/../../x': SHA}),
@@ -338,38 +338,38 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize('case', LIES)
-def test_store_with_invalid_meta_field_is_rejected(case, copied):
-    lie(copied, **LIES[case])
-    assert 'meta.json' in catch_refusal(Store, copied)
+@pytest.mark.parametrize('case', INVALID_FIELDS)
+def test_store_with_invalid_meta_field_is_rejected(case, store_copy):
+    change_meta_fields(store_copy, **INVALID_FIELDS[case])
+    assert 'meta.json' in get_error_message(Store, store_copy)
 
 
 @pytest.mark.parametrize(
     'text', ['[]', 'null', '5', '"a"', '{}', '[' * 100_000, '{"format": 3}'], ids=lambda text: text[:9]
 )
-def test_store_with_malformed_meta_file_is_rejected(text, copied):
-    (copied / 'meta.json').write_text(text)
-    assert 'meta.json' in catch_refusal(Store, copied)
-    assert 'meta.json' in catch_refusal(is_store_complete, copied)
+def test_store_with_malformed_meta_file_is_rejected(text, store_copy):
+    (store_copy / 'meta.json').write_text(text)
+    assert 'meta.json' in get_error_message(Store, store_copy)
+    assert 'meta.json' in get_error_message(is_store_complete, store_copy)
 
 
-def test_store_with_shard_symlink_escaping_it_is_rejected(copied):
-    (path,) = copied.glob('train-*.ids')
-    path.rename(copied.parent / 'elsewhere')
-    path.symlink_to(copied.parent / 'elsewhere')
-    assert path.name in catch_refusal(Store, copied)
+def test_store_with_shard_symlink_escaping_it_is_rejected(store_copy):
+    (path,) = store_copy.glob('train-*.ids')
+    path.rename(store_copy.parent / 'elsewhere')
+    path.symlink_to(store_copy.parent / 'elsewhere')
+    assert path.name in get_error_message(Store, store_copy)
 
 
-def test_store_does_not_resolve_paths_of_regular_files(copied, monkeypatch):
+def test_store_does_not_resolve_paths_of_regular_files(store_copy, monkeypatch):
     resolved = []
     resolve = Path.resolve
-    monkeypatch.setattr(Path, 'resolve', lambda path, **more: resolved.append(path) or resolve(path, **more))
-    Store(copied)
+    monkeypatch.setattr(Path, 'resolve', lambda path, **kwargs: resolved.append(path) or resolve(path, **kwargs))
+    Store(store_copy)
     assert not [path for path in resolved if path.suffix in ('.ids', '.documents')]
 
 
 @pytest.mark.parametrize(
-    'changes', [dict(name='../../../outside'), dict(digest='../../outside')], ids=lambda one: min(one)
+    'changes', [dict(name='../../../outside'), dict(digest='../../outside')], ids=lambda change: min(change)
 )
 def test_store_in_bucket_with_escaping_name_leaves_files_outside_cache_unchanged(
     changes, store, bucket, tmp_path, monkeypatch
@@ -382,12 +382,12 @@ def test_store_in_bucket_with_escaping_name_leaves_files_outside_cache_unchanged
     (meta if 'digest' in changes else meta['shards'][0]).update(changes)
     get_file_system(parse_path(url)).pipe_file(f'{url}/meta.json', json.dumps(meta).encode())
 
-    def read():
+    def read_store():
         result = Store(url)
         result.enable_disk_cache(1.0, ('ids',))
         result.get_tokens('train', result.domains[0]).read_ids(0, 5)
 
-    assert 'meta.json' in catch_refusal(read)
+    assert 'meta.json' in get_error_message(read_store)
     assert [path.name for path in (tmp_path / 'outside').iterdir()] == ['mine.unfinished']
     assert not list((tmp_path / 'cache').rglob('*.ids'))
 
@@ -395,18 +395,18 @@ def test_store_in_bucket_with_escaping_name_leaves_files_outside_cache_unchanged
 @pytest.mark.parametrize('text', ['{', 'null', '[]', '{"name": "../x"}', '[' * 100_000], ids=lambda text: text[:9])
 def test_unfinished_store_rebuilds_damaged_record(text, store, tmp_path):
     source, folder = write_source(tmp_path / 'a.jsonl', TEXTS), tmp_path / 'again'
-    whole = make_store(folder, source)
+    complete_store = make_store(folder, source)
     shutil.copytree(folder, tmp_path / 'copy')
-    for shard in whole.shards:
+    for shard in complete_store.shards:
         shard.write_record(folder)
     (folder / 'meta.json').unlink()
     min(folder.glob('train-*.json')).write_text(text)
-    assert make_store(folder, source).digest == whole.digest
+    assert make_store(folder, source).digest == complete_store.digest
 
 
 def test_unfinished_store_in_bucket_rebuilds_non_utf8_record(tmp_path, bucket, monkeypatch):
-    class Altered:
-        """Object storage with other bytes of a record; some emulators accept no object that is not UTF-8."""
+    class AlteredFileSystem:
+        """File system that returns a record that is not UTF-8. Some emulators do not store such an object."""
 
         def __init__(self, path):
             self.path = path
@@ -417,14 +417,14 @@ def test_unfinished_store_in_bucket_rebuilds_non_utf8_record(tmp_path, bucket, m
         def __getattr__(self, name):
             return getattr(get_file_system(folder), name)
 
-    inputs, folder = write_source(tmp_path / 'a.jsonl', TEXTS), parse_path(f'{bucket.url}/store')
-    whole = make_store(folder, inputs)
-    seen = remote_store.list_etags(folder)
-    for shard in whole.shards:
-        shard.write_record(folder, {file: seen[file] for file in shard.file_names})
+    source, folder = write_source(tmp_path / 'a.jsonl', TEXTS), parse_path(f'{bucket.url}/store')
+    complete_store = make_store(folder, source)
+    etags = remote_store.list_etags(folder)
+    for shard in complete_store.shards:
+        shard.write_record(folder, {file: etags[file] for file in shard.file_names})
     (folder / 'meta.json').unlink()
-    record = folder / f'{next(shard.name for shard in whole.shards if shard.side == "train")}.json'
+    record = folder / f'{next(shard.name for shard in complete_store.shards if shard.side == "train")}.json'
     monkeypatch.setattr(
-        remote_store, 'get_file_system', lambda folder: Altered(os.fspath(record).partition('://')[2])
+        remote_store, 'get_file_system', lambda folder: AlteredFileSystem(os.fspath(record).partition('://')[2])
     )
-    assert make_store(folder, inputs).digest == whole.digest
+    assert make_store(folder, source).digest == complete_store.digest

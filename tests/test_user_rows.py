@@ -16,10 +16,10 @@ from sinklab.configs import default
 from sinklab.configs.table import list_fields
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.run_dir import flatten_dict as dotted
+from sinklab.run_dir import flatten_dict as flatten_config
 from sinklab.sweep import plan
 
-OLD = Path(__file__).parent / 'released' / 'decay_0.5-0'  # row.json and config.json of version 0.1
+OLD_RUN_PATH = Path(__file__).parent / 'released' / 'decay_0.5-0'  # row.json and config.json of version 0.1
 TABLE = """
 from sinklab.configs.table import scale, scale_with_size, table
 
@@ -55,7 +55,7 @@ def parse_changes(description):
 
 
 @pytest.mark.parametrize(
-    ('row', 'size', 'changed'),
+    ('row', 'size', 'changes'),
     [
         ('softmax', 'quickstart', []),
         ('long_warmup', 'quickstart', [('optimizer.warmup_steps', '100', '400')]),
@@ -66,13 +66,13 @@ def parse_changes(description):
         ('as_paper', 'quickstart', [('optimizer.weight_decay', '0.5', '1.5')]),
     ],
 )
-def test_row_diff_is_equal_in_description_record_and_spec(config_file, row, size, changed):
+def test_row_diff_is_equal_in_description_record_and_spec(config_file, row, size, changes):
     spec, record, description, _ = load_and_describe(f'{config_file}:{row}', [], size)
-    assert parse_changes(description) == changed
+    assert parse_changes(description) == changes
     assert size in description
-    assert changed or all(path in description and str(value) in description for path, value in record['diff'].items())
-    config = json.loads(json.dumps(record))['diff']
-    for path, value in config.items():
+    assert changes or all(path in description and str(value) in description for path, value in record['diff'].items())
+    diff = json.loads(json.dumps(record))['diff']
+    for path, value in diff.items():
         part, field = path.split('.')
         assert getattr(getattr(spec, part), field) == pytest.approx(value)
 
@@ -115,7 +115,7 @@ def test_rows_command_lists_values_of_size_and_marks_rows_equal_to_baseline(caps
 @pytest.mark.parametrize('path', list(list_fields(default.get_config())))
 def test_get_diff_value_reads_every_config_field(path):
     config = default.get_config()
-    assert get_diff_value(path, 'as written', config) == dotted(config.to_dict())[path]
+    assert get_diff_value(path, 'as written', config) == flatten_config(config.to_dict())[path]
 
 
 def test_load_row_info_reads_row_name_with_colon(config_file):
@@ -141,11 +141,11 @@ def test_rows_command_lists_values_of_each_size_for_shipped_row(capsys):
 
 
 def test_row_invalid_at_size_is_rejected_with_valid_sizes(capsys, config_file, tmp_path):
-    for verb in (
+    for command in (
         ['train', f'--config={config_file}:long_warmup'],
         ['sweep', f'--config={config_file}', '--rows=softmax,long_warmup'],
     ):
-        line = run_failing_command(capsys, *verb, '--size=smoke', f'--workdir={tmp_path}/runs')
+        line = run_failing_command(capsys, *command, '--size=smoke', f'--workdir={tmp_path}/runs')
         assert re.search(r'config\.optimizer\.warmup_steps.*400', line)
         assert re.search('--size=paper.*quickstart', line)
     assert load_spec(f'{config_file}:long_warmup', [], 'quickstart')[0].optimizer.warmup_steps == 400
@@ -155,8 +155,8 @@ def test_row_invalid_at_size_is_rejected_with_valid_sizes(capsys, config_file, t
 @pytest.mark.parametrize('value', ['18 %', '18.2', None, [18.2]])
 def test_non_numeric_published_value_is_rejected_by_every_command(capsys, config_file, tmp_path, value):
     config_file.write_text(TABLE.replace('18.2', repr(value)))
-    for verb in (['rows'], ['sweep', f'--workdir={tmp_path}/runs']):
-        line = run_failing_command(capsys, *verb, f'--config={config_file}')
+    for command in (['rows'], ['sweep', f'--workdir={tmp_path}/runs']):
+        line = run_failing_command(capsys, *command, f'--config={config_file}')
         assert 'long_warmup' in line
         assert 'sink/1' in line
         assert repr(value) in line
@@ -178,8 +178,11 @@ def test_non_numeric_published_value_is_rejected_by_every_command(capsys, config
 def test_malformed_expected_values_are_rejected_before_training(capsys, config_file, tmp_path, value):
     config_file.write_text(f'{TABLE}\nEXPECTED = {value!r}\n')
     flags = ['--size=smoke', f'--workdir={tmp_path}/run']
-    for verb in (['train', f'--config={config_file}:softmax', *flags], ['sweep', f'--config={config_file}', *flags]):
-        line = run_failing_command(capsys, *verb)
+    for command in (
+        ['train', f'--config={config_file}:softmax', *flags],
+        ['sweep', f'--config={config_file}', *flags],
+    ):
+        line = run_failing_command(capsys, *command)
         assert 'EXPECTED' in line
         assert repr(value) in line
     assert not (tmp_path / 'run').exists()
@@ -201,14 +204,14 @@ def test_expected_values_are_loaded_for_paper_size_only(config_file):
 
 
 def test_error_lists_valid_sizes_for_row_values_but_not_for_overrides(config_file):
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as exc_info:
         load_spec(f'{config_file}:long_warmup', ['--config.optimizer.weight_decay=0.2'], 'smoke')
-    assert 'optimizer.warmup_steps' in str(refusal.value)
-    assert re.search('--size=paper.*quickstart', str(refusal.value))
+    assert 'optimizer.warmup_steps' in str(exc_info.value)
+    assert re.search('--size=paper.*quickstart', str(exc_info.value))
     for row in ('heads', 'decay'):
-        with pytest.raises(UserError) as refusal:
+        with pytest.raises(UserError) as exc_info:
             load_spec(f'{config_file}:{row}', ['--config.optimizer.warmup_steps=400'], 'smoke')
-        assert '--size' not in str(refusal.value)
+        assert '--size' not in str(exc_info.value)
 
 
 def test_error_lists_valid_sizes_for_field_named_by_its_last_part(config_file):
@@ -216,17 +219,17 @@ def test_error_lists_valid_sizes_for_field_named_by_its_last_part(config_file):
     config_file.write_text(
         TABLE.replace("{'model.heads': 4}", "{'data.tokenizer': 'a/b.json', 'data.fixed_token': 400}")
     )
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as exc_info:
         load_spec(f'{config_file}:heads', [], 'smoke')
-    assert re.search(r'heads.*data\.fixed_token', str(refusal.value))
-    assert re.search('--size=paper.*quickstart', str(refusal.value))
+    assert re.search(r'heads.*data\.fixed_token', str(exc_info.value))
+    assert re.search('--size=paper.*quickstart', str(exc_info.value))
 
 
 @pytest.fixture
 def old_run(tmp_path):
     """Return the folder of a run started by version 0.1, whose row.json has the number of the paper."""
-    shutil.copytree(OLD, tmp_path / 'runs' / OLD.name)
-    return RunDir(tmp_path / 'runs' / OLD.name)
+    shutil.copytree(OLD_RUN_PATH, tmp_path / 'runs' / OLD_RUN_PATH.name)
+    return RunDir(tmp_path / 'runs' / OLD_RUN_PATH.name)
 
 
 def plan_old_runs(old_run):
@@ -272,17 +275,17 @@ def test_sweep_error_for_run_scaled_by_version_0_1_names_scale_with_size(capsys,
 
 
 @pytest.mark.parametrize(
-    ('given', 'seeds'),
+    ('text', 'seeds'),
     [('1', [0]), ('3', [0, 1, 2]), ('2,', [2]), ('0,', [0]), ('0,1,2', [0, 1, 2]), ('5,3', [5, 3]), ('5,3,', [5, 3])],
 )
-def test_parse_seeds_reads_number_as_count_and_commas_as_list(given, seeds):
-    assert parse_seeds(given) == seeds
+def test_parse_seeds_reads_number_as_count_and_commas_as_list(text, seeds):
+    assert parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize('given', ['5000000000', '5000000000,', '4294967296,', '9' * 5000, '0,' * 2, '', ',', '1,,2'])
-def test_parse_seeds_rejects_invalid_values(given):
-    with pytest.raises(UserError, match=f'--seeds={given}'):
-        parse_seeds(given)
+@pytest.mark.parametrize('text', ['5000000000', '5000000000,', '4294967296,', '9' * 5000, '0,' * 2, '', ',', '1,,2'])
+def test_parse_seeds_rejects_invalid_values(text):
+    with pytest.raises(UserError, match=f'--seeds={text}'):
+        parse_seeds(text)
 
 
 def test_parse_seeds_accepts_examples_of_help_text():

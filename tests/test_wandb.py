@@ -16,9 +16,9 @@ def test_wandb_has_one_run_for_several_attempts(tmp_path, config, monkeypatch):
     for steps in (4, 8):
         command = [sys.executable, '-m', 'sinklab', *arguments, f'--config.optimizer.steps={steps}']
         subprocess.run(command, check=True, capture_output=True)
-    written = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
+    expected = [json.loads(line) for line in (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()]
     paths = sorted((tmp_path / 'run' / 'wandb').glob('offline-run-*/*.wandb'))
     result = [line for path in paths for line in wandb_reader.read_history(path)]
     assert len(paths) == 2
     assert len({path.stem for path in paths}) == 1
-    assert result == written
+    assert result == expected

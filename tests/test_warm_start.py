@@ -27,11 +27,11 @@ from sinklab.train import (
 )
 
 pytestmark = pytest.mark.slow
-KV = dict(model__columns__kind='kv')
+KV_COLUMNS = dict(model__columns__kind='kv')
 
 
 @pytest.fixture(autouse=True)
-def disk(monkeypatch):
+def no_disk_delay(monkeypatch):
     """Make written files visible without delay."""
     monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
@@ -58,8 +58,8 @@ def change_spec(spec, **changes):
     return make_tiny_spec(**{'data__source': spec.data.source, 'checkpoint__every_steps': 4, **changes})
 
 
-def train(spec, path, origin, *listeners, row='fork'):
-    return loop.train(spec, Hardware(), RunDir(path), dict(row=row), *listeners, origin=origin)
+def train(spec, path, origin, *callbacks, row='fork'):
+    return loop.train(spec, Hardware(), RunDir(path), dict(row=row), *callbacks, origin=origin)
 
 
 def test_unchanged_fork_continues_parent_bitwise(parent, spec, origin, tmp_path):
@@ -86,7 +86,7 @@ def test_fork_with_checkpoint_does_not_need_parent(parent, spec, origin, tmp_pat
 
 
 def test_fork_copies_parameters_by_name_and_initializes_new_ones(parent, spec, origin):
-    other_spec, mesh = change_spec(spec, **KV, seed=5), device_mesh.make_mesh(Hardware())
+    other_spec, mesh = change_spec(spec, **KV_COLUMNS, seed=5), device_mesh.make_mesh(Hardware())
     with jax.set_mesh(mesh):
         fork_leaves, new_leaves = (
             warm_start.flatten_by_path(train_state)
@@ -107,7 +107,7 @@ def test_fork_copies_parameters_by_name_and_initializes_new_ones(parent, spec, o
 
 def test_describe_lineage_lists_new_dropped_and_changed_fields(spec, origin, tmp_path):
     other_spec, folder = (
-        change_spec(spec, **KV, model__norm='post', optimizer__weight_decay=0.3),
+        change_spec(spec, **KV_COLUMNS, model__norm='post', optimizer__weight_decay=0.3),
         RunDir(tmp_path / 'fork'),
     )
     lineage = warm_start.describe_lineage(origin, other_spec, folder, load_run_data(other_spec).fingerprint)
@@ -137,7 +137,7 @@ def test_describe_lineage_allows_and_reports_another_order_of_the_same_data(spec
 
 
 @pytest.mark.parametrize(
-    ('changes', 'words'),
+    ('changes', 'pattern'),
     [
         (
             dict(model__width=32),
@@ -149,9 +149,9 @@ def test_describe_lineage_allows_and_reports_another_order_of_the_same_data(spec
         (dict(optimizer__steps=4), 'leaves no step to train with config.optimizer.steps=4'),
     ],
 )
-def test_fork_refuses_incompatible_changes_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, words):
+def test_fork_refuses_incompatible_changes_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, pattern):
     monkeypatch.setattr(setup, 'load_run_data', lambda spec, share: pytest.fail('data was read'))
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         train(change_spec(spec, **changes), tmp_path / 'fork', origin)
     assert not (tmp_path / 'fork').exists()
 
@@ -169,12 +169,12 @@ def test_describe_lineage_refuses_changed_data_and_tokenizer(spec, origin, tmp_p
 
 
 def test_report_shows_fork_of_fork_as_branches(parent, spec, origin, tmp_path):
-    sigmoid = replace_operation(spec, 'sigmoid', 'none')
+    sigmoid_spec = replace_operation(spec, 'sigmoid', 'none')
     sigmoid_run = RunDir(tmp_path / 'there')
-    train(sigmoid, sigmoid_run.path, origin, row='sigmoid')
+    train(sigmoid_spec, sigmoid_run.path, origin, row='sigmoid')
     longer_optimizer = dataclasses.replace(spec.optimizer, steps=10)
     longer_spec = dataclasses.replace(spec, optimizer=longer_optimizer)
-    train(longer_spec, tmp_path / 'back', warm_start.WarmStart(sigmoid_run, 8, sigmoid), row='softmax')
+    train(longer_spec, tmp_path / 'back', warm_start.WarmStart(sigmoid_run, 8, sigmoid_spec), row='softmax')
     report_runs = runs.read_runs([str(parent), str(sigmoid_run), str(tmp_path / 'back')])
     assert [run.name for run in report_runs] == ['softmax', 'sigmoid from softmax@4', 'softmax from sigmoid@8']
     (first, steps, values), (second, *_) = runs.find_branches(report_runs, 'sink/1')

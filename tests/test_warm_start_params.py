@@ -19,7 +19,7 @@ from tiny_runs import (
 )
 
 from sinklab.checkpoint.checkpointer import Checkpointer
-from sinklab.checkpoint.checkpointer import restore_parameters as nested
+from sinklab.checkpoint.checkpointer import restore_parameters as restore_nested_parameters
 from sinklab.cli.config_flags import describe_optimizer_source, load_run_config, load_spec
 from sinklab.cli.main import main
 from sinklab.config.spec import Hardware, WarmStartTakes
@@ -43,13 +43,13 @@ SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None
 
 
 @pytest.fixture(autouse=True)
-def disk(monkeypatch):
+def no_disk_delay(monkeypatch):
     """Make written files visible without delay."""
     monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
-def train(spec, path, origin, *listeners, row='tuned'):
-    return loop.train(spec, Hardware(), RunDir(path), dict(row=row), *listeners, origin=origin)
+def train(spec, path, origin, *callbacks, row='tuned'):
+    return loop.train(spec, Hardware(), RunDir(path), dict(row=row), *callbacks, origin=origin)
 
 
 def make_imported_run(path, **row_changes):
@@ -85,21 +85,21 @@ def test_overrides_take_precedence_over_fine_tuning_defaults(tmp_path):
     }
     spec, _ = load_run_config(folder, 'ours', [f'--config.{path}={value}' for path, value in overrides.items()])
     assert (spec.optimizer.warmup_steps, spec.optimizer.final_share, spec.probe.length) == (7, None, 9)
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as exc_info:
         load_run_config(
             folder,
             'ours',
             ['--config.optimizer.warmup_steps=30', '--config.optimizer.steps=20', '--config.probe.keys=65'],
         )
-    assert [text for text in ('warmup_steps', '30', 'probe.keys', '65') if text not in str(refusal.value)] == []
+    assert [text for text in ('warmup_steps', '30', 'probe.keys', '65') if text not in str(exc_info.value)] == []
 
 
 @pytest.mark.parametrize(
-    'more', [{}, {'optimizer_defaults': 'configs/fine_tuning.py', 'from': dict(run='r', step=1)}]
+    'row_changes', [{}, {'optimizer_defaults': 'configs/fine_tuning.py', 'from': dict(run='r', step=1)}]
 )
-def test_fork_of_trained_run_keeps_its_optimizer_config(tmp_path, more):
+def test_fork_of_trained_run_keeps_its_optimizer_config(tmp_path, row_changes):
     """Check a model imported without such defaults, and a run fine-tuned with them."""
-    folder = make_imported_run(tmp_path / 'theirs', **more)
+    folder = make_imported_run(tmp_path / 'theirs', **row_changes)
     spec, row = load_run_config(folder, 'ours', ['--config.optimizer.steps=500'])
     assert (spec.optimizer.warmup_steps, 'optimizer_defaults' in row) == (200, False)
     assert 'run' in describe_optimizer_source(row, spec)
@@ -144,7 +144,9 @@ def test_fine_tuning_row_starts_with_parameters_of_same_scale_row(row, stores, t
         (first_state['step'], first_state['opt_state']), (initial_state['step'], initial_state['opt_state'])
     )
     batch = load_run_data(spec).batches.read_rows(0, range(4))
-    loss = step.make_loss(spec)(nested(parent.path, steps), batch) / step.compute_predicted_fraction(batch)
+    loss = step.make_loss(spec)(
+        restore_nested_parameters(parent.path, steps), batch
+    ) / step.compute_predicted_fraction(batch)
     np.testing.assert_allclose(records[1]['train/loss'], loss, rtol=1e-5)
     assert make_schedule(spec.optimizer)(0) == 0
     assert_same_trees(load_parameters(tuned_run.path, 1), load_parameters(tuned_run.path, 0))
@@ -207,7 +209,7 @@ def test_fork_accepts_changed_data_and_rejects_another_tokenizer(spec, origin, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('changes', 'words'),
+    ('changes', 'pattern'),
     [
         (
             dict(model__width=32),
@@ -219,9 +221,9 @@ def test_fork_accepts_changed_data_and_rejects_another_tokenizer(spec, origin, t
         ),
     ],
 )
-def test_fork_rejects_incompatible_model_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, words):
+def test_fork_rejects_incompatible_model_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, pattern):
     monkeypatch.setattr(setup, 'load_run_data', lambda spec, share: pytest.fail('data was read'))
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=pattern):
         train(change_spec(spec, **changes), tmp_path / 'tuned', origin)
     assert not (tmp_path / 'tuned').exists()
 
@@ -317,7 +319,7 @@ def test_process_0_decides_that_fork_has_no_checkpoint(tmp_path):
         )
 
     message = 'here has no checkpoint and starts with the parameters of step 4 of ../parent; give --from again'
-    assert [str(refusal).endswith(message) for refusal in run_group(2, prepare)] == [True, True]
+    assert [str(error).endswith(message) for error in run_group(2, prepare)] == [True, True]
 
 
 def test_warm_start_modes_match_allowed_values():

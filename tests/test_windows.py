@@ -7,11 +7,11 @@ import pytest
 from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import BEGIN as FIXED
+from stores import BEGIN as FIXED_TOKEN
 from stores import END, TokenArray
 from tiny_runs import RecordingCallback, train_run
 
-from sinklab.data.prepare import open_corpus as stored
+from sinklab.data.prepare import open_corpus as open_store
 from sinklab.data.run_data import load_run_data
 from sinklab.data.windows import (
     PROBE_INPUTS,
@@ -66,13 +66,13 @@ def test_windows_encode_masked_ids_as_bitwise_complement():
     ids, is_counted = np.arange(34), np.arange(34) % 3 == 0
     windows = Windows([TokenArray(ids, is_counted)], 16, 'training', masked=True)
     for index in range(2):
-        window, place = windows[index], slice(17 * index, 17 * index + 17)
-        np.testing.assert_array_equal(window >= 0, is_counted[place])
-        np.testing.assert_array_equal(np.where(window < 0, ~window, window), ids[place])
+        window, token_slice = windows[index], slice(17 * index, 17 * index + 17)
+        np.testing.assert_array_equal(window >= 0, is_counted[token_slice])
+        np.testing.assert_array_equal(np.where(window < 0, ~window, window), ids[token_slice])
 
 
 def test_natural_probe_takes_document_starts_then_next_tokens(data):
-    store = stored(data, 300)
+    store = open_store(data, 300)
     row = store.get_tokens('held_out', '')
     starts, keys = row.read_documents()
     documents = [row.read_ids(*span) for span in zip(starts, [*starts[1:], len(row)], strict=True)]
@@ -89,7 +89,7 @@ def test_natural_probe_takes_document_starts_then_next_tokens(data):
 
 @pytest.mark.parametrize('sequences', [1, 100])
 def test_synthetic_probe_is_deterministic_and_shares_prefix_across_lengths(data, sequences):
-    store = stored(data, 300)
+    store = open_store(data, 300)
     for inputs in ('random', 'repeated'):
         short, long = (
             PROBE_INPUTS[inputs](
@@ -114,7 +114,7 @@ def test_synthetic_probe_is_deterministic_and_shares_prefix_across_lengths(data,
 
 def test_synthetic_probe_rejects_more_sequences_than_store_has(data):
     with pytest.raises(UserError, match=r'128.*2048'):
-        PROBE_INPUTS['random'](stored(data, 300), dataclasses.replace(make_tiny_spec().probe, sequences=129), [])
+        PROBE_INPUTS['random'](open_store(data, 300), dataclasses.replace(make_tiny_spec().probe, sequences=129), [])
 
 
 @pytest.mark.parametrize('position', [1, 3, 16])
@@ -126,7 +126,7 @@ def test_fixed_position_replaces_only_that_position(corpus, position):
         (fixed.valid_NT, plain.valid_NT),
         (fixed.probe_PT, plain.probe_PT),
     ):
-        assert (fixed_array[:, position - 1] == FIXED).all()
+        assert (fixed_array[:, position - 1] == FIXED_TOKEN).all()
         np.testing.assert_array_equal(
             np.delete(fixed_array, position - 1, 1), np.delete(plain_array, position - 1, 1)
         )
@@ -141,7 +141,7 @@ def test_set_fixed_token_does_not_modify_input(data):
 def test_fixed_held_out_false_keeps_held_out_sequences(corpus):
     plain, spec = (make_tiny_spec(data__source=corpus, **changes) for changes in ({}, FIXED_IN_TRAINING))
     natural, changed = load_run_data(plain), load_run_data(spec)
-    assert (changed.batches.read_rows(0, range(4))[:, 0] == FIXED).all()
+    assert (changed.batches.read_rows(0, range(4))[:, 0] == FIXED_TOKEN).all()
     np.testing.assert_array_equal(changed.valid_NT, natural.valid_NT)
     np.testing.assert_array_equal(changed.probe_PT, natural.probe_PT)
 
@@ -154,18 +154,18 @@ def test_random_tokens_replace_only_given_positions(corpus, first, last):
     plain = load_run_data(make_tiny_spec(data__source=corpus))
     spec = make_tiny_spec(data__source=corpus, data__random_first=first, data__random_last=last)
     randomized, repeated = load_run_data(spec), load_run_data(spec)
-    places = slice(first - 1, last)
+    positions = slice(first - 1, last)
     for random_array, plain_array in (
         (randomized.batches.read_rows(3, range(4)), plain.batches.read_rows(3, range(4))),
         (randomized.valid_NT, plain.valid_NT),
     ):
-        assert (random_array[:, places] != plain_array[:, places]).mean() > 0.7
-        assert random_array[:, places].max() > 200  # of 300 ids
-        np.testing.assert_array_equal(np.delete(random_array, places, 1), np.delete(plain_array, places, 1))
+        assert (random_array[:, positions] != plain_array[:, positions]).mean() > 0.7
+        assert random_array[:, positions].max() > 200  # of 300 ids
+        np.testing.assert_array_equal(np.delete(random_array, positions, 1), np.delete(plain_array, positions, 1))
     np.testing.assert_array_equal(randomized.probe_PT, plain.probe_PT)
     np.testing.assert_array_equal(randomized.batches.read_rows(3, range(4)), repeated.batches.read_rows(3, range(4)))
     reseeded = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
-    assert randomized.valid_NT[:, places].tolist() != reseeded.valid_NT[:, places].tolist()
+    assert randomized.valid_NT[:, positions].tolist() != reseeded.valid_NT[:, positions].tolist()
 
 
 def test_random_tokens_of_window_are_same_in_every_epoch():
@@ -183,28 +183,28 @@ def test_random_tokens_of_window_are_same_in_every_epoch():
 def test_windows_share_is_exact_disjoint_and_deterministic(share, count, seed):
     rows = [TokenArray(np.arange(17 * count))]
     windows = Windows(rows, 16, 'training', share, seed)
-    firsts = [int(windows[index][0]) for index in range(len(windows))]
+    first_ids = [int(windows[index][0]) for index in range(len(windows))]
     assert len(windows) == max(1, round(share * count))
-    assert len(set(firsts)) == len(firsts)
-    assert all(first % 17 == 0 for first in firsts)
-    assert firsts == [int(Windows(rows, 16, 'training', share, seed)[index][0]) for index in range(len(windows))]
+    assert len(set(first_ids)) == len(first_ids)
+    assert all(first_id % 17 == 0 for first_id in first_ids)
+    assert first_ids == [int(Windows(rows, 16, 'training', share, seed)[index][0]) for index in range(len(windows))]
 
 
 def test_bos_documents_only_inserts_bos_tokens(data):
-    plain_corpus, bos_corpus = stored(data, 300), stored(dataclasses.replace(data, bos='documents'), 300)
+    plain_corpus, bos_corpus = open_store(data, 300), open_store(dataclasses.replace(data, bos='documents'), 300)
     bos_tokens, plain_tokens = (store.get_tokens('held_out', '') for store in (bos_corpus, plain_corpus))
     starts, _ = bos_tokens.read_documents()
     np.testing.assert_array_equal(
         np.delete(bos_tokens.read_ids(0, len(bos_tokens)), starts), plain_tokens.read_ids(0, len(plain_tokens))
     )
-    assert (bos_tokens.read_ids(0, len(bos_tokens))[starts] == FIXED).all()
+    assert (bos_tokens.read_ids(0, len(bos_tokens))[starts] == FIXED_TOKEN).all()
     np.testing.assert_array_equal(
         make_natural_probe(bos_corpus, make_tiny_spec().probe, []),
         make_natural_probe(plain_corpus, make_tiny_spec().probe, []),
     )
 
 
-@pytest.mark.parametrize(('prepend', 'token'), [('bos', FIXED), ('eos', END)])
+@pytest.mark.parametrize(('prepend', 'token'), [('bos', FIXED_TOKEN), ('eos', END)])
 def test_probe_prepend_inserts_token_before_text(corpus, prepend, token):
     plain = load_run_data(make_tiny_spec(data__source=corpus)).probe_PT
     prepended = load_run_data(make_tiny_spec(data__source=corpus, probe__prepend=prepend)).probe_PT
@@ -218,8 +218,8 @@ def test_probe_prepend_inserts_token_before_text(corpus, prepend, token):
 def test_find_document_starts_matches_loop_reference(rows):
     expected = np.zeros((len(rows), 12), int)
     for number, row in enumerate(rows):
-        for place in range(1, 12):
-            expected[number, place] = place if row[place - 1] == END else expected[number, place - 1]
+        for position in range(1, 12):
+            expected[number, position] = position if row[position - 1] == END else expected[number, position - 1]
     np.testing.assert_array_equal(find_document_starts(np.array(rows), END), expected)
 
 
@@ -236,7 +236,7 @@ def test_transformed_windows_keep_loss_mask():
 @pytest.mark.slow
 def test_training_reports_token_count_of_data_share(corpus, tmp_path):
     spec = make_tiny_spec(data__source=corpus, data__share=0.1, optimizer__steps=3)
-    store, callback = stored(spec.data, 300), RecordingCallback()
+    store, callback = open_store(spec.data, 300), RecordingCallback()
     windows = len(store.get_tokens('train', '')) // 17
     train_run(spec, tmp_path / 'run', callback)
     num_used, num_total = 17 * round(windows / 10), 17 * windows
