@@ -9,8 +9,8 @@ import struct
 from pathlib import Path
 
 MEGABYTE = 1 << 20
-TLS = bytes.fromhex('16030100750100007103035f') + bytes(110)
-HTTP2 = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes.fromhex('000000040000000000')  # what gRPC begins with
+TLS_HELLO = bytes.fromhex('16030100750100007103035f') + bytes(110)
+HTTP2_PREFACE = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes.fromhex('000000040000000000')  # first bytes of gRPC
 
 
 @contextlib.contextmanager
@@ -23,8 +23,8 @@ def open_connection(address):
             connection.close()
 
 
-def make_attack(*texts, stay=0.0):
-    """Return an attack that sends each text on its own connection, then waits `stay` seconds without reading."""
+def make_attack(*texts, wait_seconds=0.0):
+    """Return an attack that sends each text on its own connection, then waits `wait_seconds` without reading."""
 
     def attack(address, stop_event):
         with contextlib.ExitStack() as stack:
@@ -32,7 +32,7 @@ def make_attack(*texts, stay=0.0):
                 with contextlib.suppress(OSError):
                     connection = stack.enter_context(open_connection(address))
                     connection.sendall(text)
-            stop_event.wait(stay)
+            stop_event.wait(wait_seconds)
 
     return attack
 
@@ -44,7 +44,7 @@ def send_without_reading(address, stop_event):
         connection.settimeout(0.2)
         with contextlib.suppress(OSError):
             connection.connect(address)
-            connection.sendall(HTTP2)
+            connection.sendall(HTTP2_PREFACE)
             for _ in range(200):
                 connection.sendall((bytes.fromhex('000008060000000000') + bytes(8)) * 500)
         stop_event.wait(15)
@@ -53,7 +53,7 @@ def send_without_reading(address, stop_event):
 def send_single_bytes(address, stop_event):
     """Send one byte at a time, so that no message is ever complete."""
     with contextlib.suppress(OSError), open_connection(address) as connection:
-        for byte in HTTP2 * 100:
+        for byte in HTTP2_PREFACE * 100:
             connection.sendall(bytes([byte]))
             if stop_event.wait(0.3):
                 return
@@ -75,21 +75,27 @@ def reset_connections(address, stop_event):
     """Open and reset many connections."""
     for _ in range(200):
         with contextlib.suppress(OSError), open_connection(address) as connection:
-            connection.sendall(HTTP2)
+            connection.sendall(HTTP2_PREFACE)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
 
 
 ATTACKS = {
     'garbage': make_attack(
-        *(random.Random(seed).randbytes(4000) for seed in range(5)), TLS, b'GET / HTTP/1.1\r\n\r\n'
+        *(random.Random(seed).randbytes(4000) for seed in range(5)), TLS_HELLO, b'GET / HTTP/1.1\r\n\r\n'
     ),
-    'garbage after the greeting': make_attack(*(HTTP2 + random.Random(seed).randbytes(4000) for seed in range(5))),
+    'garbage after the greeting': make_attack(
+        *(HTTP2_PREFACE + random.Random(seed).randbytes(4000) for seed in range(5))
+    ),
     'oversized lengths': make_attack(
-        HTTP2 + bytes.fromhex('ffffff010500000001') + b'x' * MEGABYTE, HTTP2 + b'\xff' * MEGABYTE, b'\xff' * MEGABYTE
+        HTTP2_PREFACE + bytes.fromhex('ffffff010500000001') + b'x' * MEGABYTE,
+        HTTP2_PREFACE + b'\xff' * MEGABYTE,
+        b'\xff' * MEGABYTE,
     ),
-    'half a message': make_attack(HTTP2[:20], HTTP2[:-4], HTTP2 + b'\0\0', b'\xe2\x82', stay=15),
+    'half a message': make_attack(
+        HTTP2_PREFACE[:20], HTTP2_PREFACE[:-4], HTTP2_PREFACE + b'\0\0', b'\xe2\x82', wait_seconds=15
+    ),
     '10 MB': make_attack(b'x' * 10 * MEGABYTE, b'\n' * 10 * MEGABYTE),
-    'silence': make_attack(b'', b'', b'', stay=15),
+    'silence': make_attack(b'', b'', b'', wait_seconds=15),
     'one byte at a time': send_single_bytes,
     'never reading': send_without_reading,
     'many connections': open_many_connections,

@@ -103,30 +103,32 @@ def compute_reference_attention(arrays, attention, mask, columns=0):
     return result.output_BTHK, result.attention_BHTS
 
 
-def compare_backend(backend, attention, mask, arrays, bias=lambda: ScoreBias(), columns=0, more=(), atol=5e-5):
+def compare_backend(
+    backend, attention, mask, arrays, bias=lambda: ScoreBias(), columns=0, bias_parameters=(), atol=5e-5
+):
     """Compare a backend with the dense one in float32, and return its (output, gradients of the arrays).
 
     The comparison includes the statistics of each row and the gradients of the parameters of the bias.
     """
     cotangent = np.random.default_rng(1).normal(size=(*arrays[0].shape[:3], arrays[2].shape[-1])).astype(np.float32)
 
-    def total(arrays, more, backend):
-        attention_spec = make_attention_spec(attention, mask, columns, bias(*more))
+    def compute_loss(arrays, bias_parameters, backend):
+        attention_spec = make_attention_spec(attention, mask, columns, bias(*bias_parameters))
         output, rows, _ = BACKENDS[backend].attend(*arrays, attention_spec, needs_mass=True)
         return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows)
 
     def run_backend(backend, arrays):
         with interpret_pallas():
-            (_, aux), gradients = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True), static_argnums=2)(
-                arrays, more, backend
+            (_, aux), gradients = jax.jit(jax.value_and_grad(compute_loss, (0, 1), has_aux=True), static_argnums=2)(
+                arrays, bias_parameters, backend
             )
         return aux, gradients
 
-    (actual, actual_rows), (actual_d_arrays, actual_d_more) = run_backend(backend, arrays)
-    (output, rows), (d_arrays, d_more) = run_backend('dense', [array.astype(jnp.float32) for array in arrays])
+    (actual, actual_rows), (actual_d_arrays, actual_d_parameters) = run_backend(backend, arrays)
+    (output, rows), (d_arrays, d_parameters) = run_backend('dense', [array.astype(jnp.float32) for array in arrays])
     assert_close(actual_rows.mass_BHT, rows.mass_BHT, 10 * atol)
     assert_close((actual, actual_d_arrays), (output, d_arrays), atol)
-    assert_close(actual_d_more, d_more, 3 * atol)  # sums over all pairs
+    assert_close(actual_d_parameters, d_parameters, 3 * atol)  # sums over all pairs
     return actual, actual_d_arrays
 
 

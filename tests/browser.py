@@ -20,41 +20,41 @@ FLAGS = [
     *('--disable-background-networking', '--disable-component-update', '--disable-sync', '--remote-debugging-pipe'),
 ]
 # Chromium reads commands from file descriptor 3 and writes answers to file descriptor 4.
-WRAPPER = 'import os, sys; r, w, *c = sys.argv[1:]; os.dup2(int(r), 3); os.dup2(int(w), 4); os.execv(c[0], c)'
-PATIENCE = 120.0  # seconds until an answer; the machine may be busy
+LAUNCH_SCRIPT = 'import os, sys; r, w, *c = sys.argv[1:]; os.dup2(int(r), 3); os.dup2(int(w), 4); os.execv(c[0], c)'
+TIMEOUT_SECONDS = 120.0  # seconds until an answer; the machine may be busy
 
 
 class Page:
     """Browser tab that records its console, evaluates scripts, and receives keys and clicks."""
 
-    def __init__(self, commands, answers):
-        self.commands, self.answers = commands, answers
-        self.number, self.buffer, self.session, self.console = 0, b'', None, []
+    def __init__(self, command_fd, answer_fd):
+        self.command_fd, self.answer_fd = command_fd, answer_fd
+        self.message_id, self.buffer, self.session, self.console = 0, b'', None, []
 
     def send(self, method, **parameters):
         """Send one command, and return its result. Events that arrive before the result are recorded."""
-        self.number += 1
-        message = dict(id=self.number, method=method, params=parameters)
+        self.message_id += 1
+        message = dict(id=self.message_id, method=method, params=parameters)
         if self.session:
             message['sessionId'] = self.session
-        os.write(self.commands, json.dumps(message).encode() + b'\0')
+        os.write(self.command_fd, json.dumps(message).encode() + b'\0')
         while True:
-            packet = self.hear()
-            if packet.get('id') == self.number:
+            packet = self.receive_message()
+            if packet.get('id') == self.message_id:
                 assert 'error' not in packet, packet['error']
                 return packet['result']
-            self.note(packet)
+            self.record_event(packet)
 
-    def hear(self):
+    def receive_message(self):
         while b'\0' not in self.buffer:
-            assert select.select([self.answers], [], [], PATIENCE)[0], 'the browser says nothing'
-            part = os.read(self.answers, 1 << 20)
-            assert part, 'the browser has ended'
-            self.buffer += part
+            assert select.select([self.answer_fd], [], [], TIMEOUT_SECONDS)[0], 'the browser says nothing'
+            chunk = os.read(self.answer_fd, 1 << 20)
+            assert chunk, 'the browser has ended'
+            self.buffer += chunk
         message, _, self.buffer = self.buffer.partition(b'\0')
         return json.loads(message)
 
-    def note(self, packet):
+    def record_event(self, packet):
         if packet.get('method') in ('Runtime.exceptionThrown', 'Log.entryAdded'):
             self.console.append(packet['params'])
         if packet.get('method') == 'Runtime.consoleAPICalled' and packet['params']['type'] in ('error', 'warning'):
@@ -73,7 +73,7 @@ class Page:
         )
         self.resize(width, height)
         self.send('Page.navigate', url=f'file://{path}')
-        self.until('document.documentElement?.dataset.drawn')
+        self.wait_until('document.documentElement?.dataset.drawn')
         return self
 
     def resize(self, width, height=900):
@@ -81,21 +81,21 @@ class Page:
             'Emulation.setDeviceMetricsOverride', width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
 
-    def ask(self, script):
+    def evaluate(self, script):
         """Evaluate an expression in the page, and return its value."""
         answer = self.send('Runtime.evaluate', expression=script, returnByValue=True, awaitPromise=True)
         assert 'exceptionDetails' not in answer, answer['exceptionDetails']
         return answer['result'].get('value')
 
-    def until(self, script):
-        deadline = time.monotonic() + PATIENCE
-        while not self.ask(script):
+    def wait_until(self, script):
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not self.evaluate(script):
             assert time.monotonic() < deadline, f'never: {script}; {self.console}'
             time.sleep(0.05)
 
-    def settle(self):
+    def wait_for_frames(self):
         """Wait until the browser has drawn two frames."""
-        self.ask('new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))')
+        self.evaluate('new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))')
 
     def press(self, key, text=''):
         text_fields = dict(text=text) if text else {}
@@ -105,16 +105,18 @@ class Page:
             key=key,
             code=key,
             **text_fields,
-            windowsVirtualKeyCode=CODES.get(key, 0),
+            windowsVirtualKeyCode=KEY_CODES.get(key, 0),
         )
-        self.send('Input.dispatchKeyEvent', type='keyUp', key=key, code=key, windowsVirtualKeyCode=CODES.get(key, 0))
-        self.settle()
+        self.send(
+            'Input.dispatchKeyEvent', type='keyUp', key=key, code=key, windowsVirtualKeyCode=KEY_CODES.get(key, 0)
+        )
+        self.wait_for_frames()
 
     def click(self, selector):
-        self.ask(f'document.querySelector({json.dumps(selector)}).click()')
-        self.settle()
+        self.evaluate(f'document.querySelector({json.dumps(selector)}).click()')
+        self.wait_for_frames()
 
-    def picture(self, path):
+    def save_screenshot(self, path):
         """Save the whole page as a PNG file."""
         size = self.send('Page.getLayoutMetrics')['cssContentSize']
         clip = dict(x=0, y=0, width=size['width'], height=min(size['height'], 12000), scale=1)
@@ -122,25 +124,33 @@ class Page:
         path.write_bytes(base64.b64decode(answer['data']))
 
 
-CODES = dict(ArrowLeft=37, ArrowUp=38, ArrowRight=39, ArrowDown=40, Enter=13, Tab=9, Home=36, End=35)
+KEY_CODES = dict(ArrowLeft=37, ArrowUp=38, ArrowRight=39, ArrowDown=40, Enter=13, Tab=9, Home=36, End=35)
 
 
 @contextlib.contextmanager
 def open_browser(profile):
     """Start a browser with its own profile, and yield a Page."""
-    (browser_input, commands), (answers, browser_output) = os.pipe(), os.pipe()
+    (browser_input, command_fd), (answer_fd, browser_output) = os.pipe(), os.pipe()
     descriptors = [fcntl.fcntl(file, fcntl.F_DUPFD, 10) for file in (browser_input, browser_output)]
-    command = [sys.executable, '-c', WRAPPER, *map(str, descriptors), BROWSER, *FLAGS, f'--user-data-dir={profile}']
+    command = [
+        sys.executable,
+        '-c',
+        LAUNCH_SCRIPT,
+        *map(str, descriptors),
+        BROWSER,
+        *FLAGS,
+        f'--user-data-dir={profile}',
+    ]
     process = subprocess.Popen(command, pass_fds=descriptors, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for file in (browser_input, browser_output, *descriptors):
         os.close(file)
     try:
-        yield Page(commands, answers)
+        yield Page(command_fd, answer_fd)
     finally:
-        os.close(commands)  # the browser exits when its command pipe closes
+        os.close(command_fd)  # the browser exits when its command pipe closes
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        os.close(answers)
+        os.close(answer_fd)

@@ -23,9 +23,9 @@ def load_prefetched_data(spec, *share):
     return data
 
 
-def make_long_texts(count, words, seed=0):
+def make_long_texts(count, length, seed=0):
     rng = random.Random(seed)
-    return [f'{number} ' + ''.join(rng.choices('abcdefghij ', k=words)) for number in range(count)]
+    return [f'{number} ' + ''.join(rng.choices('abcdefghij ', k=length)) for number in range(count)]
 
 
 def make_large_store(folder, count=60, held_out=0.2, **changes):
@@ -51,7 +51,7 @@ def make_store_spec(path: str | os.PathLike, **changes):
 
 def count_received_bytes(bucket, path='') -> int:
     """Return the number of bytes of all answers, including listings."""
-    return sum(request.received for request in bucket.proxy.found(path))
+    return sum(request.response_bytes for request in bucket.proxy.find_requests(path))
 
 
 @dataclasses.dataclass
@@ -59,23 +59,23 @@ class Reader:
     """Reader of the rows that belong to one process, from training batches and held-out windows."""
 
     data: RunData
-    number: int
-    count: int
+    process_index: int
+    process_count: int
 
-    def rows(self, size: int) -> range:
-        rows_per_process = size // self.count
-        return range(self.number * rows_per_process, (self.number + 1) * rows_per_process)
+    def get_rows(self, size: int) -> range:
+        rows_per_process = size // self.process_count
+        return range(self.process_index * rows_per_process, (self.process_index + 1) * rows_per_process)
 
-    def batches(self, spec, steps: int) -> list:
-        return [self.data.batches.read_rows(step, self.rows(spec.optimizer.batch_size)) for step in range(steps)]
+    def read_training_batches(self, spec, steps: int) -> list:
+        return [self.data.batches.read_rows(step, self.get_rows(spec.optimizer.batch_size)) for step in range(steps)]
 
-    def held_out(self):
-        own_rows = self.rows(len(self.data.valid_NT))
-        return self.data.valid_NT[own_rows.start : own_rows.stop]
+    def read_held_out(self):
+        rows = self.get_rows(len(self.data.valid_NT))
+        return self.data.valid_NT[rows.start : rows.stop]
 
 
-def make_reader(spec, number: int, count: int) -> Reader:
-    return Reader(load_prefetched_data(spec, 1 / count), number, count)
+def make_reader(spec, process_index: int, process_count: int) -> Reader:
+    return Reader(load_prefetched_data(spec, 1 / process_count), process_index, process_count)
 
 
 def assert_exactly_equal(actual, expected):

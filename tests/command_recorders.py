@@ -9,9 +9,22 @@ from pathlib import Path
 
 from launch import command_line
 
-HARMLESS = ('bash', 'cp', 'mkdir', 'cat', 'dirname', 'sha256sum', 'cut', 'touch', 'ln', 'rm', 'sleep', 'chmod')
+HARMLESS_PROGRAMS = (
+    'bash',
+    'cp',
+    'mkdir',
+    'cat',
+    'dirname',
+    'sha256sum',
+    'cut',
+    'touch',
+    'ln',
+    'rm',
+    'sleep',
+    'chmod',
+)
 # Only the fake uv has effects: it creates an empty wheel or an empty environment.
-PROGRAM = """#!{python} -IS
+FAKE_PROGRAM = """#!{python} -IS
 import json, os, sys
 here, name = os.path.split(os.path.abspath(sys.argv[0]))
 with open(os.path.join(here, 'calls.jsonl'), 'a') as file:
@@ -34,33 +47,33 @@ class CommandRecorders:
     """Folder of fake programs with their recorded calls and their configured answers."""
 
     def __init__(self, folder: Path, *names: str):
-        self.folder, self.calls, self.answers = folder, folder / 'calls.jsonl', folder / 'answers.json'
+        self.folder, self.calls_path, self.answers_path = folder, folder / 'calls.jsonl', folder / 'answers.json'
         folder.mkdir()
-        self.answers.write_text('{}')
+        self.answers_path.write_text('{}')
         for name in names:
-            (folder / name).write_text(PROGRAM.format(python=sys.executable))
+            (folder / name).write_text(FAKE_PROGRAM.format(python=sys.executable))
             (folder / name).chmod(0o755)
-        for name in HARMLESS:
+        for name in HARMLESS_PROGRAMS:
             (folder / name).symlink_to(shutil.which(name))
 
     @property
     def environment(self) -> dict[str, str]:
         return {**os.environ, 'PATH': str(self.folder)}
 
-    def answer(self, part: str, *turns: tuple[str, str, int]) -> None:
-        """Set the answers to calls whose command line contains `part`.
+    def add_answers(self, command_part: str, *results: tuple[str, str, int]) -> None:
+        """Set the answers to calls whose command line contains `command_part`.
 
         Args:
-            part: text to look for in the command line.
-            *turns: (stdout, stderr, exit code) of successive calls; the last one repeats.
+            command_part: text to look for in the command line.
+            *results: (stdout, stderr, exit code) of successive calls; the last one repeats.
         """
-        stored_answers = json.loads(self.answers.read_text())
-        self.answers.write_text(json.dumps({part: turns, **stored_answers}))
+        stored_answers = json.loads(self.answers_path.read_text())
+        self.answers_path.write_text(json.dumps({command_part: results, **stored_answers}))
 
-    def heard(self) -> list[list[str]]:
+    def pop_calls(self) -> list[list[str]]:
         """Return the recorded calls, and clear the record."""
-        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
-        self.calls.write_text('')
+        lines = self.calls_path.read_text().splitlines() if self.calls_path.exists() else []
+        self.calls_path.write_text('')
         return [json.loads(line) for line in lines]
 
 

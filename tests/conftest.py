@@ -17,7 +17,7 @@ os.environ.pop('COLUMNS', None)  # pytest-xdist sets 80, at which tables wrap
 import jax
 import numpy as np
 import pytest
-from emulators import KINDS, Bucket, Emulators
+from emulators import EMULATOR_TYPES, Bucket, Emulators
 from flax import nnx
 from jax.experimental.compilation_cache import compilation_cache as jax_compilation_cache
 from ml_collections import ConfigDict
@@ -42,14 +42,14 @@ from sinklab.train import state
 # Tests compile for minutes and compute for seconds. The older emitters, which jax 0.10 still has, take a third of the
 # compile time. An unknown extra option is ignored.
 # One LLVM module per program takes a third less time than the default, which splits programs over threads.
-FLAGS = (
+FAST_COMPILE_FLAGS = (
     '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters '
     '--xla_cpu_parallel_codegen_split_count=1'
 )
 # With SINKLAB_TESTS_SHIPPED=1 (`make test-shipped`) tests compile with the flags of users.
-SHIPPED = os.environ.get('SINKLAB_TESTS_SHIPPED', '0') not in ('', '0')
-if not SHIPPED:
-    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {FLAGS}'
+USES_SHIPPED_FLAGS = os.environ.get('SINKLAB_TESTS_SHIPPED', '0') not in ('', '0')
+if not USES_SHIPPED_FLAGS:
+    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {FAST_COMPILE_FLAGS}'
 jax.config.update('jax_num_cpu_devices', 4)
 # Most tests compile the same few programs. All tests and the processes that they start share one compilation cache.
 if 'SINKLAB_TESTS_COMPILED' not in os.environ:
@@ -97,14 +97,14 @@ def alternate_pairs(pairs: Iterable[tuple]) -> list:
     ]
 
 
-def choose_covering_cases(cases: Iterable[Hashable], parts: Callable[[Hashable], Iterable[Hashable]]) -> set:
+def choose_covering_cases(cases: Iterable[Hashable], get_parts: Callable[[Hashable], Iterable[Hashable]]) -> set:
     """Return a few of the cases in which every part of any case occurs, chosen greedily.
 
     Args:
         cases: the candidates; of equally good ones, the first is chosen.
-        parts: returns the parts of a case, for example (field, value) of each field.
+        get_parts: returns the parts of a case, for example (field, value) of each field.
     """
-    parts_by_case = {case: set(parts(case)) for case in cases}
+    parts_by_case = {case: set(get_parts(case)) for case in cases}
     missing, chosen = set().union(*parts_by_case.values()), set()
     while missing:
         best = max(parts_by_case, key=lambda case: len(parts_by_case[case] & missing))
@@ -119,7 +119,7 @@ def make_case_params(cases: Iterable, chosen: Iterable) -> list:
     return [pytest.param(case, marks=() if case in chosen else pytest.mark.exhaustive) for case in cases]
 
 
-TINY = {
+TINY_FIELDS = {
     **SMOKE,
     'optimizer.peak_learning_rate': 1e-2,
     'optimizer.warmup_steps': 2,
@@ -135,7 +135,9 @@ def make_tiny_config(**changes) -> ConfigDict:
         **changes: values by field, with __ for the dot.
     """
     config = default.get_config()
-    config.update_from_flattened_dict({**TINY, **{name.replace('__', '.'): value for name, value in changes.items()}})
+    config.update_from_flattened_dict(
+        {**TINY_FIELDS, **{name.replace('__', '.'): value for name, value in changes.items()}}
+    )
     return config
 
 
@@ -264,7 +266,7 @@ ONE_BUCKET_KIND_FILES = {
         *('remote_store', 'remote_store_faults', 'prepare_bucket', 'untrusted_files'),
     )
 }
-INSTALL_PACKAGES = '.venv/bin/uv pip install --python .venv/bin/python -e ".[test]"'
+INSTALL_COMMAND = '.venv/bin/uv pip install --python .venv/bin/python -e ".[test]"'
 SKIPPED_FILES: list[list[str]] = []  # [file, reason] of files that are skipped when they are collected
 ALL_SLOW_PATTERN = re.compile(r'^pytestmark = \[?pytest\.mark\.slow\b', re.MULTILINE)
 
@@ -297,13 +299,13 @@ def mark_one_kind_of_bucket(items: list[pytest.Item]) -> None:
 
     A test that has its own `exhaustive` mark stays unchanged.
     """
-    functions = collections.defaultdict(list)
+    variants_by_function = collections.defaultdict(list)
     for item in items:
-        functions[item.path.name, item.originalname].append(item)
-    for name, variants in functions.items():
+        variants_by_function[item.path.name, item.originalname].append(item)
+    for function, variants in variants_by_function.items():
         if not any(item.get_closest_marker('exhaustive') for item in variants):
             for item in variants:
-                if item.callspec.params.get('bucket') == list(KINDS)[zlib.crc32(name[1].encode()) % 2]:
+                if item.callspec.params.get('bucket') == list(EMULATOR_TYPES)[zlib.crc32(function[1].encode()) % 2]:
                     item.add_marker(pytest.mark.exhaustive)
 
 
@@ -346,14 +348,14 @@ def format_skip_lines(skips: list[tuple[str, str]]) -> list[str]:
         skips: pairs of what was skipped ('tests' or 'files') and the reason.
     """
     groups = collections.defaultdict(list)
-    for what, reason in skips:
-        fix = next((fix for part, fix in SKIP_FIXES.items() if part in reason), INSTALL_PACKAGES)
-        groups[what, 'the installed transformers is too old' if 'model type' in reason else reason, fix].append(
+    for unit, reason in skips:
+        fix = next((fix for part, fix in SKIP_FIXES.items() if part in reason), INSTALL_COMMAND)
+        groups[unit, 'the installed transformers is too old' if 'model type' in reason else reason, fix].append(
             reason
         )
     return [
-        f'skipped {len(reasons)} {what if len(reasons) > 1 else what[:-1]}: {reason}; to run: {fix}'
-        for (what, reason, fix), reasons in sorted(groups.items())
+        f'skipped {len(reasons)} {unit if len(reasons) > 1 else unit[:-1]}: {reason}; to run: {fix}'
+        for (unit, reason, fix), reasons in sorted(groups.items())
     ]
 
 
@@ -364,7 +366,7 @@ def emulators() -> Iterator[Emulators]:
     session_emulators.close()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=EMULATOR_TYPES)
 def bucket(request: pytest.FixtureRequest, emulators: Emulators, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """Make a bucket of each kind, and set the environment variables by which all processes find it."""
     new_bucket = emulators.bucket(request.param)

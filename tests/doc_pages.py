@@ -29,10 +29,10 @@ def read_commands(page, verb=''):
     return [line for block in read_blocks(page, 'sh') for line in block.splitlines() if f'{verb} ' in line]
 
 
-def read_blocks(page, kind):
-    """Return the ```kind blocks of a page."""
+def read_blocks(page, language):
+    """Return the contents of the fenced code blocks of a page in one language."""
     text = (ROOT / 'docs' / page).read_text(encoding='utf-8')
-    return re.findall(rf'^```{kind}\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
+    return re.findall(rf'^```{language}\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
 
 
 def copy_code(tree):

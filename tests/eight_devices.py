@@ -21,21 +21,24 @@ from sinklab.run_dir import RunDir
 from sinklab.train import state, step
 
 BATCH, STEPS = 16, 3
-SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None, optimizer__clip_norm=None)
+SGD_CHANGES = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None, optimizer__clip_norm=None)
 jax.config.update('jax_num_cpu_devices', 8)
 
 
 def run_steps(folder: Path, name: str, hardware: dict, dtype: str = 'float32', **options: str) -> dict:
-    spec, hardware = make_tiny_spec(model__dtype=dtype, optimizer__batch_size=BATCH, **SGD), Hardware(**hardware)
+    spec, hardware = (
+        make_tiny_spec(model__dtype=dtype, optimizer__batch_size=BATCH, **SGD_CHANGES),
+        Hardware(**hardware),
+    )
     ids_BT = np.random.default_rng(0).integers(0, 300, (STEPS, BATCH, 17)).astype(np.int32)
     mesh = device_mesh.make_mesh(hardware)
     with jax.set_mesh(mesh):
-        train_state, first = begin_run(folder, options.get('from'), spec, mesh)
-        advance = step.make_train_step(spec, hardware, mesh)
-        for number in range(first, STEPS):
-            batch = sharding.put_batch(ids_BT[number], mesh)
-            train_state, metrics = advance(train_state, batch, sharding.make_per_device_array(0, mesh))
-            if number == 0:
+        train_state, first_step = begin_run(folder, options.get('from'), spec, mesh)
+        train_step = step.make_train_step(spec, hardware, mesh)
+        for step_index in range(first_step, STEPS):
+            batch = sharding.put_batch(ids_BT[step_index], mesh)
+            train_state, metrics = train_step(train_state, batch, sharding.make_per_device_array(0, mesh))
+            if step_index == 0:
                 open_checkpointer(folder / name, spec).save(1, train_state)
     return dict(loss=metrics['train/loss'], **collect_arrays(train_state))
 

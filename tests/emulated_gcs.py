@@ -78,7 +78,7 @@ def handle_request(handler: Callable, request, response, storage, *arguments, **
     """Handle a request with its conditions, and add the resulting generation to the answer."""
     bucket, name = request.params.get('bucket_name'), get_object_name(request)
     current = get_generation(storage, bucket, name) if bucket and name else '0'
-    match, no_match = (request.query.get(f'ifGeneration{what}', [None])[0] for what in ('Match', 'NotMatch'))
+    match, no_match = (request.query.get(f'ifGeneration{suffix}', [None])[0] for suffix in ('Match', 'NotMatch'))
     if 'upload_id' in request.query:
         (cancel_upload if request.method == 'DELETE' else accept_part)(request, response, storage)
     elif match not in (None, current):
@@ -93,25 +93,28 @@ def handle_request(handler: Callable, request, response, storage, *arguments, **
 
 
 def extend_handler(handler: Callable) -> Callable:
-    def handle_alone(*arguments, **options) -> None:
+    def handle_with_lock(*arguments, **options) -> None:
         with WRITE_LOCK:
             handle_request(handler, *arguments, **options)
 
-    return handle_alone
+    return handle_with_lock
 
 
 def parse_exactly(parse: Callable, handler, query) -> dict | list | bytes | None:
     """Parse a multipart body exactly. The emulator drops line ends at the end of a part."""
-    kind = handler.headers.get('Content-Type') or ''
-    if not kind.startswith('multipart/related'):
+    content_type = handler.headers.get('Content-Type') or ''
+    if not content_type.startswith('multipart/related'):
         return parse(handler, query)
-    raw = server._decode_raw_data(server._read_raw_data(handler), handler)
-    boundary = re.search('boundary="?([^";]+)', kind)[1].encode()
-    _, first, second = raw.split(b'--' + boundary, 2)
-    end = b'\r\n' if second.startswith(b'\r\n') else b'\n'
-    head, content = second.split(2 * end, 1)
-    metadata, content = first.split(2 * end, 1)[1], content[: content.rindex(end + b'--' + boundary)]
-    return {'meta': json.loads(metadata), 'content': content, 'content-type': head.decode().split(':')[1].strip()}
+    raw_body = server._decode_raw_data(server._read_raw_data(handler), handler)
+    boundary = re.search('boundary="?([^";]+)', content_type)[1].encode()
+    _, metadata_part, content_part = raw_body.split(b'--' + boundary, 2)
+    line_end = b'\r\n' if content_part.startswith(b'\r\n') else b'\n'
+    headers, content = content_part.split(2 * line_end, 1)
+    metadata, content = (
+        metadata_part.split(2 * line_end, 1)[1],
+        content[: content.rindex(line_end + b'--' + boundary)],
+    )
+    return {'meta': json.loads(metadata), 'content': content, 'content-type': headers.decode().split(':')[1].strip()}
 
 
 def serve(port: int, backlog: int) -> None:

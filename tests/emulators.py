@@ -60,15 +60,15 @@ def get_s3_variables(url: str) -> dict[str, str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class EmulatorType:
     serve: Callable[[int], None]
-    bucket: Callable[[int, str], None]
-    variables: Callable[[str], dict[str, str]]
+    make_bucket: Callable[[int, str], None]
+    get_variables: Callable[[str], dict[str, str]]
 
 
-KINDS = {
-    'gs': Kind(serve_gcs, make_gcs_bucket, get_gcs_variables),
-    's3': Kind(serve_s3, make_s3_bucket, get_s3_variables),
+EMULATOR_TYPES = {
+    'gs': EmulatorType(serve_gcs, make_gcs_bucket, get_gcs_variables),
+    's3': EmulatorType(serve_s3, make_s3_bucket, get_s3_variables),
 }
 
 
@@ -76,18 +76,18 @@ KINDS = {
 class Request:
     method: str
     path: str  # with its query, decoded
-    sent: int  # bytes of the body
-    received: int
+    request_bytes: int  # size of the body
+    response_bytes: int
 
-    names: tuple[str, ...] = ()  # names of objects in the body
+    object_names: tuple[str, ...] = ()  # names of objects in the body
 
     @property
-    def writes(self) -> bool:
+    def is_write(self) -> bool:
         return self.method not in ('GET', 'HEAD')
 
     @property
-    def named(self) -> str:
-        return ' '.join((self.path, *self.names))
+    def path_and_names(self) -> str:
+        return ' '.join((self.path, *self.object_names))
 
 
 @dataclasses.dataclass
@@ -96,11 +96,11 @@ class Answer:
 
     status: int | None = None  # replaces the status of the storage
     text: str = ''  # body for `status`
-    seconds: float = 0.0  # delay before the answer
-    bytes: int | None = None  # number of bytes of the content that are sent before the connection is closed
-    stalls: float = 0.0  # delay in seconds before the connection is closed
-    lost: bool = False  # the storage receives the request, but its answer is dropped
-    taken: int | None = None  # bytes of the body read before the connection is closed; the storage gets none
+    delay_seconds: float = 0.0  # delay before the answer
+    max_sent_bytes: int | None = None  # bytes of the content sent before the connection is closed
+    close_delay_seconds: float = 0.0  # delay before the connection is closed
+    is_dropped: bool = False  # the storage receives the request, but its answer is dropped
+    max_read_bytes: int | None = None  # bytes of the body read before the connection is closed; the storage gets none
 
 
 Rule = Callable[[str, str], Answer | None]  # takes the method and the path of a request
@@ -118,10 +118,10 @@ class Proxy:
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = 'HTTP/1.1'
 
-            def handle_one(self) -> None:
+            def handle_in_proxy(self) -> None:
                 proxy.handle(self, emulator_port)
 
-            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = handle_one
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = handle_in_proxy
 
             def log_message(self, *_) -> None:
                 pass
@@ -140,20 +140,20 @@ class Proxy:
     def handle(self, handler: http.server.BaseHTTPRequestHandler, emulator_port: int) -> None:
         path = urllib.parse.unquote(handler.path)
         answer = next(filter(None, (rule(handler.command, path) for rule in self.rules)), Answer())
-        if answer.taken is not None:
-            handler.rfile.read(min(answer.taken, int(handler.headers.get('Content-Length') or 0)))
-            time.sleep(answer.stalls)
-            self.requests.append(Request(handler.command, path, answer.taken, 0))
+        if answer.max_read_bytes is not None:
+            handler.rfile.read(min(answer.max_read_bytes, int(handler.headers.get('Content-Length') or 0)))
+            time.sleep(answer.close_delay_seconds)
+            self.requests.append(Request(handler.command, path, answer.max_read_bytes, 0))
             drop_connection(handler)
             return
         body = read_body(handler)
-        time.sleep(answer.seconds)
+        time.sleep(answer.delay_seconds)
         if answer.status:
             status, headers, content = answer.status, [], answer.text.encode()
         else:
             status, headers, content = self.forward(handler, emulator_port, body)
         self.requests.append(Request(handler.command, path, len(body), len(content), find_object_names(path, body)))
-        if answer.lost:
+        if answer.is_dropped:
             drop_connection(handler)
             return
         handler.send_response(status)
@@ -164,10 +164,10 @@ class Proxy:
         handler.send_header('Content-Length', length if handler.command == 'HEAD' and length else str(len(content)))
         handler.end_headers()
         if handler.command != 'HEAD':
-            handler.wfile.write(content[: answer.bytes])
-        if answer.bytes is not None and len(content) > answer.bytes:
+            handler.wfile.write(content[: answer.max_sent_bytes])
+        if answer.max_sent_bytes is not None and len(content) > answer.max_sent_bytes:
             handler.wfile.flush()
-            time.sleep(answer.stalls)
+            time.sleep(answer.close_delay_seconds)
             drop_connection(handler)
 
     def forward(self, handler: http.server.BaseHTTPRequestHandler, emulator_port: int, body: bytes) -> tuple:
@@ -185,18 +185,18 @@ class Proxy:
         return answer
 
     @contextlib.contextmanager
-    def treating(self, rule: Rule) -> Iterator[None]:
+    def apply_rule(self, rule: Rule) -> Iterator[None]:
         self.rules.insert(0, rule)
         try:
             yield
         finally:
             self.rules.remove(rule)
 
-    def count(self, path: str = '', **fields: object) -> int:
+    def count_requests(self, path: str = '', **fields: object) -> int:
         """Count the requests whose path contains a text and whose fields have the given values."""
-        return len(self.found(path, **fields))
+        return len(self.find_requests(path, **fields))
 
-    def found(self, path: str = '', **fields: object) -> list[Request]:
+    def find_requests(self, path: str = '', **fields: object) -> list[Request]:
         return [
             request
             for request in self.requests
@@ -263,16 +263,16 @@ class Emulators:
         port, proxy, _ = self.running[scheme]
         self.bucket_counts[scheme] += 1
         name = f'bucket-{self.bucket_counts[scheme]}'
-        KINDS[scheme].bucket(port, name)
+        EMULATOR_TYPES[scheme].make_bucket(port, name)
         proxy.requests.clear()
         proxy.rules.clear()
-        return Bucket(f'{scheme}://{name}', proxy, KINDS[scheme].variables(proxy.url))
+        return Bucket(f'{scheme}://{name}', proxy, EMULATOR_TYPES[scheme].get_variables(proxy.url))
 
-    def another(self, bucket: Bucket) -> Bucket:
+    def add_proxy(self, bucket: Bucket) -> Bucket:
         """Return the same bucket behind another proxy, which records its requests separately."""
         scheme = bucket.url.partition(':')[0]
         proxy = Proxy(self.running[scheme][0])
-        return Bucket(bucket.url, proxy, KINDS[scheme].variables(proxy.url))
+        return Bucket(bucket.url, proxy, EMULATOR_TYPES[scheme].get_variables(proxy.url))
 
     def close(self) -> None:
         for _, _, process in self.running.values():
@@ -287,4 +287,4 @@ def is_listening(port: int) -> bool:
 
 
 if __name__ == '__main__':
-    KINDS[sys.argv[1]].serve(int(sys.argv[2]))
+    EMULATOR_TYPES[sys.argv[1]].serve(int(sys.argv[2]))

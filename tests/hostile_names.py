@@ -15,5 +15,6 @@ HOSTILE_NAMES = [
 def escape_name(name: object) -> str:
     """Escape the characters of a name that cannot be printed."""
     return ''.join(
-        letter if letter.isprintable() else letter.encode('unicode_escape').decode() for letter in str(name)
+        character if character.isprintable() else character.encode('unicode_escape').decode()
+        for character in str(name)
     )

@@ -14,7 +14,7 @@ QUESTIONS = [
 TEXTS = ['abc', 'def abc nop ' * 12, 'a b c d e f g h']
 CONTEXTS = ['abc de', 'nop abc']
 
-CHOICE = dict(
+CHOICE_TASK = dict(
     output_type='multiple_choice',
     doc_to_text='{{question}}',
     doc_to_choice='choices',
@@ -22,13 +22,13 @@ CHOICE = dict(
     target_delimiter='',
     metric_list=[dict(metric='acc'), dict(metric='acc_norm')],
 )
-TEXT = dict(
+TEXT_TASK = dict(
     output_type='loglikelihood_rolling',
     doc_to_text='',
     doc_to_target='{{text}}',
     metric_list=[dict(metric='byte_perplexity'), dict(metric='bits_per_byte')],
 )
-ANSWER = dict(
+ANSWER_TASK = dict(
     output_type='generate_until',
     doc_to_text='{{text}}',
     doc_to_target='{{answer}}',
@@ -36,9 +36,9 @@ ANSWER = dict(
     metric_list=[dict(metric='exact_match')],
 )
 TASKS = {
-    'mine_choice': (CHOICE, QUESTIONS),
-    'mine_text': (TEXT, [dict(text=text) for text in TEXTS]),
-    'mine_answer': (ANSWER, [dict(text=text, answer='') for text in CONTEXTS]),
+    'mine_choice': (CHOICE_TASK, QUESTIONS),
+    'mine_text': (TEXT_TASK, [dict(text=text) for text in TEXTS]),
+    'mine_answer': (ANSWER_TASK, [dict(text=text, answer='') for text in CONTEXTS]),
 }
 
 
@@ -50,7 +50,7 @@ def write_tasks(folder):
         dataset_arguments = dict(data_files=dict(test=str(file)), cache_dir=str(folder / 'cache'))
         common = dict(task=name, dataset_path='json', dataset_kwargs=dataset_arguments, test_split='test')
         (folder / f'{name}.yaml').write_text(json.dumps(common | task))  # JSON is YAML
-    remote_task = dict(CHOICE, task='mine_far', dataset_path='nobody/nothing', test_split='test')
+    remote_task = dict(CHOICE_TASK, task='mine_far', dataset_path='nobody/nothing', test_split='test')
     (folder / 'mine_far.yaml').write_text(json.dumps(remote_task))
     return folder
 
@@ -77,24 +77,24 @@ def score_last_ids(run, ids, count):
 
 
 def score_continuation(run, context, continuation):
-    """Score a continuation of any length, in parts that fit in a sequence. Return the same pair as `scores`."""
-    first, room = get_prefix_ids(run), run.spec.data.length - len(get_prefix_ids(run))
-    ids, begin = encode_text(run, context + continuation), len(encode_text(run, context))
-    if not first and not begin:
-        ids, begin = [run.spec.data.end_token, *ids], 1
+    """Score a continuation of any length in parts that fit in a sequence, and return a pair like `score_last_ids`."""
+    prefix_ids, max_ids = get_prefix_ids(run), run.spec.data.length - len(get_prefix_ids(run))
+    ids, start_index = encode_text(run, context + continuation), len(encode_text(run, context))
+    if not prefix_ids and not start_index:
+        ids, start_index = [run.spec.data.end_token, *ids], 1
     results = []
-    for start in range(begin, len(ids), room):
-        end = min(start + room, len(ids))
-        results.append(score_last_ids(run, [*first, *ids[: end - 1][-room:], ids[end - 1]], end - start))
+    for start in range(start_index, len(ids), max_ids):
+        end = min(start + max_ids, len(ids))
+        results.append(score_last_ids(run, [*prefix_ids, *ids[: end - 1][-max_ids:], ids[end - 1]], end - start))
     return sum(score for score, _ in results), all(is_likeliest for _, is_likeliest in results)
 
 
 def continue_greedily(run, context, count):
     """Continue a context with the most likely token, up to `count` times or to the end of the text."""
-    ids, room, continuation = encode_text(run, context), run.spec.data.length - len(get_prefix_ids(run)), []
+    ids, max_ids, continuation = encode_text(run, context), run.spec.data.length - len(get_prefix_ids(run)), []
     for _ in range(count):
         logits_TV, _, _ = reference.run_forward(
-            run.params, np.array([*get_prefix_ids(run), *[*ids, *continuation][-room:]]), run.spec
+            run.params, np.array([*get_prefix_ids(run), *[*ids, *continuation][-max_ids:]]), run.spec
         )
         if (next_id := int(logits_TV[-1].argmax())) == run.spec.data.end_token:
             break

@@ -30,25 +30,25 @@ class Run:
     """Processes of one run, started as a scheduler starts them."""
 
     def __init__(self, folder):
-        self.folder, self.port, self.started = folder, find_free_port(), []
+        self.folder, self.port, self.processes = folder, find_free_port(), []
 
-    def start(self, script, indices=(0, 1), count=2, restarts=0, host='127.0.0.1', **patience):
+    def start(self, script, indices=(0, 1), count=2, restarts=0, host='127.0.0.1', **timeouts):
         for index in indices:
             arguments = dict(index=index, count=count, port=self.port, folder=str(self.folder), script=script)
-            arguments |= dict(patience={**SHORT_TIMEOUTS, **patience}, restarts=restarts, host=host)
+            arguments |= dict(patience={**SHORT_TIMEOUTS, **timeouts}, restarts=restarts, host=host)
             process = subprocess.Popen(
                 [sys.executable, str(TESTS_FOLDER / 'supervised_process.py'), json.dumps(arguments)],
                 env={**os.environ, 'PYTHONPATH': str(TESTS_FOLDER.parent)},
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            self.started.append(process)
+            self.processes.append(process)
         return self
 
-    def ended(self, timeout=30):
+    def wait_for_results(self, timeout=30):
         """Wait for all processes, and return (exit code, lines of stderr) of each."""
-        outputs = [process.communicate(timeout=timeout)[1].splitlines() for process in self.started]
-        return [(process.returncode, lines) for process, lines in zip(self.started, outputs, strict=True)]
+        outputs = [process.communicate(timeout=timeout)[1].splitlines() for process in self.processes]
+        return [(process.returncode, lines) for process, lines in zip(self.processes, outputs, strict=True)]
 
     def wait_for(self, name, seconds=20):
         """Wait until the processes have created a file."""
@@ -58,12 +58,12 @@ class Run:
             time.sleep(0.05)
 
 
-def start_run(folder):
+def manage_run(folder):
     """Yield a run in a folder, and kill its processes at the end of the test."""
     (folder / 'config.json').write_text('{}')
     run = Run(folder)
     yield run
-    for process in run.started:
+    for process in run.processes:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         process.communicate()
@@ -100,7 +100,7 @@ def wait_for_exit(pid):
     return False
 
 
-def make_run(started):
+def make_run(processes):
     run = Run(None)
-    run.started = started
+    run.processes = processes
     return run

@@ -1,7 +1,7 @@
-"""Published numbers, typed from the sources independently of the configs: NUMBERS[file, row] = {name: number}.
+"""Published numbers, typed from the sources independently of the configs.
 
-The first line of a section names its file and its columns. Each other line has a row and its numbers, with
-`-` for none.
+PUBLISHED_NUMBERS has {(file, row): {name: number}}. The first line of a section of TABLES names
+its file and its columns. Each other line has a row and its numbers, with `-` for none.
 """
 
 TABLES = """

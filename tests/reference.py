@@ -11,7 +11,9 @@ COLUMN_KINDS = ('sink_token', 'k', 'kv', 'logit')  # kinds that add a column lef
 
 
 @dataclasses.dataclass
-class Place:
+class PositionInfo:
+    """Positions of the tokens of a sequence, and what attention derives from them."""
+
     position_T: np.ndarray  # of the queries; a sink token comes first
     bias_HTS: np.ndarray  # of the scores between tokens
     visible_TS: np.ndarray  # including the column, if there is one
@@ -24,19 +26,21 @@ def run_forward(params, token_T, spec):
     """
     model, sinks = spec.model, int(spec.model.columns.kind == 'sink_token')
     params = convert_to_float64(params)
-    place = make_place(params, token_T, spec)
+    position_info = make_position_info(params, token_T, spec)
     x = embed(params, model, token_T)
     if sinks:
         x = np.concatenate([params['sink']['vector_TD'], x])
     if model.position == 'absolute':
-        x = x + formulas.compute_sinusoids(place.position_T, model.width)
+        x = x + formulas.compute_sinusoids(position_info.position_T, model.width)
     if model.position == 'learned':
-        x = x + params['position']['table_TD'][place.position_T]
+        x = x + params['position']['table_TD'][position_info.position_T]
     attentions, residuals = [], []
     for layer in range(model.layers):
         layer_spec = make_layer_spec(spec, layer)
-        place = make_place(params, token_T, layer_spec)
-        x, attention_HTS, residual_TD = compute_block(take_layer(params['blocks'], layer), x, place, layer_spec)
+        position_info = make_position_info(params, token_T, layer_spec)
+        x, attention_HTS, residual_TD = compute_block(
+            take_layer(params['blocks'], layer), x, position_info, layer_spec
+        )
         attentions.append(attention_HTS[:, sinks:])
         residuals.append(residual_TD[sinks:])
     if model.norm != 'post':
@@ -45,8 +49,8 @@ def run_forward(params, token_T, spec):
     return x[sinks:] @ head_VD.T, np.stack(attentions), np.stack(residuals)
 
 
-def embed(params, model, token):
-    return params['embedding_VD'][token] * (math.sqrt(model.width) if model.scaled_embedding else 1)
+def embed(params, model, token_T):
+    return params['embedding_VD'][token_T] * (math.sqrt(model.width) if model.scaled_embedding else 1)
 
 
 def make_layer_spec(spec, layer):
@@ -59,7 +63,7 @@ def make_layer_spec(spec, layer):
     return dataclasses.replace(spec, model=dataclasses.replace(model, mask=mask, **fields))
 
 
-def make_place(params, token_T, spec):
+def make_position_info(params, token_T, spec):
     model, length = spec.model, len(token_T)
     document_T = np.array([np.sum(token_T[:t] == END_OF_TEXT) for t in range(length)])
     position_T = np.arange(length)
@@ -72,12 +76,12 @@ def make_place(params, token_T, spec):
         position_T = np.insert(position_T + 1, 0, 0)
         visible_TS = np.insert(visible_TS, 0, np.arange(length + 1) == 0, axis=0)
     table_RH = params['position']['table_RH'] if model.position == 'relative_t5' else None
-    return Place(
+    return PositionInfo(
         position_T, formulas.compute_position_bias(model.position, position_T, model.heads, table_RH), visible_TS
     )
 
 
-def compute_block(weights, x, place, spec):
+def compute_block(weights, x, position_info, spec):
     """Compute one block.
 
     Returns:
@@ -90,7 +94,7 @@ def compute_block(weights, x, place, spec):
 
     has_before, has_after = model.norm in ('pre', 'sandwich'), model.norm in ('sandwich', 'res_post')
     attention_output, attention_HTS = compute_self_attention(
-        weights['attention'], norm('attention', 'before', x) if has_before else x, place, spec
+        weights['attention'], norm('attention', 'before', x) if has_before else x, position_info, spec
     )
     x = x + (norm('attention', 'after', attention_output) if has_after else attention_output)
     if model.norm == 'post':
@@ -100,26 +104,28 @@ def compute_block(weights, x, place, spec):
     return norm('ffn', 'joined', total) if model.norm == 'post' else total, attention_HTS, total
 
 
-def compute_self_attention(weights, x, place, spec):
+def compute_self_attention(weights, x, position_info, spec):
     model = spec.model
-    attentions, outputs = zip(*(compute_head(h, weights, x, place, spec) for h in range(model.heads)), strict=True)
+    attentions, outputs = zip(
+        *(compute_head(h, weights, x, position_info, spec) for h in range(model.heads)), strict=True
+    )
     if model.combination == 'concatenate':
         output_HKD = weights['output_HKD']
         return np.concatenate(outputs, -1) @ output_HKD.reshape(-1, model.width), np.stack(attentions)
     return sum(outputs) @ weights['output_HKD'][0], np.stack(attentions)
 
 
-def compute_head(h, weights, x, place, spec):
+def compute_head(h, weights, x, position_info, spec):
     """Compute (attention_TS, output_TK) of head h."""
     model = spec.model
-    query, key = (project_and_rotate(name, h, weights, x, place, model) for name in ('query', 'key'))
+    query, key = (project_and_rotate(name, h, weights, x, position_info, model) for name in ('query', 'key'))
     ungated_value = project('value', h // (model.heads // model.num_kv_heads), weights, x)
     value = (
         ungated_value * formulas.sigmoid(x @ weights['gate']['weight_DHK'][:, h])
         if model.gate == 'value'
         else ungated_value
     )
-    bias_TS = place.bias_HTS[h]
+    bias_TS = position_info.bias_HTS[h]
     if model.columns.kind in ('k', 'kv'):
         column = make_learned_column(h, weights['columns'], value.shape[-1], model)
         key, value = np.vstack([column[0], key]), np.vstack([column[1], value])
@@ -131,7 +137,7 @@ def compute_head(h, weights, x, place, spec):
         value = np.vstack([np.zeros(value.shape[-1]), value])
     score_TS = score_TS + model.attention.offset * math.log(spec.data.length)
     columns = int(model.columns.kind in COLUMN_KINDS)
-    attention_TS = formulas.compute_weights(score_TS, place.visible_TS, model.attention, columns)
+    attention_TS = formulas.compute_weights(score_TS, position_info.visible_TS, model.attention, columns)
     output_TK = attention_TS @ value
     if model.columns.kind == 'v':
         output_TK = output_TK + select_head(weights['columns']['value_HK'], h)
@@ -140,7 +146,7 @@ def compute_head(h, weights, x, place, spec):
     return attention_TS, output_TK * compute_output_gate(h, weights, x, ungated_value, model)
 
 
-def project_and_rotate(name, h, weights, x, place, model):
+def project_and_rotate(name, h, weights, x, position_info, model):
     """Project, normalize and rotate the queries or keys of head h."""
     y = project(name, h if name == 'query' else h // (model.heads // model.num_kv_heads), weights, x)
     if model.qk_norm_joint:
@@ -153,7 +159,7 @@ def project_and_rotate(name, h, weights, x, place, model):
     elif model.qk_norm:
         y = formulas.rms_norm(y, weights[f'{name}_norm']['gain_D'], model.norm_epsilon)
     if model.position == 'rotary':
-        y = formulas.rotate(y, place.position_T, model.rotary)
+        y = formulas.rotate(y, position_info.position_T, model.rotary)
     return y
 
 

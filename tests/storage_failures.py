@@ -29,8 +29,8 @@ def answer_during(seconds, answer):
 
 
 def write_file(path, content=CONTENT):
-    with atomic_write.writable_folder(path.parent), atomic_write.atomic_write(path) as unfinished:
-        unfinished.write_bytes(content)
+    with atomic_write.writable_folder(path.parent), atomic_write.atomic_write(path) as temporary_path:
+        temporary_path.write_bytes(content)
 
 
 def sends_content(method, path):
@@ -44,7 +44,7 @@ def read_file(path):
 
 def read_ranges(path):
     return b''.join(
-        get_file_system(path).cat_file(os.fspath(path), start=first, end=first + 100_000) for first in (0, 100_000)
+        get_file_system(path).cat_file(os.fspath(path), start=start, end=start + 100_000) for start in (0, 100_000)
     )
 
 

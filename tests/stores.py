@@ -14,12 +14,12 @@ from sinklab.data.store import Store
 from sinklab.data.store_files import Recipe
 from sinklab.errors import UserError
 
-END, BEGIN = 0, 1
+END_TOKEN, BEGIN_TOKEN = 0, 1
 WORDS = ['sink', ' token', ' Ünïcode 中文', '\n\n', '<|endoftext|>', ' 1234', '\t', 'λ', '\u2028', ' a' * 40]
 
 
 def make_recipe(source, **changes):
-    default = Recipe(source, 'train', 300, held_out=0.2, bos='none', end_token=END, fixed_token=BEGIN)
+    default = Recipe(source, 'train', 300, held_out=0.2, bos='none', end_token=END_TOKEN, fixed_token=BEGIN_TOKEN)
     return dataclasses.replace(default, **changes)
 
 
@@ -44,12 +44,12 @@ def read_documents(source):
     return list(open_source(source).read_documents())
 
 
-def get_refusal(source):
+def get_source_error(source):
     """Return the one line of the error that refuses a source."""
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as error_info:
         read_documents(source)
-    assert '\n' not in str(refusal.value)
-    return str(refusal.value)
+    assert '\n' not in str(error_info.value)
+    return str(error_info.value)
 
 
 def make_store(folder, source, processes=1, **changes):
@@ -71,8 +71,8 @@ def read_document_ids(store, side, domain=''):
     row = store.get_tokens(side, domain)
     starts, _ = row.read_documents()
     ids = [row.read_ids(int(start), int(end)) for start, end in zip(starts, [*starts[1:], len(row)], strict=True)]
-    assert all(row[-1] == END for row in ids)
-    assert all(row[0] == BEGIN for row in ids) or not store.has_bos
+    assert all(row[-1] == END_TOKEN for row in ids)
+    assert all(row[0] == BEGIN_TOKEN for row in ids) or not store.has_bos
     return [row[int(store.has_bos) : -1].tolist() for row in ids]
 
 
@@ -83,9 +83,9 @@ def decode_documents(store, side, domain=''):
     ]
 
 
-def make_texts(count, seed=0, words=30):
+def make_texts(count, seed=0, max_words=30):
     rng = random.Random(seed)
-    return [f'{number} ' + ''.join(rng.choices(WORDS, k=rng.randint(1, words))) for number in range(count)]
+    return [f'{number} ' + ''.join(rng.choices(WORDS, k=rng.randint(1, max_words))) for number in range(count)]
 
 
 def make_conversation(*turns):
@@ -112,8 +112,8 @@ def save_foreign_tokenizer(path):
 class TokenArray:
     """Row of tokens in memory."""
 
-    def __init__(self, ids, predicted=None):
-        self.tokens, self.loss_mask = np.asarray(ids), predicted
+    def __init__(self, ids, loss_mask=None):
+        self.tokens, self.loss_mask = np.asarray(ids), loss_mask
 
     def __len__(self):
         return len(self.tokens)

@@ -8,7 +8,7 @@ import numpy as np
 import reference
 
 
-def compute_logits(params, token_T, spec, first, recent):
+def compute_logits(params, token_T, spec, num_first, num_recent):
     """Compute logits_TV of all tokens in float64."""
     model, params = spec.model, reference.convert_to_float64(params)
     embedded = reference.embed(params, model, token_T)
@@ -16,16 +16,16 @@ def compute_logits(params, token_T, spec, first, recent):
     if sinks:
         embedded = np.concatenate([params['sink']['vector_TD'], embedded])
     caches, outputs = [[] for _ in range(model.layers)], []
-    for time, x in enumerate(embedded):
-        x = x + compute_position_embedding(params, model, min(time, first + recent))
+    for index, x in enumerate(embedded):
+        x = x + compute_position_embedding(params, model, min(index, num_first + num_recent))
         for layer, cache in enumerate(caches):
-            cache.append((time, x))
+            cache.append((index, x))
             layer_spec = reference.make_layer_spec(spec, layer)
-            place = make_place(params, layer_spec, [time for time, _ in cache])
+            position_info = make_position_info(params, layer_spec, [index for index, _ in cache])
             rows = np.stack([row for _, row in cache])
             weights = reference.take_layer(params['blocks'], layer)
-            x = reference.compute_block(weights, rows, place, layer_spec)[0][-1]
-            caches[layer] = cache[:first] + cache[max(first, len(cache) - recent) :]
+            x = reference.compute_block(weights, rows, position_info, layer_spec)[0][-1]
+            caches[layer] = cache[:num_first] + cache[max(num_first, len(cache) - num_recent) :]
         if model.norm != 'post':
             x = formulas.rms_norm(x, params['norm']['gain_D'], model.norm_epsilon)
         outputs.append(x @ params['embedding_VD' if model.tied else 'head_VD'].T)
@@ -38,21 +38,21 @@ def compute_position_embedding(params, model, position):
     return params['position']['table_TD'][position] if model.position == 'learned' else 0.0
 
 
-def make_place(params, spec, times):
+def make_position_info(params, spec, indices):
     """Return the positions and the visible keys of the tokens in the cache.
 
     A window counts positions in the cache. A sink token is in all windows.
     """
-    model, position_T = spec.model, np.arange(len(times))
-    has_sink = model.columns.kind == 'sink_token' and times[0] == 0
-    num_text_tokens = len(times) - has_sink
+    model, position_T = spec.model, np.arange(len(indices))
+    has_sink = model.columns.kind == 'sink_token' and indices[0] == 0
+    num_text_tokens = len(indices) - has_sink
     visible_TS = formulas.compute_visibility(num_text_tokens, model.mask, np.zeros(num_text_tokens))
     if has_sink:
         visible_TS = np.insert(visible_TS, 0, False, axis=0)
     if has_sink or model.columns.kind in ('k', 'kv', 'logit'):
         visible_TS = np.insert(visible_TS, 0, True, axis=1)
     table_RH = params['position']['table_RH'] if model.position == 'relative_t5' else None
-    return reference.Place(
+    return reference.PositionInfo(
         position_T, formulas.compute_position_bias(model.position, position_T, model.heads, table_RH), visible_TS
     )
 

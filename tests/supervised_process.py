@@ -1,7 +1,7 @@
 """Supervisor and its child without jax: python supervised_process.py JSON.
 
 JSON contains index, count, host, port, patience (fields of Timeouts), folder, restarts, and the script of the child.
-The script can use `group`, and may set `end`.
+The script can use `group`, and may set `exit_status`.
 """
 
 import json
@@ -26,9 +26,9 @@ def run_script(group: ProcessGroup) -> ExitStatus:
     namespace = dict(
         group=group, index=group.index, folder=RunDir(ARGUMENTS['folder']), time=time, signal=signal, os=os
     )
-    namespace |= dict(End=ExitStatus, Refusal=UserError, end=ExitStatus('done'))
+    namespace |= dict(ExitStatus=ExitStatus, UserError=UserError, exit_status=ExitStatus('done'))
     exec(ARGUMENTS['script'], namespace)
-    return namespace['end']
+    return namespace['exit_status']
 
 
 if worker.is_supervised():
@@ -41,5 +41,5 @@ try:
             command, process_info, Timeouts(**ARGUMENTS['patience']), folder, lambda: True, ARGUMENTS['restarts']
         )
     )
-except UserError as refusal:
-    sys.exit(f'sinklab train: {refusal}')
+except UserError as error:
+    sys.exit(f'sinklab train: {error}')

@@ -10,11 +10,13 @@ from sinklab.run_dir import RunDir
 SIZES = dict(L=3, P=5, H=2, J=3, T=8, S=8) | {'2': 2}
 
 
-def write_run(path, row, steps=(0, 10, 20), seed=0, published=None, end='done', probes=True, more=None, **config):
+def write_run(
+    path, row, steps=(0, 10, 20), seed=0, published=None, outcome='done', probes=True, extra_metrics=None, **config
+):
     """Write a run folder of a row.
 
     Args:
-        more: additional metrics of each record.
+        extra_metrics: additional metrics of each record.
         **config: fields of the config, with __ for the dot.
     """
     path.mkdir(parents=True)
@@ -24,21 +26,21 @@ def write_run(path, row, steps=(0, 10, 20), seed=0, published=None, end='done', 
         nest_fields(dict(seed=seed, data__seed=seed) | {'optimizer__steps': steps[-1], **config}),
     )
     write_json(path / 'row.json', dict(row=row, diff={} if row == 'softmax' else {'x': 1}, published=published or {}))
-    if end != 'unfinished':
-        message = 'train/loss is nan' if end == 'diverged' else ''
+    if outcome != 'unfinished':
+        message = 'train/loss is nan' if outcome == 'diverged' else ''
         write_json(
-            path / 'outcome.json', dict(kind=end, step=steps[-1], checkpoint=None, message=message, exit_code=0)
+            path / 'outcome.json', dict(kind=outcome, step=steps[-1], checkpoint=None, message=message, exit_code=0)
         )
     with (path / 'metrics.jsonl').open('w') as file:
         for step in steps:
-            file.write(json.dumps(make_record(step, seed, probes) | (more or {})) + '\n')
+            file.write(json.dumps(make_record(step, seed, probes) | (extra_metrics or {})) + '\n')
             if probes:
                 write_probe(RunDir(path).get_probe_path(step), rng)
     return str(path)
 
 
-def write_json(file, content):
-    file.write_text(json.dumps(content))
+def write_json(path, content):
+    path.write_text(json.dumps(content))
 
 
 def nest_fields(fields):

@@ -8,7 +8,7 @@ import pytest
 from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import BEGIN as FIXED_TOKEN
+from stores import BEGIN_TOKEN as FIXED_TOKEN
 from stores import TokenArray
 
 from sinklab.data.windows import ShuffledBatches, TransformedWindows, Windows

@@ -34,17 +34,17 @@ def test_grace_period_shorter_than_save_is_reported_once(corpus, tmp_path):
         callback,
         grace_seconds=1e-3,
     )
-    (note,) = callback.notes
+    (note,) = callback.messages
     assert '--grace' in note
     assert '0.001' in note
-    callback.notes.clear()
+    callback.messages.clear()
     train_run(
         make_spec(corpus, checkpoint__every_steps=2, log__every_steps=1),
         tmp_path / 'long',
         callback,
         grace_seconds=1e3,
     )
-    assert callback.notes == []
+    assert callback.messages == []
 
 
 class TwoProcesses:

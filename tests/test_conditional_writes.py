@@ -17,12 +17,12 @@ def test_conditional_write_with_lost_response_recognizes_own_object(bucket):
     file_system = get_file_system(parse_path(path))
     version = ''
     for number in range(3):
-        with bucket.proxy.treating(answer_once(Answer(lost=True), path='lease')):
+        with bucket.proxy.apply_rule(answer_once(Answer(is_dropped=True), path='lease')):
             content = f'token {number}'.encode()
             version = file_system.write_if_match(path, content, version)
         assert version
         assert file_system.read_with_version(path) == (content, version)
-    with bucket.proxy.treating(answer_once(Answer(lost=True), path='lease')):
+    with bucket.proxy.apply_rule(answer_once(Answer(is_dropped=True), path='lease')):
         assert file_system.write_if_match(path, b'of another', '') is None
     assert file_system.read_with_version(path) == (content, version)
 
@@ -40,7 +40,7 @@ def test_conditional_write_overtaken_by_other_writer_fails(bucket):
         return None
 
     lease_requests = []
-    with bucket.proxy.treating(overtake):
+    with bucket.proxy.apply_rule(overtake):
         assert file_system.write_if_match(path, b'late', first_version) is None
     assert file_system.read_with_version(path)[0] == b'of another'
 
@@ -49,7 +49,7 @@ def test_conditional_write_overtaken_by_other_writer_fails(bucket):
 def test_conditional_write_retries_after_conflict_response(bucket):
     path = f'{bucket.url}/lease'
     text = '<Error><Code>ConditionalRequestConflict</Code><Message>conflict</Message></Error>'
-    with bucket.proxy.treating(answer_once(Answer(status=409, text=text), 'PUT')):
+    with bucket.proxy.apply_rule(answer_once(Answer(status=409, text=text), 'PUT')):
         assert get_file_system(parse_path(path)).write_if_match(path, b'x', '')
 
 
@@ -75,8 +75,10 @@ def test_conditional_write_succeeds_for_one_of_two_concurrent_writers(bucket):
 def test_deletion_with_lost_response_succeeds(bucket):
     path = parse_path(f'{bucket.url}/x')
     write_file(path)
-    with bucket.proxy.treating(lambda method, name: is_deletion(method, name) and answers.pop() if answers else None):
-        answers = [Answer(lost=True)]
+    with bucket.proxy.apply_rule(
+        lambda method, name: is_deletion(method, name) and answers.pop() if answers else None
+    ):
+        answers = [Answer(is_dropped=True)]
         path.unlink()
     assert not answers
     assert not path.exists()

@@ -18,7 +18,7 @@ def test_damaged_checkpoint_falls_back_to_previous_step(finished_run, corpus, tm
     assert drop_clock_metrics(train_run(make_spec(corpus), tmp_path / 'run', callback)) == drop_clock_metrics(
         finished_run[1]
     )
-    (line,) = callback.notes
+    (line,) = callback.messages
     assert line.startswith(f'{tmp_path}/run/checkpoints/8 ')
     assert ' state/' in line
     assert RunDir(tmp_path / 'run').list_checkpoint_steps() == [4, 8]
@@ -44,7 +44,7 @@ def test_lost_metric_lines_are_reported_on_resume_and_in_report(finished_run, co
     (run / 'metrics.jsonl').write_text(''.join(lines[:3]))  # steps 0, 1, 2
     callback = RecordingCallback()
     train_run(make_spec(corpus), run, callback)
-    (note,) = callback.notes
+    (note,) = callback.messages
     assert 'steps 2 and 8' in note
     capsys.readouterr()
     runs.read_runs([str(run)])

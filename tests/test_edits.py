@@ -157,8 +157,8 @@ class EditedReference:
             return self.replace(projected, self.num_sink_tokens)
         return projected
 
-    def compute_block(self, weights, x, place, spec):
-        x, attention_HTS, total = self.original['compute_block'](weights, x, place, spec)
+    def compute_block(self, weights, x, position_info, spec):
+        x, attention_HTS, total = self.original['compute_block'](weights, x, position_info, spec)
         if self.edit.target == 'residual' and self.is_selected(self.calls // self.heads - 1):
             x = total = self.replace(total, self.num_sink_tokens)
         return x, attention_HTS, total

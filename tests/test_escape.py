@@ -479,7 +479,8 @@ def test_report_shows_whole_numbers_on_narrow_terminal(tmp_path, monkeypatch, ca
     metrics = {'sink/star': 12.345, 'entropy/row': 3.14159, 'sink/star/clean': 1.5}
     names = ['softmax', 'a row with a name that is much longer than there is room for']
     paths = [
-        write_run(tmp_path / str(index), name, steps=(0, 10, 20000), more=metrics) for index, name in enumerate(names)
+        write_run(tmp_path / str(index), name, steps=(0, 10, 20000), extra_metrics=metrics)
+        for index, name in enumerate(names)
     ]
     assert main(['report', *paths, '--json']) == 0
     rows = json.loads(capsys.readouterr().out)

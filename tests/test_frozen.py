@@ -9,7 +9,7 @@ def compare_section(section, names=None):
     if reason := record.explain_skip(section):
         pytest.skip(reason)
     differences = record.check_section(section, names)
-    assert not differences, '\n'.join(differences[: record.SHOWN])
+    assert not differences, '\n'.join(differences[: record.MAX_PRINTED_LINES])
 
 
 @pytest.mark.slow

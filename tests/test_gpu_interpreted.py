@@ -62,7 +62,7 @@ def test_gpu_kernels_match_definition_in_interpreter(
         position_BT = np.arange(LENGTH)[None] - np.asarray(masks.start_BT)
         positions = position_BT, position_BT
     kernel_spec, arrays = make_problem(
-        masks if has_positions else MASKS[mask_name](LENGTH), width, curve=bias_function, positions=positions
+        masks if has_positions else MASKS[mask_name](LENGTH), width, bias_function=bias_function, positions=positions
     )
     float32_inputs = [array.astype(jnp.float32) for array in (*arrays, kernel_spec.parameter_HP)]
     expected, pullback = jax.vjp(functools.partial(solve_with_matrices, reduction, kernel_spec), *float32_inputs)

@@ -55,13 +55,13 @@ def test_printed_script_equals_executed_commands(name, recorders, tmp_path, caps
         *([f'--code={code_folder}'] if name == 'slurm' else []),
     ]
     script = get_launcher_output(capsys, name, arguments)
-    assert not recorders.calls.exists()
+    assert not recorders.calls_path.exists()
     assert run_launcher(name, [*arguments[:2], '--execute', *arguments[2:]]) == 0
-    executed_calls, executed_files = recorders.heard(), read_files(tmp_path)
+    executed_calls, executed_files = recorders.pop_calls(), read_files(tmp_path)
     for path in ('runs', code_folder):
         shutil.rmtree(path, ignore_errors=True)
     subprocess.run(['bash', '-c', script], check=True, env=recorders.environment)
-    assert recorders.heard() == executed_calls
+    assert recorders.pop_calls() == executed_calls
     assert read_files(tmp_path) == executed_files
     assert executed_calls
 
@@ -94,7 +94,7 @@ def test_files_with_environment_variables_are_readable_only_by_owner(name, mode,
                 path.chmod(0o644)
     finally:
         os.umask(old_umask)
-    assert not any(SECRET in value for call in recorders.heard() for value in call), 'on a command line'
+    assert not any(SECRET in value for call in recorders.pop_calls() for value in call), 'on a command line'
 
 
 def test_parse_variables_takes_missing_value_from_environment(monkeypatch):

@@ -128,11 +128,11 @@ def test_every_verb_has_expected_commands():
 
 
 def test_stop_shows_program_stderr_and_continues_after_optional_failure(recorders, capfd):
-    recorders.answer('systemctl stop', ('', 'ERROR: the node pair is gone\n', 1))
+    recorders.add_answers('systemctl stop', ('', 'ERROR: the node pair is gone\n', 1))
     argv = ['stop', 'pair', '--execute', *SITE_FLAGS['queued_resources']]
     assert run_launcher('queued_resources', argv) == 0
     assert 'the node pair is gone' in capfd.readouterr().err
-    assert [shlex.join(call) for call in recorders.heard()][-1] == DELETE
+    assert [shlex.join(call) for call in recorders.pop_calls()][-1] == DELETE
 
 
 @pytest.mark.parametrize(

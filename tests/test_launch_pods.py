@@ -48,7 +48,7 @@ def run_commands(tmp_path, monkeypatch):
     """Return run(commands), which runs them in a folder with the config files and returns their calls."""
     recorders = CommandRecorders(tmp_path / 'bin', *PROGRAM_NAMES, 'xpk', 'sky', 'tail')
     for part, text in PROGRAM_OUTPUTS.items():
-        recorders.answer(part, (text, '', 0))
+        recorders.add_answers(part, (text, '', 0))
     (recorders.folder / 'python').symlink_to(sys.executable)
     (tmp_path / 'configs').mkdir()
     (tmp_path / 'configs' / 'scale.py').write_text((ROOT / 'configs' / 'scale.py').read_text())
@@ -62,7 +62,7 @@ def run_commands(tmp_path, monkeypatch):
             cwd=tmp_path, env=recorders.environment, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert result.returncode == 0, result.stderr
-        return recorders.heard()
+        return recorders.pop_calls()
 
     return run
 

@@ -111,7 +111,7 @@ def test_launcher_rejects_invalid_arguments_before_running_commands(name, case, 
         assert re.search(
             pattern, get_launcher_error(capsys, name, [*argv[:2], *execute, *SITE_FLAGS[name], *argv[2:]])
         )
-    assert recorders.heard() == []
+    assert recorders.pop_calls() == []
     assert not Path('runs').exists()
 
 
@@ -198,7 +198,7 @@ def test_launcher_rejects_missing_or_conflicting_options(name, case, recorders, 
     options, pattern = INVALID_OPTIONS[name, case]
     argv = ['submit', 'pair', '--workdir=gs://b/runs/pair', '--execute', *options, *TRAIN_COMMAND]
     assert re.search(pattern, get_launcher_error(capsys, name, argv))
-    assert recorders.heard() == []
+    assert recorders.pop_calls() == []
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_launcher_without_required_program_runs_nothing(name, program, recorders
     (recorders.folder / program).unlink()
     argv = [argument.replace('/shared', f'{tmp_path}/shared') for argument in SUBMIT_COMMANDS[name]]
     assert get_launcher_error(capsys, name, [*argv[:2], '--execute', *argv[2:]]).startswith(f'{program} ')
-    assert recorders.heard() == []
+    assert recorders.pop_calls() == []
     assert not Path('runs').exists()
     assert not Path('shared').exists()
 
@@ -238,10 +238,10 @@ SCHEDULER_ERRORS = {
 @pytest.mark.parametrize('case', SCHEDULER_ERRORS)
 def test_launcher_explains_scheduler_error(case, recorders, capsys, tmp_path):
     name, command_part, error = case
-    recorders.answer(command_part, ('', f'{error}\n', 1))
+    recorders.add_answers(command_part, ('', f'{error}\n', 1))
     argv = [argument.replace('/shared', f'{tmp_path}/shared') for argument in SUBMIT_COMMANDS[name]]
     assert run_launcher(name, [*argv[:2], '--execute', *argv[2:]]) == 1
     *_, scheduler_line, launcher_line = capsys.readouterr().err.splitlines()
     assert scheduler_line == error
     assert all(message_part in launcher_line for message_part in SCHEDULER_ERRORS[case]), launcher_line
-    assert command_part in ' '.join(recorders.heard()[-1])
+    assert command_part in ' '.join(recorders.pop_calls()[-1])

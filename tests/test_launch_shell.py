@@ -87,7 +87,7 @@ def test_boot_script_copies_code_installs_environment_and_starts_run(tmp_path, m
         (tmp_path / 'host' / name).write_text(text)
     for num_environments in (1, 0):  # at the first boot and at a later one
         subprocess.run(['bash', tmp_path / 'host' / 'boot.sh'], check=True, env=boot_recorders.environment)
-        calls = boot_recorders.heard()
+        calls = boot_recorders.pop_calls()
         assert calls[0] == [
             'gcloud',
             'storage',
@@ -135,7 +135,7 @@ def run_keep_script(recorders, capsys, tmp_path):
         return (
             process.returncode,
             process.stdout,
-            [call[len(QUEUED_RESOURCES)] for call in recorders.heard() if call[:4] == QUEUED_RESOURCES],
+            [call[len(QUEUED_RESOURCES)] for call in recorders.pop_calls() if call[:4] == QUEUED_RESOURCES],
         )
 
     return run
@@ -151,8 +151,8 @@ def make_show_result(state, status=0, start_time=17):
 
 def test_keep_script_recreates_preempted_resource_and_deletes_it_at_end(recorders, run_keep_script):
     states = ('WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE', 'SUSPENDING', 'SUSPENDED', 'ACTIVE', 'ACTIVE')
-    recorders.answer('describe', *((f'{state}\n', '', 0) for state in states))
-    recorders.answer(
+    recorders.add_answers('describe', *((f'{state}\n', '', 0) for state in states))
+    recorders.add_answers(
         'systemctl show', make_show_result('active'), make_show_result('activating'), make_show_result('inactive')
     )
     code, output, calls = run_keep_script()
@@ -161,8 +161,8 @@ def test_keep_script_recreates_preempted_resource_and_deletes_it_at_end(recorder
 
 
 def test_keep_script_waits_for_host_that_has_not_started_run(recorders, run_keep_script):
-    recorders.answer('describe', ('ACTIVE\n', '', 0))
-    recorders.answer(
+    recorders.add_answers('describe', ('ACTIVE\n', '', 0))
+    recorders.add_answers(
         'systemctl show',
         make_show_result('inactive', start_time=0),
         make_show_result('active'),
@@ -174,7 +174,7 @@ def test_keep_script_waits_for_host_that_has_not_started_run(recorders, run_keep
 
 
 def test_keep_script_stops_after_restart_limit(recorders, run_keep_script):
-    recorders.answer('describe', ('SUSPENDED\n', '', 0))
+    recorders.add_answers('describe', ('SUSPENDED\n', '', 0))
     code, output, calls = run_keep_script(restarts=2)
     assert (code, calls) == (1, ['describe', 'delete', 'create'] * 2 + ['describe'])
     assert '--restarts' in output
@@ -182,7 +182,7 @@ def test_keep_script_stops_after_restart_limit(recorders, run_keep_script):
 
 
 def test_keep_script_stops_if_resource_is_not_found(recorders, run_keep_script):
-    recorders.answer('describe', ('', 'ERROR: NOT_FOUND\n', 1))
+    recorders.add_answers('describe', ('', 'ERROR: NOT_FOUND\n', 1))
     code, output, calls = run_keep_script()
     assert (code, calls) == (1, ['describe'] * 5)
     assert re.fullmatch(r'.*\bnot\b.*\n', output)

@@ -64,13 +64,13 @@ def test_sweep_is_job_array_with_one_run_per_element(recorders, capsys, tmp_path
     ]
     argv = [*arguments[:2], '--execute', '--rows=a,b', '--seeds=0,1', '--at_once=3', *arguments[2:]]
     assert run_launcher('slurm', argv) == 0
-    (sbatch_call,) = (call for call in recorders.heard() if call[0] == 'sbatch')
+    (sbatch_call,) = (call for call in recorders.pop_calls() if call[0] == 'sbatch')
     assert parse_options(Path(sbatch_call[1]).read_text())['array'] == '0-3%3'
     (recorders.folder / 'srun').symlink_to(recorders.folder / 'sinklab')
     for index, run in enumerate(('a-0', 'b-0', 'a-1', 'b-1')):
         environment = {**recorders.environment, 'SLURM_ARRAY_TASK_ID': str(index)}
         subprocess.run(['bash', sbatch_call[1]], env=environment, check=True)
-        (call,) = recorders.heard()
+        (call,) = recorders.pop_calls()
         assert call[:3] == ['srun', '--kill-on-bad-exit=0', '--wait=120']
         assert f'--workdir=gs://b/runs/pair/{run} ' in Path(call[-1]).read_text()
 
@@ -81,23 +81,23 @@ def test_sweep_is_job_array_with_one_run_per_element(recorders, capsys, tmp_path
 def test_script_requeues_job_on_retry_exit_codes_up_to_limit(code, restarts, recorders, capsys, tmp_path):
     for name in ('srun', 'scontrol'):
         (recorders.folder / name).symlink_to(recorders.folder / 'sinklab')
-    recorders.answer('srun', ('', '', code))
+    recorders.add_answers('srun', ('', '', code))
     (tmp_path / 'job.sh').write_text(make_script(capsys))
     environment = {**recorders.environment, 'SLURM_JOB_ID': '7', 'SLURM_RESTART_COUNT': str(restarts)}
     assert subprocess.run(['bash', 'job.sh'], env=environment).returncode == code
     is_requeued = code in RETRY_EXIT_CODES and restarts < 50
-    assert recorders.heard()[1:] == [['scontrol', 'requeue', '7']] * is_requeued
+    assert recorders.pop_calls()[1:] == [['scontrol', 'requeue', '7']] * is_requeued
 
 
 def test_script_requeues_only_own_array_element(recorders, capsys, tmp_path):
     """Test the last element of an array, whose job id is that of the array."""
     for name in ('srun', 'scontrol'):
         (recorders.folder / name).symlink_to(recorders.folder / 'sinklab')
-    recorders.answer('srun', ('', '', 42))
+    recorders.add_answers('srun', ('', '', 42))
     (tmp_path / 'job.sh').write_text(make_script(capsys))
     variables = dict(SLURM_JOB_ID='8', SLURM_ARRAY_JOB_ID='8', SLURM_ARRAY_TASK_ID='3')
     subprocess.run(['bash', 'job.sh'], env={**recorders.environment, **variables})
-    assert recorders.heard()[1:] == [['scontrol', 'requeue', '8_3']]
+    assert recorders.pop_calls()[1:] == [['scontrol', 'requeue', '8_3']]
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_script_does_not_requeue_after_termination_by_slurm(recorders, capsys, t
     process.terminate()
     assert process.wait(20) == 42
     assert Path('saved').exists()
-    assert recorders.heard() == []
+    assert recorders.pop_calls() == []
 
 
 def test_workdir_with_backslash_is_rejected(recorders, capsys):
@@ -157,7 +157,7 @@ class Cluster:
                 )
                 self.signal()
             codes.append(process.wait(180))
-            if ['scontrol', 'requeue', str(self.job_id)] not in self.recorders.heard():
+            if ['scontrol', 'requeue', str(self.job_id)] not in self.recorders.pop_calls():
                 break
         return codes
 
@@ -193,7 +193,7 @@ def submit_job(recorders, corpus, monkeypatch):
         program.parent.mkdir()
         program.write_text(f'#!/bin/bash\nexec {sys.executable} -m sinklab "$@"\n')
         program.chmod(0o755)
-        (script,) = (call[1] for call in recorders.heard() if call[0] == 'sbatch')
+        (script,) = (call[1] for call in recorders.pop_calls() if call[0] == 'sbatch')
         return Cluster(recorders, script), folder / 'run', notes
 
     return submit

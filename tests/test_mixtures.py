@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from stores import encode_lines, get_refusal, make_conversation, read_documents, write_mixture
+from stores import encode_lines, get_source_error, make_conversation, read_documents, write_mixture
 
 from sinklab.data.sources import open_source
 
@@ -47,10 +47,10 @@ def test_mixture_refuses_invalid_component(source_dir, components, message):
     for component in components.values():
         if 'source' in component:
             component['source'] = component['source'].format(source_dir)
-    assert message in get_refusal(write_mixture(source_dir, components))
+    assert message in get_source_error(write_mixture(source_dir, components))
 
 
 def test_mixture_refuses_duplicate_component(source_dir):
     component = f'"A": {{"source": "text:{source_dir}/a.jsonl"}}'
     (source_dir / 'mixture.json').write_text(f'{{{component}, {component}}}')
-    assert "'A'" in get_refusal(f'mixture:{source_dir}/mixture.json')
+    assert "'A'" in get_source_error(f'mixture:{source_dir}/mixture.json')

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from conftest import alternate_pairs, make_case_params
-from emulators import KINDS, Answer
+from emulators import EMULATOR_TYPES, Answer
 from etils.epath import backend
 from storage_failures import (
     CONTENT,
@@ -71,14 +71,16 @@ READ_FUNCTIONS = [read_file, read_ranges]
 @pytest.mark.parametrize('status', make_case_params([408, 429, 500, 502, 503, 504], [408, 429, 503]))
 def test_storage_retries_busy_status_until_success(bucket, status):
     path = parse_path(f'{bucket.url}/x')
-    with bucket.proxy.treating(answer_during(1.0, Answer(status=status))):
+    with bucket.proxy.apply_rule(answer_during(1.0, Answer(status=status))):
         write_file(path)
-    with bucket.proxy.treating(answer_during(1.0, Answer(status=status))):
+    with bucket.proxy.apply_rule(answer_during(1.0, Answer(status=status))):
         assert read_file(path) == CONTENT
 
 
 @pytest.mark.parametrize(
-    ('operation', 'bucket'), alternate_pairs(itertools.product(STORAGE_OPERATIONS, KINDS)), indirect=['bucket']
+    ('operation', 'bucket'),
+    alternate_pairs(itertools.product(STORAGE_OPERATIONS, EMULATOR_TYPES)),
+    indirect=['bucket'],
 )
 def test_storage_raises_timeout_when_busy_beyond_retry_limit(bucket, operation, capsys):
     path = parse_path(f'{bucket.url}/folder/x')
@@ -86,7 +88,7 @@ def test_storage_raises_timeout_when_busy_beyond_retry_limit(bucket, operation, 
     start_time = time.monotonic()
     with (
         short_timeout(1.0),
-        bucket.proxy.treating(answer_always(Answer(status=503))),
+        bucket.proxy.apply_rule(answer_always(Answer(status=503))),
         pytest.raises((OSError, UserError)) as raised,
     ):
         STORAGE_OPERATIONS[operation](path)
@@ -97,12 +99,12 @@ def test_storage_raises_timeout_when_busy_beyond_retry_limit(bucket, operation, 
     assert 'Traceback' not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('bucket', make_case_params(KINDS, ['gs']), indirect=True)
+@pytest.mark.parametrize('bucket', make_case_params(EMULATOR_TYPES, ['gs']), indirect=True)
 def test_storage_warns_once_across_threads(bucket, monkeypatch, capsys):
     monkeypatch.setattr(retry, 'WARN_AFTER_SECONDS', 0.3)
     path = parse_path(f'{bucket.url}/x')
     write_file(path)
-    with bucket.proxy.treating(answer_during(2.0, Answer(status=503))):
+    with bucket.proxy.apply_rule(answer_during(2.0, Answer(status=503))):
         threads = [threading.Thread(target=read_file, args=(path,)) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -118,9 +120,11 @@ def test_read_resumes_after_lost_connections(bucket, read):
     path = parse_path(f'{bucket.url}/x')
     write_file(path)
     remaining_sizes = [0, 1, 50_000, 99_999]
-    with bucket.proxy.treating(
+    with bucket.proxy.apply_rule(
         lambda method, name: (
-            Answer(bytes=remaining_sizes.pop()) if remaining_sizes and method == 'GET' and '/x' in name else None
+            Answer(max_sent_bytes=remaining_sizes.pop())
+            if remaining_sizes and method == 'GET' and '/x' in name
+            else None
         )
     ):
         assert read(path) == CONTENT
@@ -132,15 +136,17 @@ def test_read_retries_after_stalled_response(short_timeout_bucket, read):
     path = parse_path(f'{short_timeout_bucket.url}/x')
     write_file(path)
     start_time = time.monotonic()
-    with short_timeout_bucket.proxy.treating(answer_once(Answer(bytes=50_000, stalls=30.0), 'GET', '/x')):
+    with short_timeout_bucket.proxy.apply_rule(
+        answer_once(Answer(max_sent_bytes=50_000, close_delay_seconds=30.0), 'GET', '/x')
+    ):
         assert read(path) == CONTENT
     assert time.monotonic() - start_time < 10.0
 
 
-@pytest.mark.parametrize('bucket', make_case_params(KINDS, ['s3']), indirect=True)
+@pytest.mark.parametrize('bucket', make_case_params(EMULATOR_TYPES, ['s3']), indirect=True)
 def test_storage_waits_for_slow_response(bucket):
     path = parse_path(f'{bucket.url}/x')
-    with bucket.proxy.treating(answer_always(Answer(seconds=1.0))):
+    with bucket.proxy.apply_rule(answer_always(Answer(delay_seconds=1.0))):
         write_file(path)
         assert read_file(path) == CONTENT
 
@@ -150,19 +156,19 @@ def test_write_raises_within_bound_without_response(short_timeout_bucket):
     start_time = time.monotonic()
     with (
         short_timeout(2.0),
-        short_timeout_bucket.proxy.treating(answer_always(Answer(seconds=8.0))),
+        short_timeout_bucket.proxy.apply_rule(answer_always(Answer(delay_seconds=8.0))),
         pytest.raises(OSError, match='answered'),
     ):
         write_file(path)
     assert time.monotonic() - start_time < 6.0
 
 
-@pytest.mark.parametrize('stalls', [0.0, 30.0])
-def test_write_retries_after_lost_connection(short_timeout_bucket, stalls):
+@pytest.mark.parametrize('close_delay_seconds', [0.0, 30.0])
+def test_write_retries_after_lost_connection(short_timeout_bucket, close_delay_seconds):
     # The content is larger than the buffer of a connection that is not read.
     path, content = parse_path(f'{short_timeout_bucket.url}/x'), CONTENT * 60
-    rule, remaining_answers = sends_content, [Answer(taken=100_000, stalls=stalls)]
-    with short_timeout_bucket.proxy.treating(
+    rule, remaining_answers = sends_content, [Answer(max_read_bytes=100_000, close_delay_seconds=close_delay_seconds)]
+    with short_timeout_bucket.proxy.apply_rule(
         lambda *request: remaining_answers.pop() if remaining_answers and rule(*request) else None
     ):
         write_file(path, content)
@@ -177,10 +183,17 @@ def multipart_content(monkeypatch):
     return np.random.default_rng(1).bytes((12 << 20) + 7)
 
 
-FAULTS = dict(busy=Answer(status=503), lost=Answer(lost=True), cut=Answer(taken=1 << 20), unread=Answer(bytes=0))
+FAULTS = dict(
+    busy=Answer(status=503),
+    lost=Answer(is_dropped=True),
+    cut=Answer(max_read_bytes=1 << 20),
+    unread=Answer(max_sent_bytes=0),
+)
 
 
-@pytest.mark.parametrize(('fault', 'bucket'), alternate_pairs(itertools.product(FAULTS, KINDS)), indirect=['bucket'])
+@pytest.mark.parametrize(
+    ('fault', 'bucket'), alternate_pairs(itertools.product(FAULTS, EMULATOR_TYPES)), indirect=['bucket']
+)
 def test_multipart_upload_is_complete_after_fault_in_any_request(bucket, multipart_content, fault):
     path = parse_path(f'{bucket.url}/x')
     write_file(path, multipart_content)
@@ -194,7 +207,7 @@ def test_multipart_upload_is_complete_after_fault_in_any_request(bucket, multipa
             requests.append(request)
             return FAULTS[fault] if len(requests) == number + 1 and request[0] in ('POST', 'PUT') else None
 
-        with bucket.proxy.treating(rule):
+        with bucket.proxy.apply_rule(rule):
             write_file(path, multipart_content)
         assert read_file(path) == multipart_content
 
@@ -208,13 +221,13 @@ def test_multipart_upload_that_fails_leaves_previous_object(bucket, multipart_co
             uploads.append(name)
         return Answer(status=503) if len(uploads) > 1 else None
 
-    with short_timeout(0.5), bucket.proxy.treating(rule), pytest.raises(OSError, match='answered'):
+    with short_timeout(0.5), bucket.proxy.apply_rule(rule), pytest.raises(OSError, match='answered'):
         write_file(path, multipart_content)
     assert not path.exists()
     assert directories.list_files(path.parent) == []
     write_file(path, b'before')
     uploads.clear()
-    with short_timeout(0.5), bucket.proxy.treating(rule), pytest.raises(OSError, match='answered'):
+    with short_timeout(0.5), bucket.proxy.apply_rule(rule), pytest.raises(OSError, match='answered'):
         write_file(path, multipart_content)
     assert read_file(path) == b'before'
 
@@ -224,7 +237,7 @@ def test_failed_upload_leaves_no_temporary_files(bucket, tmp_path, monkeypatch):
     path = parse_path(f'{bucket.url}/x')
     with (
         short_timeout(0.3),
-        bucket.proxy.treating(answer_always(Answer(status=503))),
+        bucket.proxy.apply_rule(answer_always(Answer(status=503))),
         pytest.raises(OSError, match='answered'),
     ):
         write_file(path, CONTENT * 40)
@@ -236,7 +249,7 @@ def test_storage_survives_busy_minute_with_default_timeout(bucket, monkeypatch):
     monkeypatch.setattr(retry, 'FIRST_PAUSE_SECONDS', 0.5)
     existing_path, new_path = (parse_path(f'{bucket.url}/{name}') for name in ('there', 'x'))
     write_file(existing_path)
-    busy = bucket.proxy.treating(answer_during(MINUTE, Answer(status=503)))
+    busy = bucket.proxy.apply_rule(answer_during(MINUTE, Answer(status=503)))
     with short_timeout(retry.DEFAULT_RETRY_SECONDS), busy, ThreadPoolExecutor(2) as pool:
         futures = [
             pool.submit(contextvars.copy_context().run, *call)
@@ -258,7 +271,7 @@ def test_read_regular_file_rejects_large_object_without_download(bucket):
     path = upload_object(bucket, bytes(10 << 20))
     with pytest.raises(DamagedFileError, match=r'file\.json.*1,000'):
         untrusted_files.read_regular_file(path, max_bytes=1000)
-    assert sum(request.received for request in bucket.proxy.requests) < 10_000
+    assert sum(request.response_bytes for request in bucket.proxy.requests) < 10_000
 
 
 @pytest.mark.parametrize('size', [0, 1, 10])
@@ -278,7 +291,7 @@ def test_read_regular_file_reads_object_from_offset_in_one_request(bucket, tmp_p
 def test_read_regular_file_returns_empty_object_for_status_416(bucket):
     """GCS returns status 416 for an empty object, unlike its emulator."""
     path = upload_object(bucket, b'')
-    with bucket.proxy.treating(answer_always(Answer(status=416, text='Request range not satisfiable'), 'GET')):
+    with bucket.proxy.apply_rule(answer_always(Answer(status=416, text='Request range not satisfiable'), 'GET')):
         assert untrusted_files.read_regular_file(path) == b''
 
 

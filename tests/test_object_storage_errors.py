@@ -30,7 +30,7 @@ def test_permission_error_is_raised_without_long_retry(bucket, operation):
     path = parse_path(f'{bucket.url}/folder/x')
     write_file(path)
     start_time, previous_count = time.monotonic(), len(bucket.proxy.requests)
-    with bucket.proxy.treating(answer_always(Answer(status=403))), pytest.raises((OSError, UserError)) as raised:
+    with bucket.proxy.apply_rule(answer_always(Answer(status=403))), pytest.raises((OSError, UserError)) as raised:
         STORAGE_OPERATIONS[operation](path)
     assert time.monotonic() - start_time < 2.0
     assert len(bucket.proxy.requests) - previous_count <= 3
@@ -88,7 +88,7 @@ def test_missing_credentials_are_reported_with_bucket(emulators):
     assert 'credentials' in output
     assert s3_bucket.url in output
     assert seconds < 30.0
-    with s3_bucket.proxy.treating(answer_always(Answer(status=401))):
+    with s3_bucket.proxy.apply_rule(answer_always(Answer(status=401))):
         output, seconds = run_script(
             LIST_SCRIPT.replace(
                 'get_file_system, parse_path', 'get_file_system, parse_path\nimport gcsfs.core\n'

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import (
-    END,
+    END_TOKEN,
     decode_documents,
     make_recipe,
     make_store,
@@ -89,7 +89,7 @@ def test_loss_mask_covers_assistant_text_and_following_end_token(tmp_path):
         tokens = store.get_tokens(side, '')
         ids, loss_mask = tokens.read_ids(0, len(tokens)), tokens.read_loss_mask(0, len(tokens)).astype(bool)
         loss_texts.append(store.load_tokenizer().decode(ids[loss_mask].tolist(), skip_special_tokens=False))
-        for end in np.flatnonzero(ids == END):
+        for end in np.flatnonzero(ids == END_TOKEN):
             assert loss_mask[end] == loss_mask[end - 1]
     loss_text = ''.join(loss_texts)
     assert all(f'good day {n}' in loss_text for n in range(5))
@@ -107,7 +107,7 @@ def make_prepare_command(source, folder):
     ('num_kills', 'num_documents'), [(2, 800), pytest.param(10, 3000, marks=pytest.mark.exhaustive)]
 )
 def test_killed_prepare_resumes_from_finished_shards_to_identical_store(tmp_path, num_kills, num_documents):
-    source, folder = write_source(tmp_path / 'a.jsonl', make_texts(num_documents, words=300)), tmp_path / 'killed'
+    source, folder = write_source(tmp_path / 'a.jsonl', make_texts(num_documents, max_words=300)), tmp_path / 'killed'
     subprocess.run(make_prepare_command(source, tmp_path / 'whole'), check=True, capture_output=True)
     num_shards, rng = len(Store(tmp_path / 'whole').shards), random.Random(0)
     assert num_shards > 3 * num_kills
@@ -235,7 +235,7 @@ def test_damaged_documents_are_rejected_or_counted_with_lenient(tmp_path, capsys
 
 @pytest.mark.slow
 def test_full_disk_is_reported_in_one_line_and_finished_shards_are_kept(tmp_path, small_disk):
-    source, folder = write_source(tmp_path / 'a.jsonl', make_texts(3000, words=300)), small_disk / 'store'
+    source, folder = write_source(tmp_path / 'a.jsonl', make_texts(3000, max_words=300)), small_disk / 'store'
     with pytest.raises(UserError, match='No space left') as raised:
         make_store(folder, source, shard_tokens=100_000)
     assert '\n' not in str(raised.value)
@@ -290,7 +290,7 @@ def test_prepare_command_prints_training_flags_and_checks_batches(tmp_path, caps
     ('num_documents', 'size', 'length'), [(400, 'small', 256), (200, 'quickstart', 64), (60, 'smoke', 16)]
 )
 def test_prepare_check_uses_length_of_suggested_training_command(tmp_path, capsys, num_documents, size, length):
-    source, out = write_source(tmp_path / 'a.jsonl', make_texts(num_documents, words=300)), f'{tmp_path}/store'
+    source, out = write_source(tmp_path / 'a.jsonl', make_texts(num_documents, max_words=300)), f'{tmp_path}/store'
     assert main(['prepare', f'--source={source}', f'--out={out}', '--vocabulary=512', '--held_out=0.3']) == 0
     output = capsys.readouterr().out
     assert f'{length} + 1' in output
@@ -316,7 +316,7 @@ def test_choose_size_returns_largest_size_whose_windows_fit(size, monkeypatch):
 
 @pytest.mark.slow
 def test_prepare_prints_no_training_command_for_too_few_windows(tmp_path, capsys):
-    source = write_source(tmp_path / 'a.jsonl', make_texts(2, words=30))
+    source = write_source(tmp_path / 'a.jsonl', make_texts(2, max_words=30))
     assert main(['prepare', f'--source={source}', f'--out={tmp_path}/store', '--held_out=0.5']) == 0
     output = capsys.readouterr().out
     assert 'no size fits' in output

@@ -132,7 +132,7 @@ def list_upload_requests(bucket):
 
 def list_shard_reads(bucket):
     """Return the requests that read a file of a shard."""
-    return [request for name in ('.ids', '.documents') for request in bucket.proxy.found(name, method='GET')]
+    return [request for name in ('.ids', '.documents') for request in bucket.proxy.find_requests(name, method='GET')]
 
 
 @pytest.mark.slow
@@ -214,14 +214,14 @@ def make_failing_rule(times, path, methods, **answer_options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'answer_options',
-    [dict(status=503), pytest.param(dict(bytes=0), marks=pytest.mark.exhaustive)],
+    [dict(status=503), pytest.param(dict(max_sent_bytes=0), marks=pytest.mark.exhaustive)],
     ids=['503', 'lost answer'],
 )
 def test_prepare_retries_transient_storage_failures(tmp_path, bucket, answer_options):
     source = write_source(tmp_path / 'a.jsonl', TEXTS)
     local_store = make_store(tmp_path / 'store', source, shard_tokens=1000)
     rule, failures_left = make_failing_rule(4, 'train-000', ('PUT', 'POST'), **answer_options)
-    with bucket.proxy.treating(rule):
+    with bucket.proxy.apply_rule(rule):
         make_store(parse_path(f'{bucket.url}/store'), source, shard_tokens=1000)
     assert failures_left == [0] or bucket.url.startswith('gs')  # GCS requests name the file in the body
     assert check_same_store(local_store.path, parse_path(f'{bucket.url}/store'))
@@ -243,7 +243,7 @@ def test_prepare_reports_unwritable_destination_in_one_line(tmp_path, bucket, ca
     assert '(file)' in get_error_line(capsys, *options, f'--out={bucket.url}/mine')
     assert directories.list_files(parse_path(f'{bucket.url}/mine')) == ['file']
     assert 'az://bucket/store' in get_error_line(capsys, *options, '--out=az://bucket/store')
-    with bucket.proxy.treating(lambda method, _: Answer(status=403) if method in ('PUT', 'POST') else None):
+    with bucket.proxy.apply_rule(lambda method, _: Answer(status=403) if method in ('PUT', 'POST') else None):
         assert 'account' in get_error_line(capsys, *options, f'--out={bucket.url}/store')
     assert not directories.list_files(parse_path(f'{bucket.url}/store'))
     upload_folder(tmp_path, f'{bucket.url}/same')
@@ -278,14 +278,14 @@ def make_prepare_command(source, out):
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_prepare_resumes_after_kill_and_refuses_concurrent_run(tmp_path, bucket):
-    write_source(tmp_path / 'a.jsonl', make_texts(800, words=300))
+    write_source(tmp_path / 'a.jsonl', make_texts(800, max_words=300))
     source = f'text:{upload_folder(tmp_path, f"{bucket.url}/pile")}/*.jsonl'
     folder = parse_path(f'{bucket.url}/store')
     local_result = json.loads(
         subprocess.run(make_prepare_command(source, tmp_path / 'whole'), check=True, capture_output=True).stdout
     )
     no_output = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with bucket.proxy.treating(lambda method, _: Answer(seconds=0.3) if method in ('PUT', 'POST') else None):
+    with bucket.proxy.apply_rule(lambda method, _: Answer(delay_seconds=0.3) if method in ('PUT', 'POST') else None):
         process = subprocess.Popen(make_prepare_command(source, folder), **no_output)
         while len(list(folder.glob('train-*.json'))) < 3:
             assert process.poll() is None

@@ -75,10 +75,12 @@ def test_remote_store_fetches_at_most_20_percent_more_than_needed(
             make_reader(spec, process, num_processes) for spec in (remote_spec, local_spec)
         )
         for actual, expected in zip(
-            remote_reader.batches(remote_spec, steps), local_reader.batches(local_spec, steps), strict=True
+            remote_reader.read_training_batches(remote_spec, steps),
+            local_reader.read_training_batches(local_spec, steps),
+            strict=True,
         ):
             assert_exactly_equal(actual, expected)
-        assert_exactly_equal(remote_reader.held_out(), local_reader.held_out())
+        assert_exactly_equal(remote_reader.read_held_out(), local_reader.read_held_out())
         assert_exactly_equal(remote_reader.data.probe_PT, local_reader.data.probe_PT)
         num_windows = batch_size // num_processes * steps
         if num_processes == 1:
@@ -118,7 +120,7 @@ def test_remote_held_out_windows_of_domain_match_local_store_across_processes(mi
     )
     expected = load_prefetched_data(local_spec).valid_NT
     assert_exactly_equal(
-        np.concatenate([make_reader(remote_spec, process, 3).held_out() for process in range(3)]), expected
+        np.concatenate([make_reader(remote_spec, process, 3).read_held_out() for process in range(3)]), expected
     )
 
 
@@ -142,7 +144,7 @@ def test_remote_store_opens_without_reading_data_files(mixed_store, bucket):
     Store(url)
     requested_paths = {request.path.partition('?')[0] for request in bucket.proxy.requests}
     assert not any(path.endswith(('ids', 'documents', 'npz', 'tokenizer.json')) for path in requested_paths)
-    assert bucket.proxy.count() <= 5  # includes detection of the bucket type, and whether meta.json exists
+    assert bucket.proxy.count_requests() <= 5  # includes detection of the bucket type, and whether meta.json exists
 
 
 def test_remote_store_reads_consecutive_windows_in_one_request(store, bucket):
@@ -152,7 +154,7 @@ def test_remote_store_reads_consecutive_windows_in_one_request(store, bucket):
     bucket.proxy.requests.clear()
     data.batches.read_windows([(0, index) for index in (9, 3, 4, 5, 3)])
     assert windows.group_consecutive([9, 3, 4, 5, 3]) == [(3, 3), (9, 1)]
-    assert bucket.proxy.count('.ids') == 2
+    assert bucket.proxy.count_requests('.ids') == 2
 
 
 @settings(max_examples=50, deadline=None)
@@ -194,7 +196,7 @@ def test_disk_cache_keeps_completely_read_files(store, bucket, disk_cache):
     assert size <= count_cached_bytes(disk_cache) <= size + 100
     bucket.proxy.requests.clear()
     second_data = read_batches(spec, 60)
-    assert bucket.proxy.count('train-000') == 0
+    assert bucket.proxy.count_requests('train-000') == 0
     assert_exactly_equal(first_data.batches.read_rows(3, range(8)), second_data.batches.read_rows(3, range(8)))
 
 

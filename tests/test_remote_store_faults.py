@@ -103,10 +103,12 @@ def test_range_reads_retry_after_busy_or_broken_responses(store, bucket, steps, 
             return None
         with lock:
             remaining[0] -= 1
-            return None if remaining[0] < 0 else Answer(status=503) if fault == 'busy' else Answer(bytes=1000)
+            return (
+                None if remaining[0] < 0 else Answer(status=503) if fault == 'busy' else Answer(max_sent_bytes=1000)
+            )
 
     local_batches, remote_batches = (load_prefetched_data(spec).batches for spec in (local_spec, remote_spec))
-    with bucket.proxy.treating(answer_request):
+    with bucket.proxy.apply_rule(answer_request):
         for step in range(4):
             assert_exactly_equal(local_batches.read_rows(step, range(4)), remote_batches.read_rows(step, range(4)))
     assert remaining[0] < 0
@@ -116,7 +118,7 @@ def test_range_reads_retry_after_busy_or_broken_responses(store, bucket, steps, 
 def test_unresponsive_storage_ends_reads_with_timeout_error(store, bucket):
     data = load_prefetched_data(make_store_spec(upload_store(store, bucket), optimizer__steps=4))
     with (
-        bucket.proxy.treating(lambda method, path: Answer(status=503) if '.ids' in path else None),
+        bucket.proxy.apply_rule(lambda method, path: Answer(status=503) if '.ids' in path else None),
         short_timeout(1.0),
         pytest.raises(OSError, match=bucket.url) as error,
     ):

@@ -141,7 +141,7 @@ def test_read_runs_selects_probes_evenly_with_first_and_last(monkeypatch, tmp_pa
 
 def test_mean_over_seeds_excludes_diverged_run(tmp_path):
     paths = [write_run(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
-    paths.append(write_run(tmp_path / '2', 'softmax', seed=2, steps=(0, 10), end='diverged', optimizer__steps=20))
+    paths.append(write_run(tmp_path / '2', 'softmax', seed=2, steps=(0, 10), outcome='diverged', optimizer__steps=20))
     loaded_runs = runs.read_runs(paths)
     (group,) = run_groups.group_runs(loaded_runs)
     steps, mean, spread = run_groups.compute_mean_curve(group.counted_runs, 'sink/1')
@@ -163,7 +163,7 @@ def test_mean_over_seeds_excludes_diverged_run(tmp_path):
 
 def test_headline_counts_seeds_with_sink(tmp_path):
     for seed, extra_metrics in enumerate([None, {'sink/1': 0.0}, None]):
-        write_run(tmp_path / str(seed), 'softmax', seed=seed, more=extra_metrics)
+        write_run(tmp_path / str(seed), 'softmax', seed=seed, extra_metrics=extra_metrics)
     (group,) = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{seed}' for seed in range(3)]))
     (description,) = summary_table.format_group(group)
     assert parse_integers(description)[-4:] == [10, 20, 2, 3]
@@ -180,7 +180,12 @@ def test_group_table_reports_direction_relative_to_published_values(tmp_path):
     ):
         published_values = {} if published is None else {'sink/1': published}
         write_run(
-            tmp_path / name, name, seed=0, published=published_values, more={'sink/1': 10.0 + seed}, model__x=name
+            tmp_path / name,
+            name,
+            seed=0,
+            published=published_values,
+            extra_metrics={'sink/1': 10.0 + seed},
+            model__x=name,
         )
     groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in ('b', 'softmax', 'c', 'd', 'e')]))
     directions = {row['row']: row['direction'] for row in run_groups.make_group_table(groups)}
@@ -190,10 +195,10 @@ def test_group_table_reports_direction_relative_to_published_values(tmp_path):
 
 def test_headline_names_groups_without_sink_probe_or_final_step(tmp_path):
     write_run(tmp_path / 'a', 'softmax')
-    write_run(tmp_path / 'b', 'none', more={'sink/1': 0.0})
-    write_run(tmp_path / 'c', 'silent', probes=False, end='unfinished', steps=(0, 10), optimizer__steps=20)
-    write_run(tmp_path / 'd', 'wild', end='diverged')
-    write_run(tmp_path / 'e', 'halted', end='stopped', more={'sink/1': 0.0})
+    write_run(tmp_path / 'b', 'none', extra_metrics={'sink/1': 0.0})
+    write_run(tmp_path / 'c', 'silent', probes=False, outcome='unfinished', steps=(0, 10), optimizer__steps=20)
+    write_run(tmp_path / 'd', 'wild', outcome='diverged')
+    write_run(tmp_path / 'e', 'halted', outcome='stopped', extra_metrics={'sink/1': 0.0})
     groups = run_groups.group_runs(runs.read_runs([f'{tmp_path}/{name}' for name in 'abcde']))
     descriptions = dict(
         part.split(': ', 1) for part in summary_table.format_headline(groups).removesuffix('.').split('; ')
@@ -241,7 +246,9 @@ def test_emergence_is_absent_when_final_rate_exists_at_step_0(tmp_path, runs_per
         for seed in range(runs_per_row):
             paths.append(tmp_path / f'{decay}-{seed}')
             extra_metrics = {'sink/1': 10.0}
-            write_run(paths[-1], f'decay_{decay}', seed=seed, more=extra_metrics, optimizer__weight_decay=decay)
+            write_run(
+                paths[-1], f'decay_{decay}', seed=seed, extra_metrics=extra_metrics, optimizer__weight_decay=decay
+            )
     groups = run_groups.group_runs(runs.read_runs(list(map(str, paths))))
     assert [emergence.find_learned_emergences(group.counted_runs) for group in groups] == [[], []]
     assert 'emerging' not in summary_table.format_headline(groups)
@@ -329,7 +336,7 @@ def test_emergence_figure_draws_interval_between_probes(tmp_path):
     run_settings = [(1e-3, 0, (0, 10, 20), {}), (1e-3, 1, (0, 10, 20), {'sink/1': 0.0}), (1e-2, 0, (0, 40, 60), {})]
     for rate, seed, steps, extra_metrics in run_settings:
         config = dict(optimizer__peak_learning_rate=rate, optimizer__steps=60)
-        write_run(tmp_path / f'{rate}-{seed}', f'rate_{rate}', steps, seed, more=extra_metrics, **config)
+        write_run(tmp_path / f'{rate}-{seed}', f'rate_{rate}', steps, seed, extra_metrics=extra_metrics, **config)
     groups = run_groups.group_runs(runs.read_runs(sorted(map(str, tmp_path.iterdir()))))
     ((_, draw, sweep_axes),) = [entry for entry in pictures.list_figures(groups) if entry[0] == 'emergence']
     (axis,) = draw(groups, sweep_axes).axes
@@ -362,7 +369,7 @@ def test_latex_table_escapes_special_characters(tmp_path):
 @pytest.mark.slow
 def test_report_command_writes_requested_files_and_rejects_unusable_out_path(capsys, tmp_path):
     write_run(tmp_path / 'a', 'softmax')
-    write_run(tmp_path / 'b', 'silent', probes=False, end='unfinished')
+    write_run(tmp_path / 'b', 'silent', probes=False, outcome='unfinished')
     assert main(['report', f'{tmp_path}/a', f'{tmp_path}/b', '--paper', '--svg', '--pdf', '--latex', '--json']) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row['run'], row['probes'], row['outcome']) for row in rows] == [

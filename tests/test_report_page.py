@@ -52,12 +52,12 @@ def folder(tmp_path_factory):
             'softmax',
             seed=seed,
             published=published,
-            more=extra_metrics,
+            extra_metrics=extra_metrics,
             optimizer__weight_decay=0.1,
         )
     write_run(path / 'odd', 'a<b & "c"', steps=(0, 20), published={'sink/1': 41.08}, optimizer__weight_decay=0.5)
-    write_run(path / 'silent', 'silent', probes=False, end='unfinished')
-    write_run(path / 'wild', 'wild', steps=(0, 10), end='diverged')
+    write_run(path / 'silent', 'silent', probes=False, outcome='unfinished')
+    write_run(path / 'wild', 'wild', steps=(0, 10), outcome='diverged')
     names = ('softmax-0', 'softmax-1', 'odd', 'silent', 'wild')
     page.write_report_page(path / 'report.html', runs.read_runs([f'{path}/{name}' for name in names]))
     return path
@@ -143,19 +143,21 @@ def test_page_draws_every_figure_without_console_output(report_tab):
     names = [picture.name for picture in FIGURES] + ['curves', 'context', 'numbers', 'along-optimizer.weight_decay']
     for name in names:
         count = f'document.querySelectorAll("[id=\\"figure-{name}\\"] .drawn :is(.path, canvas)").length'
-        assert report_tab.ask(count) > 0, f'{name} is not drawn'
-    assert report_tab.ask('document.querySelectorAll("section.figure").length') == len(names)
-    assert report_tab.ask('document.querySelectorAll("#figure-alpha canvas").length') == 4
-    assert report_tab.ask('document.querySelectorAll("#figure-attention canvas").length') == 12, 'the first of them'
-    assert kinds.count('ratios') == report_tab.ask('document.querySelectorAll(".cursor:not(.now)").length')
-    assert report_tab.ask('document.querySelectorAll(".mark").length') == 4
-    assert report_tab.ask(
+        assert report_tab.evaluate(count) > 0, f'{name} is not drawn'
+    assert report_tab.evaluate('document.querySelectorAll("section.figure").length') == len(names)
+    assert report_tab.evaluate('document.querySelectorAll("#figure-alpha canvas").length') == 4
+    assert report_tab.evaluate('document.querySelectorAll("#figure-attention canvas").length') == 12, (
+        'the first of them'
+    )
+    assert kinds.count('ratios') == report_tab.evaluate('document.querySelectorAll(".cursor:not(.now)").length')
+    assert report_tab.evaluate('document.querySelectorAll(".mark").length') == 4
+    assert report_tab.evaluate(
         '[...document.querySelectorAll("canvas, svg[role=img]")].every(one => one.ariaLabel && one.tabIndex === 0)'
     )
     colours = (
         'new Set(document.querySelector("#figure-alpha canvas").getContext("2d").getImageData(0, 0, 2, 3).data).size'
     )
-    assert report_tab.ask(colours) > 6
+    assert report_tab.evaluate(colours) > 6
 
 
 @NEEDS_BROWSER
@@ -166,63 +168,65 @@ def test_page_slider_and_keys_move_all_figures(report_tab):
         ARIA_LABEL.format('value', 'svg[role=img]'),
     )
     attention, cosine = (ARIA_LABEL.format(name, 'canvas') for name in ('attention', 'cos'))
-    before = [report_tab.ask(label) for label in (curve, alpha, value, attention, cosine)]
+    before = [report_tab.evaluate(label) for label in (curve, alpha, value, attention, cosine)]
     assert 'at step 20: softmax, mean of 2 50.0' in before[0]
     assert 'step 20' in before[1]
-    report_tab.ask('getElement("step").focus()')
+    report_tab.evaluate('getElement("step").focus()')
     report_tab.press('ArrowLeft')
-    after = [report_tab.ask(label) for label in (curve, alpha, value, attention, cosine)]
+    after = [report_tab.evaluate(label) for label in (curve, alpha, value, attention, cosine)]
     assert 'at step 10: softmax, mean of 2 25.0' in after[0]
     assert 'step 10' in after[1]
     assert after[2] != before[2]
     assert 'step 10' in after[3]
     assert ', step 20: cos' in before[4]
     assert ', step 10: cos' in after[4]
-    report_tab.ask('document.activeElement.blur()')
+    report_tab.evaluate('document.activeElement.blur()')
     report_tab.press('[', '[')
-    assert 'step 0' in report_tab.ask(alpha)
-    report_tab.ask('document.querySelector("#figure-curves svg[role=img]").focus()')
+    assert 'step 0' in report_tab.evaluate(alpha)
+    report_tab.evaluate('document.querySelector("#figure-curves svg[role=img]").focus()')
     report_tab.press('ArrowRight')
-    assert report_tab.ask('getElement("step-value").textContent') == '10'
+    assert report_tab.evaluate('getElement("step-value").textContent') == '10'
     assert report_tab.console == []
 
 
 @NEEDS_BROWSER
 def test_page_filters_rows_layers_and_heads(report_tab):
     canvases = 'document.querySelectorAll("#figure-{} canvas").length'
-    report_tab.ask(
+    report_tab.evaluate(
         'getElement("row-search").value = "soft"; getElement("row-search").dispatchEvent(new Event("input"))'
     )
-    report_tab.settle()
-    assert report_tab.ask(canvases.format('alpha')) == 2
-    assert report_tab.ask('[...document.querySelectorAll("tr[data-group]")].filter(row => !row.hidden).length') == 3
-    assert 'a<b' not in report_tab.ask(ARIA_LABEL.format('curves', 'svg[role=img]'))
-    report_tab.ask('getElement("layer").value = 2; getElement("layer").dispatchEvent(new Event("change"))')
-    report_tab.ask('getElement("head").value = 1; getElement("head").dispatchEvent(new Event("change"))')
-    report_tab.settle()
-    titles = report_tab.ask(
+    report_tab.wait_for_frames()
+    assert report_tab.evaluate(canvases.format('alpha')) == 2
+    assert (
+        report_tab.evaluate('[...document.querySelectorAll("tr[data-group]")].filter(row => !row.hidden).length') == 3
+    )
+    assert 'a<b' not in report_tab.evaluate(ARIA_LABEL.format('curves', 'svg[role=img]'))
+    report_tab.evaluate('getElement("layer").value = 2; getElement("layer").dispatchEvent(new Event("change"))')
+    report_tab.evaluate('getElement("head").value = 1; getElement("head").dispatchEvent(new Event("change"))')
+    report_tab.wait_for_frames()
+    titles = report_tab.evaluate(
         '[...document.querySelectorAll("#figure-attention figcaption")].map(one => one.textContent)'
     )
     assert len(titles) == 2
     assert all('layer 2 head 1' in title for title in titles)
     report_tab.click('#no-rows')
-    assert report_tab.ask(canvases.format('alpha')) == 0
-    assert report_tab.ask('document.querySelector("#figure-alpha .none").textContent') == 'no row is shown'
+    assert report_tab.evaluate(canvases.format('alpha')) == 0
+    assert report_tab.evaluate('document.querySelector("#figure-alpha .none").textContent') == 'no row is shown'
     report_tab.click('#all-rows')
-    assert report_tab.ask(canvases.format('alpha')) == 4
+    assert report_tab.evaluate(canvases.format('alpha')) == 4
     assert report_tab.console == []
 
 
 @NEEDS_BROWSER
 def test_page_map_is_navigated_by_keys_and_enter_selects_head(report_tab):
-    report_tab.ask('document.querySelector("#figure-alpha canvas").focus()')
+    report_tab.evaluate('document.querySelector("#figure-alpha canvas").focus()')
     report_tab.press('ArrowRight')
-    assert re.fullmatch(r'layer 3, head 2: 0\.\d{3}', report_tab.ask('getElement("announcement").textContent'))
+    assert re.fullmatch(r'layer 3, head 2: 0\.\d{3}', report_tab.evaluate('getElement("announcement").textContent'))
     report_tab.press('Enter')
-    assert report_tab.ask('[state.layer, state.head]') == [3, 2]
-    report_tab.ask('document.querySelector("#figure-alpha .values").open = true')
-    report_tab.until('document.querySelectorAll("#figure-alpha .values td").length')
-    assert report_tab.ask('document.querySelectorAll("#figure-alpha .values table").length') == 4
+    assert report_tab.evaluate('[state.layer, state.head]') == [3, 2]
+    report_tab.evaluate('document.querySelector("#figure-alpha .values").open = true')
+    report_tab.wait_until('document.querySelectorAll("#figure-alpha .values td").length')
+    assert report_tab.evaluate('document.querySelectorAll("#figure-alpha .values table").length') == 4
 
 
 @NEEDS_BROWSER
@@ -231,16 +235,16 @@ def test_page_fits_window_width_and_has_dark_theme(tab, folder, width, tmp_path)
     colours = []
     for dark in (False, True):
         tab.open(folder / 'report.html', width, dark=dark)
-        assert tab.ask('document.documentElement.scrollWidth') <= width
-        colours.append(tab.ask(BACKGROUND_COLOR))
+        assert tab.evaluate('document.documentElement.scrollWidth') <= width
+        colours.append(tab.evaluate(BACKGROUND_COLOR))
         boxes_script = 'const boxes = [...document.querySelectorAll("h1, h2, h3, figcaption, svg, canvas, .legend")]'
-        assert tab.ask(
+        assert tab.evaluate(
             f'(() => {{ {boxes_script}.map(one => one.getBoundingClientRect()).filter(one => one.width); return '
             'boxes.every(one => one.right <= innerWidth + 1 && one.left >= -1) })()'
         )
     tab.click('#theme')
     assert colours == ['rgb(255, 255, 255)', 'rgb(20, 23, 26)']
-    assert tab.ask(BACKGROUND_COLOR) == colours[0]
+    assert tab.evaluate(BACKGROUND_COLOR) == colours[0]
 
 
 CLIPPED = 'document.querySelector("#table-{} .scroll").classList.contains("clipped")'
@@ -252,29 +256,29 @@ HINTED = '!document.querySelector("#table-{} .hint").hidden'
 def test_page_shows_scroll_hint_for_table_wider_than_window(tab, folder, table):
     clipped, hinted = CLIPPED.format(table), HINTED.format(table)
     tab.open(folder / 'report.html', 2000)
-    tab.ask('document.body.style.maxWidth = "none"')
-    tab.until(f'!{clipped}')
-    assert not tab.ask(hinted)
+    tab.evaluate('document.body.style.maxWidth = "none"')
+    tab.wait_until(f'!{clipped}')
+    assert not tab.evaluate(hinted)
     tab.resize(400)
-    tab.until(clipped)
-    assert tab.ask(hinted)
-    tab.ask(f'document.querySelector("#table-{table} .scroll").scrollLeft = 9999')
-    tab.until(f'!{clipped}')
+    tab.wait_until(clipped)
+    assert tab.evaluate(hinted)
+    tab.evaluate(f'document.querySelector("#table-{table} .scroll").scrollLeft = 9999')
+    tab.wait_until(f'!{clipped}')
 
 
 @NEEDS_BROWSER
 def test_page_has_no_negative_axis_for_metric_that_is_zero(tab, tmp_path):
-    run = write_run(tmp_path / 'a', 'softmax', more={'train/grad_norm': 0.0})
+    run = write_run(tmp_path / 'a', 'softmax', extra_metrics={'train/grad_norm': 0.0})
     page.write_report_page(tmp_path / 'report.html', runs.read_runs([run]))
     tab.open(tmp_path / 'report.html')
-    ticks = tab.ask('[...document.querySelectorAll("#figure-numbers svg text")].map(one => +one.textContent)')
+    ticks = tab.evaluate('[...document.querySelectorAll("#figure-numbers svg text")].map(one => +one.textContent)')
     assert all(value is None or value >= 0 for value in ticks), ticks
 
 
 @NEEDS_BROWSER
 @pytest.mark.parametrize('kind', ['one', 'silent', 'wild'])
 def test_page_shows_single_run(tab, tmp_path, kind):
-    run_options = dict(one={}, silent=dict(probes=False), wild=dict(end='diverged'))[kind]
+    run_options = dict(one={}, silent=dict(probes=False), wild=dict(outcome='diverged'))[kind]
     page.write_report_page(
         tmp_path / 'report.html', runs.read_runs([write_run(tmp_path / 'run', 'softmax', **run_options)])
     )
@@ -282,9 +286,9 @@ def test_page_shows_single_run(tab, tmp_path, kind):
     tab.open(tmp_path / 'report.html', 400)
     assert tab.console == []
     expected_text = dict(one='40 % of (text, layer, head)', silent='no probe yet', wild='diverged at step 20')[kind]
-    assert expected_text in tab.ask('document.querySelector(".answer").textContent')
-    assert tab.ask('document.querySelectorAll(".path").length') > 0
-    assert tab.ask('getComputedStyle(getElement("layer").closest("label")).display') == (
+    assert expected_text in tab.evaluate('document.querySelector(".answer").textContent')
+    assert tab.evaluate('document.querySelectorAll(".path").length') > 0
+    assert tab.evaluate('getComputedStyle(getElement("layer").closest("label")).display') == (
         'none' if kind == 'silent' else 'flex'
     )
 
@@ -300,9 +304,9 @@ def test_page_connects_fork_to_curve_of_parent(tab, tmp_path):
     tab.console.clear()
     tab.open(tmp_path / 'report.html')
     assert tab.console == []
-    assert tab.ask('document.querySelectorAll("#figure-curves [stroke-dasharray=\'1 4\']").length') == 2
-    assert 'sigmoid from softmax@15: ' in tab.ask('document.querySelector(".answer").textContent')
-    assert 'similarity exp -> sigmoid' in tab.ask('document.querySelector(".note").textContent')
+    assert tab.evaluate('document.querySelectorAll("#figure-curves [stroke-dasharray=\'1 4\']").length') == 2
+    assert 'sigmoid from softmax@15: ' in tab.evaluate('document.querySelector(".answer").textContent')
+    assert 'similarity exp -> sigmoid' in tab.evaluate('document.querySelector(".note").textContent')
 
 
 def draw_metrics(step, rng):
@@ -338,11 +342,11 @@ def test_page_of_two_hundred_runs_meets_size_and_time_limits(tab, tmp_path):
     seconds, size = time.monotonic() - start_time, (tmp_path / 'report.html').stat().st_size
     tab.console.clear()
     tab.open(tmp_path / 'report.html')
-    draw_ms = int(tab.ask('document.documentElement.dataset.drawn'))
+    draw_ms = int(tab.evaluate('document.documentElement.dataset.drawn'))
     print(f'200 runs: written in {seconds:.1f} s, {size / 1e6:.2f} MB, drawn {draw_ms} ms after it was asked for')
     assert size < 10e6
     assert draw_ms < 2000 * 4, 'four times what an idle machine may take'
     assert tab.console == []
-    assert tab.ask('document.querySelectorAll("#figure-alpha canvas").length') == 12
+    assert tab.evaluate('document.querySelectorAll("#figure-alpha canvas").length') == 12
     assert figure_data.MIN_POINTS <= figure_data.MAX_TOTAL_POINTS // 200
     assert figure_data.MAX_MATRIX_RUNS < 200

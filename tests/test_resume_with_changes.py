@@ -50,7 +50,7 @@ def test_extended_run_is_identical_to_run_started_with_more_steps(corpus, tmp_pa
     callback = RecordingCallback()
     records = train_run(longer_spec, path, callback)
     expected = train_run(longer_spec, tmp_path / 'whole')
-    assert callback.begun == (8, ['optimizer.steps 8 -> 12'])
+    assert callback.train_begin_arguments == (8, ['optimizer.steps 8 -> 12'])
     assert drop_clock_metrics(records, after=8) == drop_clock_metrics(expected, after=8)
     jax.tree.map(np.testing.assert_array_equal, load_parameters(path, 12), load_parameters(tmp_path / 'whole', 12))
     assert RunDir(path).read_json('config')['optimizer']['steps'] == 12
@@ -64,7 +64,7 @@ def test_changed_field_is_recorded_with_step_of_change(corpus, tmp_path):
     with pytest.raises(CrashError):
         train_run(make_spec(corpus), folder.path, CrashingCallback(6))
     train_run(make_spec(corpus, probe__every_steps=3), folder.path, callback)
-    assert callback.begun == (4, ['probe.every_steps 0 -> 3'])
+    assert callback.train_begin_arguments == (4, ['probe.every_steps 0 -> 3'])
     first, second = folder.read_environment()['attempts']
     assert 'changes' not in first
     assert (second['step'], second['changes']) == (4, ['probe.every_steps 0 -> 3'])

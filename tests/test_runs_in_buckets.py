@@ -91,10 +91,10 @@ def test_run_in_bucket_has_same_content_as_on_disk(corpus, bucket_path, disk_pat
 @S3
 def test_crashed_run_in_bucket_resumes_to_same_result(corpus, bucket_path, disk_path):
     with pytest.raises(CrashError):
-        train_run(make_spec(corpus), bucket_path, CrashingCallback(at=6))
+        train_run(make_spec(corpus), bucket_path, CrashingCallback(step=6))
     callback = RecordingCallback()
     train_run(make_spec(corpus), bucket_path, callback)
-    assert callback.begun[0] == 4
+    assert callback.train_begin_arguments[0] == 4
     assert_same_run(bucket_path, disk_path)
 
 
@@ -174,13 +174,15 @@ def test_train_step_sends_no_storage_requests(corpus, bucket):
     train_run(make_spec(corpus, **changes), f'{bucket.url}/run', CountingCallback())
     step_requests = bucket.proxy.requests[slice(*request_counts)]
     assert [
-        request for request in step_requests if '/metrics/' not in request.named and 'lease.json' not in request.named
+        request
+        for request in step_requests
+        if '/metrics/' not in request.path_and_names and 'lease.json' not in request.path_and_names
     ] == []
 
 
 def test_denied_write_is_reported_before_training(corpus, bucket, bucket_path):
     with (
-        bucket.proxy.treating(lambda method, path: Answer(status=403) if method in ('POST', 'PUT') else None),
+        bucket.proxy.apply_rule(lambda method, path: Answer(status=403) if method in ('POST', 'PUT') else None),
         pytest.raises(UserError, match=bucket.url),
     ):
         train_run(make_spec(corpus), bucket_path)
@@ -189,7 +191,7 @@ def test_denied_write_is_reported_before_training(corpus, bucket, bucket_path):
 def test_unavailable_storage_raises_os_error_after_timeout(bucket, bucket_path):
     with (
         short_timeout(0.5),
-        bucket.proxy.treating(lambda method, path: Answer(status=503)),
+        bucket.proxy.apply_rule(lambda method, path: Answer(status=503)),
         pytest.raises(OSError, match=bucket.url),
     ):
         RunDir(bucket_path).read_json('config')
@@ -210,13 +212,19 @@ def test_repeated_sweep_in_bucket_trains_no_runs(corpus, bucket, capsys):
     table = capsys.readouterr().out
     assert [row['outcome'] for row in json.loads(table)] == ['done 1/1'] * 2
     written_names = [
-        request.named for request in bucket.proxy.requests if request.writes and 'metrics' in request.named
+        request.path_and_names
+        for request in bucket.proxy.requests
+        if request.is_write and 'metrics' in request.path_and_names
     ]
     assert main(['sweep', *arguments]) == 0
     assert capsys.readouterr().out == table
     assert (
         written_names
-        == [request.named for request in bucket.proxy.requests if request.writes and 'metrics' in request.named]
+        == [
+            request.path_and_names
+            for request in bucket.proxy.requests
+            if request.is_write and 'metrics' in request.path_and_names
+        ]
         != []
     )
     assert json.loads((parse_path(bucket.url) / 'sweep' / 'sweep.json').read_text()) == json.loads(table)
@@ -227,7 +235,7 @@ def test_follow_run_reads_run_in_bucket(bucket_path):
         steps = ()
 
         def on_train_begin(self, step, attention, changes):
-            self.notes.append(attention)
+            self.messages.append(attention)
 
         def on_record(self, record, written):
             self.steps = (*self.steps, record['step'])
@@ -242,7 +250,7 @@ def test_follow_run_reads_run_in_bucket(bucket_path):
             metrics.append(dict(step=step))
             metrics.sync()
             next(updates)
-        assert (callback.notes, callback.steps) == (['dense'], (1, 2))
+        assert (callback.messages, callback.steps) == (['dense'], (1, 2))
         metrics.append(dict(step=3))
         metrics.close()
         folder.write_json('outcome', dict(kind='done', message=''))
@@ -252,7 +260,7 @@ def test_follow_run_reads_run_in_bucket(bucket_path):
 
 @pytest.mark.parametrize('command', ['report', 'tail', 'checkpoint ls'])
 def test_denied_read_is_reported_in_one_line(bucket, bucket_path, capsys, command):
-    with bucket.proxy.treating(lambda method, path: Answer(status=403)):
+    with bucket.proxy.apply_rule(lambda method, path: Answer(status=403)):
         assert main([*command.split(), str(bucket_path)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -272,7 +280,7 @@ def test_busy_storage_does_not_change_run(corpus, bucket, bucket_path, disk_path
     def answer_busy(method, path):
         return Answer(status=503) if deadlines and time.monotonic() < deadlines[0] else None
 
-    with bucket.proxy.treating(answer_busy):
+    with bucket.proxy.apply_rule(answer_busy):
         train_run(make_spec(corpus), bucket_path, DelayingCallback())
     assert time.monotonic() > deadlines[0]
     assert_same_run(bucket_path, disk_path)
@@ -283,7 +291,7 @@ def test_lost_write_permission_keeps_last_checkpoint_and_run_resumes(corpus, buc
     def deny_checkpoint(method, path):
         return Answer(status=403) if method in ('POST', 'PUT') and '/checkpoints/8/' in path else None
 
-    with bucket.proxy.treating(deny_checkpoint), pytest.raises(UserError, match='checkpoint'):
+    with bucket.proxy.apply_rule(deny_checkpoint), pytest.raises(UserError, match='checkpoint'):
         train_run(make_spec(corpus), bucket_path)
     assert RunDir(bucket_path).list_checkpoint_steps() == [4]
     assert RunDir(bucket_path).read_json('outcome')['checkpoint'] == 4

@@ -45,9 +45,9 @@ def test_run_on_bucket_matches_run_on_disk(store, bucket, tmp_path):
 def test_run_on_bucket_reads_each_window_once(store, bucket, tmp_path):
     spec = make_store_spec(upload_store(store, bucket), **SHORT_RUN_CHANGES)
     train_run(spec, tmp_path / 'run')
-    requests = bucket.proxy.found('train-')
+    requests = bucket.proxy.find_requests('train-')
     size = spec.optimizer.batch_size * spec.optimizer.steps * (spec.data.length + 1) * 2
-    assert sum(request.received for request in requests) == size
+    assert sum(request.response_bytes for request in requests) == size
 
 
 def test_run_on_bucket_stops_with_one_line_if_store_is_modified(store, bucket, tmp_path):

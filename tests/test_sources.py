@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stores import encode_lines, get_refusal, make_conversation, read_documents
+from stores import encode_lines, get_source_error, make_conversation, read_documents
 
 from sinklab.data import source_files
 from sinklab.data.documents import DamagedDocument, Document
@@ -98,7 +98,7 @@ def test_text_file_with_other_or_no_ending_is_one_document(tmp_path):
 def test_file_that_is_no_text_is_refused_by_name(tmp_path, make_file):
     (tmp_path / 'a').write_text('text')
     make_file(tmp_path / 'b')
-    assert f'{tmp_path}/b, which cannot be read; allowed: .txt' in get_refusal(f'text:{tmp_path}/*')
+    assert f'{tmp_path}/b, which cannot be read; allowed: .txt' in get_source_error(f'text:{tmp_path}/*')
 
 
 def test_document_names_do_not_depend_on_directory(tmp_path, monkeypatch):
@@ -128,7 +128,7 @@ def test_glob_expands_braces(tmp_path, monkeypatch):
     }.items():
         assert [document.name for document in read_documents(f'text:{pattern}')] == names, pattern
         assert [document.name for document in read_documents(f'text:{tmp_path}/{pattern}')] == names, pattern
-    assert 'text:a/*.{md,rst}' in get_refusal('text:a/*.{md,rst}')
+    assert 'text:a/*.{md,rst}' in get_source_error('text:a/*.{md,rst}')
 
 
 def test_stdlib_source_holds_library_modules_without_tests():
@@ -166,7 +166,7 @@ def test_damaged_file_is_refused_by_name(tmp_path, name):
     complete_content = (tmp_path / name).read_bytes()
     for content in (complete_content[:-3], complete_content[: len(complete_content) // 3], b'nothing of the kind'):
         (tmp_path / name).write_bytes(content)
-        assert f'{tmp_path}/{name} ' in get_refusal(f'text:{tmp_path}/a.*')
+        assert f'{tmp_path}/{name} ' in get_source_error(f'text:{tmp_path}/a.*')
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_damaged_file_is_refused_by_name(tmp_path, name):
 def test_invalid_source_is_refused(tmp_path, source, message):
     write_parquet(tmp_path / 'a.parquet', ['x'])
     (tmp_path / 'b.pdf').write_bytes(b'%PDF-1.7\n%\xe2\xe3\xcf\xd3\n')
-    assert message in get_refusal(source.format(tmp_path))
+    assert message in get_source_error(source.format(tmp_path))
 
 
 def test_field_option_reads_renamed_and_nested_fields(tmp_path):
@@ -267,7 +267,8 @@ def test_missing_library_is_named_with_install_command(tmp_path, monkeypatch, na
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.setitem(sys.modules, f'{library}.parquet', None)
     assert all(
-        part in get_refusal(f'text:{tmp_path}/{name}') for part in (name, f' {library}', format_extra_command('data'))
+        part in get_source_error(f'text:{tmp_path}/{name}')
+        for part in (name, f' {library}', format_extra_command('data'))
     )
 
 

@@ -15,7 +15,7 @@ import zstandard
 from emulators import Answer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stores import encode_lines, get_refusal, make_texts, read_documents, write_mixture
+from stores import encode_lines, get_source_error, make_texts, read_documents, write_mixture
 
 from sinklab.data import source_files
 from sinklab.data.sources import open_source
@@ -119,7 +119,7 @@ def test_text_without_ending_in_bucket_matches_local_file(folder_and_url):
         parse_path(f'{url}/{name}').write_bytes(content)
     for suffix in ('LICENSE', 'log/empty'):
         assert read_documents(f'text:{url}/{suffix}') == read_documents(f'text:{folder}/{suffix}')
-    assert f'{url}/log/a.bin, which cannot be read' in get_refusal(f'text:{url}/log/*')
+    assert f'{url}/log/a.bin, which cannot be read' in get_source_error(f'text:{url}/log/*')
 
 
 def test_mixture_in_bucket_matches_local_mixture(folder_and_url, tmp_path, bucket):
@@ -134,7 +134,7 @@ def test_mixture_in_bucket_matches_local_mixture(folder_and_url, tmp_path, bucke
     local_source = write_mixture(tmp_path, local_components)
     parse_path(f'{url}/mixture.json').write_text(json.dumps(bucket_components))
     assert read_documents(f'mixture:{url}/mixture.json') == read_documents(local_source)
-    assert f'{url}/none.json' in get_refusal(f'mixture:{url}/none.json')
+    assert f'{url}/none.json' in get_source_error(f'mixture:{url}/none.json')
 
 
 def test_identity_changes_when_object_changes(folder_and_url):
@@ -164,7 +164,7 @@ def test_large_file_is_streamed_and_read_once(bucket, tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert num_characters == 1000 * 30_000
-    received = sum(request.received for request in bucket.proxy.found('a.jsonl', method='GET'))
+    received = sum(request.response_bytes for request in bucket.proxy.find_requests('a.jsonl', method='GET'))
     assert size <= received < size + 20_000
     assert peak < 60 << 20
 
@@ -178,7 +178,9 @@ def test_parquet_source_reads_only_needed_columns(bucket, tmp_path, monkeypatch)
     upload_files(tmp_path, bucket.url)
     bucket.proxy.requests.clear()
     assert [document.text for document in read_documents(f'text:{bucket.url}/a.parquet')] == table['text'].to_pylist()
-    assert sum(request.received for request in bucket.proxy.requests) < (tmp_path / 'a.parquet').stat().st_size / 3
+    assert (
+        sum(request.response_bytes for request in bucket.proxy.requests) < (tmp_path / 'a.parquet').stat().st_size / 3
+    )
 
 
 COMPRESSORS = {'a.jsonl': bytes, 'a.jsonl.gz': gzip.compress, 'a.jsonl.zst': zstandard.compress}
@@ -194,7 +196,7 @@ def test_truncated_file_is_reported_as_on_disk(bucket, tmp_path, name):
             read_documents(f'text:{tmp_path}/{name}')[-1], location=f'{bucket.url}/{name}, line 40'
         )
     else:
-        assert get_refusal(f'text:{bucket.url}/{name}') == get_refusal(f'text:{tmp_path}/{name}').replace(
+        assert get_source_error(f'text:{bucket.url}/{name}') == get_source_error(f'text:{tmp_path}/{name}').replace(
             str(tmp_path), bucket.url
         )
 
@@ -213,10 +215,10 @@ def fail_requests(times, path='.jsonl', method='GET', **answer_fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('answer_fields', [dict(status=503), dict(bytes=1000)], ids=['503', 'cut'])
+@pytest.mark.parametrize('answer_fields', [dict(status=503), dict(max_sent_bytes=1000)], ids=['503', 'cut'])
 def test_transient_storage_failures_are_retried(folder_and_url, bucket, answer_fields):
     folder, url = folder_and_url
-    with bucket.proxy.treating(fail_requests(3, **answer_fields)):
+    with bucket.proxy.apply_rule(fail_requests(3, **answer_fields)):
         assert read_documents(f'text:{url}/**/*.jsonl*') == read_documents(f'text:{folder}/**/*.jsonl*')
         assert not bucket.proxy.rules[0]('GET', '.jsonl')  # all failures have occurred
 
@@ -235,30 +237,30 @@ def test_file_overwritten_while_read_is_refused(bucket, tmp_path, monkeypatch):
 
 def test_missing_object_or_bucket_is_refused(folder_and_url, bucket):
     _, url = folder_and_url
-    assert f'text:{url}/*.tsv' in get_refusal(f'text:{url}/*.tsv')
-    assert f'text:{url}/none.txt' in get_refusal(f'text:{url}/none.txt')
-    assert f'text:{url} ' in get_refusal(f'text:{url}')
+    assert f'text:{url}/*.tsv' in get_source_error(f'text:{url}/*.tsv')
+    assert f'text:{url}/none.txt' in get_source_error(f'text:{url}/none.txt')
+    assert f'text:{url} ' in get_source_error(f'text:{url}')
     for suffix in ('x.txt', '*.txt', '**/*.{txt,jsonl}'):
-        assert f'bucket {bucket.url}-not ' in get_refusal(f'text:{bucket.url}-not/{suffix}')
-    assert f'{bucket.url[:-1]}*/*.txt ' in get_refusal(f'text:{bucket.url[:-1]}*/*.txt')
+        assert f'bucket {bucket.url}-not ' in get_source_error(f'text:{bucket.url}-not/{suffix}')
+    assert f'{bucket.url[:-1]}*/*.txt ' in get_source_error(f'text:{bucket.url[:-1]}*/*.txt')
     parse_path(f'{url}/a.csv').write_bytes(b'\0')
-    assert f'{url}/a.csv' in get_refusal(f'text:{url}/**')
-    assert 'az://bucket/*.txt ' in get_refusal('text:az://bucket/*.txt')
+    assert f'{url}/a.csv' in get_source_error(f'text:{url}/**')
+    assert 'az://bucket/*.txt ' in get_source_error('text:az://bucket/*.txt')
 
 
 @pytest.mark.parametrize('pattern', ['*.jsonl', 'a.jsonl'])
 def test_permission_error_is_reported(folder_and_url, bucket, pattern):
     _, url = folder_and_url
-    with bucket.proxy.treating(lambda method, path: Answer(status=403)):
-        message = get_refusal(f'text:{url}/{pattern}')
+    with bucket.proxy.apply_rule(lambda method, path: Answer(status=403)):
+        message = get_source_error(f'text:{url}/{pattern}')
     assert f'{bucket.url} ' in message
     assert 'account' in message
-    with bucket.proxy.treating(fail_requests(99, status=403, method='GET', path='a.jsonl')):
-        assert 'account' in get_refusal(f'text:{url}/a.jsonl')
+    with bucket.proxy.apply_rule(fail_requests(99, status=403, method='GET', path='a.jsonl')):
+        assert 'account' in get_source_error(f'text:{url}/a.jsonl')
 
 
 @pytest.mark.slow
 def test_unresponsive_storage_is_reported_before_timeout(folder_and_url, bucket):
     _, url = folder_and_url
-    with bucket.proxy.treating(lambda method, path: Answer(status=503)), short_timeout(2):
-        assert f'{bucket.url} ' in get_refusal(f'text:{url}/*.jsonl')
+    with bucket.proxy.apply_rule(lambda method, path: Answer(status=503)), short_timeout(2):
+        assert f'{bucket.url} ' in get_source_error(f'text:{url}/*.jsonl')

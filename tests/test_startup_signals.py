@@ -180,9 +180,9 @@ def test_ctrl_c_at_random_startup_time_exits_with_130_and_one_line(config, finis
     rng = random.Random(count)
     for _ in range(count):
         result = interrupt([*SINKLAB, *command], rng.uniform(0.03, seconds), signal.SIGINT)
-        assert result.code is not None, f'went on after {result.moment:.3f} s'
+        assert result.exit_code is not None, f'went on after {result.delay:.3f} s'
         if not is_interpreter_interrupt(result.lines):
-            assert result.code == 130 or (result.code == 0 and arguments[0] != 'train'), result
+            assert result.exit_code == 130 or (result.exit_code == 0 and arguments[0] != 'train'), result
             # Log lines of a run begin with its name and may follow a signal.
             message_lines = [line for line in result.lines if not line.startswith(f'{config}  ')]
             assert len(message_lines) <= (2 if 'after this step' in ''.join(result.lines) else 1), result

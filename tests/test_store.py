@@ -11,8 +11,8 @@ from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import (
-    BEGIN,
-    END,
+    BEGIN_TOKEN,
+    END_TOKEN,
     decode_documents,
     make_recipe,
     make_sharded_store,
@@ -160,7 +160,7 @@ def test_store_rejects_folder_without_valid_meta_file(tmp_path):
 
 
 INVALID_IDS = {
-    'an end within a document': (IDS_SUFFIX, 3, END, 'token 0 does not end each document'),
+    'an end within a document': (IDS_SUFFIX, 3, END_TOKEN, 'token 0 does not end each document'),
     'no BOS': (IDS_SUFFIX, 0, 5, 'begin with token 1'),
     'an id beyond': (IDS_SUFFIX, 3, 65535, 'its largest id is 65535'),
 }
@@ -189,7 +189,7 @@ def test_decode_samples_returns_labeled_text_of_both_sides(store):
 def test_documents_begin_with_bos_when_configured(store):
     row = store.get_tokens('train', 'prose')
     starts, _ = row.read_documents()
-    assert all(row.read_ids(int(start), int(start) + 1)[0] == BEGIN for start in starts)
+    assert all(row.read_ids(int(start), int(start) + 1)[0] == BEGIN_TOKEN for start in starts)
 
 
 def test_open_corpus_prepares_unchanged_source_once(tmp_path, capsys):

@@ -15,7 +15,7 @@ from processes import (
     get_child_pid,
     get_single_line,
     make_run,
-    start_run,
+    manage_run,
     wait_for_exit,
 )
 
@@ -38,14 +38,14 @@ digests.write_digests(folder, step, 0, 1, seconds=1.0)
 
 @pytest.fixture
 def run(tmp_path):
-    yield from start_run(tmp_path)
+    yield from manage_run(tmp_path)
 
 
 def test_gather_returns_values_of_all_processes(run):
     script = (
         "for turn in range(3): (folder.path / f'{index}-{turn}').write_text(repr(group.gather('x', [index, turn])))"
     )
-    assert run.start(script, (0, 1, 2), 3).ended() == [(0, [])] * 3
+    assert run.start(script, (0, 1, 2), 3).wait_for_results() == [(0, [])] * 3
     for turn in range(3):
         texts = {(run.folder / f'{index}-{turn}').read_text() for index in range(3)}
         assert texts == {repr([[0, turn], [1, turn], [2, turn]])}
@@ -54,10 +54,10 @@ def test_gather_returns_values_of_all_processes(run):
 
 # Action of process 1 while process 0 waits -> exit code, message of all processes, kind in outcome.json.
 FAILURES = {
-    "raise Refusal('no such row')": (1, r'process 1 \(host .*\): no such row', None),
+    "raise UserError('no such row')": (1, r'process 1 \(host .*\): no such row', None),
     "raise OSError(5, 'Input/output error')": (42, r'process 1 .*: OSError: \[Errno 5\] .*; start the same', 'lost'),
     'import jax; raise jax.errors.JaxRuntimeError("gloo")': (42, 'process 1 .*: .*gloo; start', 'lost'),
-    "end = End('diverged', 'loss is nan', orderly=True)": (3, 'process 1 .*: loss is nan', 'diverged'),
+    "exit_status = ExitStatus('diverged', 'loss is nan', orderly=True)": (3, 'process 1 .*: loss is nan', 'diverged'),
 }
 
 
@@ -70,7 +70,9 @@ FAILURES = {
 )
 def test_failure_of_one_process_ends_all_with_its_exit_code(run, action, exit_code, pattern, kind):
     start_time = time.monotonic()
-    results = run.start(f'if index: {action}\nelse:\n  while True: time.sleep(0.1)', orderly_exit=1.0).ended()
+    results = run.start(
+        f'if index: {action}\nelse:\n  while True: time.sleep(0.1)', orderly_exit=1.0
+    ).wait_for_results()
     assert [code for code, _ in results] == [exit_code] * 2
     assert re.match(pattern, get_single_line(results))
     assert results[0][1] == results[1][1]
@@ -91,7 +93,7 @@ SILENT_FAILURES = {
 
 @pytest.mark.parametrize('action', SILENT_FAILURES)
 def test_process_that_ends_without_exit_status_is_lost_for_others(run, action):
-    first, second = run.start(f'if index: {action}\n' + ENDLESS_SCRIPT).ended()
+    first, second = run.start(f'if index: {action}\n' + ENDLESS_SCRIPT).wait_for_results()
     exit_code, pattern = SILENT_FAILURES[action]
     assert (first[0], len(first[1])) == (42, 1)
     assert re.search(r'process 1 \(host .*, pid \d+\): .* 3 s', first[1][0])
@@ -103,12 +105,12 @@ def test_process_that_ends_without_exit_status_is_lost_for_others(run, action):
 
 
 def test_error_common_to_all_processes_is_reported_without_process_prefix(run):
-    results = run.start("group.gather('x', 0)\nraise Refusal('no such row')").ended()
+    results = run.start("group.gather('x', 0)\nraise UserError('no such row')").wait_for_results()
     assert (get_single_line(results), {exit_code for exit_code, _ in results}) == ('no such row', {1})
 
 
 def test_unexpected_exception_exits_with_70_and_logs_traceback(run):
-    first, second = run.start('if index: 1 / 0\n' + ENDLESS_SCRIPT).ended()
+    first, second = run.start('if index: 1 / 0\n' + ENDLESS_SCRIPT).wait_for_results()
     assert first[0] == second[0] == 70
     assert 'ZeroDivisionError' in '\n'.join(first[1][:-1])
     assert len(second[1]) == 1
@@ -122,7 +124,7 @@ def test_root_cause_is_reported_instead_of_secondary_failure(run):
     script += (
         'else:\n  import jax; group.gather("x", 0); raise jax.errors.JaxRuntimeError("Connection closed by peer")'
     )
-    assert 'process 1' in get_single_line(run.start(script).ended())
+    assert 'process 1' in get_single_line(run.start(script).wait_for_results())
 
 
 def test_supervisor_death_ends_its_child_and_all_processes(run):
@@ -132,9 +134,9 @@ def test_supervisor_death_ends_its_child_and_all_processes(run):
         for index in (0, 1):
             next_run.wait_for(f'here-{index}')
             (run.folder / f'here-{index}').unlink()
-        child_pid = get_child_pid(next_run.started[victim])
-        next_run.started[victim].kill()
-        exit_code, lines = next_run.ended(10)[1 - victim]
+        child_pid = get_child_pid(next_run.processes[victim])
+        next_run.processes[victim].kill()
+        exit_code, lines = next_run.wait_for_results(10)[1 - victim]
         assert exit_code == 42
         assert re.search(rf'process {victim} \(host .*\): (gone|no heartbeat)', lines[0])
         assert wait_for_exit(child_pid)
@@ -143,9 +145,9 @@ def test_supervisor_death_ends_its_child_and_all_processes(run):
 def test_suspended_child_is_named_by_pid(run):
     run.start(TOUCH_SCRIPT + ENDLESS_SCRIPT)
     run.wait_for('here-1')
-    child_pid = get_child_pid(run.started[1])
+    child_pid = get_child_pid(run.processes[1])
     os.kill(child_pid, signal.SIGSTOP)
-    results = run.ended()
+    results = run.wait_for_results()
     assert [(exit_code, len(lines)) for exit_code, lines in results] == [(42, 1)] * 2
     for _, (line,) in results:
         assert re.search(rf'process 1 \(host .*, pid {child_pid}\): .* 3 s', line)
@@ -154,18 +156,18 @@ def test_suspended_child_is_named_by_pid(run):
 def test_suspended_supervisor_does_not_disturb_run(run):
     run.start(TOUCH_SCRIPT + "while not (folder.path / 'go').exists(): time.sleep(0.1)")
     run.wait_for('here-1')
-    run.started[1].send_signal(signal.SIGSTOP)
+    run.processes[1].send_signal(signal.SIGSTOP)
     time.sleep(5)
     (run.folder / 'go').touch()
-    assert make_run(run.started[:1]).ended() == [(0, [])]
-    run.started[1].send_signal(signal.SIGCONT)
-    assert make_run(run.started[1:]).ended() == [(0, [])]
+    assert make_run(run.processes[:1]).wait_for_results() == [(0, [])]
+    run.processes[1].send_signal(signal.SIGCONT)
+    assert make_run(run.processes[1:]).wait_for_results() == [(0, [])]
 
 
 def test_process_that_blocks_all_its_threads_is_ended(run):
     """Call a C function that keeps the interpreter's lock."""
     script = 'import ctypes\nctypes.PyDLL(None).sleep(60)'
-    ((exit_code, lines),) = run.start(script, (0,), 1, unresponsive=2.0).ended()
+    ((exit_code, lines),) = run.start(script, (0,), 1, unresponsive=2.0).wait_for_results()
     assert (exit_code, len(lines)) == (42, 1)
     assert 'Timeout' in (run.folder / 'processes' / '0.log').read_text()  # stack traces
 
@@ -184,7 +186,7 @@ STEP_ACTIONS = {
 @pytest.mark.parametrize('action', STEP_ACTIONS)
 def test_hung_step_names_missing_process_but_slow_save_is_allowed(run, action):
     script = f"if index: {action}\nelse:\n  group.report_progress('step', 3, 0.05); group.gather('x', 0)"
-    results = run.start(script, min_step=1.0, step_multiple=2.0).ended()
+    results = run.start(script, min_step=1.0, step_multiple=2.0).wait_for_results()
     if STEP_ACTIONS[action] is None:
         assert results == [(0, [])] * 2
         return
@@ -199,11 +201,11 @@ def test_sigterm_during_training_saves_and_stops_all_processes(run, signaled_ind
     script = 'from sinklab.train.run_outcome import collect_stop_signals\n'
     script += f'with collect_stop_signals() as heard:\n  {TOUCH_SCRIPT}'
     script += "  while not any(group.gather('x', len(heard))): time.sleep(0.1)\n"
-    script += "end = End('stopped', 'saved at step 7', orderly=True)"
+    script += "exit_status = ExitStatus('stopped', 'saved at step 7', orderly=True)"
     run.start(script)
     run.wait_for('here-1')
-    run.started[signaled_index].terminate()
-    results = run.ended()
+    run.processes[signaled_index].terminate()
+    results = run.wait_for_results()
     assert [exit_code for exit_code, _ in results] == [42, 42]
     lines = [line for line in results[signaled_index][1] if line]
     results[signaled_index] = 42, lines[-1:]
@@ -218,8 +220,8 @@ def test_sigterm_during_training_saves_and_stops_all_processes(run, signaled_ind
 def test_signal_before_first_step_ends_all_processes_at_once(run, signal_number, exit_code):
     run.start(TOUCH_SCRIPT + ENDLESS_SCRIPT)
     run.wait_for('here-0')
-    run.started[1].send_signal(signal_number)
-    results = run.ended()
+    run.processes[1].send_signal(signal_number)
+    results = run.wait_for_results()
     assert {exit_code for exit_code, _ in results} == {exit_code}
     assert signal_number.name in get_single_line(results)
 
@@ -227,10 +229,10 @@ def test_signal_before_first_step_ends_all_processes_at_once(run, signal_number,
 def test_second_signal_ends_all_processes_at_once(run):
     run.start(LISTENING_SCRIPT + TOUCH_SCRIPT + ENDLESS_SCRIPT)
     run.wait_for('here-1')
-    run.started[0].terminate()
+    run.processes[0].terminate()
     time.sleep(1.5)
-    run.started[0].terminate()
-    results = run.ended()
+    run.processes[0].terminate()
+    results = run.wait_for_results()
     assert {exit_code for exit_code, _ in results} == {42}
     assert 'stopped' in results[1][1][0]
 
@@ -238,7 +240,7 @@ def test_second_signal_ends_all_processes_at_once(run):
 def test_supervisors_restart_all_processes_up_to_restart_limit(run):
     results = run.start(
         f'if not index:{indent(SAVE_SCRIPT, "  ")}  raise OSError("storage")\n' + ENDLESS_SCRIPT, restarts=2
-    ).ended()
+    ).wait_for_results()
     assert [exit_code for exit_code, _ in results] == [42, 42]
     for _, lines in results:
         assert ['starting again' in line for line in lines[-3:]] == [True, True, False]
@@ -246,7 +248,7 @@ def test_supervisors_restart_all_processes_up_to_restart_limit(run):
 
 
 def test_restarts_end_after_attempts_without_new_checkpoint(run):
-    results = run.start('if index: raise OSError("storage")\n' + ENDLESS_SCRIPT, restarts=9).ended()
+    results = run.start('if index: raise OSError("storage")\n' + ENDLESS_SCRIPT, restarts=9).wait_for_results()
     assert [exit_code for exit_code, _ in results] == [70, 70]
     assert 'attempt 3' in results[1][1][-1]
 
@@ -254,7 +256,7 @@ def test_restarts_end_after_attempts_without_new_checkpoint(run):
 def test_scheduler_starts_without_new_checkpoint_exit_with_70(run):
     codes = []
     for _ in range(5):
-        ((exit_code, _),) = Run(run.folder).start('raise OSError("storage")', (0,), 1).ended()
+        ((exit_code, _),) = Run(run.folder).start('raise OSError("storage")', (0,), 1).wait_for_results()
         codes.append(exit_code)
     assert codes == [42, 42, 42, 42, 70]
     assert RunDir(run.folder).read_json('outcome')['fruitless'] == 5

@@ -20,7 +20,7 @@ from processes import (
     find_free_port,
     get_single_line,
     make_run,
-    start_run,
+    manage_run,
     wait_for_sigterm_handler,
 )
 
@@ -33,7 +33,7 @@ WAIT_SCRIPT = TOUCH_SCRIPT + "while not (folder.path / 'go').exists(): time.slee
 
 @pytest.fixture
 def run(tmp_path):
-    yield from start_run(tmp_path)
+    yield from manage_run(tmp_path)
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_second_process_with_same_index_ends_run_and_is_named(run):
     run.start(TOUCH_SCRIPT + ENDLESS_SCRIPT)
     run.wait_for('here-1')
     run.start('', (1,), join=1.0)
-    results = run.ended()
+    results = run.wait_for_results()
     assert [code for code, _ in results[:2]] == [42, 42]
     assert all('process 1' in lines[-1] for _, lines in results[:2])
 
@@ -85,13 +85,13 @@ def test_client_without_certificate_has_no_effect(run, tmp_path, monkeypatch):
     )
     assert client.returncode != 0
     (run.folder / 'go').touch()
-    assert run.ended() == [(0, [])] * 2
+    assert run.wait_for_results() == [(0, [])] * 2
 
 
 @pytest.mark.slow
 def test_different_number_of_processes_is_rejected_by_all(run):
     run.start('', (0,)).start('', (1,), 3)
-    results = run.ended()
+    results = run.wait_for_results()
     assert [code for code, _ in results] == [1, 1]
     for _, (line,) in results:
         assert re.search(r'process 1 .*--processes=3\b.*\b2\b', line)
@@ -100,9 +100,9 @@ def test_different_number_of_processes_is_rejected_by_all(run):
 @pytest.mark.slow
 def test_occupied_port_and_unreachable_coordinator_are_rejected_with_one_line(run):
     with socket.create_server(('127.0.0.1', run.port)):
-        line = get_single_line(run.start('', (0,)).ended())
+        line = get_single_line(run.start('', (0,)).wait_for_results())
     assert 'Address already in use' in line
-    results = Run(run.folder).start('', (1,), join=1.0).ended()
+    results = Run(run.folder).start('', (1,), join=1.0).wait_for_results()
     assert results[0][0] == 1
     assert re.search(r'\b1 s\b.* 127.0.0.1:\d+', get_single_line(results))
 
@@ -110,37 +110,37 @@ def test_occupied_port_and_unreachable_coordinator_are_rejected_with_one_line(ru
 @pytest.mark.slow
 def test_process_0_waits_for_port_of_ending_run(run):
     with socket.create_server(('127.0.0.1', run.port)):
-        wait_for_sigterm_handler(run.start('', (0,)).started[0])
+        wait_for_sigterm_handler(run.start('', (0,)).processes[0])
         time.sleep(0.5)
     run.start('', (1,))
-    assert run.ended() == [(0, [])] * 2
+    assert run.wait_for_results() == [(0, [])] * 2
 
 
 @pytest.mark.slow
 def test_sigterm_stops_process_0_that_waits_for_its_port(run):
     with socket.create_server(('127.0.0.1', run.port)):
-        (process,) = run.start('', (0,), shutdown=20.0).started
+        (process,) = run.start('', (0,), shutdown=20.0).processes
         wait_for_sigterm_handler(process)
         process.send_signal(signal.SIGTERM)
-        ((code, lines),) = run.ended()
+        ((code, lines),) = run.wait_for_results()
     assert (code, len(lines)) == (42, 1)
 
 
 @pytest.mark.slow
 def test_sigterm_stops_process_that_waits_for_others(run):
-    (process,) = run.start('', (0,)).started
+    (process,) = run.start('', (0,)).processes
     while ('127.0.0.1', run.port) not in list_listening_addresses(process.pid):
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     start_time = time.monotonic()
-    ((code, lines),) = run.ended()
+    ((code, lines),) = run.wait_for_results()
     assert (code, len(lines)) == (42, 1)
     assert time.monotonic() - start_time < 5
 
 
 @pytest.mark.slow
 def test_missing_processes_end_the_others_after_join_timeout(run):
-    results = run.start('', (0, 2), 4, join=2.0).ended()
+    results = run.start('', (0, 2), 4, join=2.0).wait_for_results()
     assert [(code, len(lines)) for code, lines in results] == [(1, 1)] * 2
     for _, (line,) in results:
         assert {'2 s', f'127.0.0.1:{run.port}'} <= {*re.findall(r'2 s|[\d.]+:\d+', line)}
@@ -151,16 +151,16 @@ def test_restarted_process_joins_next_run(run):
     """Restart one process before the others have noticed its end."""
     run.start(TOUCH_SCRIPT + ENDLESS_SCRIPT)
     run.wait_for('here-1')
-    run.started[1].kill()
+    run.processes[1].kill()
     restarted_run = Run(run.folder)
     restarted_run.port = run.port
     restarted_run.start('group.gather("x", 0)', (1,))
     try:
-        assert make_run(run.started[:1]).ended()[0][0] == 42
+        assert make_run(run.processes[:1]).wait_for_results()[0][0] == 42
         restarted_run.start('group.gather("x", 0)', (0,))
-        assert restarted_run.ended() == [(0, [])] * 2
+        assert restarted_run.wait_for_results() == [(0, [])] * 2
     finally:
-        run.started += restarted_run.started
+        run.processes += restarted_run.processes
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_other_program_at_address_of_process_0_is_reported_after_timeout(run):
 
     with socket.create_server(('127.0.0.1', run.port)) as server:
         threading.Thread(target=close_connections, daemon=True).start()
-        results = run.start('', (1,), join=1.0).ended()
+        results = run.start('', (1,), join=1.0).wait_for_results()
     assert results[0][0] == 1
     assert len(connections) > 0
     assert re.search(r'process 0 .*127.0.0.1:\d+', get_single_line(results))
@@ -190,7 +190,7 @@ def test_run_survives_all_attacks_on_its_port(run):
     run.start(WAIT_SCRIPT, (0,))
     address = ('127.0.0.1', run.port)
     deadline = time.monotonic() + 20
-    while address not in list_listening_addresses(run.started[0].pid):
+    while address not in list_listening_addresses(run.processes[0].pid):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     for indices in ((1,), ()):
@@ -203,7 +203,7 @@ def test_run_survives_all_attacks_on_its_port(run):
     time.sleep(2)
     (run.folder / 'go').touch()
     try:
-        assert run.ended() == [(0, [])] * 2
+        assert run.wait_for_results() == [(0, [])] * 2
     finally:
         stop_event.set()
         for thread in threads:
@@ -214,9 +214,9 @@ def test_run_survives_all_attacks_on_its_port(run):
 def test_run_opens_only_its_port_on_given_interface(run):
     run.start(WAIT_SCRIPT)
     run.wait_for('here-1')
-    addresses = [list_listening_addresses(process.pid) for process in run.started]
+    addresses = [list_listening_addresses(process.pid) for process in run.processes]
     (run.folder / 'go').touch()
-    assert run.ended() == [(0, [])] * 2
+    assert run.wait_for_results() == [(0, [])] * 2
     assert addresses == [{('127.0.0.1', run.port)}, set()]
 
 

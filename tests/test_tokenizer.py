@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 from stores import (
-    BEGIN,
-    END,
+    BEGIN_TOKEN,
+    END_TOKEN,
     make_recipe,
     make_store,
     make_texts,
@@ -25,7 +25,7 @@ from sinklab.errors import UserError
 def test_text_does_not_encode_to_special_tokens(tmp_path):
     store = make_store(tmp_path / 'store', write_source(tmp_path / 'a.jsonl', ['a<|endoftext|>b<|padding|>c'] * 5))
     ids = [ids for side in ('train', 'held_out') for ids in read_document_ids(store, side)]
-    assert not any({END, BEGIN} & set(row) for row in ids)
+    assert not any({END_TOKEN, BEGIN_TOKEN} & set(row) for row in ids)
 
 
 def test_long_document_is_split_without_changing_tokens(tmp_path, monkeypatch):

@@ -164,8 +164,8 @@ def test_reduce_to_shape_keeps_words_and_ignores_numbers(line, other_line, is_sa
 def recorders(tmp_path, monkeypatch):
     """Make stub programs that record their calls, in a folder with the config files of the page."""
     programs = CommandRecorders(tmp_path / 'bin', *PROGRAM_NAMES)
-    programs.answer('queued-resources describe', ('ACTIVE\n', '', 0))
-    programs.answer(
+    programs.add_answers('queued-resources describe', ('ACTIVE\n', '', 0))
+    programs.add_answers(
         'systemctl show', ('ActiveState=inactive\nExecMainStatus=0\nExecMainStartTimestampMonotonic=17\n', '', 0)
     )
     (programs.folder / 'python').symlink_to(sys.executable)
@@ -183,7 +183,7 @@ def test_pod_tutorial_commands_run_and_resume_both_runs(recorders, tmp_path):
         cwd=tmp_path, env=recorders.environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
-    calls, parser = recorders.heard(), build_parser()
+    calls, parser = recorders.pop_calls(), build_parser()
     for call in calls:
         if call[0] == 'sinklab':
             parser.parse_known_args(call[1:])

@@ -7,8 +7,8 @@ import pytest
 from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import BEGIN as FIXED_TOKEN
-from stores import END, TokenArray
+from stores import BEGIN_TOKEN as FIXED_TOKEN
+from stores import END_TOKEN, TokenArray
 from tiny_runs import RecordingCallback, train_run
 
 from sinklab.data.prepare import open_corpus as open_store
@@ -204,7 +204,7 @@ def test_bos_documents_only_inserts_bos_tokens(data):
     )
 
 
-@pytest.mark.parametrize(('prepend', 'token'), [('bos', FIXED_TOKEN), ('eos', END)])
+@pytest.mark.parametrize(('prepend', 'token'), [('bos', FIXED_TOKEN), ('eos', END_TOKEN)])
 def test_probe_prepend_inserts_token_before_text(corpus, prepend, token):
     plain = load_run_data(make_tiny_spec(data__source=corpus)).probe_PT
     prepended = load_run_data(make_tiny_spec(data__source=corpus, probe__prepend=prepend)).probe_PT
@@ -219,8 +219,10 @@ def test_find_document_starts_matches_loop_reference(rows):
     expected = np.zeros((len(rows), 12), int)
     for number, row in enumerate(rows):
         for position in range(1, 12):
-            expected[number, position] = position if row[position - 1] == END else expected[number, position - 1]
-    np.testing.assert_array_equal(find_document_starts(np.array(rows), END), expected)
+            expected[number, position] = (
+                position if row[position - 1] == END_TOKEN else expected[number, position - 1]
+            )
+    np.testing.assert_array_equal(find_document_starts(np.array(rows), END_TOKEN), expected)
 
 
 def test_transformed_windows_keep_loss_mask():
@@ -241,7 +243,7 @@ def test_training_reports_token_count_of_data_share(corpus, tmp_path):
     train_run(spec, tmp_path / 'run', callback)
     num_used, num_total = 17 * round(windows / 10), 17 * windows
     line = f'data.share 0.1 is {num_used:,} of {num_total:,} training tokens; in the paper, of 5,000,000,000'
-    assert callback.notes == [line]
+    assert callback.messages == [line]
     assert load_run_data(make_tiny_spec(data__source=corpus)).messages == ()
 
 

@@ -76,11 +76,11 @@ class CrashError(Exception):
 
 
 class CrashingCallback(Callback):
-    def __init__(self, at, error=CrashError):
-        self.at, self.error = at, error
+    def __init__(self, step, error=CrashError):
+        self.step, self.error = step, error
 
     def on_record(self, record, written):
-        if record['step'] == self.at:
+        if record['step'] == self.step:
             raise self.error
 
 
@@ -88,10 +88,10 @@ class RecordingCallback(Callback):
     """Callback that records the start of the run and the messages."""
 
     def __init__(self):
-        self.begun, self.notes = None, []
+        self.train_begin_arguments, self.messages = None, []
 
     def on_train_begin(self, step, attention, changes):
-        self.begun = step, changes
+        self.train_begin_arguments = step, changes
 
     def on_message(self, line):
-        self.notes.append(line)
+        self.messages.append(line)

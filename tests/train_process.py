@@ -1,4 +1,4 @@
-"""One of several processes that train on four devices: python train_process.py NUMBER COUNT PORT ARGUMENTS.
+"""One of several processes that train on four devices: python train_process.py INDEX COUNT PORT ARGUMENTS.
 
 ARGUMENTS is JSON: config (changes to the tiny spec), folder (of checkpoints), last (step), out (prefix of a file).
 The process resumes from the newest checkpoint, and saves at the last step. It writes the rows that it read, the
@@ -23,21 +23,21 @@ from sinklab.parallel import device_mesh, sharding
 from sinklab.run_dir import RunDir
 from sinklab.train import state, step
 
-NUMBER, COUNT, PORT = map(int, sys.argv[1:4])
+PROCESS_INDEX, PROCESS_COUNT, PORT = map(int, sys.argv[1:4])
 ARGUMENTS = json.loads(sys.argv[4])
-jax.config.update('jax_num_cpu_devices', 4 // COUNT)
+jax.config.update('jax_num_cpu_devices', 4 // PROCESS_COUNT)
 timeouts = dict(initialization_timeout=120, heartbeat_timeout_seconds=20, shutdown_timeout_seconds=60)
-jax.distributed.initialize(f'127.0.0.1:{PORT}', COUNT, NUMBER, **timeouts)
+jax.distributed.initialize(f'127.0.0.1:{PORT}', PROCESS_COUNT, PROCESS_INDEX, **timeouts)
 
 
 class CollectiveGroup:
     """Process group that communicates by collectives. No process may run other collectives meanwhile."""
 
-    index, count, longest = NUMBER, COUNT, 10_000
+    index, count, max_bytes = PROCESS_INDEX, PROCESS_COUNT, 10_000
 
     def gather(self, name, value):
-        encoded = np.frombuffer(json.dumps(value).encode().ljust(self.longest), np.uint8)
-        gathered = multihost_utils.process_allgather(encoded).reshape(self.count, self.longest)
+        encoded = np.frombuffer(json.dumps(value).encode().ljust(self.max_bytes), np.uint8)
+        gathered = multihost_utils.process_allgather(encoded).reshape(self.count, self.max_bytes)
         return [json.loads(row.tobytes()) for row in gathered]
 
     def report_progress(self, activity, step=0, usual_seconds=None):
@@ -50,28 +50,28 @@ def main() -> None:
     checkpoints = Checkpointer(RunDir(ARGUMENTS['folder']), spec.checkpoint, data.fingerprint, CollectiveGroup())
     results = dict(batches={}, losses={}, read=[])
     with jax.set_mesh(mesh):
-        first = checkpoints.find_latest_valid_step()[0] or 0
+        restored_step = checkpoints.find_latest_valid_step()[0] or 0
         train_state = (
-            checkpoints.restore(first, state.make_abstract_state(spec, mesh))
-            if first
+            checkpoints.restore(restored_step, state.make_abstract_state(spec, mesh))
+            if restored_step
             else state.create_state(spec, mesh)
         )
-        advance = step.make_train_step(spec, hardware, mesh)
+        train_step = step.make_train_step(spec, hardware, mesh)
         shape = spec.optimizer.batch_size, spec.data.length + 1
-        for number in range(first + 1, ARGUMENTS['last'] + 1):
+        for step_number in range(restored_step + 1, ARGUMENTS['last'] + 1):
             batch = sharding.load_batch(
-                functools.partial(read, results['read'], data.batches, number - 1), shape, mesh
+                functools.partial(read_and_record, results['read'], data.batches, step_number - 1), shape, mesh
             )
             full_batch = multihost_utils.process_allgather(batch, tiled=True)
-            results['batches'][number] = hashlib.sha256(full_batch.tobytes()).hexdigest()
-            train_state, metrics = advance(train_state, batch, sharding.make_per_device_array(0, mesh))
-            results['losses'][number] = float(metrics['train/loss']).hex()
+            results['batches'][step_number] = hashlib.sha256(full_batch.tobytes()).hexdigest()
+            train_state, metrics = train_step(train_state, batch, sharding.make_per_device_array(0, mesh))
+            results['losses'][step_number] = float(metrics['train/loss']).hex()
         checkpoints.save(ARGUMENTS['last'], train_state)
         checkpoints.close()
-    Path(f'{ARGUMENTS["out"]}-{NUMBER}.json').write_text(json.dumps(results))
+    Path(f'{ARGUMENTS["out"]}-{PROCESS_INDEX}.json').write_text(json.dumps(results))
 
 
-def read(row_ranges, batches, step, rows):
+def read_and_record(row_ranges, batches, step, rows):
     row_ranges.append([step, rows.start, rows.stop])
     return batches.read_rows(step, rows)
 

@@ -6,20 +6,20 @@ A file is a log of LevelDB after seven bytes.
 import json
 import struct
 
-BLOCK, HEADER, FULL, LAST = 1 << 15, 7, 1, 4
+BLOCK_SIZE, HEADER_SIZE, FULL_FRAGMENT, LAST_FRAGMENT = 1 << 15, 7, 1, 4
 
 
 def read_records(data: bytes):
     """Yield the bytes of each record, joined from its fragments."""
-    position, content = HEADER, b''
-    while position + HEADER <= len(data):
-        if BLOCK - position % BLOCK < HEADER:
-            position += BLOCK - position % BLOCK
+    position, content = HEADER_SIZE, b''
+    while position + HEADER_SIZE <= len(data):
+        if BLOCK_SIZE - position % BLOCK_SIZE < HEADER_SIZE:
+            position += BLOCK_SIZE - position % BLOCK_SIZE
             continue
         _, length, kind = struct.unpack_from('<IHB', data, position)
-        content += data[position + HEADER : position + HEADER + length]
-        position += HEADER + length
-        if kind in (FULL, LAST):
+        content += data[position + HEADER_SIZE : position + HEADER_SIZE + length]
+        position += HEADER_SIZE + length
+        if kind in (FULL_FRAGMENT, LAST_FRAGMENT):
             yield content
             content = b''
 

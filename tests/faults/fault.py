@@ -17,8 +17,8 @@ from pathlib import Path
 from sinklab.configs import default
 from sinklab.configs.sizes import SMOKE
 
-PAUSE = float(os.environ.get('PAUSE', 0.05))  # seconds per step
-NOTES = Path(os.environ.get('NOTES', '/nowhere'))
+PAUSE_SECONDS = float(os.environ.get('PAUSE', 0.05))  # seconds per step
+NOTES_DIR = Path(os.environ.get('NOTES', '/nowhere'))
 
 
 def get_config(row=None):
@@ -39,79 +39,79 @@ def get_config(row=None):
 class FaultyGroup:
     """Process group that records progress reports, and injects its fault at one of them."""
 
-    def __init__(self, group, folder):
+    def __init__(self, group, run_dir):
         self.group, self.index, self.count, self.gather = group, group.index, group.count, group.gather
-        self.folder, self.notes = folder, 0
+        self.run_dir, self.report_count = run_dir, 0
         self.fault = json.loads(os.environ.get('FAULT', '{}'))
 
     def report_progress(self, activity, step=0, usual_seconds=None):
         self.group.report_progress(activity, step, usual_seconds)
         if activity == 'reading its batch':
-            time.sleep(PAUSE)
-        if NOTES.is_dir():
-            with (NOTES / f'{self.index}').open('a') as file:
+            time.sleep(PAUSE_SECONDS)
+        if NOTES_DIR.is_dir():
+            with (NOTES_DIR / f'{self.index}').open('a') as file:
                 file.write(f'{activity} {step}\n')
-        is_due = (self.fault.get('process'), self.fault.get('event')) == (self.index, self.notes)
-        if is_due and not ('ONCE' in os.environ and (NOTES / 'harmed').exists()):
+        is_due = (self.fault.get('process'), self.fault.get('event')) == (self.index, self.report_count)
+        if is_due and not ('ONCE' in os.environ and (NOTES_DIR / 'harmed').exists()):
             threading.Timer(self.fault['seconds'], self.inject).start() if self.fault['seconds'] else self.inject()
-        self.notes += 1
+        self.report_count += 1
 
     def inject(self):
-        (NOTES / 'harmed').write_text(f'{time.monotonic()}')
-        dict(FILL=self.fill, VANISH=self.vanish).get(self.fault['what'], self.kill)()
+        (NOTES_DIR / 'harmed').write_text(f'{time.monotonic()}')
+        dict(FILL=self.fill_disk, VANISH=self.rename_run_dir).get(self.fault['what'], self.kill)()
 
     def kill(self):
         os.kill(os.getpid(), getattr(signal, self.fault['what']))
 
-    def fill(self):
-        with (self.folder / 'ballast').open('wb', buffering=0) as file:
+    def fill_disk(self):
+        with (self.run_dir / 'ballast').open('wb', buffering=0) as file:
             try:
                 while file.write(b'x' * 4096):
                     pass
             except OSError:
                 return
 
-    def vanish(self):
-        self.folder.rename(self.folder.with_name('gone'))
+    def rename_run_dir(self):
+        self.run_dir.rename(self.run_dir.with_name('gone'))
 
 
-def versions():
+def change_versions():
     from sinklab import environment
 
     environment.get_package_versions = lambda: {'jax': '0.0'}
 
 
-def commit():
+def change_commit():
     from sinklab import environment
 
     environment.get_commit = lambda: 'another'
 
 
-def data():
+def change_data():
     from sinklab.train import setup
 
-    def load_other_data(spec, share, sequences=setup.load_run_data):
-        run_data = sequences(spec, share)
+    def load_other_data(spec, share, original_load_run_data=setup.load_run_data):
+        run_data = original_load_run_data(spec, share)
         return dataclasses.replace(run_data, fingerprint=run_data.fingerprint | {'store': 'another'})
 
     setup.load_run_data = load_other_data
 
 
-def backend():
+def change_backend():
     from sinklab.attn.backends import BackendChoice
     from sinklab.train import step
 
     step.choose_verified_backend = lambda spec, hardware: BackendChoice('dense')
 
 
-OTHERS = dict(versions=versions, commit=commit, data=data, backend=backend)
-OTHERS.get(os.environ.get('OTHER'), lambda: None)()
+DIFFERENCES = dict(versions=change_versions, commit=change_commit, data=change_data, backend=change_backend)
+DIFFERENCES.get(os.environ.get('OTHER'), lambda: None)()
 
 if 'train' in sys.argv and {'NOTES', 'FAULT', 'PAUSE'} & os.environ.keys():
     from sinklab.train import loop
 
-    def start_with_faults(run, begin=loop.TrainLoop.__post_init__):
+    def start_with_faults(run, original_post_init=loop.TrainLoop.__post_init__):
         run.group = FaultyGroup(run.group, run.run_dir.path)
-        begin(run)
+        original_post_init(run)
 
     loop.TrainLoop.__post_init__ = start_with_faults

@@ -42,11 +42,11 @@ from sinklab.cli.hardware_flags import FAST_COMPILE_FLAGS
 
 COMMANDS = 'train', 'tail', 'report', 'measure', 'verify'
 BAD_KINDS = 'silent', 'traceback', 'hang', 'retry', 'unnamed'
-SECONDS = 20.0  # time limit of a command; each takes a tenth of it
-MEMORY = 24 << 30  # bytes of address space of a worker, so that reading /dev/zero cannot exhaust memory
+TIMEOUT_SECONDS = 20.0  # time limit of a command; each takes a tenth of it
+MEMORY_LIMIT = 24 << 30  # bytes of address space of a worker, so that reading /dev/zero cannot exhaust memory
 NO_ANSWER = ''  # answer for a file that older runs do not have
 CLOCK_METRICS = 'seconds', 'speed/tokens_per_second', 'speed/mfu'
-STEP = 8
+LAST_STEP = 8
 Change = Callable[[Path], None]
 
 
@@ -150,8 +150,8 @@ def replace_line(number: int, text: bytes | str | Callable[[dict], dict]) -> Cha
 
     def change(file: Path) -> None:
         lines = file.read_bytes().splitlines()
-        new = json.dumps(text(json.loads(lines[number]))) if callable(text) else text
-        lines[number] = new.encode() if isinstance(new, str) else new
+        new_line = json.dumps(text(json.loads(lines[number]))) if callable(text) else text
+        lines[number] = new_line.encode() if isinstance(new_line, str) else new_line
         file.write_bytes(b'\n'.join(lines) + b'\n')
 
     return change
@@ -263,25 +263,25 @@ CONFIG: dict[str, Change] = {
     'seed lacking': change_json(seed=...),
     'length NaN': change_json(data__length=float('nan')),
 }
-OWNER = dict(token='t', host='h', pid=1, machine='', born='', job='', attempt=0, beat=1.0, state='running')
+LEASE_OWNER = dict(token='t', host='h', pid=1, machine='', born='', job='', attempt=0, beat=1.0, state='running')
 
 
-def machine() -> str:
-    names = Path('/proc/sys/kernel/random/boot_id').read_text().strip()
-    return f'{names} {os.readlink("/proc/self/ns/pid")}'
+def read_machine_id() -> str:
+    boot_id = Path('/proc/sys/kernel/random/boot_id').read_text().strip()
+    return f'{boot_id} {os.readlink("/proc/self/ns/pid")}'
 
 
 def write_lease(**changes: Any) -> Change:
-    return lambda file: file.write_text(json.dumps(OWNER | changes)) and None
+    return lambda file: file.write_text(json.dumps(LEASE_OWNER | changes)) and None
 
 
 LEASE: dict[str, Change] = {
-    'pid a text': write_lease(pid='x', machine=machine()),
-    'pid a path': write_lease(pid='../../../../etc', machine=machine()),
-    'pid with a NUL': write_lease(pid='\0', machine=machine()),
-    'pid -1': write_lease(pid=-1, machine=machine()),
-    'pid 10^30': write_lease(pid=10**30, machine=machine()),
-    'beat a text': write_lease(beat='x', machine=machine(), pid=os.getpid()),
+    'pid a text': write_lease(pid='x', machine=read_machine_id()),
+    'pid a path': write_lease(pid='../../../../etc', machine=read_machine_id()),
+    'pid with a NUL': write_lease(pid='\0', machine=read_machine_id()),
+    'pid -1': write_lease(pid=-1, machine=read_machine_id()),
+    'pid 10^30': write_lease(pid=10**30, machine=read_machine_id()),
+    'beat a text': write_lease(beat='x', machine=read_machine_id(), pid=os.getpid()),
     'attempt a text': write_lease(attempt='x', job='j'),
     'state a number': write_lease(state=5),
     'token a number': write_lease(token=5),
@@ -315,10 +315,12 @@ def write_huge_header(file: Path) -> None:
     """Write an array of ten bytes whose header declares 10^12 numbers."""
     import zipfile
 
-    head = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }"
-    head += b' ' * (118 - len(head) - 1) + b'\n'
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }"
+    header += b' ' * (118 - len(header) - 1) + b'\n'
     with zipfile.ZipFile(file, 'w', zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr('alpha_LPHJ.npy', b'\x93NUMPY\x01\x00' + len(head).to_bytes(2, 'little') + head + bytes(10))
+        archive.writestr(
+            'alpha_LPHJ.npy', b'\x93NUMPY\x01\x00' + len(header).to_bytes(2, 'little') + header + bytes(10)
+        )
 
 
 def rename_file(name: str) -> Change:
@@ -450,7 +452,7 @@ PARTS: list[tuple[str, str, dict[str, Change]]] = [
     ('lock', 'lease.lock', leave_out(CONTENTS | SHAPES, 'cut in half', 'missing') | LOCK),
     ('run', 'run.json', CONTENTS | RUN | SHAPES),
     ('digests', 'digests/STEP/0.json', CONTENTS | DIGESTS | SHAPES),
-    ('probe', f'probe/{STEP:08}.npz', PROBE | SHAPES),
+    ('probe', f'probe/{LAST_STEP:08}.npz', PROBE | SHAPES),
     ('kept', 'measured', CACHED_RESULTS | leave_out(SHAPES, 'missing')),
 ]
 CASES = [(part, name) for part, _, damages in PARTS for name in damages]
@@ -472,7 +474,9 @@ class Worker:
     def __init__(self, variables: dict[str, str]):
         self.variables, self.process = variables, None
 
-    def run(self, arguments: list[str], scratch: Path, seconds: float = SECONDS) -> tuple[int | None, str, str]:
+    def run(
+        self, arguments: list[str], scratch: Path, seconds: float = TIMEOUT_SECONDS
+    ) -> tuple[int | None, str, str]:
         """Run a command, and return (exit code or None for a hang, standard output, standard error)."""
         if self.process is None or self.process.poll() is not None:
             self.process = subprocess.Popen(
@@ -502,7 +506,7 @@ class Worker:
 
 def run_worker() -> None:
     """Run the commands that standard input requests."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     channel = os.fdopen(os.dup(1), 'w')
     import jax  # noqa: F401
 
@@ -524,14 +528,14 @@ def run_worker() -> None:
     for line in sys.stdin:
         printed_warnings.clear()  # warnings that appear once per process must appear for each command
         request = json.loads(line)
-        for number, name in ((1, 'out'), (2, 'err')):
+        for descriptor, name in ((1, 'out'), (2, 'err')):
             file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(file, number)
+            os.dup2(file, descriptor)
             os.close(file)
         try:
             code = main(request['arguments'])
-        except SystemExit as end:
-            code = end.code
+        except SystemExit as error:
+            code = error.code
         except BaseException:
             traceback.print_exc()
             code = -2
@@ -541,7 +545,7 @@ def run_worker() -> None:
         channel.flush()
 
 
-class CommandAnswers:
+class DamageTester:
     """Sound runs, damaged copies of them, and the answers of commands to the copies."""
 
     def __init__(self, scratch: Path):
@@ -554,7 +558,7 @@ class CommandAnswers:
         message = [''.join(rng.choices('abcdefghijklmnop', k=rng.randint(2, 6))) for _ in range(80)]
         for number in range(40):
             (corpus / f'{number:02}.txt').write_text(' '.join(rng.choices(message, k=120)))
-        options = dict(optimizer__steps=STEP, checkpoint__every_steps=4, probe__every_steps=4)
+        options = dict(optimizer__steps=LAST_STEP, checkpoint__every_steps=4, probe__every_steps=4)
         options |= dict(data__source=f'text:{corpus}/*.txt')
         self.options = [f'--config.{name.replace("__", ".")}={value}' for name, value in options.items()]
         config = ['--config=configs/quickstart.py:softmax', '--size=smoke', '--processes=1']
@@ -562,19 +566,19 @@ class CommandAnswers:
             'run': ['train', *config, *self.options],
             'fork': ['train', f'--from={scratch}/run@4', '--processes=1', '--config.optimizer.weight_decay=0.2'],
         }
-        self.sound: dict[tuple[str, str], Any] = {}
+        self.sound_results: dict[tuple[str, str], Any] = {}
         for name in self.commands:
-            self.ask_sound('train', name, scratch / name, seconds=300.0)
+            self.get_sound_result('train', name, scratch / name, seconds=300.0)
             os.mkdir(scratch / f'{name}-sound')
             for verb in COMMANDS:
                 copy = self.copy(name, scratch / f'{name}-sound' / verb, verb)
-                self.sound[name, verb] = self.ask_sound(verb, name, copy, seconds=300.0)
+                self.sound_results[name, verb] = self.get_sound_result(verb, name, copy, seconds=300.0)
             if name == 'run':
-                self.ask_sound('measure', name, scratch / name, seconds=300.0)
+                self.get_sound_result('measure', name, scratch / name, seconds=300.0)
                 shutil.copytree(self.cache / 'measured', scratch / 'measured')
 
-    def ask_sound(self, verb: str, run: str, folder: Path, seconds: float) -> Any:
-        code, out, err = self.worker.run(self.command(verb, run, folder), self.scratch, seconds)
+    def get_sound_result(self, verb: str, run: str, folder: Path, seconds: float) -> Any:
+        code, out, err = self.worker.run(self.make_command(verb, run, folder), self.scratch, seconds)
         assert code == 0, f'{verb} of a sound run: exit {code}, {out}, {err}'
         return parse_result(verb, folder, out, err)
 
@@ -582,20 +586,20 @@ class CommandAnswers:
         """Copy a finished run. For `train`, remove the second half of its steps from the copy."""
         shutil.copytree(self.scratch / run, destination, symlinks=True)
         if verb == 'train':
-            shutil.rmtree(destination / 'checkpoints' / str(STEP))
-            shutil.rmtree(destination / 'digests' / str(STEP))
+            shutil.rmtree(destination / 'checkpoints' / str(LAST_STEP))
+            shutil.rmtree(destination / 'digests' / str(LAST_STEP))
         return destination
 
-    def command(self, verb: str, run: str, folder: Path) -> list[str]:
+    def make_command(self, verb: str, run: str, folder: Path) -> list[str]:
         return {
             'train': [*self.commands[run], f'--workdir={folder}', '--grace=1'],
             'tail': ['tail', str(folder)],
             'report': ['report', str(folder), '--json', '--png', f'--out={folder}-report'],
-            'measure': ['measure', f'{folder}@{STEP}', '--json'],
+            'measure': ['measure', f'{folder}@{LAST_STEP}', '--json'],
             'verify': ['checkpoint', 'verify', str(folder)],
         }[verb]
 
-    def ask(self, part: str, name: str, verb: str) -> dict[str, Any]:
+    def run_on_damaged_copy(self, part: str, name: str, verb: str) -> dict[str, Any]:
         """Run a command on a damaged copy, and return its answer."""
         run = 'fork' if part == 'lineage' else 'run'
         with tempfile.TemporaryDirectory(dir=self.scratch) as scratch:
@@ -604,13 +608,13 @@ class CommandAnswers:
             target = self.scratch / run if part == 'kept' and verb == 'measure' else folder
             file = apply_damage(part, name, folder, self.cache)
             start = time.monotonic()
-            code, out, err = self.worker.run(self.command(verb, run, target), self.scratch)
+            code, out, err = self.worker.run(self.make_command(verb, run, target), self.scratch)
             answer = None
             if code == 0:
                 with contextlib.suppress(Exception):
                     answer = parse_result(verb, target, out, err)
             self.restore_cache(False)
-            kind = classify(code, out + err, answer == self.sound[run, verb], [file.name, str(folder)])
+            kind = classify(code, out + err, answer == self.sound_results[run, verb], [file.name, str(folder)])
             message = (
                 (err.strip().splitlines() or [''])[-1].replace(str(folder), 'RUN').replace(str(self.scratch), '')
             )
@@ -660,8 +664,8 @@ def classify(code: int | None, output: str, is_same: bool, names: list[str]) -> 
     if code == 1:
         lines = [line for line in output.splitlines() if line.startswith('sinklab')]
         # `verify` prints a line on standard output for each checkpoint that is not sound.
-        unsound = any(is_unsound(line, names[1]) for line in output.splitlines())
-        return 'refused' if names_file and len(lines) + unsound == 1 else 'unnamed'
+        has_unsound_line = any(is_unsound(line, names[1]) for line in output.splitlines())
+        return 'refused' if names_file and len(lines) + has_unsound_line == 1 else 'unnamed'
     if names[0] in output:
         return 'named'
     return 'unaffected' if is_same else 'silent'
@@ -718,16 +722,16 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory() as scratch:
-        answers, records = CommandAnswers(Path(scratch)), []
+        tester, records = DamageTester(Path(scratch)), []
         try:
             for case in choose_cases(arguments.only, arguments.sample):
-                records.append(answers.ask(*case))
+                records.append(tester.run_on_damaged_copy(*case))
                 print(
                     '{part} | {damage} | {verb} | {kind} {code} | {seconds} | {words}'.format(**records[-1]),
                     flush=True,
                 )
         finally:
-            answers.close()
+            tester.close()
         if arguments.out:
             Path(arguments.out).write_text(json.dumps(records, indent=1) + '\n')
     kinds = [record['kind'] for record in records]

@@ -20,51 +20,55 @@ TIMEOUT = 60.0  # seconds after the signal, after which the command counts as st
 
 
 @dataclasses.dataclass(frozen=True)
-class Interrupted:
+class InterruptResult:
     """End of one interrupted command.
 
     Attributes:
-        moment: seconds from its start to the signal.
-        code: its exit code as a shell reports it, 128 + N after death by signal N; None if it was still running.
+        delay: seconds from its start to the signal.
+        exit_code: its exit code as a shell reports it, 128 + N after death by signal N; None if it was still running.
         lines: its lines on standard error since the signal.
         finished: whether it had ended before the signal.
     """
 
-    moment: float
-    code: int | None
+    delay: float
+    exit_code: int | None
     lines: tuple[str, ...]
     finished: bool
 
 
-def interrupt(command: Sequence[str], moment: float, number: int) -> Interrupted:
-    """Start a command, send it a signal after `moment` seconds, and wait for its end."""
-    with tempfile.TemporaryFile('w+') as errors, tempfile.TemporaryDirectory() as folder:
+def interrupt(command: Sequence[str], delay: float, signal_number: int) -> InterruptResult:
+    """Start a command, send it a signal after `delay` seconds, and wait for its end."""
+    with tempfile.TemporaryFile('w+') as stderr_file, tempfile.TemporaryDirectory() as folder:
         arguments = [part.replace('{}', folder) for part in command]
-        streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+        streams = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr_file)
         # Background jobs of a shell ignore SIGINT, and their children inherit this.
-        process = subprocess.Popen(arguments, **streams, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
-        time.sleep(moment)
-        finished, written = process.poll() is not None, errors.seek(0, 2)
+        process = subprocess.Popen(
+            arguments, **streams, preexec_fn=lambda: signal.signal(signal_number, signal.SIG_DFL)
+        )
+        time.sleep(delay)
+        finished, stderr_offset = process.poll() is not None, stderr_file.seek(0, 2)
         if not finished:
-            process.send_signal(number)
+            process.send_signal(signal_number)
         try:
-            code = process.wait(TIMEOUT)
+            exit_code = process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            code = None
-        errors.seek(written)
-        lines = tuple(line for line in errors.read().splitlines() if line)
-        return Interrupted(moment, 128 - code if code is not None and code < 0 else code, lines, finished)
+            exit_code = None
+        stderr_file.seek(stderr_offset)
+        lines = tuple(line for line in stderr_file.read().splitlines() if line)
+        return InterruptResult(
+            delay, 128 - exit_code if exit_code is not None and exit_code < 0 else exit_code, lines, finished
+        )
 
 
 def interrupt_repeatedly(
-    command: Sequence[str], count: int, seconds: float, number: int, seed: int = 0
-) -> Iterator[Interrupted]:
-    """Interrupt a command at `count` random moments of its first seconds, and yield each end."""
-    random_moments = random.Random(seed)
+    command: Sequence[str], count: int, seconds: float, signal_number: int, seed: int = 0
+) -> Iterator[InterruptResult]:
+    """Interrupt a command at `count` random moments of its first seconds, and yield each result."""
+    rng = random.Random(seed)
     for _ in range(count):
-        yield interrupt(command, random_moments.uniform(0, seconds), number)
+        yield interrupt(command, rng.uniform(0, seconds), signal_number)
 
 
 def main() -> None:
@@ -75,14 +79,22 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('command', nargs='+')
     arguments = parser.parse_args()
-    number = getattr(signal, f'SIG{arguments.signal}')
-    ends = list(interrupt_repeatedly(arguments.command, arguments.count, arguments.seconds, number, arguments.seed))
-    for end in sorted(ends, key=lambda end: end.moment):
-        code = 'went on' if end.code is None else end.code
-        print(f'{end.moment:.3f} s  {code}{" (finished before)" if end.finished else ""}', *end.lines, sep='\n    ')
-    codes = collections.Counter('went on' if end.code is None else end.code for end in ends if not end.finished)
-    print(f'finished before {sum(end.finished for end in ends)}; then: {dict(codes)}; ', end='')
-    print(f'most lines {max(len(end.lines) for end in ends)}', file=sys.stdout)
+    signal_number = getattr(signal, f'SIG{arguments.signal}')
+    results = list(
+        interrupt_repeatedly(arguments.command, arguments.count, arguments.seconds, signal_number, arguments.seed)
+    )
+    for result in sorted(results, key=lambda result: result.delay):
+        exit_code = 'went on' if result.exit_code is None else result.exit_code
+        print(
+            f'{result.delay:.3f} s  {exit_code}{" (finished before)" if result.finished else ""}',
+            *result.lines,
+            sep='\n    ',
+        )
+    codes = collections.Counter(
+        'went on' if result.exit_code is None else result.exit_code for result in results if not result.finished
+    )
+    print(f'finished before {sum(result.finished for result in results)}; then: {dict(codes)}; ', end='')
+    print(f'most lines {max(len(result.lines) for result in results)}', file=sys.stdout)
 
 
 if __name__ == '__main__':

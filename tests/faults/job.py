@@ -38,13 +38,15 @@ client = Some(CoreV1Api=lambda: None, BatchV1Api=lambda: None, exceptions=Some(A
 class Job:
     """Processes of one run, and their output."""
 
-    def __init__(self, workdir, source, count, *options, variables=None, each=None, port=None, config=None):
+    def __init__(
+        self, workdir, source, count, *options, variables=None, process_overrides=None, port=None, config=None
+    ):
         self.port = port or find_free_port()
-        self.start = time.monotonic()
+        self.start_time = time.monotonic()
         self.processes = []
         for index in range(count):
             process_flags = [f'--coordinator=127.0.0.1:{self.port}', f'--processes={count}', f'--process={index}']
-            overrides = (each or {}).get(index, {})
+            overrides = (process_overrides or {}).get(index, {})
             command = [sys.executable, '-m', 'sinklab', 'train', f'--config={config or HERE / "fault.py"}']
             command += [
                 f'--config.data.source={source}',
@@ -64,16 +66,16 @@ class Job:
                 **(variables or {}),
                 **overrides,
             }
-            streams = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+            popen_options = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
             working_folder = overrides.pop('CWD', None)
-            self.processes.append(subprocess.Popen(command, env=environment, cwd=working_folder, **streams))
+            self.processes.append(subprocess.Popen(command, env=environment, cwd=working_folder, **popen_options))
 
     def wait(self, timeout=120):
         """Wait for all processes, and return (exit codes, their standard errors).
 
-        `ended` then has the time at which each process ended.
+        `end_times` then has the time at which each process ended.
         """
-        deadline, self.ended = time.monotonic() + timeout, {}
+        deadline, self.end_times = time.monotonic() + timeout, {}
         outputs = {}
         readers = [
             threading.Thread(target=read_stderr, args=(outputs, index, child_process))
@@ -81,12 +83,12 @@ class Job:
         ]
         for reader in readers:
             reader.start()
-        while len(self.ended) < len(self.processes) and time.monotonic() < deadline:
+        while len(self.end_times) < len(self.processes) and time.monotonic() < deadline:
             for index, process in enumerate(self.processes):
-                if index not in self.ended and process.poll() is not None:
-                    self.ended[index] = time.monotonic()
+                if index not in self.end_times and process.poll() is not None:
+                    self.end_times[index] = time.monotonic()
             time.sleep(0.05)
-        hung = [index for index in range(len(self.processes)) if index not in self.ended]
+        hung = [index for index in range(len(self.processes)) if index not in self.end_times]
         self.kill()
         for reader in readers:
             reader.join()
@@ -102,7 +104,7 @@ class Job:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    def child(self, index):
+    def get_child_pid(self, index):
         """Return the process id of the training process of a supervisor, or None if it does not exist."""
         pid = self.processes[index].pid
         with contextlib.suppress(OSError, IndexError):

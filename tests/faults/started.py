@@ -18,13 +18,15 @@ def job_starter(corpus, cache_variables):
     """Yield a function that starts the processes of a run with shared caches."""
     jobs = []
 
-    def start(workdir, count=2, *options, variables=None, **more):
-        jobs.append(Job(workdir, corpus, count, *options, variables={**cache_variables, **(variables or {})}, **more))
+    def start_job(workdir, count=2, *options, variables=None, **job_options):
+        jobs.append(
+            Job(workdir, corpus, count, *options, variables={**cache_variables, **(variables or {})}, **job_options)
+        )
         return jobs[-1]
 
-    yield start
-    for started_job in jobs:
-        started_job.kill()
+    yield start_job
+    for job in jobs:
+        job.kill()
 
 
 @pytest.fixture(scope='session')

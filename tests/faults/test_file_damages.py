@@ -27,16 +27,16 @@ SAMPLE |= {
 
 
 @pytest.fixture(scope='module')
-def answers(tmp_path_factory):
-    found = file_damages.CommandAnswers(tmp_path_factory.mktemp('damages'))
-    yield found
-    found.close()
+def damage_tester(tmp_path_factory):
+    tester = file_damages.DamageTester(tmp_path_factory.mktemp('damages'))
+    yield tester
+    tester.close()
 
 
 @pytest.mark.parametrize(
     ('part', 'name', 'verb'),
     [pytest.param(*case, marks=pytest.mark.slow if case in SAMPLE else pytest.mark.exhaustive) for case in CASES],
 )
-def test_corrupt_file_is_reported_or_ignored(answers, part, name, verb):
-    answer = answers.ask(part, name, verb)
+def test_corrupt_file_is_reported_or_ignored(damage_tester, part, name, verb):
+    answer = damage_tester.run_on_damaged_copy(part, name, verb)
     assert answer['kind'] not in file_damages.BAD_KINDS, answer

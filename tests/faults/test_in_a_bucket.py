@@ -10,34 +10,38 @@ pytest_plugins = ['started']
 # One process in a bucket (test_runs_in_buckets.py), and two on a disk (test_faults.py), are in `make test`.
 pytestmark = pytest.mark.exhaustive
 # Files of process 1: shards of arrays, their metadata and their digests.
-ITS_OWN = re.compile(r'/ocdbt\.process_1/|/array_metadatas/process_1|/digests/\d+/1\.json')
+PROCESS_1_FILES = re.compile(r'/ocdbt\.process_1/|/array_metadatas/process_1|/digests/\d+/1\.json')
 
 
 def check_writes(proxy):
     """Check that process 1, whose requests pass this proxy, writes its shards and nothing else."""
-    writes = [request for request in proxy.requests if request.writes]
-    written = [name for request in writes for name in request.names or [request.path]]
-    assert any('/ocdbt.process_1/' in name for name in written)
-    assert [name for name in written if not ITS_OWN.search(name)] == []
+    write_requests = [request for request in proxy.requests if request.is_write]
+    written_names = [name for request in write_requests for name in request.object_names or [request.path]]
+    assert any('/ocdbt.process_1/' in name for name in written_names)
+    assert [name for name in written_names if not PROCESS_1_FILES.search(name)] == []
 
 
 def test_two_process_run_in_bucket_matches_run_on_disk(job_starter, undisturbed_run, bucket, emulators):
-    own = emulators.another(bucket)
+    process_1_bucket = emulators.add_proxy(bucket)
     workdir = f'{bucket.url}/run'
-    codes, said = job_starter(workdir, variables=bucket.variables, each={1: dict(own.variables)}).wait()
-    assert codes == [0, 0], said
+    codes, outputs = job_starter(
+        workdir, variables=bucket.variables, process_overrides={1: dict(process_1_bucket.variables)}
+    ).wait()
+    assert codes == [0, 0], outputs
     assert_same_runs(workdir, undisturbed_run)
-    check_writes(own.proxy)
+    check_writes(process_1_bucket.proxy)
 
 
 def test_run_in_bucket_resumes_after_killed_process(job_starter, undisturbed_run, bucket, emulators, tmp_path):
-    own = emulators.another(bucket)
+    process_1_bucket = emulators.add_proxy(bucket)
     workdir = f'{bucket.url}/run'
     fault = dict(process=1, event=20, seconds=0, what='SIGKILL')
-    harmed = {**bucket.variables, 'FAULT': json.dumps(fault), 'NOTES': str(tmp_path)}
-    codes, said = job_starter(workdir, variables=harmed).wait()
-    assert codes == [42, 42], said
-    codes, said = job_starter(workdir, variables=bucket.variables, each={1: dict(own.variables)}).wait()
-    assert codes == [0, 0], said
+    fault_variables = {**bucket.variables, 'FAULT': json.dumps(fault), 'NOTES': str(tmp_path)}
+    codes, outputs = job_starter(workdir, variables=fault_variables).wait()
+    assert codes == [42, 42], outputs
+    codes, outputs = job_starter(
+        workdir, variables=bucket.variables, process_overrides={1: dict(process_1_bucket.variables)}
+    ).wait()
+    assert codes == [0, 0], outputs
     assert_same_runs(workdir, undisturbed_run)
-    check_writes(own.proxy)
+    check_writes(process_1_bucket.proxy)

@@ -70,8 +70,8 @@ def import_sinklab() -> argparse.Namespace:
         hardware=Hardware,  # record of the flags --data, --fsdp, --tensor, --micro_batch, --remat, --attention
         fast_compile_flags=FAST_COMPILE_FLAGS,  # a quarter of the compile time; values are near, and not equal
         make_mesh=make_mesh,  # (hardware, devices) -> jax.sharding.Mesh
-        make_programs=get_programs,  # (spec, hardware, mesh, backend) -> {name: () -> jax.stages.Lowered}
-        make_sequences=load_run_data,  # spec -> .batches.read_rows(step, range), .valid_NT, .probe_PT, .fingerprint
+        get_programs=get_programs,  # (spec, hardware, mesh, backend) -> {name: () -> jax.stages.Lowered}
+        load_run_data=load_run_data,  # spec -> .batches.read_rows(step, range), .valid_NT, .probe_PT, .fingerprint
     )
 
 
@@ -80,8 +80,8 @@ def import_sinklab() -> argparse.Namespace:
 # first steps of Adam divide each gradient by its own size, however small it is.
 TOLERANCE = 1e-4
 NEAR_ZERO = 1e-6  # absolute difference that is allowed, for cosines and differences that are about 0
-DUMP = 'FROZEN_DUMP'  # variable of a child: the folder that texts of programs are written to
-SHOWN = 20  # differences of a section that are printed
+DUMP_VARIABLE = 'FROZEN_DUMP'  # variable of a child: the folder that texts of programs are written to
+MAX_PRINTED_LINES = 20  # differences of a section that are printed
 
 # {name: (FILE:ROW, changes of its config)}; the size is smoke.
 CASES = {
@@ -165,7 +165,7 @@ OTHER_LAYOUTS = {
 }
 
 # {name: (FILE:ROW, changes of its config)} of the batches.
-READINGS = {
+BATCH_CASES = {
     'text': ('attention:softmax', {}),
     'other_seed': ('attention:softmax', {'data.seed': 7}),
     'fixed_token': ('data:fixed_2', {}),
@@ -222,7 +222,7 @@ WORDS = [
     *('value', 'head', 'layer', 'in', 'probe', 'loss', 'step', 'to', 'weights', 'row', 'sum', 'bias', 'mask', 'with'),
     *('naïve', 'λ', '中文', '42', 'x_1', '(T)', 'decay', 'gradient', 'norm', 'model', 'trains', 'from', 'batch'),
 ]
-MARKS = [' ', ' ', ' ', ' ', ' ', ', ', '. ', '\n', ': ', ' - ']
+SEPARATORS = [' ', ' ', ' ', ' ', ' ', ', ', '. ', '\n', ': ', ' - ']
 
 
 def make_text(seed: int, count: int) -> str:
@@ -231,7 +231,7 @@ def make_text(seed: int, count: int) -> str:
     for _ in range(count):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
         draw = state >> 33
-        parts += [WORDS[min(draw % len(WORDS), draw // 64 % len(WORDS))], MARKS[draw // 4096 % len(MARKS)]]
+        parts += [WORDS[min(draw % len(WORDS), draw // 64 % len(WORDS))], SEPARATORS[draw // 4096 % len(SEPARATORS)]]
     return ''.join(parts)
 
 
@@ -242,16 +242,19 @@ def write_corpora() -> None:
         text = ''.join(json.dumps(record, ensure_ascii=False) + '\n' for record in records)
         Path(name).write_text(text, encoding='utf-8')
 
-    def make_talk(number: int) -> list[dict]:
+    def make_conversation(number: int) -> list[dict]:
         turns = ('user', 'assistant') * 2
         return [
-            dict(role=role, content=make_text(1000 + 4 * number + at, 12 + 5 * at)) for at, role in enumerate(turns)
+            dict(role=role, content=make_text(1000 + 4 * number + turn, 12 + 5 * turn))
+            for turn, role in enumerate(turns)
         ]
 
     write_lines('corpus.jsonl', [dict(text=make_text(number, 20 + number % 90)) for number in range(400)])
-    for name, first in (('a', 2000), ('b', 3000)):
-        write_lines(f'{name}.jsonl', [dict(text=make_text(first + number, 40 + number % 50)) for number in range(90)])
-    write_lines('chat.jsonl', [dict(messages=make_talk(number)) for number in range(120)])
+    for name, first_seed in (('a', 2000), ('b', 3000)):
+        write_lines(
+            f'{name}.jsonl', [dict(text=make_text(first_seed + number, 40 + number % 50)) for number in range(90)]
+        )
+    write_lines('chat.jsonl', [dict(messages=make_conversation(number)) for number in range(120)])
     parts = {name: dict(source=f'text:{name}.jsonl') for name in 'ab'}
     Path('unweighted.json').write_text(json.dumps(parts))
     weighted = {name: part | dict(weight=weight) for (name, part), weight in zip(parts.items(), (3, 1), strict=True)}
@@ -271,10 +274,10 @@ def flatten(nested: dict, path: str = '') -> Iterator[tuple[str, object]]:
 
 def digest(*parts: bytes) -> str:
     """Return 32 hexadecimal digits of the SHA-256 of the parts, each with its length."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for part in parts:
-        found.update(len(part).to_bytes(8, 'little') + part)
-    return found.hexdigest()[:32]
+        hasher.update(len(part).to_bytes(8, 'little') + part)
+    return hasher.hexdigest()[:32]
 
 
 def digest_array(array: object) -> str:
@@ -301,7 +304,9 @@ def drop_added_fields(config: dict) -> dict:
     defaults, config = default.get_config().to_dict(), copy.deepcopy(config)
     for path in ADDED_FIELDS:
         *sections, name = path.split('.')
-        section, default_section = (functools.reduce(dict.__getitem__, sections, one) for one in (config, defaults))
+        section, default_section = (
+            functools.reduce(dict.__getitem__, sections, nested_config) for nested_config in (config, defaults)
+        )
         if section[name] == default_section[name]:
             del section[name]
     return config
@@ -319,13 +324,13 @@ def choose_source(config: object) -> str:
     return 'chat:chat.jsonl' if config.data.loss == 'assistant' else 'text:corpus.jsonl'
 
 
-def run_command(*words: str) -> str:
+def run_command(*arguments: str) -> str:
     """Run a command of sinklab in this process; return what it printed on standard output."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        code = import_sinklab().run_main(words)
+        code = import_sinklab().run_main(arguments)
     if code:
-        raise RuntimeError(f'sinklab {" ".join(words)} ended with exit code {code}')
+        raise RuntimeError(f'sinklab {" ".join(arguments)} ended with exit code {code}')
     return out.getvalue()
 
 
@@ -340,7 +345,7 @@ def normalize_program(text: str) -> str:
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return re.sub(
         r'@("[^"]*"|[\w$.-]+)',
-        lambda found: f'@f{numbers[found[1]]}' if found[1] in numbers else found[0],
+        lambda match: f'@f{numbers[match[1]]}' if match[1] in numbers else match[0],
         text,
     )
 
@@ -353,28 +358,28 @@ def record_programs(cases: list[str] | None) -> dict:
     """
     import jax
 
-    code, found = import_sinklab(), {}
+    api, digests = import_sinklab(), {}
     for name in cases or CASES:
-        spec = code.parse_config(make_config(*CASES[name]))
+        spec = api.parse_config(make_config(*CASES[name]))
         for layout in dict.fromkeys(['one', *OTHER_LAYOUTS.get(name, [])]):
-            hardware = code.hardware(**LAYOUTS[layout])
+            hardware = api.hardware(**LAYOUTS[layout])
             count = math.prod(LAYOUTS[layout].get(axis, 1) for axis in ('data', 'fsdp', 'tensor'))
-            mesh = code.make_mesh(hardware, jax.devices()[:count])
+            mesh = api.make_mesh(hardware, jax.devices()[:count])
             backend = 'chunked' if hardware.attention == 'auto' else hardware.attention
             with jax.set_mesh(mesh):
-                programs = code.make_programs(spec, hardware, mesh, backend)
+                programs = api.get_programs(spec, hardware, mesh, backend)
                 # The layout of the first three programs is that of one device, or of several.
                 texts = {
                     program: normalize_program(lower().as_text())
                     for program, lower in programs.items()
                     if program == 'step' or layout in ('one', 'dense', 'fsdp', 'tensor')
                 }
-            found[f'{name}/{layout}'] = {program: digest(text.encode()) for program, text in texts.items()}
-            if dump := os.environ.get(DUMP):
+            digests[f'{name}/{layout}'] = {program: digest(text.encode()) for program, text in texts.items()}
+            if dump := os.environ.get(DUMP_VARIABLE):
                 for program, text in texts.items():
                     Path(dump, f'{name}.{layout}.{program}.mlir').write_text(text)
         jax.clear_caches()
-    return found
+    return digests
 
 
 def record_interface() -> dict:
@@ -383,23 +388,25 @@ def record_interface() -> dict:
 
     commands = {}
 
-    def add(parser: argparse.ArgumentParser, name: str) -> None:
+    def add_flags(parser: argparse.ArgumentParser, name: str) -> None:
         flags = commands[name or 'sinklab'] = []
         for action in parser._actions:  # argparse has no public list of the arguments of a parser
             if isinstance(action.choices, dict):  # of the parsers of subcommands
-                for word, child in action.choices.items():
-                    add(child, f'{name} {word}'.strip())
+                for subcommand, subparser in action.choices.items():
+                    add_flags(subparser, f'{name} {subcommand}'.strip())
             elif action.option_strings != ['-h', '--help']:
                 flags.append(', '.join(action.option_strings) or f'positional (nargs {action.nargs})')
 
-    add(import_sinklab().build_parser(), '')
+    add_flags(import_sinklab().build_parser(), '')
     fields = dict(flatten(default.get_config().to_dict()))
     configs = {}
     for row in find_rows():
         file, _, name = row.partition(':')
-        make = importlib.import_module(f'sinklab.configs.{file}').get_config
-        dicts = {size: drop_added_fields(make(name, size).to_dict()) for size in make.sizes}
-        configs[row] = {size: digest(json.dumps(one, sort_keys=True).encode()) for size, one in dicts.items()}
+        get_config = importlib.import_module(f'sinklab.configs.{file}').get_config
+        config_by_size = {size: drop_added_fields(get_config(name, size).to_dict()) for size in get_config.sizes}
+        configs[row] = {
+            size: digest(json.dumps(config, sort_keys=True).encode()) for size, config in config_by_size.items()
+        }
     fields = {name: write_value(value) for name, value in fields.items()}
     return dict(commands=commands, fields=fields, configs=configs)
 
@@ -415,41 +422,41 @@ def write_float(value: float) -> str:
 
 
 def record_batches() -> dict:
-    """Return {reading: digests of what a run reads}."""
-    code, found = import_sinklab(), {}
-    for name, reading in READINGS.items():
-        spec = code.parse_config(make_config(*reading))
-        data, rows = code.make_sequences(spec), range(spec.optimizer.batch_size)
-        found[name] = {f'step {step}': digest_array(data.batches.read_rows(step, rows)) for step in (0, 1, 1000)}
-        found[name] |= dict(
+    """Return {case: digests of what a run reads}, by case of BATCH_CASES."""
+    api, digests = import_sinklab(), {}
+    for name, case in BATCH_CASES.items():
+        spec = api.parse_config(make_config(*case))
+        data, rows = api.load_run_data(spec), range(spec.optimizer.batch_size)
+        digests[name] = {f'step {step}': digest_array(data.batches.read_rows(step, rows)) for step in (0, 1, 1000)}
+        digests[name] |= dict(
             part=digest_array(data.batches.read_rows(1, range(1, 3))),
             valid=digest_array(data.valid_NT),
             probe=digest_array(data.probe_PT),
             fingerprint={part: str(value) for part, value in data.fingerprint.items()},
         )
-    return found
+    return digests
 
 
 def record_stores() -> dict:
     """Return {store: digest of each of its files}."""
-    found = {}
-    for name, words in STORES.items():
-        vocabulary = [] if any('vocabulary' in word for word in words) else ['--vocabulary=300']
-        run_command('prepare', *words, *vocabulary, '--processes=1', f'--out=stores/{name}')
+    digests = {}
+    for name, options in STORES.items():
+        vocabulary_options = [] if any('vocabulary' in option for option in options) else ['--vocabulary=300']
+        run_command('prepare', *options, *vocabulary_options, '--processes=1', f'--out=stores/{name}')
         files = [path for path in sorted(Path('stores', name).rglob('*')) if path.is_file()]
-        found[name] = {path.name: digest(path.read_bytes()) for path in files if not path.name.startswith('.')}
-    return found
+        digests[name] = {path.name: digest(path.read_bytes()) for path in files if not path.name.startswith('.')}
+    return digests
 
 
 def read_metrics(folder: Path) -> dict[str, str]:
     """Return {name@step: number} of the last record of each step, without times."""
-    found = {}
+    metrics = {}
     for line in (folder / 'metrics.jsonl').read_text().splitlines():
         record = json.loads(line)
         for name, value in record.items():
             if name not in ('step', 'seconds') and not name.startswith('speed/'):
-                found[f'{name}@{record["step"]}'] = write_float(float(value))
-    return found
+                metrics[f'{name}@{record["step"]}'] = write_float(float(value))
+    return metrics
 
 
 def record_training() -> dict:
@@ -458,7 +465,7 @@ def record_training() -> dict:
     import numpy as np
     from orbax.checkpoint import v1 as ocp
 
-    found = {}
+    results = {}
     for row in ('softmax', 'sigmoid_apple'):
         changes = {
             'data.source': 'text:corpus.jsonl',
@@ -468,18 +475,18 @@ def record_training() -> dict:
             'probe.sequences': 20,
             'log.every_steps': 1,
         }
-        words = [f'--config.{name}={value}' for name, value in changes.items()]
-        run_command('train', f'--config=configs/quickstart.py:{row}', f'--workdir=training/{row}', *words)
+        overrides = [f'--config.{name}={value}' for name, value in changes.items()]
+        run_command('train', f'--config=configs/quickstart.py:{row}', f'--workdir=training/{row}', *overrides)
         state = ocp.load(Path('training', row, 'checkpoints', '20').absolute(), checkpointable_name='state')
         leaves = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(state):
             leaves[jax.tree_util.keystr(path, simple=True, separator='/')] = np.asarray(leaf)
-        found[row] = dict(
+        results[row] = dict(
             metrics=read_metrics(Path('training', row)),
             digests={path: digest_array(leaf) for path, leaf in leaves.items()},
             norms={path: write_float(float(np.sqrt(np.sum(np.float64(leaf) ** 2)))) for path, leaf in leaves.items()},
         )
-    return found
+    return results
 
 
 def find_rows() -> list[str]:
@@ -517,7 +524,7 @@ def record_rows(rows: list[str] | None) -> dict:
     """
     import jax
 
-    found = {}
+    metrics = {}
     for number, row in enumerate(rows or choose_rows()):
         file, _, name = row.partition(':')
         source = make_config(row, {})['data']['source']
@@ -530,10 +537,10 @@ def record_rows(rows: list[str] | None) -> dict:
             f'--config.data.source={source}',
             '--config.optimizer.steps=3',
         )
-        found[row] = read_metrics(folder)
+        metrics[row] = read_metrics(folder)
         if number % 10 == 9:
             jax.clear_caches()
-    return found
+    return metrics
 
 
 def record_run() -> dict:
@@ -555,13 +562,15 @@ def record_run() -> dict:
     return dict(
         metrics={name: value for name, value in resumed.items() if name not in recorded},
         probe=arrays,
-        measured={str(step): keep_numbers(one) for step, one in zip((FIXTURE_STEPS, steps), measured, strict=True)},
-        reported=keep_numbers(reported),
+        measured={
+            str(step): extract_numbers(result) for step, result in zip((FIXTURE_STEPS, steps), measured, strict=True)
+        },
+        reported=extract_numbers(reported),
         files=sorted(str(path.relative_to('run')) for path in Path('run').glob('*') if path.is_file()),
     )
 
 
-def keep_numbers(nested: object, path: str = '') -> dict[str, str]:
+def extract_numbers(nested: object, path: str = '') -> dict[str, str]:
     """Return {path: float} of nested lists and dicts, without text and times."""
     if isinstance(nested, dict | list):
         parts = nested.items() if isinstance(nested, dict) else enumerate(nested)
@@ -569,10 +578,10 @@ def keep_numbers(nested: object, path: str = '') -> dict[str, str]:
             name: number
             for key, value in parts
             if not re.search('second', str(key))
-            for name, number in keep_numbers(value, f'{path}/{key}').items()
+            for name, number in extract_numbers(value, f'{path}/{key}').items()
         }
-    known = isinstance(nested, int | float) and not isinstance(nested, bool)
-    return {path: write_float(float(nested))} if known else {}
+    is_number = isinstance(nested, int | float) and not isinstance(nested, bool)
+    return {path: write_float(float(nested))} if is_number else {}
 
 
 def record_fixture() -> dict:
@@ -583,10 +592,10 @@ def record_fixture() -> dict:
     Path('run/environment.json').write_text(json.dumps(environment, indent=2) + '\n')
     # Orbax writes the absolute path of the checkpoint into a file, of which digests/ has the SHA-256.
     checkpoint, digests = Path(f'run/checkpoints/{FIXTURE_STEPS}'), Path(f'run/digests/{FIXTURE_STEPS}/0.json')
-    committed = f'Checkpoint commit was successful to {checkpoint}'.encode()
-    (checkpoint / 'commit_success.txt').write_bytes(committed)
+    commit_text = f'Checkpoint commit was successful to {checkpoint}'.encode()
+    (checkpoint / 'commit_success.txt').write_bytes(commit_text)
     content = json.loads(digests.read_text())
-    content['files']['commit_success.txt'] = [len(committed), hashlib.sha256(committed).hexdigest()]
+    content['files']['commit_success.txt'] = [len(commit_text), hashlib.sha256(commit_text).hexdigest()]
     digests.write_text(json.dumps(content, indent=1) + '\n')
     run_command('checkpoint', 'verify', 'run')
     shutil.rmtree(RUN, ignore_errors=True)
@@ -604,7 +613,7 @@ SECTIONS: dict[str, Callable[..., dict]] = {
     'run': record_run,
 }
 FIXTURE_SECTION = 'fixture'  # which is not compared
-NUMBERS = 'training', 'rows', 'run'  # sections whose values depend on the processor
+NUMERIC_SECTIONS = 'training', 'rows', 'run'  # sections whose values depend on the processor
 
 
 def describe_environment() -> dict[str, str]:
@@ -613,9 +622,9 @@ def describe_environment() -> dict[str, str]:
         lines = Path('/proc/cpuinfo').read_text().splitlines()
     except OSError:
         lines = []
-    about = {line.partition(':')[0].strip(): line.partition(':')[2].strip() for line in lines}
-    flags = [flag for flag in about.get('flags', '').split() if re.match('avx|fma|amx', flag)]
-    processor = ' '.join([about.get('vendor_id') or platform.processor() or platform.machine(), *sorted(flags)])
+    cpu_fields = {line.partition(':')[0].strip(): line.partition(':')[2].strip() for line in lines}
+    flags = [flag for flag in cpu_fields.get('flags', '').split() if re.match('avx|fma|amx', flag)]
+    processor = ' '.join([cpu_fields.get('vendor_id') or platform.processor() or platform.machine(), *sorted(flags)])
     versions = {name: importlib.metadata.version(name) for name in ('jax', 'jaxlib', 'numpy')}
     return versions | dict(processor=processor)
 
@@ -630,19 +639,19 @@ def pin_to_one_core() -> None:
 def run_section(name: str, names: list[str] | None) -> dict:
     """Record a section in this process, in a working directory of its own."""
     write_corpora()
-    record = (SECTIONS | {FIXTURE_SECTION: record_fixture})[name]
-    return record(names) if name in ('programs', 'rows') else record()
+    record_function = (SECTIONS | {FIXTURE_SECTION: record_fixture})[name]
+    return record_function(names) if name in ('programs', 'rows') else record_function()
 
 
 def run_child(
     section: str, names: list[str] | None = None, dump: Path | None = None, xla_flags: str = DEFAULT_FLAGS
 ) -> dict:
     """Record a section in a new process."""
-    kept = Path(os.environ.get('SINKLAB_CACHE', Path.home() / '.cache' / 'sinklab')) / 'frozen'
-    kept.mkdir(parents=True, exist_ok=True)
+    cache_dir = Path(os.environ.get('SINKLAB_CACHE', Path.home() / '.cache' / 'sinklab')) / 'frozen'
+    cache_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / 'cache').mkdir()
-        (Path(folder) / 'cache' / 'programs').symlink_to(kept.absolute())
+        (Path(folder) / 'cache' / 'programs').symlink_to(cache_dir.absolute())
         changes = dict(
             PYTHONHASHSEED='0',  # the order of a set of names decides the order of two operations of a probe
             JAX_PLATFORMS='cpu',
@@ -650,32 +659,32 @@ def run_child(
             XLA_FLAGS=xla_flags,
             SINKLAB_CACHE=str(Path(folder) / 'cache'),
             PYTHONPATH=str(ROOT),
-            **({DUMP: str(dump)} if dump else {}),
+            **({DUMP_VARIABLE: str(dump)} if dump else {}),
         )
-        ours = ('JAX_', 'XLA_', 'SINKLAB_', 'COLUMNS')
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)} | changes
+        prefixes = ('JAX_', 'XLA_', 'SINKLAB_', 'COLUMNS')
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)} | changes
         out = Path(folder) / 'out.json'
-        words = ['--section', section, '--out', str(out), *([f'--cases={",".join(names)}'] if names else [])]
+        arguments = ['--section', section, '--out', str(out), *([f'--cases={",".join(names)}'] if names else [])]
         # Standard error goes to a file: commands print their progress there.
         with (Path(folder) / 'log').open('w+') as log:
-            done = subprocess.run(
-                [sys.executable, str(Path(__file__).resolve()), *words],
+            result = subprocess.run(
+                [sys.executable, str(Path(__file__).resolve()), *arguments],
                 cwd=folder,
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
             log.seek(0)
-            if done.returncode:
+            if result.returncode:
                 raise SystemExit(f'section {section} failed:\n{log.read()[-4000:]}')
         return json.loads(out.read_text())
 
 
 def explain_skip(section: str) -> str | None:
     """Return why a section cannot be compared here; None where it can."""
-    recorded, here = read_values()[section]['environment']['jax'], describe_environment()['jax']
-    if section == 'programs' and recorded != here:
-        return f'StableHLO was recorded with jax {recorded}, and jax {here} is here'
+    recorded_version, current_version = read_values()[section]['environment']['jax'], describe_environment()['jax']
+    if section == 'programs' and recorded_version != current_version:
+        return f'StableHLO was recorded with jax {recorded_version}, and jax {current_version} is here'
     return None
 
 
@@ -693,7 +702,7 @@ def check_section(section: str, names: list[str] | None = None) -> list[str]:
         values = {row: values[row] for row in names}
     if section == 'programs' and names:
         values = {case: value for case, value in values.items() if case.partition('/')[0] in names}
-    exact = section not in NUMBERS or recorded['environment'] == describe_environment()
+    exact = section not in NUMERIC_SECTIONS or recorded['environment'] == describe_environment()
     # Rows take three steps and long to compile. Over more steps, other rounding grows beyond the tolerance.
     xla_flags = import_sinklab().fast_compile_flags if section == 'rows' and not exact else DEFAULT_FLAGS
     before, now = dict(flatten(values)), dict(flatten(run_child(section, names, xla_flags=xla_flags)))
@@ -747,12 +756,12 @@ def check_sections(sections: list[str], names: list[str] | None) -> int:
         if reason := explain_skip(section):
             print(f'{section}: skipped: {reason}')
             continue
-        started = time.monotonic()
+        start_time = time.monotonic()
         lines = check_section(section, names)
-        print(f'{section}: {len(lines)} differences ({time.monotonic() - started:.0f} s)', flush=True)
-        print(*(f'  {line}\n' for line in lines[:SHOWN]), sep='', end='')
-        if len(lines) > SHOWN:
-            print(f'  and {len(lines) - SHOWN} more')
+        print(f'{section}: {len(lines)} differences ({time.monotonic() - start_time:.0f} s)', flush=True)
+        print(*(f'  {line}\n' for line in lines[:MAX_PRINTED_LINES]), sep='', end='')
+        if len(lines) > MAX_PRINTED_LINES:
+            print(f'  and {len(lines) - MAX_PRINTED_LINES} more')
         count += len(lines)
     return count
 
@@ -767,24 +776,24 @@ def main() -> int:
     parser.add_argument('--dump', metavar='DIR', type=Path, help='write the texts of the section programs there')
     parser.add_argument('--section', help=argparse.SUPPRESS)  # of a process that this script starts
     parser.add_argument('--out', type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    names = given.cases.split(',') if given.cases else None
-    sections = given.only.split(',') if given.only else [*SECTIONS]
+    args = parser.parse_args()
+    names = args.cases.split(',') if args.cases else None
+    sections = args.only.split(',') if args.only else [*SECTIONS]
     if unknown := [section for section in sections if section not in SECTIONS]:
         parser.error(f'--only: {unknown[0]} is unknown; give some of {", ".join(SECTIONS)}')
-    if given.section:
+    if args.section:
         pin_to_one_core()
-        given.out.write_text(json.dumps(run_section(given.section, names)))
-    elif given.dump:
-        given.dump.mkdir(parents=True, exist_ok=True)
-        run_child('programs', names, given.dump.absolute())
-    elif given.write_run:
+        args.out.write_text(json.dumps(run_section(args.section, names)))
+    elif args.dump:
+        args.dump.mkdir(parents=True, exist_ok=True)
+        run_child('programs', names, args.dump.absolute())
+    elif args.write_run:
         run_child(FIXTURE_SECTION)
-    elif given.write:
+    elif args.write:
         for section in sections:
             values = run_child(section)
             write_values(read_values() | {section: dict(environment=describe_environment(), values=values)})
-    elif given.check:
+    elif args.check:
         return 1 if check_sections(sections, names) else 0
     else:
         parser.error('give --check, --write, --write-run or --dump=DIR')
