@@ -26,20 +26,20 @@ HARMLESS_PROGRAMS = (
 # Only the fake uv has effects: it creates an empty wheel or an empty environment.
 FAKE_PROGRAM = """#!{python} -IS
 import json, os, sys
-here, name = os.path.split(os.path.abspath(sys.argv[0]))
-with open(os.path.join(here, 'calls.jsonl'), 'a') as file:
+folder, name = os.path.split(os.path.abspath(sys.argv[0]))
+with open(os.path.join(folder, 'calls.jsonl'), 'a') as file:
     file.write(json.dumps([name, *sys.argv[1:]]) + '\\n')
-answers = json.load(open(os.path.join(here, 'answers.json')))
-words = ' '.join([name, *sys.argv[1:]])
-turns = next((turns for part, turns in answers.items() if part in words), [['', '', 0]])
-if name == 'uv' and 'venv' in sys.argv and not turns[0][2]:
+answers = json.load(open(os.path.join(folder, 'answers.json')))
+command_line = ' '.join([name, *sys.argv[1:]])
+results = next((results for part, results in answers.items() if part in command_line), [['', '', 0]])
+if name == 'uv' and 'venv' in sys.argv and not results[0][2]:
     os.makedirs(sys.argv[-1], exist_ok=True)
-if name == 'uv' and 'build' in sys.argv and not turns[0][2]:
+if name == 'uv' and 'build' in sys.argv and not results[0][2]:
     open(os.path.join(sys.argv[sys.argv.index('--out-dir') + 1], 'sinklab-0.0-py3-none-any.whl'), 'w').close()
-said, wrong, code = turns.pop(0) if len(turns) > 1 else turns[0]
-json.dump(answers, open(os.path.join(here, 'answers.json'), 'w'))
-sys.stdout.write(said), sys.stderr.write(wrong)
-sys.exit(code)
+stdout, stderr, exit_code = results.pop(0) if len(results) > 1 else results[0]
+json.dump(answers, open(os.path.join(folder, 'answers.json'), 'w'))
+sys.stdout.write(stdout), sys.stderr.write(stderr)
+sys.exit(exit_code)
 """
 
 

@@ -35,7 +35,7 @@ class Run:
     def start(self, script, indices=(0, 1), count=2, restarts=0, host='127.0.0.1', **timeouts):
         for index in indices:
             arguments = dict(index=index, count=count, port=self.port, folder=str(self.folder), script=script)
-            arguments |= dict(patience={**SHORT_TIMEOUTS, **timeouts}, restarts=restarts, host=host)
+            arguments |= dict(timeouts={**SHORT_TIMEOUTS, **timeouts}, restarts=restarts, host=host)
             process = subprocess.Popen(
                 [sys.executable, str(TESTS_FOLDER / 'supervised_process.py'), json.dumps(arguments)],
                 env={**os.environ, 'PYTHONPATH': str(TESTS_FOLDER.parent)},

@@ -1,6 +1,6 @@
 """Supervisor and its child without jax: python supervised_process.py JSON.
 
-JSON contains index, count, host, port, patience (fields of Timeouts), folder, restarts, and the script of the child.
+JSON contains index, count, host, port, timeouts (fields of Timeouts), folder, restarts, and the script of the child.
 The script can use `group`, and may set `exit_status`.
 """
 
@@ -38,7 +38,7 @@ command, folder = [sys.executable, *sys.argv], RunDir(ARGUMENTS['folder'])
 try:
     sys.exit(
         supervise_run(
-            command, process_info, Timeouts(**ARGUMENTS['patience']), folder, lambda: True, ARGUMENTS['restarts']
+            command, process_info, Timeouts(**ARGUMENTS['timeouts']), folder, lambda: True, ARGUMENTS['restarts']
         )
     )
 except UserError as error:

@@ -77,7 +77,10 @@ def list_names(path):
                 yield name
 
 
-@pytest.mark.parametrize('reference', sorted(set(re.findall(r'`([\w/]+\.py(?::[\w.]+)?)`', PAGE))))
+REFERENCES = sorted(set(re.findall(r'`([\w/]+\.py(?::[\w.]+)?)`', PAGE)))
+
+
+@pytest.mark.parametrize('reference', REFERENCES)
 def test_page_names_existing_files_and_objects(reference):
     file_name, _, name = reference.partition(':')
     path = next((folder / file_name for folder in (ROOT / 'sinklab', ROOT) if (folder / file_name).exists()), None)
@@ -129,6 +132,12 @@ MODULE_ORDERS = {
 }
 
 
+def test_page_has_references_and_module_orders():
+    """Fail if nothing matches, because pytest skips tests without parameters."""
+    assert REFERENCES
+    assert MODULE_ORDERS.keys() == {'data', 'attn'}
+
+
 @pytest.mark.parametrize('package', MODULE_ORDERS)
 def test_module_of_ordered_package_imports_only_earlier_modules(package):
     order, folder = MODULE_ORDERS[package], ROOT / 'sinklab' / package
@@ -143,7 +152,7 @@ def test_module_of_ordered_package_imports_only_earlier_modules(package):
         ), path
 
 
-def test_configs_import_only_ml_collections_and_siblings():
+def test_configs_import_only_ml_collections_dataclasses_difflib_and_siblings():
     for path in (ROOT / 'configs').glob('*.py'):
         for name, _ in list_imports(path):
             assert name.startswith(('ml_collections', 'sinklab.configs', 'dataclasses', 'difflib')), (

@@ -22,9 +22,8 @@ from sinklab.attn.mask import (
     make_static_mask,
     make_window_mask,
 )
-from sinklab.attn.operations import resolve_operation as resolve
-from sinklab.config.spec import AttentionConfig
-from sinklab.config.spec import MaskConfig as Visible
+from sinklab.attn.operations import resolve_operation
+from sinklab.config.spec import AttentionConfig, MaskConfig
 
 POWERS = (0.25, 0.5, 2.0, 3.0)
 ATTENTION_CONFIGS = [
@@ -191,7 +190,7 @@ def test_p_norm_rows_have_unit_norm(operation, scale):
 )
 def test_p_norm_gives_weight_one_to_single_key_for_any_score(operation):
     score_S = jnp.array([-60.0, -30.0, -16.0, -1.0, 0.0, 1.0, 30.0, 60.0])
-    weights, _ = reference.compute_weights(score_S[:, None], jnp.ones((8, 1), bool), resolve(operation, 1))
+    weights, _ = reference.compute_weights(score_S[:, None], jnp.ones((8, 1), bool), resolve_operation(operation, 1))
     np.testing.assert_allclose(weights, 1, rtol=1e-5)
 
 
@@ -286,7 +285,7 @@ def test_document_mask_with_causal_mask_shows_keys_of_same_document(is_document_
     actual = get_visible(
         make_document_mask(jnp.array([start_T])) & make_causal_mask(len(is_document_start)), len(is_document_start)
     )
-    mask_config = Visible(prefix=None, window=None, block=None, document=True)
+    mask_config = MaskConfig(prefix=None, window=None, block=None, document=True)
     np.testing.assert_array_equal(actual, formulas.compute_visibility(len(is_document_start), mask_config, number_T))
 
 

@@ -13,7 +13,6 @@ import pytest
 from conftest import make_tiny_config, make_tiny_spec
 
 from sinklab.checkpoint import checkpointer, digests, orbax_compat
-from sinklab.checkpoint import checkpointer as checkpointer_module
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.validate import parse_config
 from sinklab.errors import UserError
@@ -266,7 +265,7 @@ def test_orbax_storage_error_becomes_os_error_of_one_line(tmp_path, monkeypatch)
         def result(self):
             raise ValueError('DATA_LOSS: of a disk\n' + 'and so on\n' * 500)
 
-    monkeypatch.setattr(checkpointer_module.ocp, 'save_async', lambda *args, **kwargs: FailedSave())
+    monkeypatch.setattr(checkpointer.ocp, 'save_async', lambda *args, **kwargs: FailedSave())
     checkpoints = open_checkpointer(RunDir(tmp_path))
     checkpoints.save(1, STATE)
     with pytest.raises(OSError, match=r'checkpoints/1.*ValueError: DATA_LOSS') as error:

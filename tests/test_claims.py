@@ -321,12 +321,12 @@ def test_claims_plot_draws_every_interval(monkeypatch, tmp_path):
     pictures.write_claims_plot(tmp_path / 'claims.png', entries, '%')
     (figure,) = closed_figures
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    drawn_intervals = [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
+    *drawn_intervals, zero_line = [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
     close(figure)
     shown_entries = [entry for entry in entries if entry['interval'] and not entry['why']]
     assert names == [f'{entry["claim"]} {entry["way"]}' for entry in shown_entries]
-    for entry, line in zip(shown_entries, drawn_intervals, strict=False):
-        np.testing.assert_allclose(line, entry['interval'])
+    np.testing.assert_allclose(drawn_intervals, [entry['interval'] for entry in shown_entries])
+    assert list(zero_line) == [0, 0]
     assert (tmp_path / 'claims.png').read_bytes()[:4] == b'\x89PNG'
 
 

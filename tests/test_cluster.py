@@ -14,7 +14,6 @@ from sinklab.supervisor.cluster import ProcessInfo
 SLURM_STEP = dict(
     SLURM_JOB_ID='4711', SLURM_STEP_NODELIST='node[07-08]', SLURM_NTASKS='4', SLURM_PROCID='3', SLURM_LOCALID='1'
 )
-TPU = dict(TPU_WORKER_HOSTNAMES='a,b', TPU_WORKER_ID='1')
 KUBERNETES_POD = dict(KUBERNETES_SERVICE_HOST='10.0.0.1', JOB_COMPLETION_INDEX='1')
 OPEN_MPI_RANK = dict(OMPI_COMM_WORLD_SIZE='2', OMPI_COMM_WORLD_RANK='1', OMPI_COMM_WORLD_LOCAL_RANK='1')
 OPEN_MPI_ADDRESS = dict(OMPI_MCA_orte_hnp_uri='1531576320.0;tcp://10.96.0.1,10.148.0.1:34911')
@@ -156,17 +155,10 @@ def test_multi_process_environment_without_coordinator_is_rejected(set_environme
     assert resolve_process(None, 1) == ProcessInfo()
 
 
-COUNT_VARIABLES = [
-    ('SLURM_NTASKS', {}),
-    ('SLURM_JOB_NUM_NODES', {}),
-    ('OMPI_COMM_WORLD_SIZE', {}),
-]
-
-
 @pytest.mark.parametrize('value', ['x', '', '4(x2)', '1.5', '0', '-1', '٤', '1_0', '9' * 5000, '2\n3', '\x1b[2J'])
-@pytest.mark.parametrize(('name', 'other_variables'), COUNT_VARIABLES, ids=[name for name, _ in COUNT_VARIABLES])
-def test_cluster_count_that_is_invalid_is_rejected_with_one_line(set_environment, name, other_variables, value):
-    set_environment(**other_variables | {name: value})
+@pytest.mark.parametrize('name', ['SLURM_NTASKS', 'SLURM_JOB_NUM_NODES', 'OMPI_COMM_WORLD_SIZE'])
+def test_cluster_count_that_is_invalid_is_rejected_with_one_line(set_environment, name, value):
+    set_environment(**{name: value})
     with pytest.raises(UserError) as error:
         resolve_process()
     assert str(error.value).startswith(f'{name}={value!r} ')

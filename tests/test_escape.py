@@ -532,13 +532,17 @@ def test_shrink_widths_keeps_minimum_and_unfoldable_widths(columns, total_width)
         new == old for new, old, is_foldable in zip(new_widths, widths, foldable, strict=True) if not is_foldable
     )
     assert all(min(terminal.MIN_COLUMN_WIDTH, old) <= new <= old for new, old in zip(new_widths, widths, strict=True))
-    min_widths = [
-        min(width, terminal.MIN_COLUMN_WIDTH) if is_foldable else width
-        for width, is_foldable in zip(widths, foldable, strict=True)
-    ]
     foldable_width = sum(new for new, is_foldable in zip(new_widths, foldable, strict=True) if is_foldable)
-    if sum(min_widths) + terminal.COLUMN_GAP * len(widths) > total_width:
-        assert foldable_width <= max(total_width // 3, terminal.MIN_COLUMN_WIDTH * sum(foldable))
+    remaining_width = total_width - terminal.COLUMN_GAP * len(widths) - (sum(new_widths) - foldable_width)
+    min_foldable_width = sum(
+        min(width, terminal.MIN_COLUMN_WIDTH)
+        for width, is_foldable in zip(widths, foldable, strict=True)
+        if is_foldable
+    )
+    if remaining_width >= min_foldable_width:
+        assert foldable_width <= remaining_width
+    else:
+        assert foldable_width <= max(total_width // 3, min_foldable_width)
 
 
 def test_print_table_aligns_rich_text_headings_with_columns(capsys):

@@ -103,6 +103,7 @@ def test_lm_eval_command_line_evaluates_run(finished_run, tasks_dir):
     ]
     command = [sys.executable, '-m', 'sinklab.analysis.lm_eval', 'run', *arguments, '--batch_size=auto']
     process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert process.returncode == 0, process.stderr
     assert 'mine_choice' in process.stdout, process.stderr
 
 

@@ -74,8 +74,6 @@ def test_loss_excludes_user_tokens_but_model_reads_them(source):
     changed_gradient = jax.grad(lambda p: step_module.make_loss(spec)(p, changed_batch))(params)['head_VD']
     assert np.isfinite(gradient).all()
     assert (gradient != changed_gradient).any()  # later tokens depend on the changed one
-    single_target_batch = np.where(np.arange(17) == position + 1, np.abs(batch), -1)[row : row + 1]
-    assert (single_target_batch[:, 1:] >= 0).sum() == 1
     masked_batch = np.where(batch < 0, batch, ~batch)
     assert float(step_module.make_loss(spec)(params, masked_batch)) == 0
 

@@ -14,7 +14,6 @@ from sinklab.cli.main import main
 from sinklab.data import tokenizer as tokenizer_module
 from sinklab.data.sources import read_texts
 from sinklab.hf import convert, files
-from sinklab.hf import convert as convert_module
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir, flatten_dict, read_spec
 
@@ -144,7 +143,7 @@ def compute_with_transformers(model):
 
 def compute_imported_with_sinklab(path):
     run_dir = RunDir(path)
-    return convert_module.compute_with_sinklab(read_spec(run_dir).model, restore_parameters(path, 0), IDS)
+    return convert.compute_with_sinklab(read_spec(run_dir).model, restore_parameters(path, 0), IDS)
 
 
 def run_checkpoint_command(capsys, *arguments):
@@ -208,7 +207,7 @@ def test_imported_model_matches_transformers_and_exports_bit_identical(name, tok
     for array_name, array in imported_arrays.items():
         np.testing.assert_array_equal(array, exported_arrays[array_name])
     configs = [files.read_json_object(tmp_path / folder / files.CONFIG_FILE) for folder in ('theirs', 'again')]
-    assert convert_module.parse_hf_config(configs[0], 'theirs') == convert_module.parse_hf_config(configs[1], 'again')
+    assert convert.parse_hf_config(configs[0], 'theirs') == convert.parse_hf_config(configs[1], 'again')
     exported_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'again')
     assert (
         exported_tokenizer('abc def')['input_ids']
@@ -270,7 +269,7 @@ def test_exported_run_matches_transformers_and_includes_tokenizer(run, tmp_path,
     assert 'qwen3' in out
     assert f'transformers {transformers.__version__}' in out
     model = load_model(tmp_path / 'out')
-    expected = convert_module.compute_with_sinklab(read_spec(RunDir(run)).model, restore_parameters(run, 8), IDS)
+    expected = convert.compute_with_sinklab(read_spec(RunDir(run)).model, restore_parameters(run, 8), IDS)
     assert_close(expected, compute_with_transformers(model))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
     ids = tokenizer('abc', return_tensors='pt')
@@ -282,10 +281,8 @@ def test_exported_run_matches_transformers_and_includes_tokenizer(run, tmp_path,
 
 
 def test_export_with_different_results_leaves_no_files(run, tmp_path, capsys, monkeypatch):
-    original = convert_module.ParameterSpec.convert_to_hf
-    monkeypatch.setattr(
-        convert_module.ParameterSpec, 'convert_to_hf', lambda leaf, array: original(leaf, array) * 1.001
-    )
+    original = convert.ParameterSpec.convert_to_hf
+    monkeypatch.setattr(convert.ParameterSpec, 'convert_to_hf', lambda leaf, array: original(leaf, array) * 1.001)
     code, _, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/out')
     assert (code, len(err.splitlines())) == (1, 1)
     assert 'deleted' in err
@@ -340,7 +337,7 @@ def test_imported_model_is_fine_tuned_with_another_attention_operation(name, cor
         change.startswith('model.attention.similarity exp -> sigmoid') for change in run_dir.read_lineage()['config']
     )
     expected = flatten_dict(
-        convert_module.read_params(read_spec(run_dir).model, files.SafetensorsReader(tmp_path / 'theirs'), 'theirs')
+        convert.read_params(read_spec(run_dir).model, files.SafetensorsReader(tmp_path / 'theirs'), 'theirs')
     )
     actual = flatten_dict(restore_parameters(run_dir.path, 0))
     jax.tree.map(np.testing.assert_array_equal, actual, {name: expected[name] for name in actual})

@@ -116,10 +116,10 @@ DAMAGES = {
     'no folder': (lambda folder: shutil.rmtree(folder), ['hf:PATH', 'hf:ORG/NAME']),
     'no config': (lambda folder: (folder / 'config.json').unlink(), ['config.json']),
     'half a config': (lambda folder: (folder / 'config.json').write_text('{"model_'), ['config.json', '(char 1)']),
-    'a config of nothing': (lambda folder: (folder / 'config.json').write_text('[]'), ['config.json']),
+    'a config that is a list': (lambda folder: (folder / 'config.json').write_text('[]'), ['config.json']),
     'no tokenizer': (lambda folder: (folder / 'tokenizer.json').unlink(), ['tokenizer.json', 'AutoTokenizer']),
-    'a tokenizer that is none': (lambda folder: (folder / 'tokenizer.json').write_text('{}'), ['tokenizer.json']),
-    'a file too few': (
+    'an empty tokenizer': (lambda folder: (folder / 'tokenizer.json').write_text('{}'), ['tokenizer.json']),
+    'a missing weight file': (
         lambda folder: find_first_file(folder).unlink(),
         ['index.json', 'model-00001-of'],
     ),
@@ -132,11 +132,11 @@ DAMAGES = {
         lambda folder: find_first_file(folder).rename(folder / files.MODEL_FILE),
         ['model.layers.0.mlp.up_proj.weight', '5'],
     ),
-    'an index of elsewhere': (
+    'an index with a path outside the folder': (
         lambda folder: change_json_file(folder, files.INDEX_FILE, weight_map={'a': '../theirs/model.safetensors'}),
         ['model.safetensors.index.json', "'../theirs/model.safetensors'"],
     ),
-    'an index of nothing': (
+    'an index whose weight map is a number': (
         lambda folder: change_json_file(folder, files.INDEX_FILE, weight_map=3),
         ['weight_map'],
     ),
@@ -181,7 +181,7 @@ def test_import_rejects_config_that_contradicts_arrays(changes, message_parts, f
     assert all(part in err for part in message_parts), err
 
 
-def test_import_names_other_verbs_only_for_unknown_family(folder, capsys):
+def test_import_error_suggests_measure_only_for_unsupported_family(folder, capsys):
     change_json_file(folder, 'config.json', attention_bias=True)
     assert 'sinklab measure' not in get_import_error(folder, capsys)
     for model_type in 'gpt2', 'gemma2':

@@ -134,7 +134,7 @@ def test_run_receives_arguments_unchanged(name, recorders, capsys, tmp_path):
     )
     added_arguments = [f'--workdir={HOSTILE_PATH}', '--grace=120', '--compiled=gs://b/c d']
     assert ast.literal_eval(process.stdout) == ["a 'b' $(c) $HOME", *TRAIN_COMMAND[1:], *added_arguments]
-    build_parser().parse_known_args(launch_job.argv[1:])  # sinklab accepts them
+    build_parser().parse_args(launch_job.argv[1:])  # sinklab accepts them
 
 
 HIDDEN_CHARACTERS = '\x1b[31m \u202e \x9b1A\r \n end'

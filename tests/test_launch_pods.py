@@ -12,7 +12,9 @@ from command_recorders import PROGRAM_NAMES, SITE_FLAGS, CommandRecorders, get_s
 from launch import jobset, queued_resources
 from launch.command_line import COMMON_VERBS, DEFAULT_GRACE_SECONDS, STOP_MARGIN_SECONDS
 from launch.job import RETRY_EXIT_CODES
+from sinklab.cli.config_flags import apply_overrides
 from sinklab.cli.main import build_parser
+from sinklab.configs import default
 from sinklab.configs.scale import get_config
 from sinklab.supervisor.exit_status import EXIT_CAUSES
 from sinklab.supervisor.supervisor import MAX_FRUITLESS
@@ -74,7 +76,8 @@ def test_guide_commands_run_and_name_existing_files(section, run_commands, tmp_p
     parser = build_parser()
     for call in calls:
         if call[0] == 'sinklab':
-            parser.parse_known_args(call[1:])
+            _, overrides = parser.parse_known_args(call[1:])
+            apply_overrides(default.get_config(), overrides)
         for argument in call:
             name, _, path = argument.rpartition('=')
             is_file_argument = name in ('--filename', '--metadata-from-file=startup-script') and '://' not in path

@@ -35,17 +35,17 @@ INVALID_ARGUMENTS = {
     'verb': (['begin', 'pair'], "argument VERB: invalid choice: 'begin'"),
     'unknown': (['submit', 'pair', '--spott'], 'unrecognized arguments: --spott; see --help'),
     'workdir': (['submit', 'pair', *TRAIN_COMMAND], 'submit needs --workdir=DIR'),
-    'nothing': (['submit', 'pair', '--workdir=gs://b/r'], 'after --, give a sinklab train command, not nothing'),
+    'no command': (['submit', 'pair', '--workdir=gs://b/r'], 'after --, give a sinklab train command, not nothing'),
     'sweep': (['submit', 'pair', '--workdir=gs://b/r', '--', 'sweep'], 'not sweep; e.g. -- train --config'),
-    'ours': (
+    'grace after separator': (
         ['submit', 'pair', '--workdir=gs://b/r', *TRAIN_COMMAND, '--grace=9'],
         '--grace is not allowed after --; give --grace before',
     ),
-    'who': (
+    'process index': (
         ['submit', 'pair', '--workdir=gs://b/r', *TRAIN_COMMAND, '--process', '0'],
         '--process is not allowed after --; remove it',
     ),
-    'here': (
+    'local workdir': (
         ['submit', 'pair', '--workdir=runs/pair', *TRAIN_COMMAND],
         '--workdir: runs/pair is not accessible to the hosts of a job; gi',
     ),
@@ -92,7 +92,7 @@ INVALID_ARGUMENTS = {
         ['submit', 'pair', '--workdir=gs://b/r', '--rows=a', *TRAIN_COMMAND],
         'names a row; give -- train --config=FILE',
     ),
-    'far': (
+    'config outside folder': (
         ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--config=/a/b.py'],
         'must be inside',
     ),

@@ -72,6 +72,7 @@ def test_unit_file_passes_systemd_verify(recorders, capsys, tmp_path):
     unit = tmp_path / 'sinklab.service'
     unit.write_text(extract_files(get_launcher_output(capsys, *CASES['queued_resources']))['sinklab.service'])
     process = subprocess.run([SYSTEMD, 'verify', unit], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
     assert [line for line in process.stderr.splitlines() if 'sinklab.service' in line] == []
 
 

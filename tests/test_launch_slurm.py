@@ -89,8 +89,8 @@ def test_script_requeues_job_on_retry_exit_codes_up_to_limit(code, restarts, rec
     assert recorders.pop_calls()[1:] == [['scontrol', 'requeue', '7']] * is_requeued
 
 
-def test_script_requeues_only_own_array_element(recorders, capsys, tmp_path):
-    """Test the last element of an array, whose job id is that of the array."""
+def test_script_requeues_only_its_array_task(recorders, capsys, tmp_path):
+    """Test the last task of an array, whose job id is that of the array."""
     for name in ('srun', 'scontrol'):
         (recorders.folder / name).symlink_to(recorders.folder / 'sinklab')
     recorders.add_answers('srun', ('', '', 42))

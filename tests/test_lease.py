@@ -257,9 +257,10 @@ def test_one_of_many_new_jobs_takes_over_dead_lease(tmp_path, owner):
             ready.wait()
             try:
                 with lease.hold_lease(tmp_path) as held_lease:
-                    results.append(held_lease)
                     finished.wait(30)
                     held_lease.check()
+                    assert lease.read_owner_token(tmp_path) == held_lease.token
+                    results.append('acquired')
             except lease.LeaseLostError:
                 results.append('superseded')
             except UserError:
@@ -268,7 +269,7 @@ def test_one_of_many_new_jobs_takes_over_dead_lease(tmp_path, owner):
                 finished.set()
 
         run_in_threads(8, compete)
-        assert results.count('refused') == 7
+        assert sorted(results) == ['acquired', *['refused'] * 7]
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def write_cpu_info(monkeypatch):
         (None, 'arm'),
     ],
 )
-def test_processor_name_has_family_and_model_if_linux_tells_them(write_cpu_info, monkeypatch, cpu_info, name):
+def test_processor_name_has_family_and_model_if_cpuinfo_has_them(write_cpu_info, monkeypatch, cpu_info, name):
     monkeypatch.setattr(platform, 'processor', lambda: 'arm')
     write_cpu_info(cpu_info)
     assert machine.get_processor_name() == name

@@ -204,7 +204,7 @@ def test_bos_option_sets_first_token_and_loss_matches_reference(trained_run, bos
 
 @pytest.mark.parametrize('bos', ['auto', 'force', 'none'])
 @pytest.mark.parametrize('position', [None, 1, 3, 9])
-def test_windows_of_text_begin_as_texts_do(trained_run, bos, position):
+def test_encode_windows_splits_text_and_repeats_fixed_token(trained_run, bos, position):
     subject, length = sinklab.open(trained_run[0], bos=bos).subject, 8
     data = dataclasses.replace(subject.spec.data, fixed_position=position)
     subject.spec = dataclasses.replace(subject.spec, data=data)

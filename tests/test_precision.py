@@ -25,7 +25,6 @@ from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh, sharding
 from sinklab.parallel.param_einsum import param_einsum
 from sinklab.train import state, step
-from sinklab.train import step as step_module
 from sinklab.train.forward import make_document_inputs
 
 UNIT_ROUNDOFF = 2.0**-8  # relative error of a rounding to bfloat16
@@ -120,7 +119,7 @@ def test_batch_gradient_is_mean_of_part_gradients(model):
 def test_embedding_gradient_of_frequent_token_has_float32_precision():
     """Compare n equal sequences with one: a float32 sum of n equal addends has relative error n / 2^25."""
     spec = make_tiny_spec(model__dtype='bfloat16', model__layers=1)
-    gradient = jax.jit(jax.grad(step_module.make_loss(spec)), compiler_options=COMPILER_OPTIONS)
+    gradient = jax.jit(jax.grad(step.make_loss(spec)), compiler_options=COMPILER_OPTIONS)
     ids_BT = np.full((1, 17), 7, np.int32)
     actual, expected = gradient(draw_params(spec), np.repeat(ids_BT, 8192, 0)), gradient(draw_params(spec), ids_BT)
     assert compute_error(actual['embedding_VD'][7], expected['embedding_VD'][7]) < 16 * 8192 / 2**25

@@ -129,7 +129,9 @@ def test_killed_prepare_resumes_from_finished_shards_to_identical_store(tmp_path
     last_run = subprocess.run(make_prepare_command(source, folder), check=True, capture_output=True)
     complete_store, resumed_store = Store(tmp_path / 'whole'), Store(folder)
     assert json.loads(last_run.stdout)['digest'] == complete_store.digest == resumed_store.digest
-    assert all((folder / f'{name}.ids').stat().st_mtime_ns == time for name, time in previous_times.items())
+    assert all(
+        (folder / f'{name}.ids').stat().st_mtime_ns == write_time for name, write_time in previous_times.items()
+    )
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         path.name for path in complete_store.path.iterdir()
     )
@@ -178,7 +180,7 @@ def test_rejected_prepare_leaves_no_files(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['a.jsonl']
 
 
-def test_prepare_keeps_finished_shards_and_rebuilds_damaged_shards(tmp_path, monkeypatch):
+def test_prepare_keeps_finished_shards_and_rebuilds_damaged_shards(tmp_path):
     source = write_source(tmp_path / 'a.jsonl', make_texts(60))
     complete_store = make_store(tmp_path / 'whole', source, shard_tokens=300)
     prepare_store(make_recipe(source, shard_tokens=300), tmp_path / 'again', 1)

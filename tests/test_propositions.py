@@ -189,7 +189,6 @@ def make_gradient_function(spec):
     return jax.jit(jax.value_and_grad(step.make_loss(spec)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', ['adamw', 'sgd'])
 def test_attention_gain_equals_scaled_output_map_and_optimizer(name):
     """Scale W_O by alpha (appendix D.4).

@@ -1,5 +1,6 @@
 """Tests of token stores in buckets that change, are corrupt or do not respond."""
 
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -56,8 +57,13 @@ def test_store_that_changes_during_run_is_rejected_with_one_line(store, bucket, 
     assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('name', ['train-000-00000.ids', 'held_out-000-00000.documents', 'probe.npz'])
-@pytest.mark.parametrize('damage', ['missing', 'shorter'])
+@pytest.mark.parametrize(
+    ('name', 'damage'),
+    [
+        *itertools.product(['train-000-00000.ids', 'held_out-000-00000.documents'], ['missing', 'shorter']),
+        ('probe.npz', 'missing'),
+    ],
+)
 def test_missing_or_truncated_file_is_rejected_at_open(store, bucket, name, damage):
     url = upload_store(store, bucket)
     content = (Path(store.path) / name).read_bytes()
@@ -65,7 +71,17 @@ def test_missing_or_truncated_file_is_rejected_at_open(store, bucket, name, dama
     if damage == 'shorter':
         get_file_system(parse_path(url)).pipe_file(f'{url}/{name}', content[:-1])
     with pytest.raises(UserError, match=name) as error:
-        Store(url).load_probe_arrays()
+        Store(url)
+    assert '\n' not in str(error.value)
+
+
+def test_truncated_probe_file_is_rejected_when_read(store, bucket):
+    url = upload_store(store, bucket)
+    content = (Path(store.path) / 'probe.npz').read_bytes()
+    get_file_system(parse_path(url)).pipe_file(f'{url}/probe.npz', content[:-1])
+    remote_store = Store(url)
+    with pytest.raises(UserError, match=r'probe\.npz') as error:
+        remote_store.load_probe_arrays()
     assert '\n' not in str(error.value)
 
 

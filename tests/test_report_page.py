@@ -231,7 +231,7 @@ def test_page_map_is_navigated_by_keys_and_enter_selects_head(report_tab):
 
 @NEEDS_BROWSER
 @pytest.mark.parametrize('width', [400, 1280])
-def test_page_fits_window_width_and_has_dark_theme(tab, folder, width, tmp_path):
+def test_page_fits_window_width_and_has_dark_theme(tab, folder, width):
     colours = []
     for dark in (False, True):
         tab.open(folder / 'report.html', width, dark=dark)

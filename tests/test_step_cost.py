@@ -56,8 +56,8 @@ def test_find_broken_rules_is_empty_for_valid_step(gate):
 
 
 VIOLATIONS = {
-    'it fits': lambda make_collective, buffers: dict(peak=3),
-    'shapes say no less than it takes': lambda make_collective, buffers: dict(shapes=0),
+    'it fits': lambda purposes, buffers: dict(peak=3),
+    'shapes say no less than it takes': lambda purposes, buffers: dict(shapes=0),
     'gathers travel beside what is computed': lambda purposes, buffers: purposes['gathered'].append(
         make_collective('all-gather', 'bf16', purposes['gathered'][0].sent_bytes, asynchronous=False)
     ),

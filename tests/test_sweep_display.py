@@ -112,7 +112,7 @@ def render_screen(output):
 
 
 @pytest.mark.slow
-def test_in_terminal_kills_program_after_timeout():
+def test_run_in_terminal_kills_program_after_timeout():
     output, code = run_in_terminal('import time; print("begun", flush=True); time.sleep(600)', seconds=2)
     assert code == -signal.SIGKILL
     assert output.strip() == 'begun'

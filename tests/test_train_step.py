@@ -187,20 +187,20 @@ def test_evaluate_averages_over_windows_for_any_batch_size():
 
 
 @pytest.mark.parametrize(
-    ('hardware', 'message'),
+    ('hardware', 'kv_heads', 'message'),
     [
-        (Hardware(micro_batch=3), 'does not divide config.optimizer.batch_size, which is 4'),
-        (Hardware(data=3, fsdp=1), 'cannot be divided over 3 devices'),
-        (Hardware(data=2, micro_batch=1), 'use a multiple of 2'),
-        (Hardware(tensor=3), 'config.model.heads is 4, which --tensor=3 does not divide'),
-        (Hardware(tensor=4), 'config.model.kv_heads is 2, which --tensor=4 does not divide'),
+        (Hardware(micro_batch=3), None, 'does not divide config.optimizer.batch_size, which is 4'),
+        (Hardware(data=3, fsdp=1), None, 'cannot be divided over 3 devices'),
+        (Hardware(data=2, micro_batch=1), None, 'use a multiple of 2'),
+        (Hardware(tensor=3), None, 'config.model.heads is 4, which --tensor=3 does not divide'),
+        (Hardware(tensor=4), 2, 'config.model.kv_heads is 2, which --tensor=4 does not divide'),
     ],
     ids=str,
 )
-def test_check_layout_rejects_indivisible_layout(hardware, message):
+def test_check_layout_rejects_indivisible_layout(hardware, kv_heads, message):
     with pytest.raises(UserError, match=message):
         layout_checks.check_layout(
-            make_tiny_spec(model__kv_heads=2 if 'kv_heads' in message else None),
+            make_tiny_spec(model__kv_heads=kv_heads),
             hardware,
             AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), MESH_AXES),
         )

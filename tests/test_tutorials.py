@@ -22,7 +22,9 @@ from docs.run_tutorial import (
     select_lines,
     update_outputs,
 )
+from sinklab.cli.config_flags import apply_overrides
 from sinklab.cli.main import build_parser
+from sinklab.configs import default
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = ROOT / 'docs' / 'tutorials'
@@ -40,7 +42,7 @@ def read_page(name):
 
 
 @pytest.fixture
-def runner(tmp_path, monkeypatch):
+def runner(tmp_path):
     """Return a tutorial runner in an empty folder with `sinklab` and `python` of this checkout."""
     (tmp_path / 'bin').mkdir()
     for name, module in PROGRAMS.items():
@@ -186,7 +188,8 @@ def test_pod_tutorial_commands_run_and_resume_both_runs(recorders, tmp_path):
     calls, parser = recorders.pop_calls(), build_parser()
     for call in calls:
         if call[0] == 'sinklab':
-            parser.parse_known_args(call[1:])
+            _, overrides = parser.parse_known_args(call[1:])
+            apply_overrides(default.get_config(), overrides)
     commands = [' '.join(call) for call in calls]
     for tpu_name in ('pair-softmax-1b-0', 'pair-sigmoid-1b-0'):
         create_indices = [

@@ -555,9 +555,9 @@ class DamageTester:
         corpus = scratch / 'corpus'
         corpus.mkdir()
         rng = random.Random(0)
-        message = [''.join(rng.choices('abcdefghijklmnop', k=rng.randint(2, 6))) for _ in range(80)]
+        words = [''.join(rng.choices('abcdefghijklmnop', k=rng.randint(2, 6))) for _ in range(80)]
         for number in range(40):
-            (corpus / f'{number:02}.txt').write_text(' '.join(rng.choices(message, k=120)))
+            (corpus / f'{number:02}.txt').write_text(' '.join(rng.choices(words, k=120)))
         options = dict(optimizer__steps=LAST_STEP, checkpoint__every_steps=4, probe__every_steps=4)
         options |= dict(data__source=f'text:{corpus}/*.txt')
         self.options = [f'--config.{name.replace("__", ".")}={value}' for name, value in options.items()]

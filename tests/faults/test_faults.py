@@ -91,7 +91,7 @@ def test_jobset_variables_identify_processes(job_starter, undisturbed_run, tmp_p
     assert_same_runs(tmp_path / 'run', undisturbed_run)
 
 
-def harm(job_starter, workdir, moment, signal_name):
+def inject_fault(job_starter, workdir, moment, signal_name):
     """Run a job and send a signal to one process: after a random delay if the moment is odd, otherwise at an event.
 
     Return the exit codes, the output, the process and time of the signal, and the seconds until all processes ended.
@@ -110,11 +110,11 @@ def harm(job_starter, workdir, moment, signal_name):
         job.signal(pid, signal_number)
     else:
         delay_or_event = rng.randrange(EVENT_COUNT)
-        harm = (
+        fault = (
             f'{{"process": {index}, "event": {delay_or_event}, "seconds": {rng.uniform(0, 0.1)}, '
             f'"what": "SIG{signal_name}"}}'
         )
-        job = job_starter(workdir, 2, JOIN_TIMEOUT_OPTION, variables={'FAULT': harm, 'NOTES': str(workdir.parent)})
+        job = job_starter(workdir, 2, JOIN_TIMEOUT_OPTION, variables={'FAULT': fault, 'NOTES': str(workdir.parent)})
         fault_time = None
     codes, outputs = job.wait()
     fault_time = fault_time or float((workdir.parent / 'harmed').read_text())
@@ -125,7 +125,7 @@ def test_killed_process_ends_run_and_run_resumes(
     job_starter, undisturbed_run, tmp_path, moment, measurement_recorder
 ):
     """Resume with the same command on 1, 2 or 4 processes."""
-    codes, outputs, fault_location, seconds = harm(job_starter, tmp_path / 'run', moment, 'KILL')
+    codes, outputs, fault_location, seconds = inject_fault(job_starter, tmp_path / 'run', moment, 'KILL')
     if codes != [0, 0]:  # otherwise it was killed after the end of the run
         assert 0 not in codes, outputs
         survivors = [outputs[index] for index in range(2) if codes[index] > 0]
@@ -149,7 +149,7 @@ def test_sigterm_saves_same_step_and_run_resumes(
     job_starter, undisturbed_run, tmp_path, moment, measurement_recorder
 ):
     """Check that all processes save the same step, exit with 42 and resume bit for bit."""
-    codes, outputs, fault_location, seconds = harm(job_starter, tmp_path / 'run', moment, 'TERM')
+    codes, outputs, fault_location, seconds = inject_fault(job_starter, tmp_path / 'run', moment, 'TERM')
     assert codes == [42, 42] or (codes == [0, 0] and seconds < MAX_COMPLETION_SECONDS), outputs
     if codes == [42, 42] and RunDir(tmp_path / 'run').has_run():
         outcome = read_outcome(tmp_path / 'run')
