@@ -129,8 +129,9 @@ def shrink_widths(widths: list[int], foldable: list[bool], total_width: int) -> 
         - COLUMN_GAP * len(widths)
         - sum(width for width, can_fold in zip(widths, foldable, strict=True) if not can_fold)
     )
-    if remaining < MIN_COLUMN_WIDTH * len(foldable_indices):
-        remaining = max(total_width // 3, MIN_COLUMN_WIDTH * len(foldable_indices))
+    min_width = sum(min(widths[index], MIN_COLUMN_WIDTH) for index in foldable_indices)
+    if remaining < min_width:
+        remaining = max(total_width // 3, min_width)
     widths = [*widths]
     for rank, index in enumerate(foldable_indices):  # narrowest first: others share what it leaves
         widths[index] = min(widths[index], remaining // (len(foldable_indices) - rank))
