@@ -73,7 +73,7 @@ class Page:
         )
         self.resize(width, height)
         self.send('Page.navigate', url=f'file://{path}')
-        self.wait_until('document.documentElement?.dataset.drawn')
+        self.wait_until('document.documentElement?.dataset.drawMilliseconds')
         return self
 
     def resize(self, width, height=900):

@@ -267,7 +267,7 @@ def test_report_page_escapes_html_in_names(named_runs, tmp_path):
     assert collector.tags.count('script') == 2
     assert 'b' not in collector.tags
     packed_text = next(
-        element_text for tag, attributes, element_text in collector.elements if attributes.get('id') == 'packed'
+        element_text for tag, attributes, element_text in collector.elements if attributes.get('id') == 'payload'
     )
     unpacked = gzip.decompress(base64.b64decode(packed_text))
     content = json.loads(unpacked[4 : 4 + int.from_bytes(unpacked[:4], 'little')])

@@ -254,7 +254,7 @@ def test_emergence_is_absent_when_final_rate_exists_at_step_0(tmp_path, runs_per
     assert 'emerging' not in summary_table.format_headline(groups)
     assert 'before training' in summary_table.format_headline(groups)
     figures = figure_data.LineFigures(groups, BinaryPayload())
-    assert figures.make_sink_and_loss_figure(False)['panels'][0]['marks'] == []
+    assert figures.make_sink_and_loss_figure(False)['panels'][0]['emergences'] == []
     (axis,) = run_groups.find_axes(groups, run_groups.make_group_table(groups))
     assert 'step of emergence' not in [panel['label'] for panel in figures.make_axis_figure(axis)['panels']]
 

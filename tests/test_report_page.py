@@ -92,7 +92,7 @@ def test_page_packs_probe_values_within_one_quantization_level(folder):
 
 def unpack_page(path):
     """Return (descriptions of figures, bytes of arrays) of a page."""
-    packed = re.search(r'id="packed">([^<]+)<', path.read_text())[1]
+    packed = re.search(r'id="payload">([^<]+)<', path.read_text())[1]
     content = gzip.decompress(base64.b64decode(packed))
     header_end = 4 + int.from_bytes(content[:4], 'little')
     return json.loads(content[4:header_end]), content[header_end:]
@@ -110,11 +110,13 @@ def test_page_packs_cosines_of_every_probe_with_scale_centered_at_zero(folder):
     (run,) = runs.read_runs([f'{folder}/softmax-0'])
     with np.load(RunDir(f'{folder}/softmax-0').probe_files[0]) as saved:
         np.testing.assert_array_equal(run.probe_values['cos'][0], saved['cos_LH2'][..., 0] - saved['cos_LH2'][..., 1])
-    assert cosine['title'] == 'Cosine of queries and keys'
-    assert cosine['low'] == -cosine['top'] < 0
+    assert 'Cosine of queries and keys' in (folder / 'report.html').read_text()
+    assert cosine['scale_min'] == -cosine['scale_max'] < 0
     assert cosine['maps'][0]['steps'] == run.probe_steps
-    values = cosine['low'] + read_levels(arrays, cosine['maps'][0]['values']) * (cosine['top'] - cosine['low'])
-    np.testing.assert_allclose(values, run.probe_values['cos'].ravel(), atol=2 * cosine['top'] / 65535)
+    values = cosine['scale_min'] + read_levels(arrays, cosine['maps'][0]['values']) * (
+        cosine['scale_max'] - cosine['scale_min']
+    )
+    np.testing.assert_allclose(values, run.probe_values['cos'].ravel(), atol=2 * cosine['scale_max'] / 65535)
 
 
 def test_page_has_all_figures_of_paper():
@@ -140,16 +142,16 @@ def test_select_extremes_keeps_ends_minimum_and_maximum(values, count):
 def test_page_draws_every_figure_without_console_output(report_tab):
     assert report_tab.console == []
     kinds = [picture.kind for picture in FIGURES]
-    names = [picture.name for picture in FIGURES] + ['curves', 'context', 'numbers', 'along-optimizer.weight_decay']
+    names = [picture.name for picture in FIGURES] + ['curves', 'context', 'metrics', 'along-optimizer.weight_decay']
     for name in names:
-        count = f'document.querySelectorAll("[id=\\"figure-{name}\\"] .drawn :is(.path, canvas)").length'
+        count = f'document.querySelectorAll("[id=\\"figure-{name}\\"] .plot :is(.curve, canvas)").length'
         assert report_tab.evaluate(count) > 0, f'{name} is not drawn'
     assert report_tab.evaluate('document.querySelectorAll("section.figure").length') == len(names)
     assert report_tab.evaluate('document.querySelectorAll("#figure-alpha canvas").length') == 4
     assert report_tab.evaluate('document.querySelectorAll("#figure-attention canvas").length') == 12, (
         'the first of them'
     )
-    assert kinds.count('ratios') == report_tab.evaluate('document.querySelectorAll(".cursor:not(.now)").length')
+    assert kinds.count('ratios') == report_tab.evaluate('document.querySelectorAll(".reference").length')
     assert report_tab.evaluate('document.querySelectorAll(".mark").length') == 4
     assert report_tab.evaluate(
         '[...document.querySelectorAll("canvas, svg[role=img]")].every(one => one.ariaLabel && one.tabIndex === 0)'
@@ -193,7 +195,7 @@ def test_page_slider_and_keys_move_all_figures(report_tab):
 def test_page_filters_rows_layers_and_heads(report_tab):
     canvases = 'document.querySelectorAll("#figure-{} canvas").length'
     report_tab.evaluate(
-        'getElement("row-search").value = "soft"; getElement("row-search").dispatchEvent(new Event("input"))'
+        'getElement("group-search").value = "soft"; getElement("group-search").dispatchEvent(new Event("input"))'
     )
     report_tab.wait_for_frames()
     assert report_tab.evaluate(canvases.format('alpha')) == 2
@@ -209,10 +211,10 @@ def test_page_filters_rows_layers_and_heads(report_tab):
     )
     assert len(titles) == 2
     assert all('layer 2 head 1' in title for title in titles)
-    report_tab.click('#no-rows')
+    report_tab.click('#no-groups')
     assert report_tab.evaluate(canvases.format('alpha')) == 0
-    assert report_tab.evaluate('document.querySelector("#figure-alpha .none").textContent') == 'no row is shown'
-    report_tab.click('#all-rows')
+    assert report_tab.evaluate('document.querySelector("#figure-alpha .message").textContent') == 'no row is shown'
+    report_tab.click('#all-groups')
     assert report_tab.evaluate(canvases.format('alpha')) == 4
     assert report_tab.console == []
 
@@ -227,6 +229,78 @@ def test_page_map_is_navigated_by_keys_and_enter_selects_head(report_tab):
     report_tab.evaluate('document.querySelector("#figure-alpha .values").open = true')
     report_tab.wait_until('document.querySelectorAll("#figure-alpha .values td").length')
     assert report_tab.evaluate('document.querySelectorAll("#figure-alpha .values table").length') == 4
+
+
+@NEEDS_BROWSER
+def test_page_announces_step_that_key_moves_to(report_tab):
+    report_tab.evaluate('document.querySelector("#figure-curves svg[role=img]").focus()')
+    report_tab.press('ArrowLeft')
+    assert 'at step 10: ' in report_tab.evaluate('getElement("announcement").textContent')
+
+
+@NEEDS_BROWSER
+def test_page_click_selects_head_under_pointer(report_tab):
+    report_tab.evaluate(
+        '(() => { const canvas = document.querySelector("#figure-alpha canvas");'
+        ' const { right, bottom } = canvas.getBoundingClientRect();'
+        ' canvas.dispatchEvent(new MouseEvent("click", {clientX: right - 1, clientY: bottom - 1})) })()'
+    )
+    heads = report_tab.evaluate('document.querySelector("#figure-alpha canvas").width')
+    assert report_tab.evaluate('[state.layer, state.head]') == [1, heads]
+
+
+@NEEDS_BROWSER
+def test_page_hides_points_and_values_of_hidden_rows(report_tab):
+    sweep = '#figure-along-optimizer\\\\.weight_decay'
+    count = f'document.querySelectorAll("{sweep} .panel:first-child circle").length'
+    before = report_tab.evaluate(count)
+    report_tab.evaluate(
+        'getElement("group-search").value = "soft"; getElement("group-search").dispatchEvent(new Event("input"))'
+    )
+    report_tab.wait_for_frames()
+    assert 0 < report_tab.evaluate(count) < before
+    assert 'a<b' not in report_tab.evaluate(f'document.querySelector("{sweep} svg").getAttribute("aria-label")')
+    report_tab.click('#no-groups')
+    label = f'document.querySelector("{sweep} svg[role=img]").getAttribute("aria-label")'
+    assert report_tab.evaluate(label) == 'no row is shown'
+    report_tab.evaluate(f'document.querySelector("{sweep} svg[role=img]").dispatchEvent(new MouseEvent("click"))')
+    assert report_tab.console == []
+
+
+@NEEDS_BROWSER
+def test_page_values_follow_chosen_metric(report_tab):
+    report_tab.evaluate('document.querySelector("#figure-metrics .values").open = true')
+    report_tab.evaluate(
+        '(() => { const menu = document.querySelector("#figure-metrics select"); menu.value = 1;'
+        ' menu.dispatchEvent(new Event("change")) })()'
+    )
+    report_tab.wait_for_frames()
+    heading = report_tab.evaluate('document.querySelector("#figure-metrics .values th:nth-child(2)").textContent')
+    label = report_tab.evaluate('document.querySelector("#figure-metrics option:nth-child(2)").textContent')
+    assert heading.startswith(f'{label}: ')
+
+
+@NEEDS_BROWSER
+def test_page_draws_sweep_of_field_whose_name_is_a_kind_of_panel(tab, tmp_path):
+    paths = [
+        write_run(tmp_path / str(block), f'block_{block}', model__mask__block=block, data__length=512)
+        for block in (128, 256)
+    ]
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))
+    tab.console.clear()
+    tab.open(tmp_path / 'report.html')
+    assert tab.console == []
+    points = 'document.querySelectorAll("#figure-along-model\\\\.mask\\\\.block .panel:first-child circle").length'
+    assert tab.evaluate(points) == 2
+
+
+@NEEDS_BROWSER
+def test_page_mean_by_block_omits_diverged_run(tab, tmp_path):
+    paths = [write_run(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
+    paths.append(write_run(tmp_path / '2', 'softmax', seed=2, outcome='diverged'))
+    page.write_report_page(tmp_path / 'report.html', runs.read_runs(paths))
+    tab.open(tmp_path / 'report.html')
+    assert 'mean of 2 ' in tab.evaluate(ARIA_LABEL.format('value', 'svg[role=img]'))
 
 
 @NEEDS_BROWSER
@@ -271,7 +345,7 @@ def test_page_has_no_negative_axis_for_metric_that_is_zero(tab, tmp_path):
     run = write_run(tmp_path / 'a', 'softmax', extra_metrics={'train/grad_norm': 0.0})
     page.write_report_page(tmp_path / 'report.html', runs.read_runs([run]))
     tab.open(tmp_path / 'report.html')
-    ticks = tab.evaluate('[...document.querySelectorAll("#figure-numbers svg text")].map(one => +one.textContent)')
+    ticks = tab.evaluate('[...document.querySelectorAll("#figure-metrics svg text")].map(one => +one.textContent)')
     assert all(value is None or value >= 0 for value in ticks), ticks
 
 
@@ -286,8 +360,8 @@ def test_page_shows_single_run(tab, tmp_path, kind):
     tab.open(tmp_path / 'report.html', 400)
     assert tab.console == []
     expected_text = dict(one='40 % of (text, layer, head)', silent='no probe yet', wild='diverged at step 20')[kind]
-    assert expected_text in tab.evaluate('document.querySelector(".answer").textContent')
-    assert tab.evaluate('document.querySelectorAll(".path").length') > 0
+    assert expected_text in tab.evaluate('document.querySelector(".headline").textContent')
+    assert tab.evaluate('document.querySelectorAll(".curve").length') > 0
     assert tab.evaluate('getComputedStyle(getElement("layer").closest("label")).display') == (
         'none' if kind == 'silent' else 'flex'
     )
@@ -305,7 +379,7 @@ def test_page_connects_fork_to_curve_of_parent(tab, tmp_path):
     tab.open(tmp_path / 'report.html')
     assert tab.console == []
     assert tab.evaluate('document.querySelectorAll("#figure-curves [stroke-dasharray=\'1 4\']").length') == 2
-    assert 'sigmoid from softmax@15: ' in tab.evaluate('document.querySelector(".answer").textContent')
+    assert 'sigmoid from softmax@15: ' in tab.evaluate('document.querySelector(".headline").textContent')
     assert 'similarity exp -> sigmoid' in tab.evaluate('document.querySelector(".note").textContent')
 
 
@@ -342,7 +416,7 @@ def test_page_of_two_hundred_runs_meets_size_and_time_limits(tab, tmp_path):
     seconds, size = time.monotonic() - start_time, (tmp_path / 'report.html').stat().st_size
     tab.console.clear()
     tab.open(tmp_path / 'report.html')
-    draw_ms = int(tab.evaluate('document.documentElement.dataset.drawn'))
+    draw_ms = int(tab.evaluate('document.documentElement.dataset.drawMilliseconds'))
     print(f'200 runs: written in {seconds:.1f} s, {size / 1e6:.2f} MB, drawn {draw_ms} ms after it was asked for')
     assert size < 10e6
     assert draw_ms < 2000 * 4, 'four times what an idle machine may take'

@@ -15,8 +15,8 @@ from sinklab.escape import escape_control
 from sinklab.metrics import registry
 from sinklab.metrics.emergence import estimate_step
 from sinklab.metrics.metric import FigureSpec, MetricInfo
-from sinklab.metrics.registry import FIGURES, VALID_LOSS
-from sinklab.report.emergence import compute_span, find_learned_emergences, find_run_emergence
+from sinklab.metrics.registry import VALID_LOSS
+from sinklab.report.emergence import RunEmergence, compute_span, find_learned_emergences, find_run_emergence
 from sinklab.report.run_groups import (
     AxisPoint,
     RunGroup,
@@ -24,11 +24,11 @@ from sinklab.report.run_groups import (
     compute_mean_curve,
     find_axes,
 )
-from sinklab.report.runs import RunResult, find_branches, select_evenly
+from sinklab.report.runs import RunResult, find_fork_segments, select_drawn_figures, select_evenly
 from sinklab.report.sweep_table import EMERGENCE_METRIC
 
 ALIGNMENT_BYTES = 4
-MAX_LEVEL = {'u1': 255, 'u2': 65535}
+MAX_LEVEL = {'u1': 255, 'u2': 65535}  # the scripts compute it from the type of the array
 
 
 def pad_to_alignment(data: bytes) -> bytes:
@@ -51,20 +51,21 @@ class BinaryPayload:
             self.num_bytes += len(data)
         return [dtype, self.offsets[data], array.size]
 
-    def add_quantized(self, values: np.ndarray, low: float, top: float, dtype: str) -> list:
+    def add_quantized(self, values: np.ndarray, scale_min: float, scale_max: float, dtype: str) -> list:
         """Quantize values to unsigned integers, and add the resulting array.
 
         Args:
-            values: Any shape; values outside the range are clipped. NaN and negative infinity count as `low`, and
-                positive infinity counts as `top`.
-            low: The value of level 0.
-            top: The value of the highest level.
+            values: Any shape; values outside the range are clipped. NaN and negative infinity count as `scale_min`,
+                and positive infinity counts as `scale_max`.
+            scale_min: The value of level 0.
+            scale_max: The value of the highest level.
             dtype: `u1` (255 is the highest level) or `u2` (65,535).
 
         Returns:
             The reference of the array, as `add_array` returns it.
         """
-        share = (np.nan_to_num(values, nan=low, posinf=top, neginf=low) - low) / max(top - low, 1e-30)
+        finite = np.nan_to_num(values, nan=scale_min, posinf=scale_max, neginf=scale_min)
+        share = (finite - scale_min) / max(scale_max - scale_min, 1e-30)
         return self.add_array(np.rint(np.clip(share, 0, 1) * MAX_LEVEL[dtype]), dtype)
 
     def encode(self, header: Any) -> str:
@@ -101,6 +102,7 @@ class LineFigures:
         self.run_groups, self.payload = run_groups, payload
         self.runs = [run for run_group in run_groups for run in run_group.runs]
         self.run_indices = {run.name: index for index, run in enumerate(self.runs)}
+        self.group_indices = {run_group.name: index for index, run_group in enumerate(run_groups)}
         self.max_points = choose_max_points(len(self.runs))
 
     def list_metric_infos(self) -> list[MetricInfo]:
@@ -117,15 +119,15 @@ class LineFigures:
             if metric_info.name in names and (has_few_runs or metric_info.in_table or metric_info is VALID_LOSS)
         ]
 
-    def make_sink_and_loss_figure(self, as_paper: bool) -> dict:
+    def make_sink_and_loss_figure(self, as_paper: bool) -> dict | None:
         """Make the figure of Sink_1 and loss over steps, with marks where a sink emerges.
 
         Args:
             as_paper: Add the published values at the last step.
         """
         sink_panel = self.make_panel(registry.HEADLINE_METRIC)
-        sink_panel['marks'] = [
-            self.make_emergence_mark(run, run_emergence)
+        sink_panel['emergences'] = [
+            self.describe_emergence(run, run_emergence)
             for run in self.runs
             if (run_emergence := find_run_emergence(run)) and run_emergence.span.is_learned
         ]
@@ -164,10 +166,10 @@ class LineFigures:
             dict(kind='published', groups=[index], x=self.payload.add_array([steps[index]], 'i4'))
             | dict(y=self.payload.add_array([value]), sd=self.payload.add_array([0]))
             for index, _, value in values_of_groups
-            if isinstance(value, int | float)
+            if value is not None
         ]
 
-    def make_emergence_mark(self, run: RunResult, run_emergence) -> dict:
+    def describe_emergence(self, run: RunResult, run_emergence: RunEmergence) -> dict:
         head_text = (
             f', layer {run_emergence.first_head[0]} head {run_emergence.first_head[1]} first'
             if run_emergence.first_head
@@ -191,35 +193,32 @@ class LineFigures:
         panels = []
         for name in names:
             panel = self.make_panel(registry.find_metric_info(name), f'{name}/context')
-            lines = [
-                line
-                for index, run_group in enumerate(self.run_groups)
-                for line in self.make_group_lines(index, run_group, name)
+            panel['lines'] += [
+                dict(line, kind='probe', sd=None) for line in self.make_lines(name) if line['kind'] != 'member'
             ]
-            panel['lines'] += [dict(line, kind='dashed', sd=None) for line in lines if line['kind'] != 'member']
             panels.append(panel)
         sentence = 'Training batches, over the whole length of their windows; dashed: the probe.'
-        return make_figure('context', 'Over the whole context', sentence, panels) if panels else None
+        return make_figure('context', 'Over the whole context', sentence, panels)
 
-    def make_metric_chooser(self) -> dict:
+    def make_metric_menu_figure(self) -> dict | None:
         panels = [self.make_panel(metric_info) for metric_info in self.list_metric_infos()]
-        return make_figure('numbers', 'Any metric over steps', 'Choose a metric.', panels) | dict(kind='choice')
+        return make_figure('metrics', 'Any metric over steps', 'Choose a metric.', panels, kind='menu')
 
     def make_panel(self, metric_info: MetricInfo, name: str = '') -> dict:
+        """Make the panel of a metric over steps; `name` is the recorded name if it is not that of `metric_info`."""
         name = name or metric_info.name
-        lines = [
-            line
-            for index, run_group in enumerate(self.run_groups)
-            for line in self.make_group_lines(index, run_group, name)
+        fork_lines = [
+            dict(self.make_line(self.runs[index], steps, values), kind='fork')
+            for index, steps, values in find_fork_segments(self.runs, name)
         ]
-        forks = find_branches(self.runs, name)
-        branch_lines = [
-            dict(self.make_line(self.runs[index], steps, values), kind='branch') for index, steps, values in forks
-        ]
-        header = dict(label=metric_info.axis_label, digits=metric_info.digits, sentence=metric_info.description)
-        return dict(header, x='step', lines=[line for line in lines if line] + branch_lines)
+        return dict(
+            make_panel_header(metric_info), kind='steps', x_label='step', lines=self.make_lines(name) + fork_lines
+        )
 
-    def make_group_lines(self, index: int, run_group: RunGroup, name: str) -> list[dict]:
+    def make_lines(self, name: str) -> list[dict]:
+        return [line for run_group in self.run_groups for line in self.make_group_lines(run_group, name)]
+
+    def make_group_lines(self, run_group: RunGroup, name: str) -> list[dict]:
         """Make the lines of a metric in one group.
 
         Returns:
@@ -236,7 +235,11 @@ class LineFigures:
             indices = select_evenly(len(mean_curve[0]), self.max_points)
             steps, values, spread = (np.asarray(array)[indices] for array in mean_curve)
             mean_line = dict(
-                group=index, run=None, kind='mean', n=len(run_group.counted_runs), sd=self.payload.add_array(spread)
+                group=self.group_indices[run_group.name],
+                run=None,
+                kind='mean',
+                n=len(run_group.counted_runs),
+                sd=self.payload.add_array(spread),
             )
             lines.append(mean_line | dict(x=self.payload.add_array(steps, 'i4'), y=self.payload.add_array(values)))
         elif kind == 'member':
@@ -244,33 +247,34 @@ class LineFigures:
         return lines
 
     def make_line(self, run: RunResult, steps: list[int], values: list[float]) -> dict:
-        group_index = next(i for i, run_group in enumerate(self.run_groups) if run_group.name == run.group_name)
         indices = select_extremes(values, self.max_points)
-        xs, ys = (
-            self.payload.add_array(np.asarray(steps)[indices], 'i4'),
-            self.payload.add_array(np.asarray(values)[indices]),
+        return dict(
+            group=self.group_indices[run.group_name],
+            run=self.run_indices[run.name],
+            x=self.payload.add_array(np.asarray(steps)[indices], 'i4'),
+            y=self.payload.add_array(np.asarray(values)[indices]),
         )
-        return dict(group=group_index, run=self.run_indices[run.name], x=xs, y=ys)
 
-    def make_ratios_figure(self, figure_spec: FigureSpec) -> dict:
+    def make_ratios_figure(self, figure_spec: FigureSpec) -> dict | None:
         """Make the figure of a ratio by block, with the values of each probe."""
         lines = [
             dict(
+                group=self.group_indices[run_group.name],
                 run=self.run_indices[run.name],
+                is_counted=run in run_group.counted_runs,
                 steps=run.probe_steps,
+                blocks=run.probe_values[figure_spec.name].shape[1],
                 y=self.payload.add_array(run.probe_values[figure_spec.name]),
             )
-            | dict(
-                group=[run_group.name for run_group in self.run_groups].index(run.group_name),
-                blocks=run.probe_values[figure_spec.name].shape[1],
-            )
-            for run in self.runs
+            for run_group in self.run_groups
+            for run in run_group.runs
             if run.has_figure(figure_spec)
         ]
-        panel = dict(label=figure_spec.label, digits=2, sentence=figure_spec.caption, x='block', lines=lines, rule=1)
-        return make_figure(figure_spec.name, figure_spec.title, figure_spec.caption, [panel]) | dict(kind='ratios')
+        panel = dict(label=figure_spec.label, digits=2, sentence=figure_spec.caption, lines=lines)
+        panel |= dict(kind='blocks', x_label='block', reference_value=1)
+        return make_figure(figure_spec.name, figure_spec.title, figure_spec.caption, [panel])
 
-    def make_axis_figure(self, axis: SweepAxis) -> dict:
+    def make_axis_figure(self, axis: SweepAxis) -> dict | None:
         """Make the figure of Sink_1, loss and step of emergence against a config field, with published values."""
         sentence = (
             f'Final values of rows that differ only in {axis.field}, mean and spread over seeds; hollow and dashed: '
@@ -283,63 +287,69 @@ class LineFigures:
         return make_figure(f'along-{axis.field}', f'Along {axis.name}', sentence, panels)
 
     def make_axis_panel(self, axis: SweepAxis, metric_info: MetricInfo) -> dict:
-        lines = []
-        for points in axis.lines:
-            if metric_info is EMERGENCE_AXIS_INFO:
-                lines.append(self.make_emergence_line(points))
-                continue
-            own_values = [(point, point.ours[metric_info.name]) for point in points if metric_info.name in point.ours]
-            published_values = [
-                (point, point.published[metric_info.name]) for point in points if metric_info.name in point.published
-            ]
-            lines.append(
-                self.make_axis_line(
-                    [(point, stats['mean'], stats['sd'] or 0) for point, stats in own_values], 'points'
-                )
+        lines = [
+            line
+            for points in axis.lines
+            for line in (
+                [self.make_emergence_line(points)]
+                if metric_info is EMERGENCE_AXIS_INFO
+                else self.make_metric_lines(points, metric_info.name)
             )
-            lines.append(self.make_axis_line([(point, value, 0) for point, value in published_values], 'published'))
-        header = dict(label=metric_info.axis_label, digits=metric_info.digits, sentence=metric_info.description)
-        return dict(header, x=axis.name, ticks=axis.labels, lines=[line for line in lines if line])
+            if line
+        ]
+        return dict(
+            make_panel_header(metric_info), kind='sweep', x_label=axis.name, tick_labels=axis.labels, lines=lines
+        )
+
+    def make_metric_lines(self, points: list[AxisPoint], metric_name: str) -> list[dict | None]:
+        """Make the line of our values of a metric along an axis, and that of the published ones."""
+        own_values = [
+            (point, point.ours[metric_name]['mean'], point.ours[metric_name]['sd'] or 0)
+            for point in points
+            if metric_name in point.ours
+        ]
+        published_values = [
+            (point, point.published[metric_name], 0) for point in points if metric_name in point.published
+        ]
+        return [self.make_axis_line(own_values, 'points'), self.make_axis_line(published_values, 'published')]
 
     def make_emergence_line(self, points: list[AxisPoint]) -> dict | None:
         """Make the line of the mean step of emergence over the runs that learned a sink.
 
-        The field `texts` holds the interval of steps that is shown for each point. Return an empty result if no run
-        learned a sink.
+        The field `texts` holds the interval of steps that is shown for each point. Return None if no run learned a
+        sink.
         """
         runs_of_group = {run_group.name: run_group.counted_runs for run_group in self.run_groups}
-        pairs = [(point, find_learned_emergences(runs_of_group[point.group_name])) for point in points]
-        spans = [
-            compute_span(runs_of_group[point.group_name]).format_cell() for point, emergences in pairs if emergences
-        ]
-        steps = [
+        entries = [
             (
                 point,
-                np.array(
-                    [estimate_step(run_emergence.start_step, run_emergence.end_step) for run_emergence in emergences]
-                ),
+                np.array([estimate_step(emergence.start_step, emergence.end_step) for emergence in emergences]),
+                compute_span(runs_of_group[point.group_name]).format_cell(),
             )
-            for point, emergences in pairs
-            if emergences
+            for point in points
+            if (emergences := find_learned_emergences(runs_of_group[point.group_name]))
         ]
         line = self.make_axis_line(
-            [
-                (point, emergences.mean(), emergences.std(ddof=1) if len(emergences) > 1 else 0)
-                for point, emergences in steps
-            ],
+            [(point, steps.mean(), steps.std(ddof=1) if len(steps) > 1 else 0) for point, steps, _ in entries],
             'points',
         )
-        return line and dict(line, texts=spans)
+        return line and dict(line, texts=[text for *_, text in entries])
 
     def make_axis_line(self, points: list[tuple], kind: str) -> dict | None:
-        names = [run_group.name for run_group in self.run_groups]
-        return points and dict(
+        """Make a line along an axis from (point, value, standard deviation); return None if there is no point."""
+        if not points:
+            return None
+        return dict(
             kind=kind,
-            groups=[names.index(point.group_name) for point, *_ in points],
+            groups=[self.group_indices[point.group_name] for point, *_ in points],
             x=self.payload.add_array([point.tick for point, *_ in points], 'i4'),
             y=self.payload.add_array([value for _, value, _ in points]),
             sd=self.payload.add_array([sd for *_, sd in points]),
         )
+
+
+def make_panel_header(metric_info: MetricInfo) -> dict:
+    return dict(label=metric_info.axis_label, digits=metric_info.digits, sentence=metric_info.description)
 
 
 def choose_max_points(num_runs: int) -> int:
@@ -347,10 +357,12 @@ def choose_max_points(num_runs: int) -> int:
     return int(np.clip(MAX_TOTAL_POINTS // num_runs, MIN_POINTS, MAX_POINTS))
 
 
-def make_figure(name: str, title: str, sentence: str, panels: list[dict]) -> dict:
-    """Make a figure of lines from the panels that have at least one line."""
+def make_figure(name: str, title: str, sentence: str, panels: list[dict], kind: str = 'lines') -> dict | None:
+    """Make a figure of lines from the panels that have at least one line; return None if there is none."""
     nonempty_panels = [panel for panel in panels if panel['lines']]
-    return dict(name=name, kind='lines', title=title, sentence=sentence, panels=nonempty_panels)
+    if not nonempty_panels:
+        return None
+    return dict(name=name, kind=kind, title=title, sentence=sentence, panels=nonempty_panels)
 
 
 def select_extremes(values: list[float], max_points: int) -> list[int]:
@@ -385,20 +397,18 @@ def make_head_maps(runs: list[RunResult], figure_spec: FigureSpec, payload: Bina
         for index, run in enumerate(runs)
         if run.has_figure(figure_spec)
     ]
-    low, top = compute_scale(figure_spec, [values_NLH for _, _, values_NLH in drawn_runs])
+    scale_min, scale_max = compute_scale(figure_spec, [values_NLH for _, _, values_NLH in drawn_runs])
     maps = []
     for index, run, values_NLH in drawn_runs:
         probe_indices = select_evenly(
             len(values_NLH), max(1, MAX_MAP_VALUES // len(drawn_runs) // values_NLH[0].size)
         )
-        values = payload.add_quantized(values_NLH[probe_indices], low, top, 'u2')
-        shape = dict(rows=values_NLH.shape[1], columns=values_NLH.shape[2], first=1)
-        maps.append(
-            dict(
-                shape, run=index, steps=[run.probe_steps[step] for step in probe_indices], values=values, depth=65535
-            )
-        )
-    return make_map_header(figure_spec, low, top) | dict(maps=maps, across='head', up='layer')
+        values = payload.add_quantized(values_NLH[probe_indices], scale_min, scale_max, 'u2')
+        shape = dict(rows=values_NLH.shape[1], columns=values_NLH.shape[2], first_column=1)
+        steps = [run.probe_steps[probe_index] for probe_index in probe_indices]
+        maps.append(dict(shape, run=index, steps=steps, values=values))
+    header = make_map_header(figure_spec, scale_min, scale_max)
+    return dict(header, row_name='layer', column_name='head', maps=maps)
 
 
 def make_matrix_maps(runs: list[RunResult], figure_spec: FigureSpec, payload: BinaryPayload) -> dict:
@@ -408,27 +418,22 @@ def make_matrix_maps(runs: list[RunResult], figure_spec: FigureSpec, payload: Bi
     probe is always included.
     """
     drawn_runs = [(index, run) for index, run in enumerate(runs) if run.has_figure(figure_spec)][:MAX_MATRIX_RUNS]
-    low, top, maps = 0.0, figure_spec.scale_max or 1.0, []
+    scale_min, scale_max, maps = 0.0, figure_spec.scale_max or 1.0, []
     for index, run in drawn_runs:
         last_LHTS = run.load_matrices(figure_spec)
         queries, keys = last_LHTS.shape[2:]
         max_values = MAX_MATRIX_VALUES // len(drawn_runs) // (queries * keys)
         chosen_heads = run.find_strongest_heads(max(MIN_MATRIX_HEADS, min(MAX_MATRIX_HEADS, max_values)))
         probe_indices = select_evenly(len(run.probe_steps), max(1, max_values // len(chosen_heads)))
-        steps = [run.load_matrices(figure_spec, step) for step in probe_indices[:-1]] + [last_LHTS]
+        matrices = [run.load_matrices(figure_spec, probe_index) for probe_index in probe_indices[:-1]] + [last_LHTS]
+        steps = [run.probe_steps[probe_index] for probe_index in probe_indices]
         for layer, head in chosen_heads:
-            values = payload.add_quantized(np.stack([step[layer, head] for step in steps]), low, top, 'u1')
-            shape = dict(rows=queries, columns=keys, first=1 - (keys - queries), layer=layer + 1, head=head + 1)
-            maps.append(
-                dict(
-                    shape,
-                    run=index,
-                    steps=[run.probe_steps[step] for step in probe_indices],
-                    values=values,
-                    depth=255,
-                )
-            )
-    return make_map_header(figure_spec, low, top) | dict(maps=maps, across='key', up='query', runs=len(drawn_runs))
+            head_matrices = np.stack([matrices_LHTS[layer, head] for matrices_LHTS in matrices])
+            values = payload.add_quantized(head_matrices, scale_min, scale_max, 'u1')
+            shape = dict(rows=queries, columns=keys, first_column=1 - (keys - queries))
+            maps.append(dict(shape, layer=layer + 1, head=head + 1, run=index, steps=steps, values=values))
+    header = make_map_header(figure_spec, scale_min, scale_max)
+    return dict(header, row_name='query', column_name='key', maps=maps, num_runs=len(drawn_runs))
 
 
 def compute_scale(figure_spec: FigureSpec, values: list[np.ndarray]) -> tuple[float, float]:
@@ -436,18 +441,15 @@ def compute_scale(figure_spec: FigureSpec, values: list[np.ndarray]) -> tuple[fl
 
     The upper limit is `scale_max` of the figure, or the largest value if it has none.
     """
-    top = figure_spec.scale_max or max(float(np.nanmax(array)) for array in values)
-    low = min(float(np.nanmin(array)) for array in values)
-    widest = max(top, -low)
-    return (-widest, widest) if low < 0 else (0.0, top)
+    scale_max = figure_spec.scale_max or max(float(np.nanmax(array)) for array in values)
+    min_value = min(float(np.nanmin(array)) for array in values)
+    limit = max(scale_max, -min_value)
+    return (-limit, limit) if min_value < 0 else (0.0, scale_max)
 
 
-def make_map_header(figure_spec: FigureSpec, low: float, top: float) -> dict:
+def make_map_header(figure_spec: FigureSpec, scale_min: float, scale_max: float) -> dict:
     header = dict(name=figure_spec.name, kind=figure_spec.kind, title=figure_spec.title, sentence=figure_spec.caption)
-    return header | dict(label=figure_spec.label, low=low, top=top)
-
-
-MAP_MAKERS = dict(heads=make_head_maps, matrices=make_matrix_maps)
+    return dict(header, label=figure_spec.label, scale_min=scale_min, scale_max=scale_max)
 
 
 def make_page_data(run_groups: list[RunGroup], rows: list[dict], as_paper: bool) -> tuple[list[dict], str]:
@@ -466,54 +468,47 @@ def make_page_data(run_groups: list[RunGroup], rows: list[dict], as_paper: bool)
     if as_paper:
         page_figures = sort_like_paper(page_figures)
     steps = sorted({step for run in runs for step in run.probe_steps})
-    group_infos = [
-        dict(name=escape_control(run_group.name), published=run_group.row_info['published'])
-        for run_group in run_groups
-    ]
-    return page_figures, payload.encode(
-        dict(
-            figures=page_figures,
-            steps=steps,
-            groups=group_infos,
-            runs=[make_run_info(run, run_groups) for run in runs],
-        )
+    header = dict(
+        steps=steps,
+        groups=[dict(name=escape_control(run_group.name)) for run_group in run_groups],
+        runs=[
+            dict(name=escape_control(run.name), group=index)
+            for index, run_group in enumerate(run_groups)
+            for run in run_group.runs
+        ],
+        figures=[{key: value for key, value in figure.items() if key not in TEXT_KEYS} for figure in page_figures],
     )
+    return page_figures, payload.encode(header)
+
+
+TEXT_KEYS = ('title', 'sentence', 'missing_runs', 'num_runs')  # of figures; page.py writes them as HTML
 
 
 def make_all_figures(
     run_groups: list[RunGroup], rows: list[dict], payload: BinaryPayload, as_paper: bool
 ) -> list[dict]:
-    line_figures, runs = LineFigures(run_groups, payload), [run for run_group in run_groups for run in run_group.runs]
+    line_figures = LineFigures(run_groups, payload)
+    runs = line_figures.runs
+    figure_makers = dict(
+        heads=lambda figure_spec: make_head_maps(runs, figure_spec, payload),
+        matrices=lambda figure_spec: make_matrix_maps(runs, figure_spec, payload),
+        ratios=line_figures.make_ratios_figure,
+    )
+    probe_figures = [
+        dict(
+            figure_makers[figure_spec.kind](figure_spec),
+            missing_runs=[run.name for run in runs if run.probe_steps and not run.has_figure(figure_spec)],
+        )
+        for figure_spec in select_drawn_figures(runs)
+    ]
     candidates = [
         line_figures.make_sink_and_loss_figure(as_paper),
         *map(line_figures.make_axis_figure, find_axes(run_groups, rows)),
         line_figures.make_context_figure(),
+        *probe_figures,
+        line_figures.make_metric_menu_figure(),
     ]
-    for figure_spec in FIGURES:
-        if any(run.has_figure(figure_spec) for run in runs):
-            map_figure = (
-                line_figures.make_ratios_figure(figure_spec)
-                if figure_spec.kind == 'ratios'
-                else MAP_MAKERS[figure_spec.kind](runs, figure_spec, payload)
-            )
-            candidates.append(
-                map_figure
-                | dict(without=[run.name for run in runs if run.probe_steps and not run.has_figure(figure_spec)])
-            )
-    return [
-        figure
-        for figure in [*candidates, line_figures.make_metric_chooser()]
-        if figure and figure.get('panels', True)
-    ]
-
-
-def make_run_info(run: RunResult, run_groups: list[RunGroup]) -> dict:
-    return dict(
-        name=escape_control(run.name),
-        group=[run_group.name for run_group in run_groups].index(run.group_name),
-        kind=run.outcome,
-        probes=run.probe_steps,
-    )
+    return [figure for figure in candidates if figure]
 
 
 # {figure name: (title, number)} in the order of the paper. Numbers are those of arXiv 2410.10781v1, or '' if unknown.

@@ -1,6 +1,6 @@
 """The HTML report (report.html): one file that needs no network.
 
-About 900 lines of JavaScript in assets/ draw the figures. A plotting library would add 4.6 MB to each page, has a
+About 900 lines of JavaScript in assets/ draw the figures. Plotly would add 4.6 MB to each page, has a
 separate slider for each figure and does not support screen readers. Tables and titles are plain HTML, so they are
 visible without JavaScript.
 """
@@ -19,10 +19,8 @@ from sinklab.report import (
     sweep_table,
 )
 from sinklab.report.emergence import compute_span
-from sinklab.report.figure_data import choose_max_points, make_page_data
 from sinklab.report.run_groups import RunGroup, group_runs, make_group_table
-from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
-from sinklab.report.summary_table import format_headline
+from sinklab.report.runs import MAX_FILES, RUN_METRIC_INFOS, RunResult
 from sinklab.storage.atomic_write import atomic_write
 
 ASSETS_DIR = Path(__file__).parent / 'assets'
@@ -54,7 +52,7 @@ def write_report_page(
     """
     run_groups = group_runs(runs)
     rows = make_group_table(run_groups)
-    figures, payload = make_page_data(run_groups, rows, as_paper)
+    figures, payload = figure_data.make_page_data(run_groups, rows, as_paper)
     with atomic_write(path) as unfinished:
         unfinished.write_text(render_page(run_groups, rows, figures, payload, claim_entries), encoding='utf-8')
 
@@ -71,13 +69,13 @@ def render_page(
     title = f'Attention sinks: {format_names([run_group.name for run_group in run_groups])}'
     body = [
         f'<h1>{escape_html(title)}</h1>',
-        f'<p class="answer">{escape_html(format_headline(run_groups))}</p>',
+        f'<p class="headline">{escape_html(summary_table.format_headline(run_groups))}</p>',
         '<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>',
         read_asset('controls.html'),
         f'<main>{render_claims_table(claim_entries)}{render_rows_table(run_groups, rows)}',
         render_runs_table(runs, run_groups),
         f'{"".join(map(render_figure, figures))}{render_limits_note(runs)}</main>',
-        f'<script type="application/octet-stream" id="packed">{payload}</script>',
+        f'<script type="application/octet-stream" id="payload">{payload}</script>',
         f'<script>"use strict";{"".join(map(read_asset, SCRIPTS))}</script>',
     ]
     return (
@@ -94,34 +92,34 @@ def read_asset(name: str) -> str:
 
 def render_figure(figure: dict) -> str:
     name = escape_html(figure['name'])
-    note = f' Missing in: {format_names(figure["without"])}.' if figure.get('without') else ''
-    if 'runs' in figure:
-        note += f' From {figure["runs"]} runs.' if figure['runs'] > 1 else ''
+    note = f' Missing in: {format_names(figure["missing_runs"])}.' if figure.get('missing_runs') else ''
+    note += f' From {figure["num_runs"]} runs.' if figure.get('num_runs', 1) > 1 else ''
     return (
         f'<section class="figure" id="figure-{name}" aria-labelledby="title-{name}">'
         f'<h2 id="title-{name}">{escape_html(figure["title"])}</h2><p>{escape_html(figure["sentence"] + note)}</p>'
-        '<div class="drawn"></div><details class="values"><summary>values</summary><div class="scroll"></div>'
-        f'{SCROLL_HINT}</details></section>'
+        '<div class="plot"></div><details class="values"><summary>values</summary>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="values"></div>{SCROLL_HINT}</details></section>'
     )
 
 
 def render_limits_note(runs: list[RunResult]) -> str:
     """Render the note on the limits by which the figures leave out data."""
-    max_probes = max(len(run.probe_steps) for run in runs)
     count_text = '1 run' if len(runs) == 1 else f'{len(runs)} runs'
+    max_points = figure_data.choose_max_points(len(runs))
+    map_levels, matrix_levels = (figure_data.MAX_LEVEL[dtype] + 1 for dtype in ('u2', 'u1'))
     text = (
-        f'{count_text}: curves with at most {choose_max_points(len(runs))} points, the smallest and largest '
-        f'value of equal parts; {max_probes} probes of a run at most, evenly spaced; maps with 65,536 levels, '
-        f'matrices with 256, for the {figure_data.MAX_MATRIX_HEADS} strongest heads of {figure_data.MAX_MATRIX_RUNS} '
-        'runs at most.'
+        f'{count_text}: curves with at most {max_points} points, the smallest and largest value of equal parts; '
+        f'at most {MAX_FILES:,} probes of all runs together, evenly spaced; maps with {map_levels:,} levels; '
+        f'matrices with {matrix_levels}, for the {figure_data.MAX_MATRIX_HEADS} strongest heads of '
+        f'{figure_data.MAX_MATRIX_RUNS} runs at most.'
     )
-    return f'<p class="note" id="kept">{text}</p>'
+    return f'<p class="note">{text}</p>'
 
 
 def render_claims_table(entries: Sequence[dict]) -> str:
     if not entries:
         return ''
-    lines = [
+    table_rows = [
         (None, [f'{entry["claim"]}: {entry["words"]}', *claims.format_claim_cells(entry)[1:]]) for entry in entries
     ]
     return render_table(
@@ -129,7 +127,7 @@ def render_claims_table(entries: Sequence[dict]) -> str:
         'Claims',
         f'{claims.INTERVAL_NOTE}. {claims.format_sign_test(entries)}',
         list(claims.CLAIM_HEADINGS),
-        lines,
+        table_rows,
     )
 
 
@@ -145,19 +143,19 @@ def render_rows_table(run_groups: list[RunGroup], rows: list[dict]) -> str:
         'direction',
         'outcome',
     ]
-    lines = [
+    table_rows = [
         (
             index,
             [
                 row['row'],
                 count_runs(row),
                 *(make_metric_cell(row, name, spans) for name in shown_names),
-                *make_last_cells(row),
+                *make_comparison_cells(row),
             ],
         )
         for index, row in enumerate(rows)
     ]
-    return render_table('rows', 'By row', ROWS_SENTENCE, headings, lines)
+    return render_table('rows', 'By row', ROWS_SENTENCE, headings, table_rows)
 
 
 def count_runs(row: dict) -> int:
@@ -175,7 +173,7 @@ def make_metric_cell(row: dict, name: str, spans: Mapping[str, EmergenceSpan]) -
     ) or '-', '' if published is None else sweep_table.format_number(published)
 
 
-def make_last_cells(row: dict) -> list[str]:
+def make_comparison_cells(row: dict) -> list[str]:
     return [
         sweep_table.format_cell((row['difference'] or {}).get(HEADLINE_METRIC.name)),
         row['direction'],
@@ -185,11 +183,11 @@ def make_last_cells(row: dict) -> list[str]:
 
 def render_runs_table(runs: list[RunResult], run_groups: list[RunGroup]) -> str:
     entries, group_names = summary_table.make_run_table(runs), [run_group.name for run_group in run_groups]
-    lines = [
+    table_rows = [
         (group_names.index(run.group_name), summary_table.format_run_cells(entry))
         for run, entry in zip(runs, entries, strict=True)
     ]
-    table = render_table('runs', '', '', summary_table.RUN_HEADINGS, lines)
+    table = render_table('runs', '', '', summary_table.RUN_HEADINGS, table_rows)
     notes_of_run = {run.name: [*run.notes, *filter(None, [run.outcome_record.get('message')])] for run in runs}
     notes = ''.join(
         f'<p class="note">{escape_html(f"{name}: {note}")}</p>'
@@ -201,7 +199,7 @@ def render_runs_table(runs: list[RunResult], run_groups: list[RunGroup]) -> str:
 
 
 def render_table(
-    name: str, title: str, sentence: str, headings: list[str], lines: list[tuple[int | None, list]]
+    name: str, title: str, sentence: str, headings: list[str], table_rows: list[tuple[int | None, list]]
 ) -> str:
     """Render an HTML table in a scrollable frame, without its empty columns.
 
@@ -210,16 +208,16 @@ def render_table(
         title: The title, or an empty string for neither title nor sentence.
         sentence: The paragraph under the title.
         headings: The headings of the columns.
-        lines: (index of the run group or None, cells) of each row. A cell may be (own value, published value).
+        table_rows: (index of the run group or None, cells) of each row. A cell may be (own value, published value).
     """
     column_indices = [
         column
         for column in range(len(headings))
-        if column == 0 or any(cells[column] not in EMPTY_CELLS for _, cells in lines)
+        if column == 0 or any(cells[column] not in EMPTY_CELLS for _, cells in table_rows)
     ]
-    headings, lines = (
+    headings, table_rows = (
         [headings[column] for column in column_indices],
-        [(group_index, [cells[column] for column in column_indices]) for group_index, cells in lines],
+        [(group_index, [cells[column] for column in column_indices]) for group_index, cells in table_rows],
     )
     meanings = {metric_info.label: metric_info.description for metric_info in RUN_METRIC_INFOS}
     head_html = ''.join(
@@ -228,7 +226,7 @@ def render_table(
     )
     body_html = ''.join(
         f'<tr{format_group_attribute(group_index)}>{"".join(map(render_cell, range(len(cells)), cells))}</tr>'
-        for group_index, cells in lines
+        for group_index, cells in table_rows
     )
     label = escape_html(title or name)
     title_html = f'<h2>{escape_html(title)}</h2><p>{escape_html(sentence)}</p>' if title else ''

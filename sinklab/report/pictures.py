@@ -25,7 +25,7 @@ from sinklab.report.run_groups import (
     group_runs,
     make_group_table,
 )
-from sinklab.report.runs import RunResult, find_branches, select_drawn_figures
+from sinklab.report.runs import RunResult, find_fork_segments, select_drawn_figures
 from sinklab.report.statistics import INTERVAL_DESCRIPTION
 from sinklab.report.sweep_table import EMERGENCE_METRIC, LOSS_METRIC
 from sinklab.storage.atomic_write import atomic_write
@@ -102,7 +102,7 @@ def draw_curves(run_groups: list[RunGroup], _: None) -> plt.Figure:
     runs = [run for run_group in run_groups for run in run_group.runs]
     colours = [get_line_style(index)['color'] for index, run_group in enumerate(run_groups) for _ in run_group.runs]
     for axis, name in ((left, HEADLINE_METRIC.name), (right, 'valid/loss')):
-        for run_index, steps, values in find_branches(runs, name):
+        for run_index, steps, values in find_fork_segments(runs, name):
             axis.plot(steps, values, ':', marker='.', color=colours[run_index])
     left.set(xlabel='step', ylabel=HEADLINE_METRIC.axis_label, ylim=(-2, None))
     right.set(xlabel='step', ylabel='loss (pale: train)')
@@ -242,12 +242,12 @@ def draw_head_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> plt.F
     columns = min(RUNS_PER_ROW, len(runs))
     rows = -(-len(runs) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3 * columns, 2.8 * rows), squeeze=False, layout='constrained')
-    low, top = compute_scale(figure_spec, [run.probe_values[figure_spec.name][-1] for run in runs])
+    scale_min, scale_max = compute_scale(figure_spec, [run.probe_values[figure_spec.name][-1] for run in runs])
     for run, axis in zip(runs, axes.flat, strict=False):
         values_LH = run.probe_values[figure_spec.name][-1]
         layers, count = values_LH.shape
         extent = (0.5, count + 0.5, 0.5, layers + 0.5)
-        image_options = dict(cmap='RdBu_r' if low < 0 else 'viridis', vmin=low, vmax=top)
+        image_options = dict(cmap='RdBu_r' if scale_min < 0 else 'viridis', vmin=scale_min, vmax=scale_max)
         image = axis.imshow(values_LH, origin='lower', aspect='auto', extent=extent, **image_options)
         axis.set_title(escape_figure(run.name), fontsize=9, wrap=True)
         axis.set(xlabel='head', ylabel='layer', xticks=choose_ticks(count), yticks=choose_ticks(layers))

@@ -269,7 +269,7 @@ def read_rows_and_configs(run_dirs: list[RunDir]) -> tuple[list[RunDir], list[st
     return tuple(map(list, zip(*readable, strict=True)))
 
 
-def find_branches(runs: list[RunResult], metric_name: str) -> list[tuple[int, list[int], list[float]]]:
+def find_fork_segments(runs: list[RunResult], metric_name: str) -> list[tuple[int, list[int], list[float]]]:
     """Find the line segments that connect the curve of a parent run with the curve of its fork.
 
     A fork that restarts its step count is no branch of its parent and has no segment.

@@ -2,7 +2,7 @@
 // of maps (viridis; blue to red if some values are negative).
 const NUM_COLOURS = 7;
 const DASHES = ['', '7 3', '2 3', '9 3 2 3'];
-const getColour = group => `var(--row-${group % NUM_COLOURS})`;
+const getColour = group => `var(--group-${group % NUM_COLOURS})`;
 const getDash = group => DASHES[Math.floor(group / NUM_COLOURS) % DASHES.length];
 
 const renderSwatch = group =>
@@ -32,4 +32,4 @@ function interpolateColours(anchors) {
 const COLOUR_SCALES = { sequential: interpolateColours(VIRIDIS), diverging: interpolateColours(DIVERGING) };
 
 const makeGradient = figure =>
-  `linear-gradient(90deg, ${(figure.low < 0 ? DIVERGING : VIRIDIS).map(anchor => `#${anchor}`).join(', ')})`;
+  `linear-gradient(90deg, ${(figure.scale_min < 0 ? DIVERGING : VIRIDIS).map(anchor => `#${anchor}`).join(', ')})`;

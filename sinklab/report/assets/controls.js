@@ -3,11 +3,12 @@ class Controls {
   constructor(data) {
     this.data = data;
     this.initSlider();
-    this.initRowFilter();
+    this.initGroupFilter();
     this.initFilter('layer', 'rows');
     this.initFilter('head', 'columns');
     getElement('theme').addEventListener('click', toggleTheme);
     document.addEventListener('keydown', event => this.handleKey(event));
+    document.querySelector('.controls').hidden = false;
   }
 
   initSlider() {
@@ -44,7 +45,7 @@ class Controls {
 
   handleKey(event) {
     const offset = { '[': -1, ']': 1 }[event.key];
-    if (offset && !/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) this.moveSlider(offset);
+    if (offset && !event.metaKey && !event.target.matches('input[type="search"], select')) this.moveSlider(offset);
   }
 
   // Fill the menu of layers or heads up to the largest size of a map along an axis.
@@ -68,46 +69,46 @@ class Controls {
     requestUpdate('draw');
   }
 
-  initRowFilter() {
+  initGroupFilter() {
     const { groups } = this.data;
     const labels = groups.map(
       (group, index) =>
         `<label><input type="checkbox" checked value="${index}">${renderSwatch(index)}${escapeHtml(group.name)}</label>`,
     );
-    getElement('row-list').innerHTML = labels.join('');
-    getElement('row-list').addEventListener('change', () => this.updateRows());
-    getElement('all-rows').addEventListener('click', () => this.checkRows(() => true));
-    getElement('no-rows').addEventListener('click', () => this.checkRows(() => false));
-    getElement('row-search').addEventListener('input', () => {
-      const words = getElement('row-search').value.toLowerCase().split(' ').filter(Boolean);
-      this.checkRows(index => words.every(word => groups[index].name.toLowerCase().includes(word)));
+    getElement('group-list').innerHTML = labels.join('');
+    getElement('group-list').addEventListener('change', () => this.updateGroups());
+    getElement('all-groups').addEventListener('click', () => this.checkGroups(() => true));
+    getElement('no-groups').addEventListener('click', () => this.checkGroups(() => false));
+    getElement('group-search').addEventListener('input', () => {
+      const words = getElement('group-search').value.toLowerCase().split(' ').filter(Boolean);
+      this.checkGroups(index => words.every(word => groups[index].name.toLowerCase().includes(word)));
     });
-    getElement('row-filter').hidden = groups.length < 2;
-    getElement('row-filter').open = groups.length > 1 && groups.length <= 6 && innerWidth > 700;
-    this.hideUncheckedRows();
+    getElement('group-filter').hidden = groups.length < 2;
+    getElement('group-filter').open = groups.length > 1 && groups.length <= 6 && innerWidth > 700;
+    this.hideUncheckedGroups();
   }
 
   getCheckboxes() {
-    return [...getElement('row-list').querySelectorAll('input')];
+    return [...getElement('group-list').querySelectorAll('input')];
   }
 
-  checkRows(isChecked) {
+  checkGroups(isChecked) {
     this.getCheckboxes().forEach((checkbox, index) => {
       checkbox.checked = isChecked(index);
     });
-    this.updateRows();
+    this.updateGroups();
   }
 
-  updateRows() {
-    this.hideUncheckedRows();
+  updateGroups() {
+    this.hideUncheckedGroups();
     requestUpdate('draw');
   }
 
-  hideUncheckedRows() {
+  hideUncheckedGroups() {
     const numGroups = this.data.groups.length;
     const unchecked = this.getCheckboxes().filter(checkbox => !checkbox.checked);
     state.hiddenGroups = new Set(unchecked.map(checkbox => +checkbox.value));
-    getElement('row-count').textContent = `(${numGroups - state.hiddenGroups.size} of ${numGroups})`;
+    getElement('group-count').textContent = `(${numGroups - state.hiddenGroups.size} of ${numGroups})`;
     document.querySelectorAll('tr[data-group]').forEach(row => {
       row.hidden = state.hiddenGroups.has(+row.dataset.group);
     });

@@ -33,14 +33,21 @@ function updateScrollHints() {
   document.querySelectorAll('.scroll').forEach(updateScrollHint);
 }
 
-function createFigure(data, description) {
-  const section = document.getElementById(`figure-${description.name}`);
-  const FigureClass = description.maps ? MapFigure : LineFigure;
-  const figure = new FigureClass(data, description, section.querySelector('.drawn'));
-  figure.section = section;
-  section.querySelector('.values').addEventListener('toggle', () => updateValues(figure));
-  figure.draw();
-  return figure;
+// Create and draw a figure; if that fails, show the error in its place and return null.
+function createFigure(data, spec) {
+  const section = getElement(`figure-${spec.name}`);
+  const container = section.querySelector('.plot');
+  try {
+    const figure = new (spec.maps ? MapFigure : LineFigure)(data, spec, container);
+    figure.section = section;
+    figure.draw();
+    section.querySelector('.values').addEventListener('toggle', () => updateValues(figure));
+    return figure;
+  } catch (error) {
+    console.error(error);
+    container.innerHTML = `<p>This figure cannot be drawn: ${escapeHtml(error.message)}</p>`;
+    return null;
+  }
 }
 
 function redrawOnResize() {
@@ -53,21 +60,22 @@ function redrawOnResize() {
   }).observe(document.body);
 }
 
-async function start() {
-  const data = await unpackPayload(getElement('packed').textContent);
+async function drawPage() {
+  if (typeof DecompressionStream === 'undefined') throw new Error('a browser of 2023 or later is needed');
+  const data = await unpackPayload(getElement('payload').textContent);
   controls = new Controls(data);
-  figures = data.figures.map(description => createFigure(data, description));
+  figures = data.figures.map(spec => createFigure(data, spec)).filter(Boolean);
   document
     .querySelectorAll('.scroll')
     .forEach(frame => frame.addEventListener('scroll', () => updateScrollHint(frame)));
   document.querySelectorAll('details').forEach(details => details.addEventListener('toggle', updateScrollHints));
   updateScrollHints();
   redrawOnResize();
-  document.documentElement.dataset.drawn = Math.round(performance.now()); // milliseconds; tests wait for it
+  document.documentElement.dataset.drawMilliseconds = Math.round(performance.now()); // tests wait for it
 }
 
-start().catch(error => {
+drawPage().catch(error => {
   console.error(error);
-  const text = `The figures cannot be drawn here (${escapeHtml(error.message)}); a browser of 2023 or later can.`;
-  document.querySelector('main').insertAdjacentHTML('afterbegin', `<p>${text}</p>`);
+  const text = `<p>The figures cannot be drawn: ${escapeHtml(error.message)}</p>`;
+  document.querySelector('main').insertAdjacentHTML('afterbegin', text);
 });

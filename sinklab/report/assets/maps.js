@@ -4,50 +4,58 @@ const MAX_HEADS = 4; // attention matrices of a run if no head is chosen
 const DIM_ALPHA = 70; // of 255
 
 class HeatMap {
-  constructor(data, figure, map, box) {
-    Object.assign(this, { data, figure, map, box });
-    this.values = data.getArray(map.values);
-    this.cell = [map.rows - 1, 0];
-    this.isHeadMap = figure.kind === 'heads'; // its first row, layer 1, is at the bottom
-    const { rows, columns, first } = map;
+  constructor(data, figureSpec, spec, container) {
+    Object.assign(this, { data, figureSpec, spec, container });
+    this.levels = data.getArray(spec.values);
+    this.maxLevel = 2 ** (8 * this.levels.BYTES_PER_ELEMENT) - 1;
+    this.cell = [spec.rows - 1, 0]; // (row, column) that keys select
+    this.isHeadMap = figureSpec.kind === 'heads'; // its first row, layer 1, is at the bottom
+    const { rows, columns, first_column } = spec;
     const renderSpans = (...texts) => texts.map(text => `<span>${text}</span>`).join('');
     const [bottom, top] = this.isHeadMap ? [1, rows] : [rows, 1];
-    box.className = 'map';
-    box.innerHTML = `<figcaption></figcaption><div class="frame">
-      <div class="up" aria-hidden="true">${renderSpans(bottom, figure.up, top)}</div>
+    const columnSpans = renderSpans(first_column, figureSpec.column_name, first_column + columns - 1);
+    container.className = 'map';
+    container.innerHTML = `<figcaption></figcaption><div class="frame">
+      <div class="row-axis" aria-hidden="true">${renderSpans(bottom, figureSpec.row_name, top)}</div>
       <canvas role="img" tabindex="0" width="${columns}" height="${rows}"></canvas>
-      <div class="across" aria-hidden="true">${renderSpans(first, figure.across, first + columns - 1)}</div>
-      </div><div class="read"></div>`;
-    this.canvas = box.querySelector('canvas');
-    this.caption = box.querySelector('figcaption');
-    this.readout = box.querySelector('.read');
+      <div class="column-axis" aria-hidden="true">${columnSpans}</div>
+      </div><div class="readout"></div>`;
+    this.canvas = container.querySelector('canvas');
+    this.caption = container.querySelector('figcaption');
+    this.readout = container.querySelector('.readout');
     this.canvas.style.setProperty('--aspect', Math.min(1.8, Math.max(0.6, columns / rows)));
     this.canvas.addEventListener('pointermove', event => this.handlePointer(event));
     this.canvas.addEventListener('pointerleave', () => {
       this.readout.textContent = '';
     });
-    this.canvas.addEventListener('click', () => this.toggleHead());
+    this.canvas.addEventListener('click', event => {
+      this.handlePointer(event); // a tap does not move a pointer before
+      this.toggleHead();
+    });
+    this.canvas.addEventListener('focus', () => this.announceCell());
     this.canvas.addEventListener('keydown', event => this.handleKey(event));
   }
 
-  getLevel(row, column) {
-    const { rows, columns, depth } = this.map;
-    return this.values[(this.stepIndex * rows + row) * columns + column] / depth;
+  // Return the position of a value between the limits of the scale, from 0 to 1.
+  getFraction(row, column) {
+    const { rows, columns } = this.spec;
+    return this.levels[(this.stepIndex * rows + row) * columns + column] / this.maxLevel;
   }
 
   getValue(row, column) {
-    return this.figure.low + this.getLevel(row, column) * (this.figure.top - this.figure.low);
+    const { scale_min, scale_max } = this.figureSpec;
+    return scale_min + this.getFraction(row, column) * (scale_max - scale_min);
   }
 
   draw() {
-    const { rows, columns, steps } = this.map;
+    const { rows, columns, steps } = this.spec;
     this.stepIndex = findLastIndexUpTo(steps, state.step);
     const context = this.canvas.getContext('2d');
     const image = context.createImageData(columns, rows);
-    const colours = this.figure.low < 0 ? COLOUR_SCALES.diverging : COLOUR_SCALES.sequential;
+    const colours = this.figureSpec.scale_min < 0 ? COLOUR_SCALES.diverging : COLOUR_SCALES.sequential;
     for (let row = 0; row < rows; row++) {
       for (let column = 0; column < columns; column++) {
-        const level = Math.round(this.getLevel(row, column) * (NUM_LEVELS - 1));
+        const level = Math.round(this.getFraction(row, column) * (NUM_LEVELS - 1));
         const pixel = 4 * ((this.isHeadMap ? rows - 1 - row : row) * columns + column);
         for (let channel = 0; channel < 3; channel++) image.data[pixel + channel] = colours[3 * level + channel];
         image.data[pixel + 3] = this.isHeadMap && this.isFilteredOut(row, column) ? DIM_ALPHA : 255;
@@ -55,6 +63,7 @@ class HeatMap {
     }
     context.putImageData(image, 0, 0);
     this.updateLabels();
+    if (this.readout.textContent) this.selectCell(...this.cell);
   }
 
   isFilteredOut(row, column) {
@@ -62,13 +71,13 @@ class HeatMap {
   }
 
   updateLabels() {
-    const { map } = this;
-    const step = map.steps[this.stepIndex];
-    const run = this.data.runs[map.run];
-    const headText = map.head ? `, layer ${map.layer} head ${map.head}` : '';
+    const { spec } = this;
+    const step = spec.steps[this.stepIndex];
+    const run = this.data.runs[spec.run];
+    const headText = this.isHeadMap ? '' : `, layer ${spec.layer} head ${spec.head}`;
     const stepText = step === state.step ? '' : ` (step ${step})`;
     this.caption.innerHTML = `${renderSwatch(run.group)} ${escapeHtml(run.name + headText + stepText)}`;
-    const label = `${this.getCaption()}, step ${step}: ${this.figure.label} ${this.summarize()}`;
+    const label = `${this.getCaption()}, step ${step}: ${this.figureSpec.label} ${this.summarize()}`;
     this.canvas.setAttribute('aria-label', label);
   }
 
@@ -78,10 +87,10 @@ class HeatMap {
 
   // Describe the largest value of a head map, or the mean attention to the first key in a matrix.
   summarize() {
-    const { rows, columns, first } = this.map;
+    const { rows, columns, first_column } = this.spec;
     if (!this.isHeadMap) {
       let sum = 0;
-      for (let row = 0; row < rows; row++) sum += this.getValue(row, 1 - first);
+      for (let row = 0; row < rows; row++) sum += this.getValue(row, 1 - first_column);
       return `to key 1 ${formatNumber(sum / rows, 3)} on average`;
     }
     let best = [0, 0];
@@ -92,23 +101,28 @@ class HeatMap {
   }
 
   formatCell([row, column]) {
-    const { up, across } = this.figure;
+    const { row_name, column_name } = this.figureSpec;
     const value = formatNumber(this.getValue(row, column), 3);
-    return `${up} ${row + 1}, ${across} ${column + this.map.first}: ${value}`;
+    return `${row_name} ${row + 1}, ${column_name} ${column + this.spec.first_column}: ${value}`;
   }
 
   // Select the cell nearest to (row, column), and show its value.
   selectCell(row, column) {
-    const { rows, columns } = this.map;
+    const { rows, columns } = this.spec;
     this.cell = [Math.min(rows - 1, Math.max(0, row)), Math.min(columns - 1, Math.max(0, column))];
     this.readout.textContent = this.formatCell(this.cell);
   }
 
+  announceCell() {
+    this.selectCell(...this.cell);
+    controls.announce(this.readout.textContent);
+  }
+
   handlePointer(event) {
-    const box = this.canvas.getBoundingClientRect();
-    const { rows, columns } = this.map;
-    const row = Math.floor(((event.clientY - box.top) / box.height) * rows);
-    const column = Math.floor(((event.clientX - box.left) / box.width) * columns);
+    const rect = this.canvas.getBoundingClientRect();
+    const { rows, columns } = this.spec;
+    const row = Math.floor(((event.clientY - rect.top) / rect.height) * rows);
+    const column = Math.floor(((event.clientX - rect.left) / rect.width) * columns);
     this.selectCell(this.isHeadMap ? rows - 1 - row : row, column);
   }
 
@@ -118,8 +132,8 @@ class HeatMap {
     const offset = { ArrowUp: [up, 0], ArrowDown: [-up, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key];
     if (!offset) return;
     event.preventDefault();
-    this.selectCell(this.cell[0] + offset[0], this.cell[1] + offset[1]);
-    controls.announce(this.readout.textContent);
+    this.cell = [this.cell[0] + offset[0], this.cell[1] + offset[1]];
+    this.announceCell();
   }
 
   // Show the selected head alone, or all heads if it already is the one that is shown.
@@ -132,27 +146,28 @@ class HeatMap {
 }
 
 class MapFigure {
-  constructor(data, figure, box) {
-    Object.assign(this, { data, figure, showsAll: false, heatMaps: [], cache: new Map() });
-    const top = `${formatNumber(figure.top, figure.top < 10 ? 2 : 0)} ${escapeHtml(figure.label)}`;
-    box.innerHTML = `<div class="scale"><span>${formatNumber(figure.low, 1)}</span>
-      <i style="background:${makeGradient(figure)}"></i><span>${top}</span></div>
-      <div class="maps"></div><p class="none"></p>`;
-    this.area = box.querySelector('.maps');
-    this.message = box.querySelector('.none');
+  constructor(data, spec, container) {
+    Object.assign(this, { data, spec, showsAll: false, heatMaps: [], cache: new Map() });
+    const { scale_min, scale_max } = spec;
+    const maxText = `${formatNumber(scale_max, scale_max < 10 ? 2 : 0)} ${escapeHtml(spec.label)}`;
+    container.innerHTML = `<div class="scale"><span>${formatNumber(scale_min, 1)}</span>
+      <i style="background:${makeGradient(spec)}"></i><span>${maxText}</span></div>
+      <div class="maps"></div><p class="message"></p>`;
+    this.area = container.querySelector('.maps');
+    this.message = container.querySelector('.message');
     this.button = document.createElement('button');
     this.button.type = 'button';
     this.button.addEventListener('click', () => {
       this.showsAll = true;
-      this.draw();
+      requestUpdate('draw');
     });
-    box.append(this.button);
+    container.append(this.button);
   }
 
   // Return the maps of visible rows. Of matrices, those of the chosen layer and head, or the first few of each run.
   selectMaps() {
-    const maps = this.figure.maps.filter(map => !state.hiddenGroups.has(this.data.runs[map.run].group));
-    if (this.figure.kind === 'heads') return maps;
+    const maps = this.spec.maps.filter(map => !state.hiddenGroups.has(this.data.runs[map.run].group));
+    if (this.spec.kind === 'heads') return maps;
     if (state.layer || state.head)
       return maps.filter(
         map => (!state.layer || map.layer === state.layer) && (!state.head || map.head === state.head),
@@ -168,7 +183,7 @@ class MapFigure {
     const maps = this.selectMaps();
     const drawnMaps = this.showsAll ? maps : maps.slice(0, MAX_MAPS);
     this.heatMaps = drawnMaps.map(map => this.getHeatMap(map));
-    this.area.replaceChildren(...this.heatMaps.map(heatMap => heatMap.box));
+    this.area.replaceChildren(...this.heatMaps.map(heatMap => heatMap.container));
     this.button.hidden = drawnMaps.length === maps.length;
     this.button.textContent = `all ${maps.length}`;
     this.message.textContent = maps.length ? '' : this.explainAbsence();
@@ -176,14 +191,14 @@ class MapFigure {
   }
 
   explainAbsence() {
-    return (state.layer || state.head) && this.figure.kind === 'matrices'
+    return (state.layer || state.head) && this.spec.kind === 'matrices'
       ? 'This page contains no matrix of this head, only those of the strongest heads of each run.'
       : 'no row is shown';
   }
 
   getHeatMap(map) {
     if (!this.cache.has(map))
-      this.cache.set(map, new HeatMap(this.data, this.figure, map, document.createElement('figure')));
+      this.cache.set(map, new HeatMap(this.data, this.spec, map, document.createElement('figure')));
     return this.cache.get(map);
   }
 
@@ -192,14 +207,14 @@ class MapFigure {
   }
 
   renderValues() {
-    if (this.figure.kind === 'matrices')
+    if (this.spec.kind === 'matrices')
       return renderTable(
-        ['head', this.figure.label],
+        ['head', this.spec.label],
         this.heatMaps.map(heatMap => [heatMap.getCaption(), heatMap.summarize()]),
       );
     return this.heatMaps
       .map(heatMap => {
-        const { rows, columns, steps } = heatMap.map;
+        const { rows, columns, steps } = heatMap.spec;
         const makeRange = length => Array.from({ length }, (_, index) => index);
         const headings = ['layer', ...makeRange(columns).map(head => `head ${head + 1}`)];
         const cells = makeRange(rows).map(row => [

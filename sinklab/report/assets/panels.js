@@ -2,39 +2,41 @@
 const MAX_LEGEND_ENTRIES = 12;
 
 class Panel {
-  constructor(data, panel, box) {
-    Object.assign(this, { data, panel, box });
-    box.className = 'panel';
-    box.innerHTML = `<h3 title="${escapeHtml(panel.sentence)}">${escapeHtml(panel.label)}</h3>
+  constructor(data, spec, container) {
+    Object.assign(this, { data, spec, container });
+    container.className = 'panel';
+    container.innerHTML = `<h3 title="${escapeHtml(spec.sentence)}">${escapeHtml(spec.label)}</h3>
       <svg role="img" tabindex="0"></svg><ul class="legend"></ul>`;
-    this.svg = box.querySelector('svg');
-    this.legend = box.querySelector('ul');
+    this.svg = container.querySelector('svg');
+    this.legend = container.querySelector('ul');
     this.svg.addEventListener('pointermove', event => this.handlePointer(event));
     this.svg.addEventListener('pointerleave', () => this.resetCursor());
-    this.svg.addEventListener('click', event => panel.x === 'step' && controls.goToStep(this.getPointerX(event)));
+    this.svg.addEventListener('click', event => this.handleClick(event));
     this.svg.addEventListener('keydown', event => this.handleKey(event));
   }
 
   draw() {
-    this.lines = getVisibleLines(this.data, this.panel);
+    this.lines = getVisibleLines(this.data, this.spec);
     if (!this.lines.length) {
       this.layout = null;
+      this.svg.removeAttribute('viewBox');
       this.svg.style.height = '2rem';
       this.svg.innerHTML = '<text x="8" y="20">no row is shown</text>';
+      this.svg.setAttribute('aria-label', 'no row is shown');
       this.legend.innerHTML = '';
       return;
     }
-    const layout = computeLayout(this.panel, this.lines, Math.max(220, this.box.clientWidth));
+    const layout = computeLayout(this.spec, this.lines, Math.max(220, this.container.clientWidth));
     this.layout = layout;
     this.svg.setAttribute('viewBox', `0 0 ${layout.width} ${layout.height}`);
     this.svg.style.height = `${layout.height}px`;
     const getOrder = line => MAIN_KINDS.has(line.kind) + 2 * Boolean(line.dots);
     const ordered = [...this.lines].sort((a, b) => getOrder(a) - getOrder(b));
     this.svg.innerHTML = [
-      renderAxes(this.panel, layout),
+      renderAxes(this.spec, layout),
       ...ordered.map(line => renderLine(this.data, line, layout)),
-      renderMarks(this.data, this.panel, this.lines, layout),
-      renderSvg('path', { class: 'cursor now' }),
+      renderEmergences(this.data, this.spec, layout),
+      renderSvg('path', { class: 'cursor' }),
     ].join('');
     this.resetCursor();
   }
@@ -42,111 +44,128 @@ class Panel {
   // Move the cursor to the step of the slider, to the chosen layer, or to the last value.
   resetCursor() {
     if (!this.layout) return;
-    if (this.panel.x === 'step') this.moveCursor(state.step);
-    else if (this.panel.x === 'block' && state.layer) this.moveCursor(state.layer);
-    else this.moveCursor(this.layout.last);
+    if (this.spec.kind === 'steps') this.moveCursor(state.step);
+    else if (this.spec.kind === 'blocks' && state.layer) this.moveCursor(state.layer);
+    else this.moveCursor(this.layout.maxX);
+  }
+
+  getMainLines() {
+    return this.lines.filter(line => MAIN_KINDS.has(line.kind));
   }
 
   // Return [group, name, value] of each line at a position of the horizontal axis.
   listValues(x) {
-    if (!this.panel.ticks) {
-      const mainLines = this.lines.filter(line => MAIN_KINDS.has(line.kind));
-      return mainLines.map(line => [
-        line.group,
-        formatLineName(this.data, line),
-        this.formatValue(line, findNearestIndex(line.xs, x)),
-      ]);
-    }
+    if (this.spec.kind !== 'sweep')
+      return this.getMainLines().map(line => {
+        const index = findNearestIndex(line.xs, x);
+        const isOutside = x < line.xs[0] || x > line.xs[line.xs.length - 1];
+        const suffix = isOutside ? ` (${this.spec.x_label} ${line.xs[index]})` : '';
+        return [line.group, formatLineName(this.data, line), formatValue(line, index, this.spec.digits) + suffix];
+      });
     return this.lines.flatMap(line => {
-      const suffix = MAIN_KINDS.has(line.kind) ? '' : ', published';
-      return [...line.xs.keys()]
-        .filter(index => line.xs[index] === Math.round(x))
-        .map(index => [
-          line.groups[index],
-          this.data.groups[line.groups[index]].name + suffix,
-          this.formatValue(line, index),
-        ]);
+      const suffix = line.kind === 'published' ? ', published' : '';
+      const indices = [...line.xs.keys()].filter(index => line.xs[index] === x);
+      return indices.map(index => [
+        line.groups[index],
+        this.data.groups[line.groups[index]].name + suffix,
+        formatValue(line, index, this.spec.digits),
+      ]);
     });
   }
 
-  // Format a value of a line; a step of emergence is an interval, of which the middle is drawn.
-  formatValue(line, index) {
-    return line.texts?.[index] ?? formatNumber(line.ys[index], this.panel.digits);
-  }
-
   moveCursor(x) {
-    const { layout, panel } = this;
-    this.cursorX = Math.min(Math.max(x, layout.first), layout.last);
-    const position = panel.ticks ? Math.round(this.cursorX) : this.cursorX;
-    this.svg.querySelector('.now').setAttribute('d', `M${layout.toX(position)} 4V${layout.bottom}`);
-    const values = this.listValues(position);
+    const { layout, spec } = this;
+    this.cursorX = Math.round(Math.min(Math.max(x, layout.minX), layout.maxX));
+    const cursorPixel = layout.toX(this.cursorX);
+    this.svg.querySelector('.cursor').setAttribute('d', `M${cursorPixel} 4V${layout.bottom}`);
+    const values = this.listValues(this.cursorX);
     const shown = values.slice(0, MAX_LEGEND_ENTRIES);
+    const position = `${spec.x_label} ${spec.kind === 'sweep' ? spec.tick_labels[this.cursorX] : this.cursorX}`;
     const items = shown.map(
       ([group, name, value]) => `<li>${renderSwatch(group)}<span>${escapeHtml(name)}</span> <b>${value}</b></li>`,
     );
     if (values.length > shown.length) items.push(`<li>and ${values.length - shown.length} more</li>`);
-    this.legend.innerHTML = items.join('');
-    const label = panel.ticks ? panel.ticks[position] : formatTick(position);
+    this.legend.innerHTML = `<li>${escapeHtml(position)}</li>${items.join('')}`;
     const texts = shown.map(([, name, value]) => `${name} ${value}`).join(', ');
-    this.svg.setAttribute('aria-label', `${panel.label} by ${panel.x}; at ${panel.x} ${label}: ${texts}`);
+    this.svg.setAttribute('aria-label', `${spec.label} by ${spec.x_label}; at ${position}: ${texts}`);
   }
 
   getPointerX(event) {
-    return this.layout ? this.layout.fromX(event.clientX - this.svg.getBoundingClientRect().left) : 0;
+    return this.layout.fromX(event.clientX - this.svg.getBoundingClientRect().left);
   }
 
   handlePointer(event) {
-    if (!this.layout) return;
-    const x = this.getPointerX(event);
-    this.moveCursor(this.panel.x === 'step' ? x : Math.round(x));
+    if (this.layout) this.moveCursor(this.getPointerX(event));
   }
 
+  handleClick(event) {
+    if (this.layout && this.spec.kind === 'steps') controls.goToStep(this.getPointerX(event));
+  }
+
+  // Move to the previous or next step of the slider, block, value of a sweep, or, without probes, recorded step.
   handleKey(event) {
     const offset = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!offset || !this.layout) return;
     event.preventDefault();
-    if (this.panel.x === 'step') controls.moveSlider(offset);
-    else this.moveCursor(Math.round(this.cursorX) + offset);
+    if (this.spec.kind !== 'steps') this.moveCursor(this.cursorX + offset);
+    else if (this.data.steps.length > 1) {
+      controls.moveSlider(offset);
+      this.moveCursor(state.step);
+    } else {
+      const xs = this.listXs();
+      const index = findNearestIndex(xs, this.cursorX) + offset;
+      this.moveCursor(xs[Math.min(Math.max(index, 0), xs.length - 1)]);
+    }
     controls.announce(this.svg.getAttribute('aria-label'));
   }
 
+  // Return the positions of all values of the main lines, in ascending order.
+  listXs() {
+    return [...new Set(this.getMainLines().flatMap(line => line.xs))].sort((a, b) => a - b);
+  }
+
   renderValues() {
-    const lines = this.lines.filter(line => MAIN_KINDS.has(line.kind));
-    const xs = [...new Set(lines.flatMap(line => [...line.xs]))].sort((a, b) => a - b);
-    const columns = lines.map(line => new Map(Array.from(line.xs, (x, index) => [x, this.formatValue(line, index)])));
+    const { spec } = this;
+    const lines = this.getMainLines();
+    const columns = lines.map(
+      line => new Map(line.xs.map((x, index) => [x, formatValue(line, index, spec.digits)])),
+    );
     return renderTable(
-      [this.panel.x, ...lines.map(line => `${this.panel.label}: ${formatLineName(this.data, line)}`)],
-      xs.map(x => [this.panel.ticks ? this.panel.ticks[x] : x, ...columns.map(column => column.get(x) ?? '')]),
+      [spec.x_label, ...lines.map(line => `${spec.label}: ${formatLineName(this.data, line)}`)],
+      this.listXs().map(x => [
+        spec.kind === 'sweep' ? spec.tick_labels[x] : x,
+        ...columns.map(column => column.get(x) ?? ''),
+      ]),
     );
   }
 }
 
 // All panels of a figure next to each other, or the one that is chosen from a menu.
 class LineFigure {
-  constructor(data, figure, box) {
-    Object.assign(this, { data, figure });
+  constructor(data, spec, container) {
+    Object.assign(this, { data, spec });
     this.area = document.createElement('div');
     this.area.className = 'panels';
-    const hasMenu = figure.kind === 'choice';
-    if (hasMenu) box.append(this.makeMenu());
-    box.append(this.area);
-    this.panels = (hasMenu ? figure.panels.slice(0, 1) : figure.panels).map(panel => this.addPanel(panel));
+    const hasMenu = spec.kind === 'menu';
+    if (hasMenu) container.append(this.makeMenu());
+    container.append(this.area);
+    this.panels = (hasMenu ? spec.panels.slice(0, 1) : spec.panels).map(panelSpec => this.addPanel(panelSpec));
   }
 
-  addPanel(panel) {
-    return new Panel(this.data, panel, this.area.appendChild(document.createElement('div')));
+  addPanel(panelSpec) {
+    return new Panel(this.data, panelSpec, this.area.appendChild(document.createElement('div')));
   }
 
   makeMenu() {
     const menu = document.createElement('select');
-    menu.setAttribute('aria-label', 'number');
-    menu.innerHTML = this.figure.panels
-      .map((panel, index) => `<option value="${index}">${escapeHtml(panel.label)}</option>`)
+    menu.setAttribute('aria-label', 'metric');
+    menu.innerHTML = this.spec.panels
+      .map((panelSpec, index) => `<option value="${index}">${escapeHtml(panelSpec.label)}</option>`)
       .join('');
     menu.addEventListener('change', () => {
       this.area.replaceChildren();
-      this.panels = [this.addPanel(this.figure.panels[+menu.value])];
-      this.draw();
+      this.panels = [this.addPanel(this.spec.panels[+menu.value])];
+      requestUpdate('draw');
     });
     return menu;
   }
@@ -157,7 +176,7 @@ class LineFigure {
 
   // Values by block depend on the step; other lines do not.
   updateStep() {
-    this.panels.forEach(panel => (panel.panel.x === 'block' ? panel.draw() : panel.resetCursor()));
+    this.panels.forEach(panel => (panel.spec.kind === 'blocks' ? panel.draw() : panel.resetCursor()));
   }
 
   renderValues() {

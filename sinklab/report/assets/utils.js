@@ -10,7 +10,7 @@ const escapeHtml = text => String(text).replace(/[&<>"']/g, character => `&#${ch
 // Format a number with a number of digits after the point; very large and very small ones in exponential notation.
 function formatNumber(value, digits) {
   const size = Math.abs(value);
-  if (size >= 1e5 || (size && size < 1e-4)) return value.toExponential(1);
+  if (size >= 1e7 || (size && size < 1e-4)) return value.toExponential(1);
   return size && size < 10 ** -digits ? String(+value.toPrecision(2)) : value.toFixed(digits);
 }
 
