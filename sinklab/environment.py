@@ -1,8 +1,9 @@
-"""Description of the software that a process uses: versions, commit, devices."""
+"""Description of the environment of a process: versions, commit, platform, devices."""
 
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from sinklab.parallel.device_mesh import get_devices
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'ml-collections', 'tokenizers', 'numpy')
 
 
-def get_package_versions(packages=PACKAGES) -> dict[str, str | None]:
+def get_package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str | None]:
     """Return the installed versions of packages; None for a package that is not installed."""
 
     def find_version(package: str) -> str | None:
@@ -40,6 +41,12 @@ def get_commit() -> str | None:
         )
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def describe_code() -> dict[str, str | None]:
+    """Return the versions of sinklab, Python and the packages, and the commit of sinklab."""
+    own_versions = dict(sinklab=sinklab.__version__, commit=get_commit(), python=platform.python_version())
+    return own_versions | get_package_versions()
 
 
 def describe_environment(layout: dict, attention: str, attempts: list[dict]) -> dict:

@@ -213,7 +213,7 @@ def test_available_memory_is_what_limit_of_cgroup_leaves(tmp_path, monkeypatch, 
 def test_mesh_error_reports_different_device_counts_of_processes(monkeypatch):
     def collect_errors(*counts):
         remaining_counts = iter(counts)
-        monkeypatch.setattr(setup, 'count_devices', lambda: next(remaining_counts))
+        monkeypatch.setattr(setup, 'count_local_devices', lambda: next(remaining_counts))
         return [
             str(message)
             for message in run_group(

@@ -16,7 +16,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import platform
 import sys
 from typing import Any, get_args
 
@@ -448,14 +447,12 @@ def collect_shared_settings(spec: Any, layout: Any) -> dict[str, Any]:
     The path of a token store is left out, because it may differ between processes; the digest of the store is
     compared instead.
     """
-    import sinklab
-    from sinklab.environment import get_commit, get_package_versions
+    from sinklab.environment import describe_code
 
     config = flatten_dict(dataclasses.asdict(spec), 'config')
     if str(config['config.data.source']).startswith('store:'):
         del config['config.data.source']
-    code_versions = dict(sinklab=sinklab.__version__, commit=get_commit(), python=platform.python_version())
-    return code_versions | get_package_versions() | flatten_dict(dataclasses.asdict(layout), 'layout') | config
+    return describe_code() | flatten_dict(dataclasses.asdict(layout), 'layout') | config
 
 
 def format_last_record(record: dict) -> str:

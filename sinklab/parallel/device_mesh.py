@@ -37,7 +37,10 @@ def make_mesh(hardware: Hardware, devices: Sequence[jax.Device] | None = None) -
 
 
 def make_abstract_mesh(hardware: Hardware) -> jax.sharding.AbstractMesh:
-    """Make an abstract mesh of the requested sizes, without devices, which another process may hold."""
+    """Make a mesh without devices, to check a layout while another process uses the devices.
+
+    An axis without a requested size counts as 1.
+    """
     return jax.sharding.AbstractMesh(tuple(getattr(hardware, axis) or 1 for axis in MESH_AXES), MESH_AXES)
 
 

@@ -158,8 +158,8 @@ def check_run(run: SweepRun, hardware: Hardware) -> None:
     """Set the outcome of a run from the state of its folder.
 
     A run is `done` if it has an evaluation and a checkpoint at its last step. A run that has neither finished nor
-    diverged is `refused` if `train` would refuse its layout on the devices. A run is also `refused` if its folder is
-    damaged or holds another run.
+    diverged is `refused` if its layout does not divide batch or parameters, where an axis that `hardware` leaves open
+    counts as 1. A run is also `refused` if its folder is damaged or holds another run.
     """
     from sinklab.parallel.device_mesh import make_abstract_mesh
     from sinklab.train.layout_checks import check_layout

@@ -10,37 +10,36 @@ from sinklab.parallel import sharding
 from sinklab.train import state
 
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
-FIELD_OF_AXIS = {'embed': 'width', 'ffn': 'ffn_width'}  # field of config.model, if its name is not that of the axis
+FIELD_OF_AXIS = {'embed': 'width', 'ffn': 'ffn_width'}  # config.model field of a logical axis, where the names differ
 
 
 def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
     """Raise UserError for a layout that cannot divide the batch or a parameter."""
     batch_size = spec.optimizer.batch_size
-    micro_batch = hardware.get_micro_batch_size(batch_size)
+    micro_batch_size = hardware.get_micro_batch_size(batch_size)
     num_shards = sharding.count_shards(mesh)
-    if batch_size % micro_batch:
+    if batch_size % micro_batch_size:
         raise UserError(
-            f'--micro_batch={micro_batch} does not divide config.optimizer.batch_size, which is {batch_size}'
+            f'--micro_batch={micro_batch_size} does not divide config.optimizer.batch_size, which is {batch_size}'
         )
-    if micro_batch % num_shards:
+    if micro_batch_size % num_shards:
         option = (
-            f'--micro_batch={micro_batch}'
+            f'--micro_batch={micro_batch_size}'
             if hardware.micro_batch
-            else f'config.optimizer.batch_size, which is {micro_batch},'
+            else f'config.optimizer.batch_size, which is {micro_batch_size},'
         )
         raise UserError(
             f'{option} cannot be divided over {num_shards} devices (--data={mesh.shape["data"]} x '
             f'--fsdp={mesh.shape["fsdp"]}); use a multiple of {num_shards}, fewer devices, or more of them '
             'along --tensor'
         )
-    for leaf in jax.tree.leaves(
-        state.make_abstract_model(spec)[1], is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
-    ):
-        check_parameter_layout(mesh, leaf)
+    parameters = state.make_abstract_model(spec)[1]
+    for parameter in jax.tree.leaves(parameters, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+        check_parameter_layout(mesh, parameter)
 
 
-def check_parameter_layout(mesh: AnyMesh, leaf: nnx.Variable) -> None:
-    for name, size in zip(sharding.get_logical_axes(leaf), leaf.shape, strict=True):
+def check_parameter_layout(mesh: AnyMesh, parameter: nnx.Variable) -> None:
+    for name, size in zip(sharding.get_logical_axes(parameter), parameter.shape, strict=True):
         axis = sharding.RULES[name] if name else None
         if axis and size % mesh.shape[axis]:
             description = f'config.model.{FIELD_OF_AXIS.get(name, name)} is {size}'
@@ -49,11 +48,11 @@ def check_parameter_layout(mesh: AnyMesh, leaf: nnx.Variable) -> None:
 
 def check_residual_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_bytes: int) -> None:
     """Raise UserError if the residual stream of a micro-batch does not fit on a device by itself."""
-    model, micro_batch = spec.model, hardware.get_micro_batch_size(spec.optimizer.batch_size)
-    tokens_per_device = micro_batch * spec.data.length // sharding.count_shards(mesh)
+    model, micro_batch_size = spec.model, hardware.get_micro_batch_size(spec.optimizer.batch_size)
+    tokens_per_device = micro_batch_size * spec.data.length // sharding.count_shards(mesh)
     min_bytes = tokens_per_device * model.layers * model.width * jnp.dtype(model.dtype).itemsize
     if min_bytes > memory_bytes:
         raise UserError(
-            f'a step of {micro_batch} sequences needs at least {min_bytes / 2**30:.1f} GiB on a device of '
+            f'a step of {micro_batch_size} sequences needs at least {min_bytes / 2**30:.1f} GiB on a device of '
             f'{memory_bytes / 2**30:.1f} GiB; lower config.optimizer.batch_size, or give --micro_batch'
         )

@@ -50,7 +50,7 @@ from sinklab.train.run_outcome import (
 )
 from sinklab.train.setup import (
     acquire_lease,
-    add_lineage,
+    make_row_content,
     set_up_run,
 )
 from sinklab.train.validation_loss import make_evaluate
@@ -143,7 +143,7 @@ def train(
         with write_outcome(run_dir), translate_storage_errors(run_dir):
             warm_start.check_warm_start(origin, spec, run_dir, group)
             hardware, mesh, attention, data = set_up_run(spec, hardware, run_dir, group)
-            row = add_lineage(origin, spec, run_dir, row, data, group)
+            row = make_row_content(origin, spec, run_dir, row, data, group)
             broadcast_from_primary(group, 'initial files', lambda: run_dir.initialize(spec, row, data.tokenizer))
             checkpointer = Checkpointer(run_dir, spec.checkpoint, data.fingerprint, group, lease.check)
             oom_translation = memory_estimate.translate_async_oom_errors((spec, hardware, mesh, attention.backend))

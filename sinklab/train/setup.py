@@ -73,11 +73,11 @@ def acquire_lease(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) ->
     with contextlib.ExitStack() as stack:
         leases = []
 
-        def take_lease() -> str:
+        def acquire_on_primary() -> str:
             leases.append(stack.enter_context(hold_lease(run_dir.path, grace_seconds)))
             return leases[0].token
 
-        token = broadcast_from_primary(group, 'lease', take_lease)
+        token = broadcast_from_primary(group, 'lease', acquire_on_primary)
         visible = group.gather('visible lease', poll_until(lambda: read_owner_token(run_dir.path) == token))
         if not all(visible):
             raise UserError(
@@ -87,7 +87,7 @@ def acquire_lease(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) ->
         yield leases[0] if leases else NullLease()
 
 
-def add_lineage(
+def make_row_content(
     origin: warm_start.WarmStart | None, spec: Spec, run_dir: RunDir, row: dict, data: RunData, group: ProcessGroup
 ) -> dict:
     """Return the content of row.json; for a new fork, with its lineage."""
@@ -110,11 +110,11 @@ def make_mesh_on_all(
     try:
         return run_on_all_or_raise(group, 'devices', lambda: make_checked_mesh(spec, hardware, num_local_processes))
     except UserError:
-        check_equal_on_all(group, 'number of devices', {'the number of devices': count_devices()})
+        check_equal_on_all(group, 'number of devices', {'the number of devices': count_local_devices()})
         raise
 
 
-def count_devices() -> int:
+def count_local_devices() -> int:
     """Return the number of devices of this process; 0 if jax finds none."""
     try:
         return len(jax.local_devices())
