@@ -9,21 +9,24 @@ from launch.plan import (
     Plan,
     make_command,
 )
+from sinklab import __version__
 from sinklab.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 PYTHON_VERSION = '3.11'
 # `make pins` regenerates the requirements in pins/, with a digest of every file that may be installed. uv refuses a
 # file with another digest. The wheel of this tree has no digest because it comes from the same folder as the digests.
+# Its name has the version, because the folder may still have the wheel of an earlier version.
+WHEEL_PATTERN = f'sinklab-{__version__}-*.whl'
 INSTALL_SCRIPT = f"""#!/bin/bash
 # Creates the environment of this code once. Environments of other code are not changed.
 set -eu
 cd "$(dirname "$0")"
-env=env-$(cat pins.txt sinklab-*.whl | sha256sum | cut -c1-12)
+env=env-$(cat pins.txt {WHEEL_PATTERN} | sha256sum | cut -c1-12)
 if ! [[ -e "$env/made" ]]; then
   uv venv --quiet --clear --python {PYTHON_VERSION} "$env"
   uv pip install --quiet --python "$env/bin/python" --no-deps --require-hashes --requirements pins.txt
-  uv pip install --quiet --python "$env/bin/python" --no-deps sinklab-*.whl
+  uv pip install --quiet --python "$env/bin/python" --no-deps {WHEEL_PATTERN}
   touch "$env/made"
 fi
 ln -sfn "$env" env
@@ -36,24 +39,34 @@ def get_local_folder(name: str) -> str:
 
 
 def plan_code_bundle(job: Job, folder: str, pins: str, *files: File) -> Plan:
-    """Plan to check the row of a job and to write its code bundle into a folder.
+    """Plan to write the code bundle of a job into a folder.
 
     Args:
-        job: the job, whose --config names the row and the config file to copy.
+        job: the job, whose --config names the config file to copy.
         folder: the target folder.
         pins: the pinned requirements, `tpu` or `gpu`.
         *files: further files to write.
     """
-    file, _, row = (find_option(job.arguments, 'config') or '').partition(':')
-    check_commands = [make_command('sinklab', 'rows', f'--config={file}')] if row else []
+    file = (find_option(job.arguments, 'config') or '').partition(':')[0]
     # uv builds the wheel from a source archive. A wheel built from the tree itself would include files that an
-    # earlier build left in build/.
-    build_wheel = make_command('uv', 'build', '--quiet', '--out-dir', folder, str(ROOT))
+    # earlier build left in build/. With the .gitignore of uv, `gcloud builds submit` would upload none of the files.
+    build_wheel = make_command('uv', 'build', '--quiet', '--no-create-gitignore', '--out-dir', folder, str(ROOT))
     copy_pins = make_command('cp', str(ROOT / 'launch' / 'pins' / f'{pins}.txt'), f'{folder}/pins.txt')
     return Plan(
         (File(f'{folder}/install.sh', INSTALL_SCRIPT), *files),
-        (*check_commands, build_wheel, copy_pins, *make_copy_commands(file, folder)),
+        (build_wheel, copy_pins, *make_copy_commands(file, folder)),
     )
+
+
+def plan_row_checks(jobs: list[Job]) -> Plan:
+    """Plan to check each row of the jobs once, at its size, before anything is uploaded or submitted."""
+    checks = [
+        make_command('sinklab', 'rows', f'--config={config}', *([f'--size={size}'] if size else []))
+        for job in jobs
+        if (config := find_option(job.arguments, 'config') or '').partition(':')[2]
+        for size in [find_option(job.arguments, 'size')]
+    ]
+    return Plan(commands=tuple(dict.fromkeys(checks)))
 
 
 def make_copy_commands(file: str, folder: str) -> list[Command]:

@@ -26,9 +26,10 @@ from sinklab.escape import escape_control
 DEFAULT_GRACE_SECONDS = 120  # without --grace and --save
 # Seconds that a stop takes in addition to its save. A save may just have begun when the stop signal arrives.
 STOP_MARGIN_SECONDS = 10
-# {option of `sinklab train` that names input data: pattern whose group is the path in its value}.
+# {option of `sinklab train` that names input data: pattern whose group is the path in its value}. What hf: and gguf:
+# name cannot be in a bucket.
 PATH_OPTIONS = {
-    'from': r'(?:params:)?(.+)',
+    'from': r'(?:params:|(?:hf|gguf):(?=/))?(.+)',
     'config.data.source': r'(?:store|text|chat|mixture):(.+)',
     'config.data.tokenizer': r'(.*/.*)',
 }
@@ -124,7 +125,9 @@ def make_parser(scheduler: Scheduler) -> argparse.ArgumentParser:
         '--grace', type=int, metavar='SECONDS', help='time from SIGTERM to SIGKILL (default: follows from --save)'
     )
     argument_parser.add_argument(
-        '--compiled', metavar='DIR', help='folder for compiled programs of all jobs (default: next to the run folder)'
+        '--compiled',
+        metavar='DIR',
+        help='folder for compiled programs of all jobs; none: no folder (default: next to the run folder)',
     )
     argument_parser.add_argument(
         '--code', metavar='DIR', help='folder of the code on the hosts (default: next to the run folder)'
@@ -206,6 +209,10 @@ def make_job(scheduler: Scheduler, verb: Verb, args: argparse.Namespace, argumen
         check_paths(arguments, scheduler.path_prefixes)
     if args.workdir:
         check_reachable('workdir', args.workdir, scheduler.path_prefixes)
+        if re.fullmatch(r'\w+://[^/]*/*', args.workdir):
+            raise UserError(
+                f'--workdir={args.workdir} is a bucket; give a folder in it, such as gs://my-bucket/runs/{name}'
+            )
     compilation_cache = args.compiled or make_sibling_path(args.workdir, 'compiled')
     if args.workdir and compilation_cache != 'none':
         check_reachable('compiled', compilation_cache, scheduler.path_prefixes)
@@ -214,7 +221,7 @@ def make_job(scheduler: Scheduler, verb: Verb, args: argparse.Namespace, argumen
         name=name,
         arguments=arguments,
         workdir=args.workdir,
-        environment=xla_flags.get_profile(args.flags) | parse_variables(args.env),
+        environment=make_environment(args),
         max_restarts=args.restarts,
         grace_seconds=choose_grace_seconds(args, scheduler.get_max_grace_seconds(args)),
         compilation_cache=compilation_cache,
@@ -228,8 +235,10 @@ def choose_grace_seconds(args: argparse.Namespace, max_grace_seconds: float) -> 
     `max_grace_seconds`.
 
     Raises:
-        UserError: the time is too short for --save, or longer than the scheduler allows.
+        UserError: --save is invalid, or the time is too short for it or longer than the scheduler allows.
     """
+    if not 0 <= args.save < math.inf:  # also refuses nan
+        raise UserError(f'--save={args.save:g} must be a finite number of seconds of at least 0')
     needed_seconds = math.ceil(args.save) + STOP_MARGIN_SECONDS if args.save else 0
     check_minimum(args, grace=1)
     grace_seconds = (
@@ -247,6 +256,21 @@ def choose_grace_seconds(args: argparse.Namespace, max_grace_seconds: float) -> 
             'give at most that'
         )
     return int(grace_seconds)
+
+
+def make_environment(args: argparse.Namespace) -> dict[str, str]:
+    """Return the environment variables of --flags and --env.
+
+    Raises:
+        UserError: both set the same variable.
+    """
+    profile, variables = xla_flags.get_profile(args.flags), parse_variables(args.env)
+    for name in profile.keys() & variables.keys():
+        raise UserError(
+            f'--flags={args.flags} and --env both set {name}; remove --flags and give all flags in --env={name}=..., '
+            f'also those of the profile: {profile[name]}'
+        )
+    return profile | variables
 
 
 def parse_variables(assignments: list[str]) -> dict[str, str]:
@@ -298,9 +322,9 @@ def check_layout(arguments: tuple[str, ...], num_devices: int, target: str) -> N
         return  # `sinklab train` reports sizes that are not positive whole numbers
     num_requested = math.prod(map(int, sizes.values()))
     if num_requested != num_devices and (num_devices % num_requested or {'data', 'fsdp'} <= sizes.keys()):
-        xla_flags = ' '.join(f'--{name}={size}' for name, size in sizes.items())
+        given_sizes = ' '.join(f'--{name}={size}' for name, size in sizes.items())
         raise UserError(
-            f'{xla_flags} do not fit the {num_devices} devices of {target}; give sizes whose '
+            f'{given_sizes} do not fit the {num_devices} devices of {target}; give sizes whose '
             f'product is {num_devices}, or omit them to derive them from the devices'
         )
 

@@ -70,13 +70,18 @@ class Job:
 
 def check_job_name(name: str) -> str:
     if not re.fullmatch(JOB_NAME_PATTERN, name):
-        suggestion = re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')[:40].rstrip('-')
+        suggestion = replace_invalid_characters(name).strip('-')[:40].rstrip('-')
         hint = f', e.g. {suggestion}' if re.fullmatch(JOB_NAME_PATTERN, suggestion) else ''
         raise UserError(
             f'the name {name!r} must begin with a letter and have at most 40 of a-z, 0-9 and -{hint}; schedulers '
             'allow no others'
         )
     return name
+
+
+def replace_invalid_characters(name: str) -> str:
+    """Replace the characters of a text that a job name may not have by -."""
+    return re.sub(r'[^a-z0-9]+', '-', name.lower())
 
 
 def find_option(arguments: tuple[str, ...], name: str) -> str | None:
@@ -136,7 +141,7 @@ def expand_sweep(job: Job, rows: list[str], seeds: list[int]) -> list[Job]:
 def make_row_job(job: Job, row: str, seed: int) -> Job:
     return dataclasses.replace(
         job,
-        name=check_job_name(f'{job.name}-{row}-{seed}'.lower().replace('_', '-')),
+        name=check_job_name(replace_invalid_characters(f'{job.name}-{row}-{seed}')),
         arguments=add_row_arguments(job.arguments, row, seed) if job.arguments else (),
         workdir=job.workdir and f'{job.workdir.rstrip("/")}/{row}-{seed}',
     )

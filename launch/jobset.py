@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from launch import tpu_slices
-from launch.code_bundle import PYTHON_VERSION, get_local_folder, plan_code_bundle
+from launch.code_bundle import PYTHON_VERSION, get_local_folder, plan_code_bundle, plan_row_checks
 from launch.command_line import (
     Scheduler,
     Verb,
@@ -39,7 +39,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--image', metavar='PATH:TAG', help='container image to build with this code')
     parser.add_argument('--built', action='store_true', help='the image exists already')
     parser.add_argument('--context', metavar='NAME', help='context of kubectl (default: the current one)')
-    parser.add_argument('--namespace', default='default', metavar='NAME', help='%(default)s')
+    parser.add_argument(
+        '--namespace', default='default', metavar='NAME', help='namespace of the JobSet (default: %(default)s)'
+    )
     parser.add_argument(
         '--service_account',
         default='default',
@@ -140,7 +142,8 @@ def plan_image_build(jobs: list[Job], args: argparse.Namespace) -> Plan:
     folder = f'{get_local_folder(args.name)}/image'
     bundle_plan = plan_code_bundle(jobs[0], folder, 'tpu', File(f'{folder}/Dockerfile', DOCKERFILE))
     build_flags = (f'--project={args.project}', f'--tag={args.image}', folder)
-    return bundle_plan + Plan(commands=(make_command('gcloud', 'builds', 'submit', *build_flags),))
+    build_image = make_command('gcloud', 'builds', 'submit', *build_flags)
+    return plan_row_checks(jobs) + bundle_plan + Plan(commands=(build_image,))
 
 
 def make_manifest_files(jobs: list[Job], args: argparse.Namespace) -> list[File]:

@@ -5,7 +5,7 @@ import os
 import sys
 
 from launch import tpu_slices
-from launch.code_bundle import get_local_folder, plan_code_bundle
+from launch.code_bundle import get_local_folder, plan_code_bundle, plan_row_checks
 from launch.command_line import (
     Scheduler,
     Verb,
@@ -54,42 +54,72 @@ RestartSec=15
 TimeoutStopSec={grace}
 KillMode=mixed
 """
+MAX_POLLS_WITHOUT_START = 30
 # Polls until the run ends, and recreates the resource after a preemption. The TPUs cost money until the resource is
-# deleted, so the script deletes it when the run ends.
+# deleted, so the script deletes it when the run ends or does not start, and repeats a deletion that fails. A run that
+# has started may continue while ssh does not work, so a poll without an answer counts only before the first start.
 KEEP_SCRIPT = """#!/bin/bash
 set -u
-left={restarts}
-unanswered=0
+poll_seconds=${{POLL_SECONDS:-60}}
+restarts_left={restarts}
+polls_not_found=0
+polls_without_start=0
+has_started=
+
+# gcloud can also fail for a reason that says nothing about the resource, such as an expired login.
+is_missing() {{
+  [[ $({describe} 2>&1) == *NOT_FOUND* ]]
+}}
+
+delete_resource() {{
+  until {delete} || is_missing; do
+    echo 'the queued resource is not deleted, and its TPUs cost money; trying again'
+    sleep "$poll_seconds"
+  done
+}}
+
 while true; do
   if state=$({describe}); then
-    unanswered=0
-  elif (((unanswered += 1) >= 5)); then
-    echo 'the queued resource does not exist, or its state cannot be read'
+    polls_not_found=0
+  elif is_missing && (((polls_not_found += 1) >= 5)); then
+    echo 'the queued resource does not exist; create it with the verb resume'
     exit 1
   fi
   case $state in
     ACTIVE)
       unit_status=$({query_unit})
-      if [[ $unit_status =~ StartTimestampMonotonic=[1-9] && $unit_status =~ ActiveState=(inactive|failed) ]]; then
-        printf 'the run has ended\\n%s\\n' "$unit_status"
-        {delete}
-        [[ $unit_status == *ExecMainStatus=0* ]]
-        exit
+      if [[ $unit_status =~ StartTimestampMonotonic=[1-9] ]]; then
+        has_started=1
+        polls_without_start=0
+        if [[ $unit_status =~ ActiveState=(inactive|failed) ]]; then
+          printf 'the run has ended\\n%s\\n' "$unit_status"
+          delete_resource
+          [[ $unit_status == *ExecMainStatus=0* ]]
+          exit
+        fi
+      elif [[ -n $unit_status || -z $has_started ]] && (((polls_without_start += 1) >= {max_polls})); then
+        echo 'the run was not started in {max_polls} polls, and its TPUs are deleted; correct what its log reports:'
+        {print_log}
+        delete_resource
+        exit 1
       fi
       ;;
     SUSPENDED | FAILED)
-      if ((left == 0)); then
+      if ((restarts_left == 0)); then
         echo 'preempted more often than --restarts allows'
         exit 1
       fi
-      left=$((left - 1))
-      {delete}
+      restarts_left=$((restarts_left - 1))
+      delete_resource
       {create}
+      polls_without_start=0
+      has_started=
       ;;
   esac
-  sleep "${{EVERY:-60}}"
+  sleep "$poll_seconds"
 done
 """
+LOG_OPTIONS = '--lines=50 --unit=google-startup-scripts --unit=sinklab'  # of journalctl
 SERVICE_PROPERTIES = 'ActiveState,Result,ExecMainStatus,ExecMainStartTimestampMonotonic,NRestarts'
 
 
@@ -100,8 +130,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--reserved', action='store_true', help='use a reservation')
     parser.add_argument('--service_account', metavar='EMAIL', help='service account of the VMs')
-    parser.add_argument('--project', default=os.environ.get('CLOUDSDK_CORE_PROJECT'), metavar='ID')
-    parser.add_argument('--zone', default=os.environ.get('CLOUDSDK_COMPUTE_ZONE'), metavar='ZONE')
+    parser.add_argument(
+        '--project',
+        default=os.environ.get('CLOUDSDK_CORE_PROJECT'),
+        metavar='ID',
+        help='project of Google Cloud (default: $CLOUDSDK_CORE_PROJECT)',
+    )
+    parser.add_argument(
+        '--zone',
+        default=os.environ.get('CLOUDSDK_COMPUTE_ZONE'),
+        metavar='ZONE',
+        help='zone of the TPUs (default: $CLOUDSDK_COMPUTE_ZONE)',
+    )
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -130,7 +170,8 @@ def list_node_names(job: Job, args: argparse.Namespace) -> list[str]:
 def make_ssh_command(
     node: str, args: argparse.Namespace, worker: str, remote_command: str, is_optional: bool = False
 ) -> Command:
-    flags = (*make_location_flags(args), f'--worker={worker}', f'--command={remote_command}')
+    # Without --quiet, the first ssh of a user asks whether to create a key.
+    flags = ('--quiet', *make_location_flags(args), f'--worker={worker}', f'--command={remote_command}')
     return make_command('gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh', node, *flags, is_optional=is_optional)
 
 
@@ -180,15 +221,16 @@ def make_keep_script(job: Job, args: argparse.Namespace) -> str:
     commands = dict(
         describe=make_describe_command(job, args),
         query_unit=query_unit_command,
+        print_log=make_first_host_command(job, args, f'sudo journalctl {LOG_OPTIONS}'),
         delete=make_delete_command(job, args),
         create=make_create_command(job, args),
     )
-    return KEEP_SCRIPT.format(restarts=job.max_restarts, **commands)
+    return KEEP_SCRIPT.format(restarts=job.max_restarts, max_polls=MAX_POLLS_WITHOUT_START, **commands)
 
 
 def plan_submit(jobs: list[Job], args: argparse.Namespace) -> Plan:
     tpu_slices.check_run(jobs[0].arguments, args)
-    return sum((plan_submit_job(job, args) for job in jobs), Plan())
+    return sum((plan_submit_job(job, args) for job in jobs), plan_row_checks(jobs))
 
 
 def plan_submit_job(job: Job, args: argparse.Namespace) -> Plan:
@@ -232,8 +274,7 @@ def plan_status(jobs: list[Job], args: argparse.Namespace) -> Plan:
 
 
 def plan_logs(jobs: list[Job], args: argparse.Namespace) -> Plan:
-    journal_command = 'sudo journalctl --follow --lines=50 --unit=google-startup-scripts --unit=sinklab'
-    return Plan(commands=(make_first_host_command(jobs[0], args, journal_command),))
+    return Plan(commands=(make_first_host_command(jobs[0], args, f'sudo journalctl --follow {LOG_OPTIONS}'),))
 
 
 def plan_preempt(jobs: list[Job], args: argparse.Namespace) -> Plan:

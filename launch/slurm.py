@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 
-from launch.code_bundle import plan_code_bundle
+from launch.code_bundle import plan_code_bundle, plan_row_checks
 from launch.command_line import (
     Scheduler,
     Verb,
@@ -53,8 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--gpus', type=int, default=8, metavar='N', help='GPUs of each host (default: %(default)s; 0: none)'
     )
-    parser.add_argument('--partition', metavar='NAME')
-    parser.add_argument('--account', metavar='NAME')
+    parser.add_argument('--partition', metavar='NAME', help='partition of the hosts (default: that of the cluster)')
+    parser.add_argument('--account', metavar='NAME', help='account that is charged (default: that of your user)')
     parser.add_argument('--time', metavar='[D-]H:M:S', help='time limit, at which the job saves and is requeued')
     parser.add_argument('--at_once', type=int, metavar='N', help='maximum number of concurrent jobs of a sweep')
 
@@ -112,6 +112,8 @@ def quote_directive(value: str) -> str:
 
 def plan_submit(jobs: list[Job], args: argparse.Namespace) -> Plan:
     require_options(args, time='1-00:00:00')
+    if args.at_once and len(jobs) == 1:
+        raise UserError(f'--at_once={args.at_once} needs several jobs; give --rows=ROW,... too, or remove it')
     if args.gpus:
         check_layout(jobs[0].arguments, args.nodes * args.gpus, f'{args.nodes} x {args.gpus} GPUs')
     folder = get_shared_code_folder(args)
@@ -121,7 +123,8 @@ def plan_submit(jobs: list[Job], args: argparse.Namespace) -> Plan:
     bundle_plan = plan_code_bundle(
         jobs[0], folder, 'gpu', *run_scripts, File(f'{folder}/job.sh', make_job_script(jobs, args, folder))
     )
-    return bundle_plan + Plan(commands=(make_command('bash', f'{folder}/install.sh'),)) + plan_resume(jobs, args)
+    install = Plan(commands=(make_command('bash', f'{folder}/install.sh'),))
+    return plan_row_checks(jobs) + bundle_plan + install + plan_resume(jobs, args)
 
 
 def get_shared_code_folder(args: argparse.Namespace) -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from launch import command_line
+from sinklab import __version__
 
 HARMLESS_PROGRAMS = (
     'bash',
@@ -35,7 +36,7 @@ results = next((results for part, results in answers.items() if part in command_
 if name == 'uv' and 'venv' in sys.argv and not results[0][2]:
     os.makedirs(sys.argv[-1], exist_ok=True)
 if name == 'uv' and 'build' in sys.argv and not results[0][2]:
-    open(os.path.join(sys.argv[sys.argv.index('--out-dir') + 1], 'sinklab-0.0-py3-none-any.whl'), 'w').close()
+    open(os.path.join(sys.argv[sys.argv.index('--out-dir') + 1], 'sinklab-{version}-py3-none-any.whl'), 'w').close()
 stdout, stderr, exit_code = results.pop(0) if len(results) > 1 else results[0]
 json.dump(answers, open(os.path.join(folder, 'answers.json'), 'w'))
 sys.stdout.write(stdout), sys.stderr.write(stderr)
@@ -51,7 +52,7 @@ class CommandRecorders:
         folder.mkdir()
         self.answers_path.write_text('{}')
         for name in names:
-            (folder / name).write_text(FAKE_PROGRAM.format(python=sys.executable))
+            (folder / name).write_text(FAKE_PROGRAM.format(python=sys.executable, version=__version__))
             (folder / name).chmod(0o755)
         for name in HARMLESS_PROGRAMS:
             (folder / name).symlink_to(shutil.which(name))

@@ -164,6 +164,18 @@ def test_rows_lists_user_table_and_refuses_config_without_rows(capsys, tmp_path,
     assert '--row=x' in get_error_line(capsys, 'rows', '--row=x')
 
 
+def test_rows_lists_and_checks_only_the_row_of_config(capsys, tmp_path):
+    rows = {name: dict(diff=diff) for name, diff in {'fine': {'seed': 1}, 'misspelt': {'sed': 5}}.items()}
+    config_file = tmp_path / 'mine.py'
+    config_file.write_text(f'from sinklab.configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n')
+    assert main(['rows', f'--config={config_file}:fine', '--json']) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row['row'], row['diff']) == ('fine', {'seed': 1})
+    for name in ('misspelt', 'absent'):
+        assert main(['rows', f'--config={config_file}:{name}']) == 1
+        assert f'{config_file}:{name} is refused' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('value', ['nan', '-inf'])
 def test_non_finite_published_value_is_refused_before_writing(capsys, tmp_path, value):
     config_file = tmp_path / 'table.py'

@@ -213,6 +213,27 @@ def test_sweep_creates_one_job_per_row_and_seed(recorders, capsys):
     assert {job.find_option(tuple(run), 'compiled') for run in runs} == {'gs://b/compiled'}
 
 
+def test_job_name_replaces_characters_of_row_that_schedulers_refuse():
+    sweep = job.Job('pair', ('train', '--config=f.py'), 'gs://b/pair', {}, 0, 0, 'none')
+    row_jobs = job.expand_sweep(sweep, ['decay_0.5', 'amount_2.5b', '1.3m'], [0])
+    assert [row_job.name for row_job in row_jobs] == ['pair-decay-0-5-0', 'pair-amount-2-5b-0', 'pair-1-3m-0']
+
+
+def test_submit_checks_each_row_once_at_its_size_before_other_commands(recorders, capsys):
+    argv = ['submit', 'pair', '--workdir=gs://b/pair', '--rows=a,b', '--seeds=0,1', *SITE_FLAGS['queued_resources']]
+    argv += ['--', 'train', '--config=configs/scale.py', '--size=smoke']
+    script = get_launcher_output(capsys, 'queued_resources', argv)
+    commands = script.rpartition('\nEND\n')[2].splitlines()
+    checks = [f'sinklab rows --config=configs/scale.py:{row} --size=smoke' for row in 'ab']
+    assert commands[:2] == checks
+    assert not set(checks) & set(commands[2:])
+
+
+@pytest.mark.parametrize('from_flag', ['/shared/a', 'params:/shared/a@5', 'hf:/shared/llama', 'gguf:/shared/a.gguf'])
+def test_slurm_accepts_paths_of_shared_folder_as_from(from_flag, recorders, capsys):
+    get_launcher_output(capsys, 'slurm', [*SUBMIT_COMMANDS['slurm'], f'--from={from_flag}'])
+
+
 @pytest.mark.parametrize(
     'accelerator', [f'{name}-{chips}' for name, kind in tpu_slices.TPU_KINDS.items() for chips in kind.topologies]
 )
@@ -243,7 +264,7 @@ def test_parse_seeds_flag_matches_parse_seeds_of_sweep(seeds):
 
 
 # Modules of sinklab that import only the standard library or each other.
-LIGHT_MODULES = 'sinklab.errors', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.config.seed_list'
+LIGHT_MODULES = 'sinklab', 'sinklab.errors', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.config.seed_list'
 LIGHT_MODULES += ('sinklab.supervisor.exit_status',)
 
 

@@ -17,7 +17,7 @@ from launch.code_bundle import ROOT
 
 LOCATION_FLAGS = '--project=p --zone=z'
 QUEUED_RESOURCES = 'gcloud compute tpus queued-resources'
-SSH = f'gcloud compute tpus tpu-vm ssh pair {LOCATION_FLAGS}'
+SSH = f'gcloud compute tpus tpu-vm ssh pair --quiet {LOCATION_FLAGS}'
 CREATE = (
     f'{QUEUED_RESOURCES} create pair --node-id=pair --accelerator-type=v5litepod-256 '
     '--runtime-version=v2-alpha-tpuv5-lite '
@@ -34,8 +34,8 @@ FIRST_POD_SELECTOR = (
 
 def list_code_commands(folder, pins):
     return [
-        'sinklab rows --config=configs/scale.py',
-        f'uv build --quiet --out-dir {folder} {ROOT}',
+        'sinklab rows --config=configs/scale.py:softmax_1b',
+        f'uv build --quiet --no-create-gitignore --out-dir {folder} {ROOT}',
         f'cp {ROOT}/launch/pins/{pins}.txt {folder}/pins.txt',
         f'mkdir -p {folder}/configs',
         f'cp configs/scale.py {folder}/configs/scale.py',

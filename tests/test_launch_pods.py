@@ -115,6 +115,7 @@ def test_guide_exit_codes_match_launcher(page):
 def test_guide_limits_match_launchers():
     pages = {name: ' '.join(page.split()) for name, page in PAGES.items()}
     assert f'spot VM is gone {queued_resources.SPOT_GRACE_SECONDS} s after' in pages['cloud_tpu']
+    assert f'{queued_resources.MAX_POLLS_WITHOUT_START} minutes after' in pages['cloud_tpu']
     assert f'spot node has {jobset.SPOT_GRACE_SECONDS} s at most' in pages['gke']
     for page in pages.values():
         assert f'{STOP_MARGIN_SECONDS} s more, at least two minutes' in page

@@ -49,6 +49,11 @@ INVALID_ARGUMENTS = {
         ['submit', 'pair', '--workdir=runs/pair', *TRAIN_COMMAND],
         '--workdir: runs/pair is not accessible to the hosts of a job; gi',
     ),
+    'bucket': (['submit', 'pair', '--workdir=gs://b/', *TRAIN_COMMAND], '--workdir=gs://b/ is a bucket; give'),
+    'bucket of sweep': (
+        ['submit', 'pair', '--workdir=gs://b', '--rows=a', '--', 'train', '--config=configs/scale.py'],
+        '--workdir=gs://b is a bucket; give',
+    ),
     'data': (
         ['submit', 'pair', '--workdir=gs://b/r', *TRAIN_COMMAND, '--config.data.source=store:runs/store'],
         r'--config\.data\.source: runs/store is not accessible',
@@ -62,6 +67,17 @@ INVALID_ARGUMENTS = {
         '--flags=fast is unknown; it is one of none',
     ),
     'env': (['submit', 'pair', '--workdir=gs://b/r', '--env=1=2', *TRAIN_COMMAND], '--env=1=2 is not NAME=VALUE'),
+    'flags and env': (
+        ['submit', 'pair', '--workdir=gs://b/r', '--flags=gpu', '--env=XLA_FLAGS=--a', *TRAIN_COMMAND],
+        '--flags=gpu and --env both set XLA_FLAGS; .*--xla_gpu',
+    ),
+    **{
+        f'save {value}': (
+            ['submit', 'pair', '--workdir=gs://b/r', f'--save={value}', *TRAIN_COMMAND],
+            f'--save={value} must be a finite number',
+        )
+        for value in ('nan', 'inf', '-5')
+    },
     'restarts': (
         ['submit', 'pair', '--workdir=gs://b/r', '--restarts=-1', *TRAIN_COMMAND],
         '--restarts=-1 must be a whole number',
@@ -83,6 +99,10 @@ INVALID_ARGUMENTS = {
     'parameters': (
         ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--from=params:runs/a'],
         '--from: runs/a is not accessible',
+    ),
+    'model in bucket': (
+        ['submit', 'pair', '--workdir=gs://b/r', '--', 'train', '--from=hf:gs://b/llama'],
+        '--from: hf:gs://b/llama is not accessible',
     ),
     'no grace': (
         ['submit', 'pair', '--workdir=gs://b/r', '--grace=0', *TRAIN_COMMAND],
@@ -184,6 +204,7 @@ INVALID_OPTIONS = {
     ('jobset', 'chips'): (SITE_FLAGS['jobset'][1:], '--accelerator is missing; .*v5e-256'),
     ('slurm', 'time'): (['--nodes=32'], '--time is missing'),
     ('slurm', 'nodes'): ([*SITE_FLAGS['slurm'], '--nodes=0'], '--nodes=0 must be a whole number of at least 1'),
+    ('slurm', 'at_once'): ([*SITE_FLAGS['slurm'], '--at_once=2'], '--at_once=2 needs several jobs; give --rows'),
     ('slurm', 'code'): (
         ['--nodes=32', '--time=1-0'],
         '--code: gs://b/runs/code/pair is not accessible .* begins with /$',

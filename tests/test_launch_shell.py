@@ -9,12 +9,27 @@ from pathlib import Path
 import pytest
 from command_recorders import HOSTILE_PATH, SUBMIT_COMMANDS, get_launcher_output, make_recorders
 
-from launch import queued_resources
+from launch import code_bundle, queued_resources
+from launch.job import Job
+from sinklab import __version__
 
 SHELLCHECK_PATHS = (Path(sys.executable).parent / 'shellcheck', shutil.which('shellcheck'))
 SHELLCHECK = next((str(path) for path in SHELLCHECK_PATHS if path and Path(path).exists()), None)
 SYSTEMD = shutil.which('systemd-analyze')
 SHELLCHECK_EXCLUDE = '--exclude=SC2016'  # a $ in single quotes is intended
+UV = Path(sys.executable).parent / 'uv'
+# The smallest package that uv builds without a network.
+BUILD_BACKEND = """
+import pathlib, tarfile
+def build_sdist(folder, config_settings=None):
+    with tarfile.open(pathlib.Path(folder, 'p-1.tar.gz'), 'w:gz') as archive:
+        for name in ('pyproject.toml', 'backend.py'):
+            archive.add(name, f'p-1/{name}')
+    return 'p-1.tar.gz'
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    pathlib.Path(folder, 'p-1-py3-none-any.whl').touch()
+    return 'p-1-py3-none-any.whl'
+"""
 QUEUED_RESOURCES = ['gcloud', 'compute', 'tpus', 'queued-resources']
 
 
@@ -64,7 +79,33 @@ def test_jobs_install_all_packages_except_uv_and_own_wheel_by_hashes(case, recor
     installs = [line for text in texts for line in text.splitlines() if 'pip install' in line]
     hashed_installs = [line for line in installs if {'--require-hashes', '--no-deps'} <= set(line.split())]
     assert [line.split()[-1] for line in hashed_installs] == ['pins.txt']
-    assert {line.split()[-1] for line in installs if line not in hashed_installs} <= {'uv', 'sinklab-*.whl'}
+    assert {line.split()[-1] for line in installs if line not in hashed_installs} <= {'uv', code_bundle.WHEEL_PATTERN}
+
+
+def test_install_script_ignores_wheel_of_earlier_version(recorders, tmp_path):
+    (tmp_path / 'install.sh').write_text(code_bundle.INSTALL_SCRIPT)
+    wheels = [f'sinklab-{version}-py3-none-any.whl' for version in (__version__, '0.0.1')]
+    for name in ('pins.txt', *wheels):
+        (tmp_path / name).touch()
+    subprocess.run(['bash', 'install.sh'], check=True, env=recorders.environment)
+    wheel_arguments = [word for call in recorders.pop_calls() for word in call if word.endswith('.whl')]
+    assert wheel_arguments == wheels[:1]
+
+
+@pytest.mark.skipif(not UV.exists(), reason='uv is not installed')
+def test_build_folder_has_wheel_and_no_gitignore(tmp_path):
+    """Test with the real uv: `gcloud builds submit` uploads only files that .gitignore does not name."""
+    package, folder = tmp_path / 'package', tmp_path / 'out'
+    package.mkdir()
+    (package / 'backend.py').write_text(BUILD_BACKEND)
+    (package / 'pyproject.toml').write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    plan = code_bundle.plan_code_bundle(Job('pair', (), '', {}, 0, 0, 'none'), str(folder), 'tpu')
+    (build,) = (command.argv for command in plan.commands if command.argv[0] == 'uv')
+    arguments = [str(package) if argument == str(code_bundle.ROOT) else argument for argument in build[1:]]
+    subprocess.run([UV, '--offline', *arguments], check=True)
+    assert sorted(path.name for path in folder.iterdir()) == ['p-1-py3-none-any.whl', 'p-1.tar.gz']
 
 
 @pytest.mark.skipif(not SYSTEMD, reason='there is no systemd here')
@@ -84,7 +125,7 @@ def test_boot_script_copies_code_installs_environment_and_starts_run(tmp_path, m
     monkeypatch.setattr(queued_resources, 'INSTALL_FOLDER', str(tmp_path / 'host'))
     script_files = extract_files(get_launcher_output(capsys, 'queued_resources', SUBMIT_COMMANDS['queued_resources']))
     (tmp_path / 'host').mkdir()
-    for name, text in {**script_files, 'pins.txt': 'jax\n', 'sinklab-0.whl': ''}.items():
+    for name, text in {**script_files, 'pins.txt': 'jax\n', f'sinklab-{__version__}-py3-none-any.whl': ''}.items():
         (tmp_path / 'host' / name).write_text(text)
     for num_environments in (1, 0):  # at the first boot and at a later one
         subprocess.run(['bash', tmp_path / 'host' / 'boot.sh'], check=True, env=boot_recorders.environment)
@@ -128,7 +169,7 @@ def run_keep_script(recorders, capsys, tmp_path):
         (tmp_path / 'keep.sh').write_text(extract_files(script)['keep.sh'])
         process = subprocess.run(
             ['bash', 'keep.sh'],
-            env={**recorders.environment, 'EVERY': '0'},
+            env={**recorders.environment, 'POLL_SECONDS': '0'},
             capture_output=True,
             text=True,
             timeout=60,
@@ -185,5 +226,58 @@ def test_keep_script_stops_after_restart_limit(recorders, run_keep_script):
 def test_keep_script_stops_if_resource_is_not_found(recorders, run_keep_script):
     recorders.add_answers('describe', ('', 'ERROR: NOT_FOUND\n', 1))
     code, output, calls = run_keep_script()
-    assert (code, calls) == (1, ['describe'] * 5)
+    assert (code, set(calls)) == (1, {'describe'})
     assert re.fullmatch(r'.*\bnot\b.*\n', output)
+
+
+@pytest.mark.parametrize('answer', [make_show_result('inactive', start_time=0), ('', 'no ssh', 255)])
+def test_keep_script_prints_log_and_deletes_resource_whose_run_is_not_started(answer, recorders, run_keep_script):
+    recorders.add_answers('describe', ('ACTIVE\n', '', 0))
+    recorders.add_answers('systemctl show', answer)
+    recorders.add_answers('journalctl', ('pip: a digest differs\n', '', 0))
+    code, output, calls = run_keep_script()
+    assert (code, calls) == (1, ['describe'] * queued_resources.MAX_POLLS_WITHOUT_START + ['delete'])
+    assert output.endswith('\npip: a digest differs\n')
+
+
+def test_keep_script_counts_polls_without_start_anew_for_recreated_resource(recorders, run_keep_script):
+    polls = queued_resources.MAX_POLLS_WITHOUT_START - 1
+    states = ['ACTIVE'] * polls + ['SUSPENDED'] + ['ACTIVE'] * (polls + 1)
+    recorders.add_answers('describe', *((f'{state}\n', '', 0) for state in states))
+    not_started = make_show_result('inactive', start_time=0)
+    recorders.add_answers('systemctl show', *[not_started] * (2 * polls), make_show_result('inactive'))
+    code, _, calls = run_keep_script()
+    assert (code, calls.count('create')) == (0, 1)
+
+
+def test_keep_script_waits_for_run_that_was_started_while_ssh_fails(recorders, run_keep_script):
+    polls = queued_resources.MAX_POLLS_WITHOUT_START
+    recorders.add_answers('describe', ('ACTIVE\n', '', 0))
+    ssh_failures = [('', 'no ssh', 255)] * polls
+    recorders.add_answers('systemctl show', make_show_result('active'), *ssh_failures, make_show_result('inactive'))
+    code, _, calls = run_keep_script()
+    assert (code, calls) == (0, ['describe'] * (polls + 2) + ['delete'])
+
+
+def test_keep_script_repeats_deletion_that_fails(recorders, run_keep_script):
+    recorders.add_answers('describe', ('ACTIVE\n', '', 0))
+    recorders.add_answers('systemctl show', make_show_result('inactive'))
+    recorders.add_answers('delete', ('', 'ERROR: UNAVAILABLE\n', 1), ('', '', 0))
+    code, _, calls = run_keep_script()
+    assert (code, calls.count('delete')) == (0, 2)
+
+
+def test_keep_script_does_not_repeat_deletion_of_missing_resource(recorders, run_keep_script):
+    recorders.add_answers('describe', ('ACTIVE\n', '', 0), ('', 'ERROR: NOT_FOUND\n', 1))
+    recorders.add_answers('systemctl show', make_show_result('inactive'))
+    recorders.add_answers('delete', ('', 'ERROR: NOT_FOUND\n', 1))
+    code, _, calls = run_keep_script()
+    assert (code, calls.count('delete')) == (0, 1)
+
+
+def test_keep_script_continues_while_state_cannot_be_read(recorders, run_keep_script):
+    failures = [('', 'ERROR: Reauthentication failed.\n', 1)] * 20
+    recorders.add_answers('describe', *failures, ('ACTIVE\n', '', 0))
+    recorders.add_answers('systemctl show', make_show_result('inactive'))
+    code, _, calls = run_keep_script()
+    assert (code, calls[-1]) == (0, 'delete')

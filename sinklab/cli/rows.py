@@ -22,8 +22,9 @@ from sinklab.escape import escape_control
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--config',
-        metavar='FILE',
-        help='only the rows of this config file, which may be your own (default: all files of configs/)',
+        metavar='FILE[:ROW]',
+        help='only the rows of this config file, which may be your own, or one of them '
+        '(default: all files of configs/)',
     )
     add_size_argument(parser)
     parser.add_argument('--json', action='store_true', help='print the rows as JSON')
@@ -32,13 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if extra_args:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab rows --help')
-    from sinklab.cli.config_flags import list_config_files, load_config_module, load_rows
+    from sinklab.cli.config_flags import list_config_files, load_config_module, split_config_path
 
     tables = {}
-    for file in list_config_files() if args.config is None else [args.config]:
+    for config_path in list_config_files() if args.config is None else [args.config]:
+        file, row_name = split_config_path(config_path)
         module = load_config_module(file)
-        if file_rows := load_rows(file, args.size, module):
-            tables[file] = [row | check_row(row, args.size, module) for row in file_rows.values()]
+        if file_rows := select_rows(file, row_name, args.size, module):
+            tables[file] = [row | check_row(row, args.size, module) for row in file_rows]
     if not tables:
         raise UserError(f'--config={args.config} has no rows; sinklab rows lists the files that have rows')
     all_rows = [row for table in tables.values() for row in table]
@@ -51,6 +53,15 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         message = f'{row["config"]}:{row["row"]} is refused: {row["refused"]}'
         print(f'sinklab rows: {escape_control(message)}', file=sys.stderr)
     return 1 if refused_rows else 0
+
+
+def select_rows(file: str, row_name: str, size: str | None, module: Any) -> list[dict]:
+    """Return the row of this name, which the file may lack, or all rows of the file for an empty name."""
+    from sinklab.cli.config_flags import get_row_info, load_rows, try_build_config
+
+    if not row_name:
+        return list(load_rows(file, size, module).values())
+    return [get_row_info(module, file, row_name, try_build_config(module, f'{file}:{row_name}', size))]
 
 
 def check_row(row: dict, size: str | None, module: Any) -> dict:
