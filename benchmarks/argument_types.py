@@ -1,6 +1,7 @@
 """Types of the arguments of benchmarks."""
 
 import argparse
+import math
 
 from sinklab.cli.hardware_flags import check_remat
 from sinklab.config.seed_list import parse_seeds
@@ -12,6 +13,29 @@ def parse_count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f'{text} is not a whole number of at least 1')
     return int(text)
+
+
+def parse_count_from_2(text: str) -> int:
+    """Parse a whole number of at least 2, such as a number of rounds of which quartiles are computed."""
+    if parse_count(text) < 2:
+        raise argparse.ArgumentTypeError(f'{text} is not a whole number of at least 2')
+    return int(text)
+
+
+def parse_counts(text: str) -> list[int]:
+    """Parse whole numbers of at least 1, separated by commas."""
+    return [parse_count(item) for item in text.split(',')]
+
+
+def parse_positive_number(text: str) -> float:
+    """Parse a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (number > 0 and math.isfinite(number)):
+        raise argparse.ArgumentTypeError(f'{text} is not a number above 0')
+    return number
 
 
 def parse_seed_list(text: str) -> list[int]:

@@ -1,20 +1,22 @@
 """Benchmark of chunked attention against dense attention, in turns in one process.
 
-    python benchmarks/attention.py [--lengths=512,2048,4096] [--rounds=7] [--matrix=4096]
+    python benchmarks/attention.py [--lengths=512,2048,4096] [--rounds=7]
+        [--max_dense_length=4096]
 
 One sequence, 4 heads of 64, causal, float32. A line has the median time of a call with its quartiles, and the
-temporary memory of the program, without arguments and results. Lengths above --matrix are measured in chunks only.
-`+ sinks` adds the scores of the first four keys.
+temporary memory of the program, without arguments and results. Lengths above --max_dense_length are measured in
+chunks only. `+ sinks` adds the scores of the first four keys.
 """
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from argument_types import parse_count, parse_count_from_2, parse_counts
+from timing import time_call
 
 from sinklab.attn.backends import BACKENDS
 from sinklab.attn.example_specs import make_operations
@@ -23,6 +25,7 @@ from sinklab.attn.mask import make_causal_mask
 from sinklab.attn.operations import Operation
 from sinklab.attn.spec import AttentionSpec
 from sinklab.environment import get_package_versions
+from sinklab.machine import describe_machine
 
 OPERATIONS = {
     '/'.join(pair): make_operations()[pair] for pair in (('exp', 'sum'), ('sigmoid', 'none'), ('softpick', 'sum'))
@@ -33,10 +36,17 @@ NUM_HEADS, HEAD_WIDTH, NUM_KEYS = 4, 64, 4
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--lengths', type=parse_lengths, default='512,2048,4096', help='such as 512,2048 (default)')
-    parser.add_argument('--rounds', type=int, default=7, choices=range(2, 100), metavar='N', help='2 to 99; 7')
-    parser.add_argument('--matrix', type=int, default=4096, help='the longest of which the matrix is made')
+    parser.add_argument('--lengths', type=parse_counts, default='512,2048,4096', metavar='N,...')
+    parser.add_argument('--rounds', type=parse_count_from_2, default=7, metavar='N', help='from 2 on')
+    parser.add_argument(
+        '--max_dense_length',
+        type=parse_count,
+        default=4096,
+        metavar='N',
+        help='measure dense attention up to this length',
+    )
     args = parser.parse_args()
+    print(describe_machine())
     print(f'{jax.devices()[0].device_kind}, {get_package_versions(("jax", "jaxlib"))}')
     for length in args.lengths:
         for name, operation in OPERATIONS.items():
@@ -44,18 +54,11 @@ def main() -> None:
                 runs = {
                     variant: compile_call(backend, operation, length, gradient, sinks)
                     for variant, (backend, sinks) in VARIANTS.items()
-                    if backend != 'dense' or length <= args.matrix
+                    if backend != 'dense' or length <= args.max_dense_length
                 }
                 print_times(
                     f'T={length:6} {name:13} {"with gradients" if gradient else "forward":15}', runs, args.rounds
                 )
-
-
-def parse_lengths(text: str) -> list[int]:
-    values = [int(item) for item in text.split(',')]
-    if min(values) < 1:
-        raise ValueError
-    return values
 
 
 def compile_call(
@@ -82,14 +85,13 @@ def print_times(title: str, runs: dict, rounds: int) -> None:
     seconds = {name: [] for name in runs}
     for _ in range(rounds + 1):  # the first round is warm-up
         for name, (call, _) in runs.items():
-            start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time_call(call))
+    dense = statistics.median(seconds['dense'][1:]) if 'dense' in seconds else None
     for name, times in seconds.items():
         low, middle, high = statistics.quantiles(times[1:], n=4)
-        baseline = statistics.median(seconds.get('dense', times)[1:])
+        ratio = f'{middle / dense:.2f} x' if dense else '-'
         text = f'{1e3 * middle:8.1f} ms ({1e3 * low:.1f}-{1e3 * high:.1f})'
-        print(f'{title} {name:16} {text:28} {middle / baseline:6.2f} x{runs[name][1]:9.1f} MiB', flush=True)
+        print(f'{title} {name:16} {text:28} {ratio:>8}{runs[name][1]:9.1f} MiB', flush=True)
 
 
 if __name__ == '__main__':

@@ -8,19 +8,21 @@ measured.
 """
 
 import argparse
-import statistics
+import json
 import tempfile
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from argument_types import parse_count
+from timing import format_spread, time_call
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
+from sinklab.environment import get_package_versions
+from sinklab.machine import describe_machine
 from sinklab.run_dir import RunDir
 from sinklab.storage import directories
 
@@ -31,12 +33,6 @@ def make_state(megabytes: int) -> dict[str, Any]:
     shape = NUM_ARRAYS, megabytes * 1_000_000 // (4 * NUM_ARRAYS)
     values = jax.random.normal(jax.random.key(0), shape)  # random values do not compress
     return jax.block_until_ready(dict(step=jnp.int32(0), params={str(i): row for i, row in enumerate(values)}))
-
-
-def time_call(function: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def run_round(train_state: dict) -> dict[str, float]:
@@ -52,27 +48,29 @@ def run_round(train_state: dict) -> dict[str, float]:
         checkpointer.wait()
         gigabytes = directories.compute_size(run_dir.checkpoint_dir / '2') / 1e9
         seconds = {
-            'save, the caller': save_call_seconds,
+            'save, until the call returns': save_call_seconds,
             'save, until its digests are written': checkpointer.save_seconds,
             'digests': time_call(lambda: digests.write_digests(run_dir, 2, 0, 1, 0.0)),
             'verification': time_call(checkpointer.find_latest_valid_step),
             'restore': time_call(lambda: jax.block_until_ready(checkpointer.restore(2, abstract))),
-            'a poll': time_call(checkpointer.raise_save_error),
+            'check for a save error': time_call(checkpointer.raise_save_error),
         }
         checkpointer.close()
-    return seconds | {f'{name}, a GB': seconds[name] / gigabytes for name in ('digests', 'verification')}
+    return seconds | {f'{name}, per GB': seconds[name] / gigabytes for name in ('digests', 'verification')}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--megabytes', type=int, default=1000)
-    parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--megabytes', type=parse_count, default=1000)
+    parser.add_argument('--rounds', type=parse_count, default=3)
     args = parser.parse_args()
     train_state = make_state(args.megabytes)
     rounds = [run_round(train_state) for _ in range(args.rounds)]
+    print(describe_machine())
+    print(json.dumps(get_package_versions(('jax', 'jaxlib', 'orbax-checkpoint'))))
     for name in rounds[0]:
-        seconds = [result[name] for result in rounds]
-        print(f'{name}, s: {statistics.median(seconds):.4f} ({min(seconds):.4f} to {max(seconds):.4f})')
+        spread = format_spread([result[name] for result in rounds], '.4f')
+        print(f'{name}, s: {spread}')
 
 
 if __name__ == '__main__':

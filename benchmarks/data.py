@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from argument_types import parse_count, parse_positive_number
 from tokenizers import Tokenizer
 
 from sinklab.config.validate import parse_config
@@ -147,8 +148,8 @@ def run_read_rounds(folder: Path, args: argparse.Namespace) -> dict:
     os.sched_setaffinity(0, cores)
     return dict(
         tokens=sum(shard.tokens for shard in store.shards),
-        million_tokens_a_second=summarize_spread([store_rate for store_rate, _ in rates]),
-        numpy_alone=summarize_spread([numpy_rate for _, numpy_rate in rates]),
+        million_tokens_per_second=summarize_spread([store_rate for store_rate, _ in rates]),
+        numpy_million_tokens_per_second=summarize_spread([numpy_rate for _, numpy_rate in rates]),
     )
 
 
@@ -162,26 +163,27 @@ def run_prepare_rounds(folder: Path, num_bytes: int, rounds: int) -> dict:
         ratios.append(tokenizer_seconds / seconds)
         memory.append(peak_mb)
         print(
-            f'bare {num_bytes / 1e6 / tokenizer_seconds:.2f} MB/s, prepare {num_bytes / 1e6 / seconds:.2f} MB/s',
+            f'tokenizers {num_bytes / 1e6 / tokenizer_seconds:.2f} MB/s, '
+            f'prepare {num_bytes / 1e6 / seconds:.2f} MB/s',
             file=sys.stderr,
         )
     del texts
     seconds, peak_mb = time_prepare(write_corpus(folder, 10 * num_bytes), tokenizer_path, folder / 'large')
     return dict(
         text_mb=num_bytes / 1e6,
-        pace_over_bare=summarize_spread(ratios),
+        speed_over_tokenizers=summarize_spread(ratios),
         resident_mb=max(memory),
-        ten_times=dict(resident_mb=peak_mb, mb_a_second=10 * num_bytes / 1e6 / seconds),
+        ten_times=dict(resident_mb=peak_mb, mb_per_second=10 * num_bytes / 1e6 / seconds),
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--read_tokens', type=int, default=100_000_000)
-    parser.add_argument('--text_mb', type=float, default=24)
-    parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--seconds', type=float, default=2, help='of one measurement of reading')
-    parser.add_argument('--vocabulary', type=int, default=8192)
+    parser.add_argument('--read_tokens', type=parse_count, default=100_000_000)
+    parser.add_argument('--text_mb', type=parse_positive_number, default=24)
+    parser.add_argument('--rounds', type=parse_count, default=3)
+    parser.add_argument('--seconds', type=parse_positive_number, default=2, help='of one measurement of reading')
+    parser.add_argument('--vocabulary', type=parse_count, default=8192)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temp_dir:
         folder = Path(temp_dir)

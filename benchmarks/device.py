@@ -1,17 +1,18 @@
 """Benchmark of one accelerator in several parts, by default in at most nine minutes.
 
-    PYTHONPATH=. python benchmarks/device.py --out=DIR [--parts=steps,memory] [--minutes=9] [--dry]
+    PYTHONPATH=. python benchmarks/device.py --out=DIR [--parts=steps,memory] [--minutes=9] [--smoke]
 
 Each part runs in a separate process and writes DIR/PART.json, independently of the other parts. When its time is
 over, the process and its children are ended. The parts are:
 
 - kernels: attention kernels against cuDNN and plain XLA (benchmarks/gpu_attention.py).
 - tests: tests of the kernels, by pytest.
-- steps: 60M and 1B, softmax and sigmoid, in turn with a plain JAX step of the same shapes.
+- steps: 60M and 1B, softmax and sigmoid, in turn with a plain JAX step of the same shapes. The remat policy of the
+  plain JAX step is chosen for the memory that the state of the sinklab step leaves free.
 - memory: planned bytes of the compiler against used bytes, in one process per row.
 - gaps: the time in which the host dispatches a step, against the time in which the device runs it.
 
---dry runs all parts at the size smoke, on any device that jax finds.
+--smoke runs all parts at the size smoke, on any device that jax finds.
 """
 
 import argparse
@@ -19,7 +20,6 @@ import contextlib
 import itertools
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -27,6 +27,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from argument_types import parse_positive_number
 
 ROOT = Path(__file__).parents[1]
 TIME_SHARES = dict(
@@ -44,8 +46,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--out', type=Path, required=True)
     parser.add_argument('--parts', default=','.join(TIME_SHARES))
-    parser.add_argument('--minutes', type=float, default=9.0)
-    parser.add_argument('--dry', action='store_true')
+    parser.add_argument('--minutes', type=parse_positive_number, default=9.0, help='of all parts together')
+    parser.add_argument('--smoke', action='store_true', help='run tiny models, on any device')
     parser.add_argument('--one', choices=TIME_SHARES, help=argparse.SUPPRESS)
     parser.add_argument('--row', choices=ROWS, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -79,7 +81,7 @@ def run_parts(parts: list[str], args: argparse.Namespace) -> list[int]:
 
 
 def make_part_command(part: str, row: str | None, args: argparse.Namespace) -> list[str]:
-    flags = [*([f'--row={row}'] if row else []), *(['--dry'] if args.dry else [])]
+    flags = [*([f'--row={row}'] if row else []), *(['--smoke'] if args.smoke else [])]
     return [sys.executable, __file__, f'--out={args.out}', f'--one={part}', *flags]
 
 
@@ -110,19 +112,19 @@ def terminate_process_group(process: subprocess.Popen) -> None:
 def write_part(args: argparse.Namespace) -> int:
     import jax
 
-    from sinklab.environment import get_package_versions
+    from sinklab.environment import describe_code
 
     file, name = args.out / f'{args.one}.json', args.row or args.one
     result = (json.loads(file.read_text()) if file.exists() else {}) | dict(
         command=' '.join(sys.argv),
         device=jax.devices()[0].device_kind,
-        python=platform.python_version(),
-        versions=get_package_versions(('jax', 'jaxlib', 'flax', 'optax')),
-        dry=args.dry,
+        date=time.strftime('%Y-%m-%d'),
+        code=describe_code(),
+        smoke=args.smoke,
     )
-    unfinished_parts = result.get('unended', [])
+    unfinished_parts = result.get('unfinished', [])
     for figures in itertools.chain(
-        [dict(unended=[*unfinished_parts, name])], PARTS[args.one](args), [dict(unended=unfinished_parts)]
+        [dict(unfinished=[*unfinished_parts, name])], PARTS[args.one](args), [dict(unfinished=unfinished_parts)]
     ):
         for key, value in figures.items():
             result[key] = result.get(key, {}) | value if isinstance(value, dict) else value
@@ -132,6 +134,7 @@ def write_part(args: argparse.Namespace) -> int:
 
 def run_kernel_benchmark(args: argparse.Namespace):
     file = args.out / 'gpu_attention.json'
+    file.unlink(missing_ok=True)  # figures of an earlier run
     options = ['--tokens=8192', '--lengths=2048,4096', '--widths=64,128', '--rounds=10', f'--json={file}']
     process = subprocess.run(
         [sys.executable, ROOT / 'benchmarks' / 'gpu_attention.py', *options], capture_output=True
@@ -139,16 +142,16 @@ def run_kernel_benchmark(args: argparse.Namespace):
     figures = json.loads(file.read_text()) if file.exists() else None
     yield dict(
         figures=figures,
-        said=(process.stdout + process.stderr).decode()[-4000:],
-        failed=process.returncode and not args.dry,
+        output_tail=(process.stdout + process.stderr).decode()[-4000:],
+        failed=bool(process.returncode) and not args.smoke,
     )
 
 
 def run_kernel_tests(args: argparse.Namespace):
     files = sorted(str(path) for path in (ROOT / 'tests').glob('test_gpu*.py'))
-    command = [sys.executable, '-m', 'pytest', '-q', '-x', *(['--collect-only'] if args.dry else []), *files]
+    command = [sys.executable, '-m', 'pytest', '-q', '-x', *(['--collect-only'] if args.smoke else []), *files]
     process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    yield dict(failed=process.returncode, said=process.stdout[-4000:] + process.stderr[-1000:])
+    yield dict(failed=bool(process.returncode), output_tail=process.stdout[-4000:] + process.stderr[-1000:])
 
 
 def time_train_steps(args: argparse.Namespace):
@@ -192,13 +195,15 @@ def make_baseline_run(spec) -> tuple[str, Callable]:
         memory_estimate.USABLE_MEMORY_FRACTION * device_mesh.get_device_memory_bytes()
         - get_memory_stats().get('bytes_in_use', 0)
     )
+    ids_BT = jax.device_put(make_ids(spec))
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # out of memory, in the compiler or in the warm-up steps
         state, step = jax_baseline.make_train_step(spec, 'none')
-        compiled = step.lower(state, make_ids(spec)).compile()
+        compiled = step.lower(state, ids_BT).compile()
         if get_planned_bytes(compiled) <= free_bytes:
-            return 'none', make_timed_run(compiled, state, make_ids(spec))
+            return 'none', make_timed_run(compiled, state, ids_BT)
+    state = step = compiled = None  # free the first state before the second one is created
     state, step = jax_baseline.make_train_step(spec, 'full')
-    return 'full', make_timed_run(step, state, make_ids(spec))
+    return 'full', make_timed_run(step, state, ids_BT)
 
 
 def measure_memory(args: argparse.Namespace):
@@ -267,8 +272,8 @@ def load_run(row: str, args: argparse.Namespace) -> tuple:
     from sinklab.parallel import device_mesh
     from sinklab.train import memory_estimate, step
 
-    config = scale.get_config(row, 'smoke' if args.dry else 'paper')
-    if not args.dry:
+    config = scale.get_config(row, 'smoke' if args.smoke else 'paper')
+    if not args.smoke:
         config.optimizer.batch_size = BATCH_SIZES[row.split('_')[1]]
     spec, hardware = parse_config(config.to_dict()), Hardware(remat='auto')
     backend = step.choose_verified_backend(spec, hardware).backend

@@ -2,7 +2,7 @@
 
     python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --jobs=2
     python -m benchmarks.emergence_order runs/switch/softmax-0 runs/switch/sigmoid_apple-0 --write
-    python -m benchmarks.emergence_order runs/switch/softmax-0 --heads-png=heads.png
+    python -m benchmarks.emergence_order runs/switch/softmax-0 --heads_png=heads.png
 
 The script reads the probes of finished runs. A sink head has a mean alpha_1 above 0.3 at the last probe. Four
 quantities are followed over training in each layer with sink heads:
@@ -16,7 +16,7 @@ quantities are followed over training in each layer with sink heads:
 The step of a quantity is that of the first probe from which on it stays beyond half of its change over the run. A
 quantity that changes by less than MIN_CHANGES, or to the other side, has none. `start` and `end` are means over all
 layers and heads. --write writes docs/results/emergence_order.json and .png, and the tables of mechanism.md; the
-picture has the runs with sink heads. --heads-png draws the quantities of each head and layer of a run, and writes its
+picture has the runs with sink heads. --heads_png draws the quantities of each head and layer of a run, and writes its
 steps beside the picture, as JSON.
 """
 
@@ -35,7 +35,9 @@ RESULTS = Path(__file__).resolve().parents[1] / 'docs' / 'results'
 # {quantity: its smallest change that counts, with the sign of a sink}.
 MIN_CHANGES = {'direction': 0.2, 'attention': 0.1, 'hidden state': 0.5, 'value': -0.2}
 QUANTITIES_OF_LAYERS = {'hidden state', 'value'}  # equal in all heads of a layer
-LAST_PROBES = 5  # their mean is the end of a quantity, because single probes are noisy
+# The change of a quantity ends at the mean of these, because single probes are noisy. `end` and the sink heads are of
+# the last probe alone.
+LAST_PROBES = 5
 
 
 def main() -> None:
@@ -43,14 +45,14 @@ def main() -> None:
     parser.add_argument('runs', nargs='+', type=Path)
     parser.add_argument('--write', action='store_true')
     parser.add_argument(
-        '--heads-png',
+        '--heads_png',
         type=Path,
         metavar='FILE',
         help='draw each head and layer of a single run, and write its steps beside it',
     )
     args = parser.parse_args()
     if args.heads_png and len(args.runs) != 1:
-        parser.error(f'--heads-png draws one run, but {len(args.runs)} are given; give one')
+        parser.error(f'--heads_png draws one run, but {len(args.runs)} are given; give one')
     results = {path.name: measure_run(path) for path in args.runs}
     for name, result in results.items():
         print(f'{name}: end {result["end"]}')

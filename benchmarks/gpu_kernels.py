@@ -16,6 +16,8 @@ import multiprocessing
 import os
 import sys
 
+from argument_types import parse_count
+
 OUTPUTS = 'output', 'mass', 'd_query', 'd_key', 'd_value'
 MASKS = 'causal', 'prefix', 'window', 'block', 'document', 'alibi'
 SOME = ('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('sigmoid', 'sum'), ('relu', 'none')
@@ -25,18 +27,30 @@ HEADS = 2
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--backends', default='gpu,cudnn')
-    parser.add_argument('--processes', type=int, default=8)
+    parser.add_argument('--processes', type=parse_count, default=8)
     parser.add_argument('--json', metavar='FILE', help='write the errors of all cells to a file')
     args = parser.parse_args()
     # All processes share one GPU, and compiled programs run only once.
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
     os.environ.setdefault('XLA_FLAGS', '--xla_gpu_autotune_level=0')
+    import jax
+
+    from sinklab.attn.backends import BACKENDS
+    from sinklab.environment import get_package_versions
+    from sinklab.machine import describe_machine
+
+    backends = args.backends.split(',')
+    if unknown := [name for name in backends if name not in BACKENDS]:
+        parser.error(f'--backends: {unknown[0]} is unknown; give some of {", ".join(BACKENDS)}')
+    cells = make_cells(backends)
     start = multiprocessing.get_context('spawn')
     with concurrent.futures.ProcessPoolExecutor(args.processes, start) as pool:
-        results = [result for result in pool.map(compare_cell, make_cells(args.backends.split(','))) if result]
+        results = [result for result in pool.map(compare_cell, cells) if result]
     if args.json:
         with open(args.json, 'w') as file:
             json.dump(results, file, indent=1)
+    print(f'{jax.devices()[0].device_kind}, {describe_machine()}')
+    print(json.dumps(get_package_versions(('jax', 'jaxlib', 'numpy'))))
     failed = [result for result in results if 'failed' in result]
     for result in failed:
         print(describe(result), result['failed'])
@@ -44,8 +58,10 @@ def main() -> int:
     for result in sorted(compared, key=get_largest_error, reverse=True)[:10]:
         print(describe(result), *(f'{name} {result[name]:.1e}' for name in (*OUTPUTS, 'definition')))
     print(f'{len(compared)} cells compared, largest error {max(map(get_largest_error, compared), default=0):.1e}')
-    print(f'{len(failed)} cells failed')
-    return 1 if failed else 0
+    print(f'{len(failed)} cells failed, {len(cells) - len(results)} are not supported by their backend')
+    if not compared:
+        print('gpu_kernels: no cell was compared', file=sys.stderr)
+    return 1 if failed or not compared else 0
 
 
 def make_cells(backends: list[str]) -> list[dict]:

@@ -1,6 +1,6 @@
 """Error of bfloat16 in the gradient of each parameter, over many sequences with the same first token.
 
-    python benchmarks/gradients.py [--sequences=4096] [--part=8] [--models='logit, post;v, mlp']
+    python benchmarks/gradients.py [--sequences=4096] [--part_size=8] [--models='logit, post;v, mlp']
 
 Sums: the gradient of the whole batch against the float64 mean of the gradients of its parts. A part adds few numbers,
 so the difference shows the error of long sums in bfloat16. Rounding: the gradient of the whole batch against that of
@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from argument_types import parse_count
 from flax import nnx
 
 from sinklab.config.spec import Spec
@@ -111,17 +112,21 @@ def measure_rounding_error(changes: dict, num_sequences: int) -> dict[str, float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--sequences', type=int, default=4096)
-    parser.add_argument('--part', type=int, default=8)
-    parser.add_argument('--models', default=';'.join(MODELS))
+    parser.add_argument('--sequences', type=parse_count, default=4096)
+    parser.add_argument('--part_size', type=parse_count, default=8, help='sequences of a part')
+    parser.add_argument('--models', default=';'.join(MODELS), metavar='NAME;...')
     args = parser.parse_args()
+    if args.sequences % args.part_size:
+        parser.error(f'--sequences={args.sequences} is not a multiple of --part_size={args.part_size}')
+    if unknown := [name for name in args.models.split(';') if name not in MODELS]:
+        parser.error(f'--models: {unknown[0]} is unknown; give some of {"; ".join(MODELS)}')
     print(describe_machine())
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax'))))
     print(f'{"model":15} {"parameter":42} {"sums":>8} {"rounding":>8}')
     for name in args.models.split(';'):
         changes = MODELS[name]
         rounding_errors = measure_rounding_error(changes, args.sequences)
-        for parameter, sum_error in measure_sum_error(changes, args.sequences, args.part).items():
+        for parameter, sum_error in measure_sum_error(changes, args.sequences, args.part_size).items():
             print(f'{name:15} {parameter:42} {sum_error:8.1e} {rounding_errors[parameter]:8.1e}')
 
 

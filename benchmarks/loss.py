@@ -3,18 +3,19 @@
     python benchmarks/loss.py [--batch=8] [--length=512] [--width=256] [--vocabulary=8192] [--rounds=9]
 
 A line has the median time of a call, its range, and the temporary memory of the program, without arguments and
-results. `d` is the loss with gradients.
+results.
 """
 
 import argparse
 import json
 import statistics
-import time
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
+from argument_types import parse_count, parse_count_from_2
+from timing import time_call
 
 from sinklab.environment import get_package_versions
 from sinklab.machine import describe_machine
@@ -36,32 +37,34 @@ def make_inputs(args: argparse.Namespace, dtype: jnp.dtype) -> tuple[jax.Array, 
     )
 
 
-def time_call(function: Callable, inputs: tuple) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(function(*inputs))
-    return time.perf_counter() - start
+def make_call(program: Callable, inputs: tuple) -> Callable[[], object]:
+    return lambda: jax.block_until_ready(program(*inputs))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, size in dict(batch=8, length=512, width=256, vocabulary=8192, rounds=9).items():
-        parser.add_argument(f'--{name}', type=int, default=size)
+    for name, size in dict(batch=8, length=512, width=256, vocabulary=8192).items():
+        parser.add_argument(f'--{name}', type=parse_count, default=size)
+    parser.add_argument(
+        '--rounds', type=parse_count_from_2, default=9, metavar='N', help='from 2 on; the first is warm-up'
+    )
     args = parser.parse_args()
     print(describe_machine())
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'optax'))))
     for dtype in (jnp.float32, jnp.bfloat16):
         inputs = make_inputs(args, dtype)
-        functions = dict(chunks=cross_entropy, whole=compute_full_loss)
-        functions |= {f'd {name}': jax.value_and_grad(function, (0, 1)) for name, function in functions.items()}
+        functions = dict(chunked=cross_entropy, full=compute_full_loss)
+        functions |= {
+            f'{name} with gradients': jax.value_and_grad(function, (0, 1)) for name, function in functions.items()
+        }
         programs = {name: jax.jit(function).lower(*inputs).compile() for name, function in functions.items()}
-        rounds = [
-            {name: time_call(program, inputs) for name, program in programs.items()} for _ in range(args.rounds)
-        ]
+        calls = {name: make_call(program, inputs) for name, program in programs.items()}
+        rounds = [{name: time_call(call) for name, call in calls.items()} for _ in range(args.rounds)]
         for name, program in programs.items():
             ms = sorted(1e3 * times[name] for times in rounds[1:])
             memory = program.memory_analysis().temp_size_in_bytes / 2**20
             text = f'{statistics.median(ms):.1f} ms ({ms[0]:.1f} to {ms[-1]:.1f})'
-            print(f'{dtype.__name__:8} {name:8} {text}, {memory:.1f} MiB')
+            print(f'{dtype.__name__:8} {name:22} {text}, {memory:.1f} MiB')
 
 
 if __name__ == '__main__':

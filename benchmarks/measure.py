@@ -9,11 +9,12 @@ Without --model it is GPT-2 with random parameters. Token ids are random.
 import argparse
 import statistics
 import tempfile
-import time
 
 import numpy as np
 import torch
 import transformers
+from argument_types import parse_count
+from timing import format_spread, time_call
 
 from sinklab.analysis import measure
 from sinklab.analysis.model_ref import open_model
@@ -23,7 +24,7 @@ from sinklab.machine import get_processor_name
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in dict(rounds=5, sequences=100, length=64, layers=12).items():
-        parser.add_argument(f'--{name}', type=int, default=value)
+        parser.add_argument(f'--{name}', type=parse_count, default=value)
     parser.add_argument('--model', default='', metavar='hf:PATH_OR_ID', help='an open model (default: random GPT-2)')
     return parser.parse_args()
 
@@ -41,12 +42,6 @@ def run_forward(model: torch.nn.Module, ids_PT: np.ndarray) -> tuple:
         return model(torch.as_tensor(ids_PT), output_attentions=True, use_cache=False).attentions
 
 
-def time_call(run) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def main() -> None:
     args = parse_arguments()
     with tempfile.TemporaryDirectory() as folder:
@@ -57,8 +52,8 @@ def main() -> None:
         ).eval()
         runs = {
             'transformers, with attentions': lambda: run_forward(eager_model, ids_PT),
-            'without its head': lambda: run_forward(eager_model.base_model, ids_PT),
-            'all that is measured': lambda: measure.measure_model(hf_model, ids_PT),
+            'transformers, without the head': lambda: run_forward(eager_model.base_model, ids_PT),
+            'sinklab measure': lambda: measure.measure_model(hf_model, ids_PT),
         }
         for run in runs.values():
             run()
@@ -74,7 +69,7 @@ def main() -> None:
         print(
             f'{name:32} {statistics.median(run_times):7.2f} s ({min(run_times):.2f} to {max(run_times):.2f})', end=''
         )
-        print(f'  ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})')
+        print(f'  ratio {format_spread(ratios)}')
 
 
 if __name__ == '__main__':

@@ -1,19 +1,20 @@
 """Check of open model families: tiny random models, measured and compared with transformers.
 
 python benchmarks/open_families.py FOLDER [--families=gptj,falcon] [--out=now.json]
-python benchmarks/open_families.py FOLDER --table --out=now.json
+python benchmarks/open_families.py --table --out=now.json
 
 The first command writes models to FOLDER, runs `sinklab measure` and `sinklab.open(...).attention(...)` on each
 model, compares the attention with that of transformers, and writes the results to --out. The second command prints
-the results as the table of docs/results/open_families.md.
+the results as the table of docs/results/open_families.md. The exit code is 1 after an internal error, or if the
+attention of a model could not be compared or has another shape.
 """
 
 import argparse
 import contextlib
-import importlib.metadata
 import io
 import json
 import os
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -21,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from sinklab.environment import get_package_versions
 from sinklab.errors import format_error
+from sinklab.machine import describe_machine
 
 VOCABULARY = 128
 SAMPLE_TEXT = 'import os\n\ndef f(x, y):\n    return os.path.join(x, y)\n\nself.x = y\n' * 8
@@ -399,7 +402,7 @@ def format_answer(result: dict[str, Any]) -> str:
     return 'measured' + (f'; `.attention()`: {result["attention"]}' if has_error else '')
 
 
-def format_table(results: dict[str, Any]) -> str:
+def format_family_table(results: dict[str, Any]) -> str:
     rows = ['| family | answer | largest difference | not measured |', '|---|---|---|---|']
     for family, result in results.items():
         difference = result.get('difference')
@@ -411,23 +414,30 @@ def format_table(results: dict[str, Any]) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('folder', type=Path)
-    parser.add_argument('--families', default=','.join(FAMILIES))
-    parser.add_argument('--out', type=Path, default=Path('open_families.json'))
-    parser.add_argument('--table', action='store_true')
-    return parser.parse_args()
+    parser.add_argument('folder', type=Path, nargs='?', help='write the models to this folder')
+    parser.add_argument('--families', default=','.join(FAMILIES), metavar='NAME,...')
+    parser.add_argument('--out', type=Path, default=Path('open_families.json'), metavar='FILE')
+    parser.add_argument('--table', action='store_true', help='measure nothing, and print the results in --out')
+    args = parser.parse_args()
+    if not (args.folder or args.table):
+        parser.error('give a folder for the models, or --table')
+    if unknown := [family for family in args.families.split(',') if family not in FAMILIES]:
+        parser.error(f'--families: {unknown[0]} is unknown; give some of {", ".join(FAMILIES)}')
+    return args
 
 
-def main(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> int:
     if args.table:
-        print(format_table(json.loads(args.out.read_text())))
-        return
+        print(format_family_table(json.loads(args.out.read_text())['families']))
+        return 0
     import transformers
 
     warnings.filterwarnings('ignore')
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     results = {}
+    versions = get_package_versions(('torch', 'transformers', 'jax', 'numpy'))
+    document = dict(machine=describe_machine(), versions=versions, families=results)
     with tempfile.TemporaryDirectory() as temp_dir:
         os.environ['SINKLAB_CACHE'] = temp_dir  # an empty cache, so that every model is measured again
         source = Path(temp_dir) / 'text.txt'
@@ -437,15 +447,23 @@ def main(args: argparse.Namespace) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             results[family] = measure_family(family, folder, source)
             print(f'{family}: {format_answer(results[family])}, {results[family].get("difference", "-")}', flush=True)
-            args.out.write_text(json.dumps(results, indent=1))
+            args.out.write_text(json.dumps(document, indent=1))
     counts = {
-        answer: sum(result['answer'] == answer for result in results.values()) for answer in ('measured', 'refused')
+        answer: sum(result['answer'] == answer for result in results.values())
+        for answer in ('measured', 'refused', 'not made', 'internal error')
     }
-    version = importlib.metadata.version('transformers')
-    print(
-        f'transformers {version}: {len(results)} families, {counts["measured"]} measured, {counts["refused"]} refused'
+    # A difference is a text if the comparison failed, and infinite if the shapes differ.
+    num_different = sum(
+        isinstance(result.get('difference'), str) or result.get('difference') == float('inf')
+        for result in results.values()
     )
+    print(
+        f'transformers {versions["transformers"]}: {len(results)} families, '
+        + ', '.join(f'{answer}: {count}' for answer, count in counts.items())
+        + f'; attention not compared or of another shape: {num_different}'
+    )
+    return 1 if counts['internal error'] or num_different else 0
 
 
 if __name__ == '__main__':
-    main(parse_arguments())
+    sys.exit(main(parse_arguments()))

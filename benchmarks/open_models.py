@@ -3,11 +3,11 @@
     python -m benchmarks.corpora build/corpora
     python -m benchmarks.open_models --corpora=build/corpora
     python -m benchmarks.open_models --corpora=build/corpora --models=NAME=hf:PATH --out=mine.json --sequences=20
-    python -m benchmarks.open_models --again --experiments=streaming
+    python -m benchmarks.open_models --rerun --experiments=streaming
     python -m benchmarks.open_models --page
 
 Results are written into the JSON file after each experiment. An experiment that is in the file is not run again,
-unless something was refused, or the model, the texts, the options, the metrics or a package have changed. --again
+unless something was refused, or the model, the texts, the options, the metrics or a package have changed. --rerun
 runs it in any case, which a change of sinklab itself can need. With the default file, the tables of the page and its
 pictures are written at the end (docs/open_model_results.py); --page writes them alone.
 """
@@ -29,8 +29,9 @@ from typing import Any
 import numpy as np
 
 import sinklab
+from benchmarks.argument_types import parse_count
 from benchmarks.corpora import DOMAINS, compute_digest
-from docs import open_model_results
+from docs import open_model_results, page_parts
 from sinklab.analysis.measure import OPEN_MODEL_DEFAULTS, MeasureRequest, MeasureResult, make_job
 from sinklab.cli.main import main as run_sinklab
 from sinklab.configs.open_models import EXPERIMENTS, MODELS
@@ -220,7 +221,7 @@ def run_experiment(experiment: dict, model: ModelEntry, variants: dict, args: ar
             refused[name] = remove_folders(format_error(error, max_length=None).replace(model.ref, model.name))
     seconds = round(time.perf_counter() - start, 1)
     ordered = {name: found[name] for name in experiment['variants'] if name in found}
-    entry = describe_experiment(experiment, variants) | dict(machine=describe_machine(), seconds=seconds)
+    entry = describe_experiment(experiment, variants) | dict(machine=make_machine_record(), seconds=seconds)
     return entry | dict(found=ordered) | (dict(refused=refused) if refused else {})
 
 
@@ -254,7 +255,7 @@ def describe_model(model: ModelEntry) -> dict[str, Any]:
     return description | (dict(remarks=[*subject.remarks]) if subject.remarks else {})
 
 
-def describe_machine() -> dict[str, Any]:
+def make_machine_record() -> dict[str, Any]:
     """Return the processor, the number of cores, the version of Python and the date."""
     return dict(
         processor=get_processor_name(),
@@ -286,14 +287,14 @@ def run_all(args: argparse.Namespace) -> None:
             experiment, entries = EXPERIMENTS[name], results['experiments'].setdefault(name, {})
             variants = select_variants(experiment, model, description['position'], args)
             settings = describe_experiment(experiment, variants)
-            if not variants or (is_current(entries.get(model.name), settings) and not args.again):
+            if not variants or (is_current(entries.get(model.name), settings) and not args.rerun):
                 continue
             entries[model.name] = run_experiment(experiment, model, variants, args)
             print(f'{model.name}, {name}: {entries[model.name]["seconds"]} s', flush=True)
             for variant, reason in entries[model.name].get('refused', {}).items():
                 print(f'  {variant} refused: {reason}', flush=True)
             with atomic_write(args.out) as unfinished:
-                unfinished.write_text(open_model_results.format_json(results), encoding='utf-8')
+                unfinished.write_text(page_parts.format_json(results), encoding='utf-8')
 
 
 def parse_models(text: str) -> list[ModelEntry]:
@@ -318,16 +319,20 @@ def main() -> None:
     parser.add_argument('--experiments', type=parse_experiments, default=','.join(EXPERIMENTS), metavar='NAME,...')
     parser.add_argument(
         '--sequences',
-        type=int,
+        type=parse_count,
         default=OPEN_MODEL_DEFAULTS['sequences'],
         metavar='N',
         help='most texts of a variant (default: %(default)s)',
     )
     parser.add_argument(
-        '--characters', type=int, default=sys.maxsize, metavar='N', help='most characters to stream (default: all)'
+        '--characters',
+        type=parse_count,
+        default=sys.maxsize,
+        metavar='N',
+        help='most characters to stream (default: all)',
     )
     parser.add_argument('--out', type=Path, default=open_model_results.RESULTS_FILE, metavar='FILE')
-    parser.add_argument('--again', action='store_true', help='run experiments that are in the file, too')
+    parser.add_argument('--rerun', action='store_true', help='run experiments that are in the file, too')
     parser.add_argument('--page', action='store_true', help='measure nothing, and write the page from the JSON file')
     args = parser.parse_args()
     if not args.page:

@@ -19,9 +19,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
-import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,6 +31,7 @@ import jax.numpy as jnp
 import jax_baseline
 import step_server
 from argument_types import parse_count, parse_remat
+from timing import format_spread
 
 from sinklab.config.spec import Hardware, ModelConfig, Spec
 from sinklab.config.validate import parse_config
@@ -188,7 +187,7 @@ def make_shape(args: argparse.Namespace) -> dict:
         dtype=args.dtype,
         threads=args.cores,
         is_forward=args.forward,
-        data=args.data or math.gcd(args.batch, args.cores),
+        data=args.data or max(count for count in range(1, args.cores + 1) if args.batch % count == 0),
         remat=args.remat,
     )
 
@@ -197,7 +196,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--peers', default='all', metavar='NAME,...', help=f'some of {", ".join(PEERS)}')
     parser.add_argument('--size', default='quickstart', choices=SIZES, help='the model')
-    for name in ('layers', 'heads', 'width', 'head-width', 'ffn-width', 'vocabulary'):
+    for name in ('layers', 'heads', 'width', 'head_width', 'ffn_width', 'vocabulary'):
         parser.add_argument(f'--{name}', type=parse_count, metavar='N', help='instead of that of --size')
     parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
     parser.add_argument('--batch', type=parse_count, default=32)
@@ -234,14 +233,10 @@ def compare_peers(args: argparse.Namespace) -> None:
         if name in SCRIPTS:
             print(name, read_versions(name))
     for name, column in columns.items():
-        print(f'{name}, ms a step: {format_spread(list(column))}')
+        print(f'{name}, ms a step: {format_spread(column, ".1f")}')
     for name in [*columns][1:]:
         ratios = [other_ms / sinklab_ms for other_ms, sinklab_ms in zip(columns[name], columns['ours'], strict=True)]
-        print(f'{name} over ours: {format_spread(ratios, 2)}')
-
-
-def format_spread(values: list[float], digits: int = 1) -> str:
-    return f'{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})'
+        print(f'{name} over ours: {format_spread(ratios)}')
 
 
 def main() -> None:

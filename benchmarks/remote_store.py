@@ -1,7 +1,7 @@
 """Benchmark of batches from a token store in a bucket: seconds that a step waits for its batch.
 
-    python benchmarks/remote_store.py [--steps=100] [--step=0.2] [--latency=0.03] [--rows=8]
-        [--length=2048] [--rounds=3]
+    python benchmarks/remote_store.py [--steps=100] [--step_seconds=0.2] [--latency_seconds=0.03]
+        [--rows=8] [--length=2048] [--rounds=3]
 
 A simulated bucket in this process answers each range request after a latency, with any number of concurrent requests.
 Batches of this process's rows are prefetched as by `sinklab train`. A stall is the time that a step waits for its
@@ -21,6 +21,8 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from argument_types import parse_count, parse_count_from_2, parse_positive_number
+from timing import format_spread
 
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
@@ -29,6 +31,7 @@ from sinklab.data import remote_store, store
 from sinklab.data.prepare import prepare_store
 from sinklab.data.run_data import load_run_data
 from sinklab.data.store_files import Recipe
+from sinklab.environment import get_package_versions
 from sinklab.machine import describe_machine
 from sinklab.storage import paths
 from sinklab.thread_pools import prefetch
@@ -98,7 +101,7 @@ def measure_stalls(get_batch: Callable[[int], object], args: argparse.Namespace)
         start = time.perf_counter()
         get_batch(step)
         stall_seconds.append(time.perf_counter() - start)
-        time.sleep(args.step)
+        time.sleep(args.step_seconds)
     return stall_seconds
 
 
@@ -114,15 +117,26 @@ def run_steps(path: str, args: argparse.Namespace, concurrent: bool = True) -> l
         return measure_stalls(lambda _: next(batches), args)
 
 
-def format_spread(values: list[float]) -> str:
-    return f'{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})'
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    defaults = dict(steps=100, step=0.2, latency=0.03, rows=8, length=2048, rounds=3)
-    for name, value in defaults.items():
-        parser.add_argument(f'--{name}', type=type(value), default=value)
+    parser.add_argument('--steps', type=parse_count_from_2, default=100, metavar='N', help='from 2 on')
+    parser.add_argument(
+        '--step_seconds',
+        type=parse_positive_number,
+        default=0.2,
+        metavar='S',
+        help='seconds of a step without its wait',
+    )
+    parser.add_argument(
+        '--latency_seconds',
+        type=parse_positive_number,
+        default=0.03,
+        metavar='S',
+        help='seconds until a request is answered',
+    )
+    parser.add_argument('--rows', type=parse_count, default=8, help='sequences of a batch that this process reads')
+    parser.add_argument('--length', type=parse_count, default=2048)
+    parser.add_argument('--rounds', type=parse_count, default=3)
     args = parser.parse_args()
     stall_rounds = {'at once': [], 'one after another': [], 'from a disk': []}
     with tempfile.TemporaryDirectory() as name:
@@ -130,14 +144,15 @@ def main() -> None:
             Path(name), max(MIN_LETTERS, 2 * args.rows * args.steps * args.length)
         )  # 4 epochs, so that the store is read by ranges
         os.environ['SINKLAB_CACHE'] = name
-        with mount_bucket(store_path, args.latency) as slow_bucket:
+        with mount_bucket(store_path, args.latency_seconds) as slow_bucket:
             for _ in range(args.rounds):
                 stall_rounds['at once'].append(run_steps('s3://b/s', args))
                 stall_rounds['one after another'].append(run_steps('s3://b/s', args, concurrent=False))
         for _ in range(args.rounds):
             stall_rounds['from a disk'].append(run_steps(str(store_path), args))
     print(describe_machine())
-    print(f'{args.rows} rows a step of {args.step} s, {1000 * args.latency:.0f} ms a request')
+    print(json.dumps(get_package_versions(('numpy', 'grain'))))
+    print(f'{args.rows} rows a step of {args.step_seconds} s, {1000 * args.latency_seconds:.0f} ms a request')
     print(f'{slow_bucket.num_bytes / slow_bucket.num_requests:.0f} bytes a request')
     for name, rounds in stall_rounds.items():
         first_ms = [1000 * stall_seconds[0] for stall_seconds in rounds]

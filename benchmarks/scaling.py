@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.argument_types import parse_count  # noqa: E402
+from benchmarks.timing import time_call  # noqa: E402
 from sinklab.machine import count_cores, describe_machine  # noqa: E402
 
 MODEL = dict(layers=4, width=128, length=128, vocabulary=2048, batch=8)
@@ -66,14 +67,9 @@ class Axis:
     measure: Callable[[int, int, Path], dict[str, tuple[float, float]]]
 
 
-def time_call(function: Callable[[], object], repeat: int) -> float:
+def measure_median_seconds(function: Callable[[], object], repeat: int) -> float:
     """Return the median seconds of several calls."""
-    seconds = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+    return statistics.median(time_call(function) for _ in range(repeat))
 
 
 def compute_probe_cost(spec: Any) -> float:
@@ -134,7 +130,7 @@ def measure_model(name: str, value: int, repeat: int, folder: Path) -> dict[str,
             jax.block_until_ready(train_state)
 
         run_step()
-        step_seconds = time_call(run_step, repeat)
+        step_seconds = measure_median_seconds(run_step, repeat)
         run_probe = sink_probe.make_probe(spec, mesh)
         probe_PT = rng.integers(0, shape['vocabulary'], (SEQUENCES, shape['length']), np.int32)
 
@@ -142,7 +138,7 @@ def measure_model(name: str, value: int, repeat: int, folder: Path) -> dict[str,
             sink_probe.compute_probe_metrics(run_probe(train_state['params'], probe_PT), spec)
 
         measure_probe()
-        probe_seconds = time_call(measure_probe, repeat)
+        probe_seconds = measure_median_seconds(measure_probe, repeat)
     checkpointer = Checkpointer(RunDir(str(folder)), spec.checkpoint, dict(store='benchmark'))
     steps = iter(range(1, 100))
 
@@ -151,7 +147,7 @@ def measure_model(name: str, value: int, repeat: int, folder: Path) -> dict[str,
         checkpointer.wait()
 
     save()
-    save_seconds = time_call(save, repeat)
+    save_seconds = measure_median_seconds(save, repeat)
     checkpointer.close()
     num_tokens, forward_flops = (
         shape['batch'] * shape['length'],
@@ -172,8 +168,11 @@ def measure_model(name: str, value: int, repeat: int, folder: Path) -> dict[str,
 
 
 def run_sinklab(*arguments: str, repeat: int = 1, cwd: Path | None = None) -> tuple[float, float]:
-    """Run a command, and return its median seconds and the peak of its resident memory in MB."""
-    seconds, peak_kb = [], 0
+    """Run a command, and return its median seconds and the peak of its resident memory in thousands of KiB.
+
+    A thousand KiB is 1.024 MB. The labels of costs say MB, and the recorded results have this unit.
+    """
+    seconds, peak_kib = [], 0
     for _ in range(repeat):
         start = time.perf_counter()
         process = subprocess.Popen([sys.executable, '-m', 'sinklab', *arguments], stdout=subprocess.DEVNULL, cwd=cwd)
@@ -181,8 +180,8 @@ def run_sinklab(*arguments: str, repeat: int = 1, cwd: Path | None = None) -> tu
         if status:
             raise RuntimeError(f'sinklab {arguments[0]} ended with status {status}')
         seconds.append(time.perf_counter() - start)
-        peak_kb = max(peak_kb, usage.ru_maxrss)
-    return statistics.median(seconds), peak_kb / 1e3
+        peak_kib = max(peak_kib, usage.ru_maxrss)
+    return statistics.median(seconds), peak_kib / 1e3
 
 
 def write_rows(folder: Path, num_rows: int) -> str:
@@ -319,18 +318,18 @@ def measure_tokens(num_tokens: int, repeat: int, folder: Path) -> dict[str, tupl
     config.data.source, config.data.length, config.optimizer.batch_size = f'store:{folder}/store', 1024, 16
     spec = parse_config(config.to_dict())
     open_seconds, batches, steps = (
-        time_call(lambda: load_run_data(spec), repeat),
+        measure_median_seconds(lambda: load_run_data(spec), repeat),
         load_run_data(spec).batches,
         iter(range(10**6)),
     )
-    batch_seconds = time_call(lambda: batches.read_rows(next(steps), range(16)), 100)
+    batch_seconds = measure_median_seconds(lambda: batches.read_rows(next(steps), range(16)), 100)
     return {'opening a store, s': (open_seconds, num_tokens), 'a batch of 16 x 1024, ms': (1e3 * batch_seconds, 1.0)}
 
 
 def measure_processes(num_processes: int, repeat: int, folder: Path) -> dict[str, tuple[float, float]]:
     """Measure the start and the steps of a run of several processes on this machine, each with one device."""
     options = [
-        *('train', '--config=configs/quickstart.py:softmax', '--config.log.every_steps=1'),
+        *('train', f'--config={ROOT}/configs/quickstart.py:softmax', '--config.log.every_steps=1'),
         *('--config.optimizer.steps=60', '--config.optimizer.warmup_steps=0'),
         *(f'--config.{part}.every_steps=0' for part in ('probe', 'valid', 'checkpoint')),
     ]
@@ -348,7 +347,8 @@ def measure_processes(num_processes: int, repeat: int, folder: Path) -> dict[str
         quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
         start = time.time()
         processes = [subprocess.Popen([sys.executable, '-m', 'sinklab', *command], **quiet) for command in commands]
-        if any(process.wait() for process in processes):
+        exit_codes = [process.wait() for process in processes]
+        if any(exit_codes):
             raise RuntimeError(f'{num_processes} processes have failed')
         total_seconds = time.time() - start
         lines = (folder / str(index) / 'metrics.jsonl').read_text().splitlines()

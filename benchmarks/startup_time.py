@@ -13,13 +13,15 @@ import argparse
 import functools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
-from sinklab.machine import describe_machine
+from timing import format_spread
+
+ROOT = Path(__file__).parents[1]
 
 
 def run_child(start: float, options: list[str]) -> None:
@@ -52,7 +54,7 @@ def run_child(start: float, options: list[str]) -> None:
     loop.make_evaluate = wrap_maker(time_function, 'validation', loop.make_evaluate)
     loop.sink_probe.make_probe = wrap_maker(time_function, 'probe', loop.sink_probe.make_probe)
     loop.TrainLoop.compile_step = time_function('step', loop.TrainLoop.compile_step)
-    for name in ('__init__', 'find_latest_valid_step', 'restore', 'save', 'close'):
+    for name in ('__init__', 'find_latest_valid_step', 'restore', 'save', 'wait_on_all_processes', 'close'):
         setattr(loop.Checkpointer, name, time_function('checkpoints', getattr(loop.Checkpointer, name)))
     if main(options):
         raise SystemExit(1)
@@ -68,9 +70,9 @@ def run_command(options: list[str], cache_dir: str, run_dir: str) -> tuple[dict[
     """Run a child process; return the seconds of its parts and its stderr."""
     environment = {name: value for name, value in os.environ.items() if name != 'JAX_COMPILATION_CACHE_DIR'}
     command = [sys.executable, __file__, '--child', str(time.time()), *options, f'--workdir={run_dir}']
-    process = subprocess.run(
-        command, env=environment | {'SINKLAB_CACHE': cache_dir}, capture_output=True, text=True, check=True
-    )
+    process = subprocess.run(command, env=environment | {'SINKLAB_CACHE': cache_dir}, capture_output=True, text=True)
+    if process.returncode:
+        sys.exit(f'startup_time: a run ended with exit code {process.returncode}:\n{process.stderr[-2000:]}')
     return json.loads(process.stdout.splitlines()[-1]), process.stderr
 
 
@@ -90,23 +92,27 @@ def main() -> None:
     if sys.argv[1:2] == ['--child']:
         run_child(float(sys.argv[2]), sys.argv[3:])
         return
+    # Not imported in a child, which measures its imports.
+    from argument_types import parse_count
+
+    from sinklab.environment import get_package_versions
+    from sinklab.machine import describe_machine
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--config', default='configs/default.py')
+    parser.add_argument('--rounds', type=parse_count, default=3)
+    parser.add_argument('--config', default=f'{ROOT}/configs/default.py')
     parser.add_argument('--size', default='smoke')
     args = parser.parse_args()
     options = ['train', f'--config={args.config}', f'--size={args.size}']
     rounds = [run_round(options) for _ in range(args.rounds)]
     print(describe_machine())
+    print(json.dumps(get_package_versions()))
     for part in rounds[0]['cold']:
         spreads = (
-            f'{kind} {format_spread([result[kind].get(part, 0.0) for result in rounds])}' for kind in rounds[0]
+            f'{kind} {format_spread([result[kind].get(part, 0.0) for result in rounds], width=6)}'
+            for kind in rounds[0]
         )
         print(f'{part:14} ' + '  '.join(spreads))
-
-
-def format_spread(values: list[float]) -> str:
-    return f'{statistics.median(values):6.2f} ({min(values):.2f} to {max(values):.2f})'
 
 
 if __name__ == '__main__':

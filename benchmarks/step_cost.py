@@ -6,8 +6,9 @@ A line is a row of configs/scale.py on a topology, with the layout of a run (--r
 per chip, megabytes that a chip sends by purpose (weights gathered, gradients scattered, traffic between slices), the
 share of gathered bytes that overlaps with computation, and estimates of the step time (a lower bound) and of the MFU
 (an upper bound). The exit code is 1 if a rule below is broken. With --check it is also 1 if a figure differs by more
-than 10 % from benchmarks/step_cost.json, which --write creates. --peers adds lines of MaxText, in the environment of
-`make peers`: the model of softmax_1b, compiled by the same compiler with two of its remat policies.
+than 10 % from benchmarks/step_cost.json. --write adds the lines to that file; its other rows stay if they were made
+with the same versions. --peers adds lines of MaxText, in the environment of `make peers`: the model of softmax_1b,
+compiled by the same compiler with two of its remat policies. --check skips those of them that are not committed.
 """
 
 import argparse
@@ -20,23 +21,26 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.cost_files import explain_different_versions, read_costs, write_costs  # noqa: E402
 
 FIGURES = Path(__file__).with_suffix('.json')
 TOPOLOGIES = 'v5e:16x16', 'v5p:4x4x4', '2xv5e:8x8'
 ROWS = 'softmax_1b', 'sigmoid_1b'
 PEER_ROW = 'softmax_1b'
+PEER_PREFIX = 'MaxText '  # of the names of rows of MaxText
 # Remat policies of MaxText, and ours that recompute the same products.
 PEER_POLICIES = {'full': 'full', 'minimal': 'attention,qkv,middle,ffn'}
 # Kernels of splash attention, and their matrix products relative to the two of a forward pass.
 PEER_KERNEL_PASSES = {'splash_mha_fwd': 1.0, 'splash_mha_dq': 1.5, 'splash_mha_dkv': 2.0}
-PEER_PYTHON = Path(__file__).parents[1] / 'build' / 'peers' / 'maxtext' / 'bin' / 'python'
+PEER_PYTHON = ROOT / 'build' / 'peers' / 'maxtext' / 'bin' / 'python'
 MIN_BYTES = 2**20  # smaller collectives (losses, norms, gains) are ignored
 MAX_OVERHEAD = 1.1  # limit of sent bytes / minimal bytes
 MIN_OVERLAP = {
     'v5e': 0.6
 }  # least share of all-gather bytes that overlaps with computation; other chips do not overlap them
-COMMAND = 'python benchmarks/step_cost.py --write'
 CHECKED_FIGURES = (
     'bytes',
     'gathered',
@@ -57,6 +61,8 @@ def main() -> int:
     mode.add_argument('--write', action='store_true')
     args = parser.parse_args()
     os.environ['JAX_PLATFORMS'] = 'cpu'
+    from sinklab.configs import scale
+    from sinklab.errors import UserError
     from sinklab.install_commands import format_extra_command
     from sinklab.planning import topology
 
@@ -64,24 +70,65 @@ def main() -> int:
         sys.exit('step_cost: MaxText is not installed; run: make peers')
     if topology.find_libtpu() is None:
         sys.exit(f'step_cost: libtpu, which has the compiler, is not installed; {format_extra_command("tpu")}')
+    topologies, rows = args.topologies.split(','), args.rows.split(',')
+    if unknown := [row for row in rows if row not in scale.ROWS]:
+        parser.error(f'--rows: {unknown[0]} is unknown; give some of {", ".join(scale.ROWS)}')
+    try:
+        for topology_name in topologies:
+            topology.parse_topology(topology_name)
+    except UserError as error:
+        parser.error(str(error))
+    versions, peer_versions, document = get_versions(), get_peer_versions() if args.peers else {}, {}
+    if args.write:
+        policies = PEER_POLICIES if args.peers else ()
+        names = [
+            f'{row} {topology_name}'
+            for topology_name in topologies
+            for row in (*rows, *(f'{PEER_PREFIX}{policy}' for policy in policies))
+        ]
+        document = read_costs(FIGURES)
+        recorded = dict(libtpu=document.get('libtpu')) | document.get('versions', {})
+        kept_rows = document['costs'].keys() - set(names)
+        kept_peer_rows = [name for name in kept_rows if name.startswith(PEER_PREFIX)]
+        if reason := explain_different_versions(recorded, versions, kept_rows) or explain_different_versions(
+            recorded, peer_versions, kept_peer_rows
+        ):
+            parser.error(f'--write: {reason}')
     print(
-        f'{"":24}{"compiled":>9}{"GiB":>6}{"gathered":>10}{"scattered":>10}{"between":>9}{"beside":>8}{"ms":>6}{"MFU":>5}'
+        f'{"":24}{"compiled":>9}{"GiB":>6}{"gathered":>10}{"scattered":>10}{"slices":>9}{"overlap":>8}{"ms":>6}{"MFU":>5}'
     )
     costs, exit_code = {}, 0
-    for topology_name in args.topologies.split(','):
-        for row in args.rows.split(','):
+    for topology_name in topologies:
+        for row in rows:
             costs[f'{row} {topology_name}'] = row_cost = compute_cost(row, topology_name)
             print_cost(f'{row} {topology_name}', row_cost)
             exit_code = max(exit_code, print_broken(f'{row} {topology_name}', row_cost['broken']))
         for policy in PEER_POLICIES if args.peers else ():
-            name = f'MaxText {policy} {topology_name}'
+            name = f'{PEER_PREFIX}{policy} {topology_name}'
             costs[name] = compute_peer_cost(topology_name, policy)
             print_cost(name, costs[name])
     if args.write:
-        document = json.loads(FIGURES.read_text()) if FIGURES.exists() else dict(costs={})
-        document = dict(command=COMMAND, libtpu=topology.find_libtpu_version(), costs=document['costs'] | costs)
-        FIGURES.write_text(json.dumps(document, indent=2) + '\n')
+        write_costs(
+            FIGURES,
+            libtpu=versions['libtpu'],
+            versions=document.get('versions', {}) | versions | peer_versions,
+            costs=document['costs'] | costs,
+        )
     return max(exit_code, check_figures(costs) if args.check else 0)
+
+
+def get_versions() -> dict[str, str | None]:
+    from sinklab.environment import get_package_versions
+    from sinklab.planning import topology
+
+    return get_package_versions(('jax', 'jaxlib')) | dict(libtpu=topology.find_libtpu_version())
+
+
+def get_peer_versions() -> dict[str, str]:
+    """Return the versions of MaxText and of its jax, in its own environment."""
+    script = "import importlib.metadata; print(*map(importlib.metadata.version, ('maxtext', 'jax')))"
+    maxtext, jax = subprocess.check_output([PEER_PYTHON, '-c', script], text=True).split()
+    return {'maxtext': maxtext, 'jax of maxtext': jax}
 
 
 def compute_cost(row: str, topology_name: str) -> dict:
@@ -221,10 +268,14 @@ def find_broken_rules(
         sent_collectives: the collectives by purpose.
         min_overlap: the least share of all-gather bytes that must overlap with computation; None for no limit.
     """
+    import jax
+
     from sinklab.train import state
 
     matrices = [
-        leaf for leaf in list_leaves(state.get_state_shapes(spec)['params']) if leaf.ndim > 2 or leaf.size > MIN_BYTES
+        leaf
+        for leaf in jax.tree.leaves(state.get_state_shapes(spec)['params'])
+        if leaf.ndim > 2 or leaf.size > MIN_BYTES
     ]
     weight_bytes, (data, fsdp) = (
         4 * sum(leaf.size for leaf in matrices),
@@ -235,32 +286,27 @@ def find_broken_rules(
     )
     stacked = {merged for leaf in matrices if leaf.ndim > 2 for merged in list_merged_shapes(leaf.shape)}
     rules = {
-        'it fits': result.peak_bytes <= result.memory_bytes,
-        'shapes say no less than it takes': shape_bytes >= result.peak_bytes,
-        'gathers travel beside what is computed': min_overlap is None
+        'the step fits into the memory of a chip': result.peak_bytes <= result.memory_bytes,
+        'the estimate from shapes is at least the peak memory': shape_bytes >= result.peak_bytes,
+        'all-gathers overlap with computation': min_overlap is None
         or compute_overlap(sent_collectives['gathered']) >= min_overlap,
         'weights are gathered in bfloat16': all(
             type_text.startswith('bf16')
             for collective in sent_collectives['gathered']
             for type_text in collective.types
         ),
-        'nothing else of size travels': not sent_collectives['others'],
-        f'gradients are scattered, with {MAX_OVERHEAD} of the least bytes': scattered
+        'no other collective sends 1 MiB or more': not sent_collectives['others'],
+        f'reduce-scatters of gradients send at most {MAX_OVERHEAD} of the least bytes': scattered
         <= MAX_OVERHEAD * weight_bytes * (fsdp - 1) / fsdp,
-        'all gradients are scattered': scattered >= weight_bytes * (fsdp - 1) / fsdp,
-        'slices add gradients once': between <= MAX_OVERHEAD * 2 * weight_bytes / fsdp * (data - 1) / data,
+        'all gradients are reduce-scattered': scattered >= weight_bytes * (fsdp - 1) / fsdp,
+        'gradients are all-reduced once between slices': between
+        <= MAX_OVERHEAD * 2 * weight_bytes / fsdp * (data - 1) / data,
         'no array has all layers of a parameter': not any(
             parse_dimensions(type_text) in stacked
             for _, type_text, _ in result.programs['step'].program.find_largest_buffers(10**6)
         ),
     }
     return [rule for rule, is_met in rules.items() if not is_met]
-
-
-def list_leaves(params: dict) -> list:
-    import jax
-
-    return jax.tree.leaves(params)
 
 
 def list_merged_shapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -302,10 +348,11 @@ def check_figures(costs: dict) -> int:
             if not math.isclose(entry[key], committed[name][key], rel_tol=0.1, abs_tol=0.01)
         ]
         if name in committed
-        else ['nothing is committed of it']
+        else ['no figures of it are committed']
         for name, entry in costs.items()
+        if name in committed or not name.startswith(PEER_PREFIX)
     }
-    return max(print_broken(name, entry) for name, entry in messages.items())
+    return max((print_broken(name, entry) for name, entry in messages.items()), default=0)
 
 
 if __name__ == '__main__':

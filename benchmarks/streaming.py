@@ -13,7 +13,7 @@ the machine. The relative difference of the losses is printed as well.
 import argparse
 import dataclasses
 import json
-import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,6 +21,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from argument_types import parse_count
+from timing import format_spread
 
 from sinklab.cli.checkpoint_flags import load_checkpoint, parse_cache
 from sinklab.config.spec import Spec
@@ -28,6 +30,7 @@ from sinklab.config.validate import parse_config
 from sinklab.configs import quickstart
 from sinklab.configs.sizes import SIZES
 from sinklab.environment import get_package_versions
+from sinklab.errors import UserError
 from sinklab.machine import describe_machine
 from sinklab.model.streaming import (
     CacheConfig,
@@ -72,21 +75,20 @@ def make_loss_function(cache: CacheConfig, chunk_tokens: int) -> Callable:
     return compute_loss
 
 
+LABELS = dict(wall_seconds='wall-clock time', cpu_seconds='CPU time')
+
+
 class CallTime(NamedTuple):
-    clock: float
-    cores: float
+    wall_seconds: float
+    cpu_seconds: float
     loss: float
 
 
-def time_call(program: Callable, *inputs) -> CallTime:
+def measure_call(program: Callable, *inputs) -> CallTime:
     """Return elapsed and CPU seconds of a call, and the loss that it returns."""
-    clock, cores = time.perf_counter(), time.process_time()
+    wall_start, cpu_start = time.perf_counter(), time.process_time()
     loss = float(program(*inputs))
-    return CallTime(time.perf_counter() - clock, time.process_time() - cores, loss)
-
-
-def format_spread(values: list[float]) -> str:
-    return f'{statistics.median(values):.3g} ({min(values):.3g} to {max(values):.3g})'
+    return CallTime(time.perf_counter() - wall_start, time.process_time() - cpu_start, loss)
 
 
 def main() -> None:
@@ -96,14 +98,18 @@ def main() -> None:
     model_group.add_argument('--run', metavar='RUN[@STEP]', help='a checkpoint')
     parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
     parser.add_argument('--cache', default='4+1020', metavar='x+y,...')
-    parser.add_argument('--tokens', type=int, default=1024)
-    parser.add_argument('--rounds', type=int, default=2)
+    parser.add_argument('--tokens', type=parse_count, default=1024)
+    parser.add_argument('--rounds', type=parse_count, default=2)
     args = parser.parse_args()
-    spec, params = load_model(args)
+    try:
+        spec, params = load_model(args)
+        caches = [parse_cache(cache_text, spec) for cache_text in args.cache.split(',')]
+    except UserError as error:
+        sys.exit(f'streaming: {error}')
     print(describe_machine())
     print(json.dumps(get_package_versions(('jax', 'jaxlib', 'flax'))))
-    for cache_text in args.cache.split(','):
-        measure_cache(args, spec, params, parse_cache(cache_text, spec))
+    for cache in caches:
+        measure_cache(args, spec, params, cache)
 
 
 def measure_cache(args: argparse.Namespace, spec: Spec, params: dict, cache: CacheConfig) -> None:
@@ -116,16 +122,16 @@ def measure_cache(args: argparse.Namespace, spec: Spec, params: dict, cache: Cac
     }
     jax.block_until_ready(programs['one pass'](params, ids_T))
     rounds = [
-        {name: time_call(program, params, ids_T) for name, program in programs.items()} for _ in range(args.rounds)
+        {name: measure_call(program, params, ids_T) for name, program in programs.items()} for _ in range(args.rounds)
     ]
     print(f'cache {cache}, {args.tokens} tokens')
     for name, program in programs.items():
         memory = program.memory_analysis().temp_size_in_bytes / 2**20
-        clock, cores = ([getattr(result[name], kind) for result in rounds] for kind in ('clock', 'cores'))
-        print(f'{name}, s: clock {format_spread(clock)}, cores {format_spread(cores)}, {memory:.1f} MiB')
-    for kind in ('clock', 'cores'):
+        wall, cpu = (format_spread([getattr(result[name], kind) for result in rounds], '.3g') for kind in LABELS)
+        print(f'{name}: wall-clock {wall} s, CPU {cpu} s, {memory:.1f} MiB')
+    for kind, label in LABELS.items():
         ratios = [getattr(result['token by token'], kind) / getattr(result['one pass'], kind) for result in rounds]
-        print(f'ratio, {kind}: {format_spread(ratios)}')
+        print(f'ratio, {label}: {format_spread(ratios, ".3g")}')
     one_pass_loss, scanned_loss = (rounds[0][name].loss for name in chunk_sizes)
     print(f'losses differ by: {abs(one_pass_loss - scanned_loss) / scanned_loss:.1e}')
 

@@ -66,7 +66,7 @@ def get_other_row(row: str) -> str:
 def format_attention_flags(row: str) -> list[str]:
     """Format the flags that set the attention of a row: the fields in which the rows differ."""
     fields, other_fields = (
-        dataclasses.asdict(load_spec(f'configs/attention.py:{name}', [], 'quickstart')[0].model.attention)
+        dataclasses.asdict(load_spec(f'{ROOT}/configs/attention.py:{name}', [], 'quickstart')[0].model.attention)
         for name in (row, get_other_row(row))
     )
     return [
@@ -187,14 +187,17 @@ def draw_results(results: dict, path: Path) -> None:
 
     figure, axes = plt.subplots(2, 2, figsize=(9, 5.5), sharex=True, sharey='row')
     for column, (row, runs) in zip(axes.T, results.items(), strict=True):
-        for seed, (name, forks) in enumerate(runs.items()):
+        for index, (seed, forks) in enumerate(runs.items()):
             for axis, read in zip(column, (get_last_sink, get_loss), strict=True):
                 values = [read(forks[str(switch_step)]) for switch_step in SWITCH_STEPS]
-                axis.plot(SWITCH_STEPS, values, 'o-', ms=4, color=f'C{seed}', label=f'seed {name}')
-                axis.axhline(read(forks['unchanged']), ls=':', color=f'C{seed}')
+                axis.plot(SWITCH_STEPS, values, 'o-', ms=4, color=f'C{index}', label=f'seed {seed}')
+                axis.axhline(read(forks['unchanged']), ls=':', color=f'C{index}')
         column[0].set_title(f'{row} changed to {get_other_row(row)}')
         column[1].set_xlabel('step of the change (dotted: not changed)')
-    axes[0, 0].set_ylabel('Sink_1 at step 1500, %')
+    last_step = max(
+        curves['step'][-1] for runs in results.values() for forks in runs.values() for curves in forks.values()
+    )
+    axes[0, 0].set_ylabel(f'Sink_1 at step {last_step}, %')
     axes[1, 0].set_ylabel('valid loss, nats')
     axes[0, 1].legend()
     figure.tight_layout()

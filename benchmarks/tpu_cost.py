@@ -8,8 +8,8 @@ of the matrix unit and of the vector unit that they use, and the compiler's esti
 The body has no branches, so its bundles are its cycles without stalls. The estimate counts only a part of a region
 under a predicate, so it is not valid for splash. The estimator rejects v5e kernels that fetch scalars. --peers adds
 the splash kernels of tokamax, in the environment of `make peers`. --check compares with benchmarks/tpu_cost.json, and
-exits with 1 if bundles or cycles differ by more than 10 % or if a kernel costs more than its limit. --write creates
-that file.
+exits with 1 if bundles or cycles differ by more than 10 % or if a kernel costs more than its limit. --write adds the
+lines to that file; other rows of it stay if they were made with the same versions.
 """
 
 import argparse
@@ -22,9 +22,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the environment of tokamax does not have sinklab
 
 from benchmarks.argument_types import parse_count
+from benchmarks.cost_files import explain_different_versions, read_costs, write_costs
 
 FIGURES = Path(__file__).with_suffix('.json')
 PEER_PYTHON = Path(__file__).parents[1] / 'build' / 'peers' / 'maxtext' / 'bin' / 'python'  # has tokamax, too
@@ -55,7 +56,7 @@ BUNDLE_LIMITS = {
     ('sigmoid forward', 'softmax forward'): 1.0,
     ('sigmoid backward', 'softmax backward'): 1.03,
 }
-MIN_MATRIX_SHARE = 0.9  # least use of the matrix unit by a backward kernel of ours
+MIN_MATRIX_SHARE = 0.9  # least use of the matrix unit by a backward kernel that has a limit of bundles
 FIGURE_SHAPE = 4096, 128, 4  # length, width, heads
 UNIT_NAMES = {'matrix': ('MXU', 'MATMUL'), 'vector': ('VALU',)}  # versions of libtpu use different names
 DUMP_FLAGS = '--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles|final_hlo-static'
@@ -78,8 +79,19 @@ def main() -> int:
     kernels = args.kernels.split(',') + (PEER_KERNELS if args.peers else [])
     if reason := find_argument_error(args):
         sys.exit(f'tpu_cost: {reason}')
+    versions, peer_versions, document = get_versions(), get_peer_versions() if args.peers else {}, {}
+    if args.write:
+        document = read_costs(FIGURES)
+        kept_rows = document['costs'].keys() - {
+            f'{chip} {kernel}' for chip in args.chips.split(',') for kernel in kernels
+        }
+        kept_peer_rows = [name for name in kept_rows if name.partition(' ')[2] in PEER_KERNELS]
+        if reason := explain_different_versions(
+            document['versions'], versions, kept_rows
+        ) or explain_different_versions(document['versions'], peer_versions, kept_peer_rows):
+            parser.error(f'--write: {reason}')
     costs = {}
-    print(get_versions(args.peers))
+    print(versions | peer_versions)
     print(f'{"":34}{"bundles":>9}{"matrix":>8}{"vector":>8}{"cycles":>10}   a body of 1024 x 1024; T={args.length}')
     for chip in args.chips.split(','):
         for kernel in kernels:
@@ -91,9 +103,10 @@ def main() -> int:
             )
     print_ratios(costs)
     if args.write:
-        FIGURES.write_text(
-            json.dumps(dict(command=' '.join(sys.argv), versions=get_versions(args.peers), costs=costs), indent=2)
-            + '\n'
+        write_costs(
+            FIGURES,
+            versions=document['versions'] | versions | peer_versions,
+            costs=document['costs'] | costs,
         )
     return max(check_figures(costs), check_limits(costs)) if args.check else 0
 
@@ -238,18 +251,18 @@ def find_branch_addresses(text: str) -> list[int]:
     return addresses
 
 
-def get_versions(has_peers: bool) -> dict:
+def get_versions() -> dict[str, str | None]:
     from sinklab.environment import get_package_versions
     from sinklab.planning import topology
 
-    versions = get_package_versions(('jax',)) | dict(libtpu=topology.find_libtpu_version())
-    if has_peers:
-        script = "import importlib.metadata; print(*map(importlib.metadata.version, ('tokamax', 'jax')))"
-        tokamax, jax = subprocess.run(
-            [PEER_PYTHON, '-c', script], capture_output=True, text=True, check=True
-        ).stdout.split()
-        versions |= {'tokamax': tokamax, 'jax of tokamax': jax}
-    return versions
+    return get_package_versions(('jax',)) | dict(libtpu=topology.find_libtpu_version())
+
+
+def get_peer_versions() -> dict[str, str]:
+    """Return the versions of tokamax and of its jax, in its own environment."""
+    script = "import importlib.metadata; print(*map(importlib.metadata.version, ('tokamax', 'jax')))"
+    tokamax, jax = subprocess.check_output([PEER_PYTHON, '-c', script], text=True).split()
+    return {'tokamax': tokamax, 'jax of tokamax': jax}
 
 
 def compile_kernel(chip: str, kernel: str, args: argparse.Namespace) -> int:

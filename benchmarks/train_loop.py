@@ -9,13 +9,14 @@ the steps is warm-up and not counted.
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
+from argument_types import parse_count
+from timing import format_spread
 
 from sinklab.cli.progress import ProgressCallback
 from sinklab.config.spec import Hardware, Spec
@@ -104,16 +105,14 @@ def make_probe_timer(spec: Spec) -> Callable[[], float]:
     return time_probe
 
 
-def format_spread(values: list[float]) -> str:
-    return f'{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})'
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--steps', type=int, default=120, choices=range(6, 100_000), metavar='N', help='from 6 on')
-    parser.add_argument('--rounds', type=int, default=5)
+    parser.add_argument('--steps', type=parse_count, default=120, metavar='N', help='from 6 on')
+    parser.add_argument('--rounds', type=parse_count, default=5)
     parser.add_argument('--size', default='quickstart', choices=SIZES)
     args = parser.parse_args()
+    if args.steps < 6:
+        parser.error(f'--steps={args.steps} leaves no step for warm-up; give 6 or more')
     spec, warmup_steps = make_uninterrupted_spec(args.steps, args.size), args.steps // 6
     time_step, time_probe = make_step_timer(spec), make_probe_timer(spec)
     time_step(warmup_steps)
@@ -129,12 +128,10 @@ def main() -> None:
     print(f'one probe, ms:              {format_spread(probe_ms)}')
     print(
         'loop over step, %:          '
-        f'{format_spread([100 * (w / a - 1) for a, w in zip(bare_ms, loop_ms, strict=True)])}'
+        f'{format_spread(100 * (looped / bare - 1) for bare, looped in zip(bare_ms, loop_ms, strict=True))}'
     )
-    print(
-        f'a probe every {PROBE_INTERVAL} steps, %: '
-        f'{format_spread([o / a for a, o in zip(bare_ms, probe_ms, strict=True)])}'
-    )
+    probe_percent = [100 * probe / (PROBE_INTERVAL * bare) for bare, probe in zip(bare_ms, probe_ms, strict=True)]
+    print(f'a probe every {PROBE_INTERVAL} steps, %: {format_spread(probe_percent)}')
 
 
 if __name__ == '__main__':

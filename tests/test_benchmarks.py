@@ -111,7 +111,8 @@ def test_peers_benchmark_names_unknown_and_missing_peers(monkeypatch, tmp_path, 
 
 @pytest.mark.slow
 def test_prefetch_benchmark_prints_hidden_share_of_stalls(run_benchmark):
-    output = run_benchmark('prefetch', '--steps=12', '--rounds=1', '--step=0.01', '--stall=0.05', '--every=0.02')
+    durations = '--step_seconds=0.01', '--stall_seconds=0.05', '--stall_interval=0.02'
+    output = run_benchmark('prefetch', '--steps=12', '--rounds=1', *durations)
     values = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', output, re.MULTILINE))
     assert float(values['read between steps, s']) >= 0.12 + 5 * 0.05  # the stalls
     assert min(float(values[f'{name}, s']) for name in ('nothing stalls', 'read ahead')) >= 0.12
@@ -120,17 +121,19 @@ def test_prefetch_benchmark_prints_hidden_share_of_stalls(run_benchmark):
 
 @pytest.mark.exhaustive
 def test_fault_tolerance_benchmark_prints_overhead_over_bare_step(run_benchmark):
-    output = run_benchmark('fault_tolerance', '--size=smoke', '--rounds=2', '--every=3')
+    output = run_benchmark('fault_tolerance', '--size=smoke', '--rounds=2', '--checkpoint_steps=3')
     values = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', output, re.MULTILINE))
-    assert float(values['cores: bare step, ms']) > 0
-    assert float(values['clock: step of a supervised loop']) > 0
-    assert {'clock: loop over step, %', 'cores: loop over step, %'} < values.keys()
+    assert float(values['CPU time: bare step, ms']) > 0
+    assert float(values['wall-clock time: step of a supervised loop, ms']) > 0
+    assert {'wall-clock time: loop over step, %', 'CPU time: loop over step, %'} < values.keys()
 
 
 @pytest.mark.slow
 def test_remote_store_benchmark_compares_bucket_with_disk(run_benchmark, monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
-    output = run_benchmark('remote_store', '--steps=6', '--step=0.01', '--rounds=1', '--length=256', '--rows=4')
+    output = run_benchmark(
+        'remote_store', '--steps=6', '--step_seconds=0.01', '--rounds=1', '--length=256', '--rows=4'
+    )
     values = dict(re.findall(rf'^(.+?): first batch {NUMBER} .* then ({NUMBER}) ', output, re.MULTILINE))
     assert values.keys() == {'at once', 'one after another', 'from a disk'}
 
@@ -141,9 +144,9 @@ def test_data_benchmark_prints_read_and_prepare_rates(run_benchmark):
     results = json.loads(run_benchmark('data', *options, '--rounds=1', '--seconds=0.01'))
     assert results['read']['tokens'] >= 100_000
     rates = (
-        results['read']['million_tokens_a_second'],
-        results['read']['numpy_alone'],
-        results['prepare']['pace_over_bare'],
+        results['read']['million_tokens_per_second'],
+        results['read']['numpy_million_tokens_per_second'],
+        results['prepare']['speed_over_tokenizers'],
     )
     assert all(0 < rate['least'] <= rate['median'] <= rate['most'] for rate in rates)
     assert min(results['prepare']['resident_mb'], results['prepare']['ten_times']['resident_mb']) > 0
@@ -152,18 +155,18 @@ def test_data_benchmark_prints_read_and_prepare_rates(run_benchmark):
 @pytest.mark.slow
 def test_loss_benchmark_compares_chunked_and_full_logits(run_benchmark):
     output = run_benchmark('loss', '--batch=2', '--length=32', '--width=16', '--vocabulary=64', '--rounds=2')
-    pattern = rf'^(\w+) +(d )?(\w+) +{NUMBER} ms \({NUMBER} to {NUMBER}\), {NUMBER} MiB$'
+    pattern = rf'^(\w+) +(\w+)( with gradients)? +{NUMBER} ms \({NUMBER} to {NUMBER}\), {NUMBER} MiB$'
     lines = re.findall(pattern, output, re.MULTILINE)
     assert len(set(lines)) == 2 * 2 * 2
     assert {dtype for dtype, *_ in lines} == {'float32', 'bfloat16'}
-    assert {name for *_, name in lines} == {'chunks', 'whole'}
+    assert {name for _, name, _ in lines} == {'chunked', 'full'}
 
 
 @pytest.mark.exhaustive
 def test_attention_benchmark_covers_dense_and_matrix_free_backends(run_benchmark):
-    output = run_benchmark('attention', '--lengths=16,32', '--matrix=16', '--rounds=2')
+    output = run_benchmark('attention', '--lengths=16,32', '--max_dense_length=16', '--rounds=2')
     case_pattern = r'T= *(\d+) (\S+) +(forward|with gradients) +(\S+(?: \+ sinks)?)'
-    pattern = rf'^{case_pattern} +{NUMBER} ms .* {NUMBER} x +{NUMBER} MiB$'
+    pattern = rf'^{case_pattern} +{NUMBER} ms .* (?:{NUMBER} x|-) +{NUMBER} MiB$'
     lines = re.findall(pattern, output, re.MULTILINE)
     assert len(set(lines)) == 3 * 2 * (3 + 2)
     assert {length for length, _, _, name in lines if name == 'dense'} == {'16'}
@@ -225,7 +228,7 @@ def test_gpu_attention_benchmark_skips_gpu_only_kernels_with_reason(run_benchmar
 
 @pytest.mark.slow
 def test_gradients_benchmark_prints_errors_by_parameter(run_benchmark):
-    output = run_benchmark('gradients', '--sequences=16', '--part=8', '--models=logit, post')
+    output = run_benchmark('gradients', '--sequences=16', '--part_size=8', '--models=logit, post')
     lines = re.findall(r'^(logit, post) +([\w.]+) +(\S+e\S+) +(\S+e\S+)$', output, re.MULTILINE)
     assert {'embedding_VD', 'blocks.attention.columns.score_H'} < {name for _, name, *_ in lines}
     assert all(float(sum_error) < float(rounding_error) for *_, sum_error, rounding_error in lines)
@@ -238,9 +241,9 @@ def test_streaming_benchmark_compares_one_pass_with_token_by_token(run_benchmark
     spread_pattern = rf'{number_pattern} \({number_pattern} to {number_pattern}\)'
     for name in ('one pass', 'token by token'):
         assert re.search(
-            rf'^{name}, s: clock {spread_pattern}, cores {spread_pattern}, {NUMBER} MiB$', output, re.MULTILINE
+            rf'^{name}: wall-clock {spread_pattern} s, CPU {spread_pattern} s, {NUMBER} MiB$', output, re.MULTILINE
         )
-    assert len(re.findall(rf'^ratio, (?:clock|cores): {spread_pattern}$', output, re.MULTILINE)) == 2
+    assert len(re.findall(rf'^ratio, (?:wall-clock|CPU) time: {spread_pattern}$', output, re.MULTILINE)) == 2
     assert float(re.search(r'^losses differ by: (\S+)$', output, re.MULTILINE).group(1)) < 1e-4
 
 
@@ -248,7 +251,7 @@ def test_streaming_benchmark_compares_one_pass_with_token_by_token(run_benchmark
 def test_checkpoints_benchmark_prints_time_of_each_part(run_benchmark):
     output = run_benchmark('checkpoints', '--megabytes=1', '--rounds=1')
     values = dict(re.findall(rf'^(.+?), s: ({NUMBER}) \({NUMBER} to {NUMBER}\)$', output, re.MULTILINE))
-    assert {'save, the caller', 'digests, a GB', 'verification, a GB', 'restore'} < values.keys()
+    assert {'save, until the call returns', 'digests, per GB', 'verification, per GB', 'restore'} < values.keys()
 
 
 @pytest.mark.exhaustive

@@ -83,24 +83,24 @@ def test_benchmark_ends_child_processes_on_sigterm(tmp_path):
     pid_file, stub_dir = tmp_path / 'pids', tmp_path / 'stub'
     stub_dir.mkdir()
     (stub_dir / 'pytest.py').write_text(f'import sys\nsys.argv = ["", "heeds", {str(pid_file)!r}]\n{PARENT_SCRIPT}')
-    options = [f'--out={tmp_path}', '--parts=tests', '--dry', '--minutes=5']
+    options = [f'--out={tmp_path}', '--parts=tests', '--smoke', '--minutes=5']
     process = subprocess.Popen([*BENCHMARK_COMMAND, *options], env=os.environ | dict(PYTHONPATH=str(stub_dir)))
     pids = wait_for_pids(pid_file)
     assert all(map(is_alive, pids))
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 143
     assert_processes_exited(pids)
-    assert json.loads((tmp_path / 'tests.json').read_text())['unended'] == ['tests']
+    assert json.loads((tmp_path / 'tests.json').read_text())['unfinished'] == ['tests']
 
 
 @pytest.mark.exhaustive  # takes half a minute; the other tests run single parts
-def test_dry_run_writes_results_of_all_parts(tmp_path):
+def test_smoke_run_writes_results_of_all_parts(tmp_path):
     (tmp_path / 'memory.json').write_text('{"memory": {"older": {}}}')
-    process = subprocess.run([*BENCHMARK_COMMAND, f'--out={tmp_path}', '--dry'], capture_output=True, text=True)
+    process = subprocess.run([*BENCHMARK_COMMAND, f'--out={tmp_path}', '--smoke'], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-2000:]
     results = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob('*.json')}
     assert results.keys() == {'steps', 'kernels', 'tests', 'memory', 'gaps'}
-    assert not any(part['unended'] for part in results.values())
+    assert not any(part['unfinished'] for part in results.values())
     rows = {'softmax_60m', 'sigmoid_60m', 'softmax_1b', 'sigmoid_1b'}
     assert results['steps']['steps'].keys() == results['memory']['memory'].keys() == rows
     softmax = results['steps']['steps']['softmax_60m']
@@ -111,7 +111,7 @@ def test_dry_run_writes_results_of_all_parts(tmp_path):
     assert results['gaps']['gaps'].keys() == {'softmax_60m', 'sigmoid_60m'}
     assert results['memory']['memory']['softmax_1b']['planned'] > 0
     assert results['memory']['memory']['softmax_1b']['used_of_planned'] is None, 'a CPU does not say it'
-    assert 'GPU' in results['kernels']['said']
+    assert 'GPU' in results['kernels']['output_tail']
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_measure_memory_reports_used_share_of_planned_memory(device_globals, mon
     monkeypatch.setitem(
         device_globals['measure_memory'].__globals__, 'get_memory_stats', lambda: dict(peak_bytes_in_use=1000)
     )
-    arguments = device_globals['argparse'].Namespace(out=tmp_path, one='memory', row='softmax_60m', dry=True)
+    arguments = device_globals['argparse'].Namespace(out=tmp_path, one='memory', row='softmax_60m', smoke=True)
     (results,) = device_globals['measure_memory'](arguments)
     row = results['memory']['softmax_60m']
     assert (row['used'], row['used_of_planned'], row['goal']) == (1000, 1000 / row['planned'], (0.9, 1.1))

@@ -6,6 +6,7 @@ Functions outside of a run are compiled with its compiler options: intermediates
 import dataclasses
 import functools
 import importlib.util
+import sys
 import unittest.mock
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def load_benchmark(name):
     path = Path(__file__).parents[1] / 'benchmarks' / f'{name}.py'
     specification = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    with unittest.mock.patch.object(sys, 'path', [str(path.parent), *sys.path]):
+        specification.loader.exec_module(module)
     return module
 
 

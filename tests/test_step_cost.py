@@ -56,24 +56,26 @@ def test_find_broken_rules_is_empty_for_valid_step(gate):
 
 
 VIOLATIONS = {
-    'it fits': lambda purposes, buffers: dict(peak=3),
-    'shapes say no less than it takes': lambda purposes, buffers: dict(shapes=0),
-    'gathers travel beside what is computed': lambda purposes, buffers: purposes['gathered'].append(
+    'the step fits into the memory of a chip': lambda purposes, buffers: dict(peak=3),
+    'the estimate from shapes is at least the peak memory': lambda purposes, buffers: dict(shapes=0),
+    'all-gathers overlap with computation': lambda purposes, buffers: purposes['gathered'].append(
         make_collective('all-gather', 'bf16', purposes['gathered'][0].sent_bytes, asynchronous=False)
     ),
     'weights are gathered in bfloat16': lambda purposes, buffers: purposes['gathered'].append(
         make_collective('all-gather', 'f32', 1)
     ),
-    'nothing else of size travels': lambda purposes, buffers: purposes['others'].append(
+    'no other collective sends 1 MiB or more': lambda purposes, buffers: purposes['others'].append(
         make_collective('all-reduce', 'f32', 1)
     ),
-    'gradients are scattered, with 1.1 of the least bytes': lambda purposes, buffers: purposes['scattered'].append(
-        make_collective('reduce-scatter', 'f32', 0.11 * purposes['scattered'][0].sent_bytes)
-    ),
-    'all gradients are scattered': lambda purposes, buffers: purposes.update(
+    'reduce-scatters of gradients send at most 1.1 of the least bytes': lambda purposes, buffers: purposes[
+        'scattered'
+    ].append(make_collective('reduce-scatter', 'f32', 0.11 * purposes['scattered'][0].sent_bytes)),
+    'all gradients are reduce-scattered': lambda purposes, buffers: purposes.update(
         scattered=[make_collective('reduce-scatter', 'f32', 0.9 * purposes['scattered'][0].sent_bytes)]
     ),
-    'slices add gradients once': lambda purposes, buffers: purposes['between'].extend(purposes['between']),
+    'gradients are all-reduced once between slices': lambda purposes, buffers: purposes['between'].extend(
+        purposes['between']
+    ),
     'no array has all layers of a parameter': lambda purposes, buffers: buffers.append(
         (1, format_stacked_type('bf16'), '')
     ),
