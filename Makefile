@@ -144,4 +144,4 @@ audit: .venv/uv
 	@touch $@
 
 clean:
-	rm -rf .venv runs build *.egg-info
+	rm -rf .venv .venv-newer runs build *.egg-info

@@ -18,6 +18,7 @@ A run of a row that is published as a failure fails if it diverges, or if its fi
 (`has_failed` in sinklab/report/sweep_table.py).
 """
 
+from sinklab.configs.sources import GU_ICLR, GU_V1, GUO, KAUL
 from sinklab.configs.table import scale_with_size, table
 
 
@@ -27,20 +28,20 @@ def make_operation_diff(similarity='exp', normalizer='sum', feature_map='identit
     return {f'model.attention.{name}': value for name, value in fields.items() if value != defaults.get(name)}
 
 
-def make_row(diff, sink, loss, source='Gu et al. (v1), Tables 4 and 13'):
+def make_row(diff, sink, loss, source=f'{GU_V1}, Tables 4 and 13'):
     return dict(diff=diff, published={'sink/1': sink, 'valid/loss': loss}, source=source)
 
 
-def make_proxy_row(diff, sink, loss, source='Gu et al. (v1), Tables 4 and 13'):
+def make_proxy_row(diff, sink, loss, source=f'{GU_V1}, Tables 4 and 13'):
     return make_row(diff, sink, loss, f'{source} (proxy scores)')
 
 
-def make_failing_row(diff, source='Gu et al. (v1), Table 13'):
+def make_failing_row(diff, source=f'{GU_V1}, Table 13'):
     return dict(diff=diff, published={'fails': True}, source=source, note='Published as a failure of training.')
 
 
 def make_gain_row(gain, sink, loss):
-    return make_row(make_operation_diff(gain=gain), sink, loss, 'Gu et al. (v1), Table 12')
+    return make_row(make_operation_diff(gain=gain), sink, loss, f'{GU_V1}, Table 12')
 
 
 def make_row_with_note(diff, source, note, **published):
@@ -64,8 +65,8 @@ def make_sigmoid_sweep_diff(**fields):
     return SIGMOID | scale_with_size({f'optimizer.{name}': value for name, value in fields.items()})
 
 
-P_NORM_SOURCE = 'Gu et al. (ICLR), appendix D.4'
-SWEEP_SOURCE = 'Gu et al. (v1), Table 14'
+P_NORM_SOURCE = f'{GU_ICLR}, appendix D.4'
+SWEEP_SOURCE = f'{GU_V1}, Table 14'
 SIGMOID = make_operation_diff('sigmoid', 'none')
 
 ROWS = {
@@ -92,7 +93,7 @@ ROWS = {
         for p in (2, 3, 4)
     },
     'sigmoid_p_1': make_row(
-        make_operation_diff('sigmoid', 'p_norm', power=1.0), 30.24, 3.74, f'Gu et al. (v1), Table 4; {P_NORM_SOURCE}'
+        make_operation_diff('sigmoid', 'p_norm', power=1.0), 30.24, 3.74, f'{GU_V1}, Table 4; {P_NORM_SOURCE}'
     )
     | dict(note='Equal to sigmoid_normalized: the 1-norm of positive weights is their sum.'),
     **{f'sigmoid_p_{p}': make_sigmoid_p_row(float(p)) for p in (2, 3, 4)},
@@ -108,7 +109,7 @@ ROWS = {
     ),
     'softmax_off_by_one': make_row_with_note(
         make_operation_diff(normalizer='plus_one'),
-        'Kaul et al., 2410.17174 (GPT2-130M, 256 tokens, 40k steps)',
+        KAUL,
         'A K bias with zero key and value. Softmax has an argmax rate of 0.333 there. See also extensions.py.',
         first_token_argmax_rate=0.022,
         kurtosis=244.7,
@@ -123,7 +124,7 @@ ROWS = {
     ),
     'relu': make_row_with_note(
         make_operation_diff('relu', 'count'),
-        'Guo et al., 2410.13835',
+        GUO,
         'relu(s) / i: no sink on Bigram-Backcopy. No result on text was published.',
     ),
 }

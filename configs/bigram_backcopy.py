@@ -13,6 +13,7 @@ baseline without a sink on this task; see `mass/row`.
 """
 
 from sinklab.configs.sizes import SMOKE
+from sinklab.configs.sources import GUO, THIS_PROJECT
 from sinklab.configs.table import scale_with_size, table
 
 BASE = {
@@ -66,7 +67,7 @@ SIZES = {
 }
 
 
-def make_row(diff, note, source='Guo et al., 2410.13835'):
+def make_row(diff, note, source=GUO):
     return dict(diff=diff, published={}, source=source, note=note)
 
 
@@ -86,12 +87,12 @@ ROWS = {
     'elu1': make_row(
         make_operation_diff('elu1', 'none'),
         'Result of this project: proxy score 0.44 for other queries, row mass 10.',
-        'this project',
+        THIS_PROJECT,
     ),
     'sigmoid': make_row(
         make_operation_diff('sigmoid', 'none'),
         'Result of this project: proxy score 0.45 for other queries, row mass 1.2.',
-        'this project',
+        THIS_PROJECT,
     ),
     'value_gate': make_row({'model.gate': 'value_state'}, 'No sink, according to a secondary report.', '2510.09017'),
     'sgd': make_row(

@@ -16,6 +16,7 @@ Decided:
 """
 
 from sinklab.configs.sizes import QUICKSTART, SIZES, SMOKE
+from sinklab.configs.sources import GU_V1
 from sinklab.configs.table import scale_with_size, table
 
 EIGHT_HEADS = {'model.heads': 8, 'model.head_width': 8}
@@ -26,21 +27,21 @@ def make_row(diff, sink, loss, source, **fields):
 
 
 def make_ffn_row(name, sink, loss):
-    return make_row({'model.ffn': name}, sink, loss, 'Gu et al. (v1), Table 8')
+    return make_row({'model.ffn': name}, sink, loss, f'{GU_V1}, Table 8')
 
 
 def make_even_initialization_row(name):
     return dict(
         diff={'model.ffn': name, 'model.initialization': 'released_even'},
         published={},
-        source='none: Gu et al. (v1), Table 8, with equal initialization',
+        source=f'none: {GU_V1}, Table 8, with equal initialization',
         note='No result was published. The last matrix is scaled by depth, as in the table only for SwiGLU.',
     )
 
 
 def make_heads_row(count, width, sink, loss):
     diff = scale_with_size({'model.heads': count, 'model.head_width': width})
-    return make_row(diff, sink, loss, 'Gu et al. (v1), Table 9')
+    return make_row(diff, sink, loss, f'{GU_V1}, Table 9')
 
 
 def make_gate_row(name, attention, activation, mean, perplexity):
@@ -56,7 +57,7 @@ QIU_SOURCE = 'Qiu et al., 2505.06708 (mixture of experts 15A2B, 400B tokens)'
 UNGATED_NOTE = 'Without a gate: first-token attention 0.467, largest activation 1053, perplexity 6.026.'
 
 ROWS = {
-    'swiglu': make_row({}, 18.18, 3.73, 'Gu et al. (v1), Tables 8 and 9'),
+    'swiglu': make_row({}, 18.18, 3.73, f'{GU_V1}, Tables 8 and 9'),
     'relu': make_ffn_row('relu', 16.90, 3.82),
     'gelu': make_ffn_row('gelu', 14.76, 3.79),
     'swish': make_ffn_row('swish', 17.89, 3.80),
@@ -66,7 +67,7 @@ ROWS = {
     'post_norm': dict(
         diff={'model.norm': 'post'},
         published={'sink/1': 13.54},
-        source='Gu et al. (v1), appendix D.3',
+        source=f'{GU_V1}, appendix D.3',
         note='No loss was published.',
     ),
     'sandwich_norm': dict(
@@ -90,11 +91,11 @@ ROWS = {
     'heads_4': make_heads_row(4, 192, 10.68, 3.74),
     'heads_2': make_heads_row(2, 384, 12.95, 3.76),
     'heads_1': make_heads_row(1, 768, 19.50, 3.78),
-    'add': make_row({'model.combination': 'add'}, 21.76, 3.74, 'Gu et al. (v1), Table 9'),
+    'add': make_row({'model.combination': 'add'}, 21.76, 3.74, f'{GU_V1}, Table 9'),
     'add_wide': dict(
         diff={'model.combination': 'add_wide'},
         published={},
-        source='the other reading of Gu et al. (v1), Table 9',
+        source=f'the other reading of {GU_V1}, Table 9',
         note='Values as wide as the model. The code was not released; the published number is in the row `add`.',
     ),
     'gate_elementwise': make_gate_row('elementwise', 0.048, 94, 0.116, 5.761),

@@ -13,6 +13,8 @@ with `fixed` in their name have a fixed token. At the size quickstart the rows o
 Each row is therefore compared with a baseline of the same kind.
 """
 
+from sinklab.configs.sources import BARBERO, GU_ICLR, GU_V1, GUO, XIAO
+
 BASELINE_ROW, NO_FIXED_TOKEN_ROW, EIGHT_HEADS_ROW = 'attention:softmax', 'data:amount_5b', 'blocks:swiglu'
 SINK_METRIC, SINK_STAR_METRIC, LOSS_METRIC, FAILS_METRIC = 'sink/1', 'sink/star', 'valid/loss', 'fails'
 MIN_DIFFERENCES = {
@@ -26,8 +28,6 @@ MIN_DIFFERENCES = {
     'norm/ratio/05': 0.5,
     FAILS_METRIC: 0.5,
 }
-BARBERO_SOURCE = 'Barbero et al., 2504.02732'
-GU_V1, GU_ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
 
 
 def make_claim(statement, source, row, direction, reference=None, metric=SINK_METRIC, min_difference=None):
@@ -184,21 +184,21 @@ DATA = {
     ),
     'packing_document': make_claim(
         'Attention that stays within documents gives less of a sink.',
-        BARBERO_SOURCE,
+        BARBERO,
         'packing:document',
         '<',
         ('packing:causal', SINK_METRIC),
     ),
     'packing_bos': make_claim(
         'With attention within documents, BOS before each document gives more of a sink.',
-        BARBERO_SOURCE,
+        BARBERO,
         'packing:document_bos',
         '>',
         ('packing:document', SINK_METRIC),
     ),
     'packing_fixed': make_claim(
         'With attention across documents, BOS before each document and window gives more of a sink.',
-        BARBERO_SOURCE,
+        BARBERO,
         'packing:causal_fixed',
         '>',
         ('packing:causal', SINK_METRIC),
@@ -395,9 +395,7 @@ OPERATION = {
         '<',
     ),
     'softpick': make_claim('Softpick gives less of a sink.', 'Zuhri et al., 2504.20966', 'attention:softpick', '<'),
-    'relu': make_claim(
-        'ReLU divided by the number of keys gives less of a sink.', 'Guo et al., 2410.13835', 'attention:relu', '<'
-    ),
+    'relu': make_claim('ReLU divided by the number of keys gives less of a sink.', GUO, 'attention:relu', '<'),
 }
 
 UNTESTABLE = {
@@ -418,7 +416,7 @@ UNTESTABLE = {
     ),
     'streaming': make_untestable_claim(
         'Keeping the first four tokens keeps the perplexity of a stream.',
-        'Xiao et al., 2309.17453',
+        XIAO,
         'needs texts longer than those of training: configs/open_models.py',
     ),
     'spikes': make_untestable_claim(
@@ -446,7 +444,7 @@ SIZE = {
     ),
     'context': make_claim(
         'Longer training texts give more of a sink.',
-        BARBERO_SOURCE,
+        BARBERO,
         'context_length:quarter',
         '<',
         ('context_length:full', SINK_METRIC),

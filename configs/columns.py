@@ -18,10 +18,11 @@ The header of Table 11 is misprinted. The order of its columns is not shared, sh
 shows.
 """
 
+from sinklab.configs.sources import GU_ICLR, GU_V1
 from sinklab.configs.table import scale_with_size, table
 
 
-def make_row(kind, star, sink, loss, source='Gu et al. (v1), Table 3', key_width=None, **fields):
+def make_row(kind, star, sink, loss, source=f'{GU_V1}, Table 3', key_width=None, **fields):
     diff = {f'model.columns.{name}': value for name, value in dict(kind=kind, **fields).items()}
     if key_width:
         diff |= scale_with_size({'model.columns.key_width': key_width})
@@ -29,28 +30,26 @@ def make_row(kind, star, sink, loss, source='Gu et al. (v1), Table 3', key_width
 
 
 def make_shared_row(kind, star, sink, loss, **fields):
-    return make_row(
-        kind, star, sink, loss, 'Gu et al. (v1), Table 11 (its header is misprinted)', shared=True, **fields
-    )
+    return make_row(kind, star, sink, loss, f'{GU_V1}, Table 11 (its header is misprinted)', shared=True, **fields)
 
 
 def make_fixed_value_row(value, norm, star, sink, loss):
-    return make_row('k', star, sink, loss, 'Gu et al. (v1), Table 10', value=value, value_norm=norm)
+    return make_row('k', star, sink, loss, f'{GU_V1}, Table 10', value=value, value_norm=norm)
 
 
 def make_narrow_key_row(width, star, sink, loss):
-    return make_row('k', star, sink, loss, 'Gu et al. (ICLR), Table 13', value='zero', key_width=width)
+    return make_row('k', star, sink, loss, f'{GU_ICLR}, Table 13', value='zero', key_width=width)
 
 
 ROWS = {
-    'none': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='Gu et al. (v1), Table 3'),
+    'none': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=f'{GU_V1}, Table 3'),
     'sink_token': make_row('sink_token', 74.12, 0.00, 3.72),
     'kv': make_row('kv', 72.76, 0.04, 3.72),
     'k': make_row('k', 73.34, 0.00, 3.72, value='zero'),
     'v': dict(
         diff={'model.columns.kind': 'v'},
         published={'sink/1': 17.53, 'valid/loss': 3.73},
-        source='Gu et al. (v1), Table 3',
+        source=f'{GU_V1}, Table 3',
     ),
     'kv_shared': make_shared_row('kv', 56.61, 12.44, 3.72),
     'k_shared': make_shared_row('k', 68.31, 0.23, 3.72, value='zero'),

@@ -9,15 +9,14 @@ those of Barbero et al., with the lengths and the model of their paper.
 
 from sinklab.configs.attention import ROWS as ATTENTION
 from sinklab.configs.sizes import QUICKSTART, SIZES, SMOKE
+from sinklab.configs.sources import BARBERO
 from sinklab.configs.table import scale, table
-
-SOURCE = 'Barbero et al., 2504.02732'
 
 
 def make_row(share):
     diff = scale('data.length', 1 / share) | scale('optimizer.batch_size', share) | scale('valid.windows', share)
     note = 'A figure only (120M parameters): almost no sink at 128 tokens, an increase up to 2048, the same loss.'
-    return dict(diff=diff, published={}, source=SOURCE, note=note)
+    return dict(diff=diff, published={}, source=BARBERO, note=note)
 
 
 ROWS = {

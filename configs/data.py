@@ -9,9 +9,10 @@ Decided: random and fixed tokens are targets of the loss like other tokens, as i
 fixed first token; every row except `fixed_K` removes it.
 """
 
+from sinklab.configs.sources import GU_V1
 from sinklab.configs.table import table
 
-FIGURE_2C = 'Gu et al. (v1), Figure 2C'
+FIGURE_2C = f'{GU_V1}, Figure 2C'
 FIGURES_2C_AND_28 = f'{FIGURE_2C}; (ICLR), Figure 28'
 NO_FIXED_TOKEN = {'data.fixed_position': None}  # override sizes that fix the first token
 
@@ -22,12 +23,12 @@ def make_amount_row(share, note, source=FIGURE_2C):
 
 def make_random_row(first, last, published, note=None):
     diff = NO_FIXED_TOKEN | {'data.random_first': first, 'data.random_last': last}
-    return dict(diff=diff, published=published, source='Gu et al. (v1), section 5') | ({'note': note} if note else {})
+    return dict(diff=diff, published=published, source=f'{GU_V1}, section 5') | ({'note': note} if note else {})
 
 
 def make_fixed_row(position, *sinks):
     published = {f'sink/{k}': sink for k, sink in enumerate(sinks, 1)}
-    return dict(diff={'data.fixed_position': position}, published=published, source='Gu et al. (v1), Table 7')
+    return dict(diff={'data.fixed_position': position}, published=published, source=f'{GU_V1}, Table 7')
 
 
 ROWS = {

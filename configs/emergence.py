@@ -9,11 +9,12 @@ values are of this project, and so are the widths of the residual stream, which 
 """
 
 from sinklab.configs import optimization
+from sinklab.configs.sources import THIS_PROJECT
 from sinklab.configs.table import scale_with_size, table
 
 
 def make_unpublished_row(path, value):
-    return dict(diff=scale_with_size({path: value}), published={}, source='this project', note='not published')
+    return dict(diff=scale_with_size({path: value}), published={}, source=THIS_PROJECT, note='not published')
 
 
 ROWS = {

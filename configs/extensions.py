@@ -10,6 +10,7 @@ rows have too few steps; give them --config.optimizer.steps=1500.
 """
 
 from sinklab.configs.sizes import QUICKSTART, SMOKE
+from sinklab.configs.sources import BARBERO, XIAO
 from sinklab.configs.table import scale_with_size, table
 
 BASE = {
@@ -46,7 +47,7 @@ def make_streaming_row(diff, perplexities, accuracies, **fields):
         f'perplexity/{cache}': perplexity for cache, perplexity in zip(CACHE_LENGTHS, perplexities, strict=True)
     }
     published |= dict(zip(ACCURACY_TASKS, accuracies, strict=True)) if accuracies else {}
-    return dict(diff=diff, published=published, source='Xiao et al., 2309.17453, section 4.2 and Table 3', **fields)
+    return dict(diff=diff, published=published, source=f'{XIAO}, section 4.2 and Table 3', **fields)
 
 
 def make_context_row(length):
@@ -56,7 +57,7 @@ def make_context_row(length):
         sizes |= {'data.length': length, 'optimizer.batch_size': 256 * 2048 // length}
     diff = {'model.ffn': 'swiglu'} | scale_with_size(sizes)
     note = 'A figure only: almost no sink at 128, an increase up to 2048, the same loss.'
-    return dict(diff=diff, published={}, source='Barbero et al., 2504.02732 (120M, LLaMA-2 style)', note=note)
+    return dict(diff=diff, published={}, source=f'{BARBERO} (120M, LLaMA-2 style)', note=note)
 
 
 CACHE_LENGTHS = ('0+1024', '1+1023', '2+1022', '4+1020')

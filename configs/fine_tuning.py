@@ -16,8 +16,10 @@ Without --from, a row trains a new model on conversations. A Hugging Face model 
   --config.data.loss=all. One conversation in a hundred is held out, and probes read held-out conversations.
 """
 
-from sinklab.configs.scale import SIGMOID, SIZE_1B
+from sinklab.configs.attention import SIGMOID
+from sinklab.configs.scale import SIZE_1B
 from sinklab.configs.sizes import QUICKSTART, SMOKE
+from sinklab.configs.sources import GU_ICLR
 from sinklab.configs.table import table
 
 BASE = {
@@ -59,7 +61,7 @@ MODEL_1B = {path: value for path, value in SIZE_1B.items() if path.startswith('m
 
 def make_row(diff):
     note = 'A figure only: the training loss decreases from about 2.6 to 1.8-2.0. No sink was published.'
-    return dict(diff=diff, published={}, source='Gu et al. (ICLR), appendix E', note=note)
+    return dict(diff=diff, published={}, source=f'{GU_ICLR}, appendix E', note=note)
 
 
 ROWS = {

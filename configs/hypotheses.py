@@ -16,9 +16,10 @@ Each hypothesis is a prediction about rows of this file that can fail. docs/resu
 """
 
 from sinklab.configs.attention import ROWS as ATTENTION
-from sinklab.configs.claims import BASELINE_ROW, GU_ICLR, GU_V1, LOSS_METRIC, SINK_METRIC, exclude_sizes, make_claim
+from sinklab.configs.claims import BASELINE_ROW, LOSS_METRIC, SINK_METRIC, exclude_sizes, make_claim
 from sinklab.configs.columns import ROWS as COLUMNS
 from sinklab.configs.optimization import ROWS as OPTIMIZATION
+from sinklab.configs.sources import GU_ICLR, GU_V1, THIS_PROJECT
 from sinklab.configs.table import scale, table
 
 AS_MANY_TOKENS = scale('optimizer.batch_size', 1 / 4) | scale('optimizer.steps', 4)
@@ -26,7 +27,7 @@ AS_MANY_TOKENS = scale('optimizer.batch_size', 1 / 4) | scale('optimizer.steps',
 
 def make_row(*diffs):
     diff = {path: value for part in diffs for path, value in part.items()}
-    return dict(diff=diff, published={}, source='this project', note='not published')
+    return dict(diff=diff, published={}, source=THIS_PROJECT, note='not published')
 
 
 def make_decay_row(decay, row):

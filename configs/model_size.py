@@ -9,6 +9,7 @@ the rows `*_equal_tokens` they have the same batch size, too; in the other rows 
 number of parameters. The row `1.3m` has the batch size of the size, and at `--size=small` it is the baseline.
 """
 
+from sinklab.configs.sources import GU_V1, THIS_PROJECT
 from sinklab.configs.table import scale, table
 
 
@@ -29,7 +30,7 @@ def count_millions(shape):
 
 
 def make_row(shape, note):
-    return dict(diff=shape, published={}, source='this project; Gu et al. (v1), Figure 1, is of Pythia', note=note)
+    return dict(diff=shape, published={}, source=f'{THIS_PROJECT}; {GU_V1}, Figure 1, is of Pythia', note=note)
 
 
 def make_proportional_row(shape):

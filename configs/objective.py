@@ -13,12 +13,13 @@ A window of w has w keys, including the key of the query itself. At T = 64 a win
 queries, so alpha_1 <= 0.5. The probe therefore also reports `sink/1/window`, over the queries that see x_1.
 """
 
+from sinklab.configs.sources import GU_V1
 from sinklab.configs.table import scale_with_size, table
 
 
 def make_prefix_row(tokens):
     note = 'A figure only (p = 5): the sink is on one of the prefix tokens, which varies; see sink/prefix.'
-    return dict(diff={'model.mask.prefix': tokens}, published={}, source='Gu et al. (v1), Figure 3B', note=note)
+    return dict(diff={'model.mask.prefix': tokens}, published={}, source=f'{GU_V1}, Figure 3B', note=note)
 
 
 EDGE_NOTE = (
@@ -30,11 +31,11 @@ def make_window_row(
     keys, note=f'A figure only: small windows prevent the sink; windows of about 256 or more have it. {EDGE_NOTE}'
 ):
     diff = scale_with_size({'model.mask.window': keys})
-    return dict(diff=diff, published={}, source='Gu et al. (v1), Figure 2D', note=note)
+    return dict(diff=diff, published={}, source=f'{GU_V1}, Figure 2D', note=note)
 
 
 ROWS = {
-    'full': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='Gu et al. (v1), Table 1'),
+    'full': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=f'{GU_V1}, Table 1'),
     **{f'prefix_{tokens}': make_prefix_row(tokens) for tokens in (2, 3, 4, 5, 10)},
     'window_32': make_window_row(32, 'A figure only: no sink. At T = 64 half of the queries do not see x_1.'),
     **{f'window_{keys}': make_window_row(keys) for keys in (64, 128, 256, 512, 1024)},

@@ -22,8 +22,9 @@ that counts.
   at 1024, and caches hold 256 keys and not 1024, because models with 0.1 to 0.3 billion parameters are read on a CPU.
 """
 
-GU_V1, GU_ICLR = 'Gu et al. (v1)', 'Gu et al. (ICLR)'
-BARBERO_SOURCE = 'Barbero et al., 2504.02732'
+from sinklab.configs import extensions, packing
+from sinklab.configs.sources import BARBERO, GU_ICLR, GU_V1, XIAO
+
 SINK_METRIC, SINK_MARGIN = 'sink/1', 5.0  # percentage points, as in claims.py
 
 # Sink_1 at T = 64. `sinklab measure` shows these values beside ours for a model with the same name.
@@ -53,6 +54,7 @@ POSITIONS = (5, 10, 15, 20, 25)  # the paper has a sixth column, whose header re
 NORM_METRICS = tuple(f'norm/{name}/{part}' for name in ('key', 'value') for part in ('1', 'other', 'ratio'))
 ANGLE_METRICS = tuple(f'qk/{name}/{part}' for name in ('cos', 'norms', 'score') for part in ('1', 'other'))
 FIRST_TOKEN_COUNTS = (0, 1, 2, 4)
+STREAMING_VANILLA = extensions.ROWS['streaming_vanilla']['published']
 
 
 def make_statement(text, left, relation, right, margin=SINK_MARGIN):
@@ -67,6 +69,11 @@ def select_published(*inputs):
         for model, rates in PUBLISHED_SINK_RATES.items()
         if {*inputs} <= {*rates}
     }
+
+
+def select_packing_sinks(**rows):
+    """Return the published Sink_1 of rows of packing.py, {variant: row}, by variant."""
+    return {variant: packing.ROWS[row]['published'][SINK_METRIC] for variant, row in rows.items()}
 
 
 # Experiments with many variants, and with long texts, have fewer than 100 texts, to take minutes on a CPU.
@@ -223,7 +230,7 @@ EXPERIMENTS = {
     ),
     'bos': dict(
         title='With and without BOS',
-        source=f'{BARBERO_SOURCE}, and slides of the author of Gu et al.',
+        source=f'{BARBERO}, and slides of the author of Gu et al.',
         variants={
             'tokenizer': NATURAL | {'loss': True},
             'none': NATURAL | FEWER | {'bos': 'none', 'loss': True},
@@ -235,11 +242,15 @@ EXPERIMENTS = {
         },
         metrics=(SINK_METRIC, 'sink/any', 'alpha/1', 'norm/ratio/*', 'loss'),
         published={
-            'causal mask, no BOS in training': {'none': 65.15, 'force': 65.10},
-            'causal mask, BOS always first': {'none': 0.05, 'force': 90.84},
-            'mask of documents, no BOS in training': {'none': 28.23},
-            'mask of documents, BOS before each': {'none': 50.24, 'force': 83.33},
-            'mask of documents, BOS always first': {'none': 0.00, 'force': 90.56},
+            'causal mask, no BOS in training': select_packing_sinks(none='causal', force='causal_eos'),
+            'causal mask, BOS always first': select_packing_sinks(none='causal_fixed_text', force='causal_fixed'),
+            'mask of documents, no BOS in training': select_packing_sinks(none='document'),
+            'mask of documents, BOS before each': select_packing_sinks(
+                none='document_bos_text', force='document_bos'
+            ),
+            'mask of documents, BOS always first': select_packing_sinks(
+                none='document_fixed_text', force='document_fixed'
+            ),
         },
         note='Published values are of models with 120M parameters; their thresholds and lengths are not stated. EOS '
         'is the BOS of models that had none in training. A model that always saw BOS first puts its sink there, and '
@@ -269,7 +280,7 @@ EXPERIMENTS = {
     ),
     'streaming': dict(
         title='Streaming with a cache of x first and y recent tokens',
-        source='Xiao et al., 2309.17453, Table 3',
+        source=f'{XIAO}, Table 3',
         verb='stream',
         variants={
             f'{first}+{size - first}': dict(cache=f'{first}+{size - first}', characters=characters)
@@ -283,7 +294,10 @@ EXPERIMENTS = {
         },
         metrics=('perplexity', 'predicted'),  # the second is the number of predicted tokens
         published={
-            'Pythia-160M recipe, cache of 1024': {'0+256': 27.87, '1+255': 18.49, '2+254': 18.05, '4+252': 18.05}
+            'Pythia-160M recipe, cache of 1024': {
+                f'{first}+{256 - first}': STREAMING_VANILLA[f'perplexity/{first}+{1024 - first}']
+                for first in FIRST_TOKEN_COUNTS
+            }
         },
         note='Published values are of a model that was trained for the table, and of caches of 1024 keys: 0+1024, '
         '1+1023, 2+1022 and 4+1020. Ours read 100,000 characters of a novel with 256 keys, and 10,000 with other '

@@ -13,6 +13,7 @@ Decided:
 - The learning rate does not change with the batch size.
 """
 
+from sinklab.configs.sources import GU_ICLR, GU_V1, KAUL
 from sinklab.configs.table import scale_with_size, table
 
 
@@ -21,7 +22,7 @@ def make_row(diff, sink, loss, source):
 
 
 def make_rate_row(diff, sink, loss):
-    return make_row(scale_with_size(diff), sink, loss, 'Gu et al. (ICLR), Table 9')
+    return make_row(scale_with_size(diff), sink, loss, f'{GU_ICLR}, Table 9')
 
 
 def make_unpublished_row(diff, source, note):
@@ -29,11 +30,11 @@ def make_unpublished_row(diff, source, note):
 
 
 def make_batch_row(size, sink, loss):
-    return make_row(scale_with_size({'optimizer.batch_size': size}), sink, loss, 'Gu et al. (v1), Table 6')
+    return make_row(scale_with_size({'optimizer.batch_size': size}), sink, loss, f'{GU_V1}, Table 6')
 
 
 def make_decay_row(gamma, sink, loss):
-    return make_row(scale_with_size({'optimizer.weight_decay': gamma}), sink, loss, 'Gu et al. (v1), Table 1')
+    return make_row(scale_with_size({'optimizer.weight_decay': gamma}), sink, loss, f'{GU_V1}, Table 1')
 
 
 RELEASED_CONFIGS = 'the released configs of Gu et al.'
@@ -77,7 +78,7 @@ ROWS = {
     'cosine': dict(
         diff={'optimizer.schedule': 'cosine', 'optimizer.final_share': 0.1},
         published={},
-        source='Gu et al. (v1), section 4',
+        source=f'{GU_V1}, section 4',
         note='The text says cosine, but the released runs are constant. The final rate is not stated; final_share is '
         'chosen here. At the quickstart size the baseline is this row.',
     ),
@@ -90,7 +91,7 @@ ROWS = {
             'optimizer.epsilon': None,
         },
         published={'kurtosis': 5},
-        source='Kaul et al., 2410.17174 (GPT2-130M, 256 tokens, 40k steps)',
+        source=KAUL,
         note='With Adam 140. Rate and decay are chosen here; their product is that of the default.',
     ),
     'muon': dict(

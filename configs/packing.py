@@ -18,6 +18,7 @@ Decided:
   other reading, a BOS at the first position only, is --config.data.bos=none.
 """
 
+from sinklab.configs.sources import BARBERO
 from sinklab.configs.table import table
 
 BASE = {
@@ -35,7 +36,7 @@ FIXED_BOS = BOS | {'data.fixed_position': 1}
 PROBE_BOS = {'probe.prepend': 'bos'}
 NOT_FIXED_HELD_OUT = {'data.fixed_held_out': False}
 
-SOURCE = 'Barbero et al., 2504.02732, as in the slides of Gu (threshold and T not stated)'
+SOURCE = f'{BARBERO}, as in the slides of Gu (threshold and T not stated)'
 KEPT_BOS_NOTE = 'Validation windows keep the BOS of their documents, so that the loss includes BOS.'
 
 
@@ -61,7 +62,7 @@ ROWS = {
     'document_reset': dict(
         diff=DOCUMENT | {'data.positions': 'reset', 'model.position': 'learned'},
         published={},
-        source='the other reading of Barbero et al., 2504.02732',
+        source=f'the other reading of {BARBERO}',
         note='It is not stated whether positions restart at each document. With rotary positions this has no effect.',
     ),
 }

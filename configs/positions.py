@@ -17,12 +17,13 @@ added after the division by sqrt(K), as in the released code. Appendix A could b
 division; the bias alone would then have alpha_1 = 0.103 (the code) or 0.094 (as printed) at K = 96.
 """
 
+from sinklab.configs.sources import GU_V1
 from sinklab.configs.table import table
 
 
 def make_row(position, sink, loss, **fields):
     published = {'sink/1': sink, 'valid/loss': loss}
-    return dict(diff={'model.position': position}, published=published, source='Gu et al. (v1), Table 2', **fields)
+    return dict(diff={'model.position': position}, published=published, source=f'{GU_V1}, Table 2', **fields)
 
 
 def make_unpublished_row(position, source, note):
@@ -30,7 +31,7 @@ def make_unpublished_row(position, source, note):
 
 
 ROWS = {
-    'rotary': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source='Gu et al. (v1), Table 2'),
+    'rotary': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=f'{GU_V1}, Table 2'),
     'none': make_row('none', 20.35, 3.81),
     'absolute': make_row('absolute', 32.73, 3.74),
     'learned': make_row('learned', 33.13, 3.79),
@@ -42,7 +43,7 @@ ROWS = {
     ),
     'relative_paper_printed': make_unpublished_row(
         'relative_paper_printed',
-        'Gu et al. (v1), equation 7',
+        f'{GU_V1}, equation 7',
         'As printed. The published number is that of the code.',
     ),
     'relative_paper_negative': make_unpublished_row(

@@ -8,31 +8,33 @@ are swapped). The paper finds no massive activations in the sigmoid model. The r
 project and not published. They show how Sink_1 and the step at which a sink emerges change with size, before the cost
 of 1B. Their heads are 128 wide and their FFN has 2.75 times the model width, as at 1B.
 
-The compiler estimates at least the following cost of softmax (`sinklab compile`, --remat=auto; not measured):
-
-    60M   20,000 steps of 0.64 s on v5e-16     57 chip-hours
-    150M  20,000 steps of 0.99 s on v5e-16     88 chip-hours
-    350M  30,000 steps of 0.41 s on v5e-64    220 chip-hours
-    1B    40,000 steps of 0.29 s on v5e-256   820 chip-hours (0.48 s on v5p-128, of 64 chips: 340)
-
-The estimates for sigmoid are within a few percent.
+CHIP_HOURS has the least cost of each size by the estimate of the compiler.
 """
 
+from sinklab.configs.attention import SIGMOID
+from sinklab.configs.sources import GU_V1, THIS_PROJECT
 from sinklab.configs.table import scale_with_size, table
 
-SIGMOID = {'model.attention.similarity': 'sigmoid', 'model.attention.normalizer': 'none'}
+# {size: chip-hours that a run of softmax takes at least on TPU v5e}, estimated by the compiler (`sinklab compile`,
+# --remat=auto; not measured). The estimates for sigmoid are within a few percent.
+CHIP_HOURS = {
+    '60M': 57,  # 20,000 steps of 0.64 s on v5e-16
+    '150M': 88,  # 20,000 steps of 0.99 s on v5e-16
+    '350M': 220,  # 30,000 steps of 0.41 s on v5e-64
+    '1B': 820,  # 40,000 steps of 0.29 s on v5e-256; on v5p-128, of 64 chips, 340: 40,000 steps of 0.48 s
+}
 
 
-def make_size_diff(layers, width, ffn_width, **other_fields):
+def make_size_diff(layers, width, ffn_width):
     """Return the fields of a model whose heads are 128 wide."""
     sizes = {'model.layers': layers, 'model.width': width, 'model.head_width': 128, 'model.ffn_width': ffn_width}
-    return scale_with_size(sizes | {name.replace('__', '.'): value for name, value in other_fields.items()})
+    return scale_with_size(sizes)
 
 
 # 154M, 341M and 1.13B parameters without the embeddings. 150M has as many steps and heads as 60M.
 SIZE_150M = make_size_diff(12, 1024, 2816)
-SIZE_350M = make_size_diff(17, 1280, 3520, model__heads=10, optimizer__steps=30_000)
-SIZE_1B = make_size_diff(22, 2048, 5632, model__heads=16, optimizer__steps=40_000)
+SIZE_350M = make_size_diff(17, 1280, 3520) | scale_with_size({'model.heads': 10, 'optimizer.steps': 30_000})
+SIZE_1B = make_size_diff(22, 2048, 5632) | scale_with_size({'model.heads': 16, 'optimizer.steps': 40_000})
 
 
 def make_row(diff, sink, loss, source):
@@ -40,18 +42,18 @@ def make_row(diff, sink, loss, source):
 
 
 def make_unpublished_row(diff):
-    return dict(diff=diff, published={}, source='this project', note='A size between two sizes of the paper.')
+    return dict(diff=diff, published={}, source=THIS_PROJECT, note='A size between two sizes of the paper.')
 
 
 ROWS = {
-    'softmax_60m': make_row({}, 18.18, 3.73, 'Gu et al. (v1), Table 4'),
-    'sigmoid_60m': make_row(SIGMOID, 0.44, 3.70, 'Gu et al. (v1), Table 4 (proxy scores)'),
+    'softmax_60m': make_row({}, 18.18, 3.73, f'{GU_V1}, Table 4'),
+    'sigmoid_60m': make_row(SIGMOID, 0.44, 3.70, f'{GU_V1}, Table 4 (proxy scores)'),
     'softmax_150m': make_unpublished_row(SIZE_150M),
     'sigmoid_150m': make_unpublished_row(SIZE_150M | SIGMOID),
     'softmax_350m': make_unpublished_row(SIZE_350M),
     'sigmoid_350m': make_unpublished_row(SIZE_350M | SIGMOID),
-    'softmax_1b': make_row(SIZE_1B, 45.11, 3.07, 'Gu et al. (v1), section 7.3'),
-    'sigmoid_1b': make_row(SIZE_1B | SIGMOID, 2.46, 3.10, 'Gu et al. (v1), section 7.3 (proxy scores)'),
+    'softmax_1b': make_row(SIZE_1B, 45.11, 3.07, f'{GU_V1}, section 7.3'),
+    'sigmoid_1b': make_row(SIZE_1B | SIGMOID, 2.46, 3.10, f'{GU_V1}, section 7.3 (proxy scores)'),
 }
 
 get_config = table(ROWS)

@@ -22,9 +22,8 @@ PAGES = {
     ),
     'operation.md': (
         'Attention operation',
-        'This page describes the parts of an attention operation: a similarity, a normalizer, and the rule that '
-        'puts them '
-        'together. To add one, see [Add an operation](../../guides/add_an_operation.md).',
+        'This page describes the parts of an attention operation: a similarity, a normalizer, and the rule that puts '
+        'them together. To add one, see [Add an operation](../../guides/add_an_operation.md).',
         (
             'sinklab.attn.operations.Operation',
             'sinklab.attn.operations.Similarity',
@@ -37,9 +36,8 @@ PAGES = {
     ),
     'metric.md': (
         'Metric',
-        'This page describes an entry of the table of metrics: what it reads, what it computes, and how it is '
-        'shown. To add '
-        'one, see [Add a metric](../../guides/add_a_metric.md).',
+        'This page describes an entry of the table of metrics: what it reads, what it computes, and how it is shown. '
+        'To add one, see [Add a metric](../../guides/add_a_metric.md).',
         (
             'sinklab.metrics.metric.Metric',
             'sinklab.metrics.metric.MetricInfo',
@@ -72,8 +70,7 @@ PAGES = {
     'config.md': (
         'Config objects',
         'This page describes the frozen dataclasses that a config becomes; [Config fields](../config.md) lists the '
-        'same '
-        'fields with their defaults.',
+        'same fields with their defaults.',
         (
             'sinklab.config.validate.parse_config',
             'sinklab.config.spec.Spec',

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import t as student_t
+from scipy import stats
 
 from docs import open_model_results
 from docs.page_parts import replace_part
@@ -351,14 +351,9 @@ def fit_size_slope(claims_data: dict) -> tuple[float, float, float, int]:
         for name, shape in model_size.SHAPES.items()
         for sink in list_values(claims_data, get_size_row(name, '_equal_tokens'), 'sink/1')
     ]
-    x, y = np.array(points).T
-    design = np.stack([x, np.ones_like(x)], 1)
-    solution, *_ = np.linalg.lstsq(design, y, rcond=None)
-    degrees = len(x) - 2
-    variance = np.sum((y - design @ solution) ** 2) / degrees * np.linalg.inv(design.T @ design)[0, 0]
-    half_width = student_t.ppf(0.975, degrees) * np.sqrt(variance)
-    slope = float(solution[0])
-    return slope, slope - float(half_width), slope + float(half_width), len(x)
+    fit = stats.linregress(*zip(*points, strict=True))
+    half_width = fit.stderr * stats.t.ppf(0.975, len(points) - 2)
+    return fit.slope, fit.slope - half_width, fit.slope + half_width, len(points)
 
 
 def format_size_section(claims_data: dict) -> str:

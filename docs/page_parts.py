@@ -1,6 +1,9 @@
-"""Generated parts of pages, between the markers `<!-- NAME -->` and `<!-- end -->`."""
+"""Generated parts of pages, between the markers `<!-- NAME -->` and `<!-- end -->`, and JSON of result files."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 END_MARKER = '<!-- end -->'
 
@@ -28,3 +31,9 @@ def replace_part(text: str, name: str, content: str) -> str:
 def write_part(path: Path, name: str, content: str) -> None:
     """Replace one part of a page file."""
     path.write_text(replace_part(path.read_text(encoding='utf-8'), name, content), encoding='utf-8')
+
+
+def format_json(results: Any) -> str:
+    """Return JSON in which each list of numbers or texts is one line."""
+    text = json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False)
+    return re.sub(r'\[[^\[\]{}]*\]', lambda match: ' '.join(match[0].split()), text) + '\n'

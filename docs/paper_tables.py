@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.reference import (
-    escape_markdown,
+    escape_markdown_text,
     format_anchor,
     format_code,
     format_published,
@@ -29,6 +29,7 @@ from sinklab.cli import claims as claims_command
 from sinklab.cli import config_flags
 from sinklab.config.spec import Spec
 from sinklab.configs.open_models import PUBLISHED_SINK_RATES
+from sinklab.configs.scale import CHIP_HOURS
 from sinklab.errors import UserError
 from sinklab.metrics.registry import find_metric_info
 from sinklab.model import flops
@@ -39,7 +40,6 @@ from sinklab.sweep import results
 
 RESULTS_FILE = Path(__file__).parent / 'results' / 'claims.json'
 BASELINE_ROW = 'optimization:rate_4e-4_20k'
-BASELINE_CHIP_HOURS = 61  # estimated by the compiler for TPU v5e: configs/scale.py
 SWEEP_COMMAND = (
     'sinklab sweep --config=configs/{table}.py --size=quickstart \\\n  --workdir=runs/{table} \\\n  --rows={rows}'
 )
@@ -135,8 +135,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             'The sink emerges during training',
             (BASELINE_ROW, 'emergence:*'),
             'Published: Sink_1 rises between 1,000 and 2,000 steps. Rows of `emergence.py` that no paper has show '
-            'how the '
-            'step moves with weight decay, rate and width: see [Emergence](../results/emergence.md).',
+            'how the step moves with weight decay, rate and width: see [Emergence](../results/emergence.md).',
         ),
         PaperEntry(
             'Table 9 (ICLR), Figure 2B (v1)',
@@ -214,7 +213,8 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             ('scale:*',),
             'Sizes between 60M and 1B are of this project.',
             missing_reason='The larger sizes were not run. `configs/scale.py` has the estimates of the compiler: '
-            '61 (60M), 106 (150M), 250 (350M) and 890 (1B) chip-hours of TPU v5e for each of the two.',
+            + ', '.join(f'{hours} ({size})' for size, hours in CHIP_HOURS.items())
+            + ' chip-hours of TPU v5e for each of the two.',
             claims=('1b',),
         ),
         PaperEntry(
@@ -242,8 +242,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             'Models pre-trained with a sink token or a zero sink, under small caches',
             ('extensions:streaming_*',),
             'Perplexities X+Y are of a cache of the X first and the Y last keys. `sinklab stream` measures them of '
-            'any '
-            'trained model; [its speed](../results/streaming.md) was measured, the published models were not '
+            'any trained model; [its speed](../results/streaming.md) was measured, the published models were not '
             'trained.',
             ('sinklab stream runs/streaming_vanilla --source=text:pg19/book.txt --cache=0+1024,4+1020',),
             missing_reason='Not run: three runs of 160M parameters and 75B tokens, and the first test book of PG19.',
@@ -268,9 +267,8 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             '2410.13835',
             'Bigram-Backcopy and ReLU attention (Guo et al.)',
             ('bigram_backcopy:*', 'attention:relu'),
-            'Published in words and figures only. A row takes about a minute on two cores; its notes have results '
-            'of this '
-            'project.',
+            'Published in words and figures only. A row takes about a minute on two cores; its notes have results of '
+            'this project.',
         ),
         PaperEntry('gpt-oss', 'A learned logit in the sum of softmax', ('columns:logit',)),
         PaperEntry(
@@ -299,9 +297,8 @@ def build_page() -> str:
     entries = [entry for group in ENTRY_GROUPS.values() for entry in group]
     markdown = (
         '# Tables and figures of the paper\n\n'
-        'This page lists every table and figure of "When Attention Sink Emerges in Language Models" (Gu et al.), '
-        'and of '
-        'later work, that sinklab can run: the rows, the command, the published numbers, and ours where they were '
+        'This page lists every table and figure of "When Attention Sink Emerges in Language Models" (Gu et al.), and '
+        'of later work, that sinklab can run: the rows, the command, the published numbers, and ours where they were '
         'run.\n\n' + format_introduction(entries) + format_contents()
     )
     for group, group_entries in ENTRY_GROUPS.items():
@@ -311,36 +308,30 @@ def build_page() -> str:
 
 def format_introduction(entries: list[PaperEntry]) -> str:
     """Return what was run, and how to read the columns."""
-    claims_data, verdict_counts = (
-        load_results(),
-        Counter(verdict_entry['verdict'] for verdict_entry in load_verdicts().values()),
-    )
+    claims_data = load_results()
+    verdict_counts = Counter(verdict_entry['verdict'] for verdict_entry in load_verdicts().values())
     rows = {row for entry in entries for row in match_rows(entry)}
     num_run = sum(find_our_runs(row) is not None for row in rows)
     seeds = sorted({len(seeds) for seeds in claims_data['runs'].values()})
     return (
         f'**What was run.** {num_run} of {len(rows)} rows have a result in `docs/results/claims.json`, all of them '
-        f'at size `{claims_data["size"]}`: 200,000 '
-        f'parameters, on two CPU cores, with {seeds[0]} to {seeds[-1]} seeds. No row was trained at the size of the '
-        f'paper. Verdicts on {sum(verdict_counts.values())} [claims](../results/claims.md): '
+        f'at size `{claims_data["size"]}`: 200,000 parameters, on two CPU cores, with {seeds[0]} to {seeds[-1]} '
+        f'seeds. No row was trained at the size of the paper. Verdicts on {sum(verdict_counts.values())} '
+        '[claims](../results/claims.md): '
         + ', '.join(
             f'{verdict_counts[verdict]} {verdict}' for verdict in claims_report.VERDICTS if verdict_counts[verdict]
         )
         + '.\n\n'
         '**Published** numbers are of the size of the paper (60M parameters unless the title says otherwise). '
-        '**Ours** are '
-        f'of size `{claims_data["size"]}`: the mean of all seeds and their standard deviation. Only directions can '
-        f'be compared '
-        'between the two. Numbers of a row scale with the size: where a row has another value there, it stands '
-        'below. '
-        'A dash: not run.\n\n'
-        '**What a row takes.** At the size of the paper: the last column has the operations of the run as a '
-        'multiple of '
-        f'the baseline, which takes at least {BASELINE_CHIP_HOURS} chip-hours of TPU v5e by the estimate of the '
+        f'**Ours** are of size `{claims_data["size"]}`: the mean of all seeds and their standard deviation. Only '
+        'directions can be compared between the two. Numbers of a row scale with the size: where a row has another '
+        'value there, it stands below. A dash: not run.\n\n'
+        '**What a row takes.** At the size of the paper: the last column has the operations of the run as a multiple '
+        f'of the baseline, which takes at least {CHIP_HOURS["60M"]} chip-hours of TPU v5e by the estimate of the '
         f'compiler (`sinklab compile`, not measured). At size `{claims_data["size"]}`: about two minutes for two '
-        'runs at once on two cores; rows without a result were left out to save time, and the command of their '
-        'table trains them. Data of the paper: a sample of the Pile (`sail/regmix-data-sample`) with the tokenizer '
-        'of GPT-NeoX.\n\n'
+        'runs at once on two cores; rows without a result were left out to save time, and the command of their table '
+        'trains them. Data of the paper: a sample of the Pile (`sail/regmix-data-sample`) with the tokenizer of '
+        'GPT-NeoX.\n\n'
         '(v1) is arXiv 2410.10781v1, (ICLR) the version printed for ICLR 2025; they number tables differently. '
         '[Decisions](decisions.md) says how unclear passages were read.\n\n'
     )
@@ -349,8 +340,8 @@ def format_introduction(entries: list[PaperEntry]) -> str:
 def format_contents() -> str:
     lines = (
         [
-            f'[{escape_markdown(entry.location)}](#{make_slug(entry)})',
-            escape_markdown(entry.title),
+            f'[{escape_markdown_text(entry.location)}](#{make_slug(entry)})',
+            escape_markdown_text(entry.title),
             format_status(entry),
         ]
         for group in ENTRY_GROUPS.values()
@@ -377,7 +368,8 @@ def format_status(entry: PaperEntry) -> str:
 
 def format_section(entry: PaperEntry) -> str:
     """Return one table or figure of the paper."""
-    markdown = f'### {escape_markdown(entry.location)}: {escape_markdown(entry.title)} {{ #{make_slug(entry)} }}\n\n'
+    heading = escape_markdown_text(f'{entry.location}: {entry.title}')
+    markdown = f'### {heading} {{ #{make_slug(entry)} }}\n\n'
     markdown += f'{entry.description}\n\n' if entry.description else ''
     if commands := [*list_sweep_commands(entry), *entry.commands]:
         markdown += '```console\n' + '\n'.join(commands) + '\n```\n\n'
@@ -401,7 +393,7 @@ def format_row(row: str) -> list[str]:
     """Return the cells of a row."""
     file, _, name = row.partition(':')
     row_info = load_all_rows()[row]
-    notes = escape_markdown(format_sentence(row_info['note'])) if row_info.get('note') else ''
+    notes = escape_markdown_text(format_sentence(row_info['note'])) if row_info.get('note') else ''
     link = f'[{format_code(row)}](../reference/rows.md#{make_file_slug(file)}-{name})'
     return [
         link,
@@ -492,9 +484,9 @@ def format_claim(verdict_entry: dict) -> str:
     name, _, difference, seeds, verdict = claims_report.format_claim_cells(verdict_entry)
     unit = ' percentage points' if verdict_entry['unit'] == '%' else ''
     difference_text = f', difference {difference}{unit}, {seeds} seeds' if difference else ''
-    reason = f': it {escape_markdown(verdict_entry["why"])}' if verdict_entry['why'] else ''
-    words = escape_markdown(verdict_entry['words'])
-    verdict_text = f'**{escape_markdown(verdict)}**{escape_markdown(difference_text)}{reason}'
+    reason = f': it {escape_markdown_text(verdict_entry["why"])}' if verdict_entry['why'] else ''
+    words = escape_markdown_text(verdict_entry['words'])
+    verdict_text = f'**{escape_markdown_text(verdict)}**{escape_markdown_text(difference_text)}{reason}'
     return f'{format_code(name)} {format_anchor(f"claim-{name}")}{words} {verdict_text}'
 
 

@@ -15,7 +15,7 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -23,7 +23,7 @@ import msgspec
 from sinklab import run_dir
 from sinklab.cli import config_flags, main
 from sinklab.config.spec import CHANGEABLE_FIELDS, NORMALIZERS_BY_SIMILARITY, Spec
-from sinklab.configs import default
+from sinklab.configs import default, extensions
 from sinklab.configs.sizes import REFERENCE_FIELDS, SIZES
 from sinklab.metrics.metric import Metric, MetricInfo
 from sinklab.metrics.registry import METRICS, OFFLINE_METRICS
@@ -59,14 +59,8 @@ REASONS_NOT_MEASURED = {
     'kurtosis': ACTIVATION_REASON,
     'perplexity': OTHER_TEXT_REASON,
     'loss_at_152m': OTHER_TEXT_REASON,
-    **{f'perplexity/{cache}': KV_CACHE_REASON for cache in ('0+1024', '1+1023', '2+1022', '4+1020')},
-    'arc_challenge': LM_EVAL_REASON,
-    'arc_easy': LM_EVAL_REASON,
-    'hellaswag': LM_EVAL_REASON,
-    'lambada': LM_EVAL_REASON,
-    'openbookqa': LM_EVAL_REASON,
-    'piqa': LM_EVAL_REASON,
-    'winogrande': LM_EVAL_REASON,
+    **{f'perplexity/{cache}': KV_CACHE_REASON for cache in extensions.CACHE_LENGTHS},
+    **dict.fromkeys(extensions.ACCURACY_TASKS, LM_EVAL_REASON),
 }
 
 
@@ -103,7 +97,7 @@ def format_code(value: object) -> str:
     return f'`{value}`' if str(value) != '' else ''
 
 
-def escape_markdown(text: str) -> str:
+def escape_markdown_text(text: str) -> str:
     """Escape the characters of plain text that are markup in Markdown or HTML."""
     return re.sub(r'([\\`*_<>\[\]$#])', r'\\\1', text)
 
@@ -135,7 +129,10 @@ def build_commands_page() -> str:
     summary = format_table(
         ['command', 'purpose'],
         (
-            [f'[`sinklab {name}`](#{make_slug(name)})', escape_markdown(format_sentence(subparser.description or ''))]
+            [
+                f'[`sinklab {name}`](#{make_slug(name)})',
+                escape_markdown_text(format_sentence(subparser.description or '')),
+            ]
             for name, subparser in list_subcommands(root_parser)
         ),
     )
@@ -144,9 +141,8 @@ def build_commands_page() -> str:
         '# Commands\n\n'
         'This page lists every command of `sinklab` and every option, with default and allowed values.\n\n'
         'Commands that take `--config` also take `--config.PATH=VALUE`, which sets one field of the config: see '
-        '[Config fields](config.md). `sinklab COMMAND --help` prints the same text. [Exit codes](exit_codes.md) '
-        'are on a '
-        'page of their own.\n\n' + summary + ''.join(parts)
+        '[Config fields](config.md). `sinklab COMMAND --help` prints the same text. [Exit codes](exit_codes.md) are '
+        'on a page of their own.\n\n' + summary + ''.join(parts)
     )
 
 
@@ -168,7 +164,7 @@ def format_command(name: str, parser: argparse.ArgumentParser, level: int) -> st
     formatter = argparse.HelpFormatter(parser.prog, width=96)
     formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups, prefix='')
     markdown = f'{"#" * level} `sinklab {name}` {{ #{make_slug(name)} }}\n\n'
-    markdown += f'{escape_markdown(format_sentence(parser.description or ""))}\n\n'
+    markdown += f'{escape_markdown_text(format_sentence(parser.description or ""))}\n\n'
     markdown += f'```text\n{formatter.format_help().strip()}\n```\n\n'
     if options:
         lines = ([format_invocation(item), format_meaning(parser, item)] for item in options)
@@ -204,24 +200,22 @@ def format_meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> 
     parts = ['required'] if action.required and action.option_strings else []
     if action.nargs != 0 and action.default not in (None, False, argparse.SUPPRESS) and action.default != []:
         parts.append(f'default {format_code(action.default)}')
-    return f'{escape_markdown(format_sentence(expand_help(parser, action)))} *{"; ".join([type_text, *parts])}*'
+    return f'{escape_markdown_text(format_sentence(expand_help(parser, action)))} *{"; ".join([type_text, *parts])}*'
 
 
 def format_examples(epilog: str) -> str:
     """Convert the epilog of a help text: indented lines to code blocks, other lines to paragraphs."""
-    markdown, groups = (
-        '',
-        [
-            (is_block, '\n'.join(lines).strip('\n'))
-            for is_block, lines in itertools.groupby(epilog.splitlines(), key=lambda line: line.startswith('  '))
-        ],
-    )
+    markdown = ''
+    groups = [
+        (is_block, '\n'.join(lines).strip('\n'))
+        for is_block, lines in itertools.groupby(epilog.splitlines(), key=lambda line: line.startswith('  '))
+    ]
     for is_block, text in groups:
         if is_block:
             markdown += f'```text\n{textwrap.dedent(text)}\n```\n\n'
             continue
         paragraphs = [
-            escape_markdown(format_sentence(paragraph)) for paragraph in text.split('\n\n') if paragraph.strip()
+            escape_markdown_text(format_sentence(paragraph)) for paragraph in text.split('\n\n') if paragraph.strip()
         ]
         if paragraphs and (is_block, text) != groups[-1]:
             paragraphs[-1] = paragraphs[-1].rstrip('.:') + ':'
@@ -291,13 +285,10 @@ def build_config_page() -> str:
         'This page lists every field of a config: its type, its default, the values that it allows and what it '
         'means.\n\n'
         'Defaults are those of `configs/default.py`, the baseline of the paper with 60M parameters. Set a field on '
-        'the '
-        'command line with `--config.PATH=VALUE`, such as `--config.optimizer.steps=500`, or in a row of a config '
-        'file '
-        '([Rows](rows.md)). A config that breaks a rule is refused before anything is compiled. Devices and memory '
-        'are no '
-        'part of a config: see `--data`, `--fsdp`, `--tensor`, `--micro_batch`, `--remat` and `--attention` of '
-        '[`sinklab train`](commands.md#sinklab-train).\n\n'
+        'the command line with `--config.PATH=VALUE`, such as `--config.optimizer.steps=500`, or in a row of a '
+        'config file ([Rows](rows.md)). A config that breaks a rule is refused before anything is compiled. Devices '
+        'and memory are no part of a config: see `--data`, `--fsdp`, `--tensor`, `--micro_batch`, `--remat` and '
+        '`--attention` of [`sinklab train`](commands.md#sinklab-train).\n\n'
     )
     for part in dict.fromkeys(field.path.rpartition('.')[0] for field in all_fields):
         group = [field for field in all_fields if field.path.rpartition('.')[0] == part]
@@ -307,7 +298,7 @@ def build_config_page() -> str:
                 f'{format_anchor(field.path) if part else ""}{format_code(field.path)}',
                 format_code(format_value(field.default)),
                 f'{field.type_name}: {field.allowed}',
-                escape_math(field.meaning),
+                escape_outside_code(field.meaning),
             ]
             for field in group
         )
@@ -315,9 +306,11 @@ def build_config_page() -> str:
     return markdown + format_pairs() + format_sizes(all_fields) + format_changeable_fields()
 
 
-def escape_math(text: str) -> str:
+def escape_outside_code(text: str) -> str:
     """Escape the markup of prose, except in code spans."""
-    return ''.join(part if part.startswith('`') else escape_markdown(part) for part in re.split(r'(`[^`]*`)', text))
+    return ''.join(
+        part if part.startswith('`') else escape_markdown_text(part) for part in re.split(r'(`[^`]*`)', text)
+    )
 
 
 def format_pairs() -> str:
@@ -351,9 +344,8 @@ def format_sizes(all_fields: list[ConfigField]) -> str:
     return (
         '## Sizes\n\n'
         'A size replaces values of the default, so that any row also runs on a smaller machine: `--size=quickstart`. '
-        'Tables of `configs/` can have other values at a size; '
-        f'their files say so. These fields follow another field: {shares}.\n\n'
-        + format_table(['field', *(f'`{name}`' for name in SIZES)], lines)
+        'Tables of `configs/` can have other values at a size; their files say so. These fields follow another '
+        f'field: {shares}.\n\n' + format_table(['field', *(f'`{name}`' for name in SIZES)], lines)
     )
 
 
@@ -361,10 +353,8 @@ def format_changeable_fields() -> str:
     return (
         '## Fields that a run may change when it continues\n\n'
         'No parameter depends on these fields, so that a run in an existing folder may be continued with other '
-        'values. '
-        'All other fields are refused when they differ. '
-        '`optimizer.steps` may grow as well under a constant schedule.\n\n'
-        + format_table(['field'], ([format_code(path)] for path in CHANGEABLE_FIELDS))
+        'values. All other fields are refused when they differ. `optimizer.steps` may grow as well under a constant '
+        'schedule.\n\n' + format_table(['field'], ([format_code(path)] for path in CHANGEABLE_FIELDS))
     )
 
 
@@ -409,8 +399,7 @@ ON_REQUEST_METRICS = {
 # Metrics that sinklab/report/sweep_table.py computes from the records of a finished run.
 DERIVED_METRICS = {
     'emergence/step': 'Step at which the sink emerges: the middle of the two probes between which Sink_1 first '
-    'passes half '
-    'of its final value for good. None for runs that end with a Sink_1 below 1 %.',
+    'passes half of its final value for good. None for runs that end with a Sink_1 below 1 %.',
     'fails': '1 if the run diverged or ended with a validation loss above 0.6 log V (V: vocabulary size), else 0.',
 }
 
@@ -419,14 +408,11 @@ def build_metrics_page() -> str:
     """Return the page of all metrics."""
     return (
         '# Metrics\n\n'
-        'This page lists every number that sinklab records or measures, by the name that it has in '
-        '`metrics.jsonl`, in '
-        'tables and in Python.\n\n'
+        'This page lists every number that sinklab records or measures, by the name that it has in `metrics.jsonl`, '
+        'in tables and in Python.\n\n'
         'A name in braces stands for a number: `sink/{k}` is `sink/2` for token 2. Layers count from 1. The '
-        'importance of '
-        'token k in a head is alpha_k, the mean attention that queries give to it; Sink_k is the share of texts, '
-        'layers '
-        'and heads with alpha_k above 0.3. T is the number of tokens of a probe sequence '
+        'importance of token k in a head is alpha_k, the mean attention that queries give to it; Sink_k is the share '
+        'of texts, layers and heads with alpha_k above 0.3. T is the number of tokens of a probe sequence '
         '([`probe.length`](config.md#probe.length)).\n\n'
         '## Training\n\n'
         'Recorded every [`log.every_steps`](config.md#log.every_steps) steps, and `valid/` every '
@@ -434,30 +420,28 @@ def build_metrics_page() -> str:
         + format_table(
             ['metric', 'unit', 'meaning'],
             (
-                [format_code(name), unit, escape_markdown(meaning)]
+                [format_code(name), unit, escape_markdown_text(meaning)]
                 for name, (unit, meaning) in TRAINING_METRICS.items()
             ),
         )
         + '## Attention, at each probe\n\n'
         'Recorded every [`probe.every_steps`](config.md#probe.every_steps) steps on held-out texts, and measured by '
         '[`sinklab measure`](commands.md#sinklab-measure) of a checkpoint or an open model. Metrics that need '
-        'attention '
-        'biases, windows, prefixes or triggers are recorded only of models that have them.\n\n'
+        'attention biases, windows, prefixes or triggers are recorded only of models that have them.\n\n'
         + format_metrics_table(METRICS)
         + '## Attention, of the training batch\n\n'
-        'With [`log.sinks`](config.md#log.sinks) these are logged of the training batch over its whole length, '
-        'under their '
-        'name with `/context` at the end; with [`log.rows`](config.md#log.rows) those of whole rows as well.\n\n'
+        'With [`log.sinks`](config.md#log.sinks) these are logged of the training batch over its whole length, under '
+        'their name with `/context` at the end; with [`log.rows`](config.md#log.rows) those of whole rows as '
+        'well.\n\n'
         + format_table(['metric', 'needs'], list_context_metrics())
         + '## Attention and hidden states, of a finished model\n\n'
         'Measured by [`sinklab measure`](commands.md#sinklab-measure) only, because they would take too long at '
-        'every '
-        'probe.\n\n' + format_metrics_table(OFFLINE_METRICS) + '## On request\n\n'
+        'every probe.\n\n' + format_metrics_table(OFFLINE_METRICS) + '## On request\n\n'
         'Measured by passes of their own, when the option asks for them.\n\n'
         + format_table(
             ['metric', 'command', 'unit', 'meaning'],
             (
-                [format_code(n), format_code(command), unit, escape_markdown(meaning)]
+                [format_code(n), format_code(command), unit, escape_markdown_text(meaning)]
                 for n, (command, unit, meaning) in ON_REQUEST_METRICS.items()
             ),
         )
@@ -465,14 +449,14 @@ def build_metrics_page() -> str:
         'Computed by sweeps, claims and reports from `metrics.jsonl`.\n\n'
         + format_table(
             ['metric', 'meaning'],
-            ([format_code(name), escape_markdown(meaning)] for name, meaning in DERIVED_METRICS.items()),
+            ([format_code(name), escape_markdown_text(meaning)] for name, meaning in DERIVED_METRICS.items()),
         )
         + '## Published numbers that are not metrics\n\n'
         'Rows carry these published numbers to be read; no run is compared with them.\n\n'
         + format_table(
             ['name', 'why it is not compared'],
             (
-                [format_code(name), escape_markdown(format_sentence(reason))]
+                [format_code(name), escape_markdown_text(format_sentence(reason))]
                 for name, reason in REASONS_NOT_MEASURED.items()
             ),
         )
@@ -489,9 +473,9 @@ def format_metric(info: MetricInfo) -> list[str]:
     tables = [table_kind for table_kind, is_shown in (('runs', info.in_table), ('sweeps', info.in_sweep)) if is_shown]
     return [
         f'{format_anchor(info.name)}{format_code(info.name)}',
-        escape_markdown(info.label),
+        escape_markdown_text(info.label),
         info.unit,
-        escape_markdown(info.description),
+        escape_markdown_text(info.description),
         ', '.join(tables),
     ]
 
@@ -515,25 +499,23 @@ def build_rows_page() -> str:
     markdown = (
         '# Rows\n\n'
         'This page lists every row of every table in `configs/`: what it changes from the default, the published '
-        'numbers '
-        'and their source.\n\n'
+        'numbers and their source.\n\n'
         'Train one row with `sinklab train --config=configs/FILE.py:ROW`, a whole table with `sinklab sweep '
-        '--config=configs/FILE.py`. Add `--size=quickstart` for a run of minutes on a laptop: the numbers '
-        'of these tables then scale with the size ([Sizes](config.md#sizes)). [Tables of the '
-        'paper](../paper/tables.md) shows the same rows with our '
-        'results.\n\n'
+        '--config=configs/FILE.py`. Add `--size=quickstart` for a run of minutes on a laptop: the numbers of these '
+        'tables then scale with the size ([Sizes](config.md#sizes)). [Tables of the paper](../paper/tables.md) shows '
+        'the same rows with our results.\n\n'
     )
     tables = {file: config_flags.load_rows(file) for file in config_flags.list_config_files()}
     nonempty_tables = {file: file_rows for file, file_rows in tables.items() if file_rows}
     markdown += format_table(
         ['file', 'question', 'rows'],
         (
-            [f'[`{file}`](#{make_file_slug(file)})', escape_markdown(read_title(file)), len(file_rows)]
+            [f'[`{file}`](#{make_file_slug(file)})', escape_markdown_text(read_title(file)), len(file_rows)]
             for file, file_rows in nonempty_tables.items()
         ),
     )
     for file, file_rows in nonempty_tables.items():
-        markdown += f'## `{file}` {{ #{make_file_slug(file)} }}\n\n{escape_markdown(read_title(file))}\n\n'
+        markdown += f'## `{file}` {{ #{make_file_slug(file)} }}\n\n{escape_markdown_text(read_title(file))}\n\n'
         markdown += format_table(
             ['row', 'changes', 'published', 'source and notes'],
             (
@@ -541,8 +523,8 @@ def build_rows_page() -> str:
                     f'{format_anchor(f"{make_file_slug(file)}-{name}")}{format_code(name)}',
                     format_changes(row['diff']),
                     format_published(row['published']),
-                    escape_markdown(format_sentence(row['source']))
-                    + (f' {escape_markdown(format_sentence(row["note"]))}' if row.get('note') else ''),
+                    escape_markdown_text(format_sentence(row['source']))
+                    + (f' {escape_markdown_text(format_sentence(row["note"]))}' if row.get('note') else ''),
                 ]
                 for name, row in file_rows.items()
             ),
@@ -581,10 +563,8 @@ EXIT_CODES = {
     1: (
         'refused',
         'The command cannot be done as given: a wrong option, config, file or folder, or missing permissions. The '
-        'one line '
-        'on stderr says what was given, what is allowed and what to do. `rows`, `doctor`, `prepare` and `sweep` '
-        'also exit '
-        'with 1 when a row, a check or a run has failed.',
+        'one line on stderr says what was given, what is allowed and what to do. `rows`, `doctor`, `prepare` and '
+        '`sweep` also exit with 1 when a row, a check or a run has failed.',
         'Change the command. Do not restart it unchanged.',
     ),
     3: (
@@ -639,12 +619,10 @@ def build_exit_codes_page() -> str:
             ([format_code(n), *map(str, EXIT_CODES[n])] for n in sorted(EXIT_CODES)),
         )
         + 'A process that a signal ends before it can answer has the usual code of the shell, 128 + the number of '
-        'the '
-        'signal.\n\n'
+        'the signal.\n\n'
         '## How a run ends\n\n'
         '`outcome.json` of a [run folder](run_files.md) has the kind of the end, the step and the newest whole '
-        'checkpoint. '
-        'When several processes end, the first cause of this table decides.\n\n'
+        'checkpoint. When several processes end, the first cause of this table decides.\n\n'
         + format_table(
             ['cause', 'kind in outcome.json', 'exit code', 'meaning'],
             (
@@ -663,14 +641,11 @@ RUN_FILES = {
     'run.json': 'A random id that the run got when it began. Its checkpoints carry the same id.',
     'tokenizer.json': 'The tokenizer, in the format of Hugging Face tokenizers; only for runs on text.',
     'row.json': 'The row: config file, changes, published numbers and their source, overrides of the command line; '
-    'for a '
-    'fork, the run and step that it comes from.',
+    'for a fork, the run and step that it comes from.',
     'environment.json': 'Versions, devices, layout and commit of the newest attempt; for each attempt, its first '
-    'step, '
-    'its attention backend and the config fields that changed.',
+    'step, its attention backend and the config fields that changed.',
     'metrics.jsonl': 'One JSON object a line: `step`, `seconds` and [metrics](metrics.md). Lines are appended and '
-    'never '
-    'rewritten; after a restart a step can occur twice, and the last line counts. In a bucket: '
+    'never rewritten; after a restart a step can occur twice, and the last line counts. In a bucket: '
     '`metrics/NUMBER.jsonl`.',
     'probe/': '`STEP.npz`: the arrays of one probe, such as `alpha_LPHJ` (L layers, P sequences, H heads, J keys).',
     'checkpoints/': '`STEP/`: a checkpoint of Orbax.',
@@ -713,9 +688,8 @@ def build_run_files_page() -> str:
         '# Files of a run\n\n'
         'This page lists the files that a run folder (`--workdir`) holds, and the fields of its JSON files.\n\n'
         + format_table(['file', 'content'], ([format_code(name), RUN_FILES[name]] for name in list_run_files()))
-        + 'All JSON files are written whole: a reader sees the old file or the new one. Files are checked when '
-        'they are '
-        'read; a damaged one is named, with what to do.\n\n'
+        + 'All JSON files are written whole: a reader sees the old file or the new one. Files are checked when they '
+        'are read; a damaged one is named, with what to do.\n\n'
         '## Files of a sweep or of claims\n\n'
         'The folder of a sweep has a run folder `ROW-SEED` for each run (`TABLE.ROW-SEED` with claims), and these '
         'files.\n\n'
@@ -743,7 +717,7 @@ def format_schema(schema: Any) -> str:
     lines = (
         [
             format_code(field.encode_name),
-            escape_markdown(describe_schema_type(field.type)),
+            escape_markdown_text(describe_schema_type(field.type)),
             'yes' if field.required else 'no',
         ]
         for field in msgspec.structs.fields(schema)
@@ -774,9 +748,5 @@ def describe_schema_type(schema_type: Any) -> str:
     return SCALAR_NAMES.get(schema_type, names.get(getattr(schema_type, '__name__', ''), str(schema_type)))
 
 
-def print_page(name: str, make_pages: Callable[[], dict[str, str]] = build_pages) -> None:
-    print(make_pages()[name])
-
-
 if __name__ == '__main__':
-    print_page(sys.argv[1])
+    print(build_pages()[sys.argv[1]])

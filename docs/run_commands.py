@@ -1,6 +1,6 @@
 """Run every command in the ```sh blocks of a document.
 
-    python docs/run_commands.py README.md [--but='make test']
+    python docs/run_commands.py README.md [--skip='make test']
 
 Commands that need a pod or a download are in ```console blocks, which this script skips.
 """
@@ -22,11 +22,11 @@ def list_commands(text: str) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('documents', nargs='+', type=Path)
-    parser.add_argument('--but', action='append', default=[], help='a command to pass over')
+    parser.add_argument('--skip', action='append', default=[], help='a command that is not run')
     args = parser.parse_args()
     for document in args.documents:
         for command in list_commands(document.read_text(encoding='utf-8')):
-            if command in args.but:
+            if command in args.skip:
                 continue
             print(f'$ {command}', flush=True)
             if code := subprocess.run(command, shell=True, cwd=ROOT).returncode:

@@ -30,7 +30,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
 BLOCK_PATTERN = re.compile(r'(?:^<!-- output: ([^\n]*) -->\n+)?^```(\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 QUICK_PATTERN = re.compile(r'To try this page in seconds:\s`(export [^`]*)`')
 TERMINAL_COLUMNS = '120'  # wide enough that no table of a tutorial wraps
@@ -89,14 +88,6 @@ def select_lines(output: str, lines: str) -> list[str]:
     raise SystemExit(f'<!-- output: {lines} --> must be all, first N, last N or lines A B')
 
 
-def reduce_to_shape(line: str) -> str:
-    """Return the parts of a line that are the same on each machine: numbers become #, spaces are merged."""
-    line = re.sub(r'\d{4}-\d\d-\d\dT[\d:+.]+', '#', line)  # a date and time
-    line = re.sub(r'[^\w\s./@:=,-]', ' ', line)
-    line = re.sub(r'(?<![A-Za-z_\d])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?', '#', line)
-    return ' '.join('#' if word in ('-', 'nan') else word for word in line.split())
-
-
 class TutorialRunner:
     """Runner of the blocks of a page in a folder.
 
@@ -109,7 +100,7 @@ class TutorialRunner:
         self.folder, self.namespace, self.last_output = folder, {}, ''
         self.variables = {**os.environ, 'COLUMNS': TERMINAL_COLUMNS, **(environment or {})}
 
-    def follow(self, block: Block) -> None:
+    def run_block(self, block: Block) -> None:
         """Write the file, run the commands or execute the cell of a block, and store the output."""
         if block.file:
             (self.folder / block.file).write_text(block.text, encoding='utf-8')
@@ -150,7 +141,7 @@ class TutorialRunner:
         return output.getvalue()
 
 
-def follow_page(page: str, runner: TutorialRunner) -> list[tuple[Block, list[str]]]:
+def run_page(page: str, runner: TutorialRunner) -> list[tuple[Block, list[str]]]:
     """Run all blocks of a page, and return each output block with the lines that were printed.
 
     The lines are all printed lines, of which the page may show a part.
@@ -158,7 +149,7 @@ def follow_page(page: str, runner: TutorialRunner) -> list[tuple[Block, list[str
     outputs = []
     for block in read_blocks(page):
         if block.lines is None:
-            runner.follow(block)
+            runner.run_block(block)
         else:
             outputs.append((block, runner.last_output.rstrip().splitlines()))
     return outputs
@@ -184,7 +175,7 @@ def main() -> int:
         page = path.read_text(encoding='utf-8')
         with tempfile.TemporaryDirectory() as folder:
             runner = TutorialRunner(Path(folder), dict(PATH=path_variable))
-            outputs = follow_page(make_quick(page) if args.quick else page, runner)
+            outputs = run_page(make_quick(page) if args.quick else page, runner)
         for block, printed in outputs:
             print('\n'.join(select_lines('\n'.join(printed), block.lines)))
         if args.update:

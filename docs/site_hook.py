@@ -19,7 +19,7 @@ from docs import api_pages, paper_tables, reference  # noqa: E402
 LINK_PATTERN = re.compile(r'(?<!!)\[([^\]\[]*)\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)')
 
 
-def generated_pages() -> dict[str, str]:
+def build_generated_pages() -> dict[str, str]:
     """Return {path in docs/: Markdown} of all pages that are generated at build time."""
     return {
         **{f'reference/{name}': text for name, text in reference.build_pages().items()},
@@ -34,7 +34,7 @@ def on_files(files: Files, config: Any) -> Files:
     Raises:
         PluginError: a file in docs/ has the path of a generated page.
     """
-    for path, text in generated_pages().items():
+    for path, text in build_generated_pages().items():
         if existing_file := files.get_file_from_path(path):
             raise PluginError(
                 f'docs/{path} is generated at build time, and {existing_file.abs_src_path} is there; remove it'

@@ -339,7 +339,7 @@ def test_stopped_run_is_not_finished(tmp_path, kind, is_finished):
         (switch_attention, ['--workdir=none', '--jobs=0'], '0 is not a whole number'),
         (switch_attention, ['--workdir=none', '--seeds=x'], 'x'),
         (emergence_order, ['none'], 'none has 0 probes'),
-        (emergence_order, ['a', 'b', '--heads-png=c.png'], '--heads-png draws one run'),
+        (emergence_order, ['a', 'b', '--heads_png=c.png'], '--heads_png draws one run'),
     ],
 )
 def test_experiment_refuses_wrong_argument_without_traceback(capsys, monkeypatch, module, arguments, message):

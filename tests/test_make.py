@@ -100,6 +100,13 @@ def test_make_does_not_set_jax_platforms():
 
 
 @requires_make
+def test_clean_removes_every_environment_of_continuous_integration():
+    environments = set(re.findall(r'-m venv (\S+)', (ROOT / '.ci' / 'run').read_text()))
+    assert environments
+    assert environments <= set(run_make('-n', 'clean').split())
+
+
+@requires_make
 def test_audit_reads_every_file_of_pinned_versions():
     output = run_make('-n', 'audit')
     patterns = re.search(r'for file in (.*?);', output)[1].split()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from docs import open_model_results
+from docs import open_model_results, page_parts
 from sinklab.configs.open_models import EXPERIMENTS, MODELS, PUBLISHED_SINK_RATES
 from sinklab.metrics.registry import find_metric_info
 
@@ -52,6 +52,15 @@ def test_published_values_are_those_of_the_tables():
     assert published['Meta-Llama-3-8B'] == PUBLISHED_SINK_RATES['Meta-Llama-3-8B']
     assert published.keys() == {'gpt2-xl', 'Mistral-7B-v0.1', 'Llama-2-7b-hf', 'Meta-Llama-3-8B'}
     assert EXPERIMENTS['instruct']['published']['Mistral-7B-v0.1'] == {'base': 97.49, 'chat': 88.34}
+    assert EXPERIMENTS['bos']['published'] == {
+        'causal mask, no BOS in training': {'none': 65.15, 'force': 65.10},
+        'causal mask, BOS always first': {'none': 0.05, 'force': 90.84},
+        'mask of documents, no BOS in training': {'none': 28.23},
+        'mask of documents, BOS before each': {'none': 50.24, 'force': 83.33},
+        'mask of documents, BOS always first': {'none': 0.00, 'force': 90.56},
+    }
+    (perplexities,) = EXPERIMENTS['streaming']['published'].values()
+    assert perplexities == {'0+256': 27.87, '1+255': 18.49, '2+254': 18.05, '4+252': 18.05}
 
 
 @pytest.mark.parametrize(
@@ -81,10 +90,19 @@ def test_reading_of_layers_is_the_largest_value():
 
 def test_results_page_matches_json():
     page = open_model_results.PAGE.read_text(encoding='utf-8')
-    generated = page.partition(open_model_results.BEGIN_MARKER)[2].partition(open_model_results.END_MARKER)[0]
-    assert generated.strip() == open_model_results.format_results(open_model_results.load_results()).strip()
+    generated = open_model_results.format_results(open_model_results.load_results())
+    assert page_parts.replace_part(page, open_model_results.PAGE_PART, generated) == page
     for picture in re.findall(r'\]\((.*?\.png)\)', generated):
         assert (open_model_results.RESULTS_DIR / picture).is_file()
+
+
+def test_page_without_end_of_generated_part_is_not_written(tmp_path, monkeypatch):
+    page = tmp_path / 'open_models.md'
+    page.write_text(f'<!-- {open_model_results.PAGE_PART} -->\nold\n\nwritten by hand\n')
+    monkeypatch.setattr(open_model_results, 'PAGE', page)
+    with pytest.raises(ValueError, match=open_model_results.PAGE_PART):
+        open_model_results.write_page()
+    assert 'written by hand' in page.read_text()
 
 
 def test_results_contain_no_path_of_a_machine():

@@ -19,7 +19,7 @@ from sinklab.analysis.measure import LOSS_INFO
 from sinklab.cli import main
 from sinklab.config import spec
 from sinklab.configs import claims as claims_file
-from sinklab.configs import default
+from sinklab.configs import default, scale
 from sinklab.configs.table import get_field, list_fields
 from sinklab.metrics.registry import METRIC_INFOS, OFFLINE_METRIC_INFOS
 from sinklab.report.claims import FAILS_METRIC
@@ -143,7 +143,7 @@ def test_rows_page_lists_every_row_with_changes_and_published_numbers(path):
         for metric, value in row['published'].items():
             assert metric in line
             assert metric == 'fails' or (f'{value:.2f}' if isinstance(value, float) else str(value)) in line
-        assert reference.escape_markdown(row['source'])[1:] in line
+        assert reference.escape_markdown_text(row['source'])[1:] in line
 
 
 # exit_codes.md, run_files.md
@@ -221,6 +221,19 @@ def test_paper_tables_page_numbers_match_measured_runs():
             for name, values, digits in (('sink/1', sinks, 1), ('valid/loss', losses, 3)):
                 spread = f' ± {np.std(values, ddof=1):.{digits}f}' if len(values) > 1 else ''
                 assert not values or f'`{name}` {np.mean(values):.{digits}f}{spread}' in our_results
+
+
+def test_paper_tables_page_has_chip_hours_of_config_file():
+    page = build_paper_tables_page()
+    assert f'at least {scale.CHIP_HOURS["60M"]} chip-hours' in page
+    for size, hours in scale.CHIP_HOURS.items():
+        assert f'{hours} ({size})' in page
+
+
+def test_chip_hours_of_1b_are_those_of_estimated_step():
+    costs = json.loads((ROOT / 'benchmarks' / 'step_cost.json').read_text(encoding='utf-8'))['costs']
+    seconds = scale.get_config('softmax_1b').optimizer.steps * costs['softmax_1b v5e:16x16']['milliseconds'] / 1000
+    assert scale.CHIP_HOURS['1B'] == round(seconds * 256 / 3600, -1)
 
 
 def test_runs_of_row_are_those_of_measured_row_with_same_config():

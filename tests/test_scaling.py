@@ -6,7 +6,7 @@ import jax
 import pytest
 from conftest import make_tiny_spec
 
-from docs import scaling_results
+from docs import page_parts, scaling_results
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh
 from sinklab.train import state, step
@@ -65,10 +65,18 @@ def test_slope_above_theory_is_marked_on_page():
 
 def test_page_matches_json():
     page = scaling_results.PAGE.read_text(encoding='utf-8')
-    generated = page.partition(scaling_results.BEGIN_MARKER)[2].partition(scaling_results.END_MARKER)[0]
-    results = json.loads(scaling_results.RESULTS_FILE.read_text(encoding='utf-8'))
-    assert generated.strip() == scaling_results.format_page_part(results).strip()
+    part = scaling_results.format_page_part(scaling_results.read_results())
+    assert page_parts.replace_part(page, scaling_results.PAGE_PART, part) == page
     assert (scaling_results.RESULTS_DIR / f'{scaling_results.PAGE.stem}.png').is_file()
+
+
+def test_page_without_end_of_generated_part_is_not_written(tmp_path, monkeypatch):
+    page = tmp_path / 'scaling.md'
+    page.write_text(f'<!-- {scaling_results.PAGE_PART} -->\nold\n\nwritten by hand\n')
+    monkeypatch.setattr(scaling_results, 'PAGE', page)
+    with pytest.raises(ValueError, match=scaling_results.PAGE_PART):
+        scaling_results.write_page()
+    assert 'written by hand' in page.read_text()
 
 
 def test_slopes_in_json_are_those_of_its_costs():

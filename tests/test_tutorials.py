@@ -15,10 +15,9 @@ from doc_pages import PROGRAMS
 from docs import run_tutorial
 from docs.run_tutorial import (
     TutorialRunner,
-    follow_page,
     make_quick,
     read_blocks,
-    reduce_to_shape,
+    run_page,
     select_lines,
     update_outputs,
 )
@@ -34,7 +33,7 @@ REQUIRED_MODULES = {
     'interventions': ('pandas',),
 }
 POD_PAGE = (TUTORIALS / 'pod.md').read_text(encoding='utf-8')
-FOLLOWED_PAGES = sorted(path.stem for path in TUTORIALS.glob('*.md') if path.stem != 'pod')
+RUNNABLE_PAGES = sorted(path.stem for path in TUTORIALS.glob('*.md') if path.stem != 'pod')
 
 
 def read_page(name):
@@ -56,16 +55,24 @@ def runner(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', make_case_params(FOLLOWED_PAGES, ['first_run']))
+@pytest.mark.parametrize('name', make_case_params(RUNNABLE_PAGES, ['first_run']))
 def test_tutorial_commands_print_shown_output(name, runner):
     """Compare words, columns and rows, because numbers differ between runs and sizes."""
     for module in REQUIRED_MODULES.get(name, ()):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f'docs/tutorials/{name}.md needs {module}, which is not installed')
-    for block, printed in follow_page(make_quick(read_page(name)), runner):
+    for block, printed in run_page(make_quick(read_page(name)), runner):
         assert block.text.strip(), f'docs/tutorials/{name}.md shows an empty output'
         if ', as in' not in block.lines:
             check_output(block.text.splitlines(), select_lines('\n'.join(printed), block.lines))
+
+
+def reduce_to_shape(line: str) -> str:
+    """Return the parts of a line that are the same on each machine: numbers become #, spaces are merged."""
+    line = re.sub(r'\d{4}-\d\d-\d\dT[\d:+.]+', '#', line)  # a date and time
+    line = re.sub(r'[^\w\s./@:=,-]', ' ', line)
+    line = re.sub(r'(?<![A-Za-z_\d])[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?', '#', line)
+    return ' '.join('#' if word in ('-', 'nan') else word for word in line.split())
 
 
 def check_output(shown, printed):
@@ -107,8 +114,8 @@ def test_check_output_compares_table_columns_and_rows_and_other_words():
 
 def test_tutorials_begin_with_purpose_and_offer_smoke_size():
     names = 'first_run', 'own_ablation', 'own_text', 'notebook', 'open_model', 'interventions', 'fork', 'pod'
-    assert {*FOLLOWED_PAGES, 'pod'} == {*names}
-    for name in (*FOLLOWED_PAGES, 'pod'):
+    assert {*RUNNABLE_PAGES, 'pod'} == {*names}
+    for name in (*RUNNABLE_PAGES, 'pod'):
         page = read_page(name)
         title, sentence = re.split(r'\n\n', page)[:2]
         assert title.startswith('# ')
@@ -126,7 +133,7 @@ def test_make_quick_replaces_first_export_line():
         make_quick('To try this page in seconds: `export SIZE=smoke`.\n\n```sh\ntrain\n```\n')
 
 
-def test_follow_page_runs_blocks_in_order_and_updates_outputs(tmp_path):
+def test_run_page_runs_blocks_in_order_and_updates_outputs(tmp_path):
     page = '\n'.join([
         '```python\n# one.py\nprint(2 + 3)\n```\n',
         f'```sh\nexport NUMBER=7\n{sys.executable} one.py; echo a b\n```\n',
@@ -135,7 +142,7 @@ def test_follow_page_runs_blocks_in_order_and_updates_outputs(tmp_path):
         '```python\nx = 4\n```\n```python\nx * 2\n```\n\n<!-- output: all, as in a notebook -->\n```text\nold\n```\n',
         '```console\nexit 1\n```\n',
     ])  # fmt: skip
-    outputs = follow_page(page, TutorialRunner(tmp_path))
+    outputs = run_page(page, TutorialRunner(tmp_path))
     assert [printed for _, printed in outputs] == [['5', 'a b'], ['7'], ['8']]
     assert [block.text for block in read_blocks(update_outputs(page, outputs)) if block.lines] == [
         '5\n',
@@ -143,7 +150,7 @@ def test_follow_page_runs_blocks_in_order_and_updates_outputs(tmp_path):
         '8\n',
     ]
     with pytest.raises(SystemExit):
-        TutorialRunner(tmp_path).follow(read_blocks('```sh\nfalse\n```\n')[0])
+        TutorialRunner(tmp_path).run_block(read_blocks('```sh\nfalse\n```\n')[0])
 
 
 @pytest.mark.parametrize(
