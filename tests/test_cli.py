@@ -171,9 +171,19 @@ def test_rows_lists_and_checks_only_the_row_of_config(capsys, tmp_path):
     assert main(['rows', f'--config={config_file}:fine', '--json']) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row['row'], row['diff']) == ('fine', {'seed': 1})
-    for name in ('misspelt', 'absent'):
-        assert main(['rows', f'--config={config_file}:{name}']) == 1
-        assert f'{config_file}:{name} is refused' in capsys.readouterr().err
+    assert main(['rows', f'--config={config_file}:misspelt']) == 1
+    assert f'{config_file}:misspelt is refused' in capsys.readouterr().err
+
+
+def test_rows_without_named_row_prints_only_one_error_line(capsys, tmp_path):
+    config_file = tmp_path / 'mine.py'
+    config_file.write_text(
+        "from sinklab.configs.table import table\nROWS = {'fine': dict(diff={})}\nget_config = table(ROWS)\n"
+    )
+    assert main(['rows', f'--config={config_file}:absent']) == 1
+    output = capsys.readouterr()
+    assert (output.out, len(output.err.splitlines())) == ('', 1)
+    assert "'absent'" in output.err
 
 
 @pytest.mark.parametrize('value', ['nan', '-inf'])

@@ -56,12 +56,19 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def select_rows(file: str, row_name: str, size: str | None, module: Any) -> list[dict]:
-    """Return the row of this name, which the file may lack, or all rows of the file for an empty name."""
-    from sinklab.cli.config_flags import get_row_info, load_rows, try_build_config
+    """Return the row of this name, or all rows of the file for an empty name.
+
+    Raises:
+        UserError: The file has no row of this name.
+    """
+    from sinklab.cli.config_flags import build_config, find_row_key, get_row_info, load_rows, try_build_config
 
     if not row_name:
         return list(load_rows(file, size, module).values())
-    return [get_row_info(module, file, row_name, try_build_config(module, f'{file}:{row_name}', size))]
+    config_path = f'{file}:{row_name}'
+    if find_row_key(module, row_name) not in getattr(module, 'ROWS', {}):
+        build_config(module, config_path, row_name, size)  # a file without ROWS may build rows of any name
+    return [get_row_info(module, file, row_name, try_build_config(module, config_path, size))]
 
 
 def check_row(row: dict, size: str | None, module: Any) -> dict:
