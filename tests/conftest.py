@@ -255,6 +255,7 @@ SKIP_FIXES = {
     'systemd': 'apt-get install systemd',
     'git': 'apt-get install git',
     'no make': 'apt-get install make',
+    'uv is not installed': 'python -m pip install uv, in the environment of the tests',
     'not UTF-8': 'run the tests with --basetemp on a Linux file system such as ext4',
 }
 # Test files that use buckets through sinklab.storage. `make test` runs each test on one kind of bucket. The tests of

@@ -39,6 +39,14 @@ def test_part_of_page_is_replaced_within_line_and_on_own_lines():
         page_parts.replace_part('<!-- x --><!-- end -->', 'y', '1')
 
 
+def test_page_without_end_of_part_is_not_written(tmp_path):
+    page = tmp_path / 'page.md'
+    page.write_text('<!-- x -->\nold\n\nwritten by hand\n')
+    with pytest.raises(ValueError, match='<!-- x -->'):
+        page_parts.write_part(page, 'x', 'new')
+    assert page.read_text() == '<!-- x -->\nold\n\nwritten by hand\n'
+
+
 def make_entry(*differences, verdict='holds', interval=None, **fields):
     """Make the entry of a verdict on the claim `Sink_1 of a is more than Sink_1 of b`."""
     entry = dict(

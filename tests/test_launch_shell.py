@@ -92,7 +92,7 @@ def test_install_script_ignores_wheel_of_earlier_version(recorders, tmp_path):
     assert wheel_arguments == wheels[:1]
 
 
-@pytest.mark.skipif(not UV.exists(), reason='uv is not installed')
+@pytest.mark.skipif(not UV.exists(), reason='uv is not installed in the environment of the tests')
 def test_build_folder_has_wheel_and_no_gitignore(tmp_path):
     """Test with the real uv: `gcloud builds submit` uploads only files that .gitignore does not name."""
     package, folder = tmp_path / 'package', tmp_path / 'out'

@@ -96,15 +96,6 @@ def test_results_page_matches_json():
         assert (open_model_results.RESULTS_DIR / picture).is_file()
 
 
-def test_page_without_end_of_generated_part_is_not_written(tmp_path, monkeypatch):
-    page = tmp_path / 'open_models.md'
-    page.write_text(f'<!-- {open_model_results.PAGE_PART} -->\nold\n\nwritten by hand\n')
-    monkeypatch.setattr(open_model_results, 'PAGE', page)
-    with pytest.raises(ValueError, match=open_model_results.PAGE_PART):
-        open_model_results.write_page()
-    assert 'written by hand' in page.read_text()
-
-
 def test_results_contain_no_path_of_a_machine():
     text = open_model_results.RESULTS_FILE.read_text(encoding='utf-8')
     assert not re.search(r'(hf|gguf):|/tmp/|/home/|/root/', text)

@@ -70,15 +70,6 @@ def test_page_matches_json():
     assert (scaling_results.RESULTS_DIR / f'{scaling_results.PAGE.stem}.png').is_file()
 
 
-def test_page_without_end_of_generated_part_is_not_written(tmp_path, monkeypatch):
-    page = tmp_path / 'scaling.md'
-    page.write_text(f'<!-- {scaling_results.PAGE_PART} -->\nold\n\nwritten by hand\n')
-    monkeypatch.setattr(scaling_results, 'PAGE', page)
-    with pytest.raises(ValueError, match=scaling_results.PAGE_PART):
-        scaling_results.write_page()
-    assert 'written by hand' in page.read_text()
-
-
 def test_slopes_in_json_are_those_of_its_costs():
     axes = json.loads(scaling_results.RESULTS_FILE.read_text(encoding='utf-8'))['axes']
     for axis in axes.values():

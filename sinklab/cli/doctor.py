@@ -75,9 +75,9 @@ def run_check(check: Callable[[], object]) -> str:
 
 
 def list_package_versions() -> dict:
-    from sinklab.environment import PACKAGES, get_package_versions
+    from sinklab.environment import get_package_versions
 
-    return dict(versions=get_package_versions(PACKAGES), extras=get_package_versions(EXTRA_OF_PACKAGE))
+    return dict(versions=get_package_versions(), extras=get_package_versions(EXTRA_OF_PACKAGE))
 
 
 def list_devices() -> list[str]:
