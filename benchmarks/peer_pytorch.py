@@ -79,8 +79,9 @@ def make_step(
     model, ids_BT = make_model(shape), torch.from_numpy(step_server.make_ids(shape)).long()
     optimizer = torch.optim.AdamW(model.parameters(), 4e-4, (0.9, 0.95), weight_decay=0.1, fused=True)
     is_mixed = shape['dtype'] != 'float32'
+    micro_batches = ids_BT.split(shape['micro_batch'] or shape['batch'])
 
-    def compute_loss() -> torch.Tensor:
+    def compute_loss(ids_BT: torch.Tensor) -> torch.Tensor:
         with torch.autocast('cpu', DTYPES[shape['dtype']], enabled=is_mixed):
             logits = model(ids_BT[:, :-1])
         return compute_cross_entropy(logits.float().flatten(0, 1), ids_BT[:, 1:].flatten())
@@ -91,12 +92,15 @@ def make_step(
     def run_step() -> float:
         if shape['is_forward']:
             with torch.no_grad():
-                return compute_loss().item()
-        loss = compute_loss()
+                return sum(compute_loss(part).item() for part in micro_batches) / len(micro_batches)
         optimizer.zero_grad()
-        loss.backward()
+        total = 0.0
+        for part in micro_batches:
+            loss = compute_loss(part) / len(micro_batches)
+            loss.backward()
+            total += loss.detach()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        return loss.item()
+        return total.item()
 
     return run_step

@@ -4,7 +4,9 @@
 
 Each peer runs in its own process, with the same model, batch, clipping and optimizer, by default in float32:
 
-- ours, as `sinklab train --data=N --remat=WHAT` runs it; by default as many cores as divide the batch are devices.
+- ours, as `sinklab train --data=N --remat=WHAT --micro_batch=N` runs it; by default as many cores as divide the batch
+  are devices. Without --micro_batch, large batches are computed in parts, as by `sinklab train`.
+- whole batch: ours without micro-batches, which --peers=all leaves out.
 - PyTorch eager, with fused AdamW and scaled_dot_product_attention.
 - torch.compile: the same, with forward pass, loss and backward pass compiled.
 - plain JAX (benchmarks/jax_baseline.py), on one device.
@@ -58,9 +60,10 @@ def make_spec(shape: dict) -> Spec:
 def make_sinklab_step(shape: dict) -> Callable[[], float]:
     """Return a function that runs one step, or one forward pass, and returns its loss."""
     spec = make_spec(shape)
-    hardware = Hardware(data=shape['data'], fsdp=1, remat=shape['remat'])
+    hardware = Hardware(data=shape['data'], fsdp=1, micro_batch=shape['micro_batch'], remat=shape['remat'])
     device_mesh.split_cpu_devices(hardware)
     mesh = device_mesh.make_mesh(hardware)
+    hardware = dataclasses.replace(hardware, micro_batch=memory_estimate.choose_micro_batch(spec, hardware, mesh))
     memory_bytes = device_mesh.get_device_memory_bytes()
     policy = memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', memory_bytes)
     hardware = dataclasses.replace(hardware, remat=policy)
@@ -79,6 +82,10 @@ def make_sinklab_step(shape: dict) -> Callable[[], float]:
         return float(metrics['train/loss'])
 
     return run_step
+
+
+def make_whole_batch_step(shape: dict) -> Callable[[], float]:
+    return make_sinklab_step(shape | dict(micro_batch=shape['batch']))
 
 
 def make_jax_step(shape: dict) -> Callable[[], float]:
@@ -106,6 +113,7 @@ def make_pytorch_step(shape: dict, is_compiled: bool) -> Callable[[], float]:
 
 STEP_MAKERS = {
     'ours': make_sinklab_step,
+    'whole batch': make_whole_batch_step,
     'PyTorch eager': functools.partial(make_pytorch_step, is_compiled=False),
     'torch.compile': functools.partial(make_pytorch_step, is_compiled=True),
     'plain JAX': make_jax_step,
@@ -160,7 +168,9 @@ def read_versions(name: str) -> str:
 
 def choose_peers(names: str) -> list[str]:
     """Return the peers of --peers, without those that are not installed."""
-    peers = PEERS if names == 'all' else ['ours', *(name for name in names.split(',') if name != 'ours')]
+    peers = [name for name in PEERS if name != 'whole batch']
+    if names != 'all':
+        peers = ['ours', *(name for name in names.split(',') if name != 'ours')]
     if unknown := [name for name in peers if name not in PEERS]:
         sys.exit(f'--peers: {unknown[0]} is unknown; give some of {", ".join(PEERS)}')
     missing = [name for name in peers if not is_installed(name)]
@@ -174,7 +184,7 @@ def choose_peers(names: str) -> list[str]:
 def is_installed(name: str) -> bool:
     if name in SCRIPTS:
         return find_python(name).exists()
-    return name in ('ours', 'plain JAX') or importlib.util.find_spec('torch') is not None
+    return name in ('ours', 'whole batch', 'plain JAX') or importlib.util.find_spec('torch') is not None
 
 
 def make_shape(args: argparse.Namespace) -> dict:
@@ -187,7 +197,9 @@ def make_shape(args: argparse.Namespace) -> dict:
         dtype=args.dtype,
         threads=args.cores,
         is_forward=args.forward,
-        data=args.data or max(count for count in range(1, args.cores + 1) if args.batch % count == 0),
+        data=args.data
+        or max(count for count in range(1, args.cores + 1) if (args.micro_batch or args.batch) % count == 0),
+        micro_batch=args.micro_batch,
         remat=args.remat,
     )
 
@@ -214,11 +226,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         '--remat', type=parse_remat, default='default', metavar='WHAT', help='of ours, as of sinklab train'
     )
+    parser.add_argument('--micro_batch', type=parse_count, metavar='N', help='of ours, PyTorch and litgpt')
     parser.add_argument('--rounds', type=parse_count, default=20)
     parser.add_argument('--steps', type=parse_count, default=4, help='of each in a round')
     args = parser.parse_args()
     if args.data and args.batch % args.data:
         parser.error(f'--batch={args.batch} is not a multiple of --data={args.data}; change one of them')
+    if args.micro_batch and args.batch % args.micro_batch:
+        parser.error(f'--micro_batch={args.micro_batch} does not divide --batch={args.batch}; change one of them')
     return args
 
 

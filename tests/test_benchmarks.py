@@ -54,8 +54,8 @@ def test_train_loop_benchmark_prints_cost_of_step_and_probe(run_benchmark):
 def test_peers_benchmark_compares_models_of_equal_size(monkeypatch):
     pytest.importorskip('torch')
     monkeypatch.syspath_prepend(BENCHMARKS)
-    names = 'ours', 'PyTorch eager', 'plain JAX'
-    options = '--size=smoke', '--batch=4', '--length=16', '--cores=1', '--rounds=1', '--steps=1'
+    names = 'ours', 'whole batch', 'PyTorch eager', 'plain JAX'
+    options = '--size=smoke', '--batch=4', '--length=16', '--cores=1', '--micro_batch=2', '--rounds=1', '--steps=1'
     for extra_options in ((), ('--forward',)):
         command = [
             sys.executable,
@@ -77,23 +77,28 @@ def test_pytorch_peer_has_as_many_parameters_and_threads_as_ours(monkeypatch):
     spec = parse_config(default.get_config(size='smoke').to_dict())
     names = 'layers', 'heads', 'width', 'head_width', 'ffn_width', 'vocabulary', 'dtype'
     shape = {name: getattr(spec.model, name) for name in names}
-    shape |= dict(batch=4, length=16, threads=1, is_forward=False)
+    shape |= dict(batch=4, length=16, threads=1, is_forward=False, micro_batch=None)
     module = importlib.import_module('peer_pytorch')
     assert sum(parameter.numel() for parameter in module.Decoder(shape).parameters()) == sum(
         leaf.size for leaf in jax.tree.leaves(state.get_state_shapes(spec)['params'])
     )
-    module.make_decoder_step(shape, is_compiled=False)
+    losses = [module.make_decoder_step(shape, is_compiled=False)()]
+    losses += [module.make_decoder_step(shape | dict(micro_batch=2), is_compiled=False)()]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert torch.get_num_threads() == 1
 
 
-def test_peers_benchmark_refuses_batch_that_devices_do_not_divide(monkeypatch, capsys):
+@pytest.mark.parametrize('option', ['--data=2', '--micro_batch=2'])
+def test_peers_benchmark_refuses_batch_that_option_does_not_divide(option, monkeypatch, capsys):
     monkeypatch.syspath_prepend(BENCHMARKS)
     peers = importlib.import_module('peers')
-    monkeypatch.setattr('sys.argv', ['peers.py', '--batch=3', '--data=2'])
+    monkeypatch.setattr('sys.argv', ['peers.py', '--batch=3', option])
     with pytest.raises(SystemExit) as raised:
         peers.parse_arguments()
     assert raised.value.code == 2
-    assert '--batch=3' in capsys.readouterr().err.splitlines()[-1]
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert '--batch=3' in message
+    assert option in message
 
 
 def test_peers_benchmark_names_unknown_and_missing_peers(monkeypatch, tmp_path, capsys):

@@ -105,6 +105,18 @@ def test_train_recomputes_activations_on_cpu_unless_policy_is_given(config_dir, 
         assert default == pytest.approx(given, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
+def test_train_computes_large_batch_in_parts_on_cpu_unless_micro_batch_is_given(config_dir, tmp_path):
+    given = [f'--config={config_dir}/mine.py:softmax', '--size=smoke', '--config.optimizer.batch_size=136']
+    for name, options in dict(default=[], given=['--micro_batch=136']).items():
+        completed = run_sinklab(config_dir, 'train', *given, *options, f'--workdir={tmp_path}/{name}')
+        assert completed.returncode == 0, completed.stderr
+    layouts = [RunDir(tmp_path / name).read_environment()['layout'] for name in ('default', 'given')]
+    assert [layout['micro_batch'] for layout in layouts] == [34, 136]
+    for default, given in zip(read_records(tmp_path / 'default'), read_records(tmp_path / 'given'), strict=True):
+        assert default == pytest.approx(given, rel=1e-4, abs=1e-5)
+
+
 @pytest.mark.exhaustive
 def test_sweep_results_do_not_depend_on_jobs(config_dir, tmp_path):
     options = [f'--config={config_dir}/mine.py', '--rows=softmax,sigmoid', '--size=smoke', '--seeds=1', '--json']

@@ -1,9 +1,11 @@
 """Memory estimates: comparison with JAX buffers, and errors with suggested flags."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from conftest import make_tiny_spec, make_unpatched_mesh
 from tiny_runs import make_spec as make_run_spec
@@ -58,6 +60,33 @@ def test_estimate_divides_activations_over_micro_batches_and_devices():
     total = estimate_memory(Hardware()).activations
     assert estimate_memory(Hardware(micro_batch=2)).activations < 0.6 * total
     assert estimate_memory(Hardware(data=2)).activations < 0.6 * total
+
+
+@pytest.mark.parametrize(
+    ('batch_size', 'length', 'num_devices', 'micro_batch'),
+    [
+        (32, 64, 1, None),  # 2048 tokens
+        (32, 256, 1, 4),
+        (32, 256, 2, 4),
+        (24, 256, 1, 4),
+        (4, 2048, 1, 1),  # one sequence at least
+        (4, 2048, 2, 2),  # one on each device
+        (6, 1024, 2, 2),
+    ],
+)
+def test_cpu_computes_large_batch_in_parts(batch_size, length, num_devices, micro_batch):
+    spec = make_tiny_spec(optimizer__batch_size=batch_size, data__length=length)
+    hardware = Hardware(data=num_devices)
+    mesh = device_mesh.make_mesh(hardware)
+    assert memory_estimate.choose_micro_batch(spec, hardware, mesh) == micro_batch
+    hardware = dataclasses.replace(hardware, micro_batch=batch_size)
+    assert memory_estimate.choose_micro_batch(spec, hardware, mesh) == batch_size
+
+
+def test_accelerators_compute_whole_batch():
+    spec = make_tiny_spec(optimizer__batch_size=32, data__length=256)
+    mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform='tpu')]))
+    assert memory_estimate.choose_micro_batch(spec, Hardware(), mesh) is None
 
 
 @pytest.mark.slow

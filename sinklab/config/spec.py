@@ -446,7 +446,8 @@ class Hardware:
     tensor: PositiveInt = 1
     """Devices that split heads, feed-forward networks and the vocabulary."""
     micro_batch: PositiveInt | None = None
-    """Sequences that are computed at once, over all devices; gradients accumulate. None: the whole batch."""
+    """Sequences that are computed at once, over all devices; gradients accumulate. None: the whole batch, but the
+    fastest part of a large batch in runs on a CPU."""
     remat: str = 'none'
     """Activations that the backward pass computes again: `none`, `full`, `auto` (as few as fit in memory), `default`
     (that of the command line: the fastest on a CPU, otherwise `none`), or the names of SAVEABLE_ACTIVATIONS that are

@@ -1,4 +1,4 @@
-"""Estimates of device memory from shapes, choice of the remat policy, and out-of-memory errors."""
+"""Estimates of device memory, choice of micro-batch and remat policy, and out-of-memory errors."""
 
 import contextlib
 import dataclasses
@@ -117,6 +117,8 @@ def estimate_loss_bytes(spec: Spec, mesh: jax.sharding.Mesh) -> int:
 # From no recomputation to full recomputation.
 REMAT_POLICIES = ('none', 'attention,qkv,middle,ffn', 'attention,qkv,middle', 'attention,qkv', 'attention', 'full')
 USABLE_MEMORY_FRACTION = 0.9  # of a device's memory; the rest is for buffers that the compiler does not share
+MAX_CPU_BATCH_TOKENS = 2048  # on a CPU, larger batches are computed in parts
+CPU_MICRO_BATCH_TOKENS = 1024  # of such a part, or fewer
 MIN_WIDTH_TO_SAVE_PRODUCTS = 256  # on a CPU, narrower models recompute products faster than they store their results
 GIB = 2**30
 OOM_SIZE_PATTERNS = (
@@ -125,6 +127,25 @@ OOM_SIZE_PATTERNS = (
     r'allocat\w+ [\d.]+ ?\w*',
 )
 MEMORY_ERROR_PATTERN = r'memory|alloc|reserve|\bhbm\b'  # in XLA's message if the exhausted resource is memory
+
+
+def choose_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> int | None:
+    """Choose the micro-batch: the given one or, on a CPU, one whose activations fit in its caches.
+
+    On a CPU, the parts of a large batch take less time than the whole (measured in docs/results/speed.md). The values
+    differ from those of the whole batch by the rounding of sums over sequences.
+
+    Returns:
+        The number of sequences over all devices, or None for the whole batch: on accelerators, and on a CPU if the
+        batch has at most MAX_CPU_BATCH_TOKENS.
+    """
+    batch_size, length = spec.optimizer.batch_size, spec.data.length
+    is_cpu = mesh.devices.flat[0].platform == 'cpu'
+    if hardware.micro_batch or not is_cpu or batch_size * length <= MAX_CPU_BATCH_TOKENS:
+        return hardware.micro_batch
+    num_shards = sharding.count_shards(mesh)
+    sizes = [size for size in range(num_shards, batch_size + 1, num_shards) if batch_size % size == 0]
+    return max((size for size in sizes if size * length <= CPU_MICRO_BATCH_TOKENS), default=sizes[0])
 
 
 def choose_remat_policy(

@@ -43,7 +43,8 @@ def set_up_run(
 ) -> tuple[Hardware, jax.sharding.Mesh, BackendChoice, RunData]:
     """Set up a run: return (hardware, mesh, attention backend, data), consistent on all processes.
 
-    The returned hardware has the chosen remat policy. An error on one process is raised on all processes.
+    The returned hardware has the chosen micro-batch and remat policy. An error on one process is raised on all
+    processes.
     """
     host_names = group.gather('host', platform.node())
     num_local_processes = host_names.count(host_names[group.index])  # they share the memory of this host
@@ -51,6 +52,7 @@ def set_up_run(
     broadcast_from_primary(group, 'disk space', lambda: check_disk_space(spec, run_dir, mesh))
     attention = run_on_all_or_raise(group, 'attention', lambda: step.choose_verified_backend(spec, hardware))
     check_equal_on_all(group, 'backend', {'the attention backend': attention.backend})
+    hardware = dataclasses.replace(hardware, micro_batch=memory_estimate.choose_micro_batch(spec, hardware, mesh))
     memory_bytes = device_mesh.get_device_memory_bytes(num_local_processes)
     remat = broadcast_from_primary(
         group,
