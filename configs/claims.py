@@ -3,10 +3,10 @@
     sinklab claims --seeds=8 --jobs=2 --workdir=runs/claims
     sinklab claims sigmoid column_k --workdir=runs/claims
 
-A claim compares the reading `of` with the reading `than`; `way` is `>`, `<` or `=`. A reading is a metric of the runs
-of a row, TABLE:ROW, at the end of training or, with `start`, before the first step. Runs are paired by seed. `least`
-is the smallest difference that counts: 5 percentage points of a sink metric, 0.02 of a loss. A claim that cannot be
-tested at a small size has a reason, `why`, instead.
+A claim compares the reading `left` with the reading `right`; `relation` is `>`, `<` or `=`. A reading is a metric of
+the runs of a row, TABLE:ROW, at the end of training or, with `start`, before the first step. Runs are paired by seed.
+`min_difference` is the smallest difference that counts: 5 percentage points of a sink metric, 0.02 of a loss. A claim
+that cannot be tested at a small size has an `untestable_reason` instead.
 
 At the sizes quickstart and small every row has a fixed first token, except in data.py and packing.py, where only rows
 with `fixed` in their name have a fixed token. At the size quickstart the rows of blocks.py have twice as many heads.
@@ -30,22 +30,26 @@ MIN_DIFFERENCES = {
 }
 
 
-def make_claim(statement, source, row, direction, reference=None, metric=SINK_METRIC, min_difference=None):
+def make_claim(statement, source, row, relation, reference=None, metric=SINK_METRIC, min_difference=None):
     """Make a claim about a metric of a row.
 
     Args:
         statement: the claim as a sentence.
         source: where it is published.
         row: the row, as TABLE:ROW.
-        direction: `>`, `<` or `=`.
+        relation: `>`, `<` or `=`.
         reference: the reading to compare with, (row, metric) or (row, metric, 'start'); None for the same metric of
             BASELINE_ROW.
         metric: the metric of the row.
         min_difference: the smallest difference that counts; None for that of MIN_DIFFERENCES.
     """
-    readings = dict(of=(row, metric), than=reference or (BASELINE_ROW, metric))
+    readings = dict(left=(row, metric), right=reference or (BASELINE_ROW, metric))
     return dict(
-        words=statement, source=source, **readings, way=direction, least=min_difference or MIN_DIFFERENCES[metric]
+        statement=statement,
+        source=source,
+        **readings,
+        relation=relation,
+        min_difference=min_difference or MIN_DIFFERENCES[metric],
     )
 
 
@@ -64,7 +68,7 @@ def make_failure_claim(statement, source, row):
 
 
 def make_untestable_claim(statement, source, reason):
-    return dict(words=statement, source=source, why=reason)
+    return dict(statement=statement, source=source, untestable_reason=reason)
 
 
 def exclude_sizes(claim, reason, sizes=('quickstart', 'smoke')):
@@ -370,9 +374,9 @@ OPERATION = {
             f'Attention weights that sum to {alpha} give {words} of a sink.',
             f'{GU_V1}, Table 12',
             f'attention:alpha_{alpha}',
-            direction,
+            relation,
         )
-        for alpha, direction, words in ((2, '>', 'more'), (0.2, '<', 'less'), (0.1, '<', 'less'))
+        for alpha, relation, words in ((2, '>', 'more'), (0.2, '<', 'less'), (0.1, '<', 'less'))
     },
     **{
         f'softmax_p_{p}': make_failure_claim(

@@ -53,8 +53,8 @@ ROWS = {
 }
 
 
-def make_hypothesis(statement, source, row, direction, reference, metric=SINK_METRIC):
-    return make_claim(statement, f'on {source}', row, direction, (reference, metric), metric)
+def make_hypothesis(statement, source, row, relation, reference, metric=SINK_METRIC):
+    return make_claim(statement, f'on {source}', row, relation, (reference, metric), metric)
 
 
 CLAIMS = {

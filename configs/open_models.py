@@ -12,8 +12,8 @@ An experiment measures a model in several variants. The options of a variant are
 
 A metric that ends in * has a value for each layer. `published` has the values of the first metric. A statement is
 what a publication says in words, or what follows from it, as a comparison of two readings of one model. A reading is
-(variant, metric), or a number; for a metric of layers, it is the largest value. `margin` is the smallest difference
-that counts.
+(variant, metric), or a number; for a metric of layers, it is the largest value. `min_difference` is the smallest
+difference that counts.
 
 - From the paper: 100 texts (fewer where a variant has `sequences`), 64 tokens, threshold 0.3, and what the tokenizer
   puts before a text. Published values of LLaMA, Mistral and OPT were very likely measured with BOS, because the
@@ -25,7 +25,7 @@ that counts.
 from sinklab.configs import extensions, packing
 from sinklab.configs.sources import BARBERO, GU_ICLR, GU_V1, XIAO
 
-SINK_METRIC, SINK_MARGIN = 'sink/1', 5.0  # percentage points, as in claims.py
+SINK_METRIC, MIN_SINK_DIFFERENCE = 'sink/1', 5.0  # percentage points, as in claims.py
 
 # Sink_1 at T = 64. `sinklab measure` shows these values beside ours for a model with the same name.
 PUBLISHED_SINK_RATES: dict[str, dict[str, float]] = {
@@ -57,9 +57,9 @@ FIRST_TOKEN_COUNTS = (0, 1, 2, 4)
 STREAMING_VANILLA = extensions.ROWS['streaming_vanilla']['published']
 
 
-def make_statement(text, left, relation, right, margin=SINK_MARGIN):
+def make_statement(text, left, relation, right, min_difference=MIN_SINK_DIFFERENCE):
     """Make a statement: the reading `left` is more than (>), less than (<) or as much as (=) `right`."""
-    return dict(text=text, left=left, relation=relation, right=right, margin=margin)
+    return dict(text=text, left=left, relation=relation, right=right, min_difference=min_difference)
 
 
 def select_published(*inputs):

@@ -197,7 +197,9 @@ def format_cell(entry: dict, unit: str, anchor: str | None = None) -> str:
 def get_unit_text(claim: report.Claim) -> str:
     """Return the unit of a difference, after a space; empty for percentage points and ratios."""
     return (
-        f' {report.UNIT_OF_METRIC[claim.of.metric]}' if claim.of and claim.of.metric in report.UNIT_OF_METRIC else ''
+        f' {report.UNIT_OF_METRIC[claim.left.metric]}'
+        if claim.left and claim.left.metric in report.UNIT_OF_METRIC
+        else ''
     )
 
 
@@ -229,12 +231,12 @@ def format_claim_table(table: str, entries_by_size: Mapping[str, dict], with_ope
         ]
         if not any(cells):
             continue
-        claim = next((claim for claim in claims.values() if claim.of), claims['quickstart'])
+        claim = next((claim for claim in claims.values() if claim.left), claims['quickstart'])
         published = next((entry['published'] for entry in entries.values() if entry['published'] is not None), None)
-        words = f'`{name}`: {escape_markdown(claim.words)} ({escape_markdown(claim.source)})'
+        statement = f'`{name}`: {escape_markdown(claim.statement)} ({escape_markdown(claim.source)})'
         rows.append(
             [
-                f'{words}<br>{escape_markdown(claim.contrast or claim.why)}',
+                f'{statement}<br>{escape_markdown(claim.comparison or claim.untestable_reason)}',
                 report.format_signed(published),
                 *cells,
                 *([format_open_models(name)] if with_open_models else []),
@@ -249,7 +251,7 @@ def format_summary(entries_by_size: Mapping[str, dict]) -> str:
     lines = []
     for size, entries in entries_by_size.items():
         few = [entry for entry in entries.values() if entry['verdict'] == 'too few seeds']
-        directed = [entry for entry in few if entry['either'] and entry['way'] != '=' and entry['mean']]
+        directed = [entry for entry in few if entry['two_sided'] and entry['relation'] != '=' and entry['mean']]
         num_as_claimed = sum(report.orient_mean(entry) > 0 for entry in directed)
         few_text = (
             f'Of {len(directed)} claims with too few seeds that could have come out either way, {num_as_claimed} '
@@ -431,19 +433,19 @@ def format_readme_verdict(entry: dict, row: str) -> str:
 
 
 def format_readme_table(entries_by_size: Mapping[str, dict], data_by_size: Mapping[str, dict]) -> str:
-    """Format Sink_1 of the first operand of some claims as mean and standard deviation, and the verdicts."""
+    """Format Sink_1 of the first reading of some claims as mean and standard deviation, and the verdicts."""
     rows = []
     for name in README_CLAIMS:
         claim = load_claims('claims', 'quickstart')[name]
-        published = claims_command.collect_published_numbers({name: claim})[claim.of.row].get(claim.of.metric)
+        published = claims_command.collect_published_numbers({name: claim})[claim.left.row].get(claim.left.metric)
         cells = []
         for size, claims_data in data_by_size.items():
-            sinks = list_values(claims_data, claim.of.row, claim.of.metric)
+            sinks = list_values(claims_data, claim.left.row, claim.left.metric)
             spread = f' ± {np.std(sinks, ddof=1):.1f}' if len(sinks) > 1 else ''
             cells += [f'{np.mean(sinks):.1f}{spread}, n = {len(sinks)}' if sinks else '']
-            cells += [format_readme_verdict(entries_by_size[size][name], claim.of.row) if sinks else '']
+            cells += [format_readme_verdict(entries_by_size[size][name], claim.left.row) if sinks else '']
         number = '' if published is None else f'{published:.1f}'
-        rows.append([f'`{name}`: {escape_markdown(claim.words)}', number, *cells])
+        rows.append([f'`{name}`: {escape_markdown(claim.statement)}', number, *cells])
     headings = ['claim', 'paper, 60M']
     for size in data_by_size:
         headings += [f'ours, {PARAMETERS[size]}', 'verdict']

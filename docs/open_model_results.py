@@ -285,34 +285,38 @@ def get_reading(value: float | list | None) -> float | None:
     return value
 
 
-def read_operand(operand: Any, entry: dict) -> float | None:
-    """Return the number of an operand: a number, or (variant, metric) of a model."""
-    if isinstance(operand, tuple):
-        variant, metric = operand
+def read_reading(reading: Any, entry: dict) -> float | None:
+    """Return the number of an reading: a number, or (variant, metric) of a model."""
+    if isinstance(reading, tuple):
+        variant, metric = reading
         return get_reading(get_value(entry, variant, metric))
-    return operand
+    return reading
 
 
 def judge_statement(statement: dict, entry: dict) -> str:
     """Return whether a statement holds for a model, with the difference of its two readings."""
-    left, right = (read_operand(statement[side], entry) for side in ('left', 'right'))
+    left, right = (read_reading(statement[side], entry) for side in ('left', 'right'))
     if left is None or right is None:
         return NOT_MEASURED
     difference = left - right
     holds = {
-        '>': difference > statement['margin'],
-        '<': difference < -statement['margin'],
-        '=': abs(difference) <= statement['margin'],
+        '>': difference > statement['min_difference'],
+        '<': difference < -statement['min_difference'],
+        '=': abs(difference) <= statement['min_difference'],
     }[statement['relation']]
     return f'{"holds" if holds else "does not hold"} ({difference:+.3g})'
 
 
 def describe_statement(statement: dict) -> str:
     left, right = (
-        f'{label_metric(operand[1])} of {operand[0]}' if isinstance(operand, tuple) else f'{operand:g}'
-        for operand in (statement['left'], statement['right'])
+        f'{label_metric(reading[1])} of {reading[0]}' if isinstance(reading, tuple) else f'{reading:g}'
+        for reading in (statement['left'], statement['right'])
     )
-    by = f', by {statement["margin"]:g}' if statement['relation'] != '=' else f', within {statement["margin"]:g}'
+    by = (
+        f', by {statement["min_difference"]:g}'
+        if statement['relation'] != '='
+        else f', within {statement["min_difference"]:g}'
+    )
     return f'{left} {RELATIONS[statement["relation"]]} {right}{by}'
 
 

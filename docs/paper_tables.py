@@ -472,7 +472,7 @@ def format_claims(entry: PaperEntry) -> str:
     """Return the verdicts on claims that are about the rows of an entry, or that it names."""
     rows, all_claims = set(match_rows(entry)), load_claims()
     names = [
-        name for name, claim in all_claims.items() if name in entry.claims or (claim.of and claim.of.row in rows)
+        name for name, claim in all_claims.items() if name in entry.claims or (claim.left and claim.left.row in rows)
     ]
     if not names:
         return ''
@@ -484,10 +484,14 @@ def format_claim(verdict_entry: dict) -> str:
     name, _, difference, seeds, verdict = claims_report.format_claim_cells(verdict_entry)
     unit = ' percentage points' if verdict_entry['unit'] == '%' else ''
     difference_text = f', difference {difference}{unit}, {seeds} seeds' if difference else ''
-    reason = f': it {escape_markdown_text(verdict_entry["why"])}' if verdict_entry['why'] else ''
-    words = escape_markdown_text(verdict_entry['words'])
+    reason = (
+        f': it {escape_markdown_text(verdict_entry["untestable_reason"])}'
+        if verdict_entry['untestable_reason']
+        else ''
+    )
+    statement = escape_markdown_text(verdict_entry['statement'])
     verdict_text = f'**{escape_markdown_text(verdict)}**{escape_markdown_text(difference_text)}{reason}'
-    return f'{format_code(name)} {format_anchor(f"claim-{name}")}{words} {verdict_text}'
+    return f'{format_code(name)} {format_anchor(f"claim-{name}")}{statement} {verdict_text}'
 
 
 # Data of the repository

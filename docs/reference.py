@@ -665,6 +665,7 @@ SCHEMA_NAMES = {
     'digests/STEP/PROCESS.json': 'digests',
     'claims.json': 'claims',
     'sweep.json': 'sweep',
+    'verdicts.json': 'verdicts',
 }
 OTHER_FILES = {
     'sweep.json': '[`sinklab sweep`](commands.md#sinklab-sweep)',

@@ -10,20 +10,20 @@ from sinklab.cli.claims import get_config_path
 from sinklab.configs.claims import CLAIMS
 from sinklab.metrics import registry
 from sinklab.report import claims
-from sinklab.report.claims import Claim, Operand
+from sinklab.report.claims import Claim, Reading
 from sinklab.report.statistics import compute_difference_interval, decide_verdict, estimate_needed_seeds
 from sinklab.run_dir import flatten_dict
 
 MIN_DIFFERENCE = 5.0
-SIGMOID, SOFTMAX = Operand('attention:sigmoid', 'sink/1'), Operand('attention:softmax', 'sink/1')
+SIGMOID, SOFTMAX = Reading('attention:sigmoid', 'sink/1'), Reading('attention:softmax', 'sink/1')
 
 
-def make_claim(way='<', **fields):
-    return Claim('words', 'source', SIGMOID, way, SOFTMAX, MIN_DIFFERENCE, **fields)
+def make_claim(relation='<', **fields):
+    return Claim('A.', 'source', SIGMOID, relation, SOFTMAX, MIN_DIFFERENCE, **fields)
 
 
-def compute_verdict(values, way):
-    return decide_verdict(compute_difference_interval(values), np.mean(values), way, MIN_DIFFERENCE)
+def compute_verdict(values, relation):
+    return decide_verdict(compute_difference_interval(values), np.mean(values), relation, MIN_DIFFERENCE)
 
 
 WRONG_VERDICTS = {
@@ -37,12 +37,14 @@ WRONG_VERDICTS = {
 }
 
 
-def generate_verdicts(way, true_difference, count=2000):
+def generate_verdicts(relation, true_difference, count=2000):
     """Yield verdicts of claims whose true difference is given; use eight seeds where five leave a claim unsettled."""
     rng = np.random.default_rng(0)
     for difference_N in (draw_paired_shares(rng, true_difference) for _ in range(count)):
-        verdict_of_five_seeds = compute_verdict(difference_N[:5], way)
-        yield compute_verdict(difference_N, way) if verdict_of_five_seeds == 'unsettled' else verdict_of_five_seeds
+        verdict_of_five_seeds = compute_verdict(difference_N[:5], relation)
+        yield (
+            compute_verdict(difference_N, relation) if verdict_of_five_seeds == 'unsettled' else verdict_of_five_seeds
+        )
 
 
 def draw_paired_shares(rng, true_difference):
@@ -58,21 +60,24 @@ def draw_paired_shares(rng, true_difference):
     return 100 * (shares[0] - shares[1])
 
 
-@pytest.mark.parametrize(('way', 'true_difference'), WRONG_VERDICTS)
-def test_wrong_verdict_rate_is_at_most_5_percent(way, true_difference):
-    assert np.isin([*generate_verdicts(way, true_difference)], [*WRONG_VERDICTS[way, true_difference]]).mean() <= 0.05
+@pytest.mark.parametrize(('relation', 'true_difference'), WRONG_VERDICTS)
+def test_wrong_verdict_rate_is_at_most_5_percent(relation, true_difference):
+    assert (
+        np.isin([*generate_verdicts(relation, true_difference)], [*WRONG_VERDICTS[relation, true_difference]]).mean()
+        <= 0.05
+    )
 
 
-@pytest.mark.parametrize('way', ['>', '<', '='])
-def test_decided_verdicts_are_at_least_95_percent_correct(way):
+@pytest.mark.parametrize('relation', ['>', '<', '='])
+def test_decided_verdicts_are_at_least_95_percent_correct(relation):
     """Use claims of which half have a difference."""
     results = [
         (verdict, true_difference)
         for true_difference in (0, 20)
-        for verdict in generate_verdicts(way, true_difference)
+        for verdict in generate_verdicts(relation, true_difference)
     ]
     is_wrong = [
-        verdict in WRONG_VERDICTS[way, true_difference]
+        verdict in WRONG_VERDICTS[relation, true_difference]
         for verdict, true_difference in results
         if verdict != 'unsettled'
     ]
@@ -98,7 +103,7 @@ def test_judge_claim_uses_interval_and_minimum_difference(
     values, expected_if_more, expected_if_less, expected_if_equal
 ):
     interval = compute_difference_interval(values) if values else None
-    assert [claims.judge_claim(make_claim(way), values, interval, 0) for way in '><='] == [
+    assert [claims.judge_claim(make_claim(relation), values, interval, 0) for relation in '><='] == [
         expected_if_more,
         expected_if_less,
         expected_if_equal,
@@ -154,22 +159,22 @@ def test_claim_entry_counts_diverged_runs():
         make_claim(), make_runs({0: 1.0}, dict.fromkeys(range(5), 50.0), diverged_seeds=(1, 2, 3, 4))
     )
     assert (entry_of_four_diverged['verdict'], entry_of_four_diverged['diverged']) == ('diverged', 4)
-    failure_claim = Claim('words', 'source', Operand(SIGMOID.row, 'fails'), '>', Operand(SOFTMAX.row, 'fails'), 0.5)
+    failure_claim = Claim('A.', 'source', Reading(SIGMOID.row, 'fails'), '>', Reading(SOFTMAX.row, 'fails'), 0.5)
     runs = make_runs({}, dict.fromkeys(range(5), 50.0), diverged_seeds=range(5))
     for run in runs[SOFTMAX.row].values():
         run['end']['fails'] = 0.0
     entry = make_entry(failure_claim, runs)
-    assert (entry['verdict'], entry['diverged'], entry['either']) == ('holds', 0, False)
+    assert (entry['verdict'], entry['diverged'], entry['two_sided']) == ('holds', 0, False)
 
 
 def test_claim_entry_has_difference_of_published_numbers():
     published = {SIGMOID.row: {'sink/1': 0.44}, SOFTMAX.row: {'sink/1': 18.18}}
     assert make_entry(make_claim(), {}, published)['published'] == pytest.approx(-17.74)
     assert make_entry(make_claim(), {}, {SIGMOID.row: {}})['published'] is None
-    emergence_claim = Claim('words', 'source', SOFTMAX, '>', Operand(SOFTMAX.row, 'sink/1', 'start'), MIN_DIFFERENCE)
+    emergence_claim = Claim('A.', 'source', SOFTMAX, '>', Reading(SOFTMAX.row, 'sink/1', 'start'), MIN_DIFFERENCE)
     assert make_entry(emergence_claim, {}, published)['published'] == 18.18
     entry = make_entry(emergence_claim, make_runs({}, {0: 30.0, 1: 40.0, 2: 35.0, 3: 33.0, 4: 41.0}))
-    assert (entry['verdict'], entry['either']) == ('holds', False)
+    assert (entry['verdict'], entry['two_sided']) == ('holds', False)
 
 
 @pytest.mark.parametrize('values', [[40.0, -20.0, 10.0, -30.0, 50.0], [8.0, -1.0, 3.5, 9.0, -2.0, 3.5], [2.0] * 5])
@@ -189,7 +194,7 @@ def test_estimate_needed_seeds_matches_count_that_settles_verdict(values):
 @pytest.mark.parametrize(('failures', 'expected_verdicts'), [(0, ['unsettled', 'not seen']), (1, ['holds', 'holds'])])
 def test_claim_entry_needs_more_than_five_seeds_without_failures(failures, expected_verdicts):
     """Check that no failures in seven seeds, but not in six, exclude a failure rate of one half."""
-    failure_claim = Claim('words', 'source', Operand(SIGMOID.row, 'fails'), '>', Operand(SOFTMAX.row, 'fails'), 0.5)
+    failure_claim = Claim('A.', 'source', Reading(SIGMOID.row, 'fails'), '>', Reading(SOFTMAX.row, 'fails'), 0.5)
 
     def make_entry_of_seeds(count):
         runs = make_runs(dict.fromkeys(range(count), 1.0), dict.fromkeys(range(count), 1.0))
@@ -207,9 +212,9 @@ def test_claim_entry_needs_more_than_five_seeds_without_failures(failures, expec
 def test_claim_entry_is_not_testable_if_reference_is_zero():
     zero_values, large_values = (dict.fromkeys(range(5), value) for value in (0.0, 50.0))
     entry = make_entry(make_claim('<'), make_runs(zero_values, zero_values))
-    assert (entry['verdict'], entry['either']) == ('not testable here', False)
-    assert 'attention:softmax' in entry['why']
-    assert '0.0 %' in entry['why']
+    assert (entry['verdict'], entry['two_sided']) == ('not testable here', False)
+    assert 'attention:softmax' in entry['untestable_reason']
+    assert '0.0 %' in entry['untestable_reason']
     assert make_entry(make_claim('<'), make_runs(large_values, zero_values))['verdict'] == 'contradicted'
     assert make_entry(make_claim('>'), make_runs(zero_values, zero_values))['verdict'] == 'not seen'
 
@@ -220,7 +225,7 @@ def test_rows_whose_runs_all_fail_are_named_except_in_claims_about_failures():
         run['end']['fails'] = 1.0
         runs[SOFTMAX.row][seed]['end']['fails'] = float(seed != '0')
     assert make_entry(make_claim(), runs)['failing_rows'] == [SIGMOID.row]
-    failure_claim = Claim('words', 'source', Operand(SIGMOID.row, 'fails'), '>', Operand(SOFTMAX.row, 'fails'), 0.5)
+    failure_claim = Claim('A.', 'source', Reading(SIGMOID.row, 'fails'), '>', Reading(SOFTMAX.row, 'fails'), 0.5)
     assert make_entry(failure_claim, runs)['failing_rows'] == []
     assert make_entry(make_claim(), {})['failing_rows'] == []
     assert SIGMOID.row in claims.format_failing_rows([make_entry(make_claim(), runs)])[0]
@@ -228,14 +233,14 @@ def test_rows_whose_runs_all_fail_are_named_except_in_claims_about_failures():
 
 
 def test_sign_test_matches_binomial_distribution():
-    def make_sign_entry(way, mean, interval=(0, 1), either=True):
-        return dict(way=way, mean=mean, interval=interval, either=either)
+    def make_sign_entry(relation, mean, interval=(0, 1), two_sided=True):
+        return dict(relation=relation, mean=mean, interval=interval, two_sided=two_sided)
 
     entries = [make_sign_entry('<', -1.0)] * 7 + [make_sign_entry('>', -1.0)] * 2
     entries += [
         make_sign_entry('=', 1.0),
         make_sign_entry('<', 1.0, interval=None),
-        make_sign_entry('>', 1.0, either=False),
+        make_sign_entry('>', 1.0, two_sided=False),
         make_sign_entry('<', 0.0),
     ]
     assert claims.compute_sign_test(entries) == dict(claims=9, as_published=7, p=pytest.approx((36 + 9 + 1) / 2**9))
@@ -243,9 +248,9 @@ def test_sign_test_matches_binomial_distribution():
 
 
 def test_claims_table_lists_contradicted_claims_first():
-    contradicted_claim = Claim('words', 'source', SIGMOID, '>', SOFTMAX, MIN_DIFFERENCE)
+    contradicted_claim = Claim('A.', 'source', SIGMOID, '>', SOFTMAX, MIN_DIFFERENCE)
     entries = claims.make_claims_table(
-        {'far': make_claim(why='too far'), 'holds': make_claim(), 'against': contradicted_claim},
+        {'far': make_claim(untestable_reason='too far'), 'holds': make_claim(), 'against': contradicted_claim},
         make_runs({n: 1.0 + n for n in range(5)}, dict.fromkeys(range(5), 50.0)),
         {},
     )
@@ -255,12 +260,12 @@ def test_claims_table_lists_contradicted_claims_first():
 
 
 def test_claim_cannot_be_tested_only_at_sizes_with_a_reason():
-    definition = dict(words='w', source='s', of=('a:b', 'sink/1'), than=('a:c', 'sink/1'), least=5.0)
+    definition = dict(statement='A.', source='s', left=('a:b', 'sink/1'), right=('a:c', 'sink/1'), min_difference=5.0)
     definitions = {'mine': definition | dict(untestable_at={'quickstart': 'is of long texts'})}
     at_quickstart, at_small, at_any_size = (
         claims.parse_claims(definitions, size)['mine'] for size in ('quickstart', 'small', None)
     )
-    assert (at_quickstart.of, at_quickstart.why) == (None, 'is of long texts')
+    assert (at_quickstart.left, at_quickstart.untestable_reason) == (None, 'is of long texts')
     assert at_small == at_any_size == claims.parse_claims({'mine': definition})['mine']
 
 
@@ -272,40 +277,40 @@ def shipped_claims():
 @pytest.mark.slow
 def test_shipped_claims_name_known_rows_and_metrics(shipped_claims):
     for name, claim in shipped_claims.items():
-        assert claim.words, name
+        assert claim.statement, name
         assert claim.source, name
-        assert bool(claim.why) != bool(claim.of), name
-        for operand in claim.operands:
+        assert bool(claim.untestable_reason) != bool(claim.left), name
+        for reading in claim.readings:
             for size in {'quickstart', 'small'}:
-                config_flags.load_spec(get_config_path(operand.row), [], size)
+                config_flags.load_spec(get_config_path(reading.row), [], size)
             assert (
-                operand.metric == 'fails'
-                or registry.find_metric_info(operand.metric)
-                or operand.metric == 'valid/loss'
+                reading.metric == 'fails'
+                or registry.find_metric_info(reading.metric)
+                or reading.metric == 'valid/loss'
             ), name
-    assert sum(claim.of is not None for claim in shipped_claims.values()) >= 30
+    assert sum(claim.left is not None for claim in shipped_claims.values()) >= 30
 
 
 @pytest.mark.parametrize('size', ['quickstart', 'paper'])
 @pytest.mark.slow
 def test_shipped_claims_compare_rows_that_differ_only_in_their_diffs(shipped_claims, size):
     for name, claim in shipped_claims.items():
-        loaded = [config_flags.load_spec(get_config_path(operand.row), [], size) for operand in claim.operands]
+        loaded = [config_flags.load_spec(get_config_path(reading.row), [], size) for reading in claim.readings]
         if loaded:
             fields = [flatten_dict(dataclasses.asdict(spec)) for spec, _ in loaded]
             different_paths = {path for path in fields[0] if fields[0][path] != fields[1][path]}
             assert different_paths <= {path for _, row in loaded for path in row['diff']}, name
-            assert different_paths or len({operand.row for operand in claim.operands}) == 1, name
+            assert different_paths or len({reading.row for reading in claim.readings}) == 1, name
 
 
 def test_shipped_claims_agree_with_published_numbers(shipped_claims):
-    rows = {operand.row for claim in shipped_claims.values() for operand in claim.operands}
+    rows = {reading.row for claim in shipped_claims.values() for reading in claim.readings}
     published = {row: config_flags.load_row_info(get_config_path(row))['published'] for row in rows}
     for name, claim in shipped_claims.items():
         difference = claims.get_published_difference(claim, published)
         if difference is not None:
-            published_way = '=' if abs(difference) < claim.least else '>' if difference > 0 else '<'
-            assert published_way == claim.way, name
+            published_relation = '=' if abs(difference) < claim.min_difference else '>' if difference > 0 else '<'
+            assert published_relation == claim.relation, name
 
 
 def test_claims_plot_draws_every_interval(monkeypatch, tmp_path):
@@ -314,7 +319,12 @@ def test_claims_plot_draws_every_interval(monkeypatch, tmp_path):
     monkeypatch.setattr(plt, 'close', closed_figures.append)
     pictures = pytest.importorskip('sinklab.report.pictures')
     entries = claims.make_claims_table(
-        {'holds': make_claim(), 'against': make_claim('>'), 'far': make_claim(why='too far'), 'empty': make_claim()},
+        {
+            'holds': make_claim(),
+            'against': make_claim('>'),
+            'far': make_claim(untestable_reason='too far'),
+            'empty': make_claim(),
+        },
         make_runs({n: 1.0 + n for n in range(5)}, {n: 50.0 + n**2 for n in range(5)}),
         {},
     )
@@ -323,8 +333,8 @@ def test_claims_plot_draws_every_interval(monkeypatch, tmp_path):
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     *drawn_intervals, zero_line = [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
     close(figure)
-    shown_entries = [entry for entry in entries if entry['interval'] and not entry['why']]
-    assert names == [f'{entry["claim"]} {entry["way"]}' for entry in shown_entries]
+    shown_entries = [entry for entry in entries if entry['interval'] and not entry['untestable_reason']]
+    assert names == [f'{entry["claim"]} {entry["relation"]}' for entry in shown_entries]
     np.testing.assert_allclose(drawn_intervals, [entry['interval'] for entry in shown_entries])
     assert list(zero_line) == [0, 0]
     assert (tmp_path / 'claims.png').read_bytes()[:4] == b'\x89PNG'

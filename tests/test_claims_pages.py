@@ -51,8 +51,8 @@ def make_entry(*differences, verdict='holds', interval=None, **fields):
     """Make the entry of a verdict on the claim `Sink_1 of a is more than Sink_1 of b`."""
     entry = dict(
         verdict=verdict,
-        way='>',
-        either=True,
+        relation='>',
+        two_sided=True,
         published=None,
         differences=dict(enumerate(differences)),
         mean=float(np.mean(differences)) if differences else None,
@@ -60,7 +60,7 @@ def make_entry(*differences, verdict='holds', interval=None, **fields):
         diverged=0,
         failing_rows=[],
         seeds_needed=None,
-        why='',
+        untestable_reason='',
     )
     return entry | fields
 
@@ -104,9 +104,7 @@ def test_cell_names_rows_that_fail_to_train():
 
 
 def test_table_has_contradicted_claims_of_any_size_first_and_few_seeds_last(monkeypatch):
-    claim = report.Claim(
-        'words', 'source', report.Operand('a:b', 'sink/1'), '>', report.Operand('a:c', 'sink/1'), 5.0
-    )
+    claim = report.Claim('A.', 'source', report.Reading('a:b', 'sink/1'), '>', report.Reading('a:c', 'sink/1'), 5.0)
     verdicts = {
         'few': (make_entry(1.0, verdict='too few seeds'), make_entry(1.0, verdict='too few seeds')),
         'good': (make_entry(*range(5), **FIVE_SEEDS), make_entry(1.0, verdict='too few seeds')),
@@ -127,9 +125,9 @@ def test_summary_counts_directions_of_claims_with_few_seeds():
     entries = [
         make_entry(1.0, **few_seeds),
         make_entry(-1.0, **few_seeds),
-        make_entry(1.0, way='<', **few_seeds),
-        make_entry(1.0, either=False, **few_seeds),
-        make_entry(1.0, way='=', **few_seeds),
+        make_entry(1.0, relation='<', **few_seeds),
+        make_entry(1.0, two_sided=False, **few_seeds),
+        make_entry(1.0, relation='=', **few_seeds),
     ]
     text = claims_results.format_summary({'small': dict(enumerate(entries))})
     assert 'Of 3 claims with too few seeds' in text

@@ -44,32 +44,34 @@ def test_claims_command_rejects_invalid_results_file_and_claim(capsys, tmp_path)
     (tmp_path / 'claims.json').write_text(json.dumps(dict(size='smoke')))
     assert main(['claims', f'--results={tmp_path}/claims.json']) == 1
     assert 'overrides, same, configs, runs' in capsys.readouterr().err
-    (tmp_path / 'mine.py').write_text("CLAIMS = {'odd': dict(words='w', source='s', whose='mine')}")
+    (tmp_path / 'mine.py').write_text("CLAIMS = {'odd': dict(statement='A.', source='s', whose='mine')}")
     assert main(['claims', f'--config={tmp_path}/mine.py', '--workdir=x']) == 1
     assert 'claim odd' in capsys.readouterr().err
 
 
-VALID_CLAIM = dict(words='w', source='s', of=('a:b', 'sink/1'), way='<', than=('a:c', 'sink/1'), least=5.0)
+VALID_CLAIM = dict(
+    statement='A.', source='s', left=('a:b', 'sink/1'), relation='<', right=('a:c', 'sink/1'), min_difference=5.0
+)
 
 
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
-        (dict(way='less'), "its way is 'less'; it must be one of >, <, ="),
-        (dict(than=('a:c', 'sink/1', 'begin')), "'begin' is not a time of a measurement; give end or start"),
+        (dict(relation='less'), "its relation is 'less'; it must be one of >, <, ="),
+        (dict(right=('a:c', 'sink/1', 'begin')), "'begin' is not a time of a measurement; give end or start"),
         (
-            dict(of=('a:b', 'valid/los'), than=('a:c', 'valid/los')),
+            dict(left=('a:b', 'valid/los'), right=('a:c', 'valid/los')),
             "number 'valid/los' is unknown; did you mean valid/loss?",
         ),
         (
-            dict(than=('a:c', 'valid/loss'), of=('a:b', 'mass/row')),
+            dict(right=('a:c', 'valid/loss'), left=('a:b', 'mass/row')),
             'mass/row and valid/loss are different kinds of metrics',
         ),
-        (dict(than=('a:c', 'valid/loss')), 'sink/1 and valid/loss are different kinds of metrics'),
-        (dict(than=('a:c', 'entropy/row')), 'sink/1 and entropy/row are different kinds of metrics'),
-        (dict(least=-5), 'its least is -5'),
-        (dict(than=('a:b', 'sink/1')), 'compares Sink_1 of a:b with itself'),
-        (dict(of=None), 'it has only one of "of" and "than"'),
+        (dict(right=('a:c', 'valid/loss')), 'sink/1 and valid/loss are different kinds of metrics'),
+        (dict(right=('a:c', 'entropy/row')), 'sink/1 and entropy/row are different kinds of metrics'),
+        (dict(min_difference=-5), 'its min_difference is -5'),
+        (dict(right=('a:b', 'sink/1')), 'compares Sink_1 of a:b with itself'),
+        (dict(left=None), 'it has only one of "left" and "right"'),
     ],
 )
 def test_parse_claims_rejects_invalid_claim(changes, message):
@@ -96,4 +98,4 @@ def test_claims_list_prints_every_claim_with_description(capsys, monkeypatch):
     output = capsys.readouterr().out
     for name, claim in CLAIMS.items():
         assert name in output
-        assert claim['words'] in output
+        assert claim['statement'] in output

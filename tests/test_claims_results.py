@@ -10,7 +10,7 @@ from conftest import make_tiny_spec
 
 from sinklab.cli.claims import EXTRA_METRIC_PATTERNS, find_first_equal_rows, format_changes
 from sinklab.cli.main import main
-from sinklab.report.claims import Operand, read_claim_metrics
+from sinklab.report.claims import Reading, read_claim_metrics
 from sinklab.run_dir import RunDir
 from sinklab.sweep import results
 from sinklab.sweep.plan import SweepRun
@@ -135,23 +135,24 @@ def test_claims_command_does_not_train_runs_of_claims_file_again(capsys, tmp_pat
     assert main(['claims', 'emerges', '--seeds=8', f'--workdir={tmp_path}', '--json']) == 0
     (entry,) = json.loads(capsys.readouterr().out)
     assert (entry['verdict'], len(entry['differences'])) == ('holds', 8)
+    assert entry in results.read_verdicts(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ['claims.json', 'verdicts.json']
     assert results.list_run_dirs(tmp_path) == []
 
 
 def test_run_without_metric_of_claim_counts_as_missing():
     run = SweepRun('A', 0, RunDir('A-0'), None, make_tiny_spec())
-    operands = {Operand('A', 'sink/1'), Operand('A', 'sink/1', 'start')}
+    readings = {Reading('A', 'sink/1'), Reading('A', 'sink/1', 'start')}
 
     def has_metrics(**run_record):
-        return results.has_metrics(EMPTY_RESULTS | dict(runs={'A': {'0': run_record}}), run, operands)
+        return results.has_metrics(EMPTY_RESULTS | dict(runs={'A': {'0': run_record}}), run, readings)
 
     metrics = {'sink/1': 1.0}
     assert has_metrics(outcome='done', start=metrics, end=metrics)
     assert not has_metrics(outcome='done', start={}, end=metrics)
     assert not has_metrics(outcome='done', start=metrics, end={'sink/2': 1.0})
     assert has_metrics(outcome='diverged', start=metrics, end={'fails': 1.0})
-    assert not results.has_metrics(EMPTY_RESULTS, run, operands)
+    assert not results.has_metrics(EMPTY_RESULTS, run, readings)
 
 
 @pytest.mark.parametrize('name', ['claims.json', 'claims_small.json'])

@@ -30,8 +30,8 @@ get_config = table(ROWS, {'data.source': SOURCE})
 """
 NUM_SEEDS = 5
 CLAIMS = """
-def claim(of, way, than):
-    return dict(words='words', source='here', of=of, way=way, than=than, least=5.0)
+def claim(left, relation, right):
+    return dict(statement='A.', source='here', left=left, relation=relation, right=right, min_difference=5.0)
 
 
 MASS = 'mass/row'
@@ -40,7 +40,7 @@ CLAIMS = {
     'less': claim(('TABLE:sigmoid', MASS), '<', ('TABLE:softmax', MASS)),
     'same': claim(('TABLE:softmax', MASS), '=', ('TABLE:softmax', MASS, 'start')),
     'wild': claim(('TABLE:wild', MASS), '>', ('TABLE:softmax', MASS)),
-    'large': dict(words='words', source='here', why='it is large'),
+    'large': dict(statement='A.', source='here', untestable_reason='it is large'),
 }
 """
 

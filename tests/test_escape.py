@@ -377,10 +377,17 @@ def test_report_svg_shows_names_with_special_characters(tmp_path):
 def test_claims_markdown_escapes_column_separators_and_html():
     claim_text = 'a | b\nc <script> d < e \\'
     entry = dict(
-        claim='x', words=claim_text, source='s|t', why='', contrast='', published=None, interval=None, mean=None
+        claim='x',
+        statement=claim_text,
+        source='s|t',
+        untestable_reason='',
+        comparison='',
+        published=None,
+        interval=None,
+        mean=None,
     )
     entry |= dict(
-        differences={}, verdict='holds', diverged=0, failing_rows=[], seeds_needed=None, either=False, way='>'
+        differences={}, verdict='holds', diverged=0, failing_rows=[], seeds_needed=None, two_sided=False, relation='>'
     )
     lines = claims.format_markdown([entry]).splitlines()
     assert [len(re.findall(r'(?<!\\)\|', line)) for line in lines[:3]] == [7] * 3

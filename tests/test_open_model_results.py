@@ -40,9 +40,9 @@ def test_experiment_is_well_defined(name):
         assert {*values} <= {*experiment['variants']}
     for statement in experiment['statements']:
         assert statement['relation'] in open_model_results.RELATIONS
-        for operand in (statement['left'], statement['right']):
-            if isinstance(operand, tuple):
-                variant, metric = operand
+        for reading in (statement['left'], statement['right']):
+            if isinstance(reading, tuple):
+                variant, metric = reading
                 assert variant in experiment['variants']
                 assert metric in experiment['metrics']
 
@@ -64,7 +64,7 @@ def test_published_values_are_those_of_the_tables():
 
 
 @pytest.mark.parametrize(
-    ('relation', 'left', 'right', 'margin', 'verdict'),
+    ('relation', 'left', 'right', 'min_difference', 'verdict'),
     [
         ('>', 10.0, 2.0, 5.0, 'holds (+8)'),
         ('>', 6.0, 2.0, 5.0, 'does not hold (+4)'),
@@ -75,14 +75,16 @@ def test_published_values_are_those_of_the_tables():
         ('=', None, 9.0, 5.0, 'not measured'),
     ],
 )
-def test_statement_holds_if_difference_is_large_enough(relation, left, right, margin, verdict):
+def test_statement_holds_if_difference_is_large_enough(relation, left, right, min_difference, verdict):
     values = {} if left is None else {'sink/1': left}
-    statement = dict(text='A.', left=('natural', 'sink/1'), relation=relation, right=right, margin=margin)
+    statement = dict(
+        text='A.', left=('natural', 'sink/1'), relation=relation, right=right, min_difference=min_difference
+    )
     assert open_model_results.judge_statement(statement, {'found': {'natural': {'values': values}}}) == verdict
 
 
 def test_reading_of_layers_is_the_largest_value():
-    statement = dict(text='A.', left=('natural', 'norm/ratio/*'), relation='>', right=1.0, margin=1.0)
+    statement = dict(text='A.', left=('natural', 'norm/ratio/*'), relation='>', right=1.0, min_difference=1.0)
     entry = {'found': {'natural': {'values': {'norm/ratio/*': [1.0, 160.0, None, 3.0]}}}}
     assert open_model_results.judge_statement(statement, entry) == 'holds (+159)'
     assert open_model_results.format_value('norm/ratio/*', [1.0, 160.0, None, 3.0]) == '160 (layer 2)'

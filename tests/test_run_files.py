@@ -15,7 +15,7 @@ from conftest import make_tiny_spec
 from synthetic_runs import write_probe, write_run
 
 from sinklab.cli.main import main
-from sinklab.report import runs
+from sinklab.report import claims, runs
 from sinklab.report import runs as runs_module
 from sinklab.run_dir import RunDir
 from sinklab.storage import run_file_schemas, untrusted_files
@@ -37,7 +37,7 @@ VALID_CONTENTS = {
         configs={'a': {'seed': 0}},
         runs={'a': {'0': dict(outcome='done', start={'sink/1': 0.5}, end={})}},
     ),
-    'verdicts': [dict(claim='a', words='b')],
+    'verdicts': [claims.make_claim_entry('a', claims.Claim('A.', 'source', untestable_reason='reason'), {}, {})],
     'lease': dict(token='t', host='h', pid=1, machine='m', born='1', job='', attempt=0, beat=1.5, state='running'),
 }
 VALID_CONTENTS['row'] |= {'from': LINEAGE}

@@ -85,8 +85,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     check_png_path(args.png)
     if args.list:
         claims = parse_claims(claim_table)
-        claim_rows = [[name, claims[name].words, claims[name].source] for name in args.names or claims]
-        sweep.print_table_with_note(['claim', 'words', 'source'], claim_rows, TEST_HINT)
+        claim_rows = [[name, claims[name].statement, claims[name].source] for name in args.names or claims]
+        sweep.print_table_with_note(['claim', 'statement', 'source'], claim_rows, TEST_HINT)
         return 0
     if args.results is not None:
         check_no_training_flags(args)
@@ -186,7 +186,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
             args.workdir, dict(size=size, overrides=dict(map(config_flags.parse_override, extra_args)))
         )
         needed_specs = {
-            operand.row: load_row(operand.row, 0)[0] for claim in selected_claims for operand in claim.operands
+            reading.row: load_row(reading.row, 0)[0] for claim in selected_claims for reading in claim.readings
         }
         changed_rows = find_changed_rows(previous_data)
         if conflicts := {
@@ -201,16 +201,16 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         specs = {row: load_row(row, 0)[0] for row in previous_data['runs'] if row not in changed_rows} | needed_specs
         first_rows = find_first_equal_rows(specs)
         unique_rows = dict.fromkeys(first_rows[row] for row in needed_specs)
-        operands_of_row = {
+        readings_of_row = {
             row: {
-                operand for claim in selected_claims for operand in claim.operands if first_rows[operand.row] == row
+                reading for claim in selected_claims for reading in claim.readings if first_rows[reading.row] == row
             }
             for row in unique_rows
         }
         runs = [
             run
             for run in plan.plan_runs(unique_rows, seeds, args.workdir, load_row, layout)
-            if run.run_dir.has_run() or not results.has_metrics(previous_data, run, operands_of_row[run.row])
+            if run.run_dir.has_run() or not results.has_metrics(previous_data, run, readings_of_row[run.row])
         ]
         if all(run.outcome == 'done' for run in runs):
             sweep.print_status('no run is missing; nothing is trained')
@@ -223,7 +223,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
             specs,
             first_rows,
             runs,
-            EXTRA_METRIC_PATTERNS | {operand.metric for claim in claims.values() for operand in claim.operands},
+            EXTRA_METRIC_PATTERNS | {reading.metric for claim in claims.values() for reading in claim.readings},
         )
         verdicts = compute_verdicts(claims, claims_data)
         results.write_json(args.workdir, results.CLAIMS_FILE, claims_data)
@@ -246,7 +246,7 @@ def find_first_equal_rows(specs: Mapping[str, Spec]) -> dict[str, str]:
 
 def collect_published_numbers(claims: dict) -> dict[str, dict]:
     """Return {row: its published numbers} for all rows that the claims read."""
-    rows = {operand.row for claim in claims.values() for operand in claim.operands}
+    rows = {reading.row for claim in claims.values() for reading in claim.readings}
     return {row: config_flags.load_row_info(get_config_path(row))['published'] for row in sorted(rows)}
 
 
@@ -266,7 +266,7 @@ def collect_runs(claims: dict, claims_data: dict) -> dict[str, dict]:
 
     runs = results.expand_same_rows(claims_data)
     options = [*format_overrides(claims_data), *sweep.format_seed_flags(0)]
-    rows = {operand.row for claim in claims.values() for operand in claim.operands} - runs.keys()
+    rows = {reading.row for claim in claims.values() for reading in claim.readings} - runs.keys()
     specs = {row: spec for row in rows if (spec := load_row_spec(row, options, claims_data['size']))}
     return runs | {row: runs[other] for row, other in results.find_equal_rows(claims_data, specs).items()}
 

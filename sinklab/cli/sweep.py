@@ -40,8 +40,8 @@ from sinklab.sweep.run import run_sweep, split_cores
 if TYPE_CHECKING:
     from rich.text import Text
 
-LEFT_COLUMNS = 'row', 'end', 'claim', 'words', 'source', 'verdict'
-WRAP_COLUMNS = 'end', 'words', 'source', 'verdict'  # columns that are wrapped on a narrow terminal
+LEFT_COLUMNS = 'row', 'end', 'claim', 'statement', 'source', 'verdict'
+WRAP_COLUMNS = 'end', 'statement', 'source', 'verdict'  # columns that are wrapped on a narrow terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Claims as contrasts of two metrics of runs, paired by seed, and the resulting verdicts."""
+"""Claims as comparisons of two metrics of runs, paired by seed, and the resulting verdicts."""
 
 import dataclasses
 import fnmatch
@@ -51,7 +51,7 @@ LEGEND = (
     'the two runs of a seed [its 95 % interval, widened because claims may be judged twice, after '
     f'{LOOK_SEEDS[0]} and after {LOOK_SEEDS[1]} seeds]; share: share of runs that fail; holds, contradicted: the '
     'interval is on the claimed or on the other side of 0; not seen: every difference in the interval is smaller '
-    'than the least of the claim; unsettled, ~N: the claim needs about N seeds; too few seeds: fewer than '
+    'than the smallest that counts; unsettled, ~N: the claim needs about N seeds; too few seeds: fewer than '
     f'{MIN_SAMPLES}, which get no interval'
 )
 UNIT_OF_METRIC = {LOSS_METRIC: registry.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
@@ -70,7 +70,7 @@ COMPARISON_WORDS = {'>': 'more than', '<': 'less than', '=': 'as much as'}
 
 
 @dataclasses.dataclass(frozen=True)
-class Operand:
+class Reading:
     """A metric of a run, read at the end of the run or before its first step."""
 
     row: str  # TABLE:ROW
@@ -83,33 +83,33 @@ class Operand:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """A claim that compares two operands.
+    """A claim that compares two readings.
 
     Attributes:
-        words: The claim in one sentence.
+        statement: The claim in one sentence.
         source: The publication that makes the claim.
-        of: The first operand. None if the claim cannot be tested.
-        way: The claimed comparison: `of` is more than (>), less than (<) or as much as (=) `than`.
-        than: The second operand. None if the claim cannot be tested.
-        least: The smallest difference that counts, in the unit of the metric.
-        why: The reason why the claim cannot be tested; empty if it can.
+        left: The first reading. None if the claim cannot be tested.
+        relation: The claimed comparison: `left` is more than (>), less than (<) or as much as (=) `right`.
+        right: The second reading. None if the claim cannot be tested.
+        min_difference: The smallest difference that counts, in the unit of the metric.
+        untestable_reason: The reason why the claim cannot be tested; empty if it can.
     """
 
-    words: str
+    statement: str
     source: str
-    of: Operand | None = None
-    way: Literal['>', '<', '='] = '>'
-    than: Operand | None = None
-    least: float = 0.0
-    why: str = ''
+    left: Reading | None = None
+    relation: Literal['>', '<', '='] = '>'
+    right: Reading | None = None
+    min_difference: float = 0.0
+    untestable_reason: str = ''
 
     @property
-    def operands(self) -> list[Operand]:
-        return [self.of, self.than] if self.of else []
+    def readings(self) -> list[Reading]:
+        return [self.left, self.right] if self.left else []
 
     @property
-    def contrast(self) -> str:
-        return f'{self.of} {COMPARISON_WORDS[self.way]} {self.than}' if self.of else ''
+    def comparison(self) -> str:
+        return f'{self.left} {COMPARISON_WORDS[self.relation]} {self.right}' if self.left else ''
 
 
 def read_claim_metrics(run_dir: RunDir, outcome: str, metric_patterns: set[str]) -> dict:
@@ -147,8 +147,9 @@ def parse_claims(definitions: Mapping[str, Mapping], size: str | None = None) ->
     """Parse the CLAIMS of a config file.
 
     Args:
-        definitions: {name of the claim: fields of `Claim`}, where `of` and `than` are tuples of fields of `Operand`.
-            The additional field `untestable_at`, {size: reason}, names sizes at which the claim cannot be tested.
+        definitions: {name of the claim: fields of `Claim`}, where `left` and `right` are tuples of fields of
+            `Reading`. The additional field `untestable_at`, {size: reason}, names sizes at which the claim cannot be
+            tested.
         size: The size at which the claims are tested; None ignores `untestable_at`.
 
     Raises:
@@ -163,41 +164,41 @@ def parse_claim(name: str, fields: Mapping, size: str | None = None) -> Claim:
     try:
         fields = dict(fields)
         reason = dict(fields.pop('untestable_at', {})).get(size)
-        operands = {side: Operand(*fields[side]) for side in ('of', 'than') if side in fields}
-        parsed = Claim(**{**fields, **operands})
+        readings = {side: Reading(*fields[side]) for side in ('left', 'right') if side in fields}
+        parsed = Claim(**{**fields, **readings})
     except (TypeError, ValueError) as error:
         raise UserError(
             f'claim {name} is invalid: {fields!r} ({format_error(error)}); see configs/claims.py'
         ) from error
     if problem := find_claim_fault(parsed):
         raise UserError(f'claim {name}: {problem}; see configs/claims.py')
-    return Claim(parsed.words, parsed.source, why=reason) if reason else parsed
+    return Claim(parsed.statement, parsed.source, untestable_reason=reason) if reason else parsed
 
 
 def find_claim_fault(claim: Claim) -> str:
     """Return what is wrong with a claim, or an empty string if it is valid."""
-    if not claim.of and not claim.than:
-        return '' if claim.why else 'it has neither "of" and "than" nor "why"'
-    if not claim.of or not claim.than:
-        return 'it has only one of "of" and "than"'
-    if claim.way not in COMPARISON_WORDS:
-        return f'its way is {claim.way!r}; it must be one of {", ".join(COMPARISON_WORDS)}'
-    units = {get_metric_unit(operand.metric) for operand in claim.operands}
-    if claim.of.metric != claim.than.metric and (len(units) > 1 or '' in units):
-        return f'{claim.of.metric} and {claim.than.metric} are different kinds of metrics'
-    if not claim.least > 0:
-        return f'its least is {claim.least!r}, the smallest difference that counts; it must be above 0'
-    if claim.of == claim.than:
-        return f'it compares {claim.of} with itself'
-    return next(filter(None, map(find_operand_fault, claim.operands)), '')
+    if not claim.left and not claim.right:
+        return '' if claim.untestable_reason else 'it has neither "left" and "right" nor "untestable_reason"'
+    if not claim.left or not claim.right:
+        return 'it has only one of "left" and "right"'
+    if claim.relation not in COMPARISON_WORDS:
+        return f'its relation is {claim.relation!r}; it must be one of {", ".join(COMPARISON_WORDS)}'
+    units = {get_metric_unit(reading.metric) for reading in claim.readings}
+    if claim.left.metric != claim.right.metric and (len(units) > 1 or '' in units):
+        return f'{claim.left.metric} and {claim.right.metric} are different kinds of metrics'
+    if not claim.min_difference > 0:
+        return f'its min_difference is {claim.min_difference!r}; it must be above 0'
+    if claim.left == claim.right:
+        return f'it compares {claim.left} with itself'
+    return next(filter(None, map(find_reading_fault, claim.readings)), '')
 
 
-def find_operand_fault(operand: Operand) -> str:
-    if operand.when not in ('end', 'start'):
-        return f'{operand.when!r} is not a time of a measurement; give end or start'
-    if operand.metric not in OTHER_METRICS and not registry.find_metric_info(operand.metric):
+def find_reading_fault(reading: Reading) -> str:
+    if reading.when not in ('end', 'start'):
+        return f'{reading.when!r} is not a time of a measurement; give end or start'
+    if reading.metric not in OTHER_METRICS and not registry.find_metric_info(reading.metric):
         metric_names = [*OTHER_METRICS, *(metric_info.name for metric_info in registry.METRIC_INFOS)]
-        return format_unknown_name(f'number {operand.metric!r}', operand.metric, metric_names, 'numbers')
+        return format_unknown_name(f'number {reading.metric!r}', reading.metric, metric_names, 'numbers')
     return ''
 
 
@@ -219,39 +220,39 @@ def make_claims_table(
 
 
 def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], published: Mapping[str, dict]) -> dict:
-    seed_differences = compute_claim_differences(claim, runs) if claim.of else {}
+    seed_differences = compute_claim_differences(claim, runs) if claim.left else {}
     values, num_diverged = list(seed_differences.values()), count_diverged(claim, runs, seed_differences)
-    is_binary = bool(claim.of) and claim.of.metric == FAILS_METRIC
+    is_binary = bool(claim.left) and claim.left.metric == FAILS_METRIC
     interval = compute_difference_interval(values, is_binary)
-    claim_verdict, reason = judge_claim(claim, values, interval, num_diverged), claim.why
+    claim_verdict, reason = judge_claim(claim, values, interval, num_diverged), claim.untestable_reason
     if claim_verdict == 'not seen' and (reason := explain_no_room_below(claim, runs)):
         claim_verdict = 'not testable here'
     return dict(
         claim=name,
-        words=claim.words,
+        statement=claim.statement,
         source=claim.source,
-        contrast=claim.contrast,
-        way=claim.way,
+        comparison=claim.comparison,
+        relation=claim.relation,
         unit=get_unit(claim),
         published=get_published_difference(claim, published),
-        either=is_two_sided(claim) and not reason,
-        least=claim.least,
+        two_sided=is_two_sided(claim) and not reason,
+        min_difference=claim.min_difference,
         differences=seed_differences,
         mean=float(np.mean(values)) if values else None,
         interval=interval,
         diverged=num_diverged,
         failing_rows=list_failing_rows(claim, runs),
         verdict=claim_verdict,
-        seeds_needed=estimate_needed_seeds(values, claim.way, claim.least, is_binary)
+        seeds_needed=estimate_needed_seeds(values, claim.relation, claim.min_difference, is_binary)
         if claim_verdict == 'unsettled'
         else None,
-        why=reason,
+        untestable_reason=reason,
     )
 
 
 def get_unit(claim: Claim) -> str:
     """Return the unit of the difference, or an empty string if the metric registry has none."""
-    return get_metric_unit(claim.of.metric) if claim.of else ''
+    return get_metric_unit(claim.left.metric) if claim.left else ''
 
 
 def get_metric_unit(metric: str) -> str:
@@ -264,36 +265,36 @@ def is_two_sided(claim: Claim) -> bool:
 
     A sink that was absent before training cannot become weaker, and a row that never fails cannot fail less often.
     """
-    return bool(claim.of) and claim.than.when == 'end' and claim.of.metric != FAILS_METRIC
+    return bool(claim.left) and claim.right.when == 'end' and claim.left.metric != FAILS_METRIC
 
 
 def compute_claim_differences(claim: Claim, runs: Mapping[str, dict]) -> dict[str, float]:
-    """Compute the difference of the operands by seed, for the seeds that have both values."""
-    of_values, than_values = (get_operand_values(operand, runs) for operand in claim.operands)
-    return {seed: of_values[seed] - than_values[seed] for seed in of_values if seed in than_values}
+    """Compute the difference of the readings by seed, for the seeds that have both values."""
+    left_values, right_values = (get_reading_values(reading, runs) for reading in claim.readings)
+    return {seed: left_values[seed] - right_values[seed] for seed in left_values if seed in right_values}
 
 
-def get_operand_values(operand: Operand, runs: Mapping[str, dict]) -> dict[str, float]:
-    value_of_seed = {seed: run[operand.when].get(operand.metric) for seed, run in runs.get(operand.row, {}).items()}
+def get_reading_values(reading: Reading, runs: Mapping[str, dict]) -> dict[str, float]:
+    value_of_seed = {seed: run[reading.when].get(reading.metric) for seed, run in runs.get(reading.row, {}).items()}
     return {seed: value for seed, value in value_of_seed.items() if value is not None}
 
 
 def count_diverged(claim: Claim, runs: Mapping[str, dict], seed_differences: Mapping[str, float]) -> int:
     """Count the seeds that have no difference and at least one diverged run."""
-    operand_runs = [runs.get(operand.row, {}).items() for operand in claim.operands]
+    reading_runs = [runs.get(reading.row, {}).items() for reading in claim.readings]
     return len(
-        {seed for run in operand_runs for seed, measured_run in run if measured_run['outcome'] == 'diverged'}
+        {seed for run in reading_runs for seed, measured_run in run if measured_run['outcome'] == 'diverged'}
         - seed_differences.keys()
     )
 
 
 def list_failing_rows(claim: Claim, runs: Mapping[str, dict]) -> list[str]:
     """List the rows of a claim whose runs all fail to train; list none if the claim is about failures."""
-    if not claim.of or claim.of.metric == FAILS_METRIC:
+    if not claim.left or claim.left.metric == FAILS_METRIC:
         return []
     return [
         row
-        for row in dict.fromkeys(operand.row for operand in claim.operands)
+        for row in dict.fromkeys(reading.row for reading in claim.readings)
         if runs.get(row) and all(run['end'].get(FAILS_METRIC) == 1 for run in runs[row].values())
     ]
 
@@ -303,11 +304,11 @@ def get_published_difference(claim: Claim, published: Mapping[str, dict]) -> flo
 
     The value before training counts as 0, because models of these claims have no sink before they are trained.
     """
-    if not claim.of:
+    if not claim.left:
         return None
-    of_value, than_value = (published.get(operand.row, {}).get(operand.metric) for operand in claim.operands)
-    than_value = 0.0 if claim.than.when == 'start' else than_value
-    return None if of_value is None or than_value is None else of_value - than_value
+    left_value, right_value = (published.get(reading.row, {}).get(reading.metric) for reading in claim.readings)
+    right_value = 0.0 if claim.right.when == 'start' else right_value
+    return None if left_value is None or right_value is None else left_value - right_value
 
 
 def judge_claim(claim: Claim, values: list[float], interval: Interval | None, num_diverged: int) -> str:
@@ -319,23 +320,23 @@ def judge_claim(claim: Claim, values: list[float], interval: Interval | None, nu
         interval: The confidence interval of the mean difference; None if there are too few values.
         num_diverged: The number of seeds without a difference because a run diverged.
     """
-    if claim.why:
+    if claim.untestable_reason:
         return 'not testable here'
     if interval is None:
         return 'diverged' if num_diverged else 'too few seeds' if values else 'not run'
-    return decide_verdict(interval, float(np.mean(values)), claim.way, claim.least)
+    return decide_verdict(interval, float(np.mean(values)), claim.relation, claim.min_difference)
 
 
 def explain_no_room_below(claim: Claim, runs: Mapping[str, dict]) -> str:
     """Explain why a claim that a percentage is lower cannot be tested; return an empty string if it can.
 
-    The claim cannot be tested if the mean of the second operand is below the smallest difference that counts.
+    The claim cannot be tested if the mean of the second reading is below the smallest difference that counts.
     """
-    than_values = (
-        [*get_operand_values(claim.than, runs).values()] if claim.way == '<' and get_unit(claim) == '%' else []
+    right_values = (
+        [*get_reading_values(claim.right, runs).values()] if claim.relation == '<' and get_unit(claim) == '%' else []
     )
-    is_small = than_values and float(np.mean(than_values)) < claim.least
-    return f'no value can be lower: {claim.than} is {np.mean(than_values):.1f} % on average' if is_small else ''
+    is_small = right_values and float(np.mean(right_values)) < claim.min_difference
+    return f'no value can be lower: {claim.right} is {np.mean(right_values):.1f} % on average' if is_small else ''
 
 
 def compute_sign_test(entries: list[dict]) -> dict:
@@ -347,7 +348,9 @@ def compute_sign_test(entries: list[dict]) -> dict:
         The number of claims, the number `as_published` whose mean difference is on the claimed side, and `p`, the
         probability that a fair coin gives at least as many; None if there are no claims.
     """
-    counted_entries = [entry for entry in entries if entry['interval'] and entry['either'] and entry['way'] != '=']
+    counted_entries = [
+        entry for entry in entries if entry['interval'] and entry['two_sided'] and entry['relation'] != '='
+    ]
     signs = [orient_mean(entry) for entry in counted_entries if entry['mean']]
     num_as_claimed = sum(sign > 0 for sign in signs)
     p = float(bdtrc(num_as_claimed - 1, len(signs), 0.5)) if signs else None
@@ -356,7 +359,7 @@ def compute_sign_test(entries: list[dict]) -> dict:
 
 def orient_mean(entry: dict) -> float:
     """Return the mean difference with its sign chosen so that the claimed side is positive."""
-    return -entry['mean'] if entry['way'] == '<' else entry['mean']
+    return -entry['mean'] if entry['relation'] == '<' else entry['mean']
 
 
 def format_claim_cells(entry: dict) -> list[str]:
@@ -384,7 +387,7 @@ def format_brief_cells(entry: dict, claim: Claim) -> list[str]:
 
     Percentages have one digit after the point, steps have none, and other units have two.
     """
-    unit = UNIT_OF_METRIC.get(claim.of.metric, entry['unit'])
+    unit = UNIT_OF_METRIC.get(claim.left.metric, entry['unit'])
     digits = 1 if unit == '%' else 0 if unit == 'steps' else 2
     values = format_signed(entry['published'], digits), format_mean_and_interval(entry, digits)
     return [entry['claim'], unit, *values, str(len(entry['differences'])), format_verdict(entry, is_brief=True)]
@@ -432,18 +435,18 @@ def format_verdict(entry: dict, is_brief: bool = False) -> str:
 def format_markdown(entries: list[dict]) -> str:
     """Format the claims table, the names of claims without runs, and the sign test as Markdown."""
     lines = [
-        f'| claim | contrast | published | here, {INTERVAL_DESCRIPTION} | n | verdict |',
+        f'| claim | comparison | published | here, {INTERVAL_DESCRIPTION} | n | verdict |',
         '|---|---|---|---|---|---|',
     ]
     for entry in [entry for entry in entries if entry['verdict'] != 'not run']:
         _, published, here, n, verdict = format_claim_cells(entry)
-        claim_text = f'`{entry["claim"]}`: {entry["words"]} ({entry["source"]})'
+        claim_text = f'`{entry["claim"]}`: {entry["statement"]} ({entry["source"]})'
         row_cells = [
             claim_text,
-            entry['why'] or entry['contrast'],
+            entry['untestable_reason'] or entry['comparison'],
             published,
             here,
-            '' if entry['why'] else n,
+            '' if entry['untestable_reason'] else n,
             verdict,
         ]
         lines.append(f'| {" | ".join(map(escape_markdown, row_cells))} |')

@@ -120,7 +120,8 @@ def render_claims_table(entries: Sequence[dict]) -> str:
     if not entries:
         return ''
     table_rows = [
-        (None, [f'{entry["claim"]}: {entry["words"]}', *claims.format_claim_cells(entry)[1:]]) for entry in entries
+        (None, [f'{entry["claim"]}: {entry["statement"]}', *claims.format_claim_cells(entry)[1:]])
+        for entry in entries
     ]
     return render_table(
         'claims',

@@ -370,7 +370,7 @@ def draw_claims_plot(path: Path, entries: list[dict], unit: str) -> None:
     axes.set(xlabel=f'mean difference and its interval, {INTERVAL_DESCRIPTION} ({unit})')
     axes.set_yticks(
         range(len(drawn_entries)),
-        [escape_figure(f'{entry["claim"]} {entry["way"]}') for entry in drawn_entries],
+        [escape_figure(f'{entry["claim"]} {entry["relation"]}') for entry in drawn_entries],
         fontsize=7,
     )
     axes.set_ylim(len(drawn_entries) - 0.4, -0.6)

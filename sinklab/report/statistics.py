@@ -87,7 +87,7 @@ def compute_difference_interval(values: list[float], is_binary: bool = False) ->
 
     Args:
         values: The difference of each seed.
-        is_binary: Whether both operands are 0 or 1. If then no difference is -1, the differences are treated as a
+        is_binary: Whether both readings are 0 or 1. If then no difference is -1, the differences are treated as a
             proportion of seeds.
 
     Returns:
@@ -101,10 +101,10 @@ def is_proportion(values: list[float], is_binary: bool) -> bool:
     return is_binary and {*values} <= {0.0, 1.0}
 
 
-def decide_verdict(interval: Interval, mean: float, way: str, least: float) -> str:
+def decide_verdict(interval: Interval, mean: float, relation: str, min_difference: float) -> str:
     """Decide the verdict on a claim from the confidence interval of the mean difference.
 
-    A difference counts if its absolute value is at least `least`. The first row that applies decides.
+    A difference counts if its absolute value is at least `min_difference`. The first row that applies decides.
 
     Verdict for `>` and `<`  Condition
     holds                    The interval is on the claimed side of 0, and the mean is on that side and counts.
@@ -120,28 +120,30 @@ def decide_verdict(interval: Interval, mean: float, way: str, least: float) -> s
     Args:
         interval: The limits of the confidence interval.
         mean: The mean difference.
-        way: The claimed comparison: `>`, `<` or `=`.
-        least: The smallest difference that counts.
+        relation: The claimed comparison: `>`, `<` or `=`.
+        min_difference: The smallest difference that counts.
     """
     low, high = interval
-    if way == '<':
+    if relation == '<':
         low, high, mean = -high, -low, -mean
-    none_counts = -least < low and high < least
-    if way == '=':
-        all_count = least <= low or high <= -least
+    none_counts = -min_difference < low and high < min_difference
+    if relation == '=':
+        all_count = min_difference <= low or high <= -min_difference
         return 'holds' if none_counts else 'contradicted' if all_count else 'unsettled'
-    above, below = low > 0 and mean >= least, high < 0 and mean <= -least
+    above, below = low > 0 and mean >= min_difference, high < 0 and mean <= -min_difference
     return 'holds' if above else 'contradicted' if below else 'not seen' if none_counts else 'unsettled'
 
 
-def estimate_needed_seeds(values: list[float], way: str, least: float, is_binary: bool = False) -> int | None:
+def estimate_needed_seeds(
+    values: list[float], relation: str, min_difference: float, is_binary: bool = False
+) -> int | None:
     """Estimate how many seeds would settle a claim, assuming the observed mean and spread and no skewness.
 
     Args:
         values: The difference of each seed so far, of at least MIN_SAMPLES seeds.
-        way: The claimed comparison: `>`, `<` or `=`.
-        least: The smallest difference that counts.
-        is_binary: Whether both operands are 0 or 1.
+        relation: The claimed comparison: `>`, `<` or `=`.
+        min_difference: The smallest difference that counts.
+        is_binary: Whether both readings are 0 or 1.
 
     Returns:
         The number of seeds; None if MAX_SEEDS or more are needed.
@@ -162,12 +164,12 @@ def estimate_needed_seeds(values: list[float], way: str, least: float, is_binary
             (
                 n
                 for n, proportion_interval in shares
-                if decide_verdict(proportion_interval, mean, way, least) != 'unsettled'
+                if decide_verdict(proportion_interval, mean, relation, min_difference) != 'unsettled'
             ),
             None,
         )
-    effect = abs(mean) - (least if way == '=' else 0)
+    effect = abs(mean) - (min_difference if relation == '=' else 0)
     # Half the width of the widest interval that settles the claim.
-    half_width = effect if abs(mean) >= least else least - abs(mean)
+    half_width = effect if abs(mean) >= min_difference else min_difference - abs(mean)
     quantiles = ((n, float(stdtrit(n - 1, (1 + LOOK_CONFIDENCE_LEVEL) / 2))) for n in seed_counts)
     return next((n for n, quantile in quantiles if quantile * sd < half_width * n**0.5), None)

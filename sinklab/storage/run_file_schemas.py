@@ -156,6 +156,28 @@ class LeaseOwner(Struct):
     state: Literal['running', 'stopping'] = 'running'
 
 
+class Verdict(Struct):
+    """An entry of verdicts.json: the verdict on a claim, as `report.claims.make_claim_entry` makes it."""
+
+    claim: str
+    statement: str
+    source: str
+    comparison: str
+    relation: Literal['>', '<', '=']
+    unit: str
+    published: Number | None
+    two_sided: bool
+    min_difference: Number
+    differences: dict[str, Number]
+    mean: Number | None
+    interval: tuple[Number, Number] | None
+    diverged: Count
+    failing_rows: list[str]
+    verdict: str
+    seeds_needed: Count | None
+    untestable_reason: str
+
+
 class RunIdentity(Struct):
     """run.json: the id that the checkpoints of this run carry, unlike those of other runs."""
 
@@ -186,7 +208,7 @@ SCHEMAS: dict[str, Any] = {
     'config': Config,
     'sweep': list[SweepRow],
     'claims': Claims,
-    'verdicts': list[dict[str, Any]],
+    'verdicts': list[Verdict],
     'lease': LeaseOwner,
 }
 METRICS_LINE_DECODER = msgspec.json.Decoder(dict[str, Number])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
-from sinklab.report.claims import Operand, read_claim_metrics
+from sinklab.report.claims import Reading, read_claim_metrics
 from sinklab.run_dir import RunDir, flatten_dict, format_differences
 from sinklab.storage import run_file_schemas, untrusted_files
 from sinklab.storage.atomic_write import atomic_write, writable_folder
@@ -153,12 +153,12 @@ def add_runs(
     return results | dict(same=same_rows, configs=configs, runs=measured_runs)
 
 
-def has_metrics(results: dict, run: SweepRun, operands: Collection[Operand]) -> bool:
-    """Return whether the content of claims.json has all metrics of a run that operands read, or that it diverged."""
+def has_metrics(results: dict, run: SweepRun, readings: Collection[Reading]) -> bool:
+    """Return whether the content of claims.json has all metrics of a run that readings read, or that it diverged."""
     measured = results['runs'].get(run.row, {}).get(str(run.seed))
     if measured is None or measured['outcome'] == 'diverged':
         return measured is not None
-    return all(operand.metric in measured[operand.when] for operand in operands)
+    return all(reading.metric in measured[reading.when] for reading in readings)
 
 
 def list_run_dirs(workdir: Path) -> list[Path]:
