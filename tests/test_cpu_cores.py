@@ -262,6 +262,6 @@ def test_report_page_of_claims_lists_verdicts(config_dir, claims_run):
     page = (path / 'report.html').read_text(encoding='utf-8')
     section = page[page.index('id="table-claims"') : page.index('id="table-rows"')]
     for entry in entries:
-        assert f'<th scope="row">{entry["claim"]}: words</th>' in section
+        assert f'<th scope="row">{entry["claim"]}: A.</th>' in section
         assert f'<td>{entry["verdict"]}' in section
     assert 'sigmoid, seed 2' in page
