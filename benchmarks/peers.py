@@ -4,9 +4,9 @@
 
 Each peer runs in its own process, with the same model, batch, clipping and optimizer, by default in float32:
 
-- ours, as `sinklab train --data=N --remat=WHAT --micro_batch=N` runs it; by default as many cores as divide the batch
-  are devices. Without --micro_batch, large batches are computed in parts, as by `sinklab train`.
-- whole batch: ours without micro-batches, which --peers=all leaves out.
+- ours, as `sinklab train --data=N --micro_batch=N --remat=WHAT` runs it. By default it has as many devices as cores,
+  if they divide the micro-batch, and computes large batches in parts.
+- whole batch: ours with --micro_batch=none, which --peers=all leaves out.
 - PyTorch eager, with fused AdamW and scaled_dot_product_attention.
 - torch.compile: the same, with forward pass, loss and backward pass compiled.
 - plain JAX (benchmarks/jax_baseline.py), on one device.
@@ -60,7 +60,9 @@ def make_spec(shape: dict) -> Spec:
 def make_sinklab_step(shape: dict) -> Callable[[], float]:
     """Return a function that runs one step, or one forward pass, and returns its loss."""
     spec = make_spec(shape)
-    hardware = Hardware(data=shape['data'], fsdp=1, micro_batch=shape['micro_batch'], remat=shape['remat'])
+    hardware = Hardware(
+        data=shape['data'], fsdp=1, micro_batch=shape['micro_batch'] or 'default', remat=shape['remat']
+    )
     device_mesh.split_cpu_devices(hardware)
     mesh = device_mesh.make_mesh(hardware)
     hardware = dataclasses.replace(hardware, micro_batch=memory_estimate.choose_micro_batch(spec, hardware, mesh))
@@ -221,7 +223,7 @@ def parse_arguments() -> argparse.Namespace:
         '--data',
         type=parse_count,
         metavar='N',
-        help='devices of ours and MaxText; by default as many cores as divide the batch',
+        help='devices of ours and MaxText; by default as many cores as divide batch and micro-batch',
     )
     parser.add_argument(
         '--remat', type=parse_remat, default='default', metavar='WHAT', help='of ours, as of sinklab train'
@@ -232,8 +234,13 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.data and args.batch % args.data:
         parser.error(f'--batch={args.batch} is not a multiple of --data={args.data}; change one of them')
-    if args.micro_batch and args.batch % args.micro_batch:
-        parser.error(f'--micro_batch={args.micro_batch} does not divide --batch={args.batch}; change one of them')
+    if args.micro_batch and (args.batch % args.micro_batch or args.micro_batch % (args.data or 1)):
+        parser.error(
+            f'--micro_batch={args.micro_batch} must divide --batch={args.batch} and be a multiple of '
+            f'--data={args.data or 1}'
+        )
+    if args.forward and (args.micro_batch or 'whole batch' in args.peers.split(',')):
+        parser.error('--forward computes the whole batch; remove --micro_batch and the peer `whole batch`')
     return args
 
 

@@ -251,7 +251,9 @@ def format_summary(entries_by_size: Mapping[str, dict]) -> str:
     lines = []
     for size, entries in entries_by_size.items():
         few = [entry for entry in entries.values() if entry['verdict'] == 'too few seeds']
-        directed = [entry for entry in few if entry['two_sided'] and entry['relation'] != '=' and entry['mean']]
+        directed = [
+            entry for entry in few if entry['can_have_either_sign'] and entry['relation'] != '=' and entry['mean']
+        ]
         num_as_claimed = sum(report.orient_mean(entry) > 0 for entry in directed)
         few_text = (
             f'Of {len(directed)} claims with too few seeds that could have come out either way, {num_as_claimed} '

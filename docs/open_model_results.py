@@ -264,7 +264,7 @@ def format_value(metric: str, value: float | list | None) -> str:
     if value is None:
         return '-'
     if isinstance(value, list):
-        largest = get_reading(value)
+        largest = get_largest_value(value)
         return f'{largest:.4g} (layer {value.index(largest) + 1})'
     info = find_metric_info(metric)
     if metric.startswith('repeated/'):
@@ -278,31 +278,31 @@ def format_published(value: float | None) -> str:
     return '-' if value is None else f'{value:.2f}'
 
 
-def get_reading(value: float | list | None) -> float | None:
+def get_largest_value(value: float | list | None) -> float | None:
     """Return a number; of a list over layers, the largest."""
     if isinstance(value, list):
         return max((item for item in value if item is not None), default=None)
     return value
 
 
-def read_reading(reading: Any, entry: dict) -> float | None:
-    """Return the number of an reading: a number, or (variant, metric) of a model."""
+def get_reading_value(reading: Any, entry: dict) -> float | None:
+    """Return the value of a reading, which is a number or (variant, metric) of a model."""
     if isinstance(reading, tuple):
         variant, metric = reading
-        return get_reading(get_value(entry, variant, metric))
+        return get_largest_value(get_value(entry, variant, metric))
     return reading
 
 
 def judge_statement(statement: dict, entry: dict) -> str:
     """Return whether a statement holds for a model, with the difference of its two readings."""
-    left, right = (read_reading(statement[side], entry) for side in ('left', 'right'))
+    left, right = (get_reading_value(statement[side], entry) for side in ('left', 'right'))
     if left is None or right is None:
         return NOT_MEASURED
     difference = left - right
     holds = {
-        '>': difference > statement['min_difference'],
-        '<': difference < -statement['min_difference'],
-        '=': abs(difference) <= statement['min_difference'],
+        '>': difference >= statement['min_difference'],
+        '<': difference <= -statement['min_difference'],
+        '=': abs(difference) < statement['min_difference'],
     }[statement['relation']]
     return f'{"holds" if holds else "does not hold"} ({difference:+.3g})'
 

@@ -164,7 +164,7 @@ def test_claim_entry_counts_diverged_runs():
     for run in runs[SOFTMAX.row].values():
         run['end']['fails'] = 0.0
     entry = make_entry(failure_claim, runs)
-    assert (entry['verdict'], entry['diverged'], entry['two_sided']) == ('holds', 0, False)
+    assert (entry['verdict'], entry['diverged'], entry['can_have_either_sign']) == ('holds', 0, False)
 
 
 def test_claim_entry_has_difference_of_published_numbers():
@@ -174,7 +174,7 @@ def test_claim_entry_has_difference_of_published_numbers():
     emergence_claim = Claim('A.', 'source', SOFTMAX, '>', Reading(SOFTMAX.row, 'sink/1', 'start'), MIN_DIFFERENCE)
     assert make_entry(emergence_claim, {}, published)['published'] == 18.18
     entry = make_entry(emergence_claim, make_runs({}, {0: 30.0, 1: 40.0, 2: 35.0, 3: 33.0, 4: 41.0}))
-    assert (entry['verdict'], entry['two_sided']) == ('holds', False)
+    assert (entry['verdict'], entry['can_have_either_sign']) == ('holds', False)
 
 
 @pytest.mark.parametrize('values', [[40.0, -20.0, 10.0, -30.0, 50.0], [8.0, -1.0, 3.5, 9.0, -2.0, 3.5], [2.0] * 5])
@@ -212,7 +212,7 @@ def test_claim_entry_needs_more_than_five_seeds_without_failures(failures, expec
 def test_claim_entry_is_not_testable_if_reference_is_zero():
     zero_values, large_values = (dict.fromkeys(range(5), value) for value in (0.0, 50.0))
     entry = make_entry(make_claim('<'), make_runs(zero_values, zero_values))
-    assert (entry['verdict'], entry['two_sided']) == ('not testable here', False)
+    assert (entry['verdict'], entry['can_have_either_sign']) == ('not testable here', False)
     assert 'attention:softmax' in entry['untestable_reason']
     assert '0.0 %' in entry['untestable_reason']
     assert make_entry(make_claim('<'), make_runs(large_values, zero_values))['verdict'] == 'contradicted'
@@ -233,14 +233,14 @@ def test_rows_whose_runs_all_fail_are_named_except_in_claims_about_failures():
 
 
 def test_sign_test_matches_binomial_distribution():
-    def make_sign_entry(relation, mean, interval=(0, 1), two_sided=True):
-        return dict(relation=relation, mean=mean, interval=interval, two_sided=two_sided)
+    def make_sign_entry(relation, mean, interval=(0, 1), can_have_either_sign=True):
+        return dict(relation=relation, mean=mean, interval=interval, can_have_either_sign=can_have_either_sign)
 
     entries = [make_sign_entry('<', -1.0)] * 7 + [make_sign_entry('>', -1.0)] * 2
     entries += [
         make_sign_entry('=', 1.0),
         make_sign_entry('<', 1.0, interval=None),
-        make_sign_entry('>', 1.0, two_sided=False),
+        make_sign_entry('>', 1.0, can_have_either_sign=False),
         make_sign_entry('<', 0.0),
     ]
     assert claims.compute_sign_test(entries) == dict(claims=9, as_published=7, p=pytest.approx((36 + 9 + 1) / 2**9))

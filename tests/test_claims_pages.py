@@ -52,7 +52,7 @@ def make_entry(*differences, verdict='holds', interval=None, **fields):
     entry = dict(
         verdict=verdict,
         relation='>',
-        two_sided=True,
+        can_have_either_sign=True,
         published=None,
         differences=dict(enumerate(differences)),
         mean=float(np.mean(differences)) if differences else None,
@@ -126,7 +126,7 @@ def test_summary_counts_directions_of_claims_with_few_seeds():
         make_entry(1.0, **few_seeds),
         make_entry(-1.0, **few_seeds),
         make_entry(1.0, relation='<', **few_seeds),
-        make_entry(1.0, two_sided=False, **few_seeds),
+        make_entry(1.0, can_have_either_sign=False, **few_seeds),
         make_entry(1.0, relation='=', **few_seeds),
     ]
     text = claims_results.format_summary({'small': dict(enumerate(entries))})

@@ -61,7 +61,7 @@ VALID_CLAIM = dict(
         (dict(right=('a:c', 'sink/1', 'begin')), "'begin' is not a time of a measurement; give end or start"),
         (
             dict(left=('a:b', 'valid/los'), right=('a:c', 'valid/los')),
-            "number 'valid/los' is unknown; did you mean valid/loss?",
+            "metric 'valid/los' is unknown; did you mean valid/loss?",
         ),
         (
             dict(right=('a:c', 'valid/loss'), left=('a:b', 'mass/row')),

@@ -108,11 +108,12 @@ def test_train_recomputes_activations_on_cpu_unless_policy_is_given(config_dir, 
 @pytest.mark.slow
 def test_train_computes_large_batch_in_parts_on_cpu_unless_micro_batch_is_given(config_dir, tmp_path):
     given = [f'--config={config_dir}/mine.py:softmax', '--size=smoke', '--config.optimizer.batch_size=136']
-    for name, options in dict(default=[], given=['--micro_batch=136']).items():
+    for name, options in dict(default=[], given=['--micro_batch=none']).items():
         completed = run_sinklab(config_dir, 'train', *given, *options, f'--workdir={tmp_path}/{name}')
         assert completed.returncode == 0, completed.stderr
-    layouts = [RunDir(tmp_path / name).read_environment()['layout'] for name in ('default', 'given')]
-    assert [layout['micro_batch'] for layout in layouts] == [34, 136]
+    environments = [RunDir(tmp_path / name).read_environment() for name in ('default', 'given')]
+    assert [environment['layout']['micro_batch'] for environment in environments] == [68, None]
+    assert [environment['attempts'][0]['micro_batch'] for environment in environments] == [68, 136]
     for default, given in zip(read_records(tmp_path / 'default'), read_records(tmp_path / 'given'), strict=True):
         assert default == pytest.approx(given, rel=1e-4, abs=1e-5)
 

@@ -387,7 +387,13 @@ def test_claims_markdown_escapes_column_separators_and_html():
         mean=None,
     )
     entry |= dict(
-        differences={}, verdict='holds', diverged=0, failing_rows=[], seeds_needed=None, two_sided=False, relation='>'
+        differences={},
+        verdict='holds',
+        diverged=0,
+        failing_rows=[],
+        seeds_needed=None,
+        can_have_either_sign=False,
+        relation='>',
     )
     lines = claims.format_markdown([entry]).splitlines()
     assert [len(re.findall(r'(?<!\\)\|', line)) for line in lines[:3]] == [7] * 3

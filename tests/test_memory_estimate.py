@@ -62,31 +62,40 @@ def test_estimate_divides_activations_over_micro_batches_and_devices():
     assert estimate_memory(Hardware(data=2)).activations < 0.6 * total
 
 
+def choose_micro_batch(batch_size, length, **sizes):
+    spec, hardware = make_tiny_spec(optimizer__batch_size=batch_size, data__length=length), Hardware(**sizes)
+    return memory_estimate.choose_micro_batch(spec, hardware, device_mesh.make_mesh(hardware))
+
+
 @pytest.mark.parametrize(
     ('batch_size', 'length', 'num_devices', 'micro_batch'),
     [
         (32, 64, 1, None),  # 2048 tokens
         (32, 256, 1, 4),
         (32, 256, 2, 4),
-        (24, 256, 1, 4),
+        (32, 256, 4, 8),  # 512 tokens on each device
+        (34, 64, 1, 17),  # nearer to 1024 tokens than 2 sequences
+        (37, 64, 1, None),  # of its divisors, 1 is too small
         (4, 2048, 1, 1),  # one sequence at least
         (4, 2048, 2, 2),  # one on each device
-        (6, 1024, 2, 2),
+        (10**9, 64, 1, 16),
     ],
 )
 def test_cpu_computes_large_batch_in_parts(batch_size, length, num_devices, micro_batch):
-    spec = make_tiny_spec(optimizer__batch_size=batch_size, data__length=length)
-    hardware = Hardware(data=num_devices)
-    mesh = device_mesh.make_mesh(hardware)
-    assert memory_estimate.choose_micro_batch(spec, hardware, mesh) == micro_batch
-    hardware = dataclasses.replace(hardware, micro_batch=batch_size)
-    assert memory_estimate.choose_micro_batch(spec, hardware, mesh) == batch_size
+    assert choose_micro_batch(batch_size, length, data=num_devices, micro_batch='default') == micro_batch
+
+
+def test_micro_batch_is_as_requested():
+    assert choose_micro_batch(32, 256, micro_batch=16) == 16
+    assert choose_micro_batch(32, 256) is None
+    assert choose_micro_batch(32, 256, fsdp=2, micro_batch='default') is None
 
 
 def test_accelerators_compute_whole_batch():
     spec = make_tiny_spec(optimizer__batch_size=32, data__length=256)
-    mesh = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform='tpu')]))
-    assert memory_estimate.choose_micro_batch(spec, Hardware(), mesh) is None
+    devices = np.array([types.SimpleNamespace(platform='tpu')])
+    mesh = types.SimpleNamespace(devices=devices, shape=dict(data=1, fsdp=1, tensor=1))
+    assert memory_estimate.choose_micro_batch(spec, Hardware(micro_batch='default'), mesh) is None
 
 
 @pytest.mark.slow

@@ -72,6 +72,9 @@ def test_published_values_are_those_of_the_tables():
         ('<', 2.0, 6.0, 5.0, 'does not hold (-4)'),
         ('=', 2.0, 6.0, 5.0, 'holds (-4)'),
         ('=', 2.0, 9.0, 5.0, 'does not hold (-7)'),
+        ('>', 7.0, 2.0, 5.0, 'holds (+5)'),
+        ('<', 2.0, 7.0, 5.0, 'holds (-5)'),
+        ('=', 2.0, 7.0, 5.0, 'does not hold (-5)'),
         ('=', None, 9.0, 5.0, 'not measured'),
     ],
 )

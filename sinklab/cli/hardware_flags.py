@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import os
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from sinklab.config.spec import (
     SAVEABLE_ACTIVATIONS,
@@ -144,10 +144,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--micro_batch',
-        type=int,
+        default='default',
         metavar='N',
-        help='sequences of a forward pass; gradients of a batch are accumulated (default: all at once; on a CPU, '
-        'about 1024 tokens if the batch has more than 2048)',
+        help='sequences of a forward pass; gradients of a batch are accumulated: a number, none (all at once) or '
+        'default (on a CPU parts of about 1024 tokens if the batch has more than 2048, otherwise all at once)',
     )
     parser.add_argument(
         '--remat',
@@ -175,17 +175,30 @@ def check_remat(remat: str) -> None:
         )
 
 
+def parse_micro_batch(text: str) -> int | Literal['default'] | None:
+    if text == 'default':
+        return 'default'
+    if text == 'none':
+        return None
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 2**31):
+        raise UserError(f'--micro_batch={text} must be a whole number of at least 1, none or default')
+    return int(text)
+
+
 def parse_hardware(args: argparse.Namespace) -> Hardware:
-    for name in ('data', 'fsdp', 'tensor', 'micro_batch'):
+    for name in ('data', 'fsdp', 'tensor'):
         size = getattr(args, name)
         if size is not None and size < 1:
             raise UserError(f'--{name}={size} must be a whole number of at least 1')
     if args.attention not in get_args(BackendName):
         raise UserError(f'--attention={args.attention} is unknown; it is one of {", ".join(get_args(BackendName))}')
     check_remat(args.remat)
-    return Hardware(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Hardware)})
+    sizes = {field.name: getattr(args, field.name) for field in dataclasses.fields(Hardware)}
+    return Hardware(**sizes | dict(micro_batch=parse_micro_batch(args.micro_batch)))
 
 
 def format_hardware_flags(hardware: Hardware) -> list[str]:
     """Format a layout as command-line flags."""
-    return [f'--{name}={value}' for name, value in dataclasses.asdict(hardware).items() if value is not None]
+    values = dataclasses.asdict(hardware)
+    values['micro_batch'] = {None: 'none', 'default': None}.get(hardware.micro_batch, hardware.micro_batch)
+    return [f'--{name}={value}' for name, value in values.items() if value is not None]

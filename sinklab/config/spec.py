@@ -445,9 +445,9 @@ class Hardware:
     """Size of the mesh axis that splits the batch and the parameters; None: all devices of a slice or node."""
     tensor: PositiveInt = 1
     """Devices that split heads, feed-forward networks and the vocabulary."""
-    micro_batch: PositiveInt | None = None
-    """Sequences that are computed at once, over all devices; gradients accumulate. None: the whole batch, but the
-    fastest part of a large batch in runs on a CPU."""
+    micro_batch: PositiveInt | Literal['default'] | None = None
+    """Sequences that are computed at once, over all devices; gradients accumulate. None: the whole batch. `default`
+    (that of the command line): parts of a large batch on a CPU, otherwise the whole batch."""
     remat: str = 'none'
     """Activations that the backward pass computes again: `none`, `full`, `auto` (as few as fit in memory), `default`
     (that of the command line: the fastest on a CPU, otherwise `none`), or the names of SAVEABLE_ACTIVATIONS that are
@@ -456,5 +456,5 @@ class Hardware:
     """Attention backend."""
 
     def get_micro_batch_size(self, batch_size: int) -> int:
-        """Return how many sequences of a batch are computed at once."""
-        return self.micro_batch or batch_size
+        """Return how many sequences of a batch are computed at once; for `default`, all of them."""
+        return self.micro_batch if isinstance(self.micro_batch, int) else batch_size

@@ -47,7 +47,7 @@ INTERVAL_NOTE = f'mean difference of paired seeds and its interval ({INTERVAL_DE
 CLAIM_HEADINGS = ('claim', 'published', 'here', 'n', 'verdict')
 BRIEF_HEADINGS = ('claim', 'unit', 'paper', 'here', 'seeds', 'verdict')
 LEGEND = (
-    'claim: --list prints the sentence of each; paper: the published difference; here: the mean difference between '
+    'claim: --list prints the statement of each; paper: the published difference; here: the mean difference between '
     'the two runs of a seed [its 95 % interval, widened because claims may be judged twice, after '
     f'{LOOK_SEEDS[0]} and after {LOOK_SEEDS[1]} seeds]; share: share of runs that fail; holds, contradicted: the '
     'interval is on the claimed or on the other side of 0; not seen: every difference in the interval is smaller '
@@ -89,7 +89,7 @@ class Claim:
         statement: The claim in one sentence.
         source: The publication that makes the claim.
         left: The first reading. None if the claim cannot be tested.
-        relation: The claimed comparison: `left` is more than (>), less than (<) or as much as (=) `right`.
+        relation: What is claimed: `left` is more than (>), less than (<) or as much as (=) `right`.
         right: The second reading. None if the claim cannot be tested.
         min_difference: The smallest difference that counts, in the unit of the metric.
         untestable_reason: The reason why the claim cannot be tested; empty if it can.
@@ -198,7 +198,7 @@ def find_reading_fault(reading: Reading) -> str:
         return f'{reading.when!r} is not a time of a measurement; give end or start'
     if reading.metric not in OTHER_METRICS and not registry.find_metric_info(reading.metric):
         metric_names = [*OTHER_METRICS, *(metric_info.name for metric_info in registry.METRIC_INFOS)]
-        return format_unknown_name(f'number {reading.metric!r}', reading.metric, metric_names, 'numbers')
+        return format_unknown_name(f'metric {reading.metric!r}', reading.metric, metric_names, 'metrics')
     return ''
 
 
@@ -235,7 +235,7 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
         relation=claim.relation,
         unit=get_unit(claim),
         published=get_published_difference(claim, published),
-        two_sided=is_two_sided(claim) and not reason,
+        can_have_either_sign=can_have_either_sign(claim) and not reason,
         min_difference=claim.min_difference,
         differences=seed_differences,
         mean=float(np.mean(values)) if values else None,
@@ -260,7 +260,7 @@ def get_metric_unit(metric: str) -> str:
     return metric_info.unit if metric_info else ''
 
 
-def is_two_sided(claim: Claim) -> bool:
+def can_have_either_sign(claim: Claim) -> bool:
     """Return whether the difference can have either sign.
 
     A sink that was absent before training cannot become weaker, and a row that never fails cannot fail less often.
@@ -349,7 +349,7 @@ def compute_sign_test(entries: list[dict]) -> dict:
         probability that a fair coin gives at least as many; None if there are no claims.
     """
     counted_entries = [
-        entry for entry in entries if entry['interval'] and entry['two_sided'] and entry['relation'] != '='
+        entry for entry in entries if entry['interval'] and entry['can_have_either_sign'] and entry['relation'] != '='
     ]
     signs = [orient_mean(entry) for entry in counted_entries if entry['mean']]
     num_as_claimed = sum(sign > 0 for sign in signs)

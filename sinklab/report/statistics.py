@@ -120,7 +120,7 @@ def decide_verdict(interval: Interval, mean: float, relation: str, min_differenc
     Args:
         interval: The limits of the confidence interval.
         mean: The mean difference.
-        relation: The claimed comparison: `>`, `<` or `=`.
+        relation: What is claimed: `>`, `<` or `=`.
         min_difference: The smallest difference that counts.
     """
     low, high = interval
@@ -141,7 +141,7 @@ def estimate_needed_seeds(
 
     Args:
         values: The difference of each seed so far, of at least MIN_SAMPLES seeds.
-        relation: The claimed comparison: `>`, `<` or `=`.
+        relation: What is claimed: `>`, `<` or `=`.
         min_difference: The smallest difference that counts.
         is_binary: Whether both readings are 0 or 1.
 

@@ -199,7 +199,7 @@ def get_label(name: str) -> str:
 
 
 def get_short_label(name: str) -> str:
-    """Return the short label of a metric, for lists of metrics and for contrasts of claims."""
+    """Return the short label of a metric, for lists of metrics and for comparisons of claims."""
     return 'loss' if name == LOSS_METRIC else get_label(name)
 
 

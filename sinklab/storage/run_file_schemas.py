@@ -156,7 +156,7 @@ class LeaseOwner(Struct):
     state: Literal['running', 'stopping'] = 'running'
 
 
-class Verdict(Struct):
+class ClaimEntry(Struct):
     """An entry of verdicts.json: the verdict on a claim, as `report.claims.make_claim_entry` makes it."""
 
     claim: str
@@ -166,7 +166,7 @@ class Verdict(Struct):
     relation: Literal['>', '<', '=']
     unit: str
     published: Number | None
-    two_sided: bool
+    can_have_either_sign: bool
     min_difference: Number
     differences: dict[str, Number]
     mean: Number | None
@@ -208,7 +208,7 @@ SCHEMAS: dict[str, Any] = {
     'config': Config,
     'sweep': list[SweepRow],
     'claims': Claims,
-    'verdicts': list[Verdict],
+    'verdicts': list[ClaimEntry],
     'lease': LeaseOwner,
 }
 METRICS_LINE_DECODER = msgspec.json.Decoder(dict[str, Number])

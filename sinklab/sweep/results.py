@@ -154,7 +154,7 @@ def add_runs(
 
 
 def has_metrics(results: dict, run: SweepRun, readings: Collection[Reading]) -> bool:
-    """Return whether the content of claims.json has all metrics of a run that readings read, or that it diverged."""
+    """Return whether the content of claims.json has all metrics of a run for readings, or that it diverged."""
     measured = results['runs'].get(run.row, {}).get(str(run.seed))
     if measured is None or measured['outcome'] == 'diverged':
         return measured is not None

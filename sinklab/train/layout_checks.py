@@ -1,4 +1,4 @@
-"""Checks that a layout divides batch and parameters, and that the residual stream fits."""
+"""Checks that a layout divides batch and parameters, and that the residual stream and the batch fit."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from sinklab.parallel import sharding
 from sinklab.train import state
 
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+ID_BYTES = 4  # ids are int32
 FIELD_OF_AXIS = {'embed': 'width', 'ffn': 'ffn_width'}  # config.model field of a logical axis, where the names differ
 
 
@@ -25,7 +26,7 @@ def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
     if micro_batch_size % num_shards:
         option = (
             f'--micro_batch={micro_batch_size}'
-            if hardware.micro_batch
+            if isinstance(hardware.micro_batch, int)
             else f'config.optimizer.batch_size, which is {micro_batch_size},'
         )
         raise UserError(
@@ -46,13 +47,20 @@ def check_parameter_layout(mesh: AnyMesh, parameter: nnx.Variable) -> None:
             raise UserError(f'{description}, which --{axis}={mesh.shape[axis]} does not divide')
 
 
-def check_residual_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_bytes: int) -> None:
-    """Raise UserError if the residual stream of a micro-batch does not fit on a device by itself."""
-    model, micro_batch_size = spec.model, hardware.get_micro_batch_size(spec.optimizer.batch_size)
-    tokens_per_device = micro_batch_size * spec.data.length // sharding.count_shards(mesh)
+def check_batch_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_bytes: int) -> None:
+    """Raise UserError if the residual stream of a micro-batch, or the ids of a batch, do not fit on a device."""
+    model, batch_size, num_shards = spec.model, spec.optimizer.batch_size, sharding.count_shards(mesh)
+    micro_batch_size = hardware.get_micro_batch_size(batch_size)
+    tokens_per_device = micro_batch_size * spec.data.length // num_shards
     min_bytes = tokens_per_device * model.layers * model.width * jnp.dtype(model.dtype).itemsize
     if min_bytes > memory_bytes:
         raise UserError(
             f'a step of {micro_batch_size} sequences needs at least {min_bytes / 2**30:.1f} GiB on a device of '
             f'{memory_bytes / 2**30:.1f} GiB; lower config.optimizer.batch_size, or give --micro_batch'
+        )
+    ids_bytes = batch_size * (spec.data.length + 1) * ID_BYTES // num_shards
+    if ids_bytes > memory_bytes:
+        raise UserError(
+            f'the ids of a batch of {batch_size} sequences need {ids_bytes / 2**30:.1f} GiB on a device of '
+            f'{memory_bytes / 2**30:.1f} GiB; lower config.optimizer.batch_size'
         )

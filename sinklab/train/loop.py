@@ -284,7 +284,12 @@ class TrainLoop:
     def record_attempt(self, resume_step: int) -> None:
         """Write the start of this attempt to environment.json, and report it to callbacks."""
         changes = self.run_dir.list_changes(self.spec)
-        attempt = dict(step=resume_step, attention=str(self.attention), remat=self.hardware.remat)
+        attempt = dict(
+            step=resume_step,
+            attention=str(self.attention),
+            micro_batch=self.hardware.get_micro_batch_size(self.spec.optimizer.batch_size),
+            remat=self.hardware.remat,
+        )
         attempt |= dict(changes=changes) if changes else {}
         attempts = [*self.run_dir.read_environment().get('attempts', []), attempt]
         self.lease.check()

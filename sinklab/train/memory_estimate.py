@@ -117,8 +117,9 @@ def estimate_loss_bytes(spec: Spec, mesh: jax.sharding.Mesh) -> int:
 # From no recomputation to full recomputation.
 REMAT_POLICIES = ('none', 'attention,qkv,middle,ffn', 'attention,qkv,middle', 'attention,qkv', 'attention', 'full')
 USABLE_MEMORY_FRACTION = 0.9  # of a device's memory; the rest is for buffers that the compiler does not share
-MAX_CPU_BATCH_TOKENS = 2048  # on a CPU, larger batches are computed in parts
-CPU_MICRO_BATCH_TOKENS = 1024  # of such a part, or fewer
+# Tokens that a CPU computes at once; a batch of more than twice as many is divided.
+CPU_MICRO_BATCH_TOKENS = 1024  # on all devices
+MIN_CPU_DEVICE_TOKENS = 512  # on each device
 MIN_WIDTH_TO_SAVE_PRODUCTS = 256  # on a CPU, narrower models recompute products faster than they store their results
 GIB = 2**30
 OOM_SIZE_PATTERNS = (
@@ -130,22 +131,27 @@ MEMORY_ERROR_PATTERN = r'memory|alloc|reserve|\bhbm\b'  # in XLA's message if th
 
 
 def choose_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> int | None:
-    """Choose the micro-batch: the given one or, on a CPU, one whose activations fit in its caches.
+    """Choose the micro-batch: the given one or, for `default`, that of the platform.
 
-    On a CPU, the parts of a large batch take less time than the whole (measured in docs/results/speed.md). The values
+    On a CPU, `default` divides a large batch into parts, which takes less time (docs/results/speed.md). The gradients
     differ from those of the whole batch by the rounding of sums over sequences.
 
     Returns:
-        The number of sequences over all devices, or None for the whole batch: on accelerators, and on a CPU if the
-        batch has at most MAX_CPU_BATCH_TOKENS.
+        The number of sequences over all devices, or None for the whole batch.
     """
-    batch_size, length = spec.optimizer.batch_size, spec.data.length
-    is_cpu = mesh.devices.flat[0].platform == 'cpu'
-    if hardware.micro_batch or not is_cpu or batch_size * length <= MAX_CPU_BATCH_TOKENS:
+    if hardware.micro_batch != 'default':
         return hardware.micro_batch
-    num_shards = sharding.count_shards(mesh)
-    sizes = [size for size in range(num_shards, batch_size + 1, num_shards) if batch_size % size == 0]
-    return max((size for size in sizes if size * length <= CPU_MICRO_BATCH_TOKENS), default=sizes[0])
+    batch_size, length, num_shards = spec.optimizer.batch_size, spec.data.length, sharding.count_shards(mesh)
+    target_tokens = max(CPU_MICRO_BATCH_TOKENS, MIN_CPU_DEVICE_TOKENS * num_shards)
+    is_large = batch_size * length > 2 * target_tokens
+    # Along `fsdp`, parameters are gathered in each micro-batch.
+    if mesh.devices.flat[0].platform != 'cpu' or not is_large or mesh.shape['fsdp'] > 1:
+        return None
+    sizes = range(num_shards, max(num_shards, 2 * target_tokens // length) + 1, num_shards)
+    divisors = [size for size in sizes if batch_size % size == 0]
+    micro_batch = min(divisors, key=lambda size: abs(math.log(size * length / target_tokens)))
+    is_small = micro_batch * length < target_tokens / 2  # the batch size has no divisor near the target
+    return None if is_small else micro_batch
 
 
 def choose_remat_policy(

@@ -141,7 +141,8 @@ def make_checked_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) 
     sink_probe.check_probe_memory(
         spec, memory_bytes * len(local_devices) if local_devices[0].platform == 'cpu' else memory_bytes
     )
-    layout_checks.check_residual_memory(spec, hardware, mesh, memory_bytes)
+    micro_batch = memory_estimate.choose_micro_batch(spec, hardware, mesh)
+    layout_checks.check_batch_memory(spec, dataclasses.replace(hardware, micro_batch=micro_batch), mesh, memory_bytes)
     return mesh
 
 
