@@ -82,6 +82,21 @@ def test_train_splits_cpu_into_requested_devices(config_dir, tmp_path):
 
 
 @pytest.mark.slow
+def test_validation_in_many_parts_does_not_hang_on_two_devices(config_dir, tmp_path):
+    options = ['--size=smoke', '--config.optimizer.steps=2', '--config.valid.windows=120', '--micro_batch=2']
+    completed = run_sinklab(
+        config_dir,
+        'train',
+        f'--config={config_dir}/mine.py:softmax',
+        *options,
+        '--data=2',
+        f'--workdir={tmp_path}/run',
+    )
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    assert 'valid/loss' in read_records(tmp_path / 'run')[-1]
+
+
+@pytest.mark.slow
 def test_train_keeps_cpu_device_count_of_environment(config_dir, tmp_path, monkeypatch):
     monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '1')
     options = [f'--config={config_dir}/mine.py:softmax', '--size=smoke', '--data=2', f'--workdir={tmp_path}/run']

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +18,8 @@ from sinklab.train import state
 from sinklab.train.forward import make_forward
 from sinklab.train.step import compute_predicted_fraction, make_data_parallel_loss, make_loss
 
+MAX_PENDING_CALLS = 4
+
 
 def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """Make a function (params, ids_NT, trigger_NT) -> {'valid/loss': loss, ...}.
@@ -31,10 +34,10 @@ def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backe
     ) -> dict[str, float]:
         parts = load_sharded_parts(ids_NT, micro_batch, mesh)
         if trigger_NT is None:
-            losses = jax.device_get([loss_fn(params, part) for part in parts])
+            losses = map_parts(functools.partial(loss_fn, params), parts)
             total = sum(len(part) * value for part, value in zip(parts, losses, strict=True))
             return {'valid/loss': float(total) / len(ids_NT) / compute_split_fraction(ids_NT, parts)}
-        token_results = jax.device_get([token_loss_fn(params, part) for part in parts])
+        token_results = map_parts(functools.partial(token_loss_fn, params), parts)
         loss_NT, is_correct_NT = (
             np.concatenate(arrays)[: len(ids_NT)] for arrays in zip(*token_results, strict=True)
         )
@@ -43,6 +46,19 @@ def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backe
         )
 
     return evaluate
+
+
+def map_parts(function: Callable[[jax.Array], Any], parts: list[jax.Array]) -> list:
+    """Apply a jitted function to each part, and return the results on the host.
+
+    Few calls are pending at once: with 40, CPU devices wait in collectives for devices that do not start the same
+    program, until XLA ends the process.
+    """
+    results = []
+    for part in parts:
+        results.append(function(part))
+        jax.block_until_ready(results[-MAX_PENDING_CALLS:][0])
+    return jax.device_get(results)
 
 
 def make_mean_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str) -> Callable:
