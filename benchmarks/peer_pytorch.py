@@ -81,10 +81,10 @@ def make_step(
     is_mixed = shape['dtype'] != 'float32'
     micro_batches = ids_BT.split(shape['micro_batch'] or shape['batch'])
 
-    def compute_loss(ids_BT: torch.Tensor) -> torch.Tensor:
+    def compute_loss(part_BT: torch.Tensor) -> torch.Tensor:
         with torch.autocast('cpu', DTYPES[shape['dtype']], enabled=is_mixed):
-            logits = model(ids_BT[:, :-1])
-        return compute_cross_entropy(logits.float().flatten(0, 1), ids_BT[:, 1:].flatten())
+            logits = model(part_BT[:, :-1])
+        return compute_cross_entropy(logits.float().flatten(0, 1), part_BT[:, 1:].flatten())
 
     if compile_function:
         compute_loss = compile_function(compute_loss)

@@ -34,8 +34,8 @@ QUICKSTART = {
     'checkpoint.every_steps': 500,
 }
 
-# A second size for claims, on longer texts such as those of benchmarks/english_corpus.py: minutes on a GPU, half an
-# hour on a CPU core. Without a fixed first token no sink emerged in 2000 steps (docs/results/claims.md).
+# A second size for claims, on longer texts such as those of benchmarks/english_corpus.py: minutes on a GPU, 30 to
+# 40 minutes on a CPU core. Without a fixed first token no sink emerged in 2000 steps (docs/results/claims.md).
 SMALL = QUICKSTART | {
     'model.layers': 6,
     'model.width': 128,

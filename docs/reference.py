@@ -643,7 +643,7 @@ RUN_FILES = {
     'row.json': 'The row: config file, changes, published numbers and their source, overrides of the command line; '
     'for a fork, the run and step that it comes from.',
     'environment.json': 'Versions, devices, layout and commit of the newest attempt; for each attempt, its first '
-    'step, its attention backend and the config fields that changed.',
+    'step, its attention backend, micro-batch and remat policy, and the config fields that changed.',
     'metrics.jsonl': 'One JSON object a line: `step`, `seconds` and [metrics](metrics.md). Lines are appended and '
     'never rewritten; after a restart a step can occur twice, and the last line counts. In a bucket: '
     '`metrics/NUMBER.jsonl`.',

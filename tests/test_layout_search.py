@@ -17,7 +17,7 @@ from sinklab.train import memory_estimate, state
 CHIP = dataclasses.replace(CHIPS['v5e'], memory_bytes=2**40)
 
 
-def rank(hardware=Hardware(remat='auto'), chip=CHIP, **changes):  # noqa: B008 (frozen)
+def rank(hardware=Hardware(micro_batch='default', remat='auto'), chip=CHIP, **changes):  # noqa: B008 (frozen)
     return layout_search.rank_layouts(make_tiny_spec(**changes), hardware, jax.devices()[:4], chip, 'chunked')
 
 
@@ -34,10 +34,11 @@ def test_rank_layouts_sorts_by_seconds_and_uses_all_devices():
 
 
 @pytest.mark.parametrize('remat', ['attention', 'none'])
-def test_rank_layouts_keeps_given_options(remat):
-    best_layouts, refused_layouts = rank(Hardware(fsdp=2, micro_batch=2, remat=remat))
+@pytest.mark.parametrize(('micro_batch', 'size'), [(2, 2), (None, 4)])
+def test_rank_layouts_keeps_given_options(remat, micro_batch, size):
+    best_layouts, refused_layouts = rank(Hardware(fsdp=2, micro_batch=micro_batch, remat=remat))
     (layout,) = best_layouts + refused_layouts
-    assert layout.hardware == Hardware(data=2, fsdp=2, micro_batch=2, remat=remat)
+    assert layout.hardware == Hardware(data=2, fsdp=2, micro_batch=size, remat=remat)
 
 
 @pytest.mark.slow

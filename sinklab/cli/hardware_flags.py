@@ -147,7 +147,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default='default',
         metavar='N',
         help='sequences of a forward pass; gradients of a batch are accumulated: a number, none (all at once) or '
-        'default (on a CPU parts of about 1024 tokens if the batch has more than 2048, otherwise all at once)',
+        'default (all at once, but on a CPU without --fsdp parts of about 1024 tokens, or 512 per device if that is '
+        'more, of batches with more than twice as many)',
     )
     parser.add_argument(
         '--remat',
@@ -180,7 +181,7 @@ def parse_micro_batch(text: str) -> int | Literal['default'] | None:
         return 'default'
     if text == 'none':
         return None
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 2**31):
+    if not (text.isascii() and text.isdecimal() and int(text)):
         raise UserError(f'--micro_batch={text} must be a whole number of at least 1, none or default')
     return int(text)
 
@@ -193,12 +194,15 @@ def parse_hardware(args: argparse.Namespace) -> Hardware:
     if args.attention not in get_args(BackendName):
         raise UserError(f'--attention={args.attention} is unknown; it is one of {", ".join(get_args(BackendName))}')
     check_remat(args.remat)
-    sizes = {field.name: getattr(args, field.name) for field in dataclasses.fields(Hardware)}
-    return Hardware(**sizes | dict(micro_batch=parse_micro_batch(args.micro_batch)))
+    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(Hardware)}
+    return Hardware(**values | dict(micro_batch=parse_micro_batch(args.micro_batch)))
 
 
 def format_hardware_flags(hardware: Hardware) -> list[str]:
     """Format a layout as command-line flags."""
     values = dataclasses.asdict(hardware)
-    values['micro_batch'] = {None: 'none', 'default': None}.get(hardware.micro_batch, hardware.micro_batch)
+    if hardware.micro_batch is None:
+        values['micro_batch'] = 'none'
+    elif hardware.micro_batch == 'default':
+        del values['micro_batch']
     return [f'--{name}={value}' for name, value in values.items() if value is not None]

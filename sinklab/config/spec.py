@@ -456,5 +456,7 @@ class Hardware:
     """Attention backend."""
 
     def get_micro_batch_size(self, batch_size: int) -> int:
-        """Return how many sequences of a batch are computed at once; for `default`, all of them."""
-        return self.micro_batch if isinstance(self.micro_batch, int) else batch_size
+        """Return how many sequences of a batch are computed at once; raise ValueError if that is not chosen yet."""
+        if self.micro_batch == 'default':
+            raise ValueError('the micro-batch is not chosen yet; see memory_estimate.choose_micro_batch')
+        return self.micro_batch or batch_size

@@ -248,6 +248,7 @@ def compile_run(
     """
     mesh = device_mesh.make_mesh(hardware, target_devices)
     layout_checks.check_layout(spec, hardware, mesh)
+    hardware = dataclasses.replace(hardware, micro_batch=memory_estimate.choose_micro_batch(spec, hardware, mesh))
     backend = choose_unverified_backend(spec, hardware, get_platform(target_devices)).backend
     remat = memory_estimate.choose_remat_policy(
         spec, hardware, mesh, backend, chip.memory_bytes / chip.devices_per_chip

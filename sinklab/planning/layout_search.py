@@ -75,8 +75,8 @@ def generate_layouts(spec: Spec, requested: Hardware, num_devices: int, num_slic
     )
     fsdp_sizes = [requested.fsdp] if requested.fsdp else sizes
     micro_batches = (
-        [requested.micro_batch]
-        if isinstance(requested.micro_batch, int)
+        [requested.get_micro_batch_size(batch_size)]
+        if requested.micro_batch != 'default'
         else [batch_size // parts for parts in MICRO_BATCH_COUNTS if batch_size % parts == 0]
     )
     is_remat_given = requested.remat not in ('default', 'auto')

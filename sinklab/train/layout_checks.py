@@ -17,7 +17,7 @@ FIELD_OF_AXIS = {'embed': 'width', 'ffn': 'ffn_width'}  # config.model field of 
 def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
     """Raise UserError for a layout that cannot divide the batch or a parameter."""
     batch_size = spec.optimizer.batch_size
-    micro_batch_size = hardware.get_micro_batch_size(batch_size)
+    micro_batch_size = batch_size if hardware.micro_batch == 'default' else hardware.get_micro_batch_size(batch_size)
     num_shards = sharding.count_shards(mesh)
     if batch_size % micro_batch_size:
         raise UserError(
@@ -54,9 +54,14 @@ def check_batch_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_byt
     tokens_per_device = micro_batch_size * spec.data.length // num_shards
     min_bytes = tokens_per_device * model.layers * model.width * jnp.dtype(model.dtype).itemsize
     if min_bytes > memory_bytes:
+        remedy = (
+            'lower config.optimizer.batch_size, or give a smaller --micro_batch'
+            if micro_batch_size > num_shards
+            else 'lower config.data.length'
+        )
         raise UserError(
             f'a step of {micro_batch_size} sequences needs at least {min_bytes / 2**30:.1f} GiB on a device of '
-            f'{memory_bytes / 2**30:.1f} GiB; lower config.optimizer.batch_size, or give --micro_batch'
+            f'{memory_bytes / 2**30:.1f} GiB; {remedy}'
         )
     ids_bytes = batch_size * (spec.data.length + 1) * ID_BYTES // num_shards
     if ids_bytes > memory_bytes:

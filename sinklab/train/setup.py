@@ -48,11 +48,10 @@ def set_up_run(
     """
     host_names = group.gather('host', platform.node())
     num_local_processes = host_names.count(host_names[group.index])  # they share the memory of this host
-    mesh = make_mesh_on_all(spec, hardware, group, num_local_processes)
+    mesh, hardware = make_mesh_on_all(spec, hardware, group, num_local_processes)
     broadcast_from_primary(group, 'disk space', lambda: check_disk_space(spec, run_dir, mesh))
     attention = run_on_all_or_raise(group, 'attention', lambda: step.choose_verified_backend(spec, hardware))
     check_equal_on_all(group, 'backend', {'the attention backend': attention.backend})
-    hardware = dataclasses.replace(hardware, micro_batch=memory_estimate.choose_micro_batch(spec, hardware, mesh))
     memory_bytes = device_mesh.get_device_memory_bytes(num_local_processes)
     remat = broadcast_from_primary(
         group,
@@ -104,8 +103,8 @@ def make_row_content(
 
 def make_mesh_on_all(
     spec: Spec, hardware: Hardware, group: ProcessGroup, num_local_processes: int
-) -> jax.sharding.Mesh:
-    """Make the mesh on all processes; raise UserError if the layout does not fit.
+) -> tuple[jax.sharding.Mesh, Hardware]:
+    """Make the mesh on all processes, and choose the micro-batch; raise UserError if the layout does not fit.
 
     If processes have different numbers of devices, the error reports that, because it is why the layout does not fit.
     """
@@ -124,8 +123,8 @@ def count_local_devices() -> int:
         return 0
 
 
-def make_checked_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) -> jax.sharding.Mesh:
-    """Make the mesh, and check the layout and memory before any data is read.
+def make_checked_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) -> tuple[jax.sharding.Mesh, Hardware]:
+    """Make the mesh, choose the micro-batch, and check the layout and memory before any data is read.
 
     Args:
         spec: Config of the run.
@@ -141,9 +140,9 @@ def make_checked_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) 
     sink_probe.check_probe_memory(
         spec, memory_bytes * len(local_devices) if local_devices[0].platform == 'cpu' else memory_bytes
     )
-    micro_batch = memory_estimate.choose_micro_batch(spec, hardware, mesh)
-    layout_checks.check_batch_memory(spec, dataclasses.replace(hardware, micro_batch=micro_batch), mesh, memory_bytes)
-    return mesh
+    hardware = dataclasses.replace(hardware, micro_batch=memory_estimate.choose_micro_batch(spec, hardware, mesh))
+    layout_checks.check_batch_memory(spec, hardware, mesh, memory_bytes)
+    return mesh, hardware
 
 
 def check_disk_space(spec: Spec, run_dir: RunDir, mesh: jax.sharding.Mesh) -> None:

@@ -18,7 +18,7 @@ from sinklab.train import state
 from sinklab.train.forward import make_forward
 from sinklab.train.step import compute_predicted_fraction, make_data_parallel_loss, make_loss
 
-MAX_PENDING_CALLS = 4
+MAX_PENDING_CALLS = 4  # enough for devices to compute while the host dispatches
 
 
 def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
@@ -57,7 +57,8 @@ def map_parts(function: Callable[[jax.Array], Any], parts: list[jax.Array]) -> l
     results = []
     for part in parts:
         results.append(function(part))
-        jax.block_until_ready(results[-MAX_PENDING_CALLS:][0])
+        if len(results) >= MAX_PENDING_CALLS:
+            jax.block_until_ready(results[-MAX_PENDING_CALLS])
     return jax.device_get(results)
 
 
