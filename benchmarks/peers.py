@@ -4,8 +4,8 @@
 
 Each peer runs in its own process, with the same model, batch, clipping and optimizer, by default in float32:
 
-- ours, as `sinklab train --data=N --micro_batch=N --remat=WHAT` runs it. By default as many cores as
-  divide the batch or --micro_batch are devices, and large batches are computed in parts.
+- ours, as `sinklab train --data=N --micro_batch=N --remat=WHAT` runs it. By default as many
+  cores as divide the batch (or --micro_batch) are devices, and large batches are computed in parts.
 - whole batch: ours with --micro_batch=none, which --peers=all leaves out.
 - PyTorch eager, with fused AdamW and scaled_dot_product_attention.
 - torch.compile: the same, with forward pass, loss and backward pass compiled.

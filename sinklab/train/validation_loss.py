@@ -51,8 +51,8 @@ def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backe
 def map_parts(function: Callable[[jax.Array], Any], parts: list[jax.Array]) -> list:
     """Apply a jitted function to each part, and return the results on the host.
 
-    Few calls are pending at once: with 40, CPU devices wait in collectives for devices that do not start the same
-    program, until XLA ends the process.
+    At most MAX_PENDING_CALLS calls are pending. With 40 pending calls, CPU devices wait for each other in collectives
+    until XLA ends the process.
     """
     results = []
     for part in parts:
