@@ -57,9 +57,9 @@ FIRST_TOKEN_COUNTS = (0, 1, 2, 4)
 STREAMING_VANILLA = extensions.ROWS['streaming_vanilla']['published']
 
 
-def make_statement(text, left, relation, right, min_difference=MIN_SINK_DIFFERENCE):
+def make_statement(statement, left, relation, right, min_difference=MIN_SINK_DIFFERENCE):
     """Make a statement: the reading `left` is more than (>), less than (<) or as much as (=) `right`."""
-    return dict(text=text, left=left, relation=relation, right=right, min_difference=min_difference)
+    return dict(statement=statement, left=left, relation=relation, right=right, min_difference=min_difference)
 
 
 def select_published(*inputs):

@@ -32,7 +32,7 @@ RESULT_FILES = {'quickstart': 'claims.json', 'small': 'claims_small.json'}
 CLAIM_TABLES = {'claims': claim_definitions.CLAIMS, 'hypotheses': hypotheses.CLAIMS}
 DISCUSSION_HEADING = '## Claims that are contradicted, not seen or unsettled\n'
 PARAMETERS = {'quickstart': '0.2M', 'small': '1.8M'}  # with embeddings
-# Statements of configs/open_models.py that are about a claim: {claim: (experiment, texts)}.
+# Statements of configs/open_models.py that are about a claim: {claim: (experiment, statements)}.
 OPEN_MODEL_STATEMENTS = {
     'emerges': ('inputs', ('Natural text has a sink.',)),
     'first_norm': ('norms', ('The first hidden state is large.',)),
@@ -207,8 +207,8 @@ def format_open_models(claim: str) -> str:
     """Format how many statements about a claim hold for pretrained models; return an empty string without one."""
     if claim not in OPEN_MODEL_STATEMENTS:
         return ''
-    experiment, texts = OPEN_MODEL_STATEMENTS[claim]
-    statements = [item for item in open_models.EXPERIMENTS[experiment]['statements'] if item['text'] in texts]
+    experiment, selected = OPEN_MODEL_STATEMENTS[claim]
+    statements = [item for item in open_models.EXPERIMENTS[experiment]['statements'] if item['statement'] in selected]
     entries = open_model_results.load_results()['experiments'][experiment]
     judged = [
         open_model_results.judge_statement(statement, entry) for statement in statements for entry in entries.values()

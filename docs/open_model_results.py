@@ -115,7 +115,7 @@ def format_experiment(name: str, results: Results) -> str:
     if experiment['statements']:
         lines = (
             [
-                escape_markdown_text(statement['text']),
+                escape_markdown_text(statement['statement']),
                 describe_statement(statement),
                 *(judge_statement(statement, entry) for entry in entries.values()),
             ]

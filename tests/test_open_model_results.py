@@ -81,13 +81,13 @@ def test_published_values_are_those_of_the_tables():
 def test_statement_holds_if_difference_is_large_enough(relation, left, right, min_difference, verdict):
     values = {} if left is None else {'sink/1': left}
     statement = dict(
-        text='A.', left=('natural', 'sink/1'), relation=relation, right=right, min_difference=min_difference
+        statement='A.', left=('natural', 'sink/1'), relation=relation, right=right, min_difference=min_difference
     )
     assert open_model_results.judge_statement(statement, {'found': {'natural': {'values': values}}}) == verdict
 
 
 def test_reading_of_layers_is_the_largest_value():
-    statement = dict(text='A.', left=('natural', 'norm/ratio/*'), relation='>', right=1.0, min_difference=1.0)
+    statement = dict(statement='A.', left=('natural', 'norm/ratio/*'), relation='>', right=1.0, min_difference=1.0)
     entry = {'found': {'natural': {'values': {'norm/ratio/*': [1.0, 160.0, None, 3.0]}}}}
     assert open_model_results.judge_statement(statement, entry) == 'holds (+159)'
     assert open_model_results.format_value('norm/ratio/*', [1.0, 160.0, None, 3.0]) == '160 (layer 2)'

@@ -163,11 +163,11 @@ class ClaimEntry(Struct):
     statement: str
     source: str
     comparison: str
-    relation: Literal['>', '<', '=']
+    relation: Literal['>', '<', '='] | None  # None if the claim cannot be tested
     unit: str
     published: Number | None
     can_have_either_sign: bool
-    min_difference: Number
+    min_difference: Number | None
     differences: dict[str, Number]
     mean: Number | None
     interval: tuple[Number, Number] | None
