@@ -313,7 +313,7 @@ SCHEDULER = Scheduler(
             'upload the code and request the TPUs, which start the run', plan_submit, ('workdir', 'arguments')
         ),
         'keep': Verb('recreate it when it is preempted, delete it when the run ends', plan_keep, is_single_job=True),
-        'resume': Verb('create it again with the uploaded code', plan_resume),
+        'resume': Verb('delete it, and create it again with the uploaded code', plan_resume),
         'status': Verb('print the state of the queued resource', plan_status),
         'logs': Verb('print the output of the first host', plan_logs, is_single_job=True),
         'preempt': Verb('stop the run as in a preemption: it saves and restarts', plan_preempt),
