@@ -94,7 +94,7 @@ def attention(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Compute attention with a similarity and a normalizer of your choice; the default is softmax.
 
-    `A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij))` and `o_i = sum_j A_ij v_j`, with the scores
+    `A_ij = gain * weight(s_ij) / Z(sum_l mass(s_il))` and `o_i = sum_j A_ij v_j`, with the scores
     `s_ij = scale * <q_i, k_j> + bias_ij + score_offset`. The similarity gives the functions weight and mass (for most
     similarities they are the same function), the normalizer gives Z. The function takes `query`, `key`, `value`,
     `bias`, `mask`, `scale`, `is_causal` and `local_window_size` as `jax.nn.dot_product_attention` does. It has no

@@ -192,7 +192,7 @@ NORMALIZERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """An attention operation: `A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij))`.
+    """An attention operation: `A_ij = gain * weight(s_ij) / Z(sum_l mass(s_il))`.
 
     The scores are `s_ij = scale * <q_i, k_j> + bias_ij + offset`. Softmax is the similarity `exp` with the normalizer
     `sum`. docs/guides/add_an_operation.md adds one.

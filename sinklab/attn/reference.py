@@ -31,7 +31,7 @@ class AttentionOutput(NamedTuple):
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec) -> AttentionOutput:
     """Compute attention by its definition, through the full matrix of weights.
 
-    o_i = sum_j A_ij v_j, with A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)) and the scores
+    o_i = sum_j A_ij v_j, with A_ij = gain * weight(s_ij) / Z(sum_l mass(s_il)) and the scores
     s_ij = scale * <q_i, k_j> + b_ij + offset. A scale of None is 1 / sqrt(K). Each of the G key heads serves H / G
     query heads.
     """

@@ -156,9 +156,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const='full',
         default='default',
         metavar='WHAT',
-        help='activations that the backward pass recomputes, which saves memory: default (the fastest on a CPU, none '
-        'on accelerators), none, full, auto (as few as fit in memory), or all but those named, of '
-        f'{",".join(SAVEABLE_ACTIVATIONS)} (without WHAT: full)',
+        help='activations of a layer that are saved for the backward pass, which computes the others again: some of '
+        f'{",".join(SAVEABLE_ACTIVATIONS)}; none (all are saved but the inside of the FFN), full (only the input is '
+        'saved), auto (as many as fit in memory) or default (the fastest on a CPU, none on accelerators); without '
+        'WHAT: full',
     )
     parser.add_argument(
         '--attention',

@@ -1,12 +1,12 @@
 """Train the rows of a table, each with each seed, and compare them with published numbers.
 
 Each seed is used for the model and the data, so all rows of a seed see the same batches. If you run the same command
-again, it skips runs that are done or have diverged, resumes those that were stopped, and retries those that failed.
-Differences are relative to the first row, the baseline. --config.PATH=VALUE sets a field of all rows, such as
---config.optimizer.steps=500.
+again, it skips runs that are done or have diverged, resumes those that were stopped, and retries those that crashed
+or were refused. Differences are relative to the first row, the baseline. --config.PATH=VALUE sets a field of all
+rows, such as --config.optimizer.steps=500.
 
 example:
-  sinklab sweep --config=configs/quickstart.py --seeds=3 --workdir=runs/sweep --remat
+  sinklab sweep --config=configs/quickstart.py --seeds=3 --workdir=runs/sweep
   sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_apple --jobs=2 --workdir=runs/two --report
 """
 

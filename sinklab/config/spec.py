@@ -86,7 +86,8 @@ def parse_saved_activations(remat: str) -> set[str]:
     """Parse --remat into the set of activations that are saved.
 
     Args:
-        remat: `none` (all are saved), `full` (none is saved), or names of SAVEABLE_ACTIVATIONS, separated by commas.
+        remat: `none` (all of SAVEABLE_ACTIVATIONS are saved), `full` (none is saved), or some of their names,
+            separated by commas.
 
     Returns:
         Names of activations. Unknown names are returned as they are; the caller checks them.
@@ -98,7 +99,7 @@ def parse_saved_activations(remat: str) -> set[str]:
 class AttentionConfig:
     """Attention operation.
 
-    A_ij = gain * weight(s_ij) / Z(sum_j mass(s_ij)), s_ij = <f(q_i), f(k_j)> / sqrt(K) + b_ij + offset log T.
+    A_ij = gain * weight(s_ij) / Z(sum_l mass(s_il)), s_ij = <f(q_i), f(k_j)> / sqrt(K) + b_ij + offset log T.
     """
 
     similarity: SimilarityName = 'exp'

@@ -27,7 +27,7 @@ class MetricSetting:
     """The properties of a model and its texts that metrics need. The first token is key number `columns`."""
 
     length: int  # T, of a text
-    columns: int  # keys left of the text, an implicit one among them
+    columns: int  # keys left of the text: learned keys, and the implicit zero key of `plus_one`
     implicit: bool  # the leftmost column is in no array of the model; `complete_arrays` adds it
     gain: float  # of attention
     keys: int  # J: the first tokens whose importance is reported

@@ -1,7 +1,7 @@
 """Attention-sink metrics (Gu et al., ICLR 2025, section 3).
 
-An attention matrix has T queries and columns + T keys. Learned keys, if there are any, come before those of the text,
-so that the first token is the key with the index `columns`.
+An attention matrix has T queries and columns + T keys. Columns, if there are any, come before the keys of the text,
+so the first token is the key with the index `columns`. A column is a learned key, or the zero key of `plus_one`.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def normalize_rows(attention_TS):
 
 
 def compute_importance(attention_TS, keys: int, columns: int = 0, prefix: int = 0):
-    """Compute alpha_k = sum_i A_ik / (number of queries that can see k) for the tokens k = 1..keys; at most 1."""
+    """Compute alpha_k = sum_i A_ik / (number of queries that can see k) for the tokens k = 1..keys."""
     received_J = attention_TS[..., columns : columns + keys].sum(-2)
     return received_J / count_queries(attention_TS.shape[-2], keys, prefix)
 
@@ -96,17 +96,17 @@ def compute_uniform_importance(length: int, columns: int = 0, prefix: int = 0, r
     return float(np.sum(1 / visible_T[:reach]) / length)
 
 
-def compute_uniform_baseline(setting: MetricSetting) -> float:
+def compute_uniform_alpha(setting: MetricSetting) -> float:
     return compute_uniform_importance(setting.length, setting.columns, setting.prefix, setting.reach)
 
 
-def compute_sink_numbers(alpha_LPHJ, baseline: float) -> dict[str, float]:
+def compute_sink_numbers(alpha_LPHJ, uniform_alpha: float) -> dict[str, float]:
     """Return sink/k and alpha/k of each token k, Sink_1 at other thresholds, and alpha_1 of uniform attention."""
     threshold_rates = {
         f'sink/1@{threshold}': compute_sink_rate(alpha_LPHJ[..., 0], threshold) for threshold in EXTRA_THRESHOLDS
     }
     tokens = (summarize_importance(str(k + 1), alpha_LPHJ[..., k]) for k in range(alpha_LPHJ.shape[-1]))
-    return merge_disjoint(tokens) | threshold_rates | {'alpha/floor': baseline}
+    return merge_disjoint(tokens) | threshold_rates | {'alpha/floor': uniform_alpha}
 
 
 def compute_prefix_numbers(alpha_LPHJ) -> dict[str, float]:
@@ -129,7 +129,7 @@ def compute_token_context(key_mass: Any, setting: MetricSetting) -> Arrays:
     share_BHJ = key_mass.share_BHS[..., setting.columns :]
     alpha_BHJ = share_BHJ / count_queries(setting.length, share_BHJ.shape[-1], setting.prefix)
     tokens = (summarize_context(str(k + 1), alpha_BHJ[..., k]) for k in range(alpha_BHJ.shape[-1]))
-    return merge_disjoint(tokens) | {'alpha/floor': np.float32(compute_uniform_baseline(setting))}
+    return merge_disjoint(tokens) | {'alpha/floor': np.float32(compute_uniform_alpha(setting))}
 
 
 def make_importance_infos(name: str, sentence: str, **flags: bool) -> tuple[MetricInfo, MetricInfo]:
@@ -162,7 +162,7 @@ METRICS = (
             'alpha_LPHJ': compute_importance(normalize_rows(attention), setting.keys, setting.columns, setting.prefix)
         },
         compute_numbers=lambda arrays, setting: compute_sink_numbers(
-            arrays['alpha_LPHJ'], compute_uniform_baseline(setting)
+            arrays['alpha_LPHJ'], compute_uniform_alpha(setting)
         ),
         infos=(
             MetricInfo(
@@ -230,7 +230,7 @@ METRICS = (
     make_importance_metric(
         'edge',
         'edge',
-        "The same for the first key of each query's window instead of token 1.",
+        "The same for the first key of each query's attention window instead of token 1.",
         lambda attention, setting: compute_window_edge(normalize_rows(attention), setting.window, setting.columns),
         is_applicable=lambda setting: setting.window is not None,
     ),

@@ -138,7 +138,7 @@ def make_abstract_inputs(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[jax.Shape
 
 
 def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
-    """Make the train step: step(state, ids_BT, request_D) -> (state, metrics); the state is donated.
+    """Make the train step: step(state, ids_BT, request_per_device) -> (state, metrics); the state is donated.
 
     The metric `request` is the largest request of all devices, so that every process receives the requests of others.
     """
@@ -161,7 +161,7 @@ def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
 
     value_and_grad = make_value_and_grad(loss, spec, mesh, num_micro_batches)
 
-    def step(state: dict, ids_BT: jax.Array, request_D: jax.Array) -> tuple[dict, dict]:
+    def step(state: dict, ids_BT: jax.Array, request_per_device: jax.Array) -> tuple[dict, dict]:
         (value, sink_metrics), gradient = value_and_grad(state['params'], ids_BT)
         if spec.data.loss != 'all':
             value, gradient = jax.tree.map(
@@ -179,7 +179,7 @@ def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
         # depend on each other, devices of XLA:CPU may start them in different orders, and deadlock. No request is
         # passed on if the gradient norm is NaN.
         grad_norm = jax.lax.optimization_barrier(metrics)['train/grad_norm']
-        metrics['request'] = jnp.where(grad_norm >= 0, request_D, 0).max()
+        metrics['request'] = jnp.where(grad_norm >= 0, request_per_device, 0).max()
         return dict(step=state['step'] + 1, params=params, opt_state=opt_state), metrics
 
     return jax.jit(
