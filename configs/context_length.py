@@ -1,6 +1,7 @@
 """Context length: how the length of the training texts affects the sink.
 
     sinklab sweep --config=configs/context_length.py --size=small --seeds=3 --workdir=runs/context
+    sinklab claims --config=configs/context_length.py --size=small --seeds=3 --workdir=runs/claims_small
 
 All rows have the tokens per step and the steps of the size. The sizes `quickstart` and `smoke` have windows of four
 times the length in this file, so that the probe fits into a quarter of it. The rows `context_N` of extensions.py are
@@ -8,6 +9,7 @@ those of Barbero et al., with the lengths and the model of their paper.
 """
 
 from sinklab.configs.attention import ROWS as ATTENTION
+from sinklab.configs.claims import SINK_METRIC, make_claim
 from sinklab.configs.sizes import QUICKSTART, SIZES, SMOKE
 from sinklab.configs.sources import BARBERO
 from sinklab.configs.table import scale, table
@@ -23,6 +25,17 @@ ROWS = {
     'full': ATTENTION['softmax'] | dict(note='The length of the size.'),
     'half': make_row(2),
     'quarter': make_row(4),
+}
+
+# A quarter of the length is the claim `context` of claims.py.
+CLAIMS = {
+    'context_half': make_claim(
+        'Training texts of the whole length give more of a sink than those of half the length.',
+        BARBERO,
+        'context_length:half',
+        '<',
+        ('context_length:full', SINK_METRIC),
+    )
 }
 
 get_config = table(

@@ -2,6 +2,7 @@
 
     sinklab sweep --config=configs/model_size.py --size=small --seeds=3 --workdir=runs/model_size
     sinklab report runs/model_size --png
+    sinklab claims --config=configs/model_size.py --size=small --seeds=3 --workdir=runs/claims_small
 
 A row is named after its parameters in millions, without the embeddings. Its layers and widths are the same at every
 size; the vocabulary, the length and the optimizer are those of the size. All rows have the same number of steps. In
@@ -9,6 +10,7 @@ the rows `*_equal_tokens` they have the same batch size, too; in the other rows 
 number of parameters. The row `1.3m` has the batch size of the size, and at `--size=small` it is the baseline.
 """
 
+from sinklab.configs.claims import NEEDS_SIZE_SMALL, SINK_METRIC, exclude_sizes, make_claim
 from sinklab.configs.sources import GU_V1, THIS_PROJECT
 from sinklab.configs.table import scale, table
 
@@ -53,5 +55,21 @@ ROWS = {name: make_proportional_row(shape) for name, shape in SHAPES.items()} | 
     for name, shape in SHAPES.items()
     if name != REFERENCE
 }
+
+
+def make_size_claim(row):
+    name, _, suffix = row.partition('_')
+    relation, word = (
+        ('<', 'less') if count_millions(SHAPES[name]) < count_millions(SHAPES[REFERENCE]) else ('>', 'more')
+    )
+    tokens = 'as many tokens' if suffix else 'tokens in proportion'
+    statement = f'A model of {name.upper()} parameters, trained on {tokens}, has {word} of a sink than one of 1.3M.'
+    reference = (f'model_size:{REFERENCE}', SINK_METRIC)
+    claim = make_claim(statement, f'on {GU_V1}, Figure 1', f'model_size:{row}', relation, reference)
+    return exclude_sizes(claim, NEEDS_SIZE_SMALL)
+
+
+# The claim `size` of claims.py is that of 0.2m_equal_tokens.
+CLAIMS = {f'size_{row}': make_size_claim(row) for row in ROWS if row != REFERENCE}
 
 get_config = table(ROWS)

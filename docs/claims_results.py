@@ -8,7 +8,7 @@ small) and, for pretrained models, from open_models.json.
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from sinklab.configs import hypotheses, model_size, open_models
 from sinklab.escape import escape_markdown
 from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT
 from sinklab.report import claims as report
+from sinklab.report import statistics
 from sinklab.sweep import results
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +32,7 @@ RESULTS_DIR = ROOT / 'docs' / 'results'
 RESULT_FILES = {'quickstart': 'claims.json', 'small': 'claims_small.json'}
 CLAIM_TABLES = {'claims': claim_definitions.CLAIMS, 'hypotheses': hypotheses.CLAIMS}
 DISCUSSION_HEADING = '## Claims that are contradicted, not seen or unsettled\n'
-PARAMETERS = {'quickstart': '0.2M', 'small': '1.8M'}  # with embeddings
+PARAMETERS = {'quickstart': '0.2M', 'small': '1.3M'}  # without embeddings
 # Statements of configs/open_models.py that are about a claim: {claim: (experiment, statements)}.
 OPEN_MODEL_STATEMENTS = {
     'emerges': ('inputs', ('Natural text has a sink.',)),
@@ -168,7 +169,7 @@ def find_discussions() -> dict[str, str]:
     anchors: dict[str, str] = {}
     for section in page.partition('\n## ')[0].split('\n### ')[1:]:
         heading, _, text = section.partition('\n')
-        for claim in re.findall(r'`(\w+)`', text):
+        for claim in re.findall(r'`([\w.]+)`', text):
             anchors.setdefault(claim, re.sub(r'\W+', '-', heading.lower()))
     return anchors
 
@@ -254,19 +255,58 @@ def format_summary(entries_by_size: Mapping[str, dict]) -> str:
         directed = [
             entry for entry in few if entry['can_have_either_sign'] and entry['relation'] != '=' and entry['mean']
         ]
-        num_as_claimed = sum(report.orient_mean(entry) > 0 for entry in directed)
+        num_as_claimed = sum(report.orient(entry, entry['mean']) > 0 for entry in directed)
         few_text = (
             f'Of {len(directed)} claims with too few seeds that could have come out either way, {num_as_claimed} '
-            'have a mean difference on the claimed side. '
+            'have a mean difference on the claimed side.'
             if few
             else ''
         )
         counts = report.format_counts(list(entries.values()))
-        lines.append(
-            f'- **`{size}`**: {counts} {few_text}{report.format_sign_test(list(entries.values()))}'
-            f'{format_training_time(load_results(size))}\n'
-        )
+        parts = [
+            counts,
+            format_one_sided(entries),
+            few_text,
+            report.format_sign_test(list(entries.values())),
+            format_skewness_note(entries),
+            format_training_time(load_results(size)),
+        ]
+        lines.append(f'- **`{size}`**: {" ".join(filter(None, parts))}\n')
     return ''.join(lines)
+
+
+def format_one_sided(entries: Mapping[str, dict]) -> str:
+    """Format how many claims are not seen and could not have been contradicted."""
+    not_seen = [entry for entry in entries.values() if entry['verdict'] == 'not seen']
+    one_sided = [entry for entry in not_seen if not entry['can_have_either_sign']]
+    return (
+        f'Of the {len(not_seen)} claims that are not seen, {len(one_sided)} could not have been contradicted: '
+        'they say that a sink emerges where there was none, or that a row fails to train where the baseline never '
+        'fails.'
+        if one_sided
+        else ''
+    )
+
+
+def format_skewness_note(entries: Mapping[str, dict]) -> str:
+    """Name the claims that Student's interval, without the correction for skewness, would not settle."""
+    names = [
+        name
+        for name, entry in entries.items()
+        if entry['verdict'] in ('holds', 'contradicted') and not is_settled_without_skewness(entry)
+    ]
+    return (
+        f'Without the correction for skewness {" and ".join(f"`{name}`" for name in names)} would be unsettled.'
+        if names
+        else ''
+    )
+
+
+def is_settled_without_skewness(entry: dict) -> bool:
+    values = list(entry['differences'].values())
+    mean, sd, _ = statistics.compute_moments(np.float64(values))
+    interval = statistics.compute_hall_interval(mean, sd, 0.0, len(values), statistics.LOOK_CONFIDENCE_LEVEL)
+    return statistics.decide_verdict(interval, mean, entry['relation'], entry['min_difference']) != 'unsettled'
 
 
 def list_runs(claims_data: dict, row: str) -> list[dict]:
@@ -294,15 +334,15 @@ def format_largest_norm_ratio(metrics: Mapping[str, float], num_layers: int) -> 
 
 
 def format_training_time(claims_data: dict) -> str:
-    """Format the sum of the training times of all runs that recorded them."""
+    """Format the sum and the median of the training times of all runs that recorded them."""
     runs = [measured for seeds in claims_data['runs'].values() for measured in seeds.values()]
     seconds = [measured['end']['seconds'] for measured in runs if 'seconds' in measured['end']]
     if not seconds:
         return ''
     hours = sum(seconds) / 3600
     return (
-        f' Training times of {len(seconds)} of {len(runs)} runs, several of which ran at once, add up to {hours:.1f} '
-        'hours.'
+        f'{len(seconds)} of {len(runs)} runs recorded their training time, several of which ran at once: '
+        f'{hours:.1f} hours, and a median of {np.median(seconds) / 60:.1f} minutes.'
     )
 
 
@@ -328,12 +368,18 @@ def format_size_table(claims_data: dict) -> str:
                     ', '.join(f'{metrics["sink/1"]:.1f}' for metrics in finished),
                     format_emergence(steps, len(finished)),
                     ', '.join(format_largest_norm_ratio(metrics, spec.model.layers) for metrics in finished),
-                    f'{np.mean(list_values(claims_data, row, "valid/loss")):.2f}',
+                    format_loss(finished),
                 ]
             )
     headings = ['parameters', 'batch size', 'Sink_1 of each seed (%)', 'median step of emergence']
     headings += ['largest norm ratio of each seed', 'mean loss']
     return format_table(headings, rows)
+
+
+def format_loss(runs: list[dict[str, float]]) -> str:
+    """Format the mean loss, and whether all runs fail to train."""
+    fails = all(metrics[report.FAILS_METRIC] for metrics in runs)
+    return f'{np.mean([metrics["valid/loss"] for metrics in runs]):.2f}{" (fails to train)" if fails else ""}'
 
 
 def format_emergence(steps: list[float], num_runs: int) -> str:
@@ -343,16 +389,20 @@ def format_emergence(steps: list[float], num_runs: int) -> str:
     return f'{len(steps)} of {num_runs} seeds' if steps else 'none'
 
 
-def fit_size_slope(claims_data: dict) -> tuple[float, float, float, int]:
+def fit_size_slope(claims_data: dict, names: Collection[str]) -> tuple[float, float, float, int]:
     """Fit Sink_1 over log10 of the parameters with equal tokens, by least squares over all runs.
+
+    Args:
+        claims_data: The content of claims.json.
+        names: The sizes, keys of model_size.SHAPES.
 
     Returns:
         The slope in percentage points for ten times the parameters, the 95 % limits by Student's t, and the number of
         runs.
     """
     points = [
-        (np.log10(model_size.count_millions(shape)), sink)
-        for name, shape in model_size.SHAPES.items()
+        (np.log10(model_size.count_millions(model_size.SHAPES[name])), sink)
+        for name in names
         for sink in list_values(claims_data, get_size_row(name, '_equal_tokens'), 'sink/1')
     ]
     fit = stats.linregress(*zip(*points, strict=True))
@@ -361,11 +411,18 @@ def fit_size_slope(claims_data: dict) -> tuple[float, float, float, int]:
 
 
 def format_size_section(claims_data: dict) -> str:
-    slope, low, high, runs = fit_size_slope(claims_data)
+    """Format the table of sizes, and the slopes over all sizes, without the smallest and without the two smallest."""
+    names = [*model_size.SHAPES]
+    slopes = []
+    for smallest in range(3):
+        slope, low, high, runs = fit_size_slope(claims_data, names[smallest:])
+        slopes.append(
+            [f'{names[smallest].upper()} to {names[-1].upper()}', f'{slope:.0f} [{low:.0f}, {high:.0f}]', str(runs)]
+        )
+    heading = 'points of Sink_1 for ten times the parameters [95 %]'
     return (
-        f'{format_size_table(claims_data).strip()}\n\nIn the runs with the same batch size, Sink_1 rises by '
-        f'{slope:.0f} percentage points for ten times as many parameters (a straight line over their logarithm; 95 '
-        f'%: {low:.0f} to {high:.0f}; {runs} runs).'
+        f'{format_size_table(claims_data).strip()}\n\nStraight lines over the logarithm of the parameters, fitted to '
+        f'the runs with the same batch size:\n\n{format_table(["sizes", heading, "runs"], slopes).strip()}'
     )
 
 

@@ -224,7 +224,9 @@ def test_rows_whose_runs_all_fail_are_named_except_in_claims_about_failures():
     for seed, run in runs[SIGMOID.row].items():
         run['end']['fails'] = 1.0
         runs[SOFTMAX.row][seed]['end']['fails'] = float(seed != '0')
-    assert make_entry(make_claim(), runs)['failing_rows'] == [SIGMOID.row]
+    entry = make_entry(make_claim(), runs)
+    assert (entry['failing_rows'], entry['verdict']) == ([SIGMOID.row], 'not testable here')
+    assert not entry['can_have_either_sign'], 'the sign test leaves it out'
     failure_claim = Claim('A.', 'source', Reading(SIGMOID.row, 'fails'), '>', Reading(SOFTMAX.row, 'fails'), 0.5)
     assert make_entry(failure_claim, runs)['failing_rows'] == []
     assert make_entry(make_claim(), {})['failing_rows'] == []
@@ -234,17 +236,42 @@ def test_rows_whose_runs_all_fail_are_named_except_in_claims_about_failures():
 
 def test_sign_test_matches_binomial_distribution():
     def make_sign_entry(relation, mean, interval=(0, 1), can_have_either_sign=True):
-        return dict(relation=relation, mean=mean, interval=interval, can_have_either_sign=can_have_either_sign)
+        return dict(
+            relation=relation,
+            mean=mean,
+            interval=interval,
+            can_have_either_sign=can_have_either_sign,
+            differences={'0': mean},
+        )
 
-    entries = [make_sign_entry('<', -1.0)] * 7 + [make_sign_entry('>', -1.0)] * 2
+    entries = [make_sign_entry('<', -1.0 - n) for n in range(7)] + [make_sign_entry('>', -1.0 - n) for n in range(2)]
     entries += [
         make_sign_entry('=', 1.0),
         make_sign_entry('<', 1.0, interval=None),
         make_sign_entry('>', 1.0, can_have_either_sign=False),
         make_sign_entry('<', 0.0),
     ]
-    assert claims.compute_sign_test(entries) == dict(claims=9, as_published=7, p=pytest.approx((36 + 9 + 1) / 2**9))
-    assert claims.compute_sign_test([]) == dict(claims=0, as_published=0, p=None)
+    p = pytest.approx((36 + 9 + 1) / 2**9)
+    assert claims.compute_sign_test(entries) == dict(claims=9, as_claimed=7, distinct=9, distinct_as_claimed=7, p=p)
+    assert claims.compute_sign_test([]) == dict(claims=0, as_claimed=0, distinct=0, distinct_as_claimed=0, p=None)
+
+
+def test_sign_test_counts_claims_with_same_differences_once():
+    def make_sign_entry(relation, *values):
+        differences = dict(zip('01', values, strict=True))
+        return dict(
+            relation=relation,
+            mean=sum(values),
+            interval=(0, 1),
+            can_have_either_sign=True,
+            differences=differences,
+        )
+
+    same_entries = [make_sign_entry('<', -3.0, -2.0), make_sign_entry('>', 3.0, 2.004)]
+    other_entries = [make_sign_entry('<', -2.0, -3.0), make_sign_entry('<', 3.0, 2.0)]
+    assert claims.compute_sign_test(same_entries + other_entries) == dict(
+        claims=4, as_claimed=3, distinct=3, distinct_as_claimed=2, p=0.5
+    )
 
 
 def test_claims_table_lists_contradicted_claims_first():

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from benchmarks import emergence_order, switch_attention
 from docs import claims_results, page_parts
@@ -134,11 +135,35 @@ def test_summary_counts_directions_of_claims_with_few_seeds():
     assert 'either way, 1 have a mean' in text
 
 
+def test_summary_counts_claims_that_could_not_have_been_contradicted():
+    not_seen = dict(verdict='not seen', **FIVE_SEEDS)
+    entries = [make_entry(1.0, can_have_either_sign=is_open, **not_seen) for is_open in (True, False, False)]
+    assert 'Of the 3 claims that are not seen, 2 ' in claims_results.format_one_sided(dict(enumerate(entries)))
+    assert claims_results.format_one_sided({'a': entries[0]}) == ''
+
+
+def test_summary_names_claims_that_need_the_correction_for_skewness():
+    """Check differences whose interval of Student's t includes 0, and others whose interval does not."""
+    skewed_values = [3.0, 4.0, 3.0, 5.0, 4.0, 40.0, 3.0, 30.0]
+    entries = {
+        'skewed': make_entry(*skewed_values, min_difference=2.0),
+        'clear': make_entry(9.0, 10.0, 11.0, 10.0, 10.5, min_difference=2.0),
+        'open': make_entry(*skewed_values, min_difference=2.0, verdict='unsettled'),
+    }
+    text = claims_results.format_skewness_note(entries)
+    assert '`skewed`' in text
+    assert '`clear`' not in text
+    assert '`open`' not in text
+    student = scipy.stats.t.interval(0.975, 7, np.mean(skewed_values), scipy.stats.sem(skewed_values))
+    assert student[0] < 0 < student[1]
+
+
 def make_size_runs(get_sink, suffix='_equal_tokens'):
     """Return claims data with two seeds for each model size."""
     runs = {
         claims_results.get_size_row(name, suffix): {
-            seed: dict(end={'sink/1': get_sink(model_size.count_millions(shape)), 'valid/loss': 3.0}) for seed in '01'
+            seed: dict(end={'sink/1': get_sink(model_size.count_millions(shape)), 'valid/loss': 3.0, 'fails': 0.0})
+            for seed in '01'
         }
         for name, shape in model_size.SHAPES.items()
     }
@@ -148,7 +173,9 @@ def make_size_runs(get_sink, suffix='_equal_tokens'):
 def test_slope_of_size_is_that_of_line():
     """Check a slope of 10 points for a factor of 10, which all runs lie on, and its limits."""
     claims_data = make_size_runs(lambda millions: 50 + 10 * np.log10(millions))
-    assert claims_results.fit_size_slope(claims_data) == pytest.approx((10, 10, 10, 10), abs=1e-6)
+    names = model_size.SHAPES.keys()
+    assert claims_results.fit_size_slope(claims_data, names) == pytest.approx((10, 10, 10, 10), abs=1e-6)
+    assert claims_results.fit_size_slope(claims_data, [*names][2:]) == pytest.approx((10, 10, 10, 6), abs=1e-6)
 
 
 def test_size_table_has_line_with_batch_size_of_each_measured_row():

@@ -68,8 +68,17 @@ def test_row_without_runs_has_runs_of_row_with_equal_config(monkeypatch):
     claim_results = add_distinct_runs(monkeypatch, EMPTY_RESULTS, measured_specs)
     specs = {'like B': make_tiny_spec(seed=2), 'other': make_tiny_spec(seed=3)}
     assert results.find_equal_rows(claim_results, specs) == {'like B': 'B'}
-    del claim_results['configs']['A']['data.share']  # a field that came later
-    assert results.find_equal_rows(claim_results, {'new': make_tiny_spec(data__share=0.5)}) == {'new': 'A'}
+
+
+def test_field_that_came_after_a_measurement_counts_as_its_default(monkeypatch):
+    claim_results = add_distinct_runs(monkeypatch, EMPTY_RESULTS, {'A': make_tiny_spec()})
+    del claim_results['configs']['A']['model.scaled_embedding']
+    specs = {'default': make_tiny_spec(), 'new': make_tiny_spec(model__scaled_embedding=True)}
+    assert results.find_equal_rows(claim_results, specs) == {'default': 'A'}
+    assert results.find_changed_rows(claim_results, {'A': specs['default']}) == {}
+    assert results.find_changed_rows(claim_results, {'A': specs['new']}) == {
+        'A': 'model.scaled_embedding False -> True'
+    }
 
 
 def test_find_changed_rows_names_changed_fields(monkeypatch):
@@ -92,26 +101,24 @@ def test_find_changed_rows_names_changed_fields(monkeypatch):
     half_share_specs = {row: make_tiny_spec(seed=spec.seed, data__share=0.5) for row, spec in specs.items()}
     assert find_changes(**half_share_specs) == dict.fromkeys(specs, 'data.share 1.0 -> 0.5')
     assert format_changes(find_changes(**half_share_specs)) == 'A, B, alias (data.share 1.0 -> 0.5)'
-    del claim_results['configs']['A']['data.share']
-    assert find_changes() == {}, 'a field that came later'
 
 
 @pytest.fixture
 def results_dir(tmp_path):
-    """Return a folder with the committed results, in which one row had another weight decay."""
+    """Return a folder with the committed results, in which one row had another batch size."""
     claim_results = json.loads((RESULTS / 'claims.json').read_text(encoding='utf-8'))
-    claim_results['configs']['optimization:decay_0.5']['optimizer.weight_decay'] = 0.125
+    claim_results['configs']['optimization:batch_128']['optimizer.batch_size'] = 16
     (tmp_path / 'claims.json').write_text(json.dumps(claim_results))
     return tmp_path
 
 
-CHANGED_ROW = 'optimization:decay_0.5 (optimizer.weight_decay 0.125 -> 2.5)'
+CHANGED_ROW = 'optimization:batch_128 (optimizer.batch_size 16 -> 8)'
 
 
 @pytest.mark.slow
 def test_claims_command_judges_changed_row_with_warning(capsys, results_dir):
     results_path = results_dir / 'claims.json'
-    assert main(['claims', 'decay_more', f'--results={results_path}']) == 0
+    assert main(['claims', 'batch_small', f'--results={results_path}']) == 0
     output = capsys.readouterr()
     assert str(results_path) in output.err
     assert CHANGED_ROW in output.err
@@ -121,7 +128,7 @@ def test_claims_command_judges_changed_row_with_warning(capsys, results_dir):
 
 @pytest.mark.slow
 def test_claims_command_does_not_resume_changed_row(capsys, results_dir):
-    assert main(['claims', 'decay_more', f'--workdir={results_dir}']) == 1
+    assert main(['claims', 'batch_small', f'--workdir={results_dir}']) == 1
     expected_error = (
         f'sinklab claims: {results_dir} contains runs of other rows: {CHANGED_ROW}; give another --workdir\n'
     )

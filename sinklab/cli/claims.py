@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--results', metavar='FILE', help='judge the measurements of an earlier claims.json, and train nothing'
     )
-    add_size_argument(parser)
+    add_size_argument(parser, DEFAULT_SIZE)
     sweep.add_jobs_argument(parser)
     hardware_flags.add_arguments(parser)
     hardware_flags.add_cache_argument(parser)

@@ -243,12 +243,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_size_argument(parser: argparse.ArgumentParser) -> None:
+def add_size_argument(parser: argparse.ArgumentParser, default: str = 'that of FILE') -> None:
     parser.add_argument(
         '--size',
         metavar='SIZE',
         help='paper, quickstart (minutes on two cores), small (minutes on a GPU) or smoke (seconds; learns nothing): '
-        'model and step counts of configs/sizes.py (default: that of FILE)',
+        f'model and step counts of configs/sizes.py (default: {default})',
     )
 
 

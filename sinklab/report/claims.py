@@ -51,8 +51,8 @@ LEGEND = (
     'the two runs of a seed [its 95 % interval, widened because claims may be judged twice, after '
     f'{LOOK_SEEDS[0]} and after {LOOK_SEEDS[1]} seeds]; share: share of runs that fail; holds, contradicted: the '
     'interval is on the claimed or on the other side of 0; not seen: every difference in the interval is smaller '
-    'than the smallest that counts; unsettled, ~N: the claim needs about N seeds; too few seeds: fewer than '
-    f'{MIN_SAMPLES}, which get no interval'
+    'than the smallest that counts; unsettled, ~N: about N seeds would settle the claim '
+    f'in a new experiment; too few seeds: fewer than {MIN_SAMPLES}, which get no interval'
 )
 UNIT_OF_METRIC = {LOSS_METRIC: registry.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
 # The wording and the order of verdicts in the line of counts, the best verdict first.
@@ -225,7 +225,10 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
     is_binary = bool(claim.left) and claim.left.metric == FAILS_METRIC
     interval = compute_difference_interval(values, is_binary)
     claim_verdict, reason = judge_claim(claim, values, interval, num_diverged), claim.untestable_reason
-    if claim_verdict == 'not seen' and (reason := explain_no_room_below(claim, runs)):
+    failing_rows = list_failing_rows(claim, runs)
+    if claim_verdict in ('holds', 'contradicted', 'not seen', 'unsettled') and failing_rows:
+        claim_verdict, reason = 'not testable here', f'has runs that all fail to train: {", ".join(failing_rows)}'
+    elif claim_verdict == 'not seen' and (reason := explain_no_room_below(claim, runs)):
         claim_verdict = 'not testable here'
     return dict(
         claim=name,
@@ -241,7 +244,7 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
         mean=float(np.mean(values)) if values else None,
         interval=interval,
         diverged=num_diverged,
-        failing_rows=list_failing_rows(claim, runs),
+        failing_rows=failing_rows,
         verdict=claim_verdict,
         seeds_needed=estimate_needed_seeds(values, claim.relation, claim.min_difference, is_binary)
         if claim_verdict == 'unsettled'
@@ -343,23 +346,40 @@ def compute_sign_test(entries: list[dict]) -> dict:
     """Compute a one-sided sign test over the claims whose difference can have either sign.
 
     Claims of equality, untestable claims, claims without an interval and mean differences of exactly 0 are left out.
+    Claims with the same differences up to rounding, which compare the same baseline runs with rows that have no sink,
+    count once.
 
     Returns:
-        The number of claims, the number `as_published` whose mean difference is on the claimed side, and `p`, the
-        probability that a fair coin gives at least as many; None if there are no claims.
+        The number of claims, the number `as_claimed` whose mean difference is on the claimed side, the number
+        `distinct` of different differences and `distinct_as_claimed` of them, and `p`, the probability that as many
+        throws of a fair coin as there are different differences give at least `distinct_as_claimed` heads; None if
+        there are no claims.
     """
     counted_entries = [
-        entry for entry in entries if entry['interval'] and entry['can_have_either_sign'] and entry['relation'] != '='
+        entry
+        for entry in entries
+        if entry['interval'] and entry['can_have_either_sign'] and entry['relation'] != '=' and entry['mean']
     ]
-    signs = [orient_mean(entry) for entry in counted_entries if entry['mean']]
-    num_as_claimed = sum(sign > 0 for sign in signs)
-    p = float(bdtrc(num_as_claimed - 1, len(signs), 0.5)) if signs else None
-    return dict(claims=len(signs), as_published=num_as_claimed, p=p)
+    is_as_claimed = [orient(entry, entry['mean']) > 0 for entry in counted_entries]
+    # Rounded to 0.01, less than the last digit of a table.
+    rounded_differences = [
+        tuple(sorted((seed, round(orient(entry, value), 2)) for seed, value in entry['differences'].items()))
+        for entry in counted_entries
+    ]
+    distinct = dict(zip(rounded_differences, is_as_claimed, strict=True))
+    num_distinct = sum(distinct.values())
+    return dict(
+        claims=len(counted_entries),
+        as_claimed=sum(is_as_claimed),
+        distinct=len(distinct),
+        distinct_as_claimed=num_distinct,
+        p=float(bdtrc(num_distinct - 1, len(distinct), 0.5)) if distinct else None,
+    )
 
 
-def orient_mean(entry: dict) -> float:
-    """Return the mean difference with its sign chosen so that the claimed side is positive."""
-    return -entry['mean'] if entry['relation'] == '<' else entry['mean']
+def orient(entry: dict, difference: float) -> float:
+    """Return a difference with its sign chosen so that the claimed side is positive."""
+    return -difference if entry['relation'] == '<' else difference
 
 
 def format_claim_cells(entry: dict) -> list[str]:
@@ -457,9 +477,14 @@ def format_markdown(entries: list[dict]) -> str:
 def format_sign_test(entries: list[dict]) -> str:
     test = compute_sign_test(entries)
     if not test['claims']:
-        return 'Sign test: no claim that could have come out either way has an interval yet.'
+        return 'No claim that could have come out either way has an interval yet.'
+    counted_text = (
+        f', counting equal differences once: {test["distinct_as_claimed"]} of {test["distinct"]},'
+        if test['distinct'] < test['claims']
+        else ':'
+    )
     return (
-        f'Sign test: of {test["claims"]} claims that could have come out either way and have an interval, '
-        f'{test["as_published"]} have a mean difference on the claimed side (p = {test["p"]:.1g}, one-sided; claims '
+        f'Of {test["claims"]} claims that could have come out either way and have an interval, {test["as_claimed"]} '
+        f'have a mean difference on the claimed side. Sign test{counted_text} p = {test["p"]:.2g}, one-sided (claims '
         'share runs, so they are not independent).'
     )

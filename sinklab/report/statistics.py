@@ -33,11 +33,21 @@ def compute_mean_interval(values: Sequence[float], level: float = CONFIDENCE_LEV
     if len(values) < MIN_SAMPLES:
         return None
     value_N = np.float64(values)
-    n, mean, sd = len(value_N), value_N.mean(), value_N.std(ddof=1)
+    mean, sd, skewness = compute_moments(value_N)
+    return compute_hall_interval(mean, sd, skewness, len(value_N), level)
+
+
+def compute_moments(value_N: np.ndarray) -> tuple[float, float, float]:
+    """Compute mean, sample standard deviation and skewness; the last two are 0 if all values are equal."""
+    mean, sd = value_N.mean(), value_N.std(ddof=1)
     if sd <= 1e-12 * max(1.0, abs(mean)):
-        return float(mean), float(mean)
+        return float(mean), 0.0, 0.0
     central_N = value_N - mean
-    skewness = (central_N**3).mean() / (central_N**2).mean() ** 1.5
+    return float(mean), float(sd), float((central_N**3).mean() / (central_N**2).mean() ** 1.5)
+
+
+def compute_hall_interval(mean: float, sd: float, skewness: float, n: int, level: float) -> tuple[float, float]:
+    """Compute the interval of `compute_mean_interval` from the moments of n values."""
     quantile = stdtrit(n - 1, (1 + level) / 2)
     largest = MAX_SKEWNESS_FRACTION * n**0.5 / quantile
     skewness = np.clip(skewness, -largest, largest)
@@ -137,7 +147,7 @@ def decide_verdict(interval: Interval, mean: float, relation: str, min_differenc
 def estimate_needed_seeds(
     values: list[float], relation: str, min_difference: float, is_binary: bool = False
 ) -> int | None:
-    """Estimate how many seeds would settle a claim, assuming the observed mean and spread and no skewness.
+    """Estimate how many seeds would settle a claim, assuming the observed mean, spread and skewness.
 
     Args:
         values: The difference of each seed so far, of at least MIN_SAMPLES seeds.
@@ -148,28 +158,22 @@ def estimate_needed_seeds(
     Returns:
         The number of seeds; None if MAX_SEEDS or more are needed.
     """
+    mean, sd, skewness = compute_moments(np.float64(values))
+
+    def predict_interval(n: int) -> Interval:
+        if not is_proportion(values, is_binary):
+            return compute_hall_interval(mean, sd, skewness, n, LOOK_CONFIDENCE_LEVEL)
+        num_ones = round(mean * n)
+        interval = compute_proportion_interval([1.0] * num_ones + [0.0] * (n - num_ones), LOOK_CONFIDENCE_LEVEL)
+        assert interval is not None  # there are at least MIN_SAMPLES values
+        return interval
+
     seed_counts = range(len(values) + 1, MAX_SEEDS)
-    mean, sd = float(np.mean(values)), float(np.std(values, ddof=1))
-    if is_proportion(values, is_binary):
-        shares = (
-            (
-                n,
-                compute_proportion_interval(
-                    [1.0] * round(mean * n) + [0.0] * (n - round(mean * n)), LOOK_CONFIDENCE_LEVEL
-                ),
-            )
+    return next(
+        (
+            n
             for n in seed_counts
-        )
-        return next(
-            (
-                n
-                for n, proportion_interval in shares
-                if decide_verdict(proportion_interval, mean, relation, min_difference) != 'unsettled'
-            ),
-            None,
-        )
-    effect = abs(mean) - (min_difference if relation == '=' else 0)
-    # Half the width of the widest interval that settles the claim.
-    half_width = effect if abs(mean) >= min_difference else min_difference - abs(mean)
-    quantiles = ((n, float(stdtrit(n - 1, (1 + LOOK_CONFIDENCE_LEVEL) / 2))) for n in seed_counts)
-    return next((n for n, quantile in quantiles if quantile * sd < half_width * n**0.5), None)
+            if decide_verdict(predict_interval(n), mean, relation, min_difference) != 'unsettled'
+        ),
+        None,
+    )

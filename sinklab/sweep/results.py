@@ -76,7 +76,7 @@ def get_flat_config(spec: Spec) -> dict:
 def find_changed_rows(results: dict, specs: Mapping[str, Spec | None]) -> dict[str, str]:
     """Find the rows whose config differs from the one that was measured.
 
-    Fields that did not exist at the time of the measurement are ignored.
+    A field that did not exist at the time of the measurement counts as having had its default.
 
     Args:
         results: The content of claims.json.
@@ -85,9 +85,9 @@ def find_changed_rows(results: dict, specs: Mapping[str, Spec | None]) -> dict[s
     Returns:
         {row: description of the change}, for the rows that changed. A row that no longer exists is `gone`.
     """
-    base_config, changed_rows = get_base_config(results['configs']), {}
-    for row, config_change in results['configs'].items():
-        old_config, new_config = base_config | config_change, specs[row] and get_flat_config(specs[row])
+    changed_rows = {}
+    for row in results['configs']:
+        old_config, new_config = get_measured_config(results, row), specs[row] and get_flat_config(specs[row])
         changes = (
             format_differences(old_config, {path: new_config.get(path) for path in old_config})
             if new_config
@@ -101,7 +101,7 @@ def find_changed_rows(results: dict, specs: Mapping[str, Spec | None]) -> dict[s
 def find_equal_rows(results: dict, specs: Mapping[str, Spec]) -> dict[str, str]:
     """Find measured rows whose configs are equal to those of rows without runs.
 
-    Fields that did not exist at the time of the measurement are ignored.
+    A field that did not exist at the time of the measurement counts as having had its default.
 
     Args:
         results: The content of claims.json.
@@ -110,14 +110,18 @@ def find_equal_rows(results: dict, specs: Mapping[str, Spec]) -> dict[str, str]:
     Returns:
         {row of `specs`: a measured row with the same config}.
     """
-    base_config = get_base_config(results['configs'])
 
-    def make_key(config: Mapping) -> tuple:
-        return tuple(repr(config.get(path)) for path in sorted(base_config))
+    def make_key(config: Mapping) -> str:
+        return json.dumps(config, sort_keys=True)
 
-    row_of_config = {make_key(base_config | results['configs'][row]): row for row in results['runs']}
+    row_of_config = {make_key(get_measured_config(results, row)): row for row in results['runs']}
     keys = {row: make_key(get_flat_config(spec)) for row, spec in specs.items()}
     return {row: row_of_config[key] for row, key in keys.items() if key in row_of_config}
+
+
+def get_measured_config(results: dict, row: str) -> dict:
+    """Return the flattened config of a measured row, with defaults for fields that did not exist then."""
+    return get_flat_config(Spec()) | get_base_config(results['configs']) | results['configs'][row]
 
 
 def get_base_config(configs: dict[str, dict]) -> dict:
