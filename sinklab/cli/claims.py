@@ -14,7 +14,7 @@ example:
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sinklab.cli import config_flags, hardware_flags, sweep
 from sinklab.cli.train import add_size_argument
@@ -167,7 +167,19 @@ def load_claim_table(args: argparse.Namespace, extra_args: list[str]) -> dict:
 
 
 def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: dict) -> int:
-    """Train the missing runs of the named claims, write the results and print the verdicts."""
+    """Train the missing runs of the named claims, write claims.json and verdicts.json, and print the verdicts.
+
+    Args:
+        args: The parsed arguments.
+        extra_args: Overrides --config.PATH=VALUE of all runs.
+        claims: {name: `Claim`}, all claims of the config file.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: An argument is invalid, or the folder has runs of rows that have changed.
+    """
     from sinklab.sweep import results
 
     layout, size = hardware_flags.parse_hardware(args), args.size or DEFAULT_SIZE
@@ -178,38 +190,22 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     def load_row(row: str, seed: int) -> tuple[Spec, dict]:
         return config_flags.load_spec(get_config_path(row), [*extra_args, *sweep.format_seed_flags(seed)], size)
 
-    selected_claims = [claims[name] for name in args.names or claims]
+    readings = dict.fromkeys(reading for name in args.names or claims for reading in claims[name].readings)
     options = [*hardware_flags.format_hardware_flags(layout), f'--size={size}', *extra_args]
     options += [f'--compiled={args.compiled}'] if args.compiled else []
     with hold_lease(RunDir(args.workdir).path) as run_lease:
         previous_data = results.read_or_create(
             args.workdir, dict(size=size, overrides=dict(map(config_flags.parse_override, extra_args)))
         )
-        needed_specs = {
-            reading.row: load_row(reading.row, 0)[0] for claim in selected_claims for reading in claim.readings
-        }
-        changed_rows = find_changed_rows(previous_data)
-        if conflicts := {
-            row: change
-            for row, change in changed_rows.items()
-            if row in needed_specs and row in previous_data['runs']
-        }:
-            raise UserError(
-                f'{args.workdir} contains runs of other rows: {format_changes(conflicts)}; give another --workdir'
-            )
-        print_changes(f'{args.workdir}/{results.CLAIMS_FILE}', changed_rows)
-        specs = {row: load_row(row, 0)[0] for row in previous_data['runs'] if row not in changed_rows} | needed_specs
+        specs = {reading.row: load_row(reading.row, 0)[0] for reading in readings}
+        specs = add_measured_specs(specs, previous_data, args.workdir, lambda row: load_row(row, 0)[0])
         first_rows = find_first_equal_rows(specs)
-        unique_rows = dict.fromkeys(first_rows[row] for row in needed_specs)
-        readings_of_row = {
-            row: {
-                reading for claim in selected_claims for reading in claim.readings if first_rows[reading.row] == row
-            }
-            for row in unique_rows
-        }
+        readings_of_row: dict[str, set] = {}
+        for reading in readings:
+            readings_of_row.setdefault(first_rows[reading.row], set()).add(reading)
         runs = [
             run
-            for run in plan.plan_runs(unique_rows, seeds, args.workdir, load_row, layout)
+            for run in plan.plan_runs(readings_of_row, seeds, args.workdir, load_row, layout)
             if run.run_dir.has_run() or not results.has_metrics(previous_data, run, readings_of_row[run.row])
         ]
         if all(run.outcome == 'done' for run in runs):
@@ -218,18 +214,34 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
             runs, lambda run: sweep.make_train_command(get_config_path(run.row), run, options), run_lease, args.jobs
         )
         run_lease.check()
+        metric_patterns = {reading.metric for claim in claims.values() for reading in claim.readings}
         claims_data = results.add_runs(
-            previous_data,
-            specs,
-            first_rows,
-            runs,
-            EXTRA_METRIC_PATTERNS | {reading.metric for claim in claims.values() for reading in claim.readings},
+            previous_data, specs, first_rows, runs, EXTRA_METRIC_PATTERNS | metric_patterns
         )
         verdicts = compute_verdicts(claims, claims_data)
         results.write_json(args.workdir, results.CLAIMS_FILE, claims_data)
         results.write_json(args.workdir, results.VERDICTS_FILE, verdicts)
     print_verdicts(args, claims, verdicts, claims_data['size'])
     return sweep.report_failures('claims', runs, stop_signal)
+
+
+def add_measured_specs(
+    needed_specs: dict[str, Spec], claims_data: dict, workdir: str, load_row_spec: Callable[[str], Spec]
+) -> dict[str, Spec]:
+    """Add the specs of rows that have runs and have not changed since, before those that are needed.
+
+    Raises:
+        UserError: A needed row has runs, and has changed since.
+    """
+    from sinklab.sweep import results
+
+    changes = find_changed_rows(claims_data)
+    if conflicts := {
+        row: change for row, change in changes.items() if row in needed_specs and row in claims_data['runs']
+    }:
+        raise UserError(f'{workdir} contains runs of other rows: {format_changes(conflicts)}; give another --workdir')
+    print_changes(f'{workdir}/{results.CLAIMS_FILE}', changes)
+    return {row: load_row_spec(row) for row in claims_data['runs'] if row not in changes} | needed_specs
 
 
 def get_config_path(row: str) -> str:

@@ -254,7 +254,7 @@ def add_size_argument(parser: argparse.ArgumentParser, default: str = 'that of F
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if worker.is_supervised():
-        process_flags.run_worker(functools.partial(run_training, args, extra_args))
+        process_flags.run_worker(functools.partial(run_training, args, extra_args))  # ends the process
     process_info = process_flags.parse_process_info(args)
     if process_info.count > 1 or args.supervise or args.restarts:
         command = [*get_program_argv(), *sys.argv[1:]]
@@ -317,7 +317,7 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
         progress = start_progress(row, spec, compilation_cache, description, stack) if group.index == 0 else None
         other_callbacks = make_callbacks(args, run_dir, profile_steps, progress.on_message, stack) if progress else []
         callbacks = [*([progress] if progress else []), *other_callbacks]
-        exit_status, records = run_loop(
+        exit_status, records = train_and_classify_errors(
             spec, layout, run_dir, row, *callbacks, group=group, origin=warm_start, grace_seconds=args.grace
         )
         if progress and (exit_status.exit_code == 0 or isinstance(group, SingleProcessGroup)):
@@ -360,7 +360,7 @@ def load_requested_spec(
     return spec, row, description, expected
 
 
-def run_loop(
+def train_and_classify_errors(
     spec: Spec,
     layout: Hardware,
     run_dir: RunDir,
@@ -370,7 +370,7 @@ def run_loop(
     origin: Any,
     grace_seconds: float,
 ) -> tuple[ExitStatus, list[dict]]:
-    """Run the training loop.
+    """Run the training loop, and turn its errors into an exit status.
 
     Returns:
         The exit status, on which all processes agree; and the metric records, which are [] unless the run is done.

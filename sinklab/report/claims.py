@@ -284,11 +284,13 @@ def get_reading_values(reading: Reading, runs: Mapping[str, dict]) -> dict[str, 
 
 def count_diverged(claim: Claim, runs: Mapping[str, dict], seed_differences: Mapping[str, float]) -> int:
     """Count the seeds that have no difference and at least one diverged run."""
-    reading_runs = [runs.get(reading.row, {}).items() for reading in claim.readings]
-    return len(
-        {seed for run in reading_runs for seed, measured_run in run if measured_run['outcome'] == 'diverged'}
-        - seed_differences.keys()
-    )
+    diverged_seeds = {
+        seed
+        for reading in claim.readings
+        for seed, run in runs.get(reading.row, {}).items()
+        if run['outcome'] == 'diverged'
+    }
+    return len(diverged_seeds - seed_differences.keys())
 
 
 def list_failing_rows(claim: Claim, runs: Mapping[str, dict]) -> list[str]:

@@ -20,13 +20,15 @@ CLAIMS_FILE, VERDICTS_FILE = 'claims.json', 'verdicts.json'
 CLAIMS_FIELDS = 'size', 'overrides', 'same', 'configs', 'runs'
 
 
-def expand_same_rows(results: dict) -> dict[str, dict]:
+def expand_same_rows(claims_data: dict) -> dict[str, dict]:
     """Return {row: {seed: measured}}, with an entry for each row that has the same runs as another one.
 
     Args:
-        results: The content of claims.json.
+        claims_data: The content of claims.json.
     """
-    return results['runs'] | {row: results['runs'].get(first, {}) for row, first in results['same'].items()}
+    return claims_data['runs'] | {
+        row: claims_data['runs'].get(first, {}) for row, first in claims_data['same'].items()
+    }
 
 
 def read_or_create(workdir: str, header: dict) -> dict:
@@ -44,12 +46,12 @@ def read_or_create(workdir: str, header: dict) -> dict:
         if (path.parent / 'sweep.json').exists():
             raise UserError(f'{workdir} is the folder of a sweep (it contains a sweep.json); give another --workdir')
         return header | dict(same={}, configs={}, runs={})
-    results = read_results(path)
+    claims_data = read_results(path)
     for name, requested in header.items():
-        if results[name] != requested:
-            problem = f'{path}: {name} is {results[name]!r}'
+        if claims_data[name] != requested:
+            problem = f'{path}: {name} is {claims_data[name]!r}'
             raise UserError(f'{problem}, but {requested!r} is requested; give another --workdir, or the old options')
-    return results
+    return claims_data
 
 
 def read_results(path: Path) -> dict:
@@ -57,10 +59,10 @@ def read_results(path: Path) -> dict:
     advice = f'give a {CLAIMS_FILE} that sinklab claims has written'
     try:
         content = untrusted_files.read_regular_file(path, max_bytes=run_file_schemas.MAX_JSON_FILE_BYTES)
-        results = run_file_schemas.parse_finite_json(content)
+        claims_data = run_file_schemas.parse_finite_json(content)
     except (OSError, ValueError) as error:
         raise UserError(f'{path} cannot be read ({format_error(error)}); {advice}') from error
-    missing = [name for name in CLAIMS_FIELDS if not isinstance(results, dict) or name not in results]
+    missing = [name for name in CLAIMS_FIELDS if not isinstance(claims_data, dict) or name not in claims_data]
     remove_advice = f'{advice}, or remove it if its runs are in the same folder'
     if missing:
         raise UserError(f'{path} contains no {", ".join(missing)}; {remove_advice}')
@@ -73,21 +75,21 @@ def get_flat_config(spec: Spec) -> dict:
     return {path: value for path, value in config.items() if path.partition('.')[0] not in ('checkpoint', 'log')}
 
 
-def find_changed_rows(results: dict, specs: Mapping[str, Spec | None]) -> dict[str, str]:
+def find_changed_rows(claims_data: dict, specs: Mapping[str, Spec | None]) -> dict[str, str]:
     """Find the rows whose config differs from the one that was measured.
 
     A field that did not exist at the time of the measurement counts as having had its default.
 
     Args:
-        results: The content of claims.json.
+        claims_data: The content of claims.json.
         specs: {row: its config of today}; None for a row that no longer exists.
 
     Returns:
         {row: description of the change}, for the rows that changed. A row that no longer exists is `gone`.
     """
     changed_rows = {}
-    for row in results['configs']:
-        old_config, new_config = get_measured_config(results, row), specs[row] and get_flat_config(specs[row])
+    for row in claims_data['configs']:
+        old_config, new_config = get_measured_config(claims_data, row), specs[row] and get_flat_config(specs[row])
         changes = (
             format_differences(old_config, {path: new_config.get(path) for path in old_config})
             if new_config
@@ -98,13 +100,13 @@ def find_changed_rows(results: dict, specs: Mapping[str, Spec | None]) -> dict[s
     return changed_rows
 
 
-def find_equal_rows(results: dict, specs: Mapping[str, Spec]) -> dict[str, str]:
+def find_equal_rows(claims_data: dict, specs: Mapping[str, Spec]) -> dict[str, str]:
     """Find measured rows whose configs are equal to those of rows without runs.
 
     A field that did not exist at the time of the measurement counts as having had its default.
 
     Args:
-        results: The content of claims.json.
+        claims_data: The content of claims.json.
         specs: {row: config}.
 
     Returns:
@@ -114,14 +116,14 @@ def find_equal_rows(results: dict, specs: Mapping[str, Spec]) -> dict[str, str]:
     def make_key(config: Mapping) -> str:
         return json.dumps(config, sort_keys=True)
 
-    row_of_config = {make_key(get_measured_config(results, row)): row for row in results['runs']}
+    row_of_config = {make_key(get_measured_config(claims_data, row)): row for row in claims_data['runs']}
     keys = {row: make_key(get_flat_config(spec)) for row, spec in specs.items()}
     return {row: row_of_config[key] for row, key in keys.items() if key in row_of_config}
 
 
-def get_measured_config(results: dict, row: str) -> dict:
+def get_measured_config(claims_data: dict, row: str) -> dict:
     """Return the flattened config of a measured row, with defaults for fields that did not exist then."""
-    return get_flat_config(Spec()) | get_base_config(results['configs']) | results['configs'][row]
+    return get_flat_config(Spec()) | get_base_config(claims_data['configs']) | claims_data['configs'][row]
 
 
 def get_base_config(configs: dict[str, dict]) -> dict:
@@ -130,36 +132,40 @@ def get_base_config(configs: dict[str, dict]) -> dict:
 
 
 def add_runs(
-    results: dict, specs: Mapping[str, Spec], same: dict[str, str], runs: list[SweepRun], metric_patterns: set[str]
+    claims_data: dict,
+    specs: Mapping[str, Spec],
+    same: dict[str, str],
+    runs: list[SweepRun],
+    metric_patterns: set[str],
 ) -> dict:
     """Return the content of claims.json with the metrics of the runs that are done or diverged.
 
     Args:
-        results: The content so far; it is not changed.
+        claims_data: The content so far; it is not changed.
         specs: {row: config}.
         same: {row: first row with the same runs}.
         runs: The runs of the sweep.
         metric_patterns: The metrics to keep, as patterns such as `norm/ratio/*`.
     """
-    measured_runs = {row: dict(seeds) for row, seeds in results['runs'].items()}
+    measured_runs = {row: dict(seeds) for row, seeds in claims_data['runs'].items()}
     for run in runs:
         if run.outcome in ('done', 'diverged'):
             measured_runs.setdefault(run.row, {})[str(run.seed)] = read_claim_metrics(
                 run.run_dir, run.outcome, metric_patterns
             )
-    same_rows = {row: first_row for row, first_row in (results['same'] | same).items() if row != first_row}
-    configs = dict(results['configs'])
-    for row in [row for row in (*measured_runs, *same_rows) if row in specs and row not in results['runs']]:
+    same_rows = {row: first_row for row, first_row in (claims_data['same'] | same).items() if row != first_row}
+    configs = dict(claims_data['configs'])
+    for row in [row for row in (*measured_runs, *same_rows) if row in specs and row not in claims_data['runs']]:
         base_config = get_base_config(configs)
         configs[row] = {
             path: value for path, value in get_flat_config(specs[row]).items() if value != base_config.get(path, ...)
         }
-    return results | dict(same=same_rows, configs=configs, runs=measured_runs)
+    return claims_data | dict(same=same_rows, configs=configs, runs=measured_runs)
 
 
-def has_metrics(results: dict, run: SweepRun, readings: Collection[Reading]) -> bool:
+def has_metrics(claims_data: dict, run: SweepRun, readings: Collection[Reading]) -> bool:
     """Return whether the content of claims.json has all metrics of a run for readings, or that it diverged."""
-    measured = results['runs'].get(run.row, {}).get(str(run.seed))
+    measured = claims_data['runs'].get(run.row, {}).get(str(run.seed))
     if measured is None or measured['outcome'] == 'diverged':
         return measured is not None
     return all(reading.metric in measured[reading.when] for reading in readings)

@@ -238,7 +238,7 @@ class TrainLoop:
             *self.data.messages,
             *memory_estimate.format_device_layout(*self.program_args),
         ):
-            self.log_line(line)
+            self.send_message(line)
         missing_evals = broadcast_from_primary(
             self.group, 'missing evaluations', lambda: self.find_missing_evals(resume_step)
         )
@@ -272,7 +272,7 @@ class TrainLoop:
             yield
         finally:
             if line := self.attention.describe_fallback():
-                self.log_line(line)
+                self.send_message(line)
 
     def restore(self, resume_step: int) -> dict | None:
         """Restore the train state of a step; return None for a new run, which has no checkpoint."""
@@ -323,12 +323,12 @@ class TrainLoop:
                         train_state, next(batches), self.make_request_array(self.get_local_request().encode())
                     )
                 if unread_metrics:
-                    metrics, request = self.read_metrics(step_num - 1, unread_metrics)
+                    metrics, request = self.finish_step(step_num - 1, unread_metrics)
                     self.log_step(step_num - 1, metrics)
                 unread_metrics = step_metrics
                 if request or self.is_state_needed(step_num):
-                    metrics, newer_request = self.read_metrics(step_num, step_metrics)
-                    self.use_state(step_num, metrics, train_state, request | newer_request)
+                    metrics, newer_request = self.finish_step(step_num, step_metrics)
+                    self.evaluate_and_save(step_num, metrics, train_state, request | newer_request)
                     unread_metrics, request = None, Request()
 
     def compile_step(self, train_state: dict) -> Callable:
@@ -353,7 +353,7 @@ class TrainLoop:
         return Request(save=bool(save_seconds and self.group.index == 0 and is_overdue))
 
     def is_state_needed(self, step_num: int) -> bool:
-        """Return whether a callback or a save is due after a step, which needs its state."""
+        """Return whether an evaluation, a state callback or a save is due after a step, which needs its state."""
         return bool(
             self.list_due_evals(step_num)
             or self.list_due_state_callbacks(step_num)
@@ -392,21 +392,23 @@ class TrainLoop:
     def is_last(self, step_num: int) -> bool:
         return step_num == self.spec.optimizer.steps
 
-    def read_metrics(self, step_num: int, device_metrics: dict[str, jax.Array]) -> tuple[dict[str, float], Request]:
-        """Wait for the metrics of a step.
+    def finish_step(self, step_num: int, device_metrics: dict[str, jax.Array]) -> tuple[dict[str, float], Request]:
+        """Wait for the end of a step, count it, and check its metrics.
 
         Returns:
             The metrics, and the request of all processes, which is the same on all of them.
 
         Raises:
-            DivergedError: A metric is not finite.
+            DivergedError: A metric is not finite. The checkpoint of the step before, whose parameters gave the
+                metric, is deleted.
+            LeaseLostError: Another job owns the run directory.
         """
         self.lease.check()
         self.group.report_progress('step', step_num, self.stopwatch.step_seconds)
         metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
         request = Request.decode(int(metrics.pop('request')))
         if not all(map(math.isfinite, metrics.values())):
-            self.checkpointer.delete_if_newest(step_num - 1)  # its parameters gave these metrics
+            self.checkpointer.delete_if_newest(step_num - 1)
             raise DivergedError(step_num, metrics)
         self.stopwatch.count_step()
         return metrics, request
@@ -434,7 +436,9 @@ class TrainLoop:
             self.check_saves()
             self.stopwatch.restart()
 
-    def use_state(self, step_num: int, metrics: dict[str, float], train_state: dict, request: Request) -> None:
+    def evaluate_and_save(
+        self, step_num: int, metrics: dict[str, float], train_state: dict, request: Request
+    ) -> None:
         """Evaluate, call state callbacks, log the step, save and stop, as far as each is due or requested."""
         record = self.make_record(step_num, metrics)
         due_evals, due_callbacks = self.list_due_evals(step_num), self.list_due_state_callbacks(step_num)
@@ -509,7 +513,8 @@ class TrainLoop:
         for callback in self.callbacks:
             callback.on_record(record, is_logged)
 
-    def log_line(self, line: str) -> None:
+    def send_message(self, line: str) -> None:
+        """Pass a message to the callbacks."""
         for callback in self.callbacks:
             callback.on_message(line)
 
@@ -520,7 +525,7 @@ class TrainLoop:
         )
         if self.checkpointer.save_seconds and needed_seconds > self.grace_seconds and not self.has_warned:
             self.has_warned = True
-            self.log_line(
+            self.send_message(
                 f'a save and the steps before it take {needed_seconds:.2g} s, and --grace is '
                 f'{self.grace_seconds:g} s: a stopped run may be killed before it is saved; '
                 'request a longer grace period, and pass it as --grace'
