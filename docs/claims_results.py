@@ -218,7 +218,7 @@ def format_open_models(claim: str) -> str:
 
 
 def format_claim_table(table: str, entries_by_size: Mapping[str, dict], with_open_models: bool) -> str:
-    """Format one line for each claim that has a result, contradicted claims first."""
+    """Format one line for each claim with a verdict other than `not run` at some size, contradicted claims first."""
     rows = []
     names = next(iter(entries_by_size.values()))
     for name in sorted(

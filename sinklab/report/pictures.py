@@ -340,7 +340,6 @@ VERDICT_COLOURS = {
     'contradicted': '#D55E00',
     'not seen': '#0072B2',
     'unsettled': '#999999',
-    'too few seeds': '#999999',
 }
 PUBLISHED_MARKER = dict(marker='|', color='black', s=60)
 
