@@ -59,8 +59,13 @@ def test_metrics_that_match_a_pattern_are_read_before_training_and_at_the_end(tm
     patterns = {'norm/ratio/*', 'seconds'}
     start = {'norm/ratio/01': 1.0, 'norm/ratio/02': 2.0, 'seconds': 1.0}
     end = {'norm/ratio/01': 3.0, 'norm/ratio/02': 2.0, 'seconds': 7.0}
-    assert read_claim_metrics(RunDir(tmp_path), 'done', patterns) == dict(outcome='done', start=start, end=end)
+    expected_fields = dict(outcome='done', start=start, end=end, device='', jax='')
+    assert read_claim_metrics(RunDir(tmp_path), 'done', patterns) == expected_fields
     assert read_claim_metrics(RunDir(tmp_path), 'diverged', patterns | {'fails'})['end'] == {'fails': 1.0}
+    environment = dict(attempts=[dict(step=0, attention='dense')], devices=['cpu', 'cpu'], versions={'jax': '0.10.2'})
+    (tmp_path / 'environment.json').write_text(json.dumps(environment))
+    expected_fields |= dict(device='cpu', jax='0.10.2')
+    assert read_claim_metrics(RunDir(tmp_path), 'done', patterns) == expected_fields
 
 
 def test_row_without_runs_has_runs_of_row_with_equal_config(monkeypatch):

@@ -122,8 +122,8 @@ def read_claim_metrics(run_dir: RunDir, outcome: str, metric_patterns: set[str])
             is left out.
 
     Returns:
-        The fields `outcome`, `start` and `end`. For any outcome but `done`, the only metric of `end` is `fails`,
-        which is 1.
+        The fields `outcome`, `start` and `end`, and `device` and `jax` of the last attempt. For any outcome but
+        `done`, the only metric of `end` is `fails`, which is 1.
 
     Raises:
         DamagedFileError: config.json is damaged, or metrics.jsonl has a damaged line.
@@ -140,7 +140,10 @@ def read_claim_metrics(run_dir: RunDir, outcome: str, metric_patterns: set[str])
         }
         for metrics in (first_metrics, last_metrics)
     )
-    return dict(outcome=outcome, start=start, end=end)
+    environment = run_dir.read_environment()
+    device = ', '.join(sorted({*environment.get('devices', [])}))
+    jax_version = environment.get('versions', {}).get('jax') or ''
+    return dict(outcome=outcome, start=start, end=end, device=device, jax=jax_version)
 
 
 def parse_claims(definitions: Mapping[str, Mapping], size: str | None = None) -> dict[str, Claim]:

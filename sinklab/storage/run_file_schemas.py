@@ -96,6 +96,8 @@ class Environment(Struct):
 
     commit: str | None = None
     attempts: list[Attempt] = []
+    devices: list[str] = []
+    versions: dict[str, str | None] = {}
 
 
 class ConfigOptimizer(Struct):
@@ -127,6 +129,8 @@ class RunMeasurement(Struct):
     outcome: str
     start: dict[str, Number]
     end: dict[str, Number]
+    device: str = ''  # kind of the devices of the last attempt; empty for runs of older versions
+    jax: str = ''  # version in the last attempt
 
 
 class Claims(Struct):
