@@ -459,7 +459,7 @@ SIZE = {
     'first_norm': exclude_sizes(
         make_claim(
             'Softmax has a larger norm ratio of the first token than sigmoid with an offset.',
-            f'{GU_V1}, section 3.1',
+            f'on {GU_V1}, section 3.1',
             'attention:sigmoid_apple',
             '<',
             metric='norm/ratio/05',

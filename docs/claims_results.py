@@ -36,7 +36,6 @@ PARAMETERS = {'quickstart': '0.2M', 'small': '1.3M'}  # without embeddings
 # Statements of configs/open_models.py that are about a claim: {claim: (experiment, statements)}.
 OPEN_MODEL_STATEMENTS = {
     'emerges': ('inputs', ('Natural text has a sink.',)),
-    'first_norm': ('norms', ('The first hidden state is large.',)),
     'spikes': ('spikes', ('A text has massive activations.',)),
     'domains': (
         'domains',
@@ -248,7 +247,7 @@ def format_claim_table(table: str, entries_by_size: Mapping[str, dict], with_ope
 
 
 def format_summary(entries_by_size: Mapping[str, dict]) -> str:
-    """Format the counts of verdicts, the sign test and the training time of each size."""
+    """Format the counts of verdicts, the sign test, its qualifications and the training time of each size."""
     lines = []
     for size, entries in entries_by_size.items():
         few = [entry for entry in entries.values() if entry['verdict'] == 'too few seeds']
@@ -289,24 +288,28 @@ def format_one_sided(entries: Mapping[str, dict]) -> str:
 
 
 def format_skewness_note(entries: Mapping[str, dict]) -> str:
-    """Name the claims that Student's interval, without the correction for skewness, would not settle."""
-    names = [
-        name
-        for name, entry in entries.items()
-        if entry['verdict'] in ('holds', 'contradicted') and not is_settled_without_skewness(entry)
-    ]
+    """Name the claims that have another verdict with Student's interval, without the correction for skewness."""
+    changed_names: dict[str, list[str]] = {}
+    for name, entry in entries.items():
+        is_computed = entry['verdict'] in ('holds', 'contradicted', 'not seen', 'unsettled')
+        if is_computed and (verdict := decide_without_skewness(name, entry)) != entry['verdict']:
+            changed_names.setdefault(verdict, []).append(f'`{name}`')
+    texts = [f'{verdict}: {", ".join(changed_names[verdict])}' for verdict in sorted(changed_names)]
     return (
-        f'Without the correction for skewness {" and ".join(f"`{name}`" for name in names)} would be unsettled.'
-        if names
+        f"By Student's intervals, without the correction for skewness, these verdicts differ: {'; '.join(texts)}."
+        if texts
         else ''
     )
 
 
-def is_settled_without_skewness(entry: dict) -> bool:
+def decide_without_skewness(name: str, entry: dict) -> str:
+    """Return the verdict on a claim by Student's interval; claims about failures have an exact interval."""
+    if claim_definitions.CLAIMS.get(name, {}).get('left', ('', ''))[1] == report.FAILS_METRIC:
+        return entry['verdict']
     values = list(entry['differences'].values())
     mean, sd, _ = statistics.compute_moments(np.float64(values))
     interval = statistics.compute_hall_interval(mean, sd, 0.0, len(values), statistics.LOOK_CONFIDENCE_LEVEL)
-    return statistics.decide_verdict(interval, mean, entry['relation'], entry['min_difference']) != 'unsettled'
+    return statistics.decide_verdict(interval, mean, entry['relation'], entry['min_difference'])
 
 
 def list_runs(claims_data: dict, row: str) -> list[dict]:
@@ -341,8 +344,8 @@ def format_training_time(claims_data: dict) -> str:
         return ''
     hours = sum(seconds) / 3600
     return (
-        f'{len(seconds)} of {len(runs)} runs recorded their training time, several of which ran at once: '
-        f'{hours:.1f} hours, and a median of {np.median(seconds) / 60:.1f} minutes.'
+        f'{len(seconds)} of {len(runs)} runs recorded their training time: {hours:.1f} hours in total, median '
+        f'{np.median(seconds) / 60:.1f} minutes. Several ran at once.'
     )
 
 
@@ -387,6 +390,28 @@ def format_emergence(steps: list[float], num_runs: int) -> str:
     if len(steps) == num_runs:
         return f'{np.median(steps):.0f}'
     return f'{len(steps)} of {num_runs} seeds' if steps else 'none'
+
+
+def format_norm_correlation(claims_data: dict) -> str:
+    """Format the rank correlation of Sink_1 with the norm ratio after block 5, over runs and over rows."""
+    metric_pairs = {
+        row: [
+            (metrics['sink/1'], metrics['norm/ratio/05'])
+            for metrics in list_end_metrics(claims_data, row)
+            if 'sink/1' in metrics and 'norm/ratio/05' in metrics
+        ]
+        for row in claims_data['runs']
+    }
+    pairs = [pair for row_pairs in metric_pairs.values() for pair in row_pairs]
+    mean_pairs = [np.mean(row_pairs, axis=0) for row_pairs in metric_pairs.values() if row_pairs]
+    run_correlation, row_correlation = (
+        stats.spearmanr(*np.transpose(values)).statistic for values in (pairs, mean_pairs)
+    )
+    return (
+        f'In the {len(pairs)} runs of the size `small` that recorded both, the rank correlation (Spearman) of Sink_1 '
+        f'with the norm ratio after block 5 is {run_correlation:.2f}; over the means of their {len(mean_pairs)} rows '
+        f'it is {row_correlation:.2f}.'
+    )
 
 
 def fit_size_slope(claims_data: dict, names: Collection[str]) -> tuple[float, float, float, int]:
@@ -524,6 +549,7 @@ def format_part(part: str) -> str:
         'table': lambda: format_claim_table('claims', verdicts, with_open_models=True),
         'hypotheses': lambda: format_claim_table('hypotheses', verdicts, with_open_models=False),
         'sizes': lambda: format_size_section(data_by_size['small']),
+        'norms': lambda: format_norm_correlation(data_by_size['small']),
         **{
             f'rows {section}': functools.partial(format_section_table, data_by_size['quickstart'], section, rows)
             for section, rows in SECTION_ROWS.items()
@@ -544,6 +570,7 @@ PAGES = {
         'table',
         'hypotheses',
         'sizes',
+        'norms',
         *(f'rows {section}' for section in SECTION_ROWS),
         *(f'seeds {size}' for size in RESULT_FILES),
     ),

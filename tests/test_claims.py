@@ -227,6 +227,13 @@ def test_rows_whose_runs_all_fail_are_named_except_in_claims_about_failures():
     entry = make_entry(make_claim(), runs)
     assert (entry['failing_rows'], entry['verdict']) == ([SIGMOID.row], 'not testable here')
     assert not entry['can_have_either_sign'], 'the sign test leaves it out'
+    loss_claim = Claim(
+        'A.', 'source', Reading(SIGMOID.row, 'valid/loss'), '<', Reading(SOFTMAX.row, 'valid/loss'), 0.02
+    )
+    for row, loss in ((SIGMOID.row, 6.0), (SOFTMAX.row, 3.0)):
+        for run in runs[row].values():
+            run['end']['valid/loss'] = loss
+    assert make_entry(loss_claim, runs)['verdict'] == 'contradicted'
     failure_claim = Claim('A.', 'source', Reading(SIGMOID.row, 'fails'), '>', Reading(SOFTMAX.row, 'fails'), 0.5)
     assert make_entry(failure_claim, runs)['failing_rows'] == []
     assert make_entry(make_claim(), {})['failing_rows'] == []
@@ -242,6 +249,8 @@ def test_sign_test_matches_binomial_distribution():
             interval=interval,
             can_have_either_sign=can_have_either_sign,
             differences={'0': mean},
+            unit='%',
+            min_difference=1.0,
         )
 
     entries = [make_sign_entry('<', -1.0 - n) for n in range(7)] + [make_sign_entry('>', -1.0 - n) for n in range(2)]
@@ -265,12 +274,15 @@ def test_sign_test_counts_claims_with_same_differences_once():
             interval=(0, 1),
             can_have_either_sign=True,
             differences=differences,
+            unit='%',
+            min_difference=5.0,
         )
 
-    same_entries = [make_sign_entry('<', -3.0, -2.0), make_sign_entry('>', 3.0, 2.004)]
-    other_entries = [make_sign_entry('<', -2.0, -3.0), make_sign_entry('<', 3.0, 2.0)]
+    same_entries = [make_sign_entry('<', -3.0, -2.0), make_sign_entry('>', 3.0, 2.9)]
+    other_entries = [make_sign_entry('<', -2.0, -3.5), make_sign_entry('<', 3.0, 2.0)]
+    other_entries.append(make_sign_entry('<', -3.0, -2.0) | dict(unit='nats'))
     assert claims.compute_sign_test(same_entries + other_entries) == dict(
-        claims=4, as_claimed=3, distinct=3, distinct_as_claimed=2, p=0.5
+        claims=5, as_claimed=4, distinct=4, distinct_as_claimed=3, p=5 / 16
     )
 
 

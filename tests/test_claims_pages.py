@@ -142,18 +142,22 @@ def test_summary_counts_claims_that_could_not_have_been_contradicted():
     assert claims_results.format_one_sided({'a': entries[0]}) == ''
 
 
-def test_summary_names_claims_that_need_the_correction_for_skewness():
+def test_summary_names_claims_that_depend_on_the_correction_for_skewness():
     """Check differences whose interval of Student's t includes 0, and others whose interval does not."""
     skewed_values = [3.0, 4.0, 3.0, 5.0, 4.0, 40.0, 3.0, 30.0]
     entries = {
         'skewed': make_entry(*skewed_values, min_difference=2.0),
         'clear': make_entry(9.0, 10.0, 11.0, 10.0, 10.5, min_difference=2.0),
         'open': make_entry(*skewed_values, min_difference=2.0, verdict='unsettled'),
+        'settled': make_entry(9.0, 10.0, 11.0, 10.0, 10.5, min_difference=2.0, verdict='unsettled'),
+        'softmax_p_2': make_entry(*skewed_values, min_difference=2.0),  # is about failures
     }
     text = claims_results.format_skewness_note(entries)
-    assert '`skewed`' in text
+    assert 'unsettled: `skewed`' in text
     assert '`clear`' not in text
     assert '`open`' not in text
+    assert 'holds: `settled`' in text
+    assert '`softmax_p_2`' not in text
     student = scipy.stats.t.interval(0.975, 7, np.mean(skewed_values), scipy.stats.sem(skewed_values))
     assert student[0] < 0 < student[1]
 

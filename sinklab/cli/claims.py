@@ -226,7 +226,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
 
 
 def add_measured_specs(
-    needed_specs: dict[str, Spec], claims_data: dict, workdir: str, load_row_spec: Callable[[str], Spec]
+    needed_specs: dict[str, Spec], claims_data: dict, workdir: str, load_spec: Callable[[str], Spec]
 ) -> dict[str, Spec]:
     """Add the specs of rows that have runs and have not changed since, before those that are needed.
 
@@ -241,7 +241,7 @@ def add_measured_specs(
     }:
         raise UserError(f'{workdir} contains runs of other rows: {format_changes(conflicts)}; give another --workdir')
     print_changes(f'{workdir}/{results.CLAIMS_FILE}', changes)
-    return {row: load_row_spec(row) for row in claims_data['runs'] if row not in changes} | needed_specs
+    return {row: load_spec(row) for row in claims_data['runs'] if row not in changes} | needed_specs
 
 
 def get_config_path(row: str) -> str:

@@ -66,6 +66,7 @@ VERDICT_PHRASES = {
     'not testable here': 'not testable here',
     'not run': 'not run',
 }
+SAME_SHARE = 0.2  # of `min_difference`: 1 percentage point, or 0.004 nats
 COMPARISON_WORDS = {'>': 'more than', '<': 'less than', '=': 'as much as'}
 
 
@@ -229,7 +230,8 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
     interval = compute_difference_interval(values, is_binary)
     claim_verdict, reason = judge_claim(claim, values, interval, num_diverged), claim.untestable_reason
     failing_rows = list_failing_rows(claim, runs)
-    if claim_verdict in ('holds', 'contradicted', 'not seen', 'unsettled') and failing_rows:
+    is_about_loss = bool(claim.left) and claim.left.metric == LOSS_METRIC
+    if claim_verdict in ('holds', 'contradicted', 'not seen', 'unsettled') and failing_rows and not is_about_loss:
         claim_verdict, reason = 'not testable here', f'has runs that all fail to train: {", ".join(failing_rows)}'
     elif claim_verdict == 'not seen' and (reason := explain_no_room_below(claim, runs)):
         claim_verdict = 'not testable here'
@@ -351,34 +353,46 @@ def compute_sign_test(entries: list[dict]) -> dict:
     """Compute a one-sided sign test over the claims whose difference can have either sign.
 
     Claims of equality, untestable claims, claims without an interval and mean differences of exactly 0 are left out.
-    Claims with the same differences up to rounding, which compare the same baseline runs with rows that have no sink,
-    count once.
+    Claims with nearly the same differences count once, as those that compare the same baseline with rows without a
+    sink.
 
     Returns:
         The number of claims, the number `as_claimed` whose mean difference is on the claimed side, the number
-        `distinct` of different differences and `distinct_as_claimed` of them, and `p`, the probability that as many
-        throws of a fair coin as there are different differences give at least `distinct_as_claimed` heads; None if
-        there are no claims.
+        `distinct` of claims without those that have nearly the same differences as an earlier one, the number
+        `distinct_as_claimed` of these, and `p`, the probability that `distinct` throws of a fair coin give at least
+        `distinct_as_claimed` heads; None if there are no claims.
     """
     counted_entries = [
         entry
         for entry in entries
         if entry['interval'] and entry['can_have_either_sign'] and entry['relation'] != '=' and entry['mean']
     ]
-    is_as_claimed = [orient(entry, entry['mean']) > 0 for entry in counted_entries]
-    # Rounded to 0.01, less than the last digit of a table.
-    rounded_differences = [
-        tuple(sorted((seed, round(orient(entry, value), 2)) for seed, value in entry['differences'].items()))
-        for entry in counted_entries
-    ]
-    distinct = dict(zip(rounded_differences, is_as_claimed, strict=True))
-    num_distinct = sum(distinct.values())
+    distinct_entries: list[dict] = []
+    for entry in counted_entries:
+        if not any(has_same_differences(entry, other) for other in distinct_entries):
+            distinct_entries.append(entry)
+    num_as_claimed, num_distinct = (
+        sum(orient(entry, entry['mean']) > 0 for entry in group) for group in (counted_entries, distinct_entries)
+    )
     return dict(
         claims=len(counted_entries),
-        as_claimed=sum(is_as_claimed),
-        distinct=len(distinct),
+        as_claimed=num_as_claimed,
+        distinct=len(distinct_entries),
         distinct_as_claimed=num_distinct,
-        p=float(bdtrc(num_distinct - 1, len(distinct), 0.5)) if distinct else None,
+        p=float(bdtrc(num_distinct - 1, len(distinct_entries), 0.5)) if distinct_entries else None,
+    )
+
+
+def has_same_differences(entry: dict, other: dict) -> bool:
+    """Return whether two claims have the same differences, up to SAME_SHARE of the smallest that counts."""
+    if (entry['unit'], entry['min_difference']) != (other['unit'], other['min_difference']):
+        return False
+    if entry['differences'].keys() != other['differences'].keys():
+        return False
+    tolerance = SAME_SHARE * entry['min_difference']
+    return all(
+        abs(orient(entry, difference) - orient(other, other['differences'][seed])) <= tolerance
+        for seed, difference in entry['differences'].items()
     )
 
 
@@ -484,7 +498,7 @@ def format_sign_test(entries: list[dict]) -> str:
     if not test['claims']:
         return 'No claim that could have come out either way has an interval yet.'
     counted_text = (
-        f', counting equal differences once: {test["distinct_as_claimed"]} of {test["distinct"]},'
+        f', counting nearly equal differences once: {test["distinct_as_claimed"]} of {test["distinct"]},'
         if test['distinct'] < test['claims']
         else ':'
     )
