@@ -20,7 +20,7 @@ from timing import time_call
 
 from sinklab.attn.backends import BACKENDS
 from sinklab.attn.example_specs import make_operations
-from sinklab.attn.key_mass import compute_key_mass
+from sinklab.attn.key_attention_sums import compute_key_attention_sums
 from sinklab.attn.mask import make_causal_mask
 from sinklab.attn.operations import Operation
 from sinklab.attn.spec import AttentionSpec
@@ -70,8 +70,8 @@ def compile_call(
     spec = AttentionSpec(operation, make_causal_mask(length))
 
     def compute_output_sum(query, key, value):
-        output, rows, _ = BACKENDS[backend].attend(query, key, value, spec, needs_mass=with_sinks)
-        sink_scores = compute_key_mass(query, key, rows, spec, NUM_KEYS).share_BHS if with_sinks else 0.0
+        output, rows, _ = BACKENDS[backend].attend(query, key, value, spec, needs_abs_weight_sum=with_sinks)
+        sink_scores = compute_key_attention_sums(query, key, rows, spec, NUM_KEYS).share_BHS if with_sinks else 0.0
         return jnp.sum(output), sink_scores
 
     function = (

@@ -65,7 +65,7 @@ def make_readers(store: Store, vocabulary: int) -> tuple[Callable[[int], object]
     windows = Windows([store.get_tokens('train', '')], LENGTH, 'training')
     data = parse_config(default.get_config().to_dict()).data
     batches = ShuffledBatches([TransformedWindows(windows, data, vocabulary, with_fixed_token=True)], 0, BATCH)
-    largest_shard = max((shard for shard in store.shards if shard.side == 'train'), key=lambda shard: shard.tokens)
+    largest_shard = max((shard for shard in store.shards if shard.split == 'train'), key=lambda shard: shard.tokens)
     ids = np.memmap(store.path / f'{largest_shard.name}.ids', store.dtype, 'r')
     rows = np.random.default_rng(0).integers(len(ids) // (LENGTH + 1), size=(1000, BATCH))
 

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from argument_types import parse_count, parse_count_from_2, parse_counts
 
-from sinklab.attn.backends import BACKENDS, explain_unusable
+from sinklab.attn.backends import BACKENDS, verify_and_explain
 from sinklab.attn.example_specs import make_operations
-from sinklab.attn.key_mass import compute_key_mass
+from sinklab.attn.key_attention_sums import compute_key_attention_sums
 from sinklab.attn.mask import make_causal_mask
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 from sinklab.errors import format_error
@@ -93,7 +93,7 @@ def compile_variants(direction: str, arrays: list[jax.Array], length: int, head_
     """Yield the name and the function of every variant that compiles and runs."""
     for name, (backend, operation) in VARIANTS.items():
         spec = AttentionSpec(operation, make_causal_mask(length))
-        if reason := explain_unusable(
+        if reason := verify_and_explain(
             backend, 'gpu', AttentionProblem(spec, MODEL_WIDTH // head_width, head_width, head_width, 'bfloat16')
         ):
             print(f'T={length:6} K={head_width:4} {direction:21} {name:26} left out: {reason}')
@@ -114,8 +114,8 @@ def compile_variants(direction: str, arrays: list[jax.Array], length: int, head_
 def make_function(direction: str, backend: str, spec: AttentionSpec, with_sinks: bool) -> Callable:
 
     def forward(query, key, value, cotangent):
-        output, rows, _ = BACKENDS[backend].attend(query, key, value, spec, needs_mass=with_sinks)
-        return output, compute_key_mass(query, key, rows, spec, NUM_KEYS).share_BHS if with_sinks else 0.0
+        output, rows, _ = BACKENDS[backend].attend(query, key, value, spec, needs_abs_weight_sum=with_sinks)
+        return output, compute_key_attention_sums(query, key, rows, spec, NUM_KEYS).share_BHS if with_sinks else 0.0
 
     def forward_and_backward(query, key, value, cotangent):
         def compute_weighted_sum(query, key, value):

@@ -101,8 +101,8 @@ def compare_cell(cell: dict) -> dict | None:
 
     def run(arrays, backend):
         def total(arrays):
-            output, rows, _ = BACKENDS[backend].attend(*arrays, spec, needs_mass=True)
-            return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows.mass_BHT)
+            output, rows, _ = BACKENDS[backend].attend(*arrays, spec, needs_abs_weight_sum=True)
+            return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows.abs_weight_sum_BHT)
 
         gradients, outputs = jax.jit(jax.grad(total, has_aux=True))(arrays)
         return [np.asarray(array, np.float64) for array in (*outputs, *gradients)]

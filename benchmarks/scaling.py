@@ -273,8 +273,8 @@ def write_store(folder: Path, num_tokens: int) -> None:
     recipe = store_files.Recipe(f'text:{folder}/*.txt', 'train', 300, 0.15, 'none', 0, 1)
     prepare.prepare_store(recipe, folder / 'store')
     small = Store(folder / 'store')
-    held_out = [shard for shard in small.shards if shard.side == 'held_out']
-    train = next(shard for shard in small.shards if shard.side == 'train')
+    held_out = [shard for shard in small.shards if shard.split == 'held_out']
+    train = next(shard for shard in small.shards if shard.split == 'train')
     shard_tokens, shards = min(num_tokens, SHARD_TOKENS), []
     ids = np.random.default_rng(0).integers(2, small.meta['vocabulary'], shard_tokens).astype(small.dtype)
     documents = np.zeros(shard_tokens // 1000, store_files.DOCUMENT_DTYPE)

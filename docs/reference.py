@@ -483,9 +483,9 @@ def format_metric(info: MetricInfo) -> list[str]:
 def list_context_metrics() -> Iterator[list[str]]:
     for metric in METRICS:
         if metric.row_function and metric.infos:
-            fields = '`log.rows`' if metric.context_numbers is None else '`log.sinks` or `log.rows`'
+            fields = '`log.rows`' if metric.compute_batch_numbers is None else '`log.sinks` or `log.rows`'
             yield [format_code(f'{metric.infos[0].name}/context'), fields]
-        elif metric.context_numbers is not None:
+        elif metric.compute_batch_numbers is not None:
             yield from (
                 [format_code(f'{info.name}/context'), '`log.sinks`'] for info in metric.infos if '@' not in info.name
             )

@@ -11,11 +11,11 @@ T = TypeVar('T')
 class ProcessGroup(Protocol):
     """Protocol for one process to communicate with all processes of its run. Values are JSON values."""
 
-    index: int
-    count: int
+    process_index: int
+    process_count: int
 
-    def gather(self, name: str, value: Any) -> list[Any]:
-        """All-gather a value: wait until all processes have called `gather` with this name.
+    def all_gather(self, name: str, value: Any) -> list[Any]:
+        """All-gather a value: wait until all processes have called `all_gather` with this name.
 
         Returns:
             The values of all processes, in the order of their process indices.
@@ -23,7 +23,7 @@ class ProcessGroup(Protocol):
         ...
 
     def report_progress(self, activity: str, step: int = 0, usual_seconds: float | None = None) -> None:
-        """Report the current activity to whoever applies timeouts to this process.
+        """Report the current activity to the watchdog of this process, which applies timeouts.
 
         Args:
             activity: What the process does now.
@@ -36,16 +36,16 @@ class ProcessGroup(Protocol):
 class SingleProcessGroup:
     """Process group of a single process."""
 
-    index, count = 0, 1
+    process_index, process_count = 0, 1
 
-    def gather(self, name: str, value: Any) -> list[Any]:
+    def all_gather(self, name: str, value: Any) -> list[Any]:
         return [value]
 
     def report_progress(self, activity: str, step: int = 0, usual_seconds: float | None = None) -> None:
         pass
 
 
-def gather_or_raise(group: ProcessGroup, name: str, function: Callable[[], Any]) -> list[Any]:
+def all_gather_or_raise(group: ProcessGroup, name: str, function: Callable[[], Any]) -> list[Any]:
     """Call a function on each process, and all-gather its results, in the order of process indices.
 
     Args:
@@ -60,7 +60,7 @@ def gather_or_raise(group: ProcessGroup, name: str, function: Callable[[], Any])
         own_answer = dict(value=function(), refused=None)
     except UserError as error:
         own_answer = dict(value=None, refused=str(error))
-    answers = group.gather(name, own_answer)
+    answers = group.all_gather(name, own_answer)
     raise_first_error([answer['refused'] for answer in answers])
     return [answer['value'] for answer in answers]
 
@@ -77,7 +77,7 @@ def run_on_all_or_raise(group: ProcessGroup, name: str, function: Callable[[], T
         UserError: The function raised it on any process; then all processes raise it.
     """
     results = []
-    gather_or_raise(group, name, lambda: results.append(function()))
+    all_gather_or_raise(group, name, lambda: results.append(function()))
     return results[0]
 
 
@@ -87,7 +87,7 @@ def broadcast_from_primary(group: ProcessGroup, name: str, function: Callable[[]
     Raises:
         UserError: The function raised it; then all processes raise it.
     """
-    return gather_or_raise(group, name, function if group.index == 0 else lambda: None)[0]
+    return all_gather_or_raise(group, name, function if group.process_index == 0 else lambda: None)[0]
 
 
 def raise_first_error(errors: list[str | None]) -> None:
@@ -110,7 +110,7 @@ def check_equal_on_all(group: ProcessGroup, name: str, values: dict[str, Any]) -
         name: The same name on all processes, used for the all-gather.
         values: {what the user reads in the message: its JSON value}.
     """
-    if mismatch := describe_difference(group.gather(name, values)):
+    if mismatch := describe_difference(group.all_gather(name, values)):
         raise UserError(f'{mismatch}; start all of them with the same options')
 
 

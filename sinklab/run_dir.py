@@ -38,7 +38,7 @@ from sinklab.config.validate import parse_config
 from sinklab.errors import UserError
 from sinklab.escape import join_shell, quote_shell
 from sinklab.storage import append_log, run_file_schemas, untrusted_files
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write, writable_folder
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write, open_writable_folder
 from sinklab.storage.directories import list_committed, list_entries
 from sinklab.storage.paths import check_path_readable_by_orbax, is_remote, parse_path
 from sinklab.storage.untrusted_files import DamagedFileError
@@ -164,7 +164,7 @@ class RunDir:
         content = run_file_schemas.read_run_file(self.path / f'{name}.json', name)
         return fill_missing_fields(content) if name == 'config' else content
 
-    def read_limits(self) -> tuple[int | None, int | None]:
+    def read_steps_and_vocabulary(self) -> tuple[int | None, int | None]:
         """Read the number of steps and the vocabulary size from config.json; each is None if missing there."""
         config = self.read_json('config')
         return config.get('optimizer', {}).get('steps'), config.get('model', {}).get('vocabulary')
@@ -410,16 +410,16 @@ class RunDir:
         """
         if self.has_run():
             return
-        with writable_folder(self.path / 'probe'):
+        with open_writable_folder(self.path / 'probe'):
             if tokenizer:
                 self.write_text('tokenizer.json', tokenizer)
             self.write_json('row', row)
             self.write_json('run', dict(id=run_id or make_run_id()))
             self.write_json('config', dataclasses.asdict(spec))
 
-    def as_read_only(self) -> 'RunDir':
+    def as_non_primary(self) -> 'RunDir':
         """Return the same run directory for a process that writes nothing, because another process does."""
-        return ReadOnlyRunDir(self.path)
+        return NonPrimaryRunDir(self.path)
 
     def open_metrics_writer(self, check_lease: Callable[[], None]) -> 'MetricsWriter':
         """Open the writer of metrics.jsonl; it calls `check_lease` before it writes in the background."""
@@ -585,7 +585,7 @@ class NullMetricsWriter:
         pass
 
 
-class ReadOnlyRunDir(RunDir):
+class NonPrimaryRunDir(RunDir):
     """Run directory of a process that writes nothing, because another process does."""
 
     def open_metrics_writer(self, check_lease: Callable[[], None]) -> NullMetricsWriter:

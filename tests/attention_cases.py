@@ -114,7 +114,7 @@ def compare_backend(
 
     def compute_loss(arrays, bias_parameters, backend):
         attention_spec = make_attention_spec(attention, mask, columns, bias(*bias_parameters))
-        output, rows, _ = BACKENDS[backend].attend(*arrays, attention_spec, needs_mass=True)
+        output, rows, _ = BACKENDS[backend].attend(*arrays, attention_spec, needs_abs_weight_sum=True)
         return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows)
 
     def run_backend(backend, arrays):
@@ -126,7 +126,7 @@ def compare_backend(
 
     (actual, actual_rows), (actual_d_arrays, actual_d_parameters) = run_backend(backend, arrays)
     (output, rows), (d_arrays, d_parameters) = run_backend('dense', [array.astype(jnp.float32) for array in arrays])
-    assert_close(actual_rows.mass_BHT, rows.mass_BHT, 10 * atol)
+    assert_close(actual_rows.abs_weight_sum_BHT, rows.abs_weight_sum_BHT, 10 * atol)
     assert_close((actual, actual_d_arrays), (output, d_arrays), atol)
     assert_close(actual_d_parameters, d_parameters, 3 * atol)  # sums over all pairs
     return actual, actual_d_arrays

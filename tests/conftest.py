@@ -36,7 +36,7 @@ from sinklab.configs import default
 from sinklab.configs.sizes import SMOKE
 from sinklab.parallel import device_mesh
 from sinklab.storage import retry
-from sinklab.storage.paths import short_timeout
+from sinklab.storage.paths import limit_retry_seconds
 from sinklab.train import state
 
 # Tests compile for minutes and compute for seconds. The older emitters, which jax 0.10 still has, take a third of the
@@ -381,5 +381,5 @@ def short_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Shorten the pauses and the timeout of requests to object storage from minutes to seconds."""
     monkeypatch.setattr(retry, 'FIRST_PAUSE_SECONDS', 0.05)
     retry.LAST_WARNING_TIMES.clear()
-    with short_timeout(20.0):
+    with limit_retry_seconds(20.0):
         yield

@@ -29,7 +29,7 @@ def answer_during(seconds, answer):
 
 
 def write_file(path, content=CONTENT):
-    with atomic_write.writable_folder(path.parent), atomic_write.atomic_write(path) as temporary_path:
+    with atomic_write.open_writable_folder(path.parent), atomic_write.atomic_write(path) as temporary_path:
         temporary_path.write_bytes(content)
 
 

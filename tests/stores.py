@@ -66,9 +66,9 @@ def make_sharded_store(folder):
     return make_store(folder / 'store', write_mixture(folder, components), shard_tokens=150, bos='documents')
 
 
-def read_document_ids(store, side, domain=''):
+def read_document_ids(store, split, domain=''):
     """Return the ids of each document, without its beginning and end tokens."""
-    row = store.get_tokens(side, domain)
+    row = store.get_tokens(split, domain)
     starts, _ = row.read_documents()
     ids = [row.read_ids(int(start), int(end)) for start, end in zip(starts, [*starts[1:], len(row)], strict=True)]
     assert all(row[-1] == END_TOKEN for row in ids)
@@ -76,10 +76,10 @@ def read_document_ids(store, side, domain=''):
     return [row[int(store.has_bos) : -1].tolist() for row in ids]
 
 
-def decode_documents(store, side, domain=''):
+def decode_documents(store, split, domain=''):
     return [
         store.load_tokenizer().decode(ids, skip_special_tokens=False)
-        for ids in read_document_ids(store, side, domain)
+        for ids in read_document_ids(store, split, domain)
     ]
 
 

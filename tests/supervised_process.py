@@ -24,7 +24,7 @@ ARGUMENTS = json.loads(sys.argv[1])
 
 def run_script(group: ProcessGroup) -> ExitStatus:
     namespace = dict(
-        group=group, index=group.index, folder=RunDir(ARGUMENTS['folder']), time=time, signal=signal, os=os
+        group=group, index=group.process_index, folder=RunDir(ARGUMENTS['folder']), time=time, signal=signal, os=os
     )
     namespace |= dict(ExitStatus=ExitStatus, UserError=UserError, exit_status=ExitStatus('done'))
     exec(ARGUMENTS['script'], namespace)

@@ -25,7 +25,7 @@ from conftest import COVERING_OPERATIONS, OPERATIONS, alternate_pairs, make_atte
 from sinklab.attn import chunked, reference
 from sinklab.attn import mask as masks
 from sinklab.attn.backends import BACKENDS
-from sinklab.attn.key_mass import compute_key_mass
+from sinklab.attn.key_attention_sums import compute_key_attention_sums
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 make_alibi_bias_with_column = functools.partial(make_alibi_bias, columns=1)
@@ -86,9 +86,9 @@ def test_chunks_beyond_512_queries_are_computed_in_loops_of_at_least_two():
     for length in range(1, 2400):
         chunk_size = chunked.choose_chunk_size(length)
         num_chunks = -(-length // chunk_size)
-        stripes = chunked.split_into_stripes(num_chunks)
-        assert [chunk for stripe in stripes for chunk in range(*stripe)] == [*range(num_chunks)]
-        assert length <= 512 or all(last - first >= 2 for first, last in stripes)
+        groups = chunked.group_chunks(num_chunks)
+        assert [chunk for group in groups for chunk in range(*group)] == [*range(num_chunks)]
+        assert length <= 512 or all(last - first >= 2 for first, last in groups)
 
 
 @pytest.mark.parametrize(('mask', 'backend'), alternate_pairs(itertools.product(MASKS, ('chunked', 'tpu'))))
@@ -152,14 +152,14 @@ def test_backends_use_scale_of_operation(scale):
         expected = reference.attend(scale * np.sqrt(16) * query, key, value, plain_spec)
         with interpret_pallas():
             for backend in ('dense', 'chunked', 'tpu'):
-                result = BACKENDS[backend].attend(*arrays, spec, needs_mass=True)
+                result = BACKENDS[backend].attend(*arrays, spec, needs_abs_weight_sum=True)
                 assert_close(
-                    (result.output_BTHK, result.row_stats.mass_BHT),
-                    (expected.output_BTHK, expected.row_stats.mass_BHT),
+                    (result.output_BTHK, result.row_stats.abs_weight_sum_BHT),
+                    (expected.output_BTHK, expected.row_stats.abs_weight_sum_BHT),
                     5e-5,
                 )
-                key_mass = compute_key_mass(query, key, result.row_stats, spec, 3)
-                assert_close(key_mass.raw_BHS, expected.attention_BHTS[..., :4].sum(2), 5e-5)
+                key_attention_sums = compute_key_attention_sums(query, key, result.row_stats, spec, 3)
+                assert_close(key_attention_sums.raw_BHS, expected.attention_BHTS[..., :4].sum(2), 5e-5)
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,10 @@ def test_key_mass_matches_full_attention_matrix(case):
         make_alibi_bias(columns=1),
     )
     with interpret_pallas():
-        _, row_stats, _ = BACKENDS[backend].attend(*arrays, spec, needs_mass=True)
-    key_mass = compute_key_mass(*arrays[:2], row_stats, spec, keys, first_query=2)
+        _, row_stats, _ = BACKENDS[backend].attend(*arrays, spec, needs_abs_weight_sum=True)
+    key_attention_sums = compute_key_attention_sums(*arrays[:2], row_stats, spec, keys, first_query=2)
     attention_BHTS = np.float64(reference.attend(*arrays, spec).attention_BHTS)[:, :, 2:]
     mass = np.abs(attention_BHTS).sum(-1, keepdims=True)
-    assert_close(key_mass.raw_BHS, attention_BHTS[..., : 1 + keys].sum(2), 2e-5)
-    assert_close(key_mass.share_BHS, (np.abs(attention_BHTS) / (mass + 1e-8))[..., : 1 + keys].sum(2), 2e-5)
-    assert_close(key_mass.mass_BH, mass[..., 0].mean(-1), 2e-5)
+    assert_close(key_attention_sums.raw_BHS, attention_BHTS[..., : 1 + keys].sum(2), 2e-5)
+    assert_close(key_attention_sums.share_BHS, (np.abs(attention_BHTS) / (mass + 1e-8))[..., : 1 + keys].sum(2), 2e-5)
+    assert_close(key_attention_sums.abs_weight_sum_BH, mass[..., 0].mean(-1), 2e-5)

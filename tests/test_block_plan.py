@@ -53,7 +53,7 @@ def test_block_size_divides_padded_length(length):
     ),
 )
 def test_kernels_with_block_sizes_of_chip_match_reference(operation, length):
-    """Test 2304 queries in blocks of 256, and blocks of 1024 by 2048 in strips."""
+    """Test 2304 queries in blocks of 256, and blocks of 1024 by 2048 in sub-blocks."""
     arrays = draw_inputs(64, heads=1, groups=1, length=length)
     start_BT = jnp.where(jnp.arange(length)[None] < 900, 0, 900)
     spec = make_attention_spec(

@@ -50,9 +50,9 @@ def test_grace_period_shorter_than_save_is_reported_once(corpus, tmp_path):
 class TwoProcesses:
     """Group of this process and one with another loss."""
 
-    index, count = 0, 2
+    process_index, process_count = 0, 2
 
-    def gather(self, name, value):
+    def all_gather(self, name, value):
         other_value = value | {'train/loss': (1.0).hex()} if name.startswith('step ') else value
         return [value, other_value]
 
@@ -78,7 +78,7 @@ def test_lost_lease_prevents_digests_and_checkpoint_deletion(tmp_path, num_passe
     """Lose the lease after `num_passed` checks, during a save in the background."""
     folder, checked_folders = RunDir(tmp_path), []
 
-    def check_owner():
+    def check_lease():
         checked_folders.append(folder)
         if len(checked_folders) > num_passed:
             raise OwnerCheckError
@@ -88,7 +88,7 @@ def test_lost_lease_prevents_digests_and_checkpoint_deletion(tmp_path, num_passe
     for step in (1, 2):
         first_checkpointer.save(step, state)
     first_checkpointer.close()
-    second_checkpointer = Checkpointer(folder, config, {}, check_owner=check_owner)
+    second_checkpointer = Checkpointer(folder, config, {}, check_lease=check_lease)
     second_checkpointer.save(3, state)
     with pytest.raises(OwnerCheckError):
         second_checkpointer.wait()

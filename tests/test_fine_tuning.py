@@ -14,7 +14,7 @@ from sinklab.model.transformer import compute_logits
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import state, step, validation_loss
 from sinklab.train import step as step_module
-from sinklab.train.forward import make_forward
+from sinklab.train.forward import make_hidden_states_fn
 
 
 @pytest.fixture(scope='module')
@@ -37,7 +37,7 @@ def make_spec(source, **changes):
 def compute_expected_loss(spec, params, ids_BT):
     """Compute the mean of a plain cross-entropy over the targets that are not masked."""
     plain_BT = np.where(ids_BT < 0, ~ids_BT, ids_BT)
-    hidden_BTD, head_VD, _ = make_forward(spec)(params, plain_BT[:, :-1])
+    hidden_BTD, head_VD, _ = make_hidden_states_fn(spec)(params, plain_BT[:, :-1])
     losses = optax.softmax_cross_entropy_with_integer_labels(compute_logits(hidden_BTD, head_VD), plain_BT[:, 1:])
     return float(np.asarray(losses)[ids_BT[:, 1:] >= 0].mean())
 
@@ -58,7 +58,7 @@ def test_loss_is_mean_over_assistant_tokens(source, micro_batch):
         np.testing.assert_allclose(
             float(metrics['train/loss']), compute_expected_loss(spec, params, batch), rtol=1e-5
         )
-        valid_loss = validation_loss.make_evaluate(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
+        valid_loss = validation_loss.make_validation_fn(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
         np.testing.assert_allclose(valid_loss, compute_expected_loss(spec, params, data.valid_NT), rtol=1e-5)
 
 

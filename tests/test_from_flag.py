@@ -170,7 +170,9 @@ def test_resolve_parent_requires_params_prefix_for_parameter_fork(tmp_path):
 
 def resolve_in_two_processes(tmp_path, *sources):
     """Return the parent that each of two processes resolves from its --from."""
-    return run_group(2, lambda group: train.resolve_parent(sources[group.index], RunDir(tmp_path / 'child'), group))
+    return run_group(
+        2, lambda group: train.resolve_parent(sources[group.process_index], RunDir(tmp_path / 'child'), group)
+    )
 
 
 def test_resolve_parent_uses_step_of_process_0(tmp_path):

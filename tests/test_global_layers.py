@@ -45,7 +45,7 @@ def test_chunked_backend_gives_loss_and_gradient_of_dense_backend(changes, remat
     for actual, expected in zip(jax.tree.leaves(gradient), jax.tree.leaves(dense_gradient), strict=True):
         assert np.isfinite(actual).all()
         np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
-    assert intermediates.key_mass.raw_BHS.shape[0] == spec.model.layers
+    assert intermediates.key_attention_sums.raw_BHS.shape[0] == spec.model.layers
 
 
 @pytest.mark.slow

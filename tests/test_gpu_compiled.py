@@ -81,8 +81,8 @@ def test_gpu_kernels_of_every_operation_lower_to_mosaic_gpu(operation, spec_name
     spec = make_specs(make_operations()[operation], 2, 512)[spec_name]
 
     def compute_sum(arrays):
-        output, rows, _ = BACKENDS['gpu'].attend(*arrays, spec, needs_mass=True)
-        return output.astype(jnp.float32).sum(), rows.mass_BHT
+        output, rows, _ = BACKENDS['gpu'].attend(*arrays, spec, needs_abs_weight_sum=True)
+        return output.astype(jnp.float32).sum(), rows.abs_weight_sum_BHT
 
     array = jax.ShapeDtypeStruct((1, 512, 2, 64), jnp.bfloat16)
     device = AbstractDevice(device_kind='NVIDIA H100', num_cores=None, platform='cuda')

@@ -33,7 +33,7 @@ def intervals(draw):
 
 def assert_plan_covers_mask(visible_mask, keys, size, by_key):
     """Assert that a plan visits every visible block, and that its unmasked blocks are entirely visible."""
-    bound_BI4, segments = gpu.plan_segments(visible_mask, keys, size, by_key)
+    bound_BI4, segments = gpu.plan_inner_block_ranges(visible_mask, keys, size, by_key)
     visible_BTS = np.asarray(visible_mask.materialize(keys))
     blocks_BIJ = visible_BTS.reshape(len(visible_BTS), -1, size[0], keys // size[1], size[1]).swapaxes(2, 3)
     partly_visible, fully_visible = blocks_BIJ.any((3, 4)), blocks_BIJ.all((3, 4))
@@ -80,7 +80,7 @@ def make_hide_function(visible_mask, b, queries, keys):
 def run_forward(block_ops, visible_mask, query, key, value, parameter_HP):
     """Compute the forward pass of one sequence and head block by block, without a kernel."""
     outputs, all_rows = [], []
-    bound_BI4, segments = gpu.plan_segments(visible_mask, len(key), (128, 64), False)
+    bound_BI4, segments = gpu.plan_inner_block_ranges(visible_mask, len(key), (128, 64), False)
     for i, bound in enumerate(np.asarray(bound_BI4)[0]):
         queries, rows, total = slice(128 * i, 128 * i + 128), block_ops.start(128), jnp.zeros((128, value.shape[1]))
         for low, high, masked in segments:

@@ -7,7 +7,7 @@ from stores import decode_documents, make_store, make_texts
 
 from sinklab.data import held_out_split, sources
 from sinklab.data.documents import Document, Source, SourcePiece
-from sinklab.data.held_out_split import compute_limit, hash_document_name
+from sinklab.data.held_out_split import compute_key_threshold, hash_document_name
 
 
 @settings(max_examples=40, deadline=None)
@@ -51,7 +51,7 @@ def test_store_of_one_long_text_has_both_sides(tmp_path, monkeypatch, capsys, sa
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.integers(0, 2**64 - 1), min_size=2, max_size=40), st.floats(0.01, 0.99))
 def test_split_matches_held_out_fraction_without_empty_side(keys, held_out):
-    num_held_out = sum(key < compute_limit(list(keys), held_out) for key in keys)
+    num_held_out = sum(key < compute_key_threshold(list(keys), held_out) for key in keys)
     assert num_held_out == min(max(1, round(held_out * len(keys))), len(keys) - 1)
 
 

@@ -411,9 +411,9 @@ def test_make_hf_config_rejects_qkv_bias_with_qk_norm():
 
 def test_train_from_hf_rejects_several_processes(folder, tmp_path):
     class TwoProcesses:
-        index, count = 0, 2
+        process_index, process_count = 0, 2
 
-        def gather(self, name, value):
+        def all_gather(self, name, value):
             return [value, value]
 
     with pytest.raises(UserError, match=r'checkpoint import hf:.*--from=params:DIR'):

@@ -219,9 +219,9 @@ def test_device_memory_is_divided_among_processes_of_same_host(corpus, tmp_path,
     """Use a group with two processes on this host and one on another host."""
 
     class ThreeProcesses:
-        index, count = 0, 3
+        process_index, process_count = 0, 3
 
-        def gather(self, name, value):
+        def all_gather(self, name, value):
             return [value, value, 'elsewhere'] if name == 'host' else [value] * 3
 
     process_counts = []

@@ -15,7 +15,7 @@ from sinklab.config.spec import Hardware
 from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
 from sinklab.train import memory_estimate, state
-from sinklab.train.forward import make_forward
+from sinklab.train.forward import make_hidden_states_fn
 
 
 def estimate_memory(hardware, spec=None):
@@ -39,7 +39,7 @@ def test_estimate_matches_activations_kept_for_backward_pass(remat):
     spec, hardware = make_tiny_spec(), Hardware(remat=remat)
     params = state.init_state(spec)['params']
     ids = jnp.zeros((spec.optimizer.batch_size, spec.data.length), jnp.int32)
-    _, backward = jax.vjp(lambda params: make_forward(spec, remat=remat)(params, ids)[0], params)
+    _, backward = jax.vjp(lambda params: make_hidden_states_fn(spec, remat=remat)(params, ids)[0], params)
     param_pointers = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)}
     arrays = [leaf for leaf in jax.tree.leaves(backward) if isinstance(leaf, jax.Array)]
     saved_arrays = [leaf for leaf in arrays if leaf.unsafe_buffer_pointer() not in param_pointers]

@@ -33,7 +33,7 @@ from sinklab.storage import (
     retry,
     untrusted_files,
 )
-from sinklab.storage.paths import get_file_system, parse_path, short_timeout
+from sinklab.storage.paths import get_file_system, limit_retry_seconds, parse_path
 from sinklab.storage.untrusted_files import DamagedFileError
 
 MINUTE = 60.0
@@ -87,7 +87,7 @@ def test_storage_raises_timeout_when_busy_beyond_retry_limit(bucket, operation, 
     write_file(path)
     start_time = time.monotonic()
     with (
-        short_timeout(1.0),
+        limit_retry_seconds(1.0),
         bucket.proxy.apply_rule(answer_always(Answer(status=503))),
         pytest.raises((OSError, UserError)) as raised,
     ):
@@ -155,7 +155,7 @@ def test_write_raises_within_bound_without_response(short_timeout_bucket):
     path = parse_path(f'{short_timeout_bucket.url}/x')
     start_time = time.monotonic()
     with (
-        short_timeout(2.0),
+        limit_retry_seconds(2.0),
         short_timeout_bucket.proxy.apply_rule(answer_always(Answer(delay_seconds=8.0))),
         pytest.raises(OSError, match='answered'),
     ):
@@ -221,13 +221,13 @@ def test_multipart_upload_that_fails_leaves_previous_object(bucket, multipart_co
             uploads.append(name)
         return Answer(status=503) if len(uploads) > 1 else None
 
-    with short_timeout(0.5), bucket.proxy.apply_rule(rule), pytest.raises(OSError, match='answered'):
+    with limit_retry_seconds(0.5), bucket.proxy.apply_rule(rule), pytest.raises(OSError, match='answered'):
         write_file(path, multipart_content)
     assert not path.exists()
     assert directories.list_files(path.parent) == []
     write_file(path, b'before')
     uploads.clear()
-    with short_timeout(0.5), bucket.proxy.apply_rule(rule), pytest.raises(OSError, match='answered'):
+    with limit_retry_seconds(0.5), bucket.proxy.apply_rule(rule), pytest.raises(OSError, match='answered'):
         write_file(path, multipart_content)
     assert read_file(path) == b'before'
 
@@ -236,7 +236,7 @@ def test_failed_upload_leaves_no_temporary_files(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
     path = parse_path(f'{bucket.url}/x')
     with (
-        short_timeout(0.3),
+        limit_retry_seconds(0.3),
         bucket.proxy.apply_rule(answer_always(Answer(status=503))),
         pytest.raises(OSError, match='answered'),
     ):
@@ -250,7 +250,7 @@ def test_storage_survives_busy_minute_with_default_timeout(bucket, monkeypatch):
     existing_path, new_path = (parse_path(f'{bucket.url}/{name}') for name in ('there', 'x'))
     write_file(existing_path)
     busy = bucket.proxy.apply_rule(answer_during(MINUTE, Answer(status=503)))
-    with short_timeout(retry.DEFAULT_RETRY_SECONDS), busy, ThreadPoolExecutor(2) as pool:
+    with limit_retry_seconds(retry.DEFAULT_RETRY_SECONDS), busy, ThreadPoolExecutor(2) as pool:
         futures = [
             pool.submit(contextvars.copy_context().run, *call)
             for call in ((read_file, existing_path), (write_file, new_path))

@@ -20,7 +20,7 @@ from sinklab.metrics import (
 )
 from sinklab.metrics.metric import MetricSetting, extract_arrays, make_setting
 from sinklab.model.learned_kv import count_learned_kv
-from sinklab.train.forward import make_forward
+from sinklab.train.forward import make_hidden_states_fn
 
 L, P, H, T, K, D, KEYS = 3, 2, 2, 12, 4, 8, 3
 SINK_TOKEN_METRIC = next(metric for metric in registry.OFFLINE_METRICS if 'sink_LPCD' in metric.inputs)
@@ -255,7 +255,7 @@ def test_find_first_heads_orders_heads_by_lasting_threshold_crossing():
 def test_captured_model_provides_all_metrics_with_equal_jax_and_numpy_values(spec):
     ids_PT = np.random.default_rng(0).integers(1, 300, (2, 12)).astype(np.int32)
     setting = make_setting(spec, 12, count_learned_kv(spec.model), lengths=(4, 12), thresholds=(0.3,))
-    captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(draw_params(spec))
+    captured = jax.jit(lambda params: make_hidden_states_fn(spec, capture=True)(params, ids_PT)[2])(draw_params(spec))
     captured_arrays = extract_arrays(captured, setting)
     assert ('sink_LPCD' in captured_arrays) == (spec.model.columns.kind == 'sink_token')
     metrics = registry.select_measurable(captured_arrays)
@@ -315,7 +315,7 @@ def test_proposition_metrics_match_float64_reference(arrays):
 def measure_random_model(spec, ids_PT, **options):
     """Return all metrics of a model with random parameters."""
     setting = make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model), **options)
-    captured = jax.jit(lambda params: make_forward(spec, capture=True)(params, ids_PT)[2])(draw_params(spec))
+    captured = jax.jit(lambda params: make_hidden_states_fn(spec, capture=True)(params, ids_PT)[2])(draw_params(spec))
     captured_arrays = extract_arrays(captured, setting)
     metrics = registry.select_measurable(captured_arrays)
     return registry.compute_numbers(registry.compute_arrays(captured_arrays, setting, metrics), setting, metrics)

@@ -21,7 +21,7 @@ from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.metrics import sink
 from sinklab.run_dir import RunDir
-from sinklab.train.forward import make_forward
+from sinklab.train.forward import make_hidden_states_fn
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -316,7 +316,7 @@ def test_selection_equals_loss_increase_with_zero_queries(trained_run):
         zero_query_subject = subject.copy_with_zero_queries(layer)
         attention = dict(params['blocks']['attention'], query_DHK=query_LDHK)
         np.testing.assert_array_equal(zero_query_subject.params['blocks']['attention']['query_DHK'], query_LDHK)
-        program = make_forward(subject.spec, capture=True)
+        program = make_hidden_states_fn(subject.spec, capture=True)
         _, _, captured = program(params | dict(blocks=params['blocks'] | dict(attention=attention)), ids_PT)
         uniform_TS = np.tril(np.ones((8, 8))) / np.arange(1, 9)[:, None]
         attention_BHTS = np.asarray(captured.attention_BHTS[layer])

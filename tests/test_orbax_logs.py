@@ -21,7 +21,7 @@ ORBAX_FILE = '/lib/orbax/checkpoint/file.py'
 
 def passes_filter(name, path, error=None):
     """Return whether a record of a file reaches the handlers of a logger."""
-    orbax_compat.install_filters()
+    orbax_compat.install_log_filters()
     exc_info = error and (type(error), error, error.__traceback__)
     return bool(
         logging.getLogger(name).filter(logging.LogRecord(name, logging.ERROR, path, 1, '%d', ('x',), exc_info))
@@ -62,7 +62,7 @@ def test_filter_drops_errors_of_abandoned_tasks():
 
 @pytest.mark.parametrize('name', ['absl', 'asyncio', 'orbax', None], ids=str)
 def test_filter_keeps_records_of_other_code(caplog, name):
-    orbax_compat.install_filters()
+    orbax_compat.install_log_filters()
     logger = logging.getLogger(name)
     try:
         raise OSError(28, 'No space left on device')
@@ -74,16 +74,16 @@ def test_filter_keeps_records_of_other_code(caplog, name):
 
 def test_filter_keeps_class_of_absl_logger():
     """Test that getLogger does not create the logger before absl does."""
-    script = 'from sinklab.checkpoint import orbax_compat; orbax_compat.install_filters()\n'
+    script = 'from sinklab.checkpoint import orbax_compat; orbax_compat.install_log_filters()\n'
     script += 'import absl.logging, logging; assert type(logging.getLogger("absl")) is absl.logging.ABSLLogger'
     subprocess.run([sys.executable, '-c', script], check=True)
 
 
 def test_filter_is_installed_once():
-    orbax_compat.install_filters()
+    orbax_compat.install_log_filters()
     hook = sys.unraisablehook
-    orbax_compat.install_filters()
-    assert logging.getLogger('absl').filters.count(orbax_compat.is_logged) == 1
+    orbax_compat.install_log_filters()
+    assert logging.getLogger('absl').filters.count(orbax_compat.should_log) == 1
     assert sys.unraisablehook is hook
 
 
@@ -92,7 +92,7 @@ def passed_errors(monkeypatch):
     """Return the list of unraisable errors that pass the filter."""
     errors = []
     monkeypatch.setattr(sys, 'unraisablehook', errors.append)
-    orbax_compat.install_filters()
+    orbax_compat.install_log_filters()
     return errors
 
 
@@ -135,11 +135,11 @@ def test_hook_never_calls_itself_in_any_order_of_installation(passed_errors):
     def restore_hook(original_hook=sys.unraisablehook):
         sys.unraisablehook = original_hook
 
-    for order in itertools.product([orbax_compat.install_filters, wrap_hook, restore_hook], repeat=4):
+    for order in itertools.product([orbax_compat.install_log_filters, wrap_hook, restore_hook], repeat=4):
         restore_hook()
         for change_hook in order:
             change_hook()
-        orbax_compat.install_filters()
+        orbax_compat.install_log_filters()
         sys.unraisablehook(error)
         assert passed_errors == [error]
         sys.unraisablehook(make_unraisable('C++'))
@@ -153,11 +153,11 @@ def test_hook_works_with_keyboard_interrupts_enabled(passed_errors, monkeypatch,
     monkeypatch.setattr(startup_signals.signal, 'signal', lambda number, handler: None)
     with startup_signals.enable_keyboard_interrupts():
         if install_inside:
-            orbax_compat.install_filters()
+            orbax_compat.install_log_filters()
         sys.unraisablehook(make_unraisable('C++'))
         sys.unraisablehook(make_unraisable('a program'))
         assert len(passed_errors) == 1
-    orbax_compat.install_filters()
+    orbax_compat.install_log_filters()
     sys.unraisablehook(make_unraisable('C++'))
     assert len(passed_errors) == 1
 

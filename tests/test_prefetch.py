@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinklab import thread_pools
-from sinklab.storage.paths import short_timeout
+from sinklab.storage.paths import limit_retry_seconds
 from sinklab.storage.retry import RETRY_SECONDS
 from sinklab.thread_pools import prefetch
 
@@ -99,6 +99,6 @@ def test_pool_passes_on_exceptions_that_are_no_error():
 
 
 def test_reader_pool_uses_timeout_of_caller():
-    with short_timeout(7.0):
+    with limit_retry_seconds(7.0):
         result = thread_pools.get_reader_pool().submit(RETRY_SECONDS.get)
     assert result.result() == 7.0

@@ -27,7 +27,7 @@ from stores import (
 
 from sinklab.cli import prepare
 from sinklab.cli.main import main
-from sinklab.data.held_out_split import compute_limit, hash_document_name
+from sinklab.data.held_out_split import compute_key_threshold, hash_document_name
 from sinklab.data.prepare import prepare_store
 from sinklab.data.store import Store
 from sinklab.data.store_files import PREDICTED_SUFFIX
@@ -52,7 +52,7 @@ def test_store_contains_each_nonempty_text_once_in_split_of_its_hash(tmp_path_fa
     store = make_store(folder / 'store', source, bos=bos, shard_tokens=size)
     assert sorted(decode_documents(store, 'train') + decode_documents(store, 'held_out')) == sorted(nonempty_texts)
     names = [f'a.jsonl:{number}' for number, text in enumerate(texts, 1) if text.strip()]
-    limit = compute_limit([hash_document_name(name) for name in names], 0.2)
+    limit = compute_key_threshold([hash_document_name(name) for name in names], 0.2)
     assert decode_documents(store, 'held_out') == [
         text for text, name in zip(nonempty_texts, names, strict=True) if hash_document_name(name) < limit
     ]
@@ -85,8 +85,8 @@ def test_loss_mask_covers_assistant_text_and_following_end_token(tmp_path):
     )
     assert store.meta['masked']
     loss_texts = []
-    for side in ('train', 'held_out'):
-        tokens = store.get_tokens(side, '')
+    for split in ('train', 'held_out'):
+        tokens = store.get_tokens(split, '')
         ids, loss_mask = tokens.read_ids(0, len(tokens)), tokens.read_loss_mask(0, len(tokens)).astype(bool)
         loss_texts.append(store.load_tokenizer().decode(ids[loss_mask].tolist(), skip_special_tokens=False))
         for end in np.flatnonzero(ids == END_TOKEN):

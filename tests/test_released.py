@@ -172,9 +172,9 @@ def test_chunked_attention_matches_released_logits_and_key_means(name, monkeypat
         model = make_model(spec, weights)
         hidden_BTD, captured = model.compute_hidden(weights['ids'], backend='chunked', num_first_keys=LENGTH)
         assert_close(compute_logits(hidden_BTD, model.head_VD[...]), weights['logits'])
-    key_mass = captured.key_mass
+    key_attention_sums = captured.key_attention_sums
     has_normalized_rows = spec.model.attention.normalizer in NORMALIZERS_WITH_NORMALIZED_ROWS
-    actual_LBHS = key_mass.share_BHS if has_normalized_rows else key_mass.raw_BHS
+    actual_LBHS = key_attention_sums.share_BHS if has_normalized_rows else key_attention_sums.raw_BHS
     assert_close(actual_LBHS / LENGTH, weights['attn'][..., -LENGTH:, :].mean(-2))
 
 

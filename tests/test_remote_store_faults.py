@@ -24,7 +24,7 @@ from sinklab.data.store import (
     summarize_store,
 )
 from sinklab.errors import UserError
-from sinklab.storage.paths import get_file_system, parse_path, short_timeout
+from sinklab.storage.paths import get_file_system, limit_retry_seconds, parse_path
 from sinklab.supervisor.exit_status import ExitStatus
 from sinklab.train.run_outcome import classify_error
 
@@ -135,7 +135,7 @@ def test_unresponsive_storage_ends_reads_with_timeout_error(store, bucket):
     data = load_prefetched_data(make_store_spec(upload_store(store, bucket), optimizer__steps=4))
     with (
         bucket.proxy.apply_rule(lambda method, path: Answer(status=503) if '.ids' in path else None),
-        short_timeout(1.0),
+        limit_retry_seconds(1.0),
         pytest.raises(OSError, match=bucket.url) as error,
     ):
         data.batches.read_rows(0, range(4))

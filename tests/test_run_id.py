@@ -200,12 +200,12 @@ def test_missing_run_json_with_different_ids_is_rejected_with_one_line(tmp_path,
 class FirstProcess:
     """Process 0 of two, which records the values that it gathers."""
 
-    index, count = 0, 2
+    process_index, process_count = 0, 2
 
     def __init__(self):
         self.values = {}
 
-    def gather(self, name, value):
+    def all_gather(self, name, value):
         self.values[name] = value
         return [value, value | {'value': None}]
 
@@ -216,12 +216,12 @@ class FirstProcess:
 class SecondProcess:
     """Process 1 of two, which receives the values of process 0."""
 
-    index, count = 1, 2
+    process_index, process_count = 1, 2
 
     def __init__(self, values):
         self.values = values
 
-    def gather(self, name, value):
+    def all_gather(self, name, value):
         return [self.values[name], value]
 
     def report_progress(self, activity, step=0, usual_seconds=None):
@@ -233,7 +233,7 @@ def test_process_0_broadcasts_run_id_to_other_processes(tmp_path):
     folder.initialize(make_tiny_spec(), {})
     Checkpointer(folder, CHECKPOINT_CONFIG, {}, first).close()
     second = Checkpointer(
-        RunDir(tmp_path / 'elsewhere').as_read_only(), CHECKPOINT_CONFIG, {}, SecondProcess(first.values)
+        RunDir(tmp_path / 'elsewhere').as_non_primary(), CHECKPOINT_CONFIG, {}, SecondProcess(first.values)
     )
     second.close()
     assert second.run_id == folder.read_run_id()

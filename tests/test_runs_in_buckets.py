@@ -20,7 +20,7 @@ from sinklab.report import runs
 from sinklab.run_dir import RunDir
 from sinklab.storage import lease
 from sinklab.storage.directories import list_files
-from sinklab.storage.paths import parse_path, short_timeout
+from sinklab.storage.paths import limit_retry_seconds, parse_path
 from sinklab.train import warm_start
 
 # Test only one kind of bucket by default where a related test covers the other kind.
@@ -190,7 +190,7 @@ def test_denied_write_is_reported_before_training(corpus, bucket, bucket_path):
 
 def test_unavailable_storage_raises_os_error_after_timeout(bucket, bucket_path):
     with (
-        short_timeout(0.5),
+        limit_retry_seconds(0.5),
         bucket.proxy.apply_rule(lambda method, path: Answer(status=503)),
         pytest.raises(OSError, match=bucket.url),
     ):

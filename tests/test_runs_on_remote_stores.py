@@ -16,7 +16,7 @@ from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
 from sinklab.storage.paths import get_file_system, parse_path
 from sinklab.train.callbacks import Callback
-from sinklab.train.validation_loss import load_sharded_parts, make_evaluate
+from sinklab.train.validation_loss import load_eval_batches, make_validation_fn
 
 pytestmark = pytest.mark.slow
 SHORT_RUN_CHANGES = dict(data__length=16, checkpoint__every_steps=4)
@@ -79,10 +79,10 @@ def test_validation_windows_on_bucket_match_local_windows(bucket, tmp_path, wind
     local_NT, bucket_NT = (load_run_data(spec).valid_NT for spec in specs)
     with jax.set_mesh(mesh):
         for local_part, bucket_part in zip(
-            *(load_sharded_parts(windows_NT, micro_batch, mesh) for windows_NT in (local_NT, bucket_NT)), strict=True
+            *(load_eval_batches(windows_NT, micro_batch, mesh) for windows_NT in (local_NT, bucket_NT)), strict=True
         ):
             np.testing.assert_array_equal(local_part, bucket_part)
-        evaluate = functools.partial(make_evaluate(specs[0], hardware, mesh), draw_params(specs[0]))
+        evaluate = functools.partial(make_validation_fn(specs[0], hardware, mesh), draw_params(specs[0]))
         assert evaluate(local_NT) == evaluate(bucket_NT)
         assert evaluate(local_NT)['valid/loss'] > 0
 

@@ -20,7 +20,9 @@ from sinklab.train import state, validation_loss
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 900), st.integers(1, 64), st.integers(1, 16))
 def test_compute_part_sizes_fits_sequences_with_minimal_padding(num_sequences, max_rows_per_shard, num_shards):
-    num_parts, rows = validation_loss.compute_part_sizes(num_sequences, max_rows_per_shard * num_shards, num_shards)
+    num_parts, rows = validation_loss.choose_eval_batch_sizes(
+        num_sequences, max_rows_per_shard * num_shards, num_shards
+    )
     assert rows % num_shards == 0
     assert rows <= max_rows_per_shard * num_shards
     assert 0 <= num_parts * rows - num_sequences < num_parts * num_shards
@@ -117,7 +119,7 @@ def test_indivisible_validation_compiles_once_and_returns_mean(loss):
     input_NT = np.where(ids_NT < 0, ~ids_NT, ids_NT)
     loss_NT, _ = validation_loss.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, input_NT)
     with jax.set_mesh(mesh), jtu.count_jit_compilation_cache_miss() as count_compilations:
-        metrics = validation_loss.make_evaluate(spec, Hardware(data=4), mesh)(params, ids_NT)
+        metrics = validation_loss.make_validation_fn(spec, Hardware(data=4), mesh)(params, ids_NT)
     assert count_compilations() == 1
     expected = np.mean(np.asarray(loss_NT), where=ids_NT[:, 1:] >= 0)
     np.testing.assert_allclose(metrics['valid/loss'], expected, rtol=1e-5)

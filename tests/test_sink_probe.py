@@ -17,7 +17,7 @@ from sinklab.metrics import registry
 from sinklab.metrics.metric import extract_arrays, is_always_applicable, make_setting
 from sinklab.parallel import device_mesh
 from sinklab.train import sink_probe, state
-from sinklab.train.forward import make_forward
+from sinklab.train.forward import make_hidden_states_fn
 
 IDS_PT = np.random.default_rng(0).integers(1, 300, (5, 12)).astype(np.int32)
 IDS_BT = np.random.default_rng(1).integers(1, 300, (4, 16)).astype(np.int32)
@@ -122,7 +122,9 @@ def test_probe_metrics_match_numpy_reference(name, hardware):
     norm_LPT = np.linalg.norm(residual_LPTD, axis=-1)
     for layer, norm_PT in enumerate(norm_LPT, 1):
         expected[f'norm/ratio/{layer:02}'] = norm_PT[:, 0].mean() / norm_PT[:, 1:].mean()
-    _, _, captured = jax.device_get(jax.jit(make_forward(spec, capture=True))(params, IDS_PT))  # of one device
+    _, _, captured = jax.device_get(
+        jax.jit(make_hidden_states_fn(spec, capture=True))(params, IDS_PT)
+    )  # of one device
     assert metrics == pytest.approx(expected | compute_expected_norms(captured, columns), rel=1e-3, abs=1e-5)
     share_LPHTS = np.abs(attention_LPHTS) / np.abs(attention_LPHTS).sum(-1, keepdims=True)
     np.testing.assert_allclose(observations['norm_LPT'], norm_LPT, rtol=1e-3)
@@ -147,8 +149,10 @@ def test_softmax_off_by_one_and_zero_k_bias_have_equal_metrics():
             observations = jax.device_get(sink_probe.make_probe(spec, mesh)(weights, IDS_PT))
             setting = make_setting(spec, IDS_BT.shape[1], int(changes is COLUMN_OF_ZERO))
             row_functions = registry.get_row_functions(setting, has_key_mass=True)
-            _, _, captured = make_forward(spec, num_first_keys=3, row_functions=row_functions)(weights, IDS_BT)
-        context = {name: float(value) for name, value in registry.compute_context_numbers(captured, setting).items()}
+            _, _, captured = make_hidden_states_fn(spec, num_first_keys=3, row_functions=row_functions)(
+                weights, IDS_BT
+            )
+        context = {name: float(value) for name, value in registry.compute_batch_metrics(captured, setting).items()}
         metrics.append(sink_probe.compute_probe_metrics(observations, spec) | context)
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4, abs=1e-5)
     assert metrics[0]['alpha/star/clean'] > 0.05
@@ -223,7 +227,7 @@ def test_capture_has_queries_keys_values_and_head_outputs_of_attention(columns):
     spec = make_tiny_spec(model__columns__kind=columns, model__combination='add_wide', model__layers=1)
     params = draw_params(spec)
     with jax.disable_jit():
-        _, _, captured = make_forward(spec, capture=True)(params, IDS_PT)
+        _, _, captured = make_hidden_states_fn(spec, capture=True)(params, IDS_PT)
     token_BTD, has_sink_token = np.float64(params['embedding_VD'])[IDS_PT], columns == 'sink_token'
     if has_sink_token:
         token_BTD = np.concatenate([np.broadcast_to(params['sink']['vector_TD'], (len(IDS_PT), 1, 16)), token_BTD], 1)

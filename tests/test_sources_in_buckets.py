@@ -22,7 +22,7 @@ from sinklab.data import source_files
 from sinklab.data.sources import open_source
 from sinklab.errors import UserError
 from sinklab.storage.atomic_write import upload_file
-from sinklab.storage.paths import parse_path, short_timeout
+from sinklab.storage.paths import limit_retry_seconds, parse_path
 
 TEXTS = make_texts(40)
 FILE_CONTENTS = {
@@ -264,6 +264,6 @@ def test_permission_error_is_reported(folder_and_url, bucket, pattern):
 def test_unresponsive_storage_is_reported_within_timeout(folder_and_url, bucket):
     _, url = folder_and_url
     start_time = time.monotonic()
-    with bucket.proxy.apply_rule(lambda method, path: Answer(status=503)), short_timeout(2):
+    with bucket.proxy.apply_rule(lambda method, path: Answer(status=503)), limit_retry_seconds(2):
         assert f'{bucket.url} ' in get_source_error(f'text:{url}/*.jsonl')
     assert time.monotonic() - start_time < 10.0

@@ -7,7 +7,7 @@ import pytest
 
 from sinklab.errors import UserError
 from sinklab.storage import directories
-from sinklab.storage.atomic_write import append_text, atomic_write, writable_folder
+from sinklab.storage.atomic_write import append_text, atomic_write, open_writable_folder
 from sinklab.storage.paths import (
     get_file_system,
     is_remote,
@@ -27,7 +27,7 @@ def folder(request, tmp_path, emulators, monkeypatch):
 
 
 def write_files(path, content):
-    with writable_folder(path.parent), atomic_write(path) as unfinished:
+    with open_writable_folder(path.parent), atomic_write(path) as unfinished:
         unfinished.write_bytes(content)
     return path
 
@@ -139,7 +139,7 @@ def test_missing_bucket_is_named(bucket):
     missing = parse_path(f'{bucket.url}-not/x')
     with (
         pytest.raises(UserError, match=f'bucket {bucket.url}-not '),
-        writable_folder(missing),
+        open_writable_folder(missing),
         atomic_write(missing) as f,
     ):
         f.write_text('x')

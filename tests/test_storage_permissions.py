@@ -19,7 +19,7 @@ from sinklab.cli.main import main
 from sinklab.errors import UserError
 from sinklab.hf import files
 from sinklab.run_dir import RunDir
-from sinklab.storage.atomic_write import writable_folder
+from sinklab.storage.atomic_write import open_writable_folder
 from sinklab.storage.paths import describe_permission, is_permanent_error
 from sinklab.train.run_outcome import classify_error
 
@@ -136,10 +136,10 @@ def test_classify_error_is_final_for_permanent_errors_and_names_path_and_mode(tm
     file.chmod(0o640)
     outcome = classify_error(OSError(error_number, os.strerror(error_number), str(file)))
     assert (outcome.kind, outcome.exit_code, outcome.trace) == ('refused', 1, '')
-    assert str(file) in outcome.words
-    assert '-rw-r-----' in outcome.words
-    assert os.strerror(error_number) in outcome.words
-    with pytest.raises(UserError, match=f'{file}.*-rw-r-----'), writable_folder(tmp_path):
+    assert str(file) in outcome.message
+    assert '-rw-r-----' in outcome.message
+    assert os.strerror(error_number) in outcome.message
+    with pytest.raises(UserError, match=f'{file}.*-rw-r-----'), open_writable_folder(tmp_path):
         raise OSError(error_number, os.strerror(error_number), str(file))
     with pytest.raises(UserError, match=f'{file}.*-rw-r-----'), translate_storage_errors(RunDir(tmp_path)):
         raise OSError(error_number, os.strerror(error_number), str(file))
@@ -171,7 +171,7 @@ def test_classify_error_names_target_of_failed_rename(tmp_path):
     (tmp_path / 'old').write_text('x')
     with pytest.raises(IsADirectoryError) as error:
         (tmp_path / 'old').replace(tmp_path / 'new')
-    assert classify_error(error.value).words.startswith(f'{tmp_path / "new"} ')
+    assert classify_error(error.value).message.startswith(f'{tmp_path / "new"} ')
 
 
 def test_list_checkpoint_steps_raises_for_unreadable_folder(run_dir, monkeypatch):

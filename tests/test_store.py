@@ -66,11 +66,11 @@ def test_documents_keep_their_domain(store):
 
 def test_meta_file_counts_match_store_content(store):
     for domain in store.meta['domains']:
-        for side in ('train', 'held_out'):
-            row = store.get_tokens(side, domain['name'])
+        for split in ('train', 'held_out'):
+            row = store.get_tokens(split, domain['name'])
             starts, _ = row.read_documents()
-            texts = decode_documents(store, side, domain['name'])
-            assert domain[side] == dict(
+            texts = decode_documents(store, split, domain['name'])
+            assert domain[split] == dict(
                 documents=len(starts), tokens=len(row), bytes=sum(len(text.encode()) for text in texts)
             )
     assert list(find_problems(store, 300)) == []
@@ -285,9 +285,9 @@ def test_domain_without_documents_on_one_side_is_allowed_unless_sampled(tmp_path
         for name, texts in dict(one=make_texts(60), other=['alone']).items()
     }
     new_store = make_store(tmp_path / 'store', write_mixture(tmp_path, parts))
-    sides = {side: len(new_store.get_tokens(side, 'other')) for side in ('train', 'held_out')}
-    assert min(sides.values()) == 0
-    assert max(sides.values()) > 0
+    splits = {split: len(new_store.get_tokens(split, 'other')) for split in ('train', 'held_out')}
+    assert min(splits.values()) == 0
+    assert max(splits.values()) > 0
     assert list(find_problems(new_store, 300)) == []
     assert len(decode_samples(new_store, 1)) == 2
     spec = make_tiny_spec(data__source=f'store:{tmp_path}/store', data__held_out=0.2)

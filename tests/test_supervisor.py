@@ -41,9 +41,10 @@ def run(tmp_path):
     yield from manage_run(tmp_path)
 
 
-def test_gather_returns_values_of_all_processes(run):
+def test_all_gather_returns_values_of_all_processes(run):
     script = (
-        "for turn in range(3): (folder.path / f'{index}-{turn}').write_text(repr(group.gather('x', [index, turn])))"
+        'for turn in range(3):\n  values = group.all_gather("x", [index, turn])\n'
+        '  (folder.path / f"{index}-{turn}").write_text(repr(values))'
     )
     assert run.start(script, (0, 1, 2), 3).wait_for_results() == [(0, [])] * 3
     for turn in range(3):
@@ -105,7 +106,7 @@ def test_process_that_ends_without_exit_status_is_lost_for_others(run, action):
 
 
 def test_error_common_to_all_processes_is_reported_without_process_prefix(run):
-    results = run.start("group.gather('x', 0)\nraise UserError('no such row')").wait_for_results()
+    results = run.start("group.all_gather('x', 0)\nraise UserError('no such row')").wait_for_results()
     assert (get_single_line(results), {exit_code for exit_code, _ in results}) == ('no such row', {1})
 
 
@@ -120,9 +121,9 @@ def test_unexpected_exception_exits_with_70_and_logs_traceback(run):
 
 def test_root_cause_is_reported_instead_of_secondary_failure(run):
     """Process 0 reports a lost connection before process 1 is killed."""
-    script = 'if index:\n  group.gather("x", 0); time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)\n'
+    script = 'if index:\n  group.all_gather("x", 0); time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)\n'
     script += (
-        'else:\n  import jax; group.gather("x", 0); raise jax.errors.JaxRuntimeError("Connection closed by peer")'
+        'else:\n  import jax; group.all_gather("x", 0); raise jax.errors.JaxRuntimeError("Connection closed by peer")'
     )
     assert 'process 1' in get_single_line(run.start(script).wait_for_results())
 
@@ -179,13 +180,13 @@ STEP_ACTIONS = {
     ),
     "group.report_progress('step', 2, 0.05); time.sleep(60)": r'process 1 .* did not arrive \(in step 2 for \d s\)',
     "group.report_progress('step', 3, 0.05); time.sleep(60)": '',
-    "group.report_progress('saving', 3); time.sleep(3); group.gather('x', 0)": None,
+    "group.report_progress('saving', 3); time.sleep(3); group.all_gather('x', 0)": None,
 }
 
 
 @pytest.mark.parametrize('action', STEP_ACTIONS)
 def test_hung_step_names_missing_process_but_slow_save_is_allowed(run, action):
-    script = f"if index: {action}\nelse:\n  group.report_progress('step', 3, 0.05); group.gather('x', 0)"
+    script = f"if index: {action}\nelse:\n  group.report_progress('step', 3, 0.05); group.all_gather('x', 0)"
     results = run.start(script, min_step=1.0, step_multiple=2.0).wait_for_results()
     if STEP_ACTIONS[action] is None:
         assert results == [(0, [])] * 2
@@ -200,7 +201,7 @@ def test_sigterm_during_training_saves_and_stops_all_processes(run, signaled_ind
     """The child prints the message if it has the terminal."""
     script = 'from sinklab.train.run_outcome import collect_stop_signals\n'
     script += f'with collect_stop_signals() as heard:\n  {TOUCH_SCRIPT}'
-    script += "  while not any(group.gather('x', len(heard))): time.sleep(0.1)\n"
+    script += "  while not any(group.all_gather('x', len(heard))): time.sleep(0.1)\n"
     script += "exit_status = ExitStatus('stopped', 'saved at step 7', orderly=True)"
     run.start(script)
     run.wait_for('here-1')
@@ -278,4 +279,6 @@ def test_abort_by_jax_names_lost_processes(log):
     worker.process_info, worker.timeouts, worker.names = ProcessInfo(0, 3, 'host', 1), Timeouts(), ['a:', 'b:', 'c:']
     status = worker.classify_abort(f'F1126 client.h:80] Terminating process\n{log}\n')
     assert status.cause == 'lost'
-    assert [name for name in worker.names if name in status.words] == [f'{name}:' for name in LOST_PROCESS_NAMES[log]]
+    assert [name for name in worker.names if name in status.message] == [
+        f'{name}:' for name in LOST_PROCESS_NAMES[log]
+    ]

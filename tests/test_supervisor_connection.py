@@ -154,10 +154,10 @@ def test_restarted_process_joins_next_run(run):
     run.processes[1].kill()
     restarted_run = Run(run.folder)
     restarted_run.port = run.port
-    restarted_run.start('group.gather("x", 0)', (1,))
+    restarted_run.start('group.all_gather("x", 0)', (1,))
     try:
         assert make_run(run.processes[:1]).wait_for_results()[0][0] == 42
-        restarted_run.start('group.gather("x", 0)', (0,))
+        restarted_run.start('group.all_gather("x", 0)', (0,))
         assert restarted_run.wait_for_results() == [(0, [])] * 2
     finally:
         run.processes += restarted_run.processes

@@ -27,7 +27,7 @@ def write(**content):
     print('\\x1e' + json.dumps(content), file=sys.stderr, flush=True)
 def stop(number, frame):
     time.sleep(0.5)
-    write(end='stopped', words='saved at step 2')
+    write(end='stopped', message='saved at step 2')
     print('sinklab train: saved at step 2; resume with: sinklab train', file=sys.stderr, flush=True)
     raise SystemExit(130)
 signal.signal(signal.SIGINT, stop)
@@ -40,7 +40,7 @@ print('words of a library')
 while len(sys.argv) > 1:
     time.sleep(0.05)
 write(record={'step': 8, 'train/loss': 3.5, 'sink/1': 53.25})
-write(end='done', words='')
+write(end='done', message='')
 """
 
 

@@ -25,7 +25,7 @@ from sinklab.train import (
     validation_loss,
 )
 from sinklab.train import step as step_module
-from sinklab.train.forward import make_forward
+from sinklab.train.forward import make_hidden_states_fn
 
 IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 
@@ -160,7 +160,7 @@ def test_train_loss_excludes_prefix_and_validation_loss_includes_it():
         step_module.make_loss(spec, first_target=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5
     )
     with jax.set_mesh(mesh := device_mesh.make_mesh(Hardware())):
-        valid_loss = validation_loss.make_evaluate(spec, Hardware(), mesh)(params, IDS)['valid/loss']
+        valid_loss = validation_loss.make_validation_fn(spec, Hardware(), mesh)(params, IDS)['valid/loss']
         inputs = make_fresh_state(spec), sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh)
         _, metrics = step.make_train_step(spec, Hardware(), mesh)(*inputs)
     np.testing.assert_allclose(valid_loss, loss_BT.mean(), rtol=1e-5)
@@ -180,7 +180,7 @@ def test_evaluate_averages_over_windows_for_any_batch_size():
     ids_NT = np.random.default_rng(1).integers(0, 300, (7, 17)).astype(np.int32)
     with jax.set_mesh(mesh):
         params = jax.device_put(make_fresh_state(spec)['params'], state.get_state_shardings(spec, mesh)['params'])
-        result = validation_loss.make_evaluate(spec, hardware, mesh)(params, ids_NT)
+        result = validation_loss.make_validation_fn(spec, hardware, mesh)(params, ids_NT)
     loss = jax.jit(step_module.make_loss(spec))
     window_losses = [float(loss(make_fresh_state(spec)['params'], ids_NT[i : i + 1])) for i in range(7)]
     np.testing.assert_allclose(result['valid/loss'], np.mean(window_losses), rtol=1e-5)
@@ -269,7 +269,7 @@ def test_train_step_sink_and_row_metrics_match_attention_matrices(columns, pair)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), state_with_metrics, state_without_metrics
     )
-    _, _, captured = jax.jit(make_forward(spec, capture=True))(make_fresh_state(spec)['params'], IDS[:, :-1])
+    _, _, captured = jax.jit(make_hidden_states_fn(spec, capture=True))(make_fresh_state(spec)['params'], IDS[:, :-1])
     attention_LBHTS = np.float64(captured.attention_BHTS)
     share_LBHTS = attention_LBHTS / attention_LBHTS.sum(-1, keepdims=True)
     for k in range(spec.probe.keys):

@@ -18,7 +18,7 @@ from stores import make_recipe, make_store, write_source
 from sinklab.data import remote_store
 from sinklab.data.sources import open_source
 from sinklab.data.store import Store
-from sinklab.data.store_files import is_store_complete, read_plan
+from sinklab.data.store_files import read_plan, reopen_if_damaged
 from sinklab.errors import UserError
 from sinklab.hf import files
 from sinklab.storage import untrusted_files
@@ -160,7 +160,7 @@ def test_io_error_of_disk_or_bucket_is_not_reported_as_corrupt_file(error, tmp_p
     for read in (
         lambda: untrusted_files.read_json(tmp_path / 'meta.json'),
         lambda: untrusted_files.load_npz(tmp_path / 'probe.npz'),
-        lambda: is_store_complete(tmp_path),
+        lambda: reopen_if_damaged(tmp_path),
         lambda: read_plan(tmp_path, data_recipe, open_source(source)),
         lambda: remote_store.read_etags(tmp_path),
         lambda: files.read_json_object(tmp_path / 'config.json'),
@@ -178,10 +178,10 @@ def test_io_error_while_reading_shards_keeps_store_complete(error, store_copy, m
     read_bytes = Path.read_bytes
     with monkeypatch.context() as patch:
         patch.setattr(Path, 'read_bytes', lambda path: fail() if path.suffix == '.ids' else read_bytes(path))
-        for open_store in (is_store_complete, Store):
+        for open_store in (reopen_if_damaged, Store):
             with pytest.raises(type(error)):
                 open_store(store_copy)
-    assert is_store_complete(store_copy)
+    assert reopen_if_damaged(store_copy)
 
 
 def make_npy(header, data=b''):
@@ -351,7 +351,7 @@ def test_store_with_invalid_meta_field_is_rejected(case, store_copy):
 def test_store_with_malformed_meta_file_is_rejected(text, store_copy):
     (store_copy / 'meta.json').write_text(text)
     assert 'meta.json' in get_error_message(Store, store_copy)
-    assert 'meta.json' in get_error_message(is_store_complete, store_copy)
+    assert 'meta.json' in get_error_message(reopen_if_damaged, store_copy)
 
 
 def test_store_with_shard_symlink_escaping_it_is_rejected(store_copy):
@@ -419,11 +419,11 @@ def test_unfinished_store_in_bucket_rebuilds_non_utf8_record(tmp_path, bucket, m
 
     source, folder = write_source(tmp_path / 'a.jsonl', TEXTS), parse_path(f'{bucket.url}/store')
     complete_store = make_store(folder, source)
-    etags = remote_store.list_etags(folder)
+    etags = remote_store.list_object_digests(folder)
     for shard in complete_store.shards:
         shard.write_record(folder, {file: etags[file] for file in shard.file_names})
     (folder / 'meta.json').unlink()
-    record = folder / f'{next(shard.name for shard in complete_store.shards if shard.side == "train")}.json'
+    record = folder / f'{next(shard.name for shard in complete_store.shards if shard.split == "train")}.json'
     monkeypatch.setattr(
         remote_store, 'get_file_system', lambda folder: AlteredFileSystem(os.fspath(record).partition('://')[2])
     )

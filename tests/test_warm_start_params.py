@@ -315,7 +315,7 @@ def test_process_0_decides_that_fork_has_no_checkpoint(tmp_path):
             make_tiny_spec(),
             None,
             0,
-            Checkpointer(folders[group.index], make_tiny_spec().checkpoint, {}, group),
+            Checkpointer(folders[group.process_index], make_tiny_spec().checkpoint, {}, group),
         )
 
     message = 'here has no checkpoint and starts with the parameters of step 4 of ../parent; give --from again'

@@ -22,7 +22,7 @@ def make_origin(path, content=b'of a run'):
 
 
 def verify_on_processes(*origins):
-    return run_group(len(origins), lambda group: warm_start.verify_origin(origins[group.index], group))
+    return run_group(len(origins), lambda group: warm_start.verify_origin(origins[group.process_index], group))
 
 
 def test_verify_origin_accepts_same_checkpoint_by_other_path(tmp_path):
@@ -78,7 +78,7 @@ def test_prepare_first_checkpoint_refuses_missing_origin_on_all_processes(tmp_pa
             make_tiny_spec(),
             None,
             4,
-            Checkpointer(run_dirs[group.index], make_tiny_spec().checkpoint, {}, group),
+            Checkpointer(run_dirs[group.process_index], make_tiny_spec().checkpoint, {}, group),
         )
 
     errors = run_group(2, prepare_checkpoint)

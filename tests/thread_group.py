@@ -10,10 +10,10 @@ class ThreadMember:
     """Process group of one of several threads, which all gather the same names in the same order."""
 
     def __init__(self, index: int, slots: list, barrier: threading.Barrier):
-        self.index, self.count, self.slots, self.barrier = index, len(slots), slots, barrier
+        self.process_index, self.process_count, self.slots, self.barrier = index, len(slots), slots, barrier
 
-    def gather(self, name: str, value: Any) -> list[Any]:
-        self.slots[self.index] = name, value
+    def all_gather(self, name: str, value: Any) -> list[Any]:
+        self.slots[self.process_index] = name, value
         self.barrier.wait()
         entries = list(self.slots)
         self.barrier.wait()

@@ -33,11 +33,11 @@ jax.distributed.initialize(f'127.0.0.1:{PORT}', PROCESS_COUNT, PROCESS_INDEX, **
 class CollectiveGroup:
     """Process group that communicates by collectives. No process may run other collectives meanwhile."""
 
-    index, count, max_bytes = PROCESS_INDEX, PROCESS_COUNT, 10_000
+    process_index, process_count, max_bytes = PROCESS_INDEX, PROCESS_COUNT, 10_000
 
-    def gather(self, name, value):
+    def all_gather(self, name, value):
         encoded = np.frombuffer(json.dumps(value).encode().ljust(self.max_bytes), np.uint8)
-        gathered = multihost_utils.process_allgather(encoded).reshape(self.count, self.max_bytes)
+        gathered = multihost_utils.process_allgather(encoded).reshape(self.process_count, self.max_bytes)
         return [json.loads(row.tobytes()) for row in gathered]
 
     def report_progress(self, activity, step=0, usual_seconds=None):

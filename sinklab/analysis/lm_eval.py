@@ -30,7 +30,7 @@ from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
 from sinklab.run_dir import GGUF_PREFIX, MODEL_PREFIXES
 from sinklab.train import state
-from sinklab.train.forward import make_forward
+from sinklab.train.forward import make_hidden_states_fn
 from sinklab.train.validation_loss import make_token_loss
 
 LIMIT_KEYS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens'  # names of one option
@@ -235,7 +235,7 @@ class SinklabLM(TemplateLM):
     @functools.cached_property
     def next_logits_program(self) -> Callable:
         """The jitted function (params, ids_BT, last_B) -> logits_BV of the token after position last_B."""
-        forward_fn = make_forward(self.run_model.spec)
+        forward_fn = make_hidden_states_fn(self.run_model.spec)
 
         def compute_next_logits(params: dict, ids_BT: jax.Array, last_B: jax.Array) -> jax.Array:
             hidden_BTD, head_VD, _ = forward_fn(params, ids_BT)

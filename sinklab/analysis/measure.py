@@ -34,7 +34,7 @@ from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.schema import format_unknown_name
 from sinklab.storage import run_file_schemas
-from sinklab.storage.atomic_write import atomic_write, writable_folder
+from sinklab.storage.atomic_write import atomic_write, open_writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.paths import parse_path
 from sinklab.storage.untrusted_files import DamagedFileError
@@ -395,7 +395,7 @@ def measure_cached(
         pass
     measurement = measure_model(model, ids_PT, position_T, on_progress, **overrides)
     try:
-        with writable_folder(path.parent):
+        with open_writable_folder(path.parent):
             save_measurement(path, measurement, seal=digest_measurement(path.stem, measurement))
     except (UserError, OSError) as error:
         reason = format_error(error, max_length=None).partition('; ')[0]

@@ -45,7 +45,7 @@ from sinklab.parallel import sharding
 from sinklab.parallel.device_mesh import make_one_device_mesh
 from sinklab.run_dir import RunDir, read_spec
 from sinklab.train import sink_probe, state
-from sinklab.train.forward import make_forward
+from sinklab.train.forward import make_hidden_states_fn
 from sinklab.train.validation_loss import make_token_loss
 
 MAX_BATCH_BYTES = 1 << 30  # bytes of captured arrays, or of logits, of a batch
@@ -275,7 +275,7 @@ def jit_capture(
 
     def program(edits: Sequence[EditArrays], params: dict, ids_PT: jax.Array) -> Arrays:
         edit = functools.partial(apply_edits, edits) if takes_edits else None
-        forward_fn = make_forward(spec, capture=True, edit=edit, **make_position_kwargs(positions))
+        forward_fn = make_hidden_states_fn(spec, capture=True, edit=edit, **make_position_kwargs(positions))
         _, _, intermediates = forward_fn(params, ids_PT)
         return extract(
             extract_arrays(intermediates, make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model)))
@@ -297,7 +297,7 @@ def jit_edited_loss(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
 
     def program(edits: Sequence[EditArrays], params: dict, ids_PT: jax.Array) -> Arrays:
         edit = functools.partial(apply_edits, edits)
-        forward_fn = make_forward(spec, capture=True, edit=edit, **make_position_kwargs(positions))
+        forward_fn = make_hidden_states_fn(spec, capture=True, edit=edit, **make_position_kwargs(positions))
         hidden_PTD, head_VD, _ = forward_fn(params, ids_PT)
         logits_PTV = compute_logits(hidden_PTD[:, :-1], head_VD)
         return {'loss_LPT': optax.softmax_cross_entropy_with_integer_labels(logits_PTV, ids_PT[:, 1:])[None]}

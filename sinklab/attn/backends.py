@@ -31,9 +31,12 @@ class AttentionBackend(Protocol):
     platform: str | None  # None: all platforms
 
     def attend(
-        self, query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_mass: bool = False
+        self, query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_abs_weight_sum: bool = False
     ) -> AttentionOutput:
-        """Compute attention as `reference.attend` does; row masses are defined only if `needs_mass` is True."""
+        """Compute attention as `reference.attend` does.
+
+        The sums of absolute weights are defined only if `needs_abs_weight_sum` is True.
+        """
 
     def explain_unsupported(self, problem: AttentionProblem) -> str | None:
         """Return why the backend cannot compute a problem, or None."""
@@ -46,7 +49,7 @@ class XLABackend:
     function: Callable[..., AttentionOutput]
     platform = None
 
-    def attend(self, query_BTHK, key_BSGK, value_BSGK, spec, needs_mass=False):
+    def attend(self, query_BTHK, key_BSGK, value_BSGK, spec, needs_abs_weight_sum=False):
         return self.function(query_BTHK, key_BSGK, value_BSGK, spec)
 
     def explain_unsupported(self, problem):
@@ -64,8 +67,8 @@ class PallasBackend:
         """The module of the kernels, imported on first use because importing Pallas takes a second."""
         return importlib.import_module(f'sinklab.attn.pallas.{self.platform}')
 
-    def attend(self, query_BTHK, key_BSGK, value_BSGK, spec, needs_mass=False):
-        return kernel_attention.attend(self.kernels, query_BTHK, key_BSGK, value_BSGK, spec, needs_mass)
+    def attend(self, query_BTHK, key_BSGK, value_BSGK, spec, needs_abs_weight_sum=False):
+        return kernel_attention.attend(self.kernels, query_BTHK, key_BSGK, value_BSGK, spec, needs_abs_weight_sum)
 
     def explain_unsupported(self, problem):
         operation, relative = problem.spec.operation, problem.spec.bias.relative
@@ -135,8 +138,8 @@ def measure_error(name: str, problem: AttentionProblem) -> float:
     cotangent = jnp.asarray(rng.normal(size=(1, problem.num_queries, num_heads, problem.value_width)), jnp.float32)
 
     def compute_loss(arrays, backend):
-        output, row_stats, _ = BACKENDS[backend].attend(*arrays, problem.spec, needs_mass=True)
-        return jnp.sum(cotangent * output.astype(jnp.float32)), (output, row_stats.mass_BHT)
+        output, row_stats, _ = BACKENDS[backend].attend(*arrays, problem.spec, needs_abs_weight_sum=True)
+        return jnp.sum(cotangent * output.astype(jnp.float32)), (output, row_stats.abs_weight_sum_BHT)
 
     compute_gradient = jax.jit(jax.grad(compute_loss, has_aux=True), static_argnums=1)
     with jax.default_matmul_precision('highest'):
@@ -253,7 +256,7 @@ def select_backend(requested: str, platform: str, *problems: AttentionProblem, v
 
     rejection_reasons = {}
     for name in PREFERRED_BACKENDS.get(platform, ('chunked',)) if requested == 'auto' else (requested,):
-        reason = find_reason(explain_unusable if verify else explain_unsupported, name)
+        reason = find_reason(verify_and_explain if verify else explain_unsupported, name)
         if reason is None:
             failed_backends = tuple(
                 other for other in rejection_reasons if find_reason(explain_unsupported, other) is None
@@ -266,7 +269,7 @@ def select_backend(requested: str, platform: str, *problems: AttentionProblem, v
     raise UserError(f'--attention={requested} is not available: {rejection_reasons[requested]}; use auto, {others}')
 
 
-def explain_unusable(name: str, platform: str, problem: AttentionProblem) -> str | None:
+def verify_and_explain(name: str, platform: str, problem: AttentionProblem) -> str | None:
     """Return why a backend must not be used, or None; a platform-specific one is verified on the devices."""
     reason = explain_unsupported(name, platform, problem)
     if reason or BACKENDS[name].platform is None:

@@ -15,8 +15,8 @@ from sinklab.attn.reference import AttentionOutput
 from sinklab.attn.spec import AttentionSpec, slice_keys
 
 CHUNK_SIZE = 128  # queries whose scores are in memory at once
-NUM_STRIPES = 8  # parts of the queries; each reads only the keys that its mask may show
-MAX_UNROLLED_CHUNKS = 4  # number of chunks up to which each is a stripe
+MAX_CHUNK_GROUPS = 8  # parts of the queries; each reads only the keys that its mask may show
+MAX_UNROLLED_CHUNKS = 4  # number of chunks up to which each is a group of its own
 
 
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec) -> AttentionOutput:
@@ -28,16 +28,16 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, sp
     # Gradients of keys and values are summed over chunks in float32.
     float32_arrays = [array.astype(jnp.float32) for array in (key_BSGK, value_BSGK)]
 
-    def attend_stripe(first: int, last: int) -> tuple[jax.Array, reference.RowStats]:
+    def attend_chunk_group(first: int, last: int) -> tuple[jax.Array, reference.RowStats]:
         """Attend with the chunks [first, last), whose queries see only keys of the text in [low, high)."""
         low, high = find_key_range(bounds_2T[:, first * chunk : last * chunk], key_BSGK.shape[1] - num_learned_kv)
         key, value = (slice_keys(array, num_learned_kv, low, high) for array in float32_arrays)
-        stripe_spec = spec.slice_text(low, high)
+        group_spec = spec.slice_text(low, high)
 
         def attend_chunk(query, start_BT, end_BT, position_BT):
             arrays = query, key.astype(key_BSGK.dtype), value.astype(value_BSGK.dtype)
             return reference.attend(
-                *arrays, make_chunk_spec(stripe_spec, start_BT - low, end_BT - low, position_BT, high - low)
+                *arrays, make_chunk_spec(group_spec, start_BT - low, end_BT - low, position_BT, high - low)
             )[:2]
 
         if last - first > 1:
@@ -51,31 +51,31 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, sp
         )
         return jax.tree.map(lambda array: array[None], checkpointed(query))
 
-    stripe_outputs = [attend_stripe(*edges) for edges in split_into_stripes(num_chunks)]
-    output, row_stats = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *stripe_outputs)
+    group_outputs = [attend_chunk_group(*edges) for edges in group_chunks(num_chunks)]
+    output, row_stats = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *group_outputs)
     output_BTHK = checkpoint_name(join_chunks(output, 1, length), 'attention')
     return AttentionOutput(output_BTHK, jax.tree.map(lambda array: join_chunks(array, 2, length), row_stats))
 
 
-def split_into_stripes(num_chunks: int) -> list[tuple[int, int]]:
-    """Return the ranges [first, last) of the chunks of each stripe.
+def group_chunks(num_chunks: int) -> list[tuple[int, int]]:
+    """Return the ranges [first, last) of the chunks of each group.
 
-    A stripe of several chunks is a loop. XLA:CPU keeps the scores of all stripes with only one chunk in memory at
+    A group of several chunks is a loop. XLA:CPU keeps the scores of all groups with only one chunk in memory at
     once, so that there are at most MAX_UNROLLED_CHUNKS of these.
     """
-    num_stripes = num_chunks if num_chunks <= MAX_UNROLLED_CHUNKS else min(NUM_STRIPES, num_chunks // 2)
-    edges = np.linspace(0, num_chunks, num_stripes + 1).astype(int).tolist()
+    num_groups = num_chunks if num_chunks <= MAX_UNROLLED_CHUNKS else min(MAX_CHUNK_GROUPS, num_chunks // 2)
+    edges = np.linspace(0, num_chunks, num_groups + 1).astype(int).tolist()
     return list(itertools.pairwise(edges))
 
 
 def choose_chunk_size(length: int) -> int:
     """Choose the number of queries of a chunk.
 
-    It is half of CHUNK_SIZE where there would be too few chunks for NUM_STRIPES loops; each stripe would read many
-    keys that its mask does not show.
+    It is half of CHUNK_SIZE where there would be too few chunks for MAX_CHUNK_GROUPS loops; each group would
+    read many keys that its mask does not show.
     """
     num_chunks = -(-length // CHUNK_SIZE)
-    is_half = MAX_UNROLLED_CHUNKS < num_chunks < 2 * NUM_STRIPES
+    is_half = MAX_UNROLLED_CHUNKS < num_chunks < 2 * MAX_CHUNK_GROUPS
     return min(CHUNK_SIZE // 2 if is_half else CHUNK_SIZE, length)
 
 

@@ -31,9 +31,9 @@ def attend(
     key_BSGK: jax.Array,
     value_BSGK: jax.Array,
     spec: AttentionSpec,
-    needs_mass: bool = False,
+    needs_abs_weight_sum: bool = False,
 ) -> AttentionOutput:
-    """Compute attention with a platform's kernels; row masses are summed only if `needs_mass` is True."""
+    """Compute attention with a platform's kernels; row masses are summed only if `needs_abs_weight_sum` is True."""
     operation, num_learned_kv, power = spec.operation, spec.num_learned_kv, spec.operation.power
     text = query_BTHK, key_BSGK[:, num_learned_kv:], value_BSGK[:, num_learned_kv:]
     column_BHTC = compute_learned_scores(query_BTHK, key_BSGK[:, :num_learned_kv], spec)
@@ -41,7 +41,10 @@ def attend(
     def reduce_text(reduction: Reduction, kernel_spec: KernelSpec):
         return run_kernels(kernels, reduction, kernel_spec, *text)
 
-    reduction, kernel_spec = choose_reduction(operation, needs_mass), make_kernel_spec(spec, query_BTHK.shape[-1])
+    reduction, kernel_spec = (
+        choose_reduction(operation, needs_abs_weight_sum),
+        make_kernel_spec(spec, query_BTHK.shape[-1]),
+    )
     numerator, total, mass, shift = REDUCERS[type(reduction)](
         reduce_text, reduction, kernel_spec, operation, column_BHTC
     )
@@ -60,22 +63,22 @@ def attend(
     return AttentionOutput(output_BTHK, jax.lax.stop_gradient(reference.RowStats(*row_stats)))
 
 
-def choose_reduction(operation: Operation, needs_mass: bool = False) -> Reduction:
+def choose_reduction(operation: Operation, needs_abs_weight_sum: bool = False) -> Reduction:
     """Return the reduction of an operation: softmax if it is shifted, else linear with the needed masses."""
     if operation.similarity.is_shifted:
         return SoftmaxReduction()
     needs_total, similarity = operation.normalizer.uses_total, operation.similarity
     weigh = similarity.weigh if needs_total or similarity.approximate_weigh is None else similarity.approximate_weigh
 
-    def weigh_with_masses(score):
+    def compute_weight_and_summands(score):
         weight, mass = weigh(score, 1.0)
         options = (
             (needs_total, lambda: raise_to_power(mass, operation.power)),
-            (needs_mass, lambda: jnp.abs(weight)),
+            (needs_abs_weight_sum, lambda: jnp.abs(weight)),
         )
         return weight, tuple(compute() for is_needed, compute in options if is_needed)
 
-    return LinearReduction(weigh_with_masses)
+    return LinearReduction(compute_weight_and_summands)
 
 
 def make_kernel_spec(spec: AttentionSpec, head_width: int) -> KernelSpec:

@@ -58,19 +58,19 @@ def sigmoid(score, unit):
 
 
 def tanh_sigmoid(score, unit):
-    weight = half_tanh(score)
+    weight = compute_sigmoid_by_tanh(score)
     return weight, weight
 
 
 @jax.custom_jvp
-def half_tanh(x: jax.Array) -> jax.Array:
+def compute_sigmoid_by_tanh(x: jax.Array) -> jax.Array:
     """Compute the sigmoid with an absolute error of 6e-8; its derivative costs three operations."""
     return 0.5 * jnp.tanh(0.5 * x) + 0.5
 
 
-@half_tanh.defjvp
+@compute_sigmoid_by_tanh.defjvp
 def half_tanh_jvp(primals, tangents):
-    weight = half_tanh(*primals)
+    weight = compute_sigmoid_by_tanh(*primals)
     return weight, (weight - weight * weight) * tangents[0]
 
 
@@ -155,38 +155,38 @@ def raise_to_power(mass: jax.Array, power: float | None) -> jax.Array:
     return jnp.where(mass > 0, jnp.where(mass > 0, mass, 1.0) ** power, 0.0)
 
 
-def row_sum(row: RowSums) -> jax.Array:
+def compute_sum_z(row: RowSums) -> jax.Array:
     return row.total + EPSILON
 
 
-def p_norm(row: RowSums) -> jax.Array:
+def compute_p_norm_z(row: RowSums) -> jax.Array:
     assert row.power is not None, 'p_norm needs a power'
     return jnp.where(row.total > 0, row.total, 1.0) ** (1 / row.power)
 
 
-def plus_one(row: RowSums) -> jax.Array:
+def compute_plus_one_z(row: RowSums) -> jax.Array:
     return row.total + row.unit
 
 
-def clamped_sum(row: RowSums) -> jax.Array:
+def compute_clamped_z(row: RowSums) -> jax.Array:
     return jnp.maximum(jnp.abs(row.total), row.unit)
 
 
-def key_count(row: RowSums) -> jax.Array:
+def compute_count_z(row: RowSums) -> jax.Array:
     return jnp.maximum(row.count, 1).astype(row.total.dtype)
 
 
-def constant_one(row: RowSums) -> jax.Array:
+def compute_unit_z(row: RowSums) -> jax.Array:
     return jnp.ones_like(row.total)
 
 
 NORMALIZERS = {
-    'sum': Normalizer(row_sum),
-    'p_norm': Normalizer(p_norm),
-    'plus_one': Normalizer(plus_one, uses_unit=True),
-    'clamped': Normalizer(clamped_sum, uses_unit=True),
-    'count': Normalizer(key_count, uses_total=False),
-    'none': Normalizer(constant_one, uses_total=False),
+    'sum': Normalizer(compute_sum_z),
+    'p_norm': Normalizer(compute_p_norm_z),
+    'plus_one': Normalizer(compute_plus_one_z, uses_unit=True),
+    'clamped': Normalizer(compute_clamped_z, uses_unit=True),
+    'count': Normalizer(compute_count_z, uses_total=False),
+    'none': Normalizer(compute_unit_z, uses_total=False),
 }
 
 

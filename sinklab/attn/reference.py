@@ -17,7 +17,7 @@ class RowStats:
 
     shift_BHT: jax.Array  # 0 for similarities that are not shifted
     z_BHT: jax.Array  # Z / gain
-    mass_BHT: jax.Array  # sum_j |A_ij|
+    abs_weight_sum_BHT: jax.Array  # sum_j |A_ij|
 
 
 class AttentionOutput(NamedTuple):

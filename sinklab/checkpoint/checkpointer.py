@@ -31,12 +31,12 @@ from sinklab.errors import UserError
 from sinklab.process_group import (
     ProcessGroup,
     SingleProcessGroup,
+    all_gather_or_raise,
     broadcast_from_primary,
-    gather_or_raise,
 )
 from sinklab.run_dir import RunDir, format_differences
 from sinklab.storage import directories
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.directories import DELETED_SUFFIX
 from sinklab.storage.paths import (
     check_path_readable_by_orbax,
@@ -104,13 +104,15 @@ def clean_up_run_dir(run_dir: RunDir) -> None:
 
     Complete digests without a checkpoint stay, because the checkpoint may have been moved away temporarily.
     """
-    with writable_folder(run_dir.checkpoint_dir), writable_folder(run_dir.digest_dir):
+    with open_writable_folder(run_dir.checkpoint_dir), open_writable_folder(run_dir.digest_dir):
         saved_names = set(map(str, run_dir.list_checkpoint_steps()))
         partial_paths = [
-            path for path in directories.list_entries(run_dir.checkpoint_dir) if is_partial(path.name, saved_names)
+            path
+            for path in directories.list_entries(run_dir.checkpoint_dir)
+            if is_uncommitted(path.name, saved_names)
         ]
         for path in partial_paths:
-            check_is_partial(run_dir, path)
+            check_is_uncommitted(run_dir, path)
         # STEP.UNIQUE.deleted on a disk, STEP in a bucket; earlier versions wrote STEP.deleted.
         deleted_names = {
             path.name.split('.')[0] if path.name.endswith(DELETED_SUFFIX) else path.name for path in partial_paths
@@ -126,7 +128,7 @@ def clean_up_run_dir(run_dir: RunDir) -> None:
             path.unlink(missing_ok=True)
 
 
-def is_partial(name: str, saved_names: set[str]) -> bool:
+def is_uncommitted(name: str, saved_names: set[str]) -> bool:
     """Return whether a directory is a checkpoint that is incomplete or partly deleted."""
     return (
         ORBAX_TEMPORARY_SUFFIX in name
@@ -135,11 +137,11 @@ def is_partial(name: str, saved_names: set[str]) -> bool:
     )
 
 
-def check_is_partial(run_dir: RunDir, path: Path) -> None:
+def check_is_uncommitted(run_dir: RunDir, path: Path) -> None:
     """Raise UserError if a checkpoint is complete, but was copied to a bucket without its commit marker."""
     if not path.name.isdigit() or (path / DELETED_SUFFIX).exists():
         return
-    if isinstance(digests.read_any_digests(run_dir, int(path.name)), digests.CheckpointDigests):
+    if isinstance(digests.read_digests_of_any_run(run_dir, int(path.name)), digests.CheckpointDigests):
         raise UserError(
             f'{path} has no {directories.COMMIT_MARKER}, as after a copy from a disk; create an empty object of '
             'that name there, or delete it'
@@ -152,7 +154,7 @@ def quarantine_step(run_dir: RunDir, step: int) -> Path:
     quarantine_dir = next(
         run_dir.quarantine_dir / name for name in names if not (run_dir.quarantine_dir / name).exists()
     )
-    with writable_folder(quarantine_dir):
+    with open_writable_folder(quarantine_dir):
         directories.move_folder(run_dir.checkpoint_dir / str(step), quarantine_dir / 'checkpoint')
         with contextlib.suppress(FileNotFoundError):
             directories.move_folder(run_dir.digest_dir / str(step), quarantine_dir / 'digests')
@@ -165,7 +167,7 @@ WAIT_REPORT_SECONDS = 30.0  # seconds of waiting for a save before a message, an
 class Checkpointer:
     """The checkpoints of one run directory. All processes of the group call its methods in the same order.
 
-    `check_owner` is called before each write, also in the background, and raises if another job owns the directory.
+    `check_lease` is called before each write, also in the background, and raises if another job owns the directory.
     `run_id` is given for a run whose run.json is written after its first checkpoint. Otherwise the id is read from
     that file or, if it is missing, from the checkpoints.
     """
@@ -176,18 +178,18 @@ class Checkpointer:
         retention_policy: CheckpointConfig,
         data_fingerprint: dict[str, str | int],
         group: ProcessGroup | None = None,
-        check_owner: Callable[[], None] = lambda: None,
+        check_lease: Callable[[], None] = lambda: None,
         run_id: str | None = None,
     ):
         self.run_dir, self.retention_policy, self.data_fingerprint = run_dir, retention_policy, data_fingerprint
-        self.group, self.check_owner = group or SingleProcessGroup(), check_owner
+        self.group, self.check_lease = group or SingleProcessGroup(), check_lease
         self.run_id = run_id or broadcast_from_primary(self.group, 'run id', lambda: digests.find_run_id(run_dir))
         self.pool, self.pending_save = ThreadPoolExecutor(1, 'checkpoint'), None
         self.save_seconds: float | None = None  # duration of the latest finished save, including its digests
         broadcast_from_primary(self.group, 'checkpoint folder', lambda: clean_up_run_dir(run_dir))
-        self.newest_step = self.find_latest_step()  # its save may still be running
+        self.newest_step = self.find_latest_committed_step()  # its save may still be running
 
-    def find_latest_step(self) -> int | None:
+    def find_latest_committed_step(self) -> int | None:
         """Return the step of the newest finished checkpoint, valid or not."""
         return broadcast_from_primary(
             self.group, 'newest checkpoint', lambda: max(self.run_dir.list_checkpoint_steps(), default=None)
@@ -200,7 +202,7 @@ class Checkpointer:
             if not (corruption := find_corruption_on_all(self.run_dir, step, self.group)):
                 return step, self.quarantine_corrupt(corruptions, step)
             corruptions[step] = corruption
-        if corruptions and not is_incomplete_save(corruptions):
+        if corruptions and not is_uncommitted_save(corruptions):
             descriptions = '; '.join(f'{step}: {corruption.reason}' for step, corruption in corruptions.items())
             raise UserError(
                 f'{self.run_dir.checkpoint_dir} has no valid checkpoint ({descriptions}); restore the files, or '
@@ -214,7 +216,7 @@ class Checkpointer:
 
         def clear_steps() -> list[str]:
             with translate_storage_errors(self.run_dir):
-                if not is_incomplete_save(corruptions):
+                if not is_uncommitted_save(corruptions):
                     return [f'it is quarantined in {quarantine_step(self.run_dir, step)}' for step in corruptions]
                 return ['; '.join(delete_step(self.run_dir, step)) or 'it is deleted' for step in corruptions]
 
@@ -255,7 +257,7 @@ class Checkpointer:
         start_time = time.perf_counter()
         path = make_absolute(self.run_dir.checkpoint_dir / str(step))
         with translate_storage_errors(self.run_dir), use_orbax_context(path):
-            if self.group.index == 0:
+            if self.group.process_index == 0:
                 make_digest_dir(self.run_dir, step)
             response = ocp.save_async(path, state, custom_metadata={'data': self.data_fingerprint})
         self.newest_step, self.pending_save = step, self.pool.submit(self.finish_save, step, response, start_time)
@@ -265,12 +267,14 @@ class Checkpointer:
         path = self.run_dir.checkpoint_dir / str(step)
         with translate_storage_errors(self.run_dir, saving_path=path):
             response.result()
-        self.check_owner()
+        self.check_lease()
         seconds = time.perf_counter() - start_time
-        digests.write_digests(self.run_dir, step, self.group.index, self.group.count, seconds, self.run_id)
+        digests.write_digests(
+            self.run_dir, step, self.group.process_index, self.group.process_count, seconds, self.run_id
+        )
         seconds = time.perf_counter() - start_time
-        if self.group.index == 0:
-            self.check_owner()
+        if self.group.process_index == 0:
+            self.check_lease()
             delete_unretained_steps(self.run_dir, self.retention_policy)
         return seconds
 
@@ -299,14 +303,14 @@ class Checkpointer:
     def wait_on_all_processes(self) -> None:
         """Wait until all processes have finished their saves; one that exits earlier would end the others."""
         self.wait()
-        self.group.gather('saved', None)
+        self.group.all_gather('saved', None)
 
     def delete_if_newest(self, step: int) -> None:
         """Delete the newest checkpoint if it is of this step, whose state turned out to be unusable."""
         if self.newest_step == step:
             self.wait()
             broadcast_from_primary(self.group, f'drop {step}', lambda: print_lines(*delete_step(self.run_dir, step)))
-            self.newest_step = self.find_latest_step()
+            self.newest_step = self.find_latest_committed_step()
 
     def close(self) -> None:
         try:
@@ -315,7 +319,7 @@ class Checkpointer:
             self.pool.shutdown()
 
 
-def is_incomplete_save(corruptions: dict[int, CorruptionReport]) -> bool:
+def is_uncommitted_save(corruptions: dict[int, CorruptionReport]) -> bool:
     """Return whether only the last save is invalid, because its process ended before the save did."""
     return len(corruptions) == 1 and all(corruption.is_incomplete for corruption in corruptions.values())
 
@@ -326,10 +330,10 @@ def find_corruption_on_all(run_dir: RunDir, step: int, group: ProcessGroup) -> C
 
     def find_local_corruption() -> dict | None:
         with translate_storage_errors(run_dir):
-            corruption = digests.find_corruption(run_dir, step, group.index, group.count)
+            corruption = digests.find_corruption(run_dir, step, group.process_index, group.process_count)
         return dataclasses.asdict(corruption) if corruption else None
 
-    corruptions = gather_or_raise(group, f'faults of checkpoint {step}', find_local_corruption)
+    corruptions = all_gather_or_raise(group, f'faults of checkpoint {step}', find_local_corruption)
     return next((CorruptionReport(**corruption) for corruption in corruptions if corruption), None)
 
 
@@ -401,7 +405,7 @@ def save_parameters(run_dir: RunDir, step: int, output_path: Path, dtype: str | 
     params = restore_parameters(run_dir.path, step, dtype)
     output_path = make_absolute(output_path)
     with (
-        writable_folder(output_path.parent),
+        open_writable_folder(output_path.parent),
         translate_storage_errors(None, saving_path=output_path),
         use_orbax_context(output_path),
     ):

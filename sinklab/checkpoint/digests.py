@@ -48,7 +48,7 @@ class CheckpointDigests:
     run_ids: frozenset[str | None] = frozenset((None,))  # as its processes recorded them
 
 
-def get_owner_process(name: str, num_processes: int) -> int:
+def get_writer_process(name: str, num_processes: int) -> int:
     """Return the index of the process that has written a file, of `num_processes` processes."""
     process_numbers = [int(match[1]) for part in name.split('/') if (match := PROCESS_PATTERN.search(part))]
     return process_numbers[0] if process_numbers and process_numbers[0] < num_processes else 0
@@ -96,7 +96,7 @@ def write_digests(
 
     def list_local_names() -> list[str]:
         names = [
-            name for name in directories.list_files(checkpoint) if get_owner_process(name, num_processes) == process
+            name for name in directories.list_files(checkpoint) if get_writer_process(name, num_processes) == process
         ]
         return [] if process == 0 and find_missing_manifest(names) else names
 
@@ -127,7 +127,7 @@ def write_digests(
 
 def read_digests(run_dir: RunDir, step: int, run_id: str | None = None) -> CheckpointDigests | CorruptionReport:
     """Read the digests of all processes for a step of the run, whose id is read unless it is given."""
-    return match_run_id(run_dir, read_any_digests(run_dir, step), run_id)
+    return match_run_id(run_dir, read_digests_of_any_run(run_dir, step), run_id)
 
 
 def find_run_id(run_dir: RunDir) -> str | None:
@@ -143,7 +143,7 @@ def find_run_id(run_dir: RunDir) -> str | None:
         return stored_id
     step_of_id: dict[str | None, int] = {}  # id -> a step that has it
     for step in run_dir.list_checkpoint_steps():
-        if isinstance(step_digests := read_any_digests(run_dir, step), CheckpointDigests):
+        if isinstance(step_digests := read_digests_of_any_run(run_dir, step), CheckpointDigests):
             step_of_id |= dict.fromkeys(step_digests.run_ids, step)
     if step_of_id.keys() <= {None}:
         return None
@@ -182,7 +182,7 @@ def match_run_id(
     )
 
 
-def read_any_digests(run_dir: RunDir, step: int) -> CheckpointDigests | CorruptionReport:
+def read_digests_of_any_run(run_dir: RunDir, step: int) -> CheckpointDigests | CorruptionReport:
     """Read the digests of all processes for a step, whatever their run id is."""
     digest_dir = run_dir.digest_dir / str(step)
     if not directories.is_folder(digest_dir):
@@ -203,7 +203,7 @@ def find_newest_step(run_dir: RunDir) -> int | None:
     """Return the step of the newest checkpoint whose save is complete."""
 
     def is_complete(step: int) -> bool:
-        any_digests = read_any_digests(run_dir, step)
+        any_digests = read_digests_of_any_run(run_dir, step)
         with contextlib.suppress(UserError):  # reading the run raises the error of a damaged or missing run.json
             any_digests = match_run_id(run_dir, any_digests)
         return isinstance(any_digests, CheckpointDigests)
@@ -264,9 +264,13 @@ def find_corruption(
     """
     checkpoint = run_dir.checkpoint_dir / str(step)
     any_digests = poll_until(
-        lambda: any_digests if isinstance(any_digests := read_any_digests(run_dir, step), CheckpointDigests) else None
+        lambda: (
+            any_digests
+            if isinstance(any_digests := read_digests_of_any_run(run_dir, step), CheckpointDigests)
+            else None
+        )
     )
-    digests = match_run_id(run_dir, any_digests or read_any_digests(run_dir, step), run_id)
+    digests = match_run_id(run_dir, any_digests or read_digests_of_any_run(run_dir, step), run_id)
     if isinstance(digests, CorruptionReport):
         return digests
     if manifest := find_missing_manifest(digests.files):

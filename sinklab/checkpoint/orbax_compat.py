@@ -51,7 +51,7 @@ def use_orbax_context(path: Path, partial_load: bool = False) -> Iterator[None]:
         path: The checkpoint.
         partial_load: Whether a tree with only some leaves of the checkpoint can be loaded.
     """
-    install_filters()
+    install_log_filters()
     context = ocp.Context()
     context.asynchronous.create_directories_asynchronously = False
     context.pytree.loading.partial_load = partial_load
@@ -151,22 +151,26 @@ def translate_storage_errors(run_dir: RunDir | None, saving_path: Path | None = 
             remedy = (
                 f'{rerun}{": its last complete checkpoint is intact" if run_dir else ", or choose another folder"}'
             )
-            if has_sign(error, DISK_FULL_ERRNOS, DISK_FULL_TEXTS):
+            if matches_storage_error(error, DISK_FULL_ERRNOS, DISK_FULL_TEXTS):
                 raise UserError(f'no room is left on the disk of {folder}; make room {remedy}') from error
-            if has_sign(error, ACCESS_ERRNOS, ACCESS_TEXTS):
+            if matches_storage_error(error, ACCESS_ERRNOS, ACCESS_TEXTS):
                 reason = getattr(error, 'strerror', None) or format_error(error)
                 permission = f': {text}' if file and (text := describe_permission(file)) else ''
                 raise UserError(
                     f'{folder} cannot be read or written ({reason}){permission}; make it accessible {remedy}'
                 ) from error
-            if run_dir and has_sign(error, (errno.ENOENT,), ('NOT_FOUND',)) and not run_dir.checkpoint_dir.exists():
+            if (
+                run_dir
+                and matches_storage_error(error, (errno.ENOENT,), ('NOT_FOUND',))
+                and not run_dir.checkpoint_dir.exists()
+            ):
                 raise UserError(f'{run_dir} no longer exists; restore it {rerun}') from error
         if saving_path and isinstance(error, ValueError):
             raise OSError(f'{saving_path} could not be saved ({describe_root_cause(error)})') from error
         raise
 
 
-def has_sign(error: Exception, errnos: Collection[int], texts: tuple[str, ...]) -> bool:
+def matches_storage_error(error: Exception, errnos: Collection[int], texts: tuple[str, ...]) -> bool:
     """Return whether an error has one of these errnos, or the text of one, or one of these texts, in its message."""
     texts = (*map(os.strerror, errnos), *texts)
     return getattr(error, 'errno', None) in errnos or any(text in str(error) for text in texts)
@@ -182,38 +186,39 @@ ORBAX_PATH_PART = '/orbax/checkpoint/'  # in the paths of Orbax's source files
 EVENT_LOOP_PATH_PARTS = '/asyncio/', 'uvloop/'
 
 
-def install_filters() -> None:
+def install_log_filters() -> None:
     """Suppress messages about errors that Orbax also raises, in the whole process.
 
-    Orbax raises an error of one of its threads where the save is awaited, and also logs it with a traceback, once for
-    each thread that waits for the first: 3 to 9 of them, 280 lines, around one line of ours. Other reads and writes
-    go on in the meantime. Their errors are logged by asyncio, or are raised where nothing can catch them.
+    Orbax raises a storage error once, where the save is awaited, and also logs it with a traceback in each of 3 to 9
+    waiting threads. Operations that still run then fail, too: asyncio logs their errors, or Python reports them as
+    unraisable. The filters drop these messages, because the first error is reported.
     """
     for name in ('absl', 'asyncio'):
-        logging.getLogger(name).addFilter(is_logged)  # it adds the same filter only once
+        logging.getLogger(name).addFilter(should_log)  # it adds the same filter only once
     if getattr(sys.unraisablehook, 'func', None) is not report_unraisable:
         warnings.filterwarnings('ignore', r"coroutine '_\w+' was never awaited", RuntimeWarning)  # private coroutines
         sys.unraisablehook = functools.partial(report_unraisable, sys.unraisablehook)
 
 
-def is_logged(record: logging.LogRecord) -> bool:
-    """Return whether to log a record: none of Orbax, except of an error that is not one of the storage."""
+def should_log(record: logging.LogRecord) -> bool:
+    """Return whether to log a record: no record of Orbax, unless its error is not an error of the storage."""
     error = record.exc_info[1] if record.exc_info else None
     if record.name == 'asyncio':
-        return not (error and is_left_over(error, error.__traceback__))
+        return not (error and is_secondary_orbax_error(error, error.__traceback__))
     # Orbax raises errors of TensorStore as ValueError.
     return ORBAX_PATH_PART not in record.pathname or not isinstance(error, OSError | ValueError | None)
 
 
 def report_unraisable(hook: Callable[[Any], Any], unraisable: Any) -> None:
-    """Pass an unraisable error to an earlier hook, unless it is left over from another; pass KeyboardInterrupt."""
+    """Call the previous hook, unless the error is a secondary error of Orbax; KeyboardInterrupt is none."""
     if not (
-        issubclass(unraisable.exc_type, Exception) and is_left_over(unraisable.exc_value, unraisable.exc_traceback)
+        issubclass(unraisable.exc_type, Exception)
+        and is_secondary_orbax_error(unraisable.exc_value, unraisable.exc_traceback)
     ):
         hook(unraisable)
 
 
-def is_left_over(error: BaseException | None, trace: types.TracebackType | None) -> bool:
+def is_secondary_orbax_error(error: BaseException | None, trace: types.TracebackType | None) -> bool:
     """Return whether an error was raised in Orbax, or by TensorStore in an event loop of Orbax.
 
     TensorStore raises errors, and calls an event loop that is already closed, from C++ threads: the tracebacks have

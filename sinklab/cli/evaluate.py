@@ -69,10 +69,10 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def write_results(out: str, results: dict) -> None:
-    from sinklab.storage.atomic_write import atomic_write, writable_folder
+    from sinklab.storage.atomic_write import atomic_write, open_writable_folder
 
     path = parse_path(out)
-    with writable_folder(path.parent), atomic_write(path) as temp_path:
+    with open_writable_folder(path.parent), atomic_write(path) as temp_path:
         temp_path.write_text(json.dumps(results, indent=2) + '\n', encoding='utf-8')
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from sinklab.errors import UserError, format_error
 from sinklab.escape import escape_control, quote_shell
 from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX, RunDir, read_spec
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.paths import (
     check_path_readable_by_orbax,
@@ -174,7 +174,7 @@ def get_cached_import(model_ref: str) -> RunDir:
     if not run_dir.has_run():
         source, root = find_importable_dir(model_ref), get_imports_root()
         temp_path = root / f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}'
-        with writable_folder(root):
+        with open_writable_folder(root):
             files.check_disk_space(root, 4 * files.count_parameters(source), model_ref)
             print(f'importing {model_ref} into {run_dir}', file=sys.stderr, flush=True)
             try:

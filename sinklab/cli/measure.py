@@ -20,7 +20,7 @@ from sinklab.cli.checkpoint_flags import add_model_argument
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
 from sinklab.escape import escape_control
-from sinklab.storage.atomic_write import writable_folder
+from sinklab.storage.atomic_write import open_writable_folder
 from sinklab.storage.paths import parse_path
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         else [model_ref.open_model(*get_model_args(args))]
     )
     if args.out:
-        with writable_folder(parse_path(args.out)):
+        with open_writable_folder(parse_path(args.out)):
             pass  # creating the folder fails before anything is measured, if it cannot be written
     answers = [run_job(measured_model, request) for measured_model in measured_models]
     report = measure.make_record(answers, args.all)
@@ -149,7 +149,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         sys.stdout.flush()
     finally:  # also if the reader closes the output (| head); after printing, so that a full disk loses no result
         if args.out:
-            with writable_folder(parse_path(args.out)):
+            with open_writable_folder(parse_path(args.out)):
                 measure.write_results(answers, args.out, args.all)
     return 0
 

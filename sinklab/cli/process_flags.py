@@ -140,7 +140,7 @@ def supervise_run(
 
 def format_exit_status(exit_status: ExitStatus) -> str:
     """Format the exit status for the user, with a hint on how to resume."""
-    return exit_status.words + RECOVERY_HINTS.get(exit_status.kind, '').format(command=format_command_line())
+    return exit_status.message + RECOVERY_HINTS.get(exit_status.kind, '').format(command=format_command_line())
 
 
 def print_error(text: str) -> None:

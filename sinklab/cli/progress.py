@@ -255,7 +255,7 @@ class ProgressCallback(Callback):
                 the sweep prints the results of all runs.
         """
         if isinstance(self.display, ProgressRecordWriter):
-            self.display.write_record(end=exit_status.kind, words=exit_status.words)
+            self.display.write_record(end=exit_status.kind, message=exit_status.message)
             return
         self.display.__exit__()
         if exit_status.exit_code == 0:
@@ -305,7 +305,7 @@ class SweepDisplay(ProgressDisplay, SweepCallback):
         elif 'warning' in content or ('note' in content and not self.is_live):
             self.print_line(f'{self.format_run_name(run)}  {content.get("warning", content.get("note"))}')
         elif 'end' in content and content['end'] != 'done' and not (self.is_live and content['end'] == 'stopped'):
-            self.print_line(f'{self.format_run_name(run)}: {content["end"]}: {content.get("words", "")}')
+            self.print_line(f'{self.format_run_name(run)}: {content["end"]}: {content.get("message", "")}')
         return True
 
     def on_run_end(self, run: SweepRun) -> None:

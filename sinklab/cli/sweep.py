@@ -30,7 +30,7 @@ from sinklab.escape import (
 )
 from sinklab.run_dir import RunDir
 from sinklab.schema import format_unknown_name
-from sinklab.storage.atomic_write import atomic_write, writable_folder
+from sinklab.storage.atomic_write import atomic_write, open_writable_folder
 from sinklab.storage.lease import Lease, hold_lease
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
@@ -199,7 +199,7 @@ def write_summary(
     rows, spans = sweep_table.make_sweep_table(groups), sweep_table.compute_spans(groups)
     text = json.dumps(rows, indent=2, allow_nan=False)
     sweep_dir = parse_path(args.workdir)
-    with writable_folder(sweep_dir), atomic_write(sweep_dir / 'sweep.json') as temp_path:
+    with open_writable_folder(sweep_dir), atomic_write(sweep_dir / 'sweep.json') as temp_path:
         temp_path.write_text(text + '\n', encoding='utf-8')
     page_path = report.write_page(sweep_dir) if args.report and not stop_signal else None
     if args.json:

@@ -107,7 +107,7 @@ def import_parent_model(from_flag: str, child: RunDir, group: ProcessGroup) -> s
     Raises:
         UserError: There are several processes, which may not all see the cache.
     """
-    if group.count > 1:
+    if group.process_count > 1:
         raise UserError(
             f'--from={from_flag} works with one process only; run sinklab checkpoint import {quote_shell(from_flag)} '
             '--out=DIR with a folder that all processes see, and give --from=params:DIR'
@@ -305,7 +305,7 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
         group, 'config', lambda: load_requested_spec(args, extra_args, run_dir, parent)
     )
     layout = run_on_all_or_raise(group, 'layout', lambda: hardware_flags.parse_hardware(args))
-    device_mesh.split_cpu_devices(layout, group.count)
+    device_mesh.split_cpu_devices(layout, group.process_count)
     hardware_flags.set_fast_compile_flags(row['size'])
     check_equal_on_all(group, 'run', collect_shared_settings(spec, layout))
     compilation_cache = run_on_all_or_raise(
@@ -314,7 +314,9 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     profile_steps = run_on_all_or_raise(group, 'profile', lambda: get_profile_steps(args, run_dir, spec))
     warm_start = run_on_all_or_raise(group, 'origin', lambda: load_warm_start(parent)) if parent else None
     with contextlib.ExitStack() as stack:
-        progress = start_progress(row, spec, compilation_cache, description, stack) if group.index == 0 else None
+        progress = (
+            start_progress(row, spec, compilation_cache, description, stack) if group.process_index == 0 else None
+        )
         other_callbacks = make_callbacks(args, run_dir, profile_steps, progress.on_message, stack) if progress else []
         callbacks = [*([progress] if progress else []), *other_callbacks]
         exit_status, records = train_and_classify_errors(
@@ -388,7 +390,7 @@ def train_and_classify_errors(
             spec, layout, run_dir, row, *callbacks, group=group, origin=origin, grace_seconds=grace_seconds
         )
     except DivergedError as error:
-        return classify_error(error).replace_words(
+        return classify_error(error).replace_message(
             f'{error}: the run has diverged; {format_last_checkpoint(run_dir)}'
         ), []
     except (ReplicaMismatchError, StoppedBySignal) as error:

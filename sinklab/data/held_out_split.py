@@ -43,7 +43,7 @@ def survey_corpus(source: Source, held_out: float, lenient: bool, with_texts: bo
     if source.limit is None and (with_texts or source.size <= SAMPLE_CHARS):
         documents, is_complete = take_documents(source.read_documents(), SAMPLE_CHARS, lenient)
         if is_complete:
-            limit = compute_limit([hash_document_name(document.name) for document in documents], held_out)
+            limit = compute_key_threshold([hash_document_name(document.name) for document in documents], held_out)
             return limit, [document.text for document in documents if hash_document_name(document.name) >= limit]
     limit = int(held_out * 2**64) if source.limit is None else source.limit
     return limit, sample_pieces(source, limit, lenient) if with_texts else []
@@ -81,7 +81,7 @@ def split_single_text(source: Source, held_out: float) -> Source:
 def split_document(document: Document, held_out: float) -> tuple[Document, Document] | None:
     """Split a document between two words.
 
-    The keys of the two new names decide the side: a smaller key is held out.
+    The keys of the two new names decide the split: a smaller key is held out.
 
     Returns:
         (training document, held-out document); None if the text is too short or a part would be blank.
@@ -134,7 +134,7 @@ def take_documents(
     return first_documents, True
 
 
-def compute_limit(keys: list[int], held_out: float) -> int:
+def compute_key_threshold(keys: list[int], held_out: float) -> int:
     """Compute the key limit that holds out a fraction of documents and leaves at least one on each side.
 
     Raises:

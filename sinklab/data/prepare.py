@@ -24,12 +24,12 @@ from sinklab.data.documents import (
     require_intact,
 )
 from sinklab.data.held_out_split import hash_document_name, split_single_text
-from sinklab.data.store import DocumentEntry, ShardStream, Store
+from sinklab.data.store import DocumentEntry, ShardedWriter, Store
 from sinklab.data.store_files import (
     FORMAT_VERSION,
     META_FILE,
     SHARED_SETTINGS,
-    SIDES,
+    SPLITS,
     TOKENIZER_FILE,
     Recipe,
     ensure_plan,
@@ -46,7 +46,7 @@ from sinklab.errors import UserError
 from sinklab.escape import escape_control
 from sinklab.machine import count_cores
 from sinklab.schema import format_unknown_name
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.compare_and_swap import hold_lock
 from sinklab.storage.lease import hold_lease
@@ -115,13 +115,13 @@ def prepare_store(
             written.
     """
     source = split_single_text(sources.open_source(recipe.source), recipe.held_out)
-    with writable_folder(folder) if is_remote(folder) else contextlib.nullcontext():
+    with open_writable_folder(folder) if is_remote(folder) else contextlib.nullcontext():
         old_plan = read_plan(folder, recipe, source)
     # In a bucket the plan is made later, under the lease, so that only the owner of the lease makes it.
     fresh_plan = None if old_plan or is_remote(folder) else make_plan(recipe, source)
-    with writable_folder(folder), lock_store(folder) as check_lease, open_local_build_dir(folder) as scratch:
+    with open_writable_folder(folder), lock_store(folder) as check_lease, open_local_build_dir(folder) as scratch:
         plan = ensure_plan(folder, recipe, source, fresh_plan)
-        if store_files.is_store_complete(folder):
+        if store_files.reopen_if_damaged(folder):
             return
         if source.limit is not None:
             print_status(f'{recipe.source} is one text; {recipe.held_out:.3g} of it is held out, split between words')
@@ -150,7 +150,7 @@ def open_local_build_dir(folder: Path) -> Iterator[Path]:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise UserError(
-                f'{scratch} is full ({error.strerror}): it needs space for a shard of each side and domain; set '
+                f'{scratch} is full ({error.strerror}): it needs space for a shard of each split and domain; set '
                 'TMPDIR to another disk, or lower --shard_tokens, and run the same command again'
             ) from error
 
@@ -172,10 +172,10 @@ def lock_store(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextTarget:
+class PieceDestination:
     """Destination of the token ids of one piece of a document."""
 
-    stream: ShardStream
+    stream: ShardedWriter
     predicted: bool  # whether the piece is in the loss
     first_entry: DocumentEntry | None  # entry of the document for its first piece, None for later pieces
     is_last: bool  # whether the piece is the last one of the document
@@ -216,9 +216,9 @@ class StoreBuilder:
             self.tokenizer_path.write_bytes((self.folder / TOKENIZER_FILE).read_bytes())
         self.tokenizer = tokenizer.load_tokenizer(self.tokenizer_path)
         self.dtype = choose_ids_dtype(self.tokenizer)
-        self.streams: dict[tuple[str, str], ShardStream] = {}
+        self.streams: dict[tuple[str, str], ShardedWriter] = {}
         self.dropped: collections.Counter[str] = collections.Counter()
-        self.pending: collections.deque[TextTarget] = collections.deque()
+        self.pending: collections.deque[PieceDestination] = collections.deque()
         self.progress = Progress(source.size)
 
     def run(self, processes: int) -> None:
@@ -242,12 +242,12 @@ class StoreBuilder:
         if texts:
             yield texts
 
-    def iter_texts(self) -> Iterator[tuple[str, TextTarget]]:
+    def iter_texts(self) -> Iterator[tuple[str, PieceDestination]]:
         for document in self.source.read_documents():
             if self.keep_or_count_dropped(document):
                 entry = make_entry(document)
                 stream = self.get_stream(document.domain, 'held_out' if entry.key < self.limit else 'train')
-                if not stream.skip_finished(entry):
+                if not stream.advance_past_finished(entry):
                     yield from self.iter_pieces(document, stream, entry)
                     continue
             self.progress.bytes_read += document.size
@@ -265,8 +265,8 @@ class StoreBuilder:
         return True
 
     def iter_pieces(
-        self, document: Document, stream: ShardStream, entry: DocumentEntry
-    ) -> Iterator[tuple[str, TextTarget]]:
+        self, document: Document, stream: ShardedWriter, entry: DocumentEntry
+    ) -> Iterator[tuple[str, PieceDestination]]:
         pieces = (
             (piece, predicted)
             for text, predicted in document.parts
@@ -276,14 +276,14 @@ class StoreBuilder:
         for (piece, predicted), next_piece in itertools.pairwise(itertools.chain(pieces, [None])):
             yield (
                 piece,
-                TextTarget(
+                PieceDestination(
                     stream, predicted, first_entry, is_last=next_piece is None, size=bytes_per_char * len(piece)
                 ),
             )
             first_entry = None
 
-    def get_stream(self, domain: str, side: str) -> ShardStream:
-        if (side, domain) not in self.streams:
+    def get_stream(self, domain: str, split: str) -> ShardedWriter:
+        if (split, domain) not in self.streams:
             domains = list(dict.fromkeys([*(name for _, name in self.streams), domain]))
             if len(domains) > MAX_DOMAINS:
                 raise UserError(
@@ -291,10 +291,10 @@ class StoreBuilder:
                     'each of which gets its own shards; name another field'
                 )
             arguments = domains.index(domain), self.recipe.shard_tokens, self.source.masked
-            self.streams[side, domain] = ShardStream(self.folders, side, domain, *arguments)
-        return self.streams[side, domain]
+            self.streams[split, domain] = ShardedWriter(self.folders, split, domain, *arguments)
+        return self.streams[split, domain]
 
-    def write_ids(self, target: TextTarget, ids: np.ndarray) -> None:
+    def write_ids(self, target: PieceDestination, ids: np.ndarray) -> None:
         if target.first_entry:
             target.stream.begin_document(target.first_entry)
             if self.recipe.bos == 'documents':
@@ -314,10 +314,10 @@ class StoreBuilder:
             self.check_lease()
             stream.finish()
         shards = [shard for stream in self.streams.values() for shard in stream.shards]
-        for side in SIDES:
-            if not any(shard.side == side for shard in shards):
+        for split in SPLITS:
+            if not any(shard.split == split for shard in shards):
                 raise UserError(
-                    f'{self.recipe.source} has no document on the {side} side, with held_out {self.recipe.held_out}; '
+                    f'{self.recipe.source} has no {split} document, with held_out {self.recipe.held_out}; '
                     'give more documents, or another share and another folder'
                 )
         self.check_lease()

@@ -25,7 +25,7 @@ from sinklab.thread_pools import DaemonThreadPool
 ETAGS_FILE = 'marks.json'  # etags of the shard files of a finished store in a bucket, next to meta.json
 
 
-def list_etags(folder: Path, prefix: str = '') -> dict[str, str]:
+def list_object_digests(folder: Path, prefix: str = '') -> dict[str, str]:
     """List 'SIZE DIGEST' of the objects of a folder by name; one request lists a thousand objects.
 
     Args:

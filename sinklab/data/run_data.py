@@ -126,10 +126,10 @@ def load_text_data(spec: spec.Spec, share: float) -> RunData:
     parts = {name: [name] for name in weights} or {'': store.domains}
     valid_parts, valid_weights = select_domain(store, spec.valid.domain) if spec.valid.domain else (parts, weights)
 
-    def make_windows(side: str, parts: dict[str, list[str]], share: float, fix: bool) -> list[TransformedWindows]:
+    def make_windows(split: str, parts: dict[str, list[str]], share: float, fix: bool) -> list[TransformedWindows]:
         window_sets = []
         for name, domains in parts.items():
-            token_arrays, label = [store.get_tokens(side, domain) for domain in domains], f'{side} {name}'.strip()
+            token_arrays, label = [store.get_tokens(split, domain) for domain in domains], f'{split} {name}'.strip()
             part = Windows(token_arrays, data.length, label, share, data.seed, masked)
             window_sets.append(TransformedWindows(part, data, vocabulary, fix))
         return window_sets

@@ -29,7 +29,7 @@ from sinklab.data.store_files import (
     META_FILE,
     PREDICTED_SUFFIX,
     PROBE_FILE,
-    SIDES,
+    SPLITS,
     TOKENIZER_FILE,
     Shard,
     digest_file,
@@ -55,7 +55,7 @@ MAX_MAPPED_FILES = 1 << 14  # memory-mapped files kept open, if the system allow
 
 
 class TokenArray:
-    """The tokens of one side of one domain, presented as one array over all shards."""
+    """The tokens of one split of one domain, presented as one array over all shards."""
 
     def __init__(self, store: 'Store', shards: list[Shard]):
         self.store, self.shards = store, shards
@@ -105,7 +105,7 @@ class Store:
         self.meta = store_files.read_meta(self.path)
         self.shards = [parse_shard(record, self.path / META_FILE) for record in self.meta['shards']]
         self.dtype = np.dtype(self.meta['dtype'])
-        self.get_array, self.disk_cache = functools.lru_cache(raise_open_file_limit())(self.open_array), None
+        self.get_array, self.disk_cache = functools.lru_cache(increase_open_file_limit())(self.open_array), None
         self.verify_files(with_digests=not self.is_remote and self.count_bytes((IDS_SUFFIX,)) <= MAX_VERIFIED_BYTES)
 
     def __str__(self) -> str:
@@ -135,8 +135,8 @@ class Store:
             raise UserError(format_unknown_name(f'{field} = {domain!r}', str(domain), self.domains, 'domains'))
         return names
 
-    def get_tokens(self, side: str, domain: str) -> TokenArray:
-        return TokenArray(self, [shard for shard in self.shards if (shard.side, shard.domain) == (side, domain)])
+    def get_tokens(self, split: str, domain: str) -> TokenArray:
+        return TokenArray(self, [shard for shard in self.shards if (shard.split, shard.domain) == (split, domain)])
 
     @property
     def remote_version(self) -> str | None:
@@ -146,9 +146,9 @@ class Store:
             [*files, META_FILE, TOKENIZER_FILE, PROBE_FILE]
         )
 
-    def count_bytes(self, suffixes: Iterable[str], *sides: str) -> int:
-        """Count the bytes of shard files with some suffixes, on the given sides or on all."""
-        shards = [shard for shard in self.shards if shard.side in (sides or SIDES)]
+    def count_bytes(self, suffixes: Iterable[str], *splits: str) -> int:
+        """Count the bytes of shard files with some suffixes, of the given splits or of all."""
+        shards = [shard for shard in self.shards if shard.split in (splits or SPLITS)]
         return sum(self.compute_file_sizes(shard)[suffix] for shard in shards for suffix in suffixes)
 
     def read_tokenizer_json(self) -> str:
@@ -199,7 +199,7 @@ class Store:
         if not self.is_remote:
             return np.memmap(self.path / file, dtype, 'r').view(np.ndarray)
         arguments = self.remote_store, file, dtype, shard.sha256[suffix]
-        is_cached = self.disk_cache and shard.side == 'train' and suffix != DOCUMENTS_SUFFIX
+        is_cached = self.disk_cache and shard.split == 'train' and suffix != DOCUMENTS_SUFFIX
         return CachedArray(*arguments, self.disk_cache.folder) if is_cached else RemoteArray(*arguments)
 
     def compute_file_sizes(self, shard: Shard) -> dict[str, int]:
@@ -251,7 +251,7 @@ class Store:
         )
 
 
-def raise_open_file_limit() -> int:
+def increase_open_file_limit() -> int:
     """Raise the soft limit of open files, and return how many files may be mapped: half of the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = 2 * MAX_MAPPED_FILES if hard == resource.RLIM_INFINITY else min(2 * MAX_MAPPED_FILES, hard)
@@ -321,7 +321,8 @@ def summarize_store(store: Store, length: int, batch_size: int, hosts: int) -> d
         hosts: Number of hosts. `rows_per_host` is None if the hosts do not divide the batch evenly.
     """
     windows = {
-        side: {name: len(store.get_tokens(side, name)) // (length + 1) for name in store.domains} for side in SIDES
+        split: {name: len(store.get_tokens(split, name)) // (length + 1) for name in store.domains}
+        for split in SPLITS
     }
     names = ('source', 'digest', 'vocabulary', 'bos', 'end_token', 'fixed_token', 'held_out', 'masked', 'weights')
     return dict(
@@ -339,15 +340,15 @@ def summarize_store(store: Store, length: int, batch_size: int, hosts: int) -> d
 
 
 def decode_samples(store: Store, count: int) -> list[str]:
-    """Decode the beginnings of the first `count` documents of each side."""
+    """Decode the beginnings of the first `count` documents of each split."""
     tokenizer, texts = store.load_tokenizer(), []
-    for side in SIDES:
-        tokens = next(tokens for tokens in (store.get_tokens(side, name) for name in store.domains) if len(tokens))
+    for split in SPLITS:
+        tokens = next(tokens for tokens in (store.get_tokens(split, name) for name in store.domains) if len(tokens))
         starts, _ = tokens.read_documents()
         for start, end in zip(starts[:count], [*starts[1:], len(tokens)], strict=False):
             ids = tokens.read_ids(int(start), min(int(end), int(start) + MAX_SAMPLE_CHARS)).tolist()
             text = tokenizer.decode(ids, skip_special_tokens=False)
-            texts.append(f'{side}: {" ".join(text.split())[:MAX_SAMPLE_CHARS]}')
+            texts.append(f'{split}: {" ".join(text.split())[:MAX_SAMPLE_CHARS]}')
     return texts
 
 
@@ -407,14 +408,14 @@ class ShardWriter:
         self.tokens += len(ids)
         self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
 
-    def finish(self, side: str, domain: str) -> tuple[Shard, dict[str, str]]:
+    def finish(self, split: str, domain: str) -> tuple[Shard, dict[str, str]]:
         """Finish the files, write the record and return (shard, etags of its files); no etags on a local disk."""
         self.writers[DOCUMENTS_SUFFIX] = HashingWriter(self.folder / f'{self.name}.{DOCUMENTS_SUFFIX}', self.scratch)
         columns = [np.frombuffer(column, np.uint64) for column in (self.starts, self.keys)]
         self.writers[DOCUMENTS_SUFFIX].write(np.rec.fromarrays(columns, dtype=DOCUMENT_DTYPE).tobytes())
         shard = Shard(
             name=self.name,
-            side=side,
+            split=split,
             domain=domain,
             tokens=self.tokens,
             documents=len(self.keys),
@@ -423,23 +424,23 @@ class ShardWriter:
             documents_sha256=self.hasher.hexdigest(),
             sha256={suffix: file.finish() for suffix, file in self.writers.items()},
         )
-        etags = remote_store.list_etags(self.folder, f'{self.name}.') if is_remote(self.folder) else {}
+        etags = remote_store.list_object_digests(self.folder, f'{self.name}.') if is_remote(self.folder) else {}
         shard_etags = {file: etags[file] for file in shard.file_names if etags}
         shard.write_record(self.folder, shard_etags)
         return shard, shard_etags
 
 
-class ShardStream:
-    """Stream of documents of one side of one domain, written to shards; shards finished earlier are kept.
+class ShardedWriter:
+    """Stream of documents of one split of one domain, written to shards; shards finished earlier are kept.
 
-    The reader of the pipeline calls `skip_finished` for each document. The writer adds the documents for which
-    `skip_finished` returned False.
+    The reader of the pipeline calls `advance_past_finished` for each document. The writer adds the documents for
+    which it returned False.
     """
 
     def __init__(
-        self, folders: tuple[Path, Path], side: str, domain: str, number: int, shard_tokens: int, masked: bool
+        self, folders: tuple[Path, Path], split: str, domain: str, number: int, shard_tokens: int, masked: bool
     ):
-        (self.folder, self.scratch), self.side, self.domain, self.number = folders, side, domain, number
+        (self.folder, self.scratch), self.split, self.domain, self.number = folders, split, domain, number
         self.shard_tokens, self.masked, self.shard_writer = shard_tokens, masked, None
         self.etags: dict[str, str] = {}  # etags of the shard files, if the store is in a bucket
         self.shards = self.find_remote_shards() if is_remote(self.folder) else self.find_local_shards()
@@ -447,7 +448,7 @@ class ShardStream:
         self.num_skipped, self.hasher = 0, hashlib.sha256()
 
     def format_shard_name(self, number: int) -> str:
-        return f'{self.side}-{self.number:03}-{number:05}'
+        return f'{self.split}-{self.number:03}-{number:05}'
 
     def find_local_shards(self) -> list[Shard]:
         """Return the finished shards before the first one that is missing or damaged.
@@ -461,7 +462,7 @@ class ShardStream:
                 break
             shard, _ = parsed  # a record that was copied from a bucket contains etags, which do not matter here
             shards.append(shard)
-        for stale_record in sorted(self.folder.glob(f'{self.side}-{self.number:03}-*.json')):
+        for stale_record in sorted(self.folder.glob(f'{self.split}-{self.number:03}-*.json')):
             if stale_record.stem >= self.format_shard_name(len(shards)):
                 stale_record.unlink()
         return shards
@@ -481,7 +482,7 @@ class ShardStream:
 
         The sizes and etags of the listing identify the files, so that no shard file is read.
         """
-        current_etags, shards = remote_store.list_etags(self.folder, self.format_shard_name(0)[:-5]), []
+        current_etags, shards = remote_store.list_object_digests(self.folder, self.format_shard_name(0)[:-5]), []
         record_files = list(
             itertools.takewhile(
                 current_etags.__contains__, (f'{self.format_shard_name(n)}.json' for n in range(len(current_etags)))
@@ -504,7 +505,7 @@ class ShardStream:
         directories.remove_files(self.folder, stale_records)
         return shards
 
-    def skip_finished(self, entry: DocumentEntry) -> bool:
+    def advance_past_finished(self, entry: DocumentEntry) -> bool:
         """Return whether a finished shard contains the document, and verify the documents of each such shard.
 
         Raises:
@@ -538,7 +539,7 @@ class ShardStream:
 
     def finish(self) -> None:
         if self.shard_writer:
-            shard, shard_etags = self.shard_writer.finish(self.side, self.domain)
+            shard, shard_etags = self.shard_writer.finish(self.split, self.domain)
             self.shards.append(shard)
             self.etags |= shard_etags
             self.shard_writer = None

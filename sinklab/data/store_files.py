@@ -29,7 +29,7 @@ from sinklab.storage.paths import is_remote
 from sinklab.storage.untrusted_files import check_relative_name, is_permanent_read_error, read_json
 
 FORMAT_VERSION = 3  # of all files of a store
-SIDES = ('train', 'held_out')
+SPLITS = ('train', 'held_out')
 RECIPE_FILE, TOKENIZER_FILE, PROBE_FILE, META_FILE = 'recipe.json', 'tokenizer.json', 'probe.npz', 'meta.json'
 IDS_SUFFIX, DOCUMENTS_SUFFIX, PREDICTED_SUFFIX = 'ids', 'documents', 'predicted'
 DOCUMENT_DTYPE = np.dtype([('start', '<u8'), ('key', '<u8')])
@@ -41,7 +41,7 @@ class Shard(msgspec.Struct, frozen=True, eq=False):
     """The record of a finished shard."""
 
     name: str
-    side: Literal['train', 'held_out']
+    split: Literal['train', 'held_out'] = msgspec.field(name='side')
     domain: str
     tokens: Count
     documents: Count
@@ -224,7 +224,7 @@ COPY_AGAIN_REMEDY = 'copy the store again'
 
 
 class DomainCounts(TypedDict):
-    """Documents, tokens and bytes of a domain on each side."""
+    """Documents, tokens and bytes of a domain in each split."""
 
     name: str
     train: dict[str, Count]
@@ -290,7 +290,7 @@ def write_meta(
         weights=dict(source.weights or ()),
     )
     meta = dict(
-        digest=digest_json([header, [(shard.side, shard.domain, shard.sha256) for shard in shards]])[:16],
+        digest=digest_json([header, [(shard.split, shard.domain, shard.sha256) for shard in shards]])[:16],
         source=recipe.source,
         **header,
         domains=[count_domain(domain, shards) for domain in dict.fromkeys(shard.domain for shard in shards)],
@@ -335,17 +335,17 @@ def check_meta(meta: dict, file: Path, remedy: str) -> None:
 
 
 def count_domain(domain: str, shards: list[Shard]) -> dict:
-    """Sum the documents, tokens and bytes of the shards of a domain, by side."""
+    """Sum the documents, tokens and bytes of the shards of a domain, by split."""
     sums = {}
-    for side in SIDES:
-        side_shards = [shard for shard in shards if (shard.domain, shard.side) == (domain, side)]
-        sums[side] = {
-            name: sum(getattr(shard, name) for shard in side_shards) for name in ('documents', 'tokens', 'bytes')
+    for split in SPLITS:
+        split_shards = [shard for shard in shards if (shard.domain, shard.split) == (domain, split)]
+        sums[split] = {
+            name: sum(getattr(shard, name) for shard in split_shards) for name in ('documents', 'tokens', 'bytes')
         }
     return dict(name=domain, **sums)
 
 
-def is_store_complete(folder: Path) -> bool:
+def reopen_if_damaged(folder: Path) -> bool:
     """Return whether a folder has a complete store without damage.
 
     A damaged store is marked as unfinished: the records of its good shards are written and meta.json is deleted.
@@ -379,7 +379,7 @@ def find_good_remote_shards(folder: Path, shards: list[Shard]) -> Iterator[tuple
 
     A shard with unknown or changed etags is read and verified by digest.
     """
-    recorded_etags, current_etags = remote_store.read_etags(folder), remote_store.list_etags(folder)
+    recorded_etags, current_etags = remote_store.read_etags(folder), remote_store.list_object_digests(folder)
     for shard in shards:
         current = {file: current_etags.get(file) for file in shard.file_names}
         recorded = {file: recorded_etags.get(file) for file in shard.file_names}

@@ -49,7 +49,7 @@ class Windows:
         self.ends = list(itertools.accumulate(len(tokens) // self.size for tokens in token_arrays))
         count = self.ends[-1]
         if count < 1:
-            problem = f'the side {label!r} has {sum(map(len, token_arrays))} tokens, but a window needs {self.size}'
+            problem = f'the split {label!r} has {sum(map(len, token_arrays))} tokens, but a window needs {self.size}'
             raise UserError(f'{problem}; lower config.data.length, or give more text')
         self.count = max(1, round(share * count))
         self.numbers = np.random.default_rng(seed).permutation(count)[: self.count] if share < 1 else range(count)
@@ -58,7 +58,7 @@ class Windows:
         return self.count
 
     def get_number(self, index: int) -> int:
-        """Return the number of a window among all windows of the side."""
+        """Return the number of a window among all windows of the split."""
         return int(self.numbers[index])
 
     def __getitem__(self, index: int) -> np.ndarray:

@@ -32,7 +32,7 @@ from sinklab.model.transformer import Transformer
 from sinklab.parallel import sharding
 from sinklab.run_dir import RunDir, flatten_dict, make_run_id
 from sinklab.schema import format_unknown_name
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.paths import check_utf8, is_remote
 from sinklab.storage.untrusted_files import resolve_name
 
@@ -830,7 +830,7 @@ def choose_other_token(tokenizer: Tokenizer, end_token: int) -> int:
 def import_model(source_dir: Path, spec: Spec, run_dir: RunDir, row: dict) -> int:
     """Write the run directory of a Hugging Face model; return its number of parameters."""
     params = read_params(spec.model, files.SafetensorsReader(source_dir), str(source_dir))
-    with writable_folder(run_dir.path):
+    with open_writable_folder(run_dir.path):
         for name in (TOKENIZER_FILE, *files.COMPANION_FILES):
             files.copy_companion(source_dir, run_dir.path, name)
     data_fingerprint = dict(tokenizer=tokens.compute_tokenizer_digest(run_dir.path / TOKENIZER_FILE)[:16])
@@ -873,7 +873,7 @@ def export_model(
 ) -> ParityReport:
     """Write a Hugging Face model directory and check its parity; delete it if the check fails."""
     unfinished = output_dir.with_name(f'{output_dir.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
-    with writable_folder(unfinished):
+    with open_writable_folder(unfinished):
         try:
             write_model_files(spec, params, hf_config, tokenizer_path, unfinished, dtype)
             report = check_parity(

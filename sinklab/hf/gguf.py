@@ -24,7 +24,7 @@ from sinklab.hf.convert import suppress_transformers_logs
 from sinklab.hf.files import import_hf_library
 from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX
 from sinklab.schema import format_unknown_name
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, writable_folder
+from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
 
 CONVERSION_VERSION = 1  # a file that an older version has converted is converted again
@@ -89,7 +89,7 @@ def convert_gguf(model_ref: str) -> Path:
     if (model_dir / ORIGIN_FILE).exists():
         return model_dir
     header = read_header(path, model_ref)
-    with writable_folder(root):
+    with open_writable_folder(root):
         files.check_disk_space(root, 4 * header.num_parameters, model_ref)
         files.check_memory(header.memory_bytes, header.num_parameters, model_ref)
         print(f'converting {model_ref} into {model_dir}', file=sys.stderr, flush=True)

@@ -91,18 +91,18 @@ def complete_arrays(arrays: dict[str, Any], setting: MetricSetting) -> dict[str,
     return arrays
 
 
-def complete_key_mass(key_mass: Any, setting: MetricSetting) -> Any:
+def complete_key_attention_sums(key_attention_sums: Any, setting: MetricSetting) -> Any:
     """Add the implicit column to the key mass, as `extract_arrays` does for attention."""
     if not setting.implicit:
-        return key_mass
-    xp = key_mass.raw_BHS.__array_namespace__()
-    missing_BH1 = setting.length * (setting.gain - key_mass.mass_BH)[..., None]
-    raw_BHS = xp.concatenate([missing_BH1, key_mass.raw_BHS], -1)
+        return key_attention_sums
+    xp = key_attention_sums.raw_BHS.__array_namespace__()
+    missing_BH1 = setting.length * (setting.gain - key_attention_sums.abs_weight_sum_BH)[..., None]
+    raw_BHS = xp.concatenate([missing_BH1, key_attention_sums.raw_BHS], -1)
     return dataclasses.replace(
-        key_mass,
+        key_attention_sums,
         raw_BHS=raw_BHS,
         share_BHS=raw_BHS / setting.gain,
-        mass_BH=xp.full_like(key_mass.mass_BH, setting.gain),
+        abs_weight_sum_BH=xp.full_like(key_attention_sums.abs_weight_sum_BH, setting.gain),
     )
 
 
@@ -200,10 +200,10 @@ class Metric:
         saved_arrays: Names of the arrays of a probe's file. `name_LH` is the mean over the sequences P of `name_LPH`.
         figure: A figure of a saved array, or None.
         is_applicable: Function setting -> whether the metric exists for this model and these texts.
-        context_numbers: Function (`KeyMass` of a training batch, setting) -> numbers, for `log.sinks`; None if the
-            metric cannot be computed from a `KeyMass`.
+        compute_batch_numbers: Function (`KeyAttentionSums` of a training batch, setting) -> numbers, for `log.sinks`;
+            None if the metric cannot be computed from a `KeyAttentionSums`.
         row_function: Function attention_BHTS -> one value a query, for `log.rows`. It is not used with `log.sinks` if
-            there are `context_numbers`, which then give the same number without the weights of all keys.
+            there are `compute_batch_numbers`, which then give the same number without the weights of all keys.
     """
 
     inputs: tuple[str, ...] = ()
@@ -213,7 +213,7 @@ class Metric:
     saved_arrays: tuple[str, ...] = ()
     figure: FigureSpec | None = None
     is_applicable: Callable[[MetricSetting], bool] = is_always_applicable
-    context_numbers: Callable[[Any, MetricSetting], Arrays] | None = None
+    compute_batch_numbers: Callable[[Any, MetricSetting], Arrays] | None = None
     row_function: Callable[[Any], Any] | None = None
 
 

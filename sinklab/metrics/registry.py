@@ -24,7 +24,7 @@ from sinklab.metrics.metric import (
     MetricInfo,
     MetricSetting,
     add_implicit_key,
-    complete_key_mass,
+    complete_key_attention_sums,
     extract_arrays,
     merge_disjoint,
 )
@@ -87,12 +87,12 @@ def get_row_functions(setting: MetricSetting, has_key_mass: bool) -> dict[str, C
     """Return the functions of metrics of whole rows of attention, by name.
 
     Each takes attention_BHTS of some queries and returns one value for each query. With a key mass, metrics that
-    `compute_context_numbers` computes from it are left out.
+    `compute_batch_metrics` computes from it are left out.
     """
     metrics = [
         metric
         for metric in select_applicable(setting)
-        if metric.row_function and (metric.context_numbers is None or not has_key_mass)
+        if metric.row_function and (metric.compute_batch_numbers is None or not has_key_mass)
     ]
     return {
         metric.infos[0].name: lambda attention, metric=metric: metric.row_function(
@@ -102,15 +102,15 @@ def get_row_functions(setting: MetricSetting, has_key_mass: bool) -> dict[str, C
     }
 
 
-def compute_context_numbers(captured: Any, setting: MetricSetting) -> Arrays:
+def compute_batch_metrics(captured: Any, setting: MetricSetting) -> Arrays:
     """Compute the numbers NAME/context of a training batch from its key masses and row means."""
     numbers = {name: value.mean() for name, value in (captured.row_means or {}).items()}
-    if captured.key_mass is not None:
-        key_mass = complete_key_mass(captured.key_mass, setting)
+    if captured.key_attention_sums is not None:
+        key_attention_sums = complete_key_attention_sums(captured.key_attention_sums, setting)
         numbers |= merge_disjoint(
-            metric.context_numbers(key_mass, setting)
+            metric.compute_batch_numbers(key_attention_sums, setting)
             for metric in select_applicable(setting)
-            if metric.context_numbers is not None
+            if metric.compute_batch_numbers is not None
         )
     return {f'{name}/context': value for name, value in numbers.items()}
 

@@ -120,15 +120,15 @@ def compute_prefix_numbers(alpha_LPHJ) -> dict[str, float]:
     return {'sink/prefix': compute_sink_rate(np.max(alpha_LPHJ, -1))} | argmax_rates
 
 
-def summarize_context(name: str, alpha_BH) -> Arrays:
+def summarize_batch_importance(name: str, alpha_BH) -> Arrays:
     """Compute sink/NAME and alpha/NAME of a training batch, in a traced function."""
     return {f'sink/{name}': 100 * is_sink(alpha_BH).mean(), f'alpha/{name}': alpha_BH.mean()}
 
 
-def compute_token_context(key_mass: Any, setting: MetricSetting) -> Arrays:
-    share_BHJ = key_mass.share_BHS[..., setting.columns :]
+def compute_first_token_batch_numbers(key_attention_sums: Any, setting: MetricSetting) -> Arrays:
+    share_BHJ = key_attention_sums.share_BHS[..., setting.columns :]
     alpha_BHJ = share_BHJ / count_queries(setting.length, share_BHJ.shape[-1], setting.prefix)
-    tokens = (summarize_context(str(k + 1), alpha_BHJ[..., k]) for k in range(alpha_BHJ.shape[-1]))
+    tokens = (summarize_batch_importance(str(k + 1), alpha_BHJ[..., k]) for k in range(alpha_BHJ.shape[-1]))
     return merge_disjoint(tokens) | {'alpha/floor': np.float32(compute_uniform_alpha(setting))}
 
 
@@ -188,7 +188,7 @@ METRICS = (
             transform=lambda alpha: alpha[..., 0].mean(1),
             scale_max=1,
         ),
-        context_numbers=compute_token_context,
+        compute_batch_numbers=compute_first_token_batch_numbers,
     ),
     make_head_metric(
         'star',
@@ -204,8 +204,8 @@ METRICS = (
             | summarize_importance('star/clean', star_LPH)
         ),
         is_applicable=lambda setting: setting.columns > 0,
-        context_numbers=lambda key_mass, setting: summarize_context(
-            'star/clean', key_mass.share_BHS[..., : setting.columns].max(-1) / setting.length
+        compute_batch_numbers=lambda key_attention_sums, setting: summarize_batch_importance(
+            'star/clean', key_attention_sums.share_BHS[..., : setting.columns].max(-1) / setting.length
         ),
     ),
     make_importance_metric(
@@ -213,8 +213,8 @@ METRICS = (
         '1/raw',
         'The same with A_ij itself instead of the proxy |A_ij| / sum_j |A_ij|.',
         lambda attention, setting: compute_importance(attention, 1, setting.columns)[..., 0],
-        context_numbers=lambda key_mass, setting: summarize_context(
-            '1/raw', key_mass.raw_BHS[..., setting.columns] / setting.length
+        compute_batch_numbers=lambda key_attention_sums, setting: summarize_batch_importance(
+            '1/raw', key_attention_sums.raw_BHS[..., setting.columns] / setting.length
         ),
     ),
     make_importance_metric(
@@ -267,7 +267,9 @@ METRICS = (
             in_table=True,
             in_sweep=True,
         ),
-        context_numbers=lambda key_mass, setting: {'mass/row': key_mass.mass_BH.mean()},
+        compute_batch_numbers=lambda key_attention_sums, setting: {
+            'mass/row': key_attention_sums.abs_weight_sum_BH.mean()
+        },
     ),
     Metric(
         inputs=('attention_LPHTS',),

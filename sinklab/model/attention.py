@@ -13,10 +13,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sinklab.attn import example_specs
 from sinklab.attn.backends import BACKENDS
-from sinklab.attn.key_mass import (
-    KeyMass,
+from sinklab.attn.key_attention_sums import (
+    KeyAttentionSums,
     RowFunctions,
-    compute_key_mass,
+    compute_key_attention_sums,
     compute_mean_of_row_functions,
 )
 from sinklab.attn.mask import Mask, resolve_mask
@@ -59,7 +59,7 @@ class Intermediates:
     normed_BTD: jax.Array | None = None  # input of attention: the residual stream after the norm
     residual_BTD: jax.Array | None = None  # residual stream after the block, before a `joined` norm
     sink_BCD: jax.Array | None = None  # residual stream of sink tokens
-    key_mass: KeyMass | None = None  # on learned keys and first keys, from the queries of the text
+    key_attention_sums: KeyAttentionSums | None = None  # on learned keys and first keys, from the queries of the text
     row_means: dict[str, jax.Array] | None = None  # _BH, over the queries of the text
 
     def slice_text(self, num_dropped: int) -> 'Intermediates':
@@ -183,8 +183,8 @@ class AttentionContext:
             )
         bias = dataclasses.replace(self.spec.bias, learned_HC=learned_kv.get_score_bias_HC())
         attention_spec = dataclasses.replace(self.spec, bias=bias)
-        needs_mass = self.num_first_keys > 0
-        output = BACKENDS[self.backend].attend(query_BTHK, key_BSGK, value_BSGK, attention_spec, needs_mass)
+        needs_abs_weight_sum = self.num_first_keys > 0
+        output = BACKENDS[self.backend].attend(query_BTHK, key_BSGK, value_BSGK, attention_spec, needs_abs_weight_sum)
         if self.edit is not None:
             output = edit_weights(output, value_BSGK, attention_spec, self.edit)
         if self.capture:
@@ -194,13 +194,17 @@ class AttentionContext:
             )
         row_args = query_BTHK, key_BSGK, output.row_stats, attention_spec
         num_sink_tokens = learned_kv.tokens_class.num_tokens
-        key_mass = compute_key_mass(*row_args, self.num_first_keys, num_sink_tokens) if needs_mass else None
+        key_attention_sums = (
+            compute_key_attention_sums(*row_args, self.num_first_keys, num_sink_tokens)
+            if needs_abs_weight_sum
+            else None
+        )
         row_means = (
             compute_mean_of_row_functions(*row_args, self.row_functions, num_sink_tokens)
             if self.row_functions
             else None
         )
-        return output.output_BTHK, Intermediates(key_mass=key_mass, row_means=row_means)
+        return output.output_BTHK, Intermediates(key_attention_sums=key_attention_sums, row_means=row_means)
 
 
 def edit_weights(
@@ -252,19 +256,19 @@ class Combination:
     """How heads are combined: each through its own part of W_O, or their sum through all of W_O."""
 
     sums_heads: bool
-    has_wide_values: bool = False  # values have the width of the model
+    has_model_width_values: bool = False  # values have the width of the model
 
 
 COMBINATIONS = {
     'concatenate': Combination(sums_heads=False),
     'add': Combination(sums_heads=True),
-    'add_wide': Combination(sums_heads=True, has_wide_values=True),
+    'add_wide': Combination(sums_heads=True, has_model_width_values=True),
 }
 
 
 def get_value_width(model: spec.ModelConfig) -> int:
     """Return the width of the values of a head."""
-    return model.width if COMBINATIONS[model.combination].has_wide_values else model.head_width
+    return model.width if COMBINATIONS[model.combination].has_model_width_values else model.head_width
 
 
 class ProjectionBias(nnx.Module):

@@ -31,7 +31,7 @@ from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
 from sinklab.model.positions import POSITIONS, PositionEncoding
 from sinklab.model.transformer import Transformer
 
-ALWAYS_TIME, NEVER_TIME = -1, 1 << 30  # times of keys that every query sees, and that no query sees
+ALWAYS_VISIBLE_INDEX, HIDDEN_INDEX = -1, 1 << 30  # of keys that every query sees, and that no query sees
 Tree = TypeVar('Tree')
 
 
@@ -82,11 +82,11 @@ class StreamState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RotatedQueries:
-    """Queries that are rotated for one group of keys; B of positions and times is 1."""
+    """Queries that are rotated for one group of keys; B of positions and token indices is 1."""
 
     query_BTHK: jax.Array
     position_BT: jax.Array
-    time_BT: jax.Array
+    token_index_BT: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -94,16 +94,19 @@ class RotatedQueries:
 class RotatedKeys:
     key_values: KeyValues  # rotated, with learned keys first
     position_BS: jax.Array
-    time_BS: jax.Array
+    token_index_BS: jax.Array
     learned_bias_HC: jax.Array | None = None  # biases of the scores of learned keys without a position
     num_learned_kv: int = dataclasses.field(default=0, metadata=dict(static=True))
 
 
 @dataclasses.dataclass(frozen=True)
 class QueryStart:
-    """Time and position of the first of several queries; recent keys have consecutive positions around it."""
+    """Token index (in the text) and position (in the cache) of the first of several queries.
 
-    time: jax.Array | int
+    Recent keys have consecutive positions around it.
+    """
+
+    token_index: jax.Array | int
     position: jax.Array | int
 
 
@@ -115,7 +118,7 @@ class StreamingContext:
     model: spec.ModelConfig  # one of `layer_types`
     length: int  # tokens of a training window
     position: PositionEncoding
-    start_time: jax.Array  # time of the first token being read
+    first_token_index: jax.Array  # index in the text of the first token being read
     kv_cache: KVCache
     capture, edit = False, None
 
@@ -124,18 +127,18 @@ class StreamingContext:
     ) -> tuple[jax.Array, KVCache]:
         """Return the outputs of the heads and the new KV cache; see `AttentionContext.attend` for the arguments."""
         new_kv, length = KeyValues(key_BTGK, value_BTGK), query_BTHK.shape[1]
-        first_kv = fill_first(self.kv_cache.first, new_kv, self.start_time)
+        first_kv = update_first_tokens(self.kv_cache.first, new_kv, self.first_token_index)
         recent_kv = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self.kv_cache.recent, new_kv)
         kv_cache = KVCache(first_kv, slice_tokens(recent_kv, length, self.cache_config.num_recent))
         first_keys = self.make_first_keys(first_kv, feature_map, learned_kv)
         if is_shift_invariant(self.model):
-            start = QueryStart(self.start_time, 0)
+            start = QueryStart(self.first_token_index, 0)
             return self.attend_queries(query_BTHK, first_keys, recent_kv, feature_map, start), kv_cache
 
         def attend_token(index: jax.Array) -> jax.Array:
             token_kv = slice_tokens(recent_kv, index, self.cache_config.num_recent + 1)
-            time = self.start_time + index
-            start = QueryStart(time, jnp.minimum(time, self.cache_config.size))
+            token_index = self.first_token_index + index
+            start = QueryStart(token_index, jnp.minimum(token_index, self.cache_config.size))
             query_B1HK = slice_tokens(query_BTHK, index, 1)
             return self.attend_queries(query_B1HK, first_keys, token_kv, feature_map, start)
 
@@ -160,10 +163,10 @@ class StreamingContext:
         num_chunks = -(-length // chunk_size)
         query_BTHK, recent_kv = pad_token_axis((query_BTHK, recent_kv), num_chunks * chunk_size - length)
         offset_BT = jnp.arange(query_BTHK.shape[1])[None]
-        time_BT = start.time + offset_BT
+        token_index_BT = start.token_index + offset_BT
         queries_of_first, queries_of_recent = (
-            RotatedQueries(feature_map(self.position.rotate(query_BTHK, position_BT)), position_BT, time_BT)
-            for position_BT in (jnp.minimum(time_BT, self.cache_config.size), start.position + offset_BT)
+            RotatedQueries(feature_map(self.position.rotate(query_BTHK, position_BT)), position_BT, token_index_BT)
+            for position_BT in (jnp.minimum(token_index_BT, self.cache_config.size), start.position + offset_BT)
         )
         recent_keys = self.make_recent_keys(recent_kv, first_keys, feature_map, start)
 
@@ -181,22 +184,25 @@ class StreamingContext:
             self.position.rotate(first_kv.key_BSGK, index_BS), first_kv.value_BSGK
         )
         num_learned_kv = key_BSGK.shape[1] - index_BS.shape[1]
-        position_BS, time_BS = (
-            jnp.pad(index_BS, ((0, 0), (num_learned_kv, 0)), constant_values=value) for value in (0, ALWAYS_TIME)
+        position_BS, token_index_BS = (
+            jnp.pad(index_BS, ((0, 0), (num_learned_kv, 0)), constant_values=value)
+            for value in (0, ALWAYS_VISIBLE_INDEX)
         )
         key_values = KeyValues(feature_map(key_BSGK), value_BSGK)
-        return RotatedKeys(key_values, position_BS, time_BS, learned_kv.get_score_bias_HC(), num_learned_kv)
+        return RotatedKeys(key_values, position_BS, token_index_BS, learned_kv.get_score_bias_HC(), num_learned_kv)
 
     def make_recent_keys(
         self, recent_kv: KeyValues, first_keys: RotatedKeys, feature_map: nnx.Module, start: QueryStart
     ) -> RotatedKeys:
         """Make the keys of recent tokens; those that are also first tokens are hidden from all queries."""
         offset_BS = jnp.arange(recent_kv.key_BSGK.shape[1])[None] - self.cache_config.num_recent
-        position_BS, time_BS = start.position + offset_BS, start.time + offset_BS
+        position_BS, token_index_BS = start.position + offset_BS, start.token_index + offset_BS
         key_BSGK = feature_map(self.position.rotate(recent_kv.key_BSGK, position_BS))
-        is_first_BS = time_BS < first_keys.position_BS.shape[1] - first_keys.num_learned_kv
+        is_first_BS = token_index_BS < first_keys.position_BS.shape[1] - first_keys.num_learned_kv
         return RotatedKeys(
-            KeyValues(key_BSGK, recent_kv.value_BSGK), position_BS, jnp.where(is_first_BS, NEVER_TIME, time_BS)
+            KeyValues(key_BSGK, recent_kv.value_BSGK),
+            position_BS,
+            jnp.where(is_first_BS, HIDDEN_INDEX, token_index_BS),
         )
 
     def attend_rows(self, query_key_groups: list[tuple[RotatedQueries, RotatedKeys]]) -> jax.Array:
@@ -229,13 +235,13 @@ class StreamingContext:
 
     def compute_mask(self, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
         """Return which keys are in the cache and in the attention window of the model, as bool_BTS."""
-        time_B1S = keys.time_BS[:, None]
-        lag_BTS = queries.time_BT[..., None] - time_B1S
+        token_index_B1S = keys.token_index_BS[:, None]
+        lag_BTS = queries.token_index_BT[..., None] - token_index_B1S
         distance_BTS = queries.position_BT[..., None] - keys.position_BS[:, None]
-        is_cached = (lag_BTS <= self.cache_config.num_recent) | (time_B1S < self.cache_config.num_first)
-        window = self.model.mask.window or NEVER_TIME
+        is_cached = (lag_BTS <= self.cache_config.num_recent) | (token_index_B1S < self.cache_config.num_first)
+        window = self.model.mask.window or HIDDEN_INDEX
         is_in_window = (distance_BTS < window) | (
-            time_B1S < LEARNED_KV_KINDS[self.model.columns.kind].tokens_class.num_tokens
+            token_index_B1S < LEARNED_KV_KINDS[self.model.columns.kind].tokens_class.num_tokens
         )
         return (lag_BTS >= 0) & is_cached & is_in_window
 
@@ -270,10 +276,10 @@ def advance_stream(
     model: Transformer, cache_config: CacheConfig, state: StreamState, x_BTD: jax.Array
 ) -> tuple[jax.Array, StreamState]:
     """Read the embeddings of a segment; see `read_tokens`."""
-    time_BT = state.num_read + jnp.arange(x_BTD.shape[1])[None]
-    x_BTD = model.position.embed(x_BTD, jnp.minimum(time_BT, cache_config.size))
+    token_index_BT = state.num_read + jnp.arange(x_BTD.shape[1])[None]
+    x_BTD = model.position.embed(x_BTD, jnp.minimum(token_index_BT, cache_config.size))
 
-    def layer(x_BTD: jax.Array, inputs: tuple) -> tuple[jax.Array, KVCache]:
+    def apply_layer(x_BTD: jax.Array, inputs: tuple) -> tuple[jax.Array, KVCache]:
         block, kv_cache, type_index = inputs
         contexts = [
             StreamingContext(cache_config, layer_type, model.length, position, state.num_read, kv_cache)
@@ -281,7 +287,9 @@ def advance_stream(
         ]
         return block(x_BTD, LayerContext(contexts, type_index))
 
-    x_BTD, caches = jax.lax.scan(layer, x_BTD, (model.blocks, state.caches, make_layer_type_indices(model.model)))
+    x_BTD, caches = jax.lax.scan(
+        apply_layer, x_BTD, (model.blocks, state.caches, make_layer_type_indices(model.model))
+    )
     return model.norm(x_BTD), StreamState(state.num_read + x_BTD.shape[1], caches)
 
 
@@ -290,10 +298,10 @@ def is_shift_invariant(model: spec.ModelConfig) -> bool:
     return model.attention.feature_map == 'identity' or POSITIONS[model.position].rotate is PositionEncoding.rotate
 
 
-def fill_first(first_kv: KeyValues, new_kv: KeyValues, start_time: jax.Array) -> KeyValues:
-    """Return the first tokens, including those that are being read."""
+def update_first_tokens(first_kv: KeyValues, new_kv: KeyValues, first_token_index: jax.Array) -> KeyValues:
+    """Write those of the tokens being read that belong to the first tokens into the cache of first tokens."""
     num_new = new_kv.key_BSGK.shape[1]
-    offset_S = jnp.arange(first_kv.key_BSGK.shape[1]) - start_time
+    offset_S = jnp.arange(first_kv.key_BSGK.shape[1]) - first_token_index
     is_new_S11 = ((offset_S >= 0) & (offset_S < num_new))[:, None, None]
     source_S = jnp.clip(offset_S, 0, num_new - 1)
     return jax.tree.map(lambda old, new: jnp.where(is_new_S11, new[:, source_S], old), first_kv, new_kv)

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from sinklab.attn.key_mass import RowFunctions
+from sinklab.attn.key_attention_sums import RowFunctions
 from sinklab.attn.mask import resolve_mask
 from sinklab.config import spec
 from sinklab.config.spec import SAVEABLE_ACTIVATIONS, parse_saved_activations

@@ -26,8 +26,8 @@ def shard_map_over_batch(
     """Wrap a per-device function (params, ids_BT) in shard_map over the batch.
 
     Each device gets its shards of the parameters and its sequences. Results must be the same on all devices; with
-    `returns_gradient` the second of two results is sharded as the parameters are. Mesh axes that divide neither batch
-    nor parameters this way stay automatic, so that the compiler partitions along them.
+    `returns_gradient` the second of two results is sharded as the parameters are. The axis `tensor` stays automatic
+    unless its size is 1: the compiler partitions along it.
     """
     manual_axes = {axis for axis, size in mesh.shape.items() if axis in sharding.BATCH_AXES or size == 1}
     axis_rings = find_rings(mesh)
@@ -108,8 +108,8 @@ def psum_scatter_rings(array_nDN: jax.Array, axis: str) -> jax.Array:
 def make_ring_groups(axis: str) -> list[tuple[int, list[list[int]] | None]]:
     """Return (number of devices, axis_index_groups) of each step of a reduce-scatter along a mesh axis.
 
-    Each ring is a step, but the two outermost of three are one: the first step sends most of the bytes, and has the
-    links of both. Over all rings at once, the TPU compiler would add whole arrays instead.
+    Each ring is a step. With three rings, the two outermost are one step: the first step sends most of the bytes, and
+    can then use the links of both rings. For one step over all rings, the TPU compiler would emit an all-reduce.
     """
     rings = (AXIS_RINGS.get() or {}).get(axis, (jax.lax.axis_size(axis),))
     num_merged = max(1, len(rings) - 1)

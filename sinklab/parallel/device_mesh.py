@@ -188,19 +188,25 @@ def arrange_devices(mesh_shape: tuple[int, int, int], slices: list[list[jax.Devi
 
 
 def find_rings(mesh: jax.sharding.Mesh) -> dict[str, tuple[int, ...]]:
-    """Return the ring sizes of each mesh axis: devices on each line of the network, outermost first."""
+    """Return the sizes of the physical TPU rings along each mesh axis, the outermost first."""
     devices_by_axis = {
         axis: np.moveaxis(mesh.devices, index, 0).reshape(size, -1)[:, 0]
         for index, (axis, size) in enumerate(mesh.shape.items())
     }
     return {
-        axis: find_line_rings([getattr(device, 'coords', ()) for device in axis_devices])
+        axis: factor_into_rings([getattr(device, 'coords', ()) for device in axis_devices])
         for axis, axis_devices in devices_by_axis.items()
     }
 
 
-def find_line_rings(coords: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the lengths of network lines; a step that changes several coordinates ends a line."""
+def factor_into_rings(coords: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Factor the devices of a mesh axis into physical rings.
+
+    A ring ends where neighbours differ in more than one coordinate.
+
+    Returns:
+        The sizes of the rings, the outermost first; their product is the number of devices.
+    """
     ring_ends = [
         index
         for index, (coord, next_coord) in enumerate(itertools.pairwise(coords), 1)
@@ -208,7 +214,7 @@ def find_line_rings(coords: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     ]
     if not ring_ends or ring_ends[0] == 1 or len(coords) % ring_ends[0]:
         return (len(coords),)
-    return *find_line_rings(coords[:: ring_ends[0]]), ring_ends[0]
+    return *factor_into_rings(coords[:: ring_ends[0]]), ring_ends[0]
 
 
 def count_changed_coords(first: Sequence[int], second: Sequence[int]) -> int:

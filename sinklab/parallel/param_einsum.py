@@ -107,10 +107,12 @@ def constrain_row_major(array: jax.Array, dims: str) -> jax.Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def mixed_precision_einsum(equation, axes, dtype, x, weight):
     x = constrain_row_major(x, equation.partition(',')[0])
-    return jnp.einsum(equation, x, gather_weight(weight, axes, x.dtype), preferred_element_type=dtype or x.dtype)
+    return jnp.einsum(
+        equation, x, cast_and_all_gather(weight, axes, x.dtype), preferred_element_type=dtype or x.dtype
+    )
 
 
-def gather_weight(weight: jax.Array, axes: tuple[str | None, ...], dtype: jnp.dtype) -> jax.Array:
+def cast_and_all_gather(weight: jax.Array, axes: tuple[str | None, ...], dtype: jnp.dtype) -> jax.Array:
     """Cast a weight, then all-gather it."""
     return collectives.all_gather(weight.astype(dtype), *axes)
 
@@ -123,7 +125,7 @@ def einsum_backward(equation, axes, dtype, residuals, d_y):
     x, weight = residuals
     x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
     x, d_y = constrain_row_major(x, x_dims), constrain_row_major(d_y.astype(x.dtype), y_dims)
-    d_x = jnp.einsum(f'{y_dims},{weight_dims}->{x_dims}', d_y, gather_weight(weight, axes, x.dtype))
+    d_x = jnp.einsum(f'{y_dims},{weight_dims}->{x_dims}', d_y, cast_and_all_gather(weight, axes, x.dtype))
     # Sharded dimensions come first, as the collective sends them. XLA:CPU has no bfloat16 product with a transpose of
     # the result.
     sharded_dims = ''.join(weight_dims[dimension] for dimension, _ in collectives.find_sharded_dimensions(axes))
@@ -154,7 +156,7 @@ def look_up(table: nnx.Param, row_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def look_up_sharded(axes, dtype, num_rows, table, row_BT):
-    return gather_weight(table, axes, dtype)[row_BT]
+    return cast_and_all_gather(table, axes, dtype)[row_BT]
 
 
 def look_up_sharded_forward(axes, dtype, num_rows, table, row_BT):

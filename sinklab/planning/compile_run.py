@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +29,9 @@ KERNEL_PREFIX = 'sinklab_'  # in the names of our kernels, for which the compile
 ANALYSIS_COMPILER_OPTIONS = {'tpu': {'xla_tpu_offload_gather_to_sparsecore': False}}
 
 
+LowerFn = Callable[[], jax.stages.Lowered]
+
+
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
     """A compiled program, with its memory use on each device."""
@@ -40,7 +42,14 @@ class CompiledProgram:
     compile_seconds: float  # including lowering
 
 
-def compile_program(lower: Any, platform: str, resident_bytes: int = 0) -> CompiledProgram:
+def compile_program(lower: LowerFn, platform: str, resident_bytes: int = 0) -> CompiledProgram:
+    """Lower and compile a program, and read its memory analysis.
+
+    Args:
+        lower: Function without arguments that lowers the program.
+        platform: The platform whose compiler options are used.
+        resident_bytes: Memory of arrays that the program does not use.
+    """
     start_time = time.perf_counter()
     executable = lower().compile(ANALYSIS_COMPILER_OPTIONS.get(platform))
     memory_analysis = executable.memory_analysis()
@@ -48,6 +57,7 @@ def compile_program(lower: Any, platform: str, resident_bytes: int = 0) -> Compi
         name: getattr(memory_analysis, f'{name}_size_in_bytes') for name in ('argument', 'output', 'alias', 'temp')
     }
     memory_bytes |= dict(code=memory_analysis.generated_code_size_in_bytes, resident=resident_bytes)
+    # Aliased outputs reuse the memory of arguments.
     peak_bytes = sum(memory_bytes.values()) - 2 * memory_bytes['alias']
     return CompiledProgram(
         HloProgram(executable.as_text()), memory_bytes | dict(peak=peak_bytes), time.perf_counter() - start_time
@@ -94,9 +104,9 @@ class StepTimeEstimate:
 
 
 def count_kernel_passes(program: HloProgram) -> float:
-    """Count the matrix products of attention kernels, divided by the two of a forward pass.
+    """Return the work of the attention kernels in units of one forward kernel, which has two matrix products.
 
-    Kernels have two products forward (queries times keys, weights times values), and five backward.
+    A kernel with `backward` in its name counts as five products, as that for TPUs has.
     """
     kernel_runs = program.count_kernels(KERNEL_PREFIX)
     return sum(times * (2.5 if 'backward' in name else 1) for name, times in kernel_runs.items())
@@ -181,17 +191,14 @@ def find_crossed_axes(collective: Collective, mesh: jax.sharding.Mesh) -> str:
     )
 
 
-LowerFn = Callable[[], jax.stages.Lowered]
-
-
 def get_programs(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> dict[str, LowerFn]:
     """Return {name: lower()} in the order in which a run uses them; call lower() under the mesh."""
     abstract_state = state.make_abstract_state(spec, mesh)
     num_shards = sharding.count_shards(mesh)
-    _, valid_rows = validation_loss.compute_part_sizes(
+    _, valid_rows = validation_loss.choose_eval_batch_sizes(
         spec.valid.windows, hardware.get_micro_batch_size(spec.optimizer.batch_size), num_shards
     )
-    _, probe_rows = validation_loss.compute_part_sizes(spec.probe.sequences, spec.probe.sequences, num_shards)
+    _, probe_rows = validation_loss.choose_eval_batch_sizes(spec.probe.sequences, spec.probe.sequences, num_shards)
 
     # With trigger tokens, a run computes the loss of each token.
     make_valid_loss = validation_loss.make_token_loss if spec.data.triggers else validation_loss.make_mean_loss

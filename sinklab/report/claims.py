@@ -129,7 +129,7 @@ def read_claim_metrics(run_dir: RunDir, outcome: str, metric_patterns: set[str])
     Raises:
         DamagedFileError: config.json is damaged, or metrics.jsonl has a damaged line.
     """
-    steps, vocabulary = run_dir.read_limits()
+    steps, vocabulary = run_dir.read_steps_and_vocabulary()
     records = run_dir.read_records(steps, strict=True)
     first_metrics = compute_run_metrics([record for record in records if record['step'] == 0], None)
     last_metrics = compute_run_metrics(records, vocabulary) if outcome == 'done' else dict(fails=1.0)

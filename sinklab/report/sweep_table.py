@@ -51,7 +51,7 @@ def read_last_metrics(run_dir: RunDir) -> dict[str, float]:
     Raises:
         DamagedFileError: config.json is damaged, or metrics.jsonl has a damaged line.
     """
-    last_step, vocabulary = run_dir.read_limits()
+    last_step, vocabulary = run_dir.read_steps_and_vocabulary()
     return compute_run_metrics(run_dir.read_records(last_step, strict=True), vocabulary)
 
 

@@ -2,7 +2,7 @@
 
 In a bucket, a log consists of segments. A segment is an object that is rewritten as a whole whenever lines have been
 added, until it has SEGMENT_BYTES; then the next segment begins. The numbers of segments increase from attempt to
-attempt, so that the concatenated segments are what was written, once.
+attempt, so the concatenated segments have each line exactly once.
 """
 
 import contextlib

@@ -90,7 +90,7 @@ def poll_until(read: Callable[[], T]) -> T:
 
 
 @contextlib.contextmanager
-def writable_folder(folder: Path) -> Iterator[None]:
+def open_writable_folder(folder: Path) -> Iterator[None]:
     """Create a folder if it is missing, and translate errors of writing there into a UserError.
 
     Raises:

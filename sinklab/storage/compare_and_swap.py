@@ -108,8 +108,8 @@ class LocalCasFile:
     def release(self) -> None:
         """Delete the file and its lock file if it still has the text of this process, and close it.
 
-        A process that waits for the lock notices that its file was deleted, and locks the next one. NFS may hide that
-        for a moment; if three jobs meet in it, two of them own the lease until one of them reads it again.
+        A process that waits for the lock notices that the lock file was deleted, and locks the new one. NFS may show
+        the deletion late. Then, with three competing jobs, two can own the lease until one of them reads it again.
         """
         lock_path = self.path.with_suffix(LOCK_SUFFIX)
         with contextlib.suppress(OSError, UserError), hold_lock(lock_path):

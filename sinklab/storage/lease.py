@@ -1,7 +1,7 @@
 """The lease of a folder: one job at a time, which lease.json names, may write there.
 
 Its owner writes a heartbeat every HEARTBEAT_SECONDS: on a disk into the file that it holds open, in a bucket only
-over the version that it wrote last. Once another job has replaced the lease, these heartbeats reach nobody. Clocks of
+over the version that it wrote last. Once another job has replaced the lease, they no longer change it. Clocks of
 hosts are never compared: an owner whose heartbeat changes while another job reads it is alive.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from sinklab.errors import UserError
 from sinklab.storage import run_file_schemas
-from sinklab.storage.atomic_write import writable_folder
+from sinklab.storage.atomic_write import open_writable_folder
 from sinklab.storage.compare_and_swap import open_cas_file
-from sinklab.storage.paths import is_remote, short_timeout
+from sinklab.storage.paths import is_remote, limit_retry_seconds
 from sinklab.storage.untrusted_files import DamagedFileError, IrregularFileError
 
 LEASE_NAME = 'lease.json'
@@ -138,7 +138,7 @@ class Lease:
         if time.monotonic() - max(self.last_read_time, self.last_attempt_time) > max_age_seconds:
             # A bucket that does not respond is not queried again at every step.
             self.last_attempt_time = time.monotonic() if self.is_remote else 0.0
-            with short_timeout(HEARTBEAT_SECONDS):
+            with limit_retry_seconds(HEARTBEAT_SECONDS):
                 self.poll_owner()
         if self.loss_reason:
             raise LeaseLostError(f'{self.loss_reason}; this job has stopped without another change to the folder')
@@ -146,7 +146,7 @@ class Lease:
     def mark_stopping(self) -> None:
         """Tell the next job to wait for this one."""
         self.content['state'] = 'stopping'
-        with contextlib.suppress(OSError), short_timeout(HEARTBEAT_SECONDS):
+        with contextlib.suppress(OSError), limit_retry_seconds(HEARTBEAT_SECONDS):
             self.write_record()
 
     def release(self) -> None:
@@ -160,7 +160,7 @@ def get_heartbeat_seconds(path: Path) -> float:
 
 
 class NullLease:
-    """A stand-in for the lease, which another process of the run holds."""
+    """Lease of a process other than process 0, which holds the lease of the run."""
 
     def check(self) -> None:
         pass
@@ -238,7 +238,7 @@ def hold_lease(folder: Path, grace_seconds: float = DEFAULT_GRACE_SECONDS) -> It
     created_folders = [path for path in parents if not os.path.exists(path)]
     folder_lease = Lease(folder)
     try:
-        with writable_folder(folder):
+        with open_writable_folder(folder):
             folder_lease.acquire(grace_seconds)
         try:
             yield folder_lease

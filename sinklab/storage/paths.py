@@ -176,7 +176,7 @@ def get_object_key(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def short_timeout(seconds: float) -> Iterator[None]:
+def limit_retry_seconds(seconds: float) -> Iterator[None]:
     """Limit the seconds for which requests of this thread are retried."""
     from sinklab.storage.retry import RETRY_SECONDS
 

@@ -29,7 +29,7 @@ TRANSIENT_STATUSES = {408, 429, 500, 502, 503, 504}  # HTTP statuses after which
 FORBIDDEN_STATUSES = {401, 403}
 CONNECT_TIMEOUT_SECONDS = 20.0  # to connect
 REQUEST_TIMEOUT_SECONDS = 120.0  # without a received byte, or of an attempt that sends data
-MIN_REQUEST_TIMEOUT_SECONDS = 2.0  # of an attempt within `short_timeout`, and of an attempt to abort an upload
+MIN_REQUEST_TIMEOUT_SECONDS = 2.0  # of an attempt within `limit_retry_seconds`, and of an attempt to abort an upload
 MAX_UPLOAD_ATTEMPTS = 5  # attempts of a multipart upload
 LAST_WARNING_TIMES: dict[str, float] = {}  # time of the last warning for each bucket
 
@@ -93,7 +93,7 @@ async def retry_request(
 
 
 def get_request_timeout(timeout_seconds: float | None) -> float | None:
-    """Return the timeout of one attempt; within `short_timeout`, each attempt has one."""
+    """Return the timeout of one attempt; within `limit_retry_seconds`, each attempt has one."""
     retry_seconds = RETRY_SECONDS.get()
     return (
         timeout_seconds

@@ -37,12 +37,12 @@ class ExitStatus:
     """Why a process or a run has ended, described in one line."""
 
     cause: ExitCause
-    words: str = ''
+    message: str = ''
     trace: str = ''  # details for debugging: a traceback or the end of a log
     orderly: bool = False  # the other processes are about to end in the same way
 
     def __post_init__(self):
-        for name in ('words', 'trace'):
+        for name in ('message', 'trace'):
             object.__setattr__(self, name, escape_unprintable(getattr(self, name)))
 
     @property
@@ -58,8 +58,8 @@ class ExitStatus:
         """Return whether the end needs an investigation: `lost` or `crashed`."""
         return self.kind in ('lost', 'crashed')
 
-    def replace_words(self, words: str) -> 'ExitStatus':
-        return dataclasses.replace(self, words=words)
+    def replace_message(self, message: str) -> 'ExitStatus':
+        return dataclasses.replace(self, message=message)
 
 
 def escape_unprintable(text: str) -> str:
@@ -113,6 +113,8 @@ def combine_exit_statuses(exit_statuses: dict[int, ExitStatus], names: list[str]
     root_index = min(exit_statuses, key=lambda index: [*EXIT_CAUSES].index(exit_statuses[index].cause))
     root_status = exit_statuses[root_index]
     is_same_for_all = (
-        len(exit_statuses) == len(names) and len({status.words for status in exit_statuses.values()}) == 1
+        len(exit_statuses) == len(names) and len({status.message for status in exit_statuses.values()}) == 1
     )
-    return root_status if is_same_for_all else root_status.replace_words(f'{names[root_index]}: {root_status.words}')
+    return (
+        root_status if is_same_for_all else root_status.replace_message(f'{names[root_index]}: {root_status.message}')
+    )

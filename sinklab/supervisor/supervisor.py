@@ -21,9 +21,9 @@ from types import FrameType
 
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.storage.atomic_write import append_text, writable_folder
+from sinklab.storage.atomic_write import append_text, open_writable_folder
 from sinklab.storage.lease import is_unowned
-from sinklab.storage.paths import short_timeout
+from sinklab.storage.paths import limit_retry_seconds
 from sinklab.storage.untrusted_files import DamagedFileError
 from sinklab.supervisor.cluster import ProcessInfo, is_loopback
 from sinklab.supervisor.exit_status import (
@@ -102,7 +102,7 @@ class WorkerProcess:
         return f'process {self.process_info.index} (host {get_host_name()}, pid {self.process.pid})'
 
     @property
-    def has_met_others(self) -> bool:
+    def has_joined(self) -> bool:
         return bool(self.names) or self.process_info.count == 1
 
     def poll(self) -> ExitStatus | None:
@@ -152,7 +152,7 @@ class WorkerProcess:
         """Add the name of this process to an exit status of a run of several processes."""
         if self.process_info.count == 1:
             return exit_status
-        return exit_status.replace_words(f'{self.name}: {exit_status.words}')
+        return exit_status.replace_message(f'{self.name}: {exit_status.message}')
 
     def classify_abort(self, log_tail: str) -> ExitStatus | None:
         """Return the exit status of a worker that jax has aborted, because of another process; None if unknown."""
@@ -162,7 +162,7 @@ class WorkerProcess:
             return ExitStatus('lost', f'{", ".join(lost_names)}: no heartbeat for {self.timeouts.heartbeat} s')
         if match := RESTARTED_PATTERN.search(log_tail):
             return ExitStatus('lost', f'another process has connected as {names.get(int(match[1]), match[1])}')
-        if not self.has_met_others and JOIN_TIMEOUT_TEXT in log_tail:
+        if not self.has_joined and JOIN_TIMEOUT_TEXT in log_tail:
             return self.describe_missing()
         if SERVICE_LOST_TEXT in log_tail:
             return ExitStatus('lost', f'{names[0]}: gone, or out of reach at {self.process_info.address}')
@@ -244,7 +244,7 @@ class RestartPolicy:
 
     def poll_newest_step(self) -> int | None:
         """Return the newest complete step; the last known one if the storage fails or a file is damaged."""
-        with contextlib.suppress(OSError, ValueError), short_timeout(STORAGE_TIMEOUT_SECONDS):
+        with contextlib.suppress(OSError, ValueError), limit_retry_seconds(STORAGE_TIMEOUT_SECONDS):
             return self.find_newest_step()
         return self.newest_step
 
@@ -266,7 +266,7 @@ class RestartPolicy:
         if self.num_fruitless >= MAX_FRUITLESS or self.num_fruitless_here >= MAX_FRUITLESS_RESTARTS:
             return ExitStatus(
                 'fruitless',
-                f'{exit_status.words}; that was attempt {max(self.num_fruitless, self.num_fruitless_here)} '
+                f'{exit_status.message}; that was attempt {max(self.num_fruitless, self.num_fruitless_here)} '
                 'in a row without a new checkpoint',
             ), False
         is_restarting = self.restarts > 0
@@ -285,7 +285,7 @@ class RestartPolicy:
             if exit_status.kind == 'lost' or exit_status.cause == 'fruitless'
             else {}
         )
-        with contextlib.suppress(OSError, ValueError), short_timeout(STORAGE_TIMEOUT_SECONDS):
+        with contextlib.suppress(OSError, ValueError), limit_retry_seconds(STORAGE_TIMEOUT_SECONDS):
             last_outcome = self.read_outcome()
             is_recorded = (last_outcome.get('kind'), last_outcome.get('exit_code')) == (
                 exit_status.kind,
@@ -301,7 +301,7 @@ class RestartPolicy:
                     kind=exit_status.kind,
                     step=self.read_last_step(),
                     checkpoint=self.poll_newest_step(),
-                    message=exit_status.words,
+                    message=exit_status.message,
                 )
                 self.run_dir.write_json('outcome', outcome | dict(exit_code=exit_status.exit_code) | fruitless_field)
 
@@ -322,13 +322,13 @@ class RestartPolicy:
 
 def log_failure(run_dir: RunDir, index: int, exit_status: ExitStatus, log_tail: str) -> None:
     """Append the reason of a failure and the end of the worker's log to processes/INDEX.log."""
-    with contextlib.suppress(OSError, UserError), short_timeout(STORAGE_TIMEOUT_SECONDS):
+    with contextlib.suppress(OSError, UserError), limit_retry_seconds(STORAGE_TIMEOUT_SECONDS):
         if not run_dir.has_run():
             return
-        with writable_folder(run_dir.path / 'processes'):
+        with open_writable_folder(run_dir.path / 'processes'):
             append_text(
                 run_dir.path / 'processes' / f'{index}.log',
-                f'{time.strftime("%Y-%m-%dT%H:%M:%S%z")} {exit_status.words}\n{log_tail}\n',
+                f'{time.strftime("%Y-%m-%dT%H:%M:%S%z")} {exit_status.message}\n{log_tail}\n',
             )
 
 
@@ -404,7 +404,7 @@ class Supervisor:
         self.process_info, self.command, self.timeouts = process_info, command, timeouts
         self.on_failure, self.print_line, self.decide_restart = on_failure, print_line, decide_restart
         self.worker: WorkerProcess | None = None
-        self.have_met = False  # whether all processes have met once
+        self.have_joined = False  # whether all processes have met once
         self.stop_signal: int | None = None
         self.first_signal_time, self.kill_time = 0.0, None
 
@@ -415,7 +415,7 @@ class Supervisor:
                 exit_status, is_restarting = self.decide_restart(self.run_worker())
                 if self.stop_signal or not is_restarting:
                     return exit_status
-                self.print_line(f'{exit_status.words}; starting again')
+                self.print_line(f'{exit_status.message}; starting again')
                 if exit_status.cause in ('killed', 'aborted', 'frozen'):  # until jax has told the other processes
                     self.sleep(self.timeouts.detection)
 
@@ -429,18 +429,18 @@ class Supervisor:
         while True:
             bind_address = self.choose_bind_address()
             if self.stop_signal:
-                return (make_immediate_stop if self.have_met else make_early_stop)(self.stop_signal)
+                return (make_immediate_stop if self.have_joined else make_early_stop)(self.stop_signal)
             self.worker = WorkerProcess(self.command, self.process_info, bind_address, self.timeouts, self.print_line)
             if self.stop_signal:  # it has arrived in the meantime
                 self.worker.send_signal(self.stop_signal)
             exit_status = self.wait_for_worker()
             if exit_status.is_failure:
                 self.on_failure(exit_status, f'{exit_status.trace}{self.worker.read_log_tail()}')
-            if self.worker.has_met_others:
-                self.have_met = True
+            if self.worker.has_joined:
+                self.have_joined = True
                 return exit_status
             if exit_status.cause != 'lost' or time.monotonic() > deadline:
-                return dataclasses.replace(exit_status, cause='lost') if self.have_met else exit_status
+                return dataclasses.replace(exit_status, cause='lost') if self.have_joined else exit_status
             self.sleep(RETRY_SECONDS)
 
     def wait_for_worker(self) -> ExitStatus:

@@ -1,8 +1,8 @@
 """Worker process of a supervised run: its process group on jax.distributed, and its exit.
 
 Several processes find each other, and detect that one of them is lost, through the coordination service of jax, which
-process 0 hosts. Its key-value store also holds the values of `gather`, the progress of slow processes and the exit
-status of each process. The store works before the devices are known, which collectives of jax do not.
+process 0 hosts. Its key-value store also holds the values of `all_gather`, the progress of slow processes and the
+exit status of each process. The store works before the devices are known, which collectives of jax do not.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ from sinklab.supervisor.exit_status import (
 
 WORKER_VARIABLE = 'SINKLAB_SUPERVISED'
 PR_SET_PDEATHSIG = 1  # of prctl on Linux: the signal to this process when its parent ends
-JOIN_KEY, GATHER_KEY, PROGRESS_KEY = 'sinklab/join', 'sinklab/gather', 'sinklab/progress'
+JOIN_KEY, ALL_GATHER_KEY, PROGRESS_KEY = 'sinklab/join', 'sinklab/all_gather', 'sinklab/progress'
 EXIT_KEY = 'sinklab/exit'
 EXIT_BEGUN_KEY, RUN_EXIT_KEY, EXIT_BARRIER = 'sinklab/exit_begun', 'sinklab/run_exit', 'sinklab/exit_barrier'
 CONNECT_MARGIN_SECONDS = 5.0  # jax waits for these seconds more than it is told to, which is at least one
 MIN_JOIN_SECONDS = 1 + CONNECT_MARGIN_SECONDS
 KEY_WAIT_MS = 3_600_000  # milliseconds of one wait for a key, which is repeated
-GATHER_WAIT_MS = 1000 * 3_600_000  # of the wait for all processes in `gather`: one of them may prepare data
+ALL_GATHER_WAIT_MS = 1000 * 3_600_000  # of the wait for all processes in `all_gather`: one of them may prepare data
 POLL_SECONDS = 0.1  # seconds between two looks at the exit statuses of other processes
 
 
@@ -191,10 +191,10 @@ class SupervisedProcessGroup:
 
     def __init__(self, settings: WorkerSettings):
         self.settings, self.timeouts = settings, settings.timeouts
-        self.index, self.count = settings.index, settings.count
-        self.names = [f'process {index}' for index in range(self.count)]
-        self.client, self.num_gathers, self.progress, self.is_progress_published = None, 0, Progress(), False
-        self.exit_lock, self.has_met_others, self.has_started = threading.Lock(), threading.Event(), False
+        self.process_index, self.process_count = settings.index, settings.count
+        self.names = [f'process {index}' for index in range(self.process_count)]
+        self.client, self.num_all_gathers, self.progress, self.is_progress_published = None, 0, Progress(), False
+        self.exit_lock, self.has_joined, self.has_started = threading.Lock(), threading.Event(), False
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         faulthandler.enable(file=2)
@@ -217,21 +217,21 @@ class SupervisedProcessGroup:
         Raises:
             UserError: This process and process 0 have different numbers of processes.
         """
-        if self.count > 1:
+        if self.process_count > 1:
             self.initialize_distributed()
             self.start_thread(self.wait_for_run_exit)
-            if self.index == 0:
+            if self.process_index == 0:
                 self.start_thread(self.decide_run_exit)
-            name = f'process {self.index} (host {get_host_name()}, pid {os.getpid()})'
-            self.set_key(f'{JOIN_KEY}/{self.index}', [self.count, name])
+            name = f'process {self.process_index} (host {get_host_name()}, pid {os.getpid()})'
+            self.set_key(f'{JOIN_KEY}/{self.process_index}', [self.process_count, name])
             count, _ = self.wait_for_key(f'{JOIN_KEY}/0')
-            if count != self.count:
+            if count != self.process_count:
                 raise UserError(
-                    f'it has --processes={self.count}, but process 0 has {count}; give the same number to all'
+                    f'it has --processes={self.process_count}, but process 0 has {count}; give the same number to all'
                 )
-            self.names = [self.wait_for_key(f'{JOIN_KEY}/{index}')[1] for index in range(self.count)]
+            self.names = [self.wait_for_key(f'{JOIN_KEY}/{index}')[1] for index in range(self.process_count)]
             self.report(names=self.names)
-        self.has_met_others.set()
+        self.has_joined.set()
         self.start_thread(self.watch_progress)
 
     def initialize_distributed(self) -> None:
@@ -241,8 +241,8 @@ class SupervisedProcessGroup:
         jax.config.update('jax_enable_preemption_service', False)
         jax.distributed.initialize(
             self.settings.coordinator,
-            self.count,
-            self.index,
+            self.process_count,
+            self.process_index,
             local_device_ids=self.settings.devices,
             cluster_detection_method='deactivate',
             coordinator_bind_address=self.settings.bind,
@@ -271,20 +271,20 @@ class SupervisedProcessGroup:
         pairs = self.client.key_value_dir_get(f'{folder}/') if self.client else []
         return {int(key.rpartition('/')[2]): json.loads(value) for key, value in pairs}
 
-    def gather(self, name: str, value: Any) -> list[Any]:
-        if self.count == 1:
+    def all_gather(self, name: str, value: Any) -> list[Any]:
+        if self.process_count == 1:
             return [value]
-        self.num_gathers += 1
-        folder = f'{GATHER_KEY}/{self.num_gathers}'
-        self.set_key(f'{folder}/{self.index}', [name, value])
-        self.client.wait_at_barrier(folder, GATHER_WAIT_MS)
+        self.num_all_gathers += 1
+        folder = f'{ALL_GATHER_KEY}/{self.num_all_gathers}'
+        self.set_key(f'{folder}/{self.process_index}', [name, value])
+        self.client.wait_at_barrier(folder, ALL_GATHER_WAIT_MS)
         answers = self.read_values(folder)
         for index, (other_name, _) in answers.items():
             if other_name != name:
                 raise RuntimeError(f'reached {name!r} when process {index} reached {other_name!r}')
         # All processes have read the values of the gather before this one.
-        self.client.key_value_delete(f'{GATHER_KEY}/{self.num_gathers - 1}/{self.index}')
-        return [answers[index][1] for index in range(self.count)]
+        self.client.key_value_delete(f'{ALL_GATHER_KEY}/{self.num_all_gathers - 1}/{self.process_index}')
+        return [answers[index][1] for index in range(self.process_count)]
 
     def report_progress(self, activity: str, step: int = 0, usual_seconds: float | None = None) -> None:
         self.progress = Progress(activity, int(step), None if usual_seconds is None else float(usual_seconds))
@@ -305,14 +305,14 @@ class SupervisedProcessGroup:
                 if progress.is_late(self.timeouts):
                     others = self.read_values(PROGRESS_KEY)
                     known = {index: Progress.from_elapsed(*values) for index, values in others.items()}
-                    known[self.index] = progress
-                    if hang := describe_hang(self.index, known, self.names, self.timeouts):
+                    known[self.process_index] = progress
+                    if hang := describe_hang(self.process_index, known, self.names, self.timeouts):
                         self.exit(hang)
             time.sleep(interval)
 
     def publish_progress(self, progress: Progress) -> None:
         """Publish the progress of this process while it is slow, and withdraw it afterwards."""
-        key, is_slow = f'{PROGRESS_KEY}/{self.index}', progress.seconds > self.timeouts.min_step / 4
+        key, is_slow = f'{PROGRESS_KEY}/{self.process_index}', progress.seconds > self.timeouts.min_step / 4
         if self.client and is_slow:
             self.set_key(key, [progress.activity, progress.step, progress.usual_seconds, progress.seconds])
         elif self.client and self.is_progress_published:
@@ -347,7 +347,7 @@ class SupervisedProcessGroup:
                     self.start_thread(functools.partial(self.stop_early, signum))
 
     def stop_early(self, signum: int) -> None:
-        self.has_met_others.wait(self.timeouts.early_stop)
+        self.has_joined.wait(self.timeouts.early_stop)
         self.exit(make_early_stop(signum))
 
     def exit(self, exit_status: ExitStatus) -> NoReturn:
@@ -357,7 +357,7 @@ class SupervisedProcessGroup:
                 self.exit_now(exit_status)
             self.report_progress('ending', self.progress.step)
             with contextlib.suppress(RuntimeError):  # without the service, jax aborts this process
-                self.set_key(f'{EXIT_KEY}/{self.index}', dataclasses.asdict(exit_status))
+                self.set_key(f'{EXIT_KEY}/{self.process_index}', dataclasses.asdict(exit_status))
                 self.set_key(EXIT_BEGUN_KEY, True)
         threading.Event().wait()  # `wait_for_run_exit` ends the process
 
@@ -381,7 +381,7 @@ class SupervisedProcessGroup:
             statuses = {index: ExitStatus(**values) for index, values in self.read_values(EXIT_KEY).items()}
             for index, status in statuses.items():
                 deadlines.setdefault(index, time.monotonic() + self.get_settle_seconds(status))
-            if len(statuses) == self.count or time.monotonic() > min(deadlines.values()):
+            if len(statuses) == self.process_count or time.monotonic() > min(deadlines.values()):
                 return combine_exit_statuses(statuses, self.names)
             time.sleep(POLL_SECONDS)
 

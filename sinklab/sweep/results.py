@@ -10,7 +10,7 @@ from sinklab.errors import UserError, format_error
 from sinklab.report.claims import Reading, read_claim_metrics
 from sinklab.run_dir import RunDir, flatten_dict, format_differences
 from sinklab.storage import run_file_schemas, untrusted_files
-from sinklab.storage.atomic_write import atomic_write, writable_folder
+from sinklab.storage.atomic_write import atomic_write, open_writable_folder
 from sinklab.storage.paths import parse_path
 from sinklab.storage.untrusted_files import DamagedFileError
 from sinklab.sweep import plan
@@ -197,5 +197,5 @@ def read_verdicts(workdir: Path) -> list[dict]:
 def write_json(workdir: str, name: str, content: dict | list) -> None:
     """Write a JSON file into a folder, atomically; raise UserError if the folder is not writable."""
     directory = parse_path(workdir)
-    with writable_folder(directory), atomic_write(directory / name) as unfinished:
+    with open_writable_folder(directory), atomic_write(directory / name) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1, allow_nan=False) + '\n', encoding='utf-8')

@@ -264,7 +264,7 @@ def classify_exit(outcome_record: dict, exit_code: int, output: str) -> tuple[st
     elif exit_code < 0:
         is_stop = -exit_code in CAUSE_BY_SIGNAL
         exit_status = make_early_stop(-exit_code) if is_stop else make_exit_status(exit_code, log_tail='')
-        kind, message = exit_status.kind, exit_status.words
+        kind, message = exit_status.kind, exit_status.message
     else:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         kind = KIND_BY_EXIT_CODE.get(exit_code, 'crashed')

@@ -27,7 +27,7 @@ def make_document_inputs(ids_BT: jax.Array, spec: Spec) -> dict[str, jax.Array]:
     return inputs
 
 
-def make_forward(spec: Spec, **model_options) -> Callable:
+def make_hidden_states_fn(spec: Spec, **model_options) -> Callable:
     """Make a function (params, ids_BT) -> (hidden_BTD, head_VD, Intermediates)."""
     graphdef, _ = state.make_abstract_model(spec)
 

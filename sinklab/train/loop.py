@@ -53,7 +53,7 @@ from sinklab.train.setup import (
     make_row_content,
     set_up_run,
 )
-from sinklab.train.validation_loss import make_evaluate
+from sinklab.train.validation_loss import make_validation_fn
 
 MAX_STEPS_TO_STOP = 3  # maximum number of steps between a signal and the saved state
 PREFETCH_DEPTH = 16  # maximum number of batches that are read and put on devices before their steps
@@ -134,7 +134,7 @@ def train(
     """
     parsed_callbacks = tuple(map(parse_state_callback, state_callbacks))
     group = group or SingleProcessGroup()
-    run_dir = run_dir if group.index == 0 else run_dir.as_read_only()
+    run_dir = run_dir if group.process_index == 0 else run_dir.as_non_primary()
     broadcast_from_primary(group, 'folder', lambda: run_dir.check_spec(spec))
     with acquire_lease(run_dir, group, grace_seconds) as lease:
         broadcast_from_primary(
@@ -142,28 +142,30 @@ def train(
         )  # the previous owner of the lease may have changed it
         with write_outcome(run_dir), translate_storage_errors(run_dir):
             warm_start.check_warm_start(origin, spec, run_dir, group)
-            hardware, mesh, attention, data = set_up_run(spec, hardware, run_dir, group)
+            hardware, mesh, backend_choice, data = set_up_run(spec, hardware, run_dir, group)
             row = make_row_content(origin, spec, run_dir, row, data, group)
             broadcast_from_primary(group, 'initial files', lambda: run_dir.initialize(spec, row, data.tokenizer))
             checkpointer = Checkpointer(run_dir, spec.checkpoint, data.fingerprint, group, lease.check)
-            oom_translation = memory_estimate.translate_async_oom_errors((spec, hardware, mesh, attention.backend))
+            oom_translation = memory_estimate.translate_async_oom_errors(
+                (spec, hardware, mesh, backend_choice.backend)
+            )
             with jax.set_mesh(mesh), oom_translation, close_checkpointer(checkpointer):
                 loop = TrainLoop(
                     spec=spec,
                     hardware=hardware,
                     mesh=mesh,
-                    attention=attention,
+                    backend_choice=backend_choice,
                     run_dir=run_dir,
                     data=data,
                     checkpointer=checkpointer,
-                    callbacks=callbacks if group.index == 0 else (),
+                    callbacks=callbacks if group.process_index == 0 else (),
                     state_callbacks=parsed_callbacks,
                     group=group,
                     lease=lease,
                     grace_seconds=grace_seconds,
                 )
-                loop.train(origin)
-    return run_dir.read_records(spec.optimizer.steps) if group.index == 0 else []
+                loop.run(origin)
+    return run_dir.read_records(spec.optimizer.steps) if group.process_index == 0 else []
 
 
 @contextlib.contextmanager
@@ -193,7 +195,7 @@ class TrainLoop:
     spec: Spec
     hardware: Hardware
     mesh: jax.sharding.Mesh
-    attention: BackendChoice
+    backend_choice: BackendChoice
     run_dir: RunDir
     data: RunData
     checkpointer: Checkpointer
@@ -206,10 +208,10 @@ class TrainLoop:
 
     def __post_init__(self):
         self.start_step = broadcast_from_primary(self.group, 'start', self.run_dir.read_start_step)
-        self.program_args = program_args = self.spec, self.hardware, self.mesh, self.attention.backend
+        self.program_args = program_args = self.spec, self.hardware, self.mesh, self.backend_choice.backend
         self.translate_oom = functools.partial(memory_estimate.translate_oom_errors, program_args=program_args)
         self.train_step = step.make_train_step(*program_args)
-        self.compute_valid_loss = self.translate_oom('validation')(make_evaluate(*program_args))
+        self.compute_valid_loss = self.translate_oom('validation')(make_validation_fn(*program_args))
         self.compute_probe_arrays = self.translate_oom('the probe')(sink_probe.make_probe(self.spec, self.mesh))
         self.evaluations = (
             Evaluation(self.run_validation, self.spec.valid.every_steps, 'valid/loss'),
@@ -220,7 +222,7 @@ class TrainLoop:
         self.peak_flops = memory_estimate.compute_mesh_peak_flops(self.mesh)
         self.make_request_array = functools.cache(functools.partial(sharding.make_per_device_array, mesh=self.mesh))
 
-    def train(self, origin: warm_start.WarmStart | None) -> None:
+    def run(self, origin: warm_start.WarmStart | None) -> None:
         """Run the attempt, and report its end to callbacks, also after an error."""
         with contextlib.ExitStack() as stack:
             for callback in self.callbacks:
@@ -231,7 +233,7 @@ class TrainLoop:
         resume_step, quarantine_lines = warm_start.prepare_first_checkpoint(
             origin, self.spec, self.mesh, self.start_step, self.checkpointer
         )
-        lost_lines = broadcast_from_primary(self.group, 'lost lines', lambda: self.describe_lost_lines(resume_step))
+        lost_lines = broadcast_from_primary(self.group, 'lost lines', lambda: self.describe_metric_gaps(resume_step))
         for line in (
             *quarantine_lines,
             *lost_lines,
@@ -245,7 +247,7 @@ class TrainLoop:
         if self.is_last(resume_step) and not missing_evals:
             return
         self.data.start_prefetch(resume_step)
-        self.stopwatch = StepTimer(
+        self.step_timer = StepTimer(
             broadcast_from_primary(self.group, 'seconds', lambda: self.run_dir.read_elapsed_seconds(resume_step))
         )
         with (
@@ -271,7 +273,7 @@ class TrainLoop:
         try:
             yield
         finally:
-            if line := self.attention.describe_fallback():
+            if line := self.backend_choice.describe_fallback():
                 self.send_message(line)
 
     def restore(self, resume_step: int) -> dict | None:
@@ -286,7 +288,7 @@ class TrainLoop:
         changes = self.run_dir.list_changes(self.spec)
         attempt = dict(
             step=resume_step,
-            attention=str(self.attention),
+            attention=str(self.backend_choice),
             micro_batch=self.hardware.get_micro_batch_size(self.spec.optimizer.batch_size),
             remat=self.hardware.remat,
         )
@@ -294,7 +296,7 @@ class TrainLoop:
         attempts = [*self.run_dir.read_environment().get('attempts', []), attempt]
         self.lease.check()
         layout = dataclasses.asdict(self.hardware) | dict(self.mesh.shape)
-        self.run_dir.write_json('environment', describe_environment(layout, str(self.attention), attempts))
+        self.run_dir.write_json('environment', describe_environment(layout, str(self.backend_choice), attempts))
         if changes:
             self.run_dir.write_json('config', dataclasses.asdict(self.spec))
         for callback in self.callbacks:
@@ -303,7 +305,7 @@ class TrainLoop:
     def run_missing_evals(self, resume_step: int, missing_evals: list[str], train_state: dict) -> None:
         """Run the evaluations whose metrics are missing, and log them."""
         if missing_evals:
-            record = {'step': resume_step, 'seconds': self.stopwatch.get_total_seconds()}
+            record = {'step': resume_step, 'seconds': self.step_timer.get_total_seconds()}
             evaluations = [evaluation for evaluation in self.evaluations if evaluation.metric in missing_evals]
             self.report_record(record | self.run_evals(evaluations, resume_step, train_state), is_logged=True)
 
@@ -337,7 +339,7 @@ class TrainLoop:
         translate_oom = self.translate_oom('the step')
         lowered = self.train_step.lower(train_state, *step.make_abstract_inputs(self.spec, self.mesh))
         compiled_step = translate_oom(lowered.compile)()
-        self.stopwatch.restart()
+        self.step_timer.restart()
         return translate_oom(compiled_step)
 
     def load_batch(self, step_num: int) -> jax.Array:
@@ -350,7 +352,7 @@ class TrainLoop:
             return Request(stop_signal=self.received_signals[0])
         save_seconds = 60 * self.spec.checkpoint.every_minutes
         is_overdue = time.monotonic() - self.last_save_time > save_seconds
-        return Request(save=bool(save_seconds and self.group.index == 0 and is_overdue))
+        return Request(save=bool(save_seconds and self.group.process_index == 0 and is_overdue))
 
     def is_state_needed(self, step_num: int) -> bool:
         """Return whether an evaluation, a state callback or a save is due after a step, which needs its state."""
@@ -380,7 +382,7 @@ class TrainLoop:
         due_metrics = [evaluation.metric for evaluation in self.list_due_evals(step_num)]
         return [metric for metric in due_metrics if metric not in logged_record]
 
-    def describe_lost_lines(self, resume_step: int) -> list[str]:
+    def describe_metric_gaps(self, resume_step: int) -> list[str]:
         """Describe the lines up to `resume_step` that metrics.jsonl has lost."""
         every_steps = self.spec.log.every_steps
         return [
@@ -404,20 +406,20 @@ class TrainLoop:
             LeaseLostError: Another job owns the run directory.
         """
         self.lease.check()
-        self.group.report_progress('step', step_num, self.stopwatch.step_seconds)
+        self.group.report_progress('step', step_num, self.step_timer.step_seconds)
         metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
         request = Request.decode(int(metrics.pop('request')))
         if not all(map(math.isfinite, metrics.values())):
             self.checkpointer.delete_if_newest(step_num - 1)
             raise DivergedError(step_num, metrics)
-        self.stopwatch.count_step()
+        self.step_timer.count_step()
         return metrics, request
 
     def make_record(self, step_num: int, metrics: dict[str, float]) -> dict:
         """Make the record of a step, with the speed and the epochs if the step is logged."""
-        record = {'step': step_num, 'seconds': self.stopwatch.get_total_seconds(), **metrics}
+        record = {'step': step_num, 'seconds': self.step_timer.get_total_seconds(), **metrics}
         if self.is_logged(step_num):
-            steps_per_second = self.stopwatch.get_steps_per_second()
+            steps_per_second = self.step_timer.get_steps_per_second()
             tokens = self.spec.optimizer.batch_size * self.spec.data.length
             record['speed/tokens_per_second'] = steps_per_second * tokens
             if self.peak_flops:
@@ -434,7 +436,7 @@ class TrainLoop:
         self.report_record(self.make_record(step_num, metrics), is_logged)
         if is_logged:
             self.check_saves()
-            self.stopwatch.restart()
+            self.step_timer.restart()
 
     def evaluate_and_save(
         self, step_num: int, metrics: dict[str, float], train_state: dict, request: Request
@@ -459,7 +461,7 @@ class TrainLoop:
             raise callback_error
         if self.is_logged(step_num):
             self.check_saves()
-        self.stopwatch.restart()
+        self.step_timer.restart()
 
     def check_saves(self) -> None:
         """Raise the error of a failed save, and warn if saves are slow."""
@@ -521,7 +523,7 @@ class TrainLoop:
     def warn_of_short_grace(self) -> None:
         """Warn once if the work between a stop signal and the end takes longer than the grace period."""
         needed_seconds = (self.checkpointer.save_seconds or 0.0) + MAX_STEPS_TO_STOP * (
-            self.stopwatch.step_seconds or 0.0
+            self.step_timer.step_seconds or 0.0
         )
         if self.checkpointer.save_seconds and needed_seconds > self.grace_seconds and not self.has_warned:
             self.has_warned = True
@@ -542,10 +544,10 @@ class TrainLoop:
     def check_replicas(self, step_num: int, train_state: dict, metrics: dict[str, float]) -> None:
         """Check that all processes have the same data, metrics, and bits of replicated parameters."""
         mismatch = self.find_replica_mismatch(step_num, train_state['params'])
-        if self.group.count > 1 and not mismatch:
+        if self.group.process_count > 1 and not mismatch:
             local_values = {'the batch': self.data.batches.compute_digest(step_num - 1)}
             local_values |= {name: value.hex() for name, value in metrics.items()}
-            mismatch = describe_difference(self.group.gather(f'step {step_num}', local_values))
+            mismatch = describe_difference(self.group.all_gather(f'step {step_num}', local_values))
         if mismatch:
             raise ReplicaMismatchError(step_num, mismatch)
 

@@ -21,7 +21,7 @@ from sinklab.config.spec import (
 from sinklab.errors import UserError
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import loss, state
-from sinklab.train.forward import make_forward
+from sinklab.train.forward import make_hidden_states_fn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,10 @@ def estimate_sequence_activation_bytes(spec: Spec, remat: str, backend: str, num
 
 def trace_residuals(spec: Spec, remat: str, backend: str, num_sequences: int) -> Any:
     """Trace the forward pass through the layers, and return the shapes of its residuals."""
-    apply_model, params = make_forward(spec, remat=remat, backend=backend), state.get_state_shapes(spec)['params']
+    apply_model, params = (
+        make_hidden_states_fn(spec, remat=remat, backend=backend),
+        state.get_state_shapes(spec)['params'],
+    )
     ids = jax.ShapeDtypeStruct((num_sequences, spec.data.length), jnp.int32)
     return jax.eval_shape(
         lambda params, ids: jax.vjp(lambda params: apply_model(params, ids)[0], params)[1], params, ids

@@ -11,13 +11,13 @@ from sinklab.config import spec
 from sinklab.parallel.sharding import get_logical_axes, map_parameters
 
 
-def constant(optimizer: spec.OptimizerConfig) -> optax.Schedule:
+def make_constant_schedule(optimizer: spec.OptimizerConfig) -> optax.Schedule:
     warmup = optax.linear_schedule(0.0, optimizer.peak_learning_rate, optimizer.warmup_steps)
     plateau = optax.constant_schedule(optimizer.peak_learning_rate)
     return optax.join_schedules([warmup, plateau], [optimizer.warmup_steps])
 
 
-def cosine(optimizer: spec.OptimizerConfig) -> optax.Schedule:
+def make_cosine_schedule(optimizer: spec.OptimizerConfig) -> optax.Schedule:
     return optax.warmup_cosine_decay_schedule(
         0.0,
         optimizer.peak_learning_rate,
@@ -27,7 +27,7 @@ def cosine(optimizer: spec.OptimizerConfig) -> optax.Schedule:
     )
 
 
-def adamw(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
+def make_adamw(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
     return optax.adamw(
         make_schedule(optimizer),
         b1=optimizer.beta1,
@@ -37,7 +37,7 @@ def adamw(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.Gra
     )
 
 
-def sgd(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
+def make_sgd(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
     return optax.chain(
         optax.trace(optimizer.beta1),
         optax.add_decayed_weights(optimizer.weight_decay),
@@ -45,7 +45,7 @@ def sgd(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.Gradi
     )
 
 
-def muon(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
+def make_muon(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
     """Make Muon for matrices; embeddings, head, gains and vectors use AdamW with Nesterov momentum."""
     return contrib.muon(
         make_schedule(optimizer),
@@ -77,8 +77,8 @@ def make_muon_dimension_numbers(parameters: nnx.State) -> dict:
     return map_parameters(get_dimension_numbers, parameters)
 
 
-SCHEDULES = {'constant': constant, 'cosine': cosine}
-OPTIMIZERS = {'adamw': adamw, 'sgd': sgd, 'muon': muon}
+SCHEDULES = {'constant': make_constant_schedule, 'cosine': make_cosine_schedule}
+OPTIMIZERS = {'adamw': make_adamw, 'sgd': make_sgd, 'muon': make_muon}
 
 
 def make_schedule(optimizer: spec.OptimizerConfig) -> optax.Schedule:

@@ -77,7 +77,7 @@ def make_outcome(run_dir: RunDir, error: BaseException | None) -> dict[str, str 
         if has_step
         else next((metrics_record['step'] for metrics_record in reversed(run_dir.read_metric_lines())), 0),
         checkpoint=digests.find_newest_step(run_dir),
-        message=' '.join(exit_status.words.split()),
+        message=' '.join(exit_status.message.split()),
         exit_code=exit_status.exit_code,
     )
 

@@ -46,8 +46,8 @@ def set_up_run(
     The returned hardware has the chosen micro-batch and remat policy. An error on one process is raised on all
     processes.
     """
-    host_names = group.gather('host', platform.node())
-    num_local_processes = host_names.count(host_names[group.index])  # they share the memory of this host
+    host_names = group.all_gather('host', platform.node())
+    num_local_processes = host_names.count(host_names[group.process_index])  # they share the memory of this host
     mesh, hardware = make_mesh_on_all(spec, hardware, group, num_local_processes)
     broadcast_from_primary(group, 'disk space', lambda: check_disk_space(spec, run_dir, mesh))
     attention = run_on_all_or_raise(group, 'attention', lambda: step.choose_verified_backend(spec, hardware))
@@ -79,7 +79,7 @@ def acquire_lease(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) ->
             return leases[0].token
 
         token = broadcast_from_primary(group, 'lease', acquire_on_primary)
-        visible = group.gather('visible lease', poll_until(lambda: read_owner_token(run_dir.path) == token))
+        visible = group.all_gather('visible lease', poll_until(lambda: read_owner_token(run_dir.path) == token))
         if not all(visible):
             raise UserError(
                 f'process {visible.index(False)} does not see the files that process 0 writes in {run_dir}; give one '

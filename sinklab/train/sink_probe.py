@@ -16,7 +16,7 @@ from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import sharding
 from sinklab.storage.atomic_write import atomic_write
 from sinklab.train import state
-from sinklab.train.forward import make_forward
+from sinklab.train.forward import make_hidden_states_fn
 from sinklab.train.validation_loss import pad_rows
 
 
@@ -61,7 +61,7 @@ def make_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarra
 
 def jit_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
     """Compile the computation of the arrays of the probe for sequences divided over the devices."""
-    apply_model, probe_setting = make_forward(spec, capture=True), get_probe_setting(spec)
+    apply_model, probe_setting = make_hidden_states_fn(spec, capture=True), get_probe_setting(spec)
 
     def compute_arrays(params: dict, ids_PT: jax.Array) -> dict[str, jax.Array]:
         _, _, intermediates = apply_model(params, ids_PT)

@@ -17,7 +17,7 @@ from sinklab.model.attention import Intermediates, make_attention_problem
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import collectives, sharding
 from sinklab.train import state
-from sinklab.train.forward import make_forward
+from sinklab.train.forward import make_hidden_states_fn
 from sinklab.train.loss import cross_entropy
 from sinklab.train.optimizer import make_schedule
 
@@ -33,7 +33,7 @@ def make_loss_with_intermediates(spec: Spec, first_target: int = 1, **model_opti
 
     Targets that are not predicted count in the mean, with a loss of 0.
     """
-    apply_model = make_forward(spec, **model_options)
+    apply_model = make_hidden_states_fn(spec, **model_options)
 
     def loss(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, Intermediates]:
         hidden_BTD, head_VD, intermediates = apply_model(params, strip_loss_mask(ids_BT)[:, :-1])
@@ -157,7 +157,7 @@ def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
 
     def loss(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, dict]:
         value, intermediates = loss_fn(params, ids_BT)
-        return value, registry.compute_context_numbers(intermediates, setting)
+        return value, registry.compute_batch_metrics(intermediates, setting)
 
     value_and_grad = make_value_and_grad(loss, spec, mesh, num_micro_batches)
 

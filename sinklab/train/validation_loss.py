@@ -15,13 +15,13 @@ from sinklab.metrics import bigram_backcopy
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
 from sinklab.train import state
-from sinklab.train.forward import make_forward
+from sinklab.train.forward import make_hidden_states_fn
 from sinklab.train.step import compute_predicted_fraction, make_data_parallel_loss, make_loss
 
 MAX_PENDING_CALLS = 4  # enough for devices to compute while the host dispatches
 
 
-def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
+def make_validation_fn(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """Make a function (params, ids_NT, trigger_NT) -> {'valid/loss': loss, ...}.
 
     With `trigger_NT`, the losses of each kind of token are added.
@@ -32,12 +32,12 @@ def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backe
     def evaluate(
         params: dict, ids_NT: np.ndarray | HeldOutWindows, trigger_NT: np.ndarray | None = None
     ) -> dict[str, float]:
-        parts = load_sharded_parts(ids_NT, micro_batch, mesh)
+        parts = load_eval_batches(ids_NT, micro_batch, mesh)
         if trigger_NT is None:
-            losses = map_parts(functools.partial(loss_fn, params), parts)
+            losses = map_batches(functools.partial(loss_fn, params), parts)
             total = sum(len(part) * value for part, value in zip(parts, losses, strict=True))
             return {'valid/loss': float(total) / len(ids_NT) / compute_split_fraction(ids_NT, parts)}
-        token_results = map_parts(functools.partial(token_loss_fn, params), parts)
+        token_results = map_batches(functools.partial(token_loss_fn, params), parts)
         loss_NT, is_correct_NT = (
             np.concatenate(arrays)[: len(ids_NT)] for arrays in zip(*token_results, strict=True)
         )
@@ -48,7 +48,7 @@ def make_evaluate(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backe
     return evaluate
 
 
-def map_parts(function: Callable[[jax.Array], Any], parts: list[jax.Array]) -> list:
+def map_batches(function: Callable[[jax.Array], Any], parts: list[jax.Array]) -> list:
     """Apply a jitted function to each part, and return the results on the host.
 
     At most MAX_PENDING_CALLS calls are pending. With 40 pending calls, CPU devices wait for each other in collectives
@@ -72,7 +72,7 @@ def make_mean_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str) -> Callabl
 
 def make_token_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked', **model_options) -> Callable:
     """Make a function (params, ids_BT of T + 1) -> (loss_BT, is_correct_BT)."""
-    apply_model = make_forward(spec, backend=backend, **model_options)
+    apply_model = make_hidden_states_fn(spec, backend=backend, **model_options)
 
     def by_token(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
         ids_BT = strip_loss_mask(ids_BT)
@@ -84,11 +84,9 @@ def make_token_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked
     return jax.jit(by_token, **state.get_replicated_jit_options(spec, mesh))
 
 
-def load_sharded_parts(
-    ids_NT: np.ndarray | HeldOutWindows, max_rows: int, mesh: jax.sharding.Mesh
-) -> list[jax.Array]:
+def load_eval_batches(ids_NT: np.ndarray | HeldOutWindows, max_rows: int, mesh: jax.sharding.Mesh) -> list[jax.Array]:
     """Load sequences onto devices in equal parts; each process reads the sequences of its own devices."""
-    num_parts, part_rows = compute_part_sizes(len(ids_NT), max_rows, sharding.count_shards(mesh))
+    num_parts, part_rows = choose_eval_batch_sizes(len(ids_NT), max_rows, sharding.count_shards(mesh))
 
     def read_rows(first_row: int, part_rows: range) -> np.ndarray:
         return pad_rows(ids_NT[first_row + part_rows.start : first_row + part_rows.stop], len(part_rows))
@@ -115,7 +113,7 @@ def count_predicted(ids_BT: jax.Array) -> jax.Array:
     return is_in_loss(ids_BT[:, 1:]).sum()
 
 
-def compute_part_sizes(num_sequences: int, max_rows: int, num_shards: int) -> tuple[int, int]:
+def choose_eval_batch_sizes(num_sequences: int, max_rows: int, num_shards: int) -> tuple[int, int]:
     """Return (number of parts, sequences of each): at most `max_rows`, and a multiple of `num_shards`."""
     num_parts = -(-num_sequences // max_rows)
     return num_parts, -(-num_sequences // (num_parts * num_shards)) * num_shards

@@ -35,16 +35,21 @@ class WarmStartMode:
 
     state_keys: tuple[str, ...]  # keys of the train state that are taken
     fixed_fields: tuple[str, ...]  # fields of the config that must not change, so that these fit
-    continues: bool  # whether the fork continues at the checkpoint's step, in the same data
-    description: str  # how the fork begins, in messages, before the word step
+    keeps_step_and_data: bool  # whether the fork begins at the checkpoint's step, in the same data
+    message_prefix: str  # in messages, before 'step N of RUN'
 
 
 # Token ids of another task have other meanings, so that its parameters cannot be used.
 WARM_START_MODES = {
     '': WarmStartMode(
-        ('step', 'params', 'opt_state'), ('optimizer.name', 'data.task'), continues=True, description='at'
+        ('step', 'params', 'opt_state'),
+        ('optimizer.name', 'data.task'),
+        keeps_step_and_data=True,
+        message_prefix='at',
     ),
-    'params': WarmStartMode(('params',), ('data.task',), continues=False, description='with the parameters of'),
+    'params': WarmStartMode(
+        ('params',), ('data.task',), keeps_step_and_data=False, message_prefix='with the parameters of'
+    ),
 }
 
 
@@ -67,7 +72,7 @@ class WarmStart:
     @property
     def start_step(self) -> int:
         """The step after which the fork begins."""
-        return self.step if self.mode.continues else 0
+        return self.step if self.mode.keeps_step_and_data else 0
 
 
 def check_warm_start(origin: WarmStart | None, spec: Spec, run_dir: RunDir, group: ProcessGroup) -> None:
@@ -131,7 +136,7 @@ def describe_lineage(origin: WarmStart, spec: Spec, run_dir: RunDir, data_finger
     changes = format_differences(flatten_spec(origin.spec), flatten_spec(spec))
     origin_shapes = get_parameter_shapes(origin.spec)
     new_shapes = get_parameter_shapes(spec)
-    mode_fields = {} if origin.mode.continues else dict(takes=origin.takes, start=origin.start_step)
+    mode_fields = {} if origin.mode.keeps_step_and_data else dict(takes=origin.takes, start=origin.start_step)
     return dict(
         run=make_relative(origin.run_dir.path, run_dir.path),
         step=origin.step,
@@ -165,7 +170,7 @@ def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprin
         )
     if (
         data_differences
-        and origin.mode.continues
+        and origin.mode.keeps_step_and_data
         and not any(change.startswith(DATA_ORDER_FIELDS) for change in changes)
     ):
         raise UserError(f'{origin} was trained on other data ({"; ".join(data_differences)}); restore that data')
@@ -199,7 +204,7 @@ def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
     """Return the lineage of a fork; raise UserError if the fork needs its origin and none is given."""
     lineage = run_dir.read_lineage()
     if lineage and origin is None:
-        description = WARM_START_MODES[lineage.get('takes', '')].description
+        description = WARM_START_MODES[lineage.get('takes', '')].message_prefix
         raise UserError(
             f'{run_dir} has no checkpoint and starts {description} step {lineage["step"]} of {lineage["run"]}; '
             'give --from again'
@@ -217,8 +222,8 @@ def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) ->
     """Load the leaves that are taken from a verified origin, by path; initialize all others."""
     abstract_origin = state.make_abstract_state(origin.spec, mesh)
     abstract_parts = {name: abstract_origin[name] for name in origin.mode.state_keys}
-    is_partial = abstract_parts.keys() != abstract_origin.keys()
-    loaded_leaves = flatten_by_path(load_state(get_checkpoint_path(origin), abstract_parts, is_partial))
+    is_uncommitted = abstract_parts.keys() != abstract_origin.keys()
+    loaded_leaves = flatten_by_path(load_state(get_checkpoint_path(origin), abstract_parts, is_uncommitted))
     abstract_state = state.make_abstract_state(spec, mesh)
     new_shardings = {
         name: leaf.sharding for name, leaf in flatten_by_path(abstract_state).items() if name not in loaded_leaves

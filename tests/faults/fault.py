@@ -40,7 +40,8 @@ class FaultyGroup:
     """Process group that records progress reports, and injects its fault at one of them."""
 
     def __init__(self, group, run_dir):
-        self.group, self.index, self.count, self.gather = group, group.index, group.count, group.gather
+        self.group, self.all_gather = group, group.all_gather
+        self.process_index, self.process_count = group.process_index, group.process_count
         self.run_dir, self.report_count = run_dir, 0
         self.fault = json.loads(os.environ.get('FAULT', '{}'))
 
@@ -49,9 +50,9 @@ class FaultyGroup:
         if activity == 'reading its batch':
             time.sleep(PAUSE_SECONDS)
         if NOTES_DIR.is_dir():
-            with (NOTES_DIR / f'{self.index}').open('a') as file:
+            with (NOTES_DIR / f'{self.process_index}').open('a') as file:
                 file.write(f'{activity} {step}\n')
-        is_due = (self.fault.get('process'), self.fault.get('event')) == (self.index, self.report_count)
+        is_due = (self.fault.get('process'), self.fault.get('event')) == (self.process_index, self.report_count)
         if is_due and not ('ONCE' in os.environ and (NOTES_DIR / 'harmed').exists()):
             threading.Timer(self.fault['seconds'], self.inject).start() if self.fault['seconds'] else self.inject()
         self.report_count += 1

@@ -155,8 +155,8 @@ def choose_inner_block(direction: str, is_register_bound: bool, width: int) -> i
     return 64 if is_register_bound and direction != 'forward' else INNER_BLOCKS[direction][width]
 
 
-def plan_segments(mask: Mask, num_keys: int, block_size: tuple[int, int], key_major: bool):
-    """Return bound_BI4, and the segments (first bound, last bound, is_masked) of blocks to visit.
+def plan_inner_block_ranges(mask: Mask, num_keys: int, block_size: tuple[int, int], key_major: bool):
+    """Return bound_BI4, and the ranges (first bound, last bound, is_masked) of blocks to visit.
 
     Blocks with visible keys are between bounds 0 and 3 of their outer block; those between 1 and 2 need no mask.
     """
@@ -174,12 +174,14 @@ def plan_segments(mask: Mask, num_keys: int, block_size: tuple[int, int], key_ma
     inside_BI = xp.where(is_interior.any(-1), find_first(is_interior), end_BI if key_major else begin_BI)
     outside_BI = xp.minimum(find_first(~is_interior & (number_J >= inside_BI[..., None])), end_BI)
     bound_BI4 = xp.stack([begin_BI, inside_BI, outside_BI, end_BI], -1)
-    segments = [(0, 1, True), (1, 2, False), (2, 3, True)]
+    ranges = [(0, 1, True), (1, 2, False), (2, 3, True)]
     if mask.is_static:
-        segments = [
-            segment for segment in segments if (bound_BI4[..., segment[0]] < bound_BI4[..., segment[1]]).any()
+        ranges = [
+            block_range
+            for block_range in ranges
+            if (bound_BI4[..., block_range[0]] < bound_BI4[..., block_range[1]]).any()
         ]
-    return bound_BI4.astype(xp.int32), segments
+    return bound_BI4.astype(xp.int32), ranges
 
 
 WARPGROUP_ROWS = OUTER_BLOCK // 2  # rows of the outer block for one warpgroup: those of one wgmma
@@ -308,7 +310,7 @@ class Warpgroup:
     outer: Sequence[jax.Array]
     inner: Sequence[StreamedInput]
     outputs: Sequence[tuple[jax.Array, jax.Array]]  # (buffer, result)
-    turn_barrier: jax.Array | None
+    pingpong_barrier: jax.Array | None
 
     row_BRT = property(lambda self: self.small_inputs[1])
     position_BS = property(lambda self: self.small_inputs[2])
@@ -324,16 +326,16 @@ class Warpgroup:
     def load_parameters(self) -> list[jax.Array]:
         return [self.small_inputs[3][self.head, p] for p in range(self.call.num_parameters)]
 
-    def take_turns(self, work: Callable = lambda: None):
+    def pingpong(self, work: Callable = lambda: None):
         """Alternate with the other warpgroup: one uses the tensor cores while the other weighs.
 
-        `work` runs before this warpgroup waits for the other. Without a `turn_barrier` only `work` runs.
+        `work` runs before this warpgroup waits for the other. Without a `pingpong_barrier` only `work` runs.
         """
-        if self.turn_barrier is not None:
-            plgpu.barrier_arrive(self.turn_barrier)
+        if self.pingpong_barrier is not None:
+            plgpu.barrier_arrive(self.pingpong_barrier)
         result = work()
-        if self.turn_barrier is not None:
-            plgpu.barrier_wait(self.turn_barrier)
+        if self.pingpong_barrier is not None:
+            plgpu.barrier_wait(self.pingpong_barrier)
         return result
 
     def loop_over_blocks(self, step: Callable, carry):
@@ -343,10 +345,10 @@ class Warpgroup:
             slot = lax.rem(n - self.bounds[0], jnp.int32(NUM_STAGES))
             return step(BlockPair(self, n * self.call.inner_block, masked), slot, carry)
 
-        pl.when(self.number == 1)(self.take_turns)
-        for first, last, masked in self.call.segments:
+        pl.when(self.number == 1)(self.pingpong)
+        for first, last, masked in self.call.inner_block_ranges:
             carry = lax.fori_loop(self.bounds[first], self.bounds[last], functools.partial(visit, masked), carry)
-        pl.when(self.number == 0)(self.take_turns)
+        pl.when(self.number == 0)(self.pingpong)
         return carry
 
     def write_outputs(self, arrays, rows) -> None:
@@ -366,7 +368,9 @@ class KernelCall:
         self.key_major = direction == 'key'
         self.inner_block = choose_inner_block(direction, block_ops.is_register_bound, query_BHTK.shape[-1])
         block_size = (self.inner_block, OUTER_BLOCK) if self.key_major else (OUTER_BLOCK, self.inner_block)
-        bound_BI4, self.segments = plan_segments(mask, key_BGSK.shape[2], block_size, self.key_major)
+        bound_BI4, self.inner_block_ranges = plan_inner_block_ranges(
+            mask, key_BGSK.shape[2], block_size, self.key_major
+        )
         self.grid = (*query_BHTK.shape[:2], bound_BI4.shape[1])
         self.bias_function, self.has_positions = kernel_spec.score_spec.bias_function, positions is not None
         self.num_parameters = 0 if self.bias_function is None else parameter_HP.shape[1]
@@ -389,7 +393,7 @@ class KernelCall:
         output_dtypes,
         num_row_outputs: int = 0,
         statistics=(),
-        takes_turns: bool = False,
+        uses_pingpong: bool = False,
     ):
         """Return outputs with the shape of `outer` and `output_dtypes`, then `num_row_outputs` float32 rows."""
         shape = (*self.grid[:2], *outer[0].shape[2:])
@@ -397,7 +401,7 @@ class KernelCall:
         small_inputs = [*self.small_inputs, *statistics]
         ref_counts = len(small_inputs), len(outer), len(inner), len(output_dtypes) + num_row_outputs
         return plgpu.kernel(
-            functools.partial(self.run_kernel, body, ref_counts, takes_turns),
+            functools.partial(self.run_kernel, body, ref_counts, uses_pingpong),
             out_type=[*output_types, *[jax.ShapeDtypeStruct(shape[:3], jnp.float32)] * num_row_outputs],
             scratch_types=self.make_scratch(outer, inner, num_row_outputs),
             grid=self.grid,
@@ -427,7 +431,7 @@ class KernelCall:
             plgpu.Barrier(num_arrivals=2),
         )
 
-    def run_kernel(self, body, ref_counts: tuple[int, ...], takes_turns: bool, *refs) -> None:
+    def run_kernel(self, body, ref_counts: tuple[int, ...], uses_pingpong: bool, *refs) -> None:
         small_refs, outer, inner, output_refs, scratch = split_refs(refs, ref_counts)
         outer_buffers, inner_buffers, row_buffers, outer_full, inner_full, inner_empty, turn = scratch
         b, h, i, number = (lax.axis_index(name) for name in ('sequence', 'head', 'outer', 'warpgroup'))
@@ -480,7 +484,7 @@ class KernelCall:
                     warpgroup_buffers,
                     streams,
                     results,
-                    turn if takes_turns else None,
+                    turn if uses_pingpong else None,
                 )
             )
 
@@ -521,7 +525,7 @@ def forward(reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK,
         inner=[key_BGSK, value_BGSV],
         output_dtypes=[query_BHTK.dtype],
         num_row_outputs=reduction.num_statistics,
-        takes_turns=True,
+        uses_pingpong=True,
     )
     return output_BHTV, tuple(statistics)
 
@@ -566,14 +570,14 @@ def forward_kernel(block_ops, warpgroup: Warpgroup) -> None:
     def step(pair: BlockPair, slot, carry):
         total_QV, rows = carry
         positions = pair.load_positions()
-        product_QS = multiply(query, keys.wait(slot).transpose((1, 0)), warpgroup.take_turns)
+        product_QS = multiply(query, keys.wait(slot).transpose((1, 0)), warpgroup.pingpong)
         keys.release(slot)
         weight_QS, rescale, rows = block_ops.add(product_QS, rows, pair.compute_bias(positions), pair.apply_mask)
         if rescale is not None:
             total_QV *= broadcast_to_block(rescale, total_QV.shape, 0)
         weight_QS = weight_QS.astype(values.buffer.dtype)
         total_QV, rows, weight_QS = lax.optimization_barrier((total_QV, rows, weight_QS))
-        total_QV = accumulate((total_QV,), (weight_QS, warpgroup.take_turns(lambda: values.wait(slot))))[0]
+        total_QV = accumulate((total_QV,), (weight_QS, warpgroup.pingpong(lambda: values.wait(slot))))[0]
         values.release(slot)
         return total_QV, rows
 

@@ -62,17 +62,17 @@ class GridStep:
         self.query_block, self.key_block = (inner_N[n], outer_N[n]) if call.key_major else (outer_N[n], inner_N[n])
 
     def run(self, start: Callable, visit: Callable, finish: Callable) -> None:
-        """Visit the visible strips of keys of this grid step.
+        """Visit the visible subblocks of keys of this grid step.
 
         Args:
             start: Called before the first pair of an outer block.
-            visit: Function (strips, masked), called for visible keys; `masked` says whether they need the mask.
+            visit: Function (subblocks, masked), called for visible keys; `masked` says whether they need the mask.
             finish: Called after the last pair of an outer block.
         """
-        strip, size = self.call.strip_keys, self.call.block_sizes[1]
+        subblock, size = self.call.subblock_keys, self.call.block_sizes[1]
 
         def interior():
-            visit([pl.ds(number * strip, strip) for number in range(size // strip)], False)
+            visit([pl.ds(number * subblock, subblock) for number in range(size // subblock)], False)
 
         pl.when(self.edge & 1 != 0)(start)
         if self.call.plan.kinds == {block_plan.INTERIOR}:
@@ -80,11 +80,13 @@ class GridStep:
         else:
             pl.when(self.kind == block_plan.INTERIOR)(interior)
             visible_range = [jnp.clip(edge - self.key_block * size, 0, size) for edge in (self.low, self.high)]
-            low, high = jax.lax.div(visible_range[0], strip), pl.cdiv(visible_range[1], strip)
+            low, high = jax.lax.div(visible_range[0], subblock), pl.cdiv(visible_range[1], subblock)
 
             @pl.when(self.kind == block_plan.BOUNDARY)
             def _():
-                jax.lax.fori_loop(low, high, lambda number, _: visit([pl.ds(number * strip, strip)], True), None)
+                jax.lax.fori_loop(
+                    low, high, lambda number, _: visit([pl.ds(number * subblock, subblock)], True), None
+                )
 
         pl.when(self.edge & 2 != 0)(finish)
 
@@ -122,8 +124,8 @@ def forward_kernel(
     step, (query, key, value, *rest) = split_refs(call, num_parameters, refs)
     (output, *statistics), scratch = rest[:num_outputs], rest[num_outputs:]
 
-    def visit(strips, masked):
-        for keys in strips:
+    def visit(subblocks, masked):
+        for keys in subblocks:
             score = step.compute_score(dot(query[...], key[keys, :], NT_DIMS), score_spec, keys)
             block_ops.add(scratch, score, step.compute_mask(keys) if masked else None, value[keys, :])
 
@@ -143,7 +145,7 @@ class SoftmaxBlockOps:
     2^(log2(e) x), with a product for each score.
     """
 
-    name, num_running_sums = 'softmax', 2  # statistics of rows that are carried from block to block
+    name, num_running_stats = 'softmax', 2  # statistics of rows that are carried from block to block
     score_factor = LOG2E  # of the scores that `add` takes
 
     def __init__(self, reduction: SoftmaxReduction):
@@ -189,7 +191,7 @@ class LinearBlockOps:
     name, score_factor = 'linear', 1.0
 
     def __init__(self, reduction: LinearReduction):
-        self.weigh, self.num_running_sums = reduction.weigh, reduction.num_statistics
+        self.weigh, self.num_running_stats = reduction.weigh, reduction.num_statistics
 
     def start(self, *scratch):
         for sums in scratch:
@@ -243,10 +245,10 @@ def backward_kernel(
         d_key_sum[...] = jnp.zeros_like(d_key_sum)
         d_value_sum[...] = jnp.zeros_like(d_value_sum)
 
-    def visit(strips, masked):
-        d_query_sum[queries, :] += sum(add_strip(keys, masked) for keys in strips)
+    def visit(subblocks, masked):
+        d_query_sum[queries, :] += sum(add_subblock(keys, masked) for keys in subblocks)
 
-    def add_strip(keys, masked):
+    def add_subblock(keys, masked):
         def hide(x):
             return jnp.where(step.compute_mask(keys), x, 0.0) if masked else x
 
@@ -288,7 +290,7 @@ def add_parameter_gradients(d_parameter, step: GridStep, bias_function: Callable
 
 
 BLOCK_SIZES = 2048, 1024, 512, 256, 128  # keys of a block; blocks have at most half as many queries
-STRIP_KEYS = 256  # keys whose scores are computed at once
+KEYS_PER_SUBBLOCK = 256  # keys whose scores are computed at once
 VMEM_LIMIT_BYTES = 100 * 2**20  # of the 128 MiB of v5e and v6e
 
 
@@ -332,7 +334,7 @@ def forward(reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK,
         ],
         outputs=[((batch, heads, length, value_width), jnp.float32, (query_block, value_width), call.index_outer)]
         + [row] * reduction.num_statistics,
-        scratch=[(query_block, value_width), *[(query_block, NUM_LANES)] * block_ops.num_running_sums],
+        scratch=[(query_block, value_width), *[(query_block, NUM_LANES)] * block_ops.num_running_stats],
     )
     return output_BHTV, tuple(row[:, :, 0] for row in row_outputs)
 
@@ -386,7 +388,7 @@ class KernelCall:
             choose_block_size(query_BHTK.shape[2], max_query_block),
             choose_block_size(key_BGSK.shape[2], BLOCK_SIZES[0]),
         )
-        self.strip_keys = min(STRIP_KEYS, self.block_sizes[1])
+        self.subblock_keys = min(KEYS_PER_SUBBLOCK, self.block_sizes[1])
         self.key_major = key_major
         self.plan = plan = block_plan.make_block_plan(mask, key_BGSK.shape[2], self.block_sizes, key_major)
         self.grid = (*query_BHTK.shape[:2], len(plan.outer_N))

@@ -15,29 +15,29 @@ RowFunctions = Mapping[str, Callable[[jax.Array], jax.Array]]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class KeyMass:
+class KeyAttentionSums:
     """Sums over queries of A_ij and of |A_ij| / sum_j |A_ij|, and the mean of the mass sum_j |A_ij|."""
 
     raw_BHS: jax.Array  # S: learned keys, then the first keys of the text
     share_BHS: jax.Array
-    mass_BH: jax.Array
+    abs_weight_sum_BH: jax.Array
 
 
-def compute_key_mass(
+def compute_key_attention_sums(
     query_BTHK: jax.Array,
     key_BSGK: jax.Array,
     row_stats: reference.RowStats,
     spec: AttentionSpec,
     num_keys: int,
     first_query: int = 0,
-) -> KeyMass:
+) -> KeyAttentionSums:
     """Compute the mass on learned keys and the first `num_keys` text keys, from query `first_query` on."""
     attention_BHTS = recompute_weights(query_BTHK, key_BSGK, row_stats.shift_BHT, row_stats.z_BHT, spec, num_keys)[
         :, :, first_query:
     ]
-    mass_BHT = jax.lax.stop_gradient(row_stats.mass_BHT)[:, :, first_query:]
-    share_BHTS = jnp.abs(attention_BHTS) / (mass_BHT[..., None] + EPSILON)
-    return KeyMass(attention_BHTS.sum(2), share_BHTS.sum(2), mass_BHT.mean(-1))
+    abs_weight_sum_BHT = jax.lax.stop_gradient(row_stats.abs_weight_sum_BHT)[:, :, first_query:]
+    share_BHTS = jnp.abs(attention_BHTS) / (abs_weight_sum_BHT[..., None] + EPSILON)
+    return KeyAttentionSums(attention_BHTS.sum(2), share_BHTS.sum(2), abs_weight_sum_BHT.mean(-1))
 
 
 def compute_mean_of_row_functions(
