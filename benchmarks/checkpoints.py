@@ -43,9 +43,9 @@ def run_round(train_state: dict) -> dict[str, float]:
         run_dir = RunDir(path)
         checkpointer = Checkpointer(run_dir, checkpoint_spec, dict(store='benchmark'))
         checkpointer.save(1, train_state)  # warm-up: the first save imports and compiles
-        checkpointer.wait()
+        checkpointer.wait_until_finished()
         save_call_seconds = time_call(lambda: checkpointer.save(2, train_state))
-        checkpointer.wait()
+        checkpointer.wait_until_finished()
         gigabytes = directories.compute_size(run_dir.checkpoint_dir / '2') / 1e9
         seconds = {
             'save, until the call returns': save_call_seconds,

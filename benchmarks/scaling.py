@@ -144,7 +144,7 @@ def measure_model(name: str, value: int, repeat: int, folder: Path) -> dict[str,
 
     def save() -> None:
         checkpointer.save(next(steps), train_state)
-        checkpointer.wait()
+        checkpointer.wait_until_finished()
 
     save()
     save_seconds = measure_median_seconds(save, repeat)

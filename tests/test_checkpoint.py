@@ -102,7 +102,7 @@ def test_newest_step_is_set_at_start_of_save_and_save_seconds_at_end(tmp_path):
     assert (checkpoints.newest_step, checkpoints.save_seconds) == (None, None)
     checkpoints.save(3, STATE)
     assert checkpoints.newest_step == 3
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     assert 0 < checkpoints.save_seconds < 60
     assert open_checkpointer(RunDir(tmp_path)).newest_step == 3
 
@@ -111,7 +111,7 @@ def test_delete_if_newest_removes_checkpoint_and_digests(tmp_path):
     folder, checkpoints = RunDir(tmp_path), open_checkpointer(RunDir(tmp_path))
     for step in (1, 2):
         checkpoints.save(step, STATE)
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     checkpoints.delete_if_newest(1)  # not the newest step
     assert folder.list_checkpoint_steps() == [1, 2]
     checkpoints.delete_if_newest(2)
@@ -128,7 +128,7 @@ def test_digests_are_written_in_background(tmp_path, monkeypatch):
     checkpoints.raise_save_error()
     assert not (tmp_path / 'digests' / '1' / '0.json').exists()
     release_event.set()
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     assert (tmp_path / 'digests' / '1' / '0.json').exists()
 
 
@@ -137,7 +137,8 @@ class WriteError(Exception):
 
 
 @pytest.mark.parametrize(
-    'call_method', [Checkpointer.raise_save_error, Checkpointer.wait, lambda saver: saver.save(2, STATE)]
+    'call_method',
+    [Checkpointer.raise_save_error, Checkpointer.wait_until_finished, lambda saver: saver.save(2, STATE)],
 )
 def test_background_save_error_is_raised_once_by_next_call(tmp_path, monkeypatch, call_method):
     def raise_write_error(*_):
@@ -198,7 +199,7 @@ def fill_disk(path):
 def test_full_disk_raises_user_error_and_keeps_previous_checkpoint(small_disk):
     folder, checkpoints = RunDir(small_disk / 'run'), open_checkpointer(RunDir(small_disk / 'run'))
     checkpoints.save(1, STATE)
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     with pytest.raises(OSError, match='No space'):
         fill_disk(small_disk / 'ballast')
     with pytest.raises(UserError, match=f'disk .*{small_disk / "run"}'):
@@ -212,7 +213,7 @@ def test_full_disk_raises_user_error_and_keeps_previous_checkpoint(small_disk):
 
 def save_and_wait(checkpoints):
     checkpoints.save(2, STATE)
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
 
 
 def remount(disk, option):
@@ -223,7 +224,7 @@ def remount(disk, option):
 def test_read_only_disk_raises_user_error_and_keeps_previous_checkpoint(small_disk):
     checkpoints = open_checkpointer(RunDir(small_disk / 'run'))
     checkpoints.save(1, STATE)
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     remount(small_disk, 'ro')
     with pytest.raises(UserError, match='Read-only file system'):
         save_and_wait(checkpoints)
@@ -248,7 +249,7 @@ def test_missing_folder_during_save_raises_user_error(tmp_path, monkeypatch):
     )
     checkpoints.save(1, STATE)
     with pytest.raises(UserError, match=str(tmp_path / 'run')):
-        checkpoints.wait()
+        checkpoints.wait_until_finished()
 
 
 def test_storage_error_outside_run_folder_is_not_translated(tmp_path):
@@ -269,7 +270,7 @@ def test_orbax_storage_error_becomes_os_error_of_one_line(tmp_path, monkeypatch)
     checkpoints = open_checkpointer(RunDir(tmp_path))
     checkpoints.save(1, STATE)
     with pytest.raises(OSError, match=r'checkpoints/1.*ValueError: DATA_LOSS') as error:
-        checkpoints.wait()
+        checkpoints.wait_until_finished()
     assert len(str(error.value)) < 300 + len(str(tmp_path))
     assert len(str(error.value).splitlines()) == 1
 

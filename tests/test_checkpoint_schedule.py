@@ -91,7 +91,7 @@ def test_lost_lease_prevents_digests_and_checkpoint_deletion(tmp_path, num_passe
     second_checkpointer = Checkpointer(folder, config, {}, check_lease=check_lease)
     second_checkpointer.save(3, state)
     with pytest.raises(OwnerCheckError):
-        second_checkpointer.wait()
+        second_checkpointer.wait_until_finished()
     second_checkpointer.close()
     assert folder.list_checkpoint_steps() == [1, 2, 3]
     assert digests.get_digest_path(folder, 3, 0).exists() == bool(num_passed)
@@ -143,7 +143,7 @@ def test_long_wait_for_save_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checkpointer, 'WAIT_REPORT_SECONDS', 0.05)
     checkpoints = Checkpointer(RunDir(tmp_path), make_spec('x').checkpoint, {})
     checkpoints.newest_step, checkpoints.pending_save = 4, checkpoints.pool.submit(lambda: time.sleep(0.3) or 0.3)
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 1
     assert all('step 4' in line and str(tmp_path) in line for line in lines)

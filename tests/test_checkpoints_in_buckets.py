@@ -31,7 +31,7 @@ def open_checkpointer(run_path, **changes):
 def test_incomplete_upload_is_not_listed_and_is_deleted(run_path):
     folder, checkpoints, state = open_checkpointer(run_path)
     checkpoints.save(1, state)
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     (folder.checkpoint_dir / '2' / 'state').joinpath('half').write_bytes(b'half')
     assert folder.list_checkpoint_steps() == [1]
     checkpoints.close()

@@ -76,7 +76,7 @@ def make_sharded_loss(mesh, gradient=True):
 
     Each device has its own rows and its part of the width of the head.
     """
-    num_shards = sharding.count_shards(mesh)
+    num_shards = sharding.count_batch_shards(mesh)
     if num_shards == 1:
         return loss_and_gradients if gradient else cross_entropy
     data_axes = ('data',) if mesh.shape['data'] > 1 else ()

@@ -95,7 +95,7 @@ def test_normalize_rows_sums_to_one_or_zero(A):
 def test_normalize_rows_keeps_normalized_rows():
     A = np.random.default_rng(0).dirichlet(np.ones(9), 5)
     np.testing.assert_allclose(sink.normalize_rows(A), A, rtol=1e-6)
-    np.testing.assert_allclose(sink.compute_row_mass(A), 1)
+    np.testing.assert_allclose(sink.compute_abs_row_sum(A), 1)
 
 
 def test_compute_sink_numbers_names_key_and_threshold():

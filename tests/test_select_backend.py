@@ -122,7 +122,7 @@ def test_cudnn_attend_receives_local_sequences_and_heads(monkeypatch, layout):
     mesh = device_mesh.make_mesh(layout)
     with jax.set_mesh(mesh):
         actual = jax.jit(lambda *arrays: cudnn.attend(*arrays, spec))(query, key, value)
-    rows, heads = 4 // sharding.count_shards(mesh), 2 // mesh.shape['tensor']
+    rows, heads = 4 // sharding.count_batch_shards(mesh), 2 // mesh.shape['tensor']
     assert shapes == [[(rows, 16, 2 * heads, 8), (rows, 16, heads, 8), (rows, 16, heads, 8)]]
     np.testing.assert_allclose(actual.output_BTHK, expected, atol=1e-6)
     np.testing.assert_allclose(actual.row_stats.shift_BHT, residual.swapaxes(1, 2), atol=1e-6)

@@ -33,7 +33,7 @@ def attend(
     spec: AttentionSpec,
     needs_abs_weight_sum: bool = False,
 ) -> AttentionOutput:
-    """Compute attention with a platform's kernels; row masses are summed only if `needs_abs_weight_sum` is True."""
+    """Compute attention with a platform's kernels; |weights| are summed only if `needs_abs_weight_sum`."""
     operation, num_learned_kv, power = spec.operation, spec.num_learned_kv, spec.operation.power
     text = query_BTHK, key_BSGK[:, num_learned_kv:], value_BSGK[:, num_learned_kv:]
     column_BHTC = compute_learned_scores(query_BTHK, key_BSGK[:, :num_learned_kv], spec)
@@ -45,7 +45,7 @@ def attend(
         choose_reduction(operation, needs_abs_weight_sum),
         make_kernel_spec(spec, query_BTHK.shape[-1]),
     )
-    numerator, total, mass, shift = REDUCERS[type(reduction)](
+    numerator, total, abs_weight_sum, shift = REDUCERS[type(reduction)](
         reduce_text, reduction, kernel_spec, operation, column_BHTC
     )
 
@@ -54,17 +54,19 @@ def attend(
     value_BCHK = reference.repeat_kv(value_BSGK[:, :num_learned_kv], query_BTHK.shape[2])
     numerator += jnp.einsum('BHTC,BCHK->BTHK', weight_BHTC, value_BCHK.astype(jnp.float32))
     total += raise_to_power(mass_BHTC, power).sum(-1, keepdims=True)
-    mass += jnp.abs(weight_BHTC).sum(-1, keepdims=True)
+    abs_weight_sum += jnp.abs(weight_BHTC).sum(-1, keepdims=True)
 
     row_sums = RowSums(total, count_visible_keys(spec.mask, key_BSGK.shape[1] - num_learned_kv), unit, power)
     z_BHT1 = operation.normalizer.compute_z(row_sums) / operation.gain
     output_BTHK = (numerator / jnp.swapaxes(z_BHT1, 1, 2)).astype(value_BSGK.dtype)
-    row_stats = (jnp.broadcast_to(x, mass.shape)[..., 0] for x in (shift, z_BHT1, mass / jnp.abs(z_BHT1)))
+    row_stats = (
+        jnp.broadcast_to(x, abs_weight_sum.shape)[..., 0] for x in (shift, z_BHT1, abs_weight_sum / jnp.abs(z_BHT1))
+    )
     return AttentionOutput(output_BTHK, jax.lax.stop_gradient(reference.RowStats(*row_stats)))
 
 
 def choose_reduction(operation: Operation, needs_abs_weight_sum: bool = False) -> Reduction:
-    """Return the reduction of an operation: softmax if it is shifted, else linear with the needed masses."""
+    """Return the reduction of an operation: softmax if it is shifted, else linear with the sums that are needed."""
     if operation.similarity.is_shifted:
         return SoftmaxReduction()
     needs_total, similarity = operation.normalizer.uses_total, operation.similarity
@@ -105,7 +107,7 @@ def reduce_softmax(
     operation: Operation,
     column_BHTC: jax.Array,
 ):
-    """Return (numerator_BTHK, total_BHT1, mass_BHT1, shift_BHT1) of the text, from the softmax reduction."""
+    """Return (numerator_BTHK, total_BHT1, abs_weight_sum_BHT1, shift_BHT1) of the text, from softmax."""
     output_BTHK, (lse_BHT,) = reduce_text(reduction, kernel_spec)
     power, lse = operation.power or 1.0, lse_BHT[..., None]
     power_lse = lse
@@ -119,8 +121,8 @@ def reduce_softmax(
     shift = jnp.max(jnp.concatenate([power_lse / power, column_BHTC], -1), -1, keepdims=True)
     shift = jnp.where((lse > MASK_VALUE / 2) | (column_BHTC.shape[-1] > 0), shift, 0.0)
     shift = jax.lax.stop_gradient(jnp.maximum(shift, 0.0) if operation.uses_unit else shift)
-    mass, total = jnp.exp(lse - shift), jnp.exp(power_lse - power * shift)
-    return output_BTHK.astype(jnp.float32) * jnp.swapaxes(mass, 1, 2), total, mass, shift
+    weight_sum, total = jnp.exp(lse - shift), jnp.exp(power_lse - power * shift)
+    return output_BTHK.astype(jnp.float32) * jnp.swapaxes(weight_sum, 1, 2), total, weight_sum, shift
 
 
 def reduce_linear(
@@ -130,7 +132,7 @@ def reduce_linear(
     operation: Operation,
     column_BHTC: jax.Array,
 ):
-    """Return the same as `reduce_softmax` from the linear reduction; an unneeded total or mass is 0."""
+    """Return the same as `reduce_softmax` from the linear reduction; sums that are not needed are 0."""
     output_BTHK, statistics = reduce_text(reduction, kernel_spec)
     zeros_BHT1 = jnp.zeros((*column_BHTC.shape[:-1], 1))
     statistic_columns = iter([row_BHT[..., None] for row_BHT in statistics])

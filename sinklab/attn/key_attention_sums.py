@@ -1,4 +1,4 @@
-"""Attention mass on the first keys, and means over rows, without the full attention matrix."""
+"""Attention to the first keys, and means over rows, without the full attention matrix."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ RowFunctions = Mapping[str, Callable[[jax.Array], jax.Array]]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeyAttentionSums:
-    """Sums over queries of A_ij and of |A_ij| / sum_j |A_ij|, and the mean of the mass sum_j |A_ij|."""
+    """Sums over queries of A_ij and of |A_ij| / sum_j |A_ij|, and the mean of sum_j |A_ij|."""
 
     raw_BHS: jax.Array  # S: learned keys, then the first keys of the text
     share_BHS: jax.Array
@@ -31,7 +31,7 @@ def compute_key_attention_sums(
     num_keys: int,
     first_query: int = 0,
 ) -> KeyAttentionSums:
-    """Compute the mass on learned keys and the first `num_keys` text keys, from query `first_query` on."""
+    """Compute the attention to learned keys and the first `num_keys` text keys, from query `first_query` on."""
     attention_BHTS = recompute_weights(query_BTHK, key_BSGK, row_stats.shift_BHT, row_stats.z_BHT, spec, num_keys)[
         :, :, first_query:
     ]

@@ -90,13 +90,13 @@ def make_prefix_mask(length: int, num_tokens: int) -> Mask:
     )
 
 
-def make_window_mask(length: int, num_keys: int) -> Mask:
-    """Make a mask that hides keys more than `num_keys` - 1 before the query (the paper's shifted window).
+def make_window_mask(length: int, window_size: int) -> Mask:
+    """Make a mask that hides keys more than `window_size` - 1 before the query (the paper's shifted window).
 
     Keys after the query stay visible: the mask is not causal.
     """
     return make_static_mask(
-        np.maximum(make_query_indices(length) - num_keys + 1, 0), np.full_like(make_query_indices(length), length)
+        np.maximum(make_query_indices(length) - window_size + 1, 0), np.full_like(make_query_indices(length), length)
     )
 
 

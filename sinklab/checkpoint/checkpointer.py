@@ -22,9 +22,9 @@ from sinklab.checkpoint.digests import CorruptionReport
 from sinklab.checkpoint.orbax_compat import TEMPORARY_SUFFIX as ORBAX_TEMPORARY_SUFFIX
 from sinklab.checkpoint.orbax_compat import (
     load_state,
-    read_checkpoint,
     translate_storage_errors,
     use_orbax_context,
+    use_read_context,
 )
 from sinklab.config.spec import CheckpointConfig
 from sinklab.errors import UserError
@@ -253,7 +253,7 @@ class Checkpointer:
 
     def save(self, step: int, state: dict) -> None:
         """Start a save in the background, after raising the error of an earlier save, if any."""
-        self.wait()
+        self.wait_until_finished()
         start_time = time.perf_counter()
         path = make_absolute(self.run_dir.checkpoint_dir / str(step))
         with translate_storage_errors(self.run_dir), use_orbax_context(path):
@@ -281,9 +281,9 @@ class Checkpointer:
     def raise_save_error(self) -> None:
         """Raise the error of a save in the background, if any."""
         if self.pending_save and self.pending_save.done():
-            self.wait()
+            self.wait_until_finished()
 
-    def wait(self) -> None:
+    def wait_until_finished(self) -> None:
         """Wait until the pending save is finished, and raise its error, if any.
 
         A message is printed every `WAIT_REPORT_SECONDS`.
@@ -302,19 +302,19 @@ class Checkpointer:
 
     def wait_on_all_processes(self) -> None:
         """Wait until all processes have finished their saves; one that exits earlier would end the others."""
-        self.wait()
+        self.wait_until_finished()
         self.group.all_gather('saved', None)
 
     def delete_if_newest(self, step: int) -> None:
         """Delete the newest checkpoint if it is of this step, whose state turned out to be unusable."""
         if self.newest_step == step:
-            self.wait()
+            self.wait_until_finished()
             broadcast_from_primary(self.group, f'drop {step}', lambda: print_lines(*delete_step(self.run_dir, step)))
             self.newest_step = self.find_latest_committed_step()
 
     def close(self) -> None:
         try:
-            self.wait()
+            self.wait_until_finished()
         finally:
             self.pool.shutdown()
 
@@ -339,7 +339,7 @@ def find_corruption_on_all(run_dir: RunDir, step: int, group: ProcessGroup) -> C
 
 def read_metadata(checkpoint: Path) -> Any:
     """Read the metadata of a checkpoint without its arrays: `metadata`, a tree, and `custom_metadata`."""
-    with read_checkpoint(checkpoint):
+    with use_read_context(checkpoint):
         checkpoint_metadata = ocp.metadata(make_absolute(checkpoint))
         if not (
             checkpoint_metadata.metadata and checkpoint_metadata.custom_metadata

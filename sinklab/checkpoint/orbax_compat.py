@@ -64,7 +64,7 @@ def use_orbax_context(path: Path, partial_load: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def read_checkpoint(path: Path, partial_load: bool = False) -> Iterator[None]:
+def use_read_context(path: Path, partial_load: bool = False) -> Iterator[None]:
     """Use an Orbax context, and translate errors of reading a checkpoint into a UserError of one line.
 
     Orbax's own messages have thousands of characters.
@@ -83,7 +83,7 @@ def read_checkpoint(path: Path, partial_load: bool = False) -> Iterator[None]:
 
 def load_state(path: Path, abstract_state: Any, partial_load: bool = False) -> Any:
     """Load the leaves of a checkpoint that `abstract_state` has; with `partial_load` it need not have all of them."""
-    with read_checkpoint(path, partial_load):
+    with use_read_context(path, partial_load):
         return ocp.load(make_absolute(path), abstract_state, checkpointable_name='state')
 
 

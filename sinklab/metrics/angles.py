@@ -25,8 +25,8 @@ def compute_score_parts(query_LPTHK, key_LPTHK):
     """Compute cosines, products of norms, and scaled scores of each query and key, each _LPHTS in float32."""
     query, key = (array.astype('float32').swapaxes(2, 3) for array in (query_LPTHK, key_LPTHK))
     product = query @ key.swapaxes(-1, -2)
-    length = compute_norms(query)[..., :, None] * compute_norms(key)[..., None, :]
-    return product / length.clip(EPSILON), length, product / query.shape[-1] ** 0.5
+    norm_product = compute_norms(query)[..., :, None] * compute_norms(key)[..., None, :]
+    return product / norm_product.clip(EPSILON), norm_product, product / query.shape[-1] ** 0.5
 
 
 def average_first_and_others(value_LPHTS):
@@ -52,11 +52,11 @@ def compute_score_numbers(arrays, setting: MetricSetting) -> dict[str, float]:
 def compute_effective_rank(key_LPHK) -> np.ndarray:
     """Compute (sum l)^2 / sum l^2 with the variances l over texts, _LH; 1 if keys are equal or on a line."""
     key_LHPK = np.float64(key_LPHK).swapaxes(1, 2)
-    length_LH = (key_LHPK**2).sum((-1, -2))
+    squared_norm_LH = (key_LHPK**2).sum((-1, -2))
     key_LHPK -= key_LHPK.mean(-2, keepdims=True)
     gram = key_LHPK @ key_LHPK.swapaxes(-1, -2)  # has the eigenvalues of the covariance
     total, squares = gram.trace(0, -2, -1), (gram**2).sum((-1, -2))
-    has_variance = total > KEY_TOLERANCE**2 * length_LH
+    has_variance = total > KEY_TOLERANCE**2 * squared_norm_LH
     return np.where(has_variance, total**2 / np.where(has_variance, squares, 1), 1)
 
 

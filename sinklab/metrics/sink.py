@@ -26,14 +26,14 @@ LEARNED_KEY_SENTENCE = 'The same for the column (attention bias or sink token) w
 EXTRA_THRESHOLDS = (0.2, 0.4, 0.5)  # that Sink_1 is also reported at
 
 
-def compute_row_mass(attention_TS):
-    """Compute the mass sum_j |A_ij| of each row, mass_T; it is 1 for softmax with gain 1."""
+def compute_abs_row_sum(attention_TS):
+    """Compute sum_j |A_ij| of each row, _T; it is 1 for softmax with gain 1."""
     return abs(attention_TS).sum(-1)
 
 
 def normalize_rows(attention_TS):
     """Compute the proxy |A_ij| / sum_j |A_ij|, whose rows sum to 1 (the paper, section 6)."""
-    return abs(attention_TS) / (compute_row_mass(attention_TS)[..., None] + EPSILON)
+    return abs(attention_TS) / (compute_abs_row_sum(attention_TS)[..., None] + EPSILON)
 
 
 def compute_importance(attention_TS, keys: int, columns: int = 0, prefix: int = 0):
@@ -257,7 +257,7 @@ METRICS = (
     ),
     make_row_metric(
         'mass',
-        compute_row_mass,
+        compute_abs_row_sum,
         MetricInfo(
             'mass/row',
             'row mass',

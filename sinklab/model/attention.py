@@ -143,7 +143,7 @@ class AttentionContext:
     rotate: Callable[[jax.Array], jax.Array]
     backend: str  # name in BACKENDS
     capture: bool  # return attention matrices, from the `dense` backend
-    num_first_keys: int  # return the attention mass on this many first keys
+    num_first_keys: int  # return the attention to this many first keys
     row_functions: RowFunctions  # return the means of these functions over rows
     edit: EditFn | None = None  # of one layer; with `capture` only
 

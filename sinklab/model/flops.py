@@ -112,7 +112,7 @@ def count_gate_weights(model: spec.ModelConfig) -> int:
     if gate_kind is None:
         return 0
     num_inputs = model.width if gate_kind.input == 'x' else value_width
-    return num_inputs * (1 if gate_kind.is_shared else model.heads) * (value_width if gate_kind.is_wide else 1)
+    return num_inputs * (1 if gate_kind.is_shared else model.heads) * (value_width if gate_kind.is_elementwise else 1)
 
 
 def compute_mean_visible_keys(mask: spec.MaskConfig, length: int) -> float:

@@ -188,17 +188,17 @@ FEATURE_MAPS = {'identity': IdentityMap, 'elu1': Elu1Map, 'mlp': MLPMap}
 class GateKind:
     input: Literal['x', 'value']  # input of the gate: the layer's normed input, or the token's own value
     target: Literal['value', 'output']  # the array that the gate multiplies
-    is_wide: bool  # one gate for each dimension of a head, or one for the whole head
+    is_elementwise: bool  # one gate for each dimension of a head, or one for the whole head
     is_shared: bool = False  # the same for all heads
 
 
 GATES = {
     'none': None,
-    'elementwise': GateKind('x', 'output', is_wide=True),  # Qiu et al., 2025, as the next three; their G1
-    'headwise': GateKind('x', 'output', is_wide=False),
-    'shared': GateKind('x', 'output', is_wide=True, is_shared=True),
-    'value': GateKind('x', 'value', is_wide=True),  # their G2
-    'value_state': GateKind('value', 'output', is_wide=False),  # Bu et al., 2025
+    'elementwise': GateKind('x', 'output', is_elementwise=True),  # Qiu et al., 2025, as the next three; their G1
+    'headwise': GateKind('x', 'output', is_elementwise=False),
+    'shared': GateKind('x', 'output', is_elementwise=True, is_shared=True),
+    'value': GateKind('x', 'value', is_elementwise=True),  # their G2
+    'value_state': GateKind('value', 'output', is_elementwise=False),  # Bu et al., 2025
 }
 
 
@@ -209,7 +209,7 @@ class Gate(nnx.Module):
             return
         inputs = model.width if kind.input == 'x' else value_width
         heads = 1 if kind.is_shared else model.heads
-        shape = (inputs, heads, value_width if kind.is_wide else 1)
+        shape = (inputs, heads, value_width if kind.is_elementwise else 1)
         axes = ('embed' if kind.input == 'x' else None, None if kind.is_shared else 'heads', None)
         std = INITIALIZATIONS[model.initialization].linear(model, inputs)
         self.weight_DHK = make_normal_param(rngs, shape, std, axes, inputs=1)

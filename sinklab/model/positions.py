@@ -177,27 +177,27 @@ def compute_frequencies(width: int, base: float) -> jax.Array:
     return base ** (-jnp.arange(0, width, 2) / width)
 
 
-def no_scaling(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
+def keep_frequencies(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
     return frequency_K
 
 
-def linear_scaling(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
+def scale_frequencies_linearly(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
     """Scale frequencies by 1 / factor: position interpolation (Chen et al., 2023)."""
     return frequency_K / rotary.factor
 
 
-def llama3_scaling(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
+def scale_llama3_frequencies(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
     """Scale low frequencies by 1 / factor, as Llama 3.1 does.
 
     Frequencies with fewer than `slow` turns in `length` tokens are scaled, those with more than `fast` turns are not,
     and those between are interpolated linearly in the number of turns.
     """
     turns_K = rotary.length * frequency_K / (2 * np.pi)
-    share_K = jnp.clip((turns_K - rotary.slow) / (rotary.fast - rotary.slow), 0, 1)
-    return (1 - share_K) * frequency_K / rotary.factor + share_K * frequency_K
+    unscaled_share_K = jnp.clip((turns_K - rotary.slow) / (rotary.fast - rotary.slow), 0, 1)
+    return (1 - unscaled_share_K) * frequency_K / rotary.factor + unscaled_share_K * frequency_K
 
 
-def yarn_scaling(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
+def scale_yarn_frequencies(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
     """Scale low frequencies by 1 / factor: "NTK-by-parts" of YaRN (Peng et al., 2023).
 
     The frequencies from that with `fast` turns in `length` tokens to that with `slow` turns are interpolated linearly
@@ -209,8 +209,8 @@ def yarn_scaling(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array
         for turns in (rotary.fast, rotary.slow)
     )
     first, last = max(np.floor(fast), 0), min(np.ceil(slow), width - 1)
-    share_K = jnp.clip((jnp.arange(width // 2) - first) / (last - first or 1e-3), 0, 1)
-    return share_K * frequency_K / rotary.factor + (1 - share_K) * frequency_K
+    scaled_share_K = jnp.clip((jnp.arange(width // 2) - first) / (last - first or 1e-3), 0, 1)
+    return scaled_share_K * frequency_K / rotary.factor + (1 - scaled_share_K) * frequency_K
 
 
 def compute_buckets(distance: jax.Array, floor_first: bool = False) -> jax.Array:
@@ -234,10 +234,10 @@ def compute_alibi_slopes(heads: int) -> np.ndarray:
 
 
 ROPE_SCALINGS = {
-    'none': no_scaling,
-    'linear': linear_scaling,
-    'llama3': llama3_scaling,
-    'yarn': yarn_scaling,
+    'none': keep_frequencies,
+    'linear': scale_frequencies_linearly,
+    'llama3': scale_llama3_frequencies,
+    'yarn': scale_yarn_frequencies,
 }
 POSITIONS = {
     'none': PositionEncoding,

@@ -106,9 +106,14 @@ def drop_indivisible_axes(
     )
 
 
-def count_shards(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ...] | None = RULES['batch']) -> int:
-    """Return the number of shards into which mesh axes divide a dimension, by default the batch."""
+def count_shards(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ...] | None) -> int:
+    """Return the number of shards into which mesh axes divide a dimension."""
     return math.prod(mesh.shape[axis] for axis in to_axis_tuple(axes))
+
+
+def count_batch_shards(mesh: jax.sharding.Mesh | AbstractMesh) -> int:
+    """Return the number of shards of the batch."""
+    return count_shards(mesh, RULES['batch'])
 
 
 def get_logical_axes(leaf: nnx.Variable) -> tuple[str | None, ...]:

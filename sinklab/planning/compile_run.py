@@ -194,7 +194,7 @@ def find_crossed_axes(collective: Collective, mesh: jax.sharding.Mesh) -> str:
 def get_programs(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> dict[str, LowerFn]:
     """Return {name: lower()} in the order in which a run uses them; call lower() under the mesh."""
     abstract_state = state.make_abstract_state(spec, mesh)
-    num_shards = sharding.count_shards(mesh)
+    num_shards = sharding.count_batch_shards(mesh)
     _, valid_rows = validation_loss.choose_eval_batch_sizes(
         spec.valid.windows, hardware.get_micro_batch_size(spec.optimizer.batch_size), num_shards
     )

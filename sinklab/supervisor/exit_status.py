@@ -8,20 +8,20 @@ from typing import Literal
 # Cause of the end of a process or a run -> (kind in outcome.json, exit code). If processes end with several causes,
 # the first in this order has caused the others: a killed process makes others raise and abort, but not the reverse.
 EXIT_CAUSES = {
-    'refused': ('refused', 1),
-    'diverged': ('diverged', 3),
-    'disagreed': ('lost', 42),
-    'killed': ('lost', 42),
-    'lost': ('lost', 42),
-    'frozen': ('lost', 42),
-    'hung': ('lost', 42),
-    'crashed': ('crashed', 70),
-    'fruitless': ('crashed', 70),
+    'refused': ('refused', 1),  # a UserError
+    'diverged': ('diverged', 3),  # a metric is not finite
+    'disagreed': ('lost', 42),  # replicas or processes hold different values
+    'killed': ('lost', 42),  # by a signal
+    'lost': ('lost', 42),  # another process or its host does not respond
+    'frozen': ('lost', 42),  # suspended, or no Python code ran for some time
+    'hung': ('lost', 42),  # a step or another activity took too long
+    'crashed': ('crashed', 70),  # an unexpected exception
+    'fruitless': ('crashed', 70),  # several attempts in a row without a new checkpoint
     'interrupted': ('stopped', 130),
     'stopped': ('stopped', 42),
-    'storage': ('lost', 42),
-    'runtime': ('lost', 42),
-    'aborted': ('lost', 42),
+    'storage': ('lost', 42),  # an OSError of a disk or a bucket
+    'runtime': ('lost', 42),  # a JaxRuntimeError
+    'aborted': ('lost', 42),  # by SIGABRT
     'done': ('done', 0),
 }
 # The kind of an exit code, for a process that reported none. 42 means `lost`, since a process that stops reports it.

@@ -18,7 +18,7 @@ def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
     """Raise UserError for a layout that cannot divide the batch or a parameter."""
     batch_size = spec.optimizer.batch_size
     micro_batch_size = batch_size if hardware.micro_batch == 'default' else hardware.get_micro_batch_size(batch_size)
-    num_shards = sharding.count_shards(mesh)
+    num_shards = sharding.count_batch_shards(mesh)
     if batch_size % micro_batch_size:
         raise UserError(
             f'--micro_batch={micro_batch_size} does not divide config.optimizer.batch_size, which is {batch_size}'
@@ -49,7 +49,7 @@ def check_parameter_layout(mesh: AnyMesh, parameter: nnx.Variable) -> None:
 
 def check_batch_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_bytes: int) -> None:
     """Raise UserError if the residual stream of a micro-batch, or the ids of a batch, do not fit on a device."""
-    model, batch_size, num_shards = spec.model, spec.optimizer.batch_size, sharding.count_shards(mesh)
+    model, batch_size, num_shards = spec.model, spec.optimizer.batch_size, sharding.count_batch_shards(mesh)
     micro_batch_size = hardware.get_micro_batch_size(batch_size)
     tokens_per_device = micro_batch_size * spec.data.length // num_shards
     min_bytes = tokens_per_device * model.layers * model.width * jnp.dtype(model.dtype).itemsize

@@ -68,7 +68,7 @@ def estimate_activation_bytes(
     Activations count as not sharded over `tensor`. This is true of the residual stream, which is most of what is
     saved if little is saved.
     """
-    num_shards = sharding.count_shards(mesh)
+    num_shards = sharding.count_batch_shards(mesh)
     return (
         hardware.get_micro_batch_size(spec.optimizer.batch_size)
         // num_shards
@@ -144,7 +144,7 @@ def choose_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) 
     """
     if hardware.micro_batch != 'default':
         return hardware.micro_batch
-    batch_size, length, num_shards = spec.optimizer.batch_size, spec.data.length, sharding.count_shards(mesh)
+    batch_size, length, num_shards = spec.optimizer.batch_size, spec.data.length, sharding.count_batch_shards(mesh)
     target_tokens = max(CPU_MICRO_BATCH_TOKENS, MIN_CPU_DEVICE_TOKENS * num_shards)
     is_large = batch_size * length > 2 * target_tokens
     # Along `fsdp`, parameters are gathered in each micro-batch.
@@ -270,7 +270,7 @@ def halve_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -
     """Return half of the micro-batch; None if it does not divide the batch or the shards do not divide it."""
     batch_size = spec.optimizer.batch_size
     micro_batch = hardware.get_micro_batch_size(batch_size) // 2
-    is_even = micro_batch and batch_size % micro_batch == 0 == micro_batch % sharding.count_shards(mesh)
+    is_even = micro_batch and batch_size % micro_batch == 0 == micro_batch % sharding.count_batch_shards(mesh)
     return micro_batch if is_even else None
 
 

@@ -51,7 +51,7 @@ def make_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarra
     compute_arrays = jit_probe(spec, mesh)
 
     def run_probe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
-        num_shards = sharding.count_shards(mesh)
+        num_shards = sharding.count_batch_shards(mesh)
         filled_PT = pad_rows(ids_PT, -(-len(ids_PT) // num_shards) * num_shards)
         probe_arrays = jax.device_get(compute_arrays(params, sharding.put_batch(strip_loss_mask(filled_PT), mesh)))
         return {name: array[:, : len(ids_PT)] if '_LP' in name else array for name, array in probe_arrays.items()}

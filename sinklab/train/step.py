@@ -58,7 +58,7 @@ def make_data_parallel_loss(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh)
     param_shardings = state.get_state_shardings(spec, mesh)['params']
     return (
         collectives.shard_map_over_batch(local_loss, mesh, param_shardings)
-        if sharding.count_shards(mesh) > 1
+        if sharding.count_batch_shards(mesh) > 1
         else loss
     )
 
@@ -81,7 +81,7 @@ def make_value_and_grad(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh, num
             for axis in sharding.BATCH_AXES
             if axis not in sharding.list_mesh_axes(leaf_sharding.spec) and mesh.shape[axis] > 1
         )
-        return jax.lax.psum(gradient, reduce_axes) / sharding.count_shards(mesh)
+        return jax.lax.psum(gradient, reduce_axes) / sharding.count_batch_shards(mesh)
 
     def local_value_and_grad(params: dict, ids_BT: jax.Array) -> tuple[tuple, dict]:
         value_and_aux, gradient = value_and_grad(params, ids_BT)
@@ -91,7 +91,7 @@ def make_value_and_grad(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh, num
 
     return (
         collectives.shard_map_over_batch(local_value_and_grad, mesh, param_shardings, returns_gradient=True)
-        if sharding.count_shards(mesh) > 1
+        if sharding.count_batch_shards(mesh) > 1
         else value_and_grad
     )
 

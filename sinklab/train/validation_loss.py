@@ -86,7 +86,7 @@ def make_token_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked
 
 def load_eval_batches(ids_NT: np.ndarray | HeldOutWindows, max_rows: int, mesh: jax.sharding.Mesh) -> list[jax.Array]:
     """Load sequences onto devices in equal parts; each process reads the sequences of its own devices."""
-    num_parts, part_rows = choose_eval_batch_sizes(len(ids_NT), max_rows, sharding.count_shards(mesh))
+    num_parts, part_rows = choose_eval_batch_sizes(len(ids_NT), max_rows, sharding.count_batch_shards(mesh))
 
     def read_rows(first_row: int, part_rows: range) -> np.ndarray:
         return pad_rows(ids_NT[first_row + part_rows.start : first_row + part_rows.stop], len(part_rows))

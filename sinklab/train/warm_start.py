@@ -196,7 +196,7 @@ def prepare_first_checkpoint(
             checkpointer.group, 'unchanged --from', lambda: check_origin_unchanged(origin, lineage)
         )
         checkpointer.save(start_step, load_origin_state(origin, spec, mesh))
-        checkpointer.wait()
+        checkpointer.wait_until_finished()
     return start_step, quarantine_lines
 
 
