@@ -230,8 +230,8 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
     interval = compute_difference_interval(values, is_binary)
     claim_verdict, reason = judge_claim(claim, values, interval, num_diverged), claim.untestable_reason
     failing_rows = list_failing_rows(claim, runs)
-    is_about_loss = bool(claim.left) and claim.left.metric == LOSS_METRIC
-    if claim_verdict in ('holds', 'contradicted', 'not seen', 'unsettled') and failing_rows and not is_about_loss:
+    is_computed = claim_verdict in ('holds', 'contradicted', 'not seen', 'unsettled')
+    if is_computed and failing_rows and get_unit(claim) == '%':  # about a sink
         claim_verdict, reason = 'not testable here', f'has runs that all fail to train: {", ".join(failing_rows)}'
     elif claim_verdict == 'not seen' and (reason := explain_no_room_below(claim, runs)):
         claim_verdict = 'not testable here'
