@@ -63,7 +63,10 @@ def make_size_claim(row):
         ('<', 'less') if count_millions(SHAPES[name]) < count_millions(SHAPES[REFERENCE]) else ('>', 'more')
     )
     tokens = 'as many tokens' if suffix else 'tokens in proportion'
-    statement = f'A model of {name.upper()} parameters, trained on {tokens}, has {word} of a sink than one of 1.3M.'
+    model, reference_model = name.upper(), REFERENCE.upper()
+    statement = (
+        f'A model of {model} parameters, trained on {tokens}, has {word} of a sink than one of {reference_model}.'
+    )
     reference = (f'model_size:{REFERENCE}', SINK_METRIC)
     claim = make_claim(statement, f'on {GU_V1}, Figure 1', f'model_size:{row}', relation, reference)
     return exclude_sizes(claim, NEEDS_SIZE_SMALL)

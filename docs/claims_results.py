@@ -291,8 +291,10 @@ def format_skewness_note(entries: Mapping[str, dict]) -> str:
     """Name the claims that have another verdict with Student's interval, without the correction for skewness."""
     changed_names: dict[str, list[str]] = {}
     for name, entry in entries.items():
-        is_computed = entry['verdict'] in ('holds', 'contradicted', 'not seen', 'unsettled')
-        if is_computed and (verdict := decide_without_skewness(name, entry)) != entry['verdict']:
+        if (
+            entry['verdict'] in report.DECIDED_VERDICTS
+            and (verdict := decide_without_skewness(name, entry)) != entry['verdict']
+        ):
             changed_names.setdefault(verdict, []).append(f'`{name}`')
     texts = [f'{verdict}: {", ".join(changed_names[verdict])}' for verdict in sorted(changed_names)]
     return (

@@ -41,6 +41,7 @@ VERDICTS = (
     'not run',
     'not testable here',
 )
+DECIDED_VERDICTS = ('holds', 'contradicted', 'not seen', 'unsettled')  # of `decide_verdict`
 FAILS_METRIC = 'fails'  # 0 or 1
 OTHER_METRICS = (LOSS_METRIC, FAILS_METRIC, EMERGENCE_METRIC)  # metrics outside the metric registry
 INTERVAL_NOTE = f'mean difference of paired seeds and its interval ({INTERVAL_DESCRIPTION})'
@@ -230,8 +231,7 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
     interval = compute_difference_interval(values, is_binary)
     claim_verdict, reason = judge_claim(claim, values, interval, num_diverged), claim.untestable_reason
     failing_rows = list_failing_rows(claim, runs)
-    is_computed = claim_verdict in ('holds', 'contradicted', 'not seen', 'unsettled')
-    if is_computed and failing_rows and get_unit(claim) == '%':  # about a sink
+    if claim_verdict in DECIDED_VERDICTS and failing_rows and get_unit(claim) == '%':  # about a sink
         claim_verdict, reason = 'not testable here', f'has runs that all fail to train: {", ".join(failing_rows)}'
     elif claim_verdict == 'not seen' and (reason := explain_no_room_below(claim, runs)):
         claim_verdict = 'not testable here'
