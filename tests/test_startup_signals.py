@@ -4,6 +4,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from faults.interrupts import interrupt
@@ -34,6 +35,16 @@ def run_script(tmp_path, script: str) -> subprocess.CompletedProcess:
 def is_interpreter_interrupt(lines: tuple[str, ...]) -> bool:
     """Return whether Python was interrupted before the first line of the program."""
     return any('KeyboardInterrupt' in line for line in lines) and not any('/sinklab/' in line for line in lines)
+
+
+def measure_fastest_time(command: list[str]) -> float:
+    """Return the seconds of the fastest of three executions."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run(command, capture_output=True, check=True, timeout=60)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +171,11 @@ def test_ignored_signal_stays_ignored(tmp_path):
 @pytest.mark.parametrize(
     ('arguments', 'seconds', 'count'),
     [
-        pytest.param(['--help'], 0.2, 4, marks=pytest.mark.exhaustive),
+        pytest.param(['--help'], None, 4, marks=pytest.mark.exhaustive),
         (['train', '--config=CONFIG', '--config.optimizer.steps=100000', '--workdir={}/run'], 3.0, 4),
         (['report', 'RUN'], 0.5, 4),
         pytest.param(['measure', 'RUN'], 3.0, 3, marks=pytest.mark.exhaustive),
-        pytest.param(['--help'], 0.2, 20, marks=pytest.mark.exhaustive),
+        pytest.param(['--help'], None, 20, marks=pytest.mark.exhaustive),
         pytest.param(
             ['train', '--config=CONFIG', '--config.optimizer.steps=100000', '--workdir={}/run'],
             *(3.0, 20),
@@ -175,10 +186,18 @@ def test_ignored_signal_stays_ignored(tmp_path):
     ],
 )
 def test_ctrl_c_at_random_startup_time_exits_with_130_and_one_line(config, finished_run, arguments, seconds, count):
-    """A command that ends before the signal may exit with 0. The signal must interrupt at least one command."""
+    """A command that ends before the signal may exit with 0. The signal must interrupt at least one command.
+
+    The signals are sent in the first `seconds`; None stands for the time that the command takes.
+    """
     command = [part.replace('CONFIG', config).replace('RUN', str(finished_run[0])) for part in arguments]
+    earliest = 0.03
+    if seconds is None:
+        seconds = measure_fastest_time([*SINKLAB, *command])
+        earliest = 0.3 * seconds
     rng = random.Random(count)
-    results = [interrupt([*SINKLAB, *command], rng.uniform(0.03, seconds), signal.SIGINT) for _ in range(count)]
+    delays = [rng.uniform(earliest, seconds) for _ in range(count)]
+    results = [interrupt([*SINKLAB, *command], delay, signal.SIGINT) for delay in delays]
     assert 130 in [result.exit_code for result in results], results
     for result in results:
         assert result.exit_code is not None, f'went on after {result.delay:.3f} s'
