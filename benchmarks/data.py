@@ -111,7 +111,12 @@ def time_prepare(source: Path, tokenizer_path: Path, folder: Path) -> tuple[floa
     start, peak_mb = time.perf_counter(), 0.0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     has_ended = threading.Event()
-    threading.Thread(target=lambda: (process.wait(), has_ended.set())).start()
+
+    def wait_for_process() -> None:
+        process.wait()
+        has_ended.set()
+
+    threading.Thread(target=wait_for_process).start()
     while not has_ended.wait(0.05):
         try:
             peak_mb = max(peak_mb, measure_resident_mb(process.pid))
