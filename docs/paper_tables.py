@@ -27,6 +27,7 @@ from docs.reference import (
 )
 from sinklab.cli import claims as claims_command
 from sinklab.cli import config_flags
+from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Spec
 from sinklab.configs.open_models import PUBLISHED_SINK_RATES
 from sinklab.configs.scale import CHIP_HOURS
@@ -35,7 +36,6 @@ from sinklab.metrics.registry import find_metric_info
 from sinklab.model import flops
 from sinklab.report import claims as claims_report
 from sinklab.report.sweep_table import summarize_values
-from sinklab.run_dir import flatten_dict
 from sinklab.sweep import results
 
 RESULTS_FILE = Path(__file__).parent / 'results' / 'claims.json'

@@ -16,7 +16,7 @@ from sinklab.checkpoint import checkpointer
 from sinklab.errors import UserError
 from sinklab.escape import FIGURE_RC_PARAMS, escape_figure
 from sinklab.install_commands import format_extra_command
-from sinklab.run_dir import select_steps
+from sinklab.run_ref import select_steps
 
 
 def open(model_ref: str, **options: Any) -> 'OpenedRun | OpenedModel':

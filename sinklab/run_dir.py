@@ -1,4 +1,4 @@
-"""The run directory: config, metrics, probes, checkpoints, and checks before a run resumes.
+"""The run directory: config, metrics, probes and checkpoints.
 
 config.json     the resolved config
 run.json        {"id"}: a random id, made when the run is initialized; its checkpoints store the same id
@@ -26,80 +26,17 @@ import secrets
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from sinklab.config.spec import (
-    CHANGEABLE_FIELDS,
-    EXTENDABLE_SCHEDULES,
-    Spec,
-    fill_missing_fields,
-)
-from sinklab.config.validate import parse_config
+from sinklab.config.spec import Spec, fill_missing_fields
 from sinklab.errors import UserError
-from sinklab.escape import join_shell, quote_shell
-from sinklab.storage import append_log, run_file_schemas, untrusted_files
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write, open_writable_folder
-from sinklab.storage.directories import list_committed, list_entries
-from sinklab.storage.paths import check_path_readable_by_orbax, is_remote, parse_path
+from sinklab.storage import append_log, run_file_schemas
+from sinklab.storage.atomic_write import atomic_write, open_writable_folder
+from sinklab.storage.directories import list_committed
+from sinklab.storage.paths import is_remote, parse_path
 from sinklab.storage.untrusted_files import DamagedFileError
 
-
-def flatten_dict(tree: dict, prefix: str = '') -> dict[str, Any]:
-    """Flatten a nested dict to dotted keys: {'a': {'b': 1}} becomes {'a.b': 1}."""
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    return {
-        key: value
-        for name, subtree in tree.items()
-        for key, value in flatten_dict(subtree, f'{prefix}.{name}'.strip('.')).items()
-    }
-
-
-def format_differences(old: dict, new: dict) -> list[str]:
-    return [f'{key} {old.get(key)} -> {new.get(key)}' for key in new | old if old.get(key) != new.get(key)]
-
-
-def format_run_ref(takes: str, run_path: object, step: int | str) -> str:
-    """Format a checkpoint as a value of --from: [TAKES:]RUN@STEP.
-
-    Args:
-        takes: What a warm start takes from the checkpoint, such as 'params'; '': all of it.
-        run_path: The run folder.
-        step: The step of the checkpoint, or a placeholder.
-    """
-    return f'{takes and f"{takes}:"}{run_path}@{step}'
-
-
-def format_fork(lineage: dict) -> list[str]:
-    """Format the origin of a fork, and what the fork changes, as a list of short texts.
-
-    Args:
-        lineage: The entry `from` of row.json; empty for a run that is no fork, which gives [].
-    """
-    if not lineage:
-        return []
-    labels = {'new': 'new', 'dropped': 'dropped', 'reads other data': 'data'}
-    details = [f'{label}: {", ".join(entries)}' for label, name in labels.items() if (entries := lineage.get(name))]
-    origin = format_run_ref(lineage.get('takes', ''), lineage['run'], lineage['step'])
-    return [f'from {origin}', *lineage.get('config', []), *details]
-
-
-# Files that a folder may contain before config.json exists: those of the job that works there, and those that an
-# interrupted `initialize` has left.
-FILES_BEFORE_CONFIG = (
-    'lease.json',
-    'lease.lock',
-    'processes',
-    'digests',
-    'damaged',
-    'probe',
-    'row.json',
-    'run.json',
-    'tokenizer.json',
-)
 METRICS_FILE = 'metrics.jsonl'
 RUN_FILES = 'config.json', 'row.json', 'run.json', 'environment.json', 'outcome.json', METRICS_FILE, 'tokenizer.json'
-STEPS_FIELD, CHANGEABLE_PREFIXES = 'optimizer.steps', tuple(f'{name}.' for name in CHANGEABLE_FIELDS)
 
 
 class RunDir:
@@ -205,149 +142,6 @@ class RunDir:
         except OSError:
             return {}
 
-    def check_spec(self, spec: Spec, remedy: str | None = None) -> None:
-        """Raise UserError if the folder holds another run or other files, or cannot hold checkpoints.
-
-        Args:
-            spec: The spec of the run that is to train in this folder.
-            remedy: Advice for the case that the folder holds another run; None: give a new folder.
-        """
-        check_path_readable_by_orbax(self.path)
-        if not self.path.exists():
-            return
-        if not self.path.is_dir():
-            raise UserError(f'{self} is a file; give a folder as --workdir')
-        if not self.has_run():
-            foreign_entries = [
-                path
-                for path in list_entries(self.path)
-                if path.name not in FILES_BEFORE_CONFIG and path.suffix != TEMPORARY_SUFFIX
-            ]
-            if foreign_entries:
-                raise UserError(
-                    f'{self} contains files but no run ({foreign_entries[0].name}); give a new folder, e.g. '
-                    f'{quote_shell(f"--workdir={self}/run")}'
-                )
-            return
-        self.check_files()
-        saved_config, new_config = self.load_flat_configs(spec)
-        advice = remedy or f'give a new folder, e.g. {quote_shell(f"--workdir={self}-2")}'
-        if new_config.keys() != saved_config.keys():
-            removed_fields, missing_fields = (
-                ', '.join(sorted(config.keys() - other_config))
-                for config, other_config in ((saved_config, new_config), (new_config, saved_config))
-            )
-            mismatches = filter(
-                None,
-                (
-                    removed_fields and f'has the unknown fields {removed_fields}',
-                    missing_fields and f'lacks {missing_fields}',
-                ),
-            )
-            raise UserError(
-                f'{self} contains a run of another version, whose config {" and ".join(mismatches)}; use commit '
-                f'{self.read_environment().get("commit")}, or {advice}'
-            )
-        mismatches = [
-            key
-            for key in new_config
-            if new_config[key] != saved_config[key] and not f'{key}.'.startswith(CHANGEABLE_PREFIXES)
-        ]
-        if mismatches == [STEPS_FIELD]:
-            self.check_step_change(spec, saved_config[STEPS_FIELD], remedy)
-        elif mismatches:
-            scaling_note = self.explain_scaling(mismatches, saved_config)
-            raise UserError(
-                f'{self} contains another run '
-                f'({"; ".join(format_differences(saved_config, new_config))}{scaling_note}); {advice}'
-            )
-
-    def check_files(self) -> None:
-        """Raise DamagedFileError if a file of the run is no regular file, such as a folder or a FIFO."""
-        if is_remote(self.path):
-            return
-        probes = self.path / 'probe'
-        if probes.exists() and not probes.is_dir():
-            raise DamagedFileError(f'{probes} is a file instead of a folder; move it away')
-        for file in (*(self.path / name for name in (*RUN_FILES, 'lease.lock')), *probes.glob('*.npz')):
-            untrusted_files.check_regular_file(file)
-
-    def load_flat_configs(self, spec: Spec) -> tuple[dict, dict]:
-        """Return the saved config of the run and the config of `spec`, both flattened to dotted keys.
-
-        If both read a token store, the saved config gets the new path of the store, so that the paths do not differ.
-        """
-        saved_config, new_config = flatten_dict(self.read_json('config')), flatten_dict(dataclasses.asdict(spec))
-        if all(config.get('data.source', '').startswith('store:') for config in (saved_config, new_config)):
-            saved_config['data.source'] = new_config[
-                'data.source'
-            ]  # a checkpoint identifies the store by its digest, not by its path
-        return saved_config, new_config
-
-    def list_changes(self, spec: Spec) -> list[str]:
-        """Return the config fields that differ from the saved config of the run."""
-        return format_differences(*self.load_flat_configs(spec))
-
-    def explain_scaling(self, mismatches: list[str], saved_config: dict) -> str:
-        """Describe mismatches that exist because an older version scaled the numbers of a row with the size.
-
-        Such a field has different numbers in row.json and in config.json.
-
-        Returns:
-            The note for the error message; '' if no field was scaled.
-        """
-        try:
-            row = self.read_json('row')
-        except (OSError, ValueError):
-            return ''
-        row_values = {
-            path: row.get('diff', {}).get(path) for path in mismatches if path not in row.get('overrides', {})
-        }
-        scaled_values = [
-            f'{path!r}: {value!r}'
-            for path, value in row_values.items()
-            if type(value) in (int, float) and value != saved_config[path]
-        ]
-        if not scaled_values:
-            return ''
-        return (
-            f'; that run was scaled with its size, as scale_with_size({{{", ".join(scaled_values)}}}) in the row does'
-        )
-
-    def check_step_change(self, spec: Spec, saved_steps: int, remedy: str | None = None) -> None:
-        """Raise UserError if a new number of steps would change steps that are already done.
-
-        Args:
-            spec: The spec with the new number of steps.
-            saved_steps: The number of steps in the saved config.
-            remedy: Advice for the case that the schedule cannot be extended; None: fork the run or give a new folder.
-        """
-        steps, schedule, checkpoint_steps = (
-            spec.optimizer.steps,
-            spec.optimizer.schedule,
-            self.list_checkpoint_steps(),
-        )
-        reached_step = max(
-            [*checkpoint_steps, *(record['step'] for record in self.read_records(saved_steps, strict=True))],
-            default=0,
-        )
-        if schedule in EXTENDABLE_SCHEDULES and steps < reached_step:
-            raise UserError(
-                f'{self} is at step {reached_step}, but config.{STEPS_FIELD} is {steps}; give at least {reached_step}'
-            )
-        if schedule not in EXTENDABLE_SCHEDULES:
-            fork_flags = (
-                [f'--from={self}@{checkpoint_steps[-1]}', f'--config.{STEPS_FIELD}={steps}']
-                if checkpoint_steps
-                else []
-            )
-            remedy_text = 'fork it' if checkpoint_steps else 'give a new folder'
-            advice = f'{remedy_text}: {join_shell([*fork_flags, f"--workdir={self}-2"])}'
-            raise UserError(
-                f'{self}: the learning rates of a {schedule} schedule depend on the number of steps, so '
-                f'config.{STEPS_FIELD} cannot change from {saved_steps} to {steps}; {remedy or advice}'
-            )
-
     def has_run(self) -> bool:
         return (self.path / 'config.json').exists()
 
@@ -370,25 +164,6 @@ class RunDir:
                 f'{file} is missing, which records the parent of a fork; {run_file_schemas.RESTORE_REMEDY}'
             ) from None
 
-    def summarize_newest_attempt(self, attempts: list[dict]) -> tuple[int, str, list[str]]:
-        """Summarize the newest attempt for the log.
-
-        Args:
-            attempts: The attempts in environment.json, the newest one last.
-
-        Returns:
-            The step at which the newest attempt started; the attention backends of all attempts as text, the newest
-            first; and the lines about changes, with the lineage if a fork starts with this attempt.
-        """
-        step, changes = attempts[-1]['step'], attempts[-1].get('changes', [])
-        attention_backends = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
-        try:
-            lineage_lines = format_fork(self.read_lineage()) if step == self.read_start_step() else []
-        except DamagedFileError as error:
-            run_file_schemas.warn_once(self.path / 'row.json', str(error))
-            lineage_lines = []
-        return step, ', earlier '.join(attention_backends), [*lineage_lines, *changes]
-
     def read_start_step(self) -> int:
         """Read the step after which the run starts: 0, or for a fork the step of its parent checkpoint.
 
@@ -400,7 +175,7 @@ class RunDir:
     def initialize(self, spec: Spec, row: dict, tokenizer: str | None = None, run_id: str | None = None) -> None:
         """Write the config and the other initial files of a run; do nothing if the folder holds a run already.
 
-        Call `check_spec` first: it raises if the folder holds another run.
+        Call `resume_checks.check_run_dir` first: it raises if the folder holds another run.
 
         Args:
             spec: The config of the run.
@@ -613,97 +388,3 @@ class MetricsWriter:
 
     def append(self, record: dict) -> None:
         self.log.append(json.dumps(record, allow_nan=False).encode())
-
-
-# Prefixes of open models: hf:FOLDER, hf:ID on the Hugging Face Hub, or gguf:FILE.
-HF_PREFIX, GGUF_PREFIX = MODEL_PREFIXES = 'hf:', 'gguf:'
-
-
-def parse_run_ref(run_ref: str) -> tuple[RunDir, int | None]:
-    """Parse RUN[@STEP] into a run directory and a step.
-
-    The name of a run folder may contain @: if `run_ref` as a whole is a run folder, no step is split off.
-
-    Returns:
-        The run directory, and the step; None if no step is given.
-    """
-    path, _, step = run_ref.rpartition('@')
-    run_dir = RunDir(run_ref)
-    if not path or not step.isdecimal() or run_dir.has_run() or run_dir.list_checkpoint_steps():
-        return run_dir, None
-    return RunDir(path), int(step)
-
-
-def select_steps(run_dir: RunDir, step: int | None) -> list[int]:
-    """Return the given step if it has a checkpoint, or all steps with a checkpoint if `step` is None.
-
-    Raises:
-        UserError: The folder is no run, it has no checkpoints, or it has none of this step.
-    """
-    saved_steps = run_dir.list_checkpoint_steps()
-    if not saved_steps:
-        if str(run_dir).startswith(MODEL_PREFIXES) or is_hf_model(run_dir):
-            raise make_missing_run_error(str(run_dir))
-        raise UserError(f'{run_dir} has no checkpoints; give the folder of a run that has saved some')
-    if step is None:
-        return saved_steps
-    if step not in saved_steps:
-        raise UserError(f'{run_dir} has no checkpoint {step}; it has: {", ".join(map(str, saved_steps))}')
-    return [step]
-
-
-def read_spec(run_dir: RunDir) -> Spec:
-    """Read the spec of a run from its config.json.
-
-    Raises:
-        DamagedFileError: config.json is damaged.
-        UserError: The folder is no run, or the config is one of another version of sinklab.
-    """
-    try:
-        return parse_config(run_dir.read_json('config'))
-    except FileNotFoundError as error:
-        raise make_missing_run_error(str(run_dir)) from error
-    except DamagedFileError:
-        raise
-    except UserError as refusal:
-        if is_hf_model(run_dir):
-            raise make_missing_run_error(str(run_dir)) from refusal
-        commit = run_dir.read_environment().get('commit')
-        raise UserError(
-            f'{run_dir} contains a run of another version ({refusal}); use commit {commit} for it'
-        ) from refusal
-
-
-def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> UserError:
-    """Make the UserError for a reference that is no run folder; it says what to do for an open model.
-
-    Args:
-        run_ref: What the user gave: a path, hf:PATH_OR_ID or gguf:PATH.
-        accepts_hf_models: Whether the command also takes hf:PATH_OR_ID and gguf:PATH.
-    """
-    has_prefix, run_dir = run_ref.startswith(MODEL_PREFIXES), RunDir(run_ref)
-    is_gguf_file = not has_prefix and run_ref.endswith('.gguf') and run_dir.path.is_file()
-    if has_prefix or is_gguf_file or is_hf_model(run_dir):
-        problem = 'is an open model' if has_prefix or is_gguf_file else 'contains an open model'
-        model_ref = run_ref if has_prefix else f'{GGUF_PREFIX if is_gguf_file else HF_PREFIX}{run_ref}'
-        if accepts_hf_models:
-            return UserError(f'{run_ref} {problem}; give {join_shell([model_ref])}')
-        import_command = join_shell(['sinklab', 'checkpoint', 'import', model_ref, '--out=runs/imported'])
-        return UserError(
-            f'{run_ref} {problem}, but a run is needed; make a run of it with {import_command}, '
-            'and give runs/imported'
-        )
-    problem = 'contains no run' if run_dir.path.exists() else 'does not exist'
-    if not accepts_hf_models:
-        return UserError(f'{run_ref} {problem}; give the folder of a run')
-    is_hub_id = re.fullmatch(r'[\w-]+/[\w.-]+', run_ref)
-    hf_ref = join_shell([f'{HF_PREFIX}{run_ref}']) if is_hub_id else f'{HF_PREFIX}PATH_OR_ID'
-    return UserError(f'{run_ref} {problem}; give the folder of a run, or {hf_ref} for an open model')
-
-
-def is_hf_model(run_dir: RunDir) -> bool:
-    """Return whether a folder has the config.json of a transformers model."""
-    try:
-        return 'model_type' in untrusted_files.read_json(run_dir.path / 'config.json')
-    except (OSError, UserError):
-        return False

@@ -7,12 +7,12 @@ import pytest
 
 from sinklab.cli import config_flags
 from sinklab.cli.claims import get_config_path
+from sinklab.config.differences import flatten_dict
 from sinklab.configs.claims import CLAIMS
 from sinklab.metrics import registry
 from sinklab.report import claims
 from sinklab.report.claims import Claim, Reading
 from sinklab.report.statistics import compute_difference_interval, decide_verdict, estimate_needed_seeds
-from sinklab.run_dir import flatten_dict
 
 MIN_DIFFERENCE = 5.0
 SIGMOID, SOFTMAX = Reading('attention:sigmoid', 'sink/1'), Reading('attention:softmax', 'sink/1')

@@ -202,10 +202,8 @@ def test_available_memory_is_what_limit_of_cgroup_leaves(tmp_path, monkeypatch, 
     for name, text in files.items():
         (tmp_path / 'mounted' / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / 'mounted' / name).write_text(text)
-    read_steps_and_vocabulary = functools.partial(
-        device_mesh.read_cgroup_limits, tmp_path / 'cgroup', tmp_path / 'mounted'
-    )
-    monkeypatch.setattr(device_mesh, 'read_cgroup_limits', read_steps_and_vocabulary)
+    read_limits = functools.partial(device_mesh.read_cgroup_limits, tmp_path / 'cgroup', tmp_path / 'mounted')
+    monkeypatch.setattr(device_mesh, 'read_cgroup_limits', read_limits)
     if available is None:
         assert 0 < device_mesh.get_available_memory_bytes() < HOST_MEMORY_BYTES
     else:

@@ -23,24 +23,12 @@ from rich.text import Text
 from synthetic_runs import write_run
 
 from sinklab import escape, standard_streams
-from sinklab.cli import (
-    measure,
-    progress,
-    report,
-    sweep,
-    terminal,
-)
+from sinklab.cli import measure, progress, report, sweep, terminal
 from sinklab.cli.main import main
 from sinklab.config.spec import Hardware
 from sinklab.errors import UserError
-from sinklab.report import (
-    claims,
-    latex,
-    page,
-    run_groups,
-    runs,
-    summary_table,
-)
+from sinklab.report import claims, latex, page, run_groups, runs, summary_table
+from sinklab.resume_checks import check_run_dir
 from sinklab.run_dir import RunDir
 from sinklab.storage.paths import check_utf8
 from sinklab.sweep import plan
@@ -435,7 +423,7 @@ def test_run_dir_name_is_single_folder_below_sweep(tmp_path, name):
     assert list(tmp_path.iterdir()) == [folder]
     assert folder.name.endswith('-3')
     assert glob.glob('*', root_dir=tmp_path) == [folder.name]
-    assert RunDir(folder).check_spec(make_tiny_spec()) is None, 'checkpoints can be saved there'
+    assert check_run_dir(RunDir(folder), make_tiny_spec()) is None, 'checkpoints can be saved there'
 
 
 def test_run_dir_names_are_unique_and_keep_plain_row_names():

@@ -16,6 +16,7 @@ from conftest import make_tiny_spec
 from thread_group import run_in_threads
 
 from sinklab.errors import UserError
+from sinklab.resume_checks import check_run_dir
 from sinklab.run_dir import RunDir
 from sinklab.storage.compare_and_swap import hold_lock
 from sinklab.storage.untrusted_files import DamagedFileError
@@ -174,4 +175,4 @@ def test_check_spec_rejects_irregular_lock_file(path, name):
     folder.initialize(make_tiny_spec(), {})
     IRREGULAR_FILE_MAKERS[name](path)
     with pytest.raises(DamagedFileError, match=r'lease\.lock'):
-        folder.check_spec(make_tiny_spec())
+        check_run_dir(folder, make_tiny_spec())

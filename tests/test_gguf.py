@@ -24,7 +24,8 @@ from sinklab.errors import UserError
 from sinklab.hf import convert, files, gguf
 from sinklab.install_commands import format_extra_command
 from sinklab.parallel import device_mesh
-from sinklab.run_dir import RunDir, read_spec
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import read_spec
 
 SKIP_REASON = f'transformers, torch or gguf are not installed: {format_extra_command("hf")}, where torch has a wheel'
 torch = pytest.importorskip('torch', reason=SKIP_REASON)

@@ -11,11 +11,13 @@ from tiny_runs import train_run
 
 from sinklab.checkpoint.checkpointer import restore_parameters
 from sinklab.cli.main import main
+from sinklab.config.differences import flatten_dict
 from sinklab.data import tokenizer as tokenizer_module
 from sinklab.data.sources import read_texts
 from sinklab.hf import convert, files
 from sinklab.install_commands import format_extra_command
-from sinklab.run_dir import RunDir, flatten_dict, read_spec
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import read_spec
 
 SKIP_REASON = f'transformers and torch are not installed: {format_extra_command("hf")}, where torch has a wheel'
 torch = pytest.importorskip('torch', reason=SKIP_REASON)

@@ -25,10 +25,11 @@ from tiny_runs import (
 
 from sinklab.attn.backends import BackendChoice
 from sinklab.cli.main import main
+from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Hardware
 from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
-from sinklab.run_dir import RunDir, flatten_dict
+from sinklab.run_dir import RunDir
 from sinklab.train import loop, setup, step
 from sinklab.train.callbacks import Callback
 

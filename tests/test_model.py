@@ -17,11 +17,11 @@ from model_options import COMBINATIONS, LENGTH, OPTIONS, TOKENS, make_model_chan
 from sinklab.attn import backends
 from sinklab.attn import reference as attn_reference
 from sinklab.config import spec
+from sinklab.config.differences import flatten_dict
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.model.transformer import Transformer
-from sinklab.run_dir import flatten_dict
 from sinklab.train import state
 from sinklab.train.forward import make_document_inputs
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from docs import api_pages, check_site, paper_tables, reference
-from sinklab import run_dir
+from sinklab import resume_checks, run_dir
 from sinklab.analysis.measure import LOSS_INFO
 from sinklab.cli import main
 from sinklab.config import spec
@@ -162,7 +162,7 @@ def test_exit_codes_page_lists_every_code_and_cause():
 
 def test_run_files_page_lists_every_file():
     assert set(reference.list_run_files()) == reference.RUN_FILES.keys()
-    for name in (*run_dir.RUN_FILES, *(name for name in run_dir.FILES_BEFORE_CONFIG if name != 'lease.lock')):
+    for name in (*run_dir.RUN_FILES, *(name for name in resume_checks.FILES_BEFORE_CONFIG if name != 'lease.lock')):
         assert find_lines(PAGES['run_files.md'], name) or find_lines(PAGES['run_files.md'], f'{name}/'), name
 
 

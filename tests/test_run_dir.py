@@ -10,15 +10,10 @@ import pytest
 from conftest import make_tiny_spec
 from tiny_runs import write_checkpoints
 
-from sinklab.config.spec import (
-    CHANGEABLE_FIELDS,
-    FIELDS_ADDED_LATER,
-    Hardware,
-    Spec,
-    fill_missing_fields,
-)
+from sinklab.config.spec import CHANGEABLE_FIELDS, FIELDS_ADDED_LATER, Hardware, Spec, fill_missing_fields
 from sinklab.config.validate import parse_config
 from sinklab.errors import UserError
+from sinklab.resume_checks import check_run_dir, list_changes
 from sinklab.run_dir import RunDir
 from sinklab.sweep import plan
 
@@ -52,20 +47,20 @@ def test_run_with_incomplete_last_checkpoint_is_not_done(folder):
     assert run.outcome == 'to do'
 
 
-def test_check_spec_names_corrupt_config(folder):
-    folder.check_spec(make_tiny_spec())
+def test_check_run_dir_names_corrupt_config(folder):
+    check_run_dir(folder, make_tiny_spec())
     (folder.path / 'config.json').write_text('{"a":')
     with pytest.raises(UserError, match=r'config\.json'):
-        folder.check_spec(make_tiny_spec())
+        check_run_dir(folder, make_tiny_spec())
 
 
-def test_check_spec_of_other_version_names_fields_and_commit(folder):
+def test_check_run_dir_of_other_version_names_fields_and_commit(folder):
     config = folder.read_json('config')
     config['model']['width_of_old'] = config['model'].pop('width')
     folder.write_json('config', config)
     folder.write_json('environment', dict(commit='0123abc'))
     with pytest.raises(UserError) as error:
-        folder.check_spec(make_tiny_spec())
+        check_run_dir(folder, make_tiny_spec())
     message = str(error.value)
     assert len(message.splitlines()) == 1
     assert 'model.width_of_old' in message
@@ -76,20 +71,20 @@ def test_check_spec_of_other_version_names_fields_and_commit(folder):
     folder.write_json('config', config)
     (folder.path / 'environment.json').unlink()
     with pytest.raises(UserError, match=r'model\.width_of_old.* commit None'):
-        folder.check_spec(make_tiny_spec())
+        check_run_dir(folder, make_tiny_spec())
 
 
-def test_check_spec_applies_defaults_for_old_configs(folder):
+def test_check_run_dir_applies_defaults_for_old_configs(folder):
     config = folder.read_json('config')
     for part, names in reversed(FIELDS_ADDED_LATER.items()):
         for name in names:
             del functools.reduce(operator.getitem, part.split('.'), config)[name]
     (folder.path / 'config.json').write_text(json.dumps(config))
-    folder.check_spec(make_tiny_spec())
-    assert folder.list_changes(make_tiny_spec()) == []
+    check_run_dir(folder, make_tiny_spec())
+    assert list_changes(folder, make_tiny_spec()) == []
     assert parse_config(folder.read_json('config')) == make_tiny_spec()
     with pytest.raises(UserError, match=r'model\.kv_heads None -> 2'):
-        folder.check_spec(make_tiny_spec(model__kv_heads=2))
+        check_run_dir(folder, make_tiny_spec(model__kv_heads=2))
 
 
 def test_missing_fields_get_defaults_of_runs_without_them():
@@ -113,38 +108,38 @@ def test_missing_fields_get_defaults_of_runs_without_them():
         (dict(optimizer__steps=20), ['optimizer.steps 8 -> 20']),
     ],
 )
-def test_check_spec_accepts_and_lists_changeable_fields(folder, changes, expected):
-    folder.check_spec(make_tiny_spec(**changes))
-    assert sorted(folder.list_changes(make_tiny_spec(**changes))) == sorted(expected)
+def test_check_run_dir_accepts_and_lists_changeable_fields(folder, changes, expected):
+    check_run_dir(folder, make_tiny_spec(**changes))
+    assert sorted(list_changes(folder, make_tiny_spec(**changes))) == sorted(expected)
 
 
 @pytest.mark.parametrize(
     'part', [field.name for field in dataclasses.fields(Spec) if field.name not in CHANGEABLE_FIELDS]
 )
-def test_check_spec_rejects_changes_of_other_fields(folder, part):
+def test_check_run_dir_rejects_changes_of_other_fields(folder, part):
     changes = dict(model=dict(model__norm='post'), optimizer=dict(optimizer__weight_decay=0.3), seed=dict(seed=1))
     changes |= dict(data=dict(data__seed=1), log=dict(log__rows=True), probe=dict(probe__keys=2))
     with pytest.raises(UserError, match=f'\\({part}'):
-        folder.check_spec(make_tiny_spec(**changes[part]))
+        check_run_dir(folder, make_tiny_spec(**changes[part]))
 
 
-def test_check_spec_rejects_fewer_steps_than_done(folder):
+def test_check_run_dir_rejects_fewer_steps_than_done(folder):
     with pytest.raises(UserError, match=r'step 8.*config\.optimizer\.steps.* 7.*at least 8'):
-        folder.check_spec(make_tiny_spec(optimizer__steps=7))
+        check_run_dir(folder, make_tiny_spec(optimizer__steps=7))
 
 
-def test_check_spec_rejects_more_steps_of_cosine_with_fork_command(tmp_path):
+def test_check_run_dir_rejects_more_steps_of_cosine_with_fork_command(tmp_path):
     folder, cosine_changes = (
         RunDir(tmp_path / "an o'dd run"),
         dict(optimizer__schedule='cosine', optimizer__final_share=0.1),
     )
     folder.initialize(make_tiny_spec(**cosine_changes), {})
     with pytest.raises(UserError) as error:
-        folder.check_spec(make_tiny_spec(**cosine_changes, optimizer__steps=20))
+        check_run_dir(folder, make_tiny_spec(**cosine_changes, optimizer__steps=20))
     assert shlex.split(str(error.value).rpartition(': ')[2]) == [f'--workdir={folder}-2']
     (folder.checkpoint_dir / '8').mkdir(parents=True)
     with pytest.raises(UserError, match=r'cosine.* 8 to 20') as error:
-        folder.check_spec(make_tiny_spec(**cosine_changes, optimizer__steps=20))
+        check_run_dir(folder, make_tiny_spec(**cosine_changes, optimizer__steps=20))
     options = [f'--from={folder}@8', '--config.optimizer.steps=20', f'--workdir={folder}-2']
     assert shlex.split(str(error.value).rpartition(': ')[2]) == options
 
@@ -161,10 +156,10 @@ def test_run_dir_name_may_have_special_characters(tmp_path, name):
     (tmp_path / 'x').mkdir()
     folder = RunDir(f'{tmp_path}/{name}')
     folder.initialize(make_tiny_spec(), {})
-    folder.check_spec(make_tiny_spec())
+    check_run_dir(folder, make_tiny_spec())
 
 
 @pytest.mark.parametrize('name', ['lease.json', 'processes', 'digests', 'damaged', 'probe', 'x.unfinished'])
-def test_check_spec_accepts_files_written_before_config(tmp_path, name):
+def test_check_run_dir_accepts_files_written_before_config(tmp_path, name):
     (tmp_path / name).touch()
-    RunDir(tmp_path).check_spec(make_tiny_spec())
+    check_run_dir(RunDir(tmp_path), make_tiny_spec())

@@ -10,13 +10,13 @@ import pytest
 from sinklab.cli import sweep
 from sinklab.cli.config_flags import get_diff_value, load_and_describe, load_row_info, load_spec
 from sinklab.cli.main import main
+from sinklab.config.differences import flatten_dict as flatten_config
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.config.spec import Hardware
 from sinklab.configs import default
 from sinklab.configs.table import list_fields
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.run_dir import flatten_dict as flatten_config
 from sinklab.sweep import plan
 
 OLD_RUN_PATH = Path(__file__).parent / 'released' / 'decay_0.5-0'  # row.json and config.json of version 0.1

@@ -28,7 +28,7 @@ from sinklab.hf import gguf
 from sinklab.install_commands import format_package_command
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
-from sinklab.run_dir import GGUF_PREFIX, MODEL_PREFIXES
+from sinklab.run_ref import GGUF_PREFIX, MODEL_PREFIXES
 from sinklab.train import state
 from sinklab.train.forward import make_hidden_states_fn
 from sinklab.train.validation_loss import make_token_loss

@@ -11,14 +11,8 @@ from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
 from sinklab.hf import files, gguf
 from sinklab.install_commands import format_extra_command
-from sinklab.run_dir import (
-    MODEL_PREFIXES,
-    RunDir,
-    is_hf_model,
-    make_missing_run_error,
-    parse_run_ref,
-    select_steps,
-)
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import MODEL_PREFIXES, is_hf_model, make_missing_run_error, parse_run_ref, select_steps
 
 
 def open_model(

@@ -17,13 +17,7 @@ from flax import nnx
 
 from sinklab.analysis.bos import BosMode, apply_bos
 from sinklab.analysis.edits import TARGETS, Edit, EditArrays, add_edits_to_digest, apply_edits, check_sizes
-from sinklab.analysis.model_protocol import (
-    ExtractFn,
-    ProgressFn,
-    check_length,
-    ignore_progress,
-    run_in_batches,
-)
+from sinklab.analysis.model_protocol import ExtractFn, ProgressFn, check_length, ignore_progress, run_in_batches
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.config.spec import ModelConfig, Spec
 from sinklab.data.prepare import find_tokenizer_file, open_corpus
@@ -32,18 +26,14 @@ from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, load_tok
 from sinklab.data.windows import add_training_tokens, set_fixed_token
 from sinklab.errors import UserError
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
-from sinklab.metrics.metric import (
-    Arrays,
-    MetricSetting,
-    extract_arrays,
-    make_setting,
-)
+from sinklab.metrics.metric import Arrays, MetricSetting, extract_arrays, make_setting
 from sinklab.model.attention import get_value_width
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
 from sinklab.parallel.device_mesh import make_one_device_mesh
-from sinklab.run_dir import RunDir, read_spec
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import read_spec
 from sinklab.train import sink_probe, state
 from sinklab.train.forward import make_hidden_states_fn
 from sinklab.train.validation_loss import make_token_loss

@@ -20,30 +20,16 @@ from orbax.checkpoint import v1 as ocp
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.digests import CorruptionReport
 from sinklab.checkpoint.orbax_compat import TEMPORARY_SUFFIX as ORBAX_TEMPORARY_SUFFIX
-from sinklab.checkpoint.orbax_compat import (
-    load_state,
-    translate_storage_errors,
-    use_orbax_context,
-    use_read_context,
-)
+from sinklab.checkpoint.orbax_compat import load_state, translate_storage_errors, use_orbax_context, use_read_context
+from sinklab.config.differences import format_differences
 from sinklab.config.spec import CheckpointConfig
 from sinklab.errors import UserError
-from sinklab.process_group import (
-    ProcessGroup,
-    SingleProcessGroup,
-    all_gather_or_raise,
-    broadcast_from_primary,
-)
-from sinklab.run_dir import RunDir, format_differences
+from sinklab.process_group import ProcessGroup, SingleProcessGroup, all_gather_or_raise, broadcast_from_primary
+from sinklab.run_dir import RunDir
 from sinklab.storage import directories
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.directories import DELETED_SUFFIX
-from sinklab.storage.paths import (
-    check_path_readable_by_orbax,
-    get_error_path,
-    is_remote,
-    make_absolute,
-)
+from sinklab.storage.paths import check_path_readable_by_orbax, get_error_path, is_remote, make_absolute
 
 
 def delete_unretained_steps(run_dir: RunDir, retention_policy: CheckpointConfig) -> None:

@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from sinklab.errors import UserError
-from sinklab.run_dir import RunDir, select_steps
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import select_steps
 from sinklab.storage import directories, run_file_schemas, untrusted_files
 from sinklab.storage.atomic_write import atomic_write, poll_until
 from sinklab.storage.untrusted_files import DamagedFileError, is_relative_name

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError
 from sinklab.escape import escape_control
-from sinklab.run_dir import MODEL_PREFIXES, RunDir, read_spec
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import MODEL_PREFIXES, read_spec
 from sinklab.schema import NonNegativeInt, PositiveInt, check_value
 
 if TYPE_CHECKING:

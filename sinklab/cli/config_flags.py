@@ -11,15 +11,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from sinklab.config.spec import Spec
+from sinklab.config.differences import flatten_dict
+from sinklab.config.spec import Spec, is_changeable
 from sinklab.config.validate import parse_config
 from sinklab.errors import UserError, format_error
-from sinklab.run_dir import (
-    CHANGEABLE_PREFIXES,
-    RunDir,
-    flatten_dict,
-    read_spec,
-)
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import read_spec
 from sinklab.schema import format_unknown_name, raise_errors
 
 CONFIG_FILE_FORMS = {
@@ -195,9 +192,7 @@ def load_run_config(run_dir: RunDir, run_name: str, override_args: list[str]) ->
         set_dependent_defaults(config, overrides)
     else:
         row.pop('optimizer_defaults', None)
-    cleared_fields = (
-        {} if all(f'{path}.'.startswith(CHANGEABLE_PREFIXES) for path in overrides) else dict(published={}, source='')
-    )
+    cleared_fields = {} if all(is_changeable(path) for path in overrides) else dict(published={}, source='')
     return parse_config(config.to_dict()), row | cleared_fields | dict(row=run_name, overrides=overrides)
 
 

@@ -8,15 +8,11 @@ from pathlib import Path
 
 from sinklab.errors import UserError, format_error
 from sinklab.escape import escape_control, quote_shell
-from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX, RunDir, read_spec
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX, read_spec
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
-from sinklab.storage.paths import (
-    check_path_readable_by_orbax,
-    join_path,
-    make_absolute,
-    parse_path,
-)
+from sinklab.storage.paths import check_path_readable_by_orbax, join_path, make_absolute, parse_path
 
 IMPORT_VERSION = (
     2  # version of the import defaults: a run that started from an import with older defaults still finds that one

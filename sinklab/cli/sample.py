@@ -16,13 +16,8 @@ from typing import TYPE_CHECKING
 from sinklab.cli import checkpoint_flags
 from sinklab.errors import UserError
 from sinklab.escape import escape_control
-from sinklab.run_dir import MODEL_PREFIXES
-from sinklab.schema import (
-    NonNegativeFloat,
-    PositiveInt,
-    Seed,
-    check_value,
-)
+from sinklab.run_ref import MODEL_PREFIXES
+from sinklab.schema import NonNegativeFloat, PositiveInt, Seed, check_value
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterator
 
 from sinklab.errors import UserError
-from sinklab.run_dir import RunDir, read_spec
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import read_spec
 from sinklab.storage import run_file_schemas
 from sinklab.storage.lease import LEASE_NAME, LeaseWatcher
 from sinklab.storage.paths import make_absolute
 from sinklab.storage.untrusted_files import DamagedFileError
-from sinklab.train.callbacks import Callback
+from sinklab.train.callbacks import Callback, summarize_newest_attempt
 
 POLL_SECONDS = 1.0  # seconds between two polls
 RESTART_SECONDS = 15.0  # seconds to wait for supervisors to restart a lost run, before it counts as over
@@ -81,7 +82,7 @@ def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
         attempt_list = run_dir.read_environment().get('attempts', [])
         if len(attempt_list) > num_attempts:
             num_attempts = len(attempt_list)
-            callback.on_train_begin(*run_dir.summarize_newest_attempt(attempt_list))
+            callback.on_train_begin(*summarize_newest_attempt(run_dir, attempt_list))
         new_records, offset = run_dir.read_metric_lines_from(offset)
         for record in [*records, *new_records]:
             callback.on_record(record, written=True)

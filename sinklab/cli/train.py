@@ -20,20 +20,11 @@ import sys
 from typing import Any, get_args
 
 from sinklab.checkpoint import digests
-from sinklab.cli import (
-    config_flags,
-    hardware_flags,
-    hf,
-    process_flags,
-)
+from sinklab.cli import config_flags, hardware_flags, hf, process_flags
+from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Hardware, Spec, WarmStartTakes
 from sinklab.errors import UserError
-from sinklab.escape import (
-    escape_control,
-    get_program_argv,
-    join_shell,
-    quote_shell,
-)
+from sinklab.escape import escape_control, get_program_argv, join_shell, quote_shell
 from sinklab.process_group import (
     ProcessGroup,
     SingleProcessGroup,
@@ -41,15 +32,9 @@ from sinklab.process_group import (
     check_equal_on_all,
     run_on_all_or_raise,
 )
-from sinklab.run_dir import (
-    MODEL_PREFIXES,
-    RunDir,
-    flatten_dict,
-    format_run_ref,
-    parse_run_ref,
-    read_spec,
-    select_steps,
-)
+from sinklab.resume_checks import check_run_dir
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import MODEL_PREFIXES, format_run_ref, parse_run_ref, read_spec, select_steps
 from sinklab.storage.paths import join_path, make_absolute, resolve_path
 from sinklab.supervisor import worker
 from sinklab.supervisor.exit_status import ExitStatus
@@ -277,7 +262,7 @@ def has_requested_run(args: argparse.Namespace, extra_args: list[str]) -> bool:
         return False
     try:
         parent = resolve_parent(args.from_flag, run_dir, SingleProcessGroup())
-        run_dir.check_spec(load_requested_spec(args, extra_args, run_dir, parent)[0])
+        check_run_dir(run_dir, load_requested_spec(args, extra_args, run_dir, parent)[0])
     except (OSError, ValueError):
         return False
     return True

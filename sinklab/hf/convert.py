@@ -21,6 +21,7 @@ from flax import nnx
 
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config import spec
+from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import ModelConfig, Spec
 from sinklab.data import tokenizer as tokens
 from sinklab.data.store_files import TOKENIZER_FILE
@@ -30,7 +31,7 @@ from sinklab.hf import files
 from sinklab.hf.files import import_hf_library
 from sinklab.model.transformer import Transformer
 from sinklab.parallel import sharding
-from sinklab.run_dir import RunDir, flatten_dict, make_run_id
+from sinklab.run_dir import RunDir, make_run_id
 from sinklab.schema import format_unknown_name
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.paths import check_utf8, is_remote

@@ -7,27 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
+from sinklab.config.differences import flatten_dict
+from sinklab.config.spec import is_changeable
 from sinklab.config.validate import parse_config
 from sinklab.errors import UserError
 from sinklab.escape import quote_shell
 from sinklab.metrics import registry
 from sinklab.metrics.metric import FigureSpec, MetricInfo
-from sinklab.run_dir import (
-    CHANGEABLE_PREFIXES,
-    METRICS_FILE,
-    RunDir,
-    flatten_dict,
-    format_fork,
-    format_run_ref,
-)
+from sinklab.run_dir import METRICS_FILE, RunDir
+from sinklab.run_ref import format_fork, format_run_ref
 from sinklab.storage import run_file_schemas
-from sinklab.storage.paths import (
-    find_common_folder,
-    join_path,
-    make_absolute,
-    make_relative,
-    resolve_path,
-)
+from sinklab.storage.paths import find_common_folder, join_path, make_absolute, make_relative, resolve_path
 from sinklab.storage.untrusted_files import DamagedFileError
 
 DELETE_REMEDY = 'delete it to omit it from the report'
@@ -451,13 +441,9 @@ SEED_FIELDS = ('seed', 'data.seed')
 def drop_seed_fields(config: dict) -> dict:
     """Return the config without the fields that may differ between runs of one group.
 
-    These are the seeds and the fields that may change between attempts of a run (CHANGEABLE_PREFIXES).
+    These are the seeds and the fields that may change between attempts of a run (CHANGEABLE_FIELDS).
     """
-    return {
-        name: value
-        for name, value in config.items()
-        if name not in SEED_FIELDS and not f'{name}.'.startswith(CHANGEABLE_PREFIXES)
-    }
+    return {name: value for name, value in config.items() if name not in SEED_FIELDS and not is_changeable(name)}
 
 
 def make_group_names(rows: list[str], configs: list[dict]) -> list[str]:

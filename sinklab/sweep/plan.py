@@ -9,6 +9,7 @@ from sinklab.config.seed_list import format_seeds, parse_seeds
 from sinklab.config.spec import Hardware, Spec
 from sinklab.errors import UserError, format_names
 from sinklab.escape import quote_file_name
+from sinklab.resume_checks import check_run_dir
 from sinklab.run_dir import RunDir
 from sinklab.storage import run_file_schemas
 from sinklab.storage.untrusted_files import DamagedFileError
@@ -70,7 +71,7 @@ class SweepRun:
     def read_last_outcome(self) -> dict:
         """Read outcome.json; return {} if it is missing or damaged, or if the folder holds another run."""
         try:
-            self.run_dir.check_spec(self.spec)
+            check_run_dir(self.run_dir, self.spec)
             return self.run_dir.read_json('outcome')
         except DamagedFileError as error:
             run_file_schemas.warn_once(self.run_dir.path / 'outcome.json', str(error))
@@ -167,7 +168,7 @@ def check_run(run: SweepRun, hardware: Hardware) -> None:
     last_step = run.spec.optimizer.steps
     try:
         advice = f'the row has changed since: give another --workdir, rename the row, or move {run.run_dir} away'
-        run.run_dir.check_spec(run.spec, advice)
+        check_run_dir(run.run_dir, run.spec, advice)
         run.run_dir.read_records(last_step, strict=True)  # damaged records are no result and must not be overwritten
         if run.run_dir.has_evaluation(last_step) and digests.find_newest_step(run.run_dir) == last_step:
             run.outcome = 'done'

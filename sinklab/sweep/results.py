@@ -5,10 +5,11 @@ import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from sinklab.config.differences import flatten_dict, format_differences
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
 from sinklab.report.claims import Reading, read_claim_metrics
-from sinklab.run_dir import RunDir, flatten_dict, format_differences
+from sinklab.run_dir import RunDir
 from sinklab.storage import run_file_schemas, untrusted_files
 from sinklab.storage.atomic_write import atomic_write, open_writable_folder
 from sinklab.storage.paths import parse_path

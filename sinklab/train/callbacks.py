@@ -9,10 +9,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from sinklab.config.differences import flatten_dict
 from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_extra_command
-from sinklab.run_dir import RunDir, flatten_dict
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import format_fork
+from sinklab.storage import run_file_schemas
 from sinklab.storage.paths import is_remote, make_absolute
+from sinklab.storage.untrusted_files import DamagedFileError
 
 
 class Callback:
@@ -50,6 +54,27 @@ class Callback:
 
     def on_train_end(self) -> None:
         """Receive the end of the attempt, also after an error, and if `on_train_begin` was not called."""
+
+
+def summarize_newest_attempt(run_dir: RunDir, attempts: list[dict[str, Any]]) -> tuple[int, str, list[str]]:
+    """Return the arguments of `Callback.on_train_begin` for the newest attempt.
+
+    Args:
+        run_dir: The folder of the run.
+        attempts: The attempts in environment.json, the newest one last.
+
+    Returns:
+        The step at which the newest attempt started; the attention backends of all attempts as text, the newest
+        first; and the lines about changes, with the lineage if a fork starts with this attempt.
+    """
+    step, changes = attempts[-1]['step'], attempts[-1].get('changes', [])
+    attention_backends = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
+    try:
+        lineage_lines = format_fork(run_dir.read_lineage()) if step == run_dir.read_start_step() else []
+    except DamagedFileError as error:
+        run_file_schemas.warn_once(run_dir.path / 'row.json', str(error))
+        lineage_lines = []
+    return step, ', earlier '.join(attention_backends), [*lineage_lines, *changes]
 
 
 RESERVED_PREFIXES = 'train/', 'valid/', 'speed/', 'data/'  # of metrics that are not in the registry

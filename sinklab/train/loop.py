@@ -18,28 +18,19 @@ from sinklab.environment import describe_environment
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.model import flops
 from sinklab.parallel import sharding
-from sinklab.process_group import (
-    ProcessGroup,
-    SingleProcessGroup,
-    broadcast_from_primary,
-    describe_difference,
-)
+from sinklab.process_group import ProcessGroup, SingleProcessGroup, broadcast_from_primary, describe_difference
+from sinklab.resume_checks import check_run_dir, list_changes
 from sinklab.run_dir import RunDir
-from sinklab.storage.lease import (
-    DEFAULT_GRACE_SECONDS,
-    Lease,
-    LeaseLostError,
-    NullLease,
-)
+from sinklab.storage.lease import DEFAULT_GRACE_SECONDS, Lease, LeaseLostError, NullLease
 from sinklab.thread_pools import prefetch
-from sinklab.train import (
-    memory_estimate,
-    sink_probe,
-    state,
-    step,
-    warm_start,
+from sinklab.train import memory_estimate, sink_probe, state, step, warm_start
+from sinklab.train.callbacks import (
+    Callback,
+    StateCallback,
+    StateFunction,
+    parse_state_callback,
+    summarize_newest_attempt,
 )
-from sinklab.train.callbacks import Callback, StateCallback, StateFunction, parse_state_callback
 from sinklab.train.replica_check import make_mismatch_finder
 from sinklab.train.run_outcome import (
     DivergedError,
@@ -48,11 +39,7 @@ from sinklab.train.run_outcome import (
     collect_stop_signals,
     write_outcome,
 )
-from sinklab.train.setup import (
-    acquire_lease,
-    make_row_content,
-    set_up_run,
-)
+from sinklab.train.setup import acquire_lease, make_row_content, set_up_run
 from sinklab.train.validation_loss import make_validation_fn
 
 MAX_STEPS_TO_STOP = 3  # maximum number of steps between a signal and the saved state
@@ -135,10 +122,10 @@ def train(
     parsed_callbacks = tuple(map(parse_state_callback, state_callbacks))
     group = group or SingleProcessGroup()
     run_dir = run_dir if group.process_index == 0 else run_dir.as_non_primary()
-    broadcast_from_primary(group, 'folder', lambda: run_dir.check_spec(spec))
+    broadcast_from_primary(group, 'folder', lambda: check_run_dir(run_dir, spec))
     with acquire_lease(run_dir, group, grace_seconds) as lease:
         broadcast_from_primary(
-            group, 'folder under lease', lambda: run_dir.check_spec(spec)
+            group, 'folder under lease', lambda: check_run_dir(run_dir, spec)
         )  # the previous owner of the lease may have changed it
         with write_outcome(run_dir), translate_storage_errors(run_dir):
             warm_start.check_warm_start(origin, spec, run_dir, group)
@@ -285,7 +272,7 @@ class TrainLoop:
 
     def record_attempt(self, resume_step: int) -> None:
         """Write the start of this attempt to environment.json, and report it to callbacks."""
-        changes = self.run_dir.list_changes(self.spec)
+        changes = list_changes(self.run_dir, self.spec)
         attempt = dict(
             step=resume_step,
             attention=str(self.backend_choice),
@@ -300,7 +287,7 @@ class TrainLoop:
         if changes:
             self.run_dir.write_json('config', dataclasses.asdict(self.spec))
         for callback in self.callbacks:
-            callback.on_train_begin(*self.run_dir.summarize_newest_attempt(attempts))
+            callback.on_train_begin(*summarize_newest_attempt(self.run_dir, attempts))
 
     def run_missing_evals(self, resume_step: int, missing_evals: list[str], train_state: dict) -> None:
         """Run the evaluations whose metrics are missing, and log them."""

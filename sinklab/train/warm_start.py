@@ -7,21 +7,14 @@ from typing import Any
 import jax
 
 from sinklab.checkpoint import digests
-from sinklab.checkpoint.checkpointer import (
-    Checkpointer,
-    find_corruption_on_all,
-    read_metadata,
-)
+from sinklab.checkpoint.checkpointer import Checkpointer, find_corruption_on_all, read_metadata
 from sinklab.checkpoint.orbax_compat import load_state
+from sinklab.config.differences import flatten_dict, format_differences
 from sinklab.config.spec import Spec, WarmStartTakes
 from sinklab.errors import UserError
 from sinklab.process_group import ProcessGroup, broadcast_from_primary, check_equal_on_all
-from sinklab.run_dir import (
-    RunDir,
-    flatten_dict,
-    format_differences,
-    format_run_ref,
-)
+from sinklab.run_dir import RunDir
+from sinklab.run_ref import format_run_ref
 from sinklab.storage.atomic_write import poll_until
 from sinklab.storage.paths import make_absolute, make_relative
 from sinklab.train import state
