@@ -32,6 +32,7 @@ RESULTS_DIR = ROOT / 'docs' / 'results'
 RESULT_FILES = {'quickstart': 'claims.json', 'small': 'claims_small.json'}
 CLAIM_TABLES = {'claims': claim_definitions.CLAIMS, 'hypotheses': hypotheses.CLAIMS}
 DISCUSSION_HEADING = '## Claims that are contradicted, not seen or unsettled\n'
+BASELINE = 'attention:softmax'
 PARAMETERS = {'quickstart': '0.2M', 'small': '1.3M'}  # without embeddings
 # Statements of configs/open_models.py that are about a claim: {claim: (experiment, statements)}.
 OPEN_MODEL_STATEMENTS = {
@@ -41,6 +42,7 @@ OPEN_MODEL_STATEMENTS = {
         'domains',
         tuple(f'The domain hardly matters: {domain}.' for domain in ('code', 'logs', 'german', 'japanese')),
     ),
+    'streaming': ('streaming', ('Without the first token it breaks.', 'One first token is enough.')),
 }
 # Rows that a section of claims.md compares, at the size quickstart: {section: {label: row}}.
 SECTION_ROWS = {
@@ -194,6 +196,15 @@ def format_cell(entry: dict, unit: str, anchor: str | None = None) -> str:
     return f'**{verdict}**<br>{spread}, n = {len(values)}{failing_text}'
 
 
+def format_sink_count(claim: report.Claim, claims_data: dict) -> str:
+    """Format how many runs have a sink, for a claim that a sink emerges; return an empty string for another claim."""
+    if not claim.right or claim.right.when == 'end' or not claim.left.metric.startswith('sink/'):
+        return ''
+    sinks = list_values(claims_data, claim.left.row, claim.left.metric)
+    num_sinks = sum(sink >= MIN_FINAL_RATE_PERCENT for sink in sinks)
+    return f'; {num_sinks} of {len(sinks)} runs have a sink' if sinks else ''
+
+
 def get_unit_text(claim: report.Claim) -> str:
     """Return the unit of a difference, after a space; empty for percentage points and ratios."""
     return (
@@ -204,7 +215,7 @@ def get_unit_text(claim: report.Claim) -> str:
 
 
 def format_open_models(claim: str) -> str:
-    """Format how many statements about a claim hold for pretrained models; return an empty string without one."""
+    """Format the statements related to a claim, and how many of them hold for pretrained models."""
     if claim not in OPEN_MODEL_STATEMENTS:
         return ''
     experiment, selected = OPEN_MODEL_STATEMENTS[claim]
@@ -213,7 +224,8 @@ def format_open_models(claim: str) -> str:
     judged = [
         open_model_results.judge_statement(statement, entry) for statement in statements for entry in entries.values()
     ]
-    return f'{sum(text.startswith("holds") for text in judged)} of {len(judged)} statements hold'
+    num_holds = sum(text.startswith('holds') for text in judged)
+    return f'{" ".join(selected)}<br>{num_holds} of {len(judged)} hold'
 
 
 def format_claim_table(table: str, entries_by_size: Mapping[str, dict], with_open_models: bool) -> str:
@@ -227,7 +239,9 @@ def format_claim_table(table: str, entries_by_size: Mapping[str, dict], with_ope
         claims = {size: load_claims(table, size)[name] for size in entries_by_size}
         entries = {size: entries_by_size[size][name] for size in entries_by_size}
         cells = [
-            format_cell(entries[size], get_unit_text(claims[size]), find_discussions().get(name)) for size in entries
+            format_cell(entries[size], get_unit_text(claims[size]), find_discussions().get(name))
+            + format_sink_count(claims[size], load_results(size))
+            for size in entries
         ]
         if not any(cells):
             continue
@@ -264,9 +278,11 @@ def format_summary(entries_by_size: Mapping[str, dict]) -> str:
         counts = report.format_counts(list(entries.values()))
         parts = [
             counts,
+            format_distinct_holds(entries),
             format_one_sided(entries),
             few_text,
             report.format_sign_test(list(entries.values())),
+            format_direction_counts(entries, load_claims('claims', size)),
             format_skewness_note(entries),
             format_training_time(load_results(size)),
         ]
@@ -283,6 +299,34 @@ def format_one_sided(entries: Mapping[str, dict]) -> str:
         'they say that a sink emerges where there was none, or that a row fails to train where the baseline never '
         'fails.'
         if one_sided
+        else ''
+    )
+
+
+def format_direction_counts(entries: Mapping[str, dict], claims: Mapping[str, report.Claim]) -> str:
+    """Format how many claims have their mean difference on the claimed side, by what they claim about the baseline.
+
+    The claims are those of the sign test; those with nearly the same differences count once.
+    """
+    groups: dict[str, list[bool]] = {}
+    for entry in report.drop_same_differences(report.select_directed(list(entries.values()))):
+        claim = claims[entry['claim']]
+        if claim.right.row != BASELINE or not claim.right.metric.startswith('sink/'):
+            group = 'other comparisons'
+        else:
+            group = f'{"less" if claim.relation == "<" else "more"} of a sink than `{BASELINE}`'
+        groups.setdefault(group, []).append(report.orient(entry, entry['mean']) > 0)
+    counts = [f'{group}: {sum(groups[group])} of {len(groups[group])}' for group in sorted(groups)]
+    return f'By what they claim, {"; ".join(counts)}.' if len(groups) > 1 else ''
+
+
+def format_distinct_holds(entries: Mapping[str, dict]) -> str:
+    """Format how many claims that hold are left if those with nearly the same differences count once."""
+    holding = [entry for entry in entries.values() if entry['verdict'] == 'holds']
+    num_distinct = len(report.drop_same_differences(holding))
+    return (
+        f'Counting nearly equal differences once, {num_distinct} of the {len(holding)} claims that hold are left.'
+        if num_distinct < len(holding)
         else ''
     )
 

@@ -219,6 +219,23 @@ def test_claim_entry_is_not_testable_if_reference_is_zero():
     assert make_entry(make_claim('>'), make_runs(zero_values, zero_values))['verdict'] == 'not seen'
 
 
+def test_unsettled_claim_is_not_testable_if_reference_is_below_smallest_difference():
+    small_values = dict(enumerate((0.0, 10.0, 0.0, 5.0, 2.0)))  # their mean of 3.4 is below 5
+    runs = make_runs(dict.fromkeys(range(5), 0.0), small_values)
+    assert compute_verdict([-value for value in small_values.values()], '<') == 'unsettled'
+    assert make_entry(make_claim('<'), runs)['verdict'] == 'not testable here'
+    assert make_entry(make_claim('='), runs)['verdict'] == 'unsettled'
+
+
+def test_reason_of_missing_sink_comes_before_failing_rows():
+    runs = make_runs(dict.fromkeys(range(5), 0.0), dict.fromkeys(range(5), 0.0))
+    for run in runs[SIGMOID.row].values():
+        run['end']['fails'] = 1.0
+    entry = make_entry(make_claim('<'), runs)
+    assert entry['failing_rows'] == [SIGMOID.row]
+    assert '0.0 %' in entry['untestable_reason']
+
+
 def test_rows_whose_runs_all_fail_are_named_except_in_claims_about_failures():
     runs = make_runs(dict.fromkeys(range(5), 0.0), dict.fromkeys(range(5), 50.0))
     for seed, run in runs[SIGMOID.row].items():

@@ -142,6 +142,36 @@ def test_summary_counts_claims_that_could_not_have_been_contradicted():
     assert claims_results.format_one_sided({'a': entries[0]}) == ''
 
 
+def test_summary_counts_directions_by_what_is_claimed_about_the_baseline():
+    """Check that nearly equal differences count once, and that claims about another metric are other comparisons."""
+    entries = {
+        'sigmoid': make_entry(-40.0, -30.0, relation='<', unit='%', **FIVE_SEEDS),
+        'column_k': make_entry(-40.1, -30.1, relation='<', unit='%', **FIVE_SEEDS),
+        'rate_lower': make_entry(-20.0, -10.0, relation='<', unit='%', **FIVE_SEEDS),
+        'rate_higher': make_entry(-2.0, 1.0, relation='>', unit='%', **FIVE_SEEDS),
+        'sigmoid_learns': make_entry(0.2, 0.3, relation='<', unit='nats', **FIVE_SEEDS),
+    }
+    entries = {name: entry | dict(claim=name, min_difference=5.0) for name, entry in entries.items()}
+    claims = claims_results.load_claims('claims', 'quickstart')
+    text = claims_results.format_direction_counts(entries, claims)
+    assert 'less of a sink than `attention:softmax`: 2 of 2' in text
+    assert 'more of a sink than `attention:softmax`: 0 of 1' in text
+    assert 'other comparisons: 0 of 1' in text
+    assert '2 of the 3 claims' in claims_results.format_distinct_holds(
+        {name: entries[name] for name in ('sigmoid', 'column_k', 'rate_lower')}
+    )
+    assert claims_results.format_distinct_holds({'sigmoid': entries['sigmoid']}) == ''
+
+
+def test_claim_that_a_sink_emerges_counts_runs_with_one():
+    claims = claims_results.load_claims('claims', 'quickstart')
+    runs = {str(seed): dict(end={'sink/1': sink}) for seed, sink in enumerate((0.0, 0.9, 1.0, 30.0))}
+    claims_data = dict(runs={'attention:softmax': runs}, same={})
+    assert claims_results.format_sink_count(claims['emerges'], claims_data) == '; 2 of 4 runs have a sink'
+    assert claims_results.format_sink_count(claims['sigmoid'], claims_data) == ''
+    assert claims_results.format_sink_count(claims['emerges'], dict(runs={}, same={})) == ''
+
+
 def test_summary_names_claims_that_depend_on_the_correction_for_skewness():
     """Check differences whose interval of Student's t includes 0, and others whose interval does not."""
     skewed_values = [3.0, 4.0, 3.0, 5.0, 4.0, 40.0, 3.0, 30.0]

@@ -52,8 +52,8 @@ LEGEND = (
     'the two runs of a seed [its 95 % interval, widened because claims may be judged twice, after '
     f'{LOOK_SEEDS[0]} and after {LOOK_SEEDS[1]} seeds]; share: share of runs that fail; holds, contradicted: the '
     'interval is on the claimed or on the other side of 0; not seen: every difference in the interval is smaller '
-    'than the smallest that counts; unsettled, ~N: about N seeds would settle the claim '
-    f'in a new experiment; too few seeds: fewer than {MIN_SAMPLES}, which get no interval'
+    'than the smallest that counts; unsettled, ~N: in a new experiment, about N seeds '
+    f'would settle the claim in half of all cases; too few seeds: fewer than {MIN_SAMPLES}, which get no interval'
 )
 UNIT_OF_METRIC = {LOSS_METRIC: registry.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
 # The wording and the order of verdicts in the line of counts, the best verdict first.
@@ -231,10 +231,10 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
     interval = compute_difference_interval(values, is_binary)
     claim_verdict, reason = judge_claim(claim, values, interval, num_diverged), claim.untestable_reason
     failing_rows = list_failing_rows(claim, runs)
-    if claim_verdict in DECIDED_VERDICTS and failing_rows and get_unit(claim) == '%':  # about a sink
+    if claim_verdict in ('not seen', 'unsettled') and (no_room := explain_no_room_below(claim, runs)):
+        claim_verdict, reason = 'not testable here', no_room
+    elif claim_verdict in DECIDED_VERDICTS and failing_rows and get_unit(claim) == '%':  # about a sink
         claim_verdict, reason = 'not testable here', f'has runs that all fail to train: {", ".join(failing_rows)}'
-    elif claim_verdict == 'not seen' and (reason := explain_no_room_below(claim, runs)):
-        claim_verdict = 'not testable here'
     return dict(
         claim=name,
         statement=claim.statement,
@@ -362,15 +362,8 @@ def compute_sign_test(entries: list[dict]) -> dict:
         `distinct_as_claimed` of these, and `p`, the probability that `distinct` throws of a fair coin give at least
         `distinct_as_claimed` heads; None if there are no claims.
     """
-    counted_entries = [
-        entry
-        for entry in entries
-        if entry['interval'] and entry['can_have_either_sign'] and entry['relation'] != '=' and entry['mean']
-    ]
-    distinct_entries: list[dict] = []
-    for entry in counted_entries:
-        if not any(has_same_differences(entry, other) for other in distinct_entries):
-            distinct_entries.append(entry)
+    counted_entries = select_directed(entries)
+    distinct_entries = drop_same_differences(counted_entries)
     num_as_claimed, num_distinct = (
         sum(orient(entry, entry['mean']) > 0 for entry in group) for group in (counted_entries, distinct_entries)
     )
@@ -381,6 +374,24 @@ def compute_sign_test(entries: list[dict]) -> dict:
         distinct_as_claimed=num_distinct,
         p=float(bdtrc(num_distinct - 1, len(distinct_entries), 0.5)) if distinct_entries else None,
     )
+
+
+def select_directed(entries: list[dict]) -> list[dict]:
+    """Select the entries that the sign test counts."""
+    return [
+        entry
+        for entry in entries
+        if entry['interval'] and entry['can_have_either_sign'] and entry['relation'] != '=' and entry['mean']
+    ]
+
+
+def drop_same_differences(entries: list[dict]) -> list[dict]:
+    """Return the entries without those that have nearly the same differences as an earlier one."""
+    distinct_entries: list[dict] = []
+    for entry in entries:
+        if not any(has_same_differences(entry, other) for other in distinct_entries):
+            distinct_entries.append(entry)
+    return distinct_entries
 
 
 def has_same_differences(entry: dict, other: dict) -> bool:
@@ -463,7 +474,7 @@ def format_verdict(entry: dict, is_brief: bool = False) -> str:
     diverged_text = f', {entry["diverged"]} diverged' if entry['diverged'] and entry['verdict'] != 'diverged' else ''
     seeds_text = ''
     if entry['verdict'] == 'unsettled':
-        seeds = entry['seeds_needed']
+        seeds = entry['seeds_needed'] and int(float(f'{entry["seeds_needed"]:.1e}'))  # two significant digits
         if is_brief:
             seeds_text = f', ~{seeds}' if seeds else f', >={MAX_SEEDS}'
         else:
