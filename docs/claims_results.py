@@ -308,8 +308,11 @@ def format_direction_counts(entries: Mapping[str, dict], claims: Mapping[str, re
 
     The claims are those of the sign test; those with nearly the same differences count once.
     """
+    directed = report.select_directed(list(entries.values()))
+    if len(directed) < report.MIN_SIGN_TEST_CLAIMS:
+        return ''
     groups: dict[str, list[bool]] = {}
-    for entry in report.drop_same_differences(report.select_directed(list(entries.values()))):
+    for entry in report.drop_same_differences(directed):
         claim = claims[entry['claim']]
         if claim.right.row != BASELINE or not claim.right.metric.startswith('sink/'):
             group = 'other comparisons'

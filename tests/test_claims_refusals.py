@@ -1,6 +1,7 @@
 """Tests of the errors and of the list of `sinklab claims`."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +17,10 @@ from sinklab.report import claims
         (['sigmod', '--workdir=x'], "claim 'sigmod' is unknown; did you mean sigmoid? (claims: sigmoid, "),
         (['sigmoid'], 'give --workdir=DIR to train the runs, --results=FILE to judge'),
         (['--workdir=x', '--list'], 'give --workdir=DIR to train the runs, --results=FILE to judge'),
-        (['--workdir=x', '--results=y'], 'give --workdir=DIR to train the runs, --results=FILE to judge'),
-        (['--results=there/is/none.json'], 'none.json cannot be read ('),
+        (['--workdir=x', '--results=y'], '--workdir and --results exclude each other; give --workdir=DIR'),
+        (['--results='], '--results is empty; give a claims.json'),
+        (['--results=docs'], 'docs is a folder; give a claims.json'),
+        (['--results=there/is/none.json'], 'none.json does not exist; give a claims.json'),
         (['--results=setup.py'], 'setup.py cannot be read ('),
         (['sigmoid', '--workdir=x', '--seeds=0'], '--seeds=0 is a count'),
         (['sigmoid', '--workdir=x', '--seeds=2.5'], '--seeds=2.5: '),
@@ -99,3 +102,30 @@ def test_claims_list_prints_every_claim_with_description(capsys, monkeypatch):
     for name, claim in CLAIMS.items():
         assert name in output
         assert claim['statement'] in output
+
+
+def test_claims_command_rejects_results_of_unknown_size(capsys, tmp_path):
+    claims_data = json.loads(Path('docs/results/claims.json').read_text())
+    rows = ['attention:softmax', 'attention:sigmoid']
+    claims_data |= {name: {row: claims_data[name][row] for row in rows} for name in ('configs', 'runs')}
+    (tmp_path / 'claims.json').write_text(json.dumps(claims_data | dict(size='quikstart', same={})))
+    assert main(['claims', f'--results={tmp_path}/claims.json']) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "'quikstart'" in line
+
+
+def test_damaged_claims_file_of_folder_is_to_be_restored(capsys, tmp_path):
+    (tmp_path / 'claims.json').write_text('{}')
+    assert main(['claims', 'sigmoid', f'--workdir={tmp_path}']) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert 'restore it, or give another --workdir' in line
+    assert (tmp_path / 'claims.json').read_text() == '{}'
+
+
+def test_verdicts_of_named_claims_come_with_comparison_and_reason(capsys, monkeypatch):
+    monkeypatch.setenv('COLUMNS', '200')
+    assert main(['claims', 'gate_headwise', 'decay_more', '--results=docs/results/claims.json']) == 0
+    output = ' '.join(capsys.readouterr().out.split())
+    assert 'Sink_1 of blocks:gate_headwise less than Sink_1 of blocks:swiglu' in output
+    assert 'Not testable here: decay_more (has runs that all fail to train: optimization:decay_0.5)' in output
+    assert 'Sign test' not in output, 'there are too few claims'

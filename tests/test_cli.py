@@ -34,7 +34,8 @@ def get_error_line(capsys, *arguments):
         (['--config.optimzer.steps=5'], 'config.optimzer is unknown; did you mean config.optimizer.steps?'),
         (['--config.optimizer=5'], 'config.optimizer contains fields (batch_size, beta1'),
         (['--config.seed.x=5'], 'config.seed is a value'),
-        (['--config.optimizer.steps=many'], 'config.optimizer.steps=many is not of type int; its value here is'),
+        (['--config.optimizer.steps=many'], 'config.optimizer.steps=many is not of type int; give a whole number'),
+        (['--config.model.qk_norm=maybe'], 'config.model.qk_norm=maybe is not of type bool; give True or False'),
         (['--config.optimizer.steps=1.5'], 'is not of type int'),
         (['--config.optimizer.steps=100k'], 'is not of type int'),
         (['--config.optimizer.steps=['], 'is not of type int'),
@@ -76,7 +77,7 @@ def test_train_refuses_invalid_argument_with_one_line_and_creates_no_run(capsys,
 @pytest.mark.parametrize(
     ('config_path', 'message'),
     [
-        ('configs/quickstart.py', 'no row is given (rows: softmax, sigmoid'),
+        ('configs/quickstart.py', 'no row is given; append one to the file, as in FILE.py:softmax (rows: softmax, '),
         ('configs/quickstart.py:sigmod', "no row 'sigmod'; did you mean sigmoid?"),
         ('configs/default.py:x', 'has no rows'),
         (
@@ -446,3 +447,11 @@ def test_unknown_flag_check_accepts_values_that_begin_with_dashes(options, promp
     assert parser.parse_known_args(arguments)[0].prompt == prompt
     with pytest.raises(UserError, match='--prmpt'):
         parser.check_unknown_options([*arguments, '--prmpt=two words'])
+
+
+def test_misspelled_command_gets_suggestion(capsys):
+    with pytest.raises(SystemExit) as exit_error:
+        main(['rpeort', 'runs'])
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert exit_error.value.code == 1
+    assert 'did you mean report?' in line

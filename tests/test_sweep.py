@@ -20,7 +20,7 @@ from sinklab.storage.lease import LeaseLostError, hold_lease
 from sinklab.supervisor.cluster import ProcessInfo
 from sinklab.supervisor.exit_status import STOPPING_MESSAGE
 from sinklab.sweep import run as sweep
-from sinklab.sweep.plan import SweepRun
+from sinklab.sweep.plan import SweepRun, check_config_file
 from sinklab.sweep.run import SignalForwarder, SweepCallback, run_sweep
 
 CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
@@ -314,6 +314,26 @@ def test_sweep_saves_run_on_interrupt_and_resumes(table, finished_sweep, tmp_pat
 def test_sweep_rejects_invalid_arguments_before_training(capsys, table, tmp_path, arguments, message):
     assert message in get_error_line(capsys, table, tmp_path / 'runs', *arguments)
     assert not (tmp_path / 'runs').exists()
+
+
+def test_sweep_rejects_folder_of_another_config_file(capsys, table, tmp_path):
+    content = json.dumps([dict(row='softmax', seeds={'0': 'done'}, config='configs/quickstart.py')])
+    (tmp_path / 'sweep.json').write_text(content)
+    line = get_error_line(capsys, table, tmp_path, '--rows=softmax')
+    assert 'contains a sweep of configs/quickstart.py' in line
+    assert (tmp_path / 'sweep.json').read_text() == content
+
+
+def test_folder_of_a_sweep_accepts_moved_config_file_and_old_or_damaged_table(tmp_path):
+    for content in (
+        '[{"row": "softmax", "seeds": {"0": "done"}, "config": "here/mine.py"}]',
+        '[{"row": "softmax", "seeds": {"0": "done"}}]',
+        '[]',
+        '{',
+    ):
+        (tmp_path / 'sweep.json').write_text(content)
+        check_config_file('there/mine.py', str(tmp_path))
+    check_config_file('there/mine.py', str(tmp_path / 'new'))
 
 
 def test_sweep_rejects_unusable_workdir(capsys, table, tmp_path):

@@ -78,9 +78,12 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     from sinklab.report.claims import parse_claims
 
     claim_table = load_claim_table(args, extra_args)
-    if (args.workdir is not None) + (args.results is not None) + args.list != 1:
+    given = [f'--{name}' for name in ('workdir', 'results') if getattr(args, name) is not None]
+    given += ['--list'] if args.list else []
+    if len(given) != 1:
+        problem = f'{" and ".join(given)} exclude each other; ' if given else ''
         raise UserError(
-            'give --workdir=DIR to train the runs, --results=FILE to judge earlier measurements, or --list'
+            f'{problem}give --workdir=DIR to train the runs, --results=FILE to judge earlier measurements, or --list'
         )
     check_png_path(args.png)
     if args.list:
@@ -109,8 +112,16 @@ def load_results(path: str) -> dict:
     """Read a claims.json, and print which of its rows have changed since then."""
     from sinklab.sweep import results
 
-    claims_data = results.read_results(parse_path(path))
-    print_changes(path, find_changed_rows(claims_data))
+    if not path:
+        raise UserError('--results is empty; give a claims.json')
+    claims_data = results.read_results(parse_path(path), 'give a claims.json that sinklab claims has written')
+    changes = find_changed_rows(claims_data)
+    if changes and all(changes.get(row) == 'gone' for row in claims_data['configs']):
+        raise UserError(
+            f'{path}: none of its rows exists at size {claims_data["size"]!r}; correct the size, or use the '
+            'version of sinklab that wrote the file'
+        )
+    print_changes(path, changes)
     return claims_data
 
 
@@ -303,13 +314,16 @@ def print_verdicts(args: argparse.Namespace, claims: dict, verdicts: list[dict],
     else:
         tested_entries = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
         cells = [report.format_brief_cells(entry, claims[entry['claim']]) for entry in tested_entries]
+        if args.names:
+            for entry in entries:
+                comparison = f'{entry["comparison"]}; ' if entry['comparison'] else ''
+                sweep.print_wrapped(f'{entry["claim"]}: {entry["statement"]} ({comparison}{entry["source"]})')
         if cells:
             sweep.print_table_with_note(list(report.BRIEF_HEADINGS), cells, f'{report.LEGEND}; all at size {size}.')
         notes = report.format_failing_rows(entries) if size != 'smoke' else []
-        for verdict in ('not testable here', 'not run'):
-            notes += report.format_verdict_names(entries, verdict)
+        notes += [*report.format_untestable(entries), *report.format_verdict_names(entries, 'not run')]
         for note in notes:
             sweep.print_wrapped(note)
-        sweep.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}')
+        sweep.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}'.rstrip())
         if size == 'smoke':
             sweep.print_wrapped('At size smoke nothing is learned, so these verdicts say nothing about the claims.')

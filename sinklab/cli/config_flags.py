@@ -457,6 +457,9 @@ def parse_override(argument: str) -> tuple[str, str]:
     return name.removeprefix('--config.'), value
 
 
+TYPE_DESCRIPTIONS = {bool: 'True or False', int: 'a whole number', float: 'a number', tuple: 'a tuple'}
+
+
 def assign_value(config: Any, path: str, text: str) -> None:
     """Set one field of a ConfigDict to a value given as text, converted to the type of the field."""
     *parents, field_name = path.split('.')
@@ -473,7 +476,7 @@ def assign_value(config: Any, path: str, text: str) -> None:
     except (TypeError, ValueError, SyntaxError) as error:
         raise UserError(
             f'{prefix}.{field_name}={text} is not of type {value_type.__name__}; '
-            f'its value here is {config[field_name]!r}'
+            f'give {TYPE_DESCRIPTIONS.get(value_type, "another value")} (its value here is {config[field_name]!r})'
         ) from error
 
 

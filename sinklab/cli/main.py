@@ -5,6 +5,7 @@ import difflib
 import gc
 import importlib
 import os
+import re
 import sys
 from collections.abc import Container, Sequence
 from itertools import takewhile
@@ -91,7 +92,8 @@ class CommandParser(argparse.ArgumentParser):
         return ' ' in words[index] and previous_option is not None and previous_option.nargs != 0
 
     def error(self, message: str) -> None:
-        print(f'{self.prog}: {escape_control(message)}; see {self.prog} --help', file=sys.stderr)
+        suggestion = suggest_choice(message)
+        print(f'{self.prog}: {escape_control(message)}{suggestion}; see {self.prog} --help', file=sys.stderr)
         raise SystemExit(1)
 
     def format_suggestion(self, option: str, known_options: Sequence[str]) -> str:
@@ -110,6 +112,13 @@ class CommandParser(argparse.ArgumentParser):
             or [f'--config.{field}' for field in fields]
         )
         return f'; did you mean {matches[0]}?' if matches else ''
+
+
+def suggest_choice(message: str) -> str:
+    """Suggest the closest choice if argparse says that a choice is invalid; return '' if none is similar."""
+    match = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+    matches = difflib.get_close_matches(match[1], re.findall(r'[\w-]+', match[2]), 1) if match else []
+    return f'; did you mean {matches[0]}?' if matches else ''
 
 
 def build_parser(commands: Container[str] = COMMANDS) -> CommandParser:

@@ -100,11 +100,13 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(args, name))]
     options = [*hardware_flags.format_hardware_flags(layout), *options, *extra_args]
     with hold_lease(RunDir(args.workdir).path) as run_lease:
+        plan.check_config_file(args.config, args.workdir)
         if args.seeds is not None:
             plan.check_seed_count(args.seeds, table, args.workdir)
         runs = plan.plan_runs(table, seeds, args.workdir, load_row, layout)
         if args.seeds is not None and ',' not in args.seeds:
-            print_status(f'sinklab sweep: --seeds={args.seeds} is a count: seeds {format_seeds(seeds)}')
+            noun = 'seeds' if len(seeds) > 1 else 'seed'
+            print_status(f'sinklab sweep: --seeds={args.seeds} is a count: {noun} {format_seeds(seeds)}')
         for names in plan.find_duplicate_rows(runs):
             print_status(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
         for run in {run.row: run for run in runs}.values():
@@ -213,6 +215,8 @@ def write_summary(
                 observations, *(expected or summary_table.collect_published_rates(table)), page_path
             )
         )
+        if page_path is None:
+            print_status(f'For a report with plots: {join_shell(["sinklab", "report", args.workdir])}')
 
 
 def make_run_group(row_info: dict, runs: list[SweepRun]) -> Any:

@@ -67,6 +67,7 @@ VERDICT_PHRASES = {
     'not testable here': 'not testable here',
     'not run': 'not run',
 }
+MIN_SIGN_TEST_CLAIMS = 5  # with fewer, p is at least 0.06
 SAME_SHARE = 0.2  # of `min_difference`: 1 percentage point, or 0.004 nats
 COMPARISON_WORDS = {'>': 'more than', '<': 'less than', '=': 'as much as'}
 
@@ -458,6 +459,16 @@ def format_verdict_names(entries: list[dict], verdict: str) -> list[str]:
     return [f'{verdict.capitalize()}: {", ".join(names)}.'] if names else []
 
 
+def format_untestable(entries: list[dict]) -> list[str]:
+    """Return one line with the claims that cannot be tested, by reason, or no line if there are none."""
+    names_by_reason: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry['verdict'] == 'not testable here':
+            names_by_reason.setdefault(entry['untestable_reason'], []).append(entry['claim'])
+    texts = [f'{", ".join(names)} ({reason})' for reason, names in names_by_reason.items()]
+    return [f'Not testable here: {"; ".join(texts)}.'] if texts else []
+
+
 def format_failing_rows(entries: list[dict]) -> list[str]:
     """Return one line with the rows whose runs all fail to train, or no line if there are none."""
     rows = dict.fromkeys(row for entry in entries for row in entry['failing_rows'])
@@ -501,13 +512,14 @@ def format_markdown(entries: list[dict]) -> str:
         ]
         lines.append(f'| {" | ".join(map(escape_markdown, row_cells))} |')
     notes = [*format_failing_rows(entries), *format_verdict_names(entries, 'not run'), format_sign_test(entries)]
-    return '\n\n'.join(['\n'.join(lines), *notes]) + '\n'
+    return '\n\n'.join(['\n'.join(lines), *filter(None, notes)]) + '\n'
 
 
 def format_sign_test(entries: list[dict]) -> str:
+    """Format the sign test as a sentence; return an empty string for fewer than MIN_SIGN_TEST_CLAIMS claims."""
     test = compute_sign_test(entries)
-    if not test['claims']:
-        return 'No claim that could have come out either way has an interval yet.'
+    if test['claims'] < MIN_SIGN_TEST_CLAIMS:
+        return ''
     counted_text = (
         f', counting nearly equal differences once: {test["distinct_as_claimed"]} of {test["distinct"]},'
         if test['distinct'] < test['claims']

@@ -123,6 +123,7 @@ class Config(Struct):
 class SweepRow(Struct):
     row: str
     seeds: dict[Annotated[str, Meta(pattern=r'\A[0-9]{1,10}\Z')], str]
+    config: str = ''  # config file of the row; empty in files of older versions
 
 
 class RunMeasurement(Struct):

@@ -43,6 +43,19 @@ def check_seed_count(option: str, rows: Iterable[str], workdir: str) -> None:
             )
 
 
+def check_config_file(config: str, workdir: str) -> None:
+    """Raise UserError if a folder has the table of a sweep of another config file, which would be replaced."""
+    try:
+        rows = RunDir(workdir).read_json('sweep')
+    except (OSError, DamagedFileError):
+        return
+    other = next((row['config'] for row in rows if row.get('config')), config)
+    if PurePath(other).name != PurePath(config).name:
+        raise UserError(
+            f'{workdir} contains a sweep of {other}, and --config={config} is given; give another --workdir'
+        )
+
+
 @dataclasses.dataclass
 class SweepRun:
     """One row with one seed, and its outcome.

@@ -47,7 +47,7 @@ def read_or_create(workdir: str, header: dict) -> dict:
         if (path.parent / 'sweep.json').exists():
             raise UserError(f'{workdir} is the folder of a sweep (it contains a sweep.json); give another --workdir')
         return header | dict(same={}, configs={}, runs={})
-    claims_data = read_results(path)
+    claims_data = read_results(path, 'restore it, or give another --workdir')
     for name, requested in header.items():
         if claims_data[name] != requested:
             problem = f'{path}: {name} is {claims_data[name]!r}'
@@ -55,19 +55,29 @@ def read_or_create(workdir: str, header: dict) -> dict:
     return claims_data
 
 
-def read_results(path: Path) -> dict:
-    """Read claims.json; raise UserError if it cannot be read, lacks a field or does not match its schema."""
-    advice = f'give a {CLAIMS_FILE} that sinklab claims has written'
+def read_results(path: Path, advice: str = f'give a {CLAIMS_FILE} that sinklab claims has written') -> dict:
+    """Read claims.json.
+
+    Args:
+        path: The file.
+        advice: What the user can do if the file cannot be read.
+
+    Raises:
+        UserError: The file cannot be read, lacks a field or does not match its schema.
+    """
+    if path.is_dir():
+        raise UserError(f'{path} is a folder; {advice}')
+    if not path.exists():
+        raise UserError(f'{path} does not exist; {advice}')
     try:
         content = untrusted_files.read_regular_file(path, max_bytes=run_file_schemas.MAX_JSON_FILE_BYTES)
         claims_data = run_file_schemas.parse_finite_json(content)
     except (OSError, ValueError) as error:
         raise UserError(f'{path} cannot be read ({format_error(error)}); {advice}') from error
     missing = [name for name in CLAIMS_FIELDS if not isinstance(claims_data, dict) or name not in claims_data]
-    remove_advice = f'{advice}, or remove it if its runs are in the same folder'
     if missing:
-        raise UserError(f'{path} contains no {", ".join(missing)}; {remove_advice}')
-    return run_file_schemas.decode_run_file(content, 'claims', path, remove_advice)
+        raise UserError(f'{path} is no claims.json (it has no {", ".join(missing)}); {advice}')
+    return run_file_schemas.decode_run_file(content, 'claims', path, advice)
 
 
 def get_flat_config(spec: Spec) -> dict:
