@@ -65,6 +65,17 @@ def test_read_runs_returns_written_metrics_and_probes(loaded_runs, tmp_path):
     assert tuple(cells[name] for name in names) == expected
 
 
+def test_cell_has_step_of_value_that_is_older_than_last_step(tmp_path):
+    path = write_run(tmp_path / 'a', 'softmax', optimizer__steps=100, outcome='preempted')
+    with (tmp_path / 'a' / 'metrics.jsonl').open('a') as file:
+        file.write('{"step": 25, "seconds": 3.0, "train/loss": 2.5}\n')
+    (row,) = summary_table.make_run_table(runs.read_runs([path]))
+    cells = dict(zip(summary_table.RUN_HEADINGS, summary_table.format_run_cells(row), strict=True))
+    assert (cells['step'], cells['valid loss']) == ('25', '3.333 nats (step 20)')
+    assert row['earlier_steps']['valid/loss'] == 20
+    assert 'seconds' not in row['earlier_steps']
+
+
 def test_run_names_contain_row_changed_fields_seed_and_folder(tmp_path):
     run_fields = [
         ('a', dict(seed=0)),

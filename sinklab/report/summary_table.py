@@ -134,7 +134,8 @@ def lowercase_first_letter(sentence: str) -> str:
 def make_run_table(runs: list[RunResult]) -> list[dict]:
     """Make a row for each run, with its metrics, emergence and outcome.
 
-    A metric that was never recorded is None, and `emergence` is None if the run has no sink.
+    A metric that was never recorded is None, and `emergence` is None if the run has no sink. `earlier_steps` has the
+    step of each metric that was not recorded at the last step, as in a run that has not finished.
     """
     return [make_run_row(run) for run in runs]
 
@@ -148,6 +149,7 @@ def make_run_row(run: RunResult) -> dict:
         run=run.name,
         notes=run.notes,
         **{metric_info.name: run.get_last(metric_info.name) for metric_info in RUN_METRIC_INFOS},
+        earlier_steps=find_earlier_steps(run),
         seed=run.seed,
         row=run.group_name,
         outcome=run.outcome,
@@ -157,14 +159,31 @@ def make_run_row(run: RunResult) -> dict:
     )
 
 
+def find_earlier_steps(run: RunResult) -> dict[str, int]:
+    """Return {metric: step at which it was last recorded} for metrics not recorded at the last step."""
+    last_step, last_steps = run.get_last('step'), {}
+    for metric_info in RUN_METRIC_INFOS:
+        steps, _ = run.get_curve(metric_info.name)
+        if steps and steps[-1] < last_step:
+            last_steps[metric_info.name] = steps[-1]
+    return last_steps
+
+
 def format_run_cells(row: dict) -> list[str]:
     """Format a row of `make_run_table` as cells under RUN_HEADINGS."""
-    values = [(metric_info, row[metric_info.name]) for metric_info in RUN_METRIC_INFOS]
     return [
         row['run'],
-        *('-' if value is None else metric_info.format_value(value) for metric_info, value in values),
+        *(format_metric_cell(row, metric_info) for metric_info in RUN_METRIC_INFOS),
         *format_end_cells(row),
     ]
+
+
+def format_metric_cell(row: dict, metric_info: MetricInfo) -> str:
+    """Format the last value of a metric, with its step if it is earlier than the last step of the run."""
+    value, earlier_step = row[metric_info.name], row['earlier_steps'].get(metric_info.name)
+    if value is None:
+        return '-'
+    return metric_info.format_value(value) + ('' if earlier_step is None else f' (step {earlier_step})')
 
 
 def format_end_cells(row: dict) -> list[str]:
