@@ -49,7 +49,7 @@ def test_guide_commands_test_train_and_sweep_operation(tree):
     for command in read_commands(PAGE):
         run_command(tree, command)
     check_run(tree / 'runs' / 'softplus')
-    check_sweep(tree / 'runs' / 'sweep')
+    check_sweep(tree / 'runs' / 'softplus_sweep')
 
 
 def check_weights(tree):
