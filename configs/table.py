@@ -180,8 +180,9 @@ def scale_number(value, paper_reference, size_reference):
 
 def check_name(name, allowed, kind):
     if name not in allowed:
-        advice = f'; append one to the file, as in FILE.py:{next(iter(allowed))}' if kind == 'row' else ''
-        problem = f'no {kind} is given{advice}' if name is None else f'there is no {kind} {name!r}'
+        problem = f'no {kind} is given' if name is None else f'there is no {kind} {name!r}'
+        if name is None and kind == 'row' and allowed:
+            problem += f'; append one to the file, as in FILE.py:{next(iter(allowed))}'
         raise ValueError(f'{problem}{format_suggestion(str(name), allowed)} ({kind}s: {", ".join(allowed)})')
 
 

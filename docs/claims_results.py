@@ -306,13 +306,13 @@ def format_one_sided(entries: Mapping[str, dict]) -> str:
 def format_direction_counts(entries: Mapping[str, dict], claims: Mapping[str, report.Claim]) -> str:
     """Format how many claims have their mean difference on the claimed side, by what they claim about the baseline.
 
-    The claims are those of the sign test; those with nearly the same differences count once.
+    The claims are those of the sign test; of those with nearly the same differences the first one counts.
     """
-    directed = report.select_directed(list(entries.values()))
+    directed = report.drop_same_differences(report.select_directed(list(entries.values())))
     if len(directed) < report.MIN_SIGN_TEST_CLAIMS:
         return ''
     groups: dict[str, list[bool]] = {}
-    for entry in report.drop_same_differences(directed):
+    for entry in directed:
         claim = claims[entry['claim']]
         if claim.right.row != BASELINE or not claim.right.metric.startswith('sink/'):
             group = 'other comparisons'

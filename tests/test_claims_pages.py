@@ -148,13 +148,14 @@ def test_summary_counts_directions_by_what_is_claimed_about_the_baseline():
         'sigmoid': make_entry(-40.0, -30.0, relation='<', unit='%', **FIVE_SEEDS),
         'column_k': make_entry(-40.1, -30.1, relation='<', unit='%', **FIVE_SEEDS),
         'rate_lower': make_entry(-20.0, -10.0, relation='<', unit='%', **FIVE_SEEDS),
+        'linear': make_entry(-8.0, -9.0, relation='<', unit='%', **FIVE_SEEDS),
         'rate_higher': make_entry(-2.0, 1.0, relation='>', unit='%', **FIVE_SEEDS),
         'sigmoid_learns': make_entry(0.2, 0.3, relation='<', unit='nats', **FIVE_SEEDS),
     }
     entries = {name: entry | dict(claim=name, min_difference=5.0) for name, entry in entries.items()}
     claims = claims_results.load_claims('claims', 'quickstart')
     text = claims_results.format_direction_counts(entries, claims)
-    assert 'less of a sink than `attention:softmax`: 2 of 2' in text
+    assert 'less of a sink than `attention:softmax`: 3 of 3' in text
     assert 'more of a sink than `attention:softmax`: 0 of 1' in text
     assert 'other comparisons: 0 of 1' in text
     assert '2 of the 3 claims' in claims_results.format_distinct_holds(

@@ -114,6 +114,16 @@ def test_claims_command_rejects_results_of_unknown_size(capsys, tmp_path):
     assert "'quikstart'" in line
 
 
+def test_results_of_renamed_rows_are_judged(capsys, tmp_path):
+    claims_data = json.loads(Path('docs/results/claims.json').read_text())
+    for name in ('configs', 'runs'):
+        rows = {row: claims_data[name][row] for row in ('attention:softmax', 'attention:sigmoid')}
+        claims_data[name] = {f'{row}_old': value for row, value in rows.items()}
+    (tmp_path / 'claims.json').write_text(json.dumps(claims_data | dict(same={})))
+    assert main(['claims', 'sigmoid', f'--results={tmp_path}/claims.json']) == 0
+    assert '1 claim: 1 holds' in capsys.readouterr().out
+
+
 def test_damaged_claims_file_of_folder_is_to_be_restored(capsys, tmp_path):
     (tmp_path / 'claims.json').write_text('{}')
     assert main(['claims', 'sigmoid', f'--workdir={tmp_path}']) == 1

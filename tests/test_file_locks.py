@@ -170,7 +170,7 @@ def test_hold_lock_rejects_irregular_file(path, make_file):
 
 
 @pytest.mark.parametrize('name', ['a folder', 'a FIFO', 'a socket', 'a link to a device', 'a link to itself'])
-def test_check_spec_rejects_irregular_lock_file(path, name):
+def test_check_run_dir_rejects_irregular_lock_file(path, name):
     folder = RunDir(path.parent)
     folder.initialize(make_tiny_spec(), {})
     IRREGULAR_FILE_MAKERS[name](path)

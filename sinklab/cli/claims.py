@@ -20,6 +20,7 @@ from sinklab.cli import config_flags, hardware_flags, sweep
 from sinklab.cli.train import add_size_argument
 from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
+from sinklab.configs.sizes import SIZES
 from sinklab.errors import UserError
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
@@ -114,9 +115,10 @@ def load_results(path: str) -> dict:
 
     if not path:
         raise UserError('--results is empty; give a claims.json')
-    claims_data = results.read_results(parse_path(path), 'give a claims.json that sinklab claims has written')
+    claims_data = results.read_results(parse_path(path))
     changes = find_changed_rows(claims_data)
-    if changes and all(changes.get(row) == 'gone' for row in claims_data['configs']):
+    is_gone = all(changes.get(row) == 'gone' for row in claims_data['configs'])
+    if changes and is_gone and claims_data['size'] not in SIZES:
         raise UserError(
             f'{path}: none of its rows exists at size {claims_data["size"]!r}; correct the size, or use the '
             'version of sinklab that wrote the file'

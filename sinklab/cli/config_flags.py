@@ -457,7 +457,7 @@ def parse_override(argument: str) -> tuple[str, str]:
     return name.removeprefix('--config.'), value
 
 
-TYPE_DESCRIPTIONS = {bool: 'True or False', int: 'a whole number', float: 'a number', tuple: 'a tuple'}
+TYPE_DESCRIPTIONS = {bool: 'True or False', int: 'a whole number', float: 'a number'}
 
 
 def assign_value(config: Any, path: str, text: str) -> None:

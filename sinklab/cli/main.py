@@ -117,7 +117,8 @@ class CommandParser(argparse.ArgumentParser):
 def suggest_choice(message: str) -> str:
     """Suggest the closest choice if argparse says that a choice is invalid; return '' if none is similar."""
     match = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-    matches = difflib.get_close_matches(match[1], re.findall(r'[\w-]+', match[2]), 1) if match else []
+    choices = [choice.strip("'") for choice in match[2].split(', ')] if match else []
+    matches = difflib.get_close_matches(match[1], choices, 1) if match else []
     return f'; did you mean {matches[0]}?' if matches else ''
 
 

@@ -232,7 +232,7 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
     interval = compute_difference_interval(values, is_binary)
     claim_verdict, reason = judge_claim(claim, values, interval, num_diverged), claim.untestable_reason
     failing_rows = list_failing_rows(claim, runs)
-    if claim_verdict in ('not seen', 'unsettled') and (no_room := explain_no_room_below(claim, runs)):
+    if claim_verdict == 'not seen' and (no_room := explain_no_room_below(claim, runs)):
         claim_verdict, reason = 'not testable here', no_room
     elif claim_verdict in DECIDED_VERDICTS and failing_rows and get_unit(claim) == '%':  # about a sink
         claim_verdict, reason = 'not testable here', f'has runs that all fail to train: {", ".join(failing_rows)}'
@@ -346,8 +346,9 @@ def explain_no_room_below(claim: Claim, runs: Mapping[str, dict]) -> str:
     right_values = (
         [*get_reading_values(claim.right, runs).values()] if claim.relation == '<' and get_unit(claim) == '%' else []
     )
-    is_small = right_values and float(np.mean(right_values)) < claim.min_difference
-    return f'no value can be lower: {claim.right} is {np.mean(right_values):.1f} % on average' if is_small else ''
+    if not right_values or (mean := float(np.mean(right_values))) >= claim.min_difference:
+        return ''
+    return f'{claim.right} is {mean:.1f} % on average, so it cannot fall by {claim.min_difference:g} points'
 
 
 def compute_sign_test(entries: list[dict]) -> dict:
@@ -485,12 +486,16 @@ def format_verdict(entry: dict, is_brief: bool = False) -> str:
     diverged_text = f', {entry["diverged"]} diverged' if entry['diverged'] and entry['verdict'] != 'diverged' else ''
     seeds_text = ''
     if entry['verdict'] == 'unsettled':
-        seeds = entry['seeds_needed'] and int(float(f'{entry["seeds_needed"]:.1e}'))  # two significant digits
+        seeds = entry['seeds_needed'] and round_to_two_digits(entry['seeds_needed'])
         if is_brief:
             seeds_text = f', ~{seeds}' if seeds else f', >={MAX_SEEDS}'
         else:
             seeds_text = f' (about {seeds} seeds)' if seeds else f' ({MAX_SEEDS} seeds or more)'
     return entry['verdict'] + seeds_text + diverged_text
+
+
+def round_to_two_digits(number: int) -> int:
+    return int(float(f'{number:.1e}'))
 
 
 def format_markdown(entries: list[dict]) -> str:
@@ -516,9 +521,9 @@ def format_markdown(entries: list[dict]) -> str:
 
 
 def format_sign_test(entries: list[dict]) -> str:
-    """Format the sign test as a sentence; return an empty string for fewer than MIN_SIGN_TEST_CLAIMS claims."""
+    """Format the sign test as a sentence; return an empty string below MIN_SIGN_TEST_CLAIMS distinct claims."""
     test = compute_sign_test(entries)
-    if test['claims'] < MIN_SIGN_TEST_CLAIMS:
+    if test['distinct'] < MIN_SIGN_TEST_CLAIMS:
         return ''
     counted_text = (
         f', counting nearly equal differences once: {test["distinct_as_claimed"]} of {test["distinct"]},'

@@ -44,7 +44,10 @@ def check_seed_count(option: str, rows: Iterable[str], workdir: str) -> None:
 
 
 def check_config_file(config: str, workdir: str) -> None:
-    """Raise UserError if a folder has the table of a sweep of another config file, which would be replaced."""
+    """Raise UserError if a folder has the table of a sweep of a config file with another name.
+
+    The sweep would replace that table.
+    """
     try:
         rows = RunDir(workdir).read_json('sweep')
     except (OSError, DamagedFileError):
@@ -52,7 +55,8 @@ def check_config_file(config: str, workdir: str) -> None:
     other = next((row['config'] for row in rows if row.get('config')), config)
     if PurePath(other).name != PurePath(config).name:
         raise UserError(
-            f'{workdir} contains a sweep of {other}, and --config={config} is given; give another --workdir'
+            f'{workdir} contains a sweep of {other}, and --config={config} is given; give another --workdir, '
+            f'or delete {workdir}/sweep.json if the file was renamed'
         )
 
 

@@ -76,7 +76,7 @@ def read_results(path: Path, advice: str = f'give a {CLAIMS_FILE} that sinklab c
         raise UserError(f'{path} cannot be read ({format_error(error)}); {advice}') from error
     missing = [name for name in CLAIMS_FIELDS if not isinstance(claims_data, dict) or name not in claims_data]
     if missing:
-        raise UserError(f'{path} is no claims.json (it has no {", ".join(missing)}); {advice}')
+        raise UserError(f'{path} has no {", ".join(missing)}; {advice}')
     return run_file_schemas.decode_run_file(content, 'claims', path, advice)
 
 
@@ -186,7 +186,8 @@ def list_run_dirs(workdir: Path) -> list[Path]:
     """List the existing run folders of a folder that `sinklab claims` filled; return [] for any other folder."""
     if not (workdir / CLAIMS_FILE).exists():
         return []
-    seeds_of_row = read_results(workdir / CLAIMS_FILE)['runs']
+    advice = 'restore it, or remove it and give the run folders'
+    seeds_of_row = read_results(workdir / CLAIMS_FILE, advice)['runs']
     run_paths = [
         workdir / plan.get_run_dir_name(row, int(seed)) for row, seeds in seeds_of_row.items() for seed in seeds
     ]
