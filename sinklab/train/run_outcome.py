@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from sinklab import standard_streams
+from sinklab import standard_streams, startup_signals
 from sinklab.checkpoint import digests
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
@@ -127,6 +127,8 @@ def collect_stop_signals() -> Iterator[list[int]]:
     for the rest of that second, while checkpoints are being written.
 
     SIGHUP stays ignored if it is ignored, as under nohup; otherwise it is collected as SIGTERM.
+
+    If Ctrl-C was pressed before, and a library has swallowed its KeyboardInterrupt, the list begins with SIGINT.
     """
     received, first_time = [], None
 
@@ -147,6 +149,8 @@ def collect_stop_signals() -> Iterator[list[int]]:
         for signal_number in DEFAULT_HANDLERS
         if signal_number != signal.SIGHUP or not is_sighup_ignored
     }
+    if startup_signals.was_interrupted():  # the KeyboardInterrupt of an earlier Ctrl-C has been swallowed
+        handle_signal(signal.SIGINT, None)
     try:
         yield received
     finally:
