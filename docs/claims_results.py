@@ -317,7 +317,7 @@ def format_direction_counts(entries: Mapping[str, dict], claims: Mapping[str, re
         if claim.right.row != BASELINE or not claim.right.metric.startswith('sink/'):
             group = 'other comparisons'
         else:
-            group = f'{"less" if claim.relation == "<" else "more"} of a sink than `{BASELINE}`'
+            group = f'{report.COMPARISON_WORDS[claim.relation].removesuffix(" than")} of a sink than `{BASELINE}`'
         groups.setdefault(group, []).append(report.orient(entry, entry['mean']) > 0)
     counts = [f'{group}: {sum(groups[group])} of {len(groups[group])}' for group in sorted(groups)]
     return f'By what they claim, {"; ".join(counts)}.' if len(groups) > 1 else ''

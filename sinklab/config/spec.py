@@ -65,11 +65,12 @@ HYPERPARAMETERS: dict[str, dict[str, tuple[str, ...]]] = {
 # depend on the other fields of `log` and on `probe.keys`, because the metrics of a step are compiled into the step.
 CHANGEABLE_PROBE_FIELDS = ('every_steps', 'sequences', 'length', 'inputs', 'domain', 'prepend')
 CHANGEABLE_FIELDS = ('valid', 'checkpoint', 'log.every_steps', *(f'probe.{name}' for name in CHANGEABLE_PROBE_FIELDS))
+CHANGEABLE_PREFIXES = tuple(f'{name}.' for name in CHANGEABLE_FIELDS)
 
 
 def is_changeable(path: str) -> bool:
     """Return whether a field, given as a dotted path, may change when a run resumes."""
-    return f'{path}.'.startswith(tuple(f'{name}.' for name in CHANGEABLE_FIELDS))
+    return f'{path}.'.startswith(CHANGEABLE_PREFIXES)
 
 
 # Schedules whose learning rates do not depend on the number of steps, so that a run can be extended.
