@@ -279,9 +279,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if ALL_SLOW_PATTERN.search(collection_path.read_text(encoding='utf-8')) else None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption('--sample', metavar='DAY', help='run only a tenth of the exhaustive tests, another one each day')
+
+
+def is_in_sample(name: str, day: str) -> bool:
+    """Return whether an exhaustive test belongs to the tenth of a day."""
+    return zlib.crc32(f'{name} {day}'.encode()) % 10 == 0
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that use an emulator as slow, and run the tests of profiles first.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests that use an emulator as slow, run the tests of profiles first, and apply --sample.
 
     A request to an emulator takes milliseconds, and the first import of a client takes seconds. The profiler of jax
     can crash a process that has loaded libtpu, and other tests load libtpu.
@@ -293,6 +302,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_one_kind_of_bucket(
         [item for item in items if item.path.name in ONE_BUCKET_KIND_FILES and 'bucket' in item.fixturenames]
     )
+    if day := config.getoption('sample'):
+        left_out = [
+            item for item in items if item.get_closest_marker('exhaustive') and not is_in_sample(item.nodeid, day)
+        ]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 def mark_one_kind_of_bucket(items: list[pytest.Item]) -> None:
