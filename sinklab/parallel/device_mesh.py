@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
-from sinklab import compilation_cache
+from sinklab import compilation_cache, xla_faults
 from sinklab.config.spec import Hardware
 from sinklab.errors import UserError, format_error
 
@@ -64,11 +64,14 @@ def split_cpu_devices(hardware: Hardware, num_processes: int = 1) -> None:
 def get_devices() -> list[jax.Device]:
     compilation_cache.install_verified_cache()  # must run before any command compiles its first program
     try:
-        return jax.devices()
+        devices = jax.devices()
     except (RuntimeError, AssertionError) as error:
         raise UserError(
             f'jax finds no device ({format_error(error)}); set JAX_PLATFORMS, or see sinklab doctor'
         ) from error
+    if devices[0].platform == 'cpu':
+        xla_faults.check_cpu_sums()
+    return devices
 
 
 def get_device_memory_bytes(num_local_processes: int = 1) -> int:

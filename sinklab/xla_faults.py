@@ -1,0 +1,54 @@
+"""Workaround and check for versions of jaxlib that compute wrong on CPUs."""
+
+import functools
+import os
+import sys
+
+# jaxlib 0.10.2 gives wrong sums (jax issue 39103); both crash on reductions of rank 7 and more (39257, 40412).
+FAULTY_VERSIONS = '0.10.2', '0.11.0'
+FUSION_FLAG = '--xla_cpu_experimental_ynn_fusion_type'  # which operations YNNPACK computes; empty: none
+CHECKED_ROWS = 2**15 + 1  # the smallest number of rows whose last sum is wrong in float32
+
+
+def disable_faulty_fusions() -> None:
+    """Set the XLA flag that avoids the faults, if the installed jaxlib has them and the user has not set it.
+
+    Call this before jax initializes its backend: XLA_FLAGS is read then.
+    """
+    xla_flags = os.environ.get('XLA_FLAGS', '')
+    if FUSION_FLAG not in xla_flags and is_faulty_version_installed():
+        os.environ['XLA_FLAGS'] = f'{xla_flags} {FUSION_FLAG}='.strip()
+
+
+def is_faulty_version_installed() -> bool:
+    # Every `import sinklab` asks. importlib.metadata would take 20 ms, in which Ctrl-C prints a traceback.
+    return any(
+        os.path.isdir(os.path.join(folder, f'jaxlib-{version}.dist-info'))
+        for folder in sys.path
+        for version in FAULTY_VERSIONS
+    )
+
+
+@functools.cache
+def check_cpu_sums() -> None:
+    """Check a sum that jaxlib 0.10.2 computes wrong on CPUs.
+
+    Raises:
+        UserError: The sum is wrong.
+    """
+    import jax
+    import jax.numpy as jnp
+    import jaxlib
+    import numpy as np
+
+    from sinklab.errors import UserError
+
+    rows = np.zeros((CHECKED_ROWS, 3), np.float32)
+    rows[:, 0] = np.arange(CHECKED_ROWS)
+    squared_norms = jax.jit(jax.vmap(lambda row: jnp.sum((jnp.eye(3) @ row) ** 2)))(rows)
+    computed, expected = float(squared_norms[-1]), float(CHECKED_ROWS - 1) ** 2
+    if computed != expected:
+        raise UserError(
+            f'jaxlib {jaxlib.__version__} computes a sum wrong on this CPU ({computed} instead of {expected}); '
+            f'set XLA_FLAGS={FUSION_FLAG}= before jax starts, or upgrade jax'
+        )

@@ -1,0 +1,51 @@
+import os
+import subprocess
+import sys
+
+import jaxlib
+import pytest
+
+from sinklab import xla_faults
+
+LAST_SUM = """
+import sinklab, jax, jax.numpy as jnp, numpy as np
+rows = np.zeros((32769, 3), np.float32)
+rows[:, 0] = np.arange(32769)
+print(float(jax.jit(jax.vmap(lambda row: jnp.sum((jnp.eye(3) @ row) ** 2)))(rows)[-1]))
+"""
+
+
+def run_python(*arguments: str, xla_flags: str = '') -> subprocess.CompletedProcess:
+    environment = {**os.environ, 'XLA_FLAGS': xla_flags, 'JAX_PLATFORMS': 'cpu'}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=120)
+
+
+@pytest.mark.slow
+def test_last_of_many_sums_on_cpus_is_right_after_import_of_sinklab():
+    assert float(run_python('-c', LAST_SUM).stdout) == 32768**2
+
+
+@pytest.mark.parametrize('xla_flags', ['', '--xla_dump_to=x'])
+def test_flag_is_added_for_faulty_versions_alone(monkeypatch, xla_flags):
+    monkeypatch.setenv('XLA_FLAGS', xla_flags)
+    xla_faults.disable_faulty_fusions()
+    is_faulty = jaxlib.__version__ in xla_faults.FAULTY_VERSIONS
+    added = [f'{xla_faults.FUSION_FLAG}='] if is_faulty else []
+    assert os.environ['XLA_FLAGS'].split() == [*xla_flags.split(), *added]
+
+
+def test_flag_of_user_is_kept(monkeypatch):
+    monkeypatch.setenv('XLA_FLAGS', f'{xla_faults.FUSION_FLAG}=dot')
+    xla_faults.disable_faulty_fusions()
+    assert os.environ['XLA_FLAGS'] == f'{xla_faults.FUSION_FLAG}=dot'
+
+
+@pytest.mark.skipif(jaxlib.__version__ != '0.10.2', reason='this version of jaxlib computes the sum right')
+@pytest.mark.slow
+def test_training_with_wrong_sums_is_refused_before_it_starts(config, tmp_path):
+    flags = f'{xla_faults.FUSION_FLAG}=reduce'
+    command = ['-m', 'sinklab', 'train', f'--config={config}', f'--workdir={tmp_path / "run"}']
+    result = run_python(*command, xla_flags=flags)
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+    assert '0.10.2' in result.stderr
+    assert xla_faults.FUSION_FLAG in result.stderr
