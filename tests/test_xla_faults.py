@@ -46,6 +46,5 @@ def test_training_with_wrong_sums_is_refused_before_it_starts(config, tmp_path):
     flags = f'{xla_faults.FUSION_FLAG}=reduce'
     command = ['-m', 'sinklab', 'train', f'--config={config}', f'--workdir={tmp_path / "run"}']
     result = run_python(*command, xla_flags=flags)
-    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
-    assert '0.10.2' in result.stderr
-    assert xla_faults.FUSION_FLAG in result.stderr
+    last_line = result.stderr.splitlines()[-1]
+    assert (result.returncode, 'jaxlib 0.10.2' in last_line, xla_faults.FUSION_FLAG in last_line) == (1, True, True)
