@@ -94,9 +94,11 @@ ROWS = {
                 'data.length': 1024,
             }
         ),
-        published={'massive_activation': 40.3},
+        published={},
         source='Chen et al., 2603.17771 (0.1B, C4)',
-        note='V-scale of the authors, which is not implemented, lowers it to 5.6 and keeps the sink.',
+        note='Not measured here: its gradient-sink ratio, the norm of the gradient at the first token over the mean '
+        'of the others. Two summaries of the paper give a median of 40.3, and of 5.6 with V-scale, which is not '
+        'implemented; one gives 15.5 for this size. They were not compared with the paper itself.',
     ),
 }
 

@@ -159,8 +159,6 @@ streaming_sink_token   1235     18.01  18.01  18.02
 = extensions: arc_challenge arc_easy hellaswag lambada openbookqa piqa winogrande
 streaming_vanilla     18.6  45.2  29.4  39.6  16.0  62.2  50.1
 streaming_sink_token  19.6  45.6  29.8  39.9  16.6  62.6  50.8
-= extensions: massive_activation
-gradient_sinks  40.3
 """
 
 

@@ -13,7 +13,7 @@ from conftest import make_tiny_spec
 from flax import nnx
 from rows import PAPER_MODULES, ROWS, get_name
 
-from docs.reference import REASONS_NOT_MEASURED
+from docs.reference import REASONS_NOT_COMPARED
 from sinklab.cli.main import COMMANDS
 from sinklab.config.validate import parse_config
 from sinklab.configs import packing
@@ -189,9 +189,9 @@ def test_sweep_table_counts_failed_runs_of_row_published_as_failing(tmp_path, pu
 def test_published_metric_is_registered_or_has_reason():
     names = {name for module, row in ROWS for name in module.ROWS[row]['published']}
     assert {name for name in names - {'valid/loss', 'fails'} if registry.find_metric_info(name) is None} == set(
-        REASONS_NOT_MEASURED
+        REASONS_NOT_COMPARED
     )
-    assert all(REASONS_NOT_MEASURED.values())
+    assert all(REASONS_NOT_COMPARED.values())
 
 
 def list_metric_names():
@@ -211,7 +211,7 @@ def list_metric_names():
 
 
 def test_reasons_of_unmeasured_metrics_name_known_metrics_and_commands():
-    reasons = ' '.join(set(REASONS_NOT_MEASURED.values()))
+    reasons = ' '.join(set(REASONS_NOT_COMPARED.values()))
     metric_names = re.findall(r'\b(?:spike|alpha|sink)/[\w/]+', reasons)
     assert any(name.startswith('spike/kurtosis/') for name in metric_names)
     assert {name.removesuffix('/context') for name in metric_names} <= list_metric_names()

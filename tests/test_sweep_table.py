@@ -84,6 +84,7 @@ def test_table_cells_combine_measured_and_published_values():
         ['fails', '0', '', '', '', '', '', 'diverged 2/2, as published'],
     ]
     assert sweep_table.format_published({'fails': True}) == 'fails'
+    assert sweep_table.format_published({'kurtosis': 340}) == 'kurtosis 340 (not measured here)'
     assert (
         sweep_table.format_published({'sink/star': 74.12, 'sink/1': 0.0, 'valid/loss': 3.72})
         == 'Sink_* 74.12  Sink_1 0.00  loss 3.72'

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from sinklab.configs.sources import NOT_MEASURED
 from sinklab.metrics.emergence import (
     EmergenceSpan,
     estimate_step,
@@ -227,12 +228,13 @@ def compute_spans(results: list[RowResult]) -> dict[str, EmergenceSpan]:
 
 
 def format_published(published: dict) -> str:
-    """Format published values as one line of text."""
+    """Format published values as one line of text, which says what is not measured here."""
     texts = (
         get_short_label(name) if value is True else f'{get_short_label(name)} {format_number(value)}'
         for name, value in published.items()
     )
-    return '  '.join(texts)
+    remarks = (' (not measured here)' if name in NOT_MEASURED else '' for name in published)
+    return '  '.join(map(''.join, zip(texts, remarks, strict=True)))
 
 
 def format_number(value: object) -> str:
