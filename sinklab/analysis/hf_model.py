@@ -13,7 +13,7 @@ import numpy as np
 import threadpoolctl
 import torch
 import transformers
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.analysis.bos import BosMode
 from sinklab.analysis.edits import TARGETS, Edit, add_edits_to_digest, apply_edits, check_sizes
@@ -29,7 +29,6 @@ from sinklab.hf import files, gguf
 from sinklab.hf.convert import suppress_transformers_logs
 from sinklab.metrics.metric import MetricSetting, complete_arrays
 
-ATTENTION_NAME = 'sinklab_seen'  # the name of our attention function in transformers' attention interface
 ACTIVE_RECORDERS: list['AttentionRecorder'] = []  # recorders with a forward pass in progress, the innermost last
 CAPTURE_MODES = 'interface', 'modules', 'model'  # in the order in which they are tried; see AttentionRecorder
 # Config fields with the number of layers. In the config of a stand-alone decoder, num_hidden_layers may be the
@@ -37,9 +36,14 @@ CAPTURE_MODES = 'interface', 'modules', 'model'  # in the order in which they ar
 LAYER_COUNT_FIELDS = 'num_hidden_layers', 'decoder_layers', 'num_decoder_layers', 'num_layers'
 # The token ids of the trial pass: two tokens are enough to recognize causal attention.
 TRIAL_IDS = np.zeros((1, 2), np.int64)
+CHECKED_QUERY_STEP = 16  # of every 16th query, the output is compared with the sum of values
 
 # Arrays of one layer, under the names of sinklab.metrics.metric without the letter L.
 LayerArrays = dict[str, np.ndarray]
+
+
+class AttentionMismatchError(UserError):
+    """The outputs of an attention layer are not the sums of its values with the weights that it returns."""
 
 
 def record_hook_error(hook: Callable) -> Callable:
@@ -61,7 +65,8 @@ class AttentionRecorder:
 
     It captures attention in the first of three modes that works for the model:
 
-    - interface: from transformers' attention interface.
+    - interface: from transformers' attention interface. The model runs with its eager attention, because some models
+      (sparse attention of DeepSeek) attend to all tokens under an implementation that they do not know.
     - modules: the attention weights that modules return under eager attention, for models that do not use the
       interface (GPT-J, GPT-Neo, Falcon, Bloom, ...).
     - model: the attention weights that the model itself returns.
@@ -77,7 +82,7 @@ class AttentionRecorder:
         self.layer_number = 1  # the layer that is running
         self.length = 0  # tokens of each sequence
         self.hook_error: Exception | None = None  # the exception of one of our hooks in this pass
-        self.mode = 'interface' if model.config._attn_implementation == ATTENTION_NAME else 'modules'
+        self.mode = 'interface'
         self.is_trial = False
         self.edits: tuple[Edit, ...] = ()  # of this pass
         # For each module that returns attention weights, their position among its outputs.
@@ -92,18 +97,21 @@ class AttentionRecorder:
         """Return the arrays of each layer for two tokens, in the first capture mode that works for the model.
 
         Raises:
-            UserError: The model cannot be run, has no attention matrices, or attends to later tokens.
+            UserError: The model cannot be run, has no attention matrices, or attends to later tokens, or its weights
+                do not give its outputs.
         """
         user_error = UserError(
             f'{self.name} ({type(self.model).__name__}) has no attention matrices: none of its {len(self.layers)} '
             'layers returns them; give a model with attention'
         )
-        for mode in CAPTURE_MODES[CAPTURE_MODES.index(self.mode) :]:
+        for mode in CAPTURE_MODES:
             self.mode = mode
             if self.mode == 'modules':
                 self.find_weight_modules()
             try:
                 layer_arrays = self(TRIAL_IDS, dict)
+            except AttentionMismatchError:
+                raise
             except UserError as error:
                 user_error = error
                 continue
@@ -116,7 +124,6 @@ class AttentionRecorder:
     def find_weight_modules(self) -> None:
         """Run once with eager attention and note which modules return attention weights."""
         self.is_trial = True
-        self.model.config._attn_implementation = 'eager'
         submodule = dict.fromkeys(submodule for model_layer in self.layers for submodule in model_layer.modules())
         hooks = [module.register_forward_hook(self.on_module_output, prepend=True) for module in submodule]
         try:
@@ -164,6 +171,8 @@ class AttentionRecorder:
         self.extract, self.edits, self.length, self.layer_number = extract, edits, length, 1
         self.hook_error, self.attending_module = None, None
         ACTIVE_RECORDERS.append(self)
+        if self.mode == 'interface':
+            ALL_ATTENTION_FUNCTIONS['eager'] = record_eager_attention
         try:
             with torch.inference_mode():
                 yield
@@ -175,6 +184,8 @@ class AttentionRecorder:
             raise make_run_error(self.model, self.name, error) from error
         finally:
             ACTIVE_RECORDERS.pop()
+            if not ACTIVE_RECORDERS:
+                ALL_ATTENTION_FUNCTIONS.pop('eager', None)
 
     def is_active(self) -> bool:
         return bool(ACTIVE_RECORDERS) and ACTIVE_RECORDERS[-1] is self
@@ -207,9 +218,13 @@ class AttentionRecorder:
 
         Queries, keys and values are (P, H, T, K), outputs are (P, T, H, K). The keys and values of a group of heads
         are repeated for each head.
+
+        Raises:
+            AttentionMismatchError: The weights do not give the outputs.
         """
         if self.extract is None:
             return
+        self.check_outputs(attention, value, output)
         if self.attending_module not in (None, module):  # a layer with two attentions, one after another
             normed = {name: self.layer_arrays[name] for name in ('normed_PTD',) if name in self.layer_arrays}
             self.append_layer({name: array for name, array in self.layer_arrays.items() if name not in normed})
@@ -270,18 +285,28 @@ class AttentionRecorder:
         weight_PSHT = attention.permute(0, 3, 1, 2)
         is_visible_PSHT = find_visible_keys(mask, *attention.shape[2:]).permute(0, 3, 1, 2).numpy()
         if (edited_PSHT := self.edit('attention', weight_PSHT, is_visible_PSHT)) is not weight_PSHT:
-            value_PHSK = repeat_heads(value, heads)
-            tolerance = max(1e-4, 4 * torch.finfo(output.dtype).eps)
-            error = (sum_values(attention, value_PHSK) - output).abs().max()
-            if not error <= tolerance * output.abs().max():
-                raise UserError(
-                    f'the attention weights of {self.name} cannot be edited: its outputs are not the sums of values '
-                    'with these weights; editable: key, value, residual'
-                )
+            self.check_outputs(attention, value, output)
             attention = edited_PSHT.permute(0, 2, 3, 1).contiguous()
-            output = sum_values(attention, value_PHSK)
+            output = sum_values(attention, repeat_heads(value, heads))
         self.on_attention(module, query, key, value, options.get('scaling'), output, attention)
         return output, attention
+
+    def check_outputs(self, attention_PHTS: torch.Tensor, value_PHSK: torch.Tensor, output_PTHK: torch.Tensor) -> None:
+        """Compare the outputs of some queries, the last among them, with the sums of values.
+
+        Raises:
+            AttentionMismatchError: They differ.
+        """
+        queries = slice((attention_PHTS.shape[2] - 1) % CHECKED_QUERY_STEP, None, CHECKED_QUERY_STEP)
+        value_PHSK = repeat_heads(value_PHSK, attention_PHTS.shape[1])
+        output_PTHK = output_PTHK[:, queries]
+        difference = (sum_values(attention_PHTS[:, :, queries], value_PHSK) - output_PTHK).abs().max()
+        tolerance = max(1e-4, 4 * torch.finfo(output_PTHK.dtype).eps)
+        if not difference <= tolerance * output_PTHK.abs().max():
+            raise AttentionMismatchError(
+                f'{self.name} (model type {self.model.config.model_type}) cannot be measured: the outputs of its '
+                'attention are not the sums of values with the weights that transformers returns; give another model'
+            )
 
     def append_layer(self, layer: LayerArrays) -> None:
         if self.extract is not None:
@@ -409,10 +434,6 @@ def record_eager_attention(
     if ACTIVE_RECORDERS:
         ACTIVE_RECORDERS[-1].on_attention(module, query, key, value, options.get('scaling'), output, attention)
     return output, attention
-
-
-transformers.AttentionInterface.register(ATTENTION_NAME, record_eager_attention)
-transformers.AttentionMaskInterface.register(ATTENTION_NAME, ALL_MASK_ATTENTION_FUNCTIONS['eager'])
 
 
 DEFAULT_DTYPE = 'float32'
@@ -614,8 +635,7 @@ class HFModel:
         on_progress: ProgressFn = ignore_progress,
     ) -> dict[str, np.ndarray]:
         length = check_length(self, ids_PT)
-        heads = self.config.num_attention_heads if len(set(self.heads_per_layer)) == 1 else max(self.heads_per_layer)
-        batch_size = max(1, MAX_BATCH_BYTES // (4 * heads * length**2))
+        batch_size = max(1, MAX_BATCH_BYTES // (4 * max(self.heads_per_layer) * length**2))
         setting = self.make_setting(length)
 
         def extract_completed(layer: LayerArrays) -> dict[str, np.ndarray]:
@@ -637,8 +657,12 @@ class HFModel:
             position_kwargs = {} if position_T is None else make_position_kwargs(ids_PT, position_T)
             ids = torch.as_tensor(ids_PT, dtype=torch.long)
             with self.recorder.activate(length, None, self.edits):
-                logits = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
-                loss_PT = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction='none')
+                logits_PTV = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
+                # Logits in (P, V, T) would be summed over an axis that is not contiguous: ten times the rounding errors.
+                loss_N = torch.nn.functional.cross_entropy(
+                    logits_PTV.flatten(0, 1), ids[:, 1:].flatten(), reduction='none'
+                )
+                loss_PT = loss_N.view(ids[:, 1:].shape)
             return {'loss_LPT': loss_PT.numpy()[None]}
 
         return run_in_batches(compute, ids_PT, max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary)))['loss_LPT'][
@@ -677,22 +701,15 @@ def check_has_attention(model_dir: Any, name: str, remote_code: bool) -> None:
 
 
 def load_model(model_dir: Any, name: str, remote_code: bool, dtype: torch.dtype) -> torch.nn.Module:
-    """Load a model; refuse it if a parameter is missing in its files.
-
-    Models without support for transformers' attention interface (GPT-J, GPT-Neo, Falcon) refuse ATTENTION_NAME. They
-    are loaded with their own eager attention.
-    """
-    options = dict(dtype=dtype, use_safetensors=True, trust_remote_code=remote_code)
-    for implementation in (ATTENTION_NAME, 'eager'):
-        with suppress_transformers_logs(transformers):
-            try:
-                model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
-                    model_dir, attn_implementation=implementation, output_loading_info=True, **options
-                )
-                break
-            except Exception as error:  # errors of the config, of weights, or of missing packages
-                if implementation == 'eager' or ATTENTION_NAME not in str(error):
-                    raise make_load_error(name, error) from error
+    """Load a model with eager attention; refuse it if a parameter is missing in its files."""
+    options = dict(dtype=dtype, attn_implementation='eager', use_safetensors=True, trust_remote_code=remote_code)
+    with suppress_transformers_logs(transformers):
+        try:
+            model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
+                model_dir, output_loading_info=True, **options
+            )
+        except Exception as error:  # errors of the config, of weights, or of missing packages
+            raise make_load_error(name, error) from error
     if missing := sorted(map(str, [*loading_info['missing_keys'], *loading_info['mismatched_keys']])):
         raise UserError(f'{name} is incomplete: {len(missing)} of its arrays are missing ({missing[0]}, ...)')
     return model.eval()
