@@ -196,7 +196,7 @@ class AttentionRecorder:
     @record_hook_error
     def on_attention_input(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         hidden_states = args[0] if args else kwargs.get('hidden_states')
-        if self.is_capturing() and isinstance(hidden_states, torch.Tensor):
+        if self.is_capturing() and isinstance(hidden_states, torch.Tensor) and hidden_states.ndim == 3:
             self.layer_arrays['normed_PTD'] = hidden_states.float().numpy()
 
     @record_hook_error
@@ -401,7 +401,7 @@ def make_run_error(model: torch.nn.Module, name: str, error: Exception) -> UserE
 
 
 def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
-    """Return the first module list of a model with as many modules as its config has layers.
+    """Return the first module list that runs on texts and has as many modules as the config has layers.
 
     Nested lists (the experts of a layer, the two attentions of a LongCat layer) are not considered.
     """
@@ -416,11 +416,33 @@ def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
     module_lists = [module for module in module_lists if id(module) not in nested_ids]
     for count in counts:
         if matching := [module for module in module_lists if len(module) == count]:
-            return matching[0]
+            return matching[0] if len(matching) == 1 else find_used_list(model, matching)
     raise UserError(
         f'{type(model).__name__} (model type {config.model_type}) has no list of {counts[0] if counts else "its"} '
         'layers; give another model'
     )
+
+
+def find_used_list(model: torch.nn.Module, module_lists: list[torch.nn.ModuleList]) -> torch.nn.ModuleList:
+    """Return the first list whose modules run on a text. The layers of a vision tower do not."""
+    used: list[torch.nn.ModuleList] = []
+    hooks = [
+        module_list[0].register_forward_hook(lambda *_, module_list=module_list: used.append(module_list))
+        for module_list in module_lists
+    ]
+    try:
+        # The first pass of AttentionRecorder raises the same exception, and reports it.
+        with torch.inference_mode(), contextlib.suppress(Exception):
+            model.base_model(input_ids=torch.as_tensor(TRIAL_IDS), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return (used or module_lists)[0]
+
+
+def list_layer_configs(config: Any) -> list[Any]:
+    """Return the config of each layer, or one config if it is that of all layers."""
+    return [*config.per_layer_config] if getattr(config, 'is_heterogeneous', False) else [config]
 
 
 def record_eager_attention(
@@ -623,9 +645,12 @@ class HFModel:
     def find_windows(self, length: int) -> set[int | None]:
         """Return the attention windows of the layers; None stands for layers whose window covers the length."""
         layer_types = getattr(self.config, 'layer_types', None) or ['sliding_attention']
-        window = getattr(self.config, 'sliding_window', None)
-        effective_window = window if window and window < length else None
-        return {effective_window if layer_type == 'sliding_attention' else None for layer_type in layer_types}
+        layer_configs = itertools.cycle(list_layer_configs(self.config))
+        windows = [
+            getattr(layer_config, 'sliding_window', None) if layer_type == 'sliding_attention' else None
+            for layer_type, layer_config in zip(layer_types, layer_configs, strict=False)
+        ]
+        return {window if window and window < length else None for window in windows}
 
     def capture(
         self,
@@ -635,6 +660,7 @@ class HFModel:
         on_progress: ProgressFn = ignore_progress,
     ) -> dict[str, np.ndarray]:
         length = check_length(self, ids_PT)
+        self.check_positions(position_T)
         batch_size = max(1, MAX_BATCH_BYTES // (4 * max(self.heads_per_layer) * length**2))
         setting = self.make_setting(length)
 
@@ -645,16 +671,35 @@ class HFModel:
                 )
 
         def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
-            position_kwargs = {} if position_T is None else make_position_kwargs(ids_PT, position_T)
+            position_kwargs = make_position_kwargs(ids_PT, position_T)
             return stack_layers(self.recorder(ids_PT, extract_completed, self.edits, **position_kwargs))
 
         return run_in_batches(compute, ids_PT, batch_size, on_progress)
 
+    def check_positions(self, position_T: np.ndarray | None) -> None:
+        """Raise UserError if positions are given and the model ignores `position_ids`."""
+        if position_T is not None and self.ignores_positions:
+            raise UserError(
+                f'{self.name} (model type {self.config.model_type}) takes no positions of tokens (position_ids); remove '
+                '--positions'
+            )
+
+    @functools.cached_property
+    def ignores_positions(self) -> bool:
+        ids_PT = np.arange(3)[None] % self.vocabulary
+        with self.recorder.activate(ids_PT.shape[1], None):
+            logits, other_logits = (
+                self.model(torch.as_tensor(ids_PT), use_cache=False, **make_position_kwargs(ids_PT, positions)).logits
+                for positions in (np.array([0, 1, 2]), np.array([2, 1, 0]))
+            )
+        return torch.equal(logits, other_logits)
+
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         length = check_length(self, ids_PT)
+        self.check_positions(position_T)
 
         def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
-            position_kwargs = {} if position_T is None else make_position_kwargs(ids_PT, position_T)
+            position_kwargs = make_position_kwargs(ids_PT, position_T)
             ids = torch.as_tensor(ids_PT, dtype=torch.long)
             with self.recorder.activate(length, None, self.edits):
                 logits_PTV = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
@@ -668,6 +713,18 @@ class HFModel:
         return run_in_batches(compute, ids_PT, max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary)))['loss_LPT'][
             0
         ]
+
+
+def make_position_kwargs(ids_PT: np.ndarray, position_T: np.ndarray | None) -> dict[str, torch.Tensor]:
+    """Return the keyword arguments of a forward pass for token positions; None: the model's own.
+
+    The attention mask says that each row is one text. Without it transformers takes decreasing positions for the
+    start of another text.
+    """
+    if position_T is None:
+        return {}
+    position_PT = np.broadcast_to(position_T, ids_PT.shape).copy()
+    return dict(position_ids=torch.as_tensor(position_PT), attention_mask=torch.ones(ids_PT.shape))
 
 
 @functools.cache
@@ -693,7 +750,7 @@ def check_has_attention(model_dir: Any, name: str, remote_code: bool) -> None:
             ).get_text_config()
         except Exception as error:
             raise make_load_error(name, error) from error
-    if getattr(config, 'num_attention_heads', None) is None:
+    if all(getattr(layer_config, 'num_attention_heads', None) is None for layer_config in list_layer_configs(config)):
         raise UserError(
             f'{name} is of model type {config.model_type}, whose config has no attention heads '
             '(num_attention_heads): there is no attention to measure; give a model with attention'
@@ -719,16 +776,6 @@ def make_load_error(name: str, error: Exception) -> UserError:
     return UserError(
         f'{name} cannot be loaded by transformers {transformers.__version__}: {format_error(error, with_type=True)}'
     )
-
-
-def make_position_kwargs(ids_PT: np.ndarray, position_T: np.ndarray) -> dict[str, torch.Tensor]:
-    """Return the keyword arguments of a forward pass for token positions.
-
-    The attention mask says that each row is one text. Without it transformers takes decreasing positions for the
-    start of another text.
-    """
-    position_PT = np.broadcast_to(position_T, ids_PT.shape).copy()
-    return dict(position_ids=torch.as_tensor(position_PT), attention_mask=torch.ones(ids_PT.shape))
 
 
 def add_layer_axis(name: str) -> str:
