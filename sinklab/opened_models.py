@@ -16,6 +16,7 @@ from sinklab.checkpoint import checkpointer
 from sinklab.errors import UserError
 from sinklab.escape import FIGURE_RC_PARAMS, escape_figure
 from sinklab.install_commands import format_extra_command
+from sinklab.metrics.registry import select_by_name, select_measurable
 from sinklab.run_ref import select_steps
 
 
@@ -154,19 +155,6 @@ def split_heads_by_layer(matrix_LHTS: np.ndarray, heads_per_layer: tuple[int, ..
     return padded_LHTS
 
 
-def select_numbers(numbers: dict[str, float], name: str) -> float | dict[str, float]:
-    """Return the number of a name, or all numbers whose names begin with it and a slash."""
-    if name in numbers:
-        return numbers[name]
-    matching = {
-        metric_name: value for metric_name, value in numbers.items() if not name or metric_name.startswith(f'{name}/')
-    }
-    if not matching:
-        families = ', '.join(dict.fromkeys(metric_name.partition('/')[0] for metric_name in numbers))
-        raise UserError(f'there is no metric {name!r}; use {families}')
-    return matching
-
-
 class OpenedModel:
     """A run or a Hugging Face model that is open for reading; `sinklab.open` makes it."""
 
@@ -247,7 +235,28 @@ class OpenedModel:
         """
         ids_PT = self.ids(text)
         subject = self._select_subject(edit, ids_PT.shape[1])
-        return select_numbers(measure_model(subject, ids_PT, **overrides).numbers, name)
+        return self._measure(subject, ids_PT, (name,), **overrides)[0]
+
+    def _measure(
+        self, subject: MeasurableModel, ids_PT: np.ndarray, names: Sequence[str], **overrides: Any
+    ) -> list[float | dict[str, float]]:
+        """Return for each name its number, or all numbers whose names begin with it and a slash.
+
+        Raises:
+            UserError: There is no such metric. That of another kind of model is refused after the forward pass.
+        """
+        metrics = select_measurable(subject.available_arrays)
+        families = dict.fromkeys(info.name.partition('/')[0] for metric in metrics for info in metric.infos)
+        for name in names:
+            if not select_by_name((name,), metrics):
+                raise UserError(f'there is no metric {name!r}; use {", ".join(families)}')
+        numbers, results = measure_model(subject, ids_PT, names=tuple(names), **overrides).numbers, []
+        for name in names:
+            matching = {key: value for key, value in numbers.items() if not name or key.startswith(f'{name}/')}
+            if name not in numbers and not matching:
+                raise UserError(f'there is no metric {name!r} of this model; use {", ".join(families)}')
+            results.append(numbers.get(name, matching))
+        return results
 
     def loss(self, text: str | list[str], edit: Edit | Sequence[Edit] | None = None) -> float:
         """Compute the mean loss of one or more texts, in nats per token, of every token but the first.
@@ -293,9 +302,7 @@ class OpenedModel:
         for label, edit in {'without': None, **labelled}.items():
             subject = self._make_edited_copy(edit, ids_PT.shape[1])
             rows[label] = {'loss': float(np.nanmean(subject.compute_token_losses(ids_PT)))}
-            numbers = measure_model(subject, ids_PT).numbers
-            for name in names:
-                selected = select_numbers(numbers, name)
+            for name, selected in zip(names, self._measure(subject, ids_PT, names), strict=True):
                 rows[label] |= selected if isinstance(selected, dict) else {name: selected}
         return rows
 

@@ -276,16 +276,17 @@ def test_cache_key_depends_on_all_inputs(trained_run):
         other_model.spec, model=dataclasses.replace(other_model.spec.model, norm_epsilon=1e-3)
     )
     key_inputs = [
-        (subject, ids_PT, None, {}),
-        (subject, ids_PT.reshape(4, 4), None, {}),
-        (subject, ids_PT + 1, None, {}),
-        (subject, ids_PT, position_T, {}),
-        (subject, ids_PT, position_T[::-1], {}),
-        (subject, ids_PT, None, dict(keys=subject.spec.probe.keys - 1)),
-        (subject, ids_PT, None, dict(lengths=(4,), thresholds=(0.3,))),
-        (other_step, ids_PT, None, {}),
-        (other_model, ids_PT, None, {}),
-        (sinklab.open(trained_run[0], dtype='bfloat16').subject, ids_PT, None, {}),
+        (subject, ids_PT, None, None, {}),
+        (subject, ids_PT.reshape(4, 4), None, None, {}),
+        (subject, ids_PT + 1, None, None, {}),
+        (subject, ids_PT, position_T, None, {}),
+        (subject, ids_PT, position_T[::-1], None, {}),
+        (subject, ids_PT, None, None, dict(keys=subject.spec.probe.keys - 1)),
+        (subject, ids_PT, None, None, dict(lengths=(4,), thresholds=(0.3,))),
+        (other_step, ids_PT, None, None, {}),
+        (other_model, ids_PT, None, None, {}),
+        (sinklab.open(trained_run[0], dtype='bfloat16').subject, ids_PT, None, None, {}),
+        (subject, ids_PT, None, ('sink/1',), {}),
     ]
     assert len({measure.compute_cache_key(*inputs) for inputs in key_inputs}) == len(key_inputs)
     assert measure.compute_cache_key(*key_inputs[0]) == measure.compute_cache_key(

@@ -291,7 +291,9 @@ class AttentionRecorder:
         self.on_attention(module, query, key, value, options.get('scaling'), output, attention)
         return output, attention
 
-    def check_outputs(self, attention_PHTS: torch.Tensor, value_PHSK: torch.Tensor, output_PTHK: torch.Tensor) -> None:
+    def check_outputs(
+        self, attention_PHTS: torch.Tensor, value_PHSK: torch.Tensor, output_PTHK: torch.Tensor
+    ) -> None:
         """Compare the outputs of some queries, the last among them, with the sums of values.
 
         Raises:
@@ -582,31 +584,45 @@ class HFModel:
 
         transformers has no common field for it.
         """
+        if getattr(self.config, 'alibi', False) or self.config.model_type in ('bloom', 'mpt'):
+            return 'alibi'
         rotary = any('rotary' in type(module).__name__.lower() for module in self.model.modules())
-        alibi = getattr(self.config, 'alibi', False) or self.config.model_type in ('bloom', 'mpt')
-        return 'rotary' if rotary else 'alibi' if alibi else 'learned'
+        return 'rotary' if rotary else 'learned'
 
-    def encode(self, text: str) -> list[int]:
+    @functools.cached_property
+    def prefix_ids(self) -> list[int]:
+        """The token ids before every text: those that the tokenizer puts there, or BOS.
+
+        What the tokenizer puts after a text, such as EOS, is left out: a text is cut anywhere.
+        """
+        if self.bos == 'none':
+            return []
+        if self.bos == 'force':
+            if self.tokenizer.bos_token_id is None:
+                raise UserError(f'{self.name} has no BOS; remove --bos=force')
+            return [self.tokenizer.bos_token_id]
+        ids, text_ids = self.tokenizer('a')['input_ids'], self.encode_text('a')
+        starts = (start for start in range(len(ids)) if ids[start : start + len(text_ids)] == text_ids)
+        return ids[: next(starts, 0)]
+
+    def encode_text(self, text: str) -> list[int]:
         # verbose=False: no warning that the text is longer than the model reads, since it is cut later
-        ids = self.tokenizer(text, add_special_tokens=self.bos == 'auto', verbose=False)['input_ids']
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
         if unknown_ids := [token_id for token_id in ids if token_id >= self.vocabulary]:
             raise UserError(
                 f'the tokenizer of {self.name} gives the id {unknown_ids[0]}, but the model has ids below '
                 f'{self.vocabulary}: it belongs to another model'
             )
-        if self.bos != 'force':
-            return ids
-        bos_id = self.tokenizer.bos_token_id
-        if bos_id is None:
-            raise UserError(f'{self.name} has no BOS; remove --bos=force')
-        return ids if ids[:1] == [bos_id] else [bos_id, *ids]
+        return ids
+
+    def encode(self, text: str) -> list[int]:
+        ids = self.encode_text(text)
+        return ids if self.prefix_ids and ids[: len(self.prefix_ids)] == self.prefix_ids else [*self.prefix_ids, *ids]
 
     def encode_windows(self, text: str, length: int) -> list[list[int]]:
         ids = self.encode(text)
-        pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self.encode(''), ids, strict=False))
-        prefix_ids = [token_id for token_id, _ in pairs]
-        size = max(1, length - len(prefix_ids))
-        return [[*prefix_ids, *ids[end - size : end]][:length] for end in range(length, len(ids) + 1, size)]
+        size = max(1, length - len(self.prefix_ids))
+        return [[*self.prefix_ids, *ids[end - size : end]][:length] for end in range(length, len(ids) + 1, size)]
 
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
         return [self.tokenizer.decode([int(token_id)]) for token_id in ids_T]
@@ -680,8 +696,8 @@ class HFModel:
         """Raise UserError if positions are given and the model ignores `position_ids`."""
         if position_T is not None and self.ignores_positions:
             raise UserError(
-                f'{self.name} (model type {self.config.model_type}) takes no positions of tokens (position_ids); remove '
-                '--positions'
+                f'{self.name} (model type {self.config.model_type}) takes no positions of tokens (position_ids); '
+                'remove --positions'
             )
 
     @functools.cached_property
@@ -703,7 +719,7 @@ class HFModel:
             ids = torch.as_tensor(ids_PT, dtype=torch.long)
             with self.recorder.activate(length, None, self.edits):
                 logits_PTV = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
-                # Logits in (P, V, T) would be summed over an axis that is not contiguous: ten times the rounding errors.
+                # In the order (P, V, T), sums over V are not contiguous and have ten times the rounding errors.
                 loss_N = torch.nn.functional.cross_entropy(
                     logits_PTV.flatten(0, 1), ids[:, 1:].flatten(), reduction='none'
                 )

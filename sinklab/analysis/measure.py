@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -322,9 +322,16 @@ class MetricExtractor:
     """
 
     setting: MetricSetting
+    names: tuple[str, ...] | None = None  # as in `measure_model`
 
     def __call__(self, arrays: dict[str, Any]) -> Arrays:
-        return registry.compute_arrays(arrays, self.setting, registry.select_measurable(arrays))
+        return registry.compute_arrays(arrays, self.setting, select_metrics(arrays, self.names))
+
+
+def select_metrics(available_arrays: Collection[str], names: tuple[str, ...] | None) -> registry.Metrics:
+    """Select the metrics that these arrays allow and, for the `names` of `measure_model`, that give those."""
+    metrics = registry.select_measurable(available_arrays)
+    return metrics if names is None else registry.select_by_name(names, metrics)
 
 
 def measure_model(
@@ -332,20 +339,23 @@ def measure_model(
     ids_PT: np.ndarray,
     position_T: np.ndarray | None = None,
     on_progress: ProgressFn = ignore_progress,
+    names: tuple[str, ...] | None = None,
     **overrides: Any,
 ) -> Measurement:
-    """Compute all metrics of the given sequences.
+    """Compute metrics of the given sequences.
 
     Args:
         model: The model to measure.
         ids_PT: The token ids.
         position_T: The positions of the tokens; None: 0, 1, 2, ...
         on_progress: Called with the number of sequences of each finished batch.
+        names: Compute only numbers of these names, and those that begin with one of them and a slash; ('',): all
+            numbers; None: also the matrices of the first text, which need the memory of all layers at once.
         **overrides: Fields of the MetricSetting to change.
     """
     setting = model.make_setting(ids_PT.shape[1], **overrides)
-    metrics = registry.select_measurable(model.available_arrays)
-    captured = model.capture(ids_PT, MetricExtractor(setting), position_T, on_progress)
+    metrics = select_metrics(model.available_arrays, names)
+    captured = model.capture(ids_PT, MetricExtractor(setting, names), position_T, on_progress)
     if setting.triggers and isinstance(model, RunModel):
         captured |= dict(trigger_PT=model.find_triggers(ids_PT))
     numbers = {name: float(value) for name, value in registry.compute_numbers(captured, setting, metrics).items()}
@@ -383,17 +393,18 @@ def measure_cached(
     ids_PT: np.ndarray,
     position_T: np.ndarray | None = None,
     on_progress: ProgressFn = ignore_progress,
+    names: tuple[str, ...] | None = None,
     **overrides: Any,
 ) -> Measurement:
-    """Compute all metrics as `measure_model` does, or read them from the cache."""
-    path = get_cache_dir() / 'measured' / f'{compute_cache_key(model, ids_PT, position_T, overrides)}.npz'
+    """Compute metrics as `measure_model` does, or read them from the cache."""
+    path = get_cache_dir() / 'measured' / f'{compute_cache_key(model, ids_PT, position_T, names, overrides)}.npz'
     try:
         return read_cached(path)
     except DamagedFileError as error:
         run_file_schemas.warn_once(path, f'{error}; it is measured again')
     except OSError:  # not in the cache, or the cache cannot be read
         pass
-    measurement = measure_model(model, ids_PT, position_T, on_progress, **overrides)
+    measurement = measure_model(model, ids_PT, position_T, on_progress, names, **overrides)
     try:
         with open_writable_folder(path.parent):
             save_measurement(path, measurement, seal=digest_measurement(path.stem, measurement))
@@ -433,12 +444,16 @@ def digest_measurement(cache_key: str, measurement: Measurement) -> str:
 
 
 def compute_cache_key(
-    model: MeasurableModel, ids_PT: np.ndarray, position_T: np.ndarray | None, overrides: dict[str, Any]
+    model: MeasurableModel,
+    ids_PT: np.ndarray,
+    position_T: np.ndarray | None,
+    names: tuple[str, ...] | None,
+    overrides: dict[str, Any],
 ) -> str:
     """Compute a digest of all that decides a result: model, inputs, setting, and code of sinklab."""
     setting = dataclasses.asdict(model.make_setting(ids_PT.shape[1], **overrides))
     positions = None if position_T is None else list(map(int, position_T))
-    key_json = json.dumps([digest_code(), model.digest, setting, positions, ids_PT.shape])
+    key_json = json.dumps([digest_code(), model.digest, names, setting, positions, ids_PT.shape])
     return hashlib.sha256(key_json.encode() + np.int64(ids_PT).tobytes()).hexdigest()[:24]
 
 
@@ -564,8 +579,11 @@ class MeasureJob:
     def num_sequences(self) -> int:
         return sum(map(len, self.ids_by_input.values()))
 
-    def run(self, on_progress: ProgressFn = ignore_progress) -> MeasureResult:
-        measurements = {name: self.measure_input(name, on_progress) for name in self.ids_by_input}
+    def run(
+        self, on_progress: ProgressFn = ignore_progress, metric_names: tuple[str, ...] | None = None
+    ) -> MeasureResult:
+        """Measure all inputs; `metric_names` are the `names` of `measure_model`."""
+        measurements = {name: self.measure_input(name, on_progress, metric_names) for name in self.ids_by_input}
         header = dict(model=self.model.name, digest=self.model.digest, dtype=self.model.dtype, bos=self.model.bos)
         header |= {name: getattr(self.request, name) for name in OPEN_MODEL_DEFAULTS}
         if remarks := [*self.model.remarks, *self.remarks]:
@@ -587,12 +605,14 @@ class MeasureJob:
         judged = judge_propositions(self.model.position, replace_nonfinite(measurements['repeated'].numbers))
         return [dict(claim=claim, number=number, holds=holds) for claim, number, holds in judged]
 
-    def measure_input(self, name: str, on_progress: ProgressFn) -> Measurement:
+    def measure_input(self, name: str, on_progress: ProgressFn, metric_names: tuple[str, ...] | None) -> Measurement:
         ids_PT, overrides = (
             self.ids_by_input[name],
             self.request.setting_overrides | dict(repeated=name == 'repeated'),
         )
-        measurement = measure_cached(self.model, ids_PT, self.request.position_T, on_progress, **overrides)
+        measurement = measure_cached(
+            self.model, ids_PT, self.request.position_T, on_progress, metric_names, **overrides
+        )
         return dataclasses.replace(
             measurement, numbers=measurement.numbers | compute_forward_pass_metrics(self.model, ids_PT, self.request)
         )

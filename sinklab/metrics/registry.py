@@ -78,6 +78,18 @@ def select_measurable(inputs: Collection[str]) -> Metrics:
     return tuple(metric for metric in (*METRICS, *OFFLINE_METRICS) if {*metric.inputs} <= {*inputs})
 
 
+def select_by_name(names: Collection[str], metrics: Metrics) -> Metrics:
+    """Select the metrics that give a number NAME, or numbers NAME/...; '' selects all that give numbers."""
+
+    def gives(metric: Metric, name: str) -> bool:
+        return any(
+            not name or info.name.startswith(f'{name}/') or match_name(info, name) is not None
+            for info in metric.infos
+        )
+
+    return tuple(metric for metric in metrics if any(gives(metric, name) for name in names))
+
+
 def compute_numbers(arrays: Arrays, setting: MetricSetting, metrics: Metrics = METRICS) -> dict[str, float]:
     """Compute the numbers that a probe adds to metrics.jsonl."""
     return merge_disjoint(metric.compute_numbers(arrays, setting) for metric in select_applicable(setting, metrics))
@@ -124,6 +136,11 @@ def select_saved_arrays(arrays: Arrays, setting: MetricSetting, metrics: Metrics
 def find_metric_info(name: str) -> MetricInfo | None:
     """Find the MetricInfo of a recorded name, such as sink/{k} with k = 2 for sink/2; None if there is none."""
     for entry in (*METRIC_INFOS, *OFFLINE_METRIC_INFOS):
-        if match := re.fullmatch(re.sub(r'\\{(\w+)\\}', r'(?P<\1>[\\d.e-]+)', re.escape(entry.name)), name):
+        if match := match_name(entry, name):
             return dataclasses.replace(entry, name=name, label=entry.label.format(**match.groupdict()))
     return None
+
+
+def match_name(info: MetricInfo, name: str) -> re.Match[str] | None:
+    """Match a recorded name with the name of a MetricInfo, whose {k} stands for a number."""
+    return re.fullmatch(re.sub(r'\\{(\w+)\\}', r'(?P<\1>[\\d.e-]+)', re.escape(info.name)), name)
