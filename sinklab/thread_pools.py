@@ -67,6 +67,14 @@ def get_reader_pool() -> DaemonThreadPool:
     return DaemonThreadPool(MAX_READER_THREADS)
 
 
+def call_in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function in a daemon thread and wait, so that Ctrl-C stops the caller while native code computes."""
+    pool = DaemonThreadPool(1)
+    future = pool.submit(function, *arguments)
+    pool.tasks.put(None)  # the thread ends after the call
+    return future.result()
+
+
 def map_ahead(
     submit: Callable[[Item], 'Future[Result]'], items: Iterable[Item], max_pending: int
 ) -> Iterator[Result]:

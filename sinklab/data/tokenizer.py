@@ -1,7 +1,8 @@
 """Tokenizers (Hugging Face tokenizer.json or a trained byte-level BPE) and parallel encoding.
 
 `python -m sinklab.data.tokenizer TOKENIZER.JSON` encodes pickled lists of texts from standard input, and writes
-pickled lists of ids to standard output. It exits when its input ends, so that it does not outlive its parent.
+pickled lists of ids to standard output. It exits as soon as its input ends, also while it encodes, so that it does
+not outlive its parent.
 """
 
 import functools
@@ -9,6 +10,7 @@ import hashlib
 import itertools
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import threading
@@ -22,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from sinklab.errors import UserError
 from sinklab.storage.paths import parse_path
 from sinklab.storage.untrusted_files import MAX_JSON_BYTES, read_regular_file
-from sinklab.thread_pools import map_ahead
+from sinklab.thread_pools import call_in_thread, map_ahead
 
 SPECIAL_TOKENS = ['<|endoftext|>', '<|padding|>']  # ids 0 and 1, as in GPT-NeoX's
 MAX_ENCODED_CHARS = 1 << 20  # characters tokenized at once
@@ -103,7 +105,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    call_in_thread(tokenizer.train_from_iterator, texts, trainer)
     return tokenizer.to_str(pretty=True)
 
 
@@ -173,7 +175,7 @@ def encode_tasks(tokenizer_path: Path, tasks: Iterable[list[str]], processes: in
     """Encode lists of texts in parallel; yield the ids of each list, in order, with few lists in memory at once."""
     if processes == 1:
         tokenizer = load_tokenizer(tokenizer_path)
-        yield from map(functools.partial(encode_texts, tokenizer, choose_ids_dtype(tokenizer)), tasks)
+        yield from map(functools.partial(call_in_thread, encode_texts, tokenizer, choose_ids_dtype(tokenizer)), tasks)
         return
     workers = EncoderProcesses(tokenizer_path)
     with ThreadPoolExecutor(processes, initializer=workers.start) as pool:
@@ -225,18 +227,28 @@ def get_exit_code(process: subprocess.Popen) -> int | str:
 
 
 def serve_encoder(tokenizer_path: str) -> None:
+    tasks = queue.SimpleQueue()
+    threading.Thread(target=read_tasks, args=[tasks], daemon=True).start()
     tokenizer = load_tokenizer(tokenizer_path)
     ids_dtype = choose_ids_dtype(tokenizer)
     while True:
+        ids = encode_texts(tokenizer, ids_dtype, tasks.get())
         try:
-            texts = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        try:
-            pickle.dump(encode_texts(tokenizer, ids_dtype, texts), sys.stdout.buffer)
+            pickle.dump(ids, sys.stdout.buffer)
             sys.stdout.buffer.flush()
         except BrokenPipeError:  # the parent has exited
-            os._exit(1)
+            os._exit(0)
+
+
+def read_tasks(tasks: queue.SimpleQueue) -> None:
+    """Read tasks from standard input; end the process when the input ends, whatever other threads compute."""
+    try:
+        # Python cannot exit after an error while another thread reads sys.stdin.
+        with open(0, 'rb', closefd=False) as file:
+            while True:
+                tasks.put(pickle.load(file))
+    finally:
+        os._exit(0)
 
 
 if __name__ == '__main__':
