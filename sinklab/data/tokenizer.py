@@ -11,15 +11,16 @@ import itertools
 import os
 import pickle
 import queue
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sinklab.errors import UserError
 from sinklab.storage.paths import parse_path
@@ -94,10 +95,33 @@ def check_special_tokens(tokenizer: Tokenizer, end_token: int, fixed_token: int,
         raise UserError(f'{name} has no token {fixed_token} other than its end {end_token}; set fixed_token (BOS)')
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
-    """Train a byte-level BPE with at most `vocabulary` ids, and return its tokenizer.json."""
+# The time to train BPE grows with the square of the length of a pre-token, so a longer one is cut. No word is that
+# long: the longest pre-token of Python's standard library has 200 characters.
+MAX_WORD_CHARS = 512
+# A longer pre-token fills a whole block of half that length.
+BLOCK_CHARS = MAX_WORD_CHARS // 2
+UNIFORM_BLOCK = re.compile(r'[^\W_]{N}|(?:[^\w\s]|_){N}|\s{N}'.replace('N', str(BLOCK_CHARS)))
+# The pattern of `pre_tokenizers.ByteLevel` with a largest length.
+WORD = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+".replace(
+    '+', f'{{1,{MAX_WORD_CHARS}}}'
+)
+
+
+def train_tokenizer(texts: Sequence[str], vocabulary: int) -> str:
+    """Train a byte-level BPE with at most `vocabulary` ids, and return its tokenizer.json.
+
+    If a text may have a pre-token of more than MAX_WORD_CHARS characters, the tokenizer cuts pre-tokens at that
+    length. Texts with shorter ones have the same ids with and without the cut.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if any(UNIFORM_BLOCK.match(text, start) for text in texts for start in range(0, len(text), BLOCK_CHARS)):
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(WORD), 'isolated'),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
