@@ -133,37 +133,46 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> str:
     return tokenizer.to_str(pretty=True)
 
 
-def split_text(text: str, tokenizer: Tokenizer, name: str) -> Iterator[str]:
+def split_text(text: str, tokenizer: Tokenizer) -> Iterator[str]:
     """Split a long text into pieces whose ids, one piece after another, are those of the whole text.
 
-    Raises:
-        UserError: There is no place near the maximal length where the text can be cut without a change of ids.
+    Only pieces of a pre-token of more than MAX_ENCODED_CHARS characters may have other ids.
     """
-    start = 0
-    while len(text) - start > MAX_ENCODED_CHARS:
-        end = next(
-            (
-                position
-                for position in find_word_ends(text, start + MAX_ENCODED_CHARS)
-                if is_safe_cut(tokenizer, text, position)
-            ),
-            None,
-        )
-        if end is None:
-            raise UserError(
-                f'{name} has {len(text):,} characters, too many at once, and its tokenizer allows no split '
-                f'near character {start + MAX_ENCODED_CHARS:,}; split the document'
-            )
+    end = 0
+    while True:
+        start, end = end, find_piece_end(tokenizer, text, end)
         yield text[start:end]
-        start = end
-    yield text[start:]
+        if end == len(text):
+            return
+
+
+def find_piece_end(tokenizer: Tokenizer, text: str, start: int) -> int:
+    """Return the end of the piece of a text that begins at `start`."""
+    end = start + MAX_ENCODED_CHARS
+    if end >= len(text):
+        return len(text)
+    if word_ends := [*find_word_ends(text, end)]:
+        safe_cuts = (position for position in word_ends if is_safe_cut(tokenizer, text, position))
+        # A tokenizer that does not allow any cut (for example, one that adds a space to each text) needs all at once.
+        return next(safe_cuts, len(text))
+    pre_tokens = tokenizer.pre_tokenizer.pre_tokenize_str(text[start:end]) if tokenizer.pre_tokenizer else []
+    # The last pre-token may continue after `end`.
+    return start + pre_tokens[-1][1][0] if len(pre_tokens) > 1 else end
 
 
 def find_word_ends(text: str, end: int) -> Iterator[int]:
-    """Yield the ends of words before a position, the nearest first."""
-    positions = range(end, end - MAX_ENCODED_CHARS // 2, -1)
-    ends = (position for position in positions if text[position - 1].isalnum() and not text[position].isalnum())
+    """Yield the ends of words, numbers and runs of other marks before a position, the nearest first."""
+    positions = range(end, end - MAX_ENCODED_CHARS // 8, -1)
+    ends = (
+        position
+        for position in positions
+        if not text[position - 1].isspace() and get_char_class(text[position - 1]) != get_char_class(text[position])
+    )
     return itertools.islice(ends, MAX_CUT_TRIES)
+
+
+def get_char_class(char: str) -> tuple[bool, bool, bool]:
+    return char.isalpha(), char.isnumeric(), char.isspace()
 
 
 def is_safe_cut(tokenizer: Tokenizer, text: str, position: int) -> bool:
@@ -190,9 +199,9 @@ def encode_texts(tokenizer: Tokenizer, ids_dtype: np.dtype, texts: list[str]) ->
     return [np.array(encoding.ids, ids_dtype) for encoding in encodings]
 
 
-def encode_long_text(tokenizer: Tokenizer, text: str, name: str) -> np.ndarray:
+def encode_long_text(tokenizer: Tokenizer, text: str) -> np.ndarray:
     """Encode one text of any length."""
-    return np.concatenate(encode_texts(tokenizer, np.dtype(np.int32), [*split_text(text, tokenizer, name)]))
+    return np.concatenate(encode_texts(tokenizer, np.dtype(np.int32), [*split_text(text, tokenizer)]))
 
 
 def encode_tasks(tokenizer_path: Path, tasks: Iterable[list[str]], processes: int) -> Iterator[list[np.ndarray]]:
