@@ -129,7 +129,9 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> str:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    call_in_thread(tokenizer.train_from_iterator, texts, trainer)
+    message = f'training a tokenizer of {vocabulary:,} ids on {sum(map(len, texts)):,} characters'
+    on_wait = functools.partial(print, message, file=sys.stderr, flush=True)
+    call_in_thread(tokenizer.train_from_iterator, texts, trainer, on_wait=on_wait)
     return tokenizer.to_str(pretty=True)
 
 
