@@ -6,11 +6,12 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 MAX_READER_THREADS = 64  # ranges that a process reads in parallel
 CLOSE_SECONDS = 5.0  # seconds that a closed `prefetch` waits for the item in progress; one that hangs is abandoned
+WAIT_SECONDS = 10.0  # seconds between two calls of `on_wait`
 Item, Result = TypeVar('Item'), TypeVar('Result')
 
 
@@ -65,6 +66,24 @@ class DaemonThreadPool:
 @functools.cache
 def get_reader_pool() -> DaemonThreadPool:
     return DaemonThreadPool(MAX_READER_THREADS)
+
+
+def call_in_thread(
+    function: Callable[..., Result], *arguments: Any, on_wait: Callable[[], object] = lambda: None
+) -> Result:
+    """Call a function in a daemon thread and wait, so that Ctrl-C stops the caller while native code computes.
+
+    Args:
+        function: The function.
+        arguments: Its arguments.
+        on_wait: Called every WAIT_SECONDS seconds until the function returns.
+    """
+    pool = DaemonThreadPool(1)
+    future = pool.submit(function, *arguments)
+    pool.tasks.put(None)  # the thread ends after the call
+    while wait([future], WAIT_SECONDS).not_done:
+        on_wait()
+    return future.result()
 
 
 def map_ahead(

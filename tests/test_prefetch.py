@@ -102,3 +102,18 @@ def test_reader_pool_uses_timeout_of_caller():
     with limit_retry_seconds(7.0):
         result = thread_pools.get_reader_pool().submit(RETRY_SECONDS.get)
     assert result.result() == 7.0
+
+
+def test_call_in_thread_reports_until_the_function_returns(monkeypatch):
+    monkeypatch.setattr(thread_pools, 'WAIT_SECONDS', 0.01)
+    is_reported = threading.Event()
+    assert thread_pools.call_in_thread(is_reported.wait, 60, on_wait=is_reported.set)
+
+
+def test_call_in_thread_raises_the_error_of_the_function():
+    with pytest.raises(TimeoutError):
+        thread_pools.call_in_thread(raise_timeout)
+
+
+def raise_timeout():
+    raise TimeoutError

@@ -24,6 +24,7 @@ from stores import (
     write_chat,
     write_source,
 )
+from tokenizers import Tokenizer, models
 
 from sinklab.cli import prepare
 from sinklab.cli.main import main
@@ -257,6 +258,57 @@ def test_dead_tokenizing_process_is_reported_with_exit_code(tmp_path, monkeypatc
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
     with pytest.raises(UserError, match='exit code 9'):
         make_store(tmp_path / 'store', source, processes=2)
+
+
+def save_slow_tokenizer(path):
+    """Save a tokenizer that needs minutes for SLOW_TEXT: WordPiece tries all ends of a token at each position."""
+    slow = Tokenizer(models.WordPiece({'a': 0, '##a': 1}, unk_token='a', max_input_chars_per_word=1 << 30))
+    slow.add_special_tokens(['<end>', '<begin>'])
+    slow.save(str(path))
+    return path
+
+
+SLOW_TEXT = 'a' * 100_000
+WORKER_CODE = """
+import sys
+from sinklab.data.tokenizer import EncoderProcesses
+workers = EncoderProcesses(sys.argv[1])
+workers.start()
+workers.encode(['a'])
+print(workers.processes[0].pid, flush=True)
+workers.encode([sys.argv[2]])
+"""
+
+
+def test_worker_that_encodes_ends_with_its_killed_parent(tmp_path):
+    command = [sys.executable, '-c', WORKER_CODE, save_slow_tokenizer(tmp_path / 'slow.json'), SLOW_TEXT]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    worker = int(process.stdout.readline())
+    time.sleep(0.5)
+    process.kill()
+    try:
+        process.communicate(timeout=10)  # standard error ends with the last process that has it
+    except subprocess.TimeoutExpired:
+        os.kill(worker, signal.SIGKILL)
+        raise
+
+
+@pytest.mark.parametrize('processes', [1, 2])
+def test_interrupt_ends_prepare_while_a_text_is_encoded(tmp_path, processes):
+    source, slow = write_source(tmp_path / 'a.jsonl', [SLOW_TEXT] * 3), save_slow_tokenizer(tmp_path / 'slow.json')
+    command = [sys.executable, '-m', 'sinklab', 'prepare', f'--source={source}', f'--out={tmp_path}/store']
+    process = subprocess.Popen(
+        [*command, f'--tokenizer={slow}', '--end_token=2', '--fixed_token=3', f'--processes={processes}']
+    )
+    try:
+        while not (tmp_path / 'store' / 'recipe.json').exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
+    finally:
+        process.kill()
 
 
 def test_loss_mask_is_not_written_for_plain_text(tmp_path):

@@ -1,6 +1,8 @@
-"""Tests of trained and external tokenizers, and of documents that are too long."""
+"""Tests of trained and external tokenizers, and of long documents and words."""
 
+import base64
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -14,9 +16,9 @@ from stores import (
     save_foreign_tokenizer,
     write_source,
 )
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from sinklab.data import tokenizer
+from sinklab.data import prepare, tokenizer
 from sinklab.data.prepare import prepare_store
 from sinklab.data.store import Store
 from sinklab.errors import UserError
@@ -36,10 +38,104 @@ def test_long_document_is_split_without_changing_tokens(tmp_path, monkeypatch):
     assert expected_ids in read_document_ids(store, 'train') + read_document_ids(store, 'held_out')
 
 
-def test_long_document_without_split_point_is_rejected(tmp_path, monkeypatch):
+CHARS = [
+    "'s",
+    "'re",
+    "'",
+    ' ',
+    '  ',
+    '\n',
+    '\t',
+    'a',
+    'É',
+    '中',
+    '1',
+    '²',
+    '_',
+    '-',
+    '\u0301',
+    '\u2028',
+    '\x1c',
+    '🙂',
+]
+
+
+def make_wordless_texts(size):
+    """Make texts of about `size` characters without word ends, or with few of them, by name."""
+    rng = random.Random(0)
+    return dict(
+        line_breaks='\n' * size + 'ordinary text',
+        letters=''.join(rng.choices('abcdÉ中', k=size)),
+        digits='1²3' * (size // 3),
+        hexadecimal=rng.randbytes(size // 2).hex(),
+        base64=base64.b64encode(rng.randbytes(size * 3 // 4)).decode(),
+        marks='-_' * (size // 2),
+        runs=''.join(char * rng.randint(1, size // 50) for char in rng.choices(CHARS, k=60)),
+    )
+
+
+def train_tokenizer(texts):
+    return tokenizer.parse_tokenizer(tokenizer.train_tokenizer(texts, 300), 'trained')
+
+
+def get_pre_tokens(trained, text):
+    return [text[start:end] for _, (start, end) in trained.pre_tokenizer.pre_tokenize_str(text)]
+
+
+def test_training_cuts_words_that_are_too_long():
+    texts = make_wordless_texts(300_000)
+    trained = train_tokenizer([*texts.values()])
+    for text in texts.values():
+        pre_tokens = get_pre_tokens(trained, text)
+        assert ''.join(pre_tokens) == text
+        assert max(map(len, pre_tokens)) <= 1 + tokenizer.MAX_WORD_CHARS  # 1: the space before a word
+        assert trained.decode(trained.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_cut_of_long_words_does_not_change_other_text():
+    rng = random.Random(0)
+    texts = [''.join(rng.choices(CHARS, k=400)) for _ in range(200)]
+    plain, cut = train_tokenizer(texts), train_tokenizer(['a' * 1000])
+    assert plain.pre_tokenizer.__getstate__() == pre_tokenizers.ByteLevel(add_prefix_space=False).__getstate__()
+    assert [get_pre_tokens(cut, text) for text in texts] == [get_pre_tokens(plain, text) for text in texts]
+    plain_ids = [plain.encode(text).ids for text in texts]
+    plain.pre_tokenizer = cut.pre_tokenizer
+    assert [plain.encode(text).ids for text in texts] == plain_ids
+
+
+@pytest.mark.parametrize('name', make_wordless_texts(1000))
+def test_wordless_text_is_split_into_pieces_with_the_ids_of_the_whole(name, monkeypatch):
+    monkeypatch.setattr(tokenizer, 'MAX_ENCODED_CHARS', 4000)
+    texts = make_wordless_texts(20_000)
+    trained = train_tokenizer([*texts.values()])
+    pieces = [*tokenizer.split_text(texts[name], trained)]
+    assert ''.join(pieces) == texts[name]
+    assert max(map(len, pieces)) <= tokenizer.MAX_ENCODED_CHARS
+    expected_ids = trained.encode(texts[name]).ids
+    assert tokenizer.encode_long_text(trained, texts[name]).tolist() == expected_ids
+
+
+def test_tokenizer_that_adds_a_space_to_each_text_encodes_long_text_at_once(monkeypatch):
     monkeypatch.setattr(tokenizer, 'MAX_ENCODED_CHARS', 1000)
-    with pytest.raises(UserError, match=r'a\.jsonl:2.*5,000'):
-        make_store(tmp_path / 'store', write_source(tmp_path / 'a.jsonl', ['short', 'x' * 5000, 'another']))
+    text = ' '.join(make_texts(400))
+    foreign = Tokenizer(models.BPE(unk_token='<unk>'))
+    foreign.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=['<unk>'], show_progress=False)
+    foreign.train_from_iterator(make_texts(9), trainer)
+    assert [*tokenizer.split_text(text, foreign)] == [text]
+    assert [*map(len, tokenizer.split_text('\n' * 2500, foreign))] == [1000, 1000, 500]  # no text with words
+
+
+def test_long_document_is_encoded_in_several_tasks(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, 'MAX_ENCODED_CHARS', 1000)
+    monkeypatch.setattr(prepare, 'TASK_CHARS', 1000)
+    progress, text = [], 'a' * 20_000
+    recipe = make_recipe(write_source(tmp_path / 'a.jsonl', [text, text]))
+    prepare_store(recipe, tmp_path / 'store', 1, lambda state: progress.append(state.bytes_read))
+    assert len(progress) > 30
+    assert sorted(progress) == progress
+    store = Store(tmp_path / 'store')
+    assert read_document_ids(store, 'train') == [store.load_tokenizer().encode(text).ids]
 
 
 def test_external_tokenizer_requires_end_token_and_uses_its_special_tokens(tmp_path):

@@ -22,7 +22,7 @@ from sinklab.checkpoint import checkpointer, digests
 from sinklab.config.spec import ModelConfig, Spec
 from sinklab.data.prepare import find_tokenizer_file, open_corpus
 from sinklab.data.run_data import PREPENDED_IDS
-from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, load_tokenizer
+from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, encode_long_text, load_tokenizer
 from sinklab.data.windows import add_training_tokens, set_fixed_token
 from sinklab.errors import UserError
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
@@ -113,7 +113,7 @@ class RunModel:
 
         If probes put none, the ids have the format of training.
         """
-        return self.add_first_tokens(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.add_first_tokens(encode_long_text(self.tokenizer, text).tolist())
 
     def add_first_tokens(self, ids: list[int]) -> list[int]:
         prefix_ids = PREPENDED_IDS[self.spec.probe.prepend](self.spec.data)
@@ -124,7 +124,7 @@ class RunModel:
     def encode_windows(self, text: str, length: int) -> list[list[int]]:
         text_id = self.vocabulary  # no id of the vocabulary; stands for the ids of the text
         window_ids = self.add_first_tokens([text_id] * (length + (self.spec.data.fixed_position or 0)))[:length]
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = encode_long_text(self.tokenizer, text).tolist()
         num_windows = len(ids) // max(1, window_ids.count(text_id))
         text_ids = iter(ids)
         return [

@@ -69,12 +69,11 @@ class RunCheckpoint:
 
         return tokenizer.load_tokenizer(find_run_tokenizer(self.run_dir, self.step, self.spec, file))
 
-    def encode_text(self, text: str, name: str, bare: bool, tokenizer: 'Tokenizer') -> 'np.ndarray':
+    def encode_text(self, text: str, bare: bool, tokenizer: 'Tokenizer') -> 'np.ndarray':
         """Encode a text, and add the tokens that training puts at the beginning of a text.
 
         Args:
             text: The text.
-            name: Where the text comes from, for error messages.
             bare: True: add no tokens.
             tokenizer: The tokenizer of the run.
 
@@ -84,7 +83,7 @@ class RunCheckpoint:
         from sinklab.data.tokenizer import encode_long_text
         from sinklab.data.windows import add_training_tokens
 
-        ids_T = encode_long_text(tokenizer, text, name)
+        ids_T = encode_long_text(tokenizer, text)
         return ids_T if bare else add_training_tokens(ids_T, self.spec.data)
 
     def load_parameters(self) -> Any:

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if args.run.startswith(MODEL_PREFIXES):
         print(escape_control(f'{checkpoint}: computed in {checkpoint.spec.model.dtype}'), file=sys.stderr)
     tokenizer = checkpoint.load_tokenizer(args.tokenizer)
-    ids_T = checkpoint.encode_text(check_prompt(args.prompt), '--prompt', args.bare, tokenizer)
+    ids_T = checkpoint.encode_text(check_prompt(args.prompt), args.bare, tokenizer)
     generated_ids = generate.sample_tokens(
         checkpoint.spec, cache, checkpoint.load_parameters(), ids_T, tokens, sampling_options, seed
     )

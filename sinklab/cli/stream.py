@@ -38,9 +38,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     checkpoint = checkpoint_flags.load_checkpoint(args.run)
     cache_texts = list_default_caches(checkpoint.spec.data.length) if args.cache is None else args.cache.split(',')
     caches = [checkpoint_flags.parse_cache(cache_text, checkpoint.spec) for cache_text in cache_texts]
-    ids_T = checkpoint.encode_text(
-        read_text_file(args.text), args.text, args.bare, checkpoint.load_tokenizer(args.tokenizer)
-    )
+    tokenizer = checkpoint.load_tokenizer(args.tokenizer)
+    ids_T = checkpoint.encode_text(read_text_file(args.text), args.bare, tokenizer)
     params, published, rows = (
         checkpoint.load_parameters(),
         checkpoint.run_dir.read_json('row').get('published', {}),

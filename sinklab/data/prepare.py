@@ -270,7 +270,7 @@ class StoreBuilder:
         pieces = (
             (piece, predicted)
             for text, predicted in document.parts
-            for piece in tokenizer.split_text(text, self.tokenizer, document.name)
+            for piece in tokenizer.split_text(text, self.tokenizer)
         )
         first_entry, bytes_per_char = entry, document.size / len(document.text)
         for (piece, predicted), next_piece in itertools.pairwise(itertools.chain(pieces, [None])):

@@ -1,7 +1,8 @@
 """Tokenizers (Hugging Face tokenizer.json or a trained byte-level BPE) and parallel encoding.
 
 `python -m sinklab.data.tokenizer TOKENIZER.JSON` encodes pickled lists of texts from standard input, and writes
-pickled lists of ids to standard output. It exits when its input ends, so that it does not outlive its parent.
+pickled lists of ids to standard output. It exits as soon as its input ends, also while it encodes, so that it does
+not outlive its parent.
 """
 
 import functools
@@ -9,20 +10,22 @@ import hashlib
 import itertools
 import os
 import pickle
+import queue
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sinklab.errors import UserError
 from sinklab.storage.paths import parse_path
 from sinklab.storage.untrusted_files import MAX_JSON_BYTES, read_regular_file
-from sinklab.thread_pools import map_ahead
+from sinklab.thread_pools import call_in_thread, map_ahead
 
 SPECIAL_TOKENS = ['<|endoftext|>', '<|padding|>']  # ids 0 and 1, as in GPT-NeoX's
 MAX_ENCODED_CHARS = 1 << 20  # characters tokenized at once
@@ -92,10 +95,33 @@ def check_special_tokens(tokenizer: Tokenizer, end_token: int, fixed_token: int,
         raise UserError(f'{name} has no token {fixed_token} other than its end {end_token}; set fixed_token (BOS)')
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
-    """Train a byte-level BPE with at most `vocabulary` ids, and return its tokenizer.json."""
+# The time to train BPE grows with the square of the length of a pre-token, so a longer one is cut. No word is that
+# long: the longest pre-token of Python's standard library has 200 characters.
+MAX_WORD_CHARS = 512
+# A longer pre-token fills a whole block of half that length.
+BLOCK_CHARS = MAX_WORD_CHARS // 2
+UNIFORM_BLOCK = re.compile(r'[^\W_]{N}|(?:[^\w\s]|_){N}|\s{N}'.replace('N', str(BLOCK_CHARS)))
+# The pattern of `pre_tokenizers.ByteLevel` with a largest length.
+WORD = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+".replace(
+    '+', f'{{1,{MAX_WORD_CHARS}}}'
+)
+
+
+def train_tokenizer(texts: Sequence[str], vocabulary: int) -> str:
+    """Train a byte-level BPE with at most `vocabulary` ids, and return its tokenizer.json.
+
+    If a text may have a pre-token of more than MAX_WORD_CHARS characters, the tokenizer cuts pre-tokens at that
+    length. Texts with shorter ones have the same ids with and without the cut.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if any(UNIFORM_BLOCK.match(text, start) for text in texts for start in range(0, len(text), BLOCK_CHARS)):
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(WORD), 'isolated'),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
@@ -103,41 +129,52 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    message = f'training a tokenizer of {vocabulary:,} ids on {sum(map(len, texts)):,} characters'
+    on_wait = functools.partial(print, message, file=sys.stderr, flush=True)
+    call_in_thread(tokenizer.train_from_iterator, texts, trainer, on_wait=on_wait)
     return tokenizer.to_str(pretty=True)
 
 
-def split_text(text: str, tokenizer: Tokenizer, name: str) -> Iterator[str]:
+def split_text(text: str, tokenizer: Tokenizer) -> Iterator[str]:
     """Split a long text into pieces whose ids, one piece after another, are those of the whole text.
 
-    Raises:
-        UserError: There is no place near the maximal length where the text can be cut without a change of ids.
+    Only pieces of a pre-token of more than MAX_ENCODED_CHARS characters may have other ids.
     """
-    start = 0
-    while len(text) - start > MAX_ENCODED_CHARS:
-        end = next(
-            (
-                position
-                for position in find_word_ends(text, start + MAX_ENCODED_CHARS)
-                if is_safe_cut(tokenizer, text, position)
-            ),
-            None,
-        )
-        if end is None:
-            raise UserError(
-                f'{name} has {len(text):,} characters, too many at once, and its tokenizer allows no split '
-                f'near character {start + MAX_ENCODED_CHARS:,}; split the document'
-            )
+    end = 0
+    while True:
+        start, end = end, find_piece_end(tokenizer, text, end)
         yield text[start:end]
-        start = end
-    yield text[start:]
+        if end == len(text):
+            return
+
+
+def find_piece_end(tokenizer: Tokenizer, text: str, start: int) -> int:
+    """Return the end of the piece of a text that begins at `start`."""
+    end = start + MAX_ENCODED_CHARS
+    if end >= len(text):
+        return len(text)
+    if word_ends := [*find_word_ends(text, end)]:
+        safe_cuts = (position for position in word_ends if is_safe_cut(tokenizer, text, position))
+        # A tokenizer that does not allow any cut (for example, one that adds a space to each text) needs all at once.
+        return next(safe_cuts, len(text))
+    pre_tokens = tokenizer.pre_tokenizer.pre_tokenize_str(text[start:end]) if tokenizer.pre_tokenizer else []
+    # The last pre-token may continue after `end`.
+    return start + pre_tokens[-1][1][0] if len(pre_tokens) > 1 else end
 
 
 def find_word_ends(text: str, end: int) -> Iterator[int]:
-    """Yield the ends of words before a position, the nearest first."""
-    positions = range(end, end - MAX_ENCODED_CHARS // 2, -1)
-    ends = (position for position in positions if text[position - 1].isalnum() and not text[position].isalnum())
+    """Yield the ends of words, numbers and runs of other marks before a position, the nearest first."""
+    positions = range(end, end - MAX_ENCODED_CHARS // 8, -1)
+    ends = (
+        position
+        for position in positions
+        if not text[position - 1].isspace() and get_char_class(text[position - 1]) != get_char_class(text[position])
+    )
     return itertools.islice(ends, MAX_CUT_TRIES)
+
+
+def get_char_class(char: str) -> tuple[bool, bool, bool]:
+    return char.isalpha(), char.isnumeric(), char.isspace()
 
 
 def is_safe_cut(tokenizer: Tokenizer, text: str, position: int) -> bool:
@@ -164,16 +201,16 @@ def encode_texts(tokenizer: Tokenizer, ids_dtype: np.dtype, texts: list[str]) ->
     return [np.array(encoding.ids, ids_dtype) for encoding in encodings]
 
 
-def encode_long_text(tokenizer: Tokenizer, text: str, name: str) -> np.ndarray:
+def encode_long_text(tokenizer: Tokenizer, text: str) -> np.ndarray:
     """Encode one text of any length."""
-    return np.concatenate(encode_texts(tokenizer, np.dtype(np.int32), [*split_text(text, tokenizer, name)]))
+    return np.concatenate(encode_texts(tokenizer, np.dtype(np.int32), [*split_text(text, tokenizer)]))
 
 
 def encode_tasks(tokenizer_path: Path, tasks: Iterable[list[str]], processes: int) -> Iterator[list[np.ndarray]]:
     """Encode lists of texts in parallel; yield the ids of each list, in order, with few lists in memory at once."""
     if processes == 1:
         tokenizer = load_tokenizer(tokenizer_path)
-        yield from map(functools.partial(encode_texts, tokenizer, choose_ids_dtype(tokenizer)), tasks)
+        yield from map(functools.partial(call_in_thread, encode_texts, tokenizer, choose_ids_dtype(tokenizer)), tasks)
         return
     workers = EncoderProcesses(tokenizer_path)
     with ThreadPoolExecutor(processes, initializer=workers.start) as pool:
@@ -225,18 +262,28 @@ def get_exit_code(process: subprocess.Popen) -> int | str:
 
 
 def serve_encoder(tokenizer_path: str) -> None:
+    tasks = queue.SimpleQueue()
+    threading.Thread(target=read_tasks, args=[tasks], daemon=True).start()
     tokenizer = load_tokenizer(tokenizer_path)
     ids_dtype = choose_ids_dtype(tokenizer)
     while True:
+        ids = encode_texts(tokenizer, ids_dtype, tasks.get())
         try:
-            texts = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        try:
-            pickle.dump(encode_texts(tokenizer, ids_dtype, texts), sys.stdout.buffer)
+            pickle.dump(ids, sys.stdout.buffer)
             sys.stdout.buffer.flush()
         except BrokenPipeError:  # the parent has exited
-            os._exit(1)
+            os._exit(0)
+
+
+def read_tasks(tasks: queue.SimpleQueue) -> None:
+    """Read tasks from standard input; end the process when the input ends, whatever other threads compute."""
+    try:
+        # Python cannot exit after an error while another thread reads sys.stdin.
+        with open(0, 'rb', closefd=False) as file:
+            while True:
+                tasks.put(pickle.load(file))
+    finally:
+        os._exit(0)
 
 
 if __name__ == '__main__':
