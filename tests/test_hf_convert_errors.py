@@ -190,6 +190,22 @@ def test_import_error_suggests_measure_only_for_unsupported_family(folder, capsy
         assert all(part in err for part in (model_type, 'sinklab measure', f'hf:{folder}'))
 
 
+@pytest.mark.parametrize(
+    'command', ['measure', 'evaluate --tasks=a', 'sample --prompt=a', 'checkpoint import --out=run']
+)
+@pytest.mark.parametrize('has_model', [True, False])
+def test_folder_with_adapter_is_refused(folder, command, has_model, monkeypatch, capsys):
+    monkeypatch.chdir(folder.parent)
+    if not has_model:
+        shutil.rmtree(folder)
+        folder.mkdir()
+    (folder / 'adapter_config.json').write_text('{"peft_type": "LORA", "base_model_name_or_path": "nobody/nothing"}')
+    code = main([*command.split(), f'hf:{folder}'])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count('\n')) == (1, '', 1)
+    assert all(part in err for part in (str(folder), 'adapter_config.json', 'merge_and_unload', 'save_pretrained'))
+
+
 def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
     for file in folder.glob('*.safetensors*'):
         file.unlink()
