@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,6 +13,7 @@ from conftest import make_case_params, make_tiny_spec
 from tiny_runs import load_parameters as load_leaves
 from tiny_runs import train_run
 
+from docs.run_tutorial import read_blocks
 from sinklab.checkpoint.checkpointer import restore_parameters
 from sinklab.cli.main import main
 from sinklab.config.differences import flatten_dict
@@ -25,6 +29,7 @@ torch = pytest.importorskip('torch', reason=SKIP_REASON)
 transformers = pytest.importorskip('transformers', reason=SKIP_REASON)
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[1]
 BASE_CONFIG = dict(
     vocab_size=300,
     hidden_size=32,
@@ -278,6 +283,14 @@ def test_export_has_token_ids_of_imported_model(
         assert {key: content[key] for key in ids} == ids
     content = files.read_json_object(exported / 'tokenizer_config.json')
     assert {key: content[key] for key in names} == names
+
+
+def test_model_of_tutorial_is_imported_with_its_special_tokens(tmp_path, capsys):
+    page = (ROOT / 'docs' / 'tutorials' / 'open_model.md').read_text(encoding='utf-8')
+    (script,) = (block.text for block in read_blocks(page) if block.file == 'make_model.py')
+    subprocess.run([sys.executable, '-'], input=script, text=True, cwd=tmp_path, check=True, capture_output=True)
+    data = read_spec(RunDir(import_model(capsys, tmp_path / 'models' / 'tiny', tmp_path / 'run'))).data
+    assert (data.fixed_token, data.end_token, data.bos) == (0, 1, 'none')
 
 
 def test_export_of_fine_tuned_model_has_token_ids_of_imported_model(corpus, tokenizer, tmp_path, capsys):
