@@ -622,6 +622,7 @@ RUN_FILES = {
     'config.json': 'The whole config of the run, as it was resolved: every field of [Config fields](config.md).',
     'run.json': 'A random id that the run got when it began. Its checkpoints carry the same id.',
     'tokenizer.json': 'The tokenizer, in the format of Hugging Face tokenizers; only for runs on text.',
+    'token_ids.json': 'Of an imported model: `bos_token_id` and `eos_token_id` of its `config.json`.',
     'row.json': 'The row: config file, changes, published numbers and their source, overrides of the command line; '
     'for a fork, the run and step that it comes from.',
     'environment.json': 'Versions, devices, layout and commit of the newest attempt; for each attempt, its first '

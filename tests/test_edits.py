@@ -75,7 +75,7 @@ def run(run_path):
 def exported_model(run, tmp_path_factory):
     """Open the same model in the format of transformers."""
     folder, data = tmp_path_factory.mktemp('exported'), run.spec.data
-    config = convert.make_hf_config(run.spec.model, data.length, data.end_token, data.end_token)
+    config = convert.make_hf_config(run.spec.model, data.length)
     tokenizer = find_run_tokenizer(run.subject.run_dir, run.subject.step, run.spec)
     convert.write_model_files(run.spec, run.subject.params, config, tokenizer, folder, 'float32')
     return sinklab.open(f'hf:{folder}')

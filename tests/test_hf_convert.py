@@ -1,6 +1,10 @@
 """Tests of conversion between Hugging Face models and runs: logits, attention and parameters."""
 
+import dataclasses
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -9,6 +13,7 @@ from conftest import make_case_params, make_tiny_spec
 from tiny_runs import load_parameters as load_leaves
 from tiny_runs import train_run
 
+from docs.run_tutorial import read_blocks
 from sinklab.checkpoint.checkpointer import restore_parameters
 from sinklab.cli.main import main
 from sinklab.config.differences import flatten_dict
@@ -24,6 +29,7 @@ torch = pytest.importorskip('torch', reason=SKIP_REASON)
 transformers = pytest.importorskip('transformers', reason=SKIP_REASON)
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[1]
 BASE_CONFIG = dict(
     vocab_size=300,
     hidden_size=32,
@@ -108,6 +114,15 @@ CASES = {
     'gemma3, local layers': ('Gemma3Text', GEMMA3 | dict(num_hidden_layers=3)),
 }
 IDS = np.random.default_rng(1).integers(0, 300, (2, 40)).astype(np.int32)
+SIGMOID_FLAGS = ['--config.model.attention.similarity=sigmoid', '--config.model.attention.normalizer=none']
+SHORT_RUN_FIELDS = {'optimizer.steps': 3, 'optimizer.warmup_steps': 1, 'optimizer.batch_size': 4, 'data.length': 16}
+SHORT_RUN_FIELDS |= {
+    'valid.windows': 6,
+    'probe.sequences': 5,
+    'probe.length': 12,
+    'log.every_steps': 1,
+    'model.dtype': 'float32',
+}
 
 
 @pytest.fixture(scope='module')
@@ -240,6 +255,72 @@ def test_import_and_export_support_bfloat16_and_several_files(tokenizer, tmp_pat
     )
 
 
+@pytest.mark.parametrize('has_files', [True, False])
+@pytest.mark.parametrize(
+    ('bos', 'eos', 'begin_token', 'end_token'),
+    [(1, 0, 1, 0), (7, 0, 7, 0), (0, 0, 0, 0), (1, [0, 9], 1, 0), (None, 0, None, 0)],
+)
+def test_export_has_token_ids_of_imported_model(
+    bos, eos, begin_token, end_token, has_files, tokenizer, tmp_path, capsys
+):
+    source, exported = tmp_path / 'theirs', tmp_path / 'again'
+    save_random_model('llama', source, tokenizer)
+    ids = dict(bos_token_id=bos, eos_token_id=eos)
+    files.write_json(source / files.CONFIG_FILE, files.read_json_object(source / files.CONFIG_FILE) | ids)
+    (source / 'generation_config.json').unlink()
+    id_to_token = tokenizer_module.parse_tokenizer(tokenizer, 'it').id_to_token
+    names = dict(
+        bos_token=None if begin_token is None else id_to_token(begin_token), eos_token=id_to_token(end_token)
+    )
+    if has_files:
+        files.write_json(source / 'generation_config.json', ids)
+        files.write_json(source / 'tokenizer_config.json', dict(tokenizer_class=convert.TOKENIZER_CLASS) | names)
+    run = import_model(capsys, source, tmp_path / 'run')
+    code, _, err = run_checkpoint_command(capsys, 'export', run, f'--out={exported}')
+    assert code == 0, err
+    for name in (files.CONFIG_FILE, 'generation_config.json'):
+        content = files.read_json_object(exported / name)
+        assert {key: content[key] for key in ids} == ids
+    content = files.read_json_object(exported / 'tokenizer_config.json')
+    assert {key: content[key] for key in names} == names
+
+
+def test_model_of_tutorial_is_imported_with_its_special_tokens(tmp_path, capsys):
+    page = (ROOT / 'docs' / 'tutorials' / 'open_model.md').read_text(encoding='utf-8')
+    (script,) = (block.text for block in read_blocks(page) if block.file == 'make_model.py')
+    subprocess.run([sys.executable, '-'], input=script, text=True, cwd=tmp_path, check=True, capture_output=True)
+    data = read_spec(RunDir(import_model(capsys, tmp_path / 'models' / 'tiny', tmp_path / 'run'))).data
+    assert (data.fixed_token, data.end_token, data.bos) == (0, 1, 'none')
+
+
+def test_export_of_fine_tuned_model_has_token_ids_of_imported_model(corpus, tokenizer, tmp_path, capsys):
+    save_random_model('llama, 2 kv heads', tmp_path / 'theirs', tokenizer)
+    overrides = [f'--config.{name}={value}' for name, value in (SHORT_RUN_FIELDS | {'data.source': corpus}).items()]
+    command = ['train', '--compiled=none', f'--from=hf:{tmp_path}/theirs', f'--workdir={tmp_path}/run', *overrides]
+    assert main(command) == 0
+    code, _, err = run_checkpoint_command(capsys, 'export', tmp_path / 'run', f'--out={tmp_path}/again')
+    assert code == 0, err
+    config = files.read_json_object(tmp_path / 'again' / files.CONFIG_FILE)
+    assert (config['bos_token_id'], config['eos_token_id']) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ('data', 'expected'),
+    [
+        (dict(bos='none', fixed_token=1), (7, [0, 9])),
+        (dict(bos='documents', fixed_token=7), (7, [0, 9])),
+        (dict(bos='documents', fixed_token=1), (1, [0, 9])),
+        (dict(bos='none', end_token=9, fixed_token=1), (9, 9)),
+        (dict(bos='documents', end_token=9, fixed_token=1), (1, 9)),
+    ],
+    ids=str,
+)
+def test_export_has_token_ids_of_training_where_they_are_others(data, expected, tmp_path):
+    files.write_json(tmp_path / convert.TOKEN_IDS_FILE, dict(bos_token_id=7, eos_token_id=[0, 9]))
+    token_ids = convert.choose_token_ids(dataclasses.replace(make_tiny_spec().data, **data), tmp_path)
+    assert (token_ids['bos_token_id'], token_ids['eos_token_id']) == expected
+
+
 def test_gains_of_gemma_are_rounded_to_bfloat16_as_in_its_files(tokenizer, tmp_path, capsys):
     save_random_model('gemma3', tmp_path / 'theirs', tokenizer, torch.bfloat16)
     run = import_model(capsys, tmp_path / 'theirs', tmp_path / 'run')
@@ -306,17 +387,6 @@ def test_export_without_torch_names_extra_and_writes_nothing(run, tmp_path, caps
     assert 'torch_that_is_absent' in err
     assert err.endswith(f'{format_extra_command("hf")}\n')
     assert list(tmp_path.iterdir()) == []
-
-
-SIGMOID_FLAGS = ['--config.model.attention.similarity=sigmoid', '--config.model.attention.normalizer=none']
-SHORT_RUN_FIELDS = {'optimizer.steps': 3, 'optimizer.warmup_steps': 1, 'optimizer.batch_size': 4, 'data.length': 16}
-SHORT_RUN_FIELDS |= {
-    'valid.windows': 6,
-    'probe.sequences': 5,
-    'probe.length': 12,
-    'log.every_steps': 1,
-    'model.dtype': 'float32',
-}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from conftest import make_tiny_spec
+from tokenizers import processors
 
 from sinklab.checkpoint import digests
 from sinklab.cli import train
@@ -190,6 +191,40 @@ def test_import_error_suggests_measure_only_for_unsupported_family(folder, capsy
         assert all(part in err for part in (model_type, 'sinklab measure', f'hf:{folder}'))
 
 
+@pytest.mark.parametrize('eos', [2, 299])
+def test_import_says_where_to_set_end_token_that_is_not_special(folder, eos, capsys):
+    change_json_file(folder, files.CONFIG_FILE, eos_token_id=eos)
+    err = get_import_error(folder, capsys)
+    assert all(part in err for part in (f'token {eos};', f'eos_token_id of {folder}/config.json', '0 <|endoftext|>'))
+
+
+@pytest.mark.parametrize(('bos', 'expected'), [(1, (1, 'documents')), (0, (1, 'none')), (-1, (1, 'none'))])
+def test_documents_begin_with_bos_only_if_tokenizer_adds_it(folder, bos, expected):
+    change_json_file(folder, files.CONFIG_FILE, bos_token_id=bos)
+    tokenizer = tokenizer_module.load_tokenizer(folder / 'tokenizer.json')
+    name = tokenizer.id_to_token(max(bos, 0))
+    tokenizer.post_processor = processors.TemplateProcessing(f'{name} $A', special_tokens=[(name, max(bos, 0))])
+    tokenizer.save(str(folder / 'tokenizer.json'))
+    fields = convert.make_config_fields(folder, folder)
+    assert (fields['data.fixed_token'], fields['data.bos']) == expected
+
+
+@pytest.mark.parametrize(
+    'command', ['measure', 'evaluate --tasks=a', 'sample --prompt=a', 'checkpoint import --out=run']
+)
+@pytest.mark.parametrize('has_model', [True, False])
+def test_folder_with_adapter_is_refused(folder, command, has_model, monkeypatch, capsys):
+    monkeypatch.chdir(folder.parent)
+    if not has_model:
+        shutil.rmtree(folder)
+        folder.mkdir()
+    (folder / 'adapter_config.json').write_text('{"peft_type": "LORA", "base_model_name_or_path": "nobody/nothing"}')
+    code = main([*command.split(), f'hf:{folder}'])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count('\n')) == (1, '', 1)
+    assert all(part in err for part in (str(folder), 'adapter_config.json', 'merge_and_unload', 'save_pretrained'))
+
+
 def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
     for file in folder.glob('*.safetensors*'):
         file.unlink()
@@ -350,7 +385,7 @@ def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
         **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
     }
     with pytest.raises(UserError, match=rf'^config\.model\.{name} .*{unsupported_values[name]}'):
-        convert.make_hf_config(make_model_spec(**{name.replace('.', '__'): unsupported_values[name]}), 16, 1, 0)
+        convert.make_hf_config(make_model_spec(**{name.replace('.', '__'): unsupported_values[name]}), 16)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +412,7 @@ def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
 )
 def test_make_hf_config_round_trips_through_parse_hf_config(fields, model_type):
     model = make_model_spec(**fields)
-    hf_config = convert.make_hf_config(model, 16, 1, 0)
+    hf_config = convert.make_hf_config(model, 16)
     assert hf_config['model_type'] == model_type
     spec = make_tiny_spec(**{f'model__{name}': value for name, value in fields.items()})
     for name, value in convert.parse_hf_config(hf_config, 'config.json').items():
@@ -400,13 +435,13 @@ def test_make_hf_config_round_trips_through_parse_hf_config(fields, model_type):
 )
 def test_make_hf_config_names_field_that_no_model_type_combines(fields, message_parts):
     with pytest.raises(UserError) as exc_info:
-        convert.make_hf_config(make_model_spec(**fields), 16, 1, 0)
+        convert.make_hf_config(make_model_spec(**fields), 16)
     assert all(part in str(exc_info.value) for part in message_parts)
 
 
 def test_make_hf_config_rejects_qkv_bias_with_qk_norm():
     with pytest.raises(UserError, match=r'qkv_bias.*qk_norm'):
-        convert.make_hf_config(make_model_spec(qkv_bias=True, qk_norm=True), 16, 1, 0)
+        convert.make_hf_config(make_model_spec(qkv_bias=True, qk_norm=True), 16)
 
 
 def test_train_from_hf_rejects_several_processes(folder, tmp_path):

@@ -15,7 +15,7 @@ from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.paths import check_path_readable_by_orbax, join_path, make_absolute, parse_path
 
 IMPORT_VERSION = (
-    2  # version of the import defaults: a run that started from an import with older defaults still finds that one
+    3  # version of the import defaults: a run that started from an import with older defaults still finds that one
 )
 
 

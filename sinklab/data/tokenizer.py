@@ -76,8 +76,14 @@ def compute_tokenizer_digest(file: str) -> str:
     return hashlib.sha256(read_tokenizer_json(file).encode()).hexdigest()
 
 
-def check_special_tokens(tokenizer: Tokenizer, end_token: int, fixed_token: int, name: str) -> None:
-    """Check that the ids can end documents and can be a BOS or a fixed token.
+def check_special_tokens(
+    tokenizer: Tokenizer,
+    end_token: int,
+    fixed_token: int,
+    name: str,
+    fields: tuple[str, str] = ('end_token', 'fixed_token'),
+) -> None:
+    """Check that the ids can end documents and can be a BOS or a fixed token; `fields` are where a user sets them.
 
     Raises:
         UserError: `end_token` is not a special token, or `fixed_token` does not exist or is equal to it.
@@ -86,13 +92,13 @@ def check_special_tokens(tokenizer: Tokenizer, end_token: int, fixed_token: int,
     special = {number: token.content for number, token in added if token.special}
     if end_token not in special:
         examples = ', '.join(f'{number} {content}' for number, content in sorted(special.items())[:8])
-        remedy = f'set end_token to one of: {examples}' if examples else 'add one with add_special_tokens'
+        remedy = f'set {fields[0]} to one of: {examples}' if examples else 'add one with add_special_tokens'
         raise UserError(
             f'{name} has {tokenizer.id_to_token(end_token)!r} as its token {end_token}; the end of documents '
             f'must be a special token; {remedy}'
         )
     if tokenizer.id_to_token(fixed_token) is None or fixed_token == end_token:
-        raise UserError(f'{name} has no token {fixed_token} other than its end {end_token}; set fixed_token (BOS)')
+        raise UserError(f'{name} has no token {fixed_token} other than its end {end_token}; set {fields[1]} (BOS)')
 
 
 # The time to train BPE grows with the square of the length of a pre-token, so a longer one is cut. No word is that

@@ -328,6 +328,8 @@ EXPORTABLE_VALUES = {
     'mask.block': None,
     'columns.kind': 'none',
 }
+TOKEN_ID_KEYS = ('bos_token_id', 'eos_token_id')
+TOKEN_IDS_FILE = 'token_ids.json'  # in an imported run: the token ids of the config.json of its model
 DEFAULT_LENGTH = 2048  # of training windows, if the model takes that many tokens
 
 
@@ -508,14 +510,8 @@ def compute_yarn_defaults(rope: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def make_hf_config(model: spec.ModelConfig, length: int, begin_token: int, end_token: int) -> dict[str, Any]:
-    """Make the config.json of a model.
-
-    Args:
-        model: The config of the model.
-        length: The maximum number of tokens of a text.
-        begin_token: The id of BOS.
-        end_token: The id of the end-of-text token.
+def make_hf_config(model: spec.ModelConfig, length: int) -> dict[str, Any]:
+    """Make the config.json of a model, without token ids, for texts of at most `length` tokens.
 
     Raises:
         UserError: transformers has no model type for this config.
@@ -550,8 +546,6 @@ def make_hf_config(model: spec.ModelConfig, length: int, begin_token: int, end_t
         'max_position_embeddings': length,
         **make_rope_fields(model, name),
         **make_layer_fields(model, name, length),
-        'bos_token_id': begin_token,
-        'eos_token_id': end_token,
         'use_cache': True,
     }
 
@@ -793,9 +787,10 @@ def make_config_fields(source_dir: Path, final_dir: Path) -> dict[str, Any]:
     begin_token = get_first_id(hf_config.get('bos_token_id'))
     if end_token is None:
         raise UserError(f'{source_dir / files.CONFIG_FILE} has no eos_token_id, the end of documents; add one')
-    has_bos = begin_token is not None and tokenizer.encode('').ids[:1] == [begin_token]
     fixed_token = begin_token if begin_token not in (None, end_token) else choose_other_token(tokenizer, end_token)
-    tokens.check_special_tokens(tokenizer, end_token, fixed_token, name)
+    names = tuple(f'{key} of {source_dir / files.CONFIG_FILE}' for key in ('eos_token_id', 'bos_token_id'))
+    tokens.check_special_tokens(tokenizer, end_token, fixed_token, name, names)
+    has_bos = begin_token == fixed_token and tokenizer.encode('').ids[:1] == [begin_token]
     return config_fields | {
         'probe.length': min(64, config_fields['data.length']),
         'probe.keys': min(10, config_fields['data.length']),
@@ -817,9 +812,9 @@ def load_source_tokenizer(source_dir: Path) -> Tokenizer:
 
 
 def get_first_id(value: Any) -> int | None:
-    """Return the first token id of a value that is an id, a list of ids, or None."""
+    """Return the first token id of a value that is an id, a list of ids, or None; -1 is no id."""
     value = value[0] if isinstance(value, list) and value else value
-    return value if type(value) is int else None
+    return value if type(value) is int and value >= 0 else None
 
 
 def choose_other_token(tokenizer: Tokenizer, end_token: int) -> int:
@@ -834,6 +829,7 @@ def import_model(source_dir: Path, spec: Spec, run_dir: RunDir, row: dict) -> in
     with open_writable_folder(run_dir.path):
         for name in (TOKENIZER_FILE, *files.COMPANION_FILES):
             files.copy_companion(source_dir, run_dir.path, name)
+        files.write_json(run_dir.path / TOKEN_IDS_FILE, read_token_ids(source_dir / files.CONFIG_FILE))
     data_fingerprint = dict(tokenizer=tokens.compute_tokenizer_digest(run_dir.path / TOKENIZER_FILE)[:16])
     run_id = make_run_id()
     checkpointer = Checkpointer(run_dir, spec.checkpoint, data_fingerprint, run_id=run_id)
@@ -845,11 +841,33 @@ def import_model(source_dir: Path, spec: Spec, run_dir: RunDir, row: dict) -> in
     return sum(leaf.size for leaf in flatten_dict(params).values())
 
 
+def read_token_ids(path: Path) -> dict[str, Any]:
+    content = files.read_json_object(path)
+    return {key: content[key] for key in TOKEN_ID_KEYS if key in content}
+
+
+def choose_token_ids(data: spec.DataConfig, tokenizer_dir: Path) -> dict[str, Any]:
+    """Choose the token ids of an exported config.json: those of the imported model, unless the run has others.
+
+    Args:
+        data: The config of the data that the run was trained with.
+        tokenizer_dir: The folder of its tokenizer; that of an imported model has TOKEN_IDS_FILE.
+    """
+    begin_token = data.fixed_token if data.bos == 'documents' else None
+    path = tokenizer_dir / TOKEN_IDS_FILE
+    token_ids = read_token_ids(path) if path.exists() else {}
+    if get_first_id(token_ids.get('eos_token_id')) != data.end_token:
+        return dict(bos_token_id=data.end_token if begin_token is None else begin_token, eos_token_id=data.end_token)
+    if begin_token not in (None, get_first_id(token_ids.get('bos_token_id'))):
+        return token_ids | dict(bos_token_id=begin_token)
+    return token_ids
+
+
 TOKENIZER_CLASS = 'PreTrainedTokenizerFast'
 
 
 def check_export(spec: Spec, output_dir: Path, length: int | None) -> dict[str, Any]:
-    """Check that a run can be exported; return the config.json of its model.
+    """Check that a run can be exported; return the config.json of its model, without token ids.
 
     Raises:
         UserError: transformers has no such model, or the output directory cannot be used.
@@ -858,8 +876,7 @@ def check_export(spec: Spec, output_dir: Path, length: int | None) -> dict[str, 
         raise UserError(f'--length is {length}; give at least 1 token')
     if spec.data.task != 'text':
         raise UserError(f'config.data.task is {spec.data.task}, which has no tokenizer; export a run on text')
-    begin_token = spec.data.fixed_token if spec.data.bos == 'documents' else spec.data.end_token
-    hf_config = make_hf_config(spec.model, length or spec.data.length, begin_token, spec.data.end_token)
+    hf_config = make_hf_config(spec.model, length or spec.data.length)
     if is_remote(output_dir):
         raise UserError(f'--out={output_dir} is in a bucket, which transformers cannot read; give a local folder')
     check_utf8(output_dir, 'transformers could not read a model there')
@@ -889,21 +906,23 @@ def export_model(
 def write_model_files(
     spec: Spec, params: dict, hf_config: dict[str, Any], tokenizer_path: Path, output_dir: Path, dtype: str
 ) -> None:
-    files.write_json(output_dir / files.CONFIG_FILE, hf_config | dict(dtype=dtype, torch_dtype=dtype))
+    token_ids = choose_token_ids(spec.data, tokenizer_path.parent)
+    files.write_json(output_dir / files.CONFIG_FILE, hf_config | token_ids | dict(dtype=dtype, torch_dtype=dtype))
     files.write_arrays(output_dir, convert_params(spec.model, params), jnp.dtype(dtype))
-    begin_token, end_token = hf_config['bos_token_id'], hf_config['eos_token_id']
     (output_dir / TOKENIZER_FILE).write_bytes(tokenizer_path.read_bytes())
     id_to_token = tokens.load_tokenizer(tokenizer_path).id_to_token
+    bos_and_eos = [get_first_id(token_ids.get(key)) for key in TOKEN_ID_KEYS]
+    bos_token, eos_token = (None if token_id is None else id_to_token(token_id) for token_id in bos_and_eos)
     default_files = {
         'tokenizer_config.json': dict(
             tokenizer_class=TOKENIZER_CLASS,
-            bos_token=id_to_token(begin_token),
-            eos_token=id_to_token(end_token),
+            bos_token=bos_token,
+            eos_token=eos_token,
             model_max_length=hf_config['max_position_embeddings'],
             clean_up_tokenization_spaces=False,
             model_input_names=['input_ids', 'attention_mask'],
         ),
-        'generation_config.json': dict(bos_token_id=begin_token, eos_token_id=end_token),
+        'generation_config.json': token_ids,
     }
     for name in files.COMPANION_FILES:
         files.copy_companion(tokenizer_path.parent, output_dir, name)

@@ -23,6 +23,7 @@ from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX
 from sinklab.storage import untrusted_files
 
 MODEL_FILE, INDEX_FILE, CONFIG_FILE = 'model.safetensors', 'model.safetensors.index.json', 'config.json'
+ADAPTER_FILE = 'adapter_config.json'  # of peft
 PICKLE_PATTERNS = ('*.bin', '*.pt', '*.pth', '*.ckpt', '*.pkl')
 # Files that are fetched from the hub: weights, configs and tokenizer files; never a pickle.
 FETCH_PATTERNS = ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model']
@@ -48,11 +49,21 @@ def import_hf_library(name: str) -> Any:
 def fetch_model_dir(model_ref: str, extra_patterns: tuple[str, ...] = ()) -> Path:
     """Return the directory of hf:PATH, or fetch hf:ORG/NAME from the hub.
 
-    Files that match FETCH_PATTERNS or `extra_patterns` are fetched.
+    Files that match FETCH_PATTERNS or `extra_patterns` are fetched. A directory with an adapter is refused: whether
+    transformers adds the adapter to the weights, silently, depends on whether peft is installed.
     """
     name = model_ref.removeprefix(HF_PREFIX)
-    if Path(name).is_dir():
-        return Path(name)
+    model_dir = Path(name) if Path(name).is_dir() else download_model_dir(model_ref, extra_patterns)
+    if (model_dir / ADAPTER_FILE).exists():
+        raise UserError(
+            f'{model_dir} contains an adapter ({ADAPTER_FILE}), which is not read; merge it into its model with peft '
+            '(merge_and_unload(), then save_pretrained(DIR)) and give hf:DIR, or move the adapter to another folder'
+        )
+    return model_dir
+
+
+def download_model_dir(model_ref: str, extra_patterns: tuple[str, ...]) -> Path:
+    name = model_ref.removeprefix(HF_PREFIX)
     if Path(name).is_file() and name.endswith('.gguf'):
         raise UserError(f'{model_ref} is a file; give {GGUF_PREFIX}{name}')
     if not model_ref.startswith(HF_PREFIX) or not re.fullmatch(r'[\w-]+/[\w.-]+', name):

@@ -27,7 +27,7 @@ from sinklab.schema import format_unknown_name
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
 
-CONVERSION_VERSION = 1  # a file that an older version has converted is converted again
+CONVERSION_VERSION = 2  # a file that an older version has converted is converted again
 ORIGIN_FILE = 'sinklab_gguf.json'  # in a converted folder: which file it comes from, and remarks
 MAGIC = b'GGUF'
 SPLIT_PATTERN = re.compile(r'-\d{5}-of-(\d{5})\.gguf$')
@@ -40,15 +40,19 @@ LAYERS_OF_GEMMA_27B = {'gemma2': 46, 'gemma3': 62}
 # the largest entry of the tensor.
 LLAMA3_SCALING = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
 LINEAR_FACTORS = ('scaling.factor', 'scale_linear')  # the current and the older name
-# What does not change the rotary positions of models without scaling, or with a linear one.
-UNUSED_SCALING_FIELDS = ('scaling.original_context_length', 'scaling.finetuned')
+ROPE_NUMBERS = ('freq_base', 'freq_base_swa', 'dimension_count', 'dimension_count_swa')
+# What does not change the rotary positions of texts without scaling, or with a linear one.
+UNUSED_ROPE_FIELDS = ('scaling.original_context_length', 'scaling.finetuned', 'dimension_sections')
+ROPE_FIELDS = {*ROPE_NUMBERS, *LINEAR_FACTORS, *UNUSED_ROPE_FIELDS, 'scaling.type'}
+# The base of llama.cpp where a file has none, and of Gemma's layers with a window.
+ROPE_BASE = 10_000.0
 
 
 @dataclasses.dataclass(frozen=True)
 class GGUFHeader:
     """Metadata, tensor names and sizes of a GGUF file, read before transformers loads it."""
 
-    fields: dict[str, Any]  # values of its metadata that are no arrays
+    fields: dict[str, Any]  # values of its metadata; of arrays, only those about rotary positions
     has_tokenizer: bool
     num_parameters: int
     max_tensor_parameters: int  # of the largest tensor
@@ -59,6 +63,12 @@ class GGUFHeader:
     @property
     def architecture(self) -> str:
         return str(self.fields['general.architecture'])
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """The fields of rotary positions, by their names after `rope.`."""
+        prefix = f'{self.architecture}.rope.'
+        return {name.removeprefix(prefix): value for name, value in self.fields.items() if name.startswith(prefix)}
 
     @property
     def memory_bytes(self) -> int:
@@ -163,7 +173,7 @@ def read_header(path: Path, model_ref: str) -> GGUFHeader:
         fields = {
             name: field.contents()
             for name, field in reader.fields.items()
-            if field.types and field.types[0] != gguf.GGUFValueType.ARRAY
+            if field.types and (field.types[0] != gguf.GGUFValueType.ARRAY or '.rope.' in name)
         }
     except Exception as error:  # of a damaged file, numpy and gguf raise exceptions of many types
         message = format_error(error, with_type=True)
@@ -227,7 +237,7 @@ def save_weights(source_dir: str, header: GGUFHeader, output_dir: Path, model_re
         config = transformers.AutoConfig.from_pretrained(source_dir, gguf_file='model.gguf')
     except Exception as error:
         raise make_architecture_error(header, model_ref, error) from error
-    add_rope_scaling(config, header, model_ref)
+    set_rotary_positions(config, header, model_ref)
     if config.num_hidden_layers == LAYERS_OF_GEMMA_27B.get(header.architecture):
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
     try:
@@ -251,6 +261,7 @@ def save_weights(source_dir: str, header: GGUFHeader, output_dir: Path, model_re
             f'{model_ref} has tensors that transformers {transformers.__version__} does not use '
             f'({", ".join(unused)}); give its safetensors folder as hf:PATH'
         )
+    check_rotary_frequencies(model, header, model_ref)
     if hasattr(model.config, 'quantization_config'):
         del model.config.quantization_config
     model.save_pretrained(output_dir)
@@ -290,49 +301,57 @@ def find_unused_tensors(model: Any, header: GGUFHeader, unexpected_keys: Iterabl
         processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config={})
         used = get_gguf_hf_weights_map(model, processor)  # experts are listed without `.weight`
         unused |= {name for name in header.tensor_names if not {name, name.removesuffix('.weight')} & used.keys()}
-    return sorted(unused - {ROPE_FACTORS})  # of which add_rope_scaling takes care
+    return sorted(unused - {ROPE_FACTORS})  # of which check_rotary_frequencies takes care
 
 
-def add_rope_scaling(config: Any, header: GGUFHeader, model_ref: str) -> None:
-    """Add the scaling of rotary positions to a config; transformers does not read it from GGUF files.
+def set_rotary_positions(config: Any, header: GGUFHeader, model_ref: str) -> None:
+    """Set base, dimensions and scaling of rotary positions; transformers reads some, of some architectures.
 
     Raises:
-        UserError: The file has a scaling that is not linear and not that of LLaMA 3, or an incomplete one.
+        UserError: The file has fields of rotary positions that are unknown, invalid or incomplete.
     """
-    if not (scaling := parse_rope_scaling(header, model_ref)):
-        return
-    if not (rope := getattr(config, 'rope_parameters', None)):
-        raise UserError(
-            f'{model_ref} scales rotary positions, and its architecture {header.architecture!r} has none in '
-            'transformers; give its safetensors folder as hf:PATH'
-        )
-    if 'full_attention' in rope:  # of Gemma 3, whose other layers are not scaled
-        config.rope_parameters = rope | dict(full_attention=rope['full_attention'] | scaling)
-    else:
-        config.rope_parameters = rope | scaling
-    if (found := header.rope_factors) is not None:
-        expected = compute_rope_factors(config) if 'rope_theta' in rope else np.zeros(0)
-        if expected.shape != found.shape or not np.allclose(expected, found, rtol=1e-3):
+    scaling = parse_rope_scaling(header, model_ref)
+    for name in ROPE_NUMBERS:
+        if not isinstance(value := header.rope.get(name, 1), int | float) or not 0 < value < np.inf:
             raise UserError(
-                f'{model_ref} scales rotary positions by {ROPE_FACTORS}, and not as LLaMA 3 does; give another model'
+                f'{model_ref}: {header.architecture}.rope.{name} is {value!r}, which must be a number above 0; '
+                'give another file'
             )
+    if not (rope := getattr(config, 'rope_parameters', None)):
+        return
+    scaling |= dict(rope_theta=header.rope.get('freq_base', ROPE_BASE))
+    if 'full_attention' in rope:  # of Gemma 3, whose other layers have a base of their own and no scaling
+        local_rope = rope['sliding_attention'] | dict(rope_theta=header.rope.get('freq_base_swa', ROPE_BASE))
+        config.rope_parameters = dict(full_attention=rope['full_attention'] | scaling, sliding_attention=local_rope)
+        return
+    fraction = get_dimension_count(config, header) / get_head_width(config)
+    if fraction < 1 or 'partial_rotary_factor' in rope:
+        scaling |= dict(partial_rotary_factor=min(fraction, 1.0))
+    config.rope_parameters = rope | scaling
+
+
+def get_head_width(config: Any) -> int:
+    return getattr(config, 'head_dim', None) or config.hidden_size // config.num_attention_heads
+
+
+def get_dimension_count(config: Any, header: GGUFHeader) -> float:
+    return header.rope['dimension_count'] if 'dimension_count' in header.rope else get_head_width(config)
 
 
 def parse_rope_scaling(header: GGUFHeader, model_ref: str) -> dict[str, Any]:
     """Parse the scaling of rotary positions; empty if there is none. As in llama.cpp, the default type is linear."""
-    prefix = f'{header.architecture}.rope.'
-    fields = {
-        name.removeprefix(prefix): value for name, value in header.fields.items() if name.startswith(f'{prefix}scal')
-    }
-    factor = next((fields[name] for name in LINEAR_FACTORS if name in fields), None)
-    scaling_type = fields.pop('scaling.type', 'none' if factor is None else 'linear')
+    factor = next((header.rope[name] for name in LINEAR_FACTORS if name in header.rope), None)
+    scaling_type = header.rope.get('scaling.type', 'none' if factor is None else 'linear')
     allowed_types = ('none', 'linear') if header.rope_factors is None else ('none',)
-    unknown = sorted(fields.keys() - {*LINEAR_FACTORS, *UNUSED_SCALING_FIELDS})
-    if scaling_type not in allowed_types or unknown:
-        names = [prefix + name for name in unknown] + [ROPE_FACTORS] * (header.rope_factors is not None)
+    unknown = sorted(header.rope.keys() - ROPE_FIELDS)
+    fields = [f'{header.architecture}.rope.{name}={header.rope[name]}' for name in unknown]
+    if scaling_type not in allowed_types:
+        fields += [f'{header.architecture}.rope.scaling.type={scaling_type}']
+        fields += [ROPE_FACTORS] * (header.rope_factors is not None)
+    if fields:
         raise UserError(
-            f'{model_ref} scales rotary positions by {" and ".join([repr(scaling_type), *names])}, which '
-            'transformers does not read from GGUF files; give its safetensors folder as hf:PATH'
+            f'{model_ref} has rotary positions with {", ".join(fields)}, which transformers does not read from GGUF '
+            'files; give its safetensors folder as hf:PATH'
         )
     if header.rope_factors is not None:
         return dict(rope_type='llama3', factor=float(header.rope_factors.max()), **LLAMA3_SCALING)
@@ -340,19 +359,48 @@ def parse_rope_scaling(header: GGUFHeader, model_ref: str) -> dict[str, Any]:
         return {}
     if not isinstance(factor, int | float) or factor <= 0:
         raise UserError(
-            f'{model_ref}: {prefix}scaling.factor is {factor!r}, and the linear scaling of rotary positions needs a '
-            'number above 0; give another file'
+            f'{model_ref}: {header.architecture}.rope.scaling.factor is {factor!r}, and the linear scaling of rotary '
+            'positions needs a number above 0; give another file'
         )
     return dict(rope_type='linear', factor=float(factor))
 
 
-def compute_rope_factors(config: Any) -> np.ndarray:
-    """Compute by which factors the llama3 scaling of a config divides rotary frequencies."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+def check_rotary_frequencies(model: Any, header: GGUFHeader, model_ref: str) -> None:
+    """Refuse a model whose rotary frequencies are not those that llama.cpp computes from the header of its file."""
+    all_frequencies = {
+        name.rpartition('.')[2]: buffer.numpy()
+        for name, buffer in model.named_buffers()
+        if name.endswith('inv_freq') and not name.endswith('original_inv_freq')
+    }
+    is_equal = bool(all_frequencies) or not header.rope
+    divisor = header.rope_factors
+    if divisor is None:
+        divisor = parse_rope_scaling(header, model_ref).get('factor', 1.0)
+    for name, frequencies in all_frequencies.items():
+        is_common = name == 'inv_freq'  # of layers with a window and of those without
+        base = header.rope.get('freq_base', ROPE_BASE)
+        dimensions = get_dimension_count(model.config, header)
+        if name != 'sliding_attention_inv_freq':
+            is_equal &= has_frequencies(frequencies, base, dimensions, divisor)
+        if name != 'full_attention_inv_freq':
+            base = header.rope.get('freq_base_swa', base if is_common else ROPE_BASE)
+            dimensions = header.rope.get('dimension_count_swa', dimensions)
+            is_equal &= has_frequencies(frequencies, base, dimensions, divisor if is_common else 1.0)
+    if not is_equal:
+        fields = [f'{header.architecture}.rope.{name}={value}' for name, value in header.rope.items()]
+        fields += [ROPE_FACTORS] * (header.rope_factors is not None)
+        raise UserError(
+            f'{model_ref} has rotary positions with {", ".join(fields) or "the defaults of llama.cpp"}, which '
+            f'transformers {import_hf_library("transformers").__version__} does not compute for its architecture; '
+            'give its safetensors folder as hf:PATH'
+        )
 
-    scaled = ROPE_INIT_FUNCTIONS['llama3'](config, 'cpu')[0].numpy()
-    unscaled = config.rope_parameters['rope_theta'] ** -(np.arange(len(scaled)) / len(scaled))
-    return unscaled / scaled
+
+def has_frequencies(frequencies: np.ndarray, base: float, dimensions: float, divisor: Any) -> bool:
+    """Return whether rotary frequencies have a base and a number of dimensions, and are divided by factors."""
+    expected = base ** -(2 * np.arange(len(frequencies)) / dimensions)
+    has_shape = len(frequencies) == (dimensions + 1) // 2 and np.size(divisor) in (1, len(frequencies))
+    return has_shape and np.allclose(frequencies, expected / divisor, rtol=1e-5, atol=0)
 
 
 def list_weight_remarks(header: GGUFHeader, num_parameters: int) -> Iterator[str]:
