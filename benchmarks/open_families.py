@@ -42,6 +42,7 @@ WINDOW = dict(sliding_window=8)
 LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=12, head_dim=8)
 DEEPSEEK = LLAMA | LATENT | dict(num_key_value_heads=4, moe_intermediate_size=24, n_routed_experts=4, n_group=1)
 DEEPSEEK |= dict(num_experts_per_tok=2, n_shared_experts=1, topk_group=1, first_k_dense_replace=1)
+SPARSE = DEEPSEEK | dict(index_topk=4, index_head_dim=16, index_n_heads=4)
 ENCODER = BASE | dict(intermediate_size=48, is_decoder=True)
 DECODER = dict(vocab_size=VOCABULARY, d_model=32, decoder_layers=3, decoder_attention_heads=4, decoder_ffn_dim=48)
 DECODER |= dict(encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=48, max_position_embeddings=128)
@@ -57,6 +58,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     'afmoe': WIDE_HEADS | MOE | WINDOW | dict(num_dense_layers=1, num_hidden_layers=4),
     'apertus': LLAMA,
     'arcee': LLAMA,
+    'axk2': SPARSE | dict(gated_norm_rank=4),
     'bailing_hybrid': DEEPSEEK | dict(num_hidden_layers=4, layer_types=['linear_attention', 'full_attention'] * 2),
     'bamba': FOUR_LAYERS | MAMBA | dict(attn_layer_indices=[1, 3]),
     'bart': DECODER,
@@ -80,9 +82,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     ),
     'deepseek_v2': DEEPSEEK,
     'deepseek_v3': DEEPSEEK,
+    'deepseek_v32': SPARSE,
     'diffllama': LLAMA,
     'doge': LLAMA,
     'dots1': DEEPSEEK,
+    'dots3_note_text': SPARSE | dict(shared_experts_intermediate_size=24),
     'ernie4_5': NARROW_HEADS,
     'ernie4_5_moe': LLAMA | dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=24),
     'exaone4': LLAMA | WINDOW,
@@ -117,6 +121,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     'glm': NARROW_HEADS,
     'glm4': NARROW_HEADS,
     'glm4_moe': DEEPSEEK,
+    'glm_moe_dsa': SPARSE,
     'gpt2': GPT,
     'gpt_bigcode': GPT,
     'gpt_neo': BASE
@@ -126,7 +131,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     'gpt_oss': WIDE_HEADS | LOCAL_EXPERTS | dict(sliding_window=64),
     'gptj': GPT | dict(rotary_dim=4),
     'granite': LLAMA,
+    'granite_swa': LLAMA | WINDOW,
     'granitemoe': LLAMA | LOCAL_EXPERTS,
+    'granitemoe_swa': LLAMA | LOCAL_EXPERTS | WINDOW,
     'granitemoehybrid': LLAMA
     | LOCAL_EXPERTS
     | MAMBA
@@ -136,6 +143,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     'hrm_text': LLAMA,
     'hunyuan_v1_dense': NARROW_HEADS,
     'hunyuan_v1_moe': NARROW_HEADS | dict(num_experts=2, moe_topk=1),
+    'hy_v4': SPARSE | dict(hc_mult=2),
+    'inkling2_text': WIDE_HEADS
+    | MOE
+    | dict(
+        n_routed_experts=4,
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=2,
+        swa_head_dim=16,
+        sliding_window_size=8,
+        rel_extent=16,
+        d_rel=4,
+        unpadded_vocab_size=VOCABULARY,
+        n_layers_per_attn_res_block=2,
+    ),
     'jamba': FOUR_LAYERS | dict(attn_layer_period=2, attn_layer_offset=1, num_experts=2, use_mamba_kernels=False),
     'jetmoe': RECURRENT
     | dict(num_key_value_heads=2, kv_channels=8, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2),

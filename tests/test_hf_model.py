@@ -10,6 +10,10 @@ import threadpoolctl
 pytest.importorskip('torch', reason='open models need torch, which has no wheel here')
 pytest.importorskip('transformers', reason='open models need transformers')
 
+import torch
+import transformers
+from tokenizers import Tokenizer, processors
+
 from sinklab.analysis import measure
 from sinklab.analysis.hf_model import HFModel
 from sinklab.cli.main import main
@@ -155,6 +159,47 @@ def test_token_losses_match_transformers(model):
     with torch.inference_mode():
         expected = hf_model(input_ids=ids, labels=ids).loss
     np.testing.assert_allclose(subject.compute_token_losses(IDS_PT).mean(), float(expected), rtol=1e-5)
+
+
+def test_loss_over_large_vocabulary_has_rounding_errors_of_float32(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=50_000, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.lm_head.weight.data *= 50
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        logits_PTV = model(torch.as_tensor(IDS_PT)).logits[:, :-1].double()
+    expected = torch.nn.functional.cross_entropy(logits_PTV.transpose(1, 2), torch.as_tensor(IDS_PT[:, 1:])).item()
+    assert abs(HFModel(tmp_path).compute_token_losses(IDS_PT).mean(dtype=np.float64) - expected) < 5e-6
+
+
+def test_only_the_metrics_that_were_asked_for_are_computed(model):
+    subject = model[2]
+    whole = measure.measure_model(subject, IDS_PT)
+    part = measure.measure_model(subject, IDS_PT, names=('sink/1', 'spike'))
+    assert {name: whole.numbers[name] for name in part.numbers} == part.numbers
+    assert 'sink/1' in part.numbers
+    assert any(name.startswith('spike/') for name in part.numbers)
+    assert not any(name.startswith(('norm/', 'entropy/')) for name in part.numbers)
+    assert 'attention_LHTS' not in measure.measure_model(subject, IDS_PT, names=('',)).arrays
+
+
+def test_text_begins_with_one_bos_and_ends_without_eos(tmp_path):
+    open_models.save_model(open_models.make_configs()['llama'], tmp_path, open_models.make_tokenizer_json())
+    tokenizer = Tokenizer.from_file(str(tmp_path / 'tokenizer.json'))
+    tokenizer.add_special_tokens(['<s>', '</s>'])
+    tokens = [(name, tokenizer.token_to_id(name)) for name in ('<s>', '</s>')]
+    tokenizer.post_processor = processors.TemplateProcessing(single='<s> $A </s>', special_tokens=tokens)
+    tokenizer.save(str(tmp_path / 'tokenizer.json'))
+    subject = HFModel(tmp_path)
+    subject.vocabulary = tokenizer.get_vocab_size()
+    text_ids = tokenizer.encode('import os', add_special_tokens=False).ids
+    bos = tokens[0][1]
+    assert subject.encode('import os') == subject.encode('<s>import os') == [bos, *text_ids]
+    assert subject.encode_windows('import os', 3)[0] == [bos, *text_ids[:2]]
+    assert HFModel(tmp_path, 'none').encode('import os') == text_ids
 
 
 def test_dtype_of_open_model_changes_numbers_as_rounding_does(model):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.slow  # transformers takes seconds to import
 
 FAMILIES_WITHOUT_ATTENTION = 'falcon_mamba', 'mamba', 'mamba2', 'rwkv', 'xlstm'
 REJECTION_MESSAGES = {'hrm_text': 'has no list of', 'xlnet': 'attends to later tokens'}
+REJECTION_MESSAGES |= dict.fromkeys(('granite_swa', 'granitemoe_swa'), 'are not the sums of values')
 MEASURED_FAMILIES = [
     name for name in open_families.FAMILIES if name not in (*FAMILIES_WITHOUT_ATTENTION, *REJECTION_MESSAGES)
 ]
@@ -46,7 +48,18 @@ ATTENTION_LAYERS = {
     'zamba': (3, 6),
     'zamba2': (2, 4),
 }
-SAMPLED_FAMILIES = 'gptj', 'falcon', 'bamba', 'doge', 'minimax', 'mamba'
+SAMPLED_FAMILIES = 'gptj', 'falcon', 'bamba', 'doge', 'minimax', 'mamba', 'deepseek_v32', 'granite_swa'
+SAMPLED_FAMILIES += 'dots3_note_text', 'inkling2_text'
+VISION = dict(hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48)
+MULTIMODAL_CONFIGS = {
+    'gemma3': dict(
+        text_config=open_families.FAMILIES['gemma3_text'] | dict(model_type='gemma3_text'),
+        vision_config=VISION | dict(model_type='siglip_vision_model', image_size=28, patch_size=14),
+        mm_tokens_per_image=4,
+    ),
+    'git': open_families.ENCODER
+    | dict(vision_config=VISION | dict(model_type='git_vision_model', image_size=28, patch_size=14)),
+}
 IDS_PT = np.random.default_rng(0).integers(2, 100, (2, 16))
 P, T = IDS_PT.shape
 UNKNOWN_TYPE_REASON = 'the installed transformers has no model type {}'
@@ -101,6 +114,39 @@ def test_attention_matches_transformers_output(make_model, open_hf_model, family
     assert open_families.compare_attention(subject, make_model(family)[1], IDS_PT) <= 1e-6
     all_layers = tuple(range(1, len(subject.recorder.layers) + 1))
     assert subject.array_layers['attention_LPHTS'] == ATTENTION_LAYERS.get(family, all_layers)
+
+
+@pytest.mark.parametrize('family', MULTIMODAL_CONFIGS)
+def test_layers_are_those_of_text_if_vision_tower_has_same_depth(tmp_path, family):
+    config = transformers.AutoConfig.for_model(family, **MULTIMODAL_CONFIGS[family])
+    model = open_families.save_model(config, tmp_path)
+    assert open_families.compare_attention(HFModel(tmp_path), model, IDS_PT) == 0
+
+
+def test_attention_that_does_not_give_outputs_is_refused_on_the_measured_texts(make_model, monkeypatch):
+    subject = HFModel(str(make_model('llama')[0]))
+    module = sys.modules[type(subject.model).__module__]
+    eager = module.eager_attention_forward
+
+    def halve_later_outputs(*arguments, **options):
+        output, attention = eager(*arguments, **options)
+        output[:, 8:] /= 2  # after the tokens of the trial pass
+        return output, attention
+
+    monkeypatch.setattr(module, 'eager_attention_forward', halve_later_outputs)
+    with pytest.raises(hf_model.AttentionMismatchError):
+        measure_module.measure_model(subject, IDS_PT)
+
+
+@pytest.mark.parametrize('family', ['bart', 'bloom', 'mpt', 'falcon'])
+def test_positions_are_refused_if_model_ignores_them(run_measure, tmp_path, family):
+    config = open_families.make_config(family)
+    if family == 'falcon':
+        config.alibi = True
+    open_families.save_model(config, tmp_path / family, open_families.make_tokenizer_json())
+    code, _, err = run_measure(tmp_path / family, '--positions=swap:3')
+    assert (code, len(err)) == (1, 1)
+    assert '--positions' in err[0]
 
 
 @pytest.mark.parametrize('family', make_family_params(MEASURED_FAMILIES))
