@@ -3,9 +3,9 @@
 The public Python API is `sinklab.open`, `sinklab.Edit`, `sinklab.attention`, and the exception `sinklab.UserError`.
 """
 
-from sinklab.xla_faults import disable_faulty_fusions
+from sinklab import xla_faults
 
-disable_faulty_fusions()  # before any module of sinklab lets jax start
+xla_faults.disable_faulty_fusions()  # before any module of sinklab lets jax start
 
 TYPE_CHECKING = False  # type checkers take it for True; Ctrl-C during the import of `typing` would print a traceback
 
