@@ -96,9 +96,8 @@ ROWS = {
         ),
         published={},
         source='Chen et al., 2603.17771 (0.1B, C4)',
-        note='Not measured here: its gradient-sink ratio, the norm of the gradient at the first token over the mean '
-        'of the others. Two summaries of the paper give a median of 40.3, and of 5.6 with V-scale, which is not '
-        'implemented; one gives 15.5 for this size. They were not compared with the paper itself.',
+        note='Its gradient-sink ratio is not measured here (the norm of the gradient at token 1 over the mean '
+        'of the others), and V-scale is not implemented.',
     ),
 }
 

@@ -4,10 +4,11 @@ import functools
 import os
 import sys
 
-# jaxlib 0.10.2 gives wrong sums (jax issue 39103); both crash on reductions of rank 7 and more (39257, 40412).
+# jaxlib 0.10.2 gives rows the sums of other rows (jax issue 39103); both crash on some reductions of rank 7 and more
+# (39257, 40412).
 FAULTY_VERSIONS = '0.10.2', '0.11.0'
 FUSION_FLAG = '--xla_cpu_experimental_ynn_fusion_type'  # which operations YNNPACK computes; empty: none
-CHECKED_ROWS = 2**15 + 1  # the smallest number of rows whose last sum is wrong in float32
+CHECKED_ROWS = 2**15 + 1  # the smallest number of rows for which the last sum is wrong in float32
 
 
 def disable_faulty_fusions() -> None:
@@ -22,11 +23,8 @@ def disable_faulty_fusions() -> None:
 
 def is_faulty_version_installed() -> bool:
     # Every `import sinklab` asks. importlib.metadata would take 20 ms, in which Ctrl-C prints a traceback.
-    return any(
-        os.path.isdir(os.path.join(folder, f'jaxlib-{version}.dist-info'))
-        for folder in sys.path
-        for version in FAULTY_VERSIONS
-    )
+    folder = next((folder for folder in sys.path if os.path.isdir(os.path.join(folder, 'jaxlib'))), '')
+    return any(os.path.isdir(os.path.join(folder, f'jaxlib-{version}.dist-info')) for version in FAULTY_VERSIONS)
 
 
 @functools.cache
@@ -50,5 +48,5 @@ def check_cpu_sums() -> None:
     if computed != expected:
         raise UserError(
             f'jaxlib {jaxlib.__version__} computes a sum wrong on this CPU ({computed} instead of {expected}); '
-            f'set XLA_FLAGS={FUSION_FLAG}= before jax starts, or upgrade jax'
+            f'set XLA_FLAGS={FUSION_FLAG}=, import sinklab before jax computes, or upgrade jax'
         )

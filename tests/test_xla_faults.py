@@ -15,6 +15,14 @@ print(float(jax.jit(jax.vmap(lambda row: jnp.sum((jnp.eye(3) @ row) ** 2)))(rows
 """
 
 
+HIGH_RANK_SUM = """
+import sinklab, jax, jax.numpy as jnp
+u, v = (jax.random.normal(jax.random.key(seed), (3, 1, 2, 2, 8, 8, 8)) for seed in (0, 1))
+sums, products = jax.jit(lambda a, b: jnp.sum(a * b, axis=3))(u, v), u * v
+print(bool(jnp.abs(sums - products[:, :, :, 0] - products[:, :, :, 1]).max() < 1e-5))
+"""
+
+
 def run_python(*arguments: str, xla_flags: str = '') -> subprocess.CompletedProcess:
     environment = {**os.environ, 'XLA_FLAGS': xla_flags, 'JAX_PLATFORMS': 'cpu'}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=120)
@@ -23,6 +31,11 @@ def run_python(*arguments: str, xla_flags: str = '') -> subprocess.CompletedProc
 @pytest.mark.slow
 def test_last_of_many_sums_on_cpus_is_right_after_import_of_sinklab():
     assert float(run_python('-c', LAST_SUM).stdout) == 32768**2
+
+
+@pytest.mark.slow
+def test_sum_of_rank_seven_is_right_after_import_of_sinklab():
+    assert run_python('-c', HIGH_RANK_SUM).stdout == 'True\n'
 
 
 @pytest.mark.parametrize('xla_flags', ['', '--xla_dump_to=x'])

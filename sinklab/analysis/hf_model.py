@@ -13,7 +13,6 @@ import numpy as np
 import threadpoolctl
 import torch
 import transformers
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sinklab.analysis.bos import BosMode
 from sinklab.analysis.edits import TARGETS, Edit, add_edits_to_digest, apply_edits, check_sizes
@@ -36,7 +35,8 @@ CAPTURE_MODES = 'interface', 'modules', 'model'  # in the order in which they ar
 LAYER_COUNT_FIELDS = 'num_hidden_layers', 'decoder_layers', 'num_decoder_layers', 'num_layers'
 # The token ids of the trial pass: two tokens are enough to recognize causal attention.
 TRIAL_IDS = np.zeros((1, 2), np.int64)
-CHECKED_QUERY_STEP = 16  # of every 16th query, the output is compared with the sum of values
+CHECKED_QUERY_STEP = 16  # every 16th query is checked
+EAGER = 'eager_attention_forward'  # the function of a modeling file that computes attention in the mode `interface`
 
 # Arrays of one layer, under the names of sinklab.metrics.metric without the letter L.
 LayerArrays = dict[str, np.ndarray]
@@ -65,8 +65,9 @@ class AttentionRecorder:
 
     It captures attention in the first of three modes that works for the model:
 
-    - interface: from transformers' attention interface. The model runs with its eager attention, because some models
-      (sparse attention of DeepSeek) attend to all tokens under an implementation that they do not know.
+    - interface: from the function EAGER of the model's own code, which models of transformers' attention interface
+      have. An implementation with a name of its own would not do: sparse attention (DeepSeek) is dense under a name
+      that it does not know.
     - modules: the attention weights that modules return under eager attention, for models that do not use the
       interface (GPT-J, GPT-Neo, Falcon, Bloom, ...).
     - model: the attention weights that the model itself returns.
@@ -85,6 +86,8 @@ class AttentionRecorder:
         self.mode = 'interface'
         self.is_trial = False
         self.edits: tuple[Edit, ...] = ()  # of this pass
+        module_names = dict.fromkeys(type(module).__module__ for module in model.modules())
+        self.code_modules = [sys.modules[name] for name in module_names if hasattr(sys.modules[name], EAGER)]
         # For each module that returns attention weights, their position among its outputs.
         self.weight_positions: dict[torch.nn.Module, int] = {}
         for layer in self.layers:
@@ -171,10 +174,12 @@ class AttentionRecorder:
         self.extract, self.edits, self.length, self.layer_number = extract, edits, length, 1
         self.hook_error, self.attending_module = None, None
         ACTIVE_RECORDERS.append(self)
-        if self.mode == 'interface':
-            ALL_ATTENTION_FUNCTIONS['eager'] = record_eager_attention
         try:
-            with torch.inference_mode():
+            with contextlib.ExitStack() as stack:
+                for code in self.code_modules if self.mode == 'interface' else ():
+                    attend = functools.partial(self.attend, getattr(code, EAGER))
+                    stack.enter_context(replaced_attributes(code, {EAGER: attend}))
+                stack.enter_context(torch.inference_mode())
                 yield
         except UserError:
             raise
@@ -184,8 +189,6 @@ class AttentionRecorder:
             raise make_run_error(self.model, self.name, error) from error
         finally:
             ACTIVE_RECORDERS.pop()
-            if not ACTIVE_RECORDERS:
-                ALL_ATTENTION_FUNCTIONS.pop('eager', None)
 
     def is_active(self) -> bool:
         return bool(ACTIVE_RECORDERS) and ACTIVE_RECORDERS[-1] is self
@@ -218,13 +221,9 @@ class AttentionRecorder:
 
         Queries, keys and values are (P, H, T, K), outputs are (P, T, H, K). The keys and values of a group of heads
         are repeated for each head.
-
-        Raises:
-            AttentionMismatchError: The weights do not give the outputs.
         """
         if self.extract is None:
             return
-        self.check_outputs(attention, value, output)
         if self.attending_module not in (None, module):  # a layer with two attentions, one after another
             normed = {name: self.layer_arrays[name] for name in ('normed_PTD',) if name in self.layer_arrays}
             self.append_layer({name: array for name, array in self.layer_arrays.items() if name not in normed})
@@ -268,26 +267,36 @@ class AttentionRecorder:
         edited = apply_edits(arrays, layer, target, array, 0, is_visible_PSHX)
         return torch.from_numpy(edited).to(array_PSHX.dtype)
 
-    def attend(self, eager: Callable, module, query, key, value, mask, options: dict[str, Any]) -> tuple[Any, Any]:
-        """Compute eager attention with the edits of this pass, and store its arrays.
+    def attend(
+        self, eager: Callable, module, query, key, value, attention_mask=None, **options: Any
+    ) -> tuple[Any, Any]:
+        """Compute eager attention with the edits of this pass, check it, and store its arrays.
 
         Queries, keys and values are (P, H, T, K), outputs are (P, T, H, K). Where keys or values are edited, each
         query head has its own, so that single heads of a group can be edited.
+
+        Raises:
+            AttentionMismatchError: The weights do not give the outputs.
         """
+        if not self.is_active():  # this forward pass is not one of this recorder
+            return eager(module, query, key, value, attention_mask, **options)
         heads, group = query.shape[1], {}
-        original = [repeat_heads(array, heads).transpose(1, 2) for array in (key, value)]
-        edited = [self.edit(*pair) for pair in zip(('key', 'value'), original, strict=True)]
-        if any(new is not old for new, old in zip(edited, original, strict=True)):
-            key, value = (array.transpose(1, 2).contiguous() for array in edited)
-            group = {'num_key_value_groups': 1} if hasattr(module, 'num_key_value_groups') else {}
+        if self.edits:
+            original = [repeat_heads(array, heads).transpose(1, 2) for array in (key, value)]
+            edited = [self.edit(*pair) for pair in zip(('key', 'value'), original, strict=True)]
+            if any(new is not old for new, old in zip(edited, original, strict=True)):
+                key, value = (array.transpose(1, 2).contiguous() for array in edited)
+                group = {'num_key_value_groups': 1} if hasattr(module, 'num_key_value_groups') else {}
         with replaced_attributes(module, group):
-            output, attention = eager(module, query, key, value, mask, **options)
-        weight_PSHT = attention.permute(0, 3, 1, 2)
-        is_visible_PSHT = find_visible_keys(mask, *attention.shape[2:]).permute(0, 3, 1, 2).numpy()
-        if (edited_PSHT := self.edit('attention', weight_PSHT, is_visible_PSHT)) is not weight_PSHT:
-            self.check_outputs(attention, value, output)
-            attention = edited_PSHT.permute(0, 2, 3, 1).contiguous()
-            output = sum_values(attention, repeat_heads(value, heads))
+            output, attention = eager(module, query, key, value, attention_mask, **options)
+        self.check_outputs(attention, value, output)
+        if self.edits:
+            weight_PSHT = attention.permute(0, 3, 1, 2)
+            visible_PHTS = find_visible_keys(attention_mask, *attention.shape[2:])
+            edited_PSHT = self.edit('attention', weight_PSHT, visible_PHTS.permute(0, 3, 1, 2).numpy())
+            if edited_PSHT is not weight_PSHT:
+                attention = edited_PSHT.permute(0, 2, 3, 1).contiguous()
+                output = sum_values(attention, repeat_heads(value, heads))
         self.on_attention(module, query, key, value, options.get('scaling'), output, attention)
         return output, attention
 
@@ -302,6 +311,10 @@ class AttentionRecorder:
         queries = slice((attention_PHTS.shape[2] - 1) % CHECKED_QUERY_STEP, None, CHECKED_QUERY_STEP)
         value_PHSK = repeat_heads(value_PHSK, attention_PHTS.shape[1])
         output_PTHK = output_PTHK[:, queries]
+        if not output_PTHK.isfinite().all():
+            raise UserError(
+                f'{self.name} computes outputs of attention that are not finite; give another model or dtype'
+            )
         difference = (sum_values(attention_PHTS[:, :, queries], value_PHSK) - output_PTHK).abs().max()
         tolerance = max(1e-4, 4 * torch.finfo(output_PTHK.dtype).eps)
         if not difference <= tolerance * output_PTHK.abs().max():
@@ -447,19 +460,6 @@ def list_layer_configs(config: Any) -> list[Any]:
     return [*config.per_layer_config] if getattr(config, 'is_heterogeneous', False) else [config]
 
 
-def record_eager_attention(
-    module: torch.nn.Module, query, key, value, attention_mask=None, **options: Any
-) -> tuple[Any, Any]:
-    """Compute eager attention by the model's own function; pass its arrays to the active recorder."""
-    eager: Callable = sys.modules[type(module).__module__].eager_attention_forward
-    if ACTIVE_RECORDERS and ACTIVE_RECORDERS[-1].edits:
-        return ACTIVE_RECORDERS[-1].attend(eager, module, query, key, value, attention_mask, options)
-    output, attention = eager(module, query, key, value, attention_mask, **options)
-    if ACTIVE_RECORDERS:
-        ACTIVE_RECORDERS[-1].on_attention(module, query, key, value, options.get('scaling'), output, attention)
-    return output, attention
-
-
 DEFAULT_DTYPE = 'float32'
 NUM_FIRST_KEYS = 10  # number of first tokens whose importance is reported, as in the paper
 MAX_BATCH_BYTES = 1 << 26  # bytes of the attention weights of one layer in a batch
@@ -574,6 +574,8 @@ class HFModel:
             )
         if 'query_LPTHK' not in self.available_arrays:
             remarks.append('it gives no queries, keys and values; their numbers are omitted')
+        if self.recorder.mode != 'interface':
+            remarks.append('its attention weights are those that transformers returns; its outputs are not checked')
         if 'residual_LPTD' not in self.available_arrays:
             remarks.append('its layers do not return one hidden state per token; their numbers are omitted')
         return tuple(remarks)
@@ -601,23 +603,28 @@ class HFModel:
             if self.tokenizer.bos_token_id is None:
                 raise UserError(f'{self.name} has no BOS; remove --bos=force')
             return [self.tokenizer.bos_token_id]
-        ids, text_ids = self.tokenizer('a')['input_ids'], self.encode_text('a')
-        starts = (start for start in range(len(ids)) if ids[start : start + len(text_ids)] == text_ids)
-        return ids[: next(starts, 0)]
+        for text in ('a', 'A', '0', '.', ' '):  # a tokenizer may ignore some of them
+            ids, text_ids = self.tokenizer(text)['input_ids'], self.encode_text(text)
+            starts = (start for start in range(len(ids)) if ids[start : start + len(text_ids)] == text_ids)
+            if text_ids and (start := next(starts, None)) is not None:
+                return ids[:start]
+        raise UserError(
+            f'{self.name} has a tokenizer that hides what it puts before a text; give --bos=none or force'
+        )
 
     def encode_text(self, text: str) -> list[int]:
         # verbose=False: no warning that the text is longer than the model reads, since it is cut later
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
+        return self.tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
+
+    def encode(self, text: str) -> list[int]:
+        prefix_ids, ids = self.prefix_ids, self.encode_text(text)
+        ids = ids if prefix_ids and ids[: len(prefix_ids)] == prefix_ids else [*prefix_ids, *ids]
         if unknown_ids := [token_id for token_id in ids if token_id >= self.vocabulary]:
             raise UserError(
                 f'the tokenizer of {self.name} gives the id {unknown_ids[0]}, but the model has ids below '
                 f'{self.vocabulary}: it belongs to another model'
             )
         return ids
-
-    def encode(self, text: str) -> list[int]:
-        ids = self.encode_text(text)
-        return ids if self.prefix_ids and ids[: len(self.prefix_ids)] == self.prefix_ids else [*self.prefix_ids, *ids]
 
     def encode_windows(self, text: str, length: int) -> list[list[int]]:
         ids = self.encode(text)
@@ -660,11 +667,11 @@ class HFModel:
 
     def find_windows(self, length: int) -> set[int | None]:
         """Return the attention windows of the layers; None stands for layers whose window covers the length."""
-        layer_types = getattr(self.config, 'layer_types', None) or ['sliding_attention']
-        layer_configs = itertools.cycle(list_layer_configs(self.config))
+        layer_configs = list_layer_configs(self.config)
+        layer_types = getattr(self.config, 'layer_types', None) or ['sliding_attention'] * len(layer_configs)
         windows = [
             getattr(layer_config, 'sliding_window', None) if layer_type == 'sliding_attention' else None
-            for layer_type, layer_config in zip(layer_types, layer_configs, strict=False)
+            for layer_type, layer_config in zip(layer_types, itertools.cycle(layer_configs), strict=False)
         ]
         return {window if window and window < length else None for window in windows}
 
@@ -719,11 +726,8 @@ class HFModel:
             ids = torch.as_tensor(ids_PT, dtype=torch.long)
             with self.recorder.activate(length, None, self.edits):
                 logits_PTV = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
-                # In the order (P, V, T), sums over V are not contiguous and have ten times the rounding errors.
-                loss_N = torch.nn.functional.cross_entropy(
-                    logits_PTV.flatten(0, 1), ids[:, 1:].flatten(), reduction='none'
-                )
-                loss_PT = loss_N.view(ids[:, 1:].shape)
+                # Over (P, V, T), cross_entropy has ten times the rounding errors: its sums are not contiguous.
+                loss_PT = -logits_PTV.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
             return {'loss_LPT': loss_PT.numpy()[None]}
 
         return run_in_batches(compute, ids_PT, max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary)))['loss_LPT'][

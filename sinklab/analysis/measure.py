@@ -579,11 +579,9 @@ class MeasureJob:
     def num_sequences(self) -> int:
         return sum(map(len, self.ids_by_input.values()))
 
-    def run(
-        self, on_progress: ProgressFn = ignore_progress, metric_names: tuple[str, ...] | None = None
-    ) -> MeasureResult:
-        """Measure all inputs; `metric_names` are the `names` of `measure_model`."""
-        measurements = {name: self.measure_input(name, on_progress, metric_names) for name in self.ids_by_input}
+    def run(self, on_progress: ProgressFn = ignore_progress, names: tuple[str, ...] | None = None) -> MeasureResult:
+        """Measure all inputs; `names` as in `measure_model`."""
+        measurements = {name: self.measure_input(name, on_progress, names) for name in self.ids_by_input}
         header = dict(model=self.model.name, digest=self.model.digest, dtype=self.model.dtype, bos=self.model.bos)
         header |= {name: getattr(self.request, name) for name in OPEN_MODEL_DEFAULTS}
         if remarks := [*self.model.remarks, *self.remarks]:
@@ -605,14 +603,12 @@ class MeasureJob:
         judged = judge_propositions(self.model.position, replace_nonfinite(measurements['repeated'].numbers))
         return [dict(claim=claim, number=number, holds=holds) for claim, number, holds in judged]
 
-    def measure_input(self, name: str, on_progress: ProgressFn, metric_names: tuple[str, ...] | None) -> Measurement:
+    def measure_input(self, name: str, on_progress: ProgressFn, names: tuple[str, ...] | None) -> Measurement:
         ids_PT, overrides = (
             self.ids_by_input[name],
             self.request.setting_overrides | dict(repeated=name == 'repeated'),
         )
-        measurement = measure_cached(
-            self.model, ids_PT, self.request.position_T, on_progress, metric_names, **overrides
-        )
+        measurement = measure_cached(self.model, ids_PT, self.request.position_T, on_progress, names, **overrides)
         return dataclasses.replace(
             measurement, numbers=measurement.numbers | compute_forward_pass_metrics(self.model, ids_PT, self.request)
         )

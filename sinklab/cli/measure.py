@@ -138,8 +138,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if args.out:
         with open_writable_folder(parse_path(args.out)):
             pass  # creating the folder fails before anything is measured, if it cannot be written
-    metric_names = None if args.out else ('',)  # only --out keeps matrices
-    answers = [run_job(measured_model, request, metric_names) for measured_model in measured_models]
+    names = None if args.out else ('',)  # only --out keeps matrices
+    answers = [run_job(measured_model, request, names) for measured_model in measured_models]
     report = measure.make_record(answers, args.all)
     try:
         if args.json:
@@ -160,14 +160,12 @@ def is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def run_job(
-    model: 'MeasurableModel', request: 'MeasureRequest', metric_names: tuple[str, ...] | None
-) -> 'MeasureResult':
+def run_job(model: 'MeasurableModel', request: 'MeasureRequest', names: tuple[str, ...] | None) -> 'MeasureResult':
     from sinklab.analysis.measure import make_job
 
     job = make_job(model, request)
     with show_progress(model.name, job.num_sequences) as on_progress:
-        return job.run(on_progress, metric_names)
+        return job.run(on_progress, names)
 
 
 def get_model_args(args: argparse.Namespace) -> tuple[str, str, bool, str | None]:

@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -159,10 +160,10 @@ def find_piece_end(tokenizer: Tokenizer, text: str, start: int) -> int:
     end = start + MAX_ENCODED_CHARS
     if end >= len(text):
         return len(text)
-    if word_ends := [*find_word_ends(text, end)]:
-        safe_cuts = (position for position in word_ends if is_safe_cut(tokenizer, text, position))
-        # A tokenizer that does not allow any cut (for example, one that adds a space to each text) needs all at once.
-        return next(safe_cuts, len(text))
+    if next(find_word_ends(text, end), None):
+        cuts = (cut for near in range(end, len(text), MAX_ENCODED_CHARS) for cut in find_word_ends(text, near))
+        # A tokenizer that allows no cut (for example, one that adds a space to each text) needs all at once.
+        return next((cut for cut in cuts if is_safe_cut(tokenizer, text, cut)), len(text))
     pre_tokens = tokenizer.pre_tokenizer.pre_tokenize_str(text[start:end]) if tokenizer.pre_tokenizer else []
     # The last pre-token may continue after `end`.
     return start + pre_tokens[-1][1][0] if len(pre_tokens) > 1 else end
@@ -283,13 +284,16 @@ def serve_encoder(tokenizer_path: str) -> None:
 
 def read_tasks(tasks: queue.SimpleQueue) -> None:
     """Read tasks from standard input; end the process when the input ends, whatever other threads compute."""
-    try:
-        # Python cannot exit after an error while another thread reads sys.stdin.
-        with open(0, 'rb', closefd=False) as file:
+    # Python cannot exit after an error while another thread reads sys.stdin.
+    with open(0, 'rb', closefd=False) as file:
+        try:
             while True:
                 tasks.put(pickle.load(file))
-    finally:
-        os._exit(0)
+        except EOFError:
+            os._exit(0)
+        except Exception:
+            traceback.print_exc()
+            os._exit(1)
 
 
 if __name__ == '__main__':

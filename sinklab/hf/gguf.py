@@ -367,16 +367,16 @@ def parse_rope_scaling(header: GGUFHeader, model_ref: str) -> dict[str, Any]:
 
 def check_rotary_frequencies(model: Any, header: GGUFHeader, model_ref: str) -> None:
     """Refuse a model whose rotary frequencies are not those that llama.cpp computes from the header of its file."""
-    all_frequencies = {
-        name.rpartition('.')[2]: buffer.numpy()
+    all_frequencies = [
+        (name.rpartition('.')[2], buffer.numpy())
         for name, buffer in model.named_buffers()
         if name.endswith('inv_freq') and not name.endswith('original_inv_freq')
-    }
+    ]
     is_equal = bool(all_frequencies) or not header.rope
     divisor = header.rope_factors
     if divisor is None:
         divisor = parse_rope_scaling(header, model_ref).get('factor', 1.0)
-    for name, frequencies in all_frequencies.items():
+    for name, frequencies in all_frequencies:
         is_common = name == 'inv_freq'  # of layers with a window and of those without
         base = header.rope.get('freq_base', ROPE_BASE)
         dimensions = get_dimension_count(model.config, header)

@@ -82,10 +82,8 @@ def select_by_name(names: Collection[str], metrics: Metrics) -> Metrics:
     """Select the metrics that give a number NAME, or numbers NAME/...; '' selects all that give numbers."""
 
     def gives(metric: Metric, name: str) -> bool:
-        return any(
-            not name or info.name.startswith(f'{name}/') or match_name(info, name) is not None
-            for info in metric.infos
-        )
+        beginnings = ('/'.join(info.name.split('/')[: name.count('/') + 1]) for info in metric.infos)
+        return any(not name or match_name(beginning, name) for beginning in beginnings)
 
     return tuple(metric for metric in metrics if any(gives(metric, name) for name in names))
 
@@ -136,11 +134,11 @@ def select_saved_arrays(arrays: Arrays, setting: MetricSetting, metrics: Metrics
 def find_metric_info(name: str) -> MetricInfo | None:
     """Find the MetricInfo of a recorded name, such as sink/{k} with k = 2 for sink/2; None if there is none."""
     for entry in (*METRIC_INFOS, *OFFLINE_METRIC_INFOS):
-        if match := match_name(entry, name):
+        if match := match_name(entry.name, name):
             return dataclasses.replace(entry, name=name, label=entry.label.format(**match.groupdict()))
     return None
 
 
-def match_name(info: MetricInfo, name: str) -> re.Match[str] | None:
-    """Match a recorded name with the name of a MetricInfo, whose {k} stands for a number."""
-    return re.fullmatch(re.sub(r'\\{(\w+)\\}', r'(?P<\1>[\\d.e-]+)', re.escape(info.name)), name)
+def match_name(pattern: str, name: str) -> re.Match[str] | None:
+    """Match a recorded name with the name of a MetricInfo, in which {k} stands for a number."""
+    return re.fullmatch(re.sub(r'\\{(\w+)\\}', r'(?P<\1>[\\d.e-]+)', re.escape(pattern)), name)
