@@ -254,7 +254,7 @@ class OpenedModel:
         for name in names:
             matching = {key: value for key, value in numbers.items() if not name or key.startswith(f'{name}/')}
             if name not in numbers and not matching:
-                raise UserError(f'there is no metric {name!r} of this model; use {", ".join(families)}')
+                raise UserError(f'the metric {name!r} does not exist for this model and this text; give another one')
             results.append(numbers.get(name, matching))
         return results
 

@@ -46,7 +46,9 @@ def check_cpu_sums() -> None:
     squared_norms = jax.jit(jax.vmap(lambda row: jnp.sum((jnp.eye(3) @ row) ** 2)))(rows)
     computed, expected = float(squared_norms[-1]), float(CHECKED_ROWS - 1) ** 2
     if computed != expected:
+        is_set = FUSION_FLAG in os.environ.get('XLA_FLAGS', '')
+        remedy = f'remove {FUSION_FLAG} from XLA_FLAGS' if is_set else 'import sinklab before jax computes'
         raise UserError(
-            f'jaxlib {jaxlib.__version__} computes a sum wrong on this CPU ({computed} instead of {expected}); '
-            f'set XLA_FLAGS={FUSION_FLAG}=, import sinklab before jax computes, or upgrade jax'
+            f'jaxlib {jaxlib.__version__} computes sums wrong on CPUs ({computed} instead of {expected}; jax issue '
+            f'39103) without the XLA flag that sinklab sets; {remedy}'
         )

@@ -142,7 +142,10 @@ def test_rows_json_lists_published_values(capsys):
     assert main(['rows', '--json']) == 0
     rows = json.loads(capsys.readouterr().out)
     for row in rows:
-        assert set(row) - {'note'} == {'config', 'row', 'diff', 'published', 'source', 'size', 'equals_baseline'}
+        fields = {'config', 'row', 'diff', 'published', 'source', 'size', 'equals_baseline'}
+        assert set(row) - {'note', 'not_measured'} == fields
+    [softpick] = [row for row in rows if (row['config'], row['row']) == ('configs/attention.py', 'softpick')]
+    assert softpick['not_measured'] == ['sink_rate', 'kurtosis', 'sparsity']
     assert main(['rows', '--config=configs/quickstart.py', '--json']) == 0
     table = json.loads(capsys.readouterr().out)
     assert table == [row for row in rows if row['config'] == 'configs/quickstart.py']

@@ -149,6 +149,12 @@ def test_positions_are_refused_if_model_ignores_them(run_measure, tmp_path, fami
     assert '--positions' in err[0]
 
 
+def test_measurement_records_positions_and_seed(make_model, run_measure):
+    options = '--inputs=random', '--seed=3', '--positions=swap:3'
+    report = json.loads(run_measure(make_model('llama')[0], *options, '--json')[1])
+    assert (report['seed'], report['positions']) == (3, 'swap:3')
+
+
 @pytest.mark.parametrize('family', make_family_params(MEASURED_FAMILIES))
 def test_measure_supports_family_on_command_line_and_in_python(make_model, run_measure, family):
     folder, _ = make_model(family)

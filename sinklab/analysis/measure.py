@@ -554,7 +554,7 @@ class MeasureRequest:
 class MeasureResult:
     """The result of a MeasureJob. It does not hold the model, whose memory can be freed."""
 
-    header: dict[str, Any]  # model, digest, dtype, and the fields of the request that OPEN_MODEL_DEFAULTS names
+    header: dict[str, Any]  # model, digest, dtype, and fields of the request
     step: int | None  # the step of a run
     measurements: dict[str, Measurement]  # for each input
     published: dict[str, float]
@@ -584,6 +584,7 @@ class MeasureJob:
         measurements = {name: self.measure_input(name, on_progress, names) for name in self.ids_by_input}
         header = dict(model=self.model.name, digest=self.model.digest, dtype=self.model.dtype, bos=self.model.bos)
         header |= {name: getattr(self.request, name) for name in OPEN_MODEL_DEFAULTS}
+        header |= {name: value for name in ('seed', 'positions') if (value := getattr(self.request, name))}
         if remarks := [*self.model.remarks, *self.remarks]:
             header |= dict(remarks=remarks)
         step = self.model.step if isinstance(self.model, RunModel) else None

@@ -218,7 +218,8 @@ def print_measurements(reports: list[dict]) -> None:
         print_one_model(reports[0])
     else:
         print_several_models(reports)
-    print(f'computed in {reports[0]["dtype"]}, --bos={reports[0]["bos"]}')
+    positions = f', --positions={reports[0]["positions"]}' if 'positions' in reports[0] else ''
+    print(f'computed in {reports[0]["dtype"]}, --bos={reports[0]["bos"]}{positions}')
     for report in reports:
         for remark in report.get('remarks', ()):
             print(escape_control(f'{report["model"]}: {remark}'))

@@ -80,17 +80,22 @@ def check_row(row: dict, size: str | None, module: Any) -> dict:
         module: The module of the config file.
 
     Returns:
-        `size`; `equals_baseline`, whether the row equals its baseline at this size; and, if the row is invalid,
-        `refused`, the error message that `train` would give.
+        `size`; `equals_baseline`, whether the row equals its baseline at this size; `not_measured`, the names of
+        published numbers that nothing here measures, if there are any; and, if the row is invalid, `refused`, the
+        error message that `train` would give.
     """
     from sinklab.cli.config_flags import is_baseline, load_spec
+    from sinklab.configs.sources import NOT_MEASURED
 
     config_path = f'{row["config"]}:{row["row"]}'
+    names = [name for name in row['published'] if name in NOT_MEASURED]
+    checks = dict(not_measured=names) if names else {}
     try:
         _, row_info = load_spec(config_path, [], size, module)
     except UserError as error:
-        return dict(size=size, equals_baseline=False, refused=str(error))
-    return dict(size=row_info['size'], equals_baseline=is_baseline(module, config_path, row_info['size']))
+        return checks | dict(size=size, equals_baseline=False, refused=str(error))
+    is_equal = is_baseline(module, config_path, row_info['size'])
+    return checks | dict(size=row_info['size'], equals_baseline=is_equal)
 
 
 def print_rows(tables: dict[str, list[dict]]) -> None:
