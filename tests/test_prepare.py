@@ -293,12 +293,14 @@ def test_worker_that_encodes_ends_with_its_killed_parent(tmp_path):
         raise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('processes', [1, 2])
 def test_interrupt_ends_prepare_while_a_text_is_encoded(tmp_path, processes):
     source, slow = write_source(tmp_path / 'a.jsonl', [SLOW_TEXT] * 3), save_slow_tokenizer(tmp_path / 'slow.json')
     command = [sys.executable, '-m', 'sinklab', 'prepare', f'--source={source}', f'--out={tmp_path}/store']
     process = subprocess.Popen(
-        [*command, f'--tokenizer={slow}', '--end_token=2', '--fixed_token=3', f'--processes={processes}']
+        [*command, f'--tokenizer={slow}', '--end_token=2', '--fixed_token=3', f'--processes={processes}'],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell ignores it in background jobs
     )
     try:
         while not (tmp_path / 'store' / 'recipe.json').exists():
