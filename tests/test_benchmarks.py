@@ -207,30 +207,6 @@ def test_tpu_cost_benchmark_reports_kernel_over_limit(bundles, matrix, message, 
     assert stderr.startswith(f'v6e sigmoid backward: {message}') if message else not stderr
 
 
-def test_gpu_attention_benchmark_without_gpu_is_rejected(run_benchmark, capsys):
-    with pytest.raises(SystemExit, match=r'^1$'):
-        run_benchmark('gpu_attention')
-    assert re.search(r'GPU.*\bcpu\b', capsys.readouterr().err)
-
-
-@pytest.mark.slow
-def test_gpu_attention_benchmark_skips_gpu_only_kernels_with_reason(run_benchmark, monkeypatch, tmp_path):
-    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    json_path = tmp_path / 'found.json'
-    output = run_benchmark(
-        'gpu_attention', '--tokens=16', '--lengths=16', '--widths=1024', '--rounds=2', f'--json={json_path}'
-    )
-    records = json.loads(json_path.read_text())
-    names = {'XLA softmax', 'XLA sigmoid', 'chunked sigmoid', 'chunked sigmoid + sink scores'}
-    assert {(record['name'], record['direction']) for record in records} == {
-        (name, direction) for name in names for direction in ('forward', 'forward and backward')
-    }
-    assert all(len(record['seconds']) == 2 for record in records)
-    assert output.count('TFLOP/s') == len(records)
-    for name in ('cuDNN softmax', 'our softmax', 'our sigmoid'):
-        assert len(re.findall(rf'{name} +left out: .+', output)) >= 2
-
-
 @pytest.mark.slow
 def test_gradients_benchmark_prints_errors_by_parameter(run_benchmark):
     output = run_benchmark('gradients', '--sequences=16', '--part_size=8', '--models=logit, post')
@@ -273,12 +249,3 @@ def test_startup_benchmark_prints_time_of_each_part(run_benchmark):
         first_step_seconds < end_seconds
         for first_step_seconds, end_seconds in zip(times['first step'], times['end'], strict=True)
     )
-
-
-@pytest.mark.slow
-def test_gpu_kernels_benchmark_compares_supported_kernels_with_reference(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    gpu_kernels = importlib.import_module('gpu_kernels')
-    supported, unsupported = (gpu_kernels.make_cells([backend])[0] for backend in ('chunked', 'gpu'))
-    assert 1e-4 < gpu_kernels.get_largest_error(gpu_kernels.compare_cell(supported)) < 2e-2
-    assert gpu_kernels.compare_cell(unsupported) is None

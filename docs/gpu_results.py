@@ -1,0 +1,146 @@
+"""Tables of docs/results/gpu.md, from the results of benchmarks/gpu.py.
+
+    python -m docs.gpu_results [DIR]
+
+With DIR the script first copies its result files to docs/results/. It names what was not run.
+"""
+
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks import gpu_kernels, gpu_speed, gpu_training
+from docs.page_parts import write_part
+from docs.reference import format_table
+
+RESULTS_DIR = Path(__file__).parent / 'results'
+PAGE = RESULTS_DIR / 'gpu.md'
+MAX_ERROR = 0.02  # as in the verification at the start of a run
+STEPS = 500, 1000, 2000, 3000, 4000
+
+
+def read_results(name: str) -> dict:
+    file = RESULTS_DIR / f'gpu_{name}.json'
+    return json.loads(file.read_text(encoding='utf-8')) if file.exists() else dict(sessions=[], cells={})
+
+
+def format_sessions() -> str:
+    """Return a table of machines, versions and commands, with the time of their cells."""
+    lines = []
+    for results in map(read_results, ('kernels', 'training', 'speed')):
+        for number, session in enumerate(results['sessions']):
+            cells = [cell for cell in results['cells'].values() if cell['session'] == number]
+            code = session['code']
+            versions = ', '.join(
+                f'{name} {code[name]}' for name in ('python', 'jax', 'flax', 'numpy') if code.get(name)
+            )
+            minutes = format_number([cell['seconds'] / 60 for cell in cells if 'seconds' in cell], '.1f', sum)
+            commit = (code.get('commit') or 'unknown')[:8]
+            machine = f'{session["device"]}; {session["machine"]}'
+            lines.append([session['date'], machine, versions, commit, f'`{session["command"]}`', len(cells), minutes])
+    headings = ['date', 'machine', 'versions', 'commit', 'command', 'cells', 'minutes of cells']
+    return format_table(headings, lines)
+
+
+def format_kernels() -> str:
+    """Return the largest errors of each backend, the cells above MAX_ERROR, and the errors of special cells."""
+    cells, planned = read_results('kernels')['cells'], gpu_kernels.make_cells('kernels', is_tiny=False)
+    lines, problems = [], []
+    for backend in gpu_kernels.BACKENDS:
+        names = [name for name, cell in planned.items() if cell['backend'] == backend]
+        compared = [cells[name] for name in names if 'output' in cells.get(name, {})]
+        unsupported = sum('unsupported' in cells.get(name, {}) for name in names)
+        errors = [format_number([cell[name] for cell in compared], '.1e', max) for name in gpu_kernels.OUTPUTS]
+        lines.append([backend, len(compared), unsupported, len(names) - len(compared) - unsupported, *errors])
+        problems += [name for name in names if gpu_kernels.get_largest_error(cells.get(name, {})) > MAX_ERROR]
+        problems += [f'{name} ({cells[name]["failed"]})' for name in names if 'failed' in cells.get(name, {})]
+    special = [name for name, cell in planned.items() if gpu_kernels.is_special(cell)]
+    compared = [name for name in special if 'output' in cells.get(name, {})]
+    errors = [[name, format(gpu_kernels.get_largest_error(cells[name]), '.1e')] for name in compared]
+    headings = ['backend', 'compared', 'unsupported', 'missing', *gpu_kernels.OUTPUTS]
+    text = f'{format_table(headings, lines)}Cells with an error above {MAX_ERROR:.0%}, or that failed: '
+    text += f'{", ".join(problems) or "none"}.\n\nSpecial cells compared: {len(compared)} of {len(special)}.\n\n'
+    return text + (format_table(['special cell', 'largest error'], errors) if errors else '')
+
+
+def format_attention() -> str:
+    """Return TFLOP/s of attention, a line for each shape and direction."""
+    cells, lines, missing = read_results('speed')['cells'], [], []
+    for name, cell in gpu_speed.make_cells('speed', is_tiny=False).items():
+        for direction in gpu_speed.DIRECTIONS if 'width' in cell else ():
+            speeds, words = cells.get(name, {}).get(direction), direction.replace('_', ' ')
+            if speeds:
+                figures = [
+                    format_number(speeds.get(kernel), '.0f', statistics.median) for kernel in gpu_speed.KERNELS
+                ]
+                lines.append([cell['length'], cell['width'], words, *figures])
+            else:
+                missing.append(f'{name.removeprefix("attention ")} {words}')
+    return format_measured(['T', 'K', 'direction', *gpu_speed.KERNELS], lines, missing)
+
+
+def format_steps() -> str:
+    """Return milliseconds, MFU and planned memory of training steps, a line for each model and variant."""
+    cells, lines, missing = read_results('speed')['cells'], [], []
+    for name, cell in gpu_speed.make_cells('speed', is_tiny=False).items():
+        for variant in (*gpu_speed.STEP_VARIANTS, gpu_speed.PLAIN_JAX) if 'model' in cell else ():
+            step = cells.get(name, {}).get('steps', {}).get(variant)
+            if step is None:
+                missing.append(f'{cell["model"]} {variant}')
+                continue
+            milliseconds = format(1e3 * statistics.median(step['seconds']), '.1f')
+            mfu = format_number(step['mfu'] and [100 * step['mfu']], '.1f', max)
+            memory = format(step['planned_bytes'] / 1e9, '.1f') if 'planned_bytes' in step else ''
+            lines.append(
+                [cell['model'], variant, step.get('attention', ''), cells[name]['batch'], milliseconds, mfu, memory]
+            )
+    return format_measured(['model', 'step', 'attention', 'batch', 'ms', 'MFU, %', 'planned GB'], lines, missing)
+
+
+def format_training(part: str) -> str:
+    """Return Sink_1 over training and the last loss, a line for each run."""
+    cells, lines, missing = read_results('training')['cells'], [], []
+    for name, run in gpu_training.make_cells(part, is_tiny=False).items():
+        if 'metrics' not in cells.get(name, {}):
+            missing.append(name)
+            continue
+        metrics = cells[name]['metrics']
+        sinks, losses = dict(metrics['sink/1']), metrics['valid/loss']
+        figures = [format(sinks[step], '.1f') if step in sinks else '' for step in STEPS]
+        lines.append(
+            [run['size'], run['row'], run['seed'], run.get('batch_size', 32), *figures, format(losses[-1][1], '.3f')]
+        )
+    headings = ['size', 'row', 'seed', 'batch', *(f'Sink_1 at {step:,}' for step in STEPS), 'last valid loss']
+    return format_measured(headings, lines, missing)
+
+
+def format_measured(headings: list[str], lines: list[list], missing: list[str]) -> str:
+    """Return a table of what was measured, and a sentence about what was not."""
+    return (format_table(headings, lines) if lines else '') + (f'Not run: {", ".join(missing)}.\n' if missing else '')
+
+
+def format_number(values: Sequence[float] | None, number_format: str, reduce: Callable) -> str:
+    return format(reduce(values), number_format) if values else ''
+
+
+def make_parts() -> dict[str, str]:
+    """Return the generated parts of the page."""
+    return {
+        'sessions': format_sessions(),
+        'kernels': format_kernels(),
+        'natural': format_training('natural'),
+        'sizes': format_training('sizes'),
+        'attention': format_attention(),
+        'steps': format_steps(),
+    }
+
+
+if __name__ == '__main__':
+    for folder in sys.argv[1:]:
+        for file in sorted(Path(folder).glob('gpu_*.json')):
+            shutil.copy(file, RESULTS_DIR)
+    for name, content in make_parts().items():
+        write_part(PAGE, name, content)

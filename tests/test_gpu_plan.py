@@ -1,0 +1,77 @@
+"""benchmarks/gpu.py on a CPU: its parts at a tiny size, how it continues, and the page of its results."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu, gpu_kernels, gpu_training
+from docs import gpu_results, page_parts
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_plan(part, out, *options):
+    command = [sys.executable, '-m', 'benchmarks.gpu', part, '--tiny', f'--out={out}', *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def read_cells(out, part):
+    return json.loads((out / f'{gpu.PARTS[part].module}.json').read_text())['cells']
+
+
+@pytest.mark.exhaustive  # half a minute for the steps; the other parts have tests of their own
+def test_speed_part_measures_attention_and_steps(tmp_path):
+    assert run_plan('speed', tmp_path).returncode == 0
+    cells = read_cells(tmp_path, 'speed')
+    assert all(min(quartiles) > 0 for quartiles in cells['attention T=64 K=16']['forward_and_backward'].values())
+    steps = cells['steps smoke']['steps']
+    assert steps.keys() == {'softmax', 'sigmoid', 'sigmoid, newton', 'plain JAX softmax'}
+    assert all(min(step['seconds']) > 0 and step['planned_bytes'] > 0 for step in steps.values())
+
+
+@pytest.mark.slow
+def test_kernels_part_compares_special_cells_with_definition(tmp_path):
+    assert run_plan('kernels', tmp_path).returncode == 0
+    cells = read_cells(tmp_path, 'kernels')
+    assert cells.keys() == gpu_kernels.make_cells('kernels', is_tiny=True).keys()
+    assert all(1e-4 < gpu_kernels.get_largest_error(cell) < 2e-2 for cell in cells.values())
+    assert [cell['leak'] for cell in cells.values() if 'leak' in cell] == [0.0]
+
+
+@pytest.mark.slow
+def test_natural_part_stops_and_continues(tmp_path):
+    """The first command has no time, so that it measures nothing; the second one measures one missing cell."""
+    assert run_plan('natural', tmp_path, '--minutes=1e-9').returncode == 1
+    assert run_plan('natural', tmp_path).returncode == 0
+    cells = read_cells(tmp_path, 'natural')
+    assert [step for step, _ in cells['smoke-softmax-0']['metrics']['sink/1']] == [0, 4]
+    file = tmp_path / 'gpu_training.json'
+    results = json.loads(file.read_text())
+    results['cells']['smoke-sigmoid-0'] = dict(failed='an earlier failure', session=0)
+    file.write_text(json.dumps(results))
+    process = run_plan('natural', tmp_path)
+    assert [line.split(': ')[1] for line in process.stdout.splitlines()[:1]] == ['smoke-sigmoid-0']
+    assert read_cells(tmp_path, 'natural')['smoke-sigmoid-0']['is_complete']
+
+
+@pytest.mark.slow
+def test_cell_that_fails_is_recorded_and_others_are_measured(tmp_path):
+    process = run_plan('natural', tmp_path, '--source=text:nothing.txt')
+    cells = read_cells(tmp_path, 'natural')
+    assert (process.returncode, [*cells]) == (1, ['smoke-softmax-0', 'smoke-sigmoid-0'])
+    assert all('exit code 1' in cell['failed'] for cell in cells.values())
+
+
+def test_sizes_and_natural_share_the_run_of_60m():
+    natural, sizes = (gpu_training.make_cells(part, is_tiny=False) for part in ('natural', 'sizes'))
+    assert natural.keys() & sizes.keys() == {'paper-softmax-0'}
+
+
+def test_page_has_the_generated_tables():
+    page = gpu_results.PAGE.read_text(encoding='utf-8')
+    for name, content in gpu_results.make_parts().items():
+        page = page_parts.replace_part(page, name, content)
+    assert page == gpu_results.PAGE.read_text(encoding='utf-8')
