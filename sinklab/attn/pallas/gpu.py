@@ -261,7 +261,8 @@ class BlockPair:
         if not self.is_masked:
             return array
         key = self.compute_indices(self.warpgroup.call.key_major)
-        return jnp.where((self.load_query_row(0) <= key) & (key < self.load_query_row(1)), array, fill_value)
+        array = jnp.where((self.load_query_row(0) <= key) & (key < self.load_query_row(1)), array, fill_value)
+        return lax.optimization_barrier(array)
 
     def load_positions(self):
         """Load the positions of the query and the key of each score; call this early to hide the latency."""
