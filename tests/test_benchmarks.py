@@ -213,6 +213,25 @@ def test_gpu_attention_benchmark_without_gpu_is_rejected(run_benchmark, capsys):
     assert re.search(r'GPU.*\bcpu\b', capsys.readouterr().err)
 
 
+def test_gpu_instructions_benchmark_finds_loops_with_matrix_products(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    operations = ['HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24', '@!P1 MUFU.EX2 R0, R0', '@P0 BRA `(.L_x_1)', 'EXIT']
+    operations = ['S2R R0, SR_TID.X', *operations, 'BRA `(.L_x_1)']
+    lines = [f'   -:-:-:Y:01        /*00{n}0*/                   {text} ' for n, text in enumerate(operations)]
+    assembly = '\n'.join([lines[0], '.L_x_1:', *lines[1:]])
+    loops = importlib.import_module('gpu_instructions').find_block_loops(assembly)
+    assert loops == [['HGMMA.64x64x16.F32.BF16', 'MUFU.EX2', 'BRA']]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not topology.has_cuda_plugin(), reason='jax_plugins.xla_cuda13 is not installed')
+def test_gpu_instructions_benchmark_counts_one_special_function_with_newton(run_benchmark, monkeypatch):
+    monkeypatch.setenv('SINKLAB_GPU_SIGMOID', 'rsqrt')  # the benchmark changes it
+    output = run_benchmark('gpu_instructions', '--widths=64')
+    counts = dict(re.findall(rf'^K= +64 ([a-z ]+?) +forward +special ({NUMBER}) ', output, re.MULTILINE))
+    assert counts == {'softmax': '1.03', 'sigmoid rsqrt': '2.00', 'sigmoid newton': '1.00'}
+
+
 @pytest.mark.slow
 def test_gpu_attention_benchmark_skips_gpu_only_kernels_with_reason(run_benchmark, monkeypatch, tmp_path):
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')

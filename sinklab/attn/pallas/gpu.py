@@ -262,7 +262,7 @@ class BlockPair:
             return array
         key = self.compute_indices(self.warpgroup.call.key_major)
         array = jnp.where((self.load_query_row(0) <= key) & (key < self.load_query_row(1)), array, fill_value)
-        return lax.optimization_barrier(array)
+        return lax.optimization_barrier(array)  # otherwise LLVM selects in 16 bits, which needs more instructions
 
     def load_positions(self):
         """Load the positions of the query and the key of each score; call this early to hide the latency."""

@@ -44,7 +44,7 @@ MAX_POWER = 2.0**125  # of e^-x; the weight is at least 7e-38
 
 
 def newton_logistic(x):
-    """Compute 1 / (1 + e^-x) with one operation of the special function unit, to a relative error of 5e-6.
+    """Compute 1 / (1 + e^-x) with one operation of the special function unit, to a relative error of 8e-6.
 
     NUMERATOR / d, with d = NUMERATOR (1 + e^-x), is an integer guess r times a quadratic polynomial in d r, which
     takes the place of two Newton steps. The factor NUMERATOR of e^-x is a term of the exponent.
