@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sinklab.attn import mask
+from sinklab.attn.example_specs import make_operations
+from sinklab.attn.kernel_attention import choose_reduction
 from sinklab.attn.pallas import gpu
 from sinklab.attn.pallas.gpu import make_block_ops
-from sinklab.attn.pallas.gpu_lowering import REWRITES, make_lowerable
+from sinklab.attn.pallas.gpu_lowering import REWRITES, SIGMOID_VARIABLE, make_lowerable, newton_logistic
 from sinklab.attn.pallas.kernel_interface import (
     LOG2E,
     MASK_VALUE,
@@ -22,6 +24,7 @@ from sinklab.attn.pallas.kernel_interface import (
     ScoreSpec,
     SoftmaxReduction,
 )
+from sinklab.errors import UserError
 
 
 @st.composite
@@ -170,6 +173,50 @@ def test_make_lowerable_replaces_unsupported_primitives():
 def test_make_lowerable_keeps_precision_for_small_values(function):
     x = np.concatenate([np.linspace(-30, 30, 100), [1e-3, -1e-3, 1e-7, -1e-7]]).astype(np.float32)
     np.testing.assert_allclose(make_lowerable(function)(x), function(x), rtol=2e-5)
+
+
+def compute_sigmoid_in_float64(x):
+    return 1 / (1 + np.exp(-np.float64(x)))
+
+
+def test_newton_logistic_has_relative_error_below_8e_6():
+    x = np.linspace(-80, 80, 1_000_001, dtype=np.float32)
+    np.testing.assert_allclose(newton_logistic(x), compute_sigmoid_in_float64(x), rtol=8e-6)
+
+
+def test_newton_logistic_of_extreme_scores_is_tiny_or_one():
+    x = np.array([-np.inf, -1e4, -100, 100, 1e4, np.inf], np.float32)
+    np.testing.assert_allclose(newton_logistic(x), [0, 0, 0, 1, 1, 1], rtol=0, atol=1e-37)
+
+
+def test_newton_logistic_keeps_nan():
+    assert np.isnan(newton_logistic(np.float32([np.nan])))
+
+
+@pytest.fixture
+def newton_block_ops(monkeypatch):
+    """Return the block operations of sigmoid with the switch on."""
+    monkeypatch.setenv(SIGMOID_VARIABLE, 'newton')
+    return make_block_ops(choose_reduction(make_operations()['sigmoid', 'none']), ScoreSpec(0.125, -3.0))
+
+
+def test_newton_block_ops_forward_matches_float64(newton_block_ops):
+    product = np.linspace(-80, 80, 1001, dtype=np.float32)[None]
+    weight, *_ = newton_block_ops.add(product, (), None, lambda array, fill_value: array)
+    np.testing.assert_allclose(weight, compute_sigmoid_in_float64(0.125 * product - 3), rtol=5e-6)
+
+
+def test_newton_block_ops_slope_matches_float64(newton_block_ops):
+    product = np.linspace(-80, 80, 1001, dtype=np.float32)[None]
+    _, differentiate = newton_block_ops.compute_weight_and_vjp(product, None, None, lambda array, fill_value: array)
+    weight = compute_sigmoid_in_float64(0.125 * product - 3)
+    np.testing.assert_allclose(differentiate(np.float32(1)), weight - weight**2, rtol=1e-5, atol=5e-6)
+
+
+def test_unknown_sigmoid_is_rejected(monkeypatch):
+    monkeypatch.setenv(SIGMOID_VARIABLE, 'fast')
+    with pytest.raises(UserError, match=f'{SIGMOID_VARIABLE}=fast.*newton'):
+        make_lowerable(jax.nn.sigmoid)(np.float32(1))
 
 
 @pytest.mark.parametrize(

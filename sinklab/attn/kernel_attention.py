@@ -1,6 +1,7 @@
 """Attention from the row sums of kernels: learned keys, normalizer and gain, in differentiable jnp."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -72,7 +73,7 @@ def choose_reduction(operation: Operation, needs_abs_weight_sum: bool = False) -
     needs_total, similarity = operation.normalizer.uses_total, operation.similarity
     weigh = similarity.weigh if needs_total or similarity.approximate_weigh is None else similarity.approximate_weigh
 
-    def compute_weight_and_summands(score):
+    def compute_weight_and_summands(weigh, score):
         weight, mass = weigh(score, 1.0)
         options = (
             (needs_total, lambda: raise_to_power(mass, operation.power)),
@@ -80,7 +81,12 @@ def choose_reduction(operation: Operation, needs_abs_weight_sum: bool = False) -
         )
         return weight, tuple(compute() for is_needed, compute in options if is_needed)
 
-    return LinearReduction(compute_weight_and_summands)
+    return LinearReduction(
+        *(
+            function and functools.partial(compute_weight_and_summands, function)
+            for function in (weigh, similarity.logistic_weigh)
+        )
+    )
 
 
 def make_kernel_spec(spec: AttentionSpec, head_width: int) -> KernelSpec:

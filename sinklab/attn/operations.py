@@ -33,12 +33,15 @@ class Similarity:
         uses_unit: `weigh` reads `unit`, the value of a constant 1 (next to e^s) after the shift.
         approximate_weigh: The same function, faster and with errors of up to 6e-8, for kernels whose weights are not
             divided by their sum.
+        logistic_weigh: The same function by the logistic function, for kernels that compute it in their own way. Its
+            derivative costs two operations.
     """
 
     weigh: WeighFunction
     is_shifted: bool = False
     uses_unit: bool = False
     approximate_weigh: WeighFunction | None = None
+    logistic_weigh: WeighFunction | None = None
 
 
 def exp(score, unit):
@@ -74,6 +77,23 @@ def half_tanh_jvp(primals, tangents):
     return weight, (weight - weight * weight) * tangents[0]
 
 
+def logistic_sigmoid(score, unit):
+    weight = compute_logistic(score)
+    return weight, weight
+
+
+@jax.custom_jvp
+def compute_logistic(x: jax.Array) -> jax.Array:
+    """Compute the sigmoid; its derivative w - w^2 is one multiply-add, and that of `jax.nn.sigmoid` is w (1 - w)."""
+    return jax.nn.sigmoid(x)
+
+
+@compute_logistic.defjvp
+def logistic_jvp(primals, tangents):
+    weight = compute_logistic(*primals)
+    return weight, (weight - weight * weight) * tangents[0]
+
+
 def elu1(score, unit):
     weight = elu_plus_one(score)
     return weight, weight
@@ -106,7 +126,7 @@ def identity(score, unit):
 SIMILARITIES = {
     'exp': Similarity(exp, is_shifted=True),
     'softpick': Similarity(softpick, is_shifted=True, uses_unit=True),
-    'sigmoid': Similarity(sigmoid, approximate_weigh=tanh_sigmoid),
+    'sigmoid': Similarity(sigmoid, approximate_weigh=tanh_sigmoid, logistic_weigh=logistic_sigmoid),
     'elu1': Similarity(elu1),
     'relu': Similarity(relu),
     'identity': Similarity(identity),

@@ -21,7 +21,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from sinklab.attn.mask import Mask
 from sinklab.attn.pallas import block_plan
-from sinklab.attn.pallas.gpu_lowering import compute_slopes, find_unsupported_ops, make_lowerable
+from sinklab.attn.pallas.gpu_lowering import (
+    ScaledScore,
+    compute_slopes,
+    find_unsupported_ops,
+    get_sigmoid,
+    make_lowerable,
+)
 from sinklab.attn.pallas.kernel_interface import (
     LOG2E,
     MASK_VALUE,
@@ -95,8 +101,9 @@ class LinearBlockOps:
 
     def __init__(self, reduction: LinearReduction, score_spec: ScoreSpec):
         self.score_spec = score_spec
-        self.weigh = reduction.weigh
-        self.weigh_functions = (reduction.weigh,)
+        self.uses_newton = reduction.logistic_weigh is not None and get_sigmoid() == 'newton'
+        self.weigh = reduction.logistic_weigh if self.uses_newton else reduction.weigh
+        self.weigh_functions = (self.weigh,)
         self.num_statistics = reduction.num_statistics
         # See `choose_inner_block`.
         self.is_register_bound = self.num_statistics > 1 or score_spec.bias_function is not None
@@ -105,6 +112,8 @@ class LinearBlockOps:
         return rows
 
     def compute_score(self, product, bias):
+        if self.uses_newton and bias is None:
+            return ScaledScore(product, self.score_spec.scale, self.score_spec.offset)
         score = product if self.score_spec.scale == 1 else self.score_spec.scale * product
         score = score if bias is None else score + bias
         return score + self.score_spec.offset if self.score_spec.offset else score
@@ -252,7 +261,8 @@ class BlockPair:
         if not self.is_masked:
             return array
         key = self.compute_indices(self.warpgroup.call.key_major)
-        return jnp.where((self.load_query_row(0) <= key) & (key < self.load_query_row(1)), array, fill_value)
+        array = jnp.where((self.load_query_row(0) <= key) & (key < self.load_query_row(1)), array, fill_value)
+        return lax.optimization_barrier(array)  # otherwise LLVM selects in 16 bits, which needs more instructions
 
     def load_positions(self):
         """Load the positions of the query and the key of each score; call this early to hide the latency."""

@@ -1,18 +1,79 @@
 """Rewriting of traced functions into primitives that Mosaic GPU can lower."""
 
+import dataclasses
 import functools
+import math
+import os
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import Literal
+
+from sinklab.attn.pallas.kernel_interface import LOG2E
+from sinklab.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledScore:
+    """The score scale * product + offset, which `newton_logistic` folds into a multiply-add of its own."""
+
+    product: jax.Array
+    scale: float = 1.0
+    offset: float = 0.0
+
+    def multiply_add(self, factor: float, term: float):
+        """Return factor * score + term, in one multiply-add."""
+        return (factor * self.scale) * self.product + (factor * self.offset + term)
 
 
 def logistic(x):
     """Compute 1 / (1 + e^-x) without tanh.approx, whose error of 2^-11 would exceed small weights."""
     root = lax.rsqrt(1 + jnp.exp(-x))
     return root * root
+
+
+# Of `newton_logistic`. The bits of r, as an integer, are MAGIC minus those of d, which makes d r a number between
+# 1.4142 and 1.4571. There the cubic u (CENTER + (SLOPE - u)^2) is within 8.3e-7 (relative) of a constant (Chebyshev).
+# NUMERATOR is that constant, rounded such that the weight of a large score is exactly 1.
+MAGIC = 0x7F3504F3
+NUMERATOR, SLOPE, CENTER = 2.9585743, 2.1534903, 1.5454951
+MAX_POWER = 2.0**125  # of e^-x; the weight is at least 7e-38
+
+
+def newton_logistic(x):
+    """Compute 1 / (1 + e^-x) with one operation of the special function unit, to a relative error of 8e-6.
+
+    NUMERATOR / d, with d = NUMERATOR (1 + e^-x), is an integer guess r times a quadratic polynomial in d r, which
+    takes the place of two Newton steps. The factor NUMERATOR of e^-x is a term of the exponent.
+
+    Args:
+        x: An array or a `ScaledScore`.
+    """
+    x = x if isinstance(x, ScaledScore) else ScaledScore(x)
+    power = jnp.exp2(x.multiply_add(-LOG2E, math.log2(NUMERATOR)))
+    denominator = NUMERATOR + jnp.minimum(power, MAX_POWER)
+    guess = lax.bitcast_convert_type(np.int32(MAGIC) - lax.bitcast_convert_type(denominator, jnp.int32), jnp.float32)
+    error = SLOPE - denominator * guess
+    return guess * (CENTER + error * error)
+
+
+SIGMOIDS = {'rsqrt': logistic, 'newton': newton_logistic}
+SIGMOID_VARIABLE = 'SINKLAB_GPU_SIGMOID'  # environment variable: the entry of `SIGMOIDS` that kernels use
+
+
+def get_sigmoid() -> str:
+    """Return the name of the sigmoid of kernels, from the environment.
+
+    Raises:
+        UserError: The environment variable names no entry of `SIGMOIDS`.
+    """
+    name = os.environ.get(SIGMOID_VARIABLE, 'rsqrt')
+    if name not in SIGMOIDS:
+        raise UserError(f'{SIGMOID_VARIABLE}={name} is unknown; set it to {" or ".join(SIGMOIDS)}')
+    return name
 
 
 def log1p(x):
@@ -88,7 +149,7 @@ REWRITES = {
     'expm1': expm1,
     'floor': floor,
     'log1p': log1p,
-    'logistic': logistic,
+    'logistic': lambda x: SIGMOIDS[get_sigmoid()](x),
     'pow': power,
     'stop_gradient': lambda x: x,
     'tanh': lambda x: 2 * logistic(2 * x) - 1,
@@ -100,13 +161,20 @@ CALL_PRIMITIVES = {'pjit', 'jit', 'closed_call', 'core_call', 'custom_jvp_call',
 
 
 def make_lowerable(function: Callable) -> Callable:
-    """Inline a function of arrays, and rewrite the primitives in it that Mosaic GPU cannot lower."""
+    """Inline a function of arrays, and rewrite the primitives in it that Mosaic GPU cannot lower.
+
+    An argument may also be a `ScaledScore`.
+    """
 
     def run(*arguments):
-        closed_jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        closed_jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*map(compute_scaled_score, arguments))
         return jax.tree.unflatten(jax.tree.structure(shape), evaluate_jaxpr(closed_jaxpr, jax.tree.leaves(arguments)))
 
     return run
+
+
+def compute_scaled_score(value):
+    return value.multiply_add(1.0, 0.0) if isinstance(value, ScaledScore) else value
 
 
 def evaluate_jaxpr(closed_jaxpr, inputs):
@@ -120,6 +188,8 @@ def evaluate_jaxpr(closed_jaxpr, inputs):
         name = equation.primitive.name
         arguments = [read(var) for var in equation.invars]
         called_jaxpr = get_called_jaxpr(equation)
+        if called_jaxpr is None and name != 'logistic':  # calls and `newton_logistic` take scaled scores as such
+            arguments = [*map(compute_scaled_score, arguments)]
         if called_jaxpr is not None:
             outputs = evaluate_jaxpr(called_jaxpr, arguments)
         elif name in REWRITES:

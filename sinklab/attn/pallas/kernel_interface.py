@@ -46,10 +46,13 @@ class SoftmaxReduction:
 class LinearReduction:
     """Linear reduction: u_i = sum_j w(s_ij) v_j, with a statistic sum_j m(s_ij) for each mass m.
 
-    `weigh` returns w and all m.
+    Attributes:
+        weigh: Function that returns w and all m.
+        logistic_weigh: The same function, if it is a sigmoid, for kernels with a logistic function of their own.
     """
 
     weigh: WeighMasses
+    logistic_weigh: WeighMasses | None = None
 
     @property
     def num_statistics(self) -> int:
