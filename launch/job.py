@@ -7,18 +7,10 @@ from collections.abc import Mapping
 
 from sinklab.errors import UserError
 from sinklab.escape import join_shell, quote_shell
-from sinklab.supervisor.exit_status import EXIT_CAUSES
 
-# A scheduler restarts a run that exits with a code for a retry, and a process that one of these signals has ended. It
-# does not restart after any other exit code.
-RETRY_SIGNALS = {'SIGABRT': 6, 'SIGBUS': 7, 'SIGKILL': 9, 'SIGSEGV': 11, 'SIGTERM': 15}
-RETRY_EXIT_CODES = (
-    *sorted({code for kind, code in EXIT_CAUSES.values() if kind == 'lost'}),
-    *(128 + n for n in RETRY_SIGNALS.values()),
-)
 # {option that a user may not give after --: remedy in the error message}. The launcher or the scheduler sets them.
 RESERVED_OPTIONS = {
-    **{name: f'give --{name} before it' for name in ('workdir', 'grace', 'compiled', 'restarts')},
+    **{name: f'give --{name} before it' for name in ('workdir', 'grace', 'compiled')},
     **dict.fromkeys(('coordinator', 'processes', 'process'), 'remove it, the scheduler sets it'),
 }
 JOB_NAME_PATTERN = r'[a-z]([a-z0-9-]{0,38}[a-z0-9])?'  # valid as the name of a VM, a pod and a SLURM job

@@ -13,7 +13,7 @@ from launch.command_line import (
     main,
     require_options,
 )
-from launch.job import RETRY_EXIT_CODES, Job
+from launch.job import Job
 from launch.plan import (
     Command,
     File,
@@ -78,7 +78,8 @@ def make_manifest(job: Job, args: argparse.Namespace) -> dict[str, Any]:
 def make_job_spec(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     """Return the spec of a Kubernetes Job with one pod per host; the Job fails when its first pod fails."""
     tpu_slice = tpu_slices.parse_slice(args.accelerator)
-    final_exit_codes = {'containerName': 'sinklab', 'operator': 'NotIn', 'values': list(RETRY_EXIT_CODES)}
+    failures = [code for code in FINAL_EXIT_CODES if code]
+    final_exit_codes = {'containerName': 'sinklab', 'operator': 'In', 'values': failures}
     return {
         'parallelism': tpu_slice.num_hosts,
         'completions': tpu_slice.num_hosts,

@@ -14,8 +14,6 @@ from launch.command_line import (
     require_options,
 )
 from launch.job import (
-    RETRY_EXIT_CODES,
-    RETRY_SIGNALS,
     Job,
 )
 from launch.plan import (
@@ -26,6 +24,7 @@ from launch.plan import (
 )
 from sinklab.errors import UserError
 from sinklab.escape import quote_shell
+from sinklab.exit_status import FINAL_EXIT_CODES
 
 SPOT_GRACE_SECONDS = 30  # from the preemption notice to the end of a spot VM
 INSTALL_FOLDER = '/opt/sinklab'
@@ -49,7 +48,8 @@ StartLimitBurst={starts}
 
 [Service]
 ExecStart=/bin/bash {folder}/run.sh
-RestartForceExitStatus={again}
+Restart=always
+RestartPreventExitStatus={final}
 RestartSec=15
 TimeoutStopSec={grace}
 KillMode=mixed
@@ -181,9 +181,11 @@ def make_first_host_command(job: Job, args: argparse.Namespace, remote_command: 
 
 
 def make_service_unit(job: Job) -> str:
-    retry_statuses = [*(str(code) for code in RETRY_EXIT_CODES), *RETRY_SIGNALS]
     return SERVICE_UNIT.format(
-        folder=INSTALL_FOLDER, starts=job.max_restarts + 1, again=' '.join(retry_statuses), grace=job.grace_seconds
+        folder=INSTALL_FOLDER,
+        starts=job.max_restarts + 1,
+        final=' '.join(map(str, FINAL_EXIT_CODES)),
+        grace=job.grace_seconds,
     )
 
 

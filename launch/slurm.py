@@ -18,12 +18,12 @@ from launch.command_line import (
 )
 from launch.job import (
     BUCKET_PREFIXES,
-    RETRY_EXIT_CODES,
     Job,
 )
 from launch.plan import File, Plan, make_command
 from sinklab.errors import UserError
 from sinklab.escape import quote_shell
+from sinklab.exit_status import FINAL_EXIT_CODES
 
 PATH_PREFIXES = ('/', *BUCKET_PREFIXES)
 # SLURM requeues a job by itself after a preemption or the loss of a host. It requeues by exit code only if the
@@ -37,7 +37,8 @@ trap ended=1 TERM
 code=0
 srun --kill-on-bad-exit=0 --wait={grace} bash {code}/run-"${{SLURM_ARRAY_TASK_ID:-0}}".sh || code=$?
 case $code in
-  {again})
+  {final}) ;;
+  *)
     if [[ -z "$ended" && "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]]; then
       # The number of a job alone may be that of its whole array.
       scontrol requeue "${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}"
@@ -93,7 +94,7 @@ def make_job_script(jobs: list[Job], args: argparse.Namespace, folder: str) -> s
         directives='\n'.join(lines),
         grace=jobs[0].grace_seconds,
         code=quote_shell(folder),
-        again='|'.join(map(str, RETRY_EXIT_CODES)),
+        final='|'.join(map(str, FINAL_EXIT_CODES)),
         restarts=jobs[0].max_restarts,
     )
 

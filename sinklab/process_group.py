@@ -1,56 +1,161 @@
-"""Process group of a run: all-gather and broadcast of JSON values, and errors raised on all processes."""
+"""Processes of a run: how they meet, exchange JSON values, and raise the errors of one on all."""
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+import dataclasses
+import faulthandler
+import glob
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from sinklab.errors import UserError
+import numpy as np
+
+from sinklab.errors import UserError, format_error
 
 T = TypeVar('T')
+FLAGS_HINT = 'give --coordinator=HOST:PORT --processes=N --process=I to each process, or --processes=1 for only one'
+# jax aborts all processes this long after it has lost one. It waits as long for the others when one exits.
+HEARTBEAT_SECONDS = 10
+# Sets of environment variables. jax detects a cluster if all variables of a set exist.
+CLUSTER_VARIABLES = [
+    {'SLURM_JOB_ID', 'SLURM_STEP_NODELIST'},
+    {'KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'},
+    {'OMPI_MCA_orte_hnp_uri'},
+    {'TPU_WORKER_HOSTNAMES'},
+    {'TPU_PROCESS_ADDRESSES'},
+    {'MEGASCALE_COORDINATOR_ADDRESS'},
+]
+TPU_DEVICE_PATTERNS = '/dev/accel[0-9]*', '/dev/vfio/[0-9]*'
 
 
-class ProcessGroup(Protocol):
-    """Protocol for one process to communicate with all processes of its run. Values are JSON values."""
+@dataclasses.dataclass(frozen=True)
+class ProcessGroup:
+    """The processes of a run, and the index of this one."""
 
-    process_index: int
-    process_count: int
+    process_index: int = 0
+    process_count: int = 1
 
-    def all_gather(self, name: str, value: Any) -> list[Any]:
-        """All-gather a value: wait until all processes have called `all_gather` with this name.
+    def all_gather(self, value: Any) -> list[Any]:
+        """All-gather a JSON value: wait for all processes, and return their values in the order of their indices."""
+        if self.process_count == 1:
+            return [value]
+        from jax.experimental import multihost_utils
 
-        Returns:
-            The values of all processes, in the order of their process indices.
-        """
-        ...
-
-    def report_progress(self, activity: str, step: int = 0, usual_seconds: float | None = None) -> None:
-        """Report the current activity to the watchdog of this process, which applies timeouts.
-
-        Args:
-            activity: What the process does now.
-            step: The training step.
-            usual_seconds: How many seconds this activity usually takes; None: unknown.
-        """
-        ...
+        data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        sizes = multihost_utils.process_allgather(np.int32(data.size))
+        padded = np.zeros(1 << int(sizes.max()).bit_length(), np.uint8)  # few sizes, thus few compiled programs
+        padded[: data.size] = data
+        rows = multihost_utils.process_allgather(padded)
+        return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
-class SingleProcessGroup:
-    """Process group of a single process."""
+def join_processes(
+    coordinator: str | None, processes: int | None, process: int | None, timeout: float
+) -> ProcessGroup:
+    """Connect to the other processes of a run, by flags or as jax detects the cluster.
 
-    process_index, process_count = 0, 1
+    If a process is lost later, jax aborts the others.
 
-    def all_gather(self, name: str, value: Any) -> list[Any]:
-        return [value]
+    Args:
+        coordinator: HOST:PORT of process 0; None: not given.
+        processes: The number of processes; None: not given.
+        process: The index of this process; None: not given.
+        timeout: Seconds to wait for the other processes.
 
-    def report_progress(self, activity: str, step: int = 0, usual_seconds: float | None = None) -> None:
-        pass
+    Returns:
+        The group; that of a single process outside a cluster.
+
+    Raises:
+        UserError: A flag is invalid, some flags are given without the others, or the processes cannot connect.
+    """
+    flags = {'--coordinator': coordinator, '--processes': processes, '--process': process}
+    missing = [name for name, value in flags.items() if value is None]
+    if (processes == 1 and coordinator is None) or (len(missing) == 3 and not is_in_cluster(os.environ)):
+        return ProcessGroup()
+    if 0 < len(missing) < 3:
+        given = ' '.join(f'{name}={value}' for name, value in flags.items() if value is not None)
+        raise UserError(f'{given} without {" and ".join(missing)}; give all three, or none')
+    if not missing:
+        check_flags(coordinator, processes, process)
+    import jax
+
+    # Its service would catch SIGTERM. The train step distributes requests to stop, for SIGINT as well.
+    jax.config.update('jax_enable_preemption_service', False)
+    is_local = re.match(r'(127\.|localhost:|\[::1\])', coordinator or '')
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            process,
+            local_device_ids=list_local_devices(os.environ),
+            cluster_detection_method='deactivate' if not missing else None,
+            coordinator_bind_address=coordinator if is_local else None,
+            initialization_timeout=int(timeout),
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+    except Exception as error:  # of any type: detection queries servers through other packages
+        reason = format_error(error, with_type=True)
+        raise UserError(f'the processes cannot connect ({reason}); {FLAGS_HINT}') from error
+    # Private: jax.process_index() would start the devices, whose number the layout sets later.
+    from jax._src.distributed import global_state
+
+    return ProcessGroup(global_state.process_id, global_state.num_processes)
 
 
-def all_gather_or_raise(group: ProcessGroup, name: str, function: Callable[[], Any]) -> list[Any]:
+def check_flags(coordinator: str, processes: int, process: int) -> None:
+    if processes < 1:
+        raise UserError(f'--processes={processes} must be a whole number of at least 1')
+    if not 0 <= process < processes:
+        raise UserError(f'--process={process} must be a whole number from 0 to {processes - 1}, below --processes')
+    match = re.fullmatch(r'(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})', coordinator)
+    if not match or not 0 < int(match[2]) < 65536:
+        raise UserError(
+            f'--coordinator={coordinator} is not HOST:PORT with a port from 1 to 65535, e.g. '
+            '--coordinator=10.0.0.1:8476'
+        )
+
+
+def is_in_cluster(environment: Mapping[str, str]) -> bool:
+    """Return whether this process belongs to a cluster that jax detects.
+
+    Raises:
+        UserError: SLURM has several tasks for this job, and this process is not part of a step.
+    """
+    num_tasks = environment.get('SLURM_NTASKS', '1')
+    if {'SLURM_JOB_ID', 'SLURM_STEP_NODELIST'} & environment.keys() == {'SLURM_JOB_ID'} and num_tasks != '1':
+        raise UserError(
+            f'SLURM has {num_tasks} tasks for this job, but this command is not in a job step; start it with srun, '
+            'or give --processes=1 for one process'
+        )
+    return any(variables <= environment.keys() for variables in CLUSTER_VARIABLES) or any(
+        map(glob.glob, TPU_DEVICE_PATTERNS)
+    )
+
+
+def list_local_devices(environment: Mapping[str, str]) -> list[int] | None:
+    """Return the GPUs of a process that SLURM has started alone on its host; None: jax decides.
+
+    jax would use one GPU for each process.
+    """
+    is_alone = re.fullmatch(r'1(\(x\d+\))?', environment.get('SLURM_STEP_TASKS_PER_NODE', ''))
+    num_gpus = len(glob.glob('/dev/nvidia[0-9]*'))
+    return list(range(num_gpus)) if is_alone and num_gpus else None
+
+
+def set_hang_timer(seconds: float) -> None:
+    """End this process, with the stacks of its threads, unless this is called again within `seconds`; 0: never."""
+    faulthandler.register(signal.SIGALRM, chain=True)  # also while C++ code runs
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def all_gather_or_raise(group: ProcessGroup, function: Callable[[], Any]) -> list[Any]:
     """Call a function on each process, and all-gather its results, in the order of process indices.
 
     Args:
         group: The process group.
-        name: The same name on all processes.
         function: Returns a JSON value, or raises UserError.
 
     Raises:
@@ -60,34 +165,33 @@ def all_gather_or_raise(group: ProcessGroup, name: str, function: Callable[[], A
         own_answer = dict(value=function(), refused=None)
     except UserError as error:
         own_answer = dict(value=None, refused=str(error))
-    answers = group.all_gather(name, own_answer)
+    answers = group.all_gather(own_answer)
     raise_first_error([answer['refused'] for answer in answers])
     return [answer['value'] for answer in answers]
 
 
-def run_on_all_or_raise(group: ProcessGroup, name: str, function: Callable[[], T]) -> T:
+def run_on_all_or_raise(group: ProcessGroup, function: Callable[[], T]) -> T:
     """Call a function on each process, and return its local result, which may be of any type.
 
     Args:
         group: The process group.
-        name: The same name on all processes.
         function: Returns any value, or raises UserError.
 
     Raises:
         UserError: The function raised it on any process; then all processes raise it.
     """
     results = []
-    all_gather_or_raise(group, name, lambda: results.append(function()))
+    all_gather_or_raise(group, lambda: results.append(function()))
     return results[0]
 
 
-def broadcast_from_primary(group: ProcessGroup, name: str, function: Callable[[], Any]) -> Any:
+def broadcast_from_primary(group: ProcessGroup, function: Callable[[], Any]) -> Any:
     """Call a function on process 0 only, and broadcast its result, a JSON value, to all processes.
 
     Raises:
         UserError: The function raised it; then all processes raise it.
     """
-    return all_gather_or_raise(group, name, function if group.process_index == 0 else lambda: None)[0]
+    return all_gather_or_raise(group, function if group.process_index == 0 else lambda: None)[0]
 
 
 def raise_first_error(errors: list[str | None]) -> None:
@@ -102,15 +206,14 @@ def raise_first_error(errors: list[str | None]) -> None:
         raise UserError(message if set(errors) == {message} else f'process {index}: {message}')
 
 
-def check_equal_on_all(group: ProcessGroup, name: str, values: dict[str, Any]) -> None:
+def check_equal_on_all(group: ProcessGroup, values: dict[str, Any]) -> None:
     """Raise UserError if the values differ between processes.
 
     Args:
         group: The process group.
-        name: The same name on all processes, used for the all-gather.
         values: {what the user reads in the message: its JSON value}.
     """
-    if mismatch := describe_difference(group.all_gather(name, values)):
+    if mismatch := describe_difference(group.all_gather(values)):
         raise UserError(f'{mismatch}; start all of them with the same options')
 
 

@@ -24,7 +24,7 @@ from sinklab.checkpoint.orbax_compat import load_state, translate_storage_errors
 from sinklab.config.differences import format_differences
 from sinklab.config.spec import CheckpointConfig
 from sinklab.errors import UserError
-from sinklab.process_group import ProcessGroup, SingleProcessGroup, all_gather_or_raise, broadcast_from_primary
+from sinklab.process_group import ProcessGroup, all_gather_or_raise, broadcast_from_primary
 from sinklab.run_dir import RunDir
 from sinklab.storage import directories
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
@@ -168,23 +168,21 @@ class Checkpointer:
         run_id: str | None = None,
     ):
         self.run_dir, self.retention_policy, self.data_fingerprint = run_dir, retention_policy, data_fingerprint
-        self.group, self.check_lease = group or SingleProcessGroup(), check_lease
-        self.run_id = run_id or broadcast_from_primary(self.group, 'run id', lambda: digests.find_run_id(run_dir))
+        self.group, self.check_lease = group or ProcessGroup(), check_lease
+        self.run_id = run_id or broadcast_from_primary(self.group, lambda: digests.find_run_id(run_dir))
         self.pool, self.pending_save = ThreadPoolExecutor(1, 'checkpoint'), None
         self.save_seconds: float | None = None  # duration of the latest finished save, including its digests
-        broadcast_from_primary(self.group, 'checkpoint folder', lambda: clean_up_run_dir(run_dir))
+        broadcast_from_primary(self.group, lambda: clean_up_run_dir(run_dir))
         self.newest_step = self.find_latest_committed_step()  # its save may still be running
 
     def find_latest_committed_step(self) -> int | None:
         """Return the step of the newest finished checkpoint, valid or not."""
-        return broadcast_from_primary(
-            self.group, 'newest checkpoint', lambda: max(self.run_dir.list_checkpoint_steps(), default=None)
-        )
+        return broadcast_from_primary(self.group, lambda: max(self.run_dir.list_checkpoint_steps(), default=None))
 
     def find_latest_valid_step(self) -> tuple[int | None, list[str]]:
         """Return the newest valid step, and a line for each newer one that was quarantined or deleted."""
         corruptions: dict[int, CorruptionReport] = {}
-        for step in reversed(broadcast_from_primary(self.group, 'checkpoints', self.run_dir.list_checkpoint_steps)):
+        for step in reversed(broadcast_from_primary(self.group, self.run_dir.list_checkpoint_steps)):
             if not (corruption := find_corruption_on_all(self.run_dir, step, self.group)):
                 return step, self.quarantine_corrupt(corruptions, step)
             corruptions[step] = corruption
@@ -206,7 +204,7 @@ class Checkpointer:
                     return [f'it is quarantined in {quarantine_step(self.run_dir, step)}' for step in corruptions]
                 return ['; '.join(delete_step(self.run_dir, step)) or 'it is deleted' for step in corruptions]
 
-        results = broadcast_from_primary(self.group, 'quarantine', clear_steps) if corruptions else []
+        results = broadcast_from_primary(self.group, clear_steps) if corruptions else []
         return [
             f'{self.run_dir.checkpoint_dir / str(step)} is skipped: {corruption.reason}; {result}'
             for (step, corruption), result in zip(corruptions.items(), results, strict=True)
@@ -214,9 +212,7 @@ class Checkpointer:
 
     def restore(self, step: int, abstract_state: dict) -> dict:
         """Restore the state of a valid step, with the shardings of `abstract_state`."""
-        broadcast_from_primary(
-            self.group, f'content of checkpoint {step}', lambda: self.check_compatible(step, abstract_state)
-        )
+        broadcast_from_primary(self.group, lambda: self.check_compatible(step, abstract_state))
         return load_state(self.run_dir.checkpoint_dir / str(step), abstract_state)
 
     def check_compatible(self, step: int, abstract_state: dict) -> None:
@@ -289,13 +285,13 @@ class Checkpointer:
     def wait_on_all_processes(self) -> None:
         """Wait until all processes have finished their saves; one that exits earlier would end the others."""
         self.wait_until_finished()
-        self.group.all_gather('saved', None)
+        self.group.all_gather(None)
 
     def delete_if_newest(self, step: int) -> None:
         """Delete the newest checkpoint if it is of this step, whose state turned out to be unusable."""
         if self.newest_step == step:
             self.wait_until_finished()
-            broadcast_from_primary(self.group, f'drop {step}', lambda: print_lines(*delete_step(self.run_dir, step)))
+            broadcast_from_primary(self.group, lambda: print_lines(*delete_step(self.run_dir, step)))
             self.newest_step = self.find_latest_committed_step()
 
     def close(self) -> None:
@@ -312,14 +308,13 @@ def is_uncommitted_save(corruptions: dict[int, CorruptionReport]) -> bool:
 
 def find_corruption_on_all(run_dir: RunDir, step: int, group: ProcessGroup) -> CorruptionReport | None:
     """Verify a checkpoint, a share of its files on each process; return a corruption or None."""
-    group.report_progress('verifying a checkpoint', step)
 
     def find_local_corruption() -> dict | None:
         with translate_storage_errors(run_dir):
             corruption = digests.find_corruption(run_dir, step, group.process_index, group.process_count)
         return dataclasses.asdict(corruption) if corruption else None
 
-    corruptions = all_gather_or_raise(group, f'faults of checkpoint {step}', find_local_corruption)
+    corruptions = all_gather_or_raise(group, find_local_corruption)
     return next((CorruptionReport(**corruption) for corruption in corruptions if corruption), None)
 
 

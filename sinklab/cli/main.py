@@ -160,7 +160,7 @@ def find_command(arguments: Sequence[str]) -> str | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code.
 
-    Exit codes: 0 done, 1 user error, 3 diverged, 42 to be started again, 70 crashed, 130 Ctrl-C.
+    Exit codes: sinklab/exit_status.py.
     """
     gc.set_threshold(100_000)  # scanning the long-lived objects of start-up repeatedly takes a second
     arg_list = sys.argv[1:] if argv is None else list(argv)

@@ -21,8 +21,8 @@ from sinklab import standard_streams
 from sinklab.cli import terminal
 from sinklab.config.spec import Spec
 from sinklab.escape import escape_control
+from sinklab.exit_status import STOPPING_MESSAGE, ExitStatus
 from sinklab.metrics.registry import HEADLINE_METRIC
-from sinklab.supervisor.exit_status import STOPPING_MESSAGE, ExitStatus
 from sinklab.sweep.plan import SweepRun
 from sinklab.sweep.run import PROGRESS_VARIABLE, SweepCallback
 from sinklab.train.callbacks import Callback

@@ -22,7 +22,6 @@ from sinklab.storage.untrusted_files import DamagedFileError
 from sinklab.train.callbacks import Callback, summarize_newest_attempt
 
 POLL_SECONDS = 1.0  # seconds between two polls
-RESTART_SECONDS = 15.0  # seconds to wait for supervisors to restart a lost run, before it counts as over
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,16 +68,13 @@ def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
     """
     from sinklab.metrics.registry import HEADLINE_METRIC
 
-    lease_watch, last_alive_time, num_attempts = LeaseWatcher(run_dir.path / LEASE_NAME), time.monotonic(), 0
+    lease_watch, num_attempts = LeaseWatcher(run_dir.path / LEASE_NAME), 0
     records, offset = run_dir.read_metric_lines_from(0)
     sink_records = [record for record in records[:-1] if HEADLINE_METRIC.name in record]
     records = [*sink_records[-1:], *records[-1:]]
     while True:
         lease_watch.poll()
-        if not lease_watch.is_gone:
-            last_alive_time = time.monotonic()
-        wait_seconds = RESTART_SECONDS if read_outcome(run_dir)['kind'] == 'lost' else 0
-        is_over = lease_watch.is_gone and time.monotonic() - last_alive_time >= wait_seconds
+        is_over = lease_watch.is_gone
         attempt_list = run_dir.read_environment().get('attempts', [])
         if len(attempt_list) > num_attempts:
             num_attempts = len(attempt_list)

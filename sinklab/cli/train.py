@@ -15,8 +15,6 @@ example:
 import argparse
 import contextlib
 import dataclasses
-import functools
-import sys
 from typing import Any, get_args
 
 from sinklab.checkpoint import digests
@@ -24,20 +22,17 @@ from sinklab.cli import config_flags, hardware_flags, hf, process_flags
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Hardware, Spec, WarmStartTakes
 from sinklab.errors import UserError
-from sinklab.escape import escape_control, get_program_argv, join_shell, quote_shell
+from sinklab.escape import escape_control, join_shell, quote_shell
+from sinklab.exit_status import ExitStatus
 from sinklab.process_group import (
     ProcessGroup,
-    SingleProcessGroup,
     broadcast_from_primary,
     check_equal_on_all,
     run_on_all_or_raise,
 )
-from sinklab.resume_checks import check_run_dir
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import MODEL_PREFIXES, format_run_ref, parse_run_ref, read_spec, select_steps
 from sinklab.storage.paths import join_path, make_absolute, resolve_path
-from sinklab.supervisor import worker
-from sinklab.supervisor.exit_status import ExitStatus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,42 +43,6 @@ class WarmStartFlag:
     takes: WarmStartTakes
     run_dir: RunDir
     step: int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class ParentCheckpoint:
-    """Checkpoint of the parent run, and what a fork takes from it.
-
-    Once the fork has begun, it no longer needs the parent run, which may be gone.
-    """
-
-    run_dir: RunDir
-    step: int
-    takes: WarmStartTakes
-
-
-def resolve_parent(from_flag: str | None, child: RunDir, group: ProcessGroup) -> ParentCheckpoint | None:
-    """Resolve --from to a parent checkpoint, the same on all processes; process 0 chooses the step.
-
-    Args:
-        from_flag: The value of --from; None: not given.
-        child: The run folder of the fork.
-        group: The process group.
-
-    Returns:
-        The parent checkpoint; None if --from is not given.
-
-    Raises:
-        UserError: --from is invalid on any process, or differs between processes.
-    """
-    if from_flag and from_flag.startswith(MODEL_PREFIXES):
-        from_flag = run_on_all_or_raise(
-            group, 'import of --from', lambda: import_parent_model(from_flag, child, group)
-        )
-    flag = run_on_all_or_raise(group, '--from', lambda: parse_from_flag(from_flag) if from_flag else None)
-    step = broadcast_from_primary(group, 'step of --from', lambda: choose_step(flag, child) if flag else None)
-    check_equal_on_all(group, 'steps of --from', {'--from': format_parent_step(flag, step)})
-    return ParentCheckpoint(flag.run_dir, step, flag.takes) if flag else None
 
 
 def import_parent_model(from_flag: str, child: RunDir, group: ProcessGroup) -> str:
@@ -111,13 +70,6 @@ def parse_from_flag(from_flag: str) -> WarmStartFlag:
     if not run:
         raise UserError(f'--from={from_flag} names no run; give {format_run_ref(f"--from={takes}", "RUN", "STEP")}')
     return WarmStartFlag(from_flag, takes, *parse_run_ref(run))
-
-
-def format_parent_step(flag: WarmStartFlag | None, step: int | None) -> str:
-    """Format what is taken and the step of --from, for the comparison between processes."""
-    if not flag:
-        return 'not given'
-    return f'{flag.takes and f"{flag.takes} of "}step {step if flag.step is None else flag.step}'
 
 
 def choose_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
@@ -180,12 +132,24 @@ def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     return recorded_step
 
 
-def load_warm_start(parent: ParentCheckpoint) -> Any:
-    """Load the warm start for the training loop from the parent run; return None if the parent is gone."""
+def load_warm_start(flag: WarmStartFlag | None, child: RunDir, group: ProcessGroup) -> Any:
+    """Load the warm start of --from, at a step that process 0 chooses.
+
+    Returns:
+        The warm start; None without --from, or if the parent is gone, which a fork that exists does not need.
+
+    Raises:
+        UserError: --from is invalid on any process, or differs between processes.
+    """
+    if not flag:
+        return None
     from sinklab.train.warm_start import WarmStart
 
-    parent_dir = parent.run_dir
-    return WarmStart(parent_dir, parent.step, read_spec(parent_dir), parent.takes) if parent_dir.has_run() else None
+    step, parent_dir = broadcast_from_primary(group, lambda: choose_step(flag, child)), flag.run_dir
+    return run_on_all_or_raise(
+        group,
+        lambda: WarmStart(parent_dir, step, read_spec(parent_dir), flag.takes) if parent_dir.has_run() else None,
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -238,34 +202,7 @@ def add_size_argument(parser: argparse.ArgumentParser, default: str = 'that of F
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if worker.is_supervised():
-        process_flags.run_worker(functools.partial(run_training, args, extra_args))  # ends the process
-    process_info = process_flags.parse_process_info(args)
-    if process_info.count > 1 or args.supervise or args.restarts:
-        command = [*get_program_argv(), *sys.argv[1:]]
-        is_this_run = functools.partial(has_requested_run, args, extra_args)
-        return process_flags.supervise_run(
-            command,
-            process_info,
-            process_flags.parse_timeouts(args),
-            RunDir(args.workdir),
-            is_this_run,
-            args.restarts,
-        )
-    return run_training(args, extra_args, SingleProcessGroup()).exit_code
-
-
-def has_requested_run(args: argparse.Namespace, extra_args: list[str]) -> bool:
-    """Return whether the run folder holds the requested run."""
-    run_dir = RunDir(args.workdir)
-    if not run_dir.has_run():
-        return False
-    try:
-        parent = resolve_parent(args.from_flag, run_dir, SingleProcessGroup())
-        check_run_dir(run_dir, load_requested_spec(args, extra_args, run_dir, parent)[0])
-    except (OSError, ValueError):
-        return False
-    return True
+    return run_training(args, extra_args, process_flags.join(args)).exit_code
 
 
 def run_training(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> ExitStatus:
@@ -274,7 +211,7 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     Args:
         args: The parsed arguments.
         extra_args: Overrides --config.PATH=VALUE.
-        group: The group of a single process, or the group of supervised workers.
+        group: The processes of the run.
 
     Returns:
         The exit status, on which all processes agree.
@@ -282,42 +219,62 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     Raises:
         UserError: The arguments are invalid on any process, or differ between processes.
     """
-    from sinklab.parallel import device_mesh
-
-    run_dir = run_on_all_or_raise(group, 'folder', lambda: RunDir(args.workdir))
-    parent = resolve_parent(args.from_flag, run_dir, group)
-    spec, row, description, expected = run_on_all_or_raise(
-        group, 'config', lambda: load_requested_spec(args, extra_args, run_dir, parent)
-    )
-    layout = run_on_all_or_raise(group, 'layout', lambda: hardware_flags.parse_hardware(args))
-    device_mesh.split_cpu_devices(layout, group.process_count)
-    hardware_flags.set_fast_compile_flags(row['size'])
-    check_equal_on_all(group, 'run', collect_shared_settings(spec, layout))
-    compilation_cache = run_on_all_or_raise(
-        group, 'compilation cache', lambda: hardware_flags.CompilationCache(args.compiled)
-    )
-    profile_steps = run_on_all_or_raise(group, 'profile', lambda: get_profile_steps(args, run_dir, spec))
-    warm_start = run_on_all_or_raise(group, 'origin', lambda: load_warm_start(parent)) if parent else None
+    request = run_on_all_or_raise(group, lambda: prepare_run(args, extra_args, group))
+    check_equal_on_all(group, collect_shared_settings(request.spec, request.layout, request.parent))
+    warm_start = load_warm_start(request.parent, request.run_dir, group)
     with contextlib.ExitStack() as stack:
-        progress = (
-            start_progress(row, spec, compilation_cache, description, stack) if group.process_index == 0 else None
-        )
-        other_callbacks = make_callbacks(args, run_dir, profile_steps, progress.on_message, stack) if progress else []
-        callbacks = [*([progress] if progress else []), *other_callbacks]
+        progress = start_progress(request, stack) if group.process_index == 0 else None
+        callbacks = [progress, *make_callbacks(args, request, progress.on_message, stack)] if progress else []
         exit_status, records = train_and_classify_errors(
-            spec, layout, run_dir, row, *callbacks, group=group, origin=warm_start, grace_seconds=args.grace
+            request, *callbacks, group=group, origin=warm_start, args=args
         )
-        if progress and (exit_status.exit_code == 0 or isinstance(group, SingleProcessGroup)):
+        if progress:
             progress.finish(
                 exit_status,
                 f'sinklab train: {process_flags.format_exit_status(exit_status)}',
-                lambda: print_results(run_dir, row, records, expected),
+                lambda: print_results(request.run_dir, request.row, records, request.expected),
             )
     return exit_status
 
 
+@dataclasses.dataclass(frozen=True)
+class RunRequest:
+    """What the arguments of a run ask for, as one process reads them."""
+
+    run_dir: RunDir
+    parent: WarmStartFlag | None
+    spec: Spec
+    row: dict
+    description: str | None
+    expected: config_flags.ExpectedSinks | None
+    layout: Hardware
+    compilation_cache: hardware_flags.CompilationCache
+    profile_steps: range | None
+
+
+def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> RunRequest:
+    """Parse the arguments of a run, and set what must be set before jax starts its devices.
+
+    Raises:
+        UserError: An argument is invalid.
+    """
+    from sinklab.parallel import device_mesh
+
+    run_dir, from_flag = RunDir(args.workdir), args.from_flag
+    if from_flag and from_flag.startswith(MODEL_PREFIXES):
+        from_flag = import_parent_model(from_flag, run_dir, group)
+    parent = parse_from_flag(from_flag) if from_flag else None
+    spec, row, description, expected = load_requested_spec(args, extra_args, run_dir, parent)
+    layout = hardware_flags.parse_hardware(args)
+    device_mesh.split_cpu_devices(layout, group.process_count)
+    hardware_flags.set_fast_compile_flags(row['size'])
+    compilation_cache = hardware_flags.CompilationCache(args.compiled)
+    profile_steps = get_profile_steps(args, run_dir, spec)
+    return RunRequest(run_dir, parent, spec, row, description, expected, layout, compilation_cache, profile_steps)
+
+
 def load_requested_spec(
-    args: argparse.Namespace, extra_args: list[str], run_dir: RunDir, parent: ParentCheckpoint | None
+    args: argparse.Namespace, extra_args: list[str], run_dir: RunDir, parent: WarmStartFlag | None
 ) -> tuple[Spec, dict, str | None, config_flags.ExpectedSinks | None]:
     """Load the requested spec, from a config file or from the parent run of a fork.
 
@@ -348,14 +305,7 @@ def load_requested_spec(
 
 
 def train_and_classify_errors(
-    spec: Spec,
-    layout: Hardware,
-    run_dir: RunDir,
-    row: dict,
-    *callbacks: Any,
-    group: ProcessGroup,
-    origin: Any,
-    grace_seconds: float,
+    request: RunRequest, *callbacks: Any, group: ProcessGroup, origin: Any, args: argparse.Namespace
 ) -> tuple[ExitStatus, list[dict]]:
     """Run the training loop, and turn its errors into an exit status.
 
@@ -370,27 +320,34 @@ def train_and_classify_errors(
         classify_error,
     )
 
+    run_dir = request.run_dir
     try:
         records = loop.train(
-            spec, layout, run_dir, row, *callbacks, group=group, origin=origin, grace_seconds=grace_seconds
+            request.spec,
+            request.layout,
+            run_dir,
+            request.row,
+            *callbacks,
+            group=group,
+            origin=origin,
+            grace_seconds=args.grace,
+            step_timeout=args.step_timeout,
         )
     except DivergedError as error:
-        return classify_error(error).replace_message(
-            f'{error}: the run has diverged; {format_last_checkpoint(run_dir)}'
-        ), []
+        message = f'{error}: the run has diverged; {format_last_checkpoint(run_dir)}'
+        return dataclasses.replace(classify_error(error), message=message), []
     except (ReplicaMismatchError, StoppedBySignal) as error:
         return classify_error(error), []
     return ExitStatus('done', f'{run_dir}: {format_last_record(records[-1])}' if records else ''), records
 
 
-def start_progress(
-    row: dict, spec: Any, compilation_cache: Any, description: str | None, stack: contextlib.ExitStack
-) -> Any:
+def start_progress(request: RunRequest, stack: contextlib.ExitStack) -> Any:
     """Start the progress display of the run, which ends with the exit stack."""
     from sinklab.cli.progress import ProgressCallback
 
+    name = request.row['row'] or request.row['config']
     return stack.enter_context(
-        ProgressCallback(row['row'] or row['config'], spec, compilation_cache, row_description=description)
+        ProgressCallback(name, request.spec, request.compilation_cache, row_description=request.description)
     )
 
 
@@ -402,34 +359,29 @@ def get_profile_steps(args: argparse.Namespace, run_dir: RunDir, spec: Spec) -> 
 
 
 def make_callbacks(
-    args: argparse.Namespace,
-    run_dir: RunDir,
-    profile_steps: range | None,
-    print_message: Any,
-    stack: contextlib.ExitStack,
+    args: argparse.Namespace, request: RunRequest, print_message: Any, stack: contextlib.ExitStack
 ) -> list:
     """Make the requested callbacks of the training loop: TensorBoard, Weights & Biases and the profiler."""
     from sinklab.train import callbacks as callbacks_module
     from sinklab.train.callbacks import BestEffortCallback
 
     callbacks = (
-        [BestEffortCallback(callbacks_module.TensorBoardCallback(run_dir), 'TensorBoard', print_message)]
+        [BestEffortCallback(callbacks_module.TensorBoardCallback(request.run_dir), 'TensorBoard', print_message)]
         if args.tensorboard
         else []
     )
     if args.wandb:
         callbacks.append(
-            BestEffortCallback(callbacks_module.WandbCallback(run_dir), 'Weights & Biases', print_message)
+            BestEffortCallback(callbacks_module.WandbCallback(request.run_dir), 'Weights & Biases', print_message)
         )
-    return callbacks + (
-        [stack.enter_context(callbacks_module.ProfilerCallback(run_dir, profile_steps, print_message))]
-        if profile_steps
-        else []
-    )
+    if request.profile_steps:
+        profiler = callbacks_module.ProfilerCallback(request.run_dir, request.profile_steps, print_message)
+        callbacks.append(stack.enter_context(profiler))
+    return callbacks
 
 
-def collect_shared_settings(spec: Any, layout: Any) -> dict[str, Any]:
-    """Collect the settings that must be equal on all processes: versions, layout and config.
+def collect_shared_settings(spec: Any, layout: Any, parent: WarmStartFlag | None) -> dict[str, Any]:
+    """Collect the settings that must be equal on all processes: versions, layout, config, and the step of --from.
 
     The path of a token store is left out, because it may differ between processes; the digest of the store is
     compared instead.
@@ -439,7 +391,8 @@ def collect_shared_settings(spec: Any, layout: Any) -> dict[str, Any]:
     config = flatten_dict(dataclasses.asdict(spec), 'config')
     if str(config['config.data.source']).startswith('store:'):
         del config['config.data.source']
-    return describe_code() | flatten_dict(dataclasses.asdict(layout), 'layout') | config
+    settings = describe_code() | flatten_dict(dataclasses.asdict(layout), 'layout') | config
+    return settings | {'--from': parent and [parent.takes, parent.step]}
 
 
 def format_last_record(record: dict) -> str:

@@ -82,7 +82,6 @@ class Outcome(Struct):
     checkpoint: Step | None = None
     message: str = ''
     exit_code: Annotated[int, Meta(ge=0, le=255)] = 0
-    fruitless: Count = 0
 
 
 class Attempt(Struct):

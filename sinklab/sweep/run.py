@@ -12,15 +12,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from sinklab.errors import UserError
+from sinklab.exit_status import STOP_SIGNALS, STOPPING_MESSAGE
 from sinklab.storage.lease import Lease
-from sinklab.supervisor.exit_status import (
-    CAUSE_BY_SIGNAL,
-    EXIT_CAUSES,
-    KIND_BY_EXIT_CODE,
-    STOPPING_MESSAGE,
-    make_early_stop,
-    make_exit_status,
-)
 from sinklab.sweep.plan import SweepRun
 
 PROGRESS_VARIABLE = 'SINKLAB_PROGRESS'  # environment variable: json has the run write records for its sweep
@@ -45,7 +38,7 @@ class SignalForwarder:
     def __enter__(self) -> 'SignalForwarder':
         handled_signals = [
             signal_number
-            for signal_number in CAUSE_BY_SIGNAL
+            for signal_number in STOP_SIGNALS
             if signal.getsignal(signal_number) != signal.SIG_IGN or signal_number != signal.SIGHUP
         ]
         self.previous_handlers = {
@@ -107,9 +100,8 @@ class SignalForwarder:
         return process.returncode, output.decode(errors='replace')
 
 
-# {exit code of a stopped run: signal with which the sweep ends}.
-SIGNAL_OF_EXIT_CODE = {EXIT_CAUSES['interrupted'][1]: signal.SIGINT, EXIT_CAUSES['stopped'][1]: signal.SIGTERM}
-KIND_ALIASES = {'lost': 'crashed'}  # a sweep treats both alike: it continues with the next run
+# {exit code of a stopped run: signal with which the sweep ends}; Popen returns -N for signal N.
+SIGNAL_OF_EXIT_CODE = {code: number for number in STOP_SIGNALS for code in (128 + number, -number)}
 
 
 class SweepCallback(Protocol):
@@ -219,7 +211,7 @@ def record_outcome(run: SweepRun, forwarder: SignalForwarder, exit_code: int, ou
     """
     kind, message = classify_exit(run.read_last_outcome(), exit_code, output)
     if kind == 'stopped':
-        forwarder.received_signals.append(SIGNAL_OF_EXIT_CODE.get(exit_code, -exit_code))
+        forwarder.received_signals.append(SIGNAL_OF_EXIT_CODE.get(exit_code, signal.SIGTERM))
     elif kind in ('done', 'diverged') or not forwarder.received_signals:
         run.outcome, run.reason = kind, message
 
@@ -261,12 +253,9 @@ def classify_exit(outcome_record: dict, exit_code: int, output: str) -> tuple[st
     """
     if outcome_record:
         kind, message = outcome_record['kind'], outcome_record.get('message', '')
-    elif exit_code < 0:
-        is_stop = -exit_code in CAUSE_BY_SIGNAL
-        exit_status = make_early_stop(-exit_code) if is_stop else make_exit_status(exit_code, log_tail='')
-        kind, message = exit_status.kind, exit_status.message
-    else:
-        lines = [line.strip() for line in output.splitlines() if line.strip()]
-        kind = KIND_BY_EXIT_CODE.get(exit_code, 'crashed')
-        message = lines[-1] if lines else f'exit code {exit_code}, without a message'
-    return KIND_ALIASES.get(kind, kind), message
+        return 'crashed' if kind == 'lost' else kind, message  # a sweep continues with the next run after both
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    message = lines[-1] if lines and exit_code >= 0 else f'exit code {exit_code}, without a message'
+    if exit_code in SIGNAL_OF_EXIT_CODE:
+        return 'stopped', message
+    return {0: 'done', 1: 'refused', 3: 'diverged'}.get(exit_code, 'crashed'), message

@@ -18,7 +18,7 @@ from sinklab.environment import describe_environment
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.model import flops
 from sinklab.parallel import sharding
-from sinklab.process_group import ProcessGroup, SingleProcessGroup, broadcast_from_primary, describe_difference
+from sinklab.process_group import ProcessGroup, broadcast_from_primary, describe_difference, set_hang_timer
 from sinklab.resume_checks import check_run_dir, list_changes
 from sinklab.run_dir import RunDir
 from sinklab.storage.lease import DEFAULT_GRACE_SECONDS, Lease, LeaseLostError, NullLease
@@ -94,6 +94,7 @@ def train(
     group: ProcessGroup | None = None,
     origin: warm_start.WarmStart | None = None,
     grace_seconds: float = DEFAULT_GRACE_SECONDS,
+    step_timeout: float = 600.0,
 ) -> list[dict]:
     """Train a run, resuming from the newest checkpoint in `run_dir` or from the checkpoint of `origin`.
 
@@ -107,6 +108,7 @@ def train(
         group: Processes of the run; None for a single process.
         origin: Checkpoint of another run that a new run starts from; None for a run from scratch.
         grace_seconds: Time between a stop signal and the forced end of the run.
+        step_timeout: Seconds without the end of a step after which a run of several processes ends.
 
     Returns:
         All records of the run on process 0, and [] on other processes.
@@ -120,18 +122,18 @@ def train(
         ReplicaMismatchError: Replicas or processes hold different values.
     """
     parsed_callbacks = tuple(map(parse_state_callback, state_callbacks))
-    group = group or SingleProcessGroup()
+    group = group or ProcessGroup()
     run_dir = run_dir if group.process_index == 0 else run_dir.as_non_primary()
-    broadcast_from_primary(group, 'folder', lambda: check_run_dir(run_dir, spec))
+    broadcast_from_primary(group, lambda: check_run_dir(run_dir, spec))
     with acquire_lease(run_dir, group, grace_seconds) as lease:
         broadcast_from_primary(
-            group, 'folder under lease', lambda: check_run_dir(run_dir, spec)
+            group, lambda: check_run_dir(run_dir, spec)
         )  # the previous owner of the lease may have changed it
         with write_outcome(run_dir), translate_storage_errors(run_dir):
             warm_start.check_warm_start(origin, spec, run_dir, group)
             hardware, mesh, backend_choice, data = set_up_run(spec, hardware, run_dir, group)
             row = make_row_content(origin, spec, run_dir, row, data, group)
-            broadcast_from_primary(group, 'initial files', lambda: run_dir.initialize(spec, row, data.tokenizer))
+            broadcast_from_primary(group, lambda: run_dir.initialize(spec, row, data.tokenizer))
             checkpointer = Checkpointer(run_dir, spec.checkpoint, data.fingerprint, group, lease.check)
             oom_translation = memory_estimate.translate_async_oom_errors(
                 (spec, hardware, mesh, backend_choice.backend)
@@ -150,6 +152,7 @@ def train(
                     group=group,
                     lease=lease,
                     grace_seconds=grace_seconds,
+                    step_timeout=step_timeout,
                 )
                 loop.run(origin)
     return run_dir.read_records(spec.optimizer.steps) if group.process_index == 0 else []
@@ -191,10 +194,11 @@ class TrainLoop:
     group: ProcessGroup
     lease: Lease | NullLease
     grace_seconds: float
+    step_timeout: float
     has_warned: bool = False
 
     def __post_init__(self):
-        self.start_step = broadcast_from_primary(self.group, 'start', self.run_dir.read_start_step)
+        self.start_step = broadcast_from_primary(self.group, self.run_dir.read_start_step)
         self.program_args = program_args = self.spec, self.hardware, self.mesh, self.backend_choice.backend
         self.translate_oom = functools.partial(memory_estimate.translate_oom_errors, program_args=program_args)
         self.train_step = step.make_train_step(*program_args)
@@ -220,7 +224,7 @@ class TrainLoop:
         resume_step, quarantine_lines = warm_start.prepare_first_checkpoint(
             origin, self.spec, self.mesh, self.start_step, self.checkpointer
         )
-        lost_lines = broadcast_from_primary(self.group, 'lost lines', lambda: self.describe_metric_gaps(resume_step))
+        lost_lines = broadcast_from_primary(self.group, lambda: self.describe_metric_gaps(resume_step))
         for line in (
             *quarantine_lines,
             *lost_lines,
@@ -228,14 +232,12 @@ class TrainLoop:
             *memory_estimate.format_device_layout(*self.program_args),
         ):
             self.send_message(line)
-        missing_evals = broadcast_from_primary(
-            self.group, 'missing evaluations', lambda: self.find_missing_evals(resume_step)
-        )
+        missing_evals = broadcast_from_primary(self.group, lambda: self.find_missing_evals(resume_step))
         if self.is_last(resume_step) and not missing_evals:
             return
         self.data.start_prefetch(resume_step)
         self.step_timer = StepTimer(
-            broadcast_from_primary(self.group, 'seconds', lambda: self.run_dir.read_elapsed_seconds(resume_step))
+            broadcast_from_primary(self.group, lambda: self.run_dir.read_elapsed_seconds(resume_step))
         )
         with (
             self.report_fallback_at_exit(),
@@ -248,7 +250,8 @@ class TrainLoop:
             if self.is_last(resume_step):
                 return
             compiled_step = self.compile_step(train_state)
-            with collect_stop_signals() as self.received_signals:
+            with collect_stop_signals() as self.received_signals, contextlib.ExitStack() as stack:
+                stack.callback(set_hang_timer, 0)
                 self.run_steps(compiled_step, train_state, resume_step)
 
     @contextlib.contextmanager
@@ -265,7 +268,6 @@ class TrainLoop:
 
     def restore(self, resume_step: int) -> dict | None:
         """Restore the train state of a step; return None for a new run, which has no checkpoint."""
-        self.group.report_progress('restoring', resume_step)
         if self.checkpointer.newest_step != resume_step:
             return None
         return self.checkpointer.restore(resume_step, state.make_abstract_state(self.spec, self.mesh))
@@ -306,7 +308,6 @@ class TrainLoop:
         unread_metrics, request = None, Request()
         with contextlib.closing(prefetch(self.load_batch, steps, PREFETCH_DEPTH)) as batches:
             for step_num in steps:
-                self.group.report_progress('reading its batch', step_num)
                 with jax.profiler.StepTraceAnnotation('train', step_num=step_num):
                     train_state, step_metrics = compiled_step(
                         train_state, next(batches), self.make_request_array(self.get_local_request().encode())
@@ -322,7 +323,6 @@ class TrainLoop:
 
     def compile_step(self, train_state: dict) -> Callable:
         """Compile the train step."""
-        self.group.report_progress('compiling')
         translate_oom = self.translate_oom('the step')
         lowered = self.train_step.lower(train_state, *step.make_abstract_inputs(self.spec, self.mesh))
         compiled_step = translate_oom(lowered.compile)()
@@ -393,7 +393,8 @@ class TrainLoop:
             LeaseLostError: Another job owns the run directory.
         """
         self.lease.check()
-        self.group.report_progress('step', step_num, self.step_timer.step_seconds)
+        if self.group.process_count > 1:
+            set_hang_timer(self.step_timeout)
         metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
         request = Request.decode(int(metrics.pop('request')))
         if not all(map(math.isfinite, metrics.values())):
@@ -462,8 +463,6 @@ class TrainLoop:
             DivergedError: A metric is not finite.
         """
         new_metrics: dict[str, float] = {}
-        if evaluations:
-            self.group.report_progress('measuring', step_num)
         for evaluation in evaluations:
             new_metrics |= evaluation.compute(step_num, train_state)
         if not all(map(math.isfinite, new_metrics.values())):
@@ -475,8 +474,6 @@ class TrainLoop:
     ) -> dict[str, float]:
         """Call the state callbacks of the user, and return their metrics; raises what they raise, or UserError."""
         new_metrics: dict[str, float] = {}
-        if callbacks:
-            self.group.report_progress('calling state callbacks', record['step'])
         for callback in callbacks:
             new_metrics |= callback.call(record['step'], record | new_metrics, train_state)
         return new_metrics
@@ -523,7 +520,6 @@ class TrainLoop:
     def save_checkpoint(self, step_num: int, train_state: dict, metrics: dict[str, float]) -> None:
         if self.checkpointer.newest_step != step_num:
             self.check_replicas(step_num, train_state, metrics)
-            self.group.report_progress('saving', step_num)
             self.metrics_writer.sync()
             self.checkpointer.save(step_num, train_state)
             self.last_save_time = time.monotonic()
@@ -534,7 +530,7 @@ class TrainLoop:
         if self.group.process_count > 1 and not mismatch:
             local_values = {'the batch': self.data.batches.compute_digest(step_num - 1)}
             local_values |= {name: value.hex() for name, value in metrics.items()}
-            mismatch = describe_difference(self.group.all_gather(f'step {step_num}', local_values))
+            mismatch = describe_difference(self.group.all_gather(local_values))
         if mismatch:
             raise ReplicaMismatchError(step_num, mismatch)
 

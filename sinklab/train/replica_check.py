@@ -43,7 +43,7 @@ def make_mismatch_finder(
         }
         all_sums = {
             int(name): device_sums
-            for process_sums in group.all_gather(f'replicas at step {step}', local_sums)
+            for process_sums in group.all_gather(local_sums)
             for name, device_sums in process_sums.items()
         }
         for index, (name, groups) in enumerate(replica_groups):

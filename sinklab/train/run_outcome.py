@@ -10,19 +10,18 @@ from types import FrameType
 from sinklab import standard_streams, startup_signals
 from sinklab.checkpoint import digests
 from sinklab.errors import UserError
-from sinklab.run_dir import RunDir
-from sinklab.storage.lease import LeaseLostError
-from sinklab.storage.paths import describe_path_error, is_permanent_error
-from sinklab.storage.retry import AccessDeniedError, BucketNotFoundError, StorageTimeoutError
-from sinklab.storage.untrusted_files import DamagedFileError
-from sinklab.supervisor.exit_status import (
-    CAUSE_BY_SIGNAL,
+from sinklab.exit_status import (
     SAME_SIGNAL_SECONDS,
     STOPPING_MESSAGE,
     ExitStatus,
     make_crash,
     make_immediate_stop,
 )
+from sinklab.run_dir import RunDir
+from sinklab.storage.lease import LeaseLostError
+from sinklab.storage.paths import describe_path_error, is_permanent_error
+from sinklab.storage.retry import AccessDeniedError, BucketNotFoundError, StorageTimeoutError
+from sinklab.storage.untrusted_files import DamagedFileError
 
 
 class DivergedError(ArithmeticError):
@@ -88,24 +87,22 @@ def classify_error(error: BaseException) -> ExitStatus:
         case UserError():
             return ExitStatus('refused', str(error))
         case DivergedError():
-            return ExitStatus('diverged', str(error), orderly=True)
+            return ExitStatus('diverged', str(error))
         case ReplicaMismatchError():
-            return ExitStatus('disagreed', str(error), orderly=True)
+            return ExitStatus('lost', str(error))
         case StoppedBySignal():
-            return ExitStatus(CAUSE_BY_SIGNAL[error.signal], str(error), orderly=True)
+            return ExitStatus('stopped', str(error), signal_number=error.signal)
         case AccessDeniedError() | BucketNotFoundError():
             return ExitStatus('refused', error.strerror)
         case StorageTimeoutError():
-            return ExitStatus('storage', error.strerror)
+            return ExitStatus('lost', error.strerror)
         case OSError() if is_permanent_error(error):
             return ExitStatus('refused', f'{describe_path_error(error)}; change that, or give another path')
         case KeyboardInterrupt():
             return make_immediate_stop(signal.SIGINT)
     from jax.errors import JaxRuntimeError
 
-    causes = {JaxRuntimeError: 'runtime', OSError: 'storage'}
-    cause = next((cause for error_type, cause in causes.items() if isinstance(error, error_type)), 'crashed')
-    return make_crash(error, cause)
+    return make_crash(error, 'lost' if isinstance(error, JaxRuntimeError | OSError) else 'crashed')
 
 
 # These are restored, not the previous handlers: background jobs of a shell script start with SIGINT ignored.
@@ -122,7 +119,7 @@ def collect_stop_signals() -> Iterator[list[int]]:
 
     A second signal, at least a second after the first, takes effect immediately.
 
-    A terminal, a sweep and a supervisor may each pass on the same signal, so that a process receives it several times
+    A terminal, a sweep and a scheduler may each pass on the same signal, so that a process receives it several times
     within a second. They count as one signal, even if the step has ended in the meantime: leaving the context waits
     for the rest of that second, while checkpoints are being written.
 

@@ -46,25 +46,20 @@ def set_up_run(
     The returned hardware has the chosen micro-batch and remat policy. An error on one process is raised on all
     processes.
     """
-    host_names = group.all_gather('host', platform.node())
+    host_names = group.all_gather(platform.node())
     num_local_processes = host_names.count(host_names[group.process_index])  # they share the memory of this host
     mesh, hardware = make_mesh_on_all(spec, hardware, group, num_local_processes)
-    broadcast_from_primary(group, 'disk space', lambda: check_disk_space(spec, run_dir, mesh))
-    attention = run_on_all_or_raise(group, 'attention', lambda: step.choose_verified_backend(spec, hardware))
-    check_equal_on_all(group, 'backend', {'the attention backend': attention.backend})
+    broadcast_from_primary(group, lambda: check_disk_space(spec, run_dir, mesh))
+    attention = run_on_all_or_raise(group, lambda: step.choose_verified_backend(spec, hardware))
+    check_equal_on_all(group, {'the attention backend': attention.backend})
     memory_bytes = device_mesh.get_device_memory_bytes(num_local_processes)
     remat = broadcast_from_primary(
         group,
-        'remat',
         lambda: memory_estimate.choose_remat_policy(spec, hardware, mesh, attention.backend, memory_bytes),
     )
-    group.report_progress('preparing its data')
     local_fraction = sharding.compute_local_fraction(mesh, spec.optimizer.batch_size)
-    data = run_on_all_or_raise(group, 'data', lambda: load_run_data(spec, local_fraction))
-    group.report_progress('starting')
-    check_equal_on_all(
-        group, 'fingerprint', {f'the data ({name})': value for name, value in data.fingerprint.items()}
-    )
+    data = run_on_all_or_raise(group, lambda: load_run_data(spec, local_fraction))
+    check_equal_on_all(group, {f'the data ({name})': value for name, value in data.fingerprint.items()})
     return dataclasses.replace(hardware, remat=remat), mesh, attention, data
 
 
@@ -78,8 +73,8 @@ def acquire_lease(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) ->
             leases.append(stack.enter_context(hold_lease(run_dir.path, grace_seconds)))
             return leases[0].token
 
-        token = broadcast_from_primary(group, 'lease', acquire_on_primary)
-        visible = group.all_gather('visible lease', poll_until(lambda: read_owner_token(run_dir.path) == token))
+        token = broadcast_from_primary(group, acquire_on_primary)
+        visible = group.all_gather(poll_until(lambda: read_owner_token(run_dir.path) == token))
         if not all(visible):
             raise UserError(
                 f'process {visible.index(False)} does not see the files that process 0 writes in {run_dir}; give one '
@@ -98,7 +93,7 @@ def make_row_content(
             return {}
         return {'from': warm_start.describe_lineage(origin, spec, run_dir, data.fingerprint)}
 
-    return row | broadcast_from_primary(group, 'lineage', find_lineage)
+    return row | broadcast_from_primary(group, find_lineage)
 
 
 def make_mesh_on_all(
@@ -109,9 +104,9 @@ def make_mesh_on_all(
     If processes have different numbers of devices, the error reports that, because it is why the layout does not fit.
     """
     try:
-        return run_on_all_or_raise(group, 'devices', lambda: make_checked_mesh(spec, hardware, num_local_processes))
+        return run_on_all_or_raise(group, lambda: make_checked_mesh(spec, hardware, num_local_processes))
     except UserError:
-        check_equal_on_all(group, 'number of devices', {'the number of devices': count_local_devices()})
+        check_equal_on_all(group, {'the number of devices': count_local_devices()})
         raise
 
 

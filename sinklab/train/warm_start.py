@@ -70,10 +70,10 @@ class WarmStart:
 
 def check_warm_start(origin: WarmStart | None, spec: Spec, run_dir: RunDir, group: ProcessGroup) -> None:
     """Raise UserError, before data is read, if a new run cannot start from its origin."""
-    if broadcast_from_primary(group, 'new fork', lambda: origin is not None and not run_dir.has_run()):
-        broadcast_from_primary(group, 'spec of --from', lambda: check_compatible_spec(origin, spec))
+    if broadcast_from_primary(group, lambda: origin is not None and not run_dir.has_run()):
+        broadcast_from_primary(group, lambda: check_compatible_spec(origin, spec))
         verify_origin(origin, group)
-        broadcast_from_primary(group, 'state of --from', lambda: check_state_keys(origin))
+        broadcast_from_primary(group, lambda: check_state_keys(origin))
 
 
 def check_state_keys(origin: WarmStart) -> None:
@@ -113,9 +113,9 @@ def verify_origin(origin: WarmStart | None, group: ProcessGroup) -> None:
     def get_digest() -> str | None:
         return digests.compute_checkpoint_digest(origin.run_dir, origin.step) if origin else None
 
-    expected_digest = broadcast_from_primary(group, 'digests of --from', get_digest)
+    expected_digest = broadcast_from_primary(group, get_digest)
     poll_until(lambda: get_digest() == expected_digest)
-    check_equal_on_all(group, 'content of --from', {'the checkpoint of --from (its digests)': get_digest()})
+    check_equal_on_all(group, {'the checkpoint of --from (its digests)': get_digest()})
     if corruption := find_corruption_on_all(origin.run_dir, origin.step, group):
         other_steps = [step for step in origin.run_dir.list_checkpoint_steps() if step != origin.step]
         raise UserError(
@@ -181,13 +181,9 @@ def prepare_first_checkpoint(
     newest_step, quarantine_lines = checkpointer.find_latest_valid_step()
     if newest_step is not None:
         return newest_step, quarantine_lines
-    if lineage := broadcast_from_primary(
-        checkpointer.group, 'origin', lambda: require_origin(origin, checkpointer.run_dir)
-    ):
+    if lineage := broadcast_from_primary(checkpointer.group, lambda: require_origin(origin, checkpointer.run_dir)):
         verify_origin(origin, checkpointer.group)
-        broadcast_from_primary(
-            checkpointer.group, 'unchanged --from', lambda: check_origin_unchanged(origin, lineage)
-        )
+        broadcast_from_primary(checkpointer.group, lambda: check_origin_unchanged(origin, lineage))
         checkpointer.save(start_step, load_origin_state(origin, spec, mesh))
         checkpointer.wait_until_finished()
     return start_step, quarantine_lines

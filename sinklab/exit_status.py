@@ -1,0 +1,49 @@
+"""How a run or a process has ended, and the exit codes that schedulers act on."""
+
+import dataclasses
+import signal
+import traceback
+from typing import Literal
+
+# {kind in outcome.json: exit code}. Every other code, such as that of a process that a signal or jax has ended, means
+# what `lost` means: start the same command again.
+EXIT_CODES = {'done': 0, 'refused': 1, 'crashed': 1, 'diverged': 3, 'lost': 75, 'stopped': 128 + signal.SIGTERM}
+FINAL_EXIT_CODES = 0, 1, 3, 128 + signal.SIGINT  # after which a scheduler does not start a run again
+STOP_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+SAME_SIGNAL_SECONDS = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
+STOPPING_MESSAGE = 'stopping after this step; send the signal again to stop at once'
+ExitKind = Literal[tuple(EXIT_CODES)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExitStatus:
+    """Why a run or a process has ended, described in one line."""
+
+    kind: ExitKind
+    message: str = ''
+    trace: str = ''  # the traceback of an unexpected error
+    signal_number: int = 0  # the signal that stopped it
+
+    def __post_init__(self):
+        for name in ('message', 'trace'):
+            object.__setattr__(self, name, escape_unprintable(getattr(self, name)))
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + signal.SIGINT if self.signal_number == signal.SIGINT else EXIT_CODES[self.kind]
+
+
+def escape_unprintable(text: str) -> str:
+    """Escape unprintable characters, such as lone surrogates; keep line breaks and tabs."""
+    return ''.join(char if char.isprintable() or char in '\n\t' else ascii(char)[1:-1] for char in text)
+
+
+def make_crash(error: BaseException, kind: ExitKind = 'crashed') -> ExitStatus:
+    """Make the exit status of an unexpected exception, with its traceback."""
+    message = ' '.join(traceback.format_exception_only(error)[-1].split())
+    return ExitStatus(kind, message, ''.join(traceback.format_exception(error)))
+
+
+def make_immediate_stop(signal_number: int) -> ExitStatus:
+    message = 'stopped at once; what was saved before is intact'
+    return ExitStatus('stopped', message, signal_number=signal_number)

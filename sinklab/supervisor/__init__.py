@@ -1,1 +1,0 @@
-"""Supervision of the processes of a run: start, heartbeats, failures and restarts."""
