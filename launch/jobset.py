@@ -20,6 +20,7 @@ from launch.plan import (
     Plan,
     make_command,
 )
+from sinklab.exit_status import FINAL_EXIT_CODES
 
 SPOT_GRACE_SECONDS = 25  # longest time from SIGTERM to SIGKILL for pods on spot nodes
 INSTALL_FOLDER = '/opt/sinklab'

@@ -16,7 +16,7 @@ from conftest import draw_params, make_tiny_spec
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh, sharding
-from sinklab.process_group import SingleProcessGroup
+from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
 from sinklab.train import state, step
 
@@ -51,7 +51,7 @@ def begin_run(folder: Path, origin: str | None, spec, mesh) -> tuple[dict, int]:
 
 
 def open_checkpointer(folder: Path, spec) -> Checkpointer:
-    return Checkpointer(RunDir(folder), spec.checkpoint, {}, SingleProcessGroup())
+    return Checkpointer(RunDir(folder), spec.checkpoint, {}, ProcessGroup())
 
 
 def collect_arrays(train_state: dict) -> dict:

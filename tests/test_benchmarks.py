@@ -124,15 +124,6 @@ def test_prefetch_benchmark_prints_hidden_share_of_stalls(run_benchmark):
     assert 'hidden, %' in values
 
 
-@pytest.mark.exhaustive
-def test_fault_tolerance_benchmark_prints_overhead_over_bare_step(run_benchmark):
-    output = run_benchmark('fault_tolerance', '--size=smoke', '--rounds=2', '--checkpoint_steps=3')
-    values = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', output, re.MULTILINE))
-    assert float(values['CPU time: bare step, ms']) > 0
-    assert float(values['wall-clock time: step of a supervised loop, ms']) > 0
-    assert {'wall-clock time: loop over step, %', 'CPU time: loop over step, %'} < values.keys()
-
-
 @pytest.mark.slow
 def test_remote_store_benchmark_compares_bucket_with_disk(run_benchmark, monkeypatch, tmp_path):
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))

@@ -3,17 +3,17 @@
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
-from thread_group import run_group
+from conftest import make_tiny_spec
 from tiny_runs import write_checkpoints
 
 from sinklab.checkpoint import digests
 from sinklab.cli import train
-from sinklab.cli.config_flags import load_run_config, load_spec
 from sinklab.cli.main import main
+from sinklab.config.spec import Hardware
 from sinklab.errors import UserError
-from sinklab.process_group import SingleProcessGroup
 from sinklab.run_dir import RunDir
 
 SIGMOID = ['--config.model.attention.similarity=sigmoid', '--config.model.attention.normalizer=none']
@@ -83,7 +83,13 @@ def test_fork_without_step_starts_at_newest_checkpoint(capsys, parent, tmp_path)
     arguments = [f'--from={parent}', f'--workdir={tmp_path}/fork', '--config.optimizer.steps=10']
     assert run_train(capsys, *arguments)[0] == 0
     assert RunDir(tmp_path / 'fork').read_lineage()['step'] == 8
-    assert train.resolve_parent(str(parent), RunDir(tmp_path / 'fork'), SingleProcessGroup()).step == 8
+    assert resolve_parent(str(parent), RunDir(tmp_path / 'fork')).step == 8
+
+
+def resolve_parent(from_flag, child):
+    """Return the run folder, the step and the part that --from names."""
+    flag = train.parse_from_flag(from_flag)
+    return SimpleNamespace(run_dir=flag.run_dir, step=train.choose_step(flag, child), takes=flag.takes)
 
 
 def make_run_folder(path, *steps, lineage=None):
@@ -116,15 +122,13 @@ def test_resolve_parent_refuses_invalid_checkpoint(tmp_path, monkeypatch, from_f
     make_run_folder(tmp_path / 'run', 2, 4)
     make_run_folder(tmp_path / 'empty')
     with pytest.raises(UserError, match=pattern):
-        train.resolve_parent(from_flag, RunDir('child'), SingleProcessGroup())
+        resolve_parent(from_flag, RunDir('child'))
 
 
 def test_resolve_parent_refuses_existing_run_that_is_no_fork(tmp_path):
     make_run_folder(tmp_path / 'run', 4)
     with pytest.raises(UserError, match=f'{tmp_path}/child .*fork'):
-        train.resolve_parent(
-            f'{tmp_path}/run@4', RunDir(make_run_folder(tmp_path / 'child', 4)), SingleProcessGroup()
-        )
+        resolve_parent(f'{tmp_path}/run@4', RunDir(make_run_folder(tmp_path / 'child', 4)))
 
 
 def test_resolve_parent_finds_moved_parent_by_digest(tmp_path):
@@ -134,23 +138,23 @@ def test_resolve_parent_finds_moved_parent_by_digest(tmp_path):
     child = RunDir(make_run_folder(tmp_path / 'child', lineage=lineage))
     (tmp_path / 'run').rename(tmp_path / 'moved')
     for name in ('moved', 'moved@4', 'run@4'):
-        assert train.resolve_parent(f'{tmp_path}/{name}', child, SingleProcessGroup()).step == 4
+        assert resolve_parent(f'{tmp_path}/{name}', child).step == 4
     for name in ('moved@2', 'other@4', 'nowhere@4'):
         with pytest.raises(UserError, match=rf'/run@4.* --from=.*{name}'):
-            train.resolve_parent(f'{tmp_path}/{name}', child, SingleProcessGroup())
+            resolve_parent(f'{tmp_path}/{name}', child)
 
 
 def test_resolve_parent_accepts_folder_name_with_at_sign(tmp_path):
     make_run_folder(tmp_path / 'run@5', 2, 4)
     for name, step in (('run@5', 4), ('run@5@2', 2)):
-        parent = train.resolve_parent(f'{tmp_path}/{name}', RunDir(tmp_path / 'child'), SingleProcessGroup())
+        parent = resolve_parent(f'{tmp_path}/{name}', RunDir(tmp_path / 'child'))
         assert (parent.run_dir.path, parent.step) == (tmp_path / 'run@5', step)
 
 
 def test_resolve_parent_splits_prefix_at_first_colon(tmp_path):
     run = make_run_folder(tmp_path / 'a:run', 2, 4)
     for prefix, takes, step in (('params:', 'params', 4), ('', '', 4), ('params:', 'params', 2)):
-        parent = train.resolve_parent(f'{prefix}{run}@{step}', RunDir(tmp_path / 'child'), SingleProcessGroup())
+        parent = resolve_parent(f'{prefix}{run}@{step}', RunDir(tmp_path / 'child'))
         assert (parent.run_dir.path, parent.step, parent.takes) == (run, step, takes)
 
 
@@ -160,71 +164,17 @@ def test_resolve_parent_requires_params_prefix_for_parameter_fork(tmp_path):
     lineage = dict(run='../run', step=4, seal=digests.compute_checkpoint_digest(run, 4), takes='params', start=0)
     child, moved_path = RunDir(make_run_folder(tmp_path / 'child', lineage=lineage)), tmp_path / 'moved'
     run.path.rename(moved_path)
-    assert train.resolve_parent(f'params:{moved_path}', child, SingleProcessGroup()).step == 4
+    assert resolve_parent(f'params:{moved_path}', child).step == 4
     message_pattern = (
         rf'fork of params:.*/run@4, and --from={moved_path} takes another part of it; give --from=params:.*@4'
     )
     with pytest.raises(UserError, match=message_pattern):
-        train.resolve_parent(f'{moved_path}', child, SingleProcessGroup())
+        resolve_parent(f'{moved_path}', child)
 
 
-def resolve_in_two_processes(tmp_path, *sources):
-    """Return the parent that each of two processes resolves from its --from."""
-    return run_group(
-        2, lambda group: train.resolve_parent(sources[group.process_index], RunDir(tmp_path / 'child'), group)
-    )
-
-
-def test_resolve_parent_uses_step_of_process_0(tmp_path):
-    paths = [make_run_folder(tmp_path / 'here', 2, 4), make_run_folder(tmp_path / 'there', 2)]
-    parents = resolve_in_two_processes(tmp_path, *map(str, paths))
-    assert [(parent.run_dir.path, parent.step) for parent in parents] == [(path, 4) for path in paths]
-    assert [parent.step for parent in resolve_in_two_processes(tmp_path, str(paths[0]), f'{paths[1]}@4')] == [4, 4]
-
-
-def test_resolve_parent_refuses_different_prefixes_across_processes(tmp_path):
-    run = make_run_folder(tmp_path / 'run', 2, 4)
-    message = 'process 1 differs from process 0 in --from: step 4 instead of params of step 4'
-    assert [message in str(error) for error in resolve_in_two_processes(tmp_path, f'params:{run}', str(run))] == [
-        True,
-        True,
+def test_takes_and_step_of_from_flag_must_be_equal_on_all_processes():
+    flags = [train.parse_from_flag(text) for text in ('params:run@4', 'run@4', 'run@2', 'run')]
+    settings = [
+        train.collect_shared_settings(make_tiny_spec(), Hardware(), flag)['--from'] for flag in (*flags, None)
     ]
-
-
-@pytest.mark.parametrize(('first', 'second'), [('@4', '@2'), ('', '@2'), ('@4', None), (None, '@4'), (None, '')])
-def test_resolve_parent_refuses_different_steps_across_processes(tmp_path, first, second):
-    run = make_run_folder(tmp_path / 'run', 2, 4)
-    errors = resolve_in_two_processes(
-        tmp_path, *(step if step is None else f'{run}{step}' for step in (first, second))
-    )
-    assert [type(error) for error in errors] == [UserError, UserError]
-    assert all(text in str(error) for error in errors for text in ('process 1', 'process 0', '--from'))
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        ([], 'neither --config nor --from is given'),
-        (['--from={run}@4', '--size=smoke'], '--size=smoke is for a row of --config'),
-        (['--from={run}@4'], 'contains a run of another version (config.model, config.optimizer'),
-    ],
-)
-def test_train_refuses_invalid_fork_flags_with_one_line(capsys, tmp_path, arguments, message):
-    run = make_run_folder(tmp_path / 'run', 4)
-    exit_code, stderr = run_train(
-        capsys, f'--workdir={tmp_path}/new', *(argument.format(run=run) for argument in arguments)
-    )
-    assert (exit_code, len(stderr.splitlines())) == (1, 1)
-    assert message in stderr
-    assert not (tmp_path / 'new').exists()
-
-
-def test_load_run_config_keeps_published_values_only_for_same_results(tmp_path):
-    spec, row = load_spec('configs/quickstart.py:softmax', ['--config.optimizer.steps=200'])
-    folder = RunDir(tmp_path)
-    folder.initialize(spec, row)
-    same_spec, new_row = load_run_config(folder, 'again', ['--config.probe.every_steps=50'])
-    assert (same_spec.probe.every_steps, new_row['published'], new_row['row']) == (50, row['published'], 'again')
-    assert new_row['overrides'] == {'probe.every_steps': '50'}
-    other_spec, new_row = load_run_config(folder, 'other', ['--config.seed=3'])
-    assert (other_spec.seed, new_row['published'], new_row['source']) == (3, {}, '')
+    assert settings == [['params', 4], ['', 4], ['', 2], ['', None], None]

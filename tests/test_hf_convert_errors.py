@@ -16,6 +16,7 @@ from sinklab.data import tokenizer as tokenizer_module
 from sinklab.errors import UserError
 from sinklab.hf import convert, files
 from sinklab.install_commands import format_extra_command
+from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
 
 pytest.importorskip('safetensors', reason=f'safetensors is not installed: {format_extra_command("hf")}')
@@ -445,14 +446,8 @@ def test_make_hf_config_rejects_qkv_bias_with_qk_norm():
 
 
 def test_train_from_hf_rejects_several_processes(folder, tmp_path):
-    class TwoProcesses:
-        process_index, process_count = 0, 2
-
-        def all_gather(self, name, value):
-            return [value, value]
-
     with pytest.raises(UserError, match=r'checkpoint import hf:.*--from=params:DIR'):
-        train.resolve_parent(f'hf:{folder}', RunDir(tmp_path / 'run'), TwoProcesses())
+        train.import_parent_model(f'hf:{folder}', RunDir(tmp_path / 'run'), ProcessGroup(0, 2))
 
 
 def test_train_from_missing_hf_folder_writes_no_run(tmp_path, capsys):

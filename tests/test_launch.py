@@ -26,7 +26,6 @@ from command_recorders import (
 from launch import command_line, job, tpu_slices
 from sinklab.cli.main import build_parser
 from sinklab.escape import is_hidden
-from sinklab.supervisor.exit_status import EXIT_CAUSES
 from sinklab.sweep.plan import parse_seeds
 
 ROOT = Path(__file__).parents[1]
@@ -169,14 +168,6 @@ def test_escape_dollars_prevents_kubernetes_expansion():
         assert expand(escape_dollars(text)) == text
 
 
-def test_retry_exit_codes_match_exit_causes():
-    final_causes = {'refused', 'diverged', 'crashed', 'interrupted', 'fruitless', 'done'}
-    assert all(
-        (code in job.RETRY_EXIT_CODES) == (cause not in final_causes) for cause, (_, code) in EXIT_CAUSES.items()
-    )
-    assert set(job.RETRY_EXIT_CODES) == {42, 134, 135, 137, 139, 143}
-
-
 @pytest.mark.parametrize(
     ('options', 'grace'),
     [
@@ -265,7 +256,7 @@ def test_parse_seeds_flag_matches_parse_seeds_of_sweep(seeds):
 
 # Modules of sinklab that import only the standard library or each other.
 LIGHT_MODULES = 'sinklab', 'sinklab.errors', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.config.seed_list'
-LIGHT_MODULES += ('sinklab.supervisor.exit_status',)
+LIGHT_MODULES += ('sinklab.exit_status',)
 
 
 def test_launchers_import_only_light_modules_and_are_not_imported():

@@ -13,7 +13,6 @@ from thread_group import run_in_threads
 
 from sinklab.errors import UserError
 from sinklab.storage import lease
-from sinklab.supervisor.worker import Timeouts
 
 OTHER_OWNER = dict(host='elsewhere', machine='another boot', pid=17, born='5', job='', attempt=0, token='theirs')
 REAL_OWNER_TIMEOUT = lease.OWNER_TIMEOUT_SECONDS
@@ -90,10 +89,6 @@ def test_second_job_is_refused_with_process_host_and_age(tmp_path):
 def test_job_on_other_host_is_alive_while_heartbeat_changes(tmp_path):
     with Owner(tmp_path), pytest.raises(UserError, match=r'17 .*elsewhere'), lease.hold_lease(tmp_path):
         pass
-
-
-def test_owner_timeout_equals_timeout_of_unresponsive_worker():
-    assert Timeouts().unresponsive == REAL_OWNER_TIMEOUT
 
 
 @pytest.mark.slow

@@ -256,9 +256,9 @@ def test_flatten_dict_names_every_leaf():
     ('signal_name', 'signal_step', 'saved_step', 'exit_code'),
     [
         pytest.param('INT', 1, 3, 130, marks=pytest.mark.exhaustive),  # test_sweep.py interrupts a sweep
-        pytest.param('TERM', 3, 4, 42, marks=pytest.mark.exhaustive),
-        ('TERM', 6, 8, 42),
-        pytest.param('HUP', 3, 4, 42, marks=pytest.mark.exhaustive),
+        pytest.param('TERM', 3, 4, 143, marks=pytest.mark.exhaustive),
+        ('TERM', 6, 8, 143),
+        pytest.param('HUP', 3, 4, 143, marks=pytest.mark.exhaustive),
         ('KILL', 6, None, -9),
     ],
 )

@@ -6,13 +6,8 @@ their underscore.
 
 import importlib
 import inspect
-import mmap
-from pathlib import Path
 
-import jaxlib
 import pytest
-
-from sinklab.supervisor import supervisor
 
 # (file that uses the name, module:name, parameters; None for what is not called).
 PRIVATE_NAMES = [
@@ -46,24 +41,8 @@ PRIVATE_NAMES = [
     ),
     ('sinklab/compilation_cache.py', 'jax._src.compilation_cache:LRUCache.get', ['self', 'key']),
     ('sinklab/compilation_cache.py', 'jax._src.compilation_cache:LRUCache.put', ['self', 'key', 'value']),
-    (
-        'sinklab/supervisor/cluster.py',
-        'jax._src.clusters:ClusterEnv.auto_detect_unset_distributed_params',
-        [
-            'coordinator_address',
-            'num_processes',
-            'process_id',
-            'local_device_ids',
-            'cluster_detection_method',
-            'initialization_timeout',
-        ],
-    ),
-    ('sinklab/supervisor/worker.py', 'jax._src.distributed:global_state.client', None),
-    ('sinklab/supervisor/worker.py', 'jaxlib._jax:DistributedRuntimeClient.key_value_set', None),
-    ('sinklab/supervisor/worker.py', 'jaxlib._jax:DistributedRuntimeClient.blocking_key_value_get', None),
-    ('sinklab/supervisor/worker.py', 'jaxlib._jax:DistributedRuntimeClient.key_value_dir_get', None),
-    ('sinklab/supervisor/worker.py', 'jaxlib._jax:DistributedRuntimeClient.key_value_delete', None),
-    ('sinklab/supervisor/worker.py', 'jaxlib._jax:DistributedRuntimeClient.wait_at_barrier', None),
+    ('sinklab/process_group.py', 'jax._src.distributed:global_state.process_id', None),
+    ('sinklab/process_group.py', 'jax._src.distributed:global_state.num_processes', None),
     (
         'sinklab/analysis/lm_eval.py',
         'lm_eval.api.model:TemplateLM._loglikelihood_tokens',
@@ -93,16 +72,3 @@ def test_private_name_exists_with_expected_parameters(file, name, parameters):
         pytest.fail(f'{name}, which {file} uses, no longer exists: {error}')
     actual = list(inspect.signature(value).parameters) if parameters else None
     assert actual == parameters, f'the parameters of {name}, which {file} uses, have changed'
-
-
-def test_jax_has_messages_by_which_supervisors_recognize_lost_processes():
-    texts = (supervisor.SERVICE_LOST_TEXT, supervisor.JOIN_TIMEOUT_TEXT)
-    texts += (
-        'stopped sending heartbeats',
-        'unexpectedly tried to connect',
-    )  # in UNHEALTHY_PATTERN, RESTARTED_PATTERN
-    missing = {text.encode() for text in texts}
-    for library in Path(jaxlib.__file__).parent.glob('*.so'):
-        with library.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            missing = {text for text in missing if content.find(text) < 0}
-    assert not missing

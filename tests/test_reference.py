@@ -13,6 +13,7 @@ from typing import get_args
 import msgspec
 import numpy as np
 import pytest
+from sinklab.supervisor import exit_status
 
 from docs import api_pages, check_site, paper_tables, reference
 from sinklab import resume_checks, run_dir
@@ -26,7 +27,6 @@ from sinklab.metrics.registry import METRIC_INFOS, OFFLINE_METRIC_INFOS
 from sinklab.report.claims import FAILS_METRIC
 from sinklab.report.sweep_table import EMERGENCE_METRIC
 from sinklab.storage import run_file_schemas
-from sinklab.supervisor import exit_status
 
 ROOT = Path(__file__).parents[1]
 PAGES = reference.build_pages()

@@ -24,8 +24,8 @@ from sinklab.data.store import (
     summarize_store,
 )
 from sinklab.errors import UserError
+from sinklab.exit_status import ExitStatus
 from sinklab.storage.paths import get_file_system, limit_retry_seconds, parse_path
-from sinklab.supervisor.exit_status import ExitStatus
 from sinklab.train.run_outcome import classify_error
 
 
@@ -139,7 +139,7 @@ def test_unresponsive_storage_ends_reads_with_timeout_error(store, bucket):
         pytest.raises(OSError, match=bucket.url) as error,
     ):
         data.batches.read_rows(0, range(4))
-    assert classify_error(error.value) == ExitStatus('storage', error.value.strerror)
+    assert classify_error(error.value) == ExitStatus('lost', error.value.strerror)
 
 
 def test_folder_without_store_in_bucket_is_rejected(bucket):

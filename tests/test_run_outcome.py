@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -18,11 +17,8 @@ from sinklab.cli.main import main
 from sinklab.config.spec import Hardware
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.supervisor import exit_status as exit_status_module
-from sinklab.supervisor.exit_status import CAUSE_BY_SIGNAL, EXIT_CAUSES
 from sinklab.sweep import plan
-from sinklab.sweep import run as sweep_run
-from sinklab.sweep.run import SIGNAL_OF_EXIT_CODE, SignalForwarder, classify_exit
+from sinklab.sweep.run import SignalForwarder, classify_exit
 from sinklab.train import loop, run_outcome, setup
 from sinklab.train.run_outcome import write_outcome
 
@@ -33,22 +29,15 @@ from sinklab.train.run_outcome import write_outcome
         ({'kind': 'crashed', 'message': 'KeyError: 3'}, 1, 'sinklab train: no room', ('crashed', 'KeyError: 3')),
         ({}, 1, 'preparing\nsinklab train: no room\n', ('refused', 'sinklab train: no room')),
         ({}, 1, '', ('refused', 'exit code 1, without a message')),
-        ({}, 70, 'x\ny\n', ('crashed', 'y')),
-        ({}, -signal.SIGKILL, 'step 2/4', ('crashed', 'killed by SIGKILL')),
-        ({}, -signal.SIGTERM, '', ('stopped', 'SIGTERM arrived before the first step; nothing was started')),
-        ({'kind': 'lost', 'message': 'OSError: 5'}, 42, '', ('crashed', 'OSError: 5')),
-        ({}, 42, 'x\nOSError: no space\n', ('crashed', 'OSError: no space')),
+        ({}, -signal.SIGKILL, 'step 2/4', ('crashed', 'exit code -9, without a message')),
+        ({}, -signal.SIGTERM, '', ('stopped', 'exit code -15, without a message')),
+        ({'kind': 'lost', 'message': 'OSError: 5'}, 75, '', ('crashed', 'OSError: 5')),
+        ({}, 75, 'x\nOSError: no space\n', ('crashed', 'OSError: no space')),
         ({}, 130, 'x\n', ('stopped', 'x')),
     ],
 )
 def test_classify_exit_prefers_written_outcome_to_exit_code(outcome_record, exit_code, output, expected):
     assert classify_exit(outcome_record, exit_code, output) == expected
-
-
-def test_signal_of_exit_code_does_not_depend_on_order_of_signals(monkeypatch):
-    assert set(SIGNAL_OF_EXIT_CODE) == {EXIT_CAUSES[cause][1] for cause in CAUSE_BY_SIGNAL.values()}
-    monkeypatch.setattr(exit_status_module, 'CAUSE_BY_SIGNAL', dict(reversed(CAUSE_BY_SIGNAL.items())))
-    assert runpy.run_path(sweep_run.__file__)['SIGNAL_OF_EXIT_CODE'] == {42: signal.SIGTERM, 130: signal.SIGINT}
 
 
 def test_sweep_ignores_deleted_outcome_of_earlier_attempt(tmp_path):
@@ -63,13 +52,13 @@ def test_sweep_ignores_deleted_outcome_of_earlier_attempt(tmp_path):
 
 @pytest.mark.slow
 def test_signal_is_forwarded_immediately_to_running_process():
-    script = 'import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(42))\n'
+    script = 'import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n'
     script += 'print("ready", flush=True)\nsignal.pause()'
     with SignalForwarder() as forwarder:
         threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         start_time = time.monotonic()
         code, output = forwarder.run_command([sys.executable, '-c', script], on_line=lambda line: False)
-    assert (code, output, forwarder.received_signals) == (42, 'ready\n', [signal.SIGTERM])
+    assert (code, output, forwarder.received_signals) == (143, 'ready\n', [signal.SIGTERM])
     assert time.monotonic() - start_time < 10
 
 
@@ -128,13 +117,13 @@ def test_train_writes_no_outcome_into_rejected_folder(tmp_path):
     [
         (None, 'done', 0, ''),
         (loop.DivergedError(5, {'train/loss': float('nan'), 'x': 1.0}), 'diverged', 3, 'train/loss is nan at step 5'),
-        (loop.StoppedBySignal(signal.SIGTERM, 5), 'stopped', 42, 'saved at step 5'),
+        (loop.StoppedBySignal(signal.SIGTERM, 5), 'stopped', 143, 'saved at step 5'),
         (loop.StoppedBySignal(signal.SIGINT, 5), 'stopped', 130, 'saved at step 5'),
         (KeyboardInterrupt(), 'stopped', 130, 'stopped at once; what was saved before is intact'),
         (UserError('no room'), 'refused', 1, 'no room'),
-        (OSError(28, 'No space left'), 'lost', 42, 'OSError: [Errno 28] No space left'),
-        (JaxRuntimeError('INTERNAL'), 'lost', 42, 'jax.errors.JaxRuntimeError: INTERNAL'),
-        (KeyError(3), 'crashed', 70, 'KeyError: 3'),
+        (OSError(28, 'No space left'), 'lost', 75, 'OSError: [Errno 28] No space left'),
+        (JaxRuntimeError('INTERNAL'), 'lost', 75, 'jax.errors.JaxRuntimeError: INTERNAL'),
+        (KeyError(3), 'crashed', 1, 'KeyError: 3'),
     ],
     ids=str,
 )
@@ -162,14 +151,14 @@ def test_write_outcome_records_and_reraises_every_exit_kind(tmp_path, error, kin
 @pytest.mark.parametrize(
     ('error', 'code', 'hint'),
     [
-        (OSError(5, 'Input/output error'), 42, 'OSError: [Errno 5] Input/output error; start the same command again'),
-        (JaxRuntimeError('INTERNAL'), 42, 'INTERNAL; start the same command again'),
-        (KeyError(3), 70, 'KeyError: 3'),
+        (OSError(5, 'Input/output error'), 75, 'OSError: [Errno 5] Input/output error; start the same command again'),
+        (JaxRuntimeError('INTERNAL'), 75, 'INTERNAL; start the same command again'),
+        (KeyError(3), 1, 'KeyError: 3'),
         (UserError('no room'), 1, 'sinklab rows: no room'),
     ],
     ids=str,
 )
-def test_command_without_supervisor_uses_same_exit_codes(monkeypatch, capsys, error, code, hint):
+def test_commands_use_the_same_exit_codes(monkeypatch, capsys, error, code, hint):
     def raise_error(arguments, rest):
         raise error
 
@@ -179,10 +168,10 @@ def test_command_without_supervisor_uses_same_exit_codes(monkeypatch, capsys, er
 
 
 def test_train_failure_before_data_loading_replaces_earlier_outcome(tmp_path, monkeypatch):
-    """Prevent endless restarts by a launcher that restarts a run after exit code 42."""
+    """Prevent endless restarts by a launcher that restarts a run after exit code 143."""
     spec, folder = make_tiny_spec(), RunDir(tmp_path)
     folder.initialize(spec, {})
-    folder.write_json('outcome', dict(kind='stopped', exit_code=42))
+    folder.write_json('outcome', dict(kind='stopped', exit_code=143))
 
     def raise_memory_error(spec, share):
         raise MemoryError('of the data')
@@ -191,5 +180,5 @@ def test_train_failure_before_data_loading_replaces_earlier_outcome(tmp_path, mo
     with pytest.raises(MemoryError):
         loop.train(spec, Hardware(), folder, {})
     assert folder.read_json('outcome') == dict(
-        kind='crashed', step=0, checkpoint=None, message='MemoryError: of the data', exit_code=70
+        kind='crashed', step=0, checkpoint=None, message='MemoryError: of the data', exit_code=1
     )

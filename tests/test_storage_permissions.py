@@ -156,7 +156,7 @@ def test_classify_error_is_final_for_permanent_errors_and_names_path_and_mode(tm
 )
 def test_classify_error_allows_restart_for_transient_errors(error):
     assert not is_permanent_error(error)
-    assert classify_error(error).exit_code == 42
+    assert classify_error(error).exit_code == 75
 
 
 def test_describe_permission_names_nearest_accessible_parent(tmp_path):

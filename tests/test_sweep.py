@@ -10,15 +10,15 @@ import time
 
 import numpy as np
 import pytest
+from sinklab.supervisor.cluster import ProcessInfo
 
 from sinklab.cli import process_flags
 from sinklab.cli.config_flags import load_spec
 from sinklab.cli.main import build_parser, main
 from sinklab.cli.sweep import make_train_command
+from sinklab.exit_status import STOPPING_MESSAGE
 from sinklab.run_dir import RunDir
 from sinklab.storage.lease import LeaseLostError, hold_lease
-from sinklab.supervisor.cluster import ProcessInfo
-from sinklab.supervisor.exit_status import STOPPING_MESSAGE
 from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import SweepRun, check_config_file
 from sinklab.sweep.run import SignalForwarder, SweepCallback, run_sweep
@@ -263,8 +263,8 @@ def test_signal_forwarder_sends_only_second_signal_to_stopping_command(num_signa
     [
         ('os.killpg(0, signal.SIGINT)', 130),  # Ctrl-C, sent to all processes of the terminal
         # Sent to the sweep alone:
-        pytest.param('os.kill(os.getppid(), signal.SIGTERM)', 42, marks=pytest.mark.exhaustive),
-        pytest.param('os.killpg(0, signal.SIGTERM)', 42, marks=pytest.mark.exhaustive),
+        pytest.param('os.kill(os.getppid(), signal.SIGTERM)', 143, marks=pytest.mark.exhaustive),
+        pytest.param('os.killpg(0, signal.SIGTERM)', 143, marks=pytest.mark.exhaustive),
     ],
 )
 def test_sweep_saves_run_on_interrupt_and_resumes(table, finished_sweep, tmp_path, interrupt, exit_code):

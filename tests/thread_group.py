@@ -7,21 +7,17 @@ from typing import Any
 
 
 class ThreadMember:
-    """Process group of one of several threads, which all gather the same names in the same order."""
+    """Process group of one of several threads, which all gather in the same order."""
 
     def __init__(self, index: int, slots: list, barrier: threading.Barrier):
         self.process_index, self.process_count, self.slots, self.barrier = index, len(slots), slots, barrier
 
-    def all_gather(self, name: str, value: Any) -> list[Any]:
-        self.slots[self.process_index] = name, value
+    def all_gather(self, value: Any) -> list[Any]:
+        self.slots[self.process_index] = value
         self.barrier.wait()
         entries = list(self.slots)
         self.barrier.wait()
-        assert {other for other, _ in entries} == {name}
-        return [value for _, value in entries]
-
-    def report_progress(self, activity: str, step: int = 0, usual_seconds: float | None = None) -> None:
-        pass
+        return entries
 
 
 def run_in_threads(count: int, function: Callable[[], None]) -> None:

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import jax
-import numpy as np
 from conftest import make_tiny_spec
 from jax.experimental import multihost_utils
 
@@ -20,6 +19,7 @@ from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.spec import Hardware
 from sinklab.data.run_data import load_run_data
 from sinklab.parallel import device_mesh, sharding
+from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
 from sinklab.train import state, step
 
@@ -30,24 +30,12 @@ timeouts = dict(initialization_timeout=120, heartbeat_timeout_seconds=20, shutdo
 jax.distributed.initialize(f'127.0.0.1:{PORT}', PROCESS_COUNT, PROCESS_INDEX, **timeouts)
 
 
-class CollectiveGroup:
-    """Process group that communicates by collectives. No process may run other collectives meanwhile."""
-
-    process_index, process_count, max_bytes = PROCESS_INDEX, PROCESS_COUNT, 10_000
-
-    def all_gather(self, name, value):
-        encoded = np.frombuffer(json.dumps(value).encode().ljust(self.max_bytes), np.uint8)
-        gathered = multihost_utils.process_allgather(encoded).reshape(self.process_count, self.max_bytes)
-        return [json.loads(row.tobytes()) for row in gathered]
-
-    def report_progress(self, activity, step=0, usual_seconds=None):
-        pass
-
-
 def main() -> None:
     spec, hardware = make_tiny_spec(**ARGUMENTS['config']), Hardware(data=4)
     mesh, data = device_mesh.make_mesh(hardware), load_run_data(spec)
-    checkpoints = Checkpointer(RunDir(ARGUMENTS['folder']), spec.checkpoint, data.fingerprint, CollectiveGroup())
+    checkpoints = Checkpointer(
+        RunDir(ARGUMENTS['folder']), spec.checkpoint, data.fingerprint, ProcessGroup(PROCESS_INDEX, PROCESS_COUNT)
+    )
     results = dict(batches={}, losses={}, read=[])
     with jax.set_mesh(mesh):
         restored_step = checkpoints.find_latest_valid_step()[0] or 0

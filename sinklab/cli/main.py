@@ -184,6 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report_error(command: str, error: BaseException) -> int:
     """Print the error that ended a command, and return the exit code."""
     from sinklab.cli import process_flags
+    from sinklab.process_group import limit_shutdown
     from sinklab.storage.lease import LeaseLostError
     from sinklab.train.run_outcome import classify_error
 
@@ -193,6 +194,7 @@ def report_error(command: str, error: BaseException) -> int:
     if exit_status.kind != 'crashed':
         print(f'sinklab {command}: {escape_control(process_flags.format_exit_status(exit_status))}', file=sys.stderr)
     sys.stderr.flush()
+    limit_shutdown(exit_status.exit_code)
     if isinstance(error, LeaseLostError | KeyboardInterrupt):
         os._exit(exit_status.exit_code)  # an orderly exit would finish pending writes, or wait for a compilation
     return exit_status.exit_code

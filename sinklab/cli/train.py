@@ -28,6 +28,7 @@ from sinklab.process_group import (
     ProcessGroup,
     broadcast_from_primary,
     check_equal_on_all,
+    limit_shutdown,
     run_on_all_or_raise,
 )
 from sinklab.run_dir import RunDir
@@ -43,6 +44,22 @@ class WarmStartFlag:
     takes: WarmStartTakes
     run_dir: RunDir
     step: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRequest:
+    """What the arguments of a run ask for, as one process reads them."""
+
+    run_dir: RunDir
+    parent: WarmStartFlag | None
+    parent_step: int | None
+    spec: Spec
+    row: dict
+    description: str | None
+    expected: config_flags.ExpectedSinks | None
+    layout: Hardware
+    compilation_cache: hardware_flags.CompilationCache
+    profile_steps: range | None
 
 
 def import_parent_model(from_flag: str, child: RunDir, group: ProcessGroup) -> str:
@@ -132,20 +149,21 @@ def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     return recorded_step
 
 
-def load_warm_start(flag: WarmStartFlag | None, child: RunDir, group: ProcessGroup) -> Any:
-    """Load the warm start of --from, at a step that process 0 chooses.
+def load_warm_start(request: RunRequest, group: ProcessGroup) -> Any:
+    """Load the warm start of --from, at the step that process 0 has chosen.
 
     Returns:
         The warm start; None without --from, or if the parent is gone, which a fork that exists does not need.
 
     Raises:
-        UserError: --from is invalid on any process, or differs between processes.
+        UserError: The parent cannot be read on any process.
     """
+    flag = request.parent
     if not flag:
         return None
     from sinklab.train.warm_start import WarmStart
 
-    step, parent_dir = broadcast_from_primary(group, lambda: choose_step(flag, child)), flag.run_dir
+    step, parent_dir = broadcast_from_primary(group, lambda: request.parent_step), flag.run_dir
     return run_on_all_or_raise(
         group,
         lambda: WarmStart(parent_dir, step, read_spec(parent_dir), flag.takes) if parent_dir.has_run() else None,
@@ -202,7 +220,9 @@ def add_size_argument(parser: argparse.ArgumentParser, default: str = 'that of F
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    return run_training(args, extra_args, process_flags.join(args)).exit_code
+    exit_code = run_training(args, extra_args, process_flags.join(args)).exit_code
+    limit_shutdown(exit_code)
+    return exit_code
 
 
 def run_training(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> ExitStatus:
@@ -221,7 +241,7 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     """
     request = run_on_all_or_raise(group, lambda: prepare_run(args, extra_args, group))
     check_equal_on_all(group, collect_shared_settings(request.spec, request.layout, request.parent))
-    warm_start = load_warm_start(request.parent, request.run_dir, group)
+    warm_start = load_warm_start(request, group)
     with contextlib.ExitStack() as stack:
         progress = start_progress(request, stack) if group.process_index == 0 else None
         callbacks = [progress, *make_callbacks(args, request, progress.on_message, stack)] if progress else []
@@ -237,21 +257,6 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     return exit_status
 
 
-@dataclasses.dataclass(frozen=True)
-class RunRequest:
-    """What the arguments of a run ask for, as one process reads them."""
-
-    run_dir: RunDir
-    parent: WarmStartFlag | None
-    spec: Spec
-    row: dict
-    description: str | None
-    expected: config_flags.ExpectedSinks | None
-    layout: Hardware
-    compilation_cache: hardware_flags.CompilationCache
-    profile_steps: range | None
-
-
 def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> RunRequest:
     """Parse the arguments of a run, and set what must be set before jax starts its devices.
 
@@ -264,13 +269,25 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
     if from_flag and from_flag.startswith(MODEL_PREFIXES):
         from_flag = import_parent_model(from_flag, run_dir, group)
     parent = parse_from_flag(from_flag) if from_flag else None
+    parent_step = choose_step(parent, run_dir) if parent else None
     spec, row, description, expected = load_requested_spec(args, extra_args, run_dir, parent)
     layout = hardware_flags.parse_hardware(args)
     device_mesh.split_cpu_devices(layout, group.process_count)
     hardware_flags.set_fast_compile_flags(row['size'])
     compilation_cache = hardware_flags.CompilationCache(args.compiled)
     profile_steps = get_profile_steps(args, run_dir, spec)
-    return RunRequest(run_dir, parent, spec, row, description, expected, layout, compilation_cache, profile_steps)
+    return RunRequest(
+        run_dir=run_dir,
+        parent=parent,
+        parent_step=parent_step,
+        spec=spec,
+        row=row,
+        description=description,
+        expected=expected,
+        layout=layout,
+        compilation_cache=compilation_cache,
+        profile_steps=profile_steps,
+    )
 
 
 def load_requested_spec(

@@ -1,8 +1,8 @@
 """Config of a run that records its progress, pauses at every step, and injects a fault into itself.
 
-Environment variables control it. FAULT is JSON: process, event (the number of a progress report), seconds after it,
-and what (a signal, FILL or VANISH). NOTES is a folder for the records. With ONCE, the fault does not happen again.
-OTHER makes this process differ from the others in its versions, commit, data or backend.
+Environment variables control it. FAULT is JSON: process, event (the number of a step or of an exchange of values),
+seconds after it, and what (a signal, FILL or VANISH). NOTES is a folder for the records. OTHER makes this process
+differ from the others in its versions, commit, data or backend.
 """
 
 import dataclasses
@@ -37,25 +37,24 @@ def get_config(row=None):
 
 
 class FaultyGroup:
-    """Process group that records progress reports, and injects its fault at one of them."""
+    """Process group that counts events, and injects its fault at one of them."""
 
     def __init__(self, group, run_dir):
-        self.group, self.all_gather = group, group.all_gather
-        self.process_index, self.process_count = group.process_index, group.process_count
-        self.run_dir, self.report_count = run_dir, 0
+        self.group, self.process_index, self.process_count = group, group.process_index, group.process_count
+        self.run_dir, self.event_count = run_dir, 0
         self.fault = json.loads(os.environ.get('FAULT', '{}'))
 
-    def report_progress(self, activity, step=0, usual_seconds=None):
-        self.group.report_progress(activity, step, usual_seconds)
-        if activity == 'reading its batch':
-            time.sleep(PAUSE_SECONDS)
+    def all_gather(self, value):
+        self.count_event('all-gather')
+        return self.group.all_gather(value)
+
+    def count_event(self, name):
         if NOTES_DIR.is_dir():
             with (NOTES_DIR / f'{self.process_index}').open('a') as file:
-                file.write(f'{activity} {step}\n')
-        is_due = (self.fault.get('process'), self.fault.get('event')) == (self.process_index, self.report_count)
-        if is_due and not ('ONCE' in os.environ and (NOTES_DIR / 'harmed').exists()):
+                file.write(f'{name}\n')
+        if (self.fault.get('process'), self.fault.get('event')) == (self.process_index, self.event_count):
             threading.Timer(self.fault['seconds'], self.inject).start() if self.fault['seconds'] else self.inject()
-        self.report_count += 1
+        self.event_count += 1
 
     def inject(self):
         (NOTES_DIR / 'harmed').write_text(f'{time.monotonic()}')
@@ -115,4 +114,10 @@ if 'train' in sys.argv and {'NOTES', 'FAULT', 'PAUSE'} & os.environ.keys():
         run.group = FaultyGroup(run.group, run.run_dir.path)
         original_post_init(run)
 
+    def pause_before_step(run, original_get_local_request=loop.TrainLoop.get_local_request):
+        time.sleep(PAUSE_SECONDS)
+        run.group.count_event('step')
+        return original_get_local_request(run)
+
     loop.TrainLoop.__post_init__ = start_with_faults
+    loop.TrainLoop.get_local_request = pause_before_step

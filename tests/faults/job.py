@@ -104,21 +104,14 @@ class Job:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
-    def get_child_pid(self, index):
-        """Return the process id of the training process of a supervisor, or None if it does not exist."""
-        pid = self.processes[index].pid
-        with contextlib.suppress(OSError, IndexError):
-            return int(Path(f'/proc/{pid}/task/{pid}/children').read_text().split()[0])
-        return None
-
 
 def read_stderr(outputs, index, process):
     outputs[index] = process.stderr.read()
     process.wait()
 
 
-def get_supervisor_lines(output):
-    """Return the lines of a supervisor, without lines of progress."""
+def get_messages(output):
+    """Return the lines that say how a process has ended, without lines of progress."""
     return [line for line in output.splitlines() if line.startswith('sinklab train: ')]
 
 

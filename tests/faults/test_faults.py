@@ -16,7 +16,7 @@ from conftest import make_case_params
 from job import (
     FAKE_KUBERNETES,
     assert_same_runs,
-    get_supervisor_lines,
+    get_messages,
     read_outcome,
     read_timeless_records,
 )
@@ -26,10 +26,9 @@ from sinklab.run_dir import RunDir
 
 pytest_plugins = ['started']
 pytestmark = pytest.mark.slow
-MAX_END_SECONDS = 15  # seconds within which the other processes end
+MAX_END_SECONDS = 20  # seconds within which the other processes end
 MAX_COMPLETION_SECONDS = 5  # seconds within which a run completes if SIGTERM comes too late
-EVENT_COUNT = 36  # events in the run of fault.py
-NOT_STARTED_MESSAGE = 'SIGTERM arrived before the first step; nothing was started'
+EVENT_COUNT = 20  # events in the run of fault.py
 JOIN_TIMEOUT_OPTION = '--join_timeout=12'  # only this timeout detects a process that is killed before it joins
 
 
@@ -104,8 +103,6 @@ def inject_fault(job_starter, workdir, moment, signal_name):
             wait_for_sigterm_handler(job.processes[index])
         time.sleep(delay_or_event := rng.uniform(0.2, 12))
         pid = job.processes[index].pid
-        if signal_name == 'KILL' and rng.random() < 0.5:
-            pid = job.get_child_pid(index) or pid
         fault_time = time.monotonic()
         job.signal(pid, signal_number)
     else:
@@ -128,8 +125,6 @@ def test_killed_process_ends_run_and_run_resumes(
     codes, outputs, fault_location, seconds = inject_fault(job_starter, tmp_path / 'run', moment, 'KILL')
     if codes != [0, 0]:  # otherwise it was killed after the end of the run
         assert 0 not in codes, outputs
-        survivors = [outputs[index] for index in range(2) if codes[index] > 0]
-        assert all(len(get_supervisor_lines(output)) == 1 for output in survivors), outputs
         assert seconds < MAX_END_SECONDS, outputs
     process_count = (1, 2, 4)[moment % 3]
     resumed_codes, resumed_outputs = job_starter(tmp_path / 'run', process_count).wait()
@@ -139,7 +134,7 @@ def test_killed_process_ends_run_and_run_resumes(
         where=fault_location,
         seconds=round(seconds, 2),
         codes=codes,
-        words=[get_supervisor_lines(output) for output in outputs],
+        words=[get_messages(output) for output in outputs],
         again=process_count,
     )
 
@@ -148,13 +143,16 @@ def test_killed_process_ends_run_and_run_resumes(
 def test_sigterm_saves_same_step_and_run_resumes(
     job_starter, undisturbed_run, tmp_path, moment, measurement_recorder
 ):
-    """Check that all processes save the same step, exit with 42 and resume bit for bit."""
+    """Check that all processes save the same step, exit with 143 and resume bit for bit.
+
+    A process that stops before the first step saves nothing, and jax aborts the other one.
+    """
     codes, outputs, fault_location, seconds = inject_fault(job_starter, tmp_path / 'run', moment, 'TERM')
-    assert codes == [42, 42] or (codes == [0, 0] and seconds < MAX_COMPLETION_SECONDS), outputs
-    if codes == [42, 42] and RunDir(tmp_path / 'run').has_run():
+    assert 0 not in codes or (codes == [0, 0] and seconds < MAX_COMPLETION_SECONDS), outputs
+    if codes == [143, 143]:
         outcome = read_outcome(tmp_path / 'run')
-        assert (outcome['kind'], outcome['exit_code']) == ('stopped', 42)
-        assert outcome['message'].endswith((f'step {outcome["checkpoint"]}', NOT_STARTED_MESSAGE))
+        assert (outcome['kind'], outcome['exit_code']) == ('stopped', 143)
+        assert outcome['message'].endswith(f'step {outcome["checkpoint"]}')
     resumed_codes, resumed_outputs = job_starter(tmp_path / 'run').wait()
     assert resumed_codes == [0, 0], resumed_outputs
     assert_same_runs(tmp_path / 'run', undisturbed_run)
@@ -162,29 +160,16 @@ def test_sigterm_saves_same_step_and_run_resumes(
         where=fault_location,
         seconds=round(seconds, 2),
         codes=codes,
-        words=[get_supervisor_lines(output) for output in outputs],
+        words=[get_messages(output) for output in outputs],
     )
-
-
-@pytest.mark.exhaustive
-def test_suspended_process_is_named_by_all_processes(job_starter, undisturbed_run, tmp_path, measurement_recorder):
-    fault = '{"process": 1, "event": 12, "seconds": 0, "what": "SIGSTOP"}'
-    job = job_starter(tmp_path / 'run', variables={'FAULT': fault, 'NOTES': str(tmp_path)})
-    codes, outputs = job.wait()
-    assert codes == [42, 42], outputs
-    assert all('process 1' in line for output in outputs for line in get_supervisor_lines(output)), outputs
-    assert job_starter(tmp_path / 'run').wait()[0] == [0, 0]
-    assert_same_runs(tmp_path / 'run', undisturbed_run)
-    seconds = max(job.end_times.values()) - float((tmp_path / 'harmed').read_text())
-    measurement_recorder(words=[get_supervisor_lines(output) for output in outputs], seconds=round(seconds, 2))
 
 
 @pytest.mark.exhaustive
 def test_divergence_ends_all_processes_at_same_step(job_starter, tmp_path):
     codes, outputs = job_starter(tmp_path / 'run', 2, '--config.optimizer.peak_learning_rate=1e30').wait()
     assert codes == [3, 3], outputs
-    assert get_supervisor_lines(outputs[0]) == get_supervisor_lines(outputs[1])
-    assert 'diverged' in get_supervisor_lines(outputs[0])[0]
+    assert get_messages(outputs[0]) == get_messages(outputs[1])
+    assert 'diverged' in get_messages(outputs[0])[0]
 
 
 @pytest.mark.exhaustive
@@ -195,10 +180,10 @@ def test_second_job_in_same_folder_is_rejected(job_starter, undisturbed_run, tmp
         time.sleep(0.1)
     codes, outputs = job_starter(tmp_path / 'run').wait()
     assert codes == [1, 1], outputs
-    assert all('in use' in line for output in outputs for line in get_supervisor_lines(output)), outputs
+    assert all('in use' in line for output in outputs for line in get_messages(output)), outputs
     assert first_job.wait()[0] == [0, 0]
     assert_same_runs(tmp_path / 'run', undisturbed_run)
-    measurement_recorder(words=[get_supervisor_lines(output) for output in outputs])
+    measurement_recorder(words=[get_messages(output) for output in outputs])
 
 
 DIFFERENCES = {
@@ -222,13 +207,13 @@ def test_difference_on_one_process_is_reported_by_all_processes(
     job = job_starter(tmp_path / 'run', process_overrides={1: dict(DIFFERENCES[difference])})
     codes, outputs = job.wait()
     assert codes == [1, 1], outputs
-    supervisor_outputs = [get_supervisor_lines(output) for output in outputs]
-    assert [len(output) for output in supervisor_outputs] == [1, 1], outputs
-    assert all('process 1' in line for (line,) in supervisor_outputs)
+    messages = [get_messages(output) for output in outputs]
+    assert [len(output) for output in messages] == [1, 1], outputs
+    assert all('process 1' in line for (line,) in messages)
     seconds = max(job.end_times.values()) - job.start_time
     assert seconds < 20
     assert not (tmp_path / 'run').exists()
-    measurement_recorder(words=supervisor_outputs, seconds=round(seconds, 2))
+    measurement_recorder(words=messages, seconds=round(seconds, 2))
 
 
 @pytest.mark.exhaustive
@@ -251,10 +236,9 @@ def test_full_disk_stops_run_and_run_resumes(job_starter, undisturbed_run, small
         'NOTES': str(small_disk.parent),
     }
     codes, outputs = job_starter(small_disk / 'run', variables=fault_variables).wait()
-    assert codes == [1, 1], outputs
-    assert all(str(small_disk / 'run') in line for output in outputs for line in get_supervisor_lines(output)), (
-        outputs
-    )
+    assert (codes[0], len(get_messages(outputs[0]))) == (1, 1), outputs
+    assert str(small_disk / 'run') in get_messages(outputs[0])[0]
+    assert codes[1] not in (0, 1, 3), outputs
     (small_disk / 'run' / 'ballast').unlink()
     assert job_starter(small_disk / 'run').wait()[0] == [0, 0]
     assert_same_runs(small_disk / 'run', undisturbed_run)
@@ -265,7 +249,6 @@ def test_removed_folder_stops_run_and_run_resumes(job_starter, undisturbed_run, 
     fault_variables = {'FAULT': '{"process": 0, "event": 20, "seconds": 0, "what": "VANISH"}', 'NOTES': str(tmp_path)}
     codes, outputs = job_starter(tmp_path / 'run', variables=fault_variables).wait()
     assert 0 not in codes, outputs
-    assert all(len(get_supervisor_lines(output)) == 1 for output in outputs), outputs
     shutil.rmtree(tmp_path / 'run', ignore_errors=True)
     (tmp_path / 'gone').rename(tmp_path / 'run')
     assert job_starter(tmp_path / 'run').wait()[0] == [0, 0]
@@ -283,20 +266,4 @@ def test_damaged_checkpoint_is_skipped_by_all_processes(job_starter, undisturbed
     codes, outputs = job_starter(tmp_path / 'run').wait()
     assert codes == [0, 0], outputs
     assert 'checkpoints/12' in outputs[0]
-    assert_same_runs(tmp_path / 'run', undisturbed_run)
-
-
-@pytest.mark.exhaustive
-def test_supervisor_restart_compiles_no_programs(job_starter, undisturbed_run, tmp_path):
-    fault_variables = {
-        'FAULT': '{"process": 1, "event": 25, "seconds": 0, "what": "SIGKILL"}',
-        'NOTES': str(tmp_path),
-    }
-    codes, outputs = job_starter(
-        tmp_path / 'run', 2, '--restarts=2', variables={**fault_variables, 'ONCE': '1'}
-    ).wait(200)
-    assert codes == [0, 0], outputs
-    assert [line for line in outputs[0].splitlines() if 'programs: ' in line][-1].count(': 0 compiled, ') == 1, (
-        outputs
-    )
     assert_same_runs(tmp_path / 'run', undisturbed_run)

