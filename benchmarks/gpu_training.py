@@ -23,7 +23,7 @@ METRICS = (
     'norm/value/ratio',
     'speed/tokens_per_second',
 )
-STOPPED = 42, 143, -signal.SIGKILL  # exit codes of a run that was stopped; the first two after a checkpoint
+STOPPED = 143, -signal.SIGKILL  # exit codes of a run that was stopped; the first one after a checkpoint
 SAVE_SECONDS = 30  # for the step and the checkpoint after SIGTERM
 # In order of value: (size, rows).
 NATURAL = [

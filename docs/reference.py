@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from sinklab.supervisor.exit_status import EXIT_CAUSES
 
 from sinklab import run_dir
 from sinklab.cli import config_flags, main
@@ -27,6 +26,7 @@ from sinklab.config.spec import CHANGEABLE_FIELDS, NORMALIZERS_BY_SIMILARITY, Sp
 from sinklab.configs import default, extensions
 from sinklab.configs.sizes import REFERENCE_FIELDS, SIZES
 from sinklab.configs.sources import NOT_MEASURED
+from sinklab.exit_status import EXIT_CODES
 from sinklab.metrics.metric import Metric, MetricInfo
 from sinklab.metrics.registry import METRICS, OFFLINE_METRICS
 from sinklab.storage import run_file_schemas
@@ -540,54 +540,29 @@ def format_number(value: Any) -> str:
 
 # exit_codes.md
 
-EXIT_CODES = {
-    0: ('done', 'The command has done what was asked.', 'Nothing.'),
-    1: (
-        'refused',
-        'The command cannot be done as given: a wrong option, config, file or folder, or missing permissions. The '
-        'one line on stderr says what was given, what is allowed and what to do. `rows`, `doctor`, `prepare` and '
-        '`sweep` also exit with 1 when a row, a check or a run has failed.',
-        'Change the command. Do not restart it unchanged.',
+# {kind in outcome.json: (meaning, what to do)}
+EXIT_MEANINGS = {
+    'done': ('The command has done what was asked.', 'Nothing.'),
+    'refused': (
+        'The command cannot be done as given: a wrong option, config, file or folder, or missing permissions. One '
+        'line on stderr says what was given, what is allowed and what to do. `rows`, `doctor`, `prepare` and `sweep` '
+        'also exit with this code when a row, a check or a run has failed.',
+        'Change the command.',
     ),
-    3: (
-        'diverged',
+    'crashed': ('An error in the code, with a traceback.', 'Report the traceback.'),
+    'diverged': (
         'The loss, its gradient or a metric is no longer finite.',
         'Lower the learning rate, or continue from the last good checkpoint, which the message names.',
     ),
-    42: (
-        'start again',
-        'The run was stopped by SIGTERM or SIGHUP and has saved a checkpoint, or a process, a device or storage '
-        'was lost.',
-        'Start the same command again: it continues from the newest whole checkpoint. Job managers may do so by '
-        'themselves.',
+    'lost': (
+        'The storage or the runtime of jax failed, or processes have different values where they must be equal.',
+        'Start the same command again.',
     ),
-    70: (
-        'crashed',
-        'An error in the code, with a traceback; or restarts that made no progress.',
-        'Read the traceback and `processes/PROCESS.log` in the run folder.',
-    ),
-    130: (
-        'interrupted',
-        'Ctrl-C. `train` saves a checkpoint first; a second Ctrl-C ends it at once.',
+    'stopped': (
+        'SIGTERM or SIGHUP; the exit code after Ctrl-C is `130`. `train` saves a checkpoint first; a second signal '
+        'ends it at once.',
         'Start the same command again to continue.',
     ),
-}
-CAUSE_MEANINGS = {
-    'refused': 'The config, the folder or an option is refused.',
-    'diverged': 'A number is no longer finite.',
-    'disagreed': 'Processes have computed different numbers where they must be equal.',
-    'killed': 'A process was killed by a signal, such as SIGKILL of the out-of-memory killer.',
-    'lost': 'A process has ended without saying why, or jax no longer hears from it.',
-    'frozen': 'A process is suspended, or has run no Python code for a minute.',
-    'hung': 'A step takes many times longer than usual (`--patience`).',
-    'crashed': 'An exception in the code.',
-    'fruitless': 'Several restarts in a row without a new checkpoint.',
-    'interrupted': 'SIGINT (Ctrl-C).',
-    'stopped': 'SIGTERM or SIGHUP, after a checkpoint was saved.',
-    'storage': 'A file or a bucket could not be read or written.',
-    'runtime': 'An error of the runtime of jax, such as a lost device.',
-    'aborted': 'The process was aborted, for example by the runtime of jax.',
-    'done': 'The last step is done.',
 }
 
 
@@ -595,23 +570,15 @@ def build_exit_codes_page() -> str:
     """Return the page of exit codes."""
     return (
         '# Exit codes\n\n'
-        'This page says what each exit code of `sinklab` means and what to do.\n\n'
+        'This page says what each exit code of `sinklab` means and what to do. `outcome.json` of a '
+        '[run folder](run_files.md) has the kind, the step and the newest whole checkpoint.\n\n'
         + format_table(
-            ['code', 'name', 'meaning', 'what to do'],
-            ([format_code(n), *map(str, EXIT_CODES[n])] for n in sorted(EXIT_CODES)),
+            ['exit code', 'kind in outcome.json', 'meaning', 'what to do'],
+            ([format_code(code), format_code(kind), *EXIT_MEANINGS[kind]] for kind, code in EXIT_CODES.items()),
         )
-        + 'A process that a signal ends before it can answer has the usual code of the shell, 128 + the number of '
-        'the signal.\n\n'
-        '## How a run ends\n\n'
-        '`outcome.json` of a [run folder](run_files.md) has the kind of the end, the step and the newest whole '
-        'checkpoint. When several processes end, the first cause of this table decides.\n\n'
-        + format_table(
-            ['cause', 'kind in outcome.json', 'exit code', 'meaning'],
-            (
-                [format_code(cause), format_code(kind), format_code(exit_code), CAUSE_MEANINGS[cause]]
-                for cause, (kind, exit_code) in EXIT_CAUSES.items()
-            ),
-        )
+        + 'Any other code means that a signal or jax has ended the process: `134` (jax has lost another process), '
+        '`137` (killed, for example for lack of memory), `142` (no step ended for `--step_timeout` seconds). Start '
+        'the same command again: it continues from the newest whole checkpoint.\n'
     )
 
 
@@ -634,7 +601,6 @@ RUN_FILES = {
     'checkpoints/': '`STEP/`: a checkpoint of Orbax.',
     'digests/': '`STEP/PROCESS.json`: SHA-256 and size of each file that a process has written of a checkpoint.',
     'damaged/': '`STEP/`: a checkpoint that was found damaged and was passed over, with its digests.',
-    'processes/': '`PROCESS.log`: errors of a process, and where its threads were.',
     'outcome.json': 'How the newest attempt ended: see [Exit codes](exit_codes.md).',
     'lease.json': 'The job that is at work in the folder; another job is refused while its heartbeat is recent.',
 }

@@ -18,7 +18,6 @@ from sinklab.storage.untrusted_files import DamagedFileError
 FILES_BEFORE_CONFIG = (
     'lease.json',
     'lease.lock',
-    'processes',
     'digests',
     'damaged',
     'probe',

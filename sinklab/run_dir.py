@@ -11,7 +11,6 @@ probe/          STEP.npz, the arrays of one probe
 checkpoints/    STEP, an Orbax checkpoint
 digests/        STEP/PROCESS.json, sha256 and size of the files of a checkpoint that a process has written
 damaged/        STEP, a quarantined checkpoint and its digests
-processes/      PROCESS.log, the errors of a process, with the stacks of its threads
 outcome.json    how the latest attempt ended: kind, step, checkpoint, message, exit_code
 lease.json      the lease of the job that works in this folder
 """

@@ -14,7 +14,7 @@ from sinklab.cli.config_flags import list_config_files, load_row_info
 from sinklab.cli.doctor import EXTRA_OF_PACKAGE
 from sinklab.cli.main import build_parser, main
 from sinklab.configs import default, table
-from sinklab.exit_status import EXIT_CODES
+from sinklab.exit_status import EXIT_CODES, FINAL_EXIT_CODES
 from sinklab.report.runs import RUN_METRIC_INFOS
 
 ROOT = Path(__file__).parents[1]
@@ -110,7 +110,8 @@ def test_getting_started_shows_output_of_train(capsys):
 def test_run_folders_guide_lists_every_file_and_exit_code():
     page = read_page('guides/run_folders.md')
     assert {name for name in run_dir.RUN_FILES if f'| `{name}` |' not in page} == set()
-    assert {code for code in EXIT_CODES.values() if not re.search(rf'^\| {code} \|', page, re.M)} == set()
+    codes = {*EXIT_CODES.values(), *FINAL_EXIT_CODES}
+    assert {code for code in codes if not re.search(rf'^\| {code} \|', page, re.M)} == set()
 
 
 def test_sweeps_guide_lists_every_config_file_with_rows():

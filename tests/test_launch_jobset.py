@@ -84,13 +84,13 @@ def test_schema_rejects_misspelled_missing_and_mistyped_fields(recorders, capsys
     assert list_errors_after(lambda spec, job: spec['replicatedJobs'][0].pop('name'))
 
 
-def test_manifest_restarts_only_on_retry_exit_codes(recorders, capsys):
+def test_manifest_restarts_after_all_but_final_exit_codes(recorders, capsys):
     spec = make_manifest(capsys)['spec']
     (rule,) = spec['replicatedJobs'][0]['template']['spec']['podFailurePolicy']['rules']
     assert rule['action'] == 'FailJob'
     exit_codes = rule['onExitCodes']
     assert (exit_codes['operator'], exit_codes['values']) == (
-        'NotIn',
+        'In',
         [1, 3, 130],
     )  # Kubernetes requires sorted values
     (final_rule,) = spec['failurePolicy']['rules']

@@ -13,7 +13,6 @@ from typing import get_args
 import msgspec
 import numpy as np
 import pytest
-from sinklab.supervisor import exit_status
 
 from docs import api_pages, check_site, paper_tables, reference
 from sinklab import resume_checks, run_dir
@@ -23,6 +22,7 @@ from sinklab.config import spec
 from sinklab.configs import claims as claims_file
 from sinklab.configs import default, scale
 from sinklab.configs.table import get_field, list_fields
+from sinklab.exit_status import EXIT_CODES
 from sinklab.metrics.registry import METRIC_INFOS, OFFLINE_METRIC_INFOS
 from sinklab.report.claims import FAILS_METRIC
 from sinklab.report.sweep_table import EMERGENCE_METRIC
@@ -151,13 +151,10 @@ def test_rows_page_lists_every_row_with_changes_and_published_numbers(path):
 # exit_codes.md, run_files.md
 
 
-def test_exit_codes_page_lists_every_code_and_cause():
-    assert reference.CAUSE_MEANINGS.keys() == exit_status.EXIT_CAUSES.keys()
-    assert {code for _, code in exit_status.EXIT_CAUSES.values()} == reference.EXIT_CODES.keys()
-    for cause, (kind, code) in exit_status.EXIT_CAUSES.items():
-        (line,) = [line for line in find_lines(PAGES['exit_codes.md'], cause) if f'`{code}`' in line]
-        assert f'`{kind}`' in line
-        assert find_lines(PAGES['exit_codes.md'], code)
+def test_exit_codes_page_lists_every_code_and_kind():
+    assert reference.EXIT_MEANINGS.keys() == EXIT_CODES.keys()
+    for kind, code in EXIT_CODES.items():
+        assert any(f'`{kind}`' in line for line in find_lines(PAGES['exit_codes.md'], code)), kind
 
 
 def test_run_files_page_lists_every_file():

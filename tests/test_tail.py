@@ -72,11 +72,11 @@ def test_follow_run_starts_with_last_measurement_and_newest_record(folder):
     for step in range(1, 9):
         append_metrics(folder, format_record(step, **({'sink/1': 0.5} if step in (3, 6) else {})))
     callback = RecordingCallback()
-    next(tail.follow_run(folder, callback))
+    list(tail.follow_run(folder, callback))
     assert callback.steps == [6, 8]
     append_metrics(folder, format_record(9, **{'sink/1': 0.5}))
     callback = RecordingCallback()
-    next(tail.follow_run(folder, callback))
+    list(tail.follow_run(folder, callback))
     assert callback.steps == [6, 9]
 
 
@@ -89,17 +89,6 @@ def test_follow_run_ends_after_heartbeat_timeout_of_remote_owner(folder, monkeyp
     assert list(updates) == []
 
 
-def test_follow_run_waits_for_restart_of_lost_run(folder, monkeypatch):
-    updates = tail.follow_run(folder, RecordingCallback())
-    next(updates)
-    folder.write_json('outcome', dict(kind='lost', message=''))
-    next(updates)
-    with hold_lease(folder.path):
-        next(updates)
-    monkeypatch.setattr(tail, 'RESTART_SECONDS', 0.0)
-    assert list(updates) == []
-
-
 @pytest.mark.parametrize(
     ('outcome', 'line'),
     [
@@ -108,8 +97,7 @@ def test_follow_run_waits_for_restart_of_lost_run(folder, monkeypatch):
         (None, 'tiny  lost: no process works on this run; start the same command again'),
     ],
 )
-def test_tail_prints_outcome_of_finished_run(folder, monkeypatch, capsys, outcome, line):
-    monkeypatch.setattr(tail, 'RESTART_SECONDS', 0.0)
+def test_tail_prints_outcome_of_finished_run(folder, capsys, outcome, line):
     if outcome:
         folder.write_json('outcome', outcome)
     append_metrics(folder, json.dumps({'step': 8, 'train/loss': 2.5}) + '\n')

@@ -146,14 +146,14 @@ def report_failures(command_name: str, runs: list[SweepRun], stop_signal: int | 
         stop_signal: The signal that has stopped the runs; None: there was none.
 
     Returns:
-        130 after SIGINT, 42 after another signal, 1 if a run was refused or crashed, otherwise 0.
+        130 after SIGINT, 143 after another signal, 1 if a run was refused or crashed, otherwise 0.
     """
     failures = [f'{run.row} {run.outcome}: {run.reason}' for run in runs if run.outcome in ('refused', 'crashed')]
     for message in dict.fromkeys(failures):
         print_status(f'sinklab {command_name}: {message}')
     if stop_signal:
         print_status(f'sinklab {command_name}: stopped; resume with: {format_command_line()}')
-        return 130 if stop_signal == signal.SIGINT else 42
+        return 128 + (signal.SIGINT if stop_signal == signal.SIGINT else signal.SIGTERM)
     return 1 if failures else 0
 
 
