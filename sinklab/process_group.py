@@ -113,11 +113,19 @@ def check_flags(coordinator: str, processes: int, process: int) -> None:
     if not 0 <= process < processes:
         raise UserError(f'--process={process} must be a whole number from 0 to {processes - 1}, below --processes')
     match = re.fullmatch(r'(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})', coordinator)
-    if not match or not 0 < int(match[2]) < 65536:
+    if not match or not 0 < int(match[2]) < 65536 or not is_host_name(match[1]):
         raise UserError(
             f'--coordinator={coordinator} is not HOST:PORT with a port from 1 to 65535, e.g. '
             '--coordinator=10.0.0.1:8476'
         )
+
+
+def is_host_name(text: str) -> bool:
+    """Return whether sockets accept a text as a host name."""
+    try:
+        return bool(text.encode('idna'))
+    except UnicodeError:  # too long, or not UTF-8
+        return False
 
 
 def is_in_cluster(environment: Mapping[str, str]) -> bool:

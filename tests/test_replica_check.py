@@ -7,7 +7,7 @@ from conftest import make_tiny_spec
 
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh
-from sinklab.process_group import SingleProcessGroup
+from sinklab.process_group import ProcessGroup
 from sinklab.train import replica_check, state
 
 LAYOUTS = [Hardware(data=4), Hardware(data=2, fsdp=2), Hardware(data=2, tensor=2), Hardware(fsdp=4)]
@@ -32,7 +32,7 @@ def test_mismatch_finder_finds_bit_that_differs_between_copies(hardware):
     with jax.set_mesh(mesh := device_mesh.make_mesh(hardware)):
         params, find_mismatch = (
             state.create_state(spec, mesh)['params'],
-            replica_check.make_mismatch_finder(spec, mesh, SingleProcessGroup()),
+            replica_check.make_mismatch_finder(spec, mesh, ProcessGroup()),
         )
         assert find_mismatch(1, params) is None
         embedding = params['embedding_VD']

@@ -159,7 +159,7 @@ def test_run_dir_name_may_have_special_characters(tmp_path, name):
     check_run_dir(folder, make_tiny_spec())
 
 
-@pytest.mark.parametrize('name', ['lease.json', 'processes', 'digests', 'damaged', 'probe', 'x.unfinished'])
+@pytest.mark.parametrize('name', ['lease.json', 'digests', 'damaged', 'probe', 'x.unfinished'])
 def test_check_run_dir_accepts_files_written_before_config(tmp_path, name):
     (tmp_path / name).touch()
     check_run_dir(RunDir(tmp_path), make_tiny_spec())

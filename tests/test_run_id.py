@@ -6,6 +6,7 @@ import shutil
 import jax.numpy as jnp
 import pytest
 from conftest import make_tiny_spec
+from thread_group import run_group
 from tiny_runs import make_spec, train_run
 
 from sinklab.checkpoint import checkpointer, digests
@@ -197,46 +198,15 @@ def test_missing_run_json_with_different_ids_is_rejected_with_one_line(tmp_path,
     assert digests.find_newest_step(run) == 4  # the owner is unknown, and readers reject the checkpoint
 
 
-class FirstProcess:
-    """Process 0 of two, which records the values that it gathers."""
-
-    process_index, process_count = 0, 2
-
-    def __init__(self):
-        self.values = {}
-
-    def all_gather(self, name, value):
-        self.values[name] = value
-        return [value, value | {'value': None}]
-
-    def report_progress(self, activity, step=0, usual_seconds=None):
-        pass
-
-
-class SecondProcess:
-    """Process 1 of two, which receives the values of process 0."""
-
-    process_index, process_count = 1, 2
-
-    def __init__(self, values):
-        self.values = values
-
-    def all_gather(self, name, value):
-        return [self.values[name], value]
-
-    def report_progress(self, activity, step=0, usual_seconds=None):
-        pass
-
-
 def test_process_0_broadcasts_run_id_to_other_processes(tmp_path):
-    folder, first = RunDir(tmp_path / 'run'), FirstProcess()
-    folder.initialize(make_tiny_spec(), {})
-    Checkpointer(folder, CHECKPOINT_CONFIG, {}, first).close()
-    second = Checkpointer(
-        RunDir(tmp_path / 'elsewhere').as_non_primary(), CHECKPOINT_CONFIG, {}, SecondProcess(first.values)
+    folders = [RunDir(tmp_path / 'run'), RunDir(tmp_path / 'elsewhere').as_non_primary()]
+    folders[0].initialize(make_tiny_spec(), {})
+    checkpointers = run_group(
+        2, lambda group: Checkpointer(folders[group.process_index], CHECKPOINT_CONFIG, {}, group)
     )
-    second.close()
-    assert second.run_id == folder.read_run_id()
+    for each in checkpointers:
+        each.close()
+    assert checkpointers[0].run_id == checkpointers[1].run_id == folders[0].read_run_id()
 
 
 @pytest.mark.slow

@@ -12,10 +12,8 @@ from tiny_runs import CrashError, CrashingCallback, RecordingCallback, drop_cloc
 
 from sinklab.checkpoint import checkpointer
 from sinklab.cli import tail
-from sinklab.cli import train as train_command
 from sinklab.cli.main import main
 from sinklab.errors import UserError
-from sinklab.process_group import SingleProcessGroup
 from sinklab.report import runs
 from sinklab.run_dir import RunDir
 from sinklab.storage import lease
@@ -130,10 +128,8 @@ def test_warm_start_from_parameters_in_bucket_matches_disk(corpus, bucket_path, 
     train_run(make_spec(corpus), bucket_path)
 
     def tune_run(parent, path):
-        parent_checkpoint = train_command.resolve_parent(f'params:{parent}@8', RunDir(path), SingleProcessGroup())
-        return drop_clock_metrics(
-            train_run(make_spec(corpus), path, origin=train_command.load_warm_start(parent_checkpoint))
-        )
+        origin = warm_start.WarmStart(RunDir(parent), 8, make_spec(corpus), 'params')
+        return drop_clock_metrics(train_run(make_spec(corpus), path, origin=origin))
 
     assert tune_run(bucket_path, bucket_path.parent / 'tuned') == tune_run(disk_path, tmp_path / 'tuned')
     assert RunDir(bucket_path.parent / 'tuned').list_checkpoint_steps() == [0, 4, 8]

@@ -10,13 +10,13 @@ import time
 
 import numpy as np
 import pytest
-from sinklab.supervisor.cluster import ProcessInfo
 
 from sinklab.cli import process_flags
 from sinklab.cli.config_flags import load_spec
 from sinklab.cli.main import build_parser, main
 from sinklab.cli.sweep import make_train_command
 from sinklab.exit_status import STOPPING_MESSAGE
+from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
 from sinklab.storage.lease import LeaseLostError, hold_lease
 from sinklab.sweep import run as sweep
@@ -351,7 +351,7 @@ def test_sweep_row_runs_as_single_process_in_slurm_job(monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
     command = make_train_command('mine.py', SweepRun('softmax', 0, RunDir(tmp_path), None, None), [])
     options, _ = build_parser().parse_known_args(command[command.index('train') :])
-    assert process_flags.parse_process_info(options) == ProcessInfo()
+    assert process_flags.join(options) == ProcessGroup()
 
 
 def test_sweep_rejects_second_sweep_in_same_folder(capsys, table, tmp_path):
