@@ -59,7 +59,7 @@ def read_texts(root: Path, pattern: str | None) -> Iterator[str]:
     for path in sorted(root.rglob(pattern)):
         if path.is_file() and not path.is_symlink():
             content = path.read_bytes()
-            yield (gzip.decompress(content) if path.suffix == '.gz' else content).decode('utf-8', 'replace')
+            yield (gzip.decompress(content) if path.suffix in ('.gz', '.dz') else content).decode('utf-8', 'replace')
 
 
 def select_prose(text: str) -> Iterator[str]:

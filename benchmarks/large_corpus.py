@@ -1,0 +1,120 @@
+"""Make a corpus of English prose and C code from Debian packages, for training runs: 570 million characters.
+
+    python -m benchmarks.large_corpus build/large --packages=DIR
+    sinklab prepare --source='text:build/large/*.jsonl#domain=domain' --vocabulary=32768 --held_out=0.01 \\
+      --shard_tokens=500000 --out=stores/large
+
+The domain `prose` has the paragraphs that are mostly words, of the packages of PROSE; the domain `code` has the C
+files of some folders of Linux. No paragraph of prose occurs twice, nor does a long one of code, such as a licence. A
+document is a source file, or a part of a long one, so that the documents that `sinklab prepare` holds out share no
+paragraph of prose with the others. The script fails if the corpus does not have the SHA-256 of DIGEST.
+
+The packages (0.9 GB) are found or downloaded as in english_corpus.py. RFCs are in the component non-free of Debian:
+add it to the sources of apt, or put these packages into the folder of --packages.
+"""
+
+import hashlib
+import html
+import json
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from benchmarks import english_corpus
+from benchmarks.corpora import run_script, split_paragraphs, unpack_package
+
+RFC_PARTS = 'std', 'std-proposed', 'old-std', 'fyi-bcp', 'informational', 'experimental', 'misc', 'others'
+# {package: (version, pattern of its source files)}
+PROSE = english_corpus.PACKAGES | {
+    **{f'doc-rfc-{part}': ('20230121-1', 'rfc*.txt.gz') for part in RFC_PARTS},
+    'dict-gcide': ('0.48.5+nmu2', '*.dict.dz'),
+    'dict-foldoc': ('20230119-1', '*.dict.dz'),
+    'dict-jargon': ('4.4.7-3.1', '*.dict.dz'),
+    'anarchism': ('15.3-3', '*.html'),
+    'ada-reference-manual-2020': ('1:2020.1commit85143dcb-4', '*.info*.gz'),
+    'apache2-doc': ('2.4.68-1~deb12u1', 'manual/en/**/*.html'),
+    'db5.3-doc': ('5.3.28+dfsg2-1', '*.html'),
+    'dpdk-doc': ('22.11.11-0+deb12u1', '*.rst.txt'),
+    'erlang-doc': ('1:25.2.3+dfsg-1+deb12u4', '*.html'),
+    'ghc-doc': ('9.0.2-4', '*.rst.txt'),
+    'libreoffice-help-en-us': ('4:7.4.7-1+deb12u14', '*.html'),
+    'lilypond-doc': ('2.24.1-2', '*.info*.gz'),
+    'llvm-19-doc': ('1:19.1.7-3~deb12u1', '*.rst.txt'),
+    'mh-book': ('200605-2.2', '*.html'),
+    'postgresql-doc-15': ('15.18-0+deb12u1', '*.html'),
+    'python-django-doc': ('3:3.2.25-0+deb12u3', '*.html'),
+    'racket-doc': ('8.7+dfsg1-1', '*.html'),
+    'sqlite3-doc': ('3.40.1-2+deb12u2', '*.html'),
+}
+LINUX = 'linux-source-6.1', '6.1.176-1'
+LINUX_FOLDERS = ('arch/x86', 'block', 'crypto', 'drivers/md', 'drivers/pci', 'drivers/usb', 'fs', 'kernel')
+LINUX_FOLDERS += ('lib', 'mm', 'net', 'security')
+DIGEST = ''
+MIN_CHARACTERS, MAX_CHARACTERS = 1000, 100_000  # of a document; the largest one has up to one paragraph more
+MIN_REPEATED_CHARACTERS = 200  # of a paragraph of code that is left out where it occurs again
+HIDDEN = re.compile(r'<(script|style|pre)\b.*?</\1>|<!--.*?-->', re.DOTALL)
+INLINE_TAG = re.compile(
+    r'</?(a|abbr|b|big|cite|code|dfn|em|font|i|kbd|q|samp|small|span|strong|sub|sup|tt|var)\b[^>]*>'
+)
+
+
+def remove_markup(text: str) -> str:
+    """Return the paragraphs of HTML or XML; other text is returned as it is."""
+    if not text.lstrip().startswith('<'):
+        return text
+    return html.unescape(re.sub('<[^>]*>', '\n\n', INLINE_TAG.sub('', HIDDEN.sub('\n\n', text))))
+
+
+def select_documents(texts: Iterable[str], domain: str, seen: set[str]) -> Iterator[str]:
+    """Yield documents of the paragraphs of source files that are not in `seen`, and add these to it."""
+    for text in texts:
+        paragraphs = english_corpus.select_prose(remove_markup(text)) if domain == 'prose' else split_paragraphs(text)
+        min_length, length = MIN_REPEATED_CHARACTERS if domain == 'code' else 0, 0
+        groups: dict[int, list[str]] = {}
+        for paragraph in paragraphs:
+            if len(paragraph) < min_length or paragraph not in seen:
+                groups.setdefault(length // MAX_CHARACTERS, []).append(paragraph)
+                length += len(paragraph)
+                seen.add(paragraph)
+        yield from filter(lambda document: len(document) >= MIN_CHARACTERS, map('\n\n'.join, groups.values()))
+
+
+def read_sources(package_dir: Path) -> Iterator[tuple[str, str, Iterable[str]]]:
+    """Yield (name, domain, texts of the source files) for each package, and for each folder of Linux."""
+    for package, (version, pattern) in PROSE.items():
+        with tempfile.TemporaryDirectory() as root:
+            unpack_package(package, version, package_dir, Path(root))
+            yield package, 'prose', english_corpus.read_texts(Path(root), pattern)
+    with tempfile.TemporaryDirectory() as root:
+        unpack_package(*LINUX, package_dir, Path(root))
+        shutil.unpack_archive(Path(root) / f'usr/src/{LINUX[0]}.tar.xz', root)
+        for folder in LINUX_FOLDERS:
+            name = f'linux-{folder.replace("/", "-")}'
+            yield name, 'code', english_corpus.read_texts(Path(root) / LINUX[0] / folder, '*.c')
+
+
+def write_corpus(output_dir: Path, package_dir: Path) -> None:
+    """Write DIR/PACKAGE.jsonl with a document and its domain in each line.
+
+    Raises:
+        ValueError: The corpus is not the one of DIGEST. It is written all the same.
+    """
+    digest, num_characters, seen = hashlib.sha256(), Counter(), set()
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for name, domain, texts in read_sources(package_dir):
+        documents = [*select_documents(texts, domain, seen)]
+        content = ''.join(json.dumps(dict(text=document, domain=domain)) + '\n' for document in documents)
+        (output_dir / f'{name}.jsonl').write_text(content, encoding='utf-8')
+        digest.update(content.encode())
+        num_characters[domain] += sum(map(len, documents))
+        print(f'{name}: {len(documents)} documents, {sum(map(len, documents)):,} characters', flush=True)
+    print(f'{dict(num_characters)} characters, SHA-256 {digest.hexdigest()}')
+    if digest.hexdigest() != DIGEST:
+        raise ValueError(f'the corpus has the digest {digest.hexdigest()}, not {DIGEST}')
+
+
+if __name__ == '__main__':
+    run_script(__doc__, write_corpus)
