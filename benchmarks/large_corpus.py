@@ -5,9 +5,10 @@
       --shard_tokens=500000 --out=stores/large
 
 The domain `prose` has the paragraphs that are mostly words, of the packages of PROSE; the domain `code` has the C
-files of some folders of Linux. No paragraph of prose occurs twice, nor does a long one of code, such as a licence. A
-document is a source file, or a part of a long one, so that the documents that `sinklab prepare` holds out share no
-paragraph of prose with the others. The script fails if the corpus does not have the SHA-256 of DIGEST.
+files of some folders of Linux. No paragraph of prose begins as another one does, and no long paragraph of code, as of
+a licence, occurs twice. A document is a source file, or a part of a long one, so the documents that `sinklab prepare`
+holds out share none of these paragraphs with the others. The script fails if the corpus does not have the SHA-256 of
+DIGEST.
 
 The packages (0.9 GB) are found or downloaded as in english_corpus.py. RFCs are in the component non-free of Debian:
 add it to the sources of apt, or put these packages into the folder of --packages.
@@ -54,7 +55,10 @@ LINUX_FOLDERS = ('arch/x86', 'block', 'crypto', 'drivers/md', 'drivers/pci', 'dr
 LINUX_FOLDERS += ('lib', 'mm', 'net', 'security')
 DIGEST = ''
 MIN_CHARACTERS, MAX_CHARACTERS = 1000, 100_000  # of a document; the largest one has up to one paragraph more
-MIN_REPEATED_CHARACTERS = 200  # of a paragraph of code that is left out where it occurs again
+# A paragraph of prose is left out if these first characters have the same letters as those of an earlier one; a
+# paragraph of code that is at least as long is left out if it is the same as an earlier one.
+KEY_CHARACTERS = 160
+NO_LETTERS = re.compile(r'[\W\d_]+')
 HIDDEN = re.compile(r'<(script|style|pre)\b.*?</\1>|<!--.*?-->', re.DOTALL)
 INLINE_TAG = re.compile(
     r'</?(a|abbr|b|big|cite|code|dfn|em|font|i|kbd|q|samp|small|span|strong|sub|sup|tt|var)\b[^>]*>'
@@ -69,16 +73,18 @@ def remove_markup(text: str) -> str:
 
 
 def select_documents(texts: Iterable[str], domain: str, seen: set[str]) -> Iterator[str]:
-    """Yield documents of the paragraphs of source files that are not in `seen`, and add these to it."""
+    """Yield documents of the paragraphs of source files whose keys are not in `seen`, and add these to it."""
     for text in texts:
         paragraphs = english_corpus.select_prose(remove_markup(text)) if domain == 'prose' else split_paragraphs(text)
-        min_length, length = MIN_REPEATED_CHARACTERS if domain == 'code' else 0, 0
         groups: dict[int, list[str]] = {}
+        length = 0
         for paragraph in paragraphs:
-            if len(paragraph) < min_length or paragraph not in seen:
+            key = NO_LETTERS.sub('', paragraph[:KEY_CHARACTERS]).lower() if domain == 'prose' else paragraph
+            if key not in seen:
                 groups.setdefault(length // MAX_CHARACTERS, []).append(paragraph)
                 length += len(paragraph)
-                seen.add(paragraph)
+                if domain == 'prose' or len(paragraph) >= KEY_CHARACTERS:
+                    seen.add(key)
         yield from filter(lambda document: len(document) >= MIN_CHARACTERS, map('\n\n'.join, groups.values()))
 
 

@@ -25,8 +25,8 @@ from sinklab.data.store import Store
 from sinklab.data.store_files import META_FILE, PROBE_FILE, TOKENIZER_FILE, count_domain, digest_json, parse_shard
 from sinklab.errors import UserError
 
-# Ids have two bytes. lp and pb tell the bytes apart; lc=0, because the byte before is of little use as a context.
-XZ_FILTERS = [dict(id=lzma.FILTER_LZMA2, preset=9 | lzma.PRESET_EXTREME, dict_size=1 << 28, lc=0, lp=1, pb=1)]
+# lp and pb: ids have two bytes. The dictionary holds all ids of a file.
+XZ_FILTERS = [dict(id=lzma.FILTER_LZMA2, preset=9 | lzma.PRESET_EXTREME, dict_size=1 << 28, lc=3, lp=1, pb=1)]
 
 
 def pack_store(store_dir: Path, packed_dir: Path, num_parts: int) -> None:
