@@ -17,7 +17,7 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.corpora import join_paragraphs, read_novels, run_script, split_paragraphs, unpack_package
@@ -59,7 +59,7 @@ def read_texts(root: Path, pattern: str | None) -> Iterator[str]:
     for path in sorted(root.rglob(pattern)):
         if path.is_file() and not path.is_symlink():
             content = path.read_bytes()
-            yield (gzip.decompress(content) if path.suffix == '.gz' else content).decode('utf-8', 'replace')
+            yield (gzip.decompress(content) if path.suffix in ('.gz', '.dz') else content).decode('utf-8', 'replace')
 
 
 def select_prose(text: str) -> Iterator[str]:
@@ -77,27 +77,33 @@ def read_documents(root: Path, pattern: str | None) -> list[str]:
     return [*join_paragraphs(paragraphs, MIN_CHARACTERS)]
 
 
-def write_corpus(output_dir: Path, package_dir: Path) -> None:
-    """Write the corpus.
-
-    Raises:
-        ValueError: It is not the one of DIGEST. It is written all the same.
-    """
-    digest, num_characters = hashlib.sha256(), 0
-    output_dir.mkdir(parents=True, exist_ok=True)
+def read_packages(package_dir: Path) -> Iterator[tuple[str, list[dict]]]:
+    """Yield (name, records of the documents) for each package."""
     for package, (version, pattern) in PACKAGES.items():
         with tempfile.TemporaryDirectory() as root:
             unpack_package(package, version, package_dir, Path(root))
-            documents = read_documents(Path(root), pattern)
-        content = ''.join(json.dumps(dict(text=document)) + '\n' for document in documents)
-        (output_dir / f'{package}.jsonl').write_text(content, encoding='utf-8')
+            yield package, [dict(text=document) for document in read_documents(Path(root), pattern)]
+
+
+def write_corpus(output_dir: Path, packages: Iterable[tuple[str, list[dict]]], expected_digest: str) -> None:
+    """Write DIR/NAME.jsonl with a record in each line.
+
+    Raises:
+        ValueError: The corpus has another digest. It is written all the same.
+    """
+    digest, num_characters = hashlib.sha256(), 0
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for name, records in packages:
+        content = ''.join(json.dumps(record) + '\n' for record in records)
+        (output_dir / f'{name}.jsonl').write_text(content, encoding='utf-8')
         digest.update(content.encode())
-        num_characters += sum(map(len, documents))
-        print(f'{package} {version}: {len(documents)} documents, {sum(map(len, documents)):,} characters', flush=True)
+        length = sum(len(record['text']) for record in records)
+        num_characters += length
+        print(f'{name}: {len(records)} documents, {length:,} characters', flush=True)
     print(f'{num_characters:,} characters, SHA-256 {digest.hexdigest()}')
-    if digest.hexdigest() != DIGEST:
-        raise ValueError(f'the corpus has the digest {digest.hexdigest()}, not {DIGEST}')
+    if digest.hexdigest() != expected_digest:
+        raise ValueError(f'the corpus has the digest {digest.hexdigest()}, not {expected_digest}')
 
 
 if __name__ == '__main__':
-    run_script(__doc__, write_corpus)
+    run_script(__doc__, lambda folder, package_dir: write_corpus(folder, read_packages(package_dir), DIGEST))

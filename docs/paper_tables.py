@@ -133,9 +133,10 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
         PaperEntry(
             'Figure 2A (v1)',
             'The sink emerges during training',
-            (BASELINE_ROW, 'emergence:*'),
-            'Published: Sink_1 rises between 1,000 and 2,000 steps. Rows of `emergence.py` that no paper has show '
-            'how the step moves with weight decay, rate and width: see [Emergence](../results/emergence.md).',
+            (BASELINE_ROW, 'natural:*', 'emergence:*'),
+            'Published: Sink_1 rises between 1,000 and 2,000 steps. The rows of `natural.py` fit on one GPU: see '
+            '[Results: GPU](../results/gpu.md). Those of `emergence.py` show how the step moves with weight decay, '
+            'rate and width: see [Emergence](../results/emergence.md).',
         ),
         PaperEntry(
             'Table 9 (ICLR), Figure 2B (v1)',
