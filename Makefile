@@ -110,7 +110,7 @@ constraints: .venv/uv
 # What jobs on pods and clusters install (launch/): the versions above, and those of their devices, with the digests of
 # all their files. libtpu is the one that jax[tpu] asks for (jax 0.10.2: 0.0.42.*).
 pins: .venv/uv
-	@for extras in 'tpu gcs data' 'gpu gcs s3 data'; do \
+	@for extras in 'tpu gcs data' 'gpu gcs data'; do \
 	  $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-header --no-annotate --no-emit-index-url --python-version 3.11 \
 	    --python-platform x86_64-manylinux_2_31 $$(printf -- '--extra %s ' $$extras) \
 	    --constraint tests/constraints/3.11.txt -o launch/pins/$${extras%% *}.txt setup.py || exit; \

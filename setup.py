@@ -12,7 +12,6 @@ DATA = ['pyarrow>=15.0', 'zstandard>=0.22', 'tensorflow-datasets>=4.9.8', 'impor
 # Upper bounds: sinklab overrides or imports private names of these packages, which a new version may rename.
 EVALUATE = ['lm-eval>=0.4.12,<0.5']
 GCS = ['gcsfs>=2026.9,<2027']
-S3 = ['s3fs>=2026.9,<2027']
 # transformers reads GGUF files with gguf, and needs accelerate for that. Before 5.20 it has no GgufConfig.
 HF_WITHOUT_TORCH = ['transformers>=5.20,<6', 'safetensors>=0.8', 'huggingface_hub>=1.0', 'threadpoolctl>=3.5,<4']
 HF_WITHOUT_TORCH += ['gguf>=0.17,<1']
@@ -55,7 +54,7 @@ setup(
         'msgspec>=0.20',
         'numpy>=2.0',
         'etils[epath]>=1.9,<2',  # sinklab/storage/paths.py
-        'fsspec>=2026.9,<2027',  # sinklab/storage/gcs.py, sinklab/storage/s3.py
+        'fsspec>=2026.9,<2027',  # sinklab/storage/gcs.py
         'rich>=13.0',
         'scipy>=1.12',
         'tokenizers>=0.21',
@@ -72,7 +71,6 @@ setup(
         'data': DATA,
         'evaluate': EVALUATE,
         'gcs': GCS,
-        's3': S3,
         'docs': DOCS,
         'tpu': ['jax[tpu]>=0.10.2,<0.13'],
         'gpu': ['jax[cuda13]>=0.10.2,<0.13'],
@@ -85,11 +83,7 @@ setup(
             *DATA,
             *EVALUATE,
             *GCS,
-            *S3,
             'gcp-storage-emulator>=2026.7',
-            'moto[s3]>=5.1',
-            'flask>=3.0',
-            'flask-cors>=5.0',
             'tensorboard>=2.17',
             'pytest>=8.0',
             'pytest-xdist>=3.6',

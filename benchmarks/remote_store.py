@@ -49,7 +49,10 @@ class SlowBucket:
         self.num_bytes = self.num_requests = 0
 
     def find(self, *_, **__) -> dict[str, dict]:
-        return {f'b/s/{path.name}': dict(size=path.stat().st_size, ETag='1') for path in self.folder.iterdir()}
+        return {
+            f'b/s/{path.name}': dict(size=path.stat().st_size, md5Hash='1', generation='1')
+            for path in self.folder.iterdir()
+        }
 
     def read_range(self, path: str, start: int, end: int, _: str) -> bytes:
         time.sleep(self.latency)
@@ -75,7 +78,7 @@ def make_store(folder: Path, num_tokens: int) -> Path:
 
 @contextlib.contextmanager
 def mount_bucket(folder: Path, latency: float) -> Iterator[SlowBucket]:
-    """Serve the store in a folder as s3://b/s within the context."""
+    """Serve the store in a folder as gs://b/s within the context."""
     slow_bucket, meta = SlowBucket(folder, latency), json.loads((folder / 'meta.json').read_text())
     storage_patches = (
         patch_object(module, 'get_file_system', return_value=slow_bucket) for module in (remote_store, paths)
@@ -146,8 +149,8 @@ def main() -> None:
         os.environ['SINKLAB_CACHE'] = name
         with mount_bucket(store_path, args.latency_seconds) as slow_bucket:
             for _ in range(args.rounds):
-                stall_rounds['at once'].append(run_steps('s3://b/s', args))
-                stall_rounds['one after another'].append(run_steps('s3://b/s', args, concurrent=False))
+                stall_rounds['at once'].append(run_steps('gs://b/s', args))
+                stall_rounds['one after another'].append(run_steps('gs://b/s', args, concurrent=False))
         for _ in range(args.rounds):
             stall_rounds['from a disk'].append(run_steps(str(store_path), args))
     print(describe_machine())

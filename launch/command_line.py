@@ -36,7 +36,6 @@ PATH_OPTIONS = {
 # {prefix of a run folder: function that returns the commands to copy the folder}.
 COPY_COMMANDS = {
     'gs://': lambda there, here: [make_command('gcloud', 'storage', 'rsync', '--recursive', there, here)],
-    's3://': lambda there, here: [make_command('aws', 's3', 'sync', there, here)],
     '/': lambda there, here: [make_command('cp', '--recursive', '--no-target-directory', there, here)],
 }
 

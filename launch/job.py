@@ -14,7 +14,6 @@ RESERVED_OPTIONS = {
     **dict.fromkeys(('coordinator', 'processes', 'process'), 'remove it, the scheduler sets it'),
 }
 JOB_NAME_PATTERN = r'[a-z]([a-z0-9-]{0,38}[a-z0-9])?'  # valid as the name of a VM, a pod and a SLURM job
-BUCKET_PREFIXES = ('gs://', 's3://')
 
 
 @dataclasses.dataclass(frozen=True)

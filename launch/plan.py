@@ -18,7 +18,6 @@ INSTALL_HINTS = {
     'kubectl': 'install it with gcloud components install kubectl gke-gcloud-auth-plugin',
     'uv': 'install it with pip install uv',
     'sinklab': f'activate the environment in which it is installed, or install it with {format_extra_command("gcs")}',
-    'aws': 'install it with pip install awscli',
 }
 SLURM_HINT = 'run this command on the login node of the cluster'
 # {pattern of an error message of a scheduler: remedy}.

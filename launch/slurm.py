@@ -16,16 +16,13 @@ from launch.command_line import (
     main,
     require_options,
 )
-from launch.job import (
-    BUCKET_PREFIXES,
-    Job,
-)
+from launch.job import Job
 from launch.plan import File, Plan, make_command
 from sinklab.errors import UserError
 from sinklab.escape import quote_shell
 from sinklab.exit_status import FINAL_EXIT_CODES
 
-PATH_PREFIXES = ('/', *BUCKET_PREFIXES)
+PATH_PREFIXES = ('/', 'gs://')
 # SLURM requeues a job by itself after a preemption or the loss of a host. It requeues by exit code only if the
 # administrator has set RequeueExit. The script therefore calls `scontrol requeue` itself, which needs no setting of
 # the cluster. The signal before the time limit goes to the job steps only. A TERM to the script concerns the whole

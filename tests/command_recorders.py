@@ -79,7 +79,7 @@ class CommandRecorders:
 
 
 LAUNCHER_NAMES = ('queued_resources', 'jobset', 'slurm')
-PROGRAM_NAMES = ('gcloud', 'kubectl', 'sbatch', 'squeue', 'scancel', 'sinklab', 'uv', 'aws')
+PROGRAM_NAMES = ('gcloud', 'kubectl', 'sbatch', 'squeue', 'scancel', 'sinklab', 'uv')
 TRAIN_COMMAND = ['--', 'train', '--config=configs/scale.py:softmax_1b', '--remat=auto']
 SITE_FLAGS = {
     'queued_resources': ['--accelerator=v5e-256', '--project=p', '--zone=z'],

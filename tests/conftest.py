@@ -19,7 +19,7 @@ os.environ.pop('COLUMNS', None)  # pytest-xdist sets 80, at which tables wrap
 import jax
 import numpy as np
 import pytest
-from emulators import EMULATOR_TYPES, Bucket, Emulators
+from emulators import Bucket, Emulator
 from flax import nnx
 from jax.experimental.compilation_cache import compilation_cache as jax_compilation_cache
 from ml_collections import ConfigDict
@@ -260,15 +260,6 @@ SKIP_FIXES = {
     'uv is not installed': 'python -m pip install uv, in the environment of the tests',
     'not UTF-8': 'run the tests with --basetemp on a Linux file system such as ext4',
 }
-# Test files that use buckets through sinklab.storage. `make test` runs each test on one kind of bucket. The tests of
-# the interface itself (test_object_storage*.py, test_conditional_writes.py, test_storage.py) run on both.
-ONE_BUCKET_KIND_FILES = {
-    f'test_{name}.py'
-    for name in (
-        *('runs_in_buckets', 'checkpoints_in_buckets', 'sources_in_buckets', 'runs_on_remote_stores', 'mixtures'),
-        *('remote_store', 'remote_store_faults', 'prepare_bucket', 'untrusted_files'),
-    )
-}
 INSTALL_COMMAND = '.venv/bin/uv pip install --python .venv/bin/python -e ".[test]"'
 SKIPPED_FILES: list[list[str]] = []  # [file, reason] of files that are skipped when they are collected
 ALL_SLOW_PATTERN = re.compile(r'^pytestmark = \[?pytest\.mark\.slow\b', re.MULTILINE)
@@ -298,31 +289,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     can crash a process that has loaded libtpu, and other tests load libtpu.
     """
     for item in items:
-        if 'emulators' in item.fixturenames:
+        if 'emulator' in item.fixturenames:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.path.name != 'test_profile.py')
-    mark_one_kind_of_bucket(
-        [item for item in items if item.path.name in ONE_BUCKET_KIND_FILES and 'bucket' in item.fixturenames]
-    )
     if (day := config.getoption('sample')) is not None:
         is_chosen = [not item.get_closest_marker('exhaustive') or is_in_sample(item.nodeid, day) for item in items]
         config.hook.pytest_deselected(items=[*itertools.compress(items, [not chosen for chosen in is_chosen])])
         items[:] = itertools.compress(items, is_chosen)
-
-
-def mark_one_kind_of_bucket(items: list[pytest.Item]) -> None:
-    """Mark each test as exhaustive on one of the two kinds of buckets, chosen by a checksum of its name.
-
-    A test that has its own `exhaustive` mark stays unchanged.
-    """
-    variants_by_function = collections.defaultdict(list)
-    for item in items:
-        variants_by_function[item.path.name, item.originalname].append(item)
-    for function, variants in variants_by_function.items():
-        if not any(item.get_closest_marker('exhaustive') for item in variants):
-            for item in variants:
-                if item.callspec.params.get('bucket') == list(EMULATOR_TYPES)[zlib.crc32(function[1].encode()) % 2]:
-                    item.add_marker(pytest.mark.exhaustive)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
@@ -376,16 +349,16 @@ def format_skip_lines(skips: list[tuple[str, str]]) -> list[str]:
 
 
 @pytest.fixture(scope='session')
-def emulators() -> Iterator[Emulators]:
-    session_emulators = Emulators()
-    yield session_emulators
-    session_emulators.close()
+def emulator() -> Iterator[Emulator]:
+    session_emulator = Emulator()
+    yield session_emulator
+    session_emulator.close()
 
 
-@pytest.fixture(params=EMULATOR_TYPES)
-def bucket(request: pytest.FixtureRequest, emulators: Emulators, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """Make a bucket of each kind, and set the environment variables by which all processes find it."""
-    new_bucket = emulators.bucket(request.param)
+@pytest.fixture
+def bucket(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """Make a bucket, and set the environment variables by which all processes find it."""
+    new_bucket = emulator.make_bucket()
     for name, value in new_bucket.variables.items():
         monkeypatch.setenv(name, value)
     return new_bucket

@@ -1,6 +1,5 @@
-"""Emulators of GCS and S3 on this machine, behind a proxy that records requests and injects faults."""
+"""Emulator of GCS on this machine, behind a proxy that records requests and injects faults."""
 
-import collections
 import contextlib
 import dataclasses
 import http.client
@@ -20,56 +19,17 @@ READY_SECONDS = 60.0  # until an emulator answers
 CONNECTION_BACKLOG = 1024  # pending connections; beyond the default of 5, each is retried after 1, 3, 7, 15 s
 
 
-def serve_gcs(port: int) -> None:
-    import emulated_gcs
-
-    emulated_gcs.serve(port, CONNECTION_BACKLOG)
-
-
-def serve_s3(port: int) -> None:
-    from moto.server import main
-
-    main(['-H', '127.0.0.1', '-p', str(port)])
-
-
-def make_gcs_bucket(port: int, name: str) -> None:
-    send_request(
-        port, 'POST', '/storage/v1/b?project=p', json.dumps({'name': name}), {'Content-Type': 'application/json'}
-    )
-
-
-def make_s3_bucket(port: int, name: str) -> None:
-    send_request(port, 'PUT', f'/{name}')
-
-
-def send_request(port: int, method: str, path: str, body: str = '', headers: dict | None = None) -> int:
+def make_bucket(port: int, name: str) -> None:
     connection = http.client.HTTPConnection('127.0.0.1', port, timeout=30)
-    connection.request(method, path, body, headers or {})
-    return connection.getresponse().status
+    headers = {'Content-Type': 'application/json'}
+    connection.request('POST', '/storage/v1/b?project=p', json.dumps({'name': name}), headers)
+    connection.getresponse().read()
 
 
-def get_gcs_variables(url: str) -> dict[str, str]:
+def get_variables(url: str) -> dict[str, str]:
     """Return the variables by which gcsfs, Orbax and TensorStore find the emulator, and send no token."""
     endpoint = dict.fromkeys(('STORAGE_EMULATOR_HOST', 'TENSORSTORE_GCS_HTTP_URL'), url)
     return endpoint | dict(GOOGLE_AUTH_TOKEN_FOR_TESTING='none')
-
-
-def get_s3_variables(url: str) -> dict[str, str]:
-    account = dict(AWS_ACCESS_KEY_ID='a', AWS_SECRET_ACCESS_KEY='b', AWS_DEFAULT_REGION='us-east-1')
-    return dict(AWS_ENDPOINT_URL=url, **account)
-
-
-@dataclasses.dataclass(frozen=True)
-class EmulatorType:
-    serve: Callable[[int], None]
-    make_bucket: Callable[[int, str], None]
-    get_variables: Callable[[str], dict[str, str]]
-
-
-EMULATOR_TYPES = {
-    'gs': EmulatorType(serve_gcs, make_gcs_bucket, get_gcs_variables),
-    's3': EmulatorType(serve_s3, make_s3_bucket, get_s3_variables),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +72,6 @@ class Proxy:
     def __init__(self, emulator_port: int):
         self.requests: list[Request] = []
         self.rules: list[Rule] = []
-        self.lock = threading.Lock()
         proxy = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -171,17 +130,13 @@ class Proxy:
             drop_connection(handler)
 
     def forward(self, handler: http.server.BaseHTTPRequestHandler, emulator_port: int, body: bytes) -> tuple:
-        """Forward a request, and return (status, headers, content) of the answer.
-
-        Conditional requests run one at a time, because moto does not make them atomic.
-        """
+        """Forward a request, and return (status, headers, content) of the answer."""
         sent_headers = {name: value for name, value in handler.headers.items() if name.lower() != 'transfer-encoding'}
-        with self.lock if {'If-Match', 'If-None-Match'} & sent_headers.keys() else contextlib.nullcontext():
-            connection = http.client.HTTPConnection('127.0.0.1', emulator_port, timeout=300)
-            connection.request(handler.command, handler.path, body, sent_headers)
-            response = connection.getresponse()
-            answer = response.status, response.getheaders(), response.read()
-            connection.close()
+        connection = http.client.HTTPConnection('127.0.0.1', emulator_port, timeout=300)
+        connection.request(handler.command, handler.path, body, sent_headers)
+        response = connection.getresponse()
+        answer = response.status, response.getheaders(), response.read()
+        connection.close()
         return answer
 
     @contextlib.contextmanager
@@ -205,11 +160,8 @@ class Proxy:
 
 
 def find_object_names(path: str, body: bytes) -> tuple[str, ...]:
-    """Return the objects that the body of a request names: one that is uploaded, or several that are deleted."""
-    if 'uploadType=multipart' in path:
-        matches = re.findall(rb'"name": "([^"]+)"', body[:1000])
-    else:
-        matches = re.findall(b'<Key>([^<]+)</Key>', body) if path.endswith('?delete') else []
+    """Return the objects that the body of a request names: one, if it is uploaded with its metadata."""
+    matches = re.findall(rb'"name": "([^"]+)"', body[:1000]) if 'uploadType=multipart' in path else []
     return tuple(name.decode() for name in matches)
 
 
@@ -234,50 +186,49 @@ def read_body(handler: http.server.BaseHTTPRequestHandler) -> bytes:
 class Bucket:
     """Bucket of a single test."""
 
-    url: str  # gs://NAME or s3://NAME
+    url: str  # gs://NAME
     proxy: Proxy
     variables: dict[str, str]  # by which the libraries find the bucket
 
 
-class Emulators:
-    """Emulators of a session of tests, each started at its first use."""
+class Emulator:
+    """Emulator of a session of tests, which starts when the first bucket is made."""
 
     def __init__(self):
-        self.running: dict[str, tuple[int, Proxy, subprocess.Popen]] = {}
-        self.bucket_counts: collections.Counter[str] = collections.Counter()
+        self.port, self.num_buckets = 0, 0
+        self.proxy: Proxy | None = None
+        self.process: subprocess.Popen | None = None
 
-    def start(self, scheme: str) -> tuple[int, Proxy, subprocess.Popen]:
+    def start(self) -> None:
         with socket.socket() as listener:
             listener.bind(('127.0.0.1', 0))
-            port = listener.getsockname()[1]
+            self.port = listener.getsockname()[1]
         quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        process = subprocess.Popen([sys.executable, __file__, scheme, str(port)], **quiet)
+        self.process = subprocess.Popen([sys.executable, __file__, str(self.port)], **quiet)
         deadline = time.monotonic() + READY_SECONDS
-        while not is_listening(port) and time.monotonic() < deadline:
+        while not is_listening(self.port) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return port, Proxy(port), process
+        self.proxy = Proxy(self.port)
 
-    def bucket(self, scheme: str) -> Bucket:
-        if scheme not in self.running:
-            self.running[scheme] = self.start(scheme)
-        port, proxy, _ = self.running[scheme]
-        self.bucket_counts[scheme] += 1
-        name = f'bucket-{self.bucket_counts[scheme]}'
-        EMULATOR_TYPES[scheme].make_bucket(port, name)
-        proxy.requests.clear()
-        proxy.rules.clear()
-        return Bucket(f'{scheme}://{name}', proxy, EMULATOR_TYPES[scheme].get_variables(proxy.url))
+    def make_bucket(self) -> Bucket:
+        if self.process is None:
+            self.start()
+        self.num_buckets += 1
+        name = f'bucket-{self.num_buckets}'
+        make_bucket(self.port, name)
+        self.proxy.requests.clear()
+        self.proxy.rules.clear()
+        return Bucket(f'gs://{name}', self.proxy, get_variables(self.proxy.url))
 
     def add_proxy(self, bucket: Bucket) -> Bucket:
         """Return the same bucket behind another proxy, which records its requests separately."""
-        scheme = bucket.url.partition(':')[0]
-        proxy = Proxy(self.running[scheme][0])
-        return Bucket(bucket.url, proxy, EMULATOR_TYPES[scheme].get_variables(proxy.url))
+        proxy = Proxy(self.port)
+        return Bucket(bucket.url, proxy, get_variables(proxy.url))
 
     def close(self) -> None:
-        for _, _, process in self.running.values():
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        if self.process:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
 
 
 def is_listening(port: int) -> bool:
@@ -287,4 +238,6 @@ def is_listening(port: int) -> bool:
 
 
 if __name__ == '__main__':
-    EMULATOR_TYPES[sys.argv[1]].serve(int(sys.argv[2]))
+    import emulated_gcs
+
+    emulated_gcs.serve(int(sys.argv[1]), CONNECTION_BACKLOG)

@@ -33,9 +33,9 @@ def write_file(path, content=CONTENT):
         temporary_path.write_bytes(content)
 
 
-def sends_content(method, path):
+def sends_content(method, _path):
     """Return whether a request sends the content of an object."""
-    return method in ('POST', 'PUT') and 'uploads' not in path and 'delete' not in path
+    return method in ('POST', 'PUT')
 
 
 def read_file(path):

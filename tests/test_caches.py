@@ -10,8 +10,8 @@ from sinklab.train import state
 
 ROOT = Path(__file__).parents[1] / 'sinklab'
 UNBOUNDED_DECORATORS = ('functools.cache', 'cache', 'functools.lru_cache(None)', 'functools.lru_cache(maxsize=None)')
-# Functions with few distinct arguments: the schemes of storage.paths.REMOTE_SCHEMES, and classes of a library.
-FUNCTIONS_OF_FEW_VALUES = {'register_file_system', 'make_verified_class'}
+# Functions with few distinct arguments: classes of a library.
+FUNCTIONS_OF_FEW_VALUES = {'make_verified_class'}
 
 
 @pytest.mark.slow

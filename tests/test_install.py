@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from sinklab import install_commands
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ('report', 'notebook', 'hf', 'tensorboard', 'wandb', 'data', 'evaluate', 'gcs', 's3', 'tpu', 'gpu')
+EXTRAS = ('report', 'notebook', 'hf', 'tensorboard', 'wandb', 'data', 'evaluate', 'gcs', 'tpu', 'gpu')
 
 
 @pytest.fixture

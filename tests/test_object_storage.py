@@ -2,7 +2,6 @@
 
 import contextvars
 import errno
-import itertools
 import os
 import tempfile
 import threading
@@ -11,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from conftest import alternate_pairs, make_case_params
-from emulators import EMULATOR_TYPES, Answer
+from conftest import make_case_params
+from emulators import Answer
 from etils.epath import backend
 from storage_failures import (
     CONTENT,
@@ -44,25 +43,19 @@ pytestmark = pytest.mark.usefixtures('short_retries')
 
 @pytest.fixture
 def short_timeout_bucket(monkeypatch, bucket):
-    """Set the request timeout of both libraries to one second, and yield the bucket."""
-    for module in import_storage_modules():
-        monkeypatch.setattr(module, 'REQUEST_TIMEOUT_SECONDS', 1.0)
+    """Set the request timeout to one second, and yield the bucket."""
+    monkeypatch.setattr('sinklab.storage.gcs.REQUEST_TIMEOUT_SECONDS', 1.0)
     clear_file_systems()
     yield bucket
     clear_file_systems()
 
 
-def import_storage_modules():
-    from sinklab.storage import gcs, s3
-
-    return gcs, s3
-
-
 def clear_file_systems():
     """Clear the cached file systems, which keep the previous timeout."""
+    from sinklab.storage.gcs import Storage
+
     backend.fsspec_backend._get_filesystem.cache_clear()
-    for module in import_storage_modules():
-        module.Storage.clear_instance_cache()
+    Storage.clear_instance_cache()
 
 
 READ_FUNCTIONS = [read_file, read_ranges]
@@ -77,11 +70,7 @@ def test_storage_retries_busy_status_until_success(bucket, status):
         assert read_file(path) == CONTENT
 
 
-@pytest.mark.parametrize(
-    ('operation', 'bucket'),
-    alternate_pairs(itertools.product(STORAGE_OPERATIONS, EMULATOR_TYPES)),
-    indirect=['bucket'],
-)
+@pytest.mark.parametrize('operation', STORAGE_OPERATIONS)
 def test_storage_raises_timeout_when_busy_beyond_retry_limit(bucket, operation, capsys):
     path = parse_path(f'{bucket.url}/folder/x')
     write_file(path)
@@ -99,7 +88,6 @@ def test_storage_raises_timeout_when_busy_beyond_retry_limit(bucket, operation, 
     assert 'Traceback' not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('bucket', make_case_params(EMULATOR_TYPES, ['gs']), indirect=True)
 def test_storage_warns_once_across_threads(bucket, monkeypatch, capsys):
     monkeypatch.setattr(retry, 'WARN_AFTER_SECONDS', 0.3)
     path = parse_path(f'{bucket.url}/x')
@@ -143,7 +131,6 @@ def test_read_retries_after_stalled_response(short_timeout_bucket, read):
     assert time.monotonic() - start_time < 10.0
 
 
-@pytest.mark.parametrize('bucket', make_case_params(EMULATOR_TYPES, ['s3']), indirect=True)
 def test_storage_waits_for_slow_response(bucket):
     path = parse_path(f'{bucket.url}/x')
     with bucket.proxy.apply_rule(answer_always(Answer(delay_seconds=1.0))):
@@ -191,9 +178,7 @@ FAULTS = dict(
 )
 
 
-@pytest.mark.parametrize(
-    ('fault', 'bucket'), alternate_pairs(itertools.product(FAULTS, EMULATOR_TYPES)), indirect=['bucket']
-)
+@pytest.mark.parametrize('fault', FAULTS)
 def test_multipart_upload_is_complete_after_fault_in_any_request(bucket, multipart_content, fault):
     path = parse_path(f'{bucket.url}/x')
     write_file(path, multipart_content)

@@ -166,7 +166,6 @@ def remove_file(folder, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
 @pytest.mark.parametrize(
     ('damage', 'is_complete'), alternate_pairs(itertools.product([flip_last_bit, remove_file], [False, True]))
 )

@@ -21,19 +21,8 @@ PRIVATE_NAMES = [
         'gcsfs.core:GCSFileSystem._request.__wrapped__',
         ['self', 'method', 'path', 'args', 'headers', 'json', 'data', 'cache_type', 'cache_source', 'kwargs'],
     ),
-    ('sinklab/storage/s3.py', 's3fs.core:S3FileSystem._call_s3', ['self', 'method', 'akwarglist', 'kwargs']),
     ('sinklab/storage/paths.py', 'etils.epath.backend:fsspec_backend._get_filesystem', ['name']),
     ('sinklab/storage/paths.py', 'etils.epath.backend:fsspec_backend._get_filesystem.cache_clear', None),
-    (
-        'sinklab/checkpoint/orbax_compat.py',
-        'orbax.checkpoint._src.serialization.tensorstore_utils:_use_gcs_driver',
-        ['directory'],
-    ),
-    (
-        'sinklab/checkpoint/orbax_compat.py',
-        'orbax.checkpoint._src.path.gcs_utils:get_kvstore_for_gcs',
-        ['ckpt_path'],
-    ),
     (
         'sinklab/compilation_cache.py',
         'jax._src.compilation_cache:LRUCache',

@@ -58,7 +58,6 @@ def count_cached_bytes(disk_cache: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('bucket', ['s3', pytest.param('gs', marks=pytest.mark.exhaustive)], indirect=True)
 @pytest.mark.parametrize(('num_processes', 'steps', 'batch_size'), [(1, 4, 8), (1, 60, 8), (4, 16, 8), (64, 40, 64)])
 def test_remote_store_fetches_at_most_20_percent_more_than_needed(
     store, bucket, disk_cache, num_processes, steps, batch_size
@@ -208,7 +207,6 @@ def test_disk_cache_skips_store_above_size_limit(store, bucket, disk_cache, monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
 def test_disk_cache_evicts_least_recently_used_store_but_not_store_in_use(
     store, bucket, disk_cache, monkeypatch, tmp_path
 ):

@@ -21,9 +21,6 @@ from sinklab.storage.directories import list_files
 from sinklab.storage.paths import limit_retry_seconds, parse_path
 from sinklab.train import warm_start
 
-# Test only one kind of bucket by default where a related test covers the other kind.
-GS = pytest.mark.parametrize('bucket', ['gs', pytest.param('s3', marks=pytest.mark.exhaustive)], indirect=True)
-S3 = pytest.mark.parametrize('bucket', ['s3', pytest.param('gs', marks=pytest.mark.exhaustive)], indirect=True)
 RUN_FILES = ('config.json', 'row.json', 'run.json', 'tokenizer.json')
 
 
@@ -86,7 +83,6 @@ def test_run_in_bucket_has_same_content_as_on_disk(corpus, bucket_path, disk_pat
 
 
 @pytest.mark.slow
-@S3
 def test_crashed_run_in_bucket_resumes_to_same_result(corpus, bucket_path, disk_path):
     with pytest.raises(CrashError):
         train_run(make_spec(corpus), bucket_path, CrashingCallback(step=6))
@@ -97,7 +93,6 @@ def test_crashed_run_in_bucket_resumes_to_same_result(corpus, bucket_path, disk_
 
 
 @pytest.mark.slow
-@S3
 def test_fork_between_buckets_matches_fork_on_disk(corpus, bucket_path, disk_path, tmp_path):
     longer_spec = make_spec(corpus, optimizer__steps=12)
     train_run(make_spec(corpus), bucket_path)
@@ -137,7 +132,6 @@ def test_warm_start_from_parameters_in_bucket_matches_disk(corpus, bucket_path, 
 
 
 @pytest.mark.slow
-@GS
 def test_report_of_run_in_bucket_matches_disk(corpus, bucket_path, disk_path, capsys):
     train_run(make_spec(corpus), bucket_path)
     bucket_run, disk_run = (runs.read_runs([str(path)])[0] for path in (bucket_path, disk_path))
@@ -194,7 +188,6 @@ def test_unavailable_storage_raises_os_error_after_timeout(bucket, bucket_path):
 
 
 @pytest.mark.slow
-@GS
 @pytest.mark.exhaustive
 def test_repeated_sweep_in_bucket_trains_no_runs(corpus, bucket, capsys):
     arguments = [
@@ -282,7 +275,6 @@ def test_busy_storage_does_not_change_run(corpus, bucket, bucket_path, disk_path
     assert_same_run(bucket_path, disk_path)
 
 
-@GS
 def test_lost_write_permission_keeps_last_checkpoint_and_run_resumes(corpus, bucket, bucket_path, disk_path):
     def deny_checkpoint(method, path):
         return Answer(status=403) if method in ('POST', 'PUT') and '/checkpoints/8/' in path else None

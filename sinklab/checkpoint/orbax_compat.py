@@ -28,7 +28,6 @@ from sinklab.storage.paths import (
 from sinklab.storage.retry import StorageTimeoutError
 
 TEMPORARY_SUFFIX = '.orbax-checkpoint-tmp'  # in the name of an unfinished save
-REGION_VARIABLES = 'AWS_REGION', 'AWS_DEFAULT_REGION'
 # Errors that do not concern the files of a checkpoint.
 UNRELATED_ERRORS = (
     UserError,
@@ -56,8 +55,6 @@ def use_orbax_context(path: Path, partial_load: bool = False) -> Iterator[None]:
     context.asynchronous.create_directories_asynchronously = False
     context.pytree.loading.partial_load = partial_load
     if is_remote(path):
-        if str(path).startswith('s3://'):
-            patch_orbax_for_s3()
         context.atomicity.mode = ocp.options.AtomicityMode.COMMIT_FILE
     with context:
         yield
@@ -85,38 +82,6 @@ def load_state(path: Path, abstract_state: Any, partial_load: bool = False) -> A
     """Load the leaves of a checkpoint that `abstract_state` has; with `partial_load` it need not have all of them."""
     with use_read_context(path, partial_load):
         return ocp.load(make_absolute(path), abstract_state, checkpointable_name='state')
-
-
-@functools.cache
-def patch_orbax_for_s3() -> None:
-    """Patch Orbax for s3:// paths; by itself it uses the TensorStore drivers of disks and gs:// only."""
-    # Private: Orbax has no option for the TensorStore driver of a path (https://github.com/google/orbax/issues/872).
-    from orbax.checkpoint._src.path import gcs_utils
-    from orbax.checkpoint._src.serialization import tensorstore_utils
-
-    get_gcs_driver = gcs_utils.get_kvstore_for_gcs
-    tensorstore_utils._use_gcs_driver = lambda directory: directory.startswith(('gs://', 's3:/'))
-    gcs_utils.get_kvstore_for_gcs = lambda path: (
-        make_s3_driver(path) if path.startswith('s3:/') else get_gcs_driver(path)
-    )
-
-
-def make_s3_driver(path: str) -> dict[str, Any]:
-    """Make the TensorStore driver spec of an s3:// path, with endpoint and region from AWS variables.
-
-    Orbax has normalized the path, which then begins with s3:/ instead of s3://.
-    """
-    bucket, _, key = path.removeprefix('s3:').lstrip('/').partition('/')
-    options = dict(
-        endpoint=get_variable('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL'), aws_region=get_variable(*REGION_VARIABLES)
-    )
-    if get_variable('AWS_ACCESS_KEY_ID'):  # do not try other sources, with a warning about each
-        options['aws_credentials'] = {'type': 'environment'}
-    return dict(driver='s3', bucket=bucket, path=key) | {name: value for name, value in options.items() if value}
-
-
-def get_variable(*names: str) -> str | None:
-    return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
 def describe_root_cause(error: BaseException) -> str:

@@ -33,7 +33,6 @@ EXTRA_OF_PACKAGE = {
     'zstandard': 'data',
     'tensorflow-datasets': 'data',
     'gcsfs': 'gcs',
-    's3fs': 's3',
     'safetensors': 'hf',
 }
 

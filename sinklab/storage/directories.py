@@ -107,9 +107,7 @@ class StoredFile:
         own_digest, kind = self.get_digest(), get_digest_kind(digest)
         if own_digest == digest or kind not in DIGEST_FORMATS:
             return own_digest == digest
-        if (
-            get_digest_kind(own_digest) == kind and '-' not in own_digest
-        ):  # after a multipart upload the ETag of S3, with a dash, is no MD5 of the content
+        if get_digest_kind(own_digest) == kind:
             return False
         return hash_file(self.path, DIGEST_FORMATS[kind]) == digest
 
@@ -147,7 +145,6 @@ def hash_file(path: Path, digest_format: tuple[str, Callable[[Any], str]]) -> st
 DIGEST_FORMATS = {
     'sha256': ('sha256', lambda found: found.hexdigest()),
     'md5Hash': ('md5', lambda found: f'md5Hash {base64.b64encode(found.digest()).decode()}'),
-    'ETag': ('md5', lambda found: f'ETag "{found.hexdigest()}"'),
 }
 
 

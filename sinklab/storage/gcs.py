@@ -62,7 +62,7 @@ class Storage(GCSFileSystem):
             return await retry_request(request, bucket_url, timeout_seconds)
         except FileNotFoundError as error:
             if method == 'DELETE':
-                return {}, b''  # deleted by an earlier attempt, perhaps; S3 reports no error either
+                return {}, b''  # deleted by an earlier attempt, perhaps
             if (method, path) == ('GET', 'b/{}/o') or is_upload_start(method, path):
                 raise make_bucket_error(bucket_url) from error
             raise

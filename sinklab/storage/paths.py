@@ -1,4 +1,4 @@
-"""Paths: local paths, and gs:// and s3:// URLs as epath.Path with the same methods.
+"""Paths: local paths, and gs:// URLs as epath.Path with the same methods.
 
 Also what storage reports of a path: the size and digest of objects in a bucket, and errors that a restart cannot fix.
 """
@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import importlib
 import os
 import posixpath
 import pwd
@@ -22,15 +21,14 @@ from sinklab.install_commands import format_extra_command
 os.environ['EPATH_USE_TF'] = 'false'  # otherwise etils uses TensorFlow for buckets if it is installed
 # Characters of a path that Orbax or TensorStore interpret: a checkpoint at such a path cannot be restored.
 UNSAVABLE_CHARS = ('*', '?', '[', '\\')
-# Scheme -> (library, name of the extra that installs it and of the module here that defines its Storage).
-REMOTE_SCHEMES = {'gs': ('gcsfs', 'gcs'), 's3': ('s3fs', 's3')}
+BUCKET_SCHEME = 'gs'
 
 
 def parse_path(path: str | os.PathLike) -> Path:
-    """Return a pathlib.Path, or an epath.Path for gs:// and s3://.
+    """Return a pathlib.Path, or an epath.Path for gs://.
 
     Raises:
-        UserError: The URL has another scheme or no bucket, or the library for its scheme is not installed.
+        UserError: The URL has another scheme or no bucket, or gcsfs is not installed.
     """
     text = os.fspath(path)
     if not is_remote(text):
@@ -38,28 +36,28 @@ def parse_path(path: str | os.PathLike) -> Path:
     from etils import epath
 
     scheme, _, rest = text.partition('://')
-    if scheme not in REMOTE_SCHEMES:
-        raise UserError(f'{text} is neither local nor in a bucket that is supported; give a path, gs:// or s3://')
+    if scheme != BUCKET_SCHEME:
+        raise UserError(f'{text} is neither local nor in a bucket that is supported; give a path or gs://')
     if not rest.strip('/'):
         raise UserError(f'{text} has no bucket; give {scheme}://BUCKET/PATH')
-    register_file_system(scheme)
+    register_file_system()
     return epath.Path(text.rstrip('/'))
 
 
 @functools.cache
-def register_file_system(scheme: str) -> None:
-    """Make fsspec, and with it etils and Orbax, use the file system of this package for a URL scheme."""
+def register_file_system() -> None:
+    """Make fsspec, and with it etils and Orbax, use the file system of this package for gs://."""
     import fsspec
     from etils.epath import backend
 
-    library, extra = REMOTE_SCHEMES[scheme]
     try:
-        importlib.import_module(library)
+        import gcsfs  # noqa: F401
     except ImportError as error:
-        raise UserError(f'{scheme}:// needs {library}; install it: {format_extra_command(extra)}') from error
-    storage_class = importlib.import_module(f'sinklab.storage.{extra}').Storage
-    for name in storage_class.protocol:
-        fsspec.register_implementation(name, storage_class, clobber=True)
+        raise UserError(f'gs:// needs gcsfs; install it: {format_extra_command("gcs")}') from error
+    from sinklab.storage.gcs import Storage
+
+    for name in Storage.protocol:
+        fsspec.register_implementation(name, Storage, clobber=True)
     # Private: etils caches a file system that another library has used before, and no public function clears it.
     backend.fsspec_backend._get_filesystem.cache_clear()
 
@@ -71,7 +69,7 @@ def is_remote(path: str | os.PathLike) -> bool:
         UserError: The path is like gs:/bucket, which is a mistake for gs://bucket.
     """
     scheme, colon, rest = os.fspath(path).partition(':')
-    if colon and scheme in REMOTE_SCHEMES and not rest.startswith('//'):
+    if colon and scheme == BUCKET_SCHEME and not rest.startswith('//'):
         raise UserError(f'{scheme}:{rest} is not a bucket; give {scheme}://{rest.lstrip("/")}')
     return rest.startswith('//')
 
@@ -187,7 +185,7 @@ def limit_retry_seconds(seconds: float) -> Iterator[None]:
         RETRY_SECONDS.reset(token)
 
 
-CONTENT_DIGEST_KEYS = ('md5Hash', 'crc32c', 'ETag')  # of the metadata; the best first
+CONTENT_DIGEST_KEYS = ('md5Hash', 'crc32c')  # of the metadata; the best first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +200,8 @@ class ObjectInfo:
 
 def parse_object_info(metadata: Mapping) -> ObjectInfo:
     content_digest = next(f'{kind} {metadata[kind]}' for kind in CONTENT_DIGEST_KEYS if metadata.get(kind))
-    version = str(metadata.get('generation') or metadata['ETag'])
-    return ObjectInfo(int(metadata['size']), content_digest, version, metadata.get('contentEncoding') == 'gzip')
+    is_decompressed = metadata.get('contentEncoding') == 'gzip'
+    return ObjectInfo(int(metadata['size']), content_digest, str(metadata['generation']), is_decompressed)
 
 
 def list_objects(folder: Path, prefix: str = '') -> dict[str, ObjectInfo]:

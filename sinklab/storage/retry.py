@@ -123,7 +123,7 @@ async def retry_upload(upload: Callable[[], Awaitable]) -> Any:
 
 
 def is_upload_lost(error: BaseException) -> bool:
-    return get_s3_error_code(error) == 'NoSuchUpload' or 'upload_id=' in str(error) or get_http_status(error) == 410
+    return 'upload_id=' in str(error) or get_http_status(error) == 410
 
 
 def is_upload_corrupted(error: BaseException) -> bool:
@@ -150,7 +150,7 @@ def is_transient(error: BaseException) -> bool:
         for cause in iterate_causes(error)
     ):
         return True
-    if get_s3_error_code(error) in TRANSIENT_S3_CODES or get_http_status(error) in TRANSIENT_STATUSES:
+    if get_http_status(error) in TRANSIENT_STATUSES:
         return True
     return not get_http_status(error) and isinstance(error, TimeoutError | ConnectionError)
 
@@ -163,8 +163,6 @@ def translate_error(error: Exception, bucket_url: str, waited_seconds: float) ->
         )
     if get_class_names(error) & CREDENTIAL_ERRORS:
         return AccessDeniedError(errno.EACCES, f'no credentials found for {bucket_url} ({format_error(error)})')
-    if get_s3_error_code(error) == 'NoSuchBucket':
-        return make_bucket_error(bucket_url)
     if is_forbidden(error):
         return AccessDeniedError(errno.EACCES, f'{bucket_url} refuses this account ({format_error(error)})')
     if get_class_names(error) & LIBRARY_ERRORS or str(error).startswith('Bad Request'):
@@ -175,7 +173,6 @@ def translate_error(error: Exception, bucket_url: str, waited_seconds: float) ->
 def is_forbidden(error: Exception) -> bool:
     return (
         get_http_status(error) in FORBIDDEN_STATUSES
-        or get_s3_error_code(error) in EXPIRED_TOKEN_CODES
         or isinstance(error, PermissionError)
         or str(error).startswith('Forbidden')
     )
@@ -200,19 +197,9 @@ def get_http_status(error: BaseException) -> int:
     """Return the HTTP status of an error or of its causes; 0 if there is none."""
     for cause in iterate_causes(error):
         http_status = getattr(cause, 'code', None) or getattr(cause, 'status', None)
-        if isinstance(response := getattr(cause, 'response', None), dict):
-            http_status = response.get('ResponseMetadata', {}).get('HTTPStatusCode')
         if isinstance(http_status, int | str) and str(http_status).isdigit():
             return int(http_status)
     return 0
-
-
-def get_s3_error_code(error: BaseException) -> str:
-    """Return the S3 error code of an error or of its causes; '' if there is none."""
-    responses = (getattr(cause, 'response', None) for cause in iterate_causes(error))
-    return next(
-        (str(response.get('Error', {}).get('Code')) for response in responses if isinstance(response, dict)), ''
-    )
 
 
 # Classes as (package, name), so that no client library is imported unless a bucket is used.
@@ -220,33 +207,14 @@ CHECKSUM_ERRORS = {('gcsfs', 'ChecksumError')}
 CONNECTION_ERRORS = {
     ('aiohttp', 'ClientConnectionError'),
     ('aiohttp', 'ClientPayloadError'),
-    ('botocore', 'HTTPClientError'),
-    ('botocore', 'ConnectionError'),
-    ('botocore', 'ResponseParserError'),  # a truncated response
-    ('botocore', 'FlexibleChecksumError'),
-    ('botocore', 'CredentialRetrievalError'),  # the service that renews credentials does not respond
-    ('botocore', 'MetadataRetrievalError'),
-    ('google', 'TransportError'),  # the same, for tokens
+    ('google', 'TransportError'),  # the service that renews tokens does not respond
     ('requests', 'ConnectionError'),
     ('requests', 'ProxyError'),
     ('requests', 'Timeout'),
 }
-# ConditionalRequestConflict, the last: two processes write the same object at the same time.
-TRANSIENT_S3_CODES = {'RequestTimeout', 'IncompleteBody', 'InternalError', 'SlowDown', 'OperationAborted'}
-TRANSIENT_S3_CODES |= {'ServiceUnavailable', 'XAmzContentSHA256Mismatch', 'BadDigest', 'ConditionalRequestConflict'}
-EXPIRED_TOKEN_CODES = {'ExpiredToken', 'InvalidToken', 'TokenRefreshRequired'}
-CREDENTIAL_ERRORS = {
-    ('google', 'GoogleAuthError'),
-    ('botocore', 'NoCredentialsError'),
-    ('botocore', 'PartialCredentialsError'),
-    ('botocore', 'NoAuthTokenError'),
-    ('botocore', 'ProfileNotFound'),
-    ('botocore', 'SSOError'),
-}
+CREDENTIAL_ERRORS = {('google', 'GoogleAuthError')}
 LIBRARY_ERRORS = {
     ('aiohttp', 'ClientError'),
-    ('botocore', 'BotoCoreError'),
-    ('botocore', 'ClientError'),
     ('gcsfs', 'HttpError'),
     ('requests', 'RequestException'),
 }

@@ -21,8 +21,8 @@ def check_writes(proxy):
     assert [name for name in written_names if not PROCESS_1_FILES.search(name)] == []
 
 
-def test_two_process_run_in_bucket_matches_run_on_disk(job_starter, undisturbed_run, bucket, emulators):
-    process_1_bucket = emulators.add_proxy(bucket)
+def test_two_process_run_in_bucket_matches_run_on_disk(job_starter, undisturbed_run, bucket, emulator):
+    process_1_bucket = emulator.add_proxy(bucket)
     workdir = f'{bucket.url}/run'
     codes, outputs = job_starter(
         workdir, variables=bucket.variables, process_overrides={1: dict(process_1_bucket.variables)}
@@ -32,8 +32,8 @@ def test_two_process_run_in_bucket_matches_run_on_disk(job_starter, undisturbed_
     check_writes(process_1_bucket.proxy)
 
 
-def test_run_in_bucket_resumes_after_killed_process(job_starter, undisturbed_run, bucket, emulators, tmp_path):
-    process_1_bucket = emulators.add_proxy(bucket)
+def test_run_in_bucket_resumes_after_killed_process(job_starter, undisturbed_run, bucket, emulator, tmp_path):
+    process_1_bucket = emulator.add_proxy(bucket)
     workdir = f'{bucket.url}/run'
     fault = dict(process=1, event=20, seconds=0, what='SIGKILL')
     fault_variables = {**bucket.variables, 'FAULT': json.dumps(fault), 'NOTES': str(tmp_path)}
