@@ -16,7 +16,7 @@ from sinklab.storage.paths import (
 )
 
 
-@pytest.fixture(params=['disk', 'gs'])
+@pytest.fixture(params=['disk', pytest.param('gs', marks=pytest.mark.slow)])
 def folder(request, tmp_path):
     if request.param == 'disk':
         return tmp_path
