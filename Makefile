@@ -60,9 +60,8 @@ models: .venv/test
 # Measure a part of the plan for one GPU: kernels, natural, speed or sizes (benchmarks/gpu.py). It stops after 9 minutes
 # and continues when it is called again.
 PART ?= kernels
-SOURCE ?= stdlib
 gpu: .venv/gpu
-	$(BIN)/python -m benchmarks.gpu $(PART) --source=$(SOURCE)
+	$(BIN)/python -m benchmarks.gpu $(PART) $(SOURCE:%=--source=%)
 
 # Tests of the two pretrained models. The other targets skip them where the models are missing.
 test-models: models

@@ -2,20 +2,21 @@
 
     make gpu PART=kernels
     python -m benchmarks.gpu natural --source=store:stores/large [--minutes=9] [--out=DIR]
-    python -m benchmarks.gpu speed --tiny --out=/tmp/gpu
+    python -m benchmarks.gpu speed --tiny
 
 The parts, in order of value:
 
 - kernels: attention kernels against the definition (gpu_kernels.py).
-- natural: models of 10M and 60M parameters without a fixed first token (gpu_training.py, configs/natural.py). On
-  one H200 a step of 60M takes 126 to 134 ms (docs/results/gpu.md), thus a run of 4,000 steps at most 9 minutes.
-- speed: attention alone, and training steps (gpu_speed.py).
+- natural: models of 10M and 60M parameters without a fixed first token (gpu_training.py, configs/natural.py). On one
+  H200 a step of 60M takes 126 to 134 ms (docs/results/gpu.md), thus a run of 4,000 steps at most 9 minutes.
+- speed: attention alone, and training steps (gpu_speed.py). tokamax is measured if it is installed.
 - sizes: softmax at 10M, 25M and 60M, with tokens in proportion and three seeds (gpu_training.py); 45 minutes at most.
 
-A part is a list of cells. The result of a cell is written to DIR as soon as it is measured. After --minutes the part
-stops; the same command measures the cells that are neither in DIR nor, if DIR is new, in docs/results. A training run
-continues from its checkpoint in DIR/runs, if that is still there. --tiny measures a few tiny cells on any device.
-python -m docs.gpu_results DIR copies the results to docs/results and writes docs/results/gpu.md.
+A part is a list of cells. The result of a cell is written to DIR as soon as it is measured. After --minutes, or a
+signal, the part stops; the same command measures the cells that have no complete result in DIR or, if DIR is new, in
+docs/results. A training run continues from its checkpoint in DIR/runs, if that is still there. --tiny measures a few
+tiny cells on any device. python -m docs.gpu_results DIR copies the results to docs/results and writes
+docs/results/gpu.md. The exit code is 1 if a cell failed.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import dataclasses
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -72,20 +74,31 @@ PARTS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('part', choices=PARTS, metavar='PART', help=', '.join(PARTS))
-    parser.add_argument('--out', type=Path, default=ROOT / 'build' / 'gpu', metavar='DIR', help='default: build/gpu')
+    parser.add_argument('--out', type=Path, metavar='DIR', help='default: build/gpu, with --tiny build/gpu_tiny')
     parser.add_argument('--minutes', type=parse_positive_number, default=9.0, help='of this command (default: 9)')
-    parser.add_argument('--source', default='stdlib', help='config.data.source of training runs, such as store:DIR')
+    parser.add_argument('--source', help='config.data.source of training runs, such as store:stores/large')
+    parser.add_argument('--bos_source', help='that of the row bos, prepared with --bos=documents')
     parser.add_argument('--tiny', action='store_true', help='a few tiny cells, on any device')
     parser.add_argument('--worker', action='store_true', help=argparse.SUPPRESS)
     args = parser.parse_args()
-    return run_worker(args) if args.worker else run_part(args)
+    args.out = (args.out or ROOT / 'build' / ('gpu_tiny' if args.tiny else 'gpu')).absolute()
+    if args.tiny:
+        args.source = args.source or 'stdlib'
+    elif not args.source and PARTS[args.part].module == 'gpu_training':
+        parser.error(f'{args.part} needs --source, such as --source=store:stores/large (docs/guides/data.md)')
+    if args.worker:
+        return run_worker(args)
+    try:
+        return run_part(args)
+    except (OSError, ValueError) as error:  # a folder that cannot be written, a damaged file of results
+        print(f'gpu: {args.out}: {error}; give another --out', file=sys.stderr)
+        return 1
 
 
 def run_part(args: argparse.Namespace) -> int:
-    """Measure the missing cells of a part; return 1 if some are missing afterwards."""
+    """Measure the missing cells of a part; return 1 if some have failed."""
     part = PARTS[args.part]
     file = args.out / f'{part.module}.json'
-    deadline = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
     earlier_file = file if file.exists() or args.tiny else RESULTS_DIR / file.name
     results = json.loads(earlier_file.read_text()) if earlier_file.exists() else dict(sessions=[], cells={})
@@ -99,52 +112,74 @@ def run_part(args: argparse.Namespace) -> int:
             file.write_text(json.dumps(results, indent=1) + '\n')
         print(f'{args.part}: {name}: {result.get("failed", "measured")}, {result["seconds"]:.0f} s', flush=True)
 
-    def find_missing() -> list[str]:
-        """Return the cells without a complete result, those that failed last."""
-        missing = [name for name in names if not cells.get(name, {}).get('is_complete')]
-        return sorted(missing, key=lambda name: 'failed' in cells.get(name, {}))
+    def has_failed(name: str) -> bool:
+        return 'failed' in cells.get(name, {})
 
-    missing = find_missing()
+    file.write_text(json.dumps(results, indent=1) + '\n')  # fails now if it cannot be written
+    missing = [name for name in names if not cells.get(name, {}).get('is_complete')]
+    missing.sort(key=has_failed)  # cells that failed before come last
+    workers = Workers(args, record)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, lambda *_: workers.stop())
     with concurrent.futures.ThreadPoolExecutor(part.num_processes) as pool:
-        for start in range(0, len(missing), part.num_cells):
-            pool.submit(measure_in_workers, missing[start : start + part.num_cells], args, deadline, record)
-    missing = find_missing()
-    print(f'{args.part}: {len(names) - len(missing)} of {len(names)} cells are in {file}')
-    if missing:
-        print(f'{args.part}: {len(missing)} cells are missing; the same command measures them', file=sys.stderr)
-    return 1 if missing else 0
+        chunks = [missing[start : start + part.num_cells] for start in range(0, len(missing), part.num_cells)]
+        for future in [pool.submit(workers.measure, chunk) for chunk in chunks]:
+            try:
+                future.result()
+            except BaseException:
+                workers.stop()
+                raise
+    num_complete = sum(cells.get(name, {}).get('is_complete', False) for name in names)
+    again = '' if num_complete == len(names) else '; the same command measures the others'
+    print(f'{args.part}: {num_complete} of {len(names)} cells are complete in {file}{again}')
+    return 1 if any(map(has_failed, names)) else 0
 
 
-def measure_in_workers(names: Sequence[str], args: argparse.Namespace, deadline: float, record: Callable) -> None:
-    """Measure cells in a worker process, and in another one those after a cell that fails."""
-    left = list(names)
-    while left and time.monotonic() < deadline:
-        command = [sys.executable, '-m', 'benchmarks.gpu', *sys.argv[1:], '--worker']
-        environment = os.environ | PARTS[args.part].environment
-        with subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as worker:
+class Workers:
+    """The worker processes that measure cells, until the time is over or `stop` is called."""
+
+    def __init__(self, args: argparse.Namespace, record: Callable):
+        self.args, self.record, self.processes = args, record, set()
+        self.deadline = time.monotonic() + 60 * min(args.minutes, 1440)
+
+    def stop(self) -> None:
+        self.deadline = 0.0
+        for process in list(self.processes):
+            process.terminate()
+
+    def measure(self, names: Sequence[str]) -> None:
+        """Measure cells in a worker process, and in another one those after a cell that fails."""
+        left = list(names)
+        command = [sys.executable, '-m', 'benchmarks.gpu', *sys.argv[1:], f'--out={self.args.out}', '--worker']
+        environment = os.environ | PARTS[self.args.part].environment
+        while left and time.monotonic() < self.deadline:
+            pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            # Ctrl-C reaches the workers only through `stop`.
+            worker = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes)
+            self.processes.add(worker)
+            seconds = max(0.0, self.deadline - time.monotonic())
             timers = [
-                threading.Timer(max(0.0, deadline - time.monotonic()) + delay, stop)
-                for delay, stop in ((0, worker.terminate), (GRACE_SECONDS, worker.kill))
+                threading.Timer(seconds, worker.terminate),
+                threading.Timer(seconds + GRACE_SECONDS, worker.kill),
             ]
             for timer in timers:
                 timer.start()
-            assert worker.stdin is not None
-            assert worker.stdout is not None
-            worker.stdin.write(json.dumps(left))
-            worker.stdin.close()
-            num_measured = 0
-            for line in worker.stdout:
-                record(**json.loads(line))
-                num_measured += 1
-        for timer in timers:
-            timer.cancel()
-        left = left[num_measured:]
-        if not num_measured and time.monotonic() < deadline:
-            print(
-                f'{args.part}: {left.pop(0)}: the process ended with exit code {worker.returncode}', file=sys.stderr
-            )
+            try:
+                worker.stdin.write(json.dumps(left))
+                worker.stdin.close()
+                num_measured = 0
+                for line in worker.stdout:
+                    self.record(**json.loads(line))
+                    num_measured += 1
+            finally:
+                for timer in timers:
+                    timer.cancel()
+                worker.terminate()
+                worker.wait()
+                self.processes.discard(worker)
+            left = left[num_measured:]
+            if not num_measured and time.monotonic() < self.deadline:
+                print(f'{self.args.part}: {left.pop(0)}: exit code {worker.returncode}', file=sys.stderr)
 
 
 def run_worker(args: argparse.Namespace) -> int:
@@ -179,14 +214,14 @@ def describe_session(args: argparse.Namespace) -> dict:
     from sinklab.environment import describe_code
     from sinklab.machine import describe_machine
 
-    device = jax.devices()[0]
+    device, source = jax.devices()[0], f' --source={args.source}' if args.source else ''
     return dict(
         date=time.strftime('%Y-%m-%d'),
         device=device.device_kind,
         runtime=device.client.platform_version,
         machine=describe_machine(),
         code=describe_code(),
-        command=f'python -m benchmarks.gpu {args.part}' + args.tiny * ' --tiny',
+        command=f'python -m benchmarks.gpu {args.part}{source}' + args.tiny * ' --tiny',
     )
 
 

@@ -45,7 +45,7 @@ def make_cells(part: str, is_tiny: bool) -> dict[str, dict]:
         some = [dict(width=width, mask=mask) for width in (96, 128) for mask in ('causal', 'document', 'alibi')]
         some += [dict(length=4096), dict(length=4096, width=128), dict(dtype='float16'), *SPECIAL_MASKS]
         cells += [shape | dict(operation=operation) | more for more in some]
-    cells += [cell | dict(sigmoid='newton') for cell in cells if cell['operation'][0] == 'sigmoid']
+    cells += [cell | dict(sigmoid='polynomial') for cell in cells if cell['operation'][0] == 'sigmoid']
     cells = [cell | dict(backend='gpu') for cell in cells] + [
         cell | dict(backend='cudnn') for cell in cells if cell['operation'] == SOME[0]
     ]
@@ -58,11 +58,11 @@ def is_special(cell: dict) -> bool:
 
 def describe(cell: dict) -> str:
     similarity, normalizer = cell['operation']
-    newton = ' newton' if cell['sigmoid'] == 'newton' else ''
+    polynomial = ' polynomial' if cell['sigmoid'] == 'polynomial' else ''
     scores = '' if cell['scores'] == 'uniform' else f' {cell["scores"]}'
     learned_kv = f' {cell["learned_kv"]} learned' if cell['learned_kv'] else ''
     shape = f'T={cell["length"]} K={cell["width"]} {cell["dtype"]}'
-    return f'{cell["backend"]} {similarity}/{normalizer}{newton} {cell["mask"]}{scores}{learned_kv} {shape}'
+    return f'{cell["backend"]} {similarity}/{normalizer}{polynomial} {cell["mask"]}{scores}{learned_kv} {shape}'
 
 
 def make_spec(cell: dict):

@@ -21,7 +21,7 @@ KERNELS = {
     'cuDNN softmax': ('cudnn', 'exp', 'sum', 'rsqrt'),
     'our softmax': ('gpu', 'exp', 'sum', 'rsqrt'),
     'our sigmoid': ('gpu', 'sigmoid', 'none', 'rsqrt'),
-    'our sigmoid, newton': ('gpu', 'sigmoid', 'none', 'newton'),
+    'our sigmoid, polynomial': ('gpu', 'sigmoid', 'none', 'polynomial'),
     'tokamax softmax': ('tokamax', 'exp', 'sum', 'rsqrt'),
 }
 DIRECTIONS = {'forward': 1.0, 'forward_and_backward': 3.5}  # operations over those of the forward pass
@@ -29,7 +29,7 @@ DIRECTIONS = {'forward': 1.0, 'forward_and_backward': 3.5}  # operations over th
 STEP_VARIANTS = {
     'softmax': ('softmax', 'rsqrt'),
     'sigmoid': ('sigmoid', 'rsqrt'),
-    'sigmoid, newton': ('sigmoid', 'newton'),
+    'sigmoid, polynomial': ('sigmoid', 'polynomial'),
 }
 PLAIN_JAX = 'plain JAX softmax'  # jax_baseline.py
 BATCH_SIZES = {'60m': 32, '350m': 16, '1b': 8}  # sequences of 2048 tokens

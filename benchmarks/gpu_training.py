@@ -23,7 +23,8 @@ METRICS = (
     'norm/value/ratio',
     'speed/tokens_per_second',
 )
-STOPPED = 143, -signal.SIGKILL  # exit codes of a run that was stopped; the first one after a checkpoint
+# Exit codes of a run that was stopped; the first one after a checkpoint.
+STOPPED = 143, -signal.SIGTERM, -signal.SIGKILL
 SAVE_SECONDS = 30  # for the step and the checkpoint after SIGTERM
 # In order of value: (size, rows).
 NATURAL = [
@@ -54,11 +55,12 @@ def make_cells(part: str, is_tiny: bool) -> dict[str, dict]:
 def measure_cell(cell: dict, args: argparse.Namespace) -> dict:
     """Train, or continue to train, the run of a cell; return its metrics by step."""
     name = '-'.join(map(str, cell.values()))
-    run_dir = args.out.absolute() / 'runs' / name
+    run_dir = args.out / 'runs' / name
+    source = args.bos_source if cell['row'] == 'bos' and args.bos_source else args.source
     command = [
         *(sys.executable, '-m', 'sinklab', 'train', f'--config=configs/natural.py:{cell["row"]}'),
         *(f'--size={cell["size"]}', f'--workdir={run_dir}', f'--config.seed={cell["seed"]}', '--remat=auto'),
-        f'--config.data.source={args.source}',
+        f'--config.data.source={source}',
     ]
     if 'batch_size' in cell:
         command.append(f'--config.optimizer.batch_size={cell["batch_size"]}')
@@ -82,6 +84,7 @@ def measure_cell(cell: dict, args: argparse.Namespace) -> dict:
 
 def read_metrics(run_dir: Path) -> dict[str, list[list[float]]]:
     """Return {metric: its (step, value)}."""
-    records = [json.loads(line) for line in (run_dir / 'metrics.jsonl').read_text().splitlines()]
+    file = run_dir / 'metrics.jsonl'
+    records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     values = {name: [[record['step'], record[name]] for record in records if name in record] for name in METRICS}
     return {name: pairs for name, pairs in values.items() if pairs}

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.argument_types import parse_count
 from sinklab.data.store import Store
 from sinklab.data.store_files import META_FILE, PROBE_FILE, TOKENIZER_FILE, count_domain, digest_json, parse_shard
 from sinklab.errors import UserError
@@ -62,8 +63,8 @@ def unpack_store(paths: Iterable[Path], store_dir: Path) -> Store:
         try:
             with tarfile.open(path, 'r:xz') as archive:
                 archive.extractall(store_dir, filter='data')
-        except (lzma.LZMAError, tarfile.TarError, EOFError) as error:
-            raise UserError(f'{path} is damaged ({error}); copy it again') from error
+        except (OSError, lzma.LZMAError, tarfile.TarError, EOFError) as error:
+            raise UserError(f'{path} is missing or damaged ({error}); copy it again') from error
     meta = json.loads((store_dir / META_FILE).read_text())
     shards = [parse_shard(record, store_dir / META_FILE) for record in meta['shards']]
     present = [shard for shard in shards if (store_dir / shard.file_names[0]).exists()]
@@ -79,12 +80,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest='command', required=True)
     pack = commands.add_parser('pack')
-    pack.add_argument('store', type=Path)
-    pack.add_argument('packed', type=Path)
-    pack.add_argument('--parts', type=int, required=True)
+    pack.add_argument('store', type=Path, help='a folder of `sinklab prepare`')
+    pack.add_argument('packed', type=Path, help='folder for the files')
+    pack.add_argument('--parts', type=parse_count, required=True, help='number of files')
     unpack = commands.add_parser('unpack')
-    unpack.add_argument('store', type=Path)
-    unpack.add_argument('files', type=Path, nargs='+')
+    unpack.add_argument('store', type=Path, help='folder for the store')
+    unpack.add_argument('files', type=Path, nargs='+', help='files of `pack`')
     args = parser.parse_args()
     try:
         if args.command == 'pack':

@@ -1,6 +1,7 @@
 """Natural: whether a sink emerges without a fixed first token, with the paper's optimizer, on one GPU.
 
-    sinklab train --config=configs/natural.py:softmax --size=10m --workdir=runs/natural
+    sinklab train --config=configs/natural.py:softmax --size=10m --workdir=runs/natural \\
+        --config.data.source=store:stores/large
 
 The sizes 10m, 25m and paper (60M) have 10, 27 and 59 million parameters without the embeddings. Heads are 96 wide,
 and the FFN is twice the model width, as in the paper. A run has 4,000 steps of 65,536 tokens: a fifth of the paper's

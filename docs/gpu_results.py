@@ -138,9 +138,18 @@ def make_parts() -> dict[str, str]:
     }
 
 
+def copy_results(folder: Path) -> None:
+    """Copy the result files of a folder to docs/results; exit if there are none, or if they are of --tiny."""
+    files = sorted(folder.glob('gpu_*.json'))
+    sessions = [session for file in files for session in json.loads(file.read_text())['sessions']]
+    if not files or any('--tiny' in session['command'] for session in sessions):
+        sys.exit(f'{folder} has {"results of --tiny" if files else "no results"}; give the folder of a measurement')
+    for file in files:
+        shutil.copy(file, RESULTS_DIR)
+
+
 if __name__ == '__main__':
     for folder in sys.argv[1:]:
-        for file in sorted(Path(folder).glob('gpu_*.json')):
-            shutil.copy(file, RESULTS_DIR)
+        copy_results(Path(folder))
     for name, content in make_parts().items():
         write_part(PAGE, name, content)

@@ -1,5 +1,6 @@
 """Processes of a run: how they meet, exchange JSON values, and raise the errors of one on all."""
 
+import collections
 import dataclasses
 import faulthandler
 import glob
@@ -40,11 +41,23 @@ class ProcessGroup:
     process_count: int = 1
 
     def all_gather(self, value: Any) -> list[Any]:
-        """All-gather a JSON value: wait for all processes, and return their values in the order of their indices."""
+        """All-gather a JSON value: wait for all processes, and return their values in the order of their indices.
+
+        Raises:
+            UserError: Processes have different numbers of devices, with which jax gathers nothing.
+        """
         if self.process_count == 1:
             return [value]
+        import jax
         from jax.experimental import multihost_utils
 
+        num_devices = collections.Counter(device.process_index for device in jax.devices())
+        for index, count in sorted(num_devices.items()):
+            if count != num_devices[0]:
+                raise UserError(
+                    f'process {index} differs from process 0 in the number of devices: {count} instead of '
+                    f'{num_devices[0]}; give the same number to all'
+                )
         data = np.frombuffer(json.dumps(value).encode(), np.uint8)
         sizes = multihost_utils.process_allgather(np.int32(data.size))
         padded = np.zeros(1 << int(sizes.max()).bit_length(), np.uint8)  # few sizes, thus few compiled programs

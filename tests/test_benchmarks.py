@@ -210,11 +210,11 @@ def test_gpu_instructions_benchmark_finds_loops_with_matrix_products(monkeypatch
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not topology.has_cuda_plugin(), reason='jax_plugins.xla_cuda13 is not installed')
-def test_gpu_instructions_benchmark_counts_one_special_function_with_newton(run_benchmark, monkeypatch):
+def test_gpu_instructions_benchmark_counts_one_special_function_with_polynomial(run_benchmark, monkeypatch):
     monkeypatch.setenv('SINKLAB_GPU_SIGMOID', 'rsqrt')  # the benchmark changes it
     output = run_benchmark('gpu_instructions', '--widths=64')
     counts = dict(re.findall(rf'^K= +64 ([a-z ]+?) +forward +special ({NUMBER}) ', output, re.MULTILINE))
-    assert counts == {'softmax': '1.03', 'sigmoid rsqrt': '2.00', 'sigmoid newton': '1.00'}
+    assert counts == {'softmax': '1.03', 'sigmoid rsqrt': '2.00', 'sigmoid polynomial': '1.00'}
 
 
 @pytest.mark.slow

@@ -7,13 +7,11 @@ import os
 import jax
 import numpy as np
 import pytest
-from conftest import make_tiny_spec, make_unpatched_mesh
-from thread_group import run_group
+from conftest import make_unpatched_mesh
 
 from sinklab.config.spec import Hardware
 from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
-from sinklab.train import setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,21 +206,3 @@ def test_available_memory_is_what_limit_of_cgroup_leaves(tmp_path, monkeypatch, 
         assert 0 < device_mesh.get_available_memory_bytes() < HOST_MEMORY_BYTES
     else:
         assert device_mesh.get_available_memory_bytes() == available
-
-
-def test_mesh_error_reports_different_device_counts_of_processes(monkeypatch):
-    def collect_errors(*counts):
-        remaining_counts = iter(counts)
-        monkeypatch.setattr(setup, 'count_local_devices', lambda: next(remaining_counts))
-        return [
-            str(message)
-            for message in run_group(
-                2, lambda group: setup.make_mesh_on_all(make_tiny_spec(), Hardware(data=3), group, 1)
-            )
-            if isinstance(message, UserError)
-        ]
-
-    assert len(messages := collect_errors(2, 3)) == 2
-    assert all('process 1' in message and 'process 0' in message for message in messages)
-    assert len(messages := collect_errors(2, 2)) == 2
-    assert all('3 devices' in message for message in messages)

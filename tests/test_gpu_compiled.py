@@ -81,8 +81,8 @@ def test_gpu_kernels_of_every_operation_lower_to_mosaic_gpu(operation, spec_name
 
 
 @pytest.mark.parametrize('normalizer', ['none', 'sum'])
-def test_newton_sigmoid_lowers_to_mosaic_gpu(normalizer, monkeypatch):
-    monkeypatch.setenv(SIGMOID_VARIABLE, 'newton')
+def test_polynomial_sigmoid_lowers_to_mosaic_gpu(normalizer, monkeypatch):
+    monkeypatch.setenv(SIGMOID_VARIABLE, 'polynomial')
     assert_lowers_to_mosaic_gpu(('sigmoid', normalizer), 'causal')
 
 

@@ -94,8 +94,8 @@ def test_gpu_attention_matches_definition_in_interpreter(gpu_interpreter, operat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('normalizer', 'columns'), [('none', 0), ('sum', 1)])
-def test_newton_sigmoid_matches_definition_in_interpreter(gpu_interpreter, normalizer, columns, monkeypatch):
-    monkeypatch.setenv(SIGMOID_VARIABLE, 'newton')
+def test_polynomial_sigmoid_matches_definition_in_interpreter(gpu_interpreter, normalizer, columns, monkeypatch):
+    monkeypatch.setenv(SIGMOID_VARIABLE, 'polynomial')
     compare_with_definition(('sigmoid', normalizer), 256, columns)
 
 

@@ -205,8 +205,8 @@ def test_translate_oom_errors_passes_other_runtime_errors():
     ('message', 'error_class', 'kind', 'exit_code'),
     [
         (GPU_MESSAGE, UserError, 'refused', 1),
-        ('RESOURCE_EXHAUSTED: gRPC: too many messages', jax.errors.JaxRuntimeError, 'lost', 42),
-        ('INTERNAL: something else', jax.errors.JaxRuntimeError, 'lost', 42),
+        ('RESOURCE_EXHAUSTED: gRPC: too many messages', jax.errors.JaxRuntimeError, 'lost', 75),
+        ('INTERNAL: something else', jax.errors.JaxRuntimeError, 'lost', 75),
     ],
     ids=['memory', 'messages', 'internal'],
 )

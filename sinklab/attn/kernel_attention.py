@@ -71,7 +71,7 @@ def choose_reduction(operation: Operation, needs_abs_weight_sum: bool = False) -
     if operation.similarity.is_shifted:
         return SoftmaxReduction()
     needs_total, similarity = operation.normalizer.uses_total, operation.similarity
-    weigh = similarity.weigh if needs_total or similarity.approximate_weigh is None else similarity.approximate_weigh
+    weigh = similarity.weigh if needs_total else similarity.weigh_by_tanh or similarity.weigh
 
     def compute_weight_and_summands(weigh, score):
         weight, mass = weigh(score, 1.0)
@@ -82,10 +82,8 @@ def choose_reduction(operation: Operation, needs_abs_weight_sum: bool = False) -
         return weight, tuple(compute() for is_needed, compute in options if is_needed)
 
     return LinearReduction(
-        *(
-            function and functools.partial(compute_weight_and_summands, function)
-            for function in (weigh, similarity.logistic_weigh)
-        )
+        functools.partial(compute_weight_and_summands, weigh),
+        similarity.weigh_by_logistic and functools.partial(compute_weight_and_summands, similarity.weigh_by_logistic),
     )
 
 

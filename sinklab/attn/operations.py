@@ -31,17 +31,17 @@ class Similarity:
         is_shifted: The largest score that the query sees is subtracted from scores, so that exponentials stay finite.
             The factor must cancel between weight and sum, so such a similarity needs a normalizer that reads the sum.
         uses_unit: `weigh` reads `unit`, the value of a constant 1 (next to e^s) after the shift.
-        approximate_weigh: The same function, faster and with errors of up to 6e-8, for kernels whose weights are not
-            divided by their sum.
-        logistic_weigh: The same function by the logistic function, for kernels that compute it in their own way. Its
-            derivative costs two operations.
+        weigh_by_tanh: The same function with errors of up to 6e-8, for kernels on TPUs whose weights are not divided
+            by their sum; tanh is one operation there.
+        weigh_by_logistic: The same function for kernels on GPUs, which compute the logistic function in their own
+            way. Its derivative costs two operations.
     """
 
     weigh: WeighFunction
     is_shifted: bool = False
     uses_unit: bool = False
-    approximate_weigh: WeighFunction | None = None
-    logistic_weigh: WeighFunction | None = None
+    weigh_by_tanh: WeighFunction | None = None
+    weigh_by_logistic: WeighFunction | None = None
 
 
 def exp(score, unit):
@@ -126,7 +126,7 @@ def identity(score, unit):
 SIMILARITIES = {
     'exp': Similarity(exp, is_shifted=True),
     'softpick': Similarity(softpick, is_shifted=True, uses_unit=True),
-    'sigmoid': Similarity(sigmoid, approximate_weigh=tanh_sigmoid, logistic_weigh=logistic_sigmoid),
+    'sigmoid': Similarity(sigmoid, weigh_by_tanh=tanh_sigmoid, weigh_by_logistic=logistic_sigmoid),
     'elu1': Similarity(elu1),
     'relu': Similarity(relu),
     'identity': Similarity(identity),

@@ -48,7 +48,7 @@ def set_up_run(
     """
     host_names = group.all_gather(platform.node())
     num_local_processes = host_names.count(host_names[group.process_index])  # they share the memory of this host
-    mesh, hardware = make_mesh_on_all(spec, hardware, group, num_local_processes)
+    mesh, hardware = run_on_all_or_raise(group, lambda: make_checked_mesh(spec, hardware, num_local_processes))
     broadcast_from_primary(group, lambda: check_disk_space(spec, run_dir, mesh))
     attention = run_on_all_or_raise(group, lambda: step.choose_verified_backend(spec, hardware))
     check_equal_on_all(group, {'the attention backend': attention.backend})
@@ -94,28 +94,6 @@ def make_row_content(
         return {'from': warm_start.describe_lineage(origin, spec, run_dir, data.fingerprint)}
 
     return row | broadcast_from_primary(group, find_lineage)
-
-
-def make_mesh_on_all(
-    spec: Spec, hardware: Hardware, group: ProcessGroup, num_local_processes: int
-) -> tuple[jax.sharding.Mesh, Hardware]:
-    """Make the mesh on all processes, and choose the micro-batch; raise UserError if the layout does not fit.
-
-    If processes have different numbers of devices, the error reports that, because it is why the layout does not fit.
-    """
-    try:
-        return run_on_all_or_raise(group, lambda: make_checked_mesh(spec, hardware, num_local_processes))
-    except UserError:
-        check_equal_on_all(group, {'the number of devices': count_local_devices()})
-        raise
-
-
-def count_local_devices() -> int:
-    """Return the number of devices of this process; 0 if jax finds none."""
-    try:
-        return len(jax.local_devices())
-    except RuntimeError:
-        return 0
 
 
 def make_checked_mesh(spec: Spec, hardware: Hardware, num_local_processes: int) -> tuple[jax.sharding.Mesh, Hardware]:

@@ -48,11 +48,12 @@ class LinearReduction:
 
     Attributes:
         weigh: Function that returns w and all m.
-        logistic_weigh: The same function, if it is a sigmoid, for kernels with a logistic function of their own.
+        weigh_by_logistic: The same function, if it is a sigmoid, for kernels with a logistic function of their own.
+            Every `logistic` in it is of the score.
     """
 
     weigh: WeighMasses
-    logistic_weigh: WeighMasses | None = None
+    weigh_by_logistic: WeighMasses | None = None
 
     @property
     def num_statistics(self) -> int:
