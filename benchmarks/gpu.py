@@ -6,17 +6,19 @@
 
 The parts, in order of value:
 
-- kernels: attention kernels against the definition (gpu_kernels.py).
+- kernels: attention kernels against the definition (gpu_kernels.py); about 6 minutes, if a cell takes 12 s.
 - natural: models of 10M and 60M parameters without a fixed first token (gpu_training.py, configs/natural.py). On one
-  H200 a step of 60M takes 126 to 134 ms (docs/results/gpu.md), thus a run of 4,000 steps at most 9 minutes.
-- speed: attention alone, and training steps (gpu_speed.py). tokamax is measured if it is installed.
+  H200 a step of 60M takes 126 to 134 ms with the paper's larger vocabulary (docs/results/gpu.md), thus a run of 4,000
+  steps at most 9 minutes.
+- speed: attention alone, and training steps (gpu_speed.py); about 9 minutes. tokamax is measured if it is installed.
 - sizes: softmax at 10M, 25M and 60M, with tokens in proportion and three seeds (gpu_training.py); 45 minutes at most.
 
 A part is a list of cells. The result of a cell is written to DIR as soon as it is measured. After --minutes, or a
 signal, the part stops; the same command measures the cells that have no complete result in DIR or, if DIR is new, in
 docs/results. A training run continues from its checkpoint in DIR/runs, if that is still there. --tiny measures a few
 tiny cells on any device. python -m docs.gpu_results DIR copies the results to docs/results and writes
-docs/results/gpu.md. The exit code is 1 if a cell failed.
+docs/results/gpu.md. The exit code is 1 if a cell failed. On a machine without a network, install wheels of the
+packages that setup.py requires, and unpack a store (packed_store.py).
 """
 
 import argparse
@@ -38,6 +40,7 @@ from benchmarks.argument_types import parse_positive_number
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS_DIR = ROOT / 'docs' / 'results'
+NO_GPU = 4  # exit code of a worker that finds no GPU
 GRACE_SECONDS = 45  # from SIGTERM to SIGKILL; a training run saves a checkpoint in them
 
 
@@ -62,7 +65,8 @@ class Part:
 
 
 # Workers for kernels share the GPU and compile most of the time; their programs run only once.
-SHARED_GPU = dict(XLA_PYTHON_CLIENT_PREALLOCATE='false', XLA_FLAGS='--xla_gpu_autotune_level=0')
+NO_AUTOTUNING = f'{os.environ.get("XLA_FLAGS", "")} --xla_gpu_autotune_level=0'.strip()
+SHARED_GPU = dict(XLA_PYTHON_CLIENT_PREALLOCATE='false', XLA_FLAGS=NO_AUTOTUNING)
 PARTS = {
     'kernels': Part('gpu_kernels', num_processes=8, num_cells=12, environment=SHARED_GPU),
     'natural': Part('gpu_training', environment=dict(XLA_PYTHON_CLIENT_PREALLOCATE='false')),
@@ -108,14 +112,15 @@ def run_part(args: argparse.Namespace) -> int:
         with lock:
             if session not in results['sessions']:
                 results['sessions'].append(session)
-            cells[name] = result | dict(session=results['sessions'].index(session))
-            file.write_text(json.dumps(results, indent=1) + '\n')
+            if count_steps(result) >= count_steps(cells.get(name, {})):  # a run on a fresh machine starts again
+                cells[name] = result | dict(session=results['sessions'].index(session))
+            write_results(file, results)
         print(f'{args.part}: {name}: {result.get("failed", "measured")}, {result["seconds"]:.0f} s', flush=True)
 
     def has_failed(name: str) -> bool:
         return 'failed' in cells.get(name, {})
 
-    file.write_text(json.dumps(results, indent=1) + '\n')  # fails now if it cannot be written
+    write_results(file, results)  # fails now if it cannot be written
     missing = [name for name in names if not cells.get(name, {}).get('is_complete')]
     missing.sort(key=has_failed)  # cells that failed before come last
     workers = Workers(args, record)
@@ -133,6 +138,17 @@ def run_part(args: argparse.Namespace) -> int:
     again = '' if num_complete == len(names) else '; the same command measures the others'
     print(f'{args.part}: {num_complete} of {len(names)} cells are complete in {file}{again}')
     return 1 if any(map(has_failed, names)) else 0
+
+
+def write_results(file: Path, results: dict) -> None:
+    """Write a file of results as a whole: it is the only record."""
+    file.with_suffix('.part').write_text(json.dumps(results, indent=1) + '\n')
+    file.with_suffix('.part').replace(file)
+
+
+def count_steps(result: dict) -> int:
+    """Return the last step of a training run; 0 for other cells."""
+    return max((step for step, _ in result.get('metrics', {}).get('train/loss', [])), default=0)
 
 
 class Workers:
@@ -154,8 +170,8 @@ class Workers:
         environment = os.environ | PARTS[self.args.part].environment
         while left and time.monotonic() < self.deadline:
             pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            # Ctrl-C reaches the workers only through `stop`.
-            worker = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes)
+            # Ctrl-C reaches the workers, which have a process group of their own, only through `stop`.
+            worker = subprocess.Popen(command, cwd=ROOT, env=environment, process_group=0, **pipes)
             self.processes.add(worker)
             seconds = max(0.0, self.deadline - time.monotonic())
             timers = [
@@ -180,6 +196,8 @@ class Workers:
             left = left[num_measured:]
             if not num_measured and time.monotonic() < self.deadline:
                 print(f'{self.args.part}: {left.pop(0)}: exit code {worker.returncode}', file=sys.stderr)
+            if worker.returncode == NO_GPU:
+                self.stop()
 
 
 def run_worker(args: argparse.Namespace) -> int:
@@ -188,6 +206,9 @@ def run_worker(args: argparse.Namespace) -> int:
     os.dup2(2, 1)  # what libraries print
     names, module = json.load(sys.stdin), PARTS[args.part].import_module()
     cells, session = module.make_cells(args.part, args.tiny), describe_session(args)
+    if not args.tiny and session['backend'] != 'gpu':  # jax falls back to the CPU if it cannot open the GPU
+        print(f'gpu: jax finds {session["backend"]}, and no GPU; --tiny runs on any device', file=sys.stderr)
+        return NO_GPU
     for name in names:
         start = time.monotonic()
         result = measure_or_explain(module.measure_cell, cells[name], args)
@@ -217,6 +238,7 @@ def describe_session(args: argparse.Namespace) -> dict:
     device, source = jax.devices()[0], f' --source={args.source}' if args.source else ''
     return dict(
         date=time.strftime('%Y-%m-%d'),
+        backend=jax.default_backend(),
         device=device.device_kind,
         runtime=device.client.platform_version,
         machine=describe_machine(),

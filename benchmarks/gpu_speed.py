@@ -9,6 +9,7 @@ same softmax model in plain JAX (jax_baseline.py); MFU is the model's operations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import os
 import statistics
 import time
@@ -16,7 +17,7 @@ from collections.abc import Callable
 
 NUM_TOKENS, MODEL_WIDTH = 16_384, 2048  # of attention: sequences x length, heads x head width
 ROUNDS, WARMUP_STEPS, NUM_STEPS, STEP_ROUNDS = 10, 3, 10, 3
-# {name: (backend, similarity, normalizer, function of the sigmoid)}; tokamax is a package.
+# {name: (backend, similarity, normalizer, function of the sigmoid)}.
 KERNELS = {
     'cuDNN softmax': ('cudnn', 'exp', 'sum', 'rsqrt'),
     'our softmax': ('gpu', 'exp', 'sum', 'rsqrt'),
@@ -24,6 +25,12 @@ KERNELS = {
     'our sigmoid, polynomial': ('gpu', 'sigmoid', 'none', 'polynomial'),
     'tokamax softmax': ('tokamax', 'exp', 'sum', 'rsqrt'),
 }
+# These take turns. Kernels that have never run come last, because one that fails can leave the GPU unusable.
+GROUPS = (
+    ('cuDNN softmax', 'our softmax'),
+    ('our softmax', 'our sigmoid', 'our sigmoid, polynomial'),
+    ('tokamax softmax',),
+)
 DIRECTIONS = {'forward': 1.0, 'forward_and_backward': 3.5}  # operations over those of the forward pass
 # {name: (similarity of the row, function of the sigmoid)}
 STEP_VARIANTS = {
@@ -52,25 +59,30 @@ def time_attention(cell: dict, is_tiny: bool) -> dict:
     import jax.numpy as jnp
     import numpy as np
 
+    from sinklab.errors import format_error
+
     length, width = cell['length'], cell['width']
     tokens, model_width = (128, 32) if is_tiny else (NUM_TOKENS, MODEL_WIDTH)
     shape = tokens // length, length, model_width // width, width
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for _ in range(4)]
     result: dict[str, dict] = {direction: {} for direction in (*DIRECTIONS, 'left_out')}
-    kernels = dict(chunked=('chunked', 'exp', 'sum', 'rsqrt')) if is_tiny else KERNELS
-    for direction, factor in DIRECTIONS.items():
+    groups = [['chunked']] if is_tiny else GROUPS
+    for group, (direction, factor) in itertools.product(groups, DIRECTIONS.items()):
         flops = factor * 2 * shape[0] * shape[2] * length**2 * width
         runs = {}
-        for name, kernel in kernels.items():
+        for name in group:
+            kernel = KERNELS.get(name, ('chunked', 'exp', 'sum', 'rsqrt'))
             try:
-                runs[name] = jax.jit(make_function(direction, kernel, shape)).lower(*arrays).compile()
-                jax.block_until_ready(runs[name](*arrays))
+                run = jax.jit(make_function(direction, kernel, shape)).lower(*arrays).compile()
+                jax.block_until_ready(run(*arrays))
+                runs[name] = run
             except Exception as error:  # for example, tokamax is not installed
-                runs.pop(name, None)
-                result['left_out'][f'{name}, {direction}'] = ' '.join(str(error).split())[:200]
+                result['left_out'][f'{name}, {direction}'] = format_error(error, with_type=True)
         for name, seconds in time_in_turns(runs, arrays).items():
-            result[direction][name] = [flops / second / 1e12 for second in statistics.quantiles(seconds, n=4)]
+            result[direction].setdefault(
+                name, [flops / second / 1e12 for second in statistics.quantiles(seconds, n=4)]
+            )
     return result
 
 

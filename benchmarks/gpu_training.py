@@ -5,6 +5,7 @@ incomplete, and has those that it reached.
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ METRICS = (
 )
 # Exit codes of a run that was stopped; the first one after a checkpoint.
 STOPPED = 143, -signal.SIGTERM, -signal.SIGKILL
+DIVERGED = 3  # exit code of a run whose loss is no longer finite
 SAVE_SECONDS = 30  # for the step and the checkpoint after SIGTERM
 # In order of value: (size, rows).
 NATURAL = [
@@ -33,53 +35,54 @@ NATURAL = [
     ('10m', ['sigmoid_apple', 'bos', 'fixed_1', 'kv']),
     ('paper', ['bos', 'fixed_1', 'kv']),
 ]
-# Sequences of a batch, in proportion to the parameters; the number of steps is the same. 60M has the 32 of its row.
-BATCH_SIZES = {'10m': dict(batch_size=6), '25m': dict(batch_size=14), 'paper': {}}
+BATCH_SIZE = 32
+BATCH_SIZES = {'10m': 6, '25m': 14, 'paper': 32}  # in proportion to the parameters, with the same number of steps
 
 
 def make_cells(part: str, is_tiny: bool) -> dict[str, dict]:
     """Make the cells of `natural` or `sizes`: {name: arguments of a run}."""
     if part == 'natural':
-        runs = [dict(size=size, row=row, seed=0) for size, rows in NATURAL for row in rows]
+        runs = [dict(size=size, row=row, batch_size=BATCH_SIZE, seed=0) for size, rows in NATURAL for row in rows]
     else:
-        runs = [
-            dict(size=size, row='softmax', seed=seed) | batch
-            for seed in range(3)
-            for size, batch in BATCH_SIZES.items()
-        ]
+        batches = itertools.product(range(3), BATCH_SIZES.items())
+        runs = [dict(size=size, row='softmax', batch_size=batch, seed=seed) for seed, (size, batch) in batches]
     if is_tiny:
         runs = [run | dict(size='smoke') for run in runs[:2]]
-    return {'-'.join(map(str, run.values())): run for run in runs}
+    return {describe_run(run): run for run in runs}
+
+
+def describe_run(run: dict) -> str:
+    return f'{run["size"]} {run["row"]} batch {run["batch_size"]} seed {run["seed"]}'
 
 
 def measure_cell(cell: dict, args: argparse.Namespace) -> dict:
     """Train, or continue to train, the run of a cell; return its metrics by step."""
-    name = '-'.join(map(str, cell.values()))
-    run_dir = args.out / 'runs' / name
+    run_dir = args.out / 'runs' / describe_run(cell).replace(' ', '-')
     source = args.bos_source if cell['row'] == 'bos' and args.bos_source else args.source
     command = [
         *(sys.executable, '-m', 'sinklab', 'train', f'--config=configs/natural.py:{cell["row"]}'),
         *(f'--size={cell["size"]}', f'--workdir={run_dir}', f'--config.seed={cell["seed"]}', '--remat=auto'),
         f'--config.data.source={source}',
+        *(f'--config.optimizer.{name}={cell[name]}' for name in ('batch_size', 'steps') if name in cell),
     ]
-    if 'batch_size' in cell:
-        command.append(f'--config.optimizer.batch_size={cell["batch_size"]}')
-    # The worker itself needs hardly any memory of the GPU (benchmarks/gpu.py).
-    process = subprocess.Popen(
-        command, stdout=sys.stderr, env=os.environ | dict(XLA_PYTHON_CLIENT_PREALLOCATE='true')
-    )
+    processes: list[subprocess.Popen] = []
 
     def stop(*_) -> None:
-        process.terminate()
-        timer = threading.Timer(SAVE_SECONDS, process.kill)
-        timer.daemon = True
-        timer.start()
+        for process in processes:
+            process.terminate()
+            timer = threading.Timer(SAVE_SECONDS, process.kill)
+            timer.daemon = True
+            timer.start()
 
     signal.signal(signal.SIGTERM, stop)
-    exit_code = process.wait()
-    if exit_code not in (0, *STOPPED):
-        return dict(failed=f'sinklab train ended with exit code {exit_code}')
-    return dict(is_complete=exit_code == 0, metrics=read_metrics(run_dir))
+    # The worker itself needs hardly any memory of the GPU (benchmarks/gpu.py).
+    environment = os.environ | dict(XLA_PYTHON_CLIENT_PREALLOCATE='true')
+    processes.append(subprocess.Popen(command, stdout=sys.stderr, env=environment))
+    exit_code = processes[0].wait()
+    metrics = read_metrics(run_dir)
+    if exit_code not in (0, DIVERGED, *STOPPED):
+        return dict(failed=f'sinklab train ended with exit code {exit_code}', metrics=metrics)
+    return dict(is_complete=exit_code in (0, DIVERGED), has_diverged=exit_code == DIVERGED, metrics=metrics)
 
 
 def read_metrics(run_dir: Path) -> dict[str, list[list[float]]]:

@@ -10,8 +10,9 @@ a licence, occurs twice. A document is a source file, or a part of a long one, s
 holds out share none of these paragraphs with the others. The script fails if the corpus does not have the SHA-256 of
 DIGEST.
 
-The packages (951 MB) are found or downloaded as in english_corpus.py. RFCs are in the component non-free of Debian:
-add it to the sources of apt, or put these packages into the folder of --packages.
+The packages (951 MB) are found or downloaded as in english_corpus.py; snapshot.debian.org keeps old versions. RFCs
+are in the component non-free of Debian: add it to the sources of apt, or put these packages into the folder of
+--packages.
 """
 
 import html
@@ -82,7 +83,10 @@ def select_documents(texts: Iterable[str], domain: str, seen: set[str]) -> Itera
                 length += len(paragraph)
                 if domain == 'prose' or len(paragraph) >= KEY_CHARACTERS:
                     seen.add(key)
-        yield from filter(lambda document: len(document) >= MIN_CHARACTERS, map('\n\n'.join, groups.values()))
+        for group in groups.values():
+            document = '\n\n'.join(group)
+            if len(document) >= MIN_CHARACTERS:
+                yield document
 
 
 def read_packages(package_dir: Path) -> Iterator[tuple[str, list[dict]]]:

@@ -95,31 +95,45 @@ def format_steps() -> str:
             mfu = format_number(step['mfu'] and [100 * step['mfu']], '.1f', max)
             memory = format(step['planned_bytes'] / 1e9, '.1f') if 'planned_bytes' in step else ''
             lines.append(
-                [cell['model'], variant, step.get('attention', ''), cells[name]['batch'], milliseconds, mfu, memory]
+                [
+                    cell['model'],
+                    variant,
+                    step.get('attention', ''),
+                    step['remat'],
+                    cells[name]['batch'],
+                    milliseconds,
+                    mfu,
+                    memory,
+                ]
             )
-    return format_measured(['model', 'step', 'attention', 'batch', 'ms', 'MFU, %', 'planned GB'], lines, missing)
+    return format_measured(
+        ['model', 'step', 'attention', 'remat', 'batch', 'ms', 'MFU, %', 'planned GB'], lines, missing
+    )
 
 
 def format_training(part: str) -> str:
     """Return Sink_1 over training and the last loss, a line for each run."""
     cells, lines, missing = read_results('training')['cells'], [], []
     for name, run in gpu_training.make_cells(part, is_tiny=False).items():
-        if 'metrics' not in cells.get(name, {}):
+        metrics = cells.get(name, {}).get('metrics', {})
+        if not metrics.get('sink/1'):
             missing.append(name)
             continue
-        metrics = cells[name]['metrics']
-        sinks, losses = dict(metrics['sink/1']), metrics['valid/loss']
+        sinks, losses = dict(metrics['sink/1']), metrics.get('valid/loss')
         figures = [format(sinks[step], '.1f') if step in sinks else '' for step in STEPS]
-        lines.append(
-            [run['size'], run['row'], run['seed'], run.get('batch_size', 32), *figures, format(losses[-1][1], '.3f')]
-        )
-    headings = ['size', 'row', 'seed', 'batch', *(f'Sink_1 at {step:,}' for step in STEPS), 'last valid loss']
+        last_loss = format_number(losses and [losses[-1][1]], '.3f', max)
+        last_step = max(sinks)
+        lines.append([*(run[key] for key in ('size', 'row', 'batch_size', 'seed')), last_step, *figures, last_loss])
+    headings = ['size', 'row', 'batch', 'seed', 'steps', *(f'Sink_1 at {step:,}' for step in STEPS), 'valid loss']
     return format_measured(headings, lines, missing)
 
 
 def format_measured(headings: list[str], lines: list[list], missing: list[str]) -> str:
     """Return a table of what was measured, and a sentence about what was not."""
-    return (format_table(headings, lines) if lines else '') + (f'Not run: {", ".join(missing)}.\n' if missing else '')
+    total = len(lines) + len(missing)
+    names = '' if lines else f': {", ".join(missing)}'
+    text = format_table(headings, lines) if lines else ''
+    return text + (f'Not run: {len(missing)} of {total}{names}.\n' if missing else '')
 
 
 def format_number(values: Sequence[float] | None, number_format: str, reduce: Callable) -> str:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,21 +49,21 @@ def test_natural_part_stops_and_continues(tmp_path):
     assert read_cells(tmp_path, 'natural') == {}
     assert run_plan('natural', tmp_path).returncode == 0
     cells = read_cells(tmp_path, 'natural')
-    assert [step for step, _ in cells['smoke-softmax-0']['metrics']['sink/1']] == [0, 4]
+    assert [step for step, _ in cells['smoke softmax batch 32 seed 0']['metrics']['sink/1']] == [0, 4]
     file = tmp_path / 'gpu_training.json'
     results = json.loads(file.read_text())
-    results['cells']['smoke-sigmoid-0'] = dict(failed='an earlier failure', session=0)
+    results['cells']['smoke sigmoid batch 32 seed 0'] = dict(failed='an earlier failure', session=0)
     file.write_text(json.dumps(results))
     process = run_plan('natural', tmp_path)
-    assert [line.split(': ')[1] for line in process.stdout.splitlines()[:1]] == ['smoke-sigmoid-0']
-    assert read_cells(tmp_path, 'natural')['smoke-sigmoid-0']['is_complete']
+    assert [line.split(': ')[1] for line in process.stdout.splitlines()[:1]] == ['smoke sigmoid batch 32 seed 0']
+    assert read_cells(tmp_path, 'natural')['smoke sigmoid batch 32 seed 0']['is_complete']
 
 
 @pytest.mark.slow
 def test_cell_that_fails_is_recorded_and_others_are_measured(tmp_path):
     process = run_plan('natural', tmp_path, '--source=text:nothing.txt')
     cells = read_cells(tmp_path, 'natural')
-    assert (process.returncode, [*cells]) == (1, ['smoke-softmax-0', 'smoke-sigmoid-0'])
+    assert (process.returncode, [*cells]) == (1, ['smoke softmax batch 32 seed 0', 'smoke sigmoid batch 32 seed 0'])
     assert all('exit code 1' in cell['failed'] for cell in cells.values())
 
 
@@ -97,7 +98,53 @@ def test_results_of_tiny_cells_are_not_copied_to_the_page(tmp_path):
 
 def test_sizes_and_natural_share_the_run_of_60m():
     natural, sizes = (gpu_training.make_cells(part, is_tiny=False) for part in ('natural', 'sizes'))
-    assert natural.keys() & sizes.keys() == {'paper-softmax-0'}
+    assert natural.keys() & sizes.keys() == {'paper softmax batch 32 seed 0'}
+
+
+def test_without_a_gpu_no_cell_is_measured(tmp_path):
+    """A cell that a worker calls unsupported because jax fell back to the CPU would never be measured."""
+    process = subprocess.run(
+        [sys.executable, '-m', 'benchmarks.gpu', 'speed', f'--out={tmp_path}'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert 'no GPU' in process.stderr
+    assert not any(cell['is_complete'] for cell in read_cells(tmp_path, 'speed').values())
+
+
+MEASURE_SCRIPT = """
+import argparse, json, pathlib, sys
+from benchmarks import gpu_training
+run = dict(size='smoke', row='softmax', batch_size=4, seed=0, steps=int(sys.argv[2]))
+args = argparse.Namespace(out=pathlib.Path(sys.argv[1]), source='stdlib', bos_source=None)
+print(json.dumps(gpu_training.measure_cell(run, args)))
+"""
+
+
+@pytest.mark.slow
+def test_training_run_saves_after_sigterm_and_continues(tmp_path):
+    def start(steps):
+        command = [sys.executable, '-c', MEASURE_SCRIPT, str(tmp_path), str(steps)]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+    metrics_file = tmp_path / 'runs' / 'smoke-softmax-batch-4-seed-0' / 'metrics.jsonl'
+    with start(1_000_000) as process:
+        deadline = time.monotonic() + 120
+        while not (metrics_file.exists() and metrics_file.read_text().count('\n') > 20):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.terminate()
+        stopped = json.loads(process.communicate()[0])
+    assert not stopped['is_complete']
+    last_step = gpu.count_steps(stopped)
+    assert last_step > 0
+    with start(last_step + 5) as process:
+        continued = json.loads(process.communicate()[0])
+    assert continued['is_complete']
+    losses, earlier_losses = (result['metrics']['train/loss'] for result in (continued, stopped))
+    assert losses[: len(earlier_losses)] == earlier_losses
+    assert gpu.count_steps(continued) == last_step + 5
 
 
 def test_page_has_the_generated_tables():

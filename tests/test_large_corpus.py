@@ -73,5 +73,5 @@ def test_damaged_packed_file_is_refused(store, tmp_path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match='is damaged'):
+    with pytest.raises(UserError, match='damaged'):
         packed_store.unpack_store([path], tmp_path / 'unpacked')
