@@ -15,6 +15,7 @@ example:
 import argparse
 import contextlib
 import dataclasses
+import sys
 from typing import Any, get_args
 
 from sinklab.checkpoint import digests
@@ -248,12 +249,13 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
         exit_status, records = train_and_classify_errors(
             request, *callbacks, group=group, origin=warm_start, args=args
         )
+        message = f'sinklab train: {process_flags.format_exit_status(exit_status)}'
         if progress:
             progress.finish(
-                exit_status,
-                f'sinklab train: {process_flags.format_exit_status(exit_status)}',
-                lambda: print_results(request.run_dir, request.row, records, request.expected),
+                exit_status, message, lambda: print_results(request.run_dir, request.row, records, request.expected)
             )
+        elif exit_status.exit_code:
+            print(message, file=sys.stderr)
     return exit_status
 
 

@@ -114,10 +114,10 @@ if 'train' in sys.argv and {'NOTES', 'FAULT', 'PAUSE'} & os.environ.keys():
         run.group = FaultyGroup(run.group, run.run_dir.path)
         original_post_init(run)
 
-    def pause_before_step(run, original_get_local_request=loop.TrainLoop.get_local_request):
+    def pause_after_step(run, step_num, metrics, original_finish_step=loop.TrainLoop.finish_step):
         time.sleep(PAUSE_SECONDS)
-        run.group.count_event('step')
-        return original_get_local_request(run)
+        run.group.count_event(f'step {step_num}')
+        return original_finish_step(run, step_num, metrics)
 
     loop.TrainLoop.__post_init__ = start_with_faults
-    loop.TrainLoop.get_local_request = pause_before_step
+    loop.TrainLoop.finish_step = pause_after_step
