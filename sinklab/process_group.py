@@ -26,7 +26,6 @@ CLUSTER_VARIABLES = [
     {'SLURM_JOB_ID', 'SLURM_STEP_NODELIST'},
     {'KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'},
     {'OMPI_MCA_orte_hnp_uri'},
-    {'TPU_WORKER_HOSTNAMES'},
     {'TPU_PROCESS_ADDRESSES'},
     {'MEGASCALE_COORDINATOR_ADDRESS'},
 ]
@@ -48,10 +47,11 @@ class ProcessGroup:
         """
         if self.process_count == 1:
             return [value]
-        import jax
         from jax.experimental import multihost_utils
 
-        num_devices = collections.Counter(device.process_index for device in jax.devices())
+        from sinklab.parallel.device_mesh import get_devices
+
+        num_devices = collections.Counter(device.process_index for device in get_devices())
         for index, count in sorted(num_devices.items()):
             if count != num_devices[0]:
                 raise UserError(
@@ -112,6 +112,8 @@ def join_processes(
             shutdown_timeout_seconds=HEARTBEAT_SECONDS,
         )
     except Exception as error:  # of any type: detection queries servers through other packages
+        if missing and isinstance(error, ValueError):  # jax detects no cluster
+            return ProcessGroup()
         reason = format_error(error, with_type=True)
         raise UserError(f'the processes cannot connect ({reason}); {FLAGS_HINT}') from error
     # Private: jax.process_index() would start the devices, whose number the layout sets later.
@@ -153,9 +155,9 @@ def is_in_cluster(environment: Mapping[str, str]) -> bool:
             f'SLURM has {num_tasks} tasks for this job, but this command is not in a job step; start it with srun, '
             'or give --processes=1 for one process'
         )
-    return any(variables <= environment.keys() for variables in CLUSTER_VARIABLES) or any(
-        map(glob.glob, TPU_DEVICE_PATTERNS)
-    )
+    has_several_tpu_hosts = ',' in environment.get('TPU_WORKER_HOSTNAMES', '')
+    has_variables = any(variables <= environment.keys() for variables in CLUSTER_VARIABLES)
+    return has_several_tpu_hosts or has_variables or any(map(glob.glob, TPU_DEVICE_PATTERNS))
 
 
 def list_local_devices(environment: Mapping[str, str]) -> list[int] | None:

@@ -29,6 +29,11 @@ def test_process_without_flags_or_cluster_is_single():
     assert ProcessGroup().all_gather({'a': 1}) == [{'a': 1}]
 
 
+def test_single_tpu_host_is_a_single_process(monkeypatch):
+    monkeypatch.setenv('TPU_WORKER_HOSTNAMES', 'localhost')
+    assert join_processes(None, None, None, 5.0) == ProcessGroup()
+
+
 @pytest.mark.parametrize(
     ('given', 'name'),
     [
