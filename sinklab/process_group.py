@@ -1,6 +1,5 @@
 """Processes of a run: how they meet, exchange JSON values, and raise the errors of one on all."""
 
-import collections
 import dataclasses
 import faulthandler
 import glob
@@ -47,12 +46,11 @@ class ProcessGroup:
         """
         if self.process_count == 1:
             return [value]
+        import jax
         from jax.experimental import multihost_utils
 
-        from sinklab.parallel.device_mesh import get_devices
-
-        num_devices = collections.Counter(device.process_index for device in get_devices())
-        for index, count in sorted(num_devices.items()):
+        num_devices = [len(jax.local_devices(process_index=index)) for index in range(self.process_count)]
+        for index, count in enumerate(num_devices):
             if count != num_devices[0]:
                 raise UserError(
                     f'process {index} differs from process 0 in the number of devices: {count} instead of '
