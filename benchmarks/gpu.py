@@ -187,11 +187,13 @@ class Workers:
                 for line in worker.stdout:
                     self.record(**json.loads(line))
                     num_measured += 1
+                worker.wait()
+            except BaseException:
+                worker.terminate()
+                raise
             finally:
                 for timer in timers:
                     timer.cancel()
-                worker.terminate()
-                worker.wait()
                 self.processes.discard(worker)
             left = left[num_measured:]
             if not num_measured and time.monotonic() < self.deadline:

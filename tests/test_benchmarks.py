@@ -209,7 +209,9 @@ def test_gpu_instructions_benchmark_finds_loops_with_matrix_products(monkeypatch
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not topology.has_cuda_plugin(), reason='jax_plugins.xla_cuda13 is not installed')
+@pytest.mark.skipif(
+    not topology.has_cuda_plugin(), reason='without jax_plugins.xla_cuda13 nothing compiles for a GPU'
+)
 def test_gpu_instructions_benchmark_counts_one_special_function_with_polynomial(run_benchmark, monkeypatch):
     monkeypatch.setenv('SINKLAB_GPU_SIGMOID', 'rsqrt')  # the benchmark changes it
     output = run_benchmark('gpu_instructions', '--widths=64')

@@ -49,7 +49,7 @@ class WarmStartFlag:
 
 @dataclasses.dataclass(frozen=True)
 class RunRequest:
-    """What the arguments of a run ask for, as one process reads them."""
+    """Arguments of a run, parsed and checked by one process."""
 
     run_dir: RunDir
     parent: WarmStartFlag | None
