@@ -39,7 +39,7 @@ from sinklab.environment import get_package_versions
 from sinklab.errors import UserError, format_error
 from sinklab.machine import get_processor_name
 from sinklab.opened_models import OpenedModel
-from sinklab.storage.atomic_write import atomic_write
+from sinklab.storage.files import atomic_write
 
 SIGNIFICANT_DIGITS = 6
 PACKAGES = 'torch', 'transformers', 'jax', 'numpy', 'gguf'

@@ -31,3 +31,8 @@ def format_names(names: list[str], max_names: int = 4) -> str:
         if len(names) <= max_names
         else f'{", ".join(names[:max_names])} and {len(names) - max_names} more'
     )
+
+
+def format_extra_command(extra: str) -> str:
+    """Return the command that installs an optional extra of sinklab, such as `hf`, from its clone."""
+    return f"pip install -e '.[{extra}]'"

@@ -1,55 +1,60 @@
 """The run directory: config, metrics, probes and checkpoints.
 
 config.json     the resolved config
-run.json        {"id"}: a random id, made when the run is initialized; its checkpoints store the same id
 tokenizer.json  the tokenizer of a run on text
 token_ids.json  bos_token_id and eos_token_id of an imported model
 row.json        config file, row, diff, published numbers, source; for a fork, its lineage
 environment.json  versions, devices, layout, commit of the latest attempt; attention, remat, changes of each attempt
-metrics.jsonl   one line a record: {"step", "seconds", name: number}; append-only; in a bucket metrics/NUMBER.jsonl
+metrics.jsonl   one line a record: {"step", "seconds", name: number}
 probe/          STEP.npz, the arrays of one probe
-checkpoints/    STEP, an Orbax checkpoint
-digests/        STEP/PROCESS.json, sha256 and size of the files of a checkpoint that a process has written
-damaged/        STEP, a quarantined checkpoint and its digests
+checkpoints/    STEP, an Orbax checkpoint, and in it digests_PROCESS.json: sizes and digests of its files
+damaged/        STEP, a damaged checkpoint that was passed over
 outcome.json    how the latest attempt ended: kind, step, checkpoint, message, exit_code
-lease.json      the lease of the job that works in this folder
+owner.json      the job that uses this folder, or used it last; run.lock is its lock on a disk
 """
 
 import contextlib
 import dataclasses
-import glob
-import itertools
 import json
 import os
-import re
-import secrets
-import unicodedata
+import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sinklab.config.spec import Spec, fill_missing_fields
+import msgspec
+
+from sinklab.config.spec import Spec
 from sinklab.errors import UserError
-from sinklab.storage import append_log, run_file_schemas
-from sinklab.storage.atomic_write import atomic_write, open_writable_folder
-from sinklab.storage.directories import list_committed
-from sinklab.storage.paths import is_remote, parse_path
-from sinklab.storage.untrusted_files import DamagedFileError
+from sinklab.run_files import SCHEMAS
+from sinklab.storage.files import (
+    RESTORE_REMEDY,
+    DamagedFileError,
+    list_entries,
+    open_writable_folder,
+    read_json,
+    warn_once,
+    write_text,
+)
+from sinklab.storage.paths import get_file_system, is_remote, parse_path
 
 METRICS_FILE = 'metrics.jsonl'
-RUN_FILES = 'config.json', 'row.json', 'run.json', 'environment.json', 'outcome.json', METRICS_FILE, 'tokenizer.json'
+UPLOAD_SECONDS = 60.0  # seconds between two uploads of metrics.jsonl into a bucket, unless a save needs one
+RECORD_DECODER = msgspec.json.Decoder(dict[str, int | float])
 
 
 class RunDir:
-    """A run directory, on a file system or in a bucket."""
+    """A run directory, on a disk or in a bucket.
 
-    def __init__(self, path: str | os.PathLike):
+    Args:
+        path: A path or a URL of gs://.
+        is_writable: False for a process that writes nothing, because another process of the run does.
+    """
+
+    def __init__(self, path: str | os.PathLike, is_writable: bool = True):
         if not str(path):
             raise UserError('the path of the run folder is empty; give a folder')
-        if any(unicodedata.category(char) == 'Cc' for char in str(path)):
-            raise UserError(f'{str(path)!r} has a control character in its name; give another folder')
-        if is_remote(path) and glob.has_magic(str(path)):
-            raise UserError(f'{path} has *, ? or [ in its name, which is a pattern in a bucket; give another folder')
-        self.path = parse_path(path)
+        self.path, self.is_writable = parse_path(path), is_writable
 
     def __str__(self) -> str:
         return str(self.path)
@@ -59,30 +64,34 @@ class RunDir:
         return self.path / 'checkpoints'
 
     @property
-    def digest_dir(self) -> Path:
-        return self.path / 'digests'
-
-    @property
-    def quarantine_dir(self) -> Path:
-        return self.path / 'damaged'
-
-    @property
     def probe_files(self) -> list[Path]:
-        """Probe files, sorted by step; a file whose name is no step is skipped, with a warning."""
-        files = sorted((self.path / 'probe').glob('*.npz'))
-        for file in files:
-            if run_file_schemas.parse_probe_step(file) is None:
-                run_file_schemas.warn_once(
-                    file,
-                    f'{file} is skipped: its name is not a step, such as 00000500.npz; rename it, or move it away',
-                )
+        """Probe files, sorted by step."""
         return sorted(
-            (file for file in files if run_file_schemas.parse_probe_step(file) is not None),
-            key=run_file_schemas.parse_probe_step,
+            (path for path in list_entries(self.path / 'probe') if path.suffix == '.npz' and path.stem.isdecimal()),
+            key=lambda path: int(path.stem),
         )
 
     def get_probe_path(self, step: int) -> Path:
         return self.path / 'probe' / f'{step:08}.npz'
+
+    def has_run(self) -> bool:
+        return (self.path / 'config.json').exists()
+
+    def list_checkpoint_steps(self) -> list[int]:
+        """List the steps of the committed checkpoints, in ascending order; a save may still write their digests."""
+        names = [path.name for path in list_entries(self.checkpoint_dir) if path.name.isdecimal()]
+        if is_remote(self.path):  # nothing is renamed in a bucket: Orbax writes this file last
+            names = [name for name in names if (self.checkpoint_dir / name / 'commit_success.txt').exists()]
+        return sorted(map(int, names))
+
+    def read_json(self, name: str) -> dict:
+        """Read NAME.json: config, row, environment, outcome, or sweep.
+
+        Raises:
+            DamagedFileError: The file does not have its schema in sinklab/run_files.py.
+            FileNotFoundError: There is no such file.
+        """
+        return read_json(self.path / f'{name}.json', SCHEMAS[name])
 
     def read_remarks(self) -> list[str]:
         """Return sentences about the parameters that the import of an open model has put into row.json."""
@@ -91,59 +100,15 @@ class RunDir:
         except FileNotFoundError:
             return []
 
-    def read_json(self, name: str) -> dict:
-        """Read NAME.json: config, row, environment, outcome, or sweep (the table of a sweep).
-
-        Raises:
-            DamagedFileError: The file does not have its schema in sinklab/storage/run_file_schemas.py.
-            FileNotFoundError: There is no such file.
-        """
-        content = run_file_schemas.read_run_file(self.path / f'{name}.json', name)
-        return fill_missing_fields(content) if name == 'config' else content
-
-    def read_steps_and_vocabulary(self) -> tuple[int | None, int | None]:
-        """Read the number of steps and the vocabulary size from config.json; each is None if missing there."""
-        config = self.read_json('config')
-        return config.get('optimizer', {}).get('steps'), config.get('model', {}).get('vocabulary')
-
-    def read_run_id(self) -> str | None:
-        """Read the run id from run.json.
-
-        Returns:
-            The id; None if run.json is missing: the run is older than run ids, the folder holds no run, or the file
-            was lost. sinklab.checkpoint.digests.find_run_id then finds the id in the checkpoints.
-
-        Raises:
-            UserError: run.json is damaged.
-        """
-        remedy = 'restore it from a copy, or delete it to use the id of all checkpoints of this run'
-        try:
-            return run_file_schemas.read_run_file(self.path / 'run.json', 'run', remedy)['id']
-        except FileNotFoundError:
-            return None
-
     def read_environment(self) -> dict:
-        """Read environment.json: the environment of the newest attempt, and a list of all attempts.
-
-        Returns:
-            Its content; {} if the file is missing or damaged. A damaged file gives a warning.
-        """
-        file = self.path / 'environment.json'
+        """Read environment.json; {} with a warning if it is damaged, and {} if it is missing."""
         try:
-            environment = run_file_schemas.read_run_file(
-                file, 'environment', 'it is not used: its records of attempts are lost'
-            )
-            if not environment.get('attempts'):
-                run_file_schemas.warn_once(file, f'{file} is damaged (it has no attempts); their records are lost')
-            return environment
+            return self.read_json('environment')
+        except FileNotFoundError:
+            return {}
         except DamagedFileError as error:
-            run_file_schemas.warn_once(file, str(error))
+            warn_once(str(error))
             return {}
-        except OSError:
-            return {}
-
-    def has_run(self) -> bool:
-        return (self.path / 'config.json').exists()
 
     def read_lineage(self) -> dict:
         """Read the lineage of a fork from row.json: its parent run and step, and its changes.
@@ -159,20 +124,14 @@ class RunDir:
         except FileNotFoundError:
             if not self.has_run():
                 return {}
-            file = self.path / 'row.json'
-            raise DamagedFileError(
-                f'{file} is missing, which records the parent of a fork; {run_file_schemas.RESTORE_REMEDY}'
-            ) from None
+            raise DamagedFileError(f'{self.path / "row.json"} is missing; {RESTORE_REMEDY}') from None
 
     def read_start_step(self) -> int:
-        """Read the step after which the run starts: 0, or for a fork the step of its parent checkpoint.
-
-        A fork that counts from another step records that step as `start`.
-        """
+        """Read the step after which the run starts: 0, or for a fork that keeps its steps that of the parent."""
         lineage = self.read_lineage()
         return lineage.get('start', lineage.get('step', 0))
 
-    def initialize(self, spec: Spec, row: dict, tokenizer: str | None = None, run_id: str | None = None) -> None:
+    def initialize(self, spec: Spec, row: dict, tokenizer: str | None = None) -> None:
         """Write the config and the other initial files of a run; do nothing if the folder holds a run already.
 
         Call `resume_checks.check_run_dir` first: it raises if the folder holds another run.
@@ -181,119 +140,50 @@ class RunDir:
             spec: The config of the run.
             row: The content of row.json.
             tokenizer: The content of tokenizer.json; None: the run has none.
-            run_id: The id of the run, if it has been made already; None: make a new id.
         """
-        if self.has_run():
+        if self.has_run() or not self.is_writable:
             return
         with open_writable_folder(self.path / 'probe'):
             if tokenizer:
-                self.write_text('tokenizer.json', tokenizer)
+                write_text(self.path / 'tokenizer.json', tokenizer)
             self.write_json('row', row)
-            self.write_json('run', dict(id=run_id or make_run_id()))
             self.write_json('config', dataclasses.asdict(spec))
 
-    def as_non_primary(self) -> 'RunDir':
-        """Return the same run directory for a process that writes nothing, because another process does."""
-        return NonPrimaryRunDir(self.path)
-
-    def open_metrics_writer(self, check_lease: Callable[[], None]) -> 'MetricsWriter':
-        """Open the writer of metrics.jsonl; it calls `check_lease` before it writes in the background."""
-        return MetricsWriter(self, check_lease)
-
-    def save_probe(self, step: int, save: Callable[[Path], None]) -> None:
-        """Save the arrays of the probe at a step, by calling `save` with the path."""
-        save(self.get_probe_path(step))
+    def write_json(self, name: str, content: dict) -> None:
+        if self.is_writable:
+            write_text(self.path / f'{name}.json', json.dumps(content, indent=2) + '\n')
 
     def delete_json(self, name: str) -> None:
-        with contextlib.suppress(OSError):
-            (self.path / f'{name}.json').unlink()
+        if self.is_writable:
+            with contextlib.suppress(OSError):
+                (self.path / f'{name}.json').unlink()
 
-    def write_json(self, name: str, content: dict) -> None:
-        self.write_text(f'{name}.json', json.dumps(content, indent=2) + '\n')
+    def read_metric_lines(self) -> list[dict]:
+        """Read the lines of metrics.jsonl in the order in which they were written.
 
-    def write_text(self, name: str, content: str) -> None:
-        with atomic_write(self.path / name) as temporary_path:
-            temporary_path.write_text(content, encoding='utf-8')
-
-    def read_records(self, last_step: int | None = None, strict: bool = False) -> list[dict]:
-        """Read metrics.jsonl, with one merged record for each step, in ascending order of steps.
-
-        A resumed run logs the steps after its checkpoint again; the last value of a metric counts. Evaluations that a
-        stopped run left to its next attempt are on a line of their own, which is merged into the record of the step.
-
-        Args:
-            last_step: The last step of the run; a line with a later step is damaged. None: unknown.
-            strict: Raise for a damaged line; False: skip the line with a warning on stderr.
-
-        Raises:
-            DamagedFileError: A line is damaged, and `strict` is True.
+        A damaged line is skipped with a warning, and the last line without one: a run may be writing it.
         """
-        steps: dict[int, dict] = {}
-        extra_step = None
-        for record in self.read_metric_lines(strict):
-            if last_step is not None and record['step'] > last_step:
-                extra_step = record['step'] if extra_step is None else extra_step
-                continue
-            steps.setdefault(record['step'], {}).update(record)
-        if extra_step is not None:
-            file = self.path / METRICS_FILE
-            problem = f'{file} is damaged (a line has step {extra_step}, but the run has {last_step} steps)'
-            if strict:
-                raise DamagedFileError(f'{problem}; {run_file_schemas.LINE_REMEDY}')
-            run_file_schemas.warn_once(file, f'{problem} and is skipped there; {run_file_schemas.LINE_REMEDY}')
-        return [steps[step] for step in sorted(steps)]
+        path, records = self.path / METRICS_FILE, []
+        lines = path.read_bytes().split(b'\n') if path.exists() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                record = RECORD_DECODER.decode(line)
+                records.append(record | dict(step=int(record['step'])))
+            except (msgspec.DecodeError, KeyError):
+                if number < len(lines):  # after the last line break is nothing, or a line that is being written
+                    warn_once(f'{path}, line {number}, is damaged and is skipped; {RESTORE_REMEDY}')
+        return records
 
-    def list_checkpoint_steps(self) -> list[int]:
-        """List the steps of the complete checkpoints, in ascending order."""
-        return sorted(int(name) for name in list_committed(self.checkpoint_dir) if name.isascii() and name.isdigit())
+    def read_records(self) -> list[dict]:
+        """Read metrics.jsonl with one record for each step, in ascending order of steps.
 
-    def warn_about_lost_lines(self, record: dict, last_step: int, *required_names: str) -> None:
-        """Warn on stderr if metrics.jsonl of a finished run has lost its last lines.
-
-        Args:
-            record: The newest record in metrics.jsonl.
-            last_step: The last step of the run.
-            *required_names: Metrics that the record of the last step must have.
+        Several lines of a step are merged: a run that was stopped leaves the evaluations of its last step to the
+        next attempt, which writes them on a line of their own.
         """
-        file, step = self.path / METRICS_FILE, record.get('step', 0)
-        missing_names = [name for name in required_names if name not in record]
-        if step != last_step:
-            run_file_schemas.warn_once(
-                file, f'{file} ends at step {step}, but the run is done with {last_step}; restore its lines'
-            )
-        elif missing_names:
-            run_file_schemas.warn_once(
-                file, f'{file} has no {missing_names[0]} of its last step, {last_step}; restore its lines'
-            )
-
-    def find_gaps(self, records: list[dict], interval: int, end_step: int | None = None) -> list[tuple[int, int]]:
-        """Find pairs of steps between which metrics.jsonl has lost training records.
-
-        Args:
-            records: The records of metrics.jsonl, in ascending order of steps.
-            interval: Steps between two training records, from the config. Earlier attempts may have used other
-                intervals (the changes in environment.json). The largest one counts, so that lines which were never
-                written are not reported as lost.
-            end_step: The step from which training resumes, which the records should reach. None: the newest record.
-        """
-        changes = [
-            entry for attempt in self.read_environment().get('attempts', []) for entry in attempt.get('changes', [])
-        ]
-        intervals = [re.findall(r'\d+', change) for change in changes if 'log.every_steps' in change]
-        interval = max([interval, *(int(old_interval) for gaps in intervals for old_interval in gaps)])
-        steps = [self.read_start_step(), *(record['step'] for record in records if 'train/loss' in record)]
-        gaps = [(before, after) for before, after in itertools.pairwise(steps) if after - before > interval]
-        if end_step is not None and end_step - steps[-1] >= interval:
-            gaps.append((steps[-1], end_step))
-        return gaps
-
-    def format_gap(self, gap: tuple[int, int]) -> str:
-        """Format the warning about one pair of steps from `find_gaps`."""
-        before, after = gap
-        return (
-            f'{self.path / METRICS_FILE} has lost its training records between steps {before} and {after}; curves '
-            'omit them unless you restore them from a copy'
-        )
+        records: dict[int, dict] = {}
+        for record in self.read_metric_lines():
+            records.setdefault(record['step'], {}).update(record)
+        return [records[step] for step in sorted(records)]
 
     def has_evaluation(self, step: int) -> bool:
         """Return whether metrics.jsonl has a validation loss at a step; a finished run has one at its last step."""
@@ -305,86 +195,41 @@ class RunDir:
             (record.get('seconds', 0.0) for record in self.read_records() if record['step'] <= step), default=0.0
         )
 
-    def read_metric_lines(self, strict: bool = False) -> list[dict]:
-        """Read the lines of metrics.jsonl in the order in which they were written.
-
-        A line that a crash has cut off is skipped.
-
-        Args:
-            strict: Raise for a damaged line; False: skip the line with a warning on stderr.
-
-        Raises:
-            DamagedFileError: A line is damaged, and `strict` is True.
-        """
-        file = self.path / METRICS_FILE
-        records, faults = run_file_schemas.decode_metrics(append_log.read_log(file))
-        if faults and strict:
-            raise DamagedFileError(run_file_schemas.format_faults(file, faults, is_skipped=False))
-        if faults:
-            run_file_schemas.warn_once(file, run_file_schemas.format_faults(file, faults))
-        return records
-
-    def read_metric_lines_from(self, start_byte: int) -> tuple[list[dict], int]:
-        """Read the complete lines of metrics.jsonl that begin at or after a byte offset.
-
-        Returns:
-            The records, and the byte offset after the last complete line, for the next call.
-        """
-        file = self.path / METRICS_FILE
-        new_bytes = b''.join(append_log.read_log(file, start_byte).rpartition(b'\n')[:2])
-        records, faults = run_file_schemas.decode_metrics(new_bytes)
-        if faults:
-            num_lines_before = (
-                append_log.read_log(file)[:start_byte].count(b'\n') if start_byte else 0
-            )  # reads the whole file, only to number the damaged lines
-            _, faults = run_file_schemas.decode_metrics(new_bytes, num_lines_before + 1)
-            run_file_schemas.warn_once(file, run_file_schemas.format_faults(file, faults))
-        return records, start_byte + len(new_bytes)
-
-
-def make_run_id() -> str:
-    """Make a random id, so that no two runs have the same one."""
-    return secrets.token_hex(8)
-
-
-class NullMetricsWriter:
-    """Metrics writer that writes nothing, because another process does."""
-
-    def append(self, record: dict) -> None:
-        pass
-
-    def sync(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class NonPrimaryRunDir(RunDir):
-    """Run directory of a process that writes nothing, because another process does."""
-
-    def open_metrics_writer(self, check_lease: Callable[[], None]) -> NullMetricsWriter:
-        return NullMetricsWriter()
-
-    def initialize(self, spec: Spec, row: dict, tokenizer: str | None = None, run_id: str | None = None) -> None:
-        pass
-
-    def save_probe(self, step: int, save: Callable[[Path], None]) -> None:
-        pass
-
-    def delete_json(self, name: str) -> None:
-        pass
-
-    def write_json(self, name: str, content: dict) -> None:
-        pass
-
 
 class MetricsWriter:
-    """Metrics writer that appends records to metrics.jsonl."""
+    """Writer of metrics.jsonl: appends to the file on a disk, and for a bucket to a local copy that it uploads.
 
-    def __init__(self, run_dir: RunDir, check_lease: Callable[[], None]):
-        self.log = append_log.open_append_log(run_dir.path / METRICS_FILE, check_lease)
-        self.sync, self.close = self.log.sync, self.log.close
+    The copy is uploaded at saves, every UPLOAD_SECONDS, and at the end.
+
+    Args:
+        run_dir: The run directory.
+        resume_step: The step after which training resumes; lines of later steps are dropped.
+        check_owner: Called before each upload; raises if another job has taken over the folder.
+    """
+
+    def __init__(self, run_dir: RunDir, resume_step: int, check_owner: Callable[[], None] = lambda: None):
+        self.target, self.check_owner, self.upload_time = run_dir.path / METRICS_FILE, check_owner, time.monotonic()
+        self.temporary_dir = tempfile.TemporaryDirectory() if is_remote(self.target) else None
+        self.path = Path(self.temporary_dir.name, METRICS_FILE) if self.temporary_dir else self.target
+        records = [record for record in run_dir.read_metric_lines() if record['step'] <= resume_step]
+        write_text(self.path, ''.join(f'{json.dumps(record)}\n' for record in records))
+        self.file = self.path.open('a', encoding='utf-8')
 
     def append(self, record: dict) -> None:
-        self.log.append(json.dumps(record, allow_nan=False).encode())
+        self.file.write(json.dumps(record, allow_nan=False) + '\n')
+        self.file.flush()
+        if time.monotonic() - self.upload_time > UPLOAD_SECONDS:
+            self.upload()
+
+    def upload(self) -> None:
+        """Upload the copy, if the run is in a bucket."""
+        if is_remote(self.target):
+            self.check_owner()
+            get_file_system(self.target).put_file(os.fspath(self.path), os.fspath(self.target))
+            self.upload_time = time.monotonic()
+
+    def close(self) -> None:
+        self.file.close()
+        self.upload()
+        if self.temporary_dir:
+            self.temporary_dir.cleanup()

@@ -33,11 +33,9 @@ from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.schema import format_unknown_name
-from sinklab.storage import run_file_schemas
-from sinklab.storage.atomic_write import atomic_write, open_writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
+from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder, warn_once
 from sinklab.storage.paths import parse_path
-from sinklab.storage.untrusted_files import DamagedFileError
 
 INPUT_KINDS = 'natural', 'random', 'repeated', 'domains'
 MAX_CHARS_PER_TOKEN = 40  # characters of a text that are encoded for each requested token
@@ -401,7 +399,7 @@ def measure_cached(
     try:
         return read_cached(path)
     except DamagedFileError as error:
-        run_file_schemas.warn_once(path, f'{error}; it is measured again')
+        warn_once(f'{error}; it is measured again')
     except OSError:  # not in the cache, or the cache cannot be read
         pass
     measurement = measure_model(model, ids_PT, position_T, on_progress, names, **overrides)
@@ -410,8 +408,7 @@ def measure_cached(
             save_measurement(path, measurement, seal=digest_measurement(path.stem, measurement))
     except (UserError, OSError) as error:
         reason = format_error(error, max_length=None).partition('; ')[0]
-        run_file_schemas.warn_once(
-            path, f'the measurement is not cached ({reason}); it is measured again the next time'
+        warn_once(f'the measurement is not cached ({reason}); it is measured again the next time'
         )
     return measurement
 

@@ -69,7 +69,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def write_results(out: str, results: dict) -> None:
-    from sinklab.storage.atomic_write import atomic_write, open_writable_folder
+    from sinklab.storage.files import atomic_write, open_writable_folder
 
     path = parse_path(out)
     with open_writable_folder(path.parent), atomic_write(path) as temp_path:

@@ -10,9 +10,9 @@ from sinklab.errors import UserError, format_error
 from sinklab.escape import escape_control, quote_shell
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX, read_spec
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
-from sinklab.storage.paths import check_path_readable_by_orbax, join_path, make_absolute, parse_path
+from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
+from sinklab.storage.paths import check_checkpoint_path, join_path, make_absolute, parse_path
 
 IMPORT_VERSION = (
     3  # version of the import defaults: a run that started from an import with older defaults still finds that one
@@ -117,7 +117,7 @@ def write_imported_run(model_ref: str, source: Path, run_dir: RunDir, final_path
     from sinklab.configs import default, fine_tuning
     from sinklab.hf import convert, files, gguf
 
-    check_path_readable_by_orbax(run_dir.path)
+    check_checkpoint_path(run_dir.path)
     config, fields = default.get_config(), convert.make_config_fields(source, final_path)
     try:
         config.update_from_flattened_dict(fine_tuning.IMPORTED_MODEL_OPTIMIZER | fields)

@@ -20,7 +20,7 @@ from sinklab.cli.checkpoint_flags import add_model_argument
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
 from sinklab.escape import escape_control
-from sinklab.storage.atomic_write import open_writable_folder
+from sinklab.storage.files import open_writable_folder
 from sinklab.storage.paths import parse_path
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from sinklab.errors import UserError
 from sinklab.escape import format_command_line
 from sinklab.exit_status import ExitStatus
 from sinklab.process_group import ProcessGroup, join_processes
-from sinklab.storage.lease import DEFAULT_GRACE_SECONDS
+from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS
 
 RECOVERY_HINTS = {'stopped': '; resume with: {command}', 'lost': '; start the same command again'}
 

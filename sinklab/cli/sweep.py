@@ -30,7 +30,7 @@ from sinklab.escape import (
 )
 from sinklab.run_dir import RunDir
 from sinklab.schema import format_unknown_name
-from sinklab.storage.atomic_write import atomic_write, open_writable_folder
+from sinklab.storage.files import atomic_write, open_writable_folder
 from sinklab.storage.lease import Lease, hold_lease
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
-from sinklab.storage import run_file_schemas
+from sinklab.storage.files import DamagedFileError, warn_once
 from sinklab.storage.lease import LEASE_NAME, LeaseWatcher
 from sinklab.storage.paths import make_absolute
-from sinklab.storage.untrusted_files import DamagedFileError
 from sinklab.train.callbacks import Callback, summarize_newest_attempt
 
 POLL_SECONDS = 1.0  # seconds between two polls
@@ -56,7 +55,7 @@ def get_run_name(run_dir: RunDir) -> str:
     except FileNotFoundError:
         return folder_name
     except DamagedFileError as error:
-        run_file_schemas.warn_once(file, str(error))
+        warn_once(str(error))
         return folder_name
 
 

@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from sinklab.errors import UserError
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write
 from sinklab.storage.cache_dir import get_cache_dir, get_cache_limit_bytes
 from sinklab.storage.compare_and_swap import hold_lock
+from sinklab.storage.files import TEMPORARY_SUFFIX, atomic_write, read_json
 from sinklab.storage.paths import get_file_system, list_objects
-from sinklab.storage.untrusted_files import read_json
 from sinklab.thread_pools import DaemonThreadPool
 
 ETAGS_FILE = 'marks.json'  # etags of the shard files of a finished store in a bucket, next to meta.json

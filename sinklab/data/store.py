@@ -39,14 +39,15 @@ from sinklab.data.tokenizer import Tokenizer, parse_tokenizer
 from sinklab.errors import UserError
 from sinklab.schema import format_unknown_name
 from sinklab.storage import directories
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, upload_file
-from sinklab.storage.paths import is_remote, parse_path
-from sinklab.storage.untrusted_files import (
+from sinklab.storage.files import (
+    TEMPORARY_SUFFIX,
     is_linked_outside,
     is_permanent_read_error,
     load_npz,
     parse_json,
+    upload_file,
 )
+from sinklab.storage.paths import is_remote, parse_path
 from sinklab.thread_pools import get_reader_pool
 
 # A store with at most this many bytes of ids is verified by digest on opening; `prepare --check` verifies any store.

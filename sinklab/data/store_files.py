@@ -24,9 +24,14 @@ from sinklab.data.held_out_split import survey_corpus
 from sinklab.data.tokenizer import choose_ids_dtype, get_vocabulary_size, load_tokenizer
 from sinklab.errors import UserError
 from sinklab.storage import directories
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, atomic_write
+from sinklab.storage.files import (
+    TEMPORARY_SUFFIX,
+    atomic_write,
+    check_relative_name,
+    is_permanent_read_error,
+    read_json,
+)
 from sinklab.storage.paths import is_remote
-from sinklab.storage.untrusted_files import check_relative_name, is_permanent_read_error, read_json
 
 FORMAT_VERSION = 3  # of all files of a store
 SPLITS = ('train', 'held_out')

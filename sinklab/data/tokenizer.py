@@ -24,8 +24,8 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sinklab.errors import UserError
+from sinklab.storage.files import MAX_JSON_BYTES, read_regular_file
 from sinklab.storage.paths import parse_path
-from sinklab.storage.untrusted_files import MAX_JSON_BYTES, read_regular_file
 from sinklab.thread_pools import call_in_thread, map_ahead
 
 SPECIAL_TOKENS = ['<|endoftext|>', '<|padding|>']  # ids 0 and 1, as in GPT-NeoX's

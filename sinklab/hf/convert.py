@@ -33,9 +33,8 @@ from sinklab.model.transformer import Transformer
 from sinklab.parallel import sharding
 from sinklab.run_dir import RunDir, make_run_id
 from sinklab.schema import format_unknown_name
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
+from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder, resolve_name
 from sinklab.storage.paths import check_utf8, is_remote
-from sinklab.storage.untrusted_files import resolve_name
 
 # The tolerance is relative to the largest logit, at least 1. Rounding errors of float32 grow with the number of
 # layers, so that it is scaled by layers / SHALLOW_LAYERS above that number.

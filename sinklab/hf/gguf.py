@@ -24,8 +24,8 @@ from sinklab.hf.convert import suppress_transformers_logs
 from sinklab.hf.files import import_hf_library
 from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX
 from sinklab.schema import format_unknown_name
-from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
+from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
 
 CONVERSION_VERSION = 2  # a file that an older version has converted is converted again
 ORIGIN_FILE = 'sinklab_gguf.json'  # in a converted folder: which file it comes from, and remarks

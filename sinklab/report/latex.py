@@ -8,7 +8,7 @@ from sinklab.metrics.emergence import EmergenceSpan
 from sinklab.report import sweep_table
 from sinklab.report.run_groups import group_runs, make_group_table, make_row_result
 from sinklab.report.runs import RunResult
-from sinklab.storage.atomic_write import atomic_write
+from sinklab.storage.files import atomic_write
 
 
 def write_latex_table(path: Path, runs: list[RunResult]) -> None:

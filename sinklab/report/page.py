@@ -21,7 +21,7 @@ from sinklab.report import (
 from sinklab.report.emergence import compute_span
 from sinklab.report.run_groups import RunGroup, group_runs, make_group_table
 from sinklab.report.runs import MAX_FILES, RUN_METRIC_INFOS, RunResult
-from sinklab.storage.atomic_write import atomic_write
+from sinklab.storage.files import atomic_write
 
 ASSETS_DIR = Path(__file__).parent / 'assets'
 SCRIPTS = ('unpack.js', 'utils.js', 'colours.js', 'lines.js', 'panels.js', 'maps.js', 'controls.js', 'main.js')

@@ -28,7 +28,7 @@ from sinklab.report.run_groups import (
 from sinklab.report.runs import RunResult, find_fork_segments, select_drawn_figures
 from sinklab.report.statistics import INTERVAL_DESCRIPTION
 from sinklab.report.sweep_table import EMERGENCE_METRIC, LOSS_METRIC
-from sinklab.storage.atomic_write import atomic_write
+from sinklab.storage.files import atomic_write
 
 LINE_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # by Okabe and Ito
 LINE_STYLES = ('-', '--', ':', '-.')

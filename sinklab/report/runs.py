@@ -16,9 +16,8 @@ from sinklab.metrics import registry
 from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.run_dir import METRICS_FILE, RunDir
 from sinklab.run_ref import format_fork, format_run_ref
-from sinklab.storage import run_file_schemas
+from sinklab.storage.files import DamagedFileError, warn_once
 from sinklab.storage.paths import find_common_folder, join_path, make_absolute, make_relative, resolve_path
-from sinklab.storage.untrusted_files import DamagedFileError
 
 DELETE_REMEDY = 'delete it to omit it from the report'
 MAX_FILES = 1600  # probe files read from all runs together
@@ -230,7 +229,7 @@ def read_runs(paths: list[str]) -> list[RunResult]:
         except DamagedFileError as error:  # for example in a probe file
             if len(run_dirs) == 1:
                 raise
-            run_file_schemas.warn_once(arguments[0].path, f'{error}; the report omits this run')
+            warn_once(f'{error}; the report omits this run')
     if not loaded:
         raise UserError('each of these runs has a damaged file, see above; repair one of them')
     return loaded
@@ -255,7 +254,7 @@ def read_rows_and_configs(run_dirs: list[RunDir]) -> tuple[list[RunDir], list[st
     if not readable and damaged:
         raise damaged[0][1]
     for run_dir, error in damaged:
-        run_file_schemas.warn_once(run_dir.path, f'{error}; the report omits this run')
+        warn_once(f'{error}; the report omits this run')
     return tuple(map(list, zip(*readable, strict=True)))
 
 
@@ -329,14 +328,13 @@ def read_config(run_dir: RunDir) -> dict:
     except FileNotFoundError:
         if (run_dir.path / METRICS_FILE).exists():
             path = run_dir.path / 'config.json'
-            run_file_schemas.warn_once(path, f'{path} is missing; the report omits it and the seed')
+            warn_once(f'{path} is missing; the report omits it and the seed')
         return {}
     try:
         parse_config(fields)
     except UserError as error:
         path = run_dir.path / 'config.json'
-        run_file_schemas.warn_once(
-            path, f'{path} is damaged, or has another version; it is shown unchanged ({error})'
+        warn_once(f'{path} is damaged, or has another version; it is shown unchanged ({error})'
         )
     return flatten_dict(fields)
 
@@ -371,10 +369,10 @@ def warn_of_gaps(run_dir: RunDir, records: list[dict], every_steps: int | None) 
     try:
         gaps = run_dir.find_gaps(records, every_steps, records[-1]['step'] if records else None)
     except DamagedFileError as error:
-        run_file_schemas.warn_once(run_dir.path / 'row.json', str(error))
+        warn_once(str(error))
         return
     for gap in gaps:
-        run_file_schemas.warn_once(run_dir.path / METRICS_FILE, run_dir.format_gap(gap))
+        warn_once(run_dir.format_gap(gap))
 
 
 def warn_of_lost_probes(run_dir: RunDir, records: list[dict]) -> None:
@@ -388,7 +386,7 @@ def warn_of_lost_probes(run_dir: RunDir, records: list[dict]) -> None:
     if lost_steps and saved_steps:
         probe_path = run_dir.get_probe_path(lost_steps[0])
         rest_text = f' (and {len(lost_steps) - 1} more)' if lost_steps[1:] else ''
-        run_file_schemas.warn_once(probe_path, f'{probe_path} is missing{rest_text}; maps are drawn without it')
+        warn_once(f'{probe_path} is missing{rest_text}; maps are drawn without it')
 
 
 def read_row_info(run_dir: RunDir) -> dict:
@@ -397,8 +395,7 @@ def read_row_info(run_dir: RunDir) -> dict:
     published = row_info.get('published', {})
     numbers = {name: value for name, value in published.items() if isinstance(value, int | float)}
     if invalid := [name for name in published if name not in numbers]:
-        run_file_schemas.warn_once(
-            path, f'{path} has {published[invalid[0]]!r} as published {invalid[0]}, not a number; it is omitted'
+        warn_once(f'{path} has {published[invalid[0]]!r} as published {invalid[0]}, not a number; it is omitted'
         )
     return row_info | dict(published=numbers, source=str(row_info.get('source') or ''))
 
@@ -416,7 +413,7 @@ def read_outcome(run_dir: RunDir, records: list[dict], last_step: int | None) ->
         )
     except (OSError, DamagedFileError) as error:
         if isinstance(error, DamagedFileError):
-            run_file_schemas.warn_once(path, str(error))
+            warn_once(str(error))
         last_record = records[-1] if records else {}
         is_done = last_record.get('step') == last_step is not None and 'valid/loss' in last_record
         return dict(kind='done' if is_done else 'unfinished', step=last_record.get('step', 0), message='')

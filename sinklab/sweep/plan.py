@@ -11,8 +11,7 @@ from sinklab.errors import UserError, format_names
 from sinklab.escape import quote_file_name
 from sinklab.resume_checks import check_run_dir
 from sinklab.run_dir import RunDir
-from sinklab.storage import run_file_schemas
-from sinklab.storage.untrusted_files import DamagedFileError
+from sinklab.storage.files import DamagedFileError, warn_once
 
 
 def check_seed_count(option: str, rows: Iterable[str], workdir: str) -> None:
@@ -91,7 +90,7 @@ class SweepRun:
             check_run_dir(self.run_dir, self.spec)
             return self.run_dir.read_json('outcome')
         except DamagedFileError as error:
-            run_file_schemas.warn_once(self.run_dir.path / 'outcome.json', str(error))
+            warn_once(str(error))
             return {}
         except (OSError, ValueError):
             return {}

@@ -11,9 +11,8 @@ from sinklab.errors import UserError, format_error
 from sinklab.report.claims import Reading, read_claim_metrics
 from sinklab.run_dir import RunDir
 from sinklab.storage import run_file_schemas, untrusted_files
-from sinklab.storage.atomic_write import atomic_write, open_writable_folder
+from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder
 from sinklab.storage.paths import parse_path
-from sinklab.storage.untrusted_files import DamagedFileError
 from sinklab.sweep import plan
 from sinklab.sweep.plan import SweepRun
 
@@ -200,7 +199,7 @@ def read_verdicts(workdir: Path) -> list[dict]:
     try:
         return run_file_schemas.read_run_file(path, 'verdicts', 'the report omits it; sinklab claims writes it again')
     except DamagedFileError as error:
-        run_file_schemas.warn_once(path, str(error))
+        warn_once(str(error))
         return []
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -14,9 +14,8 @@ from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import format_fork
-from sinklab.storage import run_file_schemas
+from sinklab.storage.files import DamagedFileError, warn_once
 from sinklab.storage.paths import is_remote, make_absolute
-from sinklab.storage.untrusted_files import DamagedFileError
 
 
 class Callback:
@@ -72,7 +71,7 @@ def summarize_newest_attempt(run_dir: RunDir, attempts: list[dict[str, Any]]) ->
     try:
         lineage_lines = format_fork(run_dir.read_lineage()) if step == run_dir.read_start_step() else []
     except DamagedFileError as error:
-        run_file_schemas.warn_once(run_dir.path / 'row.json', str(error))
+        warn_once(str(error))
         lineage_lines = []
     return step, ', earlier '.join(attention_backends), [*lineage_lines, *changes]
 

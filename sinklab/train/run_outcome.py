@@ -18,10 +18,10 @@ from sinklab.exit_status import (
     make_immediate_stop,
 )
 from sinklab.run_dir import RunDir
+from sinklab.storage.files import DamagedFileError
 from sinklab.storage.lease import LeaseLostError
 from sinklab.storage.paths import describe_path_error, is_permanent_error
 from sinklab.storage.retry import AccessDeniedError, BucketNotFoundError, StorageTimeoutError
-from sinklab.storage.untrusted_files import DamagedFileError
 
 
 class DivergedError(ArithmeticError):

@@ -20,7 +20,7 @@ from sinklab.process_group import (
     run_on_all_or_raise,
 )
 from sinklab.run_dir import RunDir
-from sinklab.storage.atomic_write import poll_until
+from sinklab.storage.files import poll_until
 from sinklab.storage.lease import (
     Lease,
     NullLease,

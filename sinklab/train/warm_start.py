@@ -15,7 +15,7 @@ from sinklab.errors import UserError
 from sinklab.process_group import ProcessGroup, broadcast_from_primary, check_equal_on_all
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import format_run_ref
-from sinklab.storage.atomic_write import poll_until
+from sinklab.storage.files import poll_until
 from sinklab.storage.paths import make_absolute, make_relative
 from sinklab.train import state
 

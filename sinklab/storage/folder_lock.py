@@ -1,0 +1,118 @@
+"""Exclusive use of a folder by one job.
+
+On a disk the job holds a lock on run.lock, which the system releases when the process ends. A bucket has no locks:
+there the newest job owns the folder, and an older one stops before its next write. In both, owner.json names the job.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from sinklab.errors import UserError
+from sinklab.storage.files import read_json, write_text
+from sinklab.storage.paths import is_remote
+
+LOCK_FILE, OWNER_FILE = 'run.lock', 'owner.json'
+DEFAULT_GRACE_SECONDS = 30.0  # seconds that a job may take to stop
+
+
+class Owner(msgspec.Struct):
+    """owner.json."""
+
+    token: str
+    host: str
+    process: int
+
+
+class FolderTakenError(UserError):
+    """Another job has taken over the folder: nothing more may be written there."""
+
+
+@contextlib.contextmanager
+def hold_folder(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None]]:
+    """Use a folder exclusively; create it if it is missing.
+
+    Args:
+        folder: A folder on a disk or in a bucket.
+        wait_seconds: How long to wait for a job that uses the folder on this disk, for example while it stops.
+
+    Yields:
+        A function that raises FolderTakenError if another job has taken over the folder; call it before each write.
+
+    Raises:
+        UserError: Another job uses the folder.
+    """
+    owner = dict(token=uuid.uuid4().hex, host=socket.gethostname(), process=os.getpid())
+    with contextlib.nullcontext() if is_remote(folder) else lock_file(folder / LOCK_FILE, wait_seconds):
+        write_text(folder / OWNER_FILE, json.dumps(owner) + '\n')
+
+        def check_owner() -> None:
+            if is_remote(folder) and read_owner(folder).get('token') != owner['token']:
+                raise FolderTakenError(f'{describe_owner(folder)} has taken over {folder}; this job stops without a save')
+
+        yield check_owner
+
+
+@contextlib.contextmanager
+def lock_file(path: Path, wait_seconds: float, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the lock of a file on a disk, which the system releases when the process ends; the file stays.
+
+    Args:
+        path: The lock file. It is created if it is missing, as is its folder.
+        wait_seconds: How long to wait for another process; -1: forever.
+        on_wait: Called before waiting; None: print who holds the lock.
+
+    Raises:
+        UserError: Another process still holds the lock.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        in_use = f'{path.parent} is in use by {describe_owner(path.parent)}'
+        if on_wait:
+            on_wait()
+        elif wait_seconds:
+            print(f'{in_use}; waiting {wait_seconds:.0f} s for its end', file=sys.stderr, flush=True)
+        try:
+            lock.acquire(timeout=wait_seconds)
+        except Timeout:
+            raise UserError(f'{in_use}; wait for it, stop it, or give another folder') from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_held(folder: Path) -> bool:
+    """Return whether a job may be using a folder; True for every folder in a bucket that has an owner."""
+    if is_remote(folder):
+        return (folder / OWNER_FILE).exists()
+    if not (folder / LOCK_FILE).exists():
+        return False
+    try:
+        with FileLock(folder / LOCK_FILE).acquire(blocking=False):
+            return False
+    except OSError:  # a Timeout of filelock is one; or the folder belongs to somebody else
+        return True
+
+
+def read_owner(folder: Path) -> dict:
+    """Read owner.json of a folder; {} if it is missing or being written."""
+    try:
+        return read_json(folder / OWNER_FILE, Owner)
+    except (FileNotFoundError, UserError):
+        return {}
+
+
+def describe_owner(folder: Path) -> str:
+    owner = read_owner(folder)
+    return f'process {owner["process"]} on {owner["host"]}' if owner else 'another process'
