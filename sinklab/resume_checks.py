@@ -76,8 +76,9 @@ def check_step_change(run_dir: RunDir, spec: Spec, saved_steps: int, remedy: str
     steps, schedule = spec.optimizer.steps, spec.optimizer.schedule
     checkpoint_steps = run_dir.list_checkpoint_steps()
     if schedule not in EXTENDABLE_SCHEDULES:
-        fork = f'--from={run_dir}@{checkpoint_steps[-1]} --config.{STEPS_FIELD}={steps} ' if checkpoint_steps else ''
-        advice = f'{"fork it" if fork else "give a new folder"}: {fork}{shlex.quote(f"--workdir={run_dir}-2")}'
+        fork = [f'--from={run_dir}@{checkpoint_steps[-1]}', f'--config.{STEPS_FIELD}={steps}'] if checkpoint_steps else []
+        options = shlex.join([*fork, f'--workdir={run_dir}-2'])
+        advice = f'{"fork it" if fork else "give a new folder"}: {options}'
         raise UserError(
             f'{run_dir}: the learning rates of a {schedule} schedule depend on the number of steps, so '
             f'config.{STEPS_FIELD} cannot change from {saved_steps} to {steps}; {remedy or advice}'

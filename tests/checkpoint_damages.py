@@ -11,14 +11,17 @@ import pytest
 from sinklab.checkpoint import digests
 
 
+def list_saved_files(checkpoint):
+    return [checkpoint / name for name in digests.list_saved_files(checkpoint)]
+
+
 def choose_file(checkpoint, rng):
     """Choose a file that is not empty."""
-    return rng.choice([path for path in sorted(checkpoint.rglob('*')) if path.is_file() and path.stat().st_size])
+    return rng.choice([path for path in list_saved_files(checkpoint) if path.stat().st_size])
 
 
 def choose_other_file(checkpoint, file, rng):
-    others = [path for path in sorted(checkpoint.rglob('*')) if path.is_file()]
-    return rng.choice([path for path in others if path.read_bytes() != file.read_bytes()])
+    return rng.choice([path for path in list_saved_files(checkpoint) if path.read_bytes() != file.read_bytes()])
 
 
 def flip_bit(folder, step, rng):
@@ -71,7 +74,7 @@ class FailingPickle:
 
 def clear_folder(folder, step, rng):
     checkpoint = folder.checkpoint_dir / str(step)
-    cleared = rng.choice([checkpoint, *(path for path in sorted(checkpoint.rglob('*')) if path.is_dir())])
+    cleared = rng.choice([path for path in sorted(checkpoint.rglob('*')) if path.is_dir()])
     names = [path.name for path in cleared.rglob('*') if path.is_file()]
     shutil.rmtree(cleared)
     cleared.mkdir()
@@ -84,26 +87,29 @@ def add_file(folder, step, rng):
 
 
 def replace_digests(folder, step, rng):
-    shutil.rmtree(folder.digest_dir / str(step))
-    shutil.copytree(folder.digest_dir / str(6 - step), folder.digest_dir / str(step))
-    return 'another step'
-
-
-def replace_checkpoint(folder, step, rng):
-    shutil.rmtree(folder.checkpoint_dir / str(step))
-    shutil.copytree(folder.checkpoint_dir / str(6 - step), folder.checkpoint_dir / str(step))
+    name = 'digests_0.json'
+    (folder.checkpoint_dir / str(step) / name).write_bytes((folder.checkpoint_dir / str(6 - step) / name).read_bytes())
     return [path.name for path in (folder.checkpoint_dir / str(step)).rglob('*') if path.is_file()]
 
 
+def replace_checkpoint(folder, step, rng):
+    checkpoint, other = folder.checkpoint_dir / str(step), folder.checkpoint_dir / str(6 - step)
+    own_digests = digests.get_digest_path(checkpoint, 0).read_bytes()
+    shutil.rmtree(checkpoint)
+    shutil.copytree(other, checkpoint)
+    digests.get_digest_path(checkpoint, 0).write_bytes(own_digests)
+    return [path.name for path in checkpoint.rglob('*') if path.is_file()]
+
+
 def remove_digests(folder, step, rng):
-    shutil.rmtree(folder.digest_dir / str(step))
+    digests.get_digest_path(folder.checkpoint_dir / str(step), 0).unlink()
     return 'no digests'
 
 
 def truncate_digests(folder, step, rng):
-    file = digests.get_digest_path(folder, step, 0)
+    file = digests.get_digest_path(folder.checkpoint_dir / str(step), 0)
     file.write_bytes(file.read_bytes()[: int(rng.integers(file.stat().st_size - 1))])
-    return '0.json'
+    return 'digests_0.json'
 
 
 CHECKPOINT_DAMAGES = [

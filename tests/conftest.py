@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import pytest
 from emulators import Bucket, Emulator
+from etils.epath import backend as epath_backend
 from flax import nnx
 from jax.experimental.compilation_cache import compilation_cache as jax_compilation_cache
 from ml_collections import ConfigDict
@@ -37,8 +38,6 @@ from sinklab.config.validate import parse_config
 from sinklab.configs import default
 from sinklab.configs.sizes import SMOKE
 from sinklab.parallel import device_mesh
-from sinklab.storage import retry
-from sinklab.storage.paths import limit_retry_seconds
 from sinklab.train import state
 
 # Tests compile for minutes and compute for seconds. The older emitters, which jax 0.10 still has, take a third of the
@@ -359,15 +358,7 @@ def emulator() -> Iterator[Emulator]:
 def bucket(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """Make a bucket, and set the environment variables by which all processes find it."""
     new_bucket = emulator.make_bucket()
+    epath_backend.fsspec_backend._get_filesystem.cache_clear()  # it keeps the token of an earlier environment
     for name, value in new_bucket.variables.items():
         monkeypatch.setenv(name, value)
     return new_bucket
-
-
-@pytest.fixture
-def short_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Shorten the pauses and the timeout of requests to object storage from minutes to seconds."""
-    monkeypatch.setattr(retry, 'FIRST_PAUSE_SECONDS', 0.05)
-    retry.LAST_WARNING_TIMES.clear()
-    with limit_retry_seconds(20.0):
-        yield

@@ -1,6 +1,5 @@
 """Tests of checkpoints: background saves, retention, restores and errors of storage."""
 
-import errno
 import gc
 import shutil
 import subprocess
@@ -12,11 +11,12 @@ import numpy as np
 import pytest
 from conftest import make_tiny_config, make_tiny_spec
 
-from sinklab.checkpoint import checkpointer, digests, orbax_compat
+from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.validate import parse_config
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
+from sinklab.train.run_outcome import classify_error
 
 DATA = dict(store='0123', seed=0)
 CHECKPOINT_CONFIG = make_tiny_spec().checkpoint
@@ -66,10 +66,6 @@ def test_restore_of_checkpoint_of_other_data_is_rejected(saved_run):
         open_checkpointer(saved_run, data=DATA | dict(store='4567')).restore(4, make_abstract_state())
 
 
-def test_restore_of_checkpoint_without_order_accepts_any_order(saved_run):
-    open_checkpointer(saved_run, data=DATA | dict(order='89ab')).restore(4, make_abstract_state())
-
-
 def test_restore_compares_order_only_if_data_is_the_same(tmp_path):
     folder, data = RunDir(tmp_path), DATA | dict(order='89ab')
     checkpoints = open_checkpointer(folder, data=data)
@@ -107,7 +103,7 @@ def test_newest_step_is_set_at_start_of_save_and_save_seconds_at_end(tmp_path):
     assert open_checkpointer(RunDir(tmp_path)).newest_step == 3
 
 
-def test_delete_if_newest_removes_checkpoint_and_digests(tmp_path):
+def test_delete_if_newest_removes_checkpoint(tmp_path):
     folder, checkpoints = RunDir(tmp_path), open_checkpointer(RunDir(tmp_path))
     for step in (1, 2):
         checkpoints.save(step, STATE)
@@ -116,8 +112,7 @@ def test_delete_if_newest_removes_checkpoint_and_digests(tmp_path):
     assert folder.list_checkpoint_steps() == [1, 2]
     checkpoints.delete_if_newest(2)
     assert checkpoints.newest_step == 1
-    assert checkpoints.find_latest_valid_step() == (1, [])
-    assert [path.name for path in folder.digest_dir.iterdir()] == ['1']
+    assert checkpoints.choose_sound_step() == (1, [])
 
 
 def test_digests_are_written_in_background(tmp_path, monkeypatch):
@@ -126,10 +121,10 @@ def test_digests_are_written_in_background(tmp_path, monkeypatch):
     checkpoints = open_checkpointer(RunDir(tmp_path))
     checkpoints.save(1, STATE)
     checkpoints.raise_save_error()
-    assert not (tmp_path / 'digests' / '1' / '0.json').exists()
+    assert not (tmp_path / 'checkpoints' / '1' / 'digests_0.json').exists()
     release_event.set()
     checkpoints.wait_until_finished()
-    assert (tmp_path / 'digests' / '1' / '0.json').exists()
+    assert (tmp_path / 'checkpoints' / '1' / 'digests_0.json').exists()
 
 
 class WriteError(Exception):
@@ -168,8 +163,7 @@ def test_retention_keeps_last_and_periodic_checkpoints(tmp_path, keep, keep_ever
     ).checkpoint
     save_checkpoints(RunDir(tmp_path), *range(1, 7), config=config)
     assert RunDir(tmp_path).list_checkpoint_steps() == expected_steps
-    assert sorted(int(path.name) for path in (tmp_path / 'digests').iterdir()) == expected_steps
-    assert [step for step in expected_steps if digests.find_corruption(RunDir(tmp_path), step)] == []
+    assert not any(digests.find_damage(tmp_path / 'checkpoints' / str(step)) for step in expected_steps)
 
 
 @pytest.mark.parametrize(('every_steps', 'keep_every_steps'), [(0, 4), (4, 6)])
@@ -181,13 +175,13 @@ def test_keep_every_steps_without_matching_saves_is_rejected(every_steps, keep_e
 def test_leftovers_of_interrupted_process_are_removed_and_nothing_else(saved_run, tmp_path):
     folder = RunDir(shutil.copytree(saved_run.path, tmp_path / 'run'))
     expected_files = {path for path in folder.path.rglob('*') if path.is_file()}
-    for leftover in ('checkpoints/6.orbax-checkpoint-tmp/state', 'checkpoints/1.deleted', 'digests/6'):
-        (folder.path / leftover).mkdir(parents=True)
-        (folder.path / leftover / 'half').write_text('of it')
+    leftover = folder.checkpoint_dir / '6.orbax-checkpoint-tmp' / 'state'
+    leftover.mkdir(parents=True)
+    (leftover / 'half').write_text('of it')
     open_checkpointer(folder)
     assert {path for path in folder.path.rglob('*') if path.is_file()} == expected_files
     save_checkpoints(folder, 6)
-    assert open_checkpointer(folder).find_latest_valid_step() == (6, [])
+    assert open_checkpointer(folder).choose_sound_step() == (6, [])
 
 
 def fill_disk(path):
@@ -202,13 +196,15 @@ def test_full_disk_raises_user_error_and_keeps_previous_checkpoint(small_disk):
     checkpoints.wait_until_finished()
     with pytest.raises(OSError, match='No space'):
         fill_disk(small_disk / 'ballast')
-    with pytest.raises(UserError, match=f'disk .*{small_disk / "run"}'):
+    with pytest.raises(OSError, match='No space') as error:
         save_and_wait(checkpoints)
+    assert classify_error(error.value).exit_code == 1
+    assert str(small_disk) in classify_error(error.value).message
     checkpoints.close()
     (small_disk / 'ballast').unlink()
     checkpoints = save_checkpoints(folder, 2)
-    assert checkpoints.find_latest_valid_step() == (2, [])
-    assert digests.find_corruption(folder, 1) is None
+    assert checkpoints.choose_sound_step() == (2, [])
+    assert digests.find_damage(folder.checkpoint_dir / '1') is None
 
 
 def save_and_wait(checkpoints):
@@ -226,39 +222,11 @@ def test_read_only_disk_raises_user_error_and_keeps_previous_checkpoint(small_di
     checkpoints.save(1, STATE)
     checkpoints.wait_until_finished()
     remount(small_disk, 'ro')
-    with pytest.raises(UserError, match='Read-only file system'):
+    with pytest.raises(OSError, match='Read-only file system') as error:
         save_and_wait(checkpoints)
+    assert classify_error(error.value).exit_code == 1
     remount(small_disk, 'rw')
-    assert open_checkpointer(RunDir(small_disk / 'run')).find_latest_valid_step() == (1, [])
-
-
-@pytest.mark.slow
-def test_missing_folder_before_save_raises_user_error_and_is_not_recreated(tmp_path):
-    checkpoints = open_checkpointer(RunDir(tmp_path / 'run'))
-    (tmp_path / 'run').rename(tmp_path / 'away')
-    with pytest.raises(UserError, match=str(tmp_path / 'run')):
-        checkpoints.save(1, STATE)
-    assert not (tmp_path / 'run').exists()
-
-
-@pytest.mark.slow
-def test_missing_folder_during_save_raises_user_error(tmp_path, monkeypatch):
-    checkpoints, original_write = open_checkpointer(RunDir(tmp_path / 'run')), digests.write_digests
-    monkeypatch.setattr(
-        digests, 'write_digests', lambda *args: ((tmp_path / 'run').rename(tmp_path / 'away'), original_write(*args))
-    )
-    checkpoints.save(1, STATE)
-    with pytest.raises(UserError, match=str(tmp_path / 'run')):
-        checkpoints.wait_until_finished()
-
-
-def test_storage_error_outside_run_folder_is_not_translated(tmp_path):
-    with pytest.raises(FileNotFoundError), orbax_compat.translate_storage_errors(RunDir(tmp_path / 'run')):
-        (tmp_path / 'corpus').read_text()
-    with pytest.raises(PermissionError), orbax_compat.translate_storage_errors(RunDir(tmp_path / 'run')):
-        raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'corpus'))
-    with pytest.raises(UserError), orbax_compat.translate_storage_errors(RunDir(tmp_path / 'run')):
-        raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'run' / 'probe'))
+    assert open_checkpointer(RunDir(small_disk / 'run')).choose_sound_step() == (1, [])
 
 
 def test_orbax_storage_error_becomes_os_error_of_one_line(tmp_path, monkeypatch):
@@ -269,7 +237,7 @@ def test_orbax_storage_error_becomes_os_error_of_one_line(tmp_path, monkeypatch)
     monkeypatch.setattr(checkpointer.ocp, 'save_async', lambda *args, **kwargs: FailedSave())
     checkpoints = open_checkpointer(RunDir(tmp_path))
     checkpoints.save(1, STATE)
-    with pytest.raises(OSError, match=r'checkpoints/1.*ValueError: DATA_LOSS') as error:
+    with pytest.raises(OSError, match=r'ValueError: DATA_LOSS.*checkpoints/1') as error:
         checkpoints.wait_until_finished()
     assert len(str(error.value)) < 300 + len(str(tmp_path))
     assert len(str(error.value).splitlines()) == 1
@@ -296,7 +264,7 @@ def test_restore_parameters_returns_requested_sharding(saved_run):
 def test_restore_parameters_rejects_damaged_checkpoint(saved_run, tmp_path):
     folder = RunDir(shutil.copytree(saved_run.path, tmp_path / 'run'))
     (folder.checkpoint_dir / '4' / 'state' / '_sharding').write_text('{}')
-    with pytest.raises(UserError, match=r'checkpoints/4.*state/_sharding.*2 bytes'):
+    with pytest.raises(UserError, match=r'checkpoints/4.*state/_sharding'):
         checkpointer.restore_parameters(folder.path, 4)
 
 
@@ -309,7 +277,7 @@ def test_restore_of_checkpoint_changed_after_verification_raises_error_of_one_li
 ):
     folder = RunDir(shutil.copytree(saved_run.path, tmp_path / 'run'))
     checkpoints = open_checkpointer(folder)
-    assert checkpoints.find_latest_valid_step() == (4, [])
+    assert checkpoints.choose_sound_step() == (4, [])
     (path,) = (folder.checkpoint_dir / '4').glob(file_pattern)
     path.write_text('')
     with pytest.raises(UserError, match='checkpoints/4') as error:

@@ -5,12 +5,12 @@ import time
 import jax.numpy as jnp
 import pytest
 from conftest import make_tiny_spec
+from sinklab.storage.lease import LeaseLostError
 from tiny_runs import RecordingCallback, make_spec, train_run
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.run_dir import RunDir
-from sinklab.storage.lease import LeaseLostError
 from sinklab.train import loop
 from sinklab.train.run_outcome import DivergedError, ReplicaMismatchError, StoppedBySignal
 

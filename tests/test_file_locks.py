@@ -13,13 +13,13 @@ import warnings
 
 import pytest
 from conftest import make_tiny_spec
+from sinklab.storage.compare_and_swap import hold_lock
+from sinklab.storage.untrusted_files import DamagedFileError
 from thread_group import run_in_threads
 
 from sinklab.errors import UserError
 from sinklab.resume_checks import check_run_dir
 from sinklab.run_dir import RunDir
-from sinklab.storage.compare_and_swap import hold_lock
-from sinklab.storage.untrusted_files import DamagedFileError
 
 pytestmark = pytest.mark.slow
 

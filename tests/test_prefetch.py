@@ -9,10 +9,10 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sinklab.storage.retry import RETRY_SECONDS
 
 from sinklab import thread_pools
 from sinklab.storage.paths import limit_retry_seconds
-from sinklab.storage.retry import RETRY_SECONDS
 from sinklab.thread_pools import prefetch
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sinklab.storage.compare_and_swap import hold_lock
 from stores import (
     END_TOKEN,
     decode_documents,
@@ -33,7 +34,6 @@ from sinklab.data.prepare import prepare_store
 from sinklab.data.store import Store
 from sinklab.data.store_files import PREDICTED_SUFFIX
 from sinklab.errors import UserError
-from sinklab.storage.compare_and_swap import hold_lock
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 import zstandard
 from conftest import alternate_pairs
 from emulators import Answer
+from sinklab.storage.atomic_write import upload_file
 from stores import encode_lines, make_recipe, make_store, make_texts, save_foreign_tokenizer, write_chat, write_source
 
 from sinklab.cli.main import main
@@ -21,7 +22,6 @@ from sinklab.data.prepare import prepare_store
 from sinklab.data.remote_store import ETAGS_FILE
 from sinklab.errors import UserError
 from sinklab.storage import directories
-from sinklab.storage.atomic_write import upload_file
 from sinklab.storage.paths import get_file_system, parse_path
 
 TEXTS = make_texts(60)

@@ -1,20 +1,20 @@
-"""Tests of the run folder: outcomes, config checks and names."""
+"""Tests of the run folder: metrics, config checks and names."""
 
 import dataclasses
-import functools
 import json
-import operator
 import shlex
 
 import pytest
 from conftest import make_tiny_spec
 from tiny_runs import write_checkpoints
 
-from sinklab.config.spec import CHANGEABLE_FIELDS, FIELDS_ADDED_LATER, Hardware, Spec, fill_missing_fields
-from sinklab.config.validate import parse_config
+from sinklab.config.spec import CHANGEABLE_FIELDS, Hardware, Spec
 from sinklab.errors import UserError
 from sinklab.resume_checks import check_run_dir, list_changes
-from sinklab.run_dir import RunDir
+from sinklab.run_dir import MetricsWriter, RunDir
+from sinklab.run_ref import parse_run_ref, read_spec
+from sinklab.storage.files import DamagedFileError
+from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 
 
@@ -22,80 +22,88 @@ from sinklab.sweep import plan
 def folder(tmp_path):
     """Make the folder of a run whose 8 steps are done."""
     folder, spec = RunDir(tmp_path / 'run'), make_tiny_spec()
-    folder.initialize(spec, {})
+    folder.initialize(spec, dict(row='tiny'))
     write_checkpoints(folder, 8)
     records = [{'step': step, 'seconds': 1.0, 'valid/loss': loss} for step, loss in ((0, 5.9), (8, 5.1))]
     (folder.path / 'metrics.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in records))
     return folder
 
 
-def test_run_without_last_metrics_is_not_done(folder):
-    run = plan.SweepRun('softmax', 0, folder, None, make_tiny_spec())
-    plan.check_run(run, Hardware())
-    assert (run.outcome, run.reason) == ('done', '')
-    metrics = folder.path / 'metrics.jsonl'
-    metrics.write_bytes(metrics.read_bytes()[:-20])
-    run = plan.SweepRun('softmax', 0, folder, None, make_tiny_spec())
-    plan.check_run(run, Hardware())
-    assert run.outcome == 'to do'
+@pytest.fixture(params=['disk', pytest.param('gs', marks=pytest.mark.slow)])
+def empty_folder(request, tmp_path):
+    return RunDir(tmp_path if request.param == 'disk' else f'{request.getfixturevalue("bucket").url}/run')
 
 
-def test_run_with_incomplete_last_checkpoint_is_not_done(folder):
-    (folder.digest_dir / '8' / '0.json').unlink()
-    run = plan.SweepRun('softmax', 0, folder, None, make_tiny_spec())
-    plan.check_run(run, Hardware())
-    assert run.outcome == 'to do'
+def write_records(folder, resume_step, records):
+    writer = MetricsWriter(folder, resume_step)
+    for record in records:
+        writer.append(record)
+    writer.close()
 
 
-def test_check_run_dir_names_corrupt_config(folder):
+def test_lines_after_resumed_step_are_dropped(empty_folder):
+    write_records(empty_folder, 0, [dict(step=step, loss=0.1 * step) for step in range(6)])
+    write_records(empty_folder, 3, [dict(step=3, sink=0.5), dict(step=4, loss=9.0)])
+    records = empty_folder.read_records()
+    assert [record['step'] for record in records] == [0, 1, 2, 3, 4]
+    assert records[3] == dict(step=3, loss=0.1 * 3, sink=0.5)
+    assert records[4]['loss'] == 9.0
+
+
+def test_copy_of_metrics_is_uploaded_at_saves_and_at_end(bucket):
+    folder = RunDir(f'{bucket.url}/run')
+    writer = MetricsWriter(folder, 0)
+    writer.append(dict(step=1))
+    assert folder.read_records() == []
+    writer.upload()
+    writer.append(dict(step=2))
+    assert [record['step'] for record in folder.read_records()] == [1]
+    writer.close()
+    assert [record['step'] for record in folder.read_records()] == [1, 2]
+
+
+def test_truncated_last_line_is_ignored_and_damaged_line_is_named(folder, capsys):
+    path = folder.path / 'metrics.jsonl'
+    path.write_bytes(path.read_bytes() + b'{"step": 9, "lo')
+    assert [record['step'] for record in folder.read_records()] == [0, 8]
+    assert capsys.readouterr().err == ''
+    path.write_bytes(b'{"step": "x"}\n' + path.read_bytes())
+    assert [record['step'] for record in folder.read_records()] == [0, 8]
+    assert f'{path}, line 1' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('damage', ['metrics', 'digests'])
+def test_run_without_last_metrics_or_digests_is_not_done(folder, damage):
+    def find_outcome():
+        run = plan.SweepRun('softmax', 0, folder, None, make_tiny_spec())
+        plan.check_run(run, Hardware())
+        return run.outcome
+
+    assert find_outcome() == 'done'
+    if damage == 'metrics':
+        path = folder.path / 'metrics.jsonl'
+        path.write_bytes(path.read_bytes()[:-20])
+    else:
+        (folder.checkpoint_dir / '8' / 'digests_0.json').unlink()
+    assert find_outcome() == 'to do'
+
+
+def test_damaged_config_is_named(folder):
     check_run_dir(folder, make_tiny_spec())
     (folder.path / 'config.json').write_text('{"a":')
-    with pytest.raises(UserError, match=r'config\.json'):
+    with pytest.raises(DamagedFileError, match=r'config\.json'):
         check_run_dir(folder, make_tiny_spec())
 
 
-def test_check_run_dir_of_other_version_names_fields_and_commit(folder):
+def test_run_of_other_version_is_refused_with_its_commit(folder):
     config = folder.read_json('config')
     config['model']['width_of_old'] = config['model'].pop('width')
     folder.write_json('config', config)
-    folder.write_json('environment', dict(commit='0123abc'))
-    with pytest.raises(UserError) as error:
-        check_run_dir(folder, make_tiny_spec())
-    message = str(error.value)
-    assert len(message.splitlines()) == 1
-    assert 'model.width_of_old' in message
-    assert 'model.width' in message.replace('model.width_of_old', '')
-    assert '0123abc' in message
-    assert f'--workdir={folder}-2' in message
-    config['model']['width'] = 16
-    folder.write_json('config', config)
-    (folder.path / 'environment.json').unlink()
-    with pytest.raises(UserError, match=r'model\.width_of_old.* commit None'):
-        check_run_dir(folder, make_tiny_spec())
-
-
-def test_check_run_dir_applies_defaults_for_old_configs(folder):
-    config = folder.read_json('config')
-    for part, names in reversed(FIELDS_ADDED_LATER.items()):
-        for name in names:
-            del functools.reduce(operator.getitem, part.split('.'), config)[name]
-    (folder.path / 'config.json').write_text(json.dumps(config))
-    check_run_dir(folder, make_tiny_spec())
-    assert list_changes(folder, make_tiny_spec()) == []
-    assert parse_config(folder.read_json('config')) == make_tiny_spec()
-    with pytest.raises(UserError, match=r'model\.kv_heads None -> 2'):
-        check_run_dir(folder, make_tiny_spec(model__kv_heads=2))
-
-
-def test_missing_fields_get_defaults_of_runs_without_them():
-    old_rotary = dict(base=10_000.0, scaling='none', factor=None, slow=None, fast=None, length=None)
-    rotary = old_rotary | dict(attention_factor=None)
-    model = dict(
-        kv_heads=None, rotary=rotary, qkv_bias=False, tied=False, scaled_embedding=False, qk_norm_joint=False
-    )
-    model |= dict(global_layers=dict(every=None, position='rotary', rotary=rotary))
-    for config in ({'model': {}, 'valid': {}}, {'model': {'rotary': old_rotary}, 'valid': {}}):
-        assert fill_missing_fields(config) == {'model': model, 'valid': {'domain': None}}
+    folder.write_json('environment', dict(commit='0123abc', attempts=[]))
+    for check in (lambda: check_run_dir(folder, make_tiny_spec()), lambda: read_spec(folder)):
+        with pytest.raises(UserError, match=r'model\.width_of_old.*0123abc') as error:
+            check()
+        assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -108,7 +116,7 @@ def test_missing_fields_get_defaults_of_runs_without_them():
         (dict(optimizer__steps=20), ['optimizer.steps 8 -> 20']),
     ],
 )
-def test_check_run_dir_accepts_and_lists_changeable_fields(folder, changes, expected):
+def test_changeable_fields_are_accepted_and_listed(folder, changes, expected):
     check_run_dir(folder, make_tiny_spec(**changes))
     assert sorted(list_changes(folder, make_tiny_spec(**changes))) == sorted(expected)
 
@@ -116,27 +124,22 @@ def test_check_run_dir_accepts_and_lists_changeable_fields(folder, changes, expe
 @pytest.mark.parametrize(
     'part', [field.name for field in dataclasses.fields(Spec) if field.name not in CHANGEABLE_FIELDS]
 )
-def test_check_run_dir_rejects_changes_of_other_fields(folder, part):
+def test_changes_of_other_fields_are_refused(folder, part):
     changes = dict(model=dict(model__norm='post'), optimizer=dict(optimizer__weight_decay=0.3), seed=dict(seed=1))
     changes |= dict(data=dict(data__seed=1), log=dict(log__rows=True), probe=dict(probe__keys=2))
     with pytest.raises(UserError, match=f'\\({part}'):
         check_run_dir(folder, make_tiny_spec(**changes[part]))
 
 
-def test_check_run_dir_rejects_fewer_steps_than_done(folder):
+def test_fewer_steps_than_done_are_refused(folder):
     with pytest.raises(UserError, match=r'step 8.*config\.optimizer\.steps.* 7.*at least 8'):
         check_run_dir(folder, make_tiny_spec(optimizer__steps=7))
 
 
-def test_check_run_dir_rejects_more_steps_of_cosine_with_fork_command(tmp_path):
-    folder, cosine_changes = (
-        RunDir(tmp_path / "an o'dd run"),
-        dict(optimizer__schedule='cosine', optimizer__final_share=0.1),
-    )
+def test_more_steps_of_cosine_are_refused_with_fork_command(tmp_path):
+    folder = RunDir(tmp_path / "an o'dd run")
+    cosine_changes = dict(optimizer__schedule='cosine', optimizer__final_share=0.1)
     folder.initialize(make_tiny_spec(**cosine_changes), {})
-    with pytest.raises(UserError) as error:
-        check_run_dir(folder, make_tiny_spec(**cosine_changes, optimizer__steps=20))
-    assert shlex.split(str(error.value).rpartition(': ')[2]) == [f'--workdir={folder}-2']
     (folder.checkpoint_dir / '8').mkdir(parents=True)
     with pytest.raises(UserError, match=r'cosine.* 8 to 20') as error:
         check_run_dir(folder, make_tiny_spec(**cosine_changes, optimizer__steps=20))
@@ -144,22 +147,18 @@ def test_check_run_dir_rejects_more_steps_of_cosine_with_fork_command(tmp_path):
     assert shlex.split(str(error.value).rpartition(': ')[2]) == options
 
 
-@pytest.mark.parametrize('name', ['a\nb', 'a\tb', 'a\x7f', 'a\x1b[2J', 'a\x85b'])
-def test_run_dir_name_with_control_character_is_rejected_with_one_line(name):
-    with pytest.raises(UserError, match='control character') as error:
-        RunDir(name)
-    assert str(error.value).isprintable()
-
-
-@pytest.mark.parametrize('name', ['a b', 'a"b', "a'b", 'a;b', 'Größe', 'x/../a', 'a@5'])
-def test_run_dir_name_may_have_special_characters(tmp_path, name):
-    (tmp_path / 'x').mkdir()
-    folder = RunDir(f'{tmp_path}/{name}')
-    folder.initialize(make_tiny_spec(), {})
-    check_run_dir(folder, make_tiny_spec())
-
-
-@pytest.mark.parametrize('name', ['lease.json', 'digests', 'damaged', 'probe', 'x.unfinished'])
-def test_check_run_dir_accepts_files_written_before_config(tmp_path, name):
-    (tmp_path / name).touch()
+def test_folder_with_other_files_is_refused(tmp_path):
+    for name in ('run.lock', 'owner.json', 'probe', 'x.unfinished'):  # of an attempt that was interrupted early
+        (tmp_path / name).touch()
     check_run_dir(RunDir(tmp_path), make_tiny_spec())
+    (tmp_path / 'thesis.tex').touch()
+    with pytest.raises(UserError, match=r'thesis\.tex'):
+        check_run_dir(RunDir(tmp_path), make_tiny_spec())
+
+
+def test_step_of_reference_is_split_off_unless_it_belongs_to_the_name(tmp_path):
+    (tmp_path / 'a@5').mkdir()
+    (tmp_path / 'a').mkdir()
+    assert parse_run_ref(f'{tmp_path}/a@7')[1] == 7
+    run_dir, step = parse_run_ref(f'{tmp_path}/a@5')
+    assert (run_dir.path, step) == (parse_path(tmp_path / 'a@5'), None)

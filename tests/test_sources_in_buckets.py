@@ -16,12 +16,12 @@ import zstandard
 from emulators import Answer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sinklab.storage.atomic_write import upload_file
 from stores import encode_lines, get_source_error, make_texts, read_documents, write_mixture
 
 from sinklab.data import source_files
 from sinklab.data.sources import open_source
 from sinklab.errors import UserError
-from sinklab.storage.atomic_write import upload_file
 from sinklab.storage.paths import limit_retry_seconds, parse_path
 
 TEXTS = make_texts(40)

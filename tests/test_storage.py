@@ -1,19 +1,20 @@
-"""File operations on local disks and in buckets."""
+"""Files and folders on a disk and in a bucket: atomic writes, checked reads, exclusive use."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 
 from sinklab.errors import UserError
-from sinklab.storage import directories
-from sinklab.storage.atomic_write import append_text, atomic_write, open_writable_folder
-from sinklab.storage.paths import (
-    get_file_system,
-    is_remote,
-    make_absolute,
-    parse_path,
-)
+from sinklab.storage import files
+from sinklab.storage.errors import describe_storage_error, is_permanent_error
+from sinklab.storage.files import DamagedFileError, atomic_write, read_arrays, read_json, resolve_name
+from sinklab.storage.folder_lock import FolderTakenError, hold_folder, is_held
+from sinklab.storage.paths import check_checkpoint_path, find_common_folder, join_path, make_relative, parse_path
 
 
 @pytest.fixture(params=['disk', pytest.param('gs', marks=pytest.mark.slow)])
@@ -23,147 +24,158 @@ def folder(request, tmp_path):
     return parse_path(f'{request.getfixturevalue("bucket").url}/some/where')
 
 
-def write_files(path, content):
-    with open_writable_folder(path.parent), atomic_write(path) as unfinished:
-        unfinished.write_bytes(content)
+def write_file(path, content):
+    with files.open_writable_folder(path.parent), atomic_write(path) as temporary_path:
+        temporary_path.write_bytes(content)
     return path
 
 
-@pytest.mark.parametrize('suffix', [b'', b'\n', b'\r', b'\r\n', b'\n\r\n', b'--'])
-def test_atomic_write_preserves_bytes(folder, suffix):
-    content = np.random.default_rng(0).bytes(1000) + suffix
-    path = write_files(folder / 'inner' / 'file.bin', content)
+def test_atomic_write_preserves_bytes(folder):
+    content = np.random.default_rng(0).bytes(1000) + b'\n\r\n--'
+    path = write_file(folder / 'inner' / 'file.bin', content)
     assert path.read_bytes() == content
-    assert directories.get_stored_files(path.parent, [path.name])[path.name].size == len(content)
-    assert directories.list_files(folder) == ['inner/file.bin']
+    assert files.list_file_infos(folder)['inner/file.bin']['size'] == len(content) == files.compute_size(folder)
 
 
-def test_atomic_write_preserves_multipart_file(folder):
-    content = np.random.default_rng(0).bytes((7 << 20) + 1)
-    assert write_files(folder / 'large.bin', content).read_bytes() == content
-
-
-def test_atomic_write_keeps_previous_content_after_exception(folder):
-    path = write_files(folder / 'file', b'before')
-
-    def write_half_and_fail():
-        with atomic_write(path) as unfinished:
-            unfinished.write_bytes(b'half')
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        write_half_and_fail()
+def test_failed_atomic_write_keeps_previous_content(folder):
+    path = write_file(folder / 'file', b'before')
+    with pytest.raises(KeyError), atomic_write(path) as temporary_path:
+        temporary_path.write_bytes(b'half')
+        raise KeyError
     assert path.read_bytes() == b'before'
-    assert directories.list_files(folder) == ['file']
+    assert files.list_files(folder) == ['file']
 
 
-def test_digests_differ_between_contents(folder):
-    files = [write_files(folder / name, content) for name, content in (('a', b'1'), ('b', b'1'), ('c', b'2'))]
-    digests = [directories.get_stored_files(folder, [path.name])[path.name].get_digest() for path in files]
-    assert digests[0] == digests[1] != digests[2]
+def test_folder_is_moved_and_removed_with_its_files(folder):
+    for name in ('x', 'deep/y'):
+        write_file(folder / 'old' / name, name.encode())
+    files.move_folder(folder / 'old', folder / 'new')
+    assert files.list_files(folder) == ['new/deep/y', 'new/x']
+    assert [path.name for path in files.list_entries(folder)] == ['new']
+    files.remove_folder(folder / 'new')
+    files.remove_folder(folder / 'new')  # it does not exist
+    assert files.list_files(folder) == files.list_entries(folder / 'new') == []
 
 
-def test_append_text_appends_to_file(folder):
-    for text in ('one\n', 'two\n'):
-        append_text(folder / 'log', text)
-    assert (folder / 'log').read_text() == 'one\ntwo\n'
+@pytest.mark.parametrize('content', ['', '{"a": ', '[]', '{"a": "x"}', '{"a": NaN}', '[' * 100_000])
+def test_read_json_refuses_content_that_does_not_match(folder, content):
+    path = write_file(folder / 'file.json', content.encode())
+    with pytest.raises(DamagedFileError) as error:
+        read_json(path, dict[str, int])
+    assert str(path) in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
 
 
-def test_list_committed_excludes_deleted_folders(folder):
-    for step in ('1', '2'):
-        write_files(folder / step / 'inner' / 'x', b'x')
-        write_files(folder / step / directories.COMMIT_MARKER, b'')
-    assert sorted(directories.list_committed(folder)) == ['1', '2']
-    directories.mark_deleted(folder / '1')
-    assert [name for name in directories.list_committed(folder) if name.isdigit()] == ['2']
-    directories.remove_folder(folder / '2')
-    assert not directories.list_files(folder / '2')
-    directories.remove_folder(folder / '2')
+def test_read_json_returns_unknown_fields(tmp_path):
+    path = write_file(tmp_path / 'file.json', b'{"a": 1, "b": "\\udcff"}')
+    assert read_json(path) == {'a': 1, 'b': '\udcff'}
 
 
-def test_move_folder_moves_all_files(folder):
-    for name in ('x', 'deep/y', directories.COMMIT_MARKER):
-        write_files(folder / 'old' / name, name.encode())
-    directories.move_folder(folder / 'old', folder / 'new')
-    assert sorted(path.name for path in directories.list_entries(folder)) == ['new']
-    assert directories.list_files(folder / 'new') == sorted(['x', 'deep/y', directories.COMMIT_MARKER])
-    assert (folder / 'new' / 'deep' / 'y').read_bytes() == b'deep/y'
+def test_read_arrays_refuses_pickles_and_truncated_files(tmp_path):
+    np.savez(tmp_path / 'good.npz', a=np.arange(3), b=np.ones(2))
+    assert list(read_arrays(tmp_path / 'good.npz', ['b', 'c'])) == ['b']
+    np.savez(tmp_path / 'pickle.npz', a=np.array([dict()], object))
+    (tmp_path / 'short.npz').write_bytes((tmp_path / 'good.npz').read_bytes()[:-30])
+    for name in ('pickle', 'short'):
+        with pytest.raises(DamagedFileError, match=name):
+            read_arrays(tmp_path / f'{name}.npz')
 
 
-def test_missing_folder_lists_no_entries(folder):
-    missing = folder / 'missing'
-    assert not missing.exists()
-    assert [
-        *directories.list_entries(missing),
-        *directories.list_files(missing),
-        *directories.list_committed(missing),
-    ] == []
+@pytest.mark.parametrize('name', ['../a', '/etc/passwd', 'a/../../b', '', 'a//b', 'a\\b', 5])
+def test_names_in_files_stay_below_their_folder(tmp_path, name):
+    assert resolve_name(tmp_path, 'a/b.c', 'index') == tmp_path / 'a' / 'b.c'
+    with pytest.raises(DamagedFileError):
+        resolve_name(tmp_path, name, 'index')
 
 
-def test_paths_keep_given_form(folder):
-    assert os.fspath(make_absolute(folder)) == str(folder)
-    assert is_remote(folder) == ('://' in str(folder))
-    assert parse_path(folder / 'x') == folder / 'x'
+@pytest.mark.parametrize(
+    ('path', 'start', 'relative_path'),
+    [
+        ('/r/a', '/r/b', '../a'),
+        ('gs://x/r/a', 'gs://x/r/b', '../a'),
+        ('gs://x/a', '/r/b', 'gs://x/a'),
+        ('gs://x/a', 'gs://y/a', 'gs://x/a'),
+        ('/r/a', 'gs://x/a', '/r/a'),
+    ],
+)
+def test_relative_path_leads_back(path, start, relative_path):
+    path, start = parse_path(path), parse_path(start)
+    assert make_relative(path, start) == relative_path
+    assert join_path(start, relative_path) == path
 
 
-def test_write_if_match_rejects_stale_version(bucket):
-    path = f'{bucket.url}/lease'
-    file_system = get_file_system(parse_path(path))
-    first_version = file_system.write_if_match(path, b'1', '')
-    assert first_version
-    assert file_system.write_if_match(path, b'2', '') is None
-    assert file_system.read_with_version(path) == (b'1', first_version)
-    second_version = file_system.write_if_match(path, b'3', first_version)
-    assert second_version
-    assert file_system.write_if_match(path, b'4', first_version) is None
-    assert file_system.read_with_version(path) == (b'3', second_version)
-    parse_path(path).unlink()
-    assert file_system.write_if_match(path, b'5', second_version) is None
+def test_common_folder_exists_within_one_bucket_only():
+    assert find_common_folder([parse_path('gs://x/r/a'), parse_path('gs://x/r/b')]) == parse_path('gs://x/r')
+    with pytest.raises(UserError):
+        find_common_folder([parse_path('gs://x/a'), parse_path('/r/b')])
 
 
-@pytest.mark.parametrize('url', ['http://x/y', 'az://b/x', 's3://b/x', 'gs://', 'gs:///', 'gs:/b/x', 'gs:b/x'])
-def test_parse_path_rejects_invalid_url(url):
+@pytest.mark.parametrize('url', ['http://x/y', 's3://b/x', 'gs://', 'gs:///', 'gs:/b/x', 'gs:b/x'])
+def test_invalid_url_is_refused(url):
     with pytest.raises(UserError):
         parse_path(url)
 
 
-@pytest.mark.parametrize('path', ['runs/gs:/x', 'a:b', 'gs/x'])
-def test_parse_path_accepts_colon_in_local_path(path):
-    assert not is_remote(parse_path(path))
+@pytest.mark.parametrize('name', ['a[x]', 'a\\b', 'a*', 'a?', os.fsdecode(b'\xff')], ids=ascii)
+def test_path_that_orbax_cannot_read_is_refused(tmp_path, name):
+    check_checkpoint_path(tmp_path / ' ]{}%20#~|:;&\'"$!@=+,()ü日')
+    with pytest.raises(UserError):
+        check_checkpoint_path(tmp_path / name / 'run')
+
+
+HOLD = (
+    'import sys, time; from sinklab.storage.folder_lock import hold_folder\n'
+    'with hold_folder(__import__("pathlib").Path(sys.argv[1])): print("held", flush=True); time.sleep(60)'
+)
+
+
+def test_folder_on_disk_is_refused_until_its_process_is_dead(tmp_path):
+    with subprocess.Popen([sys.executable, '-c', HOLD, tmp_path], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b'held\n'
+        assert is_held(tmp_path)
+        start = time.monotonic()
+        with pytest.raises(UserError, match=str(process.pid)), hold_folder(tmp_path):
+            pass
+        assert time.monotonic() - start < 5
+        process.send_signal(signal.SIGKILL)
+    assert not is_held(tmp_path)
+    with hold_folder(tmp_path) as check_owner:
+        check_owner()
+
+
+def test_waiting_job_gets_folder_when_it_is_free(tmp_path):
+    with subprocess.Popen([sys.executable, '-c', HOLD.replace('60', '1'), tmp_path], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        with hold_folder(tmp_path, wait_seconds=30):
+            pass
+
+
+def test_newer_job_takes_over_folder_in_bucket(bucket):
+    folder = parse_path(f'{bucket.url}/run')
+    with hold_folder(folder) as check_first:
+        check_first()
+        with hold_folder(folder) as check_second:
+            check_second()
+            with pytest.raises(FolderTakenError):
+                check_first()
 
 
 def test_missing_bucket_is_named(bucket):
-    missing = parse_path(f'{bucket.url}-not/x')
-    with (
-        pytest.raises(UserError, match=f'bucket {bucket.url}-not '),
-        open_writable_folder(missing),
-        atomic_write(missing) as f,
-    ):
-        f.write_text('x')
+    with pytest.raises(UserError, match=f'{bucket.url}-not'), hold_folder(parse_path(f'{bucket.url}-not/x')):
+        pass
 
 
-def test_remove_folder_deletes_remaining_files_before_raising_error(tmp_path, monkeypatch):
-    for name in ('a', 'b', 'c'):
-        (tmp_path / 'folder' / name).mkdir(parents=True)
-        (tmp_path / 'folder' / name / 'file').write_text('x')
-    unlink = os.unlink
-
-    def fail_once_for_file(path, *args, **kwargs):
-        if str(path).endswith('file') and next(failures, False):
-            raise PermissionError(1, 'Operation not permitted', path)
-        unlink(path, *args, **kwargs)
-
-    failures = iter([True])
-    monkeypatch.setattr(os, 'unlink', fail_once_for_file)
-    with pytest.raises(OSError, match='not permitted'):
-        directories.remove_folder(tmp_path / 'folder')
-    assert len(list((tmp_path / 'folder').rglob('file'))) == 1
-    directories.remove_folder(tmp_path / 'folder')
-    assert not (tmp_path / 'folder').exists()
+def test_unwritable_folder_is_named(tmp_path):
+    (tmp_path / 'file').touch()
+    with pytest.raises(UserError, match=str(tmp_path / 'file')), files.open_writable_folder(tmp_path / 'file'):
+        pass
 
 
-def test_remove_folder_deletes_symlink_without_target(tmp_path):
-    (tmp_path / 'folder').mkdir()
-    (tmp_path / 'link').symlink_to(tmp_path / 'folder')
-    directories.remove_folder(tmp_path / 'link')
-    assert [path.name for path in tmp_path.iterdir()] == ['folder']
+def test_storage_errors_are_classified_by_whether_a_restart_helps(tmp_path):
+    class StatusError(OSError):
+        code = 403
+
+    errors = [OSError(28, 'No space left', '/r/a'), PermissionError(13, 'x'), StatusError(), OSError('Forbidden: x')]
+    assert list(map(is_permanent_error, errors)) == [True] * 4
+    assert not any(map(is_permanent_error, [OSError(5, 'Input/output error'), TimeoutError(), ValueError(28)]))
+    assert describe_storage_error(errors[0]) == '/r/a cannot be used (No space left)'

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from sinklab.storage.lease import LeaseLostError, hold_lease
 
 from sinklab.cli import process_flags
 from sinklab.cli.config_flags import load_spec
@@ -18,7 +19,6 @@ from sinklab.cli.sweep import make_train_command
 from sinklab.exit_status import STOPPING_MESSAGE
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
-from sinklab.storage.lease import LeaseLostError, hold_lease
 from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import SweepRun, check_config_file
 from sinklab.sweep.run import SignalForwarder, SweepCallback, run_sweep

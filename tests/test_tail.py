@@ -4,11 +4,11 @@ import json
 
 import pytest
 from conftest import make_tiny_spec
+from sinklab.storage.lease import UNREADABLE_OWNER, hold_lease
 
 from sinklab.cli import tail
 from sinklab.cli.main import main
 from sinklab.run_dir import RunDir
-from sinklab.storage.lease import UNREADABLE_OWNER, hold_lease
 from sinklab.train.callbacks import Callback
 
 

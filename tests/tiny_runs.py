@@ -56,10 +56,9 @@ def assert_same_trees(actual, expected):
 def write_checkpoints(folder, *steps, content=b'of a run'):
     """Write checkpoints that have digests but cannot be restored."""
     for step in steps:
-        (folder.checkpoint_dir / str(step)).mkdir(parents=True)
-        (folder.checkpoint_dir / str(step) / 'file').write_bytes(content)
-        (folder.digest_dir / str(step)).mkdir(parents=True)
-        digests.write_digests(folder, step, 0, 1, seconds=1.0)
+        (folder.checkpoint_dir / str(step) / 'state').mkdir(parents=True)
+        (folder.checkpoint_dir / str(step) / 'state' / 'manifest.ocdbt').write_bytes(content)
+        digests.write_digests(folder.checkpoint_dir / str(step), 0, 1, seconds=1.0)
 
 
 def read_contents(path):

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import os
 import re
 import sys
 import time
@@ -253,7 +254,8 @@ def translate_save_errors(checkpoint: Path) -> Iterator[None]:
     except ValueError as error:
         match = re.search(r'OS error (\d+)', str(error))
         code = int(match[1]) if match else errno.ENOSPC if 'RESOURCE_EXHAUSTED' in str(error) else errno.EIO
-        raise OSError(code, describe_root_cause(error), str(checkpoint)) from error
+        reason = describe_root_cause(error) if code == errno.EIO else os.strerror(code)
+        raise OSError(code, reason, str(checkpoint)) from error
 
 
 def describe_root_cause(error: BaseException) -> str:

@@ -128,7 +128,8 @@ def open_writable_folder(folder: Path) -> Iterator[None]:
         UserError: The folder cannot be created or written: a full disk, a missing permission, a file at the path.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not is_remote(folder):  # a bucket has no folders
+            folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         reason = error.strerror or format_error(error)
@@ -154,8 +155,13 @@ def list_file_infos(folder: Path) -> dict[str, dict[str, Any]]:
         root = os.fspath(folder).partition('://')[2] + '/'
         infos = get_file_system(folder).find(os.fspath(folder), detail=True)
         return {name.removeprefix(root): info for name, info in infos.items() if not name.endswith('/')}
-    paths = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
+    paths = [Path(parent, name) for parent, _, names in os.walk(folder, onerror=raise_unless_missing) for name in names]
     return {path.relative_to(folder).as_posix(): dict(size=path.stat().st_size) for path in paths if path.exists()}
+
+
+def raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def compute_size(folder: Path) -> int:

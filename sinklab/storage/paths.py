@@ -1,6 +1,5 @@
 """Paths: pathlib.Path for a disk, epath.Path for gs://, with the same methods."""
 
-import functools
 import os
 import posixpath
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from sinklab.errors import UserError, format_extra_command
 
 os.environ['EPATH_USE_TF'] = 'false'  # otherwise etils uses TensorFlow for buckets if it is installed
+os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')  # asks for the kind of each bucket by gRPC
 BUCKET_SCHEME = 'gs://'
 # Characters of a path that Orbax and fsspec interpret, so that a checkpoint at such a path cannot be restored.
 PATTERN_CHARS = ('*', '?', '[', '\\')
@@ -31,7 +31,6 @@ def parse_path(path: str | os.PathLike) -> Path:
     return epath.Path(text.rstrip('/'))
 
 
-@functools.cache
 def configure_gcsfs() -> None:
     """Set the options of gcsfs for this process, in which etils and Orbax use it as well."""
     import fsspec

@@ -11,7 +11,7 @@ from sinklab.errors import UserError, format_error
 from sinklab.report.claims import Reading, read_claim_metrics
 from sinklab.run_dir import RunDir
 from sinklab.run_files import ClaimEntry, Claims
-from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder, read_json
+from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder, read_json, warn_once
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 from sinklab.sweep.plan import SweepRun
