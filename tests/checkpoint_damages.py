@@ -17,7 +17,7 @@ def list_saved_files(checkpoint):
 
 def choose_file(checkpoint, rng):
     """Choose a file that is not empty."""
-    return rng.choice([path for path in list_saved_files(checkpoint) if path.stat().st_size])
+    return rng.choice([path for path in list_saved_files(checkpoint) if path.read_bytes()])
 
 
 def choose_other_file(checkpoint, file, rng):

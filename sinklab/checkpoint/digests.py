@@ -53,7 +53,9 @@ def compute_digests(checkpoint: Path, names: Iterable[str]) -> dict[str, tuple[i
     infos = list_file_infos(checkpoint)
     names = [name for name in names if name in infos]
     if is_remote(checkpoint):
-        return {name: (infos[name]['size'], f'crc32c {infos[name]["crc32c"]}') for name in names}
+        # An object that was composed of parts has no md5Hash.
+        kinds = {name: 'md5Hash' if infos[name].get('md5Hash') else 'crc32c' for name in names}
+        return {name: (infos[name]['size'], f'{kinds[name]} {infos[name][kinds[name]]}') for name in names}
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         digests = pool.map(lambda name: hash_file(checkpoint / name), names)
         return {name: (infos[name]['size'], digest) for name, digest in zip(names, digests, strict=True)}
