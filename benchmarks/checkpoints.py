@@ -24,7 +24,7 @@ from sinklab.configs import default
 from sinklab.environment import get_package_versions
 from sinklab.machine import describe_machine
 from sinklab.run_dir import RunDir
-from sinklab.storage import directories
+from sinklab.storage.files import compute_size
 
 NUM_ARRAYS = 8
 
@@ -46,12 +46,12 @@ def run_round(train_state: dict) -> dict[str, float]:
         checkpointer.wait_until_finished()
         save_call_seconds = time_call(lambda: checkpointer.save(2, train_state))
         checkpointer.wait_until_finished()
-        gigabytes = directories.compute_size(run_dir.checkpoint_dir / '2') / 1e9
+        gigabytes = compute_size(run_dir.checkpoint_dir / '2') / 1e9
         seconds = {
             'save, until the call returns': save_call_seconds,
             'save, until its digests are written': checkpointer.save_seconds,
-            'digests': time_call(lambda: digests.write_digests(run_dir, 2, 0, 1, 0.0)),
-            'verification': time_call(checkpointer.find_latest_valid_step),
+            'digests': time_call(lambda: digests.write_digests(run_dir.checkpoint_dir / '2', 0, 1, 0.0)),
+            'verification': time_call(checkpointer.choose_sound_step),
             'restore': time_call(lambda: jax.block_until_ready(checkpointer.restore(2, abstract))),
             'check for a save error': time_call(checkpointer.raise_save_error),
         }

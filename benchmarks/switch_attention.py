@@ -171,7 +171,7 @@ def read_curves(path: Path) -> dict:
     if not is_finished(path):
         sys.exit(f'switch_attention: the run {path} is missing or not finished; run this command without --write')
     run_dir = RunDir(path)
-    records = run_dir.read_records(run_dir.read_steps_and_vocabulary()[0], strict=True)
+    records = run_dir.read_records()
     probes = [record for record in records if 'sink/1' in record]
     curves = {name: [round(probe[name], 4) for probe in probes] for name in METRICS}
     losses = [record['valid/loss'] for record in records if 'valid/loss' in record]

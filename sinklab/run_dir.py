@@ -199,7 +199,8 @@ class RunDir:
 class MetricsWriter:
     """Writer of metrics.jsonl: appends to the file on a disk, and for a bucket to a local copy that it uploads.
 
-    The copy is uploaded at saves, every UPLOAD_SECONDS, and at the end.
+    The copy is uploaded at saves, every UPLOAD_SECONDS, and at the end. Nothing is written if the run directory is not
+    writable for this process.
 
     Args:
         run_dir: The run directory.
@@ -209,13 +210,20 @@ class MetricsWriter:
 
     def __init__(self, run_dir: RunDir, resume_step: int, check_owner: Callable[[], None] = lambda: None):
         self.target, self.check_owner, self.upload_time = run_dir.path / METRICS_FILE, check_owner, time.monotonic()
-        self.temporary_dir = tempfile.TemporaryDirectory() if is_remote(self.target) else None
-        self.path = Path(self.temporary_dir.name, METRICS_FILE) if self.temporary_dir else self.target
+        self.file = self.temporary_dir = None
+        if not run_dir.is_writable:
+            return
+        self.path = self.target
+        if is_remote(self.target):
+            self.temporary_dir = tempfile.TemporaryDirectory()
+            self.path = Path(self.temporary_dir.name, METRICS_FILE)
         records = [record for record in run_dir.read_metric_lines() if record['step'] <= resume_step]
         write_text(self.path, ''.join(f'{json.dumps(record)}\n' for record in records))
         self.file = self.path.open('a', encoding='utf-8')
 
     def append(self, record: dict) -> None:
+        if not self.file:
+            return
         self.file.write(json.dumps(record, allow_nan=False) + '\n')
         self.file.flush()
         if time.monotonic() - self.upload_time > UPLOAD_SECONDS:
@@ -223,13 +231,14 @@ class MetricsWriter:
 
     def upload(self) -> None:
         """Upload the copy, if the run is in a bucket."""
-        if is_remote(self.target):
+        if self.temporary_dir:
             self.check_owner()
             get_file_system(self.target).put_file(os.fspath(self.path), os.fspath(self.target))
             self.upload_time = time.monotonic()
 
     def close(self) -> None:
-        self.file.close()
+        if self.file:
+            self.file.close()
         self.upload()
         if self.temporary_dir:
             self.temporary_dir.cleanup()

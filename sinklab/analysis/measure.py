@@ -34,7 +34,7 @@ from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.schema import format_unknown_name
 from sinklab.storage.cache_dir import get_cache_dir
-from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder, warn_once
+from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder, read_arrays, warn_once
 from sinklab.storage.paths import parse_path
 
 INPUT_KINDS = 'natural', 'random', 'repeated', 'domains'
@@ -419,11 +419,11 @@ def read_cached(path: Path) -> Measurement:
     Raises:
         DamagedFileError: The file is not the one that was written under this name.
     """
-    arrays = run_file_schemas.read_arrays(path, remedy='it cannot be used')
+    arrays = read_arrays(path, remedy='it cannot be used')
     texts = [arrays.pop(name, None) for name in ('numbers', 'seal')]
     if any(text is None or text.shape or text.dtype.kind != 'U' for text in texts):
         raise DamagedFileError(f'{path} is damaged (it has no numbers, or no seal)')
-    measurement = Measurement(run_file_schemas.decode_numbers(str(texts[0]), path), arrays)
+    measurement = Measurement(json.loads(str(texts[0])), arrays)
     if str(texts[1]) != digest_measurement(path.stem, measurement):
         raise DamagedFileError(f'{path} is damaged (it differs from what was cached under this name)')
     return measurement

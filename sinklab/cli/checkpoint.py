@@ -90,39 +90,29 @@ def resolve_steps(args: argparse.Namespace) -> tuple[RunDir, list[int]]:
 def list_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
     from sinklab.cli import terminal
-    from sinklab.storage import directories
+    from sinklab.storage.files import compute_size
 
     run_dir, steps = resolve_steps(args)
-    run_id, rows = digests.find_run_id(run_dir), []
+    rows = []
     for step in steps:
-        digest_record = digests.read_digests(run_dir, step, run_id)
-        is_missing = isinstance(digest_record, digests.CorruptionReport)
-        rows.append(
-            dict(
-                step=step,
-                saved=None if is_missing else digest_record.written,
-                seconds=None if is_missing else digest_record.seconds,
-                bytes=directories.compute_size(run_dir.checkpoint_dir / str(step)),
-                digests=digest_record.reason if is_missing else 'complete',
-            )
-        )
+        path = run_dir.checkpoint_dir / str(step)
+        saved = digests.read_digests(path)
+        seconds = saved and saved['seconds']
+        rows.append(dict(step=step, seconds=seconds, bytes=compute_size(path), is_complete=saved is not None))
     if args.json:
         print(json.dumps(rows, indent=2))
     else:
-        headings = ['step', 'saved', 'seconds', 'bytes', 'digests']
+        headings = ['step', 'seconds', 'bytes', 'complete']
         cells = [
             [
                 row['step'],
-                row['saved'] or '-',
                 '-' if row['seconds'] is None else f'{row["seconds"]:.3f}',
                 f'{row["bytes"]:,}',
-                row['digests'],
+                'yes' if row['is_complete'] else 'no',
             ]
             for row in rows
         ]
-        terminal.print_table(
-            terminal.make_console(width=120), headings, cells, left_columns=['saved'], wrap_columns=['digests']
-        )
+        terminal.print_table(terminal.make_console(width=120), headings, cells)
     return 0
 
 
@@ -130,13 +120,8 @@ def verify_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
 
     run_dir, steps = resolve_steps(args)
-    run_id = digests.find_run_id(run_dir)
-    corruption_reports = {step: digests.find_corruption(run_dir, step, run_id=run_id) for step in steps}
-    rows = [
-        dict(step=step, path=str(run_dir.checkpoint_dir / str(step)), fault=corruption.reason if corruption else None)
-        for step, corruption in corruption_reports.items()
-        if step in run_dir.list_checkpoint_steps()  # a run that is still training may have deleted it meanwhile
-    ]
+    paths = {step: run_dir.checkpoint_dir / str(step) for step in steps}
+    rows = [dict(step=step, path=str(path), fault=digests.find_damage(path)) for step, path in paths.items()]
     lines = [f'{row["path"]}: {row["fault"] or "sound"}\n' for row in rows]
     print(json.dumps(rows, indent=2) + '\n' if args.json else ''.join(lines), end='')
     return int(any(row['fault'] for row in rows))

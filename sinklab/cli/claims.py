@@ -25,7 +25,7 @@ from sinklab.errors import UserError
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
 from sinklab.schema import format_unknown_name
-from sinklab.storage.lease import hold_lease
+from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 from sinklab.sweep.run import split_cores
@@ -206,7 +206,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     readings = dict.fromkeys(reading for name in args.names or claims for reading in claims[name].readings)
     options = [*hardware_flags.format_hardware_flags(layout), f'--size={size}', *extra_args]
     options += [f'--compiled={args.compiled}'] if args.compiled else []
-    with hold_lease(RunDir(args.workdir).path) as run_lease:
+    with hold_folder(RunDir(args.workdir).path) as check_owner:
         previous_data = results.read_or_create(
             args.workdir, dict(size=size, overrides=dict(map(config_flags.parse_override, extra_args)))
         )
@@ -224,9 +224,9 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         if all(run.outcome == 'done' for run in runs):
             sweep.print_status('no run is missing; nothing is trained')
         stop_signal = sweep.train_runs(
-            runs, lambda run: sweep.make_train_command(get_config_path(run.row), run, options), run_lease, args.jobs
+            runs, lambda run: sweep.make_train_command(get_config_path(run.row), run, options), check_owner, args.jobs
         )
-        run_lease.check()
+        check_owner()
         metric_patterns = {reading.metric for claim in claims.values() for reading in claim.readings}
         claims_data = results.add_runs(
             previous_data, specs, first_rows, runs, EXTRA_METRIC_PATTERNS | metric_patterns

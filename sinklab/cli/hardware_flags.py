@@ -15,7 +15,7 @@ from sinklab.config.spec import (
     parse_saved_activations,
 )
 from sinklab.errors import UserError
-from sinklab.storage.paths import check_utf8, is_remote, parse_path
+from sinklab.storage.paths import is_remote, parse_path
 
 NO_CACHE = 'none'
 # XLA's fastest compilation: it halves the time of a start, and steps take twice as long or more.
@@ -70,9 +70,7 @@ class CompilationCache:
         self.num_requests = self.num_hits = 0
         self.cache_dir = cache_dir or jax.config.jax_compilation_cache_dir or str(get_default_cache_dir())
         jax.monitoring.register_event_listener(self.count_event)
-        if cache_dir:
-            check_utf8(parse_path(cache_dir), 'jax could not keep compiled programs there')
-        elif not ensure_writable(self.cache_dir) or not is_utf8_path(self.cache_dir):
+        if not cache_dir and not ensure_writable(self.cache_dir):
             self.cache_dir = NO_CACHE
         if self.cache_dir == NO_CACHE:
             jax.config.update('jax_enable_compilation_cache', False)
@@ -92,14 +90,6 @@ class CompilationCache:
         if self.cache_dir == NO_CACHE:
             return 'programs: all compiled, none kept'
         return f'programs: {self.num_requests - self.num_hits} compiled, {self.num_hits} found in {self.cache_dir}'
-
-
-def is_utf8_path(path: str) -> bool:
-    try:
-        check_utf8(parse_path(path), '')
-    except UserError:
-        return False
-    return True
 
 
 def ensure_writable(path: str) -> bool:

@@ -185,7 +185,7 @@ def report_error(command: str, error: BaseException) -> int:
     """Print the error that ended a command, and return the exit code."""
     from sinklab.cli import process_flags
     from sinklab.process_group import limit_shutdown
-    from sinklab.storage.lease import LeaseLostError
+    from sinklab.storage.folder_lock import FolderTakenError
     from sinklab.train.run_outcome import classify_error
 
     exit_status = classify_error(error)
@@ -195,6 +195,6 @@ def report_error(command: str, error: BaseException) -> int:
         print(f'sinklab {command}: {escape_control(process_flags.format_exit_status(exit_status))}', file=sys.stderr)
     sys.stderr.flush()
     limit_shutdown(exit_status.exit_code)
-    if isinstance(error, LeaseLostError | KeyboardInterrupt):
+    if isinstance(error, FolderTakenError | KeyboardInterrupt):
         os._exit(exit_status.exit_code)  # an orderly exit would finish pending writes, or wait for a compilation
     return exit_status.exit_code

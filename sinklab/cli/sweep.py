@@ -31,7 +31,7 @@ from sinklab.escape import (
 from sinklab.run_dir import RunDir
 from sinklab.schema import format_unknown_name
 from sinklab.storage.files import atomic_write, open_writable_folder
-from sinklab.storage.lease import Lease, hold_lease
+from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 from sinklab.sweep.plan import SweepRun
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
     options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(args, name))]
     options = [*hardware_flags.format_hardware_flags(layout), *options, *extra_args]
-    with hold_lease(RunDir(args.workdir).path) as run_lease:
+    with hold_folder(RunDir(args.workdir).path) as check_owner:
         plan.check_config_file(args.config, args.workdir)
         if args.seeds is not None:
             plan.check_seed_count(args.seeds, table, args.workdir)
@@ -114,21 +114,21 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
                 print_status(f'sinklab sweep: {run.row} {description}')
         expected = config_flags.get_expected_sinks(module, runs[0].size, extra_args)
         stop_signal = train_runs(
-            runs, lambda run: make_train_command(f'{args.config}:{run.row}', run, options), run_lease, args.jobs
+            runs, lambda run: make_train_command(f'{args.config}:{run.row}', run, options), check_owner, args.jobs
         )
-        run_lease.check()
+        check_owner()
         write_summary(args, extra_args, table, runs, stop_signal, expected)
     return report_failures('sweep', runs, stop_signal)
 
 
 def train_runs(
-    runs: list[SweepRun], make_command: Callable[[SweepRun], list[str]], run_lease: Lease, jobs: int
+    runs: list[SweepRun], make_command: Callable[[SweepRun], list[str]], check_owner: Callable[[], None], jobs: int
 ) -> int | None:
     """Train the pending runs in one progress display; return the signal that stopped them, or None."""
     from sinklab.cli.progress import SweepDisplay
 
     with SweepDisplay(runs, jobs) as display:
-        return run_sweep(runs, make_command, display, run_lease, jobs)
+        return run_sweep(runs, make_command, display, check_owner, jobs)
 
 
 def check_no_seed_overrides(extra_args: list[str]) -> None:

@@ -13,14 +13,15 @@ import time
 from collections.abc import Iterator
 
 from sinklab.errors import UserError
+from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
-from sinklab.storage.files import DamagedFileError, warn_once
-from sinklab.storage.lease import LEASE_NAME, LeaseWatcher
-from sinklab.storage.paths import make_absolute
+from sinklab.storage.folder_lock import is_held
+from sinklab.storage.paths import is_remote, make_absolute
 from sinklab.train.callbacks import Callback, summarize_newest_attempt
 
 POLL_SECONDS = 1.0  # seconds between two polls
+REMOTE_POLL_SECONDS = 20.0  # in a bucket, where metrics.jsonl is read whole and written once a minute
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,30 +34,13 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if extra_args:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab tail --help')
     run_dir = RunDir(args.run)
-    spec, name = read_spec(run_dir), get_run_name(run_dir)
+    spec = read_spec(run_dir)
+    name = run_dir.read_json('row')['row'] or make_absolute(run_dir.path).name
     with contextlib.suppress(KeyboardInterrupt), ProgressCallback(name, spec, stderr=False) as progress:
         for _ in follow_run(run_dir, progress):
-            time.sleep(POLL_SECONDS)
-        outcome = read_outcome(run_dir)
-        if outcome['kind'] == 'done':
-            run_dir.warn_about_lost_lines((run_dir.read_records() or [{}])[-1], spec.optimizer.steps, 'train/loss')
-        progress.on_message(': '.join(filter(None, [outcome['kind'], outcome.get('message', '')])))
+            time.sleep(REMOTE_POLL_SECONDS if is_remote(run_dir.path) else POLL_SECONDS)
+        progress.on_message(describe_outcome(run_dir))
     return 0
-
-
-def get_run_name(run_dir: RunDir) -> str:
-    """Return the name of the row of a run, or the name of its folder if it has no row."""
-    file, folder_name = run_dir.path / 'row.json', make_absolute(run_dir.path).name
-    try:
-        row = run_file_schemas.read_run_file(file, 'row', f'the run is called {folder_name}')
-        if 'row' not in row:
-            raise DamagedFileError(f'{file} is damaged (it has no row); the run is called {folder_name}')
-        return row['row'] or folder_name
-    except FileNotFoundError:
-        return folder_name
-    except DamagedFileError as error:
-        warn_once(str(error))
-        return folder_name
 
 
 def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
@@ -65,33 +49,29 @@ def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
     Yields:
         None after each poll; the caller waits before the next one.
     """
-    from sinklab.metrics.registry import HEADLINE_METRIC
-
-    lease_watch, num_attempts = LeaseWatcher(run_dir.path / LEASE_NAME), 0
-    records, offset = run_dir.read_metric_lines_from(0)
-    sink_records = [record for record in records[:-1] if HEADLINE_METRIC.name in record]
-    records = [*sink_records[-1:], *records[-1:]]
+    num_attempts, last_step = 0, -1
     while True:
-        lease_watch.poll()
-        is_over = lease_watch.is_gone
-        attempt_list = run_dir.read_environment().get('attempts', [])
-        if len(attempt_list) > num_attempts:
-            num_attempts = len(attempt_list)
-            callback.on_train_begin(*summarize_newest_attempt(run_dir, attempt_list))
-        new_records, offset = run_dir.read_metric_lines_from(offset)
-        for record in [*records, *new_records]:
+        is_over = (run_dir.path / 'outcome.json').exists() or not is_held(run_dir.path)
+        attempts = run_dir.read_environment().get('attempts', [])
+        if len(attempts) > num_attempts:
+            num_attempts = len(attempts)
+            callback.on_train_begin(*summarize_newest_attempt(run_dir, attempts))
+        records = run_dir.read_metric_lines()
+        new_records = [record for record in records if record['step'] > last_step]
+        if last_step < 0:  # of the past, show the newest Sink_1 and the newest record
+            new_records = [record for record in records if HEADLINE_METRIC.name in record][-1:] + records[-1:]
+        for record in new_records:
             callback.on_record(record, written=True)
-        records = []
+            last_step = record['step']
         if is_over:  # determined before the records were read, so that none is missed
             return
         yield
 
 
-def read_outcome(run_dir: RunDir) -> dict:
-    """Read the outcome of the latest attempt; its kind is `lost` if there is no outcome.json."""
+def describe_outcome(run_dir: RunDir) -> str:
+    """Describe the outcome of the latest attempt in one line."""
     try:
-        return run_dir.read_json('outcome')
-    except DamagedFileError as error:
-        return dict(kind='unknown', message=str(error))
+        outcome = run_dir.read_json('outcome')
     except FileNotFoundError:
-        return dict(kind='lost', message='no process works on this run; start the same command again')
+        return 'lost: no process works on this run; start the same command again'
+    return ': '.join(filter(None, [outcome['kind'], outcome.get('message', '')]))

@@ -31,10 +31,10 @@ from sinklab.hf import files
 from sinklab.hf.files import import_hf_library
 from sinklab.model.transformer import Transformer
 from sinklab.parallel import sharding
-from sinklab.run_dir import RunDir, make_run_id
+from sinklab.run_dir import RunDir
 from sinklab.schema import format_unknown_name
 from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder, resolve_name
-from sinklab.storage.paths import check_utf8, is_remote
+from sinklab.storage.paths import is_remote
 
 # The tolerance is relative to the largest logit, at least 1. Rounding errors of float32 grow with the number of
 # layers, so that it is scaled by layers / SHALLOW_LAYERS above that number.
@@ -830,13 +830,12 @@ def import_model(source_dir: Path, spec: Spec, run_dir: RunDir, row: dict) -> in
             files.copy_companion(source_dir, run_dir.path, name)
         files.write_json(run_dir.path / TOKEN_IDS_FILE, read_token_ids(source_dir / files.CONFIG_FILE))
     data_fingerprint = dict(tokenizer=tokens.compute_tokenizer_digest(run_dir.path / TOKENIZER_FILE)[:16])
-    run_id = make_run_id()
-    checkpointer = Checkpointer(run_dir, spec.checkpoint, data_fingerprint, run_id=run_id)
+    checkpointer = Checkpointer(run_dir, spec.checkpoint, data_fingerprint)
     try:
         checkpointer.save(0, dict(step=np.zeros((), np.int32), params=params))
     finally:
         checkpointer.close()
-    run_dir.initialize(spec, row, run_id=run_id)
+    run_dir.initialize(spec, row)
     return sum(leaf.size for leaf in flatten_dict(params).values())
 
 
@@ -878,7 +877,6 @@ def check_export(spec: Spec, output_dir: Path, length: int | None) -> dict[str, 
     hf_config = make_hf_config(spec.model, length or spec.data.length)
     if is_remote(output_dir):
         raise UserError(f'--out={output_dir} is in a bucket, which transformers cannot read; give a local folder')
-    check_utf8(output_dir, 'transformers could not read a model there')
     if output_dir.exists():
         raise UserError(f'--out={output_dir} already exists; give a new folder')
     require_libraries()

@@ -9,7 +9,6 @@ import math
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_extra_command
 from sinklab.parallel import device_mesh
 from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX
-from sinklab.storage import untrusted_files
+from sinklab.storage.files import read_json, resolve_name
 
 MODEL_FILE, INDEX_FILE, CONFIG_FILE = 'model.safetensors', 'model.safetensors.index.json', 'config.json'
 ADAPTER_FILE = 'adapter_config.json'  # of peft
@@ -123,12 +122,9 @@ def move_into_cache(temp_dir: Path, final_dir: Path, is_complete: Callable[[], b
 
 def read_json_object(path: Path) -> dict:
     try:
-        content = untrusted_files.read_json(path, object)
+        return read_json(path, dict, 'download it again')
     except FileNotFoundError as error:
         raise UserError(f'{path} is missing; give a complete Hugging Face folder') from error
-    if not isinstance(content, dict):
-        raise UserError(f'{path} contains no fields; download it again')
-    return content
 
 
 def list_weight_files(model_dir: Path) -> list[Path]:
@@ -147,7 +143,7 @@ def list_weight_files(model_dir: Path) -> list[Path]:
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise UserError(f'{model_dir / INDEX_FILE} has no weight_map of names; download it again')
     names = sorted(set(weight_map.values()))
-    paths = [untrusted_files.resolve_name(model_dir, name, model_dir / INDEX_FILE) for name in names]
+    paths = [resolve_name(model_dir, name, model_dir / INDEX_FILE) for name in names]
     for name, path in zip(names, paths, strict=True):
         if path.parent != model_dir:
             raise UserError(
@@ -159,20 +155,9 @@ def list_weight_files(model_dir: Path) -> list[Path]:
 
 
 def copy_companion(source_dir: Path, output_dir: Path, name: str) -> None:
-    """Copy a companion file of a tokenizer, if it exists; skip a link that leads out of its directory.
-
-    The author of the directory chose where its links lead: copying the target could publish a private file.
-    """
-    path = source_dir / name
-    if untrusted_files.is_linked_outside(path, source_dir) or (path.exists() and not path.is_file()):
-        print(
-            f'sinklab: {path} is not a regular file of that folder, and is not copied; put a copy there',
-            file=sys.stderr,
-        )
-    elif path.exists():
-        (output_dir / name).write_bytes(
-            untrusted_files.read_regular_file(path, max_bytes=untrusted_files.MAX_JSON_BYTES)
-        )
+    """Copy a companion file of a tokenizer, if it exists."""
+    if (source_dir / name).is_file():
+        (output_dir / name).write_bytes((source_dir / name).read_bytes())
 
 
 def compute_identity(model_dir: Path) -> str:

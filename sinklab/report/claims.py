@@ -129,10 +129,9 @@ def read_claim_metrics(run_dir: RunDir, outcome: str, metric_patterns: set[str])
         `done`, the only metric of `end` is `fails`, which is 1.
 
     Raises:
-        DamagedFileError: config.json is damaged, or metrics.jsonl has a damaged line.
+        DamagedFileError: config.json is damaged.
     """
-    steps, vocabulary = run_dir.read_steps_and_vocabulary()
-    records = run_dir.read_records(steps, strict=True)
+    vocabulary, records = run_dir.read_json('config')['model']['vocabulary'], run_dir.read_records()
     first_metrics = compute_run_metrics([record for record in records if record['step'] == 0], None)
     last_metrics = compute_run_metrics(records, vocabulary) if outcome == 'done' else dict(fails=1.0)
     start, end = (

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,9 @@ from sinklab.errors import UserError
 from sinklab.escape import quote_shell
 from sinklab.metrics import registry
 from sinklab.metrics.metric import FigureSpec, MetricInfo
-from sinklab.run_dir import METRICS_FILE, RunDir
+from sinklab.run_dir import RunDir
 from sinklab.run_ref import format_fork, format_run_ref
-from sinklab.storage.files import DamagedFileError, warn_once
+from sinklab.storage.files import DamagedFileError, read_arrays, warn_once
 from sinklab.storage.paths import find_common_folder, join_path, make_absolute, make_relative, resolve_path
 
 DELETE_REMEDY = 'delete it to omit it from the report'
@@ -45,16 +45,15 @@ def load_probe_values(paths: list[Path]) -> dict[str, np.ndarray]:
         one of the probes lacks its array.
 
     Raises:
-        DamagedFileError: A file is damaged, or its number of layers or heads differs from that of the first file.
-        UserError: A file lacks the array of the headline figure.
+        DamagedFileError: A file is damaged, or its headline array has another shape than that of the first file.
     """
     figure_specs = [figure_spec for figure_spec in registry.FIGURES if figure_spec.kind != 'matrices']
-    probe_arrays = [
-        read_probe_arrays(path, [figure_spec.array_name for figure_spec in figure_specs]) for path in paths
-    ]
+    names = [figure_spec.array_name for figure_spec in figure_specs]
+    probe_arrays = [read_arrays(path, names, DELETE_REMEDY) for path in paths]
     for path, file_arrays in zip(paths, probe_arrays, strict=True):
-        require_headline_array(path, file_arrays)
-        check_same_shape(path, file_arrays, paths[0], probe_arrays[0])
+        shape = getattr(file_arrays.get(registry.HEADLINE_FIGURE.array_name), 'shape', ())
+        if not shape or shape != probe_arrays[0][registry.HEADLINE_FIGURE.array_name].shape:
+            raise DamagedFileError(f'{path} belongs to another run than {paths[0]}; {DELETE_REMEDY}')
     return {
         figure_spec.name: np.stack(
             [figure_spec.transform(file_arrays[figure_spec.array_name]) for file_arrays in probe_arrays]
@@ -62,42 +61,6 @@ def load_probe_values(paths: list[Path]) -> dict[str, np.ndarray]:
         for figure_spec in figure_specs
         if probe_arrays and all(figure_spec.array_name in file_arrays for file_arrays in probe_arrays)
     }
-
-
-def read_probe_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Read those of the named arrays that a probe file contains, and check their dimensions.
-
-    Raises:
-        DamagedFileError: The file is damaged, or the dimensions of its arrays are inconsistent.
-    """
-    file_arrays = run_file_schemas.read_arrays(path, [*names], DELETE_REMEDY)
-    run_file_schemas.check_dimensions(path, file_arrays, DELETE_REMEDY)
-    return file_arrays
-
-
-def check_same_shape(
-    path: Path, file_arrays: dict[str, np.ndarray], first_path: Path, first_arrays: dict[str, np.ndarray]
-) -> None:
-    """Raise DamagedFileError if two probes of a run have different numbers of layers or heads."""
-    dimensions, first_dimensions = (
-        run_file_schemas.check_dimensions(*pair, DELETE_REMEDY)
-        for pair in ((path, file_arrays), (first_path, first_arrays))
-    )
-    for letter, kind in (('L', 'layers'), ('H', 'heads')):
-        if dimensions.get(letter) != first_dimensions.get(letter):
-            raise DamagedFileError(
-                f'{path} has {dimensions.get(letter)} {kind}, but {first_path} has {first_dimensions.get(letter)}; '
-                'delete the one that belongs to another run'
-            )
-
-
-def require_headline_array(path: Path, file_arrays: dict[str, np.ndarray]) -> None:
-    array_name = registry.HEADLINE_FIGURE.array_name
-    if array_name not in file_arrays:
-        raise UserError(
-            f'{path} has no {array_name}, since an earlier version of sinklab wrote it; delete it to omit it '
-            'from the report, or train the run again'
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +149,9 @@ class RunResult:
         """The names of the arrays in the file of the last loaded probe; [] without a probe."""
         if not self.probe_steps:
             return []
-        return run_file_schemas.list_arrays(self.run_dir.get_probe_path(self.probe_steps[-1]), DELETE_REMEDY)
+        path = self.run_dir.get_probe_path(self.probe_steps[-1])
+        with path.open('rb') as file, np.load(file, allow_pickle=False) as archive:
+            return archive.files
 
     def load_matrices(self, figure_spec: FigureSpec, index: int = -1) -> np.ndarray | None:
         """Read the attention matrices of all layers and heads from the file of one loaded probe.
@@ -198,7 +163,8 @@ class RunResult:
         Returns:
             Matrices LHTS, or None if the file lacks the array.
         """
-        arrays = read_probe_arrays(self.run_dir.get_probe_path(self.probe_steps[index]), [figure_spec.array_name])
+        path = self.run_dir.get_probe_path(self.probe_steps[index])
+        arrays = read_arrays(path, [figure_spec.array_name], DELETE_REMEDY)
         return figure_spec.transform(arrays[figure_spec.array_name]) if arrays else None
 
 
@@ -315,89 +281,39 @@ def get_row_name(run_dir: RunDir) -> str:
 
 
 def read_config(run_dir: RunDir) -> dict:
-    """Read the flattened config of a run; return {} for a run that was stopped before it wrote one.
+    """Read the flattened config of a run; {} for a run that was stopped before it wrote one.
 
-    If config.json is invalid, or missing although the run has metrics, print a warning on stderr. An invalid config
-    is returned unchanged.
+    A config of another version of sinklab is returned as it is, with a warning on stderr.
 
     Raises:
-        DamagedFileError: config.json does not match the schema of the file.
+        DamagedFileError: config.json is no JSON.
     """
     try:
         fields = run_dir.read_json('config')
     except FileNotFoundError:
-        if (run_dir.path / METRICS_FILE).exists():
-            path = run_dir.path / 'config.json'
-            warn_once(f'{path} is missing; the report omits it and the seed')
         return {}
     try:
         parse_config(fields)
     except UserError as error:
-        path = run_dir.path / 'config.json'
-        warn_once(f'{path} is damaged, or has another version; it is shown unchanged ({error})'
-        )
+        warn_once(f'{run_dir.path / "config.json"} has another version; it is shown unchanged ({error})')
     return flatten_dict(fields)
 
 
 def load_run(run_dir: RunDir, name: str, group_name: str, config: dict, max_probes: int) -> RunResult:
-    last_step = config.get('optimizer.steps')
-    probe_paths, records = select_probes(run_dir.probe_files, max_probes), run_dir.read_records(last_step)
-    steps = [run_file_schemas.parse_probe_step(path) for path in probe_paths]
-    outcome_record = read_outcome(run_dir, records, last_step)
-    warn_of_lost_probes(run_dir, records)
-    if outcome_record['kind'] == 'done' and last_step is not None:
-        run_dir.warn_about_lost_lines(records[-1] if records else {}, last_step, 'train/loss', 'valid/loss')
-    warn_of_gaps(run_dir, records, config.get('log.every_steps'))
+    probe_paths, records = select_probes(run_dir.probe_files, max_probes), run_dir.read_records()
+    row_info = run_dir.read_json('row')
     return RunResult(
-        name,
-        group_name,
-        records,
-        steps,
-        load_probe_values(probe_paths),
-        run_dir,
-        make_notes(run_dir),
-        read_row_info(run_dir),
-        config,
-        outcome_record,
+        name=name,
+        group_name=group_name,
+        records=records,
+        probe_steps=[int(path.stem) for path in probe_paths],
+        probe_values=load_probe_values(probe_paths),
+        run_dir=run_dir,
+        notes=make_notes(run_dir),
+        row_info=row_info | dict(published=row_info.get('published', {}), source=str(row_info.get('source') or '')),
+        config=config,
+        outcome_record=read_outcome(run_dir, records, config.get('optimizer.steps')),
     )
-
-
-def warn_of_gaps(run_dir: RunDir, records: list[dict], every_steps: int | None) -> None:
-    """Warn on stderr about missing lines within metrics.jsonl."""
-    if not isinstance(every_steps, int):
-        return  # the config is missing, damaged or of an older version
-    try:
-        gaps = run_dir.find_gaps(records, every_steps, records[-1]['step'] if records else None)
-    except DamagedFileError as error:
-        warn_once(str(error))
-        return
-    for gap in gaps:
-        warn_once(run_dir.format_gap(gap))
-
-
-def warn_of_lost_probes(run_dir: RunDir, records: list[dict]) -> None:
-    """Warn on stderr if a probe that is recorded in metrics.jsonl has no file."""
-    saved_steps = {run_file_schemas.parse_probe_step(path) for path in run_dir.probe_files}
-    lost_steps = [
-        record['step']
-        for record in records
-        if registry.HEADLINE_METRIC.name in record and record['step'] not in saved_steps
-    ]
-    if lost_steps and saved_steps:
-        probe_path = run_dir.get_probe_path(lost_steps[0])
-        rest_text = f' (and {len(lost_steps) - 1} more)' if lost_steps[1:] else ''
-        warn_once(f'{probe_path} is missing{rest_text}; maps are drawn without it')
-
-
-def read_row_info(run_dir: RunDir) -> dict:
-    """Read row.json; leave out published values that are not numbers, with a warning on stderr."""
-    row_info, path = run_dir.read_json('row'), run_dir.path / 'row.json'
-    published = row_info.get('published', {})
-    numbers = {name: value for name, value in published.items() if isinstance(value, int | float)}
-    if invalid := [name for name in published if name not in numbers]:
-        warn_once(f'{path} has {published[invalid[0]]!r} as published {invalid[0]}, not a number; it is omitted'
-        )
-    return row_info | dict(published=numbers, source=str(row_info.get('source') or ''))
 
 
 def read_outcome(run_dir: RunDir, records: list[dict], last_step: int | None) -> dict:
@@ -406,14 +322,11 @@ def read_outcome(run_dir: RunDir, records: list[dict], last_step: int | None) ->
     If outcome.json is missing or damaged, the run counts as `done` if its last step has a validation loss, and as
     `unfinished` otherwise.
     """
-    path = run_dir.path / 'outcome.json'
     try:
-        return dict(step=0, message='') | run_file_schemas.read_run_file(
-            path, 'outcome', 'the report uses the metrics'
-        )
-    except (OSError, DamagedFileError) as error:
+        return dict(step=0, message='') | run_dir.read_json('outcome')
+    except (FileNotFoundError, DamagedFileError) as error:
         if isinstance(error, DamagedFileError):
-            warn_once(str(error))
+            warn_once(f'{error}; the report uses the metrics')
         last_record = records[-1] if records else {}
         is_done = last_record.get('step') == last_step is not None and 'valid/loss' in last_record
         return dict(kind='done' if is_done else 'unfinished', step=last_record.get('step', 0), message='')

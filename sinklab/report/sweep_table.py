@@ -50,10 +50,9 @@ def read_last_metrics(run_dir: RunDir) -> dict[str, float]:
     """Read the last value of every metric of a run, and compute its emergence and whether it fails.
 
     Raises:
-        DamagedFileError: config.json is damaged, or metrics.jsonl has a damaged line.
+        DamagedFileError: config.json is damaged.
     """
-    last_step, vocabulary = run_dir.read_steps_and_vocabulary()
-    return compute_run_metrics(run_dir.read_records(last_step, strict=True), vocabulary)
+    return compute_run_metrics(run_dir.read_records(), run_dir.read_json('config')['model']['vocabulary'])
 
 
 def compute_run_metrics(records: list[dict], vocabulary: int | None) -> dict[str, float]:

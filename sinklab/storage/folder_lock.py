@@ -51,8 +51,12 @@ def hold_folder(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[]
         UserError: Another job uses the folder.
     """
     owner = dict(token=uuid.uuid4().hex, host=socket.gethostname(), process=os.getpid())
-    with contextlib.nullcontext() if is_remote(folder) else lock_file(folder / LOCK_FILE, wait_seconds):
-        write_text(folder / OWNER_FILE, json.dumps(owner) + '\n')
+    lock = contextlib.nullcontext() if is_remote(folder) else lock_file(folder / LOCK_FILE, wait_seconds)
+    with lock:
+        try:
+            write_text(folder / OWNER_FILE, json.dumps(owner) + '\n')
+        except FileNotFoundError as error:
+            raise UserError(f'the bucket of {folder} does not exist; make it, or give another') from error
 
         def check_owner() -> None:
             if is_remote(folder) and read_owner(folder).get('token') != owner['token']:

@@ -185,7 +185,6 @@ def check_run(run: SweepRun, hardware: Hardware) -> None:
     try:
         advice = f'the row has changed since: give another --workdir, rename the row, or move {run.run_dir} away'
         check_run_dir(run.run_dir, run.spec, advice)
-        run.run_dir.read_records(last_step, strict=True)  # damaged records are no result and must not be overwritten
         if run.run_dir.has_evaluation(last_step) and digests.find_newest_step(run.run_dir) == last_step:
             run.outcome = 'done'
         elif (last_outcome := run.read_last_outcome()).get('kind') == 'diverged':

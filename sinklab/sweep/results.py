@@ -10,8 +10,8 @@ from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
 from sinklab.report.claims import Reading, read_claim_metrics
 from sinklab.run_dir import RunDir
-from sinklab.storage import run_file_schemas, untrusted_files
-from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder
+from sinklab.run_files import ClaimEntry, Claims
+from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder, read_json
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 from sinklab.sweep.plan import SweepRun
@@ -69,14 +69,13 @@ def read_results(path: Path, advice: str = f'give a {CLAIMS_FILE} that sinklab c
     if not path.exists():
         raise UserError(f'{path} does not exist; {advice}')
     try:
-        content = untrusted_files.read_regular_file(path, max_bytes=run_file_schemas.MAX_JSON_FILE_BYTES)
-        claims_data = run_file_schemas.parse_finite_json(content)
-    except (OSError, ValueError) as error:
+        claims_data = read_json(path, object, advice)
+    except OSError as error:
         raise UserError(f'{path} cannot be read ({format_error(error)}); {advice}') from error
     missing = [name for name in CLAIMS_FIELDS if not isinstance(claims_data, dict) or name not in claims_data]
     if missing:
         raise UserError(f'{path} has no {", ".join(missing)}; {advice}')
-    return run_file_schemas.decode_run_file(content, 'claims', path, advice)
+    return read_json(path, Claims, advice)
 
 
 def get_flat_config(spec: Spec) -> dict:
@@ -197,7 +196,7 @@ def read_verdicts(workdir: Path) -> list[dict]:
     """Read verdicts.json of a folder; return [] if it is missing or damaged."""
     path = workdir / VERDICTS_FILE
     try:
-        return run_file_schemas.read_run_file(path, 'verdicts', 'the report omits it; sinklab claims writes it again')
+        return read_json(path, list[ClaimEntry], 'the report omits it; sinklab claims writes it again')
     except DamagedFileError as error:
         warn_once(str(error))
         return []

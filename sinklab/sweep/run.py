@@ -13,7 +13,6 @@ from typing import Protocol
 
 from sinklab.errors import UserError
 from sinklab.exit_status import STOP_SIGNALS, STOPPING_MESSAGE
-from sinklab.storage.lease import Lease
 from sinklab.sweep.plan import SweepRun
 
 PROGRESS_VARIABLE = 'SINKLAB_PROGRESS'  # environment variable: json has the run write records for its sweep
@@ -127,7 +126,7 @@ def run_sweep(
     runs: list[SweepRun],
     command: Callable[[SweepRun], list[str]],
     callback: SweepCallback,
-    lease: Lease,
+    check_owner: Callable[[], None],
     jobs: int = 1,
 ) -> int | None:
     """Run all runs whose outcome is `to do`, and set their outcomes.
@@ -136,7 +135,7 @@ def run_sweep(
         runs: The runs of `plan_runs`.
         command: Function that returns the command line of a run.
         callback: The progress display.
-        lease: The lease of the folder of the sweep, checked before each run.
+        check_owner: Raises if another job has taken over the folder of the sweep; called before each run.
         jobs: The number of runs at once. Several jobs split the CPU cores between them.
 
     Returns:
@@ -152,7 +151,7 @@ def run_sweep(
 
     def on_stop() -> None:
         callback.on_stop_signal()
-        lease.mark_stopping()
+        pass
 
     with (
         SignalForwarder(on_stop) as forwarder,
@@ -163,7 +162,7 @@ def run_sweep(
             if run.outcome != 'to do':
                 callback.print_line(f'{label}: {run.outcome} before; to run it again, delete {run.run_dir}')
             elif not forwarder.received_signals:
-                lease.check()
+                check_owner()
                 callback.on_run_begin(label, run)
                 run.delete_outcome()
                 exit_code, output = forwarder.run_command(

@@ -11,7 +11,6 @@ import jax
 
 from sinklab.attn.backends import BackendChoice
 from sinklab.checkpoint.checkpointer import Checkpointer
-from sinklab.checkpoint.orbax_compat import translate_storage_errors
 from sinklab.config.spec import Hardware, Spec
 from sinklab.data.run_data import RunData
 from sinklab.environment import describe_environment
@@ -20,8 +19,8 @@ from sinklab.model import flops
 from sinklab.parallel import sharding
 from sinklab.process_group import ProcessGroup, broadcast_from_primary, describe_difference, set_hang_timer
 from sinklab.resume_checks import check_run_dir, list_changes
-from sinklab.run_dir import RunDir
-from sinklab.storage.lease import DEFAULT_GRACE_SECONDS, Lease, LeaseLostError, NullLease
+from sinklab.run_dir import MetricsWriter, RunDir
+from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS, FolderTakenError
 from sinklab.thread_pools import prefetch
 from sinklab.train import memory_estimate, sink_probe, state, step, warm_start
 from sinklab.train.callbacks import (
@@ -39,7 +38,7 @@ from sinklab.train.run_outcome import (
     collect_stop_signals,
     write_outcome,
 )
-from sinklab.train.setup import acquire_lease, make_row_content, set_up_run
+from sinklab.train.setup import hold_run_dir, make_row_content, set_up_run
 from sinklab.train.validation_loss import make_validation_fn
 
 MAX_STEPS_TO_STOP = 3  # maximum number of steps between a signal and the saved state
@@ -101,7 +100,7 @@ def train(
     Args:
         spec: Config of the run.
         hardware: Layout and options of the devices.
-        run_dir: Run directory, which is locked by a lease.
+        run_dir: Run directory, which is locked.
         row: Content of row.json.
         *callbacks: Callbacks, which are called on process 0 with metrics and messages.
         state_callbacks: Pairs (fn, every) of functions that are called on all processes with the train state.
@@ -116,25 +115,25 @@ def train(
     Raises:
         UserError: The config, layout, data, run directory or warm start does not fit; a program does not fit in
             device memory; or a state callback returned an invalid metric.
-        LeaseLostError: Another job owns the run directory.
+        FolderTakenError: Another job owns the run directory.
         DivergedError: A metric is not finite.
         StoppedBySignal: A signal requested a stop, and a checkpoint was saved.
         ReplicaMismatchError: Replicas or processes hold different values.
     """
     parsed_callbacks = tuple(map(parse_state_callback, state_callbacks))
     group = group or ProcessGroup()
-    run_dir = run_dir if group.process_index == 0 else run_dir.as_non_primary()
+    run_dir = RunDir(run_dir.path, is_writable=group.process_index == 0)
     broadcast_from_primary(group, lambda: check_run_dir(run_dir, spec))
-    with acquire_lease(run_dir, group, grace_seconds) as lease:
+    with hold_run_dir(run_dir, group, grace_seconds) as check_owner:
         broadcast_from_primary(
             group, lambda: check_run_dir(run_dir, spec)
         )  # the previous owner of the lease may have changed it
-        with write_outcome(run_dir), translate_storage_errors(run_dir):
+        with write_outcome(run_dir):
             warm_start.check_warm_start(origin, spec, run_dir, group)
             hardware, mesh, backend_choice, data = set_up_run(spec, hardware, run_dir, group)
             row = make_row_content(origin, spec, run_dir, row, data, group)
             broadcast_from_primary(group, lambda: run_dir.initialize(spec, row, data.tokenizer))
-            checkpointer = Checkpointer(run_dir, spec.checkpoint, data.fingerprint, group, lease.check)
+            checkpointer = Checkpointer(run_dir, spec.checkpoint, data.fingerprint, group, check_owner)
             oom_translation = memory_estimate.translate_async_oom_errors(
                 (spec, hardware, mesh, backend_choice.backend)
             )
@@ -150,12 +149,12 @@ def train(
                     callbacks=callbacks if group.process_index == 0 else (),
                     state_callbacks=parsed_callbacks,
                     group=group,
-                    lease=lease,
+                    check_owner=check_owner,
                     grace_seconds=grace_seconds,
                     step_timeout=step_timeout,
                 )
                 loop.run(origin)
-    return run_dir.read_records(spec.optimizer.steps) if group.process_index == 0 else []
+    return run_dir.read_records() if group.process_index == 0 else []
 
 
 @contextlib.contextmanager
@@ -169,7 +168,7 @@ def close_checkpointer(checkpointer: Checkpointer) -> Iterator[None]:
         stack.callback(checkpointer.close)
         try:
             yield
-        except LeaseLostError:
+        except FolderTakenError:
             stack.pop_all()
             raise
         except (StoppedBySignal, DivergedError, ReplicaMismatchError):
@@ -192,7 +191,7 @@ class TrainLoop:
     callbacks: tuple[Callback, ...]
     state_callbacks: tuple[StateCallback, ...]
     group: ProcessGroup
-    lease: Lease | NullLease
+    check_owner: Callable[[], None]
     grace_seconds: float
     step_timeout: float
     has_warned: bool = False
@@ -221,13 +220,11 @@ class TrainLoop:
             self.run_attempt(origin)
 
     def run_attempt(self, origin: warm_start.WarmStart | None) -> None:
-        resume_step, quarantine_lines = warm_start.prepare_first_checkpoint(
+        resume_step, damage_lines = warm_start.prepare_first_checkpoint(
             origin, self.spec, self.mesh, self.start_step, self.checkpointer
         )
-        lost_lines = broadcast_from_primary(self.group, lambda: self.describe_metric_gaps(resume_step))
         for line in (
-            *quarantine_lines,
-            *lost_lines,
+            *damage_lines,
             *self.data.messages,
             *memory_estimate.format_device_layout(*self.program_args),
         ):
@@ -241,7 +238,7 @@ class TrainLoop:
         )
         with (
             self.report_fallback_at_exit(),
-            contextlib.closing(self.run_dir.open_metrics_writer(self.lease.check)) as self.metrics_writer,
+            contextlib.closing(MetricsWriter(self.run_dir, resume_step, self.check_owner)) as self.metrics_writer,
         ):
             restored_state = self.restore(resume_step)
             self.record_attempt(resume_step)
@@ -283,7 +280,7 @@ class TrainLoop:
         )
         attempt |= dict(changes=changes) if changes else {}
         attempts = [*self.run_dir.read_environment().get('attempts', []), attempt]
-        self.lease.check()
+        self.check_owner()
         layout = dataclasses.asdict(self.hardware) | dict(self.mesh.shape)
         self.run_dir.write_json('environment', describe_environment(layout, str(self.backend_choice), attempts))
         if changes:
@@ -369,15 +366,6 @@ class TrainLoop:
         due_metrics = [evaluation.metric for evaluation in self.list_due_evals(step_num)]
         return [metric for metric in due_metrics if metric not in logged_record]
 
-    def describe_metric_gaps(self, resume_step: int) -> list[str]:
-        """Describe the lines up to `resume_step` that metrics.jsonl has lost."""
-        every_steps = self.spec.log.every_steps
-        return [
-            *map(
-                self.run_dir.format_gap, self.run_dir.find_gaps(self.run_dir.read_records(), every_steps, resume_step)
-            )
-        ]
-
     def is_last(self, step_num: int) -> bool:
         return step_num == self.spec.optimizer.steps
 
@@ -390,9 +378,9 @@ class TrainLoop:
         Raises:
             DivergedError: A metric is not finite. The checkpoint of the step before, whose parameters gave the
                 metric, is deleted.
-            LeaseLostError: Another job owns the run directory.
+            FolderTakenError: Another job owns the run directory.
         """
-        self.lease.check()
+        self.check_owner()
         if self.group.process_count > 1:
             set_hang_timer(self.step_timeout)
         metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
@@ -443,7 +431,6 @@ class TrainLoop:
         if request or self.is_last(step_num) or is_due(step_num, self.spec.checkpoint.every_steps):
             self.save_checkpoint(step_num, train_state, metrics)
         if request.stop_signal:
-            self.lease.mark_stopping()
             raise StoppedBySignal(request.stop_signal, step_num)
         if callback_error:
             raise callback_error
@@ -488,13 +475,14 @@ class TrainLoop:
         save_arrays = functools.partial(
             sink_probe.save_probe, probe_arrays=probe_arrays, setting=sink_probe.get_probe_setting(self.spec)
         )
-        self.run_dir.save_probe(step_num, save_arrays)
+        if self.run_dir.is_writable:
+            save_arrays(self.run_dir.get_probe_path(step_num))
         return sink_probe.compute_probe_metrics(probe_arrays, self.spec, self.data.is_trigger(self.data.probe_PT))
 
     def report_record(self, record: dict, is_logged: bool) -> None:
         """Append a record to metrics.jsonl if it is logged, and pass it to callbacks."""
         if is_logged:
-            self.lease.check()
+            self.check_owner()
             self.metrics_writer.append(record)
         for callback in self.callbacks:
             callback.on_record(record, is_logged)
@@ -520,7 +508,7 @@ class TrainLoop:
     def save_checkpoint(self, step_num: int, train_state: dict, metrics: dict[str, float]) -> None:
         if self.checkpointer.newest_step != step_num:
             self.check_replicas(step_num, train_state, metrics)
-            self.metrics_writer.sync()
+            self.metrics_writer.upload()
             self.checkpointer.save(step_num, train_state)
             self.last_save_time = time.monotonic()
 

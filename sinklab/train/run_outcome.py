@@ -18,10 +18,9 @@ from sinklab.exit_status import (
     make_immediate_stop,
 )
 from sinklab.run_dir import RunDir
+from sinklab.storage.errors import describe_storage_error, is_permanent_error, is_storage_error
 from sinklab.storage.files import DamagedFileError
-from sinklab.storage.lease import LeaseLostError
-from sinklab.storage.paths import describe_path_error, is_permanent_error
-from sinklab.storage.retry import AccessDeniedError, BucketNotFoundError, StorageTimeoutError
+from sinklab.storage.folder_lock import FolderTakenError
 
 
 class DivergedError(ArithmeticError):
@@ -60,7 +59,7 @@ def write_outcome(run_dir: RunDir) -> Iterator[None]:
         error = raised_error
         raise
     finally:
-        if not isinstance(error, LeaseLostError):
+        if not isinstance(error, FolderTakenError):
             with contextlib.suppress(OSError, DamagedFileError):  # the disk or a file may be the cause of the error
                 if run_dir.has_run():
                     run_dir.write_json('outcome', make_outcome(run_dir, error))
@@ -92,17 +91,15 @@ def classify_error(error: BaseException) -> ExitStatus:
             return ExitStatus('lost', str(error))
         case StoppedBySignal():
             return ExitStatus('stopped', str(error), signal_number=error.signal)
-        case AccessDeniedError() | BucketNotFoundError():
-            return ExitStatus('refused', error.strerror)
-        case StorageTimeoutError():
-            return ExitStatus('lost', error.strerror)
-        case OSError() if is_permanent_error(error):
-            return ExitStatus('refused', f'{describe_path_error(error)}; change that, or give another path')
+        case _ if is_permanent_error(error):
+            return ExitStatus('refused', f'{describe_storage_error(error)}; change that, and run the same command again')
+        case _ if is_storage_error(error):
+            return ExitStatus('lost', describe_storage_error(error))
         case KeyboardInterrupt():
             return make_immediate_stop(signal.SIGINT)
     from jax.errors import JaxRuntimeError
 
-    return make_crash(error, 'lost' if isinstance(error, JaxRuntimeError | OSError) else 'crashed')
+    return make_crash(error, 'lost' if isinstance(error, JaxRuntimeError) else 'crashed')
 
 
 # These are restored, not the previous handlers: background jobs of a shell script start with SIGINT ignored.

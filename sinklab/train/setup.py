@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 
@@ -21,12 +21,7 @@ from sinklab.process_group import (
 )
 from sinklab.run_dir import RunDir
 from sinklab.storage.files import poll_until
-from sinklab.storage.lease import (
-    Lease,
-    NullLease,
-    hold_lease,
-    read_owner_token,
-)
+from sinklab.storage.folder_lock import hold_folder, read_owner
 from sinklab.storage.paths import is_remote
 from sinklab.train import (
     layout_checks,
@@ -64,23 +59,23 @@ def set_up_run(
 
 
 @contextlib.contextmanager
-def acquire_lease(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) -> Iterator[Lease | NullLease]:
-    """Acquire the lease of a run directory on process 0, and check that all processes see it."""
+def hold_run_dir(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) -> Iterator[Callable[[], None]]:
+    """Hold a run directory on process 0, and check that all processes see it; yield what `hold_folder` yields."""
     with contextlib.ExitStack() as stack:
-        leases = []
+        checks = [lambda: None]
 
-        def acquire_on_primary() -> str:
-            leases.append(stack.enter_context(hold_lease(run_dir.path, grace_seconds)))
-            return leases[0].token
+        def hold_on_primary() -> str:
+            checks.append(stack.enter_context(hold_folder(run_dir.path, grace_seconds)))
+            return read_owner(run_dir.path)['token']
 
-        token = broadcast_from_primary(group, acquire_on_primary)
-        visible = group.all_gather(poll_until(lambda: read_owner_token(run_dir.path) == token))
+        token = broadcast_from_primary(group, hold_on_primary)
+        visible = group.all_gather(poll_until(lambda: read_owner(run_dir.path).get('token') == token))
         if not all(visible):
             raise UserError(
                 f'process {visible.index(False)} does not see the files that process 0 writes in {run_dir}; give one '
                 'shared folder as --workdir to all processes'
             )
-        yield leases[0] if leases else NullLease()
+        yield checks[-1]
 
 
 def make_row_content(

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 
 from sinklab.checkpoint import digests
-from sinklab.checkpoint.checkpointer import Checkpointer, find_corruption_on_all, read_metadata
-from sinklab.checkpoint.orbax_compat import load_state
+from sinklab.checkpoint.checkpointer import Checkpointer, find_damage_on_all, load_state, read_metadata
 from sinklab.config.differences import flatten_dict, format_differences
 from sinklab.config.spec import Spec, WarmStartTakes
 from sinklab.errors import UserError
@@ -108,7 +107,7 @@ def check_compatible_spec(origin: WarmStart, spec: Spec) -> None:
 
 
 def verify_origin(origin: WarmStart | None, group: ProcessGroup) -> None:
-    """Raise UserError if the checkpoint of the origin is corrupt, or not the same on all processes."""
+    """Raise UserError if the checkpoint of the origin is damaged, or not the same on all processes."""
 
     def get_digest() -> str | None:
         return digests.compute_checkpoint_digest(origin.run_dir, origin.step) if origin else None
@@ -116,10 +115,10 @@ def verify_origin(origin: WarmStart | None, group: ProcessGroup) -> None:
     expected_digest = broadcast_from_primary(group, get_digest)
     poll_until(lambda: get_digest() == expected_digest)
     check_equal_on_all(group, {'the checkpoint of --from (its digests)': get_digest()})
-    if corruption := find_corruption_on_all(origin.run_dir, origin.step, group):
+    if damage := find_damage_on_all(get_checkpoint_path(origin), group):
         other_steps = [step for step in origin.run_dir.list_checkpoint_steps() if step != origin.step]
         raise UserError(
-            f'{get_checkpoint_path(origin)} is corrupt: {corruption.reason}; give another step of {origin.run_dir}'
+            f'{get_checkpoint_path(origin)} is damaged: {damage}; give another step of {origin.run_dir}'
             f'{f" ({other_steps})" if other_steps else ""}'
         )
 
@@ -133,7 +132,7 @@ def describe_lineage(origin: WarmStart, spec: Spec, run_dir: RunDir, data_finger
     return dict(
         run=make_relative(origin.run_dir.path, run_dir.path),
         step=origin.step,
-        seal=digests.compute_checkpoint_digest(origin.run_dir, origin.step),
+        digest=digests.compute_checkpoint_digest(origin.run_dir, origin.step),
         row=origin.run_dir.read_json('row').get('row') or origin.run_dir.path.name,
         commit=origin.run_dir.read_environment().get('commit'),
         config=changes,
@@ -173,20 +172,20 @@ def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprin
 def prepare_first_checkpoint(
     origin: WarmStart | None, spec: Spec, mesh: jax.sharding.Mesh, start_step: int, checkpointer: Checkpointer
 ) -> tuple[int, list[str]]:
-    """Return the step to resume from, and a line for each checkpoint that was quarantined.
+    """Return the step to resume from, and a line for each damaged checkpoint.
 
-    A fork without a valid checkpoint saves the state that it takes from its origin as its first checkpoint, at step
+    A fork without a sound checkpoint saves the state that it takes from its origin as its first checkpoint, at step
     `start_step`. After that it no longer needs its origin.
     """
-    newest_step, quarantine_lines = checkpointer.find_latest_valid_step()
+    newest_step, damage_lines = checkpointer.choose_sound_step()
     if newest_step is not None:
-        return newest_step, quarantine_lines
+        return newest_step, damage_lines
     if lineage := broadcast_from_primary(checkpointer.group, lambda: require_origin(origin, checkpointer.run_dir)):
         verify_origin(origin, checkpointer.group)
         broadcast_from_primary(checkpointer.group, lambda: check_origin_unchanged(origin, lineage))
         checkpointer.save(start_step, load_origin_state(origin, spec, mesh))
         checkpointer.wait_until_finished()
-    return start_step, quarantine_lines
+    return start_step, damage_lines
 
 
 def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
@@ -203,7 +202,7 @@ def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
 
 def check_origin_unchanged(origin: WarmStart, lineage: dict) -> None:
     """Raise UserError if the checkpoint of the origin has been replaced."""
-    if digests.compute_checkpoint_digest(origin.run_dir, origin.step) != lineage.get('seal'):
+    if digests.compute_checkpoint_digest(origin.run_dir, origin.step) != lineage.get('digest'):
         raise UserError(f'{get_checkpoint_path(origin)} has changed since the fork was created; give a new --workdir')
 
 
