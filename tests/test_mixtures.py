@@ -48,9 +48,3 @@ def test_mixture_refuses_invalid_component(source_dir, components, message):
         if 'source' in component:
             component['source'] = component['source'].format(source_dir)
     assert message in get_source_error(write_mixture(source_dir, components))
-
-
-def test_mixture_refuses_duplicate_component(source_dir):
-    component = f'"A": {{"source": "text:{source_dir}/a.jsonl"}}'
-    (source_dir / 'mixture.json').write_text(f'{{{component}, {component}}}')
-    assert "'A'" in get_source_error(f'mixture:{source_dir}/mixture.json')

@@ -123,7 +123,7 @@ def match_readable_files(
     """
     files = match_files(pattern)
     if not files:
-        remedy = f'give files, such as {pattern.rstrip("/*")}/*.txt, quote the pattern, and check the path'
+        remedy = 'check the path, quote the pattern, and give the files of a folder as FOLDER/*.txt'
         raise UserError(f'{source_name} matches no file; {remedy}')
     for file in files:
         if not str(file.path).endswith(tuple(suffixes)) and not (accepts_text and is_text_file(file.path)):
