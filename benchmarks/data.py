@@ -10,6 +10,7 @@ grows.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -29,10 +30,9 @@ from tokenizers import Tokenizer
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
 from sinklab.data import sources, tokenizer
-from sinklab.data.prepare import prepare_store
+from sinklab.data.prepare import Recipe, prepare_store
 from sinklab.data.store import Store
-from sinklab.data.store_files import Recipe
-from sinklab.data.windows import ShuffledBatches, TransformedWindows, Windows
+from sinklab.data.windows import ShuffledBatches, Windows
 from sinklab.environment import get_package_versions
 from sinklab.machine import get_processor_name
 
@@ -62,9 +62,8 @@ def write_corpus(folder: Path, num_bytes: int) -> Path:
 
 def make_readers(store: Store, vocabulary: int) -> tuple[Callable[[int], object], Callable[[int], object]]:
     """Return two functions of a batch number: one reads a batch of ours, one reads as much with NumPy."""
-    windows = Windows([store.get_tokens('train', '')], LENGTH, 'training')
-    data = parse_config(default.get_config().to_dict()).data
-    batches = ShuffledBatches([TransformedWindows(windows, data, vocabulary, with_fixed_token=True)], 0, BATCH)
+    data = dataclasses.replace(parse_config(default.get_config().to_dict()).data, length=LENGTH)
+    batches = ShuffledBatches([Windows([store.get_tokens('train', '')], data, vocabulary, 'training')], 0, BATCH)
     largest_shard = max((shard for shard in store.shards if shard.split == 'train'), key=lambda shard: shard.tokens)
     ids = np.memmap(store.path / f'{largest_shard.name}.ids', store.dtype, 'r')
     rows = np.random.default_rng(0).integers(len(ids) // (LENGTH + 1), size=(1000, BATCH))

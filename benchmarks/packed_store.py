@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.argument_types import parse_count
-from sinklab.data.store import Store
-from sinklab.data.store_files import META_FILE, PROBE_FILE, TOKENIZER_FILE, count_domain, digest_json, parse_shard
+from sinklab.data.prepare import count_domain, digest_json
+from sinklab.data.store import META_FILE, PROBE_FILE, TOKENIZER_FILE, Shard, Store
 from sinklab.errors import UserError
 
 # lp and pb: ids have two bytes. The dictionary holds all ids of a file.
@@ -38,7 +38,7 @@ def pack_store(store_dir: Path, packed_dir: Path, num_parts: int) -> None:
         shards = [shard for shard in store.shards if shard.split == 'held_out']
         for domain in store.domains:
             shards += store.get_tokens('train', domain).shards[part::num_parts]
-        names = [META_FILE, TOKENIZER_FILE, PROBE_FILE, *(name for shard in shards for name in shard.file_names)]
+        names = [META_FILE, TOKENIZER_FILE, PROBE_FILE, *(name for shard in shards for name in shard.digests)]
         path = packed_dir / f'{part}.tar.xz'
         with (
             lzma.open(path, 'wb', filters=XZ_FILTERS) as file,
@@ -66,8 +66,8 @@ def unpack_store(paths: Iterable[Path], store_dir: Path) -> Store:
         except (OSError, lzma.LZMAError, tarfile.TarError, EOFError) as error:
             raise UserError(f'{path} is missing or damaged ({error}); copy it again') from error
     meta = json.loads((store_dir / META_FILE).read_text())
-    shards = [parse_shard(record, store_dir / META_FILE) for record in meta['shards']]
-    present = [shard for shard in shards if (store_dir / shard.file_names[0]).exists()]
+    shards = msgspec.convert(meta['shards'], list[Shard])
+    present = [shard for shard in shards if (store_dir / f'{shard.name}.ids').exists()]
     if len(present) < len(shards):
         meta['digest'] = digest_json([meta['digest'], [shard.name for shard in present]])[:16]
         meta['domains'] = [count_domain(domain['name'], present) for domain in meta['domains']]

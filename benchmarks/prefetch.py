@@ -21,10 +21,10 @@ from argument_types import parse_count, parse_positive_number
 from timing import format_spread
 
 from sinklab.config.spec import Hardware
+from sinklab.data.prefetch import prefetch
 from sinklab.environment import get_package_versions
 from sinklab.machine import describe_machine
 from sinklab.parallel import device_mesh, sharding
-from sinklab.thread_pools import prefetch
 from sinklab.train.loop import PREFETCH_DEPTH
 
 

@@ -263,38 +263,36 @@ def measure_records(num_records: int, repeat: int, folder: Path) -> dict[str, tu
 
 def write_store(folder: Path, num_tokens: int) -> None:
     """Write a token store of shards that are links to one file."""
-    from sinklab.data import prepare, store_files
     from sinklab.data.documents import Source
-    from sinklab.data.store import Store
+    from sinklab.data.prepare import Recipe, prepare_store, write_meta, write_record
+    from sinklab.data.store import DOCUMENT_DTYPE, Store
+    from sinklab.storage.files import hash_file
 
     numbers = np.random.default_rng(2).integers(1000, size=(200, 2000))
     for index, row in enumerate(numbers):
         (folder / f'{index}.txt').write_text(' '.join(map(str, row)))
-    recipe = store_files.Recipe(f'text:{folder}/*.txt', 'train', 300, 0.15, 'none', 0, 1)
-    prepare.prepare_store(recipe, folder / 'store')
+    recipe = Recipe(f'text:{folder}/*.txt', 'train', 300, 0.15, 'none', 0, 1)
+    prepare_store(recipe, folder / 'store')
     small = Store(folder / 'store')
     held_out = [shard for shard in small.shards if shard.split == 'held_out']
     train = next(shard for shard in small.shards if shard.split == 'train')
     shard_tokens, shards = min(num_tokens, SHARD_TOKENS), []
     ids = np.random.default_rng(0).integers(2, small.meta['vocabulary'], shard_tokens).astype(small.dtype)
-    documents = np.zeros(shard_tokens // 1000, store_files.DOCUMENT_DTYPE)
+    documents = np.zeros(shard_tokens // 1000, DOCUMENT_DTYPE)
     documents['start'] = np.arange(len(documents)) * 1000
     documents['key'] = np.random.default_rng(1).integers(0, 1 << 62, len(documents))
     for number in range(num_tokens // shard_tokens):
-        name = f'train--large{number:04}'
+        name = f'train-900-{number:05}'
         for suffix, array in (('ids', ids), ('documents', documents)):
             file = folder / 'store' / f'{name}.{suffix}'
             if number:
-                os.link(folder / 'store' / f'train--large0000.{suffix}', file)
+                os.link(folder / 'store' / f'train-900-00000.{suffix}', file)
             else:
                 array.tofile(file)
         digests = (
             shards[0].sha256
             if shards
-            else {
-                suffix: store_files.digest_file(folder / 'store' / f'{name}.{suffix}')
-                for suffix in ('ids', 'documents')
-            }
+            else {suffix: hash_file(folder / 'store' / f'{name}.{suffix}') for suffix in ('ids', 'documents')}
         )
         shards.append(
             msgspec.structs.replace(
@@ -302,9 +300,9 @@ def write_store(folder: Path, num_tokens: int) -> None:
             )
         )
     for shard in [*shards, *held_out]:
-        shard.write_record(folder / 'store')
+        write_record(folder / 'store', shard)
     source = Source(pieces=(), identity=())
-    store_files.write_meta(folder / 'store', recipe, source, [*shards, *held_out], {}, {})
+    write_meta(folder / 'store', recipe, source, [*shards, *held_out], {})
 
 
 def measure_tokens(num_tokens: int, repeat: int, folder: Path) -> dict[str, tuple[float, float]]:

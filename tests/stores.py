@@ -6,12 +6,13 @@ import random
 
 import numpy as np
 import pytest
+from conftest import make_tiny_spec
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from sinklab.data.prepare import prepare_store
+from sinklab.data.prepare import Recipe, prepare_store
 from sinklab.data.sources import open_source
 from sinklab.data.store import Store
-from sinklab.data.store_files import Recipe
+from sinklab.data.windows import Windows
 from sinklab.errors import UserError
 
 END_TOKEN, BEGIN_TOKEN = 0, 1
@@ -52,8 +53,8 @@ def get_source_error(source):
     return str(error_info.value)
 
 
-def make_store(folder, source, processes=1, **changes):
-    prepare_store(make_recipe(source, **changes), folder, processes)
+def make_store(folder, source, **changes):
+    prepare_store(make_recipe(source, **changes), folder)
     return Store(folder)
 
 
@@ -123,3 +124,8 @@ class TokenArray:
 
     def read_loss_mask(self, start, end):
         return self.loss_mask[start:end]
+
+
+def make_windows(token_arrays, label='train', share=1.0, **changes):
+    """Make windows of 16 + 1 ids below 300, or with other fields of the data configuration."""
+    return Windows(token_arrays, dataclasses.replace(make_tiny_spec().data, **changes), 300, label, share)

@@ -9,29 +9,13 @@ from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import BEGIN_TOKEN as FIXED_TOKEN
-from stores import TokenArray
+from stores import TokenArray, make_windows
 
-from sinklab.data.windows import ShuffledBatches, TransformedWindows, Windows
-
-
-def make_windows(count):
-    return TransformedWindows(
-        Windows([TokenArray(np.arange(17 * count))], 16, 'training'),
-        make_tiny_spec().data,
-        300,
-        with_fixed_token=True,
-    )
+from sinklab.data.windows import ShuffledBatches, Windows
 
 
-@pytest.mark.slow
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 9), st.integers(0, 5), st.integers(0, 40))
-def test_batch_is_pure_function_of_seed_and_step(batch_size, seed, step):
-    windows, rows = make_windows(23), range(batch_size)
-    first_reader, second_reader = (ShuffledBatches([windows], seed, batch_size) for _ in range(2))
-    for earlier in range(min(step, 3)):
-        second_reader.read_rows(earlier, rows)  # earlier reads change nothing
-    np.testing.assert_array_equal(first_reader.read_rows(step, rows), second_reader.read_rows(step, rows))
+def make_numbered_windows(count):
+    return make_windows([TokenArray(np.arange(17 * count))])
 
 
 @pytest.mark.slow
@@ -62,29 +46,23 @@ def test_process_slices_match_sequential_reader(
         random_first=first,
         random_last=last,
         fixed_position=fixed_position,
-        share=share,
+        length=length,
+        loss='assistant' if masked else 'all',
     )
     sets = [[token_array] for token_array in token_arrays] if weighted else [token_arrays]
     weights = {str(number): 1 / len(token_arrays) for number in range(len(token_arrays))} if weighted else None
 
     def make_batches():
         labels = [f'train {number}' if weighted else 'train' for number in range(len(sets))]
-        windows = [
-            Windows(part, length, label, share, seed, masked) for part, label in zip(sets, labels, strict=True)
-        ]
-        return ShuffledBatches(
-            [TransformedWindows(part, data, 300, with_fixed_token=True) for part in windows],
-            seed,
-            rows_per_process * processes,
-            weights,
-        )
+        windows = [Windows(part, data, 300, label, share) for part, label in zip(sets, labels, strict=True)]
+        return ShuffledBatches(windows, seed, rows_per_process * processes, weights)
 
     process_indices = sorted({0, processes // 2, processes - 1})
     slices = [
         make_batches().read_rows(step % 4, range(number * rows_per_process, (number + 1) * rows_per_process))
         for number in process_indices
     ]
-    stream, windows = iter(make_batches().dataset.to_iter_dataset()), make_batches().windows
+    stream, windows = iter(make_batches().order.to_iter_dataset()), make_batches().windows
     window_indices = [next(stream) for _ in range((step % 4 + 1) * rows_per_process * processes)]
     batch = np.stack([windows[part][index] for part, index in window_indices[-rows_per_process * processes :]])
     for number, actual in zip(process_indices, slices, strict=True):
@@ -97,14 +75,14 @@ def test_process_slices_match_sequential_reader(
 
 
 def test_epoch_shows_each_window_once_in_new_order():
-    batches = ShuffledBatches([make_windows(24)], 0, 4)
+    batches = ShuffledBatches([make_numbered_windows(24)], 0, 4)
     first_epoch, second_epoch = (
         np.concatenate([batches.read_rows(epoch * 6 + i, range(4))[:, 0] for i in range(6)]) for epoch in range(2)
     )
     assert sorted(first_epoch) == sorted(second_epoch) == [17 * i for i in range(24)]
     assert first_epoch.tolist() != second_epoch.tolist()
     assert first_epoch.tolist() != sorted(first_epoch)
-    batches_of_other_seed = ShuffledBatches([make_windows(24)], 1, 4)
+    batches_of_other_seed = ShuffledBatches([make_numbered_windows(24)], 1, 4)
     assert batches.read_rows(0, range(4)).tolist() != batches_of_other_seed.read_rows(0, range(4)).tolist()
 
 
@@ -112,12 +90,11 @@ def test_epoch_shows_each_window_once_in_new_order():
 @pytest.mark.parametrize('processes', [1, 2, 8])
 def test_order_digest_is_that_of_windows_that_processes_read(weights, processes):
     """The first token of each window is its number; windows of the second set begin with 1000."""
-    data, batch_size = make_tiny_spec().data, 8
-    sets = [
-        Windows([TokenArray(np.repeat(np.arange(count) + first, 17))], 16, 'train', share=0.5)
+    batch_size = 8
+    parts = [
+        make_windows([TokenArray(np.repeat(np.arange(count) + first, 17))], share=0.5)
         for first, count in ((0, 40), (1000, 30))
     ]
-    parts = [TransformedWindows(windows, data, 300, with_fixed_token=True) for windows in sets]
     batches = ShuffledBatches(parts, 3, batch_size, weights)
     window_numbers = []
     for position in [*range(64), *(2**exponent for exponent in range(6, 33))]:
@@ -132,9 +109,9 @@ def test_order_digest_is_that_of_windows_that_processes_read(weights, processes)
 
 
 def test_order_digest_covers_later_epochs():
-    batches = ShuffledBatches([make_windows(100)], 0, 4)
+    batches = ShuffledBatches([make_numbered_windows(100)], 0, 4)
     digest = batches.compute_order_digest()
-    batches.dataset = RepeatedOrder(batches.dataset, 100)
+    batches.order = RepeatedOrder(batches.order, 100)
     assert batches.compute_order_digest() != digest
 
 
@@ -152,22 +129,9 @@ class RepeatedOrder:
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.05, 0.95), st.integers(0, 3))
 def test_mixture_batches_follow_weights_and_count_epochs(share, seed):
-    first_source, second_source = (
-        Windows([TokenArray(1000 * number + np.zeros(17 * 40, int))], 16, 'x') for number in range(2)
-    )
-    parts = [
-        TransformedWindows(part, make_tiny_spec().data, 300, with_fixed_token=True)
-        for part in (first_source, second_source)
-    ]
+    parts = [make_windows([TokenArray(1000 * number + np.zeros(17 * 40, int))]) for number in range(2)]
     batches = ShuffledBatches(parts, seed, 20, dict(one=share, other=1 - share))
     actual = np.concatenate([batches.read_rows(step, range(20))[:, 0] for step in range(10)])
     assert abs((actual == 0).mean() - share) <= 2 / 200
     assert batches.count_epochs(10)['data/epoch/one'] == pytest.approx(200 * share / 40)
     assert batches.count_epochs(10)['data/epoch/other'] == pytest.approx(200 * (1 - share) / 40)
-
-
-def test_count_epochs_grows_with_steps():
-    batches = ShuffledBatches([make_windows(24)], 0, 4)
-    assert [batches.count_epochs(step) for step in (0, 3, 6, 9)] == [
-        {'data/epoch': epoch} for epoch in (0, 0.5, 1, 1.5)
-    ]

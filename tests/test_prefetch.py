@@ -1,19 +1,14 @@
-"""Prefetching in threads: order, bounded lag, errors and shutdown."""
+"""Prefetching in a thread: order, bounded lag, errors and shutdown."""
 
 import contextlib
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sinklab.storage.retry import RETRY_SECONDS
 
-from sinklab import thread_pools
-from sinklab.storage.paths import limit_retry_seconds
-from sinklab.thread_pools import prefetch
+from sinklab.data.prefetch import prefetch
 
 
 @settings(deadline=None, max_examples=30)
@@ -71,49 +66,3 @@ def test_closed_prefetch_waits_for_item_in_progress_and_begins_no_other():
     assert len(finished) == num_started < 8
     time.sleep(0.2)
     assert len(started) == num_started
-
-
-HANGING_SCRIPT = """
-import time
-from sinklab import thread_pools
-thread_pools.CLOSE_SECONDS = 0.1
-items = thread_pools.prefetch(lambda number: time.sleep(600 * number), range(3), 3)
-next(items)
-items.close()
-thread_pools.get_reader_pool().submit(time.sleep, 600)
-"""
-
-
-def test_process_exits_despite_hanging_threads():
-    command = [sys.executable, '-W', 'default', '-c', HANGING_SCRIPT]
-    process = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
-    assert process.stderr == ''
-
-
-def test_pool_passes_on_exceptions_that_are_no_error():
-    def stop():
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit):
-        thread_pools.get_reader_pool().submit(stop).result(10)
-
-
-def test_reader_pool_uses_timeout_of_caller():
-    with limit_retry_seconds(7.0):
-        result = thread_pools.get_reader_pool().submit(RETRY_SECONDS.get)
-    assert result.result() == 7.0
-
-
-def test_call_in_thread_reports_until_the_function_returns(monkeypatch):
-    monkeypatch.setattr(thread_pools, 'WAIT_SECONDS', 0.01)
-    is_reported = threading.Event()
-    assert thread_pools.call_in_thread(is_reported.wait, 60, on_wait=is_reported.set)
-
-
-def test_call_in_thread_raises_the_error_of_the_function():
-    with pytest.raises(TimeoutError):
-        thread_pools.call_in_thread(raise_timeout)
-
-
-def raise_timeout():
-    raise TimeoutError

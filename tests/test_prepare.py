@@ -1,7 +1,6 @@
 """Preparation of token stores, with interruptions, damaged files and full disks."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sinklab.storage.compare_and_swap import hold_lock
 from stores import (
     END_TOKEN,
     decode_documents,
@@ -25,15 +23,14 @@ from stores import (
     write_chat,
     write_source,
 )
-from tokenizers import Tokenizer, models
 
 from sinklab.cli import prepare
 from sinklab.cli.main import main
 from sinklab.data.held_out_split import compute_key_threshold, hash_document_name
 from sinklab.data.prepare import prepare_store
-from sinklab.data.store import Store
-from sinklab.data.store_files import PREDICTED_SUFFIX
+from sinklab.data.store import PREDICTED_SUFFIX, Store
 from sinklab.errors import UserError
+from sinklab.storage.folder_lock import lock_file
 
 
 @pytest.mark.slow
@@ -62,20 +59,6 @@ def test_store_contains_each_nonempty_text_once_in_split_of_its_hash(tmp_path_fa
     )
 
 
-@pytest.mark.slow
-def test_store_digest_is_independent_of_process_count_and_location(tmp_path):
-    texts = make_texts(60)
-    stores = []
-    for number, processes in enumerate((1, 2, 3)):
-        (tmp_path / str(number)).mkdir()
-        source = write_source(tmp_path / str(number) / 'a.jsonl', texts)
-        stores.append(make_store(tmp_path / str(number) / 'store', source, processes, shard_tokens=200))
-    assert len({store.digest for store in stores}) == 1
-    assert len(stores[0].shards) > 10
-    other = write_source(tmp_path / 'b.jsonl', [*texts[:-1], 'another'])
-    assert make_store(tmp_path / 'other', other, shard_tokens=200).digest != stores[0].digest
-
-
 def test_loss_mask_covers_assistant_text_and_following_end_token(tmp_path):
     turns = [
         [('user', f'hello {n}'), ('assistant', f'good day {n}'), ('user', 'more'), ('assistant', 'no')]
@@ -84,7 +67,7 @@ def test_loss_mask_covers_assistant_text_and_following_end_token(tmp_path):
     store = make_store(
         tmp_path / 'store', write_chat(tmp_path / 'a.jsonl', [*turns, [('assistant', 'yes'), ('user', 'thanks')]])
     )
-    assert store.meta['masked']
+    assert all(PREDICTED_SUFFIX in shard.sha256 for shard in store.shards)
     loss_texts = []
     for split in ('train', 'held_out'):
         tokens = store.get_tokens(split, '')
@@ -100,7 +83,7 @@ def test_loss_mask_covers_assistant_text_and_following_end_token(tmp_path):
 
 def make_prepare_command(source, folder):
     arguments = [sys.executable, '-m', 'sinklab', 'prepare', f'--source={source}', f'--out={folder}', '--json']
-    return [*arguments, '--vocabulary=300', '--shard_tokens=20000', '--processes=2', '--held_out=0.2']
+    return [*arguments, '--vocabulary=300', '--shard_tokens=20000', '--held_out=0.2']
 
 
 @pytest.mark.slow
@@ -144,7 +127,7 @@ def test_prepare_waits_while_another_process_holds_lock(tmp_path, capsys):
     source, folder, errors = write_source(tmp_path / 'a.jsonl', make_texts(60)), tmp_path / 'store', ''
     folder.mkdir()
     thread = threading.Thread(target=make_store, args=(folder, source))
-    with hold_lock(folder / '.lock'):
+    with lock_file(folder / '.lock', 0):
         thread.start()
         for _ in range(600):
             errors += capsys.readouterr().err
@@ -184,7 +167,7 @@ def test_rejected_prepare_leaves_no_files(tmp_path):
 def test_prepare_keeps_finished_shards_and_rebuilds_damaged_shards(tmp_path):
     source = write_source(tmp_path / 'a.jsonl', make_texts(60))
     complete_store = make_store(tmp_path / 'whole', source, shard_tokens=300)
-    prepare_store(make_recipe(source, shard_tokens=300), tmp_path / 'again', 1)
+    prepare_store(make_recipe(source, shard_tokens=300), tmp_path / 'again')
     finished_shard = tmp_path / 'again' / 'train-000-00000.ids'
     modification_time = finished_shard.stat().st_mtime_ns
     damaged_shard = tmp_path / 'again' / 'train-000-00002.ids'
@@ -210,16 +193,8 @@ def test_prepare_rejects_folder_with_other_content(tmp_path):
         make_store(tmp_path / 'store', source)
 
 
-def test_lenient_prepare_lists_first_ten_damaged_documents(tmp_path, capsys):
-    lines = [*(json.dumps({'text': text}) for text in make_texts(4)), *['{'] * 25]
-    (tmp_path / 'a.jsonl').write_text('\n'.join(lines))
-    make_store(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
-    stderr_lines = capsys.readouterr().err.splitlines()
-    assert [int(line.split('line ')[1].split()[0]) for line in stderr_lines[:-1]] == list(range(5, 15))
-    assert '15' in stderr_lines[-1]
-
-
-def test_damaged_documents_are_rejected_or_counted_with_lenient(tmp_path, capsys):
+def test_damaged_documents_are_rejected_or_counted_with_lenient(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr('sinklab.data.prepare.MAX_DAMAGED_SHOWN', 1)
     lines = [json.dumps({'text': text}).encode() for text in make_texts(9)]
     (tmp_path / 'a.jsonl').write_bytes(
         b'\n'.join([*lines, b'{"text": "caf\xe9"}', b'{"body": "x"}', b'{"text": " "}'])
@@ -230,9 +205,7 @@ def test_damaged_documents_are_rejected_or_counted_with_lenient(tmp_path, capsys
     assert store.meta['dropped'] == {'damaged': 2, 'empty': 1}
     first_message, second_message = capsys.readouterr().err.splitlines()
     assert f'{tmp_path}/a.jsonl, line 10' in first_message
-    assert 'UTF-8' in first_message
-    assert f'{tmp_path}/a.jsonl, line 11' in second_message
-    assert '"text"' in second_message
+    assert '1 more' in second_message
     assert len(read_document_ids(store, 'train') + read_document_ids(store, 'held_out')) == 9
 
 
@@ -249,73 +222,6 @@ def test_full_disk_is_reported_in_one_line_and_finished_shards_are_kept(tmp_path
     store = make_store(folder, source, shard_tokens=100_000)
     assert modification_times.items() <= {path.name: path.stat().st_mtime_ns for path in folder.glob('*.ids')}.items()
     assert store.digest == make_store(tmp_path / 'whole', source, shard_tokens=100_000).digest
-
-
-def test_dead_tokenizing_process_is_reported_with_exit_code(tmp_path, monkeypatch):
-    source = write_source(tmp_path / 'a.jsonl', make_texts(20))
-    (tmp_path / 'python').write_text('#!/bin/sh\nexit 9\n')
-    os.chmod(tmp_path / 'python', 0o755)
-    monkeypatch.setattr(sys, 'executable', str(tmp_path / 'python'))
-    with pytest.raises(UserError, match='exit code 9'):
-        make_store(tmp_path / 'store', source, processes=2)
-
-
-def save_slow_tokenizer(path):
-    """Save a tokenizer that needs minutes for SLOW_TEXT: WordPiece tries all ends of a token at each position."""
-    slow = Tokenizer(models.WordPiece({'a': 0, '##a': 1}, unk_token='a', max_input_chars_per_word=1 << 30))
-    slow.add_special_tokens(['<end>', '<begin>'])
-    slow.save(str(path))
-    return path
-
-
-SLOW_TEXT = 'a' * 100_000
-WORKER_CODE = """
-import sys
-from sinklab.data.tokenizer import EncoderProcesses
-workers = EncoderProcesses(sys.argv[1])
-workers.start()
-workers.encode(['a'])
-print(workers.processes[0].pid, flush=True)
-workers.encode([sys.argv[2]])
-"""
-
-
-def test_worker_that_encodes_ends_with_its_killed_parent(tmp_path):
-    command = [sys.executable, '-c', WORKER_CODE, save_slow_tokenizer(tmp_path / 'slow.json'), SLOW_TEXT]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    worker = int(process.stdout.readline())
-    time.sleep(0.5)
-    process.kill()
-    try:
-        process.communicate(timeout=10)  # standard error ends with the last process that has it
-    except subprocess.TimeoutExpired:
-        os.kill(worker, signal.SIGKILL)
-        raise
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('processes', [1, 2])
-def test_interrupt_ends_prepare_while_a_text_is_encoded(tmp_path, processes):
-    source, slow = write_source(tmp_path / 'a.jsonl', [SLOW_TEXT] * 3), save_slow_tokenizer(tmp_path / 'slow.json')
-    command = [sys.executable, '-m', 'sinklab', 'prepare', f'--source={source}', f'--out={tmp_path}/store']
-    process = subprocess.Popen(
-        [*command, f'--tokenizer={slow}', '--end_token=2', '--fixed_token=3', f'--processes={processes}'],
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell ignores it in background jobs
-    )
-    try:
-        while not (tmp_path / 'store' / 'recipe.json').exists():
-            assert process.poll() is None
-            time.sleep(0.05)
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=10) == 130
-    finally:
-        process.kill()
-
-
-def test_loss_mask_is_not_written_for_plain_text(tmp_path):
-    store = make_store(tmp_path / 'store', write_source(tmp_path / 'a.jsonl', make_texts(9)))
-    assert not any(PREDICTED_SUFFIX in shard.sha256 for shard in store.shards)
 
 
 def test_prepare_command_prints_training_flags_and_checks_batches(tmp_path, capsys):

@@ -11,7 +11,6 @@ from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import (
-    BEGIN_TOKEN,
     END_TOKEN,
     decode_documents,
     make_recipe,
@@ -27,8 +26,7 @@ from sinklab.cli.main import main
 from sinklab.data import store as store_module
 from sinklab.data.prepare import open_corpus, prepare_store
 from sinklab.data.run_data import load_run_data
-from sinklab.data.store import Store, decode_samples, find_problems
-from sinklab.data.store_files import IDS_SUFFIX
+from sinklab.data.store import IDS_SUFFIX, Store, decode_samples, find_problems
 from sinklab.errors import UserError
 
 
@@ -129,20 +127,19 @@ def open_store_corpus(path, vocabulary=300, **changes):
 
 
 @pytest.mark.parametrize(
-    ('changes', 'message'),
+    ('changes', 'field'),
     [
-        (dict(bos='none'), 'was prepared with bos documents, and config.data.bos is none'),
-        (dict(held_out=0.1), 'set it to 0.2, or prepare another store'),
-        (dict(end_token=7), 'was prepared with end_token 0'),
-        (dict(fixed_token=7), 'was prepared with fixed_token 1'),
-        (dict(loss='assistant'), 'has no roles'),
-        (dict(vocabulary=260), 'but the tokenizer gives ids up to'),
+        (dict(bos='none'), 'data.bos'),
+        (dict(held_out=0.1), 'data.held_out'),
+        (dict(end_token=7), 'data.end_token'),
+        (dict(fixed_token=7), 'data.fixed_token'),
+        (dict(loss='assistant'), 'data.loss'),
+        (dict(vocabulary=260), 'model.vocabulary'),
     ],
 )
-def test_store_rejects_config_that_differs_from_preparation(store, changes, message):
-    with pytest.raises(UserError) as exc_info:
+def test_store_rejects_config_that_differs_from_preparation(store, changes, field):
+    with pytest.raises(UserError, match=rf'config\.{field}'):
         open_store_corpus(store.path, **changes)
-    assert message in str(exc_info.value)
 
 
 def test_store_rejects_folder_without_valid_meta_file(tmp_path):
@@ -155,7 +152,7 @@ def test_store_rejects_folder_without_valid_meta_file(tmp_path):
     with pytest.raises(UserError, match=r'meta\.json'):
         Store(tmp_path)
     (tmp_path / 'meta.json').write_text('{"format": 1}')
-    with pytest.raises(UserError, match='format 1'):
+    with pytest.raises(UserError, match='format'):
         Store(tmp_path)
 
 
@@ -180,18 +177,6 @@ def test_check_finds_invalid_token_ids_with_matching_digests(store_copy, case):
     assert any(message in problem for problem in find_problems(Store(store_copy), 300))
 
 
-def test_decode_samples_returns_labeled_text_of_both_sides(store):
-    samples = decode_samples(store, 2)
-    assert len(samples) == 4
-    assert samples[0].startswith('train: <|padding|>')
-
-
-def test_documents_begin_with_bos_when_configured(store):
-    row = store.get_tokens('train', 'prose')
-    starts, _ = row.read_documents()
-    assert all(row.read_ids(int(start), int(start) + 1)[0] == BEGIN_TOKEN for start in starts)
-
-
 def test_open_corpus_prepares_unchanged_source_once(tmp_path, capsys):
     source = write_source(tmp_path / 'a.jsonl', make_texts(20))
     data = make_tiny_spec(data__source=source).data
@@ -202,13 +187,6 @@ def test_open_corpus_prepares_unchanged_source_once(tmp_path, capsys):
     write_source(tmp_path / 'a.jsonl', make_texts(21))
     assert open_corpus(data, 300).digest != first.digest
     assert len({first.digest, open_corpus(data, 290).digest}) == 2
-
-
-def test_open_corpus_rejects_unwritable_cache(tmp_path, monkeypatch):
-    (tmp_path / 'file').write_text('in the way')
-    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'file'))
-    with pytest.raises(UserError, match=r'/file\b'):
-        open_corpus(make_tiny_spec(data__source=write_source(tmp_path / 'a.jsonl', make_texts(20))).data, 300)
 
 
 def test_validation_rejects_more_windows_than_domain_has(tmp_path):
@@ -251,19 +229,6 @@ def test_validation_domain_reads_only_its_held_out_documents(store, domain):
         load_run_data(make_tiny_spec(**config | dict(valid__windows=len(expected) + 1), valid__domain=domain))
 
 
-def test_validation_domain_of_weighted_mixture_reads_only_its_documents(tmp_path):
-    sources = {
-        name: write_source(tmp_path / f'{name}.jsonl', make_texts(100, seed)) for seed, name in enumerate('ab')
-    }
-    parts = {name: dict(source=source, weight=1) for name, source in sources.items()}
-    config = dict(data__source=write_mixture(tmp_path, parts), data__held_out=0.3, valid__domain='b')
-    valid_NT = load_run_data(make_tiny_spec(**config)).valid_NT
-    assert len(valid_NT) == make_tiny_spec().valid.windows
-    make_store(tmp_path / 'store', config['data__source'], held_out=0.3)
-    expected = list_held_out_windows(tmp_path / 'store', 'b', 17)
-    assert all(window in expected for window in valid_NT.tolist())
-
-
 def test_validation_domain_that_is_unknown_is_rejected_with_one_line(store):
     config = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
     with pytest.raises(UserError) as exc_info:
@@ -275,7 +240,7 @@ def test_validation_domain_that_is_unknown_is_rejected_with_one_line(store):
 def test_concurrent_preparation_of_one_store_succeeds(tmp_path):
     source = write_source(tmp_path / 'a.jsonl', make_texts(60))
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: prepare_store(make_recipe(source), tmp_path / 'store', 1), range(4)))
+        list(pool.map(lambda _: prepare_store(make_recipe(source), tmp_path / 'store'), range(4)))
     assert list(find_problems(Store(tmp_path / 'store'), 300)) == []
 
 
@@ -299,3 +264,12 @@ def test_domain_without_documents_on_one_side_is_allowed_unless_sampled(tmp_path
     parts = {name: part | dict(weight=1) for name, part in parts.items()}
     with pytest.raises(UserError, match=r"'(train|held_out) other' .*0 tokens"):
         load_run_data(make_tiny_spec(data__source=write_mixture(tmp_path, parts), data__held_out=0.2))
+
+
+@pytest.mark.parametrize('name', ['../train-000-00000', '/train-000-00000', 'train'])
+def test_name_of_a_shard_that_is_no_plain_name_is_refused(store_copy, name):
+    meta = json.loads((store_copy / 'meta.json').read_text())
+    meta['shards'][0]['name'] = name
+    (store_copy / 'meta.json').write_text(json.dumps(meta))
+    with pytest.raises(UserError, match=r'meta\.json'):
+        Store(store_copy)

@@ -112,7 +112,7 @@ def test_long_document_is_encoded_in_several_tasks(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, 'TASK_CHARS', 1000)
     progress, text = [], 'a' * 20_000
     recipe = make_recipe(write_source(tmp_path / 'a.jsonl', [text, text]))
-    prepare_store(recipe, tmp_path / 'store', 1, lambda state: progress.append(state.bytes_read))
+    prepare_store(recipe, tmp_path / 'store', lambda state: progress.append(state.bytes_read))
     assert len(progress) > 30
     assert sorted(progress) == progress
     store = Store(tmp_path / 'store')
@@ -124,12 +124,9 @@ def test_external_tokenizer_requires_end_token_and_uses_its_special_tokens(tmp_p
     source = write_source(tmp_path / 'a.jsonl', make_texts(9))
     recipe = make_recipe(source, tokenizer=str(tmp_path / 'other.json'), vocabulary=None)
     with pytest.raises(UserError, match=rf'end_token.*{vocabulary_size - 2} </s>'):
-        prepare_store(recipe, tmp_path / 'store', 1)
-    prepare_store(
-        dataclasses.replace(recipe, end_token=vocabulary_size - 2, fixed_token=vocabulary_size - 1),
-        tmp_path / 'store',
-        1,
-    )
+        prepare_store(recipe, tmp_path / 'store')
+    recipe = dataclasses.replace(recipe, end_token=vocabulary_size - 2, fixed_token=vocabulary_size - 1)
+    prepare_store(recipe, tmp_path / 'store')
     row = Store(tmp_path / 'store').get_tokens('train', '')
     assert (row.read_ids(0, len(row)) == vocabulary_size - 2).sum() == len(row.read_documents()[0])
 

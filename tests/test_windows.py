@@ -8,7 +8,7 @@ from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import BEGIN_TOKEN as FIXED_TOKEN
-from stores import END_TOKEN, TokenArray
+from stores import END_TOKEN, TokenArray, make_windows
 from tiny_runs import RecordingCallback, train_run
 
 from sinklab.data.prepare import open_corpus as open_store
@@ -16,8 +16,6 @@ from sinklab.data.run_data import load_run_data
 from sinklab.data.windows import (
     PROBE_INPUTS,
     ShuffledBatches,
-    TransformedWindows,
-    Windows,
     make_natural_probe,
     set_fixed_token,
 )
@@ -33,16 +31,11 @@ def data(corpus):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 30), st.integers(31, 200))
 def test_windows_are_disjoint_blocks_of_length_plus_one(length, size):
-    windows = Windows([TokenArray(np.arange(size, dtype=np.uint16))], length, 'training')
-    joined = np.concatenate([windows[index] for index in range(len(windows))])
+    windows = make_windows([TokenArray(np.arange(size, dtype=np.uint16))], length=length)
+    joined = np.concatenate([windows[number] for number in windows.numbers])
     np.testing.assert_array_equal(joined, np.arange(len(windows) * (length + 1)))
     assert 0 <= size - len(joined) <= length
     assert joined.dtype == np.int32
-
-
-def test_windows_reject_too_few_tokens():
-    with pytest.raises(UserError, match=r'16.*17'):
-        Windows([TokenArray(np.zeros(16))], 16, 'held-out')
 
 
 @settings(max_examples=30, deadline=None)
@@ -51,10 +44,10 @@ def test_windows_of_several_domains_are_concatenated(sizes, length):
     rows = [TokenArray(1000 * number + np.arange(size)) for number, size in enumerate(sizes)]
     if all(size <= length for size in sizes):
         with pytest.raises(UserError):
-            Windows(rows, length, 'training')
+            make_windows(rows, length=length)
         return
-    windows = Windows(rows, length, 'training')
-    actual = [windows[index].tolist() for index in range(len(windows))]
+    windows = make_windows(rows, length=length)
+    actual = [windows[number].tolist() for number in windows.numbers]
     assert actual == [
         window
         for row in rows
@@ -64,7 +57,7 @@ def test_windows_of_several_domains_are_concatenated(sizes, length):
 
 def test_windows_encode_masked_ids_as_bitwise_complement():
     ids, is_counted = np.arange(34), np.arange(34) % 3 == 0
-    windows = Windows([TokenArray(ids, is_counted)], 16, 'training', masked=True)
+    windows = make_windows([TokenArray(ids, is_counted)], loss='assistant')
     for index in range(2):
         window, token_slice = windows[index], slice(17 * index, 17 * index + 17)
         np.testing.assert_array_equal(window >= 0, is_counted[token_slice])
@@ -112,11 +105,6 @@ def test_synthetic_probe_is_deterministic_and_shares_prefix_across_lengths(data,
     assert abs(counts / counts.mean() - 1).max() < 0.2
 
 
-def test_synthetic_probe_rejects_more_sequences_than_store_has(data):
-    with pytest.raises(UserError, match=r'128.*2048'):
-        PROBE_INPUTS['random'](open_store(data, 300), dataclasses.replace(make_tiny_spec().probe, sequences=129), [])
-
-
 @pytest.mark.parametrize('position', [1, 3, 16])
 def test_fixed_position_replaces_only_that_position(corpus, position):
     spec = make_tiny_spec(data__source=corpus, data__fixed_position=position, probe__length=16)
@@ -130,12 +118,6 @@ def test_fixed_position_replaces_only_that_position(corpus, position):
         np.testing.assert_array_equal(
             np.delete(fixed_array, position - 1, 1), np.delete(plain_array, position - 1, 1)
         )
-
-
-def test_set_fixed_token_does_not_modify_input(data):
-    ids = np.full((2, 17), 7)
-    set_fixed_token(ids, dataclasses.replace(data, fixed_position=2))
-    assert (ids == 7).all()
 
 
 def test_fixed_held_out_false_keeps_held_out_sequences(corpus):
@@ -169,9 +151,8 @@ def test_random_tokens_replace_only_given_positions(corpus, first, last):
 
 
 def test_random_tokens_of_window_are_same_in_every_epoch():
-    windows = Windows([TokenArray(np.arange(17 * 8))], 16, 'training')
-    data = dataclasses.replace(make_tiny_spec().data, random_first=1, random_last=3)
-    batches = ShuffledBatches([TransformedWindows(windows, data, 300, with_fixed_token=True)], 0, 8)
+    windows = make_windows([TokenArray(np.arange(17 * 8))], random_first=1, random_last=3)
+    batches = ShuffledBatches([windows], 0, 8)
     first_rows, second_rows = (
         sorted(batches.read_rows(epoch, range(8)).tolist(), key=lambda row: row[-1]) for epoch in range(2)
     )
@@ -182,12 +163,12 @@ def test_random_tokens_of_window_are_same_in_every_epoch():
 @given(st.floats(0.01, 1), st.integers(20, 400), st.integers(0, 3))
 def test_windows_share_is_exact_disjoint_and_deterministic(share, count, seed):
     rows = [TokenArray(np.arange(17 * count))]
-    windows = Windows(rows, 16, 'training', share, seed)
-    first_ids = [int(windows[index][0]) for index in range(len(windows))]
+    windows = make_windows(rows, share=share, seed=seed)
+    first_ids = [int(windows[number][0]) for number in windows.numbers]
     assert len(windows) == max(1, round(share * count))
     assert len(set(first_ids)) == len(first_ids)
     assert all(first_id % 17 == 0 for first_id in first_ids)
-    assert first_ids == [int(Windows(rows, 16, 'training', share, seed)[index][0]) for index in range(len(windows))]
+    assert list(windows.numbers) == list(make_windows(rows, share=share, seed=seed).numbers)
 
 
 def test_bos_documents_only_inserts_bos_tokens(data):
@@ -225,14 +206,12 @@ def test_find_document_starts_matches_loop_reference(rows):
     np.testing.assert_array_equal(find_document_starts(np.array(rows), END_TOKEN), expected)
 
 
-def test_transformed_windows_keep_loss_mask():
+def test_interventions_keep_loss_mask():
     is_counted = np.arange(34) % 2 == 0
-    windows = Windows([TokenArray(np.arange(34), is_counted)], 16, 'train', masked=True)
     for changes in (dict(random_first=1, random_last=4), dict(fixed_position=2)):
-        data = dataclasses.replace(make_tiny_spec().data, **changes)
-        for index in range(2):
-            window = TransformedWindows(windows, data, 300, with_fixed_token=True)[index]
-            np.testing.assert_array_equal(window >= 0, is_counted[17 * index : 17 * index + 17])
+        windows = make_windows([TokenArray(np.arange(34), is_counted)], loss='assistant', **changes)
+        for number in range(2):
+            np.testing.assert_array_equal(windows[number] >= 0, is_counted[17 * number : 17 * number + 17])
 
 
 @pytest.mark.slow
@@ -248,15 +227,11 @@ def test_training_reports_token_count_of_data_share(corpus, tmp_path):
 
 
 def test_random_tokens_differ_between_domains_and_ignore_share():
-    data, rows = (
-        dataclasses.replace(make_tiny_spec().data, random_first=1, random_last=8),
-        [TokenArray(np.zeros(17 * 50, int))],
-    )
+    rows = [TokenArray(np.zeros(17 * 50, int))]
 
     def draw_windows(share, domain):
-        windows = Windows(rows, 16, f'train {domain}', share, 0)
-        transformed = TransformedWindows(windows, data, 300, with_fixed_token=True)
-        return {windows.get_number(index): transformed[index].tolist() for index in range(len(windows))}
+        windows = make_windows(rows, label=f'train {domain}', share=share, random_first=1, random_last=8)
+        return {number: windows[number].tolist() for number in windows.numbers}
 
     all_windows, half_share, other_domain = draw_windows(1.0, 'a'), draw_windows(0.5, 'a'), draw_windows(1.0, 'b')
     assert all(all_windows[number] == ids for number, ids in half_share.items())

@@ -78,7 +78,7 @@ def find_importable_dir(model_ref: str) -> Path:
     Raises:
         UserError: Our own model cannot represent the model, or the memory is too small.
     """
-    from sinklab.data.store_files import TOKENIZER_FILE
+    from sinklab.data.store import TOKENIZER_FILE
     from sinklab.hf import convert, files, gguf
 
     is_gguf = model_ref.startswith(GGUF_PREFIX)

@@ -42,7 +42,6 @@ PREPARE_FLAGS = (
     'fixed_token',
     'lenient',
     'shard_tokens',
-    'processes',
 )
 CHECK_FLAGS = ('length', 'batch_size', 'hosts')
 SMALLEST_SIZE = 'smoke'
@@ -62,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_argument(
         '--out',
         metavar='DIR',
-        help='folder of the store, local or in a bucket: a new one, or one to resume, such as stores/pile',
+        help='local folder of the store: a new one, or one to resume, such as stores/pile',
     )
     add_argument('--check', metavar='DIR', help='verify an existing store, and print its contents')
     add_argument(
@@ -90,7 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='drop damaged documents, and report them (default: stop at the first)',
     )
     add_argument('--shard_tokens', type=int, metavar='N', help='approximate tokens of a shard (default: 16777216)')
-    add_argument('--processes', type=int, metavar='N', help='processes that tokenize (default: one for each core)')
     add_argument(
         '--length',
         type=int,
@@ -143,19 +141,18 @@ def parse_settings(args: argparse.Namespace) -> dict[str, Any]:
     defaults = vars(default_spec.data) | dict(
         vocabulary=default_spec.model.vocabulary, batch_size=default_spec.optimizer.batch_size
     )
-    defaults |= dict(hosts=1, shard_tokens=1 << 24, processes=None)
+    defaults |= dict(hosts=1, shard_tokens=1 << 24)
     hints = get_type_hints(spec.ModelConfig, include_extras=True) | get_type_hints(
         spec.DataConfig, include_extras=True
     )
-    hints |= dict(batch_size=PositiveInt, hosts=PositiveInt, shard_tokens=PositiveInt, processes=PositiveInt | None)
+    hints |= dict(batch_size=PositiveInt, hosts=PositiveInt, shard_tokens=PositiveInt)
     user_values = {name: value for name, value in vars(args).items() if name in defaults and value is not None}
     return defaults | {name: check_value(hints[name], value, f'--{name}') for name, value in user_values.items()}
 
 
 def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
-    from sinklab.data.prepare import prepare_store
+    from sinklab.data.prepare import Recipe, prepare_store
     from sinklab.data.store import Store
-    from sinklab.data.store_files import Recipe
 
     recipe = Recipe(
         source=fields['source'],
@@ -165,7 +162,7 @@ def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
         shard_tokens=fields['shard_tokens'],
     )
     with PrepareProgressBar() as on_progress:
-        prepare_store(recipe, parse_path(args.out), fields['processes'], on_progress)
+        prepare_store(recipe, parse_path(args.out), on_progress)
     store = Store(args.out)
     fitting_size = choose_size(store)
     size = fitting_size or SMALLEST_SIZE

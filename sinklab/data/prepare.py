@@ -1,62 +1,92 @@
-"""Preparation of a token store from documents: parallel, resumable and in constant memory."""
+"""Preparation of a token store from documents: parallel, resumable and in constant memory.
 
+recipe.json               the settings, which all attempts share
+SIDE-DOMAIN-NUMBER.json   record of a finished shard, until meta.json contains it
+"""
+
+import array
 import collections
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import itertools
 import json
+import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from sinklab.config import spec
-from sinklab.data import sources, store_files, tokenizer
-from sinklab.data.documents import (
-    DamagedDocument,
-    Document,
-    Source,
-    require_intact,
-)
-from sinklab.data.held_out_split import hash_document_name, split_single_text
-from sinklab.data.store import DocumentEntry, ShardedWriter, Store
-from sinklab.data.store_files import (
+from sinklab.data import sources, tokenizer
+from sinklab.data.documents import DamagedDocument, Document, Source, require_intact
+from sinklab.data.held_out_split import hash_document_name, split_single_text, survey_corpus
+from sinklab.data.prefetch import prefetch
+from sinklab.data.store import (
+    DOCUMENT_DTYPE,
+    DOCUMENTS_SUFFIX,
     FORMAT_VERSION,
+    IDS_SUFFIX,
     META_FILE,
-    SHARED_SETTINGS,
+    PREDICTED_SUFFIX,
+    PROBE_FILE,
+    PROGRESS_SECONDS,
+    RECIPE_FILE,
     SPLITS,
     TOKENIZER_FILE,
-    Recipe,
-    ensure_plan,
-    make_plan,
-    read_plan,
+    Shard,
+    Store,
+    find_damaged_files,
+    read_meta,
 )
 from sinklab.data.tokenizer import (
     choose_ids_dtype,
     compute_tokenizer_digest,
-    encode_tasks,
+    get_vocabulary_size,
     read_tokenizer_json,
 )
 from sinklab.errors import UserError
 from sinklab.escape import escape_control
-from sinklab.machine import count_cores
 from sinklab.schema import format_unknown_name
 from sinklab.storage.cache_dir import get_cache_dir
-from sinklab.storage.compare_and_swap import hold_lock
-from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
-from sinklab.storage.lease import hold_lease
+from sinklab.storage.files import (
+    TEMPORARY_SUFFIX,
+    DamagedFileError,
+    atomic_write,
+    hash_file,
+    open_writable_folder,
+    read_json,
+    write_text,
+)
+from sinklab.storage.folder_lock import lock_file
 from sinklab.storage.paths import is_remote, parse_path
 
-TASK_CHARS = 1 << 20  # characters that one process tokenizes per task
-BYTES_PER_PROCESS = 1 << 22  # source bytes that justify one more process
-PROGRESS_SECONDS = 10.0  # seconds between two progress lines
+TASK_CHARS = 1 << 21  # characters that are tokenized at once, in parallel
 MAX_DOMAINS = 200  # each domain keeps shard files open
 MAX_DAMAGED_SHOWN = 10  # dropped damaged documents that are named; further ones are only counted
+PROBE_SEQUENCES, PROBE_LENGTH = 128, 2048  # size of the random and repeated probe sequences
+LOCK_FILE = '.lock'
+SHARED_SETTINGS = ('bos', 'end_token', 'fixed_token', 'held_out')  # must be equal in a store and a run's config.data
+Plan = dict[str, Any]  # contents of recipe.json
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The source, the tokenizer and the settings that a store is prepared with."""
+
+    source: str
+    tokenizer: str  # 'train', or the path of a tokenizer.json
+    vocabulary: int | None  # vocabulary of a trained tokenizer; None for a given tokenizer.json
+    held_out: float
+    bos: str
+    end_token: int
+    fixed_token: int
+    lenient: bool = False  # damaged documents are dropped and counted, not refused
+    shard_tokens: int = 1 << 24
 
 
 @dataclasses.dataclass
@@ -97,84 +127,316 @@ class ProgressPrinter:
             print_status(progress)
 
 
-def prepare_store(
-    recipe: Recipe, folder: Path, processes: int | None = None, on_progress: PrepareProgressFn = lambda _: None
-) -> None:
+def prepare_store(recipe: Recipe, folder: Path, on_progress: PrepareProgressFn = lambda _: None) -> None:
     """Prepare the token store of a recipe in `folder`, resuming an earlier attempt.
 
     Shards that an earlier attempt finished are verified and kept.
 
     Args:
         recipe: The source, the tokenizer and the settings of the store.
-        folder: A local folder, or a folder of a bucket.
-        processes: Tokenizing processes; None: one per core, fewer for a small source.
+        folder: A local folder.
         on_progress: Callback that receives the progress.
 
     Raises:
-        UserError: The source or tokenizer cannot be used, the folder belongs to another recipe, or a file cannot be
-            written.
+        UserError: The source or tokenizer cannot be used, the folder belongs to another recipe or is in a bucket, or
+            a file cannot be written.
     """
+    if is_remote(folder):
+        raise UserError(f'{folder} is in a bucket; prepare the store on a disk, and copy it: gcloud storage cp -r')
     source = split_single_text(sources.open_source(recipe.source), recipe.held_out)
-    with open_writable_folder(folder) if is_remote(folder) else contextlib.nullcontext():
-        old_plan = read_plan(folder, recipe, source)
-    # In a bucket the plan is made later, under the lease, so that only the owner of the lease makes it.
-    fresh_plan = None if old_plan or is_remote(folder) else make_plan(recipe, source)
-    with open_writable_folder(folder), lock_store(folder) as check_lease, open_local_build_dir(folder) as scratch:
-        plan = ensure_plan(folder, recipe, source, fresh_plan)
-        if store_files.reopen_if_damaged(folder):
+    # Make the plan before the folder, so that a source that is refused leaves no files.
+    new_plan = None if read_plan(folder, recipe, source) else make_plan(recipe, source)
+    message = f'another process prepares {folder}; waiting for it'
+    with open_writable_folder(folder), lock_file(folder / LOCK_FILE, -1, lambda: print_status(message)):
+        plan = ensure_plan(folder, recipe, source, new_plan)
+        if reopen_if_damaged(folder):
             return
         if source.limit is not None:
             print_status(f'{recipe.source} is one text; {recipe.held_out:.3g} of it is held out, split between words')
-        processes = processes or min(count_cores(), 1 + source.size // BYTES_PER_PROCESS)
         try:
-            StoreBuilder(recipe, source, (folder, scratch), plan['limit'], on_progress, check_lease).run(processes)
+            StoreBuilder(recipe, source, folder, plan['limit'], on_progress).run()
         finally:
-            for unfinished in scratch.glob(f'*{TEMPORARY_SUFFIX}'):
+            for unfinished in folder.glob(f'*{TEMPORARY_SUFFIX}'):
                 unfinished.unlink()
 
 
-@contextlib.contextmanager
-def open_local_build_dir(folder: Path) -> Iterator[Path]:
-    """Yield the folder for unfinished shards: `folder` itself, or a temporary local one if that is remote.
+def digest_json(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def build_request(recipe: Recipe, source: Source) -> Plan:
+    """Build the settings that all attempts must share; `lenient` is not among them and may change."""
+    fields = dataclasses.asdict(recipe)
+    del fields['lenient']
+    if recipe.tokenizer != 'train':
+        fields['tokenizer'] = digest_json(read_tokenizer_json(recipe.tokenizer))
+    return {**fields, 'format': FORMAT_VERSION, 'identity': digest_json(source.identity)}
+
+
+def make_plan(recipe: Recipe, source: Source) -> tuple[Plan, str]:
+    """Make the plan of a new store, the request with `limit` and `tokenizer_sha256`, and its tokenizer.json.
 
     Raises:
-        UserError: The temporary disk is full.
+        UserError: The source cannot be split, or the tokenizer is invalid.
     """
-    if not is_remote(folder):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix='sinklab-prepare-') as scratch:
-        try:
-            yield Path(scratch)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise UserError(
-                f'{scratch} is full ({error.strerror}): it needs space for a shard of each split and domain; set '
-                'TMPDIR to another disk, or lower --shard_tokens, and run the same command again'
-            ) from error
+    train = recipe.tokenizer == 'train'
+    limit, texts = survey_corpus(source, recipe.held_out, recipe.lenient, with_texts=train)
+    text = tokenizer.train_tokenizer(texts, recipe.vocabulary) if train else read_tokenizer_json(recipe.tokenizer)
+    name = 'the tokenizer trained here' if train else recipe.tokenizer
+    tokenizer.check_special_tokens(tokenizer.parse_tokenizer(text, name), recipe.end_token, recipe.fixed_token, name)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return {**build_request(recipe, source), 'limit': limit, 'tokenizer_sha256': digest}, text
 
 
-@contextlib.contextmanager
-def lock_store(folder: Path) -> Iterator[Callable[[], None]]:
-    """Lock a store folder for one process; yields a function that raises if a remote lease was lost.
+def read_plan(folder: Path, recipe: Recipe, source: Source) -> Plan | None:
+    """Read the plan of an earlier attempt in a folder.
 
-    The function must be called before each write.
+    Returns:
+        None if the folder does not exist, or has none but files that precede the plan.
+
+    Raises:
+        UserError: The earlier attempt had other settings or another source, or the folder has unrelated files.
     """
-    if is_remote(folder):
-        with hold_lease(folder) as store_lease:
-            yield store_lease.check
-    else:
-        # Another process waits for the lock, and then finds the finished store.
-        message = f'another process prepares {folder}; waiting for it'
-        with hold_lock(folder / '.lock', timeout_seconds=-1, on_wait=lambda: print_status(message)):
-            yield lambda: None
+    file = folder / RECIPE_FILE
+    if not file.exists():
+        paths = folder.iterdir() if folder.is_dir() else ()
+        earlier = (TOKENIZER_FILE, LOCK_FILE, TEMPORARY_SUFFIX)
+        if unexpected := sorted(path.name for path in paths if not path.name.endswith(earlier)):
+            raise UserError(f'{folder} contains files but no token store ({unexpected[0]}); give a new folder')
+        return None
+    remedy = f'delete {folder}, or give another folder'
+    plan = read_json(file, dict, remedy)
+    if not {'limit', 'tokenizer_sha256'} <= plan.keys():
+        raise DamagedFileError(f'{file} is damaged (it has no limit or no tokenizer_sha256); {remedy}')
+    request = build_request(recipe, source)
+    changes = [f'{name} {plan.get(name)} -> {value}' for name, value in request.items() if plan.get(name) != value]
+    if changes and plan.get('identity') != request['identity']:
+        changes = changes[:-1] or ['the files of the source have changed since']
+    if changes:
+        raise UserError(f'{folder} was started from other inputs ({"; ".join(changes)}); {remedy}')
+    return plan
+
+
+def ensure_plan(folder: Path, recipe: Recipe, source: Source, new_plan: tuple[Plan, str] | None) -> Plan:
+    """Return the plan of a folder, after writing recipe.json and tokenizer.json if needed.
+
+    Raises:
+        UserError: The folder does not match the recipe, or a damaged tokenizer.json cannot be reproduced.
+    """
+    plan = read_plan(folder, recipe, source)
+    tokenizer_file = folder / TOKENIZER_FILE
+    if plan and tokenizer_file.exists() and hash_file(tokenizer_file) == plan['tokenizer_sha256']:
+        return plan
+    made_plan, text = new_plan or make_plan(recipe, source)
+    if plan and made_plan != plan:
+        raise UserError(f'{tokenizer_file} is damaged and cannot be rebuilt; copy it again, or delete {folder}')
+    write_text(tokenizer_file, text)
+    write_text(folder / RECIPE_FILE, json.dumps(made_plan, indent=2) + '\n')
+    return made_plan
+
+
+def reopen_if_damaged(folder: Path) -> bool:
+    """Return whether a folder has a complete store without damage.
+
+    A damaged store is marked as unfinished: the records of its good shards are written and meta.json is deleted.
+    """
+    if not (folder / META_FILE).exists():
+        return False
+    meta, shards = read_meta(folder, remedy=f'delete {folder}, or give another folder')
+    good_shards = [shard for shard in shards if not any(find_damaged_files(folder, shard.digests))]
+    if len(good_shards) == len(shards) and not any(find_damaged_files(folder, {PROBE_FILE: meta['probe']})):
+        return True
+    for shard in good_shards:
+        write_record(folder, shard)
+    (folder / META_FILE).unlink()
+    return False
+
+
+def write_record(folder: Path, shard: Shard) -> None:
+    """Write the record that marks a shard as finished."""
+    write_text(folder / f'{shard.name}.json', json.dumps(msgspec.to_builtins(shard)))
+
+
+def write_meta(folder: Path, recipe: Recipe, source: Source, shards: list[Shard], dropped: Mapping[str, int]) -> None:
+    """Write probe.npz and then meta.json, which marks a store as complete; delete the records of the shards."""
+    store_tokenizer = tokenizer.load_tokenizer(folder / TOKENIZER_FILE)
+    vocabulary, rng = get_vocabulary_size(store_tokenizer), np.random.default_rng(0)
+    with atomic_write(folder / PROBE_FILE) as temporary_path, temporary_path.open('wb') as file:
+        np.savez(  # uniform over the vocabulary, and the same for all runs
+            file,
+            random_PT=rng.integers(vocabulary, size=(PROBE_SEQUENCES, PROBE_LENGTH), dtype=np.int32),
+            repeated_P=rng.integers(vocabulary, size=PROBE_SEQUENCES, dtype=np.int32),
+        )
+    header = dict(
+        format=FORMAT_VERSION,
+        tokenizer=hash_file(folder / TOKENIZER_FILE),
+        vocabulary=vocabulary,
+        dtype=choose_ids_dtype(store_tokenizer).str,
+        **{name: getattr(recipe, name) for name in SHARED_SETTINGS},
+        masked=source.masked,
+        weights=dict(source.weights or ()),
+    )
+    meta = dict(
+        digest=digest_json([header, [(shard.split, shard.domain, shard.sha256) for shard in shards]])[:16],
+        source=recipe.source,
+        **header,
+        domains=[count_domain(domain, shards) for domain in dict.fromkeys(shard.domain for shard in shards)],
+        dropped=dict(dropped),
+        probe=hash_file(folder / PROBE_FILE),
+        shards=msgspec.to_builtins(shards),
+    )
+    write_text(folder / META_FILE, json.dumps(meta, indent=1) + '\n')
+    for shard in shards:
+        (folder / f'{shard.name}.json').unlink()
+
+
+def count_domain(domain: str, shards: list[Shard]) -> dict:
+    """Sum the documents, tokens and bytes of the shards of a domain, by split."""
+    sums = {}
+    for split in SPLITS:
+        split_shards = [shard for shard in shards if (shard.domain, shard.split) == (domain, split)]
+        sums[split] = {
+            name: sum(getattr(shard, name) for shard in split_shards) for name in ('documents', 'tokens', 'bytes')
+        }
+    return dict(name=domain, **sums)
 
 
 @dataclasses.dataclass(frozen=True)
-class PieceDestination:
-    """Destination of the token ids of one piece of a document."""
+class DocumentEntry:
+    """Key, digest and size of a document, which a shard records besides the tokens."""
 
+    key: int
+    digest: bytes
+    bytes: int
+
+
+def make_entry(document: Document) -> DocumentEntry:
+    content = document.text.encode()
+    digest = hashlib.sha256(document.name.encode() + b'\n' + content).digest()
+    return DocumentEntry(hash_document_name(document.name), digest, len(content))
+
+
+class ShardWriter:
+    """Writer of one unfinished shard."""
+
+    def __init__(self, folder: Path, name: str, masked: bool):
+        self.folder, self.name = folder, name
+        suffixes = (IDS_SUFFIX, PREDICTED_SUFFIX) if masked else (IDS_SUFFIX,)
+        self.files = {suffix: self.get_path(suffix).open('wb') for suffix in suffixes}
+        self.keys, self.starts, self.hasher = array.array('Q'), array.array('Q'), hashlib.sha256()
+        self.tokens = self.bytes = self.largest_id = 0
+
+    def get_path(self, suffix: str) -> Path:
+        return self.folder / f'{self.name}.{suffix}{TEMPORARY_SUFFIX}'
+
+    def begin_document(self, entry: DocumentEntry) -> None:
+        self.keys.append(entry.key)
+        self.starts.append(self.tokens)
+        self.hasher.update(entry.digest)
+        self.bytes += entry.bytes
+
+    def add(self, ids: np.ndarray, predicted: bool) -> None:
+        self.files[IDS_SUFFIX].write(ids.tobytes())
+        if PREDICTED_SUFFIX in self.files:
+            self.files[PREDICTED_SUFFIX].write(bytes([predicted]) * len(ids))
+        self.tokens += len(ids)
+        self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
+
+    def finish(self, split: str, domain: str) -> Shard:
+        """Finish the files and then the record, and return it."""
+        self.files[DOCUMENTS_SUFFIX] = self.get_path(DOCUMENTS_SUFFIX).open('wb')
+        columns = [np.frombuffer(column, np.uint64) for column in (self.starts, self.keys)]
+        self.files[DOCUMENTS_SUFFIX].write(np.rec.fromarrays(columns, dtype=DOCUMENT_DTYPE).tobytes())
+        digests = {}
+        for suffix, file in self.files.items():
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            digests[suffix] = hash_file(self.get_path(suffix))
+            self.get_path(suffix).replace(self.folder / f'{self.name}.{suffix}')
+        shard = Shard(
+            name=self.name,
+            split=split,
+            domain=domain,
+            tokens=self.tokens,
+            documents=len(self.keys),
+            bytes=self.bytes,
+            largest_id=self.largest_id,
+            documents_sha256=self.hasher.hexdigest(),
+            sha256=digests,
+        )
+        write_record(self.folder, shard)
+        return shard
+
+
+class ShardedWriter:
+    """Stream of documents of one split of one domain, written to shards; shards finished earlier are kept.
+
+    The reader of the pipeline calls `advance_past_finished` for each document. The writer adds the documents for
+    which it returned False.
+    """
+
+    def __init__(self, folder: Path, split: str, domain: str, number: int):
+        self.folder, self.split, self.domain, self.prefix = folder, split, domain, f'{split}-{number:03}'
+        self.shards = find_finished_shards(folder, self.prefix)
+        self.pending_shards = list(self.shards)  # finished shards whose documents the source has not yielded yet
+        self.num_skipped, self.hasher = 0, hashlib.sha256()
+        self.writer: ShardWriter | None = None
+
+    def advance_past_finished(self, entry: DocumentEntry) -> bool:
+        """Return whether a finished shard contains the document, and verify the documents of each such shard.
+
+        Raises:
+            UserError: The documents of the source differ from those of a finished shard.
+        """
+        if not self.pending_shards:
+            return False
+        self.num_skipped += 1
+        self.hasher.update(entry.digest)
+        if self.num_skipped == self.pending_shards[0].documents:
+            if self.hasher.hexdigest() != self.pending_shards[0].documents_sha256:
+                raise UserError(f'the source has changed since {self.folder} was begun; delete that, or give another')
+            self.pending_shards.pop(0)
+            self.num_skipped, self.hasher = 0, hashlib.sha256()
+        return True
+
+    def get_writer(self, masked: bool) -> ShardWriter:
+        self.writer = self.writer or ShardWriter(self.folder, f'{self.prefix}-{len(self.shards):05}', masked)
+        return self.writer
+
+    def finish_shard(self, min_tokens: int = 0) -> None:
+        """Finish the shard that is being written, if it has enough tokens."""
+        if self.writer and self.writer.tokens >= min_tokens:
+            self.shards.append(self.writer.finish(self.split, self.domain))
+            self.writer = None
+
+
+def find_finished_shards(folder: Path, prefix: str) -> list[Shard]:
+    """Return the finished shards of a stream before the first one that is missing or damaged.
+
+    The records of all later shards are deleted, so that these shards count as unfinished.
+    """
+    shards: list[Shard] = []
+    records = sorted(folder.glob(f'{prefix}-*.json'))
+    for number, record in enumerate(records):
+        try:
+            shard = msgspec.convert(read_json(record, Shard), Shard)
+        except DamagedFileError:
+            break
+        is_next = shard.name == record.stem == f'{prefix}-{number:05}'
+        if not is_next or any(find_damaged_files(folder, shard.digests)):
+            break
+        shards.append(shard)
+    for record in records[len(shards) :]:
+        record.unlink()
+    return shards
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of a document that is tokenized at once, and the stream for its ids."""
+
+    text: str
     stream: ShardedWriter
     predicted: bool  # whether the piece is in the loss
     first_entry: DocumentEntry | None  # entry of the document for its first piece, None for later pieces
@@ -182,73 +444,49 @@ class PieceDestination:
     size: float  # source bytes that the piece accounts for
 
 
-def make_entry(document: Document) -> DocumentEntry:
-    content = document.text.encode()
-    return DocumentEntry(
-        hash_document_name(document.name),
-        hashlib.sha256(document.name.encode() + b'\n' + content).digest(),
-        len(content),
-    )
-
-
 class StoreBuilder:
-    """Pipeline that reads documents, tokenizes them in parallel and writes their ids to shard streams."""
+    """Pipeline that reads documents, tokenizes them in a thread and writes their ids to shard streams."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        source: Source,
-        folders: tuple[Path, Path],
-        limit: int,
-        on_progress: PrepareProgressFn,
-        check_lease: Callable[[], None],
-    ):
-        self.recipe, self.source, self.folders, self.limit, self.on_progress = (
-            recipe,
-            source,
-            folders,
-            limit,
-            on_progress,
-        )
-        self.folder, scratch = folders
-        self.tokenizer_path, self.check_lease = scratch / TOKENIZER_FILE, check_lease
-        if is_remote(self.folder):
-            self.tokenizer_path.write_bytes((self.folder / TOKENIZER_FILE).read_bytes())
-        self.tokenizer = tokenizer.load_tokenizer(self.tokenizer_path)
+    def __init__(self, recipe: Recipe, source: Source, folder: Path, limit: int, on_progress: PrepareProgressFn):
+        self.recipe, self.source, self.folder = recipe, source, folder
+        self.limit, self.on_progress = limit, on_progress
+        self.tokenizer = tokenizer.load_tokenizer(folder / TOKENIZER_FILE)
         self.dtype = choose_ids_dtype(self.tokenizer)
         self.streams: dict[tuple[str, str], ShardedWriter] = {}
         self.dropped: collections.Counter[str] = collections.Counter()
-        self.pending: collections.deque[PieceDestination] = collections.deque()
         self.progress = Progress(source.size)
 
-    def run(self, processes: int) -> None:
-        for task in encode_tasks(self.tokenizer_path, self.iter_tasks(), processes):
-            self.check_lease()
-            for ids in task:
-                self.write_ids(self.pending.popleft(), ids)
-            self.on_progress(self.progress)
+    def run(self) -> None:
+        with contextlib.closing(prefetch(self.encode, self.iter_tasks(), 1)) as tasks:
+            for pieces, ids in tasks:
+                for piece, piece_ids in zip(pieces, ids, strict=True):
+                    self.write_piece(piece, piece_ids)
+                self.on_progress(self.progress)
         self.finish()
 
-    def iter_tasks(self) -> Iterator[list[str]]:
-        """Yield tasks of about TASK_CHARS characters, and append the target of each text to `pending`."""
-        texts, size = [], 0
-        for text, target in self.iter_texts():
-            texts.append(text)
-            self.pending.append(target)
-            size += len(text)
-            if size >= TASK_CHARS:
-                yield texts
-                texts, size = [], 0
-        if texts:
-            yield texts
+    def encode(self, pieces: list[Piece]) -> tuple[list[Piece], list[np.ndarray]]:
+        return pieces, tokenizer.encode_texts(self.tokenizer, self.dtype, [piece.text for piece in pieces])
 
-    def iter_texts(self) -> Iterator[tuple[str, PieceDestination]]:
+    def iter_tasks(self) -> Iterator[list[Piece]]:
+        """Yield lists of pieces with about TASK_CHARS characters."""
+        pieces: list[Piece] = []
+        num_chars = 0
+        for piece in self.iter_pieces():
+            pieces.append(piece)
+            num_chars += len(piece.text)
+            if num_chars >= TASK_CHARS:
+                yield pieces
+                pieces, num_chars = [], 0
+        if pieces:
+            yield pieces
+
+    def iter_pieces(self) -> Iterator[Piece]:
         for document in self.source.read_documents():
             if self.keep_or_count_dropped(document):
                 entry = make_entry(document)
                 stream = self.get_stream(document.domain, 'held_out' if entry.key < self.limit else 'train')
                 if not stream.advance_past_finished(entry):
-                    yield from self.iter_pieces(document, stream, entry)
+                    yield from self.split_document(document, stream, entry)
                     continue
             self.progress.bytes_read += document.size
             self.on_progress(self.progress)
@@ -264,22 +502,15 @@ class StoreBuilder:
             return False
         return True
 
-    def iter_pieces(
-        self, document: Document, stream: ShardedWriter, entry: DocumentEntry
-    ) -> Iterator[tuple[str, PieceDestination]]:
-        pieces = (
-            (piece, predicted)
-            for text, predicted in document.parts
-            for piece in tokenizer.split_text(text, self.tokenizer)
+    def split_document(self, document: Document, stream: ShardedWriter, entry: DocumentEntry) -> Iterator[Piece]:
+        texts = (
+            (text, predicted)
+            for part, predicted in document.parts
+            for text in tokenizer.split_text(part, self.tokenizer)
         )
         first_entry, bytes_per_char = entry, document.size / len(document.text)
-        for (piece, predicted), next_piece in itertools.pairwise(itertools.chain(pieces, [None])):
-            yield (
-                piece,
-                PieceDestination(
-                    stream, predicted, first_entry, is_last=next_piece is None, size=bytes_per_char * len(piece)
-                ),
-            )
+        for (text, predicted), next_text in itertools.pairwise(itertools.chain(texts, [None])):
+            yield Piece(text, stream, predicted, first_entry, next_text is None, bytes_per_char * len(text))
             first_entry = None
 
     def get_stream(self, domain: str, split: str) -> ShardedWriter:
@@ -290,29 +521,28 @@ class StoreBuilder:
                     f'{self.recipe.source} has over {MAX_DOMAINS} domains ({", ".join(domains[:3])}, ...), '
                     'each of which gets its own shards; name another field'
                 )
-            arguments = domains.index(domain), self.recipe.shard_tokens, self.source.masked
-            self.streams[split, domain] = ShardedWriter(self.folders, split, domain, *arguments)
+            self.streams[split, domain] = ShardedWriter(self.folder, split, domain, domains.index(domain))
         return self.streams[split, domain]
 
-    def write_ids(self, target: PieceDestination, ids: np.ndarray) -> None:
-        if target.first_entry:
-            target.stream.begin_document(target.first_entry)
+    def write_piece(self, piece: Piece, ids: np.ndarray) -> None:
+        writer = piece.stream.get_writer(self.source.masked)
+        if piece.first_entry:
+            writer.begin_document(piece.first_entry)
             if self.recipe.bos == 'documents':
-                target.stream.add(np.array([self.recipe.fixed_token], self.dtype), False)
-        target.stream.add(ids, target.predicted)
+                writer.add(np.array([self.recipe.fixed_token], self.dtype), False)
+        writer.add(ids, piece.predicted)
         self.progress.tokens += len(ids)
-        self.progress.bytes_read += target.size
-        if target.is_last:
-            target.stream.add(np.array([self.recipe.end_token], self.dtype), target.predicted)
-            target.stream.end_document()
+        self.progress.bytes_read += piece.size
+        if piece.is_last:
+            writer.add(np.array([self.recipe.end_token], self.dtype), piece.predicted)
+            piece.stream.finish_shard(self.recipe.shard_tokens)
 
     def finish(self) -> None:
         """Finish the last shards and write meta.json, which completes the store."""
         if (num_unnamed := self.dropped['damaged'] - MAX_DAMAGED_SHOWN) > 0:
             print_status(f'dropped: {num_unnamed:,} more damaged documents')
         for stream in self.streams.values():
-            self.check_lease()
-            stream.finish()
+            stream.finish_shard()
         shards = [shard for stream in self.streams.values() for shard in stream.shards]
         for split in SPLITS:
             if not any(shard.split == split for shard in shards):
@@ -320,9 +550,7 @@ class StoreBuilder:
                     f'{self.recipe.source} has no {split} document, with held_out {self.recipe.held_out}; '
                     'give more documents, or another share and another folder'
                 )
-        self.check_lease()
-        etags = {file: etag for stream in self.streams.values() for file, etag in stream.etags.items()}
-        store_files.write_meta(self.folder, self.recipe, self.source, shards, self.dropped, etags)
+        write_meta(self.folder, self.recipe, self.source, shards, self.dropped)
 
 
 def open_corpus(data: spec.DataConfig, vocabulary: int) -> Store:
@@ -340,28 +568,21 @@ def open_corpus(data: spec.DataConfig, vocabulary: int) -> Store:
     return store
 
 
-def find_tokenizer_file(run_dir: Path, data: spec.DataConfig, vocabulary: int, override: str | None = None) -> Path:
-    """Find the tokenizer.json of a run folder.
-
-    The first of these that applies: `override`; the file that the configuration names, if it exists and the copy in
-    the run folder does not differ from it; the copy in the run folder; the file that the configuration names, even if
-    it is missing; the file of the store.
-    """
-    run_file, config_file = (
-        run_dir / TOKENIZER_FILE,
-        None if data.tokenizer == 'train' else parse_path(data.tokenizer),
-    )
-    if override:
-        return parse_path(override)
-    if (
-        config_file
-        and config_file.exists()
-        and not (run_file.exists() and compute_tokenizer_digest(run_file) != compute_tokenizer_digest(config_file))
-    ):
-        return config_file
-    if run_file.exists():
-        return run_file
-    return config_file or open_corpus(data, vocabulary).path / TOKENIZER_FILE
+def open_cached_store(data: spec.DataConfig, vocabulary: int) -> Store:
+    """Open the cached store of a source, preparing it if needed; a hash of its inputs names the folder."""
+    is_trained = data.tokenizer == 'train'
+    settings = {name: getattr(data, name) for name in SHARED_SETTINGS}
+    recipe = Recipe(data.source, data.tokenizer, vocabulary if is_trained else None, **settings)
+    identity = sources.open_source(data.source).identity
+    cache_key = [
+        *(FORMAT_VERSION, identity, vocabulary if is_trained else read_tokenizer_json(data.tokenizer)),
+        *(data.held_out, data.bos, data.source, data.end_token, data.fixed_token),
+    ]
+    folder = get_cache_dir() / 'stores' / digest_json(cache_key)[:16]
+    if not (folder / META_FILE).exists():
+        print_status(f'preparing {data.source} in {folder}')
+        prepare_store(recipe, folder, on_progress=ProgressPrinter())
+    return Store(folder)
 
 
 def check_store(store: Store, data: spec.DataConfig, vocabulary: int) -> None:
@@ -386,22 +607,18 @@ def check_store(store: Store, data: spec.DataConfig, vocabulary: int) -> None:
         raise UserError(f'config.data.loss is assistant, but {store} has no roles; set it to all, or prepare a chat:')
 
 
-def open_cached_store(data: spec.DataConfig, vocabulary: int) -> Store:
-    """Open the cached store of a source, preparing it if needed; a hash of its inputs names the folder."""
-    is_trained = data.tokenizer == 'train'
-    settings = {name: getattr(data, name) for name in SHARED_SETTINGS}
-    recipe = Recipe(data.source, data.tokenizer, vocabulary if is_trained else None, **settings)
-    identity = sources.open_source(data.source).identity
-    cache_key = [
-        FORMAT_VERSION,
-        identity,
-        vocabulary if is_trained else read_tokenizer_json(data.tokenizer),
-        data.held_out,
-        data.bos,
-    ]
-    cache_key += [data.source, data.end_token, data.fixed_token]
-    folder = get_cache_dir() / 'stores' / hashlib.sha256(json.dumps(cache_key).encode()).hexdigest()[:16]
-    if not (folder / META_FILE).exists():
-        print(escape_control(f'preparing {data.source} in {folder}'), file=sys.stderr, flush=True)
-        prepare_store(recipe, folder, on_progress=ProgressPrinter())
-    return Store(folder)
+def find_tokenizer_file(run_dir: Path, data: spec.DataConfig, vocabulary: int, override: str | None = None) -> Path:
+    """Find the tokenizer.json of a run folder.
+
+    The first of these that applies: `override`; the file that the configuration names, if it exists and the copy in
+    the run folder does not differ from it; the copy in the run folder; the file that the configuration names, even if
+    it is missing; the file of the store.
+    """
+    if override:
+        return parse_path(override)
+    run_file = run_dir / TOKENIZER_FILE
+    config_file = None if data.tokenizer == 'train' else parse_path(data.tokenizer)
+    if run_file.exists():
+        is_same = config_file and config_file.exists() and run_file.read_bytes() == config_file.read_bytes()
+        return config_file if is_same else run_file
+    return config_file or open_corpus(data, vocabulary).path / TOKENIZER_FILE

@@ -1,10 +1,9 @@
 """Training batches as a pure function of (seed, step), and the data that a run reads."""
 
 import dataclasses
-import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -12,17 +11,8 @@ import numpy as np
 from sinklab.config import spec
 from sinklab.data import bigram_backcopy, windows
 from sinklab.data.prepare import open_corpus
-from sinklab.data.remote_store import compute_coverage
 from sinklab.data.sources import read_texts
-from sinklab.data.store import Store
-from sinklab.data.store_files import IDS_SUFFIX, PREDICTED_SUFFIX
-from sinklab.data.windows import (
-    HeldOutWindows,
-    ShuffledBatches,
-    TransformedWindows,
-    Windows,
-    set_fixed_token,
-)
+from sinklab.data.windows import ShuffledBatches, Windows, set_fixed_token
 from sinklab.errors import UserError
 
 
@@ -79,12 +69,11 @@ class RunData:
     """Training batches, held-out windows and probe sequences of a run."""
 
     batches: Batches
-    valid_NT: np.ndarray | HeldOutWindows  # held-out windows of T + 1 ids
+    valid_NT: np.ndarray  # held-out windows of T + 1 ids
     probe_PT: np.ndarray
     fingerprint: dict[str, str | int]  # digests and settings that determine the batches
     triggers: int | None = None  # ids below this number are trigger tokens of Bigram-Backcopy
     tokenizer: str | None = None  # contents of tokenizer.json
-    start_prefetch: Callable[[int], None] = lambda first: None  # called once with the first step that is read
     messages: tuple[str, ...] = ()  # status lines for the user
 
     def is_trigger(self, ids_NT: np.ndarray) -> np.ndarray | None:
@@ -99,18 +88,13 @@ class RunData:
 TRAINING_STREAM, VALIDATION_STREAM, PROBE_STREAM = range(3)  # seeds of independent random streams
 
 
-def load_run_data(spec: spec.Spec, share: float = 1.0) -> RunData:
+def load_run_data(spec: spec.Spec) -> RunData:
     """Load the training batches, held-out windows and probe sequences of a run.
-
-    Args:
-        spec: The configuration of the run.
-        share: Fraction of the rows of each batch that this process reads. It only decides whether caching a remote
-            store on disk is worthwhile.
 
     Raises:
         UserError: The source cannot be read or does not match the configuration, or it has too few windows.
     """
-    return TASKS[spec.data.task](spec, share)
+    return TASKS[spec.data.task](spec)
 
 
 def make_fingerprint(spec: spec.Spec, batches: Batches, **digests: str) -> dict[str, str | int]:
@@ -118,47 +102,50 @@ def make_fingerprint(spec: spec.Spec, batches: Batches, **digests: str) -> dict[
     return dict(**digests, **settings, order=batches.compute_order_digest())
 
 
-def load_text_data(spec: spec.Spec, share: float) -> RunData:
+def load_text_data(spec: spec.Spec) -> RunData:
     data, vocabulary = spec.data, spec.model.vocabulary
     store = open_corpus(data, vocabulary)
-    weights, masked = store.meta['weights'], data.loss == 'assistant'
     # A mixture with weights has one set of windows per domain. Without weights all domains are shuffled together.
-    parts = {name: [name] for name in weights} or {'': store.domains}
-    valid_parts, valid_weights = select_domain(store, spec.valid.domain) if spec.valid.domain else (parts, weights)
+    weights = valid_weights = store.meta['weights']
+    parts = valid_parts = {name: [name] for name in weights} or {'': store.domains}
+    if spec.valid.domain:
+        [name] = store.resolve_domains(spec.valid.domain, 'config.valid.domain')
+        valid_parts, valid_weights = {name: [name]}, {name: 1.0}
 
-    def make_windows(split: str, parts: dict[str, list[str]], share: float, fix: bool) -> list[TransformedWindows]:
-        window_sets = []
-        for name, domains in parts.items():
-            token_arrays, label = [store.get_tokens(split, domain) for domain in domains], f'{split} {name}'.strip()
-            part = Windows(token_arrays, data.length, label, share, data.seed, masked)
-            window_sets.append(TransformedWindows(part, data, vocabulary, fix))
-        return window_sets
+    def make_windows(split: str, parts: dict[str, list[str]], share: float, fix: bool) -> list[Windows]:
+        return [
+            Windows(
+                [store.get_tokens(split, domain) for domain in domains],
+                data,
+                vocabulary,
+                f'{split} {name}'.strip(),
+                share,
+                fix,
+            )
+            for name, domains in parts.items()
+        ]
 
     held_out = make_windows('held_out', valid_parts, 1.0, data.fixed_held_out)
     check_enough_windows(spec, held_out, valid_weights)
     probe_PT = windows.PROBE_INPUTS[spec.probe.inputs](store, spec.probe, PREPENDED_IDS[spec.probe.prepend](data))
-    remote_options = dict(map_reads=store.map_reads, store_version=store.remote_version) if store.is_remote else {}
     train = make_windows('train', parts, data.share, True)
-    batches = ShuffledBatches(train, data.seed, spec.optimizer.batch_size, weights, **remote_options)
-    valid = ShuffledBatches(held_out, 0, spec.valid.windows, valid_weights, **remote_options)
+    batches = ShuffledBatches(train, data.seed, spec.optimizer.batch_size, weights)
+    valid = ShuffledBatches(held_out, 0, spec.valid.windows, valid_weights)
     return RunData(
         batches,
-        valid_NT=HeldOutWindows(valid, data.length)
-        if remote_options
-        else valid.read_rows(0, range(spec.valid.windows)),
+        valid_NT=valid.read_rows(0, range(spec.valid.windows)),
         probe_PT=set_fixed_token(probe_PT, data) if data.fixed_held_out else probe_PT,
         fingerprint=make_fingerprint(spec, batches, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
-        start_prefetch=functools.partial(start_prefetch, store, batches, spec, share),
         tokenizer=store.read_tokenizer_json(),
         messages=format_share(data, train),
     )
 
 
-def format_share(data: spec.DataConfig, train: list[TransformedWindows]) -> tuple[str, ...]:
+def format_share(data: spec.DataConfig, train: list[Windows]) -> tuple[str, ...]:
     """Format `data.share` in training tokens, the unit of the paper's tables; nothing for a share of 1."""
     if data.share == 1:
         return ()
-    used_windows, all_windows = sum(map(len, train)), sum(part.windows.ends[-1] for part in train)
+    used_windows, all_windows = sum(map(len, train)), sum(part.num_all for part in train)
     used_tokens, all_tokens = (count * (data.length + 1) for count in (used_windows, all_windows))
     return (
         f'data.share {data.share:g} is {used_tokens:,} of {all_tokens:,} training tokens; '
@@ -166,35 +153,7 @@ def format_share(data: spec.DataConfig, train: list[TransformedWindows]) -> tupl
     )
 
 
-def select_domain(store: Store, domain: str) -> tuple[dict[str, list[str]], dict[str, float]]:
-    """Return (domains of each set of windows, weights) for validation on one domain only."""
-    [name] = store.resolve_domains(domain, 'config.valid.domain')
-    return {name: [name]}, {name: 1.0}
-
-
-def start_prefetch(store: Store, batches: ShuffledBatches, spec: spec.Spec, share: float, first_step: int) -> None:
-    """Enable the disk cache of a remote store if this process will read enough of its training windows.
-
-    Args:
-        store: The token store.
-        batches: The training batches of the store.
-        spec: The configuration of the run.
-        share: Fraction of the rows of each batch that this process reads.
-        first_step: The first step whose batch is read.
-    """
-    ends = batches.count_epochs_per_set(spec.optimizer.steps), batches.count_epochs_per_set(first_step)
-    epochs = [end - begin for end, begin in zip(*ends, strict=True)]
-    windows_read = sum(
-        len(part) * compute_coverage(share, set_epochs)
-        for part, set_epochs in zip(batches.windows, epochs, strict=True)
-    )
-    num_windows = sum(part.windows.ends[-1] for part in batches.windows)
-    store.enable_disk_cache(
-        windows_read / num_windows, (IDS_SUFFIX, PREDICTED_SUFFIX) if spec.data.loss == 'assistant' else (IDS_SUFFIX,)
-    )
-
-
-def check_enough_windows(spec: spec.Spec, held_out: list[TransformedWindows], weights: Mapping[str, float]) -> None:
+def check_enough_windows(spec: spec.Spec, held_out: list[Windows], weights: Mapping[str, float]) -> None:
     """Raise UserError if validation would read a held-out window twice."""
     for part, name in zip(held_out, weights or [''], strict=True):
         num_needed = math.ceil(spec.valid.windows * weights.get(name, 1.0))
@@ -207,7 +166,7 @@ def check_enough_windows(spec: spec.Spec, held_out: list[TransformedWindows], we
             )
 
 
-def load_backcopy_data(spec: spec.Spec, _: float) -> RunData:
+def load_backcopy_data(spec: spec.Spec) -> RunData:
     data, valid, probe = spec.data, spec.valid, spec.probe
     chain = bigram_backcopy.fit_chain(read_texts(data.source), spec.model.vocabulary, data.triggers)
 

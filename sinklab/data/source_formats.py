@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.data.documents import DamagedDocument, Document
-from sinklab.data.source_files import (
-    import_library,
-    open_decompressed,
-    translate_read_errors,
-)
+from sinklab.data.source_files import import_library, open_decompressed, translate_read_errors
 from sinklab.errors import UserError, format_error, shorten_text
 
 PARQUET_BATCH_ROWS = 256  # rows of a table in memory at once
@@ -81,9 +77,9 @@ def decode_utf8(decode: Callable[[], Any]) -> Any:
         raise RecordError(f'is not UTF-8 (byte {error.start})') from error
 
 
-def parse_json_object(encoded: bytes, hook: Callable | None = None) -> dict[str, Any]:
+def parse_json_object(encoded: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(decode_utf8(encoded.decode).removeprefix('\ufeff'), object_pairs_hook=hook)
+        fields = json.loads(decode_utf8(encoded.decode).removeprefix('\ufeff'))
     except RecordError:
         raise
     except (ValueError, RecursionError) as error:
@@ -96,12 +92,8 @@ def parse_json_object(encoded: bytes, hook: Callable | None = None) -> dict[str,
 TEXT_FORMAT = RecordFormat('', read_whole_file, lambda content: {'text': decode_utf8(content.decode)})
 JSONL_FORMAT = RecordFormat('line', read_lines, parse_json_object)
 FORMATS = {
-    '.txt': TEXT_FORMAT,
-    '.txt.gz': TEXT_FORMAT,
-    '.txt.zst': TEXT_FORMAT,
-    '.jsonl': JSONL_FORMAT,
-    '.jsonl.gz': JSONL_FORMAT,
-    '.jsonl.zst': JSONL_FORMAT,
+    **dict.fromkeys(('.txt', '.txt.gz', '.txt.zst'), TEXT_FORMAT),
+    **dict.fromkeys(('.jsonl', '.jsonl.gz', '.jsonl.zst'), JSONL_FORMAT),
     '.parquet': RecordFormat('row', read_parquet_rows, lambda row: decode_utf8(row.as_py)),
 }
 

@@ -1,39 +1,25 @@
-"""Tokenizers (Hugging Face tokenizer.json or a trained byte-level BPE) and parallel encoding.
+"""Tokenizers: a Hugging Face tokenizer.json, or a byte-level BPE that is trained; encoding of long texts."""
 
-`python -m sinklab.data.tokenizer TOKENIZER.JSON` encodes pickled lists of texts from standard input, and writes
-pickled lists of ids to standard output. It exits as soon as its input ends, also while it encodes, so that it does
-not outlive its parent.
-"""
-
-import functools
 import hashlib
 import itertools
-import os
-import pickle
-import queue
 import re
-import subprocess
 import sys
 import threading
-import traceback
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sinklab.errors import UserError
-from sinklab.storage.files import MAX_JSON_BYTES, read_regular_file
 from sinklab.storage.paths import parse_path
-from sinklab.thread_pools import call_in_thread, map_ahead
 
 SPECIAL_TOKENS = ['<|endoftext|>', '<|padding|>']  # ids 0 and 1, as in GPT-NeoX's
-MAX_ENCODED_CHARS = 1 << 20  # characters tokenized at once
-CUT_CONTEXT_CHARS, MAX_CUT_TRIES = (
-    256,
-    200,
-)  # characters on each side of a cut that are compared, and places that are tried
+MAX_ENCODED_CHARS = 1 << 17  # characters of a text that are tokenized at once
+CUT_CONTEXT_CHARS = 256  # characters on each side of a cut that are compared
+MAX_CUT_TRIES = 200
 
 
 def parse_tokenizer(text: str, name: str) -> Tokenizer:
@@ -59,8 +45,8 @@ def parse_tokenizer(text: str, name: str) -> Tokenizer:
 def read_tokenizer_json(file: str | Path) -> str:
     """Read a tokenizer.json; raise UserError if it is missing or not UTF-8."""
     try:
-        return read_regular_file(parse_path(file), max_bytes=MAX_JSON_BYTES).decode('utf-8')
-    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError) as error:
+        return parse_path(file).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f'the tokenizer {file} cannot be read ({error}); give a tokenizer.json, or train') from error
 
 
@@ -136,9 +122,9 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> str:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    message = f'training a tokenizer of {vocabulary:,} ids on {sum(map(len, texts)):,} characters'
-    on_wait = functools.partial(print, message, file=sys.stderr, flush=True)
-    call_in_thread(tokenizer.train_from_iterator, texts, trainer, on_wait=on_wait)
+    if (num_chars := sum(map(len, texts))) > MAX_ENCODED_CHARS:
+        print(f'training a tokenizer of {vocabulary:,} ids on {num_chars:,} characters', file=sys.stderr, flush=True)
+    call_in_thread(tokenizer.train_from_iterator, texts, trainer)
     return tokenizer.to_str(pretty=True)
 
 
@@ -195,9 +181,6 @@ def is_safe_cut(tokenizer: Tokenizer, text: str, position: int) -> bool:
     return joined == left + right
 
 
-TASKS_PER_PROCESS = 3  # submitted and unfinished tasks for each process
-
-
 def choose_ids_dtype(tokenizer: Tokenizer) -> np.dtype:
     """Return the smallest unsigned dtype that can hold every id."""
     return np.dtype('<u2' if get_vocabulary_size(tokenizer) <= 2**16 else '<u4')
@@ -213,88 +196,15 @@ def encode_long_text(tokenizer: Tokenizer, text: str) -> np.ndarray:
     return np.concatenate(encode_texts(tokenizer, np.dtype(np.int32), [*split_text(text, tokenizer)]))
 
 
-def encode_tasks(tokenizer_path: Path, tasks: Iterable[list[str]], processes: int) -> Iterator[list[np.ndarray]]:
-    """Encode lists of texts in parallel; yield the ids of each list, in order, with few lists in memory at once."""
-    if processes == 1:
-        tokenizer = load_tokenizer(tokenizer_path)
-        yield from map(functools.partial(call_in_thread, encode_texts, tokenizer, choose_ids_dtype(tokenizer)), tasks)
-        return
-    workers = EncoderProcesses(tokenizer_path)
-    with ThreadPoolExecutor(processes, initializer=workers.start) as pool:
+def call_in_thread(function: Callable, *arguments: Any) -> Any:
+    """Call a function in a daemon thread and wait, so that Ctrl-C stops the caller while native code computes."""
+    future: Future = Future()
+
+    def run() -> None:
         try:
-            yield from map_ahead(functools.partial(pool.submit, workers.encode), tasks, processes * TASKS_PER_PROCESS)
-        finally:
-            workers.stop()
-            pool.shutdown(wait=True, cancel_futures=True)
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
 
-
-class EncoderProcesses:
-    """Tokenizer processes, one for each thread of a pool."""
-
-    def __init__(self, tokenizer_path: Path):
-        self.command = [sys.executable, '-m', 'sinklab.data.tokenizer', str(tokenizer_path)]
-        self.thread_local, self.processes = threading.local(), []
-
-    def start(self) -> None:
-        # In its own session, Ctrl-C reaches only the parent; the worker exits when its standard input ends.
-        path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get('PYTHONPATH')]))
-        environment = {**os.environ, 'PYTHONPATH': path, 'TOKENIZERS_PARALLELISM': 'false'}
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True)
-        self.thread_local.process = subprocess.Popen(self.command, **pipes)
-        self.processes.append(self.thread_local.process)
-
-    def encode(self, texts: list[str]) -> list[np.ndarray]:
-        process = self.thread_local.process
-        try:
-            pickle.dump(texts, process.stdin)
-            process.stdin.flush()
-            return pickle.load(process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise UserError(
-                f'a tokenizer process has exited (exit code {get_exit_code(process)}); finished shards are kept; run '
-                'the same command again to resume, with fewer --processes if memory was exhausted'
-            ) from error
-
-    def stop(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-
-def get_exit_code(process: subprocess.Popen) -> int | str:
-    try:
-        return process.wait(timeout=1)
-    except subprocess.TimeoutExpired:
-        return 'none: it does not respond'
-
-
-def serve_encoder(tokenizer_path: str) -> None:
-    tasks = queue.SimpleQueue()
-    threading.Thread(target=read_tasks, args=[tasks], daemon=True).start()
-    tokenizer = load_tokenizer(tokenizer_path)
-    ids_dtype = choose_ids_dtype(tokenizer)
-    while True:
-        ids = encode_texts(tokenizer, ids_dtype, tasks.get())
-        try:
-            pickle.dump(ids, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:  # the parent has exited
-            os._exit(0)
-
-
-def read_tasks(tasks: queue.SimpleQueue) -> None:
-    """Read tasks from standard input; end the process when the input ends, whatever other threads compute."""
-    # Python cannot exit after an error while another thread reads sys.stdin.
-    with open(0, 'rb', closefd=False) as file:
-        try:
-            while True:
-                tasks.put(pickle.load(file))
-        except EOFError:
-            os._exit(0)
-        except Exception:
-            traceback.print_exc()
-            os._exit(1)
-
-
-if __name__ == '__main__':
-    serve_encoder(sys.argv[1])
+    threading.Thread(target=run, daemon=True).start()
+    return future.result()

@@ -24,7 +24,7 @@ from sinklab.config import spec
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import ModelConfig, Spec
 from sinklab.data import tokenizer as tokens
-from sinklab.data.store_files import TOKENIZER_FILE
+from sinklab.data.store import TOKENIZER_FILE
 from sinklab.data.tokenizer import Tokenizer
 from sinklab.errors import UserError
 from sinklab.hf import files

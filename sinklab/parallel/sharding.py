@@ -136,14 +136,6 @@ def make_batch_sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> Name
     return NamedSharding(mesh, drop_indivisible_axes(mesh, shape, logical_to_mesh_axes('batch', None)))
 
 
-def compute_local_fraction(mesh: jax.sharding.Mesh, batch_size: int) -> float:
-    """Return the fraction of a batch that the devices of this process have."""
-    device_indices = (
-        make_batch_sharding(mesh, (batch_size, 1)).addressable_devices_indices_map((batch_size, 1)).values()
-    )
-    return len({row for index in device_indices for row in range(*index[0].indices(batch_size))}) / batch_size
-
-
 def make_replicated_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 

@@ -12,6 +12,7 @@ import jax
 from sinklab.attn.backends import BackendChoice
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.spec import Hardware, Spec
+from sinklab.data.prefetch import prefetch
 from sinklab.data.run_data import RunData
 from sinklab.environment import describe_environment
 from sinklab.metrics.registry import HEADLINE_METRIC
@@ -21,7 +22,6 @@ from sinklab.process_group import ProcessGroup, broadcast_from_primary, describe
 from sinklab.resume_checks import check_run_dir, list_changes
 from sinklab.run_dir import MetricsWriter, RunDir
 from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS, FolderTakenError
-from sinklab.thread_pools import prefetch
 from sinklab.train import memory_estimate, sink_probe, state, step, warm_start
 from sinklab.train.callbacks import (
     Callback,
@@ -232,7 +232,6 @@ class TrainLoop:
         missing_evals = broadcast_from_primary(self.group, lambda: self.find_missing_evals(resume_step))
         if self.is_last(resume_step) and not missing_evals:
             return
-        self.data.start_prefetch(resume_step)
         self.step_timer = StepTimer(
             broadcast_from_primary(self.group, lambda: self.run_dir.read_elapsed_seconds(resume_step))
         )

@@ -12,7 +12,7 @@ from sinklab.attn.backends import BackendChoice
 from sinklab.config.spec import Hardware, Spec
 from sinklab.data.run_data import RunData, load_run_data
 from sinklab.errors import UserError
-from sinklab.parallel import device_mesh, sharding
+from sinklab.parallel import device_mesh
 from sinklab.process_group import (
     ProcessGroup,
     broadcast_from_primary,
@@ -52,8 +52,7 @@ def set_up_run(
         group,
         lambda: memory_estimate.choose_remat_policy(spec, hardware, mesh, attention.backend, memory_bytes),
     )
-    local_fraction = sharding.compute_local_fraction(mesh, spec.optimizer.batch_size)
-    data = run_on_all_or_raise(group, lambda: load_run_data(spec, local_fraction))
+    data = run_on_all_or_raise(group, lambda: load_run_data(spec))
     check_equal_on_all(group, {f'the data ({name})': value for name, value in data.fingerprint.items()})
     return dataclasses.replace(hardware, remat=remat), mesh, attention, data
 

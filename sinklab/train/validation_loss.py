@@ -9,8 +9,7 @@ import numpy as np
 import optax
 
 from sinklab.config.spec import Hardware, Spec
-from sinklab.data.windows import HeldOutWindows
-from sinklab.loss_mask import exclude_from_loss, is_in_loss, strip_loss_mask
+from sinklab.loss_mask import exclude_from_loss, strip_loss_mask
 from sinklab.metrics import bigram_backcopy
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
@@ -29,14 +28,12 @@ def make_validation_fn(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, 
     loss_fn, token_loss_fn = make_mean_loss(spec, mesh, backend), make_token_loss(spec, mesh, backend)
     micro_batch = hardware.get_micro_batch_size(spec.optimizer.batch_size)
 
-    def evaluate(
-        params: dict, ids_NT: np.ndarray | HeldOutWindows, trigger_NT: np.ndarray | None = None
-    ) -> dict[str, float]:
+    def evaluate(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
         parts = load_eval_batches(ids_NT, micro_batch, mesh)
         if trigger_NT is None:
             losses = map_batches(functools.partial(loss_fn, params), parts)
             total = sum(len(part) * value for part, value in zip(parts, losses, strict=True))
-            return {'valid/loss': float(total) / len(ids_NT) / compute_split_fraction(ids_NT, parts)}
+            return {'valid/loss': float(total) / len(ids_NT) / float(compute_predicted_fraction(ids_NT))}
         token_results = map_batches(functools.partial(token_loss_fn, params), parts)
         loss_NT, is_correct_NT = (
             np.concatenate(arrays)[: len(ids_NT)] for arrays in zip(*token_results, strict=True)
@@ -84,7 +81,7 @@ def make_token_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked
     return jax.jit(by_token, **state.get_replicated_jit_options(spec, mesh))
 
 
-def load_eval_batches(ids_NT: np.ndarray | HeldOutWindows, max_rows: int, mesh: jax.sharding.Mesh) -> list[jax.Array]:
+def load_eval_batches(ids_NT: np.ndarray, max_rows: int, mesh: jax.sharding.Mesh) -> list[jax.Array]:
     """Load sequences onto devices in equal parts; each process reads the sequences of its own devices."""
     num_parts, part_rows = choose_eval_batch_sizes(len(ids_NT), max_rows, sharding.count_batch_shards(mesh))
 
@@ -95,22 +92,6 @@ def load_eval_batches(ids_NT: np.ndarray | HeldOutWindows, max_rows: int, mesh: 
         sharding.load_batch(functools.partial(read_rows, part * part_rows), (part_rows, ids_NT.shape[1]), mesh)
         for part in range(num_parts)
     ]
-
-
-def compute_split_fraction(ids_NT: np.ndarray | HeldOutWindows, parts: list[jax.Array]) -> float:
-    """Compute the fraction of targets that are predicted; 1 if there are none, for divisions.
-
-    Targets of windows are counted on the devices, because a process reads only the windows of its own devices.
-    """
-    if isinstance(ids_NT, np.ndarray):
-        return float(compute_predicted_fraction(ids_NT))
-    count = sum(int(count_predicted(part)) for part in parts)
-    return float(np.float32(count) / np.float32(len(ids_NT) * (ids_NT.shape[1] - 1))) or 1.0
-
-
-@jax.jit
-def count_predicted(ids_BT: jax.Array) -> jax.Array:
-    return is_in_loss(ids_BT[:, 1:]).sum()
 
 
 def choose_eval_batch_sizes(num_sequences: int, max_rows: int, num_shards: int) -> tuple[int, int]:

@@ -442,7 +442,7 @@ def record_stores() -> dict:
     digests = {}
     for name, options in STORES.items():
         vocabulary_options = [] if any('vocabulary' in option for option in options) else ['--vocabulary=300']
-        run_command('prepare', *options, *vocabulary_options, '--processes=1', f'--out=stores/{name}')
+        run_command('prepare', *options, *vocabulary_options, f'--out=stores/{name}')
         files = [path for path in sorted(Path('stores', name).rglob('*')) if path.is_file()]
         digests[name] = {path.name: digest(path.read_bytes()) for path in files if not path.name.startswith('.')}
     return digests
