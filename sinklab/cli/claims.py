@@ -17,14 +17,13 @@ import json
 from collections.abc import Callable, Mapping
 
 from sinklab.cli import config_flags, hardware_flags, sweep
-from sinklab.cli.train import add_size_argument
+from sinklab.cli.config_flags import add_size_argument
 from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.configs.sizes import SIZES
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
-from sinklab.schema import format_unknown_name
 from sinklab.storage.lease import hold_lease
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan

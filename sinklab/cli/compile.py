@@ -17,7 +17,7 @@ from typing import Any
 
 from sinklab.chip_specs import BYTES_PER_GIB
 from sinklab.cli import config_flags, hardware_flags
-from sinklab.cli.train import add_size_argument
+from sinklab.cli.config_flags import add_size_argument
 from sinklab.config.spec import Hardware, Spec
 from sinklab.errors import UserError
 from sinklab.escape import escape_control

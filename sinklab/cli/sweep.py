@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sinklab.cli import config_flags, hardware_flags, report
-from sinklab.cli.train import add_size_argument
+from sinklab.cli.config_flags import add_size_argument
 from sinklab.config.seed_list import SEEDS_HELP, format_seeds, parse_seeds
 from sinklab.config.spec import Spec
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.escape import (
     escape_control,
     format_command_line,
@@ -29,7 +29,6 @@ from sinklab.escape import (
     join_shell,
 )
 from sinklab.run_dir import RunDir
-from sinklab.schema import format_unknown_name
 from sinklab.storage.atomic_write import atomic_write, open_writable_folder
 from sinklab.storage.lease import Lease, hold_lease
 from sinklab.storage.paths import parse_path

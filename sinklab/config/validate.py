@@ -2,8 +2,11 @@
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
+import msgspec
+
+from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import (
     HYPERPARAMETERS,
     NORMALIZERS_BY_SIMILARITY,
@@ -15,8 +18,9 @@ from sinklab.config.spec import (
     OptimizerConfig,
     RotaryConfig,
     Spec,
+    get_field_types,
 )
-from sinklab.schema import parse_dataclass, raise_errors
+from sinklab.errors import UserError, format_names, format_unknown_name, raise_errors
 
 MIN_TRAINED_VOCABULARY = 258  # ids of two special tokens and 256 bytes
 MAX_TRAINED_VOCABULARY = 1 << 20  # ids that fit in memory
@@ -47,12 +51,43 @@ def parse_config(config: Mapping[str, Any]) -> Spec:
     """Parse a config (nested mapping) into a spec.
 
     Raises:
-        UserError: Fields have invalid values; or, if all fields are valid alone, some contradict each other. The
-            message lists every error.
+        UserError: Fields are unknown, missing or invalid; or, if all fields are valid alone, some contradict each
+            other. The message lists every error.
     """
-    spec = parse_dataclass(Spec, config, 'config')
+    values, field_types = flatten_dict(config, 'config'), get_field_types(Spec, 'config.')
+    errors = [format_unknown_name(path, path, field_types) for path in values.keys() - field_types.keys()]
+    if missing := [path for path in field_types if path not in values]:
+        errors.append(f'{format_names(missing)} missing; start from configs/default.py, which has every field')
+    for path in field_types.keys() & values.keys():
+        try:
+            parse_value(path, values[path], field_types[path])
+        except UserError as error:
+            errors.append(str(error))
+    raise_errors(sorted(errors))
+    spec = msgspec.convert(config, Spec)
     raise_errors(find_errors(spec))
     return spec
+
+
+def parse_value(path: str, value: Any, field_type: Any, from_text: bool = False) -> Any:
+    """Convert a value to the type of a field; raise UserError if it is not allowed there.
+
+    Args:
+        path: The name of the field, for the error message.
+        value: The value; of the command line, a text.
+        field_type: The type of the field.
+        from_text: Whether a text is parsed as the number, flag or None that it says.
+    """
+    try:
+        return msgspec.convert(None if from_text and value == 'None' else value, field_type, strict=not from_text)
+    except msgspec.ValidationError:
+        if get_origin(field_type) is Literal:
+            subject = f'{path} = {value!r}'
+            raise UserError(format_unknown_name(subject, str(value), get_args(field_type), 'allowed')) from None
+        is_optional = type(None) in get_args(field_type)
+        annotated = get_args(field_type)[0] if is_optional else field_type
+        allowed = f'{get_args(annotated)[1].description}{", or None" if is_optional else ""}'
+        raise UserError(f'{path} is {value!r}; it must be {allowed}') from None
 
 
 def find_errors(spec: Spec) -> Iterator[str]:

@@ -42,10 +42,9 @@ from sinklab.data.tokenizer import (
     encode_tasks,
     read_tokenizer_json,
 )
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.escape import escape_control
 from sinklab.machine import count_cores
-from sinklab.schema import format_unknown_name
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.compare_and_swap import hold_lock

@@ -35,8 +35,7 @@ from sinklab.data.source_formats import (
     import_library,
     parse_json_object,
 )
-from sinklab.errors import UserError, format_error, shorten_text
-from sinklab.schema import format_unknown_name
+from sinklab.errors import UserError, format_error, format_unknown_name, shorten_text
 from sinklab.storage.paths import is_remote, parse_path
 
 EXAMPLES_PER_READ = 32  # examples read at once

@@ -36,8 +36,7 @@ from sinklab.data.store_files import (
     parse_shard,
 )
 from sinklab.data.tokenizer import Tokenizer, parse_tokenizer
-from sinklab.errors import UserError
-from sinklab.schema import format_unknown_name
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.storage import directories
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, upload_file
 from sinklab.storage.paths import is_remote, parse_path
