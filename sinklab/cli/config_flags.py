@@ -73,7 +73,8 @@ def load_and_describe(
         module: The module of the config file, if it has been loaded already; None: load it.
 
     Returns:
-        The spec, the content of row.json, the result of `describe_changes`, and that of `get_expected_sinks`.
+        The spec, the content of row.json, a line about the fields that the row and the overrides change,
+        or None, and the result of `get_expected_sinks`.
 
     Raises:
         UserError: The config file, the row, the size, an override or the resulting config is invalid.
@@ -87,28 +88,24 @@ def load_and_describe(
     spec, size = parse_config(config.to_dict()), size or get_default_size(module)
     row_record = row_info | dict(size=size, overrides=overrides)
     baseline = get_baseline(module, size) if row else None
-    description = describe_changes(baseline or file_values, spec, size, f'row {row} ' if baseline else '')
+    description = describe_changes(baseline or file_values, spec, size) if baseline or overrides else None
     return spec, row_record, description, get_expected_sinks(module, size, overrides)
 
 
-def describe_changes(baseline: dict[str, Any], spec: Spec, size: str | None, subject: str = '') -> str | None:
+def describe_changes(baseline: dict[str, Any], spec: Spec, size: str | None) -> str:
     """Format the fields in which a spec differs from a flattened config, in one line; its two seeds are left out.
 
     Args:
         baseline: The config of the table without a row; of a file without a table, its config without overrides.
         spec: The spec that is trained, with all overrides.
         size: The size of both.
-        subject: What differs or not; without it, the result is None if nothing differs.
     """
     changes = [
         f'{path} {format_value(baseline.get(path))} -> {format_value(value)}'
         for path, value in flatten_dict(dataclasses.asdict(spec)).items()
         if path not in ('seed', 'data.seed') and baseline.get(path) != value
     ]
-    if not changes and not subject:
-        return None
-    prefix = f'at size {size}: ' if size else ''
-    return prefix + ('; '.join(changes) or 'equal to the baseline')
+    return f'{f"at size {size}: " if size else ""}{"; ".join(changes) or "equal to the baseline"}'
 
 
 def format_value(value: Any) -> str:
