@@ -30,7 +30,8 @@ class SignalForwarder:
         self.received_signals, self.processes, self.on_stop = [], [], on_stop
 
     def __enter__(self) -> 'SignalForwarder':
-        numbers = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        numbers = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not is_nohup]
         self.previous_handlers = {number: signal.signal(number, self.handle_signal) for number in numbers}
         return self
 
