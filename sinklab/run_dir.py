@@ -27,7 +27,7 @@ import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
-from sinklab.config.spec import Spec, fill_missing_fields
+from sinklab.config.spec import Spec
 from sinklab.errors import UserError
 from sinklab.storage import append_log, run_file_schemas
 from sinklab.storage.atomic_write import atomic_write, open_writable_folder
@@ -98,8 +98,7 @@ class RunDir:
             DamagedFileError: The file does not have its schema in sinklab/storage/run_file_schemas.py.
             FileNotFoundError: There is no such file.
         """
-        content = run_file_schemas.read_run_file(self.path / f'{name}.json', name)
-        return fill_missing_fields(content) if name == 'config' else content
+        return run_file_schemas.read_run_file(self.path / f'{name}.json', name)
 
     def read_steps_and_vocabulary(self) -> tuple[int | None, int | None]:
         """Read the number of steps and the vocabulary size from config.json; each is None if missing there."""

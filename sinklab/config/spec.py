@@ -433,30 +433,6 @@ def get_field_types(config_class: type = Spec, prefix: str = '') -> dict[str, An
     return field_types
 
 
-# Fields that did not exist when older runs were written, by section. Those runs correspond to the defaults.
-FIELDS_ADDED_LATER = {
-    'model': ('kv_heads', 'rotary', 'qkv_bias', 'tied', 'global_layers', 'scaled_embedding', 'qk_norm_joint'),
-    'model.rotary': ('attention_factor',),
-    'valid': ('domain',),
-}
-
-
-def fill_missing_fields(config: Any) -> Any:
-    """Add the defaults of fields that are missing in a config of an older version."""
-    return fill_missing(config, dataclasses.asdict(Spec()))
-
-
-def fill_missing(config: Any, defaults: dict[str, Any], path: str = '') -> Any:
-    """Add the defaults of later fields that are missing in a section of a config, and in the sections in it."""
-    if not isinstance(config, dict):
-        return config
-    later = {name: defaults[name] for name in FIELDS_ADDED_LATER.get(path.removesuffix('.'), ())}
-    return {
-        name: fill_missing(value, defaults[name], f'{path}{name}.') if isinstance(defaults.get(name), dict) else value
-        for name, value in (later | config).items()
-    }
-
-
 @dataclasses.dataclass(frozen=True)
 class Hardware:
     """Layout of a run on devices. It is never part of a row, because the result does not depend on it."""
