@@ -17,7 +17,6 @@ from command_recorders import (
 )
 
 from launch import command_line
-
 from sinklab.config.spec import Hardware
 from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
