@@ -111,8 +111,8 @@ def test_field_named_like_a_method_is_set_by_rows_and_overrides(config_file):
 @pytest.mark.parametrize(
     ('old', 'new', 'names'),
     [
-        ('18.2', "'18 %'", ['long_warmup', 'published']),
-        ('18.2', "float('nan')", ['long_warmup', 'published']),
+        ('18.2', "'18 %'", ['long_warmup', 'published', 'sink/1']),
+        ('18.2', "float('nan')", ['long_warmup', 'published', 'sink/1']),
         ('published=', 'publishd=', ['softmax', 'publishd']),
         ('get_config =', 'ROWS = [5]\nget_config =', ['ROWS']),
         ('get_config =', "EXPECTED = {'softmax': '17 %'}\nget_config =", ['EXPECTED', 'softmax']),
