@@ -1,17 +1,14 @@
 """Tests of the run folder: outcomes, config checks and names."""
 
 import dataclasses
-import functools
 import json
-import operator
 import shlex
 
 import pytest
 from conftest import make_tiny_spec
 from tiny_runs import write_checkpoints
 
-from sinklab.config.spec import CHANGEABLE_FIELDS, FIELDS_ADDED_LATER, Hardware, Spec, fill_missing_fields
-from sinklab.config.validate import parse_config
+from sinklab.config.spec import CHANGEABLE_FIELDS, Hardware, Spec
 from sinklab.errors import UserError
 from sinklab.resume_checks import check_run_dir, list_changes
 from sinklab.run_dir import RunDir
@@ -72,30 +69,6 @@ def test_check_run_dir_of_other_version_names_fields_and_commit(folder):
     (folder.path / 'environment.json').unlink()
     with pytest.raises(UserError, match=r'model\.width_of_old.* commit None'):
         check_run_dir(folder, make_tiny_spec())
-
-
-def test_check_run_dir_applies_defaults_for_old_configs(folder):
-    config = folder.read_json('config')
-    for part, names in reversed(FIELDS_ADDED_LATER.items()):
-        for name in names:
-            del functools.reduce(operator.getitem, part.split('.'), config)[name]
-    (folder.path / 'config.json').write_text(json.dumps(config))
-    check_run_dir(folder, make_tiny_spec())
-    assert list_changes(folder, make_tiny_spec()) == []
-    assert parse_config(folder.read_json('config')) == make_tiny_spec()
-    with pytest.raises(UserError, match=r'model\.kv_heads None -> 2'):
-        check_run_dir(folder, make_tiny_spec(model__kv_heads=2))
-
-
-def test_missing_fields_get_defaults_of_runs_without_them():
-    old_rotary = dict(base=10_000.0, scaling='none', factor=None, slow=None, fast=None, length=None)
-    rotary = old_rotary | dict(attention_factor=None)
-    model = dict(
-        kv_heads=None, rotary=rotary, qkv_bias=False, tied=False, scaled_embedding=False, qk_norm_joint=False
-    )
-    model |= dict(global_layers=dict(every=None, position='rotary', rotary=rotary))
-    for config in ({'model': {}, 'valid': {}}, {'model': {'rotary': old_rotary}, 'valid': {}}):
-        assert fill_missing_fields(config) == {'model': model, 'valid': {'domain': None}}
 
 
 @pytest.mark.parametrize(

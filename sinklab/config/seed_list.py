@@ -15,7 +15,7 @@ def parse_seeds(text: str) -> list[int]:
         UserError: The text is neither, the count is not from 1 to MAX_SEEDS, or a seed is given twice.
     """
     if not re.fullmatch(r'[0-9]{1,10}(,[0-9]{1,10})*,?', text):
-        raise UserError(f'--seeds={text} is not a list of seeds; give {SEEDS_HELP}')
+        raise UserError(f'--seeds={text}: give {SEEDS_HELP}')
     numbers = [int(number) for number in text.removesuffix(',').split(',')]
     if ',' not in text:
         if not 1 <= numbers[0] <= MAX_SEEDS:
