@@ -3,7 +3,6 @@
 import argparse
 import math
 
-from sinklab.cli.hardware_flags import check_remat
 from sinklab.config.seed_list import parse_seeds
 from sinklab.errors import UserError
 
@@ -43,11 +42,3 @@ def parse_seed_list(text: str) -> list[int]:
         return parse_seeds(text)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def parse_remat(text: str) -> str:
-    try:
-        check_remat(text)
-    except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text

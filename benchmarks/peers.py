@@ -32,9 +32,10 @@ import jax
 import jax.numpy as jnp
 import jax_baseline
 import step_server
-from argument_types import parse_count, parse_remat
+from argument_types import parse_count
 from timing import format_spread
 
+from sinklab.cli.hardware_flags import parse_remat
 from sinklab.config.spec import Hardware, ModelConfig, Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import default

@@ -19,33 +19,20 @@ from sinklab.configs.sizes import MIN_VALUES, REFERENCE_FIELDS, SIZES
 
 @dataclasses.dataclass(frozen=True)
 class FactorOfSize:
-    """A value that is a multiple of the value of a field at a size.
-
-    Attributes:
-        factor: The multiple.
-        of: The dotted name of the multiplied field; None for the field that is set.
-    """
+    """`factor` times the value that the field `of` has at a size."""
 
     factor: float
-    of: str | None = None
+    of: str
+
+    def __str__(self):
+        return f'{self.factor} x {self.of}'
 
     def resolve(self, path, unsized_config, sized_config):
-        """Return the value at a size.
-
-        Args:
-            path: the dotted name of the field that is set.
-            unsized_config: the config without the size.
-            sized_config: the config of the size.
-
-        Raises:
-            ValueError: the multiplied field does not exist, or is not a number at this size.
-        """
-        field = self.of or path
-        check_field(sized_config, field)
-        number = get_field(sized_config, field)
+        """Return the value of the field `path` at a size."""
+        number = get_field(sized_config, self.of)
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise ValueError(
-                f'scale({path!r}, {self.factor}): {field} is {number!r} at this size, which is not a number; '
+                f'scale({path!r}, {self.factor}): {self.of} is {number!r} at this size, which is not a number; '
                 'give a value, or the field to multiply: scale(..., of=FIELD)'
             )
         exact = number * self.factor
@@ -60,12 +47,13 @@ class SizeScaledValue:
 
     value: object
 
+    def __str__(self):
+        return str(self.value)
+
     def resolve(self, path, unsized_config, sized_config):
-        """Return the value at a size. For the arguments see FactorOfSize.resolve."""
-        reference_field = REFERENCE_FIELDS.get(path, path)
-        scaled = scale_number(
-            self.value, get_field(unsized_config, reference_field), get_field(sized_config, reference_field)
-        )
+        """Return the value of the field `path` at a size."""
+        reference = REFERENCE_FIELDS.get(path, path)
+        scaled = scale_number(self.value, get_field(unsized_config, reference), get_field(sized_config, reference))
         return max(scaled, MIN_VALUES[path]) if path in MIN_VALUES else scaled
 
 
@@ -83,7 +71,7 @@ def scale(path: str, factor: float, of: str | None = None) -> dict[str, FactorOf
     """
     if isinstance(factor, bool) or not isinstance(factor, int | float):
         raise ValueError(f'scale({path!r}, {factor!r}): the factor must be a number, as in scale({path!r}, 3)')
-    return {path: FactorOfSize(factor, of)}
+    return {path: FactorOfSize(factor, of or path)}
 
 
 def scale_with_size(diff: dict[str, object]) -> dict[str, SizeScaledValue]:
@@ -127,13 +115,9 @@ def table(rows, base=None, sizes=SIZES, default_size='paper'):
 
     def get_config(row=None, size=default_size):
         check_name(row, rows, 'row')
-        config, diff = baseline(size), rows[row]['diff']
-        scaled = {path: value for path, value in diff.items() if isinstance(value, FactorOfSize | SizeScaledValue)}
-        if scaled:
-            unsized_config, sized_config = make_config(base or {}), baseline(size)
-        for path, value in diff.items():
-            if path in scaled:
-                check_field(sized_config, path)
+        config, sized_config, unsized_config = baseline(size), baseline(size), make_config(base or {})
+        for path, value in rows[row]['diff'].items():
+            if isinstance(value, FactorOfSize | SizeScaledValue):
                 value = value.resolve(path, unsized_config, sized_config)
             set_field(config, path, value)
         return config
@@ -154,15 +138,7 @@ def scale_number(value, paper_reference, size_reference):
     """Scale a number of the paper's size by the ratio of a reference value at another size to the paper's.
 
     An integer is rounded to the nearest even number if the scaled value is 3 or more, because widths must be even.
-
-    Args:
-        value: the number at the paper's size.
-        paper_reference: the reference value at the paper's size.
-        size_reference: the reference value at the other size.
-
-    Returns:
-        The scaled number. It is `value` itself if the references are equal, if `paper_reference` is 0, or if one of
-        the three is a flag, a string or None.
+    The number does not change if the reference is 0, or if one of the three is a flag, a string or None.
     """
     if (
         size_reference == paper_reference
@@ -187,29 +163,17 @@ def check_name(name, allowed, kind):
 
 
 def set_field(config, path, value):
-    check_field(config, path)
+    default_value = get_field(config, path)
     try:
         config.update_from_flattened_dict({path: value})
     except TypeError as error:
-        raise ValueError(f'{path} is {value!r}; give a value like {get_field(config, path)!r}') from error
-
-
-def check_field(config, path):
-    """Raise ValueError if a path does not name a field of a config; the name of a section is not a field."""
-    value = config
-    for name in path.split('.'):
-        if not hasattr(value, 'items') or name not in value:
-            break
-        value = value[name]
-    else:
-        if not hasattr(value, 'items'):
-            return
-    raise ValueError(
-        f'{path} is not a field of configs/default.py{format_suggestion(path, list(list_fields(config)))}'
-    )
+        raise ValueError(f'{path} is {value!r}; give a value like {default_value!r}') from error
 
 
 def get_field(config, path):
+    if path not in list_fields(config):
+        suggestion = format_suggestion(path, list(list_fields(config)))
+        raise ValueError(f'{path} is not a field of configs/default.py{suggestion}')
     for name in path.split('.'):
         config = config[name]
     return config
@@ -228,18 +192,11 @@ def format_suggestion(name, names):
 
 def find_closest_name(name, names):
     """Return the most similar name, by the whole name and by its last component; None if none is similar."""
-    full_matcher = difflib.SequenceMatcher(b=name)
-    suffix_matcher = difflib.SequenceMatcher(b=name.rpartition('.')[2])
 
-    def compute_similarity(other):
-        full_matcher.set_seq1(other)
-        suffix_matcher.set_seq1(other.rpartition('.')[2])
-        return full_matcher.ratio(), suffix_matcher.ratio()
+    def compare(other):
+        pairs = (other, name), (other.rpartition('.')[2], name.rpartition('.')[2])
+        return [difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs]
 
-    ratios = {other: compute_similarity(other) for other in names}
-    total_ratios = {
-        other: sum(ratio_pair)
-        for other, ratio_pair in ratios.items()
-        if ratio_pair[1] >= 0.7 or min(ratio_pair) >= 0.6
-    }
-    return max(total_ratios, key=total_ratios.get, default=None)
+    ratios = {other: compare(other) for other in names}
+    similar = {other: sum(pair) for other, pair in ratios.items() if pair[1] >= 0.7 or min(pair) >= 0.6}
+    return max(similar, key=similar.get, default=None)

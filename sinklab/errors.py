@@ -1,6 +1,10 @@
 """The error that users can correct, and texts for messages: an exception on one line, a list of names."""
 
+import difflib
+from collections.abc import Iterable
+
 MAX_ERROR_LENGTH = 200  # characters of an exception's message inside another message
+MAX_LISTED_NAMES = 30  # a message does not list more allowed names
 
 
 class UserError(ValueError):
@@ -36,3 +40,36 @@ def format_names(names: list[str], max_names: int = 4) -> str:
 def format_extra_command(extra: str) -> str:
     """Return the command that installs an optional extra of sinklab, such as `hf`, from its clone."""
     return f"pip install -e '.[{extra}]'"
+
+
+def raise_errors(errors: Iterable[str]) -> None:
+    """Raise one UserError with all errors in one line; do nothing if there are none."""
+    distinct = list(dict.fromkeys(errors))
+    if len(distinct) > 1:
+        numbered = '; '.join(f'({number}) {error}' for number, error in enumerate(distinct, 1))
+        raise UserError(f'{len(distinct)} faults: {numbered}')
+    if distinct:
+        raise UserError(distinct[0])
+
+
+def format_unknown_name(
+    subject: str, name: str, allowed: Iterable[str], label: str = 'fields', suggestion: str | None = None
+) -> str:
+    """Format the message about an unknown name, with the closest allowed name and the allowed names.
+
+    Of more than MAX_LISTED_NAMES allowed names, it lists the most similar ones and the number of the others.
+
+    Args:
+        subject: What is unknown, as the message begins.
+        name: The unknown name.
+        allowed: The allowed names.
+        label: Label of the allowed names.
+        suggestion: The name to suggest; None: the closest one in `allowed`.
+    """
+    listed = allowed = list(allowed)
+    if len(allowed) > MAX_LISTED_NAMES:
+        similar = difflib.get_close_matches(name, allowed, 5, cutoff=0.3) or allowed[:5]
+        listed = [*similar, f'and {len(allowed) - len(similar)} more']
+    suggestion = suggestion or next(iter(difflib.get_close_matches(name, allowed, 1)), None)
+    question = f'; did you mean {suggestion}?' if suggestion else ''
+    return f'{subject} is unknown{question} ({label}: {", ".join(listed)})'

@@ -16,12 +16,10 @@ from sinklab.config.validate import parse_config
 from sinklab.configs import (
     default,
     emergence,
-    optimization,
     quickstart,
 )
 from sinklab.configs.sizes import REFERENCE_FIELDS, SIZES
 from sinklab.configs.table import (
-    SizeScaledValue,
     find_closest_name,
     get_field,
     list_fields,
@@ -98,17 +96,6 @@ def test_quickstart_reuses_rows_of_other_tables_at_quickstart_size():
         assert quickstart.get_config(row) == quickstart.get_config(row, 'quickstart')
 
 
-def test_emergence_rows_with_published_numbers_are_optimization_rows():
-    for row, entry in emergence.ROWS.items():
-        assert not entry['published'] or entry is optimization.ROWS[row]
-
-
-def test_quickstart_rows_differ_only_in_attention_fields():
-    assert quickstart.ROWS['softmax']['diff'] == {}
-    for row in ('sigmoid_apple', 'sigmoid'):
-        assert all(key.startswith('model.attention.') for key in quickstart.ROWS[row]['diff'])
-
-
 @pytest.mark.parametrize(
     ('value', 'paper_reference', 'size_reference', 'expected'),
     [
@@ -156,59 +143,6 @@ def test_shipped_row_configs_match_released_digests():
     assert {row: digests.get(row) for row in RELEASED_DIGESTS} == RELEASED_DIGESTS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('module', PAPER_MODULES, ids=get_name)
-def test_shipped_row_values_are_scaled_by_ratio_or_unchanged(module):
-    """Check the rule by which rows were scaled before scale_with_size, for all rows of that time."""
-    reference_paths = {'model.mask.window': 'data.length', 'model.mask.block': 'data.length'}
-    reference_paths['model.columns.key_width'] = 'model.head_width'
-    paper_baseline = module.get_config.baseline('paper')
-    rows = {row: entry for row, entry in module.ROWS.items() if f'{get_name(module)}:{row}' in RELEASED_DIGESTS}
-    for row, entry in rows.items():
-        for size in module.get_config.sizes:
-            config, size_baseline = module.get_config(row, size), module.get_config.baseline(size)
-            for path, row_value in entry['diff'].items():
-                value, actual = getattr(row_value, 'value', row_value), get_field(config, path)
-                paper_reference, size_reference = (
-                    get_field(reference_config, reference_paths.get(path, path))
-                    for reference_config in (paper_baseline, size_baseline)
-                )
-                if type(value) not in (int, float) or not paper_reference or 'optimizer.name' in entry['diff']:
-                    assert actual == value, (row, path, size)
-                elif type(value) is float:
-                    assert actual == pytest.approx(value * size_reference / paper_reference, rel=1e-12), (
-                        row,
-                        path,
-                        size,
-                    )
-                else:
-                    assert abs(actual - value * size_reference / paper_reference) <= (2 if 'mask' in path else 1), (
-                        row,
-                        path,
-                        size,
-                    )
-
-
-PLAIN_ROWS = {
-    'softmax': dict(diff={}, published={}, source='ours'),
-    'long_warmup': dict(diff={'optimizer.warmup_steps': 400}, published={}, source='ours'),
-    'decay': dict(diff={'optimizer.weight_decay': 0.3, 'model.heads': 4}, published={}, source='ours'),
-    'window': dict(diff={'model.mask.window': 8}, published={}, source='ours'),
-}
-
-
-@pytest.mark.parametrize('size', SIZES)
-def test_table_keeps_plain_row_values_at_every_size(size):
-    get_config = table(PLAIN_ROWS)
-    for row, entry in PLAIN_ROWS.items():
-        config, baseline_config = get_config(row, size), get_config.baseline(size)
-        assert {path: get_field(config, path) for path in entry['diff']} == entry['diff']
-        other_paths = set(list_fields(baseline_config)) - set(entry['diff'])
-        assert {path: get_field(config, path) for path in other_paths} == {
-            path: get_field(baseline_config, path) for path in other_paths
-        }
-
-
 def test_scale_multiplies_value_of_selected_size():
     rows = {
         'decay': dict(diff=scale('optimizer.weight_decay', 3)),
@@ -245,12 +179,6 @@ def test_scale_rejects_unscalable_field_by_name(diff, expected_texts):
     assert [text for text in expected_texts if text not in str(error.value)] == []
 
 
-@pytest.mark.parametrize('factor', ['3', None, True])
-def test_scale_rejects_non_numeric_factor(factor):
-    with pytest.raises(ValueError, match=r'optimizer\.weight_decay.*factor'):
-        scale('optimizer.weight_decay', factor)
-
-
 def test_scale_and_scale_with_size_round_as_documented():
     small_sizes = {'paper': {}, 'small': {'model.ffn_width': 100, 'model.heads': 4, 'data.length': 16}}
     assert (default.get_config().model.ffn_width, default.get_config().model.heads) == (1536, 8)
@@ -268,15 +196,6 @@ def test_scale_and_scale_with_size_round_as_documented():
     assert (configs['parts'].model.mask.window, configs['parts'].model.kv_heads) == (2, 2)
     guide = (ROOT / 'docs' / 'guides' / 'sweeps_and_claims.md').read_text(encoding='utf-8')
     assert set(re.findall(r'`(model\.[a-z_.]+)`', guide)) >= set(REFERENCE_FIELDS)
-
-
-def test_scale_with_size_keeps_written_values_at_paper_size():
-    diff = {'optimizer.weight_decay': 0.3, 'model.mask.window': 256}
-    assert scale_with_size(diff) == {path: SizeScaledValue(value) for path, value in diff.items()}
-    get_config = table({'a': dict(diff=scale_with_size(diff))})
-    assert {path: get_field(get_config('a'), path) for path in diff} == diff
-    assert get_config('a', 'quickstart').optimizer.weight_decay == pytest.approx(1.5)
-    assert get_config('a', 'quickstart').model.mask.window == 8
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from sinklab import run_dir
 from sinklab.cli import config_flags, train
-from sinklab.cli.config_flags import list_config_files, load_row_info
+from sinklab.cli.config_flags import list_config_files
 from sinklab.cli.doctor import EXTRA_OF_PACKAGE
 from sinklab.cli.main import build_parser, main
 from sinklab.configs import default, table
@@ -99,8 +99,7 @@ def test_getting_started_shows_output_of_train(capsys):
     last_record = {info.name: float(values[info.label]) for info in RUN_METRIC_INFOS if info.label in values}
     steps = [int(step) for step in re.search(r'between steps (\d+) and (\d+)', page).groups()]
     records = [{'step': step, 'sink/1': rate} for step, rate in zip(steps, (0.0, last_record['sink/1']), strict=True)]
-    row = {**load_row_info(parsed.config), 'size': 'quickstart', 'overrides': {}}
-    expected = config_flags.load_expected_sinks(row['config'], row['size'], row['overrides'])
+    _, row, _, expected = config_flags.load_and_describe(parsed.config, [])
     last_record = {'step': last_step, 'seconds': float(seconds), **last_record}
     train.print_results(run_dir.RunDir(parsed.workdir), row, [*records, last_record], expected)
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == printed_lines

@@ -25,8 +25,8 @@ from command_recorders import (
 
 from launch import command_line, job, tpu_slices
 from sinklab.cli.main import build_parser
+from sinklab.config.seed_list import parse_seeds
 from sinklab.escape import is_hidden
-from sinklab.sweep.plan import parse_seeds
 
 ROOT = Path(__file__).parents[1]
 

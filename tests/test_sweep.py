@@ -1,27 +1,27 @@
 """Command `sinklab sweep`: rows, seeds, outcomes, interruption and summary table."""
 
+import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
-from sinklab.storage.lease import LeaseLostError, hold_lease
+from sinklab.storage.lease import hold_lease
 
 from sinklab.cli import process_flags
 from sinklab.cli.config_flags import load_spec
 from sinklab.cli.main import build_parser, main
 from sinklab.cli.sweep import make_train_command
-from sinklab.exit_status import STOPPING_MESSAGE
+from sinklab.errors import UserError
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
 from sinklab.sweep import run as sweep
-from sinklab.sweep.plan import SweepRun, check_config_file
-from sinklab.sweep.run import SignalForwarder, SweepCallback, run_sweep
+from sinklab.sweep.plan import SweepRun
+from sinklab.sweep.run import run_sweep
 
 CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
@@ -89,7 +89,8 @@ def finished_sweep(table, tmp_path_factory):
 
 def get_error_line(capsys, table, workdir, *arguments):
     """Return the one-line error of a rejected sweep."""
-    assert main(['sweep', f'--config={table}', f'--workdir={workdir}', *arguments]) == 1
+    with contextlib.suppress(SystemExit):  # of argparse
+        assert main(['sweep', f'--config={table}', f'--workdir={workdir}', *arguments]) == 1
     output = capsys.readouterr()
     assert output.out == ''
     (line,) = output.err.strip().splitlines()
@@ -133,23 +134,13 @@ def test_sweep_records_outcome_of_every_row_despite_failures(finished_sweep):
     assert RunDir(path / 'wild-7').read_json('row')['diff'] == {'optimizer.peak_learning_rate': 1e30}
     kinds = {row: RunDir(path / f'{row}-7').read_json('outcome')['kind'] for row in ('softmax', 'wild')}
     assert kinds == {'softmax': 'done', 'wild': 'diverged'}
+    configs = [RunDir(path / f'{row}-7').read_json('config') for row in ('softmax', 'wild', 'sigmoid')]
+    assert [(config['seed'], config['data']) for config in configs] == [(7, configs[0]['data'] | {'seed': 7})] * 3
     assert rows[2]['note'] == 'unlikely'
     assert (rows[0]['size'], rows[0]['overrides']) == ('smoke', {'log.every_steps': '1'})
     assert process.stderr.index('[4/10] killed, seed 0') < process.stderr.index('[6/10] softmax, seed 7'), (
         'a whole table comes before the next seed'
     )
-
-
-@pytest.mark.slow
-def test_sweep_rows_of_one_seed_share_data(finished_sweep):
-    for seed in (0, 7):
-        configs = [
-            RunDir(finished_sweep[0] / f'{row}-{seed}').read_json('config') for row in ('softmax', 'wild', 'sigmoid')
-        ]
-        assert [config['seed'] for config in configs] == [seed] * 3
-        assert all(config['data'] == configs[0]['data'] for config in configs)
-        assert configs[0]['data']['seed'] == seed
-        assert RunDir(finished_sweep[0] / f'sigmoid-{seed}').read_json('row')['size'] == 'smoke'
 
 
 @pytest.mark.slow
@@ -197,64 +188,24 @@ def test_sweep_rejects_folder_of_other_run_and_leaves_it_unchanged(capsys, table
     assert read_mtimes(tmp_path / 'runs') == old_mtimes
 
 
-INVALID_ROWS = {
-    'misspelt': {'optimizer.stps': 5},
-    'powerless': {'model.attention.power': 2.0},
-    'narrow': {'model.heads': 2, 'model.head_width': 2},
-}
-
-
 @pytest.mark.parametrize(
-    ('row', 'arguments', 'message'),
+    ('rows', 'arguments', 'texts'),
     [
-        ('misspelt', [], 'row misspelt is refused: '),
-        ('misspelt', [], 'optimizer.stps is not a field of configs/default.py; did you mean optimizer.steps?'),
-        ('powerless', [], 'row powerless is refused: config.model.attention.power is 2.0'),
-        ('powerless,misspelt', [], 'row powerless is refused (and so are misspelt): config.model.attention.power'),
-        (
-            'narrow',
-            ['--tensor=4'],
-            'row narrow is refused: config.model.heads is 2, which --tensor=4 does not divide',
-        ),
+        ('misspelt', [], ['row misspelt ', 'optimizer.stps', 'mean optimizer.steps?']),
+        ('powerless,misspelt', [], ['row powerless ', 'misspelt', 'config.model.attention.power']),
+        ('narrow', ['--tensor=4'], ['row narrow ', 'config.model.heads', '--tensor=4']),
     ],
 )
-def test_sweep_rejects_invalid_row_before_training(capsys, tmp_path, row, arguments, message):
-    rows = {'plain': {}, **INVALID_ROWS}
-    rows = {name: dict(diff=diff, published={}, source='here') for name, diff in rows.items()}
+def test_sweep_rejects_invalid_row_before_training(capsys, tmp_path, rows, arguments, texts):
+    diffs = {'plain': {}, 'misspelt': {'optimizer.stps': 5}, 'powerless': {'model.attention.power': 2.0}}
+    diffs['narrow'] = {'model.heads': 2, 'model.head_width': 2}
+    table = {name: dict(diff=diff, published={}, source='here') for name, diff in diffs.items()}
     (tmp_path / 'mine.py').write_text(
-        f'from sinklab.configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n'
+        f'from sinklab.configs.table import table\nROWS = {table!r}\nget_config = table(ROWS)\n'
     )
-    line = get_error_line(capsys, tmp_path / 'mine.py', tmp_path / 'runs', f'--rows=plain,{row}', *arguments)
-    assert message in line
-    assert 'nothing was trained' in line
+    line = get_error_line(capsys, tmp_path / 'mine.py', tmp_path / 'runs', f'--rows=plain,{rows}', *arguments)
+    assert [text for text in (*texts, 'nothing was trained') if text not in line] == []
     assert not (tmp_path / 'runs').exists()
-
-
-def test_refusal_of_many_rows_names_few_and_counts_others(capsys, tmp_path):
-    rows = {
-        f'broken_{letter}': dict(diff={'optimizer.stps': 5}, published={}, source='here') for letter in 'abcdefgh'
-    }
-    rows = {'plain': dict(diff={}, published={}, source='here'), **rows}
-    (tmp_path / 'mine.py').write_text(
-        f'from sinklab.configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n'
-    )
-    line = get_error_line(capsys, tmp_path / 'mine.py', tmp_path / 'runs')
-    assert [name for name in rows if name in line] == ['broken_a', 'broken_b', 'broken_c', 'broken_d', 'broken_e']
-    assert '3 more' in line
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('num_signals', 'exit_code'), [(1, 7), (2, -signal.SIGTERM)])
-def test_signal_forwarder_sends_only_second_signal_to_stopping_command(num_signals, exit_code):
-    script = f'import sys, time; print({STOPPING_MESSAGE!r}, flush=True); time.sleep(1.0); sys.exit(7)'
-    with SignalForwarder() as forwarder:
-
-        def send_when_stopping(line):
-            for _ in range(num_signals if STOPPING_MESSAGE.encode() in line else 0):
-                forwarder.handle_signal(signal.SIGTERM, None)
-            return False
-
-        assert forwarder.run_command([sys.executable, '-c', script], send_when_stopping)[0] == exit_code
 
 
 @pytest.mark.slow
@@ -283,67 +234,28 @@ def test_sweep_saves_run_on_interrupt_and_resumes(table, finished_sweep, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'message'),
+    ('argument', 'texts'),
     [
-        (['--rows=softmax,sigmod'], "row 'sigmod' is unknown; did you mean sigmoid? (rows of "),
-        (['--rows='], "row '' is unknown (rows of "),
-        (['--seeds=0,x'], '--seeds=0,x: '),
-        (['--seeds=0'], '--seeds=0,'),
-        (['--seeds=1001'], '--seeds=1001,'),
-        (['--seeds='], '--seeds=: '),
-        (['--seeds=,'], '--seeds=,: '),
-        (['--seeds=2.0'], '--seeds=2.0: '),
-        (['--seeds=4294967296,'], '2^32 - 1'),
-        (['--seeds=1,1'], 'each once'),
-        (['--seeds=-1'], '--seeds=-1: '),
-        (
-            ['--size=smke'],
-            "--size=smke: there is no size 'smke'; did you mean smoke? (sizes: paper, quickstart, small, smoke",
-        ),
-        (['--config.optimizer.stps=5'], 'config.optimizer.stps is unknown; did you mean steps?'),
-        (['--config.data.seed=5'], 'a sweep sets both seeds of a run; give --seeds'),
-        (['--tensorboard'], '--tensorboard is unknown'),
-        (['--config.model.attention.power=2'], 'config.model.attention.power is 2.0'),
-        (['--tensor=64'], 'which --tensor=64 does not divide'),
-        (['--fsdp=0'], '--fsdp=0 must be a whole number'),
-        (['--config=configs/default.py'], 'has no rows; sinklab rows lists the files that have'),
-        (['--config=configs/quickstart.py:softmax'], 'give --config=configs/quickstart.py --rows=softmax'),
-        (['--config=configs/quickstat.py'], 'did you mean configs/quickstart.py'),
+        ('--rows=softmax,sigmod', ["'sigmod'", 'mean sigmoid?']),
+        ('--rows=', ["''", 'softmax']),
+        ('--rows=softmax,softmax', ["'softmax'"]),
+        ('--seeds=0,x', ['--seeds=0,x']),
+        ('--size=smke', ["'smke'", 'mean smoke?', 'paper, quickstart, small, smoke']),
+        ('--config.optimizer.stps=5', ['config.optimizer.stps', 'mean config.optimizer.steps?']),
+        ('--config.data.seed=5', ['--config.data.seed=5', '--seeds']),
+        ('--tensorboard', ['--tensorboard']),
+        ('--config.model.attention.power=2', ['config.model.attention.power', '2.0']),
+        ('--tensor=64', ['--tensor=64']),
+        ('--fsdp=0', ['--fsdp', '0', 'at least 1']),
+        ('--config=configs/default.py', ['configs/default.py']),
+        ('--config=configs/quickstart.py:softmax', ['--config=configs/quickstart.py --rows=softmax']),
+        ('--config=configs/quickstat.py', ['mean configs/quickstart.py?']),
     ],
 )
-def test_sweep_rejects_invalid_arguments_before_training(capsys, table, tmp_path, arguments, message):
-    assert message in get_error_line(capsys, table, tmp_path / 'runs', *arguments)
+def test_sweep_rejects_invalid_argument_before_training(capsys, table, tmp_path, argument, texts):
+    line = get_error_line(capsys, table, tmp_path / 'runs', argument)
+    assert [text for text in texts if text not in line] == []
     assert not (tmp_path / 'runs').exists()
-
-
-def test_sweep_rejects_folder_of_another_config_file(capsys, table, tmp_path):
-    content = json.dumps([dict(row='softmax', seeds={'0': 'done'}, config='configs/quickstart.py')])
-    (tmp_path / 'sweep.json').write_text(content)
-    line = get_error_line(capsys, table, tmp_path, '--rows=softmax')
-    assert 'contains a sweep of configs/quickstart.py' in line
-    assert (tmp_path / 'sweep.json').read_text() == content
-
-
-def test_folder_of_a_sweep_accepts_moved_config_file_and_old_or_damaged_table(tmp_path):
-    for content in (
-        '[{"row": "softmax", "seeds": {"0": "done"}, "config": "here/mine.py"}]',
-        '[{"row": "softmax", "seeds": {"0": "done"}}]',
-        '[]',
-        '{',
-    ):
-        (tmp_path / 'sweep.json').write_text(content)
-        check_config_file('there/mine.py', str(tmp_path))
-    check_config_file('there/mine.py', str(tmp_path / 'new'))
-
-
-def test_sweep_rejects_unusable_workdir(capsys, table, tmp_path):
-    (tmp_path / 'file').write_text('in the way')
-    for workdir, message in (
-        (f'{tmp_path}/file/runs', 'cannot be made (Not a directory)'),
-        ('http://b/x', 'neither local nor in a bucket'),
-    ):
-        assert main(['sweep', f'--config={table}', f'--workdir={workdir}', '--rows=softmax']) == 1
-        assert message in capsys.readouterr().err
 
 
 def test_sweep_row_runs_as_single_process_in_slurm_job(monkeypatch, tmp_path):
@@ -363,31 +275,23 @@ def test_sweep_rejects_second_sweep_in_same_folder(capsys, table, tmp_path):
     assert not (tmp_path / 'runs').exists()
 
 
-class SilentCallback(SweepCallback):
-    """Callback that shows nothing."""
+class SilentDisplay:
+    """Display that shows nothing."""
+
+    def __getattr__(self, name):
+        return lambda *arguments: False
 
 
-def test_run_sweep_starts_no_run_after_lease_is_lost(tmp_path):
-    class LostLease:
-        def mark_stopping(self):
-            raise AssertionError
-
-        def check(self):
-            raise LeaseLostError('another job has taken over')
+def test_run_sweep_starts_no_run_after_another_job_took_the_folder(tmp_path):
+    def check_owner():
+        raise UserError('another job has taken over')
 
     runs = [SweepRun('softmax', 0, RunDir(tmp_path), None, None)]
-    with pytest.raises(LeaseLostError):
-        run_sweep(runs, lambda run: pytest.fail('a run was started'), SilentCallback(), LostLease())
+    with pytest.raises(UserError):
+        run_sweep(runs, lambda run: pytest.fail('a run was started'), SilentDisplay(), check_owner)
 
 
 def test_run_sweep_stops_running_jobs_after_error(tmp_path, monkeypatch):
-    class HeldLease:
-        def mark_stopping(self):
-            pass
-
-        def check(self):
-            pass
-
     def make_command(run):
         if run.seed == 1:
             raise RuntimeError('seed 1')
@@ -397,5 +301,5 @@ def test_run_sweep_stops_running_jobs_after_error(tmp_path, monkeypatch):
     start_time = time.monotonic()
     monkeypatch.setattr(sweep, 'prepare_stores', lambda runs: None)
     with pytest.raises(RuntimeError, match='seed 1'):
-        run_sweep(runs, make_command, SilentCallback(), HeldLease(), jobs=2)
+        run_sweep(runs, make_command, SilentDisplay(), lambda: None, jobs=2)
     assert time.monotonic() - start_time < 30

@@ -17,7 +17,6 @@ from sinklab.data.windows import (
     PROBE_INPUTS,
     ShuffledBatches,
     make_natural_probe,
-    set_fixed_token,
 )
 from sinklab.errors import UserError
 from sinklab.train.forward import find_document_starts

@@ -15,8 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sinklab.errors import UserError, format_error
-from sinklab.schema import format_unknown_name
+from sinklab.errors import UserError, format_error, format_unknown_name
 
 # {target: what it replaces}
 TARGETS = {'attention': 'attention weights', 'key': 'keys', 'value': 'values', 'residual': 'hidden states'}

@@ -19,7 +19,7 @@ from sinklab.data.documents import Document, require_intact
 from sinklab.data.run_data import load_run_data
 from sinklab.data.sources import open_source
 from sinklab.environment import get_package_versions
-from sinklab.errors import UserError, format_error
+from sinklab.errors import UserError, format_error, format_unknown_name
 from sinklab.loss_mask import strip_loss_mask
 from sinklab.metrics import registry
 from sinklab.metrics.emergence import find_emergence, find_first_heads
@@ -32,7 +32,6 @@ from sinklab.metrics.metric import (
 from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
-from sinklab.schema import format_unknown_name
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder, read_arrays, warn_once
 from sinklab.storage.paths import parse_path

@@ -25,8 +25,7 @@ from sinklab.attn.operations import (
 from sinklab.attn.reference import AttentionOutput
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 from sinklab.config.spec import NORMALIZERS_BY_SIMILARITY, BackendName
-from sinklab.errors import UserError
-from sinklab.schema import format_unknown_name
+from sinklab.errors import UserError, format_unknown_name
 
 Window = int | tuple[int, int]
 Entry = TypeVar('Entry')

@@ -11,7 +11,6 @@ from sinklab.errors import UserError
 from sinklab.escape import escape_control
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import MODEL_PREFIXES, read_spec
-from sinklab.schema import NonNegativeInt, PositiveInt, check_value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,11 +128,8 @@ def parse_cache(text: str, spec: Spec) -> 'CacheConfig':
         raise UserError(
             f'--cache={text} is not a cache; give x+y, the numbers of first and of recent tokens, such as 4+1020'
         )
-    first, recent = (int(number) for number in match.groups())
-    flag_text = f'--cache={text}'
-    kv_cache = CacheConfig(
-        check_value(NonNegativeInt, first, f'x of {flag_text}'), check_value(PositiveInt, recent, f'y of {flag_text}')
-    )
-    check_value(PositiveInt, kv_cache.size, f'x + y of {flag_text}')
+    kv_cache = CacheConfig(*map(int, match.groups()))
+    if kv_cache.num_recent < 1 or kv_cache.size >= 2**31:
+        raise UserError(f'--cache={text}: y must be at least 1, and x + y below 2^31')
     check_streaming(spec, kv_cache)
     return kv_cache

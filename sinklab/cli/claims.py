@@ -14,21 +14,18 @@ example:
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from sinklab.cli import config_flags, hardware_flags, sweep
-from sinklab.cli.train import add_size_argument
 from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.configs.sizes import SIZES
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
-from sinklab.schema import format_unknown_name
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
-from sinklab.sweep.run import split_cores
 
 DEFAULT_SIZE = 'quickstart'
 DEFAULT_NUM_SEEDS = 5
@@ -62,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--results', metavar='FILE', help='judge the measurements of an earlier claims.json, and train nothing'
     )
-    add_size_argument(parser, DEFAULT_SIZE)
+    config_flags.add_size_argument(parser, DEFAULT_SIZE)
     sweep.add_jobs_argument(parser)
     hardware_flags.add_arguments(parser)
     hardware_flags.add_cache_argument(parser)
@@ -79,12 +76,9 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     from sinklab.report.claims import parse_claims
 
     claim_table = load_claim_table(args, extra_args)
-    given = [f'--{name}' for name in ('workdir', 'results') if getattr(args, name) is not None]
-    given += ['--list'] if args.list else []
-    if len(given) != 1:
-        problem = f'{" and ".join(given)} exclude each other; ' if given else ''
+    if sum(value is not None for value in (args.workdir, args.results, args.list or None)) != 1:
         raise UserError(
-            f'{problem}give --workdir=DIR to train the runs, --results=FILE to judge earlier measurements, or --list'
+            'give one of --workdir=DIR to train the runs, --results=FILE to judge earlier measurements, or --list'
         )
     check_png_path(args.png)
     if args.list:
@@ -92,68 +86,25 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         claim_rows = [[name, claims[name].statement, claims[name].source] for name in args.names or claims]
         sweep.print_table_with_note(['claim', 'statement', 'source'], claim_rows, TEST_HINT)
         return 0
-    if args.results is not None:
-        check_no_training_flags(args)
-        claims_data = load_results(args.results)
-        claims = parse_claims(claim_table, claims_data['size'])
-        print_verdicts(args, claims, compute_verdicts(claims, claims_data), claims_data['size'])
-        return 0
-    return train_claim_runs(args, extra_args, parse_claims(claim_table, args.size or DEFAULT_SIZE))
+    if args.results is None:
+        return train_claim_runs(args, extra_args, parse_claims(claim_table, args.size or DEFAULT_SIZE))
+    if args.seeds or args.size or args.compiled:
+        raise UserError(f'--results={args.results} trains nothing; remove --seeds, --size and --compiled')
+    claims_data = load_results(args.results)
+    claims = parse_claims(claim_table, claims_data['size'])
+    print_verdicts(args, claims, compute_verdicts(claims, claims_data), claims_data['size'])
+    return 0
 
 
-def check_no_training_flags(args: argparse.Namespace) -> None:
-    for name in ('seeds', 'size', 'compiled'):
-        if (value := getattr(args, name)) is not None:
-            raise UserError(
-                f'--{name}={value} is for training, and --results={args.results} trains nothing; remove it'
-            )
-
-
-def load_results(path: str) -> dict:
-    """Read a claims.json, and print which of its rows have changed since then."""
-    from sinklab.sweep import results
-
-    if not path:
-        raise UserError('--results is empty; give a claims.json')
-    claims_data = results.read_results(parse_path(path))
-    changes = find_changed_rows(claims_data)
-    is_gone = all(changes.get(row) == 'gone' for row in claims_data['configs'])
-    if changes and is_gone and claims_data['size'] not in SIZES:
-        raise UserError(
-            f'{path}: none of its rows exists at size {claims_data["size"]!r}; correct the size, or use the '
-            'version of sinklab that wrote the file'
-        )
-    print_changes(path, changes)
-    return claims_data
-
-
-def find_changed_rows(claims_data: dict) -> dict[str, str]:
-    """Return {row: how it differs from what was measured}, only for the rows that have changed."""
-    from sinklab.sweep import results
-
-    options = [*format_overrides(claims_data), *sweep.format_seed_flags(0)]
-    return results.find_changed_rows(
-        claims_data, {row: load_row_spec(row, options, claims_data['size']) for row in claims_data['configs']}
-    )
-
-
-def load_row_spec(row: str, options: list[str], size: str) -> Spec | None:
-    """Load the spec of a row; return None if there is no such row any more, or if it is invalid."""
-    try:
-        return config_flags.load_spec(get_config_path(row), options, size)[0]
-    except UserError:
-        return None
-
-
-def print_changes(path: str, changes: dict[str, str]) -> None:
-    if changes:
-        sweep.print_status(f'rows that have changed since {path}: {format_changes(changes)}')
-
-
-def format_changes(changes: dict[str, str]) -> str:
-    """Format each change once, with all rows that have it."""
-    rows = {change: [row for row in changes if changes[row] == change] for change in changes.values()}
-    return '; '.join(f'{", ".join(names)} ({change})' for change, names in rows.items())
+def load_claim_table(args: argparse.Namespace, extra_args: list[str]) -> dict:
+    """Load the CLAIMS of the config file; raise UserError if they do not have the named claims."""
+    if unexpected := [argument for argument in extra_args if not argument.startswith('--config.') or args.results]:
+        raise UserError(f'{unexpected[0]} is not allowed here; see sinklab claims --help')
+    claim_table = config_flags.load_config_module(args.config, 'CLAIMS').CLAIMS
+    for name in args.names:
+        if name not in claim_table:
+            raise UserError(format_unknown_name(f'claim {name!r}', name, claim_table, 'claims'))
+    return claim_table
 
 
 def check_png_path(path: str | None) -> None:
@@ -168,15 +119,57 @@ def check_png_path(path: str | None) -> None:
         raise UserError(f'--png={path}: there is no folder {parse_path(path).parent}; make it, or give another')
 
 
-def load_claim_table(args: argparse.Namespace, extra_args: list[str]) -> dict:
-    """Load the CLAIMS of the config file; raise UserError if they do not have the named claims."""
-    if unexpected := [argument for argument in extra_args if not argument.startswith('--config.') or args.results]:
-        raise UserError(f'{unexpected[0]} is not allowed here; see sinklab claims --help')
-    claim_table = config_flags.load_config_module(args.config, 'CLAIMS').CLAIMS
-    for name in args.names:
-        if name not in claim_table:
-            raise UserError(format_unknown_name(f'claim {name!r}', name, claim_table, 'claims'))
-    return claim_table
+def load_results(path: str) -> dict:
+    """Read a claims.json, and print which of its rows have changed since then."""
+    from sinklab.sweep import results
+
+    claims_data = results.read_results(parse_path(path))
+    if claims_data['size'] not in SIZES:
+        raise UserError(
+            format_unknown_name(f'{path}: size {claims_data["size"]!r}', claims_data['size'], SIZES, 'sizes')
+        )
+    print_changes(path, find_changed_rows(claims_data))
+    return claims_data
+
+
+def find_changed_rows(claims_data: dict) -> dict[str, str]:
+    """Return {row: how it differs from what was measured}, only for the rows that have changed."""
+    from sinklab.sweep import results
+
+    return results.find_changed_rows(claims_data, load_specs(claims_data['configs'], claims_data))
+
+
+def load_specs(rows: Mapping[str, object] | set[str], claims_data: dict) -> dict[str, Spec | None]:
+    """Load the specs of rows with the size and the overrides of a claims.json; None for a row that is gone."""
+    options = [f'--config.{path}={value}' for path, value in claims_data['overrides'].items()]
+    specs = {}
+    for row in rows:
+        try:
+            specs[row], _ = load_row(row, 0, options, claims_data['size'])
+        except UserError:
+            specs[row] = None
+    return specs
+
+
+def load_row(row: str, seed: int, options: list[str], size: str) -> tuple[Spec, dict]:
+    return config_flags.load_spec(get_config_path(row), [*options, *sweep.format_seed_flags(seed)], size)
+
+
+def get_config_path(row: str) -> str:
+    """Return TABLE:ROW as a value of --config; TABLE is the stem of a file in configs/, or a path."""
+    table, _, name = row.partition(':')
+    return row if table.endswith('.py') else f'configs/{table}.py:{name}'
+
+
+def print_changes(path: str, changes: dict[str, str]) -> None:
+    if changes:
+        sweep.print_status(f'rows that have changed since {path}: {format_changes(changes)}')
+
+
+def format_changes(changes: dict[str, str]) -> str:
+    """Format each change once, with all rows that have it."""
+    rows = {change: [row for row in changes if changes[row] == change] for change in changes.values()}
+    return '; '.join(f'{", ".join(names)} ({change})' for change, names in rows.items())
 
 
 def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: dict) -> int:
@@ -197,29 +190,33 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
 
     layout, size = hardware_flags.parse_hardware(args), args.size or DEFAULT_SIZE
     seeds = parse_seeds(str(DEFAULT_NUM_SEEDS) if args.seeds is None else args.seeds)
-    split_cores(args.jobs)
     sweep.check_no_seed_overrides(extra_args)
-
-    def load_row(row: str, seed: int) -> tuple[Spec, dict]:
-        return config_flags.load_spec(get_config_path(row), [*extra_args, *sweep.format_seed_flags(seed)], size)
-
     readings = dict.fromkeys(reading for name in args.names or claims for reading in claims[name].readings)
     options = [*hardware_flags.format_hardware_flags(layout), f'--size={size}', *extra_args]
     options += [f'--compiled={args.compiled}'] if args.compiled else []
     with hold_folder(RunDir(args.workdir).path) as check_owner:
-        previous_data = results.read_or_create(
-            args.workdir, dict(size=size, overrides=dict(map(config_flags.parse_override, extra_args)))
-        )
-        specs = {reading.row: load_row(reading.row, 0)[0] for reading in readings}
-        specs = add_measured_specs(specs, previous_data, args.workdir, lambda row: load_row(row, 0)[0])
+        overrides = dict(map(config_flags.parse_override, extra_args))
+        old_data = results.read_or_create(args.workdir, dict(size=size, overrides=overrides))
+        specs = {reading.row: load_row(reading.row, 0, extra_args, size)[0] for reading in readings}
+        changes = find_changed_rows(old_data)
+        if conflicts := {row: changes[row] for row in changes if row in specs and row in old_data['runs']}:
+            raise UserError(
+                f'{args.workdir} contains runs of other rows: {format_changes(conflicts)}; give another --workdir'
+            )
+        print_changes(f'{args.workdir}/{results.CLAIMS_FILE}', changes)
+        measured_specs = load_specs(old_data['runs'].keys() - changes.keys(), old_data)
+        specs = {row: measured_specs[row] for row in old_data['runs'] if row in measured_specs} | specs
         first_rows = find_first_equal_rows(specs)
         readings_of_row: dict[str, set] = {}
         for reading in readings:
             readings_of_row.setdefault(first_rows[reading.row], set()).add(reading)
+        all_runs = plan.plan_runs(
+            readings_of_row, seeds, args.workdir, lambda row, seed: load_row(row, seed, extra_args, size), layout
+        )
         runs = [
             run
-            for run in plan.plan_runs(readings_of_row, seeds, args.workdir, load_row, layout)
-            if run.run_dir.has_run() or not results.has_metrics(previous_data, run, readings_of_row[run.row])
+            for run in all_runs
+            if run.run_dir.has_run() or not results.has_metrics(old_data, run, readings_of_row[run.row])
         ]
         if all(run.outcome == 'done' for run in runs):
             sweep.print_status('no run is missing; nothing is trained')
@@ -228,39 +225,12 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         )
         check_owner()
         metric_patterns = {reading.metric for claim in claims.values() for reading in claim.readings}
-        claims_data = results.add_runs(
-            previous_data, specs, first_rows, runs, EXTRA_METRIC_PATTERNS | metric_patterns
-        )
+        claims_data = results.add_runs(old_data, specs, first_rows, runs, EXTRA_METRIC_PATTERNS | metric_patterns)
         verdicts = compute_verdicts(claims, claims_data)
         results.write_json(args.workdir, results.CLAIMS_FILE, claims_data)
         results.write_json(args.workdir, results.VERDICTS_FILE, verdicts)
     print_verdicts(args, claims, verdicts, claims_data['size'])
     return sweep.report_failures('claims', runs, stop_signal)
-
-
-def add_measured_specs(
-    needed_specs: dict[str, Spec], claims_data: dict, workdir: str, load_spec: Callable[[str], Spec]
-) -> dict[str, Spec]:
-    """Add the specs of rows that have runs and have not changed since, before those that are needed.
-
-    Raises:
-        UserError: A needed row has runs, and has changed since.
-    """
-    from sinklab.sweep import results
-
-    changes = find_changed_rows(claims_data)
-    if conflicts := {
-        row: change for row, change in changes.items() if row in needed_specs and row in claims_data['runs']
-    }:
-        raise UserError(f'{workdir} contains runs of other rows: {format_changes(conflicts)}; give another --workdir')
-    print_changes(f'{workdir}/{results.CLAIMS_FILE}', changes)
-    return {row: load_spec(row) for row in claims_data['runs'] if row not in changes} | needed_specs
-
-
-def get_config_path(row: str) -> str:
-    """Return TABLE:ROW as a value of --config; TABLE is the stem of a file in configs/, or a path."""
-    table, _, name = row.partition(':')
-    return row if table.endswith('.py') else f'configs/{table}.py:{name}'
 
 
 def find_first_equal_rows(specs: Mapping[str, Spec]) -> dict[str, str]:
@@ -276,28 +246,18 @@ def collect_published_numbers(claims: dict) -> dict[str, dict]:
 
 
 def compute_verdicts(claims: dict, claims_data: dict) -> list[dict]:
-    """Compute the verdict on each claim."""
-    from sinklab.report import claims as report
-
-    return report.make_claims_table(claims, collect_runs(claims, claims_data), collect_published_numbers(claims))
-
-
-def collect_runs(claims: dict, claims_data: dict) -> dict[str, dict]:
-    """Return {row: {seed: measured}} of all rows that the claims read and that have runs.
+    """Compute the verdict on each claim.
 
     A row without runs of its own has those of a measured row with the same config.
     """
+    from sinklab.report import claims as report
     from sinklab.sweep import results
 
     runs = results.expand_same_rows(claims_data)
-    options = [*format_overrides(claims_data), *sweep.format_seed_flags(0)]
     rows = {reading.row for claim in claims.values() for reading in claim.readings} - runs.keys()
-    specs = {row: spec for row in rows if (spec := load_row_spec(row, options, claims_data['size']))}
-    return runs | {row: runs[other] for row, other in results.find_equal_rows(claims_data, specs).items()}
-
-
-def format_overrides(claims_data: dict) -> list[str]:
-    return [f'--config.{path}={value}' for path, value in claims_data['overrides'].items()]
+    specs = {row: spec for row, spec in load_specs(rows, claims_data).items() if spec}
+    runs |= {row: runs[other] for row, other in results.find_equal_rows(claims_data, specs).items()}
+    return report.make_claims_table(claims, runs, collect_published_numbers(claims))
 
 
 def print_verdicts(args: argparse.Namespace, claims: dict, verdicts: list[dict], size: str) -> None:

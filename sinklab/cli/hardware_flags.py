@@ -8,22 +8,75 @@ import os
 from pathlib import Path
 from typing import Literal, get_args
 
-from sinklab.config.spec import (
-    SAVEABLE_ACTIVATIONS,
-    BackendName,
-    Hardware,
-    parse_saved_activations,
-)
-from sinklab.errors import UserError
-from sinklab.storage.paths import is_remote, parse_path
+from sinklab.cli.flag_types import positive_int
+from sinklab.config.spec import SAVEABLE_ACTIVATIONS, BackendName, Hardware, parse_saved_activations
 
-NO_CACHE = 'none'
 # XLA's fastest compilation: it halves the time of a start, and steps take twice as long or more.
 FAST_COMPILE_FLAGS = (
     '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
 )
 ACCELERATOR_PACKAGES = ('libtpu', 'jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm7_plugin')
 FAST_COMPILE_SIZES = ('smoke',)  # sizes whose programs take longer to compile than to run
+REMAT_MODES = 'default', 'none', 'full', 'auto'
+
+
+def set_fast_compile_flags(size: str | None) -> None:
+    """Set XLA flags for fast compilation, for --size=smoke on CPU-only installs, unless the user has set such flags.
+
+    Call this before jax initializes its backend: XLA_FLAGS is read then.
+    """
+    xla_flags, is_cpu_only = (
+        os.environ.get('XLA_FLAGS', ''),
+        not any(map(importlib.util.find_spec, ACCELERATOR_PACKAGES)),
+    )
+    if size in FAST_COMPILE_SIZES and '--xla_backend' not in xla_flags and is_cpu_only:
+        os.environ['XLA_FLAGS'] = f'{xla_flags} {FAST_COMPILE_FLAGS}'.strip()
+
+
+@dataclasses.dataclass
+class ProgramCounter:
+    """Counter of the programs that jax looks up in its compilation cache; its text is a line for the user."""
+
+    folder: str
+    num_requests: int = 0
+    num_hits: int = 0
+
+    def count_event(self, event: str, **_: object) -> None:
+        self.num_requests += event == '/jax/compilation_cache/compile_requests_use_cache'
+        self.num_hits += event == '/jax/compilation_cache/cache_hits'
+
+    def __str__(self) -> str:
+        return f'programs: {self.num_requests - self.num_hits} compiled, {self.num_hits} found in {self.folder}'
+
+
+def set_compilation_cache(folder: str | None) -> ProgramCounter | None:
+    """Set the folder in which jax keeps compiled programs; return the counter of programs, or None without a cache.
+
+    Args:
+        folder: The folder, or 'none' for no cache; None: that of jax's configuration, or that of the user, one for
+            each kind of processor, because a program may contain instructions that another processor lacks.
+    """
+    import jax
+
+    from sinklab.machine import make_processor_key
+    from sinklab.storage.cache_dir import get_cache_dir
+
+    folder = folder or jax.config.jax_compilation_cache_dir
+    if not folder:
+        key = hashlib.sha256(make_processor_key().encode()).hexdigest()[:8]
+        folder = str(get_cache_dir() / 'programs' / key)
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            folder = 'none'
+    jax.config.update('jax_enable_compilation_cache', folder != 'none')
+    if folder == 'none':
+        return None
+    jax.config.update('jax_compilation_cache_dir', folder)
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+    counter = ProgramCounter(folder)
+    jax.monitoring.register_event_listener(counter.count_event)
+    return counter
 
 
 def add_cache_argument(parser: argparse.ArgumentParser) -> None:
@@ -34,106 +87,29 @@ def add_cache_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def set_fast_compile_flags(size: str | None) -> None:
-    """Set XLA flags for fast compilation, for --size=smoke on CPU-only installs.
-
-    Call this before jax initializes its backend: XLA_FLAGS is read then. Flags that the user has set are kept.
-
-    Args:
-        size: The size of the run; None: the config file has no sizes.
-    """
-    xla_flags = os.environ.get('XLA_FLAGS', '')
-    if size in FAST_COMPILE_SIZES and '--xla_backend' not in xla_flags and is_cpu_only():
-        os.environ['XLA_FLAGS'] = f'{xla_flags} {FAST_COMPILE_FLAGS}'.strip()
-
-
-def is_cpu_only() -> bool:
-    return not any(map(importlib.util.find_spec, ACCELERATOR_PACKAGES))
-
-
-class CompilationCache:
-    """Persistent compilation cache of jax, which counts compiled programs and cache hits.
-
-    Args:
-        cache_dir: Folder, or 'none' for no cache; None: the folder of jax's configuration, or that of the user.
-
-    Raises:
-        UserError: The given folder cannot be written. If a default folder cannot be written, the cache is turned off.
-    """
-
-    def __init__(self, cache_dir: str | None):
-        import jax
-
-        from sinklab import compilation_cache
-
-        compilation_cache.install_verified_cache()
-        self.num_requests = self.num_hits = 0
-        self.cache_dir = cache_dir or jax.config.jax_compilation_cache_dir or str(get_default_cache_dir())
-        jax.monitoring.register_event_listener(self.count_event)
-        if not cache_dir and not ensure_writable(self.cache_dir):
-            self.cache_dir = NO_CACHE
-        if self.cache_dir == NO_CACHE:
-            jax.config.update('jax_enable_compilation_cache', False)
-            return
-        if self.cache_dir == str(get_default_cache_dir()):
-            compilation_cache.remove_unverified(Path(self.cache_dir))
-        if not ensure_writable(self.cache_dir):
-            raise UserError(f'--compiled={cache_dir} cannot be written; give another folder, or none')
-        jax.config.update('jax_compilation_cache_dir', self.cache_dir)
-        jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-
-    def count_event(self, event: str, **_) -> None:
-        self.num_requests += event == '/jax/compilation_cache/compile_requests_use_cache'
-        self.num_hits += event == '/jax/compilation_cache/cache_hits'
-
-    def __str__(self) -> str:
-        if self.cache_dir == NO_CACHE:
-            return 'programs: all compiled, none kept'
-        return f'programs: {self.num_requests - self.num_hits} compiled, {self.num_hits} found in {self.cache_dir}'
-
-
-def ensure_writable(path: str) -> bool:
-    if is_remote(path):
-        return bool(parse_path(path))  # if writing there fails, jax warns and continues without
-    try:
-        Path(path).mkdir(0o700, parents=True, exist_ok=True)  # who can write there can run code as this user
-    except OSError:
-        return False
-    return os.access(path, os.W_OK)
-
-
-def get_default_cache_dir() -> Path:
-    """Return the default folder of the compilation cache, one for each kind of processor.
-
-    A program compiled for one CPU may contain instructions that another CPU lacks.
-    """
-    from sinklab.machine import make_processor_key
-    from sinklab.storage.cache_dir import get_cache_dir
-
-    return get_cache_dir() / 'programs' / hashlib.sha256(make_processor_key().encode()).hexdigest()[:8]
-
-
-REMAT_MODES = 'default', 'none', 'full', 'auto'
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--data',
-        type=int,
+        type=positive_int,
         metavar='N',
         help='devices that split the batch (default: one for each slice or GPU node; 1 on a CPU)',
     )
     parser.add_argument(
         '--fsdp',
-        type=int,
+        type=positive_int,
         metavar='N',
         help='devices that split batch and parameters (default: all devices of a slice or node)',
     )
     parser.add_argument(
-        '--tensor', type=int, default=1, metavar='N', help='devices that split heads, FFN and vocabulary (default: 1)'
+        '--tensor',
+        type=positive_int,
+        default=1,
+        metavar='N',
+        help='devices that split heads, FFN and vocabulary (default: 1)',
     )
     parser.add_argument(
         '--micro_batch',
+        type=parse_micro_batch,
         default='default',
         metavar='N',
         help='sequences of a forward pass; gradients of a batch are accumulated: a number, none (all at once) or '
@@ -142,6 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--remat',
+        type=parse_remat,
         nargs='?',
         const='full',
         default='default',
@@ -153,6 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--attention',
+        choices=get_args(BackendName),
         default='auto',
         metavar='BACKEND',
         help='implementation of attention: auto, dense, chunked, tpu, gpu or cudnn (default: auto); sinklab doctor '
@@ -160,40 +138,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_remat(remat: str) -> None:
-    if remat not in REMAT_MODES and not parse_saved_activations(remat) <= set(SAVEABLE_ACTIVATIONS):
-        raise UserError(
-            f'--remat={remat} is unknown; give {", ".join(REMAT_MODES)}, or some of {",".join(SAVEABLE_ACTIVATIONS)}'
-        )
+def parse_remat(text: str) -> str:
+    """Parse --remat, for argparse."""
+    if text not in REMAT_MODES and not parse_saved_activations(text) <= set(SAVEABLE_ACTIVATIONS):
+        names = f'{", ".join(REMAT_MODES)}, or some of {",".join(SAVEABLE_ACTIVATIONS)}'
+        raise argparse.ArgumentTypeError(f'{text} is unknown; give {names}')
+    return text
 
 
 def parse_micro_batch(text: str) -> int | Literal['default'] | None:
-    if text == 'default':
-        return 'default'
-    if text == 'none':
-        return None
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise UserError(f'--micro_batch={text} must be a whole number of at least 1, none or default')
-    return int(text)
+    """Parse --micro_batch, for argparse."""
+    if text in ('default', 'none'):
+        return 'default' if text == 'default' else None
+    try:
+        return positive_int(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f'{error}, none or default') from error
 
 
 def parse_hardware(args: argparse.Namespace) -> Hardware:
-    for name in ('data', 'fsdp', 'tensor'):
-        size = getattr(args, name)
-        if size is not None and size < 1:
-            raise UserError(f'--{name}={size} must be a whole number of at least 1')
-    if args.attention not in get_args(BackendName):
-        raise UserError(f'--attention={args.attention} is unknown; it is one of {", ".join(get_args(BackendName))}')
-    check_remat(args.remat)
-    values = {field.name: getattr(args, field.name) for field in dataclasses.fields(Hardware)}
-    return Hardware(**values | dict(micro_batch=parse_micro_batch(args.micro_batch)))
+    return Hardware(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Hardware)})
 
 
 def format_hardware_flags(hardware: Hardware) -> list[str]:
     """Format a layout as command-line flags."""
     values = dataclasses.asdict(hardware)
-    if hardware.micro_batch is None:
-        values['micro_batch'] = 'none'
-    elif hardware.micro_batch == 'default':
-        del values['micro_batch']
+    values['micro_batch'] = {None: 'none', 'default': None}.get(hardware.micro_batch, hardware.micro_batch)
     return [f'--{name}={value}' for name, value in values.items() if value is not None]

@@ -24,7 +24,7 @@ from sinklab.escape import escape_control
 from sinklab.exit_status import STOPPING_MESSAGE, ExitStatus
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.sweep.plan import SweepRun
-from sinklab.sweep.run import PROGRESS_VARIABLE, SweepCallback
+from sinklab.sweep.run import PROGRESS_VARIABLE
 from sinklab.train.callbacks import Callback
 
 LOG_SECONDS = 10.0  # seconds between two lines of a log
@@ -264,7 +264,7 @@ class ProgressCallback(Callback):
             self.display.print_line(message)
 
 
-class SweepDisplay(ProgressDisplay, SweepCallback):
+class SweepDisplay(ProgressDisplay):
     """Progress display of all runs of a sweep.
 
     Args:

@@ -10,13 +10,13 @@ example:
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from typing import Any
 
-from sinklab.cli.train import add_size_argument
+from sinklab.cli.config_flags import add_size_argument
 from sinklab.errors import UserError
-from sinklab.escape import escape_control
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if extra_args:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab rows --help')
-    from sinklab.cli.config_flags import list_config_files, load_config_module, split_config_path
+    from sinklab.cli.config_flags import build_config, list_config_files, load_config_module, split_config_path
 
     tables = {}
-    for config_path in list_config_files() if args.config is None else [args.config]:
+    for config_path in [args.config] if args.config else list_config_files():
         file, row_name = split_config_path(config_path)
         module = load_config_module(file)
-        if file_rows := select_rows(file, row_name, args.size, module):
-            tables[file] = [row | check_row(row, args.size, module) for row in file_rows]
+        table = getattr(module, 'ROWS', {})
+        if row_name and row_name not in table:
+            build_config(module, config_path, args.size)  # raises UserError, with the rows that there are
+        if rows := [row_name] if row_name else list(table):
+            tables[file] = [load_row(file, row, args.size, module) for row in rows]
     if not tables:
         raise UserError(f'--config={args.config} has no rows; sinklab rows lists the files that have rows')
     all_rows = [row for table in tables.values() for row in table]
@@ -50,52 +53,32 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     else:
         print_rows(tables)
     for row in refused_rows:
-        message = f'{row["config"]}:{row["row"]} is refused: {row["refused"]}'
-        print(f'sinklab rows: {escape_control(message)}', file=sys.stderr)
+        print(f'sinklab rows: {row["config"]}:{row["row"]} is refused: {row["refused"]}', file=sys.stderr)
     return 1 if refused_rows else 0
 
 
-def select_rows(file: str, row_name: str, size: str | None, module: Any) -> list[dict]:
-    """Return the row of this name, or all rows of the file for an empty name.
-
-    Raises:
-        UserError: The file has no row of this name.
-    """
-    from sinklab.cli.config_flags import build_config, find_row_key, get_row_info, load_rows, try_build_config
-
-    if not row_name:
-        return list(load_rows(file, size, module).values())
-    config_path = f'{file}:{row_name}'
-    if find_row_key(module, row_name) not in getattr(module, 'ROWS', {}):
-        build_config(module, config_path, row_name, size)  # a file without ROWS may build rows of any name
-    return [get_row_info(module, file, row_name, try_build_config(module, config_path, size))]
-
-
-def check_row(row: dict, size: str | None, module: Any) -> dict:
-    """Check whether a row can be trained.
-
-    Args:
-        row: The row, as `load_rows` returns it.
-        size: The size; None: the default size of the config file.
-        module: The module of the config file.
+def load_row(file: str, row: str, size: str | None, module: Any) -> dict:
+    """Load a row, and check whether it can be trained.
 
     Returns:
-        `size`; `equals_baseline`, whether the row equals its baseline at this size; `not_measured`, the names of
-        published numbers that nothing here measures, if there are any; and, if the row is invalid, `refused`, the
-        error message that `train` would give.
+        The content of row.json, with `equals_baseline`, whether the row equals its baseline at this size;
+        `not_measured`, the names of published numbers that nothing here measures, if there are any; and, if the row
+        is invalid, `refused`, the error message that `train` would give.
     """
-    from sinklab.cli.config_flags import is_baseline, load_spec
+    from sinklab.cli import config_flags
+    from sinklab.config.differences import flatten_dict
     from sinklab.configs.sources import NOT_MEASURED
 
-    config_path = f'{row["config"]}:{row["row"]}'
-    names = [name for name in row['published'] if name in NOT_MEASURED]
-    checks = dict(not_measured=names) if names else {}
     try:
-        _, row_info = load_spec(config_path, [], size, module)
+        spec, row_info = config_flags.load_spec(f'{file}:{row}', [], size, module)
+        baseline = config_flags.get_baseline(module, row_info['size'])
+        row_info['equals_baseline'] = flatten_dict(dataclasses.asdict(spec)) == baseline
     except UserError as error:
-        return checks | dict(size=size, equals_baseline=False, refused=str(error))
-    is_equal = is_baseline(module, config_path, row_info['size'])
-    return checks | dict(size=row_info['size'], equals_baseline=is_equal)
+        row_info = config_flags.get_row_info(module, file, row)
+        row_info |= dict(size=size, equals_baseline=False, refused=str(error))
+    row_info.pop('overrides', None)
+    names = [name for name in row_info['published'] if name in NOT_MEASURED]
+    return row_info | (dict(not_measured=names) if names else {})
 
 
 def print_rows(tables: dict[str, list[dict]]) -> None:
@@ -109,10 +92,8 @@ def print_rows(tables: dict[str, list[dict]]) -> None:
         lines = []
         for row in rows:
             style = 'red' if 'refused' in row else ''
-            changes = format_diff(row['diff']) + (
-                ', as the baseline' if row['diff'] and row['equals_baseline'] else ''
-            )
-            texts = row['row'], changes, format_published(row['published'])
+            note = ', as the baseline' if row['diff'] and row['equals_baseline'] else ''
+            texts = row['row'], f'{format_diff(row["diff"])}{note}', format_published(row['published'])
             source = terminal.make_multiline_cell(row['source'], row.get('note'))
             lines.append([*(terminal.make_cell(text, style) for text in texts), source])
         headings = 'row', 'changes', 'published', 'source'

@@ -13,11 +13,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from sinklab.cli import checkpoint_flags
+from sinklab.cli import checkpoint_flags, flag_types
 from sinklab.errors import UserError
 from sinklab.escape import escape_control
 from sinklab.run_ref import MODEL_PREFIXES
-from sinklab.schema import NonNegativeFloat, PositiveInt, Seed, check_value
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -29,11 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checkpoint_flags.add_arguments(parser)
     parser.add_argument('--prompt', required=True, metavar='TEXT', help="text to continue, such as 'import '")
     parser.add_argument(
-        '--tokens', type=int, default=100, metavar='N', help='maximum number of tokens to generate (default: 100)'
+        '--tokens',
+        type=flag_types.positive_int,
+        default=100,
+        metavar='N',
+        help='maximum number of tokens to generate (default: 100)',
     )
     parser.add_argument(
         '--temperature',
-        type=float,
+        type=flag_types.non_negative_float,
         default=1.0,
         metavar='T',
         help='temperature of sampling; 0 takes the most likely token each time (default: 1)',
@@ -44,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='K',
         help='sample only from the K most likely tokens, such as 40 (default: from all)',
     )
-    parser.add_argument('--seed', type=int, default=0, metavar='N', help='seed of sampling (default: 0)')
+    parser.add_argument(
+        '--seed', type=flag_types.non_negative_int, default=0, metavar='N', help='seed of sampling (default: 0)'
+    )
     parser.add_argument(
         '--cache',
         metavar='x+y',
@@ -59,10 +64,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         raise UserError(f'{extra_args[0]} is unknown; see sinklab sample --help')
     from sinklab.train import generate
 
-    tokens, seed = check_value(PositiveInt, args.tokens, '--tokens'), check_value(Seed, args.seed, '--seed')
-    temperature = check_value(NonNegativeFloat, args.temperature, '--temperature')
     checkpoint = checkpoint_flags.load_checkpoint(args.run)
-    sampling_options = generate.Sampler(temperature, check_top_k(args.top_k, checkpoint.spec.model.vocabulary))
+    sampling_options = generate.Sampler(args.temperature, check_top_k(args.top_k, checkpoint.spec.model.vocabulary))
     cache = checkpoint_flags.parse_cache(
         get_default_cache(checkpoint.spec.data.length) if args.cache is None else args.cache, checkpoint.spec
     )
@@ -71,7 +74,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     tokenizer = checkpoint.load_tokenizer(args.tokenizer)
     ids_T = checkpoint.encode_text(check_prompt(args.prompt), args.bare, tokenizer)
     generated_ids = generate.sample_tokens(
-        checkpoint.spec, cache, checkpoint.load_parameters(), ids_T, tokens, sampling_options, seed
+        checkpoint.spec, cache, checkpoint.load_parameters(), ids_T, args.tokens, sampling_options, args.seed
     )
     print(args.prompt, end='', flush=True)
     for piece in decode_stream(tokenizer, ids_T[ids_T >= 0].tolist(), generated_ids):

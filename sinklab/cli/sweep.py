@@ -12,30 +12,25 @@ example:
 
 import argparse
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sinklab.cli import config_flags, hardware_flags, report
-from sinklab.cli.train import add_size_argument
-from sinklab.config.seed_list import SEEDS_HELP, format_seeds, parse_seeds
+from sinklab.cli.flag_types import positive_int
+from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.config.spec import Spec
-from sinklab.errors import UserError
-from sinklab.escape import (
-    escape_control,
-    format_command_line,
-    get_program_argv,
-    join_shell,
-)
+from sinklab.errors import UserError, format_unknown_name
+from sinklab.escape import format_command_line, get_program_argv
 from sinklab.run_dir import RunDir
-from sinklab.schema import format_unknown_name
 from sinklab.storage.files import atomic_write, open_writable_folder
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 from sinklab.sweep.plan import SweepRun
-from sinklab.sweep.run import run_sweep, split_cores
+from sinklab.sweep.run import run_sweep
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -56,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='ROW,...',
         help='only these rows, in this order, such as softmax,sigmoid_apple; the first is the baseline',
     )
-    add_size_argument(parser)
-    add_seeds_argument(parser, 'seed 0')
+    config_flags.add_size_argument(parser)
+    add_seeds_argument(parser, '1')
     parser.add_argument(
         '--workdir',
         required=True,
@@ -72,14 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
-def add_seeds_argument(parser: argparse.ArgumentParser, default_text: str) -> None:
-    parser.add_argument('--seeds', metavar='N | SEED,...', help=f'{SEEDS_HELP} (default: {default_text})')
+def add_seeds_argument(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument('--seeds', metavar='N | SEED,...', help=f'{SEEDS_HELP} (default: {default})')
 
 
 def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--jobs',
-        type=int,
+        type=positive_int,
         default=1,
         metavar='N',
         help='train N runs at once, each on its share of the cores, such as 2 (default: 1)',
@@ -88,35 +83,28 @@ def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     layout, (module, table) = hardware_flags.parse_hardware(args), select_rows(args)
-    seeds = [0] if args.seeds is None else parse_seeds(args.seeds)
-    split_cores(args.jobs)
+    seeds = parse_seeds('1' if args.seeds is None else args.seeds)
     check_no_seed_overrides(extra_args)
 
     def load_row(row: str, seed: int) -> tuple[Spec, dict]:
-        return config_flags.load_spec(
-            f'{args.config}:{row}', [*extra_args, *format_seed_flags(seed)], args.size, module
-        )
+        override_args = [*extra_args, *format_seed_flags(seed)]
+        return config_flags.load_spec(f'{args.config}:{row}', override_args, args.size, module)
 
     options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(args, name))]
     options = [*hardware_flags.format_hardware_flags(layout), *options, *extra_args]
     with hold_folder(RunDir(args.workdir).path) as check_owner:
-        plan.check_config_file(args.config, args.workdir)
-        if args.seeds is not None:
-            plan.check_seed_count(args.seeds, table, args.workdir)
         runs = plan.plan_runs(table, seeds, args.workdir, load_row, layout)
-        if args.seeds is not None and ',' not in args.seeds:
-            noun = 'seeds' if len(seeds) > 1 else 'seed'
-            print_status(f'sinklab sweep: --seeds={args.seeds} is a count: {noun} {format_seeds(seeds)}')
         for names in plan.find_duplicate_rows(runs):
             print_status(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
-        for run in {run.row: run for run in runs}.values():
-            if description := config_flags.describe_row(module, run.row, run.size, run.spec):
-                print_status(f'sinklab sweep: {run.row} {description}')
-        expected = config_flags.get_expected_sinks(module, runs[0].size, extra_args)
+        if baseline := config_flags.get_baseline(module, args.size):
+            for run in {run.row: run for run in runs}.values():
+                changes = config_flags.describe_changes(baseline, run.spec, run.size)
+                print_status(f'sinklab sweep: {run.row} {changes}')
         stop_signal = train_runs(
             runs, lambda run: make_train_command(f'{args.config}:{run.row}', run, options), check_owner, args.jobs
         )
         check_owner()
+        expected = config_flags.get_expected_sinks(module, runs[0].size, extra_args)
         write_summary(args, extra_args, table, runs, stop_signal, expected)
     return report_failures('sweep', runs, stop_signal)
 
@@ -140,11 +128,6 @@ def check_no_seed_overrides(extra_args: list[str]) -> None:
 def report_failures(command_name: str, runs: list[SweepRun], stop_signal: int | None) -> int:
     """Print the failures of runs, and a command to resume after a signal; return the exit code.
 
-    Args:
-        command_name: The name of the command, for the messages.
-        runs: All runs.
-        stop_signal: The signal that has stopped the runs; None: there was none.
-
     Returns:
         130 after SIGINT, 143 after another signal, 1 if a run was refused or crashed, otherwise 0.
     """
@@ -161,17 +144,15 @@ def select_rows(args: argparse.Namespace) -> tuple[Any, dict[str, dict]]:
     """Load the config file; return its module and the selected rows, {name: row}, in the order of --rows."""
     file, row = config_flags.split_config_path(args.config)
     if row:
-        suggestion = join_shell([f'--config={file}', f'--rows={row}'])
+        suggestion = shlex.join([f'--config={file}', f'--rows={row}'])
         raise UserError(f'--config={args.config} names a row; give {suggestion}')
     module = config_flags.load_config_module(file)
     table = config_flags.load_rows(file, args.size, module)
     if not table:
         raise UserError(f'--config={file} has no rows; sinklab rows lists the files that have rows')
-    names = args.rows.split(',') if args.rows is not None else list(table)
-    if len(set(names)) < len(names):
-        raise UserError(f'--rows={args.rows} names a row twice; give each once')
+    names = list(table) if args.rows is None else args.rows.split(',')
     for name in names:
-        if name not in table:
+        if name not in table or names.count(name) > 1:
             raise UserError(format_unknown_name(f'--rows={args.rows}: row {name!r}', name, table, f'rows of {file}'))
     return module, {name: table[name] for name in names}
 
@@ -199,8 +180,7 @@ def write_summary(
     overrides = dict(map(config_flags.parse_override, extra_args))
     groups = [make_run_group(dict(row_info, overrides=overrides), runs) for row_info in table.values()]
     rows, spans = sweep_table.make_sweep_table(groups), sweep_table.compute_spans(groups)
-    text = json.dumps(rows, indent=2, allow_nan=False)
-    sweep_dir = parse_path(args.workdir)
+    text, sweep_dir = json.dumps(rows, indent=2, allow_nan=False), parse_path(args.workdir)
     with open_writable_folder(sweep_dir), atomic_write(sweep_dir / 'sweep.json') as temp_path:
         temp_path.write_text(text + '\n', encoding='utf-8')
     page_path = report.write_page(sweep_dir) if args.report and not stop_signal else None
@@ -210,13 +190,10 @@ def write_summary(
         headings, lines = build_summary_table(rows, spans)
         print_table_with_note(headings, lines, format_legend(headings, rows))
         observations = summary_table.summarize_sink_of_rows(rows, spans)
-        print_wrapped(
-            summary_table.format_comparison(
-                observations, *(expected or summary_table.collect_published_rates(table)), page_path
-            )
-        )
+        published = expected or summary_table.collect_published_rates(table)
+        print_wrapped(summary_table.format_comparison(observations, *published, page_path))
         if page_path is None:
-            print_status(f'For a report with plots: {join_shell(["sinklab", "report", args.workdir])}')
+            print_status(f'For a report with plots: {shlex.join(["sinklab", "report", args.workdir])}')
 
 
 def make_run_group(row_info: dict, runs: list[SweepRun]) -> Any:
@@ -236,35 +213,22 @@ def build_summary_table(rows: list[dict], spans: dict) -> tuple[list[str], list[
     from sinklab.report import sweep_table
 
     headings, lines = sweep_table.format_table_cells(rows, spans)
-    column_indices = [
-        index
-        for index, heading in enumerate(headings)
-        if heading != 'runs' or any(len(row['seeds']) > 1 for row in rows)
-    ]
-    return [headings[index] for index in column_indices], [
-        [line[index] for index in column_indices] for line in lines
-    ]
+    if any(len(row['seeds']) > 1 for row in rows):
+        return list(headings), lines
+    index = headings.index('runs')
+    return [*headings[:index], *headings[index + 1 :]], [[*line[:index], *line[index + 1 :]] for line in lines]
 
 
 def format_legend(headings: list[str], rows: list[dict]) -> str:
     """Format the legend of the summary table: the meaning of its columns and cells."""
     from sinklab.report import summary_table, sweep_table
 
-    has_spread = any(list(row['seeds'].values()).count('done') > 1 for row in rows)
-    parts = [summary_table.format_legend(headings), *(['±: standard deviation over runs'] if has_spread else [])]
-    return (
-        '; '.join(
-            [
-                *parts,
-                *(
-                    ['in parentheses: published value of another model']
-                    if sweep_table.has_published_cells(rows)
-                    else []
-                ),
-            ]
-        )
-        + '.'
-    )
+    parts = [summary_table.format_legend(headings)]
+    if any(list(row['seeds'].values()).count('done') > 1 for row in rows):
+        parts.append('±: standard deviation over runs')
+    if sweep_table.has_published_cells(rows):
+        parts.append('in parentheses: published value of another model')
+    return f'{"; ".join(parts)}.'
 
 
 def print_table_with_note(headings: list[str], rows: list[list[str]], note: str = '') -> None:
@@ -283,10 +247,7 @@ def print_table_with_note(headings: list[str], rows: list[list[str]], note: str 
 
 
 def split_heading(heading: str) -> 'Text | str':
-    """Split a heading into two lines.
-
-    'Sink_1 - softmax (%)' is split after Sink_1, 'valid loss (nats)' before its unit, and 'row mass' between words.
-    """
+    """Split a heading into two lines: before ' - ' (Sink_1 - softmax (%)), or else before the unit or last word."""
     from sinklab.cli import terminal
 
     name, separator, suffix = heading.partition(' - ')
@@ -304,9 +265,9 @@ def print_wrapped(text: str) -> None:
     from sinklab.cli import terminal
 
     console = terminal.make_console()
-    console.print(escape_control(text), soft_wrap=not console.is_terminal)
+    console.print(text, soft_wrap=not console.is_terminal)
 
 
 def print_status(text: str) -> None:
-    sys.stderr.write(f'{escape_control(text)}\n')  # one write, so that parallel output cannot split the line
+    sys.stderr.write(f'{text}\n')  # one write, so that parallel output cannot split the line
     sys.stderr.flush()

@@ -15,6 +15,7 @@ example:
 import argparse
 import contextlib
 import dataclasses
+import shlex
 import sys
 from typing import Any, get_args
 
@@ -23,7 +24,6 @@ from sinklab.cli import config_flags, hardware_flags, hf, process_flags
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Hardware, Spec, WarmStartTakes
 from sinklab.errors import UserError
-from sinklab.escape import escape_control, join_shell, quote_shell
 from sinklab.exit_status import ExitStatus
 from sinklab.process_group import (
     ProcessGroup,
@@ -59,22 +59,180 @@ class RunRequest:
     description: str | None
     expected: config_flags.ExpectedSinks | None
     layout: Hardware
-    compilation_cache: hardware_flags.CompilationCache
+    program_counter: hardware_flags.ProgramCounter | None
     profile_steps: range | None
 
 
-def import_parent_model(from_flag: str, child: RunDir, group: ProcessGroup) -> str:
-    """Import the open model of --from into the cache; return the value of --from for the imported run.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--config',
+        metavar='FILE[:ROW]',
+        help='config file, and a row of it, such as configs/quickstart.py:softmax; configs/default.py has all fields',
+    )
+    parser.add_argument(
+        '--from',
+        dest='from_flag',
+        metavar='[params:]RUN[@STEP]',
+        help='start from a checkpoint of another run, the newest if no step is given, such as runs/softmax@500; with '
+        'params: take only its parameters and start at step 0; hf:PATH or gguf:PATH: start from an open model. '
+        'Without --config the config of that run is used',
+    )
+    config_flags.add_size_argument(parser)
+    parser.add_argument(
+        '--workdir',
+        required=True,
+        metavar='DIR',
+        help='run folder: a new one, or that of a run to continue, such as runs/softmax',
+    )
+    hardware_flags.add_arguments(parser)
+    hardware_flags.add_cache_argument(parser)
+    parser.add_argument(
+        '--tensorboard', action='store_true', help='also write TensorBoard events into DIR/tensorboard'
+    )
+    parser.add_argument('--wandb', action='store_true', help='also write an offline run of Weights & Biases into DIR')
+    parser.add_argument(
+        '--profile',
+        metavar='STEP:COUNT',
+        help='trace COUNT steps after STEP into DIR/profile, for XProf, such as 100:5; the trace may contain one '
+        'step more at each end, and compilation if it contains one of the first two steps',
+    )
+    process_flags.add_arguments(parser)
+    parser.usage = (
+        '%(prog)s (--config FILE[:ROW] [--size SIZE] | --from [params:]RUN[@STEP]) --workdir DIR '
+        '[--config.PATH=VALUE ...] [options]'
+    )
+
+
+def run(args: argparse.Namespace, extra_args: list[str]) -> int:
+    exit_code = run_training(args, extra_args, process_flags.join(args)).exit_code
+    limit_shutdown(exit_code)
+    return exit_code
+
+
+def run_training(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> ExitStatus:
+    """Train a run as one process of a group.
+
+    Args:
+        args: The parsed arguments.
+        extra_args: Overrides --config.PATH=VALUE.
+        group: The processes of the run.
+
+    Returns:
+        The exit status, on which all processes agree.
 
     Raises:
-        UserError: There are several processes, which may not all see the cache.
+        UserError: The arguments are invalid on any process, or differ between processes.
     """
-    if group.process_count > 1:
+    from sinklab.cli.progress import ProgressCallback
+    from sinklab.train import loop
+    from sinklab.train.run_outcome import DivergedError, ReplicaMismatchError, StoppedBySignal, classify_error
+
+    request = run_on_all_or_raise(group, lambda: prepare_run(args, extra_args, group))
+    run_dir, row = request.run_dir, request.row
+    check_equal_on_all(group, collect_shared_settings(request.spec, request.layout, request.parent))
+    parent_step = broadcast_from_primary(group, lambda: request.parent_step)
+    warm_start = run_on_all_or_raise(group, lambda: load_warm_start(request.parent, parent_step))
+    with contextlib.ExitStack() as stack:
+        callbacks, records = [], []
+        if group.process_index == 0:
+            progress = ProgressCallback(
+                row['row'] or row['config'],
+                request.spec,
+                request.program_counter,
+                row_description=request.description,
+            )
+            stack.enter_context(progress)
+            callbacks = [progress, *make_callbacks(args, request, progress.on_message, stack)]
+        try:
+            records = loop.train(
+                request.spec,
+                request.layout,
+                run_dir,
+                row,
+                *callbacks,
+                group=group,
+                origin=warm_start,
+                grace_seconds=args.grace,
+                step_timeout=args.step_timeout,
+            )
+            exit_status = ExitStatus('done', f'{run_dir}: {format_last_record(records[-1])}' if records else '')
+        except DivergedError as error:
+            step = digests.find_newest_step(run_dir)
+            checkpoint = (
+                'no checkpoint was saved' if step is None else f'the last good checkpoint is {run_dir}@{step}'
+            )
+            message = f'{error}: the run has diverged; {checkpoint}'
+            exit_status = dataclasses.replace(classify_error(error), message=message)
+        except (ReplicaMismatchError, StoppedBySignal) as error:
+            exit_status = classify_error(error)
+        message = f'sinklab train: {process_flags.format_exit_status(exit_status)}'
+        if callbacks:
+            progress.finish(exit_status, message, lambda: print_results(run_dir, row, records, request.expected))
+        elif exit_status.exit_code:
+            print(message, file=sys.stderr)
+    return exit_status
+
+
+def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> RunRequest:
+    """Parse the arguments of a run, and set what must be set before jax starts its devices.
+
+    Raises:
+        UserError: An argument is invalid.
+    """
+    from sinklab.parallel import device_mesh
+    from sinklab.train.callbacks import parse_profile_steps
+
+    run_dir, from_flag = RunDir(args.workdir), args.from_flag
+    if from_flag and from_flag.startswith(MODEL_PREFIXES):
+        if group.process_count > 1:
+            raise UserError(
+                f'--from={from_flag} works with one process only; give --from=params:DIR with a folder that all '
+                f'processes see, made by sinklab checkpoint import {shlex.quote(from_flag)} --out=DIR'
+            )
+        from_flag = hf.resolve_from_flag(from_flag, run_dir)
+    parent = parse_from_flag(from_flag) if from_flag else None
+    parent_step = choose_step(parent, run_dir) if parent else None
+    spec, row, description, expected = load_requested_spec(args, extra_args, run_dir, parent)
+    layout = hardware_flags.parse_hardware(args)
+    device_mesh.split_cpu_devices(layout, group.process_count)
+    hardware_flags.set_fast_compile_flags(row['size'])
+    return RunRequest(
+        run_dir=run_dir,
+        parent=parent,
+        parent_step=parent_step,
+        spec=spec,
+        row=row,
+        description=description,
+        expected=expected,
+        layout=layout,
+        program_counter=hardware_flags.set_compilation_cache(args.compiled),
+        profile_steps=args.profile and parse_profile_steps(args.profile, run_dir, spec.optimizer.steps),
+    )
+
+
+def load_requested_spec(
+    args: argparse.Namespace, extra_args: list[str], run_dir: RunDir, parent: WarmStartFlag | None
+) -> tuple[Spec, dict, str | None, config_flags.ExpectedSinks | None]:
+    """Load the requested spec, from a config file or from the parent run of a fork.
+
+    Returns:
+        The spec; the content of row.json; a line about the fields that the row changes or about the optimizer; and
+        the expected sinks of the config file.
+
+    Raises:
+        UserError: Neither --config nor --from is given, or the config is invalid.
+    """
+    if args.config:
+        return config_flags.load_and_describe(args.config, extra_args, args.size)
+    if not parent:
         raise UserError(
-            f'--from={from_flag} works with one process only; run sinklab checkpoint import {quote_shell(from_flag)} '
-            '--out=DIR with a folder that all processes see, and give --from=params:DIR'
+            'neither --config nor --from is given; give --config=FILE[:ROW], such as configs/quickstart.py:softmax'
         )
-    return hf.resolve_from_flag(from_flag, child)
+    if args.size:
+        raise UserError(f'--size={args.size} is for a row of --config; remove it: a fork keeps the size of its run')
+    source_dir = parent.run_dir if parent.run_dir.has_run() else run_dir
+    spec, row = config_flags.load_run_config(source_dir, make_absolute(run_dir.path).name, extra_args)
+    return spec, row, config_flags.describe_optimizer_source(row, spec) if parent.takes == 'params' else None, None
 
 
 def parse_from_flag(from_flag: str) -> WarmStartFlag:
@@ -110,10 +268,10 @@ def choose_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
             f'--from={flag.flag_text}: {parent_dir} contains no run; give a run folder, and a step: '
             f'--from={format_run_ref(flag.takes, "RUN", "STEP")}'
         )
-    steps, newest_step = (
-        select_steps(parent_dir, flag.step),
-        digests.find_newest_step(parent_dir),
-    )  # the last checkpoint may still be in the process of being saved
+    steps = select_steps(parent_dir, flag.step)
+    newest_step = digests.find_newest_step(
+        parent_dir
+    )  # the last of `steps` may still be in the process of being saved
     return steps[-1] if flag.step is not None or newest_step is None else newest_step
 
 
@@ -128,253 +286,28 @@ def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
         raise UserError(
             f'{child_dir} contains a run that is not a fork; give a new folder, or remove --from to continue that run'
         )
-    recorded_path, recorded_step, takes = (
-        join_path(child_dir.path, lineage['run']),
-        lineage['step'],
-        lineage.get('takes', ''),
-    )
-    message = (
-        f'{child_dir} contains a fork of '
-        f'{format_run_ref(takes, recorded_path, recorded_step)}, and --from={flag.flag_text}'
-    )
+    recorded_path, recorded_step = join_path(child_dir.path, lineage['run']), lineage['step']
+    takes = lineage.get('takes', '')
+    recorded_ref = format_run_ref(takes, recorded_path, recorded_step)
+    message = f'{child_dir} contains a fork of {recorded_ref}, and --from={flag.flag_text}'
     is_moved = recorded_path != resolve_path(parent_dir.path)
     if flag.step not in (None, recorded_step) or (
         is_moved and digests.compute_checkpoint_digest(parent_dir, recorded_step) != lineage.get('seal')
     ):
         raise UserError(f'{message} is another checkpoint; give the current path of the first one, or a new folder')
     if flag.takes != takes:
-        raise UserError(
-            f'{message} takes another part of it; give '
-            f'{quote_shell(f"--from={format_run_ref(takes, parent_dir, recorded_step)}")}'
-        )
+        option = f'--from={format_run_ref(takes, parent_dir, recorded_step)}'
+        raise UserError(f'{message} takes another part of it; give {shlex.quote(option)}')
     return recorded_step
 
 
-def load_warm_start(request: RunRequest, group: ProcessGroup) -> Any:
-    """Load the warm start of --from, at the step that process 0 has chosen.
-
-    Returns:
-        The warm start; None without --from, or if the parent is gone, which a fork that exists does not need.
-
-    Raises:
-        UserError: The parent cannot be read on any process.
-    """
-    flag = request.parent
-    if not flag:
-        return None
+def load_warm_start(flag: WarmStartFlag | None, step: int | None) -> Any:
+    """Load the warm start of --from; None without --from, or if the parent of an existing fork is gone."""
     from sinklab.train.warm_start import WarmStart
 
-    step, parent_dir = broadcast_from_primary(group, lambda: request.parent_step), flag.run_dir
-    return run_on_all_or_raise(
-        group,
-        lambda: WarmStart(parent_dir, step, read_spec(parent_dir), flag.takes) if parent_dir.has_run() else None,
-    )
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--config',
-        metavar='FILE[:ROW]',
-        help='config file, and a row of it, such as configs/quickstart.py:softmax; configs/default.py has all fields',
-    )
-    parser.add_argument(
-        '--from',
-        dest='from_flag',
-        metavar='[params:]RUN[@STEP]',
-        help='start from a checkpoint of another run, the newest if no step is given, such as runs/softmax@500; with '
-        'params: take only its parameters and start at step 0; hf:PATH or gguf:PATH: start from an open model. '
-        'Without --config the config of that run is used',
-    )
-    add_size_argument(parser)
-    parser.add_argument(
-        '--workdir',
-        required=True,
-        metavar='DIR',
-        help='run folder: a new one, or that of a run to continue, such as runs/softmax',
-    )
-    hardware_flags.add_arguments(parser)
-    hardware_flags.add_cache_argument(parser)
-    parser.add_argument(
-        '--tensorboard', action='store_true', help='also write TensorBoard events into DIR/tensorboard'
-    )
-    parser.add_argument('--wandb', action='store_true', help='also write an offline run of Weights & Biases into DIR')
-    parser.add_argument(
-        '--profile',
-        metavar='STEP:COUNT',
-        help='trace COUNT steps after STEP into DIR/profile, for XProf, such as 100:5; the trace may contain one '
-        'step more at each end, and compilation if it contains one of the first two steps',
-    )
-    process_flags.add_arguments(parser)
-    parser.usage = (
-        '%(prog)s (--config FILE[:ROW] [--size SIZE] | --from [params:]RUN[@STEP]) --workdir DIR '
-        '[--config.PATH=VALUE ...] [options]'
-    )
-
-
-def add_size_argument(parser: argparse.ArgumentParser, default: str = 'that of FILE') -> None:
-    parser.add_argument(
-        '--size',
-        metavar='SIZE',
-        help='paper, quickstart (minutes on two cores), small (minutes on a GPU) or smoke (seconds; learns nothing): '
-        f'model and step counts of configs/sizes.py (default: {default})',
-    )
-
-
-def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    exit_code = run_training(args, extra_args, process_flags.join(args)).exit_code
-    limit_shutdown(exit_code)
-    return exit_code
-
-
-def run_training(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> ExitStatus:
-    """Train a run as one process of a group.
-
-    Args:
-        args: The parsed arguments.
-        extra_args: Overrides --config.PATH=VALUE.
-        group: The processes of the run.
-
-    Returns:
-        The exit status, on which all processes agree.
-
-    Raises:
-        UserError: The arguments are invalid on any process, or differ between processes.
-    """
-    request = run_on_all_or_raise(group, lambda: prepare_run(args, extra_args, group))
-    check_equal_on_all(group, collect_shared_settings(request.spec, request.layout, request.parent))
-    warm_start = load_warm_start(request, group)
-    with contextlib.ExitStack() as stack:
-        progress = start_progress(request, stack) if group.process_index == 0 else None
-        callbacks = [progress, *make_callbacks(args, request, progress.on_message, stack)] if progress else []
-        exit_status, records = train_and_classify_errors(
-            request, *callbacks, group=group, origin=warm_start, args=args
-        )
-        message = f'sinklab train: {process_flags.format_exit_status(exit_status)}'
-        if progress:
-            progress.finish(
-                exit_status, message, lambda: print_results(request.run_dir, request.row, records, request.expected)
-            )
-        elif exit_status.exit_code:
-            print(message, file=sys.stderr)
-    return exit_status
-
-
-def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> RunRequest:
-    """Parse the arguments of a run, and set what must be set before jax starts its devices.
-
-    Raises:
-        UserError: An argument is invalid.
-    """
-    from sinklab.parallel import device_mesh
-
-    run_dir, from_flag = RunDir(args.workdir), args.from_flag
-    if from_flag and from_flag.startswith(MODEL_PREFIXES):
-        from_flag = import_parent_model(from_flag, run_dir, group)
-    parent = parse_from_flag(from_flag) if from_flag else None
-    parent_step = choose_step(parent, run_dir) if parent else None
-    spec, row, description, expected = load_requested_spec(args, extra_args, run_dir, parent)
-    layout = hardware_flags.parse_hardware(args)
-    device_mesh.split_cpu_devices(layout, group.process_count)
-    hardware_flags.set_fast_compile_flags(row['size'])
-    compilation_cache = hardware_flags.CompilationCache(args.compiled)
-    profile_steps = get_profile_steps(args, run_dir, spec)
-    return RunRequest(
-        run_dir=run_dir,
-        parent=parent,
-        parent_step=parent_step,
-        spec=spec,
-        row=row,
-        description=description,
-        expected=expected,
-        layout=layout,
-        compilation_cache=compilation_cache,
-        profile_steps=profile_steps,
-    )
-
-
-def load_requested_spec(
-    args: argparse.Namespace, extra_args: list[str], run_dir: RunDir, parent: WarmStartFlag | None
-) -> tuple[Spec, dict, str | None, config_flags.ExpectedSinks | None]:
-    """Load the requested spec, from a config file or from the parent run of a fork.
-
-    Returns:
-        The spec; the content of row.json; a line about the fields that the row changes or about the optimizer; and
-        the expected sinks of the config file.
-
-    Raises:
-        UserError: Neither --config nor --from is given, or the config is invalid.
-    """
-    if args.config:
-        return config_flags.load_and_describe(args.config, extra_args, args.size)
-    if not parent:
-        raise UserError(
-            'neither --config nor --from is given; give --config=FILE[:ROW], such as configs/quickstart.py:softmax'
-        )
-    if args.size:
-        raise UserError(
-            f'--size={args.size} is for a row of --config; remove it, because a fork keeps the size of its run'
-        )
-    source_dir = parent.run_dir if parent.run_dir.has_run() else run_dir
-    spec, row = config_flags.load_run_config(source_dir, make_absolute(run_dir.path).name, extra_args)
-    description = config_flags.describe_optimizer_source(row, spec) if parent.takes == 'params' else None
-    expected = (
-        config_flags.load_expected_sinks(row['config'], row['size'], row['overrides']) if row['config'] else None
-    )
-    return spec, row, description, expected
-
-
-def train_and_classify_errors(
-    request: RunRequest, *callbacks: Any, group: ProcessGroup, origin: Any, args: argparse.Namespace
-) -> tuple[ExitStatus, list[dict]]:
-    """Run the training loop, and turn its errors into an exit status.
-
-    Returns:
-        The exit status, on which all processes agree; and the metric records, which are [] unless the run is done.
-    """
-    from sinklab.train import loop
-    from sinklab.train.run_outcome import (
-        DivergedError,
-        ReplicaMismatchError,
-        StoppedBySignal,
-        classify_error,
-    )
-
-    run_dir = request.run_dir
-    try:
-        records = loop.train(
-            request.spec,
-            request.layout,
-            run_dir,
-            request.row,
-            *callbacks,
-            group=group,
-            origin=origin,
-            grace_seconds=args.grace,
-            step_timeout=args.step_timeout,
-        )
-    except DivergedError as error:
-        message = f'{error}: the run has diverged; {format_last_checkpoint(run_dir)}'
-        return dataclasses.replace(classify_error(error), message=message), []
-    except (ReplicaMismatchError, StoppedBySignal) as error:
-        return classify_error(error), []
-    return ExitStatus('done', f'{run_dir}: {format_last_record(records[-1])}' if records else ''), records
-
-
-def start_progress(request: RunRequest, stack: contextlib.ExitStack) -> Any:
-    """Start the progress display of the run, which ends with the exit stack."""
-    from sinklab.cli.progress import ProgressCallback
-
-    name = request.row['row'] or request.row['config']
-    return stack.enter_context(
-        ProgressCallback(name, request.spec, request.compilation_cache, row_description=request.description)
-    )
-
-
-def get_profile_steps(args: argparse.Namespace, run_dir: RunDir, spec: Spec) -> range | None:
-    """Return the steps that --profile traces; None if it is not given."""
-    from sinklab.train.callbacks import parse_profile_steps
-
-    return None if args.profile is None else parse_profile_steps(args.profile, run_dir, spec.optimizer.steps)
+    if not flag or not flag.run_dir.has_run():
+        return None
+    return WarmStart(flag.run_dir, step, read_spec(flag.run_dir), flag.takes)
 
 
 def make_callbacks(
@@ -384,15 +317,13 @@ def make_callbacks(
     from sinklab.train import callbacks as callbacks_module
     from sinklab.train.callbacks import BestEffortCallback
 
-    callbacks = (
-        [BestEffortCallback(callbacks_module.TensorBoardCallback(request.run_dir), 'TensorBoard', print_message)]
-        if args.tensorboard
-        else []
-    )
+    callbacks = []
+    if args.tensorboard:
+        tensorboard = callbacks_module.TensorBoardCallback(request.run_dir)
+        callbacks.append(BestEffortCallback(tensorboard, 'TensorBoard', print_message))
     if args.wandb:
-        callbacks.append(
-            BestEffortCallback(callbacks_module.WandbCallback(request.run_dir), 'Weights & Biases', print_message)
-        )
+        wandb = callbacks_module.WandbCallback(request.run_dir)
+        callbacks.append(BestEffortCallback(wandb, 'Weights & Biases', print_message))
     if request.profile_steps:
         profiler = callbacks_module.ProfilerCallback(request.run_dir, request.profile_steps, print_message)
         callbacks.append(stack.enter_context(profiler))
@@ -408,7 +339,7 @@ def collect_shared_settings(spec: Any, layout: Any, parent: WarmStartFlag | None
     from sinklab.environment import describe_code
 
     config = flatten_dict(dataclasses.asdict(spec), 'config')
-    if str(config['config.data.source']).startswith('store:'):
+    if spec.data.source.startswith('store:'):
         del config['config.data.source']
     settings = describe_code() | flatten_dict(dataclasses.asdict(layout), 'layout') | config
     return settings | {'--from': parent and [parent.takes, parent.step]}
@@ -430,28 +361,15 @@ def print_results(
     from sinklab.cli import terminal
     from sinklab.report import summary_table
 
-    if not records:
-        return
     name, console = row['row'] or row['config'], terminal.make_console(width=100)
     headings, rows = summary_table.make_metric_table(records, row.get('published') or {})
-    console.print(
-        escape_control(f'{name}: done, {summary_table.format_steps_and_seconds(records[-1])}'), soft_wrap=True
-    )
+    console.print(f'{name}: done, {summary_table.format_steps_and_seconds(records[-1])}', soft_wrap=True)
     terminal.print_table(console, headings, rows, left_columns=['what it is'], wrap_columns=['what it is'])
     if published := summary_table.describe_published(row, headings):
-        console.print(escape_control(published), soft_wrap=not console.is_terminal)
+        console.print(published, soft_wrap=not console.is_terminal)
     summary = summary_table.format_comparison(
         {name: summary_table.summarize_sink(records)},
         *(expected or summary_table.collect_published_rates({name: row})),
     )
-    console.print(escape_control(f'{summary}; run: {run_dir}'), soft_wrap=not console.is_terminal)
-    print(f'For a report with plots: {join_shell(["sinklab", "report", run_dir])}')
-
-
-def format_last_checkpoint(run_dir: RunDir) -> str:
-    step = digests.find_newest_step(run_dir)
-    return (
-        'no checkpoint was saved'
-        if step is None
-        else f'the last good checkpoint is {run_dir.checkpoint_dir / str(step)}'
-    )
+    console.print(f'{summary}; run: {run_dir}', soft_wrap=not console.is_terminal)
+    print(f'For a report with plots: {shlex.join(["sinklab", "report", str(run_dir)])}')

@@ -1,4 +1,6 @@
-"""Parsing and formatting of --seeds."""
+"""Parsing of --seeds."""
+
+import re
 
 from sinklab.errors import UserError
 
@@ -7,38 +9,18 @@ SEEDS_HELP = "a count (3: seeds 0, 1, 2) or a comma-separated list ('0,2,5'; '2,
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Parse --seeds into a list of seeds.
-
-    Args:
-        text: A count N, for seeds 0 to N - 1, or a comma-separated list of different seeds; 'N,' is seed N alone.
+    """Parse --seeds: a count N, for seeds 0 to N - 1, or a comma-separated list; 'N,' is seed N alone.
 
     Raises:
-        UserError: The text is neither, or the count is not from 1 to MAX_SEEDS.
+        UserError: The text is neither, the count is not from 1 to MAX_SEEDS, or a seed is given twice.
     """
-    count = parse_uint32(text)
-    if count is not None and 1 <= count <= MAX_SEEDS:
-        return list(range(count))
-    if count is not None:
-        raise UserError(
-            f'--seeds={text} is a count, from 1 to {MAX_SEEDS}; for seed {count} alone give --seeds={count},'
-        )
-    parsed = [parse_uint32(seed) for seed in text.removesuffix(',').split(',')] if ',' in text else []
-    seeds = [seed for seed in parsed if seed is not None]
-    if not seeds or len(set(seeds)) < len(parsed):
-        raise UserError(
-            f'--seeds={text}: give a count, such as --seeds=3, or whole numbers from 0 to 2^32 - 1, each once, such '
-            'as --seeds=0,1,2'
-        )
-    return seeds
-
-
-def parse_uint32(text: str) -> int | None:
-    """Parse a seed, a whole number from 0 to 2^32 - 1; return None if the text is not one."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
-        return None
-    number = int(text)
-    return number if number < 2**32 else None
-
-
-def format_seeds(seeds: list[int]) -> str:
-    return ', '.join(map(str, seeds)) if len(seeds) < 6 else f'{seeds[0]} to {seeds[-1]}'
+    if not re.fullmatch(r'[0-9]{1,10}(,[0-9]{1,10})*,?', text):
+        raise UserError(f'--seeds={text}: give {SEEDS_HELP}')
+    numbers = [int(number) for number in text.removesuffix(',').split(',')]
+    if ',' not in text:
+        if not 1 <= numbers[0] <= MAX_SEEDS:
+            raise UserError(f'--seeds={text} is a count, from 1 to {MAX_SEEDS}; for one seed give --seeds={text},')
+        return list(range(numbers[0]))
+    if len(set(numbers)) < len(numbers) or max(numbers) >= 2**32:
+        raise UserError(f'--seeds={text}: give whole numbers below 2^32, each once')
+    return numbers

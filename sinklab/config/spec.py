@@ -1,26 +1,29 @@
 """The schema of a config: each field with its type, allowed values, default and help.
 
-The defaults are the paper's 60M baseline. configs/default.py has the same values as a config file.
+The defaults are the paper's 60M baseline; configs/default.py makes a config file of them.
 """
 
 import dataclasses
-from typing import Annotated, Any, Literal
+import functools
+import sys
+from typing import Annotated, Any, Literal, get_type_hints
 
-from sinklab.schema import (
-    Bool,
-    Constraint,
-    DecayRate,
-    FiniteFloat,
-    LeftOpenUnitInterval,
-    NonEmptyStr,
-    NonNegativeFloat,
-    NonNegativeInt,
-    OpenUnitInterval,
-    PositiveFloat,
-    PositiveInt,
-    Seed,
-    UnitInterval,
-)
+from msgspec import Meta
+
+MAX_FLOAT = sys.float_info.max
+# Steps and array indices are int32.
+PositiveInt = Annotated[int, Meta(ge=1, lt=2**31, description='a whole number of at least 1, below 2^31')]
+NonNegativeInt = Annotated[int, Meta(ge=0, lt=2**31, description='a whole number of at least 0, below 2^31')]
+Bool = Annotated[bool, Meta(description='True or False')]
+FiniteFloat = Annotated[float, Meta(ge=-MAX_FLOAT, le=MAX_FLOAT, description='a finite number')]
+PositiveFloat = Annotated[float, Meta(gt=0, le=MAX_FLOAT, description='a finite number above 0')]
+NonNegativeFloat = Annotated[float, Meta(ge=0, le=MAX_FLOAT, description='a finite number of at least 0')]
+OpenUnitInterval = Annotated[float, Meta(gt=0, lt=1, description='a number between 0 and 1, both excluded')]
+LeftOpenUnitInterval = Annotated[float, Meta(gt=0, le=1, description='a number above 0 and at most 1')]
+UnitInterval = Annotated[float, Meta(ge=0, le=1, description='a number from 0 to 1')]
+DecayRate = Annotated[float, Meta(ge=0, lt=1, description='a number of at least 0 and below 1')]
+Seed = Annotated[int, Meta(ge=0, lt=2**32, description='a whole number from 0 to 2^32 - 1')]
+NonEmptyStr = Annotated[str, Meta(min_length=1, description='a text that is not empty')]
 
 # The normalizers that each similarity can be combined with.
 NORMALIZERS_BY_SIMILARITY: dict[str, tuple[str, ...]] = {
@@ -363,7 +366,7 @@ class ProbeConfig:
     """Steps between two probes, which measure attention; 0: only at the start and at the end."""
     sequences: PositiveInt = 100
     """Number of probe sequences."""
-    length: Annotated[int, Constraint('at least 2', lambda x: x >= 2)] = 64
+    length: Annotated[int, Meta(ge=2, description='at least 2')] = 64
     """Tokens of a probe sequence (T of the metrics)."""
     keys: PositiveInt = 10
     """Importance alpha_k and Sink_k are reported for keys 1 to this number."""
@@ -382,7 +385,7 @@ class CheckpointConfig:
     every_minutes: NonNegativeFloat = 0.0
     """Minutes after the last checkpoint until another one is saved, by the clock of process 0; 0: by
     steps only."""
-    keep: Annotated[int, Constraint('at least 2, so that there is one before the newest', lambda x: x >= 2)] = 3
+    keep: Annotated[int, Meta(ge=2, description='at least 2, so that there is one before the newest')] = 3
     """Number of newest checkpoints that are kept."""
     keep_every_steps: NonNegativeInt = 0
     """Checkpoints of steps that are multiples of this are never deleted; 0: none."""
@@ -420,28 +423,14 @@ class Spec:
     """Seed of the initial parameters."""
 
 
-# Fields that did not exist when older runs were written, by section. Those runs correspond to the defaults.
-FIELDS_ADDED_LATER = {
-    'model': ('kv_heads', 'rotary', 'qkv_bias', 'tied', 'global_layers', 'scaled_embedding', 'qk_norm_joint'),
-    'model.rotary': ('attention_factor',),
-    'valid': ('domain',),
-}
-
-
-def fill_missing_fields(config: Any) -> Any:
-    """Add the defaults of fields that are missing in a config of an older version."""
-    return fill_missing(config, dataclasses.asdict(Spec()))
-
-
-def fill_missing(config: Any, defaults: dict[str, Any], path: str = '') -> Any:
-    """Add the defaults of later fields that are missing in a section of a config, and in the sections in it."""
-    if not isinstance(config, dict):
-        return config
-    later = {name: defaults[name] for name in FIELDS_ADDED_LATER.get(path.removesuffix('.'), ())}
-    return {
-        name: fill_missing(value, defaults[name], f'{path}{name}.') if isinstance(defaults.get(name), dict) else value
-        for name, value in (later | config).items()
-    }
+@functools.cache
+def get_field_types(config_class: type = Spec, prefix: str = '') -> dict[str, Any]:
+    """Return the type of each field by its dotted path, with its allowed values."""
+    field_types = {}
+    for name, hint in get_type_hints(config_class, include_extras=True).items():
+        nested = dataclasses.is_dataclass(hint)
+        field_types |= get_field_types(hint, f'{prefix}{name}.') if nested else {f'{prefix}{name}': hint}
+    return field_types
 
 
 @dataclasses.dataclass(frozen=True)

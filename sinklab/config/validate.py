@@ -2,8 +2,11 @@
 
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
+import msgspec
+
+from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import (
     HYPERPARAMETERS,
     NORMALIZERS_BY_SIMILARITY,
@@ -15,23 +18,15 @@ from sinklab.config.spec import (
     OptimizerConfig,
     RotaryConfig,
     Spec,
+    get_field_types,
 )
-from sinklab.schema import parse_dataclass, raise_errors
+from sinklab.errors import UserError, format_names, format_unknown_name, raise_errors
 
 MIN_TRAINED_VOCABULARY = 258  # ids of two special tokens and 256 bytes
 MAX_TRAINED_VOCABULARY = 1 << 20  # ids that fit in memory
 MASS_INDEPENDENT_NORMALIZERS = ('none', 'count')  # normalizers that do not depend on the mass of a row
 # Fields that only text has a use for: fields of DataConfig, and fields of evaluations.
-TEXT_DATA_FIELDS = (
-    'bos',
-    'loss',
-    'fixed_position',
-    'random_first',
-    'share',
-    'tokenizer',
-    'end_token',
-    'fixed_token',
-)
+TEXT_DATA_FIELDS = 'bos', 'loss', 'fixed_position', 'random_first', 'share', 'tokenizer', 'end_token', 'fixed_token'
 TEXT_EVALUATION_FIELDS = 'probe.prepend', 'probe.inputs', 'probe.domain', 'valid.domain'
 # The fields of RotaryConfig that each scaling uses.
 ROTARY_SCALING_FIELDS: dict[str, tuple[str, ...]] = {
@@ -47,12 +42,43 @@ def parse_config(config: Mapping[str, Any]) -> Spec:
     """Parse a config (nested mapping) into a spec.
 
     Raises:
-        UserError: Fields have invalid values; or, if all fields are valid alone, some contradict each other. The
-            message lists every error.
+        UserError: Fields are unknown, missing or invalid; or, if all fields are valid alone, some contradict each
+            other. The message lists every error.
     """
-    spec = parse_dataclass(Spec, config, 'config')
+    values, field_types = flatten_dict(config, 'config'), get_field_types(Spec, 'config.')
+    errors = [format_unknown_name(path, path, field_types) for path in values.keys() - field_types.keys()]
+    if missing := [path for path in field_types if path not in values]:
+        errors.append(f'{format_names(missing)} missing; start from configs/default.py, which has every field')
+    for path in field_types.keys() & values.keys():
+        try:
+            parse_value(path, values[path], field_types[path])
+        except UserError as error:
+            errors.append(str(error))
+    raise_errors(sorted(errors))
+    spec = msgspec.convert(config, Spec)
     raise_errors(find_errors(spec))
     return spec
+
+
+def parse_value(path: str, value: Any, field_type: Any, from_text: bool = False) -> Any:
+    """Convert a value to the type of a field; raise UserError if it is not allowed there.
+
+    Args:
+        path: The name of the field, for the error message.
+        value: The value; of the command line, a text.
+        field_type: The type of the field.
+        from_text: Whether a text is parsed as the number, flag or None that it says.
+    """
+    try:
+        return msgspec.convert(None if from_text and value == 'None' else value, field_type, strict=not from_text)
+    except msgspec.ValidationError:
+        if get_origin(field_type) is Literal:
+            subject = f'{path} = {value!r}'
+            raise UserError(format_unknown_name(subject, str(value), get_args(field_type), 'allowed')) from None
+        is_optional = type(None) in get_args(field_type)
+        annotated = get_args(field_type)[0] if is_optional else field_type
+        allowed = f'{get_args(annotated)[1].description}{", or None" if is_optional else ""}'
+        raise UserError(f'{path} is {value!r}; it must be {allowed}') from None
 
 
 def find_errors(spec: Spec) -> Iterator[str]:
@@ -72,20 +98,14 @@ def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
     normalizers = NORMALIZERS_BY_SIMILARITY.get(similarity, ())
     if normalizer not in normalizers:
         allowed = ', '.join(normalizers) or 'none; see NORMALIZERS_BY_SIMILARITY in sinklab/config/spec.py'
-        yield (
-            f'{path} combines similarity {similarity} with normalizer {normalizer}, which is undefined; {similarity} '
-            f'allows: {allowed}'
-        )
+        yield f'{path} combines similarity {similarity} with normalizer {normalizer}; {similarity} allows: {allowed}'
     if (similarity, normalizer) == ('identity', 'sum') and attention.feature_map != 'elu1':
         yield (
             f'{path} divides signed scores by their sum, which may be 0; make them positive with '
             f'{path}.feature_map=elu1, or use {path}.normalizer=clamped'
         )
     if (normalizer == 'p_norm') != (attention.power is not None):
-        yield (
-            f'{path}.power is {attention.power} with normalizer {normalizer}; p_norm needs a power, and the others '
-            'need None'
-        )
+        yield f'{path}.power is {attention.power} with normalizer {normalizer}; p_norm needs a power, others None'
     if attention.offset and (similarity, normalizer) in (('exp', 'sum'), ('exp', 'p_norm')):
         yield f'{path}.offset is {attention.offset}, which cancels in exp with {normalizer}; leave it at 0'
 
@@ -100,47 +120,38 @@ def find_learned_kv_errors(model: ModelConfig) -> Iterator[str]:
     if kind not in LEARNED_KV_VALUES and value != 'learned':
         yield f'{path}.value is {value}, which kind {kind} does not use; leave it at learned'
     if (value in ('first', 'uniform')) != (learned_kv.value_norm is not None):
-        yield (
-            f'{path}.value_norm is {learned_kv.value_norm} with value {value}; '
-            'first and uniform need a number, and the others need None'
-        )
+        given = f'{path}.value_norm is {learned_kv.value_norm} with value {value}'
+        yield f'{given}; first and uniform need a number, others None'
     if learned_kv.key_width and (kind not in ('k', 'kv') or learned_kv.key_width >= model.head_width):
-        yield (
-            f'{path}.key_width is {learned_kv.key_width} with kind {kind} and head_width {model.head_width}; only '
-            'k and kv use it, and it must be below head_width (None: all dimensions)'
-        )
+        given = f'{path}.key_width is {learned_kv.key_width} with kind {kind}'
+        yield f'{given}; k and kv use it, below config.model.head_width={model.head_width}; None: all dimensions'
     adds_no_value = kind == 'logit' or (kind == 'k' and value == 'zero')
     if adds_no_value and attention.normalizer in MASS_INDEPENDENT_NORMALIZERS:
-        yield (
-            f'{path}.kind={kind} adds no value, and normalizer {attention.normalizer} ignores its mass, so it '
-            'has no effect; use kind kv, or normalizer sum'
-        )
+        problem = f'adds no value, and normalizer {attention.normalizer} ignores its mass'
+        yield f'{path}.kind={kind} {problem}, so it has no effect; use kind kv, or normalizer sum'
     if kind == 'logit' and (attention.feature_map != 'identity' or attention.similarity == 'identity'):
-        yield (
-            f'{path}.kind=logit needs feature_map identity and a similarity other than identity; use kind k instead'
-        )
+        yield f'{path}.kind=logit needs feature_map identity and another similarity than identity; use kind k'
 
 
 def find_model_errors(model: ModelConfig) -> Iterator[str]:
+    path = 'config.model'
     if model.heads == 1 and (model.columns.shared or model.gate == 'shared'):
-        yield 'config.model.heads is 1, so there is nothing to share; set columns.shared=False, or gate=elementwise'
+        yield f'{path}.heads is 1, so there is nothing to share; set columns.shared=False, or gate=elementwise'
     if model.attention.gain != 1 and (model.head_norm or model.norm in NORMS_OF_OUTPUTS):
-        yield (
-            f'config.model.attention.gain is {model.attention.gain}, which the norm after the heads cancels; '
-            'leave it at 1, or set head_norm=False and norm=pre'
-        )
+        given = f'{path}.attention.gain is {model.attention.gain}, which the norm after the heads cancels'
+        yield f'{given}; leave it at 1, or set head_norm=False and norm=pre'
     if model.ffn == 'swiglu' and model.initialization == 'released_even':
-        yield 'config.model.initialization=released_even equals released if ffn is swiglu; set it to released'
+        yield f'{path}.initialization=released_even equals released if ffn is swiglu; set it to released'
     if model.position == 'rotary' and model.head_width % 2:
-        yield f'config.model.head_width is {model.head_width}; rotary positions need an even number'
+        yield f'{path}.head_width is {model.head_width}; rotary positions need an even number'
     if model.heads % model.num_kv_heads:
-        yield f'config.model.kv_heads is {model.kv_heads}, which does not divide config.model.heads={model.heads}'
-    yield from find_rotary_errors(model.rotary, model.position, 'config.model')
+        yield f'{path}.kv_heads is {model.kv_heads}, which does not divide {path}.heads={model.heads}'
+    yield from find_rotary_errors(model.rotary, model.position, path)
     yield from find_global_layers_errors(model)
     if model.qk_norm_joint and not model.qk_norm:
-        yield 'config.model.qk_norm_joint has no effect without config.model.qk_norm=True; set both, or neither'
+        yield f'{path}.qk_norm_joint has no effect without {path}.qk_norm=True; set both, or neither'
     if model.position == 'absolute' and model.width % 2:
-        yield f'config.model.width is {model.width}; absolute positions need an even number'
+        yield f'{path}.width is {model.width}; absolute positions need an even number'
 
 
 def find_rotary_errors(rotary: RotaryConfig, position: str, section: str) -> Iterator[str]:
@@ -148,16 +159,16 @@ def find_rotary_errors(rotary: RotaryConfig, position: str, section: str) -> Ite
     for name in ROTARY_SCALING_FIELDS['yarn']:
         scalings = [scaling for scaling, fields in ROTARY_SCALING_FIELDS.items() if name in fields]
         if (getattr(rotary, name) is None) == (rotary.scaling in scalings):
-            description = f'{path}.{name} is {getattr(rotary, name)} with scaling {rotary.scaling}'
-            yield f'{description}; it must be a number for {" and ".join(scalings)}, and None for others'
+            given = f'{path}.{name} is {getattr(rotary, name)} with scaling {rotary.scaling}'
+            yield f'{given}; it must be a number for {" and ".join(scalings)}, and None for others'
     if rotary.scaling in ('llama3', 'yarn') and rotary.slow and rotary.fast and rotary.slow >= rotary.fast:
         yield f'{path}.slow and fast are {rotary.slow} and {rotary.fast}; slow must be less than fast'
-    defaults = RotaryConfig()
-    if position != 'rotary' and (rotary.base, rotary.scaling) != (defaults.base, defaults.scaling):
-        yield (
-            f'{path} has base {rotary.base:g} and scaling {rotary.scaling}, which position {position} does '
-            f'not use; leave them at {defaults.base:g} and {defaults.scaling}'
+    default = RotaryConfig()
+    if position != 'rotary' and (rotary.base, rotary.scaling) != (default.base, default.scaling):
+        given = (
+            f'{path} has base {rotary.base:g} and scaling {rotary.scaling}, which position {position} does not use'
         )
+        yield f'{given}; leave them at {default.base:g} and {default.scaling}'
 
 
 def find_global_layers_errors(model: ModelConfig) -> Iterator[str]:
@@ -181,11 +192,8 @@ def find_mask_errors(spec: Spec) -> Iterator[str]:
         value = getattr(mask, name)
         if value and value >= length:
             yield f'{path}.{name} is {value}, but windows have {length} tokens; set it below that, or to None'
-    for name in ('window', 'block'):
-        if getattr(mask, name) == 1:
-            yield f'{path}.{name} is 1, so that every query sees only itself; set it to 2 or more, or to None'
-    if mask.prefix == 1:
-        yield f'{path}.prefix is 1, but every query already sees the first token; set it to 2 or more, or to None'
+        if value == 1:
+            yield f'{path}.{name} is 1, and a query sees itself anyway; set it to 2 or more, or to None'
     if mask.prefix and mask.document:
         yield f'{path}.prefix shows the first document to all others; set {path}.document to False, or prefix to None'
     if spec.data.task != 'text' and (mask.document or spec.data.positions == 'reset'):
@@ -196,49 +204,35 @@ def find_mask_errors(spec: Spec) -> Iterator[str]:
 
 def find_position_reset_errors(model: ModelConfig) -> Iterator[str]:
     """Yield error messages about positions that restart at each document."""
-    description = f'config.data.positions=reset with position {model.position}'
+    given = f'config.data.positions=reset with position {model.position}'
     if model.position == 'none':
-        yield f'{description} has no effect; set it to continued'
+        yield f'{given} has no effect; set it to continued'
     if model.position == 'alibi' or model.position.startswith('relative'):
-        yield f'{description} has no distance to another document; set it to continued, and mask.document=True'
+        yield f'{given} has no distance to another document; set it to continued, and mask.document=True'
     if model.position == 'rotary' and model.mask.document and model.columns.kind != 'sink_token':
-        yield f'{description} changes no distance within a document; set it to continued, or position to learned'
+        yield f'{given} changes no distance within a document; set it to continued, or position to learned'
 
 
 def find_optimizer_errors(optimizer: OptimizerConfig) -> Iterator[str]:
     path = 'config.optimizer'
     if optimizer.warmup_steps >= optimizer.steps:
-        yield (
-            f'{path}.warmup_steps is {optimizer.warmup_steps}, but the run has {optimizer.steps} '
-            f'steps; lower it, or raise {path}.steps'
-        )
+        given = f'{path}.warmup_steps is {optimizer.warmup_steps}, but the run has {optimizer.steps} steps'
+        yield f'{given}; lower it, or raise {path}.steps'
     for choice_field, fields_by_choice in HYPERPARAMETERS.items():
         choice = getattr(optimizer, choice_field)
         for name in dict.fromkeys(name for names in fields_by_choice.values() for name in names):
             value = getattr(optimizer, name)
-            choices_with_field = [option for option in fields_by_choice if name in fields_by_choice[option]]
-            other_choices = [option for option in fields_by_choice if option not in choices_with_field]
-            if (value is None) == (choice in choices_with_field):
-                yield (
-                    f'{path}.{name} is {value} with {choice_field} {choice}; it must be a number for '
-                    f'{" and ".join(choices_with_field)}, and None for {" and ".join(other_choices)}'
-                )
+            users = [option for option in fields_by_choice if name in fields_by_choice[option]]
+            others = [option for option in fields_by_choice if option not in users]
+            if (value is None) == (choice in users):
+                given = f'{path}.{name} is {value} with {choice_field} {choice}'
+                yield f'{given}; it must be a number for {" and ".join(users)}, and None for {" and ".join(others)}'
 
 
 def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
     path = 'config.data'
-    trains_tokenizer = data.tokenizer == 'train' and not data.source.startswith('store:')
-    if (
-        data.task == 'text'
-        and trains_tokenizer
-        and not MIN_TRAINED_VOCABULARY <= model.vocabulary <= MAX_TRAINED_VOCABULARY
-    ):
-        yield (
-            f'config.model.vocabulary is {model.vocabulary}; a tokenizer trained here has at least '
-            f'{MIN_TRAINED_VOCABULARY} ids (two special tokens and 256 bytes) and at most {MAX_TRAINED_VOCABULARY}'
-        )
     if data.task == 'text':
-        yield from find_special_token_errors(data, model)
+        yield from find_token_errors(data, model)
     for name in ('fixed_position', 'random_last'):
         position = getattr(data, name)
         if position and position > data.length:
@@ -249,17 +243,12 @@ def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
     if (first is None) != (last is None) or (first or 0) > (last or 0):
         yield f'{path}.random_first and random_last are {first} and {last}; give both, in this order, or neither'
     if first and last and data.fixed_position and first <= data.fixed_position <= last:
-        yield (
-            f'{path}.fixed_position is {data.fixed_position}, among the random tokens ({first} to {last}); '
-            'set one of them to None'
-        )
+        given = f'{path}.fixed_position is {data.fixed_position}, among the random tokens ({first} to {last})'
+        yield f'{given}; set one of them to None'
     if (data.task == 'backcopy') != (data.triggers is not None):
         yield f'{path}.triggers is {data.triggers} with task {data.task}; backcopy needs a number, text needs None'
     if data.triggers and data.triggers > model.vocabulary - 2:
-        yield (
-            f'{path}.triggers is {data.triggers}; with {model.vocabulary} ids, at most '
-            f'{model.vocabulary - 2} are possible'
-        )
+        yield f'{path}.triggers is {data.triggers}; at most config.model.vocabulary - 2 = {model.vocabulary - 2}'
     if data.task == 'backcopy':
         for name in TEXT_DATA_FIELDS:
             value, default = getattr(data, name), getattr(DataConfig(), name)
@@ -267,44 +256,39 @@ def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
                 yield f'{path}.{name} is {value}, which backcopy does not use; leave it at {default}'
 
 
-def find_special_token_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
-    ids, paths = (data.end_token, data.fixed_token), 'config.data.end_token and fixed_token'
-    if data.end_token == data.fixed_token or max(ids) >= model.vocabulary:
-        yield (
-            f'{paths} are {ids[0]} and {ids[1]}; they must be two ids below '
-            f'config.model.vocabulary={model.vocabulary}'
-        )
-    if data.tokenizer == 'train' and not data.source.startswith('store:') and ids != (0, 1):
-        yield f'{paths} are {ids[0]} and {ids[1]}; a tokenizer trained here has the ids 0 and 1'
+def find_token_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
+    """Yield error messages about the vocabulary and the special tokens of text."""
+    end, fixed, path = data.end_token, data.fixed_token, 'config.data'
+    trains_tokenizer = data.tokenizer == 'train' and not data.source.startswith('store:')
+    vocabulary, given = model.vocabulary, f'{path}.end_token and fixed_token are {end} and {fixed}'
+    if trains_tokenizer and not MIN_TRAINED_VOCABULARY <= vocabulary <= MAX_TRAINED_VOCABULARY:
+        limits = f'{MIN_TRAINED_VOCABULARY} (two special tokens and 256 bytes) to {MAX_TRAINED_VOCABULARY}'
+        yield f'config.model.vocabulary is {vocabulary}; a tokenizer trained here has {limits} ids'
+    if end == fixed or max(end, fixed) >= vocabulary:
+        yield f'{given}; they must be two ids below config.model.vocabulary={vocabulary}'
+    if trains_tokenizer and (end, fixed) != (0, 1):
+        yield f'{given}; a tokenizer trained here has the ids 0 and 1'
     if data.loss == 'assistant' and not data.source.startswith(('chat:', 'mixture:', 'store:')):
-        yield f'config.data.loss is assistant, and config.data.source={data.source} has no roles; set it to all'
+        yield f'{path}.loss is assistant, and {path}.source={data.source} has no roles; set it to all'
 
 
 def find_probe_errors(spec: Spec) -> Iterator[str]:
-    probe, data = spec.probe, spec.data
+    probe, data, prefix, path = spec.probe, spec.data, spec.model.mask.prefix, 'config.probe'
     if probe.length > data.length:
-        yield (
-            f'config.probe.length is {probe.length}, longer than a window (config.data.length is '
-            f'{data.length}); use at most that many tokens'
-        )
+        yield f'{path}.length is {probe.length}; use at most config.data.length={data.length} tokens'
     if probe.keys > probe.length:
-        yield f'config.probe.keys is {probe.keys}; a probe sequence has {probe.length} keys'
-    if spec.model.mask.prefix and spec.model.mask.prefix > probe.keys:
-        yield (
-            f'config.probe.keys is {probe.keys}, fewer than the {spec.model.mask.prefix} tokens of the prefix; '
-            'raise it'
-        )
+        yield f'{path}.keys is {probe.keys}; a probe sequence has {probe.length} keys'
+    if prefix and prefix > probe.keys:
+        yield f'{path}.keys is {probe.keys}, fewer than the {prefix} tokens of the prefix; raise it'
     if data.fixed_position and data.fixed_held_out and data.fixed_position > probe.length:
-        yield (
-            f'config.data.fixed_position is {data.fixed_position}, after the {probe.length} tokens of a probe; '
-            'raise config.probe.length'
-        )
+        given = f'config.data.fixed_position is {data.fixed_position}, after the {probe.length} tokens of a probe'
+        yield f'{given}; raise {path}.length'
     if probe.prepend == 'eos' and data.fixed_position == 1 and data.fixed_held_out:
-        yield 'config.data.fixed_position=1 overwrites config.probe.prepend=eos; set one of them to None or none'
+        yield f'config.data.fixed_position=1 overwrites {path}.prepend=eos; set one of them to None or none'
     if probe.prepend == 'eos' and (spec.model.mask.document or data.positions == 'reset'):
-        yield 'config.probe.prepend=eos ends a document before the text, which then does not see it; set it to bos'
+        yield f'{path}.prepend=eos ends a document before the text, which then does not see it; set it to bos'
     if probe.domain and probe.inputs != 'natural':
-        yield f'config.probe.domain is {probe.domain}, and {probe.inputs} inputs have no domain; set it to None'
+        yield f'{path}.domain is {probe.domain}, and {probe.inputs} inputs have no domain; set it to None'
     for name in TEXT_EVALUATION_FIELDS:
         get_field = operator.attrgetter(name)
         value, default = get_field(spec), get_field(Spec())
@@ -315,7 +299,5 @@ def find_probe_errors(spec: Spec) -> Iterator[str]:
 def find_checkpoint_errors(checkpoint: CheckpointConfig) -> Iterator[str]:
     keep_every, save_every, path = checkpoint.keep_every_steps, checkpoint.every_steps, 'config.checkpoint'
     if keep_every and (not save_every or keep_every % save_every):
-        yield (
-            f'{path}.keep_every_steps is {keep_every}, and {path}.every_steps={save_every} saves none at some of '
-            'these steps; set it to a multiple, or to 0'
-        )
+        given = f'{path}.keep_every_steps is {keep_every}, where {path}.every_steps={save_every} saves nothing'
+        yield f'{given}; set it to a multiple, or to 0'

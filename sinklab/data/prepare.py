@@ -49,9 +49,8 @@ from sinklab.data.tokenizer import (
     get_vocabulary_size,
     read_tokenizer_json,
 )
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.escape import escape_control
-from sinklab.schema import format_unknown_name
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import (
     TEMPORARY_SUFFIX,

@@ -17,8 +17,7 @@ from sinklab.data.documents import DamagedDocument, Document, Source, SourcePiec
 from sinklab.data.source_files import SourceFile, is_text_file, match_files, translate_read_errors
 from sinklab.data.source_formats import FORMATS, TEXT_FORMAT, ContentReader, FieldNames, get_record_format
 from sinklab.data.tfds import open_tfds
-from sinklab.errors import UserError, format_error
-from sinklab.schema import format_unknown_name
+from sinklab.errors import UserError, format_error, format_unknown_name
 from sinklab.storage.files import read_json
 from sinklab.storage.paths import parse_path
 

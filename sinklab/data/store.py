@@ -22,8 +22,7 @@ import numpy as np
 
 from sinklab.data.source_files import translate_read_errors
 from sinklab.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_json
-from sinklab.errors import UserError
-from sinklab.schema import format_unknown_name
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import (
     atomic_write,

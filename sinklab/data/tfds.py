@@ -16,8 +16,7 @@ import numpy as np
 from sinklab.data.documents import DamagedDocument, Document, Source, SourcePiece
 from sinklab.data.source_files import import_library
 from sinklab.data.source_formats import FieldNames, convert_records, parse_field_options, read_text
-from sinklab.errors import UserError, format_error
-from sinklab.schema import format_unknown_name
+from sinklab.errors import UserError, format_error, format_unknown_name
 
 EXAMPLES_PER_READ = 32  # examples read at once
 MAX_PIECES = 64  # pieces of a split

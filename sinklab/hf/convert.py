@@ -26,13 +26,12 @@ from sinklab.config.spec import ModelConfig, Spec
 from sinklab.data import tokenizer as tokens
 from sinklab.data.store import TOKENIZER_FILE
 from sinklab.data.tokenizer import Tokenizer
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.hf import files
 from sinklab.hf.files import import_hf_library
 from sinklab.model.transformer import Transformer
 from sinklab.parallel import sharding
 from sinklab.run_dir import RunDir
-from sinklab.schema import format_unknown_name
 from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder, resolve_name
 from sinklab.storage.paths import is_remote
 

@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.errors import UserError, format_error
+from sinklab.errors import UserError, format_error, format_unknown_name
 from sinklab.hf import files
 from sinklab.hf.convert import suppress_transformers_logs
 from sinklab.hf.files import import_hf_library
 from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX
-from sinklab.schema import format_unknown_name
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import bdtrc
 
-from sinklab.errors import UserError, format_error
+from sinklab.errors import UserError, format_error, format_unknown_name
 from sinklab.escape import escape_markdown
 from sinklab.metrics import registry
 from sinklab.metrics.metric import format_fixed
@@ -29,7 +29,6 @@ from sinklab.report.sweep_table import (
     get_short_label,
 )
 from sinklab.run_dir import RunDir
-from sinklab.schema import format_unknown_name
 
 VERDICTS = (
     'contradicted',

@@ -17,7 +17,6 @@ from sinklab.sweep import plan
 from sinklab.sweep.plan import SweepRun
 
 CLAIMS_FILE, VERDICTS_FILE = 'claims.json', 'verdicts.json'
-CLAIMS_FIELDS = 'size', 'overrides', 'same', 'configs', 'runs'
 
 
 def expand_same_rows(claims_data: dict) -> dict[str, dict]:
@@ -55,27 +54,11 @@ def read_or_create(workdir: str, header: dict) -> dict:
 
 
 def read_results(path: Path, advice: str = f'give a {CLAIMS_FILE} that sinklab claims has written') -> dict:
-    """Read claims.json.
-
-    Args:
-        path: The file.
-        advice: What the user can do if the file cannot be read.
-
-    Raises:
-        UserError: The file cannot be read, lacks a field or does not match its schema.
-    """
-    if path.is_dir():
-        raise UserError(f'{path} is a folder; {advice}')
-    if not path.exists():
-        raise UserError(f'{path} does not exist; {advice}')
+    """Read claims.json; raise UserError, which ends with `advice`, if it cannot be read or lacks a field."""
     try:
-        claims_data = read_json(path, object, advice)
+        return read_json(path, Claims, advice)
     except OSError as error:
         raise UserError(f'{path} cannot be read ({format_error(error)}); {advice}') from error
-    missing = [name for name in CLAIMS_FIELDS if not isinstance(claims_data, dict) or name not in claims_data]
-    if missing:
-        raise UserError(f'{path} has no {", ".join(missing)}; {advice}')
-    return read_json(path, Claims, advice)
 
 
 def get_flat_config(spec: Spec) -> dict:
@@ -84,10 +67,13 @@ def get_flat_config(spec: Spec) -> dict:
     return {path: value for path, value in config.items() if path.partition('.')[0] not in ('checkpoint', 'log')}
 
 
+def get_measured_config(claims_data: dict, row: str) -> dict:
+    """Return the flattened config of a measured row, with defaults for fields that did not exist then."""
+    return get_flat_config(Spec()) | get_base_config(claims_data['configs']) | claims_data['configs'][row]
+
+
 def find_changed_rows(claims_data: dict, specs: Mapping[str, Spec | None]) -> dict[str, str]:
     """Find the rows whose config differs from the one that was measured.
-
-    A field that did not exist at the time of the measurement counts as having had its default.
 
     Args:
         claims_data: The content of claims.json.
@@ -98,29 +84,18 @@ def find_changed_rows(claims_data: dict, specs: Mapping[str, Spec | None]) -> di
     """
     changed_rows = {}
     for row in claims_data['configs']:
-        old_config, new_config = get_measured_config(claims_data, row), specs[row] and get_flat_config(specs[row])
-        changes = (
-            format_differences(old_config, {path: new_config.get(path) for path in old_config})
-            if new_config
-            else ['gone']
-        )
-        if changes:
+        spec, old_config = specs[row], get_measured_config(claims_data, row)
+        if spec is None:
+            changed_rows[row] = 'gone'
+            continue
+        new_config = get_flat_config(spec)
+        if changes := format_differences(old_config, {path: new_config.get(path) for path in old_config}):
             changed_rows[row] = ', '.join(changes)
     return changed_rows
 
 
 def find_equal_rows(claims_data: dict, specs: Mapping[str, Spec]) -> dict[str, str]:
-    """Find measured rows whose configs are equal to those of rows without runs.
-
-    A field that did not exist at the time of the measurement counts as having had its default.
-
-    Args:
-        claims_data: The content of claims.json.
-        specs: {row: config}.
-
-    Returns:
-        {row of `specs`: a measured row with the same config}.
-    """
+    """Return {row of `specs`: a measured row with the same config}, for rows without runs."""
 
     def make_key(config: Mapping) -> str:
         return json.dumps(config, sort_keys=True)
@@ -128,11 +103,6 @@ def find_equal_rows(claims_data: dict, specs: Mapping[str, Spec]) -> dict[str, s
     row_of_config = {make_key(get_measured_config(claims_data, row)): row for row in claims_data['runs']}
     keys = {row: make_key(get_flat_config(spec)) for row, spec in specs.items()}
     return {row: row_of_config[key] for row, key in keys.items() if key in row_of_config}
-
-
-def get_measured_config(claims_data: dict, row: str) -> dict:
-    """Return the flattened config of a measured row, with defaults for fields that did not exist then."""
-    return get_flat_config(Spec()) | get_base_config(claims_data['configs']) | claims_data['configs'][row]
 
 
 def get_base_config(configs: dict[str, dict]) -> dict:
@@ -184,12 +154,9 @@ def list_run_dirs(workdir: Path) -> list[Path]:
     """List the existing run folders of a folder that `sinklab claims` filled; return [] for any other folder."""
     if not (workdir / CLAIMS_FILE).exists():
         return []
-    advice = 'restore it, or remove it and give the run folders'
-    seeds_of_row = read_results(workdir / CLAIMS_FILE, advice)['runs']
-    run_paths = [
-        workdir / plan.get_run_dir_name(row, int(seed)) for row, seeds in seeds_of_row.items() for seed in seeds
-    ]
-    return [path for path in run_paths if RunDir(path).has_run()]
+    runs = read_results(workdir / CLAIMS_FILE, 'restore it, or remove it and give the run folders')['runs']
+    names = [plan.get_run_dir_name(row, int(seed)) for row, seeds in runs.items() for seed in seeds]
+    return [workdir / name for name in names if RunDir(workdir / name).has_run()]
 
 
 def read_verdicts(workdir: Path) -> list[dict]:
