@@ -26,8 +26,10 @@ def shorten_text(text: str, max_length: int | None = MAX_ERROR_LENGTH) -> str:
 
 def format_names(names: list[str], max_names: int = 4) -> str:
     """Join names by commas; after the first `max_names`, give the number of the others."""
-    return (
-        ', '.join(names)
-        if len(names) <= max_names
-        else f'{", ".join(names[:max_names])} and {len(names) - max_names} more'
-    )
+    more = f' and {len(names) - max_names} more' if len(names) > max_names else ''
+    return ', '.join(names[:max_names]) + more
+
+
+def format_extra_command(extra: str) -> str:
+    """Return the command that installs an optional extra of sinklab, such as `hf`, in a clone."""
+    return f"pip install -e '.[{extra}]'"

@@ -1,11 +1,11 @@
 """Checks of a run folder before a run starts or resumes in it."""
 
 import dataclasses
+import shlex
 
 from sinklab.config.differences import flatten_dict, format_differences
 from sinklab.config.spec import EXTENDABLE_SCHEDULES, Spec, is_changeable
 from sinklab.errors import UserError
-from sinklab.escape import join_shell, quote_shell
 from sinklab.run_dir import RUN_FILES, RunDir
 from sinklab.storage import untrusted_files
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX
@@ -50,12 +50,12 @@ def check_run_dir(run_dir: RunDir, spec: Spec, remedy: str | None = None) -> Non
         if foreign_entries:
             raise UserError(
                 f'{run_dir} contains files but no run ({foreign_entries[0].name}); give a new folder, e.g. '
-                f'{quote_shell(f"--workdir={run_dir}/run")}'
+                f'{shlex.quote(f"--workdir={run_dir}/run")}'
             )
         return
     check_files(run_dir)
     saved_config, new_config = load_flat_configs(run_dir, spec)
-    advice = remedy or f'give a new folder, e.g. {quote_shell(f"--workdir={run_dir}-2")}'
+    advice = remedy or f'give a new folder, e.g. {shlex.quote(f"--workdir={run_dir}-2")}'
     if new_config.keys() != saved_config.keys():
         removed_fields, missing_fields = (
             ', '.join(sorted(config.keys() - other_config))
@@ -164,7 +164,7 @@ def check_step_change(run_dir: RunDir, spec: Spec, saved_steps: int, remedy: str
             else []
         )
         remedy_text = 'fork it' if checkpoint_steps else 'give a new folder'
-        advice = f'{remedy_text}: {join_shell([*fork_flags, f"--workdir={run_dir}-2"])}'
+        advice = f'{remedy_text}: {shlex.join([*fork_flags, f"--workdir={run_dir}-2"])}'
         raise UserError(
             f'{run_dir}: the learning rates of a {schedule} schedule depend on the number of steps, so '
             f'config.{STEPS_FIELD} cannot change from {saved_steps} to {steps}; {remedy or advice}'

@@ -1,11 +1,11 @@
 """References to runs, checkpoints and open models, as commands take them."""
 
 import re
+import shlex
 
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config
 from sinklab.errors import UserError
-from sinklab.escape import join_shell
 from sinklab.run_dir import RunDir
 from sinklab.storage import untrusted_files
 from sinklab.storage.untrusted_files import DamagedFileError
@@ -107,8 +107,8 @@ def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> Use
         problem = 'is an open model' if has_prefix or is_gguf_file else 'contains an open model'
         model_ref = run_ref if has_prefix else f'{GGUF_PREFIX if is_gguf_file else HF_PREFIX}{run_ref}'
         if accepts_hf_models:
-            return UserError(f'{run_ref} {problem}; give {join_shell([model_ref])}')
-        import_command = join_shell(['sinklab', 'checkpoint', 'import', model_ref, '--out=runs/imported'])
+            return UserError(f'{run_ref} {problem}; give {shlex.join([model_ref])}')
+        import_command = shlex.join(['sinklab', 'checkpoint', 'import', model_ref, '--out=runs/imported'])
         return UserError(
             f'{run_ref} {problem}, but a run is needed; make a run of it with {import_command}, '
             'and give runs/imported'
@@ -117,7 +117,7 @@ def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> Use
     if not accepts_hf_models:
         return UserError(f'{run_ref} {problem}; give the folder of a run')
     is_hub_id = re.fullmatch(r'[\w-]+/[\w.-]+', run_ref)
-    hf_ref = join_shell([f'{HF_PREFIX}{run_ref}']) if is_hub_id else f'{HF_PREFIX}PATH_OR_ID'
+    hf_ref = shlex.join([f'{HF_PREFIX}{run_ref}']) if is_hub_id else f'{HF_PREFIX}PATH_OR_ID'
     return UserError(f'{run_ref} {problem}; give the folder of a run, or {hf_ref} for an open model')
 
 

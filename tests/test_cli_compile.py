@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sinklab.cli.main import main
-from sinklab.install_commands import format_package_command
+from sinklab.errors import format_package_command
 from sinklab.planning import topology
 
 pytestmark = pytest.mark.skipif(

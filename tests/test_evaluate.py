@@ -19,7 +19,7 @@ from sinklab.analysis import lm_eval
 from sinklab.analysis.lm_eval import SinklabLM
 from sinklab.analysis.run_model import RunModel
 from sinklab.cli.main import main
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import format_extra_command
 from sinklab.run_dir import RunDir
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,7 @@ import requests
 from emulators import Answer
 from storage_failures import STORAGE_OPERATIONS, answer_always, read_file, write_file
 
-from sinklab.errors import UserError
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import UserError, format_extra_command
 from sinklab.storage import retry
 from sinklab.storage.paths import parse_path
 

@@ -18,7 +18,7 @@ from stores import encode_lines, get_source_error, make_conversation, read_docum
 from sinklab.data import source_files
 from sinklab.data.documents import DamagedDocument, Document
 from sinklab.data.sources import open_source
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import format_extra_command
 
 TEXTS = ['first\nfile', 'zwei ü 中文 😀', '\u2028 \u0085 \x00', '', ' \n', 'a "quoted" \\ line']
 

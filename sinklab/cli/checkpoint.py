@@ -77,8 +77,6 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab checkpoint {args.action} --help')
     return ACTIONS[args.action][2](args)
 
 
@@ -145,9 +143,6 @@ def verify_checkpoints(args: argparse.Namespace) -> int:
 def restore_parameters(args: argparse.Namespace) -> int:
     import jax
 
-    from sinklab import compilation_cache
-
-    compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
     from sinklab.checkpoint import checkpointer, digests
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError
-from sinklab.escape import escape_control
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import MODEL_PREFIXES, read_spec
 from sinklab.schema import NonNegativeInt, PositiveInt, check_value
@@ -111,7 +110,7 @@ def load_checkpoint(model_ref: str) -> RunCheckpoint:
         run_dir, step = resolve_checkpoint(model_ref, accepts_hf_models=True)
         name = f'{run_dir}@{step}'
     for remark in run_dir.read_remarks():
-        print(escape_control(f'{name}: {remark}'), file=sys.stderr)
+        print(f'{name}: {remark}', file=sys.stderr)
     return RunCheckpoint(run_dir, step, read_spec(run_dir), name)
 
 

@@ -21,8 +21,7 @@ from sinklab.cli.train import add_size_argument
 from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.configs.sizes import SIZES
-from sinklab.errors import UserError
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import UserError, format_extra_command
 from sinklab.run_dir import RunDir
 from sinklab.schema import format_unknown_name
 from sinklab.storage.lease import hold_lease

@@ -20,7 +20,6 @@ from sinklab.cli import config_flags, hardware_flags
 from sinklab.cli.train import add_size_argument
 from sinklab.config.spec import Hardware, Spec
 from sinklab.errors import UserError
-from sinklab.escape import escape_control
 
 NUM_COMPILED_LAYOUTS = 3  # layouts that --fit compiles
 
@@ -156,7 +155,7 @@ def print_compiled_programs(title: str, report: dict) -> None:
     console = terminal.make_console(width=140)
     axis_links = {axis: f' across {link}' for axis, link in report['crosses'].items()}
     sizes = ' x '.join(f'{axis} {size}{axis_links.get(axis, "")}' for axis, size in report['mesh'].items())
-    console.print(f'{escape_control(title)}: {sizes}, attention {report["attention"]}, remat {report["remat"]}')
+    console.print(f'{title}: {sizes}, attention {report["attention"]}, remat {report["remat"]}')
     rows = []
     for name, program in report['programs'].items():
         peak_bytes, sent_bytes = (

@@ -15,9 +15,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from sinklab.errors import UserError, format_error
-from sinklab.escape import escape_control
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import format_error, format_extra_command
 
 EXTRA_OF_PACKAGE = {
     'matplotlib': 'report',
@@ -47,8 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab doctor --help')
     if args.kernels:
         return check_backends(args.json)
     checks = {name: run_check(check) for name, check in CHECKS.items()}
@@ -60,7 +56,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     else:
         print_installation(report)
     for name in failed_checks:
-        print(f'sinklab doctor: {name} does not work here: {escape_control(checks[name])}', file=sys.stderr)
+        print(f'sinklab doctor: {name} does not work here: {checks[name]}', file=sys.stderr)
     return 1 if failed_checks else 0
 
 
@@ -90,12 +86,10 @@ def check_attention() -> None:
     import jax
     import jax.numpy as jnp
 
-    from sinklab import compilation_cache
     from sinklab.attn import example_specs, reference
     from sinklab.attn.mask import make_causal_mask
     from sinklab.attn.spec import AttentionSpec
 
-    compilation_cache.install_verified_cache()
     x = jax.random.uniform(jax.random.key(0), (1, 8, 2, 4))  # positive scores: identity with sum divides by their sum
     for operation in example_specs.make_operations().values():
         spec = AttentionSpec(operation, make_causal_mask(8))
@@ -155,7 +149,7 @@ def print_installation(report: dict) -> None:
     if missing_extras:
         print('To install an extra:')
     for extra in missing_extras:
-        print(f'  {escape_control(format_extra_command(extra))}')
+        print(f'  {format_extra_command(extra)}')
 
 
 CASE_LENGTH, CASE_HEADS, CASE_HEAD_WIDTH = 256, 2, 64
@@ -170,12 +164,10 @@ def check_backends(as_json: bool) -> int:
     """
     import jax
 
-    from sinklab import compilation_cache
     from sinklab.attn import example_specs
     from sinklab.attn.backends import BACKENDS
     from sinklab.attn.spec import AttentionProblem
 
-    compilation_cache.install_verified_cache()
     platform, operations, cells = jax.default_backend(), example_specs.make_operations(), []
     for backend_name in (backend_name for backend_name in BACKENDS if backend_name != 'dense'):
         for index, ((similarity, normalizer), operation) in enumerate(operations.items(), 1):

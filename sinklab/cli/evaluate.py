@@ -10,9 +10,7 @@ import argparse
 import json
 
 from sinklab.cli.checkpoint_flags import add_model_argument
-from sinklab.errors import UserError
-from sinklab.escape import escape_control
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import UserError, format_extra_command
 from sinklab.storage.paths import parse_path
 
 
@@ -37,8 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab evaluate --help')
     check_arguments(args)
     try:
         from sinklab.analysis import lm_eval
@@ -90,9 +86,9 @@ def print_results(results: dict) -> None:
     terminal.print_table(terminal.make_console(width=200), headings, rows, wrap_columns=['metric'])
     dtype_text = [f'computed in {results["dtype"]}'] if 'dtype' in results else []
     run_metrics = format_run_metrics(results.get('measured', {}))
-    print(', '.join([escape_control(results['model']), *dtype_text, *run_metrics]))
+    print(', '.join([results['model'], *dtype_text, *run_metrics]))
     for remark in results.get('remarks', ()):
-        print(escape_control(f'{results["model"]}: {remark}'))
+        print(f'{results["model"]}: {remark}')
 
 
 def format_number(value: float) -> str:

@@ -64,9 +64,6 @@ class CompilationCache:
     def __init__(self, cache_dir: str | None):
         import jax
 
-        from sinklab import compilation_cache
-
-        compilation_cache.install_verified_cache()
         self.num_requests = self.num_hits = 0
         self.cache_dir = cache_dir or jax.config.jax_compilation_cache_dir or str(get_default_cache_dir())
         jax.monitoring.register_event_listener(self.count_event)
@@ -77,8 +74,6 @@ class CompilationCache:
         if self.cache_dir == NO_CACHE:
             jax.config.update('jax_enable_compilation_cache', False)
             return
-        if self.cache_dir == str(get_default_cache_dir()):
-            compilation_cache.remove_unverified(Path(self.cache_dir))
         if not ensure_writable(self.cache_dir):
             raise UserError(f'--compiled={cache_dir} cannot be written; give another folder, or none')
         jax.config.update('jax_compilation_cache_dir', self.cache_dir)

@@ -1,13 +1,13 @@
 """Import and export of models of the LLaMA family: folders of Hugging Face transformers, and GGUF files."""
 
 import argparse
+import shlex
 import shutil
 import sys
 import uuid
 from pathlib import Path
 
 from sinklab.errors import UserError, format_error
-from sinklab.escape import escape_control, quote_shell
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX, read_spec
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
@@ -27,9 +27,6 @@ def export_model(args: argparse.Namespace) -> int:
     """
     import jax
 
-    from sinklab import compilation_cache
-
-    compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # CPUs multiply float32 in full float32 precision
     from sinklab.analysis.model_ref import resolve_checkpoint
     from sinklab.analysis.run_model import find_run_tokenizer
@@ -56,19 +53,16 @@ def export_model(args: argparse.Namespace) -> int:
 def import_model(args: argparse.Namespace) -> int:
     import jax
 
-    from sinklab import compilation_cache
-
-    compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
     run_dir = RunDir(args.out)
     if run_dir.path.exists():
         raise UserError(f'--out={args.out} already exists; give a new folder')
     source = find_importable_dir(args.source)
     num_parameters = write_imported_run(args.source, source, run_dir, make_absolute(run_dir.path))
-    from_flag = quote_shell(f'--from=params:{run_dir}')
+    from_flag = shlex.quote(f'--from=params:{run_dir}')
     print(f'{run_dir}: {num_parameters:,} parameters of {args.source}; start from them with {from_flag}')
     for remark in run_dir.read_remarks():
-        print(escape_control(f'{args.source}: {remark}'))
+        print(f'{args.source}: {remark}')
     return 0
 
 

@@ -19,7 +19,6 @@ from sinklab.analysis.bos import BosMode
 from sinklab.cli.checkpoint_flags import add_model_argument
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
-from sinklab.escape import escape_control
 from sinklab.storage.atomic_write import open_writable_folder
 from sinklab.storage.paths import parse_path
 
@@ -123,8 +122,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab measure --help')
     request = parse_request(args)
     if args.out and parse_path(args.out).exists() and not is_empty_folder(parse_path(args.out)):
         raise UserError(f'--out={args.out} already exists; give a new folder')
@@ -207,14 +204,14 @@ def show_progress(model_name: str, sequences: int) -> Iterator['ProgressFn']:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not terminal.is_live(console)) as bar:
-        task = bar.add_task(f'measuring {escape_control(model_name)}', total=sequences)
+        task = bar.add_task(f'measuring {model_name}', total=sequences)
         yield lambda count: bar.advance(task, count)
 
 
 def print_measurements(reports: list[dict]) -> None:
     """Print measurements: a line for each metric of a single model, or a line for each of several models."""
     if len(reports) == 1:
-        print(escape_control(reports[0]['model']))
+        print(reports[0]['model'])
         print_one_model(reports[0])
     else:
         print_several_models(reports)
@@ -222,12 +219,12 @@ def print_measurements(reports: list[dict]) -> None:
     print(f'computed in {reports[0]["dtype"]}, --bos={reports[0]["bos"]}{positions}')
     for report in reports:
         for remark in report.get('remarks', ()):
-            print(escape_control(f'{report["model"]}: {remark}'))
+            print(f'{report["model"]}: {remark}')
         print_layer_metrics(report)
         for proposition in report['propositions']:
             number_text = '-' if proposition['number'] is None else f'{proposition["number"]:.2g}'
             verdict = 'holds' if proposition['holds'] else 'FAILS'
-            print(escape_control(f'{report["model"]}: {proposition["claim"]}: {number_text}, {verdict}'))
+            print(f'{report["model"]}: {proposition["claim"]}: {number_text}, {verdict}')
 
 
 def select_metrics(reports: list[dict]) -> list['MetricInfo']:
@@ -285,7 +282,7 @@ def print_layer_metrics(report: dict) -> None:
             layer_values = [value for key, value in values.items() if key.startswith(f'{family}/')]
             if layer_values:
                 text = ' '.join('-' if value is None else f'{value:z.3g}' for value in layer_values)
-                print(escape_control(f'{report["model"]}, {name}: {description}: {text}'))
+                print(f'{report["model"]}, {name}: {description}: {text}')
 
 
 def format_metric(info: 'MetricInfo', value: float | None) -> str:
@@ -297,10 +294,8 @@ def print_emergence(series: dict[str, dict]) -> None:
 
     for name, entry in series.items():
         if not entry['emergence']:
-            print(escape_control(f'{name}: no sink has emerged'))
+            print(f'{name}: no sink has emerged')
             continue
         heads = ', '.join(f'layer {layer} head {head} (step {step})' for step, layer, head in entry['heads'][:3])
         heads_text = f'first heads with a mean alpha_1 above 0.3: {heads or "none"}'
-        print(
-            escape_control(f'{name}: Sink_1 {merge_emergence([entry["emergence"]]).format_sentence()}; {heads_text}')
-        )
+        print(f'{name}: Sink_1 {merge_emergence([entry["emergence"]]).format_sentence()}; {heads_text}')

@@ -21,6 +21,7 @@ example:
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from typing import Any, get_type_hints
@@ -29,7 +30,6 @@ from sinklab.config import spec
 from sinklab.config.validate import MAX_TRAINED_VOCABULARY, MIN_TRAINED_VOCABULARY
 from sinklab.configs.sizes import SIZES
 from sinklab.errors import UserError
-from sinklab.escape import escape_control, join_shell
 from sinklab.schema import PositiveInt, check_value
 from sinklab.storage.paths import parse_path
 
@@ -213,7 +213,7 @@ def format_train_command(store_path: str, fields: dict[str, Any], store: Any, si
     if spec.model.vocabulary != store.meta['vocabulary'] and (size != 'paper' or fields['tokenizer'] == 'train'):
         overrides.append(f'--config.model.vocabulary={max(store.meta["vocabulary"], MIN_TRAINED_VOCABULARY)}')
     argv = ['sinklab', 'train', '--config=configs/default.py', *([] if size == 'paper' else [f'--size={size}'])]
-    return join_shell([*argv, f'--config.data.source=store:{store_path}', *overrides, '--workdir=runs/new'])
+    return shlex.join([*argv, f'--config.data.source=store:{store_path}', *overrides, '--workdir=runs/new'])
 
 
 def has_enough_windows(store: Any, spec: Any) -> bool:
@@ -247,7 +247,7 @@ def check_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
         issues.append(f'a batch of {batch} windows cannot be divided over {hosts} hosts; use a multiple')
     print_store(args, fields, store, issues, size_note)
     for issue in issues:
-        print(f'sinklab prepare: {escape_control(store)}: {escape_control(issue)}', file=sys.stderr)
+        print(f'sinklab prepare: {store}: {issue}', file=sys.stderr)
     return 1 if issues else 0
 
 
@@ -285,7 +285,7 @@ def print_store_table(store: Any, store_summary: dict, texts: list[str], size_no
         f'tokens{f" ({size_note})" if size_note else ""}; {format_batches(store_summary)}'
     )
     for line in (store_line, windows, *texts):
-        console.print(escape_control(line, keep='\n\t'), soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def format_batches(store_summary: dict) -> str:
@@ -336,5 +336,5 @@ class PrepareProgressBar:
             self.task_id,
             completed=progress.bytes_read,
             total=progress.total_bytes,
-            description=escape_control(progress),
+            description=progress,
         )

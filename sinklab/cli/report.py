@@ -15,9 +15,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from sinklab.errors import UserError
-from sinklab.escape import escape_control
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import UserError, format_extra_command
 from sinklab.run_dir import RunDir
 from sinklab.storage.paths import (
     find_common_folder,
@@ -49,8 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab report --help')
     from sinklab.report import runs, summary_table
     from sinklab.sweep import results
 
@@ -65,7 +61,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         print(json.dumps(table, indent=2, allow_nan=False))
     else:
         print_runs(table)
-    print(f'report: {escape_control(page_path)}', file=sys.stderr if args.json else sys.stdout)
+    print(f'report: {page_path}', file=sys.stderr if args.json else sys.stdout)
     return 0
 
 
@@ -169,4 +165,4 @@ def print_runs(rows: list[dict]) -> None:
     console.print(f'{format_legend(headings)}.', soft_wrap=not console.is_terminal)
     for row in rows:
         for note in row['notes']:
-            print(f'{escape_control(row["run"])}: {escape_control(note)}')
+            print(f'{row["run"]}: {note}')

@@ -16,7 +16,6 @@ from typing import Any
 
 from sinklab.cli.train import add_size_argument
 from sinklab.errors import UserError
-from sinklab.escape import escape_control
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         print_rows(tables)
     for row in refused_rows:
         message = f'{row["config"]}:{row["row"]} is refused: {row["refused"]}'
-        print(f'sinklab rows: {escape_control(message)}', file=sys.stderr)
+        print(f'sinklab rows: {message}', file=sys.stderr)
     return 1 if refused_rows else 0
 
 

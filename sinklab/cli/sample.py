@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from sinklab.cli import checkpoint_flags
 from sinklab.errors import UserError
-from sinklab.escape import escape_control
 from sinklab.run_ref import MODEL_PREFIXES
 from sinklab.schema import NonNegativeFloat, PositiveInt, Seed, check_value
 
@@ -55,8 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab sample --help')
     from sinklab.train import generate
 
     tokens, seed = check_value(PositiveInt, args.tokens, '--tokens'), check_value(Seed, args.seed, '--seed')
@@ -67,7 +64,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         get_default_cache(checkpoint.spec.data.length) if args.cache is None else args.cache, checkpoint.spec
     )
     if args.run.startswith(MODEL_PREFIXES):
-        print(escape_control(f'{checkpoint}: computed in {checkpoint.spec.model.dtype}'), file=sys.stderr)
+        print(f'{checkpoint}: computed in {checkpoint.spec.model.dtype}', file=sys.stderr)
     tokenizer = checkpoint.load_tokenizer(args.tokenizer)
     ids_T = checkpoint.encode_text(check_prompt(args.prompt), args.bare, tokenizer)
     generated_ids = generate.sample_tokens(

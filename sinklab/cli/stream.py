@@ -31,8 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab stream --help')
     from sinklab.train.generate import measure_perplexity
 
     checkpoint = checkpoint_flags.load_checkpoint(args.run)

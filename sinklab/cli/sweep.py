@@ -12,22 +12,18 @@ example:
 
 import argparse
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sinklab.cli import config_flags, hardware_flags, report
+from sinklab.cli.process_flags import format_command_line, get_program_argv
 from sinklab.cli.train import add_size_argument
 from sinklab.config.seed_list import SEEDS_HELP, format_seeds, parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError
-from sinklab.escape import (
-    escape_control,
-    format_command_line,
-    get_program_argv,
-    join_shell,
-)
 from sinklab.run_dir import RunDir
 from sinklab.schema import format_unknown_name
 from sinklab.storage.atomic_write import atomic_write, open_writable_folder
@@ -161,7 +157,7 @@ def select_rows(args: argparse.Namespace) -> tuple[Any, dict[str, dict]]:
     """Load the config file; return its module and the selected rows, {name: row}, in the order of --rows."""
     file, row = config_flags.split_config_path(args.config)
     if row:
-        suggestion = join_shell([f'--config={file}', f'--rows={row}'])
+        suggestion = shlex.join([f'--config={file}', f'--rows={row}'])
         raise UserError(f'--config={args.config} names a row; give {suggestion}')
     module = config_flags.load_config_module(file)
     table = config_flags.load_rows(file, args.size, module)
@@ -216,7 +212,7 @@ def write_summary(
             )
         )
         if page_path is None:
-            print_status(f'For a report with plots: {join_shell(["sinklab", "report", args.workdir])}')
+            print_status(f'For a report with plots: {shlex.join(["sinklab", "report", args.workdir])}')
 
 
 def make_run_group(row_info: dict, runs: list[SweepRun]) -> Any:
@@ -304,9 +300,9 @@ def print_wrapped(text: str) -> None:
     from sinklab.cli import terminal
 
     console = terminal.make_console()
-    console.print(escape_control(text), soft_wrap=not console.is_terminal)
+    console.print(text, soft_wrap=not console.is_terminal)
 
 
 def print_status(text: str) -> None:
-    sys.stderr.write(f'{escape_control(text)}\n')  # one write, so that parallel output cannot split the line
+    sys.stderr.write(f'{text}\n')  # one write, so that parallel output cannot split the line
     sys.stderr.flush()

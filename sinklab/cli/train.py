@@ -15,6 +15,7 @@ example:
 import argparse
 import contextlib
 import dataclasses
+import shlex
 import sys
 from typing import Any, get_args
 
@@ -23,7 +24,6 @@ from sinklab.cli import config_flags, hardware_flags, hf, process_flags
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Hardware, Spec, WarmStartTakes
 from sinklab.errors import UserError
-from sinklab.escape import escape_control, join_shell, quote_shell
 from sinklab.exit_status import ExitStatus
 from sinklab.process_group import (
     ProcessGroup,
@@ -71,7 +71,7 @@ def import_parent_model(from_flag: str, child: RunDir, group: ProcessGroup) -> s
     """
     if group.process_count > 1:
         raise UserError(
-            f'--from={from_flag} works with one process only; run sinklab checkpoint import {quote_shell(from_flag)} '
+            f'--from={from_flag} works with one process only; run sinklab checkpoint import {shlex.quote(from_flag)} '
             '--out=DIR with a folder that all processes see, and give --from=params:DIR'
         )
     return hf.resolve_from_flag(from_flag, child)
@@ -145,7 +145,7 @@ def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     if flag.takes != takes:
         raise UserError(
             f'{message} takes another part of it; give '
-            f'{quote_shell(f"--from={format_run_ref(takes, parent_dir, recorded_step)}")}'
+            f'{shlex.quote(f"--from={format_run_ref(takes, parent_dir, recorded_step)}")}'
         )
     return recorded_step
 
@@ -434,18 +434,16 @@ def print_results(
         return
     name, console = row['row'] or row['config'], terminal.make_console(width=100)
     headings, rows = summary_table.make_metric_table(records, row.get('published') or {})
-    console.print(
-        escape_control(f'{name}: done, {summary_table.format_steps_and_seconds(records[-1])}'), soft_wrap=True
-    )
+    console.print(f'{name}: done, {summary_table.format_steps_and_seconds(records[-1])}', soft_wrap=True)
     terminal.print_table(console, headings, rows, left_columns=['what it is'], wrap_columns=['what it is'])
     if published := summary_table.describe_published(row, headings):
-        console.print(escape_control(published), soft_wrap=not console.is_terminal)
+        console.print(published, soft_wrap=not console.is_terminal)
     summary = summary_table.format_comparison(
         {name: summary_table.summarize_sink(records)},
         *(expected or summary_table.collect_published_rates({name: row})),
     )
-    console.print(escape_control(f'{summary}; run: {run_dir}'), soft_wrap=not console.is_terminal)
-    print(f'For a report with plots: {join_shell(["sinklab", "report", run_dir])}')
+    console.print(f'{summary}; run: {run_dir}', soft_wrap=not console.is_terminal)
+    print(f'For a report with plots: {shlex.join(["sinklab", "report", str(run_dir)])}')
 
 
 def format_last_checkpoint(run_dir: RunDir) -> str:

@@ -43,7 +43,6 @@ from sinklab.data.tokenizer import (
     read_tokenizer_json,
 )
 from sinklab.errors import UserError
-from sinklab.escape import escape_control
 from sinklab.machine import count_cores
 from sinklab.schema import format_unknown_name
 from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
@@ -82,7 +81,7 @@ PrepareProgressFn = Callable[[Progress], None]
 
 
 def print_status(message: object) -> None:
-    print(escape_control(message), file=sys.stderr, flush=True)
+    print(message, file=sys.stderr, flush=True)
 
 
 class ProgressPrinter:
@@ -402,6 +401,6 @@ def open_cached_store(data: spec.DataConfig, vocabulary: int) -> Store:
     cache_key += [data.source, data.end_token, data.fixed_token]
     folder = get_cache_dir() / 'stores' / hashlib.sha256(json.dumps(cache_key).encode()).hexdigest()[:16]
     if not (folder / META_FILE).exists():
-        print(escape_control(f'preparing {data.source} in {folder}'), file=sys.stderr, flush=True)
+        print(f'preparing {data.source} in {folder}', file=sys.stderr, flush=True)
         prepare_store(recipe, folder, on_progress=ProgressPrinter())
     return Store(folder)

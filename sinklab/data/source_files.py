@@ -20,8 +20,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import BinaryIO
 
-from sinklab.errors import UserError, format_error
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import UserError, format_error, format_extra_command
 from sinklab.storage.paths import (
     ObjectInfo,
     get_file_system,

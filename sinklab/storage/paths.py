@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sinklab.errors import UserError
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import UserError, format_extra_command
 
 os.environ['EPATH_USE_TF'] = 'false'  # otherwise etils uses TensorFlow for buckets if it is installed
 # Characters of a path that Orbax or TensorStore interpret: a checkpoint at such a path cannot be restored.
