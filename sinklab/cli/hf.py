@@ -7,6 +7,7 @@ import sys
 import uuid
 from pathlib import Path
 
+from sinklab.cli.flag_types import positive_int
 from sinklab.errors import UserError, format_error
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX, read_spec
@@ -14,9 +15,26 @@ from sinklab.storage.atomic_write import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.paths import check_path_readable_by_orbax, join_path, make_absolute, parse_path
 
-IMPORT_VERSION = (
-    3  # version of the import defaults: a run that started from an import with older defaults still finds that one
-)
+IMPORT_VERSION = 3  # version of the defaults: a run that started from an import with older ones still finds that one
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--length',
+        type=positive_int,
+        metavar='N',
+        help='maximum number of tokens of the model (default: length of a training window)',
+    )
+    parser.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if it has moved')
+
+
+def add_import_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        'source',
+        metavar='hf:PATH_OR_ID | gguf:PATH',
+        help='folder of a Hugging Face model, its name on the hub, or a GGUF file',
+    )
+    parser.add_argument('--out', required=True, metavar='DIR', help='new run folder, with the model at step 0')
 
 
 def export_model(args: argparse.Namespace) -> int:
@@ -38,15 +56,10 @@ def export_model(args: argparse.Namespace) -> int:
     hf_config = convert.check_export(spec, out, args.length)
     tokenizer = find_run_tokenizer(run_dir, step, spec, args.tokenizer)
     params = checkpointer.restore_parameters(run_dir.path, step)
-    parity_text = convert.export_model(
-        spec, params, hf_config, tokenizer, make_absolute(out), args.dtype or 'float32'
-    )
-    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    message = (
-        f'{args.out}: {hf_config["model_type"]}, {num_parameters:,} '
-        f'parameters of {run_dir.checkpoint_dir / str(step)}'
-    )
-    print(f'{message}; {parity_text}')
+    dtype = args.dtype or 'float32'
+    parity_text = convert.export_model(spec, params, hf_config, tokenizer, make_absolute(out), dtype)
+    num_parameters, path = sum(leaf.size for leaf in jax.tree.leaves(params)), run_dir.checkpoint_dir / str(step)
+    print(f'{args.out}: {hf_config["model_type"]}, {num_parameters:,} parameters of {path}; {parity_text}')
     return 0
 
 
@@ -119,16 +132,8 @@ def write_imported_run(model_ref: str, source: Path, run_dir: RunDir, final_path
         raise UserError(
             f'{source / files.CONFIG_FILE} describes a model that is not supported: {format_error(error)}'
         ) from error
-    row = dict(
-        config=model_ref,
-        row=get_model_name(model_ref),
-        size=None,
-        overrides={},
-        diff={},
-        published={},
-        source=model_ref,
-    )
-    row['optimizer_defaults'] = 'configs/fine_tuning.py'
+    row = dict(config=model_ref, row=get_model_name(model_ref), source=model_ref, size=None)
+    row |= dict(overrides={}, diff={}, published={}, optimizer_defaults='configs/fine_tuning.py')
     if remarks := gguf.read_remarks(source):
         row['remarks'] = remarks
     return convert.import_model(source, parse_config(config.to_dict()), run_dir, row)

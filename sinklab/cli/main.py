@@ -33,7 +33,7 @@ COMMANDS = {
     '(StreamingLLM, Table 3).',
     'sample': 'Generate text with a run or an open model, from a prompt, with a KV cache of x first and y recent '
     'tokens.',
-    'doctor': 'Check this installation: versions, devices, and whether the features that sinklab needs work.',
+    'doctor': 'Show the versions, devices and missing extras of this installation, and check attention kernels.',
 }
 EPILOG = """example:
   sinklab rows --config=configs/quickstart.py
@@ -154,21 +154,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.parser.refuse_unknown(extra_args)
         return import_command(args.command).run(args, extra_args)
     except KeyboardInterrupt:
-        print(f'sinklab {command}: stopped', file=sys.stderr)
-        return 128 + signal.SIGINT
+        print(f'sinklab {command}: stopped', file=sys.stderr, flush=True)
+        os._exit(128 + signal.SIGINT)  # an orderly exit may crash in jax, which is still computing
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and is_stdout_closed():
-            return 0
+        if isinstance(error, BrokenPipeError) and command != 'train':  # whose progress suppresses errors of printing
+            return 0  # the reader of the output has gone, as after `| head`
         return report_error(command, error)
-
-
-def is_stdout_closed() -> bool:
-    """Return whether the reader of standard output has gone, as after `| head`."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return True
-    return False
 
 
 def report_error(command: str | None, error: Exception) -> int:

@@ -244,9 +244,9 @@ def format_group_attribute(group_index: int | None) -> str:
 
 def render_cell(column: int, value: object) -> str:
     if column == 0:
-        return f'<th scope="row">{html.escape(value)}</th>'
+        return f'<th scope="row">{html.escape(str(value))}</th>'
     own_value, published = value if isinstance(value, tuple) else (value, '')
     published_html = (
         f'<small><span class="hidden">published </span>{html.escape(published)}</small>' if published else ''
     )
-    return f'<td>{html.escape(own_value)}{published_html}</td>'
+    return f'<td>{html.escape(str(own_value))}{published_html}</td>'
