@@ -15,13 +15,10 @@ def run() -> None:
         exit_code = main()
     try:
         sys.stdout.flush()
-    except OSError as error:
-        from sinklab.cli import terminal
+    except BrokenPipeError:  # the reader has gone, as after `| head`
+        from sinklab.cli.terminal import discard_stdout
 
-        terminal.discard_stdout()
-        if not isinstance(error, BrokenPipeError):  # that is no error: the reader has gone, as after `| head`
-            print(f'sinklab: standard output could not be written ({error.strerror})', file=sys.stderr)
-            exit_code = exit_code or 1
+        discard_stdout()
     sys.exit(exit_code)
 
 

@@ -1,8 +1,8 @@
 """Tests of `sinklab.open` and `sinklab measure` on a training run."""
 
 import dataclasses
+import io
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ import reference
 import tiny_runs as runs
 
 import sinklab
-from sinklab import opened_models, standard_streams
+from sinklab import opened_models
 from sinklab.analysis import measure
 from sinklab.cli.main import main
 from sinklab.data.run_data import load_run_data
@@ -173,12 +173,14 @@ def test_measure_reproduces_metrics_of_training_probe(trained_run, capsys, monke
 @pytest.mark.parametrize('options', [[], ['--json'], ['--all']], ids=str)
 def test_measure_writes_results_despite_broken_pipe(trained_run, monkeypatch, tmp_path, options):
     """Test the effect of `sinklab measure RUN --out=DIR | head -1`."""
+
+    class ClosedPipe(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
     monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, 'w') as pipe:
-        monkeypatch.setattr(sys, 'stdout', standard_streams.SafeStream(pipe, is_result=True))
-        assert main(['measure', str(trained_run[0]), '--sequences=2', f'--out={tmp_path}/out', *options]) == 0
+    monkeypatch.setattr(sys, 'stdout', ClosedPipe())
+    assert main(['measure', str(trained_run[0]), '--sequences=2', f'--out={tmp_path}/out', *options]) == 0
     result = json.loads((tmp_path / 'out' / 'measured.json').read_text())
     assert 'sink/1' in (result['steps'][-1] if '--all' in options else result)['inputs']['natural']
     assert [*(tmp_path / 'out').rglob('natural.npz')]

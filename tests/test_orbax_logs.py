@@ -11,7 +11,6 @@ import types
 import pytest
 from tiny_runs import make_spec, train_run
 
-from sinklab import startup_signals
 from sinklab.checkpoint import orbax_compat
 from sinklab.errors import UserError
 from sinklab.train.callbacks import Callback
@@ -145,21 +144,6 @@ def test_hook_never_calls_itself_in_any_order_of_installation(passed_errors):
         sys.unraisablehook(make_unraisable('C++'))
         assert passed_errors == [error]
         passed_errors.clear()
-
-
-@pytest.mark.parametrize('install_inside', [False, True], ids=['before', 'inside'])
-def test_hook_works_with_keyboard_interrupts_enabled(passed_errors, monkeypatch, install_inside):
-    monkeypatch.setattr(startup_signals.signal, 'getsignal', lambda number: startup_signals.exit_on_signal)
-    monkeypatch.setattr(startup_signals.signal, 'signal', lambda number, handler: None)
-    with startup_signals.enable_keyboard_interrupts():
-        if install_inside:
-            orbax_compat.install_log_filters()
-        sys.unraisablehook(make_unraisable('C++'))
-        sys.unraisablehook(make_unraisable('a program'))
-        assert len(passed_errors) == 1
-    orbax_compat.install_log_filters()
-    sys.unraisablehook(make_unraisable('C++'))
-    assert len(passed_errors) == 1
 
 
 @pytest.mark.parametrize('error', [Exception(), KeyboardInterrupt()], ids=lambda error: type(error).__name__)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 COLUMN_GAP = 2  # cells between two columns
-MIN_TEXT_WIDTH = 12  # minimum width in cells of a column of text that is folded or wrapped
+MIN_TEXT_WIDTH = 8  # minimum width in cells of a column of text that is folded or wrapped
 
 
 class Console(console.Console):

@@ -81,7 +81,8 @@ PrepareProgressFn = Callable[[Progress], None]
 
 
 def print_status(message: object) -> None:
-    print(message, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a log that cannot be written ends no run
+        print(message, file=sys.stderr, flush=True)
 
 
 class ProgressPrinter:
@@ -401,6 +402,6 @@ def open_cached_store(data: spec.DataConfig, vocabulary: int) -> Store:
     cache_key += [data.source, data.end_token, data.fixed_token]
     folder = get_cache_dir() / 'stores' / hashlib.sha256(json.dumps(cache_key).encode()).hexdigest()[:16]
     if not (folder / META_FILE).exists():
-        print(f'preparing {data.source} in {folder}', file=sys.stderr, flush=True)
+        print_status(f'preparing {data.source} in {folder}')
         prepare_store(recipe, folder, on_progress=ProgressPrinter())
     return Store(folder)
