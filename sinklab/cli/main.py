@@ -48,13 +48,12 @@ class CommandParser(argparse.ArgumentParser):
     """Argument parser that raises UserError, and suggests the option that the user may have meant."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        self.options, self.has_subcommands = [], False
         super().__init__(*args, **kwargs)
+        self.has_subcommands = False
         self.set_defaults(parser=self)  # a parsed command line has that of its subcommand
 
-    def add_argument(self, *names: str, **kwargs: Any) -> argparse.Action:
-        self.options += [name for name in names if name.startswith('--')]
-        return super().add_argument(*names, **kwargs)
+    def list_options(self) -> list[str]:
+        return re.findall(r'^  (?:-\w, )?(--[\w-]+)', self.format_help(), re.MULTILINE)
 
     def add_subparsers(self, **kwargs: Any) -> Any:
         self.has_subcommands = True
@@ -64,13 +63,9 @@ class CommandParser(argparse.ArgumentParser):
         words = list(takewhile(lambda word: word != '--', args))
         if not self.has_subcommands and not {'-h', '--help'} & {*words}:
             # Before argparse reports what is missing. As in argparse, a word with a space is a value.
-            self.refuse_unknown(
-                [
-                    word
-                    for word in words
-                    if word.startswith('--') and ' ' not in word and word.partition('=')[0] not in self.options
-                ]
-            )
+            options = [word for word in words if word.startswith('--') and ' ' not in word]
+            known = self.list_options()
+            self.refuse_unknown([option for option in options if option.partition('=')[0] not in known])
         return super().parse_known_args(args, namespace)
 
     def refuse_unknown(self, words: Sequence[str]) -> None:
@@ -86,7 +81,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def suggest_option(self, option: str, takes_overrides: bool) -> str:
         """Suggest the option or the config field that the user may have meant; return '' if none is similar."""
-        options, exact = [name for name in self.options if name != '--help'], []
+        options, exact = [name for name in self.list_options() if name != '--help'], []
         if takes_overrides:
             from sinklab.configs import default
             from sinklab.configs.table import list_fields
