@@ -142,21 +142,12 @@ def write_imported_run(model_ref: str, source: Path, run_dir: RunDir, final_path
 def resolve_from_flag(model_ref: str, child_dir: RunDir) -> str:
     """Resolve --from=hf:PATH or --from=gguf:PATH to --from=params:RUN@0 of an imported run in the cache.
 
-    A child run that exists already has its parent in row.json, so the model itself may have been moved or deleted
-    since.
-
-    Args:
-        model_ref: hf:PATH, hf:ORG/NAME or gguf:PATH.
-        child_dir: The run folder of the run that is to start from the model.
-
-    Returns:
-        The value of --from.
+    A child run that exists has its parent in row.json, so the model itself may have been moved or deleted since.
     """
     if lineage := child_dir.read_lineage() if child_dir.has_run() else {}:
         parent_path = join_path(child_dir.path, lineage['run'])
-        if parent_path.parent == get_imports_root() and parent_path.name.rpartition('-')[0] == get_model_name(
-            model_ref
-        ):
+        name = parent_path.name.rpartition('-')[0]
+        if (parent_path.parent, name) == (get_imports_root(), get_model_name(model_ref)):
             return f'params:{parent_path}@0'
     return f'params:{get_cached_import(model_ref)}@0'
 

@@ -270,8 +270,10 @@ class SweepDisplay(ProgressDisplay, SweepCallback):
 
     def on_run_end(self, run: SweepRun) -> None:
         key = self.keys[id(run)]
-        if run.outcome not in ('done', 'to do'):
-            self.print_line(f'{self.format_run_name(run)}: {run.outcome}: {run.reason}')
+        is_stopped = run.outcome == 'to do'
+        message = run.read_last_outcome().get('message') if is_stopped else run.reason
+        if message:
+            self.print_line(f'{self.format_run_name(run)}: {"stopped" if is_stopped else run.outcome}: {message}')
         if self.total_bar is not None:
             self.bars.advance(self.total_bar)
         self.bars.update(key, visible=len(self.pending_runs) <= MAX_FINISHED_BARS)

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
-from sinklab.storage import run_file_schemas
 from sinklab.storage.lease import LEASE_NAME, LeaseWatcher
 from sinklab.storage.paths import make_absolute
 from sinklab.storage.untrusted_files import DamagedFileError
@@ -44,17 +43,10 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 def get_run_name(run_dir: RunDir) -> str:
     """Return the name of the row of a run, or the name of its folder if it has no row."""
-    file, folder_name = run_dir.path / 'row.json', make_absolute(run_dir.path).name
-    try:
-        row = run_file_schemas.read_run_file(file, 'row', f'the run is called {folder_name}')
-        if 'row' not in row:
-            raise DamagedFileError(f'{file} is damaged (it has no row); the run is called {folder_name}')
-        return row['row'] or folder_name
-    except FileNotFoundError:
-        return folder_name
-    except DamagedFileError as error:
-        run_file_schemas.warn_once(file, str(error))
-        return folder_name
+    with contextlib.suppress(FileNotFoundError, DamagedFileError):
+        if name := run_dir.read_json('row').get('row'):
+            return name
+    return make_absolute(run_dir.path).name
 
 
 def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
