@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import gc
 import importlib
 import os
 import re
@@ -141,7 +140,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Exit codes: sinklab/exit_status.py.
     """
-    gc.set_threshold(100_000)  # scanning the long-lived objects of start-up repeatedly takes a second
     words = sys.argv[1:] if argv is None else list(argv)
     command = find_command(words)
     try:
