@@ -62,8 +62,7 @@ def main() -> int:
     args = parser.parse_args()
     os.environ['JAX_PLATFORMS'] = 'cpu'
     from sinklab.configs import scale
-    from sinklab.errors import UserError
-    from sinklab.install_commands import format_extra_command
+    from sinklab.errors import UserError, format_extra_command
     from sinklab.planning import topology
 
     if args.peers and not PEER_PYTHON.exists():

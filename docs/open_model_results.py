@@ -13,7 +13,7 @@ from docs.page_parts import write_part
 from docs.reference import escape_markdown_text, format_code, format_table
 from sinklab.analysis.measure import OPEN_MODEL_DEFAULTS
 from sinklab.configs.open_models import EXPERIMENTS
-from sinklab.escape import FIGURE_RC_PARAMS, escape_figure
+from sinklab.escape import FIGURE_RC_PARAMS
 from sinklab.metrics.registry import find_metric_info
 
 RESULTS_DIR = Path(__file__).parent / 'results'
@@ -382,7 +382,7 @@ def draw_layers(plt: Any, entries: dict, titles: dict[str, str], labels: tuple[s
             for part, label in zip(('first', 'others'), labels, strict=True):
                 values = layers.get(array, {}).get(part, [])
                 axes.plot(range(1, len(values) + 1), values, marker='.', label=label)
-            axes.set(title=escape_figure(f'{model}: {title}'), xlabel='layer', yscale='log' if log else 'linear')
+            axes.set(title=f'{model}: {title}', xlabel='layer', yscale='log' if log else 'linear')
             axes.title.set_fontsize(9)
             if log:
                 label_ticks(axes.yaxis)
@@ -410,7 +410,7 @@ def draw_lengths(plt: Any, entries: dict) -> Any:
                 lines.setdefault(match[2], []).append((int(match[1]), value))
         for threshold, points in lines.items():
             axes.plot(*zip(*sorted(points), strict=True), marker='o', label=f'threshold {threshold}')
-        axes.set(title=escape_figure(model), xlabel='length', ylabel='Sink_1 (%)', ylim=(0, 100), xscale='log')
+        axes.set(title=model, xlabel='length', ylabel='Sink_1 (%)', ylim=(0, 100), xscale='log')
         label_ticks(axes.xaxis, sorted({length for points in lines.values() for length, _ in points}))
     row[0].legend(fontsize=8)
     return figure
@@ -426,7 +426,7 @@ def draw_streaming(plt: Any, entries: dict) -> Any:
             lines.setdefault(first, []).append((first + recent, entry['values']['perplexity']))
         for first, points in sorted(lines.items()):
             axes.plot(*zip(*sorted(points), strict=True), marker='o', label=f'{first} first tokens')
-        axes.set(title=escape_figure(model), xlabel='cached keys', ylabel='perplexity', xscale='log', yscale='log')
+        axes.set(title=model, xlabel='cached keys', ylabel='perplexity', xscale='log', yscale='log')
         label_ticks(axes.xaxis, sorted({size for points in lines.values() for size, _ in points}))
         label_ticks(axes.yaxis)
     row[0].legend(fontsize=8)
@@ -443,10 +443,10 @@ def draw_attention(plt: Any, entries: dict) -> Any:
         for axes, head in zip(row, entry['heads'].values(), strict=True):
             image = axes.imshow(head['matrix'], cmap='viridis', vmin=0, vmax=1)
             for ticks, tokens in ((axes.set_xticks, entry['keys']), (axes.set_yticks, entry['queries'])):
-                ticks(range(len(tokens)), [escape_figure(token.replace(' ', '·')) for token in tokens], fontsize=7)
+                ticks(range(len(tokens)), [token.replace(' ', '·') for token in tokens], fontsize=7)
             axes.tick_params(axis='x', rotation=90)
             title = f'{model}: layer {head["layer"]}, head {head["head"]}, alpha_1 {head["alpha"]:.2f}'
-            axes.set_title(escape_figure(title), fontsize=8)
+            axes.set_title(title, fontsize=8)
     figure.colorbar(image, ax=axes_grid, shrink=0.5, label='attention')
     return figure
 

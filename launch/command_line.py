@@ -21,7 +21,6 @@ from launch.job import (
 from launch.plan import Plan, make_command
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.errors import UserError
-from sinklab.escape import escape_control
 
 DEFAULT_GRACE_SECONDS = 120  # without --grace and --save
 # Seconds that a stop takes in addition to its save. A save may just have begun when the stop signal arrives.
@@ -166,7 +165,7 @@ def main(scheduler: Scheduler, argv: Sequence[str] | None = None) -> int:
         args, plan = plan_command_line(scheduler, sys.argv[1:] if argv is None else argv)
         plan.execute() if args.execute else print(plan, end='')
     except UserError as error:
-        print(f'{scheduler.module}: {escape_control(error)}', file=sys.stderr)
+        print(f'{scheduler.module}: {error}', file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

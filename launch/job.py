@@ -3,10 +3,10 @@
 import dataclasses
 import itertools
 import re
+import shlex
 from collections.abc import Mapping
 
 from sinklab.errors import UserError
-from sinklab.escape import join_shell, quote_shell
 
 # {option that a user may not give after --: remedy in the error message}. The launcher or the scheduler sets them.
 RESERVED_OPTIONS = {
@@ -53,10 +53,10 @@ class Job:
         Args:
             folder: the folder in which INSTALL_SCRIPT ran.
         """
-        exports = [f'export {quote_shell(f"{name}={value}")}' for name, value in self.environment.items()]
+        exports = [f'export {shlex.quote(f"{name}={value}")}' for name, value in self.environment.items()]
         program, *rest = self.argv
-        exec_line = f'exec {join_shell([f"./env/bin/{program}", *rest])}'
-        return '\n'.join(['#!/bin/bash', *exports, f'cd {quote_shell(folder)} || exit 1', exec_line, ''])
+        exec_line = f'exec {shlex.join([f"./env/bin/{program}", *rest])}'
+        return '\n'.join(['#!/bin/bash', *exports, f'cd {shlex.quote(folder)} || exit 1', exec_line, ''])
 
 
 def check_job_name(name: str) -> str:
@@ -93,7 +93,7 @@ def check_train_arguments(arguments: tuple[str, ...]) -> tuple[str, ...]:
         UserError: the command is not `train`, or an option of RESERVED_OPTIONS is given.
     """
     if arguments[:1] != ('train',):
-        command_line = join_shell(arguments) or 'nothing'
+        command_line = shlex.join(arguments) or 'nothing'
         raise UserError(
             f'after --, give a sinklab train command, not {command_line}; e.g. -- train --config=FILE:ROW'
         )

@@ -4,14 +4,13 @@ import collections
 import dataclasses
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from sinklab.errors import UserError
-from sinklab.escape import escape_control, join_shell, quote_shell
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import UserError, format_extra_command
 
 INSTALL_HINTS = {
     'gcloud': 'install it from https://cloud.google.com/sdk/docs/install',
@@ -59,7 +58,7 @@ class Command:
     is_interactive: bool = False
 
     def __str__(self) -> str:
-        return join_shell(self.argv) + (' || true' if self.is_optional else '')
+        return shlex.join(self.argv) + (' || true' if self.is_optional else '')
 
 
 def make_command(*argv: str, is_optional: bool = False) -> Command:
@@ -112,9 +111,9 @@ def format_write_script(file: File) -> str:
     delimiter = 'END'
     while delimiter in file.text.splitlines():
         delimiter += '_'
-    path = quote_shell(file.path)
+    path = shlex.quote(file.path)
     body = file.text if file.text.endswith('\n') else f'{file.text}\n'
-    folder = quote_shell(os.path.dirname(file.path) or '.')
+    folder = shlex.quote(os.path.dirname(file.path) or '.')
     create_private = f'rm -f {path} && (umask 077 && : > {path})\n' if file.is_private else ''
     return f"mkdir -p {folder}\n{create_private}cat > {path} <<'{delimiter}'\n{body}{delimiter}"
 
@@ -130,7 +129,7 @@ def run_command(command_to_run: Command) -> tuple[int, list[str]]:
     stderr_lines = collections.deque(maxlen=20)
     with subprocess.Popen(command_to_run.argv, stderr=subprocess.PIPE, text=True, errors='replace') as process:
         for line in process.stderr:
-            sys.stderr.write(escape_control(line, keep='\t\n'))
+            sys.stderr.write(line)
             stderr_lines.append(line.strip())
     return process.returncode, [line for line in stderr_lines if line]
 
@@ -141,5 +140,5 @@ def format_failure(failed_command: Command, code: int, stderr_lines: list[str], 
         (hint for pattern, hint in ERROR_HINTS.items() if re.search(pattern, text, re.IGNORECASE)), 'see above'
     )
     remainder = f'; {num_remaining} more commands were not run' if num_remaining else ''
-    last_line = escape_control(stderr_lines[-1]) if stderr_lines else 'no message'
-    return f'{join_shell(failed_command.argv[:4])} ... exits with {code} ({last_line}): {hint}{remainder}'
+    last_line = stderr_lines[-1] if stderr_lines else 'no message'
+    return f'{shlex.join(failed_command.argv[:4])} ... exits with {code} ({last_line}): {hint}{remainder}'

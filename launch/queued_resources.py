@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 
 from launch import tpu_slices
@@ -23,7 +24,6 @@ from launch.plan import (
     make_command,
 )
 from sinklab.errors import UserError
-from sinklab.escape import quote_shell
 from sinklab.exit_status import FINAL_EXIT_CODES
 
 SPOT_GRACE_SECONDS = 30  # from the preemption notice to the end of a spot VM
@@ -237,7 +237,7 @@ def plan_submit(jobs: list[Job], args: argparse.Namespace) -> Plan:
 
 def plan_submit_job(job: Job, args: argparse.Namespace) -> Plan:
     texts = {
-        'boot.sh': BOOT_SCRIPT.format(folder=INSTALL_FOLDER, code=quote_shell(get_bucket_folder(job, args))),
+        'boot.sh': BOOT_SCRIPT.format(folder=INSTALL_FOLDER, code=shlex.quote(get_bucket_folder(job, args))),
         'run.sh': job.make_script(INSTALL_FOLDER),
         'sinklab.service': make_service_unit(job),
         'create.sh': f'#!/bin/bash\nexec {make_create_command(job, args)}\n',

@@ -19,7 +19,6 @@ from launch.command_line import (
 from launch.job import Job
 from launch.plan import File, Plan, make_command
 from sinklab.errors import UserError
-from sinklab.escape import quote_shell
 from sinklab.exit_status import FINAL_EXIT_CODES
 
 PATH_PREFIXES = ('/', 'gs://')
@@ -90,7 +89,7 @@ def make_job_script(jobs: list[Job], args: argparse.Namespace, folder: str) -> s
     return JOB_SCRIPT.format(
         directives='\n'.join(lines),
         grace=jobs[0].grace_seconds,
-        code=quote_shell(folder),
+        code=shlex.quote(folder),
         final='|'.join(map(str, FINAL_EXIT_CODES)),
         restarts=jobs[0].max_restarts,
     )

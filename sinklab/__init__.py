@@ -3,15 +3,14 @@
 The public Python API is `sinklab.open`, `sinklab.Edit`, `sinklab.attention`, and the exception `sinklab.UserError`.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from sinklab import xla_faults
 
 xla_faults.disable_faulty_fusions()  # before any module of sinklab lets jax start
 
-TYPE_CHECKING = False  # type checkers take it for True; Ctrl-C during the import of `typing` would print a traceback
-
 if TYPE_CHECKING:
-    from typing import Any
-
     from sinklab.analysis.edits import Edit as Edit
     from sinklab.attn.function import attention as attention
     from sinklab.errors import UserError as UserError
@@ -55,11 +54,9 @@ def open(
     return opened_models.open(model_ref, bos=bos, remote_code=remote_code, dtype=dtype)
 
 
-def __getattr__(name: str) -> 'Any':
+def __getattr__(name: str) -> Any:
     if name not in LAZY_IMPORTS:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    import importlib
-
     return getattr(importlib.import_module(LAZY_IMPORTS[name]), name)
 
 

@@ -12,33 +12,23 @@ FINAL_EXIT_CODES = 0, 1, 3, 128 + signal.SIGINT  # after which a scheduler does 
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 SAME_SIGNAL_SECONDS = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
 STOPPING_MESSAGE = 'stopping after this step; send the signal again to stop at once'
-ExitKind = Literal[tuple(EXIT_CODES)]
 
 
 @dataclasses.dataclass(frozen=True)
 class ExitStatus:
     """Why a run or a process has ended, described in one line."""
 
-    kind: ExitKind
+    kind: Literal[tuple(EXIT_CODES)]
     message: str = ''
     trace: str = ''  # the traceback of an unexpected error
     signal_number: int = 0  # the signal that stopped it
-
-    def __post_init__(self):
-        for name in ('message', 'trace'):
-            object.__setattr__(self, name, escape_unprintable(getattr(self, name)))
 
     @property
     def exit_code(self) -> int:
         return 128 + signal.SIGINT if self.signal_number == signal.SIGINT else EXIT_CODES[self.kind]
 
 
-def escape_unprintable(text: str) -> str:
-    """Escape unprintable characters, such as lone surrogates; keep line breaks and tabs."""
-    return ''.join(char if char.isprintable() or char in '\n\t' else ascii(char)[1:-1] for char in text)
-
-
-def make_crash(error: BaseException, kind: ExitKind = 'crashed') -> ExitStatus:
+def make_crash(error: BaseException, kind: Literal['crashed', 'lost'] = 'crashed') -> ExitStatus:
     """Make the exit status of an unexpected exception, with its traceback."""
     message = ' '.join(traceback.format_exception_only(error)[-1].split())
     return ExitStatus(kind, message, ''.join(traceback.format_exception(error)))

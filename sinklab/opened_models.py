@@ -13,9 +13,8 @@ from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.model_ref import open_model
 from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import checkpointer
-from sinklab.errors import UserError
-from sinklab.escape import FIGURE_RC_PARAMS, escape_figure
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import UserError, format_extra_command
+from sinklab.escape import FIGURE_RC_PARAMS
 from sinklab.metrics.registry import select_by_name, select_measurable
 from sinklab.run_ref import select_steps
 
@@ -133,7 +132,7 @@ class AttentionMatrices:
 
 def format_token(token: str) -> str:
     """Return a token as an axis label, in which spaces, tabs and line breaks are visible."""
-    return escape_figure(token.replace(' ', '·').replace('\n', '⏎').replace('\t', '⇥')) or '∅'
+    return token.replace(' ', '·').replace('\n', '⏎').replace('\t', '⇥') or '∅'
 
 
 def extract_attention(arrays: dict[str, Any]) -> dict[str, Any]:

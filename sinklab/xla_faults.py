@@ -22,7 +22,7 @@ def disable_faulty_fusions() -> None:
 
 
 def is_faulty_version_installed() -> bool:
-    # Every `import sinklab` asks. importlib.metadata would take 20 ms, in which Ctrl-C prints a traceback.
+    # Every `import sinklab` asks, and importlib.metadata would take 20 ms.
     folder = next((folder for folder in sys.path if os.path.isdir(os.path.join(folder, 'jaxlib'))), '')
     return any(os.path.isdir(os.path.join(folder, f'jaxlib-{version}.dist-info')) for version in FAULTY_VERSIONS)
 

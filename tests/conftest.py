@@ -25,7 +25,6 @@ from flax import nnx
 from jax.experimental.compilation_cache import compilation_cache as jax_compilation_cache
 from ml_collections import ConfigDict
 
-from sinklab import compilation_cache
 from sinklab.attn import chunked
 from sinklab.attn.pallas import tpu
 from sinklab.config.spec import (
@@ -62,7 +61,6 @@ CACHE_SETTINGS = dict(
 for name, value in CACHE_SETTINGS.items():
     os.environ[name.upper()] = str(value)
     jax.config.update(name, value)
-compilation_cache.install_verified_cache()  # before the first test compiles, so that all entries have one format
 
 # In a test, a mesh takes only as many of the four devices as the layout needs.
 make_unpatched_mesh = device_mesh.make_mesh

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -260,14 +261,11 @@ def test_report_refuses_folder_without_run(capsys, arguments):
 
 
 @pytest.mark.slow
-def test_doctor_reports_checks_and_fails_on_unwritable_cache(capsys, monkeypatch):
+def test_doctor_lists_versions_and_devices(capsys):
     assert main(['doctor', '--json']) == 0
     report = json.loads(capsys.readouterr().out)
-    assert set(report['checks'].values()) == {'ok'}
-    assert report['versions']['jax']
-    monkeypatch.setenv('SINKLAB_CACHE', '/proc/nowhere')
-    assert main(['doctor']) == 1
-    assert 'token cache' in capsys.readouterr().err
+    assert report['versions']['jax'] == jax.__version__
+    assert set(report['devices']) == {'cpu'}
 
 
 @pytest.mark.parametrize('command', COMMANDS)
@@ -318,20 +316,9 @@ def test_all_invalid_overrides_are_listed_in_one_line(capsys, tmp_path):
     assert [text for text in ('3 faults', 'stps', "layers is 'many'", 'lenght') if text not in line] == []
 
 
-def test_missing_or_unknown_command_prints_usage(capsys):
-    for arguments in ([], ['tran']):
-        with pytest.raises(SystemExit) as raised:
-            main(arguments)
-        assert raised.value.code == 1
-        assert 'sinklab' in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('command', COMMANDS)
-def test_command_help_shows_example(capsys, command):
-    with pytest.raises(SystemExit) as raised:
-        main([command, '--help'])
-    assert raised.value.code == 0
-    assert f'example:\n  sinklab {command}' in capsys.readouterr().out
+@pytest.mark.parametrize(('arguments', 'word'), [([], 'VERB'), (['rpeort', 'runs'], 'report?')])
+def test_missing_or_unknown_command_is_refused(capsys, arguments, word):
+    assert word in get_error_line(capsys, *arguments)
 
 
 @pytest.mark.parametrize('command', COMMANDS)
@@ -390,16 +377,9 @@ def test_every_option_has_help_and_every_command_has_example(prog):
 )
 def test_unknown_flag_check_accepts_values_that_begin_with_dashes(options, prompt):
     arguments = ['sample', 'run', *options]
-    parser = build_parser()
-    parser.check_unknown_options(arguments)
-    assert parser.parse_known_args(arguments)[0].prompt == prompt
-    with pytest.raises(UserError, match='--prmpt'):
-        parser.check_unknown_options([*arguments, '--prmpt=two words'])
+    assert build_parser().parse_known_args(arguments)[0].prompt == prompt
 
 
-def test_misspelled_command_gets_suggestion(capsys):
-    with pytest.raises(SystemExit) as exit_error:
-        main(['rpeort', 'runs'])
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert exit_error.value.code == 1
-    assert 'did you mean report?' in line
+@pytest.mark.parametrize('arguments', [['measure', 'run', '--config.seed=3'], ['doctor', 'now']])
+def test_commands_without_overrides_refuse_them(capsys, arguments):
+    assert arguments[-1] in get_error_line(capsys, *arguments)

@@ -21,8 +21,8 @@ from sinklab.analysis.edits import apply_edits
 from sinklab.analysis.measure import measure_cached, measure_model
 from sinklab.analysis.run_model import find_run_tokenizer
 from sinklab.checkpoint import checkpointer
+from sinklab.errors import format_extra_command
 from sinklab.hf import convert
-from sinklab.install_commands import format_extra_command
 
 pytestmark = pytest.mark.slow
 HAS_TORCH = all(map(importlib.util.find_spec, ('torch', 'transformers')))

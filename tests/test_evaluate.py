@@ -19,7 +19,7 @@ from sinklab.analysis import lm_eval
 from sinklab.analysis.lm_eval import SinklabLM
 from sinklab.analysis.run_model import RunModel
 from sinklab.cli.main import main
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import format_extra_command
 from sinklab.run_dir import RunDir
 
 pytestmark = pytest.mark.slow
@@ -114,8 +114,8 @@ def test_lm_eval_command_line_evaluates_run(finished_run, tasks_dir):
         (['{run}@8', '--tasks='], 'is empty'),
         (['{run}@8', '--tasks=mine_far', '--include={tasks}'], 'mine_far cannot be loaded'),
         (['{run}@8', '--tasks=mine_choice', '--include={tasks}/none'], 'is not a folder'),
-        (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--limit=0'], '--limit=0 is not allowed'),
-        (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--few_shot=-1'], 'evaluate: --few_shot=-1 is not'),
+        (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--limit=0'], '--limit: 0 '),
+        (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--few_shot=-1'], '--few_shot: -1 '),
         (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--out={run}'], 'already exists'),
         (['{run}@5', '--tasks=mine_choice', '--include={tasks}'], 'has no checkpoint 5'),
         (['{run}/none', '--tasks=mine_choice', '--include={tasks}'], 'does not exist; give the folder of a run'),

@@ -20,9 +20,8 @@ from sinklab.cli import hf
 from sinklab.cli.main import main
 from sinklab.data import tokenizer as tokens
 from sinklab.data.sources import read_texts
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_extra_command
 from sinklab.hf import convert, files, gguf
-from sinklab.install_commands import format_extra_command
 from sinklab.parallel import device_mesh
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec

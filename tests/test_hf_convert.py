@@ -19,8 +19,8 @@ from sinklab.cli.main import main
 from sinklab.config.differences import flatten_dict
 from sinklab.data import tokenizer as tokenizer_module
 from sinklab.data.sources import read_texts
+from sinklab.errors import format_extra_command
 from sinklab.hf import convert, files
-from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
 

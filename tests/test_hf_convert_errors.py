@@ -13,9 +13,8 @@ from sinklab.checkpoint import digests
 from sinklab.cli import train
 from sinklab.cli.main import main
 from sinklab.data import tokenizer as tokenizer_module
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_extra_command
 from sinklab.hf import convert, files
-from sinklab.install_commands import format_extra_command
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
 

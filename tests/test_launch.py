@@ -16,7 +16,6 @@ from command_recorders import (
     SITE_FLAGS,
     SUBMIT_COMMANDS,
     TRAIN_COMMAND,
-    get_launcher_error,
     get_launcher_output,
     get_scheduler,
     make_recorders,
@@ -26,7 +25,6 @@ from command_recorders import (
 from launch import command_line, job, tpu_slices
 from sinklab.cli.main import build_parser
 from sinklab.config.seed_list import parse_seeds
-from sinklab.escape import is_hidden
 
 ROOT = Path(__file__).parents[1]
 
@@ -136,27 +134,6 @@ def test_run_receives_arguments_unchanged(name, recorders, capsys, tmp_path):
     build_parser().parse_args(launch_job.argv[1:])  # sinklab accepts them
 
 
-HIDDEN_CHARACTERS = '\x1b[31m \u202e \x9b1A\r \n end'
-
-
-@pytest.mark.parametrize('name', LAUNCHER_NAMES)
-def test_printed_script_escapes_hidden_characters_but_run_receives_them(name, capsys, recorders):
-    arguments = [argument for argument in SUBMIT_COMMANDS[name] if not argument.startswith('--workdir')]
-    arguments[2:2] = [f'--workdir=gs://b/{HIDDEN_CHARACTERS}', f'--env=WORDS={HIDDEN_CHARACTERS}']
-    script = get_launcher_output(capsys, name, arguments)
-    assert not any(map(is_hidden, script.replace('\n', '')))
-    launch_job = job.Job('pair', (), '', {'WORDS': HIDDEN_CHARACTERS}, 0, 0, '')
-    line = next(line for line in launch_job.make_script('/').splitlines() if 'WORDS' in line)
-    process = subprocess.run(['bash', '-c', f'{line}; echo "$WORDS"'], check=True, capture_output=True)
-    assert process.stdout.decode() == f'{HIDDEN_CHARACTERS}\n'
-
-
-def test_error_message_escapes_hidden_characters(capsys):
-    assert 'gs:\\x1b[31m' in get_launcher_error(
-        capsys, 'slurm', ['submit', 'pair', '--workdir=gs:\x1b[31m\nx', *TRAIN_COMMAND]
-    )
-
-
 def test_escape_dollars_prevents_kubernetes_expansion():
     """Emulate Kubernetes, which expands $(NAME) and replaces $$ by $."""
     from launch.jobset import escape_dollars
@@ -255,8 +232,7 @@ def test_parse_seeds_flag_matches_parse_seeds_of_sweep(seeds):
 
 
 # Modules of sinklab that import only the standard library or each other.
-LIGHT_MODULES = 'sinklab', 'sinklab.errors', 'sinklab.escape', 'sinklab.install_commands', 'sinklab.config.seed_list'
-LIGHT_MODULES += ('sinklab.exit_status',)
+LIGHT_MODULES = 'sinklab', 'sinklab.errors', 'sinklab.exit_status', 'sinklab.config.seed_list'
 
 
 def test_launchers_import_only_light_modules_and_are_not_imported():

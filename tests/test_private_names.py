@@ -23,13 +23,6 @@ PRIVATE_NAMES = [
     ),
     ('sinklab/storage/paths.py', 'etils.epath.backend:fsspec_backend._get_filesystem', ['name']),
     ('sinklab/storage/paths.py', 'etils.epath.backend:fsspec_backend._get_filesystem.cache_clear', None),
-    (
-        'sinklab/compilation_cache.py',
-        'jax._src.compilation_cache:LRUCache',
-        ['path', 'max_size', 'lock_timeout_secs'],
-    ),
-    ('sinklab/compilation_cache.py', 'jax._src.compilation_cache:LRUCache.get', ['self', 'key']),
-    ('sinklab/compilation_cache.py', 'jax._src.compilation_cache:LRUCache.put', ['self', 'key', 'value']),
     ('sinklab/process_group.py', 'jax._src.distributed:global_state.process_id', None),
     ('sinklab/process_group.py', 'jax._src.distributed:global_state.num_processes', None),
     (
@@ -41,10 +34,6 @@ PRIVATE_NAMES = [
     # These have no underscore, but no documentation either.
     ('sinklab/hf/gguf.py', 'transformers.modeling_gguf_pytorch_utils:GGUF_SUPPORTED_ARCHITECTURES', None),
     ('sinklab/hf/gguf.py', 'transformers.integrations.gguf:GGUF_CONFIG_ARCHS', None),
-    ('sinklab/cli/main.py', 'argparse:ArgumentParser()._option_string_actions', None),
-    ('sinklab/cli/main.py', 'argparse:_SubParsersAction', None),
-    ('sinklab/__main__.py', '_signal:signal', ['signalnum', 'handler']),
-    ('sinklab/__main__.py', '_signal:getsignal', ['signalnum']),
 ]
 
 

@@ -1,61 +1,226 @@
-"""Progress log of a run."""
+"""Progress of runs and sweeps: records, lines of a log, and bars of a terminal."""
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from conftest import make_tiny_spec
 
 from sinklab.cli import progress
+from sinklab.cli.sweep import train_runs
+from sinklab.run_dir import RunDir
+from sinklab.sweep.plan import SweepRun
+
+TESTS_FOLDER = Path(__file__).parent
 
 
-def log_records(capsys, records, **changes):
-    """Return the log lines of these records."""
-    callback = progress.ProgressCallback('mine', make_tiny_spec(**changes))
-    for record in records:
-        callback.on_record(record, written=True)
-    return capsys.readouterr().err.splitlines()
+def make_callback(**changes):
+    return progress.ProgressCallback('mine', make_tiny_spec(**changes), row_description='a 1 -> 2')
 
 
-def test_progress_shows_last_sink_with_its_step(capsys, monkeypatch):
+def test_log_shows_last_sink_with_its_step(capsys, monkeypatch):
     monkeypatch.setattr(progress, 'LOG_SECONDS', -1.0)
-    losses = [{'step': step, 'train/loss': 5.0} for step in range(1, 5)]
-    losses[2] |= {'sink/1': 20.0}
-    lines = log_records(capsys, [{'step': 0, 'sink/1': 10.0}, *losses])
-    assert [line.partition('Sink_1 ')[2] for line in lines] == [
-        '10.0 %',
-        '10.0 % at step 0',
-        '10.0 % at step 0',
-        '20.0 %',
-        '20.0 % at step 3',
-    ]
-    assert log_records(capsys, losses[:1])[0].endswith('Sink_1 -')
+    callback = make_callback()
+    for record in ({'step': 0, 'sink/1': 10.0}, *({'step': step, 'train/loss': 5.0} for step in (1, 2))):
+        callback.on_record(record, written=True)
+    callback.on_record({'step': 3, 'train/loss': 5.0, 'sink/1': 20.0}, written=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition('Sink_1 ')[2] for line in lines] == ['10.0 %', *['10.0 % at step 0'] * 2, '20.0 %']
 
 
 @pytest.mark.parametrize(
     ('every_steps', 'step', 'is_reported'),
     [(0, 0, True), (8, 0, True), (4, 0, False), (4, 3, False), (4, 4, True), (3, 4, False)],
 )
-def test_progress_reports_run_without_intermediate_checkpoints(capsys, every_steps, step, is_reported):
-    progress.ProgressCallback('mine', make_tiny_spec(checkpoint__every_steps=every_steps)).on_train_begin(
-        step, 'chunked, earlier dense', []
-    )
+def test_log_begins_with_row_and_reports_run_without_intermediate_checkpoints(capsys, every_steps, step, is_reported):
+    make_callback(checkpoint__every_steps=every_steps).on_train_begin(step, 'chunked, earlier dense', [])
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == 'mine  attention: chunked, earlier dense'
+    assert lines[:2] == ['mine  a 1 -> 2', 'mine  attention: chunked, earlier dense']
+    assert f'mine  resumes after step {step}' in lines or not step
     assert any('config.checkpoint.every_steps' in line for line in lines) == is_reported
 
 
-def test_progress_prints_row_description_first(capsys):
-    description = 'at size smoke: optimizer.steps 4 -> 8'
-    progress.ProgressCallback('mine', make_tiny_spec(), row_description=description).on_train_begin(0, 'dense', [])
-    assert capsys.readouterr().err.splitlines()[0] == f'mine  {description}'
+@pytest.mark.parametrize('error', [BrokenPipeError(), OSError(28, 'No space left on device')], ids=repr)
+def test_error_of_printing_is_suppressed(monkeypatch, error):
+    class BrokenStream(io.StringIO):
+        def write(self, text):
+            raise error
+
+    monkeypatch.setattr(sys, 'stderr', BrokenStream())
+    with make_callback() as callback:
+        callback.on_train_begin(0, 'dense', [])
+        callback.on_record({'step': 8, 'train/loss': 2.0}, written=True)
 
 
-@pytest.mark.parametrize('step', [0, 3])
-def test_progress_prints_step_after_which_run_resumes(capsys, step):
-    progress.ProgressCallback('mine', make_tiny_spec(checkpoint__every_steps=2)).on_train_begin(step, 'dense', [])
-    assert capsys.readouterr().err.splitlines()[1:] == ['mine  resumes after step 3'] * (step > 0)
+def test_callback_writes_records_for_sweep(monkeypatch, capsys):
+    monkeypatch.setenv(progress.PROGRESS_VARIABLE, 'json')
+    with make_callback() as callback:
+        callback.on_train_begin(0, 'dense', ['a 1 -> 2'])
+        callback.on_record({'step': 8, 'train/loss': 2.0, 'sink/1': 5.0, 'other': 1.0}, written=True)
+    records = [progress.parse_record(line) for line in capsys.readouterr().err.removesuffix('\n').split('\n')]
+    assert {'note': 'attention: dense'} in records
+    assert {'warning': 'since step 0: a 1 -> 2'} in records
+    assert records[-1] == {'record': {'step': 8, 'train/loss': 2.0, 'sink/1': 5.0}}
 
 
-def test_progress_prints_changes_since_step(capsys):
-    progress.ProgressCallback('mine', make_tiny_spec(checkpoint__every_steps=2)).on_train_begin(
-        4, 'dense', ['a 1 -> 2', 'b 3 -> 4']
+@pytest.mark.parametrize('line', ['', 'words', '{"record": {}}', '\x1e', '\x1e[1]', '\x1e{', '\x1enull'])
+def test_parse_record_returns_none_for_other_lines(line):
+    assert progress.parse_record(line) is None
+
+
+# Program without JAX that writes the records of a run and handles SIGINT as a run does.
+CHILD_SCRIPT = """
+import json, os, signal, sys, time
+def write(**content):
+    print('\\x1e' + json.dumps(content), file=sys.stderr, flush=True)
+def stop(number, frame):
+    time.sleep(0.5)
+    print('sinklab train: saved at step 2; resume with: sinklab train', file=sys.stderr, flush=True)
+    raise SystemExit(130)
+signal.signal(signal.SIGINT, stop)
+assert os.environ['SINKLAB_PROGRESS'] == 'json'
+write(note='attention: dense')
+write(record={'step': 0, 'sink/1': 0.0})
+write(record={'step': 2, 'train/loss': 4.25, 'speed/tokens_per_second': 1234.0})
+write(warning='a warning')
+print('words of a library')
+while len(sys.argv) > 1:
+    time.sleep(0.05)
+write(record={'step': 8, 'train/loss': 3.5, 'sink/1': 53.25})
+"""
+
+
+class UncontestedLease:
+    """Lease without competitors."""
+
+    def mark_stopping(self):
+        pass
+
+    def check(self):
+        pass
+
+
+def sweep(folder, *arguments):
+    """Train two runs in processes of CHILD with the display of a sweep."""
+    runs = [SweepRun(name, 0, RunDir(f'{folder}/{name}'), None, make_tiny_spec()) for name in ('softmax', 'sigmoid')]
+    train_runs(runs, lambda run: [sys.executable, '-c', CHILD_SCRIPT, *arguments], UncontestedLease(), jobs=1)
+    return runs
+
+
+def run_in_terminal(code, keys=(), columns=80, term='xterm-256color', seconds=60):
+    """Run code in a terminal and return (output, exit code); press each of `keys` after its text appears.
+
+    Kill a program that runs for longer than `seconds`.
+    """
+    environment = {
+        **os.environ,
+        'TERM': term,
+        'COLUMNS': str(columns),
+        'PYTHONPATH': f'{TESTS_FOLDER}:{TESTS_FOLDER.parent}',
+    }
+    environment.pop('NO_COLOR', None)
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execve(sys.executable, [sys.executable, '-c', code], environment)
+    output, keys, deadline = b'', list(keys), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                chunk = os.read(terminal, 65536)
+            except OSError:
+                break
+            output += chunk
+        if keys and keys[0][0] in output:
+            os.write(terminal, keys.pop(0)[1])
+    else:
+        os.kill(pid, signal.SIGKILL)
+    return output.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def render_screen(output):
+    """Return the final lines of a terminal, after carriage returns, moves up and erased lines."""
+    lines, row, column = [''], 0, 0
+    for part in re.findall(r'\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+', output):
+        if part == '\r':
+            column = 0
+        elif part == '\n':
+            row += 1
+            lines += [''] * (row + 1 - len(lines))
+        elif part.startswith('\x1b'):
+            if part.endswith('A'):
+                row = max(0, row - int(part[2:-1] or 1))
+            elif part == '\x1b[2K':
+                lines[row] = ''
+        else:
+            lines[row] = lines[row].ljust(column)[:column] + part + lines[row][column + len(part) :]
+            column += len(part)
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+SWEEP_IMPORT_CODE = (
+    'import sys\nfrom sinklab.sweep import run\nrun.prepare_stores '
+    '= lambda runs: None\nfrom test_progress import sweep\n'
+)
+
+
+@pytest.mark.slow
+def test_bars_show_loss_and_sink_and_are_erased(tmp_path):
+    output, code = run_in_terminal(f'{SWEEP_IMPORT_CODE}sweep({str(tmp_path)!r})')
+    assert code == 0, output
+    text = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', output)
+    assert re.search(r'softmax +\S+ +8/8 +loss 3\.500 +Sink_1 +53\.2 %', text)
+    assert re.search(r'all runs +\S+ +1/2', text), 'one bar of all runs, where they are more than come at once'
+    assert not any('8/8' in line or 'all runs' in line for line in render_screen(output))
+    expected = [(row, message) for row in ('softmax', 'sigmoid') for message in ('a warning', 'words of a library')]
+    assert [
+        (row in line, message in line) for (row, message), line in zip(expected, render_screen(output), strict=True)
+    ] == [(True, True)] * 4
+    assert 'attention: dense' not in text
+    assert max(map(len, text.replace('\r', '\n').splitlines())) <= 80
+
+
+@pytest.mark.slow
+def test_ctrl_c_restores_terminal_and_cursor(tmp_path):
+    code = (
+        f'{SWEEP_IMPORT_CODE}runs = sweep({str(tmp_path)!r}, "wait")\nprint("ended", [run.outcome for run in runs])'
     )
-    assert capsys.readouterr().err.splitlines()[1:] == ['mine  since step 4: a 1 -> 2; b 3 -> 4']
+    output, code = run_in_terminal(code, [(b'4.250', b'\x03')])
+    assert code == 0, output
+    lines = [line.removeprefix('^C') for line in render_screen(output)]
+    warning, message, last_line = lines
+    assert re.fullmatch('softmax.* a warning', warning)
+    assert re.fullmatch('softmax.* words of a library', message)
+    assert last_line == "ended ['to do', 'to do']", 'what this test prints'
+    assert 'stopping' in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('term', ['dumb', 'a pipe'])
+def test_output_without_erasable_terminal_is_plain_lines(tmp_path, term):
+    code = f'{SWEEP_IMPORT_CODE}sweep({str(tmp_path)!r})'
+    if term == 'dumb':
+        output = run_in_terminal(code, term=term)[0].replace('\r\n', '\n')
+    else:
+        environment = {**os.environ, 'FORCE_COLOR': '1', 'PYTHONPATH': f'{TESTS_FOLDER}:{TESTS_FOLDER.parent}'}
+        output = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True).stderr
+    assert '\x1b' not in output
+    first, second = re.split(r'^\[2/2\] sigmoid, seed 0\n', output, flags=re.MULTILINE)
+    heading, *lines = first.splitlines()
+    assert re.fullmatch(r'\[1/2\] softmax, seed 0', heading)
+    assert all(line.startswith('softmax, seed 0') for line in lines), 'each line names its run'
+    assert all(line.startswith('sigmoid, seed 0') for line in second.splitlines()[: len(lines)])
+    contents = ['dense', 'step 0/8', 'a warning', 'words of a library', 'step 8/8']
+    assert [content in line for content, line in zip(contents, lines, strict=True)] == [True] * 5
+    start_line, end_line = (next(line for line in lines if f'step {step}/8' in line) for step in (0, 8))
+    assert re.findall(r'[\d.,]+', start_line.partition('step ')[2]) == ['0', '8', '1', '0.0'], (
+        'no loss and no speed yet'
+    )
+    assert re.findall(r'[\d.,]+', end_line.partition('step ')[2]) == ['8', '8', '3.500', '1,234', '1', '53.2']

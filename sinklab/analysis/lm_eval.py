@@ -25,7 +25,6 @@ from sinklab.analysis.run_model import RunModel
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
 from sinklab.hf import gguf
-from sinklab.install_commands import format_package_command
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
 from sinklab.run_ref import GGUF_PREFIX, MODEL_PREFIXES
@@ -330,9 +329,7 @@ def load_lm(model_ref: str) -> LM:
         import torch
         from lm_eval.models.huggingface import HFLM
     except ImportError as error:
-        raise UserError(
-            f'{model_ref} needs {error.name}; install it: {format_package_command("lm-eval[hf]")}'
-        ) from error
+        raise UserError(f"{model_ref} needs {error.name}; install it: pip install 'lm-eval[hf]'") from error
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     with contextlib.redirect_stdout(sys.stderr):
         return HFLM(pretrained=str(model_dir), device=device, batch_size=HF_BATCH_SIZE)

@@ -8,9 +8,8 @@ from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import digests
 from sinklab.config.spec import DtypeName
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_extra_command
 from sinklab.hf import files, gguf
-from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import MODEL_PREFIXES, is_hf_model, make_missing_run_error, parse_run_ref, select_steps
 

@@ -17,16 +17,23 @@ import json
 
 from sinklab.cli import hf
 from sinklab.errors import UserError
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import parse_run_ref, select_steps
+from sinklab.run_ref import parse_run_ref
 from sinklab.storage.paths import parse_path
+
+ACTIONS = {
+    'ls': 'list the checkpoints of a run; arrays are not read',
+    'verify': 'compare checkpoints with their digests; the exit code is 1 if one is damaged',
+    'restore-params': 'write only the parameters of a checkpoint (default: the newest complete one)',
+    'export': 'write a folder that transformers can load; its outputs are compared first',
+    'import': 'make a run from a Hugging Face model, such as LLaMA or Gemma 3, for train --from',
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest='action', metavar='ACTION', required=True)
-    for name, (summary, add_action_arguments, _) in ACTIONS.items():
+    subparsers, actions = parser.add_subparsers(dest='action', metavar='ACTION', required=True), {}
+    for name, summary in ACTIONS.items():
         examples = [line for line in __doc__.splitlines() if f'sinklab checkpoint {name} ' in line]
-        action = actions.add_parser(
+        actions[name] = subparsers.add_parser(
             name,
             help=summary,
             description=summary,
@@ -34,57 +41,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        add_action_arguments(action)
-
-
-def add_run_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        'run', metavar='RUN[@STEP]', help='run folder, and one of its steps, such as runs/softmax@500'
-    )
-
-
-def add_listing_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_argument(parser)
-    parser.add_argument('--json', action='store_true', help='print JSON')
-
-
-def add_restore_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_argument(parser)
-    parser.add_argument('--out', required=True, metavar='DIR', help='new folder to write to')
-    parser.add_argument(
-        '--dtype', choices=('float32', 'bfloat16', 'float16'), help='data type of the parameters (default: as saved)'
-    )
-
-
-def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    add_restore_arguments(parser)
-    parser.add_argument(
-        '--length',
-        type=int,
-        metavar='N',
-        help='maximum number of tokens of the model (default: length of a training window)',
-    )
-    parser.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if it has moved')
-
-
-def add_import_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        'source',
-        metavar='hf:PATH_OR_ID | gguf:PATH',
-        help='folder of a Hugging Face model, its name on the hub, or a GGUF file',
-    )
-    parser.add_argument('--out', required=True, metavar='DIR', help='new run folder, with the model at step 0')
+    for name in ('ls', 'verify', 'restore-params', 'export'):
+        actions[name].add_argument(
+            'run', metavar='RUN[@STEP]', help='run folder, and one of its steps, such as runs/softmax@500'
+        )
+    for name in ('ls', 'verify'):
+        actions[name].add_argument('--json', action='store_true', help='print JSON')
+    for name in ('restore-params', 'export'):
+        actions[name].add_argument('--out', required=True, metavar='DIR', help='new folder to write to')
+        actions[name].add_argument(
+            '--dtype',
+            choices=('float32', 'bfloat16', 'float16'),
+            help='data type of the parameters (default: as saved)',
+        )
+    hf.add_export_arguments(actions['export'])
+    hf.add_import_arguments(actions['import'])
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab checkpoint {args.action} --help')
-    return ACTIONS[args.action][2](args)
-
-
-def resolve_steps(args: argparse.Namespace) -> tuple[RunDir, list[int]]:
-    run_dir, step = parse_run_ref(args.run)
-    return run_dir, select_steps(run_dir, step)
+    functions = {
+        'ls': list_checkpoints,
+        'verify': verify_checkpoints,
+        'restore-params': restore_parameters,
+        'export': hf.export_model,
+        'import': hf.import_model,
+    }
+    return functions[args.action](args)
 
 
 def list_checkpoints(args: argparse.Namespace) -> int:
@@ -92,9 +74,9 @@ def list_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.cli import terminal
     from sinklab.storage.files import compute_size
 
-    run_dir, steps = resolve_steps(args)
+    run_dir, chosen_step = parse_run_ref(args.run)
     rows = []
-    for step in steps:
+    for step in select_steps(run_dir, chosen_step):
         path = run_dir.checkpoint_dir / str(step)
         saved = digests.read_digests(path)
         seconds = saved and saved['seconds']
@@ -119,8 +101,8 @@ def list_checkpoints(args: argparse.Namespace) -> int:
 def verify_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
 
-    run_dir, steps = resolve_steps(args)
-    paths = {step: run_dir.checkpoint_dir / str(step) for step in steps}
+    run_dir, chosen_step = parse_run_ref(args.run)
+    paths = {step: run_dir.checkpoint_dir / str(step) for step in select_steps(run_dir, chosen_step)}
     rows = [dict(step=step, path=str(path), fault=digests.find_damage(path)) for step, path in paths.items()]
     lines = [f'{row["path"]}: {row["fault"] or "sound"}\n' for row in rows]
     print(json.dumps(rows, indent=2) + '\n' if args.json else ''.join(lines), end='')
@@ -130,9 +112,6 @@ def verify_checkpoints(args: argparse.Namespace) -> int:
 def restore_parameters(args: argparse.Namespace) -> int:
     import jax
 
-    from sinklab import compilation_cache
-
-    compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
     from sinklab.checkpoint import checkpointer, digests
 
@@ -144,28 +123,3 @@ def restore_parameters(args: argparse.Namespace) -> int:
     num_parameters = checkpointer.save_parameters(run_dir, step, out, args.dtype)
     print(f'{args.out}: {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(step)}')
     return 0
-
-
-ACTIONS = {
-    'ls': ('list the checkpoints of a run; arrays are not read', add_listing_arguments, list_checkpoints),
-    'verify': (
-        'compare checkpoints with their digests; the exit code is 1 if one is damaged',
-        add_listing_arguments,
-        verify_checkpoints,
-    ),
-    'restore-params': (
-        'write only the parameters of a checkpoint (default: the newest complete one)',
-        add_restore_arguments,
-        restore_parameters,
-    ),
-    'export': (
-        'write a folder that transformers can load; its outputs are compared first',
-        add_export_arguments,
-        hf.export_model,
-    ),
-    'import': (
-        'make a run from a Hugging Face model, such as LLaMA or Gemma 3, for train --from',
-        add_import_arguments,
-        hf.import_model,
-    ),
-}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError
-from sinklab.escape import escape_control
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import MODEL_PREFIXES, read_spec
 
@@ -19,27 +18,19 @@ if TYPE_CHECKING:
     from sinklab.model.streaming import CacheConfig
 
 
-MODEL_METAVAR = 'RUN[@STEP] | hf:PATH_OR_ID | gguf:PATH'
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        'run',
-        metavar=MODEL_METAVAR,
-        help='run folder, such as runs/softmax@500 (default: its newest step), or an open model, which is imported '
-        'into the cache, such as hf:models/llama or gguf:SmolLM2.gguf',
-    )
+    add_model_argument(parser, 'run')
     parser.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if its token store is gone')
     parser.add_argument(
         '--bare', action='store_true', help='omit the BOS or the fixed tokens that training put before texts'
     )
 
 
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
+def add_model_argument(parser: argparse.ArgumentParser, name: str = 'model') -> None:
     """Add the positional argument for a run or an open model."""
     parser.add_argument(
-        'model',
-        metavar=MODEL_METAVAR,
+        name,
+        metavar='RUN[@STEP] | hf:PATH_OR_ID | gguf:PATH',
         help='run folder, such as runs/softmax@500 (default: its newest step), or an open model, such as '
         'hf:openai-community/gpt2 or gguf:SmolLM2.gguf',
     )
@@ -58,27 +49,14 @@ class RunCheckpoint:
         return self.name
 
     def load_tokenizer(self, file: str | None) -> 'Tokenizer':
-        """Load the tokenizer that the run was trained with.
-
-        Args:
-            file: A tokenizer.json with the same content, if the original one is gone; None: the original one.
-        """
+        """Load the tokenizer of the run, from a file with the same content if the original one is gone."""
         from sinklab.analysis.run_model import find_run_tokenizer
-        from sinklab.data import tokenizer
+        from sinklab.data.tokenizer import load_tokenizer
 
-        return tokenizer.load_tokenizer(find_run_tokenizer(self.run_dir, self.step, self.spec, file))
+        return load_tokenizer(find_run_tokenizer(self.run_dir, self.step, self.spec, file))
 
     def encode_text(self, text: str, bare: bool, tokenizer: 'Tokenizer') -> 'np.ndarray':
-        """Encode a text, and add the tokens that training puts at the beginning of a text.
-
-        Args:
-            text: The text.
-            bare: True: add no tokens.
-            tokenizer: The tokenizer of the run.
-
-        Returns:
-            The ids. The added tokens are stored as the bitwise complement of their ids, so they are negative.
-        """
+        """Encode a text; unless `bare`, add what training puts before texts, as complements of ids (negative)."""
         from sinklab.data.tokenizer import encode_long_text
         from sinklab.data.windows import add_training_tokens
 
@@ -87,12 +65,10 @@ class RunCheckpoint:
 
     def load_parameters(self) -> Any:
         """Restore the parameters of the checkpoint, verified, on the devices that compute with them."""
-        from sinklab.checkpoint import checkpointer
+        from sinklab.checkpoint.checkpointer import restore_parameters
         from sinklab.train.generate import make_abstract_params
 
-        return checkpointer.restore_parameters(
-            self.run_dir.path, self.step, abstract_params=make_abstract_params(self.spec)
-        )
+        return restore_parameters(self.run_dir.path, self.step, abstract_params=make_abstract_params(self.spec))
 
 
 def load_checkpoint(model_ref: str) -> RunCheckpoint:
@@ -110,7 +86,7 @@ def load_checkpoint(model_ref: str) -> RunCheckpoint:
         run_dir, step = resolve_checkpoint(model_ref, accepts_hf_models=True)
         name = f'{run_dir}@{step}'
     for remark in run_dir.read_remarks():
-        print(escape_control(f'{name}: {remark}'), file=sys.stderr)
+        print(f'{name}: {remark}', file=sys.stderr)
     return RunCheckpoint(run_dir, step, read_spec(run_dir), name)
 
 

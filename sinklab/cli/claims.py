@@ -20,8 +20,7 @@ from sinklab.cli import config_flags, hardware_flags, sweep
 from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.configs.sizes import SIZES
-from sinklab.errors import UserError, format_unknown_name
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import UserError, format_extra_command, format_unknown_name
 from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path

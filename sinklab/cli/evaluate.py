@@ -10,9 +10,9 @@ import argparse
 import json
 
 from sinklab.cli.checkpoint_flags import add_model_argument
-from sinklab.errors import UserError
-from sinklab.escape import escape_control
-from sinklab.install_commands import format_extra_command
+from sinklab.cli.flag_types import non_negative_int, positive_int
+from sinklab.errors import UserError, format_extra_command
+from sinklab.storage.atomic_write import atomic_write, open_writable_folder
 from sinklab.storage.paths import parse_path
 
 
@@ -25,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='tasks or groups of tasks, such as hellaswag,piqa; * stands for any characters',
     )
     parser.add_argument('--include', metavar='DIR', help='folder with YAML files of your own tasks')
-    parser.add_argument('--limit', type=int, metavar='N', help='only the first N texts of each task')
+    parser.add_argument('--limit', type=positive_int, metavar='N', help='only the first N texts of each task')
     parser.add_argument(
         '--few_shot',
-        type=int,
+        type=non_negative_int,
         metavar='K',
         help='number of solved examples before each text (default: as the task defines)',
     )
@@ -37,77 +37,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab evaluate --help')
-    check_arguments(args)
+    tasks = [name for name in args.tasks.split(',') if name]
+    if not tasks:
+        raise UserError('--tasks= is empty; give names, such as --tasks=hellaswag')
+    if args.include and not parse_path(args.include).is_dir():
+        raise UserError(f'--include={args.include} is not a folder; give one with YAML files of tasks')
+    if args.out and parse_path(args.out).exists():
+        raise UserError(f'--out={args.out} already exists; give a new file')
     try:
         from sinklab.analysis import lm_eval
     except ImportError as error:
         raise UserError(f'evaluate needs {error.name}; install it: {format_extra_command("evaluate")}') from error
-    tasks = [name for name in args.tasks.split(',') if name]
     results = lm_eval.evaluate_tasks(args.model, tasks, args.include, args.limit, args.few_shot)
+    text = json.dumps(results, indent=2)
     if args.out:
-        write_results(args.out, results)
+        path = parse_path(args.out)
+        with open_writable_folder(path.parent), atomic_write(path) as temp_path:
+            temp_path.write_text(text + '\n', encoding='utf-8')
     if args.json:
-        print(json.dumps(results, indent=2))
+        print(text)
     else:
         print_results(results)
     return 0
 
 
-def check_arguments(args: argparse.Namespace) -> None:
-    if not args.tasks.strip(','):
-        raise UserError('--tasks= is empty; give names, such as --tasks=hellaswag')
-    if args.limit is not None and args.limit < 1:
-        raise UserError(f'--limit={args.limit} is not allowed; give at least 1')
-    if args.few_shot is not None and args.few_shot < 0:
-        raise UserError(f'--few_shot={args.few_shot} is not allowed; give at least 0')
-    if args.include and not parse_path(args.include).is_dir():
-        raise UserError(f'--include={args.include} is not a folder; give one with YAML files of tasks')
-    if args.out and parse_path(args.out).exists():
-        raise UserError(f'--out={args.out} already exists; give a new file')
-
-
-def write_results(out: str, results: dict) -> None:
-    from sinklab.storage.files import atomic_write, open_writable_folder
-
-    path = parse_path(out)
-    with open_writable_folder(path.parent), atomic_write(path) as temp_path:
-        temp_path.write_text(json.dumps(results, indent=2) + '\n', encoding='utf-8')
-
-
 def print_results(results: dict) -> None:
     from sinklab.cli import terminal
+    from sinklab.metrics.registry import find_metric_info
 
     rows = []
     for name, task in results['tasks'].items():
-        for key, value, error in list_metrics(task['numbers']):
-            trailing_cells = ('-' if count is None else str(count) for count in (task['samples'], task['few_shot']))
-            rows.append(
-                [name, key, format_number(value), '-' if error is None else format_number(error), *trailing_cells]
-            )
+        counts = ['-' if count is None else count for count in (task['samples'], task['few_shot'])]
+        for metric, value, error in list_metrics(task['numbers']):
+            rows.append([name, metric, format_number(value), '-' if error is None else format_number(error), *counts])
     headings = 'task', 'metric', 'value', 'standard error', 'texts', 'few-shot'
     terminal.print_table(terminal.make_console(width=200), headings, rows, wrap_columns=['metric'])
-    dtype_text = [f'computed in {results["dtype"]}'] if 'dtype' in results else []
-    run_metrics = format_run_metrics(results.get('measured', {}))
-    print(', '.join([escape_control(results['model']), *dtype_text, *run_metrics]))
+    notes = [results['model'], *([f'computed in {results["dtype"]}'] if 'dtype' in results else [])]
+    for name, value in results.get('measured', {}).items():  # what the run itself has measured after the same step
+        info = find_metric_info(name)
+        notes.append(f'{info.label} {info.format_value(value)}' if info else f'{name} {value:.3f}')
+    print(', '.join(notes))
     for remark in results.get('remarks', ()):
-        print(escape_control(f'{results["model"]}: {remark}'))
+        print(f'{results["model"]}: {remark}')
 
 
 def format_number(value: float) -> str:
     return f'{value:z.4f}' if abs(value) < 1e5 else f'{value:.3e}'
-
-
-def format_run_metrics(metrics: dict[str, float]) -> list[str]:
-    """Format the metrics that the run itself has measured after the same step."""
-    from sinklab.metrics import registry
-
-    infos = {name: registry.find_metric_info(name) for name in metrics}
-    return [
-        f'{info.label} {info.format_value(metrics[name])}' if info else f'{name} {metrics[name]:.3f}'
-        for name, info in infos.items()
-    ]
 
 
 def list_metrics(numbers: dict[str, float]) -> list[tuple[str, float, float | None]]:

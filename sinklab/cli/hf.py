@@ -1,22 +1,40 @@
 """Import and export of models of the LLaMA family: folders of Hugging Face transformers, and GGUF files."""
 
 import argparse
+import shlex
 import shutil
 import sys
 import uuid
 from pathlib import Path
 
+from sinklab.cli.flag_types import positive_int
 from sinklab.errors import UserError, format_error
-from sinklab.escape import escape_control, quote_shell
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX, read_spec
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.paths import check_checkpoint_path, join_path, make_absolute, parse_path
 
-IMPORT_VERSION = (
-    3  # version of the import defaults: a run that started from an import with older defaults still finds that one
-)
+IMPORT_VERSION = 3  # version of the defaults: a run that started from an import with older ones still finds that one
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--length',
+        type=positive_int,
+        metavar='N',
+        help='maximum number of tokens of the model (default: length of a training window)',
+    )
+    parser.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if it has moved')
+
+
+def add_import_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        'source',
+        metavar='hf:PATH_OR_ID | gguf:PATH',
+        help='folder of a Hugging Face model, its name on the hub, or a GGUF file',
+    )
+    parser.add_argument('--out', required=True, metavar='DIR', help='new run folder, with the model at step 0')
 
 
 def export_model(args: argparse.Namespace) -> int:
@@ -27,9 +45,6 @@ def export_model(args: argparse.Namespace) -> int:
     """
     import jax
 
-    from sinklab import compilation_cache
-
-    compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # CPUs multiply float32 in full float32 precision
     from sinklab.analysis.model_ref import resolve_checkpoint
     from sinklab.analysis.run_model import find_run_tokenizer
@@ -41,34 +56,26 @@ def export_model(args: argparse.Namespace) -> int:
     hf_config = convert.check_export(spec, out, args.length)
     tokenizer = find_run_tokenizer(run_dir, step, spec, args.tokenizer)
     params = checkpointer.restore_parameters(run_dir.path, step)
-    parity_text = convert.export_model(
-        spec, params, hf_config, tokenizer, make_absolute(out), args.dtype or 'float32'
-    )
-    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    message = (
-        f'{args.out}: {hf_config["model_type"]}, {num_parameters:,} '
-        f'parameters of {run_dir.checkpoint_dir / str(step)}'
-    )
-    print(f'{message}; {parity_text}')
+    dtype = args.dtype or 'float32'
+    parity_text = convert.export_model(spec, params, hf_config, tokenizer, make_absolute(out), dtype)
+    num_parameters, path = sum(leaf.size for leaf in jax.tree.leaves(params)), run_dir.checkpoint_dir / str(step)
+    print(f'{args.out}: {hf_config["model_type"]}, {num_parameters:,} parameters of {path}; {parity_text}')
     return 0
 
 
 def import_model(args: argparse.Namespace) -> int:
     import jax
 
-    from sinklab import compilation_cache
-
-    compilation_cache.install_verified_cache()
     jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
     run_dir = RunDir(args.out)
     if run_dir.path.exists():
         raise UserError(f'--out={args.out} already exists; give a new folder')
     source = find_importable_dir(args.source)
     num_parameters = write_imported_run(args.source, source, run_dir, make_absolute(run_dir.path))
-    from_flag = quote_shell(f'--from=params:{run_dir}')
+    from_flag = shlex.quote(f'--from=params:{run_dir}')
     print(f'{run_dir}: {num_parameters:,} parameters of {args.source}; start from them with {from_flag}')
     for remark in run_dir.read_remarks():
-        print(escape_control(f'{args.source}: {remark}'))
+        print(f'{args.source}: {remark}')
     return 0
 
 
@@ -125,16 +132,8 @@ def write_imported_run(model_ref: str, source: Path, run_dir: RunDir, final_path
         raise UserError(
             f'{source / files.CONFIG_FILE} describes a model that is not supported: {format_error(error)}'
         ) from error
-    row = dict(
-        config=model_ref,
-        row=get_model_name(model_ref),
-        size=None,
-        overrides={},
-        diff={},
-        published={},
-        source=model_ref,
-    )
-    row['optimizer_defaults'] = 'configs/fine_tuning.py'
+    row = dict(config=model_ref, row=get_model_name(model_ref), source=model_ref, size=None)
+    row |= dict(overrides={}, diff={}, published={}, optimizer_defaults='configs/fine_tuning.py')
     if remarks := gguf.read_remarks(source):
         row['remarks'] = remarks
     return convert.import_model(source, parse_config(config.to_dict()), run_dir, row)
@@ -143,21 +142,12 @@ def write_imported_run(model_ref: str, source: Path, run_dir: RunDir, final_path
 def resolve_from_flag(model_ref: str, child_dir: RunDir) -> str:
     """Resolve --from=hf:PATH or --from=gguf:PATH to --from=params:RUN@0 of an imported run in the cache.
 
-    A child run that exists already has its parent in row.json, so the model itself may have been moved or deleted
-    since.
-
-    Args:
-        model_ref: hf:PATH, hf:ORG/NAME or gguf:PATH.
-        child_dir: The run folder of the run that is to start from the model.
-
-    Returns:
-        The value of --from.
+    A child run that exists has its parent in row.json, so the model itself may have been moved or deleted since.
     """
     if lineage := child_dir.read_lineage() if child_dir.has_run() else {}:
         parent_path = join_path(child_dir.path, lineage['run'])
-        if parent_path.parent == get_imports_root() and parent_path.name.rpartition('-')[0] == get_model_name(
-            model_ref
-        ):
+        name = parent_path.name.rpartition('-')[0]
+        if (parent_path.parent, name) == (get_imports_root(), get_model_name(model_ref)):
             return f'params:{parent_path}@0'
     return f'params:{get_cached_import(model_ref)}@0'
 

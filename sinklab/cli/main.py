@@ -2,20 +2,18 @@
 
 import argparse
 import difflib
-import gc
 import importlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Container, Sequence
 from itertools import takewhile
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import sinklab
-from sinklab import standard_streams, startup_signals
 from sinklab.errors import UserError
-from sinklab.escape import escape_control
 
 # The summary of each command. Its module in sinklab.cli is imported when the command is run.
 COMMANDS = {
@@ -34,7 +32,7 @@ COMMANDS = {
     '(StreamingLLM, Table 3).',
     'sample': 'Generate text with a run or an open model, from a prompt, with a KV cache of x first and y recent '
     'tokens.',
-    'doctor': 'Check this installation: versions, devices, and whether the features that sinklab needs work.',
+    'doctor': 'Show the versions, devices and missing extras of this installation, and check attention kernels.',
 }
 EPILOG = """example:
   sinklab rows --config=configs/quickstart.py
@@ -42,83 +40,63 @@ EPILOG = """example:
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax
   sinklab measure runs/softmax
   sinklab VERB --help  # options and examples of a verb"""
-# Commands whose exit code is that of their runs, even if the reader of their output has gone.
-TRAINING_COMMANDS = 'train', 'sweep', 'claims'
 OVERRIDE_COMMANDS = 'train', 'compile', 'sweep', 'claims'  # commands that take --config.PATH=VALUE
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Argument parser that reports unknown options before missing ones."""
+    """Argument parser that raises UserError, and suggests the option that the user may have meant."""
 
-    subcommands: argparse._SubParsersAction | None = None
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.has_subcommands = False
+        self.set_defaults(parser=self)  # a parsed command line has that of its subcommand
 
-    def add_subparsers(self, **kwargs: Any) -> argparse._SubParsersAction:
-        self.subcommands = super().add_subparsers(**kwargs)
-        return self.subcommands
+    def list_options(self) -> list[str]:
+        return re.findall(r'^  (?:-\w, )?(--[\w-]+)', self.format_help(), re.MULTILINE)
 
-    def check_unknown_options(self, argv: Sequence[str]) -> None:
-        """Raise UserError for options that the subcommand does not have, and suggest the most similar one.
+    def add_subparsers(self, **kwargs: Any) -> Any:
+        self.has_subcommands = True
+        return super().add_subparsers(**kwargs)
 
-        --config.PATH=VALUE and everything after -- are left to the subcommand. As in argparse, a word with a space is
-        the value of the option before it: --prompt '-- a comment'.
-        """
-        if self.subcommands:
-            index = next((index for index, word in enumerate(argv) if word in self.subcommands.choices), None)
-            if index is not None:
-                self.subcommands.choices[argv[index]].check_unknown_options(argv[index + 1 :])
-            return
-        words = list(takewhile(lambda word: word != '--', argv))
-        typed_options = [
-            word for index, word in enumerate(words) if word.startswith('--') and not self.is_value(words, index)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(takewhile(lambda word: word != '--', args))
+        if not self.has_subcommands and not {'-h', '--help'} & {*words}:
+            # Before argparse reports what is missing. As in argparse, a word with a space is a value.
+            options = [word for word in words if word.startswith('--') and ' ' not in word]
+            known = self.list_options()
+            self.refuse_unknown([option for option in options if option.partition('=')[0] not in known])
+        return super().parse_known_args(args, namespace)
+
+    def refuse_unknown(self, words: Sequence[str]) -> None:
+        """Raise UserError for words that are no override --config.PATH=VALUE of a command that takes overrides."""
+        takes_overrides = self.prog.rpartition(' ')[2] in OVERRIDE_COMMANDS
+        errors = [
+            f'{word} is unknown{self.suggest_option(word.partition("=")[0], takes_overrides)}'
+            for word in words
+            if not (takes_overrides and word.startswith('--config.'))
         ]
-        if '-h' in argv or '--help' in typed_options:
-            return
-        options = [option for option in self._option_string_actions if option.startswith('--')]
-        unknown = [word for word in typed_options if word.partition('=')[0] not in options]
-        known_options = [option for option in options if option != '--help']
-        unknown = [word for word in unknown if not word.startswith('--config.')]
-        if unknown:
-            errors = [
-                f'{word} is unknown{self.format_suggestion(word.partition("=")[0], known_options)}'
-                for word in unknown
-            ]
+        if errors:
             raise UserError(f'{"; ".join(errors)}; see {self.prog} --help')
 
-    def is_value(self, words: Sequence[str], index: int) -> bool:
-        """Return whether argparse parses a word as a value although it begins with dashes."""
-        if ' ' in words[index].partition('=')[0]:
-            return True
-        previous_option = self._option_string_actions.get(words[index - 1]) if index else None
-        return ' ' in words[index] and previous_option is not None and previous_option.nargs != 0
-
-    def error(self, message: str) -> None:
-        suggestion = suggest_choice(message)
-        print(f'{self.prog}: {escape_control(message)}{suggestion}; see {self.prog} --help', file=sys.stderr)
-        raise SystemExit(1)
-
-    def format_suggestion(self, option: str, known_options: Sequence[str]) -> str:
+    def suggest_option(self, option: str, takes_overrides: bool) -> str:
         """Suggest the option or the config field that the user may have meant; return '' if none is similar."""
-        fields = []
-        if self.prog.rpartition(' ')[2] in OVERRIDE_COMMANDS:
+        options, exact = [name for name in self.list_options() if name != '--help'], []
+        if takes_overrides:
             from sinklab.configs import default
-            from sinklab.configs.table import find_closest_name, list_fields
+            from sinklab.configs.table import list_fields
 
-            field = find_closest_name(option.lstrip('-').replace('-', '_'), list(list_fields(default.get_config())))
-            fields = [field] if field else []
-        exact_matches = [f'--config.{field}' for field in fields if option[2:] in (field, field.rpartition('.')[2])]
-        matches = (
-            exact_matches
-            or difflib.get_close_matches(option, known_options, 1, 0.75)
-            or [f'--config.{field}' for field in fields]
-        )
-        return f'; did you mean {matches[0]}?' if matches else ''
+            fields = list(list_fields(default.get_config()))
+            exact = [f'--config.{field}' for field in fields if option[2:] in (field, field.rpartition('.')[2])]
+        return format_suggestion(exact or difflib.get_close_matches(option, options, 1, 0.75))
+
+    def error(self, message: str) -> NoReturn:
+        match = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        choices = [choice.strip("'") for choice in match[2].split(', ')] if match else []
+        matches = difflib.get_close_matches(match[1], choices, 1) if match else []
+        raise UserError(f'{message}{format_suggestion(matches)}; see {self.prog} --help')
 
 
-def suggest_choice(message: str) -> str:
-    """Suggest the closest choice if argparse says that a choice is invalid; return '' if none is similar."""
-    match = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-    choices = [choice.strip("'") for choice in match[2].split(', ')] if match else []
-    matches = difflib.get_close_matches(match[1], choices, 1) if match else []
+def format_suggestion(matches: Sequence[str]) -> str:
     return f'; did you mean {matches[0]}?' if matches else ''
 
 
@@ -162,26 +140,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Exit codes: sinklab/exit_status.py.
     """
-    gc.set_threshold(100_000)  # scanning the long-lived objects of start-up repeatedly takes a second
-    arg_list = sys.argv[1:] if argv is None else list(argv)
-    command = find_command(arg_list)
-    root_parser = build_parser([command])
+    words = sys.argv[1:] if argv is None else list(argv)
+    command = find_command(words)
     try:
-        root_parser.check_unknown_options(arg_list)
-    except UserError as refusal:
-        return report_error(command, refusal)
-    args, extra_args = root_parser.parse_known_args(arg_list)
-    if args.command in TRAINING_COMMANDS:
-        standard_streams.ignore_closed_output()
-    try:
+        args, extra_args = build_parser([command]).parse_known_args(words)
+        args.parser.refuse_unknown(extra_args)
         return import_command(args.command).run(args, extra_args)
-    except standard_streams.OutputClosedError:  # the reader of the output has closed it
-        return 0
-    except (Exception, KeyboardInterrupt) as error:
-        return report_error(args.command, KeyboardInterrupt() if startup_signals.was_interrupted() else error)
+    except KeyboardInterrupt:
+        print(f'sinklab {command}: stopped', file=sys.stderr, flush=True)
+        os._exit(128 + signal.SIGINT)  # an orderly exit may crash in jax, which is still computing
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and command != 'train':  # whose progress suppresses errors of printing
+            return 0  # the reader of the output has gone, as after `| head`
+        return report_error(command, error)
 
 
-def report_error(command: str, error: BaseException) -> int:
+def report_error(command: str | None, error: Exception) -> int:
     """Print the error that ended a command, and return the exit code."""
     from sinklab.cli import process_flags
     from sinklab.process_group import limit_shutdown
@@ -192,9 +166,10 @@ def report_error(command: str, error: BaseException) -> int:
     if exit_status.trace:
         print(exit_status.trace, end='', file=sys.stderr)
     if exit_status.kind != 'crashed':
-        print(f'sinklab {command}: {escape_control(process_flags.format_exit_status(exit_status))}', file=sys.stderr)
+        name = f'sinklab {command}' if command else 'sinklab'
+        print(f'{name}: {process_flags.format_exit_status(exit_status)}', file=sys.stderr)
     sys.stderr.flush()
     limit_shutdown(exit_status.exit_code)
-    if isinstance(error, FolderTakenError | KeyboardInterrupt):
-        os._exit(exit_status.exit_code)  # an orderly exit would finish pending writes, or wait for a compilation
+    if isinstance(error, FolderTakenError):
+        os._exit(exit_status.exit_code)  # an orderly exit would finish pending writes
     return exit_status.exit_code

@@ -8,25 +8,20 @@ example:
 """
 
 import argparse
-import contextlib
 import json
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, get_args
 
 from sinklab.analysis.bos import BosMode
 from sinklab.cli.checkpoint_flags import add_model_argument
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
-from sinklab.escape import escape_control
 from sinklab.storage.files import open_writable_folder
 from sinklab.storage.paths import parse_path
 
 if TYPE_CHECKING:
     from sinklab.analysis.measure import MeasureRequest, MeasureResult
-    from sinklab.analysis.model_protocol import MeasurableModel, ProgressFn
-    from sinklab.metrics.metric import MetricInfo
+    from sinklab.analysis.model_protocol import MeasurableModel
 
 PRINTED_METRICS = (
     'sink/1',
@@ -123,66 +118,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab measure --help')
     request = parse_request(args)
-    if args.out and parse_path(args.out).exists() and not is_empty_folder(parse_path(args.out)):
-        raise UserError(f'--out={args.out} already exists; give a new folder')
+    if args.out:
+        out = parse_path(args.out)
+        if out.exists() and not (out.is_dir() and not any(out.iterdir())):  # an empty one: a measurement has failed
+            raise UserError(f'--out={args.out} already exists; give a new folder')
+        with open_writable_folder(out):
+            pass  # fails before anything is measured, if it cannot be written
     from sinklab.analysis import measure, model_ref
 
-    measured_models = (
-        model_ref.open_all_checkpoints(args.model, args.bos, args.dtype)
-        if args.all
-        else [model_ref.open_model(*get_model_args(args))]
-    )
-    if args.out:
-        with open_writable_folder(parse_path(args.out)):
-            pass  # creating the folder fails before anything is measured, if it cannot be written
+    if args.all:
+        models = model_ref.open_all_checkpoints(args.model, args.bos, args.dtype)
+    else:
+        models = [model_ref.open_model(args.model, args.bos, args.remote_code, args.dtype)]
     names = None if args.out else ('',)  # only --out keeps matrices
-    answers = [run_job(measured_model, request, names) for measured_model in measured_models]
-    report = measure.make_record(answers, args.all)
-    try:
-        if args.json:
-            print(json.dumps(report, indent=2, allow_nan=False))
-        else:
-            print_measurements(report['steps'] if args.all else [report])
-            print_emergence(report['series'] if args.all else {})
-        sys.stdout.flush()
-    finally:  # also if the reader closes the output (| head); after printing, so that a full disk loses no result
-        if args.out:
-            with open_writable_folder(parse_path(args.out)):
-                measure.write_results(answers, args.out, args.all)
+    results = [run_job(model, request, names) for model in models]
+    report = measure.make_record(results, args.all)
+    if args.out:
+        with open_writable_folder(out):
+            measure.write_results(results, args.out, args.all)
+    if args.json:
+        print(json.dumps(report, indent=2, allow_nan=False))
+    else:
+        print_measurements(report['steps'] if args.all else [report])
+        print_emergence(report['series'] if args.all else {})
     return 0
 
 
-def is_empty_folder(path: Path) -> bool:
-    """Return whether a folder is empty, such as that of a measurement that failed."""
-    return path.is_dir() and not any(path.iterdir())
-
-
 def run_job(model: 'MeasurableModel', request: 'MeasureRequest', names: tuple[str, ...] | None) -> 'MeasureResult':
+    """Measure a model, with a progress bar of sequences on a terminal."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+
     from sinklab.analysis.measure import make_job
+    from sinklab.cli import terminal
 
-    job = make_job(model, request)
-    with show_progress(model.name, job.num_sequences) as on_progress:
-        return job.run(on_progress, names)
-
-
-def get_model_args(args: argparse.Namespace) -> tuple[str, str, bool, str | None]:
-    return args.model, args.bos, args.remote_code, args.dtype
+    job, console = make_job(model, request), terminal.make_console(stderr=True)
+    description = terminal.make_progress_column('{task.description}')
+    columns = description, BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not terminal.is_live(console)) as bar:
+        task = bar.add_task(f'measuring {model.name}', total=job.num_sequences)
+        return job.run(lambda count: bar.advance(task, count), names)
 
 
 def parse_request(args: argparse.Namespace) -> 'MeasureRequest':
+    from sinklab.analysis.measure import MeasureRequest
+
     kinds, lengths = parse_list('--inputs', args.inputs, str), parse_list('--lengths', args.lengths, int)
     thresholds = parse_list('--eps', args.eps, float)
     if thresholds and not lengths:
         raise UserError(f'--eps={args.eps} needs --lengths; give it, such as --lengths=16,32,64')
-    from sinklab.analysis.measure import MeasureRequest
-
-    fields = {name: getattr(args, name) for name in SHARED_FIELDS}
-    return MeasureRequest(
-        inputs=kinds, lengths=lengths, **fields | (dict(thresholds=thresholds) if thresholds else {})
+    fields = {name: getattr(args, name) for name in SHARED_FIELDS} | (
+        dict(thresholds=thresholds) if thresholds else {}
     )
+    return MeasureRequest(inputs=kinds, lengths=lengths, **fields)
 
 
 def parse_list(option: str, text: str, element_type: Callable) -> tuple:
@@ -192,90 +180,44 @@ def parse_list(option: str, text: str, element_type: Callable) -> tuple:
         raise UserError(f'{option}={text} is not a list of {element_type.__name__}; separate by commas') from error
 
 
-@contextlib.contextmanager
-def show_progress(model_name: str, sequences: int) -> Iterator['ProgressFn']:
-    """Show a progress bar of sequences, on a terminal only."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
-
-    from sinklab.cli import terminal
-
-    console = terminal.make_console(stderr=True)
-    columns = (
-        terminal.make_progress_column('{task.description}'),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not terminal.is_live(console)) as bar:
-        task = bar.add_task(f'measuring {escape_control(model_name)}', total=sequences)
-        yield lambda count: bar.advance(task, count)
-
-
 def print_measurements(reports: list[dict]) -> None:
     """Print measurements: a line for each metric of a single model, or a line for each of several models."""
+    from sinklab.analysis.measure import LOSS_INFO
+    from sinklab.cli import terminal
+    from sinklab.metrics.registry import find_metric_info
+    from sinklab.report.summary_table import format_legend
+
+    names = dict.fromkeys(name for report in reports for values in report['inputs'].values() for name in values)
+    infos = [info for info in (*map(find_metric_info, PRINTED_METRICS), LOSS_INFO) if info.name in names]
+    infos += [find_metric_info(name) for name in names if name.startswith('sink/1/T')]
+    headings, rows = ['inputs', *(info.label for info in infos), 'published Sink_1'], []
+    for report in reports:
+        for name, values in report['inputs'].items():
+            published = report['published'].get(name)
+            cells = [format_metric(info.format_value, values.get(info.name)) for info in infos]
+            rows.append([name, *cells, format_metric('{:.1f} %'.format, published)])
+    if all(row[-1] == '-' for row in rows):
+        headings, rows = headings[:-1], [row[:-1] for row in rows]
+    console = terminal.make_console(width=200)
     if len(reports) == 1:
-        print(escape_control(reports[0]['model']))
-        print_one_model(reports[0])
+        print(reports[0]['model'])
+        headings, *rows = map(list, zip(['number', *headings[1:]], *rows, strict=True))
+        terminal.print_table(console, headings, rows)
     else:
-        print_several_models(reports)
+        models = [report['model'] for report in reports for _ in report['inputs']]
+        rows = [[model, *row] for model, row in zip(models, rows, strict=True)]
+        terminal.print_table(console, ['model', *headings], rows, wrap_columns=['inputs'])
+    console.print(f'{format_legend([info.label for info in infos], infos)}.', soft_wrap=not console.is_terminal)
     positions = f', --positions={reports[0]["positions"]}' if 'positions' in reports[0] else ''
     print(f'computed in {reports[0]["dtype"]}, --bos={reports[0]["bos"]}{positions}')
     for report in reports:
         for remark in report.get('remarks', ()):
-            print(escape_control(f'{report["model"]}: {remark}'))
+            print(f'{report["model"]}: {remark}')
         print_layer_metrics(report)
         for proposition in report['propositions']:
-            number_text = '-' if proposition['number'] is None else f'{proposition["number"]:.2g}'
             verdict = 'holds' if proposition['holds'] else 'FAILS'
-            print(escape_control(f'{report["model"]}: {proposition["claim"]}: {number_text}, {verdict}'))
-
-
-def select_metrics(reports: list[dict]) -> list['MetricInfo']:
-    """Select the metrics to print that a report has: PRINTED_METRICS, the loss, and Sink_1 by length."""
-    from sinklab.analysis.measure import LOSS_INFO
-    from sinklab.metrics import registry
-
-    names = dict.fromkeys(name for item in reports for values in item['inputs'].values() for name in values)
-    length_metrics = [registry.find_metric_info(name) for name in names if name.startswith('sink/1/T')]
-    return [
-        item for item in (*map(registry.find_metric_info, PRINTED_METRICS), LOSS_INFO) if item.name in names
-    ] + length_metrics
-
-
-def print_one_model(report: dict) -> None:
-    """Print a table with a line for each metric and a column for each kind of input, with descriptions."""
-    from sinklab.cli import terminal
-    from sinklab.report.summary_table import format_legend
-
-    inputs, rows, infos = report['inputs'], [], select_metrics([report])
-    for info in infos:
-        rows.append([info.label, *(format_metric(info, values.get(info.name)) for values in inputs.values())])
-        rows[-1].append(info.description)
-        if info.name == 'sink/1' and any(value is not None for value in report['published'].values()):
-            published_values = [report['published'].get(name) for name in inputs]
-            texts = ['-' if value is None else f'{value:.1f} %' for value in published_values]
-            rows.append(['published', *texts, 'Published Sink_1 of this model.'])
-    headings, console = ['number', *inputs, 'what it is'], terminal.make_console(width=120)
-    if len(inputs) == 1:
-        terminal.print_table(console, headings, rows, wrap_columns=headings[-1:])
-    else:  # a line has no room for descriptions
-        terminal.print_table(console, headings[:-1], [row[:-1] for row in rows])
-        console.print(f'{format_legend([row[0] for row in rows], infos)}.', soft_wrap=not console.is_terminal)
-
-
-def print_several_models(reports: list[dict]) -> None:
-    """Print a table with a line for each step and kind of input."""
-    from sinklab.cli import terminal
-    from sinklab.report.summary_table import format_legend
-
-    infos, rows = select_metrics(reports), []
-    for report in reports:
-        for name, values in report['inputs'].items():
-            rows.append([report['model'], name, *(format_metric(info, values.get(info.name)) for info in infos)])
-    headings = ['model', 'inputs', *(info.label for info in infos)]
-    console = terminal.make_console(width=200)
-    terminal.print_table(console, headings, rows, wrap_columns=['inputs'])
-    console.print(f'{format_legend(headings, infos)}.', soft_wrap=not console.is_terminal)
+            number = format_metric('{:.2g}'.format, proposition['number'])
+            print(f'{report["model"]}: {proposition["claim"]}: {number}, {verdict}')
 
 
 def print_layer_metrics(report: dict) -> None:
@@ -284,12 +226,12 @@ def print_layer_metrics(report: dict) -> None:
         for family, description in LAYER_METRICS.items():
             layer_values = [value for key, value in values.items() if key.startswith(f'{family}/')]
             if layer_values:
-                text = ' '.join('-' if value is None else f'{value:z.3g}' for value in layer_values)
-                print(escape_control(f'{report["model"]}, {name}: {description}: {text}'))
+                text = ' '.join(format_metric('{:z.3g}'.format, value) for value in layer_values)
+                print(f'{report["model"]}, {name}: {description}: {text}')
 
 
-def format_metric(info: 'MetricInfo', value: float | None) -> str:
-    return '-' if value is None else info.format_value(value)
+def format_metric(format_value: Callable[[float], str], value: float | None) -> str:
+    return '-' if value is None else format_value(value)
 
 
 def print_emergence(series: dict[str, dict]) -> None:
@@ -297,10 +239,8 @@ def print_emergence(series: dict[str, dict]) -> None:
 
     for name, entry in series.items():
         if not entry['emergence']:
-            print(escape_control(f'{name}: no sink has emerged'))
+            print(f'{name}: no sink has emerged')
             continue
         heads = ', '.join(f'layer {layer} head {head} (step {step})' for step, layer, head in entry['heads'][:3])
         heads_text = f'first heads with a mean alpha_1 above 0.3: {heads or "none"}'
-        print(
-            escape_control(f'{name}: Sink_1 {merge_emergence([entry["emergence"]]).format_sentence()}; {heads_text}')
-        )
+        print(f'{name}: Sink_1 {merge_emergence([entry["emergence"]]).format_sentence()}; {heads_text}')

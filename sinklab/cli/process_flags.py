@@ -2,9 +2,11 @@
 
 import argparse
 import math
+import shlex
+import sys
+from pathlib import Path
 
 from sinklab.errors import UserError
-from sinklab.escape import format_command_line
 from sinklab.exit_status import ExitStatus
 from sinklab.process_group import ProcessGroup, join_processes
 from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS
@@ -65,3 +67,12 @@ def join(args: argparse.Namespace) -> ProcessGroup:
 def format_exit_status(exit_status: ExitStatus) -> str:
     """Format the exit status for the user, with a hint on how to resume."""
     return exit_status.message + RECOVERY_HINTS.get(exit_status.kind, '').format(command=format_command_line())
+
+
+def get_program_argv() -> list[str]:
+    return [sys.argv[0]] if Path(sys.argv[0]).name == 'sinklab' else [sys.executable, '-m', 'sinklab']
+
+
+def format_command_line() -> str:
+    """Format the command line of this process so that the user can run it again."""
+    return shlex.join([*get_program_argv(), *sys.argv[1:]])

@@ -11,20 +11,16 @@ example:
 import argparse
 import glob
 import json
+import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
-from sinklab.errors import UserError
-from sinklab.escape import escape_control
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import UserError, format_extra_command
 from sinklab.run_dir import RunDir
-from sinklab.storage.paths import (
-    find_common_folder,
-    is_remote,
-    make_absolute,
-    parse_path,
-)
+from sinklab.storage.paths import find_common_folder, is_remote, make_absolute, parse_path
+from sinklab.sweep import plan, results
+
+PICTURE_KINDS = 'png', 'svg', 'pdf'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='folder for report.html (default: that of the run, or the one that contains all runs)',
     )
     parser.add_argument('--paper', action='store_true', help='order and number the figures as the paper does')
-    for kind in ('png', 'svg', 'pdf'):
+    for kind in PICTURE_KINDS:
         parser.add_argument(f'--{kind}', action='store_true', help=f'also write the pictures as {kind.upper()} files')
     parser.add_argument(
         '--latex', action='store_true', help='also write the table by row as LaTeX (table.tex, with booktabs)'
@@ -49,23 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab report --help')
     from sinklab.report import runs, summary_table
-    from sinklab.sweep import results
 
     paths = [str(path) for pattern in args.runs for path in find_runs(pattern)]
-    run_records = runs.read_runs(paths)
-    verdicts = results.read_verdicts(choose_report_dir(paths))
-    page_path = write_report(
-        parse_path(args.out) if args.out else choose_report_dir(paths), run_records, args, verdicts
-    )
+    run_records, runs_dir = runs.read_runs(paths), choose_report_dir(paths)
+    out_dir = parse_path(args.out) if args.out else runs_dir
+    page_path = write_report(out_dir, run_records, args, results.read_verdicts(runs_dir))
     table = summary_table.make_run_table(run_records)
     if args.json:
         print(json.dumps(table, indent=2, allow_nan=False))
     else:
         print_runs(table)
-    print(f'report: {escape_control(page_path)}', file=sys.stderr if args.json else sys.stdout)
+    print(f'report: {page_path}', file=sys.stderr if args.json else sys.stdout)
     return 0
 
 
@@ -80,36 +71,25 @@ def find_runs(pattern: str) -> list[Path]:
         UserError: A pattern matches no run.
     """
     if not (is_remote(pattern) and glob.has_magic(pattern)):
-        return list_sweep_runs(parse_path(pattern)) or list_claim_runs(parse_path(pattern)) or [parse_path(pattern)]
-    parent = pattern[: min(pattern.index(character) for character in '*?[' if character in pattern)].rpartition('/')[
-        0
-    ]
-    run_paths = [
-        path.parent for path in parse_path(parent).glob(f'{pattern[len(parent) + 1 :].rstrip("/")}/config.json')
-    ]
-    if not run_paths:
+        path = parse_path(pattern)
+        return list_sweep_runs(path) or results.list_run_dirs(path) or [path]
+    parent = re.match(r'[^*?[]*/', pattern)[0]
+    paths = parse_path(parent).glob(f'{pattern[len(parent) :].rstrip("/")}/config.json')
+    if not (run_paths := sorted(path.parent for path in paths)):
         raise UserError(f'{pattern} matches no run; give run folders')
-    return sorted(run_paths)
+    return run_paths
 
 
 def list_sweep_runs(sweep_dir: Path) -> list[Path]:
     """List the run folders of a sweep, finished or stopped, in the order of its rows; [] for any other folder."""
     if not (sweep_dir / 'sweep.json').exists():
         return []
-    from sinklab.sweep import plan
-
     run_paths = [
         sweep_dir / plan.get_run_dir_name(row['row'], seed)
         for row in RunDir(sweep_dir).read_json('sweep')
         for seed in row['seeds']
     ]
     return [run for run in run_paths if (run / 'row.json').exists()]
-
-
-def list_claim_runs(claims_dir: Path) -> list[Path]:
-    from sinklab.sweep import results
-
-    return results.list_run_dirs(claims_dir)
 
 
 def choose_report_dir(run_paths: list[str]) -> Path:
@@ -122,17 +102,21 @@ def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: 
     """Write report.html and the requested figures and LaTeX table; return the path of report.html."""
     from sinklab.report import latex, page
 
-    kinds = [kind for kind in ('png', 'svg', 'pdf') if getattr(args, kind)]
+    kinds = [kind for kind in PICTURE_KINDS if getattr(args, kind)]
     try:
         if not is_remote(out_dir):
             out_dir.mkdir(parents=True, exist_ok=True)
         page.write_report_page(out_dir / 'report.html', runs, args.paper, verdicts)
         if kinds:
-            import_pictures().write_pictures(out_dir, runs, kinds)
+            from sinklab.report import pictures
+
+            pictures.write_pictures(out_dir, runs, kinds)
         if args.latex:
             latex.write_latex_table(out_dir / 'table.tex', runs)
     except OSError as error:
         raise UserError(f'{out_dir} cannot be written ({error.strerror}); choose another --out') from error
+    except ImportError as error:
+        raise UserError(f'pictures need {error.name}; install it: {format_extra_command("report")}') from error
     return out_dir / 'report.html'
 
 
@@ -147,26 +131,16 @@ def write_page(sweep_dir: Path) -> Path | None:
     return file
 
 
-def import_pictures() -> ModuleType:
-    try:
-        from sinklab.report import pictures
-    except ImportError as error:
-        raise UserError(f'pictures need {error.name}; install it: {format_extra_command("report")}') from error
-    return pictures
-
-
 def print_runs(rows: list[dict]) -> None:
+    """Print the table of runs, without the columns that are empty for all of them."""
     from sinklab.cli import terminal
     from sinklab.report.summary_table import RUN_HEADINGS, format_legend, format_run_cells
 
+    columns = zip(RUN_HEADINGS, *map(format_run_cells, rows), strict=True)
+    headings, *lines = zip(*(column for column in columns if {*column[1:]} != {'-'}), strict=True)
     console = terminal.make_console(width=200)
-    columns = list(zip(RUN_HEADINGS, *map(format_run_cells, rows), strict=True))
-    nonempty_columns = [
-        column for column in columns if not {'-'}.issuperset(column[1:])
-    ]  # without columns that are empty for all runs
-    headings, *lines = zip(*nonempty_columns, strict=True)
     terminal.print_table(console, headings, lines)
     console.print(f'{format_legend(headings)}.', soft_wrap=not console.is_terminal)
     for row in rows:
         for note in row['notes']:
-            print(f'{escape_control(row["run"])}: {escape_control(note)}')
+            print(f'{row["run"]}: {note}')

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from sinklab.cli import checkpoint_flags, flag_types
+from sinklab.cli import checkpoint_flags
+from sinklab.cli.flag_types import non_negative_float, non_negative_int, positive_int
 from sinklab.errors import UserError
-from sinklab.escape import escape_control
 from sinklab.run_ref import MODEL_PREFIXES
 
 if TYPE_CHECKING:
@@ -28,54 +28,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checkpoint_flags.add_arguments(parser)
     parser.add_argument('--prompt', required=True, metavar='TEXT', help="text to continue, such as 'import '")
     parser.add_argument(
-        '--tokens',
-        type=flag_types.positive_int,
-        default=100,
-        metavar='N',
-        help='maximum number of tokens to generate (default: 100)',
+        '--tokens', type=positive_int, default=100, metavar='N', help='maximum number of tokens (default: 100)'
     )
     parser.add_argument(
         '--temperature',
-        type=flag_types.non_negative_float,
+        type=non_negative_float,
         default=1.0,
         metavar='T',
         help='temperature of sampling; 0 takes the most likely token each time (default: 1)',
     )
     parser.add_argument(
         '--top_k',
-        type=int,
+        type=positive_int,
         metavar='K',
         help='sample only from the K most likely tokens, such as 40 (default: from all)',
     )
-    parser.add_argument(
-        '--seed', type=flag_types.non_negative_int, default=0, metavar='N', help='seed of sampling (default: 0)'
-    )
+    parser.add_argument('--seed', type=non_negative_int, default=0, metavar='N', help='seed of sampling (default: 0)')
     parser.add_argument(
         '--cache',
         metavar='x+y',
-        help=f'cache of x first and y recent tokens, such as 4+60 (default: x of {NUM_FIRST_TOKENS}, and x '
-        '+ y of a training '
-        'window minus 1)',
+        help=f'cache of x first and y recent tokens, such as 4+60 (default: x of {NUM_FIRST_TOKENS}, and x + y of a '
+        'training window minus 1)',
     )
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab sample --help')
     from sinklab.train import generate
 
     checkpoint = checkpoint_flags.load_checkpoint(args.run)
-    sampling_options = generate.Sampler(args.temperature, check_top_k(args.top_k, checkpoint.spec.model.vocabulary))
-    cache = checkpoint_flags.parse_cache(
-        get_default_cache(checkpoint.spec.data.length) if args.cache is None else args.cache, checkpoint.spec
-    )
+    vocabulary = checkpoint.spec.model.vocabulary
+    if args.top_k is not None and args.top_k > vocabulary:
+        raise UserError(f'--top_k is {args.top_k}; it must be a whole number from 1 to {vocabulary} (vocabulary)')
+    cache_text = args.cache or get_default_cache(checkpoint.spec.data.length)
+    cache = checkpoint_flags.parse_cache(cache_text, checkpoint.spec)
     if args.run.startswith(MODEL_PREFIXES):
-        print(escape_control(f'{checkpoint}: computed in {checkpoint.spec.model.dtype}'), file=sys.stderr)
+        print(f'{checkpoint}: computed in {checkpoint.spec.model.dtype}', file=sys.stderr)
     tokenizer = checkpoint.load_tokenizer(args.tokenizer)
-    ids_T = checkpoint.encode_text(check_prompt(args.prompt), args.bare, tokenizer)
-    generated_ids = generate.sample_tokens(
-        checkpoint.spec, cache, checkpoint.load_parameters(), ids_T, args.tokens, sampling_options, args.seed
-    )
+    ids_T = checkpoint.encode_text(args.prompt, args.bare, tokenizer)
+    sampler, params = generate.Sampler(args.temperature, args.top_k), checkpoint.load_parameters()
+    generated_ids = generate.sample_tokens(checkpoint.spec, cache, params, ids_T, args.tokens, sampler, args.seed)
     print(args.prompt, end='', flush=True)
     for piece in decode_stream(tokenizer, ids_T[ids_T >= 0].tolist(), generated_ids):
         print(piece, end='', flush=True)
@@ -83,23 +74,10 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     return 0
 
 
-def check_top_k(value: int | None, vocabulary: int) -> int | None:
-    if value is not None and not 1 <= value <= vocabulary:
-        raise UserError(f'--top_k is {value}; it must be a whole number from 1 to {vocabulary} (vocabulary)')
-    return value
-
-
 def get_default_cache(length: int) -> str:
     """Return the default --cache: as many keys as a query sees besides itself in a training window."""
     first = min(NUM_FIRST_TOKENS, max(length - 2, 0))
     return f'{first}+{max(length - 1 - first, 1)}'
-
-
-def check_prompt(prompt: str) -> str:
-    try:
-        return prompt.encode().decode()
-    except UnicodeEncodeError as error:
-        raise UserError(f'--prompt is not UTF-8 (character {error.start}); give a text in UTF-8') from error
 
 
 def decode_stream(tokenizer: 'Tokenizer', prompt_ids: list[int], generated_ids: Iterable[int]) -> Iterator[str]:

@@ -9,7 +9,6 @@ example:
 import argparse
 import json
 import math
-import sys
 
 from sinklab.cli import checkpoint_flags
 from sinklab.errors import UserError, format_error
@@ -31,8 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab stream --help')
     from sinklab.train.generate import measure_perplexity
 
     checkpoint = checkpoint_flags.load_checkpoint(args.run)
@@ -40,22 +37,23 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     caches = [checkpoint_flags.parse_cache(cache_text, checkpoint.spec) for cache_text in cache_texts]
     tokenizer = checkpoint.load_tokenizer(args.tokenizer)
     ids_T = checkpoint.encode_text(read_text_file(args.text), args.bare, tokenizer)
-    params, published, rows = (
-        checkpoint.load_parameters(),
-        checkpoint.run_dir.read_json('row').get('published', {}),
-        [],
-    )
-    dtype = checkpoint.spec.model.dtype
+    params, published = checkpoint.load_parameters(), checkpoint.run_dir.read_json('row').get('published', {})
+    rows = []
     for cache in caches:
         result = measure_perplexity(checkpoint.spec, cache, params, ids_T)
         row = dict(cache=str(cache), perplexity=result.perplexity, loss=result.loss, predicted=result.num_predicted)
-        row |= dict(published=published.get(f'perplexity/{cache}'), dtype=dtype)
-        rows.append(row | dict(tokens_per_second=(len(ids_T) - 1) / result.seconds))
+        row |= dict(published=published.get(f'perplexity/{cache}'), dtype=checkpoint.spec.model.dtype)
+        row |= dict(tokens_per_second=(len(ids_T) - 1) / result.seconds)
         if not args.json:
-            heading = f'{checkpoint}, {result.num_predicted:,} predicted tokens of {args.text}, computed in {dtype}'
-            print_row(rows[-1], heading if len(rows) == 1 else None)
+            print_row(row, f'{checkpoint}, {result.num_predicted:,} predicted tokens of {args.text}', not rows)
+        rows.append(
+            {
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
+                for name, value in row.items()
+            }
+        )
     if args.json:
-        print(json.dumps([replace_nonfinite(row) for row in rows], indent=2, allow_nan=False))
+        print(json.dumps(rows, indent=2, allow_nan=False))
     return 0
 
 
@@ -79,15 +77,10 @@ def read_text_file(file: str) -> str:
         raise UserError(f'--text={file} is not UTF-8 (byte {error.start}); give a text in UTF-8') from error
 
 
-def print_row(row: dict, heading: str | None) -> None:
-    if heading:
-        print(f'{heading}\n{"cache":>12} {"perplexity":>12} {"published":>10} {"tokens/s":>10}')
+def print_row(row: dict, title: str, is_first: bool) -> None:
+    if is_first:
+        print(f'{title}, computed in {row["dtype"]}')
+        print(f'{"cache":>12} {"perplexity":>12} {"published":>10} {"tokens/s":>10}')
     published = '-' if row['published'] is None else f'{row["published"]:,.2f}'
-    print(f'{row["cache"]:>12} {row["perplexity"]:>12,.2f} {published:>10} {row["tokens_per_second"]:>10,.0f}')
-    sys.stdout.flush()
-
-
-def replace_nonfinite(row: dict) -> dict:
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
-    }
+    cells = f'{row["cache"]:>12} {row["perplexity"]:>12,.2f} {published:>10} {row["tokens_per_second"]:>10,.0f}'
+    print(cells, flush=True)

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.cli import config_flags, hardware_flags, report
 from sinklab.cli.flag_types import positive_int
+from sinklab.cli.process_flags import format_command_line, get_program_argv
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_unknown_name
-from sinklab.escape import format_command_line, get_program_argv
 from sinklab.run_dir import RunDir
 from sinklab.storage.files import atomic_write, open_writable_folder
 from sinklab.storage.folder_lock import hold_folder

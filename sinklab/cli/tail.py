@@ -12,7 +12,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from sinklab.errors import UserError
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
@@ -31,8 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     from sinklab.cli.progress import ProgressCallback
 
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab tail --help')
     run_dir = RunDir(args.run)
     spec = read_spec(run_dir)
     name = run_dir.read_json('row')['row'] or make_absolute(run_dir.path).name

@@ -50,7 +50,6 @@ from sinklab.data.tokenizer import (
     read_tokenizer_json,
 )
 from sinklab.errors import UserError, format_unknown_name
-from sinklab.escape import escape_control
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import (
     TEMPORARY_SUFFIX,
@@ -111,7 +110,8 @@ PrepareProgressFn = Callable[[Progress], None]
 
 
 def print_status(message: object) -> None:
-    print(escape_control(message), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a log that cannot be written ends no run
+        print(message, file=sys.stderr, flush=True)
 
 
 class ProgressPrinter:

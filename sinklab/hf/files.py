@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.errors import UserError, format_error
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import UserError, format_error, format_extra_command
 from sinklab.parallel import device_mesh
 from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX
 from sinklab.storage.files import read_json, resolve_name

@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
-from sinklab import compilation_cache, xla_faults
+from sinklab import xla_faults
 from sinklab.config.spec import Hardware
 from sinklab.errors import UserError, format_error
 
@@ -62,7 +62,6 @@ def split_cpu_devices(hardware: Hardware, num_processes: int = 1) -> None:
 
 
 def get_devices() -> list[jax.Device]:
-    compilation_cache.install_verified_cache()  # must run before any command compiles its first program
     try:
         devices = jax.devices()
     except (RuntimeError, AssertionError) as error:

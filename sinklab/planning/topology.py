@@ -11,8 +11,7 @@ import jax
 from jax.experimental import topologies
 
 from sinklab.chip_specs import CHIPS
-from sinklab.errors import UserError, format_error
-from sinklab.install_commands import format_extra_command, format_package_command
+from sinklab.errors import UserError, format_error, format_extra_command
 
 REPOSITORY_LIBTPU = (
     Path(__file__).parents[2] / '.venv' / 'libtpu' / 'libtpu' / 'libtpu.so'
@@ -99,7 +98,7 @@ def make_gpu_devices(topology: str, chip_name: str) -> list[jax.Device]:
     if not has_cuda_plugin():
         raise UserError(
             'the compiler for GPUs is not installed; install it (this machine needs no GPU): '
-            f'{format_package_command("jax[cuda13]")}'
+            "pip install 'jax[cuda13]'"
         )
     target = HOPPER_TARGET_CONFIG.format(
         bandwidth=chip.memory_bytes_per_second, memory=chip.memory_bytes, kind=chip.device_kinds[0]

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.escape import escape_control
 from sinklab.metrics import registry
 from sinklab.metrics.emergence import estimate_step
 from sinklab.metrics.metric import FigureSpec, MetricInfo
@@ -470,11 +469,9 @@ def make_page_data(run_groups: list[RunGroup], rows: list[dict], as_paper: bool)
     steps = sorted({step for run in runs for step in run.probe_steps})
     header = dict(
         steps=steps,
-        groups=[dict(name=escape_control(run_group.name)) for run_group in run_groups],
+        groups=[dict(name=run_group.name) for run_group in run_groups],
         runs=[
-            dict(name=escape_control(run.name), group=index)
-            for index, run_group in enumerate(run_groups)
-            for run in run_group.runs
+            dict(name=run.name, group=index) for index, run_group in enumerate(run_groups) for run in run_group.runs
         ],
         figures=[{key: value for key, value in figure.items() if key not in TEXT_KEYS} for figure in page_figures],
     )

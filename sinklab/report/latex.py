@@ -1,14 +1,27 @@
 """LaTeX export of the table by row, for the booktabs package."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from sinklab.escape import escape_latex
 from sinklab.metrics.emergence import EmergenceSpan
 from sinklab.report import sweep_table
 from sinklab.report.run_groups import group_runs, make_group_table, make_row_result
 from sinklab.report.runs import RunResult
 from sinklab.storage.files import atomic_write
+
+# LaTeX has defined these commands for all font encodings since 2020.
+LATEX_COMMANDS = {char: f'\\{char}' for char in '&%$#_{}'}
+LATEX_COMMANDS |= {
+    '\\': r'\textbackslash{}',
+    '~': r'\textasciitilde{}',
+    '^': r'\textasciicircum{}',
+    '<': r'\textless{}',
+    '>': r'\textgreater{}',
+    '|': r'\textbar{}',
+    '±': r'$\pm$',
+    '−': '$-$',
+}
 
 
 def write_latex_table(path: Path, runs: list[RunResult]) -> None:
@@ -55,3 +68,10 @@ def format_latex_table(rows: list[dict], spans: Mapping[str, EmergenceSpan]) -> 
 
 def format_latex_row(cells: list[str]) -> str:
     return ' & '.join(map(escape_latex, cells)) + r' \\'
+
+
+def escape_latex(text: str) -> str:
+    """Escape text for LaTeX, also for the first cell of a table row."""
+    escaped = ''.join(LATEX_COMMANDS.get(char, char) for char in text)
+    escaped = re.sub('(?<=-)-', '{}-', escaped)  # no ligature
+    return f'{{}}{escaped}' if escaped[:1] in ('[', '*') else escaped  # else an argument of the row before

@@ -5,11 +5,11 @@ separate slider for each figure and does not support screen readers. Tables and 
 visible without JavaScript.
 """
 
+import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sinklab.errors import format_names
-from sinklab.escape import escape_html
 from sinklab.metrics.emergence import EmergenceSpan
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.report import (
@@ -68,8 +68,8 @@ def render_page(
     runs = [run for run_group in run_groups for run in run_group.runs]
     title = f'Attention sinks: {format_names([run_group.name for run_group in run_groups])}'
     body = [
-        f'<h1>{escape_html(title)}</h1>',
-        f'<p class="headline">{escape_html(summary_table.format_headline(run_groups))}</p>',
+        f'<h1>{html.escape(title)}</h1>',
+        f'<p class="headline">{html.escape(summary_table.format_headline(run_groups))}</p>',
         '<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>',
         read_asset('controls.html'),
         f'<main>{render_claims_table(claim_entries)}{render_rows_table(run_groups, rows)}',
@@ -82,7 +82,7 @@ def render_page(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'
-        f'<title>{escape_html(title)}</title><style>{read_asset("page.css")}</style></head><body>{"".join(body)}</body></html>'
+        f'<title>{html.escape(title)}</title><style>{read_asset("page.css")}</style></head><body>{"".join(body)}</body></html>'
     )
 
 
@@ -91,12 +91,12 @@ def read_asset(name: str) -> str:
 
 
 def render_figure(figure: dict) -> str:
-    name = escape_html(figure['name'])
+    name = html.escape(figure['name'])
     note = f' Missing in: {format_names(figure["missing_runs"])}.' if figure.get('missing_runs') else ''
     note += f' From {figure["num_runs"]} runs.' if figure.get('num_runs', 1) > 1 else ''
     return (
         f'<section class="figure" id="figure-{name}" aria-labelledby="title-{name}">'
-        f'<h2 id="title-{name}">{escape_html(figure["title"])}</h2><p>{escape_html(figure["sentence"] + note)}</p>'
+        f'<h2 id="title-{name}">{html.escape(figure["title"])}</h2><p>{html.escape(figure["sentence"] + note)}</p>'
         '<div class="plot"></div><details class="values"><summary>values</summary>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="values"></div>{SCROLL_HINT}</details></section>'
     )
@@ -191,7 +191,7 @@ def render_runs_table(runs: list[RunResult], run_groups: list[RunGroup]) -> str:
     table = render_table('runs', '', '', summary_table.RUN_HEADINGS, table_rows)
     notes_of_run = {run.name: [*run.notes, *filter(None, [run.outcome_record.get('message')])] for run in runs}
     notes = ''.join(
-        f'<p class="note">{escape_html(f"{name}: {note}")}</p>'
+        f'<p class="note">{html.escape(f"{name}: {note}")}</p>'
         for name, run_notes in notes_of_run.items()
         for note in run_notes
     )
@@ -222,15 +222,15 @@ def render_table(
     )
     meanings = {metric_info.label: metric_info.description for metric_info in RUN_METRIC_INFOS}
     head_html = ''.join(
-        f'<th scope="col" title="{escape_html(meanings.get(heading, ""))}">{escape_html(heading)}</th>'
+        f'<th scope="col" title="{html.escape(meanings.get(heading, ""))}">{html.escape(heading)}</th>'
         for heading in headings
     )
     body_html = ''.join(
         f'<tr{format_group_attribute(group_index)}>{"".join(map(render_cell, range(len(cells)), cells))}</tr>'
         for group_index, cells in table_rows
     )
-    label = escape_html(title or name)
-    title_html = f'<h2>{escape_html(title)}</h2><p>{escape_html(sentence)}</p>' if title else ''
+    label = html.escape(title or name)
+    title_html = f'<h2>{html.escape(title)}</h2><p>{html.escape(sentence)}</p>' if title else ''
     return (
         f'<section class="table" id="table-{name}">{title_html}<div class="scroll" tabindex="0" role="region" '
         f'aria-label="{label}"><table><thead><tr>{head_html}</tr></thead><tbody>{body_html}</tbody></table>'
@@ -244,9 +244,9 @@ def format_group_attribute(group_index: int | None) -> str:
 
 def render_cell(column: int, value: object) -> str:
     if column == 0:
-        return f'<th scope="row">{escape_html(value)}</th>'
+        return f'<th scope="row">{html.escape(str(value))}</th>'
     own_value, published = value if isinstance(value, tuple) else (value, '')
     published_html = (
-        f'<small><span class="hidden">published </span>{escape_html(published)}</small>' if published else ''
+        f'<small><span class="hidden">published </span>{html.escape(published)}</small>' if published else ''
     )
-    return f'<td>{escape_html(own_value)}{published_html}</td>'
+    return f'<td>{html.escape(str(own_value))}{published_html}</td>'

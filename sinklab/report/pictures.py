@@ -1,5 +1,6 @@
 """Figures as image files (matplotlib): curves, maps, sweep axes, and claim intervals."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
-from sinklab.escape import FIGURE_RC_PARAMS, escape_figure, quote_file_name
+from sinklab.escape import FIGURE_RC_PARAMS, quote_file_name
 from sinklab.metrics.emergence import estimate_step
 from sinklab.metrics.metric import FigureSpec
 from sinklab.metrics.registry import HEADLINE_METRIC, VALID_LOSS
@@ -36,6 +37,7 @@ HEADS_PER_RUN = 4  # attention matrices of one run
 RUNS_PER_ROW = 4  # head maps in one row of the grid
 MAX_MAP_RUNS = 12  # runs with maps
 MAX_LEGEND_ENTRIES = 12  # with more run groups there is no legend
+LABEL_CHARS = 60  # characters of a line of a label
 FONT_OPTIONS = {'svg.fonttype': 'none', 'pdf.fonttype': 42}  # keep text as text rather than as outlines
 
 
@@ -63,6 +65,11 @@ def write_pictures(folder: Path, runs: list[RunResult], formats: Sequence[str] =
                     figure.savefig(unfinished, dpi=200, bbox_inches='tight', format=extension)
             plt.close(figure)
     return paths
+
+
+def wrap_label(text: str) -> str:
+    """Break a long name into lines."""
+    return '\n'.join(textwrap.wrap(text, LABEL_CHARS))
 
 
 def list_figures(run_groups: list[RunGroup]) -> list[tuple]:
@@ -152,8 +159,8 @@ def draw_sweep_axis(run_groups: list[RunGroup], sweep_axis: SweepAxis) -> plt.Fi
                 (lines[panel]['published'],) = axis.plot(
                     *published_points, **get_line_style(index) | dict(linestyle='--'), **hollow
                 )
-        axis.set(xlabel=escape_figure(sweep_axis.name), ylabel=label)
-        axis.set(xticks=range(len(sweep_axis.labels)), xticklabels=list(map(escape_figure, sweep_axis.labels)))
+        axis.set(xlabel=wrap_label(sweep_axis.name), ylabel=label)
+        axis.set(xticks=range(len(sweep_axis.labels)), xticklabels=list(map(wrap_label, sweep_axis.labels)))
     return add_legend(hide_top_and_right_spines(figure), panels[0], lines[0])
 
 
@@ -186,10 +193,10 @@ def draw_emergence(run_groups: list[RunGroup], sweep_axes: list[SweepAxis]) -> p
             for tick_points in points_by_tick
         ]
         tick_labels = [
-            f'{escape_figure(label)}\n{count}' for label, count in zip(sweep_axis.labels, counts, strict=True)
+            f'{wrap_label(label)}\n{count}' for label, count in zip(sweep_axis.labels, counts, strict=True)
         ]
         axis.set(
-            xlabel=escape_figure(f'{sweep_axis.name}, and runs with a sink'),
+            xlabel=wrap_label(f'{sweep_axis.name}, and runs with a sink'),
             xticks=range(len(tick_labels)),
             xticklabels=tick_labels,
         )
@@ -249,7 +256,7 @@ def draw_head_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> plt.F
         extent = (0.5, count + 0.5, 0.5, layers + 0.5)
         image_options = dict(cmap='RdBu_r' if scale_min < 0 else 'viridis', vmin=scale_min, vmax=scale_max)
         image = axis.imshow(values_LH, origin='lower', aspect='auto', extent=extent, **image_options)
-        axis.set_title(escape_figure(run.name), fontsize=9, wrap=True)
+        axis.set_title(wrap_label(run.name), fontsize=9, wrap=True)
         axis.set(xlabel='head', ylabel='layer', xticks=choose_ticks(count), yticks=choose_ticks(layers))
     for axis in axes.flat[len(runs) :]:
         axis.set_visible(False)
@@ -278,7 +285,7 @@ def draw_matrices(run_groups: list[RunGroup], figure_spec: FigureSpec) -> plt.Fi
             axis.set_axis_off()
         for (layer, head), axis in zip(run.find_strongest_heads(HEADS_PER_RUN), row, strict=False):
             image = axis.imshow(values_LHTS[layer, head], vmin=0, vmax=figure_spec.scale_max or values_LHTS.max())
-            axis.set_title(f'{escape_figure(run.name)}\nlayer {layer + 1} head {head + 1}', fontsize=8)
+            axis.set_title(f'{wrap_label(run.name)}\nlayer {layer + 1} head {head + 1}', fontsize=8)
             axis.set(xticks=[], yticks=[])
             axis.set_axis_on()
     return add_colour_bar(figure, image, axes, figure_spec.label)
@@ -311,7 +318,7 @@ def add_legend(figure: plt.Figure, axis: plt.Axes, line_of_label: dict[str, Any]
     A long legend would hide the lines inside the axes. With more than MAX_LEGEND_ENTRIES entries there is no legend.
     Labels are set as text afterwards, because matplotlib leaves out lines whose label begins with an underscore.
     """
-    labels, lines = [*map(escape_figure, line_of_label)], [*line_of_label.values()]
+    labels, lines = [*map(wrap_label, line_of_label)], [*line_of_label.values()]
     if 0 < len(line_of_label) <= 3:
         drawn_legend = axis.legend(lines, ['-'] * len(lines), frameon=False)
     elif 0 < len(line_of_label) <= MAX_LEGEND_ENTRIES:
@@ -369,7 +376,7 @@ def draw_claims_plot(path: Path, entries: list[dict], unit: str) -> None:
     axes.set(xlabel=f'mean difference and its interval, {INTERVAL_DESCRIPTION} ({unit})')
     axes.set_yticks(
         range(len(drawn_entries)),
-        [escape_figure(f'{entry["claim"]} {entry["relation"]}') for entry in drawn_entries],
+        [wrap_label(f'{entry["claim"]} {entry["relation"]}') for entry in drawn_entries],
         fontsize=7,
     )
     axes.set_ylim(len(drawn_entries) - 0.4, -0.6)

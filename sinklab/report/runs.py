@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import is_changeable
 from sinklab.config.validate import parse_config
 from sinklab.errors import UserError
-from sinklab.escape import quote_shell
 from sinklab.metrics import registry
 from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.run_dir import RunDir
@@ -273,7 +273,7 @@ def get_row_name(run_dir: RunDir) -> str:
         return f'{row} from {format_run_ref(lineage.get("takes", ""), origin, lineage["step"])}'
     except (FileNotFoundError, NotADirectoryError, KeyError) as error:
         runs = (
-            f'the runs of this sweep: {quote_shell(str(run_dir))}/*/'
+            f'the runs of this sweep: {shlex.quote(str(run_dir))}/*/'
             if (run_dir.path / 'sweep.json').exists()
             else 'folders of runs'
         )

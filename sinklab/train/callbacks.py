@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from sinklab.config.differences import flatten_dict
-from sinklab.errors import UserError, format_error
-from sinklab.install_commands import format_extra_command
+from sinklab.errors import UserError, format_error, format_extra_command
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import format_fork
 from sinklab.storage.files import DamagedFileError, warn_once

@@ -3,11 +3,11 @@
 import contextlib
 import math
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from types import FrameType
 
-from sinklab import standard_streams, startup_signals
 from sinklab.checkpoint import digests
 from sinklab.errors import UserError
 from sinklab.exit_status import (
@@ -121,8 +121,6 @@ def collect_stop_signals() -> Iterator[list[int]]:
     for the rest of that second, while checkpoints are being written.
 
     SIGHUP stays ignored if it is ignored, as under nohup; otherwise it is collected as SIGTERM.
-
-    If Ctrl-C was pressed before, and a library has swallowed its KeyboardInterrupt, the list begins with SIGINT.
     """
     received, first_time = [], None
 
@@ -132,7 +130,8 @@ def collect_stop_signals() -> Iterator[list[int]]:
         if first_time is None:
             first_time = current_time  # set first: another signal may be handled during the next lines
             received.append(signal.SIGTERM if signal_number == signal.SIGHUP else signal_number)
-            standard_streams.write_error_from_signal(f'{standard_streams.get_line_prefix()}{STOPPING_MESSAGE}\n')
+            with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the signal interrupted another print
+                print(STOPPING_MESSAGE, file=sys.stderr, flush=True)
         elif current_time - first_time > SAME_SIGNAL_SECONDS:
             signal.signal(signal_number, DEFAULT_HANDLERS[signal_number])
             signal.raise_signal(signal_number)
@@ -143,8 +142,6 @@ def collect_stop_signals() -> Iterator[list[int]]:
         for signal_number in DEFAULT_HANDLERS
         if signal_number != signal.SIGHUP or not is_sighup_ignored
     }
-    if startup_signals.was_interrupted():  # the KeyboardInterrupt of an earlier Ctrl-C has been swallowed
-        handle_signal(signal.SIGINT, None)
     try:
         yield received
     finally:
