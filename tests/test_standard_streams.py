@@ -22,11 +22,11 @@ SIGNALLED_SINKLAB = f"""{shlex.quote(sys.executable)} -c '
 import os, signal, sys
 from sinklab import standard_streams
 import sinklab.train.loop as loop
-def record(run, record, is_logged, old=loop.TrainLoop.report_record):
+def record(run, record, is_logged, old=loop.MetricsLogger.report_record):
     old(run, record, is_logged)
     if record["step"] == 3:
         os.kill(os.getpid(), signal.SIGTERM)
-loop.TrainLoop.report_record = record
+loop.MetricsLogger.report_record = record
 sys.argv[0] = "sinklab"
 from sinklab.__main__ import run
 run()'"""

@@ -97,26 +97,6 @@ except KeyboardInterrupt:
     assert (result.returncode, result.stdout, result.stderr) == (0, 'raised\n', '')
 
 
-def test_ctrl_c_swallowed_by_library_is_collected_as_stop_signal(tmp_path):
-    result = run_script(
-        tmp_path,
-        """
-from sinklab.train.run_outcome import collect_stop_signals
-with startup_signals.enable_keyboard_interrupts():
-    with collect_stop_signals() as received:
-        print(received)
-    try:
-        signal.raise_signal(signal.SIGINT)
-    except KeyboardInterrupt:
-        pass
-    with collect_stop_signals() as received:
-        print([int(number) for number in received])
-""",
-    )
-    assert (result.returncode, result.stdout) == (0, '[]\n[2]\n')
-    assert 'after this step' in result.stderr
-
-
 def test_ctrl_c_in_event_loop_leaves_no_message_of_asyncio(tmp_path):
     result = run_script(
         tmp_path,

@@ -22,7 +22,7 @@ from sinklab.data.windows import (
     set_fixed_token,
 )
 from sinklab.errors import UserError
-from sinklab.train.forward import find_document_starts
+from sinklab.train.step import find_document_starts
 
 
 @pytest.fixture

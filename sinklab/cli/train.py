@@ -245,7 +245,7 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     warm_start = load_warm_start(request, group)
     with contextlib.ExitStack() as stack:
         progress = start_progress(request, stack) if group.process_index == 0 else None
-        callbacks = [progress, *make_callbacks(args, request, progress.on_message, stack)] if progress else []
+        callbacks = [progress, *make_callbacks(args, request, progress.on_message)] if progress else []
         exit_status, records = train_and_classify_errors(
             request, *callbacks, group=group, origin=warm_start, args=args
         )
@@ -377,9 +377,7 @@ def get_profile_steps(args: argparse.Namespace, run_dir: RunDir, spec: Spec) -> 
     return None if args.profile is None else parse_profile_steps(args.profile, run_dir, spec.optimizer.steps)
 
 
-def make_callbacks(
-    args: argparse.Namespace, request: RunRequest, print_message: Any, stack: contextlib.ExitStack
-) -> list:
+def make_callbacks(args: argparse.Namespace, request: RunRequest, print_message: Any) -> list:
     """Make the requested callbacks of the training loop: TensorBoard, Weights & Biases and the profiler."""
     from sinklab.train import callbacks as callbacks_module
     from sinklab.train.callbacks import BestEffortCallback
@@ -394,8 +392,7 @@ def make_callbacks(
             BestEffortCallback(callbacks_module.WandbCallback(request.run_dir), 'Weights & Biases', print_message)
         )
     if request.profile_steps:
-        profiler = callbacks_module.ProfilerCallback(request.run_dir, request.profile_steps, print_message)
-        callbacks.append(stack.enter_context(profiler))
+        callbacks.append(callbacks_module.ProfilerCallback(request.run_dir, request.profile_steps, print_message))
     return callbacks
 
 

@@ -180,7 +180,7 @@ def check_run(run: SweepRun, hardware: Hardware) -> None:
     counts as 1. A run is also `refused` if its folder is damaged or holds another run.
     """
     from sinklab.parallel.device_mesh import make_abstract_mesh
-    from sinklab.train.layout_checks import check_layout
+    from sinklab.train.memory_estimate import check_layout
 
     last_step = run.spec.optimizer.steps
     try:
