@@ -29,7 +29,7 @@ def test_run_saves_at_configured_minutes(corpus, tmp_path):
 def test_grace_period_shorter_than_save_is_reported_once(corpus, tmp_path):
     spec, callback = make_spec(corpus, checkpoint__every_steps=2), RecordingCallback()
     train_run(spec, tmp_path / 'short', callback, grace_seconds=1e-3)
-    assert ['--grace is 0.001 s' in message for message in callback.messages] == [True]
+    assert ['--grace=0.001' in message for message in callback.messages] == [True]
     callback.messages.clear()
     train_run(spec, tmp_path / 'long', callback, grace_seconds=1e3)
     assert callback.messages == []

@@ -1,6 +1,7 @@
 """Callbacks of the training loop: base classes, TensorBoard, Weights & Biases, and the profiler."""
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import math
@@ -14,9 +15,7 @@ from sinklab.errors import UserError, format_error
 from sinklab.install_commands import format_extra_command
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import format_fork
-from sinklab.storage import run_file_schemas
 from sinklab.storage.paths import is_remote, make_absolute
-from sinklab.storage.untrusted_files import DamagedFileError
 
 
 class Callback:
@@ -70,11 +69,7 @@ def summarize_newest_attempt(run_dir: RunDir, attempts: list[dict[str, Any]]) ->
     step = attempts[-1]['step']
     changes = attempts[-1].get('changes', [])
     attention_backends = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
-    try:
-        lineage_lines = format_fork(run_dir.read_lineage()) if step == run_dir.read_start_step() else []
-    except DamagedFileError as error:
-        run_file_schemas.warn_once(run_dir.path / 'row.json', str(error))
-        lineage_lines = []
+    lineage_lines = format_fork(run_dir.read_lineage()) if step == run_dir.read_start_step() else []
     return step, ', earlier '.join(attention_backends), [*lineage_lines, *changes]
 
 
@@ -141,18 +136,8 @@ class BestEffortCallback(Callback):
     def __init__(self, callback: Callback, name: str, warn: Callable[[str], None]):
         self.callback: Callback | None = callback
         self.name, self.warn = name, warn
-
-    def on_message(self, line: str) -> None:
-        self._call('on_message', line)
-
-    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        self._call('on_train_begin', step, attention, changes)
-
-    def on_record(self, record: dict[str, Any], written: bool) -> None:
-        self._call('on_record', record, written)
-
-    def on_train_end(self) -> None:
-        self._call('on_train_end')
+        for method in ('on_message', 'on_train_begin', 'on_record', 'on_train_end'):
+            setattr(self, method, functools.partial(self._call, method))
 
     def _call(self, method: str, *arguments: object) -> None:
         try:
@@ -160,8 +145,7 @@ class BestEffortCallback(Callback):
                 getattr(self.callback, method)(*arguments)
         except Exception as error:
             self.callback = None
-            message = format_error(error, with_type=True)
-            self.warn(f'{self.name}: {message}; it is disabled, and training continues')
+            self.warn(f'{self.name}: {format_error(error, with_type=True)}; it is disabled, and training continues')
 
 
 def import_extra(module: str, extra: str, run_dir: RunDir) -> Any:
@@ -246,10 +230,8 @@ def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
 class ProfilerCallback(Callback):
     """Callback that traces some steps with the JAX profiler into profile/ of the run directory.
 
-    A step is dispatched before the metrics of the previous step arrive. Therefore the trace starts when the metrics
-    of the second step before the requested ones arrive, or at the start of the attempt. So it may also contain the
-    step before the requested steps, the step after them, work that is due after these steps and, for the first two
-    steps of an attempt, their compilation.
+    A step is dispatched before the metrics of the previous step arrive, so that the trace starts two steps earlier.
+    It may contain a step more at each end, work that is due after steps, and the compilation of the first two steps.
     """
 
     def __init__(self, run_dir: RunDir, steps: range, print_line: Callable[[str], None]):
@@ -271,27 +253,24 @@ class ProfilerCallback(Callback):
         if self.is_tracing:
             self.stop()
         elif not self.has_traced:
-            self.print_line(
-                f'no step was traced: this attempt runs none of the steps {self.steps[0]} to {self.steps[-1]} of '
-                '--profile'
-            )
+            self.print_line(f'no step was traced: this attempt runs none of the steps {self.format_steps()}')
 
     def start_if_due(self, finished_step: int) -> None:
         """Start the trace, once, if the steps begin within the next two."""
-        if self.has_traced or not self.steps[0] - 2 <= finished_step < self.steps[-1]:
-            return
-        import jax
+        if not self.has_traced and self.steps[0] - 2 <= finished_step < self.steps[-1]:
+            import jax
 
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # a million calls during compilation would fill the trace
-        jax.profiler.start_trace(str(self.path), profiler_options=options)
-        self.is_tracing = self.has_traced = True
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # a million calls during compilation would fill the trace
+            jax.profiler.start_trace(str(self.path), profiler_options=options)
+            self.is_tracing = self.has_traced = True
 
     def stop(self) -> None:
         import jax
 
         jax.profiler.stop_trace()
         self.is_tracing = False
-        self.print_line(
-            f'steps {self.steps[0]} to {self.steps[-1]} are traced in {self.path}, for XProf or TensorBoard'
-        )
+        self.print_line(f'steps {self.format_steps()} are traced in {self.path}, for XProf or TensorBoard')
+
+    def format_steps(self) -> str:
+        return f'{self.steps[0]} to {self.steps[-1]}'

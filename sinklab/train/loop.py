@@ -166,7 +166,7 @@ def run_attempt(
         if fallback_line := backend_choice.describe_fallback():  # repeated at the end, after thousands of lines
             stack.callback(send_messages, callbacks, [fallback_line])
         writer = stack.enter_context(contextlib.closing(run_dir.open_metrics_writer(lease.check)))
-        logger = MetricsLogger(spec, mesh, data, writer, callbacks, lease.check, seconds)
+        logger = MetricsLogger(spec, mesh, data, writer, callbacks, seconds)
         if missing_evals:
             record = {'step': resume_step, 'seconds': logger.get_seconds()}
             record |= evaluator.evaluate(missing_evals, resume_step, train_state['params'])
@@ -197,6 +197,7 @@ def run_attempt(
         for step_num in steps:
             if group.process_count > 1:
                 set_hang_timer(step_timeout)
+            lease.check()
             checkpointer.raise_save_error()
             if not has_warned and (checkpointer.save_seconds or 0.0) > grace_seconds:
                 has_warned = True
@@ -305,11 +306,9 @@ class MetricsLogger:
         data: RunData,
         writer: Any,
         callbacks: Sequence[Callback],
-        check_lease: Callable[[], None],
         previous_seconds: float,
     ):
         self.spec, self.data, self.writer, self.callbacks = spec, data, writer, callbacks
-        self.check_lease = check_lease
         self.peak_flops = memory_estimate.compute_mesh_peak_flops(mesh)
         self.start_time = time.perf_counter() - previous_seconds
         self.restart_timer()
@@ -342,7 +341,6 @@ class MetricsLogger:
     def report_record(self, record: dict[str, Any], is_logged: bool) -> None:
         """Append a record to metrics.jsonl if it is logged, and pass it to callbacks."""
         if is_logged:
-            self.check_lease()
             self.writer.append(record)
         for callback in self.callbacks:
             callback.on_record(record, is_logged)
@@ -369,8 +367,8 @@ def send_messages(callbacks: Sequence[Callback], lines: Iterable[str]) -> None:
 
 def describe_short_grace(save_seconds: float, grace_seconds: float) -> str:
     return (
-        f'a save takes {save_seconds:.2g} s, and --grace is {grace_seconds:g} s: a stopped run may be killed before '
-        'it is saved; request a longer grace period, and pass it as --grace'
+        f'a save takes {save_seconds:.2g} s, longer than --grace={grace_seconds:g}: a stopped run may be killed '
+        'before it is saved; request a longer grace period, and pass it as --grace'
     )
 
 
@@ -500,10 +498,11 @@ def record_attempt(
     )
     if changes := list_changes(run_dir, spec):
         attempt['changes'] = changes
-        run_dir.write_json('config', dataclasses.asdict(spec))
     attempts = [*run_dir.read_environment().get('attempts', []), attempt]
     layout = dataclasses.asdict(hardware) | dict(mesh.shape)
     run_dir.write_json('environment', describe_environment(layout, str(choice), attempts))
+    if changes:
+        run_dir.write_json('config', dataclasses.asdict(spec))
     return attempts
 
 
