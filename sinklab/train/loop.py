@@ -151,6 +151,7 @@ def run_attempt(
         steps = range(resume_step + 1, spec.optimizer.steps + 1)
         if not steps and not missing_evals:
             return
+        start_time = time.perf_counter() - seconds
 
         # Restore or initialize the state.
         data.start_prefetch(resume_step)
@@ -166,7 +167,7 @@ def run_attempt(
         if fallback_line := backend_choice.describe_fallback():  # repeated at the end, after thousands of lines
             stack.callback(send_messages, callbacks, [fallback_line])
         writer = stack.enter_context(contextlib.closing(run_dir.open_metrics_writer(lease.check)))
-        logger = MetricsLogger(spec, mesh, data, writer, callbacks, seconds)
+        logger = MetricsLogger(spec, mesh, data, writer, callbacks, start_time)
         if missing_evals:
             record = {'step': resume_step, 'seconds': logger.get_seconds()}
             record |= evaluator.evaluate(missing_evals, resume_step, train_state['params'])
@@ -306,11 +307,11 @@ class MetricsLogger:
         data: RunData,
         writer: Any,
         callbacks: Sequence[Callback],
-        previous_seconds: float,
+        start_time: float,
     ):
         self.spec, self.data, self.writer, self.callbacks = spec, data, writer, callbacks
         self.peak_flops = memory_estimate.compute_mesh_peak_flops(mesh)
-        self.start_time = time.perf_counter() - previous_seconds
+        self.start_time = start_time  # on the clock of this process, as if the run had never stopped
         self.restart_timer()
 
     def get_seconds(self) -> float:
@@ -335,7 +336,6 @@ class MetricsLogger:
             if self.peak_flops:
                 record['speed/mfu'] = steps_per_second * flops.count_step_flops(self.spec) / self.peak_flops
             record |= self.data.batches.count_epochs(step_num)
-            self.restart_timer()
         return record
 
     def report_record(self, record: dict[str, Any], is_logged: bool) -> None:
@@ -344,6 +344,8 @@ class MetricsLogger:
             self.writer.append(record)
         for callback in self.callbacks:
             callback.on_record(record, is_logged)
+        if is_logged:
+            self.restart_timer()
 
 
 def compile_step(program_args: ProgramArgs, train_state: dict) -> Callable:
