@@ -56,8 +56,10 @@ def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
         for name, size in zip(sharding.get_logical_axes(parameter), parameter.shape, strict=True):
             axis = sharding.RULES[name] if name else None
             if axis and size % mesh.shape[axis]:
-                field = f'config.model.{FIELD_OF_AXIS.get(name, name)}'
-                raise UserError(f'{field} is {size}, which --{axis}={mesh.shape[axis]} does not divide')
+                raise UserError(
+                    f'config.model.{FIELD_OF_AXIS.get(name, name)} is {size}, which --{axis}={mesh.shape[axis]} does '
+                    'not divide'
+                )
 
 
 def check_batch_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_bytes: float) -> None:
